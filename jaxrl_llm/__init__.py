@@ -1,0 +1,46 @@
+"""A JAX-native functional kit of RL algorithms for language models.
+
+The functions live in namespaces that load on first use, so that importing the package costs no more
+than jax, numpy, optax and chex::
+
+    import jaxrl_llm as jr
+    jr.advantages.grpo(rewards)                        # rewards -> advantages
+    jr.surrogates.ppo_clip(logp, old_logp, adv, mask)  # -> token loss
+    jr.aggregate.token_mean(mask)                      # mask -> weights
+"""
+
+import importlib
+
+from jaxrl_llm.core import Transform, bind, chain, stateless
+
+__version__ = "0.1.0"
+
+_NAMESPACES = (
+    "advantages",
+    "aggregate",
+    "core",
+    "corrections",
+    "data",
+    "diagnostics",
+    "logprobs",
+    "models",
+    "recipes",
+    "regularizers",
+    "rewards",
+    "rollout",
+    "surrogates",
+    "testing",
+    "train",
+)
+
+__all__ = ["Transform", "bind", "chain", "stateless", *_NAMESPACES]
+
+
+def __getattr__(name: str):
+    if name in _NAMESPACES:
+        return importlib.import_module(f"jaxrl_llm.{name}")
+    raise AttributeError(f"module 'jaxrl_llm' has no attribute {name!r}.")
+
+
+def __dir__():
+    return sorted([*globals(), *_NAMESPACES])

@@ -1,0 +1,90 @@
+"""``bind``: a partial application that can be compared, printed and trusted."""
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def accepted(function: Callable) -> dict[str, inspect.Parameter]:
+    """The parameters of ``function`` by name; those already bound are left out."""
+    if isinstance(function, Bound):
+        taken = dict(function.options)
+        return {k: p for k, p in accepted(function.function).items() if k not in taken}
+    return dict(inspect.signature(function).parameters)
+
+
+def call_with(function: Callable, *args, context: Mapping[str, Any]) -> Any:
+    """Calls ``function(*args)`` with those entries of ``context`` that it names, and no others."""
+    names = list(accepted(function).items())[len(args) :]
+    takes_all = any(p.kind is p.VAR_KEYWORD for _, p in names)
+    known = {name for name, p in names if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+    return function(*args, **{k: v for k, v in context.items() if takes_all or k in known})
+
+
+@dataclasses.dataclass(frozen=True)
+class Bound:
+    """A function with some keyword options fixed; made by :func:`bind`."""
+
+    function: Callable
+    options: tuple[tuple[str, Any], ...]
+
+    def __call__(self, *args, **kwargs):
+        """Calls the function; an option given here wins over the bound one."""
+        return self.function(*args, **{**dict(self.options), **kwargs})
+
+    @property
+    def __name__(self) -> str:
+        return getattr(self.function, "__name__", repr(self.function))
+
+    def __repr__(self) -> str:
+        options = ", ".join(f"{k}={v!r}" for k, v in self.options)
+        return f"{self.__name__}({options})"
+
+
+def bind(function: Callable, **options) -> Bound:
+    """Fixes keyword options of a function: a partial that compares by value and prints itself.
+
+    Two equal binds are equal and hash alike, so they may be static arguments of a compiled function
+    without tracing it again, which is not so for ``functools.partial``.
+
+    Args:
+      function: Any function, or the result of an earlier ``bind``.
+      **options: Keyword options. Values must be hashable: numbers, strings, tuples, functions. Arrays
+        belong in state, not in options.
+
+    Returns:
+      A callable with the remaining arguments of ``function``.
+
+    Raises:
+      TypeError: If ``function`` has no option of a given name, or a value is not hashable.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> gate = jr.bind(jr.surrogates.ppo_clip, eps_high=0.28)
+      >>> gate
+      ppo_clip(eps_high=0.28)
+      >>> gate == jr.bind(jr.surrogates.ppo_clip, eps_high=0.28)
+      True
+    """
+    known = inspect.signature(getattr(function, "function", function)).parameters
+    name = getattr(function, "__name__", repr(function))
+    names = [k for k, p in known.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in known.values())
+    for option, value in options.items():
+        if option not in names and not open_ended:
+            near = difflib.get_close_matches(option, names, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else f" It takes: {', '.join(names)}."
+            raise TypeError(f"bind: {name} has no option {option!r}.{hint}")
+        try:
+            hash(value)
+        except TypeError as error:
+            raise TypeError(
+                f"bind: option {option!r} of {name} must be hashable; got {type(value).__name__}. "
+                "Arrays belong in state, not in options."
+            ) from error
+    if isinstance(function, Bound):
+        options = {**dict(function.options), **options}
+        function = function.function
+    return Bound(function, tuple(sorted(options.items())))

@@ -1,0 +1,120 @@
+"""Checks of shapes, dtypes and options at trace time, each ending in one sentence.
+
+They look only at what is static, so they cost nothing in a compiled program and work under ``jit``,
+``vmap`` and ``grad``. Values (a NaN reward, a token outside the vocabulary) are checked on the host,
+where a rollout becomes a training batch.
+"""
+
+import difflib
+import math
+import numbers
+from collections.abc import Iterable
+
+import chex
+import jax
+import jax.numpy as jnp
+
+
+def _shape(x) -> tuple[int, ...]:
+    return tuple(jnp.shape(x))
+
+
+def check_rank(function: str, rank: int, **arrays) -> None:
+    """Raises ValueError unless every array has exactly ``rank`` axes."""
+    for name, x in arrays.items():
+        try:
+            chex.assert_rank(x, rank)
+        except AssertionError as error:
+            raise ValueError(
+                f"{function}: {name} must have {rank} axes; got shape {_shape(x)}."
+            ) from error
+
+
+def check_min_rank(function: str, rank: int, **arrays) -> None:
+    """Raises ValueError unless every array has at least ``rank`` axes."""
+    for name, x in arrays.items():
+        if len(_shape(x)) < rank:
+            raise ValueError(
+                f"{function}: {name} must have at least {rank} axis(es); got shape {_shape(x)}."
+            )
+
+
+def check_same_shape(function: str, **arrays) -> None:
+    """Raises ValueError unless all arrays (None is skipped) share one shape."""
+    present = {name: x for name, x in arrays.items() if x is not None}
+    if len({_shape(x) for x in present.values()}) > 1:
+        shapes = ", ".join(f"{name} {_shape(x)}" for name, x in present.items())
+        raise ValueError(f"{function}: these must have one shape: {shapes}.")
+
+
+def check_shape(function: str, name: str, array, shape: tuple[int, ...]) -> None:
+    """Raises ValueError unless ``array`` has exactly ``shape``."""
+    if _shape(array) != tuple(shape):
+        raise ValueError(f"{function}: {name} must have shape {tuple(shape)}; got {_shape(array)}.")
+
+
+def check_bool(function: str, **masks) -> None:
+    """Raises TypeError unless every mask (None is skipped) is bool."""
+    for name, x in masks.items():
+        if x is not None and jnp.result_type(x) != jnp.bool_:
+            raise TypeError(
+                f"{function}: {name} must be bool, True = keep; got {jnp.result_type(x)} of shape "
+                f"{_shape(x)}."
+            )
+
+
+def check_float(function: str, **arrays) -> None:
+    """Raises TypeError unless every array (None is skipped) is floating point."""
+    for name, x in arrays.items():
+        if x is not None and not jnp.issubdtype(jnp.result_type(x), jnp.floating):
+            raise TypeError(
+                f"{function}: {name} must be floating point; got {jnp.result_type(x)} of shape "
+                f"{_shape(x)}."
+            )
+
+
+def check_integer(function: str, **arrays) -> None:
+    """Raises TypeError unless every array (None is skipped) holds integers."""
+    for name, x in arrays.items():
+        if x is not None and not jnp.issubdtype(jnp.result_type(x), jnp.integer):
+            raise TypeError(
+                f"{function}: {name} must hold integers; got {jnp.result_type(x)} of shape "
+                f"{_shape(x)}."
+            )
+
+
+def check_option(function: str, name: str, value, allowed: Iterable) -> None:
+    """Raises ValueError unless ``value`` is one of ``allowed``, with the nearest one named."""
+    allowed = tuple(allowed)
+    if value in allowed:
+        return
+    near = difflib.get_close_matches(str(value), [str(a) for a in allowed], n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    raise ValueError(
+        f"{function}: {name} must be one of {', '.join(map(repr, allowed))}; got {value!r}.{hint}"
+    )
+
+
+def _concrete(value) -> float | None:
+    """The value as a float, or None for a traced or batched one, which cannot be looked at."""
+    if isinstance(value, jax.core.Tracer) or not (
+        isinstance(value, numbers.Real) or _shape(value) == ()
+    ):
+        return None
+    return float(value)
+
+
+def check_positive(function: str, **values) -> None:
+    """Raises ValueError unless every concrete number (None is skipped) is above zero."""
+    for name, value in values.items():
+        number = None if value is None else _concrete(value)
+        if number is not None and not number > 0:
+            raise ValueError(f"{function}: {name} must be above 0; got {number:g}.")
+
+
+def check_non_negative(function: str, **values) -> None:
+    """Raises ValueError unless every concrete number (None is skipped) is zero or above."""
+    for name, value in values.items():
+        number = None if value is None else _concrete(value)
+        if number is not None and (math.isnan(number) or number < 0):
+            raise ValueError(f"{function}: {name} must not be negative; got {number:g}.")

@@ -1,0 +1,83 @@
+"""Masked reductions and the token arithmetic that surrogates and regularizers share.
+
+One rule runs through all of it: what is masked is replaced before any ``exp``, ``log`` or division,
+because a NaN that is multiplied by zero afterwards is still a NaN, in the value and in the gradient.
+Everything is float32 whatever comes in.
+"""
+
+import jax.numpy as jnp
+
+from jaxrl_llm.core import checks
+from jaxrl_llm.core.axes import Array
+
+
+def zero_masked(x: Array, mask: Array | None) -> Array:
+    """``x`` in float32 with zeros where ``mask`` is False; the masked values are never read."""
+    x = jnp.asarray(x, jnp.float32)
+    return x if mask is None else jnp.where(mask, x, 0.0)
+
+
+def lengths(mask: Array) -> Array:
+    """How many tokens of each sequence are kept: ``[..., T] -> [...]`` float32."""
+    return jnp.sum(mask, axis=-1, dtype=jnp.float32)
+
+
+def masked_sum(x: Array, mask: Array | None, axis=None, keepdims: bool = False) -> Array:
+    """Sum of the kept entries."""
+    return jnp.sum(zero_masked(x, mask), axis=axis, keepdims=keepdims)
+
+
+def _count(x: Array, mask: Array | None, axis, keepdims: bool) -> Array:
+    kept = jnp.ones(jnp.shape(x), bool) if mask is None else jnp.broadcast_to(mask, jnp.shape(x))
+    return jnp.sum(kept, axis=axis, keepdims=keepdims, dtype=jnp.float32)
+
+
+def masked_mean(x: Array, mask: Array | None, axis=None, keepdims: bool = False) -> Array:
+    """Mean of the kept entries; 0 where nothing is kept."""
+    count = _count(x, mask, axis, keepdims)
+    return masked_sum(x, mask, axis, keepdims) / jnp.maximum(count, 1.0)
+
+
+def masked_var(
+    x: Array, mask: Array | None, axis=None, keepdims: bool = False, *, ddof: int = 0
+) -> Array:
+    """Variance of the kept entries in two passes; 0 where no more than ``ddof`` are kept."""
+    x = zero_masked(x, mask)
+    centered = zero_masked(x - masked_mean(x, mask, axis, keepdims=True), mask)
+    count = _count(x, mask, axis, keepdims)
+    return jnp.sum(centered**2, axis=axis, keepdims=keepdims) / jnp.maximum(count - ddof, 1.0)
+
+
+def safe_log_ratio(
+    logp: Array, other_logp: Array, mask: Array | None = None, *, clamp: float | None = None
+) -> Array:
+    """``logp - other_logp`` in float32, 0 where masked, optionally clamped to ``[-clamp, clamp]``."""
+    log_ratio = zero_masked(logp, mask) - zero_masked(other_logp, mask)
+    return log_ratio if clamp is None else jnp.clip(log_ratio, -clamp, clamp)
+
+
+def spread(function: str, advantages: Array, like: Array) -> Array:
+    """Advantages as one value a token, float32.
+
+    A sequence advantage ``[...]`` gains a last axis of size one; a token advantage ``[..., T]`` stays
+    as it is. Nothing else is guessed.
+
+    Raises:
+      ValueError: If the shape is neither that of ``like`` nor that of ``like`` without its last axis.
+    """
+    shape, target = jnp.shape(advantages), jnp.shape(like)
+    checks.check_float(function, advantages=advantages)
+    if shape == target:
+        return jnp.asarray(advantages, jnp.float32)
+    if shape == target[:-1]:
+        return jnp.asarray(advantages, jnp.float32)[..., None]
+    raise ValueError(
+        f"{function}: advantages must have the shape of logp {target} or of its sequences "
+        f"{target[:-1]}; got {shape}."
+    )
+
+
+def last_token(mask: Array) -> Array:
+    """A mask that is True at the last kept token of each sequence and nowhere else."""
+    later = jnp.cumsum(mask[..., ::-1], axis=-1)[..., ::-1]
+    return mask & (later == 1)

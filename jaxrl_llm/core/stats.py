@@ -1,0 +1,56 @@
+"""Statistics of a group: over the last axis, of the entries that take part.
+
+Groups are an axis, not ids, so on a batch that is sharded over prompts they need no communication.
+Deviations are computed in two passes: the difference of two large sums loses the small spreads that
+rewards have.
+"""
+
+import jax.numpy as jnp
+
+from jaxrl_llm.core import checks, masking
+from jaxrl_llm.core.axes import Array
+
+
+def check_group(function: str, rewards: Array, where: Array | None) -> None:
+    """Raises unless ``rewards`` is floating ``[..., G]`` and ``where`` is bool of the same shape."""
+    checks.check_min_rank(function, 1, rewards=rewards)
+    checks.check_float(function, rewards=rewards)
+    checks.check_bool(function, where=where)
+    checks.check_same_shape(function, rewards=rewards, where=where)
+
+
+def group_count(x: Array, where: Array | None = None) -> Array:
+    """How many entries of each group take part: ``[..., 1]`` float32."""
+    kept = jnp.ones(jnp.shape(x), bool) if where is None else where
+    return jnp.sum(kept, axis=-1, keepdims=True, dtype=jnp.float32)
+
+
+def group_mean(x: Array, where: Array | None = None) -> Array:
+    """Mean of each group: ``[..., 1]``; 0 for an empty one."""
+    return masking.masked_mean(x, where, axis=-1, keepdims=True)
+
+
+def group_std(x: Array, where: Array | None = None, *, ddof: int = 1) -> Array:
+    """Standard deviation of each group: ``[..., 1]``; 0 where no more than ``ddof`` take part."""
+    variance = masking.masked_var(x, where, axis=-1, keepdims=True, ddof=ddof)
+    # The gradient of a square root at zero is infinite; a constant group must give zero instead.
+    return jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1.0)), 0.0)
+
+
+def group_min(x: Array, where: Array | None = None) -> Array:
+    """Least entry of each group: ``[..., 1]``; +inf for an empty one."""
+    return jnp.min(x, axis=-1, keepdims=True, where=where, initial=jnp.inf)
+
+
+def group_max(x: Array, where: Array | None = None) -> Array:
+    """Greatest entry of each group: ``[..., 1]``; -inf for an empty one."""
+    return jnp.max(x, axis=-1, keepdims=True, where=where, initial=-jnp.inf)
+
+
+def group_is_constant(x: Array, where: Array | None = None) -> Array:
+    """Whether a group has nothing to compare: all kept entries equal, one, or none; ``[..., 1]``.
+
+    Tested by max == min. A threshold on the deviation would not do: three float32 rewards of 0.1 have
+    a mean that is not 0.1.
+    """
+    return group_max(x, where) <= group_min(x, where)

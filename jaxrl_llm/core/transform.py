@@ -1,0 +1,86 @@
+"""``Transform``: a pair of functions for the few slots that carry state from step to step."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.core.bind import bind, call_with
+
+
+class Transform(NamedTuple):
+    """A pure update and its first state, as in optax.
+
+    Attributes:
+      init: ``init() -> state``; a pytree of arrays, checkpointed with the train state.
+      update: ``update(x, state, **context) -> (x, state)``. It takes what it needs of the context by
+        keyword and ignores the rest.
+    """
+
+    init: Callable[[], ArrayTree]
+    update: Callable[..., tuple[Any, ArrayTree]]
+
+
+class _Stateless(NamedTuple):
+    """The update half of :func:`stateless`; a value, so that equal transforms compare equal."""
+
+    function: Callable
+
+    def __call__(self, x, state, **context):
+        return call_with(self.function, x, context=context), state
+
+
+def _no_state() -> tuple[()]:
+    return ()
+
+
+def stateless(function: Callable, **options) -> Transform:
+    """Lifts a plain function into a Transform without state.
+
+    Args:
+      function: ``function(x, **options)``; of the context it receives only the keywords it names.
+      **options: Fixed with :func:`bind`, which rejects unknown names.
+
+    Returns:
+      A Transform whose state is the empty tuple.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> center = jr.stateless(jr.advantages.dr_grpo)
+      >>> advantages, _ = center.update(jnp.array([1.0, 0.0]), center.init(), step=3)
+      >>> advantages.tolist()
+      [0.5, -0.5]
+    """
+    return Transform(_no_state, _Stateless(bind(function, **options) if options else function))
+
+
+def chain(*transforms: Transform) -> Transform:
+    """Applies transforms one after the other; the state is the tuple of their states.
+
+    Raises:
+      ValueError: On update, if the state was not made by ``init()`` of the same chain.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> both = jr.chain(jr.stateless(jr.advantages.dr_grpo), jr.stateless(jnp.negative))
+      >>> both.update(jnp.array([1.0, 0.0]), both.init())[0].tolist()
+      [-0.5, 0.5]
+    """
+
+    def init():
+        return tuple(t.init() for t in transforms)
+
+    def update(x, state, **context):
+        if not isinstance(state, tuple) or len(state) != len(transforms):
+            count = len(state) if isinstance(state, tuple) else 1
+            raise ValueError(
+                f"chain: {len(transforms)} transforms but {count} states; call init() of this chain."
+            )
+        states = []
+        for transform, old in zip(transforms, state, strict=True):
+            x, new = transform.update(x, old, **context)
+            states.append(new)
+        return x, tuple(states)
+
+    return Transform(init, update)
