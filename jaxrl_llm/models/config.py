@@ -1,0 +1,289 @@
+"""The shape of a decoder, and how it is read from a Hugging Face config.json."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+}
+DTYPES = ("float32", "bfloat16", "float16")
+
+# What a config.json leaves out means what the class that wrote it would have filled in.
+_MAX_LENGTH = {"llama": 2048, "qwen2": 32768, "qwen3": 32768}
+_POSITIVE = (
+    "vocab_size",
+    "width",
+    "num_layers",
+    "num_heads",
+    "num_kv_heads",
+    "head_dim",
+    "mlp_width",
+    "max_length",
+    "norm_eps",
+    "rope_theta",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """How Llama 3.1 and later stretch the slow rotary frequencies over a longer context.
+
+    With wavelength w = 2 pi / f and L the original context, a frequency f becomes
+
+        f                      where w < L / high_freq_factor
+        f / factor             where w > L / low_freq_factor
+        (1 - s) f / factor + s f, s = (L / w - low) / (high - low)   in between
+
+    Args:
+      factor: How much longer the context becomes.
+      low_freq_factor: L divided by the shortest wavelength that is fully stretched.
+      high_freq_factor: L divided by the longest wavelength that is left alone.
+      original_max_length: L, tokens the model was first trained on.
+
+    References:
+      The Llama 3 herd of models (arXiv:2407.21783); the factors are in the released config.json.
+    """
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_length: int
+
+    def __post_init__(self) -> None:
+        for name in ("factor", "low_freq_factor", "high_freq_factor", "original_max_length"):
+            value = getattr(self, name)
+            if not value > 0:
+                raise ValueError(f"RopeScaling: `{name}` must be positive, got {value!r}")
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ValueError(
+                f"RopeScaling: `high_freq_factor` ({self.high_freq_factor}) must be larger than "
+                f"`low_freq_factor` ({self.low_freq_factor})"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """The shape of a dense decoder of the Llama, SmolLM2, Qwen2 or Qwen3 family.
+
+    Args:
+      architecture: "llama", "qwen2" or "qwen3"; only names the family, the flags below decide.
+      vocab_size: V, rows of the embedding.
+      width: D, size of the residual stream.
+      num_layers: Decoder blocks.
+      num_heads: Query heads.
+      num_kv_heads: Key and value heads; divides num_heads.
+      head_dim: Size of one head, even; num_heads * head_dim need not be the width.
+      mlp_width: Hidden size of the gated MLP.
+      max_length: Longest sequence in tokens.
+      norm_eps: Added to the mean square inside every RMS norm.
+      rope_theta: Base of the rotary frequencies.
+      rope_scaling: Llama 3 stretching of the frequencies, or None.
+      tied: The head is the embedding.
+      attention_bias: q, k and v have a bias (Qwen2); the output projection has none.
+      mlp_bias: gate, up and down have a bias.
+      qk_norm: RMS norm over each head of q and k before the rotary embedding (Qwen3).
+      dtype: The dtype of matrix products; norms and statistics are float32.
+
+    Raises:
+      ValueError: If a size is not positive, the heads do not group, or a name is unknown.
+
+    Example:
+      >>> config = ModelConfig(architecture="llama", vocab_size=256, width=32, num_layers=2,
+      ...     num_heads=4, num_kv_heads=2, head_dim=8, mlp_width=64, max_length=128)
+      >>> config.tied, config.dtype
+      (False, 'float32')
+    """
+
+    architecture: str
+    vocab_size: int
+    width: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    mlp_width: int
+    max_length: int
+    norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    rope_scaling: RopeScaling | None = None
+    tied: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        known = tuple(ARCHITECTURES.values())
+        if self.architecture not in known:
+            raise ValueError(
+                f"ModelConfig: unknown `architecture` {self.architecture!r}; known: "
+                f"{', '.join(known)}"
+            )
+        if self.dtype not in DTYPES:
+            raise ValueError(
+                f"ModelConfig: unknown `dtype` {self.dtype!r}; known: {', '.join(DTYPES)}"
+            )
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if not value > 0:
+                raise ValueError(f"ModelConfig: `{name}` must be positive, got {value!r}")
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"ModelConfig: `num_kv_heads` ({self.num_kv_heads}) does not divide `num_heads` "
+                f"({self.num_heads})"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"ModelConfig: `head_dim` must be even, got {self.head_dim}")
+
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any], *, dtype: str = "float32") -> "ModelConfig":
+        """Reads a Hugging Face config.json that was parsed into a mapping.
+
+        Args:
+          config: The parsed file, written by any transformers version (`rope_theta` and
+            `rope_scaling` of 4, `rope_parameters` of 5).
+          dtype: Compute dtype; the file's own dtype says only how the weights are stored.
+
+        Returns:
+          The configuration.
+
+        Raises:
+          ValueError: If the architecture is unknown, a size is missing, or the file asks for
+            something that this decoder does not compute.
+
+        Example:
+          >>> ModelConfig.from_hf({"architectures": ["LlamaForCausalLM"], "vocab_size": 64,
+          ...     "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
+          ...     "intermediate_size": 48}).head_dim
+          8
+        """
+        architecture = _architecture(config)
+        _refuse_unsupported(config, architecture)
+        width = _size(config, "hidden_size")
+        num_heads = _size(config, "num_attention_heads")
+        theta, scaling = _rope(config)
+        head_dim = config.get("head_dim")
+        if head_dim is None:
+            head_dim = 128 if architecture == "qwen3" else width // num_heads
+        return cls(
+            architecture=architecture,
+            vocab_size=_size(config, "vocab_size"),
+            width=width,
+            num_layers=_size(config, "num_hidden_layers"),
+            num_heads=num_heads,
+            num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
+            head_dim=int(head_dim),
+            mlp_width=_size(config, "intermediate_size"),
+            max_length=int(config.get("max_position_embeddings") or _MAX_LENGTH[architecture]),
+            norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            rope_theta=theta,
+            rope_scaling=scaling,
+            tied=bool(config.get("tie_word_embeddings", False)),
+            attention_bias=architecture == "qwen2",
+            mlp_bias=bool(config.get("mlp_bias", False)),
+            qk_norm=architecture == "qwen3",
+            dtype=dtype,
+        )
+
+
+def _architecture(config: Mapping[str, Any]) -> str:
+    if not isinstance(config, Mapping):
+        raise TypeError(
+            f"ModelConfig.from_hf: `config` must be a mapping, got {type(config).__name__}"
+        )
+    names = config.get("architectures")
+    found = names[0] if isinstance(names, list | tuple) and names else None
+    if found is None:
+        by_type = {kind: name for name, kind in ARCHITECTURES.items()}
+        found = by_type.get(str(config.get("model_type")), config.get("model_type"))
+    if found not in ARCHITECTURES:
+        raise ValueError(
+            f"ModelConfig.from_hf: unknown architecture {found!r}; known: "
+            f"{', '.join(ARCHITECTURES)}"
+        )
+    return ARCHITECTURES[found]
+
+
+def _size(config: Mapping[str, Any], name: str) -> int:
+    value = config.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+        raise ValueError(
+            f"ModelConfig.from_hf: `{name}` must be a positive whole number, got {value!r}"
+        )
+    return value
+
+
+def _refuse_unsupported(config: Mapping[str, Any], architecture: str) -> None:
+    """Raises for settings that would change the outputs and that the decoder does not have."""
+    activation = config.get("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise ValueError(
+            f"ModelConfig.from_hf: `hidden_act` {activation!r} is not supported, only 'silu'"
+        )
+    if config.get("attention_bias") and architecture != "qwen2":
+        raise ValueError(
+            "ModelConfig.from_hf: `attention_bias` true is not supported for "
+            f"{architecture!r}: it puts a bias on the output projection too"
+        )
+    if config.get("quantization_config"):
+        raise ValueError(
+            "ModelConfig.from_hf: `quantization_config` is not supported; take the "
+            "unquantized weights or a GGUF file"
+        )
+    _refuse_sliding_window(config, architecture)
+
+
+def _refuse_sliding_window(config: Mapping[str, Any], architecture: str) -> None:
+    """A window matters only where some layer uses it and it is shorter than the context."""
+    kinds = config.get("layer_types")
+    layers = config.get("num_hidden_layers", 0)
+    if kinds is not None:
+        other = sorted(set(kinds) - {"full_attention", "sliding_attention"})
+        if other:
+            raise ValueError(
+                f"ModelConfig.from_hf: `layer_types` has {other[0]!r}; only 'full_attention' "
+                "is supported"
+            )
+        used = "sliding_attention" in kinds
+    else:
+        used = bool(config.get("use_sliding_window", False))
+        used = used and layers > config.get("max_window_layers", 28)
+    window = config.get("sliding_window")
+    limit = config.get("max_position_embeddings") or _MAX_LENGTH[architecture]
+    if used and window is not None and window < limit:
+        raise ValueError(
+            f"ModelConfig.from_hf: sliding-window attention is not supported, and "
+            f"`sliding_window` {window} is shorter than the context of {limit} tokens"
+        )
+
+
+def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
+    """The base and the scaling, from either way transformers has written them."""
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
+    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
+    if partial != 1.0:
+        raise ValueError(
+            f"ModelConfig.from_hf: `partial_rotary_factor` {partial} is not supported, only 1"
+        )
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind == "default":
+        return theta, None
+    if kind != "llama3":
+        raise ValueError(
+            f"ModelConfig.from_hf: rope type {kind!r} is not supported, only 'default' and 'llama3'"
+        )
+    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
+    missing = [name for name in names if rope.get(name) is None]
+    if missing:
+        raise ValueError(f"ModelConfig.from_hf: llama3 rope scaling lacks `{missing[0]}`")
+    factor, low, high, length = (rope[name] for name in names)
+    return theta, RopeScaling(
+        factor=float(factor),
+        low_freq_factor=float(low),
+        high_freq_factor=float(high),
+        original_max_length=int(length),
+    )

@@ -1,0 +1,166 @@
+import pytest
+
+from jaxrl_llm.models.config import ModelConfig, RopeScaling
+
+SMOLLM2 = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 9,
+    "num_hidden_layers": 30,
+    "num_key_value_heads": 3,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": None,
+    "rope_theta": 100000,
+    "tie_word_embeddings": True,
+    "vocab_size": 49152,
+}
+LLAMA3 = {
+    "factor": 32.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192,
+    "rope_type": "llama3",
+}
+
+
+def changed(**changes):
+    return {**SMOLLM2, **changes}
+
+
+def without(*names):
+    return {name: value for name, value in SMOLLM2.items() if name not in names}
+
+
+def test_smollm2():
+    assert ModelConfig.from_hf(SMOLLM2) == ModelConfig(
+        architecture="llama",
+        vocab_size=49152,
+        width=576,
+        num_layers=30,
+        num_heads=9,
+        num_kv_heads=3,
+        head_dim=64,
+        mlp_width=1536,
+        max_length=8192,
+        norm_eps=1e-5,
+        rope_theta=100000.0,
+        tied=True,
+    )
+
+
+def test_absent_entries_mean_what_the_class_fills_in():
+    config = ModelConfig.from_hf(
+        without(
+            "num_key_value_heads",
+            "tie_word_embeddings",
+            "rope_theta",
+            "rms_norm_eps",
+            "max_position_embeddings",
+        )
+    )
+    assert config.num_kv_heads == 9
+    assert not config.tied
+    assert config.rope_theta == 10000.0
+    assert config.norm_eps == 1e-6
+    assert config.max_length == 2048
+
+
+def test_qwen2_has_bias_and_qwen3_has_norms():
+    qwen2 = ModelConfig.from_hf(changed(architectures=["Qwen2ForCausalLM"]))
+    qwen3 = ModelConfig.from_hf(changed(architectures=["Qwen3ForCausalLM"], head_dim=32))
+    assert (qwen2.attention_bias, qwen2.qk_norm, qwen2.head_dim) == (True, False, 64)
+    assert (qwen3.attention_bias, qwen3.qk_norm, qwen3.head_dim) == (False, True, 32)
+
+
+def test_qwen3_without_head_dim_takes_its_class_default():
+    assert ModelConfig.from_hf(changed(architectures=["Qwen3ForCausalLM"])).head_dim == 128
+
+
+def test_architecture_from_model_type_alone():
+    config = ModelConfig.from_hf({**without("architectures"), "model_type": "qwen3"})
+    assert config.architecture == "qwen3"
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_theta": 500000.0, "rope_scaling": LLAMA3},
+        {"rope_theta": 500000.0, "rope_scaling": {**LLAMA3, "type": "llama3"}},
+        {"rope_theta": None, "rope_parameters": {**LLAMA3, "rope_theta": 500000.0}},
+    ],
+)
+def test_llama3_rope_in_both_forms(rope):
+    config = ModelConfig.from_hf(changed(**rope))
+    assert config.rope_theta == 500000.0
+    assert config.rope_scaling == RopeScaling(
+        factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_length=8192
+    )
+
+
+def test_default_rope_of_the_new_form():
+    rope = {"rope_type": "default", "rope_theta": 7.0}
+    config = ModelConfig.from_hf({**without("rope_theta", "rope_scaling"), "rope_parameters": rope})
+    assert config.rope_theta == 7.0
+    assert config.rope_scaling is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM.*LlamaForCausalLM"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "low_freq_factor"),
+        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
+        ({"hidden_act": "gelu"}, "gelu"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config"),
+        ({"hidden_size": None}, "hidden_size"),
+        ({"vocab_size": "many"}, "vocab_size"),
+        ({"num_key_value_heads": 2}, "num_kv_heads.*num_heads"),
+        ({"head_dim": 63}, "head_dim"),
+        ({"layer_types": ["linear_attention"]}, "linear_attention"),
+    ],
+)
+def test_refusals_name_the_entry(changes, words):
+    with pytest.raises(ValueError, match=words):
+        ModelConfig.from_hf(changed(**changes))
+
+
+def test_not_a_mapping():
+    with pytest.raises(TypeError, match="mapping"):
+        ModelConfig.from_hf([1, 2])
+
+
+def test_sliding_window_is_refused_only_where_it_acts():
+    qwen = changed(architectures=["Qwen2ForCausalLM"], sliding_window=1024)
+    assert ModelConfig.from_hf({**qwen, "use_sliding_window": False}).max_length == 8192
+    assert ModelConfig.from_hf({**qwen, "use_sliding_window": True, "max_window_layers": 30})
+    assert ModelConfig.from_hf({**qwen, "layer_types": ["full_attention"] * 30})
+    assert ModelConfig.from_hf(
+        {**qwen, "use_sliding_window": True, "max_window_layers": 0, "sliding_window": 8192}
+    )
+    for active in (
+        {"use_sliding_window": True, "max_window_layers": 10},
+        {"layer_types": ["full_attention"] * 29 + ["sliding_attention"]},
+    ):
+        with pytest.raises(ValueError, match="sliding_window.* 1024 "):
+            ModelConfig.from_hf({**qwen, **active})
+
+
+def test_direct_construction_is_checked():
+    good = ModelConfig.from_hf(SMOLLM2)
+    values = {name: getattr(good, name) for name in good.__dataclass_fields__}
+    for name, bad in [("architecture", "gpt2"), ("dtype", "int8"), ("width", 0)]:
+        with pytest.raises(ValueError, match=name):
+            ModelConfig(**{**values, name: bad})
+
+
+def test_rope_scaling_is_checked():
+    with pytest.raises(ValueError, match="high_freq_factor"):
+        RopeScaling(factor=2, low_freq_factor=4, high_freq_factor=1, original_max_length=8)
+    with pytest.raises(ValueError, match="factor"):
+        RopeScaling(factor=0, low_freq_factor=1, high_freq_factor=4, original_max_length=8)
