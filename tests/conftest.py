@@ -1,0 +1,38 @@
+"""Settings of every test: eight fake CPU devices, a compilation cache, no network."""
+
+import os
+import socket
+import tempfile
+from pathlib import Path
+
+# Set before anything imports jax; setdefault, so that a developer can choose otherwise.
+_USER = os.getuid() if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
+_CACHE = Path(tempfile.gettempdir()) / f"jaxrl_llm-jax-cache-{_USER}"
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.5")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("MPLBACKEND", "Agg")
+for _name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "PIP_NO_INDEX"):
+    os.environ.setdefault(_name, "1")
+
+import pytest  # noqa: E402
+
+_LOCAL = {"localhost", "127.0.0.1", "::1", "0.0.0.0"}
+_connect = socket.socket.connect
+
+
+def _connect_locally(self, address):
+    """Refuse every address but this machine's, so that no test depends on a network."""
+    if self.family in (socket.AF_INET, socket.AF_INET6) and address[0] not in _LOCAL:
+        raise OSError(f"tests have no network, but something connects to {address[0]!r}")
+    return _connect(self, address)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_network():
+    socket.socket.connect = _connect_locally
+    yield
+    socket.socket.connect = _connect
