@@ -1,0 +1,268 @@
+"""Starts workers, runs them in turn, and turns seconds into the one JSON form of every benchmark.
+
+    {"name", "workload", "device", "versions", "commit", "ours": {figures},
+     "peers": {peer: {figures}}, "ratios": {peer: x}}
+
+A ratio above one means that ours is faster. A figure is {"median", "min", "max"} over the runs, except
+`peak_memory_bytes` and `compile_seconds` (the warm-up less as many median runs), which are single numbers.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.worker import WARM_UPS
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+MIN_ROUNDS = 5
+
+
+class WorkerError(RuntimeError):
+    """A worker process ended or answered something else than it was asked."""
+
+
+class Worker:
+    """A measured process: `python -m module`, idle except while it answers `run`."""
+
+    def __init__(self, python: str, module: str, workload: Mapping[str, Any]):
+        self.module = module
+        environment = dict(os.environ, PYTHONPATH=str(ROOT), TOKENIZERS_PARALLELISM="false")
+        self._process = subprocess.Popen(
+            [python, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=None,
+            text=True,
+            cwd=ROOT,
+            env=environment,
+        )
+        self._send(workload)
+        self.ready = self._receive("ready")
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        stdin = self._process.stdin
+        if stdin is None:
+            raise WorkerError(f"{self.module} has no stdin")
+        stdin.write(json.dumps(message) + "\n")
+        stdin.flush()
+
+    def _receive(self, event: str) -> dict[str, Any]:
+        line = self._process.stdout.readline() if self._process.stdout else ""
+        if not line:
+            raise WorkerError(
+                f"{self.module} ended with code {self._process.wait()} before {event!r}; "
+                "its own message is above"
+            )
+        message = json.loads(line)
+        if message.get("event") != event:
+            raise WorkerError(f"{self.module} answered {message.get('event')!r}, not {event!r}")
+        return message
+
+    def run(self, seed: int) -> float:
+        """Seconds of one run."""
+        self._send({"command": "run", "seed": seed})
+        return self._receive("done")["seconds"]
+
+    def close(self) -> int:
+        """End the process and return its peak memory in bytes."""
+        self._send({"command": "close"})
+        peak = self._receive("closed")["peak_memory_bytes"]
+        self._process.wait()
+        return peak
+
+    def kill(self) -> None:
+        """End the process at once; harmless when it has ended."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+def summary(values: Sequence[float]) -> dict[str, float]:
+    """Median, minimum and maximum, rounded to four significant digits."""
+    return {
+        name: float(f"{function(values):.4g}")
+        for name, function in (("median", statistics.median), ("min", min), ("max", max))
+    }
+
+
+def figures(
+    seconds: Sequence[float], *, tokens: int, warm_up_seconds: float, peak_memory_bytes: int
+) -> dict[str, Any]:
+    """The figures of one worker.
+
+    Args:
+        seconds: One value a run.
+        tokens: Tokens that a run makes or trains on.
+        warm_up_seconds: Seconds of the runs that compiled, together.
+        peak_memory_bytes: As the worker measured it.
+    """
+    compile_seconds = max(0.0, warm_up_seconds - WARM_UPS * statistics.median(seconds))
+    return {
+        "seconds": summary(seconds),
+        "tokens_per_s": summary([tokens / value for value in seconds]),
+        "compile_seconds": float(f"{compile_seconds:.3g}"),
+        "peak_memory_bytes": peak_memory_bytes,
+    }
+
+
+def check_agreement(checks: Mapping[str, Sequence], *, tolerance: float, share: float) -> None:
+    """Raise unless every worker computes what the first one does.
+
+    Args:
+        checks: For each worker, numbers that depend on the weights and the inputs.
+        tolerance: Relative difference that still counts as equal.
+        share: Part of the numbers that must be equal.
+    """
+    (first, expected), *others = checks.items()
+    for name, numbers in others:
+        if len(numbers) != len(expected):
+            raise WorkerError(f"{name} checks {len(numbers)} numbers and {first} {len(expected)}")
+        near = [
+            abs(a - b) <= tolerance * max(abs(a), abs(b))
+            for a, b in zip(numbers, expected, strict=True)
+        ]
+        if sum(near) < share * len(near):
+            raise WorkerError(
+                f"{name} and {first} do not compute the same: {sum(near)} of {len(near)} numbers "
+                f"agree ({list(numbers)[:4]} against {list(expected)[:4]})"
+            )
+
+
+def commit() -> str:
+    """The commit of the checkout, with "-dirty" when files of it are changed; "unknown" without git."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()
+
+
+def measure(
+    name: str,
+    *,
+    workload: Mapping[str, Any],
+    private: Mapping[str, Any],
+    ours: str,
+    peers: Mapping[str, str],
+    peer_python: str | None,
+    rounds: int,
+    tokens: int,
+    tolerance: float = 0.0,
+    share: float = 1.0,
+) -> dict[str, Any]:
+    """Run ours and the peers in turn (A B C A B C ...) and return the result.
+
+    Args:
+        name: Of the benchmark.
+        workload: What is run; it becomes part of the result.
+        private: Also sent to the workers, but left out of the result: paths, prompts.
+        ours: Module of our worker, run in this Python.
+        peers: Module of each peer's worker by name, run in `peer_python`.
+        peer_python: A Python that has the peers, or None to measure ours alone.
+        rounds: Runs of each worker, after the warm-up.
+        tokens: Tokens of a run.
+        tolerance: See `check_agreement`.
+        share: See `check_agreement`.
+    """
+    message = {**workload, **private}
+    commands = {"ours": (sys.executable, ours)}
+    if peer_python is not None:
+        commands |= {peer: (peer_python, module) for peer, module in peers.items()}
+    workers: dict[str, Worker] = {}
+    try:
+        # One after the other: a start must not share the cores with a first run.
+        for worker, (python, module) in commands.items():
+            _say(f"{worker}: loads and warms up")
+            workers[worker] = Worker(python, module, message)
+        checks = {worker: process.ready["check"] for worker, process in workers.items()}
+        check_agreement(checks, tolerance=tolerance, share=share)
+        seconds: dict[str, list[float]] = {worker: [] for worker in workers}
+        for seed in range(1, rounds + 1):
+            for worker, process in workers.items():
+                seconds[worker].append(process.run(seed))
+                _say(f"{worker}: run {seed} of {rounds}, {seconds[worker][-1]:.3g} s")
+        figure = {
+            worker: figures(
+                seconds[worker],
+                tokens=tokens,
+                warm_up_seconds=process.ready["warm_up_seconds"],
+                peak_memory_bytes=process.close(),
+            )
+            for worker, process in workers.items()
+        }
+    finally:
+        for process in workers.values():
+            process.kill()
+    return _result(name, workload, workers, figure, rounds)
+
+
+def _result(name, workload, workers, figure, rounds) -> dict[str, Any]:
+    mine = figure["ours"]["seconds"]["median"]
+    others = {worker: values for worker, values in figure.items() if worker != "ours"}
+    return {
+        "name": name,
+        "workload": {**workload, "runs": rounds},
+        "device": workers["ours"].ready["device"],
+        "versions": {worker: process.ready["versions"] for worker, process in workers.items()},
+        "commit": commit(),
+        "ours": figure["ours"],
+        "peers": others,
+        "ratios": {
+            worker: float(f"{values['seconds']['median'] / mine:.3g}")
+            for worker, values in others.items()
+        },
+    }
+
+
+def save(result: Mapping[str, Any], folder: Path = RESULTS) -> Path:
+    """Write a result to NAME-DEVICE.json and return where."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{result['name']}-{result['device']}.json"
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    return path
+
+
+def finish(result: Mapping[str, Any], *, to_file: bool) -> None:
+    """Save the result where asked, and print it as the last line."""
+    if to_file:
+        _say(f"saved {save(result).relative_to(ROOT)}")
+    print(json.dumps(result), flush=True)
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """The options that every benchmark has."""
+    options = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    options.add_argument("--peer-python", help="a Python that has the peers; ours alone without")
+    options.add_argument(
+        "--gguf", help="SmolLM2-135M-Instruct as a .gguf file; found by name without"
+    )
+    options.add_argument("--rounds", type=_rounds, default=MIN_ROUNDS, help="runs of each worker")
+    options.add_argument("--tiny", action="store_true", help="a small random model, for tests")
+    options.add_argument("--save", action="store_true", help="write benchmarks/results")
+    return options
+
+
+def _rounds(text: str) -> int:
+    rounds = int(text)
+    if rounds < MIN_ROUNDS:
+        raise argparse.ArgumentTypeError(f"a median needs at least {MIN_ROUNDS} runs, not {rounds}")
+    return rounds
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

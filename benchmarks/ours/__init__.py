@@ -1,0 +1,1 @@
+"""Workers that measure jaxrl_llm itself."""

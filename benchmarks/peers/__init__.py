@@ -1,0 +1,1 @@
+"""Workers that run in the Python of `--peer-python`; nothing here imports jaxrl_llm."""

@@ -1,0 +1,20 @@
+"""Write a GGUF model as float32 safetensors and config.json: `export FILE.gguf FOLDER`."""
+
+import sys
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+
+def main(gguf: str, folder: str) -> None:
+    """Dequantize with transformers and save in its own layout."""
+    path = Path(gguf)
+    model = AutoModelForCausalLM.from_pretrained(
+        str(path.parent), gguf_file=path.name, dtype=torch.float32
+    )
+    model.save_pretrained(folder)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,69 @@
+"""Seconds of one GRPO step of SmolLM2-135M: 2 prompts x 8 rollouts, AdamW, float32.
+
+    python -m benchmarks.train_step --peer-python PATH --save
+    python -m benchmarks.train_step --case short --peer-python PATH --save
+
+The long case has 192 prompt and 64 response tokens and recomputes activations in the backward pass;
+the short one has 64 and 64 and keeps them.
+"""
+
+from benchmarks import harness, workload
+from benchmarks.weights import model_folder
+
+PEERS = {
+    "transformers": "benchmarks.peers.transformers_train_step",
+    "tunix": "benchmarks.peers.tunix_train_step",
+}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure and print one JSON line last."""
+    parser = harness.parser(__doc__.splitlines()[0])
+    parser.add_argument("--case", choices=("long", "short"), default="long", help="192+64 or 64+64")
+    options = parser.parse_args(argv)
+    long = options.case == "long"
+    size = {
+        "model": "tiny" if options.tiny else "SmolLM2-135M-Instruct",
+        "dtype": "float32",
+        "prompts": 2,
+        "rollouts": 4 if options.tiny else 8,
+        "prompt_tokens": (192 if long else 64) // (8 if options.tiny else 1),
+        "response_tokens": 64 // (8 if options.tiny else 1),
+        "remat": long,
+        "optimizer": "adamw",
+        "learning_rate": 1e-6,
+        "weight_decay": 0.0,
+    }
+    rows = size["prompts"], size["rollouts"]
+    with model_folder(
+        tiny=options.tiny, gguf=options.gguf, peer_python=options.peer_python
+    ) as model:
+        vocab_size = model["vocab_size"]
+        rewards = workload.rewards(*rows)
+        result = harness.measure(
+            "train_step" if long else "train_step_short",
+            workload=size,
+            private={
+                "folder": model["model"],
+                "prompt_ids": workload.prompt_ids(
+                    size["prompts"], size["prompt_tokens"], vocab_size=vocab_size
+                ),
+                "response_ids": workload.response_ids(
+                    *rows, size["response_tokens"], vocab_size=vocab_size
+                ),
+                "rewards": rewards.tolist(),
+                "advantages": workload.group_advantages(rewards),
+            },
+            ours="benchmarks.ours.train_step",
+            peers=PEERS,
+            peer_python=options.peer_python,
+            rounds=options.rounds,
+            tokens=rows[0] * rows[1] * (size["prompt_tokens"] + size["response_tokens"]),
+            # The norm of the first gradient.
+            tolerance=1e-3,
+        )
+    harness.finish(result, to_file=options.save)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""The side of a benchmark that is measured: one process, JSON lines over stdin and stdout.
+
+    -> the workload, as the first line
+    <- {"event": "ready", "check": [...], "warm_up_seconds": s, "versions": {...}, "device": "..."}
+    -> {"command": "run", "seed": n}      <- {"seconds": s}
+    -> {"command": "close"}               <- {"peak_memory_bytes": n}
+
+Between two commands a worker waits on stdin and uses no processor. Needs the standard library alone,
+since it runs in the Python of every peer.
+"""
+
+import json
+import os
+import platform
+import re
+import resource
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from typing import Any, NamedTuple
+
+
+# Two, since a trainer may compile again once its optimizer state comes from its own step.
+WARM_UPS = 2
+
+
+class Measured(NamedTuple):
+    """What a worker measures.
+
+    `run(seed)` does the work once and blocks until it is done; `check()` gives, after the warm-up,
+    numbers that must agree between workers.
+    """
+
+    run: Callable[[int], Any]
+    check: Callable[[], list]
+    device: str
+    packages: Sequence[str]
+    device_memory: Callable[[], int | None] = lambda: None
+
+
+def cpu_name() -> str:
+    """The cores this process may use, for example "cpu-2core"."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"cpu-{cores}core"
+
+
+def jax_device_name() -> str:
+    """The device jax computes on: "cpu-2core", "nvidia-h100-80gb-hbm3"."""
+    import jax
+
+    device = jax.devices()[0]
+    if device.platform == "cpu":
+        return cpu_name()
+    name = re.sub(r"[^a-z0-9]+", "-", device.device_kind.lower()).strip("-")
+    return name if jax.device_count() == 1 else f"{jax.device_count()}x-{name}"
+
+
+def jax_device_memory() -> int | None:
+    """Peak bytes on the accelerator, or None where the host's memory is the device's."""
+    import jax
+
+    stats = jax.devices()[0].memory_stats()
+    return int(stats["peak_bytes_in_use"]) if stats and "peak_bytes_in_use" in stats else None
+
+
+def peak_memory() -> int:
+    """Largest resident size of this process so far, in bytes."""
+    size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return size if platform.system() == "Darwin" else size * 1024
+
+
+def _versions(packages: Sequence[str]) -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in packages:
+        versions[package] = metadata.version(package)
+    return versions
+
+
+def _timed(run: Callable[[int], Any], seed: int) -> float:
+    start = time.perf_counter()
+    run(seed)
+    return time.perf_counter() - start
+
+
+def serve(setup: Callable[[dict], Measured]) -> None:
+    """Answer the benchmark until it closes the pipe.
+
+    Args:
+        setup: Makes the measured thing from the workload, before anything is timed.
+    """
+    # Libraries print; what they print must not mix with the answers.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+
+    def answer(**fields: Any) -> None:
+        answers.write(json.dumps(fields) + "\n")
+        answers.flush()
+
+    measured = setup(json.loads(sys.stdin.readline()))
+    # These runs compile; the runs that count come after them.
+    warm_up_seconds = sum(_timed(measured.run, 0) for _ in range(WARM_UPS))
+    answer(
+        event="ready",
+        check=measured.check(),
+        warm_up_seconds=warm_up_seconds,
+        versions=_versions(measured.packages),
+        device=measured.device,
+    )
+    for line in sys.stdin:
+        message = json.loads(line)
+        if message["command"] == "close":
+            break
+        answer(event="done", seconds=_timed(measured.run, message["seed"]))
+    answer(event="closed", peak_memory_bytes=measured.device_memory() or peak_memory())
