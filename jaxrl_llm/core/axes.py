@@ -9,8 +9,9 @@ V       vocabulary
 D       width of the model
 ======  ==========================================================================
 
-Leading axes are free: ``[..., G]`` reads "groups along the last axis, whatever stands before". Masks
-are bool and True means keep. A float array of a mask's shape is called a weight, never a mask.
+Leading axes are free: ``[..., G]`` reads "groups along the last axis, whatever stands before".
+Masks are bool and True means keep. A float array of a mask's shape is called a weight, never a
+mask.
 """
 
 from typing import Any

@@ -17,10 +17,13 @@ def accepted(function: Callable) -> dict[str, inspect.Parameter]:
 
 def call_with(function: Callable, *args, context: Mapping[str, Any]) -> Any:
     """Calls ``function(*args)`` with those entries of ``context`` that it names, and no others."""
-    names = list(accepted(function).items())[len(args) :]
-    takes_all = any(p.kind is p.VAR_KEYWORD for _, p in names)
-    known = {name for name, p in names if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
-    return function(*args, **{k: v for k, v in context.items() if takes_all or k in known})
+    parameters = accepted(function)
+    filled = list(parameters)[: len(args)]
+    by_keyword = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    known = {k for k, p in parameters.items() if p.kind in by_keyword}
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    taken = {k: v for k, v in context.items() if (takes_all or k in known) and k not in filled}
+    return function(*args, **taken)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +54,8 @@ def bind(function: Callable, **options) -> Bound:
 
     Args:
       function: Any function, or the result of an earlier ``bind``.
-      **options: Keyword options. Values must be hashable: numbers, strings, tuples, functions. Arrays
-        belong in state, not in options.
+      **options: Keyword options. Values must be hashable: numbers, strings, tuples, functions.
+        Arrays belong in state, not in options.
 
     Returns:
       A callable with the remaining arguments of ``function``.

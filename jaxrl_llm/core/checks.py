@@ -1,8 +1,8 @@
 """Checks of shapes, dtypes and options at trace time, each ending in one sentence.
 
 They look only at what is static, so they cost nothing in a compiled program and work under ``jit``,
-``vmap`` and ``grad``. Values (a NaN reward, a token outside the vocabulary) are checked on the host,
-where a rollout becomes a training batch.
+``vmap`` and ``grad``. Values (a NaN reward, a token outside the vocabulary) are checked on the
+host, where a rollout becomes a training batch.
 """
 
 import difflib

@@ -1,8 +1,8 @@
 """Whether a function speaks of tokens or of whole sequences.
 
-A sequence-level surrogate repeats one value over the tokens of a sequence. Averaging that value with
-token weights would count long sequences more and so change the method; the Recipe asks for the level
-and refuses.
+A sequence-level surrogate repeats one value over the tokens of a sequence. Averaging that value
+with token weights would count long sequences more and so change the method; the Recipe asks for the
+level and refuses.
 """
 
 from collections.abc import Callable
@@ -19,4 +19,7 @@ def sequence_level(function: F) -> F:
 
 def level_of(function: Callable) -> str:
     """``"sequence"`` if the function (or what it is bound from) is marked so, else ``"token"``."""
-    return getattr(getattr(function, "function", function), "level", "token")
+    # `function` is what a Bound holds, `func` a functools.partial: both must keep the mark.
+    for inner in ("function", "func"):
+        function = getattr(function, inner, function)
+    return getattr(function, "level", "token")

@@ -1,8 +1,8 @@
 """Masked reductions and the token arithmetic that surrogates and regularizers share.
 
 One rule runs through all of it: what is masked is replaced before any ``exp``, ``log`` or division,
-because a NaN that is multiplied by zero afterwards is still a NaN, in the value and in the gradient.
-Everything is float32 whatever comes in.
+because a NaN that is multiplied by zero afterwards is still a NaN, in the value and in the
+gradient. Everything is float32 whatever comes in.
 """
 
 import jax.numpy as jnp
@@ -45,13 +45,35 @@ def masked_var(
     x = zero_masked(x, mask)
     centered = zero_masked(x - masked_mean(x, mask, axis, keepdims=True), mask)
     count = _count(x, mask, axis, keepdims)
-    return jnp.sum(centered**2, axis=axis, keepdims=keepdims) / jnp.maximum(count - ddof, 1.0)
+    squares = jnp.sum(centered**2, axis=axis, keepdims=keepdims)
+    return jnp.where(count > ddof, squares / jnp.maximum(count - ddof, 1.0), 0.0)
+
+
+def masked_std(
+    x: Array, mask: Array | None, axis=None, keepdims: bool = False, *, ddof: int = 0
+) -> Array:
+    """Standard deviation of the kept entries; 0, with gradient 0, where they do not vary."""
+    variance = masked_var(x, mask, axis, keepdims, ddof=ddof)
+    # The gradient of a square root at zero is infinite.
+    return jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1.0)), 0.0)
+
+
+def is_constant(x: Array, mask: Array | None, axis=None, keepdims: bool = False) -> Array:
+    """Whether the kept entries are all equal, one, or none.
+
+    Tested by max == min. A threshold on the deviation would not do: three float32 values of 0.1
+    have a mean that is not 0.1.
+    """
+    kept = True if mask is None else mask
+    largest = jnp.max(x, axis=axis, keepdims=keepdims, where=kept, initial=-jnp.inf)
+    least = jnp.min(x, axis=axis, keepdims=keepdims, where=kept, initial=jnp.inf)
+    return largest <= least
 
 
 def safe_log_ratio(
     logp: Array, other_logp: Array, mask: Array | None = None, *, clamp: float | None = None
 ) -> Array:
-    """``logp - other_logp`` in float32, 0 where masked, optionally clamped to ``[-clamp, clamp]``."""
+    """``logp - other_logp`` in float32, 0 where masked, clamped to ``[-clamp, clamp]`` if given."""
     log_ratio = zero_masked(logp, mask) - zero_masked(other_logp, mask)
     return log_ratio if clamp is None else jnp.clip(log_ratio, -clamp, clamp)
 
@@ -59,11 +81,12 @@ def safe_log_ratio(
 def spread(function: str, advantages: Array, like: Array) -> Array:
     """Advantages as one value a token, float32.
 
-    A sequence advantage ``[...]`` gains a last axis of size one; a token advantage ``[..., T]`` stays
-    as it is. Nothing else is guessed.
+    A sequence advantage ``[...]`` gains a last axis of size one; a token advantage ``[..., T]``
+    stays as it is. Nothing else is guessed.
 
     Raises:
-      ValueError: If the shape is neither that of ``like`` nor that of ``like`` without its last axis.
+      ValueError: If the shape is neither that of ``like`` nor that of ``like`` without its last
+        axis.
     """
     shape, target = jnp.shape(advantages), jnp.shape(like)
     checks.check_float(function, advantages=advantages)

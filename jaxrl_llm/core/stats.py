@@ -12,7 +12,7 @@ from jaxrl_llm.core.axes import Array
 
 
 def check_group(function: str, rewards: Array, where: Array | None) -> None:
-    """Raises unless ``rewards`` is floating ``[..., G]`` and ``where`` is bool of the same shape."""
+    """Raises unless ``rewards`` is floating ``[..., G]`` and ``where`` bool of the same shape."""
     checks.check_min_rank(function, 1, rewards=rewards)
     checks.check_float(function, rewards=rewards)
     checks.check_bool(function, where=where)
@@ -32,9 +32,7 @@ def group_mean(x: Array, where: Array | None = None) -> Array:
 
 def group_std(x: Array, where: Array | None = None, *, ddof: int = 1) -> Array:
     """Standard deviation of each group: ``[..., 1]``; 0 where no more than ``ddof`` take part."""
-    variance = masking.masked_var(x, where, axis=-1, keepdims=True, ddof=ddof)
-    # The gradient of a square root at zero is infinite; a constant group must give zero instead.
-    return jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1.0)), 0.0)
+    return masking.masked_std(x, where, axis=-1, keepdims=True, ddof=ddof)
 
 
 def group_min(x: Array, where: Array | None = None) -> Array:
@@ -50,7 +48,6 @@ def group_max(x: Array, where: Array | None = None) -> Array:
 def group_is_constant(x: Array, where: Array | None = None) -> Array:
     """Whether a group has nothing to compare: all kept entries equal, one, or none; ``[..., 1]``.
 
-    Tested by max == min. A threshold on the deviation would not do: three float32 rewards of 0.1 have
-    a mean that is not 0.1.
+    See :func:`jaxrl_llm.core.masking.is_constant` for how it is tested.
     """
-    return group_max(x, where) <= group_min(x, where)
+    return masking.is_constant(x, where, axis=-1, keepdims=True)

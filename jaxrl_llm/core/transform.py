@@ -12,8 +12,8 @@ class Transform(NamedTuple):
 
     Attributes:
       init: ``init() -> state``; a pytree of arrays, checkpointed with the train state.
-      update: ``update(x, state, **context) -> (x, state)``. It takes what it needs of the context by
-        keyword and ignores the rest.
+      update: ``update(x, state, **context) -> (x, state)``. It takes what it needs of the context
+        by keyword and ignores the rest.
     """
 
     init: Callable[[], ArrayTree]
@@ -54,6 +54,34 @@ def stateless(function: Callable, **options) -> Transform:
     return Transform(_no_state, _Stateless(bind(function, **options) if options else function))
 
 
+class _ChainInit(NamedTuple):
+    """The init half of :func:`chain`."""
+
+    transforms: tuple[Transform, ...]
+
+    def __call__(self):
+        return tuple(t.init() for t in self.transforms)
+
+
+class _ChainUpdate(NamedTuple):
+    """The update half of :func:`chain`; a value, so that equal chains compare equal."""
+
+    transforms: tuple[Transform, ...]
+
+    def __call__(self, x, state, **context):
+        count = len(state) if isinstance(state, tuple) else 1
+        if not isinstance(state, tuple) or count != len(self.transforms):
+            raise ValueError(
+                f"chain: {len(self.transforms)} transforms but {count} states; the state must come "
+                "from init() of this chain."
+            )
+        states = []
+        for transform, old in zip(self.transforms, state, strict=True):
+            x, new = transform.update(x, old, **context)
+            states.append(new)
+        return x, tuple(states)
+
+
 def chain(*transforms: Transform) -> Transform:
     """Applies transforms one after the other; the state is the tuple of their states.
 
@@ -67,20 +95,4 @@ def chain(*transforms: Transform) -> Transform:
       >>> both.update(jnp.array([1.0, 0.0]), both.init())[0].tolist()
       [-0.5, 0.5]
     """
-
-    def init():
-        return tuple(t.init() for t in transforms)
-
-    def update(x, state, **context):
-        if not isinstance(state, tuple) or len(state) != len(transforms):
-            count = len(state) if isinstance(state, tuple) else 1
-            raise ValueError(
-                f"chain: {len(transforms)} transforms but {count} states; call init() of this chain."
-            )
-        states = []
-        for transform, old in zip(transforms, state, strict=True):
-            x, new = transform.update(x, old, **context)
-            states.append(new)
-        return x, tuple(states)
-
-    return Transform(init, update)
+    return Transform(_ChainInit(transforms), _ChainUpdate(transforms))

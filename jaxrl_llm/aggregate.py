@@ -1,0 +1,227 @@
+"""From a mask to weights: how a token loss becomes one number.
+
+A weighting is called once, on the mask of the global batch; the loss is then a weighted sum, so
+that microbatches and devices only add. ``mask`` is bool ``[..., T]`` and its leading axes are free:
+a *sequence* is one row along the last axis, whatever stands before.
+
+===================  ==========================================  ================================
+function             sum(loss * weights) is                      names elsewhere
+===================  ==========================================  ================================
+token_mean           mean over all kept tokens                   token-mean (DAPO)
+sequence_mean        mean over sequences of their token mean     seq-mean-token-mean (GRPO)
+sequence_sum         mean over sequences of their token sum      seq-mean-token-sum
+sequence_sum_norm    the same over a constant length             seq-mean-token-sum-norm
+fixed_length         sum over rows times a constant length       Dr. GRPO
+===================  ==========================================  ================================
+
+All but ``fixed_length`` leave sequences without a kept token out of the mean. Only
+``sequence_mean`` keeps the meaning of a sequence-level loss, whose value is repeated over the
+tokens: it counts that value once a sequence.
+"""
+
+import math
+
+import jax.numpy as jnp
+
+from jaxrl_llm.core import checks, masking
+from jaxrl_llm.core.axes import Array
+from jaxrl_llm.core.level import sequence_level
+
+
+def _check(function: str, mask: Array) -> None:
+    checks.check_bool(function, mask=mask)
+    checks.check_min_rank(function, 1, mask=mask)
+
+
+def _non_empty(mask: Array) -> Array:
+    """How many sequences have a kept token, at least 1, so that an empty batch weighs 0."""
+    return jnp.maximum(jnp.sum(jnp.any(mask, axis=-1), dtype=jnp.float32), 1.0)
+
+
+def token_mean(mask: Array) -> Array:
+    """Every kept token of the batch counts the same; a long sequence counts more than a short one.
+
+        w[b, t] = m[b, t] / max(sum(m), 1)
+
+    Args:
+      mask: bool ``[..., T]``, True = keep; of the global batch.
+
+    Returns:
+      Weights ``[..., T]``, float32; they add up to 1, or to 0 where nothing is kept.
+
+    Raises:
+      TypeError: If ``mask`` is not bool.
+      ValueError: If ``mask`` has no axis.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> jr.aggregate.token_mean(jnp.array([[True, True, True], [True, False, False]])).tolist()
+      [[0.25, 0.25, 0.25], [0.25, 0.0, 0.0]]
+
+    References:
+      Yu et al., DAPO (arXiv:2503.14476). verl's ``token-mean``.
+    """
+    _check("token_mean", mask)
+    return mask / jnp.maximum(jnp.sum(mask, dtype=jnp.float32), 1.0)
+
+
+@sequence_level
+def sequence_mean(mask: Array) -> Array:
+    """Every non-empty sequence counts the same, and so does every kept token within one.
+
+        w[b, t] = m[b, t] / (N[b] * S)    N[b] kept tokens of b, S sequences with N > 0
+
+    Args:
+      mask: bool ``[..., T]``, True = keep; of the global batch.
+
+    Returns:
+      Weights ``[..., T]``, float32; they add up to 1 / S over a sequence.
+
+    Raises:
+      TypeError: If ``mask`` is not bool.
+      ValueError: If ``mask`` has no axis.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> jr.aggregate.sequence_mean(jnp.array([[True, True], [True, False]])).tolist()
+      [[0.25, 0.25], [0.5, 0.0]]
+
+    References:
+      Shao et al., DeepSeekMath (arXiv:2402.03300). verl's ``seq-mean-token-mean``.
+    """
+    _check("sequence_mean", mask)
+    return mask / jnp.maximum(masking.lengths(mask), 1.0)[..., None] / _non_empty(mask)
+
+
+def sequence_sum(mask: Array) -> Array:
+    """Token losses are added within a sequence and averaged over the non-empty sequences.
+
+        w[b, t] = m[b, t] / S    S sequences with a kept token
+
+    With the REINFORCE token loss this is the gradient of the expected reward.
+
+    Args:
+      mask: bool ``[..., T]``, True = keep; of the global batch.
+
+    Returns:
+      Weights ``[..., T]``, float32.
+
+    Raises:
+      TypeError: If ``mask`` is not bool.
+      ValueError: If ``mask`` has no axis.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> jr.aggregate.sequence_sum(jnp.array([[True, True], [True, False]])).tolist()
+      [[0.5, 0.5], [0.5, 0.0]]
+
+    References:
+      verl's ``seq-mean-token-sum``.
+    """
+    _check("sequence_sum", mask)
+    return mask / _non_empty(mask)
+
+
+def sequence_sum_norm(mask: Array, *, length: float) -> Array:
+    """:func:`sequence_sum` over a constant length; the mean is over the non-empty sequences.
+
+        w[b, t] = m[b, t] / (S * length)    S sequences with a kept token
+
+    It equals :func:`fixed_length` while no sequence is empty.
+
+    Args:
+      mask: bool ``[..., T]``, True = keep; of the global batch.
+      length: A constant in tokens, above 0; as a rule the most tokens that a response may have.
+
+    Returns:
+      Weights ``[..., T]``, float32.
+
+    Raises:
+      TypeError: If ``mask`` is not bool.
+      ValueError: If ``mask`` has no axis or ``length`` is not above 0.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> mask = jnp.array([[True, True], [True, False], [False, False]])
+      >>> jr.aggregate.sequence_sum_norm(mask, length=2).tolist()
+      [[0.25, 0.25], [0.25, 0.0], [0.0, 0.0]]
+
+    References:
+      verl's ``seq-mean-token-sum-norm`` from 0.9 on, where the constant defaults to T. Up to 0.8
+      that mode does not divide by the number of sequences.
+    """
+    checks.check_positive("sequence_sum_norm", length=length)
+    _check("sequence_sum_norm", mask)
+    return mask / (_non_empty(mask) * length)
+
+
+def fixed_length(mask: Array, *, length: float) -> Array:
+    """Every kept token of every batch of this shape counts the same: a constant denominator.
+
+        w[b, t] = m[b, t] / (B * length)    B rows of the mask, the empty ones too
+
+    The loss half of Dr. GRPO: a sequence weighs by its length, and neither a short nor a long one
+    is favored for what it is divided by.
+
+    Args:
+      mask: bool ``[..., T]``, True = keep; of the global batch.
+      length: A constant in tokens, above 0; as a rule the most tokens that a response may have.
+
+    Returns:
+      Weights ``[..., T]``, float32.
+
+    Raises:
+      TypeError: If ``mask`` is not bool.
+      ValueError: If ``mask`` has no axis or ``length`` is not above 0.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> mask = jnp.array([[True, True], [True, False]])
+      >>> jr.aggregate.fixed_length(mask, length=2).tolist()
+      [[0.25, 0.25], [0.25, 0.0]]
+
+    References:
+      Liu et al., Understanding R1-Zero-Like Training (arXiv:2503.20783). TRL's ``dr_grpo`` loss
+      divides by the rows of a microbatch; we divide by those of the global batch.
+    """
+    checks.check_positive("fixed_length", length=length)
+    _check("fixed_length", mask)
+    rows = max(math.prod(jnp.shape(mask)[:-1]), 1)
+    return mask / (jnp.float32(rows) * length)
+
+
+def weighted_sum(loss: Array, weights: Array) -> Array:
+    """The sum of the token losses, each times its weight.
+
+        sum(loss * weights) over the cells where weights != 0
+
+    A cell of weight 0 is never read, neither in the value nor in the gradient, so a NaN there does
+    no harm. The sums of disjoint parts of a batch add up to that of the whole.
+
+    Args:
+      loss: Token losses ``[..., T]``, floating point.
+      weights: ``[..., T]``, floating point, from one of the weightings of this module.
+
+    Returns:
+      The loss, a float32 scalar.
+
+    Raises:
+      TypeError: If an argument is not floating point; a mask is not a weight.
+      ValueError: If the shapes differ.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> loss = jnp.array([[1.0, 2.0, 3.0, 4.0], [10.0, jnp.nan, jnp.nan, jnp.nan]])
+      >>> float(jr.aggregate.weighted_sum(loss, jr.aggregate.token_mean(~jnp.isnan(loss))))
+      4.0
+    """
+    checks.check_float("weighted_sum", loss=loss, weights=weights)
+    checks.check_same_shape("weighted_sum", loss=loss, weights=weights)
+    weights = jnp.asarray(weights, jnp.float32)
+    return jnp.sum(masking.zero_masked(loss, weights != 0) * weights)
