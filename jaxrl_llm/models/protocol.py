@@ -1,0 +1,104 @@
+"""What the rest of the library asks of a model: four functions and a configuration.
+
+Sampling, scoring, training and evolution see a model only through :class:`Model`, a pure function of a
+pytree. Anything that provides these four functions can be trained; the decoder in
+``transformer.py`` is one.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from jaxrl_llm.core.axes import Array, ArrayTree
+
+
+class KV(NamedTuple):
+    """Keys and values of one layer, over S positions.
+
+    The two layouts differ so that both products of attention read memory in order: scores contract
+    over ``head_dim`` with S last, outputs contract over S with ``head_dim`` last.
+
+    Attributes:
+      keys: ``[..., num_kv_heads, head_dim, S]``, rotary embedding applied.
+      values: ``[..., num_kv_heads, S, head_dim]``.
+    """
+
+    keys: Array
+    values: Array
+
+
+class AttentionContext(NamedTuple):
+    """Everything the tokens of one call may attend to, besides each other.
+
+    A token attends to the kept prefix of its prompt, to what the cache holds, and to the kept tokens
+    before it in the same call. Any part may be absent.
+
+    Attributes:
+      mask: bool ``[P, G, T]``, which tokens of this call exist.
+      prefix: One :class:`KV` a layer, ``[P, Hk, d, Lp]`` and ``[P, Hk, Lp, d]``: computed once a
+        prompt and shared by its G rollouts.
+      prefix_mask: bool ``[P, Lp]``.
+      cache: One :class:`KV` a layer with leading axes ``[P, G]`` and C positions, into which the keys
+        and values of this call are written.
+      index: int32 ``[]``, or ``[P, G]`` where rows differ: where in the cache the first token of this
+        call goes. Positions below it are read, positions after it are not.
+    """
+
+    mask: Array
+    prefix: tuple[KV, ...] | None = None
+    prefix_mask: Array | None = None
+    cache: tuple[KV, ...] | None = None
+    index: Array | None = None
+
+
+class Model(NamedTuple):
+    """A language model as pure functions of ``params``.
+
+    Attributes:
+      config: Its shape; at least ``vocab_size``, ``max_length``, ``num_layers``, ``num_kv_heads``,
+        ``head_dim`` and ``dtype``.
+      init: ``init(key) -> params``.
+      apply: ``apply(params, tokens, positions, context, *, delta=None, remat="none") -> (hidden, kv)``
+        with ``tokens`` and ``positions`` int32 ``[P, G, T]`` and ``hidden`` ``[P, G, T, D]`` after the
+        last norm. ``kv`` holds one :class:`KV` a layer: the updated cache if there was one, else the
+        keys and values of this call.
+      output_matrix: ``output_matrix(params) -> [V, D]``; the logits are ``hidden @ matrix.T``.
+    """
+
+    config: Any
+    init: Callable[[Array], ArrayTree]
+    apply: Callable[..., tuple[Array, tuple[KV, ...]]]
+    output_matrix: Callable[[ArrayTree], Array]
+
+
+def prefill(model: Model, params: ArrayTree, tokens: Array, mask: Array, *, delta=None, **options):
+    """Keys and values of prompts, computed once and shared by the rollouts of each.
+
+    Args:
+      model: The model.
+      params: Its parameters.
+      tokens: int32 ``[P, Lp]``, right padded.
+      mask: bool ``[P, Lp]``, True for the tokens that rollouts may attend to.
+      delta: Low-rank delta that is shared by all rows, if any.
+      **options: Passed to ``model.apply`` (``remat``).
+
+    Returns:
+      One :class:`KV` a layer, without a group axis: the ``prefix`` of an :class:`AttentionContext`.
+    """
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[-1], dtype=jnp.int32), tokens.shape)
+    context = AttentionContext(mask=mask[:, None])
+    _, kv = model.apply(
+        params, tokens[:, None], positions[:, None], context, delta=delta, **options
+    )
+    return tuple(KV(layer.keys[:, 0], layer.values[:, 0]) for layer in kv)
+
+
+def empty_cache(model: Model, leading: tuple[int, ...], length: int) -> tuple[KV, ...]:
+    """A cache of zeros for ``length`` positions of each row: one :class:`KV` a layer."""
+    c = model.config
+    keys = (*leading, c.num_kv_heads, c.head_dim, length)
+    values = (*leading, c.num_kv_heads, length, c.head_dim)
+    return tuple(
+        KV(jnp.zeros(keys, c.dtype), jnp.zeros(values, c.dtype)) for _ in range(c.num_layers)
+    )

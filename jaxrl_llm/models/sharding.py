@@ -1,0 +1,86 @@
+"""Where parameters and batches live on a mesh, as data.
+
+Two small tables decide it: which logical axes each kind of parameter has, and which mesh axis carries
+each logical axis. An axis that a mesh does not divide is kept whole, so the same rules serve a laptop
+and a pod.
+"""
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxrl_llm.core import trees
+from jaxrl_llm.core.axes import ArrayTree
+
+AXES = ("data", "fsdp", "tensor")
+
+# Logical axes of a parameter, by the end of its path. What is not named here is replicated.
+LOGICAL: tuple[tuple[str, tuple[str | None, ...]], ...] = (
+    ("embed/embedding", ("vocab", "width")),
+    ("head/kernel", ("vocab", "width")),
+    ("attention/q/kernel", ("width", "heads")),
+    ("attention/k/kernel", ("width", "kv_heads")),
+    ("attention/v/kernel", ("width", "kv_heads")),
+    ("attention/o/kernel", ("heads", "width")),
+    ("attention/q/bias", ("heads",)),
+    ("attention/k/bias", ("kv_heads",)),
+    ("attention/v/bias", ("kv_heads",)),
+    ("mlp/gate/kernel", ("width", "mlp")),
+    ("mlp/up/kernel", ("width", "mlp")),
+    ("mlp/down/kernel", ("mlp", "width")),
+    ("mlp/gate/bias", ("mlp",)),
+    ("mlp/up/bias", ("mlp",)),
+)
+
+# Which mesh axis carries a logical axis.
+RULES: dict[str, str] = {
+    "vocab": "tensor",
+    "heads": "tensor",
+    "kv_heads": "tensor",
+    "mlp": "tensor",
+    "width": "fsdp",
+}
+
+
+def param_spec(path: str, shape: tuple[int, ...], mesh: Mesh, rules=RULES) -> P:
+    """The partition of one parameter on ``mesh``.
+
+    Args:
+      path: Where the parameter stands, as ``layers/0/mlp/up/kernel``.
+      shape: Its shape.
+      mesh: The mesh; axes of :data:`AXES` that it lacks count as size one.
+      rules: Logical axis -> mesh axis.
+
+    Returns:
+      A ``PartitionSpec``; replicated where no rule applies or the mesh axis does not divide.
+    """
+    logical = next((axes for end, axes in LOGICAL if path.endswith(end)), ())
+    names = []
+    for size, axis in zip(shape, logical, strict=False):
+        mesh_axis = rules.get(axis) if axis else None
+        parts = dict(mesh.shape).get(mesh_axis, 1) if mesh_axis else 1
+        names.append(mesh_axis if parts > 1 and size % parts == 0 else None)
+    return P(*names)
+
+
+def param_shardings(params: ArrayTree, mesh: Mesh, rules=RULES) -> ArrayTree:
+    """A ``NamedSharding`` for each parameter; takes arrays or their shapes."""
+    return trees.map_with_path(
+        lambda path, x: NamedSharding(mesh, param_spec(path, x.shape, mesh, rules)), params
+    )
+
+
+def batch_spec(mesh: Mesh) -> P:
+    """The partition of a batch: its prompts over the axes ``data`` and ``fsdp``."""
+    axes = tuple(a for a in ("data", "fsdp") if a in mesh.axis_names)
+    return P(axes) if axes else P()
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+    """The sharding of a batch ``[P, ...]``."""
+    return NamedSharding(mesh, batch_spec(mesh))
+
+
+def shard(tree: ArrayTree, shardings: ArrayTree) -> ArrayTree:
+    """Places a tree of arrays on its shardings."""
+    return jax.tree.map(jax.device_put, tree, shardings)

@@ -1,0 +1,266 @@
+"""The built-in decoder: Llama, SmolLM2, Qwen2 and Qwen3 as one flax.nnx module.
+
+The module exists only inside this file. :func:`make_model` splits it at the boundary, so everything
+else sees pure functions of a plain dict of arrays.
+"""
+
+from collections.abc import Callable, Mapping
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxrl_llm.core import checks, trees
+from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.models.attention import context_attention
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.protocol import KV, AttentionContext, Model
+
+# What the backward pass keeps of a block: everything, nothing but its input, or its matrix products.
+REMAT: dict[str, Callable | None] = {
+    "none": None,
+    "full": jax.checkpoint_policies.nothing_saveable,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
+
+
+def _part(delta: Mapping | None, name: str):
+    return None if delta is None else delta.get(name)
+
+
+class Linear(nnx.Module):
+    """``y = x W + b``, plus ``scale (x A) B`` where a low-rank delta is given.
+
+    A delta is ``(A, B, scale)`` with ``A`` ``[..., in, r]`` and ``B`` ``[..., r, out]``: without leading
+    axes it is one adapter for all rows, with leading axes ``[P, G]`` each row of the batch has its own.
+    """
+
+    def __init__(self, inputs: int, outputs: int, config: ModelConfig, rngs, *, bias=False):
+        init = nnx.initializers.normal(inputs**-0.5)
+        self.kernel = nnx.Param(init(rngs.params(), (inputs, outputs), jnp.float32))
+        self.bias = nnx.Param(jnp.zeros((outputs,))) if bias else None
+        self.dtype = config.dtype
+
+    def __call__(self, x: Array, delta=None) -> Array:
+        y = x @ self.kernel[...].astype(self.dtype)
+        if self.bias is not None:
+            y = y + self.bias[...].astype(self.dtype)
+        if delta is not None:
+            a, b, scale = delta
+            low = jnp.matmul(x, a.astype(self.dtype))
+            y = y + scale * jnp.matmul(low, b.astype(self.dtype))
+        return y.astype(self.dtype)
+
+
+class RMSNorm(nnx.Module):
+    """``x / sqrt(mean(x^2) + eps) * scale`` over the last axis, in float32."""
+
+    def __init__(self, size: int, config: ModelConfig):
+        self.scale = nnx.Param(jnp.ones((size,)))
+        self.eps, self.dtype = config.norm_eps, config.dtype
+
+    def __call__(self, x: Array) -> Array:
+        x = x.astype(jnp.float32)
+        x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + self.eps)
+        return (x * self.scale[...].astype(jnp.float32)).astype(self.dtype)
+
+
+def rotary_tables(positions: Array, config: ModelConfig) -> tuple[Array, Array]:
+    """Cosines and sines ``[..., T, 1, d/2]`` of the rotary embedding, float32."""
+    half = config.head_dim // 2
+    frequency = config.rope_theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
+    scaling = config.rope_scaling
+    if scaling is not None:
+        wavelength = 2 * jnp.pi / frequency
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        smooth = (scaling.original_max_length / wavelength - low) / (high - low)
+        smooth = jnp.clip(smooth, 0.0, 1.0)
+        frequency = (1 - smooth) * frequency / scaling.factor + smooth * frequency
+    angle = positions[..., None, None].astype(jnp.float32) * frequency
+    return jnp.cos(angle), jnp.sin(angle)
+
+
+def rotate(x: Array, cos: Array, sin: Array) -> Array:
+    """Rotary embedding of ``x`` ``[..., T, H, d]``: dimension i turns with dimension i + d/2."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return turned.astype(x.dtype)
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention with rotary positions; query and key norms where the family has them."""
+
+    def __init__(self, config: ModelConfig, rngs):
+        c = config
+        queries, keys = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        self.q = Linear(c.width, queries, c, rngs, bias=c.attention_bias)
+        self.k = Linear(c.width, keys, c, rngs, bias=c.attention_bias)
+        self.v = Linear(c.width, keys, c, rngs, bias=c.attention_bias)
+        self.o = Linear(queries, c.width, c, rngs)
+        self.q_norm = RMSNorm(c.head_dim, c) if c.qk_norm else None
+        self.k_norm = RMSNorm(c.head_dim, c) if c.qk_norm else None
+        self.head_dim = c.head_dim
+
+    def __call__(self, x: Array, rotary, context: AttentionContext, layer: int, delta=None):
+        def heads(y: Array) -> Array:
+            return y.reshape(*y.shape[:-1], -1, self.head_dim)
+
+        query = heads(self.q(x, _part(delta, "q")))
+        key = heads(self.k(x, _part(delta, "k")))
+        value = heads(self.v(x, _part(delta, "v")))
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        query, key = rotate(query, *rotary), rotate(key, *rotary)
+        own = KV(jnp.moveaxis(key, -3, -1), jnp.swapaxes(value, -3, -2))
+        output, kv = context_attention(query, own, context, layer)
+        output = output.reshape(*output.shape[:-2], -1)
+        return self.o(output, _part(delta, "o")), kv
+
+
+class MLP(nnx.Module):
+    """``down(silu(gate(x)) * up(x))``."""
+
+    def __init__(self, config: ModelConfig, rngs):
+        c = config
+        self.gate = Linear(c.width, c.mlp_width, c, rngs, bias=c.mlp_bias)
+        self.up = Linear(c.width, c.mlp_width, c, rngs, bias=c.mlp_bias)
+        self.down = Linear(c.mlp_width, c.width, c, rngs, bias=c.mlp_bias)
+
+    def __call__(self, x: Array, delta=None) -> Array:
+        hidden = jax.nn.silu(self.gate(x, _part(delta, "gate"))) * self.up(x, _part(delta, "up"))
+        return self.down(hidden, _part(delta, "down"))
+
+
+class Block(nnx.Module):
+    """One layer: attention and MLP, each behind a norm, added to the residual stream."""
+
+    def __init__(self, config: ModelConfig, rngs):
+        self.attention_norm = RMSNorm(config.width, config)
+        self.attention = Attention(config, rngs)
+        self.mlp_norm = RMSNorm(config.width, config)
+        self.mlp = MLP(config, rngs)
+
+    def __call__(self, x: Array, rotary, context: AttentionContext, layer: int, delta=None):
+        attended, kv = self.attention(
+            self.attention_norm(x), rotary, context, layer, _part(delta, "attention")
+        )
+        x = x + attended
+        return x + self.mlp(self.mlp_norm(x), _part(delta, "mlp")), kv
+
+
+class Embedding(nnx.Module):
+    """Token embedding ``[V, D]``; also the output matrix of a tied model."""
+
+    def __init__(self, config: ModelConfig, rngs):
+        init = nnx.initializers.normal(config.width**-0.5)
+        shape = (config.vocab_size, config.width)
+        self.embedding = nnx.Param(init(rngs.params(), shape, jnp.float32))
+
+
+class Head(nnx.Module):
+    """Output matrix ``[V, D]`` of an untied model."""
+
+    def __init__(self, config: ModelConfig, rngs):
+        init = nnx.initializers.normal(config.width**-0.5)
+        shape = (config.vocab_size, config.width)
+        self.kernel = nnx.Param(init(rngs.params(), shape, jnp.float32))
+
+
+class Decoder(nnx.Module):
+    """Embedding, blocks and the last norm; the projection to the vocabulary is left to the caller."""
+
+    def __init__(self, config: ModelConfig, rngs):
+        self.embed = Embedding(config, rngs)
+        self.layers = nnx.Dict({str(i): Block(config, rngs) for i in range(config.num_layers)})
+        self.norm = RMSNorm(config.width, config)
+        self.head = None if config.tied else Head(config, rngs)
+        self.config = config
+
+    def __call__(self, tokens, positions, context: AttentionContext, delta=None, remat="none"):
+        x = self.embed.embedding[...][tokens].astype(self.config.dtype)
+        rotary = rotary_tables(positions, self.config)
+        layer_deltas = _part(delta, "layers")
+        kv = []
+        for i in range(self.config.num_layers):
+            x, layer_kv = _run_block(
+                self.layers[str(i)], x, rotary, context, i, _part(layer_deltas, str(i)), remat
+            )
+            kv.append(layer_kv)
+        return self.norm(x), tuple(kv)
+
+
+def _run_block(block: Block, x, rotary, context, layer, delta, remat: str):
+    """One block, recomputed in the backward pass as ``remat`` says."""
+    if REMAT[remat] is None:
+        return block(x, rotary, context, layer, delta)
+    graphdef, weights = nnx.split(block)
+
+    def run(weights, x, rotary, context, delta):
+        return nnx.merge(graphdef, weights)(x, rotary, context, layer, delta)
+
+    return jax.checkpoint(run, policy=REMAT[remat])(weights, x, rotary, context, delta)
+
+
+def _check_delta(delta: Mapping, params: Mapping, path: str = "") -> None:
+    """Raises unless every entry of a delta stands where the model has a Linear."""
+    for name, entry in delta.items():
+        here = f"{path}/{name}" if path else str(name)
+        target = params.get(name) if isinstance(params, Mapping) else None
+        if isinstance(entry, Mapping):
+            if not isinstance(target, Mapping):
+                raise ValueError(f"Model.apply: delta names {here!r}, which the model does not have.")
+            _check_delta(entry, target, here)
+        elif not (isinstance(target, Mapping) and "kernel" in target) or here == "head":
+            raise ValueError(f"Model.apply: delta {here!r} does not stand at a linear layer.")
+
+
+def make_model(config: ModelConfig) -> Model:
+    """The built-in decoder as pure functions of a dict of arrays.
+
+    Args:
+      config: Its shape; read from a ``config.json`` by ``ModelConfig.from_hf``.
+
+    Returns:
+      A :class:`~jaxrl_llm.models.protocol.Model`. Its ``params`` are a plain nested dict; kernels are
+      ``[in, out]``. ``apply`` takes ``remat`` = ``"none"``, ``"full"`` (a block keeps only its input for
+      the backward pass) or ``"dots"`` (it also keeps its matrix products).
+
+    Example:
+      >>> import jax
+      >>> import jaxrl_llm as jr
+      >>> model, params = jr.testing.tiny_model()
+      >>> tokens = jax.numpy.ones((1, 1, 3), int)
+      >>> context = jr.models.AttentionContext(mask=tokens > 0)
+      >>> hidden, _ = model.apply(params, tokens, jax.numpy.arange(3)[None, None], context)
+      >>> (hidden @ model.output_matrix(params).T).shape == (1, 1, 3, model.config.vocab_size)
+      True
+    """
+    graphdef = nnx.graphdef(nnx.eval_shape(lambda: Decoder(config, nnx.Rngs(0))))
+
+    def init(key: Array) -> ArrayTree:
+        return nnx.to_pure_dict(nnx.state(Decoder(config, nnx.Rngs(params=key)), nnx.Param))
+
+    def apply(params, tokens, positions, context, *, delta=None, remat="none"):
+        checks.check_rank("Model.apply", 3, tokens=tokens, positions=positions)
+        checks.check_same_shape("Model.apply", tokens=tokens, positions=positions)
+        checks.check_shape("Model.apply", "context.mask", context.mask, tokens.shape)
+        checks.check_option("Model.apply", "remat", remat, REMAT)
+        if delta is not None:
+            _check_delta(delta, params)
+        return nnx.merge(graphdef, params)(tokens, positions, context, delta, remat)
+
+    def output_matrix(params: ArrayTree) -> Array:
+        table = params["embed"]["embedding"] if config.tied else params["head"]["kernel"]
+        return table.astype(config.dtype)
+
+    return Model(config, init, apply, output_matrix)
+
+
+def param_shapes(model: Model) -> ArrayTree:
+    """The shapes and dtypes of a model's parameters, without allocating them."""
+    return jax.eval_shape(model.init, jax.random.key(0))
+
+
+def count_params(model: Model) -> int:
+    """How many parameters a model has."""
+    return trees.size(param_shapes(model))
