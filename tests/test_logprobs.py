@@ -1,0 +1,174 @@
+"""Chunked log-probabilities: value, gradient and memory against the plain form."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.logprobs import token_logprobs
+
+V, D = 37, 8
+
+
+def _data(shape=(2, 5), dtype=np.float32, seed=0):
+    rng = np.random.default_rng(seed)
+    hidden = rng.normal(size=(*shape, D)).astype(dtype)
+    matrix = rng.normal(size=(V, D)).astype(dtype)
+    return hidden, matrix, rng.integers(0, V, shape)
+
+
+def _plain(hidden, matrix, targets, temperature=1.0):
+    """The same in float64 NumPy, every logit at once."""
+    logits = np.asarray(hidden, np.float64) @ np.asarray(matrix, np.float64).T / temperature
+    log_p = logits - logits.max(-1, keepdims=True)
+    log_p = log_p - np.log(np.exp(log_p).sum(-1, keepdims=True))
+    logp = np.take_along_axis(log_p, targets[..., None], -1)[..., 0]
+    return logp, -(np.exp(log_p) * log_p).sum(-1)
+
+
+def _plain_gradient(hidden, matrix, targets, u, w, temperature=1.0):
+    """Gradient of sum(u * logp + w * entropy), written out in float64."""
+    h, m = np.asarray(hidden, np.float64), np.asarray(matrix, np.float64)
+    logits = h @ m.T / temperature
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    p = np.exp(log_p)
+    entropy = -(p * log_p).sum(-1, keepdims=True)
+    d = u[..., None] * (np.eye(V)[targets] - p) - w[..., None] * p * (log_p + entropy)
+    d /= temperature
+    return d @ m, d.reshape(-1, V).T @ h.reshape(-1, D)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 3, 4, 10, 256])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_value_and_gradient_equal_the_plain_form(chunk_size, temperature):
+    hidden, matrix, targets = _data()
+    rng = np.random.default_rng(1)
+    u, w = rng.normal(size=targets.shape), rng.normal(size=targets.shape)
+
+    def loss(h, m):
+        logp, entropy = token_logprobs(
+            h, m, targets, temperature=temperature, chunk_size=chunk_size
+        )
+        return jnp.sum(u * logp + w * entropy), (logp, entropy)
+
+    (_, (logp, entropy)), grads = jax.value_and_grad(loss, (0, 1), has_aux=True)(hidden, matrix)
+    expected = _plain(hidden, matrix, targets, temperature)
+    np.testing.assert_allclose(logp, expected[0], rtol=5e-6, atol=5e-6)
+    np.testing.assert_allclose(entropy, expected[1], rtol=5e-6, atol=5e-6)
+    for got, want in zip(
+        grads, _plain_gradient(hidden, matrix, targets, u, w, temperature), strict=True
+    ):
+        np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-5)
+
+
+def test_equals_the_plain_form_in_float64():
+    with jax.enable_x64(True):
+        hidden, matrix, targets = _data(dtype=np.float64)
+        rng = np.random.default_rng(1)
+        u, w = rng.normal(size=targets.shape), rng.normal(size=targets.shape)
+
+        def loss(h, m):
+            logp, entropy = token_logprobs(h, m, targets, chunk_size=4)
+            return jnp.sum(u * logp + w * entropy)
+
+        value, grads = jax.value_and_grad(loss, (0, 1))(hidden, matrix)
+        logp, entropy = _plain(hidden, matrix, targets)
+        np.testing.assert_allclose(value, (u * logp + w * entropy).sum(), rtol=1e-12)
+        for got, want in zip(grads, _plain_gradient(hidden, matrix, targets, u, w), strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("junk", [1e4, np.nan, np.inf])
+def test_masked_tokens_are_never_read(junk):
+    hidden, matrix, targets = _data()
+    mask = np.ones(targets.shape, bool)
+    mask[0, 3:] = False
+    dirty, wrong = hidden.copy(), targets.copy()
+    dirty[0, 3:], wrong[0, 3:] = junk, 10_000
+
+    def loss(h, m, t):
+        logp, entropy = token_logprobs(h, m, t, mask=mask, chunk_size=4)
+        return jnp.sum(logp + 0.3 * entropy), (logp, entropy)
+
+    clean = jax.value_and_grad(loss, (0, 1), has_aux=True)(hidden, matrix, targets)
+    junked = jax.value_and_grad(loss, (0, 1), has_aux=True)(dirty, matrix, wrong)
+    for a, b in zip(jax.tree.leaves(clean), jax.tree.leaves(junked), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert not np.asarray(clean[0][1][0])[0, 3:].any()
+
+
+def test_bfloat16_in_float32_out():
+    hidden, matrix, targets = _data()
+    low = jnp.asarray(hidden, jnp.bfloat16), jnp.asarray(matrix, jnp.bfloat16)
+    logp, entropy = token_logprobs(*low, targets)
+    assert logp.dtype == entropy.dtype == jnp.float32
+    expected = _plain(*(np.asarray(x, np.float32) for x in low), targets)
+    np.testing.assert_allclose(logp, expected[0], atol=1e-4)
+    grads = jax.grad(lambda h, m: token_logprobs(h, m, targets)[0].sum(), (0, 1))(*low)
+    assert all(g.dtype == jnp.bfloat16 for g in grads)
+
+
+def _widest(jaxpr, width):
+    """The largest array of the program whose last or first axis is the vocabulary."""
+    largest = 0
+    for eqn in jaxpr.eqns:
+        for var in eqn.outvars:
+            shape = getattr(var.aval, "shape", ())
+            if width in shape and D not in shape:
+                largest = max(largest, int(np.prod(shape)))
+        for value in eqn.params.values():
+            for sub in value if isinstance(value, (tuple, list)) else (value,):
+                inner = getattr(sub, "jaxpr", sub)
+                if hasattr(inner, "eqns"):
+                    largest = max(largest, _widest(inner, width))
+    return largest
+
+
+def test_no_array_of_all_tokens_by_vocabulary():
+    hidden, matrix, targets = _data((4, 64))
+
+    def loss(h, m, chunk_size):
+        logp, entropy = token_logprobs(h, m, targets, chunk_size=chunk_size)
+        return jnp.sum(logp + entropy)
+
+    def widest(chunk_size):
+        jaxpr = jax.make_jaxpr(jax.grad(lambda h, m: loss(h, m, chunk_size), (0, 1)))
+        return _widest(jaxpr(hidden, matrix).jaxpr, V)
+
+    assert widest(16) == 16 * V
+    assert widest(256) == 256 * V  # The measure does see the whole tensor where there is one.
+
+
+def test_compiled_memory_follows_the_chunk():
+    tokens, width, vocab = 1024, 16, 2048
+    hidden = jax.ShapeDtypeStruct((tokens, width), jnp.float32)
+    matrix = jax.ShapeDtypeStruct((vocab, width), jnp.float32)
+    targets = jax.ShapeDtypeStruct((tokens,), jnp.int32)
+
+    def temporary(chunk_size):
+        def loss(h, m, t):
+            logp, entropy = token_logprobs(h, m, t, chunk_size=chunk_size)
+            return jnp.sum(logp + entropy)
+
+        compiled = jax.jit(jax.grad(loss, (0, 1))).lower(hidden, matrix, targets).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert temporary(32) < tokens * vocab * 4 / 4 < temporary(tokens)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"targets": np.zeros((2, 4), int)}, ValueError, r"targets must have shape \(2, 5\)"),
+        ({"targets": np.zeros((2, 5))}, TypeError, "targets must hold integers"),
+        ({"mask": np.ones((2, 5))}, TypeError, "mask must be bool"),
+        ({"output_matrix": np.zeros((V, D + 1))}, ValueError, "must have one width"),
+        ({"temperature": 0.0}, ValueError, "temperature must be above 0"),
+        ({"chunk_size": 0}, ValueError, "chunk_size must be above 0"),
+    ],
+)
+def test_bad_input_is_named(change, error, message):
+    hidden, matrix, targets = _data()
+    arguments = {"hidden": hidden, "output_matrix": matrix, "targets": targets, **change}
+    with pytest.raises(error, match=message):
+        token_logprobs(**arguments)
