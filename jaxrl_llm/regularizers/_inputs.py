@@ -1,0 +1,27 @@
+"""Checks that the terms share."""
+
+import jax.numpy as jnp
+
+from jaxrl_llm.core import Array, checks
+
+
+def check_tokens(function: str, mask: Array | None, **arrays) -> None:
+    """Raises unless the arrays are there, floating ``[..., T]``, of one shape with a bool mask."""
+    for name, x in arrays.items():
+        if x is None:
+            raise ValueError(f"{function}: {name} is None, and this term cannot do without it.")
+    checks.check_bool(function, mask=mask)
+    checks.check_min_rank(function, 1, **arrays)
+    checks.check_float(function, **arrays)
+    checks.check_same_shape(function, **arrays, mask=mask)
+
+
+def check_mask(function: str, mask: Array | None) -> None:
+    """Raises TypeError if there is no mask, which only the plain estimators allow."""
+    if mask is None:
+        raise TypeError(f"{function}: mask must be a bool array, True = keep; got None.")
+
+
+def scaled(coef, x: Array) -> Array:
+    """``coef * x`` in float32."""
+    return jnp.asarray(coef, jnp.float32) * x

@@ -1,0 +1,292 @@
+"""Estimates of KL(policy || reference) from sampled tokens.
+
+An estimate has a value and a gradient, and they are two questions: k1 and k3 have the right
+expected value and a wrong expected gradient, k2 the reverse. The docstrings say which is which.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.core import Array, checks, masking
+from jaxrl_llm.regularizers import _inputs
+
+# As for the ratios of the surrogates: no token's difference counts beyond this, gradient 0.
+_CLAMP = 20.0
+_ESTIMATORS = ("k1", "k2", "k3", "abs", "k1+", "k3+")
+
+
+def k1(logp: Array, ref_logp: Array, mask: Array | None = None) -> Array:
+    """The log ratio itself: right on average, of either sign.
+
+        k1[t] = d[t] = logp[t] - ref_logp[t]
+
+    Its expected gradient is zero: as a loss it does nothing but add noise. It belongs in a reward.
+
+    Args:
+      logp: ``[..., T]`` log-probabilities (nats) of tokens sampled from the policy, under the
+        policy.
+      ref_logp: ``[..., T]`` under the reference, a constant.
+      mask: bool ``[..., T]``, True = keep; None keeps all.
+
+    Returns:
+      ``[..., T]`` float32, 0 where masked. Differences are clamped to +-20.
+
+    Raises:
+      ValueError: If shapes differ or ``ref_logp`` is None.
+      TypeError: If ``mask`` is not bool or another array is not floating point.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> jr.regularizers.k1(jnp.array([-1.0, -2.0]), jnp.array([-1.5, -1.0]))
+      Array([ 0.5, -1. ], dtype=float32)
+
+    References:
+      Schulman, Approximating KL divergence (joschu.net/blog/kl-approx.html).
+    """
+    return _difference("k1", logp, ref_logp, mask)
+
+
+def k2(logp: Array, ref_logp: Array, mask: Array | None = None) -> Array:
+    """Half the squared log ratio: a biased value with the exact expected gradient.
+
+        k2[t] = (logp[t] - ref_logp[t])^2 / 2
+
+    Args:
+      logp: ``[..., T]`` log-probabilities (nats) of tokens sampled from the policy, under the
+        policy.
+      ref_logp: ``[..., T]`` under the reference, a constant.
+      mask: bool ``[..., T]``, True = keep; None keeps all.
+
+    Returns:
+      ``[..., T]`` float32, never negative, 0 where masked.
+
+    Raises:
+      ValueError: If shapes differ or ``ref_logp`` is None.
+      TypeError: If ``mask`` is not bool or another array is not floating point.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> jr.regularizers.k2(jnp.array([-1.0, -2.0]), jnp.array([-1.5, -1.0]))
+      Array([0.125, 0.5  ], dtype=float32)
+
+    References:
+      Schulman, Approximating KL divergence (joschu.net/blog/kl-approx.html).
+    """
+    return 0.5 * _difference("k2", logp, ref_logp, mask) ** 2
+
+
+def k3(logp: Array, ref_logp: Array, mask: Array | None = None) -> Array:
+    """The low-variance estimate: right on average and never negative.
+
+        k3[t] = exp(-d[t]) - 1 + d[t],   d = logp - ref_logp
+
+    Its expected gradient is that of KL(reference || policy), the other direction.
+
+    Args:
+      logp: ``[..., T]`` log-probabilities (nats) of tokens sampled from the policy, under the
+        policy.
+      ref_logp: ``[..., T]`` under the reference, a constant.
+      mask: bool ``[..., T]``, True = keep; None keeps all.
+
+    Returns:
+      ``[..., T]`` float32, never negative, 0 where masked. Differences are clamped to +-20.
+
+    Raises:
+      ValueError: If shapes differ or ``ref_logp`` is None.
+      TypeError: If ``mask`` is not bool or another array is not floating point.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> jr.regularizers.k3(jnp.array([-1.0, -2.0]), jnp.array([-1.5, -1.0])).round(4)
+      Array([0.1065, 0.7183], dtype=float32)
+
+    References:
+      Schulman, Approximating KL divergence (joschu.net/blog/kl-approx.html).
+    """
+    return _k3(_difference("k3", logp, ref_logp, mask))
+
+
+def kl_token(
+    logp: Array,
+    ref_logp: Array,
+    mask: Array | None,
+    *,
+    estimator: str = "k3",
+    cap: float | None = None,
+) -> Array:
+    """Estimate of the KL divergence to the reference at each token, by the estimator's name.
+
+        k1 = d      k2 = d^2 / 2      k3 = exp(-d) - 1 + d      abs = |d|,   d = logp - ref_logp
+        k1+, k3+ :  the value of k1 or k3 with the gradient of k2
+
+    Args:
+      logp: ``[..., T]`` log-probabilities (nats) of tokens sampled from the policy, under the
+        policy.
+      ref_logp: ``[..., T]`` under the reference, a constant.
+      mask: bool ``[..., T]``, True = keep; None keeps all.
+      estimator: "k1", "k2", "k3", "abs", "k1+" or "k3+".
+      cap: Greatest value of k3, with gradient 0 above it; None for none. Of "k3" and "k3+" only;
+        the gradient of "k3+" is that of k2 with or without it.
+
+    Returns:
+      ``[..., T]`` float32, 0 where masked.
+
+    Raises:
+      ValueError: If shapes differ, ``estimator`` is unknown, or ``cap`` is not above 0 or is given
+        for an estimator without k3.
+      TypeError: If ``mask`` is not bool or another array is not floating point.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> kl = lambda x: jr.regularizers.kl_token(x, jnp.array([-1.0]), None, estimator="k3+")[0]
+      >>> value, gradient = jax.value_and_grad(kl)(jnp.array([-2.0]))
+      >>> value.round(4), gradient
+      (Array(0.7183, dtype=float32), Array([-1.], dtype=float32))
+
+    References:
+      Schulman, Approximating KL divergence (joschu.net/blog/kl-approx.html). verl clamps the
+      difference inside k3 only and caps its value at 10: ``cap=10.0`` here.
+    """
+    return _estimate("kl_token", logp, ref_logp, mask, estimator, cap)
+
+
+def kl_to_reference(
+    logp: Array,
+    ref_logp: Array,
+    mask: Array,
+    *,
+    estimator: str = "k3",
+    coef: float = 1e-3,
+    cap: float | None = None,
+) -> Array:
+    """A penalty for leaving the reference policy, added to the token loss.
+
+        loss[t] = coef * kl_token(logp, ref_logp)[t]
+
+    "k3" is the term of GRPO. For the exact gradient of KL(policy || reference) in expectation take
+    "k2", "k1+" or "k3+" on policy, or :func:`kl_unbiased`.
+
+    Args:
+      logp: ``[..., T]`` log-probabilities (nats) of tokens sampled from the policy, under the
+        policy.
+      ref_logp: ``[..., T]`` under the reference, a constant.
+      mask: bool ``[..., T]``, True = keep.
+      estimator: As in :func:`kl_token`. On policy the expected gradient of "k1" is zero.
+      coef: Penalty for a nat of divergence, in units of the policy loss. 0 switches it off.
+      cap: Greatest value of k3, as in :func:`kl_token`.
+
+    Returns:
+      Token loss ``[..., T]``, float32, 0 where masked.
+
+    Raises:
+      ValueError: If shapes differ, ``ref_logp`` is None, ``estimator`` is unknown, ``coef``
+        is negative, or ``cap`` has no effect.
+      TypeError: If ``mask`` is not bool or another array is not floating point.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> logp, ref_logp = jnp.array([-1.0, -2.0]), jnp.array([-1.5, -1.0])
+      >>> mask = jnp.array([True, False])
+      >>> jr.regularizers.kl_to_reference(logp, ref_logp, mask, estimator="k2", coef=2.0)
+      Array([0.25, 0.  ], dtype=float32)
+
+    References:
+      Shao et al., DeepSeekMath (arXiv:2402.03300), whose coefficient is 0.04; released recipes use
+      1e-3 and less.
+    """
+    checks.check_non_negative("kl_to_reference", coef=coef)
+    _inputs.check_mask("kl_to_reference", mask)
+    kl = _estimate("kl_to_reference", logp, ref_logp, mask, estimator, cap)
+    return _inputs.scaled(coef, kl)
+
+
+def kl_unbiased(
+    logp: Array,
+    old_logp: Array | None,
+    ref_logp: Array,
+    mask: Array,
+    *,
+    estimator: str = "k3",
+    coef: float = 1e-3,
+) -> Array:
+    """A penalty for leaving the reference, corrected for who sampled the tokens.
+
+        loss[t] = coef * r[t] * k[t],   r = exp(logp - stop_gradient(old_logp)), differentiated too
+
+    The factor r makes the value right for tokens sampled by the old policy, and on policy (r = 1)
+    it makes the expected gradient that of KL(policy || reference), for k1 and k3 alike. It would
+    not for k2.
+
+    Args:
+      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
+      old_logp: ``[..., T]`` under the policy that sampled; None for the policy being trained.
+      ref_logp: ``[..., T]`` under the reference, a constant.
+      mask: bool ``[..., T]``, True = keep.
+      estimator: "k1" or "k3".
+      coef: Penalty for a nat of divergence, in units of the policy loss. 1 gives the estimate
+        itself.
+
+    Returns:
+      Token loss ``[..., T]``, float32, 0 where masked. Both log ratios are clamped to +-20.
+
+    Raises:
+      ValueError: If shapes differ, ``ref_logp`` is None, ``estimator`` is another, or ``coef`` is
+        negative.
+      TypeError: If ``mask`` is not bool or another array is not floating point.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> ref_logp, mask = jnp.array([-1.5]), jnp.array([True])
+      >>> term = lambda x: jr.regularizers.kl_unbiased(x, None, ref_logp, mask, coef=1.0)[0]
+      >>> jax.grad(term)(jnp.array([-1.0]))  # k3 + dk3/dlogp = d
+      Array([0.5], dtype=float32)
+
+    References:
+      DeepSeek-V3.2 (arXiv:2512.02556). TRL has it as ``use_bias_correction_kl`` with k3.
+    """
+    checks.check_option("kl_unbiased", "estimator", estimator, ("k1", "k3"))
+    checks.check_non_negative("kl_unbiased", coef=coef)
+    _inputs.check_mask("kl_unbiased", mask)
+    old_logp = logp if old_logp is None else old_logp
+    log_ratio = _difference("kl_unbiased", logp, old_logp, mask, name="old_logp")
+    kl = _estimate("kl_unbiased", logp, ref_logp, mask, estimator, None)
+    return _inputs.scaled(coef, jnp.exp(log_ratio) * kl)
+
+
+def _difference(function, logp, other, mask, *, name="ref_logp") -> Array:
+    """``logp - stop_gradient(other)``, checked, clamped, 0 where masked."""
+    _inputs.check_tokens(function, mask, **{"logp": logp, name: other})
+    return masking.safe_log_ratio(logp, jax.lax.stop_gradient(other), mask, clamp=_CLAMP)
+
+
+def _k3(d: Array) -> Array:
+    """``exp(-d) - 1 + d`` without the cancellation that turns small values into noise."""
+    series = 0.5 * d**2 * (1.0 - d / 3.0 * (1.0 - d / 4.0 * (1.0 - d / 5.0)))
+    return jnp.where(jnp.abs(d) < 0.03, series, jnp.expm1(-d) + d)
+
+
+def _estimate(function, logp, ref_logp, mask, estimator: str, cap: float | None) -> Array:
+    checks.check_option(function, "estimator", estimator, _ESTIMATORS)
+    checks.check_positive(function, cap=cap)
+    if cap is not None and not estimator.startswith("k3"):
+        raise ValueError(
+            f"{function}: cap bounds k3 and has no effect with estimator={estimator!r}."
+        )
+    d = _difference(function, logp, ref_logp, mask)
+    if estimator == "abs":
+        return jnp.abs(d)
+    half_square = 0.5 * d**2
+    if estimator == "k2":
+        return half_square
+    value = d if estimator.startswith("k1") else _k3(d)
+    value = value if cap is None else jnp.where(value > cap, cap, value)
+    if estimator.endswith("+"):
+        # In this order the first two cancel exactly, so the value is k1 or k3 to the last bit.
+        return half_square - jax.lax.stop_gradient(half_square) + jax.lax.stop_gradient(value)
+    return value

@@ -1,0 +1,30 @@
+"""Policy-gradient surrogates: ``(logp, old_logp, advantages, mask) -> token loss [..., T]``.
+
+Each returns a loss to minimize, one value a token, not reduced: the weights of
+``jaxrl_llm.aggregate`` decide how tokens and sequences count. They share these rules:
+
+- ``r = exp(logp - old_logp)`` is the ratio of the policy being trained to the proximal one.
+  ``old_logp=None`` means that the two are the same policy: r = 1, and the gradient still flows.
+- ``old_logp``, ``advantages`` and ``weight`` are constants: the gradient stops at them.
+- ``advantages`` has one value a token ``[..., T]`` or one a sequence ``[...]``.
+- What ``mask`` leaves out is never read, in the value or in the gradient, and comes back as 0.
+- With r = 1 every surrogate here has the gradient of :func:`reinforce`; the two sequence-level ones
+  have it divided by the sequence's length, as :func:`reinforce` has under a mean over its tokens.
+"""
+
+from jaxrl_llm.surrogates.clipped import dapo_clip, ppo_clip
+from jaxrl_llm.surrogates.likelihood import cispo, cispo_bounds, reinforce
+from jaxrl_llm.surrogates.sequence import gspo, gspo_token, sequence_ratio
+from jaxrl_llm.surrogates.soft import sapo
+
+__all__ = [
+    "cispo",
+    "cispo_bounds",
+    "dapo_clip",
+    "gspo",
+    "gspo_token",
+    "ppo_clip",
+    "reinforce",
+    "sapo",
+    "sequence_ratio",
+]

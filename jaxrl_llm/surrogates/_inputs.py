@@ -1,0 +1,106 @@
+"""What every surrogate does first: check its arrays, mask them, and stop gradients."""
+
+import math
+import numbers
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.core import Array, checks, masking
+
+# Bounds the ratio of one token to [2e-9, 5e8], so that no overflow reaches a product with zero.
+LOG_RATIO_CLAMP = 20.0
+
+
+class Inputs(NamedTuple):
+    """Checked arrays, float32, zero where masked; all but the first two are constants."""
+
+    logp: Array  # [..., T]
+    log_ratio: Array  # [..., T], logp - old_logp, not clamped
+    advantages: Array  # [..., T]
+    weight: Array | None  # [..., T]
+    mask: Array  # [..., T]
+
+    @property
+    def ratio(self) -> Array:
+        """``exp(logp - old_logp)`` of each token; beyond the clamp it is flat, gradient 0."""
+        return jnp.exp(jnp.clip(self.log_ratio, -LOG_RATIO_CLAMP, LOG_RATIO_CLAMP))
+
+    def finish(self, loss: Array) -> Array:
+        """The token loss times the weight if there is one, and exactly 0 where masked."""
+        return masking.zero_masked(loss if self.weight is None else self.weight * loss, self.mask)
+
+
+def check_mask(function: str, mask: Array) -> None:
+    """Raises TypeError unless ``mask`` is there and bool."""
+    if mask is None:
+        raise TypeError(f"{function}: mask must be a bool array, True = keep; got None.")
+    checks.check_bool(function, mask=mask)
+
+
+def per_token(function: str, name: str, x: Array, mask: Array) -> Array:
+    """A constant ``[..., T]`` or ``[...]`` as one float32 value a token, 0 where masked."""
+    checks.check_float(function, **{name: x})
+    shape, target = jnp.shape(x), jnp.shape(mask)
+    if shape not in (target, target[:-1]):
+        raise ValueError(
+            f"{function}: {name} must have the shape of logp {target} or of its sequences "
+            f"{target[:-1]}; got {shape}."
+        )
+    x = jax.lax.stop_gradient(jnp.asarray(x, jnp.float32))
+    # Masked even when one value serves a sequence: an empty sequence's advantage may be anything.
+    return masking.zero_masked(x if shape == target else x[..., None], mask)
+
+
+def log_ratio(function: str, logp: Array, old_logp: Array | None, mask: Array) -> Array:
+    """``logp - old_logp`` of each token, checked, 0 where masked; no old policy gives 0."""
+    check_mask(function, mask)
+    checks.check_min_rank(function, 1, logp=logp)
+    checks.check_float(function, logp=logp, old_logp=old_logp)
+    checks.check_same_shape(function, logp=logp, old_logp=old_logp, mask=mask)
+    old_logp = jax.lax.stop_gradient(logp if old_logp is None else old_logp)
+    return masking.safe_log_ratio(logp, old_logp, mask)
+
+
+def prepare(
+    function: str,
+    logp: Array,
+    old_logp: Array | None,
+    advantages: Array,
+    mask: Array,
+    weight: Array | None = None,
+) -> Inputs:
+    """Checks and masks the arguments of the surrogate named ``function``."""
+    difference = log_ratio(function, logp, old_logp, mask)
+    return Inputs(
+        logp=masking.zero_masked(logp, mask),
+        log_ratio=difference,
+        advantages=per_token(function, "advantages", advantages, mask),
+        weight=None if weight is None else per_token(function, "weight", weight, mask),
+        mask=mask,
+    )
+
+
+def clipped_loss(ratio: Array, advantages: Array, eps_low, eps_high) -> Array:
+    """``max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high))``, the pessimistic of the two."""
+    free = -advantages * ratio
+    bounded = -advantages * jnp.clip(ratio, 1.0 - eps_low, 1.0 + eps_high)
+    # Not jnp.maximum, which halves the gradient of a tie: on a bound the loss counts as unclipped.
+    return jnp.where(free >= bounded, free, bounded)
+
+
+def check_order(function: str, **pair) -> None:
+    """Raises ValueError if the first of two Python numbers is above the second."""
+    (low_name, low), (high_name, high) = pair.items()
+    if isinstance(low, numbers.Real) and isinstance(high, numbers.Real) and low > high:
+        raise ValueError(
+            f"{function}: {low_name} must not be above {high_name}; got {low:g} and {high:g}."
+        )
+
+
+def check_finite(function: str, **values) -> None:
+    """Raises ValueError if a Python number is infinite."""
+    for name, value in values.items():
+        if isinstance(value, numbers.Real) and math.isinf(value):
+            raise ValueError(f"{function}: {name} must be finite; got {value:g}.")
