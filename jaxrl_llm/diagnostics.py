@@ -205,8 +205,9 @@ def effective_sample_size(
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
       >>> logp = jnp.log(jnp.array([[1.0], [2.0], [0.5], [4.0]]))
-      >>> share = jr.diagnostics.effective_sample_size(logp, jnp.zeros((4, 1)), jnp.ones((4, 1),
-      bool)) >>> round(float(share), 4)
+      >>> mask = jnp.ones((4, 1), bool)
+      >>> share = jr.diagnostics.effective_sample_size(logp, jnp.zeros((4, 1)), mask)
+      >>> round(float(share), 4)
       0.6618
 
     References:
@@ -219,7 +220,7 @@ def effective_sample_size(
         checks.check_min_rank("effective_sample_size", 1, mask=mask)
         log_weight, kept = jnp.sum(log_weight, axis=-1), jnp.any(mask, axis=-1)
     greatest = jnp.max(log_weight, where=kept, initial=-jnp.inf)
-    greatest = jnp.where(jnp.any(kept), greatest, 0.0)
+    greatest = jnp.where(jnp.isfinite(greatest), greatest, 0.0)
     weight = masking.zero_masked(jnp.exp(masking.zero_masked(log_weight - greatest, kept)), kept)
     count = jnp.sum(kept, dtype=jnp.float32)
     total, squares = jnp.sum(weight), jnp.sum(weight**2)
