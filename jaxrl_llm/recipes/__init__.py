@@ -1,0 +1,21 @@
+"""Layer 2: methods put together. A preset is a function named by the method's short key."""
+
+from jaxrl_llm.recipes.batch import Batch, validate_batch
+from jaxrl_llm.recipes.catalog import PRESETS
+from jaxrl_llm.recipes.presets import cispo, dapo, dr_grpo, grpo, gspo, rloo, sapo
+from jaxrl_llm.recipes.recipe import AlgoState, Recipe
+
+__all__ = [
+    "PRESETS",
+    "AlgoState",
+    "Batch",
+    "Recipe",
+    "cispo",
+    "dapo",
+    "dr_grpo",
+    "grpo",
+    "gspo",
+    "rloo",
+    "sapo",
+    "validate_batch",
+]

@@ -1,0 +1,163 @@
+"""The training batch: one pytree, leading axes [P, G], and the checks that need its values."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from jaxrl_llm.core import Array, checks
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batch:
+    """What a recipe needs of a set of rollouts; groups lie along axis 1, P is the sharded axis.
+
+    A field that is None is absent from the pytree. ``Recipe.prepare`` fills the last three.
+
+    Attributes:
+      tokens: int32 ``[P, G, T]``, the response.
+      mask: bool ``[P, G, T]``, True for tokens that train. Everything else may hold anything.
+      rewards: float32 ``[P, G]``; may be NaN only where ``where`` is False.
+      where: bool ``[P, G]``, True for rollouts that take part (False: padding, or a failed grader).
+      prompt_tokens: int32 ``[P, Lp]``.
+      prompt_mask: bool ``[P, Lp]``.
+      old_logp: float32 ``[P, G, T]``, log-probabilities of the proximal policy. None means the
+        policy that is being trained, as in one update per batch.
+      behavior_logp: float32 ``[P, G, T]``, of the distribution that sampled.
+      ref_logp: float32 ``[P, G, T]``, of the frozen reference.
+      advantages: float32 ``[P, G]`` or ``[P, G, T]``.
+      weights: float32 ``[P, G, T]``; the loss is the sum of token losses times these.
+      correction: float32 ``[P, G, T]``, what the correction slot multiplies the surrogate by.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> kept = jnp.ones((1, 2, 3), bool)
+      >>> batch = jr.recipes.Batch(
+      ...     tokens=jnp.zeros((1, 2, 3), jnp.int32), mask=kept, rewards=jnp.array([[1.0, 0.0]]),
+      ...     where=kept[..., 0], prompt_tokens=jnp.zeros((1, 4), jnp.int32),
+      ...     prompt_mask=jnp.ones((1, 4), bool))
+      >>> batch.check().replace(old_logp=jnp.zeros((1, 2, 3))).rewards.shape
+      (1, 2)
+    """
+
+    tokens: Array
+    mask: Array
+    rewards: Array
+    where: Array
+    prompt_tokens: Array
+    prompt_mask: Array
+    old_logp: Array | None = None
+    behavior_logp: Array | None = None
+    ref_logp: Array | None = None
+    advantages: Array | None = None
+    weights: Array | None = None
+    correction: Array | None = None
+
+    def replace(self, **changes) -> "Batch":
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)
+
+    def check(self) -> "Batch":
+        """Checks ranks, shapes and dtypes; costs nothing under ``jit``. Returns the batch.
+
+        Raises:
+          ValueError: If two fields disagree about a shape.
+          TypeError: If a mask is not bool, a token array not integer, a statistic not floating.
+        """
+        name = "Batch"
+        checks.check_rank(name, 3, tokens=self.tokens)
+        p, g, t = self.tokens.shape
+        checks.check_integer(name, tokens=self.tokens, prompt_tokens=self.prompt_tokens)
+        checks.check_bool(name, mask=self.mask, where=self.where, prompt_mask=self.prompt_mask)
+        checks.check_float(name, rewards=self.rewards)
+        for field in ("rewards", "where"):
+            checks.check_shape(name, field, getattr(self, field), (p, g))
+        checks.check_shape(name, "mask", self.mask, (p, g, t))
+        checks.check_rank(name, 2, prompt_tokens=self.prompt_tokens)
+        lp = self.prompt_tokens.shape[1]
+        checks.check_shape(name, "prompt_tokens", self.prompt_tokens, (p, lp))
+        checks.check_shape(name, "prompt_mask", self.prompt_mask, (p, lp))
+        for field in ("old_logp", "behavior_logp", "ref_logp", "weights", "correction"):
+            if (value := getattr(self, field)) is not None:
+                checks.check_shape(name, field, value, (p, g, t))
+                checks.check_float(name, **{field: value})
+        if self.advantages is not None and self.advantages.shape not in ((p, g), (p, g, t)):
+            raise ValueError(
+                f"{name}: advantages must have shape {(p, g)} or {(p, g, t)}; "
+                f"got {self.advantages.shape}."
+            )
+        return self
+
+
+def validate_batch(
+    batch: Batch, *, vocab_size: int, prompt_ids: Sequence[str] | None = None
+) -> Batch:
+    """Checks the values of a batch on the host, before it reaches the device.
+
+    Inside ``jit`` a bad value can only become a bad number, so this runs where rollouts become a
+    training batch. What is masked is not looked at.
+
+    Args:
+      batch: Concrete arrays (NumPy or this process's part of a jax array).
+      vocab_size: V; tokens are in ``[0, V)``.
+      prompt_ids: P names for the messages; the row number without.
+
+    Returns:
+      The batch, unchanged.
+
+    Raises:
+      ValueError: One sentence that names the prompt: a reward that is not finite, a token outside
+        the vocabulary, a log-probability that is not finite, a prompt without tokens or without any
+        trainable token; or a batch that is empty or has nothing to train on.
+      TypeError: As :meth:`Batch.check`.
+    """
+    name = "validate_batch"
+    batch.check()
+    p, g, t = batch.tokens.shape
+    if 0 in (p, g, t):
+        raise ValueError(f"{name}: the batch is empty: tokens [P, G, T] has shape {(p, g, t)}.")
+    if prompt_ids is not None and len(prompt_ids) != p:
+        raise ValueError(f"{name}: prompt_ids has {len(prompt_ids)} names for {p} prompts.")
+
+    def prompt(row):
+        return f"prompt {row}" if prompt_ids is None else f"prompt {prompt_ids[row]!r}"
+
+    where = np.asarray(batch.where)
+    if not where.any():
+        raise ValueError(f"{name}: no rollout takes part: where is False everywhere.")
+    rewards = np.asarray(batch.rewards)
+    for row, member in np.argwhere(where & ~np.isfinite(rewards))[:1]:
+        raise ValueError(
+            f"{name}: the reward of {prompt(row)}, rollout {member}, is {rewards[row, member]}; a "
+            "rollout that could not be graded takes where=False."
+        )
+    mask = np.asarray(batch.mask) & where[..., None]
+    for (row,) in np.argwhere(where.any(-1) & ~mask.any((-2, -1)))[:1]:
+        raise ValueError(f"{name}: every token of {prompt(row)} is masked, but it takes part.")
+    prompt_mask = np.asarray(batch.prompt_mask)
+    for (row,) in np.argwhere(where.any(-1) & ~prompt_mask.any(-1))[:1]:
+        raise ValueError(f"{name}: {prompt(row)} has no tokens.")
+
+    def check_tokens(tokens, kept, what):
+        for place in np.argwhere(kept & ((tokens < 0) | (tokens >= vocab_size)))[:1]:
+            raise ValueError(
+                f"{name}: {what} of {prompt(place[0])} holds token {tokens[tuple(place)]} at "
+                f"{tuple(int(i) for i in place[1:])}, outside the vocabulary of {vocab_size}."
+            )
+
+    check_tokens(np.asarray(batch.prompt_tokens), prompt_mask, "the text")
+    check_tokens(np.asarray(batch.tokens), mask, "the response")
+    for field in ("old_logp", "behavior_logp", "ref_logp"):
+        value = getattr(batch, field)
+        if value is None:
+            continue
+        value = np.asarray(value)
+        for row, member, token in np.argwhere(mask & ~np.isfinite(value))[:1]:
+            raise ValueError(
+                f"{name}: {field} of {prompt(row)}, rollout {member}, token {token} is "
+                f"{value[row, member, token]}."
+            )
+    return batch

@@ -1,0 +1,11 @@
+"""One preset a paper: a function of a method's own options that returns a Recipe."""
+
+from jaxrl_llm.recipes.presets.cispo import cispo
+from jaxrl_llm.recipes.presets.dapo import dapo
+from jaxrl_llm.recipes.presets.dr_grpo import dr_grpo
+from jaxrl_llm.recipes.presets.grpo import grpo
+from jaxrl_llm.recipes.presets.gspo import gspo
+from jaxrl_llm.recipes.presets.rloo import rloo
+from jaxrl_llm.recipes.presets.sapo import sapo
+
+__all__ = ["cispo", "dapo", "dr_grpo", "grpo", "gspo", "rloo", "sapo"]

@@ -1,0 +1,51 @@
+"""Dr. GRPO: GRPO without the two divisions that bias it."""
+
+from jaxrl_llm import advantages, aggregate, surrogates
+from jaxrl_llm.core import Array, bind, stateless
+from jaxrl_llm.recipes.recipe import Recipe
+
+
+def padded_length(mask: Array) -> Array:
+    """``aggregate.fixed_length`` with the padded width of the batch for the constant."""
+    return aggregate.fixed_length(mask, length=mask.shape[-1])
+
+
+def dr_grpo(*, length: int | None = None, eps_low: float = 0.2, eps_high: float = 0.2) -> Recipe:
+    """GRPO "done right": the group mean alone, and a constant in place of the response length.
+
+        A = r - mean_group r
+        loss = sum over tokens of -min(ratio A, clip(ratio, 1 - eps_low, 1 + eps_high) A) / (B
+        length)
+
+    B counts every rollout of the batch, also those that are masked out. No KL term.
+
+    Args:
+      length: The constant, in tokens: the generation budget (the sampler's ``max_new_tokens``).
+        None takes the padded width T of the batch, which is the same number for rollouts as the
+        sampler returns them, and another one once a batch is trimmed or padded: prefer the number.
+      eps_low: The ratio is clipped at ``1 - eps_low``.
+      eps_high: The ratio is clipped at ``1 + eps_high``.
+
+    Returns:
+      A Recipe.
+
+    Raises:
+      ValueError: If an option is out of its range.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.recipes.dr_grpo(length=16).weights
+      fixed_length(length=16)
+
+    References:
+      Liu et al., Understanding R1-Zero-Like Training (arXiv:2503.20783). TRL divides by the rows of
+      a microbatch times its ``max_completion_length``; verl's ``seq-mean-token-sum-norm`` divides
+      by the number of non-empty sequences from 0.9 on and by none up to 0.8.
+    """
+    return Recipe(
+        name="dr_grpo",
+        advantage=stateless(advantages.dr_grpo),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        weights=padded_length if length is None else bind(aggregate.fixed_length, length=length),
+        paper="arXiv:2503.20783",
+    )

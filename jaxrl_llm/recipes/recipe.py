@@ -1,0 +1,323 @@
+"""``Recipe``: one frozen record that puts the functions of the lower layers together."""
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm import aggregate
+from jaxrl_llm.core import (
+    Array,
+    ArrayTree,
+    Transform,
+    accepted,
+    call_with,
+    checks,
+    level_of,
+    masking,
+)
+from jaxrl_llm.recipes.batch import Batch
+
+# What `prepare` offers to an advantage or a curation, and `loss` to a regularizer, by keyword.
+PREPARE_CONTEXT = (
+    "where",
+    "mask",
+    "tokens",
+    "prompt_tokens",
+    "prompt_mask",
+    "old_logp",
+    "behavior_logp",
+    "ref_logp",
+)
+LOSS_CONTEXT = (
+    "logp",
+    "old_logp",
+    "behavior_logp",
+    "ref_logp",
+    "entropy",
+    "mask",
+    "advantages",
+)
+# Inputs that cost a pass of a model, or that only some samplers give.
+_EXTRA = frozenset({"ref_logp", "behavior_logp", "entropy"})
+STATUSES = ("experimental", "reproduced")
+
+
+class AlgoState(NamedTuple):
+    """State of a recipe: arrays only, saved with the train state.
+
+    Attributes:
+      advantage: State of the advantage Transform.
+      curation: State of the curation Transform; ``()`` without one.
+    """
+
+    advantage: ArrayTree
+    curation: ArrayTree
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A policy-gradient method: which function stands in which slot. It holds no arrays.
+
+        loss = sum_t weights_t * (correction_t * surrogate_t + sum_r regularizer_t)
+
+    The slots are orthogonal; construction refuses the combinations that would mean another method
+    than they say, and tells why.
+
+    Attributes:
+      name: Short name, for messages and metrics.
+      advantage: Transform ``rewards [P, G] -> [P, G]`` or ``[P, G, T]``; it receives those of
+        ``PREPARE_CONTEXT`` that it names. Lift a function with ``stateless``.
+      surrogate: ``(logp, old_logp, advantages, mask) -> token loss [..., T]``.
+      weights: ``mask -> weights [..., T]``, computed once on the whole batch.
+      regularizers: Functions of what they name among ``LOSS_CONTEXT``, each returning a token loss
+        that is added to the surrogate's.
+      correction: ``(old_logp, behavior_logp, mask) -> (weights, keep)``, both ``[..., T]``. The
+        weights multiply the surrogate alone, not the regularizers. Tokens where ``keep`` is False
+        leave the mask before token advantages and ``weights``, so they count in no denominator; a
+        correction that wants to keep the denominator returns weight 0 instead. Rollouts do not
+        leave their group's baseline.
+      curation: Transform ``rewards [P, G] -> where [P, G]``, with the same context as
+        ``advantage``; its result is combined with the batch's own ``where`` by "and".
+      paper: Reference.
+      status: ``"experimental"``, or ``"reproduced"`` once a config reaches a published number.
+      group_relative: True if the method compares the rollouts of one prompt, which takes two.
+
+    Raises:
+      TypeError: If a slot holds the wrong kind of thing, or ``replace`` names an unknown field.
+      ValueError: If a sequence-level surrogate meets a token-level weighting, a slot needs an input
+        that does not exist, or ``status`` is unknown.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> recipe = jr.recipes.grpo(kl_coef=0.0).replace(
+      ...     name="loo_dapo", advantage=jr.stateless(jr.advantages.rloo),
+      ...     surrogate=jr.bind(jr.surrogates.ppo_clip, eps_high=0.28),
+      ...     weights=jr.aggregate.token_mean)
+      >>> recipe.surrogate
+      ppo_clip(eps_high=0.28)
+      >>> recipe.replace(surrogate=jr.surrogates.gspo)
+      Traceback (most recent call last):
+      ...
+      ValueError: Recipe 'loo_dapo': surrogate gspo is one value per sequence, ...
+    """
+
+    name: str
+    advantage: Transform
+    surrogate: Callable
+    weights: Callable = aggregate.token_mean
+    regularizers: tuple[Callable, ...] = ()
+    correction: Callable | None = None
+    curation: Transform | None = None
+    paper: str = ""
+    status: str = "experimental"
+    group_relative: bool = True
+
+    def __post_init__(self):
+        _check_kinds(self)
+        checks.check_option(f"Recipe {self.name!r}", "status", self.status, STATUSES)
+        if level_of(self.surrogate) == "sequence" and level_of(self.weights) != "sequence":
+            raise ValueError(
+                f"Recipe {self.name!r}: surrogate {_called(self.surrogate)} is one value per "
+                f"sequence, repeated over its tokens, and weights {_called(self.weights)} would "
+                "count it once per token, so long sequences more; use aggregate.sequence_mean, or "
+                "mark a weighting that keeps the meaning with core.sequence_level."
+            )
+        for term in self.regularizers:
+            _check_inputs(self.name, "regularizer", term, LOSS_CONTEXT)
+        for slot, transform in (("advantage", self.advantage), ("curation", self.curation)):
+            if (function := _lifted(transform)) is not None:
+                _check_inputs(self.name, slot, function, PREPARE_CONTEXT, given=1)
+
+    def replace(self, **changes) -> "Recipe":
+        """A copy with some slots changed, checked anew.
+
+        Raises:
+          TypeError: If a name is not a field, with the nearest one.
+        """
+        fields = [f.name for f in dataclasses.fields(self)]
+        for name in changes:
+            if name not in fields:
+                near = difflib.get_close_matches(name, fields, n=1)
+                hint = f" Did you mean {near[0]!r}?" if near else ""
+                raise TypeError(
+                    f"Recipe.replace: there is no field {name!r}.{hint} "
+                    f"Fields: {', '.join(fields)}."
+                )
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Which of "ref_logp", "entropy", "behavior_logp" and "old_logp" it cannot do without.
+
+        A regularizer, or a stateless advantage or curation, needs what it names. A correction needs
+        the two log-probabilities it compares, both in the batch.
+        """
+        return self._needs_to_prepare | _named(*self.regularizers)
+
+    @property
+    def _needs_to_prepare(self) -> frozenset[str]:
+        named = _named(_lifted(self.advantage), _lifted(self.curation))
+        return named if self.correction is None else named | {"old_logp", "behavior_logp"}
+
+    def check_group_size(self, group_size: int) -> None:
+        """Raises ValueError if the recipe compares rollouts of a prompt and there is only one."""
+        if self.group_relative and group_size < 2:
+            raise ValueError(
+                f"recipe {self.name!r} compares the rollouts of one prompt, so group_size must be "
+                f"at least 2; got {group_size}. Sample more rollouts a prompt, or replace the "
+                "advantage by one that needs no group and set group_relative=False."
+            )
+
+    def init(self) -> AlgoState:
+        """The first state of the recipe's Transforms."""
+        curation = () if self.curation is None else self.curation.init()
+        return AlgoState(advantage=self.advantage.init(), curation=curation)
+
+    def prepare(self, batch: Batch, algo_state: AlgoState) -> tuple[Batch, AlgoState]:
+        """Fills advantages, weights and correction; once, on the whole batch, before it is divided.
+
+        In order: curation clears ``where`` and with it ``mask``; the correction drops tokens from
+        ``mask``; advantages; weights. All in float32.
+
+        Args:
+          batch: ``[P, G, T]`` arrays of all prompts of this update.
+          algo_state: From ``init()`` or the last call.
+
+        Returns:
+          The batch, ready for ``loss`` in any microbatches of whole groups, and the next state.
+
+        Raises:
+          ValueError: If the group has one rollout and the recipe compares, an input that the recipe
+            needs is absent, or a slot returns a wrong shape.
+        """
+        batch = batch.check()
+        self.check_group_size(batch.rewards.shape[1])
+        self._check_present(batch, self._needs_to_prepare - {"entropy"}, "prepare")
+        state = AlgoState(*algo_state)
+        where, curation = batch.where, state.curation
+        if self.curation is not None:
+            kept, curation = self.curation.update(
+                batch.rewards, curation, **_context(batch, PREPARE_CONTEXT)
+            )
+            checks.check_shape(f"curation of recipe {self.name!r}", "where", kept, where.shape)
+            checks.check_bool(f"curation of recipe {self.name!r}", where=kept)
+            where = where & kept
+        batch = batch.replace(where=where, mask=batch.mask & where[..., None])
+        if self.correction is not None:
+            batch = self._correct(batch)
+        rewards = jnp.asarray(batch.rewards, jnp.float32)
+        context = _context(batch, PREPARE_CONTEXT)
+        advantages, advantage = self.advantage.update(rewards, state.advantage, **context)
+        per_token = jnp.ndim(advantages) == batch.mask.ndim
+        advantages = masking.zero_masked(advantages, batch.mask if per_token else batch.where)
+        weights = masking.zero_masked(self.weights(batch.mask), batch.mask)
+        return batch.replace(advantages=advantages, weights=weights).check(), AlgoState(
+            advantage, curation
+        )
+
+    def loss(self, logp: Array, batch: Batch, *, entropy: Array | None = None) -> Array:
+        """The whole loss: a weighted sum of token losses, so that parts of a batch simply add.
+
+        Args:
+          logp: ``[P, G, T]`` log-probabilities of the policy being trained, of all prompts or of
+            some.
+          batch: The same rows of a prepared batch.
+          entropy: ``[P, G, T]``, if "entropy" is in ``needs``; ignored by other recipes, which may
+            be handed it for the metrics' sake.
+
+        Returns:
+          A float32 scalar. Its gradient over microbatches sums to that of the whole batch.
+
+        Raises:
+          ValueError: If the batch was not prepared, shapes differ, or a needed input is absent.
+        """
+        self._check_present(batch, {"advantages", "weights"}, "loss", hint="call prepare first")
+        needs = self.needs | ({"correction"} if self.correction is not None else frozenset())
+        self._check_present(batch, needs - {"entropy"}, "loss")
+        if "entropy" in needs and entropy is None:
+            raise ValueError(f"Recipe {self.name!r}.loss: a regularizer needs entropy; it is None.")
+        checks.check_same_shape(f"Recipe {self.name!r}.loss", logp=logp, mask=batch.mask)
+        old_logp = jax.lax.stop_gradient(logp) if batch.old_logp is None else batch.old_logp
+        loss = self.surrogate(logp, old_logp, batch.advantages, batch.mask)
+        if batch.correction is not None:
+            loss = loss * batch.correction
+        context = _context(batch, LOSS_CONTEXT)
+        context |= {"logp": logp, "old_logp": old_logp, "entropy": entropy}
+        for term in self.regularizers:
+            loss = loss + call_with(term, context=context)
+        return aggregate.weighted_sum(loss, batch.weights)
+
+    def _correct(self, batch: Batch) -> Batch:
+        """The batch with the correction's weights, and without the tokens that it rejects."""
+        name = f"correction of recipe {self.name!r}"
+        weights, keep = self.correction(batch.old_logp, batch.behavior_logp, batch.mask)
+        checks.check_shape(name, "weights", weights, batch.mask.shape)
+        checks.check_shape(name, "keep", keep, batch.mask.shape)
+        checks.check_bool(name, keep=keep)
+        mask = batch.mask & keep
+        return batch.replace(mask=mask, correction=masking.zero_masked(weights, mask))
+
+    def _check_present(self, batch: Batch, names, where: str, hint: str = "") -> None:
+        for name in sorted(names):
+            if getattr(batch, name) is None:
+                hint = f"; {hint}" if hint else ""
+                raise ValueError(f"Recipe {self.name!r}.{where}: the batch has no {name}{hint}.")
+
+
+def _context(batch: Batch, names: tuple[str, ...]) -> dict[str, Any]:
+    """Fields of a batch by name, for functions that take what they name."""
+    return {name: getattr(batch, name) for name in names if hasattr(batch, name)}
+
+
+def _called(function: Callable) -> str:
+    return getattr(function, "__name__", repr(function))
+
+
+def _lifted(transform: Transform | None) -> Callable | None:
+    """The function inside ``stateless``, whose signature can be looked at; None for others."""
+    return None if transform is None else getattr(transform.update, "function", None)
+
+
+def _named(*functions: Callable | None) -> frozenset[str]:
+    """Which of the inputs that cost something these functions name; None is skipped."""
+    return _EXTRA & {name for f in functions if f is not None for name in accepted(f)}
+
+
+def _check_kinds(recipe: Recipe) -> None:
+    """Raises TypeError unless each slot holds the kind of thing it should."""
+    name = f"Recipe {recipe.name!r}"
+    if not isinstance(recipe.name, str) or not recipe.name:
+        raise TypeError(f"Recipe: name must be a string that is not empty; got {recipe.name!r}.")
+    for slot in ("advantage", "curation"):
+        value = getattr(recipe, slot)
+        if not (isinstance(value, Transform) or (slot == "curation" and value is None)):
+            raise TypeError(
+                f"{name}: {slot} must be a Transform; got {value!r}. "
+                "Lift a function with jaxrl_llm.stateless(function, **options)."
+            )
+    for slot in ("surrogate", "weights", "correction"):
+        value = getattr(recipe, slot)
+        if not (callable(value) or (slot == "correction" and value is None)):
+            raise TypeError(f"{name}: {slot} must be a function; got {value!r}.")
+    if not isinstance(recipe.regularizers, tuple) or not all(map(callable, recipe.regularizers)):
+        raise TypeError(
+            f"{name}: regularizers must be a tuple of functions, such as (term,); "
+            f"got {recipe.regularizers!r}."
+        )
+
+
+def _check_inputs(recipe: str, slot: str, function: Callable, offered, given: int = 0) -> None:
+    """Raises ValueError if ``function`` requires an input that its slot is never given."""
+    for name, parameter in list(accepted(function).items())[given:]:
+        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+            continue
+        if parameter.default is inspect.Parameter.empty and name not in offered:
+            raise ValueError(
+                f"Recipe {recipe!r}: {slot} {_called(function)} needs {name!r}, which it is not "
+                f"given; it is given {', '.join(offered)}. Options are fixed with jaxrl_llm.bind."
+            )
