@@ -3,8 +3,9 @@
     {"name", "workload", "device", "versions", "commit", "ours": {figures},
      "peers": {peer: {figures}}, "ratios": {peer: x}}
 
-A ratio above one means that ours is faster. A figure is {"median", "min", "max"} over the runs, except
-`peak_memory_bytes` and `compile_seconds` (the warm-up less as many median runs), which are single numbers.
+A ratio above one means that ours is faster. A figure is {"median", "min", "max"} over the runs,
+except `peak_memory_bytes` and `compile_seconds` (the warm-up less as many median runs), which are
+single numbers.
 """
 
 import argparse
@@ -136,7 +137,7 @@ def check_agreement(checks: Mapping[str, Sequence], *, tolerance: float, share: 
 
 
 def commit() -> str:
-    """The commit of the checkout, with "-dirty" when files of it are changed; "unknown" without git."""
+    """The commit of the checkout, "-dirty" when files are changed; "unknown" without git."""
     try:
         done = subprocess.run(
             ["git", "describe", "--always", "--dirty", "--exclude=*", "--abbrev=12"],

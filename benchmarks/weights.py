@@ -71,7 +71,7 @@ def write_tiny(folder: Path, seed: int = 0) -> None:
 def model_folder(*, tiny: bool, gguf: str | None, peer_python: str | None) -> Iterator[dict]:
     """Yield {"model": name or path, "vocab_size": n}, and remove what was written afterwards.
 
-    SmolLM2 is written out by transformers, so that the peers' weights do not pass through our loader.
+    transformers writes SmolLM2 out, so that the peers' weights do not pass through our loader.
     Without peers nothing is written: ours loads by name, or the file itself.
     """
     with tempfile.TemporaryDirectory(prefix="jaxrl_llm-benchmark-") as name:

@@ -5,8 +5,8 @@
     -> {"command": "run", "seed": n}      <- {"seconds": s}
     -> {"command": "close"}               <- {"peak_memory_bytes": n}
 
-Between two commands a worker waits on stdin and uses no processor. Needs the standard library alone,
-since it runs in the Python of every peer.
+Between two commands a worker waits on stdin and uses no processor. This module needs the standard
+library alone, since it runs in the Python of every peer.
 """
 
 import json
@@ -19,7 +19,6 @@ import time
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any, NamedTuple
-
 
 # Two, since a trainer may compile again once its optimizer state comes from its own step.
 WARM_UPS = 2

@@ -1,4 +1,4 @@
-"""transformers' `generate` with its key-value cache, the prompts repeated by num_return_sequences."""
+"""transformers' `generate` with its key-value cache, the prompts repeated by the call."""
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig

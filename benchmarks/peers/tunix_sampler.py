@@ -1,4 +1,4 @@
-"""tunix's own Sampler, as its rollout worker calls it: prefill and decode jitted, log-probabilities kept."""
+"""tunix's Sampler as its rollout worker calls it: all jitted, log-probabilities kept."""
 
 import jax
 from tunix.generate.sampler import CacheConfig, Sampler

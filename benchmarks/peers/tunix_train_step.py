@@ -1,4 +1,4 @@
-"""tunix's GRPO train step: its loss in its trainer's jitted step, wired as its GRPO learner does."""
+"""tunix's GRPO step: its loss in its trainer's jitted step, wired as its GRPO learner does."""
 
 import jax
 import jax.numpy as jnp
