@@ -1,0 +1,264 @@
+"""Pretrained weights as the parameters of the decoder, on one device or over a mesh."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.gguf import open_gguf
+from jaxrl_llm.models.resolve import resolve
+from jaxrl_llm.models.safetensors import SafetensorsFolder, read_json
+
+if TYPE_CHECKING:
+    from jax.sharding import Mesh, Sharding
+
+    from jaxrl_llm.models.protocol import Model
+
+
+class TensorSource(Protocol):
+    """A file or folder of tensors under the names of Hugging Face."""
+
+    path: Path
+
+    def names(self) -> frozenset[str]:
+        """All tensor names."""
+        ...
+
+    def label(self, name: str) -> str:
+        """The tensor's name as the file spells it."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The tensor's shape."""
+        ...
+
+    def read(self, name: str, index: Sequence[slice]) -> np.ndarray:
+        """A part of the tensor."""
+        ...
+
+
+class Weight(NamedTuple):
+    """A parameter's tensor: its name, our shape, and whether the file stores it [out, in]."""
+
+    name: str
+    shape: tuple[int, ...]
+    transposed: bool
+
+
+def parameter_table(config: ModelConfig) -> dict[tuple[str, ...], Weight]:
+    """Maps the path of every parameter to the tensor that holds it.
+
+    Args:
+      config: The decoder.
+
+    Returns:
+      Path in the parameter tree -> `Weight`.
+
+    Example:
+      >>> config = ModelConfig(architecture="llama", vocab_size=16, width=8, num_layers=1,
+      ...     num_heads=2, num_kv_heads=1, head_dim=4, mlp_width=12, max_length=32, tied=True)
+      >>> parameter_table(config)["layers", "0", "attention", "k", "kernel"]
+      Weight(name='model.layers.0.self_attn.k_proj.weight', shape=(8, 4), transposed=True)
+    """
+    width = config.width
+    table: dict[tuple[str, ...], Weight] = {
+        ("embed", "embedding"): Weight(
+            "model.embed_tokens.weight", (config.vocab_size, width), False
+        ),
+        ("norm", "scale"): Weight("model.norm.weight", (width,), False),
+    }
+    if not config.tied:
+        table["head", "kernel"] = Weight("lm_head.weight", (config.vocab_size, width), False)
+    for layer in range(config.num_layers):
+        table |= _layer_table(config, layer)
+    return table
+
+
+def _layer_table(config: ModelConfig, layer: int) -> dict[tuple[str, ...], Weight]:
+    width, hidden = config.width, config.mlp_width
+    queries, keys = (n * config.head_dim for n in (config.num_heads, config.num_kv_heads))
+    path, name = ("layers", str(layer)), f"model.layers.{layer}"
+    linears: dict[tuple[str, ...], tuple[str, int, int, bool]] = {
+        ("attention", "q"): ("self_attn.q_proj", width, queries, config.attention_bias),
+        ("attention", "k"): ("self_attn.k_proj", width, keys, config.attention_bias),
+        ("attention", "v"): ("self_attn.v_proj", width, keys, config.attention_bias),
+        ("attention", "o"): ("self_attn.o_proj", queries, width, False),
+        ("mlp", "gate"): ("mlp.gate_proj", width, hidden, config.mlp_bias),
+        ("mlp", "up"): ("mlp.up_proj", width, hidden, config.mlp_bias),
+        ("mlp", "down"): ("mlp.down_proj", hidden, width, config.mlp_bias),
+    }
+    norms: dict[tuple[str, ...], tuple[str, int]] = {
+        ("attention_norm",): ("input_layernorm", width),
+        ("mlp_norm",): ("post_attention_layernorm", width),
+    }
+    if config.qk_norm:
+        norms["attention", "q_norm"] = ("self_attn.q_norm", config.head_dim)
+        norms["attention", "k_norm"] = ("self_attn.k_norm", config.head_dim)
+    table: dict[tuple[str, ...], Weight] = {}
+    for ours, (theirs, inputs, outputs, bias) in linears.items():
+        table[*path, *ours, "kernel"] = Weight(f"{name}.{theirs}.weight", (inputs, outputs), True)
+        if bias:
+            table[*path, *ours, "bias"] = Weight(f"{name}.{theirs}.bias", (outputs,), False)
+    for ours, (theirs, size) in norms.items():
+        table[*path, *ours, "scale"] = Weight(f"{name}.{theirs}.weight", (size,), False)
+    return table
+
+
+def check_source(source: TensorSource, table: Mapping[tuple[str, ...], Weight]) -> None:
+    """Raises ValueError unless the source holds every tensor of the table, in shape, and no other.
+
+    A tensor that nobody reads would mean that the decoder leaves out a part of the model.
+    """
+    held = source.names()
+    wanted = {weight.name: weight for weight in table.values()}
+    for name, weight in wanted.items():
+        if name not in held:
+            raise ValueError(f"load_model: {source.path} lacks the tensor {source.label(name)}")
+        expected = weight.shape[::-1] if weight.transposed else weight.shape
+        if source.shape(name) != expected:
+            raise ValueError(
+                f"load_model: tensor {source.label(name)} of {source.path} has shape "
+                f"{source.shape(name)}, the configuration asks for {expected}"
+            )
+    harmless = re.compile(r".*\.rotary_emb\.inv_freq|lm_head\.weight")
+    extra = sorted(name for name in held - set(wanted) if not harmless.fullmatch(name))
+    if extra:
+        raise ValueError(
+            f"load_model: {source.path} holds the tensor {source.label(extra[0])}, which the "
+            f"decoder has no place for ({len(extra)} such)"
+        )
+
+
+def load_params(
+    source: TensorSource,
+    config: ModelConfig,
+    *,
+    dtype: str = "float32",
+    shardings: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Reads all parameters.
+
+    Args:
+      source: The tensors.
+      config: The decoder.
+      dtype: Of the parameters.
+      shardings: A tree like the parameters, of shardings. Every process reads only the slices
+        that its own devices hold. None puts whole arrays on the default device.
+
+    Returns:
+      The parameter tree, kernels as [in, out].
+
+    Raises:
+      ValueError: If a tensor is missing, left over, or has another shape.
+    """
+    table = parameter_table(config)
+    check_source(source, table)
+    kind = jnp.dtype(dtype)
+    params: dict[str, Any] = {}
+    for path, weight in table.items():
+        if shardings is None:
+            whole = tuple(slice(None) for _ in weight.shape)
+            array = jnp.asarray(_read(source, weight, whole, kind))
+        else:
+            array = _read_sharded(source, weight, kind, _at(shardings, path))
+        _put(params, path, array)
+    return params
+
+
+def load_model(
+    name_or_path: str | Path, *, mesh: "Mesh | None" = None, dtype: str = "float32"
+) -> "tuple[Model, dict[str, Any]]":
+    """Loads a pretrained decoder by name.
+
+    Args:
+      name_or_path: A folder with config.json and safetensors, a .gguf file, a short name such as
+        `smollm2-135m-instruct`, or a Hugging Face repository `owner/name`.
+      mesh: Spreads the parameters by the rules of `models.sharding`; None uses one device.
+      dtype: Of the parameters and of the matrix products.
+
+    Returns:
+      (model, params).
+
+    Raises:
+      FileNotFoundError: If a file or the name is not found.
+      ValueError: If a file is broken, the architecture unknown, or a tensor missing or misshapen.
+      ConnectionError: If the model has to be fetched and cannot be.
+    """
+    from jaxrl_llm.models.transformer import make_model, param_shapes
+
+    source, config = open_model(name_or_path, dtype=dtype)
+    model = make_model(config)
+    shardings = None
+    if mesh is not None:
+        from jaxrl_llm.models.sharding import param_shardings
+
+        shardings = param_shardings(param_shapes(model), mesh)
+    return model, load_params(source, config, dtype=dtype, shardings=shardings)
+
+
+def open_model(
+    name_or_path: str | Path, *, dtype: str = "float32"
+) -> tuple[TensorSource, ModelConfig]:
+    """Opens the weights of a model and reads its configuration; no tensor is read.
+
+    Args:
+      name_or_path: As for `load_model`.
+      dtype: The configuration's compute dtype.
+
+    Returns:
+      (source, config).
+    """
+    files = resolve(name_or_path)
+    if files.config.suffix == ".gguf":
+        file = open_gguf(files.config)
+        return file, replace(file.config, dtype=dtype)
+    values = read_json(files.config)
+    try:
+        config = ModelConfig.from_hf(values, dtype=dtype)
+    except ValueError as error:
+        raise ValueError(f"{error} (in {files.config})") from error
+    return SafetensorsFolder(files.weights), config
+
+
+def _read(
+    source: TensorSource, weight: Weight, index: Sequence[slice], dtype: np.dtype
+) -> np.ndarray:
+    if weight.transposed:
+        part = source.read(weight.name, tuple(reversed(index))).T
+    else:
+        part = source.read(weight.name, index)
+    return np.ascontiguousarray(part, dtype)
+
+
+def _read_sharded(
+    source: TensorSource, weight: Weight, dtype: np.dtype, sharding: "Sharding"
+) -> jax.Array:
+    read: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
+
+    def part(index: Sequence[slice]) -> np.ndarray:
+        # Replicas ask for the same slice; it is read once.
+        bounds = [s.indices(n)[:2] for s, n in zip(index, weight.shape, strict=True)]
+        key = tuple(bounds)
+        if key not in read:
+            read[key] = _read(source, weight, [slice(*pair) for pair in bounds], dtype)
+        return read[key]
+
+    return jax.make_array_from_callback(weight.shape, sharding, part)
+
+
+def _at(tree: Mapping[str, Any], path: tuple[str, ...]) -> Any:
+    for key in path:
+        tree = tree[key]
+    return tree
+
+
+def _put(tree: dict[str, Any], path: tuple[str, ...], leaf: Any) -> None:
+    for key in path[:-1]:
+        tree = tree.setdefault(key, {})
+    tree[path[-1]] = leaf

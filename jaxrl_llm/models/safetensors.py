@@ -1,0 +1,117 @@
+"""Weights of a Hugging Face folder: one model.safetensors, or several with an index."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+class SafetensorsFolder:
+    """Tensors of a folder by name; a read touches only the bytes of the asked slice.
+
+    Args:
+      folder: Holds model.safetensors, or model.safetensors.index.json and the files it names.
+
+    Raises:
+      FileNotFoundError: If neither is there, or a file of the index is missing.
+      ValueError: If a file is not whole, or the index names a tensor that its file lacks.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.path = Path(folder)
+        self._files: dict[str, Any] = {}
+        self._where: dict[str, Any] = {}
+        index = self.path / INDEX
+        if index.is_file():
+            self._read_index(index)
+        elif (self.path / SINGLE).is_file():
+            file = self._open(SINGLE)
+            self._where = dict.fromkeys(file.keys(), file)
+        else:
+            raise FileNotFoundError(
+                f"SafetensorsFolder: {self.path} holds neither {SINGLE} nor {INDEX}"
+            )
+
+    def _open(self, name: str) -> Any:
+        from safetensors import SafetensorError, safe_open
+
+        if name not in self._files:
+            path = self.path / name
+            if not path.is_file():
+                raise FileNotFoundError(f"SafetensorsFolder: there is no file {path}")
+            try:
+                # Reading through numpy needs neither torch nor a device.
+                self._files[name] = safe_open(path, framework="numpy")
+            except SafetensorError as error:
+                raise ValueError(
+                    f"SafetensorsFolder: {path} is not a readable safetensors file, it may be "
+                    f"truncated ({error})"
+                ) from error
+        return self._files[name]
+
+    def _read_index(self, index: Path) -> None:
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise ValueError(f"SafetensorsFolder: {index} lacks its `weight_map`")
+        for tensor, name in weight_map.items():
+            if Path(name).name != name:
+                raise ValueError(f"SafetensorsFolder: {index} names a file outside its folder")
+            self._where[tensor] = self._open(name)
+        held = {name: set(file.keys()) for name, file in self._files.items()}
+        for tensor, name in weight_map.items():
+            if tensor not in held[name]:
+                raise ValueError(
+                    f"SafetensorsFolder: {self.path / name} lacks the tensor {tensor} that "
+                    f"{INDEX} places there"
+                )
+
+    def names(self) -> frozenset[str]:
+        """Names of all tensors."""
+        return frozenset(self._where)
+
+    def label(self, name: str) -> str:
+        """How the files spell a tensor's name, for messages."""
+        return name
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, [out, in] for a projection."""
+        return tuple(self._where[name].get_slice(name).get_shape())
+
+    def read(self, name: str, index: Sequence[slice]) -> np.ndarray:
+        """Reads a part of one tensor.
+
+        Args:
+          name: The tensor.
+          index: One slice an axis.
+
+        Returns:
+          An array of the stored dtype, bfloat16 as `ml_dtypes.bfloat16`.
+        """
+        part = self._where[name].get_slice(name)
+        kind = part.get_dtype()
+        if kind not in ("F32", "F16", "BF16", "F64"):
+            raise ValueError(
+                f"SafetensorsFolder: tensor {name} of {self.path} is {kind}, not a plain "
+                "floating-point type"
+            )
+        return part[tuple(index)]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Parses a JSON file that must hold an object; every failure names the file."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            value = json.load(file)
+    except FileNotFoundError:
+        raise FileNotFoundError(f"read_json: there is no file {path}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"read_json: {path} is not valid JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"read_json: {path} must hold a JSON object, got {type(value).__name__}")
+    return value
