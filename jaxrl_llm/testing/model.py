@@ -1,0 +1,65 @@
+"""A decoder that trains in milliseconds, with all the parts of a real one."""
+
+import jax
+
+from jaxrl_llm.core import ArrayTree
+from jaxrl_llm.models import Model, ModelConfig, make_model
+from jaxrl_llm.testing.tokenizer import ByteTokenizer
+
+_SHAPE = {
+    "architecture": "llama",
+    "vocab_size": ByteTokenizer.vocab_size,
+    "width": 32,
+    "num_layers": 2,
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "head_dim": 8,
+    "mlp_width": 64,
+    "max_length": 256,
+    "tied": True,
+}
+
+
+def tiny_config(**overrides) -> ModelConfig:
+    """The shape of :func:`tiny_model`: two layers of width 32 over bytes.
+
+    Args:
+      **overrides: Fields of ``models.ModelConfig``.
+
+    Returns:
+      A ModelConfig.
+
+    Raises:
+      TypeError: If a field does not exist.
+      ValueError: If the fields do not fit together.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.testing.tiny_config(num_layers=1).num_layers
+      1
+    """
+    return ModelConfig(**{**_SHAPE, **overrides})
+
+
+def tiny_model(*, seed: int = 0, **overrides) -> tuple[Model, ArrayTree]:
+    """A Llama of 27 thousand random parameters, for tests and notebooks.
+
+    Args:
+      seed: Of the parameters.
+      **overrides: Fields of ``models.ModelConfig``, such as ``architecture="qwen3", qk_norm=True``.
+
+    Returns:
+      ``(model, params)``.
+
+    Raises:
+      TypeError: If a field does not exist.
+      ValueError: If the fields do not fit together.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> model, params = jr.testing.tiny_model(num_layers=1)
+      >>> model.output_matrix(params).shape
+      (259, 32)
+    """
+    model = make_model(tiny_config(**overrides))
+    return model, model.init(jax.random.key(seed))

@@ -1,0 +1,91 @@
+"""A tokenizer without a vocabulary file: one id a byte."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+_SPECIAL = {256: "<bos>", 257: "<eos>", 258: "<pad>"}
+_IDS = {text: i for i, text in _SPECIAL.items()}
+_SPLIT = re.compile(f"({'|'.join(map(re.escape, _IDS))})")
+
+
+class ByteTokenizer:
+    """UTF-8 bytes as ids 0 to 255, then ``<bos>``, ``<eos>`` and ``<pad>``; a ``data.Tokenizer``.
+
+    Attributes:
+      vocab_size: 259.
+      bos_id: 256; starts a chat message.
+      eos_ids: (257,); ends one.
+      pad_id: 258.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> tokenizer = jr.testing.ByteTokenizer()
+      >>> tokenizer.encode("hi<eos>")
+      [104, 105, 257]
+      >>> tokenizer.decode([104, 105, 257])
+      'hi'
+    """
+
+    vocab_size: int = 259
+    bos_id: int = 256
+    eos_ids: tuple[int, ...] = (257,)
+    pad_id: int = 258
+
+    def encode(self, text: str, *, allow_special: bool = True) -> list[int]:
+        """Ids of a text.
+
+        Args:
+          text: Any string.
+          allow_special: Read ``<bos>``, ``<eos>`` and ``<pad>`` as one id each. False for text that
+            comes from outside, where they are bytes like any other.
+
+        Returns:
+          A list of ids.
+        """
+        parts = _SPLIT.split(text) if allow_special else [text]
+        ids: list[int] = []
+        for part in parts:
+            ids.extend([_IDS[part]] if allow_special and part in _IDS else part.encode())
+        return ids
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """The text of ids; bytes that are not UTF-8 become the replacement character.
+
+        Args:
+          ids: Ids below 259.
+          skip_special: Leave special tokens out instead of writing their names.
+
+        Returns:
+          A string.
+
+        Raises:
+          ValueError: If an id is outside the vocabulary.
+        """
+        data = bytearray()
+        for i in map(int, ids):
+            if not 0 <= i < self.vocab_size:
+                raise ValueError(f"ByteTokenizer.decode: id {i} is outside the vocabulary of 259.")
+            if i < 256:
+                data.append(i)
+            elif not skip_special:
+                data.extend(_SPECIAL[i].encode())
+        return data.decode(errors="replace")
+
+    def chat(
+        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+    ) -> str:
+        r"""Messages as one text: ``<bos>role``, a new line, the content, ``<eos>``.
+
+        Args:
+          messages: Each with "role" and "content".
+          add_generation_prompt: End with the opening of the assistant's message.
+
+        Returns:
+          A string for :meth:`encode`.
+
+        Example:
+          >>> ByteTokenizer().chat([{"role": "user", "content": "2+2?"}])
+          '<bos>user\n2+2?<eos><bos>assistant\n'
+        """
+        text = "".join(f"<bos>{m['role']}\n{m['content']}<eos>" for m in messages)
+        return text + ("<bos>assistant\n" if add_generation_prompt else "")
