@@ -1,0 +1,50 @@
+"""Prompts, the order in which they are visited, and the tokenizer that turns them into ids.
+
+Each name loads its module on first use; datasets, tokenizers and reasoning-gym load only in the
+functions that need them.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from jaxrl_llm.data.order import Cursor, take
+    from jaxrl_llm.data.prompts import Prompt, PromptSet, split_distinct
+    from jaxrl_llm.data.sources import from_file, from_hub, from_reasoning_gym
+    from jaxrl_llm.data.tokenizer import Tokenizer, load_tokenizer
+
+_HOMES = {
+    "Cursor": "order",
+    "take": "order",
+    "Prompt": "prompts",
+    "PromptSet": "prompts",
+    "from_file": "sources",
+    "from_hub": "sources",
+    "from_reasoning_gym": "sources",
+    "split_distinct": "prompts",
+    "Tokenizer": "tokenizer",
+    "load_tokenizer": "tokenizer",
+}
+
+__all__ = [
+    "Cursor",
+    "Prompt",
+    "PromptSet",
+    "Tokenizer",
+    "from_file",
+    "from_hub",
+    "from_reasoning_gym",
+    "load_tokenizer",
+    "split_distinct",
+    "take",
+]
+
+
+def __getattr__(name: str):
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"jaxrl_llm.data.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'jaxrl_llm.data' has no attribute {name!r}.")
+
+
+def __dir__():
+    return sorted([*globals(), *_HOMES])

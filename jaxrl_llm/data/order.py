@@ -1,0 +1,74 @@
+"""The order in which prompts are visited, and the place in it that a checkpoint keeps."""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Cursor(NamedTuple):
+    """The next place to read.
+
+    Attributes:
+        epoch: Which pass over the prompts, from 0.
+        index: Place within that pass, from 0.
+    """
+
+    epoch: int = 0
+    index: int = 0
+
+
+def take(cursor: Cursor, n: int, *, size: int, seed: int) -> tuple[list[int], Cursor]:
+    """The next n prompts of an endless order in which every epoch is a new permutation.
+
+        order = permutation(seed, 0), permutation(seed, 1), ...
+
+    The order depends on size and seed alone, not on how it is cut into batches, so taking from a
+    saved cursor goes on exactly where the run stopped. A batch that crosses the end of an epoch,
+    as each one larger than `size` does, may hold a prompt twice.
+
+    Args:
+        cursor: Where to begin; `Cursor()` is the start.
+        n: How many to take.
+        size: Number of prompts.
+        seed: Any integer from 0; another seed gives another order.
+
+    Returns:
+        n indices in `range(size)`, and the cursor after them.
+
+    Raises:
+        ValueError: If n or size is below one, seed or epoch is negative, or the cursor's index is
+            not below size (then it belongs to another set of prompts).
+
+    Example:
+        >>> from jaxrl_llm.data import Cursor, take
+        >>> first, cursor = take(Cursor(), 3, size=4, seed=0)
+        >>> rest, cursor = take(cursor, 1, size=4, seed=0)
+        >>> sorted(first + rest), cursor
+        ([0, 1, 2, 3], Cursor(epoch=1, index=0))
+    """
+    epoch, index = int(cursor[0]), int(cursor[1])
+    if size < 1:
+        raise ValueError(f"take: there are no prompts to take from, size is {size}.")
+    if n < 1:
+        raise ValueError(f"take: n must be at least 1, got {n}.")
+    if seed < 0 or epoch < 0:
+        raise ValueError(f"take: seed and epoch must not be negative, got {seed} and {epoch}.")
+    if not 0 <= index < size:
+        raise ValueError(
+            f"take: the cursor is at prompt {index} of {size}; it belongs to another prompt set."
+        )
+    indices: list[int] = []
+    while len(indices) < n:
+        part = _permutation(seed, epoch, size)[index : index + n - len(indices)]
+        indices.extend(part.tolist())
+        index += len(part)
+        if index == size:
+            epoch, index = epoch + 1, 0
+    return indices, Cursor(epoch, index)
+
+
+@lru_cache(maxsize=2)
+def _permutation(seed: int, epoch: int, size: int) -> np.ndarray:
+    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch])))
+    return generator.permutation(size)

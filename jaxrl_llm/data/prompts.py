@@ -1,0 +1,133 @@
+"""Prompts, sets of them, and the split that keeps evaluation apart from training."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One question.
+
+    Attributes:
+        text: The user's message, before any chat template.
+        answer: The right answer as a text, where there is one.
+        metadata: What a reward may read. "answer" and "id" are added to it.
+        id: Names the prompt in messages and tables.
+    """
+
+    text: str
+    answer: str | None = None
+    metadata: dict[str, Any] = field(default_factory=dict, hash=False)
+    id: str = ""
+
+    def __post_init__(self):
+        own = {"answer": self.answer, "id": self.id}
+        object.__setattr__(self, "metadata", {**self.metadata, **own})
+
+
+class PromptSet(Sequence[Prompt]):
+    """An immutable sequence of prompts that is never empty and knows its source.
+
+    Args:
+        prompts: At least one `Prompt`.
+        source: Where they come from, for messages.
+
+    Raises:
+        ValueError: If there is no prompt, or one has an empty text.
+
+    Example:
+        >>> from jaxrl_llm.data import Prompt, PromptSet
+        >>> prompts = PromptSet([Prompt("1 + 1 =", "2", id="a"), Prompt("2 + 2 =", "4", id="b")])
+        >>> len(prompts), prompts[1].answer, prompts[:1].texts
+        (2, '4', ('1 + 1 =',))
+    """
+
+    def __init__(self, prompts: Iterable[Prompt], *, source: str = "prompts"):
+        self._prompts, self.source = tuple(prompts), source
+        if not self._prompts:
+            raise ValueError(f"PromptSet: {source} is empty, there is no prompt in it.")
+        for prompt in self._prompts:
+            if not prompt.text.strip():
+                raise ValueError(f"PromptSet: prompt {prompt.id!r} of {source} has no text.")
+
+    def __len__(self) -> int:
+        return len(self._prompts)
+
+    @overload
+    def __getitem__(self, index: int) -> Prompt: ...
+    @overload
+    def __getitem__(self, index: slice) -> "PromptSet": ...
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return PromptSet(self._prompts[index], source=self.source)
+        return self._prompts[index]
+
+    def __iter__(self) -> Iterator[Prompt]:
+        return iter(self._prompts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PromptSet) and self._prompts == other._prompts
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"PromptSet({len(self)} prompts from {self.source})"
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The texts, in order."""
+        return tuple(prompt.text for prompt in self)
+
+
+def split_distinct(
+    prompts: Iterable[Prompt], *, held_out: float = 0.2, seed: int = 0
+) -> tuple[PromptSet, PromptSet]:
+    """Parts the distinct texts, so that no question of the one set is in the other.
+
+        held out = the round(held_out * D) texts of smallest hash(seed, text), of D distinct ones
+
+    Both sets hold each of their texts once, the first time it came, in the given order. Which side
+    a text falls on hardly depends on the other texts: a set generated with another seed is parted
+    almost alike.
+
+    Args:
+        prompts: A `PromptSet` or any prompts; repeats of a text are dropped.
+        held_out: Share of the distinct texts to hold out, above 0 and below 1; at least one text
+            goes to each side.
+        seed: Another seed holds out other texts.
+
+    Returns:
+        `(train, held_out)`.
+
+    Raises:
+        ValueError: If held_out is not between 0 and 1, or there are fewer than two distinct texts.
+
+    Example:
+        >>> from jaxrl_llm.data import Prompt, split_distinct
+        >>> repeated = [Prompt(f"{i % 10} + 1 =") for i in range(50)]
+        >>> train, held_out = split_distinct(repeated)
+        >>> len(train), len(held_out), set(train.texts) & set(held_out.texts)
+        (8, 2, set())
+    """
+    if not 0 < held_out < 1:
+        raise ValueError(f"split_distinct: held_out must be between 0 and 1, got {held_out!r}.")
+    source = getattr(prompts, "source", "prompts")
+    distinct: dict[str, Prompt] = {}
+    for prompt in prompts:
+        distinct.setdefault(prompt.text, prompt)
+    if len(distinct) < 2:
+        raise ValueError(
+            f"split_distinct: {source} has {len(distinct)} distinct text, two are needed to part."
+        )
+
+    def rank(text: str) -> bytes:
+        return hashlib.sha256(f"{seed}\0{text}".encode()).digest()
+
+    count = min(max(round(held_out * len(distinct)), 1), len(distinct) - 1)
+    out = set(sorted(distinct, key=rank)[:count])
+    return (
+        PromptSet((p for t, p in distinct.items() if t not in out), source=source),
+        PromptSet((p for t, p in distinct.items() if t in out), source=f"held-out {source}"),
+    )

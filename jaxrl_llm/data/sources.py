@@ -1,0 +1,277 @@
+"""Where prompts come from: reasoning-gym tasks, files, the Hugging Face hub."""
+
+import difflib
+import importlib
+import json
+import tempfile
+from collections.abc import Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from jaxrl_llm.data.prompts import Prompt, PromptSet
+
+_READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+
+
+def from_reasoning_gym(task: str, *, size: int, seed: int = 0, **options: Any) -> PromptSet:
+    """Prompts that a reasoning-gym task generates.
+
+    The metadata of each holds "task" and "entry", which `rewards.reasoning_gym(task)` reads.
+    Question i comes from `random.Random(seed + i)`, so sets of near seeds share questions, and
+    small tasks repeat them: part training from evaluation with `split_distinct`, not by seed.
+
+    Args:
+        task: Name of a reasoning-gym dataset.
+        size: How many to generate, repeats counted.
+        seed: Seed of the first question.
+        **options: Options of the task, such as min_terms or max_digits.
+
+    Returns:
+        A `PromptSet` of `size` prompts.
+
+    Raises:
+        ValueError: If the task or an option is unknown or refused, or size is below one.
+        ImportError: If reasoning-gym is not installed.
+
+    Example:
+        >>> from jaxrl_llm.data import from_reasoning_gym
+        >>> prompts = from_reasoning_gym("chain_sum", size=2, min_terms=2, max_terms=2,
+        ...                              min_digits=1, max_digits=1)
+        >>> prompts[0].text[-7:], prompts[0].answer
+        ('0 - 4 =', '-4')
+
+    References:
+        Stojanovski et al., Reasoning Gym (arXiv:2505.24760).
+    """
+    gym = _optional("reasoning_gym", "reasoning-gym", "from_reasoning_gym")
+    if size < 1:
+        raise ValueError(f"from_reasoning_gym: size must be at least 1, got {size}.")
+    known = gym.factory.DATASETS
+    if task not in known:
+        near = difflib.get_close_matches(task, known, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f", which has {len(known)} others."
+        raise ValueError(f"from_reasoning_gym: reasoning-gym has no task {task!r}{hint}")
+    fields = known[task][1].__dataclass_fields__
+    for name in options:
+        if name not in fields:
+            raise ValueError(
+                f"from_reasoning_gym: the task {task!r} has no option {name!r}; it has "
+                f"{', '.join(sorted(set(fields) - {'seed', 'size'}))}."
+            )
+    try:
+        dataset = gym.create_dataset(task, size=size, seed=seed, **options)
+    except Exception as error:  # the package's own checks are assertions
+        raise ValueError(
+            f"from_reasoning_gym: the task {task!r} refuses the options {options}: {error}."
+        ) from error
+    source = f"reasoning-gym task {task!r}"
+    return PromptSet(
+        (
+            Prompt(
+                text=entry["question"],
+                answer=None if entry.get("answer") is None else str(entry["answer"]),
+                metadata={"task": task, "entry": entry},
+                id=f"{task}-{seed + index}",
+            )
+            for index, entry in enumerate(dataset[i] for i in range(size))
+        ),
+        source=source,
+    )
+
+
+def from_file(
+    path: str | Path, *, prompt_field: str = "prompt", answer_field: str | None = "answer"
+) -> PromptSet:
+    """Prompts of a JSON-lines, JSON or Parquet file, one a row.
+
+    Args:
+        path: A file that ends in .jsonl, .json or .parquet. Nothing is cached or downloaded.
+        prompt_field: The field with the user's message.
+        answer_field: The field with the right answer; None if there is none. An answer that is
+            not a text becomes one.
+
+    Returns:
+        A `PromptSet`; every other field is metadata. The field "id" names the prompt, or else
+        the file and row do.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If the file is empty, of another kind or malformed, or a field is missing.
+        ImportError: If datasets is not installed.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from jaxrl_llm.data import from_file
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = pathlib.Path(folder, "sums.jsonl")
+        ...     _ = path.write_text('{"prompt": "1 + 1 =", "answer": 2}')
+        ...     from_file(path)[0].answer
+        '2'
+    """
+    path = Path(path)
+    reader = _READERS.get(path.suffix.lower())
+    if not path.is_file():
+        raise FileNotFoundError(f"from_file: there is no file {str(path)!r}.")
+    if reader is None:
+        raise ValueError(
+            f"from_file: {str(path)!r} must end in one of {', '.join(sorted(_READERS))}."
+        )
+    if reader == "json" and not path.read_bytes().strip():
+        raise ValueError(f"from_file: {str(path)!r} is empty, there is no prompt in it.")
+    datasets = _optional("datasets", "datasets", "from_file")
+    with tempfile.TemporaryDirectory() as folder, _quiet(datasets):
+        try:
+            table = datasets.load_dataset(
+                reader, data_files=str(path), split="train", cache_dir=folder, keep_in_memory=True
+            )
+            rows = list(table)
+        except Exception as error:
+            raise ValueError(
+                f"from_file: {str(path)!r} cannot be read as {reader}: {_reason(path, error)}."
+            ) from error
+    return _from_rows(
+        rows,
+        list(table.features or ()),
+        "from_file",
+        str(path),
+        path.name,
+        prompt_field,
+        answer_field,
+    )
+
+
+def from_hub(
+    name: str,
+    *,
+    split: str,
+    config: str | None = None,
+    revision: str | None = None,
+    prompt_field: str = "prompt",
+    answer_field: str | None = "answer",
+) -> PromptSet:
+    """Prompts of a Hugging Face dataset.
+
+    Args:
+        name: A repository of the hub, or a local folder laid out as one.
+        split: The split to read, such as "train" or "test[:100]".
+        config: The configuration of a dataset that has several.
+        revision: The commit, tag or branch to read.
+        prompt_field: The field with the user's message.
+        answer_field: The field with the right answer; None if there is none.
+
+    Returns:
+        A `PromptSet`, as `from_file` makes it.
+
+    Raises:
+        ValueError: If the dataset cannot be loaded, is empty, or a field is missing.
+        ImportError: If datasets is not installed.
+
+    Example:
+        >>> from jaxrl_llm.data import from_hub
+        >>> prompts = from_hub("openai/gsm8k", config="main", split="train",
+        ...                    prompt_field="question")  # doctest: +SKIP
+    """
+    datasets = _optional("datasets", "datasets", "from_hub")
+    with _quiet(datasets):
+        try:
+            table = datasets.load_dataset(name, config, split=split, revision=revision)
+            rows = list(table)
+        except Exception as error:
+            raise ValueError(
+                f"from_hub: the split {split!r} of the dataset {name!r} cannot be loaded: "
+                f"{_one_line(error)}."
+            ) from error
+    return _from_rows(
+        rows,
+        list(table.features or ()),
+        "from_hub",
+        f"{name} ({split})",
+        f"{name}/{split}",
+        prompt_field,
+        answer_field,
+    )
+
+
+def _from_rows(
+    rows: list[dict],
+    fields: list[str],
+    function: str,
+    source: str,
+    label: str,
+    prompt_field: str,
+    answer_field: str | None,
+) -> PromptSet:
+    if not rows:
+        raise ValueError(f"{function}: {source} is empty, there is no prompt in it.")
+    for name in filter(None, (prompt_field, answer_field)):
+        if name not in fields:
+            raise ValueError(
+                f"{function}: {source} has no field {name!r}; its fields are {', '.join(fields)}."
+            )
+
+    def prompt(position: int, row: Mapping[str, Any]) -> Prompt:
+        text = row[prompt_field]
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(
+                f"{function}: the field {prompt_field!r} of row {position} of {source} must be "
+                f"a text that is not empty, got {text!r:.80}."
+            )
+        answer = row[answer_field] if answer_field else None
+        if answer_field and answer is None:
+            raise ValueError(
+                f"{function}: the field {answer_field!r} of row {position} of {source} is missing."
+            )
+        if answer is not None and not isinstance(answer, str):
+            answer = json.dumps(answer, default=str)
+        others = {k: v for k, v in row.items() if k not in (prompt_field, answer_field)}
+        identity = row.get("id")
+        return Prompt(
+            text, answer, others, f"{label}:{position}" if identity is None else str(identity)
+        )
+
+    return PromptSet((prompt(n, row) for n, row in enumerate(rows)), source=source)
+
+
+def _reason(path: Path, error: Exception) -> str:
+    """Which line is at fault, where that can be found."""
+    if path.suffix.lower() == ".jsonl":
+        for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
+            try:
+                if line.strip() and not isinstance(json.loads(line), dict):
+                    return f"line {number} is not a JSON object"
+            except UnicodeDecodeError as fault:
+                return f"line {number} is not UTF-8 ({fault.reason})"
+            except ValueError as fault:
+                return f"line {number} is not JSON ({fault})"
+    return _one_line(error.__cause__ or error)
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split()).rstrip(".")[:300]
+    return text or type(error).__name__
+
+
+def _optional(module: str, package: str, function: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(
+            f"{function} needs the package {package}: pip install 'jaxrl_llm[train]'."
+        ) from error
+
+
+@contextmanager
+def _quiet(datasets: Any):
+    """Keeps datasets' progress bars off the terminal, then leaves them as they were."""
+    were_on = not datasets.utils.are_progress_bars_disabled()
+    datasets.utils.disable_progress_bars()
+    logger = datasets.logging.get_logger("datasets")
+    level = logger.level
+    logger.setLevel(datasets.logging.CRITICAL)  # its message is in our error
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        if were_on:
+            datasets.utils.enable_progress_bars()

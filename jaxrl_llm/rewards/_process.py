@@ -1,0 +1,138 @@
+"""One worker process of a verifier pool, seen from the parent."""
+
+import contextlib
+import importlib.util
+import os
+import pickle
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jaxrl_llm.rewards import _worker
+from jaxrl_llm.rewards.scoring import name_of
+
+_START_SECONDS = 120.0  # a worker may import something heavy before its first call
+
+
+class Process:
+    """One worker process. `call` gives ("value" | "raised" | "hung" | "crashed", payload)."""
+
+    def __init__(self, function: str | bytes):
+        # A fresh interpreter, never a fork: jax holds threads and locks. It is started by path,
+        # without `__main__` of the parent, so a script needs no guard and jax is not imported
+        # unless the function's module does.
+        environment = dict(os.environ)
+        environment["JAX_PLATFORMS"] = "cpu"  # a verifier must never take the accelerator
+        self.process = subprocess.Popen(
+            [sys.executable, "-P", str(Path(_worker.__file__))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,  # Ctrl-C is for the parent; and its children end with it
+        )
+        self.messages: queue.SimpleQueue = queue.SimpleQueue()
+        self.input: Any = self.process.stdin
+        self.ready = False
+        self.started = time.monotonic()
+        threading.Thread(
+            target=_forward, args=(self.process.stdout, self.messages), daemon=True
+        ).start()
+        self._send((list(sys.path), function))
+
+    def _send(self, message: Any) -> bool:
+        try:
+            _worker.write_message(self.input, message)
+        except (OSError, ValueError):  # the process is gone, or its pipe closed
+            return False
+        return True
+
+    def wait_ready(self) -> str | None:
+        """None once the function is loaded; otherwise why the worker cannot serve."""
+        if self.ready:
+            return None
+        try:
+            left = self.started + _START_SECONDS - time.monotonic()
+            message = self.messages.get(timeout=max(left, 0.01))
+        except queue.Empty:
+            return f"it was not ready after {_START_SECONDS:g} s"
+        if message is None:
+            return f"it ended with exit status {self.process.wait()}"
+        kind, payload = message
+        self.ready = kind == "ready"
+        return None if self.ready else payload
+
+    def call(self, arguments: tuple, deadline: float) -> tuple[str, Any]:
+        if not self._send(arguments):
+            return "gone", None
+        try:
+            message = self.messages.get(timeout=deadline)
+        except queue.Empty:
+            return "hung", f"gave nothing within {deadline:g} s"
+        if message is None:
+            return "crashed", f"ended its process with exit status {self.process.wait()}"
+        return message
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            with contextlib.suppress(OSError):
+                if hasattr(os, "killpg"):
+                    os.killpg(self.process.pid, signal.SIGKILL)
+                else:
+                    self.process.kill()
+        with contextlib.suppress(OSError):
+            self.input.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(timeout=5)
+
+
+def _forward(stream, messages: queue.SimpleQueue) -> None:
+    """Puts each message of a worker into its queue, and None when there are no more."""
+    try:
+        while True:
+            messages.put(_worker.read_message(stream))
+    except BaseException as error:
+        if not isinstance(error, EOFError | OSError | ValueError):
+            messages.put(("raised", f"{type(error).__name__} while its result was read: {error}"))
+        messages.put(None)
+    finally:
+        stream.close()
+
+
+def sendable(function: Callable | str) -> str | bytes:
+    """What a worker needs to find the function, or a ValueError that says why it cannot."""
+    if isinstance(function, str):
+        module, colon, name = function.partition(":")
+        if not (module and colon and name):
+            raise ValueError(
+                f"VerifierPool: a function given by name is written 'module:name', got "
+                f"{function!r}."
+            )
+        try:
+            found = importlib.util.find_spec(module) is not None
+        except (ImportError, ValueError):
+            found = False
+        if not found:
+            raise ValueError(f"VerifierPool: there is no module {module!r} to load {name!r} from.")
+        return function
+    if not callable(function):
+        raise ValueError(
+            "VerifierPool: function must be callable or a text 'module:name', got "
+            f"{type(function).__name__}."
+        )
+    home = getattr(function, "__module__", None) or type(function).__module__
+    reason = "it is defined in the running script or notebook"
+    if home != "__main__":
+        try:
+            return pickle.dumps(function)
+        except Exception as error:
+            reason = " ".join(str(error).split())
+    raise ValueError(
+        f"VerifierPool: {name_of(function)} cannot be sent to another process ({reason}); define "
+        "it at the top of a module and pass it, or pass 'module:name'."
+    )

@@ -1,0 +1,253 @@
+"""Rewards that come with the package: the last integer, reasoning-gym scorers, math-verify."""
+
+import importlib
+import logging
+import re
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from jaxrl_llm.rewards.pool import VerifierPool
+
+_MINUS = "-\u2212\u2010\u2011\u2013\ufe63\uff0d"  # hyphen, minus, and what models write for them
+_NUMBER = re.compile(
+    r"""
+    (?<![0-9]) (?:
+      (?<![0-9],) [0-9]{1,3} (?: , [0-9]{3} )+ (?! [0-9] | ,[0-9] )   # 1,234,567 but not 1,2,345
+      | [0-9]+
+    )
+    (?P<fraction> (?: \. [0-9]+ )* )
+    """,
+    re.VERBOSE,
+)
+_OPENS_A_NUMBER = "=≈(:[{"  # a minus set apart from its number is a sign after these only
+_MOST_DIGITS = 4000  # Python refuses to read longer ones
+
+
+def last_integer(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
+    """One if the last number of the completion is the integer `metadata["answer"]`, else zero.
+
+        reward = 1[last(completion) = last(answer)]
+
+    A minus belongs to the number unless it subtracts: "5 - 3", "5 -3" and "3-4" end in 3, 3 and 4,
+    while "= -4", "is -4", "5 - -4" and "= - 4" end in -4. Unicode minus signs count as a minus,
+    "1,234" is one number, a full stop may follow, and "7.00" is 7. A completion whose last number
+    is not whole, such as "7.5", scores zero.
+
+    Args:
+        prompt: Not read.
+        completion: The reply.
+        metadata: Has "answer", an integer or a text that ends in one (as "#### 18" does).
+
+    Returns:
+        1.0 or 0.0.
+
+    Raises:
+        ValueError: If metadata has no "answer" or there is no integer in it.
+
+    Example:
+        >>> from jaxrl_llm.rewards import last_integer
+        >>> last_integer("5 - 9 =", "5 - 9 = -4.", {"answer": "-4"})
+        1.0
+        >>> last_integer("5 - 2 =", "5 - 3", {"answer": "-3"})
+        0.0
+    """
+    del prompt
+    answer = metadata.get("answer")
+    wanted = None if answer is None or isinstance(answer, bool) else _last_integer(str(answer))
+    if wanted is None:
+        raise ValueError(f"last_integer: metadata['answer'] must hold an integer, got {answer!r}.")
+    return float(_last_integer(completion) == wanted)
+
+
+def _last_integer(text: str) -> int | None:
+    """The last number of the text, or None if there is none or it is not whole."""
+    last = next(iter(deque(_NUMBER.finditer(text), maxlen=1)), None)
+    if last is None or last["fraction"].strip(".0") or _follows_a_point(text, last.start()):
+        return None
+    digits = text[last.start() : last.start("fraction")].replace(",", "").lstrip("0") or "0"
+    if len(digits) > _MOST_DIGITS:
+        return None
+    return -int(digits) if _is_negative(text, last.start()) else int(digits)
+
+
+def _follows_a_point(text: str, start: int) -> bool:
+    """Whether the digits are those of a number like .5, and not behind a sentence or dots."""
+    before = text[max(0, start - 2) : start]
+    return before.endswith(".") and not (before[0].isalnum() or before == "..")
+
+
+def _is_negative(text: str, start: int) -> bool:
+    """Whether the characters before a number make it negative."""
+    before = text[max(0, start - 40) : start].rpartition("\n")[2]
+    sign = before.rstrip(" \t")
+    if not sign or sign[-1] not in _MINUS:
+        return False
+    left = sign[:-1].rstrip(" \t")
+    if len(sign) < len(before):  # "- 4"
+        return bool(left) and left[-1] in _OPENS_A_NUMBER
+    if not left:
+        return True
+    if left[-1].isdigit():  # "5 -3" subtracts
+        return False
+    touches = len(left) == len(sign) - 1  # "is -4" and "a) -4", but "step-4" and "(2)-3"
+    return not (touches and (left[-1].isalpha() or left[-1] in ")]}"))
+
+
+class reasoning_gym:  # noqa: N801 (used as a function: `reward = reasoning_gym("chain_sum")`)
+    """Scores with reasoning-gym's own scorer of a task.
+
+        reward = scorer_task(answer, metadata["entry"]),   0 <= reward <= 1
+
+    The answer is what the last `<answer>...</answer>` of the completion holds, or else the whole
+    completion without outer whitespace. Many scorers give part of the reward for a near answer;
+    `chain_sum`, for one, gives a share to a text that holds the right number among other words.
+
+    Args:
+        task: Name of the reasoning-gym dataset.
+        **options: Its options, where the scorer depends on them.
+
+    Returns:
+        A reward `(prompt, completion, metadata) -> float` that reads the stored entry which
+        `data.from_reasoning_gym` puts into the metadata. It pickles, so `VerifierPool` takes it.
+
+    Raises:
+        ValueError: If there is no such task.
+
+    Example:
+        >>> from jaxrl_llm import rewards
+        >>> reward = rewards.reasoning_gym("chain_sum")
+        >>> reward("2 + 2 =", "<answer>4</answer>", {"entry": {"answer": "4"}})
+        1.0
+
+    References:
+        Stojanovski et al., Reasoning Gym (arXiv:2505.24760).
+    """
+
+    def __init__(self, task: str, **options: Any):
+        self.task, self.options = task, options
+        self.__qualname__ = f"reasoning_gym({task!r})"
+        self._load()
+
+    def __reduce__(self):
+        return _make_reasoning_gym, (self.task, self.options)
+
+    def _load(self) -> None:
+        gym = _optional("reasoning_gym", "reasoning-gym", "reasoning_gym")
+        try:
+            self._dataset = gym.create_dataset(self.task, **self.options)
+        except Exception as error:
+            raise ValueError(
+                f"reasoning_gym: the task {self.task!r} with options {self.options} cannot be "
+                f"made: {error}."
+            ) from error
+        self._extract = gym.utils.extract_answer
+
+    def __call__(self, prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
+        """The task's score of one completion."""
+        del prompt
+        if "entry" not in metadata:
+            raise ValueError(
+                f"{self.__qualname__}: metadata['entry'] is missing; prompts of "
+                "from_reasoning_gym have it."
+            )
+        tagged = self._extract(completion)
+        answer = completion.strip() if tagged is None else tagged
+        return float(self._dataset.score_answer(answer, metadata["entry"]))
+
+
+def _make_reasoning_gym(task: str, options: dict) -> reasoning_gym:
+    return reasoning_gym(task, **options)
+
+
+def math_verify(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
+    r"""One if the completion's mathematical answer equals `metadata["answer"]`, else zero.
+
+        reward = 1[parse(completion) = parse(answer)]   (symbolic equality, package math-verify)
+
+    Parsing and comparing can run for ever on some texts, and the package's own time limits work in
+    the main thread only, so they are off here: use `math_verify_pool` in training.
+
+    Args:
+        prompt: Not read.
+        completion: The reply; the last formula or number in it counts, a boxed one first.
+        metadata: Has "answer": LaTeX with or without dollar signs, or a number.
+
+    Returns:
+        1.0 or 0.0.
+
+    Raises:
+        ValueError: If metadata has no "answer" or it cannot be read as mathematics.
+        ImportError: If math-verify is not installed.
+
+    Example:
+        >>> from jaxrl_llm import rewards
+        >>> rewards.math_verify("Half of one?", r"It is $\frac{2}{4}$.", {"answer": "1/2"})
+        1.0
+
+    References:
+        Kydlíček, Math-Verify (the package math-verify; there is no paper).
+    """
+    del prompt
+    package = _optional("math_verify", "math-verify", "math_verify")
+    _quieten()
+    answer = metadata.get("answer")
+    gold = None
+    if answer is not None:
+        # Bare LaTeX without an anchor is read only between dollar signs.
+        gold = package.parse(str(answer), parsing_timeout=None) or package.parse(
+            f"${answer}$", parsing_timeout=None
+        )
+    if not gold:
+        raise ValueError(
+            f"math_verify: metadata['answer'] must be readable as mathematics, got {answer!r}."
+        )
+    given = package.parse(completion, parsing_timeout=None)
+    return float(package.verify(gold, given, timeout_seconds=None))
+
+
+def math_verify_pool(*, workers: int = 2, deadline: float = 5.0) -> VerifierPool:
+    """`math_verify` in worker processes under a hard deadline.
+
+    Args:
+        workers: Number of processes.
+        deadline: Seconds a completion may take; one that takes longer scores zero.
+
+    Returns:
+        A `VerifierPool`; close it, or use it in a `with` statement.
+
+    Raises:
+        ImportError: If math-verify is not installed.
+        ValueError: If workers or deadline is not positive.
+
+    Example:
+        >>> from jaxrl_llm import rewards
+        >>> with rewards.math_verify_pool(workers=1, deadline=20.0) as pool:
+        ...     rewards.score(pool, ["1/2 + 1/2 ="], ["$1$"], [{"answer": "1"}]).rewards.tolist()
+        [1.0]
+    """
+    _optional("math_verify", "math-verify", "math_verify_pool")
+    return VerifierPool(math_verify, workers=workers, deadline=deadline)
+
+
+def _optional(module: str, package: str, function: str):
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise ImportError(
+            f"{function} needs the package {package}: pip install 'jaxrl_llm[train]'."
+        ) from error
+
+
+class _NoTimeoutWarning(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "Timeout is disabled" not in str(record.msg)
+
+
+_FILTER = _NoTimeoutWarning()
+
+
+def _quieten() -> None:
+    """Drops the package's remark that its time limits are off: here they are off on purpose."""
+    for name in ("math_verify.parser", "math_verify.grader"):
+        logging.getLogger(name).addFilter(_FILTER)

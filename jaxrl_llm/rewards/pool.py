@@ -1,0 +1,187 @@
+"""Verifiers in processes of their own, each call under a deadline that really ends it."""
+
+import queue
+import threading
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxrl_llm.rewards._process import Process, sendable
+from jaxrl_llm.rewards.scoring import FAILED, Reward, describe, name_of
+
+_WARNED_ONE_BY_ONE = 5
+
+
+def _kill_all(processes: set[Process]) -> None:
+    for process in list(processes):
+        process.kill()
+    processes.clear()
+
+
+class VerifierPool:
+    """Runs a reward in worker processes with a hard deadline a call.
+
+    A call that outlasts the deadline has its worker killed and replaced. A hang, an exception and
+    a death of the process all score zero, are counted, and are warned about: one by one at first,
+    then one line a batch. The training run goes on. A value that is no finite number is
+    a mistake in the function rather than in a completion, and raises in `score` as usual.
+
+    Args:
+        function: A reward that another process can import: a function of a module, a picklable
+            object, or a text "module:name". It may be async.
+        workers: Number of processes.
+        deadline: Seconds one call may take; starting a worker does not count.
+
+    Raises:
+        ValueError: If the function cannot be sent to or loaded in a worker, or workers or deadline
+            is not positive.
+
+    Example:
+        >>> from jaxrl_llm.rewards import VerifierPool, score
+        >>> with VerifierPool("operator:concat", workers=1) as pool:  # doctest: +SKIP
+        ...     score(pool, prompts, completions, metadata)
+    """
+
+    def __init__(self, function: Reward | str, *, workers: int = 2, deadline: float = 5.0):
+        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
+            raise ValueError(
+                f"VerifierPool: workers must be a whole number above zero, got {workers!r}."
+            )
+        if not deadline > 0:
+            raise ValueError(f"VerifierPool: deadline must be positive, got {deadline!r}.")
+        self.workers, self.deadline, self.failures = workers, float(deadline), 0
+        self.__qualname__ = function if isinstance(function, str) else name_of(function)
+        self._function = sendable(function)
+        self._processes: set[Process] = set()
+        self._idle: queue.SimpleQueue[Process] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        # Also runs when the interpreter ends, so no worker outlives a script that forgot close().
+        self._finalizer = weakref.finalize(self, _kill_all, self._processes)
+        started = [self._start() for _ in range(workers)]
+        trouble = next((why for process in started if (why := process.wait_ready())), None)
+        if trouble is not None:
+            self.close()
+            raise ValueError(
+                f"VerifierPool: a worker process could not load {self.__qualname__}: {trouble}."
+            )
+        for process in started:
+            self._idle.put(process)
+
+    def __enter__(self) -> "VerifierPool":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the workers; the pool cannot be used afterwards. May be called twice."""
+        self._finalizer()
+
+    def __call__(self, prompt: str, completion: str, metadata: Mapping[str, Any]) -> Any:
+        """Scores one completion; a hang or crash is 0.0."""
+        (value,) = self.score_batch([prompt], [completion], [metadata])
+        return 0.0 if value is FAILED else value
+
+    def score_batch(
+        self,
+        prompts: Sequence[str],
+        completions: Sequence[str],
+        metadata: Sequence[Mapping[str, Any]],
+    ) -> list[Any]:
+        """The function's values in the order of the input, `FAILED` where it hung or crashed."""
+        rows = list(zip(prompts, completions, metadata, strict=True))
+        outcomes: list[tuple[str, Any]] = [("crashed", "was not run")] * len(rows)
+        todo: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for position in range(len(rows)):
+            todo.put(position)
+        errors: list[BaseException] = []
+        stop = threading.Event()
+
+        def drain() -> None:
+            try:
+                while not stop.is_set():
+                    position = todo.get_nowait()
+                    outcomes[position] = self._call(rows[position])
+            except queue.Empty:
+                pass
+            except BaseException as error:
+                errors.append(error)
+                stop.set()
+
+        threads = [
+            threading.Thread(target=drain, daemon=True) for _ in range(min(self.workers, len(rows)))
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            stop.set()  # after Ctrl-C the threads end with the call that they are in
+        if errors:
+            raise errors[0]
+        self._warn(outcomes, metadata)
+        return [value if kind == "value" else FAILED for kind, value in outcomes]
+
+    def _start(self) -> Process:
+        process = Process(self._function)
+        with self._lock:
+            if self._finalizer.alive:
+                self._processes.add(process)
+                return process
+        process.kill()
+        raise RuntimeError("VerifierPool: the pool is closed.")
+
+    def _call(self, arguments: tuple) -> tuple[str, Any]:
+        """One call on an idle worker, which goes back to the idle ones or is replaced."""
+        if not self._finalizer.alive:
+            raise RuntimeError("VerifierPool: the pool is closed.")
+        process = self._idle.get()
+        for _ in range(2):
+            if (trouble := process.wait_ready()) is not None:
+                self._discard(process)
+                self._idle.put(self._start())
+                raise RuntimeError(
+                    f"VerifierPool: a replaced worker could not load {self.__qualname__}: "
+                    f"{trouble}."
+                )
+            kind, payload = process.call(arguments, self.deadline)
+            if kind in ("value", "raised"):
+                break
+            self._discard(process)
+            process = self._start()
+            # A worker that died while idle says nothing about this completion: ask the next.
+            if kind != "gone":
+                break
+        self._idle.put(process)
+        return ("crashed", "lost its process twice") if kind == "gone" else (kind, payload)
+
+    def _discard(self, process: Process) -> None:
+        process.kill()
+        with self._lock:
+            self._processes.discard(process)
+
+    def _warn(self, outcomes: list[tuple[str, Any]], metadata: Sequence[Mapping[str, Any]]) -> None:
+        failed = [n for n, (kind, _) in enumerate(outcomes) if kind != "value"]
+        alone = failed[: max(0, _WARNED_ONE_BY_ONE - self.failures)]
+        self.failures += len(failed)
+        for position in alone:
+            kind, payload = outcomes[position]
+            what = f"raised {payload}" if kind == "raised" else payload
+            warnings.warn(
+                f"Verifier {self.__qualname__} {what} on "
+                f"{describe(position, metadata[position])}; the completion scores zero.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        rest = Counter(outcomes[n][0] for n in failed[len(alone) :])
+        if rest:
+            kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(rest.items()))
+            warnings.warn(
+                f"Verifier {self.__qualname__} failed on {rest.total()} more of {len(outcomes)} "
+                f"completions ({kinds}); they score zero, {self.failures} so far.",
+                RuntimeWarning,
+                stacklevel=3,
+            )

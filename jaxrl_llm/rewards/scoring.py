@@ -1,0 +1,285 @@
+"""Calls a reward on every completion of a batch and checks what comes back."""
+
+import asyncio
+import contextvars
+import inspect
+import math
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+
+Value = float | int | bool | Mapping[str, float]
+"""What a reward gives for one completion."""
+
+Reward = Callable[[str, str, Mapping[str, Any]], Value | Awaitable[Value]]
+"""A reward: `(prompt, completion, metadata)` to a number, or to one number a name."""
+
+FAILED = type("_Failed", (), {"__repr__": lambda self: "FAILED"})()
+"""Stands in a batch for a completion whose verifier hung or crashed; it scores zero."""
+
+
+class RewardError(RuntimeError):
+    """A reward raised, hung, or gave something that is not a finite number."""
+
+
+class Scores(NamedTuple):
+    """Rewards of N completions.
+
+    Attributes:
+        rewards: float32 [N], the number that training uses.
+        columns: one float32 [N] a name, when the reward gives a mapping; else empty.
+        failures: how many completions got zero because a verifier process hung or crashed.
+    """
+
+    rewards: np.ndarray
+    columns: dict[str, np.ndarray]
+    failures: int
+
+
+@runtime_checkable
+class BatchReward(Protocol):
+    """A reward that takes the whole batch and keeps its own deadline, such as `VerifierPool`."""
+
+    def score_batch(
+        self,
+        prompts: Sequence[str],
+        completions: Sequence[str],
+        metadata: Sequence[Mapping[str, Any]],
+    ) -> list[Any]:
+        """One value, or `FAILED`, a completion."""
+        ...
+
+
+def score(
+    reward: Reward | BatchReward,
+    prompts: Sequence[str],
+    completions: Sequence[str],
+    metadata: Sequence[Mapping[str, Any]] | None = None,
+    *,
+    deadline: float = 60.0,
+) -> Scores:
+    """Rewards of a batch, each checked to be a finite number.
+
+        rewards[n] = reward(prompts[n], completions[n], metadata[n])
+
+    A reward that gives a mapping makes one column a name; its total is the entry "reward" where
+    there is one and the sum of the entries otherwise. Results of an async reward are awaited
+    together. A `BatchReward` such as `VerifierPool` gets the batch as a whole.
+
+    Args:
+        reward: Callable `(prompt, completion, metadata) -> number | mapping`, sync or async.
+        prompts: N texts, as the reward should see them.
+        completions: N texts.
+        metadata: N mappings, usually with "answer" and "id"; None gives every call an empty one.
+        deadline: Seconds that one call may take. Calls run in a thread, so the caller is freed
+            even from a call that never ends. A `BatchReward` keeps its own deadline instead.
+
+    Returns:
+        `Scores(rewards, columns, failures)`, in the order of the input.
+
+    Raises:
+        RewardError: If a call raises, outlasts the deadline, or gives None, a text, NaN, an
+            infinity, or other names than the first call gave. The message names the prompt.
+        ValueError: If the batch is empty, its parts differ in length, or deadline is not positive.
+
+    Example:
+        >>> from jaxrl_llm.rewards import score
+        >>> def short(prompt, completion, metadata):
+        ...     return {"short": len(completion) < 4, "right": completion == metadata["answer"]}
+        >>> scores = score(short, ["2 + 2 ="] * 2, ["4", "five"], [{"answer": "4"}] * 2)
+        >>> scores.rewards.tolist(), scores.columns["right"].tolist()
+        ([2.0, 0.0], [1.0, 0.0])
+    """
+    if metadata is None:
+        metadata = [{}] * len(prompts)
+    sizes = (len(prompts), len(completions), len(metadata))
+    if len(set(sizes)) != 1:
+        raise ValueError(
+            "score: prompts, completions and metadata must have one length, "
+            f"got {sizes[0]}, {sizes[1]} and {sizes[2]}."
+        )
+    if not sizes[0]:
+        raise ValueError("score: the batch is empty, there is nothing to score.")
+    if not deadline > 0:
+        raise ValueError(f"score: deadline must be positive, got {deadline!r}.")
+    if isinstance(reward, BatchReward):
+        values = reward.score_batch(prompts, completions, metadata)
+        if len(values) != len(prompts):
+            raise RewardError(
+                f"Reward {name_of(reward)} gave {len(values)} values for {len(prompts)} prompts."
+            )
+    elif callable(reward):
+        values = _run_in_thread(reward, prompts, completions, metadata, deadline)
+    else:
+        raise TypeError(f"score: reward must be callable, got {type(reward).__name__}.")
+    return _table(reward, values, metadata)
+
+
+def name_of(reward: Any) -> str:
+    """The name by which messages call a reward."""
+    inner = getattr(reward, "func", reward)  # a functools.partial is named after its function
+    return getattr(inner, "__qualname__", None) or type(reward).__name__
+
+
+def describe(position: int, metadata: Mapping[str, Any]) -> str:
+    """How messages name one row of a batch."""
+    identity = metadata.get("id") if isinstance(metadata, Mapping) else None
+    return f"prompt {position}" if identity is None else f"prompt {position} (id {identity!r})"
+
+
+class _Progress:
+    """Which calls are under way and since when; written by the thread, read by the caller."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[int, float] = {}
+        self.values: list[Any] = []
+        self.error: tuple[int, BaseException] | None = None
+
+    def start(self, position: int) -> None:
+        self.waiting[position] = time.monotonic()
+
+    def overdue(self, deadline: float) -> int | None:
+        now = time.monotonic()
+        late = [n for n, since in self.waiting.copy().items() if now - since > deadline]
+        return min(late) if late else None
+
+
+def _run_in_thread(reward, prompts, completions, metadata, deadline: float) -> list[Any]:
+    """Values of all calls; raises in the caller when one raises or outlasts the deadline."""
+    progress = _Progress()
+    progress.values = [None] * len(prompts)
+    context = contextvars.copy_context()
+
+    def work() -> None:
+        _call_all(reward, list(zip(prompts, completions, metadata, strict=True)), progress)
+
+    thread = threading.Thread(
+        target=context.run, args=(work,), daemon=True, name=f"reward {name_of(reward)}"
+    )
+    thread.start()
+    while thread.is_alive():
+        thread.join(timeout=min(deadline / 4, 0.5))
+        late = progress.overdue(deadline) if thread.is_alive() else None
+        if late is not None:
+            raise RewardError(
+                f"Reward {name_of(reward)} gave nothing for {describe(late, metadata[late])} "
+                f"within {deadline:g} s."
+            )
+    if progress.error is not None:
+        position, error = progress.error
+        raise RewardError(
+            f"Reward {name_of(reward)} raised {type(error).__name__} on "
+            f"{describe(position, metadata[position])}: {_one_line(str(error))}."
+        ) from error
+    return progress.values
+
+
+def _call_all(reward, rows: list[tuple], progress: _Progress) -> None:
+    """Fills `progress.values`, or `progress.error` with the first call that raised."""
+    awaited: dict[int, Awaitable[Any]] = {}
+    for position, row in enumerate(rows):
+        progress.start(position)
+        try:
+            value = reward(*row)
+        except BaseException as error:
+            progress.error = (position, error)
+            for other in awaited.values():
+                if inspect.iscoroutine(other):
+                    other.close()
+            return
+        finally:
+            progress.waiting.pop(position, None)
+        if inspect.isawaitable(value):
+            awaited[position] = value
+        progress.values[position] = value
+    if awaited:
+        try:
+            asyncio.run(_gather(awaited, progress))
+        except BaseException as error:
+            progress.error = progress.error or (min(awaited), error)
+
+
+async def _gather(awaited: dict[int, Awaitable[Any]], progress: _Progress) -> None:
+    async def one(position: int, value: Awaitable[Any]) -> None:
+        progress.start(position)
+        try:
+            progress.values[position] = await value
+        except BaseException as error:
+            progress.error = progress.error or (position, error)
+            raise  # ends the others too: the first error is the one that is told
+        finally:
+            progress.waiting.pop(position, None)
+
+    await asyncio.gather(*(one(position, value) for position, value in awaited.items()))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).rstrip(".")[:300] or "no message"
+
+
+def _number(value: Any) -> float | None:
+    """The value as a finite float32 number, or None where it is not one."""
+    if isinstance(value, str | bytes | complex) or value is None:
+        return None
+    if getattr(value, "shape", ()) != ():
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) and abs(number) <= np.finfo(np.float32).max else None
+
+
+def _numbers(reward, value: Any, row: str) -> dict[str | None, float]:
+    """The entries of one value, all finite; a plain number is the one entry named None."""
+    named = value if isinstance(value, Mapping) else {None: value}
+    if isinstance(value, Mapping) and not (value and all(isinstance(name, str) for name in value)):
+        raise RewardError(
+            f"Reward {name_of(reward)} gave {_one_line(repr(value))} for {row}, where a mapping "
+            "needs at least one name and every name is a text."
+        )
+    numbers: dict[str | None, float] = {}
+    for name, entry in named.items():
+        number = _number(entry)
+        if number is None:
+            where = "" if name is None else f" as {name!r}"
+            raise RewardError(
+                f"Reward {name_of(reward)} gave {_one_line(repr(entry))}{where} for {row}, "
+                "where a finite number is needed."
+            )
+        numbers[name] = number
+    return numbers
+
+
+def _table(reward, values: list[Any], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+    """Checks every value and lays them out as columns; failed calls are zero in each."""
+    columns: dict[str | None, np.ndarray] = {}
+    total = np.zeros(len(values), np.float32)
+    failures = 0
+    for position, value in enumerate(values):
+        if value is FAILED:
+            failures += 1
+            continue
+        row = describe(position, metadata[position])
+        numbers = _numbers(reward, value, row)
+        if not columns:
+            columns = {name: np.zeros(len(values), np.float32) for name in numbers}
+        elif numbers.keys() != columns.keys():
+            raise RewardError(
+                f"Reward {name_of(reward)} gave {_kind(numbers)} for {row} "
+                f"but {_kind(columns)} before."
+            )
+        for name, number in numbers.items():
+            columns[name][position] = number
+        whole = _number(numbers["reward"] if "reward" in numbers else sum(numbers.values()))
+        if whole is None:
+            raise RewardError(f"Reward {name_of(reward)} gave entries of no finite sum for {row}.")
+        total[position] = whole
+    return Scores(total, {name: c for name, c in columns.items() if name is not None}, failures)
+
+
+def _kind(names: Mapping[str | None, Any]) -> str:
+    return "a plain number" if None in names else f"the names {sorted(map(str, names))}"
