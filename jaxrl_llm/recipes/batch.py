@@ -134,27 +134,21 @@ def validate_batch(
             f"{name}: the reward of {prompt(row)}, rollout {member}, is {rewards[row, member]}; a "
             "rollout that could not be graded takes where=False."
         )
-    mask = np.asarray(batch.mask) & where[..., None]
+    mask, prompt_mask = np.asarray(batch.mask) & where[..., None], np.asarray(batch.prompt_mask)
     for (row,) in np.argwhere(where.any(-1) & ~mask.any((-2, -1)))[:1]:
         raise ValueError(f"{name}: every token of {prompt(row)} is masked, but it takes part.")
-    prompt_mask = np.asarray(batch.prompt_mask)
     for (row,) in np.argwhere(where.any(-1) & ~prompt_mask.any(-1))[:1]:
         raise ValueError(f"{name}: {prompt(row)} has no tokens.")
-
-    def check_tokens(tokens, kept, what):
+    texts = (("the text", batch.prompt_tokens, prompt_mask), ("a response", batch.tokens, mask))
+    for what, tokens, kept in texts:
+        tokens = np.asarray(tokens)
         for place in np.argwhere(kept & ((tokens < 0) | (tokens >= vocab_size)))[:1]:
             raise ValueError(
                 f"{name}: {what} of {prompt(place[0])} holds token {tokens[tuple(place)]} at "
-                f"{tuple(int(i) for i in place[1:])}, outside the vocabulary of {vocab_size}."
+                f"{place[1:].tolist()}, outside the vocabulary of {vocab_size}."
             )
-
-    check_tokens(np.asarray(batch.prompt_tokens), prompt_mask, "the text")
-    check_tokens(np.asarray(batch.tokens), mask, "the response")
     for field in ("old_logp", "behavior_logp", "ref_logp"):
-        value = getattr(batch, field)
-        if value is None:
-            continue
-        value = np.asarray(value)
+        value = np.asarray(mask if getattr(batch, field) is None else getattr(batch, field))
         for row, member, token in np.argwhere(mask & ~np.isfinite(value))[:1]:
             raise ValueError(
                 f"{name}: {field} of {prompt(row)}, rollout {member}, token {token} is "

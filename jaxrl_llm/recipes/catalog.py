@@ -212,9 +212,8 @@ def as_table(*, style: str = "text") -> str:
 
     Example:
       >>> from jaxrl_llm.recipes import catalog
-      >>> print(catalog.as_table().splitlines()[0])
-      method                 kind         preset   paper       verified against
-      title
+      >>> catalog.as_table().splitlines()[1].split()[:4]
+      ['grpo', 'advantage', 'grpo', '2402.03300']
     """
     checks.check_option("as_table", "style", style, ("text", "markdown"))
     header = ("method", "kind", "preset", "paper", "verified against", "title")

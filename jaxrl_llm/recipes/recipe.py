@@ -2,9 +2,8 @@
 
 import dataclasses
 import difflib
-import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,37 +13,13 @@ from jaxrl_llm.core import (
     Array,
     ArrayTree,
     Transform,
-    accepted,
     call_with,
     checks,
     level_of,
     masking,
 )
+from jaxrl_llm.recipes import slots
 from jaxrl_llm.recipes.batch import Batch
-
-# What `prepare` offers to an advantage or a curation, and `loss` to a regularizer, by keyword.
-PREPARE_CONTEXT = (
-    "where",
-    "mask",
-    "tokens",
-    "prompt_tokens",
-    "prompt_mask",
-    "old_logp",
-    "behavior_logp",
-    "ref_logp",
-)
-LOSS_CONTEXT = (
-    "logp",
-    "old_logp",
-    "behavior_logp",
-    "ref_logp",
-    "entropy",
-    "mask",
-    "advantages",
-)
-# Inputs that cost a pass of a model, or that only some samplers give.
-_EXTRA = frozenset({"ref_logp", "behavior_logp", "entropy"})
-STATUSES = ("experimental", "reproduced")
 
 
 class AlgoState(NamedTuple):
@@ -71,11 +46,11 @@ class Recipe:
     Attributes:
       name: Short name, for messages and metrics.
       advantage: Transform ``rewards [P, G] -> [P, G]`` or ``[P, G, T]``; it receives those of
-        ``PREPARE_CONTEXT`` that it names. Lift a function with ``stateless``.
+        ``slots.PREPARE_CONTEXT`` that it names. Lift a function with ``stateless``.
       surrogate: ``(logp, old_logp, advantages, mask) -> token loss [..., T]``.
       weights: ``mask -> weights [..., T]``, computed once on the whole batch.
-      regularizers: Functions of what they name among ``LOSS_CONTEXT``, each returning a token loss
-        that is added to the surrogate's.
+      regularizers: Functions of what they name among ``slots.LOSS_CONTEXT``, each returning a token
+        loss that is added to the surrogate's.
       correction: ``(old_logp, behavior_logp, mask) -> (weights, keep)``, both ``[..., T]``. The
         weights multiply the surrogate alone, not the regularizers. Tokens where ``keep`` is False
         leave the mask before token advantages and ``weights``, so they count in no denominator; a
@@ -118,20 +93,21 @@ class Recipe:
     group_relative: bool = True
 
     def __post_init__(self):
-        _check_kinds(self)
-        checks.check_option(f"Recipe {self.name!r}", "status", self.status, STATUSES)
+        slots.check_kinds(self)
+        checks.check_option(f"Recipe {self.name!r}", "status", self.status, slots.STATUSES)
         if level_of(self.surrogate) == "sequence" and level_of(self.weights) != "sequence":
             raise ValueError(
-                f"Recipe {self.name!r}: surrogate {_called(self.surrogate)} is one value per "
-                f"sequence, repeated over its tokens, and weights {_called(self.weights)} would "
-                "count it once per token, so long sequences more; use aggregate.sequence_mean, or "
-                "mark a weighting that keeps the meaning with core.sequence_level."
+                f"Recipe {self.name!r}: surrogate {slots.called(self.surrogate)} is one value per "
+                f"sequence, repeated over its tokens, and weights {slots.called(self.weights)} "
+                "would count it once per token, so long sequences more; use "
+                "aggregate.sequence_mean, or mark a weighting that keeps the meaning with "
+                "core.sequence_level."
             )
         for term in self.regularizers:
-            _check_inputs(self.name, "regularizer", term, LOSS_CONTEXT)
+            slots.check_inputs(self.name, "regularizer", term, slots.LOSS_CONTEXT)
         for slot, transform in (("advantage", self.advantage), ("curation", self.curation)):
-            if (function := _lifted(transform)) is not None:
-                _check_inputs(self.name, slot, function, PREPARE_CONTEXT, given=1)
+            if (function := slots.lifted(transform)) is not None:
+                slots.check_inputs(self.name, slot, function, slots.PREPARE_CONTEXT, given=1)
 
     def replace(self, **changes) -> "Recipe":
         """A copy with some slots changed, checked anew.
@@ -154,14 +130,15 @@ class Recipe:
     def needs(self) -> frozenset[str]:
         """Which of "ref_logp", "entropy", "behavior_logp" and "old_logp" it cannot do without.
 
-        A regularizer, or a stateless advantage or curation, needs what it names. A correction needs
-        the two log-probabilities it compares, both in the batch.
+        A regularizer, or a stateless advantage or curation, needs what it names; what a Transform of
+        another make needs cannot be seen. A correction needs the two log-probabilities it compares,
+        both in the batch.
         """
-        return self._needs_to_prepare | _named(*self.regularizers)
+        return self._needs_to_prepare | slots.named(*self.regularizers)
 
     @property
     def _needs_to_prepare(self) -> frozenset[str]:
-        named = _named(_lifted(self.advantage), _lifted(self.curation))
+        named = slots.named(slots.lifted(self.advantage), slots.lifted(self.curation))
         return named if self.correction is None else named | {"old_logp", "behavior_logp"}
 
     def check_group_size(self, group_size: int) -> None:
@@ -202,7 +179,7 @@ class Recipe:
         where, curation = batch.where, state.curation
         if self.curation is not None:
             kept, curation = self.curation.update(
-                batch.rewards, curation, **_context(batch, PREPARE_CONTEXT)
+                batch.rewards, curation, **slots.context(batch, slots.PREPARE_CONTEXT)
             )
             checks.check_shape(f"curation of recipe {self.name!r}", "where", kept, where.shape)
             checks.check_bool(f"curation of recipe {self.name!r}", where=kept)
@@ -211,7 +188,7 @@ class Recipe:
         if self.correction is not None:
             batch = self._correct(batch)
         rewards = jnp.asarray(batch.rewards, jnp.float32)
-        context = _context(batch, PREPARE_CONTEXT)
+        context = slots.context(batch, slots.PREPARE_CONTEXT)
         advantages, advantage = self.advantage.update(rewards, state.advantage, **context)
         per_token = jnp.ndim(advantages) == batch.mask.ndim
         advantages = masking.zero_masked(advantages, batch.mask if per_token else batch.where)
@@ -246,7 +223,7 @@ class Recipe:
         loss = self.surrogate(logp, old_logp, batch.advantages, batch.mask)
         if batch.correction is not None:
             loss = loss * batch.correction
-        context = _context(batch, LOSS_CONTEXT)
+        context = slots.context(batch, slots.LOSS_CONTEXT)
         context |= {"logp": logp, "old_logp": old_logp, "entropy": entropy}
         for term in self.regularizers:
             loss = loss + call_with(term, context=context)
@@ -267,57 +244,3 @@ class Recipe:
             if getattr(batch, name) is None:
                 hint = f"; {hint}" if hint else ""
                 raise ValueError(f"Recipe {self.name!r}.{where}: the batch has no {name}{hint}.")
-
-
-def _context(batch: Batch, names: tuple[str, ...]) -> dict[str, Any]:
-    """Fields of a batch by name, for functions that take what they name."""
-    return {name: getattr(batch, name) for name in names if hasattr(batch, name)}
-
-
-def _called(function: Callable) -> str:
-    return getattr(function, "__name__", repr(function))
-
-
-def _lifted(transform: Transform | None) -> Callable | None:
-    """The function inside ``stateless``, whose signature can be looked at; None for others."""
-    return None if transform is None else getattr(transform.update, "function", None)
-
-
-def _named(*functions: Callable | None) -> frozenset[str]:
-    """Which of the inputs that cost something these functions name; None is skipped."""
-    return _EXTRA & {name for f in functions if f is not None for name in accepted(f)}
-
-
-def _check_kinds(recipe: Recipe) -> None:
-    """Raises TypeError unless each slot holds the kind of thing it should."""
-    name = f"Recipe {recipe.name!r}"
-    if not isinstance(recipe.name, str) or not recipe.name:
-        raise TypeError(f"Recipe: name must be a string that is not empty; got {recipe.name!r}.")
-    for slot in ("advantage", "curation"):
-        value = getattr(recipe, slot)
-        if not (isinstance(value, Transform) or (slot == "curation" and value is None)):
-            raise TypeError(
-                f"{name}: {slot} must be a Transform; got {value!r}. "
-                "Lift a function with jaxrl_llm.stateless(function, **options)."
-            )
-    for slot in ("surrogate", "weights", "correction"):
-        value = getattr(recipe, slot)
-        if not (callable(value) or (slot == "correction" and value is None)):
-            raise TypeError(f"{name}: {slot} must be a function; got {value!r}.")
-    if not isinstance(recipe.regularizers, tuple) or not all(map(callable, recipe.regularizers)):
-        raise TypeError(
-            f"{name}: regularizers must be a tuple of functions, such as (term,); "
-            f"got {recipe.regularizers!r}."
-        )
-
-
-def _check_inputs(recipe: str, slot: str, function: Callable, offered, given: int = 0) -> None:
-    """Raises ValueError if ``function`` requires an input that its slot is never given."""
-    for name, parameter in list(accepted(function).items())[given:]:
-        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
-            continue
-        if parameter.default is inspect.Parameter.empty and name not in offered:
-            raise ValueError(
-                f"Recipe {recipe!r}: {slot} {_called(function)} needs {name!r}, which it is not "
-                f"given; it is given {', '.join(offered)}. Options are fixed with jaxrl_llm.bind."
-            )
