@@ -9,6 +9,7 @@ Between two commands a worker waits on stdin and uses no processor. This module 
 library alone, since it runs in the Python of every peer.
 """
 
+import importlib
 import json
 import os
 import platform
@@ -72,7 +73,10 @@ def peak_memory() -> int:
 def _versions(packages: Sequence[str]) -> dict[str, str]:
     versions = {"python": platform.python_version()}
     for package in packages:
-        versions[package] = metadata.version(package)
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:  # a checkout that is not installed
+            versions[package] = importlib.import_module(package).__version__
     return versions
 
 
