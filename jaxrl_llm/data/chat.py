@@ -1,0 +1,103 @@
+"""Chat templates, rendered as transformers renders them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+
+def render_chat(
+    template: str,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    add_generation_prompt: bool = True,
+    special_tokens: Mapping[str, str] | None = None,
+) -> str:
+    r"""Renders a conversation with a model's own chat template.
+
+    The template comes with the model and is not trusted: it runs in jinja2's immutable sandbox.
+
+    Args:
+      template: jinja2 source.
+      messages: Mappings with "role" and "content".
+      add_generation_prompt: Ends with the opening of the assistant's turn.
+      special_tokens: Names the template may use, such as `bos_token`.
+
+    Returns:
+      The text of the conversation, special tokens spelled out.
+
+    Raises:
+      TypeError: If a message is not a mapping with a role.
+      ValueError: If the template is broken or refuses the conversation.
+
+    Example:
+      >>> render_chat("{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}",
+      ...     [{"role": "user", "content": "2 + 2?"}])
+      '[user] 2 + 2?\n'
+    """
+    from jinja2 import TemplateError
+
+    if isinstance(messages, str | Mapping):
+        raise TypeError("render_chat: `messages` must be a sequence of messages, not one message")
+    for number, message in enumerate(messages):
+        if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
+            raise TypeError(
+                f"render_chat: message {number} must be a mapping with 'role' and 'content', got "
+                f"{message!r}"
+            )
+    try:
+        return _compile(template).render(
+            **(special_tokens or {}),
+            messages=[dict(message) for message in messages],
+            tools=None,
+            documents=None,
+            add_generation_prompt=add_generation_prompt,
+        )
+    except TemplateError as error:
+        raise ValueError(f"render_chat: the chat template says: {error}") from error
+
+
+@lru_cache(maxsize=16)
+def _compile(template: str) -> Any:
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Generation(Extension):
+        """`{% generation %}` marks the assistant's words for a training mask; here it is inert."""
+
+        tags = {"generation"}  # noqa: RUF012
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    # These two settings and four helpers are what published templates rely on.
+    environment: Any = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals.update(raise_exception=_refuse, strftime_now=_now)
+    return environment.from_string(template)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def _refuse(message: str) -> None:
+    from jinja2 import TemplateError
+
+    raise TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)

@@ -1,0 +1,275 @@
+"""Text to token ids and back, with the model's own tokenizer and chat template."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from jaxrl_llm.data.chat import render_chat
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+    from jaxrl_llm.models.gguf import GgufFile
+
+_NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token")
+
+
+@runtime_checkable
+class Tokenizer(Protocol):
+    """What the library needs of a tokenizer.
+
+    Args:
+      eos_ids: Ids that end a reply; the first is the one to write.
+      pad_id: Fills the unused cells of an array.
+      vocab_size: Ids are below it.
+    """
+
+    eos_ids: tuple[int, ...]
+    pad_id: int
+    vocab_size: int
+
+    def encode(self, text: str, *, allow_special: bool = True) -> list[int]:
+        """Token ids of a text."""
+        ...
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """Text of token ids."""
+        ...
+
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+    ) -> str:
+        """Text of a conversation."""
+        ...
+
+
+class PretrainedTokenizer:
+    """The tokenizer of a pretrained model, over the `tokenizers` package.
+
+    Args:
+      backend: Cuts text and merges; adds nothing by itself.
+      eos_ids: Ids that end a reply.
+      pad_id: Fills unused cells; the first of `eos_ids` where the model names none.
+      prefix_ids: Put before every encoded text that does not begin with them: BOS, or nothing.
+      template: jinja2 source of the chat template, or None.
+      special_tokens: Names for the template, such as `bos_token`.
+
+    Raises:
+      ValueError: If there is no token that ends a reply.
+    """
+
+    def __init__(
+        self,
+        backend: "Backend",
+        *,
+        eos_ids: Sequence[int],
+        pad_id: int | None = None,
+        prefix_ids: Sequence[int] = (),
+        template: str | None = None,
+        special_tokens: Mapping[str, str] | None = None,
+    ) -> None:
+        if not eos_ids:
+            raise ValueError("PretrainedTokenizer: `eos_ids` is empty, no token ends a reply")
+        self._backend = backend
+        self.eos_ids = tuple(dict.fromkeys(int(i) for i in eos_ids))
+        self.pad_id = self.eos_ids[0] if pad_id is None else int(pad_id)
+        self.vocab_size = backend.get_vocab_size(with_added_tokens=True)
+        self.prefix_ids = tuple(int(i) for i in prefix_ids)
+        self.template = template
+        self.special_tokens = dict(special_tokens or {})
+
+    @cached_property
+    def _literal(self) -> "Backend":
+        """The same tokenizer, blind to special tokens; a copy, for the switch is its state."""
+        copy = type(self._backend).from_str(self._backend.to_str())
+        copy.encode_special_tokens = True
+        return copy
+
+    def encode(self, text: str, *, allow_special: bool = True) -> list[int]:
+        """Token ids of a text.
+
+        Args:
+          text: Any text.
+          allow_special: Whether the spelling of a special token becomes that token. False for
+            text that must not speak for the template, such as a question from a data set.
+
+        Returns:
+          Ids. A model that wants BOS gets exactly one, also where the text spells it out.
+
+        Raises:
+          TypeError: If `text` is not a string.
+        """
+        if not isinstance(text, str):
+            raise TypeError(f"encode: `text` must be a string, got {type(text).__name__}")
+        backend = self._backend if allow_special else self._literal
+        ids = backend.encode(text, add_special_tokens=False).ids
+        prefix = list(self.prefix_ids)
+        return ids if ids[: len(prefix)] == prefix else prefix + ids
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """Text of token ids.
+
+        Args:
+          ids: Token ids.
+          skip_special: Leaves out special tokens such as the end of the turn.
+
+        Returns:
+          Text; bytes that are not UTF-8 become the replacement character.
+
+        Raises:
+          ValueError: If an id is outside the vocabulary.
+        """
+        numbers = [int(i) for i in ids]
+        for number in numbers:
+            if not 0 <= number < self.vocab_size:
+                raise ValueError(
+                    f"decode: token {number} is outside the vocabulary of {self.vocab_size}"
+                )
+        return self._backend.decode(numbers, skip_special_tokens=skip_special)
+
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+    ) -> str:
+        """Text of a conversation in the model's own format.
+
+        Args:
+          messages: Mappings with "role" and "content".
+          add_generation_prompt: Ends with the opening of the assistant's turn.
+
+        Returns:
+          Text, to be given to `encode`.
+
+        Raises:
+          ValueError: If the model has no chat template, or it refuses the conversation.
+        """
+        if self.template is None:
+            raise ValueError("chat: this model has no chat template; give plain text to `encode`")
+        return render_chat(
+            self.template,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            special_tokens=self.special_tokens,
+        )
+
+
+def load_tokenizer(name_or_path: str | Path) -> PretrainedTokenizer:
+    """Loads the tokenizer of a model by the model's name.
+
+    Args:
+      name_or_path: A folder with tokenizer.json, a .gguf file, a short name such as
+        `smollm2-135m-instruct`, or a Hugging Face repository `owner/name`.
+
+    Returns:
+      The tokenizer.
+
+    Raises:
+      FileNotFoundError: If nothing has that name, or the folder has no tokenizer.json.
+      ValueError: If a file is broken or of an unknown kind.
+      ConnectionError: If the model has to be fetched and cannot be.
+    """
+    from jaxrl_llm.models.gguf import open_gguf
+    from jaxrl_llm.models.resolve import locate
+
+    path = locate(name_or_path)
+    if path.is_dir() and not (path / "tokenizer.json").is_file():
+        files = sorted(path.glob("*.gguf"))
+        if len(files) != 1:
+            raise FileNotFoundError(f"load_tokenizer: the folder {path} holds no tokenizer.json")
+        path = files[0]
+    return _from_folder(path) if path.is_dir() else _from_gguf(open_gguf(path))
+
+
+def _from_gguf(file: "GgufFile") -> PretrainedTokenizer:
+    from jaxrl_llm.data.gguf_tokenizer import backend_from_gguf, splitting_of
+
+    backend = backend_from_gguf(file)
+    ids = {
+        name: file.metadata(f"tokenizer.ggml.{key}_token_id", None)
+        for name, key in {
+            "bos_token": "bos",
+            "eos_token": "eos",
+            "unk_token": "unknown",
+            "pad_token": "padding",
+            "eot": "eot",
+            "eom": "eom",
+        }.items()
+    }
+    add_bos = file.metadata("tokenizer.ggml.add_bos_token", splitting_of(file).add_bos)
+    bos = ids["bos_token"]
+    if add_bos and bos is None:
+        raise ValueError(f"load_tokenizer: {file.path} asks for a BOS token and names none")
+    ends = [ids[name] for name in ("eos_token", "eot", "eom") if ids[name] is not None]
+    if not ends:
+        raise ValueError(f"load_tokenizer: {file.path} names no token that ends a text")
+    named = {name: backend.id_to_token(ids[name]) for name in _NAMED if ids.get(name) is not None}
+    return PretrainedTokenizer(
+        backend,
+        eos_ids=ends,
+        pad_id=ids["pad_token"],
+        prefix_ids=[bos] if add_bos else [],
+        template=file.metadata("tokenizer.chat_template", None),
+        special_tokens=named,
+    )
+
+
+def _from_folder(folder: Path) -> PretrainedTokenizer:
+    from tokenizers import Tokenizer as Backend
+
+    source = folder / "tokenizer.json"
+    try:
+        backend = Backend.from_file(str(source))
+    except Exception as error:  # the parser raises a bare Exception
+        raise ValueError(f"load_tokenizer: {source} is not a tokenizer ({error})") from error
+    backend.no_padding()
+    backend.no_truncation()
+    settings = _optional_json(folder / "tokenizer_config.json")
+    named = {name: _content(settings[name]) for name in _NAMED if settings.get(name)}
+    generation = _optional_json(folder / "generation_config.json").get("eos_token_id")
+    ends = list(generation) if isinstance(generation, list) else [generation]
+    ends.append(backend.token_to_id(named.get("eos_token", "")))
+    known = [i for i in ends if i is not None]
+    if not known:
+        raise ValueError(f"load_tokenizer: {folder} names no token that ends a text")
+    return PretrainedTokenizer(
+        backend,
+        eos_ids=known,
+        pad_id=backend.token_to_id(named.get("pad_token", "")),
+        prefix_ids=_prefix(backend),
+        template=_template(folder, settings),
+        special_tokens=named,
+    )
+
+
+def _prefix(backend: "Backend") -> list[int]:
+    """What the tokenizer's own post-processor puts before a text."""
+    plain = backend.encode("a", add_special_tokens=False).ids
+    full = backend.encode("a", add_special_tokens=True).ids
+    return full[: full.index(plain[0])] if plain and plain[0] in full else []
+
+
+def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    found = settings.get("chat_template")
+    if isinstance(found, list):
+        found = {entry["name"]: entry["template"] for entry in found}.get("default")
+    return found
+
+
+def _content(token: Any) -> str:
+    return token["content"] if isinstance(token, Mapping) else str(token)
+
+
+def _optional_json(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"load_tokenizer: {path} is not valid JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"load_tokenizer: {path} must hold a JSON object")
+    return value
