@@ -12,6 +12,7 @@ from typing import Any
 from jaxrl_llm.data.prompts import Prompt, PromptSet
 
 _READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
+_EMPTY = "{}: {} is empty, there is no prompt in it."
 
 
 def from_reasoning_gym(task: str, *, size: int, seed: int = 0, **options: Any) -> PromptSet:
@@ -118,7 +119,7 @@ def from_file(
             f"from_file: {str(path)!r} must end in one of {', '.join(sorted(_READERS))}."
         )
     if reader == "json" and not path.read_bytes().strip():
-        raise ValueError(f"from_file: {str(path)!r} is empty, there is no prompt in it.")
+        raise ValueError(_EMPTY.format("from_file", path))
     datasets = _optional("datasets", "datasets", "from_file")
     with tempfile.TemporaryDirectory() as folder, _quiet(datasets):
         try:
@@ -127,6 +128,7 @@ def from_file(
             )
             rows = list(table)
         except Exception as error:
+            _refuse_no_data(error, "from_file", str(path))
             raise ValueError(
                 f"from_file: {str(path)!r} cannot be read as {reader}: {_reason(path, error)}."
             ) from error
@@ -178,6 +180,7 @@ def from_hub(
             table = datasets.load_dataset(name, config, split=split, revision=revision)
             rows = list(table)
         except Exception as error:
+            _refuse_no_data(error, "from_hub", f"{name} ({split})")
             raise ValueError(
                 f"from_hub: the split {split!r} of the dataset {name!r} cannot be loaded: "
                 f"{_one_line(error)}."
@@ -203,7 +206,7 @@ def _from_rows(
     answer_field: str | None,
 ) -> PromptSet:
     if not rows:
-        raise ValueError(f"{function}: {source} is empty, there is no prompt in it.")
+        raise ValueError(_EMPTY.format(function, source))
     for name in filter(None, (prompt_field, answer_field)):
         if name not in fields:
             raise ValueError(
@@ -245,6 +248,12 @@ def _reason(path: Path, error: Exception) -> str:
             except ValueError as fault:
                 return f"line {number} is not JSON ({fault})"
     return _one_line(error.__cause__ or error)
+
+
+def _refuse_no_data(error: Exception, function: str, source: str) -> None:
+    """Raises if datasets' error only says that a split has no rows."""
+    if "corresponds to no data" in str(error):
+        raise ValueError(_EMPTY.format(function, source)) from error
 
 
 def _one_line(error: BaseException) -> str:

@@ -227,7 +227,24 @@ def math_verify_pool(*, workers: int = 2, deadline: float = 5.0) -> VerifierPool
         [1.0]
     """
     _optional("math_verify", "math-verify", "math_verify_pool")
-    return VerifierPool(math_verify, workers=workers, deadline=deadline)
+    return VerifierPool(_MathVerify(), workers=workers, deadline=deadline)
+
+
+class _MathVerify:
+    """Becomes `math_verify` in a worker, with sympy imported before the first deadline runs."""
+
+    __qualname__ = "math_verify"
+
+    def __call__(self, prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
+        return math_verify(prompt, completion, metadata)
+
+    def __reduce__(self):
+        return _warm_math_verify, ()
+
+
+def _warm_math_verify():
+    math_verify("", "$1$", {"answer": "1"})
+    return math_verify
 
 
 def _optional(module: str, package: str, function: str):

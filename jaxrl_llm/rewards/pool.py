@@ -40,8 +40,9 @@ class VerifierPool:
 
     Example:
         >>> from jaxrl_llm.rewards import VerifierPool, score
-        >>> with VerifierPool("operator:concat", workers=1) as pool:  # doctest: +SKIP
-        ...     score(pool, prompts, completions, metadata)
+        >>> with VerifierPool("jaxrl_llm.rewards:last_integer", workers=1) as pool:
+        ...     score(pool, ["2 + 2 ="] * 2, ["4", "five"], [{"answer": "4"}] * 2).rewards.tolist()
+        [1.0, 0.0]
     """
 
     def __init__(self, function: Reward | str, *, workers: int = 2, deadline: float = 5.0):

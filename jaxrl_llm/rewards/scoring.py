@@ -17,6 +17,8 @@ Value = float | int | bool | Mapping[str, float]
 Reward = Callable[[str, str, Mapping[str, Any]], Value | Awaitable[Value]]
 """A reward: `(prompt, completion, metadata)` to a number, or to one number a name."""
 
+_LARGEST = float(np.finfo(np.float32).max)
+
 FAILED = type("_Failed", (), {"__repr__": lambda self: "FAILED"})()
 """Stands in a batch for a completion whose verifier hung or crashed; it scores zero."""
 
@@ -220,6 +222,13 @@ def _one_line(text: str) -> str:
     return " ".join(text.split()).rstrip(".")[:300] or "no message"
 
 
+def _show(value: Any) -> str:
+    try:
+        return _one_line(repr(value))
+    except Exception:  # a broken __repr__, or an integer too long to print
+        return f"an object of type {type(value).__name__}"
+
+
 def _number(value: Any) -> float | None:
     """The value as a finite float32 number, or None where it is not one."""
     if isinstance(value, str | bytes | complex) or value is None:
@@ -230,7 +239,7 @@ def _number(value: Any) -> float | None:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    return number if math.isfinite(number) and abs(number) <= np.finfo(np.float32).max else None
+    return number if math.isfinite(number) and abs(number) <= _LARGEST else None
 
 
 def _numbers(reward, value: Any, row: str) -> dict[str | None, float]:
@@ -238,7 +247,7 @@ def _numbers(reward, value: Any, row: str) -> dict[str | None, float]:
     named = value if isinstance(value, Mapping) else {None: value}
     if isinstance(value, Mapping) and not (value and all(isinstance(name, str) for name in value)):
         raise RewardError(
-            f"Reward {name_of(reward)} gave {_one_line(repr(value))} for {row}, where a mapping "
+            f"Reward {name_of(reward)} gave {_show(value)} for {row}, where a mapping "
             "needs at least one name and every name is a text."
         )
     numbers: dict[str | None, float] = {}
@@ -247,7 +256,7 @@ def _numbers(reward, value: Any, row: str) -> dict[str | None, float]:
         if number is None:
             where = "" if name is None else f" as {name!r}"
             raise RewardError(
-                f"Reward {name_of(reward)} gave {_one_line(repr(entry))}{where} for {row}, "
+                f"Reward {name_of(reward)} gave {_show(entry)}{where} for {row}, "
                 "where a finite number is needed."
             )
         numbers[name] = number

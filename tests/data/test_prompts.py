@@ -1,0 +1,148 @@
+import pickle
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxrl_llm import rewards
+from jaxrl_llm.data import Prompt, PromptSet, from_reasoning_gym, split_distinct
+
+ONE_DIGIT = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
+
+
+def test_a_prompt_puts_answer_and_id_where_rewards_read_them():
+    prompt = Prompt("1 + 1 =", "2", {"level": 3, "answer": "not this"}, "sum-0")
+    assert prompt.metadata == {"level": 3, "answer": "2", "id": "sum-0"}
+    assert pickle.loads(pickle.dumps(prompt)) == prompt
+    assert len({prompt, prompt}) == 1
+
+
+def test_a_prompt_does_not_change_the_mapping_it_was_given():
+    given = {"level": 3}
+    Prompt("1 + 1 =", "2", given)
+    assert given == {"level": 3}
+
+
+def test_a_set_is_a_sequence():
+    prompts = PromptSet([Prompt("a"), Prompt("b"), Prompt("c")], source="letters")
+    assert len(prompts) == 3 and prompts[-1].text == "c"
+    assert [prompt.text for prompt in prompts] == ["a", "b", "c"]
+    assert prompts[1:] == PromptSet([Prompt("b"), Prompt("c")])
+    assert prompts[1:].source == "letters" and "3 prompts from letters" in repr(prompts)
+
+
+def test_an_empty_set_is_refused_by_its_source():
+    with pytest.raises(ValueError, match="PromptSet: letters is empty"):
+        PromptSet([], source="letters")
+
+
+def test_a_prompt_without_text_is_refused_by_its_id():
+    with pytest.raises(ValueError, match="prompt 'x' of letters has no text"):
+        PromptSet([Prompt("a"), Prompt(" \n", id="x")], source="letters")
+
+
+def test_reasoning_gym():
+    prompts = from_reasoning_gym("chain_sum", size=50, seed=3, **ONE_DIGIT)
+    assert len(prompts) == 50 and prompts[7].id == "chain_sum-10"
+    reward = rewards.reasoning_gym("chain_sum")
+    for prompt in prompts:
+        left, sign, right = prompt.text.removesuffix(" =").split()[-3:]
+        value = int(left) + (1 if sign == "+" else -1) * int(right)
+        assert prompt.answer == str(value)
+        assert rewards.last_integer("", f"It is {value}.", prompt.metadata) == 1.0
+        assert reward(prompt.text, str(value), prompt.metadata) == 1.0
+        assert reward(prompt.text, str(value + 100), prompt.metadata) < 1.0
+    assert prompts == from_reasoning_gym("chain_sum", size=50, seed=3, **ONE_DIGIT)
+
+
+@pytest.mark.parametrize(
+    ("task", "options", "told"),
+    [
+        ("chain_summ", {"size": 1}, "no task 'chain_summ'; did you mean 'chain_sum'"),
+        ("zzzzzz", {"size": 1}, "no task 'zzzzzz'"),
+        ("chain_sum", {"size": 0}, "size must be at least 1, got 0"),
+        ("chain_sum", {"size": 1, "min_term": 2}, "no option 'min_term'; it has .*min_terms"),
+        ("chain_sum", {"size": 1, "min_terms": 5, "max_terms": 2}, "refuses the options"),
+    ],
+)
+def test_reasoning_gym_bad_input(task, options, told):
+    with pytest.raises(ValueError, match=f"from_reasoning_gym: .*{told}"):
+        from_reasoning_gym(task, **options)
+
+
+def test_reasoning_gym_not_installed(monkeypatch):
+    monkeypatch.setitem(sys.modules, "reasoning_gym", None)
+    with pytest.raises(ImportError, match=r"needs the package reasoning-gym.*jaxrl_llm\[train\]"):
+        from_reasoning_gym("chain_sum", size=1)
+
+
+def test_the_quickstart_questions_are_parted():
+    prompts = from_reasoning_gym("chain_sum", size=2000, **ONE_DIGIT)
+    train, held_out = split_distinct(prompts, held_out=0.2, seed=0)
+    assert 195 <= len(train) + len(held_out) <= 200  # 10 * 10 * 2 questions there are
+    assert len(held_out) == round(0.2 * (len(train) + len(held_out)))
+    assert not set(train.texts) & set(held_out.texts)
+    assert set(train.texts) | set(held_out.texts) == set(prompts.texts)
+    again = split_distinct(from_reasoning_gym("chain_sum", size=2000, seed=5000, **ONE_DIGIT))
+    assert len(set(again[1].texts) & set(held_out.texts)) >= len(held_out) - 3
+
+
+@given(
+    st.lists(st.integers(0, 40), min_size=2).filter(lambda numbers: len(set(numbers)) > 1),
+    st.floats(0.01, 0.99),
+    st.integers(0, 5),
+)
+def test_a_split_parts_the_distinct_texts(numbers, share, seed):
+    prompts = [Prompt(f"question {number}", id=str(i)) for i, number in enumerate(numbers)]
+    train, held_out = split_distinct(prompts, held_out=share, seed=seed)
+    assert len(train) + len(held_out) == len(set(numbers))
+    assert set(train.texts).isdisjoint(held_out.texts)
+    assert set(train.texts) | set(held_out.texts) == {prompt.text for prompt in prompts}
+    first = {}
+    for prompt in prompts:
+        first.setdefault(prompt.text, prompt.id)
+    for part in (train, held_out):
+        ids = [int(prompt.id) for prompt in part]
+        assert ids == sorted(ids) and all(first[p.text] == p.id for p in part)
+    mirrored = split_distinct(prompts[::-1], held_out=share, seed=seed)
+    assert set(mirrored[1].texts) == set(held_out.texts)
+
+
+def test_another_seed_holds_out_others():
+    prompts = [Prompt(str(n)) for n in range(100)]
+    sides = {split_distinct(prompts, seed=seed)[1].texts for seed in range(4)}
+    assert len(sides) == 4
+
+
+@pytest.mark.parametrize("share", [0, 1, -0.1, 1.5, float("nan")])
+def test_a_share_outside_its_range(share):
+    with pytest.raises(ValueError, match="held_out must be between 0 and 1"):
+        split_distinct([Prompt("a"), Prompt("b")], held_out=share)
+
+
+def test_one_distinct_text_cannot_be_parted():
+    prompts = PromptSet([Prompt("a"), Prompt("a")], source="letters")
+    with pytest.raises(ValueError, match="letters has 1 distinct text"):
+        split_distinct(prompts)
+
+
+def test_importing_data_is_light():
+    code = (
+        "import sys, jaxrl_llm.data as data; data.take; data.from_file;"
+        "print([m for m in ('datasets', 'tokenizers', 'reasoning_gym', 'flax')"
+        " if m in sys.modules]);"
+        "print(set(data.__all__) <= set(dir(data)))"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert told.stdout.split("\n")[:2] == ["[]", "True"]
+
+
+def test_an_unknown_name():
+    import jaxrl_llm.data
+
+    with pytest.raises(AttributeError, match="no attribute 'from_flie'"):
+        jaxrl_llm.data.from_flie  # noqa: B018

@@ -1,0 +1,203 @@
+import pickle
+import subprocess
+import sys
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxrl_llm import rewards
+from jaxrl_llm.rewards import last_integer, score
+
+LAST = [
+    ("4", 4),
+    ("The answer is 4.", 4),
+    ("4!", 4),
+    ("5 - 3", 3),
+    ("5 -3", 3),
+    ("5- 3", 3),
+    ("3-4", 4),
+    ("x-4", 4),
+    ("step-4", 4),
+    ("(2)-3", 3),
+    ("= -4", -4),
+    ("=-4", -4),
+    ("= - 4", -4),
+    ("is -4", -4),
+    ("is -4.", -4),
+    ("a) -4", -4),
+    ("-4", -4),
+    ("5\n-3", -3),
+    ("- 4", 4),
+    ("5 - -3", -3),
+    ("5 - (-3)", -3),
+    ("**-12**", -12),
+    ("$-12$", -12),
+    (r"\boxed{-7}", -7),
+    (r"\boxed{- 7}", -7),
+    ("5 - 9 = -4", -4),
+    ("5 − 9 = −4", -4),
+    ("8 – 3", 3),
+    ("is –4", -4),
+    ("+4", 4),
+    ("1,234", 1234),
+    ("-1,234,567.", -1234567),
+    ("1,2,3", 3),
+    ("1,2,345", 345),
+    ("1234,567", 567),
+    ("1, 234", 234),
+    ("2,3456", 3456),
+    ("007", 7),
+    ("0", 0),
+    ("-0", 0),
+    ("7.00", 7),
+    ("7. Done", 7),
+    ("12...5", 5),
+    ("#### 18", 18),
+    ("is 4\n\n", 4),
+]
+NONE = ["", "no number", "7.5", "3 + 4 = .5", "version 1.2.3", "9" * 5000, "４"]
+
+
+@pytest.mark.parametrize(("text", "value"), LAST)
+def test_the_last_integer(text, value):
+    assert last_integer("", text, {"answer": value}) == 1.0
+    assert last_integer("", text, {"answer": str(value)}) == 1.0
+    assert last_integer("", text, {"answer": value + 1}) == 0.0
+    if value:
+        assert last_integer("", text, {"answer": -value}) == 0.0
+
+
+@pytest.mark.parametrize("text", NONE)
+def test_no_integer_scores_zero(text):
+    for answer in (0, 3, 4, 5, 7):
+        assert last_integer("", text, {"answer": answer}) == 0.0
+
+
+@pytest.mark.parametrize("answer", ["1,234", "1234.", "−1,234", "so #### 1,234", 1234, 1234.0])
+def test_answers_are_read_the_same_way(answer):
+    sign = -1 if "−" in str(answer) else 1
+    assert last_integer("", f"it is {sign * 1234}", {"answer": answer}) == 1.0
+
+
+@given(st.integers(), st.text(alphabet="abc \n=.,:-", max_size=8))
+def test_any_integer_after_an_equals_sign(value, before):
+    assert last_integer("", f"{before}= {value}", {"answer": value}) == 1.0
+    assert last_integer("", f"{before}= {value:,}.", {"answer": value}) == 1.0
+
+
+@given(st.text(max_size=60))
+def test_no_text_raises(text):
+    assert last_integer("", text, {"answer": 4}) in (0.0, 1.0)
+
+
+def test_a_long_completion_is_quick():
+    assert last_integer("", "1," * 200_000 + " 4", {"answer": 4}) == 1.0
+
+
+@pytest.mark.parametrize("metadata", [{}, {"answer": None}, {"answer": "five"}, {"answer": True}])
+def test_an_answer_without_an_integer(metadata):
+    with pytest.raises(ValueError, match="last_integer: metadata\\['answer'\\] must hold"):
+        last_integer("", "4", metadata)
+
+
+ENTRY = {"question": "2 + 2 =", "answer": "4", "metadata": {}}
+
+
+def test_reasoning_gym_scores_with_the_tasks_own_rule():
+    reward = rewards.reasoning_gym("chain_sum")
+    assert reward("", "4", {"entry": ENTRY}) == 1.0
+    assert reward("", " +4.0\n", {"entry": ENTRY}) == 1.0
+    assert reward("", "5", {"entry": ENTRY}) == 0.0
+    assert reward("", "4 <answer>5</answer>", {"entry": ENTRY}) == 0.0
+    assert reward("", "so <answer>5</answer><answer> 4 </answer>", {"entry": ENTRY}) == 1.0
+    assert 0 < reward("", "The answer is 4", {"entry": ENTRY}) < 0.1
+
+
+def test_reasoning_gym_pickles():
+    reward = pickle.loads(pickle.dumps(rewards.reasoning_gym("chain_sum", max_terms=3)))
+    assert reward("", "4", {"entry": ENTRY}) == 1.0
+    assert reward.options == {"max_terms": 3}
+
+
+def test_reasoning_gym_of_an_unknown_task():
+    with pytest.raises(ValueError, match="'chain_summ'"):
+        rewards.reasoning_gym("chain_summ")
+
+
+def test_reasoning_gym_without_the_entry():
+    with pytest.raises(rewards.RewardError, match="metadata\\['entry'\\] is missing"):
+        score(rewards.reasoning_gym("chain_sum"), ["p"], ["4"], [{"answer": "4"}])
+
+
+@pytest.mark.parametrize(
+    ("answer", "completion", "right"),
+    [
+        ("4", "So it is 4.", 1.0),
+        ("1/2", r"It is $\frac{2}{4}$.", 1.0),
+        (r"\frac{1}{2}", r"Thus \boxed{0.5}", 1.0),
+        ("x^2+1", "$1+x^2$", 1.0),
+        ("x^2+1", "$1-x^2$", 0.0),
+        (4, "five", 0.0),
+        ("4", "", 0.0),
+    ],
+)
+def test_math_verify(answer, completion, right):
+    assert rewards.math_verify("", completion, {"answer": answer}) == right
+
+
+def test_math_verify_works_outside_the_main_thread():
+    given = []
+    thread = threading.Thread(
+        target=lambda: given.append(rewards.math_verify("", "$2$", {"answer": "2"}))
+    )
+    thread.start()
+    thread.join()
+    assert given == [1.0]
+
+
+@pytest.mark.parametrize("metadata", [{}, {"answer": ""}])
+def test_math_verify_without_an_answer(metadata):
+    with pytest.raises(ValueError, match="must be readable as mathematics"):
+        rewards.math_verify("", "4", metadata)
+
+
+@pytest.mark.parametrize(
+    ("module", "call"),
+    [
+        ("math_verify", lambda: rewards.math_verify("", "4", {"answer": "4"})),
+        ("math_verify", rewards.math_verify_pool),
+        ("reasoning_gym", lambda: rewards.reasoning_gym("chain_sum")),
+    ],
+)
+def test_a_missing_package_is_named(monkeypatch, module, call):
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match=r"needs the package .*jaxrl_llm\[train\]"):
+        call()
+
+
+def test_an_expression_without_end_costs_one_deadline():
+    with (
+        rewards.math_verify_pool(workers=1, deadline=3.0) as pool,
+        pytest.warns(RuntimeWarning, match="within 3 s on prompt 0"),
+    ):
+        scores = score(
+            pool,
+            ["p"] * 2,
+            ["$9^{9^{9^{9}}}!$", "$2$"],
+            [{"answer": "$9^{9^{9}}$"}, {"answer": "2"}],
+        )
+    assert scores.rewards.tolist() == [0.0, 1.0] and scores.failures == 1
+
+
+def test_rewards_import_nothing_heavy():
+    code = (
+        "import sys, jaxrl_llm.rewards;"
+        "print([m for m in ('math_verify', 'sympy', 'reasoning_gym', 'datasets', 'flax')"
+        " if m in sys.modules])"
+    )
+    told = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert told.stdout.strip() == "[]"

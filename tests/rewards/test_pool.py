@@ -1,0 +1,376 @@
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import time
+import warnings
+
+import pytest
+
+from jaxrl_llm.core import bind
+from jaxrl_llm.rewards import RewardError, VerifierPool, score
+
+VERIFIERS = """
+import asyncio, os, pathlib, sys, time
+
+def judge(prompt, completion, metadata):
+    if completion == "hang":
+        while True:
+            pass
+    if completion == "sleep":
+        time.sleep(600)
+    if completion == "crash":
+        os._exit(7)
+    if completion == "raise":
+        raise KeyError("no such\\nthing")
+    if completion == "exit":
+        sys.exit(1)
+    if completion == "none":
+        return None
+    if completion == "unpicklable":
+        return lambda: 0
+    if completion == "print":
+        print("noise on stdout", flush=True)
+        sys.stdin.read()
+    if completion == "pid":
+        return os.getpid()
+    if completion == "jax":
+        return "jax" in sys.modules
+    return len(completion)
+
+def columns(prompt, completion, metadata):
+    if completion == "crash":
+        os._exit(7)
+    return {"length": len(completion), "one": 1}
+
+async def later(prompt, completion, metadata):
+    await asyncio.sleep(0.01)
+    return len(completion)
+
+def nap(prompt, completion, metadata):
+    time.sleep(0.4)
+    return 1.0
+
+def child(prompt, completion, metadata):
+    if completion == "fork":
+        import subprocess
+        process = subprocess.Popen(["sleep", "600"])
+        pathlib.Path(metadata["file"]).write_text(str(process.pid))
+        process.wait()
+    return 1.0
+
+class Weighted:
+    def __init__(self, weight):
+        self.weight = weight
+    def __call__(self, prompt, completion, metadata):
+        return self.weight * len(completion)
+
+def scaled(prompt, completion, metadata, *, weight=1.0):
+    return weight * len(completion)
+
+number = 3
+"""
+
+
+@pytest.fixture(scope="module")
+def verifiers(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("verifiers")
+    (folder / "pool_verifiers.py").write_text(VERIFIERS)
+    sys.path.insert(0, str(folder))
+    import pool_verifiers
+
+    yield pool_verifiers
+    sys.path.remove(str(folder))
+    del sys.modules["pool_verifiers"]
+
+
+@pytest.fixture(scope="module")
+def pool(verifiers):
+    with VerifierPool(verifiers.judge, workers=2, deadline=0.5) as pool:
+        yield pool
+
+
+def run(pool, *completions):
+    return score(
+        pool,
+        ["p"] * len(completions),
+        list(completions),
+        [{"id": f"q{n}"} for n in range(len(completions))],
+    )
+
+
+def test_values_keep_their_order(pool):
+    texts = ["x" * n for n in range(1, 20)]
+    assert run(pool, *texts).rewards.tolist() == list(range(1, 20))
+
+
+def test_one_completion(pool):
+    assert pool("p", "abc", {}) == 3
+
+
+@pytest.mark.parametrize(
+    ("completion", "told"),
+    [
+        ("hang", "gave nothing within 0.5 s"),
+        ("sleep", "gave nothing within 0.5 s"),
+        ("crash", "ended its process with exit status 7"),
+        ("raise", "raised KeyError: 'no such.*thing'"),
+        ("exit", "raised SystemExit: 1"),
+        ("unpicklable", "raised .*lambda.*"),
+    ],
+)
+def test_a_failure_is_a_counted_zero_and_the_pool_goes_on(verifiers, completion, told):
+    with VerifierPool(verifiers.judge, workers=1, deadline=0.5) as pool:
+        with pytest.warns(RuntimeWarning, match=rf"judge {told} on prompt 1 \(id 'q1'\)"):
+            scores = run(pool, "ab", completion, "abc")
+        assert scores.rewards.tolist() == [2, 0, 3]
+        assert scores.failures == pool.failures == 1
+        assert run(pool, "abcd").failures == 0
+        assert pool.failures == 1
+
+
+def test_only_the_worker_that_hung_is_replaced(verifiers):
+    with VerifierPool(verifiers.judge, workers=1, deadline=0.5) as pool:
+        first = pool("p", "pid", {})
+        assert pool("p", "pid", {}) == first
+        with pytest.warns(RuntimeWarning):
+            assert pool("p", "hang", {}) == 0.0
+        assert pool("p", "pid", {}) != first
+        with pytest.raises(OSError):
+            os.kill(int(first), 0)  # the process is gone
+
+
+def test_every_completion_may_fail(pool):
+    with pytest.warns(RuntimeWarning):
+        scores = run(pool, "crash", "crash")
+    assert scores.rewards.tolist() == [0, 0] and scores.columns == {} and scores.failures == 2
+
+
+def test_many_failures_give_few_warnings(verifiers):
+    with (
+        VerifierPool(verifiers.judge, workers=1) as pool,
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        run(pool, *["raise"] * 30)
+        run(pool, *["raise"] * 10)
+    told = [str(warning.message) for warning in caught]
+    assert len(told) == 5 + 1 + 1
+    assert "failed on 25 more of 30 completions (25 raised)" in told[5]
+    assert "failed on 10 more of 10 completions (10 raised); they score zero, 40 so far" in told[6]
+
+
+def test_columns_of_a_failed_completion_are_zero(verifiers):
+    with VerifierPool(verifiers.columns, workers=1) as pool, pytest.warns(RuntimeWarning):
+        scores = run(pool, "crash", "ab")
+    assert scores.rewards.tolist() == [0, 3]
+    assert scores.columns["length"].tolist() == [0, 2] and scores.columns["one"].tolist() == [0, 1]
+
+
+def test_a_value_that_is_no_number_is_a_mistake_of_the_function(pool):
+    with pytest.raises(RewardError, match="judge gave None for prompt 1 .id 'q1'"):
+        run(pool, "ok", "none")
+
+
+def test_what_the_function_prints_or_reads_does_no_harm(pool, capfd):
+    assert run(pool, "print", "ab").rewards.tolist() == [5, 2]
+    assert "noise" not in capfd.readouterr().out
+
+
+def test_async_functions(verifiers):
+    with VerifierPool(verifiers.later, workers=1) as pool:
+        assert run(pool, "a", "bb").rewards.tolist() == [1, 2]
+
+
+def test_workers_work_at_the_same_time(verifiers):
+    with VerifierPool(verifiers.nap, workers=4) as pool:
+        began = time.monotonic()
+        run(pool, *"abcd")
+        assert time.monotonic() - began < 1.2  # 1.6 s one after the other
+
+
+def test_the_deadline_of_score_is_not_the_pools(verifiers):
+    with VerifierPool(verifiers.nap, workers=1) as pool:
+        assert score(pool, ["p"] * 2, ["a"] * 2, deadline=0.1).rewards.tolist() == [1, 1]
+
+
+def test_large_texts_pass(pool):
+    assert run(pool, "x" * 3_000_000).rewards.tolist() == [3_000_000]
+
+
+def test_workers_do_not_import_jax(pool):
+    assert pool("p", "jax", {}) is False
+
+
+@pytest.mark.parametrize("kind", ["name", "object", "bind"])
+def test_functions_by_name_and_picklable_objects(verifiers, kind):
+    function = {
+        "name": "pool_verifiers:scaled",
+        "object": verifiers.Weighted(1),
+        "bind": bind(verifiers.scaled, weight=1.0),
+    }[kind]
+    with VerifierPool(function, workers=1) as pool:
+        assert run(pool, "abc").rewards.tolist() == [3]
+
+
+def test_a_worker_that_died_while_idle_is_replaced_without_a_failure(verifiers):
+    with VerifierPool(verifiers.judge, workers=1) as pool:
+        os.kill(int(pool("p", "pid", {})), 9)
+        time.sleep(0.2)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert pool("p", "ab", {}) == 2
+        assert pool.failures == 0
+
+
+def test_children_of_a_hung_call_end_with_it(verifiers, tmp_path):
+    note = tmp_path / "pid"
+    with (
+        VerifierPool(verifiers.child, workers=1, deadline=1.0) as pool,
+        pytest.warns(RuntimeWarning, match="nothing within 1 s"),
+    ):
+        assert pool("p", "fork", {"file": str(note)}) == 0.0
+    child = int(note.read_text())
+    for _ in range(50):
+        try:
+            with open(f"/proc/{child}/stat") as stat:
+                if stat.read().split()[2] == "Z":
+                    break
+        except OSError:
+            break
+        time.sleep(0.1)
+    else:
+        raise AssertionError("the child of the verifier still runs")
+
+
+def test_a_closed_pool_is_refused(verifiers):
+    pool = VerifierPool(verifiers.judge, workers=1)
+    pid = int(pool("p", "pid", {}))
+    pool.close()
+    pool.close()
+    with pytest.raises(RuntimeError, match="the pool is closed"):
+        pool("p", "a", {})
+    with pytest.raises(OSError):
+        os.kill(pid, 0)
+
+
+def test_a_forgotten_pool_ends_its_workers(verifiers):
+    pool = VerifierPool(verifiers.judge, workers=1)
+    pid = int(pool("p", "pid", {}))
+    del pool
+    gc.collect()
+    with pytest.raises(OSError):
+        os.kill(pid, 0)
+
+
+def local(prompt, completion, metadata):
+    return 1.0
+
+
+local_main = type(local)(local.__code__, {}, "local_main")
+local_main.__module__ = "__main__"
+
+
+@pytest.mark.parametrize(
+    ("function", "told"),
+    [
+        (lambda p, c, m: 1.0, "cannot be sent to another process"),
+        (local_main, "it is defined in the running script or notebook"),
+        (3, "must be callable or a text 'module:name', got int"),
+        ("no_colon", "is written 'module:name'"),
+        ("json:", "is written 'module:name'"),
+        ("no_such_module_at_all:f", "there is no module 'no_such_module_at_all'"),
+        ("no_such_package_at_all.part:f", "there is no module"),
+        ("json:no_such_function", "could not load json:no_such_function: AttributeError"),
+        ("pool_verifiers:number", "could not load .*not callable"),
+    ],
+)
+def test_functions_that_a_worker_cannot_have(verifiers, function, told):
+    with pytest.raises(ValueError, match=told):
+        VerifierPool(function, workers=1)
+
+
+def test_a_module_that_ends_the_worker(verifiers, tmp_path, monkeypatch):
+    (tmp_path / "deadly.py").write_text("import os\nos._exit(3)\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ValueError, match="could not load deadly:f: it ended with exit status 3"):
+        VerifierPool("deadly:f", workers=1)
+
+
+@pytest.mark.parametrize("options", [{"workers": 0}, {"workers": 1.5}, {"workers": True}])
+def test_bad_number_of_workers(verifiers, options):
+    with pytest.raises(ValueError, match="workers must be a whole number above zero"):
+        VerifierPool(verifiers.judge, **options)
+
+
+@pytest.mark.parametrize("deadline", [0, -1, float("nan")])
+def test_bad_deadline(verifiers, deadline):
+    with pytest.raises(ValueError, match="deadline must be positive"):
+        VerifierPool(verifiers.judge, deadline=deadline)
+
+
+@pytest.mark.parametrize("ending", ["", "os.kill(os.getpid(), 9)"])
+def test_no_worker_outlives_a_script_without_a_guard(verifiers, tmp_path, ending):
+    """A plain script, no `if __name__`, that never closes its pool and may be killed."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(f"""
+            import os
+            from jaxrl_llm.rewards import VerifierPool
+            pool = VerifierPool("pool_verifiers:judge", workers=1)
+            print(int(pool("p", "pid", {{}})), flush=True)
+            {ending}
+        """)
+    )
+    path = os.pathsep.join(filter(None, [os.path.dirname(verifiers.__file__), *sys.path]))
+    told = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert told.returncode == (-9 if ending else 0), told.stderr
+    assert told.stderr == ""
+    pid = int(told.stdout)
+    for _ in range(50):
+        try:
+            os.kill(pid, 0)
+        except OSError:
+            return
+        with open(f"/proc/{pid}/stat") as stat:
+            if stat.read().split()[2] == "Z":
+                return
+        time.sleep(0.1)
+    raise AssertionError("the worker outlived its parent")
+
+
+@pytest.mark.parametrize("reward", ["VerifierPool('time:sleep', workers=1)", "hang"])
+def test_ctrl_c_is_heard_during_a_hang(tmp_path, reward):
+    """The main thread only waits, so an interrupt reaches it and no deadline has to pass."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(f"""
+            import os, signal, threading, time
+            from jaxrl_llm.rewards import VerifierPool, score
+            def hang(prompt, completion, metadata):
+                time.sleep(600)
+            reward = {reward}
+            if reward is not hang:
+                reward.deadline, reward._call = 600.0, lambda row: time.sleep(600)
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+            try:
+                score(reward, ["p"], ["c"], deadline=600.0)
+            except KeyboardInterrupt:
+                print("interrupted", flush=True)
+        """)
+    )
+    told = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert told.stdout == "interrupted\n" and told.returncode == 0, told.stderr

@@ -1,0 +1,239 @@
+import asyncio
+import functools
+import threading
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.rewards import RewardError, score
+
+PROMPTS, COMPLETIONS = ["p"] * 3, ["a", "bb", "ccc"]
+METADATA = [{"id": "one"}, {"id": "two"}, {}]
+
+
+def run(reward, **options):
+    return score(reward, PROMPTS, COMPLETIONS, METADATA, **options)
+
+
+def giving(value, at="bb"):
+    """A reward that gives `value` for one of the completions and 1.0 for the others."""
+
+    def reward(prompt, completion, metadata):
+        return value if completion == at else 1.0
+
+    return reward
+
+
+def test_numbers_keep_their_order():
+    scores = run(lambda prompt, completion, metadata: len(completion))
+    np.testing.assert_array_equal(scores.rewards, [1, 2, 3])
+    assert scores.rewards.dtype == np.float32
+    assert scores.columns == {} and scores.failures == 0
+
+
+def test_the_reward_gets_what_belongs_together():
+    seen = []
+    run(lambda *row: seen.append(row) or 0)
+    assert seen == list(zip(PROMPTS, COMPLETIONS, METADATA, strict=True))
+
+
+@pytest.mark.parametrize(
+    "value", [True, 1, 1.0, np.float64(1), np.int32(1), np.bool_(True), np.array(1.0)]
+)
+def test_kinds_of_numbers(value):
+    assert run(giving(value)).rewards.tolist() == [1, 1, 1]
+
+
+def test_jax_scalars():
+    assert run(giving(jnp.float32(0.5))).rewards.tolist() == [1, 0.5, 1]
+
+
+def test_names_become_columns_and_sum():
+    scores = run(lambda p, c, m: {"length": len(c), "first": c == "a"})
+    assert scores.rewards.tolist() == [2, 2, 3]
+    assert scores.columns["length"].tolist() == [1, 2, 3]
+    assert scores.columns["first"].tolist() == [1, 0, 0]
+    assert scores.columns["first"].dtype == np.float32
+
+
+def test_the_entry_reward_is_the_total():
+    scores = run(lambda p, c, m: {"reward": 0.5, "length": len(c)})
+    assert scores.rewards.tolist() == [0.5] * 3
+    assert set(scores.columns) == {"reward", "length"}
+
+
+def test_async_calls_run_together():
+    everyone = asyncio.Barrier(3)
+
+    async def reward(prompt, completion, metadata):
+        await everyone.wait()  # passes only if the three calls are under way at once
+        return len(completion)
+
+    assert run(reward, deadline=20).rewards.tolist() == [1, 2, 3]
+
+
+def test_async_mapping_inside_a_running_loop():
+    async def reward(prompt, completion, metadata):
+        await asyncio.sleep(0)
+        return {"n": len(completion)}
+
+    async def notebook():
+        return run(reward)
+
+    assert asyncio.run(notebook()).columns["n"].tolist() == [1, 2, 3]
+
+
+def test_metadata_may_be_left_out():
+    assert score(lambda p, c, m: len(m), ["p"], ["c"]).rewards.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (None, "None"),
+        ("1.0", "'1.0'"),
+        (float("nan"), "nan"),
+        (float("inf"), "inf"),
+        (-float("inf"), "-inf"),
+        (1e300, "1e"),
+        (10**400, "1000"),
+        pytest.param(10**5000, "an object of type int", id="endless"),
+        ([1.0], r"\[1.0\]"),
+        (np.ones(2), "array"),
+        (1j, "1j"),
+        (b"1", "b'1'"),
+    ],
+)
+def test_what_is_no_finite_number_is_refused(value, told):
+    reward = giving(value)
+    with pytest.raises(RewardError, match=told) as caught:
+        run(reward)
+    assert "giving" in str(caught.value) and "prompt 1 (id 'two')" in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [None, "x", float("nan")])
+def test_a_bad_entry_is_named(value):
+    with pytest.raises(RewardError, match="as 'style' for prompt 0"):
+        run(lambda p, c, m: {"right": 1.0, "style": value})
+
+
+@pytest.mark.parametrize("value", [{}, {1: 1.0}])
+def test_names_are_needed(value):
+    with pytest.raises(RewardError, match="at least one name"):
+        run(lambda p, c, m: value)
+
+
+def test_entries_that_sum_to_infinity():
+    with pytest.raises(RewardError, match="no finite sum for prompt 0"):
+        run(lambda p, c, m: {"a": 3e38, "b": 3e38})
+
+
+def test_names_must_stay_the_same():
+    with pytest.raises(RewardError, match=r"\['b'\] for prompt 1 .* but the names \['a'\] before"):
+        run(lambda p, c, m: {"a" if c == "a" else "b": 1.0})
+    with pytest.raises(RewardError, match="names .* for prompt 1 .* but a plain number before"):
+        run(giving({"a": 1.0}))
+
+
+def test_an_exception_is_told_and_chained():
+    def reward(prompt, completion, metadata):
+        return 1 / (len(completion) - 2)
+
+    with pytest.raises(RewardError, match="ZeroDivisionError on prompt 1 .id 'two'") as caught:
+        run(reward)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert "reward" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_leaving_the_program_is_an_exception_too():
+    with pytest.raises(RewardError, match="SystemExit on prompt 0"):
+        run(lambda p, c, m: exit(3))
+
+
+def test_an_async_exception_ends_the_others():
+    async def reward(prompt, completion, metadata):
+        if completion == "bb":
+            raise KeyError("no answer")
+        await asyncio.sleep(60)
+
+    began = time.monotonic()
+    with pytest.raises(RewardError, match="KeyError on prompt 1"):
+        run(reward, deadline=30)
+    assert time.monotonic() - began < 10
+
+
+def test_a_sync_hang_gives_control_back():
+    release = threading.Event()
+
+    def reward(prompt, completion, metadata):
+        if completion == "bb":
+            release.wait(60)
+        return 0.0
+
+    began = time.monotonic()
+    with pytest.raises(RewardError, match="nothing for prompt 1 .id 'two'. within 0.2 s"):
+        run(reward, deadline=0.2)
+    assert time.monotonic() - began < 10
+    release.set()
+
+
+def test_an_async_hang_gives_control_back():
+    release = threading.Event()
+
+    async def reward(prompt, completion, metadata):
+        while completion == "ccc" and not release.is_set():
+            await asyncio.sleep(0.01)
+        return 0.0
+
+    with pytest.raises(RewardError, match="nothing for prompt 2 within 0.2 s"):
+        run(reward, deadline=0.2)
+    release.set()
+
+
+def test_the_deadline_is_for_one_call_not_for_the_batch():
+    def reward(prompt, completion, metadata):
+        time.sleep(0.2)
+        return 1.0
+
+    assert run(reward, deadline=0.5).rewards.sum() == 3
+
+
+def test_an_empty_batch():
+    with pytest.raises(ValueError, match="the batch is empty"):
+        score(lambda *row: 0.0, [], [], [])
+
+
+def test_unequal_lengths():
+    with pytest.raises(ValueError, match="got 2, 1 and 2"):
+        score(lambda *row: 0.0, ["p"] * 2, ["c"], [{}] * 2)
+
+
+@pytest.mark.parametrize("deadline", [0, -1.0, float("nan")])
+def test_a_deadline_that_is_not_positive(deadline):
+    with pytest.raises(ValueError, match="deadline must be positive"):
+        run(lambda *row: 0.0, deadline=deadline)
+
+
+def test_a_reward_that_cannot_be_called():
+    with pytest.raises(TypeError, match="must be callable, got float"):
+        run(1.0)
+
+
+def test_a_partial_is_named_after_its_function():
+    with pytest.raises(RewardError, match="test_a_partial.*weighted raised"):
+
+        def weighted(prompt, completion, metadata, *, weight):
+            raise ValueError("no")
+
+        run(functools.partial(weighted, weight=2))
+
+
+def test_a_batch_reward_must_give_every_value():
+    class Short:
+        def score_batch(self, prompts, completions, metadata):
+            return [1.0]
+
+    with pytest.raises(RewardError, match="gave 1 values for 3 prompts"):
+        run(Short())
