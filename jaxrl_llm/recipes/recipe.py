@@ -130,9 +130,9 @@ class Recipe:
     def needs(self) -> frozenset[str]:
         """Which of "ref_logp", "entropy", "behavior_logp" and "old_logp" it cannot do without.
 
-        A regularizer, or a stateless advantage or curation, needs what it names; what a Transform of
-        another make needs cannot be seen. A correction needs the two log-probabilities it compares,
-        both in the batch.
+        A regularizer, or a stateless advantage or curation, needs what it names; what a Transform
+        of another make needs cannot be seen. A correction needs the two log-probabilities it
+        compares, both in the batch.
         """
         return self._needs_to_prepare | slots.named(*self.regularizers)
 

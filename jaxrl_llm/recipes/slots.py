@@ -4,6 +4,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import jax
+
 from jaxrl_llm.core import Transform, accepted
 from jaxrl_llm.recipes.batch import Batch
 
@@ -85,3 +87,32 @@ def check_inputs(recipe: str, slot: str, function: Callable, offered, given: int
                 f"Recipe {recipe!r}: {slot} {called(function)} needs {name!r}, which it is not "
                 f"given; it is given {', '.join(offered)}. Options are fixed with jaxrl_llm.bind."
             )
+
+
+def tried(recipe):
+    """The recipe, after a dry run on shapes: an option out of its range is told when it is given.
+
+    Presets end with it. Nothing is computed and no device is touched.
+    """
+
+    def run(batch, logp):
+        ready, _ = recipe.prepare(batch, recipe.init())
+        return recipe.loss(logp, ready, entropy=logp)
+
+    def shaped(*shape, dtype="float32"):
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    logp = shaped(2, 2, 3)
+    batch = Batch(
+        tokens=shaped(2, 2, 3, dtype="int32"),
+        mask=shaped(2, 2, 3, dtype="bool"),
+        rewards=shaped(2, 2),
+        where=shaped(2, 2, dtype="bool"),
+        prompt_tokens=shaped(2, 1, dtype="int32"),
+        prompt_mask=shaped(2, 1, dtype="bool"),
+        old_logp=logp,
+        behavior_logp=logp,
+        ref_logp=logp,
+    )
+    jax.eval_shape(run, batch, logp)
+    return recipe

@@ -3,6 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
+from jaxrl_llm.recipes.slots import tried
 
 
 def cispo(*, w_min: float = 0.0, w_max: float = 5.0) -> Recipe:
@@ -32,10 +33,11 @@ def cispo(*, w_min: float = 0.0, w_max: float = 5.0) -> Recipe:
       MiniMax-M1 (arXiv:2506.13585). The bounds are those of TRL and ScaleRL: a cap of 5, no lower
       bound. verl's setting of that name is an eps around 1 and defaults to 0.2.
     """
-    return Recipe(
+    recipe = Recipe(
         name="cispo",
         advantage=stateless(advantages.grpo),
         surrogate=bind(surrogates.cispo, w_min=w_min, w_max=w_max),
         weights=aggregate.token_mean,
         paper="arXiv:2506.13585",
     )
+    return tried(recipe)

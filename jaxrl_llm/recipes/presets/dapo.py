@@ -3,6 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
+from jaxrl_llm.recipes.slots import tried
 
 
 def dapo(*, eps_low: float = 0.2, eps_high: float = 0.28, dual_clip: float | None = 10.0) -> Recipe:
@@ -35,7 +36,7 @@ def dapo(*, eps_low: float = 0.2, eps_high: float = 0.28, dual_clip: float | Non
       Yu et al. (arXiv:2503.14476). The dual clip of 10 is that of the released scripts (verl's
       recipe); the paper does not mention it.
     """
-    return Recipe(
+    recipe = Recipe(
         name="dapo",
         advantage=stateless(advantages.grpo),
         surrogate=bind(
@@ -44,3 +45,4 @@ def dapo(*, eps_low: float = 0.2, eps_high: float = 0.28, dual_clip: float | Non
         weights=aggregate.token_mean,
         paper="arXiv:2503.14476",
     )
+    return tried(recipe)

@@ -3,6 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import Array, bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
+from jaxrl_llm.recipes.slots import tried
 
 
 def padded_length(mask: Array) -> Array:
@@ -42,10 +43,11 @@ def dr_grpo(*, length: int | None = None, eps_low: float = 0.2, eps_high: float 
       a microbatch times its ``max_completion_length``; verl's ``seq-mean-token-sum-norm`` divides
       by the number of non-empty sequences from 0.9 on and by none up to 0.8.
     """
-    return Recipe(
+    recipe = Recipe(
         name="dr_grpo",
         advantage=stateless(advantages.dr_grpo),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         weights=padded_length if length is None else bind(aggregate.fixed_length, length=length),
         paper="arXiv:2503.20783",
     )
+    return tried(recipe)

@@ -3,6 +3,7 @@
 from jaxrl_llm import advantages, aggregate, regularizers, surrogates
 from jaxrl_llm.core import bind, checks, stateless
 from jaxrl_llm.recipes.recipe import Recipe
+from jaxrl_llm.recipes.slots import tried
 
 
 def grpo(
@@ -13,7 +14,7 @@ def grpo(
     ddof: int = 1,
     eps: float = 1e-6,
     kl_coef: float = 1e-3,
-    kl_estimator: str = "k3",
+    kl_estimator: str | None = None,
 ) -> Recipe:
     """Group relative policy optimization, as in DeepSeekMath.
 
@@ -32,13 +33,13 @@ def grpo(
       ddof: 1 divides by the sample deviation, as released trainers do; 0 by the population's.
       eps: Added to the deviation.
       kl_coef: Weight of the KL term. 0 leaves it out, and with it the reference model.
-      kl_estimator: Estimator of the KL term, see ``regularizers.kl_to_reference``.
+      kl_estimator: Estimator of the KL term, see ``regularizers.kl_to_reference``; None means "k3".
 
     Returns:
       A Recipe that needs ``ref_logp`` unless ``kl_coef`` is 0.
 
     Raises:
-      ValueError: If an option is out of its range.
+      ValueError: If an option is out of its range, or ``kl_estimator`` is given without a KL term.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -52,8 +53,10 @@ def grpo(
       where ours gives 0.
     """
     checks.check_non_negative("grpo", kl_coef=kl_coef)
-    term = bind(regularizers.kl_to_reference, estimator=kl_estimator, coef=kl_coef)
-    return Recipe(
+    if kl_coef == 0 and kl_estimator is not None:
+        raise ValueError("grpo: kl_estimator has no effect with kl_coef=0.")
+    term = bind(regularizers.kl_to_reference, estimator=kl_estimator or "k3", coef=kl_coef)
+    recipe = Recipe(
         name="grpo",
         advantage=stateless(advantages.grpo, ddof=ddof, eps=eps),
         surrogate=bind(
@@ -63,3 +66,4 @@ def grpo(
         regularizers=(term,) if kl_coef else (),
         paper="arXiv:2402.03300",
     )
+    return tried(recipe)

@@ -3,6 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
+from jaxrl_llm.recipes.slots import tried
 
 
 def gspo(*, eps_low: float = 3e-4, eps_high: float = 4e-4) -> Recipe:
@@ -33,10 +34,11 @@ def gspo(*, eps_low: float = 3e-4, eps_high: float = 4e-4) -> Recipe:
       Zheng et al. (arXiv:2507.18071). TRL averages over all rows, the empty ones too; in verl from
       0.9 on the aggregation is a setting, and token-mean there is another loss.
     """
-    return Recipe(
+    recipe = Recipe(
         name="gspo",
         advantage=stateless(advantages.grpo),
         surrogate=bind(surrogates.gspo, eps_low=eps_low, eps_high=eps_high),
         weights=aggregate.sequence_mean,
         paper="arXiv:2507.18071",
     )
+    return tried(recipe)

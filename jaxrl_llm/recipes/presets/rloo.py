@@ -3,6 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import stateless
 from jaxrl_llm.recipes.recipe import Recipe
+from jaxrl_llm.recipes.slots import tried
 
 
 def rloo() -> Recipe:
@@ -27,10 +28,11 @@ def rloo() -> Recipe:
       trains with the clipped ratio and the configured aggregation; TRL's RLOOTrainer clips the
       ratio of whole sequences and may normalize the advantages.
     """
-    return Recipe(
+    recipe = Recipe(
         name="rloo",
         advantage=stateless(advantages.rloo),
         surrogate=surrogates.reinforce,
         weights=aggregate.sequence_sum,
         paper="arXiv:2402.14740",
     )
+    return tried(recipe)

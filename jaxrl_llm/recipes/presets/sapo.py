@@ -3,6 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
+from jaxrl_llm.recipes.slots import tried
 
 
 def sapo(*, tau_pos: float = 1.0, tau_neg: float = 1.05) -> Recipe:
@@ -33,10 +34,11 @@ def sapo(*, tau_pos: float = 1.0, tau_neg: float = 1.05) -> Recipe:
       Gao et al. (arXiv:2511.20347). The formula and defaults are those of verl and TRL, which
       agree.
     """
-    return Recipe(
+    recipe = Recipe(
         name="sapo",
         advantage=stateless(advantages.grpo),
         surrogate=bind(surrogates.sapo, tau_pos=tau_pos, tau_neg=tau_neg),
         weights=aggregate.sequence_mean,
         paper="arXiv:2511.20347",
     )
+    return tried(recipe)

@@ -1,0 +1,134 @@
+"""Host-side checks of a batch: one sentence, with the prompt's name."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.recipes import Batch, validate_batch
+
+IDS = ["sum-17", "sum-23"]
+
+
+def arrays() -> dict:
+    mask = np.ones((2, 2, 3), bool)
+    mask[1, 1, 2] = False
+    return {
+        "tokens": np.full((2, 2, 3), 5, np.int32),
+        "mask": mask,
+        "rewards": np.array([[1.0, 0.0], [0.0, 0.5]], np.float32),
+        "where": np.ones((2, 2), bool),
+        "prompt_tokens": np.full((2, 4), 7, np.int32),
+        "prompt_mask": np.ones((2, 4), bool),
+    }
+
+
+def check(a, **options):
+    return validate_batch(Batch(**a), **{"vocab_size": 10, "prompt_ids": IDS, **options})
+
+
+def test_a_good_batch_passes_unchanged():
+    a = arrays()
+    batch = check(a)
+    assert batch.tokens is a["tokens"]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_reward_that_is_no_number(value):
+    a = arrays()
+    a["rewards"][1, 0] = value
+    with pytest.raises(ValueError, match=f"reward of prompt 'sum-23', rollout 0, is {value}"):
+        check(a)
+    with pytest.raises(ValueError, match="reward of prompt 1, rollout 0"):
+        check(a, prompt_ids=None)
+    a["where"][1, 0] = False
+    check(a)
+
+
+@pytest.mark.parametrize("token", [-1, 10])
+def test_token_outside_the_vocabulary(token):
+    a = arrays()
+    a["tokens"][1, 1, 2] = token  # masked
+    check(a)
+    a["tokens"][1, 1, 1] = token
+    words = rf"a response of prompt 'sum-23' holds token {token} at \[1, 1\].*vocabulary of 10"
+    with pytest.raises(ValueError, match=words):
+        check(a)
+    a = arrays()
+    a["prompt_tokens"][0, 3] = token
+    with pytest.raises(ValueError, match=r"the text of prompt 'sum-17' .* at \[3\]"):
+        check(a)
+
+
+def test_empty_batch():
+    a = {k: v[:0] for k, v in arrays().items()}
+    with pytest.raises(ValueError, match=r"batch is empty.*\(0, 2, 3\)"):
+        check(a, prompt_ids=[])
+
+
+def test_nothing_takes_part():
+    a = arrays()
+    a["where"][:] = False
+    with pytest.raises(ValueError, match="no rollout takes part"):
+        check(a)
+
+
+def test_all_tokens_of_a_prompt_masked():
+    a = arrays()
+    a["mask"][0] = False
+    with pytest.raises(ValueError, match="every token of prompt 'sum-17' is masked"):
+        check(a)
+    a["where"][0] = False
+    check(a)
+
+
+def test_prompt_without_tokens():
+    a = arrays()
+    a["prompt_mask"][1] = False
+    with pytest.raises(ValueError, match="prompt 'sum-23' has no tokens"):
+        check(a)
+
+
+@pytest.mark.parametrize("field", ["old_logp", "behavior_logp", "ref_logp"])
+def test_logp_that_is_no_number(field):
+    a = arrays()
+    a[field] = np.zeros((2, 2, 3), np.float32)
+    a[field][1, 1, 2] = np.nan  # masked
+    check(a)
+    a[field][0, 1, 2] = -np.inf
+    with pytest.raises(ValueError, match=f"{field} of prompt 'sum-17', rollout 1, token 2 is -inf"):
+        check(a)
+
+
+def test_names_must_fit():
+    with pytest.raises(ValueError, match="3 names for 2 prompts"):
+        check(arrays(), prompt_ids=["a", "b", "c"])
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "error", "words"),
+    [
+        ("rewards", np.zeros((2, 3), np.float32), ValueError, r"rewards .*\(2, 2\); got \(2, 3\)"),
+        ("rewards", np.zeros((2, 2), np.int32), TypeError, "rewards must be floating"),
+        ("mask", np.ones((2, 2, 3), np.float32), TypeError, "mask must be bool"),
+        ("mask", np.ones((2, 2, 4), bool), ValueError, r"mask .*\(2, 2, 3\); got \(2, 2, 4\)"),
+        ("tokens", np.zeros((2, 6), np.int32), ValueError, "tokens must have 3 axes"),
+        ("tokens", np.zeros((2, 2, 3), np.float32), TypeError, "tokens must hold integers"),
+        ("prompt_tokens", np.zeros((3, 4), np.int32), ValueError, r"\(2, 4\); got \(3, 4\)"),
+        ("prompt_mask", np.ones((2, 3), bool), ValueError, r"\(2, 4\); got \(2, 3\)"),
+        ("old_logp", np.zeros((2, 2, 2), np.float32), ValueError, r"old_logp .*got \(2, 2, 2\)"),
+        ("advantages", np.zeros((2,), np.float32), ValueError, r"advantages .*got \(2,\)"),
+    ],
+)
+def test_shapes_and_dtypes_are_named(field, value, error, words):
+    with pytest.raises(error, match=words):
+        Batch(**{**arrays(), field: value}).check()
+
+
+def test_a_batch_is_a_pytree_and_absent_fields_are_absent():
+    batch = Batch(**arrays())
+    assert len(jax.tree.leaves(batch)) == 6
+    half = jax.tree.map(lambda x: x[:1], batch)
+    assert half.tokens.shape == (1, 2, 3) and half.old_logp is None
+    full = batch.replace(old_logp=jnp.zeros((2, 2, 3)))
+    assert len(jax.tree.leaves(full)) == 7

@@ -1,0 +1,78 @@
+"""The catalog and the public functions are the same set, both ways."""
+
+import importlib
+import inspect
+import json
+import re
+
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm.recipes import PRESETS, Recipe, catalog
+
+LAYERS = ("advantages", "surrogates", "corrections", "regularizers", "aggregate")
+
+
+def public_functions() -> set[str]:
+    """Functions that a layer-1 method module defines or re-exports under a public name."""
+    found = set()
+    for layer in LAYERS:
+        module = importlib.import_module(f"jaxrl_llm.{layer}")
+        for name, value in vars(module).items():
+            here = getattr(value, "__module__", "").startswith(f"jaxrl_llm.{layer}")
+            if inspect.isfunction(value) and here and not name.startswith("_"):
+                found.add(f"{layer}.{name}")
+    return found
+
+
+def test_every_function_is_in_the_catalog_and_the_reverse():
+    listed = {f for method in catalog.CATALOG for f in method.functions}
+    assert listed == public_functions()
+
+
+def test_presets_and_catalog_agree():
+    named = [m.preset for m in catalog.CATALOG if m.preset]
+    assert sorted(named) == sorted(PRESETS)
+    public = {n for n in jr.recipes.__all__ if inspect.isfunction(getattr(jr.recipes, n))}
+    assert public - {"validate_batch"} == set(PRESETS)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_a_preset_carries_its_key_its_paper_and_its_method(name):
+    recipe = PRESETS[name]()
+    (row,) = [m for m in catalog.CATALOG if m.preset == name]
+    assert isinstance(recipe, Recipe)
+    assert recipe.name == name
+    assert recipe.paper == f"arXiv:{row.arxiv}"
+    assert recipe.status == "experimental"
+    slot = recipe.advantage.update.function if row.kind == "advantage" else recipe.surrogate
+    assert any(f.endswith(f".{slot.__name__}") for f in row.functions)
+
+
+def test_rows_are_well_formed():
+    keys = [m.key for m in catalog.CATALOG]
+    assert len(set(keys)) == len(keys)
+    for method in catalog.CATALOG:
+        assert method.kind in catalog.KINDS
+        assert method.confidence in {"CODE", "PAPER", "NOTES", "ABSTRACT"}
+        assert method.title and method.verified_against
+        assert re.fullmatch(r"(\d{4}\.\d{5})?", method.arxiv)
+
+
+def test_rows_survive_json():
+    assert json.loads(json.dumps(catalog.rows()))[0]["functions"] == ["advantages.grpo"]
+    assert len(catalog.rows()) == len(catalog.CATALOG)
+
+
+def test_tables():
+    text = catalog.as_table().splitlines()
+    assert len(text) == len(catalog.CATALOG) + 1
+    assert text[0].split()[:3] == ["method", "kind", "preset"]
+    start = text[0].index("kind")
+    assert all(line[start - 1] == " " and line[start] != " " for line in text)
+    markdown = catalog.as_table(style="markdown").splitlines()
+    assert len(markdown) == len(catalog.CATALOG) + 2
+    assert {line.count("|") for line in markdown} == {7}
+    assert "[2402.03300](https://arxiv.org/abs/2402.03300)" in markdown[2]
+    with pytest.raises(ValueError, match="Did you mean 'markdown'"):
+        catalog.as_table(style="markdwn")

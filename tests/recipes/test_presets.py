@@ -1,0 +1,173 @@
+"""Every preset's whole loss and gradient against the paper's formula in float64, row by row."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm.recipes import PRESETS, Batch
+
+P, G, T = 3, 4, 5
+
+
+def make_batch() -> tuple[np.ndarray, Batch]:
+    """Ratios far from 1; a group that agrees, an empty response, a rollout left out."""
+    rng = np.random.default_rng(3)
+    lengths = np.array([[5, 2, 3, 1], [4, 4, 1, 2], [5, 0, 2, 3]])
+    rewards = np.array([[1, 0, 0, 0.5], [1, 1, 1, 1], [0, 1, 0.25, np.nan]], np.float32)
+    logp = rng.normal(-1.5, 0.5, (P, G, T)).astype(np.float32)
+    batch = Batch(
+        tokens=jnp.zeros((P, G, T), jnp.int32),
+        mask=jnp.asarray(np.arange(T) < lengths[..., None]),
+        rewards=jnp.asarray(rewards),
+        where=jnp.asarray(np.isfinite(rewards)),
+        prompt_tokens=jnp.ones((P, 2), jnp.int32),
+        prompt_mask=jnp.ones((P, 2), bool),
+        old_logp=jnp.asarray(logp + rng.normal(0, 0.4, (P, G, T)), jnp.float32),
+        ref_logp=jnp.asarray(logp + rng.normal(0, 0.4, (P, G, T)), jnp.float32),
+    )
+    return logp, batch
+
+
+def clip(ratio, a, low, high, dual=np.inf):
+    loss = -np.minimum(ratio * a, np.clip(ratio, low, high) * a)
+    return np.minimum(loss, -a * dual) if a < 0 else loss
+
+
+# Token losses of one response: log-probabilities new, old and of the reference; its advantage.
+TOKEN_LOSS = {
+    "grpo": lambda x, old, ref, a: (
+        clip(np.exp(x - old), a, 0.8, 1.2) + 1e-3 * (np.exp(ref - x) - 1 - (ref - x))
+    ),
+    "dr_grpo": lambda x, old, ref, a: clip(np.exp(x - old), a, 0.8, 1.2),
+    "rloo": lambda x, old, ref, a: -a * x,
+    "dapo": lambda x, old, ref, a: clip(np.exp(x - old), a, 0.8, 1.28, 10.0),
+    "gspo": lambda x, old, ref, a: np.full(
+        x.shape, clip(np.exp((x - old).mean()), a, 1 - 3e-4, 1 + 4e-4)
+    ),
+    "sapo": lambda x, old, ref, a: (
+        -a * 4 / (t := 1.0 if a > 0 else 1.05) / (1 + np.exp(-t * (np.exp(x - old) - 1)))
+    ),
+    "cispo": lambda x, old, ref, a: -np.minimum(np.exp(x - old), 5.0) * a * x,
+}
+
+
+def group_advantages(name, r):
+    if name == "rloo":
+        return np.array([r[i] - np.delete(r, i).mean() for i in range(len(r))])
+    centered = r - r.mean()
+    if name == "dr_grpo" or r.max() == r.min():
+        return centered
+    return centered / (r.std(ddof=1) + 1e-6)
+
+
+def reference(name, logp, batch) -> float:
+    rows = []
+    for p in range(P):
+        members = np.flatnonzero(batch.where[p])
+        r = np.asarray(batch.rewards[p], float)[members]
+        for g, a in zip(members, group_advantages(name, r), strict=True):
+            m = np.asarray(batch.mask[p, g])
+            if m.any():
+                arrays = (logp, batch.old_logp, batch.ref_logp)
+                x, old, ref = (np.asarray(v[p, g], np.float64)[m] for v in arrays)
+                rows.append(TOKEN_LOSS[name](x, old, ref, a))
+    if name in ("dapo", "cispo"):
+        return np.concatenate(rows).mean()
+    if name == "dr_grpo":
+        return np.concatenate(rows).sum() / (P * G * T)
+    if name == "rloo":
+        return np.mean([row.sum() for row in rows])
+    return np.mean([row.mean() for row in rows])
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_loss_is_the_papers(name):
+    logp, batch = make_batch()
+    recipe = PRESETS[name]()
+    ready, _ = recipe.prepare(batch, recipe.init())
+    assert float(recipe.loss(logp, ready)) == pytest.approx(reference(name, logp, batch), rel=2e-6)
+
+
+@pytest.mark.parametrize("name", [n for n in PRESETS if n != "cispo"])
+def test_the_gradient_is_the_derivative(name):
+    """Not cispo: its weight is a constant, so its gradient is not the derivative of its value."""
+    logp, batch = make_batch()
+    recipe = PRESETS[name]()
+    ready, _ = recipe.prepare(batch, recipe.init())
+    grad = np.asarray(jax.grad(recipe.loss)(jnp.asarray(logp), ready))
+    step = 1e-6
+    expected = np.zeros_like(grad)
+    for place in np.ndindex(grad.shape):
+        up, down = logp.astype(np.float64), logp.astype(np.float64)
+        up[place] += step
+        down[place] -= step
+        expected[place] = (reference(name, up, batch) - reference(name, down, batch)) / (2 * step)
+    np.testing.assert_allclose(grad, expected, rtol=1e-4, atol=1e-7)
+    assert np.abs(grad).max() > 1e-3
+
+
+def test_cispo_weighs_the_policy_gradient():
+    logp, batch = make_batch()
+    recipe = jr.recipes.cispo(w_max=1.3, w_min=0.7)
+    ready, _ = recipe.prepare(batch, recipe.init())
+    grad = np.asarray(jax.grad(recipe.loss)(jnp.asarray(logp), ready))
+    ratio = np.clip(np.exp(logp - np.asarray(batch.old_logp, np.float64)), 0.7, 1.3)
+    expected = -ratio * np.asarray(ready.advantages)[..., None] * np.asarray(ready.weights)
+    np.testing.assert_allclose(grad, expected, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("grpo", {"eps_low": 0.05}),
+        ("grpo", {"eps_high": 0.05}),
+        ("grpo", {"dual_clip": 1.01}),
+        ("grpo", {"ddof": 0}),
+        ("grpo", {"eps": 0.5}),
+        ("grpo", {"kl_coef": 0.0}),
+        ("grpo", {"kl_estimator": "k2"}),
+        ("dr_grpo", {"length": 7}),
+        ("dr_grpo", {"eps_low": 0.05}),
+        ("dr_grpo", {"eps_high": 0.05}),
+        ("dapo", {"eps_low": 0.05}),
+        ("dapo", {"eps_high": 0.05}),
+        ("dapo", {"dual_clip": 1.01}),
+        ("gspo", {"eps_low": 0.05}),
+        ("gspo", {"eps_high": 0.05}),
+        ("sapo", {"tau_pos": 2.0}),
+        ("sapo", {"tau_neg": 2.0}),
+        ("cispo", {"w_min": 0.9}),
+        ("cispo", {"w_max": 1.1}),
+    ],
+)
+def test_every_option_changes_the_loss(name, options):
+    logp, batch = make_batch()
+    losses = []
+    for recipe in (PRESETS[name](), PRESETS[name](**options)):
+        ready, _ = recipe.prepare(batch, recipe.init())
+        losses.append(float(recipe.loss(logp, ready)))
+    assert losses[0] != losses[1]
+
+
+def test_an_option_without_effect_is_refused():
+    with pytest.raises(ValueError, match="grpo: kl_estimator has no effect with kl_coef=0"):
+        jr.recipes.grpo(kl_coef=0.0, kl_estimator="k2")
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: jr.recipes.grpo(kl_coef=-1.0), "kl_coef must not be negative"),
+        (lambda: jr.recipes.dr_grpo(length=0), "length must be above 0"),
+        (lambda: jr.recipes.dr_grpo(eps_low=-0.1), "eps_low must not be negative"),
+        (lambda: jr.recipes.cispo(w_min=2.0, w_max=1.0), "w_min"),
+        (lambda: jr.recipes.gspo(eps_high=-1.0), "eps_high must not be negative"),
+        (lambda: jr.recipes.dapo(dual_clip=0.5), "dual_clip must be above 1"),
+        (lambda: jr.recipes.sapo(tau_pos=0.0), "tau_pos must be above 0"),
+    ],
+)
+def test_options_out_of_range_are_refused_when_the_recipe_is_made(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()

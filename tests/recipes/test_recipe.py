@@ -1,0 +1,283 @@
+"""Slots, refusals, and what prepare and loss compute, against float64 NumPy."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm.core import sequence_level
+from jaxrl_llm.recipes import Batch, Recipe
+from jaxrl_llm.recipes.recipe import AlgoState
+
+
+def make_batch(**changes) -> Batch:
+    """Two prompts, three rollouts, four tokens; rollout [1, 2] takes no part and is full of NaN."""
+    rng = np.random.default_rng(0)
+    lengths = np.array([[4, 2, 3], [1, 4, 2]])
+    where = np.array([[True, True, True], [True, True, False]])
+    rewards = np.array([[1.0, 0.0, 0.0], [0.5, 0.25, np.nan]], np.float32)
+    batch = Batch(
+        tokens=jnp.asarray(rng.integers(0, 9, (2, 3, 4)), jnp.int32),
+        mask=jnp.asarray(np.arange(4) < lengths[..., None]),
+        rewards=jnp.asarray(rewards),
+        where=jnp.asarray(where),
+        prompt_tokens=jnp.ones((2, 5), jnp.int32),
+        prompt_mask=jnp.ones((2, 5), bool),
+        old_logp=jnp.asarray(rng.normal(-1.5, 0.3, (2, 3, 4)), jnp.float32),
+        ref_logp=jnp.asarray(rng.normal(-1.5, 0.3, (2, 3, 4)), jnp.float32),
+    )
+    return batch.replace(**changes)
+
+
+LOGP = np.random.default_rng(1).normal(-1.5, 0.3, (2, 3, 4)).astype(np.float32)
+
+
+def plain(**changes) -> Recipe:
+    slots = {
+        "name": "plain",
+        "advantage": jr.stateless(jr.advantages.dr_grpo),
+        "surrogate": jr.surrogates.reinforce,
+    }
+    return Recipe(**{**slots, **changes})
+
+
+def prepare(recipe, batch):
+    return recipe.prepare(batch, recipe.init())
+
+
+# Construction
+
+
+def test_a_sequence_surrogate_refuses_a_token_weighting_and_says_why():
+    with pytest.raises(ValueError, match="gspo is one value per sequence.*token_mean.*long sequen"):
+        plain(surrogate=jr.surrogates.gspo)
+    with pytest.raises(ValueError, match="fixed_length"):
+        jr.recipes.gspo().replace(weights=jr.bind(jr.aggregate.fixed_length, length=4))
+
+
+def test_a_bound_sequence_surrogate_is_seen_through():
+    surrogate = jr.bind(jr.surrogates.gspo, eps_low=1e-3)
+    with pytest.raises(ValueError, match="sequence_mean"):
+        plain(surrogate=surrogate)
+    assert plain(surrogate=surrogate, weights=jr.aggregate.sequence_mean).surrogate == surrogate
+
+
+def test_a_weighting_of_ones_own_may_declare_itself():
+    def mine(mask):
+        return jr.aggregate.sequence_mean(mask)
+
+    with pytest.raises(ValueError, match="mine"):
+        plain(surrogate=jr.surrogates.gspo, weights=mine)
+    plain(surrogate=jr.surrogates.gspo, weights=sequence_level(mine))
+
+
+def test_replace_suggests_the_field():
+    with pytest.raises(TypeError, match="no field 'weigths'. Did you mean 'weights'"):
+        plain().replace(weigths=jr.aggregate.sequence_mean)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"advantage": jr.advantages.dr_grpo}, TypeError, "advantage must be a Transform"),
+        ({"curation": jnp.isfinite}, TypeError, "curation must be a Transform"),
+        ({"surrogate": None}, TypeError, "surrogate must be a function"),
+        ({"weights": 1.0}, TypeError, "weights must be a function"),
+        ({"correction": 2.0}, TypeError, "correction must be a function"),
+        ({"regularizers": jr.regularizers.entropy_bonus}, TypeError, r"such as \(term,\)"),
+        ({"name": ""}, TypeError, "name must be a string"),
+        ({"status": "reproducd"}, ValueError, "Did you mean 'reproduced'"),
+    ],
+)
+def test_wrong_slots_are_refused(changes, error, words):
+    with pytest.raises(error, match=words):
+        plain(**changes)
+
+
+def test_inputs_that_do_not_exist_are_refused():
+    def term(logp, temperature):
+        return logp * temperature
+
+    with pytest.raises(ValueError, match="regularizer term needs 'temperature'.*bind"):
+        plain(regularizers=(term,))
+    plain(regularizers=(jr.bind(term, temperature=0.5),))
+
+    def advantage(rewards, critic):
+        return rewards - critic
+
+    with pytest.raises(ValueError, match="advantage advantage needs 'critic'.*where, mask"):
+        plain(advantage=jr.stateless(advantage))
+
+
+def test_recipes_are_values():
+    assert jr.recipes.dapo() == jr.recipes.dapo()
+    assert jr.recipes.dapo() != jr.recipes.dapo(eps_high=0.3)
+    assert hash(jr.recipes.grpo()) == hash(jr.recipes.grpo())
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        jr.recipes.dapo().name = "other"
+
+
+def test_needs_come_from_signatures():
+    entropy = jr.bind(jr.regularizers.entropy_bonus, coef=1e-3)
+    assert plain().needs == frozenset()
+    assert plain(regularizers=(entropy,)).needs == {"entropy"}
+    assert jr.recipes.grpo().replace(regularizers=(entropy,)).needs == {"entropy"}
+    assert jr.recipes.grpo().needs == {"ref_logp"}
+    both = plain(correction=lambda old_logp, behavior_logp, mask: (old_logp, mask))
+    assert both.needs == {"old_logp", "behavior_logp"}
+
+    def kl_in_reward(rewards, ref_logp):
+        return rewards
+
+    assert plain(advantage=jr.stateless(kl_in_reward)).needs == {"ref_logp"}
+
+
+def test_group_size_one_is_refused_by_name():
+    with pytest.raises(ValueError, match="recipe 'grpo' compares.*at least 2; got 1"):
+        jr.recipes.grpo().check_group_size(1)
+    jr.recipes.grpo().check_group_size(2)
+    jr.recipes.grpo().replace(group_relative=False).check_group_size(1)
+
+
+def test_prepare_refuses_group_size_one():
+    batch = jax.tree.map(lambda x: x[:, :1] if x.shape[1:2] == (3,) else x, make_batch())
+    with pytest.raises(ValueError, match="group_size"):
+        prepare(plain(), batch)
+
+
+# prepare
+
+
+def test_rollouts_that_take_no_part_leave_mask_weights_and_baseline():
+    batch, _ = prepare(plain(), make_batch())
+    assert not batch.mask[1, 2].any()
+    np.testing.assert_allclose(
+        batch.advantages, [[2 / 3, -1 / 3, -1 / 3], [0.125, -0.125, 0.0]], rtol=1e-6
+    )
+    kept = 4 + 2 + 3 + 1 + 4
+    np.testing.assert_allclose(batch.weights, np.asarray(batch.mask) / kept, rtol=1e-6)
+
+
+def test_token_advantages_get_the_mask():
+    recipe = plain(advantage=jr.stateless(jr.advantages.reinforce_pp_baseline))
+    batch, _ = prepare(recipe, make_batch())
+    assert batch.advantages.shape == (2, 3, 4)
+    values = np.asarray(batch.advantages)[np.asarray(batch.mask)]
+    assert abs(values.mean()) < 1e-6 and abs(values.std(ddof=1) - 1) < 1e-5
+    assert not np.asarray(batch.advantages)[~np.asarray(batch.mask)].any()
+
+
+def drop_uniform(rewards, *, where):
+    kept = ~jr.core.stats.group_is_constant(rewards, where)
+    return jnp.broadcast_to(kept, rewards.shape)
+
+
+def test_curation_comes_before_everything():
+    recipe = plain(curation=jr.stateless(drop_uniform))
+    rewards = jnp.array([[1.0, 1.0, 1.0], [0.5, 0.25, jnp.nan]])
+    batch, _ = prepare(recipe, make_batch(rewards=rewards))
+    assert batch.where.tolist() == [[False] * 3, [True, True, False]]
+    assert not batch.mask[0].any()
+    assert float(batch.weights.sum()) == pytest.approx(1.0)
+    np.testing.assert_allclose(batch.weights[1, 1], 1 / 5)
+
+
+def test_curation_must_return_where():
+    with pytest.raises(TypeError, match="curation of recipe 'plain': where must be bool"):
+        prepare(plain(curation=jr.stateless(lambda rewards: rewards)), make_batch())
+    with pytest.raises(ValueError, match=r"where must have shape \(2, 3\); got \(2,\)"):
+        prepare(plain(curation=jr.stateless(lambda rewards: rewards[:, 0] > 0)), make_batch())
+
+
+def test_state_goes_through_both_transforms():
+    def mean_tracker(rewards, state, *, where, **context):
+        mean = jr.core.masking.masked_mean(rewards, where)
+        return rewards - state, 0.5 * state + 0.5 * mean
+
+    tracker = jr.Transform(lambda: jnp.float32(0.0), mean_tracker)
+    counter = jr.Transform(
+        lambda: jnp.int32(0), lambda rewards, n, **context: (jnp.isfinite(rewards), n + 1)
+    )
+    recipe = plain(advantage=tracker, curation=counter)
+    batch, state = prepare(recipe, make_batch())
+    assert isinstance(state, AlgoState)
+    assert float(state.advantage) == pytest.approx(0.5 * 1.75 / 5)
+    batch, state = recipe.prepare(make_batch(), state)
+    np.testing.assert_allclose(batch.advantages[0, 0], 1 - 0.175, rtol=1e-6)
+    assert int(state.curation) == 2
+
+
+def capped(old_logp, behavior_logp, mask, *, cap, veto):
+    ratio = jnp.exp(jr.core.masking.safe_log_ratio(old_logp, behavior_logp, mask))
+    return jnp.minimum(ratio, cap), ratio < veto
+
+
+def test_a_correction_weighs_the_surrogate_and_rejected_tokens_leave_the_denominator():
+    gap = np.zeros((2, 3, 4), np.float32)
+    gap[0, 0] = [0.1, -0.3, 0.9, 5.0]
+    batch = make_batch()
+    batch = batch.replace(behavior_logp=batch.old_logp - gap)
+    term = jr.bind(jr.regularizers.kl_to_reference, coef=0.5)
+    recipe = plain(correction=jr.bind(capped, cap=2.0, veto=100.0), regularizers=(term,))
+    ready, _ = prepare(recipe, batch)
+    mask = np.asarray(batch.mask & batch.where[..., None])
+    keep = mask & (gap < np.log(100.0))
+    assert keep.sum() == mask.sum() - 1
+    assert np.array_equal(ready.mask, keep)
+    # Rejection changes neither who takes part nor the baseline of the group.
+    np.testing.assert_allclose(ready.advantages[0], [2 / 3, -1 / 3, -1 / 3], rtol=1e-6)
+    weight = np.where(keep, np.minimum(np.exp(np.where(keep, gap, 0.0).astype(float)), 2.0), 0.0)
+    np.testing.assert_allclose(ready.correction, weight, rtol=1e-5)
+    d = LOGP.astype(float) - np.asarray(batch.ref_logp, float)
+    token = -weight * np.asarray(ready.advantages, float)[..., None] * LOGP
+    token += 0.5 * (np.exp(-d) - 1 + d)
+    assert float(recipe.loss(LOGP, ready)) == pytest.approx(
+        token[keep].sum() / keep.sum(), rel=1e-5
+    )
+
+
+def test_a_correction_needs_what_it_compares():
+    recipe = plain(correction=jr.bind(capped, cap=2.0, veto=100.0))
+    with pytest.raises(ValueError, match=r"Recipe 'plain'.prepare: the batch has no behavior_logp"):
+        prepare(recipe, make_batch())
+
+
+# loss
+
+
+def test_without_old_logp_the_policy_is_its_own():
+    recipe = jr.recipes.dapo()
+    batch, _ = prepare(recipe, make_batch(old_logp=None))
+    explicit = batch.replace(old_logp=jnp.asarray(LOGP))
+    loss, grad = jax.value_and_grad(recipe.loss)(LOGP, batch)
+    again, same = jax.value_and_grad(recipe.loss)(LOGP, explicit)
+    assert float(loss) == pytest.approx(float(again))
+    np.testing.assert_allclose(grad, same, rtol=1e-6)
+    assert np.abs(grad).sum() > 0
+
+
+def test_loss_says_what_is_missing():
+    recipe = jr.recipes.grpo()
+    with pytest.raises(ValueError, match=r"grpo'.loss: the batch has no advantages; call prepare"):
+        recipe.loss(LOGP, make_batch())
+    batch, _ = prepare(recipe, make_batch(ref_logp=None))
+    with pytest.raises(ValueError, match="no ref_logp"):
+        recipe.loss(LOGP, batch)
+    with pytest.raises(ValueError, match=r"logp \(2, 3, 3\), mask \(2, 3, 4\)"):
+        recipe.loss(LOGP[..., :3], batch.replace(ref_logp=batch.old_logp))
+    bonus = plain(regularizers=(jr.bind(jr.regularizers.entropy_bonus, coef=0.1),))
+    batch, _ = prepare(bonus, make_batch())
+    with pytest.raises(ValueError, match="needs entropy"):
+        bonus.loss(LOGP, batch)
+
+
+def test_entropy_reaches_the_bonus():
+    bonus = plain(regularizers=(jr.bind(jr.regularizers.entropy_bonus, coef=0.1),))
+    batch, _ = prepare(bonus, make_batch())
+    difference = bonus.loss(LOGP, batch, entropy=jnp.full((2, 3, 4), 2.0)) - plain().loss(
+        LOGP, batch
+    )
+    assert float(difference) == pytest.approx(-0.2, rel=1e-5)
