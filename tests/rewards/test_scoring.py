@@ -194,10 +194,10 @@ def test_an_async_hang_gives_control_back():
 
 def test_the_deadline_is_for_one_call_not_for_the_batch():
     def reward(prompt, completion, metadata):
-        time.sleep(0.2)
+        time.sleep(0.4)
         return 1.0
 
-    assert run(reward, deadline=0.5).rewards.sum() == 3
+    assert run(reward, deadline=1.0).rewards.sum() == 3
 
 
 def test_an_empty_batch():
