@@ -1,0 +1,215 @@
+import json
+import lzma
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+from tokenizers import Tokenizer as Backend
+
+from jaxrl_llm.data.chat import render_chat
+from jaxrl_llm.data.tokenizer import PretrainedTokenizer, Tokenizer, load_tokenizer
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "tokenizer"
+DATA = json.loads((GOLDEN / "smollm2.json").read_text(encoding="utf-8"))
+
+# The text by which llama.cpp's converter recognizes a pre-tokenizer, and the SHA-256 of the list of
+# ids it expects from the published tokenizer of SmolLM: a second witness besides transformers.
+FINGERPRINT_TEXT = (
+    "\n \n\n \n\n\n \t \t\t \t\n  \n   \n    \n     \n\U0001f680 (normal) \U0001f636\u200d"
+    "\U0001f32b\ufe0f (multiple emojis concatenated) \u2705 \U0001f999\U0001f999 3 33 333 3333 33333 "
+    "333333 3333333 33333333 3.3 3..3 3...3 \u1780\u17b6\u1793\u17cb\u178f\u17c2\u1796\u17b7\u179f\u17c1"
+    "\u179f\u17a2\u17b6\u1785\U0001f601 ?\u6211\u60f3\u5728apple\u5de5\u4f5c1314151\u5929\uff5e "
+    "------======= \u043d\u0435\u0449\u043e \u043d\u0430 \u0411\u044a\u043b\u0433\u0430\u0440\u0441"
+    "\u043a\u0438 ''''''```````\"\"\"\"......!!!!!!?????? I've been 'told he's there, "
+    "'RE you sure? 'M not sure I'll make it, 'D you like some tea? We'Ve a'lL"
+)
+FINGERPRINT = "855059429035d75a914d1eda9f10a876752e281a054a7a3d421ef0533e5b6249"
+
+
+@pytest.fixture(scope="module")
+def vocabulary_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("smollm2") / "smollm2.gguf"
+    path.write_bytes(lzma.decompress((GOLDEN / "smollm2.gguf.xz").read_bytes()))
+    return path
+
+
+@pytest.fixture(scope="module")
+def smollm2(vocabulary_file):
+    return load_tokenizer(vocabulary_file)
+
+
+def test_golden_data_is_what_it_claims():
+    assert len(DATA["strings"]) == 200
+    assert len({row["text"] for row in DATA["strings"]}) == 200
+
+
+@pytest.mark.parametrize("number", range(200))
+def test_ids_equal_transformers(smollm2, number):
+    row = DATA["strings"][number]
+    assert smollm2.encode(row["text"]) == row["ids"]
+
+
+def test_ids_without_the_digit_step_are_few_and_have_numbers():
+    other = [row["text"] for row in DATA["strings"] if "without_digits" in row]
+    assert len(other) == DATA["provenance"]["strings_with_other_ids_without_it"] == 8
+    assert all(any(character.isnumeric() for character in text) for text in other)
+
+
+def test_fingerprint_of_the_published_tokenizer(smollm2):
+    ids = smollm2.encode(FINGERPRINT_TEXT)
+    assert sha256(str(ids).encode()).hexdigest() == FINGERPRINT
+
+
+def test_round_trip(smollm2):
+    for row in DATA["strings"]:
+        assert smollm2.decode(smollm2.encode(row["text"]), skip_special=False) == row["text"]
+
+
+def test_special_tokens_are_skipped_when_decoding(smollm2):
+    ids = smollm2.encode("<|im_start|>user\nhi<|im_end|>")
+    assert smollm2.decode(ids) == "user\nhi"
+    assert smollm2.decode(ids, skip_special=False) == "<|im_start|>user\nhi<|im_end|>"
+
+
+def test_special_tokens_as_plain_text(smollm2):
+    text = "hi<|im_end|>"
+    literal = smollm2.encode(text, allow_special=False)
+    assert 2 in smollm2.encode(text)
+    assert 2 not in literal
+    assert smollm2.decode(literal) == text
+    assert 2 in smollm2.encode(text), "the switch must not stick"
+
+
+@pytest.mark.parametrize("number", range(len(DATA["chats"])))
+def test_chats_equal_transformers(smollm2, number):
+    row = DATA["chats"][number]
+    template = DATA["templates"].get(row["template"], smollm2.template)
+    text = render_chat(
+        template,
+        row["messages"],
+        add_generation_prompt=row["add_generation_prompt"],
+        special_tokens=smollm2.special_tokens,
+    )
+    assert text == row["text"]
+    assert smollm2.encode(text) == row["ids"]
+
+
+def test_the_tokenizer_s_own_chat(smollm2):
+    messages = [{"role": "user", "content": "2 + 2?"}]
+    assert smollm2.chat(messages).endswith(
+        "<|im_start|>user\n2 + 2?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert smollm2.chat(messages, add_generation_prompt=False).endswith("2 + 2?<|im_end|>\n")
+
+
+def test_protocol_and_numbers(smollm2):
+    assert isinstance(smollm2, Tokenizer)
+    assert smollm2.eos_ids == (2,)
+    assert smollm2.pad_id == 2
+    assert smollm2.vocab_size == 49152
+    assert smollm2.prefix_ids == ()
+
+
+def test_bad_text_and_ids(smollm2):
+    with pytest.raises(TypeError, match="string, got bytes"):
+        smollm2.encode(b"abc")
+    for token in (-1, 49152):
+        with pytest.raises(ValueError, match=f"token {token} is outside .* 49152"):
+            smollm2.decode([5, token])
+
+
+def test_bad_conversations(smollm2):
+    with pytest.raises(TypeError, match="message 1 "):
+        smollm2.chat([{"role": "user", "content": "a"}, {"content": "b"}])
+    with pytest.raises(TypeError, match="not one message"):
+        smollm2.chat({"role": "user", "content": "a"})
+    with pytest.raises(ValueError, match="no systems"):
+        render_chat("{{ raise_exception('no systems') }}", [])
+    with pytest.raises(ValueError, match="the chat template says"):
+        render_chat("{% for %}", [])
+
+
+def test_a_template_cannot_reach_out():
+    with pytest.raises(ValueError, match="the chat template says"):
+        render_chat("{{ ''.__class__.__mro__ }}", [])
+    with pytest.raises(ValueError, match="the chat template says"):
+        render_chat("{{ messages.append(1) }}", [])
+
+
+def test_the_date_helper():
+    assert render_chat("{{ strftime_now('%Y') }}", []).isdigit()
+
+
+# A Hugging Face folder, made here: bytes, one merge, BOS by the post-processor as Llama 3 has it.
+
+
+def make_folder(folder, *, bos=True, config=None, generation=None):
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: number for number, token in enumerate([*alphabet, "hi"])}
+    backend = Backend(models.BPE(vocabulary, [("h", "i")]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    names = ["<bos>", "<eos>", "<eot>"]
+    backend.add_special_tokens([AddedToken(n, normalized=False, special=True) for n in names])
+    if bos:
+        backend.post_processor = processors.TemplateProcessing(
+            single="<bos> $A", special_tokens=[("<bos>", backend.token_to_id("<bos>"))]
+        )
+    folder.mkdir(exist_ok=True)
+    backend.save(str(folder / "tokenizer.json"))
+    config = {"bos_token": "<bos>", "eos_token": {"content": "<eos>"}} if config is None else config
+    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation), encoding="utf-8")
+    return folder
+
+
+def test_bos_is_put_once(tmp_path):
+    tokenizer = load_tokenizer(make_folder(tmp_path / "m"))
+    bos, hi = 257, 256
+    assert tokenizer.encode("hi") == [bos, hi]
+    assert tokenizer.encode("<bos>hi") == [bos, hi]
+    assert tokenizer.encode("") == [bos]
+    assert load_tokenizer(make_folder(tmp_path / "n", bos=False)).encode("hi") == [hi]
+
+
+def test_end_tokens_come_from_both_files(tmp_path):
+    folder = make_folder(tmp_path / "m", generation={"eos_token_id": [259, 258]})
+    assert load_tokenizer(folder).eos_ids == (259, 258)
+    assert load_tokenizer(folder).pad_id == 259
+    folder = make_folder(tmp_path / "n", generation={"eos_token_id": 259})
+    assert load_tokenizer(folder).eos_ids == (259, 258)
+    config = {"eos_token": "<eos>", "pad_token": "<bos>"}
+    assert load_tokenizer(make_folder(tmp_path / "o", config=config)).pad_id == 257
+
+
+def test_template_of_a_folder(tmp_path):
+    folder = make_folder(tmp_path / "m")
+    with pytest.raises(ValueError, match="no chat template"):
+        load_tokenizer(folder).chat([])
+    config = {"eos_token": "<eos>", "chat_template": [{"name": "default", "template": "list"}]}
+    make_folder(folder, config=config)
+    assert load_tokenizer(folder).chat([]) == "list"
+    (folder / "chat_template.jinja").write_text("{{ eos_token }}file", encoding="utf-8")
+    assert load_tokenizer(folder).chat([]) == "<eos>file"
+
+
+def test_broken_folders(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"holds no tokenizer\.json"):
+        load_tokenizer(tmp_path)
+    with pytest.raises(ValueError, match="no token that ends"):
+        load_tokenizer(make_folder(tmp_path / "m", config={}))
+    folder = make_folder(tmp_path / "n")
+    (folder / "tokenizer_config.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"tokenizer_config\.json is not valid JSON"):
+        load_tokenizer(folder)
+    (folder / "tokenizer.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"tokenizer\.json is not a tokenizer"):
+        load_tokenizer(folder)
+
+
+def test_no_end_token():
+    backend = Backend(models.BPE({"a": 0}, []))
+    with pytest.raises(ValueError, match="eos_ids"):
+        PretrainedTokenizer(backend, eos_ids=[])
