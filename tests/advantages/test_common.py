@@ -1,0 +1,238 @@
+"""What every group-relative advantage promises, whichever it is."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from jax.test_util import check_grads
+
+from jaxrl_llm.advantages import dr_grpo, grpo, reinforce_pp_baseline, rloo
+
+
+def per_sequence(norm, rewards, *, where=None):
+    """reinforce_pp_baseline with one token a rollout: [..., G] like the others."""
+    mask = jnp.ones((*rewards.shape, 1), bool)
+    return reinforce_pp_baseline(rewards, mask, where=where, norm=norm)[..., 0]
+
+
+GROUP = {
+    "grpo": grpo,
+    "grpo_population": partial(grpo, ddof=0),
+    "grpo_batch": partial(grpo, scale="batch"),
+    "dr_grpo": dr_grpo,
+    "rloo": rloo,
+}
+BATCH = {
+    "pp_token": partial(per_sequence, "token"),
+    "pp_sequence": partial(per_sequence, "sequence"),
+}
+EAGER = GROUP | BATCH
+# Compiled as they are used in a step, which also makes these tests several times faster.
+COMPILED = {name: jax.jit(f) for name, f in EAGER.items()}
+every_group = pytest.mark.parametrize("name", GROUP)
+everyone = pytest.mark.parametrize("name", EAGER)
+
+# One shape, so that each function compiles once; eighths, so that sums are exact in float32.
+SHAPE = (3, 4)
+eighths = hnp.arrays(np.float32, SHAPE, elements=st.integers(-40, 40).map(lambda i: i / 8))
+kept = hnp.arrays(np.bool_, SHAPE)
+quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
+
+
+@everyone
+@quick
+@given(rewards=eighths, where=kept)
+def test_finite_float32_and_zero_where_dropped(name, rewards, where):
+    advantages = np.asarray(COMPILED[name](rewards, where=where))
+    assert advantages.dtype == np.float32
+    assert np.isfinite(advantages).all()
+    assert not advantages[~where].any()
+
+
+@every_group
+@quick
+@given(rewards=eighths, where=kept)
+def test_adds_up_to_zero_over_a_group(name, rewards, where):
+    np.testing.assert_allclose(COMPILED[name](rewards, where=where).sum(-1), 0.0, atol=2e-5)
+
+
+@every_group
+@quick
+@given(rewards=eighths, where=kept, shift=st.integers(-16, 16))
+def test_ignores_a_shift_of_the_rewards(name, rewards, where, shift):
+    np.testing.assert_allclose(
+        COMPILED[name](rewards + np.float32(shift), where=where),
+        COMPILED[name](rewards, where=where),
+        rtol=1e-4,
+        atol=1e-4,
+    )
+
+
+@every_group
+@quick
+@given(rewards=eighths, where=kept, log_scale=st.integers(-2, 4))
+def test_scale_of_the_rewards(name, rewards, where, log_scale):
+    scale = np.float32(2.0**log_scale)
+    power = 0.0 if name.startswith("grpo") else 1.0
+    np.testing.assert_allclose(
+        COMPILED[name](rewards * scale, where=where),
+        COMPILED[name](rewards, where=where) * scale**power,
+        rtol=1e-4,
+        atol=1e-5,
+    )
+
+
+@everyone
+@quick
+@given(
+    rewards=eighths,
+    where=kept,
+    members=st.permutations(range(SHAPE[1])),
+    groups=st.permutations(range(SHAPE[0])),
+)
+def test_permuting_members_or_groups_permutes_the_output(name, rewards, where, members, groups):
+    order = np.ix_(groups, members)
+    np.testing.assert_allclose(
+        COMPILED[name](rewards[order], where=where[order]),
+        np.asarray(COMPILED[name](rewards, where=where))[order],
+        rtol=1e-5,
+        atol=1e-5,
+    )
+
+
+@everyone
+@quick
+@given(rewards=eighths, where=kept)
+def test_keeps_the_order_of_the_rewards_within_a_group(name, rewards, where):
+    advantages = np.asarray(COMPILED[name](rewards, where=where))
+    for a, r, keep in zip(advantages, rewards, where, strict=True):
+        order = np.argsort(r[keep], kind="stable")
+        assert (np.diff(a[keep][order]) >= -1e-6).all()
+
+
+@everyone
+def test_dropped_rewards_are_never_read_in_value_or_gradient(name):
+    rng = np.random.default_rng(0)
+    where = np.array([[1, 1, 0, 1], [0, 1, 1, 1], [0, 0, 0, 0], [0, 0, 1, 0]], bool)
+    clean = rng.normal(size=where.shape).astype(np.float32)
+    weights = rng.normal(size=where.shape).astype(np.float32)
+
+    def total(rewards):
+        return jnp.sum(weights * EAGER[name](rewards, where=where))
+
+    value_and_grad = jax.jit(jax.value_and_grad(total))
+    clean_value, clean_gradient = value_and_grad(clean)
+    for junk in (1e4, np.nan, np.inf, -np.inf):
+        value, gradient = value_and_grad(np.where(where, clean, np.float32(junk)))
+        assert value == clean_value
+        np.testing.assert_array_equal(gradient, clean_gradient)
+        assert not np.asarray(gradient)[~where].any()
+
+
+@everyone
+def test_padding_a_ragged_group_changes_nothing(name):
+    function = COMPILED[name]
+    rewards = jnp.array([[1.0, 0.0, 0.5], [0.25, 0.5, 2.0]])
+    padded = jnp.pad(rewards, ((0, 1), (0, 2)), constant_values=jnp.nan)
+    where = jnp.pad(jnp.ones((2, 3), bool), ((0, 1), (0, 2)))
+    out = function(padded, where=where)
+    np.testing.assert_allclose(out[:2, :3], function(rewards), rtol=1e-6, atol=1e-7)
+    assert not np.asarray(out)[~np.asarray(where)].any()
+
+
+@everyone
+@pytest.mark.parametrize("size", [3, 12])
+def test_equal_rewards_give_exactly_zero_and_a_finite_gradient(name, size):
+    weights = jnp.arange(2.0 * size).reshape(2, size)
+
+    @jax.jit
+    def advantages_and_gradient(rewards):
+        advantages, pullback = jax.vjp(EAGER[name], rewards)
+        return advantages, pullback(weights)[0]
+
+    for value in (0.1, 1.1, -3.3):
+        advantages, gradient = advantages_and_gradient(jnp.full((2, size), value))
+        assert not advantages.any()
+        assert np.isfinite(gradient).all()
+
+
+@every_group
+def test_a_constant_group_next_to_a_varied_one_has_a_finite_gradient(name):
+    rewards = jnp.array([[0.1, 0.1, 0.1], [1.0, 0.0, 0.0]])
+    gradient = jax.jit(jax.jacobian(GROUP[name]))(rewards)
+    assert np.isfinite(gradient).all()
+    assert not gradient[0].any()
+
+
+@everyone
+def test_gradient_equals_finite_differences(name):
+    function = COMPILED[name]
+    rewards = jnp.array([[1.0, 0.25, -0.5, 0.75], [0.5, -1.0, 2.0, 0.0]])
+    check_grads(function, (rewards,), order=1, modes=["rev"], atol=5e-3, rtol=5e-3, eps=1e-2)
+
+
+@everyone
+def test_bfloat16_rewards_are_counted_in_float32(name):
+    function = COMPILED[name]
+    rewards = jnp.array([[1.0, 0.5, 0.25, 3.0]], jnp.bfloat16)
+    out = function(rewards)
+    assert out.dtype == jnp.float32
+    np.testing.assert_array_equal(out, function(rewards.astype(jnp.float32)))
+
+
+@every_group
+def test_groups_are_the_last_axis_whatever_stands_before(name):
+    function = COMPILED[name]
+    rewards = jax.random.normal(jax.random.key(0), (2, 3, 4))
+    out = function(rewards)
+    assert function(rewards[0, 0]).shape == (4,)
+    if name != "grpo_batch":
+        np.testing.assert_allclose(jax.jit(jax.vmap(function))(rewards), out, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(function(rewards[1, 2]), out[1, 2], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(EAGER[name](rewards), out, rtol=1e-5, atol=1e-6)
+
+
+@everyone
+def test_a_kept_nan_is_not_hidden(name):
+    out = COMPILED[name](jnp.array([[1.0, jnp.nan, 0.0]]))
+    assert np.isnan(out).any()
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
+def test_bad_input_names_function_argument_and_shapes(name):
+    function = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}[name]
+    rewards = jnp.ones((2, 3))
+    with pytest.raises(TypeError, match=f"{name}: rewards must be floating point; got int32"):
+        function(jnp.ones((2, 3), int))
+    with pytest.raises(ValueError, match=f"{name}: rewards must have at least 1 axis"):
+        function(jnp.float32(1.0))
+    with pytest.raises(TypeError, match=f"{name}: where must be bool.*float32"):
+        function(rewards, where=jnp.ones((2, 3)))
+    with pytest.raises(ValueError, match=rf"{name}: .*rewards \(2, 3\), where \(2, 4\)"):
+        function(rewards, where=jnp.ones((2, 4), bool))
+    with pytest.raises(ValueError, match=f"{name}: singleton must be one of 'zero', 'raw'"):
+        function(rewards, singleton="keep")
+    with pytest.raises(TypeError):
+        function(rewards, jnp.ones((2, 3), bool))
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
+def test_a_raw_singleton_moves_no_other_group(name):
+    function = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}[name]
+    rewards = jnp.array([[1.0, 0.0, 0.0], [4.0, 9.0, 9.0]])
+    where = jnp.array([[True, True, True], [True, False, False]])
+    raw = function(rewards, where=where, singleton="raw")
+    np.testing.assert_array_equal(raw[0], function(rewards, where=where)[0])
+    np.testing.assert_allclose(raw[1], [4.0, 0.0, 0.0], rtol=1e-5)
+
+
+@everyone
+def test_an_empty_batch_and_an_empty_group_axis(name):
+    function = COMPILED[name]
+    assert function(jnp.zeros((0, 4))).shape == (0, 4)
+    assert function(jnp.zeros((4, 0))).shape == (4, 0)

@@ -1,0 +1,151 @@
+"""grpo against the worked numbers of the papers' formulas and a float64 reference."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxrl_llm.advantages import dr_grpo, grpo
+
+compiled = jax.jit(grpo, static_argnames=("scale", "ddof", "eps", "singleton"))
+
+
+def reference(rewards, where=None, *, scale="group", ddof=1, eps=1e-6, singleton="zero"):
+    """The formula row by row in float64, with the edge cases written out."""
+    rewards = np.asarray(rewards, np.float64)
+    where = np.ones(rewards.shape, bool) if where is None else where
+    out = np.zeros(rewards.shape)
+    batch = rewards[where]
+    batch_std = 1.0 if batch.max() == batch.min() else batch.std(ddof=ddof)
+    for row, keep, result in zip(
+        rewards.reshape(-1, rewards.shape[-1]),
+        where.reshape(-1, rewards.shape[-1]),
+        out.reshape(-1, rewards.shape[-1]),
+        strict=True,
+    ):
+        kept = row[keep]
+        if len(kept) == 1 and singleton == "raw":
+            center, std = 0.0, 1.0
+        elif len(kept) == 0 or kept.max() == kept.min():
+            continue
+        else:
+            center, std = kept.mean(), kept.std(ddof=ddof)
+        divisor = {"group": std + eps, "batch": batch_std + eps, "none": 1.0}[scale]
+        result[keep] = (kept - center) / divisor
+    return out
+
+
+@pytest.mark.parametrize(
+    ("rewards", "options", "expected"),
+    [
+        ([1, 0, 0, 1], {}, [0.866024, -0.866024, -0.866024, 0.866024]),
+        ([1, 0, 0, 1], {"ddof": 0}, [0.999998, -0.999998, -0.999998, 0.999998]),
+        ([1, 0, 0, 0], {}, [1.499997, -0.499999, -0.499999, -0.499999]),
+        ([1, 0, 0, 0], {"scale": "none"}, [0.75, -0.25, -0.25, -0.25]),
+    ],
+)
+def test_worked_numbers(rewards, options, expected):
+    advantages = compiled(jnp.array(rewards, jnp.float32), **options)
+    np.testing.assert_allclose(advantages, expected, atol=1.2e-6)
+
+
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+@pytest.mark.parametrize("ddof", [0, 1])
+@pytest.mark.parametrize("singleton", ["zero", "raw"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_equals_the_float64_reference(scale, ddof, singleton, masked):
+    rng = np.random.default_rng(0)
+    rewards = rng.normal(size=(3, 5, 6)).astype(np.float32)
+    rewards[0, 0] = 0.1
+    where = rng.random(rewards.shape) < 0.6 if masked else None
+    if masked:
+        where[1, 0] = False
+        where[1, 1] = np.arange(6) == 2
+    options = {"scale": scale, "singleton": singleton}
+    if scale != "none":
+        options |= {"ddof": ddof, "eps": 1e-4}
+    np.testing.assert_allclose(
+        compiled(jnp.asarray(rewards), where=where, **options),
+        reference(rewards, where, **options),
+        rtol=2e-5,
+        atol=2e-6,
+    )
+
+
+def test_batch_scale_uses_the_deviation_of_the_raw_rewards():
+    # Two groups far apart: the raw deviation sees the distance, the centered one does not.
+    rewards = jnp.array([[0.0, 1.0], [10.0, 11.0]])
+    std = np.std([0.0, 1.0, 10.0, 11.0], ddof=1)
+    np.testing.assert_allclose(
+        compiled(rewards, scale="batch")[0], [-0.5 / std, 0.5 / std], rtol=1e-5
+    )
+
+
+def test_batch_scale_gives_every_leading_axis_one_deviation():
+    rewards = jax.random.normal(jax.random.key(0), (2, 3, 4))
+    np.testing.assert_allclose(
+        compiled(rewards, scale="batch").reshape(6, 4),
+        compiled(rewards.reshape(6, 4), scale="batch"),
+        rtol=1e-6,
+    )
+
+
+def test_no_scale_is_dr_grpo():
+    rewards = jax.random.normal(jax.random.key(1), (4, 5))
+    np.testing.assert_array_equal(grpo(rewards, scale="none"), dr_grpo(rewards))
+
+
+def test_raw_singleton_counts_the_mean_as_zero_and_the_deviation_as_one():
+    rewards, where = jnp.array([[3.0, 7.0]]), jnp.array([[True, False]])
+    assert grpo(rewards, where=where).tolist() == [[0.0, 0.0]]
+    np.testing.assert_allclose(
+        compiled(rewards, where=where, singleton="raw", eps=0.5), [[2.0, 0.0]], rtol=1e-6
+    )
+
+
+def test_raw_singletons_of_a_batch_without_spread_are_not_blown_up():
+    rewards = jnp.full((3, 1), 0.1)
+    np.testing.assert_allclose(
+        compiled(rewards, scale="batch", singleton="raw"), np.full((3, 1), 0.1), rtol=1e-5
+    )
+
+
+def test_a_tiny_spread_around_a_large_reward_survives_float32():
+    # E[x^2] - E[x]^2 would cancel to nothing here; two passes do not.
+    rewards = jnp.array([1000.0, 1000.0, 1000.0, 1000.25])
+    np.testing.assert_allclose(compiled(rewards), [-0.5, -0.5, -0.5, 1.5], atol=1e-4)
+
+
+@pytest.mark.parametrize("option", [{"ddof": 1}, {"eps": 1e-6}, {"ddof": 0, "eps": 1e-4}])
+def test_an_option_without_effect_is_refused(option):
+    with pytest.raises(ValueError, match=r"grpo: (ddof|eps)=.* has no effect with scale='none'"):
+        grpo(jnp.ones((2, 2)), scale="none", **option)
+
+
+def test_bad_options():
+    rewards = jnp.ones((2, 2))
+    with pytest.raises(ValueError, match=r"grpo: scale must be one of .* Did you mean 'group'\?"):
+        grpo(rewards, scale="groups")
+    with pytest.raises(ValueError, match="grpo: ddof must be one of 0, 1; got 2"):
+        grpo(rewards, ddof=2)
+    for eps in (0.0, -1e-6, float("nan")):
+        with pytest.raises(ValueError, match="grpo: eps must be above 0"):
+            grpo(rewards, eps=eps)
+
+
+def test_only_the_batch_scale_communicates_on_a_mesh():
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    sharding = NamedSharding(mesh, PartitionSpec("data"))
+    rewards = jax.device_put(jax.random.normal(jax.random.key(2), (16, 4)), sharding)
+
+    def collectives(scale):
+        compiled = jax.jit(lambda r: grpo(r, scale=scale)).lower(rewards).compile()
+        np.testing.assert_allclose(
+            compiled(rewards), grpo(jnp.asarray(np.asarray(rewards)), scale=scale), rtol=1e-5
+        )
+        return compiled.as_text().count("all-reduce")
+
+    assert collectives("group") == 0
+    assert collectives("none") == 0
+    assert collectives("batch") > 0

@@ -1,0 +1,183 @@
+"""reinforce_pp_baseline: both normalizations against worked numbers and a float64 reference."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.advantages import reinforce_pp_baseline
+
+REWARDS = jnp.array([[1.0, 0.0], [1.0, 1.0]])
+MASK = jnp.arange(3) < jnp.array([[1, 3], [2, 2]])[..., None]
+compiled = jax.jit(reinforce_pp_baseline, static_argnames=("norm", "eps"))
+
+
+def reference(rewards, mask, where=None, *, norm, eps=1e-8):
+    """Float64; the statistics of the token form come from a list of one value a kept token."""
+    rewards = np.asarray(rewards, np.float64)
+    where = np.ones(rewards.shape, bool) if where is None else where
+    centered = np.zeros(rewards.shape)
+    for row, keep, out in zip(rewards, where, centered, strict=True):
+        if keep.sum() == 1:
+            out[keep] = row[keep]
+        elif keep.any():
+            out[keep] = row[keep] - row[keep].mean()
+    tokens = mask & where[..., None]
+    spread = np.broadcast_to(centered[..., None], mask.shape)
+    if norm == "token":
+        values = spread[tokens]
+        normalized = (spread - values.mean()) / np.sqrt(values.var(ddof=1) + eps)
+    else:
+        values = centered[where]
+        normalized = (spread - values.mean()) / (values.std(ddof=1) + eps)
+    return np.where(tokens, normalized, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("norm", "expected"),
+    [
+        ("token", [[1.767767, -1.060660], [0.353553, 0.353553]]),
+        ("sequence", [[1.224745, -1.224745], [0.0, 0.0]]),
+    ],
+)
+def test_worked_numbers(norm, expected):
+    advantages = compiled(REWARDS, MASK, norm=norm)
+    np.testing.assert_allclose(
+        advantages, np.where(MASK, np.array(expected)[..., None], 0.0), atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("norm", ["token", "sequence"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_equals_the_float64_reference(norm, masked):
+    rng = np.random.default_rng(3)
+    rewards = rng.normal(size=(4, 5)).astype(np.float32)
+    mask = np.arange(7) < rng.integers(0, 8, size=(4, 5))[..., None]
+    where = rng.random((4, 5)) < 0.7 if masked else None
+    if masked:
+        where[0] = False
+        where[1] = np.arange(5) == 3
+    np.testing.assert_allclose(
+        compiled(jnp.asarray(rewards), jnp.asarray(mask), where=where, norm=norm),
+        reference(rewards, mask, where, norm=norm),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+def test_the_token_form_has_mean_zero_and_variance_one_over_tokens():
+    rewards = jax.random.normal(jax.random.key(0), (4, 5))
+    mask = jnp.arange(6) < jax.random.randint(jax.random.key(1), (4, 5, 1), 1, 7)
+    kept = np.asarray(compiled(rewards, mask), np.float64)[np.asarray(mask)]
+    np.testing.assert_allclose([kept.mean(), kept.var(ddof=1)], [0.0, 1.0], atol=1e-6)
+
+
+def test_with_equal_lengths_the_two_forms_differ_by_the_degrees_of_freedom_only():
+    rewards = jax.random.normal(jax.random.key(2), (4, 5))
+    mask = jnp.ones((4, 5, 3), bool)
+    token = compiled(rewards, mask, norm="token")
+    sequence = compiled(rewards, mask, norm="sequence")
+    factor = np.sqrt((60 - 1) / 60 * 20 / (20 - 1))
+    np.testing.assert_allclose(token, sequence * factor, rtol=1e-5)
+
+
+def test_a_kept_rollout_without_tokens_counts_only_in_the_sequence_form():
+    mask = MASK.at[1, 1].set(False)
+    where = jnp.array([[True, True], [True, False]])
+    rewards = REWARDS.at[1].set(jnp.array([1.0, 3.0]))
+    centered = np.array([0.5, -0.5, -1.0, 1.0])
+    np.testing.assert_allclose(
+        compiled(rewards, mask, norm="sequence")[0, 0, 0],
+        0.5 / centered.std(ddof=1),
+        rtol=1e-5,
+    )
+    np.testing.assert_allclose(
+        compiled(rewards, mask, norm="token")[1, 0, 0],
+        (-1.0 - np.mean([0.5, -0.5, -0.5, -0.5, -1, -1]))
+        / np.std([0.5, -0.5, -0.5, -0.5, -1, -1], ddof=1),
+        rtol=1e-5,
+    )
+    # Dropping it as a rollout is another thing: the group's mean changes.
+    dropped = compiled(rewards, mask, where=where, norm="sequence")
+    assert not np.allclose(dropped, compiled(rewards, mask, norm="sequence"))
+
+
+@pytest.mark.parametrize("norm", ["token", "sequence"])
+@pytest.mark.parametrize(
+    "rewards", [[[0.1], [0.1], [0.1]], [[5.0]], [[0.1, 0.1, 0.1], [2.0, 2.0, 2.0]]]
+)
+def test_without_spread_everything_is_exactly_zero(norm, rewards):
+    rewards = jnp.array(rewards)
+    mask = jnp.ones((*rewards.shape, 2), bool)
+    squares, gradient = jax.jit(
+        jax.value_and_grad(lambda r: jnp.sum(compiled(r, mask, norm=norm) ** 2))
+    )(rewards)
+    assert squares == 0.0
+    assert np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("norm", ["token", "sequence"])
+def test_one_kept_token_or_none(norm):
+    none = jnp.zeros((2, 2, 3), bool)
+    assert not compiled(REWARDS, none, norm=norm).any()
+    one = compiled(REWARDS, none.at[0, 0, 0].set(True), norm=norm)
+    assert np.isfinite(one).all()
+    if norm == "token":
+        assert not one.any()
+    assert not compiled(REWARDS, MASK, where=jnp.zeros((2, 2), bool), norm=norm).any()
+
+
+@pytest.mark.parametrize("norm", ["token", "sequence"])
+def test_dropped_rollouts_are_never_read(norm):
+    where = jnp.array([[True, True, False], [True, True, True], [False, True, True]])
+    mask = jnp.arange(4) < jnp.array([[1, 2, 3], [4, 3, 2], [1, 3, 4]])[..., None]
+    clean = jax.random.normal(jax.random.key(4), (3, 3))
+    weights = jax.random.normal(jax.random.key(5), mask.shape)
+
+    def total(r):
+        return jnp.sum(weights * compiled(r, mask, where=where, norm=norm))
+
+    value_and_grad = jax.jit(jax.value_and_grad(total))
+    clean_value, clean_gradient = value_and_grad(clean)
+    for junk in (1e4, np.nan, np.inf):
+        value, gradient = value_and_grad(jnp.where(where, clean, junk))
+        assert value == clean_value
+        np.testing.assert_array_equal(gradient, clean_gradient)
+        assert not np.asarray(gradient)[~np.asarray(where)].any()
+
+
+@pytest.mark.parametrize("norm", ["token", "sequence"])
+def test_padding_with_tokens_and_rollouts_changes_nothing(norm):
+    plain = compiled(REWARDS, MASK, norm=norm)
+    rewards = jnp.pad(REWARDS, ((0, 1), (0, 2)), constant_values=jnp.nan)
+    where = jnp.pad(jnp.ones((2, 2), bool), ((0, 1), (0, 2)))
+    mask = jnp.pad(MASK, ((0, 1), (0, 2), (0, 3)), constant_values=True)
+    mask = mask.at[:2, :2, 3:].set(False)
+    padded = compiled(rewards, mask, where=where, norm=norm)
+    np.testing.assert_allclose(padded[:2, :2, :3], plain, rtol=1e-6)
+    assert float(jnp.abs(padded).sum()) == pytest.approx(float(jnp.abs(plain).sum()), rel=1e-6)
+
+
+def test_leading_axes_are_free_and_one_batch():
+    rewards = jax.random.normal(jax.random.key(6), (2, 3, 4))
+    mask = jnp.arange(5) < jax.random.randint(jax.random.key(7), (2, 3, 4, 1), 0, 6)
+    np.testing.assert_allclose(
+        compiled(rewards, mask).reshape(6, 4, 5),
+        compiled(rewards.reshape(6, 4), mask.reshape(6, 4, 5)),
+        rtol=1e-5,
+        atol=1e-7,
+    )
+
+
+def test_bad_input():
+    name = "reinforce_pp_baseline"
+    with pytest.raises(ValueError, match=rf"{name}: mask .* rewards \(2, 2\) and mask \(2, 3\)"):
+        reinforce_pp_baseline(REWARDS, jnp.ones((2, 3), bool))
+    with pytest.raises(ValueError, match=rf"{name}: mask must have the shape of rewards"):
+        reinforce_pp_baseline(REWARDS, jnp.array(True))
+    with pytest.raises(TypeError, match=f"{name}: mask must be bool"):
+        reinforce_pp_baseline(REWARDS, MASK.astype(jnp.float32))
+    with pytest.raises(ValueError, match=f"{name}: norm must be one of .* Did you mean 'token'"):
+        reinforce_pp_baseline(REWARDS, MASK, norm="tokens")
+    with pytest.raises(ValueError, match=f"{name}: eps must be above 0; got 0"):
+        reinforce_pp_baseline(REWARDS, MASK, eps=0.0)
