@@ -70,7 +70,7 @@ def entropy_bonus(entropy: Array, mask: Array, *, coef: float = 1e-3) -> Array:
       >>> import jaxrl_llm as jr
       >>> mask = jnp.array([True, False])
       >>> jr.regularizers.entropy_bonus(jnp.array([2.0, 9.0]), mask, coef=0.5)
-      Array([-1., -0.], dtype=float32)
+      Array([-1.,  0.], dtype=float32)
 
     References:
       Williams and Peng, Function optimization using connectionist reinforcement learning algorithms
@@ -79,4 +79,4 @@ def entropy_bonus(entropy: Array, mask: Array, *, coef: float = 1e-3) -> Array:
     checks.check_non_negative("entropy_bonus", coef=coef)
     _inputs.check_mask("entropy_bonus", mask)
     _inputs.check_tokens("entropy_bonus", mask, entropy=entropy)
-    return _inputs.scaled(-coef, masking.zero_masked(entropy, mask))
+    return masking.zero_masked(_inputs.scaled(-coef, entropy), mask)

@@ -196,8 +196,8 @@ def kl_to_reference(
       Array([0.25, 0.  ], dtype=float32)
 
     References:
-      Shao et al., DeepSeekMath (arXiv:2402.03300), whose coefficient is 0.04; released recipes use
-      1e-3 and less.
+      Shao et al., DeepSeekMath (arXiv:2402.03300), whose coefficient is 0.04; the recipes of
+      released trainers mostly use 1e-3.
     """
     checks.check_non_negative("kl_to_reference", coef=coef)
     _inputs.check_mask("kl_to_reference", mask)

@@ -119,7 +119,7 @@ def dapo_clip(
 
 def _clip(function: str, x: _inputs.Inputs, eps_low, eps_high, dual_clip) -> Array:
     checks.check_non_negative(function, eps_low=eps_low, eps_high=eps_high)
-    if isinstance(dual_clip, numbers.Real) and not dual_clip > 1:
+    if isinstance(dual_clip, numbers.Real) and not float(dual_clip) > 1:
         raise ValueError(
             f"{function}: dual_clip must be above 1, the ratio of an unchanged policy; "
             f"got {dual_clip:g}."

@@ -41,7 +41,8 @@ def sequence_ratio(logp: Array, old_logp: Array | None, mask: Array) -> Array:
       Zheng et al., GSPO (arXiv:2507.18071). The mean log ratio is capped at 10 as in verl; the
       token differences in it are not clamped.
     """
-    return jnp.exp(_capped(_log_ratio("sequence_ratio", logp, old_logp, mask)))
+    difference = _inputs.log_ratio("sequence_ratio", logp, old_logp, mask)
+    return jnp.exp(_capped(_mean(difference, mask)))
 
 
 @sequence_level
@@ -96,9 +97,8 @@ def gspo(
             f"{jnp.shape(advantages)}. For one value a token use gspo_token."
         )
     checks.check_non_negative("gspo", eps_low=eps_low, eps_high=eps_high)
-    log_s = _log_ratio("gspo", logp, old_logp, mask)
     x = _inputs.prepare("gspo", logp, old_logp, advantages, mask)
-    ratio = jnp.exp(_capped(log_s))[..., None]
+    ratio = jnp.exp(_capped(_mean(x.log_ratio, mask)))[..., None]
     return x.finish(_inputs.clipped_loss(ratio, x.advantages, eps_low, eps_high))
 
 
@@ -148,17 +148,16 @@ def gspo_token(
       and from version 0.9 lets the aggregation be configured.
     """
     checks.check_non_negative("gspo_token", eps_low=eps_low, eps_high=eps_high)
-    log_s = jax.lax.stop_gradient(_log_ratio("gspo_token", logp, old_logp, mask))
     x = _inputs.prepare("gspo_token", logp, old_logp, advantages, mask)
+    log_s = jax.lax.stop_gradient(_mean(x.log_ratio, mask))
     own = x.logp - jax.lax.stop_gradient(x.logp)
     ratio = jnp.exp(_capped(log_s[..., None] + own))
     return x.finish(_inputs.clipped_loss(ratio, x.advantages, eps_low, eps_high))
 
 
-def _log_ratio(function: str, logp: Array, old_logp: Array | None, mask: Array) -> Array:
+def _mean(log_ratio: Array, mask: Array) -> Array:
     """Mean log ratio of each sequence, 0 for an empty one."""
-    difference = _inputs.log_ratio(function, logp, old_logp, mask)
-    return jnp.sum(difference, axis=-1) / jnp.maximum(masking.lengths(mask), 1.0)
+    return jnp.sum(log_ratio, axis=-1) / jnp.maximum(masking.lengths(mask), 1.0)
 
 
 def _capped(log_s: Array) -> Array:

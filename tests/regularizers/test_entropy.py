@@ -1,0 +1,92 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.regularizers import entropy_bonus, entropy_from_logits
+
+LOGITS = np.random.default_rng(0).normal(0, 2, (3, 7)).astype(np.float32)
+
+
+def probabilities(logits):
+    p = np.exp(logits.astype(np.float64) - logits.max(-1, keepdims=True))
+    return p / p.sum(-1, keepdims=True)
+
+
+@pytest.mark.parametrize("size", [2, 5, 1000])
+def test_uniform_entropy_is_log_of_the_size(size):
+    got = entropy_from_logits(jnp.full((2, size), 3.0))
+    np.testing.assert_allclose(got, np.full(2, np.log(size)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e4, -1e4])
+def test_value_and_gradient_match_float64(offset):
+    logits = (LOGITS + np.float32(offset)).astype(np.float32)
+    p = probabilities(logits)
+    entropy = -np.sum(p * np.log(p), axis=-1)
+    np.testing.assert_allclose(entropy_from_logits(logits), entropy, rtol=1e-5)
+    gradient = jax.grad(lambda x: entropy_from_logits(x).sum())(jnp.asarray(logits))
+    expected = -p * (np.log(p) + entropy[:, None])
+    np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_tokens_of_no_probability_count_as_nothing():
+    cut = np.where(np.arange(7) < 4, LOGITS, -np.inf).astype(np.float32)
+    both = jax.value_and_grad(lambda x: entropy_from_logits(x).sum())
+    value, gradient = both(jnp.asarray(cut))
+    expected_value, expected_gradient = both(jnp.asarray(LOGITS[:, :4]))
+    np.testing.assert_allclose(value, expected_value, rtol=1e-6)
+    np.testing.assert_allclose(gradient[:, :4], expected_gradient, rtol=1e-5, atol=1e-7)
+    assert not np.any(gradient[:, 4:])
+    certain = jnp.array([0.0, -jnp.inf, -jnp.inf])
+    assert entropy_from_logits(certain) == 0
+    assert not np.any(jax.grad(entropy_from_logits)(certain))
+
+
+def test_bfloat16_logits_give_float32():
+    low = jnp.asarray(LOGITS, jnp.bfloat16)
+    out = entropy_from_logits(low)
+    assert out.dtype == jnp.float32
+    np.testing.assert_array_equal(out, entropy_from_logits(low.astype(jnp.float32)))
+    np.testing.assert_allclose(jax.jit(entropy_from_logits)(LOGITS), entropy_from_logits(LOGITS))
+
+
+def test_bonus_rewards_entropy():
+    entropy, mask = jnp.array([[2.0, 0.5], [1.0, 3.0]]), jnp.array([[True, True], [True, False]])
+    bonus = lambda x, **o: entropy_bonus(x, mask, **o)  # noqa: E731
+    np.testing.assert_array_equal(bonus(entropy, coef=0.5), [[-1.0, -0.25], [-0.5, 0.0]])
+    np.testing.assert_allclose(bonus(entropy), bonus(entropy, coef=1e-3))
+    gradient = jax.grad(lambda x: bonus(x, coef=0.5).sum())(entropy)
+    np.testing.assert_array_equal(gradient, [[-0.5, -0.5], [-0.5, 0.0]])
+    value, gradient = jax.value_and_grad(lambda x: bonus(x, coef=0.0).sum())(entropy)
+    assert value == 0
+    assert not np.any(gradient)
+    assert bonus(entropy.astype(jnp.bfloat16)).dtype == jnp.float32
+
+
+@pytest.mark.parametrize("junk", [1e4, np.nan, np.inf, -np.inf])
+def test_masked_cells_are_never_read(junk):
+    mask = jnp.array([True, False])
+    value, gradient = jax.value_and_grad(lambda x: entropy_bonus(x, mask, coef=2.0).sum())(
+        jnp.array([1.5, junk])
+    )
+    assert value == -3.0
+    np.testing.assert_array_equal(gradient, [-2.0, 0.0])
+
+
+def test_bad_input_is_named():
+    mask = jnp.ones(3, bool)
+    with pytest.raises(ValueError, match=r"entropy_bonus: .*entropy \(2,\).*mask \(3,\)"):
+        entropy_bonus(jnp.ones(2), mask)
+    with pytest.raises(ValueError, match="entropy_bonus: entropy is None"):
+        entropy_bonus(None, mask)
+    with pytest.raises(TypeError, match="entropy_bonus: mask must be a bool array.*None"):
+        entropy_bonus(jnp.ones(3), None)
+    with pytest.raises(TypeError, match="entropy_bonus: mask must be bool"):
+        entropy_bonus(jnp.ones(3), jnp.ones(3))
+    with pytest.raises(ValueError, match="entropy_bonus: coef must not be negative; got -0.1"):
+        entropy_bonus(jnp.ones(3), mask, coef=-0.1)
+    with pytest.raises(ValueError, match=r"entropy_from_logits: logits must have at least 1"):
+        entropy_from_logits(jnp.float32(1.0))
+    with pytest.raises(TypeError, match="entropy_from_logits: logits must be floating"):
+        entropy_from_logits(jnp.ones(3, int))

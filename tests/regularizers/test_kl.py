@@ -1,0 +1,267 @@
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import regularizers
+from jaxrl_llm.regularizers import k1, k2, k3, kl_to_reference, kl_token, kl_unbiased
+
+P = np.array([0.5, 0.3, 0.2])
+R = np.array([0.4, 0.4, 0.2])
+KL = 0.0252672
+TRUE_GRADIENT = [0.098938, -0.093885, -0.005053]
+ALL = ("k1", "k2", "k3", "abs", "k1+", "k3+")
+MASK = np.array([[True, True, True, False], [True, False, False, False], [False] * 4])
+
+
+def expected(token_loss):
+    """Mean over the policy's own samples of a token loss, and of its gradient in the logits."""
+
+    def mean(logits):
+        logp = jax.nn.log_softmax(logits)
+        return jnp.sum(jnp.asarray(P) * token_loss(logp, jnp.log(jnp.asarray(R))))
+
+    value, gradient = jax.value_and_grad(mean)(jnp.log(jnp.asarray(P)))
+    return float(value), np.asarray(gradient)
+
+
+def make(seed=0):
+    rng = np.random.default_rng(seed)
+    logp = rng.normal(-1.5, 0.7, MASK.shape)
+    return logp.astype(np.float32), (logp + rng.normal(0, 0.8, MASK.shape)).astype(np.float32)
+
+
+def reference(estimator, logp, ref):
+    d = np.clip(logp.astype(np.float64) - ref.astype(np.float64), -20, 20)
+    k3_value, k3_slope = np.exp(-d) - 1 + d, 1 - np.exp(-d)
+    return {
+        "k1": (d, np.ones_like(d)),
+        "k2": (d**2 / 2, d),
+        "k3": (k3_value, k3_slope),
+        "abs": (np.abs(d), np.sign(d)),
+        "k1+": (d, d),
+        "k3+": (k3_value, d),
+    }[estimator]
+
+
+@pytest.mark.parametrize(
+    ("estimator", "value", "gradient"),
+    [
+        ("k1", KL, [0.0, 0.0, 0.0]),
+        ("k2", 0.0248624, TRUE_GRADIENT),
+        ("k3", KL, [0.1, -0.1, 0.0]),
+        ("k1+", KL, TRUE_GRADIENT),
+        ("k3+", KL, TRUE_GRADIENT),
+    ],
+)
+def test_expectations(estimator, value, gradient):
+    got = expected(lambda x, ref: kl_token(x, ref, None, estimator=estimator))
+    np.testing.assert_allclose(got[0], value, atol=2e-7)
+    np.testing.assert_allclose(got[1], gradient, atol=1e-6)
+
+
+def test_the_numbers_above_are_those_of_the_divergences():
+    np.testing.assert_allclose(np.sum(P * np.log(P / R)), KL, atol=5e-8)
+    kl = lambda x: jnp.sum(jax.nn.softmax(x) * (jax.nn.log_softmax(x) - jnp.log(R)))  # noqa: E731
+    np.testing.assert_allclose(jax.grad(kl)(jnp.log(P)), TRUE_GRADIENT, atol=1e-6)
+    other = lambda x: -jnp.sum(R * jax.nn.log_softmax(x))  # noqa: E731
+    np.testing.assert_allclose(jax.grad(other)(jnp.log(P)), [0.1, -0.1, 0.0], atol=1e-6)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_corrected_estimate_has_the_exact_expected_gradient(estimator):
+    everything = jnp.ones(3, bool)
+    value, gradient = expected(
+        lambda x, ref: kl_unbiased(x, None, ref, everything, estimator=estimator, coef=1.0)
+    )
+    np.testing.assert_allclose(value, KL, atol=2e-7)
+    np.testing.assert_allclose(gradient, TRUE_GRADIENT, atol=1e-6)
+
+
+def test_correction_would_not_mend_k2():
+    _, gradient = expected(lambda x, ref: jnp.exp(x - jax.lax.stop_gradient(x)) * k2(x, ref))
+    np.testing.assert_allclose(gradient, [0.09896, -0.08893, -0.01003], atol=6e-6)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_corrected_estimate_is_right_for_tokens_of_another_policy(estimator):
+    behavior = np.array([0.2, 0.3, 0.5])
+    tokens = kl_unbiased(
+        jnp.log(P), jnp.log(behavior), jnp.log(R), jnp.ones(3, bool), estimator=estimator, coef=1.0
+    )
+    np.testing.assert_allclose(np.sum(behavior * tokens), KL, atol=2e-7)
+
+
+@pytest.mark.parametrize("estimator", ALL)
+@pytest.mark.parametrize("seed", range(3))
+def test_value_and_gradient_match_float64(estimator, seed):
+    logp, ref = make(seed)
+    value, slope = reference(estimator, logp, ref)
+    token = lambda x: kl_token(x, ref, MASK, estimator=estimator)  # noqa: E731
+    np.testing.assert_allclose(token(logp), MASK * value, rtol=1e-5, atol=1e-6)
+    got = jax.grad(lambda x: token(x).sum())(jnp.asarray(logp))
+    np.testing.assert_allclose(got, MASK * slope, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_corrected_value_and_gradient_match_float64(estimator):
+    logp, ref = make(3)
+    old = make(4)[0]
+    value, slope = reference(estimator, logp, ref)
+    ratio = np.exp(logp.astype(np.float64) - old)
+    term = lambda x: kl_unbiased(x, old, ref, MASK, estimator=estimator, coef=0.5)  # noqa: E731
+    np.testing.assert_allclose(term(logp), MASK * 0.5 * ratio * value, rtol=1e-5, atol=1e-6)
+    got = jax.grad(lambda x: term(x).sum())(jnp.asarray(logp))
+    np.testing.assert_allclose(got, MASK * 0.5 * ratio * (value + slope), rtol=1e-5, atol=1e-6)
+
+
+def test_plain_estimators_are_those_of_kl_token():
+    logp, ref = make()
+    for name, function in (("k1", k1), ("k2", k2), ("k3", k3)):
+        for mask in (MASK, None):
+            token = kl_token(logp, ref, mask, estimator=name)
+            np.testing.assert_array_equal(function(logp, ref, mask), token)
+
+
+@pytest.mark.parametrize("estimator", ALL)
+def test_zero_at_the_reference(estimator):
+    logp = jnp.asarray(make()[0])
+    np.testing.assert_array_equal(kl_token(logp, logp, None, estimator=estimator), 0 * logp)
+
+
+@pytest.mark.parametrize("scale", [1e-7, 1e-5, 1e-3, 0.029, 0.031, 0.1, 1.0, 10.0])
+def test_k3_is_accurate_and_never_negative_for_small_differences(scale):
+    d = np.linspace(-scale, scale, 201).astype(np.float32)
+    d64 = d.astype(np.float64)
+    value, slope = jax.vmap(jax.value_and_grad(lambda x: k3(x[None], jnp.zeros(1))[0]))(d)
+    assert np.all(value >= 0)
+    np.testing.assert_allclose(value, np.expm1(-d64) + d64, rtol=2e-5, atol=1e-20)
+    np.testing.assert_allclose(slope, -np.expm1(-d64), rtol=1e-4, atol=1e-20)
+    assert np.all(k2(d, np.zeros_like(d)) >= 0)
+
+
+def test_differences_are_clamped():
+    far = jnp.array([-1e4, 1e4])
+    for estimator, expected_values in (("k1", [-20, 20]), ("abs", [20, 20]), ("k2", [200, 200])):
+        token = lambda x, e=estimator: kl_token(x, jnp.zeros(2), None, estimator=e)  # noqa: E731
+        np.testing.assert_array_equal(token(far), expected_values)
+        assert not np.any(jax.grad(lambda x, t=token: t(x).sum())(far))
+    np.testing.assert_allclose(k3(far, jnp.zeros(2)), [np.exp(20.0) - 21, 19.0], rtol=1e-6)
+
+
+def test_cap_bounds_k3_with_no_gradient_beyond():
+    logp, ref = jnp.array([-4.0, -1.0]), jnp.array([-1.0, -1.5])  # k3 = 16.1 and 0.107
+    capped = lambda x, e: kl_token(x, ref, None, estimator=e, cap=10.0)  # noqa: E731
+    free = kl_token(logp, ref, None, estimator="k3")
+    for estimator in ("k3", "k3+"):
+        np.testing.assert_array_equal(capped(logp, estimator), [10.0, free[1]])
+    gradient = jax.grad(lambda x: capped(x, "k3").sum())(logp)
+    np.testing.assert_allclose(gradient, [0.0, 1 - np.exp(-0.5)], rtol=1e-5)
+    gradient = jax.grad(lambda x: capped(x, "k3+").sum())(logp)
+    np.testing.assert_allclose(gradient, [-3.0, 0.5], rtol=1e-6)
+
+
+def test_penalty_is_coef_times_the_estimate():
+    logp, ref = make()
+    for estimator in ALL:
+        kl = kl_token(logp, ref, MASK, estimator=estimator)
+        term = kl_to_reference(logp, ref, MASK, estimator=estimator, coef=0.25)
+        np.testing.assert_array_equal(term, 0.25 * kl)
+    default = kl_to_reference(logp, ref, MASK)
+    np.testing.assert_allclose(default, 1e-3 * k3(logp, ref, MASK), rtol=1e-6)
+    assert not np.any(kl_to_reference(logp, ref, MASK, coef=0.0))
+    capped = kl_to_reference(logp, ref, MASK, coef=1.0, cap=0.01)
+    np.testing.assert_array_equal(capped, np.minimum(k3(logp, ref, MASK), np.float32(0.01)))
+
+
+TERMS = {
+    **{e: lambda x, old, ref, m, e=e: kl_to_reference(x, ref, m, estimator=e) for e in ALL},
+    "unbiased": lambda x, old, ref, m: kl_unbiased(x, old, ref, m),
+    "unbiased_k1": lambda x, old, ref, m: kl_unbiased(x, old, ref, m, estimator="k1"),
+}
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_masked_cells_are_never_read(name):
+    logp, ref = make(5)
+    old = make(6)[0]
+
+    @jax.jit
+    def both(*arrays):
+        loss = lambda x: TERMS[name](x, *arrays[1:], MASK)  # noqa: E731
+        return loss(arrays[0]), jax.grad(lambda x: loss(x).sum())(arrays[0])
+
+    clean = both(logp, old, ref)
+    assert np.all(np.asarray(clean)[:, ~MASK] == 0)
+    for junk in np.float32([1e4, np.nan, np.inf, -np.inf]):
+        dirty = [np.where(MASK, x, junk) for x in (logp, old, ref)]
+        for only in ((0,), (1,), (2,), (0, 1, 2)):
+            arrays = [dirty[i] if i in only else x for i, x in enumerate((logp, old, ref))]
+            np.testing.assert_array_equal(both(*arrays), clean)
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_reference_and_old_policy_are_constants(name):
+    logp, ref = map(jnp.asarray, make(7))
+    gradients = jax.grad(lambda *x: TERMS[name](*x, MASK).sum(), argnums=(0, 1, 2))(logp, ref, ref)
+    assert np.any(gradients[0])
+    assert not np.any(gradients[1])
+    assert not np.any(gradients[2])
+
+
+@pytest.mark.parametrize("name", TERMS)
+def test_jit_eager_and_bfloat16(name):
+    logp, ref = make(8)
+    eager = TERMS[name](logp, logp, ref, MASK)
+    jitted = jax.jit(lambda *x: TERMS[name](*x, MASK))(logp, logp, ref)
+    np.testing.assert_allclose(jitted, eager, rtol=1e-6, atol=1e-9)
+    low = [jnp.asarray(x, jnp.bfloat16) for x in (logp, logp, ref)]
+    out = TERMS[name](*low, MASK)
+    assert out.dtype == jnp.float32
+    np.testing.assert_array_equal(out, TERMS[name](*(x.astype(jnp.float32) for x in low), MASK))
+
+
+def test_bad_input_is_named():
+    logp, ref = make()
+    with pytest.raises(ValueError, match=r"kl_to_reference: .*logp \(3, 4\).*ref_logp \(3, 3\)"):
+        kl_to_reference(logp, ref[:, :3], MASK)
+    with pytest.raises(ValueError, match=r"k3: .*mask \(4,\)"):
+        k3(logp, ref, MASK[0])
+    with pytest.raises(ValueError, match=r"kl_unbiased: .*old_logp \(3, 2\)"):
+        kl_unbiased(logp, ref[:, :2], ref, MASK)
+    with pytest.raises(ValueError, match="kl_to_reference: ref_logp is None"):
+        kl_to_reference(logp, None, MASK)
+    with pytest.raises(TypeError, match="kl_to_reference: mask must be a bool array.*None"):
+        kl_to_reference(logp, ref, None)
+    with pytest.raises(TypeError, match="kl_token: mask must be bool"):
+        kl_token(logp, ref, MASK.astype(int))
+    with pytest.raises(TypeError, match="k1: ref_logp must be floating"):
+        k1(logp, jnp.ones(MASK.shape, int))
+    with pytest.raises(ValueError, match="kl_to_reference: estimator must be one of .*'K3'"):
+        kl_to_reference(logp, ref, MASK, estimator="K3")
+    with pytest.raises(ValueError, match="kl_unbiased: estimator must be one of 'k1', 'k3'"):
+        kl_unbiased(logp, None, ref, MASK, estimator="k2")
+    with pytest.raises(ValueError, match="kl_to_reference: coef must not be negative"):
+        kl_to_reference(logp, ref, MASK, coef=-1.0)
+    with pytest.raises(ValueError, match="kl_unbiased: coef must not be negative"):
+        kl_unbiased(logp, None, ref, MASK, coef=-1.0)
+    with pytest.raises(ValueError, match="kl_token: cap must be above 0"):
+        kl_token(logp, ref, MASK, cap=0.0)
+    for estimator in ("k1", "k2", "abs", "k1+"):
+        with pytest.raises(ValueError, match="kl_token: cap .* no effect"):
+            kl_token(logp, ref, MASK, estimator=estimator, cap=10.0)
+
+
+def test_terms_name_what_they_need():
+    slots = {"logp", "old_logp", "ref_logp", "entropy", "mask", "advantages"}
+    needs = {
+        name: {p for p in inspect.signature(getattr(regularizers, name)).parameters if p in slots}
+        for name in ("kl_to_reference", "kl_unbiased", "entropy_bonus")
+    }
+    assert needs == {
+        "kl_to_reference": {"logp", "ref_logp", "mask"},
+        "kl_unbiased": {"logp", "old_logp", "ref_logp", "mask"},
+        "entropy_bonus": {"entropy", "mask"},
+    }

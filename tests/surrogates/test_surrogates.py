@@ -1,0 +1,332 @@
+"""What every surrogate promises, against float64 NumPy references written from the formulas."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm import surrogates
+from jaxrl_llm.core import level_of
+
+SHAPE = (2, 3, 5)
+LENGTHS = np.array([[5, 3, 1], [0, 4, 2]])
+MASK = np.arange(5) < LENGTHS[..., None]
+
+
+def _ratio(x, old):
+    return np.exp(np.clip(x - old, -20, 20))
+
+
+def _clipped(r, a, low, high):
+    return np.maximum(-a * r, -a * np.clip(r, 1 - low, 1 + high))
+
+
+def _mean_log_ratio(x, old, mask):
+    return np.where(mask, x - old, 0).sum(-1) / np.maximum(mask.sum(-1), 1)
+
+
+# Each takes the policy twice: `x` is differentiated, `fixed` is where the gradient stops.
+def ref_reinforce(x, fixed, old, a, mask):
+    return -a * x
+
+
+def ref_ppo_clip(x, fixed, old, a, mask):
+    return _clipped(_ratio(x, old), a, 0.2, 0.2)
+
+
+def ref_ppo_dual(x, fixed, old, a, mask):
+    loss = _clipped(_ratio(x, old), a, 0.2, 0.3)
+    return np.where(a < 0, np.minimum(loss, -a * 1.4), loss)
+
+
+def ref_dapo_clip(x, fixed, old, a, mask):
+    loss = _clipped(_ratio(x, old), a, 0.2, 0.28)
+    return np.where(a < 0, np.minimum(loss, -a * 10.0), loss)
+
+
+def ref_gspo(x, fixed, old, a, mask):
+    s = np.exp(np.minimum(_mean_log_ratio(x, old, mask), 10.0))[..., None]
+    return _clipped(s, a, 0.1, 0.15) * np.ones(x.shape)
+
+
+def ref_gspo_token(x, fixed, old, a, mask):
+    s = np.exp(np.minimum(_mean_log_ratio(fixed, old, mask)[..., None] + x - fixed, 10.0))
+    return _clipped(s, a, 0.1, 0.15)
+
+
+def ref_sapo(x, fixed, old, a, mask):
+    tau = np.where(a > 0, 1.0, 1.05)
+    return -a * 4 / tau / (1 + np.exp(-tau * (_ratio(x, old) - 1)))
+
+
+def ref_cispo(x, fixed, old, a, mask):
+    return -np.clip(_ratio(fixed, old), 0.8, 1.3) * a * x
+
+
+CASES = {
+    "reinforce": (surrogates.reinforce, {}, ref_reinforce),
+    "ppo_clip": (surrogates.ppo_clip, {}, ref_ppo_clip),
+    "ppo_dual": (
+        surrogates.ppo_clip,
+        {"eps_low": 0.2, "eps_high": 0.3, "dual_clip": 1.4},
+        ref_ppo_dual,
+    ),
+    "dapo_clip": (surrogates.dapo_clip, {}, ref_dapo_clip),
+    "gspo": (surrogates.gspo, {"eps_low": 0.1, "eps_high": 0.15}, ref_gspo),
+    "gspo_token": (surrogates.gspo_token, {"eps_low": 0.1, "eps_high": 0.15}, ref_gspo_token),
+    "sapo": (surrogates.sapo, {}, ref_sapo),
+    "cispo": (surrogates.cispo, {"w_min": 0.8, "w_max": 1.3}, ref_cispo),
+}
+TOKEN_ADVANTAGES = [name for name in CASES if name != "gspo"]
+
+
+def make(seed=0, per_token=False):
+    rng = np.random.default_rng(seed)
+    old = rng.normal(-1.5, 0.6, SHAPE)
+    logp = old + rng.normal(0.05, 0.4, SHAPE)
+    advantages = rng.normal(0, 1, SHAPE if per_token else SHAPE[:-1])
+    return logp.astype(np.float32), old.astype(np.float32), advantages.astype(np.float32)
+
+
+def numeric_gradient(loss, x, step=1e-6):
+    gradient = np.zeros_like(x)
+    for i in np.ndindex(x.shape):
+        high, low = x.copy(), x.copy()
+        high[i] += step
+        low[i] -= step
+        gradient[i] = (loss(high) - loss(low)) / (2 * step)
+    return gradient
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("per_token", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_value_and_gradient_match_float64(name, per_token, seed):
+    if name == "gspo" and per_token:
+        per_token = False  # one advantage a sequence by definition
+    function, options, reference = CASES[name]
+    logp, old, advantages = make(seed, per_token)
+    weights = np.random.default_rng(seed + 10).uniform(0.5, 1.5, SHAPE)
+
+    @jax.jit
+    @jax.grad
+    def gradient(x):
+        return jnp.sum(weights * function(x, old, advantages, MASK, **options))
+
+    x64, old64 = logp.astype(np.float64), old.astype(np.float64)
+    a64 = (advantages if per_token else advantages[..., None]).astype(np.float64)
+
+    def loss64(x):
+        return np.sum(weights * MASK * reference(x, x64, old64, a64, MASK))
+
+    tokens = function(logp, old, advantages, MASK, **options)
+    expected = MASK * reference(x64, x64, old64, a64, MASK)
+    np.testing.assert_allclose(tokens, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(gradient(logp), numeric_gradient(loss64, x64), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_masked_cells_are_never_read(name):
+    function, options, _ = CASES[name]
+    arrays = make(1, per_token=name in TOKEN_ADVANTAGES)
+    kept = [MASK, MASK, MASK if arrays[2].ndim == 3 else MASK.any(-1)]
+
+    @jax.jit
+    def both(*arrays):
+        loss = lambda x: function(x, *arrays[1:], MASK, **options)  # noqa: E731
+        return loss(arrays[0]), jax.grad(lambda x: loss(x).sum())(arrays[0])
+
+    clean = np.asarray(both(*arrays))
+    assert np.all(clean[:, ~MASK] == 0)
+    for junk in np.float32([1e4, -1e4, np.nan, np.inf, -np.inf]):
+        dirty = [np.where(k, x, junk) for k, x in zip(kept, arrays, strict=True)]
+        for only in ((0,), (1,), (2,), (0, 1, 2)):
+            mixed = [dirty[i] if i in only else arrays[i] for i in range(3)]
+            np.testing.assert_array_equal(np.asarray(both(*mixed)), clean)
+
+
+@pytest.mark.parametrize("name", TOKEN_ADVANTAGES)
+def test_an_empty_sequence_may_have_any_sequence_advantage(name):
+    function, options, _ = CASES[name]
+    logp, old, advantages = map(jnp.asarray, make(2))
+    dirty = jnp.where(MASK.any(-1), advantages, jnp.nan)
+    gradient = jax.grad(lambda x, a: function(x, old, a, MASK, **options).sum())
+    np.testing.assert_array_equal(gradient(logp, dirty), gradient(logp, advantages))
+
+
+@pytest.mark.parametrize("name", ["reinforce", "ppo_clip", "dapo_clip"])
+@pytest.mark.parametrize("junk", [np.nan, np.inf])
+def test_weight_is_detached_masked_and_multiplied_last(name, junk):
+    function = CASES[name][0]
+    logp, old, advantages = map(jnp.asarray, make(3))
+
+    def moving(x):  # a weight that depends on the policy must not add to the gradient
+        return jnp.where(MASK, 0.5 * jnp.exp(x - old), junk)
+
+    def loss(x, weight):
+        return function(x, old, advantages, MASK, weight=weight)
+
+    np.testing.assert_allclose(
+        loss(logp, moving(logp)), jnp.exp(logp - old) * 0.5 * function(logp, old, advantages, MASK),
+        rtol=1e-6,
+    )  # fmt: skip
+    fixed = jnp.where(MASK, moving(logp), 0.0)
+    got = jax.grad(lambda x: loss(x, moving(x)).sum())(logp)
+    expected = jax.grad(lambda x: (fixed * function(x, old, advantages, MASK)).sum())(logp)
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
+    per_sequence = jnp.full(SHAPE[:-1], 2.0)
+    np.testing.assert_allclose(
+        loss(logp, per_sequence), 2 * function(logp, old, advantages, MASK), rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_old_policy_and_advantages_are_constants(name):
+    function, options, _ = CASES[name]
+    arrays = tuple(map(jnp.asarray, make(4)))
+    gradients = jax.grad(lambda *x: function(*x, MASK, **options).sum(), argnums=(0, 1, 2))(*arrays)
+    assert np.any(gradients[0])
+    assert not np.any(gradients[1])
+    assert not np.any(gradients[2])
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("old", ["none", "copy"])
+def test_unchanged_policy_has_the_plain_gradient(name, old):
+    function, options, _ = CASES[name]
+    logp, _, advantages = map(jnp.asarray, make(5))
+    weights = jr.aggregate.sequence_mean(jnp.asarray(MASK))
+
+    def loss(f, x, **kw):
+        old_logp = None if old == "none" else logp
+        return jnp.sum(weights * f(x, old_logp, advantages, MASK, **kw))
+
+    got = jax.grad(lambda x: loss(function, x, **options))(logp)
+    expected = jax.grad(lambda x: loss(surrogates.reinforce, x))(logp)
+    np.testing.assert_allclose(got, expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_old_policy_means_the_policy_itself(name):
+    function, options, _ = CASES[name]
+    logp, _, advantages = map(jnp.asarray, make(6))
+    np.testing.assert_array_equal(
+        function(logp, None, advantages, MASK, **options),
+        function(logp, logp, advantages, MASK, **options),
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_zero_advantage_gives_exactly_zero(name):
+    function, options, _ = CASES[name]
+    logp, old, advantages = map(jnp.asarray, make(7))
+    loss = lambda x: function(x, old, 0 * advantages, MASK, **options).sum()  # noqa: E731
+    value, gradient = jax.value_and_grad(loss)(logp)
+    assert value == 0
+    assert not np.any(gradient)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_jit_vmap_and_eager_agree(name):
+    function, options, _ = CASES[name]
+    bound = jr.bind(function, **options)
+    logp, old, advantages = map(jnp.asarray, make(8))
+    eager = bound(logp, old, advantages, MASK)
+    np.testing.assert_allclose(jax.jit(bound)(logp, old, advantages, MASK), eager, rtol=1e-6)
+    mapped = jax.vmap(jax.vmap(bound))(logp, old, advantages, jnp.asarray(MASK))
+    np.testing.assert_allclose(mapped, eager, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bfloat16_in_float32_out(name):
+    function, options, _ = CASES[name]
+    low = [jnp.asarray(x, jnp.bfloat16) for x in make(9)]
+    out = function(*low, MASK, **options)
+    assert out.dtype == jnp.float32
+    full = function(*(x.astype(jnp.float32) for x in low), MASK, **options)
+    np.testing.assert_array_equal(out, full)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_all_masked_is_finite(name):
+    function, options, _ = CASES[name]
+    arrays = tuple(map(jnp.asarray, make(10)))
+    nothing = jnp.zeros(SHAPE, bool)
+    loss = lambda x: function(x, *arrays[1:], nothing, **options).sum()  # noqa: E731
+    value, gradient = jax.value_and_grad(loss)(arrays[0])
+    assert value == 0
+    assert not np.any(gradient)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bad_arrays_are_named(name):
+    function, options, _ = CASES[name]
+    called = function.__name__
+    logp, old, advantages = map(jnp.asarray, make())
+    with pytest.raises(ValueError, match=rf"{called}: .*logp \(2, 3, 5\).*old_logp \(2, 3, 4\)"):
+        function(logp, old[..., :4], advantages, MASK, **options)
+    with pytest.raises(ValueError, match=rf"{called}: .*mask \(2, 3, 1\)"):
+        function(logp, old, advantages, MASK[..., :1], **options)
+    with pytest.raises(TypeError, match=f"{called}: mask must be bool.*float32"):
+        function(logp, old, advantages, MASK.astype(np.float32), **options)
+    with pytest.raises(TypeError, match=f"{called}: mask must be a bool array.*None"):
+        function(logp, old, advantages, None, **options)
+    with pytest.raises(ValueError, match=rf"{called}: advantages .*\(2, 3, 5\).*\(2, 3\).*\(2,\)"):
+        function(logp, old, advantages[:, 0], MASK, **options)
+    with pytest.raises(TypeError, match=f"{called}: advantages must be floating"):
+        function(logp, old, jnp.ones((2, 3), int), MASK, **options)
+    with pytest.raises(TypeError, match=f"{called}: logp must be floating"):
+        function(jnp.ones(SHAPE, int), old, advantages, MASK, **options)
+    with pytest.raises(TypeError, match=f"{called}: old_logp must be floating"):
+        function(logp, jnp.ones(SHAPE, int), advantages, MASK, **options)
+
+
+@pytest.mark.parametrize("name", ["reinforce", "ppo_clip", "dapo_clip"])
+def test_bad_weight_is_named(name):
+    function = CASES[name][0]
+    logp, old, advantages = map(jnp.asarray, make())
+    with pytest.raises(ValueError, match=rf"{name}: weight must .*got \(5,\)"):
+        function(logp, old, advantages, MASK, weight=jnp.ones(5))
+    with pytest.raises(TypeError, match=f"{name}: weight must be floating"):
+        function(logp, old, advantages, MASK, weight=MASK)
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "message"),
+    [
+        ("ppo_clip", {"eps_low": -0.1}, "eps_low must not be negative"),
+        ("ppo_clip", {"eps_high": float("nan")}, "eps_high must not be negative"),
+        ("ppo_clip", {"dual_clip": 1.0}, "dual_clip must be above 1"),
+        ("ppo_clip", {"dual_clip": float("nan")}, "dual_clip must be above 1"),
+        ("dapo_clip", {"eps_high": -0.1}, "eps_high must not be negative"),
+        ("dapo_clip", {"dual_clip": 0.5}, "dual_clip must be above 1"),
+        ("gspo", {"eps_low": -1e-4}, "eps_low must not be negative"),
+        ("gspo_token", {"eps_high": -1e-4}, "eps_high must not be negative"),
+        ("sapo", {"tau_pos": 0.0}, "tau_pos must be above 0"),
+        ("sapo", {"tau_neg": float("inf")}, "tau_neg must be finite"),
+        ("cispo", {"w_min": -0.1}, "w_min must not be negative"),
+        ("cispo", {"w_max": 0.0}, "w_max must be above 0"),
+        ("cispo", {"w_min": 2.0, "w_max": 1.0}, "w_min must not be above w_max; got 2 and 1"),
+    ],
+)
+def test_bad_options_are_named(function, options, message):
+    logp, old, advantages = map(jnp.asarray, make())
+    with pytest.raises(ValueError, match=f"^{function}: {message}"):
+        getattr(surrogates, function)(logp, old, advantages, MASK, **options)
+
+
+def test_levels():
+    sequence = {name for name, case in CASES.items() if level_of(case[0]) == "sequence"}
+    assert sequence == {"gspo", "gspo_token"}
+
+
+def test_every_public_surrogate_is_tested_here():
+    public = {n for n in surrogates.__all__ if "advantages" in _parameters(getattr(surrogates, n))}
+    assert public == {case[0].__name__ for case in CASES.values()}
+
+
+def _parameters(function):
+    return inspect.signature(function).parameters
