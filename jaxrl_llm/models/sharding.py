@@ -5,6 +5,8 @@ each logical axis. An axis that a mesh does not divide is kept whole, so the sam
 and a pod.
 """
 
+import math
+
 import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -79,6 +81,11 @@ def batch_spec(mesh: Mesh) -> P:
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """The sharding of a batch ``[P, ...]``."""
     return NamedSharding(mesh, batch_spec(mesh))
+
+
+def batch_shards(mesh: Mesh) -> int:
+    """Over how many devices the prompts of a batch are spread."""
+    return math.prod(size for axis, size in mesh.shape.items() if axis in ("data", "fsdp"))
 
 
 def shard(tree: ArrayTree, shardings: ArrayTree) -> ArrayTree:

@@ -1,0 +1,177 @@
+"""The sampler against token-by-token decoding without a cache, and the laws of its rollouts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm.models import AttentionContext
+from jaxrl_llm.rollout import make_sampler
+from jaxrl_llm.train.mesh import make_mesh
+
+T, G = 6, 3
+PROMPTS = [[7, 3, 9, 200, 41], [5], [100, 101, 102]]
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return jr.testing.tiny_model()
+
+
+def _logits(model, params, sequence):
+    """Logits after every token of one sequence, by one plain forward pass."""
+    tokens = jnp.asarray(sequence, jnp.int32)[None, None]
+    positions = jnp.arange(tokens.shape[-1])[None, None]
+    context = AttentionContext(mask=jnp.ones(tokens.shape, bool))
+    hidden, _ = model.apply(params, tokens, positions, context)
+    return np.asarray(hidden[0, 0] @ model.output_matrix(params).T)
+
+
+def test_greedy_equals_decoding_without_a_cache(tiny):
+    model, params = tiny
+    sample = make_sampler(model, max_new_tokens=T, group_size=2, temperature=0)
+    rollout = sample(params, jax.random.key(0), PROMPTS)
+    for p, prompt in enumerate(PROMPTS):
+        sequence = list(prompt)
+        for _ in range(T):
+            sequence.append(int(_logits(model, params, sequence)[-1].argmax()))
+        for g in range(2):
+            assert rollout.tokens[p, g].tolist() == sequence[len(prompt) :]
+    assert not np.asarray(rollout.behavior_logp).any()
+    assert rollout.mask.all() and not np.asarray(rollout.finish).any()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.7},
+        {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.05},
+    ],
+)
+def test_log_probabilities_are_those_of_the_sampled_tokens(tiny, options):
+    model, params = tiny
+    sample = make_sampler(model, max_new_tokens=T, group_size=G, **options)
+    rollout = sample(params, jax.random.key(1), PROMPTS)
+    temperature = options.get("temperature", 1.0)
+    for p, prompt in enumerate(PROMPTS):
+        for g in range(G):
+            tokens = np.asarray(rollout.tokens[p, g])
+            logits = _logits(model, params, [*prompt, *tokens])[len(prompt) - 1 : -1]
+            at = np.arange(T), tokens
+            plain, tempered = jax.nn.log_softmax(logits), jax.nn.log_softmax(logits / temperature)
+            np.testing.assert_allclose(rollout.model_logp[p, g], plain[at], atol=2e-5)
+            np.testing.assert_allclose(rollout.tempered_logp[p, g], tempered[at], atol=2e-5)
+            filtered = jr.rollout.filter_logits(logits, **options)
+            kept = jax.nn.log_softmax(filtered)[at]
+            np.testing.assert_allclose(rollout.behavior_logp[p, g], kept, atol=2e-5)
+    if "top_p" not in options:
+        assert not np.asarray(rollout.log_kept).any()
+    else:
+        assert (np.asarray(rollout.log_kept) < 0).any()
+
+
+def test_a_request_does_not_depend_on_its_neighbors(tiny):
+    model, params = tiny
+    sample = make_sampler(model, max_new_tokens=T, group_size=G)
+    key = jax.random.key(2)
+    together = sample(params, key, PROMPTS)
+    moved = sample(
+        params, key, [PROMPTS[2], [9, 9, 9], PROMPTS[0]], request_ids=[[8, 7, 6], [9, 9, 9], [0, 1, 2]]
+    )
+    np.testing.assert_array_equal(moved.tokens[2], together.tokens[0])
+    np.testing.assert_array_equal(moved.tokens[0], together.tokens[2][::-1])
+    rows = {tuple(row.tolist()) for row in np.asarray(together.tokens).reshape(-1, T)}
+    assert len(rows) == len(PROMPTS) * G  # Siblings differ.
+    again = sample(params, jax.random.key(3), PROMPTS)
+    assert (np.asarray(again.tokens) != np.asarray(together.tokens)).any()
+
+
+def test_a_stop_token_ends_a_response_and_belongs_to_it(tiny):
+    model, params = tiny
+    free = make_sampler(model, max_new_tokens=T, group_size=G)(params, jax.random.key(4), PROMPTS)
+    stops = (int(free.tokens[0, 0, 2]), int(free.tokens[1, 1, 0]))
+    sample = make_sampler(model, max_new_tokens=T, group_size=G, stop_ids=stops, pad_id=258)
+    rollout = sample(params, jax.random.key(4), PROMPTS)
+    for p in range(len(PROMPTS)):
+        for g in range(G):
+            tokens = free.tokens[p, g].tolist()
+            hits = [i for i, t in enumerate(tokens) if t in stops]
+            length = hits[0] + 1 if hits else T
+            assert rollout.tokens[p, g].tolist() == tokens[:length] + [258] * (T - length)
+            assert rollout.mask[p, g].tolist() == [True] * length + [False] * (T - length)
+            assert int(rollout.finish[p, g]) == bool(hits)
+    off = ~np.asarray(rollout.mask)
+    for logp in (rollout.behavior_logp, rollout.model_logp, rollout.log_kept):
+        assert not np.asarray(logp)[off].any()
+
+
+def test_other_prompts_of_a_bucket_do_not_compile_again(tiny):
+    model, params = tiny
+    sample = make_sampler(model, max_new_tokens=2, group_size=2)
+    for prompts in ([[1], [2, 3]], [[4] * 16, [5, 6]], [[7] * 9, [8] * 12]):
+        sample(params, jax.random.key(0), prompts)
+    assert sample.compiled._cache_size() == 1
+    sample(params, jax.random.key(0), [[1] * 17, [2]])
+    assert sample.compiled._cache_size() == 2
+
+
+@pytest.mark.parametrize("shape", [(8, 1, 1), (2, 2, 2), (1, 4, 2)])
+def test_a_mesh_samples_the_same_tokens(tiny, shape):
+    model, params = tiny
+    prompts = [[i + 1, 2 * i + 5, 9] for i in range(8)]
+    options = {"max_new_tokens": 4, "group_size": 2}
+    alone = make_sampler(model, **options)(params, jax.random.key(5), prompts)
+    mesh = make_mesh(**dict(zip(("data", "fsdp", "tensor"), shape, strict=True)))
+    placed = jax.device_put(params, jr.models.param_shardings(params, mesh))
+    spread = make_sampler(model, **options, mesh=mesh)(placed, jax.random.key(5), prompts)
+    np.testing.assert_array_equal(alone.tokens, spread.tokens)
+    np.testing.assert_allclose(alone.behavior_logp, spread.behavior_logp, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([], "there are no prompts"),
+        ([[1], []], "prompt 1 is empty"),
+        ([[1], [2, 999_999]], "prompt 1 holds token 999999, outside the vocabulary of"),
+        ([[1], [-3]], "prompt 1 holds token -3"),
+        ([[1], [1] * 5000], "prompt 1 has 5000 tokens, but the model's context leaves room for"),
+    ],
+)
+def test_a_bad_prompt_is_named(tiny, prompts, message):
+    model, params = tiny
+    sample = make_sampler(model, max_new_tokens=2, group_size=2)
+    with pytest.raises(ValueError, match=message):
+        sample(params, jax.random.key(0), prompts)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens must be above 0"),
+        ({"group_size": 0}, "group_size must be above 0"),
+        ({"temperature": -1}, "temperature must not be negative"),
+        ({"max_new_tokens": 10**6}, "leaves no room for a prompt"),
+        ({"temperature": 0, "top_p": 0.9}, "top_p has no effect at temperature 0"),
+    ],
+)
+def test_bad_options_are_named(tiny, options, message):
+    with pytest.raises(ValueError, match=message):
+        make_sampler(tiny[0], **{"max_new_tokens": 2, "group_size": 2, **options})
+
+
+def test_prompts_that_a_mesh_does_not_divide(tiny):
+    model, params = tiny
+    mesh = make_mesh(data=8)
+    sample = make_sampler(model, max_new_tokens=2, group_size=2, mesh=mesh)
+    with pytest.raises(ValueError, match="3 prompts cannot be spread over the 8 devices"):
+        sample(params, jax.random.key(0), PROMPTS)
+
+
+def test_request_ids_of_another_shape(tiny):
+    model, params = tiny
+    sample = make_sampler(model, max_new_tokens=2, group_size=2)
+    with pytest.raises(ValueError, match=r"request_ids must have shape \(3, 2\); got \(1, 2\)"):
+        sample(params, jax.random.key(0), PROMPTS, request_ids=[[1, 2]])
