@@ -9,6 +9,7 @@ single numbers.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -44,8 +45,12 @@ class Worker:
             cwd=ROOT,
             env=environment,
         )
-        self._send(workload)
-        self.ready = self._receive("ready")
+        try:
+            self._send(workload)
+            self.ready = self._receive("ready")
+        except BaseException:
+            self.kill()
+            raise
 
     def _send(self, message: Mapping[str, Any]) -> None:
         stdin = self._process.stdin
@@ -79,10 +84,12 @@ class Worker:
         return peak
 
     def kill(self) -> None:
-        """End the process at once; harmless when it has ended."""
+        """End the process at once and close its pipes; harmless when it has ended."""
         if self._process.poll() is None:
             self._process.kill()
-            self._process.wait()
+        # Reaps the process and closes what it was connected by.
+        with contextlib.suppress(BrokenPipeError), self._process:
+            pass
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:

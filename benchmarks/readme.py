@@ -1,0 +1,122 @@
+"""Writes the generated parts of README.md: the methods table and the measured results.
+
+python -m benchmarks.readme            # write
+python -m benchmarks.readme --check    # exit 1 if it would change anything
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import RESULTS, ROOT
+
+README = ROOT / "README.md"
+CURVE = RESULTS / "quickstart.png"
+
+
+def fill(text: str, part: str, content: str) -> str:
+    """The text with what stands between the markers of a part replaced.
+
+    Args:
+        text: Of the README.
+        part: Its name in `<!-- part:begin -->` and `<!-- part:end -->`.
+        content: Lines to put there, without a final newline.
+    """
+    begin, end = f"<!-- {part}:begin -->\n", f"<!-- {part}:end -->"
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise ValueError(f"README.md must have the markers of {part!r} exactly once")
+    head, rest = text.split(begin)
+    tail = rest.split(end)[1]
+    return f"{head}{begin}{content}\n{end}{tail}"
+
+
+def spread(figure: Mapping[str, float], digits: int = 3) -> str:
+    """A figure as "median (min to max)"."""
+    values = (figure[name] for name in ("median", "min", "max"))
+    median, low, high = (f"{float(f'{value:.{digits}g}'):,g}" for value in values)
+    return f"{median} ({low} to {high})"
+
+
+def benchmark_row(result: Mapping[str, Any]) -> str:
+    """One line of the table of benchmarks."""
+    work, sides = result["workload"], {"ours": result["ours"], **result["peers"]}
+    rows = f"{work['prompts']} x {work['rollouts']} rollouts"
+    if "new_tokens" in work:
+        what = f"Sampling, {rows}, {work['prompt_tokens']} + {work['new_tokens']} tokens"
+        figure, unit = "tokens_per_s", "tokens/s"
+    else:
+        length = f"{work['prompt_tokens']} + {work['response_tokens']} tokens"
+        remat = ", rematerialized" if work["remat"] else ""
+        what, figure, unit = f"GRPO step, {rows}, {length}{remat}", "seconds", "s"
+    cells = [what, work["model"], result["device"], unit]
+    for side in ("ours", "transformers", "tunix"):
+        cells.append(spread(sides[side][figure]) if side in sides else "")
+    return f"| {' | '.join(cells)} |"
+
+
+def quickstart_row(run: Mapping[str, Any]) -> str:
+    """One line of the table of the main job's seeds."""
+    cells = [str(run["seed"]), f"{run['minutes']:.1f}"]
+    for way in ("greedy", "sampled"):
+        cells.append(f"{run[f'{way}_before']:.3f} to {run[f'{way}_after']:.3f}")
+    return f"| {' | '.join(cells)} |"
+
+
+def results(folder: Path = RESULTS) -> str:
+    """The tables of everything in benchmarks/results, and the curve where there is one."""
+    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    parts = []
+    for quickstart in (result for result in found if result["name"] == "quickstart"):
+        header = ("seed", "minutes of training", "greedy accuracy", "sampled accuracy")
+        parts.append(
+            f"`configs/quickstart.py` on {quickstart['device']}, accuracy on questions never "
+            "trained on, before and after:"
+        )
+        parts.append(_table(header, map(quickstart_row, quickstart["runs"])))
+    if (folder / CURVE.name).is_file():
+        parts.append(f"![Reward of a run]({CURVE.relative_to(ROOT).as_posix()})")
+    measured = [r for r in found if r["name"] in ("sampler", "train_step", "train_step_short")]
+    if measured:
+        header = ("workload", "model", "device", "unit", "ours", "transformers", "tunix")
+        parts.append(_table(header, map(benchmark_row, measured)))
+    return "\n\n".join(parts) if parts else "Nothing has been measured yet."
+
+
+def methods() -> str:
+    """The table of the catalog."""
+    from jaxrl_llm.recipes import catalog
+
+    return catalog.as_table(style="markdown")
+
+
+def generate(text: str) -> str:
+    """The README with its generated parts as they should be."""
+    return fill(fill(text, "methods", methods()), "results", results())
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write or check; the exit code is 1 where a check fails."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    options = parser.parse_args(argv)
+    old = README.read_text()
+    new = generate(old)
+    if new == old:
+        return 0
+    if options.check:
+        print("README.md is out of date: run python -m benchmarks.readme", file=sys.stderr)
+        return 1
+    README.write_text(new)
+    return 0
+
+
+def _table(header, rows) -> str:
+    lines = [f"| {' | '.join(header)} |", f"| {' | '.join('---' for _ in header)} |", *rows]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,24 @@
+"""Every benchmark runs on a tiny model, and prints one JSON line last."""
+
+import json
+
+import pytest
+
+from benchmarks import sampler, train_step
+
+
+@pytest.mark.parametrize(
+    "name, benchmark, options",
+    [
+        ("sampler", sampler, []),
+        ("train_step", train_step, []),
+        ("train_step_short", train_step, ["--case", "short"]),
+    ],
+)
+def test_runs_without_peers(name, benchmark, options, capfd):
+    benchmark.main(["--tiny", *options])
+    result = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert result["name"] == name
+    assert result["peers"] == {}
+    assert result["ours"]["seconds"]["min"] > 0
+    assert {"jax", "jaxrl_llm"} <= result["versions"]["ours"].keys()
