@@ -208,7 +208,9 @@ def _check_delta(delta: Mapping, params: Mapping, path: str = "") -> None:
         target = params.get(name) if isinstance(params, Mapping) else None
         if isinstance(entry, Mapping):
             if not isinstance(target, Mapping):
-                raise ValueError(f"Model.apply: delta names {here!r}, which the model does not have.")
+                raise ValueError(
+                    f"Model.apply: delta names {here!r}, which the model does not have."
+                )
             _check_delta(entry, target, here)
         elif not (isinstance(target, Mapping) and "kernel" in target) or here == "head":
             raise ValueError(f"Model.apply: delta {here!r} does not stand at a linear layer.")

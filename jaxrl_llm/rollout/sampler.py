@@ -23,7 +23,11 @@ BUCKETS = tuple(2**n for n in range(4, 18))
 
 
 def pad_prompts(
-    prompts: Sequence[Sequence[int]], *, vocab_size: int, room: int, buckets: Sequence[int] = BUCKETS
+    prompts: Sequence[Sequence[int]],
+    *,
+    vocab_size: int,
+    room: int,
+    buckets: Sequence[int] = BUCKETS,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Prompts of token ids as one right-padded array, its width rounded up to a bucket.
 
@@ -128,7 +132,9 @@ def make_sampler(
     if order != "hf":
         filters["order"] = order
     decode = jax.jit(
-        _make_decode(model, max_new_tokens, group_size, tuple(stop_ids), temperature, filters, pad_id)
+        _make_decode(
+            model, max_new_tokens, group_size, tuple(stop_ids), temperature, filters, pad_id
+        )
     )
 
     def sample(

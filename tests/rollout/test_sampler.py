@@ -78,7 +78,10 @@ def test_a_request_does_not_depend_on_its_neighbors(tiny):
     key = jax.random.key(2)
     together = sample(params, key, PROMPTS)
     moved = sample(
-        params, key, [PROMPTS[2], [9, 9, 9], PROMPTS[0]], request_ids=[[8, 7, 6], [9, 9, 9], [0, 1, 2]]
+        params,
+        key,
+        [PROMPTS[2], [9, 9, 9], PROMPTS[0]],
+        request_ids=[[8, 7, 6], [9, 9, 9], [0, 1, 2]],
     )
     np.testing.assert_array_equal(moved.tokens[2], together.tokens[0])
     np.testing.assert_array_equal(moved.tokens[0], together.tokens[2][::-1])

@@ -1,0 +1,188 @@
+"""The decoder's laws; its numbers are compared with another implementation in test_parity.py."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm.models import AttentionContext, empty_cache, make_model, prefill
+from jaxrl_llm.testing import tiny_config, tiny_model
+
+FAMILIES = {
+    "llama": {},
+    "qwen2": {"architecture": "qwen2", "attention_bias": True, "tied": False},
+    "qwen3": {"architecture": "qwen3", "qk_norm": True, "head_dim": 16},
+}
+P, G, T = 2, 3, 4
+LENGTHS = np.array([5, 1])
+
+
+def _random_bias(params):
+    """Biases start at zero; a test needs them to matter."""
+    return jax.tree.map(lambda x: x + 0.1 * jnp.arange(x.size).reshape(x.shape) / x.size, params)
+
+
+def _batch():
+    rng = np.random.default_rng(0)
+    prompts = rng.integers(0, 256, (P, 6)).astype(np.int32)
+    return prompts, rng.integers(0, 256, (P, G, T)).astype(np.int32)
+
+
+def _shared(model, params, remat="none"):
+    """Hidden states of the responses with the prompt computed once a group."""
+    prompts, tokens = _batch()
+    shared = np.arange(6) < LENGTHS[:, None] - 1
+    prefix = prefill(model, params, jnp.asarray(prompts), jnp.asarray(shared), remat=remat)
+    last = prompts[np.arange(P), LENGTHS - 1]
+    first = np.broadcast_to(last[:, None, None], (P, G, 1))
+    inputs = np.concatenate([first, tokens[..., :-1]], -1)
+    positions = np.broadcast_to((LENGTHS - 1)[:, None, None] + np.arange(T), (P, G, T))
+    context = AttentionContext(jnp.ones((P, G, T), bool), prefix, jnp.asarray(shared))
+    return (
+        inputs,
+        positions,
+        context,
+        model.apply(params, inputs, positions, context, remat=remat)[0],
+    )
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_shared_prefix_equals_one_row_a_rollout(family):
+    model, params = tiny_model(**FAMILIES[family])
+    params = _random_bias(params)
+    prompts, tokens = _batch()
+    hidden = _shared(model, params)[-1]
+    for p, g in np.ndindex(P, G):
+        row = np.concatenate([prompts[p, : LENGTHS[p]], tokens[p, g]])[None, None]
+        context = AttentionContext(mask=jnp.ones(row.shape, bool))
+        plain, _ = model.apply(params, row, np.arange(row.shape[-1])[None, None], context)
+        np.testing.assert_allclose(hidden[p, g], plain[0, 0, LENGTHS[p] - 1 : -1], atol=3e-5)
+
+
+def test_cached_decoding_equals_one_pass():
+    model, params = tiny_model()
+    inputs, positions, context, expected = _shared(model, params)
+    cache, out = empty_cache(model, (P, G), T), []
+    for t in range(T):
+        step = context._replace(
+            mask=jnp.ones((P, G, 1), bool), cache=cache, index=jnp.full((P, G), t, jnp.int32)
+        )
+        here = slice(t, t + 1)
+        hidden, cache = model.apply(params, inputs[..., here], positions[..., here], step)
+        out.append(hidden)
+    np.testing.assert_allclose(jnp.concatenate(out, 2), expected, atol=1e-5)
+
+
+def test_remat_changes_neither_value_nor_gradient():
+    model, params = tiny_model()
+
+    def loss(params, remat):
+        return jnp.sum(jnp.sin(_shared(model, params, remat)[-1]))
+
+    grads = {
+        r: jax.jit(jax.grad(functools.partial(loss, remat=r)))(params)
+        for r in ("none", "full", "dots")
+    }
+    for name in ("full", "dots"):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), grads[name], grads["none"]
+        )
+
+
+def test_padding_is_never_attended_to():
+    model, params = tiny_model()
+    prompts, _ = _batch()
+    mask = jnp.asarray(np.arange(6) < LENGTHS[:, None])
+    clean = prefill(model, params, jnp.asarray(prompts), mask)
+    dirty = prefill(model, params, jnp.where(mask, prompts, 255), mask)
+    for a, b in zip(clean, dirty, strict=True):
+        np.testing.assert_array_equal(a.keys[0, :, :, :5], b.keys[0, :, :, :5])
+        np.testing.assert_array_equal(a.values[1, :, :1], b.values[1, :, :1])
+
+
+def _delta(params, leading, rank=2, seed=0):
+    """Factors for one projection of each kind."""
+    rng = np.random.default_rng(seed)
+
+    def factors(kernel):
+        inputs, outputs = kernel.shape
+        a = rng.normal(size=(*leading, inputs, rank)).astype(np.float32)
+        b = rng.normal(size=(*leading, rank, outputs)).astype(np.float32)
+        return a, b, 0.1
+
+    layer = params["layers"]["1"]
+    return {
+        "layers": {
+            "1": {
+                "attention": {"q": factors(layer["attention"]["q"]["kernel"])},
+                "mlp": {"down": factors(layer["mlp"]["down"]["kernel"])},
+            }
+        }
+    }
+
+
+def _merged(params, delta, row=()):
+    """The parameters with a row's delta added to the kernels."""
+    params = jax.tree.map(lambda x: x, params)
+    for part, name in (("attention", "q"), ("mlp", "down")):
+        a, b, scale = delta["layers"]["1"][part][name]
+        kernel = params["layers"]["1"][part][name]["kernel"]
+        params["layers"]["1"][part][name] = {"kernel": kernel + scale * a[row] @ b[row]}
+    return params
+
+
+@pytest.mark.parametrize("leading", [(), (P, G)])
+def test_low_rank_delta_equals_changed_kernels(leading):
+    model, params = tiny_model()
+    _, tokens = _batch()
+    positions = np.broadcast_to(np.arange(T), tokens.shape)
+    context = AttentionContext(mask=jnp.ones(tokens.shape, bool))
+    delta = _delta(params, leading)
+    hidden, _ = model.apply(params, tokens, positions, context, delta=delta)
+    for p, g in np.ndindex(P, G):
+        changed = _merged(params, delta, (p, g) if leading else ())
+        expected, _ = model.apply(changed, tokens, positions, context)
+        np.testing.assert_allclose(hidden[p, g], expected[p, g], atol=5e-5)
+
+
+def test_bfloat16_compute_keeps_float32_parameters():
+    model = make_model(tiny_config(dtype="bfloat16"))
+    params = model.init(jax.random.key(0))
+    assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(params))
+    hidden = _shared(model, params)[-1]
+    exact = _shared(make_model(tiny_config()), params)[-1]
+    assert hidden.dtype == jnp.bfloat16
+    np.testing.assert_allclose(hidden.astype(jnp.float32), exact, atol=0.15)
+
+
+def test_shapes_and_count_without_allocating():
+    model, params = tiny_model()
+    shapes = jr.models.param_shapes(model)
+    jax.tree.map(lambda s, x: np.testing.assert_equal(s.shape, x.shape), shapes, params)
+    assert jr.models.count_params(model) == sum(x.size for x in jax.tree.leaves(params))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tokens": np.zeros((P, T), np.int32)}, "tokens must have 3 axes"),
+        ({"positions": np.zeros((P, G, T + 1), np.int32)}, "these must have one shape"),
+        ({"remat": "everything"}, "remat must be one of 'none', 'full', 'dots'"),
+        ({"delta": {"layers": {"9": {}}}}, "delta names 'layers/9', which the model does not have"),
+        ({"delta": {"norm": (0, 0, 1)}}, "delta 'norm' does not stand at a linear layer"),
+    ],
+)
+def test_bad_input_is_named(change, message):
+    model, params = tiny_model()
+    _, tokens = _batch()
+    arguments = {
+        "tokens": tokens,
+        "positions": np.broadcast_to(np.arange(T), tokens.shape),
+        "context": AttentionContext(mask=jnp.ones(tokens.shape, bool)),
+        **change,
+    }
+    with pytest.raises(ValueError, match=message):
+        model.apply(params, **arguments)
