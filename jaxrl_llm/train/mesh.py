@@ -1,0 +1,108 @@
+"""The device mesh of a run, from three numbers."""
+
+import math
+from collections.abc import Sequence
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxrl_llm.core import checks
+from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.models.sharding import AXES, batch_sharding
+
+
+def make_mesh(
+    *, data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Sequence | None = None
+) -> Mesh | None:
+    """A mesh with the axes ``data``, ``fsdp`` and ``tensor``.
+
+    ``data`` splits the batch, ``fsdp`` splits the batch and the parameters, ``tensor`` splits
+    heads, hidden units and vocabulary. One of the three may be -1: what is left of the devices.
+
+    Args:
+      data: Size of the axis, or -1.
+      fsdp: Size of the axis, or -1.
+      tensor: Size of the axis, or -1.
+      devices: The devices; all of them by default.
+
+    Returns:
+      The mesh, or None for one device, which needs none.
+
+    Raises:
+      ValueError: If a size is neither positive nor -1, two are -1, or the sizes do not multiply to
+        the number of devices (or to 1).
+
+    Example:
+      >>> make_mesh() is None
+      True
+    """
+    devices = list(jax.devices() if devices is None else devices)
+    sizes = dict(zip(AXES, (data, fsdp, tensor), strict=True))
+    check_mesh_sizes("make_mesh", sizes)
+    known = math.prod(size for size in sizes.values() if size != -1)
+    if -1 in sizes.values():
+        if len(devices) % known:
+            raise ValueError(
+                f"make_mesh: {known} (the sizes given) does not divide the {len(devices)} devices."
+            )
+        sizes = {k: len(devices) // known if v == -1 else v for k, v in sizes.items()}
+    total = math.prod(sizes.values())
+    if total == 1:
+        return None
+    if total != len(devices):
+        text = " x ".join(f"{name} {size}" for name, size in sizes.items())
+        raise ValueError(
+            f"make_mesh: {text} needs {total} devices, but there are {len(devices)}; the sizes "
+            "must multiply to the number of devices, or to 1."
+        )
+    return jax.make_mesh(
+        tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices
+    )
+
+
+def check_mesh_sizes(function: str, sizes: dict[str, int]) -> None:
+    """Raises ValueError unless every size is positive or -1, and at most one is -1."""
+    for name, size in sizes.items():
+        if size != -1:
+            checks.check_positive(function, **{name: size})
+    if list(sizes.values()).count(-1) > 1:
+        raise ValueError(f"{function}: only one mesh axis may be -1; got {sizes}.")
+
+
+def batch_parts(mesh: Mesh | None) -> int:
+    """Over how many devices the prompts of a batch are split."""
+    shape = {} if mesh is None else dict(mesh.shape)
+    return shape.get("data", 1) * shape.get("fsdp", 1)
+
+
+def check_batch(function: str, prompts: int, microbatches: int, parts: int) -> None:
+    """Raises ValueError unless the prompts split into equal microbatches, and those over the mesh.
+
+    Args:
+      function: Who asks, for the message.
+      prompts: P, groups of the global batch.
+      microbatches: Into how many parts a step scans over it.
+      parts: Size of the mesh axes ``data`` and ``fsdp`` together.
+    """
+    checks.check_positive(function, prompts=prompts, microbatches=microbatches)
+    if prompts % microbatches:
+        raise ValueError(
+            f"{function}: {prompts} prompts do not split into {microbatches} microbatches of whole "
+            "groups."
+        )
+    if (prompts // microbatches) % parts:
+        raise ValueError(
+            f"{function}: a microbatch of {prompts // microbatches} prompts ({prompts} in "
+            f"{microbatches} microbatch(es)) does not divide over {parts} devices, the mesh axes "
+            "data x fsdp."
+        )
+
+
+def place_batch(batch: ArrayTree, mesh: Mesh | None) -> ArrayTree:
+    """The batch on the mesh, split over its first axis; as it is without a mesh."""
+    return batch if mesh is None else jax.device_put(batch, batch_sharding(mesh))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """The sharding of what every device holds whole."""
+    return NamedSharding(mesh, PartitionSpec())

@@ -1,0 +1,163 @@
+"""What a run reports: numbers of a step, a JSONL file, completions to read, and a curve."""
+
+import inspect
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm import diagnostics
+from jaxrl_llm.core import Array, level_of, masking
+from jaxrl_llm.recipes import Batch, Recipe
+
+
+def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> dict[str, Array]:
+    """Float32 scalars that describe a prepared batch and the policy on it, before the update.
+
+    - ``reward``: mean over the rollouts that take part; ``reward_std`` within groups.
+    - ``informative``: share of groups whose rewards differ; the others teach nothing.
+    - ``length``: mean tokens of a response; ``tokens``: how many train.
+    - ``entropy``: nats a token.
+    - ``approx_kl``, ``clip_fraction``, ``ratio_max``: against ``old_logp``, where the batch has it;
+      the clip fraction for surrogates that clip the ratio of a token.
+    - ``sampler_gap``, ``sampler_ess``: mean ``|logp - behavior_logp|`` and effective sample size,
+      where the batch has ``behavior_logp``; a truncation of the sampler counts as a gap.
+
+    Args:
+      recipe: The method, for the bounds of its clip.
+      logp: ``[P, G, T]``, of the policy before the update.
+      entropy: ``[P, G, T]``.
+      batch: The prepared batch.
+    """
+    spread = diagnostics.group_spread(batch.rewards, where=batch.where)
+    metrics = {
+        "reward": masking.masked_mean(batch.rewards, batch.where),
+        "reward_std": spread.mean_std,
+        "informative": spread.informative,
+        "length": masking.masked_mean(masking.lengths(batch.mask), jnp.any(batch.mask, axis=-1)),
+        "tokens": jnp.sum(batch.mask, dtype=jnp.float32),
+        "entropy": diagnostics.mean_entropy(entropy, batch.mask),
+    }
+    if batch.old_logp is not None:
+        pair = (logp, batch.old_logp)
+        metrics["approx_kl"] = diagnostics.approx_kl(*pair, batch.mask, estimator="k3")
+        metrics["ratio_max"] = diagnostics.ratio_range(*pair, batch.mask).greatest
+        bounds = _clip_bounds(recipe.surrogate)
+        if bounds is not None:
+            metrics["clip_fraction"] = diagnostics.clip_fraction(
+                *pair, batch.advantages, batch.mask, eps_low=bounds[0], eps_high=bounds[1]
+            )
+    if batch.behavior_logp is not None:
+        gap = diagnostics.mismatch(logp, batch.behavior_logp, batch.mask)
+        metrics["sampler_gap"] = gap.mean_abs
+        metrics["sampler_ess"] = diagnostics.effective_sample_size(
+            logp, batch.behavior_logp, batch.mask
+        )
+    return jax.tree.map(lambda x: jax.lax.stop_gradient(jnp.asarray(x, jnp.float32)), metrics)
+
+
+def _clip_bounds(surrogate) -> tuple[float, float] | None:
+    """The bounds of a surrogate that clips the ratio of a token; None for any other."""
+    if level_of(surrogate) == "sequence":
+        return None
+    function = getattr(surrogate, "function", surrogate)
+    options = {k: p.default for k, p in inspect.signature(function).parameters.items()}
+    options |= dict(getattr(surrogate, "options", ()))
+    low, high = options.get("eps_low"), options.get("eps_high")
+    return None if low is None or high is None else (low, high)
+
+
+class MetricsFile:
+    """Appends one JSON object a line; a resumed run first drops the lines after its checkpoint."""
+
+    def __init__(self, path: Path, *, resume_step: int | None = None):
+        self.path = Path(path)
+        kept = []
+        if resume_step is not None and self.path.exists():
+            kept = [row for row in read_jsonl(self.path) if row.get("step", 0) <= resume_step]
+        with self.path.open("w") as file:
+            file.writelines(json.dumps(row) + "\n" for row in kept)
+
+    def write(self, step: int, **values: Any) -> None:
+        """One line: the step and the values, arrays as numbers, not-a-number as null."""
+        row = {"step": step, **{k: _plain(v) for k, v in values.items()}}
+        with self.path.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON knows it."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, jax.Array | np.ndarray | np.generic):
+        value = np.asarray(value).tolist()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if isinstance(value, int | str | bool | list | None) else str(value)
+
+
+def read_jsonl(path: Path) -> list[dict]:
+    """The objects of a JSONL file; a last line that was cut off is left out."""
+    rows = []
+    for line in Path(path).read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return rows
+
+
+def samples_table(rows: Sequence[Mapping[str, Any]], *, width: int = 100) -> str:
+    """Completions as a table to read; long texts are cut in the middle."""
+
+    def cell(text: str, size: int) -> str:
+        text = repr(text)[1:-1]
+        keep = size // 2 - 1
+        return text if len(text) <= size else f"{text[:keep]}..{text[-keep:]}"
+
+    half = (width - 12) // 2
+    lines = [f"{'reward':>7}  {'prompt':<{half}}  completion"]
+    for row in rows:
+        prompt, completion = cell(row["prompt"], half), cell(row["completion"], half)
+        lines.append(f"{row['reward']:>7.3g}  {prompt:<{half}}  {completion}")
+    return "\n".join(lines)
+
+
+def plot_reward(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str = "") -> None:
+    """A PNG of the reward of each step, with held-out accuracy and its interval where measured.
+
+    Args:
+      rows: Lines of the metrics file.
+      path: Where the PNG goes.
+      title: Above the plot.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    FigureCanvasAgg(figure)  # no global state, no display
+    axes = figure.add_subplot()
+    train = [(row["step"], row["reward"]) for row in rows if row.get("reward") is not None]
+    if train:
+        axes.plot(*zip(*train, strict=True), marker=".", label="training batch, sampled")
+    for kind, marker in (("greedy", "s"), ("sampled", "o")):
+        held_out = [(r["step"], r["held_out"][kind]) for r in rows if kind in r.get("held_out", {})]
+        if held_out:
+            steps = [step for step, _ in held_out]
+            means = [value["mean"] for _, value in held_out]
+            below = [value["mean"] - value["low"] for _, value in held_out]
+            above = [value["high"] - value["mean"] for _, value in held_out]
+            label = f"held out, {kind}, 95% interval"
+            axes.errorbar(steps, means, (below, above), fmt=marker, capsize=4, label=label)
+    axes.set(xlabel="step", ylabel="mean reward", title=title)
+    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend()
+    figure.savefig(path, dpi=120)

@@ -1,0 +1,87 @@
+"""Log-probabilities of responses under the model, with the prompt of a group computed once."""
+
+import jax.numpy as jnp
+
+from jaxrl_llm import logprobs
+from jaxrl_llm.core import checks, masking
+from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.models.protocol import AttentionContext, Model, prefill
+
+
+def score(
+    model: Model,
+    params: ArrayTree,
+    prompt_tokens: Array,
+    prompt_mask: Array,
+    tokens: Array,
+    mask: Array,
+    *,
+    temperature: float | Array = 1.0,
+    delta=None,
+    remat: str = "none",
+    chunk_size: int | None = None,
+) -> tuple[Array, Array]:
+    """Log-probability and entropy of every response token given its prompt.
+
+        logp[p, g, t] = log softmax(logits(prompt[p], y[p, g, :t]) / temperature)[y[p, g, t]]
+
+    The keys and values of a prompt are computed once and attended to by its G responses, so the
+    cost follows the unique tokens: Lp + G T a group and not G (Lp + T). The gradient flows through
+    both.
+
+    The prompt's last token is the first input of each response. Tokens are attended to by position
+    whatever ``mask`` says, since a token that an environment wrote is context though it is not
+    trained on; so padding must stand behind the response.
+
+    Args:
+      model: The model.
+      params: Its parameters.
+      prompt_tokens: int32 ``[P, Lp]``, right padded.
+      prompt_mask: bool ``[P, Lp]``, at least one token a prompt.
+      tokens: int32 ``[P, G, T]``, the responses, right padded.
+      mask: bool ``[P, G, T]``, the tokens that are scored.
+      temperature: The logits are divided by it, as in sampling.
+      delta: Low-rank delta of the linear layers, if any; shared by all rows.
+      remat: What the backward pass keeps of a layer; see :func:`~jaxrl_llm.models.make_model`.
+      chunk_size: Tokens whose logits exist at one time; None leaves it to ``logprobs``.
+
+    Returns:
+      ``(logp, entropy)``, both float32 ``[P, G, T]`` and 0 where masked.
+
+    Raises:
+      ValueError: If the shapes do not fit together.
+      TypeError: If a mask is not bool or tokens are not integers.
+    """
+    checks.check_rank("score", 2, prompt_tokens=prompt_tokens, prompt_mask=prompt_mask)
+    checks.check_rank("score", 3, tokens=tokens, mask=mask)
+    checks.check_same_shape("score", prompt_tokens=prompt_tokens, prompt_mask=prompt_mask)
+    checks.check_same_shape("score", tokens=tokens, mask=mask)
+    checks.check_bool("score", prompt_mask=prompt_mask, mask=mask)
+    checks.check_integer("score", prompt_tokens=prompt_tokens, tokens=tokens)
+    if prompt_tokens.shape[0] != tokens.shape[0]:
+        raise ValueError(
+            f"score: prompt_tokens {prompt_tokens.shape} and tokens {tokens.shape} must have the "
+            "same number of prompts."
+        )
+    P, G, T = tokens.shape
+    # Whatever stands in the padding, even an id that does not exist, must not matter.
+    top = model.config.vocab_size - 1
+    tokens = jnp.clip(tokens, 0, top)
+    prompt_tokens = jnp.where(prompt_mask, jnp.clip(prompt_tokens, 0, top), 0)
+
+    last = masking.last_token(prompt_mask)
+    prefix_mask = prompt_mask & ~last
+    prefix = prefill(model, params, prompt_tokens, prefix_mask, delta=delta, remat=remat)
+    first = jnp.sum(jnp.where(last, prompt_tokens, 0), axis=-1, dtype=tokens.dtype)
+    first = jnp.broadcast_to(first[:, None, None], (P, G, 1))
+    inputs = jnp.concatenate([first, tokens[..., :-1]], axis=-1)
+    start = jnp.argmax(last, axis=-1).astype(jnp.int32)
+    positions = jnp.broadcast_to(start[:, None, None] + jnp.arange(T, dtype=jnp.int32), (P, G, T))
+    context = AttentionContext(
+        mask=jnp.ones((P, G, T), bool), prefix=prefix, prefix_mask=prefix_mask
+    )
+    hidden, _ = model.apply(params, inputs, positions, context, delta=delta, remat=remat)
+    options = {} if chunk_size is None else {"chunk_size": chunk_size}
+    return logprobs.token_logprobs(
+        hidden, model.output_matrix(params), tokens, temperature=temperature, mask=mask, **options
+    )

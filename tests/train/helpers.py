@@ -1,0 +1,22 @@
+"""A small batch of unequal lengths for the tiny model."""
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.recipes import Batch
+
+
+def make_batch(prompts=8, group=3, length=5, prompt_length=6, *, seed=0, **fields) -> Batch:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, length + 1, (prompts, group, 1))
+    prompt_lengths = rng.integers(1, prompt_length + 1, (prompts, 1))
+    prompt_lengths[0] = 1  # no shared prefix at all
+    values = {
+        "tokens": rng.integers(0, 256, (prompts, group, length), dtype=np.int32),
+        "mask": np.arange(length) < lengths,
+        "rewards": rng.integers(0, 2, (prompts, group)).astype(np.float32),
+        "where": np.ones((prompts, group), bool),
+        "prompt_tokens": rng.integers(0, 256, (prompts, prompt_length), dtype=np.int32),
+        "prompt_mask": np.arange(prompt_length) < prompt_lengths,
+    }
+    return Batch(**{k: jnp.asarray(v) for k, v in (values | fields).items()})

@@ -1,0 +1,102 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import make_batch
+
+from jaxrl_llm.models import AttentionContext
+from jaxrl_llm.testing import tiny_model
+from jaxrl_llm.train import score
+
+
+def plain_score(model, params, batch, *, temperature):
+    """Each response after its own copy of the prompt, one forward pass a row, float64 softmax."""
+    logp = np.zeros(batch.tokens.shape)
+    entropy = np.zeros(batch.tokens.shape)
+    table = np.asarray(model.output_matrix(params), np.float64)
+    for p, g in np.ndindex(batch.tokens.shape[:2]):
+        prompt = np.asarray(batch.prompt_tokens[p])[np.asarray(batch.prompt_mask[p])]
+        response = np.asarray(batch.tokens[p, g])[np.asarray(batch.mask[p, g])]
+        # Padded behind, so that one compiled program serves all rows.
+        row = np.zeros(16, np.int32)
+        row[: len(prompt) + len(response)] = np.concatenate([prompt, response])
+        hidden = forward(model, params, jnp.asarray(row))
+        start = len(prompt) - 1
+        logits = np.asarray(hidden, np.float64)[start : start + len(response)] @ table.T
+        logits /= temperature
+        log_p = logits - np.logaddexp.reduce(logits, -1, keepdims=True)
+        logp[p, g, : len(response)] = log_p[np.arange(len(response)), response]
+        entropy[p, g, : len(response)] = -np.sum(np.exp(log_p) * log_p, -1)
+    return logp, entropy
+
+
+def forward(model, params, row):
+    tokens = row[None, None]
+    context = AttentionContext(mask=jnp.ones(tokens.shape, bool))
+    positions = jnp.arange(len(row), dtype=jnp.int32)[None, None]
+    return _forward(model.apply, params, tokens, positions, context)[0, 0]
+
+
+_forward = jax.jit(lambda apply, *args: apply(*args)[0], static_argnums=0)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_equals_one_row_at_a_time(temperature):
+    model, params = tiny_model()
+    batch = make_batch()
+    arrays = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
+    scorer = jax.jit(lambda p, *x: score(model, p, *x, temperature=temperature, chunk_size=7))
+    logp, entropy = scorer(params, *arrays)
+    expected_logp, expected_entropy = plain_score(model, params, batch, temperature=temperature)
+    np.testing.assert_allclose(logp, expected_logp, atol=2e-5)
+    np.testing.assert_allclose(entropy, expected_entropy, atol=2e-5)
+
+
+def test_padding_is_never_read():
+    model, params = tiny_model()
+    batch = make_batch()
+    junk = jnp.where(batch.mask, batch.tokens, 10_000)
+    prompt_junk = jnp.where(batch.prompt_mask, batch.prompt_tokens, -5)
+
+    def loss(params, prompt_tokens, tokens):
+        logp, entropy = score(model, params, prompt_tokens, batch.prompt_mask, tokens, batch.mask)
+        return jnp.sum(logp) + jnp.sum(entropy)
+
+    grad = jax.jit(jax.grad(loss))
+    clean = grad(params, batch.prompt_tokens, batch.tokens)
+    dirty = grad(params, prompt_junk, junk)
+    jax.tree.map(np.testing.assert_array_equal, clean, dirty)
+
+
+def test_gradient_reaches_the_prompt_and_survives_remat():
+    model, params = tiny_model()
+    batch = make_batch(prompts=2)
+    only_in_prefix = 256  # a token that stands nowhere else
+    prompts = batch.prompt_tokens.at[1, 0].set(only_in_prefix)
+    arrays = (prompts, batch.prompt_mask.at[1].set(True), batch.tokens, batch.mask)
+
+    def gradient(remat):
+        loss = lambda p: jnp.sum(score(model, p, *arrays, remat=remat)[0])  # noqa: E731
+        return jax.jit(jax.grad(loss))(params)
+
+    none, full = gradient("none"), gradient("full")
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), none, full)
+
+    def response_1(scale):
+        table = params["embed"]["embedding"].at[only_in_prefix].multiply(scale)
+        scaled = {**params, "embed": {"embedding": table}}
+        return jnp.sum(score(model, scaled, *arrays)[0][1])
+
+    slope = jax.jit(jax.grad(response_1))(1.0)
+    assert abs(float(slope)) > 1e-4
+
+
+def test_bad_shapes_are_named():
+    model, params = tiny_model()
+    batch = make_batch(prompts=2)
+    with pytest.raises(ValueError, match=r"score: prompt_tokens \(1, 6\) and tokens \(2, 3, 5\)"):
+        score(
+            model, params, batch.prompt_tokens[:1], batch.prompt_mask[:1], batch.tokens, batch.mask
+        )
+    with pytest.raises(TypeError, match="score: mask must be bool"):
+        score(model, params, batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.tokens)

@@ -1,0 +1,138 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import make_batch
+
+import jaxrl_llm as jr
+from jaxrl_llm.models.sharding import param_shardings, shard
+from jaxrl_llm.testing import tiny_model
+from jaxrl_llm.train import init_state, make_mesh, make_scorer, make_step
+from jaxrl_llm.train.mesh import place_batch
+
+OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
+
+
+def run(recipe, batch, *, mesh=None, steps=1, optimizer=OPTIMIZER, **options):
+    model, params = tiny_model()
+    if mesh is not None:
+        params = shard(params, param_shardings(params, mesh))
+    state = init_state(params, optimizer, recipe, key=jax.random.key(0), mesh=mesh)
+    step = make_step(model, recipe, optimizer, mesh=mesh, **options)
+    for _ in range(steps):
+        state, metrics = step(state, place_batch(batch, mesh))
+    return state, metrics, step
+
+
+def assert_close(a, b, atol=2e-5):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol), a, b)
+
+
+def test_one_step_is_the_gradient_of_the_recipe():
+    model, params = tiny_model()
+    recipe, batch = jr.recipes.rloo(), make_batch(prompts=2)
+    state, metrics, _ = run(recipe, batch, optimizer=optax.sgd(1.0))
+
+    def loss(params):
+        logp, _ = jr.train.score(
+            model, params, batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask
+        )
+        return recipe.loss(logp, recipe.prepare(batch, recipe.init())[0])
+
+    value, gradient = jax.jit(jax.value_and_grad(loss))(params)
+    assert_close(state.params, jax.tree.map(lambda p, g: p - g, params, gradient))
+    np.testing.assert_allclose(metrics["loss"], value, atol=1e-6)
+    np.testing.assert_allclose(metrics["grad_norm"], optax.tree.norm(gradient), rtol=1e-5)
+    np.testing.assert_allclose(metrics["update_norm"], optax.tree.norm(gradient), rtol=1e-5)
+    np.testing.assert_allclose(metrics["reward"], batch.rewards.mean(), rtol=1e-6)
+    np.testing.assert_allclose(metrics["length"], batch.mask.sum(-1).mean(), rtol=1e-6)
+    assert int(state.step) == 1
+
+
+@pytest.mark.parametrize("microbatches", [2, 4])
+def test_microbatches_add_up(microbatches):
+    recipe, batch = jr.recipes.dapo(), make_batch()
+    plain = optax.sgd(1.0)  # Adam would blow rounding up where a gradient is nearly zero
+    whole, metrics, _ = run(recipe, batch, optimizer=plain)
+    parts, part_metrics, _ = run(recipe, batch, optimizer=plain, microbatches=microbatches)
+    assert_close(whole.params, parts.params)
+    assert_close(metrics, part_metrics)
+
+
+@pytest.mark.parametrize("axes", [{"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}])
+def test_a_mesh_changes_nothing(axes):
+    recipe, batch = jr.recipes.grpo(kl_coef=0.0), make_batch(prompts=16)
+    plain, mesh = optax.sgd(1.0), make_mesh(**axes)
+    one, metrics, _ = run(recipe, batch, optimizer=plain, microbatches=2)
+    many, mesh_metrics, step = run(
+        recipe, batch, optimizer=plain, microbatches=2, mesh=mesh, steps=1
+    )
+    assert_close(one.params, jax.device_get(many.params))
+    assert_close(metrics, jax.device_get(mesh_metrics))
+    kernel = many.params["layers"]["0"]["mlp"]["up"]["kernel"]
+    assert len(kernel.sharding.device_set) == 8
+    assert kernel.sharding.is_fully_replicated == (axes == {"data": 8})
+    many, _ = step(many, place_batch(batch, mesh))
+    assert step.compiled._cache_size() == 1
+
+
+def test_second_call_does_not_compile_and_state_is_donated():
+    recipe, batch = jr.recipes.dr_grpo(length=5), make_batch(prompts=2)
+    model, params = tiny_model()
+    state = init_state(params, OPTIMIZER, recipe, key=jax.random.key(0), data_cursor=(0, 3))
+    step = make_step(model, recipe, OPTIMIZER)
+    after, _ = step(state, batch)
+    last, _ = step(after, batch)
+    assert step.compiled._cache_size() == 1
+    assert state.params["norm"]["scale"].is_deleted()
+    assert not params["norm"]["scale"].is_deleted()  # what the caller gave is still theirs
+    assert last.data_cursor == (0, 3) and int(last.step) == 2
+    np.testing.assert_array_equal(jax.random.key_data(last.key), jax.random.key_data(state.key))
+
+
+def test_updates_hold_old_logp_fixed():
+    recipe, batch = jr.recipes.grpo(kl_coef=0.0), make_batch(prompts=4)
+    model, params = tiny_model()
+    scored = batch.replace(old_logp=make_scorer(model, microbatches=2)(params, batch))
+    computed, metrics, _ = run(recipe, batch, updates=3, optimizer=optax.sgd(1.0))
+    by_hand, hand_metrics, _ = run(recipe, scored, steps=3, optimizer=optax.sgd(1.0))
+    assert_close(computed.params, by_hand.params, atol=1e-4)
+    assert_close(metrics, hand_metrics, atol=1e-3)
+    assert float(metrics["approx_kl"]) > 0 and float(metrics["clip_fraction"]) >= 0
+    assert int(computed.step) == 1 and int(by_hand.step) == 3
+
+
+def test_bad_numbers_are_named():
+    model, params = tiny_model()
+    recipe, batch = jr.recipes.dapo(), make_batch()
+    for options in ({"microbatches": 0}, {"updates": 0}, {"temperature": 0.0}):
+        name = next(iter(options))
+        with pytest.raises(ValueError, match=f"make_step: {name} must be above 0"):
+            make_step(model, recipe, OPTIMIZER, **options)
+    with pytest.raises(ValueError, match="8 prompts do not split into 3 microbatches"):
+        run(recipe, batch, microbatches=3)
+    with pytest.raises(ValueError, match="a microbatch of 4 prompts .* over 8 devices"):
+        run(recipe, batch, microbatches=2, mesh=make_mesh(data=8))
+    with pytest.raises(TypeError, match="init_state: key must be a typed key"):
+        init_state(params, OPTIMIZER, recipe, key=jnp.zeros(2, jnp.uint32))
+    with pytest.raises(ValueError, match="the batch has no ref_logp"):
+        run(jr.recipes.grpo(kl_coef=0.1), batch)
+
+
+def test_a_bfloat16_model_gathers_gradients_in_float32():
+    recipe, batch = jr.recipes.dr_grpo(length=5), make_batch()
+    model, params = tiny_model(dtype="bfloat16")
+    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    seen = {}
+
+    def spy(updates, state, params=None):
+        seen["dtypes"] = {x.dtype for x in jax.tree.leaves(updates)}
+        return updates, state
+
+    optimizer = optax.chain(optax.GradientTransformation(lambda p: (), spy), optax.sgd(0.1))
+    state = init_state(params, optimizer, recipe, key=jax.random.key(0))
+    state, metrics = make_step(model, recipe, optimizer, microbatches=2)(state, batch)
+    assert seen["dtypes"] == {jnp.dtype("float32")}
+    assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype("bfloat16")}
+    assert {x.dtype for x in jax.tree.leaves(metrics)} == {jnp.dtype("float32")}
