@@ -1,8 +1,8 @@
 """Log-probabilities and entropies of tokens from hidden states, without the logits tensor.
 
-The projection to the vocabulary, its log-sum-exp, the target's logit and the entropy are computed over
-chunks of tokens; the backward pass computes each chunk again. Memory grows with ``chunk_size * V``
-instead of with all tokens times V.
+The projection to the vocabulary, its log-sum-exp, the target's logit and the entropy are computed
+over chunks of tokens; the backward pass computes each chunk again. Memory grows with ``chunk_size *
+V`` instead of with all tokens times V.
 """
 
 import functools
@@ -37,10 +37,10 @@ def token_logprobs(
       hidden: ``[..., T, D]`` hidden states after the last norm, any floating dtype.
       output_matrix: ``[V, D]``.
       targets: Integers ``[..., T]``; under a mask that is False they may hold anything.
-      temperature: Divides the logits; above 0. The log-probabilities of a policy that was sampled at
-        this temperature.
-      mask: bool ``[..., T]``, True = keep. Elsewhere both results are 0, and neither hidden states nor
-        targets are read.
+      temperature: Divides the logits; above 0. The log-probabilities of a policy that was sampled
+        at this temperature.
+      mask: bool ``[..., T]``, True = keep. Elsewhere both results are 0, and neither hidden states
+        nor targets are read.
       chunk_size: Tokens whose logits exist at one time.
 
     Returns:

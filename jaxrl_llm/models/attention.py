@@ -1,7 +1,7 @@
 """Attention over several sets of keys, computed apart and merged exactly.
 
-For a query and a set A of keys with scores ``s``, let ``l_A = log sum exp s`` and ``o_A`` the softmax
-average of the values. Two disjoint sets merge into their union by
+For a query and a set A of keys with scores ``s``, let ``l_A = log sum exp s`` and ``o_A`` the
+softmax average of the values. Two disjoint sets merge into their union by
 
     m = max(l_A, l_B),  w_A = exp(l_A - m),  w_B = exp(l_B - m)
     o = (w_A o_A + w_B o_B) / (w_A + w_B),   l = m + log(w_A + w_B)
@@ -28,8 +28,9 @@ def attend(query: Array, kv: KV, mask: Array) -> tuple[Array, Array]:
       mask: bool, broadcastable to ``[..., N, S]``.
 
     Returns:
-      Outputs ``[..., N, d]`` and log-sum-exp ``[..., N]``, float32. Where no key is kept the output is
-      meaningless and the log-sum-exp about -1e30, so that it vanishes in :func:`merge_attention`.
+      Outputs ``[..., N, d]`` and log-sum-exp ``[..., N]``, float32. Where no key is kept the output
+      is meaningless and the log-sum-exp about -1e30, so that it vanishes in
+      :func:`merge_attention`.
     """
     scores = jnp.matmul(query, kv.keys, preferred_element_type=jnp.float32)
     scores = jnp.where(mask, scores, _MASKED)
@@ -71,7 +72,7 @@ def merge_attention(
 
 
 def _write(cache: KV, own: KV, index: Array) -> KV:
-    """The cache with this call's keys and values at ``index``: one place for all rows, or one each."""
+    """The cache with this call's keys and values at ``index``, one place for all rows or each."""
     if jnp.ndim(index) == 0:
         keys = jax.lax.dynamic_update_slice_in_dim(cache.keys, own.keys, index, axis=-1)
         values = jax.lax.dynamic_update_slice_in_dim(cache.values, own.values, index, axis=-2)
@@ -106,8 +107,8 @@ def context_attention(
       layer: Which layer's prefix and cache to read.
 
     Returns:
-      Outputs ``[P, G, T, Hq, d]`` in the query's dtype, and the KV to hand on: the updated cache, or
-      ``own``.
+      Outputs ``[P, G, T, Hq, d]`` in the query's dtype, and the KV to hand on: the updated cache,
+      or ``own``.
     """
     P, G, T, heads, d = query.shape
     kv_heads = own.keys.shape[-3]

@@ -1,7 +1,7 @@
 """What the rest of the library asks of a model: four functions and a configuration.
 
-Sampling, scoring, training and evolution see a model only through :class:`Model`, a pure function of a
-pytree. Anything that provides these four functions can be trained; the decoder in
+Sampling, scoring, training and evolution see a model only through :class:`Model`, a pure function
+of a pytree. Anything that provides these four functions can be trained; the decoder in
 ``transformer.py`` is one.
 """
 
@@ -31,18 +31,18 @@ class KV(NamedTuple):
 class AttentionContext(NamedTuple):
     """Everything the tokens of one call may attend to, besides each other.
 
-    A token attends to the kept prefix of its prompt, to what the cache holds, and to the kept tokens
-    before it in the same call. Any part may be absent.
+    A token attends to the kept prefix of its prompt, to what the cache holds, and to the kept
+    tokens before it in the same call. Any part may be absent.
 
     Attributes:
       mask: bool ``[P, G, T]``, which tokens of this call exist.
       prefix: One :class:`KV` a layer, ``[P, Hk, d, Lp]`` and ``[P, Hk, Lp, d]``: computed once a
         prompt and shared by its G rollouts.
       prefix_mask: bool ``[P, Lp]``.
-      cache: One :class:`KV` a layer with leading axes ``[P, G]`` and C positions, into which the keys
-        and values of this call are written.
-      index: int32 ``[]``, or ``[P, G]`` where rows differ: where in the cache the first token of this
-        call goes. Positions below it are read, positions after it are not.
+      cache: One :class:`KV` a layer with leading axes ``[P, G]`` and C positions, into which the
+        keys and values of this call are written.
+      index: int32 ``[]``, or ``[P, G]`` where rows differ: where in the cache the first token of
+        this call goes. Positions below it are read, positions after it are not.
     """
 
     mask: Array
@@ -59,10 +59,10 @@ class Model(NamedTuple):
       config: Its shape; at least ``vocab_size``, ``max_length``, ``num_layers``, ``num_kv_heads``,
         ``head_dim`` and ``dtype``.
       init: ``init(key) -> params``.
-      apply: ``apply(params, tokens, positions, context, *, delta=None, remat="none") -> (hidden, kv)``
-        with ``tokens`` and ``positions`` int32 ``[P, G, T]`` and ``hidden`` ``[P, G, T, D]`` after the
-        last norm. ``kv`` holds one :class:`KV` a layer: the updated cache if there was one, else the
-        keys and values of this call.
+      apply: ``apply(params, tokens, positions, context, *, delta=None, remat="none") -> (hidden,
+        kv)`` with ``tokens`` and ``positions`` int32 ``[P, G, T]`` and ``hidden`` ``[P, G, T, D]``
+        after the last norm. ``kv`` holds one :class:`KV` a layer: the updated cache if there was
+        one, else the keys and values of this call.
       output_matrix: ``output_matrix(params) -> [V, D]``; the logits are ``hidden @ matrix.T``.
     """
 

@@ -1,8 +1,8 @@
 """Where parameters and batches live on a mesh, as data.
 
-Two small tables decide it: which logical axes each kind of parameter has, and which mesh axis carries
-each logical axis. An axis that a mesh does not divide is kept whole, so the same rules serve a laptop
-and a pod.
+Two small tables decide it: which logical axes each kind of parameter has, and which mesh axis
+carries each logical axis. An axis that a mesh does not divide is kept whole, so the same rules
+serve a laptop and a pod.
 """
 
 import math

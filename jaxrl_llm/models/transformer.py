@@ -16,7 +16,8 @@ from jaxrl_llm.models.attention import context_attention
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.protocol import KV, AttentionContext, Model
 
-# What the backward pass keeps of a block: everything, nothing but its input, or its matrix products.
+# What the backward pass keeps of a block: everything, nothing but its input, or its matrix
+# products.
 REMAT: dict[str, Callable | None] = {
     "none": None,
     "full": jax.checkpoint_policies.nothing_saveable,
@@ -31,8 +32,9 @@ def _part(delta: Mapping | None, name: str):
 class Linear(nnx.Module):
     """``y = x W + b``, plus ``scale (x A) B`` where a low-rank delta is given.
 
-    A delta is ``(A, B, scale)`` with ``A`` ``[..., in, r]`` and ``B`` ``[..., r, out]``: without leading
-    axes it is one adapter for all rows, with leading axes ``[P, G]`` each row of the batch has its own.
+    A delta is ``(A, B, scale)`` with ``A`` ``[..., in, r]`` and ``B`` ``[..., r, out]``: without
+    leading axes it is one adapter for all rows, with leading axes ``[P, G]`` each row of the batch
+    has its own.
     """
 
     def __init__(self, inputs: int, outputs: int, config: ModelConfig, rngs, *, bias=False):
@@ -42,6 +44,7 @@ class Linear(nnx.Module):
         self.dtype = config.dtype
 
     def __call__(self, x: Array, delta=None) -> Array:
+        """``[..., T, in] -> [..., T, out]``."""
         y = x @ self.kernel[...].astype(self.dtype)
         if self.bias is not None:
             y = y + self.bias[...].astype(self.dtype)
@@ -60,6 +63,7 @@ class RMSNorm(nnx.Module):
         self.eps, self.dtype = config.norm_eps, config.dtype
 
     def __call__(self, x: Array) -> Array:
+        """``[..., size] -> [..., size]``."""
         x = x.astype(jnp.float32)
         x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + self.eps)
         return (x * self.scale[...].astype(jnp.float32)).astype(self.dtype)
@@ -88,7 +92,7 @@ def rotate(x: Array, cos: Array, sin: Array) -> Array:
 
 
 class Attention(nnx.Module):
-    """Grouped-query attention with rotary positions; query and key norms where the family has them."""
+    """Grouped-query attention with rotary positions, and norms of query and key in Qwen3."""
 
     def __init__(self, config: ModelConfig, rngs):
         c = config
@@ -102,6 +106,8 @@ class Attention(nnx.Module):
         self.head_dim = c.head_dim
 
     def __call__(self, x: Array, rotary, context: AttentionContext, layer: int, delta=None):
+        """``[P, G, T, D] -> [P, G, T, D]``, and the KV of this layer."""
+
         def heads(y: Array) -> Array:
             return y.reshape(*y.shape[:-1], -1, self.head_dim)
 
@@ -127,6 +133,7 @@ class MLP(nnx.Module):
         self.down = Linear(c.mlp_width, c.width, c, rngs, bias=c.mlp_bias)
 
     def __call__(self, x: Array, delta=None) -> Array:
+        """``[..., D] -> [..., D]``."""
         hidden = jax.nn.silu(self.gate(x, _part(delta, "gate"))) * self.up(x, _part(delta, "up"))
         return self.down(hidden, _part(delta, "down"))
 
@@ -141,6 +148,7 @@ class Block(nnx.Module):
         self.mlp = MLP(config, rngs)
 
     def __call__(self, x: Array, rotary, context: AttentionContext, layer: int, delta=None):
+        """``[P, G, T, D] -> [P, G, T, D]``, and the KV of this layer."""
         attended, kv = self.attention(
             self.attention_norm(x), rotary, context, layer, _part(delta, "attention")
         )
@@ -167,7 +175,7 @@ class Head(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """Embedding, blocks and the last norm; the projection to the vocabulary is left to the caller."""
+    """Embedding, blocks and the last norm; projecting to the vocabulary is the caller's."""
 
     def __init__(self, config: ModelConfig, rngs):
         self.embed = Embedding(config, rngs)
@@ -177,6 +185,7 @@ class Decoder(nnx.Module):
         self.config = config
 
     def __call__(self, tokens, positions, context: AttentionContext, delta=None, remat="none"):
+        """Tokens ``[P, G, T]`` -> hidden states ``[P, G, T, D]``, and one KV a layer."""
         x = self.embed.embedding[...][tokens].astype(self.config.dtype)
         rotary = rotary_tables(positions, self.config)
         layer_deltas = _part(delta, "layers")
@@ -223,9 +232,9 @@ def make_model(config: ModelConfig) -> Model:
       config: Its shape; read from a ``config.json`` by ``ModelConfig.from_hf``.
 
     Returns:
-      A :class:`~jaxrl_llm.models.protocol.Model`. Its ``params`` are a plain nested dict; kernels are
-      ``[in, out]``. ``apply`` takes ``remat`` = ``"none"``, ``"full"`` (a block keeps only its input for
-      the backward pass) or ``"dots"`` (it also keeps its matrix products).
+      A :class:`~jaxrl_llm.models.protocol.Model`. Its ``params`` are a plain nested dict; kernels
+      are ``[in, out]``. ``apply`` takes ``remat`` = ``"none"``, ``"full"`` (a block keeps only its
+      input for the backward pass) or ``"dots"`` (it also keeps its matrix products).
 
     Example:
       >>> import jax

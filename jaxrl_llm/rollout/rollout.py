@@ -11,18 +11,19 @@ class Rollout(NamedTuple):
     """G responses to each of P prompts.
 
     Three log-probabilities of one token must not be mixed up. With ``z`` the logits and T the
-    temperature, the *plain* one is ``log softmax(z)``, the *tempered* one ``log softmax(z / T)``, and the
-    *sampled* one the tempered one renormalized over the tokens that top-k, top-p and min-p kept. A ratio
-    needs the same kind above and below: a trainer that computes tempered log-probabilities compares
-    them with ``tempered_logp``, which equals ``behavior_logp`` where nothing was truncated.
+    temperature, the *plain* one is ``log softmax(z)``, the *tempered* one ``log softmax(z / T)``,
+    and the *sampled* one the tempered one renormalized over the tokens that top-k, top-p and min-p
+    kept. A ratio needs the same kind above and below: a trainer that computes tempered
+    log-probabilities compares them with ``tempered_logp``, which equals ``behavior_logp`` where
+    nothing was truncated.
 
     Attributes:
       prompt_tokens: int32 ``[P, Lp]``, right padded.
       prompt_mask: bool ``[P, Lp]``.
       tokens: int32 ``[P, G, T]``; padding after the last token.
       mask: bool ``[P, G, T]``, True up to and including the stop token.
-      behavior_logp: float32 ``[P, G, T]``, log-probability under the distribution really sampled, with
-        temperature and truncation applied; 0 for greedy tokens.
+      behavior_logp: float32 ``[P, G, T]``, log-probability under the distribution really sampled,
+        with temperature and truncation applied; 0 for greedy tokens.
       model_logp: float32 ``[P, G, T]``, log-probability under the plain model at temperature 1.
       log_kept: float32 ``[P, G, T]``, log of the tempered probability mass that truncation kept; 0
         where nothing was truncated.

@@ -1,9 +1,9 @@
 """The sampler: groups of responses to prompts, the whole decode inside one compiled function.
 
-A prompt's keys and values are computed once and shared by its group. The last prompt token is the first
-input of every response, in sampling as in training, so both go through the same computation. The random
-number of a token depends only on the key, the request and the token's place in its response: a rollout
-does not depend on its neighbours in the batch.
+A prompt's keys and values are computed once and shared by its group. The last prompt token is the
+first input of every response, in sampling as in training, so both go through the same computation.
+The random number of a token depends only on the key, the request and the token's place in its
+response: a rollout does not depend on its neighbours in the batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -51,13 +51,14 @@ def pad_prompts(
             raise ValueError(f"sample: prompt {i} is empty; it needs at least one token.")
         if len(prompt) > room:
             raise ValueError(
-                f"sample: prompt {i} has {len(prompt)} tokens, but the model's context leaves room for "
-                f"{room} beside the response."
+                f"sample: prompt {i} has {len(prompt)} tokens, but the model's context leaves room "
+                f"for {room} beside the response."
             )
         wrong = [t for t in prompt if not 0 <= t < vocab_size]
         if wrong:
             raise ValueError(
-                f"sample: prompt {i} holds token {wrong[0]}, outside the vocabulary of {vocab_size}."
+                f"sample:
+                prompt {i} holds token {wrong[0]}, outside the vocabulary of {vocab_size}."
             )
     longest = max(map(len, prompts))
     width = min((b for b in sorted(buckets) if b >= longest), default=longest)
@@ -162,7 +163,7 @@ def make_sampler(
 
 
 def _make_decode(model, max_new_tokens, group_size, stop_ids, temperature, filters, pad_id):
-    """The compiled part of the sampler: prefill, then one token a step until all rows have ended."""
+    """The compiled part of the sampler: prefill, then a token a step until all rows have ended."""
     plain = temperature == 1.0 and not any(v is not None for v in filters.values())
     uniform = jax.vmap(jax.vmap(lambda key, t: jax.random.uniform(jax.random.fold_in(key, t))))
 

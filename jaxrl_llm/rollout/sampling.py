@@ -1,8 +1,8 @@
 """One token from logits: which are kept, which one is drawn, and how likely it was.
 
 Temperature comes first, then top-k, top-p and min-p, the order of Hugging Face transformers;
-``order="vllm"`` applies min-p before top-k. The two differ only where min-p is on. Every filter keeps
-some of the most likely tokens, so a filter is one number: how many.
+``order="vllm"`` applies min-p before top-k. The two differ only where min-p is on. Every filter
+keeps some of the most likely tokens, so a filter is one number: how many.
 """
 
 import jax
@@ -59,15 +59,15 @@ def filter_logits(
 ) -> Array:
     """Logits of the distribution that is really sampled: tempered, with the dropped tokens at -inf.
 
-    In this order: ``z / temperature``; top-k keeps ``z_i >= k-th largest`` (all ties at the threshold);
-    top-p keeps tokens in descending order while the probability before them, renormalized over the
-    survivors, is below ``top_p``; min-p keeps ``p_i >= min_p max p``. A temperature below 1e-5 keeps the
-    most likely token alone.
+    In this order: ``z / temperature``; top-k keeps ``z_i >= k-th largest`` (all ties at the
+    threshold); top-p keeps tokens in descending order while the probability before them,
+    renormalized over the survivors, is below ``top_p``; min-p keeps ``p_i >= min_p max p``. A
+    temperature below 1e-5 keeps the most likely token alone.
 
     Args:
       logits: ``[..., V]``.
-      temperature: Scalar or ``[...]``, one a row. Values may be traced: another value does not compile
-        again. None of the filters costs anything where it is None.
+      temperature: Scalar or ``[...]``, one a row. Values may be traced: another value does not
+        compile again. None of the filters costs anything where it is None.
       top_k: How many to keep; 0 or less, or V and more, is off.
       top_p: Mass to keep, in (0, 1]; 1 is off.
       min_p: Least probability relative to the greatest, in [0, 1); 0 is off.
@@ -113,8 +113,8 @@ def filter_logits(
 def sample_from(logits: Array, uniform: Array) -> Array:
     """Draws a token from ``softmax(logits)`` by inverting its cumulative distribution.
 
-    One uniform number a row and two levels of sums (blocks of 256, then inside one block) instead of
-    random noise for every entry of the vocabulary. A token at -inf is never drawn.
+    One uniform number a row and two levels of sums (blocks of 256, then inside one block) instead
+    of random noise for every entry of the vocabulary. A token at -inf is never drawn.
 
     Args:
       logits: ``[..., V]``, at least one finite a row.
@@ -137,7 +137,7 @@ def sample_from(logits: Array, uniform: Array) -> Array:
     weights = weights.reshape(*weights.shape[:-1], -1, _BLOCK)
 
     def first_above(mass: Array, target: Array) -> Array:
-        """Where the running sum first exceeds the target; the last entry with mass at the latest."""
+        """Where the running sum first exceeds the target, at the latest the last with mass."""
         index = jnp.sum(jnp.cumsum(mass, axis=-1) <= target[..., None], axis=-1)
         last = mass.shape[-1] - 1 - jnp.argmax(mass[..., ::-1] > 0, axis=-1)
         return jnp.minimum(index, last)
@@ -162,9 +162,10 @@ def sampled_logprobs(
       temperature: The one given to :func:`filter_logits`.
 
     Returns:
-      ``(behavior_logp, model_logp, log_kept)``, each ``[...]``: under the distribution really sampled,
-      under the plain model, and the log of the tempered mass that truncation kept. ``behavior_logp +
-      log_kept`` is the tempered log-probability. Greedy rows have ``behavior_logp = log_kept = 0``.
+      ``(behavior_logp, model_logp, log_kept)``, each ``[...]``: under the distribution really
+      sampled, under the plain model, and the log of the tempered mass that truncation kept.
+      ``behavior_logp + log_kept`` is the tempered log-probability. Greedy rows have ``behavior_logp
+      = log_kept = 0``.
     """
 
     def at_token(values: Array) -> Array:
