@@ -57,8 +57,8 @@ def pad_prompts(
         wrong = [t for t in prompt if not 0 <= t < vocab_size]
         if wrong:
             raise ValueError(
-                f"sample:
-                prompt {i} holds token {wrong[0]}, outside the vocabulary of {vocab_size}."
+                f"sample: prompt {i} holds token {wrong[0]}, outside the vocabulary of "
+                f"{vocab_size}."
             )
     longest = max(map(len, prompts))
     width = min((b for b in sorted(buckets) if b >= longest), default=longest)
@@ -101,13 +101,14 @@ def make_sampler(
       mesh: Spreads the prompts over its axes ``data`` and ``fsdp``, which must divide P.
 
     Returns:
-      ``sample(params, key, prompts, *, request_ids=None, version=0) -> Rollout``. ``prompts`` are P lists
-      of token ids; ``request_ids`` int ``[P, G]`` name the requests (default: their place), and a
-      request gives the same response in any batch; ``version`` is recorded. The key is consumed.
+      ``sample(params, key, prompts, *, request_ids=None, version=0) -> Rollout``. ``prompts`` are P
+      lists of token ids; ``request_ids`` int ``[P, G]`` name the requests (default: their place),
+      and a request gives the same response in any batch; ``version`` is recorded. The key is
+      consumed.
 
     Raises:
-      ValueError: If an option is out of range, has no effect, or ``max_new_tokens`` leaves no room for a
-        prompt. ``sample`` raises for a bad prompt and names it.
+      ValueError: If an option is out of range, has no effect, or ``max_new_tokens`` leaves no room
+        for a prompt. ``sample`` raises for a bad prompt and names it.
 
     Example:
       >>> import jax
@@ -152,8 +153,8 @@ def make_sampler(
         if mesh is not None:
             if len(prompts) % batch_shards(mesh):
                 raise ValueError(
-                    f"sample: {len(prompts)} prompts cannot be spread over the {batch_shards(mesh)} "
-                    "devices of the mesh axes data and fsdp."
+                    f"sample:
+                    {len(prompts)} prompts cannot be spread over the {batch_shards(mesh)} " "devices of the mesh axes data and fsdp."
                 )
             inputs = jax.device_put(inputs, batch_sharding(mesh))
         return decode(params, key, *inputs, jnp.int32(version))
