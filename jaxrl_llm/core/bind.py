@@ -61,7 +61,8 @@ def bind(function: Callable, **options) -> Bound:
       A callable with the remaining arguments of ``function``.
 
     Raises:
-      TypeError: If ``function`` has no option of a given name, or a value is not hashable.
+      TypeError: If ``function`` cannot be called or has no option of a given name, or a value is
+        not hashable.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -71,8 +72,16 @@ def bind(function: Callable, **options) -> Bound:
       >>> gate == jr.bind(jr.surrogates.ppo_clip, eps_high=0.28)
       True
     """
-    known = inspect.signature(getattr(function, "function", function)).parameters
+    if not callable(function):
+        raise TypeError(f"bind: expected a function; got {type(function).__name__} {function!r}.")
+    inner = function.function if isinstance(function, Bound) else function
     name = getattr(function, "__name__", repr(function))
+    try:
+        known = inspect.signature(inner).parameters
+    except ValueError as error:
+        raise TypeError(
+            f"bind: the options of {name} cannot be read; wrap it in a function that names them."
+        ) from error
     names = [k for k, p in known.items() if p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)]
     open_ended = any(p.kind is p.VAR_KEYWORD for p in known.values())
     for option, value in options.items():
@@ -89,5 +98,4 @@ def bind(function: Callable, **options) -> Bound:
             ) from error
     if isinstance(function, Bound):
         options = {**dict(function.options), **options}
-        function = function.function
-    return Bound(function, tuple(sorted(options.items())))
+    return Bound(inner, tuple(sorted(options.items())))

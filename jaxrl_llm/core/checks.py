@@ -13,35 +13,51 @@ from collections.abc import Iterable
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def _shape(x) -> tuple[int, ...]:
     return tuple(jnp.shape(x))
 
 
+def _axes(rank: int) -> str:
+    return "1 axis" if rank == 1 else f"{rank} axes"
+
+
+def _check_array(function: str, name: str, x) -> None:
+    """Raises TypeError for what jax would not take as an array."""
+    if isinstance(x, (jax.Array, np.ndarray, np.generic, numbers.Number)) or hasattr(x, "dtype"):
+        return
+    raise TypeError(f"{function}: {name} must be an array; got {type(x).__name__}.")
+
+
 def check_rank(function: str, rank: int, **arrays) -> None:
     """Raises ValueError unless every array has exactly ``rank`` axes."""
     for name, x in arrays.items():
+        _check_array(function, name, x)
         try:
             chex.assert_rank(x, rank)
         except AssertionError as error:
             raise ValueError(
-                f"{function}: {name} must have {rank} axes; got shape {_shape(x)}."
+                f"{function}: {name} must have {_axes(rank)}; got shape {_shape(x)}."
             ) from error
 
 
 def check_min_rank(function: str, rank: int, **arrays) -> None:
     """Raises ValueError unless every array has at least ``rank`` axes."""
     for name, x in arrays.items():
+        _check_array(function, name, x)
         if len(_shape(x)) < rank:
             raise ValueError(
-                f"{function}: {name} must have at least {rank} axis(es); got shape {_shape(x)}."
+                f"{function}: {name} must have at least {_axes(rank)}; got shape {_shape(x)}."
             )
 
 
 def check_same_shape(function: str, **arrays) -> None:
     """Raises ValueError unless all arrays (None is skipped) share one shape."""
     present = {name: x for name, x in arrays.items() if x is not None}
+    for name, x in present.items():
+        _check_array(function, name, x)
     if len({_shape(x) for x in present.values()}) > 1:
         shapes = ", ".join(f"{name} {_shape(x)}" for name, x in present.items())
         raise ValueError(f"{function}: these must have one shape: {shapes}.")
@@ -49,6 +65,7 @@ def check_same_shape(function: str, **arrays) -> None:
 
 def check_shape(function: str, name: str, array, shape: tuple[int, ...]) -> None:
     """Raises ValueError unless ``array`` has exactly ``shape``."""
+    _check_array(function, name, array)
     if _shape(array) != tuple(shape):
         raise ValueError(f"{function}: {name} must have shape {tuple(shape)}; got {_shape(array)}.")
 
@@ -56,7 +73,10 @@ def check_shape(function: str, name: str, array, shape: tuple[int, ...]) -> None
 def check_bool(function: str, **masks) -> None:
     """Raises TypeError unless every mask (None is skipped) is bool."""
     for name, x in masks.items():
-        if x is not None and jnp.result_type(x) != jnp.bool_:
+        if x is None:
+            continue
+        _check_array(function, name, x)
+        if jnp.result_type(x) != jnp.bool_:
             raise TypeError(
                 f"{function}: {name} must be bool, True = keep; got {jnp.result_type(x)} of shape "
                 f"{_shape(x)}."
@@ -66,7 +86,10 @@ def check_bool(function: str, **masks) -> None:
 def check_float(function: str, **arrays) -> None:
     """Raises TypeError unless every array (None is skipped) is floating point."""
     for name, x in arrays.items():
-        if x is not None and not jnp.issubdtype(jnp.result_type(x), jnp.floating):
+        if x is None:
+            continue
+        _check_array(function, name, x)
+        if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
             raise TypeError(
                 f"{function}: {name} must be floating point; got {jnp.result_type(x)} of shape "
                 f"{_shape(x)}."
@@ -76,7 +99,10 @@ def check_float(function: str, **arrays) -> None:
 def check_integer(function: str, **arrays) -> None:
     """Raises TypeError unless every array (None is skipped) holds integers."""
     for name, x in arrays.items():
-        if x is not None and not jnp.issubdtype(jnp.result_type(x), jnp.integer):
+        if x is None:
+            continue
+        _check_array(function, name, x)
+        if not jnp.issubdtype(jnp.result_type(x), jnp.integer):
             raise TypeError(
                 f"{function}: {name} must hold integers; got {jnp.result_type(x)} of shape "
                 f"{_shape(x)}."
@@ -95,19 +121,19 @@ def check_option(function: str, name: str, value, allowed: Iterable) -> None:
     )
 
 
-def _concrete(value) -> float | None:
+def _concrete(function: str, name: str, value) -> float | None:
     """The value as a float, or None for a traced or batched one, which cannot be looked at."""
-    if isinstance(value, jax.core.Tracer) or not (
-        isinstance(value, numbers.Real) or _shape(value) == ()
-    ):
-        return None
-    return float(value)
+    if isinstance(value, numbers.Real):
+        return float(value)
+    if not isinstance(value, (jax.Array, np.ndarray, np.generic)):
+        raise TypeError(f"{function}: {name} must be a number; got {value!r}.")
+    return None if isinstance(value, jax.core.Tracer) or value.shape != () else float(value)
 
 
 def check_positive(function: str, **values) -> None:
     """Raises ValueError unless every concrete number (None is skipped) is above zero."""
     for name, value in values.items():
-        number = None if value is None else _concrete(value)
+        number = None if value is None else _concrete(function, name, value)
         if number is not None and not number > 0:
             raise ValueError(f"{function}: {name} must be above 0; got {number:g}.")
 
@@ -115,6 +141,6 @@ def check_positive(function: str, **values) -> None:
 def check_non_negative(function: str, **values) -> None:
     """Raises ValueError unless every concrete number (None is skipped) is zero or above."""
     for name, value in values.items():
-        number = None if value is None else _concrete(value)
+        number = None if value is None else _concrete(function, name, value)
         if number is not None and (math.isnan(number) or number < 0):
             raise ValueError(f"{function}: {name} must not be negative; got {number:g}.")

@@ -1,5 +1,6 @@
 """``Transform``: a pair of functions for the few slots that carry state from step to step."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,7 +21,8 @@ class Transform(NamedTuple):
     update: Callable[..., tuple[Any, ArrayTree]]
 
 
-class _Stateless(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Stateless:
     """The update half of :func:`stateless`; a value, so that equal transforms compare equal."""
 
     function: Callable
@@ -54,7 +56,8 @@ def stateless(function: Callable, **options) -> Transform:
     return Transform(_no_state, _Stateless(bind(function, **options) if options else function))
 
 
-class _ChainInit(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _ChainInit:
     """The init half of :func:`chain`."""
 
     transforms: tuple[Transform, ...]
@@ -63,7 +66,8 @@ class _ChainInit(NamedTuple):
         return tuple(t.init() for t in self.transforms)
 
 
-class _ChainUpdate(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _ChainUpdate:
     """The update half of :func:`chain`; a value, so that equal chains compare equal."""
 
     transforms: tuple[Transform, ...]

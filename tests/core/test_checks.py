@@ -1,0 +1,143 @@
+"""Checks: one sentence that names function, argument and shapes, also while tracing."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.core import checks
+
+X = jnp.zeros((2, 3))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: checks.check_rank("f", 1, rewards=X),
+            ValueError,
+            r"f: rewards must have 1 axis; got shape \(2, 3\)\.",
+        ),
+        (
+            lambda: checks.check_rank("f", 3, rewards=X),
+            ValueError,
+            r"f: rewards must have 3 axes; got shape \(2, 3\)\.",
+        ),
+        (
+            lambda: checks.check_min_rank("f", 3, a=X),
+            ValueError,
+            r"f: a must have at least 3 axes; got shape \(2, 3\)\.",
+        ),
+        (
+            lambda: checks.check_same_shape("f", a=X, skipped=None, b=X[:, :2]),
+            ValueError,
+            r"f: these must have one shape: a \(2, 3\), b \(2, 2\)\.",
+        ),
+        (
+            lambda: checks.check_shape("f", "mask", X, (2, 4)),
+            ValueError,
+            r"f: mask must have shape \(2, 4\); got \(2, 3\)\.",
+        ),
+        (
+            lambda: checks.check_bool("f", mask=X),
+            TypeError,
+            r"f: mask must be bool, True = keep; got float32 of shape \(2, 3\)\.",
+        ),
+        (
+            lambda: checks.check_float("f", logp=X > 0),
+            TypeError,
+            r"f: logp must be floating point; got bool of shape \(2, 3\)\.",
+        ),
+        (
+            lambda: checks.check_integer("f", tokens=X),
+            TypeError,
+            r"f: tokens must hold integers; got float32 of shape \(2, 3\)\.",
+        ),
+        (
+            lambda: checks.check_option("f", "scale", "groop", ("group", "batch")),
+            ValueError,
+            r"f: scale must be one of 'group', 'batch'; got 'groop'. Did you mean 'group'\?",
+        ),
+        (
+            lambda: checks.check_option("f", "ddof", 3, (0, 1)),
+            ValueError,
+            r"f: ddof must be one of 0, 1; got 3\.$",
+        ),
+        (lambda: checks.check_positive("f", eps=0), ValueError, r"f: eps must be above 0; got 0\."),
+        (
+            lambda: checks.check_positive("f", eps=float("nan")),
+            ValueError,
+            "f: eps must be above 0; got nan",
+        ),
+        (
+            lambda: checks.check_positive("f", eps=jnp.float32(-1)),
+            ValueError,
+            "f: eps must be above 0; got -1",
+        ),
+        (
+            lambda: checks.check_non_negative("f", coef=-0.5),
+            ValueError,
+            r"f: coef must not be negative; got -0\.5\.",
+        ),
+        (
+            lambda: checks.check_non_negative("f", coef=float("nan")),
+            ValueError,
+            "f: coef must not be negative; got nan",
+        ),
+        (
+            lambda: checks.check_positive("f", eps="small"),
+            TypeError,
+            "f: eps must be a number; got 'small'",
+        ),
+        (
+            lambda: checks.check_float("f", logp=[1.0, 2.0]),
+            TypeError,
+            "f: logp must be an array; got list",
+        ),
+        (
+            lambda: checks.check_rank("f", 1, rewards=[1.0, 2.0]),
+            TypeError,
+            "f: rewards must be an array; got list",
+        ),
+        (
+            lambda: checks.check_bool("f", mask="yes"),
+            TypeError,
+            "f: mask must be an array; got str",
+        ),
+    ],
+)
+def test_messages(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_what_is_right_passes():
+    checks.check_rank("f", 2, a=X, b=np.zeros((5, 5)))
+    checks.check_rank("f", 0, a=jnp.float32(1), b=2.0)
+    checks.check_min_rank("f", 1, a=X)
+    checks.check_same_shape("f", a=X, b=np.zeros((2, 3)), c=None)
+    checks.check_same_shape("f", a=None)
+    checks.check_shape("f", "a", X, (2, 3))
+    checks.check_bool("f", mask=X > 0, where=None, one=True)
+    checks.check_float("f", a=X, b=X.astype(jnp.bfloat16), c=np.zeros(2), d=None)
+    checks.check_integer("f", a=jnp.arange(3), b=np.arange(3, dtype=np.uint8), c=None)
+    checks.check_option("f", "scale", "group", ("group", "batch"))
+    checks.check_positive("f", eps=1e-8, length=16, missing=None, infinite=float("inf"))
+    checks.check_non_negative("f", coef=0, other=0.0, missing=None)
+
+
+def test_work_while_tracing_and_let_traced_numbers_through():
+    @jax.jit
+    def run(x, eps):
+        checks.check_rank("run", 2, x=x)
+        checks.check_float("run", x=x)
+        checks.check_same_shape("run", x=x, y=x + 1)
+        checks.check_positive("run", eps=eps)
+        checks.check_non_negative("run", eps=eps)
+        return x + eps
+
+    assert run(X, -1.0).shape == (2, 3)
+    assert jax.vmap(run, in_axes=(None, 0))(X, jnp.zeros(4)).shape == (4, 2, 3)
+    assert jax.grad(lambda eps: run(X, eps).sum())(1.0) == 6.0
+    with pytest.raises(ValueError, match=r"run: x must have 2 axes; got shape \(3,\)"):
+        run(X[0], 1.0)

@@ -1,0 +1,135 @@
+"""Masked arithmetic: float64 references, nothing kept, junk in masked cells."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.core import masking
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(3, 5)).astype(np.float32)
+MASK = RNG.random((3, 5)) < 0.6
+MASK[1] = False
+AXES = pytest.mark.parametrize("axis", [None, 0, -1, (0, 1)])
+
+
+def ma():
+    return np.ma.array(X.astype(np.float64), mask=~MASK)
+
+
+@AXES
+@pytest.mark.parametrize("keepdims", [False, True])
+def test_sum_mean_variance_equal_numpy(axis, keepdims):
+    pairs = [
+        (masking.masked_sum(X, MASK, axis, keepdims), ma().sum(axis, keepdims=keepdims)),
+        (masking.masked_mean(X, MASK, axis, keepdims), ma().mean(axis, keepdims=keepdims)),
+        (masking.masked_var(X, MASK, axis, keepdims), ma().var(axis, keepdims=keepdims)),
+        (masking.masked_std(X, MASK, axis, keepdims), ma().std(axis, keepdims=keepdims)),
+    ]
+    for ours, theirs in pairs:
+        assert ours.dtype == jnp.float32
+        assert ours.shape == np.shape(theirs)
+        np.testing.assert_allclose(ours, np.ma.filled(theirs, 0.0), rtol=1e-5, atol=1e-6)
+
+
+def test_no_mask_keeps_all():
+    np.testing.assert_allclose(masking.masked_mean(X, None), X.mean(), rtol=1e-5)
+    np.testing.assert_allclose(masking.masked_std(X, None, ddof=1), X.std(ddof=1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("ddof", [0, 1, 2, 3])
+def test_variance_is_zero_where_no_more_than_ddof_are_kept(ddof):
+    x = jnp.array([1.0, 5.0, 2.0, 9.0])
+    for kept in range(5):
+        ours = masking.masked_var(x, jnp.arange(4) < kept, ddof=ddof)
+        expected = np.var(np.asarray(x)[:kept], ddof=ddof) if kept > ddof else 0.0
+        np.testing.assert_allclose(ours, expected, rtol=1e-6)
+
+
+def test_variance_in_two_passes_keeps_a_small_spread():
+    x = 1e4 + jnp.array([0.0, 0.5, 1.0])
+    np.testing.assert_allclose(masking.masked_var(x, None), np.var([0.0, 0.5, 1.0]), rtol=1e-4)
+
+
+@pytest.mark.parametrize("x", [[2.0, 2.0], [0.0, 0.0], [5.0, 7.0]])
+def test_the_gradient_of_a_zero_deviation_is_zero(x):
+    mask = jnp.array([True, x[0] == x[1]])
+    gradient = jax.grad(lambda v: masking.masked_std(v, mask))(jnp.array(x))
+    assert gradient.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        masking.masked_sum,
+        masking.masked_mean,
+        masking.masked_var,
+        masking.masked_std,
+        lambda x, mask: masking.safe_log_ratio(x, 2 * x, mask).sum(),
+        lambda x, mask: jnp.exp(masking.zero_masked(x, mask)).sum(),
+    ],
+)
+def test_masked_cells_are_never_read_in_value_or_gradient(function):
+    value_and_grad = jax.jit(jax.value_and_grad(function))
+    clean_value, clean_gradient = value_and_grad(jnp.asarray(X), MASK)
+    for junk in (1e4, np.nan, np.inf, -np.inf):
+        value, gradient = value_and_grad(jnp.where(MASK, X, junk), MASK)
+        assert value == clean_value
+        np.testing.assert_array_equal(gradient, clean_gradient)
+        assert not np.asarray(gradient)[~MASK].any()
+
+
+def test_float32_whatever_comes_in():
+    x = jnp.ones(300, jnp.bfloat16)
+    assert float(masking.masked_sum(x, None)) == 300.0
+    assert masking.zero_masked(x, None).dtype == jnp.float32
+    assert masking.masked_mean(jnp.array([True, False]), None).dtype == jnp.float32
+    difference = masking.safe_log_ratio(x, x)
+    assert difference.dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    ("x", "mask", "expected"),
+    [
+        ([0.1, 0.1, 0.1], None, True),
+        ([0.1, 0.2, 0.1], None, False),
+        ([0.1, 0.2, 0.1], [True, False, True], True),
+        ([0.1, np.nan, 0.1], [True, False, True], True),
+        ([0.1, np.nan, 0.1], None, False),
+        ([0.1, 0.2, 0.3], [True, False, False], True),
+        ([0.1, 0.2, 0.3], [False, False, False], True),
+        ([-np.inf, -np.inf, -np.inf], None, True),
+    ],
+)
+def test_is_constant(x, mask, expected):
+    mask = None if mask is None else jnp.array(mask)
+    assert bool(masking.is_constant(jnp.array(x), mask)) is expected
+
+
+def test_lengths_and_last_token():
+    mask = jnp.array([[1, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]], bool)
+    assert masking.lengths(mask).tolist() == [2.0, 2.0, 0.0, 4.0]
+    last = masking.last_token(mask)
+    assert last.dtype == jnp.bool_
+    assert last.astype(int).tolist() == [[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 1]]
+
+
+def test_safe_log_ratio_clamps():
+    ours = masking.safe_log_ratio(jnp.array([50.0, -50.0, 1.0]), jnp.zeros(3), clamp=20.0)
+    assert ours.tolist() == [20.0, -20.0, 1.0]
+
+
+def test_spread():
+    logp = jnp.zeros((2, 3, 4))
+    tokens, sequences = jnp.ones((2, 3, 4), jnp.bfloat16), jnp.ones((2, 3))
+    assert masking.spread("f", tokens, logp).shape == (2, 3, 4)
+    assert masking.spread("f", tokens, logp).dtype == jnp.float32
+    assert masking.spread("f", sequences, logp).shape == (2, 3, 1)
+    assert masking.spread("f", jnp.float32(1.0), logp[0, 0]).shape == (1,)
+    # Equal in size is not enough: [3, 4] might be tokens of one prompt, or a mistake.
+    for shape in [(3, 4), (2, 4), (2, 3, 1), (2, 1), ()]:
+        with pytest.raises(ValueError, match=r"f: advantages must have the shape of logp"):
+            masking.spread("f", jnp.ones(shape), logp)
+    with pytest.raises(TypeError, match="f: advantages must be floating point"):
+        masking.spread("f", jnp.ones((2, 3), int), logp)

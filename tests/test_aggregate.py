@@ -1,0 +1,216 @@
+"""Weightings: the worked numbers, what they add up to, and that masked cells are never read."""
+
+import functools
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from jaxrl_llm import aggregate, bind
+from jaxrl_llm.core import level_of
+
+LOSS = jnp.array([[1.0, 2.0, 3.0, 4.0], [10.0, 0.0, 0.0, 0.0]])
+MASK = jnp.array([[True, True, True, True], [True, False, False, False]])
+ALL = {
+    "token_mean": aggregate.token_mean,
+    "sequence_mean": aggregate.sequence_mean,
+    "sequence_sum": aggregate.sequence_sum,
+    "sequence_sum_norm": partial(aggregate.sequence_sum_norm, length=4),
+    "fixed_length": partial(aggregate.fixed_length, length=4),
+}
+every = pytest.mark.parametrize("name", ALL)
+quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
+
+
+def reference(name, loss, mask, length=4):
+    """Float64, sequence by sequence."""
+    loss, mask = np.asarray(loss, np.float64), np.asarray(mask)
+    rows = [row[keep] for row, keep in zip(loss, mask, strict=True) if keep.any()]
+    if not rows:
+        return 0.0
+    return {
+        "token_mean": lambda: np.concatenate(rows).mean(),
+        "sequence_mean": lambda: np.mean([row.mean() for row in rows]),
+        "sequence_sum": lambda: np.mean([row.sum() for row in rows]),
+        "sequence_sum_norm": lambda: np.mean([row.sum() for row in rows]) / length,
+        "fixed_length": lambda: sum(row.sum() for row in rows) / (len(loss) * length),
+    }[name]()
+
+
+def total(name, loss, mask):
+    return float(aggregate.weighted_sum(loss, ALL[name](mask)))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected", "with_empty_row"),
+    [
+        ("token_mean", 4.0, 4.0),
+        ("sequence_mean", 6.25, 6.25),
+        ("sequence_sum", 10.0, 10.0),
+        ("sequence_sum_norm", 2.5, 2.5),
+        ("fixed_length", 2.5, 20.0 / 12.0),
+    ],
+)
+def test_worked_numbers(name, expected, with_empty_row):
+    assert total(name, LOSS, MASK) == expected
+    loss = jnp.concatenate([LOSS, jnp.full((1, 4), 7.0)])
+    mask = jnp.concatenate([MASK, jnp.zeros((1, 4), bool)])
+    assert total(name, loss, mask) == pytest.approx(with_empty_row, rel=1e-6)
+
+
+@every
+@quick
+@given(
+    loss=hnp.arrays(np.float32, (3, 4), elements=st.integers(-80, 80).map(lambda i: i / 8)),
+    mask=hnp.arrays(np.bool_, (3, 4)),
+)
+def test_equals_the_float64_reference(name, loss, mask):
+    np.testing.assert_allclose(
+        total(name, jnp.asarray(loss), jnp.asarray(mask)),
+        reference(name, loss, mask),
+        rtol=1e-5,
+        atol=1e-5,
+    )
+
+
+@every
+def test_weights_are_float32_of_the_masks_shape_and_zero_where_masked(name):
+    weights = ALL[name](MASK)
+    assert weights.dtype == jnp.float32
+    assert weights.shape == MASK.shape
+    assert (np.asarray(weights > 0) == np.asarray(MASK)).all()
+
+
+def test_weights_add_up_to_one_where_the_loss_is_a_mean():
+    mask = jax.random.bernoulli(jax.random.key(0), 0.4, (5, 7))
+    assert float(aggregate.token_mean(mask).sum()) == pytest.approx(1.0, rel=1e-6)
+    assert float(aggregate.sequence_mean(mask).sum()) == pytest.approx(1.0, rel=1e-6)
+
+
+def test_with_equal_full_lengths_the_means_and_the_constant_agree():
+    mask = jnp.ones((3, 4), bool)
+    weights = [ALL[n](mask) for n in ("token_mean", "sequence_mean", "fixed_length")]
+    np.testing.assert_allclose(weights[0], weights[1], rtol=1e-6)
+    np.testing.assert_allclose(weights[0], weights[2], rtol=1e-6)
+
+
+def test_doubling_a_sequence_doubles_its_share_of_the_constant_denominator_only():
+    mask = jnp.arange(4) < jnp.array([[2], [4]])
+    fixed, mean = aggregate.fixed_length(mask, length=4), aggregate.sequence_mean(mask)
+    assert float(fixed[1].sum() / fixed[0].sum()) == 2.0
+    assert float(mean[1].sum() / mean[0].sum()) == 1.0
+
+
+@every
+def test_leading_axes_are_free_and_every_row_counts(name):
+    mask = jnp.arange(5) < jax.random.randint(jax.random.key(1), (2, 3, 1), 0, 6)
+    np.testing.assert_array_equal(ALL[name](mask).reshape(6, 5), ALL[name](mask.reshape(6, 5)))
+    assert ALL[name](mask[0, 0]).shape == (5,)
+
+
+@every
+def test_an_empty_batch_weighs_nothing_and_has_a_finite_gradient(name):
+    mask = jnp.zeros((2, 4), bool)
+
+    def loss(x):
+        return aggregate.weighted_sum(x, ALL[name](mask))
+
+    value, gradient = jax.value_and_grad(loss)(jnp.full((2, 4), jnp.nan))
+    assert value == 0.0
+    assert not gradient.any()
+    assert ALL[name](jnp.zeros((0, 4), bool)).shape == (0, 4)
+
+
+@every
+@pytest.mark.parametrize("junk", [1e4, np.nan, np.inf])
+def test_masked_losses_are_never_read_in_value_or_gradient(name, junk):
+    weights = ALL[name](MASK)
+    dirty = jnp.where(MASK, LOSS, junk)
+    value, gradient = jax.value_and_grad(aggregate.weighted_sum)(dirty, weights)
+    assert value == aggregate.weighted_sum(LOSS, weights)
+    np.testing.assert_array_equal(gradient, weights)
+    np.testing.assert_array_equal(
+        jax.grad(aggregate.weighted_sum, argnums=1)(dirty, weights), jnp.where(MASK, LOSS, 0.0)
+    )
+
+
+def test_a_kept_nan_is_not_hidden():
+    loss = LOSS.at[0, 0].set(jnp.nan)
+    assert np.isnan(aggregate.weighted_sum(loss, aggregate.token_mean(MASK)))
+
+
+@every
+@pytest.mark.parametrize("parts", [2, 4])
+def test_parts_of_a_batch_add_up(name, parts):
+    mask = jnp.arange(6) < jnp.array([6, 1, 3, 0, 2, 5, 1, 4])[:, None]
+    loss = jax.random.normal(jax.random.key(2), mask.shape)
+    weights = ALL[name](mask)
+    whole = aggregate.weighted_sum(loss, weights)
+    pieces = [
+        aggregate.weighted_sum(x, w)
+        for x, w in zip(jnp.split(loss, parts), jnp.split(weights, parts), strict=True)
+    ]
+    np.testing.assert_allclose(sum(pieces), whole, rtol=1e-5, atol=1e-6)
+
+
+def test_padding_the_tokens_changes_no_weight():
+    padded = jnp.pad(MASK, ((0, 0), (0, 3)))
+    for name, weighting in ALL.items():
+        np.testing.assert_array_equal(weighting(padded)[:, :4], weighting(MASK), err_msg=name)
+
+
+def test_bfloat16_losses_are_added_in_float32():
+    # In bfloat16 the sum of 300 ones stops at 256.
+    loss = jnp.ones((1, 300), jnp.bfloat16)
+    total = aggregate.weighted_sum(loss, aggregate.sequence_sum(jnp.ones((1, 300), bool)))
+    assert total.dtype == jnp.float32
+    assert float(total) == 300.0
+
+
+def test_only_sequence_mean_keeps_a_sequence_level_loss():
+    value = jnp.array([[2.0], [6.0]])
+    repeated = jnp.where(MASK, value, 0.0)
+    means = {name: total(name, repeated, MASK) for name in ALL}
+    assert means["sequence_mean"] == 4.0
+    assert all(mean != 4.0 for name, mean in means.items() if name != "sequence_mean")
+    assert {name: level_of(f) for name, f in ALL.items()} == dict.fromkeys(ALL, "token") | {
+        "sequence_mean": "sequence"
+    }
+    assert level_of(bind(aggregate.fixed_length, length=4)) == "token"
+    assert level_of(functools.partial(aggregate.sequence_mean)) == "sequence"
+
+
+@every
+def test_jit_equals_eager(name):
+    np.testing.assert_allclose(jax.jit(ALL[name])(MASK), ALL[name](MASK), rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sequence_sum_norm", "fixed_length"])
+def test_bad_length(name):
+    function = getattr(aggregate, name)
+    for length in (0, -1, float("nan")):
+        with pytest.raises(ValueError, match=f"{name}: length must be above 0"):
+            function(MASK, length=length)
+    with pytest.raises(TypeError, match="length"):
+        function(MASK)
+
+
+@every
+def test_bad_masks(name):
+    with pytest.raises(TypeError, match=f"{name}: mask must be bool, True = keep; got float32"):
+        ALL[name](MASK.astype(jnp.float32))
+    with pytest.raises(ValueError, match=f"{name}: mask must have at least 1 axis"):
+        ALL[name](jnp.array(True))
+
+
+def test_bad_input_of_the_weighted_sum():
+    weights = aggregate.token_mean(MASK)
+    with pytest.raises(ValueError, match=r"weighted_sum: .*loss \(2, 4\), weights \(2, 3\)"):
+        aggregate.weighted_sum(LOSS, weights[:, :3])
+    with pytest.raises(TypeError, match="weighted_sum: weights must be floating point; got bool"):
+        aggregate.weighted_sum(LOSS, MASK)

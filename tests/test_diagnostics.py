@@ -1,0 +1,205 @@
+"""Diagnostics against float64 references and numbers worked by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import diagnostics
+from jaxrl_llm.advantages import grpo
+
+SHAPE = (3, 4, 5)
+RNG = np.random.default_rng(0)
+LOGP = RNG.normal(-1.0, 0.5, SHAPE).astype(np.float32)
+OLD = (LOGP + RNG.normal(0.0, 0.3, SHAPE)).astype(np.float32)
+MASK = np.arange(5) < RNG.integers(0, 6, SHAPE[:-1])[..., None]
+ADVANTAGES = RNG.normal(size=SHAPE[:-1]).astype(np.float32)
+D = (LOGP.astype(np.float64) - OLD)[MASK]
+
+PAIRS = {
+    "clip_fraction": lambda logp, old, mask: diagnostics.clip_fraction(
+        logp, old, jnp.asarray(ADVANTAGES), mask
+    ),
+    "approx_kl": diagnostics.approx_kl,
+    "approx_kl_k3": lambda *a: diagnostics.approx_kl(*a, estimator="k3"),
+    "ratio_range": diagnostics.ratio_range,
+    "ess_sequence": diagnostics.effective_sample_size,
+    "ess_token": lambda *a: diagnostics.effective_sample_size(*a, level="token"),
+    "mismatch": diagnostics.mismatch,
+}
+every_pair = pytest.mark.parametrize("name", PAIRS)
+
+
+def test_clip_fraction_counts_what_leaves_the_gradient():
+    # The rows of the worked PPO numbers: ratio and advantage, then whether the gradient is zero.
+    ratios = jnp.array([[1.5, 0.5, 1.5, 0.5, 1.1, 1.5]])
+    advantages = jnp.array([[1.0, 1.0, -1.0, -1.0, 1.0, 0.0]])
+    mask = jnp.ones((1, 6), bool)
+    share = diagnostics.clip_fraction(jnp.log(ratios), jnp.zeros((1, 6)), advantages, mask)
+    assert float(share) == pytest.approx(2 / 6)
+
+
+def test_clip_fraction_equals_the_reference_with_uneven_bounds():
+    ratio = np.exp(D)
+    a = np.broadcast_to(ADVANTAGES[..., None], SHAPE)[MASK]
+    expected = np.mean((a > 0) & (ratio > 1.28) | (a < 0) & (ratio < 0.9))
+    ours = diagnostics.clip_fraction(LOGP, OLD, ADVANTAGES, MASK, eps_low=0.1, eps_high=0.28)
+    assert 0.0 < expected < 1.0
+    assert float(ours) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "expected"),
+    [
+        ("k1", np.mean(-D)),
+        ("k2", np.mean(D**2) / 2),
+        ("k3", np.mean(np.exp(D) - 1 - D)),
+    ],
+)
+def test_approx_kl_equals_the_reference(estimator, expected):
+    ours = diagnostics.approx_kl(LOGP, OLD, MASK, estimator=estimator)
+    assert float(ours) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_approx_kl_is_unbiased(estimator):
+    # Repeat each token of a vocabulary as often as the old policy samples it: the mean is exact.
+    old, new = np.array([0.5, 0.3, 0.2]), np.array([0.4, 0.4, 0.2])
+    tokens = np.repeat(np.arange(3), [5, 3, 2])
+    ours = diagnostics.approx_kl(
+        np.log(new)[tokens].astype(np.float32),
+        np.log(old)[tokens].astype(np.float32),
+        np.ones(10, bool),
+        estimator=estimator,
+    )
+    assert float(ours) == pytest.approx(np.sum(old * np.log(old / new)), rel=1e-5)
+
+
+def test_k3_of_a_tiny_difference_does_not_cancel_to_nothing():
+    d = np.float32(1e-4)
+    ours = diagnostics.approx_kl(jnp.full(4, d), jnp.zeros(4), jnp.ones(4, bool), estimator="k3")
+    assert float(ours) == pytest.approx(0.5e-8, rel=0.05)
+
+
+def test_ratio_range():
+    ours = diagnostics.ratio_range(LOGP, OLD, MASK)
+    np.testing.assert_allclose(
+        ours, [np.exp(D).mean(), np.exp(D).min(), np.exp(D).max()], rtol=1e-5
+    )
+
+
+def test_effective_sample_size_worked_number():
+    logp = jnp.log(jnp.array([[1.0], [2.0], [0.5], [4.0]]))
+    share = diagnostics.effective_sample_size(logp, jnp.zeros((4, 1)), jnp.ones((4, 1), bool))
+    assert float(share) == pytest.approx(2.647059 / 4, rel=1e-6)
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+def test_effective_sample_size_equals_the_reference(level):
+    d = np.where(MASK, LOGP.astype(np.float64) - OLD, 0.0)
+    w = np.exp(d)[MASK] if level == "token" else np.exp(d.sum(-1))[MASK.any(-1)]
+    ours = diagnostics.effective_sample_size(LOGP, OLD, MASK, level=level)
+    assert float(ours) == pytest.approx(1 / np.mean((w / w.mean()) ** 2), rel=1e-5)
+
+
+def test_effective_sample_size_bounds_and_overflow():
+    n, mask = 8, jnp.ones((8, 3), bool)
+    ess = diagnostics.effective_sample_size
+    # Equal weights, whatever they are; e^600 overflows float32.
+    assert float(ess(jnp.full((n, 3), 200.0), jnp.zeros((n, 3)), mask)) == pytest.approx(1.0)
+    one = jnp.zeros((n, 3)).at[0].set(100.0)
+    assert float(ess(one, jnp.zeros((n, 3)), mask)) == pytest.approx(1 / n)
+    assert float(ess(jnp.full((n, 3), -jnp.inf), jnp.zeros((n, 3)), mask)) == 0.0
+
+
+def test_mismatch():
+    ours = diagnostics.mismatch(LOGP, OLD, MASK)
+    np.testing.assert_allclose(
+        ours, [np.abs(D).mean(), np.abs(D).max(), -D.mean()], rtol=1e-5, atol=1e-7
+    )
+
+
+@every_pair
+def test_the_same_policy_is_no_distance(name):
+    values = jax.tree.leaves(PAIRS[name](jnp.asarray(LOGP), jnp.asarray(LOGP), jnp.asarray(MASK)))
+    expected = 1.0 if name.startswith(("ratio", "ess")) else 0.0
+    np.testing.assert_allclose(values, expected, atol=1e-6)
+
+
+@every_pair
+def test_junk_in_masked_cells_is_never_read(name):
+    function = jax.jit(PAIRS[name])
+    clean = jax.tree.leaves(function(LOGP, OLD, MASK))
+    for junk in (1e4, np.nan, np.inf):
+        dirty = function(
+            np.where(MASK, LOGP, np.float32(junk)), np.where(MASK, OLD, np.float32(-junk)), MASK
+        )
+        np.testing.assert_array_equal(jax.tree.leaves(dirty), clean)
+
+
+@every_pair
+def test_nothing_kept_is_finite(name):
+    values = jax.tree.leaves(PAIRS[name](jnp.asarray(LOGP), OLD, jnp.zeros(SHAPE, bool)))
+    np.testing.assert_array_equal(values, 1.0 if name == "ratio_range" else 0.0)
+
+
+@every_pair
+def test_bfloat16_in_float32_out(name):
+    logp, old = jnp.asarray(LOGP, jnp.bfloat16), jnp.asarray(OLD, jnp.bfloat16)
+    ours = jax.tree.leaves(PAIRS[name](logp, old, MASK))
+    theirs = PAIRS[name](logp.astype(jnp.float32), old.astype(jnp.float32), MASK)
+    assert all(x.dtype == jnp.float32 and x.shape == () for x in ours)
+    np.testing.assert_array_equal(ours, jax.tree.leaves(theirs))
+
+
+def test_group_spread():
+    rewards = jnp.array([[1.0, 0.0, 0.0, 1.0], [0.1, 0.1, 0.1, 0.1], [3.0, 5.0, 9.0, 9.0]])
+    spread = diagnostics.group_spread(rewards[:2])
+    assert float(spread.informative) == 0.5
+    assert float(spread.mean_std) == pytest.approx(np.std([1, 0, 0, 1], ddof=1) / 2, rel=1e-6)
+    # Of the kept: one group varies, one is a single rollout, one is empty and does not count.
+    where = jnp.array([[True] * 4, [False] * 4, [True, False, False, False]])
+    spread = diagnostics.group_spread(jnp.where(where, rewards, jnp.nan), where=where)
+    assert float(spread.informative) == 0.5
+    assert float(spread.mean_std) == pytest.approx(np.std([1, 0, 0, 1], ddof=1) / 2, rel=1e-6)
+    assert [float(x) for x in diagnostics.group_spread(rewards, where=where & False)] == [0.0, 0.0]
+
+
+def test_an_uninformative_group_is_one_without_an_advantage():
+    rewards = jnp.array([[0.1, 0.1, 0.1], [0.1, 0.1, 0.2], [1.0, 1.0, 1.0], [1.1, 1.1, 1.1]])
+    moved = jnp.mean(jnp.any(grpo(rewards) != 0, axis=-1))
+    assert float(diagnostics.group_spread(rewards).informative) == float(moved) == 0.25
+
+
+def test_mean_entropy():
+    entropy = jnp.array([[2.0, 1.0, jnp.nan], [3.0, jnp.inf, 0.0]])
+    mask = jnp.array([[True, True, False], [True, False, False]])
+    assert float(diagnostics.mean_entropy(entropy, mask)) == 2.0
+    assert float(diagnostics.mean_entropy(entropy, mask & False)) == 0.0
+
+
+@every_pair
+def test_bad_arrays_name_function_argument_and_shapes(name):
+    function = {"ess": "effective_sample_size"}.get(name.split("_")[0], name.removesuffix("_k3"))
+    logp, mask = jnp.asarray(LOGP), jnp.asarray(MASK)
+    with pytest.raises(TypeError, match=f"{function}: mask must be bool"):
+        PAIRS[name](logp, logp, mask.astype(jnp.float32))
+    with pytest.raises(TypeError, match=f"{function}: logp must be floating point"):
+        PAIRS[name](logp.astype(int), logp, mask)
+    with pytest.raises(ValueError, match=rf"{function}: .*logp \(3, 4, 5\), .* \(3, 4, 4\)"):
+        PAIRS[name](logp, logp[..., :4], mask)
+
+
+def test_bad_options():
+    with pytest.raises(ValueError, match="clip_fraction: eps_low must not be negative"):
+        diagnostics.clip_fraction(LOGP, OLD, ADVANTAGES, MASK, eps_low=-0.1)
+    with pytest.raises(ValueError, match="clip_fraction: advantages must have the shape of logp"):
+        diagnostics.clip_fraction(LOGP, OLD, ADVANTAGES[:2], MASK)
+    with pytest.raises(ValueError, match="approx_kl: estimator must be one of"):
+        diagnostics.approx_kl(LOGP, OLD, MASK, estimator="k4")
+    with pytest.raises(ValueError, match="effective_sample_size: level must be one of"):
+        diagnostics.effective_sample_size(LOGP, OLD, MASK, level="group")
+    with pytest.raises(ValueError, match="mean_entropy: these must have one shape"):
+        diagnostics.mean_entropy(jnp.zeros((2, 3)), jnp.ones((2, 2), bool))
+    with pytest.raises(TypeError, match="group_spread: rewards must be floating point"):
+        diagnostics.group_spread(jnp.ones((2, 2), int))
