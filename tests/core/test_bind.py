@@ -55,7 +55,6 @@ def test_binding_again_adds_and_replaces_and_stays_flat():
 
 
 def test_may_hold_functions():
-    assert bind(functools.reduce, initial=bind(gate)) is not None
     nested = bind(open_ended, inner=bind(gate, tau_pos=2.0))
     assert nested == bind(open_ended, inner=bind(gate, tau_pos=2.0))
     assert nested(1)[1]["inner"](1.0, 0.0) == 2.0
@@ -101,6 +100,8 @@ def test_refuses_when_it_is_made(options, message):
 def test_what_is_not_a_function_is_refused():
     with pytest.raises(TypeError, match="bind: expected a function; got float 3.0"):
         bind(3.0, tau_pos=2.0)
+    with pytest.raises(TypeError, match="bind: the options of getattr cannot be read"):
+        bind(getattr, default=2.0)
 
 
 def test_accepted_leaves_out_what_is_bound():
