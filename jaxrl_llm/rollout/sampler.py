@@ -131,7 +131,10 @@ def make_sampler(
     if temperature < 1e-5 and any(v is not None for v in filters.values()):
         given = ", ".join(k for k, v in filters.items() if v is not None)
         raise ValueError(f"{name}: {given} has no effect at temperature 0.")
+    checks.check_option(name, "order", order, ("hf", "vllm"))
     if order != "hf":
+        if min_p is None:
+            raise ValueError(f"{name}: order={order!r} has no effect without min_p.")
         filters["order"] = order
     decode = jax.jit(
         _make_decode(
@@ -153,8 +156,8 @@ def make_sampler(
         if mesh is not None:
             if len(prompts) % batch_shards(mesh):
                 raise ValueError(
-                    f"sample:
-                    {len(prompts)} prompts cannot be spread over the {batch_shards(mesh)} " "devices of the mesh axes data and fsdp."
+                    f"sample: {len(prompts)} prompts cannot be spread over the "
+                    f"{batch_shards(mesh)} devices of the mesh axes data and fsdp."
                 )
             inputs = jax.device_put(inputs, batch_sharding(mesh))
         return decode(params, key, *inputs, jnp.int32(version))

@@ -158,6 +158,8 @@ def test_a_bad_prompt_is_named(tiny, prompts, message):
         ({"temperature": -1}, "temperature must not be negative"),
         ({"max_new_tokens": 10**6}, "leaves no room for a prompt"),
         ({"temperature": 0, "top_p": 0.9}, "top_p has no effect at temperature 0"),
+        ({"order": "vllm"}, "order='vllm' has no effect without min_p"),
+        ({"order": "sglang"}, "order must be one of"),
     ],
 )
 def test_bad_options_are_named(tiny, options, message):
