@@ -1,15 +1,46 @@
 """Layer 4: a run. State, step, loop, mesh, checkpoints, metrics and held-out evaluation."""
 
+from jaxrl_llm.train.checkpoint import CheckpointError, Checkpoints
+from jaxrl_llm.train.config import (
+    CheckpointConfig,
+    DataConfig,
+    EvaluationConfig,
+    MeshConfig,
+    OptimizerConfig,
+    SamplingConfig,
+    TrainConfig,
+    make_optimizer,
+)
+from jaxrl_llm.train.evaluate import Accuracy, accuracy, evaluate, wilson
+from jaxrl_llm.train.folder import TrainingError
+from jaxrl_llm.train.loop import Result, train
 from jaxrl_llm.train.mesh import make_mesh
 from jaxrl_llm.train.score import score
 from jaxrl_llm.train.state import TrainState, init_state
 from jaxrl_llm.train.step import make_scorer, make_step
 
 __all__ = [
+    "Accuracy",
+    "CheckpointConfig",
+    "CheckpointError",
+    "Checkpoints",
+    "DataConfig",
+    "EvaluationConfig",
+    "MeshConfig",
+    "OptimizerConfig",
+    "Result",
+    "SamplingConfig",
+    "TrainConfig",
     "TrainState",
+    "TrainingError",
+    "accuracy",
+    "evaluate",
     "init_state",
     "make_mesh",
+    "make_optimizer",
     "make_scorer",
     "make_step",
     "score",
+    "train",
+    "wilson",
 ]

@@ -61,6 +61,24 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
     return jax.tree.map(lambda x: jax.lax.stop_gradient(jnp.asarray(x, jnp.float32)), metrics)
 
 
+def host_metrics(
+    metrics: Mapping[str, Array], scores, rollout, *, seconds: Mapping[str, float]
+) -> dict[str, float]:
+    """The numbers of a step as Python floats, with those that only the host knows.
+
+    - ``reward/NAME``: each column of the reward; ``reward_failures``: hung or crashed verifiers.
+    - ``truncated``: share of responses that ran to their length.
+    - ``seconds_NAME``: of rollout, reward and step; ``tokens_per_second``: over all three.
+    """
+    values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+    values |= {f"reward/{name}": float(x.mean()) for name, x in scores.columns.items()}
+    values["reward_failures"] = float(scores.failures)
+    values["truncated"] = float(np.mean(np.asarray(rollout.finish) == 0))
+    values |= {f"seconds_{name}": value for name, value in seconds.items()}
+    values["tokens_per_second"] = values["tokens"] / max(sum(seconds.values()), 1e-9)
+    return values
+
+
 def _clip_bounds(surrogate) -> tuple[float, float] | None:
     """The bounds of a surrogate that clips the ratio of a token; None for any other."""
     if level_of(surrogate) == "sequence":
@@ -72,22 +90,22 @@ def _clip_bounds(surrogate) -> tuple[float, float] | None:
     return None if low is None or high is None else (low, high)
 
 
-class MetricsFile:
-    """Appends one JSON object a line; a resumed run first drops the lines after its checkpoint."""
+class JsonLines:
+    """A file of one JSON object a line, each with its "step"."""
 
-    def __init__(self, path: Path, *, resume_step: int | None = None):
+    def __init__(self, path: Path):
         self.path = Path(path)
-        kept = []
-        if resume_step is not None and self.path.exists():
-            kept = [row for row in read_jsonl(self.path) if row.get("step", 0) <= resume_step]
-        with self.path.open("w") as file:
-            file.writelines(json.dumps(row) + "\n" for row in kept)
 
-    def write(self, step: int, **values: Any) -> None:
-        """One line: the step and the values, arrays as numbers, not-a-number as null."""
-        row = {"step": step, **{k: _plain(v) for k, v in values.items()}}
+    def keep_up_to(self, step: int) -> None:
+        """Drops the lines of later steps, which a resumed run will write again."""
+        rows = read_jsonl(self.path) if self.path.exists() and step else []
+        kept = [json.dumps(row) for row in rows if row["step"] <= step]
+        self.path.write_text("".join(f"{line}\n" for line in kept))
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Appends a line: arrays as numbers, what is not a finite number as null."""
         with self.path.open("a") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps(_plain(row)) + "\n")
 
 
 def _plain(value: Any) -> Any:
@@ -97,10 +115,10 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
     if isinstance(value, jax.Array | np.ndarray | np.generic):
-        value = np.asarray(value).tolist()
+        return _plain(np.asarray(value).tolist())
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    return value if isinstance(value, int | str | bool | list | None) else str(value)
+    return value if isinstance(value, int | str | None) else str(value)
 
 
 def read_jsonl(path: Path) -> list[dict]:

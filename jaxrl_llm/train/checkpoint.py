@@ -1,0 +1,247 @@
+"""Checkpoints of a run: atomic, kept to the last few, restorable on another mesh.
+
+A checkpoint is a folder ``step_00000010`` that Orbax writes under another name and renames when it
+is whole, so a folder of that name is complete or was damaged later. A damaged one is passed over
+with a warning, and nothing is deleted because of it.
+"""
+
+import contextlib
+import hashlib
+import logging
+import re
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_llm.core import checks, trees
+from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.models.protocol import Model
+from jaxrl_llm.train.state import TrainState
+
+_NAME = re.compile(r"step_(\d{8})")
+_FORMAT = 1
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written, or none could be read."""
+
+
+def fingerprint(model: Model, state: TrainState) -> dict[str, Any]:
+    """What must agree between a checkpoint and the run that reads it."""
+    return {
+        "format": _FORMAT,
+        "model": repr(model.config),
+        "params": _shapes_digest(state.params),
+        "state": _shapes_digest((state.opt_state, state.algo_state)),
+    }
+
+
+def _shapes_digest(tree: ArrayTree) -> str:
+    """A digest of the paths, shapes and dtypes of a tree, the same on every mesh."""
+    lines = [
+        f"{trees.path_str(path)} {tuple(x.shape)} {x.dtype}"
+        for path, x in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+
+
+class Checkpoints:
+    """The checkpoints of one run folder.
+
+    Args:
+      folder: Where they are; made on the first save.
+      model: The model of the run; checkpoints of another one are refused.
+      keep: How many to keep; older ones are deleted after a newer one is whole.
+
+    Raises:
+      ValueError: If ``keep`` is below one.
+    """
+
+    def __init__(self, folder: str | Path, *, model: Model, keep: int = 2):
+        checks.check_positive("Checkpoints", keep=keep)
+        self.folder, self.model, self.keep = Path(folder).absolute(), model, keep
+        self._pending: tuple[int, Any] | None = None
+
+    def steps(self) -> list[int]:
+        """The steps of the complete checkpoints, in order."""
+        if not self.folder.is_dir():
+            return []
+        found = (_NAME.fullmatch(path.name) for path in self.folder.iterdir() if path.is_dir())
+        return sorted(int(match[1]) for match in found if match)
+
+    def path(self, step: int) -> Path:
+        """The folder of one checkpoint."""
+        return self.folder / f"step_{step:08d}"
+
+    def save(self, state: TrainState) -> None:
+        """Starts to write the state of its step; returns when the state may be changed again.
+
+        Raises:
+          CheckpointError: If this one or the one before could not be written. What was there before
+            stands.
+        """
+        self.wait()
+        step = int(state.step)
+        path = self.path(step)
+        with self._failing_clearly(step), _orbax() as ocp:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            # A damaged one that a resumed run passed over is set aside, not deleted.
+            if path.exists():
+                path.rename(_free_name(path))
+            response = ocp.save_async(
+                path, _to_arrays(state), custom_metadata=fingerprint(self.model, state)
+            )
+            self._pending = (step, response)
+
+    def wait(self) -> None:
+        """Waits until the last save is whole, then deletes what is older than the last ``keep``."""
+        if self._pending is None:
+            return
+        (step, response), self._pending = self._pending, None
+        with self._failing_clearly(step):
+            response.result()
+            if jax.process_index() == 0:
+                for old in self.steps()[: -self.keep]:
+                    shutil.rmtree(self.path(old))
+
+    @contextlib.contextmanager
+    def _failing_clearly(self, step: int):
+        try:
+            yield
+        except Exception as error:
+            self._remove_unfinished(step)
+            stands = self.steps()
+            last = f"; the one of step {stands[-1]} stands" if stands else ""
+            raise CheckpointError(
+                f"The checkpoint of step {step} cannot be written to {str(self.folder)!r}: "
+                f"{_reason(error)}{last}."
+            ) from error
+
+    def _remove_unfinished(self, step: int) -> None:
+        """Removes what a failed save left; it was never a checkpoint."""
+        with contextlib.suppress(OSError):
+            for path in self.folder.glob(f"{self.path(step).name}.orbax-checkpoint-tmp*"):
+                shutil.rmtree(path, ignore_errors=True)
+
+    def restore(self, like: TrainState, *, step: int | None = None) -> TrainState:
+        """The last state that can be read, on the devices of ``like``.
+
+        Args:
+          like: A state of the same run, whose arrays give shapes, dtypes and shardings.
+          step: Which one; by default the last that is whole.
+
+        Raises:
+          ValueError: If the checkpoint belongs to another model, optimizer or recipe.
+          CheckpointError: If there is none, or none can be read.
+        """
+        tree = self._load(_to_arrays(like), fingerprint(self.model, like), step)
+        return _from_arrays(tree, like)
+
+    def restore_params(self, like: ArrayTree, *, step: int | None = None) -> ArrayTree:
+        """Only the parameters of the last state that can be read; arguments as :meth:`restore`."""
+        wanted = {"params": _shapes_digest(like), "model": repr(self.model.config)}
+        return self._load({"params": like}, wanted, step, partial=True)["params"]
+
+    def _load(self, like: ArrayTree, wanted: dict, step: int | None, *, partial=False) -> ArrayTree:
+        steps = self.steps() if step is None else [step]
+        for candidate in reversed(steps):
+            path = self.path(candidate)
+            try:
+                with _orbax(partial=partial) as ocp:
+                    found = ocp.metadata(path).custom_metadata or {}
+                    self._check_same_run(path, found, wanted)
+                    return ocp.load(path, jax.tree.map(_abstract, like))
+            except _OtherRun as error:
+                raise ValueError(str(error)) from None
+            except Exception as error:
+                warnings.warn(
+                    f"The checkpoint {str(path)!r} cannot be read and is passed over: "
+                    f"{_reason(error)}.",
+                    stacklevel=3,
+                )
+        what = "no checkpoint" if not steps else "no checkpoint that can be read"
+        raise CheckpointError(f"There is {what} in {str(self.folder)!r}.")
+
+    def _check_same_run(self, path: Path, found: dict, wanted: dict) -> None:
+        """Raises _OtherRun with one sentence about the first thing that differs."""
+        for key, value in wanted.items():
+            if key not in found:
+                raise ValueError("it does not say which model it belongs to")
+            if found[key] != value:
+                what = {
+                    "format": f"has format {found[key]}, this version reads {value}",
+                    "model": f"is of another model: {found[key]}, not {value}",
+                    "params": "is of another model: its parameters have other names or shapes",
+                    "state": "was made with another optimizer or recipe than this run has",
+                }[key]
+                raise _OtherRun(f"The checkpoint {str(path)!r} {what}.")
+
+
+class _OtherRun(Exception):
+    """The checkpoint is whole, but not of this run."""
+
+
+def _to_arrays(state: TrainState) -> dict[str, Any]:
+    """The state as plain arrays: a typed key as its data, the integers of the cursor as arrays."""
+    tree = state._asdict()
+    tree["key"] = jax.random.key_data(state.key)
+    tree["data_cursor"] = [np.asarray(x, np.int64) for x in jax.tree.leaves(state.data_cursor)]
+    return tree
+
+
+def _from_arrays(tree: dict[str, Any], like: TrainState) -> TrainState:
+    key = jax.random.wrap_key_data(tree.pop("key"), impl=jax.random.key_impl(like.key))
+    leaves = [int(x) for x in tree.pop("data_cursor")]
+    cursor = jax.tree.unflatten(jax.tree.structure(like.data_cursor), leaves)
+    return TrainState(**tree, key=key, data_cursor=cursor)
+
+
+def _abstract(x):
+    if isinstance(x, np.ndarray):
+        return x
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+
+
+def _free_name(path: Path) -> Path:
+    number = 0
+    while (name := path.with_name(f"{path.name}.damaged{number or ''}")).exists():
+        number += 1
+    return name
+
+
+def _reason(error: BaseException) -> str:
+    """Why, in a few words."""
+    text = str(error)
+    if "No space left on device" in text or "RESOURCE_EXHAUSTED" in text:
+        return "no space is left on the device"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return (" ".join(text.split()) or type(error).__name__)[:200].rstrip(". ")
+
+
+@contextlib.contextmanager
+def _orbax(*, partial: bool = False):
+    """Orbax without compression, since weights hardly compress, and without its own log."""
+    from orbax.checkpoint import v1 as ocp
+
+    logging.getLogger("absl").addFilter(_not_orbax)
+    options = ocp.options
+    context = ocp.Context(
+        array_options=options.ArrayOptions(
+            saving=options.ArrayOptions.Saving(use_compression=False)
+        ),
+        pytree_options=options.PyTreeOptions(
+            loading=options.PyTreeOptions.Loading(partial_load=partial)
+        ),
+    )
+    with context:
+        yield ocp
+
+
+def _not_orbax(record: logging.LogRecord) -> bool:
+    """Its errors reach us as exceptions; as log lines they would bury the one sentence."""
+    return "orbax" not in record.pathname

@@ -1,0 +1,118 @@
+"""Between text and arrays: questions to tokens, rollouts to text, rewards to a batch."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_llm.recipes import Batch, validate_batch
+from jaxrl_llm.rewards import Scores
+from jaxrl_llm.rewards import score as score_completions
+
+
+class Question(NamedTuple):
+    """A prompt and the token ids that the model is given for it."""
+
+    prompt: Any
+    tokens: list[int]
+
+
+def encode_prompts(
+    prompts: Iterable, tokenizer, *, room: int, chat: bool = True, system: str | None = None
+) -> list[Question]:
+    """Questions as the model is asked them.
+
+    Args:
+      prompts: ``data.Prompt`` each.
+      tokenizer: A ``data.Tokenizer``.
+      room: Tokens that the model's context leaves beside the response.
+      chat: Through the chat template, as the user's message; else as plain text.
+      system: A system message before it.
+
+    Raises:
+      ValueError: If a prompt is longer than ``room`` or has no token; it names the prompt.
+    """
+    questions = []
+    for prompt in prompts:
+        if chat:
+            messages = [{"role": "system", "content": system}] if system is not None else []
+            messages.append({"role": "user", "content": prompt.text})
+            tokens = tokenizer.encode(tokenizer.chat(messages, add_generation_prompt=True))
+        else:
+            tokens = tokenizer.encode(prompt.text, allow_special=False)
+        name = repr(prompt.id or prompt.text[:40])
+        if not tokens:
+            raise ValueError(f"Prompt {name} has no tokens.")
+        if len(tokens) > room:
+            raise ValueError(
+                f"Prompt {name} has {len(tokens)} tokens, but the model's context leaves room for "
+                f"{room} beside the response."
+            )
+        questions.append(Question(prompt, list(tokens)))
+    return questions
+
+
+def texts_of(rollout, tokenizer) -> list[list[str]]:
+    """The responses as text: P lists of G."""
+    tokens, mask = jax.device_get((rollout.tokens, rollout.mask))
+    return [
+        [tokenizer.decode(row[kept].tolist()) for row, kept in zip(group, keep, strict=True)]
+        for group, keep in zip(tokens, mask, strict=True)
+    ]
+
+
+def grade(
+    questions: Sequence[Question], completions: Sequence[Sequence[str]], reward, *, deadline: float
+) -> Scores:
+    """Rewards ``[P * G]`` of P groups of completions."""
+    asked = [q for q, group in zip(questions, completions, strict=True) for _ in group]
+    return score_completions(
+        reward,
+        [q.prompt.text for q in asked],
+        [text for group in completions for text in group],
+        [q.prompt.metadata for q in asked],
+        deadline=deadline,
+    )
+
+
+def to_batch(
+    rollout, rewards: np.ndarray, questions: Sequence[Question], *, vocab_size: int
+) -> Batch:
+    """A checked training batch of graded rollouts, as host arrays.
+
+    Args:
+      rollout: P groups of G.
+      rewards: float ``[P * G]`` or ``[P, G]``.
+      questions: P, for the names in messages.
+      vocab_size: Tokens lie below it.
+
+    Raises:
+      ValueError: If a value is unusable; it names the prompt.
+    """
+    host = jax.device_get(rollout)
+    shape = host.mask.shape[:2]
+    batch = Batch(
+        tokens=host.tokens,
+        mask=host.mask,
+        rewards=np.asarray(rewards, np.float32).reshape(shape),
+        where=np.ones(shape, bool),
+        prompt_tokens=host.prompt_tokens,
+        prompt_mask=host.prompt_mask,
+        # Of the same kind as what the step computes: tempered, over the whole vocabulary.
+        behavior_logp=host.behavior_logp + host.log_kept,
+    )
+    ids = [q.prompt.id or q.prompt.text[:40] for q in questions]
+    return validate_batch(batch, vocab_size=vocab_size, prompt_ids=ids)
+
+
+def records(
+    questions: Sequence[Question], completions: Sequence[Sequence[str]], rewards: np.ndarray
+) -> list[dict]:
+    """One record a completion: id, prompt, completion, reward."""
+    rewards = np.asarray(rewards).reshape(len(questions), -1)
+    return [
+        {"id": q.prompt.id, "prompt": q.prompt.text, "completion": text, "reward": float(value)}
+        for q, group, row in zip(questions, completions, rewards, strict=True)
+        for text, value in zip(group, row, strict=True)
+    ]

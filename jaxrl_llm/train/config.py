@@ -1,0 +1,294 @@
+"""The configuration of a run: frozen records whose every option has an effect or is refused."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import optax
+
+from jaxrl_llm.core import bind, checks
+from jaxrl_llm.recipes import PRESETS, Recipe
+from jaxrl_llm.train.mesh import check_batch, check_mesh_sizes
+
+PromptSource = Callable[[], Any]
+"""Returns a ``data.PromptSet``; usually a ``bind`` of one of the functions of ``data``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    """Which questions are trained on and which are held out.
+
+    Attributes:
+      prompts: A function that returns the prompts; or a .jsonl, .json or .parquet file, or
+        `gym:TASK` for a thousand questions of a reasoning-gym task.
+      evaluation: Prompts of the held-out evaluation, given in the same way; None takes `held_out`.
+      held_out: Share of the distinct questions that is held out; 0 for none.
+      seed: Of the split and of the order.
+      chat: Put a question through the model's chat template, as the user's message.
+      system: A system message before each question.
+    """
+
+    prompts: PromptSource | str
+    evaluation: PromptSource | str | None = None
+    held_out: float = 0.2
+    seed: int = 0
+    chat: bool = True
+    system: str | None = None
+
+    def __post_init__(self):
+        name = "data"
+        checks.check_non_negative(name, held_out=self.held_out, seed=self.seed)
+        if self.held_out >= 1:
+            raise ValueError(f"data: held_out is a share below 1; got {self.held_out:g}.")
+        if self.evaluation is not None and self.held_out:
+            raise ValueError(
+                "data: held_out has no effect where evaluation brings its own prompts; set it to 0."
+            )
+        if self.system is not None and not self.chat:
+            raise ValueError("data: system has no effect without the chat template (chat=False).")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    """How rollouts are sampled; the policy that trains is the one at this temperature.
+
+    Attributes:
+      group_size: Rollouts of one prompt.
+      max_new_tokens: Longest response, in tokens.
+      temperature: The logits are divided by it.
+      top_k: Keep the k most likely tokens.
+      top_p: Keep the most likely tokens up to this probability mass.
+      min_p: Keep tokens at least this likely relative to the most likely one.
+    """
+
+    group_size: int = 8
+    max_new_tokens: int = 256
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+
+    def __post_init__(self):
+        name = "sampling"
+        checks.check_positive(name, group_size=self.group_size, max_new_tokens=self.max_new_tokens)
+        checks.check_positive(name, temperature=self.temperature, top_k=self.top_k)
+        checks.check_positive(name, top_p=self.top_p, min_p=self.min_p)
+        for option in ("top_p", "min_p"):
+            value = getattr(self, option)
+            if value is not None and value >= 1:
+                raise ValueError(
+                    f"sampling: {option} must be below 1; got {value:g}. None turns it off."
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW with a linear warmup and a bound on the norm of the gradient.
+
+    Attributes:
+      learning_rate: Step size after the warmup.
+      b1: Decay of the mean of gradients.
+      b2: Decay of the mean of squared gradients.
+      eps: Added to the root of the second.
+      weight_decay: Pull of the parameters to zero, times the step size.
+      max_grad_norm: Gradients longer than this are shortened to it; None for no bound.
+      warmup_steps: Steps over which the step size rises from zero.
+    """
+
+    learning_rate: float = 1e-6
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float | None = 1.0
+    warmup_steps: int = 0
+
+    def __post_init__(self):
+        name = "optimizer"
+        checks.check_positive(name, learning_rate=self.learning_rate, eps=self.eps)
+        checks.check_positive(name, max_grad_norm=self.max_grad_norm)
+        checks.check_non_negative(name, weight_decay=self.weight_decay, b1=self.b1, b2=self.b2)
+        checks.check_non_negative(name, warmup_steps=self.warmup_steps)
+        for option in ("b1", "b2"):
+            if getattr(self, option) >= 1:
+                raise ValueError(
+                    f"optimizer: {option} must be below 1; got {getattr(self, option):g}."
+                )
+
+
+def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
+    """The optax transformation that a configuration describes."""
+    rate: Any = config.learning_rate
+    if config.warmup_steps:
+        # Step 0 already moves: the first of n warmup steps has 1 / n of the rate.
+        start = config.learning_rate / config.warmup_steps
+        rate = optax.linear_schedule(start, config.learning_rate, max(config.warmup_steps - 1, 1))
+    adamw = optax.adamw(
+        rate, b1=config.b1, b2=config.b2, eps=config.eps, weight_decay=config.weight_decay
+    )
+    if config.max_grad_norm is None:
+        return adamw
+    return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), adamw)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshConfig:
+    """Sizes of the mesh axes; they multiply to the number of devices, or to 1 for one device.
+
+    Attributes:
+      data: Splits the batch.
+      fsdp: Splits the batch and the parameters.
+      tensor: Splits heads, hidden units and vocabulary.
+    """
+
+    data: int = 1
+    fsdp: int = 1
+    tensor: int = 1
+
+    def __post_init__(self):
+        sizes = {"data": self.data, "fsdp": self.fsdp, "tensor": self.tensor}
+        check_mesh_sizes("mesh", sizes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointConfig:
+    """When the state is saved; it always is at the end of a run and on Ctrl-C.
+
+    Attributes:
+      every: Steps between two checkpoints; 0 for the last one only.
+      keep: How many are kept.
+    """
+
+    every: int = 50
+    keep: int = 2
+
+    def __post_init__(self):
+        checks.check_non_negative("checkpoint", every=self.every)
+        checks.check_positive("checkpoint", keep=self.keep)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig:
+    """The held-out evaluation, before the first and after the last step.
+
+    Attributes:
+      enabled: Evaluate at all.
+      every: Steps between further evaluations; 0 for none.
+      samples: Completions of one question in the sampled evaluation; None takes the group size,
+        which compiles nothing anew.
+      limit: How many held-out questions to use at most; None for all.
+    """
+
+    enabled: bool = True
+    every: int = 0
+    samples: int | None = None
+    limit: int | None = None
+
+    def __post_init__(self):
+        checks.check_non_negative("evaluation", every=self.every)
+        checks.check_positive("evaluation", samples=self.samples, limit=self.limit)
+        if not self.enabled and (self.every or self.samples or self.limit):
+            raise ValueError("evaluation: every, samples and limit have no effect if not enabled.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """A whole run.
+
+    Attributes:
+      model: A name or path of a pretrained model; or a function that returns
+        `(model, params, tokenizer)`.
+      data: The questions.
+      reward: `(prompt, completion, metadata) -> number or mapping`, sync or async, or a
+        `VerifierPool`.
+      recipe: The method: a `Recipe`, or the name of a preset with its defaults.
+      sampling: How rollouts are sampled.
+      optimizer: How the parameters move.
+      mesh: Over which devices.
+      checkpoint: When the state is saved.
+      evaluation: How held-out questions are evaluated.
+      steps: Batches of rollouts in all, those before a resume included.
+      prompts_per_step: Questions of a batch.
+      microbatches: Parts of a batch that are in memory one after the other.
+      updates_per_batch: Passes of the optimizer over one batch.
+      remat: What the backward pass keeps of a layer: "none" all (fast), "full" its input (small),
+        "dots" its matrix products.
+      dtype: Of parameters and matrix products: "float32" or "bfloat16".
+      reward_deadline: Seconds that one call of the reward may take.
+      seed: Of the sampling.
+      samples_shown: Completions of each step that go to samples.jsonl.
+      run_dir: The folder of the run: checkpoints, metrics.jsonl, samples.jsonl, reward.png.
+    """
+
+    model: str | Callable
+    data: DataConfig
+    reward: Callable
+    recipe: Recipe | str = "dr_grpo"
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    steps: int = 100
+    prompts_per_step: int = 8
+    microbatches: int = 1
+    updates_per_batch: int = 1
+    remat: str = "full"
+    dtype: str = "float32"
+    reward_deadline: float = 60.0
+    seed: int = 0
+    samples_shown: int = 4
+    run_dir: str = "runs/latest"
+
+    def __post_init__(self):
+        name = "config"
+        checks.check_positive(name, steps=self.steps, updates_per_batch=self.updates_per_batch)
+        checks.check_positive(name, reward_deadline=self.reward_deadline)
+        checks.check_non_negative(name, seed=self.seed, samples_shown=self.samples_shown)
+        checks.check_option(name, "remat", self.remat, ("none", "dots", "full"))
+        checks.check_option(name, "dtype", self.dtype, ("float32", "bfloat16"))
+        if not isinstance(self.model, str) and self.dtype != "float32":
+            raise ValueError(
+                "config: dtype has no effect on a model that comes from a function; set it there."
+            )
+        if not callable(self.reward):
+            raise TypeError(f"config: reward must be callable; got {self.reward!r}.")
+        sizes = (self.mesh.data, self.mesh.fsdp)
+        parts = 1 if -1 in sizes else math.prod(sizes)
+        check_batch(name, self.prompts_per_step, self.microbatches, parts)
+        find_recipe(self.recipe, self.sampling).check_group_size(self.sampling.group_size)
+
+
+def find_recipe(recipe: Recipe | str, sampling: SamplingConfig) -> Recipe:
+    """The recipe itself, or the preset of that name.
+
+    A preset that takes a constant ``length`` is given the sampler's budget.
+    """
+    if isinstance(recipe, Recipe):
+        return recipe
+    checks.check_option("config", "recipe", recipe, PRESETS)
+    options = {"length": sampling.max_new_tokens} if recipe == "dr_grpo" else {}
+    return PRESETS[recipe](**options)
+
+
+def find_prompts(source: PromptSource | str):
+    """The prompts that a source stands for.
+
+    Raises:
+      ValueError: If a text is neither a file of a known kind nor `gym:TASK`.
+    """
+    from jaxrl_llm import data
+
+    if not isinstance(source, str):
+        return source()
+    kind, _, name = source.partition(":")
+    if kind == "gym" and name:
+        return bind(data.from_reasoning_gym, task=name, size=1000)()
+    if Path(source).suffix in (".jsonl", ".json", ".parquet"):
+        return data.from_file(source)
+    raise ValueError(
+        f"data: {source!r} is neither a .jsonl, .json or .parquet file nor gym:TASK; other sources "
+        "are given as a function in the config file."
+    )

@@ -1,0 +1,45 @@
+"""Ctrl-C between two steps instead of in the middle of one."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+
+class Interrupt:
+    """Set by the first Ctrl-C (or SIGTERM); the second one is no longer caught."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+
+@contextlib.contextmanager
+def catch_interrupt() -> Iterator[Interrupt]:
+    """Within it, the first Ctrl-C or SIGTERM only sets a flag, for the loop to stop after its step.
+
+    A second one acts as it did before. In a thread other than the main one, where Python does not
+    deliver signals, nothing is caught.
+    """
+    interrupt = Interrupt()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupt
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    def note(number, frame):
+        del frame
+        interrupt.signal = number
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+    for number in numbers:
+        signal.signal(number, note)
+    try:
+        yield interrupt
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
