@@ -72,22 +72,21 @@ class GgufFile:
         if not self.path.is_file():
             raise FileNotFoundError(f"GgufFile: there is no file {self.path}")
         try:
-            self._reader = GGUFReader(self.path)
+            reader = GGUFReader(self.path)
+            # The reader's fields are a numpy array a string: a large vocabulary would hold 100 MB.
+            self._metadata = {key: field.contents() for key, field in reader.fields.items()}
         except Exception as error:  # the reader trusts the file: broken bytes raise anything
             raise ValueError(
                 f"GgufFile: {self.path} is not a readable GGUF file, it may be truncated "
                 f"({type(error).__name__}: {error})"
             ) from error
-        self._tensors = {hugging_face_name(t.name): t for t in self._reader.tensors}
+        self._tensors = {hugging_face_name(t.name): t for t in reader.tensors}
 
     def metadata(self, key: str, default: Any = _MISSING) -> Any:
         """One metadata value as plain Python; without a default a missing key raises."""
-        field = self._reader.get_field(key)
-        if field is None:
-            if default is _MISSING:
-                raise ValueError(f"GgufFile: {self.path} lacks the metadata {key!r}")
-            return default
-        return field.contents()
+        if key not in self._metadata and default is _MISSING:
+            raise ValueError(f"GgufFile: {self.path} lacks the metadata {key!r}")
+        return self._metadata.get(key, default)
 
     @cached_property
     def architecture(self) -> str:
