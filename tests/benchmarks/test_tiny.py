@@ -11,7 +11,6 @@ from benchmarks import sampler, train_step
     "name, benchmark, options",
     [
         ("sampler", sampler, []),
-        ("train_step", train_step, []),
         ("train_step_short", train_step, ["--case", "short"]),
     ],
 )
