@@ -1,6 +1,41 @@
 """For users' own tests: a tiny model, a byte tokenizer and the battery of every recipe."""
 
-from jaxrl_llm.testing.model import tiny_config, tiny_model
-from jaxrl_llm.testing.tokenizer import ByteTokenizer
+import importlib
+from typing import TYPE_CHECKING
 
-__all__ = ["ByteTokenizer", "tiny_config", "tiny_model"]
+if TYPE_CHECKING:
+    from jaxrl_llm.testing.battery import CHECKS, assert_recipe_ok
+    from jaxrl_llm.testing.cases import Case, make_case
+    from jaxrl_llm.testing.model import tiny_config, tiny_model
+    from jaxrl_llm.testing.tokenizer import ByteTokenizer
+
+# The battery needs the sampler and the train step; a byte tokenizer does not.
+_HOMES = {
+    "ByteTokenizer": "tokenizer",
+    "CHECKS": "battery",
+    "Case": "cases",
+    "assert_recipe_ok": "battery",
+    "make_case": "cases",
+    "tiny_config": "model",
+    "tiny_model": "model",
+}
+
+__all__ = [
+    "CHECKS",
+    "ByteTokenizer",
+    "Case",
+    "assert_recipe_ok",
+    "make_case",
+    "tiny_config",
+    "tiny_model",
+]
+
+
+def __getattr__(name: str):
+    if name in _HOMES:
+        return getattr(importlib.import_module(f"jaxrl_llm.testing.{_HOMES[name]}"), name)
+    raise AttributeError(f"module 'jaxrl_llm.testing' has no attribute {name!r}.")
+
+
+def __dir__():
+    return sorted([*globals(), *_HOMES])

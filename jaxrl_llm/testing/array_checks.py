@@ -1,0 +1,280 @@
+"""Checks of a recipe on arrays alone: no model, a few small compilations."""
+
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.core import accepted, call_with
+from jaxrl_llm.models.sharding import batch_sharding
+from jaxrl_llm.recipes import Batch, Recipe
+from jaxrl_llm.testing import cases
+from jaxrl_llm.testing.cases import Case, compiled, evaluate, expect_close, fail, make_case
+from jaxrl_llm.train.mesh import make_mesh
+
+# Sizes of the axes data, fsdp and tensor; those that need more devices than there are get left out.
+MESHES = ((8, 1, 1), (1, 8, 1), (2, 2, 2))
+
+
+def check_microbatches(recipe: Recipe) -> None:
+    """The gradient of the whole batch is the sum of those of 2 or 4 parts with unequal tokens.
+
+    It fails where a loss divides by something that it finds in its own part.
+
+    Raises:
+      AssertionError: If they differ.
+    """
+    case = make_case()
+    ready, loss, grads = evaluate(recipe, case)
+    part_loss = compiled(recipe).loss_and_grad
+    for count in (2, 4):
+        parts = []
+        for i in range(count):
+            rows = slice(i * cases.P // count, (i + 1) * cases.P // count)
+            part = jax.tree.map(lambda x, rows=rows: x[rows], (case.logp, case.entropy, ready))
+            parts.append(part_loss(*part))
+        losses, parts = zip(*parts, strict=True)
+        joined = jax.tree.map(lambda *g: jnp.concatenate(g), *parts)
+        where = f"in {count} microbatches"
+        expect_close("check_microbatches", recipe, f"loss {where}", sum(losses), loss)
+        expect_close("check_microbatches", recipe, f"gradient {where}", joined, grads)
+
+
+def meshes(sizes=MESHES) -> list[jax.sharding.Mesh]:
+    """The meshes of these sizes for which there are devices; warns if there are none."""
+    devices = jax.devices()
+    found = [
+        make_mesh(data=data, fsdp=fsdp, tensor=tensor, devices=devices[: data * fsdp * tensor])
+        for data, fsdp, tensor in sizes
+        if data * fsdp * tensor <= len(devices)
+    ]
+    if not found:
+        warnings.warn(
+            "The battery's mesh checks need 8 devices and were left out; on a CPU set "
+            "JAX_NUM_CPU_DEVICES=8 before jax is imported.",
+            stacklevel=3,
+        )
+    return found
+
+
+def check_devices(recipe: Recipe) -> None:
+    """Loss and gradient on one device are those on eight, split over prompts in several ways.
+
+    Raises:
+      AssertionError: If they differ.
+    """
+    case = make_case()
+    ready, loss, grads = evaluate(recipe, case)
+    for mesh in meshes():
+        where = f"on the mesh {dict(mesh.shape)}"
+        with jax.set_mesh(mesh):  # a function may look at the mesh around it
+            split = jax.device_put(case, batch_sharding(mesh))
+            there, loss_there, grads_there = evaluate(recipe, split)
+        expect_close("check_devices", recipe, f"batch {where}", _real(there), _real(ready))
+        expect_close("check_devices", recipe, f"loss {where}", loss_there, loss)
+        expect_close("check_devices", recipe, f"gradient {where}", grads_there, grads)
+
+
+def _real(batch: Batch) -> dict:
+    """What prepare computed."""
+    return {
+        "mask": batch.mask,
+        "advantages": batch.advantages,
+        "weights": batch.weights,
+        "correction": batch.correction,
+    }
+
+
+def with_junk(case: Case, junk: float) -> Case:
+    """The case with ``junk`` in every cell that takes no part, and tokens that do not exist."""
+    batch = case.batch
+    mask = batch.mask & batch.where[..., None]
+
+    def fill(x):
+        return jnp.where(mask, x, junk)
+
+    batch = batch.replace(
+        old_logp=fill(batch.old_logp),
+        behavior_logp=fill(batch.behavior_logp),
+        ref_logp=fill(batch.ref_logp),
+        rewards=jnp.where(batch.where, batch.rewards, junk),
+        tokens=jnp.where(mask, batch.tokens, -1_000_000),
+        prompt_tokens=jnp.where(batch.prompt_mask, batch.prompt_tokens, 1_000_000),
+    )
+    return Case(batch, fill(case.logp), fill(case.entropy))
+
+
+def check_junk(recipe: Recipe) -> None:
+    """1e4, NaN and infinities in masked cells change neither loss nor gradient.
+
+    Raises:
+      AssertionError: If something changes, or a masked cell has a gradient.
+    """
+    case = make_case()
+    ready, loss, grads = evaluate(recipe, case)
+    masked = ~np.asarray(ready.mask)
+    for junk in (1e4, np.nan, np.inf, -np.inf):
+        there, loss_there, grads_there = evaluate(recipe, with_junk(case, junk))
+        where = f"with {junk} in masked cells"
+        expect_close("check_junk", recipe, f"batch {where}", _real(there), _real(ready))
+        expect_close("check_junk", recipe, f"loss {where}", loss_there, loss, tolerance=1e-6)
+        expect_close("check_junk", recipe, f"gradient {where}", grads_there, grads, tolerance=1e-6)
+        if np.asarray(grads_there)[:, masked].any():
+            fail("check_junk", recipe, "a masked cell has a gradient.")
+
+
+def check_permutation(recipe: Recipe) -> None:
+    """Permuting the groups, or the members of each group, permutes the result and no more.
+
+    Raises:
+      AssertionError: If the loss changes, or gradients and advantages are not permuted alike.
+    """
+    case = make_case()
+    ready, loss, grads = evaluate(recipe, case)
+    groups, members = np.array([3, 0, 6, 1, 7, 2, 5, 4]), np.array([2, 0, 3, 1])
+
+    def permute_groups(tree):
+        return jax.tree.map(lambda x: x[groups], tree)
+
+    def permute_members(tree):
+        # Prompts have no member axis; theirs is told by its size, which no group has.
+        return jax.tree.map(lambda x: x[:, members] if x.shape[1] == cases.G else x, tree)
+
+    for what, permute in (("groups", permute_groups), ("members", permute_members)):
+        there, loss_there, grads_there = evaluate(recipe, permute(case))
+        where = f"after a permutation of {what}"
+        want = permute((_real(ready), grads))
+        expect_close("check_permutation", recipe, f"loss {where}", loss_there, loss)
+        got = (_real(there), grads_there)
+        expect_close("check_permutation", recipe, f"result {where}", got, want)
+
+
+def check_degenerate_groups(recipe: Recipe) -> None:
+    """Groups that agree, with one rollout or with none, and empty batches, give finite numbers.
+
+    Rollouts that take no part have advantage 0, and a batch in which nothing takes part has loss
+    and gradient 0. What a group that agrees gets is left to the method, whose docstring says it.
+
+    Raises:
+      AssertionError: If a number is not finite, or something that takes no part has one.
+    """
+    name = "check_degenerate_groups"
+    case = make_case()
+    one = jnp.zeros_like(case.batch.where).at[:, 2].set(True)
+    none = jnp.zeros_like(case.batch.where)
+    agree = jnp.full_like(case.batch.rewards, 0.1)
+    variants = {
+        "groups that agree": case.batch.replace(rewards=agree, where=~none),
+        "groups that agree on 0": case.batch.replace(rewards=0 * agree, where=~none),
+        "groups of one": case.batch.replace(where=one),
+        "empty groups": case.batch.replace(where=none),
+        "empty responses": case.batch.replace(mask=jnp.zeros_like(case.batch.mask)),
+    }
+    for what, batch in variants.items():
+        ready, loss, grads = evaluate(recipe, case._replace(batch=batch))
+        for part, tree in (("batch", _real(ready)), ("loss", loss), ("gradient", grads)):
+            expect_close(name, recipe, f"{part} of {what}", tree, tree)
+        advantages = np.asarray(ready.advantages)
+        left_out = ~np.asarray(ready.mask if advantages.ndim == 3 else ready.where)
+        if advantages[left_out].any():
+            fail(name, recipe, f"{what}: a rollout that takes no part has an advantage.")
+        if what.startswith("empty") and (np.asarray(loss).any() or np.asarray(grads).any()):
+            fail(name, recipe, f"{what}: the loss or its gradient is not 0.")
+
+
+def check_jit(recipe: Recipe) -> None:
+    """Compiled and not compiled agree, and a second step is not traced again.
+
+    Raises:
+      AssertionError: If they differ, or the state that comes out compiles anew.
+    """
+    traces = []
+
+    def step(case: Case, state):
+        ready, state = recipe.prepare(case.batch, state)
+        return _real(ready), cases.loss_and_grad(recipe)(case.logp, case.entropy, ready), state
+
+    def traced(case: Case, state):
+        traces.append(state)
+        return step(case, state)
+
+    fast, state = jax.jit(traced), recipe.init()
+    for seed in (0, 1):
+        case = make_case(seed)
+        got, want = fast(case, state), step(case, state)
+        expect_close("check_jit", recipe, "compiled result", got, want)
+        state = got[-1]
+    if len(traces) != 1:
+        fail("check_jit", recipe, "the second step compiles anew: the state changes its type.")
+
+
+def check_precision(recipe: Recipe) -> None:
+    """Bfloat16 comes in, float32 statistics come out: the same as those of the rounded numbers.
+
+    Raises:
+      AssertionError: If a statistic has another dtype, or was computed in less.
+    """
+    name = "check_precision"
+
+    def cast(tree, dtype):
+        floating = jnp.floating
+        return jax.tree.map(
+            lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, floating) else x, tree
+        )
+
+    low = cast(make_case(), jnp.bfloat16)
+    ready, loss, grads = evaluate(recipe, low)
+    same, want, want_grads = evaluate(recipe, cast(low, jnp.float32))
+    statistics = {"loss": loss, "advantages": ready.advantages, "weights": ready.weights}
+    for what, value in statistics.items():
+        if value.dtype != jnp.float32:
+            fail(name, recipe, f"{what} is {value.dtype}, not float32.")
+    expect_close(name, recipe, "batch", _real(ready), _real(same))
+    expect_close(name, recipe, "loss", loss, want)
+    # The gradient is handed back in the dtype of logp, so it is rounded once.
+    expect_close(name, recipe, "gradient", grads, want_grads, tolerance=2**-7)
+
+
+def expect_policy_gradient(check: str, recipe: Recipe, case: Case, tolerance: float) -> None:
+    """Raises unless the gradient is that of the plain policy gradient, plus the regularizers'.
+
+    The case must be on policy: ``old_logp`` None or equal to ``logp``, and so ``ref_logp``.
+    """
+    ready, _, (grad, _) = evaluate(recipe, case)
+    weights = ready.weights if ready.correction is None else ready.weights * ready.correction
+    advantages = ready.advantages
+    advantages = advantages if advantages.ndim == 3 else advantages[..., None]
+
+    def terms(logp, only=""):
+        values = {"logp": logp, "entropy": case.entropy, "mask": ready.mask}
+        names = ("behavior_logp", "ref_logp", "advantages")
+        values |= {name: getattr(ready, name) for name in names} | {"old_logp": case.logp}
+        called = [t for t in recipe.regularizers if not only or only in accepted(t)]
+        losses = [call_with(t, context=values) for t in called]
+        return sum((jnp.sum(jnp.where(ready.mask, x, 0) * ready.weights) for x in losses), 0.0)
+
+    want = -weights * advantages
+    if recipe.regularizers:
+        want = want + jax.grad(terms)(case.logp)
+        distance = float(terms(case.logp, only="ref_logp"))
+        if abs(distance) > tolerance:
+            fail(check, recipe, f"the distance to an equal reference is {distance:.2g}, not 0.")
+    expect_close(check, recipe, "on policy, the gradient", grad, want, tolerance=tolerance)
+
+
+def check_on_policy(recipe: Recipe) -> None:
+    """With an unchanged policy the ratio is 1: plain policy gradient, and no distance to itself.
+
+    Both where ``old_logp`` is given and where it is None.
+
+    Raises:
+      AssertionError: If the gradient is another one.
+    """
+    case = make_case()
+    same = {"ref_logp": case.logp, "behavior_logp": case.logp}
+    given = case._replace(batch=case.batch.replace(old_logp=case.logp, **same))
+    expect_policy_gradient("check_on_policy", recipe, given, 1e-5)
+    if recipe.correction is None:
+        absent = case._replace(batch=case.batch.replace(old_logp=None, **same))
+        expect_policy_gradient("check_on_policy", recipe, absent, 1e-5)

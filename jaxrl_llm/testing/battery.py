@@ -1,0 +1,47 @@
+"""The battery: what every recipe must hold to, whatever its method."""
+
+from collections.abc import Callable, Sequence
+
+from jaxrl_llm.core import checks as core_checks
+from jaxrl_llm.recipes import Recipe
+from jaxrl_llm.testing import array_checks, model_checks
+
+CHECKS: dict[str, Callable[[Recipe], None]] = {
+    "jit": array_checks.check_jit,
+    "microbatches": array_checks.check_microbatches,
+    "devices": array_checks.check_devices,
+    "junk": array_checks.check_junk,
+    "permutation": array_checks.check_permutation,
+    "degenerate_groups": array_checks.check_degenerate_groups,
+    "on_policy": array_checks.check_on_policy,
+    "precision": array_checks.check_precision,
+    "layouts": model_checks.check_layouts,
+    "rollouts": model_checks.check_rollouts,
+    "model_precision": model_checks.check_model_precision,
+    "train_step": model_checks.check_train_step,
+    "checkpoint": model_checks.check_checkpoint,
+}
+
+
+def assert_recipe_ok(recipe: Recipe, *, only: Sequence[str] | None = None) -> None:
+    """Runs the battery on a recipe; a method that passes can be trained at any size.
+
+    The checks run on batches of 8 prompts, 4 rollouts and 6 tokens, and on a model of one layer.
+    Those on meshes need 8 devices, which a CPU gives with ``JAX_NUM_CPU_DEVICES=8``; with fewer
+    they are left out with a warning.
+
+    Args:
+      recipe: A Recipe.
+      only: Keys of :data:`CHECKS`; all of them by default.
+
+    Raises:
+      AssertionError: By the first check that fails; it names the check, the recipe and the number.
+      ValueError: If a key is unknown.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.testing.assert_recipe_ok(jr.recipes.dapo(), only=["microbatches", "junk"])
+    """
+    for key in CHECKS if only is None else only:
+        core_checks.check_option("assert_recipe_ok", "only", key, CHECKS)
+        CHECKS[key](recipe)

@@ -1,0 +1,143 @@
+"""Inputs of the battery: small batches with every kind of group in them, and how to compare."""
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.core import Array, ArrayTree
+from jaxrl_llm.recipes import Batch, Recipe
+
+P, G, T = 8, 4, 6
+
+
+class Case(NamedTuple):
+    """A batch that is not yet prepared, with what a model would say about it.
+
+    Attributes:
+      batch: All optional log-probabilities are there.
+      logp: float32 ``[P, G, T]`` of the policy being trained.
+      entropy: float32 ``[P, G, T]``.
+    """
+
+    batch: Batch
+    logp: Array
+    entropy: Array
+
+
+def make_case(seed: int = 0, *, vocab_size: int = 259) -> Case:
+    """Eight groups of four, six tokens: ratios on both sides of every clip, unequal lengths.
+
+    Group 2 agrees on its reward, in group 4 one rollout takes no part, in group 5 only one does, in
+    group 6 none, and group 7 holds an empty response. The first half has twice the tokens of the
+    second.
+
+    Args:
+      seed: Of the random numbers.
+      vocab_size: Tokens are below it.
+
+    Returns:
+      A Case; cells that are masked hold ordinary numbers.
+    """
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(3, T + 1, (P, G))
+    lengths[P // 2 :] = rng.integers(1, 4, (P // 2, G))
+    lengths[7, 1] = 0
+    rewards = rng.uniform(0.0, 1.0, (P, G))
+    rewards[2] = 0.1
+    rewards[3] = [1.0, 0.0, 0.0, 1.0]
+    where = np.ones((P, G), bool)
+    where[4, 3] = False
+    where[5, 1:] = False
+    where[6] = False
+    prompt_lengths = rng.integers(2, 6, (P, 1))
+    logp = rng.normal(-1.5, 0.5, (P, G, T))
+
+    def near(spread: float) -> Array:
+        return jnp.asarray(logp + rng.normal(0.0, spread, logp.shape), jnp.float32)
+
+    batch = Batch(
+        tokens=jnp.asarray(rng.integers(0, vocab_size, (P, G, T)), jnp.int32),
+        mask=jnp.asarray(np.arange(T) < lengths[..., None]),
+        rewards=jnp.asarray(rewards, jnp.float32),
+        where=jnp.asarray(where),
+        prompt_tokens=jnp.asarray(rng.integers(0, vocab_size, (P, 5)), jnp.int32),
+        prompt_mask=jnp.asarray(np.arange(5) < prompt_lengths),
+        old_logp=near(0.3),
+        behavior_logp=near(0.3),
+        ref_logp=near(0.3),
+    )
+    entropy = jnp.asarray(rng.uniform(0.5, 2.0, logp.shape), jnp.float32)
+    return Case(batch, jnp.asarray(logp, jnp.float32), entropy)
+
+
+class Compiled(NamedTuple):
+    """A recipe's two functions, compiled.
+
+    Attributes:
+      prepare: ``(batch, state) -> (batch, state)``.
+      loss_and_grad: ``(logp, entropy, prepared batch) -> (loss, (d logp, d entropy))``.
+    """
+
+    prepare: Callable
+    loss_and_grad: Callable
+
+
+def loss_and_grad(recipe: Recipe) -> Callable:
+    """``(logp, entropy, prepared batch) -> (loss, (d logp, d entropy))``, not compiled."""
+
+    def loss(logp, entropy, batch):
+        return recipe.loss(logp, batch, entropy=entropy)
+
+    return jax.value_and_grad(loss, argnums=(0, 1))
+
+
+@functools.lru_cache(maxsize=64)
+def compiled(recipe: Recipe) -> Compiled:
+    """The functions of a recipe, compiled once for all checks."""
+    return Compiled(jax.jit(recipe.prepare), jax.jit(loss_and_grad(recipe)))
+
+
+def evaluate(recipe: Recipe, case: Case) -> tuple[Batch, Array, tuple[Array, Array]]:
+    """Prepared batch, loss and gradients of a case."""
+    functions = compiled(recipe)
+    ready, _ = functions.prepare(case.batch, recipe.init())
+    loss, grads = functions.loss_and_grad(case.logp, case.entropy, ready)
+    return ready, loss, grads
+
+
+def fail(check: str, recipe: Recipe, words: str) -> None:
+    """Raises the AssertionError of a check."""
+    raise AssertionError(f"{check}: recipe {recipe.name!r}: {words}")
+
+
+def expect_close(
+    check: str,
+    recipe: Recipe,
+    what: str,
+    got: ArrayTree,
+    want: ArrayTree,
+    *,
+    tolerance: float = 1e-5,
+) -> None:
+    """Raises unless two trees agree, within ``tolerance`` of the largest value of each leaf."""
+    for path, (a, b) in _pairs(got, want):
+        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        where = f"{what}{path}"
+        if a.shape != b.shape:
+            fail(check, recipe, f"{where} has shape {a.shape} instead of {b.shape}.")
+        if not np.isfinite(a).all():
+            fail(check, recipe, f"{where} holds {a[~np.isfinite(a)][0]}.")
+        scale = np.abs(b).max(initial=0.0)
+        gap = np.abs(a - b).max(initial=0.0)
+        if not gap <= tolerance * scale + 1e-7:
+            fail(check, recipe, f"{where} differs by {gap:.2g}, of values up to {scale:.2g}.")
+
+
+def _pairs(got: ArrayTree, want: ArrayTree):
+    flat, _ = jax.tree_util.tree_flatten_with_path(got)
+    for (path, a), b in zip(flat, jax.tree.leaves(want), strict=True):
+        yield jax.tree_util.keystr(path), (a, b)

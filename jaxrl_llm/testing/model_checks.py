@@ -1,0 +1,266 @@
+"""Checks of a recipe together with a model, the sampler, the train step and a checkpoint."""
+
+import functools
+import tempfile
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxrl_llm import logprobs
+from jaxrl_llm.core import Array, ArrayTree
+from jaxrl_llm.models import AttentionContext, Model, param_shardings
+from jaxrl_llm.models.sharding import batch_sharding, shard
+from jaxrl_llm.recipes import Batch, Recipe
+from jaxrl_llm.rollout import make_sampler
+from jaxrl_llm.testing import cases
+from jaxrl_llm.testing.array_checks import expect_policy_gradient, meshes
+from jaxrl_llm.testing.cases import Case, compiled, evaluate, expect_close, fail, make_case
+from jaxrl_llm.testing.model import tiny_model
+from jaxrl_llm.train import TrainState, init_state, make_step, score
+from jaxrl_llm.train.checkpoint import Checkpoints
+
+# Temperature and truncation of the sampler.
+SAMPLING = (
+    {"temperature": 1.0},
+    {"temperature": 0.6, "top_k": 20},
+    {"temperature": 1.4, "top_p": 0.8, "min_p": 0.001},
+)
+
+
+@functools.lru_cache(maxsize=1)
+def model() -> tuple[Model, ArrayTree]:
+    """The model of these checks: one layer, to compile fast."""
+    return tiny_model(num_layers=1)
+
+
+def score_batch(params: ArrayTree, batch: Batch, temperature=1.0) -> tuple[Array, Array]:
+    """Log-probabilities and entropies as training computes them, prompts shared by their groups."""
+    arrays = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
+    return score(model()[0], params, *arrays, temperature=temperature)
+
+
+def score_rows(params: ArrayTree, batch: Batch) -> tuple[Array, Array]:
+    """The same from one padded row a rollout: the prompt, then at once the response."""
+    network, (P, G, T) = model()[0], batch.tokens.shape
+    length = batch.prompt_tokens.shape[1] + T
+    prompt_length = jnp.sum(batch.prompt_mask, axis=-1)[:, None, None]
+    place = jnp.arange(length) - prompt_length
+    prompts = jnp.pad(batch.prompt_tokens, ((0, 0), (0, T)))[:, None]
+    own = jnp.take_along_axis(
+        batch.tokens, jnp.broadcast_to(jnp.clip(place, 0, T - 1), (P, G, length)), axis=-1
+    )
+    lengths = jnp.sum(batch.mask, axis=-1)[..., None]
+    tokens = jnp.where(place < 0, prompts, own)
+    kept = jnp.broadcast_to(place, tokens.shape) < lengths
+    rows = jnp.where(kept, tokens, 0).reshape(P * G, 1, length)
+    positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), rows.shape)
+    context = AttentionContext(mask=kept.reshape(rows.shape))
+    hidden, _ = network.apply(params, rows, positions, context)
+    hidden = hidden.reshape(P, G, length, -1)
+    before = jnp.broadcast_to(prompt_length - 1 + jnp.arange(T), (P, G, T))
+    hidden = jnp.take_along_axis(hidden, before[..., None], axis=2)
+    matrix = network.output_matrix(params)
+    return logprobs.token_logprobs(hidden, matrix, batch.tokens, mask=batch.mask)
+
+
+class Layout(NamedTuple):
+    """One way to compute log-probabilities, and its gradient, compiled for all recipes.
+
+    Attributes:
+      score: ``(params, batch) -> (logp, entropy)``.
+      pull: ``(params, batch, (d logp, d entropy)) -> d params``.
+    """
+
+    score: Callable
+    pull: Callable
+
+
+@functools.lru_cache(maxsize=4)
+def layout(function: Callable) -> Layout:
+    """The compiled forms of :func:`score_batch` or :func:`score_rows`."""
+
+    def pull(params, batch, cotangents):
+        return jax.vjp(lambda p: function(p, batch), params)[1](cotangents)[0]
+
+    return Layout(jax.jit(function), jax.jit(pull))
+
+
+@functools.lru_cache(maxsize=1)
+def model_case() -> Case:
+    """The case of :func:`make_case` with log-probabilities near those of the model."""
+    network, params = model()
+    batch = make_case(vocab_size=network.config.vocab_size).batch
+    logp, entropy = layout(score_batch).score(params, batch)
+    rng = np.random.default_rng(1)
+
+    def near() -> Array:
+        return logp + jnp.asarray(rng.normal(0.0, 0.3, logp.shape), jnp.float32)
+
+    batch = batch.replace(old_logp=near(), behavior_logp=near(), ref_logp=near())
+    return Case(batch, logp, entropy)
+
+
+def widened(batch: Batch, more: int) -> Batch:
+    """The batch with ``more`` columns of padding behind prompts and responses."""
+
+    def pad(x, fill):
+        return jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, more),), constant_values=fill)
+
+    changes = {"mask": pad(batch.mask, False), "prompt_mask": pad(batch.prompt_mask, False)}
+    changes |= {"tokens": pad(batch.tokens, 1), "prompt_tokens": pad(batch.prompt_tokens, 1)}
+    for name in ("old_logp", "behavior_logp", "ref_logp"):
+        changes[name] = pad(getattr(batch, name), np.nan)
+    return batch.replace(**changes)
+
+
+def check_layouts(recipe: Recipe) -> None:
+    """Loss and gradient in parameters do not depend on how the batch is laid out.
+
+    A prompt shared by its group, more padding behind prompts and responses, and one padded row a
+    rollout that repeats the prompt.
+
+    Raises:
+      AssertionError: If they differ.
+    """
+    params, case = model()[1], model_case()
+    functions, results = compiled(recipe), {}
+    wide = widened(case.batch, 2)
+    layouts = {
+        "shared": (score_batch, case.batch),
+        "more padding": (score_batch, wide),
+        "rows": (score_rows, wide),
+    }
+    for name, (function, batch) in layouts.items():
+        logp, entropy = layout(function).score(params, batch)
+        ready, _ = functions.prepare(batch, recipe.init())
+        loss, grads = functions.loss_and_grad(logp, entropy, ready)
+        results[name] = (loss, layout(function).pull(params, batch, grads))
+    want = results.pop("shared")
+    for name, got in results.items():
+        what = f"with the layout {name!r}, loss and gradient"
+        expect_close("check_layouts", recipe, what, got, want, tolerance=1e-4)
+
+
+@functools.lru_cache(maxsize=1)
+def rollout_cases() -> list[tuple[dict, Case]]:
+    """Sampled rollouts, scored as in training; ``old_logp`` is what the sampler reports."""
+    (network, params), template = model(), make_case()
+    prompts = [
+        np.asarray(row)[np.asarray(kept)].tolist()
+        for row, kept in zip(template.batch.prompt_tokens, template.batch.prompt_mask, strict=True)
+    ]
+    found, scored = [], jax.jit(score_batch)
+    for options in SAMPLING:
+        sample = make_sampler(
+            network, max_new_tokens=cases.T, group_size=cases.G, stop_ids=(0, 1, 2), **options
+        )
+        rollout = sample(params, jax.random.key(0), prompts)
+        batch = template.batch.replace(
+            tokens=rollout.tokens,
+            mask=rollout.mask,
+            prompt_tokens=rollout.prompt_tokens,
+            prompt_mask=rollout.prompt_mask,
+            old_logp=rollout.tempered_logp,
+            behavior_logp=rollout.behavior_logp,
+        )
+        logp, entropy = scored(params, batch, options["temperature"])
+        found.append((options, Case(batch.replace(ref_logp=logp), logp, entropy)))
+    return found
+
+
+def check_rollouts(recipe: Recipe) -> None:
+    """On what the model itself sampled, at any temperature and truncation, the ratio is 1.
+
+    The proximal log-probability is the sampler's, at its temperature over the whole vocabulary; the
+    gradient must be that of the plain policy gradient.
+
+    Raises:
+      AssertionError: If the ratio is not 1 or the gradient another one.
+    """
+    for options, case in rollout_cases():
+        mask = np.asarray(case.batch.mask)
+        gap = np.abs(np.asarray(case.logp - case.batch.old_logp))[mask].max()
+        if gap > 1e-4:
+            fail("check_rollouts", recipe, f"sampler and trainer differ by {gap:.2g} at {options}.")
+        expect_policy_gradient("check_rollouts", recipe, case, 1e-3)
+
+
+def check_model_precision(recipe: Recipe) -> None:
+    """A bfloat16 model goes in; loss, advantages and weights are float32.
+
+    Raises:
+      AssertionError: If one is not.
+    """
+    network, params = tiny_model(num_layers=1, dtype="bfloat16")
+    batch = model_case().batch
+    arrays = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
+    logp, entropy = jax.jit(lambda p: score(network, p, *arrays))(params)
+    ready, loss, _ = evaluate(recipe, Case(batch, logp, entropy))
+    values = {"logp": logp, "loss": loss, "advantages": ready.advantages, "weights": ready.weights}
+    for what, value in values.items():
+        if value.dtype != jnp.float32:
+            fail("check_model_precision", recipe, f"{what} is {value.dtype}, not float32.")
+    if not np.isfinite(loss):
+        fail("check_model_precision", recipe, f"the loss is {loss}.")
+
+
+def _updated(recipe: Recipe, *, microbatches: int = 1, mesh=None) -> ArrayTree:
+    """Parameters after one step of plain gradient descent: the gradient, as training applies it."""
+    (network, params), batch = model(), model_case().batch
+    optimizer = optax.sgd(1.0)
+    if mesh is not None:
+        params = shard(params, param_shardings(params, mesh))
+        batch = jax.device_put(batch, batch_sharding(mesh))
+    state = init_state(params, optimizer, recipe, key=jax.random.key(0), mesh=mesh)
+    step = make_step(network, recipe, optimizer, microbatches=microbatches, mesh=mesh, remat="none")
+    after, _ = step(state, batch)
+    return jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), after.params, params)
+
+
+def check_train_step(recipe: Recipe) -> None:
+    """One train step is the same update in 1 and 4 microbatches, and in 2 on a mesh of 8 devices.
+
+    The mesh has all three axes at once; :func:`check_devices` takes them one by one.
+
+    Raises:
+      AssertionError: If an update differs.
+    """
+    want = _updated(recipe)
+    ways = {"in 4 microbatches": {"microbatches": 4}}
+    for mesh in meshes(((2, 2, 2),)):
+        ways[f"on the mesh {dict(mesh.shape)}"] = {"mesh": mesh, "microbatches": 2}
+    for where, options in ways.items():
+        got = _updated(recipe, **options)
+        expect_close("check_train_step", recipe, f"the update {where}", got, want, tolerance=1e-4)
+
+
+def check_checkpoint(recipe: Recipe) -> None:
+    """The state survives a checkpoint, and what follows depends on it alone.
+
+    Raises:
+      AssertionError: If a leaf is no array, does not come back, or the next step differs.
+    """
+    name = "check_checkpoint"
+    first, second = make_case(0).batch, make_case(1).batch
+    _, state = recipe.prepare(first, recipe.init())
+    for leaf in jax.tree.leaves(state):
+        if not isinstance(leaf, jax.Array | np.ndarray):
+            fail(name, recipe, f"the state holds {leaf!r}, which is no array.")
+    train_state = TrainState({"w": jnp.zeros(2)}, (), state, jax.random.key(0), jnp.int32(1), ())
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoints = Checkpoints(folder, model=model()[0])
+        checkpoints.save(train_state)
+        checkpoints.wait()
+        back = checkpoints.restore(jax.tree.map(jnp.zeros_like, train_state)).algo_state
+    for a, b in zip(jax.tree.leaves(back), jax.tree.leaves(state), strict=True):
+        if a.dtype != b.dtype or not np.array_equal(a, b, equal_nan=True):
+            fail(name, recipe, f"{b} came back as {a}.")
+    want, got = recipe.prepare(second, state), recipe.prepare(second, back)
+    for what in ("mask", "advantages", "weights"):
+        a, b = getattr(got[0], what), getattr(want[0], what)
+        expect_close(name, recipe, f"after a restart, {what}", a, b, tolerance=0.0)
+    expect_close(name, recipe, "after a restart, the state", got[1], want[1], tolerance=0.0)
