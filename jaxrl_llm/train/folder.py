@@ -1,6 +1,5 @@
 """The folder of a run: what is written where, and what the user is told."""
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -49,8 +48,10 @@ class RunFolder:
                 "another folder."
             )
 
-    def start(self, step: int) -> None:
+    def start(self, step: int, files: Mapping[str, str]) -> None:
         """Begins the files, or drops what a run wrote after the checkpoint it resumes from."""
+        for name, text in files.items():
+            (self.path / name).write_text(text)
         self.metrics.keep_up_to(step)
         self.samples.keep_up_to(step)
 
@@ -96,7 +97,3 @@ class RunFolder:
             disable=not self.shows_progress,
             dynamic_ncols=True,
         )
-
-    def write_json(self, name: str, value: Any) -> None:
-        """Writes one JSON file."""
-        (self.path / name).write_text(json.dumps(value, indent=1) + "\n")

@@ -1,7 +1,7 @@
 """The training loop, to be read from top to bottom."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,11 @@ class Result:
 
 
 def train(
-    config: TrainConfig, *, resume: bool = False, say: Callable[[str], Any] | None = None
+    config: TrainConfig,
+    *,
+    resume: bool = False,
+    say: Callable[[str], Any] | None = None,
+    files: Mapping[str, str] | None = None,
 ) -> Result:
     """Trains a model: prompts, rollouts, rewards, update, metrics, checkpoint, and again.
 
@@ -56,6 +60,7 @@ def train(
       config: The run.
       resume: Go on from the last checkpoint in ``config.run_dir`` that can be read.
       say: Called with lines for the user; None keeps silent and hides the progress bar.
+      files: Texts to keep in the run folder beside its results, by file name.
 
     Returns:
       The final state and what was measured.
@@ -94,7 +99,8 @@ def train(
     if resume:
         state = checkpoints.restore(state)
     first = saved = int(state.step)
-    folder.start(first)
+    folder.start(first, files or {})
+    folder.say(parts.describe(params))
     del params
 
     def evaluate(step: int) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.recipes import Recipe
@@ -59,6 +60,17 @@ class Parts:
         )
         sampled, _ = evaluate(self.sampled, params, key, self.held_out, batch_size=size, **common)
         return {"greedy": greedy, "sampled": sampled}, rows
+
+    def describe(self, params: ArrayTree) -> str:
+        """One line about the run."""
+        config, devices = self.config, 1 if self.mesh is None else self.mesh.size
+        name = config.model if isinstance(config.model, str) else "model"
+        return (
+            f"{name}, {trees.size(params):,} parameters, {devices} of {jax.device_count()} "
+            f"{jax.default_backend()} device(s); {self.recipe.name}, {config.prompts_per_step} "
+            f"prompts x {config.sampling.group_size} rollouts a step; {len(self.train)} questions "
+            f"to train on, {len(self.held_out)} held out"
+        )
 
 
 def load_model(config: TrainConfig, mesh: jax.sharding.Mesh | None) -> tuple[Model, ArrayTree, Any]:

@@ -1,0 +1,44 @@
+"""SmolLM2-135M-Instruct learns to add and subtract two one-digit numbers.
+
+Command: jaxrl-llm train configs/quickstart.py
+Hardware: two CPU cores and 6 GB of memory; the model, 98 MB, is downloaded once.
+Method: Dr. GRPO's advantage with a mean over tokens, full float32 fine-tuning, AdamW.
+Expected: accuracy on the held-out questions rises by at least 0.35, within ten minutes of training.
+The task has some two hundred distinct questions; a fifth of them is held out and never trained on.
+"""
+
+import jaxrl_llm as jr
+from jaxrl_llm.train import (
+    CheckpointConfig,
+    DataConfig,
+    EvaluationConfig,
+    OptimizerConfig,
+    SamplingConfig,
+    TrainConfig,
+)
+
+# Two thousand draws hold every distinct question.
+prompts = jr.bind(
+    jr.data.from_reasoning_gym,
+    task="chain_sum",
+    size=2000,
+    min_terms=2,
+    max_terms=2,
+    min_digits=1,
+    max_digits=1,
+)
+
+config = TrainConfig(
+    model="smollm2-135m-instruct",
+    data=DataConfig(prompts=prompts, held_out=0.2),
+    reward=jr.rewards.last_integer,
+    recipe=jr.recipes.dr_grpo(length=16).replace(weights=jr.aggregate.token_mean),
+    sampling=SamplingConfig(group_size=8, max_new_tokens=16),
+    optimizer=OptimizerConfig(learning_rate=1e-5),
+    checkpoint=CheckpointConfig(every=0),
+    evaluation=EvaluationConfig(samples=4),
+    steps=30,
+    prompts_per_step=8,
+    remat="none",
+    run_dir="runs/quickstart",
+)

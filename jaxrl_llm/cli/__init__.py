@@ -1,0 +1,101 @@
+"""Layer 5: the command line, ``jaxrl-llm train|evaluate|sample|methods``.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage (unknown option, a config that does not fit together),
+and 128 plus the number of the signal after Ctrl-C (130) or SIGTERM (143). An error is one sentence
+on stderr; ``--debug`` shows where it came from instead.
+"""
+
+import difflib
+import importlib
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+
+COMMANDS = {
+    "train": "train a model as a config file says",
+    "evaluate": "measure a run, or the model of a config, on its held-out questions",
+    "sample": "write completions of prompts",
+    "methods": "list the methods this package holds",
+}
+
+
+class UsageError(Exception):
+    """The command cannot be carried out as it was given."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    arguments = [a for a in arguments if a != "--debug"]
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_help())
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        from jaxrl_llm import __version__
+
+        print(f"jaxrl-llm {__version__}")
+        return 0
+    name = arguments[0]
+    try:
+        if name not in COMMANDS:
+            near = difflib.get_close_matches(name, COMMANDS, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(COMMANDS)}."
+            raise UsageError(f"There is no command {name!r}.{hint}")
+        warnings.showwarning = _show_warning
+        command = importlib.import_module(f"jaxrl_llm.cli.{name}_command")
+        return command.run(arguments[1:])
+    except SystemExit as stop:  # tyro has said what was wrong, or shown the help
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except KeyboardInterrupt:
+        print("\njaxrl-llm: interrupted before there was anything to save.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # whoever read our output has seen enough
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for the flush at exit)
+        return 128 + 13
+    except Exception as error:
+        if debug:
+            raise
+        prefix = f"jaxrl-llm {name}" if name in COMMANDS else "jaxrl-llm"
+        print(f"{prefix}: error: {_sentence(error)}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+
+
+def _sentence(error: BaseException) -> str:
+    """An error on one line; its type is named where the message alone would say little."""
+    text = " ".join(str(error).split())
+    clear = isinstance(error, UsageError | ValueError | TypeError | OSError | RuntimeError)
+    if text and (clear or isinstance(error, ImportError)):
+        return text
+    return f"{type(error).__name__}: {text} (--debug shows where)".replace(": (", " (")
+
+
+def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
+    """A warning as one line; those of other packages are of no use to somebody at a terminal."""
+    del filename, lineno, file, line
+    if issubclass(category, UserWarning):
+        print(f"jaxrl-llm: warning: {message}", file=sys.stderr)
+
+
+def _help() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: jaxrl-llm COMMAND [options]",
+            "",
+            "Reinforcement learning of language models in JAX.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "options:",
+            "  -h, --help  this text; after a command, its options",
+            "  --version   the version of the package",
+            "  --debug     show where an error came from",
+            "",
+            "example:",
+            "  jaxrl-llm train configs/quickstart.py --optimizer.learning-rate 1e-5",
+        ]
+    )

@@ -1,0 +1,82 @@
+"""``jaxrl-llm train``."""
+
+import dataclasses
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import jax
+import tyro
+
+import jaxrl_llm
+from jaxrl_llm.cli import UsageError, options
+from jaxrl_llm.train import Result, TrainConfig, train
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Train:
+    """Trains a model as a config file says; every option of the file can be given here instead.
+
+    Attributes:
+      config: A Python file that defines `config`, a TrainConfig.
+      run: The configuration.
+      resume: Go on from the last checkpoint in the run folder.
+    """
+
+    config: tyro.conf.Positional[str]
+    run: Annotated[TrainConfig, tyro.conf.arg(name="")]
+    resume: bool = False
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    path = next((a for a in arguments if a.endswith(".py")), None)
+    if path is None:
+        if not {"-h", "--help"} & set(arguments):
+            raise UsageError("A config file is needed: jaxrl-llm train configs/quickstart.py")
+        print(_HELP)
+        return 0
+    default = Train(config=path, run=options.load_config(path))
+    given = options.parse(Train, arguments, command="train", default=default)
+    overrides = [a for a in arguments if a not in (path, "--resume")]
+    versions = {"jaxrl_llm": jaxrl_llm.__version__, "jax": jax.__version__}
+    record = {"config": path, "overrides": overrides, "versions": versions}
+    files = {"config.py": Path(path).read_text(), "run.json": json.dumps(record, indent=1) + "\n"}
+    options.use_compilation_cache()
+    result = train(given.run, resume=given.resume, say=_say, files=files)
+    _say(_summary(result))
+    return 0 if result.interrupted is None else 128 + result.interrupted
+
+
+def _say(line: str) -> None:
+    from tqdm.auto import tqdm
+
+    tqdm.write(line, file=sys.stdout)
+    sys.stdout.flush()
+
+
+def _summary(result: Result) -> str:
+    lines = []
+    for kind, after in result.after.items():
+        before = result.before.get(kind)
+        gain = f" ({after.mean - before.mean:+.3f})" if before else ""
+        lines.append(f"held out, {kind:<7}  before {before}  after {after}{gain}")
+    step = int(result.state.step)
+    if result.interrupted is not None:
+        lines.append(f"Interrupted after step {step}; go on with the same command and --resume.")
+    lines.append(f"The checkpoint of step {step}, metrics.jsonl and reward.png: {result.run_dir}")
+    return "\n".join(lines)
+
+
+_HELP = """usage: jaxrl-llm train CONFIG [options]
+
+Trains a model as a config file says. CONFIG is a Python file that defines `config`, a
+jaxrl_llm.train.TrainConfig; each of its fields is an option, such as --optimizer.learning-rate
+1e-5. With a config, --help shows all of them and their values in it:
+
+  jaxrl-llm train configs/quickstart.py --help
+
+Ctrl-C ends a run after the step under way, with a checkpoint, and exit code 130; the same command
+with --resume goes on from there."""

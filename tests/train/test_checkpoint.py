@@ -1,0 +1,186 @@
+import errno
+import logging
+import os
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm.data import Cursor
+from jaxrl_llm.models.sharding import param_shardings, shard
+from jaxrl_llm.testing import tiny_model
+from jaxrl_llm.train import CheckpointError, Checkpoints, init_state, make_mesh
+
+RECIPE, OPTIMIZER = jr.recipes.dapo(), optax.adamw(1e-3)
+
+
+def make_state(seed=0, *, step=0, mesh=None, **overrides):
+    model, params = tiny_model(seed=seed, num_layers=1, **overrides)
+    if mesh is not None:
+        params = shard(params, param_shardings(params, mesh))
+    key = jax.random.key(seed + 7)
+    cursor = Cursor(1, seed)
+    state = init_state(params, OPTIMIZER, RECIPE, key=key, data_cursor=cursor, mesh=mesh)
+    return model, state._replace(step=state.step + step)
+
+
+def assert_same(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        assert type(x) is type(y) and getattr(x, "dtype", None) == getattr(y, "dtype", None)
+        if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            assert jax.random.key_impl(x) == jax.random.key_impl(y)
+            x, y = jax.random.key_data(x), jax.random.key_data(y)
+        np.testing.assert_array_equal(x, y)
+
+
+def save_steps(folder, *steps, keep=2):
+    model, _ = make_state()
+    checkpoints = Checkpoints(folder, model=model, keep=keep)
+    states = {}
+    for step in steps:
+        states[step] = make_state(seed=step, step=step)[1]
+        checkpoints.save(states[step])
+    checkpoints.wait()
+    return checkpoints, states
+
+
+def truncate(path):
+    """Cuts the largest file of a checkpoint in half."""
+    largest = max((p for p in path.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    os.truncate(largest, largest.stat().st_size // 2)
+
+
+def test_round_trip_is_exact_and_keeps_the_last(tmp_path):
+    checkpoints, states = save_steps(tmp_path, 1, 2, 10)
+    assert checkpoints.steps() == [2, 10]
+    _, like = make_state(seed=99)
+    assert_same(checkpoints.restore(like), states[10])
+    assert_same(checkpoints.restore(like, step=2), states[2])
+    assert_same(checkpoints.restore_params(like.params), states[10].params)
+
+
+def test_the_state_may_be_donated_while_it_is_saved(tmp_path):
+    model, state = make_state(step=3)
+    expected = jax.tree.map(np.array, state.params)
+    checkpoints = Checkpoints(tmp_path, model=model)
+    checkpoints.save(state)
+    overwrite = jax.jit(lambda p: jax.tree.map(lambda x: x * 0 - 5, p), donate_argnums=0)
+    jax.block_until_ready(overwrite(state.params))
+    checkpoints.wait()
+    restored = checkpoints.restore(make_state(seed=1)[1])
+    jax.tree.map(np.testing.assert_array_equal, restored.params, expected)
+
+
+def test_restores_on_another_mesh(tmp_path):
+    mesh = make_mesh(data=2, fsdp=2, tensor=2)
+    model, state = make_state(seed=3, step=4, mesh=mesh)
+    checkpoints = Checkpoints(tmp_path, model=model)
+    checkpoints.save(state)
+    checkpoints.wait()
+    _, one = make_state()
+    restored = checkpoints.restore(one)
+    assert_same(jax.device_get(restored.params), jax.device_get(state.params))
+    assert len(restored.params["norm"]["scale"].sharding.device_set) == 1
+    _, other = make_state(mesh=make_mesh(fsdp=8))
+    kernel = checkpoints.restore(other).params["layers"]["0"]["mlp"]["up"]["kernel"]
+    assert kernel.addressable_shards[0].data.shape == (4, 64)
+    saved = state.params["layers"]["0"]["mlp"]["up"]["kernel"]
+    np.testing.assert_array_equal(kernel, saved)
+
+
+def test_another_model_is_refused_by_name(tmp_path):
+    save_steps(tmp_path, 1)
+    model, state = make_state(width=16)
+    checkpoints = Checkpoints(tmp_path, model=model)
+    with pytest.raises(ValueError, match=r"step_00000001' is of another model: .*width=32"):
+        checkpoints.restore(state)
+    with pytest.raises(ValueError, match="is of another model"):
+        checkpoints.restore_params(state.params)
+    assert checkpoints.steps() == [1]
+
+
+def test_another_optimizer_is_refused(tmp_path):
+    checkpoints, _ = save_steps(tmp_path, 1)
+    model, state = make_state()
+    state = state._replace(opt_state=optax.sgd(0.1, momentum=0.9).init(state.params))
+    with pytest.raises(ValueError, match="was made with another optimizer or recipe"):
+        checkpoints.restore(state)
+
+
+def test_a_truncated_one_is_passed_over_and_kept(tmp_path):
+    checkpoints, states = save_steps(tmp_path, 1, 2)
+    truncate(checkpoints.path(2))
+    _, like = make_state(seed=5)
+    with pytest.warns(UserWarning, match="step_00000002' cannot be read and is passed over"):
+        restored = checkpoints.restore(like)
+    assert_same(restored, states[1])
+    assert checkpoints.path(2).is_dir()
+    # The run goes on from step 1 and reaches step 2 again: the damaged folder is set aside.
+    checkpoints.save(states[2])
+    checkpoints.wait()
+    assert_same(checkpoints.restore(like), states[2])
+    assert (tmp_path / "step_00000002.damaged").is_dir()
+
+
+def test_without_metadata_or_with_none_left(tmp_path):
+    checkpoints, _ = save_steps(tmp_path, 1, 2)
+    (checkpoints.path(2) / "_CHECKPOINT_METADATA").unlink()
+    shutil.rmtree(checkpoints.path(1) / "state", ignore_errors=True)
+    shutil.rmtree(checkpoints.path(1) / "pytree", ignore_errors=True)
+    with (
+        pytest.warns(UserWarning, match="cannot be read"),
+        pytest.raises(CheckpointError, match="There is no checkpoint that can be read in"),
+    ):
+        checkpoints.restore(make_state()[1])
+    empty = Checkpoints(tmp_path / "none", model=make_state()[0])
+    with pytest.raises(CheckpointError, match="There is no checkpoint in"):
+        empty.restore(make_state()[1])
+
+
+def test_an_unwritable_folder_is_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    model, state = make_state(step=1)
+    with pytest.raises(
+        CheckpointError, match="of step 1 cannot be written to '.*file/checkpoints'"
+    ):
+        Checkpoints(tmp_path / "file" / "checkpoints", model=model).save(state)
+
+
+def test_a_full_disk_leaves_the_previous_one(tmp_path, monkeypatch, caplog):
+    checkpoints, states = save_steps(tmp_path, 1, keep=1)
+    from orbax.checkpoint import v1 as ocp
+
+    class Response:
+        def result(self):
+            raise ValueError("RESOURCE_EXHAUSTED: No space left on device [os_error_code='28']")
+
+    def full(path, *args, **kwargs):
+        path.with_name(path.name + ".orbax-checkpoint-tmp").mkdir()  # what Orbax would leave
+        return Response()
+
+    monkeypatch.setattr(ocp, "save_async", full)
+    checkpoints.save(make_state(step=2)[1])
+    sentence = "of step 2 cannot be written .*: no space is left on the device; the one of step 1"
+    with pytest.raises(CheckpointError, match=sentence):
+        checkpoints.wait()
+    assert [p.name for p in tmp_path.iterdir()] == ["step_00000001"]
+    monkeypatch.undo()
+    assert_same(checkpoints.restore(make_state()[1]), states[1])
+
+    def no_room(*args, **kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(ocp, "save_async", no_room)
+    with pytest.raises(CheckpointError, match="step 3 .*no space is left on the device"):
+        checkpoints.save(make_state(step=3)[1])
+
+
+def test_orbax_keeps_its_log_to_itself(tmp_path, caplog):
+    save_steps(tmp_path, 1)
+    logging.getLogger("absl").error("from elsewhere")
+    assert [r.message for r in caplog.records if r.levelno >= logging.ERROR] == ["from elsewhere"]
