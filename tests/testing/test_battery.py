@@ -1,0 +1,283 @@
+"""Every preset passes the battery, and every check of it fails on a recipe made wrong for it."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+import jaxrl_llm as jr
+from jaxrl_llm.recipes import PRESETS, Recipe
+from jaxrl_llm.testing import CHECKS, array_checks, assert_recipe_ok, cases
+
+OPTIONS = {"dr_grpo": {"length": cases.T}}
+
+
+@functools.cache
+def preset(name: str) -> Recipe:
+    return PRESETS[name](**OPTIONS.get(name, {}))
+
+
+def plain(**changes) -> Recipe:
+    slots = {
+        "name": "plain",
+        "advantage": jr.stateless(jr.advantages.dr_grpo),
+        "surrogate": jr.surrogates.ppo_clip,
+    }
+    return Recipe(**{**slots, **changes})
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("name", PRESETS)
+def test_preset(name, check):
+    CHECKS[check](preset(name))
+
+
+# Slots that no preset fills.
+
+
+def truncated(old_logp, behavior_logp, mask, *, cap=2.0, veto=4.0):
+    """Truncated importance weights; a token far from its sampler is rejected."""
+    ratio = jnp.exp(jr.core.masking.safe_log_ratio(old_logp, behavior_logp, mask))
+    return jnp.minimum(ratio, cap), mask & (ratio < veto)
+
+
+def informative(rewards, *, where):
+    return jnp.broadcast_to(~jr.core.stats.group_is_constant(rewards, where), rewards.shape)
+
+
+def baseline(*, decay=0.9, count_dtype=jnp.int32):
+    """A running mean of all rewards, and how many steps it saw."""
+
+    def update(rewards, state, *, where, **context):
+        mean, steps = state
+        now = jr.core.masking.masked_mean(rewards, where)
+        return rewards - mean, (decay * mean + (1 - decay) * now, (steps + 1).astype(count_dtype))
+
+    return jr.Transform(lambda: (jnp.float32(0.5), jnp.int32(0)), update)
+
+
+COMPOSED = {
+    "corrected": plain(
+        name="corrected",
+        correction=truncated,
+        regularizers=(
+            jr.bind(jr.regularizers.kl_to_reference, estimator="k1", coef=0.1),
+            jr.bind(jr.regularizers.entropy_bonus, coef=0.01),
+        ),
+    ),
+    "curated": plain(
+        name="curated",
+        curation=jr.stateless(informative),
+        advantage=jr.stateless(jr.advantages.reinforce_pp_baseline),
+        surrogate=jr.surrogates.gspo_token,
+        weights=jr.aggregate.sequence_mean,
+    ),
+    "tracked": plain(name="tracked", advantage=baseline(), weights=jr.aggregate.sequence_sum),
+}
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+def test_composed_recipe(name):
+    assert_recipe_ok(COMPOSED[name], only=[c for c in CHECKS if c != "train_step"])
+
+
+def test_a_train_step_takes_every_slot():
+    everything = COMPOSED["corrected"].replace(
+        advantage=baseline(), curation=jr.stateless(informative)
+    )
+    assert_recipe_ok(everything, only=["train_step"])
+
+
+def test_unknown_check():
+    with pytest.raises(ValueError, match="Did you mean 'junk'"):
+        assert_recipe_ok(plain(), only=["jnk"])
+
+
+def test_too_few_devices_warn_and_do_not_fail(monkeypatch):
+    one = jax.devices()[:1]
+    monkeypatch.setattr(jax, "devices", lambda: one)
+    with pytest.warns(UserWarning, match="JAX_NUM_CPU_DEVICES=8"):
+        array_checks.check_devices(plain())
+
+
+# Mutants: each is wrong in one way, and the check named for it must say so.
+
+
+def part_mean(logp, old_logp, advantages, mask):
+    loss = jr.surrogates.ppo_clip(logp, old_logp, advantages, mask)
+    return loss / jnp.maximum(mask.sum(), 1)
+
+
+def mesh_mean(mask):
+    """A token mean over the tokens of one device, where there are several."""
+
+    def mean(m):
+        return m / jnp.maximum(m.sum(), 1)
+
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
+        return mean(mask)
+    split = PartitionSpec(("data", "fsdp"))
+    return jax.shard_map(mean, in_specs=split, out_specs=split)(mask) / mesh.size
+
+
+def masked_afterwards(logp, old_logp, advantages, mask):
+    loss = -jnp.exp(logp - jax.lax.stop_gradient(old_logp)) * advantages[..., None]
+    return loss * mask
+
+
+def unmasked_baseline(rewards):
+    return rewards - rewards.mean(-1, keepdims=True)
+
+
+def first_is_worth_more(rewards, *, where):
+    advantages = jr.advantages.dr_grpo(rewards, where=where)
+    return advantages * (1.0 + jnp.arange(rewards.shape[-1]))
+
+
+def later_prompts_count_more(logp, old_logp, advantages, mask):
+    loss = jr.surrogates.ppo_clip(logp, old_logp, advantages, mask)
+    return loss * (1.0 + jnp.arange(logp.shape[0]))[:, None, None]
+
+
+def unguarded_deviation(rewards, *, where):
+    mean = jnp.mean(rewards, -1, keepdims=True, where=where)
+    return (rewards - mean) / jnp.std(rewards, -1, keepdims=True, where=where)
+
+
+def ratio_upside_down(logp, old_logp, advantages, mask):
+    return -jr.surrogates.ppo_clip(old_logp, logp, advantages, mask)
+
+
+def never_itself(logp, old_logp, advantages, mask):
+    return jr.surrogates.ppo_clip(logp, old_logp - 0.3, advantages, mask)
+
+
+def distance_of_one(logp, ref_logp, mask):
+    return jnp.where(mask, jnp.exp(logp - ref_logp), 0.0)
+
+
+def looks_at_the_tracer(logp, old_logp, advantages, mask):
+    loss = jr.surrogates.ppo_clip(logp, old_logp, advantages, mask)
+    inner = getattr(logp, "primal", logp)
+    compiled = "DynamicJaxprTracer" in type(inner).__name__ or "JitTracer" in str(type(inner))
+    return loss * (2.0 if compiled else 1.0)
+
+
+def half_precision(logp, old_logp, advantages, mask):
+    loss = jr.surrogates.ppo_clip(logp, old_logp, advantages, mask)
+    return loss.astype(logp.dtype)
+
+
+def hidden_state():
+    calls = itertools.count(1)
+
+    def update(rewards, state, **context):
+        return rewards / next(calls), state
+
+    return jr.Transform(tuple, update)
+
+
+def python_state():
+    return jr.Transform(lambda: 0, lambda rewards, n, **context: (rewards, 1))
+
+
+def aliased_state():
+    """Half of the state lives outside of it."""
+    memory = {"mean": 0.0}
+
+    def update(rewards, state, **context):
+        memory["mean"] = 0.5 * memory["mean"] + 0.5 * float(jnp.nanmean(rewards))
+        return rewards - memory["mean"], state + 1
+
+    return jr.Transform(lambda: jnp.int32(0), update)
+
+
+MUTANTS = {
+    "microbatches-part-mean": ("microbatches", plain(surrogate=part_mean), "gradient|loss"),
+    "devices-local-mean": ("devices", plain(weights=mesh_mean), "on the mesh"),
+    "junk-surrogate": ("junk", plain(surrogate=masked_afterwards), "masked cells"),
+    "junk-baseline": ("junk", plain(advantage=jr.stateless(unmasked_baseline)), "masked cells"),
+    "permutation-members": (
+        "permutation",
+        plain(advantage=jr.stateless(first_is_worth_more)),
+        "permutation of members",
+    ),
+    "permutation-groups": (
+        "permutation",
+        plain(surrogate=later_prompts_count_more),
+        "permutation of groups",
+    ),
+    "degenerate-deviation": (
+        "degenerate_groups",
+        plain(advantage=jr.stateless(unguarded_deviation)),
+        "holds nan",
+    ),
+    "on-policy-ratio": ("on_policy", plain(surrogate=ratio_upside_down), "on policy"),
+    "on-policy-gap": ("on_policy", plain(surrogate=never_itself), "on policy"),
+    "on-policy-distance": ("on_policy", plain(regularizers=(distance_of_one,)), "not 0"),
+    "jit-tracer": ("jit", plain(surrogate=looks_at_the_tracer), "compiled result"),
+    "jit-retrace": ("jit", plain(advantage=baseline(count_dtype=jnp.float32)), "compiles anew"),
+    "precision-logp": ("precision", plain(surrogate=half_precision), "differs"),
+    "layouts-width": ("layouts", PRESETS["dr_grpo"](), "more padding"),
+    "rollouts-gap": ("rollouts", plain(surrogate=never_itself), "on policy"),
+    "train-step-part-mean": ("train_step", plain(surrogate=part_mean), "in 4 microbatches"),
+    "checkpoint-hidden": ("checkpoint", plain(advantage=hidden_state()), "after a restart"),
+    "checkpoint-python": ("checkpoint", plain(advantage=python_state()), "no array"),
+    "checkpoint-memory": ("checkpoint", plain(advantage=aliased_state()), "after a restart"),
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant_is_caught(name):
+    check, recipe, words = MUTANTS[name]
+    with pytest.raises(AssertionError, match=words) as caught:
+        CHECKS[check](recipe)
+    assert f"check_{check}: recipe '{recipe.name}'" in str(caught.value)
+
+
+def test_every_check_has_a_mutant():
+    assert {check for check, _, _ in MUTANTS.values()} == set(CHECKS) - {"model_precision"}
+
+
+def test_model_precision_is_caught(monkeypatch):
+    """No recipe can make its loss bfloat16, so the mutant is a scorer that does not cast."""
+    from jaxrl_llm.testing import model_checks
+
+    def low(*args, **options):
+        logp, entropy = real(*args, **options)
+        return logp.astype(jnp.bfloat16), entropy
+
+    real = model_checks.score
+    monkeypatch.setattr(model_checks, "score", low)
+    with pytest.raises(AssertionError, match="logp is bfloat16"):
+        CHECKS["model_precision"](plain())
+
+
+def test_a_sampler_that_reports_another_temperature_is_caught(monkeypatch):
+    from jaxrl_llm.testing import model_checks
+
+    found = [
+        (options, case._replace(logp=case.logp + 0.01))
+        for options, case in model_checks.rollout_cases()
+    ]
+    monkeypatch.setattr(model_checks, "rollout_cases", lambda: found)
+    with pytest.raises(AssertionError, match="sampler and trainer differ"):
+        CHECKS["rollouts"](plain())
+
+
+def test_the_case_holds_every_kind_of_group():
+    batch = cases.make_case().batch
+    batch.check()
+    where, mask = np.asarray(batch.where), np.asarray(batch.mask)
+    tokens = (mask & where[..., None]).sum((1, 2))
+    assert np.ptp(np.asarray(batch.rewards)[2]) == 0
+    assert sorted(where.sum(-1)) == [0, 1, 3, 4, 4, 4, 4, 4]
+    assert (where & ~mask.any(-1)).any()
+    for count in (2, 4):
+        parts = tokens.reshape(count, -1).sum(-1)
+        assert len(set(parts.tolist())) == count
