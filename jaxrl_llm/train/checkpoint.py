@@ -6,8 +6,10 @@ with a warning, and nothing is deleted because of it.
 """
 
 import contextlib
+import errno
 import hashlib
 import logging
+import os
 import re
 import shutil
 import warnings
@@ -92,9 +94,11 @@ class Checkpoints:
             # A damaged one that a resumed run passed over is set aside, not deleted.
             if path.exists():
                 path.rename(_free_name(path))
-            response = ocp.save_async(
-                path, _to_arrays(state), custom_metadata=fingerprint(self.model, state)
-            )
+            tree = _to_arrays(state)
+            # A write that fails halfway is cleaned up too, but Orbax' threads complain for a page.
+            if shutil.disk_usage(self.folder).free < sum(x.nbytes for x in jax.tree.leaves(tree)):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            response = ocp.save_async(path, tree, custom_metadata=fingerprint(self.model, state))
             self._pending = (step, response)
 
     def wait(self) -> None:
