@@ -170,7 +170,7 @@ def load_tokenizer(name_or_path: str | Path) -> PretrainedTokenizer:
       ConnectionError: If the model has to be fetched and cannot be.
     """
     from jaxrl_llm.models.gguf import open_gguf
-    from jaxrl_llm.models.resolve import locate
+    from jaxrl_llm.models.names import locate
 
     path = locate(name_or_path)
     if path.is_dir() and not (path / "tokenizer.json").is_file():

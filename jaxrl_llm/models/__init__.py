@@ -17,7 +17,7 @@ _WHERE = {
     "param_shapes": "transformer",
     "param_shardings": "sharding",
     "prefill": "protocol",
-    "resolve": "resolve",
+    "resolve": "names",
 }
 
 __all__ = sorted(_WHERE)

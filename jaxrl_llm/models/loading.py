@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.gguf import open_gguf
-from jaxrl_llm.models.resolve import resolve
+from jaxrl_llm.models.names import resolve
 from jaxrl_llm.models.safetensors import SafetensorsFolder, read_json
 
 if TYPE_CHECKING:

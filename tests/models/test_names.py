@@ -11,9 +11,9 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from jaxrl_llm.models.resolve import SHORT_NAMES, Wheel, cache_folder, locate, resolve
+from jaxrl_llm.models.names import SHORT_NAMES, Wheel, cache_folder, locate, resolve
 
-module = sys.modules["jaxrl_llm.models.resolve"]
+module = sys.modules["jaxrl_llm.models.names"]
 MEMBER = "some_model/tiny.gguf"
 CONTENT = b"GGUF and so on" * 1000
 NAME = "smollm2-135m-instruct"
