@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # tyro has said what was wrong, or shown the help
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except KeyboardInterrupt:
-        print("\njaxrl-llm: interrupted before there was anything to save.", file=sys.stderr)
+        print("\njaxrl-llm: stopped; checkpoints that are there stand.", file=sys.stderr)
         return 130
     except BrokenPipeError:  # whoever read our output has seen enough
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for the flush at exit)

@@ -151,7 +151,15 @@ class Checkpoints:
         return self._load({"params": like}, wanted, step, partial=True)["params"]
 
     def _load(self, like: ArrayTree, wanted: dict, step: int | None, *, partial=False) -> ArrayTree:
-        steps = self.steps() if step is None else [step]
+        steps = self.steps()
+        if step is not None:
+            if step not in steps:
+                there = ", ".join(map(str, steps)) or "none"
+                raise CheckpointError(
+                    f"There is no checkpoint of step {step} in {str(self.folder)!r}; "
+                    f"there are {there}."
+                )
+            steps = [step]
         for candidate in reversed(steps):
             path = self.path(candidate)
             try:

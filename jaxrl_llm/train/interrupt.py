@@ -1,6 +1,7 @@
 """Ctrl-C between two steps instead of in the middle of one."""
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -17,11 +18,11 @@ class Interrupt:
 
 
 @contextlib.contextmanager
-def catch_interrupt() -> Iterator[Interrupt]:
+def catch_interrupt(*, notice: str = "") -> Iterator[Interrupt]:
     """Within it, the first Ctrl-C or SIGTERM only sets a flag, for the loop to stop after its step.
 
     A second one acts as it did before. In a thread other than the main one, where Python does not
-    deliver signals, nothing is caught.
+    deliver signals, nothing is caught. ``notice`` is what the first one prints.
     """
     interrupt = Interrupt()
     if threading.current_thread() is not threading.main_thread():
@@ -33,6 +34,8 @@ def catch_interrupt() -> Iterator[Interrupt]:
     def note(number, frame):
         del frame
         interrupt.signal = number
+        # Not print: the signal may have come in the middle of one.
+        os.write(2, notice.encode())
         for each, handler in before.items():
             signal.signal(each, handler)
 

@@ -109,7 +109,8 @@ def train(
 
     if first == 0 and config.evaluation.enabled:
         evaluate(0)
-    with catch_interrupt() as interrupt, folder.progress(first, config.steps) as bar:
+    notice = "\nStopping after this step; once more stops at once.\n" if say else ""
+    with catch_interrupt(notice=notice) as interrupt, folder.progress(first, config.steps) as bar:
         for step in range(first, config.steps):
             clock = [time.perf_counter()]
             indices, cursor = take(

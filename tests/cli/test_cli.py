@@ -1,0 +1,274 @@
+import io
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jaxrl_llm.cli import COMMANDS, main
+
+ROOT = Path(__file__).parent.parent.parent
+CONFIG = """
+from tiny_run import CONFIG as config, low_bytes
+import dataclasses
+import signal
+import threading
+
+def bad(prompt, completion, metadata):
+    return None
+
+def interrupts(prompt, completion, metadata):
+    signal.raise_signal(signal.SIGINT)
+    return 1.0
+
+def hangs(prompt, completion, metadata):
+    threading.Event().wait(30)
+
+config = dataclasses.replace(config, steps=2, CHANGES)
+"""
+
+
+def config_file(folder, changes="", name="my_run.py"):
+    path = folder / name
+    path.write_text(CONFIG.replace("CHANGES", changes))
+    return str(path)
+
+
+def run(capsys, *arguments):
+    code = main([str(a) for a in arguments])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def one_sentence(err, *parts):
+    """The last line is the error, and there is no traceback."""
+    assert "Traceback" not in err
+    lines = [line for line in err.splitlines() if ": error: " in line]
+    assert len(lines) == 1 and err.rstrip().endswith(lines[0]), err
+    for part in parts:
+        assert part in lines[0], lines[0]
+
+
+def test_help_names_every_command(capsys):
+    code, out, _ = run(capsys, "--help")
+    assert code == 0 and all(f"  {name} " in out for name in COMMANDS)
+    assert run(capsys)[0] == 2
+    for name in COMMANDS:
+        code, out, _ = run(capsys, name, "--help")
+        assert code == 0 and out.startswith(f"usage: jaxrl-llm {name}")
+
+
+def test_help_does_not_wait_for_heavy_imports():
+    code = (
+        "import sys; from jaxrl_llm.cli import main; main(['--help']); "
+        "sys.exit(bool({'flax', 'orbax', 'datasets', 'tyro', 'matplotlib'} & set(sys.modules)))"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
+
+
+def test_the_module_is_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "jaxrl_llm", "--version"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert re.fullmatch(r"jaxrl-llm \d+\.\d+\.\d+\n", done.stdout)
+
+
+def test_methods(capsys):
+    code, out, _ = run(capsys, "methods")
+    assert code == 0 and out.splitlines()[1].startswith("grpo ")
+    code, out, _ = run(capsys, "methods", "--json")
+    assert code == 0 and json.loads(out)[0]["key"] == "grpo"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["trian"], "no command 'trian'. Did you mean 'train'?"),
+        (["train"], "A config file is needed"),
+        (["train", "nowhere.py"], "no config file 'nowhere.py'"),
+        (["evaluate", "nowhere"], "no config file 'nowhere'"),
+        (["evaluate", "."], "not a run of jaxrl-llm train"),
+        (["sample", "x", "hello", "--raw", "--system", "s"], "--system has no effect with --raw"),
+        (["sample", "x", "hello", "--temperature", "0", "--n", "2"], "--n has no effect"),
+        (["sample", "x", "--file", "nowhere.txt"], "'nowhere.txt' cannot be read"),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(capsys, arguments, part):
+    code, _, err = run(capsys, *arguments)
+    assert code == 2 and part in " ".join(err.replace("│", " ").split())
+    assert "Traceback" not in err
+
+
+def test_unknown_options_come_with_a_suggestion(capsys, tmp_path):
+    path = config_file(tmp_path)
+    code, _, err = run(capsys, "train", path, "--optimizer.lerning-rate", "1e-3")
+    assert code == 2 and "--optimizer.learning-rate" in err
+    assert run(capsys, "methods", "--jsno")[0] == 2
+    code, _, err = run(capsys, "train", path, "--recipe", "gspa")
+    assert code == 2 and "no preset 'gspa'" in err
+    code, _, err = run(capsys, "train", path, "--steps", "many")
+    assert code == 2 and "--steps" in err
+
+
+@pytest.mark.parametrize(
+    ("options", "part"),
+    [
+        (["--sampling.group-size", "1"], "group_size must be at least 2; got 1"),
+        (["--microbatches", "3"], "4 prompts do not split into 3 microbatches"),
+        (["--mesh.data", "8"], "does not divide over 8 devices"),
+        (["--evaluation.every", "2"], "no effect if not enabled"),
+        (["--data.system", "hi"], "system has no effect without the chat template"),
+    ],
+)
+def test_options_that_do_not_fit_are_exit_code_2(capsys, tmp_path, options, part):
+    run_dir = tmp_path / "run"
+    code, _, err = run(capsys, "train", config_file(tmp_path), "--run-dir", run_dir, *options)
+    assert code == 2 and part in " ".join(err.replace("│", " ").split())
+    assert "Traceback" not in err and not run_dir.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("config = 3", "it defines it as 3"),
+        ("x = 1", "it does not define `config`"),
+        ("import json\njson.loads('{')", "fails: "),
+        ("1 / 0", "fails: ZeroDivisionError: division by zero"),
+    ],
+)
+def test_config_files_without_a_config(capsys, tmp_path, text, part):
+    path = tmp_path / "bad.py"
+    path.write_text(text)
+    code, _, err = run(capsys, "train", path)
+    assert code == 2
+    one_sentence(err, part, "bad.py")
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "parts"),
+    [
+        ("reward=bad", [], ["gave None", "prompt 0 (id 'q"]),
+        ("reward=hangs, reward_deadline=0.2", [], ["gave nothing", "within 0.2 s"]),
+        ("", ["--sampling.max-new-tokens", "254"], ["Prompt 'q", "room for 2"]),
+        ("", ["--run-dir", "my_run.py/run"], ["The run folder", "cannot be written"]),
+        ("", ["--data.prompts", "empty.jsonl"], ["empty.jsonl is empty"]),
+        ("", ["--data.prompts", "gym:chain_smu"], ["no task 'chain_smu'", "chain_sum"]),
+        ("", ["--resume"], ["There is no checkpoint in"]),
+        ("", ["--mesh.data", "2"], ["needs 2 devices, but there are 8"]),
+        ("", ["--model", "nowhere.gguf"], ["nowhere.gguf"]),
+    ],
+)
+def test_failures_are_exit_code_1(capsys, tmp_path, monkeypatch, changes, options, parts):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.jsonl").write_text("")
+    path = config_file(tmp_path, changes)
+    code, _, err = run(capsys, "train", path, "--run-dir", "run", *options)
+    assert code == 1
+    one_sentence(err, "jaxrl-llm train: error: ", *parts)
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_debug_shows_where(tmp_path):
+    with pytest.raises(RuntimeError, match="gave None"):
+        path = config_file(tmp_path, "reward=bad")
+        main(["train", path, "--run-dir", str(tmp_path / "run"), "--debug"])
+
+
+def test_train_evaluate_sample_and_resume(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = config_file(tmp_path)
+    options = ["--run-dir", "run", "--optimizer.learning-rate", "3e-3"]
+    options += ["--evaluation.enabled", "--evaluation.samples", "2"]
+    code, out, err = run(capsys, "train", path, *options)
+    assert code == 0, err
+    assert re.search(r"held out, greedy +before 0\.\d+ \[.*after", out)
+    assert "The checkpoint of step 2" in out and "reward" in err  # the bar
+    record = json.loads(Path("run/run.json").read_text())
+    assert (
+        record["overrides"] == options
+        and Path("run/config.py").read_text() == Path(path).read_text()
+    )
+
+    after = json.loads(Path("run/metrics.jsonl").read_text().splitlines()[-1])["held_out"]
+    code, out, _ = run(capsys, "evaluate", "run", "--json")
+    assert code == 0 and json.loads(out) == after
+    code, out, _ = run(capsys, "evaluate", path, "--samples", "2")
+    assert code == 0 and re.search(r"^2 held-out .*\ngreedy +0\.\d{3} \[", out)
+    code, _, err = run(capsys, "evaluate", "run", "--step", "7")
+    assert code == 1
+    one_sentence(err, "no checkpoint of step 7", "there are 2")
+    code, _, err = run(capsys, "evaluate", path, "--step", "1")
+    assert code == 2
+    one_sentence(err, "--step has no effect on a config file")
+
+    code, out, err = run(
+        capsys, "sample", "run", "one", "two", "--n", "2", "--raw", "--max-new-tokens", "4",
+        "--out", "out.jsonl",
+    )  # fmt: skip
+    assert code == 0 and out.startswith("# one\n1. ") and "tokens/s" in err
+    rows = [json.loads(line) for line in Path("out.jsonl").read_text().splitlines()]
+    assert [row["prompt"] for row in rows] == ["one", "one", "two", "two"]
+
+    code, _, err = run(capsys, "train", path, *options)
+    assert code == 1
+    one_sentence(err, "already holds a run")
+    code, out, err = run(capsys, "train", path, *options, "--steps", "3", "--resume")
+    assert code == 0 and "The checkpoint of step 3" in out, err
+
+
+def test_prompts_come_from_the_terminal(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run(capsys, "train", config_file(tmp_path), "--run-dir", "run", "--steps", "1")[0] == 0
+    monkeypatch.setattr(sys, "stdin", io.StringIO("first\n\nsecond\n"))
+    code, out, err = run(capsys, "sample", "run", "--max-new-tokens", "4", "--temperature", "0")
+    assert code == 0 and err.count("tokens/s") == 2
+
+
+def test_ctrl_c_is_130_and_saves(capsys, tmp_path):
+    path = config_file(tmp_path, "reward=interrupts")
+    before = signal.getsignal(signal.SIGINT)
+    # The reward interrupts at each call; only the first is caught, so it must be the last call.
+    options = ["--sampling.group-size", "2", "--prompts-per-step", "4"]
+    text = Path(path).read_text().replace("signal.raise_signal", "once(signal.raise_signal)")
+    once = "\ncalls = []\ndef once(f):\n    calls.append(1)\n"
+    once += "    return f if len(calls) == 1 else (lambda number: None)\n"
+    Path(path).write_text(text.replace("def bad", once + "\ndef bad"))
+    code, out, err = run(capsys, "train", path, "--run-dir", tmp_path / "run", *options)
+    assert (
+        code == 130 and "Interrupted after step 1; go on with the same command and --resume" in out
+    )
+    assert signal.getsignal(signal.SIGINT) is before
+    folders = [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()]
+    assert folders == ["step_00000001"]
+
+
+def test_another_models_checkpoint_is_exit_code_1(capsys, tmp_path):
+    path = config_file(tmp_path)
+    run_dir = tmp_path / "run"
+    assert run(capsys, "train", path, "--run-dir", run_dir, "--steps", "1")[0] == 0
+    other = config_file(tmp_path, "model=tiny_run.wide_model", name="other.py")
+    Path(other).write_text("import tiny_run\n" + Path(other).read_text())
+    code, _, err = run(capsys, "train", other, "--run-dir", run_dir, "--resume")
+    assert code == 1
+    one_sentence(err, "step_00000001' is of another model")
+
+
+@pytest.mark.filterwarnings("default::UserWarning")
+def test_a_truncated_checkpoint_warns_and_the_run_goes_on(capsys, tmp_path):
+    from test_checkpoint import truncate
+
+    path = config_file(tmp_path)
+    options = ["--run-dir", tmp_path / "run", "--checkpoint.every", "1"]
+    assert run(capsys, "train", path, *options)[0] == 0
+    truncate(tmp_path / "run" / "checkpoints" / "step_00000002")
+    code, out, err = run(capsys, "train", path, *options, "--resume", "--steps", "3")
+    assert code == 0 and "The checkpoint of step 3" in out
+    assert "jaxrl-llm: warning: The checkpoint" in err and "passed over" in err
+    assert "Traceback" not in err

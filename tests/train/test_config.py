@@ -1,0 +1,123 @@
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from tiny_run import CONFIG
+
+import jaxrl_llm as jr
+from jaxrl_llm.train import (
+    CheckpointConfig,
+    DataConfig,
+    EvaluationConfig,
+    MeshConfig,
+    OptimizerConfig,
+    SamplingConfig,
+    make_optimizer,
+)
+from jaxrl_llm.train.config import find_prompts, find_recipe
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (DataConfig, {"prompts": "gym:x", "held_out": 1.0}, "held_out is a share below 1"),
+        (DataConfig, {"prompts": "a.jsonl", "evaluation": "b.jsonl"}, "held_out has no effect"),
+        (DataConfig, {"prompts": "a.jsonl", "chat": False, "system": "hi"}, "system has no effect"),
+        (SamplingConfig, {"group_size": 0}, "group_size must be above 0"),
+        (SamplingConfig, {"temperature": 0.0}, "temperature must be above 0"),
+        (SamplingConfig, {"top_p": 1.0}, "top_p must be below 1"),
+        (SamplingConfig, {"top_k": 0}, "top_k must be above 0"),
+        (OptimizerConfig, {"learning_rate": 0.0}, "learning_rate must be above 0"),
+        (OptimizerConfig, {"b2": 1.0}, "b2 must be below 1"),
+        (OptimizerConfig, {"warmup_steps": -1}, "warmup_steps must not be negative"),
+        (MeshConfig, {"data": 0}, "data must be above 0"),
+        (MeshConfig, {"data": -1, "fsdp": -1}, "only one mesh axis may be -1"),
+        (CheckpointConfig, {"keep": 0}, "keep must be above 0"),
+        (EvaluationConfig, {"enabled": False, "every": 2}, "no effect if not enabled"),
+        (EvaluationConfig, {"samples": 0}, "samples must be above 0"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(kind, options, message):
+    with pytest.raises(ValueError, match=message):
+        kind(**options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": 0}, "steps must be above 0"),
+        ({"microbatches": 3}, "4 prompts do not split into 3 microbatches"),
+        ({"mesh": MeshConfig(data=8)}, "does not divide over 8 devices"),
+        ({"remat": "most"}, "remat must be one of 'none', 'dots', 'full'"),
+        ({"dtype": "float16"}, "dtype must be one of"),
+        ({"dtype": "bfloat16"}, "dtype has no effect on a model that comes from a function"),
+        ({"recipe": "grpos"}, "recipe must be one of .* Did you mean 'grpo'"),
+        ({"sampling": SamplingConfig(group_size=1)}, "group_size must be at least 2; got 1"),
+    ],
+)
+def test_runs_that_do_not_fit_together_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        dataclasses.replace(CONFIG, **changes)
+
+
+def test_reward_must_be_callable():
+    with pytest.raises(TypeError, match="reward must be callable; got 'last_integer'"):
+        dataclasses.replace(CONFIG, reward="last_integer")
+
+
+def test_recipe_by_name_or_as_it_is():
+    sampling = SamplingConfig(max_new_tokens=33)
+    recipe = jr.recipes.gspo()
+    assert find_recipe(recipe, sampling) is recipe
+    assert find_recipe("rloo", sampling) == jr.recipes.rloo()
+    assert find_recipe("dr_grpo", sampling) == jr.recipes.dr_grpo(length=33)
+
+
+def test_prompts_by_name(tmp_path):
+    path = tmp_path / "sums.jsonl"
+    path.write_text('{"prompt": "1 + 1 =", "answer": "2"}\n')
+    assert find_prompts(str(path))[0].answer == "2"
+    assert len(find_prompts("gym:chain_sum")) == 1000
+    assert find_prompts(lambda: "what it returns") == "what it returns"
+    with pytest.raises(ValueError, match="'sums' is neither a .jsonl"):
+        find_prompts("sums")
+
+
+def steps_of(config, gradient, count=3):
+    """How far each of some equal steps moves a parameter."""
+    optimizer = make_optimizer(config)
+    params = {"w": jnp.ones(2)}
+    state, moved = optimizer.init(params), []
+    for _ in range(count):
+        updates, state = optimizer.update({"w": jnp.full(2, gradient)}, state, params)
+        params = optax.apply_updates(params, updates)
+        moved.append(float(updates["w"][0]))
+    return moved
+
+
+def test_optimizer_options_have_their_effect():
+    plain = steps_of(OptimizerConfig(learning_rate=0.1), 3.0)
+    np.testing.assert_allclose(plain, [-0.1] * 3, rtol=1e-4)  # Adam moves by the rate
+    warm = steps_of(OptimizerConfig(learning_rate=0.1, warmup_steps=2), 3.0)
+    np.testing.assert_allclose(warm, [-0.05, -0.1, -0.1], rtol=1e-4)
+    decayed = steps_of(OptimizerConfig(learning_rate=0.1, weight_decay=0.5), 3.0, count=1)
+    np.testing.assert_allclose(decayed, [-0.1 - 0.05], rtol=1e-4)
+    # eps shows how large the gradient was that Adam saw: 1 / sqrt(2) if cut to norm 1, else 3.
+    cut = steps_of(OptimizerConfig(learning_rate=0.1, eps=1.0), 3.0, count=1)
+    np.testing.assert_allclose(cut, [-0.1 * 0.5**0.5 / (0.5**0.5 + 1)], rtol=1e-4)
+    free = OptimizerConfig(learning_rate=0.1, eps=1.0, max_grad_norm=None)
+    np.testing.assert_allclose(steps_of(free, 3.0, count=1), [-0.1 * 3 / 4], rtol=1e-4)
+    for name in ("b1", "b2"):
+        slow = OptimizerConfig(learning_rate=0.1, **{name: 0.0})
+        gradients = [0.5, -0.9]
+        optimizers = make_optimizer(slow), make_optimizer(OptimizerConfig(learning_rate=0.1))
+        ends = []
+        for optimizer in optimizers:
+            params = {"w": jnp.ones(1)}
+            state = optimizer.init(params)
+            for g in gradients:
+                updates, state = optimizer.update({"w": jnp.full(1, g)}, state, params)
+            ends.append(float(updates["w"][0]))
+        assert abs(ends[0] - ends[1]) > 1e-3, name

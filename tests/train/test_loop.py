@@ -1,0 +1,250 @@
+import dataclasses
+import json
+import signal
+import threading
+
+import jax
+import numpy as np
+import pytest
+from test_checkpoint import assert_same, truncate
+from tiny_run import CONFIG, low_bytes, tiny_run, wide_model
+
+import jaxrl_llm as jr
+from jaxrl_llm.data import PromptSet
+from jaxrl_llm.rewards import RewardError
+from jaxrl_llm.train import (
+    CheckpointConfig,
+    CheckpointError,
+    EvaluationConfig,
+    MeshConfig,
+    SamplingConfig,
+    TrainingError,
+    train,
+)
+
+
+def remember(log):
+    """The reward, which also keeps every completion it sees."""
+
+    def reward(prompt, completion, metadata):
+        log.append((prompt, completion))
+        return low_bytes(prompt, completion, metadata)
+
+    return reward
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    """Six steps without a stop, and all that was sampled in them."""
+    log = []
+    result = train(tiny_run(tmp_path_factory.mktemp("whole"), reward=remember(log)))
+    return result, log
+
+
+def test_a_run_leaves_its_files(whole_run):
+    result, log = whole_run
+    assert int(result.state.step) == 6 and len(log) == 6 * 4 * 2
+    assert result.state.data_cursor == (3, 0)  # 24 prompts, of the 8 that are not held out
+    assert [row["step"] for row in result.history] == [1, 2, 3, 4, 5, 6]
+    first = result.history[0]
+    rewards = [low_bytes(None, completion, None) for _, completion in log[:8]]
+    np.testing.assert_allclose(first["reward"], np.mean(rewards), rtol=1e-6)
+    assert abs(first["sampler_gap"]) < 1e-5  # what samples and what scores agree
+    assert first["tokens_per_second"] > 0 and first["seconds_step"] > 0
+    assert (result.run_dir / "reward.png").read_bytes().startswith(b"\x89PNG")
+    samples = [json.loads(x) for x in (result.run_dir / "samples.jsonl").read_text().splitlines()]
+    assert len(samples) == 6 * 4
+    assert (samples[0]["prompt"], samples[0]["completion"]) == log[0]
+    folders = [p.name for p in (result.run_dir / "checkpoints").iterdir()]
+    assert folders == ["step_00000006"]
+
+
+def test_resume_is_exact(whole_run, tmp_path):
+    # The state holds parameters, optimizer, key and cursor; the log holds every rollout.
+    expected, expected_log = whole_run
+    log = []
+    config = tiny_run(tmp_path, reward=remember(log))
+    half = train(dataclasses.replace(config, steps=3))
+    assert int(half.state.step) == 3
+    done = train(config, resume=True)
+    assert_same(done.state, expected.state)
+    assert log == expected_log
+    numbers = ("step", "loss", "grad_norm", "reward", "entropy", "sampler_gap")
+    for row, other in zip(done.history, expected.history, strict=True):
+        assert {k: row[k] for k in numbers} == {k: other[k] for k in numbers}
+
+
+def test_resume_drops_what_came_after_the_last_good_checkpoint(whole_run, tmp_path):
+    expected, _ = whole_run
+    config = tiny_run(tmp_path, checkpoint=CheckpointConfig(every=2))
+    train(dataclasses.replace(config, steps=4))
+    truncate(tmp_path / "checkpoints" / "step_00000004")
+    with pytest.warns(UserWarning, match="step_00000004' cannot be read and is passed over"):
+        done = train(config, resume=True)
+    assert_same(done.state, expected.state)
+    assert [row["step"] for row in done.history] == [1, 2, 3, 4, 5, 6]
+    names = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
+    assert names == ["step_00000004", "step_00000004.damaged", "step_00000006"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_saves_and_the_run_goes_on_from_there(whole_run, tmp_path, number):
+    expected, expected_log = whole_run
+    log = []
+
+    def reward(prompt, completion, metadata):
+        if len(log) == 2 * 8:  # in the middle of step 3
+            signal.raise_signal(number)
+        return remember(log)(prompt, completion, metadata)
+
+    # The reward runs in a thread; the signal reaches the main one.
+    before = signal.getsignal(number)
+    config = tiny_run(tmp_path, reward=reward)
+    stopped = train(config)
+    assert stopped.interrupted == number and int(stopped.state.step) == 3
+    assert stopped.after == {} and signal.getsignal(number) is before
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step_00000003"]
+    done = train(config, resume=True)
+    assert done.interrupted is None
+    assert_same(done.state, expected.state)
+    assert log == expected_log
+
+
+def test_a_second_ctrl_c_is_not_caught():
+    from jaxrl_llm.train.interrupt import catch_interrupt
+
+    with catch_interrupt() as interrupt:
+        signal.raise_signal(signal.SIGINT)
+        assert interrupt and interrupt.signal == signal.SIGINT
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    found = []
+
+    def elsewhere():
+        with catch_interrupt() as interrupt:
+            found.append(bool(interrupt))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert found == [False]
+
+
+def test_held_out_questions_are_never_trained_on(tmp_path):
+    log, lines = [], []
+    config = tiny_run(
+        tmp_path,
+        reward=remember(log),
+        evaluation=EvaluationConfig(samples=3, every=1),
+        steps=2,
+    )
+    result = train(config, say=lines.append)
+    held_out = {log[0][0], log[1][0]}  # greedy, two questions, before the first step
+    trained = {row[0] for row in log if row not in log[: 2 + 6]} - held_out
+    steps = [json.loads(x) for x in (tmp_path / "samples.jsonl").read_text().splitlines()]
+    assert len(held_out) == 2 and not held_out & {row["prompt"] for row in steps}
+    assert len(trained) == 8
+    assert set(result.before) == set(result.after) == {"greedy", "sampled"}
+    assert result.before["greedy"].samples == 1 and result.before["sampled"].samples == 3
+    assert result.before["greedy"].questions == 2
+    evaluated = [row["step"] for row in result.history if "held_out" in row]
+    assert evaluated == [0, 1, 2]
+    assert any("2 held-out questions after step 0" in line for line in lines)
+    assert any("completion" in line for line in lines)
+
+
+def test_a_mesh_trains_the_same(whole_run, tmp_path):
+    expected, _ = whole_run
+    mesh = MeshConfig(data=2, fsdp=2, tensor=2)
+    result = train(tiny_run(tmp_path, mesh=mesh, steps=1))
+    first = expected.history[0]
+    for name in ("reward", "loss", "entropy", "tokens"):
+        np.testing.assert_allclose(result.history[0][name], first[name], atol=1e-5)
+
+
+def test_reference_and_corrections_are_scored_before_the_step(tmp_path):
+    seen = []
+
+    def correction(old_logp, behavior_logp, mask):
+        seen.append(old_logp.shape)
+        return jax.numpy.exp(old_logp - behavior_logp), mask
+
+    recipe = jr.recipes.grpo(kl_coef=0.1).replace(correction=correction)
+    config = tiny_run(tmp_path, recipe=recipe, steps=1, microbatches=2, updates_per_batch=2)
+    result = train(config)
+    assert seen and np.isfinite(result.history[0]["loss"])
+    assert {"approx_kl", "ratio_max", "clip_fraction"} <= set(result.history[0])
+    assert result.history[0]["ratio_max"] > 1.0  # the second pass is off the proximal policy
+
+
+BAD_REWARDS = {
+    "nan": (lambda p, c, m: float("nan"), "gave nan"),
+    "none": (lambda p, c, m: None, "gave None"),
+    "text": (lambda p, c, m: "1", "gave '1'"),
+    "raises": (lambda p, c, m: 1 / 0, "raised ZeroDivisionError"),
+    "hangs": (lambda p, c, m: threading.Event().wait(60), "gave nothing .* within 0.2 s"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_REWARDS)
+def test_a_bad_reward_ends_the_run_and_names_the_prompt(tmp_path, name):
+    reward, message = BAD_REWARDS[name]
+    with pytest.raises(RewardError, match=rf"{message}|{message}.*prompt 0") as error:
+        train(tiny_run(tmp_path, reward=reward, reward_deadline=0.2))
+    assert "prompt 0 (id 'q" in str(error.value)
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_what_does_not_fit_is_one_sentence(tmp_path):
+    cases = {
+        "has 3 tokens, but the model's context leaves room for 2": {
+            "sampling": SamplingConfig(group_size=2, max_new_tokens=254)
+        },
+        "make_mesh: data 3 x fsdp 1 x tensor 1 needs 3 devices, but there are 8": {
+            "mesh": MeshConfig(data=3),
+            "prompts_per_step": 3,
+        },
+        "train: a microbatch of 4 prompts .* does not divide over 8 devices": {
+            "mesh": MeshConfig(data=-1)
+        },
+        "evaluation: there are no held-out questions": {
+            "evaluation": EvaluationConfig(),
+            "data": dataclasses.replace(CONFIG.data, held_out=0.0),
+        },
+        "PromptSet: nothing is empty": {
+            "data": dataclasses.replace(
+                CONFIG.data, prompts=lambda: PromptSet((), source="nothing")
+            )
+        },
+    }
+    for message, changes in cases.items():
+        with pytest.raises(ValueError, match=message):
+            train(tiny_run(tmp_path / "run", **changes))
+        assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_run_folders(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        CheckpointError, match="The run folder '.*file/run' cannot be written: Not a"
+    ):
+        train(tiny_run(tmp_path / "file" / "run"))
+    with pytest.raises(CheckpointError, match="There is no checkpoint in"):
+        train(tiny_run(tmp_path / "new"), resume=True)
+    train(tiny_run(tmp_path / "run", steps=1))
+    with pytest.raises(TrainingError, match="already holds a run; resume it, or name another"):
+        train(tiny_run(tmp_path / "run", steps=1))
+    with pytest.raises(ValueError, match="is of another model"):
+        train(tiny_run(tmp_path / "run", model=wide_model), resume=True)
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_00000001"]
+
+
+def test_a_loss_that_is_no_number_ends_the_run(tmp_path):
+    recipe = jr.recipes.dapo()
+
+    def broken(logp, old_logp, advantages, mask):
+        return recipe.surrogate(logp, old_logp, advantages, mask) * jax.numpy.nan
+
+    with pytest.raises(TrainingError, match="Step 1 gave loss nan .* checkpoint is of step 0"):
+        train(tiny_run(tmp_path, recipe=recipe.replace(surrogate=broken)))
+    assert not (tmp_path / "checkpoints").exists()
