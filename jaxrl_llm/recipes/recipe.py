@@ -34,7 +34,7 @@ class AlgoState(NamedTuple):
     curation: ArrayTree
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Recipe:
     """A policy-gradient method: which function stands in which slot. It holds no arrays.
 
@@ -108,6 +108,15 @@ class Recipe:
         for slot, transform in (("advantage", self.advantage), ("curation", self.curation)):
             if (function := slots.lifted(transform)) is not None:
                 slots.check_inputs(self.name, slot, function, slots.PREPARE_CONTEXT, given=1)
+
+    def __repr__(self) -> str:
+        """The slots by the names of their functions; those left at their defaults are not shown."""
+        parts = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.default is dataclasses.MISSING or value != field.default:
+                parts.append(f"{field.name}={slots.shown(value)}")
+        return f"Recipe({', '.join(parts)})"
 
     def replace(self, **changes) -> "Recipe":
         """A copy with some slots changed, checked anew.
@@ -186,7 +195,7 @@ class Recipe:
             where = where & kept
         batch = batch.replace(where=where, mask=batch.mask & where[..., None])
         if self.correction is not None:
-            batch = self._correct(batch)
+            batch = self._corrected(self.correction, batch)
         rewards = jnp.asarray(batch.rewards, jnp.float32)
         context = slots.context(batch, slots.PREPARE_CONTEXT)
         advantages, advantage = self.advantage.update(rewards, state.advantage, **context)
@@ -229,10 +238,10 @@ class Recipe:
             loss = loss + call_with(term, context=context)
         return aggregate.weighted_sum(loss, batch.weights)
 
-    def _correct(self, batch: Batch) -> Batch:
+    def _corrected(self, correction: Callable, batch: Batch) -> Batch:
         """The batch with the correction's weights, and without the tokens that it rejects."""
         name = f"correction of recipe {self.name!r}"
-        weights, keep = self.correction(batch.old_logp, batch.behavior_logp, batch.mask)
+        weights, keep = correction(batch.old_logp, batch.behavior_logp, batch.mask)
         checks.check_shape(name, "weights", weights, batch.mask.shape)
         checks.check_shape(name, "keep", keep, batch.mask.shape)
         checks.check_bool(name, keep=keep)

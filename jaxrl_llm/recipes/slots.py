@@ -44,6 +44,16 @@ def called(function: Callable) -> str:
     return getattr(function, "__name__", repr(function))
 
 
+def shown(value) -> str:
+    """A slot's value for people: functions by their names, options as they were given."""
+    if isinstance(value, Transform):
+        function = lifted(value)
+        return "Transform(...)" if function is None else f"stateless({shown(function)})"
+    if isinstance(value, tuple):
+        return f"({''.join(f'{shown(v)}, ' for v in value).rstrip(' ')})"
+    return value.__name__ if inspect.isfunction(value) else repr(value)
+
+
 def lifted(transform: Transform | None) -> Callable | None:
     """The function inside ``stateless``, whose signature can be looked at; None for others."""
     return None if transform is None else getattr(transform.update, "function", None)

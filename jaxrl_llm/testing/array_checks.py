@@ -228,8 +228,8 @@ def check_precision(recipe: Recipe) -> None:
     same, want, want_grads = evaluate(recipe, cast(low, jnp.float32))
     statistics = {"loss": loss, "advantages": ready.advantages, "weights": ready.weights}
     for what, value in statistics.items():
-        if value.dtype != jnp.float32:
-            fail(name, recipe, f"{what} is {value.dtype}, not float32.")
+        if jnp.result_type(value) != jnp.float32:
+            fail(name, recipe, f"{what} is {jnp.result_type(value)}, not float32.")
     expect_close(name, recipe, "batch", _real(ready), _real(same))
     expect_close(name, recipe, "loss", loss, want)
     # The gradient is handed back in the dtype of logp, so it is rounded once.
@@ -242,8 +242,9 @@ def expect_policy_gradient(check: str, recipe: Recipe, case: Case, tolerance: fl
     The case must be on policy: ``old_logp`` None or equal to ``logp``, and so ``ref_logp``.
     """
     ready, _, (grad, _) = evaluate(recipe, case)
-    weights = ready.weights if ready.correction is None else ready.weights * ready.correction
-    advantages = ready.advantages
+    weights, advantages = jnp.asarray(ready.weights), jnp.asarray(ready.advantages)
+    if ready.correction is not None:
+        weights = weights * ready.correction
     advantages = advantages if advantages.ndim == 3 else advantages[..., None]
 
     def terms(logp, only=""):

@@ -202,8 +202,8 @@ def check_model_precision(recipe: Recipe) -> None:
     ready, loss, _ = evaluate(recipe, Case(batch, logp, entropy))
     values = {"logp": logp, "loss": loss, "advantages": ready.advantages, "weights": ready.weights}
     for what, value in values.items():
-        if value.dtype != jnp.float32:
-            fail("check_model_precision", recipe, f"{what} is {value.dtype}, not float32.")
+        if (dtype := jnp.result_type(value)) != jnp.float32:
+            fail("check_model_precision", recipe, f"{what} is {dtype}, not float32.")
     if not np.isfinite(loss):
         fail("check_model_precision", recipe, f"the loss is {loss}.")
 

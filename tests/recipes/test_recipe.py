@@ -120,6 +120,16 @@ def test_recipes_are_values():
         jr.recipes.dapo().name = "other"
 
 
+def test_a_recipe_prints_its_slots_by_name():
+    assert repr(jr.recipes.grpo(ddof=0)) == (
+        "Recipe(name='grpo', advantage=stateless(grpo(ddof=0, eps=1e-06)), "
+        "surrogate=ppo_clip(dual_clip=None, eps_high=0.2, eps_low=0.2), weights=sequence_mean, "
+        "regularizers=(kl_to_reference(coef=0.001, estimator='k3'),), paper='arXiv:2402.03300')"
+    )
+    tracked = plain(curation=jr.Transform(tuple, lambda x, s, **c: (x > 0, s)))
+    assert repr(tracked).endswith("surrogate=reinforce, curation=Transform(...))")
+
+
 def test_needs_come_from_signatures():
     entropy = jr.bind(jr.regularizers.entropy_bonus, coef=1e-3)
     assert plain().needs == frozenset()
