@@ -51,7 +51,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _say(line: str) -> None:
-    from tqdm.auto import tqdm
+    from tqdm import tqdm
 
     tqdm.write(line, file=sys.stdout)
     sys.stdout.flush()

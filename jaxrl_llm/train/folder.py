@@ -88,7 +88,7 @@ class RunFolder:
 
     def progress(self, first: int, steps: int):
         """A tqdm bar over the steps; hidden where nobody listens."""
-        from tqdm.auto import tqdm
+        from tqdm import tqdm
 
         return tqdm(
             total=steps,
