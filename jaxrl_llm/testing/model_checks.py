@@ -121,7 +121,7 @@ def check_layouts(recipe: Recipe) -> None:
     """Loss and gradient in parameters do not depend on how the batch is laid out.
 
     A prompt shared by its group, more padding behind prompts and responses, and one padded row a
-    rollout that repeats the prompt.
+    rollout that repeats the prompt. No path of the library packs several rollouts in one row.
 
     Raises:
       AssertionError: If they differ.
