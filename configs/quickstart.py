@@ -11,7 +11,6 @@ import jaxrl_llm as jr
 from jaxrl_llm.train import (
     CheckpointConfig,
     DataConfig,
-    EvaluationConfig,
     OptimizerConfig,
     SamplingConfig,
     TrainConfig,
@@ -36,7 +35,6 @@ config = TrainConfig(
     sampling=SamplingConfig(group_size=8, max_new_tokens=16),
     optimizer=OptimizerConfig(learning_rate=1e-5),
     checkpoint=CheckpointConfig(every=0),
-    evaluation=EvaluationConfig(samples=4),
     steps=30,
     prompts_per_step=8,
     remat="none",

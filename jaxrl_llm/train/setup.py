@@ -117,6 +117,11 @@ def load_parts(config: TrainConfig) -> tuple[Parts, ArrayTree]:
     """
     from jaxrl_llm.rollout import make_sampler
 
+    if jax.process_count() > 1:
+        raise ValueError(
+            f"train: the loop runs in one process, with all its devices; there are "
+            f"{jax.process_count()} processes."
+        )
     sizes = config.mesh
     mesh = meshes.make_mesh(data=sizes.data, fsdp=sizes.fsdp, tensor=sizes.tensor)
     meshes.check_batch(
