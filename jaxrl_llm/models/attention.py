@@ -122,6 +122,8 @@ def context_attention(
     ).reshape(P, G, 1, repeat * T, -1)
     output, lse = attend(query.reshape(P, G, kv_heads, repeat * T, d), kv, mask)
     if context.prefix is not None:
+        if context.prefix_mask is None:
+            raise ValueError("Model.apply: context.prefix needs context.prefix_mask.")
         rows = jnp.swapaxes(query, 1, 2).reshape(P, kv_heads, G * repeat * T, d)
         prefix_mask = context.prefix_mask[:, None, None, :]
         shared, shared_lse = attend(rows, context.prefix[layer], prefix_mask)

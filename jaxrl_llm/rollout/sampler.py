@@ -7,6 +7,7 @@ response: a rollout does not depend on its neighbours in the batch.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -127,7 +128,7 @@ def make_sampler(
             f"{name}: max_new_tokens {max_new_tokens} leaves no room for a prompt in the model's "
             f"context of {model.config.max_length}."
         )
-    filters = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+    filters: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
     if temperature < 1e-5 and any(v is not None for v in filters.values()):
         given = ", ".join(k for k, v in filters.items() if v is not None)
         raise ValueError(f"{name}: {given} has no effect at temperature 0.")

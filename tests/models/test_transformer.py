@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxrl_llm as jr
-from jaxrl_llm.models import AttentionContext, empty_cache, make_model, prefill
+from jaxrl_llm.models import KV, AttentionContext, empty_cache, make_model, prefill
 from jaxrl_llm.testing import tiny_config, tiny_model
 
 FAMILIES = {
@@ -165,11 +165,18 @@ def test_shapes_and_count_without_allocating():
     assert jr.models.count_params(model) == sum(x.size for x in jax.tree.leaves(params))
 
 
+def _no_mask():
+    """A context whose prefix comes without its mask."""
+    prefix = (KV(jnp.zeros((P, 2, 8, 3)), jnp.zeros((P, 2, 3, 8))),) * 2
+    return AttentionContext(mask=jnp.ones((P, G, T), bool), prefix=prefix)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"tokens": np.zeros((P, T), np.int32)}, "tokens must have 3 axes"),
         ({"positions": np.zeros((P, G, T + 1), np.int32)}, "these must have one shape"),
+        ({"context": _no_mask()}, "context.prefix needs context.prefix_mask"),
         ({"remat": "everything"}, "remat must be one of 'none', 'full', 'dots'"),
         ({"delta": {"layers": {"9": {}}}}, "delta names 'layers/9', which the model does not have"),
         ({"delta": {"norm": (0, 0, 1)}}, "delta 'norm' does not stand at a linear layer"),
