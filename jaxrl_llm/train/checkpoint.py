@@ -8,6 +8,7 @@ with a warning, and nothing is deleted because of it.
 import contextlib
 import errno
 import hashlib
+import json
 import logging
 import os
 import re
@@ -26,6 +27,7 @@ from jaxrl_llm.train.state import TrainState
 
 _NAME = re.compile(r"step_(\d{8})")
 _FORMAT = 1
+_SIZES = "sizes.json"
 
 
 class CheckpointError(RuntimeError):
@@ -109,6 +111,7 @@ class Checkpoints:
         with self._failing_clearly(step):
             response.result()
             if jax.process_index() == 0:
+                _write_sizes(self.path(step))
                 for old in self.steps()[: -self.keep]:
                     shutil.rmtree(self.path(old))
 
@@ -163,6 +166,7 @@ class Checkpoints:
         for candidate in reversed(steps):
             path = self.path(candidate)
             try:
+                _check_sizes(path)
                 with _orbax(partial=partial) as ocp:
                     found = ocp.metadata(path).custom_metadata or {}
                     self._check_same_run(path, found, wanted)
@@ -191,6 +195,25 @@ class Checkpoints:
                     "state": "was made with another optimizer or recipe than this run has",
                 }[key]
                 raise _OtherRun(f"The checkpoint {str(path)!r} {what}.")
+
+
+def _write_sizes(path: Path) -> None:
+    """Notes the size of every file of a checkpoint that is whole."""
+    files = (file for file in path.rglob("*") if file.is_file())
+    sizes = {file.relative_to(path).as_posix(): file.stat().st_size for file in files}
+    unfinished = path / f"{_SIZES}.tmp"
+    unfinished.write_text(json.dumps(sizes))
+    unfinished.rename(path / _SIZES)
+
+
+def _check_sizes(path: Path) -> None:
+    """Raises ValueError if a file was cut or lost; Orbax would find out only while it reads."""
+    if not (path / _SIZES).is_file():
+        return
+    for name, size in json.loads((path / _SIZES).read_text()).items():
+        found = (path / name).stat().st_size if (path / name).is_file() else 0
+        if found != size:
+            raise ValueError(f"its file {name} has {found} bytes of {size}")
 
 
 class _OtherRun(Exception):
