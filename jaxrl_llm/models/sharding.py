@@ -5,8 +5,6 @@ carries each logical axis. An axis that a mesh does not divide is kept whole, so
 serve a laptop and a pod.
 """
 
-import math
-
 import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -83,9 +81,10 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, batch_spec(mesh))
 
 
-def batch_shards(mesh: Mesh) -> int:
-    """Over how many devices the prompts of a batch are spread."""
-    return math.prod(size for axis, size in mesh.shape.items() if axis in ("data", "fsdp"))
+def batch_shards(mesh: Mesh | None) -> int:
+    """Over how many devices the prompts of a batch are spread; 1 without a mesh."""
+    shape = {} if mesh is None else dict(mesh.shape)
+    return shape.get("data", 1) * shape.get("fsdp", 1)
 
 
 def shard(tree: ArrayTree, shardings: ArrayTree) -> ArrayTree:

@@ -69,12 +69,6 @@ def check_mesh_sizes(function: str, sizes: dict[str, int]) -> None:
         raise ValueError(f"{function}: only one mesh axis may be -1; got {sizes}.")
 
 
-def batch_parts(mesh: Mesh | None) -> int:
-    """Over how many devices the prompts of a batch are split."""
-    shape = {} if mesh is None else dict(mesh.shape)
-    return shape.get("data", 1) * shape.get("fsdp", 1)
-
-
 def check_batch(function: str, prompts: int, microbatches: int, parts: int) -> None:
     """Raises ValueError unless the prompts split into equal microbatches, and those over the mesh.
 

@@ -9,6 +9,7 @@ import jax
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.models.protocol import Model
+from jaxrl_llm.models.sharding import batch_shards
 from jaxrl_llm.recipes import Recipe
 from jaxrl_llm.train import mesh as meshes
 from jaxrl_llm.train.collect import Question, encode_prompts
@@ -124,9 +125,7 @@ def load_parts(config: TrainConfig) -> tuple[Parts, ArrayTree]:
         )
     sizes = config.mesh
     mesh = meshes.make_mesh(data=sizes.data, fsdp=sizes.fsdp, tensor=sizes.tensor)
-    meshes.check_batch(
-        "train", config.prompts_per_step, config.microbatches, meshes.batch_parts(mesh)
-    )
+    meshes.check_batch("train", config.prompts_per_step, config.microbatches, batch_shards(mesh))
     model, params, tokenizer = load_model(config, mesh)
     sampling = config.sampling
     room = model.config.max_length - sampling.max_new_tokens

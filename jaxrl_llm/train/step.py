@@ -9,6 +9,7 @@ import optax
 from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.protocol import Model
+from jaxrl_llm.models.sharding import batch_shards
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.train import mesh as meshes
 from jaxrl_llm.train.metrics import batch_metrics
@@ -78,70 +79,37 @@ def make_step(
       (1, 0.5)
     """
     checks.check_positive("make_step", microbatches=microbatches, updates=updates)
-    checks.check_positive("make_step", temperature=temperature)
-    parts = meshes.batch_parts(mesh)
+    policy = _policy("make_step", model, temperature, chunk_size, remat)
 
-    def policy(params: ArrayTree, batch: Batch) -> tuple[Array, Array]:
-        return score(
-            model,
-            params,
-            batch.prompt_tokens,
-            batch.prompt_mask,
-            batch.tokens,
-            batch.mask,
-            temperature=temperature,
-            remat=remat,
-            chunk_size=chunk_size,
-        )
-
-    def part_loss(params: ArrayTree, part: Batch):
+    def loss(params: ArrayTree, part: Batch):
         logp, entropy = policy(params, part)
         return recipe.loss(logp, part, entropy=entropy), (logp, entropy)
 
-    def gradients(params: ArrayTree, batch: Batch):
-        """Loss, log-probabilities, entropies and the gradient of the whole batch."""
-        grad = jax.value_and_grad(part_loss, has_aux=True)
-        if microbatches == 1:
-            (loss, aux), grads = grad(params, batch)
-            return loss, aux, trees.cast(grads, jnp.float32)
-
-        def add(total, part):
-            (loss, aux), grads = grad(params, part)
-            added = jax.tree.map(lambda a, g: a + g.astype(jnp.float32), total[1], grads)
-            return (total[0] + loss, added), aux
-
-        zeros = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), params)
-        (loss, grads), aux = jax.lax.scan(add, (jnp.float32(0), zeros), _split(batch, microbatches))
-        return loss, _join(aux), grads
-
-    def update(params, opt_state, batch: Batch):
-        loss, (logp, entropy), grads = gradients(params, batch)
+    def update(carry, batch: Batch):
+        params, opt_state = carry
+        value, (logp, entropy), grads = _gradients(loss, params, batch, microbatches)
         changes, opt_state = optimizer.update(grads, opt_state, params)
         metrics = {
-            "loss": loss,
+            "loss": value,
             "grad_norm": trees.norm(grads),
             "update_norm": trees.norm(changes),
             **batch_metrics(recipe, logp, entropy, batch),
         }
-        return optax.apply_updates(params, changes), opt_state, metrics
+        return (optax.apply_updates(params, changes), opt_state), metrics
 
     def step(state: TrainState, batch: Batch):
-        P = batch.tokens.shape[0]
-        meshes.check_batch("make_step", P, microbatches, parts)
+        prompts = batch.tokens.shape[0]
+        meshes.check_batch("make_step", prompts, microbatches, batch_shards(mesh))
         if updates > 1 and batch.old_logp is None:
             batch = batch.replace(old_logp=_whole(policy, state.params, batch, microbatches))
         batch, algo_state = recipe.prepare(batch, state.algo_state)
-        params, opt_state = state.params, state.opt_state
+        carry = (state.params, state.opt_state)
         if updates == 1:
-            params, opt_state, metrics = update(params, opt_state, batch)
+            carry, metrics = update(carry, batch)
         else:
-
-            def again(carry, _):
-                new_params, new_opt_state, metrics = update(carry[0], carry[1], batch)
-                return (new_params, new_opt_state), metrics
-
-            carry, history = jax.lax.scan(again, (params, opt_state), length=updates)
-            (params, opt_state), metrics = carry, jax.tree.map(lambda x: x[-1], history)
+            carry, history = jax.lax.scan(lambda c, _: update(c, batch), carry, length=updates)
+            metrics = jax.tree.map(lambda x: x[-1], history)
+        params, opt_state = carry
         state = state._replace(
             params=params, opt_state=opt_state, algo_state=algo_state, step=state.step + 1
         )
@@ -162,13 +130,38 @@ def make_scorer(
     For log-probabilities that must be known before the step: of a frozen reference, or of the
     proximal policy where a correction compares it with what sampled.
     """
-    checks.check_positive("make_scorer", microbatches=microbatches, temperature=temperature)
-
-    def policy(params, batch: Batch):
-        arrays = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
-        return score(model, params, *arrays, temperature=temperature, chunk_size=chunk_size)
-
+    checks.check_positive("make_scorer", microbatches=microbatches)
+    policy = _policy("make_scorer", model, temperature, chunk_size, "none")
     return jax.jit(lambda params, batch: _whole(policy, params, batch, microbatches))
+
+
+def _policy(function: str, model: Model, temperature, chunk_size: int | None, remat: str):
+    """``policy(params, batch) -> (logp, entropy)`` of the responses of a batch."""
+    checks.check_positive(function, temperature=temperature)
+    options = {"temperature": temperature, "chunk_size": chunk_size, "remat": remat}
+
+    def policy(params: ArrayTree, batch: Batch) -> tuple[Array, Array]:
+        arrays = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
+        return score(model, params, *arrays, **options)
+
+    return policy
+
+
+def _gradients(loss: Callable, params: ArrayTree, batch: Batch, microbatches: int):
+    """Loss, log-probabilities with entropies, and the gradient of the whole batch in float32."""
+    grad = jax.value_and_grad(loss, has_aux=True)
+    if microbatches == 1:
+        (value, aux), grads = grad(params, batch)
+        return value, aux, trees.cast(grads, jnp.float32)
+
+    def add(total, part):
+        (value, aux), grads = grad(params, part)
+        added = jax.tree.map(lambda a, g: a + g.astype(jnp.float32), total[1], grads)
+        return (total[0] + value, added), aux
+
+    zeros = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), params)
+    (value, grads), aux = jax.lax.scan(add, (jnp.float32(0), zeros), _split(batch, microbatches))
+    return value, _join(aux), grads
 
 
 class _Step:
