@@ -1,1 +1,1 @@
-"""Benchmarks: each is a module to run, prints one JSON line last, and measures peers in turn."""
+"""Benchmarks: each is a module to run, prints one JSON line last, and measures each peer in turn with ours."""

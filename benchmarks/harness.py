@@ -171,7 +171,9 @@ def measure(
     tolerance: float = 0.0,
     share: float = 1.0,
 ) -> dict[str, Any]:
-    """Run ours and the peers in turn (A B C A B C ...) and return the result.
+    """Run ours in turn with each peer (A B A B ..., then A C A C ...) and return the result.
+
+    One peer is in memory at a time, beside ours; a ratio compares the runs of one turn.
 
     Args:
         name: Of the benchmark.
@@ -180,58 +182,61 @@ def measure(
         ours: Module of our worker, run in this Python.
         peers: Module of each peer's worker by name, run in `peer_python`.
         peer_python: A Python that has the peers, or None to measure ours alone.
-        rounds: Runs of each worker, after the warm-up.
+        rounds: Runs of each peer after the warm-up, and of ours beside each.
         tokens: Tokens of a run.
         tolerance: See `check_agreement`.
         share: See `check_agreement`.
     """
     message = {**workload, **private}
-    commands = {"ours": (sys.executable, ours)}
-    if peer_python is not None:
-        commands |= {peer: (peer_python, module) for peer, module in peers.items()}
+    others = {} if peer_python is None else dict(peers)
     workers: dict[str, Worker] = {}
-    try:
-        # One after the other: a start must not share the cores with a first run.
-        for worker, (python, module) in commands.items():
-            _say(f"{worker}: loads and warms up")
-            workers[worker] = Worker(python, module, message)
-        checks = {worker: process.ready["check"] for worker, process in workers.items()}
-        check_agreement(checks, tolerance=tolerance, share=share)
-        seconds: dict[str, list[float]] = {worker: [] for worker in workers}
+    seconds: dict[str, list[float]] = {}
+    measured: dict[str, dict[str, Any]] = {}
+    ratios: dict[str, float] = {}
+
+    def start(worker: str, python: str, module: str) -> None:
+        _say(f"{worker}: loads and warms up")
+        workers[worker], seconds[worker] = Worker(python, module, message), []
+
+    def end(worker: str) -> None:
+        measured[worker] = figures(
+            seconds[worker],
+            tokens=tokens,
+            warm_up_seconds=workers[worker].ready["warm_up_seconds"],
+            peak_memory_bytes=workers[worker].close(),
+        )
+
+    def turns(names: Sequence[str]) -> None:
         for seed in range(1, rounds + 1):
-            for worker, process in workers.items():
-                seconds[worker].append(process.run(seed))
+            for worker in names:
+                seconds[worker].append(workers[worker].run(seed))
                 _say(f"{worker}: run {seed} of {rounds}, {seconds[worker][-1]:.3g} s")
-        figure = {
-            worker: figures(
-                seconds[worker],
-                tokens=tokens,
-                warm_up_seconds=process.ready["warm_up_seconds"],
-                peak_memory_bytes=process.close(),
-            )
-            for worker, process in workers.items()
-        }
+
+    try:
+        start("ours", sys.executable, ours)
+        for peer, module in others.items():
+            start(peer, str(peer_python), module)
+            checks = {worker: workers[worker].ready["check"] for worker in ("ours", peer)}
+            check_agreement(checks, tolerance=tolerance, share=share)
+            turns(("ours", peer))
+            beside = statistics.median(seconds["ours"][-rounds:])
+            ratios[peer] = float(f"{statistics.median(seconds[peer]) / beside:.3g}")
+            end(peer)
+        if not others:
+            turns(("ours",))
+        end("ours")
     finally:
         for process in workers.values():
             process.kill()
-    return _result(name, workload, workers, figure, rounds)
-
-
-def _result(name, workload, workers, figure, rounds) -> dict[str, Any]:
-    mine = figure["ours"]["seconds"]["median"]
-    others = {worker: values for worker, values in figure.items() if worker != "ours"}
     return {
         "name": name,
         "workload": {**workload, "runs": rounds},
         "device": workers["ours"].ready["device"],
         "versions": {worker: process.ready["versions"] for worker, process in workers.items()},
         "commit": commit(),
-        "ours": figure["ours"],
-        "peers": others,
-        "ratios": {
-            worker: float(f"{values['seconds']['median'] / mine:.3g}")
-            for worker, values in others.items()
-        },
+        "ours": measured.pop("ours"),
+        "peers": measured,
+        "ratios": ratios,
     }
 
 

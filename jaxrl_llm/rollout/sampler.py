@@ -20,7 +20,8 @@ from jaxrl_llm.models.sharding import batch_sharding, batch_shards
 from jaxrl_llm.rollout.rollout import STOP, Rollout
 from jaxrl_llm.rollout.sampling import filter_logits, sample_from, sampled_logprobs
 
-BUCKETS = tuple(2**n for n in range(4, 18))
+# Powers of two and the numbers halfway between: padding stays below a third of a prompt.
+BUCKETS = tuple(sorted([2**n for n in range(4, 18)] + [3 * 2**n for n in range(3, 17)]))
 
 
 def pad_prompts(
