@@ -1,1 +1,1 @@
-"""Benchmarks: each is a module to run, prints one JSON line last, and measures each peer in turn with ours."""
+"""Benchmarks: each is a module to run that prints one JSON line last; peers run in turn with ours."""

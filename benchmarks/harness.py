@@ -35,7 +35,14 @@ class Worker:
 
     def __init__(self, python: str, module: str, workload: Mapping[str, Any]):
         self.module = module
-        environment = dict(os.environ, PYTHONPATH=str(ROOT), TOKENIZERS_PARALLELISM="false")
+        # On an accelerator: memory as it is needed, beside the others; float32 as torch means it.
+        environment = dict(
+            os.environ,
+            PYTHONPATH=str(ROOT),
+            TOKENIZERS_PARALLELISM="false",
+            XLA_PYTHON_CLIENT_PREALLOCATE="false",
+            JAX_DEFAULT_MATMUL_PRECISION="highest",
+        )
         self._process = subprocess.Popen(
             [python, "-m", module],
             stdin=subprocess.PIPE,

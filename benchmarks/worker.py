@@ -70,7 +70,7 @@ def peak_memory() -> int:
     return size if platform.system() == "Darwin" else size * 1024
 
 
-def _versions(packages: Sequence[str]) -> dict[str, str]:
+def package_versions(packages: Sequence[str]) -> dict[str, str]:
     versions = {"python": platform.python_version()}
     for package in packages:
         try:
@@ -107,7 +107,7 @@ def serve(setup: Callable[[dict], Measured]) -> None:
         event="ready",
         check=measured.check(),
         warm_up_seconds=warm_up_seconds,
-        versions=_versions(measured.packages),
+        versions=package_versions(measured.packages),
         device=measured.device,
     )
     for line in sys.stdin:

@@ -17,10 +17,15 @@ from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.protocol import AttentionContext, Model, empty_cache, prefill
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards
-from jaxrl_llm.rollout.rollout import STOP, Rollout
-from jaxrl_llm.rollout.sampling import filter_logits, sample_from, sampled_logprobs
+from jaxrl_llm.rollout.rollout import LENGTH, STOP, Rollout
+from jaxrl_llm.rollout.sampling import (
+    GREEDY_BELOW,
+    filter_logits,
+    sample_from,
+    sampled_logprobs,
+)
 
-# Powers of two and the numbers halfway between: padding stays below a third of a prompt.
+# Powers of two and the numbers halfway between: padding is at most a third of the width.
 BUCKETS = tuple(sorted([2**n for n in range(4, 18)] + [3 * 2**n for n in range(3, 17)]))
 
 
@@ -122,7 +127,11 @@ def make_sampler(
     """
     name = "make_sampler"
     checks.check_positive(name, max_new_tokens=max_new_tokens, group_size=group_size, top_p=top_p)
-    checks.check_non_negative(name, temperature=temperature, min_p=min_p, top_k=top_k)
+    checks.check_non_negative(name, temperature=temperature)
+    checks.check_positive(name, top_k=top_k, min_p=min_p)
+    for option, value in (("top_p", top_p), ("min_p", min_p)):
+        if value is not None and value >= 1:
+            raise ValueError(f"{name}: {option} must be below 1; got {value:g}. None is off.")
     room = model.config.max_length - max_new_tokens
     if room < 1:
         raise ValueError(
@@ -130,7 +139,7 @@ def make_sampler(
             f"context of {model.config.max_length}."
         )
     filters: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
-    if temperature < 1e-5 and any(v is not None for v in filters.values()):
+    if temperature < GREEDY_BELOW and any(v is not None for v in filters.values()):
         given = ", ".join(k for k, v in filters.items() if v is not None)
         raise ValueError(f"{name}: {given} has no effect at temperature 0.")
     checks.check_option(name, "order", order, ("hf", "vllm"))
@@ -237,7 +246,7 @@ def _make_decode(model, max_new_tokens, group_size, stop_ids, temperature, filte
             behavior_logp=behavior,
             model_logp=plain_logp,
             log_kept=kept,
-            finish=jnp.where(done, STOP, 0).astype(jnp.int32),
+            finish=jnp.where(done, STOP, LENGTH).astype(jnp.int32),
             version=jnp.full((prompts, G), version, jnp.int32),
         )
 

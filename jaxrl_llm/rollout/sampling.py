@@ -147,7 +147,10 @@ def sample_from(logits: Array, uniform: Array) -> Array:
     block = first_above(blocks, target)
     before = jnp.sum(jnp.where(jnp.arange(blocks.shape[-1]) < block[..., None], blocks, 0.0), -1)
     inside = jnp.take_along_axis(weights, block[..., None, None], axis=-2)[..., 0, :]
-    return (block * _BLOCK + first_above(inside, target - before)).astype(jnp.int32)
+    # Rounding may leave the target just below the block's own mass; below 0 it would draw a token
+    # without any.
+    within = first_above(inside, jnp.maximum(target - before, 0.0))
+    return (block * _BLOCK + within).astype(jnp.int32)
 
 
 def sampled_logprobs(

@@ -137,6 +137,18 @@ def test_draws_follow_the_distribution():
     assert not share[~np.isfinite(logits)].any()
 
 
+def test_no_uniform_at_the_edge_of_a_block_draws_a_dropped_token():
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=256 * 9).astype(np.float32)
+    logits[::256] = -np.inf  # The first token of every block is dropped.
+    mass = np.exp(logits - logits.max()).reshape(9, 256).sum(1)
+    edges = (np.cumsum(mass) / mass.sum())[:-1].astype(np.float32)
+    steps = np.arange(-200, 200, dtype=np.int32)
+    near = (edges.view(np.int32)[:, None] + steps).ravel().view(np.float32)
+    tokens = sample_from(jnp.broadcast_to(logits, (near.size, logits.size)), jnp.asarray(near))
+    assert np.isfinite(logits[np.asarray(tokens)]).all()
+
+
 @pytest.mark.parametrize("uniform", [0.0, 0.5, np.nextafter(np.float32(1), np.float32(0))])
 def test_a_dropped_token_is_never_drawn(uniform):
     logits = np.full(1000, -np.inf, np.float32)

@@ -1,0 +1,51 @@
+"""The figures of the main job, read from the metrics that a run leaves."""
+
+import json
+
+import pytest
+
+from benchmarks import harness, quickstart
+
+
+def _held_out(mean):
+    return {"mean": mean, "low": mean - 0.1, "high": mean + 0.1, "questions": 40, "samples": 1}
+
+
+@pytest.fixture
+def rows():
+    step = {"loss": 0.0, "seconds_rollout": 10.0, "seconds_reward": 0.5, "seconds_step": 19.5}
+    return [
+        {"step": 0, "held_out": {"greedy": _held_out(0.4), "sampled": _held_out(0.2)}},
+        {"step": 1, **step},
+        {"step": 2, **step},
+        {"step": 2, "held_out": {"greedy": _held_out(0.8), "sampled": _held_out(0.7)}},
+    ]
+
+
+def test_figures_of_a_run(tmp_path, rows):
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    figures = quickstart.measured(3, tmp_path)
+    assert (figures["seed"], figures["steps"], figures["questions"]) == (3, 2, 40)
+    assert figures["minutes"] == 1.0
+    assert (figures["greedy_before"], figures["greedy_after"]) == (0.4, 0.8)
+    assert figures["sampled_after_interval"] == [0.6, 0.8]
+
+
+def test_the_command_names_seed_and_folder(tmp_path, rows, monkeypatch):
+    commands = []
+
+    def train(command, **options):
+        commands.append(command)
+        (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+    monkeypatch.setattr(quickstart.subprocess, "run", train)
+    quickstart.run(2, tmp_path, ["--steps", "2"])
+    text = " ".join(commands[0])
+    assert "train configs/quickstart.py --seed 2 --data.seed 2" in text
+    assert text.endswith(f"--run-dir {tmp_path} --steps 2")
+    assert (harness.ROOT / quickstart.CONFIG).is_file()
+
+
+def test_a_changed_job_is_not_saved_as_the_main_job():
+    with pytest.raises(SystemExit, match="--steps 2 would not be the main job"):
+        quickstart.main(["--save", "--steps", "2"])
