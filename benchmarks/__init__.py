@@ -1,1 +1,1 @@
-"""Benchmarks: each is a module to run that prints one JSON line last; peers run in turn with ours."""
+"""Benchmarks: modules to run that print one JSON line last; peers run in turn with ours."""

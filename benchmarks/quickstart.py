@@ -2,8 +2,9 @@
 
     python -m benchmarks.quickstart --save
 
-Runs `jaxrl-llm train configs/quickstart.py` for seeds 0, 1 and 2, each with a split of the questions of
-its own, and writes benchmarks/results/quickstart-DEVICE.json and the reward curve of the first seed.
+Runs `jaxrl-llm train configs/quickstart.py` for seeds 0, 1 and 2, each with a split of the
+questions of its own, and writes benchmarks/results/quickstart-DEVICE.json and the reward curve of
+the first seed.
 """
 
 import argparse
