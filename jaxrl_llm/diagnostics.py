@@ -89,7 +89,7 @@ def clip_fraction(
     """
     checks.check_non_negative("clip_fraction", eps_low=eps_low, eps_high=eps_high)
     ratio = jnp.exp(_log_ratio("clip_fraction", mask, logp=logp, old_logp=old_logp))
-    advantages = masking.spread("clip_fraction", advantages, logp)
+    advantages = masking.spread("clip_fraction", "advantages", advantages, mask)
     above = (advantages > 0) & (ratio > 1.0 + eps_high)
     below = (advantages < 0) & (ratio < 1.0 - eps_low)
     return masking.masked_mean(above | below, mask)

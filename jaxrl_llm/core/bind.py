@@ -9,9 +9,6 @@ from typing import Any
 
 def accepted(function: Callable) -> dict[str, inspect.Parameter]:
     """The parameters of ``function`` by name; those already bound are left out."""
-    if isinstance(function, Bound):
-        taken = dict(function.options)
-        return {k: p for k, p in accepted(function.function).items() if k not in taken}
     return dict(inspect.signature(function).parameters)
 
 
@@ -26,12 +23,38 @@ def call_with(function: Callable, *args, context: Mapping[str, Any]) -> Any:
     return function(*args, **taken)
 
 
-@dataclasses.dataclass(frozen=True)
+def _typed(value: Any) -> Any:
+    """A value together with its type, since 1 == 1.0 == True and a trace knows the difference."""
+    return type(value), tuple(map(_typed, value)) if isinstance(value, tuple) else value
+
+
+class _Left:
+    """The signature of what is left to give, for ``inspect.signature`` of a Bound."""
+
+    def __get__(self, bound, owner) -> inspect.Signature | None:
+        if bound is None:
+            return None  # of the class itself, which has the usual one
+        signature, taken = inspect.signature(bound.function), dict(bound.options)
+        left = [p for name, p in signature.parameters.items() if name not in taken]
+        return signature.replace(parameters=left)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Bound:
     """A function with some keyword options fixed; made by :func:`bind`."""
 
     function: Callable
     options: tuple[tuple[str, Any], ...]
+
+    def __eq__(self, other) -> bool:
+        if not isinstance(other, Bound):
+            return NotImplemented
+        return (self.function, _typed(self.options)) == (other.function, _typed(other.options))
+
+    def __hash__(self) -> int:
+        return hash((self.function, self.options))
+
+    __signature__ = _Left()
 
     def __call__(self, *args, **kwargs):
         """Calls the function; an option given here wins over the bound one."""
@@ -50,7 +73,8 @@ def bind(function: Callable, **options) -> Bound:
     """Fixes keyword options of a function: a partial that compares by value and prints itself.
 
     Two equal binds are equal and hash alike, so they may be static arguments of a compiled function
-    without tracing it again, which is not so for ``functools.partial``.
+    without tracing it again, which is not so for ``functools.partial``. Options are equal if their
+    types are too: 1, 1.0 and True are three.
 
     Args:
       function: Any function, or the result of an earlier ``bind``.

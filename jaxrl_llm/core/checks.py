@@ -70,43 +70,38 @@ def check_shape(function: str, name: str, array, shape: tuple[int, ...]) -> None
         raise ValueError(f"{function}: {name} must have shape {tuple(shape)}; got {_shape(array)}.")
 
 
-def check_bool(function: str, **masks) -> None:
-    """Raises TypeError unless every mask (None is skipped) is bool."""
-    for name, x in masks.items():
+def _check_dtype(function: str, must: str, dtype, arrays) -> None:
+    """Raises TypeError unless the dtype of every array (None is skipped) is a kind of ``dtype``."""
+    for name, x in arrays.items():
         if x is None:
             continue
         _check_array(function, name, x)
-        if jnp.result_type(x) != jnp.bool_:
+        if not jnp.issubdtype(jnp.result_type(x), dtype):
             raise TypeError(
-                f"{function}: {name} must be bool, True = keep; got {jnp.result_type(x)} of shape "
-                f"{_shape(x)}."
+                f"{function}: {name} must {must}; got {jnp.result_type(x)} of shape {_shape(x)}."
             )
+
+
+def check_bool(function: str, **masks) -> None:
+    """Raises TypeError unless every mask (None is skipped) is bool."""
+    _check_dtype(function, "be bool, True = keep", jnp.bool_, masks)
 
 
 def check_float(function: str, **arrays) -> None:
     """Raises TypeError unless every array (None is skipped) is floating point."""
-    for name, x in arrays.items():
-        if x is None:
-            continue
-        _check_array(function, name, x)
-        if not jnp.issubdtype(jnp.result_type(x), jnp.floating):
-            raise TypeError(
-                f"{function}: {name} must be floating point; got {jnp.result_type(x)} of shape "
-                f"{_shape(x)}."
-            )
+    _check_dtype(function, "be floating point", jnp.floating, arrays)
 
 
 def check_integer(function: str, **arrays) -> None:
     """Raises TypeError unless every array (None is skipped) holds integers."""
-    for name, x in arrays.items():
-        if x is None:
-            continue
-        _check_array(function, name, x)
-        if not jnp.issubdtype(jnp.result_type(x), jnp.integer):
-            raise TypeError(
-                f"{function}: {name} must hold integers; got {jnp.result_type(x)} of shape "
-                f"{_shape(x)}."
-            )
+    _check_dtype(function, "hold integers", jnp.integer, arrays)
+
+
+def check_mask(function: str, mask) -> None:
+    """Raises TypeError unless ``mask`` is there and bool."""
+    if mask is None:
+        raise TypeError(f"{function}: mask must be a bool array, True = keep; got None.")
+    check_bool(function, mask=mask)
 
 
 def check_option(function: str, name: str, value, allowed: Iterable) -> None:

@@ -1,25 +1,109 @@
-"""Whether a function speaks of tokens or of whole sequences.
+"""Marks that a function carries: what its values are about, and whether it has a ratio.
 
 A sequence-level surrogate repeats one value over the tokens of a sequence. Averaging that value
 with token weights would count long sequences more and so change the method; the Recipe asks for the
-level and refuses.
+level and refuses. A surrogate without a ratio does not know that the policy has moved since the
+tokens were sampled, so a second update on the same batch would be biased without a word.
 """
 
+import dataclasses
+import types
 from collections.abc import Callable
-from typing import TypeVar
-
-F = TypeVar("F", bound=Callable)
+from typing import Any
 
 
-def sequence_level(function: F) -> F:
-    """Marks a surrogate as sequence-level, or a weighting as one that keeps its meaning."""
-    function.level = "sequence"  # type: ignore[attr-defined]
-    return function
+@dataclasses.dataclass(frozen=True)
+class _Marked:
+    """A callable that cannot be copied, with marks of its own."""
+
+    function: Callable
+    marks: tuple[tuple[str, Any], ...]
+
+    def __call__(self, *args, **kwargs):
+        return self.function(*args, **kwargs)
+
+    @property
+    def __wrapped__(self) -> Callable:
+        """For ``inspect.signature``."""
+        return self.function
+
+    @property
+    def __name__(self) -> str:
+        return getattr(self.function, "__name__", repr(self.function))
+
+    def __repr__(self) -> str:
+        return repr(self.function)
+
+
+def sequence_level(function: Callable) -> Callable:
+    """Marks a surrogate or correction as sequence-level, or a weighting as one that keeps that.
+
+    Args:
+      function: Any callable; it stays as it is.
+
+    Returns:
+      The same function with the mark.
+
+    Example:
+      >>> from jaxrl_llm.aggregate import token_mean
+      >>> level_of(sequence_level(token_mean)), level_of(token_mean)
+      ('sequence', 'token')
+    """
+    return _marked(function, level="sequence")
+
+
+def no_ratio(function: Callable) -> Callable:
+    """Marks a surrogate that ignores ``old_logp``, so that each batch serves one update.
+
+    Args:
+      function: Any callable; it stays as it is.
+
+    Returns:
+      The same function with the mark.
+
+    Example:
+      >>> from jaxrl_llm.surrogates import ppo_clip, reinforce
+      >>> has_ratio(ppo_clip), has_ratio(reinforce)
+      (True, False)
+    """
+    return _marked(function, has_ratio=False)
 
 
 def level_of(function: Callable) -> str:
     """``"sequence"`` if the function (or what it is bound from) is marked so, else ``"token"``."""
-    # `function` is what a Bound holds, `func` a functools.partial: both must keep the mark.
-    for inner in ("function", "func"):
-        function = getattr(function, inner, function)
-    return getattr(function, "level", "token")
+    return _mark(function, "level", "token")
+
+
+def has_ratio(function: Callable) -> bool:
+    """Whether a surrogate compares the policy with ``old_logp``: all do but those marked."""
+    return _mark(function, "has_ratio", True)
+
+
+def _marked(function: Callable, **marks) -> Callable:
+    """A copy with the marks: others may hold the function itself, and it may not be ours."""
+    if not isinstance(function, types.FunctionType):
+        return _Marked(function, tuple(sorted(marks.items())))
+    copy = types.FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        function.__defaults__,
+        function.__closure__,
+    )
+    for name in ("__kwdefaults__", "__annotations__", "__doc__", "__module__", "__qualname__"):
+        setattr(copy, name, getattr(function, name))
+    copy.__dict__.update(function.__dict__, **marks)
+    return copy
+
+
+def _mark(function: Any, name: str, default: Any) -> Any:
+    """The mark of a function, or of what it is made from, however often it was wrapped."""
+    while function is not None:
+        if isinstance(function, _Marked) and name in (found := dict(function.marks)):
+            return found[name]
+        if hasattr(function, name):
+            return getattr(function, name)
+        # `function` is what a Bound holds, `func` a functools.partial.
+        inner = getattr(function, "function", None)
+        function = getattr(function, "func", None) if inner is None else inner
+    return default

@@ -10,6 +10,9 @@ import jax.numpy as jnp
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array
 
+# Bounds the ratio of one token to [2e-9, 5e8], so that no overflow reaches a product with zero.
+LOG_RATIO_CLAMP = 20.0
+
 
 def zero_masked(x: Array, mask: Array | None) -> Array:
     """``x`` in float32 with zeros where ``mask`` is False; the masked values are never read."""
@@ -78,26 +81,26 @@ def safe_log_ratio(
     return log_ratio if clamp is None else jnp.clip(log_ratio, -clamp, clamp)
 
 
-def spread(function: str, advantages: Array, like: Array) -> Array:
-    """Advantages as one value a token, float32.
+def spread(function: str, name: str, x: Array, mask: Array) -> Array:
+    """One value a token ``[..., T]``, or one a sequence ``[...]``, as one float32 value a token.
 
-    A sequence advantage ``[...]`` gains a last axis of size one; a token advantage ``[..., T]``
-    stays as it is. Nothing else is guessed.
+    Zero where masked; nothing but the two shapes is guessed.
 
     Raises:
-      ValueError: If the shape is neither that of ``like`` nor that of ``like`` without its last
+      ValueError: If the shape is neither that of ``mask`` nor that of ``mask`` without its last
         axis.
+      TypeError: If ``x`` is not floating point.
     """
-    shape, target = jnp.shape(advantages), jnp.shape(like)
-    checks.check_float(function, advantages=advantages)
-    if shape == target:
-        return jnp.asarray(advantages, jnp.float32)
-    if shape == target[:-1]:
-        return jnp.asarray(advantages, jnp.float32)[..., None]
-    raise ValueError(
-        f"{function}: advantages must have the shape of logp {target} or of its sequences "
-        f"{target[:-1]}; got {shape}."
-    )
+    checks.check_float(function, **{name: x})
+    shape, target = jnp.shape(x), jnp.shape(mask)
+    if shape not in (target, target[:-1]):
+        raise ValueError(
+            f"{function}: {name} must have the shape of logp {target} or of its sequences "
+            f"{target[:-1]}; got {shape}."
+        )
+    x = jnp.asarray(x, jnp.float32)
+    # Masked even when one value serves a sequence: an empty sequence's value may be anything.
+    return zero_masked(x if shape == target else x[..., None], mask)
 
 
 def last_token(mask: Array) -> Array:

@@ -35,16 +35,6 @@ def group_std(x: Array, where: Array | None = None, *, ddof: int = 1) -> Array:
     return masking.masked_std(x, where, axis=-1, keepdims=True, ddof=ddof)
 
 
-def group_min(x: Array, where: Array | None = None) -> Array:
-    """Least entry of each group: ``[..., 1]``; +inf for an empty one."""
-    return jnp.min(x, axis=-1, keepdims=True, where=where, initial=jnp.inf)
-
-
-def group_max(x: Array, where: Array | None = None) -> Array:
-    """Greatest entry of each group: ``[..., 1]``; -inf for an empty one."""
-    return jnp.max(x, axis=-1, keepdims=True, where=where, initial=-jnp.inf)
-
-
 def group_is_constant(x: Array, where: Array | None = None) -> Array:
     """Whether a group has nothing to compare: all kept entries equal, one, or none; ``[..., 1]``.
 

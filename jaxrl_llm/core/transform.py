@@ -86,8 +86,33 @@ class _ChainUpdate:
         return x, tuple(states)
 
 
+def functions_of(transform: Transform | None) -> tuple[Callable, ...]:
+    """The functions inside ``stateless``, also those in a ``chain``; none of other transforms.
+
+    Their signatures say what the transform needs; a Transform of another make cannot be looked
+    into.
+    """
+    update = None if transform is None else transform.update
+    if isinstance(update, _ChainUpdate):
+        return tuple(f for part in update.transforms for f in functions_of(part))
+    return (update.function,) if isinstance(update, _Stateless) else ()
+
+
+def parts_of(transform: Transform) -> tuple[Transform, ...] | None:
+    """The transforms of a ``chain``; None for any other."""
+    update = transform.update
+    return update.transforms if isinstance(update, _ChainUpdate) else None
+
+
 def chain(*transforms: Transform) -> Transform:
     """Applies transforms one after the other; the state is the tuple of their states.
+
+    Args:
+      *transforms: In the order of their application; each gets what the one before returned, and
+        all get the same context.
+
+    Returns:
+      A Transform. Without arguments it is the identity.
 
     Raises:
       ValueError: On update, if the state was not made by ``init()`` of the same chain.

@@ -1,6 +1,5 @@
-"""Small helpers over pytrees: paths, casts, norms, and one key for each leaf."""
+"""Small helpers over pytrees: paths, casts, norms."""
 
-import zlib
 from collections.abc import Callable
 
 import jax
@@ -37,8 +36,3 @@ def norm(tree: ArrayTree) -> Array:
 def size(tree: ArrayTree) -> int:
     """Number of elements over all leaves."""
     return sum(x.size for x in jax.tree.leaves(tree))
-
-
-def key_for_path(key: Array, path: str) -> Array:
-    """A key that depends on the leaf's path alone, not on where the leaf stands in the tree."""
-    return jax.random.fold_in(key, zlib.crc32(path.encode()))

@@ -16,12 +16,6 @@ def check_tokens(function: str, mask: Array | None, **arrays) -> None:
     checks.check_same_shape(function, **arrays, mask=mask)
 
 
-def check_mask(function: str, mask: Array | None) -> None:
-    """Raises TypeError if there is no mask, which only the plain estimators allow."""
-    if mask is None:
-        raise TypeError(f"{function}: mask must be a bool array, True = keep; got None.")
-
-
 def scaled(coef, x: Array) -> Array:
     """``coef * x`` in float32."""
     return jnp.asarray(coef, jnp.float32) * x

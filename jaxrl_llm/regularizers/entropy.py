@@ -77,6 +77,6 @@ def entropy_bonus(entropy: Array, mask: Array, *, coef: float = 1e-3) -> Array:
       (Connection Science 3, 1991). verl adds ``-coef * aggregated entropy`` likewise.
     """
     checks.check_non_negative("entropy_bonus", coef=coef)
-    _inputs.check_mask("entropy_bonus", mask)
+    checks.check_mask("entropy_bonus", mask)
     _inputs.check_tokens("entropy_bonus", mask, entropy=entropy)
     return masking.zero_masked(_inputs.scaled(-coef, entropy), mask)

@@ -10,8 +10,6 @@ import jax.numpy as jnp
 from jaxrl_llm.core import Array, checks, masking
 from jaxrl_llm.regularizers import _inputs
 
-# As for the ratios of the surrogates: no token's difference counts beyond this, gradient 0.
-_CLAMP = 20.0
 _ESTIMATORS = ("k1", "k2", "k3", "abs", "k1+", "k3+")
 
 
@@ -200,7 +198,7 @@ def kl_to_reference(
       released trainers mostly use 1e-3.
     """
     checks.check_non_negative("kl_to_reference", coef=coef)
-    _inputs.check_mask("kl_to_reference", mask)
+    checks.check_mask("kl_to_reference", mask)
     kl = _estimate("kl_to_reference", logp, ref_logp, mask, estimator, cap)
     return _inputs.scaled(coef, kl)
 
@@ -252,7 +250,7 @@ def kl_unbiased(
     """
     checks.check_option("kl_unbiased", "estimator", estimator, ("k1", "k3"))
     checks.check_non_negative("kl_unbiased", coef=coef)
-    _inputs.check_mask("kl_unbiased", mask)
+    checks.check_mask("kl_unbiased", mask)
     old_logp = logp if old_logp is None else old_logp
     log_ratio = _difference("kl_unbiased", logp, old_logp, mask, name="old_logp")
     kl = _estimate("kl_unbiased", logp, ref_logp, mask, estimator, None)
@@ -262,7 +260,9 @@ def kl_unbiased(
 def _difference(function, logp, other, mask, *, name="ref_logp") -> Array:
     """``logp - stop_gradient(other)``, checked, clamped, 0 where masked."""
     _inputs.check_tokens(function, mask, **{"logp": logp, name: other})
-    return masking.safe_log_ratio(logp, jax.lax.stop_gradient(other), mask, clamp=_CLAMP)
+    return masking.safe_log_ratio(
+        logp, jax.lax.stop_gradient(other), mask, clamp=masking.LOG_RATIO_CLAMP
+    )
 
 
 def _k3(d: Array) -> Array:

@@ -9,9 +9,6 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks, masking
 
-# Bounds the ratio of one token to [2e-9, 5e8], so that no overflow reaches a product with zero.
-LOG_RATIO_CLAMP = 20.0
-
 
 class Inputs(NamedTuple):
     """Checked arrays, float32, zero where masked; all but the first two are constants."""
@@ -25,37 +22,16 @@ class Inputs(NamedTuple):
     @property
     def ratio(self) -> Array:
         """``exp(logp - old_logp)`` of each token; beyond the clamp it is flat, gradient 0."""
-        return jnp.exp(jnp.clip(self.log_ratio, -LOG_RATIO_CLAMP, LOG_RATIO_CLAMP))
+        return jnp.exp(jnp.clip(self.log_ratio, -masking.LOG_RATIO_CLAMP, masking.LOG_RATIO_CLAMP))
 
     def finish(self, loss: Array) -> Array:
         """The token loss times the weight if there is one, and exactly 0 where masked."""
         return masking.zero_masked(loss if self.weight is None else self.weight * loss, self.mask)
 
 
-def check_mask(function: str, mask: Array) -> None:
-    """Raises TypeError unless ``mask`` is there and bool."""
-    if mask is None:
-        raise TypeError(f"{function}: mask must be a bool array, True = keep; got None.")
-    checks.check_bool(function, mask=mask)
-
-
-def per_token(function: str, name: str, x: Array, mask: Array) -> Array:
-    """A constant ``[..., T]`` or ``[...]`` as one float32 value a token, 0 where masked."""
-    checks.check_float(function, **{name: x})
-    shape, target = jnp.shape(x), jnp.shape(mask)
-    if shape not in (target, target[:-1]):
-        raise ValueError(
-            f"{function}: {name} must have the shape of logp {target} or of its sequences "
-            f"{target[:-1]}; got {shape}."
-        )
-    x = jax.lax.stop_gradient(jnp.asarray(x, jnp.float32))
-    # Masked even when one value serves a sequence: an empty sequence's advantage may be anything.
-    return masking.zero_masked(x if shape == target else x[..., None], mask)
-
-
 def log_ratio(function: str, logp: Array, old_logp: Array | None, mask: Array) -> Array:
     """``logp - old_logp`` of each token, checked, 0 where masked; no old policy gives 0."""
-    check_mask(function, mask)
+    checks.check_mask(function, mask)
     checks.check_min_rank(function, 1, logp=logp)
     checks.check_float(function, logp=logp, old_logp=old_logp)
     checks.check_same_shape(function, logp=logp, old_logp=old_logp, mask=mask)
@@ -73,11 +49,15 @@ def prepare(
 ) -> Inputs:
     """Checks and masks the arguments of the surrogate named ``function``."""
     difference = log_ratio(function, logp, old_logp, mask)
+
+    def constant(name: str, x: Array) -> Array:
+        return jax.lax.stop_gradient(masking.spread(function, name, x, mask))
+
     return Inputs(
         logp=masking.zero_masked(logp, mask),
         log_ratio=difference,
-        advantages=per_token(function, "advantages", advantages, mask),
-        weight=None if weight is None else per_token(function, "weight", weight, mask),
+        advantages=constant("advantages", advantages),
+        weight=None if weight is None else constant("weight", weight),
         mask=mask,
     )
 

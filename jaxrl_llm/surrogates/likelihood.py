@@ -3,10 +3,11 @@
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, checks
+from jaxrl_llm.core import Array, checks, no_ratio
 from jaxrl_llm.surrogates import _inputs
 
 
+@no_ratio
 def reinforce(
     logp: Array,
     old_logp: Array | None,

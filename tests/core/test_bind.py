@@ -1,6 +1,7 @@
 """bind: a value that compares, hashes, prints, and refuses unknown options when it is made."""
 
 import functools
+import inspect
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import bind
-from jaxrl_llm.core import accepted, call_with, level_of, sequence_level
+from jaxrl_llm.core import Bound, accepted, call_with
 
 
 def gate(x, mask, *, tau_pos=1.0, tau_neg=1.05):
@@ -39,6 +40,13 @@ def test_equal_by_value_whatever_the_order():
     assert one != bind(gate, tau_pos=2.0, tau_neg=4.0)
     assert one != bind(other, tau_pos=2.0, tau_neg=3.0)
     assert len({one, two, bind(other)}) == 2
+
+
+@pytest.mark.parametrize(("a", "b"), [(1, 1.0), (1, True), (0.0, False), ((1, 2), (1.0, 2))])
+def test_options_of_other_types_are_other_options(a, b):
+    assert a == b
+    assert bind(gate, tau_pos=a) != bind(gate, tau_pos=b)
+    assert len({bind(gate, tau_pos=a), bind(gate, tau_pos=b), bind(gate, tau_pos=a)}) == 2
 
 
 def test_prints_itself():
@@ -107,6 +115,8 @@ def test_what_is_not_a_function_is_refused():
 def test_accepted_leaves_out_what_is_bound():
     assert list(accepted(gate)) == ["x", "mask", "tau_pos", "tau_neg"]
     assert list(accepted(bind(gate, tau_pos=2.0))) == ["x", "mask", "tau_neg"]
+    assert str(inspect.signature(bind(gate, tau_pos=2.0))) == "(x, mask, *, tau_neg=1.05)"
+    assert list(inspect.signature(Bound).parameters) == ["function", "options"]
 
 
 def test_call_with_passes_only_what_is_named():
@@ -125,17 +135,3 @@ def test_call_with_passes_only_what_is_named():
 def test_call_with_says_what_is_missing():
     with pytest.raises(TypeError, match="mask"):
         call_with(gate, 2.0, context={})
-
-
-def test_the_level_survives_bind_and_partial():
-    @sequence_level
-    def whole(x, *, scale=1.0):
-        return x * scale
-
-    assert level_of(gate) == "token"
-    assert level_of(whole) == "sequence"
-    assert level_of(bind(whole, scale=2.0)) == "sequence"
-    assert level_of(functools.partial(whole, scale=2.0)) == "sequence"
-    assert level_of(bind(functools.partial(whole), scale=2.0)) == "sequence"
-    assert level_of(jax.jit(whole)) == "sequence"
-    assert level_of(bind(gate, tau_pos=2.0)) == "token"

@@ -121,15 +121,17 @@ def test_safe_log_ratio_clamps():
 
 
 def test_spread():
-    logp = jnp.zeros((2, 3, 4))
-    tokens, sequences = jnp.ones((2, 3, 4), jnp.bfloat16), jnp.ones((2, 3))
-    assert masking.spread("f", tokens, logp).shape == (2, 3, 4)
-    assert masking.spread("f", tokens, logp).dtype == jnp.float32
-    assert masking.spread("f", sequences, logp).shape == (2, 3, 1)
-    assert masking.spread("f", jnp.float32(1.0), logp[0, 0]).shape == (1,)
+    mask = jnp.ones((2, 3, 4), bool).at[0, 1, 2:].set(False)
+    tokens, sequences = jnp.ones((2, 3, 4), jnp.bfloat16), jnp.ones((2, 3)).at[0, 1].set(jnp.nan)
+    assert masking.spread("f", "advantages", tokens, mask).dtype == jnp.float32
+    assert masking.spread("f", "advantages", tokens, mask).tolist() == mask.tolist()
+    spread = masking.spread("f", "advantages", sequences.at[1, 1].set(2.0), mask)
+    assert spread[1, 1].tolist() == [2.0] * 4
+    assert jnp.isnan(spread[0, 1]).tolist() == [True, True, False, False]
+    assert masking.spread("f", "weight", jnp.float32(1.0), mask[0, 0]).shape == (4,)
     # Equal in size is not enough: [3, 4] might be tokens of one prompt, or a mistake.
     for shape in [(3, 4), (2, 4), (2, 3, 1), (2, 1), ()]:
-        with pytest.raises(ValueError, match=r"f: advantages must have the shape of logp"):
-            masking.spread("f", jnp.ones(shape), logp)
+        with pytest.raises(ValueError, match=r"f: weight must have the shape of logp \(2, 3, 4\)"):
+            masking.spread("f", "weight", jnp.ones(shape), mask)
     with pytest.raises(TypeError, match="f: advantages must be floating point"):
-        masking.spread("f", jnp.ones((2, 3), int), logp)
+        masking.spread("f", "advantages", jnp.ones((2, 3), int), mask)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxrl_llm import Transform, advantages, bind, chain, stateless
+from jaxrl_llm.core import functions_of, parts_of
 
 
 def running_mean():
@@ -104,6 +105,16 @@ def test_state_rides_through_jit():
     out, state = jax.jit(both.update)(jnp.array([1.0, 3.0]), both.init())
     assert out.tolist() == [-1.0, 1.0]
     assert jax.tree.structure(state) == jax.tree.structure(both.init())
+
+
+def test_functions_of_looks_into_chains():
+    bound = bind(scaled, factor=2.0)
+    assert functions_of(stateless(scaled, factor=2.0)) == (bound,)
+    nested = chain(chain(), running_mean(), chain(stateless(advantages.rloo), stateless(bound)))
+    assert functions_of(nested) == (advantages.rloo, bound)
+    assert functions_of(running_mean()) == functions_of(None) == ()
+    assert parts_of(running_mean()) is None
+    assert parts_of(chain(nested, nested)) == (nested, nested)
 
 
 @pytest.mark.parametrize("state", [((),), ((), (), ()), jnp.zeros(())])

@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxrl_llm.core import trees
 
@@ -32,14 +31,3 @@ def test_norm_and_size():
     assert trees.size(TREE) == 12
     # 300 squares of one in bfloat16 would stop at 256.
     assert float(trees.norm(jnp.ones(400, jnp.bfloat16))) == 20.0
-
-
-def test_a_key_depends_on_the_path_alone():
-    key = jax.random.key(0)
-
-    def data(path):
-        return np.asarray(jax.random.key_data(trees.key_for_path(key, path)))
-
-    assert (data("a/b") == data("a/b")).all()
-    assert not (data("a/b") == data("a/c")).all()
-    assert not (data("a/b") == np.asarray(jax.random.key_data(key))).all()

@@ -9,7 +9,7 @@ import pytest
 
 import jaxrl_llm as jr
 from jaxrl_llm import surrogates
-from jaxrl_llm.core import level_of
+from jaxrl_llm.core import has_ratio, level_of
 
 SHAPE = (2, 3, 5)
 LENGTHS = np.array([[5, 3, 1], [0, 4, 2]])
@@ -321,6 +321,13 @@ def test_bad_options_are_named(function, options, message):
 def test_levels():
     sequence = {name for name, case in CASES.items() if level_of(case[0]) == "sequence"}
     assert sequence == {"gspo", "gspo_token"}
+
+
+def test_which_surrogates_know_the_old_policy():
+    logp, old, advantages = map(jnp.asarray, make())
+    for case in CASES.values():
+        losses = [case[0](logp, other, advantages, MASK) for other in (old, logp)]
+        assert has_ratio(case[0]) == (not np.array_equal(*losses))
 
 
 def test_every_public_surrogate_is_tested_here():
