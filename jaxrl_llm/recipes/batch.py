@@ -25,7 +25,10 @@ class Batch:
       prompt_mask: bool ``[P, Lp]``.
       old_logp: float32 ``[P, G, T]``, log-probabilities of the proximal policy. None means the
         policy that is being trained, as in one update per batch.
-      behavior_logp: float32 ``[P, G, T]``, of the distribution that sampled.
+      behavior_logp: float32 ``[P, G, T]``, of the policy that sampled, at the temperature it
+        sampled with and over the whole vocabulary: what a scorer of the same weights computes, and
+        so what a ratio may be taken against (``Rollout.tempered_logp``). A truncation of the
+        sampler (top-k, top-p, min-p) is not in it.
       ref_logp: float32 ``[P, G, T]``, of the frozen reference.
       advantages: float32 ``[P, G]`` or ``[P, G, T]``.
       weights: float32 ``[P, G, T]``; the loss is the sum of token losses times these.
@@ -84,6 +87,7 @@ class Batch:
             if (value := getattr(self, field)) is not None:
                 checks.check_shape(name, field, value, (p, g, t))
                 checks.check_float(name, **{field: value})
+        checks.check_float(name, advantages=self.advantages)
         if self.advantages is not None and self.advantages.shape not in ((p, g), (p, g, t)):
             raise ValueError(
                 f"{name}: advantages must have shape {(p, g)} or {(p, g, t)}; "
@@ -113,6 +117,19 @@ def validate_batch(
         the vocabulary, a log-probability that is not finite, a prompt without tokens or without any
         trainable token; or a batch that is empty or has nothing to train on.
       TypeError: As :meth:`Batch.check`.
+
+    Example:
+      >>> import numpy as np
+      >>> import jaxrl_llm as jr
+      >>> kept = np.ones((1, 2, 3), bool)
+      >>> batch = jr.recipes.Batch(
+      ...     tokens=np.zeros((1, 2, 3), np.int32), mask=kept, where=kept[..., 0],
+      ...     rewards=np.array([[1.0, np.nan]], np.float32),
+      ...     prompt_tokens=np.zeros((1, 4), np.int32), prompt_mask=np.ones((1, 4), bool))
+      >>> jr.recipes.validate_batch(batch, vocab_size=10, prompt_ids=["sum-17"])
+      Traceback (most recent call last):
+      ...
+      ValueError: validate_batch: the reward of prompt 'sum-17', rollout 1, is nan; ...
     """
     name = "validate_batch"
     batch.check()

@@ -1,6 +1,7 @@
 """What the library holds, as data: it feeds the command line, the README's table and the docs."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 
 from jaxrl_llm.core import checks
@@ -17,6 +18,31 @@ PRESETS: dict[str, Callable[..., Recipe]] = {
     "sapo": presets.sapo,
     "cispo": presets.cispo,
 }
+
+
+def preset(name: str, *, length: float) -> Recipe:
+    """A preset by its name alone, as a command line gives it.
+
+    Args:
+      name: Key in ``PRESETS``.
+      length: The generation budget in tokens, for the presets that need one (those with a
+        parameter of this name); the others have no use for it.
+
+    Returns:
+      A Recipe with the preset's defaults.
+
+    Raises:
+      ValueError: If there is no such preset, with the nearest one.
+
+    Example:
+      >>> from jaxrl_llm.recipes import catalog
+      >>> catalog.preset("dr_grpo", length=16).weights
+      fixed_length(length=16)
+    """
+    checks.check_option("preset", "name", name, PRESETS)
+    make = PRESETS[name]
+    return make(length=length) if "length" in inspect.signature(make).parameters else make()
+
 
 KINDS = ("advantage", "surrogate", "regularizer", "aggregate")
 

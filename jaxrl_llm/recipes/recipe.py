@@ -15,7 +15,8 @@ from jaxrl_llm.core import (
     Transform,
     call_with,
     checks,
-    level_of,
+    functions_of,
+    has_ratio,
     masking,
 )
 from jaxrl_llm.recipes import slots
@@ -55,7 +56,8 @@ class Recipe:
         weights multiply the surrogate alone, not the regularizers. Tokens where ``keep`` is False
         leave the mask before token advantages and ``weights``, so they count in no denominator; a
         correction that wants to keep the denominator returns weight 0 instead. Rollouts do not
-        leave their group's baseline.
+        leave their group's baseline. A sequence-level surrogate takes only a correction that is
+        marked with ``core.sequence_level``.
       curation: Transform ``rewards [P, G] -> where [P, G]``, with the same context as
         ``advantage``; its result is combined with the batch's own ``where`` by "and".
       paper: Reference.
@@ -64,8 +66,8 @@ class Recipe:
 
     Raises:
       TypeError: If a slot holds the wrong kind of thing, or ``replace`` names an unknown field.
-      ValueError: If a sequence-level surrogate meets a token-level weighting, a slot needs an input
-        that does not exist, or ``status`` is unknown.
+      ValueError: If a sequence-level surrogate meets a token-level weighting or correction, a slot
+        needs an input that it is not given, or ``status`` is unknown.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -95,19 +97,8 @@ class Recipe:
     def __post_init__(self):
         slots.check_kinds(self)
         checks.check_option(f"Recipe {self.name!r}", "status", self.status, slots.STATUSES)
-        if level_of(self.surrogate) == "sequence" and level_of(self.weights) != "sequence":
-            raise ValueError(
-                f"Recipe {self.name!r}: surrogate {slots.called(self.surrogate)} is one value per "
-                f"sequence, repeated over its tokens, and weights {slots.called(self.weights)} "
-                "would count it once per token, so long sequences more; use "
-                "aggregate.sequence_mean, or mark a weighting that keeps the meaning with "
-                "core.sequence_level."
-            )
-        for term in self.regularizers:
-            slots.check_inputs(self.name, "regularizer", term, slots.LOSS_CONTEXT)
-        for slot, transform in (("advantage", self.advantage), ("curation", self.curation)):
-            if (function := slots.lifted(transform)) is not None:
-                slots.check_inputs(self.name, slot, function, slots.PREPARE_CONTEXT, given=1)
+        slots.check_functions(self)
+        slots.check_levels(self)
 
     def __repr__(self) -> str:
         """The slots by the names of their functions; those left at their defaults are not shown."""
@@ -139,16 +130,28 @@ class Recipe:
     def needs(self) -> frozenset[str]:
         """Which of "ref_logp", "entropy", "behavior_logp" and "old_logp" it cannot do without.
 
-        A regularizer, or a stateless advantage or curation, needs what it names; what a Transform
-        of another make needs cannot be seen. A correction needs the two log-probabilities it
-        compares, both in the batch.
+        A regularizer, or a stateless advantage or curation (in a chain, too), needs what it names;
+        what a Transform of another make needs cannot be seen. A correction needs the two
+        log-probabilities it compares. "old_logp" is here if the batch must hold it before it is
+        prepared; a surrogate or a regularizer can do without, since the policy being trained stands
+        in for it.
         """
         return self._needs_to_prepare | slots.named(*self.regularizers)
 
     @property
     def _needs_to_prepare(self) -> frozenset[str]:
-        named = slots.named(slots.lifted(self.advantage), slots.lifted(self.curation))
+        functions = functions_of(self.advantage) + functions_of(self.curation)
+        named = slots.named(*functions, to_prepare=True)
         return named if self.correction is None else named | {"old_logp", "behavior_logp"}
+
+    @property
+    def uses_ratio(self) -> bool:
+        """Whether the surrogate compares the policy with ``old_logp``.
+
+        One that does not (see :func:`jaxrl_llm.core.no_ratio`) has the right gradient only for the
+        policy that sampled, so that a batch serves one update.
+        """
+        return has_ratio(self.surrogate)
 
     def check_group_size(self, group_size: int) -> None:
         """Raises ValueError if the recipe compares rollouts of a prompt and there is only one."""
@@ -178,8 +181,11 @@ class Recipe:
           The batch, ready for ``loss`` in any microbatches of whole groups, and the next state.
 
         Raises:
-          ValueError: If the group has one rollout and the recipe compares, an input that the recipe
-            needs is absent, or a slot returns a wrong shape.
+          ValueError: If fields of the batch disagree about a shape, the group has one rollout and
+            the recipe compares, an input that the recipe needs is absent, or a slot returns a wrong
+            shape.
+          TypeError: If a field of the batch has a wrong dtype, or a slot returns a mask that is not
+            bool or another array that is not floating point.
         """
         batch = batch.check()
         self.check_group_size(batch.rewards.shape[1])
@@ -193,15 +199,22 @@ class Recipe:
             checks.check_shape(f"curation of recipe {self.name!r}", "where", kept, where.shape)
             checks.check_bool(f"curation of recipe {self.name!r}", where=kept)
             where = where & kept
-        batch = batch.replace(where=where, mask=batch.mask & where[..., None])
+        # A correction left over from another recipe would be multiplied in without a word.
+        mask = batch.mask & where[..., None]
+        batch = batch.replace(where=where, mask=mask, correction=None)
         if self.correction is not None:
             batch = self._corrected(self.correction, batch)
         rewards = jnp.asarray(batch.rewards, jnp.float32)
         context = slots.context(batch, slots.PREPARE_CONTEXT)
         advantages, advantage = self.advantage.update(rewards, state.advantage, **context)
+        slots.check_output(self.name, "advantages", advantages, where.shape, batch.mask.shape)
+        checks.check_float(f"Recipe {self.name!r}", advantages=advantages)
         per_token = jnp.ndim(advantages) == batch.mask.ndim
         advantages = masking.zero_masked(advantages, batch.mask if per_token else batch.where)
-        weights = masking.zero_masked(self.weights(batch.mask), batch.mask)
+        weights = self.weights(batch.mask)
+        slots.check_output(self.name, "weights", weights, batch.mask.shape)
+        checks.check_float(f"Recipe {self.name!r}", weights=weights)
+        weights = masking.zero_masked(weights, batch.mask)
         return batch.replace(advantages=advantages, weights=weights).check(), AlgoState(
             advantage, curation
         )
@@ -220,7 +233,8 @@ class Recipe:
           A float32 scalar. Its gradient over microbatches sums to that of the whole batch.
 
         Raises:
-          ValueError: If the batch was not prepared, shapes differ, or a needed input is absent.
+          ValueError: If the batch was not prepared, shapes differ, a needed input is absent, or the
+            surrogate or a regularizer does not return one value a token.
         """
         self._check_present(batch, {"advantages", "weights"}, "loss", hint="call prepare first")
         needs = self.needs | ({"correction"} if self.correction is not None else frozenset())
@@ -230,12 +244,17 @@ class Recipe:
         checks.check_same_shape(f"Recipe {self.name!r}.loss", logp=logp, mask=batch.mask)
         old_logp = jax.lax.stop_gradient(logp) if batch.old_logp is None else batch.old_logp
         loss = self.surrogate(logp, old_logp, batch.advantages, batch.mask)
+        what = f"the loss of surrogate {slots.called(self.surrogate)}"
+        slots.check_output(self.name, what, loss, batch.mask.shape)
         if batch.correction is not None:
             loss = loss * batch.correction
         context = slots.context(batch, slots.LOSS_CONTEXT)
         context |= {"logp": logp, "old_logp": old_logp, "entropy": entropy}
         for term in self.regularizers:
-            loss = loss + call_with(term, context=context)
+            added = call_with(term, context=context)
+            what = f"the loss of regularizer {slots.called(term)}"
+            slots.check_output(self.name, what, added, batch.mask.shape)
+            loss = loss + added
         return aggregate.weighted_sum(loss, batch.weights)
 
     def _corrected(self, correction: Callable, batch: Batch) -> Batch:

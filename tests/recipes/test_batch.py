@@ -118,6 +118,7 @@ def test_names_must_fit():
         ("prompt_mask", np.ones((2, 3), bool), ValueError, r"\(2, 4\); got \(2, 3\)"),
         ("old_logp", np.zeros((2, 2, 2), np.float32), ValueError, r"old_logp .*got \(2, 2, 2\)"),
         ("advantages", np.zeros((2,), np.float32), ValueError, r"advantages .*got \(2,\)"),
+        ("advantages", np.zeros((2, 2), np.int32), TypeError, "advantages must be floating"),
     ],
 )
 def test_shapes_and_dtypes_are_named(field, value, error, words):

@@ -39,7 +39,7 @@ def test_presets_and_catalog_agree():
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_carries_its_key_its_paper_and_its_method(name):
-    recipe = PRESETS[name]()
+    recipe = catalog.preset(name, length=8)
     (row,) = [m for m in catalog.CATALOG if m.preset == name]
     assert isinstance(recipe, Recipe)
     assert recipe.name == name
@@ -47,6 +47,13 @@ def test_a_preset_carries_its_key_its_paper_and_its_method(name):
     assert recipe.status == "experimental"
     slot = recipe.advantage.update.function if row.kind == "advantage" else recipe.surrogate
     assert any(f.endswith(f".{slot.__name__}") for f in row.functions)
+
+
+def test_a_preset_by_its_name():
+    assert catalog.preset("dr_grpo", length=8) == jr.recipes.dr_grpo(length=8)
+    assert catalog.preset("dapo", length=8) == jr.recipes.dapo()
+    with pytest.raises(ValueError, match="Did you mean 'dr_grpo'"):
+        catalog.preset("dr_gpro", length=8)
 
 
 def test_rows_are_well_formed():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxrl_llm as jr
-from jaxrl_llm.recipes import PRESETS, Batch
+from jaxrl_llm.recipes import PRESETS, Batch, catalog
 
 P, G, T = 3, 4, 5
 
@@ -85,7 +85,7 @@ def reference(name, logp, batch) -> float:
 @pytest.mark.parametrize("name", PRESETS)
 def test_the_loss_is_the_papers(name):
     logp, batch = make_batch()
-    recipe = PRESETS[name]()
+    recipe = catalog.preset(name, length=T)
     ready, _ = recipe.prepare(batch, recipe.init())
     assert float(recipe.loss(logp, ready)) == pytest.approx(reference(name, logp, batch), rel=2e-6)
 
@@ -94,7 +94,7 @@ def test_the_loss_is_the_papers(name):
 def test_the_gradient_is_the_derivative(name):
     """Not cispo: its weight is a constant, so its gradient is not the derivative of its value."""
     logp, batch = make_batch()
-    recipe = PRESETS[name]()
+    recipe = catalog.preset(name, length=T)
     ready, _ = recipe.prepare(batch, recipe.init())
     grad = np.asarray(jax.grad(recipe.loss)(jnp.asarray(logp), ready))
     step = 1e-6
@@ -145,10 +145,16 @@ def test_cispo_weighs_the_policy_gradient():
 def test_every_option_changes_the_loss(name, options):
     logp, batch = make_batch()
     losses = []
-    for recipe in (PRESETS[name](), PRESETS[name](**options)):
+    needed = {"length": T} if name == "dr_grpo" else {}
+    for recipe in (PRESETS[name](**needed), PRESETS[name](**{**needed, **options})):
         ready, _ = recipe.prepare(batch, recipe.init())
         losses.append(float(recipe.loss(logp, ready)))
     assert losses[0] != losses[1]
+
+
+def test_dr_grpo_has_no_length_of_its_own():
+    with pytest.raises(TypeError, match="length"):
+        jr.recipes.dr_grpo()
 
 
 def test_an_option_without_effect_is_refused():
@@ -161,7 +167,7 @@ def test_an_option_without_effect_is_refused():
     [
         (lambda: jr.recipes.grpo(kl_coef=-1.0), "kl_coef must not be negative"),
         (lambda: jr.recipes.dr_grpo(length=0), "length must be above 0"),
-        (lambda: jr.recipes.dr_grpo(eps_low=-0.1), "eps_low must not be negative"),
+        (lambda: jr.recipes.dr_grpo(length=8, eps_low=-0.1), "eps_low must not be negative"),
         (lambda: jr.recipes.cispo(w_min=2.0, w_max=1.0), "w_min"),
         (lambda: jr.recipes.gspo(eps_high=-1.0), "eps_high must not be negative"),
         (lambda: jr.recipes.dapo(dual_clip=0.5), "dual_clip must be above 1"),

@@ -110,6 +110,65 @@ def test_inputs_that_do_not_exist_are_refused():
 
     with pytest.raises(ValueError, match="advantage advantage needs 'critic'.*where, mask"):
         plain(advantage=jr.stateless(advantage))
+    with pytest.raises(ValueError, match="advantage advantage needs 'critic'"):
+        plain(advantage=jr.chain(jr.stateless(jr.advantages.rloo), jr.stateless(advantage)))
+
+
+def ratio_without_mask(logp, old_logp, advantages):
+    return logp
+
+
+def tempered(logp, old_logp, advantages, mask, temperature):
+    return logp
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"weights": jr.aggregate.fixed_length}, "weights fixed_length needs 'length'.*given mask"),
+        ({"surrogate": tempered}, "surrogate tempered needs 'temperature'.*bind"),
+        (
+            {"surrogate": ratio_without_mask},
+            "ratio_without_mask takes 3 arrays by position; it is given 4: logp, old_logp",
+        ),
+        ({"weights": lambda: 1.0}, "takes 0 arrays by position; it is given 1: mask"),
+        ({"correction": lambda logp, mask: (logp, mask)}, "takes 2 arrays.*given 3: old_logp"),
+        (
+            {"correction": lambda old_logp, behavior_logp, mask, *, cap: (old_logp, mask)},
+            "correction <lambda> needs 'cap'",
+        ),
+    ],
+)
+def test_functions_that_a_slot_cannot_call_are_refused_when_it_is_filled(changes, words):
+    with pytest.raises(ValueError, match=f"Recipe 'plain': .*{words}"):
+        plain(**changes)
+
+
+def test_functions_that_a_slot_can_call():
+    plain(weights=jr.bind(jr.aggregate.fixed_length, length=4))
+    plain(surrogate=jr.bind(tempered, temperature=1.0))
+    plain(surrogate=lambda *arrays, **options: arrays[0])
+
+
+@jr.core.sequence_level
+def one_weight(old_logp, behavior_logp, mask):
+    return jnp.ones(mask.shape), mask
+
+
+def test_a_token_correction_of_a_sequence_surrogate_is_refused():
+    def by_token(old_logp, behavior_logp, mask):
+        return jnp.exp(old_logp - behavior_logp), mask
+
+    with pytest.raises(ValueError, match="gspo is one value.*correction by_token.*sequence_level"):
+        jr.recipes.gspo().replace(correction=by_token)
+    jr.recipes.gspo().replace(correction=one_weight)
+    jr.recipes.dapo().replace(correction=by_token)
+
+
+def test_which_recipes_use_a_ratio():
+    assert not jr.recipes.rloo().uses_ratio
+    assert jr.recipes.dapo().uses_ratio
+    assert not plain(surrogate=jr.bind(jr.surrogates.reinforce, weight=None)).uses_ratio
 
 
 def test_recipes_are_values():
@@ -128,6 +187,8 @@ def test_a_recipe_prints_its_slots_by_name():
     )
     tracked = plain(curation=jr.Transform(tuple, lambda x, s, **c: (x > 0, s)))
     assert repr(tracked).endswith("surrogate=reinforce, curation=Transform(...))")
+    both = jr.chain(jr.stateless(jr.advantages.rloo), tracked.curation)
+    assert "advantage=chain(stateless(rloo), Transform(...))" in repr(plain(advantage=both))
 
 
 def test_needs_come_from_signatures():
@@ -142,7 +203,26 @@ def test_needs_come_from_signatures():
     def kl_in_reward(rewards, ref_logp):
         return rewards
 
+    def drift(rewards, old_logp):
+        return rewards
+
     assert plain(advantage=jr.stateless(kl_in_reward)).needs == {"ref_logp"}
+    both = jr.chain(jr.stateless(kl_in_reward), jr.chain(jr.stateless(drift)))
+    assert plain(advantage=both).needs == {"ref_logp", "old_logp"}
+    assert plain(curation=jr.chain(jr.stateless(drift))).needs == {"old_logp"}
+    # In the loss the policy being trained stands in for it.
+    kl = jr.bind(jr.regularizers.kl_unbiased, coef=0.1)
+    assert plain(regularizers=(kl,)).needs == {"ref_logp"}
+
+
+def test_an_input_that_is_needed_to_prepare_must_be_there():
+    def drift(rewards, old_logp):
+        return rewards
+
+    for slot in ("advantage", "curation"):
+        recipe = plain(**{slot: jr.chain(jr.stateless(drift))})
+        with pytest.raises(ValueError, match="prepare: the batch has no old_logp"):
+            prepare(recipe, make_batch(old_logp=None))
 
 
 def test_group_size_one_is_refused_by_name():
@@ -200,6 +280,56 @@ def test_curation_must_return_where():
         prepare(plain(curation=jr.stateless(lambda rewards: rewards)), make_batch())
     with pytest.raises(ValueError, match=r"where must have shape \(2, 3\); got \(2,\)"):
         prepare(plain(curation=jr.stateless(lambda rewards: rewards[:, 0] > 0)), make_batch())
+
+
+BAD_OUTPUTS = {
+    "advantage": (
+        {"advantage": jr.stateless(lambda rewards: rewards[:, :1])},
+        r"advantages must have shape \(2, 3\) or \(2, 3, 4\); got \(2, 1\)",
+    ),
+    "token advantage": (
+        {"advantage": jr.stateless(lambda rewards: rewards[..., None])},
+        r"advantages must have shape \(2, 3\) or \(2, 3, 4\); got \(2, 3, 1\)",
+    ),
+    "weights": (
+        {"weights": lambda mask: 1.0 / mask.sum()},
+        r"weights must have shape \(2, 3, 4\); got \(\)",
+    ),
+    "surrogate": (
+        {"surrogate": lambda *a: jr.surrogates.ppo_clip(*a).mean(-1, keepdims=True)},
+        r"loss of surrogate <lambda> must have shape \(2, 3, 4\); got \(2, 3, 1\)",
+    ),
+    "regularizer": (
+        {"regularizers": (lambda logp, mask: jnp.mean(logp),)},
+        r"loss of regularizer <lambda> must have shape \(2, 3, 4\); got \(\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_OUTPUTS)
+def test_what_a_slot_returns_is_never_broadcast(name):
+    changes, words = BAD_OUTPUTS[name]
+    recipe = plain(**changes)
+    with pytest.raises(ValueError, match=f"Recipe 'plain': (the )?{words}"):
+        recipe.loss(LOGP, prepare(recipe, make_batch())[0])
+
+
+def test_advantages_and_weights_are_floating():
+    with pytest.raises(TypeError, match="advantages must be floating point"):
+        prepare(plain(advantage=jr.stateless(lambda rewards: rewards > 0)), make_batch())
+    with pytest.raises(TypeError, match="weights must be floating point"):
+        prepare(plain(weights=lambda mask: mask), make_batch())
+
+
+def test_a_correction_of_another_recipe_is_not_kept():
+    batch = make_batch()
+    batch = batch.replace(behavior_logp=batch.old_logp - 0.5)
+    corrected = plain(correction=jr.bind(capped, cap=2.0, veto=100.0))
+    once, _ = prepare(corrected, batch)
+    assert once.correction is not None
+    again, _ = prepare(plain(), once)
+    assert again.correction is None
+    assert float(plain().loss(LOGP, again)) == float(plain().loss(LOGP, prepare(plain(), batch)[0]))
 
 
 def test_state_goes_through_both_transforms():

@@ -10,15 +10,12 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import jaxrl_llm as jr
-from jaxrl_llm.recipes import PRESETS, Recipe
+from jaxrl_llm.recipes import PRESETS, Recipe, catalog
 from jaxrl_llm.testing import CHECKS, array_checks, assert_recipe_ok, cases
-
-OPTIONS = {"dr_grpo": {"length": cases.T}}
-
 
 @functools.cache
 def preset(name: str) -> Recipe:
-    return PRESETS[name](**OPTIONS.get(name, {}))
+    return catalog.preset(name, length=cases.T)
 
 
 def plain(**changes) -> Recipe:
@@ -134,6 +131,10 @@ def unmasked_baseline(rewards):
     return rewards - rewards.mean(-1, keepdims=True)
 
 
+def padded_width(mask):
+    return jr.aggregate.fixed_length(mask, length=mask.shape[-1])
+
+
 def first_is_worth_more(rewards, *, where):
     advantages = jr.advantages.dr_grpo(rewards, where=where)
     return advantages * (1.0 + jnp.arange(rewards.shape[-1]))
@@ -223,7 +224,7 @@ MUTANTS = {
     "jit-tracer": ("jit", plain(surrogate=looks_at_the_tracer), "compiled result"),
     "jit-retrace": ("jit", plain(advantage=baseline(count_dtype=jnp.float32)), "compiles anew"),
     "precision-logp": ("precision", plain(surrogate=half_precision), "differs"),
-    "layouts-width": ("layouts", PRESETS["dr_grpo"](), "more padding"),
+    "layouts-width": ("layouts", plain(weights=padded_width), "more padding"),
     "rollouts-gap": ("rollouts", plain(surrogate=never_itself), "on policy"),
     "train-step-part-mean": ("train_step", plain(surrogate=part_mean), "in 4 microbatches"),
     "checkpoint-hidden": ("checkpoint", plain(advantage=hidden_state()), "after a restart"),

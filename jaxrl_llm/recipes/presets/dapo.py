@@ -10,7 +10,9 @@ def dapo(*, eps_low: float = 0.2, eps_high: float = 0.28, dual_clip: float | Non
     """Decoupled clip and token-level loss.
 
         A = (r - mean_group r) / (std_group r + 1e-6)
-        loss = mean over tokens of -min(ratio A, clip(ratio, 1 - eps_low, 1 + eps_high) A)
+        token loss = -min(ratio A, clip(ratio, 1 - eps_low, 1 + eps_high) A)
+        dual clip, where A < 0:  token loss = min(token loss, -dual_clip A)
+        loss = mean over tokens of token loss
 
     The loss half of DAPO. Its dynamic sampling (groups whose rewards agree are replaced) belongs to
     the ``curation`` slot and its overlong penalty to the reward; neither is part of this preset.

@@ -1,29 +1,23 @@
 """Dr. GRPO: GRPO without the two divisions that bias it."""
 
 from jaxrl_llm import advantages, aggregate, surrogates
-from jaxrl_llm.core import Array, bind, stateless
+from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.slots import tried
 
 
-def padded_length(mask: Array) -> Array:
-    """``aggregate.fixed_length`` with the padded width of the batch for the constant."""
-    return aggregate.fixed_length(mask, length=mask.shape[-1])
-
-
-def dr_grpo(*, length: int | None = None, eps_low: float = 0.2, eps_high: float = 0.2) -> Recipe:
+def dr_grpo(*, length: float, eps_low: float = 0.2, eps_high: float = 0.2) -> Recipe:
     """GRPO "done right": the group mean alone, and a constant in place of the response length.
 
         A = r - mean_group r
-        loss = sum over tokens of -min(ratio A, clip(ratio, 1 - eps_low, 1 + eps_high) A) / (B
-        length)
+        token loss = -min(ratio A, clip(ratio, 1 - eps_low, 1 + eps_high) A)
+        loss = sum over tokens of token loss / (B length)
 
     B counts every rollout of the batch, also those that are masked out. No KL term.
 
     Args:
-      length: The constant, in tokens: the generation budget (the sampler's ``max_new_tokens``).
-        None takes the padded width T of the batch, which is the same number for rollouts as the
-        sampler returns them, and another one once a batch is trimmed or padded: prefer the number.
+      length: The constant, in tokens: the generation budget (the sampler's ``max_new_tokens``). It
+        has no default: the width of a batch would be one, but it changes with padding.
       eps_low: The ratio is clipped at ``1 - eps_low``.
       eps_high: The ratio is clipped at ``1 + eps_high``.
 
@@ -47,7 +41,7 @@ def dr_grpo(*, length: int | None = None, eps_low: float = 0.2, eps_high: float 
         name="dr_grpo",
         advantage=stateless(advantages.dr_grpo),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
-        weights=padded_length if length is None else bind(aggregate.fixed_length, length=length),
+        weights=bind(aggregate.fixed_length, length=length),
         paper="arXiv:2503.20783",
     )
     return tried(recipe)

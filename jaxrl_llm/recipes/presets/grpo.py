@@ -19,12 +19,12 @@ def grpo(
     """Group relative policy optimization, as in DeepSeekMath.
 
         A = (r - mean_group r) / (std_group r + eps)
-        loss = mean over sequences of the mean over tokens of
-               -min(ratio A, clip(ratio, 1 - eps_low, 1 + eps_high) A) + kl_coef KL(policy,
-               reference)
+        token loss = -min(ratio A, clip(ratio, 1 - eps_low, 1 + eps_high) A)
+        dual clip, if given, where A < 0:  token loss = min(token loss, -dual_clip A)
+        loss = mean over sequences of the mean over tokens of (token loss + kl_coef KL)
 
     The variant: sample deviation with eps outside the root, groups without a spread get exactly 0,
-    k3 added to the loss, sequence mean of token means.
+    k3 to the reference added to the loss, sequence mean of token means.
 
     Args:
       eps_low: The ratio is clipped at ``1 - eps_low``.
