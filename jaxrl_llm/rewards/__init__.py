@@ -5,7 +5,7 @@ to numbers. `score` runs it over a batch and refuses what is not a finite number
 """
 
 from jaxrl_llm.rewards.builtin import last_integer, math_verify, math_verify_pool, reasoning_gym
-from jaxrl_llm.rewards.pool import VerifierPool
+from jaxrl_llm.rewards.pool import VerifierPool, VerifierWarning
 from jaxrl_llm.rewards.scoring import FAILED, BatchReward, Reward, RewardError, Scores, score
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "RewardError",
     "Scores",
     "VerifierPool",
+    "VerifierWarning",
     "last_integer",
     "math_verify",
     "math_verify_pool",

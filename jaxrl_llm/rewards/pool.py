@@ -20,6 +20,10 @@ def _kill_all(processes: set[Process]) -> None:
     processes.clear()
 
 
+class VerifierWarning(UserWarning):
+    """A verifier hung, raised or died, and the completion scores zero."""
+
+
 class VerifierPool:
     """Runs a reward in worker processes with a hard deadline a call.
 
@@ -174,7 +178,7 @@ class VerifierPool:
             warnings.warn(
                 f"Verifier {self.__qualname__} {what} on "
                 f"{describe(position, metadata[position])}; the completion scores zero.",
-                RuntimeWarning,
+                VerifierWarning,
                 stacklevel=3,
             )
         rest = Counter(outcomes[n][0] for n in failed[len(alone) :])
@@ -183,6 +187,6 @@ class VerifierPool:
             warnings.warn(
                 f"Verifier {self.__qualname__} failed on {rest.total()} more of {len(outcomes)} "
                 f"completions ({kinds}); they score zero, {self.failures} so far.",
-                RuntimeWarning,
+                VerifierWarning,
                 stacklevel=3,
             )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrl_llm import rewards
-from jaxrl_llm.rewards import last_integer, score
+from jaxrl_llm.rewards import VerifierWarning, last_integer, score
 
 LAST = [
     ("4", 4),
@@ -180,7 +180,7 @@ def test_a_missing_package_is_named(monkeypatch, module, call):
 def test_an_expression_without_end_costs_one_deadline():
     with (
         rewards.math_verify_pool(workers=1, deadline=3.0) as pool,
-        pytest.warns(RuntimeWarning, match="within 3 s on prompt 0"),
+        pytest.warns(VerifierWarning, match="within 3 s on prompt 0"),
     ):
         scores = score(
             pool,

@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 from jaxrl_llm.core import bind
-from jaxrl_llm.rewards import RewardError, VerifierPool, score
+from jaxrl_llm.rewards import RewardError, VerifierPool, VerifierWarning, score
 
 VERIFIERS = """
 import asyncio, os, pathlib, sys, time
@@ -129,7 +129,7 @@ def test_one_completion(pool):
 )
 def test_a_failure_is_a_counted_zero_and_the_pool_goes_on(verifiers, completion, told):
     with VerifierPool(verifiers.judge, workers=1, deadline=1.0) as pool:
-        with pytest.warns(RuntimeWarning, match=rf"judge {told} on prompt 1 \(id 'q1'\)"):
+        with pytest.warns(VerifierWarning, match=rf"judge {told} on prompt 1 \(id 'q1'\)"):
             scores = run(pool, "ab", completion, "abc")
         assert scores.rewards.tolist() == [2, 0, 3]
         assert scores.failures == pool.failures == 1
@@ -141,7 +141,7 @@ def test_only_the_worker_that_hung_is_replaced(verifiers):
     with VerifierPool(verifiers.judge, workers=1, deadline=1.0) as pool:
         first = pool("p", "pid", {})
         assert pool("p", "pid", {}) == first
-        with pytest.warns(RuntimeWarning):
+        with pytest.warns(VerifierWarning):
             assert pool("p", "hang", {}) == 0.0
         assert pool("p", "pid", {}) != first
         with pytest.raises(OSError):
@@ -149,7 +149,7 @@ def test_only_the_worker_that_hung_is_replaced(verifiers):
 
 
 def test_every_completion_may_fail(pool):
-    with pytest.warns(RuntimeWarning):
+    with pytest.warns(VerifierWarning):
         scores = run(pool, "crash", "crash")
     assert scores.rewards.tolist() == [0, 0] and scores.columns == {} and scores.failures == 2
 
@@ -169,7 +169,7 @@ def test_many_failures_give_few_warnings(verifiers):
 
 
 def test_columns_of_a_failed_completion_are_zero(verifiers):
-    with VerifierPool(verifiers.columns, workers=1) as pool, pytest.warns(RuntimeWarning):
+    with VerifierPool(verifiers.columns, workers=1) as pool, pytest.warns(VerifierWarning):
         scores = run(pool, "crash", "ab")
     assert scores.rewards.tolist() == [0, 3]
     assert scores.columns["length"].tolist() == [0, 2] and scores.columns["one"].tolist() == [0, 1]
@@ -235,7 +235,7 @@ def test_children_of_a_hung_call_end_with_it(verifiers, tmp_path):
     note = tmp_path / "pid"
     with (
         VerifierPool(verifiers.child, workers=1, deadline=1.0) as pool,
-        pytest.warns(RuntimeWarning, match="nothing within 1 s"),
+        pytest.warns(VerifierWarning, match="nothing within 1 s"),
     ):
         assert pool("p", "fork", {"file": str(note)}) == 0.0
     child = int(note.read_text())
