@@ -8,12 +8,12 @@ with a warning, and nothing is deleted because of it.
 import contextlib
 import errno
 import hashlib
-import json
 import logging
 import os
 import re
 import shutil
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,32 @@ import numpy as np
 from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.models.protocol import Model
+from jaxrl_llm.train import files
 from jaxrl_llm.train.state import TrainState
 
 _NAME = re.compile(r"step_(\d{8})")
-_FORMAT = 1
-_SIZES = "sizes.json"
+_FORMAT = 2
 
 
 class CheckpointError(RuntimeError):
     """A checkpoint could not be written, or none could be read."""
+
+
+def steps_in(folder: Path) -> list[int]:
+    """The steps of the complete checkpoints in a folder, in order."""
+    if not folder.is_dir():
+        return []
+    found = (_NAME.fullmatch(path.name) for path in folder.iterdir() if path.is_dir())
+    return sorted(int(match[1]) for match in found if match)
+
+
+def shapes_of(state: TrainState) -> TrainState:
+    """The state with shapes, dtypes and shardings in place of its large arrays.
+
+    :meth:`Checkpoints.restore` needs no more, so the arrays can be freed before it reads others.
+    """
+    names = ("params", "opt_state", "algo_state")
+    return state._replace(**{k: jax.tree.map(_abstract, getattr(state, k)) for k in names})
 
 
 def fingerprint(model: Model, state: TrainState) -> dict[str, Any]:
@@ -60,22 +77,31 @@ class Checkpoints:
       folder: Where they are; made on the first save.
       model: The model of the run; checkpoints of another one are refused.
       keep: How many to keep; older ones are deleted after a newer one is whole.
+      run: What else must agree where a run is resumed, by name.
+
+    Attributes:
+      last: The step of the last checkpoint that was begun or restored here, or None.
 
     Raises:
       ValueError: If ``keep`` is below one.
     """
 
-    def __init__(self, folder: str | Path, *, model: Model, keep: int = 2):
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        model: Model,
+        keep: int = 2,
+        run: Mapping[str, str | int] | None = None,
+    ):
         checks.check_positive("Checkpoints", keep=keep)
         self.folder, self.model, self.keep = Path(folder).absolute(), model, keep
+        self.run, self.last = dict(run or {}), None
         self._pending: tuple[int, Any] | None = None
 
     def steps(self) -> list[int]:
         """The steps of the complete checkpoints, in order."""
-        if not self.folder.is_dir():
-            return []
-        found = (_NAME.fullmatch(path.name) for path in self.folder.iterdir() if path.is_dir())
-        return sorted(int(match[1]) for match in found if match)
+        return steps_in(self.folder)
 
     def path(self, step: int) -> Path:
         """The folder of one checkpoint."""
@@ -93,26 +119,31 @@ class Checkpoints:
         path = self.path(step)
         with self._failing_clearly(step), _orbax() as ocp:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self.sweep()
             # A damaged one that a resumed run passed over is set aside, not deleted.
             if path.exists():
-                path.rename(_free_name(path))
+                path.rename(files.free_name(path))
             tree = _to_arrays(state)
             # A write that fails halfway is cleaned up too, but Orbax' threads complain for a page.
             if shutil.disk_usage(self.folder).free < sum(x.nbytes for x in jax.tree.leaves(tree)):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            response = ocp.save_async(path, tree, custom_metadata=fingerprint(self.model, state))
-            self._pending = (step, response)
+            marks = fingerprint(self.model, state) | self.run
+            response = ocp.save_async(path, tree, custom_metadata=marks)
+            self._pending, self.last = (step, response), step
 
     def wait(self) -> None:
-        """Waits until the last save is whole, then deletes what is older than the last ``keep``."""
+        """Waits until the last save is whole, then deletes all but the ``keep`` up to it.
+
+        Later steps are no part of this run: it went on from before them, since they are damaged.
+        """
         if self._pending is None:
             return
         (step, response), self._pending = self._pending, None
         with self._failing_clearly(step):
             response.result()
             if jax.process_index() == 0:
-                _write_sizes(self.path(step))
-                for old in self.steps()[: -self.keep]:
+                files.write_sizes(self.path(step))
+                for old in [s for s in self.steps() if s <= step][: -self.keep]:
                     shutil.rmtree(self.path(old))
 
     @contextlib.contextmanager
@@ -120,33 +151,34 @@ class Checkpoints:
         try:
             yield
         except Exception as error:
-            self._remove_unfinished(step)
+            self.sweep()
             stands = self.steps()
             last = f"; the one of step {stands[-1]} stands" if stands else ""
             raise CheckpointError(
                 f"The checkpoint of step {step} cannot be written to {str(self.folder)!r}: "
-                f"{_reason(error)}{last}."
+                f"{files.reason(error)}{last}."
             ) from error
 
-    def _remove_unfinished(self, step: int) -> None:
-        """Removes what a failed save left; it was never a checkpoint."""
-        with contextlib.suppress(OSError):
-            for path in self.folder.glob(f"{self.path(step).name}.orbax-checkpoint-tmp*"):
-                shutil.rmtree(path, ignore_errors=True)
+    def sweep(self) -> None:
+        """Removes what saves that were cut short left; call it while none is under way."""
+        for path in self.folder.glob("step_*.orbax-checkpoint-tmp*"):
+            shutil.rmtree(path, ignore_errors=True)
 
     def restore(self, like: TrainState, *, step: int | None = None) -> TrainState:
         """The last state that can be read, on the devices of ``like``.
 
         Args:
-          like: A state of the same run, whose arrays give shapes, dtypes and shardings.
+          like: A state of the same run, or its :func:`shapes_of`.
           step: Which one; by default the last that is whole.
 
         Raises:
-          ValueError: If the checkpoint belongs to another model, optimizer or recipe.
+          ValueError: If the checkpoint belongs to another model, optimizer, recipe or run.
           CheckpointError: If there is none, or none can be read.
         """
-        tree = self._load(_to_arrays(like), fingerprint(self.model, like), step)
-        return _from_arrays(tree, like)
+        wanted = fingerprint(self.model, like) | self.run
+        state = _from_arrays(self._load(_to_arrays(like), wanted, step), like)
+        self.last = int(state.step)
+        return state
 
     def restore_params(self, like: ArrayTree, *, step: int | None = None) -> ArrayTree:
         """Only the parameters of the last state that can be read; arguments as :meth:`restore`."""
@@ -166,7 +198,7 @@ class Checkpoints:
         for candidate in reversed(steps):
             path = self.path(candidate)
             try:
-                _check_sizes(path)
+                files.check_sizes(path)
                 with _orbax(partial=partial) as ocp:
                     found = ocp.metadata(path).custom_metadata or {}
                     self._check_same_run(path, found, wanted)
@@ -174,11 +206,10 @@ class Checkpoints:
             except _OtherRun as error:
                 raise ValueError(str(error)) from None
             except Exception as error:
-                warnings.warn(
-                    f"The checkpoint {str(path)!r} cannot be read and is passed over: "
-                    f"{_reason(error)}.",
-                    stacklevel=3,
-                )
+                told = f"The checkpoint {str(path)!r} cannot be read"
+                if (why := files.hindrance(error)) is not None:
+                    raise CheckpointError(f"{told}: {why}.") from error
+                warnings.warn(f"{told} and is passed over: {files.reason(error)}.", stacklevel=3)
         what = "no checkpoint" if not steps else "no checkpoint that can be read"
         raise CheckpointError(f"There is {what} in {str(self.folder)!r}.")
 
@@ -193,27 +224,10 @@ class Checkpoints:
                     "model": f"is of another model: {found[key]}, not {value}",
                     "params": "is of another model: its parameters have other names or shapes",
                     "state": "was made with another optimizer or recipe than this run has",
+                    "questions": "was made with other questions, or another split or order of them",
+                    "seed": f"was made with seed {found[key]}, this run has {value}",
                 }[key]
                 raise _OtherRun(f"The checkpoint {str(path)!r} {what}.")
-
-
-def _write_sizes(path: Path) -> None:
-    """Notes the size of every file of a checkpoint that is whole."""
-    files = (file for file in path.rglob("*") if file.is_file())
-    sizes = {file.relative_to(path).as_posix(): file.stat().st_size for file in files}
-    unfinished = path / f"{_SIZES}.tmp"
-    unfinished.write_text(json.dumps(sizes))
-    unfinished.rename(path / _SIZES)
-
-
-def _check_sizes(path: Path) -> None:
-    """Raises ValueError if a file was cut or lost; Orbax would find out only while it reads."""
-    if not (path / _SIZES).is_file():
-        return
-    for name, size in json.loads((path / _SIZES).read_text()).items():
-        found = (path / name).stat().st_size if (path / name).is_file() else 0
-        if found != size:
-            raise ValueError(f"its file {name} has {found} bytes of {size}")
 
 
 class _OtherRun(Exception):
@@ -239,23 +253,6 @@ def _abstract(x):
     if isinstance(x, np.ndarray):
         return x
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-
-
-def _free_name(path: Path) -> Path:
-    number = 0
-    while (name := path.with_name(f"{path.name}.damaged{number or ''}")).exists():
-        number += 1
-    return name
-
-
-def _reason(error: BaseException) -> str:
-    """Why, in a few words."""
-    text = str(error)
-    if "No space left on device" in text or "RESOURCE_EXHAUSTED" in text:
-        return "no space is left on the device"
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror.lower()
-    return (" ".join(text.split()) or type(error).__name__)[:200].rstrip(". ")
 
 
 @contextlib.contextmanager

@@ -23,6 +23,9 @@ def encode_prompts(
 ) -> list[Question]:
     """Questions as the model is asked them.
 
+    A question that spells a special token, such as the end of a turn, is text like any other: it
+    cannot speak for the template.
+
     Args:
       prompts: ``data.Prompt`` each.
       tokenizer: A ``data.Tokenizer``.
@@ -36,9 +39,7 @@ def encode_prompts(
     questions = []
     for prompt in prompts:
         if chat:
-            messages = [{"role": "system", "content": system}] if system is not None else []
-            messages.append({"role": "user", "content": prompt.text})
-            tokens = tokenizer.encode(tokenizer.chat(messages, add_generation_prompt=True))
+            tokens = _encode_chat(prompt.text, tokenizer, system)
         else:
             tokens = tokenizer.encode(prompt.text, allow_special=False)
         name = repr(prompt.id or prompt.text[:40])
@@ -51,6 +52,32 @@ def encode_prompts(
             )
         questions.append(Question(prompt, list(tokens)))
     return questions
+
+
+# Stands for the user's message while the template is rendered: of the private use area, so that no
+# template holds or changes it.
+_PLACE = "\ue000\ue001\ue000"
+
+
+def _encode_chat(text: str, tokenizer, system: str | None) -> list[int]:
+    """Ids of a conversation that ends where the assistant begins."""
+    start = [{"role": "system", "content": system}] if system is not None else []
+
+    def render(content: str) -> str:
+        return tokenizer.chat([*start, {"role": "user", "content": content}])
+
+    literal = tokenizer.encode(text, allow_special=False)
+    if literal == tokenizer.encode(text):
+        return tokenizer.encode(render(text))
+    # In parts only where it must be: a tokenizer may merge characters across the seams.
+    before, place, after = render(_PLACE).partition(_PLACE)
+    if not place or _PLACE in after:
+        raise ValueError(
+            f"The question {text[:40]!r} spells a special token, and the chat template does not "
+            "take the user's message as it is, so the two cannot be told apart; leave it out."
+        )
+    first = len(tokenizer.encode(""))  # what the tokenizer puts before every text
+    return tokenizer.encode(before) + literal[first:] + tokenizer.encode(after)[first:]
 
 
 def texts_of(rollout, tokenizer) -> list[list[str]]:

@@ -10,6 +10,7 @@ import optax
 
 from jaxrl_llm.core import bind, checks
 from jaxrl_llm.recipes import PRESETS, Recipe
+from jaxrl_llm.rewards import BatchReward
 from jaxrl_llm.train.mesh import check_batch, check_mesh_sizes
 
 PromptSource = Callable[[], Any]
@@ -24,7 +25,8 @@ class DataConfig:
       prompts: A function that returns the prompts; or a .jsonl, .json or .parquet file, or
         `gym:TASK` for a thousand questions of a reasoning-gym task.
       evaluation: Prompts of the held-out evaluation, given in the same way; None takes `held_out`.
-      held_out: Share of the distinct questions that is held out; 0 for none.
+      held_out: Share of the distinct questions that is held out; 0 for none. A run without an
+        evaluation holds none out and trains on all questions.
       seed: Of the split and of the order.
       chat: Put a question through the model's chat template, as the user's message.
       system: A system message before each question.
@@ -53,6 +55,10 @@ class DataConfig:
 @dataclass(frozen=True, kw_only=True)
 class SamplingConfig:
     """How rollouts are sampled; the policy that trains is the one at this temperature.
+
+    With top_k, top_p or min_p the rollouts come from a part of the vocabulary, but ratio and
+    gradient are those of the tempered policy over the whole of it. So training then goes a little
+    off policy: it learns from rollouts that the trained policy would have given more rarely.
 
     Attributes:
       group_size: Rollouts of one prompt.
@@ -215,9 +221,12 @@ class TrainConfig:
       updates_per_batch: Passes of the optimizer over one batch.
       remat: What the backward pass keeps of a layer: "none" all (fast), "full" its input (small),
         "dots" its matrix products.
-      dtype: Of parameters and matrix products: "float32" or "bfloat16".
-      reward_deadline: Seconds that one call of the reward may take.
-      seed: Of the sampling.
+      dtype: Of the matrix products and what is between them: "float32" or "bfloat16". Parameters
+        and the state of the optimizer are float32 either way, since a bfloat16 parameter would
+        swallow small updates.
+      reward_deadline: Seconds that one call of the reward may take; None is 60. A `VerifierPool`
+        has a deadline of its own.
+      seed: Of the sampling; a run is resumed with the same one.
       samples_shown: Completions of each step that go to samples.jsonl.
       run_dir: The folder of the run: checkpoints, metrics.jsonl, samples.jsonl, reward.png.
     """
@@ -237,7 +246,7 @@ class TrainConfig:
     updates_per_batch: int = 1
     remat: str = "full"
     dtype: str = "float32"
-    reward_deadline: float = 60.0
+    reward_deadline: float | None = None
     seed: int = 0
     samples_shown: int = 4
     run_dir: str = "runs/latest"
@@ -255,6 +264,13 @@ class TrainConfig:
             )
         if not callable(self.reward):
             raise TypeError(f"config: reward must be callable; got {self.reward!r}.")
+        if self.reward_deadline is not None and isinstance(self.reward, BatchReward):
+            raise ValueError(
+                "config: reward_deadline has no effect on a reward that takes whole batches, such "
+                "as a VerifierPool; set the deadline there."
+            )
+        if self.data.evaluation is not None and not self.evaluation.enabled:
+            raise ValueError("data: evaluation has no effect if the evaluation is not enabled.")
         sizes = (self.mesh.data, self.mesh.fsdp)
         parts = 1 if -1 in sizes else math.prod(sizes)
         check_batch(name, self.prompts_per_step, self.microbatches, parts)

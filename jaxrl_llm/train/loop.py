@@ -9,16 +9,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm.train.checkpoint import Checkpoints
-from jaxrl_llm.train.collect import grade, records, texts_of, to_batch
+from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.data import Cursor, take
+from jaxrl_llm.recipes import Batch
+from jaxrl_llm.train.collect import Question, records, texts_of, to_batch
 from jaxrl_llm.train.config import TrainConfig, make_optimizer
 from jaxrl_llm.train.evaluate import Accuracy
 from jaxrl_llm.train.folder import RunFolder, TrainingError
 from jaxrl_llm.train.interrupt import catch_interrupt
 from jaxrl_llm.train.mesh import place_batch
 from jaxrl_llm.train.metrics import host_metrics
-from jaxrl_llm.train.setup import load_parts
-from jaxrl_llm.train.state import TrainState, init_state
+from jaxrl_llm.train.rescue import saved_on_error
+from jaxrl_llm.train.setup import Parts, begin
+from jaxrl_llm.train.state import TrainState
 from jaxrl_llm.train.step import make_scorer, make_step
 
 
@@ -54,7 +57,7 @@ def train(
 
     A run is resumed exactly: with the same configuration on the same devices, it goes on as if it
     had not been stopped. Ctrl-C (or SIGTERM) ends it after the step under way, with a checkpoint;
-    a second one ends it at once.
+    a second one ends it at once. An error ends it with a checkpoint of the last whole step.
 
     Args:
       config: The run.
@@ -66,110 +69,120 @@ def train(
       The final state and what was measured.
 
     Raises:
-      ValueError: If the configuration does not fit the model, the devices or the data.
+      ValueError: If the configuration does not fit the model, the devices, the data, or the
+        checkpoint that it resumes.
       CheckpointError: If a checkpoint cannot be written, or none can be read on resume.
-      TrainingError: If the run folder is taken, or the loss is no longer a number.
+      TrainingError: If the run folder is taken, the loss is no longer a number, or a file of
+        results cannot be written.
       RewardError: If the reward fails; it names the prompt.
     """
-    from jaxrl_llm.data import Cursor, take
-
-    folder = RunFolder(config.run_dir, resume=resume, say=say)
-    parts, params = load_parts(config)
-    model, recipe, mesh = parts.model, parts.recipe, parts.mesh
     optimizer = make_optimizer(config.optimizer)
-    policy = {
-        "microbatches": config.microbatches,
-        "temperature": config.sampling.temperature,
-    }
-    scorer = make_scorer(model, **policy)
-    update = make_step(
-        model,
-        recipe,
-        optimizer,
-        updates=config.updates_per_batch,
-        mesh=mesh,
-        remat=config.remat,
-        **policy,
+    folder = RunFolder(config.run_dir, resume=resume, say=say)
+    parts, checkpoints, state, reference = begin(
+        config, optimizer, folder.checkpoints, resume=resume
     )
-
-    key = jax.random.key(config.seed)
-    state = init_state(params, optimizer, recipe, key=key, data_cursor=Cursor(), mesh=mesh)
-    reference = params if "ref_logp" in recipe.needs else None
-    checkpoints = Checkpoints(folder.path / "checkpoints", model=model, keep=config.checkpoint.keep)
-    if resume:
-        state = checkpoints.restore(state)
-    first = saved = int(state.step)
+    score, update = _compiled(parts, optimizer)
+    first, steps = int(state.step), config.steps
     folder.start(first, files or {})
-    folder.say(parts.describe(params))
-    del params
+    folder.say(parts.describe(state.params))
 
     def evaluate(step: int) -> None:
-        found, rows = parts.evaluate(state.params, jax.random.fold_in(key, 0x7FFFFFFF))
-        folder.held_out(step, found, rows[: config.samples_shown])
+        if not folder.accuracy_at(step):  # a run that is resumed may have it
+            found, rows = parts.evaluate(state.params, state.key)
+            folder.held_out(step, found, rows[: config.samples_shown])
 
     if first == 0 and config.evaluation.enabled:
         evaluate(0)
     notice = "\nStopping after this step; once more stops at once.\n" if say else ""
-    with catch_interrupt(notice=notice) as interrupt, folder.progress(first, config.steps) as bar:
-        for step in range(first, config.steps):
+    with (
+        catch_interrupt(notice=notice) as interrupt,
+        saved_on_error(checkpoints, lambda: state, folder.say),
+        folder.progress(first, steps) as bar,
+    ):
+        for step in range(first + 1, steps + 1):
             clock = [time.perf_counter()]
-            indices, cursor = take(
-                state.data_cursor,
-                config.prompts_per_step,
-                size=len(parts.train),
-                seed=config.data.seed,
-            )
-            questions = [parts.train[i] for i in indices]
-            rollout = parts.sampler(
-                state.params,
-                jax.random.fold_in(state.key, step),
-                [question.tokens for question in questions],
-                version=step,
-            )
+            questions, cursor = _next_questions(parts, state.data_cursor)
+            key = jax.random.fold_in(state.key, step - 1)
+            tokens = [question.tokens for question in questions]
+            rollout = parts.sampler(state.params, key, tokens, version=step - 1)
             completions = texts_of(rollout, parts.tokenizer)
             clock.append(time.perf_counter())
 
-            scores = grade(questions, completions, config.reward, deadline=config.reward_deadline)
-            batch = to_batch(rollout, scores.rewards, questions, vocab_size=model.config.vocab_size)
+            scores = parts.grade(questions, completions)
+            vocab_size = parts.model.config.vocab_size
+            batch = to_batch(rollout, scores.rewards, questions, vocab_size=vocab_size)
             clock.append(time.perf_counter())
 
-            batch = place_batch(batch, mesh)
-            if reference is not None:
-                batch = batch.replace(ref_logp=scorer(reference, batch))
-            if "old_logp" in recipe.needs:
-                batch = batch.replace(old_logp=scorer(state.params, batch))
-            state, metrics = update(state._replace(data_cursor=cursor), batch)
+            batch = score(state.params, reference, place_batch(batch, parts.mesh))
+            after, metrics = update(state._replace(data_cursor=cursor), batch)
             jax.block_until_ready(metrics)
             clock.append(time.perf_counter())
 
             seconds = dict(zip(("rollout", "reward", "step"), np.diff(clock), strict=True))
             numbers = host_metrics(metrics, scores, rollout, seconds=seconds)
-            if not np.isfinite(numbers["loss"] + numbers["grad_norm"]):
-                raise TrainingError(
-                    f"Step {step + 1} gave loss {numbers['loss']} and gradient norm "
-                    f"{numbers['grad_norm']}; the last checkpoint is of step {saved}."
-                )
-            rows = records(questions, completions, scores.rewards)
-            folder.step(step + 1, numbers, rows[: config.samples_shown])
+            rows = records(questions, completions, scores.rewards)[: config.samples_shown]
+            diverged = not np.isfinite(numbers["loss"] + numbers["grad_norm"])
+            state = state if diverged else after
+            folder.step(step, numbers, rows)
+            if diverged:
+                raise TrainingError(_diverged(step, numbers, checkpoints.last))
             speed = f"{numbers['tokens_per_second']:.0f} tok/s"
             bar.set_postfix_str(f"reward {numbers['reward']:.3f}, {speed}")
             bar.update()
 
-            last = step + 1 == config.steps or interrupt
-            if last or every(config.checkpoint.every, step + 1):
+            if every(config.evaluation.every, step) and step < steps:
+                evaluate(step)
+            stops = step == steps or bool(interrupt)  # once: a signal may come at any time
+            if stops or every(config.checkpoint.every, step):
                 checkpoints.save(state)
-                saved = step + 1
-            if not last and every(config.evaluation.every, step + 1):
-                evaluate(step + 1)
-            if interrupt:
+            if stops:
                 break
 
-    checkpoints.wait()
     if config.evaluation.enabled and not interrupt:
         evaluate(int(state.step))
+    elif not config.evaluation.enabled:
+        folder.show_samples()
     folder.plot()
     before, after = folder.accuracy_at(0), folder.accuracy_at(int(state.step))
     return Result(state, folder.path, folder.history(), before, after, interrupt.signal)
+
+
+def _compiled(parts: Parts, optimizer) -> tuple[Callable, Callable]:
+    """What scores a batch before the step, where the recipe needs that, and the step."""
+    config, model, recipe = parts.config, parts.model, parts.recipe
+    policy = {
+        "microbatches": config.microbatches,
+        "temperature": config.sampling.temperature,
+    }
+    scorer = make_scorer(model, **policy)
+    options = {"updates": config.updates_per_batch, "remat": config.remat, "mesh": parts.mesh}
+    update = make_step(model, recipe, optimizer, **options, **policy)
+
+    def score(params: ArrayTree, reference: ArrayTree | None, batch: Batch) -> Batch:
+        if reference is not None:
+            batch = batch.replace(ref_logp=scorer(reference, batch))
+        if "old_logp" in recipe.needs:
+            batch = batch.replace(old_logp=scorer(params, batch))
+        return batch
+
+    return score, update
+
+
+def _next_questions(parts: Parts, cursor: Cursor) -> tuple[list[Question], Cursor]:
+    """The questions of a step, and where those of the next one begin."""
+    config = parts.config
+    size, seed = len(parts.train), config.data.seed
+    indices, cursor = take(cursor, config.prompts_per_step, size=size, seed=seed)
+    return [parts.train[i] for i in indices], cursor
+
+
+def _diverged(step: int, numbers: Mapping[str, float], last: int | None) -> str:
+    """What to say of a step whose loss or gradient is no number."""
+    stands = "there is no checkpoint" if last is None else f"the last checkpoint is of step {last}"
+    return (
+        f"Step {step} gave loss {numbers['loss']} and gradient norm {numbers['grad_norm']}; "
+        f"{stands}."
+    )
 
 
 def every(period: int, step: int) -> bool:

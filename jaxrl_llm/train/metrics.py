@@ -14,6 +14,7 @@ import numpy as np
 from jaxrl_llm import diagnostics
 from jaxrl_llm.core import Array, level_of, masking
 from jaxrl_llm.recipes import Batch, Recipe
+from jaxrl_llm.train.files import write_whole
 
 
 def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> dict[str, Array]:
@@ -26,7 +27,9 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
     - ``approx_kl``, ``clip_fraction``, ``ratio_max``: against ``old_logp``, where the batch has it;
       the clip fraction for surrogates that clip the ratio of a token.
     - ``sampler_gap``, ``sampler_ess``: mean ``|logp - behavior_logp|`` and effective sample size,
-      where the batch has ``behavior_logp``; a truncation of the sampler counts as a gap.
+      where the batch has ``behavior_logp``. The loop puts the tempered log-probability over the
+      whole vocabulary there, so these show a sampler that computes otherwise than the step, and
+      not what top-k, top-p or min-p cut off.
 
     Args:
       recipe: The method, for the bounds of its clip.
@@ -100,7 +103,7 @@ class JsonLines:
         """Drops the lines of later steps, which a resumed run will write again."""
         rows = read_jsonl(self.path) if self.path.exists() and step else []
         kept = [json.dumps(row) for row in rows if row["step"] <= step]
-        self.path.write_text("".join(f"{line}\n" for line in kept))
+        write_whole(self.path, "".join(f"{line}\n" for line in kept))
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Appends a line: arrays as numbers, what is not a finite number as null."""
@@ -122,7 +125,7 @@ def _plain(value: Any) -> Any:
 
 
 def read_jsonl(path: Path) -> list[dict]:
-    """The objects of a JSONL file; a last line that was cut off is left out."""
+    """The objects of a JSONL file; a line that is no JSON, such as one cut off, is left out."""
     rows = []
     for line in Path(path).read_text().splitlines():
         try:

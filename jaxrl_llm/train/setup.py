@@ -1,20 +1,31 @@
 """From a configuration to the parts of a run: mesh, model, tokenizer, questions, samplers."""
 
+import dataclasses
+import hashlib
+import json
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import batch_shards
 from jaxrl_llm.recipes import Recipe
+from jaxrl_llm.rewards import Scores
 from jaxrl_llm.train import mesh as meshes
-from jaxrl_llm.train.collect import Question, encode_prompts
+from jaxrl_llm.train.checkpoint import Checkpoints, shapes_of
+from jaxrl_llm.train.collect import Question, encode_prompts, grade
 from jaxrl_llm.train.config import TrainConfig, find_prompts, find_recipe
 from jaxrl_llm.train.evaluate import Accuracy, evaluate
+from jaxrl_llm.train.state import TrainState, init_state
+
+_DEADLINE = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +43,7 @@ class Parts:
       sampler: Of rollouts; as for the next two, see ``rollout.make_sampler``.
       greedy: One most likely response a question.
       sampled: Responses of the sampled evaluation.
+      questions: A digest of all questions, before any limit, and of their split and order.
     """
 
     config: TrainConfig
@@ -44,22 +56,34 @@ class Parts:
     sampler: Callable
     greedy: Callable
     sampled: Callable
+    questions: str
+
+    @property
+    def deadline(self) -> float:
+        """Seconds that one call of the reward may take."""
+        given = self.config.reward_deadline
+        return _DEADLINE if given is None else given
+
+    def grade(self, questions: list[Question], completions: list[list[str]]) -> Scores:
+        """Rewards of groups of completions."""
+        return grade(questions, completions, self.config.reward, deadline=self.deadline)
 
     def evaluate(self, params: ArrayTree, key: jax.Array) -> tuple[dict[str, Accuracy], list[dict]]:
-        """Greedy and sampled accuracy on the held-out questions, and the greedy completions."""
+        """Greedy and sampled accuracy on the held-out questions, and the greedy completions.
+
+        Args:
+          params: Parameters of the policy.
+          key: That of the run's state; the same key gives the same evaluation.
+        """
         config = self.config
-        common = {"reward": config.reward, "tokenizer": self.tokenizer}
-        common["deadline"] = config.reward_deadline
-        size = config.prompts_per_step
-        greedy, rows = evaluate(
-            self.greedy,
-            params,
-            key,
-            self.held_out,
-            batch_size=size * config.sampling.group_size,
-            **common,
-        )
-        sampled, _ = evaluate(self.sampled, params, key, self.held_out, batch_size=size, **common)
+        common = {"reward": config.reward, "tokenizer": self.tokenizer, "deadline": self.deadline}
+        inputs = (params, jax.random.fold_in(key, 0x7FFFFFFF), self.held_out)
+        size, shards = config.prompts_per_step, batch_shards(self.mesh)
+        # As many rows as a training batch has, but no more prompts than there are.
+        enough = -(-len(self.held_out) // shards) * shards
+        many = min(size * config.sampling.group_size, enough)
+        greedy, rows = evaluate(self.greedy, *inputs, batch_size=many, **common)
+        sampled, _ = evaluate(self.sampled, *inputs, batch_size=size, **common)
         return {"greedy": greedy, "sampled": sampled}, rows
 
     def describe(self, params: ArrayTree) -> str:
@@ -75,13 +99,15 @@ class Parts:
 
 
 def load_model(config: TrainConfig, mesh: jax.sharding.Mesh | None) -> tuple[Model, ArrayTree, Any]:
-    """The model, its parameters on the mesh, and its tokenizer."""
+    """The model, its float32 parameters on the mesh, and its tokenizer."""
     if isinstance(config.model, str):
         from jaxrl_llm import data, models
 
-        model, params = models.load_model(config.model, mesh=mesh, dtype=config.dtype)
+        model, params = models.load_model(config.model, mesh=mesh)
+        model = models.make_model(dataclasses.replace(model.config, dtype=config.dtype))
         return model, params, data.load_tokenizer(config.model)
     model, params, tokenizer = config.model()
+    params = trees.cast(params, jnp.float32)
     if mesh is not None:
         from jaxrl_llm.models.sharding import param_shardings, shard
 
@@ -89,24 +115,32 @@ def load_model(config: TrainConfig, mesh: jax.sharding.Mesh | None) -> tuple[Mod
     return model, params, tokenizer
 
 
-def load_questions(config: TrainConfig, tokenizer, room: int) -> tuple[list, list]:
-    """The questions to train on and those held out, as tokens."""
+def load_questions(config: TrainConfig, tokenizer, room: int) -> tuple[list, list, str]:
+    """The questions to train on and those held out, as tokens, and a digest of all of them."""
     from jaxrl_llm import data
 
     prompts, held_out = find_prompts(config.data.prompts), ()
     if config.data.evaluation is not None:
         held_out = find_prompts(config.data.evaluation)
-    elif config.data.held_out:
+        known = {prompt.text for prompt in prompts}
+        if both := sum(prompt.text in known for prompt in held_out):
+            warnings.warn(
+                f"data: {both} of the {len(held_out)} evaluation prompts are also trained on.",
+                stacklevel=2,
+            )
+    elif config.data.held_out and config.evaluation.enabled:
         prompts, held_out = data.split_distinct(
             prompts, held_out=config.data.held_out, seed=config.data.seed
         )
     if len(prompts) == 0:
         raise ValueError("data: there are no prompts to train on.")
+    texts = [[prompt.text for prompt in part] for part in (prompts, held_out)]
+    digest = hashlib.sha256(json.dumps([*texts, config.data.seed]).encode()).hexdigest()
     if config.evaluation.limit is not None:
         held_out = held_out[: config.evaluation.limit]
     options = {"room": room, "chat": config.data.chat, "system": config.data.system}
     train = encode_prompts(prompts, tokenizer, **options)
-    return train, encode_prompts(held_out, tokenizer, **options)
+    return train, encode_prompts(held_out, tokenizer, **options), digest
 
 
 def load_parts(config: TrainConfig) -> tuple[Parts, ArrayTree]:
@@ -129,7 +163,12 @@ def load_parts(config: TrainConfig) -> tuple[Parts, ArrayTree]:
     model, params, tokenizer = load_model(config, mesh)
     sampling = config.sampling
     room = model.config.max_length - sampling.max_new_tokens
-    train, held_out = load_questions(config, tokenizer, room)
+    if room < 1:
+        raise ValueError(
+            f"sampling: max_new_tokens {sampling.max_new_tokens} leaves no room for a prompt in "
+            f"the model's context of {model.config.max_length}."
+        )
+    train, held_out, digest = load_questions(config, tokenizer, room)
     if config.evaluation.enabled and not held_out:
         raise ValueError(
             "evaluation: there are no held-out questions; set data.held_out or data.evaluation, or "
@@ -156,5 +195,45 @@ def load_parts(config: TrainConfig) -> tuple[Parts, ArrayTree]:
         sampler=sampler,
         greedy=make_sampler(model, group_size=1, temperature=0.0, **shared),
         sampled=sampled,
+        questions=digest,
     )
     return parts, params
+
+
+def begin(
+    config: TrainConfig, optimizer, folder: Path, *, resume: bool
+) -> tuple[Parts, Checkpoints, TrainState, ArrayTree | None]:
+    """The parts of a run, its checkpoints, the state it begins from, and its reference parameters.
+
+    Args:
+      config: The run.
+      optimizer: Any optax transformation.
+      folder: Of the checkpoints.
+      resume: Begin from the last checkpoint that can be read.
+
+    Returns:
+      The last one is None unless the recipe compares the policy with a reference.
+    """
+    from jaxrl_llm.data import Cursor
+
+    parts, params = load_parts(config)
+    marks = {"questions": parts.questions, "seed": config.seed}
+    checkpoints = Checkpoints(folder, model=parts.model, keep=config.checkpoint.keep, run=marks)
+    reference = params if "ref_logp" in parts.recipe.needs else None
+    # A model that comes from a function may be kept by whoever wrote it.
+    shared = reference is not None or not isinstance(config.model, str)
+    state = init_state(
+        params,
+        optimizer,
+        parts.recipe,
+        key=jax.random.key(config.seed),
+        data_cursor=Cursor(),
+        mesh=parts.mesh,
+        copy=shared and not resume,
+    )
+    if resume:
+        state = shapes_of(state)
+        del params  # before others are read, so that only one state is in memory
+        checkpoints.sweep()
+        state = checkpoints.restore(state)
+    return parts, checkpoints, state, reference

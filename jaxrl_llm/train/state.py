@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.train.mesh import replicated
 
 
 class TrainState(NamedTuple):
@@ -38,11 +39,11 @@ def init_state(
     key: Array,
     data_cursor: Any = (),
     mesh=None,
+    copy: bool = True,
 ) -> TrainState:
     """The state before the first step.
 
-    The optimizer's state takes the sharding of the parameters, leaf by leaf. The parameters are
-    copied where a step could otherwise give away (donate) arrays that the caller still holds.
+    The optimizer's state takes the sharding of the parameters, leaf by leaf.
 
     Args:
       params: Parameters of the model, already placed on the mesh if there is one.
@@ -51,6 +52,8 @@ def init_state(
       key: A typed key, ``jax.random.key(seed)``.
       data_cursor: Where the prompt order starts, integers only.
       mesh: The mesh; small leaves are replicated over it.
+      copy: Copy the parameters, since a step gives away (donates) those of its state; False spares
+        the memory where nobody else keeps them.
 
     Returns:
       The state of step 0.
@@ -63,7 +66,7 @@ def init_state(
     rest = (recipe.init(), key, jnp.zeros((), jnp.int32))
     opt_state = optimizer.init(params)
     if mesh is not None:
-        whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+        whole = replicated(mesh)
 
         def place(x):
             on_mesh = isinstance(x.sharding, jax.sharding.NamedSharding)
@@ -71,5 +74,5 @@ def init_state(
 
         opt_state, rest = jax.tree.map(place, (opt_state, rest))
     algo_state, key, step = rest
-    params = jax.tree.map(jnp.copy, params)
+    params = jax.tree.map(jnp.copy, params) if copy else params
     return TrainState(params, opt_state, algo_state, key, step, data_cursor)

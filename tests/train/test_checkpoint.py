@@ -13,6 +13,7 @@ from jaxrl_llm.data import Cursor
 from jaxrl_llm.models.sharding import param_shardings, shard
 from jaxrl_llm.testing import tiny_model
 from jaxrl_llm.train import CheckpointError, Checkpoints, init_state, make_mesh
+from jaxrl_llm.train.checkpoint import shapes_of
 
 RECIPE, OPTIMIZER = jr.recipes.dapo(), optax.adamw(1e-3)
 
@@ -126,6 +127,60 @@ def test_a_truncated_one_is_passed_over_and_kept(tmp_path):
     checkpoints.wait()
     assert_same(checkpoints.restore(like), states[2])
     assert (tmp_path / "step_00000002.damaged").is_dir()
+
+
+def test_a_damaged_newer_one_does_not_cost_the_one_that_was_saved(tmp_path):
+    checkpoints, states = save_steps(tmp_path, 2, 4)
+    truncate(checkpoints.path(4))
+    checkpoints.keep = 1
+    checkpoints.save(states[2]._replace(step=states[2].step + 1))
+    checkpoints.wait()
+    assert checkpoints.steps() == [3, 4]
+    with pytest.warns(UserWarning, match="step_00000004.* is passed over"):
+        assert int(checkpoints.restore(make_state()[1]).step) == 3
+    assert checkpoints.last == 3
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (MemoryError(), "there is not enough memory"),
+        (ValueError("RESOURCE_EXHAUSTED: Out of memory"), "there is not enough memory"),
+        (PermissionError(13, "Permission denied"), "permission denied"),
+        (OSError(5, "Input/output error"), "input/output error"),
+        (RuntimeError("the device is lost"), "the device is lost"),
+    ],
+)
+def test_what_is_not_damage_is_not_passed_over(tmp_path, monkeypatch, error, reason):
+    checkpoints, _ = save_steps(tmp_path, 1, 2)
+    from orbax.checkpoint import v1 as ocp
+
+    def fails(*arguments):
+        raise error
+
+    monkeypatch.setattr(ocp, "load", fails)
+    with pytest.raises(CheckpointError, match=f"step_00000002' cannot be read: {reason}"):
+        checkpoints.restore(make_state()[1])
+
+
+def test_what_a_killed_save_left_is_swept(tmp_path):
+    left = tmp_path / "step_00000001.orbax-checkpoint-tmp-17"
+    left.mkdir()
+    save_steps(tmp_path, 2)
+    assert [p.name for p in tmp_path.iterdir()] == ["step_00000002"]
+
+
+def test_restores_into_shapes(tmp_path):
+    mesh = make_mesh(data=2, fsdp=2, tensor=2)
+    model, state = make_state(seed=3, step=4, mesh=mesh)
+    checkpoints = Checkpoints(tmp_path, model=model)
+    checkpoints.save(state)
+    checkpoints.wait()
+    like = shapes_of(make_state(mesh=mesh)[1])
+    assert not any(isinstance(x, jax.Array) for x in jax.tree.leaves(like.params))
+    restored = checkpoints.restore(like)
+    assert_same(jax.device_get(restored.params), jax.device_get(state.params))
+    jax.tree.map(lambda x, y: x.sharding == y.sharding or pytest.fail(), restored[:2], state[:2])
 
 
 def test_none_that_can_be_read(tmp_path):

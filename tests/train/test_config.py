@@ -19,6 +19,13 @@ from jaxrl_llm.train import (
 from jaxrl_llm.train.config import find_prompts, find_recipe
 
 
+def batch_reward(prompt, completion, metadata):
+    return 0.0
+
+
+batch_reward.score_batch = lambda prompts, completions, metadata: [0.0] * len(prompts)
+
+
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
@@ -53,6 +60,14 @@ def test_options_that_make_no_sense_are_refused(kind, options, message):
         ({"remat": "most"}, "remat must be one of 'none', 'dots', 'full'"),
         ({"dtype": "float16"}, "dtype must be one of"),
         ({"dtype": "bfloat16"}, "dtype has no effect on a model that comes from a function"),
+        (
+            {"reward": batch_reward, "reward_deadline": 5.0},
+            "reward_deadline has no effect on a reward that takes whole batches",
+        ),
+        (
+            {"data": DataConfig(prompts="a.jsonl", evaluation="b.jsonl", held_out=0.0)},
+            "data: evaluation has no effect if the evaluation is not enabled",
+        ),
         ({"recipe": "grpos"}, "recipe must be one of .* Did you mean 'grpo'"),
         ({"sampling": SamplingConfig(group_size=1)}, "group_size must be at least 2; got 1"),
     ],

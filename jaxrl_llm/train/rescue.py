@@ -1,0 +1,47 @@
+"""What an error in the middle of a run leaves: a checkpoint of the last whole step."""
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from jaxrl_llm.train.checkpoint import CheckpointError, Checkpoints
+from jaxrl_llm.train.state import TrainState
+
+
+@contextlib.contextmanager
+def saved_on_error(
+    checkpoints: Checkpoints, current: Callable[[], TrainState], say: Callable[[str], Any]
+) -> Iterator[None]:
+    """Waits for the last checkpoint at its end; after an error, it saves the last whole step first.
+
+    Args:
+      checkpoints: Of the run.
+      current: Returns the state after the last whole step.
+      say: Told what was saved.
+    """
+    try:
+        yield
+    except BaseException as error:
+        try:
+            # Whoever presses Ctrl-C twice does not want to wait, and a full disk stays full.
+            if isinstance(error, Exception) and not isinstance(error, CheckpointError):
+                _save_newer(checkpoints, current(), say)
+            checkpoints.wait()
+        except CheckpointError as failed:
+            warnings.warn(str(failed), stacklevel=2)
+        raise
+    checkpoints.wait()
+
+
+def _save_newer(checkpoints: Checkpoints, state: TrainState, say: Callable[[str], Any]) -> None:
+    """Saves a state that no checkpoint has yet, unless a failed step has consumed it."""
+    if any(x.is_deleted() for x in jax.tree.leaves(state) if isinstance(x, jax.Array)):
+        return
+    step = int(state.step)
+    if step > (checkpoints.last or 0):
+        checkpoints.save(state)
+        checkpoints.wait()
+        say(f"An error ended the run; the state after step {step} is saved, for --resume.")
