@@ -29,6 +29,7 @@ class Process:
         # unless the function's module does.
         environment = dict(os.environ)
         environment["JAX_PLATFORMS"] = "cpu"  # a verifier must never take the accelerator
+        environment[_worker.LOADING] = "1"
         self.process = subprocess.Popen(
             [sys.executable, "-P", str(Path(_worker.__file__))],
             stdin=subprocess.PIPE,

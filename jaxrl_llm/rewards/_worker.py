@@ -15,6 +15,7 @@ import sys
 import threading
 
 HEADER = struct.Struct(">Q")
+LOADING = "JAXRL_LLM_VERIFIER_LOADING"  # in the environment of a worker until it is ready
 
 
 def read_message(stream):
@@ -75,6 +76,7 @@ def main() -> None:
     except BaseException as error:
         write_message(sink, ("unloadable", _explain(error)))
         return
+    os.environ.pop(LOADING, None)
     write_message(sink, ("ready", None))
     inbox: queue.SimpleQueue = queue.SimpleQueue()
     threading.Thread(target=_read_all, args=(source, inbox), daemon=True).start()

@@ -1,5 +1,6 @@
 """Verifiers in processes of their own, each call under a deadline that really ends it."""
 
+import os
 import queue
 import threading
 import warnings
@@ -8,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxrl_llm.rewards import _worker
 from jaxrl_llm.rewards._process import Process, sendable
 from jaxrl_llm.rewards.scoring import FAILED, Reward, describe, name_of
 
@@ -34,7 +36,8 @@ class VerifierPool:
 
     Args:
         function: A reward that another process can import: a function of a module, a picklable
-            object, or a text "module:name". It may be async.
+            object, or a text "module:name". It may be async. Its module may make the pool itself,
+            as a config file does; in the workers that one stays without workers.
         workers: Number of processes.
         deadline: Seconds one call may take; starting a worker does not count.
 
@@ -64,6 +67,11 @@ class VerifierPool:
         self._lock = threading.Lock()
         # Also runs when the interpreter ends, so no worker outlives a script that forgot close().
         self._finalizer = weakref.finalize(self, _kill_all, self._processes)
+        if os.environ.get(_worker.LOADING):
+            # A worker imports the module of its function, and that module makes this pool: it must
+            # not start workers in turn.
+            self.close()
+            return
         started = [self._start() for _ in range(workers)]
         trouble = next((why for process in started if (why := process.wait_ready())), None)
         if trouble is not None:

@@ -381,3 +381,29 @@ def test_ctrl_c_is_heard_during_a_hang(tmp_path, reward):
         timeout=60,
     )
     assert told.stdout == "interrupted\n" and told.returncode == 0, told.stderr
+
+
+def test_a_module_may_make_the_pool_of_its_own_function(tmp_path, monkeypatch):
+    (tmp_path / "own_pool.py").write_text(
+        textwrap.dedent(
+            """
+            import os, pathlib
+            from jaxrl_llm.rewards import VerifierPool
+
+            with (pathlib.Path(__file__).parent / "imports").open("a") as file:
+                file.write("x")
+                count = file.tell()
+
+            def one(prompt, completion, metadata):
+                return 1.0
+
+            pool = VerifierPool(one, workers=1) if count < 4 else None  # no bomb if this fails
+            """
+        )
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    from own_pool import pool
+
+    with pool:
+        assert run(pool, "a").rewards.tolist() == [1.0]
+    assert (tmp_path / "imports").read_text() == "xx"  # here and in the one worker
