@@ -40,6 +40,11 @@ def run(arguments: Sequence[str]) -> int:
     config, run_dir = options.load_target(given.target)
     if given.step is not None and run_dir is None:
         raise UsageError("--step has no effect on a config file; give the folder of a run.")
+    if run_dir is not None and not config.evaluation.enabled:
+        raise UsageError(
+            f"The run {given.target!r} holds no questions out: it was trained without an "
+            "evaluation, on all of them."
+        )
     changes = {k: getattr(given, k) for k in ("limit", "samples")}
     changes = {k: v for k, v in changes.items() if v is not None}
     try:
@@ -53,7 +58,7 @@ def run(arguments: Sequence[str]) -> int:
         checkpoints = Checkpoints(run_dir / "checkpoints", model=parts.model)
         params = checkpoints.restore_params(params, step=given.step)
     key = jax.random.key(config.seed if given.seed is None else given.seed)
-    found, _ = parts.evaluate(params, jax.random.fold_in(key, 0x7FFFFFFF))
+    found, _ = parts.evaluate(params, key)
     if given.json:
         print(json.dumps({kind: value._asdict() for kind, value in found.items()}))
         return 0

@@ -83,7 +83,7 @@ def find_reward(name: str) -> Callable:
     if kind == "last_integer" and not task:
         return rewards.last_integer
     if kind == "math_verify" and not task:
-        return rewards.math_verify_pool()
+        return _MathVerify()
     if kind == "reasoning_gym" and task:
         return rewards.reasoning_gym(task)
     raise ValueError(
@@ -92,10 +92,37 @@ def find_reward(name: str) -> Callable:
     )
 
 
-def load_config(path: str | Path) -> TrainConfig:
+class _MathVerify:
+    """`math_verify` in processes that start with the first batch, not while options are read."""
+
+    name = "math_verify"
+
+    def __init__(self):
+        if importlib.util.find_spec("math_verify") is None:
+            raise ValueError("math_verify needs its package: pip install 'jaxrl_llm[train]'")
+        self._pool: Any = None
+
+    def score_batch(self, prompts, completions, metadata) -> list[Any]:
+        """Values of a batch, from the pool."""
+        from jaxrl_llm import rewards
+
+        if self._pool is None:
+            self._pool = rewards.math_verify_pool()
+        return self._pool.score_batch(prompts, completions, metadata)
+
+    def __call__(self, prompt, completion, metadata) -> Any:
+        """The value of one completion."""
+        return self.score_batch([prompt], [completion], [metadata])[0]
+
+
+def load_config(path: str | Path, *, folder: str | None = None) -> TrainConfig:
     """The ``config`` that a Python file defines.
 
     The file is run as a module of its own name, so that worker processes find its functions.
+
+    Args:
+      path: The file.
+      folder: Where the modules are that it imports, if not beside it.
 
     Raises:
       UsageError: If there is no such file, it fails, or it defines no TrainConfig.
@@ -112,6 +139,8 @@ def load_config(path: str | Path) -> TrainConfig:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     sys.path.append(str(path.absolute().parent))
+    if folder is not None:
+        sys.path.append(folder)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -146,9 +175,9 @@ def load_target(name: str) -> Target:
     record = path / "run.json"
     if not record.is_file():
         raise UsageError(f"The folder {name!r} is not a run of jaxrl-llm train: no run.json in it.")
-    overrides = json.loads(record.read_text())["overrides"]
-    config = parse_config(load_config(path / "config.py"), overrides)
-    return Target(config, path)
+    found = json.loads(record.read_text())
+    config = load_config(path / "config.py", folder=found.get("folder"))
+    return Target(parse_config(config, found["overrides"]), path)
 
 
 def parse_config(config: TrainConfig, overrides: Sequence[str]) -> TrainConfig:

@@ -32,9 +32,9 @@ class Sample:
       top_k: Keep the k most likely tokens.
       top_p: Keep the most likely tokens up to this probability mass.
       min_p: Keep tokens at least this likely relative to the most likely one.
-      raw: Give the prompt as it is, without the chat template.
-      system: A system message before each prompt.
-      seed: Of the sampling.
+      raw: Give the prompt as it is, without the chat template; so does a run that was trained so.
+      system: A system message before each prompt; by default that of the run.
+      seed: Of the sampling; by default 0.
       out: Also append the completions to this JSONL file.
     """
 
@@ -49,7 +49,7 @@ class Sample:
     min_p: float | None = None
     raw: bool = False
     system: str | None = None
-    seed: int = 0
+    seed: int | None = None
     out: Path | None = None
 
     def __post_init__(self):
@@ -59,6 +59,8 @@ class Sample:
             raise ValueError("--system has no effect with --raw, which leaves out the template.")
         if self.prompts and self.file is not None:
             raise ValueError("Give prompts or --file, not both.")
+        if self.temperature == 0 and self.seed is not None:
+            raise ValueError("--seed has no effect at temperature 0, where nothing is drawn.")
         if self.temperature == 0 and self.n > 1:
             raise ValueError("--n has no effect at temperature 0, where all completions are alike.")
 
@@ -70,7 +72,7 @@ def run(arguments: Sequence[str]) -> int:
     given = options.parse(Sample, arguments, command="sample")
     batches = _batches(given)
     options.use_compilation_cache()
-    model, params, tokenizer = _load(given.model)
+    model, params, tokenizer, chat = _load(given)
     try:
         sampler = make_sampler(
             model,
@@ -85,12 +87,10 @@ def run(arguments: Sequence[str]) -> int:
         )
     except ValueError as error:
         raise UsageError(str(error)) from error
-    key, room = jax.random.key(given.seed), model.config.max_length - given.max_new_tokens
+    key, room = jax.random.key(given.seed or 0), model.config.max_length - given.max_new_tokens
     for number, texts in enumerate(batches):
         prompts = [SimpleNamespace(text=text, id="") for text in texts]
-        questions = encode_prompts(
-            prompts, tokenizer, room=room, chat=not given.raw, system=given.system
-        )
+        questions = encode_prompts(prompts, tokenizer, room=room, **chat)
         started = time.perf_counter()
         rollout = sampler(params, jax.random.fold_in(key, number), [q.tokens for q in questions])
         completions = texts_of(rollout, tokenizer)
@@ -105,18 +105,24 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _load(name: str):
-    """Model, parameters and tokenizer of a name, or of a run and its last checkpoint."""
+def _load(given: Sample):
+    """Model, parameters, tokenizer, and how prompts are put: of a name, or of a run."""
     from jaxrl_llm.train.setup import load_model
 
+    name, chat = given.model, {"chat": not given.raw, "system": given.system}
     if not options.is_run(name):
         from jaxrl_llm import data, models
 
-        return *models.load_model(name), data.load_tokenizer(name)
+        return *models.load_model(name), data.load_tokenizer(name), chat
     config, _ = options.load_target(name)
+    if not config.data.chat and given.system is not None:
+        raise UsageError("--system has no effect: the run was trained without the chat template.")
+    chat["chat"] = config.data.chat and not given.raw
+    if chat["chat"] and given.system is None:
+        chat["system"] = config.data.system
     model, params, tokenizer = load_model(config, None)
     checkpoints = Checkpoints(Path(name) / "checkpoints", model=model)
-    return model, checkpoints.restore_params(params), tokenizer
+    return model, checkpoints.restore_params(params), tokenizer, chat
 
 
 def _batches(given: Sample) -> Iterable[list[str]]:

@@ -42,7 +42,9 @@ def run(arguments: Sequence[str]) -> int:
     given = options.parse(Train, arguments, command="train", default=default)
     overrides = [a for a in arguments if a not in (path, "--resume")]
     versions = {"jaxrl_llm": jaxrl_llm.__version__, "jax": jax.__version__}
-    record = {"config": path, "overrides": overrides, "versions": versions}
+    # The folder, since the config may import what lies beside it.
+    record = {"config": path, "folder": str(Path(path).absolute().parent)}
+    record |= {"overrides": overrides, "versions": versions}
     files = {"config.py": Path(path).read_text(), "run.json": json.dumps(record, indent=1) + "\n"}
     options.use_compilation_cache()
     result = train(given.run, resume=given.resume, say=_say, files=files)

@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 
 from jaxrl_llm.cli import COMMANDS, main
+from jaxrl_llm.rewards import VerifierPool
+from jaxrl_llm.train.collect import encode_prompts
 
 ROOT = Path(__file__).parent.parent.parent
 CONFIG = """
 from tiny_run import CONFIG as config, low_bytes
 import dataclasses
+import os
 import signal
 import threading
+from jaxrl_llm.rewards import VerifierPool
 
 def bad(prompt, completion, metadata):
     return None
@@ -23,6 +27,9 @@ def bad(prompt, completion, metadata):
 def interrupts(prompt, completion, metadata):
     signal.raise_signal(signal.SIGINT)
     return 1.0
+
+def dies(prompt, completion, metadata):
+    os._exit(3)
 
 def hangs(prompt, completion, metadata):
     threading.Event().wait(30)
@@ -97,6 +104,7 @@ def test_methods(capsys):
         (["evaluate", "."], "not a run of jaxrl-llm train"),
         (["sample", "x", "hello", "--raw", "--system", "s"], "--system has no effect with --raw"),
         (["sample", "x", "hello", "--temperature", "0", "--n", "2"], "--n has no effect"),
+        (["sample", "x", "hello", "--temperature", "0", "--seed", "1"], "--seed has no effect"),
         (["sample", "x", "--file", "nowhere.txt"], "'nowhere.txt' cannot be read"),
     ],
 )
@@ -157,6 +165,7 @@ def test_config_files_without_a_config(capsys, tmp_path, text, part):
         ("reward=bad", [], ["gave None", "prompt 0 (id 'q"]),
         ("reward=hangs, reward_deadline=0.2", [], ["gave nothing", "within 0.2 s"]),
         ("", ["--sampling.max-new-tokens", "254"], ["Prompt 'q", "room for 2"]),
+        ("", ["--sampling.max-new-tokens", "256"], ["leaves no room for a prompt"]),
         ("", ["--run-dir", "my_run.py/run"], ["The run folder", "cannot be written"]),
         ("", ["--data.prompts", "empty.jsonl"], ["empty.jsonl is empty"]),
         ("", ["--data.prompts", "gym:chain_smu"], ["no task 'chain_smu'", "chain_sum"]),
@@ -218,9 +227,88 @@ def test_train_evaluate_sample_and_resume(capsys, tmp_path, monkeypatch):
 
     code, _, err = run(capsys, "train", path, *options)
     assert code == 1
-    one_sentence(err, "already holds a run")
+    one_sentence(err, "already holds a run; go on with it (--resume)", "(--run-dir)")
     code, out, err = run(capsys, "train", path, *options, "--steps", "3", "--resume")
     assert code == 0 and "The checkpoint of step 3" in out, err
+
+
+@pytest.mark.filterwarnings("default::UserWarning")
+def test_a_verifier_that_dies_is_told(capsys, tmp_path, monkeypatch):
+    # The workers import the config file as a module, and it imports the tiny run.
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "train"))
+    path = config_file(tmp_path, "reward=VerifierPool(dies, workers=1)", name="deadly_run.py")
+    options = ["--run-dir", tmp_path / "run", "--steps", "1"]
+    code, _, err = run(capsys, "train", path, *options)
+    assert code == 0
+    assert "jaxrl-llm: warning: Verifier dies ended its process with exit status 3" in err
+    row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
+    assert row["reward_failures"] == 8 and row["reward"] == 0
+
+
+def test_a_run_finds_the_modules_beside_its_config(capsys, tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "beside_the_config.py").write_text("STEPS = 1\n")
+    path = config_file(home)
+    text = Path(path).read_text().replace("steps=2", "steps=beside_the_config.STEPS")
+    Path(path).write_text("import beside_the_config\n" + text)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(home)
+    assert run(capsys, "train", "my_run.py", "--run-dir", tmp_path / "run")[0] == 0
+    # As in another process, started elsewhere.
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "beside_the_config")
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(home)])
+    code, out, err = run(capsys, "sample", "run", "one", "--max-new-tokens", "2")
+    assert code == 0, err
+
+
+def test_a_run_is_sampled_as_it_was_trained(capsys, tmp_path, monkeypatch):
+    asked = []
+
+    def encode(prompts, tokenizer, **options):
+        asked.append((options["chat"], options["system"]))
+        return encode_prompts(prompts, tokenizer, **options)
+
+    monkeypatch.setattr("jaxrl_llm.cli.sample_command.encode_prompts", encode)
+    changes = "data=dataclasses.replace(config.data, chat=True, system='Be brief.')"
+    path = config_file(tmp_path, changes)
+    for folder, options in (("chat", []), ("plain", ["--data.no-chat"])):
+        if folder == "plain":
+            options += ["--data.system", "None"]
+        options += ["--run-dir", tmp_path / folder, "--steps", "1"]
+        code, _, err = run(capsys, "train", path, *options)
+        assert code == 0, err
+    for arguments in (["chat"], ["chat", "--raw"], ["chat", "--system", "Be long."], ["plain"]):
+        folder, *options = arguments
+        arguments = [tmp_path / folder, "one", "--max-new-tokens", "2", *options]
+        assert run(capsys, "sample", *arguments)[0] == 0
+    assert asked == [(True, "Be brief."), (False, None), (True, "Be long."), (False, None)]
+    code, _, err = run(capsys, "sample", tmp_path / "plain", "one", "--system", "Be long.")
+    assert code == 2
+    one_sentence(err, "--system has no effect: the run was trained without the chat template")
+    # Nor are there questions that such a run never saw.
+    code, _, err = run(capsys, "evaluate", tmp_path / "plain")
+    assert code == 2
+    one_sentence(err, "holds no questions out")
+
+
+def test_options_start_no_processes(monkeypatch):
+    from jaxrl_llm import rewards
+    from jaxrl_llm.cli.options import find_reward
+
+    started = []
+
+    def pool():
+        started.append(True)
+        return VerifierPool("jaxrl_llm.rewards:last_integer", workers=1)
+
+    monkeypatch.setattr(rewards, "math_verify_pool", pool)
+    reward = find_reward("math_verify")
+    assert not started and isinstance(reward, rewards.BatchReward)
+    for _ in range(2):
+        assert rewards.score(reward, ["p"], ["4"], [{"answer": "4"}]).rewards.tolist() == [1.0]
+    assert reward("p", "5", {"answer": "4"}) == 0.0 and len(started) == 1
 
 
 def test_prompts_come_from_the_terminal(capsys, tmp_path, monkeypatch):
