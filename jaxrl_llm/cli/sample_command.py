@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import jax
 import tyro
@@ -109,7 +110,7 @@ def _load(given: Sample):
     """Model, parameters, tokenizer, and how prompts are put: of a name, or of a run."""
     from jaxrl_llm.train.setup import load_model
 
-    name, chat = given.model, {"chat": not given.raw, "system": given.system}
+    name, chat = given.model, dict[str, Any](chat=not given.raw, system=given.system)
     if not options.is_run(name):
         from jaxrl_llm import data, models
 

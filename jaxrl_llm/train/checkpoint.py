@@ -96,7 +96,8 @@ class Checkpoints:
     ):
         checks.check_positive("Checkpoints", keep=keep)
         self.folder, self.model, self.keep = Path(folder).absolute(), model, keep
-        self.run, self.last = dict(run or {}), None
+        self.run = dict(run or {})
+        self.last: int | None = None
         self._pending: tuple[int, Any] | None = None
 
     def steps(self) -> list[int]:
