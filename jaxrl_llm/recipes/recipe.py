@@ -192,9 +192,10 @@ class Recipe:
         self._check_present(batch, self._needs_to_prepare - {"entropy"}, "prepare")
         state = AlgoState(*algo_state)
         where, curation = batch.where, state.curation
+        rewards = jnp.asarray(batch.rewards, jnp.float32)
         if self.curation is not None:
             kept, curation = self.curation.update(
-                batch.rewards, curation, **slots.context(batch, slots.PREPARE_CONTEXT)
+                rewards, curation, **slots.context(batch, slots.PREPARE_CONTEXT)
             )
             checks.check_shape(f"curation of recipe {self.name!r}", "where", kept, where.shape)
             checks.check_bool(f"curation of recipe {self.name!r}", where=kept)
@@ -204,7 +205,6 @@ class Recipe:
         batch = batch.replace(where=where, mask=mask, correction=None)
         if self.correction is not None:
             batch = self._corrected(self.correction, batch)
-        rewards = jnp.asarray(batch.rewards, jnp.float32)
         context = slots.context(batch, slots.PREPARE_CONTEXT)
         advantages, advantage = self.advantage.update(rewards, state.advantage, **context)
         slots.check_output(self.name, "advantages", advantages, where.shape, batch.mask.shape)

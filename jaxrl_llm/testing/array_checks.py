@@ -8,37 +8,45 @@ import numpy as np
 
 from jaxrl_llm.core import accepted, call_with
 from jaxrl_llm.models.sharding import batch_sharding
-from jaxrl_llm.recipes import Batch, Recipe
+from jaxrl_llm.recipes import Recipe
 from jaxrl_llm.testing import cases
-from jaxrl_llm.testing.cases import Case, compiled, evaluate, expect_close, fail, make_case
+from jaxrl_llm.testing.cases import (
+    Case,
+    Result,
+    compiled,
+    evaluate,
+    expect_close,
+    fail,
+    make_case,
+)
 from jaxrl_llm.train.mesh import make_mesh
 
 # Sizes of the axes data, fsdp and tensor; those that need more devices than there are get left out.
-MESHES = ((8, 1, 1), (1, 8, 1), (2, 2, 2))
+MESHES = ((8, 1, 1), (1, 8, 1), (1, 1, 8), (4, 2, 1), (2, 1, 4), (2, 2, 2))
 
 
 def check_microbatches(recipe: Recipe) -> None:
     """The gradient of the whole batch is the sum of those of 2 or 4 parts with unequal tokens.
 
-    It fails where a loss divides by something that it finds in its own part.
+    The parts are those of a train step, every second or fourth prompt. It fails where a loss
+    divides by something that it finds in its own part.
 
     Raises:
       AssertionError: If they differ.
     """
     case = make_case()
-    ready, loss, grads = evaluate(recipe, case)
+    whole = evaluate(recipe, case)
     part_loss = compiled(recipe).loss_and_grad
     for count in (2, 4):
-        parts = []
+        total, where = 0.0, f"in {count} microbatches"
         for i in range(count):
-            rows = slice(i * cases.P // count, (i + 1) * cases.P // count)
-            part = jax.tree.map(lambda x, rows=rows: x[rows], (case.logp, case.entropy, ready))
-            parts.append(part_loss(*part))
-        losses, parts = zip(*parts, strict=True)
-        joined = jax.tree.map(lambda *g: jnp.concatenate(g), *parts)
-        where = f"in {count} microbatches"
-        expect_close("check_microbatches", recipe, f"loss {where}", sum(losses), loss)
-        expect_close("check_microbatches", recipe, f"gradient {where}", joined, grads)
+            inputs = (case.logp, case.entropy, whole.batch)
+            part = jax.tree.map(lambda x, i=i, count=count: x[i::count], inputs)
+            loss, grads = part_loss(*part)
+            want = jax.tree.map(lambda x, i=i, count=count: x[i::count], whole.grads)
+            expect_close("check_microbatches", recipe, f"gradient {where}", grads, want)
+            total += loss
+        expect_close("check_microbatches", recipe, f"loss {where}", total, whole.loss)
 
 
 def meshes(sizes=MESHES) -> list[jax.sharding.Mesh]:
@@ -65,25 +73,24 @@ def check_devices(recipe: Recipe) -> None:
       AssertionError: If they differ.
     """
     case = make_case()
-    ready, loss, grads = evaluate(recipe, case)
+    want = evaluate(recipe, case)
     for mesh in meshes():
-        where = f"on the mesh {dict(mesh.shape)}"
         with jax.set_mesh(mesh):  # a function may look at the mesh around it
-            split = jax.device_put(case, batch_sharding(mesh))
-            there, loss_there, grads_there = evaluate(recipe, split)
-        expect_close("check_devices", recipe, f"batch {where}", _real(there), _real(ready))
-        expect_close("check_devices", recipe, f"loss {where}", loss_there, loss)
-        expect_close("check_devices", recipe, f"gradient {where}", grads_there, grads)
+            got = evaluate(recipe, jax.device_put(case, batch_sharding(mesh)))
+        where = f"on the mesh {dict(mesh.shape)}"
+        expect_same("check_devices", recipe, where, got, want, tolerance=1e-5)
 
 
-def _real(batch: Batch) -> dict:
-    """What prepare computed."""
-    return {
-        "mask": batch.mask,
-        "advantages": batch.advantages,
-        "weights": batch.weights,
-        "correction": batch.correction,
-    }
+def expect_same(
+    check: str, recipe: Recipe, where: str, got: Result, want: Result, *, tolerance: float
+) -> None:
+    """Raises unless two results agree in the prepared batch, the loss, the gradient and the state.
+
+    What ``prepare`` computes may differ in the order of a sum, whatever the tolerance.
+    """
+    expect_close(check, recipe, f"batch {where}", got.prepared, want.prepared)
+    expect_close(check, recipe, f"loss {where}", got.loss, want.loss, tolerance=tolerance)
+    expect_close(check, recipe, f"gradient {where}", got.grads, want.grads, tolerance=tolerance)
 
 
 def with_junk(case: Case, junk: float) -> Case:
@@ -106,32 +113,32 @@ def with_junk(case: Case, junk: float) -> Case:
 
 
 def check_junk(recipe: Recipe) -> None:
-    """1e4, NaN and infinities in masked cells change neither loss nor gradient.
+    """1e4, NaN and infinities in masked cells change neither loss nor gradient nor the state.
 
     Raises:
       AssertionError: If something changes, or a masked cell has a gradient.
     """
     case = make_case()
-    ready, loss, grads = evaluate(recipe, case)
-    masked = ~np.asarray(ready.mask)
+    want = evaluate(recipe, case)
+    masked = ~np.asarray(want.batch.mask)
     for junk in (1e4, np.nan, np.inf, -np.inf):
-        there, loss_there, grads_there = evaluate(recipe, with_junk(case, junk))
+        got = evaluate(recipe, with_junk(case, junk))
         where = f"with {junk} in masked cells"
-        expect_close("check_junk", recipe, f"batch {where}", _real(there), _real(ready))
-        expect_close("check_junk", recipe, f"loss {where}", loss_there, loss, tolerance=1e-6)
-        expect_close("check_junk", recipe, f"gradient {where}", grads_there, grads, tolerance=1e-6)
-        if np.asarray(grads_there)[:, masked].any():
+        expect_same("check_junk", recipe, where, got, want, tolerance=1e-6)
+        if np.asarray(got.grads)[:, masked].any():
             fail("check_junk", recipe, "a masked cell has a gradient.")
 
 
 def check_permutation(recipe: Recipe) -> None:
     """Permuting the groups, or the members of each group, permutes the result and no more.
 
+    A state does not know the order of the batch, so it stays the same.
+
     Raises:
-      AssertionError: If the loss changes, or gradients and advantages are not permuted alike.
+      AssertionError: If loss or state change, or gradients and advantages are not permuted alike.
     """
     case = make_case()
-    ready, loss, grads = evaluate(recipe, case)
+    before = evaluate(recipe, case)
     groups, members = np.array([3, 0, 6, 1, 7, 2, 5, 4]), np.array([2, 0, 3, 1])
 
     def permute_groups(tree):
@@ -142,12 +149,10 @@ def check_permutation(recipe: Recipe) -> None:
         return jax.tree.map(lambda x: x[:, members] if x.shape[1] == cases.G else x, tree)
 
     for what, permute in (("groups", permute_groups), ("members", permute_members)):
-        there, loss_there, grads_there = evaluate(recipe, permute(case))
+        got = evaluate(recipe, permute(case))
+        want = before._replace(batch=permute(before.batch), grads=permute(before.grads))
         where = f"after a permutation of {what}"
-        want = permute((_real(ready), grads))
-        expect_close("check_permutation", recipe, f"loss {where}", loss_there, loss)
-        got = (_real(there), grads_there)
-        expect_close("check_permutation", recipe, f"result {where}", got, want)
+        expect_same("check_permutation", recipe, where, got, want, tolerance=1e-5)
 
 
 def check_degenerate_groups(recipe: Recipe) -> None:
@@ -172,9 +177,9 @@ def check_degenerate_groups(recipe: Recipe) -> None:
         "empty responses": case.batch.replace(mask=jnp.zeros_like(case.batch.mask)),
     }
     for what, batch in variants.items():
-        ready, loss, grads = evaluate(recipe, case._replace(batch=batch))
-        for part, tree in (("batch", _real(ready)), ("loss", loss), ("gradient", grads)):
-            expect_close(name, recipe, f"{part} of {what}", tree, tree)
+        result = evaluate(recipe, case._replace(batch=batch))
+        expect_same(name, recipe, f"of {what}", result, result, tolerance=0.0)
+        ready, loss, grads, _ = result
         advantages = np.asarray(ready.advantages)
         left_out = ~np.asarray(ready.mask if advantages.ndim == 3 else ready.where)
         if advantages[left_out].any():
@@ -193,7 +198,8 @@ def check_jit(recipe: Recipe) -> None:
 
     def step(case: Case, state):
         ready, state = recipe.prepare(case.batch, state)
-        return _real(ready), cases.loss_and_grad(recipe)(case.logp, case.entropy, ready), state
+        loss, grads = cases.loss_and_grad(recipe)(case.logp, case.entropy, ready)
+        return Result(ready, loss, grads, state)
 
     def traced(case: Case, state):
         traces.append(state)
@@ -204,7 +210,7 @@ def check_jit(recipe: Recipe) -> None:
         case = make_case(seed)
         got, want = fast(case, state), step(case, state)
         expect_close("check_jit", recipe, "compiled result", got, want)
-        state = got[-1]
+        state = got.state
     if len(traces) != 1:
         fail("check_jit", recipe, "the second step compiles anew: the state changes its type.")
 
@@ -224,16 +230,16 @@ def check_precision(recipe: Recipe) -> None:
         )
 
     low = cast(make_case(), jnp.bfloat16)
-    ready, loss, grads = evaluate(recipe, low)
-    same, want, want_grads = evaluate(recipe, cast(low, jnp.float32))
-    statistics = {"loss": loss, "advantages": ready.advantages, "weights": ready.weights}
+    got, want = evaluate(recipe, low), evaluate(recipe, cast(low, jnp.float32))
+    ready = got.batch
+    statistics = {"loss": got.loss, "advantages": ready.advantages, "weights": ready.weights}
     for what, value in statistics.items():
         if jnp.result_type(value) != jnp.float32:
             fail(name, recipe, f"{what} is {jnp.result_type(value)}, not float32.")
-    expect_close(name, recipe, "batch", _real(ready), _real(same))
-    expect_close(name, recipe, "loss", loss, want)
+    expect_close(name, recipe, "batch", got.prepared, want.prepared)
+    expect_close(name, recipe, "loss", got.loss, want.loss)
     # The gradient is handed back in the dtype of logp, so it is rounded once.
-    expect_close(name, recipe, "gradient", grads, want_grads, tolerance=2**-7)
+    expect_close(name, recipe, "gradient", got.grads, want.grads, tolerance=2**-7)
 
 
 def expect_policy_gradient(check: str, recipe: Recipe, case: Case, tolerance: float) -> None:
@@ -241,7 +247,8 @@ def expect_policy_gradient(check: str, recipe: Recipe, case: Case, tolerance: fl
 
     The case must be on policy: ``old_logp`` None or equal to ``logp``, and so ``ref_logp``.
     """
-    ready, _, (grad, _) = evaluate(recipe, case)
+    result = evaluate(recipe, case)
+    ready, grad = result.batch, result.grads[0]
     weights, advantages = jnp.asarray(ready.weights), jnp.asarray(ready.advantages)
     if ready.correction is not None:
         weights = weights * ready.correction
@@ -276,6 +283,6 @@ def check_on_policy(recipe: Recipe) -> None:
     same = {"ref_logp": case.logp, "behavior_logp": case.logp}
     given = case._replace(batch=case.batch.replace(old_logp=case.logp, **same))
     expect_policy_gradient("check_on_policy", recipe, given, 1e-5)
-    if recipe.correction is None:
+    if "old_logp" not in recipe.needs:
         absent = case._replace(batch=case.batch.replace(old_logp=None, **same))
         expect_policy_gradient("check_on_policy", recipe, absent, 1e-5)

@@ -6,7 +6,7 @@ import jax
 
 from jaxrl_llm.core import checks as core_checks
 from jaxrl_llm.recipes import Recipe
-from jaxrl_llm.testing import array_checks, model_checks
+from jaxrl_llm.testing import array_checks, model_checks, train_checks
 
 CHECKS: dict[str, Callable[[Recipe], None]] = {
     "jit": array_checks.check_jit,
@@ -20,8 +20,8 @@ CHECKS: dict[str, Callable[[Recipe], None]] = {
     "layouts": model_checks.check_layouts,
     "rollouts": model_checks.check_rollouts,
     "model_precision": model_checks.check_model_precision,
-    "train_step": model_checks.check_train_step,
-    "checkpoint": model_checks.check_checkpoint,
+    "train_step": train_checks.check_train_step,
+    "checkpoint": train_checks.check_checkpoint,
 }
 
 

@@ -32,8 +32,9 @@ def make_case(seed: int = 0, *, vocab_size: int = 259) -> Case:
     """Eight groups of four, six tokens: ratios on both sides of every clip, unequal lengths.
 
     Group 2 agrees on its reward, in group 4 one rollout takes no part, in group 5 only one does, in
-    group 6 none, and group 7 holds an empty response. The first half has twice the tokens of the
-    second.
+    group 6 none, and group 7 holds an empty response. Divided into 2 or 4 parts, of neighbors or
+    (as a train step does) of every second or fourth prompt, no two parts have the same number of
+    tokens, and the greatest has at least 1.5 times those of the least.
 
     Args:
       seed: Of the random numbers.
@@ -43,8 +44,8 @@ def make_case(seed: int = 0, *, vocab_size: int = 259) -> Case:
       A Case; cells that are masked hold ordinary numbers.
     """
     rng = np.random.default_rng(seed)
-    lengths = rng.integers(3, T + 1, (P, G))
-    lengths[P // 2 :] = rng.integers(1, 4, (P // 2, G))
+    least = np.array([T - 1, 1, T - 1, 2, T - 2, 1, 1, 1])[:, None]
+    lengths = rng.integers(least, least + 2, (P, G))
     lengths[7, 1] = 0
     rewards = rng.uniform(0.0, 1.0, (P, G))
     rewards[2] = 0.1
@@ -101,12 +102,34 @@ def compiled(recipe: Recipe) -> Compiled:
     return Compiled(jax.jit(recipe.prepare), jax.jit(loss_and_grad(recipe)))
 
 
-def evaluate(recipe: Recipe, case: Case) -> tuple[Batch, Array, tuple[Array, Array]]:
-    """Prepared batch, loss and gradients of a case."""
+class Result(NamedTuple):
+    """What a recipe makes of a case.
+
+    Attributes:
+      batch: Prepared.
+      loss: A scalar.
+      grads: ``(d logp, d entropy)``.
+      state: The state after ``prepare``, from the first one.
+    """
+
+    batch: Batch
+    loss: Array
+    grads: tuple[Array, Array]
+    state: ArrayTree
+
+    @property
+    def prepared(self) -> dict[str, ArrayTree]:
+        """All that ``prepare`` computed, the state too."""
+        fields = ("where", "mask", "advantages", "weights", "correction")
+        return {name: getattr(self.batch, name) for name in fields} | {"state": self.state}
+
+
+def evaluate(recipe: Recipe, case: Case) -> Result:
+    """Prepared batch, loss, gradients and next state of a case."""
     functions = compiled(recipe)
-    ready, _ = functions.prepare(case.batch, recipe.init())
+    ready, state = functions.prepare(case.batch, recipe.init())
     loss, grads = functions.loss_and_grad(case.logp, case.entropy, ready)
-    return ready, loss, grads
+    return Result(ready, loss, grads, state)
 
 
 def fail(check: str, recipe: Recipe, words: str) -> None:
@@ -125,7 +148,7 @@ def expect_close(
 ) -> None:
     """Raises unless two trees agree, within ``tolerance`` of the largest value of each leaf."""
     for path, (a, b) in _pairs(got, want):
-        a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+        a, b = _numbers(a), _numbers(b)
         where = f"{what}{path}"
         if a.shape != b.shape:
             fail(check, recipe, f"{where} has shape {a.shape} instead of {b.shape}.")
@@ -135,6 +158,13 @@ def expect_close(
         gap = np.abs(a - b).max(initial=0.0)
         if not gap <= tolerance * scale + 1e-7:
             fail(check, recipe, f"{where} differs by {gap:.2g}, of values up to {scale:.2g}.")
+
+
+def _numbers(x) -> np.ndarray:
+    """A leaf in float64; of a random key, its bits."""
+    if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    return np.asarray(x, np.float64)
 
 
 def _pairs(got: ArrayTree, want: ArrayTree):

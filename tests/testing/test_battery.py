@@ -11,7 +11,15 @@ from jax.sharding import PartitionSpec
 
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import PRESETS, Recipe, catalog
-from jaxrl_llm.testing import CHECKS, array_checks, assert_recipe_ok, cases
+from jaxrl_llm.testing import (
+    CHECKS,
+    array_checks,
+    assert_recipe_ok,
+    cases,
+    model_checks,
+    train_checks,
+)
+
 
 @functools.cache
 def preset(name: str) -> Recipe:
@@ -87,6 +95,90 @@ def test_a_train_step_takes_every_slot():
         advantage=baseline(), curation=jr.stateless(informative)
     )
     assert_recipe_ok(everything, only=["train_step"])
+
+
+def test_a_train_step_on_other_meshes():
+    sizes = ((1, 8, 1), (1, 1, 8), (4, 2, 1))
+    train_checks.check_train_step(preset("grpo"), sizes=sizes)
+
+
+# Every slot's functions with those of the other slots, on the cheap checks of arrays.
+
+
+def halved(advantages):
+    return advantages / 2
+
+
+TOKEN_ADVANTAGE = jr.stateless(jr.advantages.reinforce_pp_baseline)
+ADVANTAGES = (
+    jr.stateless(jr.advantages.grpo),
+    jr.stateless(jr.advantages.grpo, scale="batch"),
+    TOKEN_ADVANTAGE,
+    jr.stateless(jr.advantages.rloo, singleton="raw"),
+    jr.chain(jr.stateless(jr.advantages.dr_grpo), jr.stateless(halved)),
+)
+SURROGATES = (
+    jr.surrogates.reinforce,
+    jr.bind(jr.surrogates.ppo_clip, dual_clip=3.0),
+    jr.surrogates.gspo,
+    jr.surrogates.sapo,
+    jr.surrogates.gspo_token,
+    jr.surrogates.cispo,
+)
+WEIGHTS = (
+    jr.aggregate.token_mean,
+    jr.aggregate.sequence_mean,
+    jr.aggregate.sequence_sum,
+    jr.bind(jr.aggregate.sequence_sum_norm, length=5),
+    jr.bind(jr.aggregate.fixed_length, length=5),
+)
+TERMS = (
+    (),
+    (jr.bind(jr.regularizers.entropy_bonus, coef=0.1),),
+    (jr.bind(jr.regularizers.kl_unbiased, coef=0.1),),
+    (
+        jr.bind(jr.regularizers.kl_to_reference, estimator="k1+", coef=0.1),
+        jr.bind(jr.regularizers.entropy_bonus, coef=0.1),
+    ),
+)
+
+
+def composed(a: int, s: int) -> Recipe:
+    """An advantage and a surrogate; weighting and terms take turns."""
+    whole = jr.core.level_of(SURROGATES[s]) == "sequence"
+    return plain(
+        name=f"pair {a} {s}",
+        advantage=ADVANTAGES[a],
+        surrogate=SURROGATES[s],
+        weights=jr.aggregate.sequence_mean if whole else WEIGHTS[(a + s) % len(WEIGHTS)],
+        regularizers=TERMS[(a + s) % len(TERMS)],
+    )
+
+
+# gspo has one advantage a sequence by definition, so it goes with no advantage of tokens.
+PAIRS = [
+    (a, s)
+    for a, s in itertools.product(range(len(ADVANTAGES)), range(len(SURROGATES)))
+    if (ADVANTAGES[a], SURROGATES[s]) != (TOKEN_ADVANTAGE, jr.surrogates.gspo)
+]
+
+
+@pytest.mark.parametrize(("a", "s"), PAIRS)
+def test_slots_are_orthogonal(a, s):
+    assert_recipe_ok(composed(a, s), only=["microbatches", "junk", "permutation", "jit"])
+
+
+def test_the_pairs_hold_every_function():
+    recipes = [composed(*pair) for pair in PAIRS]
+    for surrogate in SURROGATES:
+        mine = [r for r in recipes if r.surrogate == surrogate]
+        whole = jr.core.level_of(surrogate) == "sequence"
+        assert {r.weights for r in mine} == ({jr.aggregate.sequence_mean} if whole else {*WEIGHTS})
+        assert len({r.regularizers for r in mine}) >= 3
+    for advantage in ADVANTAGES:
+        mine = [r for r in recipes if r.advantage == advantage]
+        assert len({r.weights for r in mine}) >= 4
+        assert len({r.regularizers for r in mine}) >= 3
 
 
 def test_unknown_check():
@@ -183,6 +275,57 @@ def hidden_state():
     return jr.Transform(tuple, update)
 
 
+def reads_what_takes_no_part():
+    """A running mean that is right in this step and wrong in the next."""
+
+    def update(rewards, mean, *, where, **context):
+        advantages = jnp.where(where, rewards - mean, 0.0)
+        return advantages, 0.9 * mean + 0.1 * rewards.mean()
+
+    return jr.Transform(lambda: jnp.float32(0.5), update)
+
+
+def counts_from_the_first():
+    """A running reward of whatever stands first in the batch."""
+
+    def update(rewards, mean, *, where, **context):
+        return jnp.where(where, rewards - mean, 0.0), 0.9 * mean + 0.1 * rewards[0, 0]
+
+    return jr.Transform(lambda: jnp.float32(0.5), update)
+
+
+def divides_in_its_state():
+    """A running mean that an empty batch makes NaN."""
+
+    def update(rewards, mean, *, where, **context):
+        now = jnp.where(where, rewards, 0.0).sum() / where.sum()
+        return jnp.where(where, rewards - mean, 0.0), 0.9 * mean + 0.1 * now
+
+    return jr.Transform(lambda: jnp.float32(0.5), update)
+
+
+def rounds_in_its_state():
+    """A running mean in the dtype of what comes in."""
+
+    def update(rewards, mean, *, where, old_logp, **context):
+        kept = jnp.where(where[..., None], old_logp, 0.0).astype(old_logp.dtype)
+        now = kept.mean(dtype=old_logp.dtype).astype(jnp.float32)
+        return jnp.where(where, rewards - mean, 0.0), 0.9 * mean + 0.1 * now
+
+    return jr.Transform(lambda: jnp.float32(0.5), update)
+
+
+def mesh_state():
+    """Counts the devices of the mesh around it."""
+
+    def update(rewards, count, **context):
+        return jnp.where(
+            context["where"], rewards, 0.0
+        ), count + jax.sharding.get_abstract_mesh().size
+
+    return jr.Transform(lambda: jnp.int32(0), update)
+
+
 def python_state():
     return jr.Transform(lambda: 0, lambda rewards, n, **context: (rewards, 1))
 
@@ -202,6 +345,19 @@ MUTANTS = {
     "microbatches-part-mean": ("microbatches", plain(surrogate=part_mean), "gradient|loss"),
     "devices-local-mean": ("devices", plain(weights=mesh_mean), "on the mesh"),
     "junk-surrogate": ("junk", plain(surrogate=masked_afterwards), "masked cells"),
+    "junk-state": ("junk", plain(advantage=reads_what_takes_no_part()), r"batch .*state"),
+    "permutation-state": (
+        "permutation",
+        plain(advantage=counts_from_the_first()),
+        r"batch after a permutation of .*state",
+    ),
+    "degenerate-state": (
+        "degenerate_groups",
+        plain(advantage=divides_in_its_state()),
+        r"batch of empty groups.*state.*holds nan",
+    ),
+    "devices-state": ("devices", plain(advantage=mesh_state()), r"batch on the mesh.*state"),
+    "precision-state": ("precision", plain(advantage=rounds_in_its_state()), r"batch.*state"),
     "junk-baseline": ("junk", plain(advantage=jr.stateless(unmasked_baseline)), "masked cells"),
     "permutation-members": (
         "permutation",
@@ -226,7 +382,7 @@ MUTANTS = {
     "precision-logp": ("precision", plain(surrogate=half_precision), "differs"),
     "layouts-width": ("layouts", plain(weights=padded_width), "more padding"),
     "rollouts-gap": ("rollouts", plain(surrogate=never_itself), "on policy"),
-    "train-step-part-mean": ("train_step", plain(surrogate=part_mean), "in 4 microbatches"),
+    "train-step-part-mean": ("train_step", plain(surrogate=part_mean), "in 2 microbatches"),
     "checkpoint-hidden": ("checkpoint", plain(advantage=hidden_state()), "after a restart"),
     "checkpoint-python": ("checkpoint", plain(advantage=python_state()), "no array"),
     "checkpoint-memory": ("checkpoint", plain(advantage=aliased_state()), "after a restart"),
@@ -247,7 +403,6 @@ def test_every_check_has_a_mutant():
 
 def test_model_precision_is_caught(monkeypatch):
     """No recipe can make its loss bfloat16, so the mutant is a scorer that does not cast."""
-    from jaxrl_llm.testing import model_checks
 
     def low(*args, **options):
         logp, entropy = real(*args, **options)
@@ -259,9 +414,30 @@ def test_model_precision_is_caught(monkeypatch):
         CHECKS["model_precision"](plain())
 
 
-def test_a_sampler_that_reports_another_temperature_is_caught(monkeypatch):
-    from jaxrl_llm.testing import model_checks
+def test_a_train_step_that_forgets_the_temperature_is_caught(monkeypatch):
+    make_step = train_checks.make_step
 
+    def cold(*args, temperature, **options):
+        return make_step(*args, **options)
+
+    monkeypatch.setattr(train_checks, "make_step", cold)
+    with pytest.raises(AssertionError, match="in 2 microbatches"):
+        CHECKS["train_step"](plain())
+
+
+def test_a_scorer_that_reads_its_padding_is_caught(monkeypatch):
+    scored = model_checks.score_batch
+
+    def careless(params, batch):
+        logp, entropy = scored(params, batch)
+        return logp + 1e-6 * batch.tokens.sum(), entropy
+
+    monkeypatch.setattr(model_checks, "score_batch", careless)
+    with pytest.raises(AssertionError, match="'ids that do not exist'"):
+        CHECKS["layouts"](plain())
+
+
+def test_a_sampler_that_reports_another_temperature_is_caught(monkeypatch):
     found = [
         (options, case._replace(logp=case.logp + 0.01))
         for options, case in model_checks.rollout_cases()
@@ -280,5 +456,7 @@ def test_the_case_holds_every_kind_of_group():
     assert sorted(where.sum(-1)) == [0, 1, 3, 4, 4, 4, 4, 4]
     assert (where & ~mask.any(-1)).any()
     for count in (2, 4):
-        parts = tokens.reshape(count, -1).sum(-1)
-        assert len(set(parts.tolist())) == count
+        # Neighbors together, and prompt i in part i % count, as the train step divides.
+        for parts in (tokens.reshape(count, -1).sum(1), tokens.reshape(-1, count).sum(0)):
+            assert len(set(parts.tolist())) == count
+            assert parts.max() >= 1.5 * parts.min() > 0

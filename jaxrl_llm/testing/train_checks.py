@@ -1,0 +1,102 @@
+"""Checks of a recipe together with the train step and a checkpoint."""
+
+import tempfile
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxrl_llm.core import Array, ArrayTree
+from jaxrl_llm.models import param_shardings
+from jaxrl_llm.models.sharding import batch_sharding, batch_shards, shard
+from jaxrl_llm.recipes import Batch, Recipe
+from jaxrl_llm.testing import cases
+from jaxrl_llm.testing.array_checks import meshes
+from jaxrl_llm.testing.cases import compiled, expect_close, fail, make_case
+from jaxrl_llm.testing.model_checks import layout, model, model_case, score_batch
+from jaxrl_llm.train import TrainState, init_state, make_step
+from jaxrl_llm.train.checkpoint import Checkpoints
+
+# Of the policy in the train step: at 1, a step that forgets it would pass.
+TEMPERATURE = 0.7
+
+
+def score_tempered(params: ArrayTree, batch: Batch) -> tuple[Array, Array]:
+    """:func:`score_batch` at the temperature of the checked train step."""
+    return score_batch(params, batch, TEMPERATURE)
+
+
+def _gradient(recipe: Recipe) -> ArrayTree:
+    """The gradient in the parameters, from the parts of a step put together by hand."""
+    params, batch = model()[1], model_case().batch
+    functions, scorer = compiled(recipe), layout(score_tempered)
+    logp, entropy = scorer.score(params, batch)
+    ready, _ = functions.prepare(batch, recipe.init())
+    return scorer.pull(params, batch, functions.loss_and_grad(logp, entropy, ready)[1])
+
+
+def _descended(recipe: Recipe, *, microbatches: int = 1, mesh=None) -> ArrayTree:
+    """What one step of plain gradient descent subtracts: the gradient, as training applies it."""
+    (network, params), batch = model(), model_case().batch
+    optimizer = optax.sgd(1.0)
+    if mesh is not None:
+        params = shard(params, param_shardings(params, mesh))
+        batch = jax.device_put(batch, batch_sharding(mesh))
+    state = init_state(params, optimizer, recipe, key=jax.random.key(0), mesh=mesh)
+    options = {"temperature": TEMPERATURE, "remat": "none"}
+    step = make_step(network, recipe, optimizer, microbatches=microbatches, mesh=mesh, **options)
+    after, _ = step(state, batch)
+    return jax.tree.map(lambda a, b: np.asarray(b) - np.asarray(a), after.params, params)
+
+
+def check_train_step(recipe: Recipe, *, sizes: Sequence[tuple[int, int, int]] = ((2, 2, 2),)):
+    """One train step is the gradient of the loss: in 2 and 4 microbatches, and on a mesh.
+
+    At a temperature other than 1; the gradient it is held to is put together by hand. The mesh has
+    all three axes at once; :func:`check_devices` takes them one by one.
+
+    Args:
+      recipe: A Recipe.
+      sizes: Of the meshes.
+
+    Raises:
+      AssertionError: If an update differs.
+    """
+    want = _gradient(recipe)
+    ways = {f"in {count} microbatches": {"microbatches": count} for count in (2, 4)}
+    for mesh in meshes(sizes):
+        count = min(2, cases.P // batch_shards(mesh))
+        ways[f"on the mesh {dict(mesh.shape)}"] = {"mesh": mesh, "microbatches": count}
+    for where, options in ways.items():
+        got = _descended(recipe, **options)
+        expect_close("check_train_step", recipe, f"the update {where}", got, want, tolerance=1e-4)
+
+
+def check_checkpoint(recipe: Recipe) -> None:
+    """The state survives a checkpoint, and what follows depends on it alone.
+
+    Raises:
+      AssertionError: If a leaf is no array, does not come back, or the next step differs.
+    """
+    name = "check_checkpoint"
+    first, second = make_case(0).batch, make_case(1).batch
+    _, state = recipe.prepare(first, recipe.init())
+    for leaf in jax.tree.leaves(state):
+        if not isinstance(leaf, jax.Array | np.ndarray):
+            fail(name, recipe, f"the state holds {leaf!r}, which is no array.")
+    train_state = TrainState({"w": jnp.zeros(2)}, (), state, jax.random.key(0), jnp.int32(1), ())
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoints = Checkpoints(folder, model=model()[0])
+        checkpoints.save(train_state)
+        checkpoints.wait()
+        back = checkpoints.restore(jax.tree.map(jnp.zeros_like, train_state)).algo_state
+    for a, b in zip(jax.tree.leaves(back), jax.tree.leaves(state), strict=True):
+        if a.dtype != b.dtype or not np.array_equal(a, b, equal_nan=True):
+            fail(name, recipe, f"{b} came back as {a}.")
+    want, got = recipe.prepare(second, state), recipe.prepare(second, back)
+    for what in ("mask", "advantages", "weights"):
+        a, b = getattr(got[0], what), getattr(want[0], what)
+        expect_close(name, recipe, f"after a restart, {what}", a, b, tolerance=0.0)
+    expect_close(name, recipe, "after a restart, the state", got[1], want[1], tolerance=0.0)
