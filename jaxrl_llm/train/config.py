@@ -160,7 +160,7 @@ class MeshConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
-    """When the state is saved; it always is at the end of a run and on Ctrl-C.
+    """When the state is saved; it always is at the end of a run, on Ctrl-C and after an error.
 
     Attributes:
       every: Steps between two checkpoints; 0 for the last one only.

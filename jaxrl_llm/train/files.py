@@ -56,7 +56,8 @@ def hindrance(error: BaseException) -> str | None:
     A file that is damaged does not parse or lacks a part; a machine that has no memory for it or
     may not open it says nothing about the file.
     """
-    for each in _chain(error):
+    chain = list(_chain(error))
+    for each in chain:
         text = str(each)
         if isinstance(each, MemoryError) or "RESOURCE_EXHAUSTED" in text:
             return "there is not enough memory"
@@ -64,7 +65,9 @@ def hindrance(error: BaseException) -> str | None:
             return "permission denied"
     parsing = (ValueError, LookupError, TypeError, AttributeError, EOFError)
     missing = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
-    return None if isinstance(error, parsing + missing) else reason(error)
+    # Orbax wraps the error that says what it was.
+    damaged = any(isinstance(each, parsing + missing) for each in chain)
+    return None if damaged else reason(error)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -183,6 +183,20 @@ def test_restores_into_shapes(tmp_path):
     jax.tree.map(lambda x, y: x.sharding == y.sharding or pytest.fail(), restored[:2], state[:2])
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_damage_is_seen_without_the_note_of_sizes(tmp_path, lost):
+    # A process that is killed right after Orbax is done leaves no such note.
+    checkpoints, states = save_steps(tmp_path, 1, 2)
+    path = checkpoints.path(2)
+    (path / "sizes.json").unlink()
+    if lost:
+        max((p for p in path.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size).unlink()
+    else:
+        truncate(path)
+    with pytest.warns(UserWarning, match="step_00000002.* cannot be read and is passed over"):
+        assert_same(checkpoints.restore(make_state()[1]), states[1])
+
+
 def test_none_that_can_be_read(tmp_path):
     checkpoints, _ = save_steps(tmp_path, 1, 2)
     (checkpoints.path(2) / "_CHECKPOINT_METADATA").unlink()

@@ -18,6 +18,7 @@ from jaxrl_llm.testing import ByteTokenizer, tiny_model
 from jaxrl_llm.train import (
     CheckpointConfig,
     CheckpointError,
+    Checkpoints,
     EvaluationConfig,
     MeshConfig,
     SamplingConfig,
@@ -396,6 +397,26 @@ def test_bfloat16_computes_and_float32_learns(tmp_path, monkeypatch, updates):
     assert result.history[0]["entropy"] != plain.history[0]["entropy"]  # so it did compute in it
     done = train(tiny_run(tmp_path, steps=3, **options), resume=True)
     assert int(done.state.step) == 3
+
+
+def test_resume_frees_the_fresh_state_before_it_reads_the_saved_one(tmp_path, monkeypatch):
+    alive, restore = [], Checkpoints.restore
+
+    def spy(self, like):
+        assert not any(isinstance(x, jax.Array) for x in jax.tree.leaves(like[:3]))
+        alive.extend(x for x in jax.live_arrays() if x.shape == mark.shape)
+        return restore(self, like)
+
+    def model():
+        # A shape that nothing else in this process has; freed unless the run holds on to it.
+        return *tiny_model(num_layers=1, mlp_width=56), ByteTokenizer()
+
+    mark = jax.eval_shape(lambda: jax.numpy.zeros((32, 56)))
+    config = tiny_run(tmp_path, model=model, steps=1)
+    train(config)
+    monkeypatch.setattr(Checkpoints, "restore", spy)
+    train(config, resume=True)
+    assert alive == []
 
 
 def test_the_model_of_a_function_is_not_consumed(tmp_path):
