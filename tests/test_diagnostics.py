@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import diagnostics
+from jaxrl_llm import diagnostics, surrogates
 from jaxrl_llm.advantages import grpo
 
 SHAPE = (3, 4, 5)
@@ -19,6 +19,12 @@ D = (LOGP.astype(np.float64) - OLD)[MASK]
 PAIRS = {
     "clip_fraction": lambda logp, old, mask: diagnostics.clip_fraction(
         logp, old, jnp.asarray(ADVANTAGES), mask
+    ),
+    "clip_fraction_sequence": lambda logp, old, mask: diagnostics.clip_fraction(
+        logp, old, jnp.asarray(ADVANTAGES), mask, level="sequence", eps_low=0.05, eps_high=0.05
+    ),
+    "dual_clip_fraction": lambda logp, old, mask: diagnostics.dual_clip_fraction(
+        logp, old, jnp.asarray(ADVANTAGES), mask, dual_clip=1.1
     ),
     "approx_kl": diagnostics.approx_kl,
     "approx_kl_k3": lambda *a: diagnostics.approx_kl(*a, estimator="k3"),
@@ -46,6 +52,46 @@ def test_clip_fraction_equals_the_reference_with_uneven_bounds():
     ours = diagnostics.clip_fraction(LOGP, OLD, ADVANTAGES, MASK, eps_low=0.1, eps_high=0.28)
     assert 0.0 < expected < 1.0
     assert float(ours) == pytest.approx(expected, rel=1e-6)
+
+
+def test_dual_clip_fraction_counts_what_leaves_the_gradient():
+    ratios = jnp.array([[4.0, 4.0, 2.0, 0.5, 4.0]])
+    advantages = jnp.array([[-1.0, 1.0, -1.0, -1.0, 0.0]])
+    arrays = (jnp.log(ratios), jnp.zeros((1, 5)), advantages, jnp.ones((1, 5), bool))
+    assert float(diagnostics.dual_clip_fraction(*arrays, dual_clip=3.0)) == pytest.approx(1 / 5)
+
+
+@pytest.mark.parametrize("dual_clip", [1.1, 1.4])
+def test_both_fractions_are_the_share_without_a_gradient(dual_clip):
+    arrays = (jnp.asarray(OLD), jnp.asarray(ADVANTAGES), jnp.asarray(MASK))
+    gradient = jax.grad(lambda x: surrogates.ppo_clip(x, *arrays, dual_clip=dual_clip).sum())(LOGP)
+    dual = diagnostics.dual_clip_fraction(LOGP, *arrays, dual_clip=dual_clip)
+    both = diagnostics.clip_fraction(LOGP, *arrays) + dual
+    assert dual > 0
+    assert float(both) == pytest.approx(np.mean(np.asarray(gradient)[MASK] == 0), rel=1e-6)
+
+
+@pytest.mark.parametrize("tokens", [False, True])
+def test_clip_fraction_of_sequences(tokens):
+    """Of non-empty sequences, by the ratio that GSPO clips."""
+    advantages = RNG.normal(size=SHAPE).astype(np.float32) if tokens else ADVANTAGES
+    options = {"eps_low": 0.05, "eps_high": 0.1}
+    ours = diagnostics.clip_fraction(LOGP, OLD, advantages, MASK, level="sequence", **options)
+    surrogate = surrogates.gspo_token if tokens else surrogates.gspo
+    arrays = (jnp.asarray(OLD), jnp.asarray(advantages), jnp.asarray(MASK))
+    gradient = np.asarray(jax.grad(lambda x: surrogate(x, *arrays, **options).sum())(LOGP))
+    rows = zip(gradient.reshape(-1, 5), MASK.reshape(-1, 5), strict=True)
+    expected = np.mean([np.mean(g[m] == 0) for g, m in rows if m.any()])
+    assert 0 < expected < 1
+    assert float(ours) == pytest.approx(expected, rel=1e-6)
+
+
+def test_ratios_beyond_the_clamp_stay_finite():
+    logp, mask = jnp.array([200.0, -200.0]), jnp.ones(2, bool)
+    ratios = diagnostics.ratio_range(logp, jnp.zeros(2), mask)
+    np.testing.assert_allclose(ratios, [np.exp(20.0) / 2, np.exp(-20.0), np.exp(20.0)], rtol=1e-5)
+    kl = diagnostics.approx_kl(logp, jnp.zeros(2), mask, estimator="k3")
+    assert np.isfinite(kl)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +226,8 @@ def test_mean_entropy():
 
 @every_pair
 def test_bad_arrays_name_function_argument_and_shapes(name):
-    function = {"ess": "effective_sample_size"}.get(name.split("_")[0], name.removesuffix("_k3"))
+    function = {"ess": "effective_sample_size"}.get(name.split("_")[0], name)
+    function = function.removesuffix("_k3").removesuffix("_sequence")
     logp, mask = jnp.asarray(LOGP), jnp.asarray(MASK)
     with pytest.raises(TypeError, match=f"{function}: mask must be bool"):
         PAIRS[name](logp, logp, mask.astype(jnp.float32))
@@ -193,6 +240,10 @@ def test_bad_arrays_name_function_argument_and_shapes(name):
 def test_bad_options():
     with pytest.raises(ValueError, match="clip_fraction: eps_low must not be negative"):
         diagnostics.clip_fraction(LOGP, OLD, ADVANTAGES, MASK, eps_low=-0.1)
+    with pytest.raises(ValueError, match="clip_fraction: level must be one of"):
+        diagnostics.clip_fraction(LOGP, OLD, ADVANTAGES, MASK, level="group")
+    with pytest.raises(ValueError, match="dual_clip_fraction: dual_clip must be above 1; got 1"):
+        diagnostics.dual_clip_fraction(LOGP, OLD, ADVANTAGES, MASK, dual_clip=1.0)
     with pytest.raises(ValueError, match="clip_fraction: advantages must have the shape of logp"):
         diagnostics.clip_fraction(LOGP, OLD, ADVANTAGES[:2], MASK)
     with pytest.raises(ValueError, match="approx_kl: estimator must be one of"):

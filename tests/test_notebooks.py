@@ -1,12 +1,14 @@
 """Every notebook runs from top to bottom, quickly, and is stored without outputs."""
 
 import os
+import time
 from pathlib import Path
 
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
+LIMIT = 120
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
@@ -34,6 +36,9 @@ def test_runs(path, tmp_path):
     client = NotebookClient(
         notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": tmp_path}}
     )
+    start = time.monotonic()
     client.execute(env=env)
+    seconds = time.monotonic() - start
+    assert seconds < LIMIT, f"{seconds:.0f} s; a reader waits {LIMIT} s at most"
     outputs = [o for c in notebook.cells if c.cell_type == "code" for o in c.outputs]
     assert any("image/png" in o.get("data", {}) for o in outputs), "no figure was drawn"

@@ -195,10 +195,14 @@ CATALOG: tuple[Method, ...] = (
     ),
     Method(
         key="entropy_bonus",
-        title="Entropy bonus",
-        arxiv="",
+        title="Entropy bonus, fixed and adaptive (Skywork-OR1)",
+        arxiv="2505.22312",
         kind="regularizer",
-        functions=("regularizers.entropy_bonus", "regularizers.entropy_from_logits"),
+        functions=(
+            "regularizers.entropy_bonus",
+            "regularizers.entropy_controller",
+            "regularizers.entropy_from_logits",
+        ),
         verified_against=_NUMPY,
     ),
     Method(

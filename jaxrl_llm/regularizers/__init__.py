@@ -5,11 +5,18 @@ returns a token loss ``[..., T]``, float32, 0 where masked. What ``mask`` leaves
 in the value or in the gradient. ``ref_logp`` and ``old_logp`` are constants.
 """
 
-from jaxrl_llm.regularizers.entropy import entropy_bonus, entropy_from_logits
+from jaxrl_llm.regularizers.entropy import (
+    EntropyControl,
+    entropy_bonus,
+    entropy_controller,
+    entropy_from_logits,
+)
 from jaxrl_llm.regularizers.kl import k1, k2, k3, kl_to_reference, kl_token, kl_unbiased
 
 __all__ = [
+    "EntropyControl",
     "entropy_bonus",
+    "entropy_controller",
     "entropy_from_logits",
     "k1",
     "k2",

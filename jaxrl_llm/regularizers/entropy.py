@@ -1,5 +1,8 @@
 """Entropy of the next-token distribution, and a bonus for it."""
 
+import numbers
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
@@ -45,6 +48,75 @@ def entropy_from_logits(logits: Array) -> Array:
     mass = jnp.where(kept, jnp.exp(shifted), 0.0)
     total = jnp.sum(mass, axis=-1)
     return jnp.log(total) - jnp.sum(mass * shifted, axis=-1) / total
+
+
+class EntropyControl(NamedTuple):
+    """What :func:`entropy_controller` returns, float32 ``[]``.
+
+    Attributes:
+      coef: The coefficient after this measurement, for the next call.
+      applied: The coefficient of the bonus of this step, 0 while it is off.
+    """
+
+    coef: Array
+    applied: Array
+
+
+def entropy_controller(
+    coef: float | Array,
+    entropy: float | Array,
+    *,
+    target: float = 0.2,
+    delta: float = 0.005,
+    low: float = 0.0,
+    high: float = 1.0,
+) -> EntropyControl:
+    """The coefficient of an entropy bonus, moved toward a target entropy by constant steps.
+
+        applied = coef if entropy <= target else 0
+        coef    = clip(coef + delta if entropy <= target else coef - delta, low, high)
+
+    It holds no state: the caller keeps ``coef``, in float32, from step to step. ``applied`` is
+    the coefficient before the change.
+
+    Args:
+      coef: ``[]``, in units of the policy loss for a nat; of the last call, or the first one.
+      entropy: ``[]``, mean entropy of the policy on the global batch, in nats a token.
+      target: The entropy, in nats a token, up to which the bonus is on and grows.
+      delta: What a call changes, above 0.
+      low: Least coefficient, not negative.
+      high: Greatest coefficient, not below ``low``.
+
+    Returns:
+      ``EntropyControl(coef, applied)``.
+
+    Raises:
+      ValueError: If ``coef`` or ``entropy`` is no scalar, ``target`` or ``low`` is negative,
+        ``delta`` is not above 0, or ``low`` is above ``high``.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> low_entropy = jr.regularizers.entropy_controller(0.01, 0.1, target=0.2, delta=0.005)
+      >>> round(float(low_entropy.coef), 4), round(float(low_entropy.applied), 4)
+      (0.015, 0.01)
+      >>> high_entropy = jr.regularizers.entropy_controller(0.01, 0.3, target=0.2, delta=0.005)
+      >>> round(float(high_entropy.coef), 4), float(high_entropy.applied)
+      (0.005, 0.0)
+
+    References:
+      He et al., Skywork-OR1 (arXiv:2505.22312). The rule and the defaults are TRL's, which also
+      changes the coefficient after it was applied, but switches the bonus by the entropy of the
+      step before.
+    """
+    name = "entropy_controller"
+    checks.check_rank(name, 0, coef=coef, entropy=entropy)
+    checks.check_non_negative(name, target=target, low=low)
+    checks.check_positive(name, delta=delta)
+    if isinstance(low, numbers.Real) and isinstance(high, numbers.Real) and not low <= high:
+        raise ValueError(f"{name}: low must not be above high; got {low:g} and {high:g}.")
+    coef, on = jnp.asarray(coef, jnp.float32), jnp.asarray(entropy, jnp.float32) <= target
+    moved = jnp.clip(jnp.where(on, coef + delta, coef - delta), low, high)
+    return EntropyControl(coef=moved, applied=jnp.where(on, coef, 0.0))
 
 
 def entropy_bonus(entropy: Array, mask: Array, *, coef: float = 1e-3) -> Array:

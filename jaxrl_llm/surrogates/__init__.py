@@ -8,8 +8,10 @@ Each returns a loss to minimize, one value a token, not reduced: the weights of
 - ``old_logp``, ``advantages`` and ``weight`` are constants: the gradient stops at them.
 - ``advantages`` has one value a token ``[..., T]`` or one a sequence ``[...]``.
 - What ``mask`` leaves out is never read, in the value or in the gradient, and comes back as 0.
-- With r = 1 every surrogate here has the gradient of :func:`reinforce`; the two sequence-level ones
-  have it divided by the sequence's length, as :func:`reinforce` has under a mean over its tokens.
+- At r = 1, if the bounds admit it, every token-level surrogate has the gradient of
+  :func:`reinforce`, token by token and so under every weighting. :func:`gspo_token` has it too;
+  :func:`gspo`, whose every value depends on all tokens of its sequence, has it under
+  ``aggregate.sequence_mean``, the weighting it belongs to.
 """
 
 from jaxrl_llm.surrogates.clipped import dapo_clip, ppo_clip

@@ -16,14 +16,16 @@ def sapo(
     tau_pos: float = 1.0,
     tau_neg: float = 1.05,
 ) -> Array:
-    """A sigmoid gate on the ratio: the further from the old policy, the smaller the gradient.
+    """A sigmoid gate on the ratio: far from the old policy the gradient fades and is never cut.
 
         tau[t] = tau_pos if A[t] > 0 else tau_neg
         loss[t] = -A[t] * (4 / tau[t]) * sigmoid(tau[t] * (r[t] - 1))
 
-    The gradient is that of ``-A * r`` times ``4 p (1 - p)`` with p the sigmoid: 1 at r = 1, falling
-    to 0 on both sides, never cut. A small tau tends to ``-A * r``. The paper pairs it with
-    ``aggregate.sequence_mean``.
+    The gradient in logp is ``-A * r`` times ``4 p (1 - p)`` with p the sigmoid. That factor is 1 at
+    r = 1, falls to 0 as r grows, and down to ``1 / cosh(tau / 2)^2`` as r goes to 0 (0.79 for a tau
+    of 1). The product still grows at first, to 1.41 at r = 1.5, before the gate wins. With a small
+    tau the gradient tends to that of ``-A * r``; the value does not, since its offset is ``-2 A /
+    tau``. The paper pairs it with ``aggregate.sequence_mean``.
 
     Args:
       logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.

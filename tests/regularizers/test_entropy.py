@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.regularizers import entropy_bonus, entropy_from_logits
+from jaxrl_llm.regularizers import entropy_bonus, entropy_controller, entropy_from_logits
 
 LOGITS = np.random.default_rng(0).normal(0, 2, (3, 7)).astype(np.float32)
 
@@ -90,3 +90,43 @@ def test_bad_input_is_named():
         entropy_from_logits(jnp.float32(1.0))
     with pytest.raises(TypeError, match="entropy_from_logits: logits must be floating"):
         entropy_from_logits(jnp.ones(3, int))
+
+
+def test_the_controller_below_and_above_its_target():
+    control = entropy_controller(0.01, 0.1, target=0.2, delta=0.005)
+    np.testing.assert_allclose(control, [0.015, 0.01], rtol=1e-6)
+    control = entropy_controller(0.01, 0.3, target=0.2, delta=0.005)
+    np.testing.assert_allclose(control, [0.005, 0.0], rtol=1e-6)
+    # At the target itself the bonus is on.
+    assert float(entropy_controller(0.01, 0.25, target=0.25).applied) > 0
+
+
+def test_the_controller_stays_within_its_bounds_and_is_compiled_once():
+    traces = []
+
+    @jax.jit
+    def step(coef, entropy):
+        traces.append(coef)
+        return entropy_controller(coef, entropy, target=0.2, delta=0.02, low=0.01, high=0.05)
+
+    coef, seen = jnp.float32(0.01), []
+    for entropy in [0.1] * 4 + [0.3] * 4:
+        coef, applied = step(coef, jnp.float32(entropy))
+        seen.append((round(float(coef), 4), round(float(applied), 4)))
+    assert [c for c, _ in seen] == [0.03, 0.05, 0.05, 0.05, 0.03, 0.01, 0.01, 0.01]
+    assert [a for _, a in seen] == [0.01, 0.03, 0.05, 0.05, 0.0, 0.0, 0.0, 0.0]
+    assert coef.dtype == jnp.float32 and len(traces) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"delta": 0.0}, "delta must be above 0"),
+        ({"target": -1.0}, "target must not be negative"),
+        ({"low": 0.5, "high": 0.1}, "low must not be above high; got 0.5 and 0.1"),
+        ({"coef": jnp.ones(2)}, r"coef must have 0 axes; got shape \(2,\)"),
+    ],
+)
+def test_bad_options_of_the_controller(options, words):
+    with pytest.raises(ValueError, match=f"entropy_controller: {words}"):
+        entropy_controller(**{"coef": 0.01, "entropy": 0.1, **options})

@@ -52,3 +52,16 @@ def test_each_tau_serves_its_sign():
     assert gate(1.5, -1.0, tau_pos=9.0) == gate(1.5, -1.0)
     assert gate(1.5, 1.0, tau_pos=9.0) != gate(1.5, 1.0)
     assert gate(1.5, -1.0, tau_neg=9.0) != gate(1.5, -1.0)
+
+
+def test_the_statements_of_the_docstring():
+    def slope(ratio, tau):
+        logp, mask = jnp.log(jnp.array([ratio])), jnp.ones(1, bool)
+        loss = lambda x: sapo(x, jnp.zeros(1), jnp.ones(1), mask, tau_pos=tau)[0]  # noqa: E731
+        return -float(jax.grad(loss)(logp)[0])
+
+    assert slope(1.0, 1.0) == pytest.approx(1.0)
+    assert slope(1.5, 1.0) == pytest.approx(1.41, abs=0.005)
+    assert slope(20.0, 1.0) < 1e-6
+    assert slope(1e-4, 1.0) / 1e-4 == pytest.approx(1 / np.cosh(0.5) ** 2, rel=1e-3)
+    assert slope(1.5, 1e-3) == pytest.approx(1.5, rel=1e-5)

@@ -1,0 +1,81 @@
+"""What a batch has to teach, and how sure the policy is on it."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from jaxrl_llm.core import Array, checks, masking, stats
+
+
+class GroupSpread(NamedTuple):
+    """How much the groups of a batch can teach, float32 scalars."""
+
+    informative: Array
+    mean_std: Array
+
+
+def group_spread(rewards: Array, *, where: Array | None = None) -> GroupSpread:
+    """How many groups have rewards that differ, and by how much.
+
+        informative = share of non-empty groups with max(r) > min(r)
+        mean_std    = mean over non-empty groups of std(r), dividing by n - 1
+
+    A group without a difference has advantage 0 in every group-relative method: it costs sampling
+    and teaches nothing.
+
+    Args:
+      rewards: ``[..., G]``, floating point; a group lies along the last axis.
+      where: bool ``[..., G]``, True for rollouts that take part. None keeps all.
+
+    Returns:
+      ``GroupSpread(informative, mean_std)``, float32 scalars, the second in units of reward; both 0
+      where nothing is kept.
+
+    Raises:
+      TypeError: If ``rewards`` is not floating point or ``where`` is not bool.
+      ValueError: If the shapes differ.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> rewards = jnp.array([[1.0, 0.0], [1.0, 1.0]])
+      >>> float(jr.diagnostics.group_spread(rewards).informative)
+      0.5
+    """
+    stats.check_group("group_spread", rewards, where)
+    constant = stats.group_is_constant(rewards, where)
+    non_empty = stats.group_count(rewards, where) > 0
+    std = jnp.where(constant, 0.0, stats.group_std(rewards, where, ddof=1))
+    return GroupSpread(
+        informative=masking.masked_mean(~constant, non_empty),
+        mean_std=masking.masked_mean(std, non_empty),
+    )
+
+
+def mean_entropy(entropy: Array, mask: Array) -> Array:
+    """Entropy of the policy, averaged over the kept tokens.
+
+        mean over kept tokens of H[t]
+
+    Args:
+      entropy: Entropy of the next-token distribution at each token, ``[..., T]``, nats.
+      mask: bool ``[..., T]``, True = keep.
+
+    Returns:
+      Nats a token, float32 scalar; 0 where nothing is kept.
+
+    Raises:
+      TypeError: If ``mask`` is not bool or ``entropy`` not floating point.
+      ValueError: If shapes differ.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> entropy, mask = jnp.array([2.0, 1.0, jnp.nan]), jnp.array([True, True, False])
+      >>> float(jr.diagnostics.mean_entropy(entropy, mask))
+      1.5
+    """
+    checks.check_bool("mean_entropy", mask=mask)
+    checks.check_float("mean_entropy", entropy=entropy)
+    checks.check_same_shape("mean_entropy", entropy=entropy, mask=mask)
+    return masking.masked_mean(entropy, mask)

@@ -1,0 +1,201 @@
+"""The policy being trained against the one before the update."""
+
+import numbers
+from typing import Literal, NamedTuple
+
+import jax.numpy as jnp
+
+from jaxrl_llm.core import Array, checks, masking
+from jaxrl_llm.diagnostics._inputs import log_ratio
+
+
+class RatioRange(NamedTuple):
+    """Ratios of the kept tokens, float32 scalars; all 1 where nothing is kept."""
+
+    mean: Array
+    least: Array
+    greatest: Array
+
+
+def clip_fraction(
+    logp: Array,
+    old_logp: Array,
+    advantages: Array,
+    mask: Array,
+    *,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+    level: Literal["token", "sequence"] = "token",
+) -> Array:
+    """Share of what is kept that a clipped surrogate takes out of the gradient.
+
+        clipped = [A > 0 and r > 1 + eps_high] or [A < 0 and r < 1 - eps_low]
+        level="token":     mean over kept tokens,      r = exp(logp - old_logp)
+        level="sequence":  mean over sequences of the mean over their kept tokens,
+                           r = exp(mean over kept tokens of logp - old_logp)
+
+    Give it the options of the surrogate, and the level: "sequence" is that of GSPO, where with one
+    advantage a sequence it is the share of the non-empty sequences. What a dual clip takes out is
+    :func:`dual_clip_fraction`.
+
+    Args:
+      logp: Log-probabilities of the policy being trained, ``[..., T]``, nats.
+      old_logp: The same tokens under the proximal policy, ``[..., T]``, nats.
+      advantages: ``[..., T]``, or ``[...]`` for one a sequence.
+      mask: bool ``[..., T]``, True = keep.
+      eps_low: How far below 1 the ratio may go, not negative.
+      eps_high: How far above 1 the ratio may go, not negative.
+      level: What has a ratio: "token" or "sequence".
+
+    Returns:
+      A share in 0 to 1, float32 scalar; 0 where nothing is kept.
+
+    Raises:
+      TypeError: If ``mask`` is not bool or another array not floating point.
+      ValueError: If shapes do not match, an eps is negative or ``level`` is unknown.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> logp, old_logp = jnp.log(jnp.array([0.9, 0.5])), jnp.log(jnp.array([0.5, 0.5]))
+      >>> mask = jnp.array([True, True])
+      >>> float(jr.diagnostics.clip_fraction(logp, old_logp, jnp.array(1.0), mask))
+      0.5
+
+    References:
+      Schulman et al., PPO (arXiv:1707.06347). The ``pg_clipfrac`` of verl. At the level of
+      sequences verl still counts every token, so that a long sequence counts more.
+    """
+    checks.check_non_negative("clip_fraction", eps_low=eps_low, eps_high=eps_high)
+    checks.check_option("clip_fraction", "level", level, ("token", "sequence"))
+    clamp = masking.LOG_RATIO_CLAMP if level == "token" else None
+    difference = log_ratio("clip_fraction", mask, clamp, logp=logp, old_logp=old_logp)
+    if level == "sequence":
+        checks.check_min_rank("clip_fraction", 1, mask=mask)
+        difference = masking.masked_mean(difference, mask, axis=-1, keepdims=True)
+    advantages = masking.spread("clip_fraction", "advantages", advantages, mask)
+    ratio = jnp.exp(difference)
+    clipped = (advantages > 0) & (ratio > 1.0 + eps_high)
+    clipped |= (advantages < 0) & (ratio < 1.0 - eps_low)
+    if level == "token":
+        return masking.masked_mean(clipped, mask)
+    return masking.masked_mean(masking.masked_mean(clipped, mask, axis=-1), jnp.any(mask, axis=-1))
+
+
+def dual_clip_fraction(
+    logp: Array, old_logp: Array, advantages: Array, mask: Array, *, dual_clip: float
+) -> Array:
+    """Share of kept tokens that a dual clip takes out of the gradient.
+
+        mean over kept tokens of [A < 0 and r > dual_clip]      r = exp(logp - old_logp)
+
+    There the loss of PPO would be above ``-A * dual_clip``. A token is never counted here and in
+    :func:`clip_fraction`: for a negative advantage that one counts small ratios.
+
+    Args:
+      logp: Log-probabilities of the policy being trained, ``[..., T]``, nats.
+      old_logp: The same tokens under the proximal policy, ``[..., T]``, nats.
+      advantages: ``[..., T]``, or ``[...]`` for one a sequence.
+      mask: bool ``[..., T]``, True = keep.
+      dual_clip: Greatest ratio that counts where the advantage is negative, above 1.
+
+    Returns:
+      A share in 0 to 1, float32 scalar; 0 where nothing is kept.
+
+    Raises:
+      TypeError: If ``mask`` is not bool or another array not floating point.
+      ValueError: If shapes do not match or ``dual_clip`` is not above 1.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> logp, mask = jnp.log(jnp.array([4.0, 2.0])), jnp.array([True, True])
+      >>> bad = jnp.array(-1.0)
+      >>> float(jr.diagnostics.dual_clip_fraction(logp, jnp.zeros(2), bad, mask, dual_clip=3.0))
+      0.5
+
+    References:
+      Ye et al., dual clip (arXiv:1912.09729). The ``pg_clipfrac_lower`` of verl.
+    """
+    if isinstance(dual_clip, numbers.Real) and not float(dual_clip) > 1:
+        raise ValueError(f"dual_clip_fraction: dual_clip must be above 1; got {dual_clip:g}.")
+    difference = log_ratio("dual_clip_fraction", mask, logp=logp, old_logp=old_logp)
+    advantages = masking.spread("dual_clip_fraction", "advantages", advantages, mask)
+    return masking.masked_mean((advantages < 0) & (jnp.exp(difference) > dual_clip), mask)
+
+
+def approx_kl(
+    logp: Array, old_logp: Array, mask: Array, *, estimator: Literal["k1", "k2", "k3"] = "k1"
+) -> Array:
+    """How far the policy moved: KL(old || new) a token, estimated on tokens that old sampled.
+
+        k1 = mean(-d)    k2 = mean(d^2) / 2    k3 = mean(exp(d) - 1 - d)    d = logp - old_logp
+
+    k1 is unbiased and may be negative; k3 is unbiased too, never negative, and has less variance
+    while the policies are close; k2 is never negative and biased. It is a measurement and not a
+    penalty: for that see :mod:`jaxrl_llm.regularizers`.
+
+    Args:
+      logp: Log-probabilities of the policy being trained, ``[..., T]``, nats.
+      old_logp: The same tokens under the policy that sampled them, ``[..., T]``, nats.
+      mask: bool ``[..., T]``, True = keep.
+      estimator: "k1", "k2" or "k3".
+
+    Returns:
+      Nats a token, float32 scalar; 0 where nothing is kept.
+
+    Raises:
+      TypeError: If ``mask`` is not bool or another array not floating point.
+      ValueError: If shapes differ or ``estimator`` is unknown.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> logp, old_logp = jnp.array([-1.0, -2.0]), jnp.array([-1.5, -1.0])
+      >>> float(jr.diagnostics.approx_kl(logp, old_logp, jnp.array([True, True])))
+      0.25
+
+    References:
+      Schulman, Approximating KL Divergence (joschu.net/blog/kl-approx.html). verl's ``ppo_kl`` is
+      k1.
+    """
+    checks.check_option("approx_kl", "estimator", estimator, ("k1", "k2", "k3"))
+    d = log_ratio("approx_kl", mask, logp=logp, old_logp=old_logp)
+    terms = {"k1": lambda: -d, "k2": lambda: d**2 / 2.0, "k3": lambda: jnp.expm1(d) - d}
+    return masking.masked_mean(terms[estimator](), mask)
+
+
+def ratio_range(logp: Array, old_logp: Array, mask: Array) -> RatioRange:
+    """Mean, least and greatest ratio of the kept tokens.
+
+        r = exp(logp - old_logp)
+
+    Before the first update on a batch all three are 1; what is off by more than rounding then is a
+    mistake in scoring, as other temperature, truncation or tokens.
+
+    Args:
+      logp: Log-probabilities of the policy being trained, ``[..., T]``, nats.
+      old_logp: The same tokens under the proximal policy, ``[..., T]``, nats.
+      mask: bool ``[..., T]``, True = keep.
+
+    Returns:
+      ``RatioRange(mean, least, greatest)``, float32 scalars; all 1 where nothing is kept.
+
+    Raises:
+      TypeError: If ``mask`` is not bool or another array not floating point.
+      ValueError: If shapes differ.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> same = jr.diagnostics.ratio_range(jnp.zeros(3), jnp.zeros(3), jnp.ones(3, bool))
+      >>> float(same.mean), float(same.least), float(same.greatest)
+      (1.0, 1.0, 1.0)
+    """
+    ratio = jnp.exp(log_ratio("ratio_range", mask, logp=logp, old_logp=old_logp))
+    some = jnp.any(mask)
+    return RatioRange(
+        mean=jnp.where(some, masking.masked_mean(ratio, mask), 1.0),
+        least=jnp.where(some, jnp.min(ratio, where=mask, initial=jnp.inf), 1.0),
+        greatest=jnp.where(some, jnp.max(ratio, where=mask, initial=0.0), 1.0),
+    )
