@@ -195,8 +195,8 @@ CATALOG: tuple[Method, ...] = (
     ),
     Method(
         key="entropy_bonus",
-        title="Entropy bonus, fixed and adaptive (Skywork-OR1)",
-        arxiv="2505.22312",
+        title="Entropy bonus",
+        arxiv="",
         kind="regularizer",
         functions=(
             "regularizers.entropy_bonus",

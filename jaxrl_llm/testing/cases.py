@@ -145,8 +145,13 @@ def expect_close(
     want: ArrayTree,
     *,
     tolerance: float = 1e-5,
+    least_scale: float = 0.0,
 ) -> None:
-    """Raises unless two trees agree, within ``tolerance`` of the largest value of each leaf."""
+    """Raises unless two trees agree, within ``tolerance`` of the largest value of each leaf.
+
+    A sum whose terms cancel has an error of the terms' size: ``least_scale`` stands in for a value
+    that is smaller.
+    """
     for path, (a, b) in _pairs(got, want):
         a, b = _numbers(a), _numbers(b)
         where = f"{what}{path}"
@@ -156,8 +161,15 @@ def expect_close(
             fail(check, recipe, f"{where} holds {a[~np.isfinite(a)][0]}.")
         scale = np.abs(b).max(initial=0.0)
         gap = np.abs(a - b).max(initial=0.0)
-        if not gap <= tolerance * scale + 1e-7:
+        if not gap <= tolerance * max(scale, least_scale) + 1e-7:
             fail(check, recipe, f"{where} differs by {gap:.2g}, of values up to {scale:.2g}.")
+
+
+def expect_close_loss(
+    check: str, recipe: Recipe, what: str, got: Array, want: Array, *, tolerance: float = 1e-5
+) -> None:
+    """Raises unless two losses agree; theirs is a sum of terms of about the advantages' size."""
+    expect_close(check, recipe, what, got, want, tolerance=tolerance, least_scale=0.1)
 
 
 def _numbers(x) -> np.ndarray:

@@ -15,7 +15,15 @@ from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.rollout import make_sampler
 from jaxrl_llm.testing import cases
 from jaxrl_llm.testing.array_checks import expect_policy_gradient
-from jaxrl_llm.testing.cases import Case, compiled, evaluate, expect_close, fail, make_case
+from jaxrl_llm.testing.cases import (
+    Case,
+    compiled,
+    evaluate,
+    expect_close,
+    expect_close_loss,
+    fail,
+    make_case,
+)
 from jaxrl_llm.testing.model import tiny_model
 from jaxrl_llm.train import score
 
@@ -152,10 +160,11 @@ def check_layouts(recipe: Recipe) -> None:
         ready, _ = functions.prepare(batch, recipe.init())
         loss, grads = functions.loss_and_grad(logp, entropy, ready)
         results[name] = (loss, layout(function).pull(params, batch, grads))
-    want = results.pop("shared")
-    for name, got in results.items():
-        what = f"with the layout {name!r}, loss and gradient"
-        expect_close("check_layouts", recipe, what, got, want, tolerance=1e-4)
+    want_loss, want = results.pop("shared")
+    for name, (loss, got) in results.items():
+        where = f"with the layout {name!r}"
+        expect_close_loss("check_layouts", recipe, f"loss {where}", loss, want_loss, tolerance=1e-4)
+        expect_close("check_layouts", recipe, f"gradient {where}", got, want, tolerance=1e-4)
 
 
 @functools.lru_cache(maxsize=1)

@@ -377,7 +377,7 @@ MUTANTS = {
     "on-policy-ratio": ("on_policy", plain(surrogate=ratio_upside_down), "on policy"),
     "on-policy-gap": ("on_policy", plain(surrogate=never_itself), "on policy"),
     "on-policy-distance": ("on_policy", plain(regularizers=(distance_of_one,)), "not 0"),
-    "jit-tracer": ("jit", plain(surrogate=looks_at_the_tracer), "compiled result"),
+    "jit-tracer": ("jit", plain(surrogate=looks_at_the_tracer), "of the compiled step"),
     "jit-retrace": ("jit", plain(advantage=baseline(count_dtype=jnp.float32)), "compiles anew"),
     "precision-logp": ("precision", plain(surrogate=half_precision), "differs"),
     "layouts-width": ("layouts", plain(weights=padded_width), "more padding"),
@@ -445,6 +445,15 @@ def test_a_sampler_that_reports_another_temperature_is_caught(monkeypatch):
     monkeypatch.setattr(model_checks, "rollout_cases", lambda: found)
     with pytest.raises(AssertionError, match="sampler and trainer differ"):
         CHECKS["rollouts"](plain())
+
+
+def test_a_loss_whose_terms_cancel_is_compared_with_its_terms():
+    recipe = plain()
+    cases.expect_close_loss("check", recipe, "loss", 1e-5 + 2e-7, 1e-5)
+    with pytest.raises(AssertionError, match="check: recipe 'plain': loss differs by"):
+        cases.expect_close_loss("check", recipe, "loss", 1e-5 + 2e-6, 1e-5)
+    with pytest.raises(AssertionError, match="differs by"):
+        cases.expect_close("check", recipe, "gradient", 1e-5 + 2e-7, 1e-5)
 
 
 def test_the_case_holds_every_kind_of_group():
