@@ -2,7 +2,7 @@
 
 Command: jaxrl-llm train configs/quickstart.py
 Hardware: two CPU cores, 6 GB of memory, 4 GB of disk; the model, 98 MB, is downloaded once.
-Method: Dr. GRPO's advantage with a mean over tokens, full float32 fine-tuning, AdamW.
+Method: Dr. GRPO's advantage, token mean, entropy bonus; full float32 fine-tuning with AdamW.
 Expected: accuracy on the held-out questions rises by at least 0.35, within ten minutes of training.
 The task has some two hundred distinct questions; a fifth of them is held out and never trained on.
 """
@@ -27,17 +27,24 @@ prompts = jr.bind(
     max_digits=1,
 )
 
+# Dr. GRPO's advantage. The mean over tokens replaces its constant denominator, so that a step does not
+# depend on how long the replies are. Without the entropy bonus the rollouts of a group agree after
+# twenty steps, right or wrong, and nothing more is learned.
+recipe = jr.recipes.dr_grpo(length=16).replace(
+    name="dr_grpo_token_mean",
+    weights=jr.aggregate.token_mean,
+    regularizers=(jr.bind(jr.regularizers.entropy_bonus, coef=0.02),),
+)
+
 config = TrainConfig(
     model="smollm2-135m-instruct",
     data=DataConfig(prompts=prompts, held_out=0.2),
     reward=jr.rewards.last_integer,
-    # The advantage is Dr. GRPO's; the mean over tokens makes the step independent of the length, so
-    # the constant 16 that the preset divides by is replaced and has no effect.
-    recipe=jr.recipes.dr_grpo(length=16).replace(weights=jr.aggregate.token_mean),
+    recipe=recipe,
     sampling=SamplingConfig(group_size=8, max_new_tokens=16),
-    optimizer=OptimizerConfig(learning_rate=2e-5),
+    optimizer=OptimizerConfig(learning_rate=1e-5, b2=0.99),
     checkpoint=CheckpointConfig(every=20, keep=1),  # 1.6 GB each
-    steps=60,
+    steps=70,
     prompts_per_step=8,
     remat="none",
     run_dir="runs/quickstart",
