@@ -27,9 +27,9 @@ prompts = jr.bind(
     max_digits=1,
 )
 
-# Dr. GRPO's advantage. The mean over tokens replaces its constant denominator, so that a step does not
-# depend on how long the replies are. Without the entropy bonus the rollouts of a group agree after
-# twenty steps, right or wrong, and nothing more is learned.
+# Dr. GRPO's advantage. The mean over tokens replaces its constant denominator, so that a step does
+# not depend on how long the replies are. Without the entropy bonus the rollouts of a group agree
+# after twenty steps, right or wrong, and nothing more is learned.
 recipe = jr.recipes.dr_grpo(length=16).replace(
     name="dr_grpo_token_mean",
     weights=jr.aggregate.token_mean,
