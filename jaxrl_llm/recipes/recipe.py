@@ -162,6 +162,14 @@ class Recipe:
                 "advantage by one that needs no group and set group_relative=False."
             )
 
+    def check_updates(self, updates: int) -> None:
+        """Raises ValueError if a batch serves several updates and the surrogate has no ratio."""
+        if updates > 1 and not self.uses_ratio:
+            raise ValueError(
+                f"recipe {self.name!r} has a surrogate without a ratio to old_logp, so {updates} "
+                "updates on one batch would be biased from the second on; use 1."
+            )
+
     def init(self) -> AlgoState:
         """The first state of the recipe's Transforms."""
         curation = () if self.curation is None else self.curation.init()

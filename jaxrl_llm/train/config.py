@@ -10,6 +10,7 @@ import optax
 
 from jaxrl_llm.core import bind, checks
 from jaxrl_llm.recipes import PRESETS, Recipe
+from jaxrl_llm.recipes.catalog import preset
 from jaxrl_llm.rewards import BatchReward
 from jaxrl_llm.train.mesh import check_batch, check_mesh_sizes
 
@@ -274,7 +275,9 @@ class TrainConfig:
         sizes = (self.mesh.data, self.mesh.fsdp)
         parts = 1 if -1 in sizes else math.prod(sizes)
         check_batch(name, self.prompts_per_step, self.microbatches, parts)
-        find_recipe(self.recipe, self.sampling).check_group_size(self.sampling.group_size)
+        recipe = find_recipe(self.recipe, self.sampling)
+        recipe.check_group_size(self.sampling.group_size)
+        recipe.check_updates(self.updates_per_batch)
 
 
 def find_recipe(recipe: Recipe | str, sampling: SamplingConfig) -> Recipe:
@@ -285,8 +288,7 @@ def find_recipe(recipe: Recipe | str, sampling: SamplingConfig) -> Recipe:
     if isinstance(recipe, Recipe):
         return recipe
     checks.check_option("config", "recipe", recipe, PRESETS)
-    options = {"length": sampling.max_new_tokens} if recipe == "dr_grpo" else {}
-    return PRESETS[recipe](**options)
+    return preset(recipe, length=sampling.max_new_tokens)
 
 
 def find_prompts(source: PromptSource | str):

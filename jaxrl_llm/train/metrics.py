@@ -24,8 +24,8 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
     - ``informative``: share of groups whose rewards differ; the others teach nothing.
     - ``length``: mean tokens of a response; ``tokens``: how many train.
     - ``entropy``: nats a token.
-    - ``approx_kl``, ``clip_fraction``, ``ratio_max``: against ``old_logp``, where the batch has it;
-      the clip fraction for surrogates that clip the ratio of a token.
+    - ``approx_kl``, ``ratio_max``, ``clip_fraction``, ``dual_clip_fraction``: against ``old_logp``,
+      where the batch has it; the fractions for surrogates that clip so.
     - ``sampler_gap``, ``sampler_ess``: mean ``|logp - behavior_logp|`` and effective sample size,
       where the batch has ``behavior_logp``. The loop puts the tempered log-probability over the
       whole vocabulary there, so these show a sampler that computes otherwise than the step, and
@@ -50,11 +50,7 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
         pair = (logp, batch.old_logp)
         metrics["approx_kl"] = diagnostics.approx_kl(*pair, batch.mask, estimator="k3")
         metrics["ratio_max"] = diagnostics.ratio_range(*pair, batch.mask).greatest
-        bounds = _clip_bounds(recipe.surrogate)
-        if bounds is not None:
-            metrics["clip_fraction"] = diagnostics.clip_fraction(
-                *pair, batch.advantages, batch.mask, eps_low=bounds[0], eps_high=bounds[1]
-            )
+        metrics |= _clip_metrics(recipe.surrogate, *pair, batch)
     if batch.behavior_logp is not None:
         gap = diagnostics.mismatch(logp, batch.behavior_logp, batch.mask)
         metrics["sampler_gap"] = gap.mean_abs
@@ -82,15 +78,21 @@ def host_metrics(
     return values
 
 
-def _clip_bounds(surrogate) -> tuple[float, float] | None:
-    """The bounds of a surrogate that clips the ratio of a token; None for any other."""
-    if level_of(surrogate) == "sequence":
-        return None
+def _clip_metrics(surrogate, logp: Array, old_logp: Array, batch: Batch) -> dict[str, Array]:
+    """What the clips of a surrogate cut, read from its options; nothing for one without a clip."""
     function = getattr(surrogate, "function", surrogate)
     options = {k: p.default for k, p in inspect.signature(function).parameters.items()}
     options |= dict(getattr(surrogate, "options", ()))
-    low, high = options.get("eps_low"), options.get("eps_high")
-    return None if low is None or high is None else (low, high)
+    arrays = (logp, old_logp, batch.advantages, batch.mask)
+    metrics = {}
+    low, high, dual = (options.get(name) for name in ("eps_low", "eps_high", "dual_clip"))
+    if low is not None and high is not None:
+        metrics["clip_fraction"] = diagnostics.clip_fraction(
+            *arrays, eps_low=low, eps_high=high, level=level_of(surrogate)
+        )
+    if dual is not None:
+        metrics["dual_clip_fraction"] = diagnostics.dual_clip_fraction(*arrays, dual_clip=dual)
+    return metrics
 
 
 class JsonLines:

@@ -79,6 +79,7 @@ def make_step(
       (1, 0.5)
     """
     checks.check_positive("make_step", microbatches=microbatches, updates=updates)
+    recipe.check_updates(updates)
     policy = _policy("make_step", model, temperature, chunk_size, remat)
 
     def loss(params: ArrayTree, part: Batch):

@@ -68,6 +68,7 @@ def test_options_that_make_no_sense_are_refused(kind, options, message):
             {"data": DataConfig(prompts="a.jsonl", evaluation="b.jsonl", held_out=0.0)},
             "data: evaluation has no effect if the evaluation is not enabled",
         ),
+        ({"recipe": "rloo", "updates_per_batch": 2}, "without a ratio to old_logp, so 2 updates"),
         ({"recipe": "grpos"}, "recipe must be one of .* Did you mean 'grpo'"),
         ({"sampling": SamplingConfig(group_size=1)}, "group_size must be at least 2; got 1"),
     ],

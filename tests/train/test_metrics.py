@@ -50,7 +50,22 @@ def test_numbers_that_need_an_old_policy_or_a_clip_are_left_out():
     gspo = jr.recipes.gspo()
     prepared, _ = gspo.prepare(batch.replace(old_logp=zeros), gspo.init())
     found = batch_metrics(gspo, zeros, zeros, prepared)
-    assert "approx_kl" in found and "clip_fraction" not in found
+    assert float(found["clip_fraction"]) == 0.0 and "dual_clip_fraction" not in found
+    # A log ratio of 1 a token is far above GSPO's bound for every sequence of positive advantage.
+    found = batch_metrics(gspo, zeros + 1.0, zeros, prepared)
+    share = np.mean(np.asarray(prepared.advantages > 0)[np.asarray(prepared.mask).any(-1)])
+    np.testing.assert_allclose(found["clip_fraction"], share, rtol=1e-5)
+
+
+def test_a_dual_clip_is_reported():
+    recipe, batch = jr.recipes.dapo(dual_clip=2.0), make_batch()
+    zeros = jnp.zeros(batch.mask.shape)
+    prepared, _ = recipe.prepare(batch.replace(old_logp=zeros), recipe.init())
+    found = batch_metrics(recipe, zeros + 1.0, zeros, prepared)
+    negative = np.asarray(prepared.advantages < 0)[..., None] & np.asarray(prepared.mask)
+    share = negative.sum() / np.asarray(prepared.mask).sum()
+    assert share > 0
+    np.testing.assert_allclose(found["dual_clip_fraction"], share, rtol=1e-5)
 
 
 def test_json_lines(tmp_path):
