@@ -42,9 +42,9 @@ config = TrainConfig(
     reward=jr.rewards.last_integer,
     recipe=recipe,
     sampling=SamplingConfig(group_size=8, max_new_tokens=16),
-    optimizer=OptimizerConfig(learning_rate=1e-5, b2=0.99),
+    optimizer=OptimizerConfig(learning_rate=2e-5, b2=0.99, decay_steps=80),
     checkpoint=CheckpointConfig(every=20, keep=1),  # 1.6 GB each
-    steps=70,
+    steps=80,
     prompts_per_step=8,
     remat="none",
     run_dir="runs/quickstart",
