@@ -39,6 +39,7 @@ batch_reward.score_batch = lambda prompts, completions, metadata: [0.0] * len(pr
         (OptimizerConfig, {"learning_rate": 0.0}, "learning_rate must be above 0"),
         (OptimizerConfig, {"b2": 1.0}, "b2 must be below 1"),
         (OptimizerConfig, {"warmup_steps": -1}, "warmup_steps must not be negative"),
+        (OptimizerConfig, {"decay_steps": -1}, "decay_steps must not be negative"),
         (MeshConfig, {"data": 0}, "data must be above 0"),
         (MeshConfig, {"data": -1, "fsdp": -1}, "only one mesh axis may be -1"),
         (CheckpointConfig, {"keep": 0}, "keep must be above 0"),
@@ -118,6 +119,10 @@ def test_optimizer_options_have_their_effect():
     np.testing.assert_allclose(plain, [-0.1] * 3, rtol=1e-4)  # Adam moves by the rate
     warm = steps_of(OptimizerConfig(learning_rate=0.1, warmup_steps=2), 3.0)
     np.testing.assert_allclose(warm, [-0.05, -0.1, -0.1], rtol=1e-4)
+    falling = steps_of(OptimizerConfig(learning_rate=0.1, decay_steps=4), 3.0, count=5)
+    np.testing.assert_allclose(falling, [-0.1, -0.075, -0.05, -0.025, 0.0], rtol=1e-4, atol=1e-9)
+    both = steps_of(OptimizerConfig(learning_rate=0.1, warmup_steps=2, decay_steps=2), 3.0, count=5)
+    np.testing.assert_allclose(both, [-0.05, -0.1, -0.1, -0.05, 0.0], rtol=1e-4, atol=1e-9)
     decayed = steps_of(OptimizerConfig(learning_rate=0.1, weight_decay=0.5), 3.0, count=1)
     np.testing.assert_allclose(decayed, [-0.1 - 0.05], rtol=1e-4)
     # eps shows how large the gradient was that Adam saw: 1 / sqrt(2) if cut to norm 1, else 3.
