@@ -9,7 +9,7 @@ tokens were sampled, so a second update on the same batch would be biased withou
 import dataclasses
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,7 +69,7 @@ def no_ratio(function: Callable) -> Callable:
     return _marked(function, has_ratio=False)
 
 
-def level_of(function: Callable) -> str:
+def level_of(function: Callable) -> Literal["token", "sequence"]:
     """``"sequence"`` if the function (or what it is bound from) is marked so, else ``"token"``."""
     return _mark(function, "level", "token")
 

@@ -4,8 +4,9 @@ Each name loads its module on first use; datasets, tokenizers and reasoning-gym 
 functions that need them.
 """
 
-import importlib
 from typing import TYPE_CHECKING
+
+from jaxrl_llm.core.lazy import lazy
 
 if TYPE_CHECKING:
     from jaxrl_llm.data.order import Cursor, take
@@ -39,12 +40,5 @@ __all__ = [
     "take",
 ]
 
-
-def __getattr__(name: str):
-    if name in _HOMES:
-        return getattr(importlib.import_module(f"jaxrl_llm.data.{_HOMES[name]}"), name)
-    raise AttributeError(f"module 'jaxrl_llm.data' has no attribute {name!r}.")
-
-
-def __dir__():
-    return sorted([*globals(), *_HOMES])
+# What is heavy loads where it is used.
+__getattr__, __dir__ = lazy(__name__, _HOMES)

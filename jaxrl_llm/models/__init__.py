@@ -1,8 +1,8 @@
 """Layer 2: the model protocol, the built-in decoder, its weights and where they live on a mesh."""
 
-import importlib
+from jaxrl_llm.core.lazy import lazy
 
-_WHERE = {
+_HOMES = {
     "AttentionContext": "protocol",
     "KV": "protocol",
     "Model": "protocol",
@@ -20,15 +20,7 @@ _WHERE = {
     "resolve": "names",
 }
 
-__all__ = sorted(_WHERE)
+__all__ = sorted(_HOMES)
 
-
-def __getattr__(name: str):
-    # flax and the weight formats load where they are used, not with the package.
-    if name in _WHERE:
-        return getattr(importlib.import_module(f"jaxrl_llm.models.{_WHERE[name]}"), name)
-    raise AttributeError(f"module 'jaxrl_llm.models' has no attribute {name!r}.")
-
-
-def __dir__():
-    return __all__
+# What is heavy loads where it is used.
+__getattr__, __dir__ = lazy(__name__, _HOMES)

@@ -1,8 +1,8 @@
 """Layer 3: from prompts to rollouts with log-probabilities that can be trusted."""
 
-import importlib
+from jaxrl_llm.core.lazy import lazy
 
-_WHERE = {
+_HOMES = {
     "Rollout": "rollout",
     "filter_logits": "sampling",
     "make_sampler": "sampler",
@@ -10,14 +10,7 @@ _WHERE = {
     "sampled_logprobs": "sampling",
 }
 
-__all__ = sorted(_WHERE)
+__all__ = sorted(_HOMES)
 
-
-def __getattr__(name: str):
-    if name in _WHERE:
-        return getattr(importlib.import_module(f"jaxrl_llm.rollout.{_WHERE[name]}"), name)
-    raise AttributeError(f"module 'jaxrl_llm.rollout' has no attribute {name!r}.")
-
-
-def __dir__():
-    return __all__
+# What is heavy loads where it is used.
+__getattr__, __dir__ = lazy(__name__, _HOMES)

@@ -126,32 +126,16 @@ def make_sampler(
       (2, 2, 4)
     """
     name = "make_sampler"
-    checks.check_positive(name, max_new_tokens=max_new_tokens, group_size=group_size, top_p=top_p)
-    checks.check_non_negative(name, temperature=temperature)
-    checks.check_positive(name, top_k=top_k, min_p=min_p)
-    for option, value in (("top_p", top_p), ("min_p", min_p)):
-        if value is not None and value >= 1:
-            raise ValueError(f"{name}: {option} must be below 1; got {value:g}. None is off.")
+    checks.check_positive(name, max_new_tokens=max_new_tokens, group_size=group_size)
+    filters = _check_filters(name, temperature, top_k, top_p, min_p, order)
     room = model.config.max_length - max_new_tokens
     if room < 1:
         raise ValueError(
             f"{name}: max_new_tokens {max_new_tokens} leaves no room for a prompt in the model's "
             f"context of {model.config.max_length}."
         )
-    filters: dict[str, Any] = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
-    if temperature < GREEDY_BELOW and any(v is not None for v in filters.values()):
-        given = ", ".join(k for k, v in filters.items() if v is not None)
-        raise ValueError(f"{name}: {given} has no effect at temperature 0.")
-    checks.check_option(name, "order", order, ("hf", "vllm"))
-    if order != "hf":
-        if min_p is None:
-            raise ValueError(f"{name}: order={order!r} has no effect without min_p.")
-        filters["order"] = order
-    decode = jax.jit(
-        _make_decode(
-            model, max_new_tokens, group_size, tuple(stop_ids), temperature, filters, pad_id
-        )
-    )
+    draw = _make_draw(temperature, filters)
+    decode = jax.jit(_make_decode(model, draw, max_new_tokens, group_size, tuple(stop_ids), pad_id))
 
     def sample(
         params: ArrayTree, key: Array, prompts, *, request_ids=None, version: int = 0
@@ -163,34 +147,66 @@ def make_sampler(
             request_ids = np.arange(len(prompts) * group_size).reshape(len(prompts), group_size)
         request_ids = np.asarray(request_ids, np.int32)
         checks.check_shape("sample", "request_ids", request_ids, (len(prompts), group_size))
-        inputs = (tokens, mask, request_ids)
-        if mesh is not None:
-            if len(prompts) % batch_shards(mesh):
-                raise ValueError(
-                    f"sample: {len(prompts)} prompts cannot be spread over the "
-                    f"{batch_shards(mesh)} devices of the mesh axes data and fsdp."
-                )
-            inputs = jax.device_put(inputs, batch_sharding(mesh))
+        inputs = _place((tokens, mask, request_ids), mesh)
         return decode(params, key, *inputs, jnp.int32(version))
 
     sample.compiled = decode  # type: ignore[attr-defined]
     return sample
 
 
-def _make_decode(model, max_new_tokens, group_size, stop_ids, temperature, filters, pad_id):
-    """The compiled part of the sampler: prefill, then a token a step until all rows have ended."""
-    plain = temperature == 1.0 and not any(v is not None for v in filters.values())
+def _check_filters(name: str, temperature, top_k, top_p, min_p, order: str) -> dict[str, Any]:
+    """The options of ``filter_logits``; raises for one out of range or without effect."""
+    checks.check_non_negative(name, temperature=temperature)
+    checks.check_positive(name, top_k=top_k, top_p=top_p, min_p=min_p)
+    for option, value in (("top_p", top_p), ("min_p", min_p)):
+        if value is not None and value >= 1:
+            raise ValueError(f"{name}: {option} must be below 1; got {value:g}. None is off.")
+    checks.check_option(name, "order", order, ("hf", "vllm"))
+    given = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+    filters: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
+    if temperature < GREEDY_BELOW and filters:
+        raise ValueError(f"{name}: {', '.join(filters)} has no effect at temperature 0.")
+    if order != "hf":
+        if min_p is None:
+            raise ValueError(f"{name}: order={order!r} has no effect without min_p.")
+        filters["order"] = order
+    return filters
+
+
+def _place(arrays: tuple, mesh: jax.sharding.Mesh | None) -> tuple:
+    """Arrays ``[P, ...]`` over the mesh, as they are without one."""
+    if mesh is None:
+        return arrays
+    prompts, shards = len(arrays[0]), batch_shards(mesh)
+    if prompts % shards:
+        raise ValueError(
+            f"sample: {prompts} prompts cannot be spread over the {shards} devices of the mesh "
+            "axes data and fsdp."
+        )
+    return jax.device_put(arrays, batch_sharding(mesh))
+
+
+def _make_draw(temperature: float, filters: dict[str, Any]) -> Callable:
+    """``draw(logits, keys, t) -> (tokens, (behavior_logp, model_logp, log_kept))``."""
     uniform = jax.vmap(jax.vmap(lambda key, t: jax.random.uniform(jax.random.fold_in(key, t))))
 
-    def draw(logits: Array, keys: Array, t: Array):
-        if plain:
-            tokens = sample_from(logits, uniform(keys, jnp.full(keys.shape, t)))
-            logp = jnp.take_along_axis(logits, tokens[..., None], -1)[..., 0]
-            logp = logp - jax.nn.logsumexp(logits, axis=-1)
-            return tokens, (logp, logp, jnp.zeros_like(logp))
-        filtered = filter_logits(logits, temperature=temperature, **filters)
-        tokens = sample_from(filtered, uniform(keys, jnp.full(keys.shape, t)))
-        return tokens, sampled_logprobs(logits, filtered, tokens, temperature=temperature)
+    def plain(logits: Array, keys: Array, t: Array):
+        # At temperature 1 without filters the three log-probabilities are one.
+        tokens = sample_from(logits, uniform(keys, jnp.full(keys.shape, t)))
+        logp = jnp.take_along_axis(logits, tokens[..., None], -1)[..., 0]
+        logp = logp - jax.nn.logsumexp(logits, axis=-1)
+        return tokens, (logp, logp, jnp.zeros_like(logp))
+
+    def filtered(logits: Array, keys: Array, t: Array):
+        kept = filter_logits(logits, temperature=temperature, **filters)
+        tokens = sample_from(kept, uniform(keys, jnp.full(keys.shape, t)))
+        return tokens, sampled_logprobs(logits, kept, tokens, temperature=temperature)
+
+    return plain if temperature == 1.0 and not filters else filtered
+
+
+def _make_decode(model, draw, max_new_tokens, group_size, stop_ids, pad_id):
+    """The compiled part of the sampler: prefill, then a token a step until all rows have ended."""
 
     def decode(params, key, prompt_tokens, prompt_mask, request_ids, version) -> Rollout:
         prompts, G, T = prompt_tokens.shape[0], group_size, max_new_tokens
