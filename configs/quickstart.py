@@ -28,8 +28,8 @@ prompts = jr.bind(
 )
 
 # Dr. GRPO's advantage. The mean over tokens replaces its constant denominator, so that a step does
-# not depend on how long the replies are. Without the entropy bonus the rollouts of a group agree
-# after twenty steps, right or wrong, and nothing more is learned.
+# not depend on how long the replies are. The entropy bonus keeps the rollouts of a group apart for
+# longer: where all of them agree, right or wrong, the advantage is zero.
 recipe = jr.recipes.dr_grpo(length=16).replace(
     name="dr_grpo_token_mean",
     weights=jr.aggregate.token_mean,
