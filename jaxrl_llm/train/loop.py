@@ -17,7 +17,7 @@ from jaxrl_llm.train.collect import records, texts_of, to_batch
 from jaxrl_llm.train.config import TrainConfig, make_optimizer
 from jaxrl_llm.train.evaluate import Accuracy
 from jaxrl_llm.train.folder import RunFolder, TrainingError
-from jaxrl_llm.train.interrupt import catch_interrupt
+from jaxrl_llm.core.interrupt import catch_interrupt
 from jaxrl_llm.train.mesh import place_batch
 from jaxrl_llm.train.metrics import host_metrics
 from jaxrl_llm.train.provide import graded_greedily, provide

@@ -118,7 +118,7 @@ def test_ctrl_c_saves_and_the_run_goes_on_from_there(whole_run, tmp_path, number
 
 
 def test_a_second_ctrl_c_is_not_caught():
-    from jaxrl_llm.train.interrupt import catch_interrupt
+    from jaxrl_llm.core.interrupt import catch_interrupt
 
     with catch_interrupt() as interrupt:
         signal.raise_signal(signal.SIGINT)

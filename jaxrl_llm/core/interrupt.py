@@ -46,3 +46,23 @@ def catch_interrupt(*, notice: str = "") -> Iterator[Interrupt]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def deferred_interrupt() -> Iterator[None]:
+    """Within it, Ctrl-C waits for the end: then KeyboardInterrupt is raised, with nothing half done.
+
+    Does nothing where somebody else already minds the signal, or outside the main thread.
+    """
+    minded = signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    if minded or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    caught = []
+    signal.signal(signal.SIGINT, lambda number, frame: caught.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if caught:
+        raise KeyboardInterrupt
