@@ -3,11 +3,19 @@
 from jaxrl_llm.core.lazy import lazy
 
 _HOMES = {
-    "Rollout": "rollout",
+    "Completion": "requests",
+    "Engine": "engine",
     "filter_logits": "sampling",
+    "FinishedGroup": "requests",
+    "Generation": "generation",
+    "Group": "requests",
+    "make_engine": "engine",
     "make_sampler": "sampler",
+    "Rollout": "rollout",
     "sample_from": "sampling",
     "sampled_logprobs": "sampling",
+    "Slots": "slots",
+    "to_rollout": "requests",
 }
 
 __all__ = sorted(_HOMES)

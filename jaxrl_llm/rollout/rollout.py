@@ -4,7 +4,9 @@ from typing import NamedTuple
 
 from jaxrl_llm.core.axes import Array
 
-LENGTH, STOP = 0, 1
+# Why a response ended: with its budget, with a stop token, with a number that is none, because it
+# was not wanted any longer; or that it has not.
+LENGTH, STOP, FAILED, CANCELLED, UNFINISHED = range(5)
 
 
 class Rollout(NamedTuple):
@@ -27,8 +29,9 @@ class Rollout(NamedTuple):
       model_logp: float32 ``[P, G, T]``, log-probability under the plain model at temperature 1.
       log_kept: float32 ``[P, G, T]``, log of the tempered probability mass that truncation kept; 0
         where nothing was truncated.
-      finish: int32 ``[P, G]``: 0 = ran to its length, 1 = ended with a stop token.
-      version: int32 ``[P, G]``, of the weights that sampled it.
+      finish: int32 ``[P, G]``: 0 = ran to its length, 1 = ended with a stop token or stop string,
+        2 = failed, since the model's logits were no numbers, 3 = cancelled, 4 = unfinished.
+      version: int32 ``[P, G, T]``, of the weights that sampled each token; 0 in the padding.
     """
 
     prompt_tokens: Array
