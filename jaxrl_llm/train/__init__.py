@@ -5,17 +5,15 @@ from jaxrl_llm.train.config import (
     CheckpointConfig,
     DataConfig,
     EvaluationConfig,
-    MeshConfig,
-    OptimizerConfig,
     SamplingConfig,
     TrainConfig,
-    make_optimizer,
 )
 from jaxrl_llm.train.critic import CriticState, critic_values, init_critic
 from jaxrl_llm.train.evaluate import Accuracy, accuracy, evaluate, wilson
 from jaxrl_llm.train.folder import TrainingError
 from jaxrl_llm.train.loop import Result, train
-from jaxrl_llm.train.mesh import make_mesh
+from jaxrl_llm.train.mesh import MeshConfig, make_mesh
+from jaxrl_llm.train.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.train.score import score
 from jaxrl_llm.train.state import TrainState, init_state
 from jaxrl_llm.train.step import make_scorer, make_step

@@ -11,15 +11,16 @@ import jax
 import numpy as np
 
 from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.core.interrupt import catch_interrupt
 from jaxrl_llm.data import Cursor, take
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.train.collect import records, texts_of, to_batch
-from jaxrl_llm.train.config import TrainConfig, make_optimizer
+from jaxrl_llm.train.config import TrainConfig
 from jaxrl_llm.train.evaluate import Accuracy
 from jaxrl_llm.train.folder import RunFolder, TrainingError
-from jaxrl_llm.core.interrupt import catch_interrupt
 from jaxrl_llm.train.mesh import place_batch
 from jaxrl_llm.train.metrics import host_metrics
+from jaxrl_llm.train.optimizer import make_optimizer
 from jaxrl_llm.train.provide import graded_greedily, provide
 from jaxrl_llm.train.rescue import saved_on_error
 from jaxrl_llm.train.setup import Parts, begin

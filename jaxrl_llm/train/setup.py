@@ -21,9 +21,10 @@ from jaxrl_llm.rewards import Scores
 from jaxrl_llm.train import mesh as meshes
 from jaxrl_llm.train.checkpoint import Checkpoints, shapes_of
 from jaxrl_llm.train.collect import Question, encode_prompts, grade
-from jaxrl_llm.train.config import TrainConfig, find_prompts, find_recipe, make_optimizer
+from jaxrl_llm.train.config import TrainConfig, find_prompts, find_recipe
 from jaxrl_llm.train.critic import init_critic
 from jaxrl_llm.train.evaluate import Accuracy, evaluate
+from jaxrl_llm.train.optimizer import make_optimizer
 from jaxrl_llm.train.provide import check_provided
 from jaxrl_llm.train.state import TrainState, init_state
 

@@ -1,0 +1,66 @@
+"""The optimizer of a run, and what is set about it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import optax
+
+from jaxrl_llm.core import checks
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW with a linear warmup and decay, and a bound on the norm of the gradient.
+
+    Attributes:
+      learning_rate: Step size after the warmup.
+      b1: Decay of the mean of gradients.
+      b2: Decay of the mean of squared gradients.
+      eps: Added to the root of the second.
+      weight_decay: Pull of the parameters to zero, times the step size.
+      max_grad_norm: Gradients longer than this are shortened to it; None for no bound.
+      warmup_steps: Updates over which the step size rises from zero.
+      decay_steps: Updates after the warmup over which it falls back to zero; 0 keeps it.
+    """
+
+    learning_rate: float = 1e-6
+    b1: float = 0.9
+    b2: float = 0.999
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    max_grad_norm: float | None = 1.0
+    warmup_steps: int = 0
+    decay_steps: int = 0
+
+    def __post_init__(self):
+        name = "optimizer"
+        checks.check_positive(name, learning_rate=self.learning_rate, eps=self.eps)
+        checks.check_positive(name, max_grad_norm=self.max_grad_norm)
+        checks.check_non_negative(name, weight_decay=self.weight_decay, b1=self.b1, b2=self.b2)
+        checks.check_non_negative(
+            name, warmup_steps=self.warmup_steps, decay_steps=self.decay_steps
+        )
+        for option in ("b1", "b2"):
+            if getattr(self, option) >= 1:
+                raise ValueError(
+                    f"optimizer: {option} must be below 1; got {getattr(self, option):g}."
+                )
+
+
+def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
+    """The optax transformation that a configuration describes."""
+    rate: Any = config.learning_rate
+    if config.decay_steps:
+        rate = optax.linear_schedule(rate, 0.0, config.decay_steps)
+    if config.warmup_steps:
+        # Step 0 already moves: the first of n warmup steps has 1 / n of the rate.
+        start = config.learning_rate / config.warmup_steps
+        warm = optax.linear_schedule(start, config.learning_rate, max(config.warmup_steps - 1, 1))
+        after = rate if callable(rate) else optax.constant_schedule(rate)
+        rate = optax.join_schedules([warm, after], [config.warmup_steps])
+    adamw = optax.adamw(
+        rate, b1=config.b1, b2=config.b2, eps=config.eps, weight_decay=config.weight_decay
+    )
+    if config.max_grad_norm is None:
+        return adamw
+    return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), adamw)
