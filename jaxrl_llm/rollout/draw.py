@@ -18,10 +18,12 @@ from jaxrl_llm.rollout.slots import Slots, Tokens
 
 
 class Draw(NamedTuple):
-    """Attributes:
-    draw: ``draw(logits [R, W, V], uniform [R, W], slots) -> Tokens`` of ``[R, W]``.
-    blank: The shapes and dtypes of one token's outputs.
-    settings: Options that requests may set for themselves, with their defaults.
+    """How a token is drawn.
+
+    Attributes:
+      draw: ``draw(logits [R, W, V], uniform [R, W], slots) -> Tokens`` of ``[R, W]``.
+      blank: The shapes and dtypes of one token's outputs.
+      settings: Options that requests may set for themselves, with their defaults.
     """
 
     draw: Callable[[Array, Array, Slots], Tokens]

@@ -12,11 +12,10 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core import checks
-from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards
 from jaxrl_llm.rollout import slots as slot
@@ -262,7 +261,7 @@ def blank_requests(engine: Engine) -> Requests:
 
 
 def device_memory() -> tuple[int, int] | None:
-    """Bytes of memory that the first device has and that are in use, or None if it does not tell."""
+    """Bytes of memory that a device has and that are in use, or None if it does not tell."""
     stats = jax.local_devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"], stats["bytes_in_use"]

@@ -1,13 +1,10 @@
 """The sampler: groups of responses to prompts, the whole decode inside one compiled function.
 
-A prompt's keys and values are computed once and shared by its group. The last prompt token is the
-first input of every response, in sampling as in training, so both go through the same computation.
-The random number of a token depends only on the key, the request and the token's place in its
-response: a rollout does not depend on its neighbours in the batch.
+A prompt's keys and values are computed once and shared by its group. Prompts and responses are the
+rows and slots of :mod:`jaxrl_llm.rollout.slots`, all of which start together.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,15 +12,12 @@ import numpy as np
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
-from jaxrl_llm.models.protocol import AttentionContext, Model, empty_cache, prefill
+from jaxrl_llm.models.protocol import Model, prefill
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards
-from jaxrl_llm.rollout.rollout import LENGTH, STOP, Rollout
-from jaxrl_llm.rollout.sampling import (
-    GREEDY_BELOW,
-    filter_logits,
-    sample_from,
-    sampled_logprobs,
-)
+from jaxrl_llm.rollout.draw import make_draw
+from jaxrl_llm.rollout.rollout import Rollout
+from jaxrl_llm.rollout.slots import Prompts, Requests, init_slots, start
+from jaxrl_llm.rollout.slots import decode as decode_slots
 
 # Powers of two and the numbers halfway between: padding is at most a third of the width.
 BUCKETS = tuple(sorted([2**n for n in range(4, 18)] + [3 * 2**n for n in range(3, 17)]))
@@ -127,14 +121,22 @@ def make_sampler(
     """
     name = "make_sampler"
     checks.check_positive(name, max_new_tokens=max_new_tokens, group_size=group_size)
-    filters = _check_filters(name, temperature, top_k, top_p, min_p, order)
+    draw = make_draw(
+        name,
+        vocab_size=model.config.vocab_size,
+        stop_ids=stop_ids,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        order=order,
+    )
     room = model.config.max_length - max_new_tokens
     if room < 1:
         raise ValueError(
             f"{name}: max_new_tokens {max_new_tokens} leaves no room for a prompt in the model's "
             f"context of {model.config.max_length}."
         )
-    draw = _make_draw(temperature, filters)
     decode = jax.jit(_make_decode(model, draw, max_new_tokens, group_size, tuple(stop_ids), pad_id))
 
     def sample(
@@ -154,25 +156,6 @@ def make_sampler(
     return sample
 
 
-def _check_filters(name: str, temperature, top_k, top_p, min_p, order: str) -> dict[str, Any]:
-    """The options of ``filter_logits``; raises for one out of range or without effect."""
-    checks.check_non_negative(name, temperature=temperature)
-    checks.check_positive(name, top_k=top_k, top_p=top_p, min_p=min_p)
-    for option, value in (("top_p", top_p), ("min_p", min_p)):
-        if value is not None and value >= 1:
-            raise ValueError(f"{name}: {option} must be below 1; got {value:g}. None is off.")
-    checks.check_option(name, "order", order, ("hf", "vllm"))
-    given = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
-    filters: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
-    if temperature < GREEDY_BELOW and filters:
-        raise ValueError(f"{name}: {', '.join(filters)} has no effect at temperature 0.")
-    if order != "hf":
-        if min_p is None:
-            raise ValueError(f"{name}: order={order!r} has no effect without min_p.")
-        filters["order"] = order
-    return filters
-
-
 def _place(arrays: tuple, mesh: jax.sharding.Mesh | None) -> tuple:
     """Arrays ``[P, ...]`` over the mesh, as they are without one."""
     if mesh is None:
@@ -186,84 +169,34 @@ def _place(arrays: tuple, mesh: jax.sharding.Mesh | None) -> tuple:
     return jax.device_put(arrays, batch_sharding(mesh))
 
 
-def _make_draw(temperature: float, filters: dict[str, Any]) -> Callable:
-    """``draw(logits, keys, t) -> (tokens, (behavior_logp, model_logp, log_kept))``."""
-    uniform = jax.vmap(jax.vmap(lambda key, t: jax.random.uniform(jax.random.fold_in(key, t))))
-
-    def plain(logits: Array, keys: Array, t: Array):
-        # At temperature 1 without filters the three log-probabilities are one.
-        tokens = sample_from(logits, uniform(keys, jnp.full(keys.shape, t)))
-        logp = jnp.take_along_axis(logits, tokens[..., None], -1)[..., 0]
-        logp = logp - jax.nn.logsumexp(logits, axis=-1)
-        return tokens, (logp, logp, jnp.zeros_like(logp))
-
-    def filtered(logits: Array, keys: Array, t: Array):
-        kept = filter_logits(logits, temperature=temperature, **filters)
-        tokens = sample_from(kept, uniform(keys, jnp.full(keys.shape, t)))
-        return tokens, sampled_logprobs(logits, kept, tokens, temperature=temperature)
-
-    return plain if temperature == 1.0 and not filters else filtered
-
-
 def _make_decode(model, draw, max_new_tokens, group_size, stop_ids, pad_id):
     """The compiled part of the sampler: prefill, then a token a step until all rows have ended."""
 
     def decode(params, key, prompt_tokens, prompt_mask, request_ids, version) -> Rollout:
-        prompts, G, T = prompt_tokens.shape[0], group_size, max_new_tokens
-        ends = jnp.sum(prompt_mask, axis=-1, dtype=jnp.int32) - 1
-        shared_mask = jnp.arange(prompt_tokens.shape[-1]) < ends[:, None]
+        grid, T = (prompt_tokens.shape[0], group_size), max_new_tokens
+        length = jnp.sum(prompt_mask, axis=-1, dtype=jnp.int32)
+        slots = init_slots(model, *grid, prompt_tokens.shape[-1], T, blank=draw.blank)
+        everyone = jnp.ones(grid, bool)
+        asked = Requests(request_ids, jnp.full(grid, T), slots.requests.settings)
+        slots = start(slots, everyone, asked)
+        shared_mask = jnp.arange(prompt_tokens.shape[-1]) < length[:, None] - 1
         prefix = prefill(model, params, prompt_tokens, shared_mask)
-        keys = jax.vmap(jax.vmap(lambda request: jax.random.fold_in(key, request)))(request_ids)
-        matrix = model.output_matrix(params)
-        first = jnp.take_along_axis(prompt_tokens, ends[:, None], axis=-1)
-
-        def step(carry):
-            t, last, done, cache, (tokens, mask, *logps) = carry
-            context = AttentionContext(
-                jnp.ones((prompts, G, 1), bool), prefix, shared_mask, cache, t
-            )
-            positions = jnp.broadcast_to((ends + t)[:, None, None], (prompts, G, 1))
-            hidden, cache = model.apply(params, last[..., None], positions, context)
-            logits = jnp.einsum(
-                "pgd,vd->pgv", hidden[:, :, 0], matrix, preferred_element_type=jnp.float32
-            )
-            token, logp = draw(logits, keys, t)
-            token = jnp.where(done, pad_id, token)
-            news = (token, ~done, *(jnp.where(done, 0.0, x) for x in logp))
-            out = tuple(
-                jax.lax.dynamic_update_index_in_dim(old, new, t, axis=-1)
-                for old, new in zip((tokens, mask, *logps), news, strict=True)
-            )
-            done = done | jnp.isin(token, jnp.array(stop_ids, jnp.int32))
-            return t + 1, token, done, cache, out
-
-        def running(carry):
-            t, _, done, _, _ = carry
-            return (t < T) & ~jnp.all(done)
-
-        shape = (prompts, G, T)
-        blank = jnp.zeros(shape, jnp.float32)
-        out = (jnp.full(shape, pad_id, jnp.int32), jnp.zeros(shape, bool), blank, blank, blank)
-        carry = (
-            jnp.int32(0),
-            jnp.broadcast_to(first, (prompts, G)),
-            jnp.zeros((prompts, G), bool),
-            empty_cache(model, (prompts, G), T),
-            out,
+        slots = slots._replace(
+            prompts=Prompts(prompt_tokens, length, jnp.zeros_like(length), prefix)
         )
-        _, _, done, _, (tokens, mask, behavior, plain_logp, kept) = jax.lax.while_loop(
-            running, step, carry
-        )
+        limits = {"version": version, "steps": T, "stop_ids": stop_ids}
+        slots = decode_slots(model, draw.draw, params, slots, key, **limits)
+        mask, out = jnp.arange(T) < slots.length[..., None], slots.out
         return Rollout(
             prompt_tokens=prompt_tokens,
             prompt_mask=prompt_mask,
-            tokens=tokens,
+            tokens=jnp.where(mask, out.tokens, pad_id),
             mask=mask,
-            behavior_logp=behavior,
-            model_logp=plain_logp,
-            log_kept=kept,
-            finish=jnp.where(done, STOP, LENGTH).astype(jnp.int32),
-            version=jnp.full((prompts, G), version, jnp.int32),
+            behavior_logp=out.behavior_logp,
+            model_logp=out.model_logp,
+            log_kept=out.log_kept,
+            finish=slots.finish,
+            version=out.version,
         )
 
     return decode
