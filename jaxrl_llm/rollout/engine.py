@@ -18,6 +18,7 @@ from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards
+from jaxrl_llm.rollout import decoding
 from jaxrl_llm.rollout import slots as slot
 from jaxrl_llm.rollout.draw import Draw, make_draw
 from jaxrl_llm.rollout.slots import Requests, Slots
@@ -215,12 +216,12 @@ def _compile(model: Model, draw: Draw, stop_ids: tuple[int, ...]) -> dict[str, C
 
     def fill(params, slots, rows, deltas, prompt_width, own_width):
         widths = {"prompt_width": prompt_width, "own_width": own_width}
-        return slot.fill(model, params, slots, rows, deltas=deltas, **widths)
+        return decoding.fill(model, params, slots, rows, deltas=deltas, **widths)
 
     def decode(params, slots, key, version, steps, leave_at, deltas):
         limits = {"version": version, "steps": steps, "leave_at": leave_at}
         options = {"stop_ids": stop_ids, "deltas": deltas}
-        return slot.decode(model, draw.draw, params, slots, key, **limits, **options)
+        return decoding.decode(model, draw.draw, params, slots, key, **limits, **options)
 
     def gather(out, rows, columns):
         return jax.tree.map(lambda x: x[rows, columns], out)

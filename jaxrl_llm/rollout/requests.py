@@ -1,8 +1,9 @@
 """What is asked of an engine and what it answers, as host data."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxrl_llm.rollout.rollout import UNFINISHED, Rollout
@@ -74,6 +75,89 @@ def has_ended(completion: Completion | None) -> bool:
     return completion is not None and completion.finish != UNFINISHED
 
 
+def expected_length(group: Group, max_new_tokens: int) -> float:
+    """How many tokens each response of a group is expected to take."""
+    if group.expected is not None:
+        return group.expected
+    return group.max_new_tokens or max_new_tokens
+
+
+def check_group(
+    group: Group,
+    known: set[int],
+    *,
+    prompt_length: int,
+    max_new_tokens: int,
+    vocab_size: int,
+    settings: Mapping[str, float],
+    adapters: int,
+) -> None:
+    """Raises ValueError, naming the group, unless an engine of these sizes can take it.
+
+    Args:
+      group: The group.
+      known: Requests that are already there.
+      prompt_length: Room for a prompt.
+      max_new_tokens: Room for a response.
+      vocab_size: Ids lie below it.
+      settings: Options that may vary.
+      adapters: How many low-rank deltas there are.
+    """
+    start, prompt, requests = f"submit: group {group.id!r}", group.prompt, group.requests
+    if not len(prompt):
+        raise ValueError(f"{start} has an empty prompt; it needs at least one token.")
+    if len(prompt) > prompt_length:
+        raise ValueError(
+            f"{start} has a prompt of {len(prompt)} tokens; the engine's slots hold prompt_length "
+            f"{prompt_length}."
+        )
+    if wrong := [t for t in prompt if not 0 <= t < vocab_size]:
+        raise ValueError(f"{start} holds token {wrong[0]}, outside the vocabulary of {vocab_size}.")
+    if not requests:
+        raise ValueError(f"{start} has no requests.")
+    if twice := [r for r in requests if r in known or requests.count(r) > 1]:
+        raise ValueError(f"{start}: request {twice[0]} is there twice.")
+    limit = max_new_tokens if group.max_new_tokens is None else group.max_new_tokens
+    if not 1 <= limit <= max_new_tokens:
+        raise ValueError(
+            f"{start} asks for {limit} new tokens; the engine's slots hold between 1 and "
+            f"max_new_tokens {max_new_tokens}."
+        )
+    if unknown := set(group.settings) - set(settings):
+        vary = ", ".join(settings) or "none"
+        raise ValueError(
+            f"{start} sets {min(unknown)!r}; options that may vary with this engine: {vary}."
+        )
+    if not 0 <= group.adapter < adapters:
+        raise ValueError(f"{start} names adapter {group.adapter} of {adapters}.")
+    if unknown := set(group.partial) - set(requests):
+        raise ValueError(f"{start} has a partial response of request {min(unknown)}, not its own.")
+    for request, begun in group.partial.items():
+        if len(begun) > limit or (len(begun) == limit and not has_ended(begun)):
+            raise ValueError(
+                f"{start}: request {request} has {len(begun)} tokens already, and {limit} at most."
+            )
+
+
+def stop_place(
+    tokens: list[int],
+    known: int,
+    stop_strings: Sequence[str],
+    decode_text: Callable[[list[int]], str] | None,
+) -> int | None:
+    """After how many tokens a stop string is complete, or None; ``known`` of them hold none."""
+    if decode_text is None or len(tokens) == known:
+        return None
+
+    def ends(n: int) -> bool:
+        text = decode_text(tokens[:n])
+        return any(stop in text for stop in stop_strings)
+
+    if not ends(len(tokens)):
+        return None
+    return next(n for n in range(known + 1, len(tokens) + 1) if ends(n))
+
+
 def to_rollout(
     groups: Sequence[FinishedGroup], *, max_new_tokens: int, prompt_width: int, pad_id: int = 0
 ) -> Rollout:
@@ -95,8 +179,6 @@ def to_rollout(
     prompts = np.zeros((P, prompt_width), np.int32)
     kept = np.zeros((P, prompt_width), bool)
     first = groups[0].completions[0].out
-    import jax
-
     out = jax.tree.map(lambda x: np.zeros((P, G, max_new_tokens, *x.shape[1:]), x.dtype), first)
     out = out._replace(tokens=np.full((P, G, max_new_tokens), pad_id, np.int32))
     mask = np.zeros((P, G, max_new_tokens), bool)

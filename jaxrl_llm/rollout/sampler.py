@@ -14,10 +14,10 @@ from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.protocol import Model, prefill
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards
+from jaxrl_llm.rollout.decoding import decode as decode_slots
 from jaxrl_llm.rollout.draw import make_draw
 from jaxrl_llm.rollout.rollout import Rollout
 from jaxrl_llm.rollout.slots import Prompts, Requests, init_slots, start
-from jaxrl_llm.rollout.slots import decode as decode_slots
 
 # Powers of two and the numbers halfway between: padding is at most a third of the width.
 BUCKETS = tuple(sorted([2**n for n in range(4, 18)] + [3 * 2**n for n in range(3, 17)]))
