@@ -31,6 +31,14 @@ class OpenGroup:
             else:
                 self.waiting.append(request)
 
+    def fork(self, request: int, new: int) -> None:
+        """Adds a request that asks for what another one does."""
+        most = self.group.max_new_tokens
+        if isinstance(most, tuple):
+            most = (*most, most[self.requests.index(request)])
+        self.requests.append(new)
+        self.group = self.group._replace(requests=tuple(self.requests), max_new_tokens=most)
+
     @property
     def complete(self) -> bool:
         """Whether all of its requests have ended."""
@@ -38,13 +46,14 @@ class OpenGroup:
 
     def finished(self) -> FinishedGroup:
         """The group with its completions."""
-        group = self.group._replace(requests=tuple(self.requests), partial={})
-        return FinishedGroup(group, tuple(self.done[r] for r in self.requests))
+        return FinishedGroup(
+            self.group._replace(partial={}), tuple(self.done[r] for r in self.requests)
+        )
 
     def unfinished(self) -> Group:
         """The group with what there is of it, to be submitted again."""
         partial = {**self.begun, **self.done}
-        return self.group._replace(requests=tuple(self.requests), partial=partial)
+        return self.group._replace(partial=partial)
 
 
 class Begin(NamedTuple):

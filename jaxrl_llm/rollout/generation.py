@@ -17,6 +17,7 @@ from jaxrl_llm.rollout.requests import (
     Group,
     check_group,
     expected_length,
+    limits,
     stop_place,
 )
 from jaxrl_llm.rollout.rollout import CANCELLED, FAILED, STOP, UNFINISHED
@@ -185,7 +186,7 @@ class Generation:
         target = free[0]
         places = np.array(source, np.int32), np.array(target, np.int32)
         self.slots = self._call("copy_slot", self.slots, *places, np.int32(new))
-        group.requests.append(new)
+        group.fork(request, new)
         board.rows[target[0]] = group
         board.held[target], board.seen[target] = new, board.seen[source]
         return True
@@ -213,8 +214,8 @@ class Generation:
         take, asked, resumed = self._nobody(), blank_requests(self.engine), set()
         for place, request, group, _ in starts:
             take[place] = True
-            most = group.group.max_new_tokens or self.engine.max_new_tokens
-            asked.id[place], asked.limit[place] = request, most
+            most = limits(group.group, self.engine.max_new_tokens)
+            asked.id[place], asked.limit[place] = request, most[request]
             for option, value in group.group.settings.items():
                 asked.settings[option][place] = value
         self.slots = self._call("start", self.slots, take, asked)

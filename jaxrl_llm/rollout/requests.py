@@ -40,7 +40,7 @@ class Group(NamedTuple):
       prompt: Token ids.
       requests: Distinct integers, one a rollout: each names a stream of random numbers, so the same
         request gives the same response in any company.
-      max_new_tokens: The longest response; None for the engine's.
+      max_new_tokens: The longest response, of all or one a request; None for the engine's.
       expected: How many tokens a response is expected to take; the longest groups start first. None
         for the limit.
       settings: Options of the draw for this group, of those that the engine lets vary.
@@ -51,7 +51,7 @@ class Group(NamedTuple):
     id: Any
     prompt: Sequence[int]
     requests: tuple[int, ...]
-    max_new_tokens: int | None = None
+    max_new_tokens: int | tuple[int, ...] | None = None
     expected: float | None = None
     settings: Mapping[str, float] = {}
     adapter: int = 0
@@ -75,11 +75,18 @@ def has_ended(completion: Completion | None) -> bool:
     return completion is not None and completion.finish != UNFINISHED
 
 
+def limits(group: Group, max_new_tokens: int) -> dict[int, int]:
+    """The longest response by request, where a slot holds ``max_new_tokens``."""
+    most = max_new_tokens if group.max_new_tokens is None else group.max_new_tokens
+    each = (most,) * len(group.requests) if isinstance(most, int) else most
+    return dict(zip(group.requests, each, strict=False))
+
+
 def expected_length(group: Group, max_new_tokens: int) -> float:
     """How many tokens each response of a group is expected to take."""
     if group.expected is not None:
         return group.expected
-    return group.max_new_tokens or max_new_tokens
+    return max(limits(group, max_new_tokens).values())
 
 
 def check_group(
@@ -117,12 +124,17 @@ def check_group(
         raise ValueError(f"{start} has no requests.")
     if twice := [r for r in requests if r in known or requests.count(r) > 1]:
         raise ValueError(f"{start}: request {twice[0]} is there twice.")
-    limit = max_new_tokens if group.max_new_tokens is None else group.max_new_tokens
-    if not 1 <= limit <= max_new_tokens:
+    limit = limits(group, max_new_tokens)
+    if len(limit) != len(requests):
         raise ValueError(
-            f"{start} asks for {limit} new tokens; the engine's slots hold between 1 and "
-            f"max_new_tokens {max_new_tokens}."
+            f"{start} has {len(requests)} requests and max_new_tokens for {len(limit)}."
         )
+    for most in limit.values():
+        if not 1 <= most <= max_new_tokens:
+            raise ValueError(
+                f"{start} asks for {most} new tokens; the engine's slots hold between 1 and "
+                f"max_new_tokens {max_new_tokens}."
+            )
     if unknown := set(group.settings) - set(settings):
         vary = ", ".join(settings) or "none"
         raise ValueError(
@@ -133,9 +145,10 @@ def check_group(
     if unknown := set(group.partial) - set(requests):
         raise ValueError(f"{start} has a partial response of request {min(unknown)}, not its own.")
     for request, begun in group.partial.items():
-        if len(begun) > limit or (len(begun) == limit and not has_ended(begun)):
+        most = limit[request]
+        if len(begun) > most or (len(begun) == most and not has_ended(begun)):
             raise ValueError(
-                f"{start}: request {request} has {len(begun)} tokens already, and {limit} at most."
+                f"{start}: request {request} has {len(begun)} tokens already, and {most} at most."
             )
 
 
