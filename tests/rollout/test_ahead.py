@@ -1,0 +1,159 @@
+"""How far sampling may be ahead: ROLL's rules, AReaL's capacity, and redundant rollouts."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxrl_llm.corrections import staleness_capacity
+from jaxrl_llm.rollout import first_g_finished, roll_budget, usable
+
+quick = settings(max_examples=30, deadline=None, database=None, derandomize=True)
+
+
+def test_budget():
+    assert roll_budget([0, 1, 2, 3], batch_size=8, alpha=0.0).tolist() == [0, 8, 16, 24]
+    # At most two batches before the first update.
+    assert roll_budget([0, 1, 2], batch_size=8, alpha=1.0).tolist() == [0, 16, 24]
+    assert roll_budget(2, batch_size=8, alpha=0.3) == 3 + 16
+    # 0.1 * 30 is a little above 3 in floats.
+    assert roll_budget(1, batch_size=30, alpha=0.1) == 33
+
+
+def test_usable_by_the_step_of_the_start():
+    start = [0, 1, 2, 3, 4]
+    assert usable(start, step=4, alpha=0.0).tolist() == [False] * 4 + [True]
+    assert usable(start, step=4, alpha=1.0).tolist() == [False] * 3 + [True] * 2
+    assert usable(start, step=4, alpha=1.2).tolist() == [False] * 2 + [True] * 3
+    assert usable([], step=4, alpha=1.0).tolist() == []
+
+
+def test_the_oldest_step_gives_the_fraction():
+    start = [3, 2, 3, 4, 3, 3]
+    for alpha, kept in ((0.5, 2), (0.75, 3), (0.2, 0)):
+        found = usable(start, step=4, alpha=alpha, batch_size=4)
+        assert (found & (np.array(start) == 3)).sum() == kept
+        assert found[3] and not found[1]
+    # The first ones; a whole alpha has no such bound, and 0.3 * 10 is 3.
+    assert (
+        usable(start, step=4, alpha=0.5, batch_size=4).tolist()
+        == [True, False, True, True] + [False] * 2
+    )
+    assert usable(start, step=4, alpha=1.0, batch_size=1).sum() == 5
+    assert usable([3] * 9, step=4, alpha=0.3, batch_size=10).sum() == 3
+    assert usable([2] * 9, step=4, alpha=1.3, batch_size=10).sum() == 3
+
+
+@quick
+@given(st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0]), st.integers(1, 5), st.integers(0, 99))
+def test_a_simulated_buffer_never_lags_by_more(alpha, batch, seed):
+    rng, running, finished, completed = random.Random(seed), [], [], 0
+    lags, most = [], 0
+    for step in range(1, 9):
+        while True:
+            while len(running) + completed < roll_budget(step, batch_size=batch, alpha=alpha):
+                running.append(step)
+            most = max(most, len(running) + len(finished))
+            if not running:
+                break
+            # Any may finish next, but half of the time the oldest does.
+            at = 0 if rng.random() < 0.5 else rng.randrange(len(running))
+            finished.append(running.pop(at))
+            completed += 1
+            finished.sort()
+            ready = usable(finished, step=step, alpha=alpha)
+            if ready.sum() >= batch and rng.random() < 0.7:
+                break
+        assert sum(usable(finished, step=step, alpha=alpha)) >= batch
+        taken = [s for s, ok in zip(finished, ready, strict=True) if ok][:batch]
+        lags += [step - s for s in taken]
+        for s in taken:
+            finished.remove(s)
+        kept = usable(finished, step=step + 1, alpha=alpha)
+        finished = [s for s, ok in zip(finished, kept, strict=True) if ok]
+        kept = usable(running, step=step + 1, alpha=alpha)
+        running = [s for s, ok in zip(running, kept, strict=True) if ok]
+        if alpha == 0:
+            assert not finished and not running and completed == step * batch
+    assert max(lags) <= math.ceil(alpha)
+    assert most <= batch + math.ceil(alpha * batch)
+
+
+@pytest.mark.parametrize(
+    ("eta", "version", "batch", "accepted", "running", "most", "expected"),
+    [
+        (0, 0, 8, 0, 0, 64, 8),
+        (4, 0, 8, 0, 0, 64, 40),
+        (4, 3, 8, 40, 10, 64, 14),
+        (0, 5, 8, 48, 0, 64, 0),
+    ],
+)
+def test_capacity_of_areal(eta, version, batch, accepted, running, most, expected):
+    options = {"batch_size": batch, "max_staleness": eta, "max_concurrent": most}
+    assert int(staleness_capacity(version, accepted, running, **options)) == expected
+
+
+@pytest.mark.parametrize("eta", [0, 1, 3])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_staleness_never_exceeds_eta_where_rollouts_are_rejected_and_interrupted(eta, batch):
+    options = {"batch_size": batch, "max_staleness": eta, "max_concurrent": 3 * batch + 1}
+    rng, accepted, used, seen = random.Random(7 * eta + batch), 0, 0, set()
+    running: list[list[int]] = []  # versions of the tokens, in the order of the start
+    ready: list[list[int]] = []
+    for version in range(9):
+        while len(ready) < batch:
+            while int(staleness_capacity(version, accepted, len(running), **options)) > 0:
+                running.append([])
+            for tokens in running:
+                tokens.append(version)
+            # Consumption is first in, first out: what is accepted leaves in that order.
+            if rng.random() < 0.6:
+                tokens = running.pop(0)
+                if rng.random() < 0.7:
+                    ready.append(tokens)
+                    accepted += 1
+        for tokens in ready[:batch]:
+            seen.add(version - min(tokens))
+            assert version - min(tokens) <= eta
+            assert tokens == sorted(tokens)
+        used += batch
+        ready = ready[batch:]
+        assert accepted - used <= eta * batch
+    assert max(seen) == eta or eta == 3  # the bound is reached, not only kept
+
+
+def test_the_first_to_finish():
+    times = np.array([[3.0, 1.0, 2.0, np.inf], [5.0, 5.0, 5.0, 5.0], [np.inf, 9.0, np.inf, np.inf]])
+    assert first_g_finished(times, group_size=2).tolist() == [
+        [False, True, True, False],
+        [True, True, False, False],
+        [False, True, False, False],
+    ]
+    assert first_g_finished(times[0], group_size=4).tolist() == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: roll_budget([-1], batch_size=4, alpha=0.0), ValueError, "steps must not be neg"),
+        (lambda: roll_budget([1], batch_size=0, alpha=0.0), ValueError, "batch_size must be above"),
+        (lambda: roll_budget([1], batch_size=4, alpha=-1.0), ValueError, "alpha must not be neg"),
+        (
+            lambda: roll_budget([0.5], batch_size=4, alpha=1.0),
+            TypeError,
+            "steps must hold integers",
+        ),
+        (lambda: usable([[1]], step=1, alpha=0.0), ValueError, "start_step must have 1 axis"),
+        (lambda: usable([1], step=-1, alpha=0.0), ValueError, "step must not be negative"),
+        (lambda: usable([1], step=1, alpha=0.5, batch_size=0), ValueError, "batch_size must be"),
+        (lambda: first_g_finished([1.0], group_size=2), ValueError, "from 1 to 1; got 2"),
+        (lambda: first_g_finished([1.0], group_size=0), ValueError, "from 1 to 1; got 0"),
+        (lambda: first_g_finished([np.nan], group_size=1), ValueError, "finish_time must be numb"),
+    ],
+)
+def test_bad_input(call, error, words):
+    with pytest.raises(error, match=words):
+        call()

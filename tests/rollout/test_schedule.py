@@ -1,0 +1,179 @@
+"""Peaks, predicted lengths, admission and order: the worked numbers, then their laws."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxrl_llm.rollout import admit, future_peak, longest_first, predict_remaining
+
+quick = settings(max_examples=60, deadline=None, database=None, derandomize=True)
+ROWS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 12)), max_size=8)
+
+
+def columns(rows):
+    return [np.array([row[i] for row in rows], np.int64) for i in (0, 1)]
+
+
+def counted(rows) -> int:
+    """The tokens that are held after every number of further steps, the greatest of them."""
+    steps = range(max((b for _, b in rows), default=0) + 1)
+    return max((sum(u + t for u, b in rows if b >= t) for t in steps), default=0)
+
+
+def test_peak_worked_numbers():
+    used, remaining = [10, 20, 5], [8, 2, 4]
+    assert future_peak(used, remaining) == 41
+    assert [int(future_peak(used[i:], remaining[i:])) for i in (1, 2)] == [29, 9]
+    # After one, two and three rows by what remains: 18, 23, 41.
+    assert future_peak([10], [8]) == 18
+    assert future_peak([10, 5], [8, 4]) == 23
+    assert future_peak([3, 4, 5], [6, 6, 6]) == 3 + 4 + 5 + 3 * 6
+    assert future_peak([], []) == 0
+
+
+def test_peak_of_several_batches_and_of_some_rows():
+    used, remaining = np.array([[10, 20, 5], [1, 2, 3]]), np.array([[8, 2, 4], [0, 0, 0]])
+    assert future_peak(used, remaining).tolist() == [41, 6]
+    active = np.array([[True, False, True], [False, False, False]])
+    assert future_peak(used, remaining, active=active).tolist() == [23, 0]
+
+
+@quick
+@given(ROWS)
+def test_peak_is_what_a_count_at_every_step_finds(rows):
+    assert future_peak(*columns(rows)) == counted(rows)
+
+
+@quick
+@given(ROWS, st.integers(0, 30), st.integers(0, 12))
+def test_another_row_never_lowers_the_peak(rows, used, remaining):
+    assert future_peak(*columns([*rows, (used, remaining)])) >= future_peak(*columns(rows))
+
+
+def test_prediction_worked_numbers():
+    history = [10, 20, 30, 40]
+    assert predict_remaining(history, [15], max_new_tokens=40).tolist() == [24]
+    assert predict_remaining(history, [15], max_new_tokens=200).tolist() == [24]
+    # Nothing that long was seen, or nothing at all: the limit.
+    assert predict_remaining(history, [40, 45], max_new_tokens=50).tolist() == [9, 4]
+    assert predict_remaining([], [0], max_new_tokens=50).tolist() == [49]
+    # The limit may be of each row, and is never passed.
+    assert predict_remaining(history, [15, 15], max_new_tokens=[20, 16]).tolist() == [4, 0]
+    assert predict_remaining(history, [60], max_new_tokens=50).tolist() == [0]
+
+
+def test_prediction_takes_a_length_that_was_seen():
+    # Of ten lengths, 0.7 of them are seven, though the product in floats is a little more.
+    assert predict_remaining(range(1, 11), [0], max_new_tokens=99, quantile=0.7).tolist() == [6]
+    assert predict_remaining(range(1, 31), [0], max_new_tokens=99, quantile=0.1).tolist() == [2]
+    assert predict_remaining([5, 9], [0], max_new_tokens=99, quantile=1e-6).tolist() == [4]
+    assert predict_remaining([5, 9], [0], max_new_tokens=99, quantile=1.0).tolist() == [8]
+
+
+@quick
+@given(
+    st.lists(st.integers(0, 40), max_size=12),
+    st.lists(st.integers(0, 45), max_size=5),
+    st.sampled_from([0.25, 0.5, 0.8, 1.0]),
+)
+def test_prediction_equals_the_loop(history, generated, q):
+    expected = []
+    for g in generated:
+        longer = sorted(x for x in history if x > g)
+        # In hundredths, so that the ceiling is exact.
+        at = -(-round(100 * q) * len(longer) // 100) - 1
+        pred = min(longer[at], 42) if longer else 42
+        expected.append(max(pred - g - 1, 0))
+    assert predict_remaining(history, generated, max_new_tokens=42, quantile=q).tolist() == expected
+
+
+def one_by_one(rows, queue, capacity, free_slots) -> int:
+    rows, count = list(rows), 0
+    for request in queue:
+        if count == free_slots or counted([*rows, request]) >= capacity:
+            break
+        rows.append(request)
+        count += 1
+    return count
+
+
+@quick
+@given(ROWS, ROWS, st.integers(0, 150), st.integers(0, 9))
+def test_admission_is_first_in_first_out_and_stops_at_the_first_refusal(rows, queue, cap, free):
+    found = admit(*columns(rows), *columns(queue), capacity=cap, free_slots=free)
+    assert found == one_by_one(rows, queue, cap, free)
+
+
+def test_a_short_request_does_not_pass_a_long_one():
+    rows, queue = ([10], [5]), ([50, 1], [50, 1])
+    assert admit(*rows, *queue, capacity=60, free_slots=2) == 0
+    assert admit(*rows, queue[0][1:], queue[1][1:], capacity=60, free_slots=2) == 1
+
+
+def test_admission_below_capacity_and_of_active_rows():
+    rows, queue = ([10, 20], [8, 2]), ([5], [4])
+    assert admit(*rows, *queue, capacity=41, free_slots=1) == 0  # The peak is 41, not below it.
+    assert admit(*rows, *queue, capacity=42, free_slots=1) == 1
+    active = np.array([True, False])
+    assert admit(*rows, *queue, capacity=24, free_slots=1, active=active) == 1
+    assert admit(*rows, *queue, capacity=42, free_slots=0) == 0
+    assert admit([], [], [], [], capacity=1, free_slots=3) == 0
+
+
+def test_order_of_groups():
+    # Groups 7, 2, 9 have 5, 8 and 8 as their longest; 2 came before 9.
+    expected, group = [5, 8, 1, 3, 8], [7, 2, 9, 7, 9]
+    assert longest_first(expected, group).tolist() == [1, 2, 4, 0, 3]
+    assert longest_first([], []).tolist() == []
+
+
+@quick
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 4)), max_size=12))
+def test_order_keeps_siblings_together_and_falls(requests):
+    expected, group = columns(requests)
+    order = longest_first(expected, group)
+    assert sorted(order) == list(range(len(requests)))
+    starts = [g for i, g in enumerate(group[order]) if i == 0 or group[order][i - 1] != g]
+    assert len(starts) == len(set(group.tolist()))
+    longest = [expected[group == g].max() for g in starts]
+    assert longest == sorted(longest, reverse=True)
+    for g in starts:
+        assert (np.diff(order[group[order] == g]) > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: future_peak([1.5], [1]), TypeError, "future_peak: used must hold integers"),
+        (lambda: future_peak([1], [-1]), ValueError, "remaining must not be negative; got -1"),
+        (lambda: future_peak([1], [1, 2]), ValueError, "must have one shape"),
+        (lambda: future_peak([1], [1], active=[1]), TypeError, "active must be bool"),
+        (lambda: future_peak([1], [1], active=[]), ValueError, r"active must have shape \(1,\)"),
+        (
+            lambda: predict_remaining([1], [1], max_new_tokens=9, quantile=0.0),
+            ValueError,
+            r"quantile must be in \(0, 1\]; got 0",
+        ),
+        (
+            lambda: predict_remaining([1], [1], max_new_tokens=[9, 9]),
+            ValueError,
+            r"max_new_tokens must be one number .* \(1,\); got \(2,\)",
+        ),
+        (
+            lambda: admit([1], [1], [1], [], capacity=9, free_slots=1),
+            ValueError,
+            r"queue_used \(1,\), queue_remaining \(0,\)",
+        ),
+        (
+            lambda: admit([1], [1], [1], [1], capacity=9, free_slots=-1),
+            ValueError,
+            "admit: free_slots must not be negative; got -1",
+        ),
+        (lambda: longest_first([1.0, np.nan], [0, 0]), ValueError, r"it is NaN at \(1,\)"),
+        (lambda: longest_first([1.0], [0.5]), TypeError, "group must hold integers"),
+    ],
+)
+def test_bad_input(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
