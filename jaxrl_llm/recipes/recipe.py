@@ -166,6 +166,11 @@ class Recipe:
         return has_ratio(self.surrogate)
 
     @property
+    def reads_behavior(self) -> bool:
+        """Whether it knows of what sampled: it has a correction or reads ``behavior_logp``."""
+        return "behavior_logp" in self.needs
+
+    @property
     def reward_range(self) -> tuple[float, float]:
         """The least and the greatest reward that the advantage is defined for, else infinite."""
         return slots.reward_range(self.advantage)
@@ -185,6 +190,15 @@ class Recipe:
             raise ValueError(
                 f"recipe {self.name!r} has a surrogate without a ratio to old_logp, so {updates} "
                 "updates on one batch would be biased from the second on; use 1."
+            )
+
+    def check_staleness(self, max_staleness: int) -> None:
+        """Raises ValueError if older weights may sample and nothing in it would make up for it."""
+        if max_staleness > 0 and not self.uses_ratio and not self.reads_behavior:
+            raise ValueError(
+                f"recipe {self.name!r} has no correction and a surrogate without a ratio, so "
+                f"rollouts of older weights (max_staleness {max_staleness}) would bias it; use 0, "
+                "or a recipe such as rollout_correction."
             )
 
     def init(self) -> AlgoState:

@@ -2,6 +2,7 @@
 
 from jaxrl_llm.train.checkpoint import CheckpointError, Checkpoints
 from jaxrl_llm.train.config import (
+    AsyncConfig,
     CheckpointConfig,
     DataConfig,
     EvaluationConfig,
@@ -20,6 +21,7 @@ from jaxrl_llm.train.step import make_scorer, make_step
 
 __all__ = [
     "Accuracy",
+    "AsyncConfig",
     "CheckpointConfig",
     "CheckpointError",
     "Checkpoints",

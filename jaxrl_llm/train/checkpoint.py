@@ -15,7 +15,7 @@ import shutil
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -28,6 +28,22 @@ from jaxrl_llm.train.state import TrainState
 
 _NAME = re.compile(r"step_(\d{8})")
 _FORMAT = 2
+
+
+# The name, and in the metadata the key, of what stands beside the state.
+_BESIDE = "waiting"
+
+
+class Beside(NamedTuple):
+    """What is saved with a state and is no part of it: its shapes need not be known to read it.
+
+    Attributes:
+      arrays: NumPy arrays in dicts and lists.
+      notes: What JSON knows.
+    """
+
+    arrays: ArrayTree
+    notes: Any
 
 
 class CheckpointError(RuntimeError):
@@ -108,8 +124,12 @@ class Checkpoints:
         """The folder of one checkpoint."""
         return self.folder / f"step_{step:08d}"
 
-    def save(self, state: TrainState) -> None:
+    def save(self, state: TrainState, *, beside: Beside | None = None) -> None:
         """Starts to write the state of its step; returns when the state may be changed again.
+
+        Args:
+          state: The state.
+          beside: What :meth:`restore_beside` is to give back.
 
         Raises:
           CheckpointError: If this one or the one before could not be written. What was there before
@@ -124,12 +144,14 @@ class Checkpoints:
             # A damaged one that a resumed run passed over is set aside, not deleted.
             if path.exists():
                 path.rename(files.free_name(path))
-            tree = _to_arrays(state)
-            # A write that fails halfway is cleaned up too, but Orbax' threads complain for a page.
-            if shutil.disk_usage(self.folder).free < sum(x.nbytes for x in jax.tree.leaves(tree)):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            items = {"state": _to_arrays(state)}
             marks = fingerprint(self.model, state) | self.run
-            response = ocp.save_async(path, tree, custom_metadata=marks)
+            if beside is not None:
+                items[_BESIDE], marks[_BESIDE] = beside.arrays, beside.notes
+            # A write that fails halfway is cleaned up too, but Orbax' threads complain for a page.
+            if shutil.disk_usage(self.folder).free < sum(x.nbytes for x in jax.tree.leaves(items)):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            response = ocp.save_checkpointables_async(path, items, custom_metadata=marks)
             self._pending, self.last = (step, response), step
 
     def wait(self) -> None:
@@ -180,6 +202,25 @@ class Checkpoints:
         state = _from_arrays(self._load(_to_arrays(like), wanted, step), like)
         self.last = int(state.step)
         return state
+
+    def restore_beside(self) -> Beside | None:
+        """What was saved beside the state that was restored last; None if there was nothing.
+
+        One that cannot be read is passed over with a warning.
+        """
+        if self.last is None:
+            return None
+        path = self.path(self.last)
+        try:
+            with _orbax() as ocp:
+                notes = (ocp.metadata(path).custom_metadata or {}).get(_BESIDE)
+                if notes is None:
+                    return None
+                return Beside(ocp.load(path, checkpointable_name=_BESIDE), notes)
+        except Exception as error:
+            told = f"The rollouts in the checkpoint {str(path)!r} cannot be read"
+            warnings.warn(f"{told} and are passed over: {files.reason(error)}.", stacklevel=2)
+            return None
 
     def restore_params(self, like: ArrayTree, *, step: int | None = None) -> ArrayTree:
         """Only the parameters of the last state that can be read; arguments as :meth:`restore`."""

@@ -90,6 +90,45 @@ class SamplingConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AsyncConfig:
+    """Whether the next rollouts are sampled and graded while a step trains.
+
+    Batch n trains version n of the weights. It may be started once version n - max_staleness is
+    there, and then takes the newest there is. A recipe that reads ``behavior_logp`` or has a
+    correction makes up for older weights in its own way; for any other, what sampled is its
+    ``old_logp``, so that its ratio is that of the policy to what sampled. One without a ratio is
+    refused. What a checkpoint finds finished and not yet trained on, it keeps.
+
+    On one device rewards overlap with everything else, but a sampler and a step take turns; with
+    `sampler_devices` they do not.
+
+    Attributes:
+      max_staleness: Updates by which the weights that sample may be older than those that train.
+        0 samples and trains in turns; 1 does both at once; more evens out batches that take
+        unequally long.
+      sampler_devices: How many devices, the last ones, do nothing but sample; the mesh is made of
+        the others. None shares the one device of a run without a mesh.
+      sampler_mesh: How those are laid out; by default all of them split the batch.
+    """
+
+    max_staleness: int = 0
+    sampler_devices: int | None = None
+    sampler_mesh: MeshConfig = MeshConfig(data=-1)
+
+    def __post_init__(self):
+        name = "asynchrony"
+        checks.check_non_negative(name, max_staleness=self.max_staleness)
+        checks.check_positive(name, sampler_devices=self.sampler_devices)
+        if self.sampler_devices is not None and not self.max_staleness:
+            raise ValueError(
+                "asynchrony: sampler_devices has no effect with max_staleness 0: sampling and "
+                "training take turns on all devices."
+            )
+        if self.sampler_devices is None and self.sampler_mesh != MeshConfig(data=-1):
+            raise ValueError("asynchrony: sampler_mesh has no effect without sampler_devices.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointConfig:
     """When the state is saved; it always is at the end of a run, on Ctrl-C and after an error.
 
@@ -145,6 +184,7 @@ class TrainConfig:
       optimizer: How the parameters move.
       critic: How those of the critic move, for a recipe that has one.
       mesh: Over which devices.
+      asynchrony: Whether sampling goes on while a step trains.
       checkpoint: When the state is saved.
       evaluation: How held-out questions are evaluated.
       steps: Batches of rollouts in all, those before a resume included.
@@ -171,6 +211,7 @@ class TrainConfig:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     critic: OptimizerConfig | None = None
     mesh: MeshConfig = field(default_factory=MeshConfig)
+    asynchrony: AsyncConfig = field(default_factory=AsyncConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     steps: int = 100
@@ -210,6 +251,7 @@ class TrainConfig:
         recipe = find_recipe(self.recipe, self.sampling)
         recipe.check_group_size(self.sampling.group_size)
         recipe.check_updates(self.updates_per_batch)
+        recipe.check_staleness(self.asynchrony.max_staleness)
         if recipe.critic is not None and self.critic is None:
             raise ValueError(
                 f"config: recipe {recipe.name!r} has a critic; say how it moves with "

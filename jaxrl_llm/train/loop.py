@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +11,19 @@ import numpy as np
 
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.interrupt import catch_interrupt
-from jaxrl_llm.data import Cursor, take
 from jaxrl_llm.recipes import Batch
-from jaxrl_llm.train.collect import records, texts_of, to_batch
+from jaxrl_llm.train.asynchronous import batches
 from jaxrl_llm.train.config import TrainConfig
 from jaxrl_llm.train.evaluate import Accuracy
 from jaxrl_llm.train.folder import RunFolder, TrainingError
 from jaxrl_llm.train.mesh import place_batch
 from jaxrl_llm.train.metrics import host_metrics
 from jaxrl_llm.train.optimizer import make_optimizer
-from jaxrl_llm.train.provide import graded_greedily, provide
 from jaxrl_llm.train.rescue import saved_on_error
 from jaxrl_llm.train.setup import Parts, begin
 from jaxrl_llm.train.state import TrainState
 from jaxrl_llm.train.step import make_scorer, make_step
+from jaxrl_llm.train.waiting import pack, restored
 
 
 @dataclass(frozen=True)
@@ -60,7 +58,10 @@ def train(
 
     A run is resumed exactly: with the same configuration on the same devices, it goes on as if it
     had not been stopped. Ctrl-C (or SIGTERM) ends it after the step under way, with a checkpoint;
-    a second one ends it at once. An error ends it with a checkpoint of the last whole step.
+    a second one ends it at once. An error ends it with a checkpoint of the last whole step. Where
+    rollouts are sampled ahead of their step (see :class:`AsyncConfig`), a checkpoint keeps those
+    that are finished; which weights sampled a batch then depends on how long things take, so a
+    resumed run is another one of the same kind, without losing or repeating a question.
 
     Args:
       config: The run.
@@ -88,6 +89,10 @@ def train(
     first, steps = int(state.step), config.steps
     folder.start(first, files or {})
     folder.say(parts.describe(state.params))
+    rollouts = batches(parts, state, restored(checkpoints, parts, state, folder.say))
+
+    def save(state: TrainState) -> None:
+        checkpoints.save(state, beside=pack(parts, rollouts.waiting(int(state.step))))
 
     def evaluate(step: int) -> None:
         if not folder.accuracy_at(step):  # a run that is resumed may have it
@@ -99,47 +104,28 @@ def train(
     notice = "\nStopping after this step; once more stops at once.\n" if say else ""
     with (
         catch_interrupt(notice=notice) as interrupt,
-        saved_on_error(checkpoints, lambda: state, folder.say),
+        saved_on_error(checkpoints, lambda: state, save, folder.say),
         folder.progress(first, steps) as bar,
+        rollouts,
     ):
         for step in range(first + 1, steps + 1):
             clock = [time.perf_counter()]
-            indices, cursor = _next_indices(parts, state.data_cursor)
-            questions = [parts.train[i] for i in indices]
-            key = jax.random.fold_in(state.key, step - 1)
-            tokens = [question.tokens for question in questions]
-            rollout = parts.sampler(state.params, key, tokens, version=step - 1)
-            completions = texts_of(rollout, parts.tokenizer)
+            found = rollouts.take()
             clock.append(time.perf_counter())
 
-            scores = parts.grade(questions, completions)
-            vocab_size = parts.model.config.vocab_size
-            batch = to_batch(rollout, scores.rewards, questions, vocab_size=vocab_size)
-            batch = provide(
-                batch,
-                parts.recipe,
-                scores=scores,
-                rollout=rollout,
-                step=step - 1,
-                indices=indices,
-                questions=questions,
-                greedy=partial(graded_greedily, parts, state.params, key, questions),
-            )
-            clock.append(time.perf_counter())
-
-            batch = score(reference, place_batch(batch, parts.mesh))
-            after, metrics = update(state._replace(data_cursor=cursor), batch)
+            batch = score(reference, place_batch(found.batch, parts.mesh))
+            after, metrics = update(state._replace(data_cursor=found.cursor), batch)
             jax.block_until_ready(metrics)
             clock.append(time.perf_counter())
 
-            seconds = dict(zip(("rollout", "reward", "step"), np.diff(clock), strict=True))
-            numbers = host_metrics(metrics, scores, rollout, seconds=seconds)
-            rows = records(questions, completions, scores.rewards)[: config.samples_shown]
+            seconds = found.seconds | dict(zip(("wait", "step"), np.diff(clock), strict=True))
+            numbers = host_metrics(metrics, found.numbers, seconds=seconds)
             diverged = not np.isfinite([numbers[k] for k in _FINITE if k in numbers]).all()
             state = state if diverged else after
-            folder.step(step, numbers, rows)
+            folder.step(step, numbers, found.rows)
             if diverged:
                 raise TrainingError(_diverged(step, numbers, checkpoints.last))
+            rollouts.publish(state)
             speed = f"{numbers['tokens_per_second']:.0f} tok/s"
             bar.set_postfix_str(f"reward {numbers['reward']:.3f}, {speed}")
             bar.update()
@@ -148,7 +134,7 @@ def train(
                 evaluate(step)
             stops = step == steps or bool(interrupt)  # once: a signal may come at any time
             if stops or every(config.checkpoint.every, step):
-                checkpoints.save(state)
+                save(state)
             if stops:
                 break
 
@@ -178,13 +164,6 @@ def _compiled(parts: Parts, optimizer) -> tuple[Callable, Callable]:
         return batch if reference is None else batch.replace(ref_logp=scorer(reference, batch))
 
     return score, update
-
-
-def _next_indices(parts: Parts, cursor: Cursor) -> tuple[list[int], Cursor]:
-    """The questions of a step by their places, and where those of the next one begin."""
-    config = parts.config
-    size, seed = len(parts.train), config.data.seed
-    return take(cursor, config.prompts_per_step, size=size, seed=seed)
 
 
 # What a step must not lose, on pain of a checkpoint that no run can go on from.

@@ -32,7 +32,12 @@ class MeshConfig:
 
 
 def make_mesh(
-    *, data: int = 1, fsdp: int = 1, tensor: int = 1, devices: Sequence | None = None
+    *,
+    data: int = 1,
+    fsdp: int = 1,
+    tensor: int = 1,
+    devices: Sequence | None = None,
+    whole: bool = False,
 ) -> Mesh | None:
     """A mesh with the axes ``data``, ``fsdp`` and ``tensor``.
 
@@ -44,6 +49,7 @@ def make_mesh(
       fsdp: Size of the axis, or -1.
       tensor: Size of the axis, or -1.
       devices: The devices; all of them by default.
+      whole: Take all of them, even if that is a mesh of one.
 
     Returns:
       The mesh, or None for one device, which needs none.
@@ -67,13 +73,13 @@ def make_mesh(
             )
         sizes = {k: len(devices) // known if v == -1 else v for k, v in sizes.items()}
     total = math.prod(sizes.values())
-    if total == 1:
+    if total == 1 and not whole:
         return None
     if total != len(devices):
         text = " x ".join(f"{name} {size}" for name, size in sizes.items())
         raise ValueError(
             f"make_mesh: {text} needs {total} devices, but there are {len(devices)}; the sizes "
-            "must multiply to the number of devices, or to 1."
+            f"must multiply to the number of devices{'' if whole else ', or to 1'}."
         )
     return jax.make_mesh(
         tuple(sizes.values()), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices

@@ -26,10 +26,11 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
     - ``entropy``: nats a token.
     - ``approx_kl``, ``ratio_max``, ``clip_fraction``, ``dual_clip_fraction``: against ``old_logp``,
       where the batch has it; the fractions for surrogates that clip so.
-    - ``sampler_gap``, ``sampler_ess``: mean ``|logp - behavior_logp|`` and effective sample size,
-      where the batch has ``behavior_logp``. The loop puts the tempered log-probability over the
-      whole vocabulary there, so these show a sampler that computes otherwise than the step, and
-      not what top-k, top-p or min-p cut off.
+    - ``sampler_gap``, ``sampler_kl``, ``sampler_ess``: mean ``|logp - behavior_logp|``, an estimate
+      of KL(behavior || policy) and effective sample size, where the batch has ``behavior_logp``.
+      The loop puts the tempered log-probability over the whole vocabulary there, so these show
+      older weights and a sampler that computes otherwise than the step, and not what top-k, top-p
+      or min-p cut off.
 
     Args:
       recipe: The method, for the bounds of its clip.
@@ -53,28 +54,40 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
         metrics |= _clip_metrics(recipe.surrogate, *pair, batch)
     if batch.behavior_logp is not None:
         gap = diagnostics.mismatch(logp, batch.behavior_logp, batch.mask)
-        metrics["sampler_gap"] = gap.mean_abs
+        metrics["sampler_gap"], metrics["sampler_kl"] = gap.mean_abs, gap.kl
         metrics["sampler_ess"] = diagnostics.effective_sample_size(
             logp, batch.behavior_logp, batch.mask
         )
     return jax.tree.map(lambda x: jax.lax.stop_gradient(jnp.asarray(x, jnp.float32)), metrics)
 
 
-def host_metrics(
-    metrics: Mapping[str, Array], scores, rollout, *, seconds: Mapping[str, float]
-) -> dict[str, float]:
-    """The numbers of a step as Python floats, with those that only the host knows.
+def rollout_metrics(scores, rollout, ages: np.ndarray) -> dict[str, float]:
+    """The numbers of a batch that only the host knows.
 
     - ``reward/NAME``: each column of the reward; ``reward_failures``: hung or crashed verifiers.
     - ``truncated``: share of responses that ran to their length.
-    - ``seconds_NAME``: of rollout, reward and step; ``tokens_per_second``: over all three.
+    - ``staleness``, ``staleness_max``: by how many updates the weights that sampled a token are
+      older than those that it trains, in the mean and at most.
     """
-    values = {name: float(value) for name, value in jax.device_get(metrics).items()}
-    values |= {f"reward/{name}": float(x.mean()) for name, x in scores.columns.items()}
+    values = {f"reward/{name}": float(x.mean()) for name, x in scores.columns.items()}
     values["reward_failures"] = float(scores.failures)
     values["truncated"] = float(np.mean(np.asarray(rollout.finish) == 0))
+    return values | {"staleness": float(ages.mean()), "staleness_max": float(ages.max())}
+
+
+def host_metrics(
+    metrics: Mapping[str, Array], numbers: Mapping[str, float], *, seconds: Mapping[str, float]
+) -> dict[str, float]:
+    """The numbers of a step as Python floats, with those of its batch.
+
+    - ``seconds_rollout``, ``seconds_reward``: what the batch took, wherever that was done.
+    - ``seconds_wait``, ``seconds_step``: what the loop waited for the batch, and what the step
+      took; ``tokens_per_second`` is over these two.
+    """
+    values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+    values |= numbers
     values |= {f"seconds_{name}": value for name, value in seconds.items()}
-    values["tokens_per_second"] = values["tokens"] / max(sum(seconds.values()), 1e-9)
+    values["tokens_per_second"] = values["tokens"] / max(seconds["wait"] + seconds["step"], 1e-9)
     return values
 
 

@@ -82,7 +82,7 @@ def provide(
       recipe: The method.
       scores: Rewards, with their columns ``[P * G]``.
       rollout: What was sampled.
-      step: Updates made so far: the version of the weights.
+      step: Updates made when it is trained on: the version of the weights by then.
       indices: Places of the prompts in the data set.
       questions: P.
       greedy: Grades the most likely response of each prompt: ``[P]``; called only if needed.
@@ -99,9 +99,7 @@ def provide(
     known = {
         "prompt_ids": lambda: np.asarray(indices),
         "truncated": lambda: np.asarray(rollout.finish) == 0,
-        "versions": lambda: np.broadcast_to(
-            np.asarray(rollout.version)[..., None], batch.mask.shape
-        ),
+        "versions": lambda: rollout.version,
         "current_version": lambda: np.full(shape[0], step),
         "greedy_rewards": greedy,
     }
@@ -179,5 +177,5 @@ def _from_metadata(recipe: Recipe, name: str, questions: Sequence[Question]) -> 
 
 def graded_greedily(parts, params, key: jax.Array, questions: Sequence[Question]) -> np.ndarray:
     """Rewards ``[P]`` of the most likely responses."""
-    rollout = parts.greedy(params, key, [question.tokens for question in questions])
+    rollout = parts.baseline(params, key, [question.tokens for question in questions])
     return parts.grade(list(questions), texts_of(rollout, parts.tokenizer)).rewards

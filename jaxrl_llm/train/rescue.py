@@ -13,13 +13,17 @@ from jaxrl_llm.train.state import TrainState
 
 @contextlib.contextmanager
 def saved_on_error(
-    checkpoints: Checkpoints, current: Callable[[], TrainState], say: Callable[[str], Any]
+    checkpoints: Checkpoints,
+    current: Callable[[], TrainState],
+    save: Callable[[TrainState], None],
+    say: Callable[[str], Any],
 ) -> Iterator[None]:
     """Waits for the last checkpoint at its end; after an error, it saves the last whole step first.
 
     Args:
       checkpoints: Of the run.
       current: Returns the state after the last whole step.
+      save: Begins a checkpoint of a state.
       say: Told what was saved.
     """
     try:
@@ -28,7 +32,7 @@ def saved_on_error(
         try:
             # Whoever presses Ctrl-C twice does not want to wait, and a full disk stays full.
             if isinstance(error, Exception) and not isinstance(error, CheckpointError):
-                _save_newer(checkpoints, current(), say)
+                _save_newer(checkpoints, current(), save, say)
             checkpoints.wait()
         except CheckpointError as failed:
             warnings.warn(str(failed), stacklevel=2)
@@ -36,12 +40,12 @@ def saved_on_error(
     checkpoints.wait()
 
 
-def _save_newer(checkpoints: Checkpoints, state: TrainState, say: Callable[[str], Any]) -> None:
+def _save_newer(checkpoints: Checkpoints, state: TrainState, save: Callable, say: Callable) -> None:
     """Saves a state that no checkpoint has yet, unless a failed step has consumed it."""
     if any(x.is_deleted() for x in jax.tree.leaves(state) if isinstance(x, jax.Array)):
         return
     step = int(state.step)
     if step > (checkpoints.last or 0):
-        checkpoints.save(state)
+        save(state)
         checkpoints.wait()
         say(f"An error ended the run; the state after step {step} is saved, for --resume.")

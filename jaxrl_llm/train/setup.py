@@ -38,25 +38,30 @@ class Parts:
     Attributes:
       config: The configuration.
       mesh: The device mesh, or None for one device.
+      sampler_mesh: That of the devices which only sample, or None if there are none.
       model: The model.
       tokenizer: A ``data.Tokenizer``.
       recipe: The method.
       train: Questions that are trained on.
       held_out: Questions that never are; empty if none are held out.
-      sampler: Of rollouts; as for the next two, see ``rollout.make_sampler``.
-      greedy: One most likely response a question.
+      sampler: Of rollouts, on the sampler's mesh if there is one; as for the next three, see
+        ``rollout.make_sampler``.
+      baseline: One most likely response a question, in the same place.
+      greedy: The same for the evaluation, on the mesh.
       sampled: Responses of the sampled evaluation.
       questions: A digest of all questions, before any limit, and of their split and order.
     """
 
     config: TrainConfig
     mesh: jax.sharding.Mesh | None
+    sampler_mesh: jax.sharding.Mesh | None
     model: Model
     tokenizer: Any
     recipe: Recipe
     train: list[Question]
     held_out: list[Question]
     sampler: Callable
+    baseline: Callable
     greedy: Callable
     sampled: Callable
     questions: str
@@ -93,11 +98,15 @@ class Parts:
         """One line about the run."""
         config, devices = self.config, 1 if self.mesh is None else self.mesh.size
         name = config.model if isinstance(config.model, str) else "model"
+        used = f"{devices} of {jax.device_count()} {jax.default_backend()} device(s)"
+        if most := config.asynchrony.max_staleness:
+            own = config.asynchrony.sampler_devices
+            used += f" and {own} more that sample" if own else ""
+            used += f", rollouts at most {most} update(s) behind"
         return (
-            f"{name}, {trees.size(params):,} parameters, {devices} of {jax.device_count()} "
-            f"{jax.default_backend()} device(s); {self.recipe.name}, {config.prompts_per_step} "
-            f"prompts x {config.sampling.group_size} rollouts a step; {len(self.train)} questions "
-            f"to train on, {len(self.held_out)} held out"
+            f"{name}, {trees.size(params):,} parameters, {used}; {self.recipe.name}, "
+            f"{config.prompts_per_step} prompts x {config.sampling.group_size} rollouts a step; "
+            f"{len(self.train)} questions to train on, {len(self.held_out)} held out"
         )
 
 
@@ -146,6 +155,59 @@ def load_questions(config: TrainConfig, tokenizer, room: int) -> tuple[list, lis
     return train, encode_prompts(held_out, tokenizer, **options), digest
 
 
+def load_meshes(
+    config: TrainConfig,
+) -> tuple[jax.sharding.Mesh | None, jax.sharding.Mesh | None]:
+    """The mesh of a run and that of the devices which only sample; None where there is none."""
+    given, sizes, devices = config.asynchrony, dataclasses.asdict(config.mesh), jax.devices()
+    own, sampler_mesh = given.sampler_devices, None
+    if own is not None:
+        if own >= len(devices):
+            raise ValueError(
+                f"asynchrony: sampler_devices {own} leaves none of the {len(devices)} device(s) to "
+                "train on."
+            )
+        layout = dataclasses.asdict(given.sampler_mesh)
+        sampler_mesh = meshes.make_mesh(**layout, devices=devices[-own:], whole=True)
+        meshes.check_batch("asynchrony", config.prompts_per_step, 1, batch_shards(sampler_mesh))
+        devices = devices[:-own]
+    mesh = meshes.make_mesh(**sizes, devices=devices)
+    meshes.check_batch("train", config.prompts_per_step, config.microbatches, batch_shards(mesh))
+    if mesh is not None and given.max_staleness and own is None:
+        raise ValueError(
+            "asynchrony: a sampler and a step that share several devices would wait for each other "
+            "for ever; give the sampler some of its own with sampler_devices."
+        )
+    return mesh, sampler_mesh
+
+
+def _samplers(config: TrainConfig, model: Model, tokenizer, mesh, sampler_mesh) -> dict:
+    """The samplers of :class:`Parts` by name; nothing is compiled twice that could be shared."""
+    from jaxrl_llm.rollout import make_sampler
+
+    sampling = config.sampling
+    shared = {"max_new_tokens": sampling.max_new_tokens, "stop_ids": tokenizer.eos_ids}
+    shared["pad_id"] = tokenizer.pad_id
+    policy = {"temperature": sampling.temperature, "top_k": sampling.top_k}
+    policy |= {"top_p": sampling.top_p, "min_p": sampling.min_p}
+
+    def drawn(group_size: int, where):
+        return make_sampler(model, group_size=group_size, mesh=where, **policy, **shared)
+
+    def likely(where):
+        return make_sampler(model, group_size=1, temperature=0.0, mesh=where, **shared)
+
+    greedy, group_size = likely(mesh), sampling.group_size
+    samples = config.evaluation.samples or group_size
+    if sampler_mesh is not None:
+        sampler, baseline = drawn(group_size, sampler_mesh), likely(sampler_mesh)
+        sampled = drawn(samples, mesh)
+    else:
+        sampler, baseline = drawn(group_size, mesh), greedy
+        sampled = sampler if samples == group_size else drawn(samples, mesh)
+    return {"sampler": sampler, "baseline": baseline, "greedy": greedy, "sampled": sampled}
+
+
 def load_parts(config: TrainConfig) -> tuple[Parts, ArrayTree]:
     """Everything that a run needs, loaded and checked against each other, and the parameters.
 
@@ -153,16 +215,12 @@ def load_parts(config: TrainConfig) -> tuple[Parts, ArrayTree]:
       ValueError: If the parts do not fit: a mesh that the devices or the batch do not divide, a
         prompt that is longer than the context, no held-out questions for an evaluation.
     """
-    from jaxrl_llm.rollout import make_sampler
-
     if jax.process_count() > 1:
         raise ValueError(
             f"train: the loop runs in one process, with all its devices; there are "
             f"{jax.process_count()} processes."
         )
-    sizes = config.mesh
-    mesh = meshes.make_mesh(data=sizes.data, fsdp=sizes.fsdp, tensor=sizes.tensor)
-    meshes.check_batch("train", config.prompts_per_step, config.microbatches, batch_shards(mesh))
+    mesh, sampler_mesh = load_meshes(config)
     model, params, tokenizer = load_model(config, mesh)
     sampling = config.sampling
     room = model.config.max_length - sampling.max_new_tokens
@@ -177,30 +235,19 @@ def load_parts(config: TrainConfig) -> tuple[Parts, ArrayTree]:
             "evaluation: there are no held-out questions; set data.held_out or data.evaluation, or "
             "turn the evaluation off."
         )
-    shared = {"max_new_tokens": sampling.max_new_tokens, "stop_ids": tokenizer.eos_ids}
-    shared |= {"pad_id": tokenizer.pad_id, "mesh": mesh}
-    policy = {"temperature": sampling.temperature, "top_k": sampling.top_k}
-    policy |= {"top_p": sampling.top_p, "min_p": sampling.min_p}
-    sampler = make_sampler(model, group_size=sampling.group_size, **policy, **shared)
-    samples = config.evaluation.samples
-    if samples in (None, sampling.group_size):
-        sampled = sampler
-    else:
-        sampled = make_sampler(model, group_size=samples, **policy, **shared)
     recipe = find_recipe(config.recipe, sampling, num_prompts=len(train))
     check_provided(recipe, train)
     parts = Parts(
         config=config,
         mesh=mesh,
+        sampler_mesh=sampler_mesh,
         model=model,
         tokenizer=tokenizer,
         recipe=recipe,
         train=train,
         held_out=held_out,
-        sampler=sampler,
-        greedy=make_sampler(model, group_size=1, temperature=0.0, **shared),
-        sampled=sampled,
         questions=digest,
+        **_samplers(config, model, tokenizer, mesh, sampler_mesh),
     )
     return parts, params
 

@@ -237,7 +237,7 @@ def test_a_full_disk_leaves_the_previous_one(tmp_path, monkeypatch, caplog):
         path.with_name(path.name + ".orbax-checkpoint-tmp").mkdir()  # what Orbax would leave
         return Response()
 
-    monkeypatch.setattr(ocp, "save_async", full)
+    monkeypatch.setattr(ocp, "save_checkpointables_async", full)
     checkpoints.save(make_state(step=2)[1])
     sentence = "of step 2 cannot be written .*: no space is left on the device; the one of step 1"
     with pytest.raises(CheckpointError, match=sentence):

@@ -61,7 +61,7 @@ def bring(recipe, *, columns=(), failures=0, metadata=(), greedy=None, **rollout
         recipe,
         scores=Scores(REWARDS, columns, failures),
         rollout=SimpleNamespace(
-            finish=jnp.array([[0, 1, 1], [1, 0, 1]]), version=jnp.full((P, G), 6), **rollout
+            finish=jnp.array([[0, 1, 1], [1, 0, 1]]), version=jnp.full((P, G, T), 6), **rollout
         ),
         step=7,
         indices=[9, 4],
