@@ -26,7 +26,12 @@ from jaxrl_llm.corrections.rejection import (
 )
 from jaxrl_llm.corrections.rollout import rollout_correction, sequence_rollout_correction
 from jaxrl_llm.corrections.sample_size import ess, ess_lr_scale
-from jaxrl_llm.corrections.staleness import loglinear_prox, staleness_capacity, staleness_mask
+from jaxrl_llm.corrections.staleness import (
+    loglinear_prox,
+    staleness_capacity,
+    staleness_mask,
+    version_lags,
+)
 from jaxrl_llm.corrections.weights import importance_weights, masked_importance_weights
 
 __all__ = [
@@ -42,5 +47,6 @@ __all__ = [
     "sequence_rollout_correction",
     "staleness_capacity",
     "staleness_mask",
+    "version_lags",
     "veto_mask",
 ]

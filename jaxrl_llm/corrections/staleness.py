@@ -173,6 +173,48 @@ def staleness_capacity(
     return jnp.minimum(fresh, max_concurrent - running)
 
 
+def version_lags(
+    versions: Array, mask: Array, *, current_version: Array | int
+) -> tuple[Array, Array]:
+    """How far behind the oldest and the latest token of each response are.
+
+        head lag = current_version - min over t of versions[t]
+        tail lag = current_version - max over t of versions[t]
+
+    The two differ for a response during which the weights changed. A bound on staleness
+    (:func:`staleness_capacity`) holds for the head lag.
+
+    Args:
+      versions: int ``[..., T]``, the version of the weights that sampled each token.
+      mask: bool ``[..., T]``, True = keep.
+      current_version: Version of the weights being trained: one integer, or an integer array that
+        has some of the leading axes of ``versions``, such as ``[P]``.
+
+    Returns:
+      Head lag and tail lag, both float32 ``[...]``; 0 where nothing is kept.
+
+    Raises:
+      ValueError: If shapes do not match.
+      TypeError: If ``mask`` is not bool or versions are not integers.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> versions, mask = jnp.array([3, 4, 4, 0]), jnp.array([True, True, True, False])
+      >>> head, tail = jr.corrections.version_lags(versions, mask, current_version=5)
+      >>> int(head), int(tail)
+      (2, 1)
+
+    References:
+      Fu et al., AReaL (arXiv:2505.24298), CODE reading.
+    """
+    age = _age("version_lags", versions, mask, current_version)
+    head = jnp.max(age, axis=-1, where=mask, initial=-jnp.inf)
+    tail = jnp.min(age, axis=-1, where=mask, initial=jnp.inf)
+    kept = jnp.any(mask, axis=-1)
+    return jnp.where(kept, head, 0.0), jnp.where(kept, tail, 0.0)
+
+
 def _age(function: str, versions: Array, mask: Array, current_version: Array | int) -> Array:
     """``current_version - versions`` in float32, 0 where masked, checked."""
     checks.check_mask(function, mask)

@@ -10,6 +10,7 @@ prs_where, icpo_merge  curation: by coverage; steered rollouts that are good eno
 truncation_mask        selection: no response that was cut off (overlong filtering)
 d3s_selection          selection: the most varied rollouts, their most telling tokens
 capo_selection         selection: no token whose step would be too large
+mpt_mask               advantage: 0 for tokens that a policy of low entropy has mastered
 dars_extra_rollouts    budget: more rollouts for hard prompts
 rollout_priority       budget: the prompt whose mean reward would become better known
 greedy_allocate        budget: one by one, to the greatest gain
@@ -39,6 +40,7 @@ from jaxrl_llm.curation.groups import (
     prs_where,
     truncation_mask,
 )
+from jaxrl_llm.curation.mastered import mpt_advantages, mpt_mask
 from jaxrl_llm.curation.mixing import (
     Replacement,
     ampo_select,
@@ -81,6 +83,8 @@ __all__ = [
     "linear_schedule",
     "max_variance_subset",
     "mix_source_mask",
+    "mpt_advantages",
+    "mpt_mask",
     "prs_keep_prob",
     "prs_where",
     "rollout_priority",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import corrections
-from jaxrl_llm.corrections import loglinear_prox, staleness_capacity
+from jaxrl_llm.corrections import loglinear_prox, staleness_capacity, version_lags
 
 VERSIONS = jnp.array([[[5, 6, 7], [3, 7, 7]], [[7, 7, 7], [6, 6, 99]]])
 MASK = jnp.ones((2, 2, 3), bool).at[1, 1, 2].set(False)
@@ -93,6 +93,22 @@ def test_no_rollout_that_was_admitted_is_used_too_late():
         assert max(version - start for start in used) <= 2
 
 
+def test_lags_of_head_and_tail():
+    versions = jnp.array([[3, 4, 4, 9], [5, 5, 5, 5], [0, 0, 0, 0]])
+    mask = jnp.array([[True, True, True, False], [True] * 4, [False] * 4])
+    head, tail = version_lags(versions, mask, current_version=6)
+    assert head.tolist() == [3, 1, 0] and tail.tolist() == [2, 1, 0]
+    per_row = version_lags(versions, mask, current_version=jnp.array([6, 7, 8]))
+    assert [x.tolist() for x in per_row] == [[3, 2, 0], [2, 2, 0]]
+
+
+def test_the_mask_of_sequences_is_a_bound_on_the_head_lag():
+    head, _ = version_lags(VERSIONS, MASK, current_version=7)
+    keep = staleness_mask(VERSIONS, MASK, current_version=7, max_staleness=1)
+    assert (keep == MASK & (head <= 1)[..., None]).all()
+    assert keep.any() and (MASK & ~keep).any()
+
+
 def test_bad_input():
     with pytest.raises(TypeError, match="staleness_mask: versions must hold integers"):
         staleness_mask(VERSIONS * 1.0, MASK, current_version=7, max_staleness=1)
@@ -104,6 +120,8 @@ def test_bad_input():
         staleness_mask(VERSIONS, MASK, current_version=7, max_staleness=1, level="group")
     with pytest.raises(ValueError, match="these must have one shape: versions"):
         staleness_mask(VERSIONS[0], MASK, current_version=7, max_staleness=1)
+    with pytest.raises(TypeError, match="version_lags: versions must hold integers"):
+        version_lags(VERSIONS * 1.0, MASK, current_version=7)
     with pytest.raises(TypeError, match="staleness_capacity: accepted must hold integers"):
         staleness_capacity(0, 0.5, 0, batch_size=1, max_staleness=0, max_concurrent=1)
     with pytest.raises(ValueError, match="staleness_capacity: batch_size must be above 0"):

@@ -19,14 +19,19 @@ LAYERS = (
     "curation",
     "aggregate",
     "rewards",
+    "rollout",
 )
-SHAPING = ("shaping", "length", "paraphrases")
-# Not of layer 1's methods, but what a row may point to.
+# Of these layers the modules that hold methods; the others grade text, or run a model.
+METHODS = {
+    "rewards": ("shaping", "length", "paraphrases"),
+    "rollout": ("ahead", "grid", "partial", "schedule", "speculative"),
+}
+# No methods of their own, but what a row may point to.
 ELSEWHERE = ("diagnostics.", "logprobs.")
 
 
 def public_functions() -> set[str]:
-    """Functions that a layer-1 method module defines or re-exports under a public name."""
+    """Functions that a module of methods defines or re-exports under a public name."""
     found = set()
     for layer in LAYERS:
         module = importlib.import_module(f"jaxrl_llm.{layer}")
@@ -34,8 +39,9 @@ def public_functions() -> set[str]:
         for name in getattr(module, "__all__", public):
             value = getattr(module, name)
             module_name = getattr(value, "__module__", "")
-            if layer == "rewards" and module_name.split(".")[-1] not in SHAPING:
-                continue  # it grades text
+            home = module_name.split(".")[-1]
+            if home not in METHODS.get(layer, (home,)):
+                continue
             if inspect.isfunction(value) and module_name.startswith(f"jaxrl_llm.{layer}"):
                 found.add(f"{layer}.{name}")
     return found

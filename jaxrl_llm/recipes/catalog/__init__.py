@@ -14,6 +14,7 @@ from jaxrl_llm.recipes.catalog import (
     off_policy,
     outcomes,
     ratios,
+    rollouts,
     teachers,
     tracked,
 )
@@ -64,6 +65,7 @@ _ROWS = (
     *outcomes.ROWS,
     *teachers.ROWS,
     *controllers.ROWS,
+    *rollouts.ROWS,
 )
 
 

@@ -12,6 +12,7 @@ KINDS = (
     "aggregate",
     "reference",
     "diagnostic",
+    "rollout",
 )
 
 

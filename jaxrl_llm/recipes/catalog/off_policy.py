@@ -38,6 +38,7 @@ ROWS = (
             "corrections.rollout_correction",
             "corrections.staleness_capacity",
             "corrections.staleness_mask",
+            "corrections.version_lags",
             "surrogates.decoupled_ppo",
         ),
         preset="areal",

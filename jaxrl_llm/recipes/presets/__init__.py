@@ -56,6 +56,7 @@ from jaxrl_llm.recipes.presets.sdpo import sdpo
 from jaxrl_llm.recipes.presets.spo_tracker import spo_tracker
 from jaxrl_llm.recipes.presets.srpo import srpo
 from jaxrl_llm.recipes.presets.trloo import trloo
+from jaxrl_llm.recipes.presets.ulorl import ulorl
 from jaxrl_llm.recipes.presets.v05_baseline import v05_baseline
 from jaxrl_llm.recipes.presets.vcpo import vcpo
 from jaxrl_llm.recipes.presets.verpo import verpo
@@ -119,6 +120,7 @@ __all__ = [
     "spo_tracker",
     "srpo",
     "trloo",
+    "ulorl",
     "v05_baseline",
     "vcpo",
     "verpo",

@@ -1,0 +1,68 @@
+"""How rollouts are made: which start when, which are cut short, and what of them trains."""
+
+from jaxrl_llm.recipes.catalog.method import NUMPY, Method
+
+ROWS = (
+    Method(
+        key="april",
+        title="APRIL, rounds that end early and groups that go on in the next",
+        arxiv="2509.18521",
+        kind="rollout",
+        functions=(
+            "rollout.off_policy_fraction",
+            "rollout.pick_groups",
+            "rollout.resume_budget",
+            "rollout.split_round",
+        ),
+        verified_against="own simulation of rounds, worked numbers",
+    ),
+    Method(
+        key="ulorl",
+        title="UloRL, responses in segments; mastered tokens do not train",
+        arxiv="2507.19766",
+        kind="curation",
+        functions=(
+            "curation.mpt_advantages",
+            "curation.mpt_mask",
+            "rollout.resume_budget",
+            "rollout.segment_status",
+        ),
+        preset="ulorl",
+        verified_against=NUMPY,
+        confidence="PAPER",
+    ),
+    Method(
+        key="roll_async",
+        title="ROLL, a bounded lead of sampling over training, redundant rollouts",
+        arxiv="2512.22560",
+        kind="rollout",
+        functions=("rollout.first_g_finished", "rollout.roll_budget", "rollout.usable"),
+        verified_against="own simulation of its buffer, worked numbers",
+    ),
+    Method(
+        # The peak is read in code; how lengths are predicted is not, and is ours.
+        key="past_future",
+        title="Past-Future scheduler, admission by the expected peak of the cache",
+        arxiv="2507.10150",
+        kind="rollout",
+        functions=("rollout.admit", "rollout.future_peak", "rollout.predict_remaining"),
+        verified_against="a count of tokens at every step, worked numbers",
+        confidence="ABSTRACT",
+    ),
+    Method(
+        key="slot_sampler",
+        title="Continuous batching of groups in a grid of slots",
+        arxiv="",
+        kind="rollout",
+        functions=("rollout.longest_first", "rollout.pick_next"),
+        verified_against="own simulation of the slots",
+    ),
+    Method(
+        key="prefix_shared_attention",
+        title="Speculative sampling that keeps the distribution",
+        arxiv="2302.01318",
+        kind="rollout",
+        functions=("rollout.spec_accept",),
+        verified_against="enumeration over drafts and uniform numbers",
+    ),
+)

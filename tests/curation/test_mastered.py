@@ -1,0 +1,111 @@
+"""Mastered tokens: the worked numbers, the limits of the two options, and what is never read."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.core import gives_token_values
+from jaxrl_llm.curation import mpt_advantages, mpt_mask
+
+LOGP = jnp.log(jnp.array([0.995, 0.5, 0.999]))
+ALL = jnp.ones(3, bool)
+ONE = jnp.array(1.0)
+
+
+@pytest.mark.parametrize(
+    ("entropy", "reward", "keep"),
+    [
+        (0.1, 1.0, [False, True, False]),
+        (0.3, 1.0, [True, True, True]),
+        (0.1, 0.0, [True, True, True]),
+        (0.1, -1.0, [True, True, True]),
+    ],
+)
+def test_worked_numbers(entropy, reward, keep):
+    found = mpt_mask(LOGP, jnp.full(3, entropy), ALL, jnp.array(reward))
+    assert found.tolist() == keep
+
+
+def test_the_limits_of_the_options():
+    entropy = jnp.full(3, 5.0)
+    assert mpt_mask(LOGP, entropy, ALL, ONE, sigma=0.0).all()
+    static = mpt_mask(LOGP, entropy, ALL, ONE, sigma=float("inf"))
+    assert static.tolist() == [False, True, False]
+    # A probability of exactly 1 is mastered at any bound.
+    assert not mpt_mask(jnp.zeros(3), entropy * 0, ALL, ONE, tau=1.0).any()
+    # The entropy must be below the bound, not at it.
+    assert mpt_mask(LOGP, jnp.full(3, 0.25), ALL, ONE, sigma=0.25).all()
+
+
+def test_the_entropy_is_the_mean_over_kept_tokens():
+    entropy = jnp.array([[0.1, 0.2, 9.0], [0.1, 0.4, 9.0]])
+    mask = jnp.array([[True, True, False]] * 2)
+    logp = jnp.zeros((2, 3))
+    assert mpt_mask(logp, entropy, mask, jnp.ones(2)).tolist() == [[False] * 3, [True, True, False]]
+
+
+def test_against_a_loop():
+    rng = np.random.default_rng(0)
+    logp = np.log(rng.uniform(0.97, 1.0, (4, 3, 7)))
+    entropy, mask = rng.uniform(0, 0.4, (4, 3, 7)), rng.random((4, 3, 7)) < 0.8
+    rewards = (rng.random((4, 3)) < 0.5).astype(np.float32)
+    expected = mask.copy()
+    for i in np.argwhere(mask):
+        row = tuple(i[:2])
+        certain = entropy[row][mask[row]].mean() < 0.2
+        expected[tuple(i)] = not (rewards[row] == 1 and certain and np.exp(logp[tuple(i)]) >= 0.99)
+    arrays = [jnp.asarray(x, jnp.float32) for x in (logp, entropy)]
+    found = jax.jit(mpt_mask)(*arrays, jnp.asarray(mask), jnp.asarray(rewards))
+    assert (found == expected).all() and 0.05 < (mask & ~expected).mean() < 0.5
+
+
+def test_what_is_masked_is_not_read():
+    mask = jnp.array([True, True, False])
+    junk = jnp.array([0.0, 0.0, jnp.nan])
+    keep = mpt_mask(LOGP + junk, jnp.full(3, 0.1) + junk, mask, ONE)
+    assert keep.tolist() == [False, True, False]
+    # A reward that is not there makes nothing right, and an empty response is no trouble.
+    assert mpt_mask(LOGP, junk, mask, jnp.array(jnp.nan)).tolist() == [True, True, False]
+    assert not mpt_mask(LOGP, junk, ~ALL, ONE).any()
+
+
+def test_advantages_of_dropped_tokens_are_zero():
+    mask = jnp.array([[True, True, True], [True, True, False]])
+    evidence = {
+        "rewards": jnp.array([1.0, 0.0]),
+        "old_logp": jnp.stack([LOGP, LOGP]),
+        "old_entropy": jnp.full((2, 3), 0.1),
+    }
+    a = jnp.array([2.0, -3.0])
+    expected = [[0.0, 2.0, 0.0], [-3.0, -3.0, 0.0]]
+    assert mpt_advantages(a, mask, **evidence).tolist() == expected
+    tokens = jnp.broadcast_to(a[:, None], mask.shape)
+    assert mpt_advantages(tokens, mask, **evidence).tolist() == expected
+    assert gives_token_values(mpt_advantages)
+    gradient = jax.grad(lambda a: mpt_advantages(a, mask, **evidence).sum())(a)
+    assert gradient.tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"tau": 0.0}, ValueError, r"mpt_mask: tau must be in \(0, 1\]; got 0"),
+        ({"tau": 1.5}, ValueError, r"tau must be in \(0, 1\]; got 1.5"),
+        ({"sigma": -0.1}, ValueError, "sigma must not be negative"),
+        ({"mask": jnp.ones(3)}, TypeError, "mask must be bool"),
+        ({"mask": None}, TypeError, "mask must be a bool array"),
+        ({"entropy": jnp.ones(2)}, ValueError, "must have one shape: logp"),
+        ({"logp": jnp.ones(3, int)}, TypeError, "logp must be floating point"),
+        ({"rewards": jnp.ones(3)}, ValueError, r"rewards must have shape \(\); got \(3,\)"),
+        ({"rewards": jnp.array(1)}, TypeError, "rewards must be floating point"),
+    ],
+)
+def test_bad_input(changes, error, words):
+    good = {"logp": LOGP, "entropy": jnp.ones(3), "mask": ALL, "rewards": ONE}
+    with pytest.raises(error, match=words):
+        mpt_mask(**{**good, **changes})
+    with pytest.raises(ValueError, match="advantages must have the shape of logp"):
+        mpt_advantages(
+            jnp.ones(2), ALL, rewards=ONE, old_logp=LOGP, old_entropy=jnp.ones(3), sigma=0.1
+        )

@@ -1,0 +1,135 @@
+"""The preset "ulorl": loss and gradient in float64, and what the mask may and may not change."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm.recipes import Batch
+
+P, G, T = 3, 4, 5
+
+
+@pytest.fixture(scope="module")
+def case():
+    """Likely tokens; a group that agrees, an empty response, one left out, of two entropies."""
+    rng = np.random.default_rng(3)
+    lengths = np.array([[5, 2, 3, 1], [4, 4, 5, 2], [5, 0, 2, 3]])
+    rewards = np.array([[1, 0, 0, 1], [1, 1, 1, 1], [0, 1, 1, np.nan]], np.float32)
+    old = np.where(rng.random((P, G, T)) < 0.5, -0.003, -1.0) * rng.uniform(0.5, 1.5, (P, G, T))
+    entropy = rng.uniform(0.0, 0.3, (P, G, 1)) + rng.uniform(0.0, 0.1, (P, G, T))
+    logp = (old + rng.normal(0, 0.3, old.shape)).astype(np.float32)
+    batch = Batch(
+        tokens=jnp.zeros((P, G, T), jnp.int32),
+        mask=jnp.asarray(np.arange(T) < lengths[..., None]),
+        rewards=jnp.asarray(rewards),
+        where=jnp.asarray(np.isfinite(rewards)),
+        prompt_tokens=jnp.ones((P, 2), jnp.int32),
+        prompt_mask=jnp.ones((P, 2), bool),
+        old_logp=jnp.asarray(old, jnp.float32),
+        behavior_logp=jnp.asarray(old + rng.normal(0, 0.2, old.shape), jnp.float32),
+        extras={"old_entropy": jnp.asarray(entropy, jnp.float32)},
+    )
+    return logp, batch
+
+
+def reference(logp, batch, *, tau=0.99, sigma=0.2, old="recomputed"):
+    """The loss, and how many tokens were dropped."""
+    rewards, where = np.asarray(batch.rewards, float), np.asarray(batch.where)
+    base = batch.old_logp if old == "recomputed" else batch.behavior_logp
+    base, now = np.asarray(base, float), np.asarray(batch.old_logp, float)
+    entropy, losses, dropped = np.asarray(batch.extras["old_entropy"], float), [], 0
+    for p in range(P):
+        r = rewards[p][where[p]]
+        for g in np.flatnonzero(where[p]):
+            a = 0.0 if r.max() == r.min() else (rewards[p, g] - r.mean()) / (r.std(ddof=1) + 1e-6)
+            m = np.asarray(batch.mask[p, g])
+            if not m.any():
+                continue
+            watched = rewards[p, g] == 1 and entropy[p, g][m].mean() < sigma
+            drop = watched & (np.exp(now[p, g][m]) >= tau)
+            ratio = np.exp(np.asarray(logp[p, g], float)[m] - base[p, g][m])
+            losses += list((1 - drop) * -np.minimum(ratio * a, np.clip(ratio, 0.8, 1.2) * a))
+            dropped += int(drop.sum())
+    return np.mean(losses), dropped
+
+
+def prepared(batch, **options):
+    recipe = jr.recipes.ulorl(**options)
+    return recipe, recipe.prepare(batch, recipe.init())[0]
+
+
+OPTIONS = [
+    {},
+    {"old": "sampled"},
+    {"sigma": 0.0},
+    {"sigma": float("inf")},
+    {"tau": 0.3, "sigma": 0.3},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_the_loss_and_its_gradient(case, options):
+    logp, batch = case
+    recipe, ready = prepared(batch, **options)
+    expected, dropped = reference(logp, batch, **options)
+    assert dropped > 0 or options.get("sigma") == 0
+    loss, gradient = jax.value_and_grad(recipe.loss)(jnp.asarray(logp), ready)
+    assert float(loss) == pytest.approx(expected, rel=1e-5, abs=1e-7)
+    rng = np.random.default_rng(0)
+    for _ in range(6):
+        direction = rng.normal(size=logp.shape)
+        up, down = (
+            reference(logp + s * 1e-6 * direction, batch, **options)[0] for s in (1.0, -1.0)
+        )
+        slope = np.sum(np.asarray(gradient) * direction)
+        np.testing.assert_allclose(slope, (up - down) / 2e-6, rtol=1e-3, atol=1e-6)
+
+
+def test_without_a_bound_on_the_entropy_it_is_the_plain_clip(case):
+    logp, batch = case
+    plain = jr.recipes.ulorl().replace(advantage=jr.stateless(jr.advantages.grpo))
+    ready, _ = plain.prepare(batch, plain.init())
+    recipe, without = prepared(batch, sigma=0.0)
+    assert float(recipe.loss(logp, without)) == pytest.approx(float(plain.loss(logp, ready)))
+
+
+def test_all_tokens_count_in_the_mean(case):
+    _, batch = case
+    _, ready = prepared(batch)
+    kept = batch.mask & batch.where[..., None]
+    assert (ready.mask == kept).all()
+    np.testing.assert_allclose(ready.weights, kept / kept.sum(), rtol=1e-6)
+    # Of responses without a reward nothing changes.
+    wrong = (batch.rewards == 0)[..., None] & kept
+    _, free = prepared(batch, sigma=0.0)
+    assert (jnp.where(wrong, ready.advantages - free.advantages, 0) == 0).all() and wrong.any()
+    assert (ready.advantages != free.advantages).any()
+
+
+def test_with_one_update_no_token_is_clipped(case):
+    _, batch = case
+    recipe, ready = prepared(batch)
+    gradient = jax.grad(recipe.loss)(batch.old_logp, ready)
+    np.testing.assert_allclose(gradient, -ready.weights * ready.advantages, rtol=1e-5, atol=1e-8)
+    sampled, ready = prepared(batch, old="sampled")
+    gradient = jax.grad(sampled.loss)(batch.old_logp, ready)
+    assert jnp.abs(gradient + ready.weights * ready.advantages).max() > 1e-3
+
+
+def test_options():
+    assert sorted(jr.recipes.ulorl(old="sampled").needs) == [
+        "behavior_logp",
+        "old_entropy",
+        "old_logp",
+    ]
+    assert jr.recipes.ulorl(old="sampled").uses_ratio
+    with pytest.raises(ValueError, match="ulorl: old must be one of 'recomputed', 'sampled'"):
+        jr.recipes.ulorl(old="pois")
+    with pytest.raises(ValueError, match=r"tau must be in \(0, 1\]"):
+        jr.recipes.ulorl(tau=0.0)
+    with pytest.raises(ValueError, match="sigma must not be negative"):
+        jr.recipes.ulorl(sigma=-1.0)
+    with pytest.raises(ValueError, match="average away"):
+        jr.recipes.ulorl().replace(surrogate=jr.surrogates.gspo, weights=jr.aggregate.sequence_mean)
