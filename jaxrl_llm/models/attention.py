@@ -9,31 +9,40 @@ softmax average of the values. Two disjoint sets merge into their union by
 so the keys of a prompt can be held once and attended to by every rollout of its group.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array
 from jaxrl_llm.models.protocol import KV, AttentionContext
 
 # Finite, so that a query without any key gets a weight of zero in the merge and not a NaN.
 _MASKED = -1e30
+# Queries are taken in blocks of about so many scores where there would be more than twice as many:
+# what stays in a processor's caches, and what keeps an accelerator busy.
+_SCORES = {"cpu": 2**20}
+_SCORES_ELSEWHERE = 2**27
+_SMALLEST_BLOCK = 64
+
+IMPLEMENTATIONS = ("plain", "xla", "cudnn")
 
 
-def attend(query: Array, kv: KV, mask: Array) -> tuple[Array, Array]:
-    """Softmax attention to one set of keys, with its log-sum-exp.
+def _visible(last: Array | None, kept: Array | None, length: int) -> Array | None:
+    """Which of ``length`` keys each query sees: bool, broadcastable to ``[..., N, S]``."""
+    causal = None if last is None else jnp.arange(length) <= last[..., None]
+    if kept is None:
+        return causal
+    return kept[..., None, :] if causal is None else causal & kept[..., None, :]
 
-    Args:
-      query: ``[..., N, d]``, already scaled.
-      kv: Keys ``[..., d, S]`` and values ``[..., S, d]``.
-      mask: bool, broadcastable to ``[..., N, S]``.
 
-    Returns:
-      Outputs ``[..., N, d]`` and log-sum-exp ``[..., N]``, float32. Where no key is kept the output
-      is meaningless and the log-sum-exp about -1e30, so that it vanishes in
-      :func:`merge_attention`.
-    """
+def _attend_block(query: Array, kv: KV, last: Array | None, kept: Array | None):
+    """:func:`attend_set` with all scores at once."""
     scores = jnp.matmul(query, kv.keys, preferred_element_type=jnp.float32)
-    scores = jnp.where(mask, scores, _MASKED)
+    visible = _visible(last, kept, scores.shape[-1])
+    if visible is not None:
+        scores = jnp.where(visible, scores, _MASKED)
     top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
     weights = jnp.exp(scores - top)
     total = jnp.sum(weights, axis=-1, keepdims=True)
@@ -41,6 +50,68 @@ def attend(query: Array, kv: KV, mask: Array) -> tuple[Array, Array]:
         weights.astype(kv.values.dtype), kv.values, preferred_element_type=jnp.float32
     )
     return output / total, (top + jnp.log(total))[..., 0]
+
+
+def _blocks(query: Array, keys: Array) -> int:
+    """Into how many blocks the queries are split."""
+    budget = _SCORES.get(jax.default_backend(), _SCORES_ELSEWHERE)
+    queries, scores_of_one = query.shape[-2], math.prod(query.shape[:-2]) * keys.shape[-1]
+    if queries * scores_of_one <= 2 * budget:
+        return 1
+    return math.ceil(queries / max(_SMALLEST_BLOCK, budget // scores_of_one))
+
+
+def attend_set(
+    query: Array,
+    kv: KV,
+    *,
+    last: Array | None = None,
+    kept: Array | None = None,
+    blocks: int | None = None,
+) -> tuple[Array, Array]:
+    """Softmax attention to one set of keys, with its log-sum-exp.
+
+    Long inputs are computed in blocks of queries, forward and backward, so that memory grows with
+    the queries and with the keys but not with their product.
+
+    Args:
+      query: ``[..., N, d]``, already scaled.
+      kv: Keys ``[..., d, S]`` and values ``[..., S, d]``.
+      last: int32, broadcastable to ``[..., N]``: the last key that each query sees; None is all.
+      kept: bool, broadcastable to ``[..., S]``: which keys exist; None is all.
+      blocks: Into how many blocks the queries are split; chosen by the shapes where None.
+
+    Returns:
+      Outputs ``[..., N, d]`` and log-sum-exp ``[..., N]``, float32. Where no key is seen the output
+      is meaningless and the log-sum-exp about -1e30, so that it vanishes in
+      :func:`merge_attention`.
+    """
+    count = query.shape[-2]
+    blocks = _blocks(query, kv.keys) if blocks is None else min(blocks, count)
+    if blocks == 1:
+        return _attend_block(query, kv, last, kept)
+    size = math.ceil(count / blocks)
+
+    def split(x: Array, axis: int) -> Array:
+        """``[..., N, ...]`` as ``[blocks, ..., size, ...]``, filled up with zeros."""
+        axis += x.ndim
+        padding = [(0, blocks * size - count if i == axis else 0) for i in range(x.ndim)]
+        x = jnp.pad(x, padding)
+        return jnp.moveaxis(x.reshape(*x.shape[:axis], blocks, size, *x.shape[axis + 1 :]), axis, 0)
+
+    def join(x: Array, axis: int) -> Array:
+        x = jnp.moveaxis(x, 0, axis - 1)
+        axis += x.ndim
+        x = x.reshape(*x.shape[: axis - 1], blocks * size, *x.shape[axis + 1 :])
+        return jax.lax.slice_in_dim(x, 0, count, axis=axis - 1)
+
+    @jax.checkpoint
+    def block(parts):
+        return _attend_block(parts[0], kv, parts[1], kept)
+
+    parts = split(query, -2), None if last is None else split(last, -1)
+    output, lse = jax.lax.map(block, parts)
+    return join(output, -2), join(lse, -1)
 
 
 def merge_attention(
@@ -71,6 +142,118 @@ def merge_attention(
     return output, top + jnp.log(total)
 
 
+def _plain(query: Array, own: KV, last: Array, kept: Array | None, prefix, prefix_kept) -> Array:
+    """:func:`attend` in plain products; the reference of the other forms."""
+    P, G, T, heads, d = query.shape
+    kv_heads = own.keys.shape[-3]
+    repeat = heads // kv_heads
+    # [P, G, Hk, R, T, d]: the R query heads that share a key head become rows of one product.
+    query = (query * d**-0.5).reshape(P, G, T, kv_heads, repeat, d)
+    query = jnp.transpose(query, (0, 1, 3, 4, 2, 5))
+    rows = query.reshape(P, G, kv_heads, repeat * T, d)
+    last = jnp.tile(last, repeat)
+    last = last if last.ndim == 1 else last[:, :, None]
+    kept = None if kept is None else kept[:, :, None]
+    output, lse = attend_set(rows, own, last=last, kept=kept)
+    if prefix is not None:
+        rows = jnp.swapaxes(query, 1, 2).reshape(P, kv_heads, G * repeat * T, d)
+        shared, shared_lse = attend_set(rows, prefix, kept=prefix_kept[:, None])
+        shared = jnp.swapaxes(shared.reshape(P, kv_heads, G, repeat * T, d), 1, 2)
+        shared_lse = jnp.swapaxes(shared_lse.reshape(P, kv_heads, G, repeat * T), 1, 2)
+        output, _ = merge_attention(output, lse, shared, shared_lse)
+    output = jnp.transpose(output.reshape(P, G, kv_heads, repeat, T, d), (0, 1, 4, 2, 3, 5))
+    return output.reshape(P, G, T, heads, d)
+
+
+def _joint(query, own: KV, last: Array, kept, prefix, prefix_kept, implementation: str) -> Array:
+    """:func:`attend` as one call of ``jax.nn.dot_product_attention``.
+
+    Its residual has the dtype of the model and no gradient, too little for a merge. So the keys of
+    the prefix stand before those of each rollout.
+    """
+    P, G, T, _, d = query.shape
+    visible = _visible(last, kept, own.keys.shape[-1])
+    visible = jnp.broadcast_to(visible, (P, G, T, own.keys.shape[-1]))
+    keys, values = jnp.moveaxis(own.keys, -1, 2), jnp.swapaxes(own.values, 2, 3)
+    if prefix is not None:
+        rows = (P, G, prefix.keys.shape[-1])
+        before = KV(jnp.moveaxis(prefix.keys, -1, 1), jnp.swapaxes(prefix.values, 1, 2))
+        before = KV(*(jnp.broadcast_to(x[:, None], (*rows, *x.shape[2:])) for x in before))
+        seen = jnp.broadcast_to(prefix_kept[:, None, None], (P, G, T, rows[-1]))
+        keys = jnp.concatenate([before.keys, keys], axis=2)
+        values = jnp.concatenate([before.values, values], axis=2)
+        visible = jnp.concatenate([seen, visible], axis=-1)
+
+    def flat(x: Array) -> Array:
+        return x.reshape(P * G, *x.shape[2:])
+
+    output = jax.nn.dot_product_attention(
+        flat(query),
+        flat(keys),
+        flat(values),
+        mask=flat(visible)[:, None],
+        scale=d**-0.5,
+        implementation=implementation,
+    )
+    return output.reshape(query.shape)
+
+
+def _has_cudnn() -> bool:
+    """Whether programs run on a GPU that has cuDNN's attention."""
+    if jax.default_backend() != "gpu":
+        return False
+    device = jax.devices()[0]
+    return "cuda" in device.client.platform_version and float(device.compute_capability) >= 8
+
+
+def _default(query: Array, own: KV, prefix: KV | None) -> str:
+    """Which form to take: that of cuDNN for many tokens in half precision, else the plain one.
+
+    While decoding, the cache would have to be copied into the layout of the kernel at every step.
+    """
+    T, d, own_length = query.shape[2], query.shape[-1], own.keys.shape[-1]
+    length = own_length + (0 if prefix is None else prefix.keys.shape[-1])
+    half = query.dtype in (jnp.bfloat16, jnp.float16)
+    fits = half and d % 8 == 0 and d <= 128 and T % 2 == 0 and length % 2 == 0
+    return "cudnn" if fits and own_length == T and _has_cudnn() else "plain"
+
+
+def attend(
+    query: Array,
+    own: KV,
+    last: Array,
+    *,
+    kept: Array | None = None,
+    prefix: KV | None = None,
+    prefix_kept: Array | None = None,
+    implementation: str | None = None,
+) -> Array:
+    """Attention of the tokens of G rollouts to their own keys and to those of their prompt.
+
+    Args:
+      query: ``[P, G, T, Hq, d]``, not scaled.
+      own: Keys ``[P, G, Hk, d, S]`` and values ``[P, G, Hk, S, d]``.
+      last: int32 ``[T]`` or ``[P, G, T]``, the last own key that a token sees.
+      kept: bool ``[P, G, S]``, which own keys exist; None is all.
+      prefix: Keys ``[P, Hk, d, Lp]`` and values ``[P, Hk, Lp, d]``, if any.
+      prefix_kept: bool ``[P, Lp]``.
+      implementation: ``"plain"``, or ``"xla"`` or ``"cudnn"`` of ``jax.nn.dot_product_attention``;
+        None takes cuDNN's where the GPU and the shapes allow it, else the plain one.
+
+    Returns:
+      ``[P, G, T, Hq, d]`` in the query's dtype; meaningless for a token that sees no key.
+
+    Raises:
+      ValueError: If ``implementation`` is unknown, or it does not take these shapes.
+    """
+    if implementation is None:
+        implementation = _default(query, own, prefix)
+    checks.check_option("attend", "implementation", implementation, IMPLEMENTATIONS)
+    sets = query, own, last, kept, prefix, prefix_kept
+    output = _plain(*sets) if implementation == "plain" else _joint(*sets, implementation)
+    return output.astype(query.dtype)
+
+
 def _write(cache: KV, own: KV, index: Array) -> KV:
     """The cache with this call's keys and values at ``index``, one place for all rows or each."""
     if jnp.ndim(index) == 0:
@@ -81,18 +264,8 @@ def _write(cache: KV, own: KV, index: Array) -> KV:
     def row(c: KV, o: KV, i: Array) -> KV:
         return _write(c, o, i)
 
+    # One scatter to distinct places, done where the cache lies.
     return jax.vmap(jax.vmap(row))(cache, own, index)
-
-
-def _own_mask(context: AttentionContext, keys: Array, length: int) -> Array:
-    """Which key positions each token of this call may see: ``[P or 1, G or 1, T, S]``."""
-    steps = jnp.arange(length)
-    if context.cache is None:
-        causal = steps[:, None] >= steps[None, :]
-        return causal & context.mask[:, :, None, :]
-    last = jnp.asarray(context.index)[..., None] + steps
-    visible = jnp.arange(keys.shape[-1]) <= last[..., None]
-    return visible.reshape((1,) * (4 - visible.ndim) + visible.shape)
 
 
 def context_attention(
@@ -110,25 +283,14 @@ def context_attention(
       Outputs ``[P, G, T, Hq, d]`` in the query's dtype, and the KV to hand on: the updated cache,
       or ``own``.
     """
-    P, G, T, heads, d = query.shape
-    kv_heads = own.keys.shape[-3]
-    repeat = heads // kv_heads
-    kv = own if context.cache is None else _write(context.cache[layer], own, context.index)
-    # [P, G, Hk, R, T, d]: the R query heads that share a key head become rows of one product.
-    query = (query * d**-0.5).reshape(P, G, T, kv_heads, repeat, d)
-    query = jnp.transpose(query, (0, 1, 3, 4, 2, 5))
-    mask = jnp.broadcast_to(
-        _own_mask(context, kv.keys, T)[:, :, None], (P, G, repeat, T, kv.keys.shape[-1])
-    ).reshape(P, G, 1, repeat * T, -1)
-    output, lse = attend(query.reshape(P, G, kv_heads, repeat * T, d), kv, mask)
-    if context.prefix is not None:
-        if context.prefix_mask is None:
-            raise ValueError("Model.apply: context.prefix needs context.prefix_mask.")
-        rows = jnp.swapaxes(query, 1, 2).reshape(P, kv_heads, G * repeat * T, d)
-        prefix_mask = context.prefix_mask[:, None, None, :]
-        shared, shared_lse = attend(rows, context.prefix[layer], prefix_mask)
-        shared = jnp.swapaxes(shared.reshape(P, kv_heads, G, repeat * T, d), 1, 2)
-        shared_lse = jnp.swapaxes(shared_lse.reshape(P, kv_heads, G, repeat * T), 1, 2)
-        output, _ = merge_attention(output, lse, shared, shared_lse)
-    output = jnp.transpose(output.reshape(P, G, kv_heads, repeat, T, d), (0, 1, 4, 2, 3, 5))
-    return output.reshape(P, G, T, heads, d).astype(query.dtype), kv
+    if context.prefix is not None and context.prefix_mask is None:
+        raise ValueError("Model.apply: context.prefix needs context.prefix_mask.")
+    last = jnp.arange(query.shape[2])
+    if context.cache is None:
+        kv, kept = own, context.mask
+    else:
+        kv, kept = _write(context.cache[layer], own, context.index), None
+        last = jnp.asarray(context.index)[..., None] + last
+    prefix = None if context.prefix is None else context.prefix[layer]
+    output = attend(query, kv, last, kept=kept, prefix=prefix, prefix_kept=context.prefix_mask)
+    return output, kv

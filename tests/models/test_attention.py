@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.models import KV, AttentionContext, merge_attention
-from jaxrl_llm.models.attention import attend, context_attention
+from jaxrl_llm.models import KV, AttentionContext, attention, merge_attention
+from jaxrl_llm.models.attention import attend, attend_set, context_attention
 
 
 def _partial(scores, values):
@@ -47,6 +47,11 @@ def _numpy_attention(q, keys, values, visible):
     return weights @ values / weights.sum()
 
 
+def _layout(keys, values):
+    """Keys and values ``[..., S, Hk, d]`` as a KV."""
+    return KV(jnp.asarray(np.moveaxis(keys, -3, -1)), jnp.asarray(np.swapaxes(values, -3, -2)))
+
+
 @pytest.mark.parametrize(
     ("where", "per_row_index"),
     [
@@ -71,15 +76,12 @@ def test_every_context_equals_one_joint_attention(where, per_row_index):
     prefix_mask = np.arange(Lp) < np.array([[3], [0]])  # One prompt has no prefix at all.
     index = np.array([[0, 1, 4], [2, 2, 3]]) if per_row_index else np.int32(2)
 
-    def layout(keys, values):
-        return KV(jnp.asarray(np.moveaxis(keys, -3, -1)), jnp.asarray(np.swapaxes(values, -3, -2)))
-
     context = AttentionContext(mask=jnp.ones((P, G, T), bool))
     if "prefix" in where:
-        context = context._replace(prefix=(layout(pre_k, pre_v),), prefix_mask=prefix_mask)
+        context = context._replace(prefix=(_layout(pre_k, pre_v),), prefix_mask=prefix_mask)
     if "cache" in where:
-        context = context._replace(cache=(layout(past_k, past_v),), index=jnp.asarray(index))
-    output, kv = context_attention(q, layout(k, v), context, 0)
+        context = context._replace(cache=(_layout(past_k, past_v),), index=jnp.asarray(index))
+    output, kv = context_attention(q, _layout(k, v), context, 0)
 
     for p, g, t, h in np.ndindex(P, G, T, H):
         keys, values, hk = [k[p, g, : t + 1]], [v[p, g, : t + 1]], h // (H // Hk)
@@ -101,8 +103,151 @@ def test_every_context_equals_one_joint_attention(where, per_row_index):
 def test_a_query_without_keys_has_a_finite_gradient():
     def loss(q):
         kv = KV(jnp.ones((4, 3)), jnp.ones((3, 4)))
-        output, lse = attend(q, kv, jnp.zeros((2, 3), bool))
+        output, lse = attend_set(q, kv, kept=jnp.zeros(3, bool))
         merged, _ = merge_attention(output, lse, q, jnp.zeros(2))
         return merged.sum()
 
     np.testing.assert_allclose(jax.grad(loss)(jnp.ones((2, 4))), 1.0)
+
+
+def _arguments(G, T, heads, *, prefix, cache, dtype=np.float32):
+    """Arguments of :func:`attend` for two prompts: what is differentiated, and what is not."""
+    P, d, Lp, C = 2, 8, 6, 10
+    rng = np.random.default_rng(0)
+
+    def draw(*shape):
+        return jnp.asarray(rng.normal(size=shape), dtype)
+
+    (hq, hk), S = heads, C if cache else T
+    arrays = {
+        "query": draw(P, G, T, hq, d),
+        "own": _layout(draw(P, G, S, hk, d), draw(P, G, S, hk, d)),
+    }
+    fixed = {"last": jnp.arange(T), "kept": jnp.ones((P, G, S), bool).at[:, 0, 1].set(False)}
+    if cache:
+        start = jnp.asarray(rng.integers(0, C - T + 1, (P, G, 1)))
+        fixed = {"last": start + jnp.arange(T)}
+    if prefix:
+        arrays["prefix"] = _layout(draw(P, Lp, hk, d), draw(P, Lp, hk, d))
+        # Of the second prompt nothing is shared.
+        fixed["prefix_kept"] = jnp.arange(Lp) < jnp.array([[4], [0]])
+    return arrays, fixed
+
+
+def _outputs_and_gradients(arrays, fixed, implementation):
+    def loss(arrays):
+        output = attend(**arrays, **fixed, implementation=implementation)
+        return jnp.sum(jnp.sin(output.astype(jnp.float32))), output
+
+    (_, output), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(arrays)
+    return jax.tree.leaves((output, gradients))
+
+
+@pytest.mark.parametrize(
+    ("G", "T", "heads", "prefix", "cache"),
+    [
+        (1, 4, (4, 2), False, False),
+        (8, 4, (4, 2), True, False),
+        (1, 3, (4, 1), True, False),
+        (8, 1, (2, 2), True, True),
+        (2, 3, (4, 4), False, True),
+    ],
+)
+def test_the_forms_agree_in_values_and_gradients(G, T, heads, prefix, cache):
+    arguments = _arguments(G, T, heads, prefix=prefix, cache=cache)
+    plain, joint = (_outputs_and_gradients(*arguments, name) for name in ("plain", "xla"))
+    for a, b in zip(plain, joint, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_the_forms_agree_in_half_precision():
+    arguments = _arguments(2, 4, (4, 2), prefix=True, cache=False, dtype=jnp.bfloat16)
+    plain, joint = (_outputs_and_gradients(*arguments, name) for name in ("plain", "xla"))
+    assert plain[0].dtype == joint[0].dtype == jnp.bfloat16
+    for a, b in zip(plain, joint, strict=True):
+        np.testing.assert_allclose(a.astype(np.float32), b.astype(np.float32), atol=0.06)
+
+
+def test_an_unknown_form_is_named():
+    arrays, fixed = _arguments(1, 2, (2, 2), prefix=False, cache=False)
+    with pytest.raises(ValueError, match="attend: implementation must be one of 'plain', 'xla'"):
+        attend(**arrays, **fixed, implementation="flash")
+
+
+@pytest.mark.parametrize(
+    ("options", "form"),
+    [
+        ({"dtype": jnp.bfloat16}, "cudnn"),
+        ({"dtype": jnp.float16, "prefix": False}, "cudnn"),
+        ({"dtype": np.float32}, "plain"),
+        ({"dtype": jnp.bfloat16, "T": 3}, "plain"),
+        ({"dtype": jnp.bfloat16, "cache": True}, "plain"),
+    ],
+)
+def test_the_kernel_is_taken_where_it_fits(options, form, monkeypatch):
+    options = {"G": 2, "T": 4, "heads": (4, 2), "prefix": True, "cache": False} | options
+    arrays, fixed = _arguments(**options)
+    used = []
+
+    def record(query, *args, implementation, **kwargs):
+        used.append(implementation)
+        return query
+
+    monkeypatch.setattr(jax.nn, "dot_product_attention", record)
+    monkeypatch.setattr(attention, "_has_cudnn", lambda: True)
+    output = jax.eval_shape(lambda: attend(**arrays, **fixed))
+    assert (output.shape, output.dtype) == (arrays["query"].shape, options["dtype"])
+    assert used == (["cudnn"] if form == "cudnn" else [])
+
+
+def test_blocks_of_queries_change_nothing():
+    rng = np.random.default_rng(0)
+    query = jnp.asarray(rng.normal(size=(2, 3, 10, 4)), jnp.float32)
+    kv = KV(*(jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((2, 3, 4, 7), (2, 3, 7, 4))))
+    fixed = {"last": jnp.arange(10) % 7, "kept": jnp.arange(7) != 3}
+
+    def compute(blocks):
+        def loss(query, kv):
+            output, lse = attend_set(query, kv, **fixed, blocks=blocks)
+            return jnp.sum(jnp.sin(output)) + jnp.sum(jnp.cos(lse)), (output, lse)
+
+        return jax.jit(jax.grad(loss, (0, 1), has_aux=True))(query, kv)
+
+    whole, split = compute(1), compute(4)  # 3 + 3 + 3 + 1
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), whole, split)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_memory_of_long_inputs_is_not_their_square(gradient):
+    heads, T, d = 8, 4096, 16
+    shapes = (heads, T, d), KV((heads, d, T), (heads, T, d))
+    shapes = jax.tree.map(
+        lambda s: jax.ShapeDtypeStruct(s, jnp.float32), shapes, is_leaf=lambda s: len(s) == 3
+    )
+
+    def total(query, kv):
+        return jnp.sum(attend_set(query, kv, last=jnp.arange(T))[0])
+
+    compiled = jax.jit(jax.grad(total, (0, 1)) if gradient else total).lower(*shapes).compile()
+    scores = 4 * heads * T * T
+    assert compiled.memory_analysis().temp_size_in_bytes < scores / 10
+
+
+def test_decoding_never_copies_the_cache():
+    P, G, Hk, d, C = 2, 4, 2, 32, 1024
+    cache = KV(jnp.zeros((P, G, Hk, d, C)), jnp.zeros((P, G, Hk, C, d)))
+
+    def decode(cache, lengths, query):
+        def step(carry):
+            n, query, cache = carry
+            context = AttentionContext(jnp.ones((P, G, 1), bool), cache=(cache,), index=lengths + n)
+            own = KV(query[:, :, 0, :Hk, :, None], query[:, :, 0, :Hk, None])
+            query, cache = context_attention(query, own, context, 0)
+            return n + 1, query, cache
+
+        return jax.lax.while_loop(lambda carry: carry[0] < 8, step, (0, query, cache))
+
+    arguments = cache, jnp.zeros((P, G), jnp.int32), jnp.ones((P, G, 1, 2 * Hk, d))
+    memory = jax.jit(decode, donate_argnums=0).lower(*arguments).compile().memory_analysis()
+    assert memory.alias_size_in_bytes >= sum(x.nbytes for x in cache)
+    assert memory.temp_size_in_bytes < cache.keys.nbytes / 2

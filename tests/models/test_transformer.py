@@ -134,7 +134,7 @@ def _merged(params, delta, row=()):
     return params
 
 
-@pytest.mark.parametrize("leading", [(), (P, G)])
+@pytest.mark.parametrize("leading", [(), (P, 1), (P, G)], ids=["one", "a prompt", "a rollout"])
 def test_low_rank_delta_equals_changed_kernels(leading):
     model, params = tiny_model()
     _, tokens = _batch()
@@ -143,9 +143,29 @@ def test_low_rank_delta_equals_changed_kernels(leading):
     delta = _delta(params, leading)
     hidden, _ = model.apply(params, tokens, positions, context, delta=delta)
     for p, g in np.ndindex(P, G):
-        changed = _merged(params, delta, (p, g) if leading else ())
-        expected, _ = model.apply(changed, tokens, positions, context)
+        row = (p, min(g, leading[1] - 1)) if leading else ()
+        expected, _ = model.apply(_merged(params, delta, row), tokens, positions, context)
         np.testing.assert_allclose(hidden[p, g], expected[p, g], atol=5e-5)
+
+
+@pytest.mark.parametrize("leading", [(P, 1), (P, G)], ids=["a prompt", "a rollout"])
+def test_cached_decoding_with_a_delta_equals_one_pass(leading):
+    model, params = tiny_model()
+    delta = _delta(params, leading)
+    inputs, positions, context, _ = _shared(model, params)
+    expected, _ = model.apply(params, inputs, positions, context, delta=delta)
+    cache, out, step_mask = empty_cache(model, (P, G), T), [], jnp.ones((P, G, 1), bool)
+
+    @jax.jit
+    def step(tokens, positions, cache, index):
+        here = context._replace(mask=step_mask, cache=cache, index=index)
+        return model.apply(params, tokens, positions, here, delta=delta)
+
+    for t in range(T):
+        here, index = slice(t, t + 1), jnp.full((P, G), t, jnp.int32)
+        hidden, cache = step(inputs[..., here], positions[..., here], cache, index)
+        out.append(hidden)
+    np.testing.assert_allclose(jnp.concatenate(out, 2), expected, atol=2e-5)
 
 
 def test_bfloat16_compute_keeps_float32_parameters():
