@@ -26,6 +26,7 @@ _HOMES = {
     "Rollout": "rollout",
     "sample_from": "sampling",
     "sampled_logprobs": "sampling",
+    "trim": "rollout",
     "segment_status": "partial",
     "Slots": "slots",
     "spec_accept": "speculative",

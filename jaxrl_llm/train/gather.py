@@ -9,6 +9,7 @@ import numpy as np
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.data import Cursor, take
 from jaxrl_llm.recipes import Batch
+from jaxrl_llm.rollout import trim
 from jaxrl_llm.train.collect import records, texts_of, to_batch
 from jaxrl_llm.train.metrics import rollout_metrics
 from jaxrl_llm.train.provide import graded_greedily, provide
@@ -64,7 +65,7 @@ def gather(
     questions = [parts.train[i] for i in indices]
     key = jax.random.fold_in(key, number)
     tokens = [question.tokens for question in questions]
-    rollout = parts.sampler(params, key, tokens, version=version)
+    rollout = trim(parts.sampler(params, key, tokens, version=version))
     completions = texts_of(rollout, parts.tokenizer)
     clock.append(time.perf_counter())
 
