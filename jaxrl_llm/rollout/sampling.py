@@ -1,113 +1,25 @@
-"""One token from logits: which are kept, which one is drawn, and how likely it was.
+"""One token from logits: which one is drawn, and how likely it was."""
 
-Temperature comes first, then top-k, top-p and min-p, the order of Hugging Face transformers;
-``order="vllm"`` applies min-p before top-k. The two differ only where min-p is on. Every filter
-keeps some of the most likely tokens, so a filter is one number: how many.
-"""
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array
+from jaxrl_llm.core.support import Support, pack_bits
+from jaxrl_llm.rollout.filters import (
+    GREEDY_BELOW,
+    MANY,
+    filter_logits,
+    is_number,
+    is_off,
+    per_row,
+)
+from jaxrl_llm.rollout.penalties import only_allowed, penalize_repetition
 
-GREEDY_BELOW = 1e-5
 _BLOCK = 256
-
-
-def _per_row(value, like: Array) -> Array:
-    """An option as ``[..., 1]``: a scalar for all rows or one value a row."""
-    return jnp.broadcast_to(jnp.asarray(value, jnp.float32), like.shape[:-1])[..., None]
-
-
-def _kept_count(logits: Array, top_k, top_p, min_p, order: str) -> Array:
-    """How many of the descending ``logits`` survive the filters: ``[..., 1]``."""
-    size = logits.shape[-1]
-    rank = jnp.arange(size)
-
-    def by_top_k() -> Array:
-        k = _per_row(top_k, logits).astype(jnp.int32)
-        k = jnp.where((k <= 0) | (k > size), size, k)
-        threshold = jnp.take_along_axis(logits, k - 1, axis=-1)
-        return jnp.sum(logits >= threshold, axis=-1, keepdims=True)  # Ties are all kept.
-
-    def by_min_p() -> Array:
-        least = jnp.log(_per_row(min_p, logits))  # log 0 = -inf: off.
-        return jnp.sum(logits - logits[..., :1] >= least, axis=-1, keepdims=True)
-
-    def by_top_p(count: Array) -> Array:
-        p = jax.nn.softmax(jnp.where(rank < count, logits, -jnp.inf), axis=-1)
-        before = jnp.cumsum(p, axis=-1) - p
-        limit = _per_row(top_p, logits)
-        kept = jnp.sum((before < limit) & (rank < count), axis=-1, keepdims=True)
-        return jnp.where(limit >= 1, count, jnp.maximum(kept, 1))
-
-    count = jnp.full((*logits.shape[:-1], 1), size)
-    if min_p is not None and order == "vllm":
-        count = jnp.minimum(count, by_min_p())
-    if top_k is not None:
-        count = jnp.minimum(count, by_top_k())
-    if top_p is not None:
-        count = by_top_p(count)
-    if min_p is not None and order == "hf":
-        count = jnp.minimum(count, by_min_p())
-    return count
-
-
-def filter_logits(
-    logits: Array, *, temperature=1.0, top_k=None, top_p=None, min_p=None, order: str = "hf"
-) -> Array:
-    """Logits of the distribution that is really sampled: tempered, with the dropped tokens at -inf.
-
-    In this order: ``z / temperature``; top-k keeps ``z_i >= k-th largest`` (all ties at the
-    threshold); top-p keeps tokens in descending order while the probability before them,
-    renormalized over the survivors, is below ``top_p``; min-p keeps ``p_i >= min_p max p``. A
-    temperature below 1e-5 keeps the most likely token alone.
-
-    Args:
-      logits: ``[..., V]``.
-      temperature: Scalar or ``[...]``, one a row. Values may be traced: another value does not
-        compile again. None of the filters costs anything where it is None.
-      top_k: How many to keep; 0 or less, or V and more, is off.
-      top_p: Mass to keep, in (0, 1]; 1 is off.
-      min_p: Least probability relative to the greatest, in [0, 1); 0 is off.
-      order: ``"hf"``, or ``"vllm"``: min-p before top-k.
-
-    Returns:
-      float32 ``[..., V]``.
-
-    Raises:
-      ValueError: If ``order`` is unknown, or is given where it has no effect (no ``min_p``).
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> logits = jnp.log(jnp.array([0.5, 0.25, 0.15, 0.1]))
-      >>> jnp.isfinite(filter_logits(logits, top_p=0.74)).tolist()
-      [True, True, False, False]
-
-    References:
-      Order and tie rules as in transformers' logits processors and vLLM's V1 sampler.
-    """
-    name = "filter_logits"
-    checks.check_min_rank(name, 1, logits=logits)
-    checks.check_option(name, "order", order, ("hf", "vllm"))
-    if order != "hf" and min_p is None:
-        raise ValueError(f"{name}: order={order!r} has no effect without min_p.")
-    checks.check_non_negative(name, temperature=temperature, min_p=min_p)
-    checks.check_positive(name, top_p=top_p)
-    logits = jnp.asarray(logits, jnp.float32)
-    temperature = _per_row(temperature, logits)
-    greedy = temperature < GREEDY_BELOW
-    tempered = logits / jnp.where(greedy, 1.0, temperature)
-    if top_k is not None or top_p is not None or min_p is not None:
-        ids = jnp.broadcast_to(jnp.arange(logits.shape[-1]), logits.shape)
-        descending, order_ids = jax.lax.sort((-tempered, ids), num_keys=1)
-        count = _kept_count(-descending, top_k, top_p, min_p, order)
-        rank = jnp.put_along_axis(jnp.zeros_like(ids), order_ids, ids, axis=-1, inplace=False)
-        tempered = jnp.where(rank < count, tempered, -jnp.inf)
-    best = jnp.argmax(logits, axis=-1, keepdims=True)
-    only_best = jnp.where(jnp.arange(logits.shape[-1]) == best, 0.0, -jnp.inf)
-    return jnp.where(greedy, only_best, tempered)
 
 
 def sample_from(logits: Array, uniform: Array) -> Array:
@@ -153,6 +65,152 @@ def sample_from(logits: Array, uniform: Array) -> Array:
     return (block * _BLOCK + within).astype(jnp.int32)
 
 
+class Drawn(NamedTuple):
+    """One token a row, with what is recorded of it. What is not used costs nothing under ``jit``.
+
+    Attributes:
+      tokens: int32 ``[...]``.
+      behavior_logp: float32 ``[...]``, log-probability under the distribution really sampled, with
+        penalty, temperature and truncation applied; 0 for greedy rows.
+      model_logp: float32 ``[...]``, under the plain model at temperature 1. No number where a logit
+        of the row is none.
+      log_kept: float32 ``[...]``, log of the tempered mass that truncation kept.
+      entropy: float32 ``[...]`` of the distribution really sampled, in nats.
+      support: The tokens that could have been drawn, or None where no option truncates: as ids
+        where ``top_k`` bounds their number, else as bits.
+    """
+
+    tokens: Array
+    behavior_logp: Array
+    model_logp: Array
+    log_kept: Array
+    entropy: Array
+    support: Support | None
+
+
+def draw_tokens(
+    logits: Array,
+    uniform: Array,
+    *,
+    temperature=1.0,
+    top_k=None,
+    top_p=None,
+    min_p=None,
+    order: str = "hf",
+    max_top_k: int | None = None,
+    seen: Array | None = None,
+    repetition_penalty=None,
+    allowed: Array | None = None,
+    stop_ids: Sequence[int] = (),
+    too_short: Array | None = None,
+) -> Drawn:
+    """Draws one token a row: penalty, allowed tokens, temperature, filters, draw.
+
+    Options that are None cost nothing. Each of temperature, top_k, top_p, min_p and
+    repetition_penalty is a number, or an array ``[...]`` with one a row, in which 0 (for top_p and
+    repetition_penalty 1) turns a filter off.
+
+    Where the number of tokens that top-k keeps is known to be 1,024 at most, everything after it
+    happens among that many, and of tokens that are equally likely at the threshold those of the
+    lowest ids are kept, so that there are never more. Elsewhere the filters are those of
+    :func:`filter_logits`, which keeps them all. What is recorded is always what was drawn from.
+
+    Args:
+      logits: ``[..., V]`` of the plain model.
+      uniform: ``[...]`` in [0, 1).
+      temperature: See :func:`filter_logits`, as for the next four.
+      top_k: Likewise.
+      top_p: Likewise.
+      min_p: Likewise.
+      order: Likewise.
+      max_top_k: The greatest ``top_k`` of all rows, where that is an array. No row keeps more, not
+        even one whose ``top_k`` is off.
+      seen: Tokens that ``repetition_penalty`` makes less likely: see :func:`penalize_repetition`.
+      repetition_penalty: Likewise.
+      allowed: Which tokens may be drawn: see :func:`only_allowed`, as for the next two.
+      stop_ids: Likewise.
+      too_short: Likewise.
+
+    Returns:
+      A :class:`Drawn`.
+
+    Raises:
+      ValueError: If an option is out of range or has no effect.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> logits = jnp.log(jnp.array([0.5, 0.25, 0.15, 0.1]))
+      >>> drawn = jr.rollout.draw_tokens(logits, jnp.float32(0.9), top_k=2)
+      >>> int(drawn.tokens), drawn.support.ids.tolist(), round(float(drawn.behavior_logp), 4)
+      (1, [0, 1], -1.0986)
+    """
+    name = "draw_tokens"
+    checks.check_min_rank(name, 1, logits=logits)
+    checks.check_positive(name, max_top_k=max_top_k)
+    if (seen is None) != (repetition_penalty is None):
+        raise ValueError(f"{name}: seen and repetition_penalty go together; one of them is None.")
+    if too_short is None and len(stop_ids):
+        raise ValueError(f"{name}: stop_ids has no effect without too_short.")
+    plain = penalized = jnp.asarray(logits, jnp.float32)
+    if repetition_penalty is not None:
+        penalized = penalize_repetition(plain, seen, penalty=repetition_penalty)
+    among = only_allowed(penalized, allowed=allowed, stop_ids=stop_ids, too_short=too_short)
+    size = plain.shape[-1]
+    options = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+    options = {k: x for k, x in options.items() if not is_off(k, x, size)}
+    truncates = bool(options) or allowed is not None or too_short is not None
+    bound = _bound(name, options.get("top_k"), max_top_k, size)
+    ids = None
+    if bound is not None:
+        among, ids = jax.lax.top_k(among, bound)
+        if is_number(options["top_k"]):
+            del options["top_k"]
+    kept = filter_logits(among, temperature=temperature, order=order, **options)
+    place = sample_from(kept, uniform)
+    tokens = place if ids is None else _at(ids, place)
+    logps = _logprobs(plain, penalized, kept, tokens, place, temperature)
+    support = None
+    if truncates:
+        found = kept > -jnp.inf
+        support = Support(bits=pack_bits(found))
+        if ids is not None:
+            support = Support(ids=jnp.where(found, ids, -1))
+    return Drawn(tokens, *logps, _entropy(kept), support)
+
+
+def _bound(name: str, top_k, max_top_k: int | None, vocab_size: int) -> int | None:
+    """How many tokens any row keeps at most, if that is known and few."""
+    if max_top_k is not None and (top_k is None or is_number(top_k)):
+        raise ValueError(f"{name}: max_top_k has no effect without an array of top_k.")
+    bound = int(top_k) if is_number(top_k) else max_top_k
+    return bound if bound is not None and bound <= min(MANY, vocab_size) else None
+
+
+def _entropy(kept: Array) -> Array:
+    """Entropy of ``softmax(kept)``, in nats: ``[...]``."""
+    below = kept - jnp.max(kept, axis=-1, keepdims=True)
+    weights = jnp.exp(below)
+    total = jnp.sum(weights, axis=-1)
+    below = jnp.where(weights > 0, below, 0.0)
+    return jnp.log(total) - jnp.sum(weights * below, axis=-1) / total
+
+
+def _at(values: Array, index: Array) -> Array:
+    return jnp.take_along_axis(values, index[..., None], axis=-1)[..., 0]
+
+
+def _logprobs(plain, logits, kept, tokens, places, temperature) -> tuple[Array, Array, Array]:
+    """``(behavior_logp, model_logp, log_kept)``; ``places`` are those of the tokens in ``kept``."""
+    greedy = per_row(temperature, logits) < GREEDY_BELOW
+    divisor = jnp.where(greedy, 1.0, per_row(temperature, logits))
+    tempered_sum = jax.nn.logsumexp(logits / divisor, axis=-1)
+    kept_sum = jax.nn.logsumexp(kept, axis=-1)
+    model_logp = _at(plain, tokens) - jax.nn.logsumexp(plain, axis=-1)
+    log_kept = jnp.where(greedy[..., 0], 0.0, kept_sum - tempered_sum)
+    return _at(kept, places) - kept_sum, model_logp, log_kept
+
+
 def sampled_logprobs(
     logits: Array, filtered: Array, tokens: Array, *, temperature=1.0
 ) -> tuple[Array, Array, Array]:
@@ -168,17 +226,7 @@ def sampled_logprobs(
       ``(behavior_logp, model_logp, log_kept)``, each ``[...]``: under the distribution really
       sampled, under the plain model, and the log of the tempered mass that truncation kept.
       ``behavior_logp + log_kept`` is the tempered log-probability. Greedy rows have ``behavior_logp
-      = log_kept = 0``.
+      = log_kept = 0``. Of a row in which a logit is no number, neither is ``model_logp``.
     """
-
-    def at_token(values: Array) -> Array:
-        return jnp.take_along_axis(values, tokens[..., None], axis=-1)[..., 0]
-
     logits = jnp.asarray(logits, jnp.float32)
-    temperature = _per_row(temperature, logits)
-    greedy = temperature < GREEDY_BELOW
-    tempered_sum = jax.nn.logsumexp(logits / jnp.where(greedy, 1.0, temperature), axis=-1)
-    kept_sum = jax.nn.logsumexp(filtered, axis=-1)
-    model_logp = at_token(logits) - jax.nn.logsumexp(logits, axis=-1)
-    log_kept = jnp.where(greedy[..., 0], 0.0, kept_sum - tempered_sum)
-    return at_token(filtered) - kept_sum, model_logp, log_kept
+    return _logprobs(logits, logits, filtered, tokens, tokens, temperature)

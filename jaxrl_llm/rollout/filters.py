@@ -1,0 +1,240 @@
+"""Which tokens may be drawn: temperature, top-k, top-p and min-p as thresholds on the logits.
+
+Temperature comes first, then top-k, top-p and min-p, the order of Hugging Face transformers;
+``order="vllm"`` applies min-p before top-k. The two differ only where min-p is on. Every filter
+keeps some of the most likely tokens, so a filter is a threshold: min-p needs the greatest logit
+alone, top-k and top-p the first few in order, and nothing sorts the vocabulary.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.core import checks
+from jaxrl_llm.core.axes import Array
+
+GREEDY_BELOW = 1e-5
+# How many of the most likely tokens are put in order. Where a row needs more, its threshold is
+# found by bisection over the whole vocabulary, which costs several times as much.
+_FEW = 256
+# A number of tokens to keep that is known when compiling is put in order up to this many.
+MANY = 1024
+
+
+def per_row(value, like: Array) -> Array:
+    """An option as ``[..., 1]``: a scalar for all rows or one value a row."""
+    return jnp.broadcast_to(jnp.asarray(value, jnp.float32), like.shape[:-1])[..., None]
+
+
+def is_number(value: Any) -> bool:
+    """Whether an option is one number that is known before anything is compiled."""
+    return isinstance(value, int | float | np.number)
+
+
+def is_off(option: str, value, vocab_size: int) -> bool:
+    """Whether a filter is known to keep everything."""
+    if value is None or not is_number(value):
+        return value is None
+    if option == "top_k":
+        return value <= 0 or value >= vocab_size
+    return value >= 1 if option == "top_p" else value == 0
+
+
+def greatest(logits: Array) -> Array:
+    """The index of the greatest logit ``[..., 1]``, the first of equals.
+
+    On a CPU several times as fast as ``argmax``.
+    """
+    best = jnp.max(logits, axis=-1, keepdims=True)
+    size = logits.shape[-1]
+    index = jnp.min(jnp.where(logits >= best, jnp.arange(size), size), axis=-1, keepdims=True)
+    return jnp.minimum(index, size - 1)  # A row with NaN has none.
+
+
+def filter_logits(
+    logits: Array, *, temperature=1.0, top_k=None, top_p=None, min_p=None, order: str = "hf"
+) -> Array:
+    """Logits of the distribution that is really sampled: tempered, with the dropped tokens at -inf.
+
+    In this order: ``z / temperature``; top-k keeps ``z_i >= k-th largest`` (all ties at the
+    threshold); top-p keeps tokens in descending order (the lower id first where they are equal)
+    while the probability before them, renormalized over the survivors, is below ``top_p``; min-p
+    keeps ``p_i >= min_p max p``. A temperature below 1e-5 keeps the most likely token alone.
+
+    Args:
+      logits: ``[..., V]``. A row with a NaN keeps nothing.
+      temperature: Scalar or ``[...]``, one a row. Values may be traced: another value does not
+        compile again. None of the filters costs anything where it is None.
+      top_k: How many to keep; 0 or less, or V and more, is off. Above 256, and not one number for
+        all rows, it costs several times as much.
+      top_p: Mass to keep, in (0, 1]; 1 is off. It costs several times as much where some row keeps
+        more than 256 tokens.
+      min_p: Least probability relative to the greatest, in [0, 1); 0 is off.
+      order: ``"hf"``, or ``"vllm"``: min-p before top-k.
+
+    Returns:
+      float32 ``[..., V]``.
+
+    Raises:
+      ValueError: If ``order`` is unknown, or is given where it has no effect (no ``min_p``).
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> logits = jnp.log(jnp.array([0.5, 0.25, 0.15, 0.1]))
+      >>> jnp.isfinite(filter_logits(logits, top_p=0.74)).tolist()
+      [True, True, False, False]
+
+    References:
+      Order and tie rules as in transformers' logits processors and vLLM's V1 sampler.
+    """
+    name = "filter_logits"
+    checks.check_min_rank(name, 1, logits=logits)
+    checks.check_option(name, "order", order, ("hf", "vllm"))
+    if order != "hf" and min_p is None:
+        raise ValueError(f"{name}: order={order!r} has no effect without min_p.")
+    checks.check_non_negative(name, temperature=temperature, min_p=min_p)
+    checks.check_positive(name, top_p=top_p)
+    logits = jnp.asarray(logits, jnp.float32)
+    if is_number(temperature) and temperature < GREEDY_BELOW:
+        return _only_best(logits)
+    divisor = per_row(temperature, logits)
+    greedy = divisor < GREEDY_BELOW
+    divisor = jnp.where(greedy, 1.0, divisor)
+    kept = logits / divisor
+    options = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+    options = {k: x for k, x in options.items() if not is_off(k, x, logits.shape[-1])}
+    if options:
+        kept = jnp.where(_survives(logits, divisor, order, **options), kept, -jnp.inf)
+    return kept if is_number(temperature) else jnp.where(greedy, _only_best(logits), kept)
+
+
+def _only_best(logits: Array) -> Array:
+    return jnp.where(jnp.arange(logits.shape[-1]) == greatest(logits), 0.0, -jnp.inf)
+
+
+def _survives(
+    logits: Array, temperature: Array, order: str, *, top_k=None, top_p=None, min_p=None
+) -> Array:
+    """Which of the logits survive the filters: bool ``[..., V]``.
+
+    All thresholds are on the logits as they came, so that no rounding stands between a threshold
+    and the logit that it was taken from.
+    """
+    size, best = logits.shape[-1], jnp.max(logits, axis=-1, keepdims=True)
+    few = _FEW if top_k is None or not is_number(top_k) else min(int(top_k), MANY)
+    few = size if size <= _FEW else few
+    first = places = None
+    if top_p is not None:
+        logits = jnp.where(logits == 0, 0.0, logits)  # In order, 0 would come before -0.
+    if top_k is not None or top_p is not None:
+        first, places = jax.lax.top_k(logits, few)
+    floor = jnp.full_like(best, -jnp.inf)
+    least = None if min_p is None else best + temperature * jnp.log(per_row(min_p, logits))
+    if min_p is not None and order == "vllm":
+        floor = least
+    if top_k is not None:
+        k = per_row(top_k, logits)
+        off = (k <= 0) | (k >= size)
+        kth, _ = _boundary(logits, first, places, jnp.ones_like, jnp.where(off, 0.0, k))
+        floor = jnp.maximum(floor, jnp.where(off, -jnp.inf, kth))
+    kept = logits >= floor
+    if top_p is not None:
+        limit, survivors = per_row(top_p, logits), floor
+
+        def weigh(x: Array) -> Array:
+            return jnp.where(x >= survivors, jnp.exp((x - best) / temperature), 0.0)
+
+        mass = jnp.sum(weigh(logits), axis=-1, keepdims=True)
+        off = limit >= 1
+        last, id_ = _boundary(logits, first, places, weigh, jnp.where(off, 0.0, limit * mass))
+        kept &= off | (logits > last) | ((logits == last) & (jnp.arange(size) <= id_))
+    if min_p is not None and order == "hf":
+        kept &= logits >= least
+    return kept
+
+
+def _boundary(
+    logits: Array, first: Array, places: Array, weigh: Callable, target: Array
+) -> tuple[Array, Array]:
+    """Where the tokens in descending order first weigh the target together.
+
+    Args:
+      logits: ``[..., V]``.
+      first: ``[..., S]``, the greatest of them in descending order, the lower id first of equals.
+      places: ``[..., S]``, their ids.
+      weigh: The weights of some of the logits, none negative.
+      target: ``[..., 1]``.
+
+    Returns:
+      The logit and the id of the last token needed, each ``[..., 1]``.
+    """
+    total = jnp.cumsum(weigh(first), axis=-1)
+    index = jnp.sum(total < target, axis=-1, keepdims=True)
+    found = index < first.shape[-1]
+    index = jnp.minimum(index, first.shape[-1] - 1)
+    last, place = (jnp.take_along_axis(x, index, axis=-1) for x in (first, places))
+    if first.shape[-1] == logits.shape[-1]:
+        return last, place
+
+    def far():
+        size = logits.shape[-1]
+
+        def up_to(key: Array) -> Array:
+            # From the logits each time, which is faster than reading weights made before.
+            return jnp.where(logits >= _from_key(key), weigh(logits), 0.0)
+
+        least = jnp.min(jnp.where(logits > -jnp.inf, logits, jnp.inf), axis=-1, keepdims=True)
+        low = jnp.where(found, _key(last), _key(first[..., -1:]) - 1)
+        key = _bisect(up_to, target, low, jnp.where(found, low, _key(least)))
+        # Of the tokens at the threshold, those of the lowest ids that are needed.
+        ties = logits == _from_key(key)
+        tied = ~found & (jnp.sum(ties, axis=-1, keepdims=True) > 1)
+        more = target - jnp.sum(up_to(key - 1), axis=-1, keepdims=True)
+
+        def up_to_id(id_: Array) -> Array:
+            return jnp.where(ties & (jnp.arange(size) <= id_), weigh(logits), 0.0)
+
+        end = jnp.where(found, place, size)
+        return _from_key(key), _bisect(up_to_id, more, jnp.where(tied, -1, end), end)
+
+    return jax.lax.cond(jnp.all(found), lambda: (last, place), far)
+
+
+def _key(logits: Array) -> Array:
+    """int32 in the order of falling logits."""
+    bits = jax.lax.bitcast_convert_type(logits, jnp.int32)
+    return ~(bits ^ ((bits >> 31) & 0x7FFFFFFF))
+
+
+def _from_key(key: Array) -> Array:
+    """The inverse of :func:`_key`."""
+    bits = ~key
+    return jax.lax.bitcast_convert_type(bits ^ ((bits >> 31) & 0x7FFFFFFF), jnp.float32)
+
+
+def _bisect(up_to: Callable, target: Array, low: Array, high: Array) -> Array:
+    """The least integer up to which weights sum to the target.
+
+    Args:
+      up_to: Integers ``[..., 1]`` to the weights ``[..., V]`` up to them, the others 0.
+      target: ``[..., 1]``.
+      low: ``[..., 1]``, below the answer, or equal to ``high`` where that is the answer.
+      high: ``[..., 1]``, at least the answer; what is returned if no sum reaches the target.
+    """
+
+    def middle(low, high):
+        return (low & high) + ((low ^ high) >> 1)  # Rounded down, and the sum cannot overflow.
+
+    def unknown(bounds):
+        return jnp.any(middle(*bounds) > bounds[0])
+
+    def halve(bounds):
+        low, high = bounds
+        between = middle(low, high)
+        enough = jnp.sum(up_to(between), axis=-1, keepdims=True) >= target
+        return jnp.where(enough, low, between), jnp.where(enough, between, high)
+
+    return jax.lax.while_loop(unknown, halve, (low, high))[1]

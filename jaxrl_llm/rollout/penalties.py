@@ -1,0 +1,150 @@
+"""What changes logits before any filter: a penalty on repetition, and tokens that are not allowed.
+
+A token that is not allowed only leaves the set that is drawn from, so the set that travels with a
+rollout tells training about it. A penalty on repetition changes the distribution itself: no set
+says so, the log-probability of the token sampled is under the penalized distribution, and training
+that does not penalize sees rollouts of another policy, to be weighed as off-policy ones are.
+"""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.core import checks
+from jaxrl_llm.core.axes import Array
+from jaxrl_llm.core.support import pack_bits, unpack_bits
+from jaxrl_llm.rollout.filters import per_row
+
+
+def seen_tokens(tokens: Array, mask: Array, *, vocab_size: int) -> Array:
+    """The set of tokens that a text holds, 32 to a word.
+
+    Args:
+      tokens: Integers ``[..., L]``.
+      mask: bool ``[..., L]``, True for those that exist.
+      vocab_size: V.
+
+    Returns:
+      uint32 ``[..., ceil(V / 32)]``, as :func:`~jaxrl_llm.core.support.pack_bits` makes it.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> seen_tokens(jnp.array([0, 2, 1]), jnp.array([True, True, False]), vocab_size=4).tolist()
+      [5]
+    """
+    checks.check_integer("seen_tokens", tokens=tokens)
+    checks.check_bool("seen_tokens", mask=mask)
+    checks.check_same_shape("seen_tokens", tokens=tokens, mask=mask)
+    tokens = jnp.asarray(tokens)
+    places = jnp.where(jnp.asarray(mask) & (tokens >= 0), tokens, vocab_size)
+    flat = places.reshape(-1, places.shape[-1])
+    found = jnp.zeros((len(flat), vocab_size), bool)
+    found = found.at[jnp.arange(len(flat))[:, None], flat].set(True, mode="drop")
+    return pack_bits(found).reshape(*tokens.shape[:-1], -1)
+
+
+def add_seen(seen: Array, token: Array, where: Array | bool = True) -> Array:
+    """The sets with one more token each.
+
+    Args:
+      seen: uint32 ``[..., ceil(V / 32)]``.
+      token: Integers ``[...]``.
+      where: bool ``[...]``, which sets get theirs.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> add_seen(jnp.array([5], jnp.uint32), jnp.array(1)).tolist()
+      [7]
+    """
+    token = jnp.asarray(token)[..., None]
+    bit = jnp.uint32(1) << (token % 32).astype(jnp.uint32)
+    hit = (jnp.arange(seen.shape[-1]) == token // 32) & jnp.asarray(where)[..., None]
+    return jnp.where(hit, seen | bit, seen)
+
+
+def penalize_repetition(logits: Array, seen: Array, *, penalty) -> Array:
+    """Makes tokens that were seen less likely.
+
+        z' = z / penalty where z > 0, else z * penalty, for a token seen; z for any other
+
+    Args:
+      logits: ``[..., V]``, before the temperature.
+      seen: uint32 ``[..., ceil(V / 32)]`` from :func:`seen_tokens`: prompt and response so far.
+      penalty: Above 0, scalar or ``[...]``; 1 changes nothing, below 1 invites repetition.
+
+    Returns:
+      float32 ``[..., V]``.
+
+    Raises:
+      ValueError: If the penalty is not above 0 or ``seen`` does not fit.
+      TypeError: If ``seen`` is not uint32.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> seen = seen_tokens(jnp.array([0, 1]), jnp.array([True, True]), vocab_size=3)
+      >>> penalize_repetition(jnp.array([2.0, -2.0, 2.0]), seen, penalty=2.0).tolist()
+      [1.0, -4.0, 2.0]
+
+    References:
+      CTRL (arXiv:1909.05858); with the sign of the logit as in transformers' code.
+    """
+    name = "penalize_repetition"
+    checks.check_positive(name, penalty=penalty)
+    logits = jnp.asarray(logits, jnp.float32)
+    size = logits.shape[-1]
+    if jnp.result_type(seen) != jnp.uint32:
+        raise TypeError(f"{name}: seen must be uint32 words; got {jnp.result_type(seen)}.")
+    checks.check_shape(name, "seen", seen, (*logits.shape[:-1], -(-size // 32)))
+    penalty = per_row(penalty, logits)
+    changed = jnp.where(logits > 0, logits / penalty, logits * penalty)
+    return jnp.where(unpack_bits(seen, size), changed, logits)
+
+
+def only_allowed(
+    logits: Array,
+    *,
+    allowed: Array | None = None,
+    stop_ids: Sequence[int] = (),
+    too_short: Array | None = None,
+) -> Array:
+    """Logits with the tokens at -inf that must not be drawn.
+
+    Args:
+      logits: ``[..., V]``.
+      allowed: bool ``[V]`` or ``[..., V]``, True for tokens that may be drawn.
+      stop_ids: Tokens that end a response.
+      too_short: bool ``[...]``, True where a response must not end yet.
+
+    Returns:
+      float32 ``[..., V]``. A row without any token left has a log-probability that is no number.
+
+    Raises:
+      ValueError: If ``allowed`` does not fit or ``too_short`` has no stop tokens to hold back.
+      TypeError: If one of the two is not bool.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> short = jnp.array([True, False])
+      >>> only_allowed(jnp.zeros((2, 3)), stop_ids=[2], too_short=short).tolist()
+      [[0.0, 0.0, -inf], [0.0, 0.0, 0.0]]
+    """
+    name = "only_allowed"
+    checks.check_bool(name, allowed=allowed, too_short=too_short)
+    logits = jnp.asarray(logits, jnp.float32)
+    size = logits.shape[-1]
+    if allowed is not None:
+        if jnp.shape(allowed) not in ((size,), logits.shape):
+            raise ValueError(
+                f"{name}: allowed must have shape {(size,)} or {logits.shape}; got "
+                f"{jnp.shape(allowed)}."
+            )
+        logits = jnp.where(allowed, logits, -jnp.inf)
+    if too_short is not None:
+        if not len(stop_ids):
+            raise ValueError(f"{name}: too_short has no effect without stop_ids.")
+        checks.check_shape(name, "too_short", too_short, logits.shape[:-1])
+        stops = np.zeros(size, bool)
+        stops[list(stop_ids)] = True
+        logits = jnp.where(jnp.asarray(too_short)[..., None] & stops, -jnp.inf, logits)
+    return logits
