@@ -6,6 +6,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.core.axes import Array
+from jaxrl_llm.core.support import Support
 
 # Why a response ended: with its budget, with a stop token, with a number that is none, because it
 # was not wanted any longer; or that it has not.
@@ -17,10 +18,10 @@ class Rollout(NamedTuple):
 
     Three log-probabilities of one token must not be mixed up. With ``z`` the logits and T the
     temperature, the *plain* one is ``log softmax(z)``, the *tempered* one ``log softmax(z / T)``,
-    and the *sampled* one the tempered one renormalized over the tokens that top-k, top-p and min-p
-    kept. A ratio needs the same kind above and below: a trainer that computes tempered
-    log-probabilities compares them with ``tempered_logp``, which equals ``behavior_logp`` where
-    nothing was truncated.
+    and the *sampled* one the tempered one renormalized over ``support``, the tokens that top-k,
+    top-p, min-p and a list of allowed tokens kept. A ratio needs the same kind above and below: a
+    trainer that renormalizes over ``support`` compares with ``behavior_logp``, one that does not
+    with ``tempered_logp``. The two are equal where nothing was truncated.
 
     Attributes:
       prompt_tokens: int32 ``[P, Lp]``, right padded.
@@ -35,6 +36,8 @@ class Rollout(NamedTuple):
       finish: int32 ``[P, G]``: 0 = ran to its length, 1 = ended with a stop token or stop string,
         2 = failed, since the model's logits were no numbers, 3 = cancelled, 4 = unfinished.
       version: int32 ``[P, G, T]``, of the weights that sampled each token; 0 in the padding.
+      support: The tokens that each one was drawn from, with leading axes ``[P, G, T]``; None where
+        nothing truncates. What stands in the padding means nothing.
     """
 
     prompt_tokens: Array
@@ -46,6 +49,7 @@ class Rollout(NamedTuple):
     log_kept: Array
     finish: Array
     version: Array
+    support: Support | None = None
 
     @property
     def tempered_logp(self) -> Array:

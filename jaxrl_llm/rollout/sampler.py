@@ -197,6 +197,7 @@ def _make_decode(model, draw, max_new_tokens, group_size, stop_ids, pad_id):
             log_kept=out.log_kept,
             finish=slots.finish,
             version=out.version,
+            support=out.support,
         )
 
     return decode
