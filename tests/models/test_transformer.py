@@ -54,11 +54,16 @@ def test_shared_prefix_equals_one_row_a_rollout(family):
     model, params = tiny_model(**FAMILIES[family])
     params = _random_bias(params)
     prompts, tokens = _batch()
-    hidden = _shared(model, params)[-1]
+
+    @jax.jit
+    def forward(params, row):
+        context = AttentionContext(mask=jnp.ones(row.shape, bool))
+        return model.apply(params, row, np.arange(row.shape[-1])[None, None], context)
+
+    hidden = jax.jit(lambda params: _shared(model, params)[-1])(params)
     for p, g in np.ndindex(P, G):
         row = np.concatenate([prompts[p, : LENGTHS[p]], tokens[p, g]])[None, None]
-        context = AttentionContext(mask=jnp.ones(row.shape, bool))
-        plain, _ = model.apply(params, row, np.arange(row.shape[-1])[None, None], context)
+        plain, _ = forward(params, row)
         np.testing.assert_allclose(hidden[p, g], plain[0, 0, LENGTHS[p] - 1 : -1], atol=3e-5)
 
 

@@ -1,5 +1,7 @@
 """The sampler against token-by-token decoding without a cache, and the laws of its rollouts."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,13 +21,23 @@ def tiny():
     return jr.testing.tiny_model()
 
 
+@functools.cache
+def _plain(model):
+    def logits(params, tokens, mask):
+        positions = jnp.arange(tokens.shape[-1])[None, None]
+        hidden, _ = model.apply(params, tokens, positions, AttentionContext(mask=mask))
+        return hidden[0, 0] @ model.output_matrix(params).T
+
+    return jax.jit(logits)
+
+
 def _logits(model, params, sequence):
     """Logits after every token of one sequence, by one plain forward pass."""
-    tokens = jnp.asarray(sequence, jnp.int32)[None, None]
-    positions = jnp.arange(tokens.shape[-1])[None, None]
-    context = AttentionContext(mask=jnp.ones(tokens.shape, bool))
-    hidden, _ = model.apply(params, tokens, positions, context)
-    return np.asarray(hidden[0, 0] @ model.output_matrix(params).T)
+    # Padded to one length, so that it compiles once.
+    tokens = np.zeros((1, 1, 16), np.int32)
+    tokens[0, 0, : len(sequence)] = sequence
+    mask = np.arange(tokens.shape[-1])[None, None] < len(sequence)
+    return np.asarray(_plain(model)(params, tokens, mask))[: len(sequence)]
 
 
 def test_greedy_equals_decoding_without_a_cache(tiny):

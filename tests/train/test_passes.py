@@ -8,6 +8,7 @@ import pytest
 
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import Critic, Recipe
+from jaxrl_llm.testing.cases import compiled
 from jaxrl_llm.testing.model_checks import model, model_case
 from jaxrl_llm.train import critic_values, init_critic, init_state, make_step
 from jaxrl_llm.train.score import score_hidden
@@ -53,11 +54,21 @@ def run(recipe, batch, *, steps=1, optimizer=None, critic=None, reference=None, 
     return state, metrics
 
 
+@jax.jit
+def whole_hidden(params, batch, prompts=None):
+    places = prompts or (batch.prompt_tokens, batch.prompt_mask)
+    return score_hidden(model()[0], params, *places, batch.tokens, batch.mask)
+
+
+@jax.jit
 def whole_logits(params, batch, prompts=None):
     """Logits ``[P, G, T, V]`` of all tokens at once."""
-    places = prompts or (batch.prompt_tokens, batch.prompt_mask)
-    hidden = score_hidden(model()[0], params, *places, batch.tokens, batch.mask)
-    return hidden @ model()[0].output_matrix(params).T
+    return whole_hidden(params, batch, prompts) @ model()[0].output_matrix(params).T
+
+
+@jax.jit
+def values_of(critic, batch):
+    return critic_values(model()[0], critic, batch)
 
 
 def expect_same(a, b, tolerance=1e-5):
@@ -73,15 +84,17 @@ def test_a_statistic_reaches_the_loss_and_its_gradient(microbatches):
     terms = {"statistics": (("top", top),), "regularizers": (lower_the_top,)}
     recipe = plain(surrogate=nothing, **terms)
     batch, params = batch_of(recipe), model()[1]
-    ready, _ = recipe.prepare(batch, recipe.init())
+    ready, _ = compiled(recipe).prepare(batch, recipe.init())
 
-    def loss(p):
+    @jax.jit
+    @jax.value_and_grad
+    def want(p):
         best = jax.nn.log_softmax(whole_logits(p, batch)).max(-1)
         return jnp.sum(jnp.where(batch.mask, best, 0.0) * ready.weights)
 
-    want, grads = jax.value_and_grad(loss)(params)
+    loss, grads = want(params)
     after, metrics = run(recipe, batch, microbatches=microbatches)
-    np.testing.assert_allclose(metrics["loss"], want, rtol=1e-5)
+    np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
     expect_same(jax.tree.map(lambda a, b: a - b, params, after.params), grads)
 
 
@@ -104,8 +117,7 @@ def test_what_is_scored_is_of_the_policy_at_the_start_of_the_step():
     kept = np.asarray(batch.mask)
     ids = np.clip(np.asarray(batch.tokens), 0, log_p.shape[-1] - 1)
     taken = np.take_along_axis(log_p, ids[..., None], -1)[..., 0]
-    places = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
-    hidden = np.asarray(score_hidden(model()[0], model()[1], *places), np.float64)
+    hidden = np.asarray(whole_hidden(model()[1], batch), np.float64)
     want = (-(np.exp(log_p) * log_p).sum(-1), np.exp(2 * log_p).sum(-1), taken)
     want = (*want, (hidden**2).sum(-1))
     for found, expected in zip(seen[0], want, strict=True):
@@ -172,7 +184,7 @@ def test_a_critic_learns_its_returns_and_the_policy_uses_its_values():
     _, first = run(recipe, batch, **options)
     state, last = run(recipe, batch, steps=30, optimizer=optax.sgd(0.0), **options)
     assert float(last["critic_loss"]) < 0.3 * float(first["critic_loss"])
-    values = critic_values(network, state.critic.params, batch)
+    values = values_of(state.critic.params, batch)
     assert values.shape == (*batch.mask.shape, 2)
     assert not np.asarray(values)[~np.asarray(batch.mask)].any()
 
@@ -183,11 +195,11 @@ def test_a_critics_step_is_the_gradient_of_its_loss():
     batch = batch_of(recipe, without=("values", "old_values"))
     options = {"critic": critic, "critic_optimizer": optax.sgd(1.0)}
     after, _ = run(recipe, batch, microbatches=2, **options)
-    values = critic_values(network, critic, batch)
+    values = values_of(critic, batch)
     extras = {**batch.extras, "old_values": values, "values": jr.surrogates.soft_min(values)}
-    ready, _ = recipe.prepare(batch.replace(extras=extras), recipe.init())
-    grads = jax.grad(lambda p: recipe.critic.total_loss(critic_values(network, p, batch), ready))
-    want = jax.tree.map(lambda a, g: a - g, critic, grads(critic))
+    ready, _ = compiled(recipe).prepare(batch.replace(extras=extras), recipe.init())
+    grads = jax.grad(lambda p: recipe.critic.total_loss(values_of(p, batch), ready))
+    want = jax.tree.map(lambda a, g: a - g, critic, jax.jit(grads)(critic))
     expect_same(after.critic.params, want)
 
 
@@ -230,10 +242,9 @@ def test_a_reference_moves_after_each_step_and_is_what_ref_logp_is_of():
     start = jax.tree.map(lambda x: 0.9 * x, params)
     batch = batch_of(recipe, ref_logp=None)
     after, metrics = run(recipe, batch, reference=start)
-    ready, _ = recipe.prepare(
-        batch.replace(ref_logp=jr.train.make_scorer(network)(start, batch)), recipe.init()
-    )
-    logp = jr.train.make_scorer(network)(params, batch)
+    score = jr.train.make_scorer(network)
+    ready, _ = compiled(recipe).prepare(batch.replace(ref_logp=score(start, batch)), recipe.init())
+    logp = score(params, batch)
     np.testing.assert_allclose(metrics["loss"], recipe.loss(logp, ready), rtol=1e-4, atol=1e-6)
     expect_same(after.reference, jax.tree.map(lambda a, b: (a + b) / 2, start, after.params), 1e-6)
     with pytest.raises(ValueError, match="keeps its reference frozen"):
