@@ -33,7 +33,7 @@ _HOMES = {
     "Split": "partial",
     "split_round": "partial",
     "Starts": "grid",
-    "to_rollout": "requests",
+    "to_rollout": "pack",
     "usable": "ahead",
 }
 

@@ -3,8 +3,10 @@
 The bookkeeping of a :class:`~jaxrl_llm.rollout.Generation`, without anything of the device.
 """
 
+import bisect
+import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -17,43 +19,52 @@ Place = tuple[int, int]
 
 
 class OpenGroup:
-    """A group that has been submitted: which of its requests wait, and which have ended."""
+    """A group that is not finished.
 
-    def __init__(self, group: Group, expected: float):
-        self.group, self.expected = group, expected
-        self.requests = list(group.requests)
-        self.begun = dict(group.partial)
-        self.done: dict[int, Completion] = {}
-        self.waiting: deque[int] = deque()
-        for request in self.requests:
-            if has_ended(self.begun.get(request)):
-                self.done[request] = self.begun.pop(request)
-            else:
-                self.waiting.append(request)
+    Each of its requests waits, is in a slot, has ended, or is set aside with its segment used up.
 
-    def fork(self, request: int, new: int) -> None:
-        """Adds a request that asks for what another one does."""
-        most = self.group.max_new_tokens
-        if isinstance(most, tuple):
-            most = (*most, most[self.requests.index(request)])
-        self.requests.append(new)
-        self.group = self.group._replace(requests=tuple(self.requests), max_new_tokens=most)
+    Attributes:
+      group: What was submitted, with its forks.
+      limits: The longest response, by request.
+      expected: How long a response is expected to be; infinite if some have begun before.
+      begun: Responses that go on from where they are, by request.
+      done: Those that have ended.
+      waiting: Requests that no slot has taken, in order.
+      running: How many are in slots.
+      number: Which of all groups it was to start; infinite before.
+    """
+
+    def __init__(self, group: Group, limits: dict[int, int]):
+        self.group, self.limits = group, dict(limits)
+        expected = max(limits.values()) if group.expected is None else group.expected
+        self.expected = math.inf if group.partial else float(expected)
+        self.begun = {r: c for r, c in group.partial.items() if not has_ended(c)}
+        self.done = {r: c for r, c in group.partial.items() if has_ended(c)}
+        self.waiting = deque(r for r in group.requests if r not in self.done)
+        self.running = 0
+        self.number = math.inf
 
     @property
     def complete(self) -> bool:
         """Whether all of its requests have ended."""
-        return len(self.done) == len(self.requests)
+        return len(self.done) == len(self.limits)
+
+    def fork(self, request: int, new: int) -> None:
+        """Adds a request that asks for what another one does, and is in a slot."""
+        self.limits[new] = self.limits[request]
+        requests = (*self.group.requests, new)
+        limits = tuple(self.limits[r] for r in requests)
+        self.group = self.group._replace(requests=requests, max_new_tokens=limits)
+        self.running += 1
 
     def finished(self) -> FinishedGroup:
         """The group with its completions."""
-        return FinishedGroup(
-            self.group._replace(partial={}), tuple(self.done[r] for r in self.requests)
-        )
+        completions = tuple(self.done[r] for r in self.group.requests)
+        return FinishedGroup(self.group._replace(partial={}), completions)
 
     def unfinished(self) -> Group:
         """The group with what there is of it, to be submitted again."""
-        partial = {**self.begun, **self.done}
-        return self.group._replace(partial=partial)
+        return self.group._replace(partial={**self.begun, **self.done})
 
 
 class Begin(NamedTuple):
@@ -69,35 +80,46 @@ class Board:
     """The queue of groups and a grid of ``rows * width`` slots.
 
     Attributes:
-      queue: Groups that no row has taken, the longest expected first.
+      queue: Groups that no row has taken: those that have begun before, then the longest expected.
       rows: The group whose prompt each row holds, or None.
-      held: The request in each slot that is taken.
-      seen: How many of its tokens the host knows of, by slot.
+      aside: Groups of which all that has not ended is set aside.
       ready: Groups that are finished and have not been handed out.
+      groups: The group of each request that is in one of the first three.
+      held: The slot of each request that is in one.
+      seen: How many of its tokens the host knows of.
+      busy: bool ``[R, W]``, the slots that are taken.
     """
 
     def __init__(self, rows: int, width: int):
-        self.width = width
         self.queue: list[OpenGroup] = []
         self.rows: list[OpenGroup | None] = [None] * rows
-        self.held: dict[Place, int] = {}
-        self.seen: dict[Place, int] = {}
+        self.aside: list[OpenGroup] = []
         self.ready: deque[FinishedGroup] = deque()
+        self.groups: dict[int, OpenGroup] = {}
+        self.held: dict[int, Place] = {}
+        self.seen: dict[int, int] = {}
+        self.busy = np.zeros((rows, width), bool)
+        self._started = 0
 
-    def submit(self, groups: Iterable[tuple[Group, float]]) -> None:
-        """Puts groups, each with its expected length, into the queue."""
-        for group, expected in groups:
-            opened = OpenGroup(group, expected)
+    @property
+    def open(self) -> bool:
+        """Whether there is anything left to decode."""
+        return bool(self.queue) or any(each is not None for each in self.rows)
+
+    @property
+    def crowded(self) -> bool:
+        """Whether requests wait for a slot."""
+        return bool(self.queue) or any(each and each.waiting for each in self.rows)
+
+    def submit(self, groups: Iterable[tuple[Group, dict[int, int]]]) -> None:
+        """Puts groups, each with the limits of its requests, into the queue."""
+        for group, limits in groups:
+            opened = OpenGroup(group, limits)
             if opened.complete:
                 self.ready.append(opened.finished())
-            else:
-                self.queue.append(opened)
-        self.queue.sort(key=lambda each: -each.expected)
-
-    def open(self) -> Iterator[OpenGroup]:
-        """Every group that is not finished."""
-        yield from self.queue
-        yield from self.under_way()
+                continue
+            self.groups |= dict.fromkeys(group.requests, opened)
+            bisect.insort(self.queue, opened, key=lambda each: -each.expected)
 
     def under_way(self) -> list[OpenGroup]:
         """The groups in rows, each once."""
@@ -105,80 +127,94 @@ class Board:
 
     def begin(self) -> list[Begin]:
         """Takes the requests that start now out of the queue and puts them into slots."""
+        if self.busy.all() or not self.crowded:
+            return []
         # No more groups can start than there are rows; the rest of a long queue is left alone.
         groups = [*self.under_way(), *self.queue[: len(self.rows)]]
         index = {id(each): i for i, each in enumerate(groups)}
-        busy = np.zeros((len(self.rows), self.width), bool)
-        for place in self.held:
-            busy[place] = True
         starts = pick_next(
             np.array([len(each.waiting) for each in groups], np.int64),
             np.array([each.expected for each in groups], np.float64),
             np.array([-1 if each is None else index[id(each)] for each in self.rows], np.int64),
-            busy,
+            self.busy,
         )
         begun = []
         for i, _, row, column, new_row in zip(*map(np.ndarray.tolist, starts), strict=True):
             group = groups[i]
             if new_row:
                 self.rows[row] = group
-                self.queue = [each for each in self.queue if each is not group]
+                if group.number == math.inf:
+                    self.queue.remove(group)
+                    group.number, self._started = self._started, self._started + 1
             request = group.waiting.popleft()
-            self.held[row, column], self.seen[row, column] = request, 0
+            group.running += 1
+            self._hold(request, (row, column), len(group.begun.get(request, ())))
             begun.append(Begin((row, column), request, group, new_row))
         return begun
 
-    def end(self, place: Place, completion: Completion) -> None:
-        """Frees a slot; the group keeps what was in it."""
-        group = self.group(place[0])
-        del self.held[place], self.seen[place]
-        (group.done if has_ended(completion) else group.begun)[completion.request] = completion
+    def _hold(self, request: int, place: Place, seen: int) -> None:
+        self.held[request], self.seen[request], self.busy[place] = place, seen, True
 
-    def clear_rows(self) -> list[int]:
-        """Frees the rows whose group has nothing left for them; finished groups become ready."""
-        taken = {row for row, _ in self.held}
-        groups = self.under_way()
-        free = [
-            row
-            for row, each in enumerate(self.rows)
-            if each is not None and row not in taken and not each.waiting
-        ]
-        for row in free:
-            self.rows[row] = None
-        self.ready.extend(each.finished() for each in groups if each.complete)
-        return free
+    def spare(self, request: int) -> Place | None:
+        """A free slot for a fork of a request: in its row, else in an empty one."""
+        row = self.held[request][0]
+        if not self.busy[row].all():
+            return row, int(np.argmin(self.busy[row]))
+        empty = [r for r, each in enumerate(self.rows) if each is None]
+        return (empty[0], 0) if empty else None
 
-    def group(self, row: int) -> OpenGroup:
-        """The group whose prompt a row holds; raises KeyError if it holds none."""
-        group = self.rows[row]
-        if group is None:
-            raise KeyError(f"Generation: row {row} holds no prompt.")
-        return group
+    def fork(self, request: int, new: int, place: Place) -> None:
+        """A fork of a request is in a slot."""
+        group = self.groups[request]
+        group.fork(request, new)
+        self.rows[place[0]] = self.groups[new] = group
+        self._hold(new, place, self.seen[request])
 
     def find(self, request: int) -> OpenGroup:
         """The group of a request that has not ended; raises KeyError if there is none."""
-        for each in self.open():
-            if request in each.requests and request not in each.done:
-                return each
-        raise KeyError(f"Generation: request {request} is not there, or has ended.")
+        group = self.groups.get(request)
+        if group is None or request in group.done:
+            raise KeyError(f"Generation: request {request} is not there, or has ended.")
+        return group
 
-    def place(self, request: int) -> Place | None:
-        """The slot of a request, or None."""
-        return next((place for place, held in self.held.items() if held == request), None)
+    def end(self, request: int, completion: Completion) -> None:
+        """A request leaves its slot or the queue: it has ended, or is set aside."""
+        group = self.groups[request]
+        if request in self.held:
+            self.busy[self.held.pop(request)] = False
+            del self.seen[request]
+            group.running -= 1
+        elif request in group.waiting:
+            group.waiting.remove(request)
+        else:
+            self.aside.remove(group)
+        group.begun.pop(request, None)
+        (group.done if has_ended(completion) else group.begun)[request] = completion
+        if not group.waiting and not group.running:
+            self._leave(group)
 
-    def drop(self, group: OpenGroup) -> None:
-        """A group of the queue all of whose requests have ended is ready."""
-        self.queue = [each for each in self.queue if each is not group]
-        self.ready.append(group.finished())
+    def _leave(self, group: OpenGroup) -> None:
+        """A group of which nothing waits or decodes is ready, or set aside."""
+        if group.number == math.inf:
+            self.queue.remove(group)
+        if group.complete:
+            self.ready.append(group.finished())
+            for request in group.limits:
+                del self.groups[request]
+        else:
+            self.aside.append(group)
 
-    def empty(self) -> list[Group]:
-        """Takes out every group that was not handed out; no slot may be taken."""
+    def clear_rows(self) -> None:
+        """Frees the rows whose group has nothing left for them."""
+        for row, group in enumerate(self.rows):
+            if group is not None and not group.waiting and not self.busy[row].any():
+                self.rows[row] = None
+
+    def rest(self) -> list[Group]:
+        """Every group that was not handed out; no slot may be taken."""
         groups = [
             done.group._replace(partial={c.request: c for c in done.completions})
             for done in self.ready
         ]
-        groups += [each.unfinished() for each in (*self.under_way(), *self.queue)]
-        self.ready.clear()
-        self.queue.clear()
-        self.rows = [None] * len(self.rows)
-        return groups
+        begun = sorted([*self.aside, *self.under_way()], key=lambda each: each.number)
+        return groups + [each.unfinished() for each in (*begun, *self.queue)]

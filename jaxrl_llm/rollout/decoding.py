@@ -1,8 +1,11 @@
-"""Reading and writing slots with a model: ``fill`` computes keys and values, ``decode`` tokens.
+"""Reading and writing slots with a model: keys and values of what is there, and new tokens.
 
 The last prompt token is the first input of every response, in sampling as in training. So a row's
 prefix holds all prompt tokens but the last, and entry ``t`` of a slot's cache belongs to the input
 from which response token ``t`` is predicted.
+
+What is there is read a block of tokens at a time. One program then serves every length, and no
+array grows with the square of one.
 """
 
 from collections.abc import Callable
@@ -11,68 +14,133 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.axes import Array, ArrayTree
-from jaxrl_llm.models.protocol import AttentionContext, Model, prefill
+from jaxrl_llm.models.protocol import KV, AttentionContext, Model, empty_cache
 from jaxrl_llm.rollout.rollout import FAILED, LENGTH, STOP
-from jaxrl_llm.rollout.slots import Slots, Tokens
+from jaxrl_llm.rollout.slots import Slots, Tokens, like
 
 
-def fill(
-    model: Model,
-    params: ArrayTree,
-    slots: Slots,
-    rows: Array,
-    *,
-    prompt_width: int,
-    own_width: int = 0,
-    deltas=None,
+def fill_prompts(
+    model: Model, params: ArrayTree, slots: Slots, rows: Array, *, block: int, deltas=None
 ) -> Slots:
-    """Computes the keys and values of some rows: of their prompts, and of resumed responses.
+    """Computes the keys and values of the prompts of some rows.
 
     Args:
       model: The model.
       params: Its parameters.
       slots: The slots.
-      rows: int32 ``[k]``, distinct; R and more is computed in vain and dropped, so that k may be
-        one of a few sizes.
-      prompt_width: The first tokens of the prompts to look at: at least the longest of them.
-      own_width: The same for responses; 0 where none of the rows' slots has any.
+      rows: int32 ``[S, k]``. The grid is S equal parts of rows, as it lies on S devices; these are
+        places in each part, distinct, and what is beyond its end is computed in vain and dropped.
+      block: How many tokens are read in one pass.
       deltas: Low-rank deltas with a leading axis ``[N]``, from which each row takes one.
     """
-    held, size = slots.prompts, slots.prompts.length.shape[0]
-    source = jnp.minimum(rows, size - 1)
-    delta = _of_rows(deltas, held.adapter[source])
-    prompt, ends = held.tokens[source, :prompt_width], held.length[source] - 1
-    shared_mask = jnp.arange(prompt_width) < ends[:, None]
-    prefix = prefill(model, params, prompt, shared_mask, delta=delta)
-    new_prefix = jax.tree.map(_writer(rows), held.prefix, prefix)
-    slots = slots._replace(prompts=held._replace(prefix=new_prefix))
-    if not own_width:
-        return slots
-    k, width = rows.shape[0], slots.length.shape[1]
-    last = jnp.take_along_axis(prompt, jnp.maximum(ends, 0)[:, None], axis=-1)
-    first = jnp.broadcast_to(last[:, None], (k, width, 1))
-    own = slots.out.tokens[source, :, : own_width - 1]
-    inputs = jnp.concatenate([first, own], axis=-1)
-    positions = ends[:, None, None] + jnp.arange(own_width, dtype=jnp.int32)
-    positions = jnp.broadcast_to(positions, inputs.shape)
-    context = AttentionContext(jnp.ones(inputs.shape, bool), prefix, shared_mask)
-    _, kv = model.apply(params, inputs, positions, context, delta=delta)
-    return slots._replace(cache=jax.tree.map(_writer(rows), slots.cache, kv))
+    held = slots.prompts
+    tokens, ends, delta = _prompts(slots, rows, deltas)
+    scratch = empty_cache(model, (rows.size, 1), tokens.shape[-1])
+    start = jnp.zeros_like(ends)[:, None]
+    kv = _read(model, params, tokens[:, None], start, scratch, jnp.max(ends), block, delta)
+    prefix = jax.tree.map(lambda x, new: _put(x, rows, new[:, 0]), held.prefix, kv)
+    return slots._replace(prompts=held._replace(prefix=prefix))
+
+
+def fill_responses(
+    model: Model,
+    params: ArrayTree,
+    slots: Slots,
+    rows: Array,
+    count: Array,
+    where: Array,
+    *,
+    block: int,
+    deltas=None,
+) -> Slots:
+    """Computes the keys and values of responses that have begun, a row after the other.
+
+    Args:
+      model: The model.
+      params: Its parameters.
+      slots: The slots, those of the prompts computed.
+      rows: int32 ``[S, n]``, as in :func:`fill_prompts`.
+      count: int32 scalar, how many of the n are to be done.
+      where: bool ``[R, W]``, the slots that are meant; the others keep what they have.
+      block: How many tokens are read in one pass.
+      deltas: Low-rank deltas with a leading axis ``[N]``, from which each row takes one.
+    """
+    shares, width = rows.shape[0], slots.length.shape[1]
+
+    def one(i: Array, cache: tuple[KV, ...]) -> tuple[KV, ...]:
+        row = jax.lax.dynamic_slice_in_dim(rows, i, 1, axis=1)
+        tokens, ends, delta = _prompts(slots, row, deltas)
+        mine, length, own = (_take(x, row) for x in (where, slots.length, slots.out.tokens))
+        prefix = jax.tree.map(lambda x: _take(x, row), slots.prompts.prefix)
+        shared_mask = jnp.arange(tokens.shape[-1]) < ends[:, None]
+        last = jnp.take_along_axis(tokens, ends[:, None], axis=-1)
+        first = jnp.broadcast_to(last[:, None], (shares, width, 1))
+        inputs = jnp.concatenate([first, own[..., :-1]], axis=-1)
+        start = jnp.broadcast_to(ends[:, None], mine.shape)
+        scratch = empty_cache(model, mine.shape, inputs.shape[-1])
+        longest = jnp.max(jnp.where(mine, length, 0))
+        beside = {"prefix": prefix, "prefix_mask": shared_mask}
+        kv = _read(model, params, inputs, start, scratch, longest, block, delta, **beside)
+
+        def write(x: Array, new: Array) -> Array:
+            old = _take(x, row)
+            return _put(x, row, jnp.where(like(mine, old), new, old))
+
+        return jax.tree.map(write, cache, kv)
+
+    return slots._replace(cache=jax.lax.fori_loop(0, count, one, slots.cache))
+
+
+def _read(model, params, tokens, start, cache, length, block, delta, **beside) -> tuple[KV, ...]:
+    """The cache after the first ``length`` tokens ``[P, G, n]``, from position ``start [P, G]``."""
+    n = tokens.shape[-1]
+    block = min(block, n)
+
+    def read(i: Array, cache: tuple[KV, ...]) -> tuple[KV, ...]:
+        # The last block ends with the array; what it reads twice comes out the same.
+        begin = jnp.minimum(i * block, n - block)
+        inputs = jax.lax.dynamic_slice_in_dim(tokens, begin, block, axis=-1)
+        positions = start[..., None] + begin + jnp.arange(block, dtype=jnp.int32)
+        context = AttentionContext(jnp.ones(inputs.shape, bool), cache=cache, index=begin, **beside)
+        return model.apply(params, inputs, positions, context, delta=delta)[1]
+
+    return jax.lax.fori_loop(0, -(-length // block), read, cache)
+
+
+def _prompts(slots: Slots, rows: Array, deltas) -> tuple[Array, Array, ArrayTree]:
+    """Tokens of some rows' prompts, the place of the last of them, and the rows' deltas.
+
+    The place is 0 for rows that are dropped.
+    """
+    held = slots.prompts
+    tokens, length, adapter = (_take(x, rows) for x in (held.tokens, held.length, held.adapter))
+    there = (rows < held.length.shape[0] // rows.shape[0]).reshape(-1)
+    return tokens, jnp.where(there, jnp.maximum(length - 1, 0), 0), _of_rows(deltas, adapter)
 
 
 def _of_rows(deltas, adapter: Array):
-    """The delta of each row: factors ``[N, in, r]`` become ``[k, 1, in, r]``, for all siblings."""
-    return jax.tree.map(lambda x: x[adapter][:, None] if jnp.ndim(x) == 3 else x, deltas)
+    """The delta of each row: factors ``[N, in, r]`` become ``[P, 1, in, r]``, for all siblings."""
+
+    def of_rows(x):
+        taken = x if jnp.ndim(x) == 0 else x[adapter][:, None]
+        return taken[..., None, None] if jnp.ndim(x) == 1 else taken
+
+    return jax.tree.map(of_rows, deltas)
 
 
-def _writer(rows: Array) -> Callable[[Array, Array], Array]:
-    """Writes ``new [k, ...]`` into rows of ``old [R, ...]``, at the start of a longer axis."""
+def _take(x: Array, rows: Array) -> Array:
+    """Rows ``[S, k]`` of the S parts of ``x [R, ...]``, as ``[S k, ...]``."""
+    parts = x.reshape(rows.shape[0], -1, *x.shape[1:])
+    taken = jax.vmap(lambda part, row: part.at[row].get(mode="clip"))(parts, rows)
+    return taken.reshape(-1, *x.shape[1:])
 
-    def write(old: Array, new: Array) -> Array:
-        corner = (rows, *(slice(0, n) for n in new.shape[1:]))
-        return old.at[corner].set(new.astype(old.dtype), mode="drop", unique_indices=True)
 
-    return write
+def _put(x: Array, rows: Array, new: Array) -> Array:
+    """``x`` with rows ``[S, k]`` of its S parts set to ``new [S k, ...]``."""
+    parts = x.reshape(rows.shape[0], -1, *x.shape[1:])
+    new = new.reshape(*rows.shape, *x.shape[1:]).astype(x.dtype)
+    put = jax.vmap(lambda part, row, value: part.at[row].set(value, mode="drop"))
+    return put(parts, rows, new).reshape(x.shape)
 
 
 def decode(
@@ -139,7 +207,8 @@ def decode(
 
 def _advance(slots: Slots, drawn: Tokens, stops: Array) -> Slots:
     """The slots after one token each: active ones keep it, and some end with it."""
-    failed = slots.active & ~jnp.isfinite(drawn.model_logp)
+    spoiled = ~jnp.isfinite(drawn.model_logp)
+    failed = slots.active & spoiled
     writes = slots.active & ~failed
     length = slots.length + writes
     stopped = writes & jnp.isin(drawn.tokens, stops)
@@ -157,5 +226,6 @@ def _advance(slots: Slots, drawn: Tokens, stops: Array) -> Slots:
         active=writes & ~stopped & ~full,
         length=length,
         finish=jnp.where(failed, FAILED, finish),
+        spoiled=slots.spoiled | spoiled,
         out=jax.tree.map(record, slots.out, drawn),
     )

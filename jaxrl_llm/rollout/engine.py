@@ -5,8 +5,8 @@ host side a :class:`~jaxrl_llm.rollout.generation.Generation` that decides what 
 what leaves.
 """
 
-import os
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,10 +18,10 @@ from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards
-from jaxrl_llm.rollout import decoding
+from jaxrl_llm.rollout import decoding, entering, memory
 from jaxrl_llm.rollout import slots as slot
 from jaxrl_llm.rollout.draw import Draw, make_draw
-from jaxrl_llm.rollout.slots import Requests, Slots
+from jaxrl_llm.rollout.slots import Slots
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +37,8 @@ class Engine:
       chunk: Tokens a slot decodes between two looks of the host.
       pad_id: Fills prompts.
       draw: How a token is drawn.
-      prompt_widths: To which prompts are padded when they are read.
-      own_widths: To which responses are padded when they are read again.
-      row_counts: How many rows are read in one call.
-      mesh: Over whose axes ``data`` and ``fsdp`` the rows are spread, or None.
+      shards: S, over how many devices the rows are spread.
+      row_counts: How many rows of each device are read in one call: a few sizes.
       functions: The compiled functions by name.
     """
 
@@ -52,10 +50,8 @@ class Engine:
     chunk: int
     pad_id: int
     draw: Draw
-    prompt_widths: tuple[int, ...]
-    own_widths: tuple[int, ...]
+    shards: int
     row_counts: tuple[int, ...]
-    mesh: jax.sharding.Mesh | None
     functions: dict[str, Any]
 
     def init(self) -> Slots:
@@ -64,56 +60,73 @@ class Engine:
         Raises:
           MemoryError: If they are more than the device's memory holds; it says how many would fit.
         """
-        check_memory(self)
-        if self.mesh is None:
-            return self._blank()
-        return jax.jit(self._blank, out_shardings=batch_sharding(self.mesh))()
-
-    def _blank(self) -> Slots:
-        sizes = (self.rows, self.width, self.prompt_length, self.max_new_tokens)
-        return slot.init_slots(
-            self.model, *sizes, blank=self.draw.blank, settings=self.draw.settings
-        )
+        if not memory.fit(self.rows, self.row_bytes(), shards=self.shards):
+            raise MemoryError(self._too_many())
+        return self.call("init")
 
     def row_bytes(self) -> int:
         """Bytes of one row of slots, its share of the prompts' keys and values included."""
-        leaves = jax.tree.leaves(jax.eval_shape(self._blank))
+        leaves = jax.tree.leaves(jax.eval_shape(self.functions["init"]))
         return sum(x.size * x.dtype.itemsize for x in leaves) // self.rows
+
+    def call(self, name: str, *arguments):
+        """Calls one of the functions; the slots that it is given are given away.
+
+        Raises:
+          MemoryError: If the device's memory is not enough; it says how many slots would fit.
+        """
+        with self._memory_errors(held=name != "init"):
+            return self.functions[name](*arguments)
+
+    def fetch(self, arrays: ArrayTree) -> ArrayTree:
+        """Arrays on the host, once they are computed; raises as :meth:`call` does."""
+        with self._memory_errors(held=True):
+            return jax.device_get(arrays)
+
+    @contextlib.contextmanager
+    def _memory_errors(self, *, held: bool) -> Iterator[None]:
+        try:
+            yield
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise MemoryError(self._too_many(held=held)) from error
+
+    def _too_many(self, *, held: bool = False) -> str:
+        sizes = (self.rows, self.width, self.row_bytes())
+        return memory.too_many(*sizes, shards=self.shards, held=held)
 
     def compiled(self) -> int:
         """How many programs have been compiled so far: constant after :meth:`warm_up`."""
         return sum(f._cache_size() for f in self.functions.values())
 
-    def warm_up(self, params: ArrayTree, *, resumed: bool = False) -> None:
-        """Compiles every program that :class:`Generation` may call.
+    def warm_up(
+        self, params: ArrayTree, *, resumed: bool = False, deltas: ArrayTree | None = None
+    ) -> None:
+        """Compiles every program that :class:`~jaxrl_llm.rollout.Generation` may call.
 
         Args:
           params: Parameters like those to come.
           resumed: Those too that continue responses, after an interruption or new weights.
+          deltas: Deltas like those to come, if any.
         """
-        call, key = self.functions, jax.random.key(0)
-        slots, grid = self.init(), (self.rows, self.width)
+        call, zero = self.call, np.int32(0)
+        nobody, place = np.zeros((self.rows, self.width), bool), np.zeros(2, np.int32)
+        slots = call("put_prompts", self.init(), *entering.prompt_arrays(self, {}))
         for count in self.row_counts:
-            rows = np.full(count, self.rows, np.int32)
-            prompts = np.zeros((count, self.prompt_length), np.int32)
-            ones = np.ones(count, np.int32)
-            slots = call["put_prompts"](slots, rows, prompts, ones, ones - 1)
-            for prompt_width in self.prompt_widths:
-                for own_width in (0, *(self.own_widths if resumed else ())):
-                    widths = {"prompt_width": prompt_width, "own_width": own_width}
-                    slots = call["fill"](params, slots, rows, None, **widths)
-        nobody = np.zeros(grid, bool)
-        slots = call["start"](slots, nobody, blank_requests(self))
+            rows, _ = entering.row_array(self, [], (count,))
+            slots = call("fill_prompts", params, slots, rows, deltas)
+        slots = call("wipe", slots, nobody)
+        slots = call("start", slots, *entering.request_arrays(self, [], segment=None))
         if resumed:
-            zero = np.int32(0)
-            row = jax.tree.map(lambda x: np.zeros(x.shape[2:], x.dtype), slots.out)
-            slots = call["resume"](slots, zero, zero, row, zero)
-        slots = call["decode"](params, slots, key, np.int32(0), np.int32(1), np.int32(0), None)
-        slots = call["release"](slots, nobody, np.int32(0))
-        count = 1
-        while count < 2 * self.rows * self.width:
-            call["gather"](slots.out, np.zeros(count, np.int32), np.zeros(count, np.int32))
-            count *= 2
+            slots = call("resume", slots, *entering.begun_arrays(self, {}))
+            rows, _ = entering.row_array(self, [], self.row_counts[-1:])
+            slots = call("fill_responses", params, slots, rows, zero, nobody, deltas)
+        slots = call("decode", params, slots, jax.random.key(0), zero, np.int32(1), zero, deltas)
+        slots = call("copy_slot", slots, place, place, zero)
+        slots = call("release", slots, nobody, zero)
+        for count in powers(self.rows * self.width):
+            call("gather", slots.out, np.zeros(count, np.int32), np.zeros(count, np.int32))
         jax.block_until_ready(slots)
 
 
@@ -127,7 +140,7 @@ def make_engine(
     stop_ids: Sequence[int] = (),
     pad_id: int = 0,
     chunk: int = 16,
-    prompt_widths: Sequence[int] | None = None,
+    block: int = 128,
     mesh: jax.sharding.Mesh | None = None,
     **sampling,
 ) -> Engine:
@@ -148,8 +161,7 @@ def make_engine(
       stop_ids: Token ids that end a response; they belong to it.
       pad_id: Any id of the vocabulary.
       chunk: Tokens a slot decodes between two looks of the host.
-      prompt_widths: Widths to which prompts are padded when they are read, so that a few shapes are
-        compiled and not one a prompt; by default ``prompt_length``, its half, quarter and eighth.
+      block: Tokens of a prompt, or of a response that goes on, that are read in one pass.
       mesh: Spreads the rows over its axes ``data`` and ``fsdp``, which must divide them.
       **sampling: Options of :func:`~jaxrl_llm.rollout.draw.make_draw`: temperature, top_k, ...
 
@@ -172,7 +184,7 @@ def make_engine(
       [[4, 4, 4]]
     """
     name = "make_engine"
-    checks.check_positive(name, rows=rows, width=width, chunk=chunk)
+    checks.check_positive(name, rows=rows, width=width, chunk=chunk, block=block)
     checks.check_positive(name, prompt_length=prompt_length, max_new_tokens=max_new_tokens)
     room = model.config.max_length - max_new_tokens
     if room < prompt_length:
@@ -180,20 +192,18 @@ def make_engine(
             f"{name}: prompt_length {prompt_length} and max_new_tokens {max_new_tokens} do not fit "
             f"the model's context of {model.config.max_length}."
         )
-    if rows % batch_shards(mesh):
+    if not 0 <= pad_id < model.config.vocab_size:
         raise ValueError(
-            f"{name}: {rows} rows cannot be spread over the {batch_shards(mesh)} devices of the "
-            "mesh axes data and fsdp."
+            f"{name}: pad_id {pad_id} lies outside the vocabulary of {model.config.vocab_size}."
         )
-    if prompt_widths is None:
-        prompt_widths = [-(-prompt_length // part) for part in (8, 4, 2, 1)]
-        prompt_widths = [w for w in prompt_widths if w >= min(16, prompt_length)]
-    elif max(prompt_widths) != prompt_length or min(prompt_widths) < 1:
+    shards = batch_shards(mesh)
+    if rows % shards:
         raise ValueError(
-            f"{name}: prompt_widths must lie between 1 and prompt_length {prompt_length} and end "
-            f"with it; got {tuple(prompt_widths)}."
+            f"{name}: {rows} rows cannot be spread over the {shards} devices of the mesh axes data "
+            "and fsdp."
         )
     draw = make_draw(name, vocab_size=model.config.vocab_size, stop_ids=stop_ids, **sampling)
+    sizes = (rows, width, prompt_length, max_new_tokens)
     return Engine(
         model=model,
         rows=rows,
@@ -203,20 +213,24 @@ def make_engine(
         chunk=chunk,
         pad_id=pad_id,
         draw=draw,
-        prompt_widths=tuple(sorted(set(prompt_widths))),
-        own_widths=_powers(max_new_tokens, least=16),
-        row_counts=_powers(rows, least=1),
-        mesh=mesh,
-        functions=_compile(model, draw, tuple(stop_ids)),
+        shards=shards,
+        row_counts=powers(rows // shards),
+        functions=_compile(model, draw, sizes, tuple(stop_ids), block, mesh),
     )
 
 
-def _compile(model: Model, draw: Draw, stop_ids: tuple[int, ...]) -> dict[str, Callable]:
+def _compile(model: Model, draw: Draw, sizes, stop_ids, block, mesh) -> dict[str, Callable]:
     """The functions of ``slots``, compiled; each gives away (donates) the slots it is given."""
 
-    def fill(params, slots, rows, deltas, prompt_width, own_width):
-        widths = {"prompt_width": prompt_width, "own_width": own_width}
-        return decoding.fill(model, params, slots, rows, deltas=deltas, **widths)
+    def init():
+        return slot.init_slots(model, *sizes, blank=draw.blank, settings=draw.settings)
+
+    def fill_prompts(params, slots, rows, deltas):
+        return decoding.fill_prompts(model, params, slots, rows, block=block, deltas=deltas)
+
+    def fill_responses(params, slots, rows, count, where, deltas):
+        options = {"block": block, "deltas": deltas}
+        return decoding.fill_responses(model, params, slots, rows, count, where, **options)
 
     def decode(params, slots, key, version, steps, leave_at, deltas):
         limits = {"version": version, "steps": steps, "leave_at": leave_at}
@@ -226,72 +240,21 @@ def _compile(model: Model, draw: Draw, stop_ids: tuple[int, ...]) -> dict[str, C
     def gather(out, rows, columns):
         return jax.tree.map(lambda x: x[rows, columns], out)
 
-    first, second = partial(jax.jit, donate_argnums=0), partial(jax.jit, donate_argnums=1)
-    return {
-        "put_prompts": first(slot.put_prompts),
-        "start": first(slot.start),
-        "resume": first(slot.resume),
-        "release": first(slot.release),
-        "copy_slot": first(slot.copy_slot),
-        "wipe": first(slot.wipe),
-        "fill": second(fill, static_argnames=("prompt_width", "own_width")),
+    # On a mesh, all that is in slots lies as its rows do, whatever the compiler would prefer.
+    compiled = jax.jit if mesh is None else partial(jax.jit, out_shardings=batch_sharding(mesh))
+    first, second = partial(compiled, donate_argnums=0), partial(compiled, donate_argnums=1)
+    names = ("put_prompts", "start", "resume", "release", "copy_slot", "wipe")
+    # A partial is a function of its own: engines do not share what is compiled.
+    return {name: first(partial(getattr(slot, name))) for name in names} | {
+        "init": compiled(init),
+        "fill_prompts": second(fill_prompts),
+        "fill_responses": second(fill_responses),
         "decode": second(decode),
         "gather": jax.jit(gather),
     }
 
 
-def _powers(most: int, *, least: int) -> tuple[int, ...]:
-    """``most``, and the powers of four from ``least`` on that lie below it."""
-    sizes = {most}
-    while least < most:
-        sizes.add(least)
-        least *= 4
-    return tuple(sorted(sizes))
-
-
-def fits(sizes: tuple[int, ...], wanted: int) -> int:
-    """The smallest size that holds what is wanted."""
-    return min(size for size in sizes if size >= wanted)
-
-
-def blank_requests(engine: Engine) -> Requests:
-    """Requests ``[R, W]`` that ask for nothing, to be filled in on the host."""
-    grid = (engine.rows, engine.width)
-    settings = {k: np.full(grid, v, np.float32) for k, v in engine.draw.settings.items()}
-    return Requests(np.zeros(grid, np.int32), np.ones(grid, np.int32), settings)
-
-
-def device_memory() -> tuple[int, int] | None:
-    """Bytes of memory that a device has and that are in use, or None if it does not tell."""
-    stats = jax.local_devices()[0].memory_stats()
-    if stats and "bytes_limit" in stats:
-        return stats["bytes_limit"], stats["bytes_in_use"]
-    if jax.default_backend() == "cpu" and hasattr(os, "sysconf"):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), 0
-    return None
-
-
-def check_memory(engine: Engine) -> None:
-    """Raises MemoryError if the slots cannot fit the memory of their devices."""
-    known = device_memory()
-    rows, each = engine.rows // batch_shards(engine.mesh), engine.row_bytes()
-    if known is not None and rows * each > known[0] - known[1]:
-        raise MemoryError(too_large(engine))
-
-
-def too_large(engine: Engine) -> str:
-    """What to say when the device is out of memory."""
-    shards, each = batch_shards(engine.mesh), engine.row_bytes()
-    text = (
-        f"The engine's {engine.rows} rows of {engine.width} slots take "
-        f"{engine.rows * each / 2**30:.1f} GiB for keys, values and outputs"
-    )
-    known = device_memory()
-    if known is None:
-        return text + ", more than the device has left; make rows, width or lengths smaller."
-    # A tenth is left to the activations of a step.
-    most = max(0, int(0.9 * (known[0] - known[1])) // each) * shards
-    return (
-        f"{text}, but {(known[0] - known[1]) * shards / 2**30:.1f} GiB are free: about {most} rows "
-        f"({most * engine.width} slots) would fit."
-    )
+def powers(most: int) -> tuple[int, ...]:
+    """``most``, and the powers of four below it."""
+    sizes = [4**n for n in range(most.bit_length()) if 4**n < most]
+    return (*sizes, most)

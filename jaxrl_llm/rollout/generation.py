@@ -1,38 +1,44 @@
 """``Generation``: what goes on between two chunks of decoding."""
 
+from collections import ChainMap, deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.interrupt import deferred_interrupt
+from jaxrl_llm.rollout import entering
 from jaxrl_llm.rollout.board import Board, Place
-from jaxrl_llm.rollout.engine import Engine, blank_requests, fits, too_large
+from jaxrl_llm.rollout.engine import Engine, powers
 from jaxrl_llm.rollout.requests import (
     Completion,
     FinishedGroup,
     Group,
     check_group,
-    expected_length,
-    limits,
+    count_deltas,
+    cut,
+    limits_of,
+    nothing,
     stop_place,
 )
-from jaxrl_llm.rollout.rollout import CANCELLED, FAILED, STOP, UNFINISHED
+from jaxrl_llm.rollout.rollout import CANCELLED, LENGTH, STOP, UNFINISHED
 from jaxrl_llm.rollout.slots import Tokens
 
 
 class Generation:
     """Decodes groups of requests in an engine's slots; iterating over it yields finished groups.
 
-    Groups wait in a queue, the longest expected first and otherwise in the order in which they
-    came. Between two chunks of decoding, finished rollouts leave, and free slots take the next
-    siblings of their row's prompt, or a new prompt where a row is empty.
+    Groups wait in a queue: first those that have begun before, then the longest expected, and
+    otherwise in the order in which they came. Between two chunks of decoding, finished rollouts
+    leave, and free slots take the next siblings of their row's prompt, or a new prompt where a row
+    is empty.
 
-    Iteration ends when nothing is left; then, and at any time before, more may be submitted. If it
-    is left early, or by Ctrl-C, nothing is lost: iterate on, or take the rest with :meth:`stop`.
+    Iteration ends when nothing is left to decode; then, and at any time before, more may be
+    submitted. If it is left early, or by Ctrl-C, nothing is lost: iterate on, or take the rest with
+    :meth:`stop`.
 
     Args:
       engine: From :func:`~jaxrl_llm.rollout.make_engine`.
@@ -40,14 +46,36 @@ class Generation:
       key: Typed key of all requests.
       version: Recorded with each token that these parameters sample.
       deltas: Low-rank deltas with a leading axis ``[N]``, of which each group names one.
+      segment: The most tokens a response takes before it is set aside, unfinished, for
+        :meth:`stop` to return it; None for no such limit.
       stop_strings: Texts that end a response; the token that completes one is its last.
       decode_text: ``decode_text(ids) -> str``, needed for ``stop_strings``.
       on_tokens: ``on_tokens(group_id, request, start, out)``, called after each chunk with the new
-        tokens of each slot, ``out`` holding arrays ``[n]`` from place ``start`` on.
+        tokens of each slot, ``out`` holding arrays ``[n]`` from place ``start`` on. It may cancel
+        and fork. A fork begins with what its source had, of which it is not told again.
 
     Raises:
-      ValueError: If ``stop_strings`` and ``decode_text`` are not given together.
-      MemoryError: If the slots do not fit the device; it says how many would.
+      TypeError: If ``stop_strings`` is one string.
+      ValueError: If ``stop_strings`` and ``decode_text`` are not given together, a stop string is
+        empty, ``segment`` is not above 0 or the deltas have not one leading axis.
+      MemoryError: If the slots do not fit the device; it says how many would. So do all methods
+        that decode.
+
+    Example:
+      >>> import jax
+      >>> import jaxrl_llm as jr
+      >>> model, params = jr.testing.tiny_model()
+      >>> engine = jr.rollout.make_engine(
+      ...     model, rows=1, width=2, prompt_length=8, max_new_tokens=4)
+      >>> generation = jr.rollout.Generation(engine, params, key=jax.random.key(0), segment=3)
+      >>> generation.submit(jr.rollout.Group(id="a", prompt=[1, 2, 3], requests=(0, 1)))
+      >>> list(generation), [len(c) for c in generation.stop()[0].partial.values()]
+      ([], [3, 3])
+
+    References:
+      APRIL (arXiv:2509.18521) for :meth:`stop`; AReaL (arXiv:2505.24298) for :meth:`update`, which
+      here records with each token the version that sampled it, not that of its return; UloRL
+      (arXiv:2507.19766), PAPER reading, for ``segment``.
     """
 
     def __init__(
@@ -58,21 +86,28 @@ class Generation:
         key: Array,
         version: int = 0,
         deltas: ArrayTree | None = None,
+        segment: int | None = None,
         stop_strings: Sequence[str] = (),
         decode_text: Callable[[list[int]], str] | None = None,
         on_tokens: Callable[..., Any] | None = None,
     ):
+        checks.check_positive("Generation", segment=segment)
+        if isinstance(stop_strings, str):
+            raise TypeError("Generation: stop_strings must be several; got one string.")
         if bool(stop_strings) != (decode_text is not None):
             raise ValueError("Generation: stop_strings and decode_text take each other.")
+        if "" in stop_strings:
+            raise ValueError("Generation: a stop string is empty.")
         self.engine, self.params, self.key, self.version = engine, params, key, version
-        self.deltas, self.on_tokens = deltas, on_tokens
+        self.deltas, self._adapters = deltas, count_deltas("Generation", deltas)
+        self.segment, self.on_tokens = segment, on_tokens
         self.stop_strings, self.decode_text = tuple(stop_strings), decode_text
-        self._adapters = 1
-        if deltas is not None:
-            self._adapters = next(x.shape[0] for x in jax.tree.leaves(deltas) if jnp.ndim(x) == 3)
         self.slots = engine.init()
         self._board = Board(engine.rows, engine.width)
+        self._spoiled = self._nobody()
+        self._news: deque[tuple] = deque()
 
+    @deferred_interrupt()
     def submit(self, *groups: Group) -> None:
         """Puts groups into the queue.
 
@@ -81,52 +116,56 @@ class Generation:
             request is there twice or asks for more tokens than a slot holds, or a setting is none
             that may vary; it names the group, and none of the groups is taken.
         """
-        engine, known = self.engine, {r for each in self._board.open() for r in each.requests}
+        known: ChainMap[int, Any] = ChainMap({}, self._board.groups)
         for group in groups:
-            check_group(
-                group,
-                known,
-                prompt_length=engine.prompt_length,
-                max_new_tokens=engine.max_new_tokens,
-                vocab_size=engine.model.config.vocab_size,
-                settings=engine.draw.settings,
-                adapters=self._adapters,
-            )
-            known |= set(group.requests)
-        most = engine.max_new_tokens
-        self._board.submit((group, expected_length(group, most)) for group in groups)
+            check_group(group, self.engine, known=known, adapters=self._adapters)
+            known.update(dict.fromkeys(group.requests))
+        most = self.engine.max_new_tokens
+        self._board.submit((group, limits_of(group, most)) for group in groups)
 
     def __iter__(self) -> Iterator[FinishedGroup]:
-        board = self._board
-        while board.ready or any(board.open()):
-            if not board.ready:
+        while self._board.ready or self._board.open:
+            if not self._board.ready:
                 self.step()
-            while board.ready:
-                yield board.ready.popleft()
+            while self._board.ready:
+                yield self._board.ready.popleft()
 
     def step(self) -> None:
         """One round: fill free slots, decode a chunk, take what has finished."""
-        board = self._board
+        self.admit()
         with deferred_interrupt():
-            self._admit()
-            if not board.held:
-                return
-            active = len(board.held)
-            more = board.queue or any(each.waiting for each in board.under_way())
-            self.slots = self._call(
-                "decode",
-                self.params,
-                self.slots,
-                self.key,
-                np.int32(self.version),
-                np.int32(self.engine.chunk),
+            board, active = self._board, len(self._board.held)
+            if active:
+                steps, version = np.int32(self.engine.chunk), np.int32(self.version)
                 # With more to come, a quarter of the slots free is worth a look.
-                np.int32(active - max(1, active // 4) if more else 0),
-                self.deltas,
-            )
-            self._harvest()
+                leave_at = np.int32(active - max(1, active // 4) if board.crowded else 0)
+                limits = (version, steps, leave_at, self.deltas)
+                self.slots = self.engine.call("decode", self.params, self.slots, self.key, *limits)
+                self._harvest()
+        self._tell()
 
-    def update(self, params: ArrayTree, *, version: int) -> None:
+    @deferred_interrupt()
+    def admit(self) -> None:
+        """Gives empty rows to waiting groups and free slots to waiting siblings."""
+        starts, engine = self._board.begin(), self.engine
+        if not starts:
+            return
+        take, asked = entering.request_arrays(engine, starts, segment=self.segment)
+        if (spoiled := take & self._spoiled).any():
+            self.slots = engine.call("wipe", self.slots, spoiled)
+        new = {each.place[0]: each.group.group for each in starts if each.new_row}
+        if new:
+            prompts = entering.prompt_arrays(engine, new)
+            self.slots = engine.call("put_prompts", self.slots, *prompts)
+        self.slots = engine.call("start", self.slots, take, asked)
+        begun = {each.place: each.group.begun.get(each.request) for each in starts}
+        begun = {place: each for place, each in begun.items() if each}
+        if begun:
+            self.slots = engine.call("resume", self.slots, *entering.begun_arrays(engine, begun))
+        self._fill(list(new), list(begun))
+
+    @deferred_interrupt()
+    def update(self, params: ArrayTree, *, version: int, deltas: ArrayTree | None = None) -> None:
         """New weights in the middle of decoding.
 
         The tokens so far are kept; their keys and values are computed again, and decoding goes on.
@@ -134,30 +173,36 @@ class Generation:
         Args:
           params: The new parameters.
           version: Recorded with each token that they sample.
+          deltas: New low-rank deltas, as many as before; None keeps those there are.
         """
+        if deltas is not None:
+            if count_deltas("update", deltas) != self._adapters or self.deltas is None:
+                raise ValueError(f"update: deltas must be {self._adapters}, as before.")
+            self.deltas = deltas
         self.params, self.version = params, version
-        self._fill([r for r, each in enumerate(self._board.rows) if each is not None])
+        board = self._board
+        rows = [row for row, each in enumerate(board.rows) if each is not None]
+        self._fill(rows, [board.held[request] for request, n in board.seen.items() if n])
 
+    @deferred_interrupt()
     def cancel(self, *requests: int) -> None:
         """Ends requests as they are, with finish CANCELLED; those that wait never begin.
 
         Raises:
-          KeyError: If a request is not known, or has ended.
+          KeyError: If a request is not known, or has ended; then all go on.
         """
-        where = self._nobody()
-        for request in requests:
-            group, place = self._board.find(request), self._board.place(request)
-            if place is not None:
-                where[place] = True
-                continue
-            group.waiting.remove(request)
-            begun = group.begun.pop(request, None) or self._nothing(request)
-            group.done[request] = begun._replace(finish=CANCELLED)
-            if group in self._board.queue and group.complete:
-                self._board.drop(group)
+        board, where = self._board, self._nobody()
+        groups = {request: board.find(request) for request in requests}
+        for request, group in groups.items():
+            if request in board.held:
+                where[board.held[request]] = True
+            else:
+                begun = group.begun.get(request) or nothing(request, self.engine.draw.blank)
+                board.end(request, begun._replace(finish=CANCELLED))
         self._release(where, CANCELLED)
         self._harvest()
 
+    @deferred_interrupt()
     def fork(self, request: int, new: int) -> bool:
         """A second rollout that shares what ``request`` has so far, and goes its own way from here.
 
@@ -170,172 +215,102 @@ class Generation:
 
         Raises:
           KeyError: If ``request`` is not decoding.
-          ValueError: If ``new`` is in use.
+          ValueError: If ``new`` is in use, or no id.
         """
         board = self._board
-        source = board.place(request)
-        if source is None:
+        if request not in board.held:
             raise KeyError(f"fork: request {request} is not decoding.")
-        if any(new in each.requests for each in board.open()):
-            raise ValueError(f"fork: request {new} is in use.")
-        row, group = source[0], board.find(request)
-        free = [(row, c) for c in range(self.engine.width) if (row, c) not in board.held]
-        free += [(r, 0) for r, each in enumerate(board.rows) if each is None]
-        if not free:
+        if new in board.groups or not 0 <= new < 2**31:
+            raise ValueError(f"fork: request {new} is in use, or no integer from 0 to 2**31 - 1.")
+        place = board.spare(request)
+        if place is None:
             return False
-        target = free[0]
-        places = np.array(source, np.int32), np.array(target, np.int32)
-        self.slots = self._call("copy_slot", self.slots, *places, np.int32(new))
-        group.fork(request, new)
-        board.rows[target[0]] = group
-        board.held[target], board.seen[target] = new, board.seen[source]
+        places = np.array(board.held[request], np.int32), np.array(place, np.int32)
+        self.slots = self.engine.call("copy_slot", self.slots, *places, np.int32(new))
+        board.fork(request, new, place)
         return True
 
+    @deferred_interrupt()
     def stop(self) -> list[Group]:
         """Empties slots and queue, and returns every group that was not handed out.
 
         Groups carry what has been sampled: submit them again, here or elsewhere, and they go on
-        from there, in the order in which they are given.
+        from there. They come in the order in which they started. After an error of the device, what
+        was in slots is lost, and they go on from what they were submitted with.
         """
-        self._release(~self._nobody(), UNFINISHED)
-        self._harvest()
-        return self._board.empty()
+        if not any(x.is_deleted() for x in jax.tree.leaves(self.slots)):
+            self._release(~self._nobody(), UNFINISHED)
+            self._harvest()
+        groups, self._board = self._board.rest(), Board(self.engine.rows, self.engine.width)
+        return groups
 
-    # What enters.
-
-    def _admit(self) -> None:
-        """Gives empty rows to waiting groups and free slots to waiting siblings."""
-        starts = self._board.begin()
-        if not starts:
-            return
-        new = {each.place[0]: each.group.group for each in starts if each.new_row}
-        if new:
-            self._put_prompts(new)
-        take, asked, resumed = self._nobody(), blank_requests(self.engine), set()
-        for place, request, group, _ in starts:
-            take[place] = True
-            most = limits(group.group, self.engine.max_new_tokens)
-            asked.id[place], asked.limit[place] = request, most[request]
-            for option, value in group.group.settings.items():
-                asked.settings[option][place] = value
-        self.slots = self._call("start", self.slots, take, asked)
-        for place, request, group, _ in starts:
-            begun = group.begun.pop(request, None)
-            if begun is not None and len(begun):
-                self._resume(place, begun)
-                resumed.add(place[0])
-        self._fill(sorted({*new, *resumed}))
-
-    def _put_prompts(self, groups: dict[int, Group]) -> None:
-        engine = self.engine
-        count = fits(engine.row_counts, len(groups))
-        rows = np.full(count, engine.rows, np.int32)
-        tokens = np.full((count, engine.prompt_length), engine.pad_id, np.int32)
-        length, adapter = np.ones(count, np.int32), np.zeros(count, np.int32)
-        for i, (row, group) in enumerate(groups.items()):
-            rows[i], length[i], adapter[i] = row, len(group.prompt), group.adapter
-            tokens[i, : len(group.prompt)] = group.prompt
-        self.slots = self._call("put_prompts", self.slots, rows, tokens, length, adapter)
-
-    def _resume(self, place: Place, begun: Completion) -> None:
-        def padded(buffer: Array, x: np.ndarray) -> np.ndarray:
-            row = np.zeros(buffer.shape[2:], buffer.dtype)
-            row[: len(x)] = x
-            return row
-
-        out = jax.tree.map(padded, self.slots.out, begun.out)
-        places = map(np.int32, place)
-        self.slots = self._call("resume", self.slots, *places, out, np.int32(len(begun)))
-        self._board.seen[place] = len(begun)
-
-    def _fill(self, rows: list[int]) -> None:
-        """Computes the keys and values of rows: of prompts, and of responses that have begun."""
-        if not rows:
-            return
-        engine, board = self.engine, self._board
-        where = np.full(fits(engine.row_counts, len(rows)), engine.rows, np.int32)
-        where[: len(rows)] = rows
-        longest = max(len(board.group(row).group.prompt) for row in rows)
-        own = max((n for (row, _), n in board.seen.items() if row in set(rows)), default=0)
-        self.slots = self._call(
-            "fill",
-            self.params,
-            self.slots,
-            where,
-            self.deltas,
-            prompt_width=fits(engine.prompt_widths, longest),
-            own_width=fits(engine.own_widths, own) if own else 0,
-        )
-
-    # What leaves.
+    def _fill(self, rows: list[int], places: list[Place]) -> None:
+        """Computes keys and values: of the prompts of rows, of the responses in slots."""
+        engine, given = self.engine, (self.params, self.slots)
+        if rows:
+            array, _ = entering.row_array(engine, rows, engine.row_counts)
+            self.slots = engine.call("fill_prompts", *given, array, self.deltas)
+        if places:
+            where = self._nobody()
+            where[tuple(zip(*places, strict=True))] = True
+            begun = np.flatnonzero(where.any(axis=1)).tolist()
+            array, count = entering.row_array(engine, begun, engine.row_counts[-1:])
+            given = (self.params, self.slots, array, np.int32(count), where)
+            self.slots = engine.call("fill_responses", *given, self.deltas)
 
     def _harvest(self) -> None:
         """Takes finished rollouts out of their slots, and finished groups out of their rows."""
-        board = self._board
+        board, slots = self._board, self.slots
         if board.held:
-            state = (self.slots.active, self.slots.length, self.slots.finish)
-            active, length, finish = jax.device_get(state)
-            if self.stop_strings or self.on_tokens is not None:
-                active, length, finish = self._look(active, length, finish)
-            for place in board.held:
-                board.seen[place] = int(length[place])
-            self._take([place for place in board.held if not active[place]], length, finish)
+            state = (slots.active, slots.length, slots.finish, slots.spoiled)
+            active, length, finish, self._spoiled = self.engine.fetch(state)
+            curious, stopped = bool(self.stop_strings or self.on_tokens), self._nobody()
+            looked_at = [r for r, place in board.held.items() if curious or not active[place]]
+            outs = dict(zip(looked_at, self._gather(looked_at), strict=True))
+            for request, place in list(board.held.items()):
+                n, why = int(length[place]), None if active[place] else int(finish[place])
+                if request in outs:
+                    stopped[place] = self._look(request, outs[request], n, why)
+                else:
+                    board.seen[request] = n
+            self._release(stopped & active, STOP)
+        board.clear_rows()
 
-    def _take(self, ended: list[Place], length: np.ndarray, finish: np.ndarray) -> None:
-        board, failed = self._board, self._nobody()
-        for place, out in zip(ended, self._gather(ended), strict=True):
-            n, why = int(length[place]), int(finish[place])
-            out = jax.tree.map(lambda x, n=n: x[:n].copy(), out)
-            failed[place] = why == FAILED
-            board.end(place, Completion(board.held[place], out, why))
-        for row in board.clear_rows():
-            failed[row] = failed[row].any()
-        if failed.any():
-            self.slots = self._call("wipe", self.slots, failed)
+    def _look(self, request: int, out: Tokens, length: int, why: int | None) -> bool:
+        """Takes note of what is new of a request; True if a stop string has ended it."""
+        board, start = self._board, self._board.seen[request]
+        group, found = board.groups[request], None
+        if self.decode_text is not None:
+            tokens = out.tokens[:length].tolist()
+            found = stop_place(tokens, start, self.stop_strings, self.decode_text)
+        if found is not None:
+            length, why = found, STOP
+        elif why == LENGTH and length < group.limits[request]:
+            why = UNFINISHED  # The end of its segment.
+        board.seen[request] = length
+        if self.on_tokens is not None and length > start:
+            self._news.append((group.group.id, request, start, cut(out, start, length)))
+        if why is not None:
+            board.end(request, Completion(request, cut(out, 0, length), why))
+        return found is not None
 
-    def _gather(self, places: list[Place]) -> list[Tokens]:
-        """The outputs of some slots, on the host."""
-        if not places:
+    def _tell(self) -> None:
+        while self._news and self.on_tokens is not None:
+            self.on_tokens(*self._news.popleft())
+
+    def _gather(self, requests: list[int]) -> list[Tokens]:
+        """The outputs of requests that are in slots, on the host."""
+        if not requests:
             return []
-        size = 1 << (len(places) - 1).bit_length()
-        padded = np.array(places + places[:1] * (size - len(places)), np.int32)
-        out = jax.device_get(self._call("gather", self.slots.out, padded[:, 0], padded[:, 1]))
-        return [jax.tree.map(lambda x, i=i: x[i], out) for i in range(len(places))]
-
-    def _look(self, active, length, finish):
-        """Tells of new tokens, and ends responses that hold a stop string."""
-        board, places = self._board, list(self._board.held)
-        length, finish, found = length.copy(), finish.copy(), np.zeros_like(active)
-        for place, out in zip(places, self._gather(places), strict=True):
-            begin, end = board.seen[place], int(length[place])
-            stop = stop_place(out.tokens[:end].tolist(), begin, self.stop_strings, self.decode_text)
-            if stop is not None:
-                end = length[place] = stop
-                finish[place], found[place] = STOP, True
-            if self.on_tokens is not None and end > begin:
-                new = jax.tree.map(lambda x, a=begin, b=end: x[a:b].copy(), out)
-                self.on_tokens(board.group(place[0]).group.id, board.held[place], begin, new)
-        self._release(found, STOP)
-        return active & ~found, length, finish
+        size = min(n for n in powers(self.engine.rows * self.engine.width) if n >= len(requests))
+        places = np.array([self._board.held[request] for request in requests], np.int32)
+        places = np.pad(places, ((0, size - len(requests)), (0, 0)))
+        out = self.engine.fetch(self.engine.call("gather", self.slots.out, *places.T))
+        return [jax.tree.map(lambda x, i=i: x[i], out) for i in range(len(requests))]
 
     def _release(self, where: np.ndarray, finish: int) -> None:
         if where.any():
-            self.slots = self._call("release", self.slots, where, np.int32(finish))
-
-    # What is there.
+            self.slots = self.engine.call("release", self.slots, where, np.int32(finish))
 
     def _nobody(self) -> np.ndarray:
         return np.zeros((self.engine.rows, self.engine.width), bool)
-
-    def _nothing(self, request: int) -> Completion:
-        empty = jax.tree.map(lambda x: np.zeros((0, *x.shape[3:]), x.dtype), self.slots.out)
-        return Completion(request, empty, UNFINISHED)
-
-    def _call(self, name: str, *arguments, **options):
-        """One of the engine's functions; if the device is out of memory, says what would fit."""
-        try:
-            return self.engine.functions[name](*arguments, **options)
-        except jax.errors.JaxRuntimeError as error:
-            if "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            raise MemoryError(too_large(self.engine)) from error

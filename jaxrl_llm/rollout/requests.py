@@ -1,13 +1,18 @@
 """What is asked of an engine and what it answers, as host data."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Container, Mapping, Sequence
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jaxrl_llm.rollout.rollout import UNFINISHED, Rollout
+from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.rollout.rollout import UNFINISHED
 from jaxrl_llm.rollout.slots import Tokens
+
+if TYPE_CHECKING:
+    from jaxrl_llm.rollout.engine import Engine
 
 
 class Completion(NamedTuple):
@@ -75,80 +80,111 @@ def has_ended(completion: Completion | None) -> bool:
     return completion is not None and completion.finish != UNFINISHED
 
 
-def limits(group: Group, max_new_tokens: int) -> dict[int, int]:
-    """The longest response by request, where a slot holds ``max_new_tokens``."""
-    most = max_new_tokens if group.max_new_tokens is None else group.max_new_tokens
-    each = (most,) * len(group.requests) if isinstance(most, int) else most
-    return dict(zip(group.requests, each, strict=False))
+def nothing(request: int, blank: Tokens) -> Completion:
+    """A response that has not begun, for outputs of one token like ``blank``."""
+    out = jax.tree.map(lambda x: np.zeros((0, *x.shape), x.dtype), blank)
+    return Completion(request, out, UNFINISHED)
 
 
-def expected_length(group: Group, max_new_tokens: int) -> float:
-    """How many tokens each response of a group is expected to take."""
-    if group.expected is not None:
-        return group.expected
-    return max(limits(group, max_new_tokens).values())
+def cut(out: Tokens, start: int, end: int) -> Tokens:
+    """The tokens from one place to another, in arrays of their own."""
+    return jax.tree.map(lambda x: x[start:end].copy(), out)
 
 
-def check_group(
-    group: Group,
-    known: set[int],
-    *,
-    prompt_length: int,
-    max_new_tokens: int,
-    vocab_size: int,
-    settings: Mapping[str, float],
-    adapters: int,
-) -> None:
-    """Raises ValueError, naming the group, unless an engine of these sizes can take it.
+def limits_of(group: Group, most: int) -> dict[int, int]:
+    """The longest response by request, where a slot holds ``most`` tokens."""
+    asked = most if group.max_new_tokens is None else group.max_new_tokens
+    each = asked if isinstance(asked, Sequence) else (asked,) * len(group.requests)
+    return dict(zip(group.requests, each, strict=True))
+
+
+def count_deltas(function: str, deltas: ArrayTree | None) -> int:
+    """How many low-rank deltas there are to choose from; one, that of nothing, for None.
+
+    Raises:
+      ValueError: If factors ``[N, in, r]`` and scales, one number or ``[N]``, differ in N.
+    """
+    if deltas is None:
+        return 1
+    leaves = jax.tree.leaves(deltas)
+    sizes = {np.shape(x)[0] for x in leaves if np.ndim(x)}
+    if len(sizes) != 1 or any(np.ndim(x) not in (0, 1, 3) for x in leaves):
+        shapes = ", ".join(str(np.shape(x)) for x in leaves)
+        raise ValueError(f"{function}: deltas must share one leading axis [N]; got {shapes}.")
+    return sizes.pop()
+
+
+def check_group(group: Group, engine: "Engine", *, known: Container[int], adapters: int) -> None:
+    """Raises ValueError, naming the group, unless an engine can take it.
 
     Args:
       group: The group.
+      engine: The engine.
       known: Requests that are already there.
-      prompt_length: Room for a prompt.
-      max_new_tokens: Room for a response.
-      vocab_size: Ids lie below it.
-      settings: Options that may vary.
       adapters: How many low-rank deltas there are.
     """
-    start, prompt, requests = f"submit: group {group.id!r}", group.prompt, group.requests
-    if not len(prompt):
-        raise ValueError(f"{start} has an empty prompt; it needs at least one token.")
-    if len(prompt) > prompt_length:
-        raise ValueError(
-            f"{start} has a prompt of {len(prompt)} tokens; the engine's slots hold prompt_length "
-            f"{prompt_length}."
-        )
-    if wrong := [t for t in prompt if not 0 <= t < vocab_size]:
-        raise ValueError(f"{start} holds token {wrong[0]}, outside the vocabulary of {vocab_size}.")
-    if not requests:
-        raise ValueError(f"{start} has no requests.")
-    if twice := [r for r in requests if r in known or requests.count(r) > 1]:
-        raise ValueError(f"{start}: request {twice[0]} is there twice.")
-    limit = limits(group, max_new_tokens)
-    if len(limit) != len(requests):
-        raise ValueError(
-            f"{start} has {len(requests)} requests and max_new_tokens for {len(limit)}."
-        )
-    for most in limit.values():
-        if not 1 <= most <= max_new_tokens:
-            raise ValueError(
-                f"{start} asks for {most} new tokens; the engine's slots hold between 1 and "
-                f"max_new_tokens {max_new_tokens}."
-            )
-    if unknown := set(group.settings) - set(settings):
-        vary = ", ".join(settings) or "none"
+    start = f"submit: group {group.id!r}"
+    _check_prompt(start, group.prompt, engine)
+    _check_requests(start, group, known)
+    _check_limits(start, group, engine.max_new_tokens)
+    if group.expected is not None and not group.expected >= 0:
+        raise ValueError(f"{start} expects {group.expected} tokens, which is no length.")
+    if unknown := set(group.settings) - set(engine.draw.settings):
+        vary = ", ".join(engine.draw.settings) or "none"
         raise ValueError(
             f"{start} sets {min(unknown)!r}; options that may vary with this engine: {vary}."
         )
+    engine.draw.check(start, group.settings)
     if not 0 <= group.adapter < adapters:
         raise ValueError(f"{start} names adapter {group.adapter} of {adapters}.")
+    outputs = jax.tree.structure(engine.draw.blank)
+    for request, begun in group.partial.items():
+        if jax.tree.structure(begun.out) != outputs:
+            raise ValueError(
+                f"{start}: the tokens of request {request} were sampled with other outputs "
+                "(entropy, support) than this engine has."
+            )
+
+
+def _check_prompt(start: str, prompt: Sequence[int], engine: "Engine") -> None:
+    if not len(prompt):
+        raise ValueError(f"{start} has an empty prompt; it needs at least one token.")
+    if len(prompt) > engine.prompt_length:
+        raise ValueError(
+            f"{start} has a prompt of {len(prompt)} tokens; the engine's slots hold prompt_length "
+            f"{engine.prompt_length}."
+        )
+    size = engine.model.config.vocab_size
+    if wrong := [t for t in prompt if not 0 <= t < size]:
+        raise ValueError(f"{start} holds token {wrong[0]}, outside the vocabulary of {size}.")
+
+
+def _check_requests(start: str, group: Group, known: Container[int]) -> None:
+    requests = group.requests
+    if not requests:
+        raise ValueError(f"{start} has no requests.")
+    if wrong := [r for r in requests if not (isinstance(r, Integral) and 0 <= r < 2**31)]:
+        raise ValueError(f"{start}: request {wrong[0]!r} is no integer from 0 to 2**31 - 1.")
+    if twice := [r for r in requests if r in known or requests.count(r) > 1]:
+        raise ValueError(f"{start}: request {twice[0]} is there twice.")
     if unknown := set(group.partial) - set(requests):
         raise ValueError(f"{start} has a partial response of request {min(unknown)}, not its own.")
-    for request, begun in group.partial.items():
-        most = limit[request]
-        if len(begun) > most or (len(begun) == most and not has_ended(begun)):
+
+
+def _check_limits(start: str, group: Group, most: int) -> None:
+    asked, count = group.max_new_tokens, len(group.requests)
+    if isinstance(asked, Sequence) and len(asked) != count:
+        raise ValueError(f"{start} has {count} requests and max_new_tokens for {len(asked)}.")
+    for request, limit in limits_of(group, most).items():
+        if not (isinstance(limit, Integral) and 1 <= limit <= most):
             raise ValueError(
-                f"{start}: request {request} has {len(begun)} tokens already, and {most} at most."
+                f"{start} asks for {limit} new tokens; the engine's slots hold between 1 and "
+                f"max_new_tokens {most}."
+            )
+        begun = group.partial.get(request)
+        if begun is not None and len(begun) > limit - (not has_ended(begun)):
+            raise ValueError(
+                f"{start}: request {request} has {len(begun)} tokens already, and {limit} at most."
             )
 
 
@@ -169,68 +205,3 @@ def stop_place(
     if not ends(len(tokens)):
         return None
     return next(n for n in range(known + 1, len(tokens) + 1) if ends(n))
-
-
-def to_rollout(
-    groups: Sequence[FinishedGroup], *, max_new_tokens: int, prompt_width: int, pad_id: int = 0
-) -> Rollout:
-    """Finished groups of one size as the arrays of a :class:`~jaxrl_llm.rollout.Rollout`.
-
-    Args:
-      groups: P groups of G completions.
-      max_new_tokens: T, the width of the responses.
-      prompt_width: The width of the prompts.
-      pad_id: Fills what is left.
-
-    Raises:
-      ValueError: If the groups differ in size, a response failed or is unfinished, or something is
-        longer than its width; it names the group.
-    """
-    if not groups:
-        raise ValueError("to_rollout: there are no groups.")
-    P, G = len(groups), len(groups[0].completions)
-    prompts = np.zeros((P, prompt_width), np.int32)
-    kept = np.zeros((P, prompt_width), bool)
-    first = groups[0].completions[0].out
-    out = jax.tree.map(lambda x: np.zeros((P, G, max_new_tokens, *x.shape[1:]), x.dtype), first)
-    out = out._replace(tokens=np.full((P, G, max_new_tokens), pad_id, np.int32))
-    mask = np.zeros((P, G, max_new_tokens), bool)
-    finish = np.zeros((P, G), np.int32)
-    for p, done in enumerate(groups):
-        prompt = done.group.prompt
-        if len(done.completions) != G:
-            raise ValueError(
-                f"to_rollout: group {done.id!r} has {len(done.completions)} completions, the first "
-                f"{G}."
-            )
-        if len(prompt) > prompt_width:
-            raise ValueError(
-                f"to_rollout: the prompt of group {done.id!r} has {len(prompt)} tokens, more than "
-                f"prompt_width {prompt_width}."
-            )
-        prompts[p, : len(prompt)], kept[p, : len(prompt)] = prompt, True
-        for g, completion in enumerate(done.completions):
-            length = len(completion)
-            if length > max_new_tokens:
-                raise ValueError(
-                    f"to_rollout: request {completion.request} of group {done.id!r} has {length} "
-                    f"tokens, more than max_new_tokens {max_new_tokens}."
-                )
-            mask[p, g, :length], finish[p, g] = True, completion.finish
-            jax.tree.map(
-                lambda x, new, p=p, g=g, n=length: x[p, g].__setitem__(slice(0, n), new),
-                out,
-                completion.out,
-            )
-    return Rollout(
-        prompt_tokens=prompts,
-        prompt_mask=kept,
-        tokens=out.tokens,
-        mask=mask,
-        behavior_logp=out.behavior_logp,
-        model_logp=out.model_logp,
-        log_kept=out.log_kept,
-        finish=finish,
-        version=out.version,
-        **({} if out.support is None else {"support": out.support}),
-    )

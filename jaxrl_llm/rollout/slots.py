@@ -79,6 +79,8 @@ class Slots(NamedTuple):
       active: bool ``[R, W]``, still decoding.
       length: int32 ``[R, W]``, response tokens so far.
       finish: int32 ``[R, W]``, why a slot ended; see :class:`~jaxrl_llm.rollout.Rollout`.
+      spoiled: bool ``[R, W]``, the cache may hold numbers that are none, where it is not read now.
+        What is masked has weight 0, but 0 times NaN is NaN: :func:`wipe` it before the next use.
       out: What was sampled.
     """
 
@@ -88,6 +90,7 @@ class Slots(NamedTuple):
     active: Array
     length: Array
     finish: Array
+    spoiled: Array
     out: Tokens
 
 
@@ -135,25 +138,26 @@ def init_slots(
         active=jnp.zeros(grid, bool),
         length=zeros(),
         finish=zeros(),
+        spoiled=jnp.zeros(grid, bool),
         out=jax.tree.map(buffer, blank),
     )
 
 
-def put_prompts(slots: Slots, rows: Array, tokens: Array, length: Array, adapter: Array) -> Slots:
-    """Writes prompts into rows; ``decoding.fill`` then computes their keys and values.
+def put_prompts(slots: Slots, take: Array, tokens: Array, length: Array, adapter: Array) -> Slots:
+    """Writes prompts into rows; ``decoding.fill_prompts`` then computes their keys and values.
 
     Args:
       slots: The slots.
-      rows: int32 ``[k]``, distinct; R and more is dropped.
-      tokens: int32 ``[k, L]``, right padded.
-      length: int32 ``[k]``, at least 1.
-      adapter: int32 ``[k]``, 0 where there are no deltas.
+      take: bool ``[R]``, the rows that get one; the rest of the arrays is read there only.
+      tokens: int32 ``[R, L]``, right padded.
+      length: int32 ``[R]``, at least 1.
+      adapter: int32 ``[R]``, 0 where there are no deltas.
     """
     held = slots.prompts
     held = held._replace(
-        adapter=held.adapter.at[rows].set(adapter, mode="drop"),
-        tokens=held.tokens.at[rows].set(tokens, mode="drop"),
-        length=held.length.at[rows].set(length, mode="drop"),
+        tokens=jnp.where(take[:, None], tokens, held.tokens),
+        length=jnp.where(take, length, held.length),
+        adapter=jnp.where(take, adapter, held.adapter),
     )
     return slots._replace(prompts=held)
 
@@ -175,20 +179,26 @@ def start(slots: Slots, take: Array, requests: Requests) -> Slots:
     )
 
 
-def resume(slots: Slots, row: Array, column: Array, out: Tokens, length: Array) -> Slots:
-    """Gives one slot that has just started the first tokens of its response.
+def resume(slots: Slots, take: Array, out: Tokens, length: Array) -> Slots:
+    """Gives slots that have just started the first tokens of their responses.
 
-    ``decoding.fill`` then computes their keys and values.
+    ``decoding.fill_responses`` then computes their keys and values.
 
     Args:
       slots: The slots.
-      row: int32 scalar.
-      column: int32 scalar.
-      out: Arrays ``[T]``.
-      length: int32 scalar, how many of them there are.
+      take: bool ``[R, W]``; the other arrays are read where it is True.
+      out: Arrays ``[R, W, T]``.
+      length: int32 ``[R, W]``, how many of these tokens there are.
     """
-    written = jax.tree.map(lambda old, new: old.at[row, column].set(new), slots.out, out)
-    return slots._replace(out=written, length=slots.length.at[row, column].set(length))
+    return slots._replace(
+        out=jax.tree.map(lambda new, old: jnp.where(like(take, old), new, old), out, slots.out),
+        length=jnp.where(take, length, slots.length),
+    )
+
+
+def like(mask: Array, x: Array) -> Array:
+    """A mask with as many axes as ``x``, which begins with the same."""
+    return mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
 
 
 def release(slots: Slots, where: Array, finish: Array | int) -> Slots:
@@ -221,16 +231,6 @@ def copy_slot(slots: Slots, source: Array, target: Array, request: Array) -> Slo
 
 
 def wipe(slots: Slots, where: Array) -> Slots:
-    """Zeroes the keys and values of slots ``[R, W]``, and of rows whose slots are all meant.
-
-    What is masked has weight 0, but 0 times a NaN is a NaN: before a slot that failed is used
-    again, its numbers have to go.
-    """
-    rows = jnp.all(where, axis=-1)
-
-    def zeroed(x: Array, mask: Array) -> Array:
-        return jnp.where(mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim)), 0, x)
-
-    cache = jax.tree.map(lambda x: zeroed(x, where), slots.cache)
-    prefix = jax.tree.map(lambda x: zeroed(x, rows), slots.prompts.prefix)
-    return slots._replace(cache=cache, prompts=slots.prompts._replace(prefix=prefix))
+    """Zeroes the keys and values of slots ``[R, W]``, which are then no longer spoiled."""
+    cache = jax.tree.map(lambda x: jnp.where(like(where, x), 0, x), slots.cache)
+    return slots._replace(cache=cache, spoiled=slots.spoiled & ~where)

@@ -1,0 +1,87 @@
+"""What enters an engine's slots, as host arrays of the shape of its grid."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
+
+from jaxrl_llm.rollout.board import Begin, Place
+from jaxrl_llm.rollout.partial import resume_budget
+from jaxrl_llm.rollout.requests import Completion, Group
+from jaxrl_llm.rollout.slots import Requests, Tokens
+
+if TYPE_CHECKING:
+    from jaxrl_llm.rollout.engine import Engine
+
+
+def prompt_arrays(engine: "Engine", groups: Mapping[int, Group]) -> tuple[np.ndarray, ...]:
+    """Prompts by row, as :func:`~jaxrl_llm.rollout.slots.put_prompts` takes them."""
+    take = np.zeros(engine.rows, bool)
+    tokens = np.full((engine.rows, engine.prompt_length), engine.pad_id, np.int32)
+    length, adapter = np.ones(engine.rows, np.int32), np.zeros(engine.rows, np.int32)
+    for row, group in groups.items():
+        take[row], length[row], adapter[row] = True, len(group.prompt), group.adapter
+        tokens[row, : len(group.prompt)] = group.prompt
+    return take, tokens, length, adapter
+
+
+def request_arrays(
+    engine: "Engine", starts: Iterable[Begin], *, segment: int | None
+) -> tuple[np.ndarray, Requests]:
+    """Requests by slot, as :func:`~jaxrl_llm.rollout.slots.start` takes them.
+
+    Args:
+      engine: The engine.
+      starts: What starts.
+      segment: The most tokens that a response takes from here on.
+    """
+    grid = (engine.rows, engine.width)
+    take, ids, limit = np.zeros(grid, bool), np.zeros(grid, np.int32), np.ones(grid, np.int32)
+    settings = {k: np.full(grid, v, np.float32) for k, v in engine.draw.settings.items()}
+    for place, request, group, _ in starts:
+        begun = group.begun.get(request, ())
+        left = resume_budget(len(begun), max_new_tokens=group.limits[request], segment=segment)
+        take[place], ids[place], limit[place] = True, request, len(begun) + left
+        for option, value in group.group.settings.items():
+            settings[option][place] = value
+    return take, Requests(ids, limit, settings)
+
+
+def begun_arrays(
+    engine: "Engine", begun: Mapping[Place, Completion]
+) -> tuple[np.ndarray, Tokens, np.ndarray]:
+    """Responses by slot, as :func:`~jaxrl_llm.rollout.slots.resume` takes them."""
+    grid = (engine.rows, engine.width)
+    take, length = np.zeros(grid, bool), np.zeros(grid, np.int32)
+    room = (*grid, engine.max_new_tokens)
+    out = jax.tree.map(lambda x: np.zeros((*room, *x.shape), x.dtype), engine.draw.blank)
+    for place, each in begun.items():
+        take[place], length[place] = True, len(each)
+        for buffer, new in zip(jax.tree.leaves(out), jax.tree.leaves(each.out), strict=True):
+            buffer[place][: len(each)] = new
+    return take, out, length
+
+
+def row_array(
+    engine: "Engine", rows: Iterable[int], sizes: Sequence[int]
+) -> tuple[np.ndarray, int]:
+    """Rows as :func:`~jaxrl_llm.rollout.decoding.fill_prompts` takes them.
+
+    Args:
+      engine: The engine.
+      rows: The rows, distinct.
+      sizes: How many of each part of the grid the array may hold.
+
+    Returns:
+      int32 ``[S, k]``, filled up with what is beyond the end, and the most there are of a part.
+    """
+    size = engine.rows // engine.shards
+    parts: list[list[int]] = [[] for _ in range(engine.shards)]
+    for row in rows:
+        parts[row // size].append(row % size)
+    most = max(map(len, parts))
+    array = np.full((engine.shards, min(n for n in sizes if n >= most)), size, np.int32)
+    for places, part in zip(array, parts, strict=True):
+        places[: len(part)] = part
+    return array, most
