@@ -9,6 +9,7 @@ _HOMES = {
     "ModelConfig": "config",
     "RopeScaling": "config",
     "batch_sharding": "sharding",
+    "cast_params": "protocol",
     "count_params": "transformer",
     "empty_cache": "protocol",
     "load_model": "loading",

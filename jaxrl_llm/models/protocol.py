@@ -8,6 +8,7 @@ of a pytree. Anything that provides these four functions can be trained; the dec
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.axes import Array, ArrayTree
@@ -102,3 +103,28 @@ def empty_cache(model: Model, leading: tuple[int, ...], length: int) -> tuple[KV
     return tuple(
         KV(jnp.zeros(keys, c.dtype), jnp.zeros(values, c.dtype)) for _ in range(c.num_layers)
     )
+
+
+def cast_params(model: Model, params: ArrayTree) -> ArrayTree:
+    """Parameters as matrix products take them: matrices in the model's dtype, the rest as it is.
+
+    A model casts its matrices wherever it uses them, so that training can keep them in float32. A
+    loop over tokens would cast all of them at every token; cast before it, they give the same.
+
+    Args:
+      model: The model.
+      params: Its parameters.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> model, params = jr.testing.tiny_model(dtype="bfloat16")
+      >>> cast = jr.models.cast_params(model, params)
+      >>> cast["embed"]["embedding"].dtype.name, cast["norm"]["scale"].dtype.name
+      ('bfloat16', 'float32')
+    """
+    dtype = jnp.dtype(model.config.dtype)
+
+    def cast(x: Array) -> Array:
+        return x.astype(dtype) if x.ndim > 1 and jnp.issubdtype(x.dtype, jnp.floating) else x
+
+    return jax.tree.map(cast, params)
