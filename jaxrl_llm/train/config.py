@@ -99,8 +99,10 @@ class AsyncConfig:
     ``old_logp``, so that its ratio is that of the policy to what sampled. One without a ratio is
     refused. What a checkpoint finds finished and not yet trained on, it keeps.
 
-    On one device rewards overlap with everything else, but a sampler and a step take turns; with
-    `sampler_devices` they do not.
+    On one device rewards overlap with everything else, but a sampler and a step take turns, and
+    the sampler has a copy of the weights (two while it ends a batch of older ones). With
+    `sampler_devices` the two go on at once. During an evaluation between steps the reward may be
+    called by two threads.
 
     Attributes:
       max_staleness: Updates by which the weights that sample may be older than those that train.

@@ -13,7 +13,7 @@ from jaxrl_llm.data import Cursor
 from jaxrl_llm.models.sharding import param_shardings, shard
 from jaxrl_llm.testing import tiny_model
 from jaxrl_llm.train import CheckpointError, Checkpoints, init_state, make_mesh
-from jaxrl_llm.train.checkpoint import shapes_of
+from jaxrl_llm.train.checkpoint import Beside, shapes_of
 
 RECIPE, OPTIMIZER = jr.recipes.dapo(), optax.adamw(1e-3)
 
@@ -91,6 +91,29 @@ def test_restores_on_another_mesh(tmp_path):
     assert kernel.addressable_shards[0].data.shape == (4, 64)
     saved = state.params["layers"]["0"]["mlp"]["up"]["kernel"]
     np.testing.assert_array_equal(kernel, saved)
+
+
+def test_what_stands_beside_a_state_comes_back_without_its_shapes(tmp_path):
+    checkpoints, _ = save_steps(tmp_path, 1)
+    assert checkpoints.restore_beside() is None
+    arrays = [
+        {"a": np.arange(6, dtype=np.int32).reshape(2, 3), "none": {}},
+        {"b": np.ones(2, bool)},
+    ]
+    beside = Beside(arrays, {"texts": ["\n\u00e9"], "size": 0.1})
+    _, state = make_state(step=2)
+    checkpoints.save(state, beside=beside)
+    checkpoints.wait()
+    again = Checkpoints(tmp_path, model=checkpoints.model)
+    assert again.restore_beside() is None  # nothing has been restored
+    assert_same(again.restore(make_state(seed=9)[1]), state)
+    found = again.restore_beside()
+    assert found.notes == beside.notes
+    assert_same(found.arrays, arrays)
+    assert_same(again.restore_params(state.params), state.params)
+    shutil.rmtree(again.path(2) / "waiting")
+    with pytest.warns(UserWarning, match="rollouts in the checkpoint '.*00002' cannot be read and"):
+        assert again.restore_beside() is None
 
 
 def test_another_model_is_refused_by_name(tmp_path):

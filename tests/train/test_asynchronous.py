@@ -1,0 +1,573 @@
+"""Batches made ahead of their step: order, age, checkpoints, errors, devices of their own."""
+
+import dataclasses
+import random
+import signal
+import threading
+import time
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_checkpoint import assert_same
+from tiny_run import CONFIG, low_bytes, tiny_run
+
+import jaxrl_llm as jr
+from jaxrl_llm.cli.options import parse_config
+from jaxrl_llm.data import Cursor, take
+from jaxrl_llm.rewards import RewardError
+from jaxrl_llm.train import (
+    AsyncConfig,
+    CheckpointConfig,
+    Checkpoints,
+    MeshConfig,
+    TrainingError,
+    TrainState,
+    asynchronous,
+    train,
+)
+from jaxrl_llm.train.asynchronous import Ahead, batches, may_start
+from jaxrl_llm.train.gather import gather
+from jaxrl_llm.train.metrics import JsonLines, read_jsonl
+from jaxrl_llm.train.setup import load_parts
+from jaxrl_llm.train.waiting import pack, restored, unpack
+
+STEPS, SHOWN = 6, 4 * 2  # every completion of a step goes to samples.jsonl
+
+
+def ahead_run(run_dir, most=2, **changes):
+    changes = {"asynchrony": AsyncConfig(max_staleness=most), "samples_shown": SHOWN} | changes
+    return tiny_run(run_dir, **changes)
+
+
+def until(condition, seconds=60.0):
+    """Waits for what another thread does."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(0.001)
+
+
+def threads():
+    return [thread for thread in threading.enumerate() if thread.name == "rollouts"]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left():
+    yield
+    until(lambda: not threads(), 10.0)
+
+
+@pytest.fixture
+def source(monkeypatch):
+    """Where the runs of a test got their batches, the last run last."""
+    made = []
+    monkeypatch.setattr(
+        "jaxrl_llm.train.loop.batches", lambda *args: made.append(batches(*args)) or made[-1]
+    )
+    return made
+
+
+def steps_of(run_dir):
+    """The prompts and completions of each step."""
+    rows = read_jsonl(run_dir / "samples.jsonl")
+    steps = {}
+    for row in rows:
+        steps.setdefault(row["step"], []).append((row["prompt"], row["completion"]))
+    return steps
+
+
+def in_cursors_order():
+    """The prompts of each step, as the cursor visits them."""
+    cursor, steps = Cursor(), {}
+    for step in range(1, STEPS + 1):
+        indices, cursor = take(cursor, 4, size=10, seed=0)
+        steps[step] = [f"q{i:02}" for i in indices for _ in range(2)]
+    return steps
+
+
+def prompts_of(steps):
+    return {step: [prompt for prompt, _ in rows] for step, rows in steps.items()}
+
+
+# The rules, with batches that cost nothing.
+
+
+@pytest.mark.parametrize("most", [0, 1, 2, 8])
+def test_a_batch_may_start_where_areals_capacity_says(most):
+    for version in range(4):
+        for number in range(version, version + 12):
+            options = {"batch_size": 4, "max_staleness": most, "max_concurrent": 4}
+            left = jr.corrections.staleness_capacity(version, 4 * number, 0, **options)
+            assert may_start(number, version, max_staleness=most) == (left > 0)
+
+
+class Fake(SimpleNamespace):
+    """A batch that says which weights it was made with."""
+
+
+def ahead(monkeypatch, most, make, waiting=(), steps=40, start=0):
+    """Batches from ``make(number, version, params)``."""
+
+    def fake(parts, params, key, cursor, *, number, version):
+        assert cursor == number
+        make(number, version, params)
+        return Fake(number=number, cursor=number + 1, version=version)
+
+    monkeypatch.setattr(asynchronous, "gather", fake)
+    config = SimpleNamespace(steps=steps, asynchrony=AsyncConfig(max_staleness=most))
+    return Ahead(SimpleNamespace(config=config, sampler_mesh=None), state_of(start), waiting)
+
+
+def state_of(step):
+    params = {"w": jnp.full(2, float(step))}
+    return TrainState(params, (), (), jax.random.key(0), jnp.int32(step), step)
+
+
+@pytest.mark.parametrize("most", [0, 1, 2, 3])
+def test_batches_come_in_order_and_are_never_too_old(monkeypatch, most):
+    draw = random.Random(most)
+    seen = []
+
+    def make(number, version, params):
+        time.sleep(draw.random() * 2e-3)
+        seen.append((number, version, float(params["w"][0])))
+
+    ages = []
+    with ahead(monkeypatch, most, make) as rollouts:
+        until(lambda: len(rollouts.waiting(0)) == most + 1)  # all that the first weights may make
+        for step in range(40):
+            batch = rollouts.take()
+            assert batch.number == step
+            ages.append(step - batch.version)
+            time.sleep(draw.random() * 2e-3)
+            rollouts.publish(state_of(step + 1))
+    assert [number for number, *_ in seen] == list(range(40))  # none lost, none twice
+    assert all(value == version for _, version, value in seen)
+    assert ages[0] == 0 and min(ages) >= 0 and max(ages) == most
+
+
+def test_the_sampler_keeps_its_weights_when_a_step_gives_them_away(monkeypatch):
+    released, found = threading.Event(), []
+
+    def make(number, version, params):
+        released.wait(10)
+        found.append(params["w"].tolist())
+
+    state = state_of(0)
+    with ahead(monkeypatch, 1, make, steps=1) as rollouts:
+        rollouts.publish(state)
+        state.params["w"].delete()  # as donation does
+        released.set()
+        rollouts.take()
+    assert found == [[0.0, 0.0]]
+
+
+def test_an_error_is_raised_behind_the_batches_before_it(monkeypatch):
+    def make(number, version, params):
+        if number == 2:
+            raise RewardError("the judge is away")
+
+    with (
+        pytest.raises(RewardError, match="the judge is away"),
+        ahead(monkeypatch, 3, make) as rollouts,
+    ):
+        until(lambda: not threads())  # it has failed before anything is taken
+        for step in range(3):
+            assert rollouts.take().number == step < 2
+            rollouts.publish(state_of(step + 1))
+    assert rollouts.waiting(2) == []
+
+
+def test_an_error_of_the_loop_ends_the_thread(monkeypatch):
+    begun = threading.Event()
+
+    def make(number, version, params):
+        begun.set()
+        time.sleep(0.05)
+
+    with pytest.raises(TrainingError), ahead(monkeypatch, 3, make) as rollouts:
+        begun.wait(10)
+        raise TrainingError("the disk is full")
+    assert not threads() and rollouts.waiting(0)  # the one under way is finished
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_batch_under_way(monkeypatch):
+    monkeypatch.setattr(asynchronous, "_PATIENCE", 0.01)
+    begun, released = threading.Event(), threading.Event()
+
+    def make(number, version, params):
+        begun.set()
+        released.wait(60)
+
+    before = time.monotonic()
+    with pytest.raises(KeyboardInterrupt), ahead(monkeypatch, 1, make):
+        begun.wait(10)
+        raise KeyboardInterrupt
+    assert time.monotonic() - before < 30 and threads()
+    released.set()
+
+
+def test_ctrl_c_reaches_a_loop_that_waits_for_a_batch(monkeypatch):
+    main, released = threading.main_thread().ident, threading.Event()
+
+    def make(number, version, params):
+        if number == 2:
+            signal.pthread_kill(main, signal.SIGINT)
+            released.wait(60)
+
+    monkeypatch.setattr(asynchronous, "_PATIENCE", 0.01)
+    with pytest.raises(KeyboardInterrupt), ahead(monkeypatch, 1, make) as rollouts:
+        for step in range(3):
+            assert rollouts.take().number == step < 2
+            rollouts.publish(state_of(step + 1))
+    released.set()
+
+
+def test_a_batch_waits_until_a_step_has_trained_on_it(monkeypatch):
+    old = [Fake(number=n, cursor=n + 1, version=2) for n in (3, 4)]
+    made = []
+    with ahead(monkeypatch, 2, lambda n, v, p: made.append((n, v)), old, start=3) as rollouts:
+        until(lambda: len(rollouts.waiting(3)) == 3)
+        assert rollouts.take() is old[0] and rollouts.take() is old[0]
+        assert [batch.number for batch in rollouts.waiting(3)] == [3, 4, 5]
+        assert [batch.number for batch in rollouts.waiting(4)] == [4, 5]
+        rollouts.publish(state_of(4))
+        assert rollouts.take() is old[1]
+        until(lambda: len(rollouts.waiting(4)) == 3)
+    assert made == [(5, 3), (6, 4)]
+
+
+# Whole runs.
+
+
+@pytest.fixture(scope="module")
+def in_turns(tmp_path_factory):
+    return train(tiny_run(tmp_path_factory.mktemp("in_turns"), samples_shown=SHOWN))
+
+
+@pytest.fixture(scope="module")
+def parts_and_params():
+    return load_parts(ahead_run("unused"))
+
+
+def test_a_thread_without_staleness_is_the_synchronous_loop(in_turns, tmp_path, monkeypatch):
+    monkeypatch.setattr("jaxrl_llm.train.loop.batches", Ahead)
+    result = train(tiny_run(tmp_path, samples_shown=SHOWN))
+    assert_same(result.state, in_turns.state)
+    assert steps_of(tmp_path) == steps_of(in_turns.run_dir)
+    for row, other in zip(result.history, in_turns.history, strict=True):
+        same = [name for name in row if "second" not in name]
+        assert {k: row[k] for k in same} == {k: other[k] for k in same}
+        assert row["staleness_max"] == 0
+
+
+@pytest.fixture(scope="module")
+def two_behind(tmp_path_factory):
+    """A run whose first three batches are all made by the first weights."""
+    folder, made = tmp_path_factory.mktemp("two_behind"), []
+    place = "jaxrl_llm.train.loop."
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(place + "batches", lambda *args: made.append(batches(*args)) or made[-1])
+        put = jr.train.loop.place_batch
+
+        def wait_and_put(batch, mesh):
+            if made[0].waiting(0)[0].number == 0:
+                until(lambda: len(made[0].waiting(0)) == 3)
+            return put(batch, mesh)
+
+        patch.setattr(place + "place_batch", wait_and_put)
+        checkpoint = CheckpointConfig(every=1, keep=STEPS)
+        return train(ahead_run(folder, checkpoint=checkpoint))
+
+
+def test_ages_are_bounded_and_every_question_is_used_once(two_behind):
+    rows = two_behind.history
+    assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
+    ages = [row["staleness_max"] for row in rows]
+    assert ages[:3] == [0, 1, 2] and max(ages) == 2
+    assert [row["staleness"] for row in rows] == ages
+    assert prompts_of(steps_of(two_behind.run_dir)) == in_cursors_order()
+    assert two_behind.state.data_cursor == (2, 4)
+    for row in rows:
+        assert row["seconds_wait"] >= 0 and row["seconds_rollout"] > 0
+        assert row["seconds_reward"] > 0 and row["tokens_per_second"] > 0
+
+
+def test_a_batch_depends_on_its_number_and_its_weights_alone(two_behind, parts_and_params):
+    parts, first = parts_and_params
+    checkpoints = Checkpoints(two_behind.run_dir / "checkpoints", model=parts.model)
+    expected, cursor = steps_of(two_behind.run_dir), Cursor()
+    for number, row in enumerate(two_behind.history):
+        version = number - int(row["staleness"])
+        params = checkpoints.restore_params(first, step=version) if version else first
+        key = jax.random.key(0)
+        batch = gather(parts, params, key, cursor, number=number, version=version)
+        cursor = batch.cursor
+        assert [(r["prompt"], r["completion"]) for r in batch.rows] == expected[number + 1]
+
+
+def test_the_ratio_is_that_of_the_policy_to_what_sampled(two_behind):
+    new, *_, old = two_behind.history[:3]
+    assert new["ratio_max"] == pytest.approx(1, abs=1e-4) and abs(new["sampler_gap"]) < 1e-4
+    assert new["loss"] == pytest.approx(0, abs=1e-6)
+    assert old["ratio_max"] > 1.1 and old["sampler_gap"] > 0.05 and old["sampler_ess"] < 0.95
+    assert old["approx_kl"] > 0 and old["sampler_kl"] != 0
+
+
+def gathered(parts, params, recipe, number=5, version=3):
+    parts = dataclasses.replace(parts, recipe=recipe)
+    return gather(parts, params, jax.random.key(0), Cursor(), number=number, version=version)
+
+
+def test_a_recipe_that_reads_what_sampled_does_so_in_its_own_way(parts_and_params):
+    for recipe in (jr.recipes.areal(), jr.recipes.vespo(), jr.recipes.minpro()):
+        assert recipe.reads_behavior
+        batch = gathered(*parts_and_params, recipe).batch
+        assert batch.old_logp is None and batch.behavior_logp is not None
+    plain = gathered(*parts_and_params, jr.recipes.dapo()).batch
+    np.testing.assert_array_equal(plain.old_logp, plain.behavior_logp)
+    parts, params = parts_and_params
+    at_once = dataclasses.replace(parts, config=tiny_run("unused"))
+    assert gathered(at_once, params, jr.recipes.dapo()).batch.old_logp is None
+
+
+def test_versions_are_brought_to_a_recipe_that_names_them(parts_and_params):
+    young = jr.bind(jr.corrections.staleness_mask, max_staleness=1)
+    found = gathered(*parts_and_params, jr.recipes.dapo().replace(name="young", selection=young))
+    mask = np.asarray(found.batch.mask)
+    assert (found.batch.extras["versions"][mask] == 3).all()
+    assert found.batch.extras["current_version"].tolist() == [5] * 4
+    assert found.numbers["staleness"] == found.numbers["staleness_max"] == 2
+
+
+def stop_with_two_waiting(monkeypatch, source, at=2):
+    """Ctrl-C in a step, once two finished batches wait for the next ones."""
+    write = JsonLines.write
+
+    def wait_and_write(self, row):
+        if row["step"] == at and "loss" in row and not stopped:
+            until(lambda: len(source[-1].waiting(at)) == 2)
+            stopped.append(True)
+            signal.raise_signal(signal.SIGINT)
+        write(self, row)
+
+    stopped = []
+    monkeypatch.setattr(JsonLines, "write", wait_and_write)
+
+
+def test_a_resumed_run_trains_on_what_was_waiting_first(tmp_path, monkeypatch, source):
+    graded = []
+
+    def reward(prompt, completion, metadata):
+        graded.append((prompt, completion))
+        return {"reward": low_bytes(prompt, completion, metadata), "length": len(completion)}
+
+    stop_with_two_waiting(monkeypatch, source)
+    config = ahead_run(tmp_path, reward=reward)
+    half = train(config)
+    assert half.interrupted == signal.SIGINT and int(half.state.step) == 2
+    folder = tmp_path / "checkpoints" / "step_00000002"
+    assert (folder / "waiting").is_dir()
+    waiting, before = source[0].waiting(2)[:2], len(graded)
+    assert [batch.number for batch in waiting] == [2, 3]
+    done = train(config, resume=True)
+    assert int(done.state.step) == STEPS and done.state.data_cursor == (2, 4)
+    steps = steps_of(tmp_path)
+    assert prompts_of(steps) == in_cursors_order()
+    for batch in waiting:
+        rows = [(row["prompt"], row["completion"]) for row in batch.rows]
+        assert steps[batch.number + 1] == rows
+    assert [row["staleness_max"] for row in done.history[2:4]] == [
+        batch.numbers["staleness_max"] for batch in waiting
+    ]
+    assert done.history[2]["reward/length"] == waiting[0].numbers["reward/length"]
+    # What is left is sampled and graded, and nothing that was waiting; batch 4 may have been.
+    assert graded[before:] in (steps[5] + steps[6], steps[6])
+    last = tmp_path / "checkpoints" / "step_00000006"
+    assert last.is_dir() and not (last / "waiting").exists()
+
+
+def test_what_does_not_fit_a_resumed_run_is_sampled_anew(tmp_path, parts_and_params):
+    parts, params = parts_and_params
+    key, cursor, kept = jax.random.key(0), Cursor(), []
+    for number, version in ((2, 2), (3, 2), (4, 2)):
+        batch = gather(parts, params, key, cursor, number=number, version=version)
+        kept.append(batch)
+        cursor = batch.cursor
+    state = TrainState(params, (), (), key, jnp.int32(2), Cursor())
+    checkpoints = Checkpoints(tmp_path, model=parts.model)
+    checkpoints.save(state, beside=pack(parts, kept))
+    checkpoints.wait()
+    lines = []
+
+    def back(parts, state=state):
+        return [b.number for b in restored(checkpoints, parts, state, lines.append)]
+
+    def with_config(**changes):
+        return dataclasses.replace(parts, config=dataclasses.replace(parts.config, **changes))
+
+    assert back(parts) == [2, 3, 4] and lines == []
+    again = restored(checkpoints, parts, state, lines.append)[2]
+    assert_same(jax.tree.map(np.asarray, again.batch), jax.tree.map(np.asarray, kept[2].batch))
+    assert again._replace(batch=None) == kept[2]._replace(batch=None)
+    others = {
+        "recipe": dataclasses.replace(parts, recipe=jr.recipes.grpo(kl_coef=0.0)),
+        "sampling": with_config(sampling=dataclasses.replace(CONFIG.sampling, temperature=0.5)),
+        "reward": with_config(reward=lambda prompt, completion, metadata: 0.0),
+        "size": with_config(prompts_per_step=2),
+        "in turns": with_config(asynchrony=AsyncConfig()),
+    }
+    for name, other in others.items():
+        assert back(other) == [], name
+    assert "3 of 3 batches of rollouts in the checkpoint do not fit" in lines[0]
+    assert back(with_config(asynchrony=AsyncConfig(max_staleness=1))) == [2, 3]  # 4 is too old
+    assert "1 of 3 batches" in lines[-1]
+    assert back(parts, state._replace(data_cursor=Cursor(0, 4))) == []  # others would be next
+    assert pack(parts, []) is None
+    beside = pack(parts, kept)
+    with pytest.raises(ValueError, match="Batch: mask must have shape"):
+        unpack(beside.arrays[0] | {"mask": np.ones((1, 1, 1), bool)}, beside.notes["batches"][0])
+
+
+def test_an_error_leaves_a_checkpoint_of_the_last_whole_step(tmp_path):
+    calls, lines = [], []
+
+    def reward(prompt, completion, metadata):
+        calls.append(prompt)
+        if len(calls) == 2 * SHOWN + 3:
+            raise OSError("the judge is away")
+        return low_bytes(prompt, completion, metadata)
+
+    config = ahead_run(tmp_path, reward=reward)
+    with pytest.raises(RewardError, match="the judge is away"):
+        train(config, say=lines.append)
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step_00000002"]
+    assert any("the state after step 2 is saved, for --resume" in line for line in lines)
+    assert any("1 of 8 cpu device(s), rollouts at most 2 update(s) behind" in x for x in lines)
+    done = train(config, resume=True)
+    assert int(done.state.step) == STEPS
+    assert prompts_of(steps_of(tmp_path)) == in_cursors_order()
+
+
+def test_an_error_of_the_loop_keeps_what_was_waiting(tmp_path, monkeypatch, source):
+    write = JsonLines.write
+
+    def full(self, row):
+        if row["step"] == 2:
+            until(lambda: len(source[-1].waiting(2)) == 2)
+            raise OSError(28, "No space left on device")
+        write(self, row)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JsonLines, "write", full)
+        with pytest.raises(TrainingError, match="metrics.jsonl' cannot be written: no space"):
+            train(ahead_run(tmp_path))
+    assert (tmp_path / "checkpoints" / "step_00000002" / "waiting").is_dir()
+    done = train(ahead_run(tmp_path, steps=3), resume=True)
+    assert done.history[-1]["step"] == 3 and done.history[-1]["staleness_max"] > 0
+    assert steps_of(tmp_path)[3] == [
+        (row["prompt"], row["completion"]) for row in source[0].waiting(2)[0].rows
+    ]
+
+
+def test_sampling_and_training_overlap(tmp_path, monkeypatch):
+    put = jr.train.loop.place_batch
+
+    def slowly(batch, mesh):
+        time.sleep(0.2)
+        return put(batch, mesh)
+
+    def reward(prompt, completion, metadata):
+        time.sleep(0.2 / SHOWN)
+        return low_bytes(prompt, completion, metadata)
+
+    monkeypatch.setattr("jaxrl_llm.train.loop.place_batch", slowly)
+    rows = train(ahead_run(tmp_path, 1, reward=reward)).history[1:]
+    took = sum(row["seconds_wait"] + row["seconds_step"] for row in rows)
+    work = sum(row[f"seconds_{k}"] for row in rows for k in ("rollout", "reward", "step"))
+    assert took < 0.75 * work  # in turns it is all of it
+
+
+# Devices.
+
+
+APART = AsyncConfig(max_staleness=1, sampler_devices=4, sampler_mesh=MeshConfig(data=2, tensor=2))
+
+
+def test_devices_that_only_sample(two_behind, tmp_path):
+    lines = []
+    config = ahead_run(tmp_path, asynchrony=APART, mesh=MeshConfig(fsdp=2, tensor=2), steps=3)
+    result = train(config, say=lines.append)
+    assert any("4 of 8 cpu device(s) and 4 more that sample" in line for line in lines)
+    used = {x for leaf in jax.tree.leaves(result.state.params) for x in leaf.sharding.device_set}
+    assert used == set(jax.devices()[:4])
+    assert [row["staleness_max"] for row in result.history] == [0, 1, 1]
+    for row, other in zip(result.history[:2], two_behind.history, strict=False):
+        for name in ("reward", "loss", "entropy", "tokens", "ratio_max", "sampler_gap"):
+            np.testing.assert_allclose(row[name], other[name], atol=1e-4)
+
+
+def test_a_baseline_is_sampled_where_the_rollouts_are(parts_and_params):
+    parts, params = load_parts(ahead_run("unused", asynchrony=APART))
+    assert {d for x in jax.tree.leaves(params) for d in x.devices()} == set(jax.devices()[:1])
+    state = TrainState(params, (), (), jax.random.key(0), jnp.int32(0), Cursor())
+    remax = dataclasses.replace(parts, recipe=jr.recipes.remax())
+    with Ahead(remax, state) as rollouts:
+        found = rollouts.take()
+    expected = gathered(*parts_and_params, jr.recipes.remax(), number=0, version=0)
+    for name in ("tokens", "rewards"):
+        np.testing.assert_array_equal(getattr(found.batch, name), getattr(expected.batch, name))
+    greedy = found.batch.extras["greedy_rewards"]
+    np.testing.assert_array_equal(greedy, expected.batch.extras["greedy_rewards"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_staleness": -1}, "max_staleness must not be negative"),
+        ({"max_staleness": 1, "sampler_devices": 0}, "sampler_devices must be above 0"),
+        ({"sampler_devices": 4}, "sampler_devices has no effect with max_staleness 0"),
+        ({"max_staleness": 1, "sampler_mesh": MeshConfig()}, "sampler_mesh has no effect without"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        AsyncConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "mesh", "message"),
+    [
+        ({}, MeshConfig(data=4, tensor=2), "share several devices would wait for each other"),
+        ({"sampler_devices": 8}, MeshConfig(), "8 leaves none of the 8 device"),
+        ({"sampler_devices": 3}, MeshConfig(), "asynchrony: .* 4 prompts .* over 3 devices"),
+        ({"sampler_devices": 4}, MeshConfig(data=4, tensor=2), "8 devices, but there are 4"),
+        (
+            {"sampler_devices": 4, "sampler_mesh": MeshConfig()},
+            MeshConfig(),
+            "needs 1 devices, but there are 4; the sizes must multiply to the number of devices.$",
+        ),
+    ],
+)
+def test_devices_that_do_not_fit_are_refused(tmp_path, options, mesh, message):
+    asynchrony = AsyncConfig(max_staleness=1, **options)
+    with pytest.raises(ValueError, match=message):
+        train(tiny_run(tmp_path, asynchrony=asynchrony, mesh=mesh))
+
+
+def test_a_recipe_that_older_weights_would_bias_is_refused():
+    with pytest.raises(ValueError, match=r"'rloo' has no correction .*max_staleness 1"):
+        ahead_run("unused", 1, recipe="rloo")
+    corrected = jr.recipes.rloo().replace(correction=jr.recipes.areal().correction)
+    assert ahead_run("unused", 1, recipe=corrected).asynchrony.max_staleness == 1
+
+
+def test_the_command_line_has_it():
+    words = ["--asynchrony.max-staleness", "2", "--asynchrony.sampler-devices", "4"]
+    words += ["--asynchrony.sampler-mesh.tensor", "2"]
+    given = parse_config(CONFIG, words).asynchrony
+    layout = MeshConfig(data=-1, tensor=2)
+    assert given == AsyncConfig(max_staleness=2, sampler_devices=4, sampler_mesh=layout)
