@@ -25,6 +25,8 @@ _MASKED = -1e30
 _SCORES = {"cpu": 2**20}
 _SCORES_ELSEWHERE = 2**27
 _SMALLEST_BLOCK = 64
+# A kernel takes its mask as an array over all rows; beyond so many elements blocks need less.
+_LARGEST_MASK = 2**30
 
 IMPLEMENTATIONS = ("plain", "xla", "cudnn")
 
@@ -211,11 +213,13 @@ def _default(query: Array, own: KV, prefix: KV | None) -> str:
 
     While decoding, the cache would have to be copied into the layout of the kernel at every step.
     """
-    T, d, own_length = query.shape[2], query.shape[-1], own.keys.shape[-1]
+    P, G, T, _, d = query.shape
+    own_length = own.keys.shape[-1]
     length = own_length + (0 if prefix is None else prefix.keys.shape[-1])
     half = query.dtype in (jnp.bfloat16, jnp.float16)
     fits = half and d % 8 == 0 and d <= 128 and T % 2 == 0 and length % 2 == 0
-    return "cudnn" if fits and own_length == T and _has_cudnn() else "plain"
+    fits = fits and own_length == T and P * G * T * length <= _LARGEST_MASK
+    return "cudnn" if fits and _has_cudnn() else "plain"
 
 
 def attend(

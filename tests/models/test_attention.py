@@ -182,10 +182,12 @@ def test_an_unknown_form_is_named():
         ({"dtype": np.float32}, "plain"),
         ({"dtype": jnp.bfloat16, "T": 3}, "plain"),
         ({"dtype": jnp.bfloat16, "cache": True}, "plain"),
+        ({"dtype": jnp.bfloat16, "most": 150}, "plain"),
     ],
 )
 def test_the_kernel_is_taken_where_it_fits(options, form, monkeypatch):
     options = {"G": 2, "T": 4, "heads": (4, 2), "prefix": True, "cache": False} | options
+    monkeypatch.setattr(attention, "_LARGEST_MASK", options.pop("most", 160))
     arrays, fixed = _arguments(**options)
     used = []
 
