@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import call_with, checks
 from jaxrl_llm.core.axes import Array
+from jaxrl_llm.core.support import Support, check_support, keep_mask
 
 
 def token_logprobs(
@@ -23,6 +24,7 @@ def token_logprobs(
     *,
     temperature: float = 1.0,
     mask: Array | None = None,
+    support: Support | None = None,
     chunk_size: int = 256,
 ) -> tuple[Array, Array]:
     """Log-probability of each target and entropy of its distribution, in chunks of tokens.
@@ -35,6 +37,10 @@ def token_logprobs(
     Both are differentiable in ``hidden`` and ``output_matrix``, with d logp / dz = onehot - p and
     d entropy / dz = -p (log p + entropy).
 
+    With a ``support``, sums and softmax run over the tokens in it alone: the policy that a sampler
+    draws from which truncates. Logits outside have no gradient, and a target outside has
+    log-probability -inf.
+
     Args:
       hidden: ``[..., T, D]`` hidden states after the last norm, any floating dtype.
       output_matrix: ``[V, D]``.
@@ -42,7 +48,9 @@ def token_logprobs(
       temperature: Divides the logits; above 0. The log-probabilities of a policy that was sampled
         at this temperature.
       mask: bool ``[..., T]``, True = keep. Elsewhere both results are 0, and neither hidden states
-        nor targets are read.
+        nor targets nor support are read.
+      support: The tokens each target was drawn from, with leading axes ``[..., T]``; None for the
+        whole vocabulary.
       chunk_size: Tokens whose logits exist at one time.
 
     Returns:
@@ -50,7 +58,7 @@ def token_logprobs(
 
     Raises:
       ValueError: If shapes disagree, or temperature or chunk_size is not above 0.
-      TypeError: If ``targets`` are not integers or ``mask`` is not bool.
+      TypeError: If ``targets`` are not integers, ``mask`` is not bool or ``support`` no Support.
 
     Example:
       >>> import jax.numpy as jnp
@@ -59,14 +67,18 @@ def token_logprobs(
       >>> logp, entropy = jr.logprobs.token_logprobs(hidden, matrix, jnp.array([[0, 7]]))
       >>> bool(jnp.allclose(logp, -jnp.log(8.0)) and jnp.allclose(entropy, jnp.log(8.0)))
       True
+
+    References:
+      DeepSeek-V3.2 (arXiv:2512.02556, ABSTRACT reading) keeps the sampler's mask in training.
     """
     name = "token_logprobs"
-    hidden, targets = _checked(name, hidden, output_matrix, targets, mask)
+    hidden, targets = _checked(name, hidden, output_matrix, targets, mask, support)
     checks.check_positive(name, temperature=temperature, chunk_size=chunk_size)
     flat = hidden.reshape(-1, hidden.shape[-1])
     # Statistics in float32; in float64 only where that is what came in (checks of exactness).
     temperature = jnp.asarray(temperature, jnp.promote_types(hidden.dtype, jnp.float32))
-    logp, entropy = _chunked(flat, output_matrix, targets.reshape(-1), temperature, chunk_size)
+    rows = (targets.reshape(-1), _flat(support))
+    logp, entropy = _chunked(flat, output_matrix, *rows, temperature, chunk_size)
     logp, entropy = logp.reshape(targets.shape), entropy.reshape(targets.shape)
     if mask is not None:
         logp, entropy = jnp.where(mask, logp, 0.0), jnp.where(mask, entropy, 0.0)
@@ -83,6 +95,7 @@ def vocabulary_statistics(
     mask: Array | None = None,
     chunk_size: int = 256,
     rows: Mapping[str, Array] | None = None,
+    support: Support | None = None,
 ) -> dict[str, Array]:
     """Numbers of each token that take its whole distribution, in chunks of tokens.
 
@@ -91,7 +104,8 @@ def vocabulary_statistics(
 
     For whatever :func:`token_logprobs` does not give: the mean over the vocabulary, the sum of
     squared probabilities, a divergence on the most likely tokens. The logits of a chunk are
-    computed again in the backward pass, so that they never exist for all tokens.
+    computed again in the backward pass, so that they never exist for all tokens. Logits outside a
+    ``support`` are -inf: tokens that cannot be sampled.
 
     Args:
       functions: ``function(logits [N, V], targets [N], **rows) -> [N, ...]`` by name; each gets the
@@ -103,6 +117,7 @@ def vocabulary_statistics(
       mask: bool ``[..., T]``, True = keep; elsewhere the results are 0 and nothing is read.
       chunk_size: Tokens whose logits exist at one time.
       rows: Arrays ``[..., T, ...]`` that functions may name.
+      support: The tokens each target was drawn from, as in :func:`token_logprobs`.
 
     Returns:
       Arrays ``[..., T, ...]`` by name.
@@ -110,7 +125,7 @@ def vocabulary_statistics(
     Raises:
       ValueError: If shapes disagree, a function requires a row that is not given or does not return
         one value a token, or temperature or chunk_size is not above 0.
-      TypeError: If ``targets`` are not integers or ``mask`` is not bool.
+      TypeError: If ``targets`` are not integers, ``mask`` is not bool or ``support`` no Support.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -123,7 +138,7 @@ def vocabulary_statistics(
       [0.125, 0.125]
     """
     name = "vocabulary_statistics"
-    hidden, targets = _checked(name, hidden, output_matrix, targets, mask)
+    hidden, targets = _checked(name, hidden, output_matrix, targets, mask, support)
     checks.check_positive(name, temperature=temperature, chunk_size=chunk_size)
     lead = targets.shape
     temperature = jnp.asarray(temperature, jnp.promote_types(hidden.dtype, jnp.float32))
@@ -131,8 +146,8 @@ def vocabulary_statistics(
 
     @jax.checkpoint
     def chunk(carry, arrays):
-        h, target, kept, parts = arrays
-        logits = _logits(h, output_matrix, temperature)
+        h, target, kept, parts, among = arrays
+        logits, _ = _logits(h, output_matrix, temperature, among)
         # Of a token that is not kept, no gradient comes back, even one that is no number.
         logits = jnp.where(kept[:, None], logits, 0.0)
         found = {k: call_with(f, logits, target, context=parts) for k, f in functions.items()}
@@ -150,6 +165,7 @@ def vocabulary_statistics(
         targets.reshape(-1),
         kept.reshape(-1),
         {k: x.reshape(-1, *x.shape[len(lead) :]) for k, x in taken.items()},
+        _flat(support),
     )
     _, out = _over_chunks(chunk, (), flat, chunk_size)
 
@@ -187,7 +203,12 @@ def _zeroed(x: Array, mask: Array | None) -> Array:
     return jnp.where(mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim)), x, jnp.zeros_like(x))
 
 
-def _checked(name: str, hidden, output_matrix, targets, mask) -> tuple[Array, Array]:
+def _flat(support: Support | None) -> Support | None:
+    """A support with all its leading axes in one."""
+    return jax.tree.map(lambda x: jnp.reshape(x, (-1, jnp.shape(x)[-1])), support)
+
+
+def _checked(name: str, hidden, output_matrix, targets, mask, support) -> tuple[Array, Array]:
     """Hidden states and targets, checked, 0 where masked."""
     checks.check_min_rank(name, 2, hidden=hidden)
     checks.check_rank(name, 2, output_matrix=output_matrix)
@@ -195,6 +216,7 @@ def _checked(name: str, hidden, output_matrix, targets, mask) -> tuple[Array, Ar
     checks.check_bool(name, mask=mask)
     checks.check_shape(name, "targets", targets, hidden.shape[:-1])
     checks.check_same_shape(name, targets=targets, mask=mask)
+    check_support(name, support, jnp.shape(targets), output_matrix.shape[0])
     if hidden.shape[-1] != output_matrix.shape[-1]:
         raise ValueError(
             f"{name}: hidden {hidden.shape} and output_matrix {output_matrix.shape} must have one "
@@ -205,11 +227,16 @@ def _checked(name: str, hidden, output_matrix, targets, mask) -> tuple[Array, Ar
     return jnp.where(mask[..., None], hidden, 0), jnp.where(mask, targets, 0)
 
 
-def _logits(hidden: Array, matrix: Array, temperature: Array) -> Array:
+def _logits(hidden, matrix, temperature, support) -> tuple[Array, Array | bool]:
+    """Logits of a chunk, -inf outside the support, and which are inside."""
     product = jax.lax.dot_general(
         hidden, matrix, (((1,), (1,)), ((), ())), preferred_element_type=temperature.dtype
     )
-    return product / temperature
+    logits = product / temperature
+    if support is None:
+        return logits, True
+    kept = keep_mask(support, matrix.shape[0])
+    return jnp.where(kept, logits, -jnp.inf), kept
 
 
 def _over_chunks(function, carry, arrays, chunk_size: int):
@@ -229,15 +256,15 @@ def _over_chunks(function, carry, arrays, chunk_size: int):
     return carry, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:rows], out)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
-def _chunked(hidden, matrix, targets, temperature, chunk_size):
-    return _forward(hidden, matrix, targets, temperature, chunk_size)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def _chunked(hidden, matrix, targets, support, temperature, chunk_size):
+    return _forward(hidden, matrix, targets, support, temperature, chunk_size)[0]
 
 
-def _forward(hidden, matrix, targets, temperature, chunk_size):
+def _forward(hidden, matrix, targets, support, temperature, chunk_size):
     def chunk(carry, rows):
-        h, target = rows
-        logits = _logits(h, matrix, temperature)
+        h, target, among = rows
+        logits, kept = _logits(h, matrix, temperature, among)
         top = jnp.max(logits, axis=-1)
         below = logits - top[:, None]
         weights = jnp.exp(below)
@@ -245,35 +272,37 @@ def _forward(hidden, matrix, targets, temperature, chunk_size):
         log_sum = top + jnp.log(total)
         chosen = jnp.take_along_axis(logits, target[:, None], axis=-1)[:, 0]
         # Relative to the top logit: the difference of two large numbers would lose small entropies.
-        entropy = jnp.log(total) - jnp.sum(weights * below, axis=-1) / total
-        return carry, (chosen - log_sum, entropy, log_sum)
+        mean = jnp.sum(weights * jnp.where(kept, below, 0.0), axis=-1) / total
+        return carry, (chosen - log_sum, jnp.log(total) - mean, log_sum)
 
-    _, (logp, entropy, log_sum) = _over_chunks(chunk, (), (hidden, targets), chunk_size)
-    return (logp, entropy), (hidden, matrix, targets, temperature, log_sum, entropy)
+    rows = (hidden, targets, support)
+    _, (logp, entropy, log_sum) = _over_chunks(chunk, (), rows, chunk_size)
+    return (logp, entropy), (hidden, matrix, targets, support, temperature, log_sum, entropy)
 
 
 def _backward(chunk_size, saved, cotangents):
-    hidden, matrix, targets, temperature, log_sum, entropy = saved
+    hidden, matrix, targets, support, temperature, log_sum, entropy = saved
     d_logp, d_entropy = cotangents
 
     def chunk(d_matrix, rows):
-        h, target, log_sum, entropy, d_logp, d_entropy = rows
-        log_p = _logits(h, matrix, temperature) - log_sum[:, None]
+        h, target, among, log_sum, entropy, d_logp, d_entropy = rows
+        logits, kept = _logits(h, matrix, temperature, among)
+        log_p = logits - log_sum[:, None]
         p = jnp.exp(log_p)
         onehot = jax.nn.one_hot(target, matrix.shape[0], dtype=temperature.dtype)
         d_logits = d_logp[:, None] * (onehot - p)
         d_logits -= d_entropy[:, None] * p * (log_p + entropy[:, None])
-        d_logits = (d_logits / temperature).astype(matrix.dtype)
+        d_logits = jnp.where(kept, d_logits / temperature, 0.0).astype(matrix.dtype)
         d_h = jnp.matmul(d_logits, matrix, preferred_element_type=temperature.dtype)
         d_matrix += jax.lax.dot_general(
             d_logits, h, (((0,), (0,)), ((), ())), preferred_element_type=temperature.dtype
         )
         return d_matrix, d_h.astype(h.dtype)
 
-    rows = (hidden, targets, log_sum, entropy, d_logp, d_entropy)
+    rows = (hidden, targets, support, log_sum, entropy, d_logp, d_entropy)
     zeros = jnp.zeros(matrix.shape, temperature.dtype)
     d_matrix, d_hidden = _over_chunks(chunk, zeros, rows, chunk_size)
-    return d_hidden, d_matrix.astype(matrix.dtype), None, None
+    return d_hidden, d_matrix.astype(matrix.dtype), None, None, None
 
 
 _chunked.defvjp(_forward, _backward)

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.core import Array, checks
+from jaxrl_llm.core.support import Support, check_support
 from jaxrl_llm.recipes.inputs import check_extra
 
 
@@ -29,10 +30,13 @@ class Batch:
       old_logp: float32 ``[P, G, T]``, log-probabilities of the proximal policy. None means the
         policy that is being trained, as in one update per batch.
       behavior_logp: float32 ``[P, G, T]``, of the policy that sampled, at the temperature it
-        sampled with and over the whole vocabulary: what a scorer of the same weights computes, and
-        so what a ratio may be taken against (``Rollout.tempered_logp``). A truncation of the
-        sampler (top-k, top-p, min-p) is not in it.
+        sampled with and over ``support``: what a scorer of the same weights computes, and so what a
+        ratio may be taken against. That is ``Rollout.behavior_logp`` with ``Rollout.support``, and
+        ``Rollout.tempered_logp`` without.
       ref_logp: float32 ``[P, G, T]``, of the frozen reference.
+      support: The tokens that each one was drawn from, with leading axes ``[P, G, T]``. The policy
+        that trains, the proximal one and the reference are renormalized over them, so that a
+        sampler that truncates does not make ratios. None for the whole vocabulary.
       columns: Rewards by name, float32 ``[P, G]`` each, for methods that keep several apart; NaN
         where one does not apply.
       extras: Arrays that only some methods need, by name, with leading axis P; see
@@ -62,6 +66,7 @@ class Batch:
     old_logp: Array | None = None
     behavior_logp: Array | None = None
     ref_logp: Array | None = None
+    support: Support | None = None
     columns: Mapping[str, Array] | None = None
     extras: Mapping[str, Array] = dataclasses.field(default_factory=dict)
     advantages: Array | None = None
@@ -96,6 +101,7 @@ class Batch:
             if (value := getattr(self, field)) is not None:
                 checks.check_shape(name, field, value, (p, g, t))
                 checks.check_float(name, **{field: value})
+        check_support(name, self.support, (p, g, t))
         for column, value in (self.columns or {}).items():
             column = f"columns[{column!r}]"
             checks.check_shape(name, column, value, (p, g))
@@ -129,8 +135,9 @@ def validate_batch(
 
     Raises:
       ValueError: One sentence that names the prompt: a reward that is not finite, a token outside
-        the vocabulary, a log-probability that is not finite, a prompt without tokens or without any
-        trainable token; or a batch that is empty or has nothing to train on.
+        the vocabulary or outside its support, a log-probability that is not finite, a prompt
+        without tokens or without any trainable token; or a batch that is empty or has nothing to
+        train on.
       TypeError: As :meth:`Batch.check`.
 
     Example:
@@ -186,4 +193,21 @@ def validate_batch(
                 f"{name}: {field} of {prompt(row)}, rollout {member}, token {token} is "
                 f"{value[row, member, token]}."
             )
+    if batch.support is not None:
+        check_support(name, batch.support, (p, g, t), vocab_size)
+        outside = mask & ~_in_support(batch.support, np.where(mask, batch.tokens, 0))
+        for row, member, token in np.argwhere(outside)[:1]:
+            raise ValueError(
+                f"{name}: token {token} of {prompt(row)}, rollout {member}, is not in its support."
+            )
     return batch
+
+
+def _in_support(support: Support, tokens: np.ndarray) -> np.ndarray:
+    """Whether each token is in its set, or the set is empty, on the host."""
+    if support.bits is None:
+        ids = np.asarray(support.ids)
+        return (ids == tokens[..., None]).any(-1) | (ids < 0).all(-1)
+    bits = np.asarray(support.bits)
+    words = np.take_along_axis(bits, tokens[..., None] // 32, axis=-1)[..., 0]
+    return (words >> (tokens % 32).astype(np.uint32) & 1).astype(bool) | ~bits.any(-1)

@@ -60,8 +60,8 @@ EXTRAS: dict[str, Extra] = {
     "returns": Extra("PGT", "float", "what the critic is to predict"),
     "chunk_ids": Extra("PGT", "int", "action of each token, from 1; 0 outside"),
     "selected": Extra("PGT", "bool", "tokens a covariance rule picked"),
-    "support": Extra("PGTS", "int", "most likely tokens under the old policy"),
-    "teacher_logp": Extra("PGTS", "float", "the teacher's log-probabilities of the support"),
+    "top_ids": Extra("PGTS", "int", "most likely tokens under the old policy"),
+    "teacher_logp": Extra("PGTS", "float", "the teacher's log-probabilities of those"),
     "teacher_token_logp": Extra("PGT", "float", "the teacher's log-probability of the token"),
     "teacher_entropy": Extra("PGT", "float", "the teacher's entropy"),
 }

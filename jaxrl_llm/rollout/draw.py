@@ -93,7 +93,7 @@ def make_draw(
     fixed.pop("min_new_tokens", None)
     if "top_k" in vary:
         fixed["max_top_k"] = top_k
-    settings = {k: _MAY_VARY[k] if numbers[k] is None else float(numbers[k]) for k in vary}
+    settings = {k: _MAY_VARY[k] if (x := numbers[k]) is None else float(x) for k in vary}
     penalizes = repetition_penalty is not None or "repetition_penalty" in vary
     holds = min_new_tokens > 0 or "min_new_tokens" in vary
 

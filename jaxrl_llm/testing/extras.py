@@ -59,7 +59,7 @@ def make_extras(batch: Batch, *, seed: int = 0, heads: int = 1) -> dict[str, Arr
         "turn_ids": turn_ids,
         "versions": rng.integers(0, 4, mask.shape),
         "chunk_ids": np.where(mask, turn_ids + 1, 0),
-        "support": rng.integers(0, 100, (*mask.shape, _SUPPORT)),
+        "top_ids": rng.integers(0, 100, (*mask.shape, _SUPPORT)),
     }
     bools = {
         "test_where": np.ones((p, _TESTS), bool),

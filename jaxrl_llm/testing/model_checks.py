@@ -215,7 +215,7 @@ def check_layouts(recipe: Recipe) -> None:
 def sampled_batches() -> list[tuple[dict, Batch]]:
     """Sampled rollouts; the policy that sampled is what the sampler reports.
 
-    That is its tempered log-probability, over the whole vocabulary, as in the training loop.
+    That is its log-probability over the tokens that its truncation kept, as in the training loop.
     """
     (network, params), template = model(), make_case()
     prompts = [
@@ -233,8 +233,9 @@ def sampled_batches() -> list[tuple[dict, Batch]]:
             mask=rollout.mask,
             prompt_tokens=rollout.prompt_tokens,
             prompt_mask=rollout.prompt_mask,
-            old_logp=rollout.tempered_logp,
-            behavior_logp=rollout.tempered_logp,
+            old_logp=rollout.behavior_logp,
+            behavior_logp=rollout.behavior_logp,
+            support=rollout.support,
         )
         found.append((options, batch))
     return found
@@ -253,8 +254,8 @@ def rollout_cases(recipe: Recipe) -> list[tuple[dict, Case]]:
 def check_rollouts(recipe: Recipe) -> None:
     """On what the model itself sampled, at any temperature and truncation, the ratio is 1.
 
-    The proximal log-probability is the sampler's, at its temperature over the whole vocabulary; the
-    gradient must be that of the plain policy gradient.
+    The proximal log-probability is the sampler's, at its temperature over what its truncation kept;
+    the gradient must be that of the plain policy gradient.
 
     Raises:
       AssertionError: If the ratio is not 1 or the gradient another one.

@@ -126,8 +126,9 @@ def to_batch(
         where=np.ones(shape, bool),
         prompt_tokens=host.prompt_tokens,
         prompt_mask=host.prompt_mask,
-        # Of the same kind as what the step computes: tempered, over the whole vocabulary.
-        behavior_logp=host.behavior_logp + host.log_kept,
+        # Of the same kind as what the step computes: tempered, over the support.
+        behavior_logp=host.behavior_logp,
+        support=host.support,
     )
     ids = [q.prompt.id or q.prompt.text[:40] for q in questions]
     return validate_batch(batch, vocab_size=vocab_size, prompt_ids=ids)

@@ -56,9 +56,9 @@ class DataConfig:
 class SamplingConfig:
     """How rollouts are sampled; the policy that trains is the one at this temperature.
 
-    With top_k, top_p or min_p the rollouts come from a part of the vocabulary, but ratio and
-    gradient are those of the tempered policy over the whole of it. So training then goes a little
-    off policy: it learns from rollouts that the trained policy would have given more rarely.
+    With top_k, top_p or min_p a token comes from a part of the vocabulary. That part is recorded,
+    and the policy that trains is renormalized over it, so that filters do not change ratios. Tokens
+    outside get no gradient. Recording takes 4 top_k bytes a token, without top_k V / 8.
 
     Attributes:
       group_size: Rollouts of one prompt.

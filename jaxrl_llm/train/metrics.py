@@ -28,9 +28,8 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
       where the batch has it; the fractions for surrogates that clip so.
     - ``sampler_gap``, ``sampler_kl``, ``sampler_ess``: mean ``|logp - behavior_logp|``, an estimate
       of KL(behavior || policy) and effective sample size, where the batch has ``behavior_logp``.
-      The loop puts the tempered log-probability over the whole vocabulary there, so these show
-      older weights and a sampler that computes otherwise than the step, and not what top-k, top-p
-      or min-p cut off.
+      Both are over the batch's support, so these show older weights and a sampler that computes
+      otherwise than the step, and not what top-k, top-p or min-p cut off.
 
     Args:
       recipe: The method, for the bounds of its clip.

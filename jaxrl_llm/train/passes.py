@@ -79,7 +79,7 @@ class Passes(NamedTuple):
 
     def _project(self, params, hidden, batch, functions):
         places = (self.model, params, hidden, batch.tokens, batch.mask)
-        options = (self.temperature, self.chunk_size)
+        options = (self.temperature, self.chunk_size, batch.support)
         rows = {k: x for k, x in batch.extras.items() if x.shape[:3] == batch.mask.shape}
         statistics = project_statistics(*places, functions, rows, *options)
         return *project(*places, *options), statistics

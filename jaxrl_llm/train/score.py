@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxrl_llm import logprobs
 from jaxrl_llm.core import checks, masking
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.core.support import Support
 from jaxrl_llm.models.protocol import AttentionContext, Model, prefill
 
 
@@ -23,6 +24,7 @@ def score(
     delta=None,
     remat: str = "none",
     chunk_size: int | None = None,
+    support: Support | None = None,
 ) -> tuple[Array, Array]:
     """Log-probability and entropy of every response token given its prompt.
 
@@ -47,6 +49,8 @@ def score(
       delta: Low-rank delta of the linear layers, if any; shared by all rows.
       remat: What the backward pass keeps of a layer; see :func:`~jaxrl_llm.models.make_model`.
       chunk_size: Tokens whose logits exist at one time; None leaves it to ``logprobs``.
+      support: The tokens that each one was drawn from, with leading axes ``[P, G, T]``: the softmax
+        runs over them alone.
 
     Returns:
       ``(logp, entropy)``, both float32 ``[P, G, T]`` and 0 where masked.
@@ -57,7 +61,7 @@ def score(
     """
     arrays = (prompt_tokens, prompt_mask, tokens, mask)
     hidden = score_hidden(model, params, *arrays, delta=delta, remat=remat)
-    return project(model, params, hidden, tokens, mask, temperature, chunk_size)
+    return project(model, params, hidden, tokens, mask, temperature, chunk_size, support)
 
 
 def score_hidden(
@@ -115,9 +119,11 @@ def project(
     mask: Array,
     temperature: float | Array = 1.0,
     chunk_size: int | None = None,
+    support: Support | None = None,
 ) -> tuple[Array, Array]:
     """Log-probabilities and entropies ``[P, G, T]`` from hidden states."""
-    options: dict[str, Any] = {"temperature": temperature, "mask": mask} | _chunks(chunk_size)
+    options: dict[str, Any] = {"temperature": temperature, "mask": mask, "support": support}
+    options |= _chunks(chunk_size)
     tokens = _existing(model, tokens)
     return logprobs.token_logprobs(hidden, model.output_matrix(params), tokens, **options)
 
@@ -132,11 +138,13 @@ def project_statistics(
     rows: Mapping[str, Array],
     temperature: float | Array = 1.0,
     chunk_size: int | None = None,
+    support: Support | None = None,
 ) -> dict[str, Array]:
     """Statistics over the vocabulary ``[P, G, T, ...]`` by name, from hidden states."""
     if not functions:
         return {}
     options: dict[str, Any] = {"temperature": temperature, "mask": mask, "rows": rows}
+    options |= {"support": support}
     options |= _chunks(chunk_size)
     tokens, matrix = _existing(model, tokens), model.output_matrix(params)
     return logprobs.vocabulary_statistics(functions, hidden, matrix, tokens, **options)

@@ -172,9 +172,9 @@ def extra(name, shape, dtype=np.float32):
             r"'turn_ids'\] must have shape \[P=2, G=2, T=3\]; got \(2, 2, 4\)",
         ),
         (
-            extra("support", (2, 2, 3), int),
+            extra("top_ids", (2, 2, 3), int),
             ValueError,
-            r"'support'\] must have shape \[P=2, G=2, T=3, S\]; got \(2, 2, 3\)",
+            r"'top_ids'\] must have shape \[P=2, G=2, T=3, S\]; got \(2, 2, 3\)",
         ),
         (extra("mine", (3, 2)), ValueError, r"'mine'\] must have shape \[P=2, ...\]; got \(3, 2\)"),
         (extra("mine", ()), ValueError, r"'mine'\] must have shape \[P=2, ...\]; got \(\)"),
@@ -190,11 +190,11 @@ def test_columns_and_extras_that_fit():
     extras = {
         "prompt_ids": np.array([5, 7]),
         "turn_rewards": np.zeros((2, 2, 5), np.float32),
-        "support": np.zeros((2, 2, 3, 4), np.int32),
+        "top_ids": np.zeros((2, 2, 3, 4), np.int32),
         "mine": np.array([[1], [2]]),  # of any kind, since nobody here knows what it is
     }
     batch = Batch(**arrays(), columns=columns, extras=extras).check()
     assert len(jax.tree.leaves(batch)) == 6 + 2 + 4
     half = jax.tree.map(lambda x: x[:1], batch)
-    assert half.extras["support"].shape == (1, 2, 3, 4) and half.columns["a name"].shape == (1, 2)
+    assert half.extras["top_ids"].shape == (1, 2, 3, 4) and half.columns["a name"].shape == (1, 2)
     half.check()

@@ -101,7 +101,7 @@ SUPPORT = np.zeros((P, G, T, S), np.int32)
 def test_sdpo_averages_over_the_taught_tokens():
     student, teacher = distributions(3)
     teacher = np.where(HAS_TEACHER[..., None, None], teacher, np.nan)
-    logp, batch = make(has_teacher=HAS_TEACHER, support=SUPPORT, teacher_logp=teacher)
+    logp, batch = make(has_teacher=HAS_TEACHER, top_ids=SUPPORT, teacher_logp=teacher)
     got = loss_of(jr.recipes.sdpo(), logp, batch, student_logp=student)
     x, old = double(logp, batch.old_logp)
     token = np.minimum(np.exp(x - old), 2.0) * divergence(student, teacher)
@@ -112,7 +112,7 @@ def test_sdpo_averages_over_the_taught_tokens():
 def test_srpo():
     student, teacher = distributions(4)
     entropy = np.random.default_rng(5).uniform(0, 2, (P, G, T)).astype(np.float32)
-    taught = {"teacher_logp": teacher, "teacher_entropy": entropy, "support": SUPPORT}
+    taught = {"teacher_logp": teacher, "teacher_entropy": entropy, "top_ids": SUPPORT}
     logp, batch = make(has_teacher=HAS_TEACHER, **taught)
     got = loss_of(jr.recipes.srpo(beta=0.7), logp, batch, student_logp=student)
     x, old, r, h = double(logp, batch.old_logp, REWARDS, entropy)

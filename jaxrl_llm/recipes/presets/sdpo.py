@@ -1,7 +1,7 @@
 """SDPO: the model distills what it would say with feedback in its context."""
 
 from jaxrl_llm import aggregate, regularizers, surrogates
-from jaxrl_llm.core import bind, stateless
+from jaxrl_llm.core import bind, given, stateless
 from jaxrl_llm.recipes.presets.otr import no_advantages
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.validity import tried
@@ -21,7 +21,7 @@ def sdpo(
 
     The divergence is over the ``top`` tokens that the policy found most likely at the start of the
     step, and their tail. A batch brings ``has_teacher``, and the teacher's prompts as
-    ``teacher_prompt_tokens`` and ``teacher_prompt_mask``, or else ``teacher_logp`` of ``support``;
+    ``teacher_prompt_tokens`` and ``teacher_prompt_mask``, or else ``teacher_logp`` of ``top_ids``;
     who is shown what is decided from the rewards, outside. Rollouts without a teacher count
     nowhere.
 
@@ -50,15 +50,16 @@ def sdpo(
       capped at 2: give that as ``correction``. The teacher that interpolates logits with a
       reference is left out.
     """
+    log_probs = given(surrogates.support_log_probs, support="top_ids")
     recipe = Recipe(
         name="sdpo",
         advantage=stateless(no_advantages),
         selection=surrogates.keep_taught,
         surrogate=bind(surrogates.sdpo, alpha=alpha, is_clip=is_clip),
         weights=aggregate.token_mean,
-        statistics=(("student_logp", surrogates.support_log_probs),),
-        scored=(("support", bind(surrogates.top_tokens, count=top)),),
-        taught=(("teacher_logp", surrogates.support_log_probs),),
+        statistics=(("student_logp", log_probs),),
+        scored=(("top_ids", bind(surrogates.top_tokens, count=top)),),
+        taught=(("teacher_logp", log_probs),),
         reference=bind(regularizers.ema_reference, rate=teacher_rate),
         paper="arXiv:2601.20802",
         group_relative=False,

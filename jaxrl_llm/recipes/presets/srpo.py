@@ -1,7 +1,7 @@
 """SRPO: failures learn from a better informed self, the others from their rewards."""
 
 from jaxrl_llm import advantages, aggregate, regularizers, surrogates
-from jaxrl_llm.core import bind, stateless
+from jaxrl_llm.core import bind, given, stateless
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.validity import tried
 
@@ -52,6 +52,7 @@ def srpo(
       (arXiv:2604.02288), PAPER reading; the clip is ours.
     """
     weights = bind(surrogates.srpo_weights, beta=beta, correct_at=correct_at)
+    log_probs = given(surrogates.support_log_probs, support="top_ids")
     recipe = Recipe(
         name="srpo",
         advantage=stateless(advantages.grpo),
@@ -65,10 +66,10 @@ def srpo(
             is_clip=is_clip,
         ),
         weights=aggregate.token_mean,
-        statistics=(("student_logp", surrogates.support_log_probs),),
-        scored=(("support", bind(surrogates.top_tokens, count=top)),),
+        statistics=(("student_logp", log_probs),),
+        scored=(("top_ids", bind(surrogates.top_tokens, count=top)),),
         taught=(
-            ("teacher_logp", surrogates.support_log_probs),
+            ("teacher_logp", log_probs),
             ("teacher_entropy", regularizers.entropy_from_logits),
         ),
         reference=bind(regularizers.ema_reference, rate=teacher_rate),
