@@ -16,9 +16,9 @@ import numpy as np
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import ArrayTree
-from jaxrl_llm.models.protocol import Model
+from jaxrl_llm.models.protocol import Model, cast_params
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards
-from jaxrl_llm.rollout import decoding, entering, memory
+from jaxrl_llm.rollout import decoding, entering, memory, tail
 from jaxrl_llm.rollout import slots as slot
 from jaxrl_llm.rollout.draw import Draw, make_draw
 from jaxrl_llm.rollout.slots import Slots
@@ -39,6 +39,7 @@ class Engine:
       draw: How a token is drawn.
       shards: S, over how many devices the rows are spread.
       row_counts: How many rows of each device are read in one call: a few sizes.
+      tails: Smaller grids, as rows and width, for the last long responses.
       functions: The compiled functions by name.
     """
 
@@ -52,6 +53,7 @@ class Engine:
     draw: Draw
     shards: int
     row_counts: tuple[int, ...]
+    tails: tuple[tuple[int, int], ...]
     functions: dict[str, Any]
 
     def init(self) -> Slots:
@@ -111,6 +113,7 @@ class Engine:
           deltas: Deltas like those to come, if any.
         """
         call, zero = self.call, np.int32(0)
+        params = cast_params(self.model, params)
         nobody, place = np.zeros((self.rows, self.width), bool), np.zeros(2, np.int32)
         slots = call("put_prompts", self.init(), *entering.prompt_arrays(self, {}))
         for count in self.row_counts:
@@ -122,7 +125,9 @@ class Engine:
             slots = call("resume", slots, *entering.begun_arrays(self, {}))
             rows, _ = entering.row_array(self, [], self.row_counts[-1:])
             slots = call("fill_responses", params, slots, rows, zero, nobody, deltas)
-        slots = call("decode", params, slots, jax.random.key(0), zero, np.int32(1), zero, deltas)
+        for packing in (None, *(tail.pack([], grid) for grid in self.tails)):
+            limits = (jax.random.key(0), zero, np.int32(1), zero, deltas, packing)
+            slots = call("decode", params, slots, *limits)
         slots = call("copy_slot", slots, place, place, zero)
         slots = call("release", slots, nobody, zero)
         for count in powers(self.rows * self.width):
@@ -215,6 +220,8 @@ def make_engine(
         draw=draw,
         shards=shards,
         row_counts=powers(rows // shards),
+        # On a mesh, slots would have to move from device to device.
+        tails=tail.smaller_grids(rows, width) if shards == 1 else (),
         functions=_compile(model, draw, sizes, tuple(stop_ids), block, mesh),
     )
 
@@ -232,10 +239,13 @@ def _compile(model: Model, draw: Draw, sizes, stop_ids, block, mesh) -> dict[str
         options = {"block": block, "deltas": deltas}
         return decoding.fill_responses(model, params, slots, rows, count, where, **options)
 
-    def decode(params, slots, key, version, steps, leave_at, deltas):
-        limits = {"version": version, "steps": steps, "leave_at": leave_at}
-        options = {"stop_ids": stop_ids, "deltas": deltas}
-        return decoding.decode(model, draw.draw, params, slots, key, **limits, **options)
+    def decode(params, slots, key, version, steps, leave_at, deltas, packing=None):
+        def run(slots):
+            limits = {"version": version, "steps": steps, "leave_at": leave_at}
+            options = {"stop_ids": stop_ids, "deltas": deltas}
+            return decoding.decode(model, draw.draw, params, slots, key, **limits, **options)
+
+        return run(slots) if packing is None else tail.decode_packed(run, slots, packing)
 
     def gather(out, rows, columns):
         return jax.tree.map(lambda x: x[rows, columns], out)

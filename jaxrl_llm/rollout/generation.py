@@ -10,6 +10,7 @@ import numpy as np
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.interrupt import deferred_interrupt
+from jaxrl_llm.models.protocol import cast_params
 from jaxrl_llm.rollout import entering
 from jaxrl_llm.rollout.board import Board, Place
 from jaxrl_llm.rollout.engine import Engine, powers
@@ -26,6 +27,7 @@ from jaxrl_llm.rollout.requests import (
 )
 from jaxrl_llm.rollout.rollout import CANCELLED, LENGTH, STOP, UNFINISHED
 from jaxrl_llm.rollout.slots import Tokens
+from jaxrl_llm.rollout.tail import Packing, pack
 
 
 class Generation:
@@ -98,7 +100,8 @@ class Generation:
             raise ValueError("Generation: stop_strings and decode_text take each other.")
         if "" in stop_strings:
             raise ValueError("Generation: a stop string is empty.")
-        self.engine, self.params, self.key, self.version = engine, params, key, version
+        self.engine, self.key, self.version = engine, key, version
+        self.params = cast_params(engine.model, params)
         self.deltas, self._adapters = deltas, count_deltas("Generation", deltas)
         self.segment, self.on_tokens = segment, on_tokens
         self.stop_strings, self.decode_text = tuple(stop_strings), decode_text
@@ -134,15 +137,26 @@ class Generation:
         """One round: fill free slots, decode a chunk, take what has finished."""
         self.admit()
         with deferred_interrupt():
-            board, active = self._board, len(self._board.held)
-            if active:
-                steps, version = np.int32(self.engine.chunk), np.int32(self.version)
-                # With more to come, a quarter of the slots free is worth a look.
-                leave_at = np.int32(active - max(1, active // 4) if board.crowded else 0)
-                limits = (version, steps, leave_at, self.deltas)
-                self.slots = self.engine.call("decode", self.params, self.slots, self.key, *limits)
+            if self._board.held:
+                leave_at, packing = self._grid()
+                limits = map(np.int32, (self.version, self.engine.chunk, leave_at))
+                given = (self.params, self.slots, self.key, *limits, self.deltas, packing)
+                self.slots = self.engine.call("decode", *given)
                 self._harvest()
         self._tell()
+
+    def _grid(self) -> tuple[int, Packing | None]:
+        """With how many active slots the next chunk may end early, and a smaller grid for it."""
+        board = self._board
+        active = len(board.held)
+        if board.crowded:
+            return active - max(1, active // 4), None  # That many free slots are worth a look.
+        packing = None
+        for rows, width in self.engine.tails:
+            if active > rows * width:
+                return rows * width, packing  # From there on a smaller grid may do.
+            packing = pack(board.held.values(), (rows, width)) or packing
+        return 0, packing
 
     @deferred_interrupt()
     def admit(self) -> None:
@@ -179,9 +193,9 @@ class Generation:
             if count_deltas("update", deltas) != self._adapters or self.deltas is None:
                 raise ValueError(f"update: deltas must be {self._adapters}, as before.")
             self.deltas = deltas
-        self.params, self.version = params, version
+        self.params, self.version = cast_params(self.engine.model, params), version
         board = self._board
-        rows = [row for row, each in enumerate(board.rows) if each is not None]
+        rows = [row for row, each in enumerate(board.rows) if each]
         self._fill(rows, [board.held[request] for request, n in board.seen.items() if n])
 
     @deferred_interrupt()

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
-from jaxrl_llm.models.protocol import Model, prefill
+from jaxrl_llm.models.protocol import Model, cast_params, prefill
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards
 from jaxrl_llm.rollout.decoding import decode as decode_slots
 from jaxrl_llm.rollout.draw import make_draw
@@ -174,6 +174,7 @@ def _make_decode(model, draw, max_new_tokens, group_size, stop_ids, pad_id):
 
     def decode(params, key, prompt_tokens, prompt_mask, request_ids, version) -> Rollout:
         grid, T = (prompt_tokens.shape[0], group_size), max_new_tokens
+        params = cast_params(model, params)
         length = jnp.sum(prompt_mask, axis=-1, dtype=jnp.int32)
         slots = init_slots(model, *grid, prompt_tokens.shape[-1], T, blank=draw.blank)
         everyone = jnp.ones(grid, bool)

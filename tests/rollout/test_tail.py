@@ -1,0 +1,86 @@
+"""Smaller grids for the last long responses: how slots fit, and that nothing changes by it."""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxrl_llm as jr
+from jaxrl_llm.rollout.tail import pack, smaller_grids
+
+
+@pytest.mark.parametrize(
+    "grid, smaller",
+    [
+        ((8, 8), ((8, 2), (4, 1))),
+        ((64, 1), ((16, 1), (4, 1))),
+        ((2, 32), ((2, 8), (2, 2))),
+        ((4, 4), ((4, 1),)),
+        ((1, 8), ()),
+    ],
+)
+def test_grids_shrink_by_four_and_never_gain_rows(grid, smaller):
+    assert smaller_grids(*grid) == smaller
+
+
+def test_siblings_are_split_over_rows_where_there_is_room():
+    packing = pack([(5, 0), (1, 3), (1, 0), (1, 2)], (3, 2))
+    assert packing.rows.tolist() == [1, 1, 5]
+    assert packing.columns.tolist() == [[0, 2], [3, 0], [0, 0]]
+    assert packing.keep.tolist() == [[True, True], [True, False], [True, False]]
+    assert pack([(0, 0), (1, 0), (2, 0)], (2, 2)) is None
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.sets(st.tuples(st.integers(0, 7), st.integers(0, 3)), max_size=10))
+def test_every_slot_gets_one_place(places):
+    packing = pack(places, (8, 2))
+    if packing is None:
+        rows = [row for row, _ in places]
+        assert sum(-(-rows.count(row) // 2) for row in set(rows)) > 8
+        return
+    rows = np.broadcast_to(packing.rows[:, None], packing.keep.shape)
+    found = zip(rows[packing.keep].tolist(), packing.columns[packing.keep].tolist(), strict=True)
+    assert sorted(found) == sorted(places)
+
+
+def test_responses_that_end_in_a_smaller_grid_are_the_same():
+    model, params = jr.testing.tiny_model()
+    rng, T, G = np.random.default_rng(0), 24, 8
+    prompts = [rng.integers(1, 200, n).tolist() for n in (3, 8, 1, 5)]
+    limits = np.where(rng.random((4, G)) < 0.2, T, rng.integers(1, 8, (4, G)))
+    key = jax.random.key(3)
+    sample = jr.rollout.make_sampler(model, max_new_tokens=T, group_size=G)
+    expected = jax.device_get(sample(params, key, prompts))
+    engine = jr.rollout.make_engine(
+        model, rows=4, width=G, prompt_length=8, max_new_tokens=T, chunk=5
+    )
+    engine.warm_up(params)
+    compiled, packed = engine.compiled(), []
+    decode = engine.functions["decode"]
+
+    def spy(*arguments):
+        packed.append(arguments[-1] is not None)
+        return decode(*arguments)
+
+    generation = jr.rollout.Generation(engine, params, key=key)
+    for i, prompt in enumerate(prompts):
+        requests = tuple(range(i * G, (i + 1) * G))
+        most = tuple(limits[i].tolist())
+        generation.submit(
+            jr.rollout.Group(id=i, prompt=prompt, requests=requests, max_new_tokens=most)
+        )
+    engine.functions["decode"] = spy
+    done = list(generation)
+    engine.functions["decode"] = decode
+    assert engine.compiled() == compiled
+    assert packed[-1] and not packed[0]
+    for group in done:
+        for g, completion in enumerate(group.completions):
+            n = limits[group.id, g]
+            np.testing.assert_array_equal(completion.tokens, expected.tokens[group.id, g, :n])
+            np.testing.assert_allclose(
+                completion.out.behavior_logp, expected.behavior_logp[group.id, g, :n], atol=1e-5
+            )
+    assert len(done) == 4
