@@ -25,6 +25,7 @@ _HOMES = {
     "roll_budget": "ahead",
     "Rollout": "rollout",
     "sample_from": "sampling",
+    "sample_round": "rounds",
     "sampled_logprobs": "sampling",
     "trim": "rollout",
     "segment_status": "partial",

@@ -1,0 +1,131 @@
+"""One tiny model and a few engines for all tests of the engine: each compiles once."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm.rollout import Completion, Group
+from jaxrl_llm.rollout.rollout import LENGTH, STOP
+from jaxrl_llm.rollout.slots import Tokens
+
+# One token in twenty stops, so about two responses in three do before their end.
+DRAW = {"stop_ids": tuple(range(12)), "temperature": 0.7}
+SIZES = {"rows": 2, "width": 3, "prompt_length": 16, "max_new_tokens": 24, "chunk": 4, "block": 4}
+G = 6
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    return jr.testing.tiny_model()
+
+
+@pytest.fixture(scope="session")
+def make(tiny):
+    @functools.cache
+    def make(**options):
+        return jr.rollout.make_engine(tiny[0], **{**SIZES, **DRAW, **options})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def engine(make):
+    return make(entropy=True)
+
+
+@pytest.fixture(scope="session")
+def draw_groups():
+    """``draw_groups(n, seed=0, first=0)``: groups of 1 to 6 requests with prompts of 1 to 16."""
+
+    def draw_groups(n, *, seed=0, first=0, limits=True, **fields):
+        rng, groups = np.random.default_rng(seed), []
+        for i in range(n):
+            size = int(rng.integers(1, G + 1))
+            prompt = rng.integers(12, 259, int(rng.integers(1, 17))).tolist()
+            asked = tuple(rng.integers(1, 25, size).tolist()) if limits else None
+            requests = tuple(range(first, first + size))
+            groups.append(Group(f"g{i}", prompt, requests, max_new_tokens=asked, **fields))
+            first += size
+        return groups
+
+    return draw_groups
+
+
+@pytest.fixture(scope="session")
+def whole(tiny):
+    """``whole(groups)``: the completions that the whole-batch sampler gives, by request."""
+    model, ours = tiny
+    sample = jr.rollout.make_sampler(model, max_new_tokens=24, group_size=G, **DRAW, buckets=(16,))
+
+    def whole(groups, params=ours, *, size=32):
+        found = {}
+        for begin in range(0, len(groups), size):
+            part = groups[begin : begin + size]
+            part += [part[0]] * (size - len(part))
+            ids = [[*g.requests, *[0] * (G - len(g.requests))] for g in part]
+            prompts = [g.prompt for g in part]
+            rollout = sample(params, jax.random.key(0), prompts, request_ids=ids)
+            rollout = jax.tree.map(np.asarray, rollout)
+            for p, group in enumerate(part):
+                for g, (request, most) in enumerate(limits(group).items()):
+                    n = min(int(rollout.mask[p, g].sum()), most)
+                    stopped = rollout.tokens[p, g, n - 1] in DRAW["stop_ids"]
+                    names = Tokens._fields[:5]
+                    out = Tokens(*(getattr(rollout, name)[p, g, :n] for name in names))
+                    found[request] = Completion(request, out, STOP if stopped else LENGTH)
+        return found
+
+    return whole
+
+
+def limits(group):
+    most = group.max_new_tokens or 24
+    each = most if isinstance(most, tuple) else (most,) * len(group.requests)
+    return dict(zip(group.requests, each, strict=True))
+
+
+@pytest.fixture(scope="session")
+def generate(tiny):
+    """``generate(engine, *groups, **options)``: a Generation that has them in its queue."""
+
+    def generate(engine, *groups, params=tiny[1], **options):
+        generation = jr.rollout.Generation(engine, params, **{"key": jax.random.key(0), **options})
+        generation.submit(*groups)
+        return generation
+
+    return generate
+
+
+@pytest.fixture(scope="session")
+def by_request():
+    """``by_request(finished)``: completions of finished groups, each request there once."""
+
+    def by_request(finished):
+        completions = [c for done in finished for c in done.completions]
+        found = {c.request: c for c in completions}
+        assert len(found) == len(completions)
+        for done in finished:
+            assert tuple(c.request for c in done.completions) == done.group.requests
+        return found
+
+    return by_request
+
+
+@pytest.fixture(scope="session")
+def assert_same():
+    """``assert_same(found, wanted)``: the same tokens and ends, log-probabilities to 1e-5."""
+
+    def assert_same(found, wanted, *, atol=1e-5):
+        assert found.keys() == wanted.keys()
+        for request, ours in found.items():
+            theirs = wanted[request]
+            assert ours.tokens.tolist() == theirs.tokens.tolist(), request
+            assert ours.finish == theirs.finish, request
+            for name in ("behavior_logp", "model_logp", "log_kept"):
+                x, y = getattr(ours.out, name), getattr(theirs.out, name)
+                np.testing.assert_allclose(x, y, atol=atol, err_msg=f"{name} of {request}")
+
+    return assert_same

@@ -1,0 +1,209 @@
+"""The engine against the whole-batch sampler; what it compiles, and what memory it takes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm.models import AttentionContext
+from jaxrl_llm.rollout import Group, make_engine
+from jaxrl_llm.rollout.rollout import CANCELLED, FAILED, LENGTH, STOP, UNFINISHED
+from jaxrl_llm.train.mesh import make_mesh
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"entropy": True},
+        {"rows": 1, "width": 1, "chunk": 1},
+        {"rows": 1, "width": 4, "chunk": 16, "block": 128},
+        {"rows": 3, "width": 2, "chunk": 2, "block": 5},
+    ],
+)
+def test_results_do_not_depend_on_the_slots(
+    make, draw_groups, generate, by_request, whole, assert_same, options
+):
+    groups = draw_groups(9)
+    found = by_request(list(generate(make(**options), *groups)))
+    assert_same(found, whole(groups))
+    # They end in all ways: by a stop token, by the limit of the request, by that of the engine.
+    finishes = {(c.finish, len(c)) for c in found.values()}
+    assert {finish for finish, _ in finishes} == {0, 1} and any(n == 24 for _, n in finishes)
+
+
+def test_log_probabilities_are_those_of_the_model(tiny, engine, generate, draw_groups):
+    model, params = tiny
+    (done, *_) = generate(engine, *draw_groups(3, limits=False))
+    completion = max(done.completions, key=len)
+    prompt, tokens = list(done.group.prompt), completion.tokens
+    sequence = jnp.array([*prompt, *tokens.tolist()])[None, None]
+    positions = jnp.arange(sequence.shape[-1])[None, None]
+    context = AttentionContext(jnp.ones(sequence.shape, bool))
+    hidden, _ = jax.jit(model.apply)(params, sequence, positions, context)
+    logits = np.asarray(hidden[0, 0] @ model.output_matrix(params).T)[len(prompt) - 1 : -1]
+    at = np.arange(len(tokens)), tokens
+    out = completion.out
+    tempered = jax.nn.log_softmax(logits / 0.7)
+    np.testing.assert_allclose(out.behavior_logp + out.log_kept, tempered[at], atol=1e-4)
+    np.testing.assert_allclose(out.model_logp, jax.nn.log_softmax(logits)[at], atol=1e-4)
+    entropy = -np.sum(np.exp(tempered) * tempered, axis=-1)
+    np.testing.assert_allclose(out.entropy, entropy, atol=1e-4)
+    assert out.version.tolist() == [0] * len(tokens)
+
+
+def test_nothing_compiles_after_warm_up(tiny, make, draw_groups, generate):
+    engine, (_, params) = make(rows=3, width=2, chunk=2, block=5), tiny
+    engine.warm_up(params, resumed=True)
+    programs = engine.compiled()
+    texts = {"stop_strings": ["~"], "decode_text": lambda ids: "".join(map(chr, ids))}
+    generation = generate(engine, Group("a", [65], (0,)), on_tokens=lambda *new: None, **texts)
+    generation.step()
+    assert generation.fork(0, 900)
+    generation.submit(*draw_groups(8, first=100))
+    generation.step()
+    generation.cancel(900)
+    generation.update(jax.tree.map(lambda x: x * 1.01, params), version=1)
+    generation.step()
+    rest = generation.stop()
+    assert any(len(c) and c.finish == UNFINISHED for g in rest for c in g.partial.values())
+    generation.submit(*rest)
+    # Numbers that are none, so that slots have to be wiped before their next use.
+    generation.update(jax.tree.map(lambda x: x * jnp.nan, params), version=2)
+    generation.step()
+    generation.update(params, version=3)
+    generation.submit(*draw_groups(9, first=500))
+    finishes = {c.finish for done in generation for c in done.completions}
+    assert finishes == {LENGTH, STOP, FAILED, CANCELLED}
+    assert engine.compiled() == programs
+
+
+@pytest.fixture
+def optimized():
+    """Programs as users get them: tests compile without most optimizations."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+def test_decode_and_fill_do_not_copy_the_cache(optimized):
+    # Heads of 64, as in real models: with 8 the scores would be as large as the keys.
+    model, params = jr.testing.tiny_model(head_dim=64, max_length=4096, num_layers=1)
+    sizes = {"rows": 8, "width": 4, "prompt_length": 1024, "max_new_tokens": 512, "block": 64}
+    engine = make_engine(model, **sizes)
+    slots = jax.eval_shape(engine.functions["init"])
+    cache, prefix, total = (
+        sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+        for tree in (slots.cache, slots.prompts.prefix, slots)
+    )
+    assert engine.row_bytes() == total // 8
+    key, n = jax.random.key(0), np.int32(1)
+    rows, nobody, place = np.zeros((1, 8), np.int32), np.zeros((8, 4), bool), np.zeros(2, np.int32)
+    arguments = {
+        "decode": (params, slots, key, n, n, n, None),
+        "fill_prompts": (params, slots, rows[:, :1], None),
+        "fill_responses": (params, slots, rows, n, nobody, None),
+        "copy_slot": (slots, place, place, n),
+        "wipe": (slots, nobody),
+    }
+    for name, given in arguments.items():
+        memory = engine.functions[name].lower(*given).compile().memory_analysis()
+        # The slots come back where they were, and there is no room for a second of their parts.
+        assert memory.alias_size_in_bytes >= total, name
+        assert memory.temp_size_in_bytes < prefix / 3 < cache / 3, name
+
+
+def test_a_mesh_gives_the_same(tiny, make, draw_groups, generate, by_request, whole, assert_same):
+    model, params = tiny
+    mesh = make_mesh(data=4, fsdp=2)
+    engine = make(rows=8, width=2, mesh=mesh)
+    placed = jax.device_put(params, jr.models.param_shardings(params, mesh))
+    engine.warm_up(placed, resumed=True)
+    programs = engine.compiled()
+    groups = draw_groups(12, seed=1)
+    generation = generate(engine, *groups, params=placed)
+    generation.step()
+    generation.step()
+    generation.submit(*generation.stop())
+    generation.step()
+    generation.update(placed, version=1)
+    found = by_request(list(generation))
+    assert_same(found, whole(groups))
+    # What is in slots stays where it is: every row on its device, whatever was called.
+    wanted = jr.models.batch_sharding(mesh)
+    assert {x.sharding for x in jax.tree.leaves(generation.slots)} == {wanted}
+    assert engine.compiled() == programs
+
+
+def test_deltas_differ_within_a_batch(
+    tiny, engine, generate, draw_groups, by_request, assert_same, whole
+):
+    model, params = tiny
+    deltas, merged = make_deltas(params)
+    groups = draw_groups(6, seed=2)
+    given = [g._replace(adapter=i % 3) for i, g in enumerate(groups)]
+    generation = generate(engine, *given, deltas=deltas)
+    generation.step()
+    generation.update(params, version=1)
+    found = by_request(list(generation))
+    for adapter in range(3):
+        part = [g for g in given if g.adapter == adapter]
+        wanted = whole(part, merged[adapter])
+        assert_same({r: found[r] for r in wanted}, wanted)
+
+
+def make_deltas(params):
+    """Three adapters on two linear layers, the first of them zero; and their merged weights."""
+    deltas, merged = {"layers": {"0": {"attention": {}}, "1": {"mlp": {}}}}, [params] * 3
+    for layer, part, name in (("0", "attention", "q"), ("1", "mlp", "down")):
+        kernel = params["layers"][layer][part][name]["kernel"]
+        keys = jax.random.split(jax.random.key(1))
+        a = jax.random.normal(keys[0], (3, kernel.shape[0], 2)).at[0].set(0)
+        b = jax.random.normal(keys[1], (3, 2, kernel.shape[1]))
+        scale = jnp.array([1.0, 0.1, -0.2]) if name == "q" else 0.1
+        deltas["layers"][layer][part][name] = (a, b, scale)
+        for n in range(3):
+            change = (scale[n] if name == "q" else scale) * a[n] @ b[n]
+            merged[n] = jax.tree.map(lambda x: x, merged[n])
+            merged[n]["layers"][layer][part][name]["kernel"] += change
+    return deltas, merged
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rows": 0}, "rows must be above 0"),
+        ({"width": 0}, "width must be above 0"),
+        ({"chunk": 0}, "chunk must be above 0"),
+        ({"block": 0}, "block must be above 0"),
+        ({"prompt_length": 0}, "prompt_length must be above 0"),
+        ({"max_new_tokens": 250}, "prompt_length 16 and max_new_tokens 250 do not fit"),
+        ({"pad_id": 259}, "pad_id 259 lies outside the vocabulary of 259"),
+        ({"temperature": -1.0}, "make_engine: temperature must not be negative"),
+        ({"top_p": 2.0}, "make_engine: top_p must be below 1"),
+    ],
+)
+def test_bad_options_are_named(make, options, message):
+    with pytest.raises(ValueError, match=message):
+        make(**options)
+
+
+def test_rows_that_a_mesh_does_not_divide(make):
+    with pytest.raises(ValueError, match="3 rows cannot be spread over the 8 devices"):
+        make(rows=3, mesh=make_mesh(data=8))
+
+
+@pytest.mark.parametrize(
+    ("factors", "message"),
+    [
+        (((3, 4, 2), (2, 2, 4)), r"\[N\]; got \(3, 4, 2\), \(2, 2, 4\)"),
+        (((4, 2), (4, 2)), r"\[N\]; got \(4, 2\), \(4, 2\)"),
+    ],
+)
+def test_deltas_of_other_shapes(tiny, engine, factors, message):
+    deltas = tuple(map(jnp.zeros, factors))
+    with pytest.raises(
+        ValueError, match=f"Generation: deltas must share one leading axis {message}"
+    ):
+        jr.rollout.Generation(engine, tiny[1], key=jax.random.key(0), deltas=deltas)
