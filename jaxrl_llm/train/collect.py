@@ -9,6 +9,7 @@ import numpy as np
 from jaxrl_llm.recipes import Batch, validate_batch
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rewards import score as score_completions
+from jaxrl_llm.rollout.rollout import FAILED
 
 
 class Question(NamedTuple):
@@ -119,6 +120,10 @@ def to_batch(
     """
     host = jax.device_get(rollout)
     shape = host.mask.shape[:2]
+    ids = [q.prompt.id or q.prompt.text[:40] for q in questions]
+    if (failed := (host.finish == FAILED).any(axis=-1)).any():
+        name = ids[int(np.argmax(failed))]
+        raise ValueError(f"to_batch: the logits of a response to prompt {name!r} are no numbers.")
     batch = Batch(
         tokens=host.tokens,
         mask=host.mask,
@@ -130,7 +135,6 @@ def to_batch(
         behavior_logp=host.behavior_logp,
         support=host.support,
     )
-    ids = [q.prompt.id or q.prompt.text[:40] for q in questions]
     return validate_batch(batch, vocab_size=vocab_size, prompt_ids=ids)
 
 

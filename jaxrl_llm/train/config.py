@@ -67,6 +67,9 @@ class SamplingConfig:
       top_k: Keep the k most likely tokens.
       top_p: Keep the most likely tokens up to this probability mass.
       min_p: Keep tokens at least this likely relative to the most likely one.
+      slots: How many rollouts decode at a time. Rewards then begin with the first group that is
+        finished, and the last long responses decode in fewer slots; the rollouts are the same. None
+        decodes all rollouts of a step in one program, which is quickest where lengths are alike.
     """
 
     group_size: int = 8
@@ -75,6 +78,7 @@ class SamplingConfig:
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
+    slots: int | None = None
 
     def __post_init__(self):
         name = "sampling"
@@ -87,6 +91,18 @@ class SamplingConfig:
                 raise ValueError(
                     f"sampling: {option} must be below 1; got {value:g}. None turns it off."
                 )
+        checks.check_positive(name, slots=self.slots)
+
+    def grid(self, prompts: int) -> tuple[int, int]:
+        """Rows and width of the slots for a batch: a row for each prompt, as far as slots go."""
+        slots, size = self.slots or 0, prompts * self.group_size
+        rows = min(prompts, slots)
+        if slots % max(rows, 1) or slots > size:
+            raise ValueError(
+                f"sampling: slots must be below the {prompts} prompts of a step, or a multiple of "
+                f"them up to its {size} rollouts; got {slots}."
+            )
+        return rows, slots // max(rows, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,6 +268,7 @@ class TrainConfig:
         check_batch(name, self.prompts_per_step, self.microbatches, parts)
         recipe = find_recipe(self.recipe, self.sampling)
         recipe.check_group_size(self.sampling.group_size)
+        self.sampling.grid(self.prompts_per_step)
         recipe.check_updates(self.updates_per_batch)
         recipe.check_staleness(self.asynchrony.max_staleness)
         if recipe.critic is not None and self.critic is None:

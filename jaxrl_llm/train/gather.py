@@ -14,6 +14,7 @@ from jaxrl_llm.train.collect import records, texts_of, to_batch
 from jaxrl_llm.train.metrics import rollout_metrics
 from jaxrl_llm.train.provide import graded_greedily, provide
 from jaxrl_llm.train.setup import Parts
+from jaxrl_llm.train.streaming import stream
 
 
 class Gathered(NamedTuple):
@@ -64,12 +65,16 @@ def gather(
     indices, cursor = next_questions(parts, cursor)
     questions = [parts.train[i] for i in indices]
     key = jax.random.fold_in(key, number)
-    tokens = [question.tokens for question in questions]
-    rollout = trim(parts.sampler(params, key, tokens, version=version))
-    completions = texts_of(rollout, parts.tokenizer)
-    clock.append(time.perf_counter())
-
-    scores = parts.grade(questions, completions)
+    if parts.engine is None:
+        tokens = [question.tokens for question in questions]
+        rollout = parts.sampler(params, key, tokens, version=version)
+        completions = texts_of(rollout, parts.tokenizer)
+        clock.append(time.perf_counter())
+        scores = parts.grade(questions, completions)
+    else:
+        rollout, completions, scores = stream(parts, params, key, questions, version=version)
+        clock.append(time.perf_counter())
+    rollout = trim(rollout)
     vocab_size = parts.model.config.vocab_size
     batch = to_batch(rollout, scores.rewards, questions, vocab_size=vocab_size)
     batch = provide(

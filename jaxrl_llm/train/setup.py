@@ -49,6 +49,7 @@ class Parts:
       baseline: One most likely response a question, in the same place.
       greedy: The same for the evaluation, on the mesh.
       sampled: Responses of the sampled evaluation.
+      engine: Slots in which rollouts decode instead, or None.
       questions: A digest of all questions, before any limit, and of their split and order.
     """
 
@@ -64,6 +65,7 @@ class Parts:
     baseline: Callable
     greedy: Callable
     sampled: Callable
+    engine: Any
     questions: str
 
     @property
@@ -181,9 +183,12 @@ def load_meshes(
     return mesh, sampler_mesh
 
 
-def _samplers(config: TrainConfig, model: Model, tokenizer, mesh, sampler_mesh) -> dict:
-    """The samplers of :class:`Parts` by name; nothing is compiled twice that could be shared."""
-    from jaxrl_llm.rollout import make_sampler
+def _samplers(config: TrainConfig, model, tokenizer, mesh, sampler_mesh, longest: int) -> dict:
+    """The samplers of :class:`Parts` by name; nothing is compiled twice that could be shared.
+
+    ``longest`` is the longest prompt that is trained on.
+    """
+    from jaxrl_llm.rollout import make_engine, make_sampler
 
     sampling = config.sampling
     shared = {"max_new_tokens": sampling.max_new_tokens, "stop_ids": tokenizer.eos_ids}
@@ -205,7 +210,14 @@ def _samplers(config: TrainConfig, model: Model, tokenizer, mesh, sampler_mesh) 
     else:
         sampler, baseline = drawn(group_size, mesh), greedy
         sampled = sampler if samples == group_size else drawn(samples, mesh)
-    return {"sampler": sampler, "baseline": baseline, "greedy": greedy, "sampled": sampled}
+    engine = None
+    if sampling.slots is not None:
+        rows, width = sampling.grid(config.prompts_per_step)
+        where = mesh if sampler_mesh is None else sampler_mesh
+        sizes = {"rows": rows, "width": width, "prompt_length": longest}
+        engine = make_engine(model, mesh=where, **sizes, **policy, **shared)
+    made = {"sampler": sampler, "baseline": baseline, "greedy": greedy, "sampled": sampled}
+    return made | {"engine": engine}
 
 
 def load_parts(config: TrainConfig) -> tuple[Parts, ArrayTree]:
@@ -247,7 +259,9 @@ def load_parts(config: TrainConfig) -> tuple[Parts, ArrayTree]:
         train=train,
         held_out=held_out,
         questions=digest,
-        **_samplers(config, model, tokenizer, mesh, sampler_mesh),
+        **_samplers(
+            config, model, tokenizer, mesh, sampler_mesh, max(len(q.tokens) for q in train)
+        ),
     )
     return parts, params
 
