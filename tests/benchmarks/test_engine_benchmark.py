@@ -1,0 +1,23 @@
+"""The engine's benchmark runs on the tiny model, and prints one JSON line last."""
+
+import json
+
+import pytest
+
+from benchmarks import engine
+
+
+@pytest.mark.slow
+def test_runs_tiny(capfd):
+    engine.main(["--tiny"])
+    result = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert result["name"] == "engine"
+    assert 0 < result["products"]["share_of_products"] < 1.5
+    assert result["skewed"]["ratio"] > 0
+    assert result["long_prompt"]["prompt_cache_ratio"] == 1
+    assert result["startup"]["warm_start_seconds"] < result["startup"]["compile_seconds"]
+
+
+def test_peers_are_refused():
+    with pytest.raises(SystemExit, match="no peers"):
+        engine.main(["--tiny", "--peer-python", "python"])
