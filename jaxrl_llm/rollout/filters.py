@@ -190,15 +190,17 @@ def _boundary(
         low = jnp.where(found, _key(last), _key(first[..., -1:]) - 1)
         key = _bisect(up_to, target, low, jnp.where(found, low, _key(least)))
         # Of the tokens at the threshold, those of the lowest ids that are needed.
-        ties = logits == _from_key(key)
+        edge = _from_key(key)
+        ties = logits == edge
         tied = ~found & (jnp.sum(ties, axis=-1, keepdims=True) > 1)
-        more = target - jnp.sum(up_to(key - 1), axis=-1, keepdims=True)
+        above = jnp.where(logits > edge, weigh(logits), 0.0)
+        more = target - jnp.sum(above, axis=-1, keepdims=True)
 
         def up_to_id(id_: Array) -> Array:
             return jnp.where(ties & (jnp.arange(size) <= id_), weigh(logits), 0.0)
 
         end = jnp.where(found, place, size)
-        return _from_key(key), _bisect(up_to_id, more, jnp.where(tied, -1, end), end)
+        return edge, _bisect(up_to_id, more, jnp.where(tied, -1, end), end)
 
     return jax.lax.cond(jnp.all(found), lambda: (last, place), far)
 

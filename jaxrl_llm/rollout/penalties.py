@@ -6,6 +6,7 @@ says so, the log-probability of the token sampled is under the penalized distrib
 that does not penalize sees rollouts of another policy, to be weighed as off-policy ones are.
 """
 
+import math
 from collections.abc import Sequence
 
 import jax.numpy as jnp
@@ -38,7 +39,7 @@ def seen_tokens(tokens: Array, mask: Array, *, vocab_size: int) -> Array:
     checks.check_same_shape("seen_tokens", tokens=tokens, mask=mask)
     tokens = jnp.asarray(tokens)
     places = jnp.where(jnp.asarray(mask) & (tokens >= 0), tokens, vocab_size)
-    flat = places.reshape(-1, places.shape[-1])
+    flat = places.reshape(math.prod(places.shape[:-1]), places.shape[-1])
     found = jnp.zeros((len(flat), vocab_size), bool)
     found = found.at[jnp.arange(len(flat))[:, None], flat].set(True, mode="drop")
     return pack_bits(found).reshape(*tokens.shape[:-1], -1)

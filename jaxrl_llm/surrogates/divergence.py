@@ -87,7 +87,7 @@ def add_tail(log_probs: Array) -> Array:
         tail = log(1 - sum_s p[s])
 
     The tail's mass is at least 1e-7, with gradient 0 below: a support that is the whole vocabulary
-    gives the divergences of the whole vocabulary.
+    gives the divergences of the whole vocabulary. Tokens that cannot be sampled may have -inf.
 
     Args:
       log_probs: ``[..., S]`` log-probabilities (nats) of distinct tokens.
@@ -112,7 +112,10 @@ def add_tail(log_probs: Array) -> Array:
     checks.check_min_rank("add_tail", 1, log_probs=log_probs)
     checks.check_float("add_tail", log_probs=log_probs)
     log_probs = jnp.asarray(log_probs, jnp.float32)
-    total = jnp.minimum(jax.nn.logsumexp(log_probs, axis=-1, keepdims=True), -_TAIL_FLOOR)
+    # Where none of the tokens is possible the tail is all there is, and has no gradient.
+    possible = jnp.any(log_probs > -jnp.inf, axis=-1, keepdims=True)
+    total = jax.nn.logsumexp(jnp.where(possible, log_probs, 0.0), axis=-1, keepdims=True)
+    total = jnp.where(possible, jnp.minimum(total, -_TAIL_FLOOR), -jnp.inf)
     return jnp.concatenate([log_probs, jnp.log(-jnp.expm1(total))], axis=-1)
 
 

@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.rollout.sampling import filter_logits, sample_from, sampled_logprobs
+from jaxrl_llm.core.support import keep_mask
+from jaxrl_llm.rollout.filters import filter_logits
+from jaxrl_llm.rollout.penalties import seen_tokens
+from jaxrl_llm.rollout.sampling import draw_tokens, sample_from, sampled_logprobs
 
 FOUR = jnp.log(jnp.array([0.5, 0.25, 0.15, 0.1]))
 SIX = jnp.log(jnp.array([0.45, 0.25, 0.12, 0.1, 0.05, 0.03]))
@@ -81,7 +84,8 @@ def test_options_may_differ_by_row_and_be_traced():
     assert len(traces) == 1
 
 
-rows_of_logits = st.lists(st.floats(-8, 8, width=32), min_size=2, max_size=12)
+rows_of_logits = st.lists(st.floats(-8, 8, width=32), min_size=12, max_size=12)
+all_filters = jax.jit(lambda x: filter_logits(x, temperature=0.7, top_k=5, top_p=0.8, min_p=0.05))
 
 
 @settings(max_examples=25, deadline=None)
@@ -90,37 +94,68 @@ def test_a_shift_of_the_logits_changes_nothing(row, shift):
     # Rounded, so that the shifted row has the same ties.
     logits = np.round(np.array(row, np.float32) * 8) / 8
     shift = np.round(shift)
-    plain = filter_logits(logits, temperature=0.7, top_k=5, top_p=0.8, min_p=0.05)
-    moved = filter_logits(logits + shift, temperature=0.7, top_k=5, top_p=0.8, min_p=0.05)
-    np.testing.assert_allclose(jax.nn.softmax(plain), jax.nn.softmax(moved), atol=1e-4)
+    plain, moved = (np.asarray(all_filters(x)) for x in (logits, logits + shift))
+    plain, moved = (np.exp(x - x.max()) / np.exp(x - x.max()).sum() for x in (plain, moved))
+    np.testing.assert_allclose(plain, moved, atol=1e-4)
 
 
-def _reference(logits, temperature, top_k, top_p, min_p):
+def _reference(logits, temperature, top_k, top_p, min_p, order="hf"):
     """Which tokens are kept, one after the other in float64 NumPy."""
     x = np.asarray(logits, np.float64) / temperature
-    keep = x >= np.sort(x)[::-1][min(top_k, len(x)) - 1]
-    p = np.where(keep, np.exp(x - x.max()), 0.0)
-    p /= p.sum()
-    order = np.argsort(-p, kind="stable")
-    before = np.concatenate([[0.0], np.cumsum(p[order])[:-1]])
+    p = np.exp(x - x.max())
+    likely = p >= min_p
+    keep = np.isfinite(x)
+    if 0 < top_k < len(x):
+        keep &= x >= np.sort(x)[::-1][int(top_k) - 1]
+    if order == "vllm":
+        keep &= likely
+    p = np.where(keep, p, 0.0)
+    places = np.argsort(-p, kind="stable")
+    before = np.concatenate([[0.0], np.cumsum(p[places])[:-1]]) / p.sum()
     inside = np.zeros(len(x), bool)
-    inside[order[before < top_p]] = True
-    keep &= inside
-    return keep & (p >= min_p * p.max())
+    inside[places[before < top_p]] = True
+    return keep & (inside | (top_p >= 1)) & likely
 
 
-def test_filters_against_numpy():
-    rng = np.random.default_rng(0)
-    for _ in range(20):
-        logits = rng.normal(size=30).astype(np.float32) * 2
-        options = {
-            "temperature": float(rng.uniform(0.3, 2)),
-            "top_k": int(rng.integers(1, 30)),
-            "top_p": float(rng.uniform(0.1, 0.99)),
-            "min_p": float(rng.uniform(0.0, 0.3)),
-        }
-        got = np.isfinite(np.asarray(filter_logits(logits, **options)))
-        np.testing.assert_array_equal(got, _reference(logits, **options))
+def _options(rng, rows, most):
+    """Options of each row; some are off."""
+    on = rng.random((3, rows)) < 0.7
+    return {
+        "temperature": rng.uniform(0.3, 2, rows),
+        "top_k": np.where(on[0], rng.integers(1, most, rows), 0),
+        "top_p": np.where(on[1], rng.uniform(0.1, 0.99, rows), 1.0),
+        "min_p": np.where(on[2], rng.uniform(0.0, 0.3, rows), 0.0),
+    }
+
+
+# In the larger vocabularies only the first tokens are put in order; what needs more is found by
+# bisection. Logits in steps have many ties.
+@pytest.mark.parametrize("order", ["hf", "vllm"])
+@pytest.mark.parametrize(("size", "spread", "step"), [(30, 2, 0), (1500, 4, 0), (1500, 1, 0.5)])
+def test_filters_against_numpy(size, spread, step, order):
+    rng = np.random.default_rng(size)
+    logits = rng.normal(size=(24, size)).astype(np.float32) * spread
+    logits = np.round(logits / step) * np.float32(step) if step else logits
+    logits[:, 3] = -np.inf
+    options = {k: x.astype(np.float32) for k, x in _options(rng, 24, size).items()}
+    got = np.isfinite(jax.jit(lambda o: filter_logits(logits, **o, order=order))(options))
+    for i, row in enumerate(logits):
+        one = {k: float(x[i]) for k, x in options.items()}
+        np.testing.assert_array_equal(got[i], _reference(row, **one, order=order), err_msg=str(one))
+
+
+@pytest.mark.parametrize("options", [{"top_k": 300}, {"top_k": 1200, "top_p": 0.9}])
+def test_numbers_of_tokens_that_are_known_when_compiling(options):
+    logits = np.random.default_rng(0).normal(size=(3, 1500)).astype(np.float32)
+    got = np.isfinite(jax.jit(lambda x: filter_logits(x, **options))(logits))
+    rest = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0}
+    expected = [_reference(row, **(rest | options)) for row in logits]
+    np.testing.assert_array_equal(got, expected)
+
+
+def test_equal_logits_are_kept_by_their_ids():
+    kept = jnp.isfinite(filter_logits(jnp.zeros(1000), top_p=0.2995))
+    assert kept.tolist() == [True] * 300 + [False] * 700
 
 
 def test_draws_follow_the_distribution():
@@ -169,3 +204,136 @@ def test_a_dropped_token_is_never_drawn(uniform):
 def test_bad_options_are_named(options, message):
     with pytest.raises(ValueError, match=message):
         filter_logits(FOUR, **options)
+
+
+# One draw with all that is recorded of it
+
+
+def test_a_draw_records_the_distribution_it_was_drawn_from():
+    drawn = draw_tokens(FOUR, jnp.float32(0.0), temperature=0.5, top_k=2)
+    p = np.array([0.5, 0.25]) ** 2 / (0.5**2 + 0.25**2)
+    numbers = (drawn.model_logp, drawn.behavior_logp, drawn.log_kept, drawn.entropy)
+    expected = [-0.693147, -0.223144, -0.098940, -(p * np.log(p)).sum()]
+    np.testing.assert_allclose(numbers, expected, atol=2e-6)
+    assert int(drawn.tokens) == 0 and drawn.support.ids.tolist() == [0, 1]
+    assert int(draw_tokens(FOUR, jnp.float32(0.85), temperature=0.5, top_k=2).tokens) == 1
+
+
+def _many(size=700, count=64):
+    rng = np.random.default_rng(1)
+    return rng.normal(size=(count, size)).astype(np.float32) * 3, rng.random(count).astype("f4")
+
+
+MIXED = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05}
+
+
+@pytest.mark.parametrize("name", [None, *MIXED])
+def test_numbers_of_a_draw_are_those_of_its_parts(name):
+    logits, uniform = _many()
+    options = MIXED if name is None else {name: MIXED[name]}
+    drawn = jax.jit(lambda x, u: draw_tokens(x, u, **options))(logits, uniform)
+    kept = filter_logits(logits, **options)
+    temperature = options.get("temperature", 1.0)
+    found = sampled_logprobs(logits, kept, drawn.tokens, temperature=temperature)
+    numbers = (drawn.behavior_logp, drawn.model_logp, drawn.log_kept)
+    for got, want in zip(numbers, found, strict=True):
+        np.testing.assert_allclose(got, want, atol=2e-6)
+    p = np.exp(kept - jax.nn.logsumexp(kept, -1, keepdims=True))
+    entropy = -np.where(p > 0, p * np.log(np.where(p > 0, p, 1)), 0).sum(-1)
+    np.testing.assert_allclose(drawn.entropy, entropy, atol=1e-5)
+    if name == "temperature":
+        assert drawn.support is None
+    else:
+        assert (drawn.support.bits is None) == ("top_k" in options)
+        np.testing.assert_array_equal(keep_mask(drawn.support, 700), np.isfinite(kept))
+
+
+def test_options_of_rows_and_their_bound():
+    logits, uniform = _many()
+    rows = {k: np.full(64, x, np.float32) for k, x in MIXED.items()}
+    one = draw_tokens(logits, uniform, **MIXED)
+    bound = jax.jit(lambda o: draw_tokens(logits, uniform, **o, max_top_k=32))
+    free = jax.jit(lambda o: draw_tokens(logits, uniform, **o))
+    for many in (bound(rows), free(rows)):
+        kept = keep_mask(many.support, 700)
+        np.testing.assert_array_equal(kept, keep_mask(one.support, 700))
+        np.testing.assert_allclose(many.log_kept, one.log_kept, atol=2e-6)
+    off = bound({k: np.full(64, x, np.float32) for k, x in zip(rows, (1, 0, 1, 0), strict=True)})
+    assert off.support.ids.shape == (64, 32) and (np.asarray(off.support.ids) >= 0).all()
+    cold = free(rows | {"temperature": np.where(np.arange(64) < 2, 0, 0.7).astype(np.float32)})
+    assert cold.tokens[:2].tolist() == logits[:2].argmax(-1).tolist()
+    assert not np.asarray(cold.behavior_logp[:2]).any() and cold.behavior_logp[2:].any()
+
+
+def test_a_bound_on_the_number_of_tokens_holds_for_ties():
+    drawn = draw_tokens(jnp.zeros(6), jnp.float32(0.99), top_k=2)
+    assert drawn.support.ids.tolist() == [0, 1] and int(drawn.tokens) == 1
+    np.testing.assert_allclose(drawn.behavior_logp, np.log(0.5), rtol=1e-6)
+
+
+def test_what_is_sampled_follows_the_recorded_distribution():
+    logits = np.random.default_rng(3).normal(size=40).astype(np.float32) * 2
+    uniform = jnp.asarray((np.arange(4000) + 0.5) / 4000, jnp.float32)
+    seen = jnp.broadcast_to(
+        seen_tokens(logits[:3].argsort(), np.ones(3, bool), vocab_size=40), (4000, 2)
+    )
+    drawn = draw_tokens(
+        jnp.broadcast_to(logits, (4000, 40)),
+        uniform,
+        **MIXED,
+        seen=seen,
+        repetition_penalty=1.5,
+        allowed=np.arange(40) % 3 > 0,
+        stop_ids=(int(logits.argmax()),),
+        too_short=jnp.ones(4000, bool),
+    )
+    tokens, logp = np.asarray(drawn.tokens), np.asarray(drawn.behavior_logp)
+    for token in np.unique(tokens):
+        assert abs((tokens == token).mean() - np.exp(logp[tokens == token][0])) < 1e-3
+    mass = sum(np.exp(logp[tokens == token][0]) for token in np.unique(tokens))
+    np.testing.assert_allclose(mass, 1, atol=1e-5)
+    ids = np.asarray(drawn.support.ids[0])
+    assert set(tokens) == set(ids[ids >= 0]) and all(ids[ids >= 0] % 3 > 0)
+    assert logits.argmax() not in tokens
+    np.testing.assert_allclose(drawn.model_logp, jax.nn.log_softmax(logits)[tokens], atol=1e-6)
+
+
+def test_penalty_comes_before_temperature_and_is_no_truncation():
+    seen = seen_tokens(np.array([0]), np.ones(1, bool), vocab_size=4)
+    drawn = draw_tokens(FOUR, jnp.float32(0.0), temperature=2.0, seen=seen, repetition_penalty=2.0)
+    penalized = np.array(FOUR)
+    penalized[0] *= 2
+    expected = jax.nn.log_softmax(penalized / 2)[0]
+    np.testing.assert_allclose(drawn.behavior_logp, expected, atol=1e-6)
+    assert drawn.support is None and float(drawn.log_kept) == 0
+
+
+@pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"top_p": 0.9}, {"temperature": 0.0}])
+def test_a_row_that_is_no_number_shows_and_spoils_no_other(options):
+    logits = jnp.stack([FOUR, FOUR.at[2].set(jnp.nan), FOUR.at[1].set(jnp.inf)])
+    drawn = draw_tokens(logits, jnp.full(3, 0.3), **options)
+    alone = draw_tokens(FOUR[None], jnp.full(1, 0.3), **options)
+    assert jnp.isfinite(drawn.model_logp).tolist() == [True, False, False]
+    assert ((drawn.tokens >= 0) & (drawn.tokens < 4)).all()
+    assert int(drawn.tokens[0]) == int(alone.tokens[0])
+    np.testing.assert_allclose(drawn.behavior_logp[0], alone.behavior_logp[0])
+
+
+def test_a_row_without_any_token_left_shows():
+    drawn = draw_tokens(FOUR, jnp.float32(0.3), allowed=jnp.zeros(4, bool))
+    assert not jnp.isfinite(drawn.behavior_logp)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"repetition_penalty": 1.2}, "seen and repetition_penalty go together"),
+        ({"stop_ids": (1,)}, "stop_ids has no effect without too_short"),
+        ({"max_top_k": 2}, "max_top_k has no effect without an array of top_k"),
+        ({"max_top_k": 2, "top_k": 2}, "max_top_k has no effect without an array of top_k"),
+        ({"order": "vllm", "top_p": 0.5}, "has no effect without min_p"),
+    ],
+)
+def test_bad_options_of_a_draw_are_named(options, message):
+    with pytest.raises(ValueError, match=message):
+        draw_tokens(FOUR, jnp.float32(0.5), **options)

@@ -1,0 +1,101 @@
+"""Repetition penalty and tokens that are not allowed: worked numbers, laws, bad input."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.rollout.penalties import (
+    add_seen,
+    only_allowed,
+    penalize_repetition,
+    seen_tokens,
+)
+
+
+def test_seen_tokens_are_penalized_by_the_sign_of_their_logit():
+    seen = seen_tokens(jnp.array([0, 1, 3]), jnp.array([True, True, False]), vocab_size=4)
+    out = penalize_repetition(jnp.array([3.0, -3.0, 3.0, -3.0]), seen, penalty=1.5)
+    np.testing.assert_allclose(out, [2.0, -4.5, 3.0, -3.0])
+
+
+def test_a_penalty_may_differ_by_row():
+    seen = seen_tokens(jnp.zeros((2, 1), int), jnp.ones((2, 1), bool), vocab_size=2)
+    out = penalize_repetition(jnp.full((2, 2), 2.0), seen, penalty=jnp.array([1.0, 2.0]))
+    assert out.tolist() == [[2.0, 2.0], [1.0, 2.0]]
+
+
+def test_adding_tokens_one_by_one_gives_the_set_of_all():
+    tokens = np.random.default_rng(0).integers(0, 70, (3, 9))
+    mask = np.arange(9) < [[9], [4], [0]]
+
+    def add(seen, column):
+        return add_seen(seen, *column), None
+
+    first = seen_tokens(tokens[:, :0], mask[:, :0], vocab_size=70)
+    assert first.shape == (3, 3) and not first.any()
+    one_by_one, _ = jax.lax.scan(add, first, (tokens.T, mask.T))
+    np.testing.assert_array_equal(one_by_one, seen_tokens(tokens, mask, vocab_size=70))
+
+
+def test_tokens_that_do_not_exist_are_not_seen():
+    tokens = jnp.array([-1, 70, 5])
+    assert seen_tokens(tokens, jnp.ones(3, bool), vocab_size=70).tolist() == [32, 0, 0]
+
+
+def test_allowed_and_stop_tokens():
+    short = jnp.array([True, False])
+    out = only_allowed(
+        jnp.zeros((2, 4)),
+        allowed=jnp.array([True, True, False, True]),
+        stop_ids=(3,),
+        too_short=short,
+    )
+    assert jnp.isfinite(out).tolist() == [[True, True, False, False], [True, True, False, True]]
+    by_row = only_allowed(jnp.zeros((2, 2)), allowed=jnp.array([[True, False], [False, True]]))
+    assert jnp.isfinite(by_row).tolist() == [[True, False], [False, True]]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: penalize_repetition(jnp.zeros(3), jnp.zeros(1, jnp.uint32), penalty=0.0),
+            ValueError,
+            "penalty must be above 0",
+        ),
+        (
+            lambda: penalize_repetition(jnp.zeros(3), jnp.zeros(1, int), penalty=2.0),
+            TypeError,
+            "seen must be uint32",
+        ),
+        (
+            lambda: penalize_repetition(jnp.zeros(40), jnp.zeros(1, jnp.uint32), penalty=2.0),
+            ValueError,
+            r"seen must have shape \(2,\)",
+        ),
+        (
+            lambda: only_allowed(jnp.zeros((2, 3)), allowed=jnp.ones(2, bool)),
+            ValueError,
+            r"allowed must have shape \(3,\) or \(2, 3\); got \(2,\)",
+        ),
+        (
+            lambda: only_allowed(jnp.zeros(3), allowed=jnp.ones(3)),
+            TypeError,
+            "allowed must be bool",
+        ),
+        (
+            lambda: only_allowed(jnp.zeros((2, 3)), too_short=jnp.ones(2, bool)),
+            ValueError,
+            "too_short has no effect without stop_ids",
+        ),
+        (
+            lambda: seen_tokens(jnp.zeros(3), jnp.ones(3, bool), vocab_size=4),
+            TypeError,
+            "tokens must hold integers",
+        ),
+    ],
+)
+def test_bad_input_is_named(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
