@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jaxrl_llm.core.support import Support
 from jaxrl_llm.data import Cursor
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.rewards.scoring import name_of
@@ -20,8 +21,7 @@ def pack(parts: Parts, batches: Sequence[Gathered]) -> Beside | None:
     names = [field.name for field in dataclasses.fields(Batch)]
     arrays, notes = [], []
     for each in batches:
-        fields = {name: getattr(each.batch, name) for name in names}
-        arrays.append({name: x for name, x in fields.items() if x is not None})
+        arrays.append(_given({name: getattr(each.batch, name) for name in names}))
         notes.append({k: x for k, x in each._asdict().items() if k != "batch"})
     return Beside(arrays, {"run": _marks(parts), "batches": notes})
 
@@ -34,6 +34,8 @@ def unpack(arrays: dict[str, Any], notes: dict[str, Any]) -> Gathered:
       TypeError: Likewise.
     """
     notes = notes | {"cursor": Cursor(*notes["cursor"])}
+    if "support" in arrays:
+        arrays = arrays | {"support": Support(**arrays["support"])}
     return Gathered(batch=Batch(**arrays).check(), **notes)
 
 
@@ -73,6 +75,12 @@ def restored(
             "configuration; their questions are sampled anew."
         )
     return found
+
+
+def _given(fields: dict[str, Any]) -> dict[str, Any]:
+    """What is not None, a support as the dict that it is read back as."""
+    plain = {k: _given(x._asdict()) if isinstance(x, Support) else x for k, x in fields.items()}
+    return {name: x for name, x in plain.items() if x is not None}
 
 
 def _fits(batch: Gathered, run: dict[str, str], parts: Parts) -> bool:

@@ -432,6 +432,21 @@ def test_what_does_not_fit_a_resumed_run_is_sampled_anew(tmp_path, parts_and_par
         unpack(beside.arrays[0] | {"mask": np.ones((1, 1, 1), bool)}, beside.notes["batches"][0])
 
 
+@pytest.mark.parametrize("form", ["ids", "bits"])
+def test_the_support_of_a_truncated_sampler_waits_too(tmp_path, form):
+    filters = {"ids": {"top_k": 5}, "bits": {"top_p": 0.8}}[form]
+    sampling = dataclasses.replace(CONFIG.sampling, **filters)
+    parts, params = load_parts(ahead_run("unused", sampling=sampling))
+    batch = gather(parts, params, jax.random.key(0), Cursor(), number=2, version=1)
+    assert getattr(batch.batch.support, form) is not None
+    state = TrainState(params, (), (), jax.random.key(0), jnp.int32(2), Cursor())
+    checkpoints = Checkpoints(tmp_path, model=parts.model)
+    checkpoints.save(state, beside=pack(parts, [batch]))
+    checkpoints.wait()
+    (found,) = restored(checkpoints, parts, state, pytest.fail)
+    assert_same(found.batch, batch.batch)
+
+
 def test_an_error_leaves_a_checkpoint_of_the_last_whole_step(tmp_path):
     calls, lines = [], []
 
