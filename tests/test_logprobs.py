@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.core.support import Support, pack_bits
 from jaxrl_llm.logprobs import token_logprobs, vocabulary_statistics
 
 V, D = 37, 8
@@ -172,6 +173,119 @@ def test_bad_input_is_named(change, error, message):
     arguments = {"hidden": hidden, "output_matrix": matrix, "targets": targets, **change}
     with pytest.raises(error, match=message):
         token_logprobs(**arguments)
+
+
+# Over the tokens that a sampler's truncation kept
+
+
+def _supports(targets, size=5, seed=3):
+    """Sets of a few tokens and the target, in both forms, and as a mask."""
+    rng = np.random.default_rng(seed)
+    kept = np.zeros((*targets.shape, V), bool)
+    np.put_along_axis(kept, rng.integers(0, V, (*targets.shape, size)), True, -1)
+    np.put_along_axis(kept, targets[..., None], True, -1)
+    kept[0, 0] = np.arange(V) == targets[0, 0]  # the target alone
+    order = np.argsort(~kept, axis=-1, kind="stable")[..., : size + 1]
+    ids = np.where(np.take_along_axis(kept, order, -1), order, -1)
+    return kept, {"ids": Support(ids=ids), "bits": Support(bits=np.asarray(pack_bits(kept)))}
+
+
+@pytest.mark.parametrize("form", ["ids", "bits"])
+@pytest.mark.parametrize("chunk_size", [3, 256])
+def test_a_support_is_a_softmax_over_it(form, chunk_size):
+    hidden, matrix, targets = _data()
+    kept, forms = _supports(targets)
+    rng = np.random.default_rng(1)
+    u, w = rng.normal(size=targets.shape), rng.normal(size=targets.shape)
+
+    def loss(h, m):
+        logp, entropy = token_logprobs(
+            h, m, targets, temperature=0.7, support=forms[form], chunk_size=chunk_size
+        )
+        return jnp.sum(u * logp + w * entropy), (logp, entropy)
+
+    (_, (logp, entropy)), grads = jax.value_and_grad(loss, (0, 1), has_aux=True)(hidden, matrix)
+    h, m = np.asarray(hidden, np.float64), np.asarray(matrix, np.float64)
+    z = np.where(kept, h @ m.T / 0.7, -np.inf)
+    p = np.exp(z - z.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    log_p = np.log(np.where(kept, p, 1))
+    want_entropy = -(p * log_p).sum(-1)
+    want_logp = np.take_along_axis(log_p, targets[..., None], -1)[..., 0]
+    np.testing.assert_allclose(logp, want_logp, atol=5e-6)
+    np.testing.assert_allclose(entropy, want_entropy, atol=5e-6)
+    assert float(logp[0, 0]) == 0 and float(entropy[0, 0]) == 0
+    d = u[..., None] * (np.eye(V)[targets] - p) - w[..., None] * p * (
+        log_p + want_entropy[..., None]
+    )
+    d /= 0.7
+    np.testing.assert_allclose(grads[0], d @ m, rtol=2e-5, atol=1e-5)
+    np.testing.assert_allclose(grads[1], d.reshape(-1, V).T @ h.reshape(-1, D), atol=2e-5)
+    # No gradient at all reaches a token that no set holds.
+    assert not np.asarray(grads[1])[~kept.any((0, 1))].any() and (~kept.any((0, 1))).any()
+
+
+def test_gradient_over_a_support_against_finite_differences():
+    with jax.enable_x64(True):
+        hidden, matrix, targets = _data((1, 2), np.float64)
+        _, forms = _supports(targets, size=3)
+
+        def loss(h, m):
+            logp, entropy = token_logprobs(h, m, targets, support=forms["ids"])
+            return jnp.sum(jnp.exp(logp)) + 0.5 * jnp.sum(entropy)
+
+        jax.test_util.check_grads(loss, (hidden, matrix), order=1, modes=["rev"], eps=1e-6)
+
+
+@pytest.mark.parametrize("form", ["ids", "bits"])
+def test_masked_supports_are_never_read_and_empty_ones_keep_all(form):
+    hidden, matrix, targets = _data()
+    mask = np.ones(targets.shape, bool)
+    mask[1, 2:] = False
+    support = _supports(targets)[1][form]
+
+    def run(support):
+        loss = lambda h: token_logprobs(h, matrix, targets, mask=mask, support=support)  # noqa: E731
+        value, pull = jax.vjp(loss, hidden)
+        return *value, *pull((jnp.ones(targets.shape), jnp.ones(targets.shape)))
+
+    junk = jax.tree.map(np.array, support)
+    empty = jax.tree.map(np.array, support)
+    (junk.ids if form == "ids" else junk.bits)[1, 2:] = 10**6
+    (empty.ids if form == "ids" else empty.bits)[0, 1] = -1 if form == "ids" else 0
+    for a, b in zip(run(support), run(junk), strict=True):
+        np.testing.assert_array_equal(a, b)
+    whole = token_logprobs(hidden, matrix, targets)
+    for got, want in zip(run(empty), whole, strict=False):
+        np.testing.assert_allclose(got[0, 1], want[0, 1], rtol=1e-6)
+
+
+def test_a_target_outside_its_support_is_impossible_and_spoils_nothing():
+    hidden, matrix, _ = _data((1, 2))
+    support = Support(ids=np.array([[[1, 2, -1], [1, 3, -1]]]))
+    targets = np.array([[0, 3]])
+    value, pull = jax.vjp(lambda h: token_logprobs(h, matrix, targets, support=support)[0], hidden)
+    assert value[0, 0] == -jnp.inf and jnp.isfinite(value[0, 1])
+    assert np.isfinite(np.asarray(pull(jnp.ones((1, 2)))[0])).all()
+
+
+def test_statistics_see_what_cannot_be_sampled():
+    hidden, matrix, targets = _data()
+    kept, forms = _supports(targets)
+    found = vocabulary_statistics(
+        {"kept": lambda logits, targets: jnp.isfinite(logits)},
+        *(hidden, matrix, targets),
+        support=forms["bits"],
+        chunk_size=3,
+    )
+    np.testing.assert_array_equal(found["kept"], kept)
+
+
+def test_bad_support_is_named():
+    with pytest.raises(
+        ValueError, match=r"support.ids must have shape \(2, 5, K\); got \(2, 4, 3\)"
+    ):
+        token_logprobs(*_data(), support=Support(ids=np.zeros((2, 4, 3), int)))
 
 
 # Statistics over the vocabulary

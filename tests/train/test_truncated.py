@@ -1,0 +1,125 @@
+"""Training on rollouts of a sampler that truncates: over what was kept, ratios are 1."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_run import CONFIG, tiny_run
+
+import jaxrl_llm as jr
+from jaxrl_llm.core.support import Support
+from jaxrl_llm.data import Prompt
+from jaxrl_llm.rollout import make_sampler
+from jaxrl_llm.train import SamplingConfig, init_state, make_scorer, make_step, score, train
+from jaxrl_llm.train.collect import Question, to_batch
+from jaxrl_llm.train.optimizer import make_optimizer
+
+ALL = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05}
+PROMPTS = [[7, 3, 9, 200, 41], [5], [100, 101, 102]]
+QUESTIONS = [Question(Prompt("?", id=f"q{i}"), tokens) for i, tokens in enumerate(PROMPTS)]
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return jr.testing.tiny_model(num_layers=1)
+
+
+def sampled(tiny, options, **more):
+    """A batch of rollouts, as the loop makes it, and the rollouts."""
+    model, params = tiny
+    sample = make_sampler(model, max_new_tokens=6, group_size=4, stop_ids=(3, 4), **options)
+    rollout = sample(params, jax.random.key(0), PROMPTS)
+    rewards = np.arange(12) % 3 / 2
+    return to_batch(rollout, rewards, QUESTIONS, vocab_size=model.config.vocab_size), rollout
+
+
+@pytest.mark.parametrize("names", [[name] for name in ALL] + [list(ALL)], ids=" ".join)
+def test_the_ratio_of_an_unchanged_policy_is_one(tiny, names):
+    model, params = tiny
+    options = {name: ALL[name] for name in names}
+    batch, rollout = sampled(tiny, options)
+    scorer = make_scorer(model, temperature=options.get("temperature", 1.0))
+    logp = np.asarray(scorer(params, batch))[batch.mask]
+    ratio = np.exp(logp - batch.behavior_logp[batch.mask])
+    assert np.abs(ratio - 1).max() <= 1e-4
+    if names != ["temperature"]:
+        # Over the whole vocabulary it is not.
+        whole = np.asarray(scorer(params, batch.replace(support=None)))[batch.mask]
+        assert np.exp(whole - batch.behavior_logp[batch.mask]).min() < 0.95
+        kept = np.asarray(rollout.tempered_logp)[batch.mask]
+        np.testing.assert_allclose(whole, kept, atol=1e-4)
+
+
+def test_a_step_takes_all_its_ratios_over_the_support(tiny):
+    model, params = tiny
+    batch, _ = sampled(tiny, ALL)
+    recipe = jr.recipes.grpo().replace(
+        correction=jr.corrections.rollout_correction,
+        regularizers=(jr.bind(jr.regularizers.kl_to_reference, estimator="k3", coef=1e-3),),
+    )
+    optimizer = make_optimizer(dataclasses.replace(CONFIG.optimizer, learning_rate=1e-4))
+    options = {"temperature": ALL["temperature"], "remat": "none", "updates": 2, "donate": False}
+    step = make_step(model, recipe, optimizer, **options)
+    state = init_state(params, optimizer, recipe, key=jax.random.key(0))
+    scorer = make_scorer(model, temperature=ALL["temperature"])
+    batch = batch.replace(ref_logp=scorer(params, batch))
+    np.testing.assert_allclose(
+        np.asarray(batch.ref_logp)[batch.mask], batch.behavior_logp[batch.mask], atol=1e-4
+    )
+    after, metrics = step(state, batch)
+    assert all(np.isfinite(x) for x in metrics.values()) and metrics["grad_norm"] > 0
+    # The metrics are of the second update, so that the policy has moved, but not far.
+    assert 1e-4 < metrics["sampler_gap"] < 0.05 and 1 < metrics["ratio_max"] < 1.2
+    assert int(after.step) == 1
+
+
+def test_gradient_through_a_small_support(tiny):
+    model, params = tiny
+    batch, _ = sampled(tiny, {"top_k": 3})
+    assert batch.support.ids.shape == (3, 4, 6, 3)
+    arrays = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
+    where = jax.tree.map(
+        lambda x, k: jax.random.normal(k, x.shape),
+        params,
+        jax.tree.unflatten(
+            jax.tree.structure(params),
+            list(jax.random.split(jax.random.key(1), len(jax.tree.leaves(params)))),
+        ),
+    )
+    weights = jax.random.normal(jax.random.key(2), (2, *batch.mask.shape))
+
+    @jax.jit
+    def along(t):
+        moved = jax.tree.map(lambda p, d: p + t * d, params, where)
+        logp, entropy = score(model, moved, *arrays, support=batch.support)
+        return jnp.sum(weights[0] * logp) + jnp.sum(weights[1] * entropy)
+
+    slope = float(jax.jit(jax.grad(along))(0.0))
+    h = 1e-3
+    assert abs(slope) > 1
+    np.testing.assert_allclose((along(h) - along(-h)) / (2 * h), slope, rtol=2e-2)
+
+
+def test_two_steps_with_all_filters(tmp_path):
+    sampling = dataclasses.replace(CONFIG.sampling, **ALL)
+    assert isinstance(sampling, SamplingConfig)
+    result = train(tiny_run(tmp_path / "run", sampling=sampling, steps=2))
+    assert len(result.history) == 2
+    for row in result.history:
+        assert row["sampler_gap"] < 1e-4 and np.isfinite(row["loss"]) and row["entropy"] < 3
+
+
+@pytest.mark.parametrize("form", ["ids", "bits"])
+def test_a_token_outside_its_support_is_named(tiny, form):
+    options = {"top_k": 3} if form == "ids" else {"top_p": 0.3}
+    _, rollout = sampled(tiny, options)
+    spoiled = np.array(getattr(rollout.support, form))
+    spoiled[1, 2, 0] = 1  # Only token 1 or, as bits, token 0.
+    assert int(rollout.tokens[1, 2, 0]) > 1
+    rollout = rollout._replace(support=Support(**{form: spoiled}))
+    with pytest.raises(
+        ValueError, match="token 0 of prompt 'q1', rollout 2, is not in its support"
+    ):
+        to_batch(rollout, np.zeros(12), QUESTIONS, vocab_size=tiny[0].config.vocab_size)
