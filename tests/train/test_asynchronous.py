@@ -519,7 +519,8 @@ def test_devices_that_only_sample(two_behind, tmp_path):
     assert any("4 of 8 cpu device(s) and 4 more that sample" in line for line in lines)
     used = {x for leaf in jax.tree.leaves(result.state.params) for x in leaf.sharding.device_set}
     assert used == set(jax.devices()[:4])
-    assert [row["staleness_max"] for row in result.history] == [0, 1, 1]
+    ages = [row["staleness_max"] for row in result.history]
+    assert ages[:2] == [0, 1] and max(ages) == 1
     for row, other in zip(result.history[:2], two_behind.history, strict=False):
         for name in ("reward", "loss", "entropy", "tokens", "ratio_max", "sampler_gap"):
             np.testing.assert_allclose(row[name], other[name], atol=1e-4)
