@@ -2,6 +2,7 @@
 
 from collections import ChainMap, deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -212,7 +213,7 @@ class Generation:
                 where[board.held[request]] = True
             else:
                 begun = group.begun.get(request) or nothing(request, self.engine.draw.blank)
-                board.end(request, begun._replace(finish=CANCELLED))
+                board.end(request, replace(begun, finish=CANCELLED))
         self._release(where, CANCELLED)
         self._harvest()
 

@@ -1,6 +1,7 @@
 """What is asked of an engine and what it answers, as host data."""
 
 from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,8 +16,9 @@ if TYPE_CHECKING:
     from jaxrl_llm.rollout.engine import Engine
 
 
-class Completion(NamedTuple):
-    """One response, finished or not.
+@dataclass(frozen=True, eq=False)
+class Completion:
+    """One response, finished or not; its length is its number of tokens.
 
     Attributes:
       request: The id of the request.

@@ -40,14 +40,14 @@ def engine(make):
 def draw_groups():
     """``draw_groups(n, seed=0, first=0)``: groups of 1 to 6 requests with prompts of 1 to 16."""
 
-    def draw_groups(n, *, seed=0, first=0, limits=True, **fields):
+    def draw_groups(n, *, seed=0, first=0, most=24):
         rng, groups = np.random.default_rng(seed), []
         for i in range(n):
             size = int(rng.integers(1, G + 1))
             prompt = rng.integers(12, 259, int(rng.integers(1, 17))).tolist()
-            asked = tuple(rng.integers(1, 25, size).tolist()) if limits else None
+            asked = tuple(rng.integers(1, most + 1, size).tolist())
             requests = tuple(range(first, first + size))
-            groups.append(Group(f"g{i}", prompt, requests, max_new_tokens=asked, **fields))
+            groups.append(Group(f"g{i}", prompt, requests, max_new_tokens=asked))
             first += size
         return groups
 
@@ -58,10 +58,14 @@ def draw_groups():
 def whole(tiny):
     """``whole(groups)``: the completions that the whole-batch sampler gives, by request."""
     model, ours = tiny
-    sample = jr.rollout.make_sampler(model, max_new_tokens=24, group_size=G, **DRAW, buckets=(16,))
 
-    def whole(groups, params=ours, *, size=32):
-        found = {}
+    @functools.cache
+    def sampler(most):
+        options = {"max_new_tokens": most, "group_size": G, "buckets": (16,)}
+        return jr.rollout.make_sampler(model, **options, **DRAW)
+
+    def whole(groups, params=ours, *, size=32, most=24):
+        found, sample = {}, sampler(most)
         for begin in range(0, len(groups), size):
             part = groups[begin : begin + size]
             part += [part[0]] * (size - len(part))
@@ -70,8 +74,8 @@ def whole(tiny):
             rollout = sample(params, jax.random.key(0), prompts, request_ids=ids)
             rollout = jax.tree.map(np.asarray, rollout)
             for p, group in enumerate(part):
-                for g, (request, most) in enumerate(limits(group).items()):
-                    n = min(int(rollout.mask[p, g].sum()), most)
+                for g, (request, limit) in enumerate(limits(group).items()):
+                    n = min(int(rollout.mask[p, g].sum()), limit)
                     stopped = rollout.tokens[p, g, n - 1] in DRAW["stop_ids"]
                     names = Tokens._fields[:5]
                     out = Tokens(*(getattr(rollout, name)[p, g, :n] for name in names))
@@ -129,3 +133,12 @@ def assert_same():
                 np.testing.assert_allclose(x, y, atol=atol, err_msg=f"{name} of {request}")
 
     return assert_same
+
+
+@pytest.fixture
+def optimized():
+    """Programs as users get them: tests compile without most optimizations."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)

@@ -34,7 +34,7 @@ def test_results_do_not_depend_on_the_slots(
 
 def test_log_probabilities_are_those_of_the_model(tiny, engine, generate, draw_groups):
     model, params = tiny
-    (done, *_) = generate(engine, *draw_groups(3, limits=False))
+    (done, *_) = generate(engine, *draw_groups(3))
     completion = max(done.completions, key=len)
     prompt, tokens = list(done.group.prompt), completion.tokens
     sequence = jnp.array([*prompt, *tokens.tolist()])[None, None]
@@ -76,15 +76,6 @@ def test_nothing_compiles_after_warm_up(tiny, make, draw_groups, generate):
     finishes = {c.finish for done in generation for c in done.completions}
     assert finishes == {LENGTH, STOP, FAILED, CANCELLED}
     assert engine.compiled() == programs
-
-
-@pytest.fixture
-def optimized():
-    """Programs as users get them: tests compile without most optimizations."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
 
 
 def test_decode_and_fill_do_not_copy_the_cache(optimized):

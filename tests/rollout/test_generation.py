@@ -1,0 +1,490 @@
+"""Stopping, going on, new weights, forks and ends: what happens between two chunks."""
+
+from collections import deque
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.models import AttentionContext
+from jaxrl_llm.rollout import Completion, Group, off_policy_fraction, sample_round
+from jaxrl_llm.rollout.rollout import CANCELLED, LENGTH, STOP, UNFINISHED
+
+
+def lengths(groups):
+    return {r: len(c) for g in groups for r, c in g.partial.items()}
+
+
+def bits(completions):
+    return {
+        r: (c.finish, [x.tobytes() for x in jax.tree.leaves(c.out)]) for r, c in completions.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def long_ones(whole):
+    """``long_ones(prompt, n)``: requests whose responses to a prompt take all 24 tokens."""
+
+    def long_ones(prompt, n):
+        groups = [Group(i, prompt, tuple(range(6 * i, 6 * i + 6))) for i in range(12)]
+        found = [r for r, c in whole(groups).items() if len(c) == 24]
+        return tuple(found[:n])
+
+    return long_ones
+
+
+# Stopping and going on.
+
+
+def test_a_loop_that_is_left_goes_on_bit_for_bit(engine, draw_groups, generate, by_request):
+    groups = draw_groups(7)
+    whole = by_request(list(generate(engine, *groups)))
+    generation = generate(engine, *groups)
+    found = [next(iter(generation))]
+    for done in generation:
+        found.append(done)
+        if len(found) == 3:
+            break
+    generation.step()
+    found += list(generation)
+    assert bits(by_request(found)) == bits(whole)
+    assert list(generation) == [] and generation.stop() == []
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [{"entropy": True}, {"rows": 1, "width": 4, "chunk": 16, "block": 128, "entropy": True}],
+)
+def test_what_was_stopped_goes_on_elsewhere_as_if_it_had_not_been(
+    engine, make, draw_groups, generate, by_request, whole, assert_same, elsewhere
+):
+    groups = draw_groups(8)
+    generation, found, known = generate(engine, *groups), [], {}
+    # Stopped again and again, each time with all that had begun.
+    for steps in (1, 0, 2, 1):
+        for _ in range(steps):
+            generation.step()
+        rest = generation.stop()
+        now = lengths(rest)
+        assert all(now[r] >= n for r, n in known.items())
+        known = now
+        generation.submit(*rest)
+    rest = generation.stop()
+    assert lengths(rest) == known
+    assert {c.finish for g in rest for c in g.partial.values()} == {LENGTH, STOP, UNFINISHED}
+    found = list(generate(make(**elsewhere), *rest))
+    assert sorted(done.id for done in found) == sorted(g.id for g in groups)
+    assert_same(by_request(found), whole(groups))
+
+
+def test_what_was_stopped_comes_in_the_order_of_its_start(engine, generate, long_ones):
+    groups = [Group(i, [65], (r,), max_new_tokens=24 - i) for i, r in enumerate(long_ones([65], 6))]
+    generation = generate(engine, *groups[::-1])
+    generation.step()
+    rest = generation.stop()
+    # Two rows: the two longest have begun, the others wait behind them, the longest first.
+    assert [g.id for g in rest] == [0, 1, 2, 3, 4, 5]
+    assert list(lengths(rest).values()) == [4, 4]
+    # What has begun goes before what is longer.
+    generation.submit(*rest[2:], *rest[1::-1])
+    generation.step()
+    rest = generation.stop()
+    assert [g.id for g in rest] == [1, 0, 2, 3, 4, 5]
+    assert list(lengths(rest).values()) == [8, 8]
+
+
+def test_finished_siblings_are_not_sampled_again(engine, tiny, generate, draw_groups, by_request):
+    group = Group("a", [65, 66], tuple(range(5)), max_new_tokens=(2, 24, 3, 24, 24))
+    generation = generate(engine, group)
+    generation.step()
+    (rest,) = generation.stop()
+    ended = {r: c for r, c in rest.partial.items() if c.finish != UNFINISHED}
+    assert set(ended) >= {0, 2} and len(ended) < 5
+    # Under other weights: what had ended stays as it was.
+    other = jax.tree.map(lambda x: x * 1.3, tiny[1])
+    found = by_request(list(generate(engine, rest, params=other, version=1)))
+    assert all(found[r] is c for r, c in ended.items())
+    assert any(1 in c.out.version for c in found.values())
+    # A group of which all has ended needs no slot.
+    finished = group._replace(partial=found)
+    generation = generate(engine, finished, params=other)
+    (done,) = generation
+    assert done.completions == tuple(found[r] for r in range(5)) and done.group == group
+
+
+# New weights.
+
+
+def teacher_forced(model, params, sequence, start):
+    """Logits from which each token of a sequence is predicted, from a place on."""
+    tokens = jnp.asarray(sequence)[None, None]
+    positions = jnp.arange(tokens.shape[-1])[None, None]
+    context = AttentionContext(jnp.ones(tokens.shape, bool))
+    hidden, _ = model.apply(params, tokens, positions, context)
+    return (hidden[0, 0] @ model.output_matrix(params).T)[start - 1 : -1]
+
+
+def test_new_weights_keep_the_tokens_and_read_them_again(
+    tiny, engine, generate, by_request, long_ones
+):
+    model, params = tiny
+    other = jax.tree.map(lambda x: x * 1.5, params)
+    prompt, requests = list(b"words"), long_ones(list(b"words"), 5)
+    group = Group("a", prompt, requests)
+    old = by_request(list(generate(engine, group)))
+    generation = generate(engine, group)
+    for _ in range(3):
+        generation.step()
+    generation.update(other, version=3)
+    found = by_request(list(generation))
+    logits = jax.jit(teacher_forced, static_argnums=(0, 3))
+    for request, completion in found.items():
+        n, out = 12, completion.out
+        assert out.version.tolist() == [0] * n + [3] * (len(completion) - n)
+        assert out.tokens[:n].tolist() == old[request].tokens[:n].tolist()
+        # All behind is what the new weights predict of all before, whoever sampled it.
+        sequence = np.zeros(len(prompt) + 24, np.int32)
+        sequence[: len(prompt) + len(completion)] = [*prompt, *out.tokens]
+        plain = logits(model, other, sequence, len(prompt))[: len(completion)]
+        logp = jax.nn.log_softmax(plain)[np.arange(len(completion)), out.tokens]
+        np.testing.assert_allclose(out.model_logp[n:], logp[n:], atol=1e-4)
+        assert np.abs(out.model_logp[:n] - logp[:n]).max() > 0.1
+    share = off_policy_fraction(out.version, np.ones(len(out.version), bool), current_version=3)
+    assert share == pytest.approx(12 / len(out.version))
+
+
+def test_the_same_weights_again_change_nothing(
+    engine, tiny, draw_groups, generate, by_request, whole, assert_same
+):
+    groups = draw_groups(6, seed=3)
+    generation = generate(engine, *groups)
+    found = []
+    for version in range(1, 4):
+        generation.step()
+        generation.update(tiny[1], version=version)
+    found = by_request(list(generation))
+    assert_same(found, whole(groups))
+    versions = [c.out.version for c in found.values()]
+    assert all((np.diff(v) >= 0).all() for v in versions)
+    assert any(len(set(v.tolist())) > 2 for v in versions)
+
+
+# Segments.
+
+
+def test_segments_part_a_response_over_rounds(
+    engine, draw_groups, generate, by_request, whole, assert_same
+):
+    groups = draw_groups(7, seed=4)
+    generation = generate(engine, *groups, segment=7)
+    found, had, rounds = [], {}, 0
+    while groups:
+        found += list(generation)
+        groups = generation.stop()
+        now = lengths(groups)
+        for group in groups:
+            assert any(c.finish == UNFINISHED for c in group.partial.values())
+            for request, completion in group.partial.items():
+                if completion.finish == UNFINISHED:
+                    assert now[request] - had.get(request, 0) == 7
+        had, rounds = now, rounds + 1
+        generation.submit(*groups)
+    # 24 tokens are four parts of at most 7.
+    assert rounds == 4
+    assert_same(by_request(found), whole(draw_groups(7, seed=4)))
+
+
+def test_what_is_set_aside_can_be_cancelled(engine, generate, long_ones):
+    requests = long_ones([65], 2)
+    group = Group("a", [65], requests, max_new_tokens=(24, 3))
+    generation = generate(engine, group, segment=5)
+    assert list(generation) == []
+    generation.cancel(requests[0])
+    (done,) = generation
+    assert [(len(c), c.finish) for c in done.completions] == [(5, CANCELLED), (3, LENGTH)]
+
+
+# Rounds.
+
+
+def test_rounds_lose_nothing_and_finish_what_they_began(
+    engine, draw_groups, generate, by_request, whole, assert_same
+):
+    groups = draw_groups(14, seed=5)
+    new, buffered, trained, rejected = iter(groups), deque(), [], []
+    generation = generate(engine)
+
+    def accept(done):
+        good = sum(int(c.tokens.sum()) for c in done.completions) % 3 > 0
+        if not good:
+            rejected.append(done)
+        return good
+
+    for _ in range(3):
+        finished = list(sample_round(generation, buffered, new, n=2, target=4, accept=accept))
+        assert len(finished) == 2
+        trained += finished
+        # Those under way at the end are as many as were to be, less those that train.
+        assert len(buffered) == 2
+    taken = 14 - len(list(new))
+    assert len(trained) + len(rejected) + len(buffered) == taken
+    assert any(c.finish == UNFINISHED for g in buffered for c in g.partial.values())
+    ids = [x.id for x in (*trained, *rejected, *buffered)]
+    assert sorted(ids) == sorted(g.id for g in groups[:taken])
+    # Resumed or not, each is what it would have been; at once, where all is wanted.
+    found = by_request([*trained, *rejected])
+    done = [g for g in groups[:taken] if g.id in {x.id for x in (*trained, *rejected)}]
+    assert_same(found, whole(done))
+    rest = list(sample_round(generation, buffered, iter(()), n=5, target=5))
+    assert len(rest) == 2 and not buffered
+
+
+def test_a_round_that_is_left_puts_all_back(engine, draw_groups, generate):
+    groups = draw_groups(6, seed=6)
+    buffered, new = deque(groups[:2]), iter(groups[2:])
+    generation = generate(engine)
+    for _ in sample_round(generation, buffered, new, n=3, target=4):
+        break
+    assert len(buffered) == 3 and len(list(new)) == 2
+
+    def broken(done):
+        raise OSError("no judge")
+
+    with pytest.raises(OSError, match="no judge"):
+        list(sample_round(generation, buffered, iter(()), n=1, target=2, accept=broken))
+    assert len(buffered) >= 2 and generation.stop() == []
+    for options, message in (
+        ({"n": 0, "target": 1}, "n must be above 0"),
+        ({"n": 3, "target": 2}, "target 2 is below n 3"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            list(sample_round(generation, buffered, iter(()), **options))
+
+
+# Ends that somebody asks for.
+
+
+def test_cancelled_rollouts_keep_what_they_have(
+    engine, generate, by_request, whole, assert_same, long_ones
+):
+    first, second, *others = long_ones([65], 5)
+    groups = [Group("a", [65], (first, second, *others)), Group("b", [70], (100, 101))]
+    groups += [Group("c", [71], (102, 103)), Group("d", [72], (104,))]
+    generation = generate(engine, *groups)
+    generation.step()
+    waiting = others[-1]
+    with pytest.raises(KeyError, match="request 777 is not there"):
+        generation.cancel(first, 777)
+    generation.cancel(first, waiting, first)
+    generation.step()
+    generation.cancel(second)
+    # A whole group that has not begun.
+    generation.cancel(104)
+    with pytest.raises(KeyError, match="request 104 is not there, or has ended"):
+        generation.cancel(104)
+    found, wanted = by_request(list(generation)), whole(groups)
+    for request, n in ((first, 4), (second, 8), (waiting, 0), (104, 0)):
+        completion, free = found.pop(request), wanted.pop(request)
+        assert completion.finish == CANCELLED
+        assert completion.tokens.tolist() == free.tokens[:n].tolist()
+    assert len(found) == 6
+    assert_same(found, wanted)
+
+
+def test_a_row_whose_siblings_are_all_cancelled_is_free_again(engine, generate, long_ones):
+    # Six of nine are under way in two rows and end with the first chunk; three wait.
+    requests = long_ones([65], 9)
+    generation = generate(engine, Group("a", [65], requests, max_new_tokens=4))
+    generation.step()
+    generation.cancel(*requests[6:])
+    (done,) = generation
+    assert [c.finish for c in done.completions] == [LENGTH] * 6 + [CANCELLED] * 3
+    generation.submit(*(Group(i, [66], (900 + i,)) for i in range(3)))
+    assert sorted(done.id for done in generation) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("busy", [1, 3])
+def test_a_fork_is_a_new_request_with_the_tokens_so_far(
+    engine, generate, by_request, assert_same, long_ones, busy
+):
+    # With three requests in its three slots, the fork goes to the other row.
+    source, *others = long_ones([65], busy)
+    group = Group("a", [65], (source, *others), max_new_tokens=20)
+    generation = generate(engine, group)
+    generation.step()
+    assert generation.fork(source, 500)
+    (done,) = generation
+    assert done.group.requests == (source, *others, 500)
+    found = by_request([done])
+    copy = found.pop(500)
+    # It equals a request of its id that begins with these tokens.
+    begun = Completion(500, jax.tree.map(lambda x: x[:4], found[source].out), UNFINISHED)
+    fresh = Group("b", [65], (500,), max_new_tokens=20, partial={500: begun})
+    assert_same({500: copy}, by_request(list(generate(engine, fresh))))
+    assert copy.tokens[:4].tolist() == found[source].tokens[:4].tolist()
+    assert copy.tokens.tolist() != found[source].tokens.tolist()
+    # And the others have not noticed.
+    assert_same(found, by_request(list(generate(engine, group))))
+
+
+def test_forks_that_cannot_be(engine, generate):
+    generation = generate(engine, Group("a", [65], (0, 1, 2)), Group("b", [66], (3, 4, 5)))
+    generation.admit()
+    assert generation.fork(0, 9) is False
+    with pytest.raises(KeyError, match="request 9 is not decoding"):
+        generation.fork(9, 10)
+    with pytest.raises(ValueError, match="request 3 is in use"):
+        generation.fork(0, 3)
+    with pytest.raises(ValueError, match="request -1 is in use, or no integer"):
+        generation.fork(0, -1)
+
+
+# What is told.
+
+
+def test_every_token_is_told_once_and_in_order(engine, draw_groups, generate, by_request):
+    told = {}
+
+    def on_tokens(group, request, start, out):
+        assert out.tokens.shape == out.entropy.shape == out.version.shape
+        told.setdefault((group, request), []).append((start, out))
+
+    groups = draw_groups(8, seed=7)
+    generation = generate(engine, *groups, on_tokens=on_tokens)
+    generation.step()
+    rest = generation.stop()
+    generation.submit(*rest)
+    found = by_request(list(generation))
+    assert {request for _, request in told} == set(found)
+    for (group, request), news in told.items():
+        whole = jax.tree.map(lambda *parts: np.concatenate(parts), *[out for _, out in news])
+        assert [start for start, _ in news] == np.cumsum(
+            [0, *[len(out.tokens) for _, out in news]]
+        ).tolist()[:-1]
+        jax.tree.map(np.testing.assert_array_equal, whole, found[request].out)
+        assert request in next(g.requests for g in groups if g.id == group)
+    assert max(map(len, told.values())) > 3
+
+
+def test_what_is_told_may_cancel_and_fork(engine, generate, long_ones):
+    first, second = long_ones([65], 2)
+    told = []
+
+    def on_tokens(group, request, start, out):
+        if request == first and start == 0:
+            assert generation.fork(first, 500)
+            generation.cancel(second)
+        told.extend([start] if request == 500 else [])
+
+    group = Group("a", [65], (first, second), max_new_tokens=9)
+    generation = generate(engine, group, on_tokens=on_tokens)
+    (done,) = generation
+    assert [c.request for c in done.completions] == [first, second, 500]
+    assert done.completions[1].finish == CANCELLED and len(done.completions[1]) == 4
+    # Of the copy nothing is told that its source was told of.
+    assert told[0] == 4
+
+
+def test_a_callback_that_raises_is_not_told_twice(engine, generate, long_ones):
+    told, requests = [], long_ones([65], 3)
+
+    def on_tokens(group, request, start, out):
+        told.append((request, start))
+        if len(told) == 2:
+            raise OSError("full")
+
+    generation = generate(engine, Group("a", [65], requests), on_tokens=on_tokens)
+    with pytest.raises(OSError, match="full"):
+        list(generation)
+    (done,) = generation
+    assert [len(c) for c in done.completions] == [24] * 3
+    assert sorted(told) == sorted((r, start) for r in requests for start in range(0, 24, 4))
+
+
+# Stop strings.
+
+
+def text(ids):
+    return "".join(chr(97 + i % 26) for i in ids)
+
+
+def test_stop_strings_cut_at_the_token_that_completes_them(
+    engine, draw_groups, generate, by_request, whole
+):
+    groups = draw_groups(16, seed=8)
+    stops = ("ab", "q", "zz")
+    generation = generate(engine, *groups, stop_strings=stops, decode_text=text)
+    generation.step()
+    generation.submit(*generation.stop())
+    found, wanted = by_request(list(generation)), whole(groups)
+    cut = 0
+    for request, completion in found.items():
+        free = wanted[request].tokens.tolist()
+        ends = [n for n in range(1, len(free) + 1) if any(s in text(free[:n]) for s in stops)]
+        n = ends[0] if ends else len(free)
+        assert completion.tokens.tolist() == free[:n]
+        assert completion.finish == (STOP if ends else wanted[request].finish)
+        np.testing.assert_allclose(
+            completion.out.behavior_logp, wanted[request].out.behavior_logp[:n], atol=1e-5
+        )
+        cut += bool(ends)
+    assert 3 < cut < len(found)
+
+
+def test_options_of_a_generation_that_do_not_fit(engine, generate, tiny):
+    with pytest.raises(ValueError, match="stop_strings and decode_text take each other"):
+        generate(engine, stop_strings=("a",))
+    with pytest.raises(ValueError, match="stop_strings and decode_text take each other"):
+        generate(engine, decode_text=text)
+    with pytest.raises(ValueError, match="a stop string is empty"):
+        generate(engine, stop_strings=("a", ""), decode_text=text)
+    with pytest.raises(TypeError, match="stop_strings must be several; got one string"):
+        generate(engine, stop_strings="abc", decode_text=text)
+    with pytest.raises(ValueError, match="segment must be above 0"):
+        generate(engine, segment=0)
+    with pytest.raises(ValueError, match="update: deltas must be 1, as before"):
+        generate(engine).update(tiny[1], version=1, deltas=(jnp.zeros((1, 2, 2)), 1.0))
+
+
+# All at once.
+
+
+def test_ten_thousand_requests_through_32_slots(
+    optimized, make, draw_groups, generate, by_request, whole, assert_same
+):
+    engine = make(rows=8, width=4, chunk=8, block=16)
+    rng, groups = np.random.default_rng(9), draw_groups(2860, seed=9, most=12)
+    guesses = rng.choice([None, 1.0, 6.0, 24.0], len(groups))
+    groups = [g._replace(expected=e) for g, e in zip(groups, guesses, strict=True)]
+    count = sum(len(g.requests) for g in groups)
+    assert abs(count - 10_000) < 100
+    generation = generate(engine)
+    # They come in parts, while others decode.
+    for begin in range(0, len(groups), 286):
+        generation.submit(*groups[begin : begin + 286])
+        generation.step()
+    found = list(generation)
+    assert sorted(done.id for done in found) == sorted(g.id for g in groups)
+    found = by_request(found)
+    assert len(found) == count
+    wanted = whole(groups, size=512, most=12)
+    # Sums that are rounded in another order may send a number that falls on the border of two
+    # tokens to either of them: one token in about 100,000.
+    on_border = {r for r, c in found.items() if c.tokens.tolist() != wanted[r].tokens.tolist()}
+    for request in on_border:
+        ours, theirs = (x.tokens.astype(int) for x in (found[request], wanted[request]))
+        n = min(len(ours), len(theirs))
+        place = np.flatnonzero(ours[:n] != theirs[:n])[0]
+        assert abs(ours[place] - theirs[place]) == 1
+    assert len(on_border) <= 5
+    same = found.keys() - on_border
+    assert_same({r: found[r] for r in same}, {r: wanted[r] for r in same})
+    # And truly one by one.
+    one = make(rows=1, width=1, chunk=24, block=16)
+    for i in rng.choice(len(groups), 50, replace=False):
+        first = groups[i].requests[:1]
+        most = groups[i].max_new_tokens[:1]
+        alone = groups[i]._replace(requests=first, max_new_tokens=most)
+        (done,) = generate(one, alone)
+        assert_same({first[0]: done.completions[0]}, {first[0]: found[first[0]]})
