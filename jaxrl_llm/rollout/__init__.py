@@ -3,11 +3,12 @@
 from jaxrl_llm.core.lazy import lazy
 
 _HOMES = {
+    "add_seen": "penalties",
     "admit": "schedule",
     "Completion": "requests",
-    "Engine": "engine",
     "draw_tokens": "sampling",
     "Drawn": "sampling",
+    "Engine": "engine",
     "filter_logits": "filters",
     "FinishedGroup": "requests",
     "first_g_finished": "ahead",
@@ -18,6 +19,8 @@ _HOMES = {
     "make_engine": "engine",
     "make_sampler": "sampler",
     "off_policy_fraction": "partial",
+    "only_allowed": "penalties",
+    "penalize_repetition": "penalties",
     "pick_groups": "partial",
     "pick_next": "grid",
     "predict_remaining": "schedule",
@@ -27,14 +30,16 @@ _HOMES = {
     "sample_from": "sampling",
     "sample_round": "rounds",
     "sampled_logprobs": "sampling",
-    "trim": "rollout",
+    "seen_tokens": "penalties",
     "segment_status": "partial",
     "Slots": "slots",
     "spec_accept": "speculative",
     "Split": "partial",
     "split_round": "partial",
     "Starts": "grid",
+    "Support": "rollout",
     "to_rollout": "pack",
+    "trim": "rollout",
     "usable": "ahead",
 }
 
