@@ -40,6 +40,7 @@ class Engine:
       shards: S, over how many devices the rows are spread.
       row_counts: How many rows of each device are read in one call: a few sizes.
       tails: Smaller grids, as rows and width, for the last long responses.
+      row_bytes: Bytes of one row of slots, its prompt's keys and values among them.
       functions: The compiled functions by name.
     """
 
@@ -54,6 +55,7 @@ class Engine:
     shards: int
     row_counts: tuple[int, ...]
     tails: tuple[tuple[int, int], ...]
+    row_bytes: int
     functions: dict[str, Any]
 
     def init(self) -> Slots:
@@ -62,14 +64,9 @@ class Engine:
         Raises:
           MemoryError: If they are more than the device's memory holds; it says how many would fit.
         """
-        if not memory.fit(self.rows, self.row_bytes(), shards=self.shards):
+        if not memory.fit(self.rows, self.row_bytes, shards=self.shards):
             raise MemoryError(self._too_many())
         return self.call("init")
-
-    def row_bytes(self) -> int:
-        """Bytes of one row of slots, its share of the prompts' keys and values included."""
-        leaves = jax.tree.leaves(jax.eval_shape(self.functions["init"]))
-        return sum(x.size * x.dtype.itemsize for x in leaves) // self.rows
 
     def call(self, name: str, *arguments):
         """Calls one of the functions; the slots that it is given are given away.
@@ -95,7 +92,7 @@ class Engine:
             raise MemoryError(self._too_many(held=held)) from error
 
     def _too_many(self, *, held: bool = False) -> str:
-        sizes = (self.rows, self.width, self.row_bytes())
+        sizes = (self.rows, self.width, self.row_bytes)
         return memory.too_many(*sizes, shards=self.shards, held=held)
 
     def compiled(self) -> int:
@@ -209,6 +206,8 @@ def make_engine(
         )
     draw = make_draw(name, vocab_size=model.config.vocab_size, stop_ids=stop_ids, **sampling)
     sizes = (rows, width, prompt_length, max_new_tokens)
+    functions = _compile(model, draw, sizes, tuple(stop_ids), block, mesh)
+    buffers = jax.tree.leaves(jax.eval_shape(functions["init"]))
     return Engine(
         model=model,
         rows=rows,
@@ -222,7 +221,8 @@ def make_engine(
         row_counts=powers(rows // shards),
         # On a mesh, slots would have to move from device to device.
         tails=tail.smaller_grids(rows, width) if shards == 1 else (),
-        functions=_compile(model, draw, sizes, tuple(stop_ids), block, mesh),
+        row_bytes=sum(x.size * x.dtype.itemsize for x in buffers) // rows,
+        functions=functions,
     )
 
 

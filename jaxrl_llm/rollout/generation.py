@@ -253,7 +253,8 @@ class Generation:
         from there. They come in the order in which they started. After an error of the device, what
         was in slots is lost, and they go on from what they were submitted with.
         """
-        if not any(x.is_deleted() for x in jax.tree.leaves(self.slots)):
+        lost = any(x.is_deleted() for x in jax.tree.leaves(self.slots))
+        if self._board.held and not lost:
             self._release(~self._nobody(), UNFINISHED)
             self._harvest()
         groups, self._board = self._board.rest(), Board(self.engine.rows, self.engine.width)

@@ -88,7 +88,7 @@ def test_decode_and_fill_do_not_copy_the_cache(optimized):
         sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
         for tree in (slots.cache, slots.prompts.prefix, slots)
     )
-    assert engine.row_bytes() == total // 8
+    assert engine.row_bytes == total // 8
     key, n = jax.random.key(0), np.int32(1)
     rows, nobody, place = np.zeros((1, 8), np.int32), np.zeros((8, 4), bool), np.zeros(2, np.int32)
     arguments = {

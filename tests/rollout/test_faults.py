@@ -1,0 +1,299 @@
+"""What goes wrong in an engine: bad requests, numbers that are none, Ctrl-C, too little memory."""
+
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm.rollout import Completion, Group, memory
+from jaxrl_llm.rollout.rollout import FAILED, LENGTH, STOP, UNFINISHED
+from jaxrl_llm.rollout.slots import Tokens
+
+# Requests.
+
+
+def begun(n, finish=UNFINISHED, *, entropy=True):
+    numbers, integers = np.zeros(n, np.float32), np.zeros(n, np.int32)
+    out = Tokens(integers, numbers, numbers, numbers, integers, numbers if entropy else None)
+    return Completion(7, out, finish)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt": []}, "has an empty prompt; it needs at least one token"),
+        (
+            {"prompt": [1] * 17},
+            "has a prompt of 17 tokens; the engine's slots hold prompt_length 16",
+        ),
+        ({"prompt": [1, 259]}, "holds token 259, outside the vocabulary of 259"),
+        ({"prompt": [-1]}, "holds token -1, outside"),
+        ({"requests": ()}, "has no requests"),
+        ({"requests": (7, 7)}, "request 7 is there twice"),
+        ({"requests": (7, 0)}, "request 0 is there twice"),
+        ({"requests": (2**31,)}, "request 2147483648 is no integer from 0 to"),
+        ({"requests": (-1,)}, "request -1 is no integer from 0 to"),
+        ({"requests": (0.5,)}, "request 0.5 is no integer from 0 to"),
+        ({"max_new_tokens": 25}, "asks for 25 new tokens; the engine's slots hold between 1 and"),
+        ({"max_new_tokens": 0}, "asks for 0 new tokens"),
+        ({"max_new_tokens": 2.5}, "asks for 2.5 new tokens"),
+        ({"max_new_tokens": (3, 4)}, "has 1 requests and max_new_tokens for 2"),
+        ({"expected": float("nan")}, "expects nan tokens, which is no length"),
+        (
+            {"settings": {"top_p": 0.5}},
+            "sets 'top_p'; options that may vary with this engine: none",
+        ),
+        ({"adapter": 1}, "names adapter 1 of 1"),
+        ({"partial": {8: begun(3)}}, "has a partial response of request 8, not its own"),
+        ({"partial": {7: begun(24)}}, "request 7 has 24 tokens already, and 24 at most"),
+        ({"partial": {7: begun(4, LENGTH)}, "max_new_tokens": 3}, "request 7 has 4 tokens already"),
+        ({"partial": {7: begun(3, entropy=False)}}, "request 7 were sampled with other outputs"),
+    ],
+)
+def test_a_bad_group_is_named_and_none_is_taken(engine, generate, fields, message):
+    generation = generate(engine, Group("there", [20], (0,)))
+    good = Group("good", [21], (1,))
+    bad = Group(**{"id": "bad", "prompt": [20], "requests": (7,), **fields})
+    with pytest.raises(ValueError, match=f"submit: group 'bad'.*{message}"):
+        generation.submit(good, bad)
+    assert [group.id for group in generation.stop()] == ["there"]
+
+
+def test_settings_out_of_range_are_named(make, generate):
+    generation = generate(make(vary=("temperature",)))
+    with pytest.raises(ValueError, match="submit: group 'a' sets temperature to -1"):
+        generation.submit(Group("a", [20], (0,), settings={"temperature": -1.0}))
+
+
+def test_more_requests_than_slots(engine, generate, by_request):
+    groups = [Group(0, [20], tuple(range(40))), *(Group(i, [i], (100 + i,)) for i in range(1, 20))]
+    found = by_request(list(generate(engine, *groups)))
+    assert found.keys() == {*range(40), *range(101, 120)}
+
+
+def test_nothing_to_do(engine, tiny, generate, monkeypatch):
+    generation = generate(engine)
+    for name in ("decode", "fill_prompts", "fill_responses", "release"):
+        monkeypatch.setitem(engine.functions, name, None)
+    generation.step()
+    generation.update(tiny[1], version=1)
+    generation.submit()
+    generation.cancel()
+    assert list(generation) == [] and generation.stop() == []
+
+
+# Numbers that are none.
+
+
+def test_a_bad_delta_ends_its_own_group_only(
+    tiny, engine, draw_groups, generate, by_request, whole, assert_same
+):
+    params = tiny[1]
+    kernel = params["layers"]["1"]["mlp"]["up"]["kernel"]
+    factors = [jnp.zeros((2, kernel.shape[0], 1)), jnp.zeros((2, 1, kernel.shape[1]))]
+    factors[1] = factors[1].at[1].set(jnp.nan)
+    deltas = {"layers": {"1": {"mlp": {"up": (*factors, 1.0)}}}}
+    groups = draw_groups(12, seed=10)
+    bad = {"g1", "g4", "g7"}
+    given = [g._replace(adapter=int(g.id in bad)) for g in groups]
+    generation = generate(engine, *given, deltas=deltas)
+    finished = list(generation)
+    failed = {done.id for done in finished if any(c.finish == FAILED for c in done.completions)}
+    assert failed == bad
+    found, wanted = by_request(finished), whole(groups)
+    for request in (r for g in groups if g.id in bad for r in g.requests):
+        assert found.pop(request).finish == FAILED and wanted.pop(request)
+    assert_same(found, wanted)
+
+
+@pytest.fixture(scope="module")
+def poisoned(tiny, draw_groups, whole):
+    """An engine whose model cannot bear one token: it makes all numbers NaN, those kept too.
+
+    And the token, one that responses often hold.
+    """
+    tokens = np.concatenate([c.tokens[:-1] for c in whole(draw_groups(20, seed=11)).values()])
+    model, token = tiny[0], int(np.bincount(tokens).argmax())
+
+    def apply(params, tokens, positions, context, **options):
+        hidden, kv = model.apply(params, tokens, positions, context, **options)
+        bad = (tokens == token).any(axis=-1)[..., None, None]
+        kv = jax.tree.map(lambda x: jnp.where(bad[..., None], jnp.nan, x), kv)
+        return jnp.where(bad, jnp.nan, hidden), kv
+
+    sizes = {"rows": 2, "width": 2, "prompt_length": 16, "max_new_tokens": 24, "chunk": 4}
+    options = {"stop_ids": tuple(range(12)), "temperature": 0.7, "block": 16}
+    return jr.rollout.make_engine(model._replace(apply=apply), **sizes, **options), token
+
+
+def test_a_token_that_fails_ends_one_response(
+    poisoned, draw_groups, generate, by_request, whole, assert_same
+):
+    engine, token = poisoned
+    groups = draw_groups(20, seed=11)
+    groups[3] = groups[3]._replace(prompt=[20, token, 21])
+    groups[6] = groups[6]._replace(prompt=[20, token])
+    finished = list(generate(engine, *groups))
+    found, wanted = by_request(finished), whole(groups)
+    failed = set()
+    for group in groups:
+        for request in group.requests:
+            tokens = wanted[request].tokens.tolist()
+            # The token that is sampled is still there; what comes of it is not.
+            n = tokens[:-1].index(token) + 1 if token in tokens[:-1] else None
+            n = 0 if token in group.prompt else n
+            if n is not None:
+                failed.add(group.id)
+                completion = found.pop(request)
+                assert completion.finish == FAILED
+                assert completion.tokens.tolist() == tokens[:n]
+                del wanted[request]
+    # Others have gone through the same slots behind them, in rows of all kinds.
+    assert_same(found, wanted)
+    assert {"g3", "g6"} < failed and len(failed) < 12
+    told = {done.id for done in finished if any(c.finish == FAILED for c in done.completions)}
+    assert told == failed
+
+
+def test_a_failed_response_goes_into_no_batch(poisoned, generate):
+    engine, token = poisoned
+    (done,) = generate(engine, Group("bad", [token], (5, 6)))
+    with pytest.raises(
+        ValueError, match="request 5 of group 'bad' failed: the model's logits were"
+    ):
+        jr.rollout.to_rollout([done], max_new_tokens=24, prompt_width=4)
+
+
+# Ctrl-C.
+
+
+@pytest.mark.parametrize("name", ["decode", "start", "fill_prompts", "gather"])
+def test_ctrl_c_loses_nothing(
+    engine, draw_groups, generate, by_request, whole, assert_same, monkeypatch, name
+):
+    groups, calls = draw_groups(9, seed=12), []
+    function = engine.functions[name]
+
+    def interrupted(*arguments):
+        calls.append(len(calls))
+        if len(calls) == 4:
+            signal.raise_signal(signal.SIGINT)
+        return function(*arguments)
+
+    monkeypatch.setitem(engine.functions, name, interrupted)
+    generation, found = generate(engine, *groups), []
+    with pytest.raises(KeyboardInterrupt):
+        for done in generation:
+            found.append(done)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert len(calls) >= 4 and len(found) < len(groups)
+    rest = generation.stop()
+    assert sorted([x.id for x in (*found, *rest)]) == sorted(g.id for g in groups)
+    assert any(c.finish == UNFINISHED for g in rest for c in g.partial.values())
+    found += list(generate(engine, *rest))
+    assert_same(by_request(found), whole(groups))
+
+
+def test_ctrl_c_while_weights_change(tiny, engine, generate, monkeypatch):
+    generation = generate(engine, Group("a", [65], (0, 1, 2)))
+    generation.step()
+    fill = engine.functions["fill_responses"]
+
+    def interrupted(*arguments):
+        signal.raise_signal(signal.SIGINT)
+        return fill(*arguments)
+
+    monkeypatch.setitem(engine.functions, "fill_responses", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        generation.update(jax.tree.map(lambda x: x * 1.5, tiny[1]), version=1)
+    monkeypatch.undo()
+    # It was done before the interruption was let through.
+    interrupted_and_on = list(generation)
+    quiet = generate(engine, Group("a", [65], (0, 1, 2)))
+    quiet.step()
+    quiet.update(jax.tree.map(lambda x: x * 1.5, tiny[1]), version=1)
+    for ours, theirs in zip(
+        interrupted_and_on[0].completions, next(iter(quiet)).completions, strict=True
+    ):
+        jax.tree.map(np.testing.assert_array_equal, ours.out, theirs.out)
+
+
+# Memory.
+
+
+def test_slots_that_do_not_fit_say_how_many_would(engine, tiny, generate, monkeypatch):
+    each = engine.row_bytes
+    monkeypatch.setattr(memory, "device_memory", lambda: (each * 3, int(each * 1.5)))
+    message = r"The engine's 2 rows of 3 slots take .* about 1 rows \(3 slots\) would fit\."
+    with pytest.raises(MemoryError, match=message):
+        generate(engine)
+    monkeypatch.setattr(memory, "device_memory", lambda: (each * 3, each))
+    generate(engine)
+    # A device that does not tell, and runs out.
+    monkeypatch.setattr(memory, "device_memory", lambda: None)
+
+    def full():
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
+
+    monkeypatch.setitem(engine.functions, "init", full)
+    with pytest.raises(MemoryError, match="more than the device has left; make rows, width or"):
+        generate(engine)
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+def test_memory_that_runs_out_in_the_middle(
+    engine, draw_groups, generate, by_request, whole, assert_same, monkeypatch, deleted
+):
+    groups = draw_groups(6, seed=13)
+    decode, calls = engine.functions["decode"], []
+
+    def full(params, slots, *rest):
+        calls.append(0)
+        if len(calls) < 3:
+            return decode(params, slots, *rest)
+        if deleted:
+            jax.tree.map(lambda x: x.delete(), slots)
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
+
+    monkeypatch.setitem(engine.functions, "decode", full)
+    generation, found = generate(engine, *groups), []
+    each = engine.row_bytes
+    monkeypatch.setattr(memory, "device_memory", lambda: (each * 3, each * 2))
+    with pytest.raises(MemoryError, match=r"about 1 rows \(3 slots\) would fit\.$"):
+        for done in generation:
+            found.append(done)
+    monkeypatch.undo()
+    # What the device still holds is kept, the rest begins again; no request is lost.
+    rest = generation.stop()
+    kept = [len(c) for g in rest for c in g.partial.values() if c.finish == UNFINISHED]
+    assert deleted == (not kept)
+    found += list(generate(engine, *rest))
+    assert_same(by_request(found), whole(groups))
+
+
+def test_other_errors_of_the_device_are_told_as_they_are(engine, generate, monkeypatch):
+    generation = generate(engine, Group("a", [65], (0,)))
+
+    def broken(*arguments):
+        raise jax.errors.JaxRuntimeError("INTERNAL: a cable")
+
+    monkeypatch.setitem(engine.functions, "decode", broken)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL: a cable"):
+        list(generation)
+    monkeypatch.undo()
+    (done,) = generation
+    assert done.completions[0].finish in (LENGTH, STOP)
+
+
+def test_rows_that_fit_by_hand(monkeypatch):
+    # 1000 bytes a row; 8 rows on two devices that have 4500 bytes each, 500 of them in use.
+    monkeypatch.setattr(memory, "device_memory", lambda: (4500, 500))
+    assert memory.fit(8, 1000, shards=2) and not memory.fit(9, 1000, shards=2)
+    # Nine tenths of 8000 are 7 rows, which two devices share as 6.
+    assert "about 6 rows (24 slots) would fit" in memory.too_many(10, 4, 1000, shards=2)
+    # If the slots themselves are part of what is in use, they count as free.
+    assert "about 9 rows (36 slots)" in memory.too_many(10, 4, 1000, held=True)
+    assert "about 3 rows (12 slots)" in memory.too_many(10, 4, 1000)
