@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-import jax
 import numpy as np
 
 from jaxrl_llm.core.axes import Array, ArrayTree
-from jaxrl_llm.rewards import Scores
+from jaxrl_llm.rewards import RewardError, Scores
 from jaxrl_llm.rollout import Generation, Group, Rollout, to_rollout
 from jaxrl_llm.train.collect import Question
 from jaxrl_llm.train.setup import Parts
@@ -63,7 +62,24 @@ def stream(
 
 
 def join(parts: Sequence[Scores]) -> Scores:
-    """Scores of several calls as those of one."""
-    columns = jax.tree.map(lambda *x: np.concatenate(x), *(each.columns for each in parts))
+    """Scores of several calls as those of one.
+
+    A call all of whose verifiers failed has no columns; it counts zero in those of the others.
+
+    Raises:
+      RewardError: If calls differ in the names of their columns.
+    """
+    answered = [each for each in parts if each.failures < len(each.rewards)]
+    names = answered[0].columns.keys() if answered else ()
+    for each in answered:
+        if each.columns.keys() != set(names):
+            raise RewardError(
+                f"The reward gave the names {sorted(each.columns)} for one prompt and "
+                f"{sorted(names)} for another."
+            )
+    columns = {
+        name: np.concatenate([x.columns.get(name, np.zeros_like(x.rewards)) for x in parts])
+        for name in names
+    }
     rewards = np.concatenate([each.rewards for each in parts])
     return Scores(rewards, columns, sum(each.failures for each in parts))

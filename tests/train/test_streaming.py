@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 from tiny_run import CONFIG, tiny_run
 
+from jaxrl_llm.rewards import RewardError, Scores
 from jaxrl_llm.rollout import Generation
 from jaxrl_llm.train import SamplingConfig, make_optimizer, train
 from jaxrl_llm.train.gather import gather
 from jaxrl_llm.train.setup import begin
+from jaxrl_llm.train.streaming import join
 
 SAMPLING = SamplingConfig(group_size=2, max_new_tokens=8)
 
@@ -78,6 +80,19 @@ def test_columns_and_errors_come_through(tmp_path):
 
     with pytest.raises(Exception, match="q0"):
         gathered(tmp_path, 4, reward=fails)
+
+
+def test_a_group_whose_verifiers_all_failed_counts_zero():
+    good = Scores(np.ones(2, np.float32), {"a": np.array([1, 2], np.float32)}, 0)
+    dead = Scores(np.zeros(2, np.float32), {}, 2)
+    for order in ([good, dead], [dead, good]):
+        found = join(order)
+        at = slice(0, 2) if order[0] is good else slice(2, 4)
+        assert found.failures == 2 and found.columns["a"][at].tolist() == [1, 2]
+        assert found.columns["a"].sum() == 3 and found.rewards.sum() == 2
+    assert join([dead, dead]).columns == {}
+    with pytest.raises(RewardError, match="names"):
+        join([good, Scores(np.ones(2, np.float32), {}, 0)])
 
 
 def test_a_run_in_slots_is_a_run(tmp_path):
