@@ -115,6 +115,9 @@ def make_draw(
     def draw(logits: Array, uniform: Array, slots: Slots) -> Tokens:
         seen = _seen(slots, vocab_size) if penalizes else None
         given = options(slots.requests.settings, slots.length, seen)
+        if given.get("top_p") is not None:
+            # A slot at rest must not cost the search for many tokens that it would keep.
+            given["top_p"] = jnp.where(slots.active, given["top_p"], 1.0)
         return outputs(draw_tokens(logits, uniform, **given))
 
     def blank() -> Tokens:

@@ -16,7 +16,7 @@ UNIFORM = np.full((R, W), 0.4, np.float32)
 BEST = LOGITS.argmax(-1)
 
 
-def slots(length=0, **settings):
+def slots(length=0, *, active=True, **settings):
     """As much of slots as a draw looks at."""
     length = np.broadcast_to(length, (R, W))
     prompts = SimpleNamespace(tokens=np.array([[5, 6, 7], [8, 9, 0]]), length=np.array([3, 2]))
@@ -25,6 +25,7 @@ def slots(length=0, **settings):
     return SimpleNamespace(
         prompts=prompts,
         length=length,
+        active=jnp.broadcast_to(active, (R, W)),
         out=SimpleNamespace(tokens=own),
         requests=SimpleNamespace(settings=full),
     )
@@ -65,6 +66,13 @@ def test_requests_set_their_own_options():
     assert out.support.ids.shape == (R, W, 4)
     assert (np.asarray(out.support.ids) >= 0).sum(-1).tolist() == [[1, 2, 4], [4, 4, 4]]
     assert int(out.tokens[0, 0]) == BEST[0, 0] and float(out.behavior_logp[0, 0]) == 0
+
+
+def test_slots_at_rest_keep_all():
+    made = make_draw("f", vocab_size=V, top_p=0.3)
+    out = made.draw(LOGITS, UNIFORM, slots(active=[[True, False, True]] * 2))
+    kept = keep_mask(out.support, V).all(-1)
+    assert kept.tolist() == [[False, True, False]] * 2
 
 
 def test_a_response_that_is_too_short_does_not_end():
