@@ -25,7 +25,7 @@ def slots(length=0, *, active=True, **settings):
     return SimpleNamespace(
         prompts=prompts,
         length=length,
-        active=jnp.broadcast_to(active, (R, W)),
+        active=np.broadcast_to(active, (R, W)),
         out=SimpleNamespace(tokens=own),
         requests=SimpleNamespace(settings=full),
     )
