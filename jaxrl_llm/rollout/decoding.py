@@ -208,7 +208,8 @@ def decode(
 def _advance(slots: Slots, drawn: Tokens, stops: Array) -> Slots:
     """The slots after one token each: active ones keep it, and some end with it."""
     spoiled = ~jnp.isfinite(drawn.model_logp)
-    failed = slots.active & spoiled
+    # Nothing left to draw is a failure too, though it leaves no bad numbers behind.
+    failed = slots.active & ~(jnp.isfinite(drawn.model_logp) & jnp.isfinite(drawn.behavior_logp))
     writes = slots.active & ~failed
     length = slots.length + writes
     stopped = writes & jnp.isin(drawn.tokens, stops)
