@@ -28,7 +28,7 @@ from jaxrl_llm.rollout.requests import (
 )
 from jaxrl_llm.rollout.rollout import CANCELLED, LENGTH, STOP, UNFINISHED
 from jaxrl_llm.rollout.slots import Tokens
-from jaxrl_llm.rollout.tail import Packing, pack
+from jaxrl_llm.rollout.tail import next_grid
 
 
 class Generation:
@@ -139,25 +139,12 @@ class Generation:
         self.admit()
         with deferred_interrupt():
             if self._board.held:
-                leave_at, packing = self._grid()
+                leave_at, packing = next_grid(self._board, self.engine.tails)
                 limits = map(np.int32, (self.version, self.engine.chunk, leave_at))
                 given = (self.params, self.slots, self.key, *limits, self.deltas, packing)
                 self.slots = self.engine.call("decode", *given)
                 self._harvest()
         self._tell()
-
-    def _grid(self) -> tuple[int, Packing | None]:
-        """With how many active slots the next chunk may end early, and a smaller grid for it."""
-        board = self._board
-        active = len(board.held)
-        if board.crowded:
-            return active - max(1, active // 4), None  # That many free slots are worth a look.
-        packing = None
-        for rows, width in self.engine.tails:
-            if active > rows * width:
-                return rows * width, packing  # From there on a smaller grid may do.
-            packing = pack(board.held.values(), (rows, width)) or packing
-        return 0, packing
 
     @deferred_interrupt()
     def admit(self) -> None:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core.axes import Array
-from jaxrl_llm.rollout.board import Place
+from jaxrl_llm.rollout.board import Board, Place
 from jaxrl_llm.rollout.slots import Slots
 
 
@@ -71,6 +71,24 @@ def pack(places: Iterable[Place], grid: tuple[int, int]) -> Packing | None:
         packing.columns[i, : len(columns)] = columns
         packing.keep[i, : len(columns)] = True
     return packing
+
+
+def next_grid(board: Board, grids: Iterable[tuple[int, int]]) -> tuple[int, Packing | None]:
+    """With how many active slots the next chunk may end early, and a smaller grid for it, if any.
+
+    Args:
+      board: Who is where.
+      grids: The grids of :func:`smaller_grids`.
+    """
+    active = len(board.held)
+    if board.crowded:
+        return active - max(1, active // 4), None  # That many free slots are worth a look.
+    packing = None
+    for rows, width in grids:
+        if active > rows * width:
+            return rows * width, packing  # From there on a smaller grid may do.
+        packing = pack(board.held.values(), (rows, width)) or packing
+    return 0, packing
 
 
 def decode_packed(decode: Callable[[Slots], Slots], slots: Slots, packing: Packing) -> Slots:
