@@ -100,8 +100,7 @@ def run(arguments: Sequence[str]) -> int:
     asked = read_prompts(given.prompts, given.file, taken=FIELDS)
     out = None if given.out is None else OutFile(given.out)
     options.use_compilation_cache()
-    if sys.stderr.isatty():
-        _say(f"Loading {given.model} ...")
+    _say(f"Loading {given.model} ...", wait=True)
     job = _load(given)
     return _talk(job, given, out) if asked is None else _answer(job, given, asked, out)
 
@@ -163,6 +162,7 @@ def _answer(job: Job, given: Sample, asked: list[Asked], out: OutFile | None) ->
         sink = Printer([group.id for group in groups], as_json=given.json)
     longest = max(len(group.prompt) for group in groups)
     generation = job.generation(longest=longest, prompts=len(groups), on_tokens=live)
+    _say("Compiling ...", wait=True)
     tally = Tally(job, asked, generation, [sink])
     stopped = tally.run(groups, bar=out is not None)
     _say(tally.summary())
@@ -206,10 +206,11 @@ def _talk(job: Job, given: Sample, out: OutFile | None) -> int:
                 longest=2 * len(groups[0].prompt), prompts=1, on_tokens=live
             )
             room = generation.engine.prompt_length
+            _say("Compiling ...", wait=True)
         sinks = [live or Printer([index], as_json=given.json), *([] if out is None else [out])]
         tally = Tally(job, asked, generation, sinks)
-        tally.run(groups, bar=False)
-        _say(tally.summary())
+        if not tally.run(groups, bar=False):
+            _say(tally.summary())
     return 0
 
 
@@ -233,5 +234,7 @@ def _typed() -> Iterator[str]:
             yield line.rstrip("\n")
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def _say(line: str, *, wait: bool = False) -> None:
+    """A line on stderr; what only says why somebody waits is for terminals."""
+    if not wait or sys.stderr.isatty():
+        print(line, file=sys.stderr, flush=True)
