@@ -1,0 +1,99 @@
+"""Writes the measured part of docs/engine.md from benchmarks/results.
+
+python -m benchmarks.engine_page            # write
+python -m benchmarks.engine_page --check    # exit 1 if it would change anything
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import RESULTS, ROOT
+from benchmarks.readme import fill, spread
+
+PAGE = ROOT / "docs" / "engine.md"
+
+
+def measured(folder: Path = RESULTS) -> str:
+    """What the benchmarks of the engine and of accelerators found."""
+    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    parts = [_engine(each) for each in found if each["name"] == "engine"]
+    parts += [_gpu(each) for each in found if each["name"] == "gpu"]
+    return "\n\n".join(parts) or "Nothing yet."
+
+
+def _engine(result: Mapping[str, Any]) -> str:
+    work, full, skewed = result["workload"], result["products"], result["skewed"]
+    prompt, start = result["long_prompt"], result["startup"]
+    rows = [
+        (
+            f"{work['slots']} slots, {work['prompt_tokens']} + {work['new_tokens']} tokens",
+            f"{spread(full['engine_tokens_per_s'])} tokens/s, {full['share_of_products']:.0%} of "
+            "what its matrix products alone would allow",
+        ),
+        (
+            f"{work['skewed_requests']} requests of mean length {skewed['mean']:g}, longest "
+            f"{skewed['longest']}",
+            f"{spread(skewed['slots_tokens_per_s'])} tokens/s, {skewed['ratio']:.3g} times static "
+            "batches of the same engine",
+        ),
+        (
+            f"a prompt of {work['long_prompt']:,} tokens, 8 rollouts beside 1",
+            f"{prompt['prompt_cache_ratio']:.3g} times the prompt cache, "
+            f"{prompt['prefill_ratio']:.3g} times the prefill",
+        ),
+        (
+            "start",
+            f"{start['compile_seconds']:.3g} s to compile, {start['warm_start_seconds']:.3g} s "
+            "from the compilation cache",
+        ),
+    ]
+    title = f"{work['model']}, {work['dtype']}, {result['device']} (`python -m benchmarks.engine`):"
+    return _table(title, ("what", "measured"), rows)
+
+
+def _gpu(result: Mapping[str, Any]) -> str:
+    work = result["workload"]
+    rows = [
+        (
+            slots,
+            spread(case["sampler"]["tokens_per_s"]),
+            spread(case["engine"]["tokens_per_s"]),
+            f"{case['step']['bandwidth_share']:.0%}",
+        )
+        for slots, case in result["ours"].items()
+    ]
+    title = (
+        f"{work['model']}, {work['dtype']}, {work['prompt_tokens']} + {work['new_tokens']} tokens, "
+        f"{result['device']} (`python -m benchmarks.gpu`):"
+    )
+    columns = ("slots", "sampler, tokens/s", "engine, tokens/s", "share of bandwidth")
+    return _table(title, columns, rows)
+
+
+def _table(title: str, columns: tuple[str, ...], rows) -> str:
+    lines = [columns, ("---",) * len(columns), *rows]
+    return "\n".join([title, "", *(f"| {' | '.join(line)} |" for line in lines)])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write or check; the exit code is 1 where a check fails."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    options = parser.parse_args(argv)
+    old = PAGE.read_text()
+    new = fill(old, "measured", measured())
+    if new == old:
+        return 0
+    if options.check:
+        print(f"{PAGE.name} is out of date: run python -m benchmarks.engine_page", file=sys.stderr)
+        return 1
+    PAGE.write_text(new)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""docs/engine.md tells the truth: its example runs, its numbers are those of their formulas."""
+
+import json
+import re
+
+import jax
+import pytest
+
+import jaxrl_llm as jr
+from benchmarks import engine_page
+
+TEXT = engine_page.PAGE.read_text()
+
+
+def test_the_example_runs_as_pasted(capsys):
+    (code,) = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    exec(compile(code, "engine.md", "exec"), {"__name__": "__main__"})
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(line.split()[0] for line in lines) == ["one", "three", "two"]
+
+
+def test_names_of_the_page_exist():
+    for module, name in re.findall(r"`(rollout|corrections)\.(\w+)`", TEXT):
+        assert hasattr(getattr(jr, module), name)
+    for name in ("pick_next", "sample_round", "to_rollout", "off_policy_fraction", "spec_accept"):
+        assert f"`{name}" in TEXT and hasattr(jr.rollout, name)
+    for name in ("stop", "cancel", "fork", "update"):
+        assert f"`generation.{name}(" in TEXT and hasattr(jr.rollout.Generation, name)
+
+
+def bytes_of_slots(R, W, L, T, k, o=20):
+    """The formula of the page, for prompts and responses."""
+    return R * L * (k + 4), R * W * T * (k + o)
+
+
+@pytest.mark.parametrize("options", [{}, {"entropy": True}, {"top_k": 5}, {"top_p": 0.9}])
+def test_memory_is_that_of_the_formula(options):
+    model, _ = jr.testing.tiny_model()
+    config, sizes = model.config, {"rows": 3, "width": 2, "prompt_length": 40, "max_new_tokens": 60}
+    engine = jr.rollout.make_engine(model, **sizes, **options)
+    k = 2 * config.num_layers * config.num_kv_heads * config.head_dim * 4
+    o = 20 + 4 * ("entropy" in options) + 4 * options.get("top_k", 0)
+    if "top_p" in options:
+        o += 4 * -(-config.vocab_size // 32)
+    exact = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(jax.eval_shape(engine.init)))
+    few = exact - sum(bytes_of_slots(3, 2, 40, 60, k, o))
+    assert 0 < few <= 6 * 40, few
+
+
+def test_worked_numbers_of_the_page():
+    k = 2 * 30 * 3 * 64 * 4
+    prompts, responses = bytes_of_slots(8, 8, 256, 256, k)
+    copied = 8 * 8 * 256 * k
+    assert f"`k` is {k:,} bytes" in TEXT
+    words = " ".join(TEXT.split())
+    assert f"take {prompts / 1e6:.0f} MB for prompts and {responses / 1e6:.0f} MB for" in words
+    assert f"it would be {copied / 1e6:.0f} MB for each of the two" in words
+
+
+def test_measured_numbers_are_current():
+    assert engine_page.main(["--check"]) == 0, "run python -m benchmarks.engine_page"
+
+
+def test_results_become_tables(tmp_path, monkeypatch):
+    assert engine_page.measured(tmp_path) == "Nothing yet."
+    figure = {"median": 800.0, "min": 790.0, "max": 812.3}
+    workload = {"model": "M", "dtype": "float32", "prompt_tokens": 64, "new_tokens": 32}
+    common = {"device": "D", "workload": workload}
+    sizes = {"slots": 64, "skewed_requests": 256, "long_prompt": 1024}
+    engine = {
+        "name": "engine",
+        **common,
+        "workload": {**workload, **sizes},
+        "products": {"engine_tokens_per_s": figure, "share_of_products": 0.714},
+        "skewed": {"mean": 31.5, "longest": 200, "slots_tokens_per_s": figure, "ratio": 2.04},
+        "long_prompt": {"prompt_cache_ratio": 1.0, "prefill_ratio": 1.012},
+        "startup": {"compile_seconds": 21.0, "warm_start_seconds": 4.5},
+    }
+    case = {name: {"tokens_per_s": figure} for name in ("sampler", "engine")}
+    gpu = {"name": "gpu", **common, "ours": {"64": {**case, "step": {"bandwidth_share": 0.61}}}}
+    for each in (engine, gpu):
+        (tmp_path / f"{each['name']}-D.json").write_text(json.dumps(each))
+    text = engine_page.measured(tmp_path)
+    assert "| 64 slots, 64 + 32 tokens | 800 (790 to 812) tokens/s, 71% of what" in text
+    assert "longest 200 | 800 (790 to 812) tokens/s, 2.04 times static" in text
+    assert "1 times the prompt cache, 1.01 times the prefill" in text
+    assert "| 64 | 800 (790 to 812) | 800 (790 to 812) | 61% |" in text
+    # An old page is told, and written.
+    page = tmp_path / "engine.md"
+    page.write_text("<!-- measured:begin -->\nold\n<!-- measured:end -->\n")
+    monkeypatch.setattr(engine_page, "PAGE", page)
+    monkeypatch.setattr(engine_page, "measured", lambda: text)
+    assert engine_page.main(["--check"]) == 1 and "old" in page.read_text()
+    assert engine_page.main([]) == 0 and "61%" in page.read_text()
+    assert engine_page.main(["--check"]) == 0
