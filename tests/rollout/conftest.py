@@ -13,7 +13,7 @@ from jaxrl_llm.rollout.slots import Tokens
 
 # One token in twenty stops, so about two responses in three do before their end.
 DRAW = {"stop_ids": tuple(range(12)), "temperature": 0.7}
-SIZES = {"rows": 2, "width": 3, "prompt_length": 16, "max_new_tokens": 24, "chunk": 4, "block": 4}
+SIZES = {"rows": 2, "width": 3, "prompt_length": 16, "max_new_tokens": 24, "chunk": 4, "block": 7}
 G = 6
 
 

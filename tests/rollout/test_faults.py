@@ -92,10 +92,10 @@ def test_a_bad_delta_ends_its_own_group_only(
     tiny, engine, draw_groups, generate, by_request, whole, assert_same
 ):
     params = tiny[1]
-    kernel = params["layers"]["1"]["mlp"]["up"]["kernel"]
+    kernel = params["layers"]["0"]["mlp"]["up"]["kernel"]
     factors = [jnp.zeros((2, kernel.shape[0], 1)), jnp.zeros((2, 1, kernel.shape[1]))]
     factors[1] = factors[1].at[1].set(jnp.nan)
-    deltas = {"layers": {"1": {"mlp": {"up": (*factors, 1.0)}}}}
+    deltas = {"layers": {"0": {"mlp": {"up": (*factors, 1.0)}}}}
     groups = draw_groups(12, seed=10)
     bad = {"g1", "g4", "g7"}
     given = [g._replace(adapter=int(g.id in bad)) for g in groups]
@@ -125,7 +125,7 @@ def poisoned(tiny, draw_groups, whole):
         return jnp.where(bad, jnp.nan, hidden), kv
 
     sizes = {"rows": 2, "width": 2, "prompt_length": 16, "max_new_tokens": 24, "chunk": 4}
-    options = {"stop_ids": tuple(range(12)), "temperature": 0.7, "block": 16}
+    options = {"stop_ids": tuple(range(12)), "temperature": 0.7, "block": 7}
     return jr.rollout.make_engine(model._replace(apply=apply), **sizes, **options), token
 
 
@@ -178,10 +178,12 @@ def test_ctrl_c_loses_nothing(
     function = engine.functions[name]
 
     def interrupted(*arguments):
+        # The slots that it is given are gone, those that it gives have not arrived.
+        result = function(*arguments)
         calls.append(len(calls))
         if len(calls) == 4:
             signal.raise_signal(signal.SIGINT)
-        return function(*arguments)
+        return result
 
     monkeypatch.setitem(engine.functions, name, interrupted)
     generation, found = generate(engine, *groups), []

@@ -92,6 +92,11 @@ def test_what_was_stopped_comes_in_the_order_of_its_start(engine, generate, long
     rest = generation.stop()
     assert [g.id for g in rest] == [1, 0, 2, 3, 4, 5]
     assert list(lengths(rest).values()) == [8, 8]
+    # A group of which siblings wait keeps its place before one that is under way as a whole.
+    large = Group("large", [65], tuple(range(900, 905)), expected=30)
+    generation = generate(engine, groups[0], large)
+    generation.step()
+    assert [g.id for g in generation.stop()] == ["large", 0]
 
 
 def test_finished_siblings_are_not_sampled_again(engine, tiny, generate, draw_groups, by_request):
@@ -415,7 +420,9 @@ def test_stop_strings_cut_at_the_token_that_completes_them(
     groups = draw_groups(16, seed=8)
     stops = ("ab", "q", "zz")
     generation = generate(engine, *groups, stop_strings=stops, decode_text=text)
-    generation.step()
+    for _ in range(4):
+        generation.step()
+        assert generation.slots.active.sum() == len(generation._board.held)
     generation.submit(*generation.stop())
     found, wanted = by_request(list(generation)), whole(groups)
     cut = 0

@@ -11,7 +11,7 @@ from jaxrl_llm.rollout.rollout import CANCELLED, FAILED, LENGTH, UNFINISHED
 from jaxrl_llm.rollout.slots import Requests, Tokens, copy_slot, release, resume, start, wipe
 
 KEY = jax.random.key(0)
-PROMPTS = {0: [65, 66, 67, 68, 69, 70], 1: [200]}
+PROMPTS = {0: list(range(65, 76)), 1: [200]}
 # Two rows of three slots.
 ALL, NOBODY = np.ones((2, 3), bool), np.zeros((2, 3), bool)
 IDS = np.arange(6, dtype=np.int32).reshape(2, 3)
@@ -50,15 +50,15 @@ def copied(tree):
 def test_prompts_read_in_blocks_have_the_keys_and_values_of_one_pass(tiny, fill, engine):
     model, params = tiny
     slots = fill(PROMPTS, ALL, IDS)
-    assert slots.prompts.length.tolist() == [6, 1]
-    tokens, mask = slots.prompts.tokens, np.arange(16) < np.array([[5], [0]])
+    assert slots.prompts.length.tolist() == [11, 1]
+    tokens, mask = slots.prompts.tokens, np.arange(16) < np.array([[10], [0]])
     # All prompt tokens but the last, which is the first input of each response.
     whole = jax.jit(prefill, static_argnums=0)(model, params, tokens, jnp.asarray(mask))
     for ours, theirs in zip(slots.prompts.prefix, whole, strict=True):
-        np.testing.assert_allclose(ours.keys[0, ..., :5], theirs.keys[0, ..., :5], atol=1e-5)
-        np.testing.assert_allclose(ours.values[0, :, :5], theirs.values[0, :, :5], atol=1e-5)
-        # Five tokens are two blocks of four; nothing is written behind them.
-        assert not ours.keys[..., 8:].any() and not ours.values[..., 8:, :].any()
+        np.testing.assert_allclose(ours.keys[0, ..., :10], theirs.keys[0, ..., :10], atol=1e-5)
+        np.testing.assert_allclose(ours.values[0, :, :10], theirs.values[0, :, :10], atol=1e-5)
+        # Ten tokens are two blocks of seven; nothing is written behind them.
+        assert not ours.keys[..., 14:].any() and not ours.values[..., 14:, :].any()
 
 
 def test_one_prefill_for_siblings_equals_one_each(fill, decode):
