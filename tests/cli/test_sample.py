@@ -3,6 +3,7 @@
 import functools
 import io
 import json
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 
 import jaxrl_llm as jr
-from jaxrl_llm.cli import completions, job, main
+from jaxrl_llm.cli import completions, job, main, options, sample_command
 from jaxrl_llm.cli.completions import Live, OutFile, Printer
 
 TOKENIZER = jr.testing.ByteTokenizer()
@@ -89,10 +90,10 @@ def test_a_file_streams_through_slots_into_jsonl(capsys):
             np.testing.assert_allclose(row[name], getattr(rollout, name)[i, k][mask].sum(), 1e-4)
 
 
-@pytest.mark.parametrize("options", [("--slots", 1), ("--slots", 3), ("--n", 1)])
-def test_the_same_seed_gives_the_same_text_in_any_slots(capsys, options):
+@pytest.mark.parametrize("changes", [("--slots", 1), ("--slots", 3), ("--n", 1)])
+def test_the_same_seed_gives_the_same_text_in_any_slots(capsys, changes):
     many, _ = run(capsys, "--file", "prompts.txt", "--n", 2, "--slots", 4, "--json")
-    others, _ = run(capsys, "--file", "prompts.txt", "--n", 2, "--json", *options)
+    others, _ = run(capsys, "--file", "prompts.txt", "--n", 2, "--json", *changes)
     many, others = (by_place(map(json.loads, out.splitlines())) for out in (many, others))
     assert len(others) in (6, 12)
     for place, row in others.items():
@@ -261,6 +262,13 @@ def test_numbers_that_are_none_fail_with_their_prompt(capsys, monkeypatch):
     out, err = run(capsys, "one", "three", "--json", code=1)
     assert [json.loads(line)["finish"] for line in out.splitlines()] == ["failed"] * 2
     assert "Failed, since the model's logits were no numbers: prompt 0, 1 (from 0)." in err
+
+
+def test_commands_of_the_readme_have_options_that_exist():
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    lines = [shlex.split(x) for x in text.splitlines() if x.startswith("jaxrl-llm sample ")]
+    found = [options.parse(sample_command.Sample, line[2:], command="sample") for line in lines]
+    assert found[0].prompts and found[1].out == Path("completions.jsonl")
 
 
 @pytest.mark.parametrize(
