@@ -31,10 +31,12 @@ class Packing(NamedTuple):
     keep: Array
 
 
-def smaller_grids(rows: int, width: int, *, count: int = 2) -> tuple[tuple[int, int], ...]:
+def smaller_grids(rows: int, width: int, *, count: int = 1) -> tuple[tuple[int, int], ...]:
     """Grids ``(rows, width)``, each with a quarter of the slots of the one before.
 
-    None has more rows than the one before, so that prompts take no more memory.
+    None has more rows than the one before, so that prompts take no more memory. Each is a program
+    to compile, and a second one gains little: below some sixteen slots a step costs what reading
+    the weights does.
     """
     grids = []
     while rows * width >= 16 and len(grids) < count:

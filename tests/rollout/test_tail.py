@@ -21,7 +21,8 @@ from jaxrl_llm.rollout.tail import pack, smaller_grids
     ],
 )
 def test_grids_shrink_by_four_and_never_gain_rows(grid, smaller):
-    assert smaller_grids(*grid) == smaller
+    assert smaller_grids(*grid, count=2) == smaller
+    assert smaller_grids(*grid) == smaller[:1]
 
 
 def test_siblings_are_split_over_rows_where_there_is_room():
