@@ -77,7 +77,7 @@ class Begin(NamedTuple):
 
 
 class Board:
-    """The queue of groups and a grid of ``rows * width`` slots.
+    """The queue of groups and a grid of ``rows * width`` slots in ``shards`` parts.
 
     Attributes:
       queue: Groups that no row has taken: those that have begun before, then the longest expected.
@@ -90,7 +90,8 @@ class Board:
       busy: bool ``[R, W]``, the slots that are taken.
     """
 
-    def __init__(self, rows: int, width: int):
+    def __init__(self, rows: int, width: int, shards: int = 1):
+        self.shards = shards
         self.queue: list[OpenGroup] = []
         self.rows: list[OpenGroup | None] = [None] * rows
         self.aside: list[OpenGroup] = []
@@ -156,12 +157,13 @@ class Board:
         self.held[request], self.seen[request], self.busy[place] = place, seen, True
 
     def spare(self, request: int) -> Place | None:
-        """A free slot for a fork of a request: in its row, else in an empty one."""
+        """A free slot for a fork of a request: in its row, else in an empty one of its part."""
         row = self.held[request][0]
         if not self.busy[row].all():
             return row, int(np.argmin(self.busy[row]))
-        empty = [r for r, each in enumerate(self.rows) if each is None]
-        return (empty[0], 0) if empty else None
+        size = len(self.rows) // self.shards
+        part = range(row // size * size, (row // size + 1) * size)
+        return next(((r, 0) for r in part if self.rows[r] is None), None)
 
     def fork(self, request: int, new: int, place: Place) -> None:
         """A fork of a request is in a slot."""

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.protocol import KV, AttentionContext, Model, empty_cache
 from jaxrl_llm.rollout.rollout import FAILED, LENGTH, STOP
-from jaxrl_llm.rollout.slots import Slots, Tokens, like
+from jaxrl_llm.rollout.slots import Slots, Tokens, like, put_rows, take_rows
 
 
 def fill_prompts(
@@ -28,8 +28,8 @@ def fill_prompts(
       model: The model.
       params: Its parameters.
       slots: The slots.
-      rows: int32 ``[S, k]``. The grid is S equal parts of rows, as it lies on S devices; these are
-        places in each part, distinct, and what is beyond its end is computed in vain and dropped.
+      rows: int32 ``[S, k]``, distinct, as in :func:`~jaxrl_llm.rollout.slots.take_rows`; what is
+        beyond the end of a part is computed in vain and dropped.
       block: How many tokens are read in one pass.
       deltas: Low-rank deltas with a leading axis ``[N]``, from which each row takes one.
     """
@@ -38,7 +38,7 @@ def fill_prompts(
     scratch = empty_cache(model, (rows.size, 1), tokens.shape[-1])
     start = jnp.zeros_like(ends)[:, None]
     kv = _read(model, params, tokens[:, None], start, scratch, jnp.max(ends), block, delta)
-    prefix = jax.tree.map(lambda x, new: _put(x, rows, new[:, 0]), held.prefix, kv)
+    prefix = jax.tree.map(lambda x, new: put_rows(x, rows, new[:, 0]), held.prefix, kv)
     return slots._replace(prompts=held._replace(prefix=prefix))
 
 
@@ -70,8 +70,8 @@ def fill_responses(
     def one(i: Array, cache: tuple[KV, ...]) -> tuple[KV, ...]:
         row = jax.lax.dynamic_slice_in_dim(rows, i, 1, axis=1)
         tokens, ends, delta = _prompts(slots, row, deltas)
-        mine, length, own = (_take(x, row) for x in (where, slots.length, slots.out.tokens))
-        prefix = jax.tree.map(lambda x: _take(x, row), slots.prompts.prefix)
+        mine, length, own = (take_rows(x, row) for x in (where, slots.length, slots.out.tokens))
+        prefix = jax.tree.map(lambda x: take_rows(x, row), slots.prompts.prefix)
         shared_mask = jnp.arange(tokens.shape[-1]) < ends[:, None]
         last = jnp.take_along_axis(tokens, ends[:, None], axis=-1)
         first = jnp.broadcast_to(last[:, None], (shares, width, 1))
@@ -83,8 +83,8 @@ def fill_responses(
         kv = _read(model, params, inputs, start, scratch, longest, block, delta, **beside)
 
         def write(x: Array, new: Array) -> Array:
-            old = _take(x, row)
-            return _put(x, row, jnp.where(like(mine, old), new, old))
+            old = take_rows(x, row)
+            return put_rows(x, row, jnp.where(like(mine, old), new, old))
 
         return jax.tree.map(write, cache, kv)
 
@@ -113,7 +113,7 @@ def _prompts(slots: Slots, rows: Array, deltas) -> tuple[Array, Array, ArrayTree
     The place is 0 for rows that are dropped.
     """
     held = slots.prompts
-    tokens, length, adapter = (_take(x, rows) for x in (held.tokens, held.length, held.adapter))
+    tokens, length, adapter = (take_rows(x, rows) for x in (held.tokens, held.length, held.adapter))
     there = (rows < held.length.shape[0] // rows.shape[0]).reshape(-1)
     return tokens, jnp.where(there, jnp.maximum(length - 1, 0), 0), _of_rows(deltas, adapter)
 
@@ -126,21 +126,6 @@ def _of_rows(deltas, adapter: Array):
         return taken[..., None, None] if jnp.ndim(x) == 1 else taken
 
     return jax.tree.map(of_rows, deltas)
-
-
-def _take(x: Array, rows: Array) -> Array:
-    """Rows ``[S, k]`` of the S parts of ``x [R, ...]``, as ``[S k, ...]``."""
-    parts = x.reshape(rows.shape[0], -1, *x.shape[1:])
-    taken = jax.vmap(lambda part, row: part.at[row].get(mode="clip"))(parts, rows)
-    return taken.reshape(-1, *x.shape[1:])
-
-
-def _put(x: Array, rows: Array, new: Array) -> Array:
-    """``x`` with rows ``[S, k]`` of its S parts set to ``new [S k, ...]``."""
-    parts = x.reshape(rows.shape[0], -1, *x.shape[1:])
-    new = new.reshape(*rows.shape, *x.shape[1:]).astype(x.dtype)
-    put = jax.vmap(lambda part, row, value: part.at[row].set(value, mode="drop"))
-    return put(parts, rows, new).reshape(x.shape)
 
 
 def decode(
@@ -216,17 +201,18 @@ def _advance(slots: Slots, drawn: Tokens, stops: Array) -> Slots:
     full = writes & (length >= slots.requests.limit)
     finish = jnp.where(full, LENGTH, slots.finish)
     finish = jnp.where(stopped, STOP, finish)
-    rows, columns = jnp.indices(slots.active.shape, sparse=True)
+    place = jnp.where(writes, slots.length, slots.out.tokens.shape[-1])
 
-    def record(buffer: Array, new: Array) -> Array:
-        place = jnp.where(writes, slots.length, buffer.shape[2])
-        new = new.astype(buffer.dtype)
-        return buffer.at[rows, columns, place].set(new, mode="drop", unique_indices=True)
+    # Mapped over rows and slots, so that on a mesh each device writes its own.
+    @jax.vmap
+    @jax.vmap
+    def record(buffer: Array, new: Array, place: Array) -> Array:
+        return buffer.at[place].set(new.astype(buffer.dtype), mode="drop", unique_indices=True)
 
     return slots._replace(
         active=writes & ~stopped & ~full,
         length=length,
         finish=jnp.where(failed, FAILED, finish),
         spoiled=slots.spoiled | spoiled,
-        out=jax.tree.map(record, slots.out, drawn),
+        out=jax.tree.map(lambda x, new: record(x, new, place), slots.out, drawn),
     )

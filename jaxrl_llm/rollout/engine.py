@@ -111,7 +111,7 @@ class Engine:
         """
         call, zero = self.call, np.int32(0)
         params = cast_params(self.model, params)
-        nobody, place = np.zeros((self.rows, self.width), bool), np.zeros(2, np.int32)
+        nobody, place = np.zeros((self.rows, self.width), bool), entering.place_array(self, (0, 0))
         slots = call("put_prompts", self.init(), *entering.prompt_arrays(self, {}))
         for count in self.row_counts:
             rows, _ = entering.row_array(self, [], (count,))
@@ -218,7 +218,7 @@ def make_engine(
         pad_id=pad_id,
         draw=draw,
         shards=shards,
-        row_counts=powers(rows // shards),
+        row_counts=powers(rows // shards, base=8),
         # On a mesh, slots would have to move from device to device.
         tails=tail.smaller_grids(rows, width) if shards == 1 else (),
         row_bytes=sum(x.size * x.dtype.itemsize for x in buffers) // rows,
@@ -264,7 +264,7 @@ def _compile(model: Model, draw: Draw, sizes, stop_ids, block, mesh) -> dict[str
     }
 
 
-def powers(most: int) -> tuple[int, ...]:
-    """``most``, and the powers of four below it."""
-    sizes = [4**n for n in range(most.bit_length()) if 4**n < most]
+def powers(most: int, *, base: int = 4) -> tuple[int, ...]:
+    """``most``, and the powers of the base below it."""
+    sizes = [base**n for n in range(most.bit_length()) if base**n < most]
     return (*sizes, most)

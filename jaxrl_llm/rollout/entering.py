@@ -27,7 +27,7 @@ def prompt_arrays(engine: "Engine", groups: Mapping[int, Group]) -> tuple[np.nda
 
 
 def request_arrays(
-    engine: "Engine", starts: Iterable[Begin], *, segment: int | None
+    engine: "Engine", starts: Sequence[Begin], *, segment: int | None
 ) -> tuple[np.ndarray, Requests]:
     """Requests by slot, as :func:`~jaxrl_llm.rollout.slots.start` takes them.
 
@@ -39,10 +39,11 @@ def request_arrays(
     grid = (engine.rows, engine.width)
     take, ids, limit = np.zeros(grid, bool), np.zeros(grid, np.int32), np.ones(grid, np.int32)
     settings = {k: np.full(grid, v, np.float32) for k, v in engine.draw.settings.items()}
-    for place, request, group, _ in starts:
-        begun = group.begun.get(request, ())
-        left = resume_budget(len(begun), max_new_tokens=group.limits[request], segment=segment)
-        take[place], ids[place], limit[place] = True, request, len(begun) + left
+    most = np.array([each.group.limits[each.request] for each in starts], np.int64)
+    known = np.array([len(each.group.begun.get(each.request, ())) for each in starts], np.int64)
+    ends = known + resume_budget(known, max_new_tokens=most, segment=segment)
+    for (place, request, group, _), end in zip(starts, ends, strict=True):
+        take[place], ids[place], limit[place] = True, request, end
         for option, value in group.group.settings.items():
             settings[option][place] = value
     return take, Requests(ids, limit, settings)
@@ -85,3 +86,11 @@ def row_array(
     for places, part in zip(array, parts, strict=True):
         places[: len(part)] = part
     return array, most
+
+
+def place_array(engine: "Engine", place: Place) -> np.ndarray:
+    """A slot as :func:`~jaxrl_llm.rollout.slots.copy_slot` takes it."""
+    size = engine.rows // engine.shards
+    array = np.tile(np.array([size, 0], np.int32), (engine.shards, 1))
+    array[place[0] // size] = place[0] % size, place[1]
+    return array

@@ -107,7 +107,7 @@ class Generation:
         self.segment, self.on_tokens = segment, on_tokens
         self.stop_strings, self.decode_text = tuple(stop_strings), decode_text
         self.slots = engine.init()
-        self._board = Board(engine.rows, engine.width)
+        self._board = self._empty()
         self._spoiled = self._nobody()
         self._news: deque[tuple] = deque()
 
@@ -213,7 +213,8 @@ class Generation:
           new: The id of the copy, which joins the group.
 
         Returns:
-          False if neither the row of the request has a free slot nor another row is empty.
+          False if neither the row of the request has a free slot nor another row of its device is
+          empty.
 
         Raises:
           KeyError: If ``request`` is not decoding.
@@ -227,7 +228,7 @@ class Generation:
         place = board.spare(request)
         if place is None:
             return False
-        places = np.array(board.held[request], np.int32), np.array(place, np.int32)
+        places = (entering.place_array(self.engine, each) for each in (board.held[request], place))
         self.slots = self.engine.call("copy_slot", self.slots, *places, np.int32(new))
         board.fork(request, new, place)
         return True
@@ -244,7 +245,7 @@ class Generation:
         if self._board.held and not lost:
             self._release(~self._nobody(), UNFINISHED)
             self._harvest()
-        groups, self._board = self._board.rest(), Board(self.engine.rows, self.engine.width)
+        groups, self._board = self._board.rest(), self._empty()
         return groups
 
     def _fill(self, rows: list[int], places: list[Place]) -> None:
@@ -314,6 +315,9 @@ class Generation:
     def _release(self, where: np.ndarray, finish: int) -> None:
         if where.any():
             self.slots = self.engine.call("release", self.slots, where, np.int32(finish))
+
+    def _empty(self) -> Board:
+        return Board(self.engine.rows, self.engine.width, self.engine.shards)
 
     def _nobody(self) -> np.ndarray:
         return np.zeros((self.engine.rows, self.engine.width), bool)

@@ -207,6 +207,34 @@ def release(slots: Slots, where: Array, finish: Array | int) -> Slots:
     return slots._replace(active=slots.active & ~ends, finish=jnp.where(ends, finish, slots.finish))
 
 
+def take_rows(x: Array, rows: Array) -> Array:
+    """Some rows of an array ``[R, ...]`` that is S equal parts, each on a device of its own.
+
+    Nothing is sent from device to device.
+
+    Args:
+      x: The array.
+      rows: int32 ``[S, k]``, places in each part; beyond its end stands for the last.
+
+    Returns:
+      ``[S k, ...]``.
+    """
+    parts = x.reshape(rows.shape[0], -1, *x.shape[1:])
+    taken = jax.vmap(lambda part, row: part.at[row].get(mode="clip"))(parts, rows)
+    return taken.reshape(-1, *x.shape[1:])
+
+
+def put_rows(x: Array, rows: Array, new: Array) -> Array:
+    """The array with some rows set to ``new [S k, ...]``; see :func:`take_rows`.
+
+    Rows beyond the end of a part are dropped.
+    """
+    parts = x.reshape(rows.shape[0], -1, *x.shape[1:])
+    new = new.reshape(*rows.shape, *x.shape[1:]).astype(x.dtype)
+    put = jax.vmap(lambda part, row, value: part.at[row].set(value, mode="drop"))
+    return put(parts, rows, new).reshape(x.shape)
+
+
 def copy_slot(slots: Slots, source: Array, target: Array, request: Array) -> Slots:
     """Copies a rollout with its keys and values into another slot: a fork.
 
@@ -215,19 +243,25 @@ def copy_slot(slots: Slots, source: Array, target: Array, request: Array) -> Slo
 
     Args:
       slots: The slots.
-      source: int32 ``[2]``, row and column.
-      target: int32 ``[2]``, row and column.
+      source: int32 ``[S, 2]``, row and column in each of S parts of the grid; see
+        :func:`take_rows`. Parts in which nothing is copied have a row beyond their end.
+      target: int32 ``[S, 2]``, likewise.
       request: int32 scalar, the id of the copy.
     """
-    (r, c), (to_r, to_c) = source, target
+    width = slots.active.shape[1]
+    from_row, to_row = source[:, :1], target[:, :1]
+    from_slot, to_slot = (place[:, :1] * width + place[:, 1:] for place in (source, target))
 
     def slot(x: Array) -> Array:
-        return x.at[to_r, to_c].set(x[r, c])
+        flat = x.reshape(-1, *x.shape[2:])
+        return put_rows(flat, to_slot, take_rows(flat, from_slot)).reshape(x.shape)
 
-    prompts = jax.tree.map(lambda x: x.at[to_r].set(x[r]), slots.prompts)
+    prompts = jax.tree.map(lambda x: put_rows(x, to_row, take_rows(x, from_row)), slots.prompts)
     copied = Slots(prompts, *jax.tree.map(slot, tuple(slots)[1:]))
-    ids = copied.requests.id.at[to_r, to_c].set(request)
-    return copied._replace(requests=copied.requests._replace(id=ids))
+    ids = copied.requests.id.reshape(-1)
+    ids = put_rows(ids, to_slot, jnp.broadcast_to(request, to_slot.shape))
+    requests = copied.requests._replace(id=ids.reshape(slots.active.shape))
+    return copied._replace(requests=requests)
 
 
 def wipe(slots: Slots, where: Array) -> Slots:

@@ -90,7 +90,7 @@ def test_decode_and_fill_do_not_copy_the_cache(optimized):
     )
     assert engine.row_bytes == total // 8
     key, n = jax.random.key(0), np.int32(1)
-    rows, nobody, place = np.zeros((1, 8), np.int32), np.zeros((8, 4), bool), np.zeros(2, np.int32)
+    rows, nobody, place = np.zeros((1, 8), np.int32), np.zeros((8, 4), bool), np.zeros((1, 2), int)
     arguments = {
         "decode": (params, slots, key, n, n, n, None),
         "fill_prompts": (params, slots, rows[:, :1], None),
@@ -125,6 +125,32 @@ def test_a_mesh_gives_the_same(tiny, make, draw_groups, generate, by_request, wh
     wanted = jr.models.batch_sharding(mesh)
     assert {x.sharding for x in jax.tree.leaves(generation.slots)} == {wanted}
     assert engine.compiled() == programs
+    # A fork stays on its device: each has one row of two slots.
+    generation.submit(Group("f", [65], (900,)))
+    generation.step()
+    assert generation.fork(900, 901) and not generation.fork(900, 902)
+    forked = by_request(list(generation))
+    alone = generate(make(entropy=True), Group("f", [65], (900,)))
+    alone.step()
+    assert alone.fork(900, 901)
+    assert_same(forked, by_request(list(alone)))
+    assert engine.compiled() == programs
+
+
+def test_on_a_mesh_nothing_of_the_slots_is_sent(tiny, make):
+    engine, params = make(rows=16, mesh=make_mesh(data=8)), tiny[1]
+    slots, n = jax.eval_shape(engine.functions["init"]), np.int32(1)
+    rows, nobody, place = np.zeros((8, 2), np.int32), np.zeros((16, 3), bool), np.zeros((8, 2), int)
+    arguments = {
+        "decode": (params, slots, jax.random.key(0), n, n, n, None),
+        "fill_prompts": (params, slots, rows, None),
+        "fill_responses": (params, slots, rows, n, nobody, None),
+        "copy_slot": (slots, place, place, n),
+    }
+    for name, given in arguments.items():
+        program = engine.functions[name].lower(*given).compile().as_text()
+        for sent in ("all-gather(", "all-to-all(", "collective-permute("):
+            assert sent not in program, name
 
 
 def test_deltas_differ_within_a_batch(

@@ -172,7 +172,7 @@ def test_a_copy_has_all_but_the_request(fill, decode, target):
     slots = decode(fill({0: PROMPTS[0]}, take, IDS), 5)
     assert slots.active[0, 0]
     before = copied(slots)
-    after = copied(copy_slot(slots, jnp.array([0, 0]), jnp.array(target), 77))
+    after = copied(copy_slot(slots, jnp.array([[0, 0]]), jnp.array([target]), 77))
     assert after.requests.id[target] == 77 and after.requests.id[0, 0] == 0
     assert after.active[target] and after.length[target] == 5
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[target], y[0, 0]),
