@@ -128,6 +128,7 @@ class Board:
 
     def begin(self) -> list[Begin]:
         """Takes the requests that start now out of the queue and puts them into slots."""
+        self.clear_rows()
         if self.busy.all() or not self.crowded:
             return []
         # No more groups can start than there are rows; the rest of a long queue is left alone.

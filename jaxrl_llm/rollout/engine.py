@@ -20,8 +20,9 @@ from jaxrl_llm.models.protocol import Model, cast_params
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards
 from jaxrl_llm.rollout import decoding, entering, memory, tail
 from jaxrl_llm.rollout import slots as slot
+from jaxrl_llm.rollout.board import Place
 from jaxrl_llm.rollout.draw import Draw, make_draw
-from jaxrl_llm.rollout.slots import Slots
+from jaxrl_llm.rollout.slots import Slots, Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +82,31 @@ class Engine:
         """Arrays on the host, once they are computed; raises as :meth:`call` does."""
         with self._memory_errors(held=True):
             return jax.device_get(arrays)
+
+    def read(
+        self, params: ArrayTree, slots: Slots, deltas, rows: list[int], places: list[Place]
+    ) -> Slots:
+        """Computes keys and values: of the prompts of rows, then of the responses in places."""
+        if rows:
+            array, _ = entering.row_array(self, rows, self.row_counts)
+            slots = self.call("fill_prompts", params, slots, array, deltas)
+        if places:
+            where = np.zeros((self.rows, self.width), bool)
+            where[tuple(zip(*places, strict=True))] = True
+            begun = np.flatnonzero(where.any(axis=1)).tolist()
+            array, count = entering.row_array(self, begun, self.row_counts[-1:])
+            given = (params, slots, array, np.int32(count), where, deltas)
+            slots = self.call("fill_responses", *given)
+        return slots
+
+    def outputs(self, slots: Slots, places: list[Place]) -> list[Tokens]:
+        """What was sampled in some slots, arrays ``[T]`` on the host."""
+        if not places:
+            return []
+        size = min(n for n in powers(self.rows * self.width) if n >= len(places))
+        rows, columns = np.pad(np.array(places, np.int32), ((0, size - len(places)), (0, 0))).T
+        out = self.fetch(self.call("gather", slots.out, rows, columns))
+        return [jax.tree.map(lambda x, i=i: x[i], out) for i in range(len(places))]
 
     @contextlib.contextmanager
     def _memory_errors(self, *, held: bool) -> Iterator[None]:

@@ -1,6 +1,6 @@
 """``Generation``: what goes on between two chunks of decoding."""
 
-from collections import ChainMap, deque
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +14,7 @@ from jaxrl_llm.core.interrupt import deferred_interrupt
 from jaxrl_llm.models.protocol import cast_params
 from jaxrl_llm.rollout import entering
 from jaxrl_llm.rollout.board import Board, Place
-from jaxrl_llm.rollout.engine import Engine, powers
+from jaxrl_llm.rollout.engine import Engine
 from jaxrl_llm.rollout.requests import (
     Completion,
     FinishedGroup,
@@ -24,11 +24,11 @@ from jaxrl_llm.rollout.requests import (
     cut,
     limits_of,
     nothing,
-    stop_place,
 )
 from jaxrl_llm.rollout.rollout import CANCELLED, LENGTH, STOP, UNFINISHED
 from jaxrl_llm.rollout.slots import Tokens
 from jaxrl_llm.rollout.tail import next_grid
+from jaxrl_llm.rollout.watch import Watch
 
 
 class Generation:
@@ -95,21 +95,14 @@ class Generation:
         on_tokens: Callable[..., Any] | None = None,
     ):
         checks.check_positive("Generation", segment=segment)
-        if isinstance(stop_strings, str):
-            raise TypeError("Generation: stop_strings must be several; got one string.")
-        if bool(stop_strings) != (decode_text is not None):
-            raise ValueError("Generation: stop_strings and decode_text take each other.")
-        if "" in stop_strings:
-            raise ValueError("Generation: a stop string is empty.")
         self.engine, self.key, self.version = engine, key, version
         self.params = cast_params(engine.model, params)
         self.deltas, self._adapters = deltas, count_deltas("Generation", deltas)
-        self.segment, self.on_tokens = segment, on_tokens
-        self.stop_strings, self.decode_text = tuple(stop_strings), decode_text
+        self.segment, self._watch = segment, Watch(stop_strings, decode_text, on_tokens)
         self.slots = engine.init()
         self._board = self._empty()
         self._spoiled = self._nobody()
-        self._news: deque[tuple] = deque()
+        self._half_filled = False
 
     @deferred_interrupt()
     def submit(self, *groups: Group) -> None:
@@ -144,14 +137,24 @@ class Generation:
                 given = (self.params, self.slots, self.key, *limits, self.deltas, packing)
                 self.slots = self.engine.call("decode", *given)
                 self._harvest()
-        self._tell()
+        self._watch.tell()
 
     @deferred_interrupt()
     def admit(self) -> None:
-        """Gives empty rows to waiting groups and free slots to waiting siblings."""
+        """Gives empty rows to waiting groups and free slots to waiting siblings.
+
+        Raises:
+          RuntimeError: If an error of the device has left slots half filled.
+        """
+        if self._half_filled or self._deleted():
+            raise RuntimeError(
+                "Generation: the slots were lost with an error; stop() returns all groups, which a "
+                "new Generation can take."
+            )
         starts, engine = self._board.begin(), self.engine
         if not starts:
             return
+        self._half_filled = True
         take, asked = entering.request_arrays(engine, starts, segment=self.segment)
         if (spoiled := take & self._spoiled).any():
             self.slots = engine.call("wipe", self.slots, spoiled)
@@ -164,7 +167,7 @@ class Generation:
         begun = {place: each for place, each in begun.items() if each}
         if begun:
             self.slots = engine.call("resume", self.slots, *entering.begun_arrays(engine, begun))
-        self._fill(list(new), list(begun))
+        self._read(list(new), list(begun))
 
     @deferred_interrupt()
     def update(self, params: ArrayTree, *, version: int, deltas: ArrayTree | None = None) -> None:
@@ -184,7 +187,13 @@ class Generation:
         self.params, self.version = cast_params(self.engine.model, params), version
         board = self._board
         rows = [row for row, each in enumerate(board.rows) if each]
-        self._fill(rows, [board.held[request] for request, n in board.seen.items() if n])
+        self._half_filled = bool(rows)
+        self._read(rows, [board.held[request] for request, n in board.seen.items() if n])
+
+    def _read(self, rows: list[int], places: list[Place]) -> None:
+        """Reads the prompts of rows and the responses in slots; with that they are filled."""
+        self.slots = self.engine.read(self.params, self.slots, self.deltas, rows, places)
+        self._half_filled = False
 
     @deferred_interrupt()
     def cancel(self, *requests: int) -> None:
@@ -241,26 +250,11 @@ class Generation:
         from there. They come in the order in which they started. After an error of the device, what
         was in slots is lost, and they go on from what they were submitted with.
         """
-        lost = any(x.is_deleted() for x in jax.tree.leaves(self.slots))
-        if self._board.held and not lost:
+        if self._board.held and not self._half_filled and not self._deleted():
             self._release(~self._nobody(), UNFINISHED)
             self._harvest()
         groups, self._board = self._board.rest(), self._empty()
         return groups
-
-    def _fill(self, rows: list[int], places: list[Place]) -> None:
-        """Computes keys and values: of the prompts of rows, of the responses in slots."""
-        engine, given = self.engine, (self.params, self.slots)
-        if rows:
-            array, _ = entering.row_array(engine, rows, engine.row_counts)
-            self.slots = engine.call("fill_prompts", *given, array, self.deltas)
-        if places:
-            where = self._nobody()
-            where[tuple(zip(*places, strict=True))] = True
-            begun = np.flatnonzero(where.any(axis=1)).tolist()
-            array, count = entering.row_array(engine, begun, engine.row_counts[-1:])
-            given = (self.params, self.slots, array, np.int32(count), where)
-            self.slots = engine.call("fill_responses", *given, self.deltas)
 
     def _harvest(self) -> None:
         """Takes finished rollouts out of their slots, and finished groups out of their rows."""
@@ -268,9 +262,12 @@ class Generation:
         if board.held:
             state = (slots.active, slots.length, slots.finish, slots.spoiled)
             active, length, finish, self._spoiled = self.engine.fetch(state)
-            curious, stopped = bool(self.stop_strings or self.on_tokens), self._nobody()
-            looked_at = [r for r, place in board.held.items() if curious or not active[place]]
-            outs = dict(zip(looked_at, self._gather(looked_at), strict=True))
+            curious, stopped = self._watch.curious, self._nobody()
+            looked_at = {
+                r: place for r, place in board.held.items() if curious or not active[place]
+            }
+            outputs = self.engine.outputs(slots, list(looked_at.values()))
+            outs = dict(zip(looked_at, outputs, strict=True))
             for request, place in list(board.held.items()):
                 n, why = int(length[place]), None if active[place] else int(finish[place])
                 if request in outs:
@@ -283,38 +280,24 @@ class Generation:
     def _look(self, request: int, out: Tokens, length: int, why: int | None) -> bool:
         """Takes note of what is new of a request; True if a stop string has ended it."""
         board, start = self._board, self._board.seen[request]
-        group, found = board.groups[request], None
-        if self.decode_text is not None:
-            tokens = out.tokens[:length].tolist()
-            found = stop_place(tokens, start, self.stop_strings, self.decode_text)
+        group, found = board.groups[request], self._watch.stop_place(out, start, length)
         if found is not None:
             length, why = found, STOP
         elif why == LENGTH and length < group.limits[request]:
             why = UNFINISHED  # The end of its segment.
         board.seen[request] = length
-        if self.on_tokens is not None and length > start:
-            self._news.append((group.group.id, request, start, cut(out, start, length)))
+        self._watch.note(group.group.id, request, out, start, length)
         if why is not None:
             board.end(request, Completion(request, cut(out, 0, length), why))
         return found is not None
 
-    def _tell(self) -> None:
-        while self._news and self.on_tokens is not None:
-            self.on_tokens(*self._news.popleft())
-
-    def _gather(self, requests: list[int]) -> list[Tokens]:
-        """The outputs of requests that are in slots, on the host."""
-        if not requests:
-            return []
-        size = min(n for n in powers(self.engine.rows * self.engine.width) if n >= len(requests))
-        places = np.array([self._board.held[request] for request in requests], np.int32)
-        places = np.pad(places, ((0, size - len(requests)), (0, 0)))
-        out = self.engine.fetch(self.engine.call("gather", self.slots.out, *places.T))
-        return [jax.tree.map(lambda x, i=i: x[i], out) for i in range(len(requests))]
-
     def _release(self, where: np.ndarray, finish: int) -> None:
         if where.any():
             self.slots = self.engine.call("release", self.slots, where, np.int32(finish))
+
+    def _deleted(self) -> bool:
+        """Whether the slots were given to a call that has failed."""
+        return any(x.is_deleted() for x in jax.tree.leaves(self.slots))
 
     def _empty(self) -> Board:
         return Board(self.engine.rows, self.engine.width, self.engine.shards)

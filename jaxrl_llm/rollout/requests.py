@@ -1,6 +1,6 @@
 """What is asked of an engine and what it answers, as host data."""
 
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -188,22 +188,3 @@ def _check_limits(start: str, group: Group, most: int) -> None:
             raise ValueError(
                 f"{start}: request {request} has {len(begun)} tokens already, and {limit} at most."
             )
-
-
-def stop_place(
-    tokens: list[int],
-    known: int,
-    stop_strings: Sequence[str],
-    decode_text: Callable[[list[int]], str] | None,
-) -> int | None:
-    """After how many tokens a stop string is complete, or None; ``known`` of them hold none."""
-    if decode_text is None or len(tokens) == known:
-        return None
-
-    def ends(n: int) -> bool:
-        text = decode_text(tokens[:n])
-        return any(stop in text for stop in stop_strings)
-
-    if not ends(len(tokens)):
-        return None
-    return next(n for n in range(known + 1, len(tokens) + 1) if ends(n))

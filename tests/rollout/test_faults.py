@@ -276,6 +276,35 @@ def test_memory_that_runs_out_in_the_middle(
     assert_same(by_request(found), whole(groups))
 
 
+@pytest.mark.parametrize("name", ["put_prompts", "start", "fill_prompts", "fill_responses"])
+def test_slots_that_are_half_filled_are_not_read(
+    tiny, engine, draw_groups, generate, by_request, whole, assert_same, monkeypatch, name
+):
+    groups, calls = draw_groups(9, seed=14), []
+    function = engine.functions[name]
+
+    def broken(*arguments):
+        calls.append(0)
+        if len(calls) == 2:
+            raise jax.errors.JaxRuntimeError("INTERNAL: a cable")
+        return function(*arguments)
+
+    generation, found = generate(engine, *groups), []
+    monkeypatch.setitem(engine.functions, name, broken)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL: a cable"):
+        for done in generation:
+            found.append(done)
+            if name == "fill_responses":
+                generation.update(tiny[1], version=0)
+    # The slots hold requests that have not started: their tokens are those of others.
+    with pytest.raises(RuntimeError, match=r"the slots were lost with an error; stop\(\) returns"):
+        generation.step()
+    rest = generation.stop()
+    assert sorted(x.id for x in (*found, *rest)) == sorted(g.id for g in groups)
+    found += list(generate(engine, *rest))
+    assert_same(by_request(found), whole(groups))
+
+
 def test_other_errors_of_the_device_are_told_as_they_are(engine, generate, monkeypatch):
     generation = generate(engine, Group("a", [65], (0,)))
 
