@@ -30,7 +30,7 @@ def _gradient(recipe: Recipe) -> ArrayTree:
     params, batch = model()[1], model_case(recipe).batch
     way = layout(score_batch, recipe, temperature=TEMPERATURE)
     key = prepare_key(jax.random.key(0), 0) if recipe.draws else None
-    ready, _ = recipe.prepare(batch, recipe.init(), key=key)
+    ready, _ = jax.jit(recipe.prepare)(batch, recipe.init(), key=key)
     grads = compiled(recipe).loss_and_grad(*way.score(params, batch), ready)[1]
     scale = ready.extras["update_scale"][0, 0, 0] if "update_scale" in ready.extras else 1.0
     return jax.tree.map(lambda x: scale * x, way.pull(params, batch, grads))

@@ -35,15 +35,19 @@ def plain(**changes) -> Recipe:
     return Recipe(**{**slots, **changes})
 
 
-# Every check runs for every preset; of most presets, all but the quickest only with -m slow.
-ALWAYS = ("grpo", "dapo", "gspo", "ppo_max", "rover", "mssr")
+# Every check runs for every preset; of most presets, all but the quickest only with -m slow. These
+# are a plain one, one with a critic, and one with statistics of the vocabulary; what is composed
+# below has the other slots.
+ALWAYS = ("grpo", "ppo_max", "rover")
 QUICK = ("junk", "degenerate_groups", "on_policy")
+# Those that compile a model or a sampler; without -m slow, for one of the presets or two.
+COSTLY = {"train_step": ("grpo",), "rollouts": ("grpo",), "layouts": ("grpo", "rover")}
 
 
 def preset_checks():
     for name, check in itertools.product(PRESETS, CHECKS):
-        slow = check not in QUICK and name not in ALWAYS
-        yield pytest.param(name, check, marks=[pytest.mark.slow] if slow else [])
+        fast = check in QUICK or name in COSTLY.get(check, ALWAYS)
+        yield pytest.param(name, check, marks=[] if fast else [pytest.mark.slow])
 
 
 @pytest.mark.parametrize(("name", "check"), list(preset_checks()))
@@ -95,9 +99,15 @@ COMPOSED = {
 }
 
 
-@pytest.mark.parametrize("name", COMPOSED)
-def test_composed_recipe(name):
-    assert_recipe_ok(COMPOSED[name], only=[c for c in CHECKS if c != "train_step"])
+def composed_checks():
+    for name, check in itertools.product(COMPOSED, [c for c in CHECKS if c != "train_step"]):
+        slow = check in COSTLY and name != "corrected"
+        yield pytest.param(name, check, marks=[pytest.mark.slow] if slow else [])
+
+
+@pytest.mark.parametrize(("name", "check"), list(composed_checks()))
+def test_composed_recipe(name, check):
+    assert_recipe_ok(COMPOSED[name], only=[check])
 
 
 def test_a_train_step_takes_every_slot():
@@ -107,6 +117,7 @@ def test_a_train_step_takes_every_slot():
     assert_recipe_ok(everything, only=["train_step"])
 
 
+@pytest.mark.slow
 def test_a_train_step_on_other_meshes():
     sizes = ((1, 8, 1), (1, 1, 8), (4, 2, 1))
     train_checks.check_train_step(preset("grpo"), sizes=sizes)
@@ -173,7 +184,13 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize(("a", "s"), PAIRS)
+def some_pairs():
+    """All pairs; without -m slow a third of them, which has every advantage and surrogate."""
+    for a, s in PAIRS:
+        yield pytest.param(a, s, marks=[pytest.mark.slow] if (a + s) % 3 else [])
+
+
+@pytest.mark.parametrize(("a", "s"), list(some_pairs()))
 def test_slots_are_orthogonal(a, s):
     assert_recipe_ok(composed(a, s), only=["microbatches", "junk", "permutation", "jit"])
 
