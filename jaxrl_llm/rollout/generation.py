@@ -144,13 +144,9 @@ class Generation:
         """Gives empty rows to waiting groups and free slots to waiting siblings.
 
         Raises:
-          RuntimeError: If an error of the device has left slots half filled.
+          RuntimeError: If an error has left slots half filled.
         """
-        if self._half_filled or self._deleted():
-            raise RuntimeError(
-                "Generation: the slots were lost with an error; stop() returns all groups, which a "
-                "new Generation can take."
-            )
+        self._check_slots()
         starts, engine = self._board.begin(), self.engine
         if not starts:
             return
@@ -184,6 +180,7 @@ class Generation:
             if count_deltas("update", deltas) != self._adapters or self.deltas is None:
                 raise ValueError(f"update: deltas must be {self._adapters}, as before.")
             self.deltas = deltas
+        self._check_slots()
         self.params, self.version = cast_params(self.engine.model, params), version
         board = self._board
         rows = [row for row, each in enumerate(board.rows) if each]
@@ -202,6 +199,7 @@ class Generation:
         Raises:
           KeyError: If a request is not known, or has ended; then all go on.
         """
+        self._check_slots()
         board, where = self._board, self._nobody()
         groups = {request: board.find(request) for request in requests}
         for request, group in groups.items():
@@ -229,6 +227,7 @@ class Generation:
           KeyError: If ``request`` is not decoding.
           ValueError: If ``new`` is in use, or no id.
         """
+        self._check_slots()
         board = self._board
         if request not in board.held:
             raise KeyError(f"fork: request {request} is not decoding.")
@@ -242,7 +241,6 @@ class Generation:
         board.fork(request, new, place)
         return True
 
-    @deferred_interrupt()
     def stop(self) -> list[Group]:
         """Empties slots and queue, and returns every group that was not handed out.
 
@@ -250,9 +248,15 @@ class Generation:
         from there. They come in the order in which they started. After an error of the device, what
         was in slots is lost, and they go on from what they were submitted with.
         """
-        if self._board.held and not self._half_filled and not self._deleted():
-            self._release(~self._nobody(), UNFINISHED)
-            self._harvest()
+        with deferred_interrupt():
+            if self._board.held and not self._lost():
+                try:
+                    self._release(~self._nobody(), UNFINISHED)
+                    self._harvest()
+                except (MemoryError, jax.errors.JaxRuntimeError):
+                    self._half_filled = True
+        self._watch.tell()
+        # Not before all else is done: whoever interrupts it can call it again.
         groups, self._board = self._board.rest(), self._empty()
         return groups
 
@@ -295,9 +299,16 @@ class Generation:
         if where.any():
             self.slots = self.engine.call("release", self.slots, where, np.int32(finish))
 
-    def _deleted(self) -> bool:
-        """Whether the slots were given to a call that has failed."""
-        return any(x.is_deleted() for x in jax.tree.leaves(self.slots))
+    def _lost(self) -> bool:
+        """Whether an error came while slots were filled, or had been given to a call."""
+        return self._half_filled or any(x.is_deleted() for x in jax.tree.leaves(self.slots))
+
+    def _check_slots(self) -> None:
+        if self._lost():
+            raise RuntimeError(
+                "Generation: the slots were lost with an error; stop() returns all groups, which a "
+                "new Generation can take."
+            )
 
     def _empty(self) -> Board:
         return Board(self.engine.rows, self.engine.width, self.engine.shards)

@@ -297,12 +297,60 @@ def test_slots_that_are_half_filled_are_not_read(
             if name == "fill_responses":
                 generation.update(tiny[1], version=0)
     # The slots hold requests that have not started: their tokens are those of others.
-    with pytest.raises(RuntimeError, match=r"the slots were lost with an error; stop\(\) returns"):
-        generation.step()
+    message = r"the slots were lost with an error; stop\(\) returns"
+    some = next(iter(generation._board.held))
+    for call in (
+        generation.step,
+        lambda: generation.update(tiny[1], version=0),
+        lambda: generation.cancel(some),
+        lambda: generation.fork(some, 900),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            call()
     rest = generation.stop()
     assert sorted(x.id for x in (*found, *rest)) == sorted(g.id for g in groups)
     found += list(generate(engine, *rest))
     assert_same(by_request(found), whole(groups))
+
+
+def test_a_device_that_fails_while_it_stops(engine, draw_groups, generate, monkeypatch):
+    groups = draw_groups(4, seed=15)
+    generation = generate(engine, *groups)
+    generation.step()
+
+    def broken(*arguments):
+        raise jax.errors.JaxRuntimeError("INTERNAL: a cable")
+
+    monkeypatch.setitem(engine.functions, "gather", broken)
+    rest = generation.stop()
+    assert sorted(g.id for g in rest) == sorted(g.id for g in groups)
+    assert not any(c.finish == UNFINISHED for g in rest for c in g.partial.values())
+
+
+def test_ctrl_c_while_it_stops(engine, draw_groups, generate, monkeypatch):
+    groups, told = draw_groups(4, seed=16), []
+    generation = generate(engine, *groups, on_tokens=lambda *news: told.append(news))
+    decode, release = engine.functions["decode"], engine.functions["release"]
+
+    def interrupted(function):
+        def call(*arguments):
+            signal.raise_signal(signal.SIGINT)
+            return function(*arguments)
+
+        return call
+
+    monkeypatch.setitem(engine.functions, "decode", interrupted(decode))
+    with pytest.raises(KeyboardInterrupt):
+        generation.step()
+    assert not told
+    monkeypatch.setitem(engine.functions, "release", interrupted(release))
+    with pytest.raises(KeyboardInterrupt):
+        generation.stop()
+    rest = generation.stop()
+    assert sorted(g.id for g in rest) == sorted(g.id for g in groups)
+    # What was sampled and not yet told of is told before all is handed back.
+    lengths = [len(c) for g in rest for c in g.partial.values()]
+    assert sum(len(out.tokens) for *_, out in told) == sum(lengths) > 0
 
 
 def test_other_errors_of_the_device_are_told_as_they_are(engine, generate, monkeypatch):
