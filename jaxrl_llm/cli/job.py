@@ -178,7 +178,8 @@ class Tally:
                 for group in self._generation.stop():
                     ended = tuple(c for c in group.partial.values() if has_ended(c))
                     if ended:
-                        self._take(FinishedGroup(group, ended), complete=False)
+                        whole = len(ended) == len(group.requests)
+                        self._take(FinishedGroup(group, ended), complete=whole)
                 return True
             finally:
                 for sink in self._sinks:

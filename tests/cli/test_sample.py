@@ -167,7 +167,8 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_does_the_rest(capsys
         interrupted_after(patch, 2)
         _, err = run(capsys, *options, "--out", "out.jsonl", code=130)
     kept = by_place(rows_of("out.jsonl"))
-    assert 4 <= len(kept) < 12 and "Stopped: 2 of 6 prompts are done" in err
+    whole = sum((i, 0) in kept and (i, 1) in kept for i in range(6))
+    assert 4 <= len(kept) < 12 and f"Stopped: {whole} of 6 prompts are done" in err
     # As if the process had died in the middle of a line.
     with Path("out.jsonl").open("a") as file:
         file.write('{"index": 5, "sam')
@@ -262,6 +263,11 @@ def test_numbers_that_are_none_fail_with_their_prompt(capsys, monkeypatch):
     out, err = run(capsys, "one", "three", "--json", code=1)
     assert [json.loads(line)["finish"] for line in out.splitlines()] == ["failed"] * 2
     assert "Failed, since the model's logits were no numbers: prompt 0, 1 (from 0)." in err
+
+
+def test_the_page_of_the_engine_names_every_field():
+    page = (Path(__file__).parents[2] / "docs" / "engine.md").read_text()
+    assert all(f"`{field}`" in page for field in ("prompt", *completions.FIELDS))
 
 
 def test_commands_of_the_readme_have_options_that_exist():
