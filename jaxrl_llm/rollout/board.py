@@ -214,7 +214,8 @@ class Board:
                 self.rows[row] = None
 
     def rest(self) -> list[Group]:
-        """Every group that was not handed out; no slot may be taken."""
+        """Every group that was not handed out, with what is known of it."""
+        self.clear_rows()
         groups = [
             done.group._replace(partial={c.request: c for c in done.completions})
             for done in self.ready

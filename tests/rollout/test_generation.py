@@ -245,6 +245,21 @@ def test_rounds_lose_nothing_and_finish_what_they_began(
     assert len(rest) == 2 and not buffered
 
 
+def test_groups_that_finish_together_train_in_the_next_round(make, generate, long_ones):
+    requests = long_ones([65], 6)
+    groups = [Group(i, [65], requests[2 * i : 2 * i + 2], max_new_tokens=6) for i in range(3)]
+    generation = generate(make(rows=3, width=2, chunk=2, block=5))
+    buffered, new = deque(), iter(groups)
+    (first,) = sample_round(generation, buffered, new, n=1, target=3)
+    assert [len(c) for c in first.completions] == [6, 6]
+    # The two others have all their tokens; nothing is decoded for them again.
+    assert [len(g.partial) for g in buffered] == [2, 2]
+    assert all(c.finish == LENGTH for g in buffered for c in g.partial.values())
+    before = generation.slots
+    done = [*sample_round(generation, buffered, new, n=2, target=2)]
+    assert {first.id, *(x.id for x in done)} == {0, 1, 2} and generation.slots is before
+
+
 def test_a_round_that_is_left_puts_all_back(engine, draw_groups, generate):
     groups = draw_groups(6, seed=6)
     buffered, new = deque(groups[:2]), iter(groups[2:])
