@@ -27,7 +27,7 @@ def test_stored_without_outputs(path):
 
 
 # A kernel with its imports and compilations takes long to start, so one stands for all.
-FAST = "01_train_tiny"
+FAST = "00_estimators"
 
 
 def with_slow():
