@@ -4,7 +4,7 @@ import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 
@@ -12,7 +12,7 @@ from jaxrl_llm.cli import UsageError, options
 from jaxrl_llm.cli.completions import FIELDS, Live, OutFile, Printer, digest
 from jaxrl_llm.cli.job import MOST_SAMPLES, Job, Tally
 from jaxrl_llm.cli.prompts import Asked, read_prompts
-from jaxrl_llm.train import Checkpoints
+from jaxrl_llm.train import Checkpoints, TrainConfig
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "min_new_tokens")
 
@@ -39,8 +39,9 @@ class Sample:
       repetition_penalty: Above 1 makes tokens less likely that the text holds already.
       stop: A text that ends a completion and is left out of it.
       seed: Of the sampling; by default 0. The same seed gives the same completions with any number
-        of slots.
+        of slots, but for rounding.
       slots: Completions that are sampled at one time, at most.
+      dtype: Of the model; by default float32, or that of the run.
       raw: Give the prompt as it is, without the chat template; so does a run that was trained so.
       system: A system message before each prompt; by default that of the run.
     """
@@ -61,6 +62,7 @@ class Sample:
     stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     seed: int | None = None
     slots: int = 32
+    dtype: Literal["float32", "bfloat16"] | None = None
     raw: bool = False
     system: str | None = None
 
@@ -120,16 +122,19 @@ def _load(given: Sample) -> Job:
         chat["chat"] = config.data.chat and not given.raw
         if chat["chat"] and given.system is None:
             chat["system"] = config.data.system
+        if given.dtype is not None:
+            config = _with_dtype(config, given.dtype)
         model, params, tokenizer = load_model(config, None)
         checkpoints = Checkpoints(Path(name) / "checkpoints", model=model)
         params, step = checkpoints.restore_params(params), max(checkpoints.steps())
     else:
         from jaxrl_llm import data, models
 
-        model, params = models.load_model(name)
+        model, params = models.load_model(name, dtype=given.dtype or "float32")
         tokenizer = data.load_tokenizer(name)
     where = Path(name).resolve() if Path(name).exists() else name
     settings = {"model": where, "step": step, "seed": given.seed or 0, "stop": given.stop}
+    settings["dtype"] = model.config.dtype
     settings |= {"max_new_tokens": given.max_new_tokens, **given.sampling, **chat}
     return Job(
         model,
@@ -144,6 +149,13 @@ def _load(given: Sample) -> Job:
         stops=given.stop,
         seed=given.seed or 0,
     )
+
+
+def _with_dtype(config: TrainConfig, dtype: str) -> TrainConfig:
+    try:
+        return dataclasses.replace(config, dtype=dtype)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
 
 
 def _answer(job: Job, given: Sample, asked: list[Asked], out: OutFile | None) -> int:

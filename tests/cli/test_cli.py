@@ -282,6 +282,9 @@ def test_a_run_is_sampled_as_it_was_trained(capsys, tmp_path, monkeypatch):
     code, _, err = run(capsys, "sample", tmp_path / "plain", "one", "--system", "Be long.")
     assert code == 2
     one_sentence(err, "--system has no effect: the run was trained without the chat template")
+    code, _, err = run(capsys, "sample", tmp_path / "plain", "one", "--dtype", "bfloat16")
+    assert code == 2
+    one_sentence(err, "dtype has no effect on a model that comes from a function")
     # Nor are there questions that such a run never saw.
     code, _, err = run(capsys, "evaluate", tmp_path / "plain")
     assert code == 2

@@ -25,22 +25,22 @@ _make_engine, _engines = job.make_engine, {}
 
 def _same_engine(model, **options):
     """Engines are kept for the next test of the same sizes."""
-    name = (id(model), json.dumps(options, default=str))
+    name = (model.config, json.dumps(options, default=str))
     if name not in _engines:
         _engines[name] = _make_engine(model, **options)
     return _engines[name]
 
 
 @functools.cache
-def tiny():
-    return jr.testing.tiny_model(num_layers=1)
+def tiny(dtype="float32"):
+    return jr.testing.tiny_model(num_layers=1, dtype=dtype)
 
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     """A folder of its own, and a model that needs no file."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("jaxrl_llm.models.load_model", lambda name: tiny())
+    monkeypatch.setattr("jaxrl_llm.models.load_model", lambda name, *, dtype: tiny(dtype))
     monkeypatch.setattr("jaxrl_llm.data.load_tokenizer", lambda name: TOKENIZER)
     monkeypatch.setattr(job, "make_engine", _same_engine)
     Path("prompts.txt").write_text("\n".join(PROMPTS) + "\n")
@@ -256,10 +256,18 @@ def test_options_of_the_draw_reach_it(capsys, monkeypatch):
     assert "error: all of them came." in err
 
 
+def test_a_model_of_another_dtype_is_another_run(capsys):
+    exact, coarse = (
+        json.loads(run(capsys, "one", "--json", *options)[0])
+        for options in ((), ("--dtype", "bfloat16"))
+    )
+    assert exact["run"] != coarse["run"] and exact["model_logp"] != coarse["model_logp"]
+
+
 def test_numbers_that_are_none_fail_with_their_prompt(capsys, monkeypatch):
     model, params = tiny()
     broken = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params)
-    monkeypatch.setattr("jaxrl_llm.models.load_model", lambda name: (model, broken))
+    monkeypatch.setattr("jaxrl_llm.models.load_model", lambda name, *, dtype: (model, broken))
     out, err = run(capsys, "one", "three", "--json", code=1)
     assert [json.loads(line)["finish"] for line in out.splitlines()] == ["failed"] * 2
     assert "Failed, since the model's logits were no numbers: prompt 0, 1 (from 0)." in err
