@@ -50,7 +50,7 @@ def catch_interrupt(*, notice: str = "") -> Iterator[Interrupt]:
 
 @contextlib.contextmanager
 def deferred_interrupt() -> Iterator[None]:
-    """Within it, Ctrl-C waits for the end; then KeyboardInterrupt is raised and nothing is half done.
+    """Within it, Ctrl-C waits for the end; then KeyboardInterrupt is raised, with all work whole.
 
     Does nothing where somebody else already minds the signal, or outside the main thread.
     """
