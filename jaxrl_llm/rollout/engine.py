@@ -86,16 +86,21 @@ class Engine:
     def read(
         self, params: ArrayTree, slots: Slots, deltas, rows: list[int], places: list[Place]
     ) -> Slots:
-        """Computes keys and values: of the prompts of rows, then of the responses in places."""
-        if rows:
-            array, _ = entering.row_array(self, rows, self.row_counts)
+        """Computes keys and values: of the prompts of rows, then of the responses in places.
+
+        A call takes as long as the longest prompt in it, so rows of like lengths should be beside
+        each other.
+        """
+        for array in entering.row_arrays(self, rows, self.row_counts) if rows else ():
             slots = self.call("fill_prompts", params, slots, array, deltas)
         if places:
             where = np.zeros((self.rows, self.width), bool)
             where[tuple(zip(*places, strict=True))] = True
             begun = np.flatnonzero(where.any(axis=1)).tolist()
-            array, count = entering.row_array(self, begun, self.row_counts[-1:])
-            given = (params, slots, array, np.int32(count), where, deltas)
+            size = self.rows // self.shards
+            (array,) = entering.row_arrays(self, begun, (size,))
+            count = np.int32((array < size).sum(axis=1).max())
+            given = (params, slots, array, count, where, deltas)
             slots = self.call("fill_responses", *given)
         return slots
 
@@ -140,13 +145,13 @@ class Engine:
         nobody, place = np.zeros((self.rows, self.width), bool), entering.place_array(self, (0, 0))
         slots = call("put_prompts", self.init(), *entering.prompt_arrays(self, {}))
         for count in self.row_counts:
-            rows, _ = entering.row_array(self, [], (count,))
+            (rows,) = entering.row_arrays(self, [], (count,))
             slots = call("fill_prompts", params, slots, rows, deltas)
         slots = call("wipe", slots, nobody)
         slots = call("start", slots, *entering.request_arrays(self, [], segment=None))
         if resumed:
             slots = call("resume", slots, *entering.begun_arrays(self, {}))
-            rows, _ = entering.row_array(self, [], self.row_counts[-1:])
+            (rows,) = entering.row_arrays(self, [], (self.rows // self.shards,))
             slots = call("fill_responses", params, slots, rows, zero, nobody, deltas)
         for packing in (None, *(tail.pack([], grid) for grid in self.tails)):
             limits = (jax.random.key(0), zero, np.int32(1), zero, deltas, packing)
@@ -244,7 +249,7 @@ def make_engine(
         pad_id=pad_id,
         draw=draw,
         shards=shards,
-        row_counts=powers(rows // shards, base=8),
+        row_counts=powers(min(rows // shards, _ROWS_READ), base=_ROWS_READ),
         # On a mesh, slots would have to move from device to device.
         tails=tail.smaller_grids(rows, width) if shards == 1 else (),
         row_bytes=sum(x.size * x.dtype.itemsize for x in buffers) // rows,
@@ -288,6 +293,10 @@ def _compile(model: Model, draw: Draw, sizes, stop_ids, block, mesh) -> dict[str
         "decode": second(decode),
         "gather": jax.jit(gather),
     }
+
+
+# Prompts that are read in one call: enough to keep a device busy, few enough to be of like lengths.
+_ROWS_READ = 8
 
 
 def powers(most: int, *, base: int = 4) -> tuple[int, ...]:

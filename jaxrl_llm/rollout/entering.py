@@ -64,28 +64,31 @@ def begun_arrays(
     return take, out, length
 
 
-def row_array(
-    engine: "Engine", rows: Iterable[int], sizes: Sequence[int]
-) -> tuple[np.ndarray, int]:
+def row_arrays(engine: "Engine", rows: Iterable[int], sizes: Sequence[int]) -> list[np.ndarray]:
     """Rows as :func:`~jaxrl_llm.rollout.decoding.fill_prompts` takes them.
 
     Args:
       engine: The engine.
       rows: The rows, distinct.
-      sizes: How many of each part of the grid the array may hold.
+      sizes: How many of each part of the grid an array may hold, ascending; what is more than the
+        last of them goes into further arrays.
 
     Returns:
-      int32 ``[S, k]``, filled up with what is beyond the end, and the most there are of a part.
+      Arrays int32 ``[S, k]``, filled up with what is beyond the end; at least one.
     """
-    size = engine.rows // engine.shards
+    size, most = engine.rows // engine.shards, sizes[-1]
     parts: list[list[int]] = [[] for _ in range(engine.shards)]
     for row in rows:
         parts[row // size].append(row % size)
-    most = max(map(len, parts))
-    array = np.full((engine.shards, min(n for n in sizes if n >= most)), size, np.int32)
-    for places, part in zip(array, parts, strict=True):
-        places[: len(part)] = part
-    return array, most
+    arrays = []
+    for start in range(0, max(1, *map(len, parts)), most):
+        taken = [part[start : start + most] for part in parts]
+        longest = max(map(len, taken))
+        array = np.full((engine.shards, min(n for n in sizes if n >= longest)), size, np.int32)
+        for places, part in zip(array, taken, strict=True):
+            places[: len(part)] = part
+        arrays.append(array)
+    return arrays
 
 
 def place_array(engine: "Engine", place: Place) -> np.ndarray:

@@ -189,6 +189,8 @@ class Generation:
 
     def _read(self, rows: list[int], places: list[Place]) -> None:
         """Reads the prompts of rows and the responses in slots; with that they are filled."""
+        prompts = {row: each.group.prompt for row, each in enumerate(self._board.rows) if each}
+        rows = sorted(rows, key=lambda row: len(prompts[row]))
         self.slots = self.engine.read(self.params, self.slots, self.deltas, rows, places)
         self._half_filled = False
 

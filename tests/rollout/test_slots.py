@@ -25,7 +25,7 @@ def fill(tiny, engine):
         slots = engine.init()
         groups = {row: Group(row, prompt, (0,)) for row, prompt in prompts.items()}
         slots = engine.call("put_prompts", slots, *entering.prompt_arrays(engine, groups))
-        rows, _ = entering.row_array(engine, groups, engine.row_counts)
+        (rows,) = entering.row_arrays(engine, groups, engine.row_counts)
         slots = engine.call("fill_prompts", tiny[1], slots, rows, None)
         asked = Requests(ids, np.full_like(ids, limit), {})
         return engine.call("start", slots, take, asked)
@@ -127,8 +127,8 @@ def test_responses_read_again_have_the_keys_and_values_of_decoding(tiny, engine,
     before = copied(slots)
     slots = slots._replace(cache=jax.tree.map(lambda x: jnp.full_like(x, 9.0), slots.cache))
     where = np.array([[True, False, True], [False, False, True]])
-    rows, count = entering.row_array(engine, [1, 0], engine.row_counts[-1:])
-    given = (slots, rows, np.int32(count), where, None)
+    (rows,) = entering.row_arrays(engine, [1, 0], (2,))
+    given = (slots, rows, np.int32(2), where, None)
     after = copied(engine.call("fill_responses", tiny[1], *given))
     assert before.length.min() < before.length.max() == 11
     for row, column in np.argwhere(where):
