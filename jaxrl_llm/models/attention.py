@@ -130,12 +130,20 @@ def merge_attention(
     Returns:
       The merged output and log-sum-exp. Associative and commutative.
 
+    Raises:
+      TypeError: If the shapes do not fit each other.
+
     Example:
       >>> import jax.numpy as jnp
-      >>> o, l = merge_attention(jnp.array([1.731059]), jnp.array(2.313262),
-      ...                        jnp.array([3.268941]), jnp.array(0.313262))
+      >>> import jaxrl_llm as jr
+      >>> a = jnp.array([1.731059]), jnp.array(2.313262)
+      >>> b = jnp.array([3.268941]), jnp.array(0.313262)
+      >>> o, l = jr.models.merge_attention(*a, *b)
       >>> round(float(o[0]), 6), round(float(l), 6)
       (1.914379, 2.44019)
+
+    References:
+      The merge of attention states in FlashInfer's documentation of cascade attention.
     """
     top = jax.lax.stop_gradient(jnp.maximum(lse_a, lse_b))
     weight_a, weight_b = jnp.exp(lse_a - top), jnp.exp(lse_b - top)

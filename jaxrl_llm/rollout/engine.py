@@ -215,6 +215,9 @@ def make_engine(
       >>> generation.submit(jr.rollout.Group(id="a", prompt=[1, 2, 3], requests=(0, 1, 2)))
       >>> [[len(c.tokens) for c in done.completions] for done in generation]
       [[4, 4, 4]]
+
+    References:
+      None; ours. Slots as in MaxText's engine, the whole decode in one program as in Tunix.
     """
     name = "make_engine"
     checks.check_positive(name, rows=rows, width=width, chunk=chunk, block=block)

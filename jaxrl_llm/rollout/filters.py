@@ -83,8 +83,9 @@ def filter_logits(
 
     Example:
       >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
       >>> logits = jnp.log(jnp.array([0.5, 0.25, 0.15, 0.1]))
-      >>> jnp.isfinite(filter_logits(logits, top_p=0.74)).tolist()
+      >>> jnp.isfinite(jr.rollout.filter_logits(logits, top_p=0.74)).tolist()
       [True, True, False, False]
 
     References:

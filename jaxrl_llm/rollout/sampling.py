@@ -144,6 +144,9 @@ def draw_tokens(
       >>> drawn = jr.rollout.draw_tokens(logits, jnp.float32(0.9), top_k=2)
       >>> int(drawn.tokens), drawn.support.ids.tolist(), round(float(drawn.behavior_logp), 4)
       (1, [0, 1], -1.0986)
+
+    References:
+      The order of transformers' logits processors, or vLLM's: see :func:`filter_logits`.
     """
     name = "draw_tokens"
     checks.check_min_rank(name, 1, logits=logits)
