@@ -60,9 +60,11 @@ def seconds_of(run: Callable[[], Any]) -> float:
     return time.perf_counter() - begin
 
 
-def in_turns(rounds: int, **runs: Callable[[], Any]) -> dict[str, list[float]]:
-    """Seconds of each function, run in turns after one call that is not counted."""
-    for run in runs.values():
+def in_turns(
+    rounds: int, *, compiled: bool = False, **runs: Callable[[], Any]
+) -> dict[str, list[float]]:
+    """Seconds of each function, run in turns, after one call that is not counted unless compiled."""
+    for run in () if compiled else runs.values():
         jax.block_until_ready(run())
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds):
@@ -181,7 +183,7 @@ def skewed(model, params, size, rounds: int) -> dict[str, Any]:
             raise ValueError("a request did not get the tokens that it asked for")
         return None
 
-    seconds = in_turns(rounds, static=static, slots=slots)
+    seconds = in_turns(rounds, compiled=True, static=static, slots=slots)
     total = int(lengths.sum())
     return {
         "tokens": total,
