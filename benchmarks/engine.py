@@ -63,7 +63,7 @@ def seconds_of(run: Callable[[], Any]) -> float:
 def in_turns(
     rounds: int, *, compiled: bool = False, **runs: Callable[[], Any]
 ) -> dict[str, list[float]]:
-    """Seconds of each function, run in turns, after one call that is not counted unless compiled."""
+    """Seconds of each function, run in turns; a call before, that compiles, is not counted."""
     for run in () if compiled else runs.values():
         jax.block_until_ready(run())
     seconds: dict[str, list[float]] = {name: [] for name in runs}
