@@ -40,7 +40,7 @@ class Engine:
       draw: How a token is drawn.
       shards: S, over how many devices the rows are spread.
       row_counts: How many rows of each device are read in one call: a few sizes.
-      tails: Smaller grids, as rows and width, for the last long responses.
+      tail: Rows and width of a smaller grid for the last long responses, or None.
       row_bytes: Bytes of one row of slots, its prompt's keys and values among them.
       functions: The compiled functions by name.
     """
@@ -55,7 +55,7 @@ class Engine:
     draw: Draw
     shards: int
     row_counts: tuple[int, ...]
-    tails: tuple[tuple[int, int], ...]
+    tail: tuple[int, int] | None
     row_bytes: int
     functions: dict[str, Any]
 
@@ -153,7 +153,7 @@ class Engine:
             slots = call("resume", slots, *entering.begun_arrays(self, {}))
             (rows,) = entering.row_arrays(self, [], (self.rows // self.shards,))
             slots = call("fill_responses", params, slots, rows, zero, nobody, deltas)
-        for packing in (None, *(tail.pack([], grid) for grid in self.tails)):
+        for packing in (None,) if self.tail is None else (None, tail.pack([], self.tail)):
             limits = (jax.random.key(0), zero, np.int32(1), zero, deltas, packing)
             slots = call("decode", params, slots, *limits)
         slots = call("copy_slot", slots, place, place, zero)
@@ -252,9 +252,9 @@ def make_engine(
         pad_id=pad_id,
         draw=draw,
         shards=shards,
-        row_counts=powers(min(rows // shards, _ROWS_READ), base=_ROWS_READ),
+        row_counts=tuple(sorted({1, min(rows // shards, _ROWS_READ)})),
         # On a mesh, slots would have to move from device to device.
-        tails=tail.smaller_grids(rows, width) if shards == 1 else (),
+        tail=tail.smaller_grid(rows, width) if shards == 1 else None,
         row_bytes=sum(x.size * x.dtype.itemsize for x in buffers) // rows,
         functions=functions,
     )
@@ -302,7 +302,7 @@ def _compile(model: Model, draw: Draw, sizes, stop_ids, block, mesh) -> dict[str
 _ROWS_READ = 8
 
 
-def powers(most: int, *, base: int = 4) -> tuple[int, ...]:
-    """``most``, and the powers of the base below it."""
-    sizes = [base**n for n in range(most.bit_length()) if base**n < most]
+def powers(most: int) -> tuple[int, ...]:
+    """``most``, and the powers of four below it."""
+    sizes = [4**n for n in range(most.bit_length()) if 4**n < most]
     return (*sizes, most)

@@ -132,7 +132,7 @@ class Generation:
         self.admit()
         with deferred_interrupt():
             if self._board.held:
-                leave_at, packing = next_grid(self._board, self.engine.tails)
+                leave_at, packing = next_grid(self._board, self.engine.tail)
                 limits = map(np.int32, (self.version, self.engine.chunk, leave_at))
                 given = (self.params, self.slots, self.key, *limits, self.deltas, packing)
                 self.slots = self.engine.call("decode", *given)

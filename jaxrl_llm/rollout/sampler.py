@@ -93,7 +93,7 @@ def make_sampler(
       group_size: G, responses a prompt.
       stop_ids: Token ids that end a response; they belong to it.
       temperature: 0 is greedy; then all responses of a group are alike.
-      top_k: See :func:`~jaxrl_llm.rollout.sampling.filter_logits`, as for the next three.
+      top_k: See :func:`~jaxrl_llm.rollout.filter_logits`, as for the next three.
       top_p: Likewise.
       min_p: Likewise.
       order: Likewise.

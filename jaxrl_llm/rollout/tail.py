@@ -31,20 +31,18 @@ class Packing(NamedTuple):
     keep: Array
 
 
-def smaller_grids(rows: int, width: int, *, count: int = 1) -> tuple[tuple[int, int], ...]:
-    """Grids ``(rows, width)``, each with a quarter of the slots of the one before.
+def smaller_grid(rows: int, width: int) -> tuple[int, int] | None:
+    """A grid ``(rows, width)`` with a quarter of the slots, or None if there are too few of them.
 
-    None has more rows than the one before, so that prompts take no more memory. Each is a program
-    to compile, and a second one gains little: below some sixteen slots a step costs what reading
-    the weights does.
+    It has no more rows than before, so that prompts take no more memory. A still smaller one would
+    be another program to compile and gain little: below some sixteen slots a step costs what
+    reading the weights does.
     """
-    grids = []
-    while rows * width >= 16 and len(grids) < count:
-        slots = rows * width // 4
-        rows = min(rows, slots)
-        width = slots // rows
-        grids.append((rows, width))
-    return tuple(grids)
+    if rows * width < 16:
+        return None
+    slots = rows * width // 4
+    rows = min(rows, slots)
+    return rows, slots // rows
 
 
 def pack(places: Iterable[Place], grid: tuple[int, int]) -> Packing | None:
@@ -75,22 +73,20 @@ def pack(places: Iterable[Place], grid: tuple[int, int]) -> Packing | None:
     return packing
 
 
-def next_grid(board: Board, grids: Iterable[tuple[int, int]]) -> tuple[int, Packing | None]:
-    """With how many active slots the next chunk may end early, and a smaller grid for it, if any.
+def next_grid(board: Board, grid: tuple[int, int] | None) -> tuple[int, Packing | None]:
+    """With how many active slots the next chunk may end early, and how they fit a smaller grid.
 
     Args:
       board: Who is where.
-      grids: The grids of :func:`smaller_grids`.
+      grid: The smaller grid of :func:`smaller_grid`.
     """
     active = len(board.held)
     if board.crowded:
         return active - max(1, active // 4), None  # That many free slots are worth a look.
-    packing = None
-    for rows, width in grids:
-        if active > rows * width:
-            return rows * width, packing  # From there on a smaller grid may do.
-        packing = pack(board.held.values(), (rows, width)) or packing
-    return 0, packing
+    if grid is None:
+        return 0, None
+    slots = grid[0] * grid[1]
+    return (slots, None) if active > slots else (0, pack(board.held.values(), grid))
 
 
 def decode_packed(decode: Callable[[Slots], Slots], slots: Slots, packing: Packing) -> Slots:

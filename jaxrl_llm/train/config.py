@@ -94,15 +94,21 @@ class SamplingConfig:
         checks.check_positive(name, slots=self.slots)
 
     def grid(self, prompts: int) -> tuple[int, int]:
-        """Rows and width of the slots for a batch: a row for each prompt, as far as slots go."""
-        slots, size = self.slots or 0, prompts * self.group_size
+        """Rows and width of the slots for a batch: a row for each prompt, as far as slots go.
+
+        Raises:
+          ValueError: If there are none, or they make no such grid.
+        """
+        if self.slots is None:
+            raise ValueError("sampling: slots is None; a grid takes a number of them.")
+        slots, size = self.slots, prompts * self.group_size
         rows = min(prompts, slots)
-        if slots % max(rows, 1) or slots > size:
+        if slots % rows or slots > size:
             raise ValueError(
                 f"sampling: slots must be below the {prompts} prompts of a step, or a multiple of "
                 f"them up to its {size} rollouts; got {slots}."
             )
-        return rows, slots // max(rows, 1)
+        return rows, slots // rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,7 +274,8 @@ class TrainConfig:
         check_batch(name, self.prompts_per_step, self.microbatches, parts)
         recipe = find_recipe(self.recipe, self.sampling)
         recipe.check_group_size(self.sampling.group_size)
-        self.sampling.grid(self.prompts_per_step)
+        if self.sampling.slots is not None:
+            self.sampling.grid(self.prompts_per_step)
         recipe.check_updates(self.updates_per_batch)
         recipe.check_staleness(self.asynchrony.max_staleness)
         if recipe.critic is not None and self.critic is None:

@@ -7,22 +7,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxrl_llm as jr
-from jaxrl_llm.rollout.tail import pack, smaller_grids
+from jaxrl_llm.rollout.tail import pack, smaller_grid
 
 
 @pytest.mark.parametrize(
     "grid, smaller",
     [
-        ((8, 8), ((8, 2), (4, 1))),
-        ((64, 1), ((16, 1), (4, 1))),
-        ((2, 32), ((2, 8), (2, 2))),
-        ((4, 4), ((4, 1),)),
-        ((1, 8), ()),
+        ((8, 8), (8, 2)),
+        ((64, 1), (16, 1)),
+        ((2, 32), (2, 8)),
+        ((4, 4), (4, 1)),
+        ((5, 4), (5, 1)),
+        ((1, 8), None),
     ],
 )
-def test_grids_shrink_by_four_and_never_gain_rows(grid, smaller):
-    assert smaller_grids(*grid, count=2) == smaller
-    assert smaller_grids(*grid) == smaller[:1]
+def test_a_grid_shrinks_to_a_quarter_and_never_gains_rows(grid, smaller):
+    assert smaller_grid(*grid) == smaller
 
 
 def test_siblings_are_split_over_rows_where_there_is_room():
