@@ -72,9 +72,11 @@ def score_batch(
     return Scored(*passes.policy(params, batch, dict(statistics)))
 
 
-def score_rows(params: ArrayTree, batch: Batch, *, statistics=()) -> Scored:
+def score_rows(
+    params: ArrayTree, batch: Batch, *, statistics=(), network: Model | None = None
+) -> Scored:
     """The same from one padded row a rollout: the prompt, then at once the response."""
-    network, (P, G, T) = model()[0], batch.tokens.shape
+    network, (P, G, T) = network or model()[0], batch.tokens.shape
     length = batch.prompt_tokens.shape[1] + T
     prompt_length = jnp.sum(batch.prompt_mask, axis=-1)[:, None, None]
     place = jnp.arange(length) - prompt_length

@@ -6,6 +6,7 @@ from helpers import make_batch
 
 from jaxrl_llm.models import AttentionContext
 from jaxrl_llm.testing import tiny_model
+from jaxrl_llm.testing.model_checks import score_rows
 from jaxrl_llm.train import score
 
 
@@ -50,6 +51,38 @@ def test_equals_one_row_at_a_time(temperature):
     expected_logp, expected_entropy = plain_score(model, params, batch, temperature=temperature)
     np.testing.assert_allclose(logp, expected_logp, atol=2e-5)
     np.testing.assert_allclose(entropy, expected_entropy, atol=2e-5)
+
+
+def weighted(scorer, batch, *, seed=0):
+    """Value and gradient of a sum in which each token has weights of its own, compiled."""
+    rng = np.random.default_rng(seed)
+    weights = jnp.asarray(rng.normal(size=(2, *batch.mask.shape)), jnp.float32)
+
+    def loss(params):
+        found = jnp.stack(scorer(params)[:2])
+        return jnp.sum(weights * found), found
+
+    return jax.jit(jax.value_and_grad(loss, has_aux=True))
+
+
+def expect_equal(got, want, tolerance=1e-5):
+    """Within ``tolerance`` of the largest value of each leaf."""
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        assert np.abs(a - b).max() <= tolerance * np.abs(b).max()
+
+
+def test_equals_the_padded_form_in_value_and_gradient():
+    model, params = tiny_model()
+    batch = make_batch(prompts=3, group=4)
+    batch = batch.replace(mask=batch.mask.at[1, 2].set(False).at[2, 0].set(False))
+    assert len(set(np.asarray(batch.prompt_mask).sum(-1).tolist())) == 3
+    arrays = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
+    shared = weighted(lambda p: score(model, p, *arrays), batch)
+    padded = weighted(lambda p: score_rows(p, batch, network=model), batch)
+    ((_, want), want_gradient), ((_, got), gradient) = padded(params), shared(params)
+    expect_equal(got, want)
+    expect_equal(gradient, want_gradient)
+    assert not np.asarray(got)[:, ~np.asarray(batch.mask)].any()
 
 
 def test_padding_is_never_read():
