@@ -9,6 +9,7 @@ softmax average of the values. Two disjoint sets merge into their union by
 so the keys of a prompt can be held once and attended to by every rollout of its group.
 """
 
+import functools
 import math
 
 import jax
@@ -31,18 +32,18 @@ _LARGEST_MASK = 2**30
 IMPLEMENTATIONS = ("plain", "xla", "cudnn")
 
 
-def _visible(last: Array | None, kept: Array | None, length: int) -> Array | None:
+def _visible(last: Array | None, kept: Array | None, segments, length: int) -> Array | None:
     """Which of ``length`` keys each query sees: bool, broadcastable to ``[..., N, S]``."""
-    causal = None if last is None else jnp.arange(length) <= last[..., None]
-    if kept is None:
-        return causal
-    return kept[..., None, :] if causal is None else causal & kept[..., None, :]
+    parts = [] if last is None else [jnp.arange(length) <= last[..., None]]
+    parts += [] if kept is None else [kept[..., None, :]]
+    parts += [] if segments is None else [segments[0][..., None] == segments[1][..., None, :]]
+    return functools.reduce(jnp.logical_and, parts) if parts else None
 
 
-def _attend_block(query: Array, kv: KV, last: Array | None, kept: Array | None):
+def _attend_block(query: Array, kv: KV, last: Array | None, kept: Array | None, segments):
     """:func:`attend_set` with all scores at once."""
     scores = jnp.matmul(query, kv.keys, preferred_element_type=jnp.float32)
-    visible = _visible(last, kept, scores.shape[-1])
+    visible = _visible(last, kept, segments, scores.shape[-1])
     if visible is not None:
         scores = jnp.where(visible, scores, _MASKED)
     top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
@@ -69,6 +70,7 @@ def attend_set(
     *,
     last: Array | None = None,
     kept: Array | None = None,
+    segments: tuple[Array, Array] | None = None,
     blocks: int | None = None,
 ) -> tuple[Array, Array]:
     """Softmax attention to one set of keys, with its log-sum-exp.
@@ -81,6 +83,8 @@ def attend_set(
       kv: Keys ``[..., d, S]`` and values ``[..., S, d]``.
       last: int32, broadcastable to ``[..., N]``: the last key that each query sees; None is all.
       kept: bool, broadcastable to ``[..., S]``: which keys exist; None is all.
+      segments: Ids of the queries, broadcastable to ``[..., N]``, and of the keys, ``[..., S]``: a
+        query sees the keys of its own id. None is all.
       blocks: Into how many blocks the queries are split; chosen by the shapes where None.
 
     Returns:
@@ -91,7 +95,7 @@ def attend_set(
     count = query.shape[-2]
     blocks = _blocks(query, kv.keys) if blocks is None else min(blocks, count)
     if blocks == 1:
-        return _attend_block(query, kv, last, kept)
+        return _attend_block(query, kv, last, kept, segments)
     size = math.ceil(count / blocks)
 
     def split(x: Array, axis: int) -> Array:
@@ -109,9 +113,11 @@ def attend_set(
 
     @jax.checkpoint
     def block(parts):
-        return _attend_block(parts[0], kv, parts[1], kept)
+        rows, last, ids = parts
+        return _attend_block(rows, kv, last, kept, None if ids is None else (ids, ids_of_keys))
 
-    parts = split(query, -2), None if last is None else split(last, -1)
+    ids, ids_of_keys = (None, None) if segments is None else segments
+    parts = (split(query, -2), *(None if x is None else split(x, -1) for x in (last, ids)))
     output, lse = jax.lax.map(block, parts)
     return join(output, -2), join(lse, -1)
 
@@ -152,7 +158,7 @@ def merge_attention(
     return output, top + jnp.log(total)
 
 
-def _plain(query: Array, own: KV, last: Array, kept: Array | None, prefix, prefix_kept) -> Array:
+def _plain(query: Array, own: KV, last: Array, kept, segments, prefix, prefix_kept) -> Array:
     """:func:`attend` in plain products; the reference of the other forms."""
     P, G, T, heads, d = query.shape
     kv_heads = own.keys.shape[-3]
@@ -164,7 +170,9 @@ def _plain(query: Array, own: KV, last: Array, kept: Array | None, prefix, prefi
     last = jnp.tile(last, repeat)
     last = last if last.ndim == 1 else last[:, :, None]
     kept = None if kept is None else kept[:, :, None]
-    output, lse = attend_set(rows, own, last=last, kept=kept)
+    if segments is not None:
+        segments = jnp.tile(segments, repeat)[:, :, None], segments[:, :, None]
+    output, lse = attend_set(rows, own, last=last, kept=kept, segments=segments)
     if prefix is not None:
         rows = jnp.swapaxes(query, 1, 2).reshape(P, kv_heads, G * repeat * T, d)
         shared, shared_lse = attend_set(rows, prefix, kept=prefix_kept[:, None])
@@ -175,14 +183,15 @@ def _plain(query: Array, own: KV, last: Array, kept: Array | None, prefix, prefi
     return output.reshape(P, G, T, heads, d)
 
 
-def _joint(query, own: KV, last: Array, kept, prefix, prefix_kept, implementation: str) -> Array:
+def _joint(query, own: KV, last: Array, kept, segments, prefix, prefix_kept, implementation: str):
     """:func:`attend` as one call of ``jax.nn.dot_product_attention``.
 
     Its residual has the dtype of the model and no gradient, too little for a merge. So the keys of
     the prefix stand before those of each rollout.
     """
     P, G, T, _, d = query.shape
-    visible = _visible(last, kept, own.keys.shape[-1])
+    pair = None if segments is None else (segments, segments)
+    visible = _visible(last, kept, pair, own.keys.shape[-1])
     visible = jnp.broadcast_to(visible, (P, G, T, own.keys.shape[-1]))
     keys, values = jnp.moveaxis(own.keys, -1, 2), jnp.swapaxes(own.values, 2, 3)
     if prefix is not None:
@@ -236,6 +245,7 @@ def attend(
     last: Array,
     *,
     kept: Array | None = None,
+    segments: Array | None = None,
     prefix: KV | None = None,
     prefix_kept: Array | None = None,
     implementation: str | None = None,
@@ -247,6 +257,8 @@ def attend(
       own: Keys ``[P, G, Hk, d, S]`` and values ``[P, G, Hk, S, d]``.
       last: int32 ``[T]`` or ``[P, G, T]``, the last own key that a token sees.
       kept: bool ``[P, G, S]``, which own keys exist; None is all.
+      segments: int32 ``[P, G, T]``, where several responses lie in one row and the own keys are
+        those of the queries (S = T): a token sees own keys of its segment only. None is one a row.
       prefix: Keys ``[P, Hk, d, Lp]`` and values ``[P, Hk, Lp, d]``, if any.
       prefix_kept: bool ``[P, Lp]``.
       implementation: ``"plain"``, or ``"xla"`` or ``"cudnn"`` of ``jax.nn.dot_product_attention``;
@@ -261,7 +273,7 @@ def attend(
     if implementation is None:
         implementation = _default(query, own, prefix)
     checks.check_option("attend", "implementation", implementation, IMPLEMENTATIONS)
-    sets = query, own, last, kept, prefix, prefix_kept
+    sets = query, own, last, kept, segments, prefix, prefix_kept
     output = _plain(*sets) if implementation == "plain" else _joint(*sets, implementation)
     return output.astype(query.dtype)
 
@@ -297,6 +309,8 @@ def context_attention(
     """
     if context.prefix is not None and context.prefix_mask is None:
         raise ValueError("Model.apply: context.prefix needs context.prefix_mask.")
+    if context.cache is not None and context.segments is not None:
+        raise ValueError("Model.apply: context.segments has no meaning with context.cache.")
     last = jnp.arange(query.shape[2])
     if context.cache is None:
         kv, kept = own, context.mask
@@ -304,5 +318,5 @@ def context_attention(
         kv, kept = _write(context.cache[layer], own, context.index), None
         last = jnp.asarray(context.index)[..., None] + last
     prefix = None if context.prefix is None else context.prefix[layer]
-    output = attend(query, kv, last, kept=kept, prefix=prefix, prefix_kept=context.prefix_mask)
-    return output, kv
+    sets = {"kept": kept, "segments": context.segments, "prefix": prefix}
+    return attend(query, kv, last, **sets, prefix_kept=context.prefix_mask), kv

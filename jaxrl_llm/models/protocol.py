@@ -44,6 +44,9 @@ class AttentionContext(NamedTuple):
         keys and values of this call are written.
       index: int32 ``[]``, or ``[P, G]`` where rows differ: where in the cache the first token of
         this call goes. Positions below it are read, positions after it are not.
+      segments: int32 ``[P, G, T]``, where several responses to one prompt lie one after the other
+        in a row: a token attends to the prefix and to the tokens before it in its own segment. None
+        where a row is one response, and always beside a cache.
     """
 
     mask: Array
@@ -51,6 +54,7 @@ class AttentionContext(NamedTuple):
     prefix_mask: Array | None = None
     cache: tuple[KV, ...] | None = None
     index: Array | None = None
+    segments: Array | None = None
 
 
 class Model(NamedTuple):
@@ -65,12 +69,15 @@ class Model(NamedTuple):
         after the last norm. ``kv`` holds one :class:`KV` a layer: the updated cache if there was
         one, else the keys and values of this call.
       output_matrix: ``output_matrix(params) -> [V, D]``; the logits are ``hidden @ matrix.T``.
+      reads_segments: Whether ``apply`` keeps the segments of a context apart. Without, responses
+        are never packed.
     """
 
     config: Any
     init: Callable[[Array], ArrayTree]
     apply: Callable[..., tuple[Array, tuple[KV, ...]]]
     output_matrix: Callable[[ArrayTree], Array]
+    reads_segments: bool = False
 
 
 def prefill(model: Model, params: ArrayTree, tokens: Array, mask: Array, *, delta=None, **options):

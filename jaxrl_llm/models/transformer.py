@@ -15,6 +15,7 @@ from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.attention import context_attention
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.protocol import KV, AttentionContext, Model
+from jaxrl_llm.models.quantize import quantized_matmul
 
 # What the backward pass keeps of a block: everything, nothing but its input, or its matrix
 # products.
@@ -32,6 +33,8 @@ def _part(delta: Mapping | None, name: str):
 class Linear(nnx.Module):
     """``y = x W + b``, plus ``scale (x A) B`` where a low-rank delta is given.
 
+    Quantization rounds ``x`` and ``W`` for their product; the rest stays as it is.
+
     A delta is ``(A, B, scale)`` with ``A`` ``[..., in, r]`` and ``B`` ``[..., r, out]``: without
     leading axes it is one adapter for all rows, with leading axes ``[P, G]`` each row of the batch
     has its own.
@@ -41,11 +44,15 @@ class Linear(nnx.Module):
         init = nnx.initializers.normal(inputs**-0.5)
         self.kernel = nnx.Param(init(rngs.params(), (inputs, outputs), jnp.float32))
         self.bias = nnx.Param(jnp.zeros((outputs,))) if bias else None
-        self.dtype = config.dtype
+        self.dtype, self.quantization = config.dtype, config.quantization
 
     def __call__(self, x: Array, delta=None) -> Array:
         """``[..., T, in] -> [..., T, out]``."""
-        y = x @ self.kernel[...].astype(self.dtype)
+        kernel = self.kernel[...].astype(self.dtype)
+        if self.quantization is None:
+            y = x @ kernel
+        else:
+            y = quantized_matmul(x, kernel, mode=self.quantization)
         if self.bias is not None:
             y = y + self.bias[...].astype(self.dtype)
         if delta is not None:
@@ -255,6 +262,7 @@ def make_model(config: ModelConfig) -> Model:
         checks.check_rank("Model.apply", 3, tokens=tokens, positions=positions)
         checks.check_same_shape("Model.apply", tokens=tokens, positions=positions)
         checks.check_shape("Model.apply", "context.mask", context.mask, tokens.shape)
+        checks.check_same_shape("Model.apply", tokens=tokens, segments=context.segments)
         checks.check_option("Model.apply", "remat", remat, REMAT)
         if delta is not None:
             _check_delta(delta, params)
@@ -264,7 +272,7 @@ def make_model(config: ModelConfig) -> Model:
         table = params["embed"]["embedding"] if config.tied else params["head"]["kernel"]
         return table.astype(config.dtype)
 
-    return Model(config, init, apply, output_matrix)
+    return Model(config, init, apply, output_matrix, reads_segments=True)
 
 
 def param_shapes(model: Model) -> ArrayTree:

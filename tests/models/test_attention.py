@@ -134,13 +134,16 @@ def _arguments(G, T, heads, *, prefix, cache, dtype=np.float32):
     return arrays, fixed
 
 
-def _outputs_and_gradients(arrays, fixed, implementation):
+def _outputs_and_gradients(arrays, fixed, implementation, where=True, join=True):
+    where = jnp.asarray(where)[..., None, None]
+
     def loss(arrays):
         output = attend(**arrays, **fixed, implementation=implementation)
-        return jnp.sum(jnp.sin(output.astype(jnp.float32))), output
+        kept = jnp.where(where, output.astype(jnp.float32), 0.0)
+        return jnp.sum(jnp.sin(kept)), output
 
     (_, output), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(arrays)
-    return jax.tree.leaves((output, gradients))
+    return jax.tree.leaves((output, gradients)) if join else (output, gradients)
 
 
 @pytest.mark.parametrize(
@@ -158,6 +161,45 @@ def test_the_forms_agree_in_values_and_gradients(G, T, heads, prefix, cache):
     plain, joint = (_outputs_and_gradients(*arguments, name) for name in ("plain", "xla"))
     for a, b in zip(plain, joint, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+
+
+def _segments(P, G, T):
+    """Two or three segments a row, of unequal lengths; the last places of some rows are empty."""
+    edges = np.array([[2, T - 1, T], [1, 3, T - 1]])[np.arange(P * G) % 2].reshape(P, G, 1, 3)
+    ids = (np.arange(T)[:, None] >= edges).sum(-1)
+    return jnp.asarray(np.where(ids == 3, -1, ids), jnp.int32)
+
+
+@pytest.mark.parametrize("implementation", ["plain", "xla"])
+@pytest.mark.parametrize("prefix", [False, True])
+def test_a_segment_attends_as_if_it_were_alone(implementation, prefix):
+    G, T = 2, 6
+    arrays, fixed = _arguments(G, T, (4, 2), prefix=prefix, cache=False)
+    fixed = fixed | {"kept": None, "segments": _segments(2, G, T)}
+    output, gradients = _outputs_and_gradients(arrays, fixed, implementation, join=False)
+    alone = jnp.zeros_like(output)
+    total = jax.tree.map(jnp.zeros_like, gradients)
+    for segment in (-1, 0, 1, 2):
+        # The same with every other key hidden, read where the segment is.
+        here = fixed["segments"] == segment
+        hidden = fixed | {"kept": here, "segments": None}
+        part, slope = _outputs_and_gradients(arrays, hidden, "plain", where=here, join=False)
+        alone = jnp.where(here[..., None, None], part, alone)
+        total = jax.tree.map(jnp.add, total, slope)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
+        (output, gradients),
+        (alone, total),
+    )
+
+
+def test_segments_have_no_meaning_beside_a_cache():
+    kv = KV(jnp.ones((1, 1, 1, 4, 3)), jnp.ones((1, 1, 1, 3, 4)))
+    context = AttentionContext(
+        jnp.ones((1, 1, 2), bool), cache=(kv,), index=jnp.int32(0), segments=jnp.zeros((1, 1, 2))
+    )
+    with pytest.raises(ValueError, match="context.segments has no meaning with context.cache"):
+        context_attention(jnp.ones((1, 1, 2, 1, 4)), kv, context, 0)
 
 
 def test_the_forms_agree_in_half_precision():
@@ -207,6 +249,7 @@ def test_blocks_of_queries_change_nothing():
     query = jnp.asarray(rng.normal(size=(2, 3, 10, 4)), jnp.float32)
     kv = KV(*(jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((2, 3, 4, 7), (2, 3, 7, 4))))
     fixed = {"last": jnp.arange(10) % 7, "kept": jnp.arange(7) != 3}
+    fixed["segments"] = jnp.arange(10) % 7 // 5, jnp.arange(7) // 5
 
     def compute(blocks):
         def loss(query, kv):
