@@ -1,0 +1,67 @@
+"""Updates that are no numbers: left out inside the step, counted, and too many end the run."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_llm.core import trees
+from jaxrl_llm.core.axes import Array, ArrayTree
+
+
+def keep(made: Array, new: ArrayTree, old: ArrayTree) -> ArrayTree:
+    """The new tree where ``made``, else the old one bit for bit; it is a choice, not a product."""
+    return jax.tree.map(lambda a, b: jnp.where(made, a, b), new, old)
+
+
+def stays_finite(old: ArrayTree, new: ArrayTree) -> Array:
+    """Whether no number of a state became NaN or infinite; one that was before may stay so."""
+    pairs = zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)
+    checked = [
+        jnp.all(jnp.isfinite(a) | ~jnp.isfinite(b))
+        for a, b in pairs
+        if jnp.issubdtype(a.dtype, jnp.floating)
+    ]
+    return jnp.all(jnp.stack(checked)) if checked else jnp.bool_(True)
+
+
+def guarded_update(
+    optimizer: optax.GradientTransformation,
+    carry: tuple[ArrayTree, ArrayTree],
+    loss: Array,
+    grads: ArrayTree,
+    *,
+    scale: Array | None = None,
+    sound: Array | bool = True,
+) -> tuple[tuple[ArrayTree, ArrayTree], dict[str, Array]]:
+    """One update of an optimizer, or none where the loss or its gradient is no finite number.
+
+    Choosing leaf by leaf lets the compiler write each in the place of the old one, so that the
+    guard takes no memory for a second set of parameters.
+
+    Args:
+      optimizer: Any optax transformation.
+      carry: Parameters and the optimizer's state.
+      loss: ``[]``.
+      grads: Its gradient.
+      scale: ``[]``, multiplies the optimizer's update; None leaves it as it is.
+      sound: Whether all else that the update rests on is finite.
+
+    Returns:
+      Parameters and state after it, and the metrics ``loss``, ``grad_norm``, ``update_norm`` (0 if
+      there was none) and ``skipped`` (1 if there was none).
+    """
+    params, opt_state = carry
+    norm = trees.norm(grads)  # no number if any gradient is none
+    made = jnp.isfinite(loss) & jnp.isfinite(norm) & sound
+    changes, new_state = optimizer.update(grads, opt_state, params)
+    if scale is not None:
+        made &= jnp.isfinite(scale)
+        changes = jax.tree.map(lambda x: (scale * x).astype(x.dtype), changes)
+    metrics = {
+        "loss": loss,
+        "grad_norm": norm,
+        "update_norm": jnp.where(made, trees.norm(changes), 0.0),
+        "skipped": 1.0 - made.astype(jnp.float32),
+    }
+    new = (optax.apply_updates(params, changes), new_state)
+    return keep(made, new, carry), metrics
