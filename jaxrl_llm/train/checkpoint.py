@@ -1,35 +1,42 @@
-"""Checkpoints of a run: atomic, kept to the last few, restorable on another mesh.
+"""Checkpoints of a run: atomic, kept to the last few and the best, restorable on another mesh.
 
-A checkpoint is a folder ``step_00000010`` that Orbax writes under another name and renames when it
-is whole, so a folder of that name is complete or was damaged later. A damaged one is passed over
-with a warning, and nothing is deleted because of it.
+A checkpoint is a folder ``step_00000010`` that is written under another name and renamed when it is
+whole and has its checksums, so a folder of that name is complete or was damaged later. A damaged
+one is passed over with a warning, and nothing is deleted because of it.
 """
 
 import contextlib
 import errno
-import hashlib
-import logging
 import os
 import re
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
-from jaxrl_llm.core import checks, trees
+from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.models.protocol import Model
-from jaxrl_llm.train import files
+from jaxrl_llm.train import files, retention
 from jaxrl_llm.train.state import TrainState
+from jaxrl_llm.train.stored import (
+    OtherRun,
+    abstract,
+    check_same_run,
+    fingerprint,
+    from_arrays,
+    orbax,
+    shapes_digest,
+    to_arrays,
+)
 
 _NAME = re.compile(r"step_(\d{8})")
-_FORMAT = 2
-
-
+# Ends the name of a folder that is being written; Orbax' own names for its parts come after it.
+_UNFINISHED = ".unfinished"
 # The name, and in the metadata the key, of what stands beside the state.
 _BESIDE = "waiting"
 
@@ -58,32 +65,13 @@ def steps_in(folder: Path) -> list[int]:
     return sorted(int(match[1]) for match in found if match)
 
 
-def shapes_of(state: TrainState) -> TrainState:
-    """The state with shapes, dtypes and shardings in place of its large arrays.
+class _Pending(NamedTuple):
+    """A save under way: its step, the rest of it in a thread, and the step that was last before."""
 
-    :meth:`Checkpoints.restore` needs no more, so the arrays can be freed before it reads others.
-    """
-    names = ("params", "opt_state", "algo_state", "critic", "reference")
-    return state._replace(**{k: jax.tree.map(_abstract, getattr(state, k)) for k in names})
-
-
-def fingerprint(model: Model, state: TrainState) -> dict[str, Any]:
-    """What must agree between a checkpoint and the run that reads it."""
-    return {
-        "format": _FORMAT,
-        "model": repr(model.config),
-        "params": _shapes_digest(state.params),
-        "state": _shapes_digest((state.opt_state, state.algo_state, state.critic, state.reference)),
-    }
-
-
-def _shapes_digest(tree: ArrayTree) -> str:
-    """A digest of the paths, shapes and dtypes of a tree, the same on every mesh."""
-    lines = [
-        f"{trees.path_str(path)} {tuple(x.shape)} {x.dtype}"
-        for path, x in jax.tree_util.tree_leaves_with_path(tree)
-    ]
-    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+    step: int
+    finishing: Future
+    required: bool
+    before: int | None
 
 
 class Checkpoints:
@@ -93,6 +81,7 @@ class Checkpoints:
       folder: Where they are; made on the first save.
       model: The model of the run; checkpoints of another one are refused.
       keep: How many to keep; older ones are deleted after a newer one is whole.
+      best: Keep the best by this metric as well, of those that :meth:`rate` was told about.
       run: What else must agree where a run is resumed, by name.
 
     Attributes:
@@ -108,13 +97,15 @@ class Checkpoints:
         *,
         model: Model,
         keep: int = 2,
+        best: str | None = None,
         run: Mapping[str, str | int] | None = None,
     ):
         checks.check_positive("Checkpoints", keep=keep)
-        self.folder, self.model, self.keep = Path(folder).absolute(), model, keep
-        self.run = dict(run or {})
+        self.folder, self.model = Path(folder).absolute(), model
+        self.keep, self.best, self.run = keep, best, dict(run or {})
         self.last: int | None = None
-        self._pending: tuple[int, Any] | None = None
+        self._pending: _Pending | None = None
+        self._rated: dict[int, float] = {}
 
     def steps(self) -> list[int]:
         """The steps of the complete checkpoints, in order."""
@@ -124,68 +115,136 @@ class Checkpoints:
         """The folder of one checkpoint."""
         return self.folder / f"step_{step:08d}"
 
-    def save(self, state: TrainState, *, beside: Beside | None = None) -> None:
+    def _unfinished(self, step: int) -> Path:
+        return self.path(step).with_suffix(_UNFINISHED)
+
+    def rate(self, step: int, values: Mapping[str, float]) -> None:
+        """Says how good a step is, before or after it is saved; of use only with ``best``.
+
+        Args:
+          step: Which one.
+          values: Numbers by name; that of ``best`` counts, more is better.
+        """
+        if self.best is None or self.best not in values:
+            return
+        self._rated = {step: float(values[self.best])}
+        if self._pending is not None and self._pending.step == step:
+            self.wait()
+        if self.last == step and jax.process_index() == 0:
+            with self._failing_clearly(step, required=False):
+                files.replace_notes(self.path(step), self._notes(step))
+
+    def save(
+        self, state: TrainState, *, beside: Beside | None = None, required: bool = True
+    ) -> None:
         """Starts to write the state of its step; returns when the state may be changed again.
 
         Args:
           state: The state.
           beside: What :meth:`restore_beside` is to give back.
+          required: Whether a failure is an error. If not, it is a warning, given as soon as
+            :meth:`settle` or another method is called after it.
 
         Raises:
-          CheckpointError: If this one or the one before could not be written. What was there before
-            stands.
+          CheckpointError: If this one or the one before is required and could not be written. What
+            was there before stands.
         """
         self.wait()
         step = int(state.step)
-        path = self.path(step)
-        with self._failing_clearly(step), _orbax() as ocp:
+        with self._failing_clearly(step, required), orbax() as ocp:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.sweep()
-            # A damaged one that a resumed run passed over is set aside, not deleted.
-            if path.exists():
-                path.rename(files.free_name(path))
-            items = {"state": _to_arrays(state)}
+            items = {"state": to_arrays(state)}
             marks = fingerprint(self.model, state) | self.run
             if beside is not None:
                 items[_BESIDE], marks[_BESIDE] = beside.arrays, beside.notes
             # A write that fails halfway is cleaned up too, but Orbax' threads complain for a page.
             if shutil.disk_usage(self.folder).free < sum(x.nbytes for x in jax.tree.leaves(items)):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            response = ocp.save_checkpointables_async(path, items, custom_metadata=marks)
-            self._pending, self.last = (step, response), step
+            written = ocp.save_checkpointables_async(
+                self._unfinished(step), items, custom_metadata=marks
+            )
+            notes = self._notes(step)
+            pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+            finishing = pool.submit(self._finish, step, written, notes)
+            pool.shutdown(wait=False)
+            self._pending, self.last = _Pending(step, finishing, required, self.last), step
+
+    def _finish(self, step: int, written: Any, notes: Mapping[str, Any]) -> None:
+        """What is done in a thread: the rest of the writing, checksums, a name, the old ones."""
+        written.result()
+        if jax.process_index() != 0:
+            return
+        files.write_record(self._unfinished(step), notes)
+        # A damaged one that a resumed run passed over is set aside, not deleted.
+        if (path := self.path(step)).exists():
+            path.rename(files.free_name(path))
+        self._unfinished(step).rename(path)
+        steps = [s for s in self.steps() if s <= step]  # later ones are damaged, not of this run
+        ratings = self._ratings(steps) if self.best is not None else {}
+        for old in retention.superseded(steps, ratings, keep=self.keep):
+            shutil.rmtree(self.path(old))
+
+    def best_step(self) -> int | None:
+        """The step of the best checkpoint by the metric that ``best`` names; None if none has it.
+
+        Raises:
+          ValueError: If ``best`` is None.
+        """
+        if self.best is None:
+            raise ValueError("best_step: these checkpoints were made without best=METRIC.")
+        return retention.best_of(self._ratings(self.steps()))
+
+    def _ratings(self, steps: Sequence[int]) -> dict[int, float]:
+        """How good checkpoints were said to be, those of which something was said."""
+        found = {step: files.read_notes(self.path(step)).get(self.best) for step in steps}
+        return {step: value for step, value in found.items() if isinstance(value, float)}
+
+    def _notes(self, step: int) -> dict[str, float]:
+        return {self.best: self._rated[step]} if self.best and step in self._rated else {}
+
+    def settle(self) -> None:
+        """As :meth:`wait` if the last save is done with, well or not; else nothing."""
+        if self._pending is not None and self._pending.finishing.done():
+            self.wait()
 
     def wait(self) -> None:
-        """Waits until the last save is whole, then deletes all but the ``keep`` up to it.
+        """Waits until the last save is whole, and the ones that it supersedes are deleted.
 
-        Later steps are no part of this run: it went on from before them, since they are damaged.
+        Raises:
+          CheckpointError: If it was required and could not be written.
         """
         if self._pending is None:
             return
-        (step, response), self._pending = self._pending, None
-        with self._failing_clearly(step):
-            response.result()
-            if jax.process_index() == 0:
-                files.write_sizes(self.path(step))
-                for old in [s for s in self.steps() if s <= step][: -self.keep]:
-                    shutil.rmtree(self.path(old))
+        pending, self._pending = self._pending, None
+        with self._failing_clearly(pending.step, pending.required):
+            try:
+                pending.finishing.result()
+            except BaseException:
+                self.last = pending.before
+                raise
 
     @contextlib.contextmanager
-    def _failing_clearly(self, step: int):
+    def _failing_clearly(self, step: int, required: bool):
         try:
             yield
         except Exception as error:
             self.sweep()
             stands = self.steps()
             last = f"; the one of step {stands[-1]} stands" if stands else ""
-            raise CheckpointError(
+            told = (
                 f"The checkpoint of step {step} cannot be written to {str(self.folder)!r}: "
-                f"{files.reason(error)}{last}."
-            ) from error
+                f"{files.reason(error)}{last}"
+            )
+            if required:
+                raise CheckpointError(f"{told}.") from error
+            warnings.warn(f"{told}. The run goes on.", stacklevel=4)
 
     def sweep(self) -> None:
         """Removes what saves that were cut short left; call it while none is under way."""
-        for path in self.folder.glob("step_*.orbax-checkpoint-tmp*"):
-            shutil.rmtree(path, ignore_errors=True)
+        if jax.process_index() == 0:
+            for path in self.folder.glob(f"step_*{_UNFINISHED}*"):
+                shutil.rmtree(path, ignore_errors=True)
 
     def restore(self, like: TrainState, *, step: int | None = None) -> TrainState:
         """The last state that can be read, on the devices of ``like``.
@@ -199,7 +258,7 @@ class Checkpoints:
           CheckpointError: If there is none, or none can be read.
         """
         wanted = fingerprint(self.model, like) | self.run
-        state = _from_arrays(self._load(_to_arrays(like), wanted, step), like)
+        state = from_arrays(self._load(to_arrays(like), wanted, step), like)
         self.last = int(state.step)
         return state
 
@@ -212,7 +271,7 @@ class Checkpoints:
             return None
         path = self.path(self.last)
         try:
-            with _orbax() as ocp:
+            with orbax() as ocp:
                 notes = (ocp.metadata(path).custom_metadata or {}).get(_BESIDE)
                 if notes is None:
                     return None
@@ -224,7 +283,7 @@ class Checkpoints:
 
     def restore_params(self, like: ArrayTree, *, step: int | None = None) -> ArrayTree:
         """Only the parameters of the last state that can be read; arguments as :meth:`restore`."""
-        wanted = {"params": _shapes_digest(like), "model": repr(self.model.config)}
+        wanted = {"params": shapes_digest(like), "model": repr(self.model.config)}
         return self._load({"params": like}, wanted, step, partial=True)["params"]
 
     def _load(self, like: ArrayTree, wanted: dict, step: int | None, *, partial=False) -> ArrayTree:
@@ -237,85 +296,30 @@ class Checkpoints:
                     f"there are {there}."
                 )
             steps = [step]
+        passed: list[str] = []
         for candidate in reversed(steps):
             path = self.path(candidate)
             try:
-                files.check_sizes(path)
-                with _orbax(partial=partial) as ocp:
+                files.check_record(path)
+                with orbax(partial=partial) as ocp:
                     found = ocp.metadata(path).custom_metadata or {}
-                    self._check_same_run(path, found, wanted)
-                    return ocp.load(path, jax.tree.map(_abstract, like))
-            except _OtherRun as error:
+                    check_same_run(path, found, wanted)
+                    tree = ocp.load(path, jax.tree.map(abstract, like))
+                _warn_of(passed, f"the one of step {candidate} is used, what came after it is lost")
+                return tree
+            except OtherRun as error:
                 raise ValueError(str(error)) from None
             except Exception as error:
                 told = f"The checkpoint {str(path)!r} cannot be read"
                 if (why := files.hindrance(error)) is not None:
                     raise CheckpointError(f"{told}: {why}.") from error
-                warnings.warn(f"{told} and is passed over: {files.reason(error)}.", stacklevel=3)
+                passed.append(f"{told} and is passed over: {files.reason(error)}")
+        _warn_of(passed, "none is left")
         what = "no checkpoint" if not steps else "no checkpoint that can be read"
         raise CheckpointError(f"There is {what} in {str(self.folder)!r}.")
 
-    def _check_same_run(self, path: Path, found: dict, wanted: dict) -> None:
-        """Raises _OtherRun with one sentence about the first thing that differs."""
-        for key, value in wanted.items():
-            if key not in found:
-                raise ValueError("it does not say which model it belongs to")
-            if found[key] != value:
-                what = {
-                    "format": f"has format {found[key]}, this version reads {value}",
-                    "model": f"is of another model: {found[key]}, not {value}",
-                    "params": "is of another model: its parameters have other names or shapes",
-                    "state": "was made with another optimizer or recipe than this run has",
-                    "questions": "was made with other questions, or another split or order of them",
-                    "seed": f"was made with seed {found[key]}, this run has {value}",
-                }[key]
-                raise _OtherRun(f"The checkpoint {str(path)!r} {what}.")
 
-
-class _OtherRun(Exception):
-    """The checkpoint is whole, but not of this run."""
-
-
-def _to_arrays(state: TrainState) -> dict[str, Any]:
-    """The state as plain arrays: a typed key as its data, the integers of the cursor as arrays."""
-    tree = state._asdict()
-    tree["key"] = jax.random.key_data(state.key)
-    tree["data_cursor"] = [np.asarray(x, np.int64) for x in jax.tree.leaves(state.data_cursor)]
-    return tree
-
-
-def _from_arrays(tree: dict[str, Any], like: TrainState) -> TrainState:
-    key = jax.random.wrap_key_data(tree.pop("key"), impl=jax.random.key_impl(like.key))
-    leaves = [int(x) for x in tree.pop("data_cursor")]
-    cursor = jax.tree.unflatten(jax.tree.structure(like.data_cursor), leaves)
-    return TrainState(**tree, key=key, data_cursor=cursor)
-
-
-def _abstract(x):
-    if isinstance(x, np.ndarray):
-        return x
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
-
-
-@contextlib.contextmanager
-def _orbax(*, partial: bool = False):
-    """Orbax without compression, since weights hardly compress, and without its own log."""
-    from orbax.checkpoint import v1 as ocp
-
-    logging.getLogger("absl").addFilter(_not_orbax)
-    options = ocp.options
-    context = ocp.Context(
-        array_options=options.ArrayOptions(
-            saving=options.ArrayOptions.Saving(use_compression=False)
-        ),
-        pytree_options=options.PyTreeOptions(
-            loading=options.PyTreeOptions.Loading(partial_load=partial)
-        ),
-    )
-    with context:
-        yield ocp
-
-
-def _not_orbax(record: logging.LogRecord) -> bool:
-    """Its errors reach us as exceptions; as log lines they would bury the one sentence."""
-    return "orbax" not in record.pathname
+def _warn_of(passed: list[str], instead: str) -> None:
+    """Warns of the checkpoints that were passed over, and says what was done instead."""
+    for told in passed:
+        warnings.warn(f"{told}; {instead}.", stacklevel=5)

@@ -95,6 +95,7 @@ class TrainConfig:
                 "config: reward_deadline has no effect on a reward that takes whole batches, such "
                 "as a VerifierPool; set the deadline there."
             )
+        self.checkpoint.check_evaluated(self.evaluation)
         if self.data.evaluation is not None and not self.evaluation.enabled:
             raise ValueError("data: evaluation has no effect if the evaluation is not enabled.")
         sizes = (self.mesh.data, self.mesh.fsdp)

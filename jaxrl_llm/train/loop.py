@@ -91,13 +91,16 @@ def train(
     folder.say(parts.describe(state.params))
     rollouts = batches(parts, state, restored(checkpoints, parts, state, folder.say))
 
-    def save(state: TrainState) -> None:
-        checkpoints.save(state, beside=pack(parts, rollouts.waiting(int(state.step))))
+    def save(state: TrainState, *, required: bool = True) -> None:
+        beside = pack(parts, rollouts.waiting(int(state.step)))
+        checkpoints.save(state, beside=beside, required=required)
 
     def evaluate(step: int) -> None:
         if not folder.accuracy_at(step):  # a run that is resumed may have it
             found, rows = parts.evaluate(state.params, state.key)
             folder.held_out(step, found, rows[: config.samples_shown])
+        means = {kind: found.mean for kind, found in folder.accuracy_at(step).items()}
+        checkpoints.rate(step, means)
 
     if first == 0 and config.evaluation.enabled:
         evaluate(0)
@@ -125,6 +128,8 @@ def train(
             folder.step(step, numbers, found.rows)
             if diverged:
                 raise TrainingError(_diverged(step, numbers, checkpoints.last))
+            checkpoints.rate(step, numbers)
+            checkpoints.settle()
             rollouts.publish(state)
             speed = f"{numbers['tokens_per_second']:.0f} tok/s"
             bar.set_postfix_str(f"reward {numbers['reward']:.3f}, {speed}")
@@ -134,7 +139,7 @@ def train(
                 evaluate(step)
             stops = step == steps or bool(interrupt)  # once: a signal may come at any time
             if stops or every(config.checkpoint.every, step):
-                save(state)
+                save(state, required=stops)
             if stops:
                 break
 

@@ -150,17 +150,38 @@ class AsyncConfig:
 class CheckpointConfig:
     """When the state is saved; it always is at the end of a run, on Ctrl-C and after an error.
 
+    One of the last kind that cannot be written is an error. One between two steps is a warning: the
+    run goes on, and what was saved before stands.
+
     Attributes:
       every: Steps between two checkpoints; 0 for the last one only.
-      keep: How many are kept.
+      keep: How many of the last are kept.
+      best: Keep one more, the best by this metric: "reward" of the step's batch, or held-out
+        accuracy, "greedy" or "sampled", which each checkpoint then must have.
     """
 
     every: int = 50
     keep: int = 2
+    best: str | None = None
 
     def __post_init__(self):
-        checks.check_non_negative("checkpoint", every=self.every)
-        checks.check_positive("checkpoint", keep=self.keep)
+        name = "checkpoint"
+        checks.check_non_negative(name, every=self.every)
+        checks.check_positive(name, keep=self.keep)
+        if self.best is not None:
+            checks.check_option(name, "best", self.best, ("reward", "greedy", "sampled"))
+            if not self.every:
+                raise ValueError(f"{name}: best has no effect where only the last step is saved.")
+
+    def check_evaluated(self, evaluation: "EvaluationConfig") -> None:
+        """Raises ValueError if the best is chosen by an accuracy that checkpoints do not have."""
+        if self.best in (None, "reward"):
+            return
+        if not evaluation.enabled or not evaluation.every or self.every % evaluation.every:
+            raise ValueError(
+                f"checkpoint: best={self.best!r} needs an evaluation at each checkpoint: set "
+                f"evaluation.every to {self.every} or a divisor of it."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

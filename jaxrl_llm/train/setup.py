@@ -19,7 +19,7 @@ from jaxrl_llm.models.sharding import batch_shards
 from jaxrl_llm.recipes import Recipe
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.train import mesh as meshes
-from jaxrl_llm.train.checkpoint import Checkpoints, shapes_of
+from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.collect import Question, encode_prompts, grade
 from jaxrl_llm.train.config import TrainConfig, find_prompts, find_recipe
 from jaxrl_llm.train.critic import init_critic
@@ -27,6 +27,7 @@ from jaxrl_llm.train.evaluate import Accuracy, evaluate
 from jaxrl_llm.train.optimizer import make_optimizer
 from jaxrl_llm.train.provide import check_provided
 from jaxrl_llm.train.state import TrainState, init_state
+from jaxrl_llm.train.stored import shapes_of
 
 _DEADLINE = 60.0
 
@@ -284,7 +285,8 @@ def begin(
 
     parts, params = load_parts(config)
     marks = {"questions": parts.questions, "seed": config.seed}
-    checkpoints = Checkpoints(folder, model=parts.model, keep=config.checkpoint.keep, run=marks)
+    kept = {"keep": config.checkpoint.keep, "best": config.checkpoint.best}
+    checkpoints = Checkpoints(folder, model=parts.model, run=marks, **kept)
     recipe, moving = parts.recipe, parts.recipe.reference is not None
     reference = params if "ref_logp" in recipe.needs and not moving else None
     # A model that comes from a function may be kept by whoever wrote it.

@@ -13,7 +13,8 @@ from jaxrl_llm.data import Cursor
 from jaxrl_llm.models.sharding import param_shardings, shard
 from jaxrl_llm.testing import tiny_model
 from jaxrl_llm.train import CheckpointError, Checkpoints, init_state, make_mesh
-from jaxrl_llm.train.checkpoint import Beside, shapes_of
+from jaxrl_llm.train.checkpoint import Beside
+from jaxrl_llm.train.stored import shapes_of
 
 RECIPE, OPTIMIZER = jr.recipes.dapo(), optax.adamw(1e-3)
 
@@ -111,7 +112,7 @@ def test_what_stands_beside_a_state_comes_back_without_its_shapes(tmp_path):
     assert found.notes == beside.notes
     assert_same(found.arrays, arrays)
     assert_same(again.restore_params(state.params), state.params)
-    shutil.rmtree(again.path(2) / "waiting")
+    shutil.rmtree(again.path(2) / "waiting")  # after it was checked
     with pytest.warns(UserWarning, match="rollouts in the checkpoint '.*00002' cannot be read and"):
         assert again.restore_beside() is None
 
@@ -187,8 +188,8 @@ def test_what_is_not_damage_is_not_passed_over(tmp_path, monkeypatch, error, rea
 
 
 def test_what_a_killed_save_left_is_swept(tmp_path):
-    left = tmp_path / "step_00000001.orbax-checkpoint-tmp-17"
-    left.mkdir()
+    for left in ("step_00000001.unfinished", "step_00000001.unfinished.orbax-checkpoint-tmp-17"):
+        (tmp_path / left).mkdir()
     save_steps(tmp_path, 2)
     assert [p.name for p in tmp_path.iterdir()] == ["step_00000002"]
 
@@ -207,8 +208,8 @@ def test_restores_into_shapes(tmp_path):
 
 
 def test_damage_that_orbax_finds_while_it_reads_is_passed_over(tmp_path, monkeypatch):
-    # Where a process was killed before it noted the sizes. Only its error: really reading such a
-    # file leaves tasks of Orbax behind that complain much later.
+    # A file that changed after it was checked. Only its error: really reading such a file leaves
+    # tasks of Orbax behind that complain much later.
     checkpoints, states = save_steps(tmp_path, 1, 2)
     from orbax.checkpoint import v1 as ocp
 
@@ -257,7 +258,7 @@ def test_a_full_disk_leaves_the_previous_one(tmp_path, monkeypatch, caplog):
             raise ValueError("RESOURCE_EXHAUSTED: No space left on device [os_error_code='28']")
 
     def full(path, *args, **kwargs):
-        path.with_name(path.name + ".orbax-checkpoint-tmp").mkdir()  # what Orbax would leave
+        path.with_name(path.name + ".orbax-checkpoint-tmp").mkdir(parents=True)  # as Orbax does
         return Response()
 
     monkeypatch.setattr(ocp, "save_checkpointables_async", full)

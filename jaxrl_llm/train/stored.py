@@ -1,0 +1,119 @@
+"""A state as Orbax stores it: plain arrays under names, and marks of the run they belong to."""
+
+import contextlib
+import hashlib
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_llm.core import trees
+from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.models.protocol import Model
+from jaxrl_llm.train.state import TrainState
+
+FORMAT = 3
+
+
+def shapes_of(state: TrainState) -> TrainState:
+    """The state with shapes, dtypes and shardings in place of its large arrays.
+
+    :meth:`Checkpoints.restore` needs no more, so the arrays can be freed before it reads others.
+    """
+    names = ("params", "opt_state", "algo_state", "critic", "reference")
+    return state._replace(**{k: jax.tree.map(abstract, getattr(state, k)) for k in names})
+
+
+def fingerprint(model: Model, state: TrainState) -> dict[str, Any]:
+    """What must agree between a checkpoint and the run that reads it."""
+    return {
+        "format": FORMAT,
+        "model": repr(model.config),
+        "params": shapes_digest(state.params),
+        "state": shapes_digest((state.opt_state, state.algo_state, state.critic, state.reference)),
+    }
+
+
+class OtherRun(Exception):
+    """The checkpoint is whole, but not of this run."""
+
+
+def check_same_run(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raises OtherRun with one sentence about the first mark that differs.
+
+    Raises:
+      ValueError: If a mark is missing.
+    """
+    for key, value in wanted.items():
+        if key not in found:
+            raise ValueError("it does not say which model it belongs to")
+        if found[key] != value:
+            what = {
+                "format": f"has format {found[key]}, this version reads {value}",
+                "model": f"is of another model: {found[key]}, not {value}",
+                "params": "is of another model: its parameters have other names or shapes",
+                "state": "was made with another optimizer or recipe than this run has",
+                "questions": "was made with other questions, or another split or order of them",
+                "seed": f"was made with seed {found[key]}, this run has {value}",
+            }.get(key, f"was made with {key} {found[key]!r}, this run has {value!r}")
+            raise OtherRun(f"The checkpoint {str(path)!r} {what}.")
+
+
+def shapes_digest(tree: ArrayTree) -> str:
+    """A digest of the paths, shapes and dtypes of a tree, the same on every mesh."""
+    lines = [
+        f"{trees.path_str(path)} {tuple(x.shape)} {x.dtype}"
+        for path, x in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+
+
+def to_arrays(state: TrainState) -> dict[str, Any]:
+    """The state as plain arrays: a typed key as its data, the integers of the cursor as arrays."""
+    # The frozen parameters beside an adapter are where they came from; a digest stands for them.
+    tree = {name: x for name, x in state._asdict().items() if name != "base"}
+    tree["key"] = jax.random.key_data(state.key)
+    tree["data_cursor"] = [np.asarray(x, np.int64) for x in jax.tree.leaves(state.data_cursor)]
+    return tree
+
+
+def from_arrays(tree: dict[str, Any], like: TrainState) -> TrainState:
+    """The inverse of :func:`to_arrays`, for a state with the structure of ``like``."""
+    key = jax.random.wrap_key_data(tree.pop("key"), impl=jax.random.key_impl(like.key))
+    leaves = [int(x) for x in tree.pop("data_cursor")]
+    cursor = jax.tree.unflatten(jax.tree.structure(like.data_cursor), leaves)
+    return TrainState(**tree, key=key, data_cursor=cursor, base=like.base)
+
+
+def abstract(x):
+    """Shape, dtype and sharding of an array; one of the host stays what it is."""
+    if isinstance(x, np.ndarray):
+        return x
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
+
+
+@contextlib.contextmanager
+def orbax(*, partial: bool = False):
+    """Orbax without compression, since weights hardly compress, and without its own log."""
+    from orbax.checkpoint import v1 as ocp
+
+    logging.getLogger("absl").addFilter(_not_orbax)
+    options = ocp.options
+    context = ocp.Context(
+        array_options=options.ArrayOptions(
+            saving=options.ArrayOptions.Saving(use_compression=False)
+        ),
+        pytree_options=options.PyTreeOptions(
+            loading=options.PyTreeOptions.Loading(partial_load=partial)
+        ),
+    )
+    with context:
+        yield ocp
+
+
+def _not_orbax(record: logging.LogRecord) -> bool:
+    """Its errors reach us as exceptions; as log lines they would bury the one sentence."""
+    return "orbax" not in record.pathname
