@@ -32,6 +32,15 @@ LOGICAL: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     ("mlp/up/bias", ("mlp",)),
 )
 
+# The matrices of an adapter, [in, rank] and [rank, out], are split as the kernel beside them.
+_KERNELS = tuple((end, axes) for end, axes in LOGICAL if end.split("/")[0] in ("attention", "mlp"))
+LOGICAL += tuple(
+    entry
+    for end, axes in _KERNELS
+    if end.endswith("kernel")
+    for entry in ((end[:-6] + "a", (axes[0], None)), (end[:-6] + "b", (None, axes[1])))
+)
+
 # Which mesh axis carries a logical axis.
 RULES: dict[str, str] = {
     "vocab": "tensor",

@@ -13,6 +13,7 @@ from jaxrl_llm.train.critic import CriticState, critic_values, init_critic
 from jaxrl_llm.train.evaluate import Accuracy, accuracy, evaluate, wilson
 from jaxrl_llm.train.folder import TrainingError
 from jaxrl_llm.train.loop import Result, train
+from jaxrl_llm.train.lora import Adapted, LoRAConfig, adapted_model, init_lora, merge_lora
 from jaxrl_llm.train.mesh import MeshConfig, make_mesh
 from jaxrl_llm.train.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.train.score import score
@@ -21,6 +22,7 @@ from jaxrl_llm.train.step import make_scorer, make_step
 
 __all__ = [
     "Accuracy",
+    "Adapted",
     "AsyncConfig",
     "CheckpointConfig",
     "CheckpointError",
@@ -28,6 +30,7 @@ __all__ = [
     "CriticState",
     "DataConfig",
     "EvaluationConfig",
+    "LoRAConfig",
     "MeshConfig",
     "OptimizerConfig",
     "Result",
@@ -36,14 +39,17 @@ __all__ = [
     "TrainState",
     "TrainingError",
     "accuracy",
+    "adapted_model",
     "critic_values",
     "evaluate",
     "init_critic",
+    "init_lora",
     "init_state",
     "make_mesh",
     "make_optimizer",
     "make_scorer",
     "make_step",
+    "merge_lora",
     "score",
     "train",
     "wilson",

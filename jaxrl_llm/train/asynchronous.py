@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.models.sharding import param_shardings
 from jaxrl_llm.train.gather import Gathered, gather
+from jaxrl_llm.train.lora import beside
 from jaxrl_llm.train.mesh import replicated
 from jaxrl_llm.train.setup import Parts
 from jaxrl_llm.train.state import TrainState
@@ -57,7 +58,7 @@ class InTurns:
         """The batch that the newest state trains on."""
         state = self._state
         number = int(state.step)
-        given = (self._parts, state.params, state.key, state.data_cursor)
+        given = (self._parts, state.policy, state.key, state.data_cursor)
         return gather(*given, number=number, version=number)
 
     def publish(self, state: TrainState) -> None:
@@ -84,8 +85,10 @@ class Ahead:
 
     def __init__(self, parts: Parts, state: TrainState, waiting: Sequence[Gathered] = ()):
         self._parts, self._mesh, self._key = parts, parts.sampler_mesh, state.key
+        self._base = state.base
         if self._mesh is not None:
             self._key = jax.device_put(state.key, replicated(self._mesh))
+            self._base = self._copy(state.base)
         self._ready = deque(waiting)  # in order; a batch stays until it has been trained on
         self._number = int(state.step) + len(waiting)
         self._cursor = waiting[-1].cursor if waiting else state.data_cursor
@@ -117,7 +120,7 @@ class Ahead:
     def publish(self, state: TrainState) -> None:
         """Hands the weights after a step to the sampler, and drops what the step trained on."""
         version = int(state.step)
-        params = self._copy(state.params)
+        params = beside(self._base, self._copy(state.params))
         with self._changed:
             self._weights = (version, params)
             self._ready = deque(self._from(version))

@@ -9,6 +9,7 @@ from jaxrl_llm.core import bind, checks
 from jaxrl_llm.recipes import PRESETS, Recipe
 from jaxrl_llm.recipes.catalog import preset
 from jaxrl_llm.rewards import BatchReward
+from jaxrl_llm.train.lora import LoRAConfig
 from jaxrl_llm.train.mesh import MeshConfig, check_batch
 from jaxrl_llm.train.optimizer import OptimizerConfig
 from jaxrl_llm.train.sections import (
@@ -35,6 +36,7 @@ class TrainConfig:
       sampling: How rollouts are sampled.
       optimizer: How the parameters move.
       critic: How those of the critic move, for a recipe that has one.
+      lora: Whether an adapter moves and the parameters themselves are frozen.
       mesh: Over which devices.
       asynchrony: Whether sampling goes on while a step trains.
       checkpoint: When the state is saved.
@@ -62,6 +64,7 @@ class TrainConfig:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     critic: OptimizerConfig | None = None
+    lora: LoRAConfig = field(default_factory=LoRAConfig)
     mesh: MeshConfig = field(default_factory=MeshConfig)
     asynchrony: AsyncConfig = field(default_factory=AsyncConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)

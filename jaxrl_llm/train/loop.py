@@ -88,7 +88,7 @@ def train(
     score, update = _compiled(parts, optimizer)
     first, steps = int(state.step), config.steps
     folder.start(first, files or {})
-    folder.say(parts.describe(state.params))
+    folder.say(parts.describe(state.policy))
     rollouts = batches(parts, state, restored(checkpoints, parts, state, folder.say))
 
     def save(state: TrainState, *, required: bool = True) -> None:
@@ -97,7 +97,7 @@ def train(
 
     def evaluate(step: int) -> None:
         if not folder.accuracy_at(step):  # a run that is resumed may have it
-            found, rows = parts.evaluate(state.params, state.key)
+            found, rows = parts.evaluate(state.policy, state.key)
             folder.held_out(step, found, rows[: config.samples_shown])
         means = {kind: found.mean for kind, found in folder.accuracy_at(step).items()}
         checkpoints.rate(step, means)

@@ -99,7 +99,7 @@ class Passes(NamedTuple):
         scored = {n: f for n, f in recipe.scored if n not in extras}
         if old_logp or entropy or norms or scored:
             logp, old_entropy, found = over_parts(
-                lambda part: self.policy(state.params, part, scored, norms=norms),
+                lambda part: self.policy(state.policy, part, scored, norms=norms),
                 batch,
                 microbatches,
             )
@@ -110,12 +110,14 @@ class Passes(NamedTuple):
         moving = recipe.reference is not None
         if moving and "ref_logp" in needs and batch.ref_logp is None:
             logp = over_parts(
-                lambda part: self.policy(state.reference, part, {})[0], batch, microbatches
+                lambda part: self.policy(state.whole(state.reference), part, {})[0],
+                batch,
+                microbatches,
             )
             batch = batch.replace(ref_logp=logp)
         taught = {n: f for n, f in recipe.taught if n not in extras}
         if taught:
-            params = state.reference if moving else state.params
+            params = state.whole(state.reference) if moving else state.policy
             found = over_parts(lambda part: self._teach(params, part, taught), batch, microbatches)
             batch = batch.replace(extras={**batch.extras, **found})
         if recipe.critic is not None and "old_values" not in extras:

@@ -24,6 +24,8 @@ from jaxrl_llm.train.collect import Question, encode_prompts, grade
 from jaxrl_llm.train.config import TrainConfig, find_prompts, find_recipe
 from jaxrl_llm.train.critic import init_critic
 from jaxrl_llm.train.evaluate import Accuracy, evaluate
+from jaxrl_llm.train.frozen import base_marks, described, with_adapter
+from jaxrl_llm.train.lora import Adapted
 from jaxrl_llm.train.optimizer import make_optimizer
 from jaxrl_llm.train.provide import check_provided
 from jaxrl_llm.train.state import TrainState, init_state
@@ -107,7 +109,7 @@ class Parts:
             used += f" and {own} more that sample" if own else ""
             used += f", rollouts at most {most} update(s) behind"
         return (
-            f"{name}, {trees.size(params):,} parameters, {used}; {self.recipe.name}, "
+            f"{name}, {described(params)}, {used}; {self.recipe.name}, "
             f"{config.prompts_per_step} prompts x {config.sampling.group_size} rollouts a step; "
             f"{len(self.train)} questions to train on, {len(self.held_out)} held out"
         )
@@ -235,6 +237,7 @@ def load_parts(config: TrainConfig) -> tuple[Parts, ArrayTree]:
         )
     mesh, sampler_mesh = load_meshes(config)
     model, params, tokenizer = load_model(config, mesh)
+    model, params = with_adapter(model, params, config.lora, mesh=mesh)
     sampling = config.sampling
     room = model.config.max_length - sampling.max_new_tokens
     if room < 1:
@@ -284,11 +287,12 @@ def begin(
     from jaxrl_llm.data import Cursor
 
     parts, params = load_parts(config)
-    marks = {"questions": parts.questions, "seed": config.seed}
+    marks = {"questions": parts.questions, "seed": config.seed, **base_marks(params, config.lora)}
     kept = {"keep": config.checkpoint.keep, "best": config.checkpoint.best}
     checkpoints = Checkpoints(folder, model=parts.model, run=marks, **kept)
     recipe, moving = parts.recipe, parts.recipe.reference is not None
-    reference = params if "ref_logp" in recipe.needs and not moving else None
+    base = params.base if isinstance(params, Adapted) else params
+    reference = base if "ref_logp" in recipe.needs and not moving else None
     # A model that comes from a function may be kept by whoever wrote it.
     shared = reference is not None or not isinstance(config.model, str)
     state = init_state(
@@ -299,11 +303,11 @@ def begin(
         data_cursor=Cursor(),
         mesh=parts.mesh,
         copy=shared and not resume,
-        **_critic(parts, params),
+        **_critic(parts, base),
     )
     if resume:
         state = shapes_of(state)
-        del params  # before others are read, so that only one state is in memory
+        del params, base  # before others are read, so that only one state is in memory
         checkpoints.sweep()
         state = checkpoints.restore(state)
     return parts, checkpoints, state, reference

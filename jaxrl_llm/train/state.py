@@ -8,6 +8,7 @@ import optax
 
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.train.critic import CriticState
+from jaxrl_llm.train.lora import Adapted, beside, trainable
 from jaxrl_llm.train.mesh import replicated
 
 
@@ -15,7 +16,7 @@ class TrainState(NamedTuple):
     """The whole state of a run between two steps.
 
     Attributes:
-      params: Parameters of the model.
+      params: What the optimizer moves: the parameters of the model, or an adapter.
       opt_state: State of the optimizer.
       algo_state: State of the recipe: trackers and controllers; often empty.
       key: A typed key that never changes; the randomness of a step comes from ``fold_in(key,
@@ -23,7 +24,9 @@ class TrainState(NamedTuple):
       step: int32 ``[]``, updates made so far.
       data_cursor: Where the prompt order stands: Python integers, which stay on the host.
       critic: A :class:`~jaxrl_llm.train.CriticState`, or ``()`` for a recipe without a critic.
-      reference: Parameters of a reference that moves, or ``()``.
+      reference: A reference that moves, of the kind of ``params``, or ``()``.
+      base: Frozen parameters that an adapter stands beside, or ``()``: handed on from step to step
+        by reference, and no part of a checkpoint.
     """
 
     params: ArrayTree
@@ -34,6 +37,16 @@ class TrainState(NamedTuple):
     data_cursor: Any = ()
     critic: ArrayTree = ()
     reference: ArrayTree = ()
+    base: ArrayTree = ()
+
+    @property
+    def policy(self) -> ArrayTree:
+        """Parameters as the model takes them: ``params``, beside their base if they have one."""
+        return self.whole(self.params)
+
+    def whole(self, params: ArrayTree) -> ArrayTree:
+        """Parameters of the kind of ``params``, as the model takes them."""
+        return beside(self.base, params)
 
 
 def init_state(
@@ -54,7 +67,8 @@ def init_state(
     The optimizer's state takes the sharding of the parameters, leaf by leaf.
 
     Args:
-      params: Parameters of the model, already placed on the mesh if there is one.
+      params: Parameters of the model, already placed on the mesh if there is one. Of
+        :class:`~jaxrl_llm.train.Adapted` ones the adapter is trained, and the base never copied.
       optimizer: Any optax transformation.
       recipe: A :class:`~jaxrl_llm.recipes.Recipe`, for its own state.
       key: A typed key, ``jax.random.key(seed)``.
@@ -76,6 +90,8 @@ def init_state(
     """
     if not jnp.issubdtype(getattr(key, "dtype", None), jax.dtypes.prng_key):
         raise TypeError("init_state: key must be a typed key, made by jax.random.key(seed).")
+    base = params.base if isinstance(params, Adapted) else ()
+    params = trainable(params)
     rest = (recipe.init(), key, jnp.zeros((), jnp.int32))
     opt_state = optimizer.init(params)
     _check_critic(recipe, critic, critic_optimizer)
@@ -85,7 +101,8 @@ def init_state(
         critic_state = CriticState(critic, critic_optimizer.init(critic), target)
         critic_state = jax.tree.map(jnp.copy, critic_state)
     if recipe.reference is not None:
-        anchor = jax.tree.map(jnp.copy, params if reference is None else reference)
+        start = params if reference is None else trainable(reference)
+        anchor = jax.tree.map(jnp.copy, start)
     elif reference is not None:
         raise ValueError(
             f"init_state: recipe {recipe.name!r} keeps its reference frozen, so it is no part of "
@@ -102,7 +119,7 @@ def init_state(
     algo_state, key, step = rest
     params = jax.tree.map(jnp.copy, params) if copy else params
     state = TrainState(params, opt_state, algo_state, key, step, data_cursor)
-    return state._replace(critic=critic_state, reference=anchor)
+    return state._replace(critic=critic_state, reference=anchor, base=base)
 
 
 def _check_critic(recipe, critic, optimizer) -> None:

@@ -14,6 +14,7 @@ from jaxrl_llm.models.sharding import batch_shards
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.train import mesh as meshes
 from jaxrl_llm.train.critic import CriticState, average
+from jaxrl_llm.train.lora import beside
 from jaxrl_llm.train.metrics import batch_metrics
 from jaxrl_llm.train.passes import Passes, join, over_parts, split
 from jaxrl_llm.train.state import TrainState
@@ -94,14 +95,15 @@ def make_step(
         raise ValueError(f"make_step: recipe {recipe.name!r} has {has} critic_optimizer.")
     passes = Passes(model, recipe, temperature, chunk_size, remat, critic_model or model)
 
-    def loss(params: ArrayTree, part: Batch):
-        logp, entropy, statistics = passes.policy(params, part)
+    def loss(base: ArrayTree, params: ArrayTree, part: Batch):
+        logp, entropy, statistics = passes.policy(beside(base, params), part)
         value = recipe.loss(logp, part, entropy=entropy, statistics=statistics)
         return value, (logp, entropy)
 
-    def update(carry, batch: Batch):
+    def update(base: ArrayTree, carry, batch: Batch):
         params, opt_state = carry
-        value, (logp, entropy), grads = _gradients(loss, params, batch, microbatches)
+        of_batch = functools.partial(loss, base)
+        value, (logp, entropy), grads = _gradients(of_batch, params, batch, microbatches)
         changes, opt_state = optimizer.update(grads, opt_state, params)
         if "update_scale" in dict(recipe.derived):
             scale = batch.extras["update_scale"][0, 0, 0]
@@ -121,14 +123,16 @@ def make_step(
         metrics = {"critic_loss": value, "critic_grad_norm": trees.norm(grads)}
         return (optax.apply_updates(params, changes), opt_state), metrics
 
-    def step(state: TrainState, batch: Batch, key: Array | None):
+    def step(state: TrainState, batch: Batch, key: Array | None, base: ArrayTree):
+        state = state._replace(base=base)
         prompts = batch.tokens.shape[0]
         meshes.check_batch("make_step", prompts, microbatches, batch_shards(mesh))
         batch = passes.before(state, batch, microbatches, score_old=updates > 1)
         if key is not None:
             key = prepare_key(key, state.step)
         batch, algo_state = recipe.prepare(batch, state.algo_state, key=key)
-        policy, metrics = _repeat(update, (state.params, state.opt_state), batch, updates)
+        one = functools.partial(update, state.base)
+        policy, metrics = _repeat(one, (state.params, state.opt_state), batch, updates)
         algo_state = algo_state._replace(last_kl=metrics.get("approx_kl", jnp.float32(0)))
         if recipe.critic is not None:
             old, one = state.critic, functools.partial(update_critic, critic_optimizer)
@@ -141,7 +145,11 @@ def make_step(
             state = state._replace(reference=reference)
         params, opt_state = policy
         state = state._replace(
-            params=params, opt_state=opt_state, algo_state=algo_state, step=state.step + 1
+            params=params,
+            opt_state=opt_state,
+            algo_state=algo_state,
+            step=state.step + 1,
+            base=(),
         )
         return state, metrics
 
@@ -211,13 +219,14 @@ class _Step:
         self.compiled: Callable | None = None  # made on the first call, which brings the shardings
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
-        # The key and the cursor do not change in a step; the cursor is the host's.
-        inner = state._replace(key=(), data_cursor=())
+        # What does not change in a step is not given away with the rest; the cursor is the host's.
+        inner = state._replace(key=(), data_cursor=(), base=())
         if self.compiled is None:
             shardings = jax.tree.map(lambda x: x.sharding, inner)
             on_mesh = isinstance(inner.step.sharding, jax.sharding.NamedSharding)
             options = {"out_shardings": (shardings, None)} if on_mesh else {}
             donated = (0,) if self._donate else ()
             self.compiled = jax.jit(self._step, donate_argnums=donated, **options)
-        new, metrics = self.compiled(inner, batch, state.key if self._draws else None)
-        return new._replace(key=state.key, data_cursor=state.data_cursor), metrics
+        new, metrics = self.compiled(inner, batch, state.key if self._draws else None, state.base)
+        kept = {"key": state.key, "data_cursor": state.data_cursor, "base": state.base}
+        return new._replace(**kept), metrics

@@ -1,0 +1,251 @@
+"""LoRA: a frozen model with trainable low-rank matrices beside its linear layers."""
+
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.core import checks
+from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.models.protocol import Model
+
+_RANK_ALONE = {"alpha": 32.0, "targets": ("attention", "mlp"), "seed": 0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoRAConfig:
+    """Whether only low-rank matrices are trained, beside a model that stays as it is.
+
+    A linear layer ``y = x W`` becomes ``y = x W + (alpha / rank) (x A) B`` with ``A [in, rank]``
+    random and ``B [rank, out]`` zero at first. Gradients and the optimizer have no more than A and
+    B; they want a learning rate about ten times that of the full model. The frozen weights are kept
+    in the dtype of the matrix products: nothing is ever added to them that could be lost.
+
+    A recipe's frozen reference is the model without the adapter and takes no memory. One that moves
+    is an adapter too; an average of adapters is one of their factors.
+
+    Attributes:
+      rank: Columns of A and rows of B; None trains all parameters and no adapter.
+      alpha: The adapter is multiplied by alpha / rank.
+      targets: Which linear layers have one: those in whose path, such as `layers/0/attention/q`, at
+        least one of these regular expressions is found.
+      seed: Of A.
+    """
+
+    rank: int | None = None
+    alpha: float = _RANK_ALONE["alpha"]
+    targets: tuple[str, ...] = _RANK_ALONE["targets"]
+    seed: int = _RANK_ALONE["seed"]
+
+    def __post_init__(self):
+        checks.check_positive("lora", rank=self.rank, alpha=self.alpha)
+        checks.check_non_negative("lora", seed=self.seed)
+        if self.rank is None:
+            for name, default in _RANK_ALONE.items():
+                if getattr(self, name) != default:
+                    raise ValueError(f"lora: {name} has no effect without a rank.")
+        if not self.targets or isinstance(self.targets, str):
+            raise ValueError(f"lora: targets must be a tuple of rules; got {self.targets!r}.")
+        for rule in self.targets:
+            try:
+                re.compile(rule)
+            except re.error as error:
+                raise ValueError(
+                    f"lora: {rule!r} in targets is no regular expression ({error})."
+                ) from error
+
+    @property
+    def scale(self) -> float:
+        """``alpha / rank``."""
+        if self.rank is None:
+            raise ValueError("lora: without a rank there is no adapter.")
+        return self.alpha / self.rank
+
+
+class Adapted(NamedTuple):
+    """Parameters of a model with an adapter.
+
+    Attributes:
+      base: The frozen parameters.
+      adapter: ``{"a": [in, rank], "b": [rank, out]}`` in the place of each linear layer that has
+        one, float32.
+    """
+
+    base: ArrayTree
+    adapter: ArrayTree
+
+
+def init_lora(params: ArrayTree, config: LoRAConfig) -> ArrayTree:
+    """The adapter before the first step, which changes nothing: B is zero.
+
+        A ~ Normal(0, 1 / in),    B = 0
+
+    Args:
+      params: Of the model, or their shapes; nothing but shapes is read.
+      config: With a rank.
+
+    Returns:
+      The adapter of :class:`Adapted`. What a layer gets does not depend on the other targets.
+
+    Raises:
+      ValueError: If there is no rank, a rule finds no linear layer, or the rank is above the size
+        of a matrix.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> model, params = jr.testing.tiny_model(num_layers=1)
+      >>> adapter = jr.train.init_lora(params, jr.train.LoRAConfig(rank=4, targets=("q$",)))
+      >>> {k: v.shape for k, v in adapter["layers"]["0"]["attention"]["q"].items()}
+      {'a': (32, 4), 'b': (4, 32)}
+
+    References:
+      LoRA (arXiv:2106.09685, ABSTRACT reading).
+    """
+    if config.rank is None:
+        raise ValueError("init_lora: the configuration has no rank.")
+    shapes = _linear_shapes(params)
+    chosen = {path for path in shapes if any(re.search(rule, path) for rule in config.targets)}
+    for rule in config.targets:
+        if not any(re.search(rule, path) for path in chosen):
+            raise ValueError(
+                f"init_lora: {rule!r} in targets is found in the path of no linear layer; there "
+                f"are {', '.join(sorted(_kinds(shapes)))} in each of the layers."
+            )
+    adapter: dict[str, Any] = {}
+    for path in sorted(chosen):
+        *lead, inputs, outputs = shapes[path]
+        if config.rank > min(inputs, outputs):
+            raise ValueError(
+                f"init_lora: rank {config.rank} is above the {min(inputs, outputs)} that the "
+                f"matrix {path} of {inputs} x {outputs} can have."
+            )
+        key = jax.random.fold_in(jax.random.key(config.seed), zlib.crc32(path.encode()))
+        a = jax.random.normal(key, (*lead, inputs, config.rank), jnp.float32) * inputs**-0.5
+        b = jnp.zeros((*lead, config.rank, outputs), jnp.float32)
+        _put(adapter, path, {"a": a, "b": b})
+    return adapter
+
+
+def adapted_model(model: Model, config: LoRAConfig) -> Model:
+    """The model as a function of :class:`Adapted` parameters, and of plain ones as before.
+
+    Sampling, scoring and evaluating take either. All of them add the adapter to the activations:
+    the policy that samples is then the one that trains, to the bit of its precision. Adding it to
+    the weights would take a second copy of them, and in bfloat16 would swallow small changes.
+
+    Args:
+      model: The model.
+      config: With a rank.
+
+    Example:
+      >>> import jax
+      >>> import jaxrl_llm as jr
+      >>> model, params = jr.testing.tiny_model(num_layers=1)
+      >>> config = jr.train.LoRAConfig(rank=4)
+      >>> adapted = jr.train.Adapted(params, jr.train.init_lora(params, config))
+      >>> policy = jr.train.adapted_model(model, config)
+      >>> sample = jr.rollout.make_sampler(policy, max_new_tokens=4, group_size=2)
+      >>> sample(adapted, jax.random.key(0), [[1, 2, 3]]).tokens.shape
+      (1, 2, 4)
+    """
+    scale = config.scale
+
+    def apply(params, tokens, positions, context, *, delta=None, **options):
+        if isinstance(params, Adapted):
+            if delta is not None:
+                raise ValueError("Model.apply: a model with an adapter takes no further delta.")
+            params, delta = params.base, _delta(params.adapter, scale)
+        return model.apply(params, tokens, positions, context, delta=delta, **options)
+
+    def output_matrix(params: ArrayTree) -> Array:
+        return model.output_matrix(params.base if isinstance(params, Adapted) else params)
+
+    return model._replace(apply=apply, output_matrix=output_matrix)
+
+
+def merge_lora(params: Adapted, config: LoRAConfig) -> ArrayTree:
+    """The parameters of a model without adapter that computes the same.
+
+        W + (alpha / rank) A B
+
+    Args:
+      params: Base and adapter; a base in float32 loses nothing in the sum.
+      config: That of the adapter.
+
+    Returns:
+      Parameters like ``params.base``, in its dtypes; what has no adapter is not copied.
+
+    Example:
+      >>> import jax
+      >>> import jaxrl_llm as jr
+      >>> model, params = jr.testing.tiny_model(num_layers=1)
+      >>> config = jr.train.LoRAConfig(rank=4)
+      >>> merged = jr.train.merge_lora(
+      ...     jr.train.Adapted(params, jr.train.init_lora(params, config)), config)
+      >>> jax.tree.structure(merged) == jax.tree.structure(params)
+      True
+    """
+    scale = config.scale
+
+    def merge(base: Any, adapter: Any) -> Any:
+        if not is_pair(adapter):
+            return {k: merge(x, adapter[k]) if k in adapter else x for k, x in base.items()}
+        a, b = adapter["a"], adapter["b"]
+        product = jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
+        kernel = (base["kernel"].astype(jnp.float32) + scale * product).astype(base["kernel"].dtype)
+        return {**base, "kernel": kernel}
+
+    return merge(params.base, params.adapter)
+
+
+def trainable(params: ArrayTree) -> ArrayTree:
+    """What moves of some parameters: the adapter if there is one, else all."""
+    return params.adapter if isinstance(params, Adapted) else params
+
+
+def beside(base: ArrayTree, params: ArrayTree) -> ArrayTree:
+    """Trainable parameters as a model takes them: beside their base, if they have one.
+
+    The base of all parameters is ``()``.
+    """
+    return params if isinstance(base, tuple) and not base else Adapted(base, params)
+
+
+def is_pair(adapter: Any) -> bool:
+    """Whether a part of an adapter is the two matrices of one layer."""
+    return isinstance(adapter, Mapping) and set(adapter) == {"a", "b"}
+
+
+def _delta(adapter: Any, scale: float) -> Any:
+    """The adapter as ``Model.apply`` takes it: ``(A, B, scale)`` for each layer."""
+    if is_pair(adapter):
+        return adapter["a"], adapter["b"], scale
+    return {name: _delta(part, scale) for name, part in adapter.items()}
+
+
+def _linear_shapes(params: Any, path: str = "") -> dict[str, tuple[int, ...]]:
+    """Shapes of the kernels of all linear layers by path; the output matrix is none of them."""
+    if not isinstance(params, Mapping):
+        return {}
+    if "kernel" in params and path != "head":
+        return {path: tuple(params["kernel"].shape)}
+    found: dict[str, tuple[int, ...]] = {}
+    for name, part in params.items():
+        found |= _linear_shapes(part, f"{path}/{name}" if path else name)
+    return found
+
+
+def _kinds(paths) -> set[str]:
+    """Paths without the number of their layer."""
+    return {re.sub(r"^layers/\d+/", "", path) for path in paths}
+
+
+def _put(tree: dict[str, Any], path: str, value: Any) -> None:
+    *parents, name = path.split("/")
+    for parent in parents:
+        tree = tree.setdefault(parent, {})
+    tree[name] = value
