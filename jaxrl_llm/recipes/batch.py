@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.core import Array, checks
+from jaxrl_llm.core.packing import Packing, check_packing
 from jaxrl_llm.core.support import Support, check_support
 from jaxrl_llm.recipes.inputs import check_extra
 
@@ -37,6 +38,8 @@ class Batch:
       support: The tokens that each one was drawn from, with leading axes ``[P, G, T]``. The policy
         that trains, the proximal one and the reference are renormalized over them, so that a
         sampler that truncates does not make ratios. None for the whole vocabulary.
+      packing: How models are given the responses: several in a row. No number changes but by
+        rounding, and none of the other arrays. None for a row each.
       columns: Rewards by name, float32 ``[P, G]`` each, for methods that keep several apart; NaN
         where one does not apply.
       extras: Arrays that only some methods need, by name, with leading axis P; see
@@ -67,6 +70,7 @@ class Batch:
     behavior_logp: Array | None = None
     ref_logp: Array | None = None
     support: Support | None = None
+    packing: Packing | None = None
     columns: Mapping[str, Array] | None = None
     extras: Mapping[str, Array] = dataclasses.field(default_factory=dict)
     advantages: Array | None = None
@@ -102,6 +106,7 @@ class Batch:
                 checks.check_shape(name, field, value, (p, g, t))
                 checks.check_float(name, **{field: value})
         check_support(name, self.support, (p, g, t))
+        check_packing(name, self.packing, (p, g))
         for column, value in (self.columns or {}).items():
             column = f"columns[{column!r}]"
             checks.check_shape(name, column, value, (p, g))

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.core.packing import pack, unpack
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.train.score import score_hidden
@@ -66,10 +67,12 @@ def critic_values(model: Model, params: ArrayTree, batch: Batch, *, remat: str =
       remat: What the backward pass keeps of a layer.
     """
     arrays = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
-    hidden = score_hidden(model, params["model"], *arrays, remat=remat)
-    hidden = jnp.where(batch.mask[..., None], hidden, 0).astype(jnp.float32)
+    packing = batch.packing
+    hidden = score_hidden(model, params["model"], *arrays, remat=remat, packing=packing)
+    kept = pack(packing, batch.mask)
+    hidden = jnp.where(kept[..., None], hidden, 0).astype(jnp.float32)
     values = hidden @ params["head"]["kernel"] + params["head"]["bias"]
-    return jnp.where(batch.mask[..., None], values, 0.0)
+    return unpack(packing, values, batch.mask)
 
 
 def average(target: ArrayTree, params: ArrayTree, rate: float | None) -> ArrayTree:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxrl_llm import logprobs
 from jaxrl_llm.core import checks, masking
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.core.packing import Packing, check_packing, pack, unpack
 from jaxrl_llm.core.support import Support
 from jaxrl_llm.models.protocol import AttentionContext, Model, prefill
 
@@ -23,6 +24,7 @@ def score(
     temperature: float | Array = 1.0,
     delta=None,
     remat: str = "none",
+    packing: Packing | None = None,
     chunk_size: int | None = None,
     support: Support | None = None,
 ) -> tuple[Array, Array]:
@@ -33,6 +35,9 @@ def score(
     The keys and values of a prompt are computed once and attended to by its G responses, so the
     cost follows the unique tokens: Lp + G T a group and not G (Lp + T). The gradient flows through
     both.
+
+    With a ``packing`` several responses of a prompt share a row, so that a short one does not cost
+    what the longest does.
 
     The prompt's last token is the first input of each response. Tokens are attended to by position
     whatever ``mask`` says, since a token that an environment wrote is context though it is not
@@ -48,6 +53,7 @@ def score(
       temperature: The logits are divided by it, as in sampling.
       delta: Low-rank delta of the linear layers, if any; shared by all rows.
       remat: What the backward pass keeps of a layer; see :func:`~jaxrl_llm.models.make_model`.
+      packing: Where the responses lie; None for a row each.
       chunk_size: Tokens whose logits exist at one time; None leaves it to ``logprobs``.
       support: The tokens that each one was drawn from, with leading axes ``[P, G, T]``: the softmax
         runs over them alone.
@@ -60,8 +66,9 @@ def score(
       TypeError: If a mask is not bool or tokens are not integers.
     """
     arrays = (prompt_tokens, prompt_mask, tokens, mask)
-    hidden = score_hidden(model, params, *arrays, delta=delta, remat=remat)
-    return project(model, params, hidden, tokens, mask, temperature, chunk_size, support)
+    hidden = score_hidden(model, params, *arrays, delta=delta, remat=remat, packing=packing)
+    options = (temperature, chunk_size, support, packing)
+    return project(model, params, hidden, tokens, mask, *options)
 
 
 def score_hidden(
@@ -74,12 +81,13 @@ def score_hidden(
     *,
     delta=None,
     remat: str = "none",
+    packing: Packing | None = None,
 ) -> Array:
     """Hidden states ``[P, G, T, D]`` from which each response token is predicted.
 
     The state of token t has seen the prompt and the tokens before t: the output matrix makes its
-    log-probability of it, and a critic's head the value of the state before t. Arguments and errors
-    are those of :func:`score`.
+    log-probability of it, and a critic's head the value of the state before t. With a ``packing``
+    they are those of its cells, ``[P, R, S, D]``. Arguments and errors are those of :func:`score`.
     """
     checks.check_rank("score", 2, prompt_tokens=prompt_tokens, prompt_mask=prompt_mask)
     checks.check_rank("score", 3, tokens=tokens, mask=mask)
@@ -87,11 +95,14 @@ def score_hidden(
     checks.check_same_shape("score", tokens=tokens, mask=mask)
     checks.check_bool("score", prompt_mask=prompt_mask, mask=mask)
     checks.check_integer("score", prompt_tokens=prompt_tokens, tokens=tokens)
+    if packing is not None and not model.reads_segments:
+        raise ValueError("score: packing needs a model whose reads_segments is True.")
     if prompt_tokens.shape[0] != tokens.shape[0]:
         raise ValueError(
             f"score: prompt_tokens {prompt_tokens.shape} and tokens {tokens.shape} must have the "
             "same number of prompts."
         )
+    check_packing("score", packing, tokens.shape[:2])
     P, G, T = tokens.shape
     tokens = _existing(model, tokens)
     prompt_tokens = jnp.where(prompt_mask, _existing(model, prompt_tokens), 0)
@@ -104,8 +115,12 @@ def score_hidden(
     inputs = jnp.concatenate([first, tokens[..., :-1]], axis=-1)
     start = jnp.argmax(last, axis=-1).astype(jnp.int32)
     positions = jnp.broadcast_to(start[:, None, None] + jnp.arange(T, dtype=jnp.int32), (P, G, T))
+    inputs, positions = pack(packing, (inputs, positions))
     context = AttentionContext(
-        mask=jnp.ones((P, G, T), bool), prefix=prefix, prefix_mask=prefix_mask
+        mask=jnp.ones(inputs.shape, bool),
+        prefix=prefix,
+        prefix_mask=prefix_mask,
+        segments=None if packing is None else packing.members,
     )
     hidden, _ = model.apply(params, inputs, positions, context, delta=delta, remat=remat)
     return hidden
@@ -120,12 +135,14 @@ def project(
     temperature: float | Array = 1.0,
     chunk_size: int | None = None,
     support: Support | None = None,
+    packing: Packing | None = None,
 ) -> tuple[Array, Array]:
-    """Log-probabilities and entropies ``[P, G, T]`` from hidden states."""
-    options: dict[str, Any] = {"temperature": temperature, "mask": mask, "support": support}
+    """Log-probabilities and entropies ``[P, G, T]`` from hidden states, packed or not."""
+    tokens, kept, support = pack(packing, (_existing(model, tokens), mask, support))
+    options: dict[str, Any] = {"temperature": temperature, "mask": kept, "support": support}
     options |= _chunks(chunk_size)
-    tokens = _existing(model, tokens)
-    return logprobs.token_logprobs(hidden, model.output_matrix(params), tokens, **options)
+    found = logprobs.token_logprobs(hidden, model.output_matrix(params), tokens, **options)
+    return unpack(packing, found, mask)
 
 
 def project_statistics(
@@ -139,15 +156,18 @@ def project_statistics(
     temperature: float | Array = 1.0,
     chunk_size: int | None = None,
     support: Support | None = None,
+    packing: Packing | None = None,
 ) -> dict[str, Array]:
     """Statistics over the vocabulary ``[P, G, T, ...]`` by name, from hidden states."""
     if not functions:
         return {}
-    options: dict[str, Any] = {"temperature": temperature, "mask": mask, "rows": rows}
+    tokens, kept, rows, support = pack(packing, (_existing(model, tokens), mask, rows, support))
+    options: dict[str, Any] = {"temperature": temperature, "mask": kept, "rows": rows}
     options |= {"support": support}
     options |= _chunks(chunk_size)
-    tokens, matrix = _existing(model, tokens), model.output_matrix(params)
-    return logprobs.vocabulary_statistics(functions, hidden, matrix, tokens, **options)
+    matrix = model.output_matrix(params)
+    found = logprobs.vocabulary_statistics(functions, hidden, matrix, tokens, **options)
+    return unpack(packing, found, mask)
 
 
 def _chunks(chunk_size: int | None) -> dict[str, int]:

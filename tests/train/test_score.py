@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from helpers import make_batch
 
+from jaxrl_llm.core.packing import plan_packing
 from jaxrl_llm.models import AttentionContext
 from jaxrl_llm.testing import tiny_model
 from jaxrl_llm.testing.model_checks import score_rows
@@ -133,3 +134,40 @@ def test_bad_shapes_are_named():
         )
     with pytest.raises(TypeError, match="score: mask must be bool"):
         score(model, params, batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.tokens)
+
+
+def packed_batch():
+    """Responses of unequal lengths, one of them empty, one with a hole, in two rows of four."""
+    batch = make_batch(prompts=3, group=4, length=6)
+    lengths = np.array([[6, 1, 2, 2], [3, 3, 0, 5], [1, 1, 1, 1]])
+    mask = np.arange(6) < lengths[..., None]
+    mask[1, 3, 1:3] = False  # as of tokens that an environment wrote
+    packing = jax.tree.map(jnp.asarray, plan_packing(mask))
+    assert packing.members.shape == (3, 2, 6)
+    return batch.replace(mask=jnp.asarray(mask), packing=packing)
+
+
+def test_equals_packed_rows_in_value_and_gradient():
+    model, params = tiny_model()
+    batch = packed_batch()
+    arrays = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
+    # Another token in every cell that holds none, and behind every response.
+    last = batch.mask[..., ::-1].cumsum(-1)[..., ::-1] > 0
+    junk = (batch.prompt_tokens, batch.prompt_mask, jnp.where(last, batch.tokens, -7), batch.mask)
+    shared = weighted(lambda p: score(model, p, *arrays, temperature=0.7), batch)
+    options = {"temperature": 0.7, "remat": "full", "packing": batch.packing}
+    packed = weighted(lambda p: score(model, p, *junk, **options), batch)
+    ((_, want), want_gradient), ((_, got), gradient) = shared(params), packed(params)
+    expect_equal(got, want)
+    expect_equal(gradient, want_gradient)
+
+
+def test_a_model_that_reads_no_segments_is_not_given_any():
+    model, params = tiny_model()
+    batch = packed_batch()
+    arrays = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
+    with pytest.raises(ValueError, match="score: packing needs a model whose reads_segments"):
+        score(model._replace(reads_segments=False), params, *arrays, packing=batch.packing)
+    with pytest.raises(ValueError, match=r"score: packing.starts must have shape \(3, 4\)"):
+        wrong = batch.packing._replace(starts=batch.packing.starts[:, :3])
+        score(model, params, *arrays, packing=wrong)

@@ -1,0 +1,119 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from jaxrl_llm.core.packing import Packing, check_packing, pack, plan_packing, unpack
+
+
+def mask_of(lengths, size):
+    return np.arange(size) < np.asarray(lengths)[..., None]
+
+
+def test_worked_example():
+    # 5 | 4 1 | 3 2, and a group that one row would hold: all groups have as many rows.
+    packing = plan_packing(mask_of([[2, 5, 1, 3, 4], [1, 0, 2, 0, 1]], 5))
+    assert packing.members.tolist() == [
+        [[1, 1, 1, 1, 1], [4, 4, 4, 4, 2], [3, 3, 3, 0, 0]],
+        [[2, 2, 0, 4, -1], [-1] * 5, [-1] * 5],
+    ]
+    assert packing.starts[0].tolist() == [13, 0, 9, 10, 5]
+    x = jnp.arange(50).reshape(2, 5, 5)
+    rows = [[5, 6, 7, 8, 9], [20, 21, 22, 23, 10], [15, 16, 17, 0, 1]]
+    assert pack(packing, x)[0].tolist() == rows
+    assert pack(packing, x)[1].tolist() == [[35, 36, 25, 45, 0], [0] * 5, [0] * 5]
+
+
+def test_a_response_ends_with_its_last_kept_token():
+    packing = plan_packing(np.array([[[False, True, False, True, False, False], [True] * 6]]))
+    assert packing.members.tolist() == [[[1] * 6, [0, 0, 0, 0, -1, -1]]]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "rows"),
+    [
+        ([4] * 5, 5),  # 6 would be more than there are responses
+        ([4] * 5 + [0] * 5, 6),
+        ([4] * 7 + [0] * 5, 8),
+        ([4] * 3 + [0], 3),
+        ([4] * 9 + [0] * 9, 12),
+        ([0, 0], 1),
+    ],
+)
+def test_the_number_of_rows_is_one_of_few(lengths, rows):
+    assert plan_packing(mask_of([lengths], 4)).members.shape == (1, rows, 4)
+
+
+def test_no_plan_where_it_saves_too_little():
+    mask = mask_of([[4, 4, 1, 1], [1, 1, 1, 1]], 4)  # three rows of four
+    assert plan_packing(mask, most=0.7) is None
+    assert plan_packing(mask, most=0.75).members.shape == (2, 3, 4)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    hnp.arrays(
+        np.int64, st.tuples(st.integers(1, 3), st.integers(1, 6)), elements=st.integers(0, 7)
+    )
+)
+def test_every_token_has_one_cell(lengths):
+    mask = mask_of(lengths, 7)
+    members, starts = plan_packing(mask)
+    assert members.shape[1] <= mask.shape[1]
+    for p, g in np.ndindex(lengths.shape):
+        cells = np.flatnonzero(members[p].ravel() == g)
+        np.testing.assert_array_equal(cells, starts[p, g] + np.arange(lengths[p, g]))
+        # A response lies in one row.
+        assert len(set((cells // 7).tolist())) == min(1, len(cells))
+    assert (members >= 0).sum() == lengths.sum()
+
+
+def test_there_and_back_in_values_and_gradients():
+    rng = np.random.default_rng(0)
+    mask = mask_of(rng.integers(0, 5, (3, 4)), 6)
+    packing = plan_packing(mask)
+    tree = {
+        "float": jnp.asarray(rng.normal(size=(3, 4, 6, 2)), jnp.float32),
+        "int": jnp.asarray(rng.integers(0, 9, (3, 4, 6)), jnp.int32),
+        "bool": jnp.asarray(mask),
+    }
+    back = jax.jit(lambda t: unpack(packing, pack(packing, t), mask))(tree)
+    for name, x in tree.items():
+        kept = mask.reshape(mask.shape + (1,) * (x.ndim - 3))
+        np.testing.assert_array_equal(back[name], np.where(kept, x, 0))
+        assert back[name].dtype == x.dtype
+    # Junk outside comes neither back nor into the gradient.
+    junk = jnp.where(mask[..., None], tree["float"], jnp.nan)
+    weights = jnp.asarray(rng.normal(size=mask.shape), jnp.float32)[..., None]
+    slope = jax.grad(lambda x: jnp.sum(weights * unpack(packing, pack(packing, x), mask)))(junk)
+    np.testing.assert_array_equal(
+        slope, np.broadcast_to(np.where(mask[..., None], weights, 0), slope.shape)
+    )
+
+
+def test_without_a_packing_arrays_stay_as_they_are():
+    x, mask = jnp.arange(6).reshape(1, 2, 3), mask_of([[1, 2]], 3)
+    assert pack(None, x) is x
+    assert unpack(None, x, mask).tolist() == [[[0, 0, 0], [3, 4, 0]]]
+
+
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match="plan_packing: mask must have 3 axes"):
+        plan_packing(np.ones((2, 3), bool))
+    with pytest.raises(TypeError, match="plan_packing: mask must be bool"):
+        plan_packing(np.ones((1, 2, 3)))
+    with pytest.raises(ValueError, match="plan_packing: most must be above 0"):
+        plan_packing(np.ones((1, 2, 3), bool), most=0.0)
+    packing = plan_packing(np.ones((1, 2, 3), bool))
+    check_packing("f", packing, (1, 2))
+    with pytest.raises(ValueError, match=r"f: packing.starts must have shape \(1, 4\)"):
+        check_packing("f", packing, (1, 4))
+    with pytest.raises(ValueError, match=r"f: packing.members must have shape \(5, 2, 3\)"):
+        check_packing("f", packing, (5, 2))
+    with pytest.raises(TypeError, match="f: members must hold integers"):
+        check_packing("f", Packing(packing.members * 1.0, packing.starts), (1, 2))
+    with pytest.raises(TypeError, match="f: packing must be a Packing; got tuple"):
+        check_packing("f", tuple(packing), (1, 2))
