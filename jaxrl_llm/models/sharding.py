@@ -5,11 +5,10 @@ carries each logical axis. An axis that a mesh does not divide is kept whole, so
 serve a laptop and a pod.
 """
 
-import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxrl_llm.core import trees
+from jaxrl_llm.core import processes, trees
 from jaxrl_llm.core.axes import ArrayTree
 
 AXES = ("data", "fsdp", "tensor")
@@ -98,4 +97,4 @@ def batch_shards(mesh: Mesh | None) -> int:
 
 def shard(tree: ArrayTree, shardings: ArrayTree) -> ArrayTree:
     """Places a tree of arrays on its shardings."""
-    return jax.tree.map(jax.device_put, tree, shardings)
+    return processes.place(tree, shardings)

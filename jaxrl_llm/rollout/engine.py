@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm.core import checks
+from jaxrl_llm.core import checks, processes
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.models.protocol import Model, cast_params
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards
@@ -81,7 +81,7 @@ class Engine:
     def fetch(self, arrays: ArrayTree) -> ArrayTree:
         """Arrays on the host, once they are computed; raises as :meth:`call` does."""
         with self._memory_errors(held=True):
-            return jax.device_get(arrays)
+            return processes.to_host(arrays)
 
     def read(
         self, params: ArrayTree, slots: Slots, deltas, rows: list[int], places: list[Place]

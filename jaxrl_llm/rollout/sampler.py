@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.core import checks
+from jaxrl_llm.core import checks, processes
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.protocol import Model, cast_params, prefill
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards
@@ -150,7 +150,7 @@ def make_sampler(
         request_ids = np.asarray(request_ids, np.int32)
         checks.check_shape("sample", "request_ids", request_ids, (len(prompts), group_size))
         inputs = _place((tokens, mask, request_ids), mesh)
-        return decode(params, key, *inputs, jnp.int32(version))
+        return decode(params, key, *inputs, np.int32(version))
 
     sample.compiled = decode  # type: ignore[attr-defined]
     return sample
@@ -166,7 +166,7 @@ def _place(arrays: tuple, mesh: jax.sharding.Mesh | None) -> tuple:
             f"sample: {prompts} prompts cannot be spread over the {shards} devices of the mesh "
             "axes data and fsdp."
         )
-    return jax.device_put(arrays, batch_sharding(mesh))
+    return processes.place(arrays, batch_sharding(mesh))
 
 
 def _make_decode(model, draw, max_new_tokens, group_size, stop_ids, pad_id):

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
+from jaxrl_llm.core import processes
 from jaxrl_llm.recipes import Batch, validate_batch
-from jaxrl_llm.rewards import Scores
+from jaxrl_llm.rewards import RewardError, Scores
 from jaxrl_llm.rewards import score as score_completions
 from jaxrl_llm.rollout.rollout import FAILED
 
@@ -83,7 +83,7 @@ def _encode_chat(text: str, tokenizer, system: str | None) -> list[int]:
 
 def texts_of(rollout, tokenizer) -> list[list[str]]:
     """The responses as text: P lists of G."""
-    tokens, mask = jax.device_get((rollout.tokens, rollout.mask))
+    tokens, mask = processes.to_host((rollout.tokens, rollout.mask))
     return [
         [tokenizer.decode(row[kept].tolist()) for row, kept in zip(group, keep, strict=True)]
         for group, keep in zip(tokens, mask, strict=True)
@@ -93,7 +93,23 @@ def texts_of(rollout, tokenizer) -> list[list[str]]:
 def grade(
     questions: Sequence[Question], completions: Sequence[Sequence[str]], reward, *, deadline: float
 ) -> Scores:
-    """Rewards ``[P * G]`` of P groups of completions."""
+    """Rewards ``[P * G]`` of P groups of completions; each of several processes grades its share.
+
+    Raises:
+      RewardError: If the reward fails; it names the prompt.
+      ProcessError: If it failed in another process.
+    """
+    mine = processes.portion(len(questions))
+    given = (questions[mine], completions[mine], reward)
+    return join(processes.together(lambda: grade_here(*given, deadline=deadline)))
+
+
+def grade_here(
+    questions: Sequence[Question], completions: Sequence[Sequence[str]], reward, *, deadline: float
+) -> Scores:
+    """The same, all of it by this process; nothing for no groups."""
+    if not questions:
+        return Scores(np.zeros(0, np.float32), {}, 0)
     asked = [q for q, group in zip(questions, completions, strict=True) for _ in group]
     return score_completions(
         reward,
@@ -102,6 +118,32 @@ def grade(
         [q.prompt.metadata for q in asked],
         deadline=deadline,
     )
+
+
+def join(parts: Sequence[Scores]) -> Scores:
+    """Scores of several calls as those of one.
+
+    A call all of whose verifiers failed has no columns; it counts zero in those of the others.
+
+    Raises:
+      RewardError: If calls differ in the names of their columns.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    answered = [each for each in parts if each.failures < len(each.rewards)]
+    names = answered[0].columns.keys() if answered else ()
+    for each in answered:
+        if each.columns.keys() != set(names):
+            raise RewardError(
+                f"The reward gave the names {sorted(each.columns)} for one prompt and "
+                f"{sorted(names)} for another."
+            )
+    columns = {
+        name: np.concatenate([x.columns.get(name, np.zeros_like(x.rewards)) for x in parts])
+        for name in names
+    }
+    rewards = np.concatenate([each.rewards for each in parts])
+    return Scores(rewards, columns, sum(each.failures for each in parts))
 
 
 def to_batch(
@@ -118,7 +160,7 @@ def to_batch(
     Raises:
       ValueError: If a value is unusable; it names the prompt.
     """
-    host = jax.device_get(rollout)
+    host = processes.to_host(rollout)
     shape = host.mask.shape[:2]
     ids = [q.prompt.id or q.prompt.text[:40] for q in questions]
     if (failed := (host.finish == FAILED).any(axis=-1)).any():

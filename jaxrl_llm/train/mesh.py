@@ -2,14 +2,18 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxrl_llm.core import checks
+from jaxrl_llm.core import checks, processes
 from jaxrl_llm.core.axes import ArrayTree
-from jaxrl_llm.models.sharding import AXES, batch_sharding
+from jaxrl_llm.models.sharding import AXES, batch_sharding, batch_shards
+
+if TYPE_CHECKING:
+    from jaxrl_llm.train.config import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,9 +124,47 @@ def check_batch(function: str, prompts: int, microbatches: int, parts: int) -> N
 
 def place_batch(batch: ArrayTree, mesh: Mesh | None) -> ArrayTree:
     """The batch on the mesh, split over its first axis; as it is without a mesh."""
-    return batch if mesh is None else jax.device_put(batch, batch_sharding(mesh))
+    return batch if mesh is None else processes.place(batch, batch_sharding(mesh))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
     """The sharding of what every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())
+
+
+def load_meshes(config: "TrainConfig") -> tuple[Mesh | None, Mesh | None]:
+    """The mesh of a run and that of the devices which only sample; None where there is none.
+
+    Raises:
+      ValueError: If the sizes do not fit the devices, the batch or each other.
+    """
+    given, sizes, devices = config.asynchrony, asdict(config.mesh), jax.devices()
+    own, sampler_mesh = given.sampler_devices, None
+    if given.max_staleness and jax.process_count() > 1:
+        raise ValueError(
+            "asynchrony: max_staleness works in one process; sampling and training of several take "
+            "turns, so set it to 0."
+        )
+    if own is not None:
+        if own >= len(devices):
+            raise ValueError(
+                f"asynchrony: sampler_devices {own} leaves none of the {len(devices)} device(s) to "
+                "train on."
+            )
+        layout = asdict(given.sampler_mesh)
+        sampler_mesh = make_mesh(**layout, devices=devices[-own:], whole=True)
+        check_batch("asynchrony", config.prompts_per_step, 1, batch_shards(sampler_mesh))
+        devices = devices[:-own]
+    mesh = make_mesh(**sizes, devices=devices)
+    check_batch("train", config.prompts_per_step, config.microbatches, batch_shards(mesh))
+    if mesh is None and jax.process_count() > 1:
+        raise ValueError(
+            f"mesh: the {jax.process_count()} processes share their {len(devices)} devices as one "
+            "mesh; lay it out, with fsdp=-1 (--mesh.fsdp -1) for all."
+        )
+    if mesh is not None and given.max_staleness and own is None:
+        raise ValueError(
+            "asynchrony: a sampler and a step that share several devices would wait for each other "
+            "for ever; give the sampler some of its own with sampler_devices."
+        )
+    return mesh, sampler_mesh

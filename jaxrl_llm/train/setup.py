@@ -18,14 +18,14 @@ from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import batch_shards
 from jaxrl_llm.recipes import Recipe
 from jaxrl_llm.rewards import Scores
-from jaxrl_llm.train import mesh as meshes
 from jaxrl_llm.train.checkpoint import Checkpoints
-from jaxrl_llm.train.collect import Question, encode_prompts, grade
+from jaxrl_llm.train.collect import Question, encode_prompts, grade, grade_here
 from jaxrl_llm.train.config import TrainConfig, find_prompts, find_recipe
 from jaxrl_llm.train.critic import init_critic
 from jaxrl_llm.train.evaluate import Accuracy, evaluate
 from jaxrl_llm.train.frozen import base_marks, described, with_adapter
 from jaxrl_llm.train.lora import Adapted
+from jaxrl_llm.train.mesh import load_meshes
 from jaxrl_llm.train.optimizer import make_optimizer
 from jaxrl_llm.train.provide import check_provided
 from jaxrl_llm.train.state import TrainState, init_state
@@ -80,6 +80,10 @@ class Parts:
     def grade(self, questions: list[Question], completions: list[list[str]]) -> Scores:
         """Rewards of groups of completions."""
         return grade(questions, completions, self.config.reward, deadline=self.deadline)
+
+    def grade_here(self, questions: list[Question], completions: list[list[str]]) -> Scores:
+        """The same, without the other processes of a run that has several."""
+        return grade_here(questions, completions, self.config.reward, deadline=self.deadline)
 
     def evaluate(self, params: ArrayTree, key: jax.Array) -> tuple[dict[str, Accuracy], list[dict]]:
         """Greedy and sampled accuracy on the held-out questions, and the greedy completions.
@@ -160,32 +164,6 @@ def load_questions(config: TrainConfig, tokenizer, room: int) -> tuple[list, lis
     return train, encode_prompts(held_out, tokenizer, **options), digest
 
 
-def load_meshes(
-    config: TrainConfig,
-) -> tuple[jax.sharding.Mesh | None, jax.sharding.Mesh | None]:
-    """The mesh of a run and that of the devices which only sample; None where there is none."""
-    given, sizes, devices = config.asynchrony, dataclasses.asdict(config.mesh), jax.devices()
-    own, sampler_mesh = given.sampler_devices, None
-    if own is not None:
-        if own >= len(devices):
-            raise ValueError(
-                f"asynchrony: sampler_devices {own} leaves none of the {len(devices)} device(s) to "
-                "train on."
-            )
-        layout = dataclasses.asdict(given.sampler_mesh)
-        sampler_mesh = meshes.make_mesh(**layout, devices=devices[-own:], whole=True)
-        meshes.check_batch("asynchrony", config.prompts_per_step, 1, batch_shards(sampler_mesh))
-        devices = devices[:-own]
-    mesh = meshes.make_mesh(**sizes, devices=devices)
-    meshes.check_batch("train", config.prompts_per_step, config.microbatches, batch_shards(mesh))
-    if mesh is not None and given.max_staleness and own is None:
-        raise ValueError(
-            "asynchrony: a sampler and a step that share several devices would wait for each other "
-            "for ever; give the sampler some of its own with sampler_devices."
-        )
-    return mesh, sampler_mesh
-
-
 def _samplers(config: TrainConfig, model, tokenizer, mesh, sampler_mesh, longest: int) -> dict:
     """The samplers of :class:`Parts` by name; nothing is compiled twice that could be shared.
 
@@ -230,11 +208,6 @@ def load_parts(config: TrainConfig) -> tuple[Parts, ArrayTree]:
       ValueError: If the parts do not fit: a mesh that the devices or the batch do not divide, a
         prompt that is longer than the context, no held-out questions for an evaluation.
     """
-    if jax.process_count() > 1:
-        raise ValueError(
-            f"train: the loop runs in one process, with all its devices; there are "
-            f"{jax.process_count()} processes."
-        )
     mesh, sampler_mesh = load_meshes(config)
     model, params, tokenizer = load_model(config, mesh)
     model, params = with_adapter(model, params, config.lora, mesh=mesh)

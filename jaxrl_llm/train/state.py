@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxrl_llm.core import processes
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.train.critic import CriticState
 from jaxrl_llm.train.lora import Adapted, beside, trainable
@@ -113,7 +114,7 @@ def init_state(
 
         def place(x):
             on_mesh = isinstance(x.sharding, jax.sharding.NamedSharding)
-            return x if on_mesh else jax.device_put(x, whole)
+            return x if on_mesh else processes.place(x, whole)
 
         opt_state, rest, critic_state = jax.tree.map(place, (opt_state, rest, critic_state))
     algo_state, key, step = rest

@@ -1,19 +1,24 @@
 """Rollouts that are graded as they finish, while others still decode."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
-
+from jaxrl_llm.core import processes
 from jaxrl_llm.core.axes import Array, ArrayTree
-from jaxrl_llm.rewards import RewardError, Scores
+from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rollout import Generation, Group, Rollout, to_rollout
-from jaxrl_llm.train.collect import Question
+from jaxrl_llm.train.collect import Question, join
 from jaxrl_llm.train.setup import Parts
 
 
 def stream(
-    parts: Parts, params: ArrayTree, key: Array, questions: Sequence[Question], *, version: int
+    parts: Parts,
+    params: ArrayTree,
+    key: Array,
+    questions: Sequence[Question],
+    *,
+    version: int,
+    sampled: Callable[[], None] = lambda: None,
 ) -> tuple[Rollout, list[list[str]], Scores]:
     """Samples in slots and grades each group as soon as it is finished.
 
@@ -25,6 +30,7 @@ def stream(
       key: Of the batch.
       questions: P questions.
       version: Of the weights.
+      sampled: Called when all have been sampled, while the last are still graded.
 
     Returns:
       The rollouts ``[P, G]``, their texts, and their scores ``[P * G]``.
@@ -42,12 +48,16 @@ def stream(
         requests = tuple(range(i * size, (i + 1) * size))
         generation.submit(Group(id=i, prompt=question.tokens, requests=requests))
     found, graded = {}, {}
+    mine = range(len(questions))[processes.portion(len(questions))]
     with ThreadPoolExecutor(1, thread_name_prefix="rewards") as pool:
         for done in generation:
             found[done.id] = done
             shown[done.id] = [parts.tokenizer.decode(c.tokens.tolist()) for c in done.completions]
-            graded[done.id] = pool.submit(parts.grade, [questions[done.id]], [shown[done.id]])
-        scores = [graded[i].result() for i in range(len(questions))]
+            if done.id in mine:
+                asked = ([questions[done.id]], [shown[done.id]])
+                graded[done.id] = pool.submit(parts.grade_here, *asked)
+        sampled()
+        scores = processes.together(lambda: [graded[i].result() for i in mine])
     for i, question in enumerate(questions):
         found[i] = found[i]._replace(
             group=found[i].group._replace(id=question.prompt.id or question.prompt.text[:40])
@@ -58,28 +68,4 @@ def stream(
         prompt_width=engine.prompt_length,
         pad_id=parts.tokenizer.pad_id,
     )
-    return rollout, [shown[i] for i in range(len(questions))], join(scores)
-
-
-def join(parts: Sequence[Scores]) -> Scores:
-    """Scores of several calls as those of one.
-
-    A call all of whose verifiers failed has no columns; it counts zero in those of the others.
-
-    Raises:
-      RewardError: If calls differ in the names of their columns.
-    """
-    answered = [each for each in parts if each.failures < len(each.rewards)]
-    names = answered[0].columns.keys() if answered else ()
-    for each in answered:
-        if each.columns.keys() != set(names):
-            raise RewardError(
-                f"The reward gave the names {sorted(each.columns)} for one prompt and "
-                f"{sorted(names)} for another."
-            )
-    columns = {
-        name: np.concatenate([x.columns.get(name, np.zeros_like(x.rewards)) for x in parts])
-        for name in names
-    }
-    rewards = np.concatenate([each.rewards for each in parts])
-    return Scores(rewards, columns, sum(each.failures for each in parts))
+    return rollout, [shown[i] for i in range(len(questions))], join(sum(scores, []))

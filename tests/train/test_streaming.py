@@ -11,9 +11,9 @@ from tiny_run import CONFIG, tiny_run
 from jaxrl_llm.rewards import RewardError, Scores
 from jaxrl_llm.rollout import Generation
 from jaxrl_llm.train import SamplingConfig, make_optimizer, train
+from jaxrl_llm.train.collect import join
 from jaxrl_llm.train.gather import gather
 from jaxrl_llm.train.setup import begin
-from jaxrl_llm.train.streaming import join
 
 SAMPLING = SamplingConfig(group_size=2, max_new_tokens=8)
 

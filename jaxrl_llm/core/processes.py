@@ -1,0 +1,118 @@
+"""Several processes that run one program, as on a pod: what they share, and who speaks for them.
+
+Every process runs the same Python on the same values; arrays on a mesh are spread over the devices
+of all. What only one of them knows (a reward, a signal, a file) is shared here before anyone acts
+on it, so that no process waits for another in a computation that the other never starts. With one
+process each function is the plain thing.
+"""
+
+import pickle
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import numpy as np
+
+from jaxrl_llm.core.axes import ArrayTree
+
+T = TypeVar("T")
+
+
+class ProcessError(RuntimeError):
+    """Another process failed."""
+
+
+def is_first() -> bool:
+    """Whether this process writes files and talks to the user."""
+    return jax.process_index() == 0
+
+
+def place(tree: ArrayTree, sharding: Any) -> ArrayTree:
+    """Arrays that every process has whole, laid out over the devices of all.
+
+    Args:
+      tree: Arrays, the same in every process; typed keys too.
+      sharding: Of all of them, or a tree of shardings.
+    """
+    if jax.process_count() == 1:
+        return jax.device_put(tree, sharding)
+    if isinstance(sharding, jax.sharding.Sharding):
+        sharding = jax.tree.map(lambda _: sharding, tree)
+    return jax.tree.map(_place, tree, sharding)
+
+
+def _place(x, sharding: jax.sharding.Sharding):
+    there = isinstance(x, jax.Array) and not x.is_fully_addressable
+    if there or sharding.is_fully_addressable:
+        return jax.device_put(x, sharding)
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        data = _place(jax.random.key_data(x), sharding)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+    whole = np.asarray(x)
+    # Not device_put, which compares the values of all processes each time.
+    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+
+
+def to_host(tree: ArrayTree) -> ArrayTree:
+    """Arrays as NumPy arrays, whole in every process; all of them must ask for them."""
+    if jax.process_count() == 1:
+        return jax.device_get(tree)
+    from jax.experimental import multihost_utils
+
+    def fetch(x):
+        if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
+            return multihost_utils.process_allgather(x, tiled=True)
+        return jax.device_get(x)
+
+    return jax.tree.map(fetch, tree)  # one after the other: each is whole on every device
+
+
+def share(value: T) -> list[T]:
+    """The value of each process, in their order; all of them must call it.
+
+    Args:
+      value: Anything that pickles.
+    """
+    if jax.process_count() == 1:
+        return [value]
+    from jax.experimental import multihost_utils
+
+    data = np.frombuffer(pickle.dumps(value), np.uint8)
+    sizes = multihost_utils.process_allgather(np.int32(len(data)))
+    padded = np.pad(data, (0, int(sizes.max()) - len(data)))
+    rows = multihost_utils.process_allgather(padded)
+    return [pickle.loads(row[:n].tobytes()) for row, n in zip(rows, sizes, strict=True)]
+
+
+def from_first(function: Callable[[], T]) -> T:
+    """What a function gives in the first process, which alone calls it; an error is everyone's."""
+    return together(lambda: function() if is_first() else None)[0]  # type: ignore[return-value]
+
+
+def together(function: Callable[[], T]) -> list[T]:
+    """What a function gives in each process; if it fails in one, it fails in all.
+
+    Raises:
+      ProcessError: If it failed in another process. A process where it failed raises its own error.
+    """
+    if jax.process_count() == 1:
+        return [function()]
+    value, error = None, None
+    try:
+        value = function()
+    except Exception as caught:
+        error = caught
+    failed = None if error is None else f"{type(error).__name__}: {error}"
+    outcomes = share((value, failed))
+    if error is not None:
+        raise error
+    for index, (_, text) in enumerate(outcomes):
+        if text is not None:
+            raise ProcessError(f"Process {index} failed: {text}")
+    return [value for value, _ in outcomes]  # type: ignore[misc]
+
+
+def portion(count: int) -> slice:
+    """Which of ``count`` things this process does, so that all of them together do all."""
+    index, processes = jax.process_index(), jax.process_count()
+    return slice(index * count // processes, (index + 1) * count // processes)
