@@ -43,7 +43,7 @@ def measured(seed: int, folder: Path) -> dict[str, Any]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     before, after = (row["held_out"] for row in (rows[0], rows[-1]))
     steps = [row for row in rows if "loss" in row]
-    seconds = sum(row[key] for row in steps for key in row if key.startswith("seconds_"))
+    seconds = sum(row[f"seconds_{phase}"] for row in steps for phase in ("wait", "score", "train"))
     result: dict[str, Any] = {"seed": seed, "steps": len(steps), "minutes": round(seconds / 60, 2)}
     for way in WAYS:
         for when, found in (("before", before[way]), ("after", after[way])):

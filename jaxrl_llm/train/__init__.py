@@ -6,6 +6,7 @@ from jaxrl_llm.train.config import (
     CheckpointConfig,
     DataConfig,
     EvaluationConfig,
+    ReportConfig,
     SamplingConfig,
     TrainConfig,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "LoRAConfig",
     "MeshConfig",
     "OptimizerConfig",
+    "ReportConfig",
     "Result",
     "SamplingConfig",
     "TrainConfig",

@@ -18,6 +18,7 @@ from jaxrl_llm.train.sections import (
     DataConfig,
     EvaluationConfig,
     PromptSource,
+    ReportConfig,
     SamplingConfig,
 )
 
@@ -41,6 +42,7 @@ class TrainConfig:
       asynchrony: Whether sampling goes on while a step trains.
       checkpoint: When the state is saved.
       evaluation: How held-out questions are evaluated.
+      report: What is reported, and where to.
       steps: Batches of rollouts in all, those before a resume included.
       prompts_per_step: Questions of a batch.
       microbatches: Parts of a batch that are in memory one after the other.
@@ -54,7 +56,7 @@ class TrainConfig:
         has a deadline of its own.
       seed: Of the sampling; a run is resumed with the same one.
       samples_shown: Completions of each step that go to samples.jsonl.
-      run_dir: The folder of the run: checkpoints, metrics.jsonl, samples.jsonl, reward.png.
+      run_dir: The folder of the run: checkpoints, metrics.jsonl, samples.jsonl, report.html.
     """
 
     model: str | Callable
@@ -69,6 +71,7 @@ class TrainConfig:
     asynchrony: AsyncConfig = field(default_factory=AsyncConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
     steps: int = 100
     prompts_per_step: int = 8
     microbatches: int = 1
@@ -101,6 +104,9 @@ class TrainConfig:
         self.checkpoint.check_evaluated(self.evaluation)
         if self.data.evaluation is not None and not self.evaluation.enabled:
             raise ValueError("data: evaluation has no effect if the evaluation is not enabled.")
+        if max(self.report.profile, default=0) > self.steps:
+            last = max(self.report.profile)
+            raise ValueError(f"report: profile names step {last}, but there are {self.steps}.")
         sizes = (self.mesh.data, self.mesh.fsdp)
         parts = 1 if -1 in sizes else math.prod(sizes)
         check_batch(name, self.prompts_per_step, self.microbatches, parts)

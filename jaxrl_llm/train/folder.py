@@ -1,8 +1,10 @@
 """The folder of a run: what is written where, and what the user is told."""
 
 import contextlib
+import signal
+import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from jaxrl_llm.train.checkpoint import CheckpointError, steps_in
 from jaxrl_llm.train.evaluate import Accuracy
 from jaxrl_llm.train.files import reason, write_whole
 from jaxrl_llm.train.metrics import JsonLines, plot_reward, read_jsonl, samples_table
+from jaxrl_llm.train.sinks import RunInfo, SinkMaker, Sinks, find_sinks
 
 
 class TrainingError(RuntimeError):
@@ -28,21 +31,38 @@ def writing(path: Path) -> Iterator[None]:
 
 
 class RunFolder:
-    """``metrics.jsonl``, ``samples.jsonl``, ``reward.png`` and ``checkpoints`` of one run.
+    """The files of one run; used as a context.
+
+    ``metrics.jsonl`` and ``samples.jsonl`` have the numbers and some completions of each step,
+    ``sessions.jsonl`` a line when the run is started or resumed and one when it ends; beside them
+    are ``reward.png`` and ``checkpoints``.
 
     Args:
       path: The folder; made if there is none.
       resume: Whether it may hold a run already.
       say: Takes lines for the user; None is silent.
+      sinks: Where the numbers go besides; see :class:`~jaxrl_llm.train.ReportConfig`.
 
     Raises:
       CheckpointError: If the folder cannot be written.
+      ImportError: If the package of a sink is not installed.
       TrainingError: If it holds checkpoints of a run and this one does not resume it.
     """
 
-    def __init__(self, path: str | Path, *, resume: bool, say: Callable[[str], Any] | None = None):
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        resume: bool,
+        say: Callable[[str], Any] | None = None,
+        sinks: Sequence[str | SinkMaker] = (),
+    ):
         self.path, self.say = Path(path).absolute(), say or (lambda line: None)
-        self.shows_progress = say is not None and jax.process_index() == 0
+        self.talks = say is not None
+        self.shows_progress = self.talks and jax.process_index() == 0
+        self._makers = find_sinks(sinks)
+        self._sinks: Sinks | None = None  # until it starts
+        self._step = 0
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             probe = self.path / ".writable"
@@ -54,6 +74,7 @@ class RunFolder:
             ) from error
         self.metrics = JsonLines(self.path / "metrics.jsonl")
         self.samples = JsonLines(self.path / "samples.jsonl")
+        self.sessions = JsonLines(self.path / "sessions.jsonl")
         self.checkpoints = self.path / "checkpoints"
         self._last_rows: list[Mapping] = []
         if resume:
@@ -66,20 +87,52 @@ class RunFolder:
         if self.metrics.path.exists():
             self.say(f"{str(self.path)!r} holds a run without a checkpoint; it starts over.")
 
-    def start(self, step: int, files: Mapping[str, str]) -> None:
-        """Begins the files, or drops what a run wrote after the checkpoint it resumes from."""
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, kind, error, trace) -> None:
+        if self._sinks is None:
+            return
+        if error is not None:
+            self._note_end(f"{kind.__name__}: {error}" if str(error) else kind.__name__)
+        if kind is None or issubclass(kind, Exception):  # else somebody wants it to end at once
+            self._sinks.close()
+
+    def start(
+        self,
+        step: int,
+        files: Mapping[str, str],
+        *,
+        settings: Mapping[str, Any] | None = None,
+        about: Mapping[str, str] | None = None,
+    ) -> None:
+        """Begins the files, or drops what a run wrote after the checkpoint it resumes from.
+
+        Args:
+          step: How many steps were made.
+          files: Texts to keep, by file name.
+          settings: The configuration; see :func:`~jaxrl_llm.train.about.settings`.
+          about: Versions and devices.
+        """
         for name, text in files.items():
             with writing(self.path / name):
                 write_whole(self.path / name, text)
         for lines in (self.metrics, self.samples):
             with writing(lines.path):
                 lines.keep_up_to(step)
+        self._step = step
+        row = {"step": step, "event": "start", "time": _now()}
+        with writing(self.sessions.path):
+            if not step:
+                self.sessions.keep_up_to(0)
+            self.sessions.write(row | {"settings": settings or {}, "about": about or {}})
+        makers = self._makers if jax.process_index() == 0 else []
+        self._sinks = Sinks(makers, RunInfo(self.path, step, settings or {}))
 
     def step(self, step: int, metrics: Mapping[str, Any], rows: Iterable[Mapping]) -> None:
         """Writes the numbers and some completions of a step."""
         self._last_rows = list(rows)
-        with writing(self.metrics.path):
-            self.metrics.write({"step": step, **metrics})
+        self._write({"step": step, **metrics})
         with writing(self.samples.path):
             for row in self._last_rows:
                 self.samples.write({"step": step, **row})
@@ -87,13 +140,20 @@ class RunFolder:
     def held_out(self, step: int, found: Mapping[str, Accuracy], rows: list[dict]) -> None:
         """Writes an evaluation, and shows it with some completions."""
         values = {kind: accuracy._asdict() for kind, accuracy in found.items()}
-        with writing(self.metrics.path):
-            self.metrics.write({"step": step, "held_out": values})
+        self._write({"step": step, "held_out": values})
         text = ", ".join(f"{kind} {accuracy}" for kind, accuracy in found.items())
         questions = next(iter(found.values())).questions
         self.say(f"Accuracy on {questions} held-out questions after step {step}: {text}")
         if rows:
             self.say(samples_table(rows))
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        """Writes numbers: first to the file, which has all of them, then to the sinks."""
+        self._step = row["step"]
+        with writing(self.metrics.path):
+            self.metrics.write(row)
+        if self._sinks is not None:
+            self._sinks.write(row)
 
     def show_samples(self) -> None:
         """Shows the completions of the last step."""
@@ -111,13 +171,23 @@ class RunFolder:
         """The lines of metrics.jsonl."""
         return read_jsonl(self.metrics.path)
 
-    def plot(self) -> None:
-        """Draws reward.png; a run is no worse for a curve that could not be drawn."""
+    def end(self, *, interrupted: int | None, seconds: Mapping[str, float]) -> None:
+        """Notes how the run ended and draws reward.png.
+
+        Args:
+          interrupted: The signal that ended it early, if one did.
+          seconds: What was done after the last line of metrics.jsonl.
+        """
+        outcome = "done" if interrupted is None else signal.Signals(interrupted).name
+        self._note_end(outcome, **{f"seconds_{k}": v for k, v in seconds.items()})
         path = self.path / "reward.png"
-        try:
+        with _optional(path):
             plot_reward(self.history(), path, title=self.path.name)
-        except OSError as error:
-            warnings.warn(f"{str(path)!r} cannot be written: {reason(error)}.", stacklevel=2)
+
+    def _note_end(self, outcome: str, **numbers: Any) -> None:
+        row = {"step": self._step, "event": "end", "time": _now(), "outcome": outcome}
+        with contextlib.suppress(OSError):  # what went wrong before is said
+            self.sessions.write(row | numbers)
 
     def progress(self, first: int, steps: int):
         """A tqdm bar over the steps; hidden where nobody listens."""
@@ -130,3 +200,16 @@ class RunFolder:
             disable=not self.shows_progress,
             dynamic_ncols=True,
         )
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+@contextlib.contextmanager
+def _optional(path: Path) -> Iterator[None]:
+    """A run is no worse for a file that could not be written."""
+    try:
+        yield
+    except Exception as error:
+        warnings.warn(f"{str(path)!r} cannot be written: {reason(error)}.", stacklevel=4)

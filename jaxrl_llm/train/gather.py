@@ -26,7 +26,7 @@ class Gathered(NamedTuple):
       batch: What the train step gets.
       numbers: What the host knows of it, by the names of metrics.jsonl.
       rows: The completions that are shown, one record each.
-      seconds: What it took, by the names "rollout" and "reward".
+      seconds: What it took, by the names "sample" and "reward".
     """
 
     number: int
@@ -62,6 +62,10 @@ def gather(
       RewardError: If the reward fails.
     """
     clock = [time.perf_counter()]
+
+    def sampled() -> None:
+        clock.append(time.perf_counter())
+
     indices, cursor = next_questions(parts, cursor)
     questions = [parts.train[i] for i in indices]
     key = jax.random.fold_in(key, number)
@@ -69,11 +73,11 @@ def gather(
         tokens = [question.tokens for question in questions]
         rollout = parts.sampler(params, key, tokens, version=version)
         completions = texts_of(rollout, parts.tokenizer)
-        clock.append(time.perf_counter())
+        sampled()
         scores = parts.grade(questions, completions)
     else:
-        rollout, completions, scores = stream(parts, params, key, questions, version=version)
-        clock.append(time.perf_counter())
+        given = (parts, params, key, questions)
+        rollout, completions, scores = stream(*given, version=version, sampled=sampled)
     rollout = trim(rollout)
     vocab_size = parts.model.config.vocab_size
     batch = to_batch(rollout, scores.rewards, questions, vocab_size=vocab_size)
@@ -94,5 +98,5 @@ def gather(
 
     ages = number - np.asarray(rollout.version)[batch.mask]
     rows = records(questions, completions, scores.rewards)[: parts.config.samples_shown]
-    seconds = dict(zip(("rollout", "reward"), np.diff(clock).tolist(), strict=True))
+    seconds = dict(zip(("sample", "reward"), np.diff(clock).tolist(), strict=True))
     return Gathered(number, cursor, batch, rollout_metrics(scores, rollout, ages), rows, seconds)

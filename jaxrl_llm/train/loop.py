@@ -1,6 +1,5 @@
 """The training loop, to be read from top to bottom."""
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.interrupt import catch_interrupt
 from jaxrl_llm.recipes import Batch
+from jaxrl_llm.train.about import settings, surroundings
 from jaxrl_llm.train.asynchronous import batches
 from jaxrl_llm.train.config import TrainConfig
 from jaxrl_llm.train.evaluate import Accuracy
@@ -19,6 +19,7 @@ from jaxrl_llm.train.folder import RunFolder, TrainingError
 from jaxrl_llm.train.mesh import place_batch
 from jaxrl_llm.train.metrics import host_metrics
 from jaxrl_llm.train.optimizer import make_optimizer
+from jaxrl_llm.train.profile import Clock, Meter, traced
 from jaxrl_llm.train.rescue import saved_on_error
 from jaxrl_llm.train.setup import Parts, begin
 from jaxrl_llm.train.state import TrainState
@@ -80,31 +81,42 @@ def train(
         results cannot be written.
       RewardError: If the reward fails; it names the prompt.
     """
+    options = {"resume": resume, "say": say, "sinks": config.report.sinks}
+    with RunFolder(config.run_dir, **options) as folder:
+        return _train(config, folder, files or {}, resume=resume)
+
+
+def _train(
+    config: TrainConfig, folder: RunFolder, files: Mapping[str, str], *, resume: bool
+) -> Result:
+    """The run, in a folder that is open."""
     optimizer = make_optimizer(config.optimizer)
-    folder = RunFolder(config.run_dir, resume=resume, say=say)
     parts, checkpoints, state, reference = begin(
         config, optimizer, folder.checkpoints, resume=resume
     )
     score, update = _compiled(parts, optimizer)
     first, steps = int(state.step), config.steps
-    folder.start(first, files or {})
+    folder.start(first, files, settings=settings(config), about=surroundings())
+    meter, clock = _meter(parts), Clock()
     folder.say(parts.describe(state.policy))
     rollouts = batches(parts, state, restored(checkpoints, parts, state, folder.say))
 
     def save(state: TrainState, *, required: bool = True) -> None:
-        beside = pack(parts, rollouts.waiting(int(state.step)))
-        checkpoints.save(state, beside=beside, required=required)
+        with clock("save"):
+            beside = pack(parts, rollouts.waiting(int(state.step)))
+            checkpoints.save(state, beside=beside, required=required)
 
     def evaluate(step: int) -> None:
         if not folder.accuracy_at(step):  # a run that is resumed may have it
-            found, rows = parts.evaluate(state.policy, state.key)
-            folder.held_out(step, found, rows[: config.samples_shown])
+            with clock("evaluate"):
+                found, rows = parts.evaluate(state.policy, state.key)
+                folder.held_out(step, found, rows[: config.samples_shown])
         means = {kind: found.mean for kind, found in folder.accuracy_at(step).items()}
         checkpoints.rate(step, means)
 
     if first == 0 and config.evaluation.enabled:
         evaluate(0)
-    notice = "\nStopping after this step; once more stops at once.\n" if say else ""
+    notice = "\nStopping after this step; once more stops at once.\n" if folder.talks else ""
     with (
         catch_interrupt(notice=notice) as interrupt,
         saved_on_error(checkpoints, lambda: state, save, folder.say),
@@ -112,17 +124,19 @@ def train(
         rollouts,
     ):
         for step in range(first + 1, steps + 1):
-            clock = [time.perf_counter()]
-            found = rollouts.take()
-            clock.append(time.perf_counter())
+            with traced(step, config.report.profile, folder.path / "profile"):
+                with clock("wait"):
+                    found = rollouts.take()
+                with clock("score"):
+                    batch = score(reference, place_batch(found.batch, parts.mesh))
+                    jax.block_until_ready(batch)
+                with clock("train"):
+                    after, metrics = update(state._replace(data_cursor=found.cursor), batch)
+                    jax.block_until_ready(metrics)
 
-            batch = score(reference, place_batch(found.batch, parts.mesh))
-            after, metrics = update(state._replace(data_cursor=found.cursor), batch)
-            jax.block_until_ready(metrics)
-            clock.append(time.perf_counter())
-
-            seconds = found.seconds | dict(zip(("wait", "step"), np.diff(clock), strict=True))
-            numbers = host_metrics(metrics, found.numbers, seconds=seconds)
+            seconds = found.seconds | clock.read()
+            speed = meter(found.batch, seconds)
+            numbers = host_metrics(metrics, found.numbers | speed, seconds=seconds)
             diverged = not np.isfinite([numbers[k] for k in _FINITE if k in numbers]).all()
             state = state if diverged else after
             folder.step(step, numbers, found.rows)
@@ -131,8 +145,8 @@ def train(
             checkpoints.rate(step, numbers)
             checkpoints.settle()
             rollouts.publish(state)
-            speed = f"{numbers['tokens_per_second']:.0f} tok/s"
-            bar.set_postfix_str(f"reward {numbers['reward']:.3f}, {speed}")
+            tokens = f"{numbers['tokens_per_second']:.0f} tok/s"
+            bar.set_postfix_str(f"reward {numbers['reward']:.3f}, {tokens}")
             bar.update()
 
             if every(config.evaluation.every, step) and step < steps:
@@ -147,9 +161,21 @@ def train(
         evaluate(int(state.step))
     elif not config.evaluation.enabled:
         folder.show_samples()
-    folder.plot()
+    folder.end(interrupted=interrupt.signal, seconds=clock.read())
     before, after = folder.accuracy_at(0), folder.accuracy_at(int(state.step))
     return Result(state, folder.path, folder.history(), before, after, interrupt.signal)
+
+
+def _meter(parts: Parts) -> Meter:
+    """What counts the operations of a step."""
+    config = parts.config
+    return Meter(
+        parts.model,
+        peak_flops=config.report.peak_flops,
+        devices=1 if parts.mesh is None else parts.mesh.size,
+        updates=config.updates_per_batch,
+        frozen=config.lora.rank is not None,
+    )
 
 
 def _compiled(parts: Parts, optimizer) -> tuple[Callable, Callable]:

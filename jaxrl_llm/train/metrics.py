@@ -79,14 +79,20 @@ def host_metrics(
 ) -> dict[str, float]:
     """The numbers of a step as Python floats, with those of its batch.
 
-    - ``seconds_rollout``, ``seconds_reward``: what the batch took, wherever that was done.
-    - ``seconds_wait``, ``seconds_step``: what the loop waited for the batch, and what the step
-      took; ``tokens_per_second`` is over these two.
+    - ``seconds_sample``, ``seconds_reward``: what the batch took, wherever that was done; with
+      slots, what grading still took after the last response.
+    - ``seconds_wait``: what the loop waited for the batch, which is the sum of these two where
+      sampling and training take turns.
+    - ``seconds_score``: placing the batch and the log-probabilities of a frozen reference.
+    - ``seconds_train``: the step; ``tokens_per_second`` is over wait, score and train.
+    - ``seconds_save``, ``seconds_evaluate``: what checkpoints and evaluations took since the step
+      before; ``seconds_total``: all that passed since then.
     """
     values = {name: float(value) for name, value in jax.device_get(metrics).items()}
     values |= numbers
     values |= {f"seconds_{name}": value for name, value in seconds.items()}
-    values["tokens_per_second"] = values["tokens"] / max(seconds["wait"] + seconds["step"], 1e-9)
+    busy = seconds["wait"] + seconds["score"] + seconds["train"]
+    values["tokens_per_second"] = values["tokens"] / max(busy, 1e-9)
     return values
 
 
@@ -141,12 +147,12 @@ def _plain(value: Any) -> Any:
 def read_jsonl(path: Path) -> list[dict]:
     """The objects of a JSONL file; a line that is no JSON, such as one cut off, is left out."""
     rows = []
-    for line in Path(path).read_text().splitlines():
+    for line in Path(path).read_text(errors="replace").splitlines():
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError:
             continue
-    return rows
+    return [row for row in rows if isinstance(row, dict)]
 
 
 def samples_table(rows: Sequence[Mapping[str, Any]], *, width: int = 100) -> str:

@@ -1,4 +1,4 @@
-"""The sections of a run's configuration: data, sampling, asynchrony, checkpoints, evaluation."""
+"""The sections of a run's configuration, from data to reports."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.train.mesh import MeshConfig
+from jaxrl_llm.train.sinks import SINKS
 
 PromptSource = Callable[[], Any]
 """Returns a ``data.PromptSet``; usually a ``bind`` of one of the functions of ``data``."""
@@ -206,3 +207,36 @@ class EvaluationConfig:
         checks.check_positive("evaluation", samples=self.samples, limit=self.limit)
         if not self.enabled and (self.every or self.samples or self.limit):
             raise ValueError("evaluation: every, samples and limit have no effect if not enabled.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportConfig:
+    """What a run reports besides metrics.jsonl, samples.jsonl, reward.png and report.html.
+
+    Attributes:
+      sinks: Where the numbers go as well: "tensorboard", "trackio", "wandb", or functions that make
+        a `train.sinks.Sink`.
+      peak_flops: Operations a second of one device in `dtype`, as its vendor says, for the model
+        FLOP utilization; None measures a matrix product on a CPU, and leaves it out elsewhere.
+      profile: Steps of which jax.profiler makes a trace, in the folder `profile` of the run. The
+        first one shows mostly the compiler.
+    """
+
+    sinks: tuple[str | Callable, ...] = ()
+    peak_flops: float | None = None
+    profile: tuple[int, ...] = ()
+
+    def __post_init__(self):
+        name = "report"
+        checks.check_positive(name, peak_flops=self.peak_flops)
+        for option in ("sinks", "profile"):
+            given = getattr(self, option)
+            if not isinstance(given, tuple):
+                raise TypeError(f"report: {option} must be a tuple; got {given!r}.")
+            if len(set(given)) < len(given):
+                raise ValueError(f"report: {option} names one twice: {given!r}.")
+        for step in self.profile:
+            checks.check_positive(name, profile=step)
+        for sink in self.sinks:
+            if not callable(sink):
+                checks.check_option(name, "sinks", sink, SINKS)

@@ -13,7 +13,9 @@ def _held_out(mean):
 
 @pytest.fixture
 def rows():
-    step = {"loss": 0.0, "seconds_rollout": 10.0, "seconds_reward": 0.5, "seconds_step": 19.5}
+    # Sampling and rewards are what the loop waits for, and count once.
+    step = {"loss": 0.0, "seconds_sample": 10.0, "seconds_reward": 0.5}
+    step |= {"seconds_wait": 10.5, "seconds_score": 0.5, "seconds_train": 19.0}
     return [
         {"step": 0, "held_out": {"greedy": _held_out(0.4), "sampled": _held_out(0.2)}},
         {"step": 1, **step},

@@ -57,7 +57,7 @@ def test_a_run_leaves_its_files(whole_run):
     rewards = [low_bytes(None, completion, None) for _, completion in log[:8]]
     np.testing.assert_allclose(first["reward"], np.mean(rewards), rtol=1e-6)
     assert abs(first["sampler_gap"]) < 1e-5  # what samples and what scores agree
-    assert first["tokens_per_second"] > 0 and first["seconds_step"] > 0
+    assert first["tokens_per_second"] > 0 and first["seconds_train"] > 0
     assert (result.run_dir / "reward.png").read_bytes().startswith(b"\x89PNG")
     samples = [json.loads(x) for x in (result.run_dir / "samples.jsonl").read_text().splitlines()]
     assert len(samples) == 6 * 4

@@ -1,0 +1,235 @@
+"""Where the time of a step goes: seconds by phase, model FLOP utilization, profiler traces."""
+
+import contextlib
+import functools
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.models.protocol import Model
+from jaxrl_llm.recipes import Batch
+from jaxrl_llm.train.files import reason
+
+PHASES = ("wait", "score", "train", "save", "evaluate")
+"""What the loop does, one after the other."""
+
+# Long enough for a CPU to reach its speed.
+_MEASURED_SIZE, _MEASURED_SECONDS = 1024, 0.25
+
+
+class Clock:
+    """Seconds of the loop by phase, since they were last read.
+
+    Example:
+      >>> from jaxrl_llm.train.profile import Clock
+      >>> clock = Clock()
+      >>> with clock("train"):
+      ...     pass
+      >>> seconds = clock.read()
+      >>> seconds["save"], seconds["total"] >= seconds["train"] > 0
+      (0.0, True)
+    """
+
+    def __init__(self):
+        self._start = time.perf_counter()
+        self._spent = dict.fromkeys(PHASES, 0.0)
+
+    @contextlib.contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        """Counts what is done inside for a phase."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._spent[phase] += time.perf_counter() - start
+
+    def read(self) -> dict[str, float]:
+        """Seconds by phase, and the "total" that passed; all of them begin again at zero."""
+        now = time.perf_counter()
+        spent = self._spent | {"total": now - self._start}
+        self._start, self._spent = now, dict.fromkeys(PHASES, 0.0)
+        return spent
+
+
+class ModelSize(NamedTuple):
+    """What decides how many operations a token takes.
+
+    Attributes:
+      matrices: Weights of the matrix products of all layers.
+      projection: V D, weights of the projection to the vocabulary.
+      attention: Sum over the layers of heads times ``head_dim``.
+    """
+
+    matrices: int
+    projection: int
+    attention: int
+
+
+def model_size(model: Model) -> ModelSize | None:
+    """The size of a model; None if its configuration does not say how many heads there are.
+
+    Args:
+      model: The model; nothing is allocated.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> from jaxrl_llm.train.profile import model_size
+      >>> model_size(jr.testing.tiny_model()[0])
+      ModelSize(matrices=18432, projection=8288, attention=64)
+    """
+    config = model.config
+    heads = getattr(config, "num_heads", None)
+    if heads is None:
+        return None
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    vocabulary = jax.eval_shape(model.output_matrix, params).shape
+    matrices = sum(
+        x.size
+        for x in jax.tree.leaves(params)
+        if x.ndim > 1 and x.shape not in (vocabulary, vocabulary[::-1])
+    )
+    pairs = config.num_layers * heads * config.head_dim
+    return ModelSize(matrices, int(np.prod(vocabulary)), pairs)
+
+
+def train_flops(prompt_lengths, lengths, *, size: ModelSize, frozen: bool = False) -> float:
+    """Operations of the model in the forward and backward pass of a batch.
+
+        6 N U + 6 V D R + 12 A C
+        U = sum_p l_p + R,   R = sum_pg t_pg
+        C = sum_p l_p (l_p + 1) / 2 + sum_pg (t_pg l_p + t_pg (t_pg + 1) / 2)
+
+    with ``l_p`` the tokens of a prompt, ``t_pg`` those of its responses, N the weights of all
+    matrix products but the last, V D those of the projection to the vocabulary, which only
+    responses need, C the pairs of tokens that attend to each other, and A heads times ``head_dim``
+    over all layers. A multiply-add is two operations, a backward pass twice the forward one. A
+    prompt counts once a group, whatever is computed. What is computed a second time in place of
+    being kept (rematerialization) does not count, nor do padding, a critic, and passes without a
+    gradient. Weights that are frozen below an adapter take 4 in place of the first two 6: they have
+    no gradient of their own, and the adapter is left out.
+
+    Args:
+      prompt_lengths: int ``[P]``.
+      lengths: int ``[P, G]``.
+      size: Of the model.
+      frozen: Whether an adapter is trained in place of the weights.
+
+    Example:
+      >>> from jaxrl_llm.train.profile import ModelSize, train_flops
+      >>> train_flops([2], [[1, 0]], size=ModelSize(100, 10, 4))
+      2148.0
+    """
+    prompts = np.asarray(prompt_lengths, np.float64)
+    responses = np.asarray(lengths, np.float64)
+    trained = responses.sum()
+    pairs = (prompts * (prompts + 1) / 2).sum()
+    pairs += (responses * prompts[:, None] + responses * (responses + 1) / 2).sum()
+    weights = size.matrices * (prompts.sum() + trained) + size.projection * trained
+    return float((4 if frozen else 6) * weights + 12 * size.attention * pairs)
+
+
+@functools.cache
+def measured_peak(dtype: str) -> float:
+    """Operations a second of the quickest of some matrix products on the default device."""
+    shape = (_MEASURED_SIZE, _MEASURED_SIZE)
+    a, product = jnp.ones(shape, dtype), jax.jit(jnp.matmul)
+    product(a, a).block_until_ready()
+    begin, times = time.perf_counter(), []
+    while len(times) < 3 or time.perf_counter() - begin < _MEASURED_SECONDS:
+        start = time.perf_counter()
+        product(a, a).block_until_ready()
+        times.append(time.perf_counter() - start)
+    return 2 * _MEASURED_SIZE**3 / min(times)
+
+
+class Meter:
+    """The speed of training steps, in tokens and in operations.
+
+    Args:
+      model: The model.
+      peak_flops: Operations a second of one device. None measures a matrix product on a CPU, whose
+        devices share its cores, and leaves other devices unknown.
+      devices: How many train.
+      updates: Passes over a batch.
+      frozen: Whether an adapter is trained in place of the weights.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        peak_flops: float | None = None,
+        devices: int = 1,
+        updates: int = 1,
+        frozen: bool = False,
+    ):
+        self._size, self._updates, self._frozen = model_size(model), updates, frozen
+        self.peak = None if peak_flops is None else peak_flops * devices
+        if self.peak is None and jax.default_backend() == "cpu" and jax.process_count() == 1:
+            self.peak = measured_peak(str(jnp.dtype(model.config.dtype)))
+
+    def __call__(self, batch: Batch, seconds: dict[str, float]) -> dict[str, float]:
+        """Numbers of a step; what is not known is left out.
+
+        - ``unique_tokens``: of the prompts, once a group, and of the responses.
+        - ``unique_tokens_per_second``: over wait, score and train.
+        - ``flops_per_second``: see :func:`train_flops`; over train alone.
+        - ``mfu``: their share of the peak, model FLOP utilization.
+
+        Args:
+          batch: As it was gathered, on the host.
+          seconds: By phase.
+        """
+        prompts = np.asarray(batch.prompt_mask).sum(-1)
+        responses = (np.asarray(batch.mask) & np.asarray(batch.where)[..., None]).sum(-1)
+        tokens = float(prompts.sum() + responses.sum())
+        busy = seconds["wait"] + seconds["score"] + seconds["train"]
+        found = {"unique_tokens": tokens, "unique_tokens_per_second": tokens / max(busy, 1e-9)}
+        if self._size is None:
+            return found
+        flops = train_flops(prompts, responses, size=self._size, frozen=self._frozen)
+        flops *= self._updates
+        found["flops_per_second"] = flops / max(seconds["train"], 1e-9)
+        if self.peak is not None:
+            found["mfu"] = found["flops_per_second"] / self.peak
+        return found
+
+
+@contextlib.contextmanager
+def traced(step: int, steps: Sequence[int], folder: Path) -> Iterator[None]:
+    """A trace of jax.profiler of what is done inside, if the step is among ``steps``.
+
+    A trace that cannot be made is a warning: the run is worth more.
+
+    Args:
+      step: The step that begins.
+      steps: Those that are traced.
+      folder: Where the traces go, a folder each; ``tensorboard --logdir`` or xprof reads them.
+    """
+    if step not in steps:
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        try:
+            jax.profiler.start_trace(folder / f"step_{step:08}")
+            stack.callback(_stop_trace, step)
+        except (RuntimeError, OSError, ValueError) as error:
+            _warn(step, error)
+        yield
+
+
+def _stop_trace(step: int) -> None:
+    try:
+        jax.profiler.stop_trace()
+    except (RuntimeError, OSError, ValueError) as error:
+        _warn(step, error)
+
+
+def _warn(step: int, error: Exception) -> None:
+    warnings.warn(f"There is no trace of step {step}: {reason(error)}.", stacklevel=4)
