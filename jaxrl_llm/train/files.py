@@ -41,11 +41,9 @@ def check_record(folder: Path) -> None:
             raise ValueError(f"its file {name} has {found} bytes of {size}")
     with ThreadPoolExecutor() as pool:
         sums = pool.map(_marks, [folder / name for name in files])
-        for (name, (size, given)), (_, found) in zip(files.items(), sums, strict=True):
+        for (name, (_, given)), (_, found) in zip(files.items(), sums, strict=True):
             if found != given:
-                raise ValueError(
-                    f"its file {name} of {size} bytes was changed: its checksum does not fit"
-                )
+                raise ValueError(f"its file {name} was changed: its checksum does not fit")
 
 
 def read_notes(folder: Path) -> dict[str, Any]:

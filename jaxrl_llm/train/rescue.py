@@ -7,8 +7,12 @@ from typing import Any
 
 import jax
 
+from jaxrl_llm.core import processes
 from jaxrl_llm.train.checkpoint import CheckpointError, Checkpoints
 from jaxrl_llm.train.state import TrainState
+
+# Seconds that a process which failed waits for the others to come to the same point.
+_PATIENCE = 10
 
 
 @contextlib.contextmanager
@@ -29,6 +33,8 @@ def saved_on_error(
     try:
         yield
     except BaseException as error:
+        if not _all_here():
+            raise
         try:
             # Whoever presses Ctrl-C twice does not want to wait, and a full disk stays full.
             if isinstance(error, Exception) and not isinstance(error, CheckpointError):
@@ -40,12 +46,31 @@ def saved_on_error(
     checkpoints.wait()
 
 
+def _all_here() -> bool:
+    """Whether all processes came to an end here; a checkpoint takes all of them.
+
+    They do after an error that is everyone's. Where one has failed alone, the others are waiting
+    for it somewhere else.
+    """
+    if jax.process_count() == 1:
+        return True
+    from orbax.checkpoint import multihost
+
+    everyone = set(range(jax.process_count()))
+    try:
+        multihost.sync_global_processes("error", timeout=_PATIENCE, processes=everyone)
+    except Exception:
+        return False
+    return True
+
+
 def _save_newer(checkpoints: Checkpoints, state: TrainState, save: Callable, say: Callable) -> None:
     """Saves a state that no checkpoint has yet, unless a failed step has consumed it."""
     if any(x.is_deleted() for x in jax.tree.leaves(state) if isinstance(x, jax.Array)):
         return
+    checkpoints.wait()  # if that one fails, this one is the newer
     step = int(state.step)
-    if step > (checkpoints.last or 0):
+    if processes.from_first(lambda: step > (checkpoints.last or 0)):
         save(state)
         checkpoints.wait()
         say(f"An error ended the run; the state after step {step} is saved, for --resume.")
