@@ -1,4 +1,4 @@
-"""Layer 5: the command line, ``jaxrl-llm train|evaluate|sample|methods``.
+"""Layer 5: the command line, ``jaxrl-llm train|evaluate|sample|report|methods``.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage (unknown option, a config that does not fit together),
 and 128 plus the number of the signal after Ctrl-C (130) or SIGTERM (143). An error is one sentence
@@ -16,6 +16,7 @@ COMMANDS = {
     "train": "train a model as a config file says",
     "evaluate": "measure a run, or the model of a config, on its held-out questions",
     "sample": "write completions of prompts",
+    "report": "write a page about a run, also about one under way",
     "methods": "list the methods this package holds",
 }
 

@@ -14,6 +14,7 @@ from jaxrl_llm.train.checkpoint import CheckpointError, steps_in
 from jaxrl_llm.train.evaluate import Accuracy
 from jaxrl_llm.train.files import reason, write_whole
 from jaxrl_llm.train.metrics import JsonLines, plot_reward, read_jsonl, samples_table
+from jaxrl_llm.train.report import write_report
 from jaxrl_llm.train.sinks import RunInfo, SinkMaker, Sinks, find_sinks
 
 
@@ -31,7 +32,7 @@ def writing(path: Path) -> Iterator[None]:
 
 
 class RunFolder:
-    """The files of one run; used as a context.
+    """The files of one run; used as a context, which ends with ``report.html``.
 
     ``metrics.jsonl`` and ``samples.jsonl`` have the numbers and some completions of each step,
     ``sessions.jsonl`` a line when the run is started or resumed and one when it ends; beside them
@@ -97,6 +98,9 @@ class RunFolder:
             self._note_end(f"{kind.__name__}: {error}" if str(error) else kind.__name__)
         if kind is None or issubclass(kind, Exception):  # else somebody wants it to end at once
             self._sinks.close()
+            path = self.path / "report.html"
+            with _optional(path):
+                write_report(self.path, path)
 
     def start(
         self,

@@ -1,0 +1,35 @@
+"""``jaxrl-llm report``."""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+
+import tyro
+
+from jaxrl_llm.cli import UsageError, options
+from jaxrl_llm.train.report import write_report
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Report:
+    """A page about a run: curves, where the time went, completions, settings.
+
+    The run may be under way. The page is one HTML file that loads nothing from anywhere.
+
+    Attributes:
+      run: The folder of a run.
+      out: Where the page goes; by default report.html in the folder.
+    """
+
+    run: tyro.conf.Positional[str]
+    out: Path | None = None
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    given = options.parse(Report, arguments, command="report")
+    folder = Path(given.run)
+    if not any((folder / name).is_file() for name in ("metrics.jsonl", "sessions.jsonl")):
+        raise UsageError(f"{given.run!r} is not the folder of a run: no metrics.jsonl in it.")
+    print(write_report(folder, given.out))
+    return 0
