@@ -23,23 +23,25 @@ class Packing(NamedTuple):
     starts: Array
 
 
-def plan_packing(mask: np.ndarray, *, most: float = 1.0) -> Packing | None:
-    """Rows as long as the longest response may be, and as few as first fit decreasing needs.
+def plan_packing(mask: np.ndarray, *, size: int | None = None, most: float = 1.0) -> Packing | None:
+    """Rows for responses of unequal length, as few as first fit decreasing needs.
 
-    Longer rows would hold the same cells, and attention grows with the length of a row. All prompts
-    have as many rows as the one that needs most, rounded up to 1, 2, 3, 4, 6, 8, 12, ..., so that
-    few shapes are ever compiled. The plan depends on the lengths alone.
+    All prompts have as many rows as the one that needs most, rounded up to 1, 2, 3, 4, 6, 8, 12,
+    ..., so that few shapes are ever compiled. The plan depends on the lengths alone.
 
     Args:
       mask: bool ``[P, G, T]`` on the host. A response ends with its last True: what stands between
         is kept, since later tokens may attend to it.
+      size: S, cells of a row; T by default. Longer rows hold hardly more, and attention within a
+        row grows with its length.
       most: The largest share of the ``G * T`` cells that is worth it, above 0.
 
     Returns:
-      Host arrays with S = T; None if there would be more cells than that.
+      Host arrays, or None if there would be more cells than ``most`` allows.
 
     Raises:
-      ValueError: If ``mask`` has not three axes, or ``most`` is not above 0.
+      ValueError: If ``mask`` has not three axes, a response is longer than ``size``, or ``most`` is
+        not above 0.
       TypeError: If ``mask`` is not bool.
 
     Example:
@@ -58,14 +60,19 @@ def plan_packing(mask: np.ndarray, *, most: float = 1.0) -> Packing | None:
     checks.check_positive("plan_packing", most=most)
     P, G, T = mask.shape
     lengths = np.max(np.where(mask, np.arange(1, T + 1), 0), axis=-1, initial=0)
-    starts, rows = _first_fit(lengths, T)
+    size = T if size is None else size
+    if lengths.max(initial=0) > size:
+        raise ValueError(
+            f"plan_packing: a response of {lengths.max()} tokens does not fit into size {size}."
+        )
+    starts, rows = _first_fit(lengths, size)
     rows = min(_round_up(rows), G)
-    if rows > most * G:
+    if rows * size > most * G * T:
         return None
-    members = np.full((P, rows * T), -1, np.int32)
+    members = np.full((P, rows * size), -1, np.int32)
     p, g, t = np.nonzero(np.arange(T) < lengths[..., None])
     members[p, starts[p, g] + t] = g
-    return Packing(members.reshape(P, rows, T), starts)
+    return Packing(members.reshape(P, rows, size), starts)
 
 
 def pack(packing: Packing | None, tree: ArrayTree) -> ArrayTree:

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxrl_llm import logprobs
 from jaxrl_llm.core import Array, ArrayTree, bind
+from jaxrl_llm.core.packing import plan_packing
 from jaxrl_llm.models import AttentionContext, Model
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.rollout import make_sampler
@@ -168,6 +169,12 @@ def _pad(x, batch: Batch, more: int):
     return jnp.pad(x, widths, constant_values=fill)
 
 
+def packed(batch: Batch) -> Batch:
+    """The batch with two responses or more in a row, which is twice as long."""
+    plan = plan_packing(np.asarray(batch.mask), size=2 * batch.mask.shape[-1], most=2.0)
+    return batch.replace(packing=jax.tree.map(jnp.asarray, plan))
+
+
 def with_strange_ids(batch: Batch) -> Batch:
     """The batch with -1 and a million in turn for the ids of its padding."""
 
@@ -185,9 +192,8 @@ def check_layouts(recipe: Recipe) -> None:
     """Loss and gradient in parameters do not depend on how the batch is laid out.
 
     A prompt shared by its group, more padding behind prompts and responses, ids in the padding that
-    no vocabulary has, and one padded row a rollout that repeats the prompt. Several rollouts packed
-    in one row are the exception: the model's attention has no segments, no path of the library
-    packs, and sharing the prompt saves what packing would.
+    no vocabulary has, several responses packed in a row, and one padded row a rollout that repeats
+    the prompt.
 
     Raises:
       AssertionError: If they differ.
@@ -199,6 +205,7 @@ def check_layouts(recipe: Recipe) -> None:
         "shared": (score_batch, case.batch),
         "more padding": (score_batch, wide),
         "ids that do not exist": (score_batch, with_strange_ids(case.batch)),
+        "packed": (score_batch, packed(case.batch)),
         "rows": (score_rows, wide),
     }
     for name, (function, batch) in layouts.items():

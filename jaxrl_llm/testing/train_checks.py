@@ -16,7 +16,7 @@ from jaxrl_llm.recipes import Recipe
 from jaxrl_llm.testing import cases
 from jaxrl_llm.testing.array_checks import meshes
 from jaxrl_llm.testing.cases import compiled, expect_close, fail, make_case
-from jaxrl_llm.testing.model_checks import layout, model, model_case, score_batch
+from jaxrl_llm.testing.model_checks import layout, model, model_case, packed, score_batch
 from jaxrl_llm.train import TrainState, init_critic, init_state, make_step
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.step import prepare_key
@@ -36,9 +36,10 @@ def _gradient(recipe: Recipe) -> ArrayTree:
     return jax.tree.map(lambda x: scale * x, way.pull(params, batch, grads))
 
 
-def _descended(recipe: Recipe, *, microbatches: int = 1, mesh=None) -> ArrayTree:
+def _descended(recipe: Recipe, *, microbatches: int = 1, mesh=None, rows=False) -> ArrayTree:
     """What one step of plain gradient descent subtracts: the gradient, as training applies it."""
     (network, params), batch = model(), model_case(recipe).batch
+    batch = packed(batch) if rows else batch
     optimizer = optax.sgd(1.0)
     critic: dict[str, Any] = {}
     if mesh is not None:
@@ -57,7 +58,7 @@ def _descended(recipe: Recipe, *, microbatches: int = 1, mesh=None) -> ArrayTree
 
 
 def check_train_step(recipe: Recipe, *, sizes: Sequence[tuple[int, int, int]] = ((2, 2, 2),)):
-    """One train step is the gradient of the loss: in 2 and 4 microbatches, and on a mesh.
+    """One train step is the gradient of the loss: in 2 and 4 microbatches, packed, and on a mesh.
 
     At a temperature other than 1; the gradient it is held to is put together by hand. The mesh has
     all three axes at once; :func:`check_devices` takes them one by one.
@@ -70,7 +71,8 @@ def check_train_step(recipe: Recipe, *, sizes: Sequence[tuple[int, int, int]] = 
       AssertionError: If an update differs.
     """
     want = _gradient(recipe)
-    ways = {f"in {count} microbatches": {"microbatches": count} for count in (2, 4)}
+    ways: dict[str, dict] = {"in 2 microbatches": {"microbatches": 2}}
+    ways["packed in rows, in 4 microbatches"] = {"microbatches": 4, "rows": True}
     for mesh in meshes(sizes):
         count = min(2, cases.P // batch_shards(mesh))
         ways[f"on the mesh {dict(mesh.shape)}"] = {"mesh": mesh, "microbatches": count}

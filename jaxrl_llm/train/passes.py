@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.core.packing import unpack
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.train.critic import critic_values
@@ -70,16 +71,17 @@ class Passes(NamedTuple):
         if functions is None:
             functions = {} if self.recipe is None else dict(self.recipe.statistics)
         arrays = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
-        hidden = score_hidden(self.model, params, *arrays, remat=self.remat)
-        logp, entropy, found = self._project(params, hidden, batch, functions)
+        packing = batch.packing
+        hidden = score_hidden(self.model, params, *arrays, remat=self.remat, packing=packing)
+        logp, entropy, found = self._project(params, hidden, batch, functions, packing)
         if norms:
-            kept = jnp.where(batch.mask[..., None], hidden, 0).astype(jnp.float32)
-            found = found | {"hidden_sq": jnp.sum(kept**2, axis=-1)}
+            squares = jnp.sum(hidden.astype(jnp.float32) ** 2, axis=-1)
+            found = found | {"hidden_sq": unpack(packing, squares, batch.mask)}
         return logp, entropy, found
 
-    def _project(self, params, hidden, batch, functions):
+    def _project(self, params, hidden, batch, functions, packing):
         places = (self.model, params, hidden, batch.tokens, batch.mask)
-        options = (self.temperature, self.chunk_size, batch.support)
+        options = (self.temperature, self.chunk_size, batch.support, packing)
         rows = {k: x for k, x in batch.extras.items() if x.shape[:3] == batch.mask.shape}
         statistics = project_statistics(*places, functions, rows, *options)
         return *project(*places, *options), statistics
@@ -144,7 +146,7 @@ class Passes(NamedTuple):
         rows = (batch.tokens.reshape(P * G, 1, T), batch.mask.reshape(P * G, 1, T))
         hidden = score_hidden(self.model, params, prompts, kept, *rows)
         hidden = hidden.reshape(P, G, T, -1)
-        found = self._project(params, hidden, batch, functions)[2]
+        found = self._project(params, hidden, batch, functions, None)[2]
         return jax.tree.map(jax.lax.stop_gradient, found)
 
     def critic_loss(self, params: ArrayTree, batch: Batch):

@@ -57,17 +57,18 @@ def test_no_plan_where_it_saves_too_little():
 @given(
     hnp.arrays(
         np.int64, st.tuples(st.integers(1, 3), st.integers(1, 6)), elements=st.integers(0, 7)
-    )
+    ),
+    st.integers(7, 12),
 )
-def test_every_token_has_one_cell(lengths):
+def test_every_token_has_one_cell(lengths, size):
     mask = mask_of(lengths, 7)
-    members, starts = plan_packing(mask)
-    assert members.shape[1] <= mask.shape[1]
+    members, starts = plan_packing(mask, size=size, most=2.0)
+    assert members.shape[1] <= mask.shape[1] and members.shape[2] == size
     for p, g in np.ndindex(lengths.shape):
         cells = np.flatnonzero(members[p].ravel() == g)
         np.testing.assert_array_equal(cells, starts[p, g] + np.arange(lengths[p, g]))
         # A response lies in one row.
-        assert len(set((cells // 7).tolist())) == min(1, len(cells))
+        assert len(set((cells // size).tolist())) == min(1, len(cells))
     assert (members >= 0).sum() == lengths.sum()
 
 
@@ -105,6 +106,8 @@ def test_bad_input_is_named():
         plan_packing(np.ones((2, 3), bool))
     with pytest.raises(TypeError, match="plan_packing: mask must be bool"):
         plan_packing(np.ones((1, 2, 3)))
+    with pytest.raises(ValueError, match="a response of 3 tokens does not fit into size 2"):
+        plan_packing(np.ones((1, 2, 3), bool), size=2)
     with pytest.raises(ValueError, match="plan_packing: most must be above 0"):
         plan_packing(np.ones((1, 2, 3), bool), most=0.0)
     packing = plan_packing(np.ones((1, 2, 3), bool))

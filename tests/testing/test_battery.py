@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import jaxrl_llm as jr
+from jaxrl_llm.models import AttentionContext
 from jaxrl_llm.recipes import PRESETS, Recipe, catalog
 from jaxrl_llm.testing import (
     CHECKS,
@@ -461,6 +463,22 @@ def test_a_scorer_that_reads_its_padding_is_caught(monkeypatch):
 
     monkeypatch.setattr(model_checks, "score_batch", careless)
     with pytest.raises(AssertionError, match="'ids that do not exist'"):
+        CHECKS["layouts"](plain())
+
+
+@pytest.mark.slow
+def test_a_model_that_mixes_up_the_responses_of_a_row_is_caught(monkeypatch):
+    scored = model_checks.score_batch
+
+    def careless(params, batch, *, statistics):
+        return scored(params, batch, statistics=statistics)
+
+    def without(segments, **parts):
+        return AttentionContext(**parts)
+
+    monkeypatch.setattr(model_checks, "score_batch", careless)
+    monkeypatch.setattr(sys.modules["jaxrl_llm.train.score"], "AttentionContext", without)
+    with pytest.raises(AssertionError, match="layout 'packed'"):
         CHECKS["layouts"](plain())
 
 
