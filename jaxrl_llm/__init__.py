@@ -23,6 +23,7 @@ _NAMESPACES = (
     "curation",
     "data",
     "diagnostics",
+    "evolution",
     "logprobs",
     "models",
     "recipes",

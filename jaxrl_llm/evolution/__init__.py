@@ -1,0 +1,90 @@
+"""Evolution strategies over pytrees: noise from keys, shaped fitness, a gradient for optax.
+
+A population is N members, by default pairs ``2k, 2k+1`` that move the parameters in opposite
+directions. A member's noise is never stored: whoever needs it draws it again from the run's key,
+the path of the leaf, the epoch and the id. An update is four steps::
+
+    classes = jr.evolution.leaf_classes(params)                       # once
+    delta = jr.evolution.model_delta(params, classes, key, epoch, members, sigma=1e-3)
+    fitness = jr.evolution.zscore(scores)                             # of what the members did
+    grads = jr.evolution.eggroll_grad(params, classes, key, epoch, fitness, sigma=1e-3)
+
+====================================  ==============================================================
+leaf_classes, leaf_table, moving      which leaves move, by which noise, as a table, as a mask
+leaf_key, antithetic                  where noise comes from, and the sides of a pair
+lowrank_noise, full_noise             the noise of some members for one leaf
+eggroll_matmul, eggroll_embed         a layer and a table with a member's noise
+perturb, model_delta                  a tree of one member; a population as a model's delta
+fill_missing, best_of                 scores: missing ones are the worst; the best of several tries
+zscore, question_fitness              fitness: standardized, in groups, over questions
+centered_ranks                        fitness: ranks from -1/2 to 1/2
+pair_sign, pair_fitness               fitness: which side of a pair is better
+eggroll_grad                          the update of low-rank noise, also by signs
+baseline_fitness                      variant: against the unperturbed model
+sparse_noise, sparse_matmul,          variant: noise at a few entries
+sparse_grad
+open_es_grad, es_qiu_grad, full_rank  evolution strategies of full rank
+====================================  ==============================================================
+"""
+
+from jaxrl_llm.evolution.delta import model_delta
+from jaxrl_llm.evolution.fitness import (
+    best_of,
+    centered_ranks,
+    fill_missing,
+    pair_fitness,
+    pair_sign,
+    question_fitness,
+    zscore,
+)
+from jaxrl_llm.evolution.forward import eggroll_embed, eggroll_matmul, perturb
+from jaxrl_llm.evolution.gradient import eggroll_grad
+from jaxrl_llm.evolution.leaves import leaf_classes, leaf_table, moving
+from jaxrl_llm.evolution.noise import (
+    Full,
+    LowRank,
+    antithetic,
+    full_noise,
+    leaf_key,
+    lowrank_noise,
+)
+from jaxrl_llm.evolution.reference import es_qiu_grad, full_rank, open_es_grad
+from jaxrl_llm.evolution.variants import (
+    Sparse,
+    baseline_fitness,
+    sparse_grad,
+    sparse_matmul,
+    sparse_noise,
+)
+
+__all__ = [
+    "Full",
+    "LowRank",
+    "Sparse",
+    "antithetic",
+    "baseline_fitness",
+    "best_of",
+    "centered_ranks",
+    "eggroll_embed",
+    "eggroll_grad",
+    "eggroll_matmul",
+    "es_qiu_grad",
+    "fill_missing",
+    "full_noise",
+    "full_rank",
+    "leaf_classes",
+    "leaf_key",
+    "leaf_table",
+    "lowrank_noise",
+    "model_delta",
+    "moving",
+    "open_es_grad",
+    "pair_fitness",
+    "pair_sign",
+    "perturb",
+    "question_fitness",
+    "sparse_grad",
+    "sparse_matmul",
+    "sparse_noise",
+    "zscore",
+]

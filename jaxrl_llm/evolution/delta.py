@@ -1,0 +1,107 @@
+"""A population as the delta that a model's forward pass takes beside its weights."""
+
+import jax.numpy as jnp
+
+from jaxrl_llm.core import Array, ArrayTree
+from jaxrl_llm.evolution import leaves, noise
+
+
+def model_delta(
+    params: ArrayTree,
+    classes: ArrayTree,
+    key: Array,
+    epoch: Array | int,
+    members: Array,
+    *,
+    sigma,
+    rank: int = 1,
+    dtype=jnp.float32,
+    noise_reuse: int = 1,
+    pairs: bool = True,
+    baseline: int = 0,
+) -> dict:
+    """A population as the low-rank delta that a model of this library takes.
+
+    An entry stands where the module of its leaves stands:
+
+        kernel      (A [..., in, r], B^T [..., r, out], scale [..., 1, 1])
+        and bias    a fourth entry [..., out], already scaled; alone, the first three are None
+        embedding   as kernel, with A [..., V, r]
+        scale       of a norm: an array [..., size], already scaled
+
+    ``model.apply`` adds it to the weights of each row of a batch ``[P, G]``, so that one batch
+    holds many members; the sampler takes one with a single leading axis, as ``deltas``.
+
+    Args:
+      params: Pytree of arrays, or of their shapes: a nested dict.
+      classes: Pytree of class names, by :func:`leaf_classes`.
+      key: A typed key, that of the whole run.
+      epoch: int ``[]``, updates made so far.
+      members: int ``[P, G]``, or ``[N]`` for the sampler: which member each row is.
+      sigma: Scale of the noise, not negative; 0 for the plain model.
+      rank: Of the noise of matrices.
+      dtype: Of the noise; it decides what is drawn.
+      noise_reuse: For how many epochs a draw stays; 1 draws afresh at each, 0 never.
+      pairs: Whether members 2k and 2k+1 share a draw, with opposite signs.
+      baseline: How many of the first members carry no noise.
+
+    Returns:
+      Nested dict, without what is frozen.
+
+    Raises:
+      TypeError: If ``key`` is not one typed key or the ids are not integers.
+      ValueError: If ``classes`` does not fit, an option is out of its range, or a leaf is none of
+        those above.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> model, params = jr.testing.tiny_model(num_layers=1)
+      >>> classes = jr.evolution.leaf_classes(params)
+      >>> members = jnp.arange(4)[None]
+      >>> delta = jr.evolution.model_delta(
+      ...     params, classes, jax.random.key(0), 0, members, sigma=0.01)
+      >>> [x.shape for x in delta["layers"]["0"]["mlp"]["up"]]
+      [(1, 4, 32, 1), (1, 4, 1, 64), (1, 4, 1, 1)]
+
+    References:
+      EGGROLL (arXiv:2511.16652), sec. 4.
+    """
+    shared = {"rank": rank, "noise_reuse": noise_reuse, "sigma": sigma}
+    options = {"dtype": dtype, "noise_reuse": noise_reuse}
+    leaves.check_evolution("model_delta", params, classes, key, **shared)
+    draw, sign = noise.antithetic(members, pairs=pairs, baseline=baseline)
+    delta: dict = {}
+    for path, leaf, name in leaves.by_leaf(params, classes):
+        if name == "frozen":
+            continue
+        *module, own = path.split("/")
+        here = noise.leaf_key(key, path)
+        expected = {"kernel": "lowrank", "embedding": "embedding", "bias": "full", "scale": "full"}
+        if expected.get(own) != name or not module:
+            raise ValueError(
+                f"model_delta: no model takes a delta for {path!r} as {name!r}; it can be "
+                f"'frozen'" + (f" or {expected[own]!r}." if own in expected and module else ".")
+            )
+        if name == "full":
+            eps = noise.dense(here, epoch, draw, leaf.shape, **options).astype(jnp.float32)
+            entry = noise.sign_and_scale(sign, sigma)[..., None] * eps
+        else:
+            a, b = noise.factors(here, epoch, draw, leaf.shape, rank=rank, **options)
+            scale = noise.sign_and_scale(sign, sigma, rank)[..., None, None]
+            entry = (a, jnp.swapaxes(b, -1, -2), scale)
+        _put(delta, module, own, entry)
+    return delta
+
+
+def _put(delta: dict, module: list[str], own: str, entry) -> None:
+    """Sets the entry of a module; a bias joins that of its kernel."""
+    for part in module[:-1]:
+        delta = delta.setdefault(part, {})
+    there = delta.get(module[-1])
+    if own == "bias":
+        entry = (*(there or (None, None, None)), entry)
+    elif own == "kernel" and there is not None:
+        entry = (*entry, there[3])
+    delta[module[-1]] = entry

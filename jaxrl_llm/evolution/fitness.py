@@ -1,0 +1,283 @@
+"""Scores of members to shaped fitness: what each counts in the update.
+
+Every function takes scores with the members along the last axis and higher for better. Leading axes
+are groups of members that share a prompt: ``[P, G]``, whose shaped values, flattened, are those of
+the population. Where all scores of a group are equal, its members get exactly 0.
+"""
+
+import math
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.core import Array, checks, masking, stats
+from jaxrl_llm.evolution import _inputs
+
+
+def _scores(function: str, scores: Array, *, rank: int = 1) -> Array:
+    checks.check_min_rank(function, rank, scores=scores)
+    checks.check_float(function, scores=scores)
+    return jnp.asarray(scores, jnp.float32)
+
+
+def fill_missing(scores: Array, *, where: Array | None = None) -> tuple[Array, Array]:
+    """A member without a score counts as the worst of its group.
+
+    A score is missing where ``where`` is False, and where it is not finite. A group without any
+    score gets 0 throughout. The functions that shape fitness take finite scores; this makes them.
+
+    Args:
+      scores: ``[..., N]``, floating point, higher is better.
+      where: bool ``[..., N]``, True for members that were scored. None keeps all.
+
+    Returns:
+      ``(scores, missing)``: float32 ``[..., N]``, and how many were missing of each group, int32
+      ``[...]``.
+
+    Raises:
+      TypeError: If ``scores`` is not floating point or ``where`` is not bool.
+      ValueError: If the shapes differ.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> scores, missing = jr.evolution.fill_missing(jnp.array([0.5, jnp.nan, 0.25]))
+      >>> scores.tolist(), missing.item()
+      ([0.5, 0.25, 0.25], 1)
+
+    References:
+      Ours. The integer code of EGGROLL (arXiv:2511.16652) puts them 100 below the worst, which
+      would dominate a z-score.
+    """
+    stats.check_group("fill_missing", scores, where)
+    kept = jnp.isfinite(scores) if where is None else where & jnp.isfinite(scores)
+    scores = masking.zero_masked(scores, kept)
+    worst = jnp.min(jnp.where(kept, scores, jnp.inf), axis=-1, keepdims=True, initial=jnp.inf)
+    worst = jnp.where(jnp.isfinite(worst), worst, 0.0)
+    return jnp.where(kept, scores, worst), jnp.sum(~kept, axis=-1, dtype=jnp.int32)
+
+
+def zscore(
+    scores: Array, *, deviation: Literal["all", "group"] = "all", eps: float = 1e-5
+) -> Array:
+    """Scores minus the mean of their group, over a standard deviation.
+
+        F = (f - mean_group(f)) / sqrt(var(f) + eps)             population variance
+
+    A single group is the plain z-score. Invariant to ``f -> c f + d`` for c > 0, up to ``eps``; the
+    values of a group add up to 0.
+
+    Args:
+      scores: ``[..., N]``, floating point and finite, higher is better.
+      deviation: Of "all" scores given, or of each "group"; the same for ``[N]``.
+      eps: Added to the variance, in squared units of score; not negative.
+
+    Returns:
+      float32 ``[..., N]``.
+
+    Raises:
+      TypeError: If ``scores`` is not floating point.
+      ValueError: If ``deviation`` is unknown or ``eps`` is negative.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> jr.evolution.zscore(jnp.array([1.0, 3.0, 2.0, 6.0])).round(4).tolist()
+      [-1.069..., 0.0, -0.534..., 1.603...]
+
+    References:
+      EGGROLL (arXiv:2511.16652). Its code takes the deviation over all scores also where the mean
+      is that of a group, which ``deviation="all"`` is. ``eps=0`` is safe.
+    """
+    scores = _scores("zscore", scores)
+    checks.check_option("zscore", "deviation", deviation, ("all", "group"))
+    checks.check_non_negative("zscore", eps=eps)
+    axis = -1 if deviation == "group" else None
+    variance = masking.masked_var(scores, None, axis=axis, keepdims=True) + eps
+    centered = scores - stats.group_mean(scores)
+    flat = stats.group_is_constant(scores) | (variance == 0)
+    return jnp.where(flat, 0.0, centered * jax.lax.rsqrt(jnp.where(variance > 0, variance, 1.0)))
+
+
+def question_fitness(scores: Array) -> Array:
+    """One fitness a member from its scores on several questions.
+
+        F_n = mean_q (S[q, n] - mean_n S[q, n]) / std(S)          std over all of S, population form
+
+    Args:
+      scores: ``[Q, N]``, floating point and finite: question by member.
+
+    Returns:
+      float32 ``[N]``; 0 throughout where all scores are equal.
+
+    Raises:
+      TypeError: If ``scores`` is not floating point.
+      ValueError: If ``scores`` has not two axes.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> scores = jnp.array([[1.0, 0, 1, 0], [1, 1, 0, 0], [0, 0, 0, 1]])
+      >>> jr.evolution.question_fitness(scores).round(4).tolist()
+      [0.507..., -0.16..., -0.16..., -0.16...]
+
+    References:
+      EGGROLL (arXiv:2511.16652), as the paper has it for language models. Its script sums the
+      scores over questions and takes one z-score, which is in the same direction.
+    """
+    checks.check_rank("question_fitness", 2, scores=scores)
+    return jnp.mean(zscore(_scores("question_fitness", scores), eps=0.0), axis=0)
+
+
+def centered_ranks(scores: Array, *, ties: Literal["index", "mean"] = "index") -> Array:
+    """Ranks of the members, from -1/2 for the worst to 1/2 for the best.
+
+        F = rank / (N - 1) - 1/2             rank from 0, ascending
+
+    A group that is all equal, or of one member, gets 0.
+
+    Args:
+      scores: ``[..., N]``, floating point and finite, higher is better.
+      ties: Of equal scores the "index" gives the earlier member the lower rank; "mean" gives all
+        the mean of their ranks. With few distinct scores only the latter is fair to the two sides
+        of a pair.
+
+    Returns:
+      float32 ``[..., N]``, adding up to 0 over a group.
+
+    Raises:
+      TypeError: If ``scores`` is not floating point.
+      ValueError: If ``ties`` is unknown.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> jr.evolution.centered_ranks(jnp.array([1.0, 3.0, 2.0, 6.0])).round(4).tolist()
+      [-0.5, 0.166..., -0.166..., 0.5]
+      >>> jr.evolution.centered_ranks(jnp.array([0.0, 1.0, 1.0]), ties="mean").tolist()
+      [-0.5, 0.25, 0.25]
+
+    References:
+      OpenAI-ES (arXiv:1703.03864); EGGROLL (arXiv:2511.16652), experiment on trading. Both leave
+      ties to the sort, also where all are equal.
+    """
+    scores = _scores("centered_ranks", scores)
+    checks.check_option("centered_ranks", "ties", ties, ("index", "mean"))
+    if ties == "index":
+        ranks = stats.order_and_ranks(scores)[1].astype(jnp.float32)
+    else:
+        ranks = _mean_ranks(scores.reshape(-1, scores.shape[-1])).reshape(scores.shape)
+    ranks = ranks / max(scores.shape[-1] - 1, 1) - 0.5
+    return jnp.where(stats.group_is_constant(scores), 0.0, ranks)
+
+
+@jax.vmap
+def _mean_ranks(row: Array) -> Array:
+    ordered = jnp.sort(row)
+    below = jnp.searchsorted(ordered, row, side="left")
+    return (below + jnp.searchsorted(ordered, row, side="right") - 1) / 2.0
+
+
+def pair_sign(scores: Array) -> Array:
+    """Which side of each antithetic pair is better: one value a pair.
+
+        F_k = sign(f_2k - f_2k+1)            in {-1, 0, 1}
+
+    Args:
+      scores: ``[..., N]``, floating point or integer; members 2k and 2k+1 are a pair.
+
+    Returns:
+      int8 ``[..., N / 2]``. :func:`pair_fitness` makes fitness of members of it.
+
+    Raises:
+      ValueError: If the number of members is odd.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> jr.evolution.pair_sign(jnp.array([3.0, 1.0, 2.0, 2.0, 0.0, 4.0])).tolist()
+      [1, 0, -1]
+
+    References:
+      The integer form of EGGROLL (arXiv:2511.16652), app. G.
+    """
+    checks.check_min_rank("pair_sign", 1, scores=scores)
+    if scores.shape[-1] % 2:
+        raise ValueError(
+            f"pair_sign: scores must be of an even number of members; got {scores.shape[-1]}."
+        )
+    up, down = scores[..., ::2], scores[..., 1::2]
+    # Unsigned or narrow integers would wrap in a difference.
+    return (up > down).astype(jnp.int8) - (up < down).astype(jnp.int8)
+
+
+def pair_fitness(values: Array) -> Array:
+    """Fitness of members whose difference over a pair is what is given.
+
+        F_2k = d_k / 2,  F_2k+1 = -d_k / 2
+
+    Args:
+      values: ``[..., K]``, one a pair: of :func:`pair_sign`, or any difference.
+
+    Returns:
+      float32 ``[..., 2 K]``.
+
+    Raises:
+      TypeError: If ``values`` is not an array.
+      ValueError: If ``values`` has no axis.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> jr.evolution.pair_fitness(jnp.array([1, -1])).tolist()
+      [0.5, -0.5, -0.5, 0.5]
+
+    References:
+      EGGROLL (arXiv:2511.16652): an update depends on fitness by the differences of pairs alone.
+    """
+    checks.check_min_rank("pair_fitness", 1, values=values)
+    half = jnp.asarray(values, jnp.float32) / 2
+    return jnp.stack([half, -half], axis=-1).reshape(*half.shape[:-1], -1)
+
+
+def best_of(scores: Array, *, k: int | None = None) -> Array:
+    """Fitness of a member that has several tries: pass@k, or the expected best of k.
+
+        f = sum_i C(i - 1, k - 1) / C(S, k) s_(i)         s_(1) <= ... <= s_(S)
+
+    The mean, over all ways to take k of the S tries, of the best of them. With right and wrong
+    answers it is the unbiased estimate of pass@k. Fitness may be any function of what a member
+    does, so that evolution climbs pass@k itself.
+
+    Args:
+      scores: ``[..., S]``, floating point and finite: the tries of a member along the last axis.
+      k: How many tries count, at most S; None takes all, the plain maximum.
+
+    Returns:
+      float32 ``[...]``.
+
+    Raises:
+      TypeError: If ``scores`` is not floating point or ``k`` is not a whole number.
+      ValueError: If ``k`` is below 1 or above S.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> tries = jnp.array([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0]])
+      >>> jr.evolution.best_of(tries).tolist(), jr.evolution.best_of(tries, k=2).round(4).tolist()
+      ([1.0, 0.0], [0.666..., 0.0])
+
+    References:
+      EGGROLL (arXiv:2511.16652) takes the maximum of k tries. For k below S, the estimator of
+      pass@k of Chen et al. (arXiv:2107.03374), for any scores.
+    """
+    scores = _scores("best_of", scores)
+    tries = scores.shape[-1]
+    k = tries if k is None else k
+    _inputs.check_count("best_of", 1, k=k)
+    if k > tries:
+        raise ValueError(f"best_of: k must be at most the number of tries, {tries}; got {k}.")
+    ways = [math.comb(i, k - 1) / math.comb(tries, k) for i in range(tries)]
+    return jnp.sum(jnp.sort(scores, axis=-1) * np.array(ways, np.float32), axis=-1)

@@ -1,0 +1,201 @@
+"""The perturbed model: thin products beside the shared one, rows of a table, or a whole tree."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.core import Array, ArrayTree, checks
+from jaxrl_llm.evolution import leaves, noise
+from jaxrl_llm.evolution.noise import LowRank
+
+
+def eggroll_matmul(
+    x: Array, w: Array, perturbation: LowRank | None, *, sigma, transpose: bool = False
+) -> Array:
+    """A linear layer whose weights carry a member's noise that is never made dense.
+
+        y = x W + (sign sigma / sqrt(r)) (x A) B^T               W [in, out]
+        y = x W^T + (sign sigma / sqrt(r)) (x B) A^T             transpose:  W [out, in]
+
+    The first product has the same weights for all members, so that a batch of them is one product;
+    only ``x A`` and what follows are a member's own. The mean over a pair is the plain layer.
+
+    Args:
+      x: ``[..., T, in]``, with the axes of the members, if any, in front: ``[N, T, in]``.
+      w: ``[in, out]``, or ``[out, in]`` with ``transpose``.
+      perturbation: By :func:`lowrank_noise` of the shape of ``w``; None for the plain layer.
+      sigma: Scale of the noise, not negative.
+      transpose: Whether ``w`` is ``[out, in]``.
+
+    Returns:
+      ``[..., T, out]``, in the dtype of ``x``.
+
+    Raises:
+      ValueError: If the shapes do not fit or ``sigma`` is negative.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> w = jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+      >>> a, b = jnp.array([[1.0], [0.0], [-1.0]]), jnp.array([[2.0], [1.0]])
+      >>> noise = jr.evolution.LowRank(a, b, jnp.array(1.0))
+      >>> x = jnp.array([[1.0, -1.0]])
+      >>> y = jr.evolution.eggroll_matmul(x, w, noise, sigma=0.1, transpose=True)
+      >>> [round(value, 4) for value in y[0].tolist()]
+      [-0.9, -1.0, -1.1]
+
+    References:
+      EGGROLL (arXiv:2511.16652), sec. 4.
+    """
+    checks.check_min_rank("eggroll_matmul", 2, x=x)
+    checks.check_rank("eggroll_matmul", 2, w=w)
+    checks.check_non_negative("eggroll_matmul", sigma=sigma)
+    if x.shape[-1] != w.shape[1 if transpose else 0]:
+        raise ValueError(f"eggroll_matmul: x {x.shape} does not fit w {w.shape}.")
+    y = x @ (w.T if transpose else w).astype(x.dtype)
+    if perturbation is None:
+        return y
+    _check_factors("eggroll_matmul", w, perturbation)
+    first, second = perturbation.a, perturbation.b
+    if transpose:
+        first, second = second, first
+    scale = _scale(perturbation, sigma)
+    low = jnp.matmul(x, first.astype(x.dtype))
+    own = jnp.matmul(low, jnp.swapaxes(second, -1, -2).astype(x.dtype))
+    return (y + scale * own).astype(x.dtype)
+
+
+def eggroll_embed(tokens: Array, w: Array, perturbation: LowRank | None, *, sigma) -> Array:
+    """Rows of an embedding that carries a member's noise; only the rows that are read are made.
+
+        y[t] = W[t] + (sign sigma / sqrt(r)) A[t] B^T
+
+    Args:
+      tokens: int ``[..., T]``, with the axes of the members, if any, in front.
+      w: ``[V, D]``.
+      perturbation: By :func:`lowrank_noise` of the shape of ``w``; None for the plain rows.
+      sigma: Scale of the noise, not negative.
+
+    Returns:
+      ``[..., T, D]``, in the dtype of ``w``.
+
+    Raises:
+      TypeError: If ``tokens`` are not integers.
+      ValueError: If the shapes do not fit or ``sigma`` is negative.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> w, members = jnp.zeros((5, 3)), jnp.arange(2)
+      >>> noise = jr.evolution.lowrank_noise(jax.random.key(0), 0, members, w.shape)
+      >>> rows = jr.evolution.eggroll_embed(jnp.ones((2, 4), int), w, noise, sigma=0.1)
+      >>> rows.shape, bool((rows[0] == -rows[1]).all())
+      ((2, 4, 3), True)
+
+    References:
+      EGGROLL (arXiv:2511.16652), as its paper and its integer code; the float code has none.
+    """
+    checks.check_min_rank("eggroll_embed", 1, tokens=tokens)
+    checks.check_integer("eggroll_embed", tokens=tokens)
+    checks.check_rank("eggroll_embed", 2, w=w)
+    checks.check_non_negative("eggroll_embed", sigma=sigma)
+    y = w[tokens]
+    if perturbation is None:
+        return y
+    _check_factors("eggroll_embed", w, perturbation)
+    low = take_rows(perturbation.a, tokens)
+    own = jnp.matmul(low, jnp.swapaxes(perturbation.b, -1, -2))
+    return (y + _scale(perturbation, sigma) * own).astype(w.dtype)
+
+
+def take_rows(a: Array, tokens: Array) -> Array:
+    """Rows of a factor ``[..., V, r]``, a member's own: ``[..., T, r]``."""
+    return a[tokens] if a.ndim == 2 else jnp.take_along_axis(a, tokens[..., None], axis=-2)
+
+
+def _scale(perturbation: LowRank, sigma) -> Array:
+    rank = perturbation.a.shape[-1]
+    return noise.sign_and_scale(perturbation.sign, sigma, rank)[..., None, None]
+
+
+def _check_factors(function: str, w: Array, perturbation: LowRank) -> None:
+    a, b = perturbation.a, perturbation.b
+    if (a.shape[-2], b.shape[-2]) != w.shape or a.shape[-1] != b.shape[-1]:
+        raise ValueError(f"{function}: factors {a.shape} and {b.shape} do not fit w {w.shape}.")
+
+
+def perturb(
+    params: ArrayTree,
+    classes: ArrayTree,
+    key: Array,
+    epoch: Array | int,
+    member: Array | int,
+    *,
+    sigma,
+    rank: int = 1,
+    dtype=jnp.float32,
+    noise_reuse: int = 1,
+    pairs: bool = True,
+    baseline: int = 0,
+) -> ArrayTree:
+    """The parameters of one member, in full: for small models and for tests.
+
+        W_n = W + sign sigma A B^T / sqrt(r)               full:  W_n = W + sign sigma eps
+
+    ``jax.vmap`` over ``member`` gives a population. What a language model costs this way is why
+    :func:`model_delta` exists; both have the same noise.
+
+    Args:
+      params: Pytree of arrays.
+      classes: Pytree of class names, by :func:`leaf_classes`.
+      key: A typed key, that of the whole run.
+      epoch: int ``[]``, updates made so far.
+      member: int ``[]``, its id.
+      sigma: Scale of the noise, not negative; 0 for the parameters as they are.
+      rank: Of the noise of matrices.
+      dtype: Of the noise; it decides what is drawn.
+      noise_reuse: For how many epochs a draw stays; 1 draws afresh at each, 0 never.
+      pairs: Whether members 2k and 2k+1 share a draw, with opposite signs.
+      baseline: How many of the first members carry no noise.
+
+    Returns:
+      Parameters of the same form and dtypes; int8 leaves become float32.
+
+    Raises:
+      TypeError: If ``key`` is not one typed key or an id is not an integer.
+      ValueError: If ``classes`` does not fit, or an option is out of its range.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> params = {"w": jnp.eye(3)}
+      >>> args = (params, jr.evolution.leaf_classes(params), jax.random.key(0), 0)
+      >>> up, down = (jr.evolution.perturb(*args, n, sigma=0.1)["w"] for n in (0, 1))
+      >>> bool(jnp.allclose((up + down) / 2, params["w"]))
+      True
+
+    References:
+      EGGROLL (arXiv:2511.16652), sec. 4.
+    """
+    shared = {"rank": rank, "noise_reuse": noise_reuse, "sigma": sigma}
+    options = {"dtype": dtype, "noise_reuse": noise_reuse}
+    leaves.check_evolution("perturb", params, classes, key, **shared)
+    draw, sign = noise.antithetic(jnp.asarray(member), pairs=pairs, baseline=baseline)
+    checks.check_rank("perturb", 0, member=draw)
+    moved = []
+    for path, leaf, name in leaves.by_leaf(params, classes):
+        if name == "frozen":
+            moved.append(leaf)
+            continue
+        here = noise.leaf_key(key, path)
+        if name == "full":
+            change = noise.dense(here, epoch, draw, leaf.shape, **options).astype(jnp.float32)
+        else:
+            a, b = noise.factors(here, epoch, draw, leaf.shape, rank=rank, **options)
+            change = jnp.matmul(a, b.T, preferred_element_type=jnp.float32) / math.sqrt(rank)
+        to = leaf.dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.float32
+        moved.append((leaf + noise.sign_and_scale(sign, sigma) * change).astype(to))
+    return jax.tree.unflatten(jax.tree.structure(params), moved)

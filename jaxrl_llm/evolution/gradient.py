@@ -1,0 +1,192 @@
+"""The update: shaped fitness and noise that is drawn again, contracted to a gradient a leaf."""
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.core import Array, ArrayTree, checks
+from jaxrl_llm.evolution import _inputs, leaves, noise
+
+Scale = Literal["step", "gradient", "mean"]
+SCALES: tuple[Scale, ...] = ("step", "gradient", "mean")
+
+
+def coefficient(scale: Scale, population: int, sigma) -> Array | float:
+    """What stands before ``sum_n F_n E_n``."""
+    if scale == "step":
+        return sigma / math.sqrt(population)
+    return 1.0 / population if scale == "mean" else 1.0 / (population * sigma)
+
+
+def check_scale(function: str, scale: str, allowed: tuple[str, ...], sigma) -> None:
+    """Raises unless ``sigma`` is above 0 where it has a part, and is left out where not."""
+    checks.check_option(function, "scale", scale, allowed)
+    if scale == "mean":
+        checks.check_no_effect(function, "with scale='mean'", sigma=sigma)
+    elif sigma is None:
+        raise ValueError(f"{function}: scale={scale!r} needs the sigma that the members had.")
+    checks.check_positive(function, sigma=sigma)
+
+
+def weights_of(fitness: Array, *, pairs: bool) -> Array:
+    """What each draw counts: the difference of its pair, or the fitness of its one member."""
+    return fitness[::2] - fitness[1::2] if pairs else fitness
+
+
+def sum_chunks(draws: Array, weights: Array, chunk: int, one: Callable) -> Array:
+    """``sum of one(draws, weights)`` over chunks of draws, in float32, one chunk at a time."""
+    count = draws.shape[0]
+    if count <= chunk:
+        return one(draws, weights)
+    extra = -count % chunk
+    # What fills the last chunk has weight 0.
+    draws, weights = (jnp.pad(x, (0, extra)).reshape(-1, chunk) for x in (draws, weights))
+
+    def add(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
+        return total + one(*part), None
+
+    shape = jax.eval_shape(one, draws[0], weights[0])
+    return jax.lax.scan(add, jnp.zeros(shape.shape, shape.dtype), (draws, weights))[0]
+
+
+def _lowrank_sum(key, epoch, draws, weights, shape, *, rank, chunk, sign, **options) -> Array:
+    """``sum_k w_k A_k B_k^T`` as one product of contraction length ``chunk r`` a chunk."""
+
+    def one(draws: Array, weights: Array) -> Array:
+        a, b = noise.factors(key, epoch, draws, shape, rank=rank, **options)
+        if sign:
+            a, b = jnp.sign(a), jnp.sign(b)
+        a = a.astype(jnp.float32) * weights[:, None, None]
+        return jnp.einsum("kir,kjr->ij", a, b.astype(jnp.float32))
+
+    return sum_chunks(draws, weights, chunk, one)
+
+
+def _full_sum(key, epoch, draws, weights, shape, *, chunk, **options) -> Array:
+    """``sum_k w_k eps_k``."""
+
+    def one(draws: Array, weights: Array) -> Array:
+        eps = noise.dense(key, epoch, draws, shape, **options)
+        return jnp.tensordot(weights, eps.astype(jnp.float32), 1)
+
+    return sum_chunks(draws, weights, chunk, one)
+
+
+def _dtype(leaf: Array):
+    """That of a leaf's gradient: its own; float32 for integers."""
+    return leaf.dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.float32
+
+
+def eggroll_grad(
+    params: ArrayTree,
+    classes: ArrayTree,
+    key: Array,
+    epoch: Array | int,
+    fitness: Array,
+    *,
+    sigma=None,
+    rank: int = 1,
+    dtype=jnp.float32,
+    noise_reuse: int = 1,
+    pairs: bool = True,
+    draws: Array | None = None,
+    scale: Scale = "step",
+    sign: bool = False,
+    chunk: int = 64,
+) -> ArrayTree:
+    """The gradient that an optax optimizer takes, from the fitness of a population.
+
+        grad = -c sum_n F_n E_n         E_n: noise of member n, drawn again
+
+        scale="step":      c = sigma / sqrt(N)     with standardized fitness, one step of
+                                                   optax.sgd(lr) has RMS lr sigma, whatever N and r
+        scale="gradient":  c = 1 / (N sigma)       an estimate of minus the gradient of the fitness
+        scale="mean":      c = 1 / N
+
+    The sign is that of a loss, so that descent raises the fitness. Pairs are contracted by their
+    difference, which halves the draws. A leaf takes one product a chunk, of contraction length
+    ``chunk r``; no member's noise is made dense but that of ``full`` leaves. The rank of a matrix's
+    gradient is at most r times the number of draws. Frozen leaves get zeros; keep weight decay off
+    them with :func:`moving`.
+
+    Args:
+      params: Pytree of arrays, or of their shapes.
+      classes: Pytree of class names, by :func:`leaf_classes`.
+      key: A typed key, that of the whole run.
+      epoch: int ``[]``, updates made so far.
+      fitness: ``[N]``, shaped, floating point and finite; or ``[P, G]``, groups of members in
+        order.
+      sigma: Scale of the noise that the members had, above 0; has no part in ``scale="mean"``.
+      rank: Of the noise of matrices, as the members had it.
+      dtype: Of the noise, as the members had it.
+      noise_reuse: As the members had it.
+      pairs: Whether members 2k and 2k+1 are the two sides of draw k.
+      draws: int ``[N / 2]`` (``[N]`` without pairs), the draw of each pair; None for 0, 1, 2, ...
+      scale: What stands before the sum.
+      sign: Whether the signs of the factors take their place in the update; the members have the
+        factors themselves.
+      chunk: How many draws are in memory at a time; it changes nothing else.
+
+    Returns:
+      Pytree of the form of ``params``, in the dtypes of its leaves; float32 for integer leaves.
+
+    Raises:
+      TypeError: If ``key`` is not one typed key, ``fitness`` is not floating point, or a count is
+        not a whole number.
+      ValueError: If ``classes`` does not fit, the number of members is odd with pairs, a group ends
+        inside a pair, ``sigma`` is missing, not above 0 or without effect, or another option is out
+        of its range.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> params, key, members = {"w": jnp.zeros((4, 3))}, jax.random.key(0), jnp.arange(64)
+      >>> classes, target = jr.evolution.leaf_classes(params), jnp.ones((4, 3))
+      >>> def score(params, epoch, n):
+      ...     perturbed = jr.evolution.perturb(params, classes, key, epoch, n, sigma=0.1)
+      ...     return -jnp.square(perturbed["w"] - target).sum()
+      >>> @jax.jit
+      ... def step(params, epoch):
+      ...     scores = jax.vmap(score, (None, None, 0))(params, epoch, members)
+      ...     fitness = jr.evolution.zscore(scores)
+      ...     grads = jr.evolution.eggroll_grad(params, classes, key, epoch, fitness, sigma=0.1)
+      ...     return jax.tree.map(lambda w, g: w - 0.5 * g, params, grads)
+      >>> for epoch in range(50):
+      ...     params = step(params, epoch)
+      >>> bool(jnp.abs(params["w"] - target).max() < 0.15)
+      True
+
+    References:
+      EGGROLL (arXiv:2511.16652), sec. 4. ``scale="step"`` is the code: sigma multiplies, and SGD
+      with ``lr`` is the paper's rule with ``alpha = lr sigma sqrt(N)``, which ``scale="mean"``
+      writes out. ``sign=True`` is the variant of its repository that updates by signs.
+    """
+    leaves.check_evolution("eggroll_grad", params, classes, key, rank=rank, noise_reuse=noise_reuse)
+    check_scale("eggroll_grad", scale, SCALES, sigma)
+    _inputs.check_count("eggroll_grad", 1, chunk=chunk)
+    fitness = _inputs.population("eggroll_grad", fitness, pairs=pairs)
+    weights = weights_of(fitness, pairs=pairs)
+    draws = jnp.arange(weights.shape[0]) if draws is None else draws
+    checks.check_integer("eggroll_grad", draws=draws)
+    checks.check_shape("eggroll_grad", "draws", draws, weights.shape)
+    if sign and not set(jax.tree.leaves(classes)) & set(leaves.FACTORED):
+        raise ValueError("eggroll_grad: sign has no effect where no leaf has noise of low rank.")
+    factor = coefficient(scale, fitness.shape[0], sigma)
+    options = {"dtype": dtype, "noise_reuse": noise_reuse, "chunk": chunk}
+    grads = []
+    for path, leaf, name in leaves.by_leaf(params, classes):
+        here = noise.leaf_key(key, path)
+        if name == "frozen":
+            grads.append(jnp.zeros(leaf.shape, _dtype(leaf)))
+        elif name == "full":
+            total = _full_sum(here, epoch, draws, weights, leaf.shape, **options)
+            grads.append((-factor * total).astype(_dtype(leaf)))
+        else:
+            given = (here, epoch, draws, weights, leaf.shape)
+            total = _lowrank_sum(*given, rank=rank, sign=sign, **options)
+            grads.append((-factor / math.sqrt(rank) * total).astype(_dtype(leaf)))
+    return jax.tree.unflatten(jax.tree.structure(params), grads)

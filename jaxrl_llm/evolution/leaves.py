@@ -1,0 +1,221 @@
+"""Which noise each leaf of a model's parameters gets: classes by a rule, and a table of them."""
+
+import fnmatch
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.core import ArrayTree, checks, trees
+from jaxrl_llm.evolution import _inputs
+
+LeafClass = Literal["lowrank", "embedding", "full", "frozen"]
+CLASSES: tuple[LeafClass, ...] = ("lowrank", "embedding", "full", "frozen")
+# Their noise is a product of two thin factors.
+FACTORED = ("lowrank", "embedding")
+# Tables of the vocabulary: nothing perturbs them unless a rule says so.
+_TABLES = ("embed/*", "head/*", "*/embed/*", "*/head/*")
+
+
+def _by_shape(path: str, leaf, others: str) -> str:
+    """The class of a leaf that no rule names."""
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        return "frozen"
+    if any(fnmatch.fnmatchcase(path, table) for table in _TABLES):
+        return "frozen"
+    return "lowrank" if len(leaf.shape) == 2 else others
+
+
+def leaf_classes(
+    params: ArrayTree,
+    *,
+    rules: Sequence[tuple[str, LeafClass]] = (),
+    others: Literal["frozen", "full"] = "frozen",
+) -> ArrayTree:
+    """The class of every leaf: what noise it gets, if any.
+
+        lowrank     a matrix that multiplies activations: noise of rank r
+        embedding   a table ``[V, D]`` that rows are taken from: noise of rank r, row by row
+        full        any other leaf: a draw for each of its entries
+        frozen      none, and no update
+
+    A leaf has the class of the first rule whose pattern matches its path. Of the rest, a matrix of
+    floating point is ``lowrank``, other floating leaves are what ``others`` says, and the tables of
+    the vocabulary (``embed/...``, ``head/...``) and integers are frozen.
+
+    Args:
+      params: Pytree of arrays, or of their shapes.
+      rules: ``(pattern, class)``; in a pattern ``*`` stands for any text, also with ``/`` in it:
+        ``("*/mlp/*", "frozen")``.
+      others: Class of norms, biases and other leaves that are no matrix.
+
+    Returns:
+      Pytree of the class names, in the form of ``params``.
+
+    Raises:
+      ValueError: If a class is unknown, a rule matches no leaf, or a class does not fit a leaf.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> params = {"up": {"kernel": jnp.zeros((2, 3)), "bias": jnp.zeros(3)}}
+      >>> jr.evolution.leaf_classes(params)["up"] == {"kernel": "lowrank", "bias": "frozen"}
+      True
+      >>> jr.evolution.leaf_classes(params, rules=[("*bias", "full")])["up"]["bias"]
+      'full'
+
+    References:
+      EGGROLL (arXiv:2511.16652): its scripts for language models freeze what is not low rank,
+      embedding and head. Its float code has no noise for embeddings; the paper and the integer
+      code have.
+    """
+    checks.check_option("leaf_classes", "others", others, ("frozen", "full"))
+    matched = set()
+
+    def one(path: str, leaf) -> str:
+        for i, (pattern, name) in enumerate(rules):
+            checks.check_option("leaf_classes", "class", name, CLASSES)
+            if fnmatch.fnmatchcase(path, pattern):
+                matched.add(i)
+                _check_fit(path, leaf, name)
+                return name
+        return _by_shape(path, leaf, others)
+
+    classes = trees.map_with_path(one, params)
+    paths = [trees.path_str(path) for path, _ in jax.tree.leaves_with_path(params)]
+    for i, (pattern, _) in enumerate(rules):
+        # A rule behind a wider one may still match, to no effect.
+        if i not in matched:
+            hidden = any(fnmatch.fnmatchcase(path, pattern) for path in paths)
+            why = "is behind a rule that matches the same" if hidden else "matches no leaf"
+            raise ValueError(f"leaf_classes: rule {pattern!r} {why}; leaves are {_some(paths)}.")
+    return classes
+
+
+def _some(paths: list[str]) -> str:
+    return ", ".join(paths[:4]) + (f" and {len(paths) - 4} more" if len(paths) > 4 else "")
+
+
+def _check_fit(path: str, leaf, name: str) -> None:
+    floating = jnp.issubdtype(leaf.dtype, jnp.floating)
+    if name in FACTORED and len(leaf.shape) != 2:
+        raise ValueError(
+            f"leaf_classes: {path!r} has shape {tuple(leaf.shape)}, so it cannot be {name!r}."
+        )
+    # Integer weights are perturbed as numbers, in units of their own scale.
+    if not floating and name != "frozen" and leaf.dtype != jnp.int8:
+        raise ValueError(f"leaf_classes: {path!r} is {leaf.dtype}, so it cannot be {name!r}.")
+
+
+def moving(classes: ArrayTree) -> ArrayTree:
+    """Which leaves an optimizer may touch: all but the frozen ones.
+
+    ``optax.masked(optax.adamw(...), moving(classes))`` keeps weight decay off frozen leaves, whose
+    gradient is zero but whose weights are not, and holds no state for them.
+
+    Args:
+      classes: Pytree of class names, by :func:`leaf_classes`.
+
+    Returns:
+      Pytree of bool.
+
+    Raises:
+      ValueError: If a leaf is no class name.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.evolution.moving({"kernel": "lowrank", "bias": "frozen"}) == {
+      ...     "kernel": True, "bias": False}
+      True
+
+    References:
+      Ours; in the code of EGGROLL (arXiv:2511.16652) decay moves excluded leaves, too.
+    """
+
+    def one(name: str) -> bool:
+        checks.check_option("moving", "class", name, CLASSES)
+        return name != "frozen"
+
+    return jax.tree.map(one, classes)
+
+
+def check_classes(function: str, params: ArrayTree, classes: ArrayTree, rank: int | None) -> None:
+    """Raises ValueError unless ``classes`` fits ``params`` and something moves."""
+    if jax.tree.structure(params) != jax.tree.structure(classes):
+        raise ValueError(f"{function}: classes must have the form of params; see leaf_classes.")
+    if not any(jax.tree.leaves(moving(classes))):
+        raise ValueError(f"{function}: every leaf is frozen, so that there is nothing to evolve.")
+    if rank is not None:
+        for path, leaf, name in by_leaf(params, classes):
+            if name in FACTORED:
+                _inputs.check_matrix(function, tuple(leaf.shape), rank, f"leaf {path!r}")
+
+
+def check_evolution(function, params, classes, key, *, rank, noise_reuse, sigma=None) -> None:
+    """Raises unless these arguments, which several functions share, fit together."""
+    _inputs.check_key(function, key)
+    _inputs.check_count(function, 0, noise_reuse=noise_reuse)
+    check_classes(function, params, classes, rank)
+    checks.check_non_negative(function, sigma=sigma)
+
+
+def by_leaf(params: ArrayTree, classes: ArrayTree) -> list[tuple[str, jax.Array, str]]:
+    """``(path, leaf, class)`` of every leaf, in the order of the tree."""
+    names = jax.tree.leaves(classes)
+    found = jax.tree.leaves_with_path(params)
+    return [
+        (trees.path_str(path), leaf, name) for (path, leaf), name in zip(found, names, strict=True)
+    ]
+
+
+def leaf_table(params: ArrayTree, classes: ArrayTree, *, rank: int = 1) -> str:
+    """The classes as a table for people: one line for leaves alike, numbers in paths as ``*``.
+
+    Args:
+      params: Pytree of arrays, or of their shapes.
+      classes: Pytree of class names, by :func:`leaf_classes`.
+      rank: Of the noise.
+
+    Returns:
+      Lines without a final newline: path, class, shape, how many such leaves, their parameters, and
+      how many random numbers a member draws for them.
+
+    Raises:
+      ValueError: If ``classes`` does not fit ``params``, or ``rank`` one of the leaves.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> layer = {"kernel": jnp.zeros((64, 32)), "bias": jnp.zeros(32)}
+      >>> params = {"layers": {"0": layer, "1": layer}}
+      >>> print(jr.evolution.leaf_table(params, jr.evolution.leaf_classes(params)))
+      leaf             class    shape    leaves  parameters  drawn
+      layers/*/bias    frozen   32            2          64      0
+      layers/*/kernel  lowrank  64 x 32       2       4,096    192
+      total                                   4       4,160    192
+
+    References:
+      Ours.
+    """
+    check_classes("leaf_table", params, classes, rank)
+    kinds: dict[tuple[str, str, str], list[int]] = {}
+    for path, leaf, name in by_leaf(params, classes):
+        general = "/".join("*" if part.isdigit() else part for part in path.split("/"))
+        shape, size = " x ".join(map(str, leaf.shape)) or "1", math.prod(leaf.shape)
+        drawn = {"full": size, "frozen": 0}.get(name, sum(leaf.shape) * rank)
+        count = kinds.setdefault((general, name, shape), [0, 0, 0])
+        for i, more in enumerate((1, size, drawn)):
+            count[i] += more
+    rows = [(*kind, *(f"{n:,}" for n in count)) for kind, count in kinds.items()]
+    totals = [f"{sum(column):,}" for column in zip(*kinds.values(), strict=True)]
+    header = ("leaf", "class", "shape", "leaves", "parameters", "drawn")
+    rows = [header, *rows, ("total", "", "", *totals)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = list(zip(row, widths, strict=True))
+        text = [cell.ljust(width) for cell, width in cells[:3]]
+        lines.append("  ".join([*text, *(cell.rjust(width) for cell, width in cells[3:])]))
+    return "\n".join(lines)

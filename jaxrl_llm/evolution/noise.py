@@ -1,0 +1,256 @@
+"""Noise that is never stored: drawn again from a key, the leaf's path, the epoch and the member."""
+
+import hashlib
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.core import Array
+from jaxrl_llm.evolution import _inputs
+
+
+class LowRank(NamedTuple):
+    """The factors of one matrix's noise, for each of some members.
+
+    Attributes:
+      a: ``[..., a, r]``, factor of the rows of a leaf ``[a, b]``.
+      b: ``[..., b, r]``, factor of its columns.
+      sign: float32 ``[...]``; the noise is ``sign a b^T / sqrt(r)``.
+    """
+
+    a: Array
+    b: Array
+    sign: Array
+
+
+class Full(NamedTuple):
+    """The noise of one leaf as a whole, for each of some members.
+
+    Attributes:
+      eps: ``[..., *shape]``, standard normal.
+      sign: float32 ``[...]``; the noise is ``sign eps``.
+    """
+
+    eps: Array
+    sign: Array
+
+
+def leaf_key(key: Array, path: str) -> Array:
+    """The key of one leaf, by its path alone.
+
+        k = fold_in(fold_in(key, h0), h1)        h: 64 bits of a hash of the path
+
+    A leaf keeps its noise whatever other leaves the tree has, so that a tree may be split, merged
+    or loaded in part.
+
+    Args:
+      key: A typed key, that of the whole run.
+      path: Where the leaf stands, ``layers/0/mlp/up/kernel``.
+
+    Returns:
+      A typed key.
+
+    Raises:
+      TypeError: If ``key`` is not one typed key.
+
+    Example:
+      >>> import jax
+      >>> import jaxrl_llm as jr
+      >>> key = jax.random.key(0)
+      >>> one, other = (jr.evolution.leaf_key(key, path) for path in ("up/kernel", "down/kernel"))
+      >>> bool(jax.random.bits(one) == jax.random.bits(other))
+      False
+
+    References:
+      Ours. The code of EGGROLL (arXiv:2511.16652) splits the key over the leaves in the order of
+      the tree, so that one more leaf changes the noise of all.
+    """
+    _inputs.check_key("leaf_key", key)
+    digest = hashlib.blake2b(path.encode(), digest_size=8).digest()
+    for part in (digest[:4], digest[4:]):
+        key = jax.random.fold_in(key, int.from_bytes(part, "little"))
+    return key
+
+
+def antithetic(members: Array, *, pairs: bool = True, baseline: int = 0) -> tuple[Array, Array]:
+    """Which draw a member has, and its sign.
+
+        draw = n // 2,  sign = +1 for even n, -1 for odd n
+        draw = n,       sign = +1                                       pairs=False
+
+    Members 2k and 2k+1 are the two sides of one draw. Members below ``baseline`` have sign 0: they
+    are the unperturbed model.
+
+    Args:
+      members: int ``[...]``, ids from 0.
+      pairs: Whether members come in pairs.
+      baseline: How many of the first members carry no noise; even with pairs.
+
+    Returns:
+      ``(draw, sign)``, int32 and float32 ``[...]``.
+
+    Raises:
+      TypeError: If the ids, or ``baseline``, are not integers.
+      ValueError: If ``baseline`` is negative, or would split a pair.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> draw, sign = jr.evolution.antithetic(jnp.arange(4))
+      >>> draw.tolist(), sign.tolist()
+      ([0, 0, 1, 1], [1.0, -1.0, 1.0, -1.0])
+
+    References:
+      EGGROLL (arXiv:2511.16652); ``baseline=2`` is the variant with a baseline in its repository.
+    """
+    _inputs.check_members("antithetic", members)
+    _inputs.check_count("antithetic", 0, baseline=baseline)
+    if pairs and baseline % 2:
+        raise ValueError(f"antithetic: baseline must not split a pair; got {baseline}.")
+    members = jnp.asarray(members, jnp.int32)
+    sign = jnp.where(members % 2 == 0, 1.0, -1.0) if pairs else jnp.ones(members.shape)
+    sign = jnp.where(members < baseline, 0.0, sign).astype(jnp.float32)
+    return (members // 2 if pairs else members), sign
+
+
+def each_draw(key: Array, epoch: Array | int, draws: Array, sample, noise_reuse: int) -> Array:
+    """``sample(key)`` of every draw, with the axes of ``draws`` in front; unchecked."""
+    fresh = 0 if noise_reuse == 0 else jnp.asarray(epoch, jnp.int32) // noise_reuse
+    key = jax.random.fold_in(key, fresh)
+    flat = jax.vmap(lambda i: sample(jax.random.fold_in(key, i)))(jnp.reshape(draws, -1))
+    return flat.reshape(*jnp.shape(draws), *flat.shape[1:])
+
+
+def dense(key, epoch, draws, shape, *, dtype, noise_reuse) -> Array:
+    """Full noise ``[..., *shape]`` of a leaf's draws; unchecked."""
+
+    def sample(key: Array) -> Array:
+        return jax.random.normal(key, tuple(shape), dtype)
+
+    return each_draw(key, epoch, draws, sample, noise_reuse)
+
+
+def factors(key, epoch, draws, shape, *, rank, dtype, noise_reuse) -> tuple[Array, Array]:
+    """Factors ``[..., a, r]`` and ``[..., b, r]`` of a leaf's draws; unchecked."""
+    rows, columns = shape
+    options = {"dtype": dtype, "noise_reuse": noise_reuse}
+    both = dense(key, epoch, draws, (rows + columns, rank), **options)
+    return both[..., columns:, :], both[..., :columns, :]
+
+
+def lowrank_noise(
+    key: Array,
+    epoch: Array | int,
+    members: Array,
+    shape: tuple[int, int],
+    *,
+    rank: int = 1,
+    dtype=jnp.float32,
+    noise_reuse: int = 1,
+    pairs: bool = True,
+    baseline: int = 0,
+) -> LowRank:
+    """Noise of rank r for a matrix, as two thin factors a member.
+
+        Z = normal(fold_in(fold_in(key, epoch // noise_reuse), draw), [a + b, r])
+        B = first b rows,  A = the rest,  E = sign A B^T / sqrt(r)
+
+    The entries of E have mean 0 and variance 1 and are uncorrelated, whatever the rank; their
+    kurtosis is ``3 + 6 / r``. Two calls with the same arguments draw the same, on any number of
+    devices.
+
+    Args:
+      key: A typed key, that of the leaf (see :func:`leaf_key`).
+      epoch: int ``[]``, updates made so far.
+      members: int ``[...]``, ids of members.
+      shape: Of the leaf.
+      rank: r, at most the smaller side.
+      dtype: Of the noise. It decides what is drawn, not only how it is stored, so that sampling and
+        update have to agree on it.
+      noise_reuse: For how many epochs a draw stays; 1 draws afresh at each, 0 never.
+      pairs: Whether members 2k and 2k+1 share a draw, with opposite signs.
+      baseline: How many of the first members carry no noise.
+
+    Returns:
+      :class:`LowRank`, with the axes of ``members`` in front.
+
+    Raises:
+      TypeError: If ``key`` is not one typed key or the ids are not integers.
+      ValueError: If ``shape`` is not that of a matrix, or an option is out of its range.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> noise = jr.evolution.lowrank_noise(jax.random.key(0), 3, jnp.arange(8), (3, 2))
+      >>> noise.a.shape, noise.b.shape
+      ((8, 3, 1), (8, 2, 1))
+      >>> noise.b[7, :, 0].round(4), noise.sign[7].item()
+      (Array([0.4308, 0.6375], dtype=float32), -1.0)
+
+    References:
+      EGGROLL (arXiv:2511.16652), sec. 4. There the noise has the dtype of the leaf and
+      ``noise_reuse`` is 0 by default; the same draws come out for the same key of a leaf.
+    """
+    _inputs.check_key("lowrank_noise", key)
+    _inputs.check_matrix("lowrank_noise", shape, rank)
+    _inputs.check_count("lowrank_noise", 0, noise_reuse=noise_reuse)
+    draw, sign = antithetic(members, pairs=pairs, baseline=baseline)
+    options = {"rank": rank, "dtype": dtype, "noise_reuse": noise_reuse}
+    return LowRank(*factors(key, epoch, draw, tuple(shape), **options), sign)
+
+
+def full_noise(
+    key: Array,
+    epoch: Array | int,
+    members: Array,
+    shape: tuple[int, ...],
+    *,
+    dtype=jnp.float32,
+    noise_reuse: int = 1,
+    pairs: bool = True,
+    baseline: int = 0,
+) -> Full:
+    """Noise of full rank for a leaf of any shape, by the same rule as :func:`lowrank_noise`.
+
+        eps = normal(fold_in(fold_in(key, epoch // noise_reuse), draw), shape)
+
+    Args:
+      key: A typed key, that of the leaf (see :func:`leaf_key`).
+      epoch: int ``[]``, updates made so far.
+      members: int ``[...]``, ids of members.
+      shape: Of the leaf.
+      dtype: Of the noise; it decides what is drawn.
+      noise_reuse: For how many epochs a draw stays; 1 draws afresh at each, 0 never.
+      pairs: Whether members 2k and 2k+1 share a draw, with opposite signs.
+      baseline: How many of the first members carry no noise.
+
+    Returns:
+      :class:`Full`, with the axes of ``members`` in front.
+
+    Raises:
+      TypeError: If ``key`` is not one typed key or the ids are not integers.
+      ValueError: If an option is out of its range.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> noise = jr.evolution.full_noise(jax.random.key(0), 0, jnp.arange(4), (5,))
+      >>> noise.eps.shape, bool((noise.eps[2] == noise.eps[3]).all())
+      ((4, 5), True)
+
+    References:
+      OpenAI-ES (arXiv:1703.03864); the leaves of EGGROLL (arXiv:2511.16652) that are not matrices.
+    """
+    _inputs.check_key("full_noise", key)
+    _inputs.check_count("full_noise", 0, noise_reuse=noise_reuse)
+    draw, sign = antithetic(members, pairs=pairs, baseline=baseline)
+    return Full(dense(key, epoch, draw, shape, dtype=dtype, noise_reuse=noise_reuse), sign)
+
+
+def sign_and_scale(sign: Array, sigma, rank: int | None = None) -> Array:
+    """``sign sigma / sqrt(rank)`` in float32: what stands before the draw of a member."""
+    return sign * jnp.asarray(sigma, jnp.float32) / (1.0 if rank is None else math.sqrt(rank))

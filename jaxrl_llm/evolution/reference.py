@@ -1,0 +1,178 @@
+"""Evolution strategies with noise of full rank, which those of low rank are measured by."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.core import Array, ArrayTree
+from jaxrl_llm.evolution import leaves
+from jaxrl_llm.evolution.gradient import Scale, eggroll_grad
+
+
+def full_rank(classes: ArrayTree) -> ArrayTree:
+    """The same leaves move, all with noise of full rank: the limit of a rank without bound.
+
+    Args:
+      classes: Pytree of class names, by :func:`leaf_classes`.
+
+    Returns:
+      Pytree of "full" and "frozen".
+
+    Raises:
+      ValueError: If a leaf is no class name.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.evolution.full_rank({"kernel": "lowrank", "bias": "frozen"}) == {
+      ...     "kernel": "full", "bias": "frozen"}
+      True
+
+    References:
+      OpenAI-ES (arXiv:1703.03864).
+    """
+    return jax.tree.map(lambda moves: "full" if moves else "frozen", leaves.moving(classes))
+
+
+def open_es_grad(
+    params: ArrayTree,
+    classes: ArrayTree,
+    key: Array,
+    epoch: Array | int,
+    fitness: Array,
+    *,
+    sigma=None,
+    dtype=jnp.float32,
+    noise_reuse: int = 1,
+    pairs: bool = True,
+    draws: Array | None = None,
+    scale: Scale = "gradient",
+    chunk: int = 1,
+) -> ArrayTree:
+    """The gradient of OpenAI-ES: every entry of what moves has noise of its own.
+
+        grad = -1 / (N sigma) sum_n F_n s_n eps_n
+
+    The members are ``perturb(params, full_rank(classes), ...)``. With two members, not shaped, it
+    is the estimate of MeZO, ``g = (L(theta + sigma eps) - L(theta - sigma eps)) / (2 sigma) eps``
+    of the loss -F.
+
+    Args:
+      params: Pytree of arrays, or of their shapes.
+      classes: Pytree of class names; whatever is not frozen moves.
+      key: A typed key, that of the whole run.
+      epoch: int ``[]``, updates made so far.
+      fitness: ``[N]`` or ``[P, G]``, shaped, floating point and finite: centered ranks, in the
+        paper.
+      sigma: Scale of the noise that the members had, above 0; has no part in ``scale="mean"``.
+      dtype: Of the noise, as the members had it.
+      noise_reuse: As the members had it.
+      pairs: Whether members 2k and 2k+1 are the two sides of draw k.
+      draws: int, the draw of each pair, or of each member; None for 0, 1, 2, ...
+      scale: As in :func:`eggroll_grad`; "step" makes the two comparable at one learning rate.
+      chunk: How many draws are in memory at a time, each as large as the parameters.
+
+    Returns:
+      Pytree of the form of ``params``, in the dtypes of its leaves.
+
+    Raises:
+      TypeError: If ``key`` is not one typed key or ``fitness`` is not floating point.
+      ValueError: If ``classes`` does not fit, the number of members is odd with pairs, or an option
+        is out of its range.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> params = {"w": jnp.zeros(3)}
+      >>> classes = jr.evolution.leaf_classes(params, others="full")
+      >>> fitness = jr.evolution.centered_ranks(jnp.array([0.1, 0.4, 0.3, 0.2]))
+      >>> grads = jr.evolution.open_es_grad(
+      ...     params, classes, jax.random.key(0), 0, fitness, sigma=0.1)
+      >>> grads["w"].shape
+      (3,)
+
+    References:
+      OpenAI-ES (arXiv:1703.03864): ranks, Adam, decay of weights. MeZO (arXiv:2305.17333),
+      ABSTRACT reading.
+    """
+    return eggroll_grad(
+        params,
+        full_rank(classes),
+        key,
+        epoch,
+        fitness,
+        sigma=sigma,
+        dtype=dtype,
+        noise_reuse=noise_reuse,
+        pairs=pairs,
+        draws=draws,
+        scale=scale,
+        chunk=chunk,
+    )
+
+
+def es_qiu_grad(
+    params: ArrayTree,
+    classes: ArrayTree,
+    key: Array,
+    epoch: Array | int,
+    fitness: Array,
+    *,
+    dtype=jnp.float32,
+    draws: Array | None = None,
+    chunk: int = 1,
+) -> ArrayTree:
+    """The gradient of plain evolution strategies for all parameters of a language model.
+
+        theta <- theta + alpha / N sum_n Z_n eps_n,     Z = (R - mean(R)) / std(R)
+
+    which is ``optax.sgd(alpha)`` with this gradient: ``1 / sigma`` is part of alpha, there are no
+    pairs, no ranks and no optimizer beyond. The members are ``perturb(params, full_rank(classes),
+    key, epoch, n, sigma=1e-3, pairs=False)`` with ``others="full"`` in the classes, R the mean
+    reward of greedy answers, Z ``zscore(R, eps=0.0)``; the paper has N = 30 and alpha = 5e-4.
+
+    Args:
+      params: Pytree of arrays, or of their shapes.
+      classes: Pytree of class names; whatever is not frozen moves.
+      key: A typed key, that of the whole run.
+      epoch: int ``[]``, updates made so far.
+      fitness: ``[N]``, Z: floating point and finite.
+      dtype: Of the noise, as the members had it.
+      draws: int ``[N]``, the draw of each member; None for 0, 1, 2, ...
+      chunk: How many draws are in memory at a time, each as large as the parameters.
+
+    Returns:
+      Pytree of the form of ``params``, in the dtypes of its leaves.
+
+    Raises:
+      TypeError: If ``key`` is not one typed key or ``fitness`` is not floating point.
+      ValueError: If ``classes`` does not fit, there are no members, or ``chunk`` is below 1.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> params = {"w": jnp.zeros(3)}
+      >>> classes = jr.evolution.leaf_classes(params, others="full")
+      >>> fitness = jr.evolution.zscore(jnp.array([0.2, 0.4, 0.9]), eps=0.0)
+      >>> [round(value, 4) for value in fitness.tolist()]
+      [-1.019, -0.3397, 1.3587]
+      >>> jr.evolution.es_qiu_grad(params, classes, jax.random.key(0), 0, fitness)["w"].shape
+      (3,)
+
+    References:
+      Qiu et al. (arXiv:2509.24372). Their first code draws all tensors of a member from one seed,
+      so that the noise of tensors is partly the same; its later scripts and ours do not. They add
+      1e-8 to the deviation.
+    """
+    return eggroll_grad(
+        params,
+        full_rank(classes),
+        key,
+        epoch,
+        fitness,
+        dtype=dtype,
+        pairs=False,
+        draws=draws,
+        scale="mean",
+        chunk=chunk,
+    )

@@ -1,0 +1,259 @@
+"""Variants of EGGROLL: a baseline of the unperturbed model, and noise at a few entries alone.
+
+The third of its repository, an update by signs, is an option of the gradient.
+"""
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.core import Array, checks, stats
+from jaxrl_llm.evolution import _inputs, gradient, noise
+
+
+class Sparse(NamedTuple):
+    """Noise at k entries of one matrix, for each of some members.
+
+    Attributes:
+      rows: int32 ``[..., k]``.
+      columns: int32 ``[..., k]``.
+      values: ``[..., k]``, standard normal; where an entry is drawn twice they add up.
+      sign: float32 ``[...]``.
+    """
+
+    rows: Array
+    columns: Array
+    values: Array
+    sign: Array
+
+
+def baseline_fitness(scores: Array, *, eps: float = 1e-8) -> Array:
+    """Scores against those of the unperturbed model, which the first two members are.
+
+        Z = (S - S[:, 0]) / (std(S) + eps),  Z[:, :2] = 0,  F = mean_q Z       std of each question
+
+    Args:
+      scores: ``[Q, G]``, floating point and finite; members 0 and 1 carry no noise (``baseline=2``
+        of the functions that draw it).
+      eps: Added to the deviation, not negative.
+
+    Returns:
+      float32 ``[G]``.
+
+    Raises:
+      TypeError: If ``scores`` is not floating point.
+      ValueError: If there are not two axes, or fewer than four members or an odd number of them.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> scores = jnp.array([[1.0, 3, 0, 2], [0, 0, 1, 1]])
+      >>> jr.evolution.baseline_fitness(scores).round(4).tolist()
+      [0.0, 0.0, 0.552..., 1.447...]
+
+    References:
+      The variant with a baseline in the code of EGGROLL (arXiv:2511.16652). It clips the gradient
+      to norm 1: chain ``optax.clip_by_global_norm(1.0)`` before the optimizer.
+    """
+    checks.check_rank("baseline_fitness", 2, scores=scores)
+    checks.check_float("baseline_fitness", scores=scores)
+    scores = jnp.asarray(scores, jnp.float32)
+    checks.check_non_negative("baseline_fitness", eps=eps)
+    members = scores.shape[-1]
+    if members < 4 or members % 2:
+        raise ValueError(
+            f"baseline_fitness: scores must be of an even number of members, at least 4; "
+            f"got shape {scores.shape}."
+        )
+    deviation = stats.group_std(scores, ddof=0) + eps
+    centered = (scores - scores[:, :1]) / jnp.where(deviation > 0, deviation, 1.0)
+    flat = stats.group_is_constant(scores) | (jnp.arange(members) < 2)
+    return jnp.mean(jnp.where(flat, 0.0, centered), axis=0)
+
+
+def _sparse(key, epoch, draws, shape, *, dtype, noise_reuse) -> tuple[Array, Array, Array]:
+    """Rows, columns and values ``[..., k]`` of a leaf's draws; unchecked."""
+    count = max(shape)
+
+    # Each side alone: the number of an entry may be beyond int32.
+    def places(part: int, end: int) -> Array:
+        here = jax.random.fold_in(key, part)
+        return noise.each_draw(
+            here, epoch, draws, lambda k: jax.random.randint(k, (count,), 0, end), noise_reuse
+        )
+
+    here = jax.random.fold_in(key, 2)
+    values = noise.dense(here, epoch, draws, (count,), dtype=dtype, noise_reuse=noise_reuse)
+    return places(0, shape[0]), places(1, shape[1]), values
+
+
+def sparse_noise(
+    key: Array,
+    epoch: Array | int,
+    members: Array,
+    shape: tuple[int, int],
+    *,
+    dtype=jnp.float32,
+    noise_reuse: int = 1,
+    pairs: bool = True,
+    baseline: int = 0,
+) -> Sparse:
+    """Noise at ``k = max(a, b)`` entries of a matrix, drawn with replacement.
+
+        S[i_j, c_j] += v_j,   j = 1 .. k,     v standard normal,  (i, c) uniform
+
+    An entry of S has mean 0 and variance ``q = k / (a b)``.
+
+    Args:
+      key: A typed key, that of the leaf (see :func:`leaf_key`).
+      epoch: int ``[]``, updates made so far.
+      members: int ``[...]``, ids of members.
+      shape: ``[a, b]`` of the leaf.
+      dtype: Of the values; it decides what is drawn.
+      noise_reuse: For how many epochs a draw stays; 1 draws afresh at each, 0 never.
+      pairs: Whether members 2k and 2k+1 share a draw, with opposite signs.
+      baseline: How many of the first members carry no noise.
+
+    Returns:
+      :class:`Sparse`, with the axes of ``members`` in front.
+
+    Raises:
+      TypeError: If ``key`` is not one typed key or the ids are not integers.
+      ValueError: If ``shape`` is not that of a matrix, or an option is out of its range.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> noise = jr.evolution.sparse_noise(jax.random.key(0), 0, jnp.arange(4), (3, 5))
+      >>> noise.rows.shape, int(noise.columns.max()) < 5
+      ((4, 5), True)
+
+    References:
+      The sparse variant in the repository of EGGROLL (arXiv:2511.16652), written afresh.
+    """
+    _inputs.check_key("sparse_noise", key)
+    _inputs.check_matrix("sparse_noise", shape, 1)
+    _inputs.check_count("sparse_noise", 0, noise_reuse=noise_reuse)
+    draw, sign = noise.antithetic(members, pairs=pairs, baseline=baseline)
+    options = {"dtype": dtype, "noise_reuse": noise_reuse}
+    return Sparse(*_sparse(key, epoch, draw, tuple(shape), **options), sign)
+
+
+def sparse_matmul(x: Array, w: Array, perturbation: Sparse | None, *, sigma) -> Array:
+    """A linear layer whose weights carry a member's sparse noise.
+
+        y = x W,   y[..., c_j] += sign sigma v_j x[..., i_j]
+
+    Args:
+      x: ``[..., T, in]``, with the axes of the members, if any, in front.
+      w: ``[in, out]``.
+      perturbation: By :func:`sparse_noise` of the shape of ``w``; None for the plain layer.
+      sigma: Scale of the noise, not negative.
+
+    Returns:
+      ``[..., T, out]``, in the dtype of ``x``.
+
+    Raises:
+      ValueError: If the shapes do not fit or ``sigma`` is negative.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> w, x = jnp.zeros((3, 5)), jnp.ones((2, 1, 3))
+      >>> noise = jr.evolution.sparse_noise(jax.random.key(0), 0, jnp.arange(2), w.shape)
+      >>> y = jr.evolution.sparse_matmul(x, w, noise, sigma=0.1)
+      >>> y.shape, bool((y[0] == -y[1]).all())
+      ((2, 1, 5), True)
+
+    References:
+      The sparse variant in the repository of EGGROLL (arXiv:2511.16652), which takes one row of
+      activations at a time.
+    """
+    checks.check_min_rank("sparse_matmul", 2, x=x)
+    checks.check_rank("sparse_matmul", 2, w=w)
+    checks.check_non_negative("sparse_matmul", sigma=sigma)
+    if x.shape[-1] != w.shape[0]:
+        raise ValueError(f"sparse_matmul: x {x.shape} does not fit w {w.shape}.")
+    y = x @ w.astype(x.dtype)
+    if perturbation is None:
+        return y
+    lead, outputs = perturbation.sign.shape, w.shape[1]
+    if x.shape[: len(lead)] != lead:
+        raise ValueError(f"sparse_matmul: x {x.shape} needs the members {lead} in front.")
+    values = noise.sign_and_scale(perturbation.sign, sigma)[..., None] * perturbation.values
+
+    def own(x: Array, rows: Array, columns: Array, values: Array) -> Array:
+        zeros = jnp.zeros((*x.shape[:-1], outputs), jnp.float32)
+        return zeros.at[..., columns].add(x[..., rows] * values)
+
+    for _ in lead:
+        own = jax.vmap(own)
+    return (y + own(x, perturbation.rows, perturbation.columns, values)).astype(x.dtype)
+
+
+def sparse_grad(
+    key: Array,
+    epoch: Array | int,
+    fitness: Array,
+    shape: tuple[int, int],
+    *,
+    sigma,
+    dtype=jnp.float32,
+    noise_reuse: int = 1,
+    pairs: bool = True,
+    scale: Literal["step", "gradient"] = "step",
+) -> Array:
+    """The gradient of one matrix whose members had sparse noise.
+
+        grad = -c sum_n F_n s_n S_n,   q = k / (a b)
+
+        scale="step":      c = sigma / sqrt(N q)         RMS of a step lr sigma, as elsewhere
+        scale="gradient":  c = 1 / (N sigma q)           an estimate of the gradient
+
+    Args:
+      key: A typed key, that of the leaf.
+      epoch: int ``[]``, updates made so far.
+      fitness: ``[N]`` or ``[P, G]``, shaped, floating point and finite.
+      shape: ``[a, b]`` of the leaf.
+      sigma: Scale of the noise that the members had, above 0.
+      dtype: Of the noise, as the members had it.
+      noise_reuse: As the members had it.
+      pairs: Whether members 2k and 2k+1 are the two sides of draw k.
+      scale: What stands before the sum.
+
+    Returns:
+      float32 ``[a, b]``, for an optimizer that descends.
+
+    Raises:
+      TypeError: If ``key`` is not one typed key or ``fitness`` is not floating point.
+      ValueError: If the number of members is odd with pairs, or an option is out of its range.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> fitness = jnp.array([1.0, -1.0])
+      >>> grad = jr.evolution.sparse_grad(jax.random.key(0), 0, fitness, (3, 5), sigma=0.1)
+      >>> int((grad != 0).sum()) <= 5
+      True
+
+    References:
+      The sparse variant in the repository of EGGROLL (arXiv:2511.16652) multiplies by q, where an
+      estimate of the gradient divides by it; its author marks that as to be verified.
+    """
+    _inputs.check_key("sparse_grad", key)
+    _inputs.check_matrix("sparse_grad", shape, 1)
+    _inputs.check_count("sparse_grad", 0, noise_reuse=noise_reuse)
+    gradient.check_scale("sparse_grad", scale, ("step", "gradient"), sigma)
+    fitness = _inputs.population("sparse_grad", fitness, pairs=pairs)
+    weights = gradient.weights_of(fitness, pairs=pairs)
+    share = max(shape) / (shape[0] * shape[1])
+    factor = gradient.coefficient(scale, fitness.shape[0], sigma)
+    factor = factor / (share**0.5 if scale == "step" else share)
+    draws, options = jnp.arange(weights.shape[0]), {"dtype": dtype, "noise_reuse": noise_reuse}
+    rows, columns, values = _sparse(key, epoch, draws, tuple(shape), **options)
+    weighted = values.astype(jnp.float32) * weights[:, None]
+    return -factor * jnp.zeros(shape, jnp.float32).at[rows, columns].add(weighted)

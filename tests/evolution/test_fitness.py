@@ -1,0 +1,125 @@
+"""Scores to fitness: the worked numbers, what each form does not see, ties, what is missing."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.evolution import (
+    baseline_fitness,
+    best_of,
+    centered_ranks,
+    fill_missing,
+    pair_fitness,
+    pair_sign,
+    question_fitness,
+    zscore,
+)
+
+F = jnp.array([1.0, 3.0, 2.0, 6.0])
+S = jnp.array([[1.0, 0, 1, 0], [1, 1, 0, 0], [0, 0, 0, 1]])
+
+
+def close(found, expected, atol=2e-6):
+    np.testing.assert_allclose(found, expected, atol=atol)
+
+
+def test_worked_numbers():
+    close(zscore(F), [-1.069043, 0, -0.534522, 1.603565])
+    grouped = zscore(F.reshape(2, 2)).reshape(-1)
+    close(grouped, [-0.534522, 0.534522, -1.069043, 1.069043])
+    close(centered_ranks(F), [-1 / 2, 1 / 6, -1 / 6, 1 / 2])
+    close(question_fitness(S), [0.507093, -0.169031, -0.169031, -0.169031])
+    close(zscore(S.sum(0)), [1.732005, -0.577335, -0.577335, -0.577335])
+    close(baseline_fitness(jnp.array([[1.0, 3, 0, 2], [0, 0, 1, 1]])), [0, 0, 0.552786, 1.447214])
+    close(zscore(jnp.array([0.2, 0.4, 0.9]), eps=0.0), [-1.019049, -0.339683, 1.358732])
+    assert pair_sign(F).tolist() == [-1, -1] and pair_sign(F).dtype == jnp.int8
+    assert pair_fitness(pair_sign(F)).tolist() == [-0.5, 0.5, -0.5, 0.5]
+
+
+def test_the_deviation_of_a_group_is_its_own():
+    grouped = F.reshape(2, 2)
+    found = zscore(grouped, deviation="group", eps=0.0)
+    close(found, [[-1, 1], [-1, 1]])
+    close(zscore(F, deviation="group"), zscore(F))
+
+
+SHAPERS = {
+    "zscore": lambda f: zscore(f, eps=0.0),
+    "group": lambda f: zscore(f.reshape(-1, 4), deviation="group", eps=0.0),
+    "questions": lambda f: question_fitness(f.reshape(-1, 4)),
+    "baseline": lambda f: baseline_fitness(f.reshape(-1, 4), eps=0.0),
+    "ranks": centered_ranks,
+    "mean ranks": lambda f: centered_ranks(f, ties="mean"),
+    "pair sign": pair_sign,
+}
+
+
+@pytest.mark.parametrize("name", SHAPERS)
+def test_units_of_the_score_do_not_matter(name):
+    f = jnp.asarray(np.random.default_rng(0).integers(-8, 8, 12) / 4.0, jnp.float32)
+    shape = SHAPERS[name]
+    assert np.abs(shape(f)).max() > 0.1
+    close(jax.jit(shape)(4 * f + 3), shape(f))
+    if name not in ("pair sign", "baseline"):
+        close(shape(f).sum(), 0.0, atol=1e-5)
+    # 1.1 is not a binary fraction: its mean is another number.
+    for value in (0.0, 1.1, -7.3e5):
+        assert not np.any(shape(jnp.full(12, value)))
+
+
+def test_one_member_alone_gets_nothing():
+    for shape in (zscore, centered_ranks, lambda f: zscore(f, eps=0.0)):
+        assert shape(jnp.array([3.0])).tolist() == [0.0]
+
+
+def test_ties():
+    scores = jnp.array([0.0, 1.0, 1.0, 0.0])
+    close(centered_ranks(scores), [-1 / 2, 1 / 6, 1 / 2, -1 / 6])
+    close(centered_ranks(scores, ties="mean"), [-1 / 3, 1 / 3, 1 / 3, -1 / 3])
+    assert pair_sign(jnp.array([2, 2, 0, 255], jnp.uint8)).tolist() == [0, -1]
+
+
+def test_what_is_missing_is_the_worst_of_its_group():
+    scores = jnp.array([[0.5, jnp.nan, -1.0, jnp.inf], [jnp.nan] * 4, [1.0, 2.0, 3.0, 4.0]])
+    where = jnp.array([[True] * 4, [True] * 4, [True, True, True, False]])
+    found, missing = jax.jit(lambda s, w: fill_missing(s, where=w))(scores, where)
+    assert found.tolist() == [[0.5, -1.0, -1.0, -1.0], [0.0] * 4, [1.0, 2.0, 3.0, 1.0]]
+    assert missing.tolist() == [2, 4, 1]
+    junk = jnp.where(where, scores, jnp.nan)
+    assert fill_missing(junk, where=where)[0].tolist() == found.tolist()
+    found, missing = fill_missing(F)
+    assert found.tolist() == F.tolist() and missing.item() == 0
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5])
+def test_the_best_of_k_tries_is_the_mean_over_all_choices(k):
+    tries = np.random.default_rng(k).normal(size=(3, 5)).astype(np.float32)
+    expected = [[max(x) for x in itertools.combinations(row, k)] for row in tries]
+    close(best_of(jnp.asarray(tries), k=k), np.mean(expected, axis=1), atol=1e-6)
+    if k == 5:
+        close(best_of(jnp.asarray(tries)), tries.max(1))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: zscore(jnp.arange(4)), TypeError, "zscore: scores must be floating point"),
+        (lambda: zscore(F, eps=-1.0), ValueError, "eps must not be negative"),
+        (lambda: zscore(F, deviation="groups"), ValueError, "Did you mean 'group'"),
+        (lambda: question_fitness(F), ValueError, "scores must have 2 axes"),
+        (lambda: baseline_fitness(S[:, :3]), ValueError, "even number of members, at least 4"),
+        (lambda: centered_ranks(F, ties="first"), ValueError, "ties must be one of"),
+        (lambda: pair_sign(F[:3]), ValueError, "pair_sign: scores must be of an even number"),
+        (lambda: best_of(S, k=5), ValueError, "k must be at most the number of tries, 4; got 5"),
+        (lambda: best_of(S, k=0), ValueError, "k must be at least 1"),
+        (lambda: best_of(S, k=1.5), TypeError, "k must be a whole number"),
+        (lambda: fill_missing(F, where=jnp.ones(4)), TypeError, "where must be bool"),
+        (lambda: fill_missing(F, where=jnp.ones(3, bool)), ValueError, "must have one shape"),
+    ],
+)
+def test_bad_input(call, error, words):
+    with pytest.raises(error, match=words):
+        call()

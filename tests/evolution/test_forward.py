@@ -1,0 +1,196 @@
+"""The perturbed forward pass: thin products equal dense weights, pairs, rows of a table, trees."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.evolution import (
+    LowRank,
+    eggroll_embed,
+    eggroll_matmul,
+    leaf_classes,
+    leaf_key,
+    lowrank_noise,
+    model_delta,
+    perturb,
+)
+
+KEY = jax.random.key(1)
+W = jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+A, B = jnp.array([[1.0], [0.0], [-1.0]]), jnp.array([[2.0], [1.0]])
+
+
+def dense(noise: LowRank, sigma):
+    """``sign sigma A B^T / sqrt(r)`` of one member or of several."""
+    product = noise.a @ jnp.swapaxes(noise.b, -1, -2)
+    return noise.sign[..., None, None] * sigma * product / noise.a.shape[-1] ** 0.5
+
+
+def test_worked_numbers():
+    x = jnp.array([[1.0, -1.0]])
+    for sign, expected in ((1.0, [-0.9, -1.0, -1.1]), (-1.0, [-1.1, -1.0, -0.9])):
+        noise = LowRank(A, B, jnp.array(sign))
+        found = eggroll_matmul(x, W, noise, sigma=0.1, transpose=True)
+        np.testing.assert_allclose(found[0], expected, atol=1e-6)
+        np.testing.assert_allclose(x @ (W + dense(noise, 0.1)).T, found, atol=1e-6)
+        # The same leaf as [in, out].
+        found = eggroll_matmul(x, W.T, LowRank(B, A, jnp.array(sign)), sigma=0.1)
+        np.testing.assert_allclose(found[0], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("rank", [1, 2, 4])
+@pytest.mark.parametrize("transpose", [False, True])
+def test_low_rank_equals_dense_and_pairs_cancel(rank, transpose):
+    rng = np.random.default_rng(rank)
+    w = jnp.asarray(rng.normal(size=(6, 4)), jnp.float32)
+    x = jnp.asarray(rng.normal(size=(3, 2, 5, 4 if transpose else 6)), jnp.float32)
+    noise = lowrank_noise(KEY, 0, jnp.arange(6).reshape(3, 2), w.shape, rank=rank)
+    found = eggroll_matmul(x, w, noise, sigma=0.3, transpose=transpose)
+    perturbed = w + dense(noise, 0.3)
+    if transpose:
+        perturbed = jnp.swapaxes(perturbed, -1, -2)
+    np.testing.assert_allclose(found, x @ perturbed, atol=1e-5)
+    same = jnp.broadcast_to(x[:, :1], x.shape)
+    found = eggroll_matmul(same, w, noise, sigma=0.3, transpose=transpose)
+    plain = eggroll_matmul(same[:, 0], w, None, sigma=0.3, transpose=transpose)
+    np.testing.assert_allclose(found.mean(1), plain, atol=1e-5)
+    # With no noise there is nothing left of the second product.
+    still = eggroll_matmul(same, w, noise, sigma=0.0, transpose=transpose)
+    np.testing.assert_array_equal(still[:, 0], plain)
+
+
+def test_rows_of_an_embedding():
+    w = jnp.asarray(np.random.default_rng(0).normal(size=(9, 4)), jnp.float32)
+    tokens = jnp.array([[0, 3, 8], [1, 1, 2], [0, 3, 8], [5, 6, 7]])
+    noise = lowrank_noise(KEY, 2, jnp.arange(4), w.shape, rank=2)
+    expected = jnp.take_along_axis(w + dense(noise, 0.5), tokens[..., None], axis=1)
+    np.testing.assert_allclose(eggroll_embed(tokens, w, noise, sigma=0.5), expected, atol=1e-6)
+    np.testing.assert_array_equal(eggroll_embed(tokens, w, None, sigma=0.5), w[tokens])
+    one = jax.tree.map(lambda x: x[1], noise)
+    found = eggroll_embed(tokens[1], w, one, sigma=0.5)
+    np.testing.assert_allclose(found, expected[1], atol=1e-6)
+
+
+def test_half_precision_stays():
+    noise = lowrank_noise(KEY, 0, jnp.arange(2), (4, 3))
+    x, w = jnp.ones((2, 1, 4), jnp.bfloat16), jnp.ones((4, 3))
+    assert eggroll_matmul(x, w, noise, sigma=0.1).dtype == jnp.bfloat16
+    table = jnp.ones((4, 3), jnp.bfloat16)
+    assert eggroll_embed(jnp.ones((2, 1), int), table, noise, sigma=0.1).dtype == jnp.bfloat16
+
+
+PARAMS = {
+    "embed": {"embedding": jnp.ones((7, 4))},
+    "up": {"kernel": jnp.ones((4, 3)), "bias": jnp.ones(3)},
+    "norm": {"scale": jnp.ones(4)},
+}
+RULES = [("embed/*", "embedding"), ("*bias", "full"), ("*scale", "full")]
+CLASSES = leaf_classes(PARAMS, rules=RULES)
+
+
+def test_a_tree_of_one_member():
+    @jax.jit
+    def member(n, sigma):
+        return perturb(PARAMS, CLASSES, KEY, 5, n, sigma=sigma, rank=2)
+
+    up, down = member(6, 0.2), member(7, 0.2)
+    for x, y, w in zip(*map(jax.tree.leaves, (up, down, PARAMS)), strict=True):
+        assert np.abs(x - w).max() > 0.01 and x.dtype == w.dtype
+        np.testing.assert_allclose((x + y) / 2, w, atol=1e-6)
+    noise = lowrank_noise(leaf_key(KEY, "up/kernel"), 5, jnp.array(6), (4, 3), rank=2)
+    expected = PARAMS["up"]["kernel"] + dense(noise, 0.2)
+    np.testing.assert_allclose(up["up"]["kernel"], expected, atol=1e-6)
+    jax.tree.map(np.testing.assert_array_equal, member(6, 0.0), PARAMS)
+    # A leaf keeps its noise in another tree.
+    alone = {"up": {"kernel": PARAMS["up"]["kernel"]}}
+    found = perturb(alone, leaf_classes(alone), KEY, 5, 6, sigma=0.2, rank=2)
+    np.testing.assert_allclose(found["up"]["kernel"], expected, atol=1e-6)
+    many = jax.vmap(lambda n: member(n, 0.2))(jnp.arange(8))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x[7], y, atol=1e-6), many, down)
+
+
+def test_baseline_members_and_members_without_pairs():
+    for n in (0, 1):
+        still = perturb(PARAMS, CLASSES, KEY, 0, n, sigma=0.2, baseline=2)
+        jax.tree.map(np.testing.assert_array_equal, still, PARAMS)
+    moved = perturb(PARAMS, CLASSES, KEY, 0, 2, sigma=0.2, baseline=2)
+    assert np.abs(moved["up"]["kernel"] - 1).max() > 0.01
+    one, other = (perturb(PARAMS, CLASSES, KEY, 0, n, sigma=0.2, pairs=False) for n in (0, 1))
+    assert np.abs(one["norm"]["scale"] + other["norm"]["scale"] - 2).max() > 0.01
+
+
+def test_integer_weights_become_numbers():
+    params = {"w": jnp.array([[3, -4], [5, 6]], jnp.int8)}
+    classes = leaf_classes(params, rules=[("w", "lowrank")])
+    up, down = (perturb(params, classes, KEY, 0, n, sigma=0.4)["w"] for n in (0, 1))
+    assert up.dtype == jnp.float32
+    np.testing.assert_allclose((up + down) / 2, params["w"], atol=1e-6)
+
+
+@pytest.mark.parametrize("members", [jnp.arange(4), jnp.arange(6).reshape(3, 2)])
+def test_a_delta_has_the_noise_of_the_trees(members):
+    delta = model_delta(PARAMS, CLASSES, KEY, 3, members, sigma=0.2, rank=2)
+    assert set(delta) == {"embed", "up", "norm"}
+    for place in np.ndindex(members.shape):
+        expected = perturb(PARAMS, CLASSES, KEY, 3, members[place], sigma=0.2, rank=2)
+        kernels = ((delta["up"], expected["up"]["kernel"]), (delta["embed"], expected["embed"]))
+        for entry, weights in kernels:
+            a, b, scale = (x[place] for x in entry[:3])
+            found = 1 + scale * (a @ b)
+            np.testing.assert_allclose(found, *jax.tree.leaves(weights), atol=1e-6)
+        np.testing.assert_allclose(1 + delta["up"][3][place], expected["up"]["bias"], atol=1e-6)
+        np.testing.assert_allclose(1 + delta["norm"][place], expected["norm"]["scale"], atol=1e-6)
+
+
+def test_a_delta_leaves_out_what_is_frozen():
+    classes = leaf_classes(PARAMS)
+    delta = model_delta(PARAMS, classes, KEY, 3, jnp.arange(2), sigma=0.2)
+    assert set(delta) == {"up"} and len(delta["up"]) == 3
+    classes = leaf_classes(PARAMS, rules=[("up/kernel", "frozen"), ("up/bias", "full")])
+    delta = model_delta(PARAMS, classes, KEY, 3, jnp.arange(2), sigma=0.2)
+    assert delta["up"][:3] == (None, None, None) and delta["up"][3].shape == (2, 3)
+
+
+def wrong(**changes):
+    given = {"classes": CLASSES, "key": KEY, "members": jnp.arange(2), "sigma": 0.1, **changes}
+    rest = (given.pop("classes"), given.pop("key"), 0, given.pop("members"))
+    return lambda: model_delta(PARAMS, *rest, **given)
+
+
+NOISE = LowRank(A, B, jnp.array(1.0))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (wrong(sigma=-0.1), ValueError, "model_delta: sigma must not be negative"),
+        (wrong(rank=4), ValueError, r"smaller side of leaf 'up/kernel' \(4, 3\); got 4"),
+        (wrong(key=jax.random.PRNGKey(0)), TypeError, "key must be one typed key"),
+        (wrong(members=jnp.ones(2)), TypeError, "members must hold integers"),
+        (wrong(classes={"w": "full"}), ValueError, "classes must have the form of params"),
+        (wrong(noise_reuse=1.5), TypeError, "noise_reuse must be a whole number"),
+        (wrong(baseline=1), ValueError, "baseline must not split a pair"),
+        (
+            wrong(classes=leaf_classes(PARAMS, rules=[("up/kernel", "full")])),
+            ValueError,
+            "no model takes a delta for 'up/kernel' as 'full'; it can be 'frozen' or 'lowrank'",
+        ),
+        (
+            lambda: perturb(PARAMS, CLASSES, KEY, 0, jnp.arange(2), sigma=0.1),
+            ValueError,
+            "member must have 0 axes",
+        ),
+        (lambda: eggroll_matmul(jnp.ones((1, 3)), W, NOISE, sigma=-1.0), ValueError, "negative"),
+        (lambda: eggroll_matmul(jnp.ones((1, 2)), W, NOISE, sigma=0.1), ValueError, "does not fit"),
+        (
+            lambda: eggroll_matmul(jnp.ones((1, 3)), W, LowRank(B, A, 1.0), sigma=0.1),
+            ValueError,
+            r"factors \(2, 1\) and \(3, 1\) do not fit w \(3, 2\)",
+        ),
+        (lambda: eggroll_embed(jnp.ones(2), W, NOISE, sigma=0.1), TypeError, "hold integers"),
+    ],
+)
+def test_bad_input(call, error, words):
+    with pytest.raises(error, match=words):
+        call()

@@ -1,0 +1,101 @@
+"""Noise from keys: the worked draws, its moments at every rank, pairs, reuse, leaves by path."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.evolution import antithetic, full_noise, leaf_key, lowrank_noise
+
+KEY = jax.random.key(0)
+
+
+def test_worked_numbers():
+    noise = lowrank_noise(KEY, 3, jnp.array([7, 6]), (3, 2))
+    for member, sign in ((0, -1.0), (1, 1.0)):
+        np.testing.assert_allclose(noise.b[member, :, 0], [0.430820, 0.637471], atol=1e-6)
+        expected = [-0.582878, -0.575578, 0.579975]
+        np.testing.assert_allclose(noise.a[member, :, 0], expected, atol=1e-6)
+        assert noise.sign[member] == sign
+
+
+@pytest.mark.parametrize(("reuse", "same"), [(0, "AAAA"), (1, "ABCD"), (2, "AABB"), (3, "AAAB")])
+def test_reuse_of_noise(reuse, same):
+    draw = jax.jit(lambda e: lowrank_noise(KEY, e, jnp.array(5), (3, 2), noise_reuse=reuse).a)
+    found = [tuple(np.ravel(draw(epoch))) for epoch in range(4)]
+    assert [found.index(x) for x in found] == ["".join(same).index(x) for x in same]
+    # An epoch that is known gives what one that is traced gives.
+    assert (
+        tuple(np.ravel(lowrank_noise(KEY, 3, jnp.array(5), (3, 2), noise_reuse=reuse).a))
+        == (found[3])
+    )
+
+
+def test_members_and_their_draws():
+    draw, sign = antithetic(jnp.array([[0, 1, 5], [4, 3, 2]]))
+    assert draw.tolist() == [[0, 0, 2], [2, 1, 1]]
+    assert sign.tolist() == [[1, -1, -1], [1, -1, 1]]
+    draw, sign = antithetic(jnp.arange(4), pairs=False, baseline=1)
+    assert draw.tolist() == [0, 1, 2, 3] and sign.tolist() == [0, 1, 1, 1]
+    assert antithetic(jnp.arange(4), baseline=2)[1].tolist() == [0, 0, 1, -1]
+
+
+def test_a_batch_of_members_is_a_loop_over_members():
+    members = jnp.array([[3, 0], [9, 2]])
+    for draw in (lowrank_noise, full_noise):
+        batch = draw(KEY, 1, members, (4, 3))
+        for place in np.ndindex(2, 2):
+            one = draw(KEY, 1, members[place], (4, 3))
+            jax.tree.map(lambda x, y, p=place: np.testing.assert_array_equal(x[p], y), batch, one)
+
+
+@pytest.mark.parametrize(("rank", "kurtosis"), [(1, 9.0), (2, 6.0), (8, 3.75), (None, 3.0)])
+def test_moments_of_the_entries(rank, kurtosis):
+    members = jnp.arange(0, 20000, 2)
+    if rank is None:
+        e = full_noise(KEY, 0, members, (8, 8)).eps
+    else:
+        noise = lowrank_noise(KEY, 0, members, (8, 8), rank=rank)
+        e = jnp.einsum("nir,njr->nij", noise.a, noise.b) / rank**0.5
+    e = np.asarray(e, np.float64)
+    assert abs(e.mean()) < 0.01 and abs((e**2).mean() - 1) < 0.03
+    assert abs((e**4).mean() / kurtosis - 1) < 0.1
+    # Uncorrelated, also within a row, where entries of low rank are not independent.
+    assert abs((e[:, 0, 0] * e[:, 0, 1]).mean()) < 0.06
+
+
+def test_a_leaf_has_its_noise_by_its_path_alone():
+    names = [f"layers/{i}/mlp/{part}/kernel" for i in range(40) for part in ("up", "down", "gate")]
+    words = {jax.random.key_data(leaf_key(KEY, name)).tobytes() for name in names}
+    assert len(words) == len(names)
+    known = jax.random.key_data(leaf_key(KEY, "layers/0/mlp/up/kernel"))
+    assert known.tolist() == jax.random.key_data(leaf_key(KEY, names[0])).tolist()
+
+
+def test_the_dtype_decides_what_is_drawn():
+    members = jnp.arange(2)
+    half = lowrank_noise(KEY, 0, members, (3, 2), dtype=jnp.bfloat16)
+    assert half.a.dtype == jnp.bfloat16 and half.sign.dtype == jnp.float32
+    assert full_noise(KEY, 0, members, (3,), dtype=jnp.float16).eps.dtype == jnp.float16
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: leaf_key(jax.random.PRNGKey(0), "w"), TypeError, "key must be one typed key"),
+        (lambda: leaf_key(jax.random.split(KEY), "w"), TypeError, "key must be one typed key"),
+        (
+            lambda: lowrank_noise(KEY, 0, jnp.arange(2), (3, 2), rank=3),
+            ValueError,
+            r"rank must be at most the smaller side of shape \(3, 2\); got 3",
+        ),
+        (lambda: lowrank_noise(KEY, 0, jnp.arange(2), (3,)), ValueError, "that of a matrix"),
+        (lambda: lowrank_noise(KEY, 0, jnp.arange(2), (3, 2), rank=0), ValueError, "at least 1"),
+        (lambda: lowrank_noise(KEY, 0, jnp.ones(2), (3, 2)), TypeError, "members must hold int"),
+        (lambda: full_noise(KEY, 0, jnp.arange(2), (3,), noise_reuse=-1), ValueError, "at least 0"),
+        (lambda: antithetic(jnp.arange(2), baseline=1), ValueError, "must not split a pair"),
+    ],
+)
+def test_bad_input(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
