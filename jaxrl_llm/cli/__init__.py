@@ -27,6 +27,21 @@ class UsageError(Exception):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code."""
+    code = _run(argv)
+    if code:
+        _leave(code)
+    return code
+
+
+def _leave(code: int, error: BaseException | None = None) -> None:
+    """Where there are other processes, a failed one does not wait for them."""
+    if "jax" in sys.modules:
+        from jaxrl_llm.core import processes
+
+        processes.leave(code, error)
+
+
+def _run(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     arguments = [a for a in arguments if a != "--debug"]
@@ -57,6 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 128 + 13
     except Exception as error:
         if debug:
+            _leave(1, error)
             raise
         prefix = f"jaxrl-llm {name}" if name in COMMANDS else "jaxrl-llm"
         print(f"{prefix}: error: {_sentence(error)}", file=sys.stderr)

@@ -12,7 +12,8 @@ import tyro
 
 import jaxrl_llm
 from jaxrl_llm.cli import UsageError, options
-from jaxrl_llm.train import Result, TrainConfig, train
+from jaxrl_llm.core import processes
+from jaxrl_llm.train import DistributedConfig, Result, TrainConfig, train
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,11 +24,13 @@ class Train:
       config: A Python file that defines `config`, a TrainConfig.
       run: The configuration.
       resume: Go on from the last checkpoint in the run folder.
+      distributed: The processes of the run; each is started with the same command.
     """
 
     config: tyro.conf.Positional[str]
     run: Annotated[TrainConfig, tyro.conf.arg(name="")]
     resume: bool = False
+    distributed: DistributedConfig = DistributedConfig()
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -40,16 +43,32 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     default = Train(config=path, run=options.load_config(path))
     given = options.parse(Train, arguments, command="train", default=default)
-    overrides = [a for a in arguments if a not in (path, "--resume")]
+    given.distributed.start()
+    overrides = _settings(arguments, path)
     versions = {"jaxrl_llm": jaxrl_llm.__version__, "jax": jax.__version__}
     # The folder, since the config may import what lies beside it.
     record = {"config": path, "folder": str(Path(path).absolute().parent)}
     record |= {"overrides": overrides, "versions": versions}
     files = {"config.py": Path(path).read_text(), "run.json": json.dumps(record, indent=1) + "\n"}
     options.use_compilation_cache()
-    result = train(given.run, resume=given.resume, say=_say, files=files)
-    _say(_summary(result))
+    say = _say if processes.is_first() else None
+    result = train(given.run, resume=given.resume, say=say, files=files)
+    if say is not None:
+        say(_summary(result))
+    processes.finish()
     return 0 if result.interrupted is None else 128 + result.interrupted
+
+
+def _settings(arguments: Sequence[str], path: str) -> list[str]:
+    """The words that are about the configuration, which a resumed run has again."""
+    words, found = iter(arguments), []
+    for word in words:
+        if word.startswith("--distributed."):
+            if "=" not in word and word != "--distributed.detect":
+                next(words, None)
+        elif word not in (path, "--resume"):
+            found.append(word)
+    return found
 
 
 def _say(line: str) -> None:

@@ -6,7 +6,10 @@ on it, so that no process waits for another in a computation that the other neve
 process each function is the plain thing.
 """
 
+import os
 import pickle
+import sys
+import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -20,6 +23,58 @@ T = TypeVar("T")
 
 class ProcessError(RuntimeError):
     """Another process failed."""
+
+
+def start(
+    coordinator: str | None = None,
+    processes: int | None = None,
+    process: int | None = None,
+    *,
+    silence: int = 30,
+) -> None:
+    """Joins this process with the others of the program, before anything touches a device.
+
+    Args:
+      coordinator: ``HOST:PORT``, free on the host of process 0 and reachable from all.
+      processes: How many there are.
+      process: Which one this is, from 0. None of the three asks the cluster: a TPU pod, Slurm, Open
+        MPI or Kubernetes says.
+      silence: Seconds after which a process that gives no sign counts as dead, which ends all.
+
+    Raises:
+      RuntimeError: If jax has used a device already, or the others do not answer.
+    """
+    # Ours: a process that is told to end agrees with the others on the step after which all do.
+    jax.config.update("jax_enable_preemption_service", False)
+    detect = {} if coordinator is None else {"cluster_detection_method": "deactivate"}
+    jax.distributed.initialize(
+        coordinator, processes, process, heartbeat_timeout_seconds=silence, **detect
+    )
+
+
+def leave(code: int, error: BaseException | None = None) -> None:
+    """Ends a process that has failed, if there are others; otherwise it returns.
+
+    The usual end waits for the others, which wait for this process in a computation. Without it
+    they fail, at the latest after the silence that :func:`start` allows.
+
+    Args:
+      code: Its exit code.
+      error: Printed with where it came from.
+    """
+    if jax.distributed.is_initialized() and jax.process_count() > 1:
+        if error is not None:
+            traceback.print_exception(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def finish() -> None:
+    """Ends the part of a process that has others, once all have come here."""
+    if jax.distributed.is_initialized():
+        share(None)
+        jax.distributed.shutdown()
 
 
 def is_first() -> bool:
@@ -82,6 +137,11 @@ def share(value: T) -> list[T]:
     padded = np.pad(data, (0, int(sizes.max()) - len(data)))
     rows = multihost_utils.process_allgather(padded)
     return [pickle.loads(row[:n].tobytes()) for row, n in zip(rows, sizes, strict=True)]
+
+
+def any_of(value: T | None) -> T | None:
+    """The value of the first process that has one."""
+    return next((x for x in share(value) if x is not None), None)
 
 
 def from_first(function: Callable[[], T]) -> T:

@@ -15,7 +15,7 @@ from jaxrl_llm.train.evaluate import Accuracy, accuracy, evaluate, wilson
 from jaxrl_llm.train.folder import TrainingError
 from jaxrl_llm.train.loop import Result, train
 from jaxrl_llm.train.lora import Adapted, LoRAConfig, adapted_model, init_lora, merge_lora
-from jaxrl_llm.train.mesh import MeshConfig, make_mesh
+from jaxrl_llm.train.mesh import DistributedConfig, MeshConfig, make_mesh
 from jaxrl_llm.train.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.train.score import score
 from jaxrl_llm.train.state import TrainState, init_state
@@ -30,6 +30,7 @@ __all__ = [
     "Checkpoints",
     "CriticState",
     "DataConfig",
+    "DistributedConfig",
     "EvaluationConfig",
     "LoRAConfig",
     "MeshConfig",

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from jaxrl_llm.core import processes
 from jaxrl_llm.train.checkpoint import CheckpointError, steps_in
 from jaxrl_llm.train.evaluate import Accuracy
 from jaxrl_llm.train.files import reason, write_whole
@@ -58,12 +59,21 @@ class RunFolder:
         say: Callable[[str], Any] | None = None,
         sinks: Sequence[str | SinkMaker] = (),
     ):
-        self.path, self.say = Path(path).absolute(), say or (lambda line: None)
-        self.talks = say is not None
-        self.shows_progress = self.talks and jax.process_index() == 0
+        self.path, self._writes = Path(path).absolute(), processes.is_first()
+        self.talks = say is not None and self._writes
+        self.say = say if say is not None and self._writes else (lambda line: None)
         self._makers = find_sinks(sinks)
         self._sinks: Sinks | None = None  # until it starts
         self._step = 0
+        self.metrics = JsonLines(self.path / "metrics.jsonl")
+        self.samples = JsonLines(self.path / "samples.jsonl")
+        self.sessions = JsonLines(self.path / "sessions.jsonl")
+        self.checkpoints = self.path / "checkpoints"
+        self._last_rows: list[Mapping] = []
+        processes.from_first(lambda: self._open(resume))
+        processes.together(self._check_shared)
+
+    def _open(self, resume: bool) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             probe = self.path / ".writable"
@@ -73,11 +83,6 @@ class RunFolder:
             raise CheckpointError(
                 f"The run folder {str(self.path)!r} cannot be written: {error.strerror}."
             ) from error
-        self.metrics = JsonLines(self.path / "metrics.jsonl")
-        self.samples = JsonLines(self.path / "samples.jsonl")
-        self.sessions = JsonLines(self.path / "sessions.jsonl")
-        self.checkpoints = self.path / "checkpoints"
-        self._last_rows: list[Mapping] = []
         if resume:
             return
         if steps_in(self.checkpoints):
@@ -87,6 +92,13 @@ class RunFolder:
             )
         if self.metrics.path.exists():
             self.say(f"{str(self.path)!r} holds a run without a checkpoint; it starts over.")
+
+    def _check_shared(self) -> None:
+        if not self.path.is_dir():
+            raise CheckpointError(
+                f"The run folder {str(self.path)!r} is not there for process "
+                f"{jax.process_index()}; all processes of a run need it, on a shared file system."
+            )
 
     def __enter__(self) -> "RunFolder":
         return self
@@ -118,6 +130,8 @@ class RunFolder:
           settings: The configuration; see :func:`~jaxrl_llm.train.about.settings`.
           about: Versions and devices.
         """
+        if not self._writes:
+            return
         for name, text in files.items():
             with writing(self.path / name):
                 write_whole(self.path / name, text)
@@ -130,13 +144,14 @@ class RunFolder:
             if not step:
                 self.sessions.keep_up_to(0)
             self.sessions.write(row | {"settings": settings or {}, "about": about or {}})
-        makers = self._makers if jax.process_index() == 0 else []
-        self._sinks = Sinks(makers, RunInfo(self.path, step, settings or {}))
+        self._sinks = Sinks(self._makers, RunInfo(self.path, step, settings or {}))
 
     def step(self, step: int, metrics: Mapping[str, Any], rows: Iterable[Mapping]) -> None:
         """Writes the numbers and some completions of a step."""
         self._last_rows = list(rows)
         self._write({"step": step, **metrics})
+        if not self._writes:
+            return
         with writing(self.samples.path):
             for row in self._last_rows:
                 self.samples.write({"step": step, **row})
@@ -154,6 +169,8 @@ class RunFolder:
     def _write(self, row: Mapping[str, Any]) -> None:
         """Writes numbers: first to the file, which has all of them, then to the sinks."""
         self._step = row["step"]
+        if not self._writes:
+            return
         with writing(self.metrics.path):
             self.metrics.write(row)
         if self._sinks is not None:
@@ -172,8 +189,8 @@ class RunFolder:
         return {}
 
     def history(self) -> list[dict]:
-        """The lines of metrics.jsonl."""
-        return read_jsonl(self.metrics.path)
+        """The lines of metrics.jsonl, as the first process reads them."""
+        return processes.from_first(lambda: read_jsonl(self.metrics.path))
 
     def end(self, *, interrupted: int | None, seconds: Mapping[str, float]) -> None:
         """Notes how the run ended and draws reward.png.
@@ -184,11 +201,14 @@ class RunFolder:
         """
         outcome = "done" if interrupted is None else signal.Signals(interrupted).name
         self._note_end(outcome, **{f"seconds_{k}": v for k, v in seconds.items()})
-        path = self.path / "reward.png"
-        with _optional(path):
-            plot_reward(self.history(), path, title=self.path.name)
+        path, rows = self.path / "reward.png", self.history()
+        if self._writes:
+            with _optional(path):
+                plot_reward(rows, path, title=self.path.name)
 
     def _note_end(self, outcome: str, **numbers: Any) -> None:
+        if not self._writes:
+            return
         row = {"step": self._step, "event": "end", "time": _now(), "outcome": outcome}
         with contextlib.suppress(OSError):  # what went wrong before is said
             self.sessions.write(row | numbers)
@@ -201,7 +221,7 @@ class RunFolder:
             total=steps,
             initial=first,
             unit="step",
-            disable=not self.shows_progress,
+            disable=not self.talks,
             dynamic_ncols=True,
         )
 

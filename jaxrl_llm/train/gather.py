@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from jaxrl_llm.core import processes
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.data import Cursor, take
 from jaxrl_llm.recipes import Batch
@@ -71,7 +72,7 @@ def gather(
     key = jax.random.fold_in(key, number)
     if parts.engine is None:
         tokens = [question.tokens for question in questions]
-        rollout = parts.sampler(params, key, tokens, version=version)
+        rollout = processes.to_host(parts.sampler(params, key, tokens, version=version))
         completions = texts_of(rollout, parts.tokenizer)
         sampled()
         scores = parts.grade(questions, completions)

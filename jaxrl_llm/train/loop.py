@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl_llm.core import processes
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.interrupt import catch_interrupt
 from jaxrl_llm.recipes import Batch
@@ -151,19 +152,21 @@ def _train(
 
             if every(config.evaluation.every, step) and step < steps:
                 evaluate(step)
-            stops = step == steps or bool(interrupt)  # once: a signal may come at any time
+            # Once: a signal may come at any time, and to one of several processes.
+            stops = step == steps or processes.any_of(interrupt.signal) is not None
             if stops or every(config.checkpoint.every, step):
                 save(state, required=stops)
             if stops:
                 break
 
-    if config.evaluation.enabled and not interrupt:
+    signal = processes.any_of(interrupt.signal)
+    if config.evaluation.enabled and signal is None:
         evaluate(int(state.step))
     elif not config.evaluation.enabled:
         folder.show_samples()
-    folder.end(interrupted=interrupt.signal, seconds=clock.read())
+    folder.end(interrupted=signal, seconds=clock.read())
     before, after = folder.accuracy_at(0), folder.accuracy_at(int(state.step))
-    return Result(state, folder.path, folder.history(), before, after, interrupt.signal)
+    return Result(state, folder.path, folder.history(), before, after, signal)
 
 
 def _meter(parts: Parts) -> Meter:

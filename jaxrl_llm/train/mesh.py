@@ -1,4 +1,4 @@
-"""The device mesh of a run, from three numbers."""
+"""The processes of a run and its device mesh, each from three numbers."""
 
 import math
 from collections.abc import Sequence
@@ -33,6 +33,53 @@ class MeshConfig:
     def __post_init__(self):
         sizes = {"data": self.data, "fsdp": self.fsdp, "tensor": self.tensor}
         check_mesh_sizes("mesh", sizes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributedConfig:
+    """The processes of a run: one, unless the cluster or the three numbers say otherwise.
+
+    Attributes:
+      detect: The cluster says how many there are: a TPU pod, Slurm, Open MPI or Kubernetes.
+      coordinator: HOST:PORT on the host of process 0, reachable from all.
+      processes: How many there are.
+      process: Which one this is, from 0.
+      silence: Seconds after which a process that gives no sign counts as dead, which ends all; 30
+        by default.
+    """
+
+    detect: bool = False
+    coordinator: str | None = None
+    processes: int | None = None
+    process: int | None = None
+    silence: int | None = None
+
+    def __post_init__(self):
+        name = "distributed"
+        given = [x is not None for x in (self.coordinator, self.processes, self.process)]
+        checks.check_positive(name, processes=self.processes, silence=self.silence)
+        checks.check_non_negative(name, process=self.process)
+        if any(given) and (self.detect or not all(given)):
+            raise ValueError(
+                "distributed: give coordinator, processes and process together, or detect alone."
+            )
+        if self.process is not None and self.process >= (self.processes or 0):
+            raise ValueError(
+                f"distributed: process counts from 0, so with {self.processes} processes it is "
+                f"below {self.processes}; got {self.process}."
+            )
+        if self.silence is not None and not (self.detect or any(given)):
+            raise ValueError("distributed: silence has no effect on a single process.")
+
+    def start(self) -> None:
+        """Joins this process with the others; nothing for a single one.
+
+        Raises:
+          RuntimeError: If jax has used a device already, or the others do not answer.
+        """
+        if self.detect or self.coordinator is not None:
+            where = (self.coordinator, self.processes, self.process)
+            processes.start(*where, silence=self.silence or 30)
 
 
 def make_mesh(
