@@ -197,7 +197,7 @@ class Checkpoints:
 
     def _ratings(self, steps: Sequence[int]) -> dict[int, float]:
         """How good checkpoints were said to be, those of which something was said."""
-        found = {step: files.read_notes(self.path(step)).get(self.best) for step in steps}
+        found = {step: files.read_notes(self.path(step)).get(self.best or "") for step in steps}
         return {step: value for step, value in found.items() if isinstance(value, float)}
 
     def _notes(self, step: int) -> dict[str, float]:
@@ -284,6 +284,7 @@ class Checkpoints:
     def restore_params(self, like: ArrayTree, *, step: int | None = None) -> ArrayTree:
         """Only the parameters of the last state that can be read; arguments as :meth:`restore`."""
         wanted = {"params": shapes_digest(like), "model": repr(self.model.config)}
+        wanted |= {name: mark for name, mark in self.run.items() if name in ("lora", "base")}
         return self._load({"params": like}, wanted, step, partial=True)["params"]
 
     def _load(self, like: ArrayTree, wanted: dict, step: int | None, *, partial=False) -> ArrayTree:

@@ -1,4 +1,4 @@
-"""Files of a checkpoint that were cut, changed or lost: the last good one is used, and it is said."""
+"""Files of a checkpoint that were cut, changed or lost: the last good one is used, and said so."""
 
 import os
 import shutil

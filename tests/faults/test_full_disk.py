@@ -1,4 +1,4 @@
-"""A disk that is full while a checkpoint is written: the run goes on, says so, and loses nothing."""
+"""A disk that is full while a checkpoint is written: the run goes on and the last one stands."""
 
 import errno
 import os
