@@ -14,6 +14,7 @@ from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.attention import context_attention
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.products import project
 from jaxrl_llm.models.protocol import KV, AttentionContext, Model
 from jaxrl_llm.models.quantize import quantized_matmul
 
@@ -50,7 +51,7 @@ class Linear(nnx.Module):
         """``[..., T, in] -> [..., T, out]``."""
         kernel = self.kernel[...].astype(self.dtype)
         if self.quantization is None:
-            y = x @ kernel
+            y = project(x, kernel)
         else:
             y = quantized_matmul(x, kernel, mode=self.quantization)
         if self.bias is not None:
