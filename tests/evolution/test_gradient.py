@@ -1,0 +1,229 @@
+"""The update: worked numbers, and the laws that make it a gradient, whatever the rank or chunk."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxrl_llm.evolution import (
+    eggroll_grad,
+    leaf_classes,
+    leaf_key,
+    lowrank_noise,
+    model_delta,
+    noise,
+    perturb,
+    zscore,
+)
+
+KEY = jax.random.key(2)
+F = jnp.array([1.0, -1.0, 0.5, -0.5])
+PARAMS = {"up": {"kernel": jnp.ones((6, 4)), "bias": jnp.ones(4)}, "norm": {"scale": jnp.ones(6)}}
+CLASSES = leaf_classes(PARAMS, rules=[("*scale", "full")])
+FITNESS = jnp.asarray(np.random.default_rng(0).normal(size=12), jnp.float32)
+
+
+def close(found, expected, atol=2e-6):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol), found, expected)
+
+
+def grad(fitness=FITNESS, params=PARAMS, classes=CLASSES, epoch=3, sigma=0.1, **options):
+    return eggroll_grad(params, classes, KEY, epoch, fitness, sigma=sigma, **options)
+
+
+def test_worked_numbers(monkeypatch):
+    a = jnp.array([[1.0, 0, -1], [0, 1, 1]])[..., None]
+    b = jnp.array([[2.0, 1], [1, -1]])[..., None]
+    monkeypatch.setattr(noise, "factors", lambda key, e, draws, *rest, **more: (a[draws], b[draws]))
+    params = {"w": jnp.zeros((3, 2))}
+    classes = leaf_classes(params)
+    d = np.array([[0.1, 0.05], [0.025, -0.025], [-0.075, -0.075]])
+    close(grad(F, params, classes)["w"], -2 * d)
+    close(grad(F, params, classes, sigma=None, scale="mean")["w"], -10 * d)
+    close(grad(F, params, classes, scale="gradient")["w"], -100 * d)
+    signs = np.sign(a[:, :, 0])[:, :, None] * np.sign(b[:, :, 0])[:, None]
+    expected = -0.1 / 2 * (2 * signs[0] + signs[1])
+    close(grad(F, params, classes, sign=True)["w"], expected)
+
+
+@pytest.mark.parametrize("pairs", [True, False])
+@pytest.mark.parametrize("rank", [1, 3])
+def test_the_sum_over_members_written_out(pairs, rank):
+    members = jnp.arange(12)
+    options = {"rank": rank, "pairs": pairs}
+    kernel = lowrank_noise(leaf_key(KEY, "up/kernel"), 3, members, (6, 4), **options)
+    signed = FITNESS * kernel.sign
+    expected = -0.1 / (12 * rank) ** 0.5 * jnp.einsum("n,nir,njr->ij", signed, kernel.a, kernel.b)
+    found = grad(**options)
+    close(found["up"]["kernel"], expected)
+    assert not np.any(found["up"]["bias"])
+    eps = noise.full_noise(leaf_key(KEY, "norm/scale"), 3, members, (6,), pairs=pairs).eps
+    close(found["norm"]["scale"], -0.1 / 12**0.5 * signed @ eps)
+    # Groups in order are the population.
+    close(grad(FITNESS.reshape(3, 4), **options), found, atol=0)
+
+
+def test_pairs():
+    # Equal fitness within each pair: exactly nothing. The sides exchanged: the other direction.
+    jax.tree.map(lambda x: np.testing.assert_array_equal(x, 0), grad(jnp.repeat(FITNESS, 2)))
+    swapped = FITNESS.reshape(-1, 2)[:, ::-1].reshape(-1)
+    close(grad(swapped), jax.tree.map(jnp.negative, grad()), atol=0)
+    order = jnp.array([3, 0, 5, 1, 4, 2])
+    permuted = FITNESS.reshape(-1, 2)[order].reshape(-1)
+    close(grad(permuted, draws=order), grad())
+
+
+def test_members_one_by_one():
+    whole, parts = grad(sigma=None, scale="mean"), []
+    for k in range(6):
+        one = grad(FITNESS[2 * k : 2 * k + 2], sigma=None, scale="mean", draws=jnp.array([k]))
+        parts.append(one)
+    close(jax.tree.map(lambda *x: sum(x) / 6, *parts), whole)
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 5, 100])
+def test_the_chunk_is_only_memory(chunk):
+    close(grad(chunk=chunk, rank=2), grad(rank=2))
+
+
+@pytest.mark.parametrize("rank", [1, 2, 4])
+def test_the_expected_update_is_the_gradient_of_a_linear_fitness(rank):
+    params = {"w": jnp.zeros((4, 5))}
+    classes = leaf_classes(params)
+    g = jnp.asarray(np.random.default_rng(1).normal(size=(4, 5)), jnp.float32)
+
+    @jax.jit
+    def estimate(epoch):
+        def score(n):
+            member = perturb(params, classes, KEY, epoch, n, sigma=0.5, rank=rank)
+            return jnp.sum(g * member["w"])
+
+        fitness = jax.vmap(score)(jnp.arange(40000))
+        options = {"sigma": 0.5, "rank": rank, "scale": "gradient", "chunk": 20000}
+        return eggroll_grad(params, classes, KEY, epoch, fitness, **options)["w"]
+
+    # The deviation of an entry is at most |g| sqrt(kurtosis / draws), about 0.1.
+    assert np.abs(estimate(0) + g).max() < 0.12
+    assert abs(np.vdot(estimate(0), g) / np.vdot(g, g) + 1) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("rank", "expected"), [(1, 0.353553), (2, 0.444444), (4, 0.512), (8, 0.554929)]
+)
+def test_the_smoothed_derivative_of_a_sine(rank, expected):
+    """One entry of a matrix, so that the rank may be any."""
+    closed = [(1 + 1 / r) ** (-r / 2 - 1) for r in (rank, 2 * rank)]
+    assert abs(closed[0] - expected) < 1e-6
+    errors = [np.exp(-0.5) - value for value in closed]
+    assert 0.45 < errors[1] / errors[0] < 0.65
+    params, draws = {"w": jnp.zeros((rank, rank))}, 2**15
+    classes = leaf_classes(params)
+
+    @jax.jit
+    def estimate():
+        key = leaf_key(KEY, "w")
+        e = lowrank_noise(key, 0, jnp.arange(0, 2 * draws, 2), (rank, rank), rank=rank)
+        fitness = jnp.sin(jnp.sum(e.a[:, 0] * e.b[:, 0], -1) / rank**0.5)
+        fitness = jnp.stack([fitness, -fitness], 1).reshape(-1)
+        options = {"sigma": 1.0, "rank": rank, "scale": "gradient", "chunk": draws}
+        return eggroll_grad(params, classes, KEY, 0, fitness, **options)["w"][0, 0]
+
+    assert abs(-estimate() - expected) < 0.012
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_the_rank_of_an_update_is_at_most_that_of_its_draws(rank):
+    params = {"w": jnp.zeros((16, 12))}
+    found = grad(F, params, leaf_classes(params), rank=rank)["w"]
+    singular = np.linalg.svd(found, compute_uv=False)
+    assert (singular > 1e-6 * singular[0]).sum() == 2 * rank
+
+
+@pytest.mark.parametrize(("rank", "population"), [(1, 256), (4, 256), (1, 1024)])
+def test_the_size_of_a_step_is_the_rate_times_sigma(rank, population):
+    params = {"w": jnp.zeros((40, 40))}
+    fitness = zscore(jax.random.normal(jax.random.key(7), (population,)))
+    found = grad(fitness, params, leaf_classes(params), sigma=0.01, rank=rank)["w"]
+    assert abs(float(jnp.sqrt(jnp.mean(found**2))) / 0.01 - 1) < 0.12
+
+
+def test_dtypes():
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)
+    found = grad(params=half)
+    assert {x.dtype for x in jax.tree.leaves(found)} == {jnp.dtype(jnp.bfloat16)}
+    close(jax.tree.map(lambda x: x.astype(jnp.float32), found), grad(), atol=1e-3)
+    # Noise of another dtype is other noise, the same in both passes.
+    members = jnp.arange(12)
+    key = leaf_key(KEY, "up/kernel")
+    e = lowrank_noise(key, 3, members, (6, 4), dtype=jnp.bfloat16)
+    a, b = e.a.astype(jnp.float32), e.b.astype(jnp.float32)
+    expected = -0.1 / 12**0.5 * jnp.einsum("n,nir,njr->ij", FITNESS * e.sign, a, b)
+    close(grad(dtype=jnp.bfloat16)["up"]["kernel"], expected)
+    params = {"w": jnp.ones((4, 3), jnp.int8)}
+    classes = leaf_classes(params, rules=[("w", "lowrank")])
+    assert grad(params=params, classes=classes)["w"].dtype == jnp.float32
+
+
+def test_one_program_for_all_epochs_and_scales():
+    @jax.jit
+    def step(fitness, epoch, sigma):
+        return grad(fitness, epoch=epoch, sigma=sigma, chunk=4)
+
+    for epoch, sigma in ((0, 0.1), (3, 0.2)):
+        close(step(FITNESS, epoch, sigma), grad(epoch=epoch, sigma=sigma))
+    assert step._cache_size() == 1
+
+
+def test_sharded_is_unsharded():
+    """Parameters over one axis of a mesh, members over the other: the same noise everywhere."""
+    mesh = jax.make_mesh((2, 4), ("data", "fsdp"), (jax.sharding.AxisType.Auto,) * 2)
+    params = {"up": {"kernel": jnp.ones((16, 8))}, "norm": {"scale": jnp.ones(8)}}
+    classes = leaf_classes(params, others="full")
+    split = {
+        "up": {"kernel": NamedSharding(mesh, PartitionSpec("fsdp"))},
+        "norm": {"scale": NamedSharding(mesh, PartitionSpec())},
+    }
+    over = NamedSharding(mesh, PartitionSpec("data"))
+
+    def update(params, fitness):
+        return eggroll_grad(params, classes, KEY, 3, fitness, sigma=0.1, chunk=2)
+
+    def draw(params, members):
+        return model_delta(params, classes, KEY, 3, members, sigma=0.1, rank=2)
+
+    placed = jax.device_put(params, split)
+    found = jax.jit(update, out_shardings=split)(placed, jax.device_put(FITNESS, over))
+    assert found["up"]["kernel"].sharding.is_equivalent_to(split["up"]["kernel"], 2)
+    close(found, update(params, FITNESS))
+    members = jnp.arange(8).reshape(4, 2)
+    found = jax.jit(draw, out_shardings=over)(placed, jax.device_put(members, over))
+    jax.tree.map(np.testing.assert_array_equal, found, jax.jit(draw)(params, members))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"fitness": F[:3]}, ValueError, r"even number .* got shape \(3,\), so that one has no"),
+        ({"fitness": jnp.ones((2, 3))}, ValueError, r"\(2, 3\), so that a group would end inside"),
+        ({"fitness": jnp.ones(0)}, ValueError, "at least one member"),
+        ({"fitness": jnp.arange(4)}, TypeError, "fitness must be floating point"),
+        ({"sigma": 0.0}, ValueError, "sigma must be above 0; got 0"),
+        ({"sigma": None}, ValueError, "scale='step' needs the sigma"),
+        ({"scale": "mean"}, ValueError, "sigma=0.1 has no effect with scale='mean'"),
+        ({"scale": "rms"}, ValueError, "scale must be one of 'step', 'gradient', 'mean'"),
+        ({"chunk": 0}, ValueError, "chunk must be at least 1"),
+        ({"rank": 5}, ValueError, r"smaller side of leaf 'up/kernel' \(6, 4\); got 5"),
+        ({"draws": jnp.arange(3)}, ValueError, r"draws must have shape \(6,\); got \(3,\)"),
+        ({"draws": jnp.ones(6)}, TypeError, "draws must hold integers"),
+        ({"classes": {"w": "full"}}, ValueError, "classes must have the form of params"),
+        (
+            {"classes": jax.tree.map(lambda _: "full", PARAMS), "sign": True},
+            ValueError,
+            "sign has no effect where no leaf has noise of low rank",
+        ),
+    ],
+)
+def test_bad_input(changes, error, words):
+    with pytest.raises(error, match=f"eggroll_grad: .*{words}"):
+        grad(**changes)

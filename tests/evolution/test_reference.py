@@ -1,0 +1,113 @@
+"""Evolution strategies of full rank: worked numbers, MeZO, and the limit of the low-rank ones."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxrl_llm.evolution import (
+    eggroll_grad,
+    es_qiu_grad,
+    full_rank,
+    leaf_classes,
+    noise,
+    open_es_grad,
+    perturb,
+    zscore,
+)
+
+KEY = jax.random.key(3)
+PARAMS = {"w": jnp.zeros(2)}
+CLASSES = leaf_classes(PARAMS, others="full")
+
+
+def given(monkeypatch, eps):
+    eps = jnp.asarray(eps, jnp.float32)
+    monkeypatch.setattr(noise, "dense", lambda key, epoch, draws, *rest, **more: eps[draws])
+
+
+def test_worked_numbers_of_open_es(monkeypatch):
+    given(monkeypatch, [[1, 0], [0, 2]])
+    fitness, options = jnp.array([0.5, -0.5]), {"sigma": 0.1}
+    alone = open_es_grad(PARAMS, CLASSES, KEY, 0, fitness, pairs=False, **options)["w"]
+    np.testing.assert_allclose(-0.1 * alone, [0.25, -0.5], atol=1e-6)
+    pair = open_es_grad(PARAMS, CLASSES, KEY, 0, fitness, **options)["w"]
+    np.testing.assert_allclose(-0.1 * pair, [0.5, 0.0], atol=1e-6)
+
+
+def test_worked_numbers_of_es_qiu(monkeypatch):
+    given(monkeypatch, [[1, -1], [0.5, 2], [-1, 0]])
+    fitness = zscore(jnp.array([0.2, 0.4, 0.9]), eps=0.0)
+    grads = es_qiu_grad(PARAMS, CLASSES, KEY, 0, fitness)
+    updates, _ = optax.sgd(5e-4).update(grads, optax.sgd(5e-4).init(PARAMS))
+    np.testing.assert_allclose(updates["w"], [-4.246e-4, 5.66e-5], atol=1e-7)
+    still = es_qiu_grad(PARAMS, CLASSES, KEY, 0, zscore(jnp.full(3, 0.7)))["w"]
+    assert not np.any(still)
+
+
+def test_a_pair_that_is_not_shaped_is_the_two_point_estimate():
+    params = {"w": jnp.array([[1.0, -2.0], [0.5, 3.0]]), "b": jnp.array([1.0])}
+    classes = full_rank(leaf_classes(params, others="full"))
+
+    def loss(params):
+        return jnp.sum(params["w"] ** 2) + jnp.sum(params["b"] ** 3)
+
+    up, down = (perturb(params, classes, KEY, 0, n, sigma=0.1) for n in (0, 1))
+    slope = (loss(up) - loss(down)) / 0.2
+    fitness = jnp.stack([-loss(up), -loss(down)])
+    found = open_es_grad(params, classes, KEY, 0, fitness, sigma=0.1)
+    expected = jax.tree.map(lambda x, y: slope * (x - y) / 0.1, up, params)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-3), found, expected)
+
+
+def test_the_same_scale_as_noise_of_low_rank():
+    params = {"w": jnp.zeros((30, 30))}
+    classes = leaf_classes(params)
+    fitness = zscore(jax.random.normal(jax.random.key(0), (256,)))
+    options = {"sigma": 0.01, "scale": "step", "chunk": 64}
+    low = eggroll_grad(params, classes, KEY, 0, fitness, **options)["w"]
+    full = open_es_grad(params, classes, KEY, 0, fitness, **options)["w"]
+    for found in (low, full):
+        assert abs(float(jnp.sqrt(jnp.mean(found**2))) / 0.01 - 1) < 0.12
+    assert np.linalg.matrix_rank(full) == 30
+
+
+def test_it_climbs():
+    """OpenAI-ES on a quadratic, as an optimizer has it: ranks and Adam."""
+    params, target = {"w": jnp.zeros(6)}, jnp.linspace(-1, 1, 6)
+    classes = leaf_classes(params, others="full")
+    optimizer = optax.adam(0.05)
+
+    @jax.jit
+    def step(params, state, epoch):
+        def score(n):
+            member = perturb(params, classes, KEY, epoch, n, sigma=0.1)
+            return -jnp.sum((member["w"] - target) ** 2)
+
+        fitness = zscore(jax.vmap(score)(jnp.arange(32)))
+        grads = open_es_grad(params, classes, KEY, epoch, fitness, sigma=0.1, chunk=16)
+        updates, state = optimizer.update(grads, state)
+        return optax.apply_updates(params, updates), state
+
+    state = optimizer.init(params)
+    for epoch in range(120):
+        params, state = step(params, state, epoch)
+    assert np.abs(params["w"] - target).max() < 0.1
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (
+            lambda: open_es_grad(PARAMS, CLASSES, KEY, 0, jnp.ones(3), sigma=0.1),
+            "fitness must be of an even number",
+        ),
+        (lambda: open_es_grad(PARAMS, CLASSES, KEY, 0, jnp.ones(2)), "needs the sigma"),
+        (lambda: es_qiu_grad(PARAMS, CLASSES, KEY, 0, jnp.ones(0)), "at least one member"),
+        (lambda: full_rank({"w": "dense"}), "class must be one of"),
+    ],
+)
+def test_bad_input(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()

@@ -1,0 +1,112 @@
+"""Variants: members without noise, and noise at a few entries, held to the same laws."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.evolution import (
+    Sparse,
+    baseline_fitness,
+    eggroll_grad,
+    leaf_classes,
+    lowrank_noise,
+    sparse_grad,
+    sparse_matmul,
+    sparse_noise,
+    zscore,
+)
+
+KEY = jax.random.key(4)
+
+
+def test_baseline_members_have_no_part_in_the_update():
+    params = {"w": jnp.zeros((5, 4))}
+    classes = leaf_classes(params)
+    scores = jnp.asarray(np.random.default_rng(0).normal(size=(3, 8)), jnp.float32)
+    fitness = baseline_fitness(scores)
+    found = eggroll_grad(params, classes, KEY, 0, fitness, sigma=0.1)["w"]
+    rest = eggroll_grad(params, classes, KEY, 0, fitness[2:], sigma=0.1, draws=jnp.arange(1, 4))
+    np.testing.assert_allclose(found, rest["w"] * (6 / 8) ** 0.5, atol=1e-6)
+    assert lowrank_noise(KEY, 0, jnp.arange(8), (5, 4), baseline=2).sign[:2].tolist() == [0, 0]
+
+
+def dense(noise: Sparse, shape):
+    """The sparse noise of several members as matrices, signed, in NumPy."""
+    found = np.zeros((*noise.sign.shape, *shape))
+    for place in np.ndindex(noise.rows.shape):
+        row, column = int(noise.rows[place]), int(noise.columns[place])
+        found[(*place[:-1], row, column)] += float(noise.values[place] * noise.sign[place[:-1]])
+    return found
+
+
+def test_sparse_worked_numbers():
+    noise = Sparse(
+        jnp.array([0, 2, 0]), jnp.array([1, 0, 1]), jnp.array([1.0, -2, 3]), jnp.array(-1.0)
+    )
+    x, w = jnp.array([[1.0, 2.0, 3.0]]), jnp.ones((3, 2))
+    # -0.5 * (-2 * 3) in column 0, -0.5 * (1 + 3) * 1 in column 1
+    assert sparse_matmul(x, w, noise, sigma=0.5).tolist() == [[9.0, 4.0]]
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (6, 2)])
+def test_sparse_equals_dense(shape):
+    rng = np.random.default_rng(0)
+    members = jnp.arange(4).reshape(2, 2)
+    noise = jax.jit(lambda e: sparse_noise(KEY, e, members, shape))(2)
+    assert noise.rows.shape == (2, 2, max(shape))
+    assert int(noise.rows.max()) < shape[0] and int(noise.columns.max()) < shape[1]
+    x = jnp.asarray(rng.normal(size=(2, 2, 3, shape[0])), jnp.float32)
+    w = jnp.asarray(rng.normal(size=shape), jnp.float32)
+    expected = x @ (w + 0.3 * dense(noise, shape))
+    np.testing.assert_allclose(sparse_matmul(x, w, noise, sigma=0.3), expected, atol=1e-5)
+    np.testing.assert_array_equal(sparse_matmul(x, w, None, sigma=0.3), x @ w)
+    fitness = jnp.array([1.0, -0.5, 0.25, 2.0])
+    total = np.tensordot(fitness.reshape(2, 2), dense(noise, shape), 2)
+    share = max(shape) / (shape[0] * shape[1])
+    found = sparse_grad(KEY, 2, fitness, shape, sigma=0.3)
+    np.testing.assert_allclose(found, -0.3 / (4 * share) ** 0.5 * total, atol=1e-6)
+    found = sparse_grad(KEY, 2, fitness, shape, sigma=0.3, scale="gradient")
+    np.testing.assert_allclose(found, -total / (4 * 0.3 * share), atol=1e-5)
+
+
+def test_sparse_estimates_the_gradient_at_the_same_step():
+    shape, members = (4, 5), jnp.arange(60000)
+    g = np.random.default_rng(1).normal(size=shape).astype(np.float32)
+    noise = sparse_noise(KEY, 0, members, shape)
+    fitness = noise.sign * jnp.sum(jnp.asarray(g)[noise.rows, noise.columns] * noise.values, -1)
+    found = sparse_grad(KEY, 0, fitness, shape, sigma=1.0, scale="gradient")
+    assert np.abs(found + g).max() < 0.15
+    random = zscore(jax.random.normal(jax.random.key(0), (4096,)))
+    step = sparse_grad(KEY, 0, random, (30, 40), sigma=0.01)
+    assert abs(float(jnp.sqrt(jnp.mean(step**2))) / 0.01 - 1) < 0.1
+    assert not np.any(sparse_grad(KEY, 0, jnp.repeat(random[:8], 2), shape, sigma=0.01))
+
+
+NOISE = sparse_noise(KEY, 0, jnp.arange(2), (3, 5))
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: sparse_noise(KEY, 0, jnp.arange(2), (3,)), "must be that of a matrix"),
+        (lambda: sparse_noise(KEY, 0, jnp.arange(2), (3, 2), noise_reuse=-1), "at least 0"),
+        (
+            lambda: sparse_matmul(jnp.ones((1, 4)), jnp.ones((3, 5)), NOISE, sigma=0.1),
+            "does not fit",
+        ),
+        (
+            lambda: sparse_matmul(jnp.ones((1, 3)), jnp.ones((3, 5)), NOISE, sigma=0.1),
+            r"x \(1, 3\) needs the members \(2,\) in front",
+        ),
+        (lambda: sparse_grad(KEY, 0, jnp.ones(3), (3, 5), sigma=0.1), "even number of members"),
+        (lambda: sparse_grad(KEY, 0, jnp.ones(2), (3, 5), sigma=0.0), "sigma must be above 0"),
+        (
+            lambda: sparse_grad(KEY, 0, jnp.ones(2), (3, 5), sigma=0.1, scale="mean"),
+            "scale must be one of 'step', 'gradient'",
+        ),
+    ],
+)
+def test_bad_input(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
