@@ -14,6 +14,7 @@ from jaxrl_llm.models.sharding import batch_shards
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.train import mesh as meshes
 from jaxrl_llm.train.critic import CriticState, average
+from jaxrl_llm.train.guards import guarded_update, keep, stays_finite
 from jaxrl_llm.train.lora import beside
 from jaxrl_llm.train.metrics import batch_metrics
 from jaxrl_llm.train.passes import Passes, join, over_parts, split
@@ -44,6 +45,11 @@ def make_step(
     groups that adds gradients in float32; one update of the optimizer; the same for the critic.
     Since the weights of the loss were computed from the whole batch, the number of microbatches and
     of devices changes nothing but rounding.
+
+    An update whose loss, gradient or scale is no finite number, or with which the recipe's state
+    would hold one, is not made: parameters, optimizer, recipe's state, reference and critic's
+    target stay bit for bit what they were, while the step is counted. The critic's update has the
+    same guard of its own. ``skipped`` and ``critic_skipped`` say how many were left out.
 
     With one update, ``old_logp`` may be left None: the policy that is being trained is then its own
     proximal policy and the ratio is 1. With more, or where the recipe needs it to prepare, it is
@@ -100,49 +106,47 @@ def make_step(
         value = recipe.loss(logp, part, entropy=entropy, statistics=statistics)
         return value, (logp, entropy)
 
-    def update(base: ArrayTree, carry, batch: Batch):
-        params, opt_state = carry
+    def update(base: ArrayTree, sound: Array, carry, batch: Batch):
         of_batch = functools.partial(loss, base)
-        value, (logp, entropy), grads = _gradients(of_batch, params, batch, microbatches)
-        changes, opt_state = optimizer.update(grads, opt_state, params)
+        value, (logp, entropy), grads = _gradients(of_batch, carry[0], batch, microbatches)
+        scale = None
         if "update_scale" in dict(recipe.derived):
             scale = batch.extras["update_scale"][0, 0, 0]
-            changes = jax.tree.map(lambda x: (scale * x).astype(x.dtype), changes)
-        metrics = {
-            "loss": value,
-            "grad_norm": trees.norm(grads),
-            "update_norm": trees.norm(changes),
-            **batch_metrics(recipe, logp, entropy, batch),
-        }
-        return (optax.apply_updates(params, changes), opt_state), metrics
+        carry, metrics = guarded_update(optimizer, carry, value, grads, scale=scale, sound=sound)
+        return carry, metrics | batch_metrics(recipe, logp, entropy, batch)
 
     def update_critic(critic_optimizer, carry, batch: Batch):
-        params, opt_state = carry
-        value, _, grads = _gradients(passes.critic_loss, params, batch, microbatches)
-        changes, opt_state = critic_optimizer.update(grads, opt_state, params)
-        metrics = {"critic_loss": value, "critic_grad_norm": trees.norm(grads)}
-        return (optax.apply_updates(params, changes), opt_state), metrics
+        value, _, grads = _gradients(passes.critic_loss, carry[0], batch, microbatches)
+        return guarded_update(critic_optimizer, carry, value, grads)
 
-    def step(state: TrainState, batch: Batch, key: Array | None, base: ArrayTree):
-        state = state._replace(base=base)
+    def prepare(state: TrainState, batch: Batch, key: Array | None):
         prompts = batch.tokens.shape[0]
         meshes.check_batch("make_step", prompts, microbatches, batch_shards(mesh))
         batch = passes.before(state, batch, microbatches, score_old=updates > 1)
         if key is not None:
             key = prepare_key(key, state.step)
-        batch, algo_state = recipe.prepare(batch, state.algo_state, key=key)
-        one = functools.partial(update, state.base)
+        return recipe.prepare(batch, state.algo_state, key=key)
+
+    def step(state: TrainState, batch: Batch, key: Array | None, base: ArrayTree):
+        state = state._replace(base=base)
+        batch, algo_state = prepare(state, batch, key)
+        sound = stays_finite(state.algo_state, algo_state)
+        one = functools.partial(update, state.base, sound)
         policy, metrics = _repeat(one, (state.params, state.opt_state), batch, updates)
-        algo_state = algo_state._replace(last_kl=metrics.get("approx_kl", jnp.float32(0)))
+        made = metrics["skipped"] < updates
+        kl = metrics.get("approx_kl", jnp.float32(0))
+        kl = keep(jnp.isfinite(kl), kl, state.algo_state.last_kl)
+        algo_state = keep(made, algo_state._replace(last_kl=kl), state.algo_state)
         if recipe.critic is not None:
             old, one = state.critic, functools.partial(update_critic, critic_optimizer)
             (params, opt_state), more = _repeat(one, (old.params, old.opt_state), batch, updates)
             target = average(old.target, params, recipe.critic.target_rate)
-            critic = CriticState(params, opt_state, target)
-            state, metrics = state._replace(critic=critic), metrics | more
+            target = keep(more["skipped"] < updates, target, old.target)
+            state = state._replace(critic=CriticState(params, opt_state, target))
+            metrics |= {f"critic_{name}": value for name, value in more.items()}
         if recipe.reference is not None:
             reference = recipe.reference(state.reference, policy[0], state.step + 1)
-            state = state._replace(reference=reference)
+            state = state._replace(reference=keep(made, reference, state.reference))
         params, opt_state = policy
         state = state._replace(
             params=params,
@@ -153,7 +157,7 @@ def make_step(
         )
         return state, metrics
 
-    return _Step(step, donate, recipe.draws)
+    return _Step(step, prepare, donate, recipe.draws)
 
 
 # Sets the numbers that a recipe draws apart from those of the sampler in the same step.
@@ -166,11 +170,16 @@ def prepare_key(key: Array, step: int | Array) -> Array:
 
 
 def _repeat(update: Callable, carry, batch: Batch, updates: int):
-    """The state after several updates on one batch, and the metrics of the last."""
+    """The state after several updates on one batch, and the metrics of the last.
+
+    Of the skipped ones it is the number: after the first of them the others are, too, since they
+    see the same parameters and the same batch.
+    """
     if updates == 1:
         return update(carry, batch)
     carry, history = jax.lax.scan(lambda c, _: update(c, batch), carry, length=updates)
-    return carry, jax.tree.map(lambda x: x[-1], history)
+    metrics = jax.tree.map(lambda x: x[-1], history)
+    return carry, metrics | {"skipped": jnp.sum(history["skipped"])}
 
 
 def make_scorer(
@@ -214,19 +223,36 @@ def _gradients(loss: Callable, params: ArrayTree, batch: Batch, microbatches: in
 class _Step:
     """``jit`` of a step that hands the state back where it came from, so that it compiles once."""
 
-    def __init__(self, step: Callable, donate: bool, draws: bool):
-        self._step, self._donate, self._draws = step, donate, draws
+    def __init__(self, step: Callable, prepare: Callable, donate: bool, draws: bool):
+        self._step, self._prepare, self._donate, self._draws = step, prepare, donate, draws
         self.compiled: Callable | None = None  # made on the first call, which brings the shardings
 
     def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
-        # What does not change in a step is not given away with the rest; the cursor is the host's.
-        inner = state._replace(key=(), data_cursor=(), base=())
+        given = self._arguments(state, batch)
         if self.compiled is None:
-            shardings = jax.tree.map(lambda x: x.sharding, inner)
-            on_mesh = isinstance(inner.step.sharding, jax.sharding.NamedSharding)
-            options = {"out_shardings": (shardings, None)} if on_mesh else {}
-            donated = (0,) if self._donate else ()
-            self.compiled = jax.jit(self._step, donate_argnums=donated, **options)
-        new, metrics = self.compiled(inner, batch, state.key if self._draws else None, state.base)
+            self.compiled = self._jit(given[0])
+        new, metrics = self.compiled(*given)
         kept = {"key": state.key, "data_cursor": state.data_cursor, "base": state.base}
         return new._replace(**kept), metrics
+
+    def lower(self, state: TrainState, batch: Batch) -> jax.stages.Lowered:
+        """The program for arrays of these shapes and shardings, of which none need exist."""
+        given = self._arguments(state, batch)
+        return self._jit(given[0]).lower(*given)
+
+    def _arguments(self, state: TrainState, batch: Batch) -> tuple:
+        # What does not change in a step is not given away with the rest; the cursor is the host's.
+        inner = state._replace(key=(), data_cursor=(), base=())
+        return inner, batch, state.key if self._draws else None, state.base
+
+    def _jit(self, inner: TrainState) -> Callable:
+        shardings = jax.tree.map(lambda x: x.sharding, inner)
+        on_mesh = isinstance(inner.step.sharding, jax.sharding.NamedSharding)
+        options = {"out_shardings": (shardings, None)} if on_mesh else {}
+        return jax.jit(self._step, donate_argnums=(0,) if self._donate else (), **options)
+
+    def prepared(self, state: TrainState, batch: Batch) -> Batch:
+        """The batch with all that the step computes of it before its update, for a closer look."""
+        inner = state._replace(data_cursor=())
+        key = state.key if self._draws else None
+        return jax.jit(self._prepare)(inner, batch, key)[0]
