@@ -1,8 +1,8 @@
-"""Layer 5: the command line, ``jaxrl-llm train|evaluate|sample|report|methods``.
+"""Layer 5: the command line, ``jaxrl-llm train|evaluate|sample|export|report|methods``.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage (unknown option, a config that does not fit together),
-and 128 plus the number of the signal after Ctrl-C (130) or SIGTERM (143). An error is one sentence
-on stderr; ``--debug`` shows where it came from instead.
+130 after Ctrl-C. After SIGTERM ``train`` saves and exits 0, the others die of it. An error is one
+sentence on stderr; ``--debug`` shows where it came from instead.
 """
 
 import difflib
@@ -16,6 +16,7 @@ COMMANDS = {
     "train": "train a model as a config file says",
     "evaluate": "measure a run, or the model of a config, on its held-out questions",
     "sample": "write completions of prompts",
+    "export": "write the model of a run as a Hugging Face folder",
     "report": "write a page about a run, also about one under way",
     "methods": "list the methods this package holds",
 }

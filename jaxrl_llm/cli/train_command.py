@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -56,7 +57,8 @@ def run(arguments: Sequence[str]) -> int:
     if say is not None:
         say(_summary(result))
     processes.finish()
-    return 0 if result.interrupted is None else 128 + result.interrupted
+    # Who took the machine away with SIGTERM sees that nothing is lost.
+    return 128 + signal.SIGINT if result.interrupted == signal.SIGINT else 0
 
 
 def _settings(arguments: Sequence[str], path: str) -> list[str]:
@@ -99,5 +101,5 @@ jaxrl_llm.train.TrainConfig; each of its fields is an option, such as --optimize
 
   jaxrl-llm train configs/quickstart.py --help
 
-Ctrl-C ends a run after the step under way, with a checkpoint, and exit code 130; the same command
-with --resume goes on from there."""
+Ctrl-C ends a run after the step under way, with a checkpoint, and exit code 130; so does SIGTERM,
+with exit code 0, as where a machine is taken away. The same command with --resume goes on."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 
 class Interrupt:
-    """Set by the first Ctrl-C (or SIGTERM); the second one is no longer caught."""
+    """Set by the first Ctrl-C or SIGTERM, to its number."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -21,8 +21,10 @@ class Interrupt:
 def catch_interrupt(*, notice: str = "") -> Iterator[Interrupt]:
     """Within it, the first Ctrl-C or SIGTERM only sets a flag, for the loop to stop after its step.
 
-    A second one acts as it did before. In a thread other than the main one, where Python does not
-    deliver signals, nothing is caught. ``notice`` is what the first one prints.
+    A Ctrl-C after either acts as it did before. A SIGTERM does not: who ends a job often sends it
+    twice, to the process and to its group, and the second must not cost what the first one saves.
+    In a thread other than the main one, where Python does not deliver signals, nothing is caught.
+    ``notice`` is what the first one prints.
     """
     interrupt = Interrupt()
     if threading.current_thread() is not threading.main_thread():
@@ -33,11 +35,12 @@ def catch_interrupt(*, notice: str = "") -> Iterator[Interrupt]:
 
     def note(number, frame):
         del frame
+        if interrupt:
+            return
         interrupt.signal = number
         # Not print: the signal may have come in the middle of one.
         os.write(2, notice.encode())
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        signal.signal(signal.SIGINT, before[signal.SIGINT])
 
     for number in numbers:
         signal.signal(number, note)

@@ -12,6 +12,7 @@ from jaxrl_llm.rewards import BatchReward
 from jaxrl_llm.train.lora import LoRAConfig
 from jaxrl_llm.train.mesh import MeshConfig, check_batch
 from jaxrl_llm.train.optimizer import OptimizerConfig
+from jaxrl_llm.train.packing import PACKING
 from jaxrl_llm.train.sections import (
     AsyncConfig,
     CheckpointConfig,
@@ -47,6 +48,11 @@ class TrainConfig:
       prompts_per_step: Questions of a batch.
       microbatches: Parts of a batch that are in memory one after the other.
       updates_per_batch: Passes of the optimizer over one batch.
+      packing: Whether responses to one prompt share rows in a step, so that short ones do not cost
+        what the longest does: "auto" where that leaves at most 80% of the cells, "always", or
+        "never". There are few shapes, each compiled when it comes first.
+      max_skipped: Steps in a row whose update is left out, since the loss or the gradient is no
+        finite number, that end the run; fewer are counted in metrics.jsonl as `skipped`.
       remat: What the backward pass keeps of a layer: "none" all (fast), "full" its input (small),
         "dots" its matrix products.
       dtype: Of the matrix products and what is between them: "float32" or "bfloat16". Parameters
@@ -76,6 +82,8 @@ class TrainConfig:
     prompts_per_step: int = 8
     microbatches: int = 1
     updates_per_batch: int = 1
+    max_skipped: int = 3
+    packing: str = "auto"
     remat: str = "full"
     dtype: str = "float32"
     reward_deadline: float | None = None
@@ -86,8 +94,12 @@ class TrainConfig:
     def __post_init__(self):
         name = "config"
         checks.check_positive(name, steps=self.steps, updates_per_batch=self.updates_per_batch)
+        checks.check_positive(name, max_skipped=self.max_skipped)
         checks.check_positive(name, reward_deadline=self.reward_deadline)
         checks.check_non_negative(name, seed=self.seed, samples_shown=self.samples_shown)
+        checks.check_option(name, "packing", self.packing, PACKING)
+        if self.packing == "always" and self.sampling.group_size == 1:
+            raise ValueError('config: packing "always" has no effect with one rollout a prompt.')
         checks.check_option(name, "remat", self.remat, ("none", "dots", "full"))
         checks.check_option(name, "dtype", self.dtype, ("float32", "bfloat16"))
         if not isinstance(self.model, str) and self.dtype != "float32":

@@ -6,25 +6,26 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxrl_llm.core import processes
-from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.interrupt import catch_interrupt
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.train.about import settings, surroundings
 from jaxrl_llm.train.asynchronous import batches
 from jaxrl_llm.train.config import TrainConfig
 from jaxrl_llm.train.evaluate import Accuracy
-from jaxrl_llm.train.folder import RunFolder, TrainingError
+from jaxrl_llm.train.folder import RunFolder
 from jaxrl_llm.train.mesh import place_batch
 from jaxrl_llm.train.metrics import host_metrics
 from jaxrl_llm.train.optimizer import make_optimizer
+from jaxrl_llm.train.packing import pack_batch
 from jaxrl_llm.train.profile import Clock, Meter, traced
 from jaxrl_llm.train.rescue import saved_on_error
 from jaxrl_llm.train.setup import Parts, begin
 from jaxrl_llm.train.state import TrainState
 from jaxrl_llm.train.step import make_scorer, make_step
+from jaxrl_llm.train.study import Skips, spoiled
 from jaxrl_llm.train.waiting import pack, restored
 
 
@@ -60,7 +61,10 @@ def train(
 
     A run is resumed exactly: with the same configuration on the same devices, it goes on as if it
     had not been stopped. Ctrl-C (or SIGTERM) ends it after the step under way, with a checkpoint;
-    a second one ends it at once. An error ends it with a checkpoint of the last whole step. Where
+    a second Ctrl-C ends it at once. An error ends it with a checkpoint of the last whole step. A
+    step whose loss or gradient is no finite number changes nothing (see :func:`make_step`); after
+    ``config.max_skipped`` of them in a row the run ends, with a checkpoint, and the batch of the
+    last one is in ``skipped_step_*.npz``. Where
     rollouts are sampled ahead of their step (see :class:`AsyncConfig`), a checkpoint keeps those
     that are finished; which weights sampled a batch then depends on how long things take, so a
     resumed run is another one of the same kind, without losing or repeating a question.
@@ -78,8 +82,8 @@ def train(
       ValueError: If the configuration does not fit the model, the devices, the data, or the
         checkpoint that it resumes.
       CheckpointError: If a checkpoint cannot be written, or none can be read on resume.
-      TrainingError: If the run folder is taken, the loss is no longer a number, or a file of
-        results cannot be written.
+      TrainingError: If the run folder is taken, too many updates in a row are left out, or a file
+        of results cannot be written.
       RewardError: If the reward fails; it names the prompt.
     """
     options = {"resume": resume, "say": say, "sinks": config.report.sinks}
@@ -95,7 +99,7 @@ def _train(
     parts, checkpoints, state, reference = begin(
         config, optimizer, folder.checkpoints, resume=resume
     )
-    score, update = _compiled(parts, optimizer)
+    score, update, look = _compiled(parts, optimizer)
     first, steps = int(state.step), config.steps
     folder.start(first, files, settings=settings(config), about=surroundings())
     meter, clock = _meter(parts), Clock()
@@ -117,19 +121,21 @@ def _train(
 
     if first == 0 and config.evaluation.enabled:
         evaluate(0)
-    notice = "\nStopping after this step; once more stops at once.\n" if folder.talks else ""
+    skips = Skips(folder, most=config.max_skipped, tokenizer=parts.tokenizer, look=look)
+    notice = "\nStopping after this step; a second Ctrl-C stops at once.\n" if folder.talks else ""
     with (
         catch_interrupt(notice=notice) as interrupt,
+        rollouts,  # the checkpoint does not wait for a batch that is under way
         saved_on_error(checkpoints, lambda: state, save, folder.say),
         folder.progress(first, steps) as bar,
-        rollouts,
     ):
         for step in range(first + 1, steps + 1):
             with traced(step, config.report.profile, folder.path / "profile"):
                 with clock("wait"):
                     found = rollouts.take()
                 with clock("score"):
-                    batch = score(reference, place_batch(found.batch, parts.mesh))
+                    rows, filled = pack_batch(found.batch, config.packing, model=parts.model)
+                    batch = score(reference, place_batch(rows, parts.mesh))
                     jax.block_until_ready(batch)
                 with clock("train"):
                     after, metrics = update(state._replace(data_cursor=found.cursor), batch)
@@ -137,12 +143,10 @@ def _train(
 
             seconds = found.seconds | clock.read()
             speed = meter(found.batch, seconds)
-            numbers = host_metrics(metrics, found.numbers | speed, seconds=seconds)
-            diverged = not np.isfinite([numbers[k] for k in _FINITE if k in numbers]).all()
-            state = state if diverged else after
+            numbers = host_metrics(metrics, found.numbers | filled | speed, seconds=seconds)
+            state = state if spoiled(numbers) else after
             folder.step(step, numbers, found.rows)
-            if diverged:
-                raise TrainingError(_diverged(step, numbers, checkpoints.last))
+            skips(step, numbers, state, batch)
             checkpoints.rate(step, numbers)
             checkpoints.settle()
             rollouts.publish(state)
@@ -181,8 +185,8 @@ def _meter(parts: Parts) -> Meter:
     )
 
 
-def _compiled(parts: Parts, optimizer) -> tuple[Callable, Callable]:
-    """What a frozen reference says of a batch, and the step."""
+def _compiled(parts: Parts, optimizer) -> tuple[Callable, Callable, Callable]:
+    """What a frozen reference says of a batch, the step, and what it would say of a batch again."""
     config, model, recipe = parts.config, parts.model, parts.recipe
     policy = {
         "microbatches": config.microbatches,
@@ -192,25 +196,16 @@ def _compiled(parts: Parts, optimizer) -> tuple[Callable, Callable]:
     options = {"updates": config.updates_per_batch, "remat": config.remat, "mesh": parts.mesh}
     if config.critic is not None:
         options["critic_optimizer"] = make_optimizer(config.critic)
-    update = make_step(model, recipe, optimizer, **options, **policy)
+    update: Any = make_step(model, recipe, optimizer, **options, **policy)
 
     def score(reference: ArrayTree | None, batch: Batch) -> Batch:
         return batch if reference is None else batch.replace(ref_logp=scorer(reference, batch))
 
-    return score, update
+    def look(state: TrainState, batch: Batch) -> tuple[Batch, Array]:
+        before = state._replace(step=state.step - 1)
+        return update.prepared(before, batch), scorer(state.policy, batch)
 
-
-# What a step must not lose, on pain of a checkpoint that no run can go on from.
-_FINITE = ("loss", "grad_norm", "critic_loss", "critic_grad_norm")
-
-
-def _diverged(step: int, numbers: Mapping[str, float], last: int | None) -> str:
-    """What to say of a step whose loss or gradient is no number."""
-    stands = "there is no checkpoint" if last is None else f"the last checkpoint is of step {last}"
-    text = f"Step {step} gave loss {numbers['loss']} and gradient norm {numbers['grad_norm']}"
-    if "critic_loss" in numbers:
-        text += f", of the critic {numbers['critic_loss']} and {numbers['critic_grad_norm']}"
-    return f"{text}; {stands}."
+    return score, update, look
 
 
 def every(period: int, step: int) -> bool:
