@@ -18,7 +18,10 @@ _HOMES = {
     "param_shapes": "transformer",
     "param_shardings": "sharding",
     "prefill": "protocol",
+    "quantize_block": "quantize",
+    "quantized_matmul": "quantize",
     "resolve": "names",
+    "save_safetensors": "export",
 }
 
 __all__ = sorted(_HOMES)

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from jaxrl_llm.models.quantize import check_quantization
+
 ARCHITECTURES = {
     "LlamaForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",
@@ -86,6 +88,9 @@ class ModelConfig:
       mlp_bias: gate, up and down have a bias.
       qk_norm: RMS norm over each head of q and k before the rotary embedding (Qwen3).
       dtype: The dtype of matrix products; norms and statistics are float32.
+      quantization: Rounds both operands of the linear layers to 8 bits: "fp8" or "int8", see
+        `quantized_matmul`; None does not. Attention, embedding, head and low-rank deltas stay in
+        `dtype`.
 
     Raises:
       ValueError: If a size is not positive, the heads do not group, or a name is unknown.
@@ -114,6 +119,7 @@ class ModelConfig:
     mlp_bias: bool = False
     qk_norm: bool = False
     dtype: str = "float32"
+    quantization: str | None = None
 
     def __post_init__(self) -> None:
         known = tuple(ARCHITECTURES.values())
@@ -126,6 +132,7 @@ class ModelConfig:
             raise ValueError(
                 f"ModelConfig: unknown `dtype` {self.dtype!r}; known: {', '.join(DTYPES)}"
             )
+        check_quantization("ModelConfig", self.quantization)
         for name in _POSITIVE:
             value = getattr(self, name)
             if not value > 0:

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.models.quantize import RoundedWeights, round_weights
 
 
 class KV(NamedTuple):
@@ -116,7 +117,8 @@ def cast_params(model: Model, params: ArrayTree) -> ArrayTree:
     """Parameters as matrix products take them: matrices in the model's dtype, the rest as it is.
 
     A model casts its matrices wherever it uses them, so that training can keep them in float32. A
-    loop over tokens would cast all of them at every token; cast before it, they give the same.
+    loop over tokens would cast all of them at every token; cast before it, they give the same. The
+    weights of linear layers that the model rounds to 8 bits are rounded here too.
 
     Args:
       model: The model.
@@ -130,8 +132,14 @@ def cast_params(model: Model, params: ArrayTree) -> ArrayTree:
       ('bfloat16', 'float32')
     """
     dtype = jnp.dtype(model.config.dtype)
+    quantization = getattr(model.config, "quantization", None)
 
-    def cast(x: Array) -> Array:
-        return x.astype(dtype) if x.ndim > 1 and jnp.issubdtype(x.dtype, jnp.floating) else x
+    def cast(path, x: Array) -> Array | RoundedWeights:
+        if x.ndim < 2 or not jnp.issubdtype(x.dtype, jnp.floating):
+            return x
+        x = x.astype(dtype)
+        if quantization is None or path[0].key == "head" or path[-1].key != "kernel":
+            return x
+        return round_weights(x, quantization)
 
-    return jax.tree.map(cast, params)
+    return jax.tree_util.tree_map_with_path(cast, params)

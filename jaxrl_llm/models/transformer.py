@@ -49,9 +49,9 @@ class Linear(nnx.Module):
 
     def __call__(self, x: Array, delta=None) -> Array:
         """``[..., T, in] -> [..., T, out]``."""
-        kernel = self.kernel[...].astype(self.dtype)
+        kernel = self.kernel.get_value()
         if self.quantization is None:
-            y = project(x, kernel)
+            y = project(x, kernel.astype(self.dtype))
         else:
             y = quantized_matmul(x, kernel, mode=self.quantization)
         if self.bias is not None:
