@@ -7,7 +7,7 @@ from html import escape
 from typing import NamedTuple
 
 WIDTH, HEIGHT = 360, 190
-_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 10, 10, 24
+_LEFT, _RIGHT, _TOP, _BOTTOM = 46, 18, 10, 24
 _MOST_POINTS = 180
 _COLORS = 6
 
@@ -141,7 +141,8 @@ def chart(series: Sequence[Series], *, title: str) -> str:
     for i, (each, points) in enumerate(kept):
         color = f"c{i % _COLORS}"
         if each.intervals:
-            parts += _intervals(each, color, place_x, place_y)
+            shift = 3 * (i - len(series) / 2)  # or those of one step would hide each other
+            parts += _intervals(each, color, lambda x, d=shift: place_x(x) + d, place_y)
         else:
             parts += _curve(each, points, color, place_x, place_y)
         lost = [x for x, y in each.points if not _finite(y)]

@@ -10,10 +10,11 @@ Rows = Sequence[Mapping[str, Any]]
 
 CSS = """
 :root{color-scheme:light dark;--bg:#fff;--card:#f6f7f9;--ink:#1b1f24;--soft:#5b6472;--rule:#d9dee5;
---c0:#2563eb;--c1:#c2410c;--c2:#15803d;--c3:#7e22ce;--c4:#0f766e;--c5:#a16207;--bad:#b91c1c}
+--c0:#2563eb;--c1:#c2410c;--c2:#15803d;--c3:#7e22ce;--c4:#0891b2;--c5:#a16207;--c6:#be185d;
+--bad:#b91c1c}
 @media (prefers-color-scheme:dark){:root{--bg:#14171b;--card:#1d2127;--ink:#e6e9ee;--soft:#9aa4b2;
---rule:#343b45;--c0:#6ea8fe;--c1:#fb923c;--c2:#4ade80;--c3:#c59bff;--c4:#2dd4bf;--c5:#facc15;
---bad:#f87171}}
+--rule:#343b45;--c0:#6ea8fe;--c1:#fb923c;--c2:#4ade80;--c3:#c59bff;--c4:#67e8f9;--c5:#facc15;
+--c6:#f472b6;--bad:#f87171}}
 *{box-sizing:border-box}
 body{margin:0 auto;max-width:1180px;padding:16px;background:var(--bg);color:var(--ink);
 font:15px/1.45 system-ui,sans-serif;overflow-wrap:anywhere}
@@ -35,7 +36,7 @@ svg .grid{stroke:var(--rule);stroke-width:1}.line{fill:none;stroke-width:1.6;str
 .key{display:inline-block;margin-right:12px;font-size:.85em;color:var(--soft)}
 .key i,td i{display:inline-block;width:.75em;height:.75em;border-radius:2px;margin-right:5px}
 .b0{background:var(--c0)}.b1{background:var(--c1)}.b2{background:var(--c2)}.b3{background:var(--c3)}
-.b4{background:var(--c4)}.b5{background:var(--c5)}.b6{background:var(--soft)}
+.b4{background:var(--c4)}.b5{background:var(--c5)}.b6{background:var(--c6)}.b7{background:var(--soft)}
 .bar{display:flex;height:22px;border-radius:6px;overflow:hidden;margin-bottom:8px}
 .scroll{overflow-x:auto}table{border-collapse:collapse;width:100%}
 td,th{text-align:left;vertical-align:top;padding:4px 12px 4px 0;border-bottom:1px solid var(--rule)}
@@ -113,7 +114,7 @@ def times(steps: Rows, sessions: Rows) -> str:
         share = sums[name] / whole
         if name in parts and share < 0.001 and name in ("wait", "other", "score"):
             continue
-        color = f"b{i}" if i < 6 else "b6"
+        color = f"b{i}"
         middle = duration(statistics.median(spent[name])) if spent[name] else ""
         within = f"{100 * share:.1f}%" if name in parts else "beside it"
         label = f'<i class="{color}"></i>{PHASES[name]}' if name in parts else PHASES[name]

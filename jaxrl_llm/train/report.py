@@ -124,8 +124,11 @@ def _tiles(steps, held_out, settings) -> str:
     if rewards := numbers_of(steps, "reward"):
         part = max(1, len(rewards) // 10)
         first, last = statistics.fmean(rewards[:part]), statistics.fmean(rewards[-part:])
-        label = "reward, first and last step" if part == 1 else f"reward, first and last {part}"
-        tiles.append((label, f"{number(first)} → {number(last)}"))
+        label = (
+            "reward, first and last step" if part == 1 else f"reward, first and last {part} steps"
+        )
+        change = f"{number(first)} → {number(last)}"
+        tiles.append((f"reward, first and last {which}", change))
     for kind in _kinds(held_out):
         means = numbers_of((row["held_out"].get(kind, {}) for row in held_out), "mean")
         ends = [number(x) for x in (means[:1] if len(means) == 1 else [means[0], means[-1]])]
@@ -166,7 +169,8 @@ def _curves(steps, held_out) -> str:
         first.append(_card("Parts of the reward", series, "reward/..."))
     shown = {"reward", *(columns[:6] if len(columns) > 1 else ())}
     for title, names in _CURVES:
-        if found := [n for n in names if _has(steps, n)]:
+        # What never was anything but zero is no news.
+        if found := [n for n in names if _has(steps, n) and any(numbers_of(steps, n))]:
             series = [_series(steps, n, n.replace("_", " ")) for n in found]
             first.append(_card(title, series, ", ".join(found)))
             shown |= set(found)

@@ -1,0 +1,145 @@
+import dataclasses
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import make_batch
+
+from jaxrl_llm.models.protocol import AttentionContext
+from jaxrl_llm.testing import tiny_model
+from jaxrl_llm.train import profile
+from jaxrl_llm.train.profile import Clock, Meter, ModelSize, model_size, traced, train_flops
+
+
+def test_a_clock_adds_up_phases_and_begins_again(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(profile.time, "perf_counter", lambda: now[0])
+    clock = Clock()
+    for phase, seconds in (("wait", 2.0), ("train", 3.0), ("wait", 0.5)):
+        with clock(phase):
+            now[0] += seconds
+    now[0] += 1.0  # in no phase
+    with pytest.raises(RuntimeError), clock("save"):
+        now[0] += 4.0
+        raise RuntimeError
+    expected = {"wait": 2.5, "score": 0.0, "train": 3.0, "save": 4.0, "evaluate": 0.0}
+    assert clock.read() == expected | {"total": 10.5}
+    assert set(clock.read().values()) == {0.0}
+    with pytest.raises(KeyError), clock("sleep"):
+        pass
+
+
+def counted(prompts, responses, size, frozen):
+    """Operations one token after the other: forward, and twice that backward."""
+    total = 0.0
+    for prompt, group in zip(prompts, responses, strict=True):
+        for place in range(prompt):
+            total += 2 * size.matrices * (2 if frozen else 3)
+            total += 4 * size.attention * (place + 1) * 3
+        for length in group:
+            for place in range(length):
+                total += 2 * (size.matrices + size.projection) * (2 if frozen else 3)
+                total += 4 * size.attention * (prompt + place + 1) * 3
+    return total
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_operations_are_those_counted_token_by_token(frozen):
+    rng, size = np.random.default_rng(0), ModelSize(matrices=1000, projection=70, attention=12)
+    prompts, responses = rng.integers(1, 9, 5), rng.integers(0, 7, (5, 3))
+    found = train_flops(prompts, responses, size=size, frozen=frozen)
+    assert found == counted(prompts, responses, size, frozen)
+    # A pair of responses to one prompt costs less than each with a prompt of its own.
+    one, pair = (train_flops([8], [[6] * n], size=size) for n in (1, 2))
+    assert one < pair < 2 * one and train_flops([8], [[0]], size=size) == counted(
+        [8], [[0]], size, 0
+    )
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_operations_are_those_that_the_compiler_counts(tied):
+    # A forward pass over one prompt, in a model whose products outweigh everything else. The
+    # compiler counts every pair of places, also those that are masked.
+    model, params = tiny_model(width=128, mlp_width=512, tied=tied)
+    length, size = 32, model_size(model)
+
+    def forward(params, tokens):
+        context = AttentionContext(mask=jnp.ones(tokens.shape, bool))
+        return model.apply(params, tokens, jnp.arange(length)[None, None], context)[0]
+
+    lowered = jax.jit(forward).lower(params, jax.ShapeDtypeStruct((1, 1, length), jnp.int32))
+    found = train_flops([length], [[0]], size=size) / 3
+    assert 1.0 < lowered.cost_analysis()["flops"] / found < 1.15
+    assert size.projection == model.config.vocab_size * 128
+
+
+def test_a_model_that_does_not_tell_its_heads_is_not_measured():
+    model, _ = tiny_model(num_layers=1)
+    config = dataclasses.make_dataclass("Config", ["dtype"])("float32")
+    meter = Meter(model._replace(config=config), peak_flops=1e12)
+    seconds = {"wait": 1.0, "score": 0.0, "train": 1.0}
+    assert set(meter(make_batch(), seconds)) == {"unique_tokens", "unique_tokens_per_second"}
+
+
+def test_speed_of_a_step(monkeypatch):
+    model, _ = tiny_model(num_layers=1)
+    batch = make_batch(prompts=2, group=2)
+    batch = batch.replace(where=jnp.array([[True, True], [True, False]]))
+    seconds = {"wait": 1.0, "score": 0.5, "train": 0.5}
+    prompts = np.asarray(batch.prompt_mask).sum(-1)
+    lengths = np.asarray(batch.mask).sum(-1) * np.asarray(batch.where)
+    tokens = prompts.sum() + lengths.sum()
+    flops = train_flops(prompts, lengths, size=model_size(model))
+    found = Meter(model, peak_flops=1e6, devices=4, updates=2)(batch, seconds)
+    assert found == {
+        "unique_tokens": tokens,
+        "unique_tokens_per_second": tokens / 2.0,
+        "flops_per_second": 2 * flops / 0.5,
+        "mfu": 2 * flops / 0.5 / 4e6,
+    }
+    frozen = Meter(model, peak_flops=1e6, frozen=True)(batch, seconds)
+    assert frozen["flops_per_second"] < flops / 0.5
+    # On a device whose peak nobody gave there is no utilization.
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    meter = Meter(model)
+    assert meter.peak is None and "mfu" not in meter(batch, seconds)
+
+
+def test_the_peak_of_a_cpu_is_measured_once():
+    peak = profile.measured_peak("float32")
+    assert 1e8 < peak < 1e14
+    start = time.perf_counter()
+    assert Meter(tiny_model(num_layers=1)[0], devices=8).peak == peak
+    assert time.perf_counter() - start < profile._MEASURED_SECONDS
+
+
+def test_a_trace_of_the_steps_that_are_asked_for(tmp_path):
+    for step in (1, 2, 3):
+        with traced(step, (2,), tmp_path / "profile"):
+            jnp.ones(3).sum().block_until_ready()
+    files = [p for p in (tmp_path / "profile").rglob("*") if p.is_file()]
+    assert {p.relative_to(tmp_path / "profile").parts[0] for p in files} == {"step_00000002"}
+    assert any(p.name.endswith(".xplane.pb") for p in files)
+
+
+def test_a_trace_that_fails_is_a_warning(tmp_path, monkeypatch):
+    with traced(1, (1,), tmp_path / "outer"):
+        with pytest.warns(UserWarning, match="no trace of step 2: "), traced(2, (2,), tmp_path):
+            done = True
+        assert done
+    stopped = []
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda folder: None)
+    monkeypatch.setattr(jax.profiler, "stop_trace", lambda: stopped.append(True))
+    with pytest.raises(KeyError), traced(3, (3,), tmp_path):
+        raise KeyError
+    assert stopped == [True]
+
+    def full():
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(jax.profiler, "stop_trace", full)
+    message = "no trace of step 4: no space is left"
+    with pytest.warns(UserWarning, match=message), traced(4, (4,), tmp_path):
+        pass
