@@ -124,9 +124,7 @@ def _tiles(steps, held_out, settings) -> str:
     if rewards := numbers_of(steps, "reward"):
         part = max(1, len(rewards) // 10)
         first, last = statistics.fmean(rewards[:part]), statistics.fmean(rewards[-part:])
-        label = (
-            "reward, first and last step" if part == 1 else f"reward, first and last {part} steps"
-        )
+        which = "step" if part == 1 else f"{part} steps"
         change = f"{number(first)} → {number(last)}"
         tiles.append((f"reward, first and last {which}", change))
     for kind in _kinds(held_out):
