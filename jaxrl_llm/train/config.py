@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jaxrl_llm.core import bind, checks
+from jaxrl_llm.models.quantize import check_quantization
 from jaxrl_llm.recipes import PRESETS, Recipe
 from jaxrl_llm.recipes.catalog import preset
 from jaxrl_llm.rewards import BatchReward
@@ -58,6 +59,8 @@ class TrainConfig:
       dtype: Of the matrix products and what is between them: "float32" or "bfloat16". Parameters
         and the state of the optimizer are float32 either way, since a bfloat16 parameter would
         swallow small updates.
+      quantization: "fp8" or "int8" rounds the operands of linear layers to 8 bits, where the policy
+        samples and where it trains alike; None does not.
       reward_deadline: Seconds that one call of the reward may take; None is 60. A `VerifierPool`
         has a deadline of its own.
       seed: Of the sampling; a run is resumed with the same one.
@@ -86,6 +89,7 @@ class TrainConfig:
     packing: str = "auto"
     remat: str = "full"
     dtype: str = "float32"
+    quantization: str | None = None
     reward_deadline: float | None = None
     seed: int = 0
     samples_shown: int = 4
@@ -102,10 +106,13 @@ class TrainConfig:
             raise ValueError('config: packing "always" has no effect with one rollout a prompt.')
         checks.check_option(name, "remat", self.remat, ("none", "dots", "full"))
         checks.check_option(name, "dtype", self.dtype, ("float32", "bfloat16"))
-        if not isinstance(self.model, str) and self.dtype != "float32":
-            raise ValueError(
-                "config: dtype has no effect on a model that comes from a function; set it there."
-            )
+        check_quantization(name, self.quantization)
+        for option, default in (("dtype", "float32"), ("quantization", None)):
+            if not isinstance(self.model, str) and getattr(self, option) != default:
+                raise ValueError(
+                    f"config: {option} has no effect on a model that comes from a function; set it "
+                    "there."
+                )
         if not callable(self.reward):
             raise TypeError(f"config: reward must be callable; got {self.reward!r}.")
         if self.reward_deadline is not None and isinstance(self.reward, BatchReward):

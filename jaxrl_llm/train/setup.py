@@ -27,6 +27,7 @@ from jaxrl_llm.train.frozen import base_marks, described, with_adapter
 from jaxrl_llm.train.lora import Adapted
 from jaxrl_llm.train.mesh import load_meshes
 from jaxrl_llm.train.optimizer import make_optimizer
+from jaxrl_llm.train.packing import check_reads_segments
 from jaxrl_llm.train.provide import check_provided
 from jaxrl_llm.train.state import TrainState, init_state
 from jaxrl_llm.train.stored import shapes_of
@@ -125,7 +126,8 @@ def load_model(config: TrainConfig, mesh: jax.sharding.Mesh | None) -> tuple[Mod
         from jaxrl_llm import data, models
 
         model, params = models.load_model(config.model, mesh=mesh)
-        model = models.make_model(dataclasses.replace(model.config, dtype=config.dtype))
+        asked = {"dtype": config.dtype, "quantization": config.quantization}
+        model = models.make_model(dataclasses.replace(model.config, **asked))
         return model, params, data.load_tokenizer(config.model)
     model, params, tokenizer = config.model()
     params = trees.cast(params, jnp.float32)
@@ -211,6 +213,8 @@ def load_parts(config: TrainConfig) -> tuple[Parts, ArrayTree]:
     mesh, sampler_mesh = load_meshes(config)
     model, params, tokenizer = load_model(config, mesh)
     model, params = with_adapter(model, params, config.lora, mesh=mesh)
+    if config.packing == "always":
+        check_reads_segments("train", model)
     sampling = config.sampling
     room = model.config.max_length - sampling.max_new_tokens
     if room < 1:
