@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.quantize import RoundedWeights, round_weights
 
@@ -113,7 +114,7 @@ def empty_cache(model: Model, leading: tuple[int, ...], length: int) -> tuple[KV
     )
 
 
-def cast_params(model: Model, params: ArrayTree) -> ArrayTree:
+def cast_params(model: Model, params: ArrayTree, *, rounded: bool = True) -> ArrayTree:
     """Parameters as matrix products take them: matrices in the model's dtype, the rest as it is.
 
     A model casts its matrices wherever it uses them, so that training can keep them in float32. A
@@ -123,6 +124,7 @@ def cast_params(model: Model, params: ArrayTree) -> ArrayTree:
     Args:
       model: The model.
       params: Its parameters.
+      rounded: False leaves the weights of linear layers as matrices, where they are read as such.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -134,12 +136,13 @@ def cast_params(model: Model, params: ArrayTree) -> ArrayTree:
     dtype = jnp.dtype(model.config.dtype)
     quantization = getattr(model.config, "quantization", None)
 
-    def cast(path, x: Array) -> Array | RoundedWeights:
-        if x.ndim < 2 or not jnp.issubdtype(x.dtype, jnp.floating):
+    def cast(path, x: Array | RoundedWeights) -> Array | RoundedWeights:
+        if isinstance(x, RoundedWeights) or x.ndim < 2 or not jnp.issubdtype(x.dtype, jnp.floating):
             return x
-        x = x.astype(dtype)
-        if quantization is None or path[0].key == "head" or path[-1].key != "kernel":
-            return x
-        return round_weights(x, quantization)
+        x, name = x.astype(dtype), trees.path_str(path)
+        linear = name.endswith("/kernel") and not name.endswith("head/kernel")
+        return round_weights(x, quantization) if rounded and linear and quantization else x
 
-    return jax.tree_util.tree_map_with_path(cast, params)
+    return jax.tree_util.tree_map_with_path(
+        cast, params, is_leaf=lambda x: isinstance(x, RoundedWeights)
+    )

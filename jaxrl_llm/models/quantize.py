@@ -121,6 +121,7 @@ def _product(x: Array, w: Array | RoundedWeights, mode: str) -> Array:
     return _dot("...k,kn->...n", _rounded_inputs(x, mode), _values(w, x.dtype))
 
 
+# ``mode`` has no gradient.
 _differentiable = jax.custom_vjp(_product, nondiff_argnums=(2,))
 
 
@@ -179,25 +180,27 @@ def quantized_matmul(x: Array, w: Array | RoundedWeights, *, mode: str = "fp8") 
             f"{name}: the last axis of x {x.shape} must be the first of w {matrix.shape}."
         )
     rows = x if x.ndim > 1 else x[None]
-    y = _product(rows, w, mode) if rounded else _differentiable(rows, w.astype(x.dtype), mode)
+    y = _differentiable(rows, w if rounded else w.astype(x.dtype), mode)
     return y.reshape(*x.shape[:-1], -1)
 
 
-def _forward(x: Array, w: Array, mode: str) -> tuple[Array, tuple[Array, Array]]:
+def _forward(x: Array, w: Array | RoundedWeights, mode: str):
     return _product(x, w, mode), (x, w)
 
 
-def _backward(mode: str, kept: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
+def _backward(mode: str, kept, dy: Array) -> tuple[Array, Array | None]:
     x, w = kept
-    by_token = dy
+    weights = w if isinstance(w, RoundedWeights) else round_weights(w, mode)
+    by_token = _rounded_inputs(dy, mode) if mode == "fp8" else dy
+    dx = _dot("...n,kn->...k", by_token, _values(weights, x.dtype))
+    if weights is w:
+        return dx, None
     if mode == "fp8":
-        by_token = _rounded_inputs(dy, mode)
         # What stands in the padding has no gradient, and must not widen the scale of a block.
         x = jnp.where(jnp.any(dy != 0, axis=-1, keepdims=True), x, 0)
         x, dy = (_rounded(a, (_BLOCK, 1), mode) for a in (x, dy))
     else:
         x = _rounded_inputs(x, mode)
-    dx = _dot("...n,kn->...k", by_token, _values(round_weights(w, mode), w.dtype))
     return dx, _dot("...k,...n->kn", x, dy)
 
 

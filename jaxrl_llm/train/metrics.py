@@ -26,10 +26,11 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
     - ``entropy``: nats a token.
     - ``approx_kl``, ``ratio_max``, ``clip_fraction``, ``dual_clip_fraction``: against ``old_logp``,
       where the batch has it; the fractions for surrogates that clip so.
-    - ``sampler_gap``, ``sampler_kl``, ``sampler_ess``: mean ``|logp - behavior_logp|``, an estimate
-      of KL(behavior || policy) and effective sample size, where the batch has ``behavior_logp``.
-      Both are over the batch's support, so these show older weights and a sampler that computes
-      otherwise than the step, and not what top-k, top-p or min-p cut off.
+    - ``sampler_gap``, ``sampler_gap_max``, ``sampler_kl``, ``sampler_ess``: mean and greatest
+      ``|logp - behavior_logp|``, an estimate of KL(behavior || policy) and effective sample size,
+      where the batch has ``behavior_logp``. Both are over the batch's support, so these show older
+      weights and a sampler that computes otherwise than the step, and not what top-k, top-p or
+      min-p cut off.
 
     Args:
       recipe: The method, for the bounds of its clip.
@@ -53,7 +54,8 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
         metrics |= _clip_metrics(recipe.surrogate, *pair, batch)
     if batch.behavior_logp is not None:
         gap = diagnostics.mismatch(logp, batch.behavior_logp, batch.mask)
-        metrics["sampler_gap"], metrics["sampler_kl"] = gap.mean_abs, gap.kl
+        metrics["sampler_gap"], metrics["sampler_gap_max"] = gap.mean_abs, gap.max_abs
+        metrics["sampler_kl"] = gap.kl
         metrics["sampler_ess"] = diagnostics.effective_sample_size(
             logp, batch.behavior_logp, batch.mask
         )

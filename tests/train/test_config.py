@@ -61,6 +61,8 @@ def test_options_that_make_no_sense_are_refused(kind, options, message):
         ({"remat": "most"}, "remat must be one of 'none', 'dots', 'full'"),
         ({"dtype": "float16"}, "dtype must be one of"),
         ({"dtype": "bfloat16"}, "dtype has no effect on a model that comes from a function"),
+        ({"quantization": "fp16"}, "quantization must be one of None, 'int8', 'fp8'"),
+        ({"quantization": "fp8"}, "quantization has no effect on a model that comes from a func"),
         (
             {"reward": batch_reward, "reward_deadline": 5.0},
             "reward_deadline has no effect on a reward that takes whole batches",

@@ -14,7 +14,7 @@ def test_numbers_of_a_batch():
     entropy = jnp.where(batch.mask, 0.5, jnp.nan)
     shifted = batch.replace(
         old_logp=jnp.full(batch.mask.shape, -1.0 - np.log(1.5)),
-        behavior_logp=jnp.full(batch.mask.shape, -1.25),
+        behavior_logp=jnp.full(batch.mask.shape, -1.25).at[-1, -1, 0].set(-1.5),
         where=batch.where.at[0].set(False),
         rewards=batch.rewards.at[0].set(jnp.nan).at[1:].set(jnp.array([0.0, 1.0, 1.0])),
     )
@@ -30,7 +30,8 @@ def test_numbers_of_a_batch():
         "entropy": 0.5,
         "approx_kl": 1.5 - 1 - np.log(1.5),
         "ratio_max": 1.5,
-        "sampler_gap": 0.25,
+        "sampler_gap": 0.25 + 0.25 / float(batch.mask[1:].sum()),
+        "sampler_gap_max": 0.5,
     }
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-5, err_msg=name)
