@@ -7,6 +7,7 @@ from jax.sharding import PartitionSpec
 from jaxrl_llm.models import batch_sharding, param_shapes, param_shardings
 from jaxrl_llm.models.sharding import LOGICAL, param_spec
 from jaxrl_llm.testing import tiny_model
+from jaxrl_llm.train import LoRAConfig, init_lora
 from jaxrl_llm.train.mesh import make_mesh
 
 
@@ -43,11 +44,13 @@ def test_every_matrix_of_a_model_has_a_rule(mesh):
     assert batch_sharding(mesh).spec == PartitionSpec(("data", "fsdp"))
 
 
+def paths_of(tree):
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
+
+
 def test_every_rule_names_a_parameter_that_exists():
-    model, _ = tiny_model(architecture="qwen2", attention_bias=True, mlp_bias=True, tied=False)
-    paths = [
-        jax.tree_util.keystr(path, simple=True, separator="/")
-        for path, _ in jax.tree_util.tree_leaves_with_path(param_shapes(model))
-    ]
+    model, params = tiny_model(architecture="qwen2", attention_bias=True, mlp_bias=True, tied=False)
+    paths = paths_of(param_shapes(model)) + paths_of(init_lora(params, LoRAConfig(rank=2)))
     for end, _ in LOGICAL:
         assert any(path.endswith(end) for path in paths), end

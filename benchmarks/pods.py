@@ -1,0 +1,123 @@
+"""The train step of a config at Qwen3-8B's size, compiled for a mesh of devices that are not there.
+
+    python benchmarks/pods.py configs/tpu_v5e_64.py --layers 36 --prompt-length 256
+
+Nothing is allocated: the state and a batch are shapes with shardings, and XLA compiles for as many
+fake CPU devices as the mesh has. Printed as JSON, in bytes of one device: the state, and what the
+compiled step takes besides (the CPU's compiler computes bfloat16 products in float32, so a TPU or
+GPU needs less); and the operations of one device, of which the loop over microbatches counts once.
+"""
+
+import argparse
+import dataclasses
+import json
+import math
+import os
+import sys
+import time
+from pathlib import Path
+
+# https://huggingface.co/Qwen/Qwen3-8B/blob/main/config.json, what shapes depend on
+QWEN3_8B = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+    "rope_theta": 1000000,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
+
+
+def load(path: str):
+    """The config of a file; its mesh says how many devices to fake, so before jax starts."""
+    from jaxrl_llm.cli.options import load_config
+
+    return load_config(path)
+
+
+def measure(config, *, layers: int, prompt_length: int, compiled: bool = True) -> dict:
+    """Bytes and operations of one device, by name."""
+    import jax
+
+    from jaxrl_llm.models import ModelConfig, make_model, param_shapes
+    from jaxrl_llm.train import make_mesh, make_optimizer, make_step
+    from jaxrl_llm.train.abstract import abstract_batch, abstract_state, device_bytes
+    from jaxrl_llm.train.config import find_recipe
+
+    size = dataclasses.replace(ModelConfig.from_hf(QWEN3_8B, dtype=config.dtype), num_layers=layers)
+    model, mesh = make_model(size), make_mesh(**dataclasses.asdict(config.mesh))
+    sampling, optimizer = config.sampling, make_optimizer(config.optimizer)
+    recipe = find_recipe(config.recipe, sampling)
+    state = abstract_state(param_shapes(model), optimizer, recipe, mesh=mesh)
+    batch = abstract_batch(
+        config.prompts_per_step,
+        sampling.group_size,
+        sampling.max_new_tokens,
+        prompt_length=prompt_length,
+        mesh=mesh,
+    )
+    found = {
+        "layers": layers,
+        "devices": mesh.size,
+        "mesh": dict(mesh.shape),
+        "parameters": sum(math.prod(x.shape) for x in jax.tree.leaves(state.params)),
+        "params_bytes": device_bytes(state.params),
+        "optimizer_bytes": device_bytes(state.opt_state),
+        "batch_bytes": device_bytes(batch),
+    }
+    step = make_step(
+        model,
+        recipe,
+        optimizer,
+        microbatches=config.microbatches,
+        mesh=mesh,
+        remat=config.remat,
+        temperature=sampling.temperature,
+    )
+    lowered = step.lower(state, batch)
+    if compiled:
+        start = time.perf_counter()
+        program = lowered.compile()
+        memory, cost = program.memory_analysis(), program.cost_analysis()
+        found |= {
+            "arguments_bytes": memory.argument_size_in_bytes,
+            "aliased_bytes": memory.alias_size_in_bytes,
+            "temporary_bytes": memory.temp_size_in_bytes,
+            "flops": cost["flops"],
+            "compile_seconds": round(time.perf_counter() - start, 1),
+        }
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("config")
+    parser.add_argument("--layers", type=int, default=QWEN3_8B["num_hidden_layers"])
+    parser.add_argument("--prompt-length", type=int, default=256)
+    parser.add_argument("--response-length", type=int)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    config = load(given.config)
+    sizes = dataclasses.astuple(config.mesh)
+    import jax
+
+    jax.config.update("jax_num_cpu_devices", math.prod(sizes))
+    if given.response_length is not None:
+        sampling = dataclasses.replace(config.sampling, max_new_tokens=given.response_length)
+        config = dataclasses.replace(config, sampling=sampling)
+    found = measure(config, layers=given.layers, prompt_length=given.prompt_length)
+    text = json.dumps({"config": Path(given.config).name, **found}, indent=1)
+    print(text)
+    if given.out is not None:
+        given.out.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

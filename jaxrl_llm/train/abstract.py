@@ -1,0 +1,94 @@
+"""A train step that is never run: its state as shapes and shardings, for any mesh of any size."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.models.sharding import batch_sharding, param_shardings
+from jaxrl_llm.recipes import Batch, Recipe
+from jaxrl_llm.train.state import TrainState, init_state
+
+
+def abstract_state(
+    params: ArrayTree,
+    optimizer: optax.GradientTransformation,
+    recipe: Recipe,
+    *,
+    mesh: jax.sharding.Mesh | None = None,
+    **options,
+) -> TrainState:
+    """The state before the first step, without its arrays.
+
+    Args:
+      params: Parameters, or their shapes (:func:`~jaxrl_llm.models.param_shapes`).
+      optimizer: Any optax transformation.
+      recipe: The method.
+      mesh: What the shardings are on; its devices need not be there.
+      **options: Of :func:`~jaxrl_llm.train.init_state`: a critic, a reference.
+
+    Returns:
+      A state of ``jax.ShapeDtypeStruct``, laid out as :func:`~jaxrl_llm.train.init_state` lays out
+      arrays: what an optimizer keeps of a parameter is split as the parameter is.
+
+    Example:
+      >>> import optax
+      >>> import jaxrl_llm as jr
+      >>> shapes = jr.models.param_shapes(jr.testing.tiny_model()[0])
+      >>> state = abstract_state(shapes, optax.adamw(1e-3), jr.recipes.rloo())
+      >>> state.opt_state[0].mu["embed"]["embedding"].shape
+      (260, 32)
+    """
+    make = functools.partial(
+        init_state, optimizer=optimizer, recipe=recipe, key=jax.random.key(0), copy=False, **options
+    )
+    state = jax.eval_shape(lambda params: make(params), params)
+    return state if mesh is None else _placed(state, param_shardings(state, mesh))
+
+
+def abstract_batch(
+    prompts: int,
+    group_size: int,
+    length: int,
+    *,
+    prompt_length: int,
+    mesh: jax.sharding.Mesh | None = None,
+) -> Batch:
+    """A batch ``[P, G, T]`` of the arrays that every recipe has, without the arrays."""
+
+    def array(*shape: int, dtype) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    grid = (prompts, group_size)
+    batch = Batch(
+        tokens=array(*grid, length, dtype=jnp.int32),
+        mask=array(*grid, length, dtype=jnp.bool_),
+        rewards=array(*grid, dtype=jnp.float32),
+        where=array(*grid, dtype=jnp.bool_),
+        prompt_tokens=array(prompts, prompt_length, dtype=jnp.int32),
+        prompt_mask=array(prompts, prompt_length, dtype=jnp.bool_),
+        behavior_logp=array(*grid, length, dtype=jnp.float32),
+    )
+    if mesh is None:
+        return batch
+    return _placed(batch, jax.tree.map(lambda _: batch_sharding(mesh), batch))
+
+
+def device_bytes(tree: ArrayTree) -> int:
+    """Bytes that each device holds of a tree of arrays or of their shapes."""
+
+    def size(x) -> int:
+        sharding = getattr(x, "sharding", None)
+        shape = x.shape if sharding is None else sharding.shard_shape(x.shape)
+        return math.prod(shape) * x.dtype.itemsize
+
+    return sum(size(x) for x in jax.tree.leaves(tree))
+
+
+def _placed(tree: ArrayTree, shardings: ArrayTree) -> ArrayTree:
+    return jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, shardings
+    )

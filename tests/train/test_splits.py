@@ -1,0 +1,96 @@
+"""Every split of eight devices over data, fsdp and tensor: the state is split, the step is one."""
+
+import itertools
+import math
+
+import jax
+import numpy as np
+import optax
+import pytest
+from helpers import make_batch
+
+import jaxrl_llm as jr
+from jaxrl_llm.models.sharding import param_shardings, shard
+from jaxrl_llm.testing import tiny_model
+from jaxrl_llm.train import OptimizerConfig, init_state, make_mesh, make_optimizer, make_step
+from jaxrl_llm.train.abstract import abstract_batch, abstract_state, device_bytes
+from jaxrl_llm.train.mesh import place_batch
+
+SPLITS = [s for s in itertools.product((1, 2, 4, 8), repeat=3) if math.prod(s) == 8]
+# The others show the same, a compilation each.
+QUICK = [(1, 8, 1), (2, 1, 4)]
+RECIPE = jr.recipes.dr_grpo(length=5)
+
+
+def mesh_of(split):
+    return make_mesh(**dict(zip(("data", "fsdp", "tensor"), split, strict=True)))
+
+
+def state_on(mesh, optimizer, model, params):
+    if mesh is not None:
+        params = shard(params, param_shardings(params, mesh))
+    return init_state(params, optimizer, RECIPE, key=jax.random.key(0), mesh=mesh)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_model(tied=False, vocab_size=264)
+
+
+def step_on(mesh, model, params):
+    plain = optax.sgd(1.0)  # Adam would blow rounding up where a gradient is nearly zero
+    step = make_step(model, RECIPE, plain, microbatches=2, mesh=mesh)
+    state = state_on(mesh, plain, model, params)
+    return jax.device_get(step(state, place_batch(make_batch(prompts=16), mesh)))
+
+
+@pytest.fixture(scope="module")
+def alone(model):
+    return step_on(None, *model)
+
+
+@pytest.mark.parametrize(
+    "split", [s if s in QUICK else pytest.param(s, marks=pytest.mark.slow) for s in SPLITS]
+)
+def test_a_step_is_that_of_one_device(split, model, alone):
+    (state, metrics), (one, want) = step_on(mesh_of(split), *model), alone
+    for a, b in zip(jax.tree.leaves(state.params), jax.tree.leaves(one.params), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-5)
+    assert metrics.keys() == want.keys()
+    for name, value in want.items():
+        np.testing.assert_allclose(metrics[name], value, atol=2e-5, rtol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_what_the_optimizer_keeps_is_split_as_the_parameters(split, model):
+    mesh, optimizer = mesh_of(split), make_optimizer(OptimizerConfig(warmup_steps=2))
+    state = state_on(mesh, optimizer, *model)
+    (moments,) = [
+        x
+        for x in jax.tree.leaves(state.opt_state, is_leaf=lambda x: hasattr(x, "mu"))
+        if hasattr(x, "mu")
+    ]
+    for kept in (moments.mu, moments.nu):
+        jax.tree.map(lambda x, p: x.sharding == p.sharding or pytest.fail(), kept, state.params)
+    if split != (8, 1, 1):
+        kernel = moments.mu["layers"]["0"]["mlp"]["up"]["kernel"]
+        parts = math.prod(n for n in split[1:] if n > 1)
+        assert kernel.addressable_shards[0].data.size * parts == kernel.size
+    assert moments.count.sharding.is_fully_replicated
+
+    shapes = abstract_state(jax.eval_shape(lambda: model[1]), optimizer, RECIPE, mesh=mesh)
+    for a, b in zip(jax.tree.leaves(shapes), jax.tree.leaves(state), strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        assert a.sharding.is_equivalent_to(b.sharding, a.ndim)
+    for tree, real in ((shapes.params, state.params), (shapes.opt_state, state.opt_state)):
+        held = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(real))
+        assert device_bytes(tree) == device_bytes(real) == held
+
+
+def test_a_batch_of_shapes_is_split_over_its_prompts():
+    mesh = mesh_of((2, 2, 2))
+    batch = abstract_batch(8, 3, 5, prompt_length=6, mesh=mesh)
+    real = place_batch(make_batch(prompts=8).replace(behavior_logp=np.zeros((8, 3, 5))), mesh)
+    assert device_bytes(batch) < device_bytes(abstract_batch(8, 3, 5, prompt_length=6))
+    assert batch.tokens.sharding.is_equivalent_to(real.tokens.sharding, 3)
+    assert jax.tree.map(lambda x: x.shape, batch) == jax.tree.map(lambda x: x.shape, real)
