@@ -24,6 +24,15 @@ baseline_fitness                      variant: against the unperturbed model
 sparse_noise, sparse_matmul,          variant: noise at a few entries
 sparse_grad
 open_es_grad, es_qiu_grad, full_rank  evolution strategies of full rank
+int8_table, int8_noise                integers: noise as slices of a table
+egg_matmul, egg_embed, egg_vector,    integers: the layers of a network, with noise
+egg_norm, egg_gru, saturate
+egg_log_likelihood                    integers: the score of a token
+egg_update, egg_step, egg_threshold,  integers: votes of pairs, and who moves by one
+egg_alpha
+pack_ternary, unpack_ternary          integers: votes as bytes
+quantize_int8, quantized_step,        int8 weights of a float model
+apply_quantized, distillation_fitness
 ====================================  ==============================================================
 """
 
@@ -39,6 +48,23 @@ from jaxrl_llm.evolution.fitness import (
 )
 from jaxrl_llm.evolution.forward import eggroll_embed, eggroll_matmul, perturb
 from jaxrl_llm.evolution.gradient import eggroll_grad
+from jaxrl_llm.evolution.integer import (
+    egg_embed,
+    egg_matmul,
+    egg_vector,
+    int8_noise,
+    int8_table,
+    saturate,
+)
+from jaxrl_llm.evolution.integer_layers import egg_gru, egg_log_likelihood, egg_norm
+from jaxrl_llm.evolution.integer_update import (
+    egg_alpha,
+    egg_step,
+    egg_threshold,
+    egg_update,
+    pack_ternary,
+    unpack_ternary,
+)
 from jaxrl_llm.evolution.leaves import leaf_classes, leaf_table, moving
 from jaxrl_llm.evolution.noise import (
     Full,
@@ -47,6 +73,12 @@ from jaxrl_llm.evolution.noise import (
     full_noise,
     leaf_key,
     lowrank_noise,
+)
+from jaxrl_llm.evolution.quantized import (
+    apply_quantized,
+    distillation_fitness,
+    quantize_int8,
+    quantized_step,
 )
 from jaxrl_llm.evolution.reference import es_qiu_grad, full_rank, open_es_grad
 from jaxrl_llm.evolution.variants import (
@@ -62,9 +94,21 @@ __all__ = [
     "LowRank",
     "Sparse",
     "antithetic",
+    "apply_quantized",
     "baseline_fitness",
     "best_of",
     "centered_ranks",
+    "distillation_fitness",
+    "egg_alpha",
+    "egg_embed",
+    "egg_gru",
+    "egg_log_likelihood",
+    "egg_matmul",
+    "egg_norm",
+    "egg_step",
+    "egg_threshold",
+    "egg_update",
+    "egg_vector",
     "eggroll_embed",
     "eggroll_grad",
     "eggroll_matmul",
@@ -72,6 +116,8 @@ __all__ = [
     "fill_missing",
     "full_noise",
     "full_rank",
+    "int8_noise",
+    "int8_table",
     "leaf_classes",
     "leaf_key",
     "leaf_table",
@@ -79,12 +125,17 @@ __all__ = [
     "model_delta",
     "moving",
     "open_es_grad",
+    "pack_ternary",
     "pair_fitness",
     "pair_sign",
     "perturb",
+    "quantize_int8",
+    "quantized_step",
     "question_fitness",
+    "saturate",
     "sparse_grad",
     "sparse_matmul",
     "sparse_noise",
+    "unpack_ternary",
     "zscore",
 ]

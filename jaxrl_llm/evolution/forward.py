@@ -105,14 +105,9 @@ def eggroll_embed(tokens: Array, w: Array, perturbation: LowRank | None, *, sigm
     if perturbation is None:
         return y
     _check_factors("eggroll_embed", w, perturbation)
-    low = take_rows(perturbation.a, tokens)
+    low = noise.take_rows(perturbation.a, tokens)
     own = jnp.matmul(low, jnp.swapaxes(perturbation.b, -1, -2))
     return (y + _scale(perturbation, sigma) * own).astype(w.dtype)
-
-
-def take_rows(a: Array, tokens: Array) -> Array:
-    """Rows of a factor ``[..., V, r]``, a member's own: ``[..., T, r]``."""
-    return a[tokens] if a.ndim == 2 else jnp.take_along_axis(a, tokens[..., None], axis=-2)
 
 
 def _scale(perturbation: LowRank, sigma) -> Array:

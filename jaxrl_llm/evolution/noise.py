@@ -254,3 +254,8 @@ def full_noise(
 def sign_and_scale(sign: Array, sigma, rank: int | None = None) -> Array:
     """``sign sigma / sqrt(rank)`` in float32: what stands before the draw of a member."""
     return sign * jnp.asarray(sigma, jnp.float32) / (1.0 if rank is None else math.sqrt(rank))
+
+
+def take_rows(a: Array, tokens: Array) -> Array:
+    """Rows of a factor ``[..., V, r]``, a member's own: ``[..., T, r]``."""
+    return a[tokens] if a.ndim == 2 else jnp.take_along_axis(a, tokens[..., None], axis=-2)

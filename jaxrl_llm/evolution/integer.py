@@ -1,0 +1,305 @@
+"""EGG: a network of int8 weights and activations, with noise in the same integers.
+
+All is fixed point with 16 for 1.0, kept within +-127. The only nonlinearity is that saturation.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.core import Array, checks
+from jaxrl_llm.evolution import _inputs, noise
+from jaxrl_llm.evolution.noise import LowRank
+
+ONE_BITS = 4  # 16 is 1.0
+LIMIT = 127
+
+
+def saturate(x: Array) -> Array:
+    """Integers within +-127, as int8.
+
+    Args:
+      x: Integers of any shape.
+
+    Returns:
+      int8 of the same shape.
+
+    Raises:
+      TypeError: If ``x`` does not hold integers.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> jr.evolution.saturate(jnp.array([-300, -128, 5, 200])).tolist()
+      [-127, -127, 5, 127]
+
+    References:
+      The integer form of EGGROLL (arXiv:2511.16652), app. G.
+    """
+    checks.check_integer("saturate", x=x)
+    return jnp.clip(x, -LIMIT, LIMIT).astype(jnp.int8)
+
+
+def int8_table(key: Array, *, size: int = 2**20) -> Array:
+    """The table that all integer noise is read from: ``trunc(16 normal)``.
+
+    Args:
+      key: A typed key.
+      size: How many entries, a power of two.
+
+    Returns:
+      int8 ``[size]``.
+
+    Raises:
+      TypeError: If ``key`` is not one typed key.
+      ValueError: If ``size`` is not a power of two.
+
+    Example:
+      >>> import jax
+      >>> import jaxrl_llm as jr
+      >>> jr.evolution.int8_table(jax.random.key(0), size=8).shape
+      (8,)
+
+    References:
+      The integer form of EGGROLL (arXiv:2511.16652), app. G; its code has 2^30 entries.
+    """
+    _inputs.check_key("int8_table", key)
+    _inputs.check_count("int8_table", 1, size=size)
+    if size & (size - 1):
+        raise ValueError(f"int8_table: size must be a power of two; got {size}.")
+    return saturate(jnp.trunc(2**ONE_BITS * jax.random.normal(key, (size,))).astype(jnp.int32))
+
+
+def read_table(table, key, epoch, draws, shape, *, rank, noise_reuse) -> tuple[Array, Array]:
+    """int8 factors of a leaf's draws, by one contiguous slice of the table each; unchecked."""
+    fresh = 0 if noise_reuse == 0 else jnp.asarray(epoch, jnp.int32) // noise_reuse
+    word = jnp.ravel(jax.random.key_data(jax.random.fold_in(key, fresh)))[0].astype(jnp.uint32)
+    draws = jnp.asarray(draws).astype(jnp.uint32)
+    start = word ^ (((draws >> 16) ^ draws) * jnp.uint32(0x45D9F3B))
+    first, second = shape if len(shape) == 2 else (shape[0], shape[0])
+    count = (first + second) * rank
+    place = start[..., None] + jnp.arange(count, dtype=jnp.uint32)
+    found = table[place & jnp.uint32(table.shape[0] - 1)].reshape(*draws.shape, -1, rank)
+    a, b = found[..., second:, :], found[..., :second, :]
+    return (a, b) if len(shape) == 2 else (a[..., 0], b[..., 0])
+
+
+def int8_noise(
+    table: Array,
+    key: Array,
+    epoch: Array | int,
+    members: Array,
+    shape: tuple[int, ...],
+    *,
+    rank: int = 1,
+    noise_reuse: int = 1,
+) -> LowRank:
+    """Integer noise of some members for one leaf: slices of the table.
+
+        start = (u32(fold_in(key, epoch // noise_reuse)) xor hash(pair)) mod size
+
+    A matrix ``[a, b]`` reads ``(a + b) r`` entries, B first; a vector reads 2 n, whose halves are
+    multiplied entry by entry. Reading wraps at the end of the table.
+
+    Args:
+      table: int8 ``[size]``, by :func:`int8_table`.
+      key: A typed key, that of the leaf (see :func:`leaf_key`).
+      epoch: int ``[]``, updates made so far.
+      members: int ``[...]``, ids; 2k and 2k+1 are a pair.
+      shape: ``[a, b]`` or ``[n]``, of the leaf.
+      rank: r, of a matrix's noise.
+      noise_reuse: For how many epochs a slice stays; 1 takes another at each, 0 never.
+
+    Returns:
+      :class:`LowRank` of int8 factors ``[..., a, r]`` and ``[..., b, r]``, or ``[..., n]`` twice,
+      and int32 signs.
+
+    Raises:
+      TypeError: If ``table`` is not int8, ``key`` not one typed key, or an id not an integer.
+      ValueError: If the leaf is neither a matrix nor a vector, needs more than the table has, or a
+        count is out of its range.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> table = jr.evolution.int8_table(jax.random.key(0), size=1024)
+      >>> noise = jr.evolution.int8_noise(table, jax.random.key(1), 0, jnp.arange(4), (6, 3))
+      >>> noise.a.shape, noise.b.shape, noise.sign.tolist()
+      ((4, 6, 1), (4, 3, 1), [1, -1, 1, -1])
+
+    References:
+      The integer form of EGGROLL (arXiv:2511.16652), app. G, and its code.
+    """
+    check_table("int8_noise", table, key, shape, rank, noise_reuse)
+    draw, sign = noise.antithetic(members)
+    options = {"rank": rank, "noise_reuse": noise_reuse}
+    return LowRank(*read_table(table, key, epoch, draw, shape, **options), sign.astype(jnp.int32))
+
+
+def check_table(function, table, key, shape, rank, noise_reuse) -> None:
+    """Raises unless a leaf of this shape can read its noise from the table."""
+    _inputs.check_key(function, key)
+    check_int8(function, table=table)
+    checks.check_rank(function, 1, table=table)
+    _inputs.check_count(function, 1, rank=rank)
+    _inputs.check_count(function, 0, noise_reuse=noise_reuse)
+    if len(shape) not in (1, 2):
+        raise ValueError(f"{function}: shape must be that of a matrix or vector; got {shape}.")
+    if len(shape) == 1 and rank != 1:
+        raise ValueError(f"{function}: rank={rank} has no effect on a vector, shape {shape}.")
+    count = (sum(shape) if len(shape) == 2 else 2 * shape[0]) * rank
+    if count > table.shape[0]:
+        raise ValueError(
+            f"{function}: a leaf of shape {shape} reads {count} entries; "
+            f"table has {table.shape[0]}."
+        )
+
+
+def check_int8(function: str, **arrays) -> None:
+    """Raises TypeError unless every array is int8."""
+    for name, x in arrays.items():
+        if jnp.result_type(x) != jnp.int8:
+            raise TypeError(f"{function}: {name} must be int8; got {jnp.result_type(x)}.")
+
+
+def _wide(x: Array) -> Array:
+    return x.astype(jnp.int32)
+
+
+def egg_matmul(x: Array, w: Array, perturbation: LowRank | None, *, shift: int = 4) -> Array:
+    """An integer linear layer whose weights carry a member's noise.
+
+        y = sat((x W^T + ((x B) (sign A)^T >> (4 + shift))) // (16 isqrt(in)))
+
+    Sums are int32: safe whatever the values up to ``in r = 1048``, and far beyond for activations
+    of usual size. The shift rounds down, so that a pair is not exactly antithetic.
+
+    Args:
+      x: int8 ``[..., T, in]``, with the axes of the members, if any, in front.
+      w: int8 ``[out, in]``.
+      perturbation: By :func:`int8_noise` of the shape of ``w``; None for the plain layer.
+      shift: The noise has scale ``2^-shift``.
+
+    Returns:
+      int8 ``[..., T, out]``.
+
+    Raises:
+      TypeError: If ``x`` or ``w`` is not int8.
+      ValueError: If the shapes do not fit or ``shift`` is negative.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> x = jnp.array([[16, -8, 4, 20]], jnp.int8)
+      >>> w = jnp.array([[16, 8, -4, 2], [-16, 0, 16, 32]], jnp.int8)
+      >>> a, b = jnp.array([[16], [-32]], jnp.int8), jnp.array([[8], [-16], [0], [24]], jnp.int8)
+      >>> for sign in (1, -1):
+      ...     jr.evolution.egg_matmul(x, w, jr.evolution.LowRank(a, b, jnp.array(sign))).tolist()
+      [[8, 11]]
+      [[5, 16]]
+
+    References:
+      The integer form of EGGROLL (arXiv:2511.16652), app. G.
+    """
+    check_int8("egg_matmul", x=x, w=w)
+    _inputs.check_count("egg_matmul", 0, shift=shift)
+    checks.check_min_rank("egg_matmul", 2, x=x)
+    checks.check_rank("egg_matmul", 2, w=w)
+    if x.shape[-1] != w.shape[1]:
+        raise ValueError(f"egg_matmul: x {x.shape} does not fit w {w.shape}.")
+    total = jnp.matmul(x, w.T, preferred_element_type=jnp.int32)
+    if perturbation is not None:
+        a, b = perturbation.a, perturbation.b
+        if (a.shape[-2], b.shape[-2]) != w.shape:
+            raise ValueError(f"egg_matmul: factors {a.shape}, {b.shape} do not fit w {w.shape}.")
+        low = jnp.matmul(x, b, preferred_element_type=jnp.int32)
+        signed = perturbation.sign[..., None, None] * _wide(a)
+        total = total + (jnp.matmul(low, jnp.swapaxes(signed, -1, -2)) >> (ONE_BITS + shift))
+    return saturate(total // (2**ONE_BITS * math.isqrt(w.shape[1])))
+
+
+def egg_embed(tokens: Array, w: Array, perturbation: LowRank | None, *, shift: int = 4) -> Array:
+    """Rows of an integer table that carries a member's noise.
+
+        y[t] = sat(W[t] + ((sign A[t] B^T) >> (4 + shift)))
+
+    Args:
+      tokens: int ``[..., T]``, with the axes of the members, if any, in front.
+      w: int8 ``[V, D]``.
+      perturbation: By :func:`int8_noise` of the shape of ``w``; None for the plain rows.
+      shift: The noise has scale ``2^-shift``.
+
+    Returns:
+      int8 ``[..., T, D]``.
+
+    Raises:
+      TypeError: If ``tokens`` are not integers or ``w`` is not int8.
+      ValueError: If the shapes do not fit or ``shift`` is negative.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> w = jnp.array([[16, 0], [0, 120]], jnp.int8)
+      >>> a, b = jnp.array([[16], [32]], jnp.int8), jnp.array([[-8], [90]], jnp.int8)
+      >>> noise = jr.evolution.LowRank(a, b, jnp.array(1))
+      >>> jr.evolution.egg_embed(jnp.array([1, 0]), w, noise).tolist()
+      [[-1, 127], [15, 5]]
+
+    References:
+      The integer form of EGGROLL (arXiv:2511.16652), app. G.
+    """
+    check_int8("egg_embed", w=w)
+    checks.check_integer("egg_embed", tokens=tokens)
+    checks.check_min_rank("egg_embed", 1, tokens=tokens)
+    _inputs.check_count("egg_embed", 0, shift=shift)
+    rows = w[tokens]
+    if perturbation is None:
+        return rows
+    a, b = perturbation.a, perturbation.b
+    if (a.shape[-2], b.shape[-2]) != w.shape:
+        raise ValueError(f"egg_embed: factors {a.shape}, {b.shape} do not fit w {w.shape}.")
+    low = _wide(noise.take_rows(a, tokens)) * perturbation.sign[..., None, None]
+    own = jnp.matmul(low, jnp.swapaxes(_wide(b), -1, -2)) >> (ONE_BITS + shift)
+    return saturate(_wide(rows) + own)
+
+
+def egg_vector(w: Array, perturbation: LowRank | None, *, shift: int = 4) -> Array:
+    """An integer vector, of a norm or a bias, that carries noise: one row a member.
+
+        y = sat(w + ((sign e1 e2) >> (4 + shift)))
+
+    Args:
+      w: int8 ``[n]``.
+      perturbation: By :func:`int8_noise` of the shape of ``w``; None for the plain vector.
+      shift: The noise has scale ``2^-shift``.
+
+    Returns:
+      int8 ``[..., n]``, with the axes of the members in front.
+
+    Raises:
+      TypeError: If ``w`` is not int8.
+      ValueError: If the shapes do not fit or ``shift`` is negative.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> e = jnp.array([16, 32], jnp.int8)
+      >>> noise = jr.evolution.LowRank(e, e, jnp.array(-1))
+      >>> jr.evolution.egg_vector(jnp.array([16, 16], jnp.int8), noise, shift=4).tolist()
+      [15, 12]
+
+    References:
+      The integer form of EGGROLL (arXiv:2511.16652), app. G.
+    """
+    check_int8("egg_vector", w=w)
+    checks.check_rank("egg_vector", 1, w=w)
+    _inputs.check_count("egg_vector", 0, shift=shift)
+    if perturbation is None:
+        return w
+    a, b = perturbation.a, perturbation.b
+    if a.shape[-1:] != w.shape or a.shape != b.shape:
+        raise ValueError(f"egg_vector: factors {a.shape}, {b.shape} do not fit w {w.shape}.")
+    own = (_wide(a) * _wide(b) * perturbation.sign[..., None]) >> (ONE_BITS + shift)
+    return saturate(_wide(w) + own)

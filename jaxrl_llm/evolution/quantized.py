@@ -1,0 +1,173 @@
+"""Fine-tuning of int8 weights by evolution: floats propose, and weights move by one unit."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.core import Array, ArrayTree, checks, masking
+from jaxrl_llm.evolution.integer import LIMIT, saturate
+
+
+def quantize_int8(w: Array, *, axis: int = -1, eps: float = 1e-12) -> tuple[Array, Array]:
+    """A matrix as int8 with one scale for each output channel.
+
+        scale_i = max|W_i| / 127,   Q = round(W / scale)
+
+    Args:
+      w: Floating point, ``[in, out]``.
+      axis: That of the output channels; -2 for ``[out, in]``.
+      eps: Least scale, above 0: that of a channel of zeros.
+
+    Returns:
+      ``(Q, scale)``: int8 of the shape of ``w``, and float32 that broadcasts with it; ``Q scale``
+      is within half a scale of ``w``.
+
+    Raises:
+      TypeError: If ``w`` is not floating point.
+      ValueError: If ``w`` is not a matrix, ``axis`` is not one of its own, or ``eps`` is not above
+        0.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> q, scale = jr.evolution.quantize_int8(jnp.array([[1.0, -0.5], [0.25, 2.0]]))
+      >>> q.tolist(), (scale * 127).tolist()
+      ([[127, -32], [32, 127]], [[1.0, 2.0]])
+
+    References:
+      EGGROLL (arXiv:2511.16652), app. K, PAPER reading; the largest weight of a channel as its
+      scale is how we read the text.
+    """
+    checks.check_rank("quantize_int8", 2, w=w)
+    checks.check_float("quantize_int8", w=w)
+    checks.check_option("quantize_int8", "axis", axis, (-1, -2, 0, 1))
+    checks.check_positive("quantize_int8", eps=eps)
+    w = w.astype(jnp.float32)
+    others = 1 - axis % 2
+    scale = jnp.maximum(jnp.max(jnp.abs(w), axis=others, keepdims=True) / LIMIT, eps)
+    return saturate(jnp.round(w / scale).astype(jnp.int32)), scale
+
+
+def quantized_step(q: Array, updates: Array, *, tau: float) -> Array:
+    """Weights whose proposed update stands out move by one unit, and stay within +-127.
+
+        z = (u - mean(u)) / (std(u) + 1e-8),   Q <- sat(Q + sign(z) [|z| >= tau])
+
+    Args:
+      q: int8 of any shape.
+      updates: Floating point of the same shape, u: what an optax optimizer proposes to add.
+      tau: How many deviations an update must be from the mean, not negative.
+
+    Returns:
+      int8 of the same shape.
+
+    Raises:
+      TypeError: If ``q`` is not int8 or ``updates`` not floating point.
+      ValueError: If the shapes differ or ``tau`` is negative.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> q, u = jnp.array([5, 5, -127, 5], jnp.int8), jnp.array([0.1, 0.2, -0.9, 0.05])
+      >>> jr.evolution.quantized_step(q, u, tau=0.5).tolist()
+      [6, 6, -127, 5]
+
+    References:
+      EGGROLL (arXiv:2511.16652), app. K, PAPER reading; it does not give tau. A tensor without
+      updates stays as it is, at any tau.
+    """
+    if jnp.result_type(q) != jnp.int8:
+        raise TypeError(f"quantized_step: q must be int8; got {jnp.result_type(q)}.")
+    checks.check_float("quantized_step", updates=updates)
+    checks.check_same_shape("quantized_step", q=q, updates=updates)
+    checks.check_non_negative("quantized_step", tau=tau)
+    u = updates.astype(jnp.float32)
+    constant = jnp.max(u) == jnp.min(u)
+    z = (u - jnp.mean(u)) / (jnp.std(u) + 1e-8)
+    move = jnp.where((jnp.abs(z) >= tau) & ~constant, jnp.sign(z), 0.0)
+    return saturate(q.astype(jnp.int32) + move.astype(jnp.int32))
+
+
+def apply_quantized(params: ArrayTree, updates: ArrayTree, *, tau: float) -> ArrayTree:
+    """The parameters after an update: int8 leaves by :func:`quantized_step`, floats as ever.
+
+    The gradient is that of :func:`eggroll_grad` with the int8 leaves named ``lowrank``: members
+    perturb the integers as numbers, in units of the scale.
+
+    Args:
+      params: Pytree of arrays, int8 and floating.
+      updates: Pytree of the same form, floating: what an optax optimizer proposes to add.
+      tau: How many deviations an update of an int8 leaf must be from the mean of its leaf.
+
+    Returns:
+      Pytree of the form and dtypes of ``params``.
+
+    Raises:
+      TypeError: If a leaf is neither int8 nor floating point.
+      ValueError: If the forms or shapes differ, ``tau`` is negative, or no leaf is int8.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> params = {"q": jnp.array([1, 2, 3], jnp.int8), "scale": jnp.array(0.5)}
+      >>> updates = {"q": jnp.array([-3.0, 0.0, 0.5]), "scale": jnp.array(0.25)}
+      >>> new = jr.evolution.apply_quantized(params, updates, tau=1.0)
+      >>> new["q"].tolist(), new["scale"].item()
+      ([0, 2, 3], 0.75)
+
+    References:
+      EGGROLL (arXiv:2511.16652), app. K, PAPER reading.
+    """
+    if jax.tree.structure(params) != jax.tree.structure(updates):
+        raise ValueError("apply_quantized: updates must have the form of params.")
+    if not any(jnp.result_type(x) == jnp.int8 for x in jax.tree.leaves(params)):
+        raise ValueError("apply_quantized: no leaf is int8; optax.apply_updates is enough.")
+
+    def one(x: Array, u: Array) -> Array:
+        if jnp.result_type(x) == jnp.int8:
+            return quantized_step(x, u, tau=tau)
+        checks.check_float("apply_quantized", params=x)
+        checks.check_same_shape("apply_quantized", params=x, updates=u)
+        return (x + u).astype(x.dtype)
+
+    return jax.tree.map(one, params, updates)
+
+
+def distillation_fitness(logits: Array, teacher_logits: Array, mask: Array) -> Array:
+    """How near a member stays to a teacher: minus the sum of its tokens' divergences.
+
+        f = -sum_t KL(teacher_t || member_t)                              nats
+
+    Args:
+      logits: ``[..., T, V]``, floating point, of the member.
+      teacher_logits: ``[..., T, V]``, floating point: of the float model, say.
+      mask: bool ``[..., T]``, True = keep; what is masked is not read.
+
+    Returns:
+      float32 ``[...]``, at most 0.
+
+    Raises:
+      TypeError: If a dtype is wrong.
+      ValueError: If the shapes differ.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> logits = jnp.array([[[1.0, 0.0], [3.0, 1.0]]])
+      >>> jr.evolution.distillation_fitness(logits, logits, jnp.ones((1, 2), bool)).tolist()
+      [0.0]
+
+    References:
+      EGGROLL (arXiv:2511.16652), app. K, PAPER reading. It prints the divergence itself as the
+      fitness, which would drive the two apart.
+    """
+    checks.check_mask("distillation_fitness", mask)
+    checks.check_min_rank("distillation_fitness", 2, logits=logits)
+    checks.check_float("distillation_fitness", logits=logits, teacher_logits=teacher_logits)
+    checks.check_same_shape("distillation_fitness", logits=logits, teacher_logits=teacher_logits)
+    checks.check_shape("distillation_fitness", "mask", mask, logits.shape[:-1])
+    kept = mask[..., None]
+    ours, teacher = (
+        jax.nn.log_softmax(masking.zero_masked(x, kept), axis=-1) for x in (logits, teacher_logits)
+    )
+    divergence = jnp.sum(jnp.exp(teacher) * (teacher - ours), axis=-1)
+    return 0.0 - masking.masked_sum(divergence, mask, axis=-1)
