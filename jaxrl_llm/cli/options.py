@@ -63,7 +63,10 @@ def _critic_last(arguments: Sequence[str]) -> list[str]:
 
 def _by_name(info: tyro.constructors.PrimitiveTypeInfo):
     """How fields that hold functions and recipes are written on a command line."""
-    union = typing.get_origin(info.type) in (typing.Union, types.UnionType)
+    origin = typing.get_origin(info.type)
+    if origin is tuple:  # of several such words, each of which comes here as well
+        return None
+    union = origin in (typing.Union, types.UnionType)
     parts = typing.get_args(info.type) if union else (info.type,)
     if Recipe not in parts and not any("Callable" in str(part) for part in parts):
         return None

@@ -89,7 +89,7 @@ def _summary(result: Result) -> str:
     step = int(result.state.step)
     if result.interrupted is not None:
         lines.append(f"Interrupted after step {step}; go on with the same command and --resume.")
-    lines.append(f"The checkpoint of step {step}, metrics.jsonl and reward.png: {result.run_dir}")
+    lines.append(f"The checkpoint of step {step}, metrics.jsonl and report.html: {result.run_dir}")
     return "\n".join(lines)
 
 

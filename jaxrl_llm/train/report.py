@@ -102,7 +102,7 @@ def render(
 def _state(steps, sessions, settings) -> str:
     """How far the run is, and whether it goes on."""
     done, wanted = last_step(steps), settings.get("steps")
-    progress = f"{done} of {wanted} steps" if wanted else f"{done} steps"
+    progress = text(f"{done} of {wanted} steps" if wanted else f"{done} steps")
     ends = [row for row in sessions if row.get("event") in ("start", "end")]
     if not ends:
         state = f"{progress}; how it ended is not known."
@@ -111,7 +111,7 @@ def _state(steps, sessions, settings) -> str:
     elif (outcome := str(ends[-1].get("outcome"))) == "done":
         state = f"Finished: {progress}."
     elif outcome.startswith("SIG"):
-        state = f"Stopped by {outcome} after {progress}."
+        state = f"Stopped by {text(outcome)} after {progress}."
     else:
         state = f'<span class="bad">Failed after {progress}: {text(outcome)}</span>'
     written = time.strftime("%Y-%m-%d %H:%M:%S %z")

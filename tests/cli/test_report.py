@@ -1,0 +1,44 @@
+import json
+
+from test_cli import config_file, one_sentence, run
+
+ROW = {"reward": 0.5, "seconds_total": 1.0, "seconds_train": 1.0}
+
+
+def test_a_report_on_demand(capsys, tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    lines = [json.dumps({"step": n, **ROW}) for n in (1, 2)]
+    (folder / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 3, "rew']))
+    code, out, err = run(capsys, "report", folder)
+    assert (code, out, err) == (0, f"{folder / 'report.html'}\n", "")
+    assert "2 steps; how it ended is not known." in (folder / "report.html").read_text()
+    code, out, _ = run(capsys, "report", folder, "--out", tmp_path / "page.html")
+    assert code == 0 and out == f"{tmp_path / 'page.html'}\n" and (tmp_path / "page.html").is_file()
+
+
+def test_what_is_no_run_is_one_sentence(capsys, tmp_path):
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        code, _, err = run(capsys, "report", folder)
+        assert code == 2
+        one_sentence(err, f"{str(folder)!r} is not the folder of a run: no metrics.jsonl in it.")
+    (tmp_path / "metrics.jsonl").write_text("")
+    code, _, err = run(capsys, "report", tmp_path, "--out", tmp_path / "nowhere" / "page.html")
+    assert code == 1
+    one_sentence(err, "page.html", "No such file or directory")
+
+
+def test_reports_of_runs_that_failed_and_that_were_configured_by_options(capsys, tmp_path):
+    path, folder = config_file(tmp_path, "reward=bad"), tmp_path / "run"
+    code, _, err = run(capsys, "train", path, "--run-dir", folder, "--report.sinks", "nowhere")
+    assert code == 2 and "sinks must be one of 'tensorboard', 'trackio', 'wandb'" in " ".join(
+        err.replace("│", " ").split()
+    )
+    options = ["--report.sinks", "tensorboard", "--report.peak-flops", "1e12"]
+    code, _, err = run(capsys, "train", path, "--run-dir", folder, *options)
+    assert code == 1
+    one_sentence(err, "gave None")
+    assert list((folder / "tensorboard").iterdir())
+    page = (folder / "report.html").read_text()
+    assert "Failed after 0 of 2 steps: RewardError: " in page and "No step is finished" in page
+    assert "report.peak_flops" in page
