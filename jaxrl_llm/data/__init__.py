@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from jaxrl_llm.data.prompts import Prompt, PromptSet, split_distinct
     from jaxrl_llm.data.sources import from_file, from_hub, from_reasoning_gym
     from jaxrl_llm.data.tokenizer import Tokenizer, load_tokenizer
+    from jaxrl_llm.data.tokenizer_files import save_tokenizer
 
 _HOMES = {
     "Cursor": "order",
@@ -25,6 +26,7 @@ _HOMES = {
     "split_distinct": "prompts",
     "Tokenizer": "tokenizer",
     "load_tokenizer": "tokenizer",
+    "save_tokenizer": "tokenizer_files",
 }
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "from_hub",
     "from_reasoning_gym",
     "load_tokenizer",
+    "save_tokenizer",
     "split_distinct",
     "take",
 ]

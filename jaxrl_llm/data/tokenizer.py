@@ -87,6 +87,20 @@ class PretrainedTokenizer:
         copy.encode_special_tokens = True
         return copy
 
+    def backend(self) -> "Backend":
+        """A copy of what cuts text, which puts `prefix_ids` first where it adds special tokens."""
+        from tokenizers.processors import TemplateProcessing
+
+        copy = type(self._backend).from_str(self._backend.to_str())
+        if self.prefix_ids and _prefix(copy) != list(self.prefix_ids):
+            # A file without a post-processor of its own, such as GGUF; it has no tokens behind.
+            first = [(copy.id_to_token(i), i) for i in self.prefix_ids]
+            start = " ".join(token for token, _ in first)
+            copy.post_processor = TemplateProcessing(
+                single=f"{start} $A", pair=f"{start} $A {start} $B:1", special_tokens=first
+            )
+        return copy
+
     def encode(self, text: str, *, allow_special: bool = True) -> list[int]:
         """Token ids of a text.
 

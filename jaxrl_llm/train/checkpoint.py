@@ -258,9 +258,7 @@ class Checkpoints:
           CheckpointError: If there is none, or none can be read.
         """
         wanted = fingerprint(self.model, like) | self.run
-        state = from_arrays(self._load(to_arrays(like), wanted, step), like)
-        self.last = int(state.step)
-        return state
+        return from_arrays(self._load(to_arrays(like), wanted, step), like)
 
     def restore_beside(self) -> Beside | None:
         """What was saved beside the state that was restored last; None if there was nothing.
@@ -306,6 +304,7 @@ class Checkpoints:
                     found = ocp.metadata(path).custom_metadata or {}
                     check_same_run(path, found, wanted)
                     tree = ocp.load(path, jax.tree.map(abstract, like))
+                self.last = candidate
                 _warn_of(passed, f"the one of step {candidate} is used, what came after it is lost")
                 return tree
             except OtherRun as error:

@@ -1,0 +1,213 @@
+"""Parameters as a Hugging Face folder that transformers and this package load."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.core import checks
+from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.models.config import ARCHITECTURES, DTYPES, ModelConfig
+from jaxrl_llm.models.loading import Weight, parameter_table
+from jaxrl_llm.models.safetensors import INDEX, SINGLE
+
+# Bytes of one file of weights, as transformers cuts them.
+_FILE_BYTES = 5_000_000_000
+_FILE = "model-{:05d}-of-{:05d}.safetensors"
+# What of a configuration is about how it is computed, not which model it is.
+_COMPUTE = ("dtype", "quantization")
+
+
+def save_safetensors(
+    params: ArrayTree,
+    folder: str | os.PathLike[str],
+    *,
+    config: ModelConfig,
+    dtype: str = "float32",
+    file_bytes: int = _FILE_BYTES,
+) -> None:
+    """Writes config.json and weights under the names of Hugging Face.
+
+    Kernels are stored as [out, in]. One file is in memory at a time; a second one, and an index,
+    are only there where the weights do not fit into one.
+
+    Args:
+      params: Parameters of the decoder, without adapter; see `train.merge_lora`.
+      folder: Made if it is not there.
+      config: That of the decoder.
+      dtype: Of the stored weights.
+      file_bytes: Size above which another file is begun.
+
+    Raises:
+      ValueError: If the parameters are not those of the configuration, transformers has no class
+        that computes it, or `dtype` is unknown.
+
+    Example:
+      >>> import tempfile
+      >>> import jaxrl_llm as jr
+      >>> model, params = jr.testing.tiny_model(num_layers=1)
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     jr.models.save_safetensors(params, folder, config=model.config)
+      ...     again, _ = jr.models.load_model(folder)
+      >>> again.config == model.config
+      True
+    """
+    name = "save_safetensors"
+    checks.check_option(name, "dtype", dtype, DTYPES)
+    checks.check_positive(name, file_bytes=file_bytes)
+    settings = hf_config(config) | {"dtype": dtype, "torch_dtype": dtype}
+    table = parameter_table(config)
+    leaves = dict(_leaves(params))
+    _check_params(leaves, table)
+    size = jnp.dtype(dtype).itemsize
+    files = list(_files(table, size, file_bytes))
+    names = [SINGLE] if len(files) == 1 else [_FILE.format(n, len(files)) for n in _count(files)]
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    where = {}
+    for file, paths in zip(names, files, strict=True):
+        _save_file(
+            {table[p].name: _tensor(leaves[p], table[p], dtype) for p in paths}, target, file
+        )
+        where |= {table[path].name: file for path in paths}
+    if len(files) > 1:
+        total = sum(size * int(np.prod(weight.shape)) for weight in table.values())
+        index = {"metadata": {"total_size": total}, "weight_map": where}
+        write_json(target / INDEX, index)
+    write_json(target / "config.json", settings)
+
+
+def hf_config(config: ModelConfig) -> dict[str, Any]:
+    """The configuration as config.json has it; the inverse of `ModelConfig.from_hf`.
+
+    Args:
+      config: That of a decoder.
+
+    Returns:
+      Plain values, those of both transformers 4 and 5 where they differ.
+
+    Raises:
+      ValueError: If no class of transformers computes it: a Llama with normed queries, say.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> hf_config(jr.testing.tiny_config())["architectures"]
+      ['LlamaForCausalLM']
+    """
+    classes = {kind: name for name, kind in ARCHITECTURES.items()}
+    rope: dict[str, Any] = {"rope_type": "default"}
+    if (scaling := config.rope_scaling) is not None:
+        rope = {
+            "rope_type": "llama3",
+            "factor": scaling.factor,
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+            "original_max_position_embeddings": scaling.original_max_length,
+        }
+    values = {
+        "architectures": [classes[config.architecture]],
+        "model_type": config.architecture,
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.width,
+        "intermediate_size": config.mlp_width,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": config.num_heads,
+        "num_key_value_heads": config.num_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": config.max_length,
+        "rms_norm_eps": config.norm_eps,
+        "rope_theta": config.rope_theta,
+        "rope_scaling": None if config.rope_scaling is None else rope,
+        "rope_parameters": rope | {"rope_theta": config.rope_theta},
+        "tie_word_embeddings": config.tied,
+        "attention_bias": config.attention_bias,
+        "use_cache": True,
+    }
+    if config.mlp_bias:
+        values["mlp_bias"] = True
+    _check_known(values, config)
+    return values
+
+
+def _check_known(values: Mapping[str, Any], config: ModelConfig) -> None:
+    """Raises ValueError unless what is read back is the configuration itself."""
+    try:
+        found = dataclasses.asdict(ModelConfig.from_hf(values))
+    except ValueError as error:
+        raise ValueError(f"hf_config: transformers has no such model: {error}") from error
+    for key, value in dataclasses.asdict(config).items():
+        if key not in _COMPUTE and found[key] != value:
+            raise ValueError(
+                f"hf_config: transformers has no {config.architecture} model with {key} {value!r}, "
+                f"only with {found[key]!r}"
+            )
+
+
+def _leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The arrays of nested dicts with their paths."""
+    if not isinstance(tree, Mapping):
+        yield path, tree
+        return
+    for key, value in tree.items():
+        yield from _leaves(value, (*path, key))
+
+
+def _check_params(
+    leaves: Mapping[tuple[str, ...], Any], table: Mapping[tuple[str, ...], Weight]
+) -> None:
+    """Raises ValueError unless there is an array for each tensor, in shape, and no other."""
+    for path, weight in table.items():
+        found = None if path not in leaves else tuple(getattr(leaves[path], "shape", ()))
+        if found != weight.shape:
+            what = "is missing" if found is None else f"has shape {found}"
+            raise ValueError(
+                f"save_safetensors: the parameter {'/'.join(path)} {what}, the configuration asks "
+                f"for {weight.shape}"
+            )
+    if extra := sorted("/".join(map(str, path)) for path in leaves if path not in table):
+        raise ValueError(
+            f"save_safetensors: the decoder has no parameter {extra[0]} ({len(extra)} such); an "
+            "adapter is merged first, by train.merge_lora"
+        )
+
+
+def _files(
+    table: Mapping[tuple[str, ...], Weight], size: int, most: int
+) -> Iterator[list[tuple[str, ...]]]:
+    """The paths of each file: as many as fit, at least one."""
+    part: list[tuple[str, ...]] = []
+    used = 0
+    for path, weight in table.items():
+        own = size * int(np.prod(weight.shape))
+        if part and used + own > most:
+            yield part
+            part, used = [], 0
+        part.append(path)
+        used += own
+    yield part
+
+
+def _count(files: Iterable[Any]) -> list[int]:
+    return [number for number, _ in enumerate(files, start=1)]
+
+
+def _tensor(leaf: Any, weight: Weight, dtype: str) -> np.ndarray:
+    array = np.asarray(leaf).astype(jnp.dtype(dtype))
+    return np.ascontiguousarray(array.T if weight.transposed else array)
+
+
+def _save_file(tensors: dict[str, np.ndarray], folder: Path, name: str) -> None:
+    from safetensors.numpy import save_file
+
+    save_file(tensors, folder / name, metadata={"format": "pt"})
+
+
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Writes an object as transformers does."""
+    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,88 @@
+"""`jaxrl-llm export`: a run's model as a folder that loads."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from test_cli import config_file, one_sentence, run
+from tiny_run import model
+
+from jaxrl_llm.models import load_model
+from jaxrl_llm.train import Adapted, Checkpoints, LoRAConfig, init_lora, merge_lora
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a run of two steps, both kept, the first one because it is the best."""
+    from jaxrl_llm.cli import main
+
+    folder = tmp_path_factory.mktemp("export")
+    changes = "checkpoint=dataclasses.replace(config.checkpoint, every=1, best='reward')"
+    path = config_file(folder, changes)
+    assert main(["train", path, "--run-dir", str(folder / "run")]) == 0
+    return folder / "run"
+
+
+def params_of(run_dir, step):
+    module, params, _ = model()
+    checkpoints = Checkpoints(run_dir / "checkpoints", model=module)
+    return checkpoints.restore_params(params, step=step)
+
+
+@pytest.mark.parametrize("step", [None, 1])
+def test_the_trained_model_is_what_loads(capsys, trained, tmp_path, step):
+    target, words = tmp_path / "out", [] if step is None else ["--step", step]
+    code, out, err = run(capsys, "export", trained, target, *words)
+    assert code == 0, err
+    assert out.startswith(f"The model after step {step or 2} is in {target}, as float32.")
+    assert "Its ByteTokenizer has no files" in out
+    expected = params_of(trained, step or 2)
+    _, found = load_model(target)
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+def test_the_best_one(capsys, trained, tmp_path):
+    rows = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    best = max(rows, key=lambda row: (row["reward"], row["step"]))["step"]
+    code, out, _ = run(capsys, "export", trained, tmp_path / "out", "--best", "--dtype", "bfloat16")
+    assert code == 0 and f"after step {best} is in" in out and "as bfloat16" in out
+    assert load_model(tmp_path / "out")[0].config.num_layers == 1
+
+
+def test_an_adapter_is_merged(capsys, tmp_path):
+    changes = "lora=__import__('jaxrl_llm').train.LoRAConfig(rank=2)"
+    path = config_file(tmp_path, changes)
+    assert run(capsys, "train", path, "--run-dir", tmp_path / "run")[0] == 0
+    code, out, err = run(capsys, "export", tmp_path / "run", tmp_path / "out")
+    assert code == 0, err
+    module, base, _ = model()
+    lora = LoRAConfig(rank=2)
+    like = init_lora(base, lora)
+    adapter = Checkpoints(tmp_path / "run" / "checkpoints", model=module).restore_params(like)
+    expected = merge_lora(Adapted(base, adapter), lora)
+    _, found = load_model(tmp_path / "out")
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    kernel = found["layers"]["0"]["mlp"]["up"]["kernel"]
+    assert not np.array_equal(kernel, base["layers"]["0"]["mlp"]["up"]["kernel"])
+
+
+def test_what_cannot_be_done_is_one_sentence(capsys, trained, tmp_path):
+    new, path = tmp_path / "new", config_file(tmp_path)
+    cases = [
+        ([path, new], 2, "is a config file; give the folder of a run"),
+        ([trained, tmp_path], 2, "is there already; name a folder that is not"),
+        ([trained, new, "--best", "--step", 1], 2, "--step has no effect with --best"),
+        ([trained, new, "--step", 7], 1, "There is no checkpoint of step 7"),
+        ([tmp_path, new], 2, "is not a run of jaxrl-llm train"),
+    ]
+    for words, code, message in cases:
+        found, _, err = run(capsys, "export", *words)
+        assert found == code
+        one_sentence(err, message)
+        assert not new.exists()
+    other = tmp_path / "other"
+    assert run(capsys, "train", path, "--run-dir", other, "--steps", 1)[0] == 0
+    _, _, err = run(capsys, "export", other, new, "--best")
+    one_sentence(err, "kept no best checkpoint")

@@ -1,0 +1,124 @@
+"""Parameters written as a Hugging Face folder, and read back by our own loader."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from jaxrl_llm.models import RopeScaling, load_model, save_safetensors
+from jaxrl_llm.models.export import hf_config
+from jaxrl_llm.models.safetensors import SafetensorsFolder
+from jaxrl_llm.models.sharding import param_shardings, shard
+from jaxrl_llm.testing import tiny_config, tiny_model
+from jaxrl_llm.train import make_mesh
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "logits"
+NAMES = sorted(folder.name for folder in GOLDEN.iterdir() if folder.is_dir())
+SHAPES = {
+    "tied": {},
+    "untied": {"tied": False},
+    "qwen2": {"architecture": "qwen2", "attention_bias": True},
+    "qwen3": {"architecture": "qwen3", "qk_norm": True, "head_dim": 16, "tied": False},
+    "mlp_bias": {"mlp_bias": True},
+    "llama3": {
+        "rope_theta": 5e5,
+        "norm_eps": 1e-5,
+        "rope_scaling": RopeScaling(
+            factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_length=64
+        ),
+    },
+}
+
+
+def assert_same(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_what_is_written_is_read_back(tmp_path, name):
+    model, params = tiny_model(num_layers=2, **SHAPES[name])
+    save_safetensors(params, tmp_path, config=model.config)
+    again, found = load_model(tmp_path)
+    assert again.config == model.config
+    assert_same(found, params)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_tensors_are_those_that_transformers_wrote(tmp_path, name):
+    model, params = load_model(GOLDEN / name)
+    save_safetensors(params, tmp_path, config=model.config)
+    wrote, given = SafetensorsFolder(tmp_path), SafetensorsFolder(GOLDEN / name)
+    extra = given.names() - wrote.names()
+    assert wrote.names() <= given.names() and extra <= {"lm_head.weight"}
+    for tensor in wrote.names():
+        index = [slice(None)] * len(given.shape(tensor))
+        a, b = wrote.read(tensor, index), given.read(tensor, index)
+        np.testing.assert_array_equal(a, b.astype(np.float32))
+    theirs = json.loads((GOLDEN / name / "config.json").read_text())
+    ours = json.loads((tmp_path / "config.json").read_text())
+    same = ("architectures", "model_type", "hidden_size", "num_key_value_heads", "vocab_size")
+    assert {k: ours[k] for k in same} == {k: theirs[k] for k in same}
+
+
+def test_another_file_begins_where_one_is_full(tmp_path):
+    model, params = tiny_model(num_layers=2)
+    save_safetensors(params, tmp_path, config=model.config, file_bytes=20_000)
+    names = sorted(path.name for path in tmp_path.glob("*.safetensors"))
+    assert len(names) > 2 and names[0] == f"model-00001-of-{len(names):05d}.safetensors"
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    sizes = [sum(x.nbytes for x in load_file(tmp_path / name).values()) for name in names]
+    assert index["metadata"]["total_size"] == sum(sizes)
+    largest = max(x.nbytes for x in jax.tree.leaves(params))
+    assert max(sizes) <= max(20_000, largest)
+    assert_same(load_model(tmp_path)[1], params)
+
+
+def test_bfloat16_is_rounded_once(tmp_path):
+    model, params = tiny_model(num_layers=1)
+    save_safetensors(params, tmp_path, config=model.config, dtype="bfloat16")
+    stored = load_file(tmp_path / "model.safetensors")
+    assert {x.dtype for x in stored.values()} == {np.dtype(ml_dtypes.bfloat16)}
+    assert json.loads((tmp_path / "config.json").read_text())["dtype"] == "bfloat16"
+    rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16).astype(jnp.float32), params)
+    assert_same(load_model(tmp_path)[1], rounded)
+
+
+def test_parameters_of_a_mesh_are_whole(tmp_path):
+    model, params = tiny_model(num_layers=1)
+    spread = shard(params, param_shardings(params, make_mesh(fsdp=2, tensor=2, data=2)))
+    save_safetensors(spread, tmp_path, config=model.config)
+    assert_same(load_model(tmp_path)[1], params)
+
+
+def test_what_is_not_the_model_is_refused(tmp_path):
+    model, params = tiny_model(num_layers=1)
+    save = {"folder": tmp_path / "new", "config": model.config}
+    with pytest.raises(ValueError, match="norm/scale is missing, the configuration asks for"):
+        save_safetensors({k: v for k, v in params.items() if k != "norm"}, **save)
+    with pytest.raises(ValueError, match="norm/scale has shape"):
+        save_safetensors(params | {"norm": {"scale": jnp.ones(3)}}, **save)
+    adapted = params | {"delta": {"a": jnp.ones(3)}}
+    with pytest.raises(ValueError, match="no parameter delta/a .* merged first"):
+        save_safetensors(adapted, **save)
+    with pytest.raises(ValueError, match="save_safetensors: dtype must be one of"):
+        save_safetensors(params, **save, dtype="int8")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"qk_norm": True}, "no llama model with qk_norm True, only with False"),
+        ({"architecture": "qwen3", "qk_norm": False}, "no qwen3 model with qk_norm False"),
+        ({"attention_bias": True}, "transformers has no such model: .*attention_bias"),
+    ],
+)
+def test_a_shape_that_transformers_cannot_compute_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        hf_config(tiny_config(**changes))
