@@ -1,0 +1,12 @@
+"""kill -9 at random moments; more of them with ``python tests/faults/killing.py --kills 20``."""
+
+import pytest
+from killing import torture
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kills", "staleness"), [(2, 0), (1, 1)])
+def test_a_run_that_is_killed_ends_as_one_that_is_not(tmp_path, kills, staleness):
+    said = []
+    found = torture(tmp_path, kills=kills, seed=kills, staleness=staleness, say=said.append)
+    assert found.kills == kills == len(said) and found.runs >= 1
