@@ -30,7 +30,7 @@ def with_adapter(
 
         adapter = shard(adapter, param_shardings(adapter, mesh))
     # As matrix products take it: what never moves loses nothing in their dtype.
-    return adapted_model(model, config), Adapted(cast_params(model, params), adapter)
+    return adapted_model(model, config), Adapted(cast_params(model, params, rounded=False), adapter)
 
 
 def base_marks(params: ArrayTree, config: LoRAConfig) -> dict[str, str]:
