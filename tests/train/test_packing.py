@@ -1,0 +1,157 @@
+"""Which batches are packed, and that a step of one is the step of the padded batch."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import make_batch
+from tiny_run import tiny_run
+
+import jaxrl_llm as jr
+from jaxrl_llm.core.support import Support
+from jaxrl_llm.models import param_shardings
+from jaxrl_llm.models.sharding import batch_sharding, shard
+from jaxrl_llm.recipes import Critic, Recipe
+from jaxrl_llm.testing import ByteTokenizer, tiny_model
+from jaxrl_llm.testing.model_checks import model, packed
+from jaxrl_llm.train import SamplingConfig, init_critic, init_state, make_step, train
+from jaxrl_llm.train.mesh import make_mesh
+from jaxrl_llm.train.packing import pack_batch
+
+
+def batch_of(lengths, size):
+    lengths = np.asarray(lengths)
+    batch = jax.device_get(make_batch(*lengths.shape, size))
+    return batch.replace(mask=np.arange(size) < lengths[..., None])
+
+
+SKEWED = [[8, 1, 2, 2], [3, 3, 0, 1]]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "packing", "packed", "padding"),
+    [
+        (SKEWED, "auto", 0.5, 1 - 20 / 32),
+        (SKEWED, "never", 1.0, 1 - 20 / 64),
+        ([[8, 6, 8, 2]], "auto", 0.75, 0.0),
+        ([[8, 6, 8, 3]], "auto", 1.0, 1 - 25 / 32),
+        ([[8, 6, 8, 3]], "always", 1.0, 1 - 25 / 32),
+    ],
+)
+def test_the_measured_padding_decides(lengths, packing, packed, padding):
+    batch, numbers = pack_batch(batch_of(lengths, 8), packing, model=model()[0])
+    assert numbers == pytest.approx({"packed": packed, "padding": padding})
+    assert (batch.packing is None) == (packing == "never" or (packed, packing) == (1.0, "auto"))
+    batch.check()
+
+
+def test_tokens_of_an_environment_are_no_padding():
+    batch = batch_of([[6, 2]], 6)
+    mask = batch.mask.copy()
+    mask[0, 0, 1:4] = False
+    _, numbers = pack_batch(batch.replace(mask=mask), "never", model=model()[0])
+    assert numbers["padding"] == pytest.approx(1 - 8 / 12)
+
+
+def test_a_model_that_reads_no_segments_is_left_alone(tmp_path):
+    deaf = model()[0]._replace(reads_segments=False)
+    batch, numbers = pack_batch(batch_of(SKEWED, 8), "auto", model=deaf)
+    assert batch.packing is None and numbers["packed"] == 1.0
+    given = (deaf, model()[1], ByteTokenizer())
+    with pytest.raises(ValueError, match='train: packing "always" needs a model whose'):
+        train(tiny_run(tmp_path, model=lambda: given, packing="always"))
+
+
+def test_bad_options_are_named():
+    with pytest.raises(ValueError, match="pack_batch: packing must be one of"):
+        pack_batch(batch_of(SKEWED, 8), "sometimes", model=model()[0])
+    with pytest.raises(ValueError, match="config: packing must be one of"):
+        tiny_run("unused", packing="sometimes")
+    with pytest.raises(ValueError, match='packing "always" has no effect with one rollout'):
+        alone = SamplingConfig(group_size=1, max_new_tokens=4)
+        tiny_run("unused", packing="always", sampling=alone, recipe="reinforce_pp")
+
+
+def top(logits, targets):
+    return jax.nn.log_softmax(logits).max(-1)
+
+
+def of_the_old_policy(advantages, *, old_top, hidden_sq, old_entropy):
+    return old_top + 0.01 * hidden_sq + 0.1 * old_entropy
+
+
+def lower_the_top(top, gate, mask):
+    return jnp.where(mask, gate * top, 0.0)
+
+
+# What a model is asked for in a step: values, statistics before it and in it, entropies, norms.
+EVERYTHING = Recipe(
+    name="everything",
+    advantage=jr.stateless(jr.bind(jr.advantages.gae, old_logp=None, ref_logp=None)),
+    surrogate=jr.surrogates.ppo_clip,
+    statistics=(("top", top),),
+    scored=(("old_top", top),),
+    regularizers=(lower_the_top, jr.bind(jr.regularizers.entropy_bonus, coef=0.1)),
+    derived=(("gate", of_the_old_policy),),
+    critic=Critic(
+        returns=jr.bind(jr.advantages.gae_returns, old_logp=None, ref_logp=None),
+        loss=jr.bind(jr.surrogates.value_loss, eps=0.2),
+        heads=2,
+        combine=jr.surrogates.soft_min,
+    ),
+)
+
+
+def updated(batch, *, mesh=None, **options):
+    """What two updates on a batch change, and the metrics."""
+    network, params = model()
+    batch = jax.tree.map(jnp.asarray, batch)
+    if mesh is not None:
+        params = shard(params, param_shardings(params, mesh))
+        batch = jax.device_put(batch, batch_sharding(mesh))
+    critic = init_critic(network, params, heads=2, key=jax.random.key(1))
+    kept = {"key": jax.random.key(0), "critic": critic, "critic_optimizer": optax.sgd(1.0)}
+    state = init_state(params, optax.sgd(0.5), EVERYTHING, mesh=mesh, **kept)
+    options |= {"updates": 2, "temperature": 0.7, "critic_optimizer": optax.sgd(1.0)}
+    step = make_step(network, EVERYTHING, optax.sgd(0.5), mesh=mesh, **options)
+    after, metrics = step(state, batch)
+    return jax.device_get(((after.params, after.critic.params), metrics))
+
+
+def test_a_packed_step_is_the_padded_step():
+    batch = make_batch(prompts=8, group=4, length=6)
+    lengths = np.random.default_rng(1).integers(0, 4, (8, 4, 1))
+    batch = batch.replace(mask=jnp.arange(6) < lengths)
+    ids = np.random.default_rng(2).integers(0, 259, (8, 4, 6, 20))
+    ids[..., 0] = batch.tokens
+    batch = batch.replace(support=Support(ids=jnp.asarray(ids, jnp.int32)))
+    want = updated(batch, remat="none")
+    rows = packed(batch)
+    mesh = make_mesh(data=2, fsdp=2, tensor=2)
+    got = updated(rows, mesh=mesh, microbatches=2, remat="full")
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * max(1.0, np.abs(b).max()))
+
+
+def talkative():
+    """A tiny model whose responses end after a few bytes, one way or the other."""
+    tokenizer = ByteTokenizer()
+    tokenizer.eos_ids = tuple(range(0, 259, 3))
+    return *tiny_model(num_layers=1), tokenizer
+
+
+def test_the_loop_packs_and_says_so(tmp_path):
+    sampling = SamplingConfig(group_size=4, max_new_tokens=16)
+    run = tiny_run(tmp_path / "packed", model=talkative, sampling=sampling, steps=2)
+    lines = {}
+    for packing in ("auto", "never"):
+        changed = dataclasses.replace(run, packing=packing, run_dir=str(tmp_path / packing))
+        lines[packing] = train(changed).history
+    for packed_line, line in zip(lines["auto"], lines["never"], strict=True):
+        assert packed_line["packed"] < 0.8 and line["packed"] == 1.0
+        assert packed_line["padding"] < line["padding"]
+        for name in ("loss", "grad_norm", "reward", "entropy", "sampler_gap"):
+            assert packed_line[name] == pytest.approx(line[name], rel=1e-4, abs=1e-6)
