@@ -9,6 +9,7 @@ import tyro
 
 from jaxrl_llm.cli import UsageError, options
 from jaxrl_llm.train import Checkpoints
+from jaxrl_llm.train.frozen import base_marks, restore_policy
 from jaxrl_llm.train.setup import load_parts
 
 
@@ -55,8 +56,9 @@ def run(arguments: Sequence[str]) -> int:
     options.use_compilation_cache()
     parts, params = load_parts(config)
     if run_dir is not None:
-        checkpoints = Checkpoints(run_dir / "checkpoints", model=parts.model)
-        params = checkpoints.restore_params(params, step=given.step)
+        marks = base_marks(params, config.lora)
+        checkpoints = Checkpoints(run_dir / "checkpoints", model=parts.model, run=marks)
+        params = restore_policy(checkpoints, params, step=given.step)
     key = jax.random.key(config.seed if given.seed is None else given.seed)
     found, _ = parts.evaluate(params, key)
     if given.json:

@@ -109,6 +109,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _load(given: Sample) -> Job:
     """The model of a name, or of a run, and how prompts are put to it."""
+    from jaxrl_llm.train.frozen import restore_policy, with_adapter
     from jaxrl_llm.train.setup import load_model
 
     name, step = given.model, None
@@ -125,8 +126,10 @@ def _load(given: Sample) -> Job:
         if given.dtype is not None:
             config = _with_dtype(config, given.dtype)
         model, params, tokenizer = load_model(config, None)
-        checkpoints = Checkpoints(Path(name) / "checkpoints", model=model)
-        params, step = checkpoints.restore_params(params), max(checkpoints.steps())
+        model, params = with_adapter(model, params, config.lora)
+        marks = {} if config.lora.rank is None else {"lora": repr(config.lora)}
+        checkpoints = Checkpoints(Path(name) / "checkpoints", model=model, run=marks)
+        params, step = restore_policy(checkpoints, params), max(checkpoints.steps())
     else:
         from jaxrl_llm import data, models
 

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.protocol import Model, cast_params
-from jaxrl_llm.train.lora import Adapted, LoRAConfig, adapted_model, init_lora
+from jaxrl_llm.train.checkpoint import Checkpoints
+from jaxrl_llm.train.lora import Adapted, LoRAConfig, adapted_model, init_lora, trainable
 
 
 def with_adapter(
@@ -38,6 +39,14 @@ def base_marks(params: ArrayTree, config: LoRAConfig) -> dict[str, str]:
     if not isinstance(params, Adapted):
         return {}
     return {"lora": repr(config), "base": digest(params.base)}
+
+
+def restore_policy(
+    checkpoints: Checkpoints, params: ArrayTree, *, step: int | None = None
+) -> ArrayTree:
+    """The policy of a checkpoint: parameters like those given, of which a base stays as it is."""
+    found = checkpoints.restore_params(trainable(params), step=step)
+    return params._replace(adapter=found) if isinstance(params, Adapted) else found
 
 
 def described(params: ArrayTree) -> str:

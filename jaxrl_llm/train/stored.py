@@ -54,10 +54,11 @@ def check_same_run(path: Path, found: Mapping[str, Any], wanted: Mapping[str, An
             what = {
                 "format": f"has format {found[key]}, this version reads {value}",
                 "model": f"is of another model: {found[key]}, not {value}",
-                "params": "is of another model: its parameters have other names or shapes",
+                "params": "is of another model or adapter: parameters have other names or shapes",
                 "state": "was made with another optimizer or recipe than this run has",
                 "questions": "was made with other questions, or another split or order of them",
                 "seed": f"was made with seed {found[key]}, this run has {value}",
+                "base": "is of an adapter beside another model: the frozen parameters differ",
             }.get(key, f"was made with {key} {found[key]!r}, this run has {value!r}")
             raise OtherRun(f"The checkpoint {str(path)!r} {what}.")
 
