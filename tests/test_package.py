@@ -55,8 +55,8 @@ def test_import_loads_nothing_heavy():
 
 def test_layer_one_loads_nothing_heavy():
     names = (
-        "advantages surrogates corrections regularizers curation rewards aggregate logprobs "
-        "diagnostics recipes"
+        "advantages surrogates corrections regularizers curation evolution rewards aggregate "
+        "logprobs diagnostics recipes"
     )
     code = (
         "import sys, jaxrl_llm as jr\n"

@@ -17,6 +17,7 @@ LAYERS = (
     "corrections",
     "regularizers",
     "curation",
+    "evolution",
     "aggregate",
     "rewards",
     "rollout",

@@ -11,6 +11,7 @@ from jaxrl_llm.recipes.catalog import (
     basics,
     controllers,
     curation,
+    evolution,
     off_policy,
     outcomes,
     ratios,
@@ -66,6 +67,7 @@ _ROWS = (
     *teachers.ROWS,
     *controllers.ROWS,
     *rollouts.ROWS,
+    *evolution.ROWS,
 )
 
 

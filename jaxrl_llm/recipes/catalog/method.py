@@ -13,6 +13,7 @@ KINDS = (
     "reference",
     "diagnostic",
     "rollout",
+    "evolution",
 )
 
 
