@@ -34,6 +34,11 @@ def saved_on_error(
         yield
     except BaseException as error:
         if not _all_here():
+            if isinstance(error, jax.errors.JaxRuntimeError):
+                raise processes.ProcessError(
+                    "What the processes compute together broke off; one of them has probably "
+                    f"ended. Start all of them again with --resume. {error}"
+                ) from error
             raise
         try:
             # Whoever presses Ctrl-C twice does not want to wait, and a full disk stays full.

@@ -1,0 +1,91 @@
+"""The configs of a pod and of a node at the size of Qwen3-8B, on meshes that are not there."""
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+from jax.sharding import AbstractMesh, AxisType
+
+from benchmarks import pods
+from jaxrl_llm.models import ModelConfig, make_model, param_shapes
+from jaxrl_llm.models.sharding import AXES, batch_shards
+from jaxrl_llm.train import make_optimizer
+from jaxrl_llm.train.abstract import abstract_batch, abstract_state, device_bytes
+from jaxrl_llm.train.config import find_recipe
+
+ROOT = Path(__file__).parents[2]
+# By config: devices, and the bytes of memory that each has.
+SIZES = {"tpu_v5e_64": (64, 16e9), "gpu_8": (8, 80e9)}
+
+
+@pytest.fixture(params=SIZES)
+def pod(request):
+    config = pods.load(str(ROOT / "configs" / f"{request.param}.py"))
+    sizes = dataclasses.astuple(config.mesh)
+    mesh = AbstractMesh(sizes, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return config, mesh, *SIZES[request.param]
+
+
+def test_state_and_keys_fit_the_devices_they_are_split_over(pod):
+    config, mesh, devices, memory = pod
+    assert mesh.size == devices
+    size = ModelConfig.from_hf(pods.QWEN3_8B, dtype=config.dtype)
+    model, sampling = make_model(size), config.sampling
+    optimizer, recipe = make_optimizer(config.optimizer), find_recipe(config.recipe, sampling)
+    state = abstract_state(param_shapes(model), optimizer, recipe, mesh=mesh)
+    parameters = sum(math.prod(x.shape) for x in jax.tree.leaves(state.params))
+    assert parameters == 8_190_735_360  # as the model's card says: 8.2 billion
+    # Weights and two moments in float32, of which each device has its part and little besides.
+    held = device_bytes((state.params, state.opt_state))
+    assert held == pytest.approx(12 * parameters / devices, rel=5e-3)
+    for x in jax.tree.leaves((state.params, state.opt_state)):
+        if math.prod(x.shape) > size.width:
+            assert math.prod(x.sharding.shard_shape(x.shape)) * devices == math.prod(x.shape)
+
+    rows = config.prompts_per_step * sampling.group_size
+    token = 2 * 2 * size.num_layers * size.num_kv_heads * size.head_dim  # keys, values, bfloat16
+    cache = rows * sampling.max_new_tokens * token / devices
+    gradient, copy = held / 3, held / 6  # float32 and bfloat16
+    assert held + gradient < 0.25 * memory
+    assert held + cache + copy < 0.75 * memory
+
+
+def test_a_microbatch_has_prompts_for_every_device(pod):
+    config, mesh, _, _ = pod
+    part = config.prompts_per_step // config.microbatches
+    assert part % batch_shards(mesh) == 0
+    shape = (config.prompts_per_step, config.sampling.group_size, config.sampling.max_new_tokens)
+    batch = abstract_batch(*shape, prompt_length=256, mesh=mesh)
+    rows = batch.tokens.sharding.shard_shape(batch.tokens.shape)[0]
+    assert rows * batch_shards(mesh) == config.prompts_per_step
+
+
+def test_the_tensor_axis_stays_within_a_host(pod):
+    _, mesh, _, _ = pod
+    hosts = 4 if mesh.size == 64 else 8  # devices of one
+    assert hosts % dict(mesh.shape)["tensor"] == 0
+
+
+@pytest.mark.slow
+def test_the_step_compiles_for_sixty_four_devices():
+    words = ["benchmarks/pods.py", "configs/tpu_v5e_64.py", "--layers", "2"]
+    words += ["--prompt-length", "16", "--response-length", "16"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert found["devices"] == 64
+    state = found["params_bytes"] + found["optimizer_bytes"]
+    assert found["arguments_bytes"] == pytest.approx(state + found["batch_bytes"], rel=1e-3)
+    assert found["aliased_bytes"] == pytest.approx(state, rel=1e-3)  # donated, so there once
+    # Gradients in float32, and one gathered matrix of the vocabulary; far from a whole model.
+    assert found["temporary_bytes"] < 0.2 * 4 * found["parameters"]
+    assert found["flops"] > 0

@@ -1,0 +1,166 @@
+"""Several processes on this machine, each with fake devices, that train one model together."""
+
+import dataclasses
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from pod_config import config
+
+from jaxrl_llm.train import Checkpoints, DistributedConfig, MeshConfig, train
+from jaxrl_llm.train.checkpoint import steps_in
+from jaxrl_llm.train.metrics import read_jsonl
+
+HERE = Path(__file__).parent
+PATIENCE = 300.0  # seconds for what takes a few on a machine with nothing else to do
+
+
+class Pod:
+    """Processes of one run, started as a user starts them."""
+
+    def __init__(self, folder, count, devices, *words, silence=30, **environment):
+        with socket.socket() as free:
+            free.bind(("localhost", 0))
+            port = free.getsockname()[1]
+        command = [sys.executable, "-m", "jaxrl_llm", "train", str(HERE / "pod_config.py")]
+        command += ["--run-dir", str(folder), *words]
+        command += ["--distributed.coordinator", f"localhost:{port}"]
+        command += ["--distributed.processes", str(count), "--distributed.silence", str(silence)]
+        settings = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), **environment}
+        settings["PYTHONPATH"] = str(HERE.parents[1])
+        self.folder, self.logs = folder, []
+        self.processes = []
+        for index in range(count):
+            self.logs.append(folder.with_name(f"{folder.name}.{port}.{index}.log"))
+            with self.logs[-1].open("w") as log:
+                words = [*command, "--distributed.process", str(index)]
+                options = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+                self.processes.append(subprocess.Popen(words, env=settings, **options))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+    def codes(self, timeout=PATIENCE):
+        end = time.monotonic() + timeout
+        return [p.wait(max(end - time.monotonic(), 0.1)) for p in self.processes]
+
+    def until_step(self, step):
+        """Waits for the checkpoint of a step."""
+        end = time.monotonic() + PATIENCE
+        while not any(n >= step for n in steps_in(self.folder / "checkpoints")):
+            assert all(p.poll() is None for p in self.processes), self.text()
+            assert time.monotonic() < end, self.text()
+            time.sleep(0.05)
+
+    def text(self):
+        return "\n".join(log.read_text()[-3000:] for log in self.logs)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The same run on one device of one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    return train(dataclasses.replace(config, mesh=MeshConfig(), run_dir=str(folder)))
+
+
+def assert_same_run(folder, alone):
+    rows = [row for row in read_jsonl(folder / "metrics.jsonl") if "reward" in row]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    for name in ("reward", "loss", "grad_norm", "entropy"):
+        theirs = [row[name] for row in alone.history if "reward" in row]
+        np.testing.assert_allclose([row[name] for row in rows], theirs, atol=1e-4, err_msg=name)
+    model, params, _ = config.model()
+    assert steps_in(folder / "checkpoints")[-1] == 4
+    found = Checkpoints(folder / "checkpoints", model=model).restore_params(params)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(alone.state.params), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_two_processes_survive_what_befalls_one_and_train_as_one(tmp_path, alone):
+    folder = tmp_path / "run"
+    with Pod(folder, 2, 2, SLOW="0.3") as pod:
+        pod.until_step(1)
+        pod.processes[1].kill()
+        start = time.monotonic()
+        codes = pod.codes()
+        assert time.monotonic() - start < 60
+        assert codes[0] != 0 and codes[1] == -signal.SIGKILL, pod.text()
+    left = steps_in(folder / "checkpoints")[-1]
+    assert left < 4
+
+    # One that is told to end takes the other along, after the same step.
+    with Pod(folder, 2, 2, "--resume", SLOW="0.3") as pod:
+        pod.until_step(left + 1)
+        pod.processes[1].send_signal(signal.SIGTERM)
+        codes = pod.codes()
+        assert codes[0] == codes[1] and codes[0] >= 0, pod.text()
+    assert left < steps_in(folder / "checkpoints")[-1] < 4, pod.text()
+
+    with Pod(folder, 2, 2, "--resume") as pod:
+        assert pod.codes() == [0, 0], pod.text()
+        assert "The checkpoint of step 4" in pod.logs[0].read_text()
+        assert "The checkpoint of step 4" not in pod.logs[1].read_text()
+    assert_same_run(folder, alone)
+
+
+@pytest.mark.slow
+def test_four_processes_with_slots_train_as_one(tmp_path, alone):
+    words = ["--mesh.data", "2", "--mesh.fsdp", "1", "--sampling.slots", "8"]
+    with Pod(tmp_path / "run", 4, 1, *words) as pod:
+        assert pod.codes() == [0, 0, 0, 0], pod.text()
+    assert_same_run(tmp_path / "run", alone)
+
+
+@pytest.mark.slow
+def test_a_reward_that_fails_in_one_process_fails_in_all(tmp_path):
+    with Pod(tmp_path / "run", 2, 1, "--mesh.tensor", "1", BROKEN="1") as pod:
+        codes = pod.codes()
+        assert codes[0] != 0 and codes[1] != 0, pod.text()
+        assert "Process 1 failed: RewardError" in pod.logs[0].read_text(), pod.text()
+        assert "no such verifier" in pod.logs[0].read_text()
+        assert "raised ValueError on prompt" in pod.logs[1].read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"coordinator": "a:1"}, "give coordinator, processes and process together, or detect"),
+        ({"detect": True, "process": 0}, "together, or detect alone"),
+        ({"coordinator": "a:1", "processes": 2, "process": 2}, "below 2; got 2"),
+        ({"silence": 9}, "silence has no effect on a single process"),
+        ({"detect": True, "silence": 0}, "silence must be above 0"),
+    ],
+)
+def test_processes_that_do_not_fit_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        DistributedConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, "mesh: the 2 processes share their 8 devices as one mesh"),
+        ({"asynchrony": {"max_staleness": 1}}, "max_staleness works in one process"),
+    ],
+)
+def test_what_several_processes_cannot_do_is_said(tmp_path, monkeypatch, changes, message):
+    from jaxrl_llm.train.config import AsyncConfig
+    from jaxrl_llm.train.mesh import load_meshes
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    given = {name: AsyncConfig(**value) for name, value in changes.items()}
+    with pytest.raises(ValueError, match=message):
+        load_meshes(dataclasses.replace(config, mesh=MeshConfig(), **given))
