@@ -1,0 +1,263 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import make_batch
+from jax.sharding import PartitionSpec as P
+from test_checkpoint import assert_same
+from tiny_run import low_bytes, tiny_run
+
+import jaxrl_llm as jr
+from jaxrl_llm.models import AttentionContext
+from jaxrl_llm.models.sharding import param_shardings, shard
+from jaxrl_llm.testing import tiny_model
+from jaxrl_llm.train import (
+    Adapted,
+    LoRAConfig,
+    adapted_model,
+    init_lora,
+    init_state,
+    make_mesh,
+    make_step,
+    merge_lora,
+    train,
+)
+from jaxrl_llm.train.frozen import digest, with_adapter
+from jaxrl_llm.train.mesh import place_batch
+
+CONFIG = LoRAConfig(rank=4)
+
+
+def moved(adapter, seed=0, size=0.1):
+    """An adapter whose B is no longer zero."""
+    leaves, tree = jax.tree.flatten(adapter)
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+    noise = [size * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
+    return jax.tree.unflatten(tree, [x + n for x, n in zip(leaves, noise, strict=True)])
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    model, params = tiny_model(num_layers=1)
+    return model, params, adapted_model(model, CONFIG), moved(init_lora(params, CONFIG))
+
+
+def assert_close(a, b, atol=2e-5):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol), a, b)
+
+
+def hidden(model, params, **options):
+    tokens = jnp.arange(6).reshape(1, 2, 3)
+    places = jnp.broadcast_to(jnp.arange(3), tokens.shape)
+    context = AttentionContext(mask=jnp.ones(tokens.shape, bool))
+    return model.apply(params, tokens, places, context, **options)[0]
+
+
+def test_merged_by_hand():
+    kernel = jnp.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    params = {"norm": jnp.ones(2), "up": {"kernel": kernel, "bias": jnp.ones(2)}}
+    pair = {"a": jnp.array([[1.0], [0.0], [2.0]]), "b": jnp.array([[3.0, -1.0]])}
+    merged = merge_lora(Adapted(params, {"up": pair}), LoRAConfig(rank=1, alpha=0.5))
+    np.testing.assert_array_equal(merged["up"]["kernel"], [[2.5, 1.5], [3, 4], [8, 5]])
+    assert merged["norm"] is params["norm"] and merged["up"]["bias"] is params["up"]["bias"]
+
+
+def test_begins_as_the_model_and_moves_away_from_it(tiny):
+    model, params, policy, adapter = tiny
+    plain = hidden(model, params)
+    first = Adapted(params, init_lora(params, CONFIG))
+    np.testing.assert_array_equal(hidden(policy, first), plain)
+    np.testing.assert_array_equal(hidden(policy, params), plain)  # the reference: no adapter
+    assert np.abs(hidden(policy, Adapted(params, adapter)) - plain).max() > 0.01
+
+
+def test_merged_parameters_compute_the_same(tiny):
+    model, params, policy, adapter = tiny
+    merged = merge_lora(Adapted(params, adapter), CONFIG)
+    assert_close(hidden(model, merged), hidden(policy, Adapted(params, adapter)))
+
+
+def test_what_a_layer_gets_does_not_depend_on_the_other_targets(tiny):
+    params = tiny[1]
+    whole = init_lora(params, CONFIG)["layers"]["0"]
+    part = init_lora(params, LoRAConfig(rank=4, targets=(r"mlp/(up|down)$",)))["layers"]["0"]
+    assert set(part) == {"mlp"} and set(part["mlp"]) == {"up", "down"}
+    assert_same(part["mlp"]["up"], whole["mlp"]["up"])
+    other = init_lora(params, LoRAConfig(rank=4, seed=1))["layers"]["0"]
+    assert not np.array_equal(other["mlp"]["up"]["a"], whole["mlp"]["up"]["a"])
+    a = init_lora({"x": {"kernel": jnp.zeros((400, 100))}}, LoRAConfig(rank=50, targets=("x",)))
+    np.testing.assert_allclose(np.std(a["x"]["a"]), 400**-0.5, rtol=0.02)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"alpha": 8.0}, "lora: alpha has no effect without a rank"),
+        ({"targets": ("q",)}, "lora: targets has no effect without a rank"),
+        ({"seed": 3}, "lora: seed has no effect without a rank"),
+        ({"rank": 0}, "lora: rank must be"),
+        ({"rank": 4, "alpha": 0.0}, "lora: alpha must be"),
+        ({"rank": 4, "targets": ()}, "lora: targets must be a tuple of rules"),
+        ({"rank": 4, "targets": "mlp"}, "lora: targets must be a tuple of rules"),
+        ({"rank": 4, "targets": ("mlp(",)}, "'mlp\\(' in targets is no regular expression"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        LoRAConfig(**options)
+
+
+def test_what_does_not_fit_the_model(tiny):
+    model, params, policy, adapter = tiny
+    with pytest.raises(ValueError, match="'head' in targets is found in the path of no linear lay"):
+        init_lora(params, LoRAConfig(rank=4, targets=("mlp", "head")))
+    with pytest.raises(ValueError, match="rank 17 is above the 16 that the matrix layers/0/att"):
+        init_lora(params, LoRAConfig(rank=17))
+    with pytest.raises(ValueError, match="init_lora: the configuration has no rank"):
+        init_lora(params, LoRAConfig())
+    with pytest.raises(ValueError, match="takes no further delta"):
+        hidden(policy, Adapted(params, adapter), delta={})
+    with pytest.raises(ValueError, match="without a rank there is no adapter"):
+        adapted_model(model, LoRAConfig())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_samples_is_what_is_trained(dtype):
+    model, params = tiny_model(num_layers=1, dtype=dtype)
+    policy, params = with_adapter(model, params, CONFIG)
+    params = params._replace(adapter=moved(params.adapter, size=0.3))
+    sample = jr.rollout.make_sampler(policy, max_new_tokens=6, group_size=4)
+    rollout = sample(params, jax.random.key(0), [[1, 2, 3], [4], [5, 6]])
+    arrays = (rollout.prompt_tokens, rollout.prompt_mask, rollout.tokens, rollout.mask)
+    logp, _ = jax.jit(lambda p: jr.train.score(policy, p, *arrays))(params)
+    gap = np.abs(logp - rollout.behavior_logp).max()
+    assert gap < (1e-5 if dtype == "float32" else 0.1)
+    plain, _ = jax.jit(lambda p: jr.train.score(policy, p, *arrays))(params.base)
+    assert np.abs(plain - rollout.behavior_logp).max() > 10 * gap
+
+
+def one_step(tiny, optimizer, *, mesh=None, recipe=None, batch=None, **options):
+    _, params, policy, adapter = tiny
+    recipe = jr.recipes.rloo() if recipe is None else recipe
+    if mesh is not None:
+        params, adapter = (shard(x, param_shardings(x, mesh)) for x in (params, adapter))
+    state = init_state(
+        Adapted(params, adapter), optimizer, recipe, key=jax.random.key(0), mesh=mesh
+    )
+    step = make_step(policy, recipe, optimizer, mesh=mesh, **options)
+    batch = make_batch() if batch is None else batch
+    return state, *step(state, place_batch(batch, mesh))
+
+
+def test_one_step_is_the_gradient_of_the_factors(tiny):
+    model, params, _, adapter = tiny
+    recipe, batch = jr.recipes.rloo(), make_batch()
+    before, state, metrics = one_step(tiny, optax.sgd(1.0), microbatches=2)
+
+    def loss(adapter):  # through the weights, which the step never makes
+        arrays = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
+        merged = merge_lora(Adapted(params, adapter), CONFIG)
+        logp, _ = jr.train.score(model, merged, *arrays)
+        return recipe.loss(logp, recipe.prepare(batch, recipe.init())[0])
+
+    gradient = jax.jit(jax.grad(loss))(adapter)
+    assert_close(state.params, jax.tree.map(lambda p, g: p - g, adapter, gradient))
+    np.testing.assert_allclose(metrics["grad_norm"], optax.tree.norm(gradient), rtol=1e-4)
+    # The base is handed on: the same arrays, neither copied nor given away nor in the optimizer.
+    same = jax.tree.map(lambda x, y: x is y, state.base, params)
+    assert all(jax.tree.leaves(same)) and not any(x.is_deleted() for x in jax.tree.leaves(params))
+    assert before.base is params and before.params["layers"]["0"]["mlp"]["up"]["a"].is_deleted()
+
+
+def test_the_optimizer_has_the_adapter_alone(tiny):
+    _, params, _, adapter = tiny
+    state = init_state(
+        Adapted(params, adapter), optax.adamw(1e-3), jr.recipes.rloo(), key=jax.random.key(0)
+    )
+    numbers = sum(x.size for x in jax.tree.leaves(adapter))
+    assert sum(x.size for x in jax.tree.leaves(state.opt_state)) == 2 * numbers + 1
+    assert jax.tree.structure(state.policy) == jax.tree.structure(Adapted(params, adapter))
+
+
+def test_a_mesh_changes_nothing(tiny):
+    _, one, metrics = one_step(tiny, optax.sgd(1.0))
+    mesh = make_mesh(data=2, fsdp=2, tensor=2)
+    _, many, mesh_metrics = one_step(tiny, optax.sgd(1.0), mesh=mesh)
+    assert_close(one.params, jax.device_get(many.params))
+    np.testing.assert_allclose(metrics["loss"], mesh_metrics["loss"], atol=1e-6)
+    up = many.params["layers"]["0"]["mlp"]["up"]
+    assert (up["a"].sharding.spec, up["b"].sharding.spec) == (P("fsdp", None), P(None, "tensor"))
+    assert digest(many.base) == digest(tiny[1])
+
+
+def test_the_digest_sees_every_value_and_its_place():
+    x, y = np.arange(6, dtype=np.float32).reshape(2, 3), np.ones(3, np.float32)
+    near, turned = x.copy(), x.copy()
+    near[1, 1] = np.nextafter(near[1, 1], np.inf)
+    turned[0] = x[0, ::-1]
+    cases = [{"x": x, "y": y}, {"x": near, "y": y}, {"x": turned, "y": y}, {"x": x, "z": y}]
+    cases += [{"x": y, "y": x}, {"x": x, "y": y.astype(jnp.bfloat16)}]
+    trees = [jax.tree.map(jnp.asarray, case) for case in cases]
+    found = {digest(tree) for tree in trees}
+    assert len(found) == 6 and digest(trees[0]) in found
+
+
+LORA = LoRAConfig(rank=4, alpha=16.0)
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory):
+    folder, log = tmp_path_factory.mktemp("lora"), []
+
+    def reward(*given):
+        log.append(given[:2])
+        return low_bytes(*given)
+
+    lines = []
+    config = tiny_run(folder, lora=LORA, recipe="grpo", reward=reward)
+    return train(config, say=lines.append), log, lines
+
+
+def test_a_run_moves_the_adapter_alone(whole_run):
+    result, _, lines = whole_run
+    model, params = tiny_model(num_layers=1)
+    assert_same(result.state.base, params)
+    assert "17,600 frozen parameters and 2,048 of an adapter" in lines[0]
+    assert all(abs(row["sampler_gap"]) < 1e-5 for row in result.history)
+    # The reference is the model without the adapter, from which the policy moves away.
+    kl = [row["kl_to_reference"] for row in result.history if "kl_to_reference" in row]
+    assert not kl or (abs(kl[0]) < 1e-6 and kl[-1] > 1e-6)
+    assert np.abs(result.state.params["layers"]["0"]["mlp"]["up"]["b"]).max() > 1e-3
+
+
+def test_resume_is_exact_and_the_checkpoint_has_the_adapter_alone(whole_run, tmp_path):
+    expected, expected_log, _ = whole_run
+    log = []
+
+    def reward(*given):
+        log.append(given[:2])
+        return low_bytes(*given)
+
+    config = tiny_run(tmp_path, lora=LORA, recipe="grpo", reward=reward)
+    train(dataclasses.replace(config, steps=3))
+    done = train(config, resume=True)
+    assert_same(done.state, expected.state)
+    assert log == expected_log
+    written = (tmp_path / "checkpoints" / "step_00000006").rglob("_METADATA")
+    names = "".join(path.read_text() for path in written)
+    assert "'up'" in names and "embedding" not in names  # the base is not in it
+    other = dataclasses.replace(LORA, alpha=8.0)
+    with pytest.raises(ValueError, match="was made with lora .*alpha=16.0.*alpha=8.0"):
+        train(dataclasses.replace(config, lora=other, steps=7), resume=True)
+    with pytest.raises(ValueError, match="is of another model or adapter"):
+        train(dataclasses.replace(config, lora=LoRAConfig(), steps=7), resume=True)
+
+    def other_model():
+        model, params, tokenizer = config.model()
+        return model, jax.tree.map(lambda x: 1.001 * x, params), tokenizer
+
+    with pytest.raises(ValueError, match="the frozen parameters differ"):
+        train(dataclasses.replace(config, model=other_model, steps=7), resume=True)
