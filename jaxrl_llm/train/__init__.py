@@ -17,6 +17,7 @@ from jaxrl_llm.train.loop import Result, train
 from jaxrl_llm.train.lora import Adapted, LoRAConfig, adapted_model, init_lora, merge_lora
 from jaxrl_llm.train.mesh import DistributedConfig, MeshConfig, make_mesh
 from jaxrl_llm.train.optimizer import OptimizerConfig, make_optimizer
+from jaxrl_llm.train.packing import pack_batch
 from jaxrl_llm.train.score import score
 from jaxrl_llm.train.state import TrainState, init_state
 from jaxrl_llm.train.step import make_scorer, make_step
@@ -53,6 +54,7 @@ __all__ = [
     "make_scorer",
     "make_step",
     "merge_lora",
+    "pack_batch",
     "score",
     "train",
     "wilson",

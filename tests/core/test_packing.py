@@ -95,6 +95,27 @@ def test_there_and_back_in_values_and_gradients():
     )
 
 
+def test_on_a_mesh_no_token_leaves_its_device():
+    rng = np.random.default_rng(0)
+    mask = mask_of(rng.integers(0, 5, (8, 4)), 6)
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spread = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    x = jnp.asarray(rng.normal(size=(8, 4, 6, 2)), jnp.float32)
+    arrays = jax.device_put((plan_packing(mask), x, mask), spread)
+
+    def loss(packing, x, mask):
+        return jnp.sum(unpack(packing, pack(packing, x), mask) ** 2, axis=(1, 2, 3))
+
+    def slope(packing, x, mask):
+        return jax.grad(lambda x: jnp.sum(loss(packing, x, mask)))(x)
+
+    for function in (loss, slope):
+        text = jax.jit(function, out_shardings=spread).lower(*arrays).compile().as_text()
+        for sent in ("all-gather", "all-reduce", "all-to-all", "collective-permute"):
+            assert f" {sent}(" not in text
+    np.testing.assert_allclose(slope(*arrays), np.where(mask[..., None], 2 * x, 0.0), rtol=1e-6)
+
+
 def test_without_a_packing_arrays_stay_as_they_are():
     x, mask = jnp.arange(6).reshape(1, 2, 3), mask_of([[1, 2]], 3)
     assert pack(None, x) is x
