@@ -120,6 +120,7 @@ class _MathVerify:
     """`math_verify` in processes that start with the first batch, not while options are read."""
 
     name = "math_verify"
+    patience = 600.0  # the pool's
 
     def __init__(self):
         if importlib.util.find_spec("math_verify") is None:

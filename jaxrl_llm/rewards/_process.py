@@ -18,6 +18,8 @@ from jaxrl_llm.rewards import _worker
 from jaxrl_llm.rewards.scoring import name_of
 
 _START_SECONDS = 120.0  # a worker may import something heavy before its first call
+_END_SECONDS = 5.0  # what a process may take to end
+_SMALL = 4096  # bytes that fit into a pipe which nobody reads
 
 
 class Process:
@@ -39,18 +41,27 @@ class Process:
         )
         self.messages: queue.SimpleQueue = queue.SimpleQueue()
         self.input: Any = self.process.stdin
-        self.ready = False
+        self.ready = self.lost = False
         self.started = time.monotonic()
         threading.Thread(
             target=_forward, args=(self.process.stdout, self.messages), daemon=True
         ).start()
-        self._send((list(sys.path), function))
+        self._send((list(sys.path), function), _START_SECONDS)
 
-    def _send(self, message: Any) -> bool:
+    def _send(self, message: Any, seconds: float) -> bool:
+        body = pickle.dumps(message)
+        # A process that is stopped reads nothing, and a full pipe would hold us for ever.
+        watch = threading.Timer(seconds, self.kill) if len(body) > _SMALL else None
         try:
-            _worker.write_message(self.input, message)
+            if watch is not None:
+                watch.daemon = True
+                watch.start()
+            _worker.write_body(self.input, body)
         except (OSError, ValueError):  # the process is gone, or its pipe closed
             return False
+        finally:
+            if watch is not None:
+                watch.cancel()
         return True
 
     def wait_ready(self) -> str | None:
@@ -63,23 +74,31 @@ class Process:
         except queue.Empty:
             return f"it was not ready after {_START_SECONDS:g} s"
         if message is None:
-            return f"it ended with exit status {self.process.wait()}"
+            return f"it {self._ended()}"
         kind, payload = message
         self.ready = kind == "ready"
         return None if self.ready else payload
 
     def call(self, arguments: tuple, deadline: float) -> tuple[str, Any]:
-        if not self._send(arguments):
+        if not self._send(arguments, deadline):
             return "gone", None
         try:
             message = self.messages.get(timeout=deadline)
         except queue.Empty:
             return "hung", f"gave nothing within {deadline:g} s"
         if message is None:
-            return "crashed", f"ended its process with exit status {self.process.wait()}"
+            return "crashed", self._ended()
         return message
 
+    def _ended(self) -> str:
+        """What became of a process that sends no more."""
+        try:
+            return f"ended its process with exit status {self.process.wait(_END_SECONDS)}"
+        except subprocess.TimeoutExpired:
+            return "closed the connection of its process, which goes on"
+
     def kill(self) -> None:
+        self.lost = True
         if self.process.poll() is None:
             with contextlib.suppress(OSError):
                 if hasattr(os, "killpg"):
@@ -89,7 +108,7 @@ class Process:
         with contextlib.suppress(OSError):
             self.input.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(timeout=5)
+            self.process.wait(_END_SECONDS)
 
 
 def _forward(stream, messages: queue.SimpleQueue) -> None:

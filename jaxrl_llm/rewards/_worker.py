@@ -32,7 +32,11 @@ def read_message(stream):
 
 def write_message(stream, message) -> None:
     """Writes one message; an object that cannot be pickled raises before anything is written."""
-    body = pickle.dumps(message)
+    write_body(stream, pickle.dumps(message))
+
+
+def write_body(stream, body: bytes) -> None:
+    """Writes a message that is a pickle already."""
     stream.write(HEADER.pack(len(body)) + body)
     stream.flush()
 

@@ -3,6 +3,7 @@
 import os
 import queue
 import threading
+import time
 import warnings
 import weakref
 from collections import Counter
@@ -11,7 +12,7 @@ from typing import Any
 
 from jaxrl_llm.rewards import _worker
 from jaxrl_llm.rewards._process import Process, sendable
-from jaxrl_llm.rewards.scoring import FAILED, Reward, describe, name_of
+from jaxrl_llm.rewards.scoring import FAILED, Reward, RewardError, describe, name_of
 
 _WARNED_ONE_BY_ONE = 5
 
@@ -20,6 +21,32 @@ def _kill_all(processes: set[Process]) -> None:
     for process in list(processes):
         process.kill()
     processes.clear()
+
+
+class _Silence:
+    """How long nothing was heard, on a clock that stands while nobody asks; entered to ask."""
+
+    def __init__(self) -> None:
+        self._lock, self._asking = threading.Lock(), 0
+        self._heard = self._left = time.monotonic()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._asking:
+                self._heard += time.monotonic() - self._left
+            self._asking += 1
+
+    def __exit__(self, *_) -> None:
+        with self._lock:
+            self._asking -= 1
+            self._left = time.monotonic()
+
+    def end(self) -> None:
+        """Something was heard."""
+        self._heard = time.monotonic()
+
+    def seconds(self) -> float:
+        return time.monotonic() - self._heard
 
 
 class VerifierWarning(UserWarning):
@@ -31,8 +58,9 @@ class VerifierPool:
 
     A call that outlasts the deadline has its worker killed and replaced. A hang, an exception and
     a death of the process all score zero, are counted, and are warned about: one by one at first,
-    then one line a batch. The training run goes on. A value that is no finite number is
-    a mistake in the function rather than in a completion, and raises in `score` as usual.
+    then one line a batch. The training run goes on, until for `patience` seconds of scoring not one
+    call has given a value. A value that is no finite number is a mistake in the function rather
+    than in a completion, and raises in `score` as usual.
 
     Args:
         function: A reward that another process can import: a function of a module, a picklable
@@ -40,10 +68,12 @@ class VerifierPool:
             as a config file does; in the workers that one stays without workers.
         workers: Number of processes.
         deadline: Seconds one call may take; starting a worker does not count.
+        patience: Seconds of scoring without any value after which it raises `RewardError`: whatever
+            hangs, the caller is freed.
 
     Raises:
-        ValueError: If the function cannot be sent to or loaded in a worker, or workers or deadline
-            is not positive.
+        ValueError: If the function cannot be sent to or loaded in a worker, or workers, deadline or
+            patience is not positive.
 
     Example:
         >>> from jaxrl_llm.rewards import VerifierPool, score
@@ -52,14 +82,24 @@ class VerifierPool:
         [1.0, 0.0]
     """
 
-    def __init__(self, function: Reward | str, *, workers: int = 2, deadline: float = 5.0):
+    def __init__(
+        self,
+        function: Reward | str,
+        *,
+        workers: int = 2,
+        deadline: float = 5.0,
+        patience: float = 600.0,
+    ):
         if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
             raise ValueError(
                 f"VerifierPool: workers must be a whole number above zero, got {workers!r}."
             )
         if not deadline > 0:
             raise ValueError(f"VerifierPool: deadline must be positive, got {deadline!r}.")
-        self.workers, self.deadline, self.failures = workers, float(deadline), 0
+        if not patience > 0:
+            raise ValueError(f"VerifierPool: patience must be positive, got {patience!r}.")
+        self.workers, self.deadline, self.patience = workers, float(deadline), float(patience)
+        self.failures, self._silence = 0, _Silence()
         self.__qualname__ = function if isinstance(function, str) else name_of(function)
         self._function = sendable(function)
         self._processes: set[Process] = set()
@@ -127,16 +167,31 @@ class VerifierPool:
             threading.Thread(target=drain, daemon=True) for _ in range(min(self.workers, len(rows)))
         ]
         try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
+            with self._silence:
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    self._join(thread)
         finally:
             stop.set()  # after Ctrl-C the threads end with the call that they are in
         if errors:
             raise errors[0]
         self._warn(outcomes, metadata)
         return [value if kind == "value" else FAILED for kind, value in outcomes]
+
+    def _join(self, thread: threading.Thread) -> None:
+        """Waits for a thread as long as the pool gives signs of life."""
+        alive = True
+        while alive:
+            thread.join(timeout=min(self.patience, 1.0))
+            alive = thread.is_alive()
+            if self._silence.seconds() > self.patience:
+                living = sum(p.process.poll() is None for p in list(self._processes))
+                raise RewardError(
+                    f"VerifierPool: {self.__qualname__} has given no value for "
+                    f"{self.patience:g} s, though a call may take {self.deadline:g} s; "
+                    f"{living} of {self.workers} workers are alive."
+                )
 
     def _start(self) -> Process:
         process = Process(self._function)
@@ -152,10 +207,29 @@ class VerifierPool:
         if not self._finalizer.alive:
             raise RuntimeError("VerifierPool: the pool is closed.")
         process = self._idle.get()
+        try:
+            process, outcome = self._ask(process, arguments)
+        except BaseException as error:
+            # Even a dead one: whoever gets it replaces it, and nobody waits for ever.
+            self._idle.put(process)
+            if not isinstance(error, OSError):
+                raise
+            raise RewardError(
+                f"VerifierPool: no worker can be started for {self.__qualname__}: "
+                f"{(error.strerror or str(error)).lower()}."
+            ) from error
+        self._idle.put(process)
+        if outcome[0] == "value":
+            self._silence.end()
+        return outcome
+
+    def _ask(self, process: Process, arguments: tuple) -> tuple[Process, tuple[str, Any]]:
+        """The outcome of a call, and the process that the next one may have."""
+        if process.lost:
+            process = self._start()
         for _ in range(2):
             if (trouble := process.wait_ready()) is not None:
                 self._discard(process)
-                self._idle.put(self._start())
                 raise RuntimeError(
                     f"VerifierPool: a replaced worker could not load {self.__qualname__}: "
                     f"{trouble}."
@@ -168,8 +242,8 @@ class VerifierPool:
             # A worker that died while idle says nothing about this completion: ask the next.
             if kind != "gone":
                 break
-        self._idle.put(process)
-        return ("crashed", "lost its process twice") if kind == "gone" else (kind, payload)
+        lost = ("crashed", "lost its process twice")
+        return process, lost if kind == "gone" else (kind, payload)
 
     def _discard(self, process: Process) -> None:
         process.kill()

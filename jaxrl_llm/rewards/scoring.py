@@ -1,15 +1,12 @@
 """Calls a reward on every completion of a batch and checks what comes back."""
 
-import asyncio
-import contextvars
-import inspect
 import math
-import threading
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
+
+from jaxrl_llm.rewards._calls import RewardError, describe, in_batch, in_thread, name_of, one_line
 
 Value = float | int | bool | Mapping[str, float]
 """What a reward gives for one completion."""
@@ -21,10 +18,6 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 FAILED = type("_Failed", (), {"__repr__": lambda self: "FAILED"})()
 """Stands in a batch for a completion whose verifier hung or crashed; it scores zero."""
-
-
-class RewardError(RuntimeError):
-    """A reward raised, hung, or gave something that is not a finite number."""
 
 
 class Scores(NamedTuple):
@@ -43,7 +36,10 @@ class Scores(NamedTuple):
 
 @runtime_checkable
 class BatchReward(Protocol):
-    """A reward that takes the whole batch and keeps its own deadline, such as `VerifierPool`."""
+    """A reward that takes the whole batch.
+
+    One with an attribute `patience`, such as `VerifierPool`, ends by itself whatever hangs in it.
+    """
 
     def score_batch(
         self,
@@ -61,7 +57,7 @@ def score(
     completions: Sequence[str],
     metadata: Sequence[Mapping[str, Any]] | None = None,
     *,
-    deadline: float = 60.0,
+    deadline: float | None = None,
 ) -> Scores:
     """Rewards of a batch, each checked to be a finite number.
 
@@ -76,8 +72,9 @@ def score(
         prompts: N texts, as the reward should see them.
         completions: N texts.
         metadata: N mappings, usually with "answer" and "id"; None gives every call an empty one.
-        deadline: Seconds that one call may take. Calls run in a thread, so the caller is freed
-            even from a call that never ends. A `BatchReward` keeps its own deadline instead.
+        deadline: Seconds that one call may take; None is a minute. Calls run in a thread, so the
+            caller is freed even from a call that never ends. The call of a `BatchReward` is that of
+            the whole batch, and None an hour; one with a `patience` keeps its own deadline instead.
 
     Returns:
         `Scores(rewards, columns, failures)`, in the order of the input.
@@ -105,126 +102,24 @@ def score(
         )
     if not sizes[0]:
         raise ValueError("score: the batch is empty, there is nothing to score.")
-    if not deadline > 0:
+    if deadline is not None and not deadline > 0:
         raise ValueError(f"score: deadline must be positive, got {deadline!r}.")
     if isinstance(reward, BatchReward):
-        values = reward.score_batch(prompts, completions, metadata)
+        values = in_batch(reward, prompts, completions, metadata, deadline)
         if len(values) != len(prompts):
             raise RewardError(
                 f"Reward {name_of(reward)} gave {len(values)} values for {len(prompts)} prompts."
             )
     elif callable(reward):
-        values = _run_in_thread(reward, prompts, completions, metadata, deadline)
+        values = in_thread(reward, prompts, completions, metadata, deadline)
     else:
         raise TypeError(f"score: reward must be callable, got {type(reward).__name__}.")
     return _table(reward, values, metadata)
 
 
-def name_of(reward: Any) -> str:
-    """The name by which messages call a reward."""
-    inner = getattr(reward, "func", reward)  # a functools.partial is named after its function
-    return getattr(inner, "__qualname__", None) or type(reward).__name__
-
-
-def describe(position: int, metadata: Mapping[str, Any]) -> str:
-    """How messages name one row of a batch."""
-    identity = metadata.get("id") if isinstance(metadata, Mapping) else None
-    return f"prompt {position}" if identity is None else f"prompt {position} (id {identity!r})"
-
-
-class _Progress:
-    """Which calls are under way and since when; written by the thread, read by the caller."""
-
-    def __init__(self) -> None:
-        self.waiting: dict[int, float] = {}
-        self.values: list[Any] = []
-        self.error: tuple[int, BaseException] | None = None
-
-    def start(self, position: int) -> None:
-        self.waiting[position] = time.monotonic()
-
-    def overdue(self, deadline: float) -> int | None:
-        now = time.monotonic()
-        late = [n for n, since in self.waiting.copy().items() if now - since > deadline]
-        return min(late) if late else None
-
-
-def _run_in_thread(reward, prompts, completions, metadata, deadline: float) -> list[Any]:
-    """Values of all calls; raises in the caller when one raises or outlasts the deadline."""
-    progress = _Progress()
-    progress.values = [None] * len(prompts)
-    context = contextvars.copy_context()
-
-    def work() -> None:
-        _call_all(reward, list(zip(prompts, completions, metadata, strict=True)), progress)
-
-    thread = threading.Thread(
-        target=context.run, args=(work,), daemon=True, name=f"reward {name_of(reward)}"
-    )
-    thread.start()
-    while thread.is_alive():
-        thread.join(timeout=min(deadline / 4, 0.5))
-        late = progress.overdue(deadline) if thread.is_alive() else None
-        if late is not None:
-            raise RewardError(
-                f"Reward {name_of(reward)} gave nothing for {describe(late, metadata[late])} "
-                f"within {deadline:g} s."
-            )
-    if progress.error is not None:
-        position, error = progress.error
-        raise RewardError(
-            f"Reward {name_of(reward)} raised {type(error).__name__} on "
-            f"{describe(position, metadata[position])}: {_one_line(str(error))}."
-        ) from error
-    return progress.values
-
-
-def _call_all(reward, rows: list[tuple], progress: _Progress) -> None:
-    """Fills `progress.values`, or `progress.error` with the first call that raised."""
-    awaited: dict[int, Awaitable[Any]] = {}
-    for position, row in enumerate(rows):
-        progress.start(position)
-        try:
-            value = reward(*row)
-        except BaseException as error:
-            progress.error = (position, error)
-            for other in awaited.values():
-                if inspect.iscoroutine(other):
-                    other.close()
-            return
-        finally:
-            progress.waiting.pop(position, None)
-        if inspect.isawaitable(value):
-            awaited[position] = value
-        progress.values[position] = value
-    if awaited:
-        try:
-            asyncio.run(_gather(awaited, progress))
-        except BaseException as error:
-            progress.error = progress.error or (min(awaited), error)
-
-
-async def _gather(awaited: dict[int, Awaitable[Any]], progress: _Progress) -> None:
-    async def one(position: int, value: Awaitable[Any]) -> None:
-        progress.start(position)
-        try:
-            progress.values[position] = await value
-        except BaseException as error:
-            progress.error = progress.error or (position, error)
-            raise  # ends the others too: the first error is the one that is told
-        finally:
-            progress.waiting.pop(position, None)
-
-    await asyncio.gather(*(one(position, value) for position, value in awaited.items()))
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split()).rstrip(".")[:300] or "no message"
-
-
 def _show(value: Any) -> str:
     try:
-        return _one_line(repr(value))
+        return one_line(repr(value))
     except Exception:  # a broken __repr__, or an integer too long to print
         return f"an object of type {type(value).__name__}"
 

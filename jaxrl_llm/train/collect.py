@@ -91,7 +91,11 @@ def texts_of(rollout, tokenizer) -> list[list[str]]:
 
 
 def grade(
-    questions: Sequence[Question], completions: Sequence[Sequence[str]], reward, *, deadline: float
+    questions: Sequence[Question],
+    completions: Sequence[Sequence[str]],
+    reward,
+    *,
+    deadline: float | None,
 ) -> Scores:
     """Rewards ``[P * G]`` of P groups of completions; each of several processes grades its share.
 
@@ -105,7 +109,11 @@ def grade(
 
 
 def grade_here(
-    questions: Sequence[Question], completions: Sequence[Sequence[str]], reward, *, deadline: float
+    questions: Sequence[Question],
+    completions: Sequence[Sequence[str]],
+    reward,
+    *,
+    deadline: float | None,
 ) -> Scores:
     """The same, all of it by this process; nothing for no groups."""
     if not questions:

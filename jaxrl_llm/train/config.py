@@ -61,8 +61,8 @@ class TrainConfig:
         swallow small updates.
       quantization: "fp8" or "int8" rounds the operands of linear layers to 8 bits, where the policy
         samples and where it trains alike; None does not.
-      reward_deadline: Seconds that one call of the reward may take; None is 60. A `VerifierPool`
-        has a deadline of its own.
+      reward_deadline: Seconds that one call of the reward may take; None is 60, and 3600 for a
+        reward that takes whole batches. A `VerifierPool` has a deadline and a patience of its own.
       seed: Of the sampling; a run is resumed with the same one.
       samples_shown: Completions of each step that go to samples.jsonl.
       run_dir: The folder of the run: checkpoints, metrics.jsonl, samples.jsonl, report.html.
@@ -115,10 +115,11 @@ class TrainConfig:
                 )
         if not callable(self.reward):
             raise TypeError(f"config: reward must be callable; got {self.reward!r}.")
-        if self.reward_deadline is not None and isinstance(self.reward, BatchReward):
+        own = isinstance(self.reward, BatchReward) and hasattr(self.reward, "patience")
+        if self.reward_deadline is not None and own:
             raise ValueError(
-                "config: reward_deadline has no effect on a reward that takes whole batches, such "
-                "as a VerifierPool; set the deadline there."
+                "config: reward_deadline has no effect on a reward that keeps its own, such as a "
+                "VerifierPool; set the deadline there."
             )
         self.checkpoint.check_evaluated(self.evaluation)
         if self.data.evaluation is not None and not self.evaluation.enabled:

@@ -111,7 +111,7 @@ def evaluate(
     reward,
     tokenizer,
     batch_size: int,
-    deadline: float = 60.0,
+    deadline: float | None = None,
 ) -> tuple[Accuracy, list[dict]]:
     """Accuracy of a policy on questions.
 
@@ -124,7 +124,7 @@ def evaluate(
       tokenizer: Of the model.
       batch_size: Questions sampled at one time; the last batch is filled up, so that every batch
         has one shape.
-      deadline: Seconds that one call of the reward may take.
+      deadline: Seconds that one call of the reward may take, as :func:`~jaxrl_llm.rewards.score`.
 
     Returns:
       The accuracy, and one record a completion: prompt, completion, reward, id.

@@ -32,8 +32,6 @@ from jaxrl_llm.train.provide import check_provided
 from jaxrl_llm.train.state import TrainState, init_state
 from jaxrl_llm.train.stored import shapes_of
 
-_DEADLINE = 60.0
-
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
@@ -73,10 +71,9 @@ class Parts:
     questions: str
 
     @property
-    def deadline(self) -> float:
-        """Seconds that one call of the reward may take."""
-        given = self.config.reward_deadline
-        return _DEADLINE if given is None else given
+    def deadline(self) -> float | None:
+        """Seconds that one call of the reward may take; None leaves it to its kind."""
+        return self.config.reward_deadline
 
     def grade(self, questions: list[Question], completions: list[list[str]]) -> Scores:
         """Rewards of groups of completions."""

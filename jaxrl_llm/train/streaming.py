@@ -49,7 +49,8 @@ def stream(
         generation.submit(Group(id=i, prompt=question.tokens, requests=requests))
     found, graded = {}, {}
     mine = range(len(questions))[processes.portion(len(questions))]
-    with ThreadPoolExecutor(1, thread_name_prefix="rewards") as pool:
+    pool = ThreadPoolExecutor(1, thread_name_prefix="rewards")
+    try:
         for done in generation:
             found[done.id] = done
             shown[done.id] = [parts.tokenizer.decode(c.tokens.tolist()) for c in done.completions]
@@ -58,6 +59,9 @@ def stream(
                 graded[done.id] = pool.submit(parts.grade_here, *asked)
         sampled()
         scores = processes.together(lambda: [graded[i].result() for i in mine])
+    finally:
+        # Where one fails the others may, too, and each would take its time to.
+        pool.shutdown(wait=False, cancel_futures=True)
     for i, question in enumerate(questions):
         found[i] = found[i]._replace(
             group=found[i].group._replace(id=question.prompt.id or question.prompt.text[:40])

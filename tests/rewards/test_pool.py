@@ -1,8 +1,10 @@
 import gc
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import warnings
 
@@ -33,6 +35,9 @@ def judge(prompt, completion, metadata):
     if completion == "print":
         print("noise on stdout", flush=True)
         sys.stdin.read()
+    if completion == "deaf":
+        os.closerange(4, 64)
+        time.sleep(600)
     if completion == "pid":
         return os.getpid()
     if completion == "jax":
@@ -301,7 +306,9 @@ def test_functions_that_a_worker_cannot_have(verifiers, function, told):
 def test_a_module_that_ends_the_worker(verifiers, tmp_path, monkeypatch):
     (tmp_path / "deadly.py").write_text("import os\nos._exit(3)\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ValueError, match="could not load deadly:f: it ended with exit status 3"):
+    with pytest.raises(
+        ValueError, match="could not load deadly:f: it ended its process with exit status 3"
+    ):
         VerifierPool("deadly:f", workers=1)
 
 
@@ -407,3 +414,75 @@ def test_a_module_may_make_the_pool_of_its_own_function(tmp_path, monkeypatch):
     with pool:
         assert run(pool, "a").rewards.tolist() == [1.0]
     assert (tmp_path / "imports").read_text() == "xx"  # here and in the one worker
+
+
+# What may hang though every call has a deadline.
+
+
+def test_a_worker_that_is_stopped_does_not_hold_a_large_text(verifiers):
+    with VerifierPool(verifiers.judge, workers=1, deadline=0.5) as pool:
+        os.kill(int(run(pool, "pid").rewards[0]), signal.SIGSTOP)
+        before = time.monotonic()
+        scores = run(pool, "x" * 2_000_000)  # a pipe takes 64 KiB
+        assert time.monotonic() - before < 30
+        assert scores.rewards.tolist() == [2_000_000] and pool.failures == 0
+
+
+def test_a_worker_that_closes_its_connection_and_goes_on_is_replaced(verifiers, monkeypatch):
+    monkeypatch.setattr("jaxrl_llm.rewards._process._END_SECONDS", 0.2)
+    told = "closed the connection of its process, which goes on"
+    with (
+        VerifierPool(verifiers.judge, workers=1, deadline=5.0) as pool,
+        pytest.warns(VerifierWarning, match=told),
+    ):
+        assert run(pool, "deaf", "abc").rewards.tolist() == [0, 3]
+
+
+def test_a_pool_that_gives_no_value_any_more_ends_the_run(verifiers):
+    with VerifierPool(verifiers.judge, workers=2, deadline=0.3, patience=1.0) as pool:
+        run(pool, "ab")
+        time.sleep(1.2)  # nobody asks: that is no silence
+        assert run(pool, "abc").rewards.tolist() == [3]
+        told = r"judge has given no value for 1 s, though a call may take 0.3 s; \d of 2 workers"
+        with pytest.raises(RewardError, match=told), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for _ in range(20):  # batches that all hang, each well within the patience
+                run(pool, "sleep")
+
+
+def test_whatever_hangs_the_caller_is_freed(verifiers, monkeypatch):
+    with VerifierPool(verifiers.judge, workers=2, deadline=0.2, patience=0.5) as pool:
+        monkeypatch.setattr(pool, "_call", lambda arguments: threading.Event().wait(60))
+        with pytest.raises(RewardError, match="no value for 0.5 s, .* 2 of 2 workers are alive"):
+            run(pool, "ab", "abc")
+
+
+def test_a_pool_whose_workers_cannot_come_back_ends_the_run(verifiers, monkeypatch):
+    def full(*arguments, **options):
+        raise OSError(11, "Resource temporarily unavailable")
+
+    with VerifierPool(verifiers.judge, workers=1, deadline=5.0) as pool:
+        errors = []
+
+        def ask():
+            try:
+                run(pool, "crash")
+            except RewardError as error:
+                errors.append(str(error))
+
+        monkeypatch.setattr(subprocess, "Popen", full)
+        threads = [threading.Thread(target=ask) for _ in range(2)]  # one waits for the other's
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout=20)
+        told = "no worker can be started for judge: resource temporarily unavailable."
+        assert errors == [f"VerifierPool: {told}"] * 2
+        monkeypatch.undo()
+        assert run(pool, "abc").rewards.tolist() == [3]  # and goes on once they can
+
+
+@pytest.mark.parametrize("patience", [0, -1.0])
+def test_bad_patience(verifiers, patience):
+    with pytest.raises(ValueError, match="patience must be positive"):
+        VerifierPool(verifiers.judge, patience=patience)

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import functools
 import threading
 import time
@@ -237,3 +238,58 @@ def test_a_batch_reward_must_give_every_value():
 
     with pytest.raises(RewardError, match="gave 1 values for 3 prompts"):
         run(Short())
+
+
+def test_a_batch_reward_that_never_ends_frees_the_caller():
+    class Stuck:
+        def score_batch(self, prompts, completions, metadata):
+            threading.Event().wait(60)
+
+    class Patient(Stuck):
+        patience = 1.0
+
+        def score_batch(self, prompts, completions, metadata):
+            time.sleep(0.3)
+            return [1.0] * len(prompts)
+
+    with pytest.raises(RewardError, match="Stuck gave nothing for a batch of 3 .* within 0.1 s"):
+        run(Stuck(), deadline=0.1)
+    assert run(Patient(), deadline=0.1).rewards.tolist() == [1.0] * 3  # it minds that itself
+
+
+def test_an_error_of_a_batch_reward_is_its_own():
+    class Late:
+        def score_batch(self, prompts, completions, metadata):
+            raise TimeoutError("the judge is away")
+
+    with pytest.raises(TimeoutError, match="the judge is away"):
+        run(Late())
+
+
+def test_a_thread_of_an_async_reward_that_never_ends_holds_nobody():
+    async def reward(prompt, completion, metadata):
+        try:
+            call = asyncio.to_thread(threading.Event().wait, 60)
+            return await asyncio.wait_for(call, timeout=0.1)
+        except TimeoutError:
+            return 0.5
+
+    before = time.monotonic()
+    assert run(reward).rewards.tolist() == [0.5] * 3
+    assert time.monotonic() - before < 10
+
+
+def test_the_first_error_is_told_though_another_call_refuses_to_end():
+    async def reward(prompt, completion, metadata):
+        if metadata.get("id") == "two":
+            await asyncio.sleep(0.1)
+            raise ValueError("no")
+        for _ in range(100):
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.1)
+        return 1.0
+
+    before = time.monotonic()
+    with pytest.raises(RewardError, match="raised ValueError"):
+        run(reward)
+    assert time.monotonic() - before < 5

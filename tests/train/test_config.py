@@ -24,6 +24,7 @@ def batch_reward(prompt, completion, metadata):
 
 
 batch_reward.score_batch = lambda prompts, completions, metadata: [0.0] * len(prompts)
+batch_reward.patience = 60.0
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_options_that_make_no_sense_are_refused(kind, options, message):
         ({"quantization": "fp8"}, "quantization has no effect on a model that comes from a func"),
         (
             {"reward": batch_reward, "reward_deadline": 5.0},
-            "reward_deadline has no effect on a reward that takes whole batches",
+            "reward_deadline has no effect on a reward that keeps its own",
         ),
         (
             {"data": DataConfig(prompts="a.jsonl", evaluation="b.jsonl", held_out=0.0)},
