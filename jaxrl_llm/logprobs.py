@@ -1,11 +1,10 @@
 """Log-probabilities and entropies of tokens from hidden states, without the logits tensor.
 
 The projection to the vocabulary, its log-sum-exp, the target's logit and the entropy are computed
-over chunks of tokens; the backward pass computes each chunk again. Memory grows with ``chunk_size *
-V`` instead of with all tokens times V.
+over blocks of the vocabulary; the backward pass computes each block again. Memory grows with
+``chunk_size * V`` instead of with all tokens times V.
 """
 
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 
@@ -15,6 +14,7 @@ import jax.numpy as jnp
 from jaxrl_llm.core import call_with, checks
 from jaxrl_llm.core.axes import Array
 from jaxrl_llm.core.support import Support, check_support, keep_mask
+from jaxrl_llm.core.vocabulary import logp_and_entropy
 
 
 def token_logprobs(
@@ -25,9 +25,9 @@ def token_logprobs(
     temperature: float = 1.0,
     mask: Array | None = None,
     support: Support | None = None,
-    chunk_size: int = 256,
+    chunk_size: int = 64,
 ) -> tuple[Array, Array]:
-    """Log-probability of each target and entropy of its distribution, in chunks of tokens.
+    """Log-probability of each target and entropy of its distribution, in blocks of the vocabulary.
 
     With logits ``z = hidden . output_matrix^T / temperature``:
 
@@ -51,7 +51,8 @@ def token_logprobs(
         nor targets nor support are read.
       support: The tokens each target was drawn from, with leading axes ``[..., T]``; None for the
         whole vocabulary.
-      chunk_size: Tokens whose logits exist at one time.
+      chunk_size: Bounds the logits that exist at one time to ``chunk_size * V``. Three such blocks
+        are in memory at most.
 
     Returns:
       ``(logp, entropy)``, each ``[..., T]`` float32 (float64 for float64 hidden states), in nats.
@@ -78,7 +79,7 @@ def token_logprobs(
     # Statistics in float32; in float64 only where that is what came in (checks of exactness).
     temperature = jnp.asarray(temperature, jnp.promote_types(hidden.dtype, jnp.float32))
     rows = (targets.reshape(-1), _flat(support))
-    logp, entropy = _chunked(flat, output_matrix, *rows, temperature, chunk_size)
+    logp, entropy = logp_and_entropy(flat, output_matrix, *rows, temperature, chunk_size)
     logp, entropy = logp.reshape(targets.shape), entropy.reshape(targets.shape)
     if mask is not None:
         logp, entropy = jnp.where(mask, logp, 0.0), jnp.where(mask, entropy, 0.0)
@@ -254,55 +255,3 @@ def _over_chunks(function, carry, arrays, chunk_size: int):
         return carry, out
     carry, out = jax.lax.scan(function, carry, jax.tree.map(split, arrays))
     return carry, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:rows], out)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
-def _chunked(hidden, matrix, targets, support, temperature, chunk_size):
-    return _forward(hidden, matrix, targets, support, temperature, chunk_size)[0]
-
-
-def _forward(hidden, matrix, targets, support, temperature, chunk_size):
-    def chunk(carry, rows):
-        h, target, among = rows
-        logits, kept = _logits(h, matrix, temperature, among)
-        top = jnp.max(logits, axis=-1)
-        below = logits - top[:, None]
-        weights = jnp.exp(below)
-        total = jnp.sum(weights, axis=-1)
-        log_sum = top + jnp.log(total)
-        chosen = jnp.take_along_axis(logits, target[:, None], axis=-1)[:, 0]
-        # Relative to the top logit: the difference of two large numbers would lose small entropies.
-        mean = jnp.sum(weights * jnp.where(kept, below, 0.0), axis=-1) / total
-        return carry, (chosen - log_sum, jnp.log(total) - mean, log_sum)
-
-    rows = (hidden, targets, support)
-    _, (logp, entropy, log_sum) = _over_chunks(chunk, (), rows, chunk_size)
-    return (logp, entropy), (hidden, matrix, targets, support, temperature, log_sum, entropy)
-
-
-def _backward(chunk_size, saved, cotangents):
-    hidden, matrix, targets, support, temperature, log_sum, entropy = saved
-    d_logp, d_entropy = cotangents
-
-    def chunk(d_matrix, rows):
-        h, target, among, log_sum, entropy, d_logp, d_entropy = rows
-        logits, kept = _logits(h, matrix, temperature, among)
-        log_p = logits - log_sum[:, None]
-        p = jnp.exp(log_p)
-        onehot = jax.nn.one_hot(target, matrix.shape[0], dtype=temperature.dtype)
-        d_logits = d_logp[:, None] * (onehot - p)
-        d_logits -= d_entropy[:, None] * p * (log_p + entropy[:, None])
-        d_logits = jnp.where(kept, d_logits / temperature, 0.0).astype(matrix.dtype)
-        d_h = jnp.matmul(d_logits, matrix, preferred_element_type=temperature.dtype)
-        d_matrix += jax.lax.dot_general(
-            d_logits, h, (((0,), (0,)), ((), ())), preferred_element_type=temperature.dtype
-        )
-        return d_matrix, d_h.astype(h.dtype)
-
-    rows = (hidden, targets, support, log_sum, entropy, d_logp, d_entropy)
-    zeros = jnp.zeros(matrix.shape, temperature.dtype)
-    d_matrix, d_hidden = _over_chunks(chunk, zeros, rows, chunk_size)
-    return d_hidden, d_matrix.astype(matrix.dtype), None, None, None
-
-
-_chunked.defvjp(_forward, _backward)

@@ -45,7 +45,7 @@ class Passes(NamedTuple):
       model: The policy.
       recipe: The Recipe, or None where only log-probabilities are wanted.
       temperature: Of the policy.
-      chunk_size: Tokens whose logits exist at one time, or None.
+      chunk_size: As of ``logprobs``, or None.
       remat: What backward passes keep of a layer.
       critic_model: The critic's body.
     """

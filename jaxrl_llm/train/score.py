@@ -54,7 +54,7 @@ def score(
       delta: Low-rank delta of the linear layers, if any; shared by all rows.
       remat: What the backward pass keeps of a layer; see :func:`~jaxrl_llm.models.make_model`.
       packing: Where the responses lie; None for a row each.
-      chunk_size: Tokens whose logits exist at one time; None leaves it to ``logprobs``.
+      chunk_size: As of ``logprobs``, which it is left to if None: bounds the logits in memory.
       support: The tokens that each one was drawn from, with leading axes ``[P, G, T]``: the softmax
         runs over them alone.
 

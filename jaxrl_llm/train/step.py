@@ -65,7 +65,7 @@ def make_step(
       mesh: The mesh that state and batch live on.
       remat: What the backward pass keeps of a layer: "none", "dots" or "full" (recompute all).
       donate: Reuse the memory of the state that comes in, which then cannot be used again.
-      chunk_size: Tokens whose logits exist at one time; None leaves it to ``logprobs``.
+      chunk_size: As of ``logprobs``, which it is left to if None: bounds the logits in memory.
       critic_optimizer: For a recipe with a critic, the one given to ``init_state``.
       critic_model: The critic's body, if it is another model than the policy.
 

@@ -1,0 +1,176 @@
+"""Log-probability and entropy of tokens over blocks of the vocabulary, with a gradient to match.
+
+Each block of words is projected for all tokens at once. The forward pass is an online softmax: its
+log-sum-exp and entropy grow block by block. The backward pass computes each block of logits again.
+So a row of the output matrix is read once in each pass and its gradient is written once, and tokens
+are never split: on a mesh every device keeps its own.
+
+The vocabulary is seen as ``[stripes, words]`` and a block takes some words of every stripe, so a
+matrix whose rows are split over devices is split in every block too.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.core.axes import Array
+from jaxrl_llm.core.support import Support
+
+# Where a running maximum starts: finite, so that the difference of two of them is a number.
+_LOWEST = -1e30
+# Over so many devices rows can be split; more stripes than rows of a cache line gain nothing.
+_STRIPES = 16
+# Narrower blocks cost more than they save.
+_NARROWEST = 8
+
+
+class _Blocks:
+    """How the output matrix ``[V, D]`` is cut, for so many tokens."""
+
+    def __init__(self, matrix: Array, tokens: int, chunk_size: int):
+        vocab_size = matrix.shape[0]
+        self.stripes = math.gcd(vocab_size, _STRIPES)
+        self.words = vocab_size // self.stripes
+        self.matrix = matrix.reshape(self.stripes, self.words, -1)
+        wanted = max(chunk_size * self.words // max(tokens, 1), _NARROWEST)
+        self.width = min(self.words, wanted)
+
+    def over(self, function: Callable, carry):
+        """``carry = function(carry, first, width)`` for the blocks of words ``first:first+width``.
+
+        The narrower last one comes first, since what follows a loop cannot write where it wrote.
+        """
+        count, rest = divmod(self.words, self.width)
+        if rest:
+            carry = function(carry, count * self.width, rest)
+        if count == 1:
+            return function(carry, 0, self.width)
+        starts = self.width * jnp.arange(count)
+        return jax.lax.scan(lambda c, s: (function(c, s, self.width), None), carry, starts)[0]
+
+    def rows(self, first, width: int) -> Array:
+        """The part of the matrix for a block: ``[stripes * width, D]``."""
+        block = jax.lax.dynamic_slice_in_dim(self.matrix, first, width, axis=1)
+        return block.reshape(self.stripes * width, -1)
+
+    def columns(self, ids: Array, first, width: int) -> Array:
+        """Where ids stand in a block; ``stripes * width`` for those outside."""
+        stripe, word = jnp.divmod(ids, self.words)
+        inside = (word >= first) & (word < first + width) & (ids >= 0) & (stripe < self.stripes)
+        return jnp.where(inside, stripe * width + word - first, self.stripes * width)
+
+    def kept(self, support: Support, first, width: int) -> Array:
+        """Which words of a block are in the sets of the tokens: bool ``[N, stripes * width]``."""
+        if support.ids is not None:
+            columns = self.columns(support.ids, first, width)
+            kept = jnp.zeros((len(columns), self.stripes * width), bool)
+            kept = kept.at[jnp.arange(len(columns))[:, None], columns].set(True, mode="drop")
+            known = (support.ids >= 0) & (support.ids < self.stripes * self.words)
+        else:
+            stripe = self.words * jnp.arange(self.stripes)[:, None]
+            ids = (stripe + first + jnp.arange(width)).reshape(-1)
+            shift = (ids % 32).astype(jnp.uint32)
+            kept = ((jnp.take(support.bits, ids // 32, axis=1) >> shift) & 1).astype(bool)
+            known = support.bits != 0
+        return kept | ~jnp.any(known, axis=-1, keepdims=True)  # an empty set keeps all
+
+
+def _logits(hidden: Array, rows: Array, temperature: Array) -> Array:
+    product = jax.lax.dot_general(
+        hidden, rows, (((1,), (1,)), ((), ())), preferred_element_type=temperature.dtype
+    )
+    return product / temperature
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
+def logp_and_entropy(hidden, matrix, targets, support, temperature, chunk_size):
+    """Of targets ``[N]`` from hidden states ``[N, D]``; see ``logprobs.token_logprobs``.
+
+    Args:
+      hidden: ``[N, D]``.
+      matrix: ``[V, D]``.
+      targets: Integers ``[N]``.
+      support: Sets of the N tokens, or None.
+      temperature: ``[]`` in the dtype of the results.
+      chunk_size: How many tokens' worth of logits exist at one time.
+
+    Returns:
+      ``(logp, entropy)``, each ``[N]``.
+    """
+    return _forward(hidden, matrix, targets, support, temperature, chunk_size)[0]
+
+
+def _merged(top, total, mean, higher):
+    """Sums over ``exp(z - top)`` made sums over ``exp(z - higher)``."""
+    moved = top - higher
+    shrink = jnp.exp(moved)
+    return shrink * total, shrink * (mean + moved * total)
+
+
+def _forward(hidden, matrix, targets, support, temperature, chunk_size):
+    tokens = len(hidden)
+    blocks = _Blocks(matrix, tokens, chunk_size)
+
+    def block(carry, first, width):
+        top, total, mean, chosen = carry
+        logits, kept = _logits(hidden, blocks.rows(first, width), temperature), True
+        if support is not None:
+            kept = blocks.kept(support, first, width)
+            logits = jnp.where(kept, logits, -jnp.inf)
+            kept = kept.reshape(tokens, blocks.stripes, width)
+        column = blocks.columns(targets, first, width)
+        found = jnp.take_along_axis(logits, column[:, None], axis=1, mode="clip")[:, 0]
+        chosen = jnp.where(column < blocks.stripes * width, found, chosen)
+        # A sum for each stripe: stripes may lie on several devices, and merge after the last block.
+        logits = logits.reshape(tokens, blocks.stripes, width)
+        higher = jnp.maximum(top, jnp.max(logits, axis=-1))
+        # Relative to the top: the difference of two large numbers would lose small entropies.
+        below = logits - higher[..., None]
+        weights = jnp.exp(below)
+        total, mean = _merged(top, total, mean, higher)
+        total += jnp.sum(weights, axis=-1)
+        mean += jnp.sum(weights * jnp.where(kept, below, 0.0), axis=-1)
+        return higher, total, mean, chosen
+
+    zeros = jnp.zeros((tokens, blocks.stripes), temperature.dtype)
+    top, total, mean, chosen = blocks.over(block, (zeros + _LOWEST, zeros, zeros, zeros[:, 0]))
+    higher = jnp.max(top, axis=-1, keepdims=True)
+    total, mean = (jnp.sum(x, axis=-1) for x in _merged(top, total, mean, higher))
+    log_sum = higher[:, 0] + jnp.log(total)
+    entropy = jnp.log(total) - mean / total
+    saved = (hidden, matrix, targets, support, temperature, log_sum, entropy)
+    return (chosen - log_sum, entropy), saved
+
+
+def _backward(chunk_size, saved, cotangents):
+    hidden, matrix, targets, support, temperature, log_sum, entropy = saved
+    log_sum, entropy, d_logp, d_entropy = (x[:, None] for x in (log_sum, entropy, *cotangents))
+    blocks = _Blocks(matrix, len(hidden), chunk_size)
+
+    def block(carry, first, width):
+        d_hidden, d_matrix = carry
+        rows = blocks.rows(first, width)
+        log_p = _logits(hidden, rows, temperature) - log_sum
+        column = blocks.columns(targets, first, width)
+        chosen = jnp.arange(blocks.stripes * width) == column[:, None]
+        d_logits = jnp.where(chosen, d_logp, 0.0)
+        d_logits -= jnp.exp(log_p) * (d_logp + d_entropy * (log_p + entropy))
+        if support is not None:
+            d_logits = jnp.where(blocks.kept(support, first, width), d_logits, 0.0)
+        d_logits = (d_logits / temperature).astype(matrix.dtype)
+        d_hidden += jnp.matmul(d_logits, rows, preferred_element_type=temperature.dtype)
+        d_rows = jax.lax.dot_general(
+            d_logits, hidden, (((0,), (0,)), ((), ())), preferred_element_type=temperature.dtype
+        )
+        d_rows = d_rows.astype(matrix.dtype).reshape(blocks.stripes, width, -1)
+        return d_hidden, jax.lax.dynamic_update_slice_in_dim(d_matrix, d_rows, first, axis=1)
+
+    zeros = (jnp.zeros(hidden.shape, temperature.dtype), jnp.zeros_like(blocks.matrix))
+    d_hidden, d_matrix = blocks.over(block, zeros)
+    return d_hidden.astype(hidden.dtype), d_matrix.reshape(matrix.shape), None, None, None
+
+
+logp_and_entropy.defvjp(_forward, _backward)
