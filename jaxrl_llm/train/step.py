@@ -70,7 +70,10 @@ def make_step(
       critic_model: The critic's body, if it is another model than the policy.
 
     Returns:
-      ``step(state, batch) -> (state, metrics)``; metrics are float32 scalars, described in
+      ``step(state, batch) -> (state, metrics)``; metrics are float32 scalars: ``loss``,
+      ``grad_norm`` (before any clipping) and ``update_norm`` (of what was added to the parameters,
+      0 where nothing was), of the last of several updates; ``skipped``, the number of updates that
+      were left out; the same four of a critic after ``critic_``; and those of
       :func:`~jaxrl_llm.train.metrics.batch_metrics`.
 
     Raises:

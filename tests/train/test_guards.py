@@ -1,0 +1,239 @@
+"""An update that is no number changes nothing but the count of steps."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import make_batch
+
+import jaxrl_llm as jr
+from jaxrl_llm.core import Transform
+from jaxrl_llm.testing import tiny_model
+from jaxrl_llm.train import guards, init_critic, init_state, make_step
+
+NAN, INF = jnp.float32(jnp.nan), jnp.float32(jnp.inf)
+PARAMS = {"a": jnp.array([1.0, -0.0, 3.0]), "b": jnp.array([[2.0]])}
+GRADS = {"a": jnp.array([0.5, 0.0, -1.0]), "b": jnp.array([[1.0]])}
+
+
+def bits(tree):
+    """Every array as bytes: -0.0 is not 0.0, and NaN equals itself."""
+
+    def plain(x):
+        is_key = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        return np.asarray(jax.random.key_data(x) if is_key else x)
+
+    return [plain(x).tobytes() for x in jax.tree.leaves(tree)]
+
+
+def test_one_update_by_hand():
+    optimizer = optax.sgd(0.5)
+    carry = (PARAMS, optimizer.init(PARAMS))
+    (params, _), metrics = guards.guarded_update(optimizer, carry, jnp.float32(2.0), GRADS)
+    np.testing.assert_array_equal(params["a"], [0.75, 0.0, 3.5])
+    np.testing.assert_array_equal(params["b"], [[1.5]])
+    assert float(metrics["loss"]) == 2.0 and float(metrics["skipped"]) == 0.0
+    np.testing.assert_allclose(metrics["grad_norm"], 1.5)
+    np.testing.assert_allclose(metrics["update_norm"], 0.75)
+
+
+BAD = {
+    "loss": {"loss": NAN},
+    "infinite loss": {"loss": INF},
+    "one gradient": {"grads": GRADS | {"b": jnp.array([[jnp.nan]])}},
+    "infinite gradient": {"grads": GRADS | {"a": jnp.array([0.5, -jnp.inf, 0.0])}},
+    "gradient too large to square": {"grads": GRADS | {"b": jnp.array([[1e30]])}},
+    "scale": {"scale": NAN},
+    "method": {"sound": jnp.bool_(False)},
+}
+OPTIMIZERS = {
+    "adamw": optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2)),
+    "with a key": optax.chain(
+        optax.add_noise(eta=0.1, gamma=0.5, key=jax.random.key(3)), optax.sgd(0.1, momentum=0.9)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("bad", BAD)
+def test_what_is_no_number_changes_no_bit(name, bad):
+    optimizer = OPTIMIZERS[name]
+    carry, _ = guards.guarded_update(
+        optimizer, (PARAMS, optimizer.init(PARAMS)), jnp.float32(1.0), GRADS
+    )
+    options = {"loss": jnp.float32(1.0), "grads": GRADS} | BAD[bad]
+    loss, grads = options.pop("loss"), options.pop("grads")
+    after, metrics = guards.guarded_update(optimizer, carry, loss, grads, **options)
+    assert bits(after) == bits(carry)
+    assert float(metrics["skipped"]) == 1.0 and float(metrics["update_norm"]) == 0.0
+    better, metrics = guards.guarded_update(optimizer, after, jnp.float32(1.0), GRADS)
+    assert bits(better) != bits(after) and float(metrics["skipped"]) == 0.0
+    assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(better[0]))
+
+
+def test_a_state_stays_finite():
+    state = {"mean": jnp.array([0.0, 1.0]), "least": jnp.float32(jnp.inf), "n": jnp.int32(2)}
+    assert guards.stays_finite(state, state)  # what was infinite before may stay so
+    assert guards.stays_finite(state, state | {"least": jnp.float32(0.5)})
+    assert not guards.stays_finite(state, state | {"mean": jnp.array([0.0, jnp.nan])})
+    assert not guards.stays_finite(state, state | {"mean": jnp.array([jnp.inf, 0.0])})
+    assert guards.stays_finite((), ())
+
+
+# A method that breaks where the batch tells it to.
+PLACES = ("poison", "steep", "spoil", "late")
+
+
+def fragile_surrogate(logp, old_logp, advantages, mask, poison, steep, late):
+    """That of DAPO; NaN where poison, a gradient without bound where steep, NaN once off-policy."""
+    loss = jr.surrogates.ppo_clip(logp, old_logp, advantages, mask)
+    zero = jnp.where(steep > 0, logp - jax.lax.stop_gradient(logp), 1.0)
+    loss = loss + jnp.where(steep > 0, jnp.sqrt(zero), 0.0)
+    moved = jnp.any(jnp.where(mask, jnp.abs(logp - old_logp), 0.0) > 1e-6)
+    loss = jnp.where((late > 0) & moved, jnp.nan, loss)
+    return jnp.where(poison > 0, jnp.nan, loss)
+
+
+def counted(rewards, state, *, spoil):
+    """Rewards, and their mean in a state that also takes in what spoils it."""
+    return rewards - rewards.mean(-1, keepdims=True), state + rewards.mean() + spoil.mean()
+
+
+def latest(reference, params, step):
+    return params
+
+
+FRAGILE = jr.recipes.dapo().replace(
+    name="fragile",
+    advantage=Transform(lambda: jnp.float32(0.0), counted),
+    surrogate=fragile_surrogate,
+    regularizers=(jr.bind(jr.regularizers.kl_to_reference, coef=1e-3),),
+    reference=latest,
+    inputs=PLACES,
+)
+OPTIMIZER = OPTIMIZERS["adamw"]
+
+
+def sick(**values):
+    """A batch that carries what breaks the method, in its third prompt only."""
+    batch = make_batch(prompts=4, group=2)
+    extras = {name: np.zeros((4, 1, 1), np.float32) for name in PLACES}
+    for name, value in values.items():
+        extras[name][2] = value
+    return batch.replace(extras={name: jnp.asarray(x) for name, x in extras.items()})
+
+
+@functools.cache
+def fragile_step(updates):
+    model, params = tiny_model(num_layers=1)
+    step = make_step(model, FRAGILE, OPTIMIZER, microbatches=2, updates=updates, donate=False)
+    key = jax.random.key(0)
+    state = init_state(params, OPTIMIZER, FRAGILE, key=key, data_cursor=(0, 7))
+    return step, step(state, sick())[0]  # one good step first: no part of the state is zero
+
+
+ILL = {
+    "in one microbatch": {"poison": 1.0},
+    "in the gradient alone": {"steep": 1.0},
+    "in the method's state alone": {"spoil": np.nan},
+    "in the method's state, without bound": {"spoil": np.inf},
+}
+
+
+@pytest.mark.parametrize("where", ILL)
+@pytest.mark.parametrize("updates", [1, 2])
+def test_a_step_that_is_no_number_only_counts(where, updates):
+    step, state = fragile_step(updates)
+    batch = sick(**ILL[where])
+    after, metrics = step(state, batch)
+    assert float(metrics["skipped"]) == updates and float(metrics["update_norm"]) == 0
+    assert bool(jnp.isfinite(metrics["loss"])) == (where != "in one microbatch")
+    assert bool(jnp.isfinite(metrics["grad_norm"])) == (where != "in the gradient alone")
+    assert bits(after._replace(step=state.step)) == bits(state)
+    assert int(after.step) == int(state.step) + 1 == 2 and after.data_cursor == (0, 7)
+    healthy, metrics = step(after, sick())
+    expected, _ = step(state._replace(step=after.step), sick())
+    assert bits(healthy) == bits(expected) and float(metrics["skipped"]) == 0
+
+
+def test_nothing_is_left_behind_by_a_first_step_that_is_no_number():
+    step, _ = fragile_step(1)
+    _, params = tiny_model(num_layers=1)
+    state = init_state(params, OPTIMIZER, FRAGILE, key=jax.random.key(0))
+    after, metrics = step(state, sick(poison=1.0))
+    assert float(metrics["skipped"]) == 1 and int(after.step) == 1
+    assert bits(after._replace(step=state.step)) == bits(state)
+
+
+def test_of_several_updates_those_before_the_bad_one_stand():
+    (one, state), (two, _) = fragile_step(1), fragile_step(2)
+    once, _ = one(state, sick())
+    after, metrics = two(state, sick(late=1.0))
+    assert float(metrics["skipped"]) == 1 and not np.isfinite(metrics["loss"])
+    for a, b in zip(jax.tree.leaves(after.params), jax.tree.leaves(once.params), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+    # The method has taken in the batch, which is sound, and no divergence that is not.
+    np.testing.assert_allclose(after.algo_state.advantage, once.algo_state.advantage, rtol=1e-6)
+    assert np.isfinite(after.algo_state.last_kl)
+    assert bits(after.reference) == bits(after.params) != bits(state.params)
+
+
+def test_what_a_step_prepared_can_be_looked_at():
+    step, state = fragile_step(1)
+    found = step.prepared(state, sick(spoil=np.nan))
+    expected = found.rewards - found.rewards.mean(-1, keepdims=True)
+    np.testing.assert_allclose(found.advantages, expected, atol=1e-6)
+    assert found.weights is not None and int(state.step) == 1
+
+
+def test_a_critic_alone_may_be_left_out():
+    plain = jr.recipes.ppo_max()
+
+    def broken(values, old_values, returns, mask):
+        loss = plain.critic.loss(values, old_values, returns, mask)
+        return jnp.where(jnp.all(mask), jnp.nan, loss)
+
+    critic = dataclasses.replace(plain.critic, loss=broken, target_rate=0.5)
+    recipe, key = plain.replace(critic=critic), jax.random.key(0)
+    model, params = tiny_model(num_layers=1)
+    state = init_state(
+        params,
+        OPTIMIZER,
+        recipe,
+        key=key,
+        critic=init_critic(model, params, key=key),
+        critic_optimizer=OPTIMIZER,
+    )
+    options = {"critic_optimizer": OPTIMIZER, "donate": False}
+    step = make_step(model, recipe, OPTIMIZER, **options)
+    batch = make_batch(prompts=4, group=2).replace(ref_logp=jnp.zeros((4, 2, 5)))
+    good, metrics = step(state, batch)
+    assert float(metrics["skipped"]) == float(metrics["critic_skipped"]) == 0
+    assert float(metrics["critic_update_norm"]) > 0
+    assert bits(good.critic.target) != bits(state.critic.target)
+    after, metrics = step(good, batch.replace(mask=jnp.ones_like(batch.mask)))
+    assert float(metrics["critic_skipped"]) == 1 and float(metrics["skipped"]) == 0
+    assert bits(after.critic) == bits(good.critic) and bits(after.params) != bits(good.params)
+    assert np.isfinite(metrics["loss"]) and np.isnan(metrics["critic_loss"])
+
+
+def test_the_guard_takes_no_second_set_of_parameters(monkeypatch):
+    model, params = tiny_model(num_layers=1)
+    size = sum(x.nbytes for x in jax.tree.leaves(params))
+    recipe = FRAGILE.replace(reference=None, regularizers=())
+    state = init_state(params, OPTIMIZER, recipe, key=jax.random.key(0))
+
+    def memory():
+        step = make_step(model, recipe, OPTIMIZER, microbatches=2)
+        return step.lower(state, sick()).compile().memory_analysis()
+
+    guarded = memory()
+    monkeypatch.setattr(guards, "keep", lambda made, new, old: new)
+    bare = memory()
+    # All of the old state is written over: parameters and two moments.
+    assert guarded.alias_size_in_bytes == bare.alias_size_in_bytes > 3 * size
+    assert guarded.temp_size_in_bytes < bare.temp_size_in_bytes + size
