@@ -14,14 +14,17 @@ class _Mode(NamedTuple):
     """How a mode rounds; a block of None is a whole axis."""
 
     dtype: Any
+    calibration: str  # of qwix
     inputs: tuple[int | None, ...]  # a block of the last axis of the inputs
     weights: tuple[int | None, ...]  # of both axes of the weights
 
 
 _BLOCK = 128
 _MODES = {
-    "int8": _Mode(jnp.int8, inputs=(None,), weights=(None, 1)),
-    "fp8": _Mode(jnp.float8_e4m3fn, inputs=(_BLOCK,), weights=(_BLOCK, _BLOCK)),
+    # qwix puts the greatest value at 127.5. There the last bit of a float decides between -127 and
+    # -128, and a sampler would round otherwise than a trainer: 127 it is.
+    "int8": _Mode(jnp.int8, f"absmax,{127.5 / 127}", inputs=(None,), weights=(None, 1)),
+    "fp8": _Mode(jnp.float8_e4m3fn, "absmax", inputs=(_BLOCK,), weights=(_BLOCK, _BLOCK)),
 }
 QUANTIZATIONS = (None, *_MODES)
 
@@ -62,7 +65,7 @@ def quantize_block(
         scale = max |x| over the block / bound    (1 where that is below 1e-19)
         q = round(x / scale)                      x is about q * scale
         mode="fp8":   e4m3, bound 448: an error of at most 2^-4 |x| down to 2^-6 scale
-        mode="int8":  bound 127.5 (rounded into -128 to 127): an error of about scale / 2
+        mode="int8":  bound 127: an error of at most scale / 2
 
     Where a block does not divide its axis, the last one is smaller. Rounding what has been rounded
     to "fp8" changes nothing; a block of zeros stays zero, and NaN makes its whole block NaN.
@@ -181,7 +184,7 @@ def quantized_matmul(x: Array, w: Array | RoundedWeights, *, mode: str = "fp8") 
         )
     rows = x if x.ndim > 1 else x[None]
     y = _differentiable(rows, w if rounded else w.astype(x.dtype), mode)
-    return y.reshape(*x.shape[:-1], -1)
+    return y if x.ndim > 1 else y[0]
 
 
 def _forward(x: Array, w: Array | RoundedWeights, mode: str):
@@ -234,9 +237,9 @@ def _round(x: Array, block: tuple[int | None, ...], mode: str) -> Any:
     """A ``qwix.QArray``, with zeros behind ``x`` where a block does not divide its axis."""
     x, tiles = _whole_blocks(x.astype(jnp.float32), block)
     each = range(x.ndim - len(block))
-    return _qwix("quantize_block").quantize(
-        x, _MODES[mode].dtype, channelwise_axes=each, tiled_axes=tiles
-    )
+    kind, options = _MODES[mode], {"channelwise_axes": each, "tiled_axes": tiles}
+    quantize = _qwix("quantize_block").quantize
+    return quantize(x, kind.dtype, calibration_method=kind.calibration, **options)
 
 
 def _whole_blocks(x: Array, block: tuple[int | None, ...]) -> tuple[Array, dict[int, int]]:

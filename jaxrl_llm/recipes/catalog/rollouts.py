@@ -73,4 +73,17 @@ ROWS = (
         functions=("models.merge_attention", "rollout.spec_accept"),
         verified_against="attention to all keys at once; enumeration over drafts",
     ),
+    Method(
+        key="jet_rl",
+        title="Jet-RL, one 8-bit precision where a policy samples and where it trains",
+        arxiv="2601.14243",
+        kind="rollout",
+        functions=(
+            "diagnostics.mismatch",
+            "models.quantize_block",
+            "models.quantized_matmul",
+        ),
+        verified_against=NUMPY,
+        confidence="PAPER",
+    ),
 )

@@ -1,0 +1,302 @@
+"""Products of rounded operands against plain NumPy, and one precision in sampling and training."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+import jaxrl_llm as jr
+from jaxrl_llm.models import AttentionContext, cast_params, quantize_block, quantized_matmul
+from jaxrl_llm.models.quantize import RoundedWeights, round_weights
+from jaxrl_llm.testing import tiny_model
+from jaxrl_llm.train.mesh import make_mesh
+from jaxrl_llm.train.score import score
+
+MODES = ("int8", "fp8")
+RNG = np.random.default_rng(0)
+# Neither 200 nor 150 is a number of whole blocks, and 130 tokens are one block and a rest.
+X = RNG.normal(size=(2, 130, 200)).astype(np.float32)
+W = RNG.normal(size=(200, 150)).astype(np.float32)
+DY = RNG.normal(size=(2, 130, 150)).astype(np.float32)
+
+
+def blocks(x, sizes):
+    """Where each block over the last axes is, and a slice of it."""
+    lead = x.ndim - len(sizes)
+    axes = [(n, size or n) for n, size in zip(x.shape[lead:], sizes, strict=True)]
+    for start in np.ndindex(*(-(-n // b) for n, b in axes)):
+        cut = [slice(i * b, (i + 1) * b) for i, (_, b) in zip(start, axes, strict=True)]
+        yield start, (..., *cut)
+
+
+def rounded(x, sizes, mode):
+    """NumPy: round with one scale a block, and back."""
+    out, lead = np.zeros(x.shape, np.float32), x.ndim - len(sizes)
+    axes = tuple(range(lead, x.ndim))
+    for _, cut in blocks(x, sizes):
+        part = x[cut].astype(np.float32)
+        bound = np.float32(448 if mode == "fp8" else 127)
+        scale = np.abs(part).max(axes, keepdims=True) / bound
+        scale = np.where(scale < 1e-19, 1, scale).astype(np.float32)
+        if mode == "fp8":
+            q = np.clip(part / scale, -448, 448).astype(ml_dtypes.float8_e4m3fn)
+        else:
+            q = np.rint(part / scale)
+        out[cut] = q.astype(np.float32) * scale
+    return out
+
+
+def expected(x, w, dy, mode):
+    """Forward and both gradients in float64, of operands that NumPy rounded."""
+
+    def f64(a, sizes):
+        return rounded(a, sizes, mode).astype(np.float64)
+
+    if mode == "int8":
+        q_x, q_w, dy_x, x_w, dy_w = f64(x, (None,)), f64(w, (None, 1)), dy, None, dy
+        x_w = q_x
+    else:
+        q_x, q_w, dy_x = f64(x, (128,)), f64(w, (128, 128)), f64(dy, (128,))
+        x_w, dy_w = f64(x, (128, 1)), f64(dy, (128, 1))
+    return q_x @ q_w, dy_x @ q_w.T, np.einsum("ptk,ptn->kn", x_w, dy_w)
+
+
+def test_worked_numbers():
+    # 17 lies between 16 and 18, the even one is 16; in the second block 448 / 14 = 32.
+    q, scale = quantize_block(jnp.array([[448.0, 17.0, 0.0, -14.0, 3.0]]), (1, 3))
+    assert q.dtype == jnp.float8_e4m3fn and scale.dtype == jnp.float32
+    assert q.astype(float).tolist() == [[448, 16, 0, -448, 96]]
+    assert scale.tolist() == [[1, 1 / 32]]
+    q, scale = quantize_block(jnp.array([[127.0, 2.4, -3.6, -127.0]]), (None,), mode="int8")
+    assert q.dtype == jnp.int8 and q.tolist() == [[127, 2, -4, -127]]
+    np.testing.assert_allclose(scale, [[1]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("sizes", [(128, 128), (128,), (None, 1), (64, None), (7,)])
+def test_rounding_is_that_of_numpy(mode, sizes):
+    x = X * np.exp(RNG.normal(size=X.shape)).astype(np.float32)
+    q, scale = quantize_block(jnp.asarray(x), sizes, mode=mode)
+    assert q.shape == x.shape
+    wide = np.zeros(x.shape, np.float32)
+    for start, cut in blocks(x, sizes):
+        lead = (slice(None),) * (x.ndim - len(sizes))
+        one = np.asarray(scale)[(*lead, *start)]
+        wide[cut] = one.reshape(*one.shape, *(1,) * len(sizes))
+    # The last bit of a scale is the compiler's.
+    ours, theirs = np.asarray(q, np.float32) * wide, rounded(x, sizes, mode)
+    np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+
+
+def test_laws_of_fp8():
+    x = jnp.asarray(X * 10.0 ** RNG.uniform(-3, 3, X.shape), jnp.float32)
+
+    def back(x):
+        q, scale = quantize_block(x, (128,))
+        return q.astype(jnp.float32) * jnp.repeat(scale, 128, -1)[..., : x.shape[-1]], scale
+
+    once, scale = back(x)
+    normal = np.abs(x) >= np.repeat(scale, 128, -1)[..., :200] * 2.0**-6
+    assert 0.1 < normal.mean() < 1
+    error = np.abs(once - x)
+    assert (error[normal] <= np.abs(x)[normal] * 2.0**-4).all()
+    np.testing.assert_allclose(back(once)[0], once, rtol=3e-7)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_zeros_stay_and_nan_stays_in_its_block(mode):
+    x = jnp.zeros((3, 4)).at[1, 2].set(jnp.nan)
+    q, scale = quantize_block(x, (2,), mode=mode)
+    q, scale = np.asarray(q, np.float32), np.asarray(scale)
+    assert scale[0].tolist() == [1, 1] and not q[0].any()
+    values = q * np.repeat(scale, 2, -1)
+    assert np.isnan(values[1, 2:]).all() and np.isfinite(values[1, :2]).all()
+    assert np.isfinite(values[[0, 2]]).all()
+
+
+@pytest.fixture(scope="module", params=MODES)
+def products(request):
+    """A mode, and a compiled product with its two gradients."""
+    mode = request.param
+
+    @jax.jit
+    def run(x, w, dy):
+        y, back = jax.vjp(lambda x, w: quantized_matmul(x, w, mode=mode), x, w)
+        return y, *back(dy.astype(y.dtype))
+
+    return mode, run
+
+
+def test_product_and_gradients_are_those_of_numpy(products):
+    mode, run = products
+    for ours, theirs in zip(run(X, W, DY), expected(X, W, DY, mode), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-5 * np.abs(theirs).max())
+
+
+def test_jit_is_eager(products):
+    mode, run = products
+    y, back = jax.vjp(lambda x, w: quantized_matmul(x, w, mode=mode), X, W)
+    for ours, theirs in zip((y, *back(jnp.asarray(DY))), run(X, W, DY), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5 * np.abs(theirs).max())
+
+
+def test_a_row_depends_on_itself_alone(products):
+    """Decoding token by token rounds as scoring a response does."""
+    mode, run = products
+    y, dx, _ = run(X, W, DY)
+    other, scaled = X.copy(), DY.copy()
+    other[1], other[0, 1:], scaled[1], scaled[0, 1:] = 1e4, 1e4, 1e4, 1e4
+    alone, dx_alone, _ = run(other, W, scaled)
+    np.testing.assert_array_equal(alone[0, 0], y[0, 0])
+    np.testing.assert_array_equal(dx_alone[0, 0], dx[0, 0])
+
+
+def test_what_has_no_gradient_widens_no_scale(products):
+    _, run = products
+    dy = DY.copy()
+    dy[:, 100:] = 0
+    junk = X.copy()
+    junk[:, 100:] = 1e4
+    np.testing.assert_array_equal(run(junk, W, dy)[2], run(X, W, dy)[2])
+
+
+def test_weights_rounded_before_give_the_same(products):
+    mode, run = products
+    y, dx, _ = run(X, W, DY)
+    weights = round_weights(jnp.asarray(W), mode)
+    assert weights.q.dtype.itemsize == 1
+    ours, back = jax.jit(lambda x: jax.vjp(lambda x: quantized_matmul(x, weights, mode=mode), x))(X)
+    np.testing.assert_allclose(ours, y, atol=1e-5 * np.abs(y).max())
+    np.testing.assert_allclose(back(jnp.asarray(DY))[0], dx, atol=1e-5 * np.abs(dx).max())
+
+
+def test_bfloat16_in(products):
+    mode, run = products
+    x, w, dy = (jnp.asarray(a, jnp.bfloat16) for a in (X, W, DY))
+    plain = (np.asarray(a, np.float32) for a in (x, w, dy))
+    for ours, theirs in zip(run(x, w, dy), expected(*plain, mode), strict=True):
+        assert ours.dtype == jnp.bfloat16
+        # Such numbers often lie halfway between two of fp8: the last bit of a scale decides.
+        error = np.asarray(ours, np.float32) - theirs
+        assert np.abs(error).max() < 0.03 * np.abs(theirs).max()
+        assert np.linalg.norm(error) < 0.01 * np.linalg.norm(theirs)
+
+
+def test_weights_split_over_devices(products):
+    _, run = products
+    mesh = make_mesh(data=2, fsdp=2, tensor=2)
+    place = lambda x, *spec: jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))  # noqa: E731
+    split = run(place(X, "data"), place(W, "fsdp", "tensor"), place(DY, "data"))
+    for ours, theirs in zip(split, run(X, W, DY), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5 * np.abs(theirs).max())
+
+
+def test_one_row():
+    x = jnp.asarray(X[0, 0])
+    np.testing.assert_array_equal(quantized_matmul(x, W), quantized_matmul(x[None], W)[0])
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: quantized_matmul(X, W, mode="fp16"), ValueError, "mode must be one of 'int8', 'f"),
+        (lambda: quantize_block(X, (1,), mode="int4"), ValueError, "mode must be one of"),
+        (lambda: quantized_matmul(X, W.T), ValueError, r"x \(2, 130, 200\) must be the first of w"),
+        (lambda: quantized_matmul(X, X), ValueError, "w must have 2 axes"),
+        (lambda: quantized_matmul(X[0, 0, 0], W), ValueError, "x must have at least 1 axis"),
+        (lambda: quantized_matmul(X.astype(int), W), TypeError, "x must be floating"),
+        (lambda: quantize_block(X, (1, 1, 1, 1)), ValueError, "x must have at least 4 axes"),
+        (lambda: quantize_block(X, (0,)), ValueError, r"block\[0\] must be above 0"),
+        (lambda: tiny_model(quantization="fp4"), ValueError, "ModelConfig: quantization must be"),
+    ],
+)
+def test_bad_input(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_without_qwix(monkeypatch):
+    monkeypatch.setitem(sys.modules, "qwix", None)
+    assert tiny_model(num_layers=1)[0].config.quantization is None
+    with pytest.raises(
+        ImportError, match=r"ModelConfig needs the package qwix: pip install 'jaxrl"
+    ):
+        tiny_model(quantization="int8")
+    with pytest.raises(ImportError, match="quantize_block needs the package qwix"):
+        quantize_block(jnp.ones((2, 2)), (1,))
+
+
+# One precision flow
+
+
+@pytest.fixture(
+    scope="module", params=[("int8", "float32"), ("fp8", "float32"), ("fp8", "bfloat16")]
+)
+def flow(request):
+    """A quantized model, what it sampled, and what it and the plain model say of that."""
+    mode, dtype = request.param
+    model, params = tiny_model(num_layers=1, quantization=mode, dtype=dtype)
+    plain, _ = tiny_model(num_layers=1)
+    sample = jr.rollout.make_sampler(model, max_new_tokens=6, group_size=4)
+    rollout = sample(params, jax.random.key(0), [[1, 2, 3], [4], [5, 6, 7, 8, 9]])
+
+    def gap(scorer):
+        arrays = (rollout.prompt_tokens, rollout.prompt_mask, rollout.tokens, rollout.mask)
+        logp, _ = jax.jit(lambda p: score(scorer, p, *arrays))(params)
+        assert logp.dtype == jnp.float32
+        return jr.diagnostics.mismatch(logp, rollout.behavior_logp, rollout.mask)
+
+    return model, params, rollout, gap(model), gap(plain)
+
+
+def test_the_policy_that_samples_is_the_policy_that_trains(flow):
+    model, _, _, one, split = flow
+    # In bfloat16 a sum in another order may round one activation otherwise.
+    assert float(one.max_abs) < (1e-5 if model.config.dtype == "float32" else 0.03)
+    assert float(split.mean_abs) > 5 * float(one.mean_abs) and float(split.mean_abs) > 1e-3
+
+
+def test_a_step_of_an_unchanged_policy_has_ratio_one(flow):
+    model, params, rollout, _, _ = flow
+    near = 1e-5 if model.config.dtype == "float32" else 0.03
+    recipe, optimizer = jr.recipes.dapo(), optax.sgd(1e-2)
+    batch = jr.recipes.Batch(
+        tokens=rollout.tokens,
+        mask=rollout.mask,
+        rewards=jnp.eye(4)[:3],
+        where=jnp.ones((3, 4), bool),
+        prompt_tokens=rollout.prompt_tokens,
+        prompt_mask=rollout.prompt_mask,
+        old_logp=rollout.behavior_logp,
+        behavior_logp=rollout.behavior_logp,
+    )
+    state = jr.train.init_state(params, optimizer, recipe, key=jax.random.key(0))
+    step = jr.train.make_step(model, recipe, optimizer, donate=False)
+    state, metrics = step(state, batch)
+    assert float(metrics["ratio_max"]) == pytest.approx(1, abs=near)
+    assert 0 <= float(metrics["sampler_gap"]) <= float(metrics["sampler_gap_max"]) < near
+    assert float(metrics["grad_norm"]) > 0 and np.isfinite(float(metrics["loss"]))
+    moved = jax.tree.map(lambda a, b: bool((a != b).any()), params, state.params)
+    assert moved["layers"]["0"]["mlp"]["up"]["kernel"] and moved["embed"]["embedding"]
+
+
+def test_weights_are_rounded_once_for_a_loop(flow):
+    model, params, _, _, _ = flow
+    tokens = jnp.arange(12).reshape(1, 2, 6)
+    context = AttentionContext(mask=jnp.ones(tokens.shape, bool))
+    places = jnp.broadcast_to(jnp.arange(6), tokens.shape)
+    run = jax.jit(lambda params: model.apply(params, tokens, places, context)[0])
+    rounded = cast_params(model, params)
+    again = cast_params(model, rounded)
+    for a, b in zip(jax.tree.leaves(rounded), jax.tree.leaves(again), strict=True):
+        assert a.dtype == b.dtype and bool((a == b).all())
+    up = rounded["layers"]["0"]["mlp"]["up"]["kernel"]
+    assert isinstance(up, RoundedWeights) and up.q.dtype.itemsize == 1
+    assert not isinstance(rounded["embed"]["embedding"], tuple)
+    near = 3e-5 if model.config.dtype == "float32" else 0.1
+    np.testing.assert_allclose(run(rounded), run(params), atol=near)
