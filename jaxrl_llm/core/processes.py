@@ -30,7 +30,7 @@ def start(
     processes: int | None = None,
     process: int | None = None,
     *,
-    silence: int = 30,
+    silence: int = 45,
 ) -> None:
     """Joins this process with the others of the program, before anything touches a device.
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxrl_llm.core import checks
+from jaxrl_llm.core import checks, processes
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.train import files, retention
@@ -152,15 +152,12 @@ class Checkpoints:
         self.wait()
         step = int(state.step)
         with self._failing_clearly(step, required), orbax() as ocp:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self.sweep()
             items = {"state": to_arrays(state)}
             marks = fingerprint(self.model, state) | self.run
             if beside is not None:
                 items[_BESIDE], marks[_BESIDE] = beside.arrays, beside.notes
-            # A write that fails halfway is cleaned up too, but Orbax' threads complain for a page.
-            if shutil.disk_usage(self.folder).free < sum(x.nbytes for x in jax.tree.leaves(items)):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            size = sum(x.nbytes for x in jax.tree.leaves(items))
+            processes.from_first(lambda: self._make_room(size))
             written = ocp.save_checkpointables_async(
                 self._unfinished(step), items, custom_metadata=marks
             )
@@ -169,6 +166,14 @@ class Checkpoints:
             finishing = pool.submit(self._finish, step, written, notes)
             pool.shutdown(wait=False)
             self._pending, self.last = _Pending(step, finishing, required, self.last), step
+
+    def _make_room(self, size: int) -> None:
+        """Raises OSError unless there is a folder with room for so many bytes."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.sweep()
+        # A write that fails halfway is cleaned up too, but Orbax' threads complain for a page.
+        if shutil.disk_usage(self.folder).free < size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _finish(self, step: int, written: Any, notes: Mapping[str, Any]) -> None:
         """What is done in a thread: the rest of the writing, checksums, a name, the old ones."""

@@ -44,7 +44,7 @@ class DistributedConfig:
       coordinator: HOST:PORT on the host of process 0, reachable from all.
       processes: How many there are.
       process: Which one this is, from 0.
-      silence: Seconds after which a process that gives no sign counts as dead, which ends all; 30
+      silence: Seconds after which a process that gives no sign counts as dead, which ends all; 45
         by default.
     """
 
@@ -79,7 +79,7 @@ class DistributedConfig:
         """
         if self.detect or self.coordinator is not None:
             where = (self.coordinator, self.processes, self.process)
-            processes.start(*where, silence=self.silence or 30)
+            processes.start(*where, silence=self.silence or 45)
 
 
 def make_mesh(
