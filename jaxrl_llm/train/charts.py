@@ -23,7 +23,7 @@ class Series(NamedTuple):
 
     name: str
     points: Sequence[tuple[float, float | None]]
-    intervals: Sequence[tuple[float, float]] = ()
+    intervals: Sequence[tuple[float | None, float | None]] = ()
 
 
 def text(value: object) -> str:
@@ -124,7 +124,8 @@ def chart(series: Sequence[Series], *, title: str) -> str:
     """
     kept = [(s, [(x, y) for x, y in s.points if _finite(y)]) for s in series]
     values = [y for _, points in kept for _, y in points if y is not None]
-    values += [end for s in series for pair in s.intervals for end in pair if _finite(end)]
+    ends = [end for s in series for pair in s.intervals for end in pair]
+    values += [end for end in ends if end is not None and _finite(end)]
     steps = [x for s in series for x, _ in s.points]
     low, high = _range(values or [0.0, 1.0])
     first, last = (min(steps), max(steps)) if steps else (0.0, 1.0)

@@ -31,6 +31,8 @@ _CURVES = (
     ("Seconds from step to step", ("seconds_total",)),
 )
 
+_MOST_PARTS = 6  # of a reward in one picture
+
 
 def write_report(folder: str | Path, path: str | Path | None = None) -> Path:
     """Writes the report of a run: its curves, completions, settings, and where its time went.
@@ -154,27 +156,30 @@ def _curves(steps, held_out) -> str:
     """All numbers over the steps, those that are looked at first before the others."""
     if not steps and not held_out:
         return "<h2>Curves</h2><p>No step is finished yet.</p>"
-    rewards = [_series(steps, "reward", "training batch")] if _has(steps, "reward") else []
+    columns = _columns(steps)
+    rewards = [Series("training batch", columns["reward"])] if "reward" in columns else []
     for kind in _kinds(held_out):
         rows = [(r["step"], r["held_out"].get(kind, {})) for r in held_out]
-        points = [(step, row["mean"]) for step, row in rows if numbers_of([row], "mean")]
-        ends = [(row["low"], row["high"]) for _, row in rows if numbers_of([row], "mean")]
+        rows = [(step, row) for step, row in rows if numbers_of([row], "mean")]
+        points = [(step, row["mean"]) for step, row in rows]
+        ends = [(row.get("low"), row.get("high")) for _, row in rows]
         rewards.append(Series(f"held out, {kind}, 95% interval", points, ends))
     first = [_card("Mean reward", rewards, "reward")] if rewards else []
-    columns = [n for n in _names(steps) if n.startswith("reward/")]
-    if len(columns) > 1:
-        series = [_series(steps, n, n.partition("/")[2]) for n in columns[:6]]
+    parts = [name for name in columns if name.startswith("reward/")][:_MOST_PARTS]
+    if len(parts) > 1:
+        series = [Series(name.partition("/")[2], columns[name]) for name in parts]
         first.append(_card("Parts of the reward", series, "reward/..."))
-    shown = {"reward", *(columns[:6] if len(columns) > 1 else ())}
+    shown = {"reward", *(parts if len(parts) > 1 else ())}
     for title, names in _CURVES:
         # What never was anything but zero is no news.
-        if found := [n for n in names if _has(steps, n) and any(numbers_of(steps, n))]:
-            series = [_series(steps, n, n.replace("_", " ")) for n in found]
+        found = [n for n in names if any(y != 0 for _, y in columns.get(n, ()))]
+        if found:
+            series = [Series(name.replace("_", " "), columns[name]) for name in found]
             first.append(_card(title, series, ", ".join(found)))
             shown |= set(found)
     rest = [
-        _card(name.replace("_", " "), [_series(steps, name, name)], name)
-        for name in _names(steps)
+        _card(name.replace("_", " "), [Series(name, points)], name)
+        for name, points in columns.items()
         if name not in shown
     ]
     more = f'<details><summary>{len(rest)} more curves</summary><div class="grid">' if rest else ""
@@ -182,21 +187,14 @@ def _curves(steps, held_out) -> str:
     return f'<h2>Curves</h2><div class="grid">{"".join(first)}</div>{more}'
 
 
-def _names(steps) -> list[str]:
-    """Names of numbers, in the order in which they came; a number may be one in some steps only."""
-    names = dict.fromkeys(name for row in steps for name in row if name != "step")
-    return [name for name in names if _has(steps, name)]
-
-
-def _has(steps, name: str) -> bool:
-    return any(name in row and isinstance(row[name], int | float | None) for row in steps)
-
-
-def _series(steps, name: str, label: str) -> Series:
-    points = [
-        (row["step"], next(iter(numbers_of([row], name)), None)) for row in steps if name in row
-    ]
-    return Series(label, points)
+def _columns(steps) -> dict[str, list[tuple[int, float | None]]]:
+    """The values of each name over the steps; None where one is no finite number."""
+    columns: dict[str, list] = {}
+    for row in steps:
+        for name, value in row.items():
+            if name != "step" and isinstance(value, int | float | None):
+                columns.setdefault(name, []).append((row["step"], value))
+    return columns
 
 
 def _card(title: str, series: Sequence[Series], names: str) -> str:

@@ -192,6 +192,13 @@ def test_every_picture_is_whole_and_every_number_has_one():
     assert names == {*STEP, "only_sometimes"}
 
 
+def test_what_diverged_is_looked_at_first_and_what_never_moved_last():
+    metrics = [row(n, loss=None, staleness=0.0, entropy=0.0) for n in (1, 2)]
+    first, _, rest = render("r", metrics, [], []).partition("more curves")
+    assert "<code>loss</code>" in first
+    assert "<code>staleness</code>" in rest and "<code>entropy</code>" in rest
+
+
 @pytest.mark.parametrize(
     "metrics",
     [
