@@ -25,12 +25,16 @@ class Train:
       config: A Python file that defines `config`, a TrainConfig.
       run: The configuration.
       resume: Go on from the last checkpoint in the run folder.
+      plan: Print what the run takes of each device's memory and whether it fits, and do nothing.
+      plan_memory: GB (10^9 bytes) of a device to plan for, an accelerator that need not be here.
       distributed: The processes of the run; each is started with the same command.
     """
 
     config: tyro.conf.Positional[str]
     run: Annotated[TrainConfig, tyro.conf.arg(name="")]
     resume: bool = False
+    plan: bool = False
+    plan_memory: float | None = None
     distributed: DistributedConfig = DistributedConfig()
 
 
@@ -44,6 +48,8 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     default = Train(config=path, run=options.load_config(path))
     given = options.parse(Train, arguments, command="train", default=default)
+    if given.plan or given.plan_memory is not None:
+        return _plan(given)
     given.distributed.start()
     overrides = _settings(arguments, path)
     versions = {"jaxrl_llm": jaxrl_llm.__version__, "jax": jax.__version__}
@@ -59,6 +65,23 @@ def run(arguments: Sequence[str]) -> int:
     processes.finish()
     # Who took the machine away with SIGTERM sees that nothing is lost.
     return 128 + signal.SIGINT if result.interrupted == signal.SIGINT else 0
+
+
+def _plan(given: Train) -> int:
+    """Prints the plan of a run; 2 if it does not fit."""
+    from jaxrl_llm.train.fits import NoRoom, plan_text
+
+    if not given.plan:
+        raise UsageError("--plan-memory has no effect without --plan.")
+    if given.plan_memory is not None and given.plan_memory <= 0:
+        raise UsageError(f"--plan-memory must be above 0; got {given.plan_memory:g}.")
+    memory = None if given.plan_memory is None else given.plan_memory * 1e9
+    try:
+        print(plan_text(given.run, memory=memory))
+    except NoRoom as error:
+        print(error)
+        raise UsageError("the run does not fit the memory of its devices.") from error
+    return 0
 
 
 def _settings(arguments: Sequence[str], path: str) -> list[str]:

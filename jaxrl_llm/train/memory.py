@@ -1,0 +1,139 @@
+"""Bytes that the parts of a run take, as formulas of shapes; nothing is allocated or compiled."""
+
+import inspect
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_llm import logprobs
+from jaxrl_llm.core import checks, trees
+from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.models.sharding import AXES, param_spec
+
+
+class Batch(NamedTuple):
+    """The part of a batch that a device works on at one time.
+
+    Attributes:
+      prompts: P.
+      group_size: G.
+      prompt_length: Lp, padding included.
+      length: T.
+    """
+
+    prompts: int
+    group_size: int
+    prompt_length: int
+    length: int
+
+
+def tree_bytes(tree: ArrayTree, mesh: Mapping[str, int] | None = None) -> int:
+    """Bytes of arrays, or of their shapes, on one device of a mesh.
+
+    Args:
+      tree: Parameters, or an optimizer's state whose paths end as theirs do.
+      mesh: Sizes of the mesh axes; they need not be those of devices that are there.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> from jaxrl_llm.train.memory import tree_bytes
+      >>> params = jr.testing.tiny_model()[1]
+      >>> tree_bytes(params), tree_bytes(params, {"fsdp": 2})
+      (107520, 54080)
+    """
+    sizes = {axis: (mesh or {}).get(axis, 1) for axis in AXES}
+    there = jax.sharding.AbstractMesh(tuple(sizes.values()), AXES)
+
+    def one(path: str, x) -> int:
+        parts = math.prod(sizes[axis] for axis in param_spec(path, x.shape, there) if axis)
+        return x.size * x.dtype.itemsize // parts
+
+    arrays = [x for x in jax.tree_util.tree_leaves_with_path(tree) if hasattr(x[1], "shape")]
+    return sum(one(trees.path_str(path), x) for path, x in arrays)
+
+
+def activation_bytes(config: Any, batch: Batch, *, remat: str, itemsize: int = 4) -> int:
+    """Bytes that the forward pass keeps for the backward pass, at their most.
+
+    With N = P (Lp + G T) tokens, S = P (Lp^2 + G T (Lp + T)) pairs of them, width D, H query and K
+    key heads of size d, and M hidden units, a layer keeps
+
+        full   N D + 2 P Lp K d
+        dots   N (2 D + (H + 2 K) d + 2 M) + 2 P Lp K d
+        none   N (4 D + 2 (H + K) d + 3 M) + 3 H S
+
+    numbers: its input and what responses attend to of the prompt; its matrix products too; all.
+    While a layer that keeps less is computed again, all of that one layer is there.
+
+    Args:
+      config: A ``ModelConfig``; with a ``tensor`` axis, heads and hidden units of one device.
+      batch: What a device works on at one time.
+      remat: "none", "dots" or "full".
+      itemsize: Bytes of a number; those of attention scores are float32.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> from jaxrl_llm.train.memory import Batch, activation_bytes
+      >>> config, batch = jr.testing.tiny_config(), Batch(1, 2, 8, 4)
+      >>> activation_bytes(config, batch, remat="none")
+      68608
+
+    References:
+      None; ours. Held to compiled programs on CPUs, and to what traced ones keep, by its tests.
+    """
+    checks.check_option("activation_bytes", "remat", remat, ("none", "dots", "full"))
+    c, (P, G, Lp, T) = config, batch
+    tokens, pairs = P * (Lp + G * T), P * (Lp * Lp + G * T * (Lp + T))
+    width, queries, keys = c.width, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+    everything = 4 * width + 2 * (queries + keys) + 3 * c.mlp_width
+    everything += queries + keys if c.qk_norm else 0
+    whole = itemsize * tokens * everything + 4 * 3 * c.num_heads * pairs
+    if remat == "none":
+        return c.num_layers * whole
+    shared, kept = 2 * P * Lp * keys, width
+    if remat == "dots":
+        kept = 2 * width + queries + 2 * keys + 2 * c.mlp_width
+    return c.num_layers * itemsize * (tokens * kept + shared) + whole
+
+
+def logits_bytes(vocab_size: int, *, chunk_size: int | None = None) -> int:
+    """Bytes of the three blocks of logits that exist at one time while a chunk is scored."""
+    default = inspect.signature(logprobs.token_logprobs).parameters["chunk_size"].default
+    return 3 * 4 * vocab_size * (chunk_size or default)
+
+
+def cache_bytes(config: Any, *, prompts: int, prompt_length: int, slots: int, length: int) -> int:
+    """Bytes of a sampler's keys, values and outputs.
+
+    Args:
+      config: A ``ModelConfig``.
+      prompts: Whose keys and values are there once each.
+      prompt_length: Room for a prompt.
+      slots: Responses that decode at one time.
+      length: Room for a response.
+    """
+    each = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    each *= np.dtype(jax.numpy.dtype(config.dtype)).itemsize
+    outputs = 4 * slots * length * 5  # tokens, three log-probabilities and versions
+    return each * (prompts * prompt_length + slots * length) + outputs
+
+
+def available_memory() -> int | None:
+    """Bytes that one device has for a run; None if it does not tell.
+
+    On CPUs it is what the machine has left, an equal share for each device.
+    """
+    stats = jax.local_devices()[0].memory_stats()
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"]
+    if jax.default_backend() != "cpu":
+        return None
+    try:
+        with open("/proc/meminfo") as file:
+            lines = dict(line.split(":", 1) for line in file)
+        return int(lines["MemAvailable"].split()[0]) * 1024 // jax.local_device_count()
+    except (OSError, KeyError, ValueError):
+        return None
