@@ -35,8 +35,8 @@ def guarded_update(
 ) -> tuple[tuple[ArrayTree, ArrayTree], dict[str, Array]]:
     """One update of an optimizer, or none where the loss or its gradient is no finite number.
 
-    Choosing leaf by leaf lets the compiler write each in the place of the old one, so that the
-    guard takes no memory for a second set of parameters.
+    The whole update is one branch of a conditional, so that parameters and state are written in
+    their place: choosing leaf by leaf between old and new would copy the old ones first.
 
     Args:
       optimizer: Any optax transformation.
@@ -53,15 +53,24 @@ def guarded_update(
     params, opt_state = carry
     norm = trees.norm(grads)  # no number if any gradient is none
     made = jnp.isfinite(loss) & jnp.isfinite(norm) & sound
-    changes, new_state = optimizer.update(grads, opt_state, params)
     if scale is not None:
         made &= jnp.isfinite(scale)
-        changes = jax.tree.map(lambda x: (scale * x).astype(x.dtype), changes)
+
+    def change(grads, carry):
+        params, opt_state = carry
+        changes, opt_state = optimizer.update(grads, opt_state, params)
+        if scale is not None:
+            changes = jax.tree.map(lambda x: (scale * x).astype(x.dtype), changes)
+        return (optax.apply_updates(params, changes), opt_state), trees.norm(changes)
+
+    def stay(grads, carry):
+        return carry, jnp.zeros_like(norm)
+
+    carry, update_norm = jax.lax.cond(made, change, stay, grads, carry)
     metrics = {
         "loss": loss,
         "grad_norm": norm,
-        "update_norm": jnp.where(made, trees.norm(changes), 0.0),
+        "update_norm": update_norm,
         "skipped": 1.0 - made.astype(jnp.float32),
     }
-    new = (optax.apply_updates(params, changes), new_state)
-    return keep(made, new, carry), metrics
+    return carry, metrics
