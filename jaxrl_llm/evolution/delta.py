@@ -25,9 +25,9 @@ def model_delta(
     An entry stands where the module of its leaves stands:
 
         kernel      (A [..., in, r], B^T [..., r, out], scale [..., 1, 1])
-        and bias    a fourth entry [..., out], already scaled; alone, the first three are None
+        and bias    a fourth entry [..., 1, out], already scaled; alone, the first three are None
         embedding   as kernel, with A [..., V, r]
-        scale       of a norm: an array [..., size], already scaled
+        scale       of a norm: an array [..., 1, size], already scaled
 
     ``model.apply`` adds it to the weights of each row of a batch ``[P, G]``, so that one batch
     holds many members; the sampler takes one with a single leading axis, as ``deltas``.
@@ -86,7 +86,7 @@ def model_delta(
             )
         if name == "full":
             eps = noise.dense(here, epoch, draw, leaf.shape, **options).astype(jnp.float32)
-            entry = noise.sign_and_scale(sign, sigma)[..., None] * eps
+            entry = (noise.sign_and_scale(sign, sigma)[..., None] * eps)[..., None, :]
         else:
             a, b = noise.factors(here, epoch, draw, leaf.shape, rank=rank, **options)
             scale = noise.sign_and_scale(sign, sigma, rank)[..., None, None]

@@ -4,7 +4,7 @@ The module exists only inside this file. :func:`make_model` splits it at the bou
 else sees pure functions of a plain dict of arrays.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +14,7 @@ from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.attention import context_attention
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.delta import check_delta, delta_of, over_axes
 from jaxrl_llm.models.products import project
 from jaxrl_llm.models.protocol import KV, AttentionContext, Model
 from jaxrl_llm.models.quantize import quantized_matmul
@@ -27,10 +28,6 @@ REMAT: dict[str, Callable | None] = {
 }
 
 
-def _part(delta: Mapping | None, name: str):
-    return None if delta is None else delta.get(name)
-
-
 class Linear(nnx.Module):
     """``y = x W + b``, plus ``scale (x A) B`` where a low-rank delta is given.
 
@@ -38,7 +35,7 @@ class Linear(nnx.Module):
 
     A delta is ``(A, B, scale)`` with ``A`` ``[..., in, r]`` and ``B`` ``[..., r, out]``: without
     leading axes it is one adapter for all rows, with leading axes ``[P, G]`` each row of the batch
-    has its own.
+    has its own. A fourth entry ``[..., 1, out]`` is added to the bias; the others may be None then.
     """
 
     def __init__(self, inputs: int, outputs: int, config: ModelConfig, rngs, *, bias=False):
@@ -57,24 +54,33 @@ class Linear(nnx.Module):
         if self.bias is not None:
             y = y + self.bias[...].astype(self.dtype)
         if delta is not None:
-            a, b, scale = delta
-            low = jnp.matmul(x, a.astype(self.dtype))
-            y = y + scale * jnp.matmul(low, b.astype(self.dtype))
+            a, b, scale, *own_bias = delta
+            if a is not None:
+                low = jnp.matmul(x, a.astype(self.dtype))
+                y = y + scale * jnp.matmul(low, b.astype(self.dtype))
+            for bias in own_bias:
+                y = y + over_axes(bias, y)
         return y.astype(self.dtype)
 
 
 class RMSNorm(nnx.Module):
-    """``x / sqrt(mean(x^2) + eps) * scale`` over the last axis, in float32."""
+    """``x / sqrt(mean(x^2) + eps) * scale`` over the last axis, in float32.
+
+    A delta ``[..., 1, size]`` is added to the scale.
+    """
 
     def __init__(self, size: int, config: ModelConfig):
         self.scale = nnx.Param(jnp.ones((size,)))
         self.eps, self.dtype = config.norm_eps, config.dtype
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Array, delta=None) -> Array:
         """``[..., size] -> [..., size]``."""
         x = x.astype(jnp.float32)
         x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + self.eps)
-        return (x * self.scale[...].astype(jnp.float32)).astype(self.dtype)
+        scale = self.scale[...].astype(jnp.float32)
+        if delta is not None:
+            scale = scale + over_axes(delta, x)
+        return (x * scale).astype(self.dtype)
 
 
 def rotary_tables(positions: Array, config: ModelConfig) -> tuple[Array, Array]:
@@ -119,16 +125,17 @@ class Attention(nnx.Module):
         def heads(y: Array) -> Array:
             return y.reshape(*y.shape[:-1], -1, self.head_dim)
 
-        query = heads(self.q(x, _part(delta, "q")))
-        key = heads(self.k(x, _part(delta, "k")))
-        value = heads(self.v(x, _part(delta, "v")))
+        query = heads(self.q(x, delta_of(delta, "q")))
+        key = heads(self.k(x, delta_of(delta, "k")))
+        value = heads(self.v(x, delta_of(delta, "v")))
         if self.q_norm is not None and self.k_norm is not None:
-            query, key = self.q_norm(query), self.k_norm(key)
+            query = self.q_norm(query, delta_of(delta, "q_norm"))
+            key = self.k_norm(key, delta_of(delta, "k_norm"))
         query, key = rotate(query, *rotary), rotate(key, *rotary)
         own = KV(jnp.moveaxis(key, -3, -1), jnp.swapaxes(value, -3, -2))
         output, kv = context_attention(query, own, context, layer)
         output = output.reshape(*output.shape[:-2], -1)
-        return self.o(output, _part(delta, "o")), kv
+        return self.o(output, delta_of(delta, "o")), kv
 
 
 class MLP(nnx.Module):
@@ -142,8 +149,10 @@ class MLP(nnx.Module):
 
     def __call__(self, x: Array, delta=None) -> Array:
         """``[..., D] -> [..., D]``."""
-        hidden = jax.nn.silu(self.gate(x, _part(delta, "gate"))) * self.up(x, _part(delta, "up"))
-        return self.down(hidden, _part(delta, "down"))
+        hidden = jax.nn.silu(self.gate(x, delta_of(delta, "gate"))) * self.up(
+            x, delta_of(delta, "up")
+        )
+        return self.down(hidden, delta_of(delta, "down"))
 
 
 class Block(nnx.Module):
@@ -158,19 +167,39 @@ class Block(nnx.Module):
     def __call__(self, x: Array, rotary, context: AttentionContext, layer: int, delta=None):
         """``[P, G, T, D] -> [P, G, T, D]``, and the KV of this layer."""
         attended, kv = self.attention(
-            self.attention_norm(x), rotary, context, layer, _part(delta, "attention")
+            self.attention_norm(x, delta_of(delta, "attention_norm")),
+            rotary,
+            context,
+            layer,
+            delta_of(delta, "attention"),
         )
         x = x + attended
-        return x + self.mlp(self.mlp_norm(x), _part(delta, "mlp")), kv
+        normed = self.mlp_norm(x, delta_of(delta, "mlp_norm"))
+        return x + self.mlp(normed, delta_of(delta, "mlp")), kv
 
 
 class Embedding(nnx.Module):
-    """Token embedding ``[V, D]``; also the output matrix of a tied model."""
+    """Token embedding ``[V, D]``; also the output matrix of a tied model.
+
+    A delta is that of a :class:`Linear` with one row of ``A`` a token; only rows that are read are
+    made.
+    """
 
     def __init__(self, config: ModelConfig, rngs):
         init = nnx.initializers.normal(config.width**-0.5)
         shape = (config.vocab_size, config.width)
         self.embedding = nnx.Param(init(rngs.params(), shape, jnp.float32))
+        self.dtype = config.dtype
+
+    def __call__(self, tokens: Array, delta=None) -> Array:
+        """``[P, G, T] -> [P, G, T, D]``."""
+        x = self.embedding[...][tokens].astype(self.dtype)
+        if delta is None:
+            return x
+        a, b, scale = delta
+        rows = a[tokens] if a.ndim == 2 else jnp.take_along_axis(a, tokens[..., None], axis=-2)
+        own = jnp.matmul(rows.astype(self.dtype), b.astype(self.dtype))
+        return (x + scale * own).astype(self.dtype)
 
 
 class Head(nnx.Module):
@@ -194,16 +223,16 @@ class Decoder(nnx.Module):
 
     def __call__(self, tokens, positions, context: AttentionContext, delta=None, remat="none"):
         """Tokens ``[P, G, T]`` -> hidden states ``[P, G, T, D]``, and one KV a layer."""
-        x = self.embed.embedding[...][tokens].astype(self.config.dtype)
+        x = self.embed(tokens, delta_of(delta, "embed"))
         rotary = rotary_tables(positions, self.config)
-        layer_deltas = _part(delta, "layers")
+        layer_deltas = delta_of(delta, "layers")
         kv = []
         for i in range(self.config.num_layers):
             x, layer_kv = _run_block(
-                self.layers[str(i)], x, rotary, context, i, _part(layer_deltas, str(i)), remat
+                self.layers[str(i)], x, rotary, context, i, delta_of(layer_deltas, str(i)), remat
             )
             kv.append(layer_kv)
-        return self.norm(x), tuple(kv)
+        return self.norm(x, delta_of(delta, "norm")), tuple(kv)
 
 
 def _run_block(block: Block, x, rotary, context, layer, delta, remat: str):
@@ -216,21 +245,6 @@ def _run_block(block: Block, x, rotary, context, layer, delta, remat: str):
         return nnx.merge(graphdef, weights)(x, rotary, context, layer, delta)
 
     return jax.checkpoint(run, policy=REMAT[remat])(weights, x, rotary, context, delta)
-
-
-def _check_delta(delta: Mapping, params: Mapping, path: str = "") -> None:
-    """Raises unless every entry of a delta stands where the model has a Linear."""
-    for name, entry in delta.items():
-        here = f"{path}/{name}" if path else str(name)
-        target = params.get(name) if isinstance(params, Mapping) else None
-        if isinstance(entry, Mapping):
-            if not isinstance(target, Mapping):
-                raise ValueError(
-                    f"Model.apply: delta names {here!r}, which the model does not have."
-                )
-            _check_delta(entry, target, here)
-        elif not (isinstance(target, Mapping) and "kernel" in target) or here == "head":
-            raise ValueError(f"Model.apply: delta {here!r} does not stand at a linear layer.")
 
 
 def make_model(config: ModelConfig) -> Model:
@@ -266,7 +280,7 @@ def make_model(config: ModelConfig) -> Model:
         checks.check_same_shape("Model.apply", tokens=tokens, segments=context.segments)
         checks.check_option("Model.apply", "remat", remat, REMAT)
         if delta is not None:
-            _check_delta(delta, params)
+            check_delta(delta, params)
         return nnx.merge(graphdef, params)(tokens, positions, context, delta, remat)
 
     def output_matrix(params: ArrayTree) -> Array:

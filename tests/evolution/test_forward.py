@@ -139,8 +139,10 @@ def test_a_delta_has_the_noise_of_the_trees(members):
             a, b, scale = (x[place] for x in entry[:3])
             found = 1 + scale * (a @ b)
             np.testing.assert_allclose(found, *jax.tree.leaves(weights), atol=1e-6)
-        np.testing.assert_allclose(1 + delta["up"][3][place], expected["up"]["bias"], atol=1e-6)
-        np.testing.assert_allclose(1 + delta["norm"][place], expected["norm"]["scale"], atol=1e-6)
+        np.testing.assert_allclose(1 + delta["up"][3][place][0], expected["up"]["bias"], atol=1e-6)
+        np.testing.assert_allclose(
+            1 + delta["norm"][place][0], expected["norm"]["scale"], atol=1e-6
+        )
 
 
 def test_a_delta_leaves_out_what_is_frozen():
@@ -149,7 +151,7 @@ def test_a_delta_leaves_out_what_is_frozen():
     assert set(delta) == {"up"} and len(delta["up"]) == 3
     classes = leaf_classes(PARAMS, rules=[("up/kernel", "frozen"), ("up/bias", "full")])
     delta = model_delta(PARAMS, classes, KEY, 3, jnp.arange(2), sigma=0.2)
-    assert delta["up"][:3] == (None, None, None) and delta["up"][3].shape == (2, 3)
+    assert delta["up"][:3] == (None, None, None) and delta["up"][3].shape == (2, 1, 3)
 
 
 def wrong(**changes):

@@ -1,0 +1,46 @@
+"""What stands beside a model's weights: the low-rank delta of one call, and where it may stand.
+
+A delta is a nested dict like the parameters. At a linear layer it is ``(A, B, scale)``, with a
+fourth entry ``[..., 1, out]`` for the bias; at an embedding ``(A, B, scale)``; at a norm an array
+``[..., 1, size]`` for its scale.
+Leading axes, where there are any, are those of the batch, ``[P, G]``.
+"""
+
+from collections.abc import Mapping
+
+from jaxrl_llm.core import checks
+from jaxrl_llm.core.axes import Array
+
+
+def delta_of(delta: Mapping | None, name: str):
+    """That of one part, or None."""
+    return None if delta is None else delta.get(name)
+
+
+def over_axes(vector: Array, x: Array) -> Array:
+    """A vector of each row, ``[..., 1, size]``, as it adds to ``x`` of more axes between them."""
+    inner = (1,) * (x.ndim - vector.ndim)
+    return vector.reshape(*vector.shape[:-1], *inner, vector.shape[-1])
+
+
+def check_delta(delta: Mapping, params: Mapping, path: str = "") -> None:
+    """Raises unless every entry of a delta stands where the model takes one."""
+    for name, entry in delta.items():
+        here = f"{path}/{name}" if path else str(name)
+        target = params.get(name) if isinstance(params, Mapping) else None
+        if isinstance(entry, Mapping):
+            if not isinstance(target, Mapping):
+                raise ValueError(
+                    f"Model.apply: delta names {here!r}, which the model does not have."
+                )
+            check_delta(entry, target, here)
+        elif here == "embed" and "embed" in params:
+            if "head" not in params:
+                raise ValueError(
+                    "Model.apply: delta 'embed' would leave the output matrix of a tied model, "
+                    "which is the same table, as it is."
+                )
+        elif isinstance(target, Mapping) and "scale" in target and not isinstance(entry, tuple):
+            checks.check_min_rank("Model.apply", 1, **{f"delta {here!r}": entry})
+        elif not (isinstance(target, Mapping) and "kernel" in target) or here == "head":
+            raise ValueError(f"Model.apply: delta {here!r} does not stand at a linear layer.")

@@ -1,0 +1,108 @@
+"""A population in one batch of the built-in model: each row is the model of its member."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.evolution import leaf_classes, model_delta, perturb
+from jaxrl_llm.models import AttentionContext
+from jaxrl_llm.rollout import Generation, Group, make_engine
+from jaxrl_llm.testing import tiny_model
+
+KEY = jax.random.key(9)
+P, G, T = 2, 2, 5
+TOKENS = jnp.asarray(np.random.default_rng(0).integers(0, 250, (P, G, T)))
+POSITIONS = jnp.broadcast_to(jnp.arange(T), TOKENS.shape)
+MEMBERS = jnp.array([[0, 1], [5, 2]])
+
+
+@pytest.fixture(scope="module")
+def everything():
+    """A model with every kind of leaf, all of them perturbed but the output matrix."""
+    options = {"architecture": "qwen3", "qk_norm": True, "attention_bias": True, "tied": False}
+    model, params = tiny_model(num_layers=1, **options)
+    # Biases begin at zero, which would hide a wrong sign.
+    params = jax.tree.map(lambda x: x + 0.1, params)
+    return model, params, leaf_classes(params, rules=[("embed/*", "embedding")], others="full")
+
+
+def hidden(model, params, delta=None, tokens=TOKENS, remat="none"):
+    context = AttentionContext(mask=jnp.ones(tokens.shape, bool))
+    positions = POSITIONS[: tokens.shape[0], : tokens.shape[1]]
+    return model.apply(params, tokens, positions, context, delta=delta, remat=remat)[0]
+
+
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_each_row_is_its_member(everything, remat):
+    model, params, classes = everything
+    assert set(jax.tree.leaves(classes)) == {"lowrank", "embedding", "full", "frozen"}
+
+    @jax.jit
+    def batch(sigma):
+        delta = model_delta(params, classes, KEY, 4, MEMBERS, sigma=sigma, rank=2)
+        return hidden(model, params, delta, remat=remat)
+
+    @jax.jit
+    def one(member, tokens, sigma):
+        moved = perturb(params, classes, KEY, 4, member, sigma=sigma, rank=2)
+        return hidden(model, moved, tokens=tokens[None, None])[0, 0]
+
+    found = batch(0.05)
+    for place in np.ndindex(P, G):
+        expected = one(MEMBERS[place], TOKENS[place], 0.05)
+        np.testing.assert_allclose(found[place], expected, atol=2e-4)
+        plain = one(MEMBERS[place], TOKENS[place], 0.0)
+        assert np.abs(expected - plain).max() > 0.02
+    # Without noise it is the model itself.
+    np.testing.assert_allclose(batch(0.0), hidden(model, params), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "leaf", ["*bias", "*q_norm*", "*k_norm*", "*mlp_norm*", "norm/*", "embed/*"]
+)
+def test_every_hook_is_there(everything, leaf):
+    """One kind of leaf alone moves the output."""
+    model, params, classes = everything
+    kind = "embedding" if leaf == "embed/*" else "full"
+    alone = leaf_classes(params, rules=[(leaf, kind), ("*", "frozen")])
+    delta = model_delta(params, alone, KEY, 4, MEMBERS, sigma=0.2)
+    found = hidden(model, params, delta)
+    moved = perturb(params, alone, KEY, 4, MEMBERS[1, 0], sigma=0.2)
+    expected = hidden(model, moved)
+    np.testing.assert_allclose(found[1, 0], expected[1, 0], atol=2e-4)
+    assert np.abs(expected - hidden(model, params)).max() > 1e-3
+
+
+def test_a_population_decodes_in_the_slots_of_one_engine():
+    """Greedy completions of members side by side are those of each model alone."""
+    model, params = tiny_model(num_layers=1)
+    classes = leaf_classes(params, others="full")
+    members, noise = jnp.arange(5), {"sigma": 0.3, "rank": 2}
+    deltas = model_delta(params, classes, KEY, 0, members, **noise)
+    sizes = {"rows": 2, "width": 1, "prompt_length": 8, "max_new_tokens": 6}
+    engine = make_engine(model, temperature=0.0, **sizes)
+
+    def decode(params, *groups, **options):
+        generation = Generation(engine, params, key=KEY, **options)
+        generation.submit(*groups)
+        return {done.id: tuple(done.completions[0].tokens) for done in generation}
+
+    groups = [Group(n, [5, 60, 7], (n,), adapter=n) for n in range(5)]
+    found = decode(params, *groups, deltas=deltas)
+    assert len(set(found.values())) > 2
+    for n in (0, 1, 4):
+        moved = perturb(params, classes, KEY, 0, n, **noise)
+        assert found[n] == decode(moved, groups[n]._replace(adapter=0))[n]
+
+
+def test_bad_deltas():
+    model, params = tiny_model(num_layers=1)
+    classes = leaf_classes(params, rules=[("embed/*", "embedding"), ("*", "frozen")])
+    delta = model_delta(params, classes, KEY, 0, MEMBERS, sigma=0.1)
+    with pytest.raises(ValueError, match="would leave the output matrix of a tied model"):
+        hidden(model, params, delta)
+    with pytest.raises(ValueError, match="delta 'norm' does not stand at a linear layer"):
+        hidden(model, params, {"norm": (0, 0, 1)})
+    with pytest.raises(ValueError, match="'norm' must have at least 1 axis"):
+        hidden(model, params, {"norm": 0.5})
