@@ -155,6 +155,14 @@ def find_sinks(given: Sequence[str | SinkMaker]) -> list[SinkMaker]:
     return makers
 
 
+class _Open(NamedTuple):
+    """A sink that is open, by its name, and the lines that it did not take."""
+
+    name: str
+    sink: Sink
+    waiting: deque
+
+
 class Sinks:
     """Sinks that cannot harm a run: one that fails is told of once, and loses nothing if it heals.
 
@@ -167,12 +175,11 @@ class Sinks:
     """
 
     def __init__(self, makers: Sequence[SinkMaker], run: RunInfo):
-        self._open: list[tuple[str, Sink, deque]] = []
-        self._failing: set[str] = set()
-        for number, maker in enumerate(makers):
-            name = f"{getattr(maker, '__name__', type(maker).__name__)} ({number + 1})"
+        self._open: list[_Open] = []
+        for maker in makers:
+            name = _name(maker)
             try:
-                self._open.append((name, maker(run), deque(maxlen=_BACKLOG)))
+                self._open.append(_Open(name, maker(run), deque(maxlen=_BACKLOG)))
             except Exception as error:
                 _warn(f"The sink {name} cannot be opened and is left out: {reason(error)}.")
 
@@ -180,30 +187,29 @@ class Sinks:
         """Hands a line of metrics.jsonl to all."""
         numbers = {k: v for k, v in flat(row).items() if isinstance(v, int | float)}
         step = int(numbers.pop("step"))
-        for name, sink, waiting in self._open:
-            waiting.append((step, numbers))
+        for each in self._open:
+            told = bool(each.waiting)
+            each.waiting.append((step, numbers))
             try:
-                while waiting:
-                    sink.write(*waiting[0])
-                    waiting.popleft()
-                self._failing.discard(name)
+                while each.waiting:
+                    each.sink.write(*each.waiting[0])
+                    each.waiting.popleft()
             except Exception as error:
-                if name not in self._failing:
+                if not told:
                     _warn(
-                        f"The sink {name} fails at step {step}: {reason(error)}. It is tried again "
-                        "with each step; metrics.jsonl has all."
+                        f"The sink {each.name} fails at step {step}: {reason(error)}. It is tried "
+                        "again with each step; metrics.jsonl has all."
                     )
-                self._failing.add(name)
 
     def close(self) -> None:
         """Closes all."""
-        for name, sink, waiting in self._open:
+        for each in self._open:
             try:
-                sink.close()
+                each.sink.close()
             except Exception as error:
-                _warn(f"The sink {name} cannot be closed: {reason(error)}.")
-            if waiting:
-                _warn(f"The sink {name} lacks {len(waiting)} lines of metrics.jsonl.")
+                _warn(f"The sink {each.name} cannot be closed: {reason(error)}.")
+            if each.waiting:
+                _warn(f"The sink {each.name} lacks {len(each.waiting)} line(s) of metrics.jsonl.")
         self._open = []
 
 
@@ -223,6 +229,12 @@ def flat(row: Mapping[str, Any], *, separator: str = "/") -> dict[str, Any]:
         else:
             found[name] = value
     return found
+
+
+def _name(maker: SinkMaker) -> str:
+    """How messages call a sink."""
+    known = (name for name, each in SINKS.items() if each is maker)
+    return next(known, None) or getattr(maker, "__qualname__", type(maker).__name__)
 
 
 def _names(folder: Path) -> tuple[str, str]:

@@ -57,7 +57,7 @@ def test_a_sink_that_fails_is_told_of_once_and_gets_all_when_it_heals():
     flaky.fails = (flaky.calls + 1,)
     with pytest.warns(UserWarning, match="fails at step 5"):
         sinks.write({"step": 5, "x": 5.0})
-    with pytest.warns(UserWarning, match="lacks 1 lines of metrics.jsonl"):
+    with pytest.warns(UserWarning, match=r"lacks 1 line\(s\) of metrics.jsonl"):
         sinks.close()
     sinks.close()  # nothing is closed twice
     assert flaky.closed == steady.closed == 1
@@ -73,7 +73,7 @@ def test_a_sink_that_cannot_be_opened_or_closed_leaves_the_others():
 
     memory, stuck = Memory(), Stuck()
     makers = [absent, lambda run: stuck, lambda run: memory]
-    with pytest.warns(UserWarning, match=r"sink absent \(1\) cannot be opened and is left out: no"):
+    with pytest.warns(UserWarning, match=r"sink .*absent cannot be opened and is left out: "):
         sinks = Sinks(makers, RunInfo("run", 0, {}))
     sinks.write({"step": 1, "x": 1.0})
     with pytest.warns(UserWarning, match="cannot be closed: nobody answers"):
