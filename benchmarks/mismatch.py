@@ -8,7 +8,7 @@ does not. The numbers are over the tokens that were sampled, in nats; no figure 
 
 import dataclasses
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -22,18 +22,16 @@ from jaxrl_llm.train.score import score
 PRECISIONS: dict[str, dict[str, str]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
-    "int8": {"dtype": "float32", "quantization": "int8"},
-    "fp8": {"dtype": "float32", "quantization": "fp8"},
     "bfloat16 int8": {"dtype": "bfloat16", "quantization": "int8"},
     "bfloat16 fp8": {"dtype": "bfloat16", "quantization": "fp8"},
+    "int8": {"dtype": "float32", "quantization": "int8"},
+    "fp8": {"dtype": "float32", "quantization": "fp8"},
 }
 QUESTIONS = (
-    "Write three sentences about the history of the printing press and why it mattered.",
     "A farmer has 17 sheep, buys 25 more and then sells 9. How many sheep does he have?",
     "Explain to a child what makes the tides rise and fall, and name what pulls the water.",
-    "List five things that you would pack for a week of hiking in the mountains, with reasons.",
 )
-SIZES = {"prompts": 4, "rollouts": 4, "new_tokens": 64}
+SIZES = {"prompts": 2, "rollouts": 4, "new_tokens": 64}
 TINY = {"prompts": 2, "rollouts": 2, "new_tokens": 4}
 
 
@@ -44,29 +42,22 @@ def flows() -> list[tuple[str, str]]:
     return [*one, *split, ("bfloat16 int8", "bfloat16"), ("bfloat16 fp8", "bfloat16")]
 
 
-def measure(model, params, prompts, size: Mapping[str, int]) -> list[dict[str, Any]]:
+def measure(model, params, prompts, size: Mapping[str, int], stop_ids=()) -> list[dict[str, Any]]:
     """Mean and greatest log-ratio, and KL, of every flow."""
-    found = []
-    for sampler, trainers in _by_sampler().items():
-        make = jr.rollout.make_sampler
-        options = {"max_new_tokens": size["new_tokens"], "group_size": size["rollouts"]}
-        sample = make(_with(model, sampler), **options)
+    options = {"max_new_tokens": size["new_tokens"], "group_size": size["rollouts"]}
+    scorers: dict[str, Callable] = {}
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for sampler in PRECISIONS:
+        sample = jr.rollout.make_sampler(_with(model, sampler), stop_ids=stop_ids, **options)
         rollout = sample(params, jax.random.key(0), prompts)
-        for trainer in trainers:
-            gap = jax.device_get(_gap(_with(model, trainer), params, rollout))
+        for trainer in (trainer for name, trainer in flows() if name == sampler):
+            if trainer not in scorers:
+                scorers[trainer] = _scorer(_with(model, trainer))
+            gap = jax.device_get(scorers[trainer](params, rollout))
             numbers = {name: float(f"{float(x):.3g}") for name, x in gap._asdict().items()}
-            found.append({"sampler": sampler, "trainer": trainer, **numbers})
-            print(found[-1], file=sys.stderr, flush=True)
-    order = flows()
-    return sorted(found, key=lambda row: order.index((row["sampler"], row["trainer"])))
-
-
-def _by_sampler() -> dict[str, list[str]]:
-    """Trainers by sampler, so that each sampler is compiled once."""
-    found: dict[str, list[str]] = {}
-    for sampler, trainer in flows():
-        found.setdefault(sampler, []).append(trainer)
-    return found
+            found[sampler, trainer] = {"sampler": sampler, "trainer": trainer, **numbers}
+            print(found[sampler, trainer], file=sys.stderr, flush=True)
+    return [found[flow] for flow in flows()]
 
 
 def _with(model, precision: str):
@@ -74,14 +65,15 @@ def _with(model, precision: str):
     return jr.models.make_model(dataclasses.replace(model.config, **PRECISIONS[precision]))
 
 
-def _gap(model, params, rollout) -> jr.diagnostics.Mismatch:
-    @jax.jit
+def _scorer(model) -> Callable[..., jr.diagnostics.Mismatch]:
+    """The gap of a rollout to its scores, compiled once for all that sampled."""
+
     def run(params, rollout):
         arrays = (rollout.prompt_tokens, rollout.prompt_mask, rollout.tokens, rollout.mask)
         logp, _ = score(model, params, *arrays)
         return jr.diagnostics.mismatch(logp, rollout.behavior_logp, rollout.mask)
 
-    return run(params, rollout)
+    return jax.jit(run)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -108,7 +100,7 @@ def main(argv: list[str] | None = None) -> None:
         "device": jax_device_name(),
         "versions": {"ours": package_versions(("jax", "jaxlib", "qwix", "jaxrl_llm"))},
         "commit": harness.commit(),
-        "flows": measure(model, params, prompts, size),
+        "flows": measure(model, params, prompts, size, tokenizer.eos_ids),
     }
     harness.finish(result, to_file=options.save)
 
