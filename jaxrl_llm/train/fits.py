@@ -1,13 +1,14 @@
 """``--plan``: whether a run fits the memory of its devices, and which option to turn if not."""
 
 import dataclasses
+import math
 from collections.abc import Iterator
 
 import jax
 
 from jaxrl_llm.train.config import TrainConfig
 from jaxrl_llm.train.memory import available_memory
-from jaxrl_llm.train.plan import Plan, Subject, held_bytes, load_subject, make_plan
+from jaxrl_llm.train.plan import Plan, Subject, held_bytes, load_subject, make_plan, mesh_sizes
 
 # Of a device's memory, what the formulas may fill: compilers and fragments take the rest.
 _SHARE = 0.95
@@ -29,7 +30,7 @@ def plan_text(config: TrainConfig, *, memory: float | None = None) -> str:
       ValueError: If the configuration does not fit the model or the data.
     """
     accelerator = None if memory is None else True
-    room = available_memory() if memory is None else int(memory)
+    room = _room(config) if memory is None else int(memory)
     subject = load_subject(config)
     plan = make_plan(config, subject, accelerator=accelerator)
     lines = [_title(config, subject), *_table(plan)]
@@ -54,7 +55,7 @@ def check_held(config: TrainConfig) -> None:
 
     Only for a pretrained model, whose shapes are known before its weights are read.
     """
-    room = available_memory()
+    room = _room(config)
     if room is None or not isinstance(config.model, str):
         return
     held = held_bytes(config)
@@ -65,6 +66,11 @@ def check_held(config: TrainConfig) -> None:
             f"is more than the {_size(room)} there are; train an adapter (--lora.rank 16), split "
             "the state over devices (--mesh.fsdp), or see what helps with --plan."
         )
+
+
+def _room(config: TrainConfig) -> int | None:
+    """Bytes that a device has for the run."""
+    return available_memory(math.prod(mesh_sizes(config).values()))
 
 
 def knobs(config: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:

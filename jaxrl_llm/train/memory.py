@@ -121,10 +121,10 @@ def cache_bytes(config: Any, *, prompts: int, prompt_length: int, slots: int, le
     return each * (prompts * prompt_length + slots * length) + outputs
 
 
-def available_memory() -> int | None:
+def available_memory(devices: int = 1) -> int | None:
     """Bytes that one device has for a run; None if it does not tell.
 
-    On CPUs it is what the machine has left, an equal share for each device.
+    On CPUs it is what the machine has left, an equal share for each of the run's ``devices`` there.
     """
     stats = jax.local_devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
@@ -134,6 +134,7 @@ def available_memory() -> int | None:
     try:
         with open("/proc/meminfo") as file:
             lines = dict(line.split(":", 1) for line in file)
-        return int(lines["MemAvailable"].split()[0]) * 1024 // jax.local_device_count()
+        share = max(min(devices, jax.local_device_count()), 1)
+        return int(lines["MemAvailable"].split()[0]) * 1024 // share
     except (OSError, KeyError, ValueError):
         return None

@@ -104,7 +104,7 @@ def load_subject(config: TrainConfig) -> Subject:
 def held_bytes(config: TrainConfig) -> dict[str, int]:
     """Bytes on one device that are there for the whole run; only the shape of the model is read."""
     model, params, _ = abstract_model(config)
-    return _state_bytes(config, *_with_adapter(config, model, params), _mesh(config))
+    return _state_bytes(config, *_with_adapter(config, model, params), mesh_sizes(config))
 
 
 def make_plan(config: TrainConfig, subject: Subject, *, accelerator: bool | None = None) -> Plan:
@@ -123,7 +123,7 @@ def make_plan(config: TrainConfig, subject: Subject, *, accelerator: bool | None
     """
     if accelerator is None:
         accelerator = jax.default_backend() != "cpu"
-    mesh = _mesh(config)
+    mesh = mesh_sizes(config)
     model, params = _with_adapter(config, subject.model, subject.params)
     state = _state_bytes(config, model, params, mesh)
     step = _step_bytes(config, subject, trainable(params), mesh, accelerator)
@@ -134,7 +134,7 @@ def make_plan(config: TrainConfig, subject: Subject, *, accelerator: bool | None
     return Plan(state, step, sampling, shared)
 
 
-def _mesh(config: TrainConfig) -> dict[str, int]:
+def mesh_sizes(config: TrainConfig) -> dict[str, int]:
     """Sizes of the mesh axes; -1 is what the devices that are here leave."""
     sizes = dataclasses.asdict(config.mesh)
     if -1 in sizes.values():

@@ -23,6 +23,7 @@ from jaxrl_llm.train.collect import Question, encode_prompts, grade, grade_here
 from jaxrl_llm.train.config import TrainConfig, find_prompts, find_recipe
 from jaxrl_llm.train.critic import init_critic
 from jaxrl_llm.train.evaluate import Accuracy, evaluate
+from jaxrl_llm.train.fits import check_held
 from jaxrl_llm.train.frozen import base_marks, described, with_adapter
 from jaxrl_llm.train.lora import Adapted
 from jaxrl_llm.train.mesh import load_meshes
@@ -260,6 +261,7 @@ def begin(
     """
     from jaxrl_llm.data import Cursor
 
+    check_held(config)
     parts, params = load_parts(config)
     marks = {"questions": parts.questions, "seed": config.seed, **base_marks(params, config.lora)}
     kept = {"keep": config.checkpoint.keep, "best": config.checkpoint.best}
