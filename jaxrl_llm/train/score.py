@@ -62,7 +62,8 @@ def score(
       ``(logp, entropy)``, both float32 ``[P, G, T]`` and 0 where masked.
 
     Raises:
-      ValueError: If the shapes do not fit together.
+      ValueError: If the shapes do not fit together, or there is a packing and the model does not
+        read segments.
       TypeError: If a mask is not bool or tokens are not integers.
     """
     arrays = (prompt_tokens, prompt_mask, tokens, mask)
@@ -89,20 +90,7 @@ def score_hidden(
     log-probability of it, and a critic's head the value of the state before t. With a ``packing``
     they are those of its cells, ``[P, R, S, D]``. Arguments and errors are those of :func:`score`.
     """
-    checks.check_rank("score", 2, prompt_tokens=prompt_tokens, prompt_mask=prompt_mask)
-    checks.check_rank("score", 3, tokens=tokens, mask=mask)
-    checks.check_same_shape("score", prompt_tokens=prompt_tokens, prompt_mask=prompt_mask)
-    checks.check_same_shape("score", tokens=tokens, mask=mask)
-    checks.check_bool("score", prompt_mask=prompt_mask, mask=mask)
-    checks.check_integer("score", prompt_tokens=prompt_tokens, tokens=tokens)
-    if packing is not None and not model.reads_segments:
-        raise ValueError("score: packing needs a model whose reads_segments is True.")
-    if prompt_tokens.shape[0] != tokens.shape[0]:
-        raise ValueError(
-            f"score: prompt_tokens {prompt_tokens.shape} and tokens {tokens.shape} must have the "
-            "same number of prompts."
-        )
-    check_packing("score", packing, tokens.shape[:2])
+    _check(model, prompt_tokens, prompt_mask, tokens, mask, packing)
     P, G, T = tokens.shape
     tokens = _existing(model, tokens)
     prompt_tokens = jnp.where(prompt_mask, _existing(model, prompt_tokens), 0)
@@ -124,6 +112,24 @@ def score_hidden(
     )
     hidden, _ = model.apply(params, inputs, positions, context, delta=delta, remat=remat)
     return hidden
+
+
+def _check(model: Model, prompt_tokens, prompt_mask, tokens, mask, packing) -> None:
+    """Raises what :func:`score` says."""
+    checks.check_rank("score", 2, prompt_tokens=prompt_tokens, prompt_mask=prompt_mask)
+    checks.check_rank("score", 3, tokens=tokens, mask=mask)
+    checks.check_same_shape("score", prompt_tokens=prompt_tokens, prompt_mask=prompt_mask)
+    checks.check_same_shape("score", tokens=tokens, mask=mask)
+    checks.check_bool("score", prompt_mask=prompt_mask, mask=mask)
+    checks.check_integer("score", prompt_tokens=prompt_tokens, tokens=tokens)
+    if packing is not None and not model.reads_segments:
+        raise ValueError("score: packing needs a model whose reads_segments is True.")
+    if prompt_tokens.shape[0] != tokens.shape[0]:
+        raise ValueError(
+            f"score: prompt_tokens {prompt_tokens.shape} and tokens {tokens.shape} must have the "
+            "same number of prompts."
+        )
+    check_packing("score", packing, tokens.shape[:2])
 
 
 def project(
