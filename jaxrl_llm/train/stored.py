@@ -16,6 +16,9 @@ from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.train.state import TrainState
 
 FORMAT = 3
+# Seconds that a save may take. Orbax counts them by the time of day, and a clock that is set right,
+# or a disk that is slow, is no reason to give up; several processes have to hear of a lost one.
+_PATIENCE = 10**9
 
 
 def shapes_of(state: TrainState) -> TrainState:
@@ -103,7 +106,9 @@ def orbax(*, partial: bool = False):
 
     logging.getLogger("absl").addFilter(_not_orbax)
     options = ocp.options
+    alone = jax.process_count() == 1
     context = ocp.Context(
+        async_options=options.AsyncOptions(**({"timeout_secs": _PATIENCE} if alone else {})),
         array_options=options.ArrayOptions(
             saving=options.ArrayOptions.Saving(use_compression=False)
         ),

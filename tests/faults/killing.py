@@ -2,10 +2,11 @@
 
     python tests/faults/killing.py --kills 20
 
-A moment is drawn evenly over what a run takes from its first question to the end of its last
-checkpoint. Each killed run is resumed until it ends; then the next one begins, until as many kills
-have been made. Of every run that ends, the final state must equal that of the run that was not
-killed bit for bit, and so must each completion and each number of each step.
+A moment is drawn evenly over what a run takes from its second batch, when its programs are
+compiled, to the end of its last checkpoint. Each killed run is resumed until it ends; then the next
+one begins, until as many kills have been made. Of every run that ends, the final state must equal
+that of the run that was not killed bit for bit, and so must each completion and each number of each
+step.
 """
 
 import argparse
@@ -21,11 +22,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 HERE = Path(__file__).resolve().parent
-STEPS = 12
+STEPS, BATCH = 12, 8
 
 
 class Ended(NamedTuple):
-    """What a run that came to its end said, and when (time.time) its first question was asked."""
+    """What a run that came to its end said, and when (time.time) its second batch was graded."""
 
     digest: str
     began: float
@@ -57,11 +58,12 @@ def child(folder: Path, *, staleness: int) -> None:
     from jaxrl_llm.train import AsyncConfig, CheckpointConfig, train
     from jaxrl_llm.train.checkpoint import steps_in
 
-    told = []
+    calls = []
 
     def reward(prompt, completion, metadata):
-        if not told:
-            told.append(print("begun", flush=True))
+        calls.append(prompt)
+        if len(calls) == BATCH + 1:
+            print("begun", flush=True)
         return low_bytes(prompt, completion, metadata)
 
     config = tiny_run(
@@ -70,7 +72,7 @@ def child(folder: Path, *, staleness: int) -> None:
         reward=reward,
         checkpoint=CheckpointConfig(every=2, keep=2, best="reward"),
         asynchrony=AsyncConfig(max_staleness=staleness),
-        samples_shown=8,
+        samples_shown=BATCH,
     )
     state = train(config, resume=bool(steps_in(folder / "checkpoints"))).state
     arrays = (state.params, state.opt_state, state.algo_state, jax.random.key_data(state.key))
@@ -103,7 +105,7 @@ def follow(process: subprocess.Popen, *, kill_after: float | None = None) -> End
 
     Args:
       process: From :func:`start`.
-      kill_after: Seconds after its first question.
+      kill_after: Seconds after its second batch was there.
 
     Raises:
       RuntimeError: If it fails by itself.
@@ -199,7 +201,7 @@ def torture(folder: Path, *, kills: int, seed: int = 0, staleness: int = 0, say=
                 break
             done, writing = done + 1, writing + unfinished(run)
             rows = (run / "metrics.jsonl").read_text().count("\n")
-            say(f"kill {done} of {kills}, {moment:.2f} s after the first question, at step {rows}")
+            say(f"kill {done} of {kills}, {moment:.2f} s after the second batch, {rows} steps done")
         runs += done > before  # else it ended before its moment came
         check(run, ended, whole, expected, staleness=staleness)
     return Tally(done, runs, writing, resumed)

@@ -281,3 +281,26 @@ def test_orbax_keeps_its_log_to_itself(tmp_path, caplog):
     save_steps(tmp_path, 1)
     logging.getLogger("absl").error("from elsewhere")
     assert [r.message for r in caplog.records if r.levelno >= logging.ERROR] == ["from elsewhere"]
+
+
+def test_eight_devices_four_one_and_back(tmp_path):
+    model, state = make_state(seed=3, step=4, mesh=make_mesh(data=2, fsdp=2, tensor=2))
+    expected = jax.device_get(state._replace(key=jax.random.key_data(state.key)))
+    devices, checkpoints = jax.devices(), Checkpoints(tmp_path, model=model, keep=9)
+    meshes = [
+        make_mesh(fsdp=2, tensor=2, devices=devices[:4]),
+        None,
+        make_mesh(data=2, tensor=2, devices=devices[4:]),
+        make_mesh(fsdp=8),
+    ]
+    for number, mesh in enumerate(meshes, start=5):
+        checkpoints.save(state)
+        checkpoints.wait()
+        like = make_state(mesh=mesh)[1]
+        state = checkpoints.restore(like, step=number - 1)
+        jax.tree.map(lambda x, y: x.sharding == y.sharding or pytest.fail(), state[:2], like[:2])
+        size = 1 if mesh is None else mesh.size
+        assert len(state.params["norm"]["scale"].sharding.device_set) == size
+        found = jax.device_get(state._replace(key=jax.random.key_data(state.key)))
+        assert_same(found._replace(step=expected.step), expected)
+        state = state._replace(step=state.step + 1)
