@@ -101,8 +101,9 @@ def _train(
     )
     score, update, look = _compiled(parts, optimizer)
     first, steps = int(state.step), config.steps
-    folder.start(first, files, settings=settings(config), about=surroundings())
     meter, clock = _meter(parts), Clock()
+    about = surroundings() | meter.about()
+    folder.start(first, files, settings=settings(config), about=about)
     folder.say(parts.describe(state.policy))
     rollouts = batches(parts, state, restored(checkpoints, parts, state, folder.say))
 

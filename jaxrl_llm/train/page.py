@@ -118,12 +118,14 @@ def times(steps: Rows, sessions: Rows) -> str:
         middle = duration(statistics.median(spent[name])) if spent[name] else ""
         within = f"{100 * share:.1f}%" if name in parts else "beside it"
         label = f'<i class="{color}"></i>{PHASES[name]}' if name in parts else PHASES[name]
-        rows.append((label, duration(sums[name]), within, middle))
+        first = "".join(map(duration, numbers_of(steps[:1], f"seconds_{name}")))
+        rows.append((label, duration(sums[name]), within, first, middle))
         if name in parts:
             bar.append(f'<span class="{color}" style="width:{100 * share:.2f}%"></span>')
-    header = ("", "all steps", "share", "median step")
+    header = ("", "in all", "share", "first step", "median step")
     note = "" if in_turns else "<p>Sampling and rewards went on beside the training steps.</p>"
-    shown = f'<div class="bar">{"".join(bar)}</div>{table(header, rows, numbers=3)}'
+    note += '<p class="soft">A first step compiles its programs.</p>'
+    shown = f'<div class="bar">{"".join(bar)}</div>{table(header, rows, numbers=4)}'
     return f'<h2>Time</h2><div class="card">{shown}{note}</div>'
 
 

@@ -171,8 +171,15 @@ class Meter:
     ):
         self._size, self._updates, self._frozen = model_size(model), updates, frozen
         self.peak = None if peak_flops is None else peak_flops * devices
+        self._source = f"as given for each of {devices}"
         if self.peak is None and jax.default_backend() == "cpu" and jax.process_count() == 1:
             self.peak = measured_peak(str(jnp.dtype(model.config.dtype)))
+            self._source = "of a matrix product, measured at the start"
+
+    def about(self) -> dict[str, str]:
+        """What a utilization is of, in words."""
+        found = "not known" if self.peak is None else f"{self.peak:.4g}, {self._source}"
+        return {"peak FLOP/s": found}
 
     def __call__(self, batch: Batch, seconds: dict[str, float]) -> dict[str, float]:
         """Numbers of a step; what is not known is left out.

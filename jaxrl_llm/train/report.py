@@ -127,8 +127,8 @@ def _tiles(steps, held_out, settings) -> str:
         part = max(1, len(rewards) // 10)
         first, last = statistics.fmean(rewards[:part]), statistics.fmean(rewards[-part:])
         which = "step" if part == 1 else f"{part} steps"
-        change = f"{number(first)} → {number(last)}"
-        tiles.append((f"reward, first and last {which}", change))
+        change = (f"reward, first and last {which}", f"{number(first)} → {number(last)}")
+        tiles.append(change if len(rewards) > 1 else ("reward", number(first)))
     for kind in _kinds(held_out):
         means = numbers_of((row["held_out"].get(kind, {}) for row in held_out), "mean")
         ends = [number(x) for x in (means[:1] if len(means) == 1 else [means[0], means[-1]])]

@@ -105,6 +105,9 @@ def test_speed_of_a_step(monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     meter = Meter(model)
     assert meter.peak is None and "mfu" not in meter(batch, seconds)
+    assert meter.about() == {"peak FLOP/s": "not known"}
+    given = Meter(model, peak_flops=1e14, devices=4).about()
+    assert given == {"peak FLOP/s": "4e+14, as given for each of 4"}
 
 
 def test_the_peak_of_a_cpu_is_measured_once():

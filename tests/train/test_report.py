@@ -115,27 +115,27 @@ def test_a_run_on_one_page():
 
 
 def test_time_is_split_and_adds_up():
-    metrics = [row(1), row(2)]
-    end = {"step": 2, "event": "end", "outcome": "done"}
+    metrics = [row(1, seconds_train=7.0, seconds_total=10.5), row(2), row(3)]
+    end = {"step": 3, "event": "end", "outcome": "done"}
     end |= {"seconds_save": 1.0, "seconds_evaluate": 2.0, "seconds_total": 3.5}
     found = page_of(metrics, sessions=[START, end]).text
-    table = found[found.index("all steps share median step") :]
-    # 18.5 s in all: 7.5 s a step and 3.5 s after the last.
+    table = found[found.index("in all share first step median step") :]
+    # 29 s in all: 10.5, 7.5 and 7.5 s of steps, and 3.5 s after the last.
     for line in (
-        "sampling 4 s 21.6% 2 s",
-        "rewards 1 s 5.4% 0.5 s",
-        "reference log-probabilities 1 s 5.4% 0.5 s",
-        "training step 8 s 43.2% 4 s",
-        "checkpoints 1.5 s 8.1% 0.25 s",
-        "evaluation 2 s 10.8% 0 s",
-        "the rest 1 s 5.4%",
+        "sampling 6 s 20.7% 2 s 2 s",
+        "rewards 1.5 s 5.2% 0.5 s 0.5 s",
+        "reference log-probabilities 1.5 s 5.2% 0.5 s 0.5 s",
+        "training step 15 s 51.7% 7 s 4 s",
+        "checkpoints 1.75 s 6.0% 0.25 s 0.25 s",
+        "evaluation 2 s 6.9% 0 s 0 s",
+        "the rest 1.25 s 4.3%",
     ):
         assert line in table, (line, table)
     assert "waiting" not in table
     # Ahead of the steps: sampling takes longer than anybody waits for it.
     ahead = [row(n, seconds_wait=0.5, seconds_total=5.5) for n in (1, 2)]
     found = page_of(ahead).text
-    assert "sampling 4 s beside it 2 s" in found and "waiting for rollouts 1 s 9.1%" in found
+    assert "sampling 4 s beside it 2 s 2 s" in found and "waiting for rollouts 1 s 9.1%" in found
     assert "Sampling and rewards went on beside the training steps." in found
 
 
