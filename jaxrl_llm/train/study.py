@@ -1,5 +1,6 @@
 """What is said and kept of steps whose update was left out, and when they end the run."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -66,13 +67,13 @@ class Skips:
             self._in_a_row = 0
             return
         self._in_a_row += 1
+        whose = "its update" if numbers["skipped"] else "the critic's update"
+        told = f"{told}, so {whose} is left out"
         if self._in_a_row < self._most:
-            self._folder.say(
-                f"{told}: no update ({self._in_a_row} in a row, {self._most} end the run)."
-            )
+            self._folder.say(f"{told} ({self._in_a_row} in a row; {self._most} end the run).")
             return
-        row = f", the {self._most} steps up to it none" if self._most > 1 else ""
-        raise TrainingError(f"{told}: no update{row}; {self._keep(step, state, batch)}.")
+        row = f", as in each of the last {self._most} steps" if self._most > 1 else ""
+        raise TrainingError(f"{told}{row}; {self._keep(step, state, batch)}.")
 
     def _keep(self, step: int, state: TrainState, batch: Batch) -> str:
         """Writes all there is to know of a batch; returns where it is."""
@@ -124,6 +125,7 @@ def _write(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
     try:
         np.savez_compressed(path, **arrays)
     except OSError as error:
-        path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            path.unlink()
         return f"its batch cannot be written to {str(path)!r}: {reason(error)}"
     return f"its batch is in {str(path)!r}"

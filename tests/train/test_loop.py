@@ -117,26 +117,6 @@ def test_ctrl_c_saves_and_the_run_goes_on_from_there(whole_run, tmp_path, number
     assert log == expected_log
 
 
-def test_a_second_ctrl_c_is_not_caught():
-    from jaxrl_llm.core.interrupt import catch_interrupt
-
-    with catch_interrupt() as interrupt:
-        signal.raise_signal(signal.SIGINT)
-        assert interrupt and interrupt.signal == signal.SIGINT
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-    found = []
-
-    def elsewhere():
-        with catch_interrupt() as interrupt:
-            found.append(bool(interrupt))
-
-    thread = threading.Thread(target=elsewhere)
-    thread.start()
-    thread.join()
-    assert found == [False]
-
-
 def test_held_out_questions_are_never_trained_on(tmp_path):
     log, lines = [], []
     config = tiny_run(
@@ -253,19 +233,6 @@ def test_run_folders(tmp_path):
     with pytest.raises(ValueError, match="is of another model"):
         train(tiny_run(tmp_path / "run", model=wide_model), resume=True)
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_00000001"]
-
-
-def test_a_loss_that_is_no_number_ends_the_run(tmp_path):
-    recipe = jr.recipes.dapo()
-
-    def broken(logp, old_logp, advantages, mask):
-        return recipe.surrogate(logp, old_logp, advantages, mask) * jax.numpy.nan
-
-    with pytest.raises(TrainingError, match="Step 1 gave loss nan .*; there is no checkpoint"):
-        train(tiny_run(tmp_path, recipe=recipe.replace(surrogate=broken)))
-    assert not (tmp_path / "checkpoints").exists()
-    row = json.loads((tmp_path / "metrics.jsonl").read_text())
-    assert row["step"] == 1 and row["loss"] is None  # what can be looked at afterwards
 
 
 @pytest.mark.parametrize("every", [0, 1])

@@ -1,0 +1,49 @@
+"""Ctrl-C and SIGTERM between two steps."""
+
+import signal
+import threading
+
+import pytest
+
+from jaxrl_llm.core.interrupt import catch_interrupt
+
+
+def handlers():
+    return signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_after_either_a_ctrl_c_is_not_caught(capfd, first):
+    before = handlers()
+    with catch_interrupt(notice="stopping") as interrupt:
+        assert not interrupt
+        signal.raise_signal(first)
+        assert interrupt and interrupt.signal == first
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert handlers() == before and capfd.readouterr().err == "stopping"
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_sigterm_more_changes_nothing(capfd, first):
+    before = handlers()
+    with catch_interrupt(notice="stopping") as interrupt:
+        signal.raise_signal(first)
+        signal.raise_signal(signal.SIGTERM)  # would end this process
+        signal.raise_signal(signal.SIGTERM)
+        assert interrupt.signal == first
+    assert handlers() == before and capfd.readouterr().err == "stopping"
+
+
+def test_another_thread_catches_nothing():
+    found = []
+
+    def elsewhere():
+        before = handlers()
+        with catch_interrupt() as interrupt:
+            found.append((bool(interrupt), handlers() == before))
+
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert found == [(False, True)]

@@ -1,0 +1,171 @@
+"""Runs in which the loss of some steps is no number."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from test_checkpoint import assert_same
+from tiny_run import low_bytes, tiny_run
+
+import jaxrl_llm as jr
+from jaxrl_llm.testing import ByteTokenizer
+from jaxrl_llm.train import (
+    AsyncConfig,
+    Checkpoints,
+    OptimizerConfig,
+    TrainingError,
+    make_optimizer,
+    train,
+)
+from jaxrl_llm.train.asynchronous import Ahead, InTurns
+
+HUGE = 50.0
+
+
+def fragile():
+    """Dr. GRPO with a surrogate that is NaN in a batch that holds a huge advantage."""
+    plain = jr.recipes.dr_grpo(length=4)
+
+    def surrogate(logp, old_logp, advantages, mask):
+        loss = plain.surrogate(logp, old_logp, advantages, mask)
+        bad = jnp.any(jnp.abs(jnp.where(mask, advantages[..., None], 0.0)) > HUGE / 10)
+        return jnp.where(bad, jnp.nan, 1.0) * loss
+
+    return plain.replace(name="fragile", surrogate=surrogate)
+
+
+def huge_in(*steps):
+    """A reward that makes the batch of some steps huge; four prompts, two completions each."""
+    calls = []
+
+    def reward(prompt, completion, metadata):
+        calls.append(prompt)
+        step, place = (len(calls) - 1) // 8 + 1, (len(calls) - 1) % 8
+        value = low_bytes(prompt, completion, metadata)
+        return value + HUGE if step in steps and place == 4 else value
+
+    return reward
+
+
+@pytest.fixture
+def published(monkeypatch):
+    """Copies of what was handed to the sampler, by step."""
+    found = {}
+
+    def spy(kind):
+        publish = kind.publish
+
+        def noted(self, state):
+            found[int(state.step)] = jax.tree.map(np.asarray, state.params)
+            publish(self, state)
+
+        monkeypatch.setattr(kind, "publish", noted)
+
+    spy(InTurns)
+    spy(Ahead)
+    return found
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_steps_that_are_no_numbers_are_borne_and_counted(tmp_path, published, staleness):
+    lines = []
+    config = tiny_run(
+        tmp_path,
+        recipe=fragile(),
+        reward=huge_in(2, 3),
+        steps=5,
+        asynchrony=AsyncConfig(max_staleness=staleness),
+    )
+    result = train(config, say=lines.append)
+    rows = result.history
+    assert [row["skipped"] for row in rows] == [0, 1, 1, 0, 0]
+    assert [row["loss"] is None for row in rows] == [False, True, True, False, False]
+    assert [row["update_norm"] == 0 for row in rows] == [False, True, True, False, False]
+    # The sampler goes on with the weights of the last good step, under a new version.
+    assert_same(published[1], published[2])
+    assert_same(published[1], published[3])
+    with pytest.raises(AssertionError):
+        assert_same(published[3], published[4])
+    assert all(row["staleness_max"] <= staleness for row in rows)
+    # The clock and the questions go on: five steps of four of the ten questions.
+    assert int(result.state.step) == 5 and result.state.data_cursor == (2, 0)
+    counts = [x for x in jax.tree.leaves(result.state.opt_state) if x.dtype == jnp.int32]
+    assert counts and all(int(x) == 3 for x in counts)  # updates that Adam has seen
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.state.params))
+    told = "Step 2 gave loss nan and gradient norm nan, so its update is left out"
+    assert f"{told} (1 in a row; 3 end the run)." in lines
+    assert not list(tmp_path.glob("skipped_step_*"))
+
+
+def test_too_many_in_a_row_end_the_run_and_leave_the_batch(tmp_path):
+    lines = []
+    config = tiny_run(tmp_path, recipe=fragile(), reward=huge_in(2, 4, 5), max_skipped=2)
+    with pytest.raises(TrainingError) as error:
+        train(config, say=lines.append)
+    path = tmp_path / "skipped_step_00000005.npz"
+    assert str(error.value) == (
+        "Step 5 gave loss nan and gradient norm nan, so its update is left out, as in each of the "
+        f"last 2 steps; its batch is in {str(path)!r}."
+    )
+    assert any("the state after step 5 is saved, for --resume" in line for line in lines)
+    with np.load(path) as found:
+        batch = dict(found)
+    assert {"advantages", "behavior_logp", "logp", "weights", "where"} <= set(batch)
+    assert batch["tokens"].shape == batch["logp"].shape == batch["mask"].shape == (4, 2, 4)
+    assert batch["rewards"].shape == (4, 2) and batch["rewards"].max() >= HUGE
+    expected = batch["rewards"] - batch["rewards"].mean(-1, keepdims=True)
+    np.testing.assert_allclose(batch["advantages"], expected, rtol=1e-5)
+    np.testing.assert_allclose(batch["logp"], batch["behavior_logp"], atol=1e-4)
+    row, kept = batch["tokens"][1, 0], batch["sampled_mask"][1, 0]
+    assert batch["completions"][1, 0] == ByteTokenizer().decode(row[kept].tolist())
+    # The last good state is saved, and a run can go on from it.
+    assert Checkpoints(tmp_path / "checkpoints", model=None).steps() == [5]
+    done = train(dataclasses.replace(config, reward=low_bytes), resume=True)
+    rows = done.history
+    assert [row["skipped"] for row in rows] == [0, 1, 0, 1, 1, 0]
+    first = [line for line in lines if "is left out" in line]
+    assert len(first) == 2 and first[0].startswith("Step 2") and first[1].startswith("Step 4")
+    # The question of each row is there as the model read it.
+    lines = (tmp_path / "samples.jsonl").read_text().splitlines()
+    asked = [row["prompt"] for row in map(json.loads, lines) if row["step"] == 5]
+    assert asked == [batch["prompts"][0]] * 2 + [batch["prompts"][1]] * 2
+
+
+def test_a_first_step_that_is_no_number_leaves_the_first_state(tmp_path):
+    config = tiny_run(tmp_path, recipe=fragile(), reward=huge_in(1), max_skipped=1)
+    with pytest.raises(
+        TrainingError, match=r"Step 1 gave loss nan .* is left out; its batch is in"
+    ):
+        train(config)
+    assert (tmp_path / "skipped_step_00000001.npz").is_file()
+    state = train(dataclasses.replace(config, steps=1), resume=True).state
+    assert int(state.step) == 1
+    _, params, _ = config.model()
+    assert_same(state.params, params)
+
+
+def test_a_batch_that_cannot_be_written_does_not_hide_why(tmp_path):
+    (tmp_path / "skipped_step_00000001.npz").mkdir(parents=True)
+    config = tiny_run(tmp_path, recipe=fragile(), reward=huge_in(1), max_skipped=1)
+    told = r"Step 1 gave loss nan .*; its batch cannot be written to '.*npz': is a directory\.$"
+    with pytest.raises(TrainingError, match=told):
+        train(config)
+
+
+def test_an_optimizer_that_spoils_the_parameters_ends_the_run_at_once(tmp_path, monkeypatch):
+    def make(config: OptimizerConfig):
+        spoil = optax.stateless(
+            lambda updates, params: jax.tree.map(lambda x: x * jnp.nan, updates)
+        )
+        once = optax.conditionally_transform(spoil, lambda count: count == 1)
+        return optax.chain(make_optimizer(config), once)
+
+    monkeypatch.setattr("jaxrl_llm.train.loop.make_optimizer", make)
+    told = "Step 2 gave loss .* but an update that is no number, which the optimizer or its"
+    with pytest.raises(TrainingError, match=told):
+        train(tiny_run(tmp_path))
+    assert not (tmp_path / "checkpoints").exists()  # what is spoiled is not saved
