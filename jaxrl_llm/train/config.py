@@ -50,8 +50,8 @@ class TrainConfig:
       microbatches: Parts of a batch that are in memory one after the other.
       updates_per_batch: Passes of the optimizer over one batch.
       packing: Whether responses to one prompt share rows in a step, so that short ones do not cost
-        what the longest does: "auto" where that leaves at most 80% of the cells, "always", or
-        "never". There are few shapes, each compiled when it comes first.
+        what the longest does: "auto" where that leaves at most 80% of the cells and spares 4,096
+        of them or more, "always", or "never". Each of a few shapes is compiled when it first comes.
       max_skipped: Steps in a row whose update is left out, since the loss or the gradient is no
         finite number, that end the run; fewer are counted in metrics.jsonl as `skipped`.
       remat: What the backward pass keeps of a layer: "none" all (fast), "full" its input (small),

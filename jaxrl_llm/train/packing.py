@@ -9,9 +9,9 @@ from jaxrl_llm.recipes import Batch
 
 PACKING = ("auto", "always", "never")
 
-# Share of the cells below which packed rows are quicker: what is not saved in the layers, moving
-# tokens there and back and comparing segments, costs less than the rest of it.
-_MOST = 0.8
+# The share of the cells up to which packed rows are surely quicker, and how many must be spared to
+# make up for compiling another shape.
+_MOST, _LEAST_SAVED = 0.8, 4096
 
 
 def pack_batch(batch: Batch, packing: str, *, model: Model) -> tuple[Batch, dict[str, float]]:
@@ -21,8 +21,9 @@ def pack_batch(batch: Batch, packing: str, *, model: Model) -> tuple[Batch, dict
 
     Args:
       batch: On the host, whole.
-      packing: "auto" packs where at most 0.8 of the cells are left, and the model can tell the
-        responses of a row apart; "always" whatever is saved; "never" leaves a row each.
+      packing: "auto" packs where at most 0.8 of the cells are left, these are fewer by 4,096 at
+        least, and the model can tell the responses of a row apart; "always" whatever is saved;
+        "never" leaves a row each.
       model: What is trained.
 
     Returns:
@@ -44,7 +45,7 @@ def pack_batch(batch: Batch, packing: str, *, model: Model) -> tuple[Batch, dict
       ...     where=np.ones((1, 4), bool), prompt_tokens=np.ones((1, 2), int),
       ...     prompt_mask=np.ones((1, 2), bool))
       >>> model, _ = jr.testing.tiny_model()
-      >>> batch, numbers = pack_batch(batch, "auto", model=model)
+      >>> batch, numbers = pack_batch(batch, "always", model=model)
       >>> batch.packing.members.tolist(), numbers
       ([[[0, 0, 0, 0], [2, 2, 1, 3]]], {'padding': 0.0, 'packed': 0.5})
     """
@@ -53,6 +54,8 @@ def pack_batch(batch: Batch, packing: str, *, model: Model) -> tuple[Batch, dict
     plan = None
     if packing == "always" or (packing == "auto" and model.reads_segments):
         plan = plan_packing(mask, most=_MOST if packing == "auto" else 1.0)
+    if plan is not None and packing == "auto" and mask.size - plan.members.size < _LEAST_SAVED:
+        plan = None
     cells = mask.size if plan is None else plan.members.size
     # Up to the last kept token: what stands between is read.
     tokens = np.maximum.accumulate(mask[..., ::-1], axis=-1).sum()

@@ -41,11 +41,21 @@ SKEWED = [[8, 1, 2, 2], [3, 3, 0, 1]]
         ([[8, 6, 8, 3]], "always", 1.0, 1 - 25 / 32),
     ],
 )
-def test_the_measured_padding_decides(lengths, packing, packed, padding):
+def test_the_measured_padding_decides(lengths, packing, packed, padding, monkeypatch):
+    monkeypatch.setattr("jaxrl_llm.train.packing._LEAST_SAVED", 8)
     batch, numbers = pack_batch(batch_of(lengths, 8), packing, model=model()[0])
     assert numbers == pytest.approx({"packed": packed, "padding": padding})
     assert (batch.packing is None) == (packing == "never" or (packed, packing) == (1.0, "auto"))
     batch.check()
+
+
+def test_what_saves_little_is_not_compiled_anew():
+    mask = np.arange(64) < np.array([[64, 1, 1, 1]] * 32)[..., None]
+    shape = mask.shape[:2]
+    full = batch_of(np.zeros(shape, int), 64).replace(mask=mask)
+    for prompts, packs in ((32, True), (31, False)):  # 2 rows of 64 cells each are saved
+        part = jax.tree.map(lambda x, n=prompts: x[:n], full)
+        assert (pack_batch(part, "auto", model=model()[0])[0].packing is not None) == packs
 
 
 def test_tokens_of_an_environment_are_no_padding():
@@ -58,7 +68,7 @@ def test_tokens_of_an_environment_are_no_padding():
 
 def test_a_model_that_reads_no_segments_is_left_alone(tmp_path):
     deaf = model()[0]._replace(reads_segments=False)
-    batch, numbers = pack_batch(batch_of(SKEWED, 8), "auto", model=deaf)
+    batch, numbers = pack_batch(batch_of(np.ones((4, 8), int), 512), "auto", model=deaf)
     assert batch.packing is None and numbers["packed"] == 1.0
     given = (deaf, model()[1], ByteTokenizer())
     with pytest.raises(ValueError, match='train: packing "always" needs a model whose'):
@@ -147,10 +157,10 @@ def test_the_loop_packs_and_says_so(tmp_path):
     sampling = SamplingConfig(group_size=4, max_new_tokens=16)
     run = tiny_run(tmp_path / "packed", model=talkative, sampling=sampling, steps=2)
     lines = {}
-    for packing in ("auto", "never"):
+    for packing in ("always", "never"):
         changed = dataclasses.replace(run, packing=packing, run_dir=str(tmp_path / packing))
         lines[packing] = train(changed).history
-    for packed_line, line in zip(lines["auto"], lines["never"], strict=True):
+    for packed_line, line in zip(lines["always"], lines["never"], strict=True):
         assert packed_line["packed"] < 0.8 and line["packed"] == 1.0
         assert packed_line["padding"] < line["padding"]
         for name in ("loss", "grad_norm", "reward", "entropy", "sampler_gap"):
