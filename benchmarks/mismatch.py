@@ -22,8 +22,8 @@ from jaxrl_llm.train.score import score
 PRECISIONS: dict[str, dict[str, str]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
-    "bfloat16 int8": {"dtype": "bfloat16", "quantization": "int8"},
     "bfloat16 fp8": {"dtype": "bfloat16", "quantization": "fp8"},
+    "bfloat16 int8": {"dtype": "bfloat16", "quantization": "int8"},
     "int8": {"dtype": "float32", "quantization": "int8"},
     "fp8": {"dtype": "float32", "quantization": "fp8"},
 }
