@@ -51,11 +51,9 @@ def pack_batch(batch: Batch, packing: str, *, model: Model) -> tuple[Batch, dict
     """
     checks.check_option("pack_batch", "packing", packing, PACKING)
     mask = np.asarray(batch.mask)
-    plan = None
-    if packing == "always" or (packing == "auto" and model.reads_segments):
-        plan = plan_packing(mask, most=_MOST if packing == "auto" else 1.0)
-    if plan is not None and packing == "auto" and mask.size - plan.members.size < _LEAST_SAVED:
-        plan = None
+    worth = min(_MOST, 1 - _LEAST_SAVED / mask.size) if model.reads_segments else 0.0
+    most = {"auto": worth, "always": 1.0, "never": 0.0}[packing]
+    plan = plan_packing(mask, most=most) if most > 0 else None
     cells = mask.size if plan is None else plan.members.size
     # Up to the last kept token: what stands between is read.
     tokens = np.maximum.accumulate(mask[..., ::-1], axis=-1).sum()
