@@ -5,11 +5,16 @@ carries each logical axis. An axis that a mesh does not divide is kept whole, so
 serve a laptop and a pod.
 """
 
+import functools
+import math
+from collections.abc import Callable
+
+import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxrl_llm.core import processes, trees
-from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.core.axes import Array, ArrayTree
 
 AXES = ("data", "fsdp", "tensor")
 
@@ -93,6 +98,32 @@ def batch_shards(mesh: Mesh | None) -> int:
     """Over how many devices the prompts of a batch are spread; 1 without a mesh."""
     shape = {} if mesh is None else dict(mesh.shape)
     return shape.get("data", 1) * shape.get("fsdp", 1)
+
+
+def on_mesh(function: Callable, mesh: Mesh | None) -> Callable:
+    """The function, traced such that :func:`keep_apart` knows the mesh; itself without one."""
+    if mesh is None:
+        return function
+
+    @functools.wraps(function)
+    def traced(*arguments, **options):
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return function(*arguments, **options)
+
+    return traced
+
+
+def keep_apart(x: Array) -> Array:
+    """Activations ``[P, ...]`` with their prompts on the devices of the batch, inside `on_mesh`.
+
+    Left to itself, the compiler may give the axis ``fsdp`` to the width, as the embedding has it:
+    then each device computes with its part of the weights for the whole batch.
+    """
+    sizes = dict(jax.sharding.get_abstract_mesh().shape)
+    axes = tuple(axis for axis in ("data", "fsdp") if sizes.get(axis, 1) > 1)
+    if not axes or x.shape[0] % math.prod(sizes[axis] for axis in axes):
+        return x
+    return jax.lax.with_sharding_constraint(x, P(axes))
 
 
 def shard(tree: ArrayTree, shardings: ArrayTree) -> ArrayTree:

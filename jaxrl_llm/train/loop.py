@@ -193,7 +193,7 @@ def _compiled(parts: Parts, optimizer) -> tuple[Callable, Callable, Callable]:
         "microbatches": config.microbatches,
         "temperature": config.sampling.temperature,
     }
-    scorer = make_scorer(model, **policy)
+    scorer = make_scorer(model, mesh=parts.mesh, **policy)
     options = {"updates": config.updates_per_batch, "remat": config.remat, "mesh": parts.mesh}
     if config.critic is not None:
         options["critic_optimizer"] = make_optimizer(config.critic)

@@ -10,7 +10,7 @@ import optax
 from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.protocol import Model
-from jaxrl_llm.models.sharding import batch_shards
+from jaxrl_llm.models.sharding import batch_shards, on_mesh
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.train import mesh as meshes
 from jaxrl_llm.train.critic import CriticState, average
@@ -160,7 +160,7 @@ def make_step(
         )
         return state, metrics
 
-    return _Step(step, prepare, donate, recipe.draws)
+    return _Step(on_mesh(step, mesh), on_mesh(prepare, mesh), donate, recipe.draws)
 
 
 # Sets the numbers that a recipe draws apart from those of the sampler in the same step.
@@ -191,6 +191,7 @@ def make_scorer(
     microbatches: int = 1,
     temperature: float = 1.0,
     chunk_size: int | None = None,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> Callable[[ArrayTree, Batch], Array]:
     """A compiled ``scorer(params, batch) -> logp [P, G, T]``, without gradients.
 
@@ -203,7 +204,7 @@ def make_scorer(
     def scorer(params: ArrayTree, batch: Batch) -> Array:
         return over_parts(lambda part: passes.policy(params, part)[0], batch, microbatches)
 
-    return jax.jit(scorer)
+    return jax.jit(on_mesh(scorer, mesh))
 
 
 def _gradients(loss: Callable, params: ArrayTree, batch: Batch, microbatches: int):

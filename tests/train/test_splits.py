@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 
 import jax
 import numpy as np
@@ -94,3 +95,15 @@ def test_a_batch_of_shapes_is_split_over_its_prompts():
     assert device_bytes(batch) < device_bytes(abstract_batch(8, 3, 5, prompt_length=6))
     assert batch.tokens.sharding.is_equivalent_to(real.tokens.sharding, 3)
     assert jax.tree.map(lambda x: x.shape, batch) == jax.tree.map(lambda x: x.shape, real)
+
+
+def test_each_device_computes_its_own_prompts(model):
+    """The axis fsdp splits the batch, in activations too, and not the width of all prompts."""
+    mesh, plain = mesh_of((1, 8, 1)), optax.sgd(1.0)
+    shapes = abstract_state(jax.eval_shape(lambda: model[1]), plain, RECIPE, mesh=mesh)
+    batch = abstract_batch(16, 3, 7, prompt_length=6, mesh=mesh)
+    step = make_step(model[0], RECIPE, plain, mesh=mesh, remat="none")
+    text = step.lower(shapes, batch).compile().as_text()
+    width, hidden = model[0].config.width, model[0].config.mlp_width
+    assert f"[2,3,7,{width}]" in text and f"[2,3,7,{hidden}]" in text
+    assert not re.search(rf"\[16,3,7,({width}|{hidden}|{hidden // 8})\]", text)
