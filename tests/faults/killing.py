@@ -183,7 +183,6 @@ def torture(folder: Path, *, kills: int, seed: int = 0, staleness: int = 0, say=
       AssertionError: If a run that was killed left something else than one that was not.
     """
     draw, cache, whole = random.Random(seed), folder / "cache", folder / "whole"
-    follow(start(folder / "warm", cache, staleness=staleness))
     expected = follow(start(whole, cache, staleness=staleness))
     if expected is None:
         raise RuntimeError("a run that nobody killed did not end")
