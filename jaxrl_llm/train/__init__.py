@@ -18,6 +18,7 @@ from jaxrl_llm.train.lora import Adapted, LoRAConfig, adapted_model, init_lora, 
 from jaxrl_llm.train.mesh import DistributedConfig, MeshConfig, make_mesh
 from jaxrl_llm.train.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.train.packing import pack_batch
+from jaxrl_llm.train.peft import save_adapter
 from jaxrl_llm.train.score import score
 from jaxrl_llm.train.state import TrainState, init_state
 from jaxrl_llm.train.step import make_scorer, make_step
@@ -55,6 +56,7 @@ __all__ = [
     "make_step",
     "merge_lora",
     "pack_batch",
+    "save_adapter",
     "score",
     "train",
     "wilson",

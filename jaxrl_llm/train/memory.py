@@ -55,7 +55,9 @@ def tree_bytes(tree: ArrayTree, mesh: Mapping[str, int] | None = None) -> int:
     return sum(one(trees.path_str(path), x) for path, x in arrays)
 
 
-def activation_bytes(config: Any, batch: Batch, *, remat: str, itemsize: int = 4) -> int:
+def activation_bytes(
+    config: Any, batch: Batch, *, remat: str, itemsize: int = 4, adapter: bool = False
+) -> int:
     """Bytes that the forward pass keeps for the backward pass, at their most.
 
     With N = P (Lp + G T) tokens, S = P (Lp^2 + G T (Lp + T)) pairs of them, width D, H query and K
@@ -63,23 +65,26 @@ def activation_bytes(config: Any, batch: Batch, *, remat: str, itemsize: int = 4
 
         full   N D + 2 P Lp K d
         dots   N (2 D + (H + 2 K) d + 2 M) + 2 P Lp K d
-        none   N (4 D + 2 (H + K) d + 3 M) + 3 H S
+        none   N (4 D + 2 (H + K) d + 5 M) + 2 H S
 
     numbers: its input and what responses attend to of the prompt; its matrix products too; all.
-    While a layer that keeps less is computed again, all of that one layer is there.
+    While a layer that keeps less is computed again, all of that one layer is there. With an adapter
+    it is ``2 N M`` more: what is added to hidden units stands beside them. The last norm keeps ``2
+    P G T D`` once.
 
     Args:
       config: A ``ModelConfig``; with a ``tensor`` axis, heads and hidden units of one device.
       batch: What a device works on at one time.
       remat: "none", "dots" or "full".
       itemsize: Bytes of a number; those of attention scores are float32.
+      adapter: Whether linear layers have low-rank matrices beside them.
 
     Example:
       >>> import jaxrl_llm as jr
       >>> from jaxrl_llm.train.memory import Batch, activation_bytes
       >>> config, batch = jr.testing.tiny_config(), Batch(1, 2, 8, 4)
       >>> activation_bytes(config, batch, remat="none")
-      68608
+      76288
 
     References:
       None; ours. Held to compiled programs on CPUs, and to what traced ones keep, by its tests.
@@ -88,15 +93,16 @@ def activation_bytes(config: Any, batch: Batch, *, remat: str, itemsize: int = 4
     c, (P, G, Lp, T) = config, batch
     tokens, pairs = P * (Lp + G * T), P * (Lp * Lp + G * T * (Lp + T))
     width, queries, keys = c.width, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    everything = 4 * width + 2 * (queries + keys) + 3 * c.mlp_width
-    everything += queries + keys if c.qk_norm else 0
-    whole = itemsize * tokens * everything + 4 * 3 * c.num_heads * pairs
+    everything = 4 * width + 2 * (queries + keys) + 5 * c.mlp_width
+    everything += (queries + keys if c.qk_norm else 0) + (2 * c.mlp_width if adapter else 0)
+    whole = itemsize * tokens * everything + 4 * 2 * c.num_heads * pairs
+    ends = itemsize * 2 * P * G * T * width
     if remat == "none":
-        return c.num_layers * whole
+        return c.num_layers * whole + ends
     shared, kept = 2 * P * Lp * keys, width
     if remat == "dots":
         kept = 2 * width + queries + 2 * keys + 2 * c.mlp_width
-    return c.num_layers * itemsize * (tokens * kept + shared) + whole
+    return c.num_layers * itemsize * (tokens * kept + shared) + whole + ends
 
 
 def logits_bytes(vocab_size: int, *, chunk_size: int | None = None) -> int:

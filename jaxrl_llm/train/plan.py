@@ -196,6 +196,7 @@ def _step_bytes(
         batch,
         remat=config.remat if accelerator else "none",
         itemsize=half if accelerator else 4,
+        adapter=config.lora.rank is not None,
     )
     parts["logits"] = memory.logits_bytes(-(-shape.vocab_size // split))
     if casts := _casts(subject, mesh) if config.lora.rank is None else 0:

@@ -1,0 +1,95 @@
+"""An adapter as the folder that PEFT loads beside a Hugging Face model."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_llm.core import trees
+from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.train.lora import LoRAConfig
+
+WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+
+
+def save_adapter(
+    adapter: ArrayTree,
+    folder: str | os.PathLike[str],
+    *,
+    lora: LoRAConfig,
+    config: ModelConfig,
+    base: str = "",
+) -> None:
+    """Writes adapter_model.safetensors and adapter_config.json.
+
+    Args:
+      adapter: From a run, float32.
+      folder: Made if it is not there.
+      lora: That of the adapter.
+      config: Of the decoder that it stands beside.
+      base: The name of that model, for who loads the adapter without naming one.
+
+    Raises:
+      ValueError: If the adapter stands at a layer that the decoder does not have.
+
+    Example:
+      >>> import pathlib, tempfile
+      >>> import jaxrl_llm as jr
+      >>> model, params = jr.testing.tiny_model(num_layers=1)
+      >>> lora = jr.train.LoRAConfig(rank=2)
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     adapter = jr.train.init_lora(params, lora)
+      ...     jr.train.save_adapter(adapter, folder, lora=lora, config=model.config)
+      ...     sorted(path.name for path in pathlib.Path(folder).iterdir())
+      ['adapter_config.json', 'adapter_model.safetensors']
+
+    References:
+      PEFT's format of checkpoints (its documentation): ``lora_A`` [rank, in], ``lora_B`` [out,
+      rank], lora_alpha / r as factor.
+    """
+    from safetensors.numpy import save_file
+
+    from jaxrl_llm.models.export import write_json
+    from jaxrl_llm.models.loading import parameter_table
+
+    table, tensors = parameter_table(config), {}
+    for path, x in jax.tree_util.tree_leaves_with_path(adapter):
+        *layer, factor = trees.path_str(path).split("/")
+        weight = table.get((*layer, "kernel"))
+        if weight is None or factor not in _FACTORS:
+            raise ValueError(f"save_adapter: the decoder has no linear layer {'/'.join(layer)!r}.")
+        name = f"{_PREFIX}{weight.name.removesuffix('weight')}{_FACTORS[factor]}.weight"
+        tensors[name] = np.ascontiguousarray(np.asarray(x, np.float32).T)
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, target / WEIGHTS, metadata={"format": "pt"})
+    write_json(target / CONFIG, _settings(tensors, lora, config, base))
+
+
+_PREFIX = "base_model.model."
+_FACTORS = {"a": "lora_A", "b": "lora_B"}
+
+
+def _settings(tensors, lora: LoRAConfig, config: ModelConfig, base: str) -> dict[str, Any]:
+    """The fields that PEFT builds the adapter's layers from."""
+    whole = {name.removeprefix(_PREFIX).rsplit(".", 2)[0] for name in tensors}
+    kinds = {name.rsplit(".", 1)[1] for name in whole}
+    # The short names stand for all layers; where some have no adapter, each is named in full.
+    everywhere = len(whole) == len(kinds) * config.num_layers
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "target_modules": sorted(kinds if everywhere else whole),
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "use_rslora": False,
+        "use_dora": False,
+        "inference_mode": True,
+    }

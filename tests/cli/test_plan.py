@@ -1,0 +1,46 @@
+"""`jaxrl-llm train --plan`: what a run would take, and nothing else."""
+
+from test_cli import config_file, one_sentence, run
+
+
+def test_a_plan_does_nothing_else(capsys, tmp_path):
+    path = config_file(tmp_path)
+    code, out, err = run(capsys, "train", path, "--plan", "--run-dir", tmp_path / "run")
+    assert code == 0, err
+    assert out.rstrip().endswith("It fits.") and "while the policy samples" in out
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_does_not_fit_is_refused(capsys, tmp_path):
+    path, words = config_file(tmp_path), ["--plan", "--plan-memory", "1e-4"]
+    code, out, err = run(capsys, "train", path, *words)
+    assert code == 2 and "--microbatches 2" in out and "--lora.rank 16" in out
+    one_sentence(err, "does not fit the memory of its devices")
+    code, out, _ = run(capsys, "train", path, *words[:2], "1", "--lora.rank", "4")
+    assert code == 0 and "It fits." in out
+
+
+def test_options_without_effect(capsys, tmp_path):
+    path = config_file(tmp_path)
+    code, _, err = run(capsys, "train", path, "--plan-memory", "16")
+    assert code == 2
+    one_sentence(err, "--plan-memory has no effect without --plan")
+    code, _, err = run(capsys, "train", path, "--plan", "--plan-memory", "0")
+    assert code == 2
+    one_sentence(err, "--plan-memory must be above 0")
+    code, _, err = run(capsys, "train", path, "--lora.alpha", "8")
+    assert code == 2
+    assert "lora: alpha has no effect without a rank" in err and "Traceback" not in err
+    code, _, err = run(capsys, "train", path, "--lora.rank", "99", "--run-dir", tmp_path / "run")
+    assert code == 1
+    one_sentence(err, "rank 99 is above")
+
+
+def test_an_adapter_from_the_command_line(capsys, tmp_path):
+    path, folder = config_file(tmp_path), tmp_path / "run"
+    words = ["--lora.rank", "4", "--lora.targets", "q$", "v$", "--run-dir", folder]
+    code, out, err = run(capsys, "train", path, *words)
+    assert code == 0, err
+    assert "of an adapter" in out
+    code, out, err = run(capsys, "sample", folder, "hello", "--max-new-tokens", "2")
+    assert code == 0, err

@@ -1,0 +1,51 @@
+"""An adapter in PEFT's format: names, orientation and settings, by hand.
+
+PEFT 0.21.2 loads these folders and computes what this package does; it is no dependency of tests.
+"""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from jaxrl_llm.testing import tiny_model
+from jaxrl_llm.train import LoRAConfig, init_lora, save_adapter
+
+
+def saved(tmp_path, **options):
+    model, params = tiny_model()
+    lora = LoRAConfig(rank=2, **options)
+    adapter = init_lora(params, lora)
+    adapter = jax.tree.map(lambda x: x + np.arange(x.size).reshape(x.shape), adapter)
+    save_adapter(adapter, tmp_path, lora=lora, config=model.config, base="owner/name")
+    settings = json.loads((tmp_path / "adapter_config.json").read_text())
+    return adapter, load_file(tmp_path / "adapter_model.safetensors"), settings
+
+
+def test_names_and_orientation(tmp_path):
+    adapter, tensors, settings = saved(tmp_path, alpha=6.0)
+    name = "base_model.model.model.layers.1.self_attn.k_proj.lora_{}.weight"
+    pair = adapter["layers"]["1"]["attention"]["k"]
+    np.testing.assert_array_equal(tensors[name.format("A")], pair["a"].T)
+    np.testing.assert_array_equal(tensors[name.format("B")], pair["b"].T)
+    assert tensors[name.format("A")].shape == (2, 32) and len(tensors) == 2 * 7 * 2
+    assert (settings["r"], settings["lora_alpha"], settings["peft_type"]) == (2, 6.0, "LORA")
+    assert settings["base_model_name_or_path"] == "owner/name"
+    short = "down_proj gate_proj k_proj o_proj q_proj up_proj v_proj"
+    assert settings["target_modules"] == short.split()
+
+
+def test_layers_without_an_adapter_are_left_out(tmp_path):
+    _, tensors, settings = saved(tmp_path, targets=("layers/1/attention/q$",))
+    assert settings["target_modules"] == ["model.layers.1.self_attn.q_proj"]
+    assert len(tensors) == 2
+
+
+def test_an_adapter_of_another_model(tmp_path):
+    model, params = tiny_model(num_layers=1)
+    lora = LoRAConfig(rank=2)
+    adapter = init_lora(tiny_model()[1], lora)
+    with pytest.raises(ValueError, match="no linear layer 'layers/1/attention/k'"):
+        save_adapter(adapter, tmp_path, lora=lora, config=model.config)
