@@ -4,8 +4,6 @@ The module exists only inside this file. :func:`make_model` splits it at the bou
 else sees pure functions of a plain dict of arrays.
 """
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -18,14 +16,8 @@ from jaxrl_llm.models.delta import check_delta, delta_of, over_axes
 from jaxrl_llm.models.products import project
 from jaxrl_llm.models.protocol import KV, AttentionContext, Model
 from jaxrl_llm.models.quantize import quantized_matmul
-
-# What the backward pass keeps of a block: everything, nothing but its input, or its matrix
-# products.
-REMAT: dict[str, Callable | None] = {
-    "none": None,
-    "full": jax.checkpoint_policies.nothing_saveable,
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-}
+from jaxrl_llm.models.remat import POLICIES, product, rematerialized
+from jaxrl_llm.models.sharding import keep_apart
 
 
 class Linear(nnx.Module):
@@ -60,7 +52,7 @@ class Linear(nnx.Module):
                 y = y + scale * jnp.matmul(low, b.astype(self.dtype))
             for bias in own_bias:
                 y = y + over_axes(bias, y)
-        return y.astype(self.dtype)
+        return product(y.astype(self.dtype))
 
 
 class RMSNorm(nnx.Module):
@@ -223,7 +215,7 @@ class Decoder(nnx.Module):
 
     def __call__(self, tokens, positions, context: AttentionContext, delta=None, remat="none"):
         """Tokens ``[P, G, T]`` -> hidden states ``[P, G, T, D]``, and one KV a layer."""
-        x = self.embed(tokens, delta_of(delta, "embed"))
+        x = keep_apart(self.embed(tokens, delta_of(delta, "embed")))
         rotary = rotary_tables(positions, self.config)
         layer_deltas = delta_of(delta, "layers")
         kv = []
@@ -231,20 +223,21 @@ class Decoder(nnx.Module):
             x, layer_kv = _run_block(
                 self.layers[str(i)], x, rotary, context, i, delta_of(layer_deltas, str(i)), remat
             )
+            x = keep_apart(x)
             kv.append(layer_kv)
         return self.norm(x, delta_of(delta, "norm")), tuple(kv)
 
 
 def _run_block(block: Block, x, rotary, context, layer, delta, remat: str):
     """One block, recomputed in the backward pass as ``remat`` says."""
-    if REMAT[remat] is None:
+    if POLICIES[remat] is None:
         return block(x, rotary, context, layer, delta)
     graphdef, weights = nnx.split(block)
 
     def run(weights, x, rotary, context, delta):
         return nnx.merge(graphdef, weights)(x, rotary, context, layer, delta)
 
-    return jax.checkpoint(run, policy=REMAT[remat])(weights, x, rotary, context, delta)
+    return rematerialized(run, POLICIES[remat])(weights, x, rotary, context, delta)
 
 
 def make_model(config: ModelConfig) -> Model:
@@ -278,7 +271,7 @@ def make_model(config: ModelConfig) -> Model:
         checks.check_same_shape("Model.apply", tokens=tokens, positions=positions)
         checks.check_shape("Model.apply", "context.mask", context.mask, tokens.shape)
         checks.check_same_shape("Model.apply", tokens=tokens, segments=context.segments)
-        checks.check_option("Model.apply", "remat", remat, REMAT)
+        checks.check_option("Model.apply", "remat", remat, POLICIES)
         if delta is not None:
             check_delta(delta, params)
         return nnx.merge(graphdef, params)(tokens, positions, context, delta, remat)

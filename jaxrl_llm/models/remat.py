@@ -1,0 +1,59 @@
+"""What the backward pass keeps of a layer, and what it computes again."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from jaxrl_llm.core.axes import Array, ArrayTree
+
+_PRODUCT = "product"
+
+# Everything; nothing but its input; what linear layers give.
+POLICIES: dict[str, Callable | None] = {
+    "none": None,
+    "full": jax.checkpoint_policies.nothing_saveable,
+    "dots": jax.checkpoint_policies.save_only_these_names(_PRODUCT),
+}
+
+
+def product(x: Array) -> Array:
+    """Marks what a linear layer gives, for the policy that keeps it."""
+    return checkpoint_name(x, _PRODUCT)
+
+
+def rematerialized(function: Callable, policy: Callable) -> Callable:
+    """``jax.checkpoint`` that recomputes on CPUs too.
+
+    There XLA drops the barriers between the two computations before it looks for common ones, and
+    so keeps everything after all. Here what is kept passes through a choice whose outcome the
+    compiler cannot know, made from the cotangent.
+    """
+    if jax.default_backend() != "cpu":
+        return jax.checkpoint(function, policy=policy)
+
+    @jax.custom_vjp
+    def run(*args):
+        return function(*args)
+
+    def forward(*args):
+        return jax.vjp(jax.checkpoint(function, policy=policy, prevent_cse=False), *args)
+
+    def backward(pullback, cotangent):
+        return _fenced(pullback, cotangent)(cotangent)
+
+    run.defvjp(forward, backward)
+    return run
+
+
+def _fenced(kept: ArrayTree, cotangent: ArrayTree) -> ArrayTree:
+    """The activations among ``kept`` as values that only the backward pass knows."""
+    first = jax.tree.leaves(cotangent)[0].ravel()[0].astype(jnp.float32)
+    always = (jax.lax.bitcast_convert_type(first, jnp.int32) & 1) < 2
+
+    def fence(x):
+        activation = jnp.ndim(x) > 2 and jnp.issubdtype(x.dtype, jnp.floating)
+        return jnp.where(always, x, jnp.zeros_like(x)) if activation else x
+
+    return jax.tree.map(fence, kept)
