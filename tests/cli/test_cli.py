@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxrl_llm.cli import COMMANDS, main
+from jaxrl_llm.cli import COMMANDS, main, train_command
 from jaxrl_llm.rewards import VerifierPool
 from jaxrl_llm.train.collect import encode_prompts
 
@@ -183,6 +183,13 @@ def test_debug_shows_where(tmp_path):
     with pytest.raises(RuntimeError, match="gave None"):
         path = config_file(tmp_path, "reward=bad")
         main(["train", path, "--run-dir", str(tmp_path / "run"), "--debug"])
+
+
+def test_which_process_this_is_is_no_setting_of_the_run():
+    words = ["a.py", "--steps", "3", "--distributed.detect", "--seed", "1", "--resume"]
+    words += ["--distributed.process", "0", "--distributed.coordinator=a:1", "--mesh.fsdp", "2"]
+    kept = ["--steps", "3", "--seed", "1", "--mesh.fsdp", "2"]
+    assert train_command._settings(words, "a.py") == kept
 
 
 def test_train_evaluate_sample_and_resume(capsys, tmp_path, monkeypatch):

@@ -28,14 +28,20 @@ TICK = 0.05
 class Pod:
     """Processes of one run, started as a user starts them."""
 
-    def __init__(self, folder, count, devices, *words, **environment):
+    def __init__(self, folder, count, devices, *words, mpi=False, **environment):
         with socket.socket() as free:
             free.bind(("localhost", 0))
             port = free.getsockname()[1]
         command = [sys.executable, "-m", "jaxrl_llm", "train", str(HERE / "pod_config.py")]
         command += ["--run-dir", str(folder), *words]
-        command += ["--distributed.coordinator", f"localhost:{port}"]
-        command += ["--distributed.processes", str(count), "--distributed.silence", "200"]
+        command += ["--distributed.silence", "200"]
+        if mpi:  # as Open MPI starts processes; jax makes its port from the number of the job
+            command += ["--distributed.detect"]
+            environment["OMPI_MCA_orte_hnp_uri"] = f"{port * 2**12}.0;tcp://127.0.0.1:1"
+            environment["OMPI_COMM_WORLD_SIZE"] = str(count)
+        else:
+            command += ["--distributed.coordinator", f"localhost:{port}"]
+            command += ["--distributed.processes", str(count)]
         settings = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), **environment}
         settings["PYTHONPATH"] = str(HERE.parents[1])
         self.folder, self.logs = folder, []
@@ -43,7 +49,9 @@ class Pod:
         for index in range(count):
             self.logs.append(folder.with_name(f"{folder.name}.{port}.{index}.log"))
             with self.logs[-1].open("w") as log:
-                words = [*command, "--distributed.process", str(index)]
+                words = [*command, *([] if mpi else ["--distributed.process", str(index)])]
+                for name in ("RANK", "LOCAL_RANK"):
+                    settings[f"OMPI_COMM_WORLD_{name}"] = str(index)
                 options = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
                 self.processes.append(subprocess.Popen(words, env=settings, **options))
 
@@ -136,7 +144,7 @@ def test_four_processes_with_slots_train_as_one(tmp_path, alone):
 
 @pytest.mark.slow
 def test_a_reward_that_fails_in_one_process_fails_in_all(tmp_path):
-    with Pod(tmp_path / "run", 2, 1, "--mesh.tensor", "1", BROKEN="1") as pod:
+    with Pod(tmp_path / "run", 2, 1, "--mesh.tensor", "1", mpi=True, BROKEN="1") as pod:
         codes = pod.codes()
         assert codes[0] != 0 and codes[1] != 0, pod.text()
         assert "Process 1 failed: RewardError" in pod.logs[0].read_text(), pod.text()
