@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from helpers import make_batch
 from test_checkpoint import assert_same
 from tiny_run import low_bytes, tiny_run
 
@@ -22,6 +23,7 @@ from jaxrl_llm.train import (
     train,
 )
 from jaxrl_llm.train.asynchronous import Ahead, InTurns
+from jaxrl_llm.train.study import Skips
 
 HUGE = 50.0
 
@@ -148,12 +150,57 @@ def test_a_first_step_that_is_no_number_leaves_the_first_state(tmp_path):
     assert_same(state.params, params)
 
 
+class Folder:
+    """What is asked of a run's folder."""
+
+    def __init__(self, path):
+        self.path, self.said = path, []
+        self.say = self.said.append
+
+
+NUMBERS = {"loss": float("nan"), "grad_norm": 1.0, "update_norm": 0.0, "skipped": 1.0}
+
+
+def skips(folder, look=None, most=1):
+    def fails(state, batch):
+        raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+    return Skips(folder, most=most, tokenizer=ByteTokenizer(), look=look or fails)
+
+
+def test_a_batch_that_cannot_be_looked_at_is_kept_as_it_was_sampled(tmp_path):
+    batch = make_batch(prompts=2, group=2)
+    with pytest.raises(TrainingError, match="Step 3 gave loss nan .*; its batch is in"):
+        skips(Folder(tmp_path))(3, NUMBERS, None, batch)
+    with np.load(tmp_path / "skipped_step_00000003.npz") as found:
+        np.testing.assert_array_equal(found["tokens"], batch.tokens)
+        np.testing.assert_array_equal(found["sampled_mask"], batch.mask)
+        assert "logp" not in found and found["prompts"].shape == (2,)
+        assert found["completions"].shape == (2, 2)
+
+
 def test_a_batch_that_cannot_be_written_does_not_hide_why(tmp_path):
-    (tmp_path / "skipped_step_00000001.npz").mkdir(parents=True)
-    config = tiny_run(tmp_path, recipe=fragile(), reward=huge_in(1), max_skipped=1)
-    told = r"Step 1 gave loss nan .*; its batch cannot be written to '.*npz': is a directory\.$"
+    (tmp_path / "skipped_step_00000003.npz").mkdir()
+    told = r"Step 3 gave loss nan .*; its batch cannot be written to '.*npz': is a directory\.$"
     with pytest.raises(TrainingError, match=told):
-        train(config)
+        skips(Folder(tmp_path))(3, NUMBERS, None, make_batch(prompts=2))
+
+
+def test_only_a_row_of_them_ends_the_run(tmp_path):
+    folder = Folder(tmp_path)
+    note, good = skips(folder, most=2), NUMBERS | {"loss": 1.0, "skipped": 0.0}
+    for step, numbers in enumerate([NUMBERS, good, NUMBERS, good], start=1):
+        note(step, numbers, None, None)
+    assert len(folder.said) == 2 and folder.said[1].endswith("(1 in a row; 2 end the run).")
+    # A state of the method that would hold no number, and a critic alone, are told as such.
+    note(5, NUMBERS | {"loss": 1.0}, None, None)
+    assert (
+        "gradient norm 1 but a state or a scale of the method that is no number" in folder.said[2]
+    )
+    critic = {"critic_loss": float("nan"), "critic_grad_norm": 2.0, "critic_skipped": 1.0}
+    told = "Step 6 gave loss 1 .*, of the critic nan and 2, so the critic's update is left out, as"
+    with pytest.raises(TrainingError, match=told):
+        note(6, good | critic, None, make_batch(prompts=2))
 
 
 def test_an_optimizer_that_spoils_the_parameters_ends_the_run_at_once(tmp_path, monkeypatch):
