@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -249,7 +250,7 @@ class _Step:
         inner = state._replace(key=(), data_cursor=(), base=())
         return inner, batch, state.key if self._draws else None, state.base
 
-    def _jit(self, inner: TrainState) -> Callable:
+    def _jit(self, inner: TrainState) -> Any:
         shardings = jax.tree.map(lambda x: x.sharding, inner)
         on_mesh = isinstance(inner.step.sharding, jax.sharding.NamedSharding)
         options = {"out_shardings": (shardings, None)} if on_mesh else {}
