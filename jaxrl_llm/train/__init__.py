@@ -19,6 +19,7 @@ from jaxrl_llm.train.mesh import DistributedConfig, MeshConfig, make_mesh
 from jaxrl_llm.train.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.train.packing import pack_batch
 from jaxrl_llm.train.peft import save_adapter
+from jaxrl_llm.train.report import write_report
 from jaxrl_llm.train.score import score
 from jaxrl_llm.train.state import TrainState, init_state
 from jaxrl_llm.train.step import make_scorer, make_step
@@ -60,4 +61,5 @@ __all__ = [
     "score",
     "train",
     "wilson",
+    "write_report",
 ]

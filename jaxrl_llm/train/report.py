@@ -46,6 +46,12 @@ def write_report(folder: str | Path, path: str | Path | None = None) -> Path:
 
     Returns:
       The path.
+
+    Example:
+      >>> import tempfile
+      >>> import jaxrl_llm as jr
+      >>> jr.train.write_report(tempfile.mkdtemp()).name
+      'report.html'
     """
     folder = Path(folder)
     path = folder / "report.html" if path is None else Path(path)
