@@ -10,7 +10,7 @@ import jax
 import tyro
 
 from jaxrl_llm.cli import UsageError, options
-from jaxrl_llm.train import Checkpoints, TrainConfig
+from jaxrl_llm.train import Checkpoints, TrainConfig, save_adapter
 from jaxrl_llm.train.frozen import base_marks, restore_policy, with_adapter
 from jaxrl_llm.train.lora import Adapted, merge_lora
 from jaxrl_llm.train.setup import load_model
@@ -21,7 +21,7 @@ from jaxrl_llm.train.stored import abstract
 class Export:
     """The trained model as a Hugging Face folder: config.json, safetensors, tokenizer files.
 
-    An adapter is merged into the model that it stands beside.
+    An adapter is merged into the model that it stands beside, or written alone as PEFT reads it.
 
     Attributes:
       run: The folder of a run.
@@ -29,6 +29,7 @@ class Export:
       step: Which checkpoint of the run; by default the last.
       best: The checkpoint that was kept as the best.
       dtype: Of the stored weights.
+      adapter: Only the adapter, float32: adapter_model.safetensors and adapter_config.json.
     """
 
     run: tyro.conf.Positional[str]
@@ -36,6 +37,7 @@ class Export:
     step: int | None = None
     best: bool = False
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    adapter: bool = False
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -55,17 +57,27 @@ def run(arguments: Sequence[str]) -> int:
         raise UsageError(
             f"The run {given.run!r} kept no best checkpoint; it has no checkpoint.best."
         )
+    if given.adapter and config.lora.rank is None:
+        raise UsageError(f"--adapter has no effect: the run {given.run!r} has no adapter.")
+    if given.adapter and given.dtype != "float32":
+        raise UsageError("--dtype has no effect with --adapter, which is float32.")
     model_config, step, params, tokenizer = _trained(run_dir, config, given)
     unfinished = folder.with_name(f"{folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
-        models.save_safetensors(params, unfinished, config=model_config, dtype=given.dtype)
-        left_out = _save_tokenizer(tokenizer, unfinished)
+        if given.adapter:
+            name = config.model if isinstance(config.model, str) else ""
+            save_adapter(params, unfinished, lora=config.lora, config=model_config, base=name)
+            left_out = ""
+        else:
+            models.save_safetensors(params, unfinished, config=model_config, dtype=given.dtype)
+            left_out = _save_tokenizer(tokenizer, unfinished)
         unfinished.rename(folder)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
-    print(f"The model after step {step} is in {given.folder}, as {given.dtype}.{left_out}")
+    what = "adapter" if given.adapter else "model"
+    print(f"The {what} after step {step} is in {given.folder}, as {given.dtype}.{left_out}")
     return 0
 
 
@@ -80,8 +92,10 @@ def _trained(run_dir: Path, config: TrainConfig, given: Export):
         raise UsageError(f"The run {given.run!r} has no checkpoint yet that was rated.")
     if isinstance(policy, Adapted):
         policy = restore_policy(checkpoints, policy, step=step)
-        # Into the weights as they were loaded: those beside the adapter may have been rounded.
-        found = merge_lora(Adapted(params, policy.adapter), config.lora)
+        found = policy.adapter
+        if not given.adapter:
+            # Into the weights as they were loaded: those beside it may have been rounded.
+            found = merge_lora(Adapted(params, found), config.lora)
     else:
         like = jax.tree.map(abstract, policy)
         del params, policy  # before others are read, so that only one model is in memory

@@ -84,7 +84,7 @@ def activation_bytes(
       >>> from jaxrl_llm.train.memory import Batch, activation_bytes
       >>> config, batch = jr.testing.tiny_config(), Batch(1, 2, 8, 4)
       >>> activation_bytes(config, batch, remat="none")
-      76288
+      81920
 
     References:
       None; ours. Held to compiled programs on CPUs, and to what traced ones keep, by its tests.

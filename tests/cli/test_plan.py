@@ -1,5 +1,7 @@
 """`jaxrl-llm train --plan`: what a run would take, and nothing else."""
 
+import json
+
 from test_cli import config_file, one_sentence, run
 
 
@@ -42,5 +44,14 @@ def test_an_adapter_from_the_command_line(capsys, tmp_path):
     code, out, err = run(capsys, "train", path, *words)
     assert code == 0, err
     assert "of an adapter" in out
+    code, out, err = run(capsys, "export", folder, tmp_path / "out", "--adapter")
+    assert code == 0 and out.startswith("The adapter after step 2 is in"), err
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == ["adapter_config.json", "adapter_model.safetensors"]
+    kinds = json.loads((tmp_path / "out" / names[0]).read_text())["target_modules"]
+    assert kinds == ["q_proj", "v_proj"]
+    code, _, err = run(capsys, "export", folder, tmp_path / "o", "--adapter", "--dtype", "bfloat16")
+    assert code == 2
+    one_sentence(err, "--dtype has no effect with --adapter")
     code, out, err = run(capsys, "sample", folder, "hello", "--max-new-tokens", "2")
     assert code == 0, err
