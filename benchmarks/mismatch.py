@@ -24,8 +24,6 @@ PRECISIONS: dict[str, dict[str, str]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "bfloat16 fp8": {"dtype": "bfloat16", "quantization": "fp8"},
     "bfloat16 int8": {"dtype": "bfloat16", "quantization": "int8"},
-    "int8": {"dtype": "float32", "quantization": "int8"},
-    "fp8": {"dtype": "float32", "quantization": "fp8"},
 }
 QUESTIONS = (
     "A farmer has 17 sheep, buys 25 more and then sells 9. How many sheep does he have?",

