@@ -188,7 +188,8 @@ class Checkpoints:
         steps = [s for s in self.steps() if s <= step]  # later ones are damaged, not of this run
         ratings = self._ratings(steps) if self.best is not None else {}
         for old in retention.superseded(steps, ratings, keep=self.keep):
-            shutil.rmtree(self.path(old))
+            # Under this name, what a kill leaves of it is no checkpoint, and is swept.
+            shutil.rmtree(self.path(old).rename(self._unfinished(old)))
 
     def best_step(self) -> int | None:
         """The step of the best checkpoint by the metric that ``best`` names; None if none has it.
