@@ -72,26 +72,30 @@ def model_delta(
     options = {"dtype": dtype, "noise_reuse": noise_reuse}
     leaves.check_evolution("model_delta", params, classes, key, **shared)
     draw, sign = noise.antithetic(members, pairs=pairs, baseline=baseline)
-    delta: dict = {}
-    for path, leaf, name in leaves.by_leaf(params, classes):
-        if name == "frozen":
-            continue
+    found = leaves.by_leaf(params, classes)
+    for path, _, name in found:
         *module, own = path.split("/")
-        here = noise.leaf_key(key, path)
         expected = {"kernel": "lowrank", "embedding": "embedding", "bias": "full", "scale": "full"}
-        if expected.get(own) != name or not module:
+        if name != "frozen" and (expected.get(own) != name or not module):
             raise ValueError(
                 f"model_delta: no model takes a delta for {path!r} as {name!r}; it can be "
                 f"'frozen'" + (f" or {expected[own]!r}." if own in expected and module else ".")
             )
+
+    def entry(key: Array, name: str, leaf):
         if name == "full":
-            eps = noise.dense(here, epoch, draw, leaf.shape, **options).astype(jnp.float32)
-            entry = (noise.sign_and_scale(sign, sigma)[..., None] * eps)[..., None, :]
-        else:
-            a, b = noise.factors(here, epoch, draw, leaf.shape, rank=rank, **options)
-            scale = noise.sign_and_scale(sign, sigma, rank)[..., None, None]
-            entry = (a, jnp.swapaxes(b, -1, -2), scale)
-        _put(delta, module, own, entry)
+            eps = noise.dense(key, epoch, draw, leaf.shape, **options).astype(jnp.float32)
+            return (noise.sign_and_scale(sign, sigma)[..., None] * eps)[..., None, :]
+        a, b = noise.factors(key, epoch, draw, leaf.shape, rank=rank, **options)
+        return a, jnp.swapaxes(b, -1, -2)
+
+    delta: dict = {}
+    scale = noise.sign_and_scale(sign, sigma, rank)[..., None, None]
+    entries = leaves.map_alike(params, classes, key, entry)
+    for (path, _, name), made in zip(found, entries, strict=True):
+        if name != "frozen":
+            *module, own = path.split("/")
+            _put(delta, module, own, made if name == "full" else (*made, scale))
     return delta
 
 

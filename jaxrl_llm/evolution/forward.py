@@ -1,7 +1,5 @@
 """The perturbed model: thin products beside the shared one, rows of a table, or a whole tree."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 
@@ -180,17 +178,21 @@ def perturb(
     leaves.check_evolution("perturb", params, classes, key, **shared)
     draw, sign = noise.antithetic(jnp.asarray(member), pairs=pairs, baseline=baseline)
     checks.check_rank("perturb", 0, member=draw)
-    moved = []
-    for path, leaf, name in leaves.by_leaf(params, classes):
-        if name == "frozen":
-            moved.append(leaf)
-            continue
-        here = noise.leaf_key(key, path)
+
+    def change(key: Array, name: str, leaf) -> Array:
         if name == "full":
-            change = noise.dense(here, epoch, draw, leaf.shape, **options).astype(jnp.float32)
-        else:
-            a, b = noise.factors(here, epoch, draw, leaf.shape, rank=rank, **options)
-            change = jnp.matmul(a, b.T, preferred_element_type=jnp.float32) / math.sqrt(rank)
+            eps = noise.dense(key, epoch, draw, leaf.shape, **options).astype(jnp.float32)
+            return noise.sign_and_scale(sign, sigma) * eps
+        a, b = noise.factors(key, epoch, draw, leaf.shape, rank=rank, **options)
+        product = jnp.matmul(a, b.T, preferred_element_type=jnp.float32)
+        return noise.sign_and_scale(sign, sigma, rank) * product
+
+    def moved(leaf: Array, by: Array | None) -> Array:
+        if by is None:
+            return leaf
         to = leaf.dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.float32
-        moved.append((leaf + noise.sign_and_scale(sign, sigma) * change).astype(to))
-    return jax.tree.unflatten(jax.tree.structure(params), moved)
+        return (leaf + by).astype(to)
+
+    changes = leaves.map_alike(params, classes, key, change)
+    new = [moved(*pair) for pair in zip(jax.tree.leaves(params), changes, strict=True)]
+    return jax.tree.unflatten(jax.tree.structure(params), new)

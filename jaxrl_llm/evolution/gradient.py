@@ -177,16 +177,17 @@ def eggroll_grad(
         raise ValueError("eggroll_grad: sign has no effect where no leaf has noise of low rank.")
     factor = coefficient(scale, fitness.shape[0], sigma)
     options = {"dtype": dtype, "noise_reuse": noise_reuse, "chunk": chunk}
-    grads = []
-    for path, leaf, name in leaves.by_leaf(params, classes):
-        here = noise.leaf_key(key, path)
-        if name == "frozen":
-            grads.append(jnp.zeros(leaf.shape, _dtype(leaf)))
-        elif name == "full":
-            total = _full_sum(here, epoch, draws, weights, leaf.shape, **options)
-            grads.append((-factor * total).astype(_dtype(leaf)))
+
+    def one(key: Array, name: str, leaf) -> Array:
+        given = (key, epoch, draws, weights, leaf.shape)
+        if name == "full":
+            total = -factor * _full_sum(*given, **options)
         else:
-            given = (here, epoch, draws, weights, leaf.shape)
             total = _lowrank_sum(*given, rank=rank, sign=sign, **options)
-            grads.append((-factor / math.sqrt(rank) * total).astype(_dtype(leaf)))
+            total = -factor / math.sqrt(rank) * total
+        return total.astype(_dtype(leaf))
+
+    found = leaves.map_alike(params, classes, key, one)
+    every = zip(jax.tree.leaves(params), found, strict=True)
+    grads = [jnp.zeros(leaf.shape, _dtype(leaf)) if x is None else x for leaf, x in every]
     return jax.tree.unflatten(jax.tree.structure(params), grads)

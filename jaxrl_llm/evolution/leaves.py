@@ -1,15 +1,16 @@
 """Which noise each leaf of a model's parameters gets: classes by a rule, and a table of them."""
 
 import fnmatch
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import ArrayTree, checks, trees
-from jaxrl_llm.evolution import _inputs
+from jaxrl_llm.core import Array, ArrayTree, checks, trees
+from jaxrl_llm.evolution import _inputs, noise
 
 LeafClass = Literal["lowrank", "embedding", "full", "frozen"]
 CLASSES: tuple[LeafClass, ...] = ("lowrank", "embedding", "full", "frozen")
@@ -168,6 +169,31 @@ def by_leaf(params: ArrayTree, classes: ArrayTree) -> list[tuple[str, jax.Array,
     return [
         (trees.path_str(path), leaf, name) for (path, leaf), name in zip(found, names, strict=True)
     ]
+
+
+def map_alike(params, classes, key: Array, one: Callable) -> list:
+    """``one(leaf_key, class, leaf)`` of every leaf that moves, None for the others, in tree order.
+
+    A model has many leaves of few shapes. Those alike are done one after the other by one piece of
+    program, which compiles in a fraction of the time that each on its own takes. Without ``jit`` it
+    would compile at every call.
+    """
+    found = by_leaf(params, classes)
+    results: list = [None] * len(found)
+    kinds: dict[tuple, list[int]] = {}
+    for i, (_, leaf, name) in enumerate(found):
+        if name != "frozen":
+            kinds.setdefault((name, tuple(leaf.shape), leaf.dtype), []).append(i)
+    for (name, shape, dtype), places in kinds.items():
+        keys = noise.leaf_keys(key, [found[i][0] for i in places])
+        alike = functools.partial(one, name=name, leaf=jax.ShapeDtypeStruct(shape, dtype))
+        if len(places) == 1:
+            results[places[0]] = alike(keys[0])
+            continue
+        many = jax.lax.map(alike, keys)
+        for j, i in enumerate(places):
+            results[i] = jax.tree.map(lambda x, j=j: x[j], many)
+    return results
 
 
 def leaf_table(params: ArrayTree, classes: ArrayTree, *, rank: int = 1) -> str:

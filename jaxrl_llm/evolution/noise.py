@@ -2,10 +2,12 @@
 
 import hashlib
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_llm.core import Array
 from jaxrl_llm.evolution import _inputs
@@ -68,10 +70,18 @@ def leaf_key(key: Array, path: str) -> Array:
       the tree, so that one more leaf changes the noise of all.
     """
     _inputs.check_key("leaf_key", key)
-    digest = hashlib.blake2b(path.encode(), digest_size=8).digest()
-    for part in (digest[:4], digest[4:]):
-        key = jax.random.fold_in(key, int.from_bytes(part, "little"))
-    return key
+    return leaf_keys(key, [path])[0]
+
+
+def leaf_keys(key: Array, paths: Sequence[str]) -> Array:
+    """:func:`leaf_key` of several leaves ``[L]``, in one draw; unchecked."""
+    digests = [hashlib.blake2b(path.encode(), digest_size=8).digest() for path in paths]
+    words = np.array([np.frombuffer(digest, "<u4") for digest in digests])
+
+    def one(word: Array) -> Array:
+        return jax.random.fold_in(jax.random.fold_in(key, word[0]), word[1])
+
+    return jax.vmap(one)(jnp.asarray(words))
 
 
 def antithetic(members: Array, *, pairs: bool = True, baseline: int = 0) -> tuple[Array, Array]:
