@@ -16,6 +16,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 # https://huggingface.co/Qwen/Qwen3-8B/blob/main/config.json, what shapes depend on
 QWEN3_8B = {
@@ -52,6 +53,8 @@ def measure(config, *, layers: int, prompt_length: int, compiled: bool = True) -
 
     size = dataclasses.replace(ModelConfig.from_hf(QWEN3_8B, dtype=config.dtype), num_layers=layers)
     model, mesh = make_model(size), make_mesh(**dataclasses.asdict(config.mesh))
+    if mesh is None:
+        raise SystemExit("pods.py: the mesh of this config is one device.")
     sampling, optimizer = config.sampling, make_optimizer(config.optimizer)
     recipe = find_recipe(config.recipe, sampling)
     state = abstract_state(param_shapes(model), optimizer, recipe, mesh=mesh)
@@ -71,7 +74,7 @@ def measure(config, *, layers: int, prompt_length: int, compiled: bool = True) -
         "optimizer_bytes": device_bytes(state.opt_state),
         "batch_bytes": device_bytes(batch),
     }
-    step = make_step(
+    step: Any = make_step(
         model,
         recipe,
         optimizer,

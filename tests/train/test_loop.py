@@ -213,12 +213,6 @@ def test_what_does_not_fit_is_one_sentence(tmp_path):
         assert not (tmp_path / "run" / "checkpoints").exists()
 
 
-def test_one_process_only(tmp_path, monkeypatch):
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(ValueError, match="the loop runs in one process, .* there are 2 processes"):
-        train(tiny_run(tmp_path))
-
-
 def test_run_folders(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(
