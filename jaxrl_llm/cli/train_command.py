@@ -125,4 +125,7 @@ jaxrl_llm.train.TrainConfig; each of its fields is an option, such as --optimize
   jaxrl-llm train configs/quickstart.py --help
 
 Ctrl-C ends a run after the step under way, with a checkpoint, and exit code 130; so does SIGTERM,
-with exit code 0, as where a machine is taken away. The same command with --resume goes on."""
+with exit code 0, as where a machine is taken away. The same command with --resume goes on.
+
+On several hosts, start it on each with --distributed.detect, or with the three numbers beside it:
+docs/pods.md."""
