@@ -134,7 +134,8 @@ def share(value: T) -> list[T]:
 
     data = np.frombuffer(pickle.dumps(value), np.uint8)
     sizes = multihost_utils.process_allgather(np.int32(len(data)))
-    padded = np.pad(data, (0, int(sizes.max()) - len(data)))
+    width = 1 << (int(sizes.max()) - 1).bit_length()  # a power of two: few shapes to compile
+    padded = np.pad(data, (0, width - len(data)))
     rows = multihost_utils.process_allgather(padded)
     return [pickle.loads(row[:n].tobytes()) for row, n in zip(rows, sizes, strict=True)]
 

@@ -183,10 +183,14 @@ class RunFolder:
 
     def accuracy_at(self, step: int) -> dict[str, Accuracy]:
         """The evaluation after a step, if there was one."""
-        for row in reversed(self.history()):
-            if row["step"] == step and "held_out" in row:
-                return {kind: Accuracy(**value) for kind, value in row["held_out"].items()}
-        return {}
+
+        def find() -> dict[str, Any]:
+            rows = reversed(read_jsonl(self.metrics.path))
+            found = (row["held_out"] for row in rows if row["step"] == step and "held_out" in row)
+            return next(found, {})
+
+        found = processes.from_first(find)
+        return {kind: Accuracy(**value) for kind, value in found.items()}
 
     def history(self) -> list[dict]:
         """The lines of metrics.jsonl, as the first process reads them."""
@@ -201,10 +205,10 @@ class RunFolder:
         """
         outcome = "done" if interrupted is None else signal.Signals(interrupted).name
         self._note_end(outcome, **{f"seconds_{k}": v for k, v in seconds.items()})
-        path, rows = self.path / "reward.png", self.history()
+        path = self.path / "reward.png"
         if self._writes:
             with _optional(path):
-                plot_reward(rows, path, title=self.path.name)
+                plot_reward(read_jsonl(self.metrics.path), path, title=self.path.name)
 
     def _note_end(self, outcome: str, **numbers: Any) -> None:
         if not self._writes:
