@@ -24,6 +24,7 @@ from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.train import files, retention
 from jaxrl_llm.train.state import TrainState
 from jaxrl_llm.train.stored import (
+    Beside,
     OtherRun,
     abstract,
     check_same_run,
@@ -39,18 +40,6 @@ _NAME = re.compile(r"step_(\d{8})")
 _UNFINISHED = ".unfinished"
 # The name, and in the metadata the key, of what stands beside the state.
 _BESIDE = "waiting"
-
-
-class Beside(NamedTuple):
-    """What is saved with a state and is no part of it: its shapes need not be known to read it.
-
-    Attributes:
-      arrays: NumPy arrays in dicts and lists.
-      notes: What JSON knows.
-    """
-
-    arrays: ArrayTree
-    notes: Any
 
 
 class CheckpointError(RuntimeError):

@@ -5,7 +5,7 @@ import hashlib
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,6 +19,18 @@ FORMAT = 3
 # Seconds that a save may take. Orbax counts them by the time of day, and a clock that is set right,
 # or a disk that is slow, is no reason to give up; several processes have to hear of a lost one.
 _PATIENCE = 10**9
+
+
+class Beside(NamedTuple):
+    """What is saved with a state and is no part of it: its shapes need not be known to read it.
+
+    Attributes:
+      arrays: NumPy arrays in dicts and lists.
+      notes: What JSON knows.
+    """
+
+    arrays: ArrayTree
+    notes: Any
 
 
 def shapes_of(state: TrainState) -> TrainState:

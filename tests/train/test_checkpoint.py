@@ -13,8 +13,7 @@ from jaxrl_llm.data import Cursor
 from jaxrl_llm.models.sharding import param_shardings, shard
 from jaxrl_llm.testing import tiny_model
 from jaxrl_llm.train import CheckpointError, Checkpoints, init_state, make_mesh
-from jaxrl_llm.train.checkpoint import Beside
-from jaxrl_llm.train.stored import shapes_of
+from jaxrl_llm.train.stored import Beside, shapes_of
 
 RECIPE, OPTIMIZER = jr.recipes.dapo(), optax.adamw(1e-3)
 
