@@ -1,0 +1,242 @@
+"""What the training engine costs, beside its own parts: no peers, random weights.
+
+    python -m benchmarks.training --save
+    python -m benchmarks.training --tiny             # a look, on any machine
+    python -m benchmarks.training --part logprobs    # one part
+
+- logprobs: log-probabilities and entropies with their gradients, 4,096 tokens over a vocabulary of
+  151,936 at width 1,024, beside the same by whole logits. `temporary` is the memory of the compiled
+  program beside its inputs and outputs, in parts of the float32 logits.
+- growth: a step with one prompt of 1,024 tokens and G responses of 64, as G doubles.
+- remat: temporary memory and seconds of a step (2 prompts x 8, 192 + 64) by what is kept of a
+  layer, and `product_share`: its useful operations a second, recomputation not counted, in parts of
+  those of one matrix product of the model, measured in turns with it.
+- devices: the same step on one device and on eight fake ones that share its processor.
+
+Steps are those of SmolLM2-135M in float32 with AdamW; `devices` has eight of its thirty layers.
+"""
+
+import dataclasses
+import functools
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import jaxrl_llm as jr
+from benchmarks import harness
+from benchmarks.checkpoint import SMOLLM2
+from benchmarks.gpu import in_turns, rounded
+from benchmarks.worker import jax_device_name, package_versions
+from jaxrl_llm.logprobs import token_logprobs
+from jaxrl_llm.models.sharding import param_shardings, shard
+from jaxrl_llm.testing import tiny_config
+from jaxrl_llm.train.mesh import place_batch
+from jaxrl_llm.train.profile import model_size, train_flops
+
+DEVICES = 8
+
+
+def _step(config, prompts: int, rollouts: int, lengths, *, remat="full", mesh=None):
+    """A compiled step as a function without arguments, and its temporary bytes."""
+    model = jr.models.make_model(config)
+    recipe = jr.recipes.reinforce_pp()  # takes groups of one, too
+    optimizer = optax.adamw(1e-6)
+    step = jr.train.make_step(model, recipe, optimizer, remat=remat, mesh=mesh)
+    params = jax.jit(model.init)(jax.random.key(0))
+    if mesh is not None:
+        params = shard(params, param_shardings(params, mesh))
+    state = jr.train.init_state(
+        params, optimizer, recipe, key=jax.random.key(0), mesh=mesh, copy=False
+    )
+    rng = np.random.default_rng(0)
+    before, after = ((prompts, lengths[0]), (prompts, rollouts, lengths[1]))
+    batch = jr.recipes.Batch(
+        tokens=rng.integers(0, config.vocab_size, after, dtype=np.int32),
+        mask=np.ones(after, bool),
+        rewards=rng.random(after[:2], np.float32),
+        where=np.ones(after[:2], bool),
+        prompt_tokens=rng.integers(0, config.vocab_size, before, dtype=np.int32),
+        prompt_mask=np.ones(before, bool),
+    )
+    batch = jax.device_put(batch) if mesh is None else place_batch(batch, mesh)
+    memory = step.lower(state, batch).compile().memory_analysis().temp_size_in_bytes
+    alive = [state]
+    del params, state
+
+    def run():
+        state, metrics = step(alive.pop(), batch)
+        alive.append(state)
+        return jax.block_until_ready((state, metrics))[1]
+
+    return run, memory
+
+
+def logprobs(tiny: bool, rounds: int) -> dict[str, Any]:
+    """Ours beside whole logits."""
+    tokens, vocab, width = (64, 512, 16) if tiny else (4096, 151936, 1024)
+    keys = jax.random.split(jax.random.key(0), 3)
+    hidden = jax.random.normal(keys[0], (tokens, width))
+    matrix = 0.05 * jax.random.normal(keys[1], (vocab, width))
+    targets = jax.random.randint(keys[2], (tokens,), 0, vocab)
+
+    def plain(hidden, matrix, targets):
+        log_p = jax.nn.log_softmax(hidden @ matrix.T)
+        logp = jnp.take_along_axis(log_p, targets[:, None], axis=1)[:, 0]
+        return logp, -jnp.sum(jnp.exp(log_p) * log_p, axis=1)
+
+    def loss(function, hidden, matrix):
+        logp, entropy = function(hidden, matrix, targets)
+        return jnp.sum(logp) + 0.1 * jnp.sum(entropy)
+
+    programs = {
+        name: jax.jit(jax.grad(functools.partial(loss, function), (0, 1)))
+        .lower(hidden, matrix)
+        .compile()
+        for name, function in (("ours", token_logprobs), ("plain", plain))
+    }
+    runs = {
+        name: functools.partial(_norms, program, hidden, matrix)
+        for name, program in programs.items()
+    }
+    timed = in_turns(rounds, runs)
+    logits = 4 * tokens * vocab
+    return {
+        "tokens": tokens,
+        "vocab_size": vocab,
+        "width": width,
+        "seconds": {name: harness.summary(t.seconds) for name, t in timed.items()},
+        "time_of_plain": rounded(timed["ours"].median / timed["plain"].median),
+        "temporary": {
+            name: rounded(program.memory_analysis().temp_size_in_bytes / logits)
+            for name, program in programs.items()
+        },
+    }
+
+
+def _norms(program: Callable, *arrays) -> list[float]:
+    return [float(jnp.vdot(x, x)) for x in program(*arrays)]
+
+
+def growth(tiny: bool, rounds: int) -> dict[str, Any]:
+    """A step as the group doubles."""
+    config, lengths = (tiny_config(), (32, 4)) if tiny else (SMOLLM2, (1024, 64))
+    found = {}
+    for group in (1, 2, 4, 8):  # one in memory at a time
+        run, _ = _step(config, 1, group, lengths)
+        found[str(group)] = in_turns(rounds, {f"growth, G={group}": run})[f"growth, G={group}"]
+    medians = [timed.median for timed in found.values()]
+    return {
+        "prompt_tokens": lengths[0],
+        "response_tokens": lengths[1],
+        "seconds": {group: harness.summary(timed.seconds) for group, timed in found.items()},
+        "doubling": [rounded(b / a) for a, b in zip(medians, medians[1:], strict=False)],
+    }
+
+
+def remat(tiny: bool, rounds: int) -> dict[str, Any]:
+    """A step by what is kept of a layer, and a matrix product in turns with it."""
+    config, rows, lengths = tiny_config(), (2, 2), (8, 4)
+    if not tiny:
+        config, rows, lengths = SMOLLM2, (2, 8), (192, 64)
+    tokens = rows[0] * (lengths[0] + rows[1] * lengths[1])
+    size = model_size(jr.models.make_model(config))
+    assert size is not None, "the built-in decoder says its size"
+    flops = train_flops([lengths[0]] * rows[0], np.full(rows, lengths[1]), size=size)
+    x, w = jnp.ones((tokens, config.width)), jnp.ones((config.width, config.mlp_width))
+    count = 16
+    product = jax.jit(lambda x, w: [(x * (1 + i / 64)) @ w for i in range(count)])
+    operations = 2 * count * x.size * w.shape[1]
+    result: dict[str, Any] = {"prompts": rows[0], "rollouts": rows[1], "tokens": list(lengths)}
+    for kept in ("none", "dots", "full"):
+        run, memory = _step(config, *rows, lengths, remat=kept)
+        timed = in_turns(rounds, {f"remat {kept}": run, "product": lambda: product(x, w)})
+        seconds, rate = timed[f"remat {kept}"], operations / min(timed["product"].seconds)
+        result[kept] = {
+            "seconds": harness.summary(seconds.seconds),
+            "temporary_bytes": memory,
+            "product_flops_per_second": rounded(rate),
+            "product_share": rounded(flops / seconds.median / rate),
+        }
+        del run
+    return result
+
+
+def devices(tiny: bool, rounds: int) -> dict[str, Any]:
+    """The same step on one device and on eight that share its processor, each in a process."""
+    layouts = {"one": {}, "data": {"data": DEVICES}, "fsdp": {"fsdp": DEVICES}}
+    seconds = {}
+    for name, layout in layouts.items():
+        count = DEVICES if layout else 1
+        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}"
+        request = {"layout": layout, "tiny": tiny, "rounds": rounds}
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.training", "--child", json.dumps(request)],
+            env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+            cwd=harness.ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        seconds[name] = json.loads(done.stdout.splitlines()[-1])
+    one = seconds["one"]["median"]
+    return {
+        "devices": DEVICES,
+        "seconds": seconds,
+        "time_of_one": {k: rounded(v["median"] / one) for k, v in seconds.items() if k != "one"},
+    }
+
+
+def _child(layout: dict[str, int], tiny: bool, rounds: int) -> None:
+    """Times one layout and prints its seconds."""
+    config, lengths = tiny_config(), (8, 4)
+    if not tiny:
+        config, lengths = dataclasses.replace(SMOLLM2, num_layers=8), (64, 64)
+    mesh = jr.train.make_mesh(**layout)
+    run, _ = _step(config, DEVICES, 4, lengths, mesh=mesh)
+    print(json.dumps(harness.summary(in_turns(rounds, {"devices": run})["devices"].seconds)))
+
+
+PARTS = {"logprobs": logprobs, "growth": growth, "remat": remat, "devices": devices}
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure and print one JSON line last."""
+    parser = harness.parser(__doc__.splitlines()[0])
+    parser.add_argument("--part", choices=PARTS, action="append", help="all without")
+    parser.add_argument("--child", type=json.loads, help="used by --part devices itself")
+    options = parser.parse_args(argv)
+    if options.child is not None:
+        _child(**options.child)
+        return
+    if options.peer_python or options.gguf:
+        parser.error("weights are random and there are no peers: no --gguf, no --peer-python")
+    if options.part and options.save:
+        parser.error("--save writes all parts: leave --part out")
+    chosen = options.part or list(PARTS)
+    result = {
+        "name": "training",
+        "workload": {
+            "model": "tiny" if options.tiny else "SmolLM2-135M's size, random",
+            "dtype": "float32",
+            "runs": options.rounds,
+        },
+        "device": jax_device_name(),
+        "versions": {"ours": package_versions(("jax", "jaxlib", "jaxrl_llm"))},
+        "commit": harness.commit(),
+        "ours": {part: PARTS[part](options.tiny, options.rounds) for part in chosen},
+        "peers": {},
+        "ratios": {},
+    }
+    harness.finish(result, to_file=options.save)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""The benchmarks of the training engine run at a tiny size and report what their page needs."""
+
+import json
+
+import pytest
+
+from benchmarks import quickstart_step, training
+
+
+def _run(capfd, *arguments):
+    training.main(["--tiny", *arguments])
+    return json.loads(capfd.readouterr().out.splitlines()[-1])["ours"]
+
+
+def test_logprobs_are_compared_with_whole_logits(capfd):
+    found = _run(capfd, "--part", "logprobs")["logprobs"]
+    ratio = found["seconds"]["ours"]["median"] / found["seconds"]["plain"]["median"]
+    assert found["time_of_plain"] == pytest.approx(ratio, rel=0.01)
+    assert found["temporary"]["plain"] >= 1  # whole logits are in memory at least once
+
+
+@pytest.mark.slow
+def test_steps_by_group_policy_and_devices(capfd):
+    found = _run(capfd, "--part", "growth", "--part", "remat", "--part", "devices")
+    assert len(found["growth"]["doubling"]) == 3
+    assert set(found["remat"]) >= {"none", "dots", "full"}
+    assert 0 < found["remat"]["full"]["product_share"]
+    assert set(found["devices"]["time_of_one"]) == {"data", "fsdp"}
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--gguf", "x"], ["--part", "nothing"], ["--part", "growth", "--save"]]
+)
+def test_bad_options_are_refused(arguments):
+    with pytest.raises(SystemExit):
+        training.main(["--tiny", *arguments])
+
+
+def test_a_step_of_either_version_has_the_same_parts():
+    old = {"seconds_rollout": 2.0, "seconds_step": 5.0, "seconds_wait": 2.5}
+    new = {"seconds_sample": 2.0, "seconds_train": 3.0, "seconds_wait": 2.5, "seconds_score": 1.0}
+    assert quickstart_step.seconds(old) == {"sample": 2.0, "train": 5.0, "whole": 7.5}
+    assert quickstart_step.seconds(new) == {"sample": 2.0, "train": 3.0, "whole": 6.5}
