@@ -17,7 +17,6 @@ COMMANDS = {
     "evaluate": "measure a run, or the model of a config, on its held-out questions",
     "sample": "write completions of prompts",
     "export": "write the model of a run as a Hugging Face folder",
-    "export": "write the model of a run as a Hugging Face folder",
     "report": "write a page about a run, also about one under way",
     "methods": "list the methods this package holds",
 }

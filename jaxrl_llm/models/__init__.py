@@ -22,7 +22,6 @@ _HOMES = {
     "quantized_matmul": "quantize",
     "resolve": "names",
     "save_safetensors": "export",
-    "save_safetensors": "export",
 }
 
 __all__ = sorted(_HOMES)
