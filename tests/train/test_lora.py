@@ -17,6 +17,7 @@ from jaxrl_llm.testing import tiny_model
 from jaxrl_llm.train import (
     Adapted,
     LoRAConfig,
+    SamplingConfig,
     adapted_model,
     init_lora,
     init_state,
@@ -208,6 +209,7 @@ def test_the_digest_sees_every_value_and_its_place():
 
 
 LORA = LoRAConfig(rank=4, alpha=16.0)
+SLOTS = SamplingConfig(group_size=2, max_new_tokens=4, slots=4)
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +221,7 @@ def whole_run(tmp_path_factory):
         return low_bytes(*given)
 
     lines = []
-    config = tiny_run(folder, lora=LORA, recipe="grpo", reward=reward)
+    config = tiny_run(folder, lora=LORA, recipe="grpo", reward=reward, sampling=SLOTS)
     return train(config, say=lines.append), log, lines
 
 
@@ -252,7 +254,7 @@ def test_resume_is_exact_and_the_checkpoint_has_the_adapter_alone(whole_run, tmp
         log.append(given[:2])
         return low_bytes(*given)
 
-    config = tiny_run(tmp_path, lora=LORA, recipe="grpo", reward=reward)
+    config = tiny_run(tmp_path, lora=LORA, recipe="grpo", reward=reward, sampling=SLOTS)
     train(dataclasses.replace(config, steps=3))
     done = train(config, resume=True)
     assert_same(done.state, expected.state)
