@@ -21,7 +21,7 @@ def measured(folder: Path = RESULTS) -> str:
     """What the benchmarks of the engine and of accelerators found."""
     found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
     parts = [_engine(each) for each in found if each["name"] == "engine"]
-    parts += [_gpu(each) for each in found if each["name"] == "gpu"]
+    parts += [_gpu(each) for each in found if each["name"] == "gpu" and each["ours"]]
     return "\n\n".join(parts) or "Nothing yet."
 
 

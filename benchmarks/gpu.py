@@ -1,25 +1,32 @@
-"""Sampling on an accelerator: tokens a second, the share of memory bandwidth, where time goes.
+"""Sampling and training on an accelerator: speed, and the share of what the device can do.
 
-    python -m benchmarks.gpu --save                  # Qwen3-1.7B's size, bfloat16, 64 to 512 slots
+    python -m benchmarks.gpu --save                  # Qwen3-1.7B's size, bfloat16: both parts
+    python -m benchmarks.gpu --part sample           # 64 to 512 slots
+    python -m benchmarks.gpu --part train            # see benchmarks/gpu_train.py
     python -m benchmarks.gpu --tiny --slots 8        # a look, on any machine
 
 Weights are random. A decode step reads all weights, the keys and values of each prompt once, and
 those of each response so far: `bandwidth_share` is what these bytes over the time of a step are of
 the bandwidth of a plain copy, measured in the same run. A step's parts are measured as compiled
 pieces of the same shapes; projections are what a pass of the model takes beside its attention.
+
+The result holds the train step under "train", with its own workload, versions and commit; saving
+one part leaves the other as it was saved before.
 """
 
-import statistics
-import sys
-import time
+import argparse
+import json
+import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 import jaxrl_llm as jr
-from benchmarks import decode_parts, harness, workload
+from benchmarks import decode_parts, gpu_train, harness, workload
+from benchmarks.accelerator import in_turns, make_model, model_name, rounded
 from benchmarks.worker import (
     jax_device_memory,
     jax_device_name,
@@ -27,65 +34,19 @@ from benchmarks.worker import (
     peak_memory,
 )
 
-MODEL = {
-    "architecture": "qwen3",
-    "vocab_size": 151936,
-    "width": 2048,
-    "num_layers": 28,
-    "num_heads": 16,
-    "num_kv_heads": 8,
-    "head_dim": 128,
-    "mlp_width": 6144,
-    "max_length": 40960,
-    "rope_theta": 1e6,
-    "tied": True,
-    "qk_norm": True,
-}
 SIZE = {"rollouts": 8, "prompt_tokens": 512, "new_tokens": 256, "copied_bytes": 2**31}
 TINY = {"rollouts": 4, "prompt_tokens": 16, "new_tokens": 8, "copied_bytes": 2**22}
 
 
 def random_model(*, tiny: bool) -> tuple[jr.models.Model, Any]:
     """A model and random parameters, both bfloat16."""
-    if tiny:
-        config = jr.testing.tiny_config(dtype="bfloat16")
-    else:
-        config = jr.models.ModelConfig(**MODEL, dtype="bfloat16")
-    model = jr.models.make_model(config)
+    model = make_model(tiny=tiny)
 
     @jax.jit
     def init(key):
-        return jax.tree.map(lambda x: x.astype(config.dtype), model.init(key))
+        return jax.tree.map(lambda x: x.astype(model.config.dtype), model.init(key))
 
     return model, init(jax.random.key(0))
-
-
-class Timed(NamedTuple):
-    """Seconds of the first run of a function, which compiles, and of those that count."""
-
-    first: float
-    seconds: list[float]
-
-    @property
-    def median(self) -> float:
-        return statistics.median(self.seconds)
-
-
-def in_turns(rounds: int, runs: dict[str, Callable[[], Any]]) -> dict[str, Timed]:
-    """Times functions in turns."""
-
-    def seconds_of(run: Callable[[], Any]) -> float:
-        begin = time.perf_counter()
-        jax.block_until_ready(run())
-        return time.perf_counter() - begin
-
-    found = {name: Timed(seconds_of(run), []) for name, run in runs.items()}
-    for turn in range(1, rounds + 1):
-        for name, run in runs.items():
-            found[name].seconds.append(seconds_of(run))
-            message = f"{name}: run {turn} of {rounds}, {found[name].seconds[-1]:.3g} s"
-            print(message, file=sys.stderr, flush=True)
-    return found
 
 
 def copy_bandwidth(size: int, rounds: int) -> dict[str, float]:
@@ -194,47 +155,93 @@ def step(
     }
 
 
-def rounded(x: float) -> float:
-    return float(f"{x:.3g}")
-
-
-def main(argv: list[str] | None = None) -> None:
-    """Measure and print one JSON line last."""
-    parser = harness.parser(__doc__.splitlines()[0])
-    parser.add_argument("--slots", type=int, nargs="+", help="64 128 256 512 without; tiny: 8")
-    options = parser.parse_args(argv)
-    if options.peer_python or options.gguf:
-        parser.error("weights are random and there are no peers: no --gguf, no --peer-python")
-    slots = options.slots or ([8] if options.tiny else [64, 128, 256, 512])
-    size = TINY if options.tiny else SIZE
-    for count in slots:
-        if count < 1 or count % size["rollouts"]:
-            parser.error(f"--slots {count} is not a multiple of {size['rollouts']} rollouts")
-    model, params = random_model(tiny=options.tiny)
-    copied = copy_bandwidth(size["copied_bytes"], options.rounds)
+def sampling(*, tiny: bool, slots: list[int], rounds: int) -> dict[str, Any]:
+    """Every number of slots in turn."""
+    model, params = random_model(tiny=tiny)
+    size = TINY if tiny else SIZE
+    copied = copy_bandwidth(size["copied_bytes"], rounds)
     ours = {}
     for count in slots:
         here = {**size, "slots": count, "prompts": count // size["rollouts"]}
-        ours[str(count)] = case(
-            model, params, here, bandwidth=copied["median"], rounds=options.rounds
-        )
-    result = {
-        "name": "gpu",
+        ours[str(count)] = case(model, params, here, bandwidth=copied["median"], rounds=rounds)
+    return {
         "workload": {
-            "model": "tiny" if options.tiny else "Qwen3-1.7B, random",
+            "model": model_name(tiny=tiny),
             "dtype": model.config.dtype,
             "slots": slots,
             **size,
-            "runs": options.rounds,
+            "runs": rounds,
         },
-        "device": jax_device_name(),
         "versions": {"ours": package_versions(("jax", "jaxlib", "jaxrl_llm"))},
         "commit": harness.commit(),
         "copy_bytes_per_s": copied,
         "ours": ours,
+    }
+
+
+def with_saved(result: dict[str, Any], part: str, folder: Path = harness.RESULTS) -> dict[str, Any]:
+    """A result of one part beside the other one that was saved before, if it was."""
+    path = folder / f"{result['name']}-{result['device']}.json"
+    if part == "all" or not path.exists():
+        return result
+    saved = json.loads(path.read_text())
+    kept, new = (result, saved) if part == "sample" else (saved, result)
+    return {**kept, **({"train": new["train"]} if "train" in new else {})}
+
+
+def checked(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Namespace:
+    """The options, with their defaults filled in."""
+    parser.add_argument("--part", choices=("all", "sample", "train"), default="all", help="what")
+    parser.add_argument("--slots", type=int, nargs="+", help="64 128 256 512 without; tiny: 8")
+    parser.add_argument("--microbatches", type=int, help="of a train step; 1 without")
+    parser.add_argument("--remat", choices=gpu_train.REMAT, nargs="+", help="full dots without")
+    parser.add_argument("--peak-flops", type=float, help="operations a second by the vendor")
+    options = parser.parse_args(argv)
+    if options.peer_python or options.gguf:
+        parser.error("weights are random and there are no peers: no --gguf, no --peer-python")
+    unused = {"train": ("slots",), "sample": ("microbatches", "remat", "peak_flops")}
+    for name in unused.get(options.part, ()):
+        if getattr(options, name) is not None:
+            flag = name.replace("_", "-")
+            parser.error(f"--{flag} has no effect with --part {options.part}")
+    options.slots = options.slots or ([8] if options.tiny else [64, 128, 256, 512])
+    rollouts = (TINY if options.tiny else SIZE)["rollouts"]
+    for count in options.slots:
+        if count < 1 or count % rollouts:
+            parser.error(f"--slots {count} is not a multiple of {rollouts} rollouts")
+    options.microbatches = 1 if options.microbatches is None else options.microbatches
+    prompts = (gpu_train.TINY if options.tiny else gpu_train.SIZE)["prompts"]
+    if options.microbatches < 1 or prompts % options.microbatches:
+        parser.error(f"--microbatches {options.microbatches} does not divide {prompts} prompts")
+    options.remat = options.remat or list(gpu_train.REMAT[:2])
+    if options.peak_flops is not None and not 0 < options.peak_flops < math.inf:
+        parser.error(f"--peak-flops {options.peak_flops} is not above 0")
+    return options
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Measure and print one JSON line last."""
+    options = checked(harness.parser(__doc__.splitlines()[0]), argv)
+    result: dict[str, Any] = {
+        "name": "gpu",
+        "device": jax_device_name(),
+        "ours": {},
         "peers": {},
         "ratios": {},
     }
+    shared = {"tiny": options.tiny, "rounds": options.rounds}
+    # Sampling first: a device does not forget its peak, and training needs more.
+    if options.part != "train":
+        result |= sampling(slots=options.slots, **shared)
+    if options.part != "sample":
+        result["train"] = gpu_train.measure(
+            microbatches=options.microbatches,
+            remat=options.remat,
+            peak_flops=options.peak_flops,
+            **shared,
+        )
+    if options.save:
+        result = with_saved(result, options.part)
     harness.finish(result, to_file=options.save)
 
 

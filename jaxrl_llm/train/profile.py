@@ -135,17 +135,21 @@ def train_flops(prompt_lengths, lengths, *, size: ModelSize, frozen: bool = Fals
 
 
 @functools.cache
-def measured_peak(dtype: str) -> float:
-    """Operations a second of the quickest of some matrix products on the default device."""
-    shape = (_MEASURED_SIZE, _MEASURED_SIZE)
-    a, product = jnp.ones(shape, dtype), jax.jit(jnp.matmul)
+def measured_peak(dtype: str, *, size: int = _MEASURED_SIZE) -> float:
+    """Operations a second of the quickest of some matrix products on the default device.
+
+    Args:
+      dtype: Of the matrices, which are random: accelerators multiply equal numbers faster.
+      size: Rows and columns; a CPU is busy with the default one, an accelerator with 16,384.
+    """
+    a, product = jax.random.normal(jax.random.key(0), (size, size), dtype), jax.jit(jnp.matmul)
     product(a, a).block_until_ready()
     begin, times = time.perf_counter(), []
     while len(times) < 3 or time.perf_counter() - begin < _MEASURED_SECONDS:
         start = time.perf_counter()
         product(a, a).block_until_ready()
         times.append(time.perf_counter() - start)
-    return 2 * _MEASURED_SIZE**3 / min(times)
+    return 2 * size**3 / min(times)
 
 
 class Meter:

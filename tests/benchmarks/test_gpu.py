@@ -7,13 +7,14 @@ import jax.numpy as jnp
 import pytest
 
 import jaxrl_llm as jr
-from benchmarks import gpu
+from benchmarks import gpu, harness
 
 
 def test_runs_at_a_tiny_size(capfd):
-    gpu.main(["--tiny"])
+    gpu.main(["--tiny", "--part", "sample"])
     result = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert (result["name"], result["peers"], list(result["ours"])) == ("gpu", {}, ["8"])
+    assert "train" not in result
     case = result["ours"]["8"]
     for way in ("sampler", "engine"):
         assert case[way]["tokens_per_s"]["min"] > 0
@@ -37,7 +38,41 @@ def test_bytes_of_a_step(tied):
     assert read["weights"] == 2 * (jr.models.count_params(model) - unread)
 
 
-@pytest.mark.parametrize("arguments", [["--slots", "6"], ["--slots", "0"], ["--gguf", "x"]])
-def test_bad_options_are_refused(arguments):
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--slots", "6"], "--slots 6 is not a multiple of 4 rollouts"),
+        (["--slots", "0"], "--slots 0 is not a multiple of 4 rollouts"),
+        (["--gguf", "x"], "there are no peers"),
+        (["--part", "all", "--microbatches", "3"], "--microbatches 3 does not divide 2 prompts"),
+        (["--microbatches", "0"], "--microbatches 0 does not divide 2 prompts"),
+        (["--peak-flops", "0"], "--peak-flops 0.0 is not above 0"),
+        (["--peak-flops", "nan"], "--peak-flops nan is not above 0"),
+        (["--remat", "some"], "invalid choice: 'some'"),
+        (["--part", "train", "--slots", "8"], "--slots has no effect with --part train"),
+        (["--part", "sample", "--microbatches", "1"], "--microbatches has no effect with --part"),
+        (["--part", "sample", "--remat", "full"], "--remat has no effect with --part sample"),
+        (["--part", "sample", "--peak-flops", "1e15"], "--peak-flops has no effect with --part"),
+    ],
+)
+def test_bad_options_are_refused(arguments, message, capsys):
     with pytest.raises(SystemExit):
         gpu.main(["--tiny", *arguments])
+    assert message in capsys.readouterr().err
+
+
+def test_a_part_is_saved_beside_the_other(tmp_path):
+    common = {"name": "gpu", "device": "D"}
+    sampled, trained = {**common, "ours": {"64": 1}}, {**common, "ours": {}, "train": 2}
+    # Nothing was saved before.
+    assert gpu.with_saved(trained, "train", tmp_path) == trained
+    harness.save(sampled, tmp_path)
+    both = {**common, "ours": {"64": 1}, "train": 2}
+    assert gpu.with_saved(trained, "train", tmp_path) == both
+    assert gpu.with_saved({**sampled, "ours": {}}, "sample", tmp_path) == {**common, "ours": {}}
+    harness.save(both, tmp_path)
+    new = {**common, "ours": {"64": 3}}
+    assert gpu.with_saved(new, "sample", tmp_path) == {**new, "train": 2}
+    # Of another device nothing is taken, and both parts together need nothing.
+    assert gpu.with_saved({**new, "device": "E"}, "sample", tmp_path) == {**new, "device": "E"}
+    assert gpu.with_saved(new, "all", tmp_path) == new
