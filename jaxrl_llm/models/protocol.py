@@ -82,7 +82,16 @@ class Model(NamedTuple):
     reads_segments: bool = False
 
 
-def prefill(model: Model, params: ArrayTree, tokens: Array, mask: Array, *, delta=None, **options):
+def prefill(
+    model: Model,
+    params: ArrayTree,
+    tokens: Array,
+    mask: Array,
+    *,
+    common: int = 0,
+    delta=None,
+    **options,
+) -> tuple[KV, ...]:
     """Keys and values of prompts, computed once and shared by the rollouts of each.
 
     Args:
@@ -90,6 +99,8 @@ def prefill(model: Model, params: ArrayTree, tokens: Array, mask: Array, *, delt
       params: Its parameters.
       tokens: int32 ``[P, Lp]``, right padded.
       mask: bool ``[P, Lp]``, True for the tokens that rollouts may attend to.
+      common: How many tokens at the start all prompts have in common and are kept, below Lp. They
+        are computed once, and the rest of each prompt attends to them.
       delta: Low-rank delta that is shared by all rows, if any.
       **options: Passed to ``model.apply`` (``remat``).
 
@@ -97,11 +108,34 @@ def prefill(model: Model, params: ArrayTree, tokens: Array, mask: Array, *, delt
       One :class:`KV` a layer, without a group axis: the ``prefix`` of an :class:`AttentionContext`.
     """
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[-1], dtype=jnp.int32), tokens.shape)
-    context = AttentionContext(mask=mask[:, None])
-    _, kv = model.apply(
-        params, tokens[:, None], positions[:, None], context, delta=delta, **options
+    if not common:
+        context = AttentionContext(mask=mask[:, None])
+        _, kv = model.apply(
+            params, tokens[:, None], positions[:, None], context, delta=delta, **options
+        )
+        return tuple(KV(layer.keys[:, 0], layer.values[:, 0]) for layer in kv)
+    if common >= tokens.shape[-1]:
+        raise ValueError(
+            f"prefill: common must be below the {tokens.shape[-1]} tokens of a prompt; got "
+            f"{common}."
+        )
+    first = (x[:1, :common] for x in (tokens, mask))
+    shared = prefill(model, params, *first, delta=delta, **options)
+    # To what they have in common, prompts are what rollouts are to a prompt: a group of one row.
+    context = AttentionContext(
+        mask=mask[None, :, common:], prefix=shared, prefix_mask=mask[:1, :common]
     )
-    return tuple(KV(layer.keys[:, 0], layer.values[:, 0]) for layer in kv)
+    rest = (x[None, :, common:] for x in (tokens, positions))
+    _, kv = model.apply(params, *rest, context, delta=delta, **options)
+
+    def joined(before: Array, own: Array, axis: int) -> Array:
+        before = jnp.broadcast_to(before, (tokens.shape[0], *before.shape[1:]))
+        return jnp.concatenate([before, own[0]], axis=axis)
+
+    return tuple(
+        KV(joined(a.keys, b.keys, -1), joined(a.values, b.values, -2))
+        for a, b in zip(shared, kv, strict=True)
+    )
 
 
 def empty_cache(model: Model, leading: tuple[int, ...], length: int) -> tuple[KV, ...]:

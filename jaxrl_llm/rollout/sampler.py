@@ -14,6 +14,7 @@ from jaxrl_llm.core import checks, processes
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.protocol import Model, cast_params, prefill
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards
+from jaxrl_llm.rollout.common import check_common
 from jaxrl_llm.rollout.decoding import decode as decode_slots
 from jaxrl_llm.rollout.draw import make_draw
 from jaxrl_llm.rollout.rollout import Rollout
@@ -83,6 +84,7 @@ def make_sampler(
     order: str = "hf",
     pad_id: int = 0,
     buckets: Sequence[int] = BUCKETS,
+    common: int = 0,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Callable[..., Rollout]:
     """Builds a compiled sampler of ``group_size`` responses a prompt.
@@ -99,6 +101,8 @@ def make_sampler(
       order: Likewise.
       pad_id: Fills ``tokens`` after the end of a response.
       buckets: Prompt widths that are compiled.
+      common: How many first tokens all prompts share, such as those of a chat template; they are
+        computed once for all prompts, each of which is longer.
       mesh: Spreads the prompts over its axes ``data`` and ``fsdp``, which must divide P.
 
     Returns:
@@ -121,6 +125,7 @@ def make_sampler(
     """
     name = "make_sampler"
     checks.check_positive(name, max_new_tokens=max_new_tokens, group_size=group_size)
+    checks.check_non_negative(name, common=common)
     draw = make_draw(
         name,
         vocab_size=model.config.vocab_size,
@@ -137,7 +142,8 @@ def make_sampler(
             f"{name}: max_new_tokens {max_new_tokens} leaves no room for a prompt in the model's "
             f"context of {model.config.max_length}."
         )
-    decode = jax.jit(_make_decode(model, draw, max_new_tokens, group_size, tuple(stop_ids), pad_id))
+    sizes = (max_new_tokens, group_size, tuple(stop_ids), pad_id, common)
+    decode = jax.jit(_make_decode(model, draw, *sizes))
 
     def sample(
         params: ArrayTree, key: Array, prompts, *, request_ids=None, version: int = 0
@@ -145,6 +151,7 @@ def make_sampler(
         tokens, mask = pad_prompts(
             prompts, vocab_size=model.config.vocab_size, room=room, buckets=buckets
         )
+        check_common("sample", prompts, common)
         if request_ids is None:
             request_ids = np.arange(len(prompts) * group_size).reshape(len(prompts), group_size)
         request_ids = np.asarray(request_ids, np.int32)
@@ -169,7 +176,7 @@ def _place(arrays: tuple, mesh: jax.sharding.Mesh | None) -> tuple:
     return processes.place(arrays, batch_sharding(mesh))
 
 
-def _make_decode(model, draw, max_new_tokens, group_size, stop_ids, pad_id):
+def _make_decode(model, draw, max_new_tokens, group_size, stop_ids, pad_id, common):
     """The compiled part of the sampler: prefill, then a token a step until all rows have ended."""
 
     def decode(params, key, prompt_tokens, prompt_mask, request_ids, version) -> Rollout:
@@ -181,7 +188,7 @@ def _make_decode(model, draw, max_new_tokens, group_size, stop_ids, pad_id):
         asked = Requests(request_ids, jnp.full(grid, T), slots.requests.settings)
         slots = start(slots, everyone, asked)
         shared_mask = jnp.arange(prompt_tokens.shape[-1]) < length[:, None] - 1
-        prefix = prefill(model, params, prompt_tokens, shared_mask)
+        prefix = prefill(model, params, prompt_tokens, shared_mask, common=common)
         slots = slots._replace(
             prompts=Prompts(prompt_tokens, length, jnp.zeros_like(length), prefix)
         )

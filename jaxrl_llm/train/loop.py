@@ -192,6 +192,7 @@ def _compiled(parts: Parts, optimizer) -> tuple[Callable, Callable, Callable]:
     policy = {
         "microbatches": config.microbatches,
         "temperature": config.sampling.temperature,
+        "common": parts.common,
     }
     scorer = make_scorer(model, mesh=parts.mesh, **policy)
     options = {"updates": config.updates_per_batch, "remat": config.remat, "mesh": parts.mesh}

@@ -48,6 +48,7 @@ class Passes(NamedTuple):
       chunk_size: As of ``logprobs``, or None.
       remat: What backward passes keep of a layer.
       critic_model: The critic's body.
+      common: How many first tokens all prompts share.
     """
 
     model: Model
@@ -56,6 +57,7 @@ class Passes(NamedTuple):
     chunk_size: int | None
     remat: str
     critic_model: Model
+    common: int = 0
 
     def policy(
         self, params: ArrayTree, batch: Batch, functions=None, *, norms: bool = False
@@ -72,7 +74,8 @@ class Passes(NamedTuple):
             functions = {} if self.recipe is None else dict(self.recipe.statistics)
         arrays = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
         packing = batch.packing
-        hidden = score_hidden(self.model, params, *arrays, remat=self.remat, packing=packing)
+        layout: dict[str, Any] = {"packing": packing, "common": self.common}
+        hidden = score_hidden(self.model, params, *arrays, remat=self.remat, **layout)
         logp, entropy, found = self._project(params, hidden, batch, functions, packing)
         if norms:
             squares = jnp.sum(hidden.astype(jnp.float32) ** 2, axis=-1)

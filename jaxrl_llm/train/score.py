@@ -25,6 +25,7 @@ def score(
     delta=None,
     remat: str = "none",
     packing: Packing | None = None,
+    common: int = 0,
     chunk_size: int | None = None,
     support: Support | None = None,
 ) -> tuple[Array, Array]:
@@ -35,6 +36,9 @@ def score(
     The keys and values of a prompt are computed once and attended to by its G responses, so the
     cost follows the unique tokens: Lp + G T a group and not G (Lp + T). The gradient flows through
     both.
+
+    What all prompts begin with, as with a chat template, can be computed once for all of them:
+    ``common`` says how many tokens that is.
 
     With a ``packing`` several responses of a prompt share a row, so that a short one does not cost
     what the longest does.
@@ -54,6 +58,7 @@ def score(
       delta: Low-rank delta of the linear layers, if any; shared by all rows.
       remat: What the backward pass keeps of a layer; see :func:`~jaxrl_llm.models.make_model`.
       packing: Where the responses lie; None for a row each.
+      common: How many first tokens all prompts share; each prompt has more.
       chunk_size: As of ``logprobs``, which it is left to if None: bounds the logits in memory.
       support: The tokens that each one was drawn from, with leading axes ``[P, G, T]``: the softmax
         runs over them alone.
@@ -67,7 +72,8 @@ def score(
       TypeError: If a mask is not bool or tokens are not integers.
     """
     arrays = (prompt_tokens, prompt_mask, tokens, mask)
-    hidden = score_hidden(model, params, *arrays, delta=delta, remat=remat, packing=packing)
+    layout: dict[str, Any] = {"packing": packing, "common": common}
+    hidden = score_hidden(model, params, *arrays, delta=delta, remat=remat, **layout)
     options = (temperature, chunk_size, support, packing)
     return project(model, params, hidden, tokens, mask, *options)
 
@@ -83,6 +89,7 @@ def score_hidden(
     delta=None,
     remat: str = "none",
     packing: Packing | None = None,
+    common: int = 0,
 ) -> Array:
     """Hidden states ``[P, G, T, D]`` from which each response token is predicted.
 
@@ -97,7 +104,8 @@ def score_hidden(
 
     last = masking.last_token(prompt_mask)
     prefix_mask = prompt_mask & ~last
-    prefix = prefill(model, params, prompt_tokens, prefix_mask, delta=delta, remat=remat)
+    options: dict[str, Any] = {"delta": delta, "remat": remat}
+    prefix = prefill(model, params, prompt_tokens, prefix_mask, common=common, **options)
     first = jnp.sum(jnp.where(last, prompt_tokens, 0), axis=-1, dtype=tokens.dtype)
     first = jnp.broadcast_to(first[:, None, None], (P, G, 1))
     inputs = jnp.concatenate([first, tokens[..., :-1]], axis=-1)
@@ -110,7 +118,7 @@ def score_hidden(
         prefix_mask=prefix_mask,
         segments=None if packing is None else packing.members,
     )
-    hidden, _ = model.apply(params, inputs, positions, context, delta=delta, remat=remat)
+    hidden, _ = model.apply(params, inputs, positions, context, **options)
     return hidden
 
 

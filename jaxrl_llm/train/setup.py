@@ -18,6 +18,7 @@ from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import batch_shards
 from jaxrl_llm.recipes import Recipe
 from jaxrl_llm.rewards import Scores
+from jaxrl_llm.rollout.common import common_tokens
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.collect import Question, encode_prompts, grade, grade_here
 from jaxrl_llm.train.config import TrainConfig, find_prompts, find_recipe
@@ -54,6 +55,7 @@ class Parts:
       sampled: Responses of the sampled evaluation.
       engine: Slots in which rollouts decode instead, or None.
       questions: A digest of all questions, before any limit, and of their split and order.
+      common: How many first tokens all questions share, which are computed once for a batch.
     """
 
     config: TrainConfig
@@ -70,6 +72,7 @@ class Parts:
     sampled: Callable
     engine: Any
     questions: str
+    common: int
 
     @property
     def deadline(self) -> float | None:
@@ -164,10 +167,12 @@ def load_questions(config: TrainConfig, tokenizer, room: int) -> tuple[list, lis
     return train, encode_prompts(held_out, tokenizer, **options), digest
 
 
-def _samplers(config: TrainConfig, model, tokenizer, mesh, sampler_mesh, longest: int) -> dict:
+def _samplers(
+    config: TrainConfig, model, tokenizer, mesh, sampler_mesh, *, longest: int, common: int
+) -> dict:
     """The samplers of :class:`Parts` by name; nothing is compiled twice that could be shared.
 
-    ``longest`` is the longest prompt that is trained on.
+    ``longest`` is the longest prompt that is trained on; ``common`` is that of the parts.
     """
     from jaxrl_llm.rollout import make_engine, make_sampler
 
@@ -177,11 +182,13 @@ def _samplers(config: TrainConfig, model, tokenizer, mesh, sampler_mesh, longest
     policy = {"temperature": sampling.temperature, "top_k": sampling.top_k}
     policy |= {"top_p": sampling.top_p, "min_p": sampling.min_p}
 
+    whole = shared | {"common": common}
+
     def drawn(group_size: int, where):
-        return make_sampler(model, group_size=group_size, mesh=where, **policy, **shared)
+        return make_sampler(model, group_size=group_size, mesh=where, **policy, **whole)
 
     def likely(where):
-        return make_sampler(model, group_size=1, temperature=0.0, mesh=where, **shared)
+        return make_sampler(model, group_size=1, temperature=0.0, mesh=where, **whole)
 
     greedy, group_size = likely(mesh), sampling.group_size
     samples = config.evaluation.samples or group_size
@@ -228,6 +235,8 @@ def load_parts(config: TrainConfig) -> tuple[Parts, ArrayTree]:
         )
     recipe = find_recipe(config.recipe, sampling, num_prompts=len(train))
     check_provided(recipe, train)
+    common = common_tokens([q.tokens for q in (*train, *held_out)])
+    lengths = {"longest": max(len(q.tokens) for q in train), "common": common}
     parts = Parts(
         config=config,
         mesh=mesh,
@@ -238,9 +247,8 @@ def load_parts(config: TrainConfig) -> tuple[Parts, ArrayTree]:
         train=train,
         held_out=held_out,
         questions=digest,
-        **_samplers(
-            config, model, tokenizer, mesh, sampler_mesh, max(len(q.tokens) for q in train)
-        ),
+        common=common,
+        **_samplers(config, model, tokenizer, mesh, sampler_mesh, **lengths),
     )
     return parts, params
 

@@ -36,6 +36,7 @@ def make_step(
     remat: str = "full",
     donate: bool = True,
     chunk_size: int | None = None,
+    common: int = 0,
     critic_optimizer: optax.GradientTransformation | None = None,
     critic_model: Model | None = None,
 ) -> Step:
@@ -67,6 +68,8 @@ def make_step(
       remat: What the backward pass keeps of a layer: "none", "dots" or "full" (recompute all).
       donate: Reuse the memory of the state that comes in, which then cannot be used again.
       chunk_size: As of ``logprobs``, which it is left to if None: bounds the logits in memory.
+      common: How many first tokens the prompts of every batch share; the policy computes them once
+        for all prompts.
       critic_optimizer: For a recipe with a critic, the one given to ``init_state``.
       critic_model: The critic's body, if it is another model than the policy.
 
@@ -99,11 +102,12 @@ def make_step(
     """
     numbers = {"microbatches": microbatches, "updates": updates, "temperature": temperature}
     checks.check_positive("make_step", **numbers)
+    checks.check_non_negative("make_step", common=common)
     recipe.check_updates(updates)
     if (recipe.critic is None) != (critic_optimizer is None):
         has = "a critic but no" if critic_optimizer is None else "no critic but a"
         raise ValueError(f"make_step: recipe {recipe.name!r} has {has} critic_optimizer.")
-    passes = Passes(model, recipe, temperature, chunk_size, remat, critic_model or model)
+    passes = Passes(model, recipe, temperature, chunk_size, remat, critic_model or model, common)
 
     def loss(base: ArrayTree, params: ArrayTree, part: Batch):
         logp, entropy, statistics = passes.policy(beside(base, params), part)
@@ -192,6 +196,7 @@ def make_scorer(
     microbatches: int = 1,
     temperature: float = 1.0,
     chunk_size: int | None = None,
+    common: int = 0,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Callable[[ArrayTree, Batch], Array]:
     """A compiled ``scorer(params, batch) -> logp [P, G, T]``, without gradients.
@@ -200,7 +205,7 @@ def make_scorer(
     proximal policy where a correction compares it with what sampled.
     """
     checks.check_positive("make_scorer", microbatches=microbatches, temperature=temperature)
-    passes = Passes(model, None, temperature, chunk_size, "none", model)
+    passes = Passes(model, None, temperature, chunk_size, "none", model, common)
 
     def scorer(params: ArrayTree, batch: Batch) -> Array:
         return over_parts(lambda part: passes.policy(params, part)[0], batch, microbatches)
