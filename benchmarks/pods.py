@@ -3,9 +3,11 @@
     python benchmarks/pods.py configs/tpu_v5e_64.py --layers 36 --prompt-length 256
 
 Nothing is allocated: the state and a batch are shapes with shardings, and XLA compiles for as many
-fake CPU devices as the mesh has. Printed as JSON, in bytes of one device: the state, and what the
-compiled step takes besides (the CPU's compiler computes bfloat16 products in float32, so a TPU or
-GPU needs less); and the operations of one device, of which the loop over microbatches counts once.
+fake CPU devices as the mesh has. Printed as JSON, in bytes of one device: the state, which is
+exact, and what the compiled step takes besides, which is not: the CPU's compiler computes bfloat16
+products in float32 and keeps the gathered weights of every layer from the forward to the backward
+pass. `jaxrl-llm train --plan` counts what a TPU or GPU needs. The operations are those of one
+device; the loops over microbatches and blocks of the vocabulary count once.
 """
 
 import argparse
