@@ -28,6 +28,8 @@ int8_table, int8_noise                integers: noise as slices of a table
 egg_matmul, egg_embed, egg_vector,    integers: the layers of a network, with noise
 egg_norm, egg_gru, saturate
 egg_log_likelihood                    integers: the score of a token
+egg_init, egg_noise, egg_scores,      integers: a recurrent language model as a whole
+egg_evolve
 egg_update, egg_step, egg_threshold,  integers: votes of pairs, and who moves by one
 egg_alpha
 pack_ternary, unpack_ternary          integers: votes as bytes
@@ -57,6 +59,7 @@ from jaxrl_llm.evolution.integer import (
     saturate,
 )
 from jaxrl_llm.evolution.integer_layers import egg_gru, egg_log_likelihood, egg_norm
+from jaxrl_llm.evolution.integer_model import egg_evolve, egg_init, egg_noise, egg_scores
 from jaxrl_llm.evolution.integer_update import (
     egg_alpha,
     egg_step,
@@ -101,10 +104,14 @@ __all__ = [
     "distillation_fitness",
     "egg_alpha",
     "egg_embed",
+    "egg_evolve",
     "egg_gru",
+    "egg_init",
     "egg_log_likelihood",
     "egg_matmul",
+    "egg_noise",
     "egg_norm",
+    "egg_scores",
     "egg_step",
     "egg_threshold",
     "egg_update",

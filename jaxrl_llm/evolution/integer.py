@@ -133,9 +133,12 @@ def int8_noise(
       The integer form of EGGROLL (arXiv:2511.16652), app. G, and its code.
     """
     check_table("int8_noise", table, key, shape, rank, noise_reuse)
-    draw, sign = noise.antithetic(members)
+    _inputs.check_members("int8_noise", members)
+    members = jnp.asarray(members, jnp.int32)
     options = {"rank": rank, "noise_reuse": noise_reuse}
-    return LowRank(*read_table(table, key, epoch, draw, shape, **options), sign.astype(jnp.int32))
+    a, b = read_table(table, key, epoch, members // 2, shape, **options)
+    # No function of floats here, so that not one is in the program.
+    return LowRank(a, b, 1 - 2 * (members % 2))
 
 
 def check_table(function, table, key, shape, rank, noise_reuse) -> None:

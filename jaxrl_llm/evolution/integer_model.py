@@ -1,0 +1,282 @@
+"""EGG as a whole: a small recurrent language model that computes in integers alone."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.core import Array, ArrayTree, checks, trees
+from jaxrl_llm.evolution import _inputs, noise
+from jaxrl_llm.evolution.integer import (
+    ONE_BITS,
+    check_int8,
+    egg_embed,
+    egg_matmul,
+    egg_vector,
+    int8_noise,
+    saturate,
+)
+from jaxrl_llm.evolution.integer_layers import egg_gru, egg_log_likelihood, egg_norm
+from jaxrl_llm.evolution.integer_update import egg_update
+
+
+def egg_init(key: Array, *, vocab: int = 256, width: int = 256, layers: int = 6) -> ArrayTree:
+    """Random parameters of the integer language model.
+
+    Matrices are ``round(16 normal)``, weights of norms 16, biases 0.
+
+    Args:
+      key: A typed key.
+      vocab: V, how many tokens there are.
+      width: D.
+      layers: How many layers, each a recurrent cell and an MLP of width 4 D.
+
+    Returns:
+      Nested dict of int8; matrices are ``[out, in]``.
+
+    Raises:
+      TypeError: If ``key`` is not one typed key, or a size is not a whole number.
+      ValueError: If a size is below 1.
+
+    Example:
+      >>> import jax
+      >>> import jaxrl_llm as jr
+      >>> params = jr.evolution.egg_init(jax.random.key(0), width=8, layers=1)
+      >>> params["layers"]["0"]["up"].shape, params["embed"].dtype.name
+      ((32, 8), 'int8')
+
+    References:
+      The integer form of EGGROLL (arXiv:2511.16652), app. G.
+    """
+    _inputs.check_key("egg_init", key)
+    _inputs.check_count("egg_init", 1, vocab=vocab, width=width, layers=layers)
+
+    def vector(value: int) -> Array:
+        return jnp.full((width,), value, jnp.int8)
+
+    def matrix(path: str, outputs: int, inputs: int = width) -> Array:
+        drawn = jax.random.normal(noise.leaf_key(key, path), (outputs, inputs))
+        return saturate(jnp.round(2**ONE_BITS * drawn).astype(jnp.int32))
+
+    def layer(i: int) -> dict:
+        square = {name: matrix(f"{i}/{name}", width) for name in ("wf", "uf", "wh", "uh")}
+        mlp = {"up": matrix(f"{i}/up", 4 * width), "down": matrix(f"{i}/down", width, 4 * width)}
+        norms = {"cell_norm": vector(2**ONE_BITS), "mlp_norm": vector(2**ONE_BITS)}
+        return {**square, **mlp, **norms, "bf": vector(0), "bh": vector(0)}
+
+    return {
+        "embed": matrix("embed", vocab),
+        "layers": {str(i): layer(i) for i in range(layers)},
+        "norm": vector(2**ONE_BITS),
+        "head": matrix("head", vocab),
+    }
+
+
+def egg_noise(
+    params: ArrayTree,
+    table: Array,
+    key: Array,
+    epoch: Array | int,
+    members: Array,
+    *,
+    noise_reuse: int = 1,
+) -> ArrayTree:
+    """The noise of some members for every leaf of an integer model, of rank 1.
+
+    Args:
+      params: Nested dict of int8, matrices and vectors.
+      table: int8 ``[size]``, by :func:`int8_table`.
+      key: A typed key, that of the whole run.
+      epoch: int ``[]``, updates made so far.
+      members: int ``[...]``, ids; 2k and 2k+1 are a pair.
+      noise_reuse: For how many epochs a slice stays; 1 takes another at each, 0 never.
+
+    Returns:
+      The tree with a :class:`LowRank` for each leaf, by :func:`int8_noise`.
+
+    Raises:
+      TypeError: If ``table`` is not int8, ``key`` not one typed key, or an id not an integer.
+      ValueError: If a leaf needs more than the table has.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> params = jr.evolution.egg_init(jax.random.key(0), width=8, layers=1)
+      >>> table = jr.evolution.int8_table(jax.random.key(1), size=1024)
+      >>> noise = jr.evolution.egg_noise(params, table, jax.random.key(2), 0, jnp.arange(4))
+      >>> noise["head"].a.shape
+      (4, 256, 1)
+
+    References:
+      The integer form of EGGROLL (arXiv:2511.16652), app. G.
+    """
+
+    def one(path: str, w: Array):
+        here = noise.leaf_key(key, path)
+        return int8_noise(table, here, epoch, members, w.shape, noise_reuse=noise_reuse)
+
+    return trees.map_with_path(one, params)
+
+
+def _add(*parts: Array) -> Array:
+    return saturate(sum((x.astype(jnp.int32) for x in parts), jnp.int32(0)))
+
+
+def egg_scores(
+    params: ArrayTree,
+    tokens: Array,
+    state: Array | None = None,
+    *,
+    perturbations: ArrayTree | None = None,
+    shift: int = 4,
+) -> tuple[Array, Array]:
+    """Scores of every next token of a text, in sixteenths of a bit, by integers alone.
+
+        x <- sat(x + cell(norm(x)));   x <- sat(x + down(up(norm(x))));   logits = head(norm(x))
+
+    Saturation is the only nonlinearity. Bits of the text are ``-sum(scores) / 16``; a member's
+    fitness is the sum of its scores over a window.
+
+    Args:
+      params: By :func:`egg_init`.
+      tokens: int ``[..., T + 1]``, with the axes of the members in front if there are any.
+      state: int8 ``[layers, ..., D]``, what the text before left; None for its beginning.
+      perturbations: By :func:`egg_noise` of members with the leading axes of ``tokens``; None for
+        the plain model.
+      shift: The noise has scale ``2^-shift``.
+
+    Returns:
+      ``(scores, state)``: int32 ``[..., T]`` and int8 ``[layers, ..., D]``.
+
+    Raises:
+      TypeError: If ``tokens`` are not integers or ``state`` is not int8.
+      ValueError: If there are fewer than two tokens, or the shapes do not fit.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> params = jr.evolution.egg_init(jax.random.key(0), vocab=16, width=8, layers=1)
+      >>> scores, state = jr.evolution.egg_scores(params, jnp.array([3, 1, 4, 1, 5]))
+      >>> scores.shape, state.shape
+      ((4,), (1, 8))
+
+    References:
+      The integer form of EGGROLL (arXiv:2511.16652), app. G. Its paper has no other nonlinearity,
+      as here; the released code has relu between ``up`` and ``down``.
+    """
+    checks.check_min_rank("egg_scores", 1, tokens=tokens)
+    checks.check_integer("egg_scores", tokens=tokens)
+    if tokens.shape[-1] < 2:
+        raise ValueError(f"egg_scores: tokens must be at least two; got shape {tokens.shape}.")
+    lead, (width,) = tokens.shape[:-1], params["norm"].shape
+    if state is None:
+        state = jnp.zeros((len(params["layers"]), *lead, width), jnp.int8)
+    check_int8("egg_scores", state=state)
+    shape = (len(params["layers"]), *lead, width)
+    checks.check_shape("egg_scores", "state", state, shape)
+
+    # A vector's noise is added once for the whole text.
+    def vector(w: Array, own=None) -> Array:
+        if w.ndim == 2:
+            return w
+        w = egg_vector(w, own, shift=shift)
+        return w if own is None else w[..., None, :]
+
+    moved = jax.tree.map(vector, params, *([] if perturbations is None else [perturbations]))
+
+    def step(state: Array, pair: Array) -> tuple[Array, Array]:
+        logits, state = _logits(moved, perturbations, pair[0], state, shift)
+        return state, egg_log_likelihood(logits, pair[1])
+
+    inputs, targets = (jnp.moveaxis(x, -1, 0) for x in (tokens[..., :-1], tokens[..., 1:]))
+    state, scores = jax.lax.scan(step, state, jnp.stack([inputs, targets], axis=1))
+    return jnp.moveaxis(scores, 0, -1), state
+
+
+def _logits(params, perturbations, token: Array, state: Array, shift: int) -> tuple[Array, Array]:
+    """Logits ``[..., V]`` after one token, and the new state; vectors have their noise already."""
+
+    def noise_of(*path: str):
+        found = perturbations
+        for name in path if found is not None else ():
+            found = found[name]
+        return found
+
+    x = egg_embed(token[..., None], params["embed"], noise_of("embed"), shift=shift)
+    new = []
+    for i, layer in params["layers"].items():
+
+        def linear(name: str, x: Array, i=i, layer=layer) -> Array:
+            return egg_matmul(x, layer[name], noise_of("layers", i, name), shift=shift)
+
+        before = state[int(i)][..., None, :]
+        y = egg_norm(x, layer["cell_norm"])
+        forget = _add(linear("wf", y), linear("uf", before), layer["bf"])
+
+        def propose(gated: Array, y=y, layer=layer, linear=linear) -> Array:
+            return _add(linear("wh", y), linear("uh", gated), layer["bh"])
+
+        after = egg_gru(before, forget, propose)
+        new.append(after[..., 0, :])
+        x = _add(x, after)
+        x = _add(x, linear("down", linear("up", egg_norm(x, layer["mlp_norm"]))))
+    x = egg_norm(x, params["norm"])
+    logits = egg_matmul(x, params["head"], noise_of("head"), shift=shift)
+    return logits[..., 0, :], jnp.stack(new)
+
+
+def egg_evolve(
+    params: ArrayTree,
+    table: Array,
+    key: Array,
+    epoch: Array | int,
+    signs: Array,
+    *,
+    threshold: Array | int,
+    noise_reuse: int = 1,
+    chunk: int = 64,
+) -> ArrayTree:
+    """All leaves of an integer model after an update, each by :func:`egg_update`.
+
+    Args:
+      params: Nested dict of int8, matrices and vectors.
+      table: int8 ``[size]``, as the members had it.
+      key: A typed key, that of the whole run.
+      epoch: int ``[]``, updates made so far.
+      signs: int ``[N / 2]``, which side of each pair was better, by :func:`pair_sign`.
+      threshold: int ``[]``, by :func:`egg_threshold`.
+      noise_reuse: As the members had it.
+      chunk: How many pairs are in memory at a time; it changes nothing else.
+
+    Returns:
+      Parameters of the same form, int8; none moves by more than 1.
+
+    Raises:
+      TypeError: If a leaf or ``table`` is not int8, ``signs`` are not integers, or ``key`` is not
+        one typed key.
+      ValueError: If ``signs`` is empty or has not one axis, or a leaf does not fit the table.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> params = jr.evolution.egg_init(jax.random.key(0), vocab=16, width=8, layers=1)
+      >>> table = jr.evolution.int8_table(jax.random.key(1), size=1024)
+      >>> key, text, members = jax.random.key(2), jnp.arange(9) % 4, jnp.arange(8)
+      >>> noise = jr.evolution.egg_noise(params, table, key, 0, members)
+      >>> texts = jnp.broadcast_to(text, (8, 9))
+      >>> scores, _ = jr.evolution.egg_scores(params, texts, perturbations=noise)
+      >>> signs = jr.evolution.pair_sign(scores.sum(-1))
+      >>> new = jr.evolution.egg_evolve(params, table, key, 0, signs, threshold=10)
+      >>> new["head"].dtype.name
+      'int8'
+
+    References:
+      The integer form of EGGROLL (arXiv:2511.16652), app. H.
+    """
+    options = {"threshold": threshold, "noise_reuse": noise_reuse, "chunk": chunk}
+
+    def one(path: str, w: Array) -> Array:
+        return egg_update(w, table, noise.leaf_key(key, path), epoch, signs, **options)
+
+    return trees.map_with_path(one, params)
