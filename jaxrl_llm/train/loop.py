@@ -182,6 +182,7 @@ def _meter(parts: Parts) -> Meter:
         peak_flops=config.report.peak_flops,
         devices=1 if parts.mesh is None else parts.mesh.size,
         updates=config.updates_per_batch,
+        common=parts.common,
         frozen=config.lora.rank is not None,
     )
 

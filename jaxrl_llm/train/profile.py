@@ -98,17 +98,20 @@ def model_size(model: Model) -> ModelSize | None:
     return ModelSize(matrices, int(np.prod(vocabulary)), pairs)
 
 
-def train_flops(prompt_lengths, lengths, *, size: ModelSize, frozen: bool = False) -> float:
+def train_flops(
+    prompt_lengths, lengths, *, size: ModelSize, common: int = 0, frozen: bool = False
+) -> float:
     """Operations of the model in the forward and backward pass of a batch.
 
         6 N U + 6 V D R + 12 A C
-        U = sum_p l_p + R,   R = sum_pg t_pg
-        C = sum_p l_p (l_p + 1) / 2 + sum_pg (t_pg l_p + t_pg (t_pg + 1) / 2)
+        U = sum_p l_p - (P - 1) c + R,   R = sum_pg t_pg
+        C = sum_p l_p (l_p + 1) / 2 - (P - 1) c (c + 1) / 2
+            + sum_pg (t_pg l_p + t_pg (t_pg + 1) / 2)
 
-    with ``l_p`` the tokens of a prompt, ``t_pg`` those of its responses, N the weights of all
-    matrix products but the last, V D those of the projection to the vocabulary, which only
-    responses need, C the pairs of tokens that attend to each other, and A heads times ``head_dim``
-    over all layers. A multiply-add is two operations, a backward pass twice the forward one. A
+    with ``l_p`` the tokens of a prompt, c the first ones that all P prompts share and that are
+    computed once, ``t_pg`` the tokens of a response, N the weights of all matrix products but the
+    last, V D those of the projection to the vocabulary, which only responses need, C the pairs of
+    tokens that attend to each other, and A heads times ``head_dim`` over all layers. A multiply-add is two operations, a backward pass twice the forward one. A
     prompt counts once a group, whatever is computed. What is computed a second time in place of
     being kept (rematerialization) does not count, nor do padding, a critic, and passes without a
     gradient. Weights that are frozen below an adapter take 4 in place of the first two 6: they have
@@ -118,6 +121,7 @@ def train_flops(prompt_lengths, lengths, *, size: ModelSize, frozen: bool = Fals
       prompt_lengths: int ``[P]``.
       lengths: int ``[P, G]``.
       size: Of the model.
+      common: c.
       frozen: Whether an adapter is trained in place of the weights.
 
     Example:
@@ -130,7 +134,9 @@ def train_flops(prompt_lengths, lengths, *, size: ModelSize, frozen: bool = Fals
     trained = responses.sum()
     pairs = (prompts * (prompts + 1) / 2).sum()
     pairs += (responses * prompts[:, None] + responses * (responses + 1) / 2).sum()
-    weights = size.matrices * (prompts.sum() + trained) + size.projection * trained
+    twice = common * (prompts.size - 1)
+    pairs -= twice * (common + 1) / 2
+    weights = size.matrices * (prompts.sum() - twice + trained) + size.projection * trained
     return float((4 if frozen else 6) * weights + 12 * size.attention * pairs)
 
 
@@ -161,6 +167,7 @@ class Meter:
         devices share its cores, and leaves other devices unknown.
       devices: How many train.
       updates: Passes over a batch.
+      common: How many first tokens all prompts share.
       frozen: Whether an adapter is trained in place of the weights.
     """
 
@@ -171,9 +178,11 @@ class Meter:
         peak_flops: float | None = None,
         devices: int = 1,
         updates: int = 1,
+        common: int = 0,
         frozen: bool = False,
     ):
-        self._size, self._updates, self._frozen = model_size(model), updates, frozen
+        self._size, self._updates = model_size(model), updates
+        self._common, self._frozen = common, frozen
         self.peak = None if peak_flops is None else peak_flops * devices
         self._source = f"as given for each of {devices}"
         if self.peak is None and jax.default_backend() == "cpu" and jax.process_count() == 1:
@@ -188,7 +197,8 @@ class Meter:
     def __call__(self, batch: Batch, seconds: dict[str, float]) -> dict[str, float]:
         """Numbers of a step; what is not known is left out.
 
-        - ``unique_tokens``: of the prompts, once a group, and of the responses.
+        - ``unique_tokens``: of the prompts, once a group and what they share once, and of the
+          responses.
         - ``unique_tokens_per_second``: over wait, score and train.
         - ``flops_per_second``: see :func:`train_flops`; over train alone.
         - ``mfu``: their share of the peak, model FLOP utilization.
@@ -199,12 +209,13 @@ class Meter:
         """
         prompts = np.asarray(batch.prompt_mask).sum(-1)
         responses = (np.asarray(batch.mask) & np.asarray(batch.where)[..., None]).sum(-1)
-        tokens = float(prompts.sum() + responses.sum())
+        tokens = float(prompts.sum() - self._common * (prompts.size - 1) + responses.sum())
         busy = seconds["wait"] + seconds["score"] + seconds["train"]
         found = {"unique_tokens": tokens, "unique_tokens_per_second": tokens / max(busy, 1e-9)}
         if self._size is None:
             return found
-        flops = train_flops(prompts, responses, size=self._size, frozen=self._frozen)
+        options = {"common": self._common, "frozen": self._frozen}
+        flops = train_flops(prompts, responses, size=self._size, **options)
         flops *= self._updates
         found["flops_per_second"] = flops / max(seconds["train"], 1e-9)
         if self.peak is not None:

@@ -31,11 +31,11 @@ def test_a_clock_adds_up_phases_and_begins_again(monkeypatch):
         pass
 
 
-def counted(prompts, responses, size, frozen):
+def counted(prompts, responses, size, frozen, common=0):
     """Operations one token after the other: forward, and twice that backward."""
     total = 0.0
-    for prompt, group in zip(prompts, responses, strict=True):
-        for place in range(prompt):
+    for i, (prompt, group) in enumerate(zip(prompts, responses, strict=True)):
+        for place in range(common if i else 0, prompt):
             total += 2 * size.matrices * (2 if frozen else 3)
             total += 4 * size.attention * (place + 1) * 3
         for length in group:
@@ -45,12 +45,12 @@ def counted(prompts, responses, size, frozen):
     return total
 
 
-@pytest.mark.parametrize("frozen", [False, True])
-def test_operations_are_those_counted_token_by_token(frozen):
+@pytest.mark.parametrize(("frozen", "common"), [(False, 0), (True, 0), (False, 3)])
+def test_operations_are_those_counted_token_by_token(frozen, common):
     rng, size = np.random.default_rng(0), ModelSize(matrices=1000, projection=70, attention=12)
-    prompts, responses = rng.integers(1, 9, 5), rng.integers(0, 7, (5, 3))
-    found = train_flops(prompts, responses, size=size, frozen=frozen)
-    assert found == counted(prompts, responses, size, frozen)
+    prompts, responses = common + rng.integers(1, 9, 5), rng.integers(0, 7, (5, 3))
+    found = train_flops(prompts, responses, size=size, common=common, frozen=frozen)
+    assert found == counted(prompts, responses, size, frozen, common)
     # A pair of responses to one prompt costs less than each with a prompt of its own.
     one, pair = (train_flops([8], [[6] * n], size=size) for n in (1, 2))
     assert one < pair < 2 * one and train_flops([8], [[0]], size=size) == counted(
@@ -99,6 +99,7 @@ def test_speed_of_a_step(monkeypatch):
         "flops_per_second": 2 * flops / 0.5,
         "mfu": 2 * flops / 0.5 / 4e6,
     }
+    assert Meter(model, common=2)(batch, seconds)["unique_tokens"] == tokens - 2
     frozen = Meter(model, peak_flops=1e6, frozen=True)(batch, seconds)
     assert frozen["flops_per_second"] < flops / 0.5
     # On a device whose peak nobody gave there is no utilization.
