@@ -111,11 +111,12 @@ def train_flops(
     with ``l_p`` the tokens of a prompt, c the first ones that all P prompts share and that are
     computed once, ``t_pg`` the tokens of a response, N the weights of all matrix products but the
     last, V D those of the projection to the vocabulary, which only responses need, C the pairs of
-    tokens that attend to each other, and A heads times ``head_dim`` over all layers. A multiply-add is two operations, a backward pass twice the forward one. A
-    prompt counts once a group, whatever is computed. What is computed a second time in place of
-    being kept (rematerialization) does not count, nor do padding, a critic, and passes without a
-    gradient. Weights that are frozen below an adapter take 4 in place of the first two 6: they have
-    no gradient of their own, and the adapter is left out.
+    tokens that attend to each other, and A heads times ``head_dim`` over all layers. A multiply-add
+    is two operations, a backward pass twice the forward one. A prompt counts once a group, whatever
+    is computed. What is computed a second time in place of being kept (rematerialization) does not
+    count, nor do padding, a critic, and passes without a gradient. Weights that are frozen below an
+    adapter take 4 in place of the first two 6: they have no gradient of their own, and the adapter
+    is left out.
 
     Args:
       prompt_lengths: int ``[P]``.
