@@ -114,9 +114,8 @@ def make_plan(config: TrainConfig, subject: Subject, *, accelerator: bool | None
       config: The run.
       subject: From :func:`load_subject`, of this configuration or of one that differs in nothing
         that it depends on.
-      accelerator: Whether the device keeps no more than ``remat`` says; by default, whether the one
-        that is here does. XLA for CPUs merges what is computed again with what it would replace,
-        and multiplies bfloat16 numbers as float32.
+      accelerator: Whether the device multiplies bfloat16 numbers as they are; by default, whether
+        the one that is here does. XLA for CPUs multiplies them as float32.
 
     Returns:
       The plan. Packed rows, which take less, are counted as if they were padded.
@@ -194,7 +193,7 @@ def _step_bytes(
     parts["activations"] = memory.activation_bytes(
         local,
         batch,
-        remat=config.remat if accelerator else "none",
+        remat=config.remat,
         itemsize=half if accelerator else 4,
         adapter=config.lora.rank is not None,
     )
