@@ -118,7 +118,7 @@ def main() -> None:
         sampling = dataclasses.replace(config.sampling, max_new_tokens=given.response_length)
         config = dataclasses.replace(config, sampling=sampling)
     found = measure(config, layers=given.layers, prompt_length=given.prompt_length)
-    text = json.dumps({"config": Path(given.config).name, **found}, indent=1)
+    text = json.dumps({"name": "pods", "config": Path(given.config).name, **found}, indent=2)
     print(text)
     if given.out is not None:
         given.out.write_text(text + "\n")

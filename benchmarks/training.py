@@ -49,7 +49,7 @@ def _step(config, prompts: int, rollouts: int, lengths, *, remat="full", mesh=No
     model = jr.models.make_model(config)
     recipe = jr.recipes.reinforce_pp()  # takes groups of one, too
     optimizer = optax.adamw(1e-6)
-    step = jr.train.make_step(model, recipe, optimizer, remat=remat, mesh=mesh)
+    step: Any = jr.train.make_step(model, recipe, optimizer, remat=remat, mesh=mesh)
     params = jax.jit(model.init)(jax.random.key(0))
     if mesh is not None:
         params = shard(params, param_shardings(params, mesh))
@@ -194,7 +194,7 @@ def devices(tiny: bool, rounds: int) -> dict[str, Any]:
     }
 
 
-def _child(layout: dict[str, int], tiny: bool, rounds: int) -> None:
+def _child(layout: dict[str, Any], tiny: bool, rounds: int) -> None:
     """Times one layout and prints its seconds."""
     config, lengths = tiny_config(), (8, 4)
     if not tiny:

@@ -230,14 +230,15 @@ class Decoder(nnx.Module):
 
 def _run_block(block: Block, x, rotary, context, layer, delta, remat: str):
     """One block, recomputed in the backward pass as ``remat`` says."""
-    if POLICIES[remat] is None:
+    policy = POLICIES[remat]
+    if policy is None:
         return block(x, rotary, context, layer, delta)
     graphdef, weights = nnx.split(block)
 
     def run(weights, x, rotary, context, delta):
         return nnx.merge(graphdef, weights)(x, rotary, context, layer, delta)
 
-    return rematerialized(run, POLICIES[remat])(weights, x, rotary, context, delta)
+    return rematerialized(run, policy)(weights, x, rotary, context, delta)
 
 
 def make_model(config: ModelConfig) -> Model:
