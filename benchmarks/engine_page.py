@@ -4,22 +4,21 @@ python -m benchmarks.engine_page            # write
 python -m benchmarks.engine_page --check    # exit 1 if it would change anything
 """
 
-import argparse
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks import pages
 from benchmarks.harness import RESULTS, ROOT
-from benchmarks.readme import fill, spread
+from benchmarks.readme import spread
 
 PAGE = ROOT / "docs" / "engine.md"
 
 
 def measured(folder: Path = RESULTS) -> str:
     """What the benchmarks of the engine and of accelerators found."""
-    found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    found = pages.results(folder)
     parts = [_engine(each) for each in found if each["name"] == "engine"]
     parts += [_gpu(each) for each in found if each["name"] == "gpu" and each["ours"]]
     return "\n\n".join(parts) or "Nothing yet."
@@ -52,7 +51,7 @@ def _engine(result: Mapping[str, Any]) -> str:
         ),
     ]
     title = f"{work['model']}, {work['dtype']}, {result['device']} (`python -m benchmarks.engine`):"
-    return _table(title, ("what", "measured"), rows)
+    return pages.table(title, ("what", "measured"), rows)
 
 
 def _gpu(result: Mapping[str, Any]) -> str:
@@ -71,28 +70,12 @@ def _gpu(result: Mapping[str, Any]) -> str:
         f"{result['device']} (`python -m benchmarks.gpu`):"
     )
     columns = ("slots", "sampler, tokens/s", "engine, tokens/s", "share of bandwidth")
-    return _table(title, columns, rows)
-
-
-def _table(title: str, columns: tuple[str, ...], rows) -> str:
-    lines = [columns, ("---",) * len(columns), *rows]
-    return "\n".join([title, "", *(f"| {' | '.join(line)} |" for line in lines)])
+    return pages.table(title, columns, rows)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Write or check; the exit code is 1 where a check fails."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    options = parser.parse_args(argv)
-    old = PAGE.read_text()
-    new = fill(old, "measured", measured())
-    if new == old:
-        return 0
-    if options.check:
-        print(f"{PAGE.name} is out of date: run python -m benchmarks.engine_page", file=sys.stderr)
-        return 1
-    PAGE.write_text(new)
-    return 0
+    return pages.write(PAGE, measured, "benchmarks.engine_page", argv)
 
 
 if __name__ == "__main__":

@@ -4,15 +4,14 @@ python -m benchmarks.precision_page            # write
 python -m benchmarks.precision_page --check    # exit 1 if it would change anything
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks import pages
 from benchmarks.harness import RESULTS, ROOT
-from benchmarks.readme import fill
 
 PAGE = ROOT / "docs" / "precision.md"
 
@@ -54,20 +53,7 @@ def _summary(flows) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Write or check; the exit code is 1 where a check fails."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    options = parser.parse_args(argv)
-    old = PAGE.read_text()
-    new = fill(old, "measured", measured())
-    if new == old:
-        return 0
-    if options.check:
-        print(
-            f"{PAGE.name} is out of date: run python -m benchmarks.precision_page", file=sys.stderr
-        )
-        return 1
-    PAGE.write_text(new)
-    return 0
+    return pages.write(PAGE, measured, "benchmarks.precision_page", argv)
 
 
 if __name__ == "__main__":

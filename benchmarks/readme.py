@@ -76,6 +76,12 @@ def results(folder: Path = RESULTS) -> str:
             "trained on, before and after:"
         )
         parts.append(_table(header, map(quickstart_row, quickstart["runs"])))
+    for step in (result for result in found if result["name"] == "quickstart_step"):
+        seconds, factor = step["ours"]["seconds"]["whole"], step["factor"]["whole"]
+        parts.append(
+            f"A step of it takes {spread(seconds)} s on {step['device']}, {factor:.2f} times less "
+            f"than at {step['before']['commit'][:7]}; [where it goes](docs/training.md#measured)."
+        )
     if (folder / CURVE.name).is_file():
         parts.append(f"![Reward of a run]({CURVE.relative_to(ROOT).as_posix()})")
     measured = [r for r in found if r["name"] in ("sampler", "train_step", "train_step_short")]

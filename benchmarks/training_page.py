@@ -1,0 +1,159 @@
+"""Writes the measured part of docs/training.md from benchmarks/results.
+
+python -m benchmarks.training_page            # write
+python -m benchmarks.training_page --check    # exit 1 if it would change anything
+"""
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks import pages
+from benchmarks.harness import RESULTS, ROOT
+from benchmarks.readme import spread
+
+PAGE = ROOT / "docs" / "training.md"
+
+
+def measured(folder: Path = RESULTS) -> str:
+    """What the benchmarks of training found."""
+    writers = {
+        "train_step": _beside_peers,
+        "train_step_short": _beside_peers,
+        "quickstart_step": _quickstart,
+        "training": _alone,
+        "packing": _packing,
+        "checkpoint": _checkpoint,
+    }
+    found = pages.results(folder)
+    order = list(writers)
+    chosen = sorted(
+        (r for r in found if r["name"] in writers), key=lambda r: order.index(r["name"])
+    )
+    return "\n\n".join(writers[r["name"]](r) for r in chosen) or "Nothing yet."
+
+
+def _beside_peers(result: Mapping[str, Any]) -> str:
+    work = result["workload"]
+    kept = "rematerialized" if work["remat"] else "keeping activations"
+    title = (
+        f"One GRPO step of {work['model']}, {work['dtype']}, {work['prompts']} prompts x "
+        f"{work['rollouts']} rollouts, {work['prompt_tokens']} + {work['response_tokens']} tokens, "
+        f"{kept}, {result['device']} (`python -m benchmarks.train_step`):"
+    )
+    sides = {"ours": result["ours"], **result["peers"]}
+    rows = [
+        (
+            name,
+            spread(side["seconds"]),
+            f"{result['ratios'].get(name, 1.0):.3g}",
+            f"{side['peak_memory_bytes'] / 1e9:.1f}",
+        )
+        for name, side in sides.items()
+    ]
+    return pages.table(title, ("", "seconds", "times ours", "peak memory, GB"), rows)
+
+
+def _quickstart(result: Mapping[str, Any]) -> str:
+    before, ours, factor = result["before"], result["ours"], result["factor"]
+    rows = [
+        (
+            part,
+            spread(before["seconds"][part]),
+            spread(ours["seconds"][part]),
+            f"{factor[part]:.2f}",
+        )
+        for part in ("whole", "sample", "train")
+    ]
+    title = (
+        f"A step of `configs/quickstart.py`, {result['device']}, beside commit "
+        f"{before['commit'][:7]}, which had neither the rollout engine nor what this page tells "
+        "(`python -m benchmarks.quickstart_step`):"
+    )
+    return pages.table(title, ("seconds", "before", "now", "factor"), rows)
+
+
+def _alone(result: Mapping[str, Any]) -> str:
+    ours = result["ours"]
+    scores, growth, remat, devices = (ours[k] for k in ("logprobs", "growth", "remat", "devices"))
+    doubling = ", ".join(f"{x:.2f}" for x in growth["doubling"])
+    rows = [
+        (
+            f"log-probabilities and entropies of {scores['tokens']:,} tokens over "
+            f"{scores['vocab_size']:,} words at width {scores['width']:,}, with gradients",
+            f"{scores['time_of_plain']:.2f} times the seconds of whole logits; temporary memory "
+            f"{scores['temporary']['ours']:.1%} of the logits, beside "
+            f"{scores['temporary']['plain']:.0%}",
+        ),
+        (
+            f"a step with a prompt of {growth['prompt_tokens']:,} and G responses of "
+            f"{growth['response_tokens']} tokens",
+            f"each doubling of G up to 8 takes {doubling} times as long",
+        ),
+    ]
+    for kept in ("none", "dots", "full"):
+        case = remat[kept]
+        rows.append(
+            (
+                f"a step of {remat['prompts']} x {remat['rollouts']}, {remat['tokens'][0]} + "
+                f'{remat["tokens"][1]} tokens, `remat="{kept}"`',
+                f"{spread(case['seconds'])} s, {case['temporary_bytes'] / 1e9:.2f} GB of temporary "
+                f"memory, {case['product_share']:.0%} of the operations a second of one matrix "
+                "product",
+            )
+        )
+    times = " and ".join(f"{x:.2f} ({name})" for name, x in devices["time_of_one"].items())
+    rows.append(
+        (
+            f"a step on {devices['devices']} devices that share the processor of one",
+            f"{times} times as long as on one",
+        )
+    )
+    work = result["workload"]
+    title = (
+        f"The parts, {work['model']}, {work['dtype']}, {result['device']} "
+        "(`python -m benchmarks.training`):"
+    )
+    return pages.table(title, ("what", "measured"), rows)
+
+
+def _packing(result: Mapping[str, Any]) -> str:
+    work, skewed, even = result["workload"], result["skewed"], result["even"]
+    cells = "{padded:,} to {packed:,}".format
+    rows = [
+        (
+            f"lengths of mean {work['mean']}, longest {skewed['longest']}",
+            cells(**skewed["cells"]),
+            f"{skewed['ratio']:.2f}",
+        ),
+        (f"all of {work['even_tokens']}", cells(**even["cells"]), f"{even['ratio']:.2f}"),
+    ]
+    title = f"Packing, {result['device']} (`python -m benchmarks.packing`):"
+    return pages.table(title, ("responses", "cells", "times faster"), rows)
+
+
+def _checkpoint(result: Mapping[str, Any]) -> str:
+    ours = result["ours"]
+    title = (
+        f"A checkpoint of {ours['bytes'] / 1e9:.1f} GB, {result['device']} "
+        "(`python -m benchmarks.checkpoint`):"
+    )
+    rows = [
+        ("written and verifiable after", f"{spread(ours['whole'])} s"),
+        (
+            "of which training waits",
+            f"{spread(ours['blocked'])} s, {ours['share']['median']:.1%}",
+        ),
+        ("the next update takes longer by", f"{spread(ours['first_update_more'])} s"),
+    ]
+    return pages.table(title, ("what", "measured"), rows)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write or check; the exit code is 1 where a check fails."""
+    return pages.write(PAGE, measured, "benchmarks.training_page", argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

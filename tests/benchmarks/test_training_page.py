@@ -1,0 +1,37 @@
+"""docs/training.md tells the truth: its names exist and its numbers are those of the results."""
+
+import re
+
+import jaxrl_llm as jr
+from benchmarks import training_page
+from jaxrl_llm.train.config import TrainConfig
+
+TEXT = training_page.PAGE.read_text()
+
+
+def test_options_of_the_page_exist():
+    sections = {name: field.type for name, field in TrainConfig.__dataclass_fields__.items()}
+    for name in ("packing", "remat", "microbatches", "max_skipped", "dtype"):
+        assert f"`{name}" in TEXT and name in sections
+    for section, option in re.findall(r"`(optimizer|lora|mesh|report)\.(\w+)", TEXT):
+        assert option in getattr(jr.train, NAMES[section]).__dataclass_fields__
+    for name in ("make_step", "score"):
+        assert hasattr(jr.train, name)
+
+
+NAMES = {
+    "optimizer": "OptimizerConfig",
+    "lora": "LoRAConfig",
+    "mesh": "MeshConfig",
+    "report": "ReportConfig",
+}
+
+
+def test_measured_part_is_current():
+    assert training_page.main(["--check"]) == 0
+
+
+def test_every_result_has_its_table():
+    text = training_page.measured()
+    for command in ("train_step", "packing", "checkpoint"):
+        assert f"`python -m benchmarks.{command}`" in text
