@@ -35,8 +35,12 @@ def guarded_update(
 ) -> tuple[tuple[ArrayTree, ArrayTree], dict[str, Array]]:
     """One update of an optimizer, or none where the loss or its gradient is no finite number.
 
-    The whole update is one branch of a conditional, so that parameters and state are written in
-    their place: choosing leaf by leaf between old and new would copy the old ones first.
+    Nor is there one where the update itself is none, unless the optimizer multiplies matrices.
+
+    Everything stands in the branches of conditionals, so that parameters and state are written in
+    their place: choosing leaf by leaf between old and new would copy the old ones first. The norm
+    of the update is a branch of its own, since beside the update it would keep the old state: an
+    update without matrix products is computed a second time for it, which takes less.
 
     Args:
       optimizer: Any optax transformation.
@@ -50,13 +54,12 @@ def guarded_update(
       Parameters and state after it, and the metrics ``loss``, ``grad_norm``, ``update_norm`` (0 if
       there was none) and ``skipped`` (1 if there was none).
     """
-    params, opt_state = carry
     norm = trees.norm(grads)  # no number if any gradient is none
     made = jnp.isfinite(loss) & jnp.isfinite(norm) & sound
     if scale is not None:
         made &= jnp.isfinite(scale)
 
-    def change(grads, carry):
+    def changed(grads, carry):
         params, opt_state = carry
         changes, opt_state = optimizer.update(grads, opt_state, params)
         if scale is not None:
@@ -66,7 +69,16 @@ def guarded_update(
     def stay(grads, carry):
         return carry, jnp.zeros_like(norm)
 
-    carry, update_norm = jax.lax.cond(made, change, stay, grads, carry)
+    if _multiplies(changed, grads, carry):
+        carry, update_norm = jax.lax.cond(made, changed, stay, grads, carry)
+    else:
+        of = (grads, carry)
+        update_norm = jax.lax.cond(made, _item(changed, 1), _item(stay, 1), *of)
+        # Known before the update is made, it can keep one out that is no number. That the second
+        # branch waits for the first is also what lets it write over what both read.
+        made &= jnp.isfinite(update_norm)
+        carry = jax.lax.cond(made, _item(changed, 0), _item(stay, 0), *of)
+        update_norm = jnp.where(made, update_norm, 0.0)
     metrics = {
         "loss": loss,
         "grad_norm": norm,
@@ -74,3 +86,12 @@ def guarded_update(
         "skipped": 1.0 - made.astype(jnp.float32),
     }
     return carry, metrics
+
+
+def _item(function, index: int):
+    return lambda *args: function(*args)[index]
+
+
+def _multiplies(function, *args) -> bool:
+    """Whether a function multiplies matrices: then it is not computed twice for little."""
+    return "dot_general" in str(jax.make_jaxpr(function)(*args))

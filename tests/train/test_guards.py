@@ -41,6 +41,36 @@ def test_one_update_by_hand():
     np.testing.assert_allclose(metrics["update_norm"], 0.75)
 
 
+def test_an_update_that_is_no_number_is_left_out():
+    spoil = optax.stateless(lambda updates, params: jax.tree.map(jnp.log, updates))
+    optimizer = optax.chain(optax.sgd(0.5, momentum=0.9), spoil)
+    carry = (PARAMS, optimizer.init(PARAMS))
+    after, metrics = jax.jit(functools.partial(guards.guarded_update, optimizer))(
+        carry, jnp.float32(2.0), GRADS
+    )
+    assert bits(after) == bits(carry)
+    assert float(metrics["skipped"]) == 1.0 and float(metrics["update_norm"]) == 0.0
+
+
+def test_an_update_with_matrix_products_is_computed_once():
+    calls = []
+
+    def count(updates, params):
+        jax.debug.callback(lambda: calls.append(1))
+        return jax.tree.map(lambda x: x * jnp.dot(jnp.ones(2), jnp.ones(2)), updates)
+
+    for optimizer, times in (
+        (optax.stateless(count), 1),
+        (optax.stateless(lambda u, p: jax.debug.callback(lambda: calls.append(1)) or u), 2),
+    ):
+        calls.clear()
+        carry = (PARAMS, optimizer.init(PARAMS))
+        _, metrics = guards.guarded_update(optimizer, carry, jnp.float32(2.0), GRADS)
+        jax.block_until_ready(metrics)
+        jax.effects_barrier()
+        assert len(calls) == times
+
+
 BAD = {
     "loss": {"loss": NAN},
     "infinite loss": {"loss": INF},
