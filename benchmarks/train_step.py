@@ -4,7 +4,8 @@
     python -m benchmarks.train_step --case short --peer-python PATH --save
 
 The long case has 192 prompt and 64 response tokens and recomputes activations in the backward pass;
-the short one has 64 and 64 and keeps them.
+the short one has 64 and 64 and keeps them. Of a layer, ours then keeps what its linear layers give,
+the peers keep its input: each the best that it offers for this size.
 """
 
 from benchmarks import harness, workload

@@ -16,7 +16,7 @@ def setup(workload: dict) -> Measured:
     recipe = jr.recipes.grpo(kl_coef=0.0).replace(weights=jr.aggregate.token_mean)
     optimizer = optax.adamw(workload["learning_rate"], weight_decay=workload["weight_decay"])
     step = jr.train.make_step(
-        model, recipe, optimizer, remat="full" if workload["remat"] else "none"
+        model, recipe, optimizer, remat="dots" if workload["remat"] else "none"
     )
     prompts = jnp.array(workload["prompt_ids"])
     tokens = jnp.array(workload["response_ids"])
@@ -30,7 +30,7 @@ def setup(workload: dict) -> Measured:
         prompt_mask=jnp.ones_like(prompts, bool),
     )
     # The step gives its state away, so the one that is alive is kept here.
-    alive = [jr.train.init_state(params, optimizer, recipe, key=jax.random.key(0))]
+    alive = [jr.train.init_state(params, optimizer, recipe, key=jax.random.key(0), copy=False)]
     del params
     norms: list[float] = []
 

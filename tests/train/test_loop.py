@@ -346,6 +346,7 @@ def test_bfloat16_computes_and_float32_learns(tmp_path, monkeypatch, updates):
 
     monkeypatch.setattr(jr.models, "load_model", load)
     monkeypatch.setattr(jr.data, "load_tokenizer", lambda name: ByteTokenizer())
+    monkeypatch.setattr("jaxrl_llm.train.setup.check_held", lambda config: None)  # reads the files
     made = []
     monkeypatch.setattr(
         "jaxrl_llm.train.loop.make_step", lambda *a, **k: made.append(make_step(*a, **k)) or made[0]
