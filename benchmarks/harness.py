@@ -176,6 +176,7 @@ def measure(
     rounds: int,
     tokens: int,
     tolerance: float = 0.0,
+    tolerances: Mapping[str, float] | None = None,
     share: float = 1.0,
 ) -> dict[str, Any]:
     """Run ours in turn with each peer (A B A B ..., then A C A C ...) and return the result.
@@ -192,6 +193,7 @@ def measure(
         rounds: Runs of each peer after the warm-up, and of ours beside each.
         tokens: Tokens of a run.
         tolerance: See `check_agreement`.
+        tolerances: Those of peers that have one of their own.
         share: See `check_agreement`.
     """
     message = {**workload, **private}
@@ -224,7 +226,8 @@ def measure(
         for peer, module in others.items():
             start(peer, str(peer_python), module)
             checks = {worker: workers[worker].ready["check"] for worker in ("ours", peer)}
-            check_agreement(checks, tolerance=tolerance, share=share)
+            allowed = (tolerances or {}).get(peer, tolerance)
+            check_agreement(checks, tolerance=allowed, share=share)
             turns(("ours", peer))
             beside = statistics.median(seconds["ours"][-rounds:])
             ratios[peer] = float(f"{statistics.median(seconds[peer]) / beside:.3g}")

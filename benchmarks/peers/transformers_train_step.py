@@ -15,10 +15,10 @@ def token_logps(model, tokens: torch.Tensor, responses: torch.Tensor) -> torch.T
     return chosen - torch.logsumexp(logits, -1)
 
 
-def setup(workload: dict) -> Measured:
+def setup(workload: dict, dtype: torch.dtype = torch.float32) -> Measured:
     """Load the model for training, with gradient checkpointing where the workload says so."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = AutoModelForCausalLM.from_pretrained(workload["folder"], dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(workload["folder"], dtype=dtype)
     model = model.to(device).train()
     if workload["remat"]:
         model.gradient_checkpointing_enable({"use_reentrant": False})
