@@ -43,7 +43,8 @@ def steps(checkout: Path, folder: Path, count: int, extra: Sequence[str]) -> lis
 def seconds(row: dict[str, Any]) -> dict[str, float]:
     """What a step took in all and by part, from its line of metrics."""
     found = {part: next(row[k] for k in names if k in row) for part, names in PARTS.items()}
-    return found | {"whole": row["seconds_wait"] + row.get("seconds_score", 0.0) + found["train"]}
+    waited = row.get("seconds_wait", found["sample"] + row.get("seconds_reward", 0.0))
+    return found | {"whole": waited + row.get("seconds_score", 0.0) + found["train"]}
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -37,7 +37,7 @@ def test_bad_options_are_refused(arguments):
 
 
 def test_a_step_of_either_version_has_the_same_parts():
-    old = {"seconds_rollout": 2.0, "seconds_step": 5.0, "seconds_wait": 2.5}
+    old = {"seconds_rollout": 2.0, "seconds_step": 5.0, "seconds_reward": 0.5}
     new = {"seconds_sample": 2.0, "seconds_train": 3.0, "seconds_wait": 2.5, "seconds_score": 1.0}
     assert quickstart_step.seconds(old) == {"sample": 2.0, "train": 5.0, "whole": 7.5}
     assert quickstart_step.seconds(new) == {"sample": 2.0, "train": 3.0, "whole": 6.5}
