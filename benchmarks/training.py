@@ -2,7 +2,7 @@
 
     python -m benchmarks.training --save
     python -m benchmarks.training --tiny             # a look, on any machine
-    python -m benchmarks.training --part logprobs    # one part
+    python -m benchmarks.training --part logprobs    # one part; saved, the others stay
 
 - logprobs: log-probabilities and entropies with their gradients, 4,096 tokens over a vocabulary of
   151,936 at width 1,024, beside the same by whole logits. `temporary` is the memory of the compiled
@@ -218,8 +218,6 @@ def main(argv: list[str] | None = None) -> None:
         return
     if options.peer_python or options.gguf:
         parser.error("weights are random and there are no peers: no --gguf, no --peer-python")
-    if options.part and options.save:
-        parser.error("--save writes all parts: leave --part out")
     chosen = options.part or list(PARTS)
     result = {
         "name": "training",
@@ -235,6 +233,9 @@ def main(argv: list[str] | None = None) -> None:
         "peers": {},
         "ratios": {},
     }
+    saved = harness.RESULTS / f"{result['name']}-{result['device']}.json"
+    if options.save and saved.is_file():  # the other parts stay
+        result["ours"] = json.loads(saved.read_text())["ours"] | result["ours"]
     harness.finish(result, to_file=options.save)
 
 

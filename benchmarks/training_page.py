@@ -75,41 +75,42 @@ def _quickstart(result: Mapping[str, Any]) -> str:
 
 
 def _alone(result: Mapping[str, Any]) -> str:
-    ours = result["ours"]
-    scores, growth, remat, devices = (ours[k] for k in ("logprobs", "growth", "remat", "devices"))
-    doubling = ", ".join(f"{x:.2f}" for x in growth["doubling"])
-    rows = [
-        (
+    rows = []
+    if scores := result["ours"].get("logprobs"):
+        what = (
             f"log-probabilities and entropies of {scores['tokens']:,} tokens over "
-            f"{scores['vocab_size']:,} words at width {scores['width']:,}, with gradients",
+            f"{scores['vocab_size']:,} words at width {scores['width']:,}, with gradients"
+        )
+        found = (
             f"{scores['time_of_plain']:.2f} times the seconds of whole logits; temporary memory "
             f"{scores['temporary']['ours']:.1%} of the logits, beside "
-            f"{scores['temporary']['plain']:.0%}",
-        ),
-        (
+            f"{scores['temporary']['plain']:.0%}"
+        )
+        rows.append((what, found))
+    if growth := result["ours"].get("growth"):
+        doubling = ", ".join(f"{x:.2f}" for x in growth["doubling"])
+        what = (
             f"a step with a prompt of {growth['prompt_tokens']:,} and G responses of "
-            f"{growth['response_tokens']} tokens",
-            f"each doubling of G up to 8 takes {doubling} times as long",
-        ),
-    ]
+            f"{growth['response_tokens']} tokens"
+        )
+        rows.append((what, f"each doubling of G up to 8 takes {doubling} times as long"))
+    remat = result["ours"].get("remat", {})
     for kept in ("none", "dots", "full"):
-        case = remat[kept]
-        rows.append(
-            (
+        if case := remat.get(kept):
+            what = (
                 f"a step of {remat['prompts']} x {remat['rollouts']}, {remat['tokens'][0]} + "
-                f'{remat["tokens"][1]} tokens, `remat="{kept}"`',
+                f'{remat["tokens"][1]} tokens, `remat="{kept}"`'
+            )
+            found = (
                 f"{spread(case['seconds'])} s, {case['temporary_bytes'] / 1e9:.2f} GB of temporary "
                 f"memory, {case['product_share']:.0%} of the operations a second of one matrix "
-                "product",
+                "product"
             )
-        )
-    times = " and ".join(f"{x:.2f} ({name})" for name, x in devices["time_of_one"].items())
-    rows.append(
-        (
-            f"a step on {devices['devices']} devices that share the processor of one",
-            f"{times} times as long as on one",
-        )
-    )
+            rows.append((what, found))
+    if devices := result["ours"].get("devices"):
+        times = " and ".join(f"{x:.2f} ({name})" for name, x in devices["time_of_one"].items())
+        what = f"a step on {devices['devices']} devices that share the processor of one"
+        rows.append((what, f"{times} times as long as on one"))
     work = result["workload"]
     title = (
         f"The parts, {work['model']}, {work['dtype']}, {result['device']} "

@@ -28,9 +28,16 @@ def test_steps_by_group_policy_and_devices(capfd):
     assert set(found["devices"]["time_of_one"]) == {"data", "fsdp"}
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--gguf", "x"], ["--part", "nothing"], ["--part", "growth", "--save"]]
-)
+def test_a_part_is_saved_beside_the_others(capfd, monkeypatch, tmp_path):
+    monkeypatch.setattr(training.harness, "RESULTS", tmp_path)
+    monkeypatch.setattr(training.harness, "finish", lambda result, to_file: print(result["ours"]))
+    (tmp_path / f"training-{training.jax_device_name()}.json").write_text('{"ours": {"growth": 1}}')
+    monkeypatch.setitem(training.PARTS, "logprobs", lambda tiny, rounds: 2)
+    training.main(["--tiny", "--part", "logprobs", "--save"])
+    assert capfd.readouterr().out.splitlines()[-1] == "{'growth': 1, 'logprobs': 2}"
+
+
+@pytest.mark.parametrize("arguments", [["--gguf", "x"], ["--part", "nothing"]])
 def test_bad_options_are_refused(arguments):
     with pytest.raises(SystemExit):
         training.main(["--tiny", *arguments])
