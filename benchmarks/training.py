@@ -154,18 +154,22 @@ def remat(tiny: bool, rounds: int) -> dict[str, Any]:
     count = 16
     product = jax.jit(lambda x, w: [(x * (1 + i / 64)) @ w for i in range(count)])
     operations = 2 * count * x.size * w.shape[1]
-    result: dict[str, Any] = {"prompts": rows[0], "rollouts": rows[1], "tokens": list(lengths)}
+    cases, products = {}, []
     for kept in ("none", "dots", "full"):
         run, memory = _step(config, *rows, lengths, remat=kept)
         timed = in_turns(rounds, {f"remat {kept}": run, "product": lambda: product(x, w)})
-        seconds, rate = timed[f"remat {kept}"], operations / min(timed["product"].seconds)
-        result[kept] = {
-            "seconds": harness.summary(seconds.seconds),
-            "temporary_bytes": memory,
-            "product_flops_per_second": rounded(rate),
-            "product_share": rounded(flops / seconds.median / rate),
-        }
+        cases[kept] = (timed[f"remat {kept}"], memory)
+        products += timed["product"].seconds
         del run
+    rate = operations / min(products)  # the best of all turns: nothing else slowed it
+    result: dict[str, Any] = {"prompts": rows[0], "rollouts": rows[1], "tokens": list(lengths)}
+    result["product_flops_per_second"] = rounded(rate)
+    for kept, (timed, memory) in cases.items():
+        result[kept] = {
+            "seconds": harness.summary(timed.seconds),
+            "temporary_bytes": memory,
+            "product_share": rounded(flops / timed.median / rate),
+        }
     return result
 
 
