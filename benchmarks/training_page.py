@@ -36,7 +36,8 @@ def measured(folder: Path = RESULTS) -> str:
 
 def _beside_peers(result: Mapping[str, Any]) -> str:
     work = result["workload"]
-    kept = "rematerialized" if work["remat"] else "keeping activations"
+    peers = "rematerialized (ours keeps what linear layers give, the peers a layer's input)"
+    kept = peers if work["remat"] else "keeping activations"
     title = (
         f"One GRPO step of {work['model']}, {work['dtype']}, {work['prompts']} prompts x "
         f"{work['rollouts']} rollouts, {work['prompt_tokens']} + {work['response_tokens']} tokens, "

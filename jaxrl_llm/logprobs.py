@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxrl_llm.core import call_with, checks
 from jaxrl_llm.core.axes import Array
 from jaxrl_llm.core.support import Support, check_support, keep_mask
-from jaxrl_llm.core.vocabulary import logp_and_entropy
+from jaxrl_llm.core.vocabulary import logp_and_entropy, scaled_logits
 
 
 def token_logprobs(
@@ -52,7 +52,8 @@ def token_logprobs(
       support: The tokens each target was drawn from, with leading axes ``[..., T]``; None for the
         whole vocabulary.
       chunk_size: Bounds the logits that exist at one time to ``chunk_size * V``. Three such blocks
-        are in memory at most.
+        are in memory at most. A block has 8 words of each of up to 16 stripes at least, which is
+        more for very many tokens.
 
     Returns:
       ``(logp, entropy)``, each ``[..., T]`` float32 (float64 for float64 hidden states), in nats.
@@ -230,10 +231,7 @@ def _checked(name: str, hidden, output_matrix, targets, mask, support) -> tuple[
 
 def _logits(hidden, matrix, temperature, support) -> tuple[Array, Array | bool]:
     """Logits of a chunk, -inf outside the support, and which are inside."""
-    product = jax.lax.dot_general(
-        hidden, matrix, (((1,), (1,)), ((), ())), preferred_element_type=temperature.dtype
-    )
-    logits = product / temperature
+    logits = scaled_logits(hidden, matrix, temperature)
     if support is None:
         return logits, True
     kept = keep_mask(support, matrix.shape[0])

@@ -21,9 +21,9 @@ from jaxrl_llm.core.support import Support
 
 # Where a running maximum starts: finite, so that the difference of two of them is a number.
 _LOWEST = -1e30
-# Over so many devices rows can be split; more stripes than rows of a cache line gain nothing.
+# Over so many devices rows can be split. On CPUs sums over the shorter rows are faster, too.
 _STRIPES = 16
-# Narrower blocks cost more than they save.
+# Of a stripe; narrower blocks cost more than they save.
 _NARROWEST = 8
 
 
@@ -78,7 +78,8 @@ class _Blocks:
         return kept | ~jnp.any(known, axis=-1, keepdims=True)  # an empty set keeps all
 
 
-def _logits(hidden: Array, rows: Array, temperature: Array) -> Array:
+def scaled_logits(hidden: Array, rows: Array, temperature: Array) -> Array:
+    """``hidden rows^T / temperature``, in the dtype of the temperature."""
     product = jax.lax.dot_general(
         hidden, rows, (((1,), (1,)), ((), ())), preferred_element_type=temperature.dtype
     )
@@ -116,7 +117,7 @@ def _forward(hidden, matrix, targets, support, temperature, chunk_size):
 
     def block(carry, first, width):
         top, total, mean, chosen = carry
-        logits, kept = _logits(hidden, blocks.rows(first, width), temperature), True
+        logits, kept = scaled_logits(hidden, blocks.rows(first, width), temperature), True
         if support is not None:
             kept = blocks.kept(support, first, width)
             logits = jnp.where(kept, logits, -jnp.inf)
@@ -153,7 +154,7 @@ def _backward(chunk_size, saved, cotangents):
     def block(carry, first, width):
         d_hidden, d_matrix = carry
         rows = blocks.rows(first, width)
-        log_p = _logits(hidden, rows, temperature) - log_sum
+        log_p = scaled_logits(hidden, rows, temperature) - log_sum
         column = blocks.columns(targets, first, width)
         chosen = jnp.arange(blocks.stripes * width) == column[:, None]
         d_logits = jnp.where(chosen, d_logp, 0.0)
