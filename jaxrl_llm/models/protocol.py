@@ -106,6 +106,9 @@ def prefill(
 
     Returns:
       One :class:`KV` a layer, without a group axis: the ``prefix`` of an :class:`AttentionContext`.
+
+    Raises:
+      ValueError: If ``common`` is not below Lp. That prompts do share it is the caller's to check.
     """
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[-1], dtype=jnp.int32), tokens.shape)
     if not common:
