@@ -37,6 +37,7 @@ HEAVY = {
     "tensorboardX",
     "wandb",
     "trackio",
+    "gymnasium",
 }
 
 

@@ -1,11 +1,13 @@
-"""For users' own tests: a tiny model, a byte tokenizer and the battery of every recipe."""
+"""For users' own tests: a tiny model, a byte tokenizer, the battery of recipes, black boxes."""
 
 import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jaxrl_llm.testing.battery import CHECKS, assert_recipe_ok
+    from jaxrl_llm.testing.blackbox import evolve, quadratic, rastrigin
     from jaxrl_llm.testing.cases import Case, make_case
+    from jaxrl_llm.testing.control import control_returns, mlp, mlp_init
     from jaxrl_llm.testing.model import tiny_config, tiny_model
     from jaxrl_llm.testing.tokenizer import ByteTokenizer
 
@@ -15,7 +17,13 @@ _HOMES = {
     "CHECKS": "battery",
     "Case": "cases",
     "assert_recipe_ok": "battery",
+    "control_returns": "control",
+    "evolve": "blackbox",
     "make_case": "cases",
+    "mlp": "control",
+    "mlp_init": "control",
+    "quadratic": "blackbox",
+    "rastrigin": "blackbox",
     "tiny_config": "model",
     "tiny_model": "model",
 }
@@ -25,7 +33,13 @@ __all__ = [
     "ByteTokenizer",
     "Case",
     "assert_recipe_ok",
+    "control_returns",
+    "evolve",
     "make_case",
+    "mlp",
+    "mlp_init",
+    "quadratic",
+    "rastrigin",
     "tiny_config",
     "tiny_model",
 ]

@@ -1,0 +1,172 @@
+"""Tasks that give a score and nothing else, and a loop that climbs them: functions of a point.
+
+Every task scores a population at once, and higher is better. Another one is in ``control``.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxrl_llm import evolution
+from jaxrl_llm.core import Array, ArrayTree, checks
+from jaxrl_llm.evolution import _inputs
+
+
+def quadratic(x: Array, center: Array | float = 0.0) -> Array:
+    """A bowl upside down, with its top of 0 at a point.
+
+        f(x) = -sum_i (x_i - c_i)^2
+
+    Of noise ``e`` of mean 0 and variance 1 in each entry, ``E f(x + sigma e) = f(x) - sigma^2 D``.
+
+    Args:
+      x: ``[..., D]``, floating point.
+      center: c, ``[D]`` or a number.
+
+    Returns:
+      ``[...]``, at most 0.
+
+    Raises:
+      TypeError: If ``x`` is not floating point.
+      ValueError: If ``x`` has no axis.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> jr.testing.quadratic(jnp.array([[1.0, 2.0], [0.0, 0.0]]), 1.0).tolist()
+      [-1.0, -2.0]
+
+    References:
+      The sphere function of every benchmark of black-box optimization.
+    """
+    _check_point("quadratic", x)
+    return -jnp.sum(jnp.square(x - center), axis=-1)
+
+
+def rastrigin(x: Array) -> Array:
+    """A bowl full of local tops, one near each point of whole numbers; the best is 0 at the origin.
+
+        f(x) = -sum_i (x_i^2 + 10 (1 - cos(2 pi x_i)))
+
+    Of Gaussian noise ``e`` the mean score is that of a bowl with faint waves,
+    ``E f(x + sigma e) = -sum_i (x_i^2 + sigma^2 + 10 (1 - exp(-2 pi^2 sigma^2) cos(2 pi x_i)))``:
+    a population sees past the tops that stop a gradient.
+
+    Args:
+      x: ``[..., D]``, floating point.
+
+    Returns:
+      ``[...]``, at most 0.
+
+    Raises:
+      TypeError: If ``x`` is not floating point.
+      ValueError: If ``x`` has no axis.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> jr.testing.rastrigin(jnp.array([[0.5, 0.0], [1.0, 2.0]])).round().tolist()
+      [-20.0, -5.0]
+
+    References:
+      Rastrigin (1974), as the usual benchmarks of black-box optimization have it; theirs is to be
+      made small.
+    """
+    _check_point("rastrigin", x)
+    waves = 10.0 * (1.0 - jnp.cos(2.0 * math.pi * x))
+    return -jnp.sum(jnp.square(x) + waves, axis=-1)
+
+
+def _check_point(function: str, x: Array) -> None:
+    checks.check_min_rank(function, 1, x=x)
+    checks.check_float(function, x=x)
+
+
+def evolve(
+    params: ArrayTree,
+    key: Array,
+    score: Callable[[ArrayTree, int], Any],
+    *,
+    steps: int,
+    optimizer: optax.GradientTransformation,
+    population: int = 64,
+    sigma: float = 0.1,
+    rank: int | None = 1,
+    shape: Callable[[Array], Array] = evolution.zscore,
+) -> tuple[ArrayTree, np.ndarray]:
+    """Evolution strategies on any score: perturb, score, shape, and one step of an optimizer.
+
+    What a user writes in a few lines for a task of their own, for tests and notebooks. All leaves
+    move; a member whose score is not finite counts as the worst.
+
+    Args:
+      params: Pytree of floating point arrays.
+      key: A typed key, that of the whole run.
+      score: From the parameters of all members, with an axis N in front of every leaf, and the
+        number of the step, to scores ``[N]``; need not be traceable.
+      steps: How many.
+      optimizer: Of optax, fed by :func:`eggroll_grad` on its scale "step".
+      population: N, even: members 2k and 2k+1 are a pair.
+      sigma: Scale of the noise.
+      rank: Of the noise of matrices; other leaves have noise of full rank. None for full rank
+        throughout, which is OpenAI-ES.
+      shape: From scores ``[N]`` to fitness.
+
+    Returns:
+      ``(params, history)``: the parameters, and the mean score of each step's population, float32
+      ``[steps]``.
+
+    Raises:
+      TypeError: If ``key`` is not one typed key or a count is not a whole number.
+      ValueError: If ``population`` is odd, ``sigma`` is not above 0, or ``rank`` does not fit.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> import optax
+      >>> params, history = jr.testing.evolve(
+      ...     {"x": jnp.ones((2, 3))}, jax.random.key(0),
+      ...     lambda members, step: jr.testing.quadratic(members["x"].reshape(-1, 6)),
+      ...     steps=40, optimizer=optax.adam(0.1))
+      >>> bool(history[0] < -5 and history[-1] > -0.5)
+      True
+
+    References:
+      EGGROLL (arXiv:2511.16652); OpenAI-ES (arXiv:1703.03864).
+    """
+    _inputs.check_count("evolve", 0, steps=steps)
+    _inputs.check_count("evolve", 2, population=population)
+    classes = evolution.leaf_classes(params, others="full")
+    noise: dict[str, Any] = {"sigma": sigma}
+    if rank is None:
+        classes, grad = evolution.full_rank(classes), evolution.open_es_grad
+    else:
+        noise["rank"], grad = rank, evolution.eggroll_grad
+
+    @jax.jit
+    def members_of(params, step):
+        def one(member):
+            return evolution.perturb(params, classes, key, step, member, **noise)
+
+        return jax.vmap(one)(jnp.arange(population))
+
+    @jax.jit
+    def update(params, state, scores, step):
+        scores, _ = evolution.fill_missing(scores)
+        grads = grad(params, classes, key, step, shape(scores), scale="step", chunk=64, **noise)
+        updates, state = optimizer.update(grads, state, params)
+        return optax.apply_updates(params, updates), state, jnp.mean(scores)
+
+    state, history = optimizer.init(params), []
+    for step in range(steps):
+        scores = jnp.asarray(score(members_of(params, step), step), jnp.float32)
+        checks.check_shape("evolve", "score(...)", scores, (population,))
+        params, state, mean = update(params, state, scores, step)
+        history.append(mean)
+    return params, np.asarray(history, np.float32)

@@ -1,0 +1,175 @@
+"""Control tasks of gymnasium as black boxes: a small network, and what it earns in an episode.
+
+With :func:`evolve`, which draws the population::
+
+    params = jr.testing.mlp_init(jax.random.key(0), (4, 16, 2))
+    params, history = jr.testing.evolve(
+        params, jax.random.key(1), jr.testing.control_returns, steps=20, optimizer=optax.adam(0.1))
+"""
+
+import importlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.core import Array, ArrayTree, checks
+from jaxrl_llm.evolution import _inputs
+
+
+def mlp_init(key: Array, sizes: Sequence[int]) -> ArrayTree:
+    """Parameters of a small network: normal kernels over the root of their inputs, biases 0.
+
+    Args:
+      key: A typed key.
+      sizes: Width of the input, of each hidden layer, and of the output.
+
+    Returns:
+      ``{"0": {"kernel": [in, out], "bias": [out]}, "1": ...}``, float32.
+
+    Raises:
+      TypeError: If ``key`` is not one typed key or a size is not a whole number.
+      ValueError: If there are fewer than two sizes or one is below 1.
+
+    Example:
+      >>> import jax
+      >>> import jaxrl_llm as jr
+      >>> params = jr.testing.mlp_init(jax.random.key(0), (4, 16, 2))
+      >>> params["1"]["kernel"].shape, params["1"]["bias"].shape
+      ((16, 2), (2,))
+
+    References:
+      Ours.
+    """
+    _inputs.check_key("mlp_init", key)
+    if len(sizes) < 2:
+        raise ValueError(f"mlp_init: sizes must be of input and output at least; got {sizes}.")
+    for size in sizes:
+        _inputs.check_count("mlp_init", 1, sizes=size)
+
+    def layer(key: Array, inputs: int, outputs: int) -> dict:
+        kernel = jax.random.normal(key, (inputs, outputs)) / math.sqrt(inputs)
+        return {"kernel": kernel, "bias": jnp.zeros(outputs)}
+
+    shapes = zip(jax.random.split(key, len(sizes) - 1), sizes[:-1], sizes[1:], strict=True)
+    return {str(i): layer(*shape) for i, shape in enumerate(shapes)}
+
+
+def mlp(params: ArrayTree, x: Array) -> Array:
+    """The network of :func:`mlp_init`, with tanh between its layers.
+
+    Args:
+      params: One network's, or those of a population with its axis in front of every leaf.
+      x: ``[..., in]``; with a population ``[N, in]``, an input for each member.
+
+    Returns:
+      ``[..., out]``.
+
+    Raises:
+      TypeError: If ``x`` is not floating point.
+      ValueError: If ``x`` does not fit the first layer.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> params = jr.testing.mlp_init(jax.random.key(0), (4, 16, 2))
+      >>> jr.testing.mlp(params, jnp.ones((3, 4))).shape
+      (3, 2)
+
+    References:
+      Ours.
+    """
+    checks.check_min_rank("mlp", 1, x=x)
+    checks.check_float("mlp", x=x)
+    kernel = params["0"]["kernel"]
+    if x.shape[-1] != kernel.shape[-2]:
+        raise ValueError(f"mlp: x {x.shape} does not fit the first kernel {kernel.shape}.")
+    for i in range(len(params)):
+        x = jnp.tanh(x) if i else x
+        layer = params[str(i)]
+        x = jnp.matmul(x[..., None, :], layer["kernel"])[..., 0, :] + layer["bias"]
+    return x
+
+
+@jax.jit
+def _actions(params: ArrayTree, observations: Array) -> Array:
+    return jnp.argmax(mlp(params, observations), axis=-1)
+
+
+def control_returns(params: ArrayTree, seed: int, *, name: str = "CartPole-v1") -> np.ndarray:
+    """What each network of a population earns in one episode of a control task.
+
+    The environments run side by side on the host; all members choose their action, the largest of
+    their outputs, in one compiled call a step.
+
+    Args:
+      params: By :func:`mlp_init`, with the axis of the population in front of every leaf.
+      seed: Of where the episodes begin, not negative: a member begins elsewhere than its neighbor.
+      name: Of an environment of gymnasium, with numbers for observations and discrete actions.
+
+    Returns:
+      float32 ``[N]``, the sum of the rewards.
+
+    Raises:
+      ImportError: If gymnasium is not installed.
+      ValueError: If the environment's actions are not discrete, or the network does not fit it.
+
+    Example:
+      >>> import jax
+      >>> import jaxrl_llm as jr
+      >>> init = lambda key: jr.testing.mlp_init(key, (4, 8, 2))
+      >>> population = jax.vmap(init)(jax.random.split(jax.random.key(0), 6))
+      >>> jr.testing.control_returns(population, 0).shape
+      (6,)
+
+    References:
+      Gymnasium (arXiv:2407.17032).
+    """
+    gymnasium = _gymnasium("control_returns")
+    count = params["0"]["kernel"].shape[0]
+    environments = gymnasium.make_vec(name, num_envs=count)
+    try:
+        _check_network(params, environments, name)
+        observations, _ = environments.reset(seed=seed)
+        total, running = np.zeros(count, np.float32), np.ones(count, bool)
+        while running.any():
+            actions = np.asarray(_actions(params, np.asarray(observations, np.float32)))
+            observations, rewards, terminated, truncated, _ = environments.step(actions)
+            # An environment that has ended begins again; that is no longer the member's.
+            total += np.where(running, rewards, 0.0).astype(np.float32)
+            running &= ~(terminated | truncated)
+    finally:
+        environments.close()
+    return total
+
+
+def _gymnasium(function: str) -> Any:
+    try:
+        return importlib.import_module("gymnasium")
+    except ImportError as error:
+        raise ImportError(
+            f"{function} needs the package gymnasium: pip install 'jaxrl_llm[envs]'."
+        ) from error
+
+
+def _check_network(params: ArrayTree, environments, name: str) -> None:
+    actions = getattr(environments.single_action_space, "n", None)
+    if actions is None:
+        raise ValueError(
+            f"control_returns: name must be of a task with discrete actions; {name!r} has "
+            f"{environments.single_action_space}."
+        )
+    inputs, outputs = (
+        params["0"]["kernel"].shape[-2],
+        params[str(len(params) - 1)]["bias"].shape[-1],
+    )
+    shape = environments.single_observation_space.shape
+    if (inputs,) != shape or outputs != actions:
+        raise ValueError(
+            f"control_returns: a network for {name!r} reads {shape} and has {actions} outputs; "
+            f"got one of {inputs} and {outputs}."
+        )
