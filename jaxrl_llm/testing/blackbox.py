@@ -53,9 +53,15 @@ def rastrigin(x: Array) -> Array:
 
         f(x) = -sum_i (x_i^2 + 10 (1 - cos(2 pi x_i)))
 
-    Of Gaussian noise ``e`` the mean score is that of a bowl with faint waves,
-    ``E f(x + sigma e) = -sum_i (x_i^2 + sigma^2 + 10 (1 - exp(-2 pi^2 sigma^2) cos(2 pi x_i)))``:
-    a population sees past the tops that stop a gradient.
+    The mean score of a population sees past the tops that stop a gradient: under noise of scale
+    sigma it is a bowl whose waves have lost all but a share,
+
+        E f(x + sigma e) = -sum_i (x_i^2 + sigma^2 + 10 (1 - share cos(2 pi x_i)))
+
+        share = (1 + (2 pi sigma)^2 / r)^(-r / 2)     rank r
+        share = exp(-(2 pi sigma)^2 / 2)              full rank
+
+    so that noise of rank 1, most of whose entries are small, smooths the least.
 
     Args:
       x: ``[..., D]``, floating point.
@@ -142,6 +148,8 @@ def evolve(
     """
     _inputs.check_count("evolve", 0, steps=steps)
     _inputs.check_count("evolve", 2, population=population)
+    if population % 2:
+        raise ValueError(f"evolve: population must be even, for it is of pairs; got {population}.")
     classes = evolution.leaf_classes(params, others="full")
     noise: dict[str, Any] = {"sigma": sigma}
     if rank is None:

@@ -1,0 +1,211 @@
+"""Black boxes: their closed forms, and that both evolution strategies climb them by a margin."""
+
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxrl_llm import testing
+from jaxrl_llm.evolution import (
+    centered_ranks,
+    full_rank,
+    leaf_classes,
+    open_es_grad,
+    perturb,
+)
+from jaxrl_llm.testing import control_returns, evolve, mlp, mlp_init, quadratic, rastrigin
+
+KEY = jax.random.key(5)
+# EGGROLL, and OpenAI-ES.
+RANKS = pytest.mark.parametrize("rank", [1, None], ids=["eggroll", "open_es"])
+
+
+def flat(members):
+    return members["x"].reshape(len(members["x"]), -1)
+
+
+def population_of(params, count, *, sigma, rank):
+    classes = leaf_classes(params)
+    options = {"rank": rank} if rank else {}
+    classes = classes if rank else full_rank(classes)
+    members = jnp.arange(count)
+    return jax.vmap(lambda n: perturb(params, classes, KEY, 0, n, sigma=sigma, **options))(members)
+
+
+@pytest.mark.parametrize("rank", [1, 3, None])
+def test_the_mean_score_of_a_population_on_a_bowl(rank):
+    """Lower than that of its center by sigma^2 D, whatever the rank."""
+    params, sigma = {"x": jnp.linspace(-1.0, 2.0, 12).reshape(3, 4)}, 0.5
+    scores = quadratic(flat(population_of(params, 2**15, sigma=sigma, rank=rank)), 0.25)
+    expected = quadratic(params["x"].reshape(-1), 0.25) - sigma**2 * 12
+    assert abs(float(scores.mean() - expected)) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("rank", "share"), [(1, 0.622677), (2, 0.558794), (None, 0.454041)], ids=["1", "2", "full"]
+)
+def test_the_mean_score_of_a_population_among_waves(rank, share):
+    """What noise leaves of the waves: the less, the higher its rank."""
+    sigma, x = 0.2, np.array([[0.3, 2.7], [-1.1, 0.0]])
+    phase = (2 * np.pi * sigma) ** 2
+    closed = (1 + phase / rank) ** (-rank / 2) if rank else np.exp(-phase / 2)
+    assert abs(closed - share) < 1e-6
+    params = {"x": jnp.asarray(x, jnp.float32)}
+    scores = rastrigin(flat(population_of(params, 2**16, sigma=sigma, rank=rank)))
+    expected = -(x**2 + sigma**2 + 10 * (1 - share * np.cos(2 * np.pi * x))).sum()
+    assert abs(float(scores.mean()) - expected) < 0.15
+
+
+def test_a_population_sees_past_the_waves():
+    """Where the gradient leads to the nearest top, that of a wide population leads to the best."""
+    params = {"x": jnp.full((2, 2), 2.7)}
+    uphill = jax.grad(lambda x: rastrigin(x).sum())(params["x"])
+    scores = rastrigin(flat(population_of(params, 2048, sigma=0.6, rank=None)))
+    fitness = centered_ranks(scores)
+    found = -open_es_grad(params, leaf_classes(params), KEY, 0, fitness, sigma=0.6, chunk=64)["x"]
+    assert (uphill > 0).all() and (found < 0).all()
+
+
+@RANKS
+def test_a_bowl_is_climbed(rank):
+    params = {"x": jnp.full((4, 6), 1.5), "b": jnp.zeros(3)}
+    center = jnp.linspace(-1, 1, 24)
+
+    def score(members, step):
+        return quadratic(flat(members), center) + quadratic(members["b"], 1.0)
+
+    before = quadratic(params["x"].reshape(-1), center) - 3
+    new, history = evolve(
+        params, KEY, score, steps=80, optimizer=optax.adam(0.1), population=48, rank=rank
+    )
+    after = quadratic(new["x"].reshape(-1), center) + quadratic(new["b"], 1.0)
+    assert before < -60 and after > -1.0
+    assert history.shape == (80,) and history[-10:].mean() > -2.0
+
+
+@pytest.mark.parametrize("rank", [4, None], ids=["eggroll", "open_es"])
+def test_the_best_top_of_many_is_found(rank):
+    """From the third top on every axis, where a gradient stays."""
+    params = {"x": jnp.full((4, 4), 3.0)}
+    new, _ = evolve(
+        params,
+        KEY,
+        lambda members, step: rastrigin(flat(members)),
+        steps=120,
+        optimizer=optax.adam(optax.linear_schedule(0.15, 0.0, 120)),
+        population=256,
+        sigma=0.7,
+        rank=rank,
+        shape=centered_ranks,
+    )
+    assert rastrigin(params["x"].reshape(-1)) < -140
+    assert jnp.abs(new["x"]).max() < 0.4
+
+
+def test_a_run_is_its_key():
+    params = {"x": jnp.ones((2, 3))}
+
+    def run(key):
+        score = lambda members, step: quadratic(flat(members))  # noqa: E731
+        options = {"steps": 3, "optimizer": optax.sgd(1.0), "population": 8}
+        return evolve(params, key, score, **options)[1]
+
+    first = run(KEY)
+    np.testing.assert_array_equal(first, run(KEY))
+    assert (first != run(jax.random.key(6))).all()
+
+
+def test_a_score_that_is_no_number_is_the_worst():
+    params = {"x": jnp.full((2, 3), 2.0)}
+
+    def score(members, step):
+        scores = np.array(quadratic(flat(members)))
+        return np.where(scores < np.median(scores), np.nan, scores)
+
+    options = {"steps": 60, "optimizer": optax.adam(0.1), "population": 32}
+    new, history = evolve(params, KEY, score, **options)
+    assert np.isfinite(history).all() and quadratic(new["x"].reshape(-1)) > -1.0
+
+
+def test_a_population_of_networks_is_a_loop_over_networks():
+    population = jax.vmap(lambda key: mlp_init(key, (4, 6, 2)))(jax.random.split(KEY, 5))
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(5, 4)), jnp.float32)
+    together = mlp(population, x)
+    for n in range(5):
+        own = jax.tree.map(lambda leaf, n=n: leaf[n], population)
+        hidden = np.tanh(x[n] @ own["0"]["kernel"] + own["0"]["bias"])
+        expected = hidden @ own["1"]["kernel"] + own["1"]["bias"]
+        np.testing.assert_allclose(together[n], expected, atol=1e-6)
+        np.testing.assert_allclose(mlp(own, x[n]), expected, atol=1e-6)
+
+
+def always(action, count):
+    """Networks that choose one action whatever they see."""
+    params = {"0": {"kernel": jnp.zeros((4, 2)), "bias": jax.nn.one_hot(action, 2)}}
+    return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *x.shape)), params)
+
+
+def test_a_pole_that_is_pushed_one_way_falls_at_once():
+    for action in (0, 1):
+        returns = control_returns(always(action, 6), 3)
+        assert returns.dtype == np.float32 and ((returns > 7) & (returns < 12)).all()
+
+
+def test_an_episode_is_its_seed():
+    population = jax.vmap(lambda key: mlp_init(key, (4, 4, 2)))(jax.random.split(KEY, 8))
+    np.testing.assert_array_equal(control_returns(population, 1), control_returns(population, 1))
+    assert (control_returns(population, 1) != control_returns(population, 2)).any()
+
+
+def test_gymnasium_is_optional(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    with pytest.raises(ImportError, match=r"control_returns needs .* 'jaxrl_llm\[envs\]'"):
+        control_returns(always(0, 2), 0)
+
+
+def test_they_are_public():
+    assert {"evolve", "quadratic", "rastrigin", "control_returns"} <= set(testing.__all__)
+
+
+SMALL = {"x": jnp.ones((2, 2))}
+
+
+def _evolve(score=lambda members, step: quadratic(flat(members)), **options):
+    return evolve(SMALL, KEY, score, **{"steps": 1, "optimizer": optax.sgd(1.0), **options})
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: quadratic(jnp.array(1.0)), ValueError, "x must have at least 1 axis"),
+        (lambda: rastrigin(jnp.arange(3)), TypeError, "x must be floating point"),
+        (lambda: mlp_init(KEY, (4,)), ValueError, "sizes must be of input and output"),
+        (lambda: mlp_init(KEY, (4, 0)), ValueError, "sizes must be at least 1"),
+        (lambda: mlp(mlp_init(KEY, (4, 2)), jnp.ones(3)), ValueError, r"\(3,\) does not fit"),
+        (lambda: _evolve(population=7), ValueError, "population must be even"),
+        (lambda: _evolve(sigma=0.0), ValueError, "sigma must be above 0"),
+        (lambda: _evolve(rank=3), ValueError, "smaller side"),
+        (lambda: _evolve(steps=1.5), TypeError, "steps must be a whole number"),
+        (
+            lambda: _evolve(lambda members, step: jnp.zeros(3), population=4),
+            ValueError,
+            r"must have shape \(4,\); got \(3,\)",
+        ),
+        (
+            lambda: control_returns(always(0, 2), 0, name="Acrobot-v1"),
+            ValueError,
+            r"reads \(6,\) and has 3 outputs; got one of 4 and 2",
+        ),
+        (
+            lambda: control_returns(always(0, 2), 0, name="Pendulum-v1"),
+            ValueError,
+            "discrete actions; 'Pendulum-v1' has Box",
+        ),
+    ],
+)
+def test_bad_input(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
