@@ -160,6 +160,34 @@ def test_an_episode_is_its_seed():
     assert (control_returns(population, 1) != control_returns(population, 2)).any()
 
 
+def balance(rank, steps):
+    """Networks that learn to balance a pole; 500 is the most that an episode gives."""
+    return evolve(
+        mlp_init(jax.random.key(0), (4, 8, 2)),
+        KEY,
+        control_returns,
+        steps=steps,
+        optimizer=optax.adam(0.3),
+        population=128,
+        sigma=0.5,
+        rank=rank,
+    )
+
+
+@RANKS
+def test_a_few_steps_balance_a_pole_for_longer(rank):
+    _, history = balance(rank, 5)
+    assert history[0] < 30 and history[-1] > 2 * history[0]
+
+
+@pytest.mark.slow
+@RANKS
+def test_a_pole_is_balanced(rank):
+    params, history = balance(rank, 16)
+    many = jax.tree.map(lambda x: jnp.broadcast_to(x, (64, *x.shape)), params)
+    assert history[0] < 30 and control_returns(many, 1000).mean() > 200
+
+
 def test_gymnasium_is_optional(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnasium", None)
     with pytest.raises(ImportError, match=r"control_returns needs .* 'jaxrl_llm\[envs\]'"):
