@@ -74,7 +74,7 @@ def order_0(data: np.ndarray) -> float:
 
 
 def split(data: np.ndarray, *, length: int = BLOCK) -> tuple[np.ndarray, np.ndarray]:
-    """The text to train on, and the held-out blocks, ``[blocks, length]``: the last of every ten."""
+    """The text to train on, and the held-out blocks ``[blocks, length]``: the last of every ten."""
     blocks = data[: len(data) // length * length].reshape(-1, length)
     held_out = np.arange(len(blocks)) % 10 == 9
     return blocks[~held_out].reshape(-1), blocks[held_out]
