@@ -58,7 +58,7 @@ def measure(config, *, layers: int, prompt_length: int, compiled: bool = True) -
     if mesh is None:
         raise SystemExit("pods.py: the mesh of this config is one device.")
     sampling, optimizer = config.sampling, make_optimizer(config.optimizer)
-    recipe = find_recipe(config.recipe, sampling)
+    recipe: Any = find_recipe(config.recipe, sampling)
     state = abstract_state(param_shapes(model), optimizer, recipe, mesh=mesh)
     batch = abstract_batch(
         config.prompts_per_step,

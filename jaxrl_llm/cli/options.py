@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import tyro
 
 from jaxrl_llm.cli import UsageError
-from jaxrl_llm.recipes import PRESETS, Recipe
+from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, Recipe
 from jaxrl_llm.train import TrainConfig
 
 T = TypeVar("T")
@@ -76,8 +76,9 @@ def _by_name(info: tyro.constructors.PrimitiveTypeInfo):
     def from_words(words: list[str]) -> Any:
         if optional and words[0] == "None":
             return None
-        if Recipe in parts and words[0] not in PRESETS:
-            raise ValueError(f"no preset {words[0]!r}; there are {', '.join(PRESETS)}")
+        presets = (*PRESETS, *EVOLUTION_PRESETS)
+        if Recipe in parts and words[0] not in presets:
+            raise ValueError(f"no preset {words[0]!r}; there are {', '.join(presets)}")
         return words[0] if named else find_reward(words[0])
 
     return tyro.constructors.PrimitiveConstructorSpec(
@@ -140,13 +141,22 @@ class _MathVerify:
         return self.score_batch([prompt], [completion], [metadata])[0]
 
 
-def load_config(path: str | Path, *, folder: str | None = None) -> TrainConfig:
-    """The ``config`` that a Python file defines.
+def split_config(path: str) -> tuple[str, str]:
+    """The file of a configuration and its name there: of ``FILE.py:NAME``, or ``config``."""
+    file, _, name = path.rpartition(":")
+    return (file, name) if file.endswith(".py") and name.isidentifier() else (path, "config")
+
+
+def load_config(
+    path: str | Path, *, name: str = "config", folder: str | None = None
+) -> TrainConfig:
+    """A configuration that a Python file defines.
 
     The file is run as a module of its own name, so that worker processes find its functions.
 
     Args:
       path: The file.
+      name: Of the configuration in it.
       folder: Where the modules are that it imports, if not beside it.
 
     Raises:
@@ -155,14 +165,14 @@ def load_config(path: str | Path, *, folder: str | None = None) -> TrainConfig:
     path = Path(path)
     if not path.is_file():
         raise UsageError(f"There is no config file {str(path)!r}.")
-    name = path.stem
-    if name in sys.modules or not name.isidentifier():
-        name = f"jaxrl_llm_config_{abs(hash(str(path.absolute())))}"
-    spec = importlib.util.spec_from_file_location(name, path)
+    module_name = path.stem
+    if module_name in sys.modules or not module_name.isidentifier():
+        module_name = f"jaxrl_llm_config_{abs(hash(str(path.absolute())))}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"The config file {str(path)!r} must be a Python file, ending in .py.")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
+    sys.modules[module_name] = module
     sys.path.append(str(path.absolute().parent))
     if folder is not None:
         sys.path.append(folder)
@@ -171,12 +181,14 @@ def load_config(path: str | Path, *, folder: str | None = None) -> TrainConfig:
     except Exception as error:
         kind = "" if isinstance(error, ValueError | TypeError) else f"{type(error).__name__}: "
         raise UsageError(f"The config file {str(path)!r} fails: {kind}{error}") from error
-    config = getattr(module, "config", None)
+    config = getattr(module, name, None)
     if not isinstance(config, TrainConfig):
-        found = "does not define `config`" if config is None else f"defines it as {config!r}"
+        found = f"does not define `{name}`" if config is None else f"defines it as {config!r}"
+        there = [key for key, value in vars(module).items() if isinstance(value, TrainConfig)]
+        hint = f" There is `{'`, `'.join(there)}`: {path}:{there[0]}" if there else ""
         raise UsageError(
-            f"The config file {str(path)!r} must define `config`, a jaxrl_llm.train.TrainConfig; "
-            f"it {found}."
+            f"The config file {str(path)!r} must define `{name}`, a jaxrl_llm.train.TrainConfig; "
+            f"it {found}.{hint}"
         )
     return config
 
@@ -196,12 +208,14 @@ def load_target(name: str) -> Target:
     """
     path = Path(name)
     if not path.is_dir():
-        return Target(load_config(path), None)
+        file, own = split_config(name)
+        return Target(load_config(file, name=own), None)
     record = path / "run.json"
     if not record.is_file():
         raise UsageError(f"The folder {name!r} is not a run of jaxrl-llm train: no run.json in it.")
     found = json.loads(record.read_text())
-    config = load_config(path / "config.py", folder=found.get("folder"))
+    own = split_config(found["config"])[1]
+    config = load_config(path / "config.py", name=own, folder=found.get("folder"))
     return Target(parse_config(config, found["overrides"]), path)
 
 

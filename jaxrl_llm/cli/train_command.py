@@ -22,7 +22,7 @@ class Train:
     """Trains a model as a config file says; every option of the file can be given here instead.
 
     Attributes:
-      config: A Python file that defines `config`, a TrainConfig.
+      config: A Python file that defines `config`, a TrainConfig, or FILE.py:NAME.
       run: The configuration.
       resume: Go on from the last checkpoint in the run folder.
       plan: Print what the run takes of each device's memory and whether it fits, and do nothing.
@@ -40,21 +40,23 @@ class Train:
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
-    path = next((a for a in arguments if a.endswith(".py")), None)
+    split = [options.split_config(word) for word in arguments]
+    found = ((*parts, word) for parts, word in zip(split, arguments, strict=True))
+    path, name, word = next((x for x in found if x[0].endswith(".py")), (None, "config", ""))
     if path is None:
         if not {"-h", "--help"} & set(arguments):
             raise UsageError("A config file is needed: jaxrl-llm train configs/quickstart.py")
         print(_HELP)
         return 0
-    default = Train(config=path, run=options.load_config(path))
+    default = Train(config=word, run=options.load_config(path, name=name))
     given = options.parse(Train, arguments, command="train", default=default)
     if given.plan or given.plan_memory is not None:
         return _plan(given)
     given.distributed.start()
-    overrides = _settings(arguments, path)
+    overrides = _settings(arguments, word)
     versions = {"jaxrl_llm": jaxrl_llm.__version__, "jax": jax.__version__}
     # The folder, since the config may import what lies beside it.
-    record = {"config": path, "folder": str(Path(path).absolute().parent)}
+    record = {"config": word, "folder": str(Path(path).absolute().parent)}
     record |= {"overrides": overrides, "versions": versions}
     files = {"config.py": Path(path).read_text(), "run.json": json.dumps(record, indent=1) + "\n"}
     options.use_compilation_cache()
@@ -119,8 +121,9 @@ def _summary(result: Result) -> str:
 _HELP = """usage: jaxrl-llm train CONFIG [options]
 
 Trains a model as a config file says. CONFIG is a Python file that defines `config`, a
-jaxrl_llm.train.TrainConfig; each of its fields is an option, such as --optimizer.learning-rate
-1e-5. With a config, --help shows all of them and their values in it:
+jaxrl_llm.train.TrainConfig, or FILE.py:NAME for another one in it; each of its fields is an
+option, such as --optimizer.learning-rate 1e-5. With a config, --help shows all of them and their
+values in it:
 
   jaxrl-llm train configs/quickstart.py --help
 

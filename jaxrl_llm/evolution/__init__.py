@@ -16,7 +16,8 @@ lowrank_noise, full_noise             the noise of some members for one leaf
 eggroll_matmul, eggroll_embed         a layer and a table with a member's noise
 perturb, model_delta                  a tree of one member; a population as a model's delta
 fill_missing, best_of                 scores: missing ones are the worst; the best of several tries
-zscore, question_fitness              fitness: standardized, in groups, over questions
+zscore, mean_fitness,                 fitness: standardized, in groups, over questions
+question_fitness
 centered_ranks                        fitness: ranks from -1/2 to 1/2
 pair_sign, pair_fitness               fitness: which side of a pair is better
 eggroll_grad                          the update of low-rank noise, also by signs
@@ -43,6 +44,7 @@ from jaxrl_llm.evolution.fitness import (
     best_of,
     centered_ranks,
     fill_missing,
+    mean_fitness,
     pair_fitness,
     pair_sign,
     question_fitness,
@@ -129,6 +131,7 @@ __all__ = [
     "leaf_key",
     "leaf_table",
     "lowrank_noise",
+    "mean_fitness",
     "model_delta",
     "moving",
     "open_es_grad",

@@ -6,6 +6,7 @@ the population. Where all scores of a group are equal, its members get exactly 0
 """
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import jax
@@ -129,6 +130,39 @@ def question_fitness(scores: Array) -> Array:
     """
     checks.check_rank("question_fitness", 2, scores=scores)
     return jnp.mean(zscore(_scores("question_fitness", scores), eps=0.0), axis=0)
+
+
+def mean_fitness(scores: Array, *, shape: Callable[[Array], Array] = zscore) -> Array:
+    """One fitness a member from the mean of its scores on several questions.
+
+        F = shape(mean_q S[q, n])
+
+    Args:
+      scores: ``[Q, N]``, floating point and finite: question by member.
+      shape: Shapes the means ``[N]``: any function of this module that keeps their number.
+
+    Returns:
+      float32 ``[N]``.
+
+    Raises:
+      TypeError: If ``scores`` is not floating point.
+      ValueError: If ``scores`` has not two axes.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> scores = jnp.array([[1.0, 0, 1, 0], [1, 1, 0, 0], [0, 0, 0, 1]])
+      >>> jr.evolution.mean_fitness(scores).round(3).tolist()
+      [1.732..., -0.577..., -0.577..., -0.577...]
+      >>> jr.evolution.mean_fitness(scores, shape=jr.evolution.centered_ranks).round(3).tolist()
+      [0.5, -0.5, -0.166..., 0.166...]
+
+    References:
+      EGGROLL (arXiv:2511.16652), the script for several devices, which takes the sum; with a
+      z-score that differs by ``eps`` alone.
+    """
+    checks.check_rank("mean_fitness", 2, scores=scores)
+    return shape(jnp.mean(_scores("mean_fitness", scores), axis=0))
 
 
 def centered_ranks(scores: Array, *, ties: Literal["index", "mean"] = "index") -> Array:

@@ -56,7 +56,7 @@ def _lowrank_sum(key, epoch, draws, weights, shape, *, rank, chunk, sign, **opti
     """``sum_k w_k A_k B_k^T`` as one product of contraction length ``chunk r`` a chunk."""
 
     def one(draws: Array, weights: Array) -> Array:
-        a, b = noise.factors(key, epoch, draws, shape, rank=rank, **options)
+        a, b = map(noise.everywhere, noise.factors(key, epoch, draws, shape, rank=rank, **options))
         if sign:
             a, b = jnp.sign(a), jnp.sign(b)
         a = a.astype(jnp.float32) * weights[:, None, None]

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, PartitionSpec
 
 from jaxrl_llm.core import Array
 from jaxrl_llm.evolution import _inputs
@@ -148,6 +149,14 @@ def factors(key, epoch, draws, shape, *, rank, dtype, noise_reuse) -> tuple[Arra
     options = {"dtype": dtype, "noise_reuse": noise_reuse}
     both = dense(key, epoch, draws, (rows + columns, rank), **options)
     return both[..., columns:, :], both[..., :columns, :]
+
+
+def everywhere(x: Array) -> Array:
+    """On a mesh that is known while tracing: every device draws all of it, and none sends any."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.size == 1 or set(mesh.axis_types) != {AxisType.Auto}:
+        return x
+    return jax.lax.with_sharding_constraint(x, PartitionSpec())
 
 
 def lowrank_noise(

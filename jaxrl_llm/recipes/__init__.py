@@ -1,19 +1,26 @@
 """Layer 2: methods put together. A preset is a function named by the method's short key."""
 
 from jaxrl_llm.recipes.batch import Batch, validate_batch
-from jaxrl_llm.recipes.catalog import PRESETS
+from jaxrl_llm.recipes.catalog import EVOLUTION_PRESETS, PRESETS
 from jaxrl_llm.recipes.critic import Critic
+from jaxrl_llm.recipes.evolution import EvolutionRecipe
+from jaxrl_llm.recipes.evolution_presets import eggroll, es_qiu, open_es
 from jaxrl_llm.recipes.prepare import AlgoState
 from jaxrl_llm.recipes.presets import *  # noqa: F403
 from jaxrl_llm.recipes.presets import __all__ as _PRESET_NAMES
 from jaxrl_llm.recipes.recipe import Recipe
 
 __all__ = [
+    "EVOLUTION_PRESETS",
     "PRESETS",
     "AlgoState",
     "Batch",
     "Critic",
+    "EvolutionRecipe",
     "Recipe",
+    "eggroll",
+    "es_qiu",
+    "open_es",
     "validate_batch",
     *_PRESET_NAMES,
 ]

@@ -1,7 +1,6 @@
 """``Recipe``: one frozen record that puts the functions of the lower layers together."""
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Mapping
 
 import jax
@@ -120,16 +119,7 @@ class Recipe:
         Raises:
           TypeError: If a name is not a field, with the nearest one.
         """
-        fields = [f.name for f in dataclasses.fields(self)]
-        for name in changes:
-            if name not in fields:
-                near = difflib.get_close_matches(name, fields, n=1)
-                hint = f" Did you mean {near[0]!r}?" if near else ""
-                raise TypeError(
-                    f"Recipe.replace: there is no field {name!r}.{hint} "
-                    f"Fields: {', '.join(fields)}."
-                )
-        return dataclasses.replace(self, **changes)
+        return slots.replaced(self, changes)
 
     @property
     def needs(self) -> frozenset[str]:

@@ -1,9 +1,10 @@
 """What the slots of a Recipe take, and what a recipe therefore needs."""
 
 import dataclasses
+import difflib
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -83,6 +84,24 @@ def shown_fields(record) -> str:
         if field.default is dataclasses.MISSING or value != field.default:
             parts.append(f"{field.name}={shown(value)}")
     return ", ".join(parts)
+
+
+def replaced(record: Any, changes: Mapping[str, Any]) -> Any:
+    """A copy of a record with some fields changed, checked anew.
+
+    Raises:
+      TypeError: If a name is not a field, with the nearest one.
+    """
+    fields = [field.name for field in dataclasses.fields(record)]
+    for name in changes:
+        if name not in fields:
+            near = difflib.get_close_matches(name, fields, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise TypeError(
+                f"{type(record).__name__}.replace: there is no field {name!r}.{hint} "
+                f"Fields: {', '.join(fields)}."
+            )
+    return dataclasses.replace(record, **changes)
 
 
 class Reader(NamedTuple):

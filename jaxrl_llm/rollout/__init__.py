@@ -17,6 +17,7 @@ _HOMES = {
     "Group": "requests",
     "longest_first": "schedule",
     "make_engine": "engine",
+    "make_population_sampler": "population",
     "make_sampler": "sampler",
     "off_policy_fraction": "partial",
     "only_allowed": "penalties",

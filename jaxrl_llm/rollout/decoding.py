@@ -91,6 +91,33 @@ def fill_responses(
     return slots._replace(cache=jax.lax.fori_loop(0, count, one, slots.cache))
 
 
+def fill_all(
+    model: Model, params: ArrayTree, slots: Slots, count: int, *, block: int, deltas=None
+) -> Slots:
+    """Computes the keys and values of the first tokens of all responses, all rows at one time.
+
+    What lies beyond the tokens that a slot has is junk, which it writes over before it is read.
+
+    Args:
+      model: The model.
+      params: Its parameters.
+      slots: The slots, those of the prompts computed.
+      count: How many tokens of each.
+      block: How many of them are read in one pass.
+      deltas: Low-rank deltas with a leading axis ``[N]``, from which each row takes one.
+    """
+    held = slots.prompts
+    ends, delta = jnp.maximum(held.length - 1, 0), _of_rows(deltas, held.adapter)
+    last = jnp.take_along_axis(held.tokens, ends[:, None], axis=-1)
+    first = jnp.broadcast_to(last[:, None], (*slots.length.shape, 1))
+    inputs = jnp.concatenate([first, slots.out.tokens[..., : count - 1]], axis=-1)
+    start = jnp.broadcast_to(ends[:, None], slots.length.shape)
+    shared_mask = jnp.arange(held.tokens.shape[-1]) < ends[:, None]
+    beside = {"prefix": held.prefix, "prefix_mask": shared_mask}
+    given = (params, inputs, start, slots.cache, jnp.int32(count), block, delta)
+    return slots._replace(cache=_read(model, *given, **beside))
+
+
 def _read(model, params, tokens, start, cache, length, block, delta, **beside) -> tuple[KV, ...]:
     """The cache after the first ``length`` tokens ``[P, G, n]``, from position ``start [P, G]``."""
     n = tokens.shape[-1]

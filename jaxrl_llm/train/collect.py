@@ -155,7 +155,12 @@ def join(parts: Sequence[Scores]) -> Scores:
 
 
 def to_batch(
-    rollout, rewards: np.ndarray, questions: Sequence[Question], *, vocab_size: int
+    rollout,
+    rewards: np.ndarray,
+    questions: Sequence[Question],
+    *,
+    vocab_size: int,
+    drop_failed: bool = False,
 ) -> Batch:
     """A checked training batch of graded rollouts, as host arrays.
 
@@ -164,6 +169,8 @@ def to_batch(
       rewards: float ``[P * G]`` or ``[P, G]``.
       questions: P, for the names in messages.
       vocab_size: Tokens lie below it.
+      drop_failed: Leave out of ``where`` what has failed, a rollout or its reward, in place of an
+        error: for a population, some members of which may be broken.
 
     Raises:
       ValueError: If a value is unusable; it names the prompt.
@@ -171,14 +178,18 @@ def to_batch(
     host = processes.to_host(rollout)
     shape = host.mask.shape[:2]
     ids = [q.prompt.id or q.prompt.text[:40] for q in questions]
-    if (failed := (host.finish == FAILED).any(axis=-1)).any():
+    rewards, where = np.asarray(rewards, np.float32).reshape(shape), np.ones(shape, bool)
+    if drop_failed:
+        where = np.isfinite(rewards) & (host.finish != FAILED)
+        rewards = np.where(where, rewards, 0.0)
+    elif (failed := (host.finish == FAILED).any(axis=-1)).any():
         name = ids[int(np.argmax(failed))]
         raise ValueError(f"to_batch: the logits of a response to prompt {name!r} are no numbers.")
     batch = Batch(
         tokens=host.tokens,
         mask=host.mask,
-        rewards=np.asarray(rewards, np.float32).reshape(shape),
-        where=np.ones(shape, bool),
+        rewards=rewards,
+        where=where,
         prompt_tokens=host.prompt_tokens,
         prompt_mask=host.prompt_mask,
         # Of the same kind as what the step computes: tempered, over the support.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jaxrl_llm.core import bind, checks
 from jaxrl_llm.models.quantize import check_quantization
-from jaxrl_llm.recipes import PRESETS, Recipe
+from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, EvolutionRecipe, Recipe
 from jaxrl_llm.recipes.catalog import preset
 from jaxrl_llm.rewards import BatchReward
 from jaxrl_llm.train.lora import LoRAConfig
@@ -35,7 +35,9 @@ class TrainConfig:
       data: The questions.
       reward: `(prompt, completion, metadata) -> number or mapping`, sync or async, or a
         `VerifierPool`.
-      recipe: The method: a `Recipe`, or the name of a preset with its defaults.
+      recipe: The method: a `Recipe`, an `EvolutionRecipe`, or the name of a preset with its
+        defaults. Of an evolution recipe, `sampling.group_size` members answer a prompt, at the
+        recipe's own temperature; that of `sampling` is for the evaluation.
       sampling: How rollouts are sampled.
       optimizer: How the parameters move.
       critic: How those of the critic move, for a recipe that has one.
@@ -71,7 +73,7 @@ class TrainConfig:
     model: str | Callable
     data: DataConfig
     reward: Callable
-    recipe: Recipe | str = "dr_grpo"
+    recipe: Recipe | EvolutionRecipe | str = "dr_grpo"
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     critic: OptimizerConfig | None = None
@@ -134,6 +136,8 @@ class TrainConfig:
         recipe.check_group_size(self.sampling.group_size)
         if self.sampling.slots is not None:
             self.sampling.grid(self.prompts_per_step)
+        if isinstance(recipe, EvolutionRecipe):
+            self._check_evolution(recipe, parts)
         recipe.check_updates(self.updates_per_batch)
         recipe.check_staleness(self.asynchrony.max_staleness)
         if recipe.critic is not None and self.critic is None:
@@ -144,16 +148,44 @@ class TrainConfig:
         if recipe.critic is None and self.critic is not None:
             raise ValueError(f"config: critic has no effect: recipe {recipe.name!r} has none.")
 
+    def _check_evolution(self, recipe: EvolutionRecipe, shards: int) -> None:
+        """Raises ValueError for what has no part in an evolution strategy or does not fit it."""
+        nothing = {"remat": "full", "packing": "auto", "microbatches": 1}
+        for option, default in nothing.items():
+            if getattr(self, option) != default:
+                raise ValueError(
+                    f"config: {option} has no effect with {recipe.name!r}, which has no backward "
+                    "pass."
+                )
+        if self.sampling.slots is not None:
+            raise ValueError(f"sampling: slots has no effect with {recipe.name!r}.")
+        if self.lora.rank is not None:
+            raise ValueError(
+                f"lora: {recipe.name!r} moves the weights of the model itself, by low-rank noise; "
+                "leave the rank out."
+            )
+        members = recipe.population(self.prompts_per_step, self.sampling.group_size)
+        if recipe.noise == "lowrank" and members % shards:
+            raise ValueError(
+                f"config: {members} members do not divide over the {shards} parts of the mesh axes "
+                "data and fsdp."
+            )
 
-def find_recipe(recipe: Recipe | str, sampling: SamplingConfig, num_prompts: int = 1) -> Recipe:
+
+AnyRecipe = Recipe | EvolutionRecipe
+
+
+def find_recipe(
+    recipe: AnyRecipe | str, sampling: SamplingConfig, num_prompts: int = 1
+) -> AnyRecipe:
     """The recipe itself, or the preset of that name.
 
     A preset that takes a constant ``length`` is given the sampler's budget, one that remembers
     prompts their number.
     """
-    if isinstance(recipe, Recipe):
+    if not isinstance(recipe, str):
         return recipe
-    checks.check_option("config", "recipe", recipe, PRESETS)
+    checks.check_option("config", "recipe", recipe, (*PRESETS, *EVOLUTION_PRESETS))
     return preset(recipe, length=sampling.max_new_tokens, num_prompts=num_prompts)
 
 

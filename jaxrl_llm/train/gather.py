@@ -9,7 +9,7 @@ import numpy as np
 from jaxrl_llm.core import processes
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.data import Cursor, take
-from jaxrl_llm.recipes import Batch
+from jaxrl_llm.recipes import Batch, EvolutionRecipe, Recipe
 from jaxrl_llm.rollout import trim
 from jaxrl_llm.train.collect import records, texts_of, to_batch
 from jaxrl_llm.train.metrics import rollout_metrics
@@ -69,7 +69,10 @@ def gather(
 
     indices, cursor = next_questions(parts, cursor)
     questions = [parts.train[i] for i in indices]
-    key = jax.random.fold_in(key, number)
+    recipe = parts.recipe
+    evolves = isinstance(recipe, EvolutionRecipe)
+    if not evolves:  # the noise of members is drawn from the key of the run
+        key = jax.random.fold_in(key, number)
     if parts.engine is None:
         tokens = [question.tokens for question in questions]
         rollout = processes.to_host(parts.sampler(params, key, tokens, version=version))
@@ -81,18 +84,20 @@ def gather(
         rollout, completions, scores = stream(*given, version=version, sampled=sampled)
     rollout = trim(rollout)
     vocab_size = parts.model.config.vocab_size
-    batch = to_batch(rollout, scores.rewards, questions, vocab_size=vocab_size)
-    batch = provide(
-        batch,
-        parts.recipe,
-        scores=scores,
-        rollout=rollout,
-        step=number,
-        indices=indices,
-        questions=questions,
-        greedy=lambda: graded_greedily(parts, params, key, questions),
-    )
-    if parts.config.asynchrony.max_staleness and not parts.recipe.reads_behavior:
+    given = (rollout, scores.rewards, questions)
+    batch = to_batch(*given, vocab_size=vocab_size, drop_failed=evolves)
+    if isinstance(recipe, Recipe):
+        batch = provide(
+            batch,
+            recipe,
+            scores=scores,
+            rollout=rollout,
+            step=number,
+            indices=indices,
+            questions=questions,
+            greedy=lambda: graded_greedily(parts, params, key, questions),
+        )
+    if parts.config.asynchrony.max_staleness and not recipe.reads_behavior:
         # What sampled is no longer what is trained, and nothing else would make up for it.
         batch = batch.replace(old_logp=batch.behavior_logp)
     clock.append(time.perf_counter())

@@ -10,11 +10,12 @@ import jax
 from jaxrl_llm.core import processes
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.interrupt import catch_interrupt
-from jaxrl_llm.recipes import Batch
+from jaxrl_llm.recipes import Batch, EvolutionRecipe
 from jaxrl_llm.train.about import settings, surroundings
 from jaxrl_llm.train.asynchronous import batches
-from jaxrl_llm.train.config import TrainConfig
+from jaxrl_llm.train.config import TrainConfig, find_recipe
 from jaxrl_llm.train.evaluate import Accuracy
+from jaxrl_llm.train.evolution import make_evolution_step, moving_only
 from jaxrl_llm.train.folder import RunFolder
 from jaxrl_llm.train.mesh import place_batch
 from jaxrl_llm.train.metrics import host_metrics
@@ -95,11 +96,12 @@ def _train(
     config: TrainConfig, folder: RunFolder, files: Mapping[str, str], *, resume: bool
 ) -> Result:
     """The run, in a folder that is open."""
-    optimizer = make_optimizer(config.optimizer)
+    method = find_recipe(config.recipe, config.sampling)
+    optimizer = moving_only(method, make_optimizer(config.optimizer))
     parts, checkpoints, state, reference = begin(
         config, optimizer, folder.checkpoints, resume=resume
     )
-    score, update, look = _compiled(parts, optimizer)
+    ready, update, look = _compiled(parts, optimizer)
     first, steps = int(state.step), config.steps
     meter, clock = _meter(parts), Clock()
     about = surroundings() | meter.about()
@@ -135,9 +137,7 @@ def _train(
                 with clock("wait"):
                     found = rollouts.take()
                 with clock("score"):
-                    rows, filled = pack_batch(found.batch, config.packing, model=parts.model)
-                    batch = score(reference, place_batch(rows, parts.mesh))
-                    jax.block_until_ready(batch)
+                    batch, filled = jax.block_until_ready(ready(reference, found.batch))
                 with clock("train"):
                     after, metrics = update(state._replace(data_cursor=found.cursor), batch)
                     jax.block_until_ready(metrics)
@@ -184,12 +184,18 @@ def _meter(parts: Parts) -> Meter:
         updates=config.updates_per_batch,
         common=parts.common,
         frozen=config.lora.rank is not None,
+        evolves=isinstance(parts.recipe, EvolutionRecipe),
     )
 
 
 def _compiled(parts: Parts, optimizer) -> tuple[Callable, Callable, Callable]:
-    """What a frozen reference says of a batch, the step, and what it would say of a batch again."""
+    """What readies a batch for the step, the step, and what it would say of a batch again.
+
+    A batch is packed, placed on the mesh and scored by a frozen reference, if there is one.
+    """
     config, model, recipe = parts.config, parts.model, parts.recipe
+    if isinstance(recipe, EvolutionRecipe):
+        return _compiled_evolution(recipe, optimizer, parts.mesh)
     policy = {
         "microbatches": config.microbatches,
         "temperature": config.sampling.temperature,
@@ -201,14 +207,35 @@ def _compiled(parts: Parts, optimizer) -> tuple[Callable, Callable, Callable]:
         options["critic_optimizer"] = make_optimizer(config.critic)
     update: Any = make_step(model, recipe, optimizer, **options, **policy)
 
-    def score(reference: ArrayTree | None, batch: Batch) -> Batch:
-        return batch if reference is None else batch.replace(ref_logp=scorer(reference, batch))
+    def ready(reference: ArrayTree | None, batch: Batch) -> tuple[Batch, dict[str, float]]:
+        rows, filled = pack_batch(batch, config.packing, model=model)
+        placed = place_batch(rows, parts.mesh)
+        if reference is not None:
+            placed = placed.replace(ref_logp=scorer(reference, placed))
+        return placed, filled
 
     def look(state: TrainState, batch: Batch) -> tuple[Batch, Array]:
         before = state._replace(step=state.step - 1)
         return update.prepared(before, batch), scorer(state.policy, batch)
 
-    return score, update, look
+    return ready, update, look
+
+
+def _compiled_evolution(
+    recipe: EvolutionRecipe, optimizer, mesh
+) -> tuple[Callable, Callable, Callable]:
+    """The same for a population, whose scores every device has."""
+    update = make_evolution_step(recipe, optimizer, mesh=mesh)
+
+    def ready(reference: None, batch: Batch) -> tuple[Batch, dict[str, float]]:
+        del reference
+        return batch, {}
+
+    def look(state: TrainState, batch: Batch) -> tuple[Batch, Array]:
+        del state
+        return batch, batch.behavior_logp
+
+    return ready, update, look
 
 
 def every(period: int, step: int) -> bool:

@@ -7,14 +7,17 @@ import optax
 
 from jaxrl_llm.core import checks
 
+_ADAM_ALONE = {"b2": 0.999, "eps": 1e-8}
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    """AdamW with a linear warmup and decay, and a bound on the norm of the gradient.
+    """AdamW or SGD, with a linear warmup and decay and a bound on the norm of the gradient.
 
     Attributes:
+      name: "adamw", or "sgd".
       learning_rate: Step size after the warmup.
-      b1: Decay of the mean of gradients.
+      b1: Decay of the mean of gradients; with "sgd" the momentum, 0 for none.
       b2: Decay of the mean of squared gradients.
       eps: Added to the root of the second.
       weight_decay: Pull of the parameters to zero, times the step size.
@@ -26,6 +29,7 @@ class OptimizerConfig:
         less than a bfloat16 number can.
     """
 
+    name: str = "adamw"
     learning_rate: float = 1e-6
     b1: float = 0.9
     b2: float = 0.999
@@ -38,6 +42,13 @@ class OptimizerConfig:
 
     def __post_init__(self):
         name = "optimizer"
+        checks.check_option(name, "name", self.name, ("adamw", "sgd"))
+        if self.name == "sgd":
+            for option, default in _ADAM_ALONE.items():
+                if getattr(self, option) != default:
+                    raise ValueError(f"optimizer: {option} has no effect with sgd.")
+            if not self.b1 and self.moment_dtype != "float32":
+                raise ValueError("optimizer: moment_dtype has no effect without momentum (b1).")
         checks.check_option(name, "moment_dtype", self.moment_dtype, ("float32", "bfloat16"))
         checks.check_positive(name, learning_rate=self.learning_rate, eps=self.eps)
         checks.check_positive(name, max_grad_norm=self.max_grad_norm)
@@ -63,14 +74,27 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
         warm = optax.linear_schedule(start, config.learning_rate, max(config.warmup_steps - 1, 1))
         after = rate if callable(rate) else optax.constant_schedule(rate)
         rate = optax.join_schedules([warm, after], [config.warmup_steps])
-    adamw = optax.adamw(
-        rate,
-        b1=config.b1,
-        b2=config.b2,
-        eps=config.eps,
-        weight_decay=config.weight_decay,
-        mu_dtype=config.moment_dtype,
-    )
+    if config.name == "sgd":
+        moves = _sgd(config, rate)
+    else:
+        moves = optax.adamw(
+            rate,
+            b1=config.b1,
+            b2=config.b2,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            mu_dtype=config.moment_dtype,
+        )
     if config.max_grad_norm is None:
-        return adamw
-    return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), adamw)
+        return moves
+    return optax.chain(optax.clip_by_global_norm(config.max_grad_norm), moves)
+
+
+def _sgd(config: OptimizerConfig, rate) -> optax.GradientTransformation:
+    """SGD with momentum and, as in AdamW, a decay that the momentum does not see."""
+    parts = []
+    if config.b1:
+        parts.append(optax.trace(config.b1, accumulator_dtype=config.moment_dtype))
+    if config.weight_decay:
+        parts.append(optax.add_decayed_weights(config.weight_decay))
+    return optax.chain(*parts, optax.scale_by_learning_rate(rate))

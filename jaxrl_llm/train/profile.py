@@ -141,6 +141,31 @@ def train_flops(
     return float((4 if frozen else 6) * weights + 12 * size.attention * pairs)
 
 
+def population_flops(prompt_lengths, lengths, *, size: ModelSize, common: int = 0) -> float:
+    """Operations of the model when the members of a population answer: forward passes alone.
+
+        2 N U + 2 V D R + 4 A C
+        U = G (sum_p l_p - (P - 1) c) + R,   C as if each of G members read the prompts itself
+
+    with the letters of :func:`train_flops`: every member has weights of its own, so that it reads
+    the prompts itself, what they share once. The noise is left out.
+
+    Args:
+      prompt_lengths: int ``[P]``.
+      lengths: int ``[P, G]``.
+      size: Of the model.
+      common: c.
+
+    Example:
+      >>> from jaxrl_llm.train.profile import ModelSize, population_flops
+      >>> population_flops([2], [[1, 0]], size=ModelSize(100, 10, 4))
+      1164.0
+    """
+    one = train_flops(prompt_lengths, lengths, size=size, common=common)
+    none = train_flops(prompt_lengths, np.zeros((len(prompt_lengths), 1)), size=size, common=common)
+    return (one + none * (np.shape(lengths)[1] - 1)) / 3
+
+
 @functools.cache
 def measured_peak(dtype: str, *, size: int = _MEASURED_SIZE) -> float:
     """Operations a second of the quickest of some matrix products on the default device.
@@ -170,6 +195,7 @@ class Meter:
       updates: Passes over a batch.
       common: How many first tokens all prompts share.
       frozen: Whether an adapter is trained in place of the weights.
+      evolves: Whether a batch is that of a population, whose operations are those of its answers.
     """
 
     def __init__(
@@ -181,9 +207,10 @@ class Meter:
         updates: int = 1,
         common: int = 0,
         frozen: bool = False,
+        evolves: bool = False,
     ):
         self._size, self._updates = model_size(model), updates
-        self._common, self._frozen = common, frozen
+        self._common, self._frozen, self._evolves = common, frozen, evolves
         self.peak = None if peak_flops is None else peak_flops * devices
         self._source = f"as given for each of {devices}"
         if self.peak is None and jax.default_backend() == "cpu" and jax.process_count() == 1:
@@ -201,7 +228,8 @@ class Meter:
         - ``unique_tokens``: of the prompts, once a group and what they share once, and of the
           responses.
         - ``unique_tokens_per_second``: over wait, score and train.
-        - ``flops_per_second``: see :func:`train_flops`; over train alone.
+        - ``flops_per_second``: see :func:`train_flops`; over train alone. Of a population see
+          :func:`population_flops`; over wait and train.
         - ``mfu``: their share of the peak, model FLOP utilization.
 
         Args:
@@ -210,15 +238,21 @@ class Meter:
         """
         prompts = np.asarray(batch.prompt_mask).sum(-1)
         responses = (np.asarray(batch.mask) & np.asarray(batch.where)[..., None]).sum(-1)
-        tokens = float(prompts.sum() - self._common * (prompts.size - 1) + responses.sum())
+        readers = responses.shape[1] if self._evolves else 1
+        once = prompts.sum() - self._common * (prompts.size - 1)
+        tokens = float(readers * once + responses.sum())
         busy = seconds["wait"] + seconds["score"] + seconds["train"]
         found = {"unique_tokens": tokens, "unique_tokens_per_second": tokens / max(busy, 1e-9)}
         if self._size is None:
             return found
-        options = {"common": self._common, "frozen": self._frozen}
-        flops = train_flops(prompts, responses, size=self._size, **options)
-        flops *= self._updates
-        found["flops_per_second"] = flops / max(seconds["train"], 1e-9)
+        given = {"size": self._size, "common": self._common}
+        if self._evolves:
+            flops = population_flops(prompts, responses, **given)
+            spent = seconds["wait"] + seconds["train"]
+        else:
+            flops = self._updates * train_flops(prompts, responses, frozen=self._frozen, **given)
+            spent = seconds["train"]
+        found["flops_per_second"] = flops / max(spent, 1e-9)
         if self.peak is not None:
             found["mfu"] = found["flops_per_second"] / self.peak
         return found

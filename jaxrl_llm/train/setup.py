@@ -16,7 +16,7 @@ from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import batch_shards
-from jaxrl_llm.recipes import Recipe
+from jaxrl_llm.recipes import EvolutionRecipe, Recipe
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rollout.common import common_tokens
 from jaxrl_llm.train.checkpoint import Checkpoints
@@ -30,6 +30,7 @@ from jaxrl_llm.train.lora import Adapted
 from jaxrl_llm.train.mesh import load_meshes
 from jaxrl_llm.train.optimizer import make_optimizer
 from jaxrl_llm.train.packing import check_reads_segments
+from jaxrl_llm.train.population import make_population
 from jaxrl_llm.train.provide import check_provided
 from jaxrl_llm.train.state import TrainState, init_state
 from jaxrl_llm.train.stored import shapes_of
@@ -49,7 +50,7 @@ class Parts:
       train: Questions that are trained on.
       held_out: Questions that never are; empty if none are held out.
       sampler: Of rollouts, on the sampler's mesh if there is one; as for the next three, see
-        ``rollout.make_sampler``.
+        ``rollout.make_sampler``. Of an evolution recipe, its population.
       baseline: One most likely response a question, in the same place.
       greedy: The same for the evaluation, on the mesh.
       sampled: Responses of the sampled evaluation.
@@ -63,7 +64,7 @@ class Parts:
     sampler_mesh: jax.sharding.Mesh | None
     model: Model
     tokenizer: Any
-    recipe: Recipe
+    recipe: Recipe | EvolutionRecipe
     train: list[Question]
     held_out: list[Question]
     sampler: Callable
@@ -168,7 +169,15 @@ def load_questions(config: TrainConfig, tokenizer, room: int) -> tuple[list, lis
 
 
 def _samplers(
-    config: TrainConfig, model, tokenizer, mesh, sampler_mesh, *, longest: int, common: int
+    config: TrainConfig,
+    recipe: Recipe | EvolutionRecipe,
+    model,
+    tokenizer,
+    mesh,
+    sampler_mesh,
+    *,
+    longest: int,
+    common: int,
 ) -> dict:
     """The samplers of :class:`Parts` by name; nothing is compiled twice that could be shared.
 
@@ -179,8 +188,8 @@ def _samplers(
     sampling = config.sampling
     shared = {"max_new_tokens": sampling.max_new_tokens, "stop_ids": tokenizer.eos_ids}
     shared["pad_id"] = tokenizer.pad_id
-    policy = {"temperature": sampling.temperature, "top_k": sampling.top_k}
-    policy |= {"top_p": sampling.top_p, "min_p": sampling.min_p}
+    filters = {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p}
+    policy = {"temperature": sampling.temperature, **filters}
 
     whole = shared | {"common": common}
 
@@ -192,7 +201,11 @@ def _samplers(
 
     greedy, group_size = likely(mesh), sampling.group_size
     samples = config.evaluation.samples or group_size
-    if sampler_mesh is not None:
+    if isinstance(recipe, EvolutionRecipe):
+        own: dict = whole | (filters if recipe.temperature else {})
+        sampler = make_population(model, recipe, group_size=group_size, mesh=mesh, **own)
+        baseline, sampled = greedy, drawn(samples, mesh)
+    elif sampler_mesh is not None:
         sampler, baseline = drawn(group_size, sampler_mesh), likely(sampler_mesh)
         sampled = drawn(samples, mesh)
     else:
@@ -234,7 +247,8 @@ def load_parts(config: TrainConfig) -> tuple[Parts, ArrayTree]:
             "turn the evaluation off."
         )
     recipe = find_recipe(config.recipe, sampling, num_prompts=len(train))
-    check_provided(recipe, train)
+    if isinstance(recipe, Recipe):
+        check_provided(recipe, train)
     common = common_tokens([q.tokens for q in (*train, *held_out)])
     lengths = {"longest": max(len(q.tokens) for q in train), "common": common}
     parts = Parts(
@@ -248,7 +262,7 @@ def load_parts(config: TrainConfig) -> tuple[Parts, ArrayTree]:
         held_out=held_out,
         questions=digest,
         common=common,
-        **_samplers(config, model, tokenizer, mesh, sampler_mesh, **lengths),
+        **_samplers(config, recipe, model, tokenizer, mesh, sampler_mesh, **lengths),
     )
     return parts, params
 

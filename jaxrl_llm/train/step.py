@@ -165,7 +165,9 @@ def make_step(
         )
         return state, metrics
 
-    return _Step(on_mesh(step, mesh), on_mesh(prepare, mesh), donate, recipe.draws)
+    return compiled_step(
+        on_mesh(step, mesh), on_mesh(prepare, mesh), donate=donate, draws=recipe.draws
+    )
 
 
 # Sets the numbers that a recipe draws apart from those of the sampler in the same step.
@@ -228,6 +230,19 @@ def _gradients(loss: Callable, params: ArrayTree, batch: Batch, microbatches: in
     zeros = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), params)
     (value, grads), aux = jax.lax.scan(add, (jnp.float32(0), zeros), split(batch, microbatches))
     return value, join(aux), grads
+
+
+def compiled_step(step: Callable, prepare: Callable, *, donate: bool, draws: bool) -> Step:
+    """The step that the loop calls, from functions that are traced.
+
+    Args:
+      step: ``step(state, batch, key, base) -> (state, metrics)``, on a state without key, cursor
+        and base.
+      prepare: ``prepare(state, batch, key) -> (batch, algo_state)``.
+      donate: Whether the state that comes in is given away.
+      draws: Whether the two take a key; else it is None.
+    """
+    return _Step(step, prepare, donate, draws)
 
 
 class _Step:

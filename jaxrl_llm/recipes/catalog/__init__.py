@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable
 
 from jaxrl_llm.core import checks
-from jaxrl_llm.recipes import presets
+from jaxrl_llm.recipes import evolution_presets, presets
 from jaxrl_llm.recipes.catalog import (
     baselines,
     basics,
@@ -21,27 +21,41 @@ from jaxrl_llm.recipes.catalog import (
 )
 from jaxrl_llm.recipes.catalog.method import KINDS, Method
 from jaxrl_llm.recipes.catalog.peers import PEERS
+from jaxrl_llm.recipes.evolution import EvolutionRecipe
 from jaxrl_llm.recipes.recipe import Recipe
 
-__all__ = ["CATALOG", "KINDS", "PRESETS", "Method", "as_table", "preset", "rows"]
+__all__ = [
+    "CATALOG",
+    "EVOLUTION_PRESETS",
+    "KINDS",
+    "PRESETS",
+    "Method",
+    "as_table",
+    "preset",
+    "rows",
+]
 
 # A preset enters the battery of jaxrl_llm.testing by standing in its package.
 PRESETS: dict[str, Callable[..., Recipe]] = {
     name: getattr(presets, name) for name in presets.__all__
 }
 
+EVOLUTION_PRESETS: dict[str, Callable[..., EvolutionRecipe]] = {
+    name: getattr(evolution_presets, name) for name in ("eggroll", "es_qiu", "open_es")
+}
 
-def preset(name: str, *, length: float, num_prompts: int = 1) -> Recipe:
+
+def preset(name: str, *, length: float, num_prompts: int = 1) -> Recipe | EvolutionRecipe:
     """A preset by its name alone, as a command line gives it.
 
     Args:
-      name: Key in ``PRESETS``.
+      name: Key in ``PRESETS`` or ``EVOLUTION_PRESETS``.
       length: The generation budget in tokens, for the presets that need one (those with a
         parameter of this name); the others have no use for it.
       num_prompts: How many prompts the data set has, for those that remember each.
 
     Returns:
-      A Recipe with the preset's defaults.
+      A recipe with the preset's defaults.
 
     Raises:
       ValueError: If there is no such preset, with the nearest one.
@@ -51,8 +65,9 @@ def preset(name: str, *, length: float, num_prompts: int = 1) -> Recipe:
       >>> catalog.preset("dr_grpo", length=16).weights
       fixed_length(length=16)
     """
-    checks.check_option("preset", "name", name, PRESETS)
-    make, known = PRESETS[name], {"length": length, "num_prompts": num_prompts}
+    every = {**PRESETS, **EVOLUTION_PRESETS}
+    checks.check_option("preset", "name", name, every)
+    make, known = every[name], {"length": length, "num_prompts": num_prompts}
     return make(**{k: v for k, v in known.items() if k in inspect.signature(make).parameters})
 
 

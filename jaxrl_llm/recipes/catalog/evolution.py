@@ -31,6 +31,7 @@ ROWS = (
             "evolution.best_of",
             "evolution.centered_ranks",
             "evolution.fill_missing",
+            "evolution.mean_fitness",
             "evolution.pair_fitness",
             "evolution.pair_sign",
             "evolution.question_fitness",
@@ -108,6 +109,7 @@ ROWS = (
         arxiv="1703.03864",
         kind="evolution",
         functions=("evolution.full_rank", "evolution.open_es_grad"),
+        preset="open_es",
         verified_against="the two-point estimate, worked numbers",
     ),
     Method(
@@ -116,6 +118,20 @@ ROWS = (
         arxiv="2509.24372",
         kind="evolution",
         functions=("evolution.es_qiu_grad",),
+        preset="es_qiu",
         verified_against="worked numbers",
+    ),
+    Method(
+        key="es_llm_loop",
+        title="EGGROLL for language models: members in sampler slots, greedy answers, one update",
+        arxiv="2511.16652",
+        kind="evolution",
+        functions=(
+            "recipes.EvolutionRecipe",
+            "rollout.make_population_sampler",
+            "train.make_evolution_step",
+        ),
+        preset="eggroll",
+        verified_against="members one by one, one device, resumed runs",
     ),
 )

@@ -1,0 +1,249 @@
+"""``EvolutionRecipe``: one frozen record of an evolution strategy for a language model."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+import jax.numpy as jnp
+
+from jaxrl_llm import evolution
+from jaxrl_llm.core import Array, ArrayTree, checks
+from jaxrl_llm.evolution.gradient import SCALES, Scale
+from jaxrl_llm.evolution.leaves import LeafClass
+from jaxrl_llm.recipes import slots
+from jaxrl_llm.recipes.prepare import AlgoState
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class EvolutionRecipe:
+    """An evolution strategy: how members differ, what their scores count. It holds no arrays.
+
+        members     W_n = W + sigma E_n,  E_n drawn from (key, leaf, epoch, n)
+        fitness     F = fitness(scores [P, G])
+        gradient    -c sum_n F_n E_n, as optax takes it
+
+    A population is used in one of two ways. ``shared``: all its N = G members answer all P prompts
+    of a step, so that each has a mean over questions. Otherwise the prompts are dealt out, and the
+    G members of a prompt are compared with each other alone: N = P G.
+
+    Attributes:
+      name: Short name, for messages and metrics.
+      sigma: Scale of the noise, above 0.
+      fitness: ``scores [P, G] -> [N]``, finite and higher for better: ``[G]`` where members are
+        shared, ``[P, G]`` (or flat) where they are not. It is given no missing score.
+      noise: "lowrank": matrices have noise of rank ``rank``, and one batch holds many members.
+        "full": every entry has its own; members are evaluated one after the other.
+      rank: Of the noise of matrices; with ``noise="full"`` it stays at 1, without a part.
+      shared: Whether every member answers every prompt.
+      pairs: Whether members 2k and 2k+1 have opposite noise.
+      baseline: How many of the first members carry no noise.
+      noise_reuse: For how many epochs a draw stays; 1 draws afresh at each, 0 never.
+      dtype: Of the noise.
+      rules: ``(pattern, class)`` for :func:`~jaxrl_llm.evolution.leaf_classes`.
+      others: Class of norms and biases there.
+      scale: What stands before the sum, as in :func:`~jaxrl_llm.evolution.eggroll_grad`.
+      sign: Whether the update takes the signs of the factors.
+      temperature: At which members answer; 0 is greedy, so that all chance is in the weights.
+      tries: Responses of a member to a prompt, of which ``outcome`` makes one score.
+      outcome: ``tries [..., S] -> [...]``: ``evolution.best_of`` for pass@k.
+      chunk: How many draws of noise an update holds at a time; it changes nothing else.
+      paper: Reference.
+      status: "experimental", or "reproduced" once a config reaches a published number.
+
+    Raises:
+      TypeError: If a function is none, or ``replace`` names an unknown field.
+      ValueError: If an option is out of its range or has no effect.
+
+    Example:
+      >>> import jax, optax
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> recipe = jr.recipes.eggroll(sigma=0.1)
+      >>> params = {"up": {"kernel": jnp.ones((4, 3))}}
+      >>> classes, scores = recipe.classes(params), jnp.array([[1.0, 0.0, 1.0, 1.0]])
+      >>> fitness, missing = recipe.shape(scores)
+      >>> grads = recipe.gradient(params, classes, jax.random.key(0), 0, fitness)
+      >>> grads["up"]["kernel"].shape, int(missing)
+      ((4, 3), 0)
+
+    References:
+      EGGROLL (arXiv:2511.16652).
+    """
+
+    name: str
+    sigma: float
+    fitness: Callable = evolution.mean_fitness
+    noise: Literal["lowrank", "full"] = "lowrank"
+    rank: int = 1
+    shared: bool = True
+    pairs: bool = True
+    baseline: int = 0
+    noise_reuse: int = 1
+    dtype: str = "float32"
+    rules: tuple[tuple[str, LeafClass], ...] = ()
+    others: Literal["frozen", "full"] = "frozen"
+    scale: Scale = "step"
+    sign: bool = False
+    temperature: float = 0.0
+    tries: int = 1
+    outcome: Callable = evolution.best_of
+    chunk: int = 64
+    paper: str = ""
+    status: str = "experimental"
+
+    # What a training run asks of every method.
+    critic: ClassVar[Any] = None
+    reference: ClassVar[Any] = None
+    needs: ClassVar[frozenset[str]] = frozenset()
+    reads_behavior: ClassVar[bool] = False
+
+    def __post_init__(self):
+        name = f"EvolutionRecipe {self.name!r}"
+        for field in ("fitness", "outcome"):
+            if not callable(getattr(self, field)):
+                raise TypeError(f"{name}: {field} must be a function.")
+        checks.check_positive(name, sigma=self.sigma, rank=self.rank, tries=self.tries)
+        checks.check_positive(name, chunk=self.chunk)
+        checks.check_non_negative(name, temperature=self.temperature, baseline=self.baseline)
+        checks.check_non_negative(name, noise_reuse=self.noise_reuse)
+        checks.check_option(name, "noise", self.noise, ("lowrank", "full"))
+        checks.check_option(name, "others", self.others, ("frozen", "full"))
+        checks.check_option(name, "scale", self.scale, SCALES)
+        checks.check_option(name, "dtype", self.dtype, ("float32", "bfloat16", "float16"))
+        checks.check_option(name, "status", self.status, slots.STATUSES)
+        if self.noise == "full" and (self.rank != 1 or self.sign):
+            raise ValueError(f"{name}: rank and sign have no effect where noise is 'full'.")
+        if self.tries > 1 and self.temperature == 0:
+            raise ValueError(f"{name}: tries has no effect at temperature 0, where all are alike.")
+        if self.tries == 1 and self.outcome != evolution.best_of:
+            raise ValueError(f"{name}: outcome has no effect with one try.")
+
+    def __repr__(self) -> str:
+        """The fields that differ from their defaults, functions by their names."""
+        return f"EvolutionRecipe({slots.shown_fields(self)})"
+
+    def replace(self, **changes) -> "EvolutionRecipe":
+        """A copy with some fields changed, checked anew.
+
+        Raises:
+          TypeError: If a name is not a field, with the nearest one.
+        """
+        return slots.replaced(self, changes)
+
+    def population(self, prompts: int, group_size: int) -> int:
+        """N, how many members there are for P prompts with G each.
+
+        Raises:
+          ValueError: If there is one member alone, a pair would be divided, or a group holds
+            nobody but members without noise.
+        """
+        name = f"recipe {self.name!r}"
+        if self.pairs and group_size % 2:
+            raise ValueError(
+                f"{name} has pairs of members with opposite noise, so group_size must be even; got "
+                f"{group_size}."
+            )
+        if group_size < 2:
+            raise ValueError(f"{name} compares members, so group_size must be at least 2; got 1.")
+        if self.pairs and self.baseline % 2:
+            raise ValueError(f"{name}: baseline must be even with pairs; got {self.baseline}.")
+        members = group_size if self.shared else prompts * group_size
+        if self.baseline >= members:
+            raise ValueError(
+                f"{name}: baseline {self.baseline} leaves none of the {members} members any noise."
+            )
+        return members
+
+    def check_group_size(self, group_size: int) -> None:
+        """Raises ValueError if so many members cannot answer a prompt; see :meth:`population`."""
+        self.population(1, group_size)
+
+    def check_updates(self, updates: int) -> None:
+        """Raises ValueError unless a population serves one update: after it, it is another."""
+        if updates > 1:
+            raise ValueError(
+                f"recipe {self.name!r}: the scores of a population serve one update; got {updates}."
+            )
+
+    def check_staleness(self, max_staleness: int) -> None:
+        """Raises ValueError unless the members are those of the weights that move."""
+        if max_staleness > 0:
+            raise ValueError(
+                f"recipe {self.name!r} moves the weights that its members were drawn around, so "
+                f"none may be older; got max_staleness {max_staleness}."
+            )
+
+    def init(self) -> AlgoState:
+        """The state of the method: there is none."""
+        return AlgoState((), (), {}, jnp.zeros((), jnp.float32))
+
+    def classes(self, params: ArrayTree) -> ArrayTree:
+        """The class of each leaf of a model's parameters; "full" and "frozen" for full noise."""
+        classes = evolution.leaf_classes(params, rules=self.rules, others=self.others)
+        return evolution.full_rank(classes) if self.noise == "full" else classes
+
+    @property
+    def drawn(self) -> dict:
+        """How noise is drawn, by the options of ``evolution``."""
+        return {
+            "dtype": jnp.dtype(self.dtype),
+            "noise_reuse": self.noise_reuse,
+            "pairs": self.pairs,
+        }
+
+    def delta(self, params, classes, key: Array, epoch: Array | int, members: Array) -> dict:
+        """Members as the delta of a model's forward pass; see ``evolution.model_delta``."""
+        options = {"sigma": self.sigma, "rank": self.rank, "baseline": self.baseline}
+        return evolution.model_delta(params, classes, key, epoch, members, **options, **self.drawn)
+
+    def member(self, params, classes, key: Array, epoch: Array | int, member: Array) -> ArrayTree:
+        """The parameters of one member; see ``evolution.perturb``."""
+        options = {"sigma": self.sigma, "rank": self.rank, "baseline": self.baseline}
+        return evolution.perturb(params, classes, key, epoch, member, **options, **self.drawn)
+
+    def shape(self, scores: Array, *, where: Array | None = None) -> tuple[Array, Array]:
+        """Fitness of the members from what they scored.
+
+        A score that is absent or no finite number counts as the worst of its prompt.
+
+        Args:
+          scores: ``[P, G tries]``, the tries of a member beside each other; higher is better.
+          where: bool, True where there is a score; None keeps all.
+
+        Returns:
+          float32 ``[N]``, and how many scores were missing.
+
+        Raises:
+          ValueError: If the tries do not divide the scores, or ``fitness`` returns another shape.
+        """
+        checks.check_rank("shape", 2, scores=scores)
+        prompts, width = scores.shape
+        if width % self.tries:
+            raise ValueError(f"recipe {self.name!r}: {width} scores are not {self.tries} a member.")
+        members = self.population(prompts, width // self.tries)
+        scores, missing = evolution.fill_missing(scores, where=where)
+        if self.tries > 1:
+            scores = self.outcome(scores.reshape(prompts, -1, self.tries))
+        fitness = self.fitness(scores)
+        if fitness.size != members or (self.shared and fitness.ndim != 1):
+            kind = "shared" if self.shared else "not shared"
+            raise ValueError(
+                f"recipe {self.name!r}: fitness {slots.called(self.fitness)} must return one value "
+                f"for each of {members} members, which are {kind}; got {fitness.shape} from scores "
+                f"{scores.shape}."
+            )
+        return jnp.asarray(fitness, jnp.float32).reshape(-1), jnp.sum(missing)
+
+    def gradient(
+        self, params: ArrayTree, classes: ArrayTree, key: Array, epoch: Array | int, fitness: Array
+    ) -> ArrayTree:
+        """The gradient from fitness ``[N]``; see ``evolution.eggroll_grad``.
+
+        Members without noise have no part in it but to be counted.
+        """
+        sigma = None if self.scale == "mean" else self.sigma
+        options: dict = {"sigma": sigma, "scale": self.scale, "sign": self.sign}
+        options |= {"rank": self.rank, "chunk": self.chunk}
+        if self.baseline:
+            fitness = jnp.where(jnp.arange(fitness.shape[0]) < self.baseline, 0.0, fitness)
+        return evolution.eggroll_grad(params, classes, key, epoch, fitness, **options, **self.drawn)

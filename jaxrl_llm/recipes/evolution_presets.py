@@ -1,0 +1,143 @@
+"""Presets of evolution strategies, each named by the method's short key."""
+
+from collections.abc import Callable
+
+from jaxrl_llm import evolution
+from jaxrl_llm.core import bind
+from jaxrl_llm.recipes.evolution import EvolutionRecipe
+
+
+def eggroll(
+    *,
+    sigma: float = 1e-3,
+    rank: int = 1,
+    fitness: Callable = evolution.mean_fitness,
+    shared: bool = True,
+    noise_reuse: int = 1,
+    sign: bool = False,
+    temperature: float = 0.0,
+) -> EvolutionRecipe:
+    """EGGROLL: a population in one batch, by antithetic noise of low rank on every matrix.
+
+        W_n = W + s_n sigma / sqrt(r) A_n B_n^T,     s_n = +-1
+        grad = -sigma / sqrt(N) sum_n F_n E_n
+
+    One step of SGD with rate lr moves each weight by ``lr sigma`` (RMS), whatever N and r. Give the
+    optimizer no bound on the norm of the gradient, or a bound that is far above ``sigma`` times the
+    root of the number of weights.
+
+    Args:
+      sigma: Scale of the noise. So large that members differ in what they answer, and so small that
+        few of them are broken: for small language models 1e-3 to 4e-3.
+      rank: Of the noise.
+      fitness: ``scores [P, G] -> [N]``; by default the z-score of the members' mean scores.
+      shared: Whether every member answers every prompt; if not, take a fitness of groups, such as
+        ``evolution.zscore``.
+      noise_reuse: For how many epochs a draw stays; 1 draws afresh at each, 0 never.
+      sign: The variant that updates by the signs of the factors.
+      temperature: At which members answer.
+
+    Returns:
+      An EvolutionRecipe.
+
+    Raises:
+      ValueError: If an option is out of its range.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.recipes.eggroll(sigma=2e-3)
+      EvolutionRecipe(name='eggroll', sigma=0.002, paper='arXiv:2511.16652')
+
+    References:
+      EGGROLL (arXiv:2511.16652). Its scripts for language models: sigma 7e-4 to 2e-3, SGD with
+      rates of 0.06 to 0.125, populations of 512 to 8192.
+    """
+    return EvolutionRecipe(
+        name="eggroll",
+        sigma=sigma,
+        rank=rank,
+        fitness=fitness,
+        shared=shared,
+        noise_reuse=noise_reuse,
+        sign=sign,
+        temperature=temperature,
+        paper="arXiv:2511.16652",
+    )
+
+
+def open_es(*, sigma: float = 0.02, temperature: float = 0.0) -> EvolutionRecipe:
+    """OpenAI-ES: antithetic noise at every weight, centered ranks, an estimate of the gradient.
+
+        theta_n = theta + s_n sigma eps_n
+        grad = -1 / (N sigma) sum_n F_n s_n eps_n,     F in [-1/2, 1/2]
+
+    Members are evaluated one after the other, each with a copy of the weights.
+
+    Args:
+      sigma: Scale of the noise.
+      temperature: At which members answer.
+
+    Returns:
+      An EvolutionRecipe.
+
+    Raises:
+      ValueError: If an option is out of its range.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.recipes.open_es().noise
+      'full'
+
+    References:
+      OpenAI-ES (arXiv:1703.03864), which steps with Adam and decays the weights. Equal means share
+      the mean of their ranks here, since language models often score alike.
+    """
+    ranks = bind(evolution.centered_ranks, ties="mean")
+    return EvolutionRecipe(
+        name="open_es",
+        sigma=sigma,
+        fitness=bind(evolution.mean_fitness, shape=ranks),
+        noise="full",
+        scale="gradient",
+        temperature=temperature,
+        chunk=1,
+        paper="arXiv:1703.03864",
+    )
+
+
+def es_qiu(*, sigma: float = 1e-3) -> EvolutionRecipe:
+    """Plain evolution strategies for all parameters of a language model.
+
+        theta <- theta + alpha / N sum_n Z_n eps_n,     Z = (R - mean(R)) / std(R)
+
+    No pairs, no ranks, greedy answers, and every parameter moves, the embedding too. It is
+    ``optax.sgd(alpha)``; the paper has N = 30 and alpha = 5e-4.
+
+    Args:
+      sigma: Scale of the noise.
+
+    Returns:
+      An EvolutionRecipe.
+
+    Raises:
+      ValueError: If ``sigma`` is not above 0.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.recipes.es_qiu().pairs
+      False
+
+    References:
+      Qiu et al., Evolution Strategies at Scale (arXiv:2509.24372).
+    """
+    return EvolutionRecipe(
+        name="es_qiu",
+        sigma=sigma,
+        fitness=bind(evolution.mean_fitness, shape=bind(evolution.zscore, eps=0.0)),
+        noise="full",
+        pairs=False,
+        rules=(("*", "full"),),
+        scale="mean",
+        chunk=1,
+        paper="arXiv:2509.24372",
+    )

@@ -1,0 +1,212 @@
+"""Evolution in the training loop: the step's laws, whole runs, exact resume, and devices."""
+
+import dataclasses
+import re
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from test_checkpoint import assert_same
+from tiny_run import CONFIG, tiny_run
+
+import jaxrl_llm as jr
+from jaxrl_llm.models.sharding import param_shardings, shard
+from jaxrl_llm.train import (
+    CheckpointConfig,
+    EvaluationConfig,
+    LoRAConfig,
+    MeshConfig,
+    OptimizerConfig,
+    SamplingConfig,
+    init_state,
+    make_evolution_step,
+    make_mesh,
+    train,
+)
+
+RECIPE = jr.recipes.eggroll(sigma=0.05)
+SGD = OptimizerConfig(name="sgd", learning_rate=0.5, b1=0.0, max_grad_norm=None)
+
+
+def evolving(folder, recipe=RECIPE, **options):
+    sampling = SamplingConfig(group_size=8, max_new_tokens=6)
+    more = {"optimizer": SGD, "sampling": sampling, "remat": "full"} | options
+    return tiny_run(folder, recipe=recipe, **more)
+
+
+def batch_of(rewards, where=None):
+    """A batch whose rewards ``[P, G]`` are all that matters."""
+    P, G = rewards.shape
+    kept = jnp.ones((P, G, 2), bool)
+    return jr.recipes.Batch(
+        tokens=jnp.zeros((P, G, 2), jnp.int32),
+        mask=kept,
+        rewards=jnp.asarray(rewards, jnp.float32),
+        where=kept[..., 0] if where is None else where,
+        prompt_tokens=jnp.ones((P, 3), jnp.int32),
+        prompt_mask=jnp.ones((P, 3), bool),
+        behavior_logp=jnp.zeros((P, G, 2)),
+    )
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    return jr.testing.tiny_model(num_layers=1)
+
+
+@pytest.fixture(scope="module")
+def scores():
+    return jnp.array(np.random.default_rng(0).uniform(size=(3, 8)), jnp.float32)
+
+
+def start(params, recipe, optimizer, **options):
+    return init_state(params, optimizer, recipe, key=jax.random.key(3), **options)
+
+
+def test_step_is_fitness_then_gradient_then_optimizer(tiny, scores):
+    _, params = tiny
+    optimizer = optax.sgd(0.5)
+    step = make_evolution_step(RECIPE, optimizer, donate=False)
+    state, metrics = step(start(params, RECIPE, optimizer), batch_of(scores))
+    classes = jr.evolution.leaf_classes(params)
+    fitness = jr.evolution.zscore(scores.mean(axis=0))
+    grads = jr.evolution.eggroll_grad(params, classes, jax.random.key(3), 0, fitness, sigma=0.05)
+    expected = jax.tree.map(lambda w, g: w - 0.5 * g, params, grads)
+    chex_close(state.params, expected)
+    assert int(state.step) == 1
+    known = {"reward": scores.mean(), "missing": 0, "flat": 0, "informative": 1, "tokens": 48}
+    known |= {"member_std": scores.mean(axis=0).std(), "loss": -scores.mean(), "skipped": 0}
+    for name, value in known.items():
+        assert metrics[name] == pytest.approx(float(value), rel=1e-5), name
+
+
+def chex_close(left, right):
+    for a, b in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_missing_scores_count_as_the_worst_and_are_counted(tiny, scores):
+    _, params = tiny
+    optimizer = optax.sgd(0.5)
+    step = make_evolution_step(RECIPE, optimizer, donate=False)
+    state = start(params, RECIPE, optimizer)
+    where = jnp.ones(scores.shape, bool).at[1, 2].set(False)
+    worst = scores.at[1, 2].set(jnp.delete(scores[1], 2).min())
+    expected, _ = step(state, batch_of(worst))
+    for broken, kept in ((scores.at[1, 2].set(jnp.nan), None), (scores, where)):
+        found, metrics = step(state, batch_of(broken, kept))
+        assert metrics["missing"] == 1 and np.isfinite(metrics["reward"])
+        assert_same(found.params, expected.params)
+
+
+def test_members_alike_give_a_zero_step_and_it_is_said(tiny):
+    _, params = tiny
+    optimizer = optax.sgd(0.5)
+    step = make_evolution_step(RECIPE, optimizer, donate=False)
+    state, metrics = step(start(params, RECIPE, optimizer), batch_of(jnp.full((3, 8), 0.5)))
+    assert metrics["flat"] == 1 and metrics["grad_norm"] == 0
+    assert_same(state.params, params)
+
+
+def test_frozen_leaves_stay_bit_for_bit_under_weight_decay(tiny, scores):
+    _, params = tiny
+    recipe = RECIPE.replace(rules=(("*/mlp/*", "frozen"),))
+    optimizer = optax.adamw(1e-2, weight_decay=0.1)
+    step = make_evolution_step(recipe, optimizer)
+    state, batch = start(params, recipe, optimizer), batch_of(scores)
+    for _ in range(100):
+        state, _ = step(state, batch)
+    moves = jr.evolution.moving(recipe.classes(params))
+    for move, new, old in zip(*map(jax.tree.leaves, (moves, state.params, params)), strict=True):
+        assert np.array_equal(new, old) != move
+
+
+@pytest.mark.parametrize("sizes", [{"data": 8}, {"fsdp": 4, "tensor": 2}])
+def test_devices_change_nothing_and_exchange_numbers_alone(tiny, scores, sizes):
+    _, params = tiny
+    optimizer = optax.adamw(1e-2)
+    expected, _ = make_evolution_step(RECIPE, optimizer)(
+        start(params, RECIPE, optimizer), batch_of(scores)
+    )
+    mesh = make_mesh(**sizes)
+    placed = shard(params, param_shardings(params, mesh))
+    step = make_evolution_step(RECIPE, optimizer, mesh=mesh)
+    state = start(placed, RECIPE, optimizer, mesh=mesh)
+    program = step.lower(state, batch_of(scores)).compile().as_text()
+    state, _ = step(state, batch_of(scores))
+    chex_close(state.params, expected.params)
+    kinds = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter"
+    lines = [line for line in program.splitlines() if re.search(rf" (?:{kinds})[\w-]*\(", line)]
+    shapes = [re.findall(r"\w+\[([\d,]*)\]", line.split("=", 1)[1]) for line in lines]
+    counts = [np.prod([int(n) for n in x.split(",") if n]) for x in sum(shapes, [])]
+    assert max(counts, default=0) <= scores.size, lines
+    assert bool(lines) == ("fsdp" in sizes)  # of split parameters, the norms are added up
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory):
+    """Two steps without a stop, and again from the checkpoint of the first."""
+    folder = tmp_path_factory.mktemp("run")
+    adam = OptimizerConfig(learning_rate=1e-2, weight_decay=0.1, max_grad_norm=None)
+    options = {"steps": 2, "checkpoint": CheckpointConfig(every=1), "optimizer": adam}
+    config = evolving(folder, **options)
+    whole = train(config)
+    shutil.rmtree(folder / "checkpoints" / "step_00000002")
+    return whole, train(config, resume=True)
+
+
+def test_resume_is_exact(resumed):
+    whole, again = resumed
+    assert int(again.state.step) == 2
+    assert_same(again.state, whole.state)
+    assert {"member_std", "missing", "flat", "update_norm"} <= whole.history[0].keys()
+
+
+def test_a_run_learns(tmp_path):
+    config = evolving(
+        tmp_path,
+        steps=12,
+        sampling=SamplingConfig(group_size=32, max_new_tokens=6),
+        evaluation=EvaluationConfig(samples=1),
+        data=dataclasses.replace(CONFIG.data, held_out=0.2),
+    )
+    result = train(config)
+    assert result.after["greedy"].mean > result.before["greedy"].mean + 0.2
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        jr.recipes.eggroll(sigma=0.05, shared=False, fitness=jr.evolution.zscore),
+        jr.recipes.eggroll(sigma=0.05, temperature=1.0).replace(tries=2),
+        jr.recipes.es_qiu(sigma=0.05),
+    ],
+    ids=lambda recipe: f"{recipe.name} shared={recipe.shared} tries={recipe.tries}",
+)
+def test_every_kind_of_population_runs(recipe, tmp_path):
+    sampling = SamplingConfig(group_size=4, max_new_tokens=4)
+    off = {"evaluation": EvaluationConfig(enabled=False)}
+    result = train(evolving(tmp_path, recipe, steps=1, sampling=sampling, **off))
+    (row,) = result.history
+    assert row["update_norm"] > 0 and row["missing"] == 0
+
+
+BAD = {
+    "odd": ({"sampling": SamplingConfig(group_size=7)}, "group_size must be even; got 7"),
+    "remat": ({"remat": "dots"}, "remat has no effect with 'eggroll'"),
+    "microbatches": ({"microbatches": 2}, "microbatches has no effect with 'eggroll'"),
+    "updates": ({"updates_per_batch": 2}, "serve one update; got 2"),
+    "slots": ({"sampling": SamplingConfig(slots=8)}, "slots has no effect with 'eggroll'"),
+    "lora": ({"lora": LoRAConfig(rank=2)}, "leave the rank out"),
+    "mesh": ({"mesh": MeshConfig(data=16), "prompts_per_step": 16}, "8 members do not divide"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_has_no_part_in_evolution_is_refused(case, tmp_path):
+    options, message = BAD[case]
+    with pytest.raises(ValueError, match=message):
+        evolving(tmp_path, **options)
