@@ -167,7 +167,7 @@ def balance(rank, steps):
         KEY,
         control_returns,
         steps=steps,
-        optimizer=optax.adam(0.3),
+        optimizer=optax.adam(optax.linear_schedule(0.4, 0.1, 20)),
         population=128,
         sigma=0.5,
         rank=rank,
@@ -183,9 +183,10 @@ def test_a_few_steps_balance_a_pole_for_longer(rank):
 @pytest.mark.slow
 @RANKS
 def test_a_pole_is_balanced(rank):
-    params, history = balance(rank, 16)
+    params, history = balance(rank, 20)
     many = jax.tree.map(lambda x: jnp.broadcast_to(x, (64, *x.shape)), params)
-    assert history[0] < 30 and control_returns(many, 1000).mean() > 200
+    # Gymnasium calls the task solved at 475.
+    assert history[0] < 30 and control_returns(many, 1000).mean() > 475
 
 
 def test_gymnasium_is_optional(monkeypatch):
