@@ -18,18 +18,20 @@ import quickstart
 import jaxrl_llm as jr
 from jaxrl_llm.train import CheckpointConfig, EvaluationConfig, OptimizerConfig, SamplingConfig
 
-evaluation = EvaluationConfig(every=10, samples=8)
+evaluation = EvaluationConfig(every=15, samples=8)
 
 config = dataclasses.replace(
     quickstart.config,
-    recipe=jr.recipes.eggroll(sigma=4e-3),
+    recipe=jr.recipes.eggroll(sigma=3e-3),
     sampling=SamplingConfig(group_size=64, max_new_tokens=12),
-    # A step moves each weight by half a sigma in the mean; its gradient is as long as the noise, so
-    # that a bound would shorten every one of them.
-    optimizer=OptimizerConfig(name="sgd", learning_rate=0.5, b1=0.0, max_grad_norm=None),
-    checkpoint=CheckpointConfig(every=30, keep=1),  # 0.5 GB each: SGD has no state
+    # The first step moves each weight by half a sigma (RMS), later ones by less: most of a step is
+    # noise, which adds up. A gradient is as long as the noise, so that a bound would cut each.
+    optimizer=OptimizerConfig(
+        name="sgd", learning_rate=0.55, b1=0.0, max_grad_norm=None, decay_steps=75
+    ),
+    checkpoint=CheckpointConfig(every=25, keep=1),  # 0.5 GB each: SGD has no state
     evaluation=evaluation,
-    steps=60,
+    steps=75,
     remat="full",
     run_dir="runs/es_quickstart",
 )

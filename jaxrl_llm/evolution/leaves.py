@@ -174,17 +174,18 @@ def by_leaf(params: ArrayTree, classes: ArrayTree) -> list[tuple[str, jax.Array,
 def map_alike(params, classes, key: Array, one: Callable) -> list:
     """``one(leaf_key, class, leaf)`` of every leaf that moves, None for the others, in tree order.
 
-    A model has many leaves of few shapes. Those alike are done one after the other by one piece of
-    program, which compiles in a fraction of the time that each on its own takes. Without ``jit`` it
-    would compile at every call.
+    A model has many leaves of few kinds. Those alike in all layers, which on a mesh are laid out
+    alike too, are done one after the other by one piece of program, which compiles in a fraction of
+    the time that each on its own takes. Without ``jit`` it would compile at every call.
     """
     found = by_leaf(params, classes)
     results: list = [None] * len(found)
     kinds: dict[tuple, list[int]] = {}
-    for i, (_, leaf, name) in enumerate(found):
+    for i, (path, leaf, name) in enumerate(found):
         if name != "frozen":
-            kinds.setdefault((name, tuple(leaf.shape), leaf.dtype), []).append(i)
-    for (name, shape, dtype), places in kinds.items():
+            kind = (_in_any_layer(path), name, tuple(leaf.shape), leaf.dtype)
+            kinds.setdefault(kind, []).append(i)
+    for (_, name, shape, dtype), places in kinds.items():
         keys = noise.leaf_keys(key, [found[i][0] for i in places])
         alike = functools.partial(one, name=name, leaf=jax.ShapeDtypeStruct(shape, dtype))
         if len(places) == 1:
@@ -194,6 +195,11 @@ def map_alike(params, classes, key: Array, one: Callable) -> list:
         for j, i in enumerate(places):
             results[i] = jax.tree.map(lambda x, j=j: x[j], many)
     return results
+
+
+def _in_any_layer(path: str) -> str:
+    """A path with its numbers as ``*``."""
+    return "/".join("*" if part.isdigit() else part for part in path.split("/"))
 
 
 def leaf_table(params: ArrayTree, classes: ArrayTree, *, rank: int = 1) -> str:
@@ -228,7 +234,7 @@ def leaf_table(params: ArrayTree, classes: ArrayTree, *, rank: int = 1) -> str:
     check_classes("leaf_table", params, classes, rank)
     kinds: dict[tuple[str, str, str], list[int]] = {}
     for path, leaf, name in by_leaf(params, classes):
-        general = "/".join("*" if part.isdigit() else part for part in path.split("/"))
+        general = _in_any_layer(path)
         shape, size = " x ".join(map(str, leaf.shape)) or "1", math.prod(leaf.shape)
         drawn = {"full": size, "frozen": 0}.get(name, sum(leaf.shape) * rank)
         count = kinds.setdefault((general, name, shape), [0, 0, 0])
