@@ -10,9 +10,11 @@ import jax.numpy as jnp
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.models.protocol import Model
+from jaxrl_llm.recipes import EvolutionRecipe
 from jaxrl_llm.train import memory
 from jaxrl_llm.train.config import TrainConfig, find_recipe
 from jaxrl_llm.train.critic import init_critic
+from jaxrl_llm.train.evolution import moving_only
 from jaxrl_llm.train.frozen import with_adapter
 from jaxrl_llm.train.lora import Adapted, trainable
 from jaxrl_llm.train.optimizer import make_optimizer
@@ -154,7 +156,8 @@ def _state_bytes(
     recipe = find_recipe(config.recipe, config.sampling)
     moving = trainable(params)
     base = params.base if isinstance(params, Adapted) else params
-    optimizer = jax.eval_shape(make_optimizer(config.optimizer).init, moving)
+    chosen = moving_only(recipe, make_optimizer(config.optimizer))
+    optimizer = jax.eval_shape(chosen.init, moving)
     parts = {"weights": memory.tree_bytes(params, mesh)}
     parts["optimizer"] = memory.tree_bytes(optimizer, mesh)
     if recipe.reference is not None:
@@ -177,7 +180,11 @@ def _step_bytes(
     mesh: dict[str, int],
     accelerator: bool,
 ) -> dict[str, int]:
-    """Gradients, casts, activations and logits of one microbatch."""
+    """Gradients, casts, activations and logits of one microbatch, or an update of a population."""
+    recipe = find_recipe(config.recipe, config.sampling)
+    if isinstance(recipe, EvolutionRecipe):
+        noise = 4 * min(recipe.chunk, _members(config, recipe)) * _drawn(recipe, moving)
+        return {"gradients": memory.tree_bytes(moving, mesh), "noise of an update": noise}
     shape, split = subject.model.config, mesh["tensor"]
     batch = memory.Batch(
         -(-config.prompts_per_step // (config.microbatches * mesh["data"] * mesh["fsdp"])),
@@ -234,6 +241,11 @@ def _sampling_bytes(
         greedy = min(slots, max(subject.held_out, 1))
         grids.append((greedy, greedy))
         grids.append((prompts, prompts * (config.evaluation.samples or given.group_size)))
+    recipe, parts = find_recipe(config.recipe, given), {}
+    if isinstance(recipe, EvolutionRecipe):
+        # A member reads the prompts itself.
+        grids[0] = (slots * recipe.tries, slots * recipe.tries)
+        parts["members"] = _member_bytes(config, recipe, params, mesh)
     if not grids:
         return {}
     shards = mesh["data"] * mesh["fsdp"]
@@ -243,8 +255,31 @@ def _sampling_bytes(
         return memory.cache_bytes(shape, prompts=rows, slots=slots, **sizes) // shards
 
     most = max(slots for _, slots in grids)
-    parts = {"cache of the sampler": max(cache(*grid) for grid in grids)}
+    parts["cache of the sampler"] = max(cache(*grid) for grid in grids)
     parts["logits of the sampler"] = 2 * 4 * shape.vocab_size * -(-most // shards)
     if (casts := _casts(subject, mesh)) and trainable(params) is params:
         parts["weights as multiplied"] = casts
     return parts
+
+
+def _members(config: TrainConfig, recipe: EvolutionRecipe) -> int:
+    return recipe.population(config.prompts_per_step, config.sampling.group_size)
+
+
+def _drawn(recipe: EvolutionRecipe, params: ArrayTree) -> int:
+    """Random numbers of one member; of noise of full rank those of one leaf, one at a time."""
+    names, leaves = map(jax.tree.leaves, (recipe.classes(params), params))
+    shapes = [x.shape for x, name in zip(leaves, names, strict=True) if name != "frozen"]
+    if recipe.noise == "full":
+        return max(map(math.prod, shapes))
+    return sum(recipe.rank * sum(shape) for shape in shapes)
+
+
+def _member_bytes(
+    config: TrainConfig, recipe: EvolutionRecipe, params: ArrayTree, mesh: dict[str, int]
+) -> int:
+    """Factors of all members and what decoding takes of them; or the weights of one member."""
+    if recipe.noise == "full":
+        return memory.tree_bytes(params, mesh)
+    factors = 4 * _members(config, recipe) * _drawn(recipe, params)
+    return 2 * factors // (mesh["data"] * mesh["fsdp"])
