@@ -115,8 +115,8 @@ def test_what_is_kept_is_what_a_trace_keeps(remat):
 def test_activations_by_hand():
     config, batch = tiny_config(num_layers=1), Batch(2, 3, 5, 7)
     tokens, pairs = 2 * (5 + 21), 2 * (25 + 21 * 12)
-    none = 4 * tokens * (4 * 32 + 2 * (32 + 16) + 5 * 64) + 4 * 2 * 4 * pairs
-    ends = 4 * 2 * 2 * 21 * 32
+    none = 4 * tokens * (4 * 32 + 2 * (32 + 16) + 3 * 64) + 4 * 2 * 4 * pairs
+    ends = 4 * 2 * 21 * 32
     assert activation_bytes(config, batch, remat="none") == none + ends
     beside = activation_bytes(config, batch, remat="none", adapter=True)
     assert beside - none - ends == 4 * tokens * 2 * 64
@@ -227,6 +227,20 @@ def test_an_adapter_takes_little(plans):
         "weights": 4 * (jr.core.trees.size(subject.params) + numbers),
         "optimizer": 8 * numbers + 4,
     }  # its reference is the base
+
+
+def test_evolution_keeps_no_activations_but_its_members(plans):
+    _, subject, plan = plans
+    sgd = OptimizerConfig(name="sgd", b1=0.0, max_grad_norm=None)
+    given = {"recipe": "eggroll", "optimizer": sgd, "remat": "full"}
+    evolved = plan(**given, sampling=SamplingConfig(group_size=6, max_new_tokens=4))
+    drawn = 2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 64)  # q and o, k and v, the MLP
+    assert evolved.state["optimizer"] == 0
+    assert evolved.step == {
+        "gradients": 4 * jr.core.trees.size(subject.params),
+        "noise of an update": 4 * 6 * drawn,
+    }
+    assert evolved.sampling["members"] == 2 * 4 * 6 * drawn
 
 
 def test_slots_and_the_evaluation_decide_the_cache(plans):
