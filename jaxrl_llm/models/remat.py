@@ -47,10 +47,36 @@ def rematerialized(function: Callable, policy: Callable) -> Callable:
     return run
 
 
+def recomputed(function: Callable) -> Callable:
+    """A function of which the backward pass has nothing but the arguments."""
+    return rematerialized(function, jax.checkpoint_policies.nothing_saveable)
+
+
+def once(function: Callable, *args: Array, after: Array) -> ArrayTree:
+    """``function(*args)``, computed one time however many read it, as soon as there is ``after``.
+
+    On CPUs XLA would compute sines again inside each elementwise function that reads them, in every
+    layer. It leaves the branch of a conditional in its place.
+    """
+    if jax.default_backend() != "cpu":
+        return function(*args)
+    shapes = jax.eval_shape(function, *args)
+
+    def never(*args):
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+    return jax.lax.cond(_always(jax.lax.stop_gradient(after)), function, never, *args)
+
+
+def _always(x: Array) -> Array:
+    """True; the compiler cannot know it."""
+    first = x.ravel()[0].astype(jnp.float32)
+    return (jax.lax.bitcast_convert_type(first, jnp.int32) & 1) < 2
+
+
 def _fenced(kept: ArrayTree, cotangent: ArrayTree) -> ArrayTree:
     """The activations among ``kept`` as values that only the backward pass knows."""
-    first = jax.tree.leaves(cotangent)[0].ravel()[0].astype(jnp.float32)
-    always = (jax.lax.bitcast_convert_type(first, jnp.int32) & 1) < 2
+    always = _always(jax.tree.leaves(cotangent)[0])
 
     def fence(x):
         activation = jnp.ndim(x) > 2 and jnp.issubdtype(x.dtype, jnp.floating)

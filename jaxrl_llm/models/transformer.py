@@ -13,10 +13,11 @@ from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.attention import context_attention
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.delta import check_delta, delta_of, over_axes
+from jaxrl_llm.models.norms import rms_norm
 from jaxrl_llm.models.products import project
 from jaxrl_llm.models.protocol import KV, AttentionContext, Model
 from jaxrl_llm.models.quantize import quantized_matmul
-from jaxrl_llm.models.remat import POLICIES, product, rematerialized
+from jaxrl_llm.models.remat import POLICIES, once, product, recomputed, rematerialized
 from jaxrl_llm.models.sharding import keep_apart
 
 
@@ -67,12 +68,10 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: Array, delta=None) -> Array:
         """``[..., size] -> [..., size]``."""
-        x = x.astype(jnp.float32)
-        x = x * jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + self.eps)
         scale = self.scale[...].astype(jnp.float32)
         if delta is not None:
             scale = scale + over_axes(delta, x)
-        return (x * scale).astype(self.dtype)
+        return rms_norm(x, scale, self.eps).astype(self.dtype)
 
 
 def rotary_tables(positions: Array, config: ModelConfig) -> tuple[Array, Array]:
@@ -141,9 +140,8 @@ class MLP(nnx.Module):
 
     def __call__(self, x: Array, delta=None) -> Array:
         """``[..., D] -> [..., D]``."""
-        hidden = jax.nn.silu(self.gate(x, delta_of(delta, "gate"))) * self.up(
-            x, delta_of(delta, "up")
-        )
+        gate, up = self.gate(x, delta_of(delta, "gate")), self.up(x, delta_of(delta, "up"))
+        hidden = recomputed(lambda gate, up: jax.nn.silu(gate) * up)(gate, up)
         return self.down(hidden, delta_of(delta, "down"))
 
 
@@ -216,7 +214,7 @@ class Decoder(nnx.Module):
     def __call__(self, tokens, positions, context: AttentionContext, delta=None, remat="none"):
         """Tokens ``[P, G, T]`` -> hidden states ``[P, G, T, D]``, and one KV a layer."""
         x = keep_apart(self.embed(tokens, delta_of(delta, "embed")))
-        rotary = rotary_tables(positions, self.config)
+        rotary = once(lambda p: rotary_tables(p, self.config), positions, after=x)
         layer_deltas = delta_of(delta, "layers")
         kv = []
         for i in range(self.config.num_layers):

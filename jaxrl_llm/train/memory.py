@@ -65,7 +65,7 @@ def activation_bytes(
 
         full   N D + 2 P Lp K d
         dots   N (2 D + (H + 2 K) d + 2 M) + 2 P Lp K d
-        none   N (4 D + 2 (H + K) d + 5 M) + 2 H S
+        none   N (4 D + 2 (H + K) d + 3 M) + 2 H S
 
     numbers: its input and what responses attend to of the prompt; its matrix products too; all.
     While a layer that keeps less is computed again, all of that one layer is there. With an adapter
@@ -84,7 +84,7 @@ def activation_bytes(
       >>> from jaxrl_llm.train.memory import Batch, activation_bytes
       >>> config, batch = jr.testing.tiny_config(), Batch(1, 2, 8, 4)
       >>> activation_bytes(config, batch, remat="none")
-      81920
+      64512
 
     References:
       None; ours. Held to compiled programs on CPUs, and to what traced ones keep, by its tests.
@@ -93,10 +93,10 @@ def activation_bytes(
     c, (P, G, Lp, T) = config, batch
     tokens, pairs = P * (Lp + G * T), P * (Lp * Lp + G * T * (Lp + T))
     width, queries, keys = c.width, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    everything = 4 * width + 2 * (queries + keys) + 5 * c.mlp_width
+    everything = 4 * width + 2 * (queries + keys) + 3 * c.mlp_width
     everything += (queries + keys if c.qk_norm else 0) + (2 * c.mlp_width if adapter else 0)
     whole = itemsize * tokens * everything + 4 * 2 * c.num_heads * pairs
-    ends = itemsize * 2 * P * G * T * width
+    ends = itemsize * P * G * T * width
     if remat == "none":
         return c.num_layers * whole + ends
     shared, kept = 2 * P * Lp * keys, width

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxrl_llm as jr
-from jaxrl_llm.models.remat import POLICIES, product, rematerialized
+from jaxrl_llm.models.remat import POLICIES, once, product, recomputed, rematerialized
 from jaxrl_llm.train.score import score_hidden
 
 
@@ -59,3 +59,38 @@ def test_a_cotangent_that_is_no_number_opens_the_fence_too(first):
     (got,) = pullback(cotangent)
     want = cotangent * jnp.sin(2 * x)
     np.testing.assert_allclose(got.ravel()[1:], want.ravel()[1:], rtol=1e-6)
+
+
+def test_a_function_that_is_computed_again_keeps_its_arguments_alone():
+    def square(x):
+        return jnp.tanh(jnp.tanh(x)) ** 2
+
+    x = jnp.linspace(-1.0, 1.0, 8)
+    (value, pullback), (wanted, pull) = (jax.vjp(f, x) for f in (recomputed(square), square))
+    np.testing.assert_allclose(value, wanted)
+    np.testing.assert_allclose(pullback(x)[0], pull(x)[0], rtol=1e-6)
+    kept = [a for a in jax.tree.leaves(pullback) if jnp.shape(a) == x.shape]
+    assert len(kept) == 1
+    np.testing.assert_array_equal(kept[0], x)
+
+
+@pytest.mark.parametrize("first", [0.0, np.nan, np.inf, -1.0])
+def test_what_is_computed_once_is_what_the_function_gives(first):
+    after, x = jnp.full((2, 3), first), jnp.arange(4)
+    found = jax.jit(lambda x, after: once(lambda x: (jnp.sin(x), x + 1), x, after=after))(x, after)
+    np.testing.assert_allclose(found[0], np.sin(np.arange(4)), rtol=1e-6)
+    np.testing.assert_array_equal(found[1], [1, 2, 3, 4])
+    assert [a.dtype for a in found] == [jnp.float32, jnp.int32]
+
+
+def test_rotary_tables_are_computed_once():
+    model, params = jr.testing.tiny_model(num_layers=3)
+    tokens = jnp.ones((1, 2, 4), int)
+    positions = jnp.broadcast_to(jnp.arange(4) + params["norm"]["scale"][0].astype(int), (1, 2, 4))
+
+    def loss(params, positions):
+        context = jr.models.AttentionContext(tokens > 0)
+        return jnp.sum(model.apply(params, tokens, positions, context)[0])
+
+    program = jax.jit(jax.grad(loss)).lower(params, positions).compile().as_text()
+    assert program.count(" cosine(") == program.count(" sine(") == 1
