@@ -1,8 +1,9 @@
 """Sampling and training on an accelerator: speed, and the share of what the device can do.
 
-    python -m benchmarks.gpu --save                  # Qwen3-1.7B's size, bfloat16: both parts
+    python -m benchmarks.gpu --save                  # Qwen3-1.7B's size, bfloat16: all parts
     python -m benchmarks.gpu --part sample           # 64 to 512 slots
     python -m benchmarks.gpu --part train            # see benchmarks/gpu_train.py
+    python -m benchmarks.gpu --part evolution        # see benchmarks/gpu_evolution.py
     python -m benchmarks.gpu --tiny --slots 8        # a look, on any machine
 
 Weights are random. A decode step reads all weights, the keys and values of each prompt once, and
@@ -10,8 +11,8 @@ those of each response so far: `bandwidth_share` is what these bytes over the ti
 the bandwidth of a plain copy, measured in the same run. A step's parts are measured as compiled
 pieces of the same shapes; projections are what a pass of the model takes beside its attention.
 
-The result holds the train step under "train", with its own workload, versions and commit; saving
-one part leaves the other as it was saved before.
+The result holds the train step under "train" and populations under "evolution", each with its own
+workload, versions and commit; saving one part leaves the others as they were saved before.
 """
 
 import argparse
@@ -25,7 +26,7 @@ import jax
 import jax.numpy as jnp
 
 import jaxrl_llm as jr
-from benchmarks import decode_parts, gpu_train, harness, workload
+from benchmarks import decode_parts, gpu_evolution, gpu_train, harness, workload
 from benchmarks.accelerator import in_turns, make_model, model_name, rounded
 from benchmarks.worker import (
     jax_device_memory,
@@ -36,6 +37,14 @@ from benchmarks.worker import (
 
 SIZE = {"rollouts": 8, "prompt_tokens": 512, "new_tokens": 256, "copied_bytes": 2**31}
 TINY = {"rollouts": 4, "prompt_tokens": 16, "new_tokens": 8, "copied_bytes": 2**22}
+# Parts with a workload of their own.
+OWN = ("evolution", "train")
+# Options that some parts have no use for.
+OPTIONS = {
+    "sample": ("slots",),
+    "evolution": ("members",),
+    "train": ("microbatches", "remat", "peak_flops"),
+}
 
 
 def random_model(*, tiny: bool) -> tuple[jr.models.Model, Any]:
@@ -155,9 +164,8 @@ def step(
     }
 
 
-def sampling(*, tiny: bool, slots: list[int], rounds: int) -> dict[str, Any]:
+def sampling(model, params, *, tiny: bool, slots: list[int], rounds: int) -> dict[str, Any]:
     """Every number of slots in turn."""
-    model, params = random_model(tiny=tiny)
     size = TINY if tiny else SIZE
     copied = copy_bandwidth(size["copied_bytes"], rounds)
     ours = {}
@@ -180,30 +188,37 @@ def sampling(*, tiny: bool, slots: list[int], rounds: int) -> dict[str, Any]:
 
 
 def with_saved(result: dict[str, Any], part: str, folder: Path = harness.RESULTS) -> dict[str, Any]:
-    """A result of one part beside the other one that was saved before, if it was."""
+    """A result of one part beside the others that were saved before, if they were."""
     path = folder / f"{result['name']}-{result['device']}.json"
     if part == "all" or not path.exists():
         return result
     saved = json.loads(path.read_text())
-    kept, new = (result, saved) if part == "sample" else (saved, result)
-    return {**kept, **({"train": new["train"]} if "train" in new else {})}
+    if part == "sample":
+        return {**result, **{name: saved[name] for name in OWN if name in saved}}
+    return {**saved, part: result[part]}
 
 
 def checked(parser: argparse.ArgumentParser, argv: list[str] | None) -> argparse.Namespace:
     """The options, with their defaults filled in."""
-    parser.add_argument("--part", choices=("all", "sample", "train"), default="all", help="what")
+    parser.add_argument("--part", choices=("all", *OPTIONS), default="all", help="what")
     parser.add_argument("--slots", type=int, nargs="+", help="64 128 256 512 without; tiny: 8")
+    parser.add_argument("--members", type=int, nargs="+", help="512 2048 without; tiny: 4")
     parser.add_argument("--microbatches", type=int, help="of a train step; 1 without")
     parser.add_argument("--remat", choices=gpu_train.REMAT, nargs="+", help="full dots without")
     parser.add_argument("--peak-flops", type=float, help="operations a second by the vendor")
     options = parser.parse_args(argv)
     if options.peer_python or options.gguf:
         parser.error("weights are random and there are no peers: no --gguf, no --peer-python")
-    unused = {"train": ("slots",), "sample": ("microbatches", "remat", "peak_flops")}
-    for name in unused.get(options.part, ()):
-        if getattr(options, name) is not None:
+    for name in (name for part in OPTIONS for name in OPTIONS[part] if options.part != part):
+        if options.part != "all" and getattr(options, name) is not None:
             flag = name.replace("_", "-")
             parser.error(f"--{flag} has no effect with --part {options.part}")
+    options.members = options.members or list(
+        gpu_evolution.TINY_MEMBERS if options.tiny else gpu_evolution.MEMBERS
+    )
+    for count in options.members:
+        if count < 2 or count % 2:
+            parser.error(f"--members {count} is not a number of pairs")
     options.slots = options.slots or ([8] if options.tiny else [64, 128, 256, 512])
     rollouts = (TINY if options.tiny else SIZE)["rollouts"]
     for count in options.slots:
@@ -230,10 +245,15 @@ def main(argv: list[str] | None = None) -> None:
         "ratios": {},
     }
     shared = {"tiny": options.tiny, "rounds": options.rounds}
-    # Sampling first: a device does not forget its peak, and training needs more.
+    # Training last: a device does not forget its peak, and training needs the most.
     if options.part != "train":
-        result |= sampling(slots=options.slots, **shared)
-    if options.part != "sample":
+        given = random_model(tiny=options.tiny)
+        if options.part != "evolution":
+            result |= sampling(*given, slots=options.slots, **shared)
+        if options.part != "sample":
+            result["evolution"] = gpu_evolution.measure(*given, members=options.members, **shared)
+        del given
+    if options.part in ("all", "train"):
         result["train"] = gpu_train.measure(
             microbatches=options.microbatches,
             remat=options.remat,

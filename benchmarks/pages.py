@@ -22,7 +22,14 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
     return "\n".join([title, "", *(f"| {' | '.join(line)} |" for line in lines)])
 
 
-def write(page: Path, content: Callable[[], str], script: str, argv: list[str] | None) -> int:
+def write(
+    page: Path,
+    content: Callable[[], str],
+    script: str,
+    argv: list[str] | None,
+    *,
+    part: str = "measured",
+) -> int:
     """Writes the measured part of a page or, with --check, compares it.
 
     Args:
@@ -30,6 +37,7 @@ def write(page: Path, content: Callable[[], str], script: str, argv: list[str] |
       content: What stands between its markers.
       script: Module of the caller, for the message.
       argv: Arguments of the command line.
+      part: Name of the markers.
 
     Returns:
       The exit code: 1 where a check fails.
@@ -38,7 +46,7 @@ def write(page: Path, content: Callable[[], str], script: str, argv: list[str] |
     parser.add_argument("--check", action="store_true", help="write nothing")
     options = parser.parse_args(argv)
     old = page.read_text()
-    new = fill(old, "measured", content())
+    new = fill(old, part, content())
     if new == old:
         return 0
     if options.check:

@@ -24,6 +24,19 @@ def test_runs_at_a_tiny_size(capfd):
     assert step["bandwidth_share"] == pytest.approx(share, rel=0.02)
 
 
+@pytest.mark.slow
+def test_populations_run_at_a_tiny_size(capfd):
+    gpu.main(["--tiny", "--part", "evolution"])
+    result = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert result["ours"] == {} and "train" not in result
+    found = result["evolution"]
+    assert found["workload"]["members"] == [4] and list(found["ours"]) == ["layer", "4"]
+    assert set(found["ours"]["layer"]["share_of_plain"]) >= {"premade", "redrawn", "dense"}
+    case = found["ours"]["4"]
+    assert set(case["share_of_plain"]) == {"premade", "redrawn"}
+    assert case["update_of_evaluation"] > 0 and case["peak_memory_bytes"] > 0
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_bytes_of_a_step(tied):
     model, params = jr.testing.tiny_model(dtype="bfloat16", tied=tied)
@@ -50,6 +63,9 @@ def test_bytes_of_a_step(tied):
         (["--peak-flops", "nan"], "--peak-flops nan is not above 0"),
         (["--remat", "some"], "invalid choice: 'some'"),
         (["--part", "train", "--slots", "8"], "--slots has no effect with --part train"),
+        (["--members", "3"], "--members 3 is not a number of pairs"),
+        (["--part", "sample", "--members", "4"], "--members has no effect with --part sample"),
+        (["--part", "evolution", "--slots", "8"], "--slots has no effect with --part evolution"),
         (["--part", "sample", "--microbatches", "1"], "--microbatches has no effect with --part"),
         (["--part", "sample", "--remat", "full"], "--remat has no effect with --part sample"),
         (["--part", "sample", "--peak-flops", "1e15"], "--peak-flops has no effect with --part"),
@@ -73,6 +89,11 @@ def test_a_part_is_saved_beside_the_other(tmp_path):
     harness.save(both, tmp_path)
     new = {**common, "ours": {"64": 3}}
     assert gpu.with_saved(new, "sample", tmp_path) == {**new, "train": 2}
+    # A third part is beside both of them.
+    evolved = {**common, "ours": {}, "evolution": 4}
+    assert gpu.with_saved(evolved, "evolution", tmp_path) == {**both, "evolution": 4}
+    harness.save({**both, "evolution": 4}, tmp_path)
+    assert gpu.with_saved(new, "sample", tmp_path) == {**new, "evolution": 4, "train": 2}
     # Of another device nothing is taken, and both parts together need nothing.
     assert gpu.with_saved({**new, "device": "E"}, "sample", tmp_path) == {**new, "device": "E"}
     assert gpu.with_saved(new, "all", tmp_path) == new

@@ -1,0 +1,72 @@
+"""Evolution beside policy gradient: the figures that finished runs leave."""
+
+import json
+
+import pytest
+
+from benchmarks import es_quickstart
+
+
+def _held_out(step, greedy, sampled):
+    def figure(mean):
+        return {"mean": mean, "low": mean - 0.1, "high": mean + 0.1, "questions": 40, "samples": 1}
+
+    return {"step": step, "held_out": {"greedy": figure(greedy), "sampled": figure(sampled)}}
+
+
+def run(folder, *, evolves, accuracy, overrides=()):
+    """A run of four steps of ten seconds and 1,000 tokens, evaluated at every second one."""
+    step = {"loss": 0.0, "tokens": 1000.0, "seconds_evaluate": 5.0}
+    step |= {"seconds_wait": 6.0, "seconds_score": 1.0, "seconds_train": 3.0}
+    step |= {"member_std": 0.1} if evolves else {}
+    rows = [_held_out(0, *accuracy[0])]
+    for i in range(1, 5):
+        rows.append({"step": i, **step})
+        if i % 2 == 0:
+            rows.append(_held_out(i, *accuracy[i // 2]))
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "run.json").write_text(json.dumps({"overrides": list(overrides)}))
+    return folder
+
+
+@pytest.fixture
+def folders(tmp_path):
+    rising = [(0.4, 0.1), (0.6, 0.1), (0.8, 0.2)]
+    flat = [(0.4, 0.1), (0.5, 0.1), (0.5, 0.1)]
+    named = ["--run-dir", "x", "--seed", "3"]
+    return [
+        run(tmp_path / "a", evolves=True, accuracy=rising, overrides=named),
+        run(tmp_path / "b", evolves=False, accuracy=flat),
+    ]
+
+
+def test_figures_of_a_run(folders):
+    first, second = map(es_quickstart.measured, folders)
+    assert (first["method"], first["seed"], first["steps"]) == ("evolution", 3, 4)
+    assert (second["method"], second["seed"]) == ("policy gradient", 0)
+    assert [each["tokens"] for each in first["evaluations"]] == [0, 2000, 4000]
+    assert [each["seconds"] for each in first["evaluations"]] == [0, 20, 40]
+    assert first["reached"] == first["evaluations"][1] and second["reached"] is None
+    assert first["gain"] == {"greedy": 0.4, "sampled": 0.1}
+    assert first["gain_per_10k_tokens"] == {"greedy": 1.0, "sampled": 0.25}
+    assert first["gain_per_minute"] == {"greedy": 0.6, "sampled": 0.15}
+
+
+def test_results_and_curve(folders, tmp_path, monkeypatch, capsys):
+    results = tmp_path / "results"
+    monkeypatch.setattr(es_quickstart.harness, "RESULTS", results)
+    monkeypatch.setattr(es_quickstart, "CURVE", results / "curve.png")
+    es_quickstart.main(list(map(str, folders)))
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert result["name"] == "es_quickstart" and len(result["runs"]) == 2
+    assert not results.exists()
+    results.mkdir()
+    es_quickstart.plot(result["runs"], es_quickstart.CURVE)
+    assert es_quickstart.CURVE.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        es_quickstart.main([str(tmp_path)])
+    assert "has no metrics.jsonl" in capsys.readouterr().err
