@@ -16,6 +16,7 @@ from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.train import mesh as meshes
 from jaxrl_llm.train.critic import CriticState, average
 from jaxrl_llm.train.guards import guarded_update, keep, stays_finite
+from jaxrl_llm.train.heap import trim_after_compiling
 from jaxrl_llm.train.lora import beside
 from jaxrl_llm.train.metrics import batch_metrics
 from jaxrl_llm.train.passes import Passes, join, over_parts, split
@@ -242,6 +243,7 @@ def compiled_step(step: Callable, prepare: Callable, *, donate: bool, draws: boo
       donate: Whether the state that comes in is given away.
       draws: Whether the two take a key; else it is None.
     """
+    trim_after_compiling()
     return _Step(step, prepare, donate, draws)
 
 
