@@ -148,9 +148,10 @@ class EvolutionRecipe:
         if self.pairs and self.baseline % 2:
             raise ValueError(f"{name}: baseline must be even with pairs; got {self.baseline}.")
         members = group_size if self.shared else prompts * group_size
-        if self.baseline >= members:
+        if self.baseline >= group_size:
             raise ValueError(
-                f"{name}: baseline {self.baseline} leaves none of the {members} members any noise."
+                f"{name}: baseline {self.baseline} leaves none of the {group_size} members of a "
+                "prompt any noise."
             )
         return members
 

@@ -176,15 +176,18 @@ def _train(
 
 def _meter(parts: Parts) -> Meter:
     """What counts the operations of a step."""
-    config = parts.config
+    config, recipe = parts.config, parts.recipe
+    evolves = isinstance(recipe, EvolutionRecipe)
+    # Members that are dealt out read one prompt each, and share nothing.
+    alone = isinstance(recipe, EvolutionRecipe) and not recipe.shared
     return Meter(
         parts.model,
         peak_flops=config.report.peak_flops,
         devices=1 if parts.mesh is None else parts.mesh.size,
         updates=config.updates_per_batch,
-        common=parts.common,
+        common=0 if alone else parts.common,
         frozen=config.lora.rank is not None,
-        evolves=isinstance(parts.recipe, EvolutionRecipe),
+        evolves=evolves,
     )
 
 

@@ -12,6 +12,7 @@ from jaxrl_llm.evolution import (
     best_of,
     centered_ranks,
     fill_missing,
+    mean_fitness,
     pair_fitness,
     pair_sign,
     question_fitness,
@@ -32,6 +33,8 @@ def test_worked_numbers():
     close(grouped, [-0.534522, 0.534522, -1.069043, 1.069043])
     close(centered_ranks(F), [-1 / 2, 1 / 6, -1 / 6, 1 / 2])
     close(question_fitness(S), [0.507093, -0.169031, -0.169031, -0.169031])
+    close(mean_fitness(S), [1.731635, -0.577212, -0.577212, -0.577212])
+    close(mean_fitness(S, shape=centered_ranks), [1 / 2, -1 / 2, -1 / 6, 1 / 6])
     close(zscore(S.sum(0)), [1.732005, -0.577335, -0.577335, -0.577335])
     close(baseline_fitness(jnp.array([[1.0, 3, 0, 2], [0, 0, 1, 1]])), [0, 0, 0.552786, 1.447214])
     close(zscore(jnp.array([0.2, 0.4, 0.9]), eps=0.0), [-1.019049, -0.339683, 1.358732])
@@ -50,6 +53,8 @@ SHAPERS = {
     "zscore": lambda f: zscore(f, eps=0.0),
     "group": lambda f: zscore(f.reshape(-1, 4), deviation="group", eps=0.0),
     "questions": lambda f: question_fitness(f.reshape(-1, 4)),
+    "means": lambda f: mean_fitness(f.reshape(-1, 4), shape=lambda f: zscore(f, eps=0.0)),
+    "ranks of means": lambda f: mean_fitness(f.reshape(-1, 4), shape=centered_ranks),
     "baseline": lambda f: baseline_fitness(f.reshape(-1, 4), eps=0.0),
     "ranks": centered_ranks,
     "mean ranks": lambda f: centered_ranks(f, ties="mean"),
@@ -68,6 +73,23 @@ def test_units_of_the_score_do_not_matter(name):
     # 1.1 is not a binary fraction: its mean is another number.
     for value in (0.0, 1.1, -7.3e5):
         assert not np.any(shape(jnp.full(12, value)))
+
+
+def test_fitness_of_means_over_questions():
+    # Eighths, so that every mean is exact.
+    rng = np.random.default_rng(1)
+    scores = jnp.asarray(rng.integers(-8, 8, (4, 6)) / 8.0, jnp.float32)
+    found = mean_fitness(scores)
+    close(found, zscore(scores.mean(axis=0)))
+    close(mean_fitness(scores[:1]), zscore(scores[0]))
+    # The order of the questions does not count, nor how hard each of them is.
+    close(mean_fitness(scores[::-1]), found)
+    close(mean_fitness(scores + jnp.arange(4.0)[:, None]), found)
+    close(mean_fitness(scores[:, ::-1]), found[::-1])
+    # The paper's form is the same but for its length.
+    paper = question_fitness(scores)
+    close(paper * (found[0] / paper[0]), found, atol=1e-5)
+    assert pair_sign(scores.mean(axis=0)).tolist() == mean_fitness(scores, shape=pair_sign).tolist()
 
 
 def test_one_member_alone_gets_nothing():
@@ -110,6 +132,8 @@ def test_the_best_of_k_tries_is_the_mean_over_all_choices(k):
         (lambda: zscore(F, eps=-1.0), ValueError, "eps must not be negative"),
         (lambda: zscore(F, deviation="groups"), ValueError, "Did you mean 'group'"),
         (lambda: question_fitness(F), ValueError, "scores must have 2 axes"),
+        (lambda: mean_fitness(F), ValueError, "mean_fitness: scores must have 2 axes"),
+        (lambda: mean_fitness(jnp.ones((2, 4), int)), TypeError, "must be floating point"),
         (lambda: baseline_fitness(S[:, :3]), ValueError, "even number of members, at least 4"),
         (lambda: centered_ranks(F, ties="first"), ValueError, "ties must be one of"),
         (lambda: pair_sign(F[:3]), ValueError, "pair_sign: scores must be of an even number"),

@@ -1,5 +1,6 @@
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -41,6 +42,15 @@ batch_reward.patience = 60.0
         (OptimizerConfig, {"b2": 1.0}, "b2 must be below 1"),
         (OptimizerConfig, {"warmup_steps": -1}, "warmup_steps must not be negative"),
         (OptimizerConfig, {"decay_steps": -1}, "decay_steps must not be negative"),
+        (OptimizerConfig, {"name": "adam"}, "name must be one of .* Did you mean 'adamw'"),
+        (OptimizerConfig, {"name": "sgd", "b1": 1.0}, "b1 must be below 1; got 1"),
+        (OptimizerConfig, {"name": "sgd", "b2": 0.99}, "b2 has no effect with sgd"),
+        (OptimizerConfig, {"name": "sgd", "eps": 1e-6}, "eps has no effect with sgd"),
+        (
+            OptimizerConfig,
+            {"name": "sgd", "b1": 0.0, "moment_dtype": "bfloat16"},
+            "moment_dtype has no effect without momentum",
+        ),
         (MeshConfig, {"data": 0}, "data must be above 0"),
         (MeshConfig, {"data": -1, "fsdp": -1}, "only one mesh axis may be -1"),
         (CheckpointConfig, {"keep": 0}, "keep must be above 0"),
@@ -93,6 +103,7 @@ def test_recipe_by_name_or_as_it_is():
     assert find_recipe(recipe, sampling) is recipe
     assert find_recipe("rloo", sampling) == jr.recipes.rloo()
     assert find_recipe("dr_grpo", sampling) == jr.recipes.dr_grpo(length=33)
+    assert find_recipe("es_qiu", sampling) == jr.recipes.es_qiu()
 
 
 def test_prompts_by_name(tmp_path):
@@ -145,6 +156,44 @@ def test_optimizer_options_have_their_effect():
                 updates, state = optimizer.update({"w": jnp.full(1, g)}, state, params)
             ends.append(float(updates["w"][0]))
         assert abs(ends[0] - ends[1]) > 1e-3, name
+
+
+def test_sgd():
+    def sgd(**options):
+        given = {"name": "sgd", "learning_rate": 0.1, "b1": 0.0, "max_grad_norm": None}
+        return OptimizerConfig(**{**given, **options})
+
+    def moves(gradient, count, **options):
+        return steps_of(sgd(**options), gradient, count=count)
+
+    np.testing.assert_allclose(moves(3.0, 2), [-0.3] * 2, rtol=1e-6)
+    # Momentum adds up what was, 1 + 0.9 + 0.81.
+    np.testing.assert_allclose(moves(3.0, 3, b1=0.9), [-0.3, -0.57, -0.813], rtol=1e-6)
+    # A bound is on the gradient, of two entries here; decay comes on top.
+    cut = -0.1 * 0.5**0.5
+    found = moves(3.0, 1, max_grad_norm=1.0, weight_decay=0.5)
+    np.testing.assert_allclose(found, [cut - 0.05], rtol=1e-6)
+    # Decay alone: momentum does not see it, so that every step takes the same share.
+    found = moves(0.0, 3, b1=0.9, weight_decay=0.5)
+    np.testing.assert_allclose(found, [-0.05, -0.05 * 0.95, -0.05 * 0.95**2], rtol=1e-5)
+    found = moves(3.0, 5, warmup_steps=2, decay_steps=2, weight_decay=1.0)
+    rates, place, expected = [0.05, 0.1, 0.1, 0.05, 0.0], 1.0, []
+    for rate in rates:
+        expected.append(-rate * (3.0 + place))
+        place += expected[-1]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-9)
+
+
+def test_what_sgd_keeps():
+    params = {"w": jnp.ones((3, 2))}
+
+    def kept(**options):
+        config = OptimizerConfig(name="sgd", **options)
+        return [x for x in jax.tree.leaves(make_optimizer(config).init(params)) if x.ndim]
+
+    assert kept(b1=0.0, weight_decay=0.1) == []
+    assert [x.dtype for x in kept()] == [jnp.float32]
+    assert [x.dtype for x in kept(moment_dtype="bfloat16")] == [jnp.bfloat16]
 
 
 def test_a_critic_has_an_optimizer_and_nothing_else_has():

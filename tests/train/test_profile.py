@@ -10,7 +10,15 @@ from helpers import make_batch
 from jaxrl_llm.models.protocol import AttentionContext
 from jaxrl_llm.testing import tiny_model
 from jaxrl_llm.train import profile
-from jaxrl_llm.train.profile import Clock, Meter, ModelSize, model_size, traced, train_flops
+from jaxrl_llm.train.profile import (
+    Clock,
+    Meter,
+    ModelSize,
+    model_size,
+    population_flops,
+    traced,
+    train_flops,
+)
 
 
 def test_a_clock_adds_up_phases_and_begins_again(monkeypatch):
@@ -56,6 +64,35 @@ def test_operations_are_those_counted_token_by_token(frozen, common):
     assert one < pair < 2 * one and train_flops([8], [[0]], size=size) == counted(
         [8], [[0]], size, 0
     )
+
+
+def counted_population(prompts, responses, size, common):
+    """Forward passes alone, one token after the other: each member reads the prompts itself."""
+    total = 0.0
+    for member in range(responses.shape[1]):
+        for i, (prompt, length) in enumerate(zip(prompts, responses[:, member], strict=True)):
+            for place in range(common if i else 0, prompt):
+                total += 2 * size.matrices + 4 * size.attention * (place + 1)
+            for place in range(length):
+                total += 2 * (size.matrices + size.projection)
+                total += 4 * size.attention * (prompt + place + 1)
+    return total
+
+
+@pytest.mark.parametrize("common", [0, 3])
+def test_operations_of_a_population_are_those_counted_token_by_token(common):
+    size = ModelSize(matrices=100, projection=10, attention=4)
+    # Two members read two tokens each, one of them answers with one more.
+    by_hand = 2 * (2 * 2 * 100 + 4 * 4 * (1 + 2)) + 2 * (100 + 10) + 4 * 4 * 3
+    assert population_flops([2], [[1, 0]], size=size) == by_hand
+    rng = np.random.default_rng(0)
+    prompts, responses = common + rng.integers(1, 9, 5), rng.integers(0, 7, (5, 3))
+    found = population_flops(prompts, responses, size=size, common=common)
+    assert found == pytest.approx(counted_population(prompts, responses, size, common))
+    # One member is a forward pass of one response to each prompt.
+    one = population_flops(prompts, responses[:, :1], size=size, common=common)
+    alone = train_flops(prompts, responses[:, :1], size=size, common=common)
+    assert one == pytest.approx(alone / 3)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -109,6 +146,26 @@ def test_speed_of_a_step(monkeypatch):
     assert meter.about() == {"peak FLOP/s": "not known"}
     given = Meter(model, peak_flops=1e14, devices=4).about()
     assert given == {"peak FLOP/s": "4e+14, as given for each of 4"}
+
+
+def test_speed_of_a_population():
+    model, _ = tiny_model(num_layers=1)
+    batch = make_batch(prompts=2, group=2)
+    batch = batch.replace(where=jnp.array([[True, True], [True, False]]))
+    seconds = {"wait": 1.0, "score": 0.5, "train": 0.25}
+    prompts = np.asarray(batch.prompt_mask).sum(-1)
+    lengths = np.asarray(batch.mask).sum(-1) * np.asarray(batch.where)
+    for common in (0, 1):
+        tokens = 2 * (prompts.sum() - common) + lengths.sum()
+        flops = population_flops(prompts, lengths, size=model_size(model), common=common)
+        meter = Meter(model, peak_flops=1e6, common=common, evolves=True)
+        # The answers are its work, so their time counts and that of scoring does not.
+        assert meter(batch, seconds) == {
+            "unique_tokens": tokens,
+            "unique_tokens_per_second": tokens / 1.75,
+            "flops_per_second": flops / 1.25,
+            "mfu": flops / 1.25 / 1e6,
+        }
 
 
 def test_the_peak_of_a_cpu_is_measured_once():

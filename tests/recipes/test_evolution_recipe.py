@@ -1,0 +1,295 @@
+"""An evolution strategy as a record: its presets, refusals, and what fitness and gradient are."""
+
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm.recipes import EVOLUTION_PRESETS, EvolutionRecipe
+
+KEY = jax.random.key(2)
+S = jnp.array([[1.0, 0, 1, 0], [1, 1, 0, 0], [0, 0, 0, 1]])
+PARAMS = {
+    "embed": {"embedding": jnp.ones((5, 4))},
+    "up": {"kernel": jnp.full((4, 6), 0.5), "bias": jnp.zeros(6)},
+}
+
+
+def close(found, expected, atol=2e-6):
+    np.testing.assert_allclose(found, expected, atol=atol)
+
+
+def plain(**changes) -> EvolutionRecipe:
+    return EvolutionRecipe(**{"name": "plain", "sigma": 0.1, **changes})
+
+
+# Presets
+
+
+def test_eggroll_hands_on_its_options():
+    given = {"sigma": 0.3, "rank": 4, "fitness": jr.evolution.zscore, "shared": False}
+    given |= {"noise_reuse": 2, "sign": True, "temperature": 0.7}
+    recipe = jr.recipes.eggroll(**given)
+    assert {name: getattr(recipe, name) for name in given} == given
+    assert jr.recipes.eggroll() == EvolutionRecipe(
+        name="eggroll", sigma=1e-3, paper="arXiv:2511.16652"
+    )
+
+
+def test_full_rank_presets():
+    ranks, plainly = jr.recipes.open_es(sigma=0.1), jr.recipes.es_qiu(sigma=0.1)
+    # Of equal means the two sides of a pair have the same rank.
+    close(ranks.shape(S)[0], [1 / 2, -1 / 6, -1 / 6, -1 / 6])
+    close(plainly.shape(jnp.array([[0.2, 0.4, 0.9]]))[0], [-1.019049, -0.339683, 1.358732])
+    assert jax.tree.leaves(plainly.classes(PARAMS)) == ["full"] * 3
+    assert ranks.classes(PARAMS) == {
+        "embed": {"embedding": "frozen"},
+        "up": {"kernel": "full", "bias": "frozen"},
+    }
+    assert (ranks.scale, ranks.pairs) == ("gradient", True)
+    assert (plainly.scale, plainly.pairs) == ("mean", False)
+
+
+@pytest.mark.parametrize("name", EVOLUTION_PRESETS)
+def test_a_preset_is_a_value(name):
+    make = EVOLUTION_PRESETS[name]
+    recipe = make()
+    assert recipe == make() and hash(recipe) == hash(make())
+    assert recipe != make(sigma=recipe.sigma * 2)
+    assert pickle.loads(pickle.dumps(recipe)) == recipe
+    with pytest.raises(ValueError, match="sigma must be above 0"):
+        make(sigma=0.0)
+
+
+def test_repr_shows_what_is_not_the_default():
+    assert repr(jr.recipes.eggroll(sigma=2e-3, rank=4)) == (
+        "EvolutionRecipe(name='eggroll', sigma=0.002, rank=4, paper='arXiv:2511.16652')"
+    )
+    assert repr(plain(fitness=jr.evolution.zscore, shared=False)) == (
+        "EvolutionRecipe(name='plain', sigma=0.1, fitness=zscore, shared=False)"
+    )
+    assert "ties='mean'" in repr(jr.recipes.open_es())
+
+
+# Refusals
+
+
+def test_replace_checks_anew_and_suggests_the_field():
+    assert plain().replace(rank=2) == plain(rank=2)
+    message = "EvolutionRecipe.replace: there is no field 'siggma'. Did you mean 'sigma'"
+    with pytest.raises(TypeError, match=message):
+        plain().replace(siggma=0.1)
+    with pytest.raises(ValueError, match="sigma must be above 0; got -1"):
+        plain().replace(sigma=-1.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "words"),
+    [
+        ({"sigma": 0.0}, ValueError, "EvolutionRecipe 'plain': sigma must be above 0; got 0"),
+        ({"sigma": float("nan")}, ValueError, "sigma must be above 0"),
+        ({"rank": 0}, ValueError, "rank must be above 0"),
+        ({"tries": 0}, ValueError, "tries must be above 0"),
+        ({"chunk": 0}, ValueError, "chunk must be above 0"),
+        ({"temperature": -0.1}, ValueError, "temperature must not be negative"),
+        ({"baseline": -2}, ValueError, "baseline must not be negative"),
+        ({"noise_reuse": -1}, ValueError, "noise_reuse must not be negative"),
+        ({"noise": "dense"}, ValueError, "noise must be one of 'lowrank', 'full'; got 'dense'"),
+        ({"others": "lowrank"}, ValueError, "others must be one of 'frozen', 'full'"),
+        ({"scale": "steps"}, ValueError, "scale must be one of .* Did you mean 'step'"),
+        ({"dtype": "int8"}, ValueError, "dtype must be one of 'float32', 'bfloat16', 'float16'"),
+        ({"status": "reproducd"}, ValueError, "Did you mean 'reproduced'"),
+        ({"noise": "full", "rank": 2}, ValueError, "rank and sign have no effect where noise is"),
+        ({"noise": "full", "sign": True}, ValueError, "rank and sign have no effect where noise"),
+        ({"tries": 2}, ValueError, "tries has no effect at temperature 0, where all are alike"),
+        ({"outcome": jnp.mean}, ValueError, "outcome has no effect with one try"),
+        ({"fitness": None}, TypeError, "fitness must be a function"),
+        ({"outcome": 3}, TypeError, "outcome must be a function"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(changes, error, words):
+    with pytest.raises(error, match=words):
+        plain(**changes)
+
+
+def test_how_many_members_there_are():
+    assert plain().population(5, 6) == 6
+    assert plain(shared=False).population(5, 6) == 30
+    assert plain(pairs=False).population(5, 3) == 3
+    assert plain(baseline=2).population(5, 4) == 4
+    plain().check_group_size(2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "size", "words"),
+    [
+        ({}, 3, "recipe 'plain' has pairs .* group_size must be even; got 3"),
+        ({"pairs": False}, 1, "group_size must be at least 2; got 1"),
+        ({"baseline": 1}, 4, "baseline must be even with pairs; got 1"),
+        ({"baseline": 4}, 4, "baseline 4 leaves none of the 4 members"),
+        ({"baseline": 4, "shared": False}, 4, "baseline 4 leaves none of the 4 members"),
+    ],
+)
+def test_members_that_cannot_be(changes, size, words):
+    recipe = plain(**changes)
+    with pytest.raises(ValueError, match=words):
+        recipe.population(3, size)
+    with pytest.raises(ValueError, match=words):
+        recipe.check_group_size(size)
+
+
+def test_scores_serve_one_update_of_the_weights_they_are_of():
+    recipe = plain()
+    recipe.check_updates(1)
+    recipe.check_staleness(0)
+    with pytest.raises(ValueError, match="recipe 'plain': the scores .* one update; got 2"):
+        recipe.check_updates(2)
+    with pytest.raises(ValueError, match="none may be older; got max_staleness 1"):
+        recipe.check_staleness(1)
+    assert (recipe.critic, recipe.reference, recipe.needs) == (None, None, frozenset())
+
+
+# Fitness
+
+
+def test_fitness_of_shared_members():
+    fitness, missing = plain().shape(S)
+    close(fitness, [1.731635, -0.577212, -0.577212, -0.577212])
+    assert missing == 0 and fitness.dtype == jnp.float32
+    questions = plain(fitness=jr.evolution.question_fitness)
+    close(questions.shape(S)[0], [0.507093, -0.169031, -0.169031, -0.169031])
+
+
+def test_fitness_of_members_that_are_dealt_out():
+    grouped = plain(shared=False, fitness=jr.evolution.zscore)
+    expected = jr.evolution.zscore(S).reshape(-1)
+    close(grouped.shape(S)[0], expected)
+    flat = plain(shared=False, fitness=lambda s: jr.evolution.zscore(s).reshape(-1))
+    close(flat.shape(S)[0], expected)
+    for row, values in zip(S, expected.reshape(3, 4), strict=True):
+        mean = row.mean()
+        assert all((v > 0) == (s > mean) for s, v in zip(row, values, strict=True))
+
+
+def test_missing_scores_count_as_the_worst_of_their_prompt():
+    where = jnp.ones(S.shape, bool).at[0, 0].set(False)
+    broken = S.at[0, 0].set(jnp.nan).at[2, 3].set(jnp.inf)
+    expected, _ = plain().shape(S.at[0, 0].set(0.0).at[2, 3].set(0.0))
+    fitness, missing = jax.jit(lambda s, w: plain().shape(s, where=w))(broken, where)
+    close(fitness, expected)
+    assert missing == 2
+    nothing, missing = plain().shape(jnp.full(S.shape, jnp.nan))
+    assert nothing.tolist() == [0.0] * 4 and missing == 12
+
+
+def test_tries_of_a_member_become_one_score():
+    tried = plain(tries=2, temperature=1.0)
+    scores = jnp.array([[0.0, 1, 0, 0, 1, 1, 0, 0], [0, 0, 0, 1, 0, 0, 0, 0]])
+    close(tried.shape(scores)[0], plain().shape(jnp.array([[1.0, 0, 1, 0], [0, 1, 0, 0]]))[0])
+    mean = tried.replace(outcome=jr.bind(jr.evolution.best_of, k=1))
+    close(mean.shape(scores)[0], plain().shape(jnp.array([[0.5, 0, 1, 0], [0, 0.5, 0, 0]]))[0])
+    # A try without a score is the worst of its prompt, and the other try may save the member.
+    fitness, missing = tried.shape(scores.at[0, 0].set(jnp.nan))
+    close(fitness, tried.shape(scores)[0])
+    assert missing == 1
+
+
+@pytest.mark.parametrize(
+    ("recipe", "scores", "words"),
+    [
+        (plain(), S[0], "shape: scores must have 2 axes"),
+        (plain(tries=2, temperature=1.0), jnp.ones((2, 7)), "7 scores are not 2 a member"),
+        (plain(tries=2, temperature=1.0), jnp.ones((2, 6)), "group_size must be even; got 3"),
+        (plain(), jnp.ones((2, 5)), "group_size must be even; got 5"),
+        (
+            plain(fitness=jr.evolution.zscore),
+            S,
+            r"fitness zscore must return one value for each of 4 members, which are shared; got "
+            r"\(3, 4\) from scores \(3, 4\)",
+        ),
+        (plain(fitness=jr.evolution.zscore), S[:1], r"which are shared; got \(1, 4\)"),
+        (plain(shared=False), S, r"each of 12 members, which are not shared; got \(4,\)"),
+        (plain(fitness=jr.evolution.pair_sign), S[:1], r"each of 4 members, .* got \(1, 2\)"),
+    ],
+)
+def test_scores_that_do_not_fit(recipe, scores, words):
+    with pytest.raises(ValueError, match=words):
+        recipe.shape(scores)
+
+
+# Members and gradient
+
+
+FITNESS = jnp.array([1.0, -0.5, 0.25, -0.75])
+MORE = {"rank": 2, "dtype": "bfloat16", "noise_reuse": 2, "others": "full"}
+
+
+def of_recipe(recipe, fitness=FITNESS):
+    return recipe.gradient(PARAMS, recipe.classes(PARAMS), KEY, 3, fitness)
+
+
+def equal(left, right):
+    return all(jax.tree.leaves(jax.tree.map(np.array_equal, left, right)))
+
+
+def test_the_gradient_is_that_of_the_functions():
+    evolution, given = jr.evolution, (KEY, 3, FITNESS)
+    kernels = evolution.leaf_classes(PARAMS)
+    every = evolution.leaf_classes(PARAMS, rules=[("*", "full")])
+    expected = evolution.eggroll_grad(PARAMS, kernels, *given, sigma=0.2)
+    assert equal(of_recipe(jr.recipes.eggroll(sigma=0.2)), expected)
+    expected = evolution.open_es_grad(PARAMS, kernels, *given, sigma=0.2)
+    assert equal(of_recipe(jr.recipes.open_es(sigma=0.2)), expected)
+    expected = evolution.es_qiu_grad(PARAMS, every, *given)
+    found = of_recipe(jr.recipes.es_qiu(sigma=0.2))
+    assert equal(found, expected) and np.all(found["embed"]["embedding"] != 0)
+    more = evolution.leaf_classes(PARAMS, others="full")
+    options = {"rank": 2, "dtype": jnp.bfloat16, "noise_reuse": 2, "sign": True}
+    expected = evolution.eggroll_grad(PARAMS, more, *given, sigma=0.1, **options)
+    assert equal(of_recipe(plain(sign=True, **MORE)), expected)
+    close(of_recipe(plain(chunk=1))["up"]["kernel"], of_recipe(plain())["up"]["kernel"])
+
+
+@pytest.mark.parametrize("more", [{}, MORE, MORE | {"pairs": False}])
+def test_members_are_those_of_the_functions(more):
+    recipe, evolution = plain(**more), jr.evolution
+    classes, members = recipe.classes(PARAMS), jnp.arange(4)
+    options = {"sigma": 0.1, "rank": recipe.rank, "pairs": recipe.pairs}
+    options |= {"dtype": jnp.dtype(recipe.dtype), "noise_reuse": recipe.noise_reuse}
+    given = (PARAMS, classes, KEY, 3)
+    delta = recipe.delta(*given, members)
+    assert equal(delta, evolution.model_delta(*given, members, **options))
+    assert equal(recipe.member(*given, 1), evolution.perturb(*given, 1, **options))
+
+
+def test_what_draws_and_what_updates_agree():
+    """A linear score, estimated without bias by every way to scale and to draw."""
+    target = jnp.arange(24.0).reshape(4, 6) / 24
+    for recipe in (plain(scale="gradient"), plain(scale="gradient", rank=3, pairs=False)):
+        classes = recipe.classes(PARAMS)
+
+        @jax.jit
+        def estimate(epoch, recipe=recipe, classes=classes):
+            def score(member):
+                moved = recipe.member(PARAMS, classes, KEY, epoch, member)
+                return jnp.sum(target * (moved["up"]["kernel"] - 0.5))
+
+            fitness = jax.vmap(score)(jnp.arange(4096))
+            return recipe.gradient(PARAMS, classes, KEY, epoch, fitness)["up"]["kernel"]
+
+        close(-estimate(7), target, atol=0.25)
+
+
+def test_members_without_noise_are_the_model_and_do_not_count():
+    recipe = plain(baseline=2)
+    given = (PARAMS, recipe.classes(PARAMS), KEY, 3)
+    scale = recipe.delta(*given, jnp.arange(4))["up"][2].reshape(-1)
+    close(scale, [0, 0, 0.1, -0.1])
+    assert equal(recipe.member(*given, 1), PARAMS)
+    assert not equal(recipe.member(*given, 2), PARAMS)
+    assert equal(of_recipe(recipe), of_recipe(plain(), FITNESS.at[:2].set(0.0)))
+    none = of_recipe(recipe, FITNESS.at[2:].set(0.0))
+    assert not any(np.any(x) for x in jax.tree.leaves(none))
