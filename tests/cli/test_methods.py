@@ -8,7 +8,7 @@ import pytest
 from test_cli import ROOT, config_file, one_sentence, run
 
 from jaxrl_llm.cli import options
-from jaxrl_llm.recipes import PRESETS, catalog
+from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, catalog
 from jaxrl_llm.train import OptimizerConfig
 
 
@@ -17,7 +17,8 @@ def test_methods_as_json_say_all_there_is_to_know(capsys):
     rows = json.loads(out)
     assert code == 0
     assert {row["key"] for row in rows} == {method.key for method in catalog.CATALOG}
-    assert {row["preset"] for row in rows} - {None} == set(PRESETS)
+    presets = {*PRESETS, *EVOLUTION_PRESETS}
+    assert {row["preset"] for row in rows} - {None} == presets
     for row in rows:
         assert {"key", "title", "arxiv", "kind", "functions", "preset"} <= set(row), row
         assert {"verified_against", "confidence"} <= set(row), row
@@ -81,6 +82,29 @@ def test_every_preset_is_a_recipe_of_the_example_config(capsys):
             words = ["--recipe", name, "--critic.learning-rate=1e-3"]
             assert options.parse_config(config, words).critic.learning_rate == 1e-3
     assert refused == {n for n in PRESETS if has_critic(n)} and "ppo_max" in refused
+
+
+@pytest.mark.parametrize("name", EVOLUTION_PRESETS)
+def test_a_preset_of_evolution_is_a_recipe_of_the_example_config(capsys, name):
+    config = options.load_config(ROOT / "configs" / "tiny.py")
+    words = ["--recipe", name, "--remat", "full"]
+    assert options.parse_config(config, words).recipe == name
+    with pytest.raises(SystemExit):
+        options.parse_config(config, words[:2])
+    text = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert f"remat has no effect with '{name}', which has no backward pass" in text
+
+
+def test_a_preset_of_evolution_by_name_trains(capsys, tmp_path):
+    path, run_dir = config_file(tmp_path), tmp_path / "run"
+    words = ["--run-dir", run_dir, "--recipe", "eggroll", "--remat", "full", "--steps", "1"]
+    words += ["--optimizer.name", "sgd", "--optimizer.max-grad-norm", "None"]
+    code, out, err = run(capsys, "train", path, *words)
+    assert code == 0 and "eggroll, 4 prompts" in out, err
+    row = json.loads((run_dir / "metrics.jsonl").read_text().splitlines()[0])
+    assert row["missing"] == 0 and row["member_std"] >= 0
+    code, _, err = run(capsys, "train", path, "--run-dir", tmp_path / "b", "--recipe", "egroll")
+    assert code == 2 and "no preset 'egroll'" in err and "eggroll" in err.split("there are")[1]
 
 
 def has_critic(name):

@@ -1,0 +1,105 @@
+"""One config file with several configurations: FILE.py:NAME on every command."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from test_cli import config_file, one_sentence, run
+
+from jaxrl_llm.cli import UsageError, options
+
+MORE = """
+from jaxrl_llm.train import EvaluationConfig
+short = dataclasses.replace(
+    config, steps=1, evaluation=EvaluationConfig(samples=2), run_dir="runs/short"
+)
+number = 3
+"""
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    """A file that defines `config`, of two steps, and `short`, of one."""
+    monkeypatch.chdir(tmp_path)
+    name = os.path.basename(config_file(tmp_path, name="several.py"))
+    Path(name).write_text(Path(name).read_text() + MORE)
+    return name
+
+
+@pytest.mark.parametrize(
+    ("word", "parts"),
+    [
+        ("a.py", ("a.py", "config")),
+        ("a.py:short", ("a.py", "short")),
+        ("/x/a.py:short", ("/x/a.py", "short")),
+        ("C:\\x\\a.py", ("C:\\x\\a.py", "config")),
+        ("C:\\x\\a.py:short", ("C:\\x\\a.py", "short")),
+        ("a.py:1", ("a.py:1", "config")),
+        ("a.py:", ("a.py:", "config")),
+        ("x:y/a.py", ("x:y/a.py", "config")),
+        ("gym:chain_sum", ("gym:chain_sum", "config")),
+        ("runs/short", ("runs/short", "config")),
+    ],
+)
+def test_a_file_and_a_name(word, parts):
+    assert options.split_config(word) == parts
+
+
+def test_targets(path):
+    assert options.load_target(path).config.steps == 2
+    found = options.load_target(f"{path}:short")
+    assert (found.config.steps, found.run_dir) == (1, None)
+    with pytest.raises(UsageError, match="no config file 'nowhere.py'"):
+        options.load_target("nowhere.py:short")
+
+
+def test_a_named_configuration_trains_and_goes_on(capsys, path):
+    named = f"{path}:short"
+    code, out, err = run(capsys, "train", named, "--optimizer.learning-rate", "3e-3")
+    assert code == 0 and "The checkpoint of step 1" in out, err
+    record = json.loads(Path("runs/short/run.json").read_text())
+    assert record["config"] == named
+    assert record["overrides"] == ["--optimizer.learning-rate", "3e-3"]
+    # A run knows which of the configurations it is of.
+    config = options.load_target("runs/short").config
+    assert (config.steps, config.optimizer.learning_rate) == (1, 3e-3)
+    after = json.loads(Path("runs/short/metrics.jsonl").read_text().splitlines()[-1])["held_out"]
+    code, out, err = run(capsys, "evaluate", "runs/short", "--json")
+    assert code == 0 and json.loads(out) == after, err
+    code, out, err = run(capsys, "sample", "runs/short", "one", "--max-new-tokens", "2")
+    assert code == 0, err
+    more = ["--optimizer.learning-rate", "3e-3", "--steps", "2", "--resume"]
+    code, out, err = run(capsys, "train", named, *more)
+    assert code == 0 and "The checkpoint of step 2" in out, err
+    assert json.loads(Path("runs/short/run.json").read_text())["config"] == named
+    # Before training, it is the configuration of the file.
+    code, out, err = run(capsys, "evaluate", named, "--limit", "1")
+    assert code == 0 and "1 held-out" in out, err
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [
+        ("long", ["must define `long`", "it does not define `long`"]),
+        ("number", ["must define `number`", "it defines it as 3"]),
+    ],
+)
+def test_a_name_that_is_no_configuration(capsys, path, command, name, parts):
+    code, _, err = run(capsys, command, f"{path}:{name}")
+    assert code == 2
+    one_sentence(err, *parts, f"There is `config`, `short`: {path}:config")
+
+
+def test_a_file_without_any_configuration(capsys, path):
+    Path("empty.py").write_text("number = 3\n")
+    code, _, err = run(capsys, "train", "empty.py:short")
+    assert code == 2
+    one_sentence(err, "empty.py", "it does not define `short`.")
+    assert "There is" not in err
+
+
+def test_help_of_a_named_configuration(capsys, path):
+    code, out, _ = run(capsys, "train", f"{path}:short", "--help")
+    assert code == 0 and "(default: runs/short)" in " ".join(out.split())
