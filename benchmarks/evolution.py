@@ -233,7 +233,10 @@ def model_and_cache(model: jr.models.Model, size) -> dict[str, int]:
 def peak_of(way: str, size, *, tiny: bool) -> int:
     """Largest resident size of this process, once it has decoded in one way or only loaded."""
     model = make_model(tiny=tiny)
-    params = jax.block_until_ready(jax.jit(model.init)(jax.random.key(0)))
+    # Drawing weights takes more memory than decoding with them; here their values do not matter.
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    params = jax.tree.map(lambda x: jnp.full(x.shape, 0.01, x.dtype), shapes)
+    jax.block_until_ready(params)
     if way != "loaded":
         population = Population(model, params, size)
         jax.block_until_ready(population.plain() if way == "plain" else population.answer())
@@ -261,11 +264,13 @@ def memory(size, *, tiny: bool) -> dict[str, Any]:
 
     peaks = {way: once(way) for way in ("loaded", "plain", "population")}
     parts = model_and_cache(make_model(tiny=tiny), size)
+    # What a process with nothing but the weights takes beside them.
+    runtime = peaks["loaded"] - parts["model"]
     return {
         "members": size["members"],
-        "bytes": parts,
+        "bytes": {**parts, "runtime": runtime},
         "peak_memory_bytes": peaks,
-        "times_model_and_cache": rounded(peaks["population"] / sum(parts.values())),
+        "times_model_and_cache": rounded((peaks["population"] - runtime) / sum(parts.values())),
         "times_plain": rounded(peaks["population"] / peaks["plain"]),
     }
 

@@ -95,7 +95,8 @@ def antithetic(members: Array, *, pairs: bool = True, baseline: int = 0) -> tupl
     are the unperturbed model.
 
     Args:
-      members: int ``[...]``, ids from 0.
+      members: int ``[...]``, ids from 0. What is made of a numpy array is one, too, so that it is
+        known while tracing which draws are there twice.
       pairs: Whether members come in pairs.
       baseline: How many of the first members carry no noise; even with pairs.
 
@@ -120,17 +121,26 @@ def antithetic(members: Array, *, pairs: bool = True, baseline: int = 0) -> tupl
     _inputs.check_count("antithetic", 0, baseline=baseline)
     if pairs and baseline % 2:
         raise ValueError(f"antithetic: baseline must not split a pair; got {baseline}.")
-    members = jnp.asarray(members, jnp.int32)
-    sign = jnp.where(members % 2 == 0, 1.0, -1.0) if pairs else jnp.ones(members.shape)
-    sign = jnp.where(members < baseline, 0.0, sign).astype(jnp.float32)
+    xp = np if isinstance(members, np.ndarray) else jnp
+    members = xp.asarray(members, xp.int32)
+    sign = xp.where(members % 2 == 0, 1.0, -1.0) if pairs else xp.ones(members.shape)
+    sign = xp.where(members < baseline, 0.0, sign).astype(xp.float32)
     return (members // 2 if pairs else members), sign
 
 
 def each_draw(key: Array, epoch: Array | int, draws: Array, sample, noise_reuse: int) -> Array:
-    """``sample(key)`` of every draw, with the axes of ``draws`` in front; unchecked."""
+    """``sample(key)`` of every draw, with the axes of ``draws`` in front; unchecked.
+
+    Where numpy says that draws are those of pairs side by side, each is drawn once.
+    """
     fresh = 0 if noise_reuse == 0 else jnp.asarray(epoch, jnp.int32) // noise_reuse
     key = jax.random.fold_in(key, fresh)
-    flat = jax.vmap(lambda i: sample(jax.random.fold_in(key, i)))(jnp.reshape(draws, -1))
+    known = isinstance(draws, np.ndarray)
+    ids = draws.reshape(-1) if known else jnp.reshape(draws, -1)
+    paired = known and ids.size % 2 == 0 and bool((ids[::2] == ids[1::2]).all())
+    ids = jnp.asarray(ids[::2] if paired else ids)
+    flat = jax.vmap(lambda i: sample(jax.random.fold_in(key, i)))(ids)
+    flat = jnp.repeat(flat, 2, axis=0) if paired else flat
     return flat.reshape(*jnp.shape(draws), *flat.shape[1:])
 
 

@@ -9,6 +9,7 @@ array grows with the square of one.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,16 @@ from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.protocol import KV, AttentionContext, Model, empty_cache
 from jaxrl_llm.rollout.rollout import FAILED, LENGTH, STOP
 from jaxrl_llm.rollout.slots import Slots, Tokens, like, put_rows, take_rows
+
+
+class OwnRows(NamedTuple):
+    """Deltas that are those of the rows, in order, so that no row has to be given a copy.
+
+    Attributes:
+      deltas: Factors ``[R, in, r]``, as many as there are rows.
+    """
+
+    deltas: ArrayTree
 
 
 def fill_prompts(
@@ -147,12 +158,13 @@ def _prompts(slots: Slots, rows: Array, deltas) -> tuple[Array, Array, ArrayTree
 
 def _of_rows(deltas, adapter: Array):
     """The delta of each row: factors ``[N, in, r]`` become ``[P, 1, in, r]``, for all siblings."""
+    own = isinstance(deltas, OwnRows)
 
     def of_rows(x):
-        taken = x if jnp.ndim(x) == 0 else x[adapter][:, None]
+        taken = x if jnp.ndim(x) == 0 else (x if own else x[adapter])[:, None]
         return taken[..., None, None] if jnp.ndim(x) == 1 else taken
 
-    return jax.tree.map(of_rows, deltas)
+    return jax.tree.map(of_rows, deltas.deltas if own else deltas)
 
 
 def decode(
@@ -167,6 +179,7 @@ def decode(
     leave_at: Array | int = 0,
     stop_ids: tuple[int, ...] = (),
     deltas=None,
+    begun: Array | int = 0,
 ) -> Slots:
     """Decodes until ``steps`` tokens are sampled or at most ``leave_at`` slots are active.
 
@@ -181,6 +194,8 @@ def decode(
       leave_at: Ends as soon as no more slots than these are active.
       stop_ids: Tokens that end a response; they belong to it.
       deltas: Low-rank deltas with a leading axis ``[N]``, from which each row takes one.
+      begun: int ``[R, W]``, the first tokens of a slot that are a prompt's: the random numbers of a
+        response are counted from there.
     """
     keys = jax.vmap(jax.vmap(lambda request: jax.random.fold_in(key, request)))(slots.requests.id)
     uniform = jax.vmap(jax.vmap(lambda k, t: jax.random.uniform(jax.random.fold_in(k, t))))
@@ -206,7 +221,7 @@ def decode(
         logits = jnp.einsum(
             "rwd,vd->rwv", hidden[:, :, 0], matrix, preferred_element_type=jnp.float32
         )
-        drawn = draw(logits, uniform(keys, length), slots)
+        drawn = draw(logits, uniform(keys, length - begun), slots)
         drawn = drawn._replace(version=jnp.broadcast_to(version, active.shape))
         return n + 1, _advance(slots._replace(cache=cache), drawn, stops)
 

@@ -132,7 +132,9 @@ def make_population_sampler(
             f"{name}: max_new_tokens {max_new_tokens} leaves no room for a prompt in the model's "
             f"context of {model.config.max_length}."
         )
-    decode = jax.jit(_make_decode(model, draw, max_new_tokens, tuple(stop_ids), pad_id))
+    decode = jax.jit(
+        _make_decode(model, draw, max_new_tokens, tuple(stop_ids), pad_id), static_argnames="own"
+    )
 
     def sample(
         params: ArrayTree, deltas: ArrayTree, key: Array, prompts, *, version: int = 0
@@ -147,7 +149,10 @@ def make_population_sampler(
         asked, back = _ask(
             prompts, members, shared=shared, tries=tries, common=common, buckets=buckets
         )
-        out = decode(params, deltas, key, _place(asked, mesh), back, np.int32(version))
+        # Where every row is a member of its own, in order, its factors are not copied.
+        own = np.array_equal(asked.member, np.arange(members))
+        given = (_place(asked, mesh), back, np.int32(version))
+        out = decode(params, deltas, key, *given, own=own)
         return Rollout(prompt_tokens=tokens, prompt_mask=mask, **out)
 
     sample.compiled = decode  # type: ignore[attr-defined]
@@ -214,10 +219,12 @@ def _place(asked: Asked, mesh: jax.sharding.Mesh | None) -> Asked:
 def _make_decode(model: Model, draw, max_new_tokens: int, stop_ids: tuple[int, ...], pad_id: int):
     """The compiled part: what is common, the rest of the prompts, then a token a step."""
 
-    def decode(params, deltas, key, asked: Asked, back, version) -> dict[str, Array]:
+    def decode(params, deltas, key, asked: Asked, back, version, *, own) -> dict[str, Array]:
         params = cast_params(model, params)
+        deltas = decoding.OwnRows(deltas) if own else deltas
         slots = _begin(model, draw, params, deltas, asked, max_new_tokens)
         limits = {"version": version, "steps": max_new_tokens, "stop_ids": stop_ids}
+        limits["begun"] = asked.length
         slots = decoding.decode(model, draw.draw, params, slots, key, deltas=deltas, **limits)
 
         def answers(x: Array) -> Array:

@@ -1,5 +1,7 @@
 """Noise from keys: the worked draws, its moments at every rank, pairs, reuse, leaves by path."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,6 +49,24 @@ def test_a_batch_of_members_is_a_loop_over_members():
         for place in np.ndindex(2, 2):
             one = draw(KEY, 1, members[place], (4, 3))
             jax.tree.map(lambda x, y, p=place: np.testing.assert_array_equal(x[p], y), batch, one)
+
+
+@pytest.mark.parametrize(
+    ("members", "pairs", "drawn"),
+    [
+        (np.arange(6), True, 3),
+        (np.array([[4, 5], [0, 1]]), True, 2),
+        (np.array([1, 2]), True, 2),
+        (np.arange(6), False, 6),
+    ],
+)
+def test_pairs_that_are_known_are_drawn_once(members, pairs, drawn):
+    options = {"pairs": pairs, "baseline": 2}
+    for draw in (lowrank_noise, full_noise):
+        known, traced = (draw(KEY, 1, x, (4, 3), **options) for x in (members, jnp.array(members)))
+        jax.tree.map(np.testing.assert_array_equal, known, traced)
+    text = str(jax.make_jaxpr(lambda: full_noise(KEY, 1, members, (4, 3), **options).eps)())
+    assert re.findall(r"key<fry>\[(\d+)\]", text)[0] == str(drawn)
 
 
 @pytest.mark.parametrize(("rank", "kurtosis"), [(1, 9.0), (2, 6.0), (8, 3.75), (None, 3.0)])
