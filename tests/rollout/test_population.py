@@ -1,0 +1,235 @@
+"""Members side by side in one batch answer as each does alone."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.evolution import leaf_classes, model_delta, perturb
+from jaxrl_llm.models.sharding import batch_sharding, param_shardings, shard
+from jaxrl_llm.rollout import make_population_sampler, make_sampler, population
+from jaxrl_llm.rollout.rollout import LENGTH, STOP
+from jaxrl_llm.testing import tiny_model
+from jaxrl_llm.train import make_mesh
+
+KEY = jax.random.key(9)
+NOISE = {"sigma": 0.2, "rank": 2}
+N, T = 8, 6
+# One token in four stops: some responses do at once, some later, some never.
+STOPS = {"stop_ids": tuple(range(0, 64)), "max_new_tokens": T, "pad_id": 7}
+ALIKE = [[80, 60, 17, 20], [80, 60, 19], [80, 60, 200, 31, 77, 12, 90], [80, 60, 3, 3]]
+UNLIKE = [[90], [80, 60, 19], [4, 5, 200, 31, 77, 12, 90], [3, 3]]
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    """A model with biases and norms of heads; the biases begin at zero, which would hide them."""
+    options = {"architecture": "qwen3", "qk_norm": True, "attention_bias": True}
+    model, params = tiny_model(num_layers=1, **options)
+    return model, jax.tree.map(lambda x: x + 0.05, params)
+
+
+@pytest.fixture(scope="module")
+def noise(tiny):
+    """``noise(others=..., count=N)``: the deltas of so many members, and one member's weights."""
+    _, params = tiny
+
+    def noise(*, others="frozen", count=N, **options):
+        classes, options = leaf_classes(params, others=others), {**NOISE, **options}
+        deltas = model_delta(params, classes, KEY, 3, jnp.arange(count), **options)
+        return deltas, jax.jit(lambda n: perturb(params, classes, KEY, 3, n, **options))
+
+    return noise
+
+
+@pytest.fixture(scope="module")
+def alone(tiny):
+    """``alone(member, prompts, ids, **options)``: what the plain sampler gives with its weights."""
+    made = {}
+
+    def alone(member, prompts, ids, **options):
+        P, tries = ids.shape
+        sample = made.setdefault(
+            (tries, *options.items()),
+            make_sampler(tiny[0], group_size=tries, buckets=(8,), **STOPS, **options),
+        )
+        return sample(member, jax.random.key(5), prompts, request_ids=ids, version=4)
+
+    return alone
+
+
+def assert_alike(found, wanted, message="", *, atol=2e-4):
+    """Tokens, masks and ends are the same, log-probabilities close."""
+    for name in ("tokens", "mask", "finish", "version"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name), message)
+    for name in ("behavior_logp", "model_logp", "log_kept"):
+        x, y = getattr(found, name), getattr(wanted, name)
+        np.testing.assert_allclose(x, y, atol=atol, err_msg=f"{name} {message}")
+
+
+def cut(rollout, index):
+    """Some responses, without their prompts."""
+    bare = rollout._replace(prompt_tokens=None, prompt_mask=None)
+    return jax.tree.map(lambda x: np.asarray(x)[index], bare)
+
+
+def check_members(found, prompts, one, alone, *, shared=True, tries=1, **options):
+    """Each response ``[P, G tries]`` is that of its member alone, by its request."""
+    P, width = found.tokens.shape[:2]
+    G = width // tries
+    for n in range(G if shared else P * G):
+        asked = range(P) if shared else [n // G]
+        g = n if shared else n % G
+        first = (np.arange(P) * G + g)[:, None] * tries
+        wanted = alone(one(n), prompts, first + np.arange(tries), **options)
+        columns = slice(g * tries, (g + 1) * tries)
+        for p in asked:
+            assert_alike(cut(found, (p, columns)), cut(wanted, p), f"member {n}, prompt {p}")
+
+
+CASES = {
+    "shared": (True, 0, UNLIKE, "frozen"),
+    "shared, common": (True, 2, ALIKE, "frozen"),
+    "shared, common, every leaf": (True, 2, ALIKE, "full"),
+    "dealt out": (False, 0, UNLIKE, "full"),
+    "dealt out, common": (False, 2, ALIKE, "frozen"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_members_in_one_batch_are_members_one_by_one(tiny, noise, alone, case):
+    shared, common, prompts, others = CASES[case]
+    deltas, one = noise(others=others)
+    sample = make_population_sampler(tiny[0], shared=shared, common=common, **STOPS)
+    found = sample(tiny[1], deltas, jax.random.key(5), prompts, version=4)
+    G = N if shared else N // len(prompts)
+    assert found.tokens.shape == (len(prompts), G, T)
+    assert found.prompt_mask.sum(-1).tolist() == [len(p) for p in prompts]
+    check_members(found, prompts, one, alone, shared=shared, temperature=0.0)
+    # Members differ, some stop and some do not; what is behind the end is filled.
+    assert len({tuple(row) for row in found.tokens.reshape(-1, T).tolist()}) > N / 2
+    assert set(found.finish.reshape(-1).tolist()) == {STOP, LENGTH}
+    assert set(found.tokens[~found.mask].tolist()) <= {7}
+
+
+def test_norms_and_biases_move(tiny, noise):
+    """With them frozen, the same members answer otherwise."""
+    sample = make_population_sampler(tiny[0], common=2, **STOPS)
+    every, few = (
+        sample(tiny[1], noise(others=others)[0], KEY, ALIKE) for others in ("full", "frozen")
+    )
+    assert not np.allclose(every.model_logp[..., 0], few.model_logp[..., 0], atol=1e-2)
+
+
+@pytest.mark.parametrize("prompts", [ALIKE, [[5], [80]]], ids=["blocks", "one token"])
+def test_how_prompts_are_read_changes_nothing(tiny, noise, alone, monkeypatch, prompts):
+    monkeypatch.setattr(population, "_READ", 64)  # two tokens of 32 slots at a time
+    deltas, one = noise()
+    common = 2 if prompts == ALIKE else 0
+    sample = make_population_sampler(tiny[0], common=common, **STOPS)
+    found = sample(tiny[1], deltas, KEY, prompts, version=4)
+    check_members(found, prompts, one, alone, temperature=0.0)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_tries_are_drawn_by_their_request(tiny, noise, alone, shared):
+    drawn = {"temperature": 0.8, "top_k": 20}
+    deltas, one = noise()
+    common = 2 if shared else 0
+    options = {**STOPS, **drawn, "shared": shared, "tries": 3, "common": common}
+    sample = make_population_sampler(tiny[0], **options)
+    found = sample(tiny[1], deltas, jax.random.key(5), ALIKE, version=4)
+    check_members(found, ALIKE, one, alone, shared=shared, tries=3, **drawn)
+    tries = found.tokens.reshape(4, -1, 3, T)
+    assert (tries[:, :, 0] != tries[:, :, 1]).any()
+    # The first prompt's responses are the same with fewer prompts and members beside them.
+    count = 4 if shared else N // 4
+    few = sample(tiny[1], noise(count=count)[0], jax.random.key(5), ALIKE[:1], version=4)
+    assert_alike(cut(few, 0), cut(found, (0, slice(0, 3 * count))))
+    other = sample(tiny[1], deltas, jax.random.key(6), ALIKE, version=4)
+    assert (other.tokens != found.tokens).any()
+
+
+def test_sigma_0_is_the_model_itself(tiny, noise, alone):
+    deltas, _ = noise(others="full", sigma=0.0)
+    sample = make_population_sampler(tiny[0], common=2, **STOPS)
+    found = sample(tiny[1], deltas, KEY, ALIKE, version=4)
+    plain = alone(tiny[1], ALIKE, np.zeros((4, 1), np.int32), temperature=0.0)
+    for n in range(N):
+        assert_alike(cut(found, (slice(None), n)), cut(plain, (slice(None), 0)), atol=1e-5)
+        alike = [x[:, n] for x in (found.tokens, found.model_logp)]
+        assert all(map(np.array_equal, alike, [found.tokens[:, 0], found.model_logp[:, 0]]))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shared", "common"),
+    [({"data": 8}, True, 2), ({"fsdp": 4, "tensor": 2}, True, 2), ({"data": 8}, False, 0)],
+)
+def test_devices_change_nothing(tiny, noise, sizes, shared, common):
+    model, params = tiny
+    deltas, _ = noise(others="full")
+    options = {**STOPS, "shared": shared, "common": common}
+    wanted = make_population_sampler(model, **options)(params, deltas, KEY, ALIKE)
+    mesh = make_mesh(**sizes)
+    placed = shard(params, param_shardings(params, mesh))
+    spread = jax.device_put(deltas, batch_sharding(mesh))
+    found = make_population_sampler(model, mesh=mesh, **options)(placed, spread, KEY, ALIKE)
+    assert_alike(found, wanted, atol=1e-4)
+
+
+def test_a_second_call_compiles_nothing(tiny, noise):
+    sample = make_population_sampler(tiny[0], common=2, **STOPS)
+    deltas, _ = noise()
+    sample(tiny[1], deltas, KEY, ALIKE, version=1)
+    other = [prompt[:2] + [9] * (len(prompt) - 2) for prompt in ALIKE[::-1]]
+    sample(tiny[1], jax.tree.map(lambda x: -x, deltas), jax.random.key(1), other, version=2)
+    assert sample.compiled._cache_size() == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens must be above 0"),
+        ({"max_new_tokens": 256}, "max_new_tokens 256 leaves no room for a prompt"),
+        ({"tries": 0}, "tries must be above 0"),
+        ({"tries": 2}, "tries=2 has no effect at temperature 0"),
+        ({"common": -1}, "common must not be negative"),
+        ({"temperature": -1.0}, "make_population_sampler: temperature must not be negative"),
+        ({"top_k": 3}, "no effect"),
+    ],
+)
+def test_options_that_make_no_sense(tiny, options, message):
+    with pytest.raises(ValueError, match=message):
+        make_population_sampler(tiny[0], **{**STOPS, **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "prompts", "count", "message"),
+    [
+        ({}, ALIKE, None, "a population needs deltas; see evolution.model_delta"),
+        ({"shared": False}, ALIKE, 6, "6 members cannot be dealt out to 4 prompts"),
+        ({"common": 2}, UNLIKE, N, "prompt 0 does not begin with the 2 tokens"),
+        ({"common": 3}, ALIKE, N, "prompt 1 does not begin with the 3 tokens|or has no more"),
+        ({}, [], N, "there are no prompts"),
+        ({}, [[1], []], N, "prompt 1 is empty"),
+        ({}, [[1], [259]], N, "prompt 1 holds token 259"),
+        ({}, [[1] * 251], N, "prompt 0 has 251 tokens, but .* room for 250"),
+        ({"common": 2, "mesh": {"data": 8}}, ALIKE, 6, "6 rows of members cannot be spread over"),
+    ],
+)
+def test_what_cannot_be_asked(tiny, noise, options, prompts, count, message):
+    if "mesh" in options:
+        options = {**options, "mesh": make_mesh(**options["mesh"])}
+    sample = make_population_sampler(tiny[0], **STOPS, **options)
+    deltas = None if count is None else noise(count=count)[0]
+    with pytest.raises(ValueError, match=message):
+        sample(tiny[1], deltas, KEY, prompts)
+
+
+def test_deltas_of_unequal_numbers_of_members(tiny, noise):
+    sample = make_population_sampler(tiny[0], **STOPS)
+    deltas, _ = noise()
+    module = deltas["layers"]["0"]["mlp"]
+    module["up"] = jax.tree.map(lambda x: x[:4], module["up"])
+    with pytest.raises(ValueError, match="sample: deltas"):
+        sample(tiny[1], deltas, KEY, ALIKE)
