@@ -63,7 +63,7 @@ def make_population(
 
 
 def _delta(recipe: EvolutionRecipe, params: ArrayTree, key: Array, epoch: Array, count: int):
-    return recipe.delta(params, recipe.classes(params), key, epoch, jnp.arange(count))
+    return recipe.delta(params, recipe.classes(params), key, epoch, np.arange(count))
 
 
 def _one_by_one(model, recipe, group_size: int, *, mesh, common: int, **sampling) -> Population:
