@@ -28,6 +28,7 @@ import jaxrl_llm as jr
 from benchmarks import harness, workload
 from benchmarks.accelerator import Timed, in_turns, rounded
 from benchmarks.worker import jax_device_name, package_versions, peak_memory
+from jaxrl_llm.train.heap import trim_after_compiling
 
 MODEL = {
     "architecture": "llama",
@@ -232,6 +233,7 @@ def model_and_cache(model: jr.models.Model, size) -> dict[str, int]:
 
 def peak_of(way: str, size, *, tiny: bool) -> int:
     """Largest resident size of this process, once it has decoded in one way or only loaded."""
+    trim_after_compiling()  # as in every training run
     model = make_model(tiny=tiny)
     # Drawing weights takes more memory than decoding with them; here their values do not matter.
     shapes = jax.eval_shape(model.init, jax.random.key(0))

@@ -155,7 +155,7 @@ def mean_fitness(scores: Array, *, shape: Callable[[Array], Array] = zscore) -> 
       >>> jr.evolution.mean_fitness(scores).round(3).tolist()
       [1.732..., -0.577..., -0.577..., -0.577...]
       >>> jr.evolution.mean_fitness(scores, shape=jr.evolution.centered_ranks).round(3).tolist()
-      [0.5, -0.5, -0.166..., 0.166...]
+      [0.5, -0.5, -0.16..., 0.16...]
 
     References:
       EGGROLL (arXiv:2511.16652), the script for several devices, which takes the sum; with a
