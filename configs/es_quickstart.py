@@ -5,8 +5,9 @@ Or:      jaxrl-llm train configs/es_quickstart.py:policy_gradient
 Hardware: two CPU cores, 10 GB of memory, 3 GB of disk; the model, 98 MB, is downloaded once.
 Method: EGGROLL. 64 members, which are 32 pairs with opposite noise of rank 1, answer the same 8
 questions greedily in one batch. Their mean scores, standardized, weigh a step of SGD.
-Expected: accuracy on the held-out questions, answered greedily, rises by about 0.2 in twenty minutes
-(seed 0: 0.450 to 0.675; seed 1, with --data.seed 1: 0.475 to 0.650). Sampled answers gain little.
+Expected: accuracy on the held-out questions, answered greedily, rises by about 0.2 in twenty
+minutes (seed 0: 0.450 to 0.675; seed 1, with --data.seed 1: 0.475 to 0.650). Sampled answers gain
+little.
 Model, questions, reward and evaluation are those of quickstart.py, whose method is the other
 configuration of this file.
 """
