@@ -9,6 +9,8 @@ from test_cli import config_file, one_sentence, run
 
 from jaxrl_llm.cli import UsageError, options
 
+ROOT = Path(__file__).parents[2]
+
 MORE = """
 from jaxrl_llm.train import EvaluationConfig
 short = dataclasses.replace(
@@ -103,3 +105,14 @@ def test_a_file_without_any_configuration(capsys, path):
 def test_help_of_a_named_configuration(capsys, path):
     code, out, _ = run(capsys, "train", f"{path}:short", "--help")
     assert code == 0 and "(default: runs/short)" in " ".join(out.split())
+
+
+def test_the_quickstart_of_evolution_has_both_methods():
+    path = ROOT / "configs" / "es_quickstart.py"
+    evolved, trained = (
+        options.load_config(path, name=name) for name in ("config", "policy_gradient")
+    )
+    assert evolved.recipe.population(evolved.prompts_per_step, evolved.sampling.group_size) == 64
+    assert trained.recipe.name == "dr_grpo_token_mean"
+    for shared in ("model", "data", "reward", "evaluation", "prompts_per_step"):
+        assert getattr(evolved, shared) == getattr(trained, shared), shared
