@@ -1,5 +1,6 @@
 """Settings of every test: eight fake CPU devices, fast and cached compilation, no network."""
 
+import gc
 import os
 import socket
 import tempfile
@@ -54,3 +55,24 @@ def pytest_xdist_make_scheduler(config, log):
     from xdist.scheduler import WorkStealingScheduling
 
     return WorkStealingScheduling(config, log)
+
+
+# Linux gives a process 65,530 mappings, of which every compiled program takes some three. Without
+# one more, XLA ends the process.
+_MANY_MAPPINGS = 25_000
+_MAPPINGS = Path("/proc/self/maps")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """Between two files, drops compiled programs before there are too many of them."""
+    same_file = nextitem is not None and nextitem.path == item.path
+    if same_file or not _MAPPINGS.exists():
+        return
+    with _MAPPINGS.open() as lines:
+        count = sum(1 for _ in lines)
+    if count > _MANY_MAPPINGS:
+        import jax
+
+        jax.clear_caches()
+        gc.collect()
