@@ -59,7 +59,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 # Linux gives a process 65,530 mappings, of which every compiled program takes some three. Without
 # one more, XLA ends the process.
-_MANY_MAPPINGS = 25_000
+_MANY_MAPPINGS = 15_000
 _MAPPINGS = Path("/proc/self/maps")
 
 
