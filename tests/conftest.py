@@ -4,6 +4,7 @@ import gc
 import os
 import socket
 import tempfile
+import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -59,19 +60,22 @@ def pytest_xdist_make_scheduler(config, log):
 
 # Linux gives a process 65,530 mappings, of which every compiled program takes some three. Without
 # one more, XLA ends the process.
-_MANY_MAPPINGS = 15_000
+_MANY_MAPPINGS, _TOO_MANY = 8_000, 35_000
 _MAPPINGS = Path("/proc/self/maps")
+_looked = 0.0
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item, nextitem):
-    """Between two files, drops compiled programs before there are too many of them."""
+    """Between two files, and now and then in one, drops compiled programs if there are many."""
+    global _looked
     same_file = nextitem is not None and nextitem.path == item.path
-    if same_file or not _MAPPINGS.exists():
+    if not _MAPPINGS.exists() or (same_file and time.monotonic() < _looked + 10):
         return
+    _looked = time.monotonic()
     with _MAPPINGS.open() as lines:
         count = sum(1 for _ in lines)
-    if count > _MANY_MAPPINGS:
+    if count > (_TOO_MANY if same_file else _MANY_MAPPINGS):
         import jax
 
         jax.clear_caches()
