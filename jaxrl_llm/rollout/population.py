@@ -21,7 +21,7 @@ from jaxrl_llm.rollout.common import check_common
 from jaxrl_llm.rollout.draw import make_draw
 from jaxrl_llm.rollout.requests import count_deltas
 from jaxrl_llm.rollout.rollout import Rollout
-from jaxrl_llm.rollout.sampler import BUCKETS, pad_prompts
+from jaxrl_llm.rollout.sampler import BUCKETS, pad_prompts, prompt_room
 from jaxrl_llm.rollout.slots import Requests, Slots, init_slots, put_prompts, resume, start
 
 # What is left of short prompts without what they share is read for every member and prompt.
@@ -126,12 +126,7 @@ def make_population_sampler(
         min_p=min_p,
         order=order,
     )
-    room = model.config.max_length - max_new_tokens
-    if room < 1:
-        raise ValueError(
-            f"{name}: max_new_tokens {max_new_tokens} leaves no room for a prompt in the model's "
-            f"context of {model.config.max_length}."
-        )
+    room = prompt_room(name, model, max_new_tokens)
     decode = jax.jit(
         _make_decode(model, draw, max_new_tokens, tuple(stop_ids), pad_id), static_argnames="own"
     )

@@ -24,6 +24,21 @@ from jaxrl_llm.rollout.slots import Prompts, Requests, init_slots, start
 BUCKETS = tuple(sorted([2**n for n in range(4, 18)] + [3 * 2**n for n in range(3, 17)]))
 
 
+def prompt_room(function: str, model: Model, max_new_tokens: int) -> int:
+    """The longest prompt that leaves room for a response in the model's context.
+
+    Raises:
+      ValueError: If there is none.
+    """
+    room = model.config.max_length - max_new_tokens
+    if room < 1:
+        raise ValueError(
+            f"{function}: max_new_tokens {max_new_tokens} leaves no room for a prompt in the "
+            f"model's context of {model.config.max_length}."
+        )
+    return room
+
+
 def pad_prompts(
     prompts: Sequence[Sequence[int]],
     *,
@@ -136,12 +151,7 @@ def make_sampler(
         min_p=min_p,
         order=order,
     )
-    room = model.config.max_length - max_new_tokens
-    if room < 1:
-        raise ValueError(
-            f"{name}: max_new_tokens {max_new_tokens} leaves no room for a prompt in the model's "
-            f"context of {model.config.max_length}."
-        )
+    room = prompt_room(name, model, max_new_tokens)
     sizes = (max_new_tokens, group_size, tuple(stop_ids), pad_id, common)
     decode = jax.jit(_make_decode(model, draw, *sizes))
 

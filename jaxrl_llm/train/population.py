@@ -11,7 +11,7 @@ from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import batch_sharding
 from jaxrl_llm.recipes import EvolutionRecipe
 from jaxrl_llm.rollout import Rollout, make_population_sampler, make_sampler
-from jaxrl_llm.rollout.sampler import pad_prompts
+from jaxrl_llm.rollout.sampler import pad_prompts, prompt_room
 
 Population = Callable[..., Rollout]
 """``population(params, key, prompts, *, version) -> Rollout [P, G tries, T]``: the members of
@@ -87,7 +87,7 @@ def _one_by_one(model, recipe, group_size: int, *, mesh, common: int, **sampling
         if not recipe.shared:
             each = range(0, members, group_size)
             found = [_joined(found[i : i + group_size], axis=1) for i in each]
-        room = model.config.max_length - sampling["max_new_tokens"]
+        room = prompt_room("make_population", model, sampling["max_new_tokens"])
         tokens, mask = pad_prompts(prompts, vocab_size=model.config.vocab_size, room=room)
         joined = _joined(found, axis=1 if recipe.shared else 0)
         return joined._replace(prompt_tokens=tokens, prompt_mask=mask)
