@@ -143,7 +143,9 @@ class Population:
         self.sample = jr.rollout.make_population_sampler(model, shared=False, **new)
         self.sample_plain = jr.rollout.make_sampler(model, group_size=1, temperature=0.0, **new)
         self.draw = jax.jit(
-            lambda params, epoch: self.recipe.delta(params, classes, self.key, epoch, members)
+            lambda params, epoch: self.recipe.delta(
+                params, classes, self.key, epoch, members, share_pairs=True
+            )
         )
 
     def plain(self) -> jr.rollout.Rollout:

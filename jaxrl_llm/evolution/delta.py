@@ -1,6 +1,7 @@
 """A population as the delta that a model's forward pass takes beside its weights."""
 
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_llm.core import Array, ArrayTree
 from jaxrl_llm.evolution import leaves, noise
@@ -19,6 +20,7 @@ def model_delta(
     noise_reuse: int = 1,
     pairs: bool = True,
     baseline: int = 0,
+    share_pairs: bool = False,
 ) -> dict:
     """A population as the low-rank delta that a model of this library takes.
 
@@ -44,14 +46,18 @@ def model_delta(
       noise_reuse: For how many epochs a draw stays; 1 draws afresh at each, 0 never.
       pairs: Whether members 2k and 2k+1 share a draw, with opposite signs.
       baseline: How many of the first members carry no noise.
+      share_pairs: Whether the factors of a pair stand there once, ``[N / 2, ...]``, beside a scale
+        for each member. ``model.apply`` and the sampler of a population take that as well, in half
+        of the memory.
 
     Returns:
       Nested dict, without what is frozen.
 
     Raises:
       TypeError: If ``key`` is not one typed key or the ids are not integers.
-      ValueError: If ``classes`` does not fit, an option is out of its range, or a leaf is none of
-        those above.
+      ValueError: If ``classes`` does not fit, an option is out of its range, a leaf is none of
+        those above, or pairs are to be shared where ``members`` is no numpy array of whole pairs,
+        side by side.
 
     Example:
       >>> import jax
@@ -72,6 +78,12 @@ def model_delta(
     options = {"dtype": dtype, "noise_reuse": noise_reuse}
     leaves.check_evolution("model_delta", params, classes, key, **shared)
     draw, sign = noise.antithetic(members, pairs=pairs, baseline=baseline)
+    if share_pairs and not _whole_pairs(members, pairs):
+        raise ValueError(
+            "model_delta: share_pairs needs members [N] that are a numpy array of whole pairs, "
+            "side by side."
+        )
+    of_factors = draw[::2] if share_pairs else draw
     found = leaves.by_leaf(params, classes)
     for path, _, name in found:
         *module, own = path.split("/")
@@ -86,7 +98,7 @@ def model_delta(
         if name == "full":
             eps = noise.dense(key, epoch, draw, leaf.shape, **options).astype(jnp.float32)
             return (noise.sign_and_scale(sign, sigma)[..., None] * eps)[..., None, :]
-        a, b = noise.factors(key, epoch, draw, leaf.shape, rank=rank, **options)
+        a, b = noise.factors(key, epoch, of_factors, leaf.shape, rank=rank, **options)
         return a, jnp.swapaxes(b, -1, -2)
 
     delta: dict = {}
@@ -97,6 +109,14 @@ def model_delta(
             *module, own = path.split("/")
             _put(delta, module, own, made if name == "full" else (*made, scale))
     return delta
+
+
+def _whole_pairs(members: Array, pairs: bool) -> bool:
+    """Whether it is known while tracing that members ``2k, 2k + 1`` stand side by side."""
+    if not (pairs and isinstance(members, np.ndarray) and members.ndim == 1):
+        return False
+    first, second = members[::2], members[1::2]
+    return len(members) % 2 == 0 and bool(((first % 2 == 0) & (second == first + 1)).all())
 
 
 def _put(delta: dict, module: list[str], own: str, entry) -> None:

@@ -3,10 +3,13 @@
 A delta is a nested dict like the parameters. At a linear layer it is ``(A, B, scale)``, with a
 fourth entry ``[..., 1, out]`` for the bias; at an embedding ``(A, B, scale)``; at a norm an array
 ``[..., 1, size]`` for its scale.
-Leading axes, where there are any, are those of the batch, ``[P, G]``.
+Leading axes, where there are any, are those of the batch, ``[P, G]``. Factors may have fewer on the
+first, of which each then serves as many rows in a line: the two members of a pair, say.
 """
 
 from collections.abc import Mapping
+
+import jax.numpy as jnp
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array
@@ -21,6 +24,24 @@ def over_axes(vector: Array, x: Array) -> Array:
     """A vector of each row, ``[..., 1, size]``, as it adds to ``x`` of more axes between them."""
     inner = (1,) * (x.ndim - vector.ndim)
     return vector.reshape(*vector.shape[:-1], *inner, vector.shape[-1])
+
+
+def own_product(x: Array, factor: Array) -> Array:
+    """Rows ``[P, ..., T, in]`` through factors ``[P / k, ..., in, r]`` of theirs, or one."""
+    if factor.ndim == 2 or factor.shape[0] == x.shape[0]:
+        return jnp.matmul(x, factor)
+    # Factors are not repeated: they may take as much memory as a model.
+    shared = x.reshape(factor.shape[0], -1, *x.shape[1:])
+    return jnp.matmul(shared, factor[:, None]).reshape(*x.shape[:-1], factor.shape[-1])
+
+
+def own_rows(factor: Array, tokens: Array) -> Array:
+    """Rows of factors ``[P / k, ..., V, r]`` at ``tokens [P, ..., T]``: ``[P, ..., T, r]``."""
+    if factor.ndim == 2:
+        return factor[tokens]
+    shared = tokens.reshape(factor.shape[0], -1, *tokens.shape[1:])
+    found = jnp.take_along_axis(factor[:, None], shared[..., None], axis=-2)
+    return found.reshape(*tokens.shape, factor.shape[-1])
 
 
 def check_delta(delta: Mapping, params: Mapping, path: str = "") -> None:

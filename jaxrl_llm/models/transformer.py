@@ -12,7 +12,7 @@ from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.attention import context_attention
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.delta import check_delta, delta_of, over_axes
+from jaxrl_llm.models.delta import check_delta, delta_of, over_axes, own_product, own_rows
 from jaxrl_llm.models.norms import rms_norm
 from jaxrl_llm.models.products import project
 from jaxrl_llm.models.protocol import KV, AttentionContext, Model
@@ -49,8 +49,8 @@ class Linear(nnx.Module):
         if delta is not None:
             a, b, scale, *own_bias = delta
             if a is not None:
-                low = jnp.matmul(x, a.astype(self.dtype))
-                y = y + scale * jnp.matmul(low, b.astype(self.dtype))
+                low = own_product(x, a.astype(self.dtype))
+                y = y + scale * own_product(low, b.astype(self.dtype))
             for bias in own_bias:
                 y = y + over_axes(bias, y)
         return product(y.astype(self.dtype))
@@ -187,8 +187,7 @@ class Embedding(nnx.Module):
         if delta is None:
             return x
         a, b, scale = delta
-        rows = a[tokens] if a.ndim == 2 else jnp.take_along_axis(a, tokens[..., None], axis=-2)
-        own = jnp.matmul(rows.astype(self.dtype), b.astype(self.dtype))
+        own = own_product(own_rows(a, tokens).astype(self.dtype), b.astype(self.dtype))
         return (x + scale * own).astype(self.dtype)
 
 

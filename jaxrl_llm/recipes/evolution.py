@@ -192,10 +192,20 @@ class EvolutionRecipe:
             "pairs": self.pairs,
         }
 
-    def delta(self, params, classes, key: Array, epoch: Array | int, members: Array) -> dict:
+    def delta(
+        self,
+        params,
+        classes,
+        key: Array,
+        epoch: Array | int,
+        members: Array,
+        *,
+        share_pairs: bool = False,
+    ) -> dict:
         """Members as the delta of a model's forward pass; see ``evolution.model_delta``."""
         options = {"sigma": self.sigma, "rank": self.rank, "baseline": self.baseline}
-        return evolution.model_delta(params, classes, key, epoch, members, **options, **self.drawn)
+        options |= {"share_pairs": share_pairs, **self.drawn}
+        return evolution.model_delta(params, classes, key, epoch, members, **options)
 
     def member(self, params, classes, key: Array, epoch: Array | int, member: Array) -> ArrayTree:
         """The parameters of one member; see ``evolution.perturb``."""

@@ -21,10 +21,10 @@ from jaxrl_llm.rollout.slots import Slots, Tokens, like, put_rows, take_rows
 
 
 class OwnRows(NamedTuple):
-    """Deltas that are those of the rows, in order, so that no row has to be given a copy.
+    """Deltas in the order of the rows, so that no row has to be given a copy of its factors.
 
     Attributes:
-      deltas: Factors ``[R, in, r]``, as many as there are rows.
+      deltas: Factors ``[R / k, in, r]`` of k rows in a line each, and what is small ``[N, ...]``.
     """
 
     deltas: ArrayTree
@@ -158,13 +158,21 @@ def _prompts(slots: Slots, rows: Array, deltas) -> tuple[Array, Array, ArrayTree
 
 def _of_rows(deltas, adapter: Array):
     """The delta of each row: factors ``[N, in, r]`` become ``[P, 1, in, r]``, for all siblings."""
-    own = isinstance(deltas, OwnRows)
+
+    def siblings(x):
+        return x[:, None, None, None] if jnp.ndim(x) == 1 else x[:, None]
 
     def of_rows(x):
-        taken = x if jnp.ndim(x) == 0 else (x if own else x[adapter])[:, None]
-        return taken[..., None, None] if jnp.ndim(x) == 1 else taken
+        return x if jnp.ndim(x) == 0 else siblings(x[adapter])
 
-    return jax.tree.map(of_rows, deltas.deltas if own else deltas)
+    def of_own(entry):
+        if not isinstance(entry, tuple):
+            return of_rows(entry)
+        return (*jax.tree.map(siblings, entry[:2]), *jax.tree.map(of_rows, entry[2:]))
+
+    if isinstance(deltas, OwnRows):
+        return jax.tree.map(of_own, deltas.deltas, is_leaf=lambda x: isinstance(x, tuple))
+    return jax.tree.map(of_rows, deltas)
 
 
 def decode(

@@ -88,7 +88,8 @@ def make_population_sampler(
     Returns:
       ``sample(params, deltas, key, prompts, *, version=0) -> Rollout``, ``[P, G * tries, T]`` with
       the tries of a member beside each other. ``deltas`` have one leading axis ``[N]``, as
-      ``evolution.model_delta`` makes them. The key is consumed; a greedy sampler reads none of it.
+      ``evolution.model_delta`` makes them, also where pairs share their factors. The key is
+      consumed; a greedy sampler reads none of it.
 
     Raises:
       ValueError: If an option is out of range, has no effect, or ``max_new_tokens`` leaves no room
@@ -127,9 +128,7 @@ def make_population_sampler(
         order=order,
     )
     room = prompt_room(name, model, max_new_tokens)
-    decode = jax.jit(
-        _make_decode(model, draw, max_new_tokens, tuple(stop_ids), pad_id), static_argnames="own"
-    )
+    decode = jax.jit(_make_decode(model, draw, max_new_tokens, tuple(stop_ids), pad_id))
 
     def sample(
         params: ArrayTree, deltas: ArrayTree, key: Array, prompts, *, version: int = 0
@@ -140,14 +139,11 @@ def make_population_sampler(
         check_common("sample", prompts, common)
         if deltas is None:
             raise ValueError("sample: a population needs deltas; see evolution.model_delta.")
-        members = count_deltas("sample", deltas)
+        members = count_deltas("sample", deltas, pairs=True)
         asked, back = _ask(
             prompts, members, shared=shared, tries=tries, common=common, buckets=buckets
         )
-        # Where every row is a member of its own, in order, its factors are not copied.
-        own = np.array_equal(asked.member, np.arange(members))
-        given = (_place(asked, mesh), back, np.int32(version))
-        out = decode(params, deltas, key, *given, own=own)
+        out = decode(params, deltas, key, _place(asked, mesh), back, np.int32(version))
         return Rollout(prompt_tokens=tokens, prompt_mask=mask, **out)
 
     sample.compiled = decode  # type: ignore[attr-defined]
@@ -165,18 +161,16 @@ def _ask(
     if not shared and N % P:
         raise ValueError(f"sample: {N} members cannot be dealt out to {P} prompts.")
     group = N if shared else N // P
-    pairs = np.arange(P * group).reshape(P, group)
-    of_prompt, of_member = pairs // group, pairs % group if shared else pairs
-    request = pairs[..., None] * tries + np.arange(tries)
+    asked = np.arange(P * group).reshape(P, group)
+    # Member by member, so that the rows of each stand in a line and none needs its factors twice.
+    asked = asked.T if shared else asked
+    of_prompt, of_member = asked // group, asked % group if shared else asked
+    request = asked[..., None] * tries + np.arange(tries)
     # Rows [R], slots of them [W], and the prompt of each.
-    if shared and common:
-        grid = (N, P * tries)
-        prompt_of = np.broadcast_to(of_prompt.T[..., None], (N, P, tries)).reshape(grid)
-        member_of, ids = np.arange(N), request.transpose(1, 0, 2).reshape(grid)
-    else:
-        grid = (P * group, tries)
-        prompt_of = np.broadcast_to(of_prompt.reshape(-1, 1), grid)
-        member_of, ids = of_member.reshape(-1), request.reshape(grid)
+    grid = (N, P * tries) if shared and common else (P * group, tries)
+    prompt_of = np.repeat(of_prompt, tries).reshape(grid)
+    member_of = np.repeat(of_member, tries).reshape(grid)[:, 0]
+    ids = request.reshape(grid)
     c = max(common, 1)
     rest = [list(prompt[c:]) for prompt in prompts]
     longest = max(map(len, rest))
@@ -188,14 +182,14 @@ def _ask(
     first = np.array([prompt[:c] for prompt in prompts], np.int32)
     back = np.empty(P * group * tries, np.int32)
     back[ids.reshape(-1)] = np.arange(ids.size)
-    asked = Asked(
+    rows = Asked(
         first=first[prompt_of[:, 0]],
         rest=tokens[prompt_of],
         length=np.array([len(own) for own in rest], np.int32)[prompt_of],
         member=member_of.astype(np.int32),
         request=ids.astype(np.int32),
     )
-    return asked, back.reshape(P, group * tries)
+    return rows, back.reshape(P, group * tries)
 
 
 def _place(asked: Asked, mesh: jax.sharding.Mesh | None) -> Asked:
@@ -214,9 +208,8 @@ def _place(asked: Asked, mesh: jax.sharding.Mesh | None) -> Asked:
 def _make_decode(model: Model, draw, max_new_tokens: int, stop_ids: tuple[int, ...], pad_id: int):
     """The compiled part: what is common, the rest of the prompts, then a token a step."""
 
-    def decode(params, deltas, key, asked: Asked, back, version, *, own) -> dict[str, Array]:
-        params = cast_params(model, params)
-        deltas = decoding.OwnRows(deltas) if own else deltas
+    def decode(params, deltas, key, asked: Asked, back, version) -> dict[str, Array]:
+        params, deltas = cast_params(model, params), decoding.OwnRows(deltas)
         slots = _begin(model, draw, params, deltas, asked, max_new_tokens)
         limits = {"version": version, "steps": max_new_tokens, "stop_ids": stop_ids}
         limits["begun"] = asked.length

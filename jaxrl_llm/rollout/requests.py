@@ -100,20 +100,27 @@ def limits_of(group: Group, most: int) -> dict[int, int]:
     return dict(zip(group.requests, each, strict=True))
 
 
-def count_deltas(function: str, deltas: ArrayTree | None) -> int:
+def count_deltas(function: str, deltas: ArrayTree | None, *, pairs: bool = False) -> int:
     """How many low-rank deltas there are to choose from; one, that of nothing, for None.
+
+    With ``pairs``, two that follow each other may have their factors in common.
 
     Raises:
       ValueError: If factors ``[N, in, r]`` and scales, one number or ``[N]``, differ in N.
     """
     if deltas is None:
         return 1
-    leaves = jax.tree.leaves(deltas)
-    sizes = {np.shape(x)[0] for x in leaves if np.ndim(x)}
-    if len(sizes) != 1 or any(np.ndim(x) not in (0, 1, 3) for x in leaves):
-        shapes = ", ".join(str(np.shape(x)) for x in leaves)
+    entries = jax.tree.leaves(deltas, is_leaf=lambda x: isinstance(x, tuple))
+    factors = jax.tree.leaves([x[:2] for x in entries if isinstance(x, tuple)])
+    others = jax.tree.leaves([x[2:] if isinstance(x, tuple) else x for x in entries])
+    held, own = ({np.shape(x)[0] for x in xs if np.ndim(x)} for xs in (factors, others))
+    count = max(held | own, default=0)
+    halves = pairs and own == {count} and held == {count // 2} and count % 2 == 0
+    alike = len(held | own) == 1
+    if not (alike or halves) or any(np.ndim(x) not in (0, 1, 3) for x in factors + others):
+        shapes = ", ".join(str(np.shape(x)) for x in factors + others)
         raise ValueError(f"{function}: deltas must share one leading axis [N]; got {shapes}.")
-    return sizes.pop()
+    return count
 
 
 def check_group(group: Group, engine: "Engine", *, known: Container[int], adapters: int) -> None:

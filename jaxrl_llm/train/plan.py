@@ -278,8 +278,8 @@ def _drawn(recipe: EvolutionRecipe, params: ArrayTree) -> int:
 def _member_bytes(
     config: TrainConfig, recipe: EvolutionRecipe, params: ArrayTree, mesh: dict[str, int]
 ) -> int:
-    """Factors of all members and what decoding takes of them; or the weights of one member."""
+    """Factors of all members, those of a pair once; or the weights of one member."""
     if recipe.noise == "full":
         return memory.tree_bytes(params, mesh)
-    factors = 4 * _members(config, recipe) * _drawn(recipe, params)
-    return 2 * factors // (mesh["data"] * mesh["fsdp"])
+    draws = _members(config, recipe) // (2 if recipe.pairs else 1)
+    return 4 * draws * _drawn(recipe, params) // (mesh["data"] * mesh["fsdp"])

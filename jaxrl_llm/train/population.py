@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.protocol import Model
-from jaxrl_llm.models.sharding import batch_sharding
+from jaxrl_llm.models.sharding import batch_sharding, batch_shards
 from jaxrl_llm.recipes import EvolutionRecipe
 from jaxrl_llm.rollout import Rollout, make_population_sampler, make_sampler
 from jaxrl_llm.rollout.sampler import pad_prompts, prompt_room
@@ -52,18 +52,22 @@ def make_population(
         **sampling,
     )
     placed = {} if mesh is None else {"out_shardings": batch_sharding(mesh)}
-    draw = jax.jit(_delta, static_argnums=(0, 4), **placed)
+    draw = jax.jit(_delta, static_argnums=(0, 4, 5), **placed)
+    shards = 1 if mesh is None else batch_shards(mesh)
 
     def population(params: ArrayTree, key: Array, prompts, *, version: int = 0) -> Rollout:
         members = recipe.population(len(prompts), group_size)
-        delta = draw(recipe, params, key, np.int32(version), members)
+        # On a mesh a device has its rows' factors, so that no pair may be on two.
+        share = recipe.pairs and members % (2 * shards) == 0
+        delta = draw(recipe, params, key, np.int32(version), members, share)
         return sample(params, delta, jax.random.fold_in(key, version), prompts, version=version)
 
     return population
 
 
-def _delta(recipe: EvolutionRecipe, params: ArrayTree, key: Array, epoch: Array, count: int):
-    return recipe.delta(params, recipe.classes(params), key, epoch, np.arange(count))
+def _delta(recipe: EvolutionRecipe, params: ArrayTree, key: Array, epoch: Array, count: int, share):
+    classes, members = recipe.classes(params), np.arange(count)
+    return recipe.delta(params, classes, key, epoch, members, share_pairs=share)
 
 
 def _one_by_one(model, recipe, group_size: int, *, mesh, common: int, **sampling) -> Population:

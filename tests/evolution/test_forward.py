@@ -173,6 +173,17 @@ NOISE = LowRank(A, B, jnp.array(1.0))
         (wrong(classes={"w": "full"}), ValueError, "classes must have the form of params"),
         (wrong(noise_reuse=1.5), TypeError, "noise_reuse must be a whole number"),
         (wrong(baseline=1), ValueError, "baseline must not split a pair"),
+        *(
+            (wrong(share_pairs=True, **given), ValueError, "share_pairs needs members .* side by")
+            for given in (
+                {},
+                {"members": np.arange(3)},
+                {"members": np.array([1, 2])},
+                {"members": np.array([0, 2])},
+                {"members": np.arange(4).reshape(2, 2)},
+                {"members": np.arange(2), "pairs": False},
+            )
+        ),
         (
             wrong(classes=leaf_classes(PARAMS, rules=[("up/kernel", "full")])),
             ValueError,

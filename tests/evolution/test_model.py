@@ -58,6 +58,36 @@ def test_each_row_is_its_member(everything):
         np.testing.assert_allclose(batch(0.0)[0][place], plain, atol=1e-5)
 
 
+def test_rows_may_share_the_factors_of_their_pair(everything):
+    """With every kind of leaf, and with more rows than pairs: two prompts of members 2k, 2k + 1."""
+    model, params, classes = everything
+    members, tokens = np.array([4, 5, 0, 1]), TOKENS.reshape(4, 1, T)
+    noise = {"sigma": 0.05, "rank": 2}
+
+    def delta(**options):
+        made = model_delta(params, classes, KEY, 4, members, **noise, **options)
+        return jax.tree.map(lambda x: x[:, None], made)
+
+    shared, each = delta(share_pairs=True), delta()
+    assert shared["embed"][0].shape[0] == 2 and each["embed"][0].shape[0] == 4
+    context = AttentionContext(mask=jnp.ones(tokens.shape, bool))
+    positions = jnp.broadcast_to(jnp.arange(T), tokens.shape)
+
+    def mean(delta):
+        out, _ = model.apply(params, tokens, positions, context, delta=delta)
+        return jnp.mean(out**3), out
+
+    (found, expected) = (jax.value_and_grad(mean, has_aux=True)(given) for given in (shared, each))
+    np.testing.assert_allclose(found[0][1], expected[0][1], atol=1e-5)
+    # The gradient of what is shared is the sum of both members'.
+    summed = jax.tree.map(
+        lambda x, y: x if x.shape == y.shape else x.reshape(-1, 2, *x.shape[1:]).sum(1),
+        expected[1],
+        found[1],
+    )
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4), found[1], summed)
+
+
 @pytest.mark.parametrize(
     "leaf", ["*bias", "*q_norm*", "*k_norm*", "*mlp_norm*", "norm/*", "embed/*"]
 )

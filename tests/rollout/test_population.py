@@ -1,7 +1,6 @@
 """Members side by side in one batch answer as each does alone."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -36,7 +35,8 @@ def noise(tiny):
 
     def noise(*, others="frozen", count=N, **options):
         classes, options = leaf_classes(params, others=others), {**NOISE, **options}
-        deltas = model_delta(params, classes, KEY, 3, jnp.arange(count), **options)
+        deltas = model_delta(params, classes, KEY, 3, np.arange(count), **options)
+        options.pop("share_pairs", None)
         return deltas, jax.jit(lambda n: perturb(params, classes, KEY, 3, n, **options))
 
     return noise
@@ -112,6 +112,17 @@ def test_members_in_one_batch_are_members_one_by_one(tiny, noise, alone, case):
     assert set(found.tokens[~found.mask].tolist()) <= {7}
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_pairs_that_share_their_factors_answer_alike(tiny, noise, case):
+    shared, common, prompts, others = CASES[case]
+    sample = make_population_sampler(tiny[0], shared=shared, common=common, **STOPS)
+    each, once = (noise(others=others, share_pairs=share)[0] for share in (False, True))
+    a, b, scale = once["layers"]["0"]["mlp"]["up"][:3]
+    assert len(a) == len(b) == N // 2 and len(scale) == N
+    found, wanted = (sample(tiny[1], deltas, KEY, prompts, version=4) for deltas in (once, each))
+    assert_alike(found, wanted, atol=1e-5)
+
+
 def test_norms_and_biases_move(tiny, noise):
     """With them frozen, the same members answer otherwise."""
     sample = make_population_sampler(tiny[0], common=2, **STOPS)
@@ -177,6 +188,19 @@ def test_devices_change_nothing(tiny, noise, sizes, shared, common):
     assert_alike(found, wanted, atol=1e-4)
 
 
+@pytest.mark.parametrize("sizes", [{"data": 2, "tensor": 4}, {"fsdp": 4, "tensor": 2}])
+def test_pairs_that_share_their_factors_on_devices(tiny, noise, sizes):
+    model, params = tiny
+    once = noise(others="full", share_pairs=True)[0]
+    options = {**STOPS, "common": 2}
+    wanted = make_population_sampler(model, **options)(params, once, KEY, ALIKE)
+    mesh = make_mesh(**sizes)
+    placed = shard(params, param_shardings(params, mesh))
+    spread = jax.device_put(once, batch_sharding(mesh))
+    sample = make_population_sampler(model, mesh=mesh, **options)
+    assert_alike(sample(placed, spread, KEY, ALIKE), wanted, atol=1e-4)
+
+
 def test_a_second_call_compiles_nothing(tiny, noise):
     sample = make_population_sampler(tiny[0], common=2, **STOPS)
     deltas, _ = noise()
@@ -226,10 +250,15 @@ def test_what_cannot_be_asked(tiny, noise, options, prompts, count, message):
         sample(tiny[1], deltas, KEY, prompts)
 
 
-def test_deltas_of_unequal_numbers_of_members(tiny, noise):
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("part", [slice(0, 2), slice(0, 3), slice(2, 3)])
+def test_deltas_of_unequal_numbers_of_members(tiny, noise, part, share):
+    """Factors of some modules, or scales, are half as many as those of the others."""
     sample = make_population_sampler(tiny[0], **STOPS)
-    deltas, _ = noise()
+    deltas, _ = noise(share_pairs=share)
     module = deltas["layers"]["0"]["mlp"]
-    module["up"] = jax.tree.map(lambda x: x[:4], module["up"])
+    up = list(module["up"])
+    up[part] = [x[: len(x) // 2] for x in up[part]]
+    module["up"] = tuple(up)
     with pytest.raises(ValueError, match="sample: deltas"):
         sample(tiny[1], deltas, KEY, ALIKE)

@@ -240,7 +240,7 @@ def test_evolution_keeps_no_activations_but_its_members(plans):
         "gradients": 4 * jr.core.trees.size(subject.params),
         "noise of an update": 4 * 6 * drawn,
     }
-    assert evolved.sampling["members"] == 2 * 4 * 6 * drawn
+    assert evolved.sampling["members"] == 4 * 3 * drawn
 
 
 def test_slots_and_the_evaluation_decide_the_cache(plans):
