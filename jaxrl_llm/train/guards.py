@@ -43,7 +43,7 @@ def guarded_update(
     update without matrix products is computed a second time for it, which takes less.
 
     Args:
-      optimizer: Any optax transformation.
+      optimizer: Any optax transformation; one that takes extra arguments is told ``grad_norm``.
       carry: Parameters and the optimizer's state.
       loss: ``[]``.
       grads: Its gradient.
@@ -59,9 +59,11 @@ def guarded_update(
     if scale is not None:
         made &= jnp.isfinite(scale)
 
+    update = optax.with_extra_args_support(optimizer).update
+
     def changed(grads, carry):
         params, opt_state = carry
-        changes, opt_state = optimizer.update(grads, opt_state, params)
+        changes, opt_state = update(grads, opt_state, params, grad_norm=norm)
         if scale is not None:
             changes = jax.tree.map(lambda x: (scale * x).astype(x.dtype), changes)
         return (optax.apply_updates(params, changes), opt_state), trees.norm(changes)

@@ -13,7 +13,14 @@ from helpers import make_batch
 import jaxrl_llm as jr
 from jaxrl_llm.core import Transform
 from jaxrl_llm.testing import tiny_model
-from jaxrl_llm.train import guards, init_critic, init_state, make_step
+from jaxrl_llm.train import (
+    OptimizerConfig,
+    guards,
+    init_critic,
+    init_state,
+    make_optimizer,
+    make_step,
+)
 
 NAN, INF = jnp.float32(jnp.nan), jnp.float32(jnp.inf)
 PARAMS = {"a": jnp.array([1.0, -0.0, 3.0]), "b": jnp.array([[2.0]])}
@@ -69,6 +76,25 @@ def test_an_update_with_matrix_products_is_computed_once():
         jax.block_until_ready(metrics)
         jax.effects_barrier()
         assert len(calls) == times
+
+
+@pytest.mark.parametrize("length", [0.0, 0.3, 5.0])
+def test_gradients_are_shortened_by_the_norm_that_is_known(length):
+    """As optax does it, and in a step without a second norm."""
+    grads = jax.tree.map(lambda x: x * length / 1.5, GRADS)
+    config = OptimizerConfig(name="sgd", learning_rate=0.5, b1=0.0, max_grad_norm=1.0)
+    ours = make_optimizer(config)
+    theirs = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.5))
+    found, expected = (
+        guards.guarded_update(each, (PARAMS, each.init(PARAMS)), jnp.float32(2.0), grads)
+        for each in (ours, theirs)
+    )
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-6), found[0][0], expected[0][0]
+    )
+    np.testing.assert_allclose(found[1]["update_norm"], 0.5 * min(length, 1.0), rtol=1e-6)
+    told, _ = ours.update(grads, ours.init(PARAMS), PARAMS, grad_norm=jnp.float32(4.0))
+    np.testing.assert_allclose(told["b"], -0.5 * grads["b"] / 4, rtol=1e-6)
 
 
 BAD = {
