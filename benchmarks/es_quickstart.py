@@ -1,9 +1,9 @@
 """Evolution and policy gradient on one task: what finished runs learned, by tokens and by seconds.
 
     jaxrl-llm train configs/es_quickstart.py --seed 0 --run-dir EVOLUTION_0
-    jaxrl-llm train configs/es_quickstart.py --seed 1 --run-dir EVOLUTION_1
+    jaxrl-llm train configs/es_quickstart.py --seed 1 --data.seed 1 --run-dir EVOLUTION_1
     jaxrl-llm train configs/es_quickstart.py:policy_gradient --run-dir POLICY_GRADIENT
-    python -m benchmarks.es_quickstart --save EVOLUTION_0 EVOLUTION_1 POLICY_GRADIENT
+    python -m benchmarks.es_quickstart --save EVOLUTION_0 EVOLUTION_1 POLICY_GRADIENT --trials ...
 
 Reads metrics.jsonl of each run and writes benchmarks/results/es_quickstart-DEVICE.json and .png.
 Seconds are those of sampling, scoring and updates; evaluation and saving are left out, and so is
@@ -12,6 +12,7 @@ compiling of what no step waits for. Tokens are those that were generated for tr
 
 import argparse
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,26 @@ def measured(folder: Path) -> dict[str, Any]:
     }
 
 
+def trial(folder: Path) -> dict[str, Any]:
+    """A run with other settings, as far as it was evaluated: what they were and where it came."""
+    first, *_, last = [row for row in read(folder) if "held_out" in row]
+    settings = json.loads((folder / "sessions.jsonl").read_text().splitlines()[0])["settings"]
+    sigma = re.search(r"sigma=([0-9.e-]+)", settings["recipe"])
+    if sigma is None:
+        raise ValueError(f"{folder} is no run of evolution: its recipe has no sigma.")
+    return {
+        "seed": seed_of(folder),
+        "sigma": float(sigma[1]),
+        "learning_rate": settings["optimizer.learning_rate"],
+        "decay_steps": settings["optimizer.decay_steps"],
+        "step": last["step"],
+        **{
+            way: [round(row["held_out"][way]["mean"], 4) for row in (first, last)]
+            for way in quickstart.WAYS
+        },
+    }
+
+
 def seed_of(folder: Path) -> int:
     """That of the command line of a run, 0 where it names none."""
     overrides = json.loads((folder / "run.json").read_text())["overrides"]
@@ -104,9 +125,12 @@ def main(argv: list[str] | None = None) -> None:
     """Read the runs and print one JSON line last."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("runs", type=Path, nargs="+", help="folders of finished runs")
+    parser.add_argument(
+        "--trials", type=Path, nargs="*", default=[], help="folders of runs with other settings"
+    )
     parser.add_argument("--save", action="store_true", help="write benchmarks/results")
     options = parser.parse_args(argv)
-    for folder in options.runs:
+    for folder in (*options.runs, *options.trials):
         if not (folder / "metrics.jsonl").is_file():
             parser.error(f"{folder} has no metrics.jsonl: it is no folder of a run")
     runs = [measured(folder) for folder in options.runs]
@@ -117,6 +141,7 @@ def main(argv: list[str] | None = None) -> None:
         "versions": {"ours": package_versions(("jax", "jaxlib", "flax", "optax"))},
         "commit": harness.commit(),
         "runs": runs,
+        "trials": [trial(folder) for folder in options.trials],
     }
     if options.save:
         harness.RESULTS.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ python -m benchmarks.evolution_page --check    # exit 1 if it would change anyth
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -178,7 +178,25 @@ def _task(result: Mapping[str, Any], folder: Path) -> str:
     parts = [pages.table(title, columns, rows), pages.table(gain_title, ("run", *units), gains)]
     if (folder / CURVE).is_file():
         parts.append(f"![Accuracy by tokens and by seconds](../benchmarks/results/{CURVE})")
+    if trials := result.get("trials"):
+        parts.append(_trials(trials))
     return "\n\n".join(parts)
+
+
+def _trials(trials: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        (
+            str(each["seed"]),
+            f"{each['sigma']:g}",
+            f"{each['learning_rate']:g}",
+            str(each["decay_steps"]),
+            str(each["step"]),
+            *("{:.3f} to {:.3f}".format(*each[way]) for way in WAYS),
+        )
+        for each in trials
+    ]
+    columns = ("seed", "sigma", "rate", "falls to 0 in steps", "evaluated at step", *WAYS)
+    return pages.table("Other settings of evolution, which were tried before:", columns, rows)
 
 
 def main(argv: list[str] | None = None) -> int:

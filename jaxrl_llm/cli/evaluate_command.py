@@ -8,6 +8,7 @@ import jax
 import tyro
 
 from jaxrl_llm.cli import UsageError, options
+from jaxrl_llm.cli.chosen import check_choice, chosen
 from jaxrl_llm.train import Checkpoints
 from jaxrl_llm.train.frozen import base_marks, restore_policy
 from jaxrl_llm.train.setup import load_parts
@@ -21,6 +22,7 @@ class Evaluate:
       target: The folder of a run, for its last checkpoint; or a config file, for its model as it
         is before training.
       step: Which checkpoint of the run; by default the last.
+      best: The checkpoint that was kept as the best.
       limit: How many questions at most.
       samples: Completions of each question in the sampled evaluation.
       seed: Of the sampling; by default that of the config.
@@ -29,6 +31,7 @@ class Evaluate:
 
     target: tyro.conf.Positional[str]
     step: int | None = None
+    best: bool = False
     limit: int | None = None
     samples: int | None = None
     seed: int | None = None
@@ -39,8 +42,8 @@ def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     given = options.parse(Evaluate, arguments, command="evaluate")
     config, run_dir = options.load_target(given.target)
-    if given.step is not None and run_dir is None:
-        raise UsageError("--step has no effect on a config file; give the folder of a run.")
+    which = {"step": given.step, "best": given.best}
+    check_choice(given.target, None if run_dir is None else config, **which)
     if run_dir is not None and not config.evaluation.enabled:
         raise UsageError(
             f"The run {given.target!r} holds no questions out: it was trained without an "
@@ -57,8 +60,11 @@ def run(arguments: Sequence[str]) -> int:
     parts, params = load_parts(config)
     if run_dir is not None:
         marks = base_marks(params, config.lora)
-        checkpoints = Checkpoints(run_dir / "checkpoints", model=parts.model, run=marks)
-        params = restore_policy(checkpoints, params, step=given.step)
+        checkpoints = Checkpoints(
+            run_dir / "checkpoints", model=parts.model, best=config.checkpoint.best, run=marks
+        )
+        step = chosen(checkpoints, given.target, **which)
+        params = restore_policy(checkpoints, params, step=step)
     key = jax.random.key(config.seed if given.seed is None else given.seed)
     found, _ = parts.evaluate(params, key)
     if given.json:

@@ -10,6 +10,7 @@ import jax
 import tyro
 
 from jaxrl_llm.cli import UsageError, options
+from jaxrl_llm.cli.chosen import check_choice, chosen
 from jaxrl_llm.train import Checkpoints, TrainConfig, save_adapter
 from jaxrl_llm.train.frozen import base_marks, restore_policy, with_adapter
 from jaxrl_llm.train.lora import Adapted, merge_lora
@@ -51,12 +52,7 @@ def run(arguments: Sequence[str]) -> int:
     folder = Path(given.folder)
     if folder.exists():
         raise UsageError(f"{given.folder!r} is there already; name a folder that is not.")
-    if given.best and given.step is not None:
-        raise UsageError("--step has no effect with --best.")
-    if given.best and config.checkpoint.best is None:
-        raise UsageError(
-            f"The run {given.run!r} kept no best checkpoint; it has no checkpoint.best."
-        )
+    check_choice(given.run, config, step=given.step, best=given.best)
     if given.adapter and config.lora.rank is None:
         raise UsageError(f"--adapter has no effect: the run {given.run!r} has no adapter.")
     if given.adapter and given.dtype != "float32":
@@ -87,9 +83,7 @@ def _trained(run_dir: Path, config: TrainConfig, given: Export):
     with_delta, policy = with_adapter(model, params, config.lora)
     marks, best = base_marks(policy, config.lora), config.checkpoint.best
     checkpoints = Checkpoints(run_dir / "checkpoints", model=with_delta, best=best, run=marks)
-    step = given.step
-    if given.best and (step := checkpoints.best_step()) is None:
-        raise UsageError(f"The run {given.run!r} has no checkpoint yet that was rated.")
+    step = chosen(checkpoints, given.run, step=given.step, best=given.best)
     if isinstance(policy, Adapted):
         policy = restore_policy(checkpoints, policy, step=step)
         found = policy.adapter

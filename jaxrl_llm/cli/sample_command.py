@@ -9,6 +9,7 @@ from typing import Any, Literal
 import tyro
 
 from jaxrl_llm.cli import UsageError, options
+from jaxrl_llm.cli.chosen import check_choice, chosen
 from jaxrl_llm.cli.completions import FIELDS, Live, OutFile, Printer, digest
 from jaxrl_llm.cli.job import MOST_SAMPLES, Job, Tally
 from jaxrl_llm.cli.prompts import Asked, read_prompts
@@ -41,6 +42,8 @@ class Sample:
       seed: Of the sampling; by default 0. The same seed gives the same completions with any number
         of slots, but for rounding.
       slots: Completions that are sampled at one time, at most.
+      step: Which checkpoint of a run; by default the last.
+      best: The checkpoint of a run that was kept as the best.
       dtype: Of the model; by default float32, or that of the run.
       raw: Give the prompt as it is, without the chat template; so does a run that was trained so.
       system: A system message before each prompt; by default that of the run.
@@ -62,6 +65,8 @@ class Sample:
     stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     seed: int | None = None
     slots: int = 32
+    step: int | None = None
+    best: bool = False
     dtype: Literal["float32", "bfloat16"] | None = None
     raw: bool = False
     system: str | None = None
@@ -116,6 +121,7 @@ def _load(given: Sample) -> Job:
     chat: dict[str, Any] = {"chat": not given.raw, "system": given.system}
     if options.is_run(name):
         config, _ = options.load_target(name)
+        check_choice(name, config, step=given.step, best=given.best)
         if not config.data.chat and given.system is not None:
             raise UsageError(
                 "--system has no effect: the run was trained without the chat template."
@@ -128,11 +134,15 @@ def _load(given: Sample) -> Job:
         model, params, tokenizer = load_model(config, None)
         model, params = with_adapter(model, params, config.lora)
         marks = {} if config.lora.rank is None else {"lora": repr(config.lora)}
-        checkpoints = Checkpoints(Path(name) / "checkpoints", model=model, run=marks)
-        params, step = restore_policy(checkpoints, params), max(checkpoints.steps())
+        checkpoints = Checkpoints(
+            Path(name) / "checkpoints", model=model, best=config.checkpoint.best, run=marks
+        )
+        step = chosen(checkpoints, name, step=given.step, best=given.best)
+        params, step = restore_policy(checkpoints, params, step=step), checkpoints.last
     else:
         from jaxrl_llm import data, models
 
+        check_choice(name, None, step=given.step, best=given.best)
         model, params = models.load_model(name, dtype=given.dtype or "float32")
         tokenizer = data.load_tokenizer(name)
     where = Path(name).resolve() if Path(name).exists() else name

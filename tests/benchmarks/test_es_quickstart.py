@@ -66,6 +66,28 @@ def test_results_and_curve(folders, tmp_path, monkeypatch, capsys):
     assert es_quickstart.CURVE.read_bytes().startswith(b"\x89PNG")
 
 
+def test_trials_are_settings_and_where_they_came(folders, capsys):
+    """As far as the last evaluation; a run without a sigma is none."""
+    recipe = "EvolutionRecipe(name='eggroll', sigma=0.003, paper='')"
+    settings = {"optimizer.learning_rate": 0.5, "optimizer.decay_steps": 75}
+    for folder, kind in zip(folders, (recipe, "Recipe(name='grpo')"), strict=True):
+        start = {"event": "start", "settings": {**settings, "recipe": kind}}
+        (folder / "sessions.jsonl").write_text(json.dumps(start) + "\n{}\n")
+    es_quickstart.main([str(folders[1]), "--trials", str(folders[0])])
+    (found,) = json.loads(capsys.readouterr().out.splitlines()[-1])["trials"]
+    assert found == {
+        "seed": 3,
+        "sigma": 0.003,
+        "learning_rate": 0.5,
+        "decay_steps": 75,
+        "step": 4,
+        "greedy": [0.4, 0.8],
+        "sampled": [0.1, 0.2],
+    }
+    with pytest.raises(ValueError, match="its recipe has no sigma"):
+        es_quickstart.trial(folders[1])
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path, capsys):
     with pytest.raises(SystemExit):
         es_quickstart.main([str(tmp_path)])

@@ -98,12 +98,24 @@ def test_runs_become_tables(tmp_path, curve):
         "device": "D",
         "workload": {"config": "C", "rise": 0.2},
         "runs": [run, {**run, "method": "policy gradient", "seed": 0, "reached": None}],
+        "trials": [
+            {
+                "seed": 2,
+                "sigma": 3e-3,
+                "learning_rate": 0.5,
+                "decay_steps": 9,
+                "step": 8,
+                "greedy": [0.4, 0.5],
+                "sampled": [0.1, 0.2],
+            }
+        ],
     }
     (tmp_path / "es.json").write_text(json.dumps(result))
     if curve:
         (tmp_path / evolution_page.CURVE).touch()
     text = evolution_page.task(tmp_path)
     assert "| evolution, seed 1 | 75 | 21.3 | 311,000 | 0.450 to 0.700 |" in text
+    assert "| 2 | 0.003 | 0.5 | 9 | 8 | 0.400 to 0.500 | 0.100 to 0.200 |" in text
     assert "| 200,000 | 801 |" in text and "| not reached | not reached |" in text
     assert "| policy gradient, seed 0 | 0.4 | 0.05 | 0.4 | 0.05 |" in text
     assert (evolution_page.CURVE in text) == curve

@@ -217,7 +217,7 @@ def test_train_evaluate_sample_and_resume(capsys, tmp_path, monkeypatch):
     one_sentence(err, "no checkpoint of step 7", "there are 2")
     code, _, err = run(capsys, "evaluate", path, "--step", "1")
     assert code == 2
-    one_sentence(err, "--step has no effect on a config file")
+    one_sentence(err, "--step has no effect on", "which is not a run")
 
     code, out, err = run(
         capsys, "sample", "run", "one", "two", "--n", "2", "--raw", "--max-new-tokens", "4",

@@ -18,7 +18,11 @@ def trained(tmp_path_factory):
     from jaxrl_llm.cli import main
 
     folder = tmp_path_factory.mktemp("export")
-    changes = "checkpoint=dataclasses.replace(config.checkpoint, every=1, best='reward')"
+    changes = (
+        "checkpoint=dataclasses.replace(config.checkpoint, every=1, best='reward'),"
+        "evaluation=dataclasses.replace(config.evaluation, enabled=True, samples=2),"
+        "optimizer=dataclasses.replace(config.optimizer, learning_rate=0.1)"
+    )
     path = config_file(folder, changes)
     assert main(["train", path, "--run-dir", str(folder / "run")]) == 0
     return folder / "run"
@@ -28,6 +32,12 @@ def params_of(run_dir, step):
     module, params, _ = model()
     checkpoints = Checkpoints(run_dir / "checkpoints", model=module)
     return checkpoints.restore_params(params, step=step)
+
+
+def best_of(run_dir):
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    rows = [row for row in rows if "reward" in row]
+    return max(rows, key=lambda row: (row["reward"], row["step"]))["step"]
 
 
 @pytest.mark.parametrize("step", [None, 1])
@@ -44,11 +54,34 @@ def test_the_trained_model_is_what_loads(capsys, trained, tmp_path, step):
 
 
 def test_the_best_one(capsys, trained, tmp_path):
-    rows = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
-    best = max(rows, key=lambda row: (row["reward"], row["step"]))["step"]
+    best = best_of(trained)
     code, out, _ = run(capsys, "export", trained, tmp_path / "out", "--best", "--dtype", "bfloat16")
     assert code == 0 and f"after step {best} is in" in out and "as bfloat16" in out
     assert load_model(tmp_path / "out")[0].config.num_layers == 1
+
+
+@pytest.mark.parametrize("command", ["evaluate", "sample"])
+def test_the_best_one_is_evaluated_and_sampled(capsys, trained, command):
+    best = best_of(trained)
+    assert best == 1  # not the last
+    asked = ["1 + 1 =", "--temperature", 0, "--max-new-tokens", 8] if command == "sample" else []
+    said = {}
+    for words in (("--best",), ("--step", best), ("--step", 3 - best), ()):
+        code, said[words], err = run(capsys, command, trained, *asked, "--json", *words)
+        assert code == 0, err
+    assert said["--best",] == said["--step", best]
+    assert said[()] == said["--step", 2] != said["--step", 1]
+    code, _, err = run(capsys, command, trained, *asked, "--best", "--step", 1)
+    assert code == 2
+    one_sentence(err, "--step has no effect with --best")
+
+
+def test_only_runs_have_checkpoints(capsys, tmp_path):
+    path = config_file(tmp_path)
+    for words in (("evaluate", path, "--best"), ("sample", "nobody/nothing", "hi", "--step", 1)):
+        code, _, err = run(capsys, *words)
+        assert code == 2
+        one_sentence(err, "has no effect on", "which is not a run")
 
 
 def test_an_adapter_is_merged(capsys, tmp_path):
