@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.worker import WARM_UPS
-from jaxrl_llm.cli import huge_pages
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -36,10 +35,9 @@ class Worker:
 
     def __init__(self, python: str, module: str, workload: Mapping[str, Any]):
         self.module = module
-        # Huge pages for all sides alike, as `jaxrl-llm train` has them. On an accelerator: memory as
-        # it is needed, beside the others; float32 as torch means it.
+        # On an accelerator: memory as it is needed, beside the others; float32 as torch means it.
         environment = dict(
-            huge_pages.environment(os.environ) or os.environ,
+            os.environ,
             PYTHONPATH=str(ROOT),
             TOKENIZERS_PARALLELISM="false",
             XLA_PYTHON_CLIENT_PREALLOCATE="false",

@@ -27,14 +27,7 @@ class UsageError(Exception):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one command and returns its exit code.
-
-    That of the process itself, where ``argv`` is None, first takes care of the process.
-    """
-    if argv is None and sys.argv[1:2] == ["train"]:
-        from jaxrl_llm.cli import huge_pages
-
-        huge_pages.start_again()
+    """Runs one command and returns its exit code."""
     code = _run(argv)
     if code:
         _leave(code)
