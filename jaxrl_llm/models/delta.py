@@ -28,20 +28,29 @@ def over_axes(vector: Array, x: Array) -> Array:
 
 def own_product(x: Array, factor: Array) -> Array:
     """Rows ``[P, ..., T, in]`` through factors ``[P / k, ..., in, r]`` of theirs, or one."""
-    if factor.ndim == 2 or factor.shape[0] == x.shape[0]:
+    if factor.ndim != x.ndim or factor.shape[0] == x.shape[0]:
         return jnp.matmul(x, factor)
     # Factors are not repeated: they may take as much memory as a model.
-    shared = x.reshape(factor.shape[0], -1, *x.shape[1:])
-    return jnp.matmul(shared, factor[:, None]).reshape(*x.shape[:-1], factor.shape[-1])
+    low = jnp.matmul(_in_lines(x, len(factor)), factor[:, None])
+    return low.reshape(*x.shape[:-1], factor.shape[-1])
 
 
 def own_rows(factor: Array, tokens: Array) -> Array:
     """Rows of factors ``[P / k, ..., V, r]`` at ``tokens [P, ..., T]``: ``[P, ..., T, r]``."""
     if factor.ndim == 2:
         return factor[tokens]
-    shared = tokens.reshape(factor.shape[0], -1, *tokens.shape[1:])
-    found = jnp.take_along_axis(factor[:, None], shared[..., None], axis=-2)
+    lines = _in_lines(tokens, len(factor))
+    found = jnp.take_along_axis(factor[:, None], lines[..., None], axis=-2)
     return found.reshape(*tokens.shape, factor.shape[-1])
+
+
+def _in_lines(x: Array, count: int) -> Array:
+    """Rows ``[P, ...]`` as ``[count, P / count, ...]``."""
+    if x.shape[0] % count:
+        raise ValueError(
+            f"Model.apply: {count} factors of a delta do not divide {x.shape[0]} rows."
+        )
+    return x.reshape(count, -1, *x.shape[1:])
 
 
 def check_delta(delta: Mapping, params: Mapping, path: str = "") -> None:

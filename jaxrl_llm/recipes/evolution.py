@@ -204,8 +204,8 @@ class EvolutionRecipe:
     ) -> dict:
         """Members as the delta of a model's forward pass; see ``evolution.model_delta``."""
         options = {"sigma": self.sigma, "rank": self.rank, "baseline": self.baseline}
-        options |= {"share_pairs": share_pairs, **self.drawn}
-        return evolution.model_delta(params, classes, key, epoch, members, **options)
+        given = (params, classes, key, epoch, members)
+        return evolution.model_delta(*given, share_pairs=share_pairs, **options, **self.drawn)
 
     def member(self, params, classes, key: Array, epoch: Array | int, member: Array) -> ArrayTree:
         """The parameters of one member; see ``evolution.perturb``."""

@@ -136,3 +136,7 @@ def test_bad_deltas():
         hidden(model, params, {"norm": (0, 0, 1)})
     with pytest.raises(ValueError, match="'norm' must have at least 1 axis"):
         hidden(model, params, {"norm": 0.5})
+    with pytest.raises(ValueError, match="3 factors of a delta do not divide 2 rows"):
+        three = jnp.array([[0, 1], [5, 2], [3, 4]])
+        classes = leaf_classes(params)
+        hidden(model, params, model_delta(params, classes, KEY, 0, three, sigma=0.1))
