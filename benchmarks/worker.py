@@ -68,9 +68,8 @@ def jax_device_memory() -> int | None:
 def peak_memory() -> int:
     """Largest resident size of this process so far, in bytes."""
     status = Path("/proc/self/status")
-    if (
-        status.exists()
-    ):  # what getrusage tells begins with the size of the process that started this
+    # What getrusage tells begins with the size of the process that started this one.
+    if status.exists():
         line = next(x for x in status.read_text().splitlines() if x.startswith("VmHWM"))
         return int(line.split()[1]) * 1024
     size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

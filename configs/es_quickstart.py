@@ -26,8 +26,8 @@ config = dataclasses.replace(
     recipe=jr.recipes.eggroll(sigma=4e-3),
     sampling=SamplingConfig(group_size=64, max_new_tokens=12),
     # The first step moves each weight by half a sigma (RMS), later ones by less: most of a step is
-    # noise, which adds up with the root of their number. At a rate of 1 sampled answers get worse.
-    # A gradient is as long as the noise, so that a bound would cut each.
+    # noise, which adds up with the root of their number. At a rate of 1 for as many steps, sampled
+    # answers get worse. A gradient is as long as the noise, so that a bound would cut each.
     optimizer=OptimizerConfig(
         name="sgd", learning_rate=0.55, b1=0.0, max_grad_norm=None, decay_steps=120
     ),

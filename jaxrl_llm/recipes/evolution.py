@@ -202,7 +202,10 @@ class EvolutionRecipe:
         *,
         share_pairs: bool = False,
     ) -> dict:
-        """Members as the delta of a model's forward pass; see ``evolution.model_delta``."""
+        """Members as the delta of a model's forward pass; see ``evolution.model_delta``.
+
+        With ``share_pairs`` the two members of a pair hold their factors once.
+        """
         options = {"sigma": self.sigma, "rank": self.rank, "baseline": self.baseline}
         given = (params, classes, key, epoch, members)
         return evolution.model_delta(*given, share_pairs=share_pairs, **options, **self.drawn)

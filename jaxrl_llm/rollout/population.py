@@ -161,11 +161,11 @@ def _ask(
     if not shared and N % P:
         raise ValueError(f"sample: {N} members cannot be dealt out to {P} prompts.")
     group = N if shared else N // P
-    asked = np.arange(P * group).reshape(P, group)
+    places = np.arange(P * group).reshape(P, group)
     # Member by member, so that the rows of each stand in a line and none needs its factors twice.
-    asked = asked.T if shared else asked
-    of_prompt, of_member = asked // group, asked % group if shared else asked
-    request = asked[..., None] * tries + np.arange(tries)
+    places = places.T if shared else places
+    of_prompt, of_member = places // group, places % group if shared else places
+    request = places[..., None] * tries + np.arange(tries)
     # Rows [R], slots of them [W], and the prompt of each.
     grid = (N, P * tries) if shared and common else (P * group, tries)
     prompt_of = np.repeat(of_prompt, tries).reshape(grid)
@@ -182,14 +182,14 @@ def _ask(
     first = np.array([prompt[:c] for prompt in prompts], np.int32)
     back = np.empty(P * group * tries, np.int32)
     back[ids.reshape(-1)] = np.arange(ids.size)
-    rows = Asked(
+    asked = Asked(
         first=first[prompt_of[:, 0]],
         rest=tokens[prompt_of],
         length=np.array([len(own) for own in rest], np.int32)[prompt_of],
         member=member_of.astype(np.int32),
         request=ids.astype(np.int32),
     )
-    return rows, back.reshape(P, group * tries)
+    return asked, back.reshape(P, group * tries)
 
 
 def _place(asked: Asked, mesh: jax.sharding.Mesh | None) -> Asked:

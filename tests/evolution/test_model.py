@@ -59,7 +59,7 @@ def test_each_row_is_its_member(everything):
 
 
 def test_rows_may_share_the_factors_of_their_pair(everything):
-    """With every kind of leaf, and with more rows than pairs: two prompts of members 2k, 2k + 1."""
+    """Four rows of two pairs, every kind of leaf: values and gradients are those of copies."""
     model, params, classes = everything
     members, tokens = np.array([4, 5, 0, 1]), TOKENS.reshape(4, 1, T)
     noise = {"sigma": 0.05, "rank": 2}
