@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.models import KV, AttentionContext, Model, empty_cache, prefill
-from jaxrl_llm.models.attention import context_attention
+from jaxrl_llm.models.context import context_attention
 from jaxrl_llm.rollout.sampling import draw_tokens
 
 # Of each loop.

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array
-from jaxrl_llm.models.protocol import KV, AttentionContext
+from jaxrl_llm.models.protocol import KV
 
 # Finite, so that a query without any key gets a weight of zero in the merge and not a NaN.
 _MASKED = -1e30
@@ -276,47 +276,3 @@ def attend(
     sets = query, own, last, kept, segments, prefix, prefix_kept
     output = _plain(*sets) if implementation == "plain" else _joint(*sets, implementation)
     return output.astype(query.dtype)
-
-
-def _write(cache: KV, own: KV, index: Array) -> KV:
-    """The cache with this call's keys and values at ``index``, one place for all rows or each."""
-    if jnp.ndim(index) == 0:
-        keys = jax.lax.dynamic_update_slice_in_dim(cache.keys, own.keys, index, axis=-1)
-        values = jax.lax.dynamic_update_slice_in_dim(cache.values, own.values, index, axis=-2)
-        return KV(keys, values)
-
-    def row(c: KV, o: KV, i: Array) -> KV:
-        return _write(c, o, i)
-
-    # One scatter to distinct places, done where the cache lies.
-    return jax.vmap(jax.vmap(row))(cache, own, index)
-
-
-def context_attention(
-    query: Array, own: KV, context: AttentionContext, layer: int
-) -> tuple[Array, KV]:
-    """Attention of this call's tokens to prefix, cache and each other.
-
-    Args:
-      query: ``[P, G, T, Hq, d]``, rotary embedding applied, not scaled.
-      own: Keys ``[P, G, Hk, d, T]`` and values ``[P, G, Hk, T, d]`` of this call.
-      context: What else there is to attend to.
-      layer: Which layer's prefix and cache to read.
-
-    Returns:
-      Outputs ``[P, G, T, Hq, d]`` in the query's dtype, and the KV to hand on: the updated cache,
-      or ``own``.
-    """
-    if context.prefix is not None and context.prefix_mask is None:
-        raise ValueError("Model.apply: context.prefix needs context.prefix_mask.")
-    if context.cache is not None and context.segments is not None:
-        raise ValueError("Model.apply: context.segments has no meaning with context.cache.")
-    last = jnp.arange(query.shape[2])
-    if context.cache is None:
-        kv, kept = own, context.mask
-    else:
-        kv, kept = _write(context.cache[layer], own, context.index), None
-        last = jnp.asarray(context.index)[..., None] + last
-    prefix = None if context.prefix is None else context.prefix[layer]
-    sets = {"kept": kept, "segments": context.segments, "prefix": prefix}
-    return attend(query, kv, last, **sets, prefix_kept=context.prefix_mask), kv

@@ -41,7 +41,9 @@ class AttentionContext(NamedTuple):
       mask: bool ``[P, G, T]``, which tokens of this call exist.
       prefix: One :class:`KV` a layer, ``[P, Hk, d, Lp]`` and ``[P, Hk, Lp, d]``: computed once a
         prompt and shared by its G rollouts.
-      prefix_mask: bool ``[P, Lp]``.
+      prefix_mask: bool ``[P, Lp]``. Without a prefix, the prompts are in this call themselves: its
+        tokens are ``[P, 1, Lp + G T]``, each row a prompt and the responses to it, while ``mask``
+        and ``segments`` are those of the responses. See :attr:`Model.takes_prompts`.
       cache: One :class:`KV` a layer with leading axes ``[P, G]`` and C positions, into which the
         keys and values of this call are written.
       index: int32 ``[]``, or ``[P, G]`` where rows differ: where in the cache the first token of
@@ -58,6 +60,11 @@ class AttentionContext(NamedTuple):
     index: Array | None = None
     segments: Array | None = None
 
+    @property
+    def prompt_mask(self) -> Array | None:
+        """``prefix_mask`` where the rows of this call begin with their prompts, else None."""
+        return self.prefix_mask if self.prefix is None else None
+
 
 class Model(NamedTuple):
     """A language model as pure functions of ``params``.
@@ -73,6 +80,8 @@ class Model(NamedTuple):
       output_matrix: ``output_matrix(params) -> [V, D]``; the logits are ``hidden @ matrix.T``.
       reads_segments: Whether ``apply`` keeps the segments of a context apart. Without, responses
         are never packed.
+      takes_prompts: Whether ``apply`` takes prompts in the rows of the responses to them, so that
+        training makes one pass over the layers instead of two.
     """
 
     config: Any
@@ -80,6 +89,7 @@ class Model(NamedTuple):
     apply: Callable[..., tuple[Array, tuple[KV, ...]]]
     output_matrix: Callable[[ArrayTree], Array]
     reads_segments: bool = False
+    takes_prompts: bool = False
 
 
 def prefill(

@@ -113,17 +113,27 @@ def on_mesh(function: Callable, mesh: Mesh | None) -> Callable:
     return traced
 
 
+def _batch_axes() -> dict[str, int]:
+    """The mesh axes that spread a batch and their sizes, inside `on_mesh`; none elsewhere."""
+    sizes = dict(jax.sharding.get_abstract_mesh().shape)
+    return {axis: sizes[axis] for axis in ("data", "fsdp") if sizes.get(axis, 1) > 1}
+
+
+def spreads_batch() -> bool:
+    """Whether this is traced for a mesh that spreads a batch, which :func:`on_mesh` says."""
+    return bool(_batch_axes())
+
+
 def keep_apart(x: Array) -> Array:
     """Activations ``[P, ...]`` with their prompts on the devices of the batch, inside `on_mesh`.
 
     Left to itself, the compiler may give the axis ``fsdp`` to the width, as the embedding has it:
     then each device computes with its part of the weights for the whole batch.
     """
-    sizes = dict(jax.sharding.get_abstract_mesh().shape)
-    axes = tuple(axis for axis in ("data", "fsdp") if sizes.get(axis, 1) > 1)
-    if not axes or x.shape[0] % math.prod(sizes[axis] for axis in axes):
+    axes = _batch_axes()
+    if not axes or x.shape[0] % math.prod(axes.values()):
         return x
-    return jax.lax.with_sharding_constraint(x, P(axes))
+    return jax.lax.with_sharding_constraint(x, P(tuple(axes)))
 
 
 def shard(tree: ArrayTree, shardings: ArrayTree) -> ArrayTree:

@@ -10,8 +10,8 @@ from flax import nnx
 
 from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
-from jaxrl_llm.models.attention import context_attention
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.context import check_context, context_attention
 from jaxrl_llm.models.delta import check_delta, delta_of, over_axes, own_product, own_rows
 from jaxrl_llm.models.norms import rms_norm
 from jaxrl_llm.models.products import project
@@ -267,8 +267,7 @@ def make_model(config: ModelConfig) -> Model:
     def apply(params, tokens, positions, context, *, delta=None, remat="none"):
         checks.check_rank("Model.apply", 3, tokens=tokens, positions=positions)
         checks.check_same_shape("Model.apply", tokens=tokens, positions=positions)
-        checks.check_shape("Model.apply", "context.mask", context.mask, tokens.shape)
-        checks.check_same_shape("Model.apply", tokens=tokens, segments=context.segments)
+        check_context(tokens, context)
         checks.check_option("Model.apply", "remat", remat, POLICIES)
         if delta is not None:
             check_delta(delta, params)
@@ -278,7 +277,7 @@ def make_model(config: ModelConfig) -> Model:
         table = params["embed"]["embedding"] if config.tied else params["head"]["kernel"]
         return table.astype(config.dtype)
 
-    return Model(config, init, apply, output_matrix, reads_segments=True)
+    return Model(config, init, apply, output_matrix, reads_segments=True, takes_prompts=True)
 
 
 def param_shapes(model: Model) -> ArrayTree:

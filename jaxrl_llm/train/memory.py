@@ -67,7 +67,8 @@ def activation_bytes(
         dots   N (2 D + (H + 2 K) d + 2 M) + 2 P Lp K d
         none   N (4 D + 2 (H + K) d + 3 M) + 2 H S
 
-    numbers: its input and what responses attend to of the prompt; its matrix products too; all.
+    numbers: its input and what responses attend to of the prompt, which is kept where prompts go
+    through the layers first; its matrix products too; all.
     While a layer that keeps less is computed again, all of that one layer is there. With an adapter
     it is ``2 N M`` more: what is added to hidden units stands beside them. The last norm keeps ``2
     P G T D`` once.

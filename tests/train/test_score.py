@@ -6,9 +6,10 @@ from helpers import make_batch
 
 from jaxrl_llm.core.packing import plan_packing
 from jaxrl_llm.models import AttentionContext
+from jaxrl_llm.models.sharding import on_mesh
 from jaxrl_llm.testing import tiny_model
 from jaxrl_llm.testing.model_checks import score_rows
-from jaxrl_llm.train import score
+from jaxrl_llm.train import make_mesh, score
 
 
 def plain_score(model, params, batch, *, temperature):
@@ -171,3 +172,37 @@ def test_a_model_that_reads_no_segments_is_not_given_any():
     with pytest.raises(ValueError, match=r"score: packing.starts must have shape \(3, 4\)"):
         wrong = batch.packing._replace(starts=batch.packing.starts[:, :3])
         score(model, params, *arrays, packing=wrong)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_prompts_go_through_the_layers_with_their_responses_or_before_them(packed):
+    model, params = tiny_model()
+    batch = packed_batch()
+    arrays = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
+    calls = []
+
+    def apply(params, tokens, *rest, **options):
+        calls.append(tokens.shape)
+        return model.apply(params, tokens, *rest, **options)
+
+    packing = batch.packing if packed else None
+    seen = model._replace(apply=apply)
+    both = (3, 1, 6 + (2 if packed else 4) * 6)
+
+    def found(network, mesh=None, **options):
+        calls.clear()
+        options |= {"temperature": 0.7, "remat": "full", "packing": packing}
+        scorer = on_mesh(lambda p: score(network, p, *arrays, **options), mesh)
+        return weighted(scorer, batch)(params)
+
+    want = found(seen._replace(takes_prompts=False))
+    assert len(calls) == 2 and both not in calls
+    mesh = make_mesh(data=2, fsdp=4)
+    # On a mesh, what prompts have in common is not computed apart.
+    for options in ({}, {"mesh": mesh}, {"mesh": mesh, "common": 1}):
+        got = found(seen, **options)
+        assert calls == [both]
+        expect_equal(got, want)
+    calls.clear()
+    jax.eval_shape(lambda p: score(seen, p, *arrays, common=1), params)
+    assert len(calls) == 3  # what is common, the rest of the prompts, responses

@@ -97,13 +97,34 @@ def test_a_batch_of_shapes_is_split_over_its_prompts():
     assert jax.tree.map(lambda x: x.shape, batch) == jax.tree.map(lambda x: x.shape, real)
 
 
-def test_each_device_computes_its_own_prompts(model):
-    """The axis fsdp splits the batch, in activations too, and not the width of all prompts."""
-    mesh, plain = mesh_of((1, 8, 1)), optax.sgd(1.0)
+def compiled_text(model, mesh, **options):
+    """The program of a step on 16 prompts of 6 tokens with 3 responses of 7."""
+    plain = optax.sgd(1.0)
     shapes = abstract_state(jax.eval_shape(lambda: model[1]), plain, RECIPE, mesh=mesh)
     batch = abstract_batch(16, 3, 7, prompt_length=6, mesh=mesh)
-    step = make_step(model[0], RECIPE, plain, mesh=mesh, remat="none")
-    text = step.lower(shapes, batch).compile().as_text()
+    step = make_step(model[0], RECIPE, plain, mesh=mesh, **options)
+    return step.lower(shapes, batch).compile().as_text()
+
+
+def test_each_device_computes_its_own_prompts(model):
+    """The axis fsdp splits the batch, in activations too, and not the width of all prompts."""
+    text = compiled_text(model, mesh_of((1, 8, 1)), remat="none")
     width, hidden = model[0].config.width, model[0].config.mlp_width
-    assert f"[2,3,7,{width}]" in text and f"[2,3,7,{hidden}]" in text
-    assert not re.search(rf"\[16,3,7,({width}|{hidden}|{hidden // 8})\]", text)
+    row = 6 + 3 * 7
+    assert f"[2,1,{row},{width}]" in text and f"[2,1,{row},{hidden}]" in text
+    assert not re.search(rf"\[16,1,{row},({width}|{hidden}|{hidden // 8})\]", text)
+
+
+def test_the_gradient_of_a_weight_is_summed_over_devices_once(model):
+    """Of prompts and responses together, however the step recomputes."""
+    network, params = model
+    kernels = [layer["mlp"]["up"]["kernel"] for layer in params["layers"].values()]
+    of_kernel = "f32[{},{}]".format(*kernels[0].shape)
+
+    def sums(network):
+        text = compiled_text((network, params), mesh_of((8, 1, 1)), remat="full")
+        shapes = re.findall(r"= (.*?) all-reduce(?:-start)?\(", text)
+        return sum(shape.count(of_kernel) for shape in shapes)
+
+    assert sums(network) == 2 * len(kernels)  # up and gate
+    assert sums(network._replace(takes_prompts=False)) > 2 * len(kernels)

@@ -1,0 +1,101 @@
+"""What the tokens of one call attend to, as its :class:`AttentionContext` says."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.core import checks
+from jaxrl_llm.core.axes import Array
+from jaxrl_llm.models.attention import attend
+from jaxrl_llm.models.protocol import KV, AttentionContext
+
+
+def check_context(tokens: Array, context: AttentionContext) -> None:
+    """Raises ValueError unless the parts of a context fit each other and the tokens of a call."""
+    name = "Model.apply"
+    if context.prefix is not None and context.prefix_mask is None:
+        raise ValueError(f"{name}: context.prefix needs context.prefix_mask.")
+    if context.cache is not None and context.segments is not None:
+        raise ValueError(f"{name}: context.segments has no meaning with context.cache.")
+    if context.cache is not None and context.prompt_mask is not None:
+        raise ValueError(
+            f"{name}: context.prefix_mask without context.prefix has no meaning with context.cache."
+        )
+    if context.prompt_mask is None:
+        checks.check_shape(name, "context.mask", context.mask, tokens.shape)
+    else:
+        checks.check_rank(name, 2, prefix_mask=context.prompt_mask)
+        checks.check_rank(name, 3, mask=context.mask)
+        P, G, T = context.mask.shape
+        row = context.prompt_mask.shape[-1] + G * T
+        checks.check_shape(name, "tokens of prompts and responses", tokens, (P, 1, row))
+    checks.check_same_shape(name, mask=context.mask, segments=context.segments)
+
+
+def _write(cache: KV, own: KV, index: Array) -> KV:
+    """The cache with this call's keys and values at ``index``, one place for all rows or each."""
+    if jnp.ndim(index) == 0:
+        keys = jax.lax.dynamic_update_slice_in_dim(cache.keys, own.keys, index, axis=-1)
+        values = jax.lax.dynamic_update_slice_in_dim(cache.values, own.values, index, axis=-2)
+        return KV(keys, values)
+
+    def row(c: KV, o: KV, i: Array) -> KV:
+        return _write(c, o, i)
+
+    # One scatter to distinct places, done where the cache lies.
+    return jax.vmap(jax.vmap(row))(cache, own, index)
+
+
+def context_attention(
+    query: Array, own: KV, context: AttentionContext, layer: int
+) -> tuple[Array, KV]:
+    """Attention of this call's tokens to prefix, cache and each other.
+
+    With prompts in the rows of the call, G is 1 and T the tokens of a whole row.
+
+    Args:
+      query: ``[P, G, T, Hq, d]``, rotary embedding applied, not scaled.
+      own: Keys ``[P, G, Hk, d, T]`` and values ``[P, G, Hk, T, d]`` of this call.
+      context: What else there is to attend to.
+      layer: Which layer's prefix and cache to read.
+
+    Returns:
+      Outputs ``[P, G, T, Hq, d]`` in the query's dtype, and the KV to hand on: the updated cache,
+      or ``own``.
+    """
+    if context.prompt_mask is not None:
+        return _behind_prompts(query, own, context, context.prompt_mask), own
+    last = jnp.arange(query.shape[2])
+    if context.cache is None:
+        kv, kept = own, context.mask
+    else:
+        kv, kept = _write(context.cache[layer], own, context.index), None
+        last = jnp.asarray(context.index)[..., None] + last
+    prefix = None if context.prefix is None else context.prefix[layer]
+    sets = {"kept": kept, "segments": context.segments, "prefix": prefix}
+    return attend(query, kv, last, **sets, prefix_kept=context.prefix_mask), kv
+
+
+def _behind_prompts(query: Array, own: KV, context: AttentionContext, prompt_mask: Array) -> Array:
+    """Attention in rows of a prompt and the responses to it, ``[P, 1, Lp + G T]``."""
+    (P, G, T), length = context.mask.shape, prompt_mask.shape[-1]
+
+    def responses(x: Array, axis: int) -> Array:
+        """``[P, 1, ..., Lp + G T, ...]`` as ``[P, G, ..., T, ...]``."""
+        x = jax.lax.slice_in_dim(x[:, 0], length, None, axis=axis)
+        axis += x.ndim
+        x = x.reshape(*x.shape[:axis], G, T, *x.shape[axis + 1 :])
+        return jnp.moveaxis(x, axis, 1)
+
+    prompts = KV(own.keys[..., :length], own.values[..., :length, :])
+    before = attend(query[:, :, :length], prompts, jnp.arange(length), kept=prompt_mask[:, None])
+    after = attend(
+        responses(query, -3),
+        KV(responses(own.keys, -1), responses(own.values, -2)),
+        jnp.arange(T),
+        kept=context.mask,
+        segments=context.segments,
+        prefix=KV(prompts.keys[:, 0], prompts.values[:, 0]),
+        prefix_kept=prompt_mask,
+    )
+    after = after.reshape(P, 1, G * T, *after.shape[3:])
+    return jnp.concatenate([before, after], axis=2)

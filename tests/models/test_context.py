@@ -1,0 +1,85 @@
+"""What a call may attend to: prompts in its own rows, and contexts that make no sense."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.models import KV, AttentionContext
+from jaxrl_llm.models.context import check_context, context_attention
+from jaxrl_llm.testing import tiny_model
+
+P, G, T, LENGTH = 2, 3, 4, 5
+
+
+def draw(seed, *shape):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+@pytest.mark.parametrize("segmented", [False, True])
+def test_prompts_in_the_rows_are_the_prefix_of_their_responses(segmented):
+    heads, kv_heads, d = 4, 2, 8
+    kept = jnp.arange(LENGTH) < jnp.array([[5], [2]])
+    mask = jnp.ones((P, G, T), bool).at[0, 1, 3].set(False)
+    segments = jnp.broadcast_to(jnp.array([0, 0, 1, 1]), mask.shape) if segmented else None
+    prompts = KV(draw(1, P, kv_heads, d, LENGTH), draw(2, P, kv_heads, LENGTH, d))
+    own = KV(draw(3, P, G, kv_heads, d, T), draw(4, P, G, kv_heads, T, d))
+    query_of_prompts, query = draw(5, P, 1, LENGTH, heads, d), draw(6, P, G, T, heads, d)
+
+    def apart(query, kv, mask, **parts):
+        return context_attention(query, kv, AttentionContext(mask, **parts), 0)[0]
+
+    before = apart(query_of_prompts, KV(*(x[:, None] for x in prompts)), kept[:, None])
+    after = apart(query, own, mask, prefix=(prompts,), prefix_mask=kept, segments=segments)
+    want = jnp.concatenate([before, after.reshape(P, 1, G * T, heads, d)], axis=2)
+
+    keys = jnp.moveaxis(own.keys, 1, -2).reshape(P, kv_heads, d, G * T)
+    values = jnp.moveaxis(own.values, 1, 2).reshape(P, kv_heads, G * T, d)
+    rows = KV(
+        jnp.concatenate([prompts.keys, keys], -1)[:, None],
+        jnp.concatenate([prompts.values, values], -2)[:, None],
+    )
+    queries = jnp.concatenate([query_of_prompts, query.reshape(P, 1, G * T, heads, d)], axis=2)
+    context = AttentionContext(mask, prefix_mask=kept, segments=segments)
+    got, kv = context_attention(queries, rows, context, 0)
+    np.testing.assert_allclose(got, want, atol=1e-6)
+    assert kv is rows
+
+
+CACHE = (KV(jnp.ones((P, G, 1, 4, 3)), jnp.ones((P, G, 1, 3, 4))),)
+MASK = jnp.ones((P, G, T), bool)
+PREFIX_MASK = jnp.ones((P, LENGTH), bool)
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"prefix": CACHE}, "context.prefix needs context.prefix_mask"),
+        (
+            {"cache": CACHE, "segments": jnp.zeros((P, G, T), int)},
+            "context.segments has no meaning with context.cache",
+        ),
+        (
+            {"cache": CACHE, "prefix_mask": PREFIX_MASK},
+            "context.prefix_mask without context.prefix has no meaning with context.cache",
+        ),
+        ({"prefix_mask": PREFIX_MASK}, r"prompts and responses must have shape \(2, 1, 17\)"),
+        ({"prefix_mask": PREFIX_MASK[0]}, "prefix_mask must have 2 axes"),
+        ({"mask": MASK[:, :1]}, r"context.mask must have shape \(2, 3, 4\)"),
+        ({"segments": jnp.zeros((P, G, 1), int)}, "these must have one shape"),
+    ],
+)
+def test_a_context_that_does_not_fit_is_named(parts, message):
+    context = AttentionContext(**{"mask": MASK} | parts)
+    with pytest.raises(ValueError, match=f"Model.apply: .*{message}"):
+        check_context(jnp.ones((P, G, T), int), context)
+
+
+def test_the_decoder_checks_its_context():
+    model, params = tiny_model(num_layers=1)
+    tokens = jnp.ones((P, 1, LENGTH + G * T), int)
+    context = AttentionContext(MASK, prefix_mask=PREFIX_MASK)
+    hidden, kv = model.apply(params, tokens, tokens, context)
+    assert hidden.shape == (*tokens.shape, model.config.width)
+    assert kv[0].values.shape[-2] == tokens.shape[-1]
+    with pytest.raises(ValueError, match="prompts and responses must have shape"):
+        model.apply(params, tokens[..., 1:], tokens[..., 1:], context)
