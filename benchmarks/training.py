@@ -11,7 +11,8 @@
 - remat: temporary memory and seconds of a step (2 prompts x 8, 192 + 64) by what is kept of a
   layer, and `product_share`: its useful operations a second, recomputation not counted, in parts of
   those of one matrix product of the model, measured in turns with it.
-- devices: the same step on one device and on eight fake ones that share its processor.
+- devices: the same step on one device and on eight fake ones that share its processor, one prompt
+  each, by the tokens that a device has. What is communicated does not grow with them.
 
 Steps are those of SmolLM2-135M in float32 with AdamW; `devices` has eight of its thirty layers.
 """
@@ -176,35 +177,49 @@ def remat(tiny: bool, rounds: int) -> dict[str, Any]:
 def devices(tiny: bool, rounds: int) -> dict[str, Any]:
     """The same step on one device and on eight that share its processor, each in a process."""
     layouts = {"one": {}, "data": {"data": DEVICES}, "fsdp": {"fsdp": DEVICES}}
-    seconds = {}
-    for name, layout in layouts.items():
-        count = DEVICES if layout else 1
-        flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}"
-        request = {"layout": layout, "tiny": tiny, "rounds": rounds}
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.training", "--child", json.dumps(request)],
-            env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
-            cwd=harness.ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
-        seconds[name] = json.loads(done.stdout.splitlines()[-1])
-    one = seconds["one"]["median"]
-    return {
-        "devices": DEVICES,
-        "seconds": seconds,
-        "time_of_one": {k: rounded(v["median"] / one) for k, v in seconds.items() if k != "one"},
-    }
+    found = {}
+    for rollouts, lengths in ((2, (8, 4)),) if tiny else ((4, (64, 64)), (8, (192, 64))):
+        size = {"rollouts": rollouts, "lengths": lengths}
+        seconds = {
+            name: _in_a_process(layout, tiny=tiny, rounds=rounds, **size)
+            for name, layout in layouts.items()
+        }
+        one = seconds["one"]["median"]
+        tokens = lengths[0] + rollouts * lengths[1]  # one prompt a device
+        found[str(tokens)] = {
+            "rollouts": rollouts,
+            "tokens": list(lengths),
+            "seconds": seconds,
+            "time_of_one": {
+                name: rounded(timed["median"] / one)
+                for name, timed in seconds.items()
+                if name != "one"
+            },
+        }
+    return {"devices": DEVICES, "tokens_of_a_device": found}
 
 
-def _child(layout: dict[str, Any], tiny: bool, rounds: int) -> None:
+def _in_a_process(layout: dict[str, int], **request) -> dict[str, Any]:
+    """Seconds of a layout, from a process with as many devices."""
+    count = DEVICES if layout else 1
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={count}"
+    child = json.dumps({"layout": layout} | request)
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.training", "--child", child],
+        env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
+        cwd=harness.ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _child(layout: dict[str, int], tiny: bool, rounds: int, rollouts: int, lengths) -> None:
     """Times one layout and prints its seconds."""
-    config, lengths = tiny_config(), (8, 4)
-    if not tiny:
-        config, lengths = dataclasses.replace(SMOLLM2, num_layers=8), (64, 64)
+    config = tiny_config() if tiny else dataclasses.replace(SMOLLM2, num_layers=8)
     mesh = jr.train.make_mesh(**layout)
-    run, _ = _step(config, DEVICES, 4, lengths, mesh=mesh)
+    run, _ = _step(config, DEVICES, rollouts, lengths, mesh=mesh)
     print(json.dumps(harness.summary(in_turns(rounds, {"devices": run})["devices"].seconds)))
 
 

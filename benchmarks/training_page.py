@@ -108,9 +108,13 @@ def _alone(result: Mapping[str, Any]) -> str:
                 "product"
             )
             rows.append((what, found))
-    if devices := result["ours"].get("devices"):
-        times = " and ".join(f"{x:.2f} ({name})" for name, x in devices["time_of_one"].items())
-        what = f"a step on {devices['devices']} devices that share the processor of one"
+    devices = result["ours"].get("devices", {})
+    for tokens, case in devices.get("tokens_of_a_device", {}).items():
+        times = " and ".join(f"{x:.2f} ({name})" for name, x in case["time_of_one"].items())
+        what = (
+            f"a step on {devices['devices']} devices that share the processor of one, {tokens} "
+            "tokens each"
+        )
         rows.append((what, f"{times} times as long as on one"))
     work = result["workload"]
     title = (

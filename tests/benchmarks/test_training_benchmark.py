@@ -25,7 +25,8 @@ def test_steps_by_group_policy_and_devices(capfd):
     assert len(found["growth"]["doubling"]) == 3
     assert set(found["remat"]) >= {"none", "dots", "full"}
     assert found["remat"]["full"]["product_share"] > 0
-    assert set(found["devices"]["time_of_one"]) == {"data", "fsdp"}
+    (case,) = found["devices"]["tokens_of_a_device"].values()
+    assert set(case["time_of_one"]) == {"data", "fsdp"}
 
 
 def test_a_part_is_saved_beside_the_others(capfd, monkeypatch, tmp_path):
