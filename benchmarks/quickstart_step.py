@@ -1,22 +1,22 @@
-"""Seconds of a step of the quickstart, now and at an earlier commit, in turns.
+"""Seconds of a step of the quickstart: at an earlier commit, now, and with a tuned glibc, in turns.
 
     python -m benchmarks.quickstart_step --before COMMIT --save
 
 Each turn trains a few steps with each version in a process of its own, without evaluation and
 checkpoints between steps. The first two steps, which compile, do not count. Options that follow go
-to both commands, such as --model FILE.
+to all commands, such as --model FILE. `kept` is the present version in an environment in which
+glibc leaves freed memory with the process.
 """
 
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks import harness
 from benchmarks.worker import jax_device_name, package_versions
@@ -28,16 +28,38 @@ PARTS = {
     "train": ("seconds_train", "seconds_step"),
 }
 COMPILES = 2
+# No block is unmapped when it is freed, whatever thread it belongs to.
+KEEPS_MEMORY = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": str(2**40),
+}
 
 
-def steps(checkout: Path, folder: Path, count: int, extra: Sequence[str]) -> list[dict[str, float]]:
-    """Seconds of each step that counts of a run of ``checkout``, by part."""
+class Run(NamedTuple):
+    """What one process measured.
+
+    Attributes:
+      rows: Seconds of each step that counts, by part.
+      peak_memory_bytes: Of the process.
+    """
+
+    rows: list[dict[str, float]]
+    peak_memory_bytes: int
+
+
+def run(checkout: Path, folder: Path, count: int, extra: Sequence[str], settings) -> Run:
+    """A few steps of the quickstart of ``checkout``, in an environment with these settings."""
     command = [sys.executable, "-m", "jaxrl_llm", "train", CONFIG, "--steps", str(count)]
     command += ["--run-dir", str(folder), "--evaluation.no-enabled", "--checkpoint.every", "0"]
-    environment = os.environ | {"PYTHONPATH": str(checkout)}
-    subprocess.run([*command, *extra], cwd=checkout, env=environment, stdout=sys.stderr, check=True)
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [seconds(row) for row in rows if "loss" in row][COMPILES:]
+    environment = os.environ | {"PYTHONPATH": str(checkout)} | settings
+    process = subprocess.Popen([*command, *extra], cwd=checkout, env=environment, stdout=sys.stderr)
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"quickstart_step.py: a run of {checkout} ended with status {status}.")
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    rows = [seconds(row) for row in map(json.loads, lines) if "loss" in row]
+    return Run(rows[COMPILES:], usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024))
 
 
 def seconds(row: dict[str, Any]) -> dict[str, float]:
@@ -55,41 +77,44 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--save", action="store_true", help="write benchmarks/results")
     options, extra = parser.parse_known_args(argv)
-    found: dict[str, list[dict[str, float]]] = {"before": [], "after": []}
+    found: dict[str, list[Run]] = {"before": [], "after": [], "kept": []}
     with tempfile.TemporaryDirectory() as folder:
         old = Path(folder) / "before"
         tree = ["git", "-C", str(harness.ROOT), "worktree"]
         subprocess.run([*tree, "add", "--detach", str(old), options.before], check=True)
         try:
             for turn in range(options.turns):
-                for name, checkout in (("before", old), ("after", harness.ROOT)):
-                    run_dir = Path(folder) / f"{name}{turn}"
-                    found[name] += steps(checkout, run_dir, options.steps, extra)
+                for name, runs in found.items():
+                    checkout = old if name == "before" else harness.ROOT
+                    settings = KEEPS_MEMORY if name == "kept" else {}
+                    given = (Path(folder) / f"{name}{turn}", options.steps, extra, settings)
+                    runs.append(run(checkout, *given))
         finally:
             subprocess.run([*tree, "remove", "--force", str(old)], check=True)
-    figures = {
-        name: {part: harness.summary([row[part] for row in rows]) for part in rows[0]}
-        for name, rows in found.items()
-    }
-    factor = {
-        part: float(f"{_median(found['before'], part) / _median(found['after'], part):.3g}")
-        for part in found["after"][0]
-    }
+    sides = {name: _side(runs) for name, runs in found.items()}
+    middle = {name: {k: v["median"] for k, v in s["seconds"].items()} for name, s in sides.items()}
+    factor = {k: float(f"{middle['before'][k] / x:.3g}") for k, x in middle["after"].items()}
     result = {
         "name": "quickstart_step",
         "workload": {"config": CONFIG, "steps": options.steps, "turns": options.turns},
         "device": jax_device_name(),
         "versions": {"ours": package_versions(("jax", "jaxlib", "jaxrl_llm"))},
         "commit": harness.commit(),
-        "before": {"commit": options.before, "seconds": figures["before"]},
-        "ours": {"seconds": figures["after"]},
+        "before": {"commit": options.before} | sides["before"],
+        "ours": sides["after"],
+        "kept": {"environment": KEEPS_MEMORY} | sides["kept"],
         "factor": factor,
     }
     harness.finish(result, to_file=options.save)
 
 
-def _median(rows: Sequence[dict[str, float]], part: str) -> float:
-    return statistics.median(row[part] for row in rows)
+def _side(runs: Sequence[Run]) -> dict[str, Any]:
+    """Seconds by part over all turns, and the largest process."""
+    rows = [row for one in runs for row in one.rows]
+    return {
+        "seconds": {part: harness.summary([row[part] for row in rows]) for part in rows[0]},
+        "peak_memory_bytes": max(one.peak_memory_bytes for one in runs),
+    }
 
 
 if __name__ == "__main__":

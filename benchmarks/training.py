@@ -10,7 +10,7 @@
 - growth: a step with one prompt of 1,024 tokens and G responses of 64, as G doubles.
 - remat: temporary memory and seconds of a step (2 prompts x 8, 192 + 64) by what is kept of a
   layer, and `product_share`: its useful operations a second, recomputation not counted, in parts of
-  those of one matrix product of the model, measured in turns with it.
+  those of the model's largest matrix products, measured in turns with it.
 - devices: the same step on one device and on eight fake ones that share its processor, one prompt
   each, by the tokens that a device has. What is communicated does not grow with them.
 
@@ -151,14 +151,18 @@ def remat(tiny: bool, rounds: int) -> dict[str, Any]:
     size = model_size(jr.models.make_model(config))
     assert size is not None, "the built-in decoder says its size"
     flops = train_flops([lengths[0]] * rows[0], np.full(rows, lengths[1]), size=size)
-    x, w = jnp.ones((tokens, config.width)), jnp.ones((config.width, config.mlp_width))
-    count = 16
-    product = jax.jit(lambda x, w: [(x * (1 + i / 64)) @ w for i in range(count)])
-    operations = 2 * count * x.size * w.shape[1]
+    keys = jax.random.split(jax.random.key(0), 3)
+    x = jax.random.normal(keys[0], (tokens, config.width))
+    up = jax.random.normal(keys[1], (config.width, config.mlp_width)) * config.width**-0.5
+    down = jax.random.normal(keys[2], up.shape[::-1]) * config.mlp_width**-0.5
+    pairs = 8
+    # One after the other, so that no result is written to memory that the system has to find first.
+    product = jax.jit(lambda x: functools.reduce(lambda x, _: x @ up @ down, range(pairs), x))
+    operations = 2 * 2 * pairs * x.size * up.shape[1]
     cases, products = {}, []
     for kept in ("none", "dots", "full"):
         run, memory = _step(config, *rows, lengths, remat=kept)
-        timed = in_turns(rounds, {f"remat {kept}": run, "product": lambda: product(x, w)})
+        timed = in_turns(rounds, {f"remat {kept}": run, "product": lambda: product(x)})
         cases[kept] = (timed[f"remat {kept}"], memory)
         products += timed["product"].seconds
         del run
@@ -215,7 +219,7 @@ def _in_a_process(layout: dict[str, int], **request) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def _child(layout: dict[str, int], tiny: bool, rounds: int, rollouts: int, lengths) -> None:
+def _child(layout: dict[str, Any], tiny: bool, rounds: int, rollouts: int, lengths) -> None:
     """Times one layout and prints its seconds."""
     config = tiny_config() if tiny else dataclasses.replace(SMOLLM2, num_layers=8)
     mesh = jr.train.make_mesh(**layout)

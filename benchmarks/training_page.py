@@ -57,22 +57,26 @@ def _beside_peers(result: Mapping[str, Any]) -> str:
 
 
 def _quickstart(result: Mapping[str, Any]) -> str:
-    before, ours, factor = result["before"], result["ours"], result["factor"]
+    before, ours, kept, factor = (result[k] for k in ("before", "ours", "kept", "factor"))
     rows = [
         (
             part,
             spread(before["seconds"][part]),
             spread(ours["seconds"][part]),
             f"{factor[part]:.2f}",
+            spread(kept["seconds"][part]),
         )
         for part in ("whole", "sample", "train")
     ]
+    memory = [f"{side['peak_memory_bytes'] / 1e9:.2f}" for side in (before, ours, kept)]
+    rows.append(("peak memory, GB", memory[0], memory[1], "", memory[2]))
     title = (
         f"A step of `configs/quickstart.py`, {result['device']}, beside commit "
         f"{before['commit'][:7]}, which had neither the rollout engine nor what this page tells "
-        "(`python -m benchmarks.quickstart_step`):"
+        "(`python -m benchmarks.quickstart_step`); the last column is the present version with the "
+        "environment of [freed memory](#freed-memory):"
     )
-    return pages.table(title, ("seconds", "before", "now", "factor"), rows)
+    return pages.table(title, ("seconds", "before", "now", "factor", "freed memory kept"), rows)
 
 
 def _alone(result: Mapping[str, Any]) -> str:
@@ -104,8 +108,8 @@ def _alone(result: Mapping[str, Any]) -> str:
             )
             found = (
                 f"{spread(case['seconds'])} s, {case['temporary_bytes'] / 1e9:.2f} GB of temporary "
-                f"memory, {case['product_share']:.0%} of the operations a second of one matrix "
-                "product"
+                f"memory, {case['product_share']:.0%} of the operations a second of the "
+                "model's largest matrix products"
             )
             rows.append((what, found))
     devices = result["ours"].get("devices", {})

@@ -49,3 +49,10 @@ def test_a_step_of_either_version_has_the_same_parts():
     new = {"seconds_sample": 2.0, "seconds_train": 3.0, "seconds_wait": 2.5, "seconds_score": 1.0}
     assert quickstart_step.seconds(old) == {"sample": 2.0, "train": 5.0, "whole": 7.5}
     assert quickstart_step.seconds(new) == {"sample": 2.0, "train": 3.0, "whole": 6.5}
+
+
+def test_runs_of_a_version_are_summed_up():
+    one, two = ([{"whole": 1.0}, {"whole": 3.0}], 10), ([{"whole": 2.5}], 30)
+    side = quickstart_step._side([quickstart_step.Run(*one), quickstart_step.Run(*two)])
+    assert side["seconds"]["whole"] == {"median": 2.5, "min": 1.0, "max": 3.0}
+    assert side["peak_memory_bytes"] == 30

@@ -3,7 +3,7 @@
 import re
 
 import jaxrl_llm as jr
-from benchmarks import training_page
+from benchmarks import quickstart_step, training_page
 from jaxrl_llm.train.config import TrainConfig
 
 TEXT = training_page.PAGE.read_text()
@@ -24,6 +24,11 @@ NAMES = {
     "mesh": "MeshConfig",
     "report": "ReportConfig",
 }
+
+
+def test_settings_of_glibc_are_those_that_were_measured():
+    for name, value in quickstart_step.KEEPS_MEMORY.items():
+        assert f"{name}={value}" in TEXT
 
 
 def test_measured_part_is_current():
