@@ -473,8 +473,8 @@ def test_a_model_that_mixes_up_the_responses_of_a_row_is_caught(monkeypatch):
     def careless(params, batch, *, statistics):
         return scored(params, batch, statistics=statistics)
 
-    def without(segments, **parts):
-        return AttentionContext(**parts)
+    def without(*parts, segments):
+        return AttentionContext(*parts)
 
     monkeypatch.setattr(model_checks, "score_batch", careless)
     monkeypatch.setattr(sys.modules["jaxrl_llm.train.score"], "AttentionContext", without)
