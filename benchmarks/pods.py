@@ -69,6 +69,7 @@ def measure(config, *, layers: int, prompt_length: int, compiled: bool = True) -
     )
     found = {
         "layers": layers,
+        "prompt_length": prompt_length,
         "devices": mesh.size,
         "mesh": dict(mesh.shape),
         "parameters": sum(math.prod(x.shape) for x in jax.tree.leaves(state.params)),

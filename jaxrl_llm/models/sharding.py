@@ -83,6 +83,39 @@ def param_shardings(params: ArrayTree, mesh: Mesh, rules=RULES) -> ArrayTree:
     )
 
 
+def update_spec(path: str, shape: tuple[int, ...], mesh: Mesh, rules=RULES) -> P:
+    """The partition of a gradient, and of what an optimizer keeps of a parameter.
+
+    That of the parameter, split over ``data`` as well along the first axis that allows it, so no
+    two devices make the same part of an update. Vectors stay as they are.
+
+    Args:
+      path: Where it stands: the end of the parameter's own path.
+      shape: Its shape.
+      mesh: The mesh.
+      rules: Logical axis -> mesh axis.
+
+    References:
+      ZeRO, stage 1 (arXiv:1910.02054).
+    """
+    spec = param_spec(path, shape, mesh, rules)
+    sizes = dict(mesh.shape)
+    if sizes.get("data", 1) == 1 or len(shape) < 2:
+        return spec
+    names = [*spec, *(None,) * (len(shape) - len(spec))]
+    for i, (size, axis) in enumerate(zip(shape, names, strict=True)):
+        if size % (sizes["data"] * sizes.get(axis, 1)) == 0:
+            return P(*names[:i], (axis, "data") if axis else "data", *names[i + 1 :])
+    return spec
+
+
+def update_shardings(tree: ArrayTree, mesh: Mesh, rules=RULES) -> ArrayTree:
+    """A ``NamedSharding`` for each leaf of gradients or of an optimizer's state."""
+    return trees.map_with_path(
+        lambda path, x: NamedSharding(mesh, update_spec(path, x.shape, mesh, rules)), tree
+    )
+
+
 def batch_spec(mesh: Mesh) -> P:
     """The partition of a batch: its prompts over the axes ``data`` and ``fsdp``."""
     axes = tuple(a for a in ("data", "fsdp") if a in mesh.axis_names)
@@ -134,6 +167,19 @@ def keep_apart(x: Array) -> Array:
     if not axes or x.shape[0] % math.prod(axes.values()):
         return x
     return jax.lax.with_sharding_constraint(x, P(tuple(axes)))
+
+
+def spread_update(grads: ArrayTree) -> ArrayTree:
+    """Gradients on the devices that make their part of the update, inside `on_mesh`.
+
+    A device then gets the sum of its part alone, and what it adds to the parameters is gathered.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if dict(mesh.shape).get("data", 1) == 1:
+        return grads
+    return trees.map_with_path(
+        lambda path, x: jax.lax.with_sharding_constraint(x, update_spec(path, x.shape, mesh)), grads
+    )
 
 
 def shard(tree: ArrayTree, shardings: ArrayTree) -> ArrayTree:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_llm.core.axes import ArrayTree
-from jaxrl_llm.models.sharding import batch_sharding, param_shardings
+from jaxrl_llm.models.sharding import batch_sharding, param_shardings, update_shardings
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.train.state import TrainState, init_state
 
@@ -32,7 +32,7 @@ def abstract_state(
 
     Returns:
       A state of ``jax.ShapeDtypeStruct``, laid out as :func:`~jaxrl_llm.train.init_state` lays out
-      arrays: what an optimizer keeps of a parameter is split as the parameter is.
+      arrays: what an optimizer keeps of a parameter is split as it is, and over ``data`` too.
 
     Example:
       >>> import optax
@@ -46,7 +46,15 @@ def abstract_state(
         init_state, optimizer=optimizer, recipe=recipe, key=jax.random.key(0), copy=False, **options
     )
     state = jax.eval_shape(lambda params: make(params), params)
-    return state if mesh is None else _placed(state, param_shardings(state, mesh))
+    if mesh is None:
+        return state
+    shardings = param_shardings(state, mesh)._replace(
+        opt_state=update_shardings(state.opt_state, mesh)
+    )
+    if state.critic:
+        own = update_shardings(state.critic.opt_state, mesh)
+        shardings = shardings._replace(critic=shardings.critic._replace(opt_state=own))
+    return _placed(state, shardings)
 
 
 def abstract_batch(

@@ -85,8 +85,11 @@ def knobs(config: TrainConfig) -> Iterator[tuple[str, TrainConfig]]:
         slots = dataclasses.replace(sampling, slots=count // 2)
         changes.append((f"--sampling.slots {count // 2}", {"sampling": slots}))
     if config.mesh.fsdp == 1 and jax.device_count() > 1:
-        mesh = dataclasses.replace(config.mesh, data=1, fsdp=-1)
-        changes.append(("--mesh.fsdp -1", {"mesh": mesh}))
+        if config.mesh.data == 1:
+            spread = dataclasses.replace(config.mesh, data=-1)
+            changes.append(("--mesh.data -1", {"mesh": spread}))
+        split = dataclasses.replace(config.mesh, data=1, fsdp=-1)
+        changes.append(("--mesh.fsdp -1", {"mesh": split}))
     if isinstance(config.model, str) and config.dtype == "float32":
         changes.append(("--dtype bfloat16", {"dtype": "bfloat16"}))
     if config.optimizer.moment_dtype == "float32":

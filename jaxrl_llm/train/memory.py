@@ -2,7 +2,7 @@
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -30,12 +30,15 @@ class Batch(NamedTuple):
     length: int
 
 
-def tree_bytes(tree: ArrayTree, mesh: Mapping[str, int] | None = None) -> int:
+def tree_bytes(
+    tree: ArrayTree, mesh: Mapping[str, int] | None = None, *, spec: Callable = param_spec
+) -> int:
     """Bytes of arrays, or of their shapes, on one device of a mesh.
 
     Args:
       tree: Parameters, or an optimizer's state whose paths end as theirs do.
       mesh: Sizes of the mesh axes; they need not be those of devices that are there.
+      spec: How a leaf is split: ``param_spec``, or ``update_spec`` of gradients and optimizers.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -48,8 +51,8 @@ def tree_bytes(tree: ArrayTree, mesh: Mapping[str, int] | None = None) -> int:
     there = jax.sharding.AbstractMesh(tuple(sizes.values()), AXES)
 
     def one(path: str, x) -> int:
-        parts = math.prod(sizes[axis] for axis in param_spec(path, x.shape, there) if axis)
-        return x.size * x.dtype.itemsize // parts
+        axes = jax.tree.leaves(tuple(spec(path, x.shape, there)))  # one may be split over two
+        return x.size * x.dtype.itemsize // math.prod(sizes[axis] for axis in axes)
 
     arrays = [x for x in jax.tree_util.tree_leaves_with_path(tree) if hasattr(x[1], "shape")]
     return sum(one(trees.path_str(path), x) for path, x in arrays)

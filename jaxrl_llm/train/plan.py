@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.models.protocol import Model
+from jaxrl_llm.models.sharding import update_spec
 from jaxrl_llm.recipes import EvolutionRecipe
 from jaxrl_llm.train import memory
 from jaxrl_llm.train.config import TrainConfig, find_recipe
@@ -159,7 +160,7 @@ def _state_bytes(
     chosen = moving_only(recipe, make_optimizer(config.optimizer))
     optimizer = jax.eval_shape(chosen.init, moving)
     parts = {"weights": memory.tree_bytes(params, mesh)}
-    parts["optimizer"] = memory.tree_bytes(optimizer, mesh)
+    parts["optimizer"] = memory.tree_bytes(optimizer, mesh, spec=update_spec)
     if recipe.reference is not None:
         parts["reference"] = memory.tree_bytes(moving, mesh)
     elif "ref_logp" in recipe.needs and base is params:  # an adapter's reference is its base
@@ -169,7 +170,8 @@ def _state_bytes(
         critic = jax.eval_shape(lambda p: init_critic(model, p, heads=heads, key=key), base)
         own = jax.eval_shape(make_optimizer(config.critic).init, critic)
         copies = 1 if recipe.critic.target_rate is None else 2
-        parts["critic"] = copies * memory.tree_bytes(critic, mesh) + memory.tree_bytes(own, mesh)
+        parts["critic"] = copies * memory.tree_bytes(critic, mesh)
+        parts["critic"] += memory.tree_bytes(own, mesh, spec=update_spec)
     return parts
 
 
@@ -195,8 +197,7 @@ def _step_bytes(
     names = ("num_heads", "num_kv_heads", "mlp_width")
     local = dataclasses.replace(shape, **{k: max(getattr(shape, k) // split, 1) for k in names})
     half = jnp.dtype(shape.dtype).itemsize
-    gradients = memory.tree_bytes(moving, mesh)
-    parts = {"gradients": gradients * (2 if config.microbatches > 1 else 1)}
+    parts = {"gradients": _gradient_bytes(moving, mesh, config.microbatches)}
     parts["activations"] = memory.activation_bytes(
         local,
         batch,
@@ -213,6 +214,16 @@ def _step_bytes(
         table = memory.tree_bytes(ends, {"tensor": split})
         parts["weights gathered"] = (2 * layer + table) * half // 4 + table
     return parts
+
+
+def _gradient_bytes(moving: ArrayTree, mesh: dict[str, int], microbatches: int) -> int:
+    """Those of an update, and what is there before they are summed over ``data``."""
+    own = memory.tree_bytes(moving, mesh, spec=update_spec)
+    if microbatches > 1:
+        return own + memory.tree_bytes(moving, mesh)
+    leaves = jax.tree_util.tree_leaves_with_path(moving)
+    largest = max(memory.tree_bytes({trees.path_str(path): x}, mesh) for path, x in leaves)
+    return own + (largest if mesh["data"] > 1 else 0)
 
 
 def _casts(subject: Subject, mesh: dict[str, int]) -> int:

@@ -1,5 +1,6 @@
 """``TrainState``: everything that a resumed run needs, in one pytree."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -8,6 +9,7 @@ import optax
 
 from jaxrl_llm.core import processes
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.models.sharding import update_shardings
 from jaxrl_llm.train.critic import CriticState
 from jaxrl_llm.train.lora import Adapted, beside, trainable
 from jaxrl_llm.train.mesh import replicated
@@ -65,7 +67,7 @@ def init_state(
 ) -> TrainState:
     """The state before the first step.
 
-    The optimizer's state takes the sharding of the parameters, leaf by leaf.
+    The optimizer's state is split as the parameters are, leaf by leaf, and over ``data`` too.
 
     Args:
       params: Parameters of the model, already placed on the mesh if there is one. Of
@@ -94,13 +96,15 @@ def init_state(
     base = params.base if isinstance(params, Adapted) else ()
     params = trainable(params)
     rest = (recipe.init(), key, jnp.zeros((), jnp.int32))
-    opt_state = optimizer.init(params)
     _check_critic(recipe, critic, critic_optimizer)
+    if mesh is not None:
+        rest, critic = jax.tree.map(functools.partial(_place, replicated(mesh)), (rest, critic))
+    opt_state = _optimizer_state(optimizer, params, mesh)
     critic_state, anchor = (), ()
     if critic is not None and critic_optimizer is not None:
         target = critic if recipe.critic.target_rate is not None else ()
-        critic_state = CriticState(critic, critic_optimizer.init(critic), target)
-        critic_state = jax.tree.map(jnp.copy, critic_state)
+        own = _optimizer_state(critic_optimizer, critic, mesh)
+        critic_state = jax.tree.map(jnp.copy, CriticState(critic, own, target))
     if recipe.reference is not None:
         start = params if reference is None else trainable(reference)
         anchor = jax.tree.map(jnp.copy, start)
@@ -109,18 +113,25 @@ def init_state(
             f"init_state: recipe {recipe.name!r} keeps its reference frozen, so it is no part of "
             "the state; hand it to what computes ref_logp."
         )
-    if mesh is not None:
-        whole = replicated(mesh)
-
-        def place(x):
-            on_mesh = isinstance(x.sharding, jax.sharding.NamedSharding)
-            return x if on_mesh else processes.place(x, whole)
-
-        opt_state, rest, critic_state = jax.tree.map(place, (opt_state, rest, critic_state))
     algo_state, key, step = rest
     params = jax.tree.map(jnp.copy, params) if copy else params
     state = TrainState(params, opt_state, algo_state, key, step, data_cursor)
     return state._replace(critic=critic_state, reference=anchor, base=base)
+
+
+def _place(sharding: jax.sharding.NamedSharding, x: Array) -> Array:
+    """On a mesh; as it is where it is on one already."""
+    placed = isinstance(x.sharding, jax.sharding.NamedSharding)
+    return x if placed else processes.place(x, sharding)
+
+
+def _optimizer_state(
+    optimizer: optax.GradientTransformation, params: ArrayTree, mesh: jax.sharding.Mesh | None
+) -> ArrayTree:
+    if mesh is None:
+        return optimizer.init(params)
+    shardings = update_shardings(jax.eval_shape(optimizer.init, params), mesh)
+    return jax.jit(optimizer.init, out_shardings=shardings)(params)
 
 
 def _check_critic(recipe, critic, optimizer) -> None:

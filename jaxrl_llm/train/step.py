@@ -11,7 +11,7 @@ import optax
 from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.protocol import Model
-from jaxrl_llm.models.sharding import batch_shards, on_mesh
+from jaxrl_llm.models.sharding import batch_shards, on_mesh, spread_update
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.train import mesh as meshes
 from jaxrl_llm.train.critic import CriticState, average
@@ -225,11 +225,13 @@ def _gradients(loss: Callable, params: ArrayTree, batch: Batch, microbatches: in
 
     def add(total, part):
         (value, aux), grads = grad(params, part)
+        grads = spread_update(grads)
         added = jax.tree.map(lambda a, g: a + g.astype(jnp.float32), total[1], grads)
         return (total[0] + value, added), aux
 
     zeros = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), params)
-    (value, grads), aux = jax.lax.scan(add, (jnp.float32(0), zeros), split(batch, microbatches))
+    start = (jnp.float32(0), spread_update(zeros))
+    (value, grads), aux = jax.lax.scan(add, start, split(batch, microbatches))
     return value, join(aux), grads
 
 

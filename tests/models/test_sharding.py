@@ -5,7 +5,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from jaxrl_llm.models import batch_sharding, param_shapes, param_shardings
-from jaxrl_llm.models.sharding import LOGICAL, param_spec
+from jaxrl_llm.models.sharding import LOGICAL, param_spec, update_spec
 from jaxrl_llm.testing import tiny_model
 from jaxrl_llm.train import LoRAConfig, init_lora
 from jaxrl_llm.train.mesh import make_mesh
@@ -30,6 +30,31 @@ def mesh():
 )
 def test_rules(mesh, path, shape, spec):
     assert param_spec(path, shape, mesh) == PartitionSpec(*spec)
+
+
+@pytest.mark.parametrize(
+    ("path", "shape", "spec"),
+    [
+        # The axis of fsdp is split further, so what a device updates it also holds.
+        ("layers/0/mlp/up/kernel", (32, 64), (("fsdp", "data"), "tensor")),
+        ("1/mu/layers/0/mlp/down/kernel", (64, 32), (("tensor", "data"), "fsdp")),
+        ("embed/embedding", (262, 32), ("tensor", ("fsdp", "data"))),
+        ("embed/embedding", (259, 30), (None, "fsdp")),
+        ("embed/embedding", (260, 31), (("tensor", "data"), None)),
+        ("some/other/matrix", (31, 6), (None, "data")),
+        ("layers/0/mlp_norm/scale", (32,), ()),
+        ("count", (), ()),
+    ],
+)
+def test_rules_of_an_update(mesh, path, shape, spec):
+    assert update_spec(path, shape, mesh) == PartitionSpec(*spec)
+
+
+@pytest.mark.parametrize("shape", [(64, 32), (63, 32), (32,)])
+def test_without_an_axis_data_an_update_is_split_as_its_parameter(shape):
+    mesh = make_mesh(fsdp=4, tensor=2)
+    path = "layers/0/mlp/down/kernel"
+    assert update_spec(path, shape, mesh) == param_spec(path, shape, mesh)
 
 
 def test_every_matrix_of_a_model_has_a_rule(mesh):

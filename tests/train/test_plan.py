@@ -11,7 +11,13 @@ from tiny_run import tiny_run
 
 import jaxrl_llm as jr
 from jaxrl_llm.models import make_model, param_shapes
-from jaxrl_llm.models.sharding import param_shardings, shard
+from jaxrl_llm.models.sharding import (
+    param_shardings,
+    param_spec,
+    shard,
+    update_shardings,
+    update_spec,
+)
 from jaxrl_llm.testing import tiny_config, tiny_model
 from jaxrl_llm.train import (
     AsyncConfig,
@@ -131,9 +137,10 @@ def test_bytes_of_a_mesh_are_those_of_its_shards():
     mesh, params = make_mesh(**axes), tiny_model()[1]
     params = shard(params, param_shardings(params, mesh))
     state = make_optimizer(OptimizerConfig(moment_dtype="bfloat16")).init(params)
-    for tree in (params, state):
+    spread = shard(state, update_shardings(state, mesh))
+    for tree, spec in ((params, param_spec), (state, param_spec), (spread, update_spec)):
         held = [x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(tree)]
-        assert tree_bytes(tree, axes) == sum(held)
+        assert tree_bytes(tree, axes, spec=spec) == sum(held)
         assert tree_bytes(tree) == sum(x.nbytes for x in jax.tree.leaves(tree))
 
 
@@ -213,6 +220,11 @@ def test_what_a_plan_counts(plans):
     spread = plan(mesh=MeshConfig(fsdp=2), prompts_per_step=4)
     assert spread.step["activations"] == whole.step["activations"] / 2
     assert spread.state["weights"] < 0.6 * 4 * numbers and spread.step["weights gathered"] > 0
+    spread = plan(mesh=MeshConfig(data=2), prompts_per_step=4)
+    assert spread.state["weights"] == 4 * numbers
+    assert spread.state["optimizer"] < 0.6 * 8 * numbers
+    table = max(x.size for x in jax.tree.leaves(subject.params))
+    assert 4 * table < spread.step["gradients"] < 0.6 * 4 * numbers + 4 * table
     ahead = plan(asynchrony=AsyncConfig(max_staleness=1))
     assert ahead.together and ahead.sampling["weights of the sampler"] == 8 * numbers
     assert ahead.peak > whole.peak

@@ -1,5 +1,6 @@
 """Every split of eight devices over data, fsdp and tensor: the state is split, the step is one."""
 
+import dataclasses
 import itertools
 import math
 import re
@@ -13,7 +14,14 @@ from helpers import make_batch
 import jaxrl_llm as jr
 from jaxrl_llm.models.sharding import param_shardings, shard
 from jaxrl_llm.testing import tiny_model
-from jaxrl_llm.train import OptimizerConfig, init_state, make_mesh, make_optimizer, make_step
+from jaxrl_llm.train import (
+    OptimizerConfig,
+    init_critic,
+    init_state,
+    make_mesh,
+    make_optimizer,
+    make_step,
+)
 from jaxrl_llm.train.abstract import abstract_batch, abstract_state, device_bytes
 from jaxrl_llm.train.mesh import place_batch
 
@@ -63,7 +71,7 @@ def test_a_step_is_that_of_one_device(split, model, alone):
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_what_the_optimizer_keeps_is_split_as_the_parameters(split, model):
+def test_what_the_optimizer_keeps_is_a_part_of_the_parameters(split, model):
     mesh, optimizer = mesh_of(split), make_optimizer(OptimizerConfig(warmup_steps=2))
     state = state_on(mesh, optimizer, *model)
     (moments,) = [
@@ -72,11 +80,11 @@ def test_what_the_optimizer_keeps_is_split_as_the_parameters(split, model):
         if hasattr(x, "mu")
     ]
     for kept in (moments.mu, moments.nu):
-        jax.tree.map(lambda x, p: x.sharding == p.sharding or pytest.fail(), kept, state.params)
-    if split != (8, 1, 1):
-        kernel = moments.mu["layers"]["0"]["mlp"]["up"]["kernel"]
-        parts = math.prod(n for n in split[1:] if n > 1)
-        assert kernel.addressable_shards[0].data.size * parts == kernel.size
+        # Each device keeps what belongs to numbers that it holds, and all devices keep it all.
+        jax.tree.map(lies_within, kept, state.params)
+        kernel = kept["layers"]["0"]["mlp"]["up"]["kernel"]
+        assert kernel.addressable_shards[0].data.size * 8 == kernel.size
+        assert kernel.is_fully_replicated is False
     assert moments.count.sharding.is_fully_replicated
 
     shapes = abstract_state(jax.eval_shape(lambda: model[1]), optimizer, RECIPE, mesh=mesh)
@@ -86,6 +94,43 @@ def test_what_the_optimizer_keeps_is_split_as_the_parameters(split, model):
     for tree, real in ((shapes.params, state.params), (shapes.opt_state, state.opt_state)):
         held = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(real))
         assert device_bytes(tree) == device_bytes(real) == held
+
+
+def lies_within(part, whole):
+    """Fails unless each device's part of one array is inside its part of another."""
+    held = whole.sharding.devices_indices_map(whole.shape)
+    for device, index in part.sharding.devices_indices_map(part.shape).items():
+        for inner, outer, size in zip(index, held[device], part.shape, strict=True):
+            (a, b, _), (c, d, _) = inner.indices(size), outer.indices(size)
+            assert c <= a and b <= d
+
+
+def test_a_critic_has_an_optimizer_that_is_spread_too(model):
+    (network, params), mesh = model, mesh_of((4, 2, 1))
+    recipe, optimizer = jr.recipes.ppo_max(), optax.adamw(1e-3)
+    placed = shard(params, param_shardings(params, mesh))
+    critic = init_critic(network, placed, heads=recipe.critic.heads, key=jax.random.key(1))
+    options = {"critic_optimizer": optimizer, "key": jax.random.key(0), "mesh": mesh}
+    state = init_state(placed, optimizer, recipe, critic=critic, **options)
+    moments = state.critic.opt_state[0].mu["model"]["layers"]["0"]["mlp"]["up"]["kernel"]
+    assert moments.addressable_shards[0].data.size * 8 == moments.size
+    del options["key"]
+    shapes = abstract_state(
+        jax.eval_shape(lambda: params), optimizer, recipe, critic=critic, **options
+    )
+    for a, b in zip(jax.tree.leaves(shapes), jax.tree.leaves(state), strict=True):
+        assert a.sharding.is_equivalent_to(b.sharding, a.ndim)
+
+
+def test_with_data_alone_no_device_keeps_whole_gradients(model):
+    """Of a model whose tables are small beside its layers."""
+    config = dataclasses.replace(model[0].config, num_layers=8)
+    network, mesh, plain = jr.models.make_model(config), mesh_of((8, 1, 1)), optax.sgd(1.0)
+    shapes = jr.models.param_shapes(network)
+    batch = abstract_batch(8, 2, 2, prompt_length=2, mesh=mesh)
+    step = make_step(network, RECIPE, plain, mesh=mesh)
+    program = step.lower(abstract_state(shapes, plain, RECIPE, mesh=mesh), batch).compile()
+    assert program.memory_analysis().temp_size_in_bytes < 0.5 * device_bytes(shapes)
 
 
 def test_a_batch_of_shapes_is_split_over_its_prompts():
