@@ -17,7 +17,6 @@
 Steps are those of SmolLM2-135M in float32 with AdamW; `devices` has eight of its thirty layers.
 """
 
-import dataclasses
 import functools
 import json
 import os
@@ -221,7 +220,7 @@ def _in_a_process(layout: dict[str, int], **request) -> dict[str, Any]:
 
 def _child(layout: dict[str, Any], tiny: bool, rounds: int, rollouts: int, lengths) -> None:
     """Times one layout and prints its seconds."""
-    config = tiny_config() if tiny else dataclasses.replace(SMOLLM2, num_layers=8)
+    config = tiny_config() if tiny else SMOLLM2
     mesh = jr.train.make_mesh(**layout)
     run, _ = _step(config, DEVICES, rollouts, lengths, mesh=mesh)
     print(json.dumps(harness.summary(in_turns(rounds, {"devices": run})["devices"].seconds)))

@@ -277,7 +277,13 @@ def test_what_fits_and_which_option_helps(plans):
     text = str(error.value)
     assert "It does not fit" in text
     lines = [line for line in text.splitlines() if line.startswith("  --")]
-    known = ("microbatches 2", "microbatches 4", "max-new-tokens 32")
+    known = (
+        "microbatches 2",
+        "microbatches 4",
+        "max-new-tokens 32",
+        "mesh.data -1",
+        "mesh.fsdp -1",
+    )
     assert all(any(name in line for line in lines) for name in known), text
     assert "lora" not in text  # the activations decide, of which an adapter takes nothing away
     assert any(line.endswith("fits") for line in lines if "microbatches 4" in line)
