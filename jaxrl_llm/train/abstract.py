@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_llm.core.axes import ArrayTree
-from jaxrl_llm.models.sharding import batch_sharding, param_shardings, update_shardings
+from jaxrl_llm.models.sharding import batch_sharding, param_shardings
 from jaxrl_llm.recipes import Batch, Recipe
-from jaxrl_llm.train.state import TrainState, init_state
+from jaxrl_llm.train.state import TrainState, init_state, optimizer_shardings
 
 
 def abstract_state(
@@ -32,7 +32,7 @@ def abstract_state(
 
     Returns:
       A state of ``jax.ShapeDtypeStruct``, laid out as :func:`~jaxrl_llm.train.init_state` lays out
-      arrays: what an optimizer keeps of a parameter is split as it is, and over ``data`` too.
+      arrays.
 
     Example:
       >>> import optax
@@ -49,10 +49,10 @@ def abstract_state(
     if mesh is None:
         return state
     shardings = param_shardings(state, mesh)._replace(
-        opt_state=update_shardings(state.opt_state, mesh)
+        opt_state=optimizer_shardings(state.opt_state, recipe, mesh)
     )
     if state.critic:
-        own = update_shardings(state.critic.opt_state, mesh)
+        own = optimizer_shardings(state.critic.opt_state, recipe, mesh)
         shardings = shardings._replace(critic=shardings.critic._replace(opt_state=own))
     return _placed(state, shardings)
 

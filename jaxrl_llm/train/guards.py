@@ -6,7 +6,6 @@ import optax
 
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import Array, ArrayTree
-from jaxrl_llm.models.sharding import spread_update
 
 
 def keep(made: Array, new: ArrayTree, old: ArrayTree) -> ArrayTree:
@@ -55,7 +54,6 @@ def guarded_update(
       Parameters and state after it, and the metrics ``loss``, ``grad_norm``, ``update_norm`` (0 if
       there was none) and ``skipped`` (1 if there was none).
     """
-    grads = spread_update(grads)
     norm = trees.norm(grads)  # no number if any gradient is none
     made = jnp.isfinite(loss) & jnp.isfinite(norm) & sound
     if scale is not None:

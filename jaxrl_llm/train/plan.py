@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.models.protocol import Model
-from jaxrl_llm.models.sharding import update_spec
+from jaxrl_llm.models.sharding import param_spec, update_spec
 from jaxrl_llm.recipes import EvolutionRecipe
 from jaxrl_llm.train import memory
 from jaxrl_llm.train.config import TrainConfig, find_recipe
@@ -160,7 +160,8 @@ def _state_bytes(
     chosen = moving_only(recipe, make_optimizer(config.optimizer))
     optimizer = jax.eval_shape(chosen.init, moving)
     parts = {"weights": memory.tree_bytes(params, mesh)}
-    parts["optimizer"] = memory.tree_bytes(optimizer, mesh, spec=update_spec)
+    spec = param_spec if isinstance(recipe, EvolutionRecipe) else update_spec
+    parts["optimizer"] = memory.tree_bytes(optimizer, mesh, spec=spec)
     if recipe.reference is not None:
         parts["reference"] = memory.tree_bytes(moving, mesh)
     elif "ref_logp" in recipe.needs and base is params:  # an adapter's reference is its base

@@ -9,7 +9,8 @@ import optax
 
 from jaxrl_llm.core import processes
 from jaxrl_llm.core.axes import Array, ArrayTree
-from jaxrl_llm.models.sharding import update_shardings
+from jaxrl_llm.models.sharding import param_shardings, update_shardings
+from jaxrl_llm.recipes import EvolutionRecipe
 from jaxrl_llm.train.critic import CriticState
 from jaxrl_llm.train.lora import Adapted, beside, trainable
 from jaxrl_llm.train.mesh import replicated
@@ -67,7 +68,7 @@ def init_state(
 ) -> TrainState:
     """The state before the first step.
 
-    The optimizer's state is split as the parameters are, leaf by leaf, and over ``data`` too.
+    The optimizer's state is split as :func:`optimizer_shardings` says.
 
     Args:
       params: Parameters of the model, already placed on the mesh if there is one. Of
@@ -99,11 +100,11 @@ def init_state(
     _check_critic(recipe, critic, critic_optimizer)
     if mesh is not None:
         rest, critic = jax.tree.map(functools.partial(_place, replicated(mesh)), (rest, critic))
-    opt_state = _optimizer_state(optimizer, params, mesh)
+    opt_state = _optimizer_state(optimizer, params, recipe, mesh)
     critic_state, anchor = (), ()
     if critic is not None and critic_optimizer is not None:
         target = critic if recipe.critic.target_rate is not None else ()
-        own = _optimizer_state(critic_optimizer, critic, mesh)
+        own = _optimizer_state(critic_optimizer, critic, recipe, mesh)
         critic_state = jax.tree.map(jnp.copy, CriticState(critic, own, target))
     if recipe.reference is not None:
         start = params if reference is None else trainable(reference)
@@ -125,12 +126,22 @@ def _place(sharding: jax.sharding.NamedSharding, x: Array) -> Array:
     return x if placed else processes.place(x, sharding)
 
 
+def optimizer_shardings(opt_state: ArrayTree, recipe, mesh: jax.sharding.Mesh) -> ArrayTree:
+    """Where an optimizer's state lives on a mesh: as the parameters, and split over ``data`` too.
+
+    That of an evolution recipe is not: every device makes the whole update from the scores, and
+    nothing but numbers goes between them.
+    """
+    alone = isinstance(recipe, EvolutionRecipe)
+    return (param_shardings if alone else update_shardings)(opt_state, mesh)
+
+
 def _optimizer_state(
-    optimizer: optax.GradientTransformation, params: ArrayTree, mesh: jax.sharding.Mesh | None
+    optimizer: optax.GradientTransformation, params: ArrayTree, recipe, mesh
 ) -> ArrayTree:
     if mesh is None:
         return optimizer.init(params)
-    shardings = update_shardings(jax.eval_shape(optimizer.init, params), mesh)
+    shardings = optimizer_shardings(jax.eval_shape(optimizer.init, params), recipe, mesh)
     return jax.jit(optimizer.init, out_shardings=shardings)(params)
 
 

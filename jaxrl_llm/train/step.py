@@ -221,7 +221,7 @@ def _gradients(loss: Callable, params: ArrayTree, batch: Batch, microbatches: in
     grad = jax.value_and_grad(loss, has_aux=True)
     if microbatches == 1:
         (value, aux), grads = grad(params, batch)
-        return value, aux, trees.cast(grads, jnp.float32)
+        return value, aux, trees.cast(spread_update(grads), jnp.float32)
 
     def add(total, part):
         (value, aux), grads = grad(params, part)

@@ -135,6 +135,8 @@ def test_devices_change_nothing_and_exchange_numbers_alone(tiny, scores, sizes):
     placed = shard(params, param_shardings(params, mesh))
     step = make_evolution_step(RECIPE, optimizer, mesh=mesh)
     state = start(placed, RECIPE, optimizer, mesh=mesh)
+    for kept, own in zip(*map(jax.tree.leaves, (state.opt_state[0].mu, placed)), strict=True):
+        assert kept.sharding == own.sharding
     program = step.lower(state, batch_of(scores)).compile().as_text()
     state, _ = step(state, batch_of(scores))
     chex_close(state.params, expected.params)

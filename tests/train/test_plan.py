@@ -245,6 +245,9 @@ def test_evolution_keeps_no_activations_but_its_members(plans):
     _, subject, plan = plans
     sgd = OptimizerConfig(name="sgd", b1=0.0, max_grad_norm=None)
     given = {"recipe": "eggroll", "optimizer": sgd, "remat": "full"}
+    adam = {"recipe": "eggroll", "remat": "full", "prompts_per_step": 4}
+    spread = plan(**adam, mesh=MeshConfig(data=2)).state
+    assert spread == plan(**adam).state  # each device makes the whole update
     evolved = plan(**given, sampling=SamplingConfig(group_size=6, max_new_tokens=4))
     drawn = 2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 64)  # q and o, k and v, the MLP
     assert evolved.state["optimizer"] == 0
