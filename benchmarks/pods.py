@@ -5,9 +5,9 @@
 Nothing is allocated: the state and a batch are shapes with shardings, and XLA compiles for as many
 fake CPU devices as the mesh has. Printed as JSON, in bytes of one device: the state, which is
 exact, and what the compiled step takes besides, which is not: the CPU's compiler computes bfloat16
-products in float32 and keeps the gathered weights of every layer from the forward to the backward
-pass. `jaxrl-llm train --plan` counts what a TPU or GPU needs. The operations are those of one
-device; the loops over microbatches and blocks of the vocabulary count once.
+products in float32 and holds the gradients of all layers before it sums them over the devices.
+`jaxrl-llm train --plan` counts what a TPU or GPU needs. The operations are those of one device; the
+loops over microbatches and blocks of the vocabulary count once.
 """
 
 import argparse

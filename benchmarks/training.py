@@ -14,7 +14,7 @@
 - devices: the same step on one device and on eight fake ones that share its processor, one prompt
   each, by the tokens that a device has. What is communicated does not grow with them.
 
-Steps are those of SmolLM2-135M in float32 with AdamW; `devices` has eight of its thirty layers.
+Steps are those of SmolLM2-135M in float32 with AdamW.
 """
 
 import functools

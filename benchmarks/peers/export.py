@@ -4,14 +4,17 @@ import sys
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM
+import transformers
 
 
 def main(gguf: str, folder: str) -> None:
     """Dequantize with transformers and save in its own layout."""
     path = Path(gguf)
-    model = AutoModelForCausalLM.from_pretrained(
-        str(path.parent), gguf_file=path.name, dtype=torch.float32
+    options = {}
+    if hasattr(transformers, "GgufConfig"):  # where it would keep the weights quantized
+        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        str(path.parent), gguf_file=path.name, dtype=torch.float32, **options
     )
     model.save_pretrained(folder)
 

@@ -23,7 +23,9 @@ def _forward(x, kernel):
 def _backward(saved, dy):
     x, kernel = saved
     rows, d_rows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
-    return dy @ kernel.T, jax.lax.dot_general(rows, d_rows, (((0,), (0,)), ((), ())))
+    # Not by kernel.T, which devices that hold a part each would gather once more.
+    d_x = jax.lax.dot_general(dy, kernel, (((dy.ndim - 1,), (1,)), ((), ())))
+    return d_x, jax.lax.dot_general(rows, d_rows, (((0,), (0,)), ((), ())))
 
 
 project.defvjp(_forward, _backward)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.models.sharding import splits_weights
 
 _PRODUCT = "product"
 
@@ -68,9 +69,23 @@ def once(function: Callable, *args: Array, after: Array) -> ArrayTree:
     return jax.lax.cond(_always(jax.lax.stop_gradient(after)), function, never, *args)
 
 
+def gathered_late(weights: ArrayTree, *, after: Array) -> ArrayTree:
+    """Weights of a layer that devices gather when there is ``after``, and in each pass again.
+
+    Where a mesh splits weights, the compiler for CPUs gathers those of all layers before the first
+    one begins and keeps them until the backward pass: whole models, where parts were meant.
+    """
+    if jax.default_backend() != "cpu" or not splits_weights():
+        return weights
+    always = _always(jax.lax.stop_gradient(after))
+    return jax.tree.map(
+        lambda w: jnp.where(always, w, jnp.zeros_like(w)) if w.ndim > 1 else w, weights
+    )
+
+
 def _always(x: Array) -> Array:
     """True; the compiler cannot know it."""
-    first = x.ravel()[0].astype(jnp.float32)
+    first = x[(0,) * x.ndim].astype(jnp.float32)
     return (jax.lax.bitcast_convert_type(first, jnp.int32) & 1) < 2
 
 

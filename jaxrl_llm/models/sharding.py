@@ -90,10 +90,21 @@ def update_spec(path: str, shape: tuple[int, ...], mesh: Mesh, rules=RULES) -> P
     two devices make the same part of an update. Vectors stay as they are.
 
     Args:
-      path: Where it stands: the end of the parameter's own path.
+      path: Where it stands; its end is the parameter's own path.
       shape: Its shape.
       mesh: The mesh.
       rules: Logical axis -> mesh axis.
+
+    Returns:
+      A ``PartitionSpec``: that of :func:`param_spec` where ``data`` is 1, the leaf is a vector, or
+      no axis divides.
+
+    Example:
+      >>> mesh = jax.sharding.AbstractMesh((2, 4, 1), AXES)
+      >>> list(param_spec("layers/0/mlp/up/kernel", (64, 128), mesh))
+      ['fsdp', None]
+      >>> list(update_spec("layers/0/mlp/up/kernel", (64, 128), mesh))
+      [('fsdp', 'data'), None]
 
     References:
       ZeRO, stage 1 (arXiv:1910.02054).
@@ -110,7 +121,7 @@ def update_spec(path: str, shape: tuple[int, ...], mesh: Mesh, rules=RULES) -> P
 
 
 def update_shardings(tree: ArrayTree, mesh: Mesh, rules=RULES) -> ArrayTree:
-    """A ``NamedSharding`` for each leaf of gradients or of an optimizer's state."""
+    """A ``NamedSharding`` for each leaf of gradients or an optimizer's state, or of its shape."""
     return trees.map_with_path(
         lambda path, x: NamedSharding(mesh, update_spec(path, x.shape, mesh, rules)), tree
     )
@@ -155,6 +166,11 @@ def _batch_axes() -> dict[str, int]:
 def spreads_batch() -> bool:
     """Whether this is traced for a mesh that spreads a batch, which :func:`on_mesh` says."""
     return bool(_batch_axes())
+
+
+def splits_weights() -> bool:
+    """Whether this is traced, inside `on_mesh`, for a mesh whose devices gather weights."""
+    return dict(jax.sharding.get_abstract_mesh().shape).get("fsdp", 1) > 1
 
 
 def keep_apart(x: Array) -> Array:

@@ -17,7 +17,14 @@ from jaxrl_llm.models.norms import rms_norm
 from jaxrl_llm.models.products import project
 from jaxrl_llm.models.protocol import KV, AttentionContext, Model
 from jaxrl_llm.models.quantize import quantized_matmul
-from jaxrl_llm.models.remat import POLICIES, once, product, recomputed, rematerialized
+from jaxrl_llm.models.remat import (
+    POLICIES,
+    gathered_late,
+    once,
+    product,
+    recomputed,
+    rematerialized,
+)
 from jaxrl_llm.models.sharding import keep_apart
 
 
@@ -227,15 +234,16 @@ class Decoder(nnx.Module):
 
 def _run_block(block: Block, x, rotary, context, layer, delta, remat: str):
     """One block, recomputed in the backward pass as ``remat`` says."""
-    policy = POLICIES[remat]
-    if policy is None:
-        return block(x, rotary, context, layer, delta)
     graphdef, weights = nnx.split(block)
 
     def run(weights, x, rotary, context, delta):
-        return nnx.merge(graphdef, weights)(x, rotary, context, layer, delta)
+        block = nnx.merge(graphdef, gathered_late(weights, after=x))
+        return block(x, rotary, context, layer, delta)
 
-    return rematerialized(run, policy)(weights, x, rotary, context, delta)
+    policy = POLICIES[remat]
+    if policy is not None:
+        run = rematerialized(run, policy)
+    return run(weights, x, rotary, context, delta)
 
 
 def make_model(config: ModelConfig) -> Model:

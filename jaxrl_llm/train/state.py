@@ -131,6 +131,14 @@ def optimizer_shardings(opt_state: ArrayTree, recipe, mesh: jax.sharding.Mesh) -
 
     That of an evolution recipe is not: every device makes the whole update from the scores, and
     nothing but numbers goes between them.
+
+    Args:
+      opt_state: The state, or its shapes.
+      recipe: What trains.
+      mesh: The mesh.
+
+    Returns:
+      A ``NamedSharding`` for each leaf.
     """
     alone = isinstance(recipe, EvolutionRecipe)
     return (param_shardings if alone else update_shardings)(opt_state, mesh)

@@ -84,7 +84,6 @@ def test_what_the_optimizer_keeps_is_a_part_of_the_parameters(split, model):
         jax.tree.map(lies_within, kept, state.params)
         kernel = kept["layers"]["0"]["mlp"]["up"]["kernel"]
         assert kernel.addressable_shards[0].data.size * 8 == kernel.size
-        assert kernel.is_fully_replicated is False
     assert moments.count.sharding.is_fully_replicated
 
     shapes = abstract_state(jax.eval_shape(lambda: model[1]), optimizer, RECIPE, mesh=mesh)
@@ -122,10 +121,11 @@ def test_a_critic_has_an_optimizer_that_is_spread_too(model):
         assert a.sharding.is_equivalent_to(b.sharding, a.ndim)
 
 
-def test_with_data_alone_no_device_keeps_whole_gradients(model):
+@pytest.mark.parametrize("split", [(8, 1, 1), (1, 8, 1)])
+def test_no_device_keeps_whole_gradients_or_gathered_weights(split, model):
     """Of a model whose tables are small beside its layers."""
     config = dataclasses.replace(model[0].config, num_layers=8)
-    network, mesh, plain = jr.models.make_model(config), mesh_of((8, 1, 1)), optax.sgd(1.0)
+    network, mesh, plain = jr.models.make_model(config), mesh_of(split), optax.sgd(1.0)
     shapes = jr.models.param_shapes(network)
     batch = abstract_batch(8, 2, 2, prompt_length=2, mesh=mesh)
     step = make_step(network, RECIPE, plain, mesh=mesh)
@@ -173,3 +173,21 @@ def test_the_gradient_of_a_weight_is_summed_over_devices_once(model):
 
     assert sums(network) == 2 * len(kernels)  # up and gate
     assert sums(network._replace(takes_prompts=False)) > 2 * len(kernels)
+
+
+def gathered(text):
+    """The shapes that a program gathers, in its order."""
+    return re.findall(r"= \w+(\[[\d,]*\])\S* all-gather(?:-start)?\(", text)
+
+
+def test_weights_are_gathered_once_in_each_pass(model):
+    kernel = model[1]["layers"]["0"]["mlp"]["up"]["kernel"]
+    shapes = gathered(compiled_text(model, mesh_of((1, 8, 1)), remat="full"))
+    each = 2 * len(model[1]["layers"])  # up and gate
+    assert shapes.count("[{},{}]".format(*kernel.shape)) == 2 * each
+
+
+def test_activations_split_over_tensor_are_not_gathered(model):
+    hidden = model[0].config.mlp_width
+    text = compiled_text(model, mesh_of((1, 2, 4)), remat="full")
+    assert not [s for s in gathered(text) if s.endswith(f",{hidden}]") and s.count(",") > 1]
