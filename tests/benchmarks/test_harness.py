@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from benchmarks import harness
+from benchmarks.worker import processor_kind
 
 WORKER = r"""
 import time
@@ -130,3 +131,12 @@ def test_a_share_may_differ(share, agree):
     else:
         with pytest.raises(harness.WorkerError, match="3 of 4 numbers agree"):
             harness.check_agreement(checks, tolerance=0.0, share=share)
+
+
+def test_the_kind_of_a_processor_is_part_of_its_name(tmp_path):
+    file = tmp_path / "cpuinfo"
+    one = "processor\t: {}\nvendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\n"
+    file.write_text("\n".join(one.format(i) + "model name\t: AMD EPYC\n" for i in range(2)))
+    assert processor_kind(file) == "-amd-25-17"
+    file.write_text("processor\t: 0\nBogoMIPS\t: 50.00\n")
+    assert processor_kind(file) == processor_kind(tmp_path / "nothing") == ""
