@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import inspect
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,6 +22,17 @@ def call_with(function: Callable, *args, context: Mapping[str, Any]) -> Any:
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     taken = {k: v for k, v in context.items() if (takes_all or k in known) and k not in filled}
     return function(*args, **taken)
+
+
+def stable_repr(value: Any) -> str:
+    """``repr`` of a value, the same in every process: no place in memory, functions by name.
+
+    A resumed run compares what is printed of its recipe with what a checkpoint holds.
+    """
+    text = repr(value)
+    if " at 0x" in text:
+        text = getattr(value, "__name__", text)
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", text)
 
 
 def _typed(value: Any) -> Any:
@@ -62,10 +74,10 @@ class Bound:
 
     @property
     def __name__(self) -> str:
-        return getattr(self.function, "__name__", repr(self.function))
+        return getattr(self.function, "__name__", None) or stable_repr(self.function)
 
     def __repr__(self) -> str:
-        options = ", ".join(f"{k}={v!r}" for k, v in self.options)
+        options = ", ".join(f"{k}={stable_repr(v)}" for k, v in self.options)
         return f"{self.__name__}({options})"
 
 
@@ -157,11 +169,11 @@ class _Given:
 
     @property
     def __name__(self) -> str:
-        return getattr(self.function, "__name__", repr(self.function))
+        return getattr(self.function, "__name__", None) or stable_repr(self.function)
 
     def __repr__(self) -> str:
         names = ", ".join(f"{old}={new!r}" for old, new in self.names)
-        return f"given({self.function!r}, {names})"
+        return f"given({stable_repr(self.function)}, {names})"
 
 
 def given(function: Callable, **names: str) -> Callable:

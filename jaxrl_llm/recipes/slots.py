@@ -17,6 +17,7 @@ from jaxrl_llm.core import (
     parts_of,
 )
 from jaxrl_llm.core import reward_range as range_of
+from jaxrl_llm.core.bind import stable_repr
 from jaxrl_llm.recipes.batch import Batch
 from jaxrl_llm.recipes.inputs import EXTRAS
 
@@ -73,7 +74,7 @@ def shown(value) -> str:
         return f"stateless({shown(functions[0])})" if functions else "Transform(...)"
     if isinstance(value, tuple):
         return f"({', '.join(map(shown, value))}{',' if len(value) == 1 else ''})"
-    return value.__name__ if inspect.isfunction(value) else repr(value)
+    return stable_repr(value)
 
 
 def shown_fields(record) -> str:

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import re
 
 import jax
 import jax.numpy as jnp
@@ -53,6 +54,22 @@ def test_prints_itself():
     assert repr(bind(gate, tau_pos=2.0, tau_neg=3)) == "gate(tau_neg=3, tau_pos=2.0)"
     assert repr(bind(gate)) == "gate()"
     assert bind(gate, tau_pos=2.0).__name__ == "gate"
+
+
+class Scaled:
+    def __call__(self, x):
+        return x
+
+
+def test_what_it_prints_is_the_same_in_every_process():
+    """A resumed run compares it, so no place in memory may be part of it."""
+    assert repr(bind(open_ended, inner=gate)) == "open_ended(inner=gate)"
+    assert repr(bind(open_ended, inner=jax.nn.relu)) == "open_ended(inner=relu)"
+    partial = functools.partial(gate, tau_pos=2.0)
+    shown = "functools.partial(<function gate>, tau_pos=2.0)"
+    assert repr(bind(open_ended, inner=(partial,))) == f"open_ended(inner=({shown},))"
+    assert repr(bind(partial, tau_neg=3.0)) == f"{shown}(tau_neg=3.0)"
+    assert re.fullmatch(r"<[\w.]*Scaled object>\(\)", repr(bind(Scaled())))
 
 
 def test_binding_again_adds_and_replaces_and_stays_flat():

@@ -39,6 +39,7 @@ def test_it_compares_by_value_and_prints_itself():
     assert one == two and hash(one) == hash(two)
     assert repr(one) == "given(combined(weights=3), rewards='columns')"
     assert one.__name__ == "combined"
+    assert repr(given(combined, rewards="columns")) == "given(combined, rewards='columns')"
 
 
 def test_an_unknown_parameter_is_told():

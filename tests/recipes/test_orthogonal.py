@@ -209,6 +209,11 @@ def preset(name: str) -> Recipe:
     return catalog.preset(name, length=cases.T, num_prompts=cases.P)
 
 
+def test_a_preset_prints_the_same_in_every_process():
+    """A resumed run tells by it whether the rollouts of a checkpoint are its own."""
+    assert not [name for name in PRESETS if " at 0x" in repr(preset(name))]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_trains(name):
