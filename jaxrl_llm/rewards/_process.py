@@ -19,6 +19,7 @@ from jaxrl_llm.rewards.scoring import name_of
 
 _START_SECONDS = 120.0  # a worker may import something heavy before its first call
 _END_SECONDS = 5.0  # what a process may take to end
+_GRACE_SECONDS = 5.0  # what a worker may outlive a deadline, should nobody be left to end it
 _SMALL = 4096  # bytes that fit into a pipe which nobody reads
 
 
@@ -41,7 +42,7 @@ class Process:
         )
         self.messages: queue.SimpleQueue = queue.SimpleQueue()
         self.input: Any = self.process.stdin
-        self.ready = self.lost = False
+        self.ready = self.unloadable = self.lost = False
         self.started = time.monotonic()
         threading.Thread(
             target=_forward, args=(self.process.stdout, self.messages), daemon=True
@@ -76,11 +77,11 @@ class Process:
         if message is None:
             return f"it {self._ended()}"
         kind, payload = message
-        self.ready = kind == "ready"
+        self.ready, self.unloadable = kind == "ready", kind == "unloadable"
         return None if self.ready else payload
 
     def call(self, arguments: tuple, deadline: float) -> tuple[str, Any]:
-        if not self._send(arguments, deadline):
+        if not self._send((deadline + _GRACE_SECONDS, arguments), deadline):
             return "gone", None
         try:
             message = self.messages.get(timeout=deadline)

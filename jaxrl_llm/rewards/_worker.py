@@ -1,15 +1,18 @@
 """Body of a verifier process: started by path, it imports nothing of the package by itself.
 
 Messages are pickles, each behind its length in eight bytes, on the standard streams. The first
-from the parent holds `sys.path` and the function; each later one holds the arguments of a call.
+from the parent holds `sys.path` and the function; each later one holds how many seconds the worker
+may live on in a call, and its arguments.
 """
 
 import asyncio
+import faulthandler
 import importlib
 import inspect
 import os
 import pickle
 import queue
+import signal
 import struct
 import sys
 import threading
@@ -60,11 +63,13 @@ def _explain(error: BaseException) -> str:
 
 
 def _read_all(stream, inbox: queue.SimpleQueue) -> None:
-    """Passes calls on; ends the process, whatever it is doing, once the parent is gone."""
+    """Passes calls on; ends the process and those it started once the parent is gone."""
     try:
         while True:
             inbox.put(read_message(stream))
     except BaseException:
+        if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
         os._exit(0)
 
 
@@ -72,20 +77,22 @@ def main() -> None:
     """Loads the function, says so, then answers calls until the parent closes the stream."""
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     # What the function reads or prints must not get into the messages.
-    nothing = os.open(os.devnull, os.O_RDONLY)
+    nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(2, 1)
+    inbox: queue.SimpleQueue = queue.SimpleQueue()
+    threading.Thread(target=_read_all, args=(source, inbox), daemon=True).start()
     try:
-        function = load(*read_message(source))
+        function = load(*inbox.get())
     except BaseException as error:
         write_message(sink, ("unloadable", _explain(error)))
         return
     os.environ.pop(LOADING, None)
     write_message(sink, ("ready", None))
-    inbox: queue.SimpleQueue = queue.SimpleQueue()
-    threading.Thread(target=_read_all, args=(source, inbox), daemon=True).start()
     while True:
-        arguments = inbox.get()
+        seconds, arguments = inbox.get()
+        # The thread that sees the parent go needs the interpreter, which a call in C may hold.
+        faulthandler.dump_traceback_later(seconds, exit=True, file=nothing)
         try:
             value = function(*arguments)
             if inspect.isawaitable(value):
@@ -93,6 +100,7 @@ def main() -> None:
             write_message(sink, ("value", value))
         except BaseException as error:
             write_message(sink, ("raised", _explain(error)))
+        faulthandler.cancel_dump_traceback_later()
 
 
 async def _wait(value):

@@ -15,6 +15,8 @@ from jaxrl_llm.rewards._process import Process, sendable
 from jaxrl_llm.rewards.scoring import FAILED, Reward, RewardError, describe, name_of
 
 _WARNED_ONE_BY_ONE = 5
+_PATIENCE_SECONDS = 600.0
+_RETRY_SECONDS = 1.0  # between workers that die while they start
 
 
 def _kill_all(processes: set[Process]) -> None:
@@ -59,8 +61,12 @@ class VerifierPool:
     A call that outlasts the deadline has its worker killed and replaced. A hang, an exception and
     a death of the process all score zero, are counted, and are warned about: one by one at first,
     then one line a batch. The training run goes on, until for `patience` seconds of scoring not one
-    call has given a value. A value that is no finite number is a mistake in the function rather
-    than in a completion, and raises in `score` as usual.
+    call has given a value. A worker that dies while it starts in place of another is replaced in
+    turn. A value that is no finite number is a mistake in the function rather than in a completion,
+    and raises in `score` as usual.
+
+    Workers end with this process, however it ends: the programs that a call has started with it,
+    and a call that holds the interpreter a few seconds after its deadline.
 
     Args:
         function: A reward that another process can import: a function of a module, a picklable
@@ -69,11 +75,14 @@ class VerifierPool:
         workers: Number of processes.
         deadline: Seconds one call may take; starting a worker does not count.
         patience: Seconds of scoring without any value after which it raises `RewardError`: whatever
-            hangs, the caller is freed.
+            hangs, the caller is freed. At least the deadline; None is ten minutes, or two deadlines
+            where that is longer.
 
     Raises:
-        ValueError: If the function cannot be sent to or loaded in a worker, or workers, deadline or
-            patience is not positive.
+        ValueError: If the function cannot be sent to or loaded in a worker, workers, deadline or
+            patience is not positive, or patience is below the deadline.
+        RewardError: In scoring, after that patience, or where a worker that replaces another cannot
+            be started or cannot load the function.
 
     Example:
         >>> from jaxrl_llm.rewards import VerifierPool, score
@@ -88,7 +97,7 @@ class VerifierPool:
         *,
         workers: int = 2,
         deadline: float = 5.0,
-        patience: float = 600.0,
+        patience: float | None = None,
     ):
         if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
             raise ValueError(
@@ -96,8 +105,15 @@ class VerifierPool:
             )
         if not deadline > 0:
             raise ValueError(f"VerifierPool: deadline must be positive, got {deadline!r}.")
+        if patience is None:
+            patience = max(_PATIENCE_SECONDS, 2 * deadline)
         if not patience > 0:
             raise ValueError(f"VerifierPool: patience must be positive, got {patience!r}.")
+        if patience < deadline:
+            raise ValueError(
+                f"VerifierPool: patience must not be below the deadline, got {patience:g} s and a "
+                f"deadline of {deadline:g} s."
+            )
         self.workers, self.deadline, self.patience = workers, float(deadline), float(patience)
         self.failures, self._silence = 0, _Silence()
         self.__qualname__ = function if isinstance(function, str) else name_of(function)
@@ -228,12 +244,7 @@ class VerifierPool:
         if process.lost:
             process = self._start()
         for _ in range(2):
-            if (trouble := process.wait_ready()) is not None:
-                self._discard(process)
-                raise RuntimeError(
-                    f"VerifierPool: a replaced worker could not load {self.__qualname__}: "
-                    f"{trouble}."
-                )
+            process = self._ready(process)
             kind, payload = process.call(arguments, self.deadline)
             if kind in ("value", "raised"):
                 break
@@ -244,6 +255,19 @@ class VerifierPool:
                 break
         lost = ("crashed", "lost its process twice")
         return process, lost if kind == "gone" else (kind, payload)
+
+    def _ready(self, process: Process) -> Process:
+        """The process once it has loaded the function, or another if it dies before."""
+        while (trouble := process.wait_ready()) is not None:
+            self._discard(process)
+            if process.unloadable or self._silence.seconds() > self.patience:
+                raise RewardError(
+                    f"VerifierPool: a worker in place of another could not load "
+                    f"{self.__qualname__}: {trouble}."
+                )
+            time.sleep(_RETRY_SECONDS)
+            process = self._start()
+        return process
 
     def _discard(self, process: Process) -> None:
         process.kill()

@@ -14,7 +14,7 @@ from jaxrl_llm.core import bind
 from jaxrl_llm.rewards import RewardError, VerifierPool, VerifierWarning, score
 
 VERIFIERS = """
-import asyncio, os, pathlib, sys, time
+import asyncio, os, pathlib, re, sys, time
 
 def judge(prompt, completion, metadata):
     if completion == "hang":
@@ -72,6 +72,10 @@ def child(prompt, completion, metadata):
         process.wait()
     return 1.0
 
+def backtrack(prompt, completion, metadata):
+    pathlib.Path(metadata["file"]).write_text(str(os.getpid()))
+    return re.match("(a+)+b", "a" * 60) is None  # takes years, and holds the interpreter
+
 class Weighted:
     def __init__(self, weight):
         self.weight = weight
@@ -110,6 +114,19 @@ def run(pool, *completions):
         list(completions),
         [{"id": f"q{n}"} for n in range(len(completions))],
     )
+
+
+def ends(pid, seconds=8.0):
+    """Whether a process ends within that time; one that nobody has collected has ended."""
+    for _ in range(int(seconds * 10)):
+        try:
+            with open(f"/proc/{pid}/stat") as stat:
+                if stat.read().split()[2] == "Z":
+                    return True
+        except OSError:
+            return True
+        time.sleep(0.1)
+    return False
 
 
 def test_values_keep_their_order(pool):
@@ -243,17 +260,7 @@ def test_children_of_a_hung_call_end_with_it(verifiers, tmp_path):
         pytest.warns(VerifierWarning, match="nothing within 1 s"),
     ):
         assert pool("p", "fork", {"file": str(note)}) == 0.0
-    child = int(note.read_text())
-    for _ in range(50):
-        try:
-            with open(f"/proc/{child}/stat") as stat:
-                if stat.read().split()[2] == "Z":
-                    break
-        except OSError:
-            break
-        time.sleep(0.1)
-    else:
-        raise AssertionError("the child of the verifier still runs")
+    assert ends(int(note.read_text()))
 
 
 def test_a_closed_pool_is_refused(verifiers):
@@ -347,17 +354,47 @@ def test_no_worker_outlives_a_script_without_a_guard(verifiers, tmp_path, ending
     )
     assert told.returncode == (-9 if ending else 0), told.stderr
     assert told.stderr == ""
-    pid = int(told.stdout)
-    for _ in range(50):
-        try:
-            os.kill(pid, 0)
-        except OSError:
-            return
-        with open(f"/proc/{pid}/stat") as stat:
-            if stat.read().split()[2] == "Z":
-                return
-        time.sleep(0.1)
-    raise AssertionError("the worker outlived its parent")
+    assert ends(int(told.stdout))
+
+
+@pytest.mark.parametrize(
+    ("function", "deadline"),
+    [
+        ("child", 600.0),  # a program that the call has started
+        ("backtrack", 1.0),  # a call that lets no thread of its process run
+    ],
+)
+def test_what_a_call_runs_ends_with_a_parent_that_is_killed(
+    verifiers, tmp_path, function, deadline
+):
+    note, script = tmp_path / "pid", tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(f"""
+            import os, pathlib, threading, time
+            from jaxrl_llm.rewards import VerifierPool, _process
+            _process._GRACE_SECONDS = 1.0
+            pool = VerifierPool("pool_verifiers:{function}", workers=1, deadline={deadline})
+            call = ("p", "fork", {{"file": {str(note)!r}}})
+            threading.Thread(target=pool, args=call, daemon=True).start()
+            while not (pathlib.Path({str(note)!r}).exists() and os.path.getsize({str(note)!r})):
+                time.sleep(0.01)
+            os.kill(os.getpid(), 9)
+        """)
+    )
+    path = os.pathsep.join(filter(None, [os.path.dirname(verifiers.__file__), *sys.path]))
+    told = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "PYTHONPATH": path},
+        stderr=subprocess.DEVNULL,  # else what outlives the script would be waited for
+        timeout=120,
+    )
+    assert told.returncode == -9
+    pid = int(note.read_text())
+    try:
+        assert ends(pid)
+    finally:
+        if not ends(pid, 0.1):
+            os.kill(pid, 9)
 
 
 @pytest.mark.parametrize("reward", ["VerifierPool('time:sleep', workers=1)", "hang"])
@@ -480,6 +517,66 @@ def test_a_pool_whose_workers_cannot_come_back_ends_the_run(verifiers, monkeypat
         assert errors == [f"VerifierPool: {told}"] * 2
         monkeypatch.undo()
         assert run(pool, "abc").rewards.tolist() == [3]  # and goes on once they can
+
+
+# What becomes of a worker that imports it, the first time and each time after.
+FRAGILE = """
+import os, pathlib
+
+count = pathlib.Path(__file__).with_name("count")
+count.write_text(count.read_text() + "x" if count.exists() else "x")
+fate = {fates}[len(count.read_text()) - 1]
+if fate == "die":
+    os._exit(9)
+if fate == "raise":
+    raise ImportError("half of it is gone")
+
+def judge(prompt, completion, metadata):
+    if completion == "crash":
+        os._exit(7)
+    return len(completion)
+"""
+
+
+def fragile_pool(folder, monkeypatch, *fates, **options):
+    """Of a module that meets these fates, one each time that it is imported."""
+    (folder / "fragile.py").write_text(FRAGILE.format(fates=fates))
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.setattr("jaxrl_llm.rewards.pool._RETRY_SECONDS", 0.01)
+    return VerifierPool("fragile:judge", workers=1, deadline=0.5, **options)
+
+
+def test_a_worker_that_dies_while_it_starts_is_replaced(tmp_path, monkeypatch):
+    with (
+        fragile_pool(tmp_path, monkeypatch, "load", "die", "die", "load") as pool,
+        pytest.warns(VerifierWarning, match="exit status 7"),
+    ):
+        assert run(pool, "crash", "abc").rewards.tolist() == [0, 3]
+        assert pool.failures == 1
+
+
+@pytest.mark.parametrize(
+    ("fates", "told"),
+    [
+        (["raise"], "could not load fragile:judge: ImportError: half of it is gone"),
+        (["die"] * 500, "exit status 9|no value for 1 s"),
+    ],
+)
+def test_workers_that_cannot_come_back_end_the_run(tmp_path, monkeypatch, fates, told):
+    with (
+        fragile_pool(tmp_path, monkeypatch, "load", *fates, patience=1.0) as pool,
+        pytest.raises(RewardError, match=told),
+    ):
+        run(pool, "crash", "abc")
+
+
+def test_patience_is_never_shorter_than_a_call(verifiers):
+    with pytest.raises(ValueError, match="not be below the deadline, got 5 s and a deadline of 7 "):
+        VerifierPool(verifiers.judge, deadline=7.0, patience=5.0)
+    with VerifierPool(verifiers.judge, workers=1, deadline=900.0) as pool:
+        assert pool.patience == 1800
+    with VerifierPool(verifiers.judge, workers=1) as pool:
+        assert pool.patience == 600
 
 
 @pytest.mark.parametrize("patience", [0, -1.0])
