@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,9 @@ from jaxrl_llm.models.safetensors import INDEX, SINGLE
 # Bytes of one file of weights, as transformers cuts them.
 _FILE_BYTES = 5_000_000_000
 _FILE = "model-{:05d}-of-{:05d}.safetensors"
+_FILES = "model-*-of-*.safetensors"
+_CONFIG = "config.json"
+_UNFINISHED = ".unfinished"
 # What of a configuration is about how it is computed, not which model it is.
 _COMPUTE = ("dtype", "quantization")
 
@@ -35,6 +39,10 @@ def save_safetensors(
 
     Kernels are stored as [out, in]. One file is in memory at a time; a second one, and an index,
     are only there where the weights do not fit into one.
+
+    A model that the folder holds already is replaced once the new one is whole, so both have to fit
+    on the disk. A kill leaves the old one, the new one, or a folder that does not load for want of
+    config.json, never a mix. Other files stay.
 
     Args:
       params: Parameters of the decoder, without adapter; see `train.merge_lora`.
@@ -67,19 +75,36 @@ def save_safetensors(
     size = jnp.dtype(dtype).itemsize
     files = list(_files(table, size, file_bytes))
     names = [SINGLE] if len(files) == 1 else [_FILE.format(n, len(files)) for n in _count(files)]
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
-    where = {}
-    for file, paths in zip(names, files, strict=True):
-        _save_file(
-            {table[p].name: _tensor(leaves[p], table[p], dtype) for p in paths}, target, file
-        )
-        where |= {table[path].name: file for path in paths}
-    if len(files) > 1:
-        total = sum(size * int(np.prod(weight.shape)) for weight in table.values())
-        index = {"metadata": {"total_size": total}, "weight_map": where}
-        write_json(target / INDEX, index)
-    write_json(target / "config.json", settings)
+    target, where = Path(folder), {}
+    unfinished = target / _UNFINISHED
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    try:
+        for file, paths in zip(names, files, strict=True):
+            _save_file(
+                {table[p].name: _tensor(leaves[p], table[p], dtype) for p in paths},
+                unfinished,
+                file,
+            )
+            where |= {table[path].name: file for path in paths}
+        if len(files) > 1:
+            total = sum(size * int(np.prod(weight.shape)) for weight in table.values())
+            index = {"metadata": {"total_size": total}, "weight_map": where}
+            write_json(unfinished / INDEX, index)
+        write_json(unfinished / _CONFIG, settings)
+        _replace_model(target, unfinished)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _replace_model(folder: Path, unfinished: Path) -> None:
+    """Moves the files of a model to its folder, in place of the model there."""
+    # Without config.json a folder does not load: it goes first and comes last.
+    (folder / _CONFIG).unlink(missing_ok=True)
+    for old in (folder / SINGLE, folder / INDEX, *folder.glob(_FILES)):
+        old.unlink(missing_ok=True)
+    for new in sorted(unfinished.iterdir(), key=lambda path: path.name == _CONFIG):
+        new.replace(folder / new.name)
 
 
 def hf_config(config: ModelConfig) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from jaxrl_llm.models import RopeScaling, load_model, save_safetensors
+from jaxrl_llm.models import RopeScaling, export, load_model, save_safetensors
 from jaxrl_llm.models.export import hf_config
 from jaxrl_llm.models.safetensors import SafetensorsFolder
 from jaxrl_llm.models.sharding import param_shardings, shard
@@ -77,6 +77,70 @@ def test_another_file_begins_where_one_is_full(tmp_path):
     largest = max(x.nbytes for x in jax.tree.leaves(params))
     assert max(sizes) <= max(20_000, largest)
     assert_same(load_model(tmp_path)[1], params)
+
+
+def changed(params):
+    return jax.tree.map(lambda x: x + 1, params)
+
+
+@pytest.mark.parametrize(("before", "after"), [(20_000, None), (20_000, 40_000), (None, 20_000)])
+def test_a_folder_holds_one_model(tmp_path, before, after):
+    """Of the one that was there before nothing is left to be read instead."""
+    model, params = tiny_model(num_layers=2)
+    for weights, size in ((params, before), (changed(params), after)):
+        options = {} if size is None else {"file_bytes": size}
+        save_safetensors(weights, tmp_path, config=model.config, **options)
+    (tmp_path / "tokenizer.json").touch()  # not ours
+    assert_same(load_model(tmp_path)[1], changed(params))
+    save_safetensors(params, tmp_path / "alone", config=model.config, **options)
+    expected = {path.name for path in (tmp_path / "alone").iterdir()}
+    assert {path.name for path in tmp_path.iterdir()} == expected | {"alone", "tokenizer.json"}
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("sizes", [(20_000, 10**9), (10**9, 20_000)])
+def test_a_save_that_ends_early_leaves_no_mix(tmp_path, monkeypatch, sizes):
+    model, params = tiny_model(num_layers=1)
+    other = tiny_config(num_layers=1, norm_eps=1e-3)  # of the same shapes
+    done, last = [], [0]
+
+    def stop_after(function):
+        def stopped(*args, **kwargs):
+            if len(done) == last[0]:
+                raise Killed
+            done.append(function)
+            return function(*args, **kwargs)
+
+        return stopped
+
+    seen = set()
+    for last[0] in range(100):
+        folder = tmp_path / str(last[0])
+        save_safetensors(params, folder, config=model.config, file_bytes=sizes[0])
+        done.clear()
+        with monkeypatch.context() as patch:
+            patch.setattr(export, "_save_file", stop_after(export._save_file))
+            for name in ("write_text", "unlink", "replace"):
+                patch.setattr(Path, name, stop_after(getattr(Path, name)))
+            try:
+                save_safetensors(changed(params), folder, config=other, file_bytes=sizes[1])
+                killed = False
+            except Killed:
+                killed = True
+        try:
+            loaded, found = load_model(folder)
+        except FileNotFoundError:
+            seen.add("nothing")
+            continue
+        new = loaded.config == other
+        assert_same(found, changed(params) if new else params)
+        seen.add("new" if new else "old")
+        if not killed:
+            break
+    assert new and seen == {"old", "nothing", "new"}
 
 
 def test_bfloat16_is_rounded_once(tmp_path):
