@@ -167,9 +167,8 @@ def quantized_matmul(x: Array, w: Array | RoundedWeights, *, mode: str = "fp8") 
       [[16.0, 448.0]]
 
     References:
-      Jet-RL (arXiv:2601.14243), PAPER reading; that the blocks of ``Q'`` end with a sequence is
-      ours: so neither neighbors nor microbatches change a gradient. "int8" is ours, its gradient
-      straight through.
+      Jet-RL (arXiv:2601.14243), PAPER reading; that the blocks of ``Q'`` end with a row of ``x`` is
+      ours: so what a row adds to ``dw`` is its own. "int8" is ours, its gradient straight through.
     """
     name = "quantized_matmul"
     checks.check_option(name, "mode", mode, _MODES)

@@ -300,3 +300,23 @@ def test_weights_are_rounded_once_for_a_loop(flow):
     assert not isinstance(rounded["embed"]["embedding"], tuple)
     near = 3e-5 if model.config.dtype == "float32" else 0.1
     np.testing.assert_allclose(run(rounded), run(params), atol=near)
+
+
+def test_a_prompt_and_its_responses_have_a_gradient_of_their_own():
+    """Whatever other prompts are in the batch, and so in whatever microbatch it is."""
+    model, params = tiny_model(num_layers=1, quantization="fp8")
+    prompts = jnp.asarray(RNG.integers(1, 200, (2, 60)))
+    tokens = jnp.asarray(RNG.integers(1, 200, (2, 2, 40)))  # 140 in a row: a block and a rest
+    masks = jnp.ones(prompts.shape, bool), jnp.ones(tokens.shape, bool)
+
+    @jax.jit
+    def gradient(params, where):
+        def loss(params):
+            logp, _ = score(model, params, prompts, masks[0], tokens, masks[1])
+            return jnp.sum(logp * where[:, None, None])
+
+        return jax.grad(loss)(params)
+
+    first, second, both = (gradient(params, jnp.array(x)) for x in ([1.0, 0], [0, 1.0], [1.0, 1]))
+    for a, b, c in zip(*map(jax.tree.leaves, (first, second, both)), strict=True):
+        np.testing.assert_allclose(a + b, c, atol=1e-5 * np.abs(c).max())
