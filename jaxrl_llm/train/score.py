@@ -73,8 +73,8 @@ def score(
       ``(logp, entropy)``, both float32 ``[P, G, T]`` and 0 where masked.
 
     Raises:
-      ValueError: If the shapes do not fit together, or there is a packing and the model does not
-        read segments.
+      ValueError: If the shapes do not fit together, ``common`` is negative or not below Lp, or
+        there is a packing and the model does not read segments.
       TypeError: If a mask is not bool or tokens are not integers.
     """
     arrays = (prompt_tokens, prompt_mask, tokens, mask)
@@ -103,7 +103,7 @@ def score_hidden(
     log-probability of it, and a critic's head the value of the state before t. With a ``packing``
     they are those of its cells, ``[P, R, S, D]``. Arguments and errors are those of :func:`score`.
     """
-    _check(model, prompt_tokens, prompt_mask, tokens, mask, packing)
+    _check(model, prompt_tokens, prompt_mask, tokens, mask, packing, common)
     P, G, T = tokens.shape
     tokens = _existing(model, tokens)
     prompt_tokens = jnp.where(prompt_mask, _existing(model, prompt_tokens), 0)
@@ -137,7 +137,7 @@ def _rows(of_prompts: Array, of_responses: Array) -> Array:
     return jnp.concatenate([of_prompts, flat], axis=1)[:, None]
 
 
-def _check(model: Model, prompt_tokens, prompt_mask, tokens, mask, packing) -> None:
+def _check(model: Model, prompt_tokens, prompt_mask, tokens, mask, packing, common) -> None:
     """Raises what :func:`score` says."""
     checks.check_rank("score", 2, prompt_tokens=prompt_tokens, prompt_mask=prompt_mask)
     checks.check_rank("score", 3, tokens=tokens, mask=mask)
@@ -153,6 +153,12 @@ def _check(model: Model, prompt_tokens, prompt_mask, tokens, mask, packing) -> N
             "same number of prompts."
         )
     check_packing("score", packing, tokens.shape[:2])
+    checks.check_non_negative("score", common=common)
+    if common >= prompt_tokens.shape[1]:
+        raise ValueError(
+            f"score: common must be below the {prompt_tokens.shape[1]} tokens of a prompt; got "
+            f"{common}."
+        )
 
 
 def project(

@@ -208,6 +208,7 @@ def make_scorer(
     proximal policy where a correction compares it with what sampled.
     """
     checks.check_positive("make_scorer", microbatches=microbatches, temperature=temperature)
+    checks.check_non_negative("make_scorer", common=common)
     passes = Passes(model, None, temperature, chunk_size, "none", model, common)
 
     def scorer(params: ArrayTree, batch: Batch) -> Array:

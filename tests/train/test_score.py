@@ -9,7 +9,7 @@ from jaxrl_llm.models import AttentionContext
 from jaxrl_llm.models.sharding import on_mesh
 from jaxrl_llm.testing import tiny_model
 from jaxrl_llm.testing.model_checks import score_rows
-from jaxrl_llm.train import make_mesh, score
+from jaxrl_llm.train import make_mesh, make_scorer, score
 
 
 def plain_score(model, params, batch, *, temperature):
@@ -135,6 +135,14 @@ def test_bad_shapes_are_named():
         )
     with pytest.raises(TypeError, match="score: mask must be bool"):
         score(model, params, batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.tokens)
+    arrays = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
+    for seen in (model, model._replace(takes_prompts=False)):
+        with pytest.raises(ValueError, match="score: common must not be negative; got -1"):
+            score(seen, params, *arrays, common=-1)
+        with pytest.raises(ValueError, match="score: common must be below the 6 tokens of a prom"):
+            score(seen, params, *arrays, common=6)
+    with pytest.raises(ValueError, match="make_scorer: common must not be negative; got -1"):
+        make_scorer(model, common=-1)
 
 
 def packed_batch():
