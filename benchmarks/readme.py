@@ -49,8 +49,9 @@ def benchmark_row(result: Mapping[str, Any]) -> str:
         figure, unit = "tokens_per_s", "tokens/s"
     else:
         length = f"{work['prompt_tokens']} + {work['response_tokens']} tokens"
-        remat = ", rematerialized" if work["remat"] else ""
-        what, figure, unit = f"GRPO step, {rows}, {length}{remat}", "seconds", "s"
+        how = ", rematerialized" if work["remat"] else ""
+        how += "" if work["dtype"] == "float32" else f", {work['dtype']}"
+        what, figure, unit = f"GRPO step, {rows}, {length}{how}", "seconds", "s"
     cells = [what, work["model"], result["device"], unit]
     for side in ("ours", "transformers", "tunix"):
         cells.append(spread(sides[side][figure]) if side in sides else "")
@@ -84,7 +85,7 @@ def results(folder: Path = RESULTS) -> str:
         )
     if (folder / CURVE.name).is_file():
         parts.append(f"![Reward of a run]({CURVE.relative_to(ROOT).as_posix()})")
-    measured = [r for r in found if r["name"] in ("sampler", "train_step", "train_step_short")]
+    measured = [r for r in found if r["name"] == "sampler" or r["name"].startswith("train_step")]
     if measured:
         header = ("workload", "model", "device", "unit", "ours", "transformers", "tunix")
         parts.append(_table(header, map(benchmark_row, measured)))

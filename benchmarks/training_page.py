@@ -21,6 +21,7 @@ def measured(folder: Path = RESULTS) -> str:
     writers = {
         "train_step": _beside_peers,
         "train_step_short": _beside_peers,
+        "train_step_bfloat16": _beside_peers,
         "quickstart_step": _quickstart,
         "training": _alone,
         "packing": _packing,

@@ -1,5 +1,7 @@
 """`train.make_step` with the GRPO recipe: advantages, loss, gradient and AdamW in one call."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -13,6 +15,7 @@ PACKAGES = ("jax", "jaxlib", "optax", "jaxrl_llm")
 def setup(workload: dict) -> Measured:
     """Load the model and put the rollouts into one batch."""
     model, params = jr.models.load_model(workload["folder"])
+    model = jr.models.make_model(dataclasses.replace(model.config, dtype=workload["dtype"]))
     recipe = jr.recipes.grpo(kl_coef=0.0).replace(weights=jr.aggregate.token_mean)
     optimizer = optax.adamw(workload["learning_rate"], weight_decay=workload["weight_decay"])
     step = jr.train.make_step(

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.axes import Array
+from jaxrl_llm.core.products import sum_over_rows
 from jaxrl_llm.core.support import Support
 
 # Where a running maximum starts: finite, so that the difference of two of them is a number.
@@ -163,9 +164,7 @@ def _backward(chunk_size, saved, cotangents):
             d_logits = jnp.where(blocks.kept(support, first, width), d_logits, 0.0)
         d_logits = (d_logits / temperature).astype(matrix.dtype)
         d_hidden += jnp.matmul(d_logits, rows, preferred_element_type=temperature.dtype)
-        d_rows = jax.lax.dot_general(
-            d_logits, hidden, (((0,), (0,)), ((), ())), preferred_element_type=temperature.dtype
-        )
+        d_rows = sum_over_rows(d_logits, hidden, dtype=temperature.dtype)
         d_rows = d_rows.astype(matrix.dtype).reshape(blocks.stripes, width, -1)
         return d_hidden, jax.lax.dynamic_update_slice_in_dim(d_matrix, d_rows, first, axis=1)
 

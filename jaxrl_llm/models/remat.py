@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.core.barriers import always
 from jaxrl_llm.models.sharding import splits_weights
 
 _PRODUCT = "product"
@@ -53,22 +54,6 @@ def recomputed(function: Callable) -> Callable:
     return rematerialized(function, jax.checkpoint_policies.nothing_saveable)
 
 
-def once(function: Callable, *args: Array, after: Array) -> ArrayTree:
-    """``function(*args)``, computed one time however many read it, as soon as there is ``after``.
-
-    On CPUs XLA would compute sines again inside each elementwise function that reads them, in every
-    layer. It leaves the branch of a conditional in its place.
-    """
-    if jax.default_backend() != "cpu":
-        return function(*args)
-    shapes = jax.eval_shape(function, *args)
-
-    def never(*args):
-        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-
-    return jax.lax.cond(_always(jax.lax.stop_gradient(after)), function, never, *args)
-
-
 def gathered_late(weights: ArrayTree, *, after: Array) -> ArrayTree:
     """Weights of a layer that devices gather when there is ``after``, and in each pass again.
 
@@ -77,24 +62,18 @@ def gathered_late(weights: ArrayTree, *, after: Array) -> ArrayTree:
     """
     if jax.default_backend() != "cpu" or not splits_weights():
         return weights
-    always = _always(jax.lax.stop_gradient(after))
+    known = always(jax.lax.stop_gradient(after))
     return jax.tree.map(
-        lambda w: jnp.where(always, w, jnp.zeros_like(w)) if w.ndim > 1 else w, weights
+        lambda w: jnp.where(known, w, jnp.zeros_like(w)) if w.ndim > 1 else w, weights
     )
-
-
-def _always(x: Array) -> Array:
-    """True; the compiler cannot know it."""
-    first = x[(0,) * x.ndim].astype(jnp.float32)
-    return (jax.lax.bitcast_convert_type(first, jnp.int32) & 1) < 2
 
 
 def _fenced(kept: ArrayTree, cotangent: ArrayTree) -> ArrayTree:
     """The activations among ``kept`` as values that only the backward pass knows."""
-    always = _always(jax.tree.leaves(cotangent)[0])
+    known = always(jax.tree.leaves(cotangent)[0])
 
     def fence(x):
         activation = jnp.ndim(x) > 2 and jnp.issubdtype(x.dtype, jnp.floating)
-        return jnp.where(always, x, jnp.zeros_like(x)) if activation else x
+        return jnp.where(known, x, jnp.zeros_like(x)) if activation else x
 
     return jax.tree.map(fence, kept)

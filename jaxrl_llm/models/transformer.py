@@ -10,17 +10,17 @@ from flax import nnx
 
 from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.core.barriers import once
+from jaxrl_llm.core.products import project
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.context import check_context, context_attention
 from jaxrl_llm.models.delta import check_delta, delta_of, over_axes, own_product, own_rows
 from jaxrl_llm.models.norms import rms_norm
-from jaxrl_llm.models.products import project
 from jaxrl_llm.models.protocol import KV, AttentionContext, Model
 from jaxrl_llm.models.quantize import quantized_matmul
 from jaxrl_llm.models.remat import (
     POLICIES,
     gathered_late,
-    once,
     product,
     recomputed,
     rematerialized,

@@ -12,6 +12,7 @@ from benchmarks import sampler, train_step
     [
         ("sampler", sampler, []),
         ("train_step_short", train_step, ["--case", "short"]),
+        ("train_step_bfloat16", train_step, ["--case", "bfloat16"]),
     ],
 )
 def test_runs_without_peers(name, benchmark, options, capfd):

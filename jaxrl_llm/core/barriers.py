@@ -1,0 +1,34 @@
+"""What keeps a computation where it stands in programs for CPUs.
+
+There XLA drops the barriers of ``jax.lax.optimization_barrier`` before it looks for computations
+that it could join, repeat or move. What it cannot look through is a choice.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.core.axes import Array, ArrayTree
+
+
+def always(x: Array) -> Array:
+    """True; the compiler cannot know it."""
+    first = x[(0,) * x.ndim].astype(jnp.float32)
+    return (jax.lax.bitcast_convert_type(first, jnp.int32) & 1) < 2
+
+
+def once(function: Callable, *args: Array, after: Array) -> ArrayTree:
+    """``function(*args)``, computed one time however many read it, as soon as there is ``after``.
+
+    On CPUs XLA would compute sines again inside each elementwise function that reads them, in every
+    layer. It leaves the branch of a conditional in its place.
+    """
+    if jax.default_backend() != "cpu":
+        return function(*args)
+    shapes = jax.eval_shape(function, *args)
+
+    def never(*args):
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+    return jax.lax.cond(always(jax.lax.stop_gradient(after)), function, never, *args)
