@@ -9,6 +9,7 @@ no token is older than that, and each question is used once, in the order of the
     trainer       0 | 1 |     2 | 3 | ...
 """
 
+import atexit
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -24,8 +25,9 @@ from jaxrl_llm.train.mesh import replicated
 from jaxrl_llm.train.setup import Parts
 from jaxrl_llm.train.state import TrainState
 
-# How long who stopped the run at once waits for the batch under way.
-_PATIENCE = 1.0
+# Seconds for which a run that ends early waits for the batch under way, which nobody will train on;
+# who stopped it at once waits less.
+_PATIENCE, _AT_ONCE = 5.0, 1.0
 
 
 def may_start(number: int, version: int, *, max_staleness: int) -> bool:
@@ -107,7 +109,10 @@ class Ahead:
             self._stopped = True
             self._changed.notify_all()
         at_once = kind is not None and not issubclass(kind, Exception)
-        self._thread.join(_PATIENCE if at_once else None)
+        self._thread.join(_AT_ONCE if at_once else _PATIENCE)
+        if self._thread.is_alive() and not at_once:
+            # A device call cannot be stopped, and Python aborts when it ends in the middle of one.
+            atexit.register(self._thread.join)
 
     def take(self) -> Gathered:
         """The batch that the newest state trains on, as soon as it is there."""

@@ -1,8 +1,9 @@
 """Checkpoints of a run: atomic, kept to the last few and the best, restorable on another mesh.
 
 A checkpoint is a folder ``step_00000010`` that is written under another name and renamed when it is
-whole and has its checksums, so a folder of that name is complete or was damaged later. A damaged
-one is passed over with a warning, and nothing is deleted because of it.
+whole, has its checksums and is on disk, so a folder of that name is complete or was damaged later.
+A damaged one is passed over with a warning. It is set aside at the next save, as
+``step_00000010.damaged``, and nothing is deleted because of it.
 """
 
 import contextlib
@@ -22,12 +23,10 @@ from jaxrl_llm.core import checks, processes
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.train import files, retention
+from jaxrl_llm.train.reading import CheckpointError, read_last
 from jaxrl_llm.train.state import TrainState
 from jaxrl_llm.train.stored import (
     Beside,
-    OtherRun,
-    abstract,
-    check_same_run,
     fingerprint,
     from_arrays,
     orbax,
@@ -42,16 +41,17 @@ _UNFINISHED = ".unfinished"
 _BESIDE = "waiting"
 
 
-class CheckpointError(RuntimeError):
-    """A checkpoint could not be written, or none could be read."""
-
-
 def steps_in(folder: Path) -> list[int]:
     """The steps of the complete checkpoints in a folder, in order."""
     if not folder.is_dir():
         return []
     found = (_NAME.fullmatch(path.name) for path in folder.iterdir() if path.is_dir())
     return sorted(int(match[1]) for match in found if match)
+
+
+def left_in(folder: Path) -> bool:
+    """Whether there is any checkpoint in a folder, be it damaged or set aside."""
+    return any(_UNFINISHED not in path.name for path in folder.glob("step_*"))
 
 
 class _Pending(NamedTuple):
@@ -95,6 +95,7 @@ class Checkpoints:
         self.last: int | None = None
         self._pending: _Pending | None = None
         self._rated: dict[int, float] = {}
+        self._passed: list[int] = []  # damaged ones later than that which was read
 
     def steps(self) -> list[int]:
         """The steps of the complete checkpoints, in order."""
@@ -120,8 +121,11 @@ class Checkpoints:
         if self._pending is not None and self._pending.step == step:
             self.wait()
         if self.last == step and jax.process_index() == 0:
-            with self._failing_clearly(step, required=False):
+            try:
                 files.replace_notes(self.path(step), self._notes(step))
+            except (OSError, ValueError) as error:
+                told = f"How good the checkpoint {str(self.path(step))!r} is cannot be noted"
+                warnings.warn(f"{told}: {files.reason(error)}. The run goes on.", stacklevel=2)
 
     def save(
         self, state: TrainState, *, beside: Beside | None = None, required: bool = True
@@ -164,20 +168,40 @@ class Checkpoints:
         if shutil.disk_usage(self.folder).free < size:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    def _finish(self, step: int, written: Any, notes: Mapping[str, Any]) -> None:
-        """What is done in a thread: the rest of the writing, checksums, a name, the old ones."""
+    def _finish(self, step: int, written: Any, notes: Mapping[str, Any]) -> OSError | None:
+        """What is done in a thread: the rest of the writing, checksums, a name, the old ones.
+
+        Returns:
+          Why old ones could not be deleted, if they could not.
+        """
         written.result()
         if jax.process_index() != 0:
-            return
-        files.write_record(self._unfinished(step), notes)
-        # A damaged one that a resumed run passed over is set aside, not deleted.
+            return None
+        unfinished = self._unfinished(step)
+        files.write_record(unfinished, notes)
+        files.sync_all(unfinished)
+        self._set_aside(step)
+        unfinished.rename(self.path(step))
+        files.sync(self.folder)  # before those that it supersedes are deleted
+        try:
+            self._delete_superseded(step)
+        except OSError as error:
+            return error
+        return None
+
+    def _set_aside(self, step: int) -> None:
+        """Gives a damaged one that was passed over another name."""
         if (path := self.path(step)).exists():
             path.rename(files.free_name(path))
-        self._unfinished(step).rename(path)
-        steps = [s for s in self.steps() if s <= step]  # later ones are damaged, not of this run
+        self._passed = [damaged for damaged in self._passed if damaged != step]
+
+    def _delete_superseded(self, step: int) -> None:
+        for damaged in list(self._passed):
+            self._set_aside(damaged)
+        steps = [s for s in self.steps() if s <= step]  # later ones are not of this run
         ratings = self._ratings(steps) if self.best is not None else {}
         for old in retention.superseded(steps, ratings, keep=self.keep):
-            # Under this name, what a kill leaves of it is no checkpoint, and is swept.
+            # Under this name, what is left of it is no checkpoint, and is swept.
             shutil.rmtree(self.path(old).rename(self._unfinished(old)))
 
     def best_step(self) -> int | None:
@@ -188,7 +212,7 @@ class Checkpoints:
         """
         if self.best is None:
             raise ValueError("best_step: these checkpoints were made without best=METRIC.")
-        return retention.best_of(self._ratings(self.steps()))
+        return retention.best_of(self._ratings([s for s in self.steps() if s not in self._passed]))
 
     def _ratings(self, steps: Sequence[int]) -> dict[int, float]:
         """How good checkpoints were said to be, those of which something was said."""
@@ -212,12 +236,16 @@ class Checkpoints:
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
+        undeleted = None
         with self._failing_clearly(pending.step, pending.required):
             try:
-                pending.finishing.result()
+                undeleted = pending.finishing.result()
             except BaseException:
                 self.last = pending.before
                 raise
+        if undeleted is not None:
+            told = f"Old checkpoints in {str(self.folder)!r} cannot be deleted"
+            warnings.warn(f"{told}: {files.reason(undeleted)}. The run goes on.", stacklevel=3)
 
     @contextlib.contextmanager
     def _failing_clearly(self, step: int, required: bool):
@@ -281,7 +309,7 @@ class Checkpoints:
         return self._load({"params": like}, wanted, step, partial=True)["params"]
 
     def _load(self, like: ArrayTree, wanted: dict, step: int | None, *, partial=False) -> ArrayTree:
-        steps = self.steps()
+        steps = processes.from_first(self.steps)
         if step is not None:
             if step not in steps:
                 there = ", ".join(map(str, steps)) or "none"
@@ -290,31 +318,10 @@ class Checkpoints:
                     f"there are {there}."
                 )
             steps = [step]
-        passed: list[str] = []
-        for candidate in reversed(steps):
-            path = self.path(candidate)
-            try:
-                files.check_record(path)
-                with orbax(partial=partial) as ocp:
-                    found = ocp.metadata(path).custom_metadata or {}
-                    check_same_run(path, found, wanted)
-                    tree = ocp.load(path, jax.tree.map(abstract, like))
-                self.last = candidate
-                _warn_of(passed, f"the one of step {candidate} is used, what came after it is lost")
-                return tree
-            except OtherRun as error:
-                raise ValueError(str(error)) from None
-            except Exception as error:
-                told = f"The checkpoint {str(path)!r} cannot be read"
-                if (why := files.hindrance(error)) is not None:
-                    raise CheckpointError(f"{told}: {why}.") from error
-                passed.append(f"{told} and is passed over: {files.reason(error)}")
-        _warn_of(passed, "none is left")
-        what = "no checkpoint" if not steps else "no checkpoint that can be read"
-        raise CheckpointError(f"There is {what} in {str(self.folder)!r}.")
-
-
-def _warn_of(passed: list[str], instead: str) -> None:
-    """Warns of the checkpoints that were passed over, and says what was done instead."""
-    for told in passed:
-        warnings.warn(f"{told}; {instead}.", stacklevel=5)
+        if not steps:
+            what = "no checkpoint that can be read" if left_in(self.folder) else "no checkpoint"
+            raise CheckpointError(f"There is {what} in {str(self.folder)!r}.")
+        paths = [self.path(candidate) for candidate in steps]
+        tree, place = read_last(paths, like, wanted, partial=partial)
+        self.last, self._passed = steps[place], steps[place + 1 :]
+        return tree

@@ -1,5 +1,7 @@
 """Small things about files: whole or not at all, checksums that tell damage, errors in words."""
 
+import contextlib
+import errno
 import json
 import os
 import zlib
@@ -15,8 +17,61 @@ _PART = 1 << 22
 def write_whole(path: Path, text: str) -> None:
     """Writes a file such that it holds the old text or the new one, never a part."""
     unfinished = path.with_name(f"{path.name}.tmp")
-    unfinished.write_text(text)
-    os.replace(unfinished, path)
+    try:
+        unfinished.write_text(text)
+        sync(unfinished)  # the new name may reach the disk before the text does
+        os.replace(unfinished, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise
+
+
+def append_whole(path: Path, text: str) -> None:
+    """Adds lines to a file, all of them or none; what a kill left of a line goes first.
+
+    Raises:
+      OSError: If it cannot be written; the file is as it was.
+    """
+    with path.open("a+b", buffering=0) as file:
+        end = _end_of_lines(file)
+        rest = text.encode()
+        try:
+            while rest:  # a disk that fills up takes a part and fails at the next
+                rest = rest[file.write(rest) :]
+        except OSError:
+            file.truncate(end)
+            raise
+
+
+def _end_of_lines(file) -> int:
+    """Where the last whole line of a file ends; what is behind it is cut off."""
+    end = file.seek(0, os.SEEK_END)
+    if end:
+        file.seek(end - 1)
+        if file.read(1) != b"\n":
+            file.seek(0)
+            end = file.read().rfind(b"\n") + 1
+            file.truncate(end)
+    return end
+
+
+def sync(path: Path) -> None:
+    """Waits until a file, or the names in a folder, would survive a loss of power."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:  # some file systems have nothing to wait for, and say so
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(handle)
+
+
+def sync_all(folder: Path) -> None:
+    """The same for all that is in a folder, and the folder."""
+    for path in (*folder.rglob("*"), folder):
+        sync(path)
 
 
 def write_record(folder: Path, notes: Mapping[str, Any] | None = None) -> None:
@@ -80,8 +135,12 @@ def free_name(path: Path) -> Path:
 def reason(error: BaseException) -> str:
     """Why something could not be written, in a few words."""
     text = str(error)
-    if "No space left on device" in text or "RESOURCE_EXHAUSTED" in text:
+    if "No space left on device" in text:
         return "no space is left on the device"
+    # A quota and too many open files have this kind too.
+    out_of_memory = "RESOURCE_EXHAUSTED" in text and "memory" in text.lower()
+    if isinstance(error, MemoryError) or out_of_memory:
+        return "there is not enough memory"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
     return (" ".join(text.split()) or type(error).__name__)[:200].rstrip(". ")
@@ -97,7 +156,7 @@ def hindrance(error: BaseException) -> str | None:
     for each in chain:
         text = str(each)
         if isinstance(each, MemoryError) or "RESOURCE_EXHAUSTED" in text:
-            return "there is not enough memory"
+            return reason(each)
         if isinstance(each, PermissionError) or "PERMISSION_DENIED" in text:
             return "permission denied"
     parsing = (ValueError, LookupError, TypeError, AttributeError, EOFError)

@@ -11,10 +11,10 @@ from typing import Any
 import jax
 
 from jaxrl_llm.core import processes
-from jaxrl_llm.train.checkpoint import CheckpointError, steps_in
+from jaxrl_llm.train.checkpoint import CheckpointError, left_in, steps_in
 from jaxrl_llm.train.evaluate import Accuracy
 from jaxrl_llm.train.files import reason, write_whole
-from jaxrl_llm.train.metrics import JsonLines, plot_reward, read_jsonl, samples_table
+from jaxrl_llm.train.metrics import JsonLines, plot_reward, samples_table
 from jaxrl_llm.train.report import write_report
 from jaxrl_llm.train.sinks import RunInfo, SinkMaker, Sinks, find_sinks
 
@@ -37,13 +37,18 @@ class RunFolder:
 
     ``metrics.jsonl`` and ``samples.jsonl`` have the numbers and some completions of each step,
     ``sessions.jsonl`` a line when the run is started or resumed and one when it ends; beside them
-    are ``reward.png`` and ``checkpoints``.
+    are ``reward.png`` and ``checkpoints``. Lines that cannot be written, as on a full disk, are
+    kept and written once they can be, at the latest when the run ends.
 
     Args:
       path: The folder; made if there is none.
       resume: Whether it may hold a run already.
       say: Takes lines for the user; None is silent.
       sinks: Where the numbers go besides; see :class:`~jaxrl_llm.train.ReportConfig`.
+
+    Attributes:
+      resumes: Whether there is a checkpoint to go on from, whole or damaged; never without
+        ``resume``.
 
     Raises:
       CheckpointError: If the folder cannot be written.
@@ -64,17 +69,19 @@ class RunFolder:
         self.say = say if say is not None and self._writes else (lambda line: None)
         self._makers = find_sinks(sinks)
         self._sinks: Sinks | None = None  # until it starts
-        self._step = 0
+        self._step, self._ended = 0, False
         self.metrics = JsonLines(self.path / "metrics.jsonl")
         self.samples = JsonLines(self.path / "samples.jsonl")
         self.sessions = JsonLines(self.path / "sessions.jsonl")
         self.checkpoints = self.path / "checkpoints"
         self._last_rows: list[Mapping] = []
-        processes.from_first(lambda: self._open(resume))
+        self.resumes = processes.from_first(lambda: self._open(resume))
         processes.together(self._check_shared)
 
-    def _open(self, resume: bool) -> None:
+    def _open(self, resume: bool) -> bool:
+        """Makes the folder; whether there is something to resume from."""
         try:
+            new = not self.path.is_dir() or not any(self.path.iterdir())
             self.path.mkdir(parents=True, exist_ok=True)
             probe = self.path / ".writable"
             probe.write_text("")
@@ -83,8 +90,12 @@ class RunFolder:
             raise CheckpointError(
                 f"The run folder {str(self.path)!r} cannot be written: {error.strerror}."
             ) from error
-        if resume:
-            return
+        if resume and left_in(self.checkpoints):
+            return True
+        if resume:  # whoever restarts what was killed gives one command, however far it came
+            told = "is new or empty, and nothing is resumed" if new else "has no checkpoint yet"
+            self.say(f"The run folder {str(self.path)!r} {told}; the run starts from step 0.")
+            return False
         if steps_in(self.checkpoints):
             raise TrainingError(
                 f"The run folder {str(self.path)!r} already holds a run; go on with it (--resume) "
@@ -92,6 +103,7 @@ class RunFolder:
             )
         if self.metrics.path.exists():
             self.say(f"{str(self.path)!r} holds a run without a checkpoint; it starts over.")
+        return False
 
     def _check_shared(self) -> None:
         if not self.path.is_dir():
@@ -106,6 +118,10 @@ class RunFolder:
     def __exit__(self, kind, error, trace) -> None:
         if self._sinks is None:
             return
+        if not self._ended:
+            for lines in (self.metrics, self.samples):
+                with _optional(lines.path):
+                    lines.flush()
         if error is not None:
             self._note_end(f"{kind.__name__}: {error}" if str(error) else kind.__name__)
         if kind is None or issubclass(kind, Exception):  # else somebody wants it to end at once
@@ -152,9 +168,8 @@ class RunFolder:
         self._write({"step": step, **metrics})
         if not self._writes:
             return
-        with writing(self.samples.path):
-            for row in self._last_rows:
-                self.samples.write({"step": step, **row})
+        for row in self._last_rows:
+            _append(self.samples, {"step": step, **row})
 
     def held_out(self, step: int, found: Mapping[str, Accuracy], rows: list[dict]) -> None:
         """Writes an evaluation, and shows it with some completions."""
@@ -171,8 +186,7 @@ class RunFolder:
         self._step = row["step"]
         if not self._writes:
             return
-        with writing(self.metrics.path):
-            self.metrics.write(row)
+        _append(self.metrics, row)
         if self._sinks is not None:
             self._sinks.write(row)
 
@@ -185,7 +199,7 @@ class RunFolder:
         """The evaluation after a step, if there was one."""
 
         def find() -> dict[str, Any]:
-            rows = reversed(read_jsonl(self.metrics.path))
+            rows = reversed(self.metrics.rows())
             found = (row["held_out"] for row in rows if row["step"] == step and "held_out" in row)
             return next(found, {})
 
@@ -194,7 +208,7 @@ class RunFolder:
 
     def history(self) -> list[dict]:
         """The lines of metrics.jsonl, as the first process reads them."""
-        return processes.from_first(lambda: read_jsonl(self.metrics.path))
+        return processes.from_first(self.metrics.rows)
 
     def end(self, *, interrupted: int | None, seconds: Mapping[str, float]) -> None:
         """Notes how the run ended and draws reward.png.
@@ -202,13 +216,23 @@ class RunFolder:
         Args:
           interrupted: The signal that ended it early, if one did.
           seconds: What was done after the last line of metrics.jsonl.
+
+        Raises:
+          TrainingError: If lines of metrics.jsonl or samples.jsonl still cannot be written.
         """
+        self._ended = True
+        processes.from_first(self._flush)
         outcome = "done" if interrupted is None else signal.Signals(interrupted).name
         self._note_end(outcome, **{f"seconds_{k}": v for k, v in seconds.items()})
         path = self.path / "reward.png"
         if self._writes:
             with _optional(path):
-                plot_reward(read_jsonl(self.metrics.path), path, title=self.path.name)
+                plot_reward(self.metrics.rows(), path, title=self.path.name)
+
+    def _flush(self) -> None:
+        for lines in (self.metrics, self.samples):
+            with writing(lines.path):
+                lines.flush()
 
     def _note_end(self, outcome: str, **numbers: Any) -> None:
         if not self._writes:
@@ -228,6 +252,19 @@ class RunFolder:
             disable=not self.talks,
             dynamic_ncols=True,
         )
+
+
+def _append(lines: JsonLines, row: Mapping[str, Any]) -> None:
+    """Writes a line or keeps it, which is said of the first one."""
+    try:
+        lines.write(row)
+    except OSError as error:
+        if lines.unwritten == 1:
+            warnings.warn(
+                f"{str(lines.path)!r} cannot be written: {reason(error)}. Its lines are kept and "
+                "written once they can be; the run goes on.",
+                stacklevel=4,
+            )
 
 
 def _now() -> str:

@@ -9,10 +9,11 @@ import jax
 
 from jaxrl_llm.core import processes
 from jaxrl_llm.core.axes import Array, ArrayTree
-from jaxrl_llm.core.interrupt import catch_interrupt
+from jaxrl_llm.core.interrupt import Interrupt, catch_interrupt
 from jaxrl_llm.recipes import Batch, EvolutionRecipe
 from jaxrl_llm.train.about import settings, surroundings
 from jaxrl_llm.train.asynchronous import batches
+from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.config import TrainConfig, find_recipe
 from jaxrl_llm.train.evaluate import Accuracy
 from jaxrl_llm.train.evolution import make_evolution_step, moving_only
@@ -38,7 +39,8 @@ class Result:
       state: The state after the last step.
       run_dir: The folder of the run.
       history: The lines of metrics.jsonl.
-      before: Held-out accuracy before the first step, by "greedy" and "sampled".
+      before: Held-out accuracy before the first step, by "greedy" and "sampled"; empty if a signal
+        came before it was known.
       after: The same after the last step; empty if the run was interrupted.
       interrupted: The number of the signal that ended the run early, or None.
     """
@@ -61,18 +63,19 @@ def train(
     """Trains a model: prompts, rollouts, rewards, update, metrics, checkpoint, and again.
 
     A run is resumed exactly: with the same configuration on the same devices, it goes on as if it
-    had not been stopped. Ctrl-C (or SIGTERM) ends it after the step under way, with a checkpoint;
-    a second Ctrl-C ends it at once. An error ends it with a checkpoint of the last whole step. A
-    step whose loss or gradient is no finite number changes nothing (see :func:`make_step`); after
-    ``config.max_skipped`` of them in a row the run ends, with a checkpoint, and the batch of the
-    last one is in ``skipped_step_*.npz``. Where
+    had not been stopped. Ctrl-C (or SIGTERM) ends it after the step under way, with a checkpoint,
+    and leaves an evaluation to the resumed run; a second Ctrl-C ends it at once. An error ends it
+    with a checkpoint of the last whole step. A step whose loss or gradient is no finite number
+    changes nothing (see :func:`make_step`); after ``config.max_skipped`` of them in a row the run
+    ends, with a checkpoint, and the batch of the last one is in ``skipped_step_*.npz``. Where
     rollouts are sampled ahead of their step (see :class:`AsyncConfig`), a checkpoint keeps those
     that are finished; which weights sampled a batch then depends on how long things take, so a
     resumed run is another one of the same kind, without losing or repeating a question.
 
     Args:
       config: The run.
-      resume: Go on from the last checkpoint in ``config.run_dir`` that can be read.
+      resume: Go on from the last checkpoint in ``config.run_dir`` that can be read; where there is
+        none at all, as after a kill before the first one, start from step 0 and say so.
       say: Called with lines for the user; None keeps silent and hides the progress bar.
       files: Texts to keep in the run folder beside its results, by file name.
 
@@ -82,24 +85,23 @@ def train(
     Raises:
       ValueError: If the configuration does not fit the model, the devices, the data, or the
         checkpoint that it resumes.
-      CheckpointError: If a checkpoint cannot be written, or none can be read on resume.
+      CheckpointError: If a checkpoint cannot be written, or none of those there can be read on
+        resume.
       TrainingError: If the run folder is taken, too many updates in a row are left out, or a file
-        of results cannot be written.
+        of results cannot be written by the end of the run.
       RewardError: If the reward fails; it names the prompt.
     """
     options = {"resume": resume, "say": say, "sinks": config.report.sinks}
     with RunFolder(config.run_dir, **options) as folder:
-        return _train(config, folder, files or {}, resume=resume)
+        return _train(config, folder, files or {})
 
 
-def _train(
-    config: TrainConfig, folder: RunFolder, files: Mapping[str, str], *, resume: bool
-) -> Result:
+def _train(config: TrainConfig, folder: RunFolder, files: Mapping[str, str]) -> Result:
     """The run, in a folder that is open."""
     method = find_recipe(config.recipe, config.sampling)
     optimizer = moving_only(method, make_optimizer(config.optimizer))
     parts, checkpoints, state, reference = begin(
-        config, optimizer, folder.checkpoints, resume=resume
+        config, optimizer, folder.checkpoints, resume=folder.resumes
     )
     ready, update, look = _compiled(parts, optimizer)
     first, steps = int(state.step), config.steps
@@ -114,64 +116,108 @@ def _train(
             beside = pack(parts, rollouts.waiting(int(state.step)))
             checkpoints.save(state, beside=beside, required=required)
 
-    def evaluate(step: int) -> None:
-        if not folder.accuracy_at(step):  # a run that is resumed may have it
-            with clock("evaluate"):
-                found, rows = parts.evaluate(state.policy, state.key)
-                folder.held_out(step, found, rows[: config.samples_shown])
-        means = {kind: found.mean for kind, found in folder.accuracy_at(step).items()}
-        checkpoints.rate(step, means)
-
-    if first == 0 and config.evaluation.enabled:
-        evaluate(0)
-    skips = Skips(folder, most=config.max_skipped, tokenizer=parts.tokenizer, look=look)
+    kept = {"tokenizer": parts.tokenizer, "look": look, "history": folder.history()}
+    skips = Skips(folder, most=config.max_skipped, **kept)
     notice = "\nStopping after this step; a second Ctrl-C stops at once.\n" if folder.talks else ""
-    with (
-        catch_interrupt(notice=notice) as interrupt,
-        rollouts,  # the checkpoint does not wait for a batch that is under way
-        saved_on_error(checkpoints, lambda: state, save, folder.say),
-        folder.progress(first, steps) as bar,
-    ):
-        for step in range(first + 1, steps + 1):
-            with traced(step, config.report.profile, folder.path / "profile"):
-                with clock("wait"):
-                    found = rollouts.take()
-                with clock("score"):
-                    batch, filled = jax.block_until_ready(ready(reference, found.batch))
-                with clock("train"):
-                    after, metrics = update(state._replace(data_cursor=found.cursor), batch)
-                    jax.block_until_ready(metrics)
+    with catch_interrupt(notice=notice) as interrupt:
+        evaluate = _Evaluations(parts, folder, checkpoints, clock, interrupt)
+        if first < steps and evaluate.due(first):  # a signal may have kept the run before from it
+            evaluate(state)
+        if not evaluate.stopped():
+            with (
+                rollouts,  # the checkpoint does not wait for a batch that is under way
+                saved_on_error(checkpoints, lambda: state, save, folder.say),
+                folder.progress(first, steps) as bar,
+            ):
+                for step in range(first + 1, steps + 1):
+                    with traced(step, config.report.profile, folder.path / "profile"):
+                        with clock("wait"):
+                            found = rollouts.take()
+                        with clock("score"):
+                            batch, filled = jax.block_until_ready(ready(reference, found.batch))
+                        with clock("train"):
+                            given = state._replace(data_cursor=found.cursor)
+                            after, metrics = update(given, batch)
+                            jax.block_until_ready(metrics)
 
-            seconds = found.seconds | clock.read()
-            speed = meter(found.batch, seconds)
-            numbers = host_metrics(metrics, found.numbers | filled | speed, seconds=seconds)
-            state = state if spoiled(numbers) else after
-            folder.step(step, numbers, found.rows)
-            skips(step, numbers, state, batch)
-            checkpoints.rate(step, numbers)
-            checkpoints.settle()
-            rollouts.publish(state)
-            tokens = f"{numbers['tokens_per_second']:.0f} tok/s"
-            bar.set_postfix_str(f"reward {numbers['reward']:.3f}, {tokens}")
-            bar.update()
+                    seconds = found.seconds | clock.read()
+                    speed = meter(found.batch, seconds)
+                    known = found.numbers | filled | speed
+                    numbers = host_metrics(metrics, known, seconds=seconds)
+                    state = state if spoiled(numbers) else after
+                    checkpoints.settle()  # what a save that failed left makes room for the metrics
+                    folder.step(step, numbers, found.rows)
+                    skips(step, numbers, state, batch)
+                    checkpoints.rate(step, numbers)
+                    rollouts.publish(state)
+                    tokens = f"{numbers['tokens_per_second']:.0f} tok/s"
+                    bar.set_postfix_str(f"reward {numbers['reward']:.3f}, {tokens}")
+                    bar.update()
 
-            if every(config.evaluation.every, step) and step < steps:
-                evaluate(step)
-            # Once: a signal may come at any time, and to one of several processes.
-            stops = step == steps or processes.any_of(interrupt.signal) is not None
-            if stops or every(config.checkpoint.every, step):
-                save(state, required=stops)
-            if stops:
-                break
+                    # Not asked again below: a signal may come at any time.
+                    stops = step == steps or evaluate.stopped()
+                    if not stops and every(config.evaluation.every, step):
+                        evaluate(state)
+                        stops = evaluate.stopped()
+                    if stops or every(config.checkpoint.every, step):
+                        save(state, required=stops)
+                    if stops:
+                        break
+        if config.evaluation.enabled and not evaluate.stopped():
+            evaluate(state)
 
     signal = processes.any_of(interrupt.signal)
-    if config.evaluation.enabled and signal is None:
-        evaluate(int(state.step))
-    elif not config.evaluation.enabled:
+    if not config.evaluation.enabled:
         folder.show_samples()
     folder.end(interrupted=signal, seconds=clock.read())
     before, after = folder.accuracy_at(0), folder.accuracy_at(int(state.step))
     return Result(state, folder.path, folder.history(), before, after, signal)
+
+
+class _Stopped(Exception):
+    """A signal came in the middle of an evaluation."""
+
+
+class _Evaluations:
+    """The evaluations of a run: each is made once, and none goes on after a signal."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        folder: RunFolder,
+        checkpoints: Checkpoints,
+        clock: Clock,
+        interrupt: Interrupt,
+    ):
+        self._parts, self._folder, self._checkpoints = parts, folder, checkpoints
+        self._clock, self._interrupt = clock, interrupt
+
+    def due(self, step: int) -> bool:
+        """Whether there is one after a step that is not the last."""
+        config = self._parts.config.evaluation
+        return every(config.every, step) or (config.enabled and step == 0)
+
+    def stopped(self) -> bool:
+        """Whether a signal came to any process; all of them ask at the same places."""
+        return processes.any_of(self._interrupt.signal) is not None
+
+    def _check(self) -> None:
+        if self.stopped():
+            raise _Stopped
+
+    def __call__(self, state: TrainState) -> None:
+        """Evaluates a state, tells what it found and rates the checkpoint of the step."""
+        step, folder = int(state.step), self._folder
+        if not folder.accuracy_at(step):  # a run that is resumed may have it
+            try:
+                with self._clock("evaluate"):
+                    given = (state.policy, state.key)
+                    found, rows = self._parts.evaluate(*given, check=self._check)
+            except _Stopped:
+                return
+            folder.held_out(step, found, rows[: self._parts.config.samples_shown])
+        means = {kind: found.mean for kind, found in folder.accuracy_at(step).items()}
+        self._checkpoints.rate(step, means)
 
 
 def _meter(parts: Parts) -> Meter:

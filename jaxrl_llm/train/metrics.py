@@ -14,7 +14,7 @@ import numpy as np
 from jaxrl_llm import diagnostics
 from jaxrl_llm.core import Array, level_of, masking
 from jaxrl_llm.recipes import Batch, Recipe
-from jaxrl_llm.train.files import write_whole
+from jaxrl_llm.train.files import append_whole, write_whole
 
 
 def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> dict[str, Array]:
@@ -116,10 +116,19 @@ def _clip_metrics(surrogate, logp: Array, old_logp: Array, batch: Batch) -> dict
 
 
 class JsonLines:
-    """A file of one JSON object a line, each with its "step"."""
+    """A file of one JSON object a line, each with its "step".
+
+    A line that cannot be written is kept, and written before the next one.
+    """
 
     def __init__(self, path: Path):
         self.path = Path(path)
+        self._unwritten: list[str] = []
+
+    @property
+    def unwritten(self) -> int:
+        """How many lines are kept."""
+        return len(self._unwritten)
 
     def keep_up_to(self, step: int) -> None:
         """Drops the lines of later steps, which a resumed run will write again."""
@@ -128,9 +137,27 @@ class JsonLines:
         write_whole(self.path, "".join(f"{line}\n" for line in kept))
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Appends a line: arrays as numbers, what is not a finite number as null."""
-        with self.path.open("a") as file:
-            file.write(json.dumps(_plain(row)) + "\n")
+        """Appends a line: arrays as numbers, what is not a finite number as null.
+
+        Raises:
+          OSError: If it cannot be written now.
+        """
+        self._unwritten.append(json.dumps(_plain(row)) + "\n")
+        self.flush()
+
+    def flush(self) -> None:
+        """Writes the lines that are kept, in their order.
+
+        Raises:
+          OSError: If they still cannot be written.
+        """
+        if self._unwritten:
+            append_whole(self.path, "".join(self._unwritten))
+            self._unwritten.clear()
+
+    def rows(self) -> list[dict]:
+        """All lines, those that are kept too."""
+        return read_jsonl(self.path) + [json.loads(line) for line in self._unwritten]
 
 
 def _plain(value: Any) -> Any:

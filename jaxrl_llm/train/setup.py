@@ -25,7 +25,7 @@ from jaxrl_llm.train.config import TrainConfig, find_prompts, find_recipe
 from jaxrl_llm.train.critic import init_critic
 from jaxrl_llm.train.evaluate import Accuracy, evaluate
 from jaxrl_llm.train.fits import check_held
-from jaxrl_llm.train.frozen import base_marks, described, with_adapter
+from jaxrl_llm.train.frozen import base_marks, described, digest, with_adapter
 from jaxrl_llm.train.lora import Adapted
 from jaxrl_llm.train.mesh import load_meshes
 from jaxrl_llm.train.optimizer import make_optimizer
@@ -88,13 +88,20 @@ class Parts:
         """The same, without the other processes of a run that has several."""
         return grade_here(questions, completions, self.config.reward, deadline=self.deadline)
 
-    def evaluate(self, params: ArrayTree, key: jax.Array) -> tuple[dict[str, Accuracy], list[dict]]:
+    def evaluate(
+        self, params: ArrayTree, key: jax.Array, *, check: Callable[[], None] = lambda: None
+    ) -> tuple[dict[str, Accuracy], list[dict]]:
         """Greedy and sampled accuracy on the held-out questions, and the greedy completions.
 
         Args:
           params: Parameters of the policy.
           key: That of the run's state; the same key gives the same evaluation.
+          check: Called before each batch; what it raises ends the evaluation.
         """
+
+        def checked(sampler: Callable) -> Callable:
+            return lambda *given: check() or sampler(*given)
+
         config = self.config
         common = {"reward": config.reward, "tokenizer": self.tokenizer, "deadline": self.deadline}
         inputs = (params, jax.random.fold_in(key, 0x7FFFFFFF), self.held_out)
@@ -102,8 +109,8 @@ class Parts:
         # As many rows as a training batch has, but no more prompts than there are.
         enough = -(-len(self.held_out) // shards) * shards
         many = min(size * config.sampling.group_size, enough)
-        greedy, rows = evaluate(self.greedy, *inputs, batch_size=many, **common)
-        sampled, _ = evaluate(self.sampled, *inputs, batch_size=size, **common)
+        greedy, rows = evaluate(checked(self.greedy), *inputs, batch_size=many, **common)
+        sampled, _ = evaluate(checked(self.sampled), *inputs, batch_size=size, **common)
         return {"greedy": greedy, "sampled": sampled}, rows
 
     def describe(self, params: ArrayTree) -> str:
@@ -285,12 +292,14 @@ def begin(
 
     check_held(config)
     parts, params = load_parts(config)
-    marks = {"questions": parts.questions, "seed": config.seed, **base_marks(params, config.lora)}
-    kept = {"keep": config.checkpoint.keep, "best": config.checkpoint.best}
-    checkpoints = Checkpoints(folder, model=parts.model, run=marks, **kept)
     recipe, moving = parts.recipe, parts.recipe.reference is not None
     base = params.base if isinstance(params, Adapted) else params
     reference = base if "ref_logp" in recipe.needs and not moving else None
+    marks = {"questions": parts.questions, "seed": config.seed, **base_marks(params, config.lora)}
+    if reference is not None and "base" not in marks:  # it is loaded anew, also by a resumed run
+        marks["reference"] = digest(reference)
+    kept = {"keep": config.checkpoint.keep, "best": config.checkpoint.best}
+    checkpoints = Checkpoints(folder, model=parts.model, run=marks, **kept)
     # A model that comes from a function may be kept by whoever wrote it.
     shared = reference is not None or not isinstance(config.model, str)
     state = init_state(

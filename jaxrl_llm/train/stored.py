@@ -74,6 +74,8 @@ def check_same_run(path: Path, found: Mapping[str, Any], wanted: Mapping[str, An
                 "questions": "was made with other questions, or another split or order of them",
                 "seed": f"was made with seed {found[key]}, this run has {value}",
                 "base": "is of an adapter beside another model: the frozen parameters differ",
+                "reference": "was made with another reference: the parameters of the model that "
+                "the run loads differ",
             }.get(key, f"was made with {key} {found[key]!r}, this run has {value!r}")
             raise OtherRun(f"The checkpoint {str(path)!r} {what}.")
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,21 @@ class Skips:
       most: How many in a row end the run.
       tokenizer: A ``data.Tokenizer``, for the texts of that batch.
       look: What else there is to know of a batch.
+      history: The lines of metrics.jsonl of the steps before, which a resumed run has.
     """
 
-    def __init__(self, folder: RunFolder, *, most: int, tokenizer: Any, look: Look):
+    def __init__(
+        self,
+        folder: RunFolder,
+        *,
+        most: int,
+        tokenizer: Any,
+        look: Look,
+        history: Sequence[Mapping[str, Any]] = (),
+    ):
         self._folder, self._most, self._tokenizer, self._look = folder, most, tokenizer, look
-        self._in_a_row = 0
+        steps = [_skipped(row) for row in history if "skipped" in row]
+        self._in_a_row = steps[::-1].index(False) if False in steps else len(steps)
 
     def __call__(
         self, step: int, numbers: Mapping[str, float], state: TrainState, batch: Batch
@@ -63,7 +73,7 @@ class Skips:
                 f"{told} but an update that is no number, which the optimizer or its learning rate "
                 "made; the parameters are lost and the last checkpoint stands."
             )
-        if not (numbers["skipped"] or numbers.get("critic_skipped")):
+        if not _skipped(numbers):
             self._in_a_row = 0
             return
         self._in_a_row += 1
@@ -94,6 +104,11 @@ class Skips:
         rows = zip(tokens.reshape(-1, width), mask.reshape(-1, width), strict=True)
         texts = [self._tokenizer.decode(row[kept].tolist()) for row, kept in rows]
         return np.array(texts, dtype=np.str_).reshape(tokens.shape[:-1])
+
+
+def _skipped(numbers: Mapping[str, Any]) -> bool:
+    """Whether an update of a step was left out."""
+    return bool(numbers["skipped"] or numbers.get("critic_skipped"))
 
 
 def _told(numbers: Mapping[str, float]) -> str:

@@ -164,7 +164,6 @@ def test_config_files_without_a_config(capsys, tmp_path, text, part):
         ("", ["--run-dir", "my_run.py/run"], ["The run folder", "cannot be written"]),
         ("", ["--data.prompts", "empty.jsonl"], ["empty.jsonl is empty"]),
         ("", ["--data.prompts", "gym:chain_smu"], ["no task 'chain_smu'", "chain_sum"]),
-        ("", ["--resume"], ["There is no checkpoint in"]),
         ("", ["--mesh.data", "2"], ["needs 2 devices, but there are 8"]),
         ("", ["--model", "nowhere.gguf"], ["nowhere.gguf"]),
     ],

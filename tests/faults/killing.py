@@ -5,8 +5,8 @@
 A moment is drawn evenly over what a run takes from its second batch, when its programs are
 compiled, to the end of its last checkpoint. Each killed run is resumed until it ends; then the next
 one begins, until as many kills have been made. Of every run that ends, the final state must equal
-that of the run that was not killed bit for bit, and so must each completion and each number of each
-step.
+that of the run that was not killed bit for bit, and so must each completion, each number of each
+step and evaluation, and which checkpoint is the best.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
 STEPS, BATCH = 12, 8
@@ -49,18 +49,22 @@ class Tally(NamedTuple):
 
 
 def child(folder: Path, *, staleness: int) -> None:
-    """The run itself, in a process of its own; it goes on from a checkpoint if there is one."""
+    """The run itself, in a process of its own, with --resume as a scheduler always gives it."""
     sys.path[:0] = [str(HERE.parents[1]), str(HERE.parent / "train")]
     import jax
     import numpy as np
-    from tiny_run import low_bytes, tiny_run
+    from tiny_run import CONFIG, low_bytes, prompts, tiny_run
 
-    from jaxrl_llm.train import AsyncConfig, CheckpointConfig, train
-    from jaxrl_llm.train.checkpoint import steps_in
+    from jaxrl_llm.data import split_distinct
+    from jaxrl_llm.train import AsyncConfig, CheckpointConfig, EvaluationConfig, train
 
+    split = {"held_out": CONFIG.data.held_out, "seed": CONFIG.data.seed}
+    trained = {prompt.text for prompt in split_distinct(prompts(), **split)[0]}
     calls = []
 
     def reward(prompt, completion, metadata):
+        if prompt not in trained:
+            return low_bytes(prompt, completion, metadata)
         calls.append(prompt)
         if len(calls) == BATCH + 1:
             print("begun", flush=True)
@@ -70,11 +74,12 @@ def child(folder: Path, *, staleness: int) -> None:
         folder,
         steps=STEPS,
         reward=reward,
-        checkpoint=CheckpointConfig(every=2, keep=2, best="reward"),
+        checkpoint=CheckpointConfig(every=2, keep=2, best="greedy"),
+        evaluation=EvaluationConfig(every=2),
         asynchrony=AsyncConfig(max_staleness=staleness),
         samples_shown=BATCH,
     )
-    state = train(config, resume=bool(steps_in(folder / "checkpoints"))).state
+    state = train(config, resume=True).state
     arrays = (state.params, state.opt_state, state.algo_state, jax.random.key_data(state.key))
     digest = hashlib.sha256(repr((int(state.step), tuple(state.data_cursor))).encode())
     for leaf in jax.tree.leaves(arrays):
@@ -151,6 +156,14 @@ def questions(folder: Path) -> dict[int, list[str]]:
     return steps
 
 
+def best(folder: Path) -> int | None:
+    """The step of the best checkpoint."""
+    from jaxrl_llm.train import Checkpoints
+
+    model: Any = None  # none is read
+    return Checkpoints(folder / "checkpoints", model=model, best="greedy").best_step()
+
+
 def check(folder: Path, ended: Ended, expected: Path, whole: Ended, *, staleness: int) -> None:
     """Raises AssertionError unless a run that was killed left what one that was not left.
 
@@ -160,6 +173,7 @@ def check(folder: Path, ended: Ended, expected: Path, whole: Ended, *, staleness
     assert questions(folder) == questions(expected), "a question was lost or used twice"
     if staleness:
         return
+    assert best(folder) == best(expected), "another checkpoint is the best"
     for name in ("samples.jsonl", "metrics.jsonl"):
         rows, wanted = told(folder, name), told(expected, name)
         assert len(rows) == len(wanted), f"{name} has {len(rows)} lines, not {len(wanted)}"
@@ -199,7 +213,7 @@ def torture(folder: Path, *, kills: int, seed: int = 0, staleness: int = 0, say=
             if ended is not None:
                 break
             done, writing = done + 1, writing + unfinished(run)
-            rows = (run / "metrics.jsonl").read_text().count("\n")
+            rows = sum("loss" in row for row in told(run, "metrics.jsonl"))
             say(f"kill {done} of {kills}, {moment:.2f} s after the second batch, {rows} steps done")
         runs += done > before  # else it ended before its moment came
         check(run, ended, whole, expected, staleness=staleness)

@@ -3,13 +3,22 @@
 import errno
 import os
 import shutil
+import time
 
 import pytest
 from test_checkpoint import assert_same, make_state, save_steps
-from tiny_run import tiny_run
+from tiny_run import low_bytes, tiny_run
 
-from jaxrl_llm.train import CheckpointConfig, CheckpointError, train
+from jaxrl_llm.train import (
+    CheckpointConfig,
+    CheckpointError,
+    EvaluationConfig,
+    TrainingError,
+    train,
+)
 from jaxrl_llm.train import files as train_files
+from jaxrl_llm.train import metrics as train_metrics
+from jaxrl_llm.train.metrics import read_jsonl
 
 TOLD = r"The checkpoint of step {} cannot be written to '.*': no space is left on the device"
 
@@ -141,3 +150,75 @@ def test_what_is_not_required_is_a_warning_and_is_not_the_last(tmp_path, disk, m
     with pytest.raises(CheckpointError, match=TOLD.format(3)):
         checkpoints.wait()
     assert [path.name for path in tmp_path.iterdir() if "unfinished" in path.name] == []
+
+
+@pytest.fixture
+def lines_full(monkeypatch):
+    """A disk that takes no line while the list holds something."""
+    full, append = [], train_metrics.append_whole
+
+    def appends(path, text):
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append(path, text)
+
+    monkeypatch.setattr(train_metrics, "append_whole", appends)
+    return full
+
+
+def filling(full, between):
+    """The reward, while some of whose calls the disk is full."""
+    calls = []
+
+    def reward(prompt, completion, metadata):
+        calls.append(prompt)
+        full[:] = [True] if len(calls) in between else []
+        return low_bytes(prompt, completion, metadata)
+
+    return reward
+
+
+def test_lines_of_a_full_disk_are_written_once_there_is_room(whole_run, tmp_path, lines_full):
+    reward = filling(lines_full, range(8 + 1, 3 * 8 + 1))  # steps 2 and 3
+    with pytest.warns(UserWarning) as told:
+        done = train(tiny_run(tmp_path, reward=reward))
+    assert_same(done.state, whole_run.state)
+    texts = [str(each.message) for each in told if "cannot be written" in str(each.message)]
+    assert len(texts) == 2  # once for each of the two files
+    assert "metrics.jsonl' cannot be written: no space is left on the device. Its lin" in texts[0]
+    assert [row["step"] for row in read_jsonl(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4, 5, 6]
+    samples = [(folder / "samples.jsonl").read_text() for folder in (tmp_path, whole_run.run_dir)]
+    assert samples[0] == samples[1]
+
+
+def test_lines_that_never_found_room_are_an_error_at_the_end(whole_run, tmp_path, lines_full):
+    reward = filling(lines_full, range(3 * 8 + 1, 99))
+    evaluation = EvaluationConfig()  # of which the lines are read back
+    with (
+        pytest.warns(UserWarning, match="Its lines are kept"),
+        pytest.raises(TrainingError, match="metrics.jsonl' cannot be written: no space is left"),
+    ):
+        train(tiny_run(tmp_path, reward=reward, evaluation=evaluation))
+    assert names(tmp_path) == ["step_00000006"]
+
+
+def test_a_failed_save_makes_room_for_the_lines(tmp_path, monkeypatch):
+    late(monkeypatch, {1})
+    append, left = train_metrics.append_whole, []
+
+    def appends(path, text):
+        left.extend((tmp_path / "checkpoints").glob("*unfinished*"))
+        append(path, text)
+
+    def reward(prompt, completion, metadata):
+        if len(calls) == 8:  # in step 2, the save after step 1 has failed by then
+            time.sleep(1.0)
+            monkeypatch.setattr(train_metrics, "append_whole", appends)
+        calls.append(prompt)
+        return low_bytes(prompt, completion, metadata)
+
+    calls = []
+    checkpoint = CheckpointConfig(every=1)
+    with pytest.warns(UserWarning, match="of step 1 cannot be written"):
+        train(tiny_run(tmp_path, reward=reward, checkpoint=checkpoint, steps=2))
+    assert not left

@@ -1,5 +1,6 @@
 """Batches made ahead of their step: order, age, checkpoints, errors, devices of their own."""
 
+import contextlib
 import dataclasses
 import random
 import signal
@@ -195,7 +196,7 @@ def test_an_error_of_the_loop_ends_the_thread(monkeypatch):
 
 
 def test_a_second_ctrl_c_does_not_wait_for_the_batch_under_way(monkeypatch):
-    monkeypatch.setattr(asynchronous, "_PATIENCE", 0.01)
+    monkeypatch.setattr(asynchronous, "_AT_ONCE", 0.01)
     begun, released = threading.Event(), threading.Event()
 
     def make(number, version, params):
@@ -210,6 +211,28 @@ def test_a_second_ctrl_c_does_not_wait_for_the_batch_under_way(monkeypatch):
     released.set()
 
 
+@pytest.mark.parametrize("error", [None, TrainingError("the disk is full")])
+def test_a_run_that_ends_early_waits_only_a_while_until_all_is_told(monkeypatch, error):
+    monkeypatch.setattr(asynchronous, "_PATIENCE", 0.01)
+    begun, released, at_exit = threading.Event(), threading.Event(), []
+    monkeypatch.setattr(asynchronous.atexit, "register", at_exit.append)
+
+    def make(number, version, params):
+        begun.set()
+        released.wait(60)
+
+    before = time.monotonic()
+    with contextlib.suppress(TrainingError), ahead(monkeypatch, 1, make):
+        begun.wait(10)
+        if error is not None:
+            raise error
+    assert time.monotonic() - before < 30 and threads()
+    released.set()
+    (join,) = at_exit  # the process itself does not end in the middle of a batch
+    join()
+    assert not threads()
+
+
 def test_ctrl_c_reaches_a_loop_that_waits_for_a_batch(monkeypatch):
     main, released = threading.main_thread().ident, threading.Event()
 
@@ -218,7 +241,7 @@ def test_ctrl_c_reaches_a_loop_that_waits_for_a_batch(monkeypatch):
             signal.pthread_kill(main, signal.SIGINT)
             released.wait(60)
 
-    monkeypatch.setattr(asynchronous, "_PATIENCE", 0.01)
+    monkeypatch.setattr(asynchronous, "_AT_ONCE", 0.01)
     with pytest.raises(KeyboardInterrupt), ahead(monkeypatch, 1, make) as rollouts:
         for step in range(3):
             assert rollouts.take().number == step < 2
@@ -470,15 +493,15 @@ def test_an_error_leaves_a_checkpoint_of_the_last_whole_step(tmp_path):
 def test_an_error_of_the_loop_keeps_what_was_waiting(tmp_path, monkeypatch, source):
     write = JsonLines.write
 
-    def full(self, row):
+    def fails(self, row):
         if row["step"] == 2:
             until(lambda: len(source[-1].waiting(2)) == 2)
-            raise OSError(28, "No space left on device")
+            raise TrainingError("something in the loop")
         write(self, row)
 
     with monkeypatch.context() as patch:
-        patch.setattr(JsonLines, "write", full)
-        with pytest.raises(TrainingError, match="metrics.jsonl' cannot be written: no space"):
+        patch.setattr(JsonLines, "write", fails)
+        with pytest.raises(TrainingError, match="something in the loop"):
             train(ahead_run(tmp_path))
     assert (tmp_path / "checkpoints" / "step_00000002" / "waiting").is_dir()
     done = train(ahead_run(tmp_path, steps=3), resume=True)

@@ -13,6 +13,7 @@ from jaxrl_llm.data import Cursor
 from jaxrl_llm.models.sharding import param_shardings, shard
 from jaxrl_llm.testing import tiny_model
 from jaxrl_llm.train import CheckpointError, Checkpoints, init_state, make_mesh
+from jaxrl_llm.train import files as train_files
 from jaxrl_llm.train.stored import Beside, shapes_of
 
 RECIPE, OPTIMIZER = jr.recipes.dapo(), optax.adamw(1e-3)
@@ -222,6 +223,99 @@ def test_damage_that_orbax_finds_while_it_reads_is_passed_over(tmp_path, monkeyp
     monkeypatch.setattr(ocp, "load", fails)
     with pytest.warns(UserWarning, match="cannot be read and is passed over: while reading array"):
         assert_same(checkpoints.restore(make_state()[1]), states[1])
+
+
+def test_the_other_processes_follow_the_first(tmp_path, monkeypatch):
+    """As process 1 of two, for which the newest checkpoint is whole and for process 0 it is not."""
+    checkpoints, states = save_steps(tmp_path, 1, 2)
+
+    def never(folder):
+        raise AssertionError("only the first process reads everything")
+
+    monkeypatch.setattr("jaxrl_llm.train.files.check_record", never)
+    monkeypatch.setattr("jaxrl_llm.core.processes.is_first", lambda: False)
+    monkeypatch.setattr("jaxrl_llm.core.processes.from_first", lambda function: [1, 2])
+    first = iter([("damaged", "its file was changed")])  # what process 0 says, in its order
+    monkeypatch.setattr("jaxrl_llm.core.processes.any_of", lambda mine: next(first, None) or mine)
+    with pytest.warns(UserWarning, match="passed over: its file was changed; the one of step 1"):
+        assert_same(checkpoints.restore(make_state(seed=5)[1]), states[1])
+    first = iter([None, None, None, ("hindered", "permission denied")])
+    with pytest.raises(CheckpointError, match="00002' cannot be read: permission denied"):
+        checkpoints.restore(make_state()[1])
+
+
+def test_what_was_passed_over_costs_no_readable_one(tmp_path):
+    model, state = make_state()
+    options = {"model": model, "keep": 2, "best": "reward"}
+    checkpoints = Checkpoints(tmp_path, **options)
+    for step, reward in ((1, 0.5), (2, 0.0), (3, 0.75)):
+        checkpoints.rate(step, {"reward": reward})
+        checkpoints.save(state._replace(step=state.step + step))
+        checkpoints.wait()
+    truncate(checkpoints.path(3))
+    again = Checkpoints(tmp_path, **options)
+    with pytest.warns(UserWarning, match="step_00000003.* is passed over"):
+        assert int(again.restore(state).step) == 2
+    assert again.steps() == [2, 3] and again.best_step() == 2
+    again.rate(4, {"reward": 0.25})
+    again.save(state._replace(step=state.step + 4))
+    again.wait()
+    assert again.steps() == [2, 4] and again.best_step() == 4
+    assert (tmp_path / "step_00000003.damaged").is_dir()
+
+
+def test_an_old_one_that_cannot_be_deleted_is_told_as_that(tmp_path, monkeypatch):
+    checkpoints, states = save_steps(tmp_path, 1, keep=1)
+    rmtree = shutil.rmtree
+
+    def fails(path, ignore_errors=False):
+        if not ignore_errors:
+            raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(shutil, "rmtree", fails)
+    checkpoints.save(make_state(step=2)[1])
+    with pytest.warns(UserWarning, match="Old checkpoints in .* cannot be deleted: permission de"):
+        checkpoints.wait()
+    assert checkpoints.last == 2 and checkpoints.steps() == [2]
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    checkpoints.save(make_state(step=3)[1])
+    checkpoints.wait()
+    assert [path.name for path in tmp_path.iterdir()] == ["step_00000003"]
+
+
+def test_a_rating_that_cannot_be_noted_is_told_as_that(tmp_path, monkeypatch):
+    model, state = make_state(step=1)
+    checkpoints = Checkpoints(tmp_path, model=model, best="reward")
+    checkpoints.save(state)
+
+    def full(folder, notes):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("jaxrl_llm.train.files.replace_notes", full)
+    told = "How good the checkpoint '.*00001' is cannot be noted: no space is left on the device"
+    with pytest.warns(UserWarning, match=told):
+        checkpoints.rate(1, {"reward": 1.0})
+    assert checkpoints.last == 1 and checkpoints.steps() == [1]
+
+
+def test_all_is_on_disk_before_it_has_its_name_and_before_old_ones_go(tmp_path, monkeypatch):
+    checkpoints, _ = save_steps(tmp_path, 1, keep=1)
+    seen, sync = [], train_files.sync
+
+    def noted(path):
+        seen.append((path, checkpoints.steps()))
+        sync(path)
+
+    monkeypatch.setattr(train_files, "sync", noted)
+    checkpoints.save(make_state(step=2)[1])
+    checkpoints.wait()
+    *files, last = seen
+    unfinished = {path for path, steps in files if steps == [1]}
+    assert len(unfinished) == len({path for path, _ in files})
+    whole = checkpoints.path(2)
+    found = {path.relative_to(whole) for path in (whole, *whole.rglob("*"))}
+    assert {whole.with_suffix(".unfinished") / path for path in found} <= unfinished
+    assert last == (tmp_path, [1, 2]) and checkpoints.steps() == [2]
 
 
 def test_none_that_can_be_read(tmp_path):

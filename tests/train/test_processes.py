@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 from pod_config import config
+from test_checkpoint import truncate
 
 from jaxrl_llm.train import Checkpoints, DistributedConfig, MeshConfig, train
 from jaxrl_llm.train.checkpoint import steps_in
@@ -111,21 +112,34 @@ def assert_same_run(folder, alone):
 @pytest.mark.slow
 def test_two_processes_survive_what_befalls_one_and_train_as_one(tmp_path, alone):
     folder = tmp_path / "run"
-    with Pod(folder, 2, 2, SLOW="0.3") as pod:
-        pod.until_step(1)
+    # The first, which chooses and writes, is lost before there is a checkpoint.
+    with Pod(folder, 2, 2, "--resume", SLOW="0.3") as pod:
+        pod.wait(lambda: (folder / "metrics.jsonl").exists())
+        pod.processes[0].kill()
+        codes = pod.codes(timeout=60.0)
+        assert codes[0] == -signal.SIGKILL and codes[1] != 0, pod.text()
+        assert "nothing is resumed; the run starts from step 0" in pod.logs[0].read_text()
+
+    with Pod(folder, 2, 2, "--resume", SLOW="0.3") as pod:
+        pod.until_step(2)
         pod.processes[1].kill()
         codes = pod.codes(timeout=60.0)
         assert codes[0] != 0 and codes[1] == -signal.SIGKILL, pod.text()
     left = steps_in(folder / "checkpoints")[-1]
     assert left < 4
 
-    # One that is told to end takes the other along, after the same step.
+    # Both go on from the one before. One that is told to end takes the other along, after the same
+    # step.
+    damaged = folder / "checkpoints" / f"step_{left:08d}"
+    truncate(damaged)
     with Pod(folder, 2, 2, "--resume", SLOW="0.3") as pod:
-        pod.until_step(left + 1)
+        pod.wait(damaged.with_suffix(".damaged").exists)
         pod.processes[1].send_signal(signal.SIGTERM)
         codes = pod.codes()
         assert codes[0] == codes[1] and codes[0] >= 0, pod.text()
-    assert left < steps_in(folder / "checkpoints")[-1] < 4, pod.text()
+        told = f"the one of step {left - 1} is used"
+        assert all(told in log.read_text() for log in pod.logs), pod.text()
+    assert left <= steps_in(folder / "checkpoints")[-1] < 4, pod.text()
 
     with Pod(folder, 2, 2, "--resume") as pod:
         assert pod.codes() == [0, 0], pod.text()

@@ -137,6 +137,13 @@ def test_too_many_in_a_row_end_the_run_and_leave_the_batch(tmp_path):
     assert asked == [batch["prompts"][0]] * 2 + [batch["prompts"][1]] * 2
 
 
+def test_a_resumed_run_counts_on(tmp_path):
+    config = tiny_run(tmp_path, recipe=fragile(), reward=huge_in(2, 3, 4))
+    assert int(train(dataclasses.replace(config, steps=3)).state.step) == 3
+    with pytest.raises(TrainingError, match="Step 4 gave loss nan .* each of the last 3 steps"):
+        train(config, resume=True)
+
+
 def test_a_first_step_that_is_no_number_leaves_the_first_state(tmp_path):
     config = tiny_run(tmp_path, recipe=fragile(), reward=huge_in(1), max_skipped=1)
     with pytest.raises(
