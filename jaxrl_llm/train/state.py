@@ -68,7 +68,8 @@ def init_state(
 ) -> TrainState:
     """The state before the first step.
 
-    The optimizer's state is split as :func:`optimizer_shardings` says.
+    The optimizer's state is float32 also for parameters in bfloat16, which lose small updates
+    themselves, and split as :func:`optimizer_shardings` says.
 
     Args:
       params: Parameters of the model, already placed on the mesh if there is one. Of
@@ -78,8 +79,8 @@ def init_state(
       key: A typed key, ``jax.random.key(seed)``.
       data_cursor: Where the prompt order starts, integers only.
       mesh: The mesh; small leaves are replicated over it.
-      copy: Copy the parameters, since a step gives away (donates) those of its state; False spares
-        the memory where nobody else keeps them.
+      copy: Copy the parameters and those of the critic, since a step gives away (donates) those of
+        its state; False spares the memory where nobody else keeps them.
       critic: Parameters from :func:`~jaxrl_llm.train.init_critic`, for a recipe with a critic.
       critic_optimizer: Its optimizer.
       reference: Where a reference that moves begins; the policy's own parameters by default.
@@ -103,9 +104,10 @@ def init_state(
     opt_state = _optimizer_state(optimizer, params, recipe, mesh)
     critic_state, anchor = (), ()
     if critic is not None and critic_optimizer is not None:
-        target = critic if recipe.critic.target_rate is not None else ()
         own = _optimizer_state(critic_optimizer, critic, recipe, mesh)
-        critic_state = jax.tree.map(jnp.copy, CriticState(critic, own, target))
+        target = () if recipe.critic.target_rate is None else jax.tree.map(jnp.copy, critic)
+        kept = jax.tree.map(jnp.copy, critic) if copy else critic
+        critic_state = CriticState(kept, own, target)
     if recipe.reference is not None:
         start = params if reference is None else trainable(reference)
         anchor = jax.tree.map(jnp.copy, start)
@@ -147,10 +149,20 @@ def optimizer_shardings(opt_state: ArrayTree, recipe, mesh: jax.sharding.Mesh) -
 def _optimizer_state(
     optimizer: optax.GradientTransformation, params: ArrayTree, recipe, mesh
 ) -> ArrayTree:
+    def init(params):
+        return optimizer.init(jax.tree.map(_statistics, params))
+
     if mesh is None:
-        return optimizer.init(params)
-    shardings = optimizer_shardings(jax.eval_shape(optimizer.init, params), recipe, mesh)
-    return jax.jit(optimizer.init, out_shardings=shardings)(params)
+        return init(params)
+    shardings = optimizer_shardings(jax.eval_shape(init, params), recipe, mesh)
+    return jax.jit(init, out_shardings=shardings)(params)
+
+
+def _statistics(x: Array) -> Array:
+    """As statistics of it are kept: gradients come in float32 whatever the dtype."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
 def _check_critic(recipe, critic, optimizer) -> None:

@@ -125,6 +125,17 @@ def test_bad_numbers_are_named():
         run(jr.recipes.grpo(kl_coef=0.1), batch)
 
 
+def test_an_optimizer_keeps_float32_beside_bfloat16_parameters():
+    recipe, batch = jr.recipes.dr_grpo(length=5), make_batch()
+    model, params = tiny_model(dtype="bfloat16")
+    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    optimizer = optax.adamw(1e-2)
+    state = init_state(params, optimizer, recipe, key=jax.random.key(0))
+    after, _ = make_step(model, recipe, optimizer)(state, batch)
+    assert {x.dtype for x in jax.tree.leaves(after.params)} == {jnp.dtype("bfloat16")}
+    assert {x.dtype.name for x in jax.tree.leaves(after.opt_state)} == {"float32", "int32"}
+
+
 def test_a_bfloat16_model_gathers_gradients_in_float32():
     recipe, batch = jr.recipes.dr_grpo(length=5), make_batch()
     model, params = tiny_model(dtype="bfloat16")
