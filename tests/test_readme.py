@@ -65,6 +65,7 @@ def test_results_show_what_was_measured(tmp_path):
             {
                 "name": "train_step",
                 "workload": {
+                    "dtype": "float32",
                     "model": "tiny",
                     "prompts": 2,
                     "rollouts": 8,

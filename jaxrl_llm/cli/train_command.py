@@ -24,9 +24,10 @@ class Train:
     Attributes:
       config: A Python file that defines `config`, a TrainConfig, or FILE.py:NAME.
       run: The configuration.
-      resume: Go on from the last checkpoint in the run folder.
+      resume: Go on from the last checkpoint in the run folder, or start where there is none yet.
       plan: Print what the run takes of each device's memory and whether it fits, and do nothing.
-      plan_memory: GB (10^9 bytes) of a device to plan for, an accelerator that need not be here.
+      plan_memory: GB (10^9 bytes) of a device to plan for, an accelerator that need not be here;
+        the sizes of the mesh say how many there are.
       distributed: The processes of the run; each is started with the same command.
     """
 
@@ -77,6 +78,10 @@ def _plan(given: Train) -> int:
         raise UsageError("--plan-memory has no effect without --plan.")
     if given.plan_memory is not None and given.plan_memory <= 0:
         raise UsageError(f"--plan-memory must be above 0; got {given.plan_memory:g}.")
+    if given.resume:
+        raise UsageError("--resume has no effect with --plan.")
+    if given.distributed != DistributedConfig():
+        raise UsageError("the options of --distributed have no effect with --plan.")
     memory = None if given.plan_memory is None else given.plan_memory * 1e9
     try:
         print(plan_text(given.run, memory=memory))
@@ -114,7 +119,8 @@ def _summary(result: Result) -> str:
     step = int(result.state.step)
     if result.interrupted is not None:
         lines.append(f"Interrupted after step {step}; go on with the same command and --resume.")
-    lines.append(f"The checkpoint of step {step}, metrics.jsonl and report.html: {result.run_dir}")
+    checkpoint = f"The checkpoint of step {step}, metrics.jsonl" if step else "metrics.jsonl"
+    lines.append(f"{checkpoint} and report.html: {result.run_dir}")
     return "\n".join(lines)
 
 

@@ -140,6 +140,7 @@ def load_params(
     config: ModelConfig,
     *,
     dtype: str = "float32",
+    matrices: str | None = None,
     shardings: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Reads all parameters.
@@ -148,6 +149,7 @@ def load_params(
       source: The tensors.
       config: The decoder.
       dtype: Of the parameters.
+      matrices: Of those with two axes, if it is another.
       shardings: A tree like the parameters, of shardings. Every process reads only the slices
         that its own devices hold. None puts whole arrays on the default device.
 
@@ -159,9 +161,9 @@ def load_params(
     """
     table = parameter_table(config)
     check_source(source, table)
-    kind = jnp.dtype(dtype)
     params: dict[str, Any] = {}
     for path, weight in table.items():
+        kind = jnp.dtype(matrices if matrices and len(weight.shape) > 1 else dtype)
         if shardings is None:
             whole = tuple(slice(None) for _ in weight.shape)
             array = jnp.asarray(_read(source, weight, whole, kind))
@@ -172,7 +174,11 @@ def load_params(
 
 
 def load_model(
-    name_or_path: str | Path, *, mesh: "Mesh | None" = None, dtype: str = "float32"
+    name_or_path: str | Path,
+    *,
+    mesh: "Mesh | None" = None,
+    dtype: str = "float32",
+    matrices: str | None = None,
 ) -> "tuple[Model, dict[str, Any]]":
     """Loads a pretrained decoder by name.
 
@@ -181,6 +187,8 @@ def load_model(
         `smollm2-135m-instruct`, or a Hugging Face repository `owner/name`.
       mesh: Spreads the parameters by the rules of `models.sharding`; None uses one device.
       dtype: Of the parameters and of the matrix products.
+      matrices: Of the parameters with two axes, if it is another: what `cast_params` makes of
+        them, without the memory of both.
 
     Returns:
       (model, params).
@@ -199,7 +207,8 @@ def load_model(
         from jaxrl_llm.models.sharding import param_shardings
 
         shardings = param_shardings(param_shapes(model), mesh)
-    return model, load_params(source, config, dtype=dtype, shardings=shardings)
+    kinds = {"dtype": dtype, "matrices": matrices}
+    return model, load_params(source, config, **kinds, shardings=shardings)
 
 
 def open_model(
@@ -218,12 +227,23 @@ def open_model(
     if files.config.suffix == ".gguf":
         file = open_gguf(files.config)
         return file, replace(file.config, dtype=dtype)
-    values = read_json(files.config)
+    return SafetensorsFolder(files.weights), read_config(files.config, dtype=dtype)
+
+
+def read_config(path: Path, *, dtype: str = "float32") -> ModelConfig:
+    """The configuration of a model from its own file; no weights need be there.
+
+    Args:
+      path: A config.json or a .gguf file: ``config`` of `names.ModelFiles`.
+      dtype: The configuration's compute dtype.
+    """
+    if path.suffix == ".gguf":
+        return replace(open_gguf(path).config, dtype=dtype)
+    values = read_json(path)
     try:
-        config = ModelConfig.from_hf(values, dtype=dtype)
+        return ModelConfig.from_hf(values, dtype=dtype)
     except ValueError as error:
-        raise ValueError(f"{error} (in {files.config})") from error
-    return SafetensorsFolder(files.weights), config
+        raise ValueError(f"{error} (in {path})") from error
 
 
 def _read(

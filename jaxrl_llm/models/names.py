@@ -41,18 +41,17 @@ SHORT_NAMES = {
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     )
 }
-_REPOSITORY_FILES = [
+_SMALL_FILES = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
-    "model*.safetensors",
-    INDEX,
 ]
+_WEIGHTS = ["model*.safetensors", INDEX]
 
 
-def resolve(name_or_path: str | Path) -> ModelFiles:
+def resolve(name_or_path: str | Path, *, weights: bool = True) -> ModelFiles:
     """Finds the files of a model, fetching them into the user's cache where they are not local.
 
     Tried in order: a local folder or .gguf file; a short name (`SHORT_NAMES`), which comes from
@@ -60,6 +59,8 @@ def resolve(name_or_path: str | Path) -> ModelFiles:
 
     Args:
       name_or_path: One of these.
+      weights: False where only configuration and tokenizer are read: a folder need not hold the
+        weights then, and those of a repository are not fetched.
 
     Returns:
       The files; they exist.
@@ -73,7 +74,7 @@ def resolve(name_or_path: str | Path) -> ModelFiles:
       Traceback (most recent call last):
       FileNotFoundError: resolve: 'no-such-model' is no local folder or .gguf file, ...
     """
-    path = locate(name_or_path)
+    path = locate(name_or_path, weights=weights)
     if path.is_file():
         return ModelFiles(path, path, path)
     config = path / "config.json"
@@ -85,16 +86,17 @@ def resolve(name_or_path: str | Path) -> ModelFiles:
             f"resolve: the folder {path} holds no config.json"
             + (f" and {len(files)} .gguf files: name one of them" if files else "")
         )
-    if not (path / SINGLE).is_file() and not (path / INDEX).is_file():
+    if weights and not (path / SINGLE).is_file() and not (path / INDEX).is_file():
         raise FileNotFoundError(f"resolve: the folder {path} holds neither {SINGLE} nor {INDEX}")
     return ModelFiles(path, config, path)
 
 
-def locate(name_or_path: str | Path) -> Path:
+def locate(name_or_path: str | Path, *, weights: bool = True) -> Path:
     """The local folder or .gguf file behind a name; `resolve` without the look inside.
 
     Args:
       name_or_path: As for `resolve`.
+      weights: Likewise.
 
     Returns:
       An existing folder or .gguf file.
@@ -119,7 +121,7 @@ def locate(name_or_path: str | Path) -> Path:
             f"resolve: {name!r} is no local folder or .gguf file, no short name "
             f"({', '.join(SHORT_NAMES)}) and no Hugging Face repository 'owner/name'"
         )
-    return _from_hub(name)
+    return _from_hub(name, _SMALL_FILES + _WEIGHTS if weights else _SMALL_FILES)
 
 
 def cache_folder() -> Path:
@@ -128,7 +130,7 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "jaxrl_llm"
 
 
-def _from_hub(repository: str) -> Path:
+def _from_hub(repository: str, patterns: list[str]) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -139,7 +141,7 @@ def _from_hub(repository: str) -> Path:
     )
 
     try:
-        return Path(snapshot_download(repository, allow_patterns=_REPOSITORY_FILES))
+        return Path(snapshot_download(repository, allow_patterns=patterns))
     except GatedRepoError as error:
         raise PermissionError(
             f"resolve: the Hugging Face repository {repository!r} asks for a login that was "

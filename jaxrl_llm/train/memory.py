@@ -2,7 +2,8 @@
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +13,7 @@ from jaxrl_llm import logprobs
 from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.models.sharding import AXES, param_spec
+from jaxrl_llm.rollout.draw import make_draw
 
 
 class Batch(NamedTuple):
@@ -59,7 +61,13 @@ def tree_bytes(
 
 
 def activation_bytes(
-    config: Any, batch: Batch, *, remat: str, itemsize: int = 4, adapter: bool = False
+    config: Any,
+    batch: Batch,
+    *,
+    remat: str,
+    itemsize: int = 4,
+    adapter: bool = False,
+    split: int = 1,
 ) -> int:
     """Bytes that the forward pass keeps for the backward pass, at their most.
 
@@ -77,11 +85,12 @@ def activation_bytes(
     P G T D`` once.
 
     Args:
-      config: A ``ModelConfig``; with a ``tensor`` axis, heads and hidden units of one device.
+      config: A ``ModelConfig``.
       batch: What a device works on at one time.
       remat: "none", "dots" or "full".
       itemsize: Bytes of a number; those of attention scores are float32.
       adapter: Whether linear layers have low-rank matrices beside them.
+      split: Size of the ``tensor`` axis: a device has that part of H, K and M.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -96,26 +105,53 @@ def activation_bytes(
     checks.check_option("activation_bytes", "remat", remat, ("none", "dots", "full"))
     c, (P, G, Lp, T) = config, batch
     tokens, pairs = P * (Lp + G * T), P * (Lp * Lp + G * T * (Lp + T))
-    width, queries, keys = c.width, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    everything = 4 * width + 2 * (queries + keys) + 3 * c.mlp_width
-    everything += (queries + keys if c.qk_norm else 0) + (2 * c.mlp_width if adapter else 0)
-    whole = itemsize * tokens * everything + 4 * 2 * c.num_heads * pairs
+    heads, key_heads, hidden = (
+        max(size // split, 1) for size in (c.num_heads, c.num_kv_heads, c.mlp_width)
+    )
+    width, queries, keys = c.width, heads * c.head_dim, key_heads * c.head_dim
+    everything = 4 * width + 2 * (queries + keys) + 3 * hidden
+    everything += queries + keys if getattr(c, "qk_norm", False) else 0
+    everything += 2 * hidden if adapter else 0
+    whole = itemsize * tokens * everything + 4 * 2 * heads * pairs
     ends = itemsize * P * G * T * width
     if remat == "none":
         return c.num_layers * whole + ends
     shared, kept = 2 * P * Lp * keys, width
     if remat == "dots":
-        kept = 2 * width + queries + 2 * keys + 2 * c.mlp_width
+        kept = 2 * width + queries + 2 * keys + 2 * hidden
     return c.num_layers * itemsize * (tokens * kept + shared) + whole + ends
 
 
-def logits_bytes(vocab_size: int, *, chunk_size: int | None = None) -> int:
-    """Bytes of the three blocks of logits that exist at one time while a chunk is scored."""
-    default = inspect.signature(logprobs.token_logprobs).parameters["chunk_size"].default
-    return 3 * 4 * vocab_size * (chunk_size or default)
+def logits_bytes(vocab_size: int, *, statistics: bool = False) -> int:
+    """Bytes of the three blocks of logits that exist at one time while a chunk is scored.
+
+    Args:
+      vocab_size: V, the part of it on one device.
+      statistics: Whether statistics over the vocabulary are computed, whose chunks are larger.
+    """
+    scorer = logprobs.vocabulary_statistics if statistics else logprobs.token_logprobs
+    return 3 * 4 * vocab_size * inspect.signature(scorer).parameters["chunk_size"].default
 
 
-def cache_bytes(config: Any, *, prompts: int, prompt_length: int, slots: int, length: int) -> int:
+def recorded_bytes(vocab_size: int, **sampling) -> tuple[int, int]:
+    """Bytes that a sampler records of one token, and how many of them are its support.
+
+    Args:
+      vocab_size: V.
+      **sampling: Options of :func:`~jaxrl_llm.rollout.draw.make_draw`.
+
+    Example:
+      >>> from jaxrl_llm.train.memory import recorded_bytes
+      >>> recorded_bytes(320), recorded_bytes(320, top_p=0.9), recorded_bytes(320, top_k=5)
+      ((20, 0), (60, 40), (40, 20))
+    """
+    blank = make_draw("recorded_bytes", vocab_size=vocab_size, **sampling).blank
+    return _bytes(blank), _bytes(blank.support)
+
+
+def cache_bytes(
+    config: Any, *, prompts: int, prompt_length: int, slots: int, length: int, recorded: int = 20
+) -> int:
     """Bytes of a sampler's keys, values and outputs.
 
     Args:
@@ -124,17 +160,26 @@ def cache_bytes(config: Any, *, prompts: int, prompt_length: int, slots: int, le
       prompt_length: Room for a prompt.
       slots: Responses that decode at one time.
       length: Room for a response.
+      recorded: Bytes of the outputs of one token, from :func:`recorded_bytes`.
     """
     each = 2 * config.num_layers * config.num_kv_heads * config.head_dim
     each *= np.dtype(jax.numpy.dtype(config.dtype)).itemsize
-    outputs = 4 * slots * length * 5  # tokens, three log-probabilities and versions
-    return each * (prompts * prompt_length + slots * length) + outputs
+    return each * (prompts * prompt_length + slots * length) + recorded * slots * length
 
 
-def available_memory(devices: int = 1) -> int | None:
+def _bytes(tree: ArrayTree) -> int:
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def available_memory(devices: int = 1, *, root: str = "/") -> int | None:
     """Bytes that one device has for a run; None if it does not tell.
 
-    On CPUs it is what the machine has left, an equal share for each of the run's ``devices`` there.
+    On CPUs it is what the machine or the container has left, an equal share for each of the run's
+    ``devices`` there.
+
+    Args:
+      devices: How many the run has.
+      root: Where the files of the operating system begin.
     """
     stats = jax.local_devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
@@ -142,9 +187,43 @@ def available_memory(devices: int = 1) -> int | None:
     if jax.default_backend() != "cpu":
         return None
     try:
-        with open("/proc/meminfo") as file:
-            lines = dict(line.split(":", 1) for line in file)
-        share = max(min(devices, jax.local_device_count()), 1)
-        return int(lines["MemAvailable"].split()[0]) * 1024 // share
+        lines = _numbers(Path(root, "proc/meminfo"))
+        left = min([lines["MemAvailable:"] * 1024, *_left_in_groups(Path(root))])
     except (OSError, KeyError, ValueError):
         return None
+    return left // max(min(devices, jax.local_device_count()), 1)
+
+
+# By version of control groups: where memory is limited, its limit, use, and the files in that use
+# that can be dropped.
+_GROUPS = (
+    ("", "memory.max", "memory.current", "inactive_file"),
+    ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+def _left_in_groups(root: Path) -> Iterator[int]:
+    """Bytes left under each limit of the process's control groups, such as a container's."""
+    try:
+        lines = Path(root, "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for _, names, path in (line.split(":", 2) for line in lines if line.count(":") > 1):
+        for kind, limit, used, droppable in _GROUPS:
+            if kind not in names.split(","):
+                continue
+            here = PurePosixPath(path.lstrip("/"))
+            for part in (here, *here.parents):  # in a container its own group may be the first
+                folder = root / "sys/fs/cgroup" / kind / part
+                try:
+                    most, taken = (int((folder / name).read_text()) for name in (limit, used))
+                    taken -= _numbers(folder / "memory.stat").get(droppable, 0)
+                except (OSError, ValueError):  # not there, or "max": without a limit
+                    continue
+                yield max(most - taken, 0)
+
+
+def _numbers(path: Path) -> dict[str, int]:
+    """The first two words of each line of a file of the operating system: a name and a number."""
+    rows = (line.split() for line in path.read_text().splitlines())
+    return {row[0]: int(row[1]) for row in rows if len(row) > 1}

@@ -2,15 +2,13 @@
 
 import dataclasses
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
-from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.models.protocol import Model
-from jaxrl_llm.models.sharding import param_spec, update_spec
+from jaxrl_llm.models.sharding import AXES, param_spec, update_spec
 from jaxrl_llm.recipes import EvolutionRecipe
 from jaxrl_llm.train import memory
 from jaxrl_llm.train.config import TrainConfig, find_recipe
@@ -18,39 +16,38 @@ from jaxrl_llm.train.critic import init_critic
 from jaxrl_llm.train.evolution import moving_only
 from jaxrl_llm.train.frozen import with_adapter
 from jaxrl_llm.train.lora import Adapted, trainable
+from jaxrl_llm.train.mesh import MeshConfig, check_batch, load_meshes
 from jaxrl_llm.train.optimizer import make_optimizer
-
-
-class Subject(NamedTuple):
-    """What a plan is about, as shapes.
-
-    Attributes:
-      model: The model, with the adapter if the run has one.
-      params: Shapes of its parameters.
-      longest: Tokens of the longest prompt, as the sampler pads it.
-      held_out: How many questions are held out.
-    """
-
-    model: Model
-    params: ArrayTree
-    longest: int
-    held_out: int
+from jaxrl_llm.train.phases import (
+    published_bytes,
+    sampler_bytes,
+    sampling_bytes,
+    step_bytes,
+    unknown_sizes,
+)
+from jaxrl_llm.train.subject import Subject, abstract_model
 
 
 class Plan(NamedTuple):
     """Bytes on one device, by what they are for.
 
     Attributes:
+      loading: Until the state is there.
       state: There for the whole run.
       step: Besides, while a step trains.
       sampling: Besides, while rollouts are sampled or the policy is evaluated.
       together: Whether a step and the sampler are at work at once.
+      sampler: On a device that does nothing but sample; empty if there is none.
+      unknown: What the model's configuration does not say, for which activations are left out.
     """
 
+    loading: dict[str, int]
     state: dict[str, int]
     step: dict[str, int]
     sampling: dict[str, int]
     together: bool
+    sampler: dict[str, int]
+    unknown: tuple[str, ...] = ()
 
     @property
     def held(self) -> int:
@@ -59,96 +56,137 @@ class Plan(NamedTuple):
 
     @property
     def peak(self) -> int:
-        """The most that is there at one time."""
+        """The most that is at one time on a device that trains."""
         step, sampling = sum(self.step.values()), sum(self.sampling.values())
-        return self.held + (step + sampling if self.together else max(step, sampling))
+        at_work = step + sampling if self.together else max(step, sampling)
+        return max(sum(self.loading.values()), self.held + at_work)
 
-
-def abstract_model(config: TrainConfig) -> tuple[Model, ArrayTree, Any]:
-    """Model, shapes of its float32 parameters, and tokenizer; no weight is read.
-
-    A function that returns the model is traced; one that cannot be is called.
-    """
-    from jaxrl_llm import data, models
-
-    if isinstance(config.model, str):
-        from jaxrl_llm.models.loading import open_model
-
-        asked = {"dtype": config.dtype, "quantization": config.quantization}
-        model = models.make_model(dataclasses.replace(open_model(config.model)[1], **asked))
-        return model, models.param_shapes(model), data.load_tokenizer(config.model)
-    found: list[Any] = []
-
-    def build():
-        model, params, tokenizer = config.model()
-        found[:] = model, tokenizer
-        return trees.cast(params, jnp.float32)
-
-    try:
-        shapes = jax.eval_shape(build)
-    except jax.errors.JAXTypeError:  # it looks at values
-        shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), build())
-    return found[0], shapes, found[1]
-
-
-def load_subject(config: TrainConfig) -> Subject:
-    """What a plan of this configuration is about: reads the questions, but no weights."""
-    from jaxrl_llm.rollout.sampler import BUCKETS
-    from jaxrl_llm.train.setup import load_questions
-
-    model, params, tokenizer = abstract_model(config)
-    room = model.config.max_length - config.sampling.max_new_tokens
-    train, held_out, _ = load_questions(config, tokenizer, room)
-    longest = max(len(question.tokens) for question in [*train, *held_out])
-    longest = next((size for size in BUCKETS if size >= longest), longest)
-    return Subject(model, params, longest, len(held_out))
-
-
-def held_bytes(config: TrainConfig) -> dict[str, int]:
-    """Bytes on one device that are there for the whole run; only the shape of the model is read."""
-    model, params, _ = abstract_model(config)
-    return _state_bytes(config, *_with_adapter(config, model, params), mesh_sizes(config))
+    @property
+    def most(self) -> int:
+        """The most that is at one time on any device."""
+        return max(self.peak, sum(self.sampler.values()))
 
 
 def make_plan(config: TrainConfig, subject: Subject, *, accelerator: bool | None = None) -> Plan:
     """Bytes of a run on each device.
 
     Args:
-      config: The run.
-      subject: From :func:`load_subject`, of this configuration or of one that differs in nothing
-        that it depends on.
+      config: The run, the sizes of its mesh in numbers; see :func:`lay_out`.
+      subject: From :func:`~jaxrl_llm.train.subject.load_subject`, of this configuration or of one
+        that differs in nothing that it depends on.
       accelerator: Whether the device multiplies bfloat16 numbers as they are; by default, whether
-        the one that is here does. XLA for CPUs multiplies them as float32.
+        the one that is here does. On CPUs most of what is between products is float32.
 
     Returns:
       The plan. Packed rows, which take less, are counted as if they were padded.
+
+    Raises:
+      ValueError: If a part of the run cannot be made, such as an adapter of too high a rank.
     """
     if accelerator is None:
         accelerator = jax.default_backend() != "cpu"
-    mesh = mesh_sizes(config)
+    mesh, own = dataclasses.asdict(config.mesh), config.asynchrony.sampler_devices
     model, params = _with_adapter(config, subject.model, subject.params)
-    state = _state_bytes(config, model, params, mesh)
-    step = _step_bytes(config, subject, trainable(params), mesh, accelerator)
-    sampling = _sampling_bytes(config, subject, params, mesh)
-    shared = config.asynchrony.max_staleness > 0 and config.asynchrony.sampler_devices is None
+    sampling = sampling_bytes(config, subject, params, mesh)
+    shared = config.asynchrony.max_staleness > 0 and own is None
     if shared:
-        sampling["weights of the sampler"] = 2 * memory.tree_bytes(trainable(params), mesh)
-    return Plan(state, step, sampling, shared)
+        sampling["weights of the sampler"] = published_bytes(config, params, mesh)
+    evolves = isinstance(find_recipe(config.recipe, config.sampling), EvolutionRecipe)
+    return Plan(
+        {} if isinstance(config.model, str) else _loading_bytes(subject, params, mesh),
+        _state_bytes(config, model, params, mesh),
+        step_bytes(config, subject, params, mesh, accelerator=accelerator),
+        sampling,
+        shared,
+        {} if own is None else sampler_bytes(config, subject, params, sampler_mesh(config)),
+        () if evolves else unknown_sizes(subject),
+    )
 
 
-def mesh_sizes(config: TrainConfig) -> dict[str, int]:
-    """Sizes of the mesh axes; -1 is what the devices that are here leave."""
-    sizes = dataclasses.asdict(config.mesh)
-    if -1 in sizes.values():
-        known = -math.prod(sizes.values())
-        left = jax.device_count() - (config.asynchrony.sampler_devices or 0)
-        sizes = {k: max(left // known, 1) if v == -1 else v for k, v in sizes.items()}
-    return sizes
+def held_bytes(config: TrainConfig) -> dict[str, int]:
+    """Bytes on one device that are there for the whole run, whose mesh is laid out.
+
+    Only the shape of the model is read.
+    """
+    model, params, _ = abstract_model(config)
+    mesh = dataclasses.asdict(config.mesh)
+    return _state_bytes(config, *_with_adapter(config, model, params), mesh)
+
+
+def lay_out(config: TrainConfig, *, elsewhere: bool = False) -> TrainConfig:
+    """The configuration with the sizes of its mesh in numbers, if a run may have it.
+
+    Args:
+      config: The run.
+      elsewhere: Whether it is planned for devices that are not here; as many as the sizes say.
+
+    Raises:
+      ValueError: If the mesh fits neither the batch nor the devices, or has a size of -1 though
+        nobody knows how many devices there are.
+    """
+    if elsewhere:
+        _check_elsewhere(config)
+    else:
+        mesh = load_meshes(config)[0]
+        sizes = dict.fromkeys(AXES, 1) if mesh is None else dict(mesh.shape)
+        config = dataclasses.replace(config, mesh=MeshConfig(**sizes))
+    if config.sampling.slots is not None:
+        rows, _ = config.sampling.grid(config.prompts_per_step)
+        alone = config.asynchrony.sampler_devices is not None
+        sizes = sampler_mesh(config) if alone else dataclasses.asdict(config.mesh)
+        if rows % (shards := sizes["data"] * sizes["fsdp"]):
+            raise ValueError(
+                f"sampling: slots {config.sampling.slots} are {rows} rows, which do not spread "
+                f"over {shards} devices, the mesh axes data x fsdp."
+            )
+    return config
+
+
+def _check_elsewhere(config: TrainConfig) -> None:
+    """Raises ValueError for a mesh that a run refuses, or whose size is not known here."""
+    sizes, given = dataclasses.asdict(config.mesh), config.asynchrony
+    for axis, size in sizes.items():
+        if size == -1:
+            raise ValueError(
+                f"mesh: how many devices there are elsewhere is not known here; give {axis} a size "
+                f"in place of -1 (--mesh.{axis})."
+            )
+    if given.sampler_devices is not None:
+        own = sampler_mesh(config)
+        if math.prod(own.values()) != given.sampler_devices:
+            text = " x ".join(f"{name} {size}" for name, size in own.items())
+            raise ValueError(
+                f"asynchrony: a sampler_mesh of {text} is not that of {given.sampler_devices} "
+                "sampler_devices."
+            )
+        check_batch("asynchrony", config.prompts_per_step, 1, own["data"] * own["fsdp"])
+    elif given.max_staleness and math.prod(sizes.values()) > 1:
+        raise ValueError(
+            "asynchrony: a sampler and a step that share several devices would wait for each other "
+            "for ever; give the sampler some of its own with sampler_devices."
+        )
+
+
+def sampler_mesh(config: TrainConfig) -> dict[str, int]:
+    """Sizes of the mesh axes of the devices which only sample."""
+    sizes = dataclasses.asdict(config.asynchrony.sampler_mesh)
+    known = math.prod(size for size in sizes.values() if size != -1)
+    left = (config.asynchrony.sampler_devices or 1) // known
+    return {axis: left if size == -1 else size for axis, size in sizes.items()}
 
 
 def _with_adapter(config: TrainConfig, model: Model, params: ArrayTree) -> tuple[Model, ArrayTree]:
     shapes = jax.eval_shape(lambda p: with_adapter(model, p, config.lora)[1], params)
     return model, shapes
+
+
+def _loading_bytes(subject: Subject, params: ArrayTree, mesh: dict[str, int]) -> dict[str, int]:
+    """A function's weights are float32; those that stay frozen are cast once all are there."""
+    if not isinstance(params, Adapted):
+        return {}
+    kept = memory.tree_bytes(params.base, mesh)
+    loaded = memory.tree_bytes(subject.params, mesh)
+    return {"weights in float32": loaded, "weights as kept": kept} if kept < loaded else {}
 
 
 def _state_bytes(
@@ -174,124 +212,3 @@ def _state_bytes(
         parts["critic"] = copies * memory.tree_bytes(critic, mesh)
         parts["critic"] += memory.tree_bytes(own, mesh, spec=update_spec)
     return parts
-
-
-def _step_bytes(
-    config: TrainConfig,
-    subject: Subject,
-    moving: ArrayTree,
-    mesh: dict[str, int],
-    accelerator: bool,
-) -> dict[str, int]:
-    """Gradients, casts, activations and logits of one microbatch, or an update of a population."""
-    recipe = find_recipe(config.recipe, config.sampling)
-    if isinstance(recipe, EvolutionRecipe):
-        noise = 4 * min(recipe.chunk, _members(config, recipe)) * _drawn(recipe, moving)
-        return {"gradients": memory.tree_bytes(moving, mesh), "noise of an update": noise}
-    shape, split = subject.model.config, mesh["tensor"]
-    batch = memory.Batch(
-        -(-config.prompts_per_step // (config.microbatches * mesh["data"] * mesh["fsdp"])),
-        config.sampling.group_size,
-        subject.longest,
-        config.sampling.max_new_tokens,
-    )
-    names = ("num_heads", "num_kv_heads", "mlp_width")
-    local = dataclasses.replace(shape, **{k: max(getattr(shape, k) // split, 1) for k in names})
-    half = jnp.dtype(shape.dtype).itemsize
-    parts = {"gradients": _gradient_bytes(moving, mesh, config.microbatches)}
-    parts["activations"] = memory.activation_bytes(
-        local,
-        batch,
-        remat=config.remat,
-        itemsize=half if accelerator else 4,
-        adapter=config.lora.rank is not None,
-    )
-    parts["logits"] = memory.logits_bytes(-(-shape.vocab_size // split))
-    if casts := _casts(subject, mesh) if config.lora.rank is None else 0:
-        parts["weights as multiplied"] = casts
-    if mesh["fsdp"] > 1:
-        layer = memory.tree_bytes(subject.params["layers"]["0"], {"tensor": split})
-        ends = {k: x for k, x in subject.params.items() if k != "layers"}
-        table = memory.tree_bytes(ends, {"tensor": split})
-        parts["weights gathered"] = (2 * layer + table) * half // 4 + table
-    return parts
-
-
-def _gradient_bytes(moving: ArrayTree, mesh: dict[str, int], microbatches: int) -> int:
-    """Those of an update, and what is there before they are summed over ``data``."""
-    own = memory.tree_bytes(moving, mesh, spec=update_spec)
-    if microbatches > 1:
-        return own + memory.tree_bytes(moving, mesh)
-    leaves = jax.tree_util.tree_leaves_with_path(moving)
-    largest = max(memory.tree_bytes({trees.path_str(path): x}, mesh) for path, x in leaves)
-    return own + (largest if mesh["data"] > 1 else 0)
-
-
-def _casts(subject: Subject, mesh: dict[str, int]) -> int:
-    """Bytes of the matrices in the dtype of the products, where that is another."""
-    size = jnp.dtype(subject.model.config.dtype).itemsize
-    if size == 4:
-        return 0
-    matrices = jax.tree.map(lambda x: x if x.ndim > 1 else None, subject.params)
-    return memory.tree_bytes(matrices, mesh) * size // 4
-
-
-def _sampling_bytes(
-    config: TrainConfig, subject: Subject, params: ArrayTree, mesh: dict[str, int]
-) -> dict[str, int]:
-    """Keys, values and outputs of the greatest batch that is sampled, and its logits."""
-    given, shape = config.sampling, subject.model.config
-    prompts, slots = config.prompts_per_step, config.prompts_per_step * given.group_size
-    grids = []
-    if config.asynchrony.sampler_devices is None:
-        if given.slots is None:
-            grids.append((prompts, slots))
-        else:
-            rows, width = given.grid(prompts)
-            grids.append((rows, rows * width))
-    if config.evaluation.enabled:
-        greedy = min(slots, max(subject.held_out, 1))
-        grids.append((greedy, greedy))
-        grids.append((prompts, prompts * (config.evaluation.samples or given.group_size)))
-    recipe, parts = find_recipe(config.recipe, given), {}
-    if isinstance(recipe, EvolutionRecipe):
-        # A member reads the prompts itself.
-        grids[0] = (slots * recipe.tries, slots * recipe.tries)
-        parts["members"] = _member_bytes(config, recipe, params, mesh)
-    if not grids:
-        return {}
-    shards = mesh["data"] * mesh["fsdp"]
-
-    def cache(rows: int, slots: int) -> int:
-        sizes = {"prompt_length": subject.longest, "length": given.max_new_tokens}
-        return memory.cache_bytes(shape, prompts=rows, slots=slots, **sizes) // shards
-
-    most = max(slots for _, slots in grids)
-    parts["cache of the sampler"] = max(cache(*grid) for grid in grids)
-    parts["logits of the sampler"] = 2 * 4 * shape.vocab_size * -(-most // shards)
-    if (casts := _casts(subject, mesh)) and trainable(params) is params:
-        parts["weights as multiplied"] = casts
-    return parts
-
-
-def _members(config: TrainConfig, recipe: EvolutionRecipe) -> int:
-    return recipe.population(config.prompts_per_step, config.sampling.group_size)
-
-
-def _drawn(recipe: EvolutionRecipe, params: ArrayTree) -> int:
-    """Random numbers of one member; of noise of full rank those of one leaf, one at a time."""
-    names, leaves = map(jax.tree.leaves, (recipe.classes(params), params))
-    shapes = [x.shape for x, name in zip(leaves, names, strict=True) if name != "frozen"]
-    if recipe.noise == "full":
-        return max(map(math.prod, shapes))
-    return sum(recipe.rank * sum(shape) for shape in shapes)
-
-
-def _member_bytes(
-    config: TrainConfig, recipe: EvolutionRecipe, params: ArrayTree, mesh: dict[str, int]
-) -> int:
-    """Factors of all members, those of a pair once; or the weights of one member."""
-    if recipe.noise == "full":
-        return memory.tree_bytes(params, mesh)
-    draws = _members(config, recipe) // (2 if recipe.pairs else 1)
-    return 4 * draws * _drawn(recipe, params) // (mesh["data"] * mesh["fsdp"])

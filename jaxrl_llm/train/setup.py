@@ -129,12 +129,13 @@ class Parts:
         )
 
 
-def load_model(config: TrainConfig, mesh: jax.sharding.Mesh | None) -> tuple[Model, ArrayTree, Any]:
-    """The model, its float32 parameters on the mesh, and its tokenizer."""
+def load_model(config: TrainConfig, mesh, *, frozen=False) -> tuple[Model, ArrayTree, Any]:
+    """The model, its parameters on the mesh, float32 unless they stay frozen, and its tokenizer."""
     if isinstance(config.model, str):
         from jaxrl_llm import data, models
 
-        model, params = models.load_model(config.model, mesh=mesh)
+        matrices = config.dtype if frozen else None
+        model, params = models.load_model(config.model, mesh=mesh, matrices=matrices)
         asked = {"dtype": config.dtype, "quantization": config.quantization}
         model = models.make_model(dataclasses.replace(model.config, **asked))
         return model, params, data.load_tokenizer(config.model)
@@ -236,7 +237,7 @@ def load_parts(config: TrainConfig) -> tuple[Parts, ArrayTree]:
         prompt that is longer than the context, no held-out questions for an evaluation.
     """
     mesh, sampler_mesh = load_meshes(config)
-    model, params, tokenizer = load_model(config, mesh)
+    model, params, tokenizer = load_model(config, mesh, frozen=config.lora.rank is not None)
     model, params = with_adapter(model, params, config.lora, mesh=mesh)
     if config.packing == "always":
         check_reads_segments("train", model)

@@ -20,6 +20,9 @@ def test_what_does_not_fit_is_refused(capsys, tmp_path):
     one_sentence(err, "does not fit the memory of its devices")
     code, out, _ = run(capsys, "train", path, *words[:2], "1", "--lora.rank", "4")
     assert code == 0 and "It fits." in out
+    code, out, err = run(capsys, "train", path, *words[:2], "1", "--mesh.fsdp", "-1")
+    assert code == 1 and "It fits." not in out
+    one_sentence(err, "give fsdp a size in place of -1 (--mesh.fsdp)")
 
 
 def test_options_without_effect(capsys, tmp_path):
@@ -30,6 +33,12 @@ def test_options_without_effect(capsys, tmp_path):
     code, _, err = run(capsys, "train", path, "--plan", "--plan-memory", "0")
     assert code == 2
     one_sentence(err, "--plan-memory must be above 0")
+    code, _, err = run(capsys, "train", path, "--plan", "--resume")
+    assert code == 2
+    one_sentence(err, "--resume has no effect with --plan")
+    code, _, err = run(capsys, "train", path, "--plan", "--distributed.detect")
+    assert code == 2
+    one_sentence(err, "the options of --distributed have no effect with --plan")
     code, _, err = run(capsys, "train", path, "--lora.alpha", "8")
     assert code == 2
     assert "lora: alpha has no effect without a rank" in err and "Traceback" not in err

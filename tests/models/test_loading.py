@@ -1,5 +1,6 @@
 """The safetensors path, what is checked before a tensor is read, and loading onto a mesh."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -12,7 +13,15 @@ import pytest
 from jax.sharding import Mesh
 from safetensors.numpy import load_file, save_file
 
-from jaxrl_llm.models.loading import check_source, load_model, load_params, parameter_table
+from jaxrl_llm.models.loading import (
+    check_source,
+    load_model,
+    load_params,
+    parameter_table,
+    read_config,
+)
+from jaxrl_llm.models.names import resolve
+from jaxrl_llm.models.protocol import cast_params
 from jaxrl_llm.models.safetensors import SafetensorsFolder, read_json
 from jaxrl_llm.models.sharding import param_shardings
 from jaxrl_llm.models.transformer import param_shapes
@@ -66,6 +75,28 @@ def test_the_table_is_the_decoder_s_own_tree(name):
     shapes = param_shapes(model)
     assert jax.tree.structure(params) == jax.tree.structure(shapes)
     assert jax.tree.map(lambda x: x.shape, params) == jax.tree.map(lambda x: x.shape, shapes)
+
+
+def test_a_configuration_without_weights(folder):
+    config = load_model(folder, dtype="bfloat16")[0].config
+    (folder / "model.safetensors").unlink()
+    files = resolve(folder, weights=False)
+    assert read_config(files.config, dtype="bfloat16") == config
+    files.config.write_text("{}")
+    with pytest.raises(ValueError, match=r"\(in .*config\.json\)"):
+        read_config(files.config)
+
+
+def test_matrices_come_in_their_own_dtype(folder):
+    model, params = load_model(folder, dtype="float32", matrices="bfloat16")
+    whole = load_model(folder)[1]
+    half = model._replace(config=dataclasses.replace(model.config, dtype="bfloat16"))
+    assert equal(params, cast_params(half, whole))
+    assert jax.tree.all(
+        jax.tree.map(lambda a, b: a.dtype == b.dtype, params, cast_params(half, whole))
+    )
+    again = cast_params(half, params)
+    assert all(a is b for a, b in zip(*map(jax.tree.leaves, (again, params)), strict=True))
 
 
 def test_kernels_are_transposed(folder):

@@ -120,6 +120,22 @@ def test_hugging_face_repository(tmp_path, monkeypatch):
     assert not any("bin" in pattern or pattern == "*" for pattern in patterns)
 
 
+def test_weights_that_nobody_reads_are_not_fetched(tmp_path, monkeypatch):
+    folder = model_folder(tmp_path / "m", "config.json", "tokenizer.json")
+    asked = []
+
+    def snapshot(repository, *, allow_patterns):
+        asked.extend(allow_patterns)
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot)
+    monkeypatch.chdir(tmp_path)
+    found = resolve("owner/name", weights=False)
+    assert found == (folder, folder / "config.json", folder)
+    assert {"config.json", "tokenizer.json"} <= set(asked)
+    assert not any("safetensors" in pattern for pattern in asked)
+
+
 def test_hugging_face_offline(monkeypatch, tmp_path):
     def fail(repository, **_):
         raise LocalEntryNotFoundError("a long story")

@@ -1,5 +1,7 @@
 """What a step computes besides the policy's gradient: statistics, teacher, critic, references."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -221,9 +223,31 @@ def test_a_critic_must_be_given_where_the_recipe_has_one():
         init_critic(network, params, heads=0, key=jax.random.key(0))
 
 
-def test_a_critics_target_is_an_average():
-    import dataclasses
+@pytest.mark.parametrize("copy", [True, False])
+def test_no_more_of_a_critic_is_copied_than_must_be(copy):
+    recipe = with_critic().replace(critic=dataclasses.replace(CRITIC, target_rate=0.25))
+    network, params = model()
+    critic = init_critic(network, params, heads=2, key=jax.random.key(1))
+    made = []
 
+    def init(params):
+        made.append(jax.tree.map(jnp.zeros_like, params))
+        return made[-1]
+
+    optimizer = optax.sgd(1.0)
+    given = {"critic": critic, "critic_optimizer": optimizer._replace(init=init), "copy": copy}
+    state = init_state(params, optimizer, recipe, key=jax.random.key(0), **given)
+
+    def same(a, b):
+        return {x is y for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)}
+
+    assert same(state.critic.opt_state, made[0]) == {True}
+    assert same(state.critic.params, critic) == {not copy}
+    # A step gives away the buffers of both.
+    assert same(state.critic.target, critic) == same(*state.critic[::2]) == {False}
+
+
+def test_a_critics_target_is_an_average():
     slow = dataclasses.replace(CRITIC, target_rate=0.25)
     recipe = with_critic().replace(critic=slow)
     network, params = model()

@@ -1,4 +1,7 @@
 import dataclasses
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +13,7 @@ from jax.extend.core import Literal
 from tiny_run import tiny_run
 
 import jaxrl_llm as jr
+from jaxrl_llm.core.support import Support
 from jaxrl_llm.models import make_model, param_shapes
 from jaxrl_llm.models.sharding import (
     param_shardings,
@@ -18,7 +22,7 @@ from jaxrl_llm.models.sharding import (
     update_shardings,
     update_spec,
 )
-from jaxrl_llm.testing import tiny_config, tiny_model
+from jaxrl_llm.testing import ByteTokenizer, tiny_config, tiny_model
 from jaxrl_llm.train import (
     AsyncConfig,
     EvaluationConfig,
@@ -39,11 +43,14 @@ from jaxrl_llm.train.memory import (
     available_memory,
     cache_bytes,
     logits_bytes,
+    recorded_bytes,
     tree_bytes,
 )
-from jaxrl_llm.train.plan import load_subject, make_plan
+from jaxrl_llm.train.plan import lay_out, make_plan
 from jaxrl_llm.train.score import score_hidden
+from jaxrl_llm.train.subject import load_subject
 
+ROOT = Path(__file__).parents[1]
 SMALL = {"width": 128, "num_layers": 3, "head_dim": 32, "mlp_width": 384, "max_length": 512}
 SMOLLM2 = tiny_config(
     vocab_size=49152,
@@ -163,12 +170,18 @@ def test_a_first_moment_in_half_the_memory():
         OptimizerConfig(moment_dtype="int8")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_cache_is_that_of_the_engine(dtype):
+@pytest.mark.parametrize(
+    ("dtype", "filters"),
+    [("float32", {}), ("bfloat16", {}), ("float32", {"top_p": 0.9}), ("float32", {"top_k": 40})],
+)
+def test_a_cache_is_that_of_the_engine(dtype, filters):
     model = make_model(tiny_config(width=64, num_layers=2, head_dim=16, dtype=dtype))
     sizes = {"rows": 2, "width": 3, "prompt_length": 64, "max_new_tokens": 32}
-    engine = jr.rollout.make_engine(model, **sizes)
-    found = cache_bytes(model.config, prompts=2, prompt_length=64, slots=6, length=32)
+    engine = jr.rollout.make_engine(model, **sizes, **filters)
+    recorded, support = recorded_bytes(model.config.vocab_size, **filters)
+    assert support == sum({"top_p": 4 * 9, "top_k": 4 * 40}[name] for name in filters)
+    sizes = {"prompts": 2, "prompt_length": 64, "slots": 6, "length": 32}
+    found = cache_bytes(model.config, **sizes, recorded=recorded)
     np.testing.assert_allclose(found, 2 * engine.row_bytes, rtol=0.05)
 
 
@@ -190,6 +203,15 @@ def test_a_plan_reads_no_weights(plans):
     assert load_subject(config).longest == subject.longest == 16  # q00 in the smallest bucket
     assert all(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(subject.params))
     assert len(jax.live_arrays()) == live
+
+
+def test_a_plan_of_a_named_model_takes_its_configuration_alone(plans, tmp_path, monkeypatch):
+    shutil.copy(ROOT / "golden" / "logits" / "llama" / "config.json", tmp_path)
+    monkeypatch.setattr(jr.data, "load_tokenizer", lambda path: path, raising=False)
+    config = dataclasses.replace(plans[0], model=str(tmp_path), dtype="bfloat16")
+    model, params, tokenizer = planning.abstract_model(config)
+    assert tokenizer == tmp_path and model.config.dtype == "bfloat16"
+    assert params["norm"]["scale"].shape == (model.config.width,)
 
 
 def test_a_function_that_looks_at_values_is_called(plans):
@@ -228,6 +250,8 @@ def test_what_a_plan_counts(plans):
     ahead = plan(asynchrony=AsyncConfig(max_staleness=1))
     assert ahead.together and ahead.sampling["weights of the sampler"] == 8 * numbers
     assert ahead.peak > whole.peak
+    later = plan(asynchrony=AsyncConfig(max_staleness=2))  # a batch of them is not the last
+    assert later.sampling["weights of the sampler"] == 12 * numbers
 
 
 def test_an_adapter_takes_little(plans):
@@ -258,6 +282,153 @@ def test_evolution_keeps_no_activations_but_its_members(plans):
     assert evolved.sampling["members"] == 4 * 3 * drawn
 
 
+def in_dtype(subject, **changes):
+    """The subject with a model that computes in another dtype, or rounds."""
+    return subject._replace(model=make_model(dataclasses.replace(subject.model.config, **changes)))
+
+
+def matrix_numbers(subject, *, linear=False):
+    return sum(
+        x.size
+        for path, x in jax.tree_util.tree_leaves_with_path(subject.params)
+        if x.ndim > 1 and (not linear or jr.core.trees.path_str(path).startswith("layers"))
+    )
+
+
+def test_the_support_of_tokens_is_counted(plans):
+    config, _, plan = plans
+    whole, tokens = plan(), 4 * 2 * 4
+
+    def truncated(microbatches=1, **filters):
+        given = dataclasses.replace(config.sampling, **filters)
+        return plan(sampling=given, microbatches=microbatches)
+
+    assert "support of tokens" not in whole.step
+    for filters, each in (({"top_p": 0.9}, 36), ({"min_p": 0.1, "top_k": 5}, 20)):
+        found = truncated(**filters)
+        more = {k: found.sampling[k] - whole.sampling[k] for k in whole.sampling}
+        logits = 4 * 259 * 8 * (0 if "top_k" in filters else 3)
+        assert more == {"cache of the sampler": tokens * each, "logits of the sampler": logits}
+        assert found.step["support of tokens"] == 2 * tokens * each
+        parts = truncated(microbatches=4, **filters)
+        assert parts.step["support of tokens"] == (3 + 1 / 4) * tokens * each
+
+
+def test_a_support_in_a_compiled_step():
+    vocab_size, batch = 8192, Batch(4, 4, 8, 128)
+    model = make_model(tiny_config(vocab_size=vocab_size, num_layers=1))
+    optimizer, recipe = optax.sgd(1e-3), jr.recipes.dr_grpo(length=batch.length)
+    state = jax.eval_shape(
+        lambda p: init_state(p, optimizer, recipe, key=jax.random.key(0)), param_shapes(model)
+    )
+    state = state._replace(key=(), data_cursor=())
+    plain = make_batch(batch.prompts, batch.group_size, batch.length, batch.prompt_length)
+    bits = jnp.ones((*plain.mask.shape, vocab_size // 32), jnp.uint32)
+    step = make_step(model, recipe, optimizer, microbatches=2)
+
+    def taken(rollouts):
+        program = jax.jit(step._step, donate_argnums=0).lower(state, rollouts, None, ()).compile()
+        found = program.memory_analysis()
+        return found.temp_size_in_bytes + found.argument_size_in_bytes
+
+    more = taken(plain.replace(support=Support(bits=bits))) - taken(plain)
+    assert 0.7 * more < 3.5 * bits.nbytes < 1.3 * more
+
+
+def test_weights_of_another_dtype_while_they_load(plans):
+    config, subject, plan = plans
+    assert plan(lora=LoRAConfig(rank=4)).loading == {}
+    adapted = dataclasses.replace(config, lora=LoRAConfig(rank=4))
+    half = make_plan(adapted, in_dtype(subject, dtype="bfloat16"), accelerator=True)
+    numbers, matrices = jr.core.trees.size(subject.params), matrix_numbers(subject)
+    kept = 4 * numbers - 2 * matrices
+    assert half.loading == {"weights in float32": 4 * numbers, "weights as kept": kept}
+    assert half._replace(step={}, sampling={}).peak == 4 * numbers + kept > half.held
+    named = dataclasses.replace(adapted, model="owner/name", dtype="bfloat16")  # loaded as kept
+    assert make_plan(named, in_dtype(subject, dtype="bfloat16"), accelerator=True).loading == {}
+
+
+def test_devices_that_only_sample(plans):
+    config, subject, plan = plans
+    numbers = jr.core.trees.size(subject.params)
+    whole = plan()
+
+    def ahead(*, max_staleness=1, mesh=None, **changes):
+        given = {} if mesh is None else {"sampler_mesh": mesh}
+        given = AsyncConfig(max_staleness=max_staleness, sampler_devices=2, **given)
+        return plan(asynchrony=given, **changes)
+
+    found = ahead()
+    assert whole.sampler == {} and whole.most == whole.peak
+    assert not found.together and found.sampling == {}
+    assert found.state == whole.state and found.step == whole.step
+    assert found.sampler == {
+        "weights": 8 * numbers,
+        "cache of the sampler": whole.sampling["cache of the sampler"] / 2,
+        "logits of the sampler": whole.sampling["logits of the sampler"] / 2,
+    }
+    assert ahead(max_staleness=2).sampler["weights"] == 12 * numbers
+    assert ahead(mesh=MeshConfig(fsdp=2)).sampler["weights"] < 0.6 * 8 * numbers
+    adapted = ahead(lora=LoRAConfig(rank=4)).sampler["weights"]
+    assert adapted == 4 * numbers + 2 * 4 * 2048
+    large = found._replace(sampler={"weights": 10 * found.peak})
+    assert large.most == 10 * found.peak
+
+
+def test_a_critic_beside_an_adapter_has_gradients(plans):
+    config, subject, plan = plans
+    given = {"recipe": "ppo_max", "critic": OptimizerConfig(), "lora": LoRAConfig(rank=4)}
+    numbers, matrices = jr.core.trees.size(subject.params), matrix_numbers(subject)
+    found = plan(**given)
+    assert found.step["gradients"] == 4 * 2048
+    assert found.step["gradients of the critic"] == 4 * numbers
+    half = make_plan(
+        dataclasses.replace(config, **given), in_dtype(subject, dtype="bfloat16"), accelerator=True
+    )
+    assert half.step["weights as multiplied"] == 2 * matrices
+
+
+def test_weights_that_are_rounded_for_the_sampler(plans):
+    config, subject, _ = plans
+    linear = matrix_numbers(subject, linear=True)
+    for lora in (LoRAConfig(), LoRAConfig(rank=4)):
+        changed = dataclasses.replace(config, lora=lora)
+        found = make_plan(changed, in_dtype(subject, quantization="int8"), accelerator=True)
+        assert found.sampling["weights as multiplied"] == linear
+    half = make_plan(config, in_dtype(subject, dtype="bfloat16"), accelerator=True)
+    assert half.sampling["weights as multiplied"] == 2 * matrix_numbers(subject)
+
+
+def test_statistics_have_larger_chunks_of_logits(plans):
+    _, subject, plan = plans
+    vocab_size = subject.model.config.vocab_size
+    assert plan().step["logits"] == 3 * 4 * 64 * vocab_size
+    assert plan(recipe="otr").step["logits"] == 3 * 4 * 256 * vocab_size
+
+
+def test_a_model_of_which_little_is_known(plans):
+    config, subject, _ = plans
+    names = ("vocab_size", "max_length", "num_layers", "num_kv_heads", "head_dim", "dtype")
+    shape = SimpleNamespace(**{name: getattr(subject.model.config, name) for name in names})
+
+    def model():
+        model, params, tokenizer = config.model()
+        return model._replace(config=shape), {"all": [params["layers"], params]}, tokenizer
+
+    own = dataclasses.replace(config, model=model)
+    found = make_plan(own, load_subject(own), accelerator=True)
+    assert "activations" not in found.step
+    assert found.unknown == ("width", "num_heads", "mlp_width")
+    text = fits.plan_text(own, memory=1e9)
+    assert text.endswith("What is counted fits.")
+    assert "not counted: the model's configuration has no width, num_heads, mlp_width." in text
+    spread = dataclasses.replace(own, mesh=MeshConfig(fsdp=2))
+    assert make_plan(spread, load_subject(own)).step["weights gathered"] > 0
+    with pytest.raises(fits.NoRoom, match="--optimizer.moment-dtype") as error:
+        fits.plan_text(own, memory=1e5)
+    assert "--lora.rank" not in str(error.value)  # it has no linear layer by that name
+
+
 def test_slots_and_the_evaluation_decide_the_cache(plans):
     config, subject, plan = plans
     one = cache_bytes(subject.model.config, prompts=1, prompt_length=16, slots=1, length=4)
@@ -270,28 +441,126 @@ def test_slots_and_the_evaluation_decide_the_cache(plans):
     assert greedy == 8 * one > whole  # as many prompts as a batch has rows
 
 
+def options(error):
+    return [line.strip() for line in str(error.value).splitlines() if line.startswith("  --")]
+
+
 def test_what_fits_and_which_option_helps(plans):
     config = dataclasses.replace(plans[0], sampling=SamplingConfig(group_size=4, max_new_tokens=64))
     peak = make_plan(config, load_subject(config), accelerator=True).peak
     text = fits.plan_text(config, memory=1.1 * peak)
     assert text.endswith("It fits.") and "activations" in text and "weights" in text
-    with pytest.raises(fits.NoRoom) as error:
+    with pytest.raises(fits.NoRoom, match="It does not fit") as error:
         fits.plan_text(config, memory=0.9 * peak)
-    text = str(error.value)
-    assert "It does not fit" in text
-    lines = [line for line in text.splitlines() if line.startswith("  --")]
-    known = (
-        "microbatches 2",
-        "microbatches 4",
-        "max-new-tokens 32",
-        "mesh.data -1",
-        "mesh.fsdp -1",
-    )
-    assert all(any(name in line for line in lines) for name in known), text
-    assert "lora" not in text  # the activations decide, of which an adapter takes nothing away
+    lines = options(error)
+    known = ("microbatches 2", "microbatches 4", "max-new-tokens 32", "mesh.data 4", "mesh.fsdp 4")
+    assert all(any(name in line for line in lines) for name in known), lines
+    # The activations decide, of which an adapter takes nothing away, nor has a filter a part.
+    assert not any("lora" in line or "top-k" in line for line in lines)
     assert any(line.endswith("fits") for line in lines if "microbatches 4" in line)
     assert "It fits." in fits.plan_text(config)  # the machine that is here has more
     assert 2**28 < available_memory(8) <= available_memory()
+
+
+def test_a_filter_that_records_less_helps(plans):
+    sampling = SamplingConfig(group_size=4, max_new_tokens=64, top_p=0.9)
+
+    def model():
+        return *tiny_model(num_layers=1, vocab_size=16384), ByteTokenizer()
+
+    config = dataclasses.replace(plans[0], sampling=sampling)
+    config = dataclasses.replace(config, model=model, remat="full")
+    with pytest.raises(fits.NoRoom) as error:
+        fits.plan_text(config, memory=1e6)
+    assert any("--sampling.top-k 128" in line for line in options(error))
+
+
+def test_only_meshes_that_a_run_takes_are_offered(plans, monkeypatch):
+    config = dataclasses.replace(plans[0], sampling=SamplingConfig(group_size=4, max_new_tokens=64))
+    monkeypatch.setattr(fits, "available_memory", lambda devices: 2**20)
+    with pytest.raises(fits.NoRoom) as error:
+        fits.plan_text(config)
+    assert not any("mesh" in line for line in options(error))  # 4 prompts, 8 devices
+    with pytest.raises(fits.NoRoom) as error:
+        fits.plan_text(dataclasses.replace(config, prompts_per_step=8))
+    lines = options(error)
+    assert {"--mesh.data -1", "--mesh.fsdp -1"} <= {" ".join(x.split()[:2]) for x in lines}
+    # Microbatches of 4 do not divide over 8 devices, nor do 4 slots.
+    spread = dataclasses.replace(config, prompts_per_step=8, mesh=MeshConfig(data=-1))
+    with pytest.raises(fits.NoRoom) as error:
+        fits.plan_text(spread)
+    assert not any("microbatches" in line or "slots" in line for line in options(error))
+    found = dict(fits.knobs(lay_out(spread)))
+    assert found["--mesh.data 1 --mesh.fsdp -1"].mesh == MeshConfig(fsdp=-1)
+
+
+def test_a_plan_of_a_run_that_could_not_start(plans):
+    config = plans[0]
+
+    def refused(match, *, memory=None, **changes):
+        with pytest.raises(ValueError, match=match):
+            fits.plan_text(dataclasses.replace(config, **changes), memory=memory)
+
+    refused("4 prompts .* does not divide over 8 devices", mesh=MeshConfig(data=-1))
+    refused("64 devices, but there are 8; .*--plan-memory", mesh=MeshConfig(tensor=64))
+    refused("2 devices, but there are 8; the sizes", mesh=MeshConfig(fsdp=2))
+    refused("give fsdp a size in place of -1", memory=1e9, mesh=MeshConfig(fsdp=-1))
+    ahead = {"max_staleness": 1, "sampler_devices": 2}
+    refused(
+        "wait for each other",
+        memory=1e9,
+        mesh=MeshConfig(data=2),
+        asynchrony=AsyncConfig(max_staleness=1),
+    )
+    odd = AsyncConfig(**ahead, sampler_mesh=MeshConfig(data=3))
+    refused("data 3 .* is not that of 2 sampler_devices", memory=1e9, asynchrony=odd)
+    refused(
+        "does not divide over 2 devices",
+        memory=1e9,
+        asynchrony=AsyncConfig(**ahead),
+        prompts_per_step=3,
+    )
+    few = SamplingConfig(group_size=2, max_new_tokens=4, slots=2)
+    refused("are 2 rows, which", memory=1e9, sampling=few, mesh=MeshConfig(data=4))
+    refused(
+        "no held-out",
+        evaluation=EvaluationConfig(),
+        data=dataclasses.replace(config.data, held_out=0.0),
+    )
+    refused("leaves no room", sampling=SamplingConfig(max_new_tokens=4096))
+    asked = AsyncConfig(**ahead)
+    text = fits.plan_text(dataclasses.replace(config, asynchrony=asked), memory=1e9)
+    assert "on a device that samples" in text and text.endswith("It fits.")
+
+
+def test_what_a_container_has_left(tmp_path):
+    def write(path, text):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(text)
+
+    def left(devices=1):
+        return available_memory(devices, root=str(tmp_path))
+
+    assert left() is None
+    write("proc/meminfo", "MemTotal: 9000000 kB\nMemAvailable:    8000000 kB\n")
+    assert left() == 8_000_000 * 1024 and left(2) == 4_000_000 * 1024
+    write("proc/self/cgroup", "0::/box/job\n")
+    for folder, most in (("", "max"), ("box/", "5000"), ("box/job/", "max")):
+        write(f"sys/fs/cgroup/{folder}memory.max", most)
+        write(f"sys/fs/cgroup/{folder}memory.current", "3000\n")
+        write(f"sys/fs/cgroup/{folder}memory.stat", "anon 3000\ninactive_file 0\n")
+    assert left() == 2000
+    # Files that were read are dropped when the memory is wanted.
+    write("sys/fs/cgroup/box/memory.stat", "anon 1000\ninactive_file 1500\n")
+    assert left() == 3500
+    # The first version, seen from inside: the path is that of the host, the folder its own.
+    write("proc/self/cgroup", "5:cpu,memory:/docker/abc\n1:name=systemd:/\n")
+    write("sys/fs/cgroup/memory/memory.limit_in_bytes", "7000")
+    write("sys/fs/cgroup/memory/memory.usage_in_bytes", "9000")
+    write("sys/fs/cgroup/memory/memory.stat", "total_inactive_file 1000\n")
+    assert left() == 0
+    write("sys/fs/cgroup/memory/memory.usage_in_bytes", "garbage")
+    assert left() == 8_000_000 * 1024
 
 
 def test_a_state_that_is_more_than_the_device_is_refused(plans, monkeypatch):

@@ -18,7 +18,8 @@ from jaxrl_llm.models.sharding import AXES, batch_shards
 from jaxrl_llm.train import make_optimizer
 from jaxrl_llm.train.abstract import abstract_batch, abstract_state, device_bytes
 from jaxrl_llm.train.config import find_recipe
-from jaxrl_llm.train.plan import Subject, make_plan
+from jaxrl_llm.train.plan import make_plan
+from jaxrl_llm.train.subject import Subject
 
 ROOT = Path(__file__).parents[2]
 # By config: devices, and the bytes of memory that each has.
