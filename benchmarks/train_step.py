@@ -7,8 +7,8 @@
 The long case has 192 prompt and 64 response tokens and recomputes activations in the backward pass;
 the short one has 64 and 64 and keeps them. Of a layer, ours then keeps what its linear layers give,
 the peers keep its input: each the best that it offers for this size. Both are in float32, but for
-one peer of the short case. The third case is the short one in bfloat16: ours with weights and the
-optimizer's state in float32, torch with all of it in bfloat16, which is less to read and write.
+one peer of the short case. The third case is the short one with products in bfloat16 and float32
+weights and optimizer's state; one peer has those in bfloat16 too, which is less to read and write.
 """
 
 from benchmarks import harness, workload
@@ -19,11 +19,12 @@ PEERS = {
     "tunix": "benchmarks.peers.tunix_train_step",
 }
 # With what eight bits of mantissa keep of an update.
-BFLOAT16 = "benchmarks.peers.transformers_bfloat16_train_step"
+BFLOAT16 = {"transformers bfloat16": "benchmarks.peers.transformers_bfloat16_train_step"}
+AUTOCAST = {"transformers": "benchmarks.peers.transformers_autocast_train_step"}
 CASES = {
     "long": ("train_step", PEERS),
-    "short": ("train_step_short", PEERS | {"transformers bfloat16": BFLOAT16}),
-    "bfloat16": ("train_step_bfloat16", {"transformers": BFLOAT16}),
+    "short": ("train_step_short", PEERS | BFLOAT16),
+    "bfloat16": ("train_step_bfloat16", AUTOCAST | BFLOAT16),
 }
 
 
@@ -72,8 +73,9 @@ def main(argv: list[str] | None = None) -> None:
             rounds=options.rounds,
             tokens=rows[0] * rows[1] * (size["prompt_tokens"] + size["response_tokens"]),
             # The norm of the first gradient.
-            tolerance=0.1 if half else 1e-3,
-            tolerances={"transformers bfloat16": 0.1},
+            # In bfloat16 it is from 3.9 to 4.7, by library and by what is rounded; 5.0 in float32.
+            tolerance=0.25 if half else 1e-3,
+            tolerances=dict.fromkeys(BFLOAT16, 0.25),
         )
     harness.finish(result, to_file=options.save)
 

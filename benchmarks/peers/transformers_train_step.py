@@ -15,8 +15,16 @@ def token_logps(model, tokens: torch.Tensor, responses: torch.Tensor) -> torch.T
     return chosen - torch.logsumexp(logits, -1)
 
 
-def setup(workload: dict, dtype: torch.dtype = torch.float32) -> Measured:
-    """Load the model for training, with gradient checkpointing where the workload says so."""
+def setup(
+    workload: dict, dtype: torch.dtype = torch.float32, *, autocast: bool = False
+) -> Measured:
+    """Load the model for training, with gradient checkpointing where the workload says so.
+
+    Args:
+        workload: What is run.
+        dtype: Of weights, gradients and the optimizer's state.
+        autocast: Whether products are in bfloat16 beside them.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = AutoModelForCausalLM.from_pretrained(workload["folder"], dtype=dtype)
     model = model.to(device).train()
@@ -34,7 +42,8 @@ def setup(workload: dict, dtype: torch.dtype = torch.float32) -> Measured:
 
     def run(seed: int) -> None:
         del seed
-        logps = token_logps(model, tokens, responses)
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=autocast):
+            logps = token_logps(model, tokens, responses)
         ratio = torch.exp(logps - logps.detach())
         clipped = torch.clip(ratio, 0.8, 1.2)
         loss = -torch.minimum(ratio * advantages, clipped * advantages).mean()
