@@ -65,8 +65,8 @@ class VerifierPool:
     turn. A value that is no finite number is a mistake in the function rather than in a completion,
     and raises in `score` as usual.
 
-    Workers end with this process, however it ends: the programs that a call has started with it,
-    and a call that holds the interpreter a few seconds after its deadline.
+    Workers end with this process, however it ends, and with them the programs that a call has
+    started; a call that holds the interpreter then ends alone, a few seconds after its deadline.
 
     Args:
         function: A reward that another process can import: a function of a module, a picklable

@@ -28,6 +28,7 @@ from jaxrl_llm.train.state import TrainState
 # Seconds for which a run that ends early waits for the batch under way, which nobody will train on;
 # who stopped it at once waits less.
 _PATIENCE, _AT_ONCE = 5.0, 1.0
+_THREAD = "rollouts"
 
 
 def may_start(number: int, version: int, *, max_staleness: int) -> bool:
@@ -97,7 +98,7 @@ class Ahead:
         self._changed = threading.Condition()
         self._stopped = False
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="rollouts", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=_THREAD, daemon=True)
         self.publish(state)
 
     def __enter__(self) -> "Ahead":
@@ -183,6 +184,11 @@ def batches(parts: Parts, state: TrainState, waiting: Sequence[Gathered] = ()) -
       state: Where it begins.
       waiting: Batches that are there already, from ``state.step`` on.
     """
+    for thread in threading.enumerate():
+        # Of a run that ended early in this process, in the middle of a batch: two that sample at
+        # once take twice the memory, and on several devices wait for each other.
+        if thread.name == _THREAD:
+            thread.join()
     if not parts.config.asynchrony.max_staleness:
         return InTurns(parts, state)
     return Ahead(parts, state, waiting)

@@ -57,15 +57,21 @@ def _end_of_lines(file) -> int:
 
 
 def sync(path: Path) -> None:
-    """Waits until a file, or the names in a folder, would survive a loss of power."""
-    handle = os.open(path, os.O_RDONLY)
+    """Waits until a file, or the names in a folder, would survive a loss of power.
+
+    Raises:
+      OSError: If it was not written. Where there is nothing to wait for, file systems say so in
+        many ways, and it does nothing.
+    """
     try:
-        os.fsync(handle)
-    except OSError as error:  # some file systems have nothing to wait for, and say so
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+    except OSError as error:
+        if error.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
             raise
-    finally:
-        os.close(handle)
 
 
 def sync_all(folder: Path) -> None:

@@ -230,9 +230,13 @@ class RunFolder:
                 plot_reward(self.metrics.rows(), path, title=self.path.name)
 
     def _flush(self) -> None:
-        for lines in (self.metrics, self.samples):
-            with writing(lines.path):
-                lines.flush()
+        with contextlib.ExitStack() as all_of_them:  # one that fails does not keep the other
+            for lines in (self.metrics, self.samples):
+                all_of_them.callback(self._flush_one, lines)
+
+    def _flush_one(self, lines: JsonLines) -> None:
+        with writing(lines.path):
+            lines.flush()
 
     def _note_end(self, outcome: str, **numbers: Any) -> None:
         if not self._writes:

@@ -166,12 +166,13 @@ def _train(config: TrainConfig, folder: RunFolder, files: Mapping[str, str]) -> 
         if config.evaluation.enabled and not evaluate.stopped():
             evaluate(state)
 
-    signal = processes.any_of(interrupt.signal)
+    before, after = folder.accuracy_at(0), folder.accuracy_at(int(state.step))
+    whole = int(state.step) == steps and bool(after or not config.evaluation.enabled)
+    signal = None if whole else processes.any_of(interrupt.signal)
     if not config.evaluation.enabled:
         folder.show_samples()
     folder.end(interrupted=signal, seconds=clock.read())
-    before, after = folder.accuracy_at(0), folder.accuracy_at(int(state.step))
-    return Result(state, folder.path, folder.history(), before, after, signal)
+    return Result(state, folder.path, folder.history(), before, after if whole else {}, signal)
 
 
 class _Stopped(Exception):

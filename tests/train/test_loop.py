@@ -323,6 +323,12 @@ def test_other_reference_weights_are_refused(tmp_path):
     assert int(train(config(1.0, steps=2), resume=True).state.step) == 2
 
 
+def test_a_reference_may_come_with_a_resumed_run(tmp_path):
+    train(tiny_run(tmp_path, recipe=jr.recipes.grpo(kl_coef=0.0), steps=1))
+    config = tiny_run(tmp_path, recipe=jr.recipes.grpo(kl_coef=0.1), steps=2)
+    assert int(train(config, resume=True).state.step) == 2
+
+
 @pytest.mark.parametrize("every", [0, 1])
 def test_a_signal_during_an_evaluation_saves_the_current_step(tmp_path, every):
     calls = []
@@ -338,6 +344,24 @@ def test_a_signal_during_an_evaluation_saves_the_current_step(tmp_path, every):
     result = train(tiny_run(tmp_path, reward=reward, checkpoint=checkpoint, evaluation=evaluation))
     assert result.interrupted == signal.SIGINT and int(result.state.step) == 1
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step_00000001"]
+
+
+@pytest.mark.parametrize(("call", "ended"), [(6, 0), (6 + 8 + 6, 1)])
+def test_a_signal_in_the_last_batch_of_an_evaluation(tmp_path, call, ended):
+    calls = []
+
+    def reward(prompt, completion, metadata):
+        calls.append(prompt)
+        if len(calls) == call:
+            signal.raise_signal(signal.SIGINT)
+        return low_bytes(prompt, completion, metadata)
+
+    config = tiny_run(tmp_path, reward=reward, evaluation=EvaluationConfig(), steps=1)
+    result = train(config)
+    assert int(result.state.step) == ended and len(calls) == call
+    # After the last one nothing is left to resume.
+    assert result.interrupted == (None if ended else signal.SIGINT)
+    assert bool(result.after) == bool(ended) and result.before
 
 
 def test_an_error_leaves_a_checkpoint_of_the_last_whole_step(whole_run, tmp_path):
@@ -427,9 +451,9 @@ def test_evaluation_prompts_that_are_trained_on_are_counted(tmp_path):
 
 @pytest.mark.parametrize("updates", [1, 2])
 def test_bfloat16_computes_and_float32_learns(tmp_path, monkeypatch, updates):
-    def load(name, *, mesh=None, dtype="float32"):
-        model, params = tiny_model(num_layers=1, dtype=dtype)
-        return model, jax.tree.map(lambda x: x.astype(dtype), params)
+    def load(name, *, mesh=None, matrices=None):
+        assert matrices is None  # only what stays frozen comes in another dtype
+        return tiny_model(num_layers=1)
 
     monkeypatch.setattr(jr.models, "load_model", load)
     monkeypatch.setattr(jr.data, "load_tokenizer", lambda name: ByteTokenizer())
