@@ -3,10 +3,11 @@
     python tests/faults/killing.py --kills 20
 
 A moment is drawn evenly over what a run takes from its second batch, when its programs are
-compiled, to the end of its last checkpoint. Each killed run is resumed until it ends; then the next
-one begins, until as many kills have been made. Of every run that ends, the final state must equal
-that of the run that was not killed bit for bit, and so must each completion, each number of each
-step and evaluation, and which checkpoint is the best.
+compiled, to the end of its last checkpoint. A run that is resumed has those for evaluations only
+after the first of them, and its moments begin there; else none would come further. Each killed run
+is resumed until it ends; then the next one begins, until as many kills have been made. Of every run
+that ends, the final state must equal that of the run that was not killed bit for bit, and so must
+each completion, each number of each step and evaluation, and which checkpoint is the best.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import random
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +28,7 @@ STEPS, BATCH = 12, 8
 
 
 class Ended(NamedTuple):
-    """What a run that came to its end said, and when (time.time) its second batch was graded."""
+    """What a run that came to its end said, and when (time.time) its moments began."""
 
     digest: str
     began: float
@@ -60,13 +62,12 @@ def child(folder: Path, *, staleness: int) -> None:
 
     split = {"held_out": CONFIG.data.held_out, "seed": CONFIG.data.seed}
     trained = {prompt.text for prompt in split_distinct(prompts(), **split)[0]}
-    calls = []
+    calls, evaluated, begun = [], [], threading.Event()
 
     def reward(prompt, completion, metadata):
-        if prompt not in trained:
-            return low_bytes(prompt, completion, metadata)
-        calls.append(prompt)
-        if len(calls) == BATCH + 1:
+        (calls if prompt in trained else evaluated).append(prompt)
+        if prompt in trained and len(calls) > BATCH and evaluated and not begun.is_set():
+            begun.set()
             print("begun", flush=True)
         return low_bytes(prompt, completion, metadata)
 
@@ -110,7 +111,7 @@ def follow(process: subprocess.Popen, *, kill_after: float | None = None) -> End
 
     Args:
       process: From :func:`start`.
-      kill_after: Seconds after its second batch was there.
+      kill_after: Seconds after its moments began.
 
     Raises:
       RuntimeError: If it fails by itself.
@@ -214,7 +215,7 @@ def torture(folder: Path, *, kills: int, seed: int = 0, staleness: int = 0, say=
                 break
             done, writing = done + 1, writing + unfinished(run)
             rows = sum("loss" in row for row in told(run, "metrics.jsonl"))
-            say(f"kill {done} of {kills}, {moment:.2f} s after the second batch, {rows} steps done")
+            say(f"kill {done} of {kills}, {moment:.2f} s later, {rows} steps done")
         runs += done > before  # else it ended before its moment came
         check(run, ended, whole, expected, staleness=staleness)
     return Tally(done, runs, writing, resumed)
