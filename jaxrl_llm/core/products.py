@@ -39,8 +39,11 @@ project.defvjp(_forward, _backward)
 
 
 def sum_over_rows(a: Array, b: Array, *, dtype: jnp.dtype) -> Array:
-    """``a^T b`` of ``[N, i]`` and ``[N, j]``: the gradient of a matrix ``[i, j]``."""
-    if _in_halves(a, b):
+    """``a^T b`` of ``[N, i]`` and ``[N, j]``, summed in float32 at least, in ``dtype``.
+
+    The gradient of a matrix ``[i, j]``.
+    """
+    if _in_bfloat16(a, b):
         # A transposition outside of a conditional becomes part of the product, in float32.
         return _product(once(jnp.transpose, a, after=a), b, ((1,), (0,)), dtype)
     return _product(a, b, ((0,), (0,)), dtype)
@@ -49,7 +52,7 @@ def sum_over_rows(a: Array, b: Array, *, dtype: jnp.dtype) -> Array:
 def _product(a: Array, b: Array, contracting: tuple, dtype: jnp.dtype) -> Array:
     """``jax.lax.dot_general`` without batch axes."""
     dimensions = (contracting, ((), ()))
-    if not _in_halves(a, b):
+    if not _in_bfloat16(a, b):
         return jax.lax.dot_general(a, b, dimensions, preferred_element_type=dtype)
     # Without the barrier XLA moves transpositions from before elementwise functions into the
     # product when it has already left it in bfloat16, and then cannot run it.
@@ -58,6 +61,6 @@ def _product(a: Array, b: Array, contracting: tuple, dtype: jnp.dtype) -> Array:
     return wide.astype(dtype)
 
 
-def _in_halves(a: Array, b: Array) -> bool:
+def _in_bfloat16(a: Array, b: Array) -> bool:
     """Whether this is a product in bfloat16 on a CPU."""
     return jax.default_backend() == "cpu" and a.dtype == b.dtype == jnp.bfloat16

@@ -236,6 +236,9 @@ def read_config(path: Path, *, dtype: str = "float32") -> ModelConfig:
     Args:
       path: A config.json or a .gguf file: ``config`` of `names.ModelFiles`.
       dtype: The configuration's compute dtype.
+
+    Raises:
+      ValueError: If it is of a decoder that `ModelConfig` does not describe; it names the file.
     """
     if path.suffix == ".gguf":
         return replace(open_gguf(path).config, dtype=dtype)

@@ -76,14 +76,14 @@ def read_last(
 def _read(path: Path, like: ArrayTree, wanted: Mapping[str, Any], *, partial: bool) -> ArrayTree:
     """What is in a checkpoint, once it is found to be whole and of this run."""
     # It reads all files, and once is enough.
-    attempt(lambda: files.check_record(path) if processes.is_first() else None)
+    _attempt(lambda: files.check_record(path) if processes.is_first() else None)
     with orbax(partial=partial) as ocp:
-        found = attempt(lambda: ocp.metadata(path).custom_metadata or {})
-        attempt(lambda: check_same_run(path, found, wanted))
-        return attempt(lambda: ocp.load(path, jax.tree.map(abstract, like)))
+        found = _attempt(lambda: ocp.metadata(path).custom_metadata or {})
+        _attempt(lambda: check_same_run(path, found, wanted))
+        return _attempt(lambda: ocp.load(path, jax.tree.map(abstract, like)))
 
 
-def attempt(function: Callable[[], T]) -> T:
+def _attempt(function: Callable[[], T]) -> T:
     """What a function gives in this process, once it has succeeded in all; all of them call it.
 
     Raises:

@@ -191,6 +191,28 @@ def test_lines_of_a_full_disk_are_written_once_there_is_room(whole_run, tmp_path
     assert samples[0] == samples[1]
 
 
+def test_completions_are_written_though_metrics_cannot_be(whole_run, tmp_path, monkeypatch):
+    append, lines = train_metrics.append_whole, []
+
+    def appends(path, text):
+        if path.name == "sessions.jsonl":
+            return append(path, text)
+        lines.append(path.name)
+        # A line of each file a step, and once more at the end.
+        if len(lines) <= 2 * 6 or path.name == "metrics.jsonl":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        append(path, text)
+
+    monkeypatch.setattr(train_metrics, "append_whole", appends)
+    with (
+        pytest.warns(UserWarning, match="Its lines are kept"),
+        pytest.raises(TrainingError, match="metrics.jsonl' cannot be written: no space is left"),
+    ):
+        train(tiny_run(tmp_path, samples_shown=1))
+    kept = [row["step"] for row in read_jsonl(tmp_path / "samples.jsonl")]
+    assert kept == [1, 2, 3, 4, 5, 6]
+
+
 def test_lines_that_never_found_room_are_an_error_at_the_end(whole_run, tmp_path, lines_full):
     reward = filling(lines_full, range(3 * 8 + 1, 99))
     evaluation = EvaluationConfig()  # of which the lines are read back

@@ -195,14 +195,33 @@ def test_an_error_of_the_loop_ends_the_thread(monkeypatch):
     assert not threads() and rollouts.waiting(0)  # the one under way is finished
 
 
-def test_a_second_ctrl_c_does_not_wait_for_the_batch_under_way(monkeypatch):
-    monkeypatch.setattr(asynchronous, "_AT_ONCE", 0.01)
+def endless():
+    """What makes a batch only once it is released; and events for its beginning and that."""
     begun, released = threading.Event(), threading.Event()
 
     def make(number, version, params):
         begun.set()
         released.wait(60)
 
+    return make, begun, released
+
+
+def test_a_run_waits_for_a_batch_that_an_earlier_one_left(monkeypatch):
+    monkeypatch.setattr(asynchronous, "_AT_ONCE", 0.01)
+    monkeypatch.setattr(asynchronous, "InTurns", lambda parts, state: threads())
+    make, begun, released = endless()
+    with pytest.raises(KeyboardInterrupt), ahead(monkeypatch, 1, make):
+        begun.wait(10)
+        raise KeyboardInterrupt
+    assert threads()
+    threading.Timer(0.1, released.set).start()
+    parts = SimpleNamespace(config=SimpleNamespace(asynchrony=AsyncConfig()))
+    assert not batches(parts, state_of(0))
+
+
+def test_a_second_ctrl_c_does_not_wait_for_the_batch_under_way(monkeypatch):
+    monkeypatch.setattr(asynchronous, "_AT_ONCE", 0.01)
+    make, begun, released = endless()
     before = time.monotonic()
     with pytest.raises(KeyboardInterrupt), ahead(monkeypatch, 1, make):
         begun.wait(10)
@@ -214,13 +233,9 @@ def test_a_second_ctrl_c_does_not_wait_for_the_batch_under_way(monkeypatch):
 @pytest.mark.parametrize("error", [None, TrainingError("the disk is full")])
 def test_a_run_that_ends_early_waits_only_a_while_until_all_is_told(monkeypatch, error):
     monkeypatch.setattr(asynchronous, "_PATIENCE", 0.01)
-    begun, released, at_exit = threading.Event(), threading.Event(), []
+    make, begun, released = endless()
+    at_exit = []
     monkeypatch.setattr(asynchronous.atexit, "register", at_exit.append)
-
-    def make(number, version, params):
-        begun.set()
-        released.wait(60)
-
     before = time.monotonic()
     with contextlib.suppress(TrainingError), ahead(monkeypatch, 1, make):
         begun.wait(10)

@@ -263,14 +263,14 @@ def held_out_numbers(history):
     return [{k: row.get(k) for k in numbers} for row in history]
 
 
-def signal_at(call):
-    """The reward, at a call of which SIGTERM comes; it counts over all runs that it serves."""
-    calls = []
+def signal_at(call, number=signal.SIGTERM, *, calls=None):
+    """The reward, at a call of which a signal comes; it counts over all runs that it serves."""
+    calls = [] if calls is None else calls
 
     def reward(prompt, completion, metadata):
         calls.append(prompt)
         if len(calls) == call:
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(number)
         return low_bytes(prompt, completion, metadata)
 
     return reward
@@ -331,15 +331,8 @@ def test_a_reference_may_come_with_a_resumed_run(tmp_path):
 
 @pytest.mark.parametrize("every", [0, 1])
 def test_a_signal_during_an_evaluation_saves_the_current_step(tmp_path, every):
-    calls = []
-
-    def reward(prompt, completion, metadata):
-        calls.append(prompt)
-        # Two questions, greedy and twice sampled, before the first step; then a step of eight.
-        if len(calls) == 6 + 8 + 1:
-            signal.raise_signal(signal.SIGINT)
-        return low_bytes(prompt, completion, metadata)
-
+    # Two questions, greedy and twice sampled, before the first step; then a step of eight.
+    reward = signal_at(6 + 8 + 1, signal.SIGINT)
     checkpoint, evaluation = CheckpointConfig(every=every), EvaluationConfig(every=1)
     result = train(tiny_run(tmp_path, reward=reward, checkpoint=checkpoint, evaluation=evaluation))
     assert result.interrupted == signal.SIGINT and int(result.state.step) == 1
@@ -349,13 +342,7 @@ def test_a_signal_during_an_evaluation_saves_the_current_step(tmp_path, every):
 @pytest.mark.parametrize(("call", "ended"), [(6, 0), (6 + 8 + 6, 1)])
 def test_a_signal_in_the_last_batch_of_an_evaluation(tmp_path, call, ended):
     calls = []
-
-    def reward(prompt, completion, metadata):
-        calls.append(prompt)
-        if len(calls) == call:
-            signal.raise_signal(signal.SIGINT)
-        return low_bytes(prompt, completion, metadata)
-
+    reward = signal_at(call, signal.SIGINT, calls=calls)
     config = tiny_run(tmp_path, reward=reward, evaluation=EvaluationConfig(), steps=1)
     result = train(config)
     assert int(result.state.step) == ended and len(calls) == call
