@@ -39,10 +39,18 @@ def _beside_peers(result: Mapping[str, Any]) -> str:
     work = result["workload"]
     peers = "rematerialized (ours keeps what linear layers give, the peers a layer's input)"
     kept = peers if work["remat"] else "keeping activations"
+    _, _, case = result["name"].partition("train_step_")
+    case = f" --case {case}" if case else ""
+    dtype = work["dtype"]
+    if dtype == "bfloat16":
+        dtype = (
+            "products in bfloat16, weights and optimizer in float32 (transformers by autocast; "
+            '"transformers bfloat16" has all of it in bfloat16)'
+        )
     title = (
-        f"One GRPO step of {work['model']}, {work['dtype']}, {work['prompts']} prompts x "
+        f"One GRPO step of {work['model']}, {dtype}, {work['prompts']} prompts x "
         f"{work['rollouts']} rollouts, {work['prompt_tokens']} + {work['response_tokens']} tokens, "
-        f"{kept}, {result['device']} (`python -m benchmarks.train_step`):"
+        f"{kept}, {result['device']} (`python -m benchmarks.train_step{case}`):"
     )
     sides = {"ours": result["ours"], **result["peers"]}
     rows = [
