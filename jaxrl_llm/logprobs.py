@@ -51,9 +51,9 @@ def token_logprobs(
         nor targets nor support are read.
       support: The tokens each target was drawn from, with leading axes ``[..., T]``; None for the
         whole vocabulary.
-      chunk_size: Bounds the logits that exist at one time to ``chunk_size * V``. Three such blocks
-        are in memory at most. A block has 8 words of each of up to 16 stripes at least, which is
-        more for very many tokens.
+      chunk_size: Bounds the logits that exist at one time to ``chunk_size * V``, or to twice the
+        size of the hidden states where that is more: narrower blocks take longer than they save.
+        Three such blocks are in memory at most.
 
     Returns:
       ``(logp, entropy)``, each ``[..., T]`` float32 (float64 for float64 hidden states), in nats.

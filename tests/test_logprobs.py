@@ -141,6 +141,8 @@ def test_no_array_of_all_tokens_by_vocabulary():
 
     assert largest(64) == 64 * vocab
     assert largest(256) == 256 * vocab  # The measure does see the whole tensor where there is one.
+    # A block has twice as many words as a hidden state has numbers, in sixteen stripes.
+    assert largest(1) == targets.size * 16 * (2 * D // 16)
 
 
 def _temporary(tokens, vocab, width, **options):

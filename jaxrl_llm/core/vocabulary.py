@@ -24,8 +24,16 @@ from jaxrl_llm.core.support import Support
 _LOWEST = -1e30
 # Over so many devices rows can be split. On CPUs sums over the shorter rows are faster, too.
 _STRIPES = 16
-# Of a stripe; narrower blocks cost more than they save.
-_NARROWEST = 8
+# Words of a block for each number of a hidden state, at least. The gradient of all hidden states is
+# read and written in every block, which would take longer than narrower products do.
+_WORDS_PER_WIDTH = 2
+
+
+def block_words(vocab_size: int, tokens: int, width: int, chunk_size: int) -> int:
+    """How many words a block has, for so many tokens whose hidden states have this width."""
+    stripes = math.gcd(vocab_size, _STRIPES)
+    wanted = max(chunk_size * vocab_size // max(tokens, 1), _WORDS_PER_WIDTH * width)
+    return min(vocab_size, stripes * max(wanted // stripes, 1))
 
 
 class _Blocks:
@@ -36,8 +44,7 @@ class _Blocks:
         self.stripes = math.gcd(vocab_size, _STRIPES)
         self.words = vocab_size // self.stripes
         self.matrix = matrix.reshape(self.stripes, self.words, -1)
-        wanted = max(chunk_size * self.words // max(tokens, 1), _NARROWEST)
-        self.width = min(self.words, wanted)
+        self.width = block_words(vocab_size, tokens, matrix.shape[1], chunk_size) // self.stripes
 
     def over(self, function: Callable, carry):
         """``carry = function(carry, first, width)`` for the blocks of words ``first:first+width``.

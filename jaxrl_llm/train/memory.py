@@ -12,6 +12,7 @@ import numpy as np
 from jaxrl_llm import logprobs
 from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.core.vocabulary import block_words
 from jaxrl_llm.models.sharding import AXES, param_spec
 from jaxrl_llm.rollout.draw import make_draw
 
@@ -122,15 +123,30 @@ def activation_bytes(
     return c.num_layers * itemsize * (tokens * kept + shared) + whole + ends
 
 
-def logits_bytes(vocab_size: int, *, statistics: bool = False) -> int:
-    """Bytes of the three blocks of logits that exist at one time while a chunk is scored.
+def logits_bytes(
+    vocab_size: int,
+    tokens: int,
+    width: int,
+    *,
+    mesh: Mapping[str, int] | None = None,
+    statistics: bool = False,
+) -> int:
+    """Bytes on one device of the three blocks of logits that exist at one time.
 
     Args:
-      vocab_size: V, the part of it on one device.
-      statistics: Whether statistics over the vocabulary are computed, whose chunks are larger.
+      vocab_size: V.
+      tokens: Of the responses of a microbatch, on all devices.
+      width: Of hidden states.
+      mesh: Sizes by axis; None is one device.
+      statistics: Whether statistics over the vocabulary are computed, in chunks of tokens.
     """
+    mesh = dict.fromkeys(AXES, 1) | dict(mesh or {})
     scorer = logprobs.vocabulary_statistics if statistics else logprobs.token_logprobs
-    return 3 * 4 * vocab_size * inspect.signature(scorer).parameters["chunk_size"].default
+    chunk_size = inspect.signature(scorer).parameters["chunk_size"].default
+    if statistics:
+        return 3 * 4 * min(chunk_size, tokens) * -(-vocab_size // mesh["tensor"])
+    words = block_words(vocab_size, tokens, width, chunk_size)
+    return 3 * 4 * -(-tokens // (mesh["data"] * mesh["fsdp"])) * -(-words // mesh["tensor"])
 
 
 def recorded_bytes(vocab_size: int, **sampling) -> tuple[int, int]:

@@ -54,9 +54,11 @@ def step_bytes(
         parts["gradients of the critic"] = of_critic
     if not unknown_sizes(subject):
         parts["activations"] = _activation_bytes(config, subject, mesh, accelerator)
-    vocabulary = -(-subject.model.config.vocab_size // mesh["tensor"])
-    statistics = bool(recipe.statistics or recipe.scored or recipe.taught)
-    parts["logits"] = memory.logits_bytes(vocabulary, statistics=statistics)
+    parts["logits"] = memory.logits_bytes(
+        *_logits_shape(config, subject),
+        mesh=mesh,
+        statistics=bool(recipe.statistics or recipe.scored or recipe.taught),
+    )
     if support := _support_bytes(config, subject, mesh):
         parts["support of tokens"] = support
     if config.lora.rank is None or recipe.critic is not None:
@@ -92,6 +94,13 @@ def _activation_bytes(config: TrainConfig, subject: Subject, mesh: Mesh, acceler
         adapter=config.lora.rank is not None,
         split=mesh["tensor"],
     )
+
+
+def _logits_shape(config: TrainConfig, subject: Subject) -> tuple[int, int, int]:
+    """Vocabulary, tokens of the responses of a microbatch, width of hidden states."""
+    tokens = config.prompts_per_step * config.sampling.group_size * config.sampling.max_new_tokens
+    shape = subject.model.config
+    return shape.vocab_size, -(-tokens // config.microbatches), getattr(shape, "width", 0)
 
 
 def _gradient_bytes(moving: ArrayTree, mesh: Mesh, microbatches: int) -> int:

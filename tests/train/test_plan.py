@@ -100,7 +100,9 @@ def compiled_bytes(config, batch):
     step = make_step(model, recipe, optimizer, remat="none")
     given = (state._replace(key=(), data_cursor=()), rollouts, None, ())
     program = jax.jit(step._step, donate_argnums=0).lower(*given).compile()
-    estimate = tree_bytes(state.params) + logits_bytes(config.vocab_size)
+    estimate = tree_bytes(state.params) + logits_bytes(
+        config.vocab_size, batch.prompts * batch.group_size * batch.length, config.width
+    )
     estimate += activation_bytes(config, batch, remat="none")
     return program.memory_analysis().temp_size_in_bytes, estimate
 
@@ -400,10 +402,22 @@ def test_weights_that_are_rounded_for_the_sampler(plans):
 
 
 def test_statistics_have_larger_chunks_of_logits(plans):
-    _, subject, plan = plans
-    vocab_size = subject.model.config.vocab_size
-    assert plan().step["logits"] == 3 * 4 * 64 * vocab_size
-    assert plan(recipe="otr").step["logits"] == 3 * 4 * 256 * vocab_size
+    config, subject, plan = plans
+    vocab_size, sampling = subject.model.config.vocab_size, config.sampling
+    whole = config.prompts_per_step * sampling.group_size * sampling.max_new_tokens
+    assert plan().step["logits"] == 3 * 4 * min(64, whole) * vocab_size
+    # Of few tokens all logits are there at once.
+    assert plan(recipe="otr").step["logits"] == 3 * 4 * min(256, whole) * vocab_size
+    assert logits_bytes(51_200, 4096, 16) == 3 * 4 * 64 * 51_200
+    assert logits_bytes(51_200, 4096, 16, statistics=True) == 3 * 4 * 256 * 51_200
+
+
+def test_blocks_of_logits_grow_with_the_hidden_states():
+    # 64 tokens' worth would be 128 words for so many tokens: of 4,096 numbers each.
+    tokens, width = 131_072, 4096
+    assert logits_bytes(2**18, tokens, width) == 3 * 4 * tokens * 2 * width
+    mesh = {"data": 1, "fsdp": 16, "tensor": 4}
+    assert logits_bytes(2**18, tokens, width, mesh=mesh) == 3 * 4 * tokens * 2 * width / 64
 
 
 def test_a_model_of_which_little_is_known(plans):
