@@ -221,8 +221,9 @@ def _has_cudnn() -> bool:
     """Whether programs run on a GPU that has cuDNN's attention."""
     if jax.default_backend() != "gpu":
         return False
-    device = jax.devices()[0]
-    return "cuda" in device.client.platform_version and float(device.compute_capability) >= 8
+    # "9.0"; that of AMD's is a name such as "gfx942".
+    major, _, minor = getattr(jax.devices()[0], "compute_capability", "").partition(".")
+    return major.isdigit() and minor.isdigit() and int(major) >= 8
 
 
 def _default(query: Array, own: KV, prefix: KV | None) -> str:

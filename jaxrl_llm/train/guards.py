@@ -1,5 +1,7 @@
 """Updates that are no numbers: left out inside the step, counted, and too many end the run."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -37,10 +39,12 @@ def guarded_update(
 
     Nor is there one where the update itself is none, unless the optimizer multiplies matrices.
 
-    Everything stands in the branches of conditionals, so that parameters and state are written in
-    their place: choosing leaf by leaf between old and new would copy the old ones first. The norm
-    of the update is a branch of its own, since beside the update it would keep the old state: an
-    update without matrix products is computed a second time for it, which takes less.
+    Parameters and state are written in their place. Compilers for GPUs do that where each leaf is
+    chosen between old and new, since one kernel makes all three of its numbers; the others copy the
+    old ones first, so that there everything stands in the branches of conditionals, whose results
+    compilers for GPUs would copy. The norm of the update comes before it, since beside the update
+    it would keep the old state: an update without matrix products is computed a second time for it,
+    which takes less.
 
     Args:
       optimizer: Any optax transformation; one that takes extra arguments is told ``grad_norm``.
@@ -68,19 +72,8 @@ def guarded_update(
             changes = jax.tree.map(lambda x: (scale * x).astype(x.dtype), changes)
         return (optax.apply_updates(params, changes), opt_state), trees.norm(changes)
 
-    def stay(grads, carry):
-        return carry, jnp.zeros_like(norm)
-
-    if _multiplies(changed, grads, carry):
-        carry, update_norm = jax.lax.cond(made, changed, stay, grads, carry)
-    else:
-        of = (grads, carry)
-        update_norm = jax.lax.cond(made, _item(changed, 1), _item(stay, 1), *of)
-        # Known before the update is made, it can keep one out that is no number. That the second
-        # branch waits for the first is also what lets it write over what both read.
-        made &= jnp.isfinite(update_norm)
-        carry = jax.lax.cond(made, _item(changed, 0), _item(stay, 0), *of)
-        update_norm = jnp.where(made, update_norm, 0.0)
+    write = _chosen if jax.default_backend() == "gpu" else _branched
+    carry, update_norm, made = write(made, changed, grads, carry)
     metrics = {
         "loss": loss,
         "grad_norm": norm,
@@ -88,6 +81,33 @@ def guarded_update(
         "skipped": 1.0 - made.astype(jnp.float32),
     }
     return carry, metrics
+
+
+def _branched(made: Array, changed: Callable, grads: ArrayTree, carry):
+    """What ``changed`` makes of parameters and state, its norm and whether it was made."""
+
+    def stay(grads, carry):
+        return carry, jnp.zeros_like(trees.norm(grads))
+
+    of = (grads, carry)
+    if _multiplies(changed, *of):
+        return *jax.lax.cond(made, changed, stay, *of), made
+    norm = jax.lax.cond(made, _item(changed, 1), _item(stay, 1), *of)
+    # Known before the update is made, it can keep one out that is no number. That the second
+    # branch waits for the first is also what lets it write over what both read.
+    made &= jnp.isfinite(norm)
+    carry = jax.lax.cond(made, _item(changed, 0), _item(stay, 0), *of)
+    return carry, jnp.where(made, norm, 0.0), made
+
+
+def _chosen(made: Array, changed: Callable, grads: ArrayTree, carry):
+    """:func:`_branched`, leaf by leaf."""
+    new, norm = changed(grads, carry)
+    if not _multiplies(changed, grads, carry):
+        made &= jnp.isfinite(norm)
+        made, grads, carry = jax.lax.optimization_barrier((made, grads, carry))
+        new, _ = changed(grads, carry)
+    return keep(made, new, carry), jnp.where(made, norm, 0.0), made
 
 
 def _item(function, index: int):

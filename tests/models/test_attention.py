@@ -1,5 +1,7 @@
 """Merged attention: the worked numbers, and one joint attention in NumPy."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -206,6 +208,16 @@ def test_an_unknown_form_is_named():
     arrays, fixed = _arguments(1, 2, (2, 2), prefix=False, cache=False)
     with pytest.raises(ValueError, match="attend: implementation must be one of 'plain', 'xla'"):
         attend(**arrays, **fixed, implementation="flash")
+
+
+@pytest.mark.parametrize(
+    ("capability", "found"), [("9.0", True), ("7.5", False), ("12.0", True), ("gfx942", False)]
+)
+def test_the_kernel_is_known_by_the_device(capability, found, monkeypatch):
+    assert not attention._has_cudnn()  # a CPU has none
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(compute_capability=capability)])
+    assert attention._has_cudnn() == found
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,13 @@ PARAMS = {"a": jnp.array([1.0, -0.0, 3.0]), "b": jnp.array([[2.0]])}
 GRADS = {"a": jnp.array([0.5, 0.0, -1.0]), "b": jnp.array([[1.0]])}
 
 
+@pytest.fixture(params=["cpu", "gpu"])
+def platform(request, monkeypatch):
+    """Each way in which an update is left out, on the devices of this machine."""
+    monkeypatch.setattr(guards.jax, "default_backend", lambda: request.param)
+    return request.param
+
+
 def bits(tree):
     """Every array as bytes: -0.0 is not 0.0, and NaN equals itself."""
 
@@ -37,6 +44,7 @@ def bits(tree):
     return [plain(x).tobytes() for x in jax.tree.leaves(tree)]
 
 
+@pytest.mark.usefixtures("platform")
 def test_one_update_by_hand():
     optimizer = optax.sgd(0.5)
     carry = (PARAMS, optimizer.init(PARAMS))
@@ -48,6 +56,7 @@ def test_one_update_by_hand():
     np.testing.assert_allclose(metrics["update_norm"], 0.75)
 
 
+@pytest.mark.usefixtures("platform")
 def test_an_update_that_is_no_number_is_left_out():
     spoil = optax.stateless(lambda updates, params: jax.tree.map(jnp.log, updates))
     optimizer = optax.chain(optax.sgd(0.5, momentum=0.9), spoil)
@@ -59,6 +68,7 @@ def test_an_update_that_is_no_number_is_left_out():
     assert float(metrics["skipped"]) == 1.0 and float(metrics["update_norm"]) == 0.0
 
 
+@pytest.mark.usefixtures("platform")
 def test_an_update_with_matrix_products_is_computed_once():
     calls = []
 
@@ -116,6 +126,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("bad", BAD)
+@pytest.mark.usefixtures("platform")
 def test_what_is_no_number_changes_no_bit(name, bad):
     optimizer = OPTIMIZERS[name]
     carry, _ = guards.guarded_update(
@@ -275,6 +286,24 @@ def test_a_critic_alone_may_be_left_out():
     assert float(metrics["critic_skipped"]) == 1 and float(metrics["skipped"]) == 0
     assert bits(after.critic) == bits(good.critic) and bits(after.params) != bits(good.params)
     assert np.isfinite(metrics["loss"]) and np.isnan(metrics["critic_loss"])
+
+
+def test_a_step_makes_one_update_in_either_way(monkeypatch):
+    model, params = tiny_model(num_layers=1)
+    recipe = FRAGILE.replace(reference=None, regularizers=())
+    state = init_state(params, OPTIMIZER, recipe, key=jax.random.key(0))
+    found = []
+    for write in (guards._branched, guards._chosen):
+        monkeypatch.setattr(guards, "_branched", write)
+        step = make_step(model, recipe, OPTIMIZER, donate=False)
+        found.append([step(state, sick()), step(state, sick(poison=1.0))])
+    for one, other in zip(*found, strict=True):
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-7),
+            (one[0].params, one[0].opt_state, one[1]),
+            (other[0].params, other[0].opt_state, other[1]),
+        )
+    assert [float(metrics["skipped"]) for _, metrics in found[1]] == [0.0, 1.0]
 
 
 def test_the_guard_takes_no_second_set_of_parameters(monkeypatch):
