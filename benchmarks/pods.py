@@ -1,24 +1,28 @@
 """The train step of a config at Qwen3-8B's size, compiled for a mesh of devices that are not there.
 
-    python benchmarks/pods.py configs/tpu_v5e_64.py --layers 36 --prompt-length 256
+    python -m benchmarks.pods configs/tpu_v5e_64.py --device v5e --prompt-length 256
+    python -m benchmarks.pods configs/tpu_v5e_64.py --layers 2        # for fake CPU devices
 
 Nothing is allocated: the state and a batch are shapes with shardings, and XLA compiles for as many
-fake CPU devices as the mesh has. Printed as JSON, in bytes of one device: the state, which is
-exact, and what the compiled step takes besides, which is not: the CPU's compiler computes bfloat16
-products in float32 and holds the gradients of all layers before it sums them over the devices.
-`jaxrl-llm train --plan` counts what a TPU or GPU needs. The operations are those of one device; the
-loops over microbatches and blocks of the vocabulary count once.
+devices as the mesh has. With --device the compiler is that of the TPU or GPU (benchmarks/absent.py
+says what to install), else that of CPUs. Printed as JSON, in bytes of one device: the state, which
+is exact, and what the compiled step takes besides. CPUs take more: their compiler computes bfloat16
+products in float32 and holds the gradients of all layers before it sums them over the devices. The
+operations are those of one device, where the compiler tells them; the loops over microbatches and
+blocks of the vocabulary count once.
 """
 
 import argparse
 import dataclasses
 import json
 import math
-import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from benchmarks.absent import KINDS, prepare_environment, present
 
 # https://huggingface.co/Qwen/Qwen3-8B/blob/main/config.json, what shapes depend on
 QWEN3_8B = {
@@ -44,7 +48,9 @@ def load(path: str):
     return load_config(path)
 
 
-def measure(config, *, layers: int, prompt_length: int, compiled: bool = True) -> dict:
+def measure(
+    config, *, layers: int, prompt_length: int, options: Mapping[str, str] | None = None
+) -> dict:
     """Bytes and operations of one device, by name."""
     import jax
 
@@ -87,18 +93,16 @@ def measure(config, *, layers: int, prompt_length: int, compiled: bool = True) -
         temperature=sampling.temperature,
     )
     lowered = step.lower(state, batch)
-    if compiled:
-        start = time.perf_counter()
-        program = lowered.compile()
-        memory, cost = program.memory_analysis(), program.cost_analysis()
-        found |= {
-            "arguments_bytes": memory.argument_size_in_bytes,
-            "aliased_bytes": memory.alias_size_in_bytes,
-            "temporary_bytes": memory.temp_size_in_bytes,
-            "flops": cost["flops"],
-            "compile_seconds": round(time.perf_counter() - start, 1),
-        }
-    return found
+    start = time.perf_counter()
+    program = lowered.compile(compiler_options=dict(options or {}))
+    memory, cost = program.memory_analysis(), program.cost_analysis() or {}
+    return found | {
+        "arguments_bytes": memory.argument_size_in_bytes,
+        "aliased_bytes": memory.alias_size_in_bytes,
+        "temporary_bytes": memory.temp_size_in_bytes,
+        "flops": cost.get("flops"),
+        "compile_seconds": round(time.perf_counter() - start, 1),
+    }
 
 
 def main() -> None:
@@ -108,18 +112,34 @@ def main() -> None:
     parser.add_argument("--prompt-length", type=int, default=256)
     parser.add_argument("--response-length", type=int)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--device", choices=KINDS)
+    parser.add_argument("--option", nargs="*", default=[], help="of the compiler: NAME=VALUE")
     given = parser.parse_args()
-    os.environ["JAX_PLATFORMS"] = "cpu"
+    prepare_environment()
     config = load(given.config)
-    sizes = dataclasses.astuple(config.mesh)
+    count = math.prod(dataclasses.astuple(config.mesh))
     import jax
 
-    jax.config.update("jax_num_cpu_devices", math.prod(sizes))
     if given.response_length is not None:
         sampling = dataclasses.replace(config.sampling, max_new_tokens=given.response_length)
         config = dataclasses.replace(config, sampling=sampling)
-    found = measure(config, layers=given.layers, prompt_length=given.prompt_length)
-    text = json.dumps({"name": "pods", "config": Path(given.config).name, **found}, indent=2)
+    options = dict(each.split("=", 1) for each in given.option)
+    sizes = {"layers": given.layers, "prompt_length": given.prompt_length, "options": options}
+    if given.device is None:
+        jax.config.update("jax_num_cpu_devices", count)
+        found = measure(config, **sizes)
+    else:
+        with present(given.device, count):
+            found = measure(config, **sizes)
+    text = json.dumps(
+        {
+            "config": Path(given.config).name,
+            "device": given.device or "cpu",
+            "options": options,
+            **found,
+        },
+        indent=2,
+    )
     print(text)
     if given.out is not None:
         given.out.write_text(text + "\n")

@@ -74,7 +74,7 @@ def test_the_tensor_axis_stays_within_a_host(pod):
 
 @pytest.mark.slow
 def test_the_step_compiles_for_sixty_four_devices():
-    words = ["benchmarks/pods.py", "configs/tpu_v5e_64.py", "--layers", "2"]
+    words = ["-m", "benchmarks.pods", "configs/tpu_v5e_64.py", "--layers", "2"]
     words += ["--prompt-length", "16", "--response-length", "16"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = subprocess.run(
