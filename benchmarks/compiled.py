@@ -14,6 +14,8 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from benchmarks import harness
@@ -80,6 +82,20 @@ def programs() -> dict[str, list[str]]:
     return made | {f"{ONE}_{remat}": [*own, remat] for remat in REMAT}
 
 
+def save(found: Mapping[str, Any], folder: Path = harness.RESULTS) -> None:
+    """Writes programs beside those that were saved before."""
+    path = folder / "compiled.json"
+    older = json.loads(path.read_text())["programs"] if path.exists() else {}
+    packages = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "nvidia-cudnn-cu12")
+    result = {
+        "name": "compiled",
+        "versions": package_versions(packages),
+        "commit": harness.commit(),
+        "programs": {name: (older | found)[name] for name in programs() if name in older | found},
+    }
+    path.write_text(json.dumps(result, indent=2) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--program", choices=programs(), nargs="+", default=list(programs()))
@@ -99,14 +115,7 @@ def main() -> None:
             found[name] = taken(json.loads(output.read()))
         print(name, json.dumps(found[name], indent=2), flush=True)
     if given.save:
-        packages = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "nvidia-cudnn-cu12")
-        result = {
-            "name": "compiled",
-            "versions": package_versions(packages),
-            "commit": harness.commit(),
-            "programs": found,
-        }
-        (harness.RESULTS / "compiled.json").write_text(json.dumps(result, indent=2) + "\n")
+        save(found)
 
 
 if __name__ == "__main__":
