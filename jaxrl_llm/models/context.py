@@ -1,5 +1,8 @@
 """What the tokens of one call attend to, as its :class:`AttentionContext` says."""
 
+from collections.abc import Callable
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 
@@ -38,11 +41,18 @@ def _write(cache: KV, own: KV, index: Array) -> KV:
         values = jax.lax.dynamic_update_slice_in_dim(cache.values, own.values, index, axis=-2)
         return KV(keys, values)
 
-    def row(c: KV, o: KV, i: Array) -> KV:
-        return _write(c, o, i)
+    # One scatter to distinct places, done where the cache lies. A window of one head each: TPUs
+    # write those of several heads one after the other.
+    def put(cache: Array, own: Array, start: Array, axis: int) -> Array:
+        start = jnp.clip(start, 0, cache.shape[axis] - own.shape[axis])
+        places = start + jnp.arange(own.shape[axis])
+        return cache.at[(slice(None),) * axis + (places,)].set(own)
 
-    # One scatter to distinct places, done where the cache lies.
-    return jax.vmap(jax.vmap(row))(cache, own, index)
+    def of_rows(axis: int) -> Callable:
+        of_heads = jax.vmap(partial(put, axis=axis), in_axes=(0, 0, None))
+        return jax.vmap(jax.vmap(of_heads))
+
+    return KV(of_rows(1)(cache.keys, own.keys, index), of_rows(0)(cache.values, own.values, index))
 
 
 def context_attention(

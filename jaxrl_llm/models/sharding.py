@@ -138,6 +138,18 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, batch_spec(mesh))
 
 
+def kv_sharding(shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
+    """The sharding of keys or values ``[P, ..., Hk, ., .]``: rows as in a batch, heads as weights.
+
+    Heads that ``tensor`` does not divide are on each of its devices.
+    """
+    parts = dict(mesh.shape).get("tensor", 1)
+    if parts == 1 or shape[-3] % parts:
+        return batch_sharding(mesh)
+    rows = tuple(batch_spec(mesh)) or (None,)
+    return NamedSharding(mesh, P(*rows, *(None,) * (len(shape) - 4), "tensor"))
+
+
 def batch_shards(mesh: Mesh | None) -> int:
     """Over how many devices the prompts of a batch are spread; 1 without a mesh."""
     shape = {} if mesh is None else dict(mesh.shape)

@@ -17,7 +17,7 @@ import numpy as np
 from jaxrl_llm.core import checks, processes
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.models.protocol import Model, cast_params
-from jaxrl_llm.models.sharding import batch_sharding, batch_shards
+from jaxrl_llm.models.sharding import batch_sharding, batch_shards, kv_sharding
 from jaxrl_llm.rollout import decoding, entering, memory, tail
 from jaxrl_llm.rollout import slots as slot
 from jaxrl_llm.rollout.board import Place
@@ -284,8 +284,9 @@ def _compile(model: Model, draw: Draw, sizes, stop_ids, block, mesh) -> dict[str
     def gather(out, rows, columns):
         return jax.tree.map(lambda x: x[rows, columns], out)
 
-    # On a mesh, all that is in slots lies as its rows do, whatever the compiler would prefer.
-    compiled = jax.jit if mesh is None else partial(jax.jit, out_shardings=batch_sharding(mesh))
+    # On a mesh, all that is in slots stays where it is, whatever the compiler would prefer.
+    placed = {} if mesh is None else {"out_shardings": _shardings(jax.eval_shape(init), mesh)}
+    compiled = partial(jax.jit, **placed)
     first, second = partial(compiled, donate_argnums=0), partial(compiled, donate_argnums=1)
     names = ("put_prompts", "start", "resume", "release", "copy_slot", "wipe")
     # A partial is a function of its own: engines do not share what is compiled.
@@ -296,6 +297,15 @@ def _compile(model: Model, draw: Draw, sizes, stop_ids, block, mesh) -> dict[str
         "decode": second(decode),
         "gather": jax.jit(gather),
     }
+
+
+def _shardings(slots: Slots, mesh: jax.sharding.Mesh) -> Slots:
+    """Where slots lie: by rows, and keys and values by their heads."""
+    placed = jax.tree.map(lambda x: batch_sharding(mesh), slots)
+    prefix, cache = jax.tree.map(
+        lambda x: kv_sharding(x.shape, mesh), (slots.prompts.prefix, slots.cache)
+    )
+    return placed._replace(prompts=placed.prompts._replace(prefix=prefix), cache=cache)
 
 
 # Prompts that are read in one call: enough to keep a device busy, few enough to be of like lengths.

@@ -166,7 +166,14 @@ def recorded_bytes(vocab_size: int, **sampling) -> tuple[int, int]:
 
 
 def cache_bytes(
-    config: Any, *, prompts: int, prompt_length: int, slots: int, length: int, recorded: int = 20
+    config: Any,
+    *,
+    prompts: int,
+    prompt_length: int,
+    slots: int,
+    length: int,
+    recorded: int = 20,
+    split: int = 1,
 ) -> int:
     """Bytes of a sampler's keys, values and outputs.
 
@@ -177,8 +184,11 @@ def cache_bytes(
       slots: Responses that decode at one time.
       length: Room for a response.
       recorded: Bytes of the outputs of one token, from :func:`recorded_bytes`.
+      split: Devices that the weights of a layer are split over; those that divide its heads have
+        each their part of keys and values.
     """
-    each = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    heads = config.num_kv_heads
+    each = 2 * config.num_layers * config.head_dim * (heads if heads % split else heads // split)
     each *= np.dtype(jax.numpy.dtype(config.dtype)).itemsize
     return each * (prompts * prompt_length + slots * length) + recorded * slots * length
 

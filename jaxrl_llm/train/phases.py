@@ -193,7 +193,7 @@ def _decoding_bytes(
 
     def cache(grid: Grid) -> int:
         size = {"prompts": grid.rows, "slots": grid.slots, "recorded": grid.recorded}
-        return memory.cache_bytes(shape, **size, **sizes) // shards
+        return memory.cache_bytes(shape, **size, **sizes, split=mesh["tensor"]) // shards
 
     logits = [4 * shape.vocab_size * grid.blocks * -(-grid.slots // shards) for grid in grids]
     parts = {"cache of the sampler": max(map(cache, grids)), "logits of the sampler": max(logits)}

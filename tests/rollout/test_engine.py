@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import jaxrl_llm as jr
 from jaxrl_llm.models import AttentionContext
@@ -135,6 +136,40 @@ def test_a_mesh_gives_the_same(tiny, make, draw_groups, generate, by_request, wh
     assert alone.fork(900, 901)
     assert_same(forked, by_request(list(alone)))
     assert engine.compiled() == programs
+
+
+def test_keys_and_values_lie_with_the_weights_of_their_heads(
+    tiny, make, draw_groups, generate, by_request, whole, assert_same
+):
+    model, params = tiny
+    mesh = make_mesh(data=2, fsdp=2, tensor=2)
+    assert model.config.num_kv_heads == 2
+    engine = make(rows=8, width=2, mesh=mesh)
+    placed = jax.device_put(params, jr.models.param_shardings(params, mesh))
+    groups = draw_groups(12, seed=1)
+    generation = generate(engine, *groups, params=placed)
+    generation.step()
+    assert_same(by_request(list(generation)), whole(groups))
+    slots, rows = generation.slots, ("data", "fsdp")
+    assert {x.sharding.spec for x in jax.tree.leaves(slots.cache)} == {P(rows, None, "tensor")}
+    assert {x.sharding.spec for x in jax.tree.leaves(slots.prompts.prefix)} == {P(rows, "tensor")}
+    # Neither is whole on any device, nor sent to another.
+    n = np.int32(1)
+    arguments = (placed, slots, jax.random.key(0), n, n, n, None)
+    program = engine.functions["decode"].lower(*arguments).compile().as_text()
+    for x in jax.tree.leaves((slots.cache, slots.prompts.prefix)):
+        parts = x.sharding.shard_shape(x.shape)
+        assert np.prod(parts) * 8 == x.size
+        held = ",".join(map(str, (parts[0], *x.shape[1:])))
+        assert f"[{held}]" not in program
+
+
+def test_heads_that_a_mesh_does_not_divide_are_on_each_device():
+    mesh = make_mesh(data=2, fsdp=2, tensor=2)
+    assert jr.models.sharding.kv_sharding((8, 3, 4, 5), mesh) == jr.models.batch_sharding(mesh)
+    assert jr.models.sharding.kv_sharding((8, 2, 4, 5), make_mesh(data=8)).spec == P(
+        ("data", "fsdp")
+    )
 
 
 def test_on_a_mesh_nothing_of_the_slots_is_sent(tiny, make):
