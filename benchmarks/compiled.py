@@ -85,13 +85,14 @@ def programs() -> dict[str, list[str]]:
 def save(found: Mapping[str, Any], folder: Path = harness.RESULTS) -> None:
     """Writes programs beside those that were saved before."""
     path = folder / "compiled.json"
-    older = json.loads(path.read_text())["programs"] if path.exists() else {}
+    known = json.loads(path.read_text())["programs"] if path.exists() else {}
+    known |= found
     packages = ("jax", "jaxlib", "libtpu", "jax-cuda12-plugin", "nvidia-cudnn-cu12")
     result = {
         "name": "compiled",
         "versions": package_versions(packages),
         "commit": harness.commit(),
-        "programs": {name: (older | found)[name] for name in programs() if name in older | found},
+        "programs": {name: known[name] for name in programs() if name in known},
     }
     path.write_text(json.dumps(result, indent=2) + "\n")
 

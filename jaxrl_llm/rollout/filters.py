@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array
+from jaxrl_llm.core.largest import largest
 
 GREEDY_BELOW = 1e-5
 # How many of the most likely tokens are put in order. Where a row needs more, its threshold is
@@ -131,7 +132,7 @@ def _survives(
     if top_p is not None:
         logits = jnp.where(logits == 0, 0.0, logits)  # In order, 0 would come before -0.
     if top_k is not None or top_p is not None:
-        first, places = jax.lax.top_k(logits, few)
+        first, places = largest(logits, few)
     floor = jnp.full_like(best, -jnp.inf)
     least = None if min_p is None else best + temperature * jnp.log(per_row(min_p, logits))
     if min_p is not None and order == "vllm":

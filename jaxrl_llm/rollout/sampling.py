@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array
+from jaxrl_llm.core.largest import largest
 from jaxrl_llm.core.support import Support, pack_bits
 from jaxrl_llm.rollout.filters import (
     GREEDY_BELOW,
@@ -166,7 +167,7 @@ def draw_tokens(
     bound = _bound(name, options.get("top_k"), max_top_k, size)
     ids = None
     if bound is not None:
-        among, ids = jax.lax.top_k(among, bound)
+        among, ids = largest(among, bound)
         if is_number(options["top_k"]):
             del options["top_k"]
     kept = filter_logits(among, temperature=temperature, order=order, **options)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks, masking
+from jaxrl_llm.core.largest import largest
 
 # The least mass of the tail, so that its logarithm and the gradient of that stay finite.
 _TAIL_FLOOR = 1e-7
@@ -39,7 +40,7 @@ def top_tokens(logits: Array, targets: Array | None = None, *, count: int) -> Ar
     checks.check_float("top_tokens", logits=logits)
     checks.check_positive("top_tokens", count=count)
     size = min(count, jnp.shape(logits)[-1])
-    return jax.lax.top_k(jax.lax.stop_gradient(logits), size)[1].astype(jnp.int32)
+    return largest(jax.lax.stop_gradient(logits), size)[1].astype(jnp.int32)
 
 
 def support_log_probs(logits: Array, targets: Array | None = None, *, support: Array) -> Array:

@@ -1,0 +1,41 @@
+"""The few largest of many numbers."""
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.core.axes import Array
+
+# Numbers of a block: its greatest stands for it in the first choice.
+_BLOCK = 32
+
+
+def largest(x: Array, count: int) -> tuple[Array, Array]:
+    """``jax.lax.top_k`` that does not put all in order: values and places ``[..., count]``.
+
+    In descending order, the lower place first of equals. That many blocks with the greatest maxima
+    hold all that are wanted, so only their numbers are compared one by one. Compilers for
+    accelerators sort whole rows for ``jax.lax.top_k``.
+
+    Args:
+      x: Floats ``[..., V]``, no NaN.
+      count: How many.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> values, places = largest(jnp.array([0.0, 3.0, 1.0, 3.0]), 3)
+      >>> values.tolist(), places.tolist()
+      ([3.0, 3.0, 1.0], [1, 3, 2])
+    """
+    size = x.shape[-1]
+    if size <= 4 * count * _BLOCK:  # too few to gain
+        return jax.lax.top_k(x, count)
+    rows = [(0, 0)] * (x.ndim - 1)
+    x = jnp.pad(x, [*rows, (0, -size % _BLOCK)], constant_values=-jnp.inf)
+    x = x.reshape(*x.shape[:-1], -1, _BLOCK)
+    _, blocks = jax.lax.top_k(jnp.max(x, axis=-1), count)
+    blocks = jnp.sort(blocks, axis=-1)  # so that of equals the lower place comes first
+    inside = jnp.take_along_axis(x, blocks[..., None], axis=-2)
+    places = blocks[..., None] * _BLOCK + jnp.arange(_BLOCK)
+    flat = (*inside.shape[:-2], count * _BLOCK)
+    values, chosen = jax.lax.top_k(inside.reshape(flat), count)
+    return values, jnp.take_along_axis(places.reshape(flat), chosen, axis=-1)
