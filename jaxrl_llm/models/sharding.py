@@ -197,6 +197,28 @@ def keep_apart(x: Array) -> Array:
     return jax.lax.with_sharding_constraint(x, P(tuple(axes)))
 
 
+def on_each_device(function: Callable, batch: ArrayTree, whole: ArrayTree) -> ArrayTree:
+    """``function(batch, whole)`` of each device's part of a batch ``[P, ...]``, inside `on_mesh`.
+
+    What is ``whole`` is gathered over the axes of the batch once and its gradient summed once. The
+    compiler would do either in every turn of a loop inside the function.
+
+    Args:
+      function: Gives arrays ``[P, ...]``, of which each row depends on that row of the batch.
+      batch: Arrays ``[P, ...]``; not split where P is no multiple of the devices.
+      whole: All else that the function reads and that is differentiated or traced.
+    """
+    axes = _batch_axes()
+    count = math.prod(axes.values())
+    if not axes or any(x.shape[0] % count for x in jax.tree.leaves(batch)):
+        return function(batch, whole)
+    rows = P(tuple(axes))
+    spread = jax.shard_map(
+        function, in_specs=(rows, P()), out_specs=rows, axis_names=set(axes), check_vma=False
+    )
+    return spread(batch, whole)
+
+
 def spread_update(grads: ArrayTree) -> ArrayTree:
     """Gradients on the devices that make their part of the update, inside `on_mesh`.
 

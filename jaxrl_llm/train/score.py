@@ -11,7 +11,7 @@ from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.packing import Packing, check_packing, pack, unpack
 from jaxrl_llm.core.support import Support
 from jaxrl_llm.models.protocol import AttentionContext, Model, prefill
-from jaxrl_llm.models.sharding import spreads_batch
+from jaxrl_llm.models.sharding import on_each_device, spreads_batch
 
 
 def score(
@@ -196,12 +196,16 @@ def project_statistics(
     """Statistics over the vocabulary ``[P, G, T, ...]`` by name, from hidden states."""
     if not functions:
         return {}
-    tokens, kept, rows, support = pack(packing, (_existing(model, tokens), mask, rows, support))
-    options: dict[str, Any] = {"temperature": temperature, "mask": kept, "rows": rows}
-    options |= {"support": support}
-    options |= _chunks(chunk_size)
-    matrix = model.output_matrix(params)
-    found = logprobs.vocabulary_statistics(functions, hidden, matrix, tokens, **options)
+    arrays = (hidden, *pack(packing, (_existing(model, tokens), mask, rows, support)))
+
+    def statistics(arrays, whole):
+        hidden, tokens, kept, rows, support = arrays
+        matrix, temperature = whole
+        options: dict[str, Any] = {"temperature": temperature, "mask": kept, "rows": rows}
+        options |= {"support": support} | _chunks(chunk_size)
+        return logprobs.vocabulary_statistics(functions, hidden, matrix, tokens, **options)
+
+    found = on_each_device(statistics, arrays, (model.output_matrix(params), temperature))
     return unpack(packing, found, mask)
 
 

@@ -1,11 +1,22 @@
 """Sharding rules as data."""
 
+import re
+from functools import partial
+
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
-from jax.sharding import PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl_llm.models import batch_sharding, param_shapes, param_shardings
-from jaxrl_llm.models.sharding import LOGICAL, param_spec, update_spec
+from jaxrl_llm.models.sharding import (
+    LOGICAL,
+    on_each_device,
+    on_mesh,
+    param_spec,
+    update_spec,
+)
 from jaxrl_llm.testing import tiny_model
 from jaxrl_llm.train import LoRAConfig, init_lora
 from jaxrl_llm.train.mesh import make_mesh
@@ -79,3 +90,54 @@ def test_every_rule_names_a_parameter_that_exists():
     paths = paths_of(param_shapes(model)) + paths_of(init_lora(params, LoRAConfig(rank=2)))
     for end, _ in LOGICAL:
         assert any(path.endswith(end) for path in paths), end
+
+
+def in_loops(program):
+    """Lines of a compiled program that stand in the body of a loop."""
+    bodies = set(re.findall(r"body=%?([\w.\-]+)", program))
+    lines, inside = [], False
+    for line in program.splitlines():
+        if line and not line.startswith(" "):
+            inside = line.split()[0].lstrip("%") in bodies
+        elif inside:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def test_what_is_whole_is_gathered_once_and_its_gradient_summed_once(mesh):
+    rng = np.random.default_rng(0)
+    batch, whole = rng.normal(size=(8, 6, 4)), rng.normal(size=(16, 4))
+    batch, whole = (jnp.asarray(x, jnp.float32) for x in (batch, whole))
+
+    def of_rows(batch, whole):
+        def one(_, x):
+            return None, jax.nn.logsumexp(x @ whole.T, axis=-1)
+
+        # In every turn some of each row of the batch.
+        return jnp.swapaxes(jax.lax.scan(one, None, jnp.swapaxes(batch, 0, 1))[1], 0, 1)
+
+    def loss(spread, batch, whole):
+        found = on_each_device(of_rows, batch, whole) if spread else of_rows(batch, whole)
+        return jnp.sum(found**2), found
+
+    wanted, found = jax.value_and_grad(partial(loss, False), (1, 0), has_aux=True)(batch, whole), {}
+    placed = (
+        jax.device_put(batch, batch_sharding(mesh)),
+        jax.device_put(whole, NamedSharding(mesh, PartitionSpec(None, "fsdp"))),
+    )
+    for spread in (True, False):
+        function = on_mesh(jax.value_and_grad(partial(loss, spread), (1, 0), has_aux=True), mesh)
+        program = jax.jit(function).lower(*placed).compile()
+        found[spread] = re.findall(
+            r"(all-gather|all-reduce|reduce-scatter)\(", in_loops(program.as_text())
+        )
+        jax.tree.map(
+            partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5), program(*placed), wanted
+        )
+    assert found[False] and not found[True]
+
+
+def test_rows_that_devices_do_not_divide_stay_together(mesh):
+    function = on_mesh(lambda b, w: on_each_device(lambda b, w: b * w, b, w), mesh)
+    assert function(jnp.ones((3, 2)), jnp.float32(2.0)).tolist() == [[2.0, 2.0]] * 3
+    assert on_each_device(lambda b, w: b + w, jnp.ones(8), 1.0).tolist() == [2.0] * 8
