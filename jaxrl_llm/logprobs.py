@@ -2,7 +2,7 @@
 
 The projection to the vocabulary, its log-sum-exp, the target's logit and the entropy are computed
 over blocks of the vocabulary; the backward pass computes each block again. Memory grows with
-``chunk_size * V`` instead of with all tokens times V.
+``chunk_size * V``, or with the hidden states, instead of with all tokens times V.
 """
 
 import inspect

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.core.support import Support, pack_bits
+from jaxrl_llm.core.vocabulary import block_words
 from jaxrl_llm.logprobs import token_logprobs, vocabulary_statistics
 
 # Sixteen stripes of ten words, which blocks of eight do not divide.
@@ -126,6 +127,21 @@ def _largest(jaxpr):
     return largest
 
 
+@pytest.mark.parametrize(
+    ("tokens", "width", "words"),
+    [
+        (4096, 1024, 2368),  # 64 tokens' worth, in sixteen stripes
+        (131_072, 4096, 8192),  # twice the width
+        (131_072, 16, 128),  # the least
+        (10, 1024, 151_936),
+        (0, 0, 151_936),
+    ],
+)
+def test_words_of_a_block(tokens, width, words):
+    assert block_words(151_936, tokens, width, 64) == words
+    assert block_words(7, tokens, width, 64) == 7
+
+
 def test_no_array_of_all_tokens_by_vocabulary():
     vocab = 512
     hidden, _, targets = _data((4, 64))
@@ -141,8 +157,7 @@ def test_no_array_of_all_tokens_by_vocabulary():
 
     assert largest(64) == 64 * vocab
     assert largest(256) == 256 * vocab  # The measure does see the whole tensor where there is one.
-    # A block has twice as many words as a hidden state has numbers, in sixteen stripes.
-    assert largest(1) == targets.size * 16 * (2 * D // 16)
+    assert largest(1) == targets.size * 16 * 8  # words of each of sixteen stripes
 
 
 def _temporary(tokens, vocab, width, **options):

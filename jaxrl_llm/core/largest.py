@@ -31,11 +31,11 @@ def largest(x: Array, count: int) -> tuple[Array, Array]:
         return jax.lax.top_k(x, count)
     rows = [(0, 0)] * (x.ndim - 1)
     x = jnp.pad(x, [*rows, (0, -size % _BLOCK)], constant_values=-jnp.inf)
-    x = x.reshape(*x.shape[:-1], -1, _BLOCK)
+    x = x.reshape(*x.shape[:-1], x.shape[-1] // _BLOCK, _BLOCK)
     _, blocks = jax.lax.top_k(jnp.max(x, axis=-1), count)
     blocks = jnp.sort(blocks, axis=-1)  # so that of equals the lower place comes first
     inside = jnp.take_along_axis(x, blocks[..., None], axis=-2)
-    places = blocks[..., None] * _BLOCK + jnp.arange(_BLOCK)
+    places = blocks[..., None] * _BLOCK + jnp.arange(_BLOCK, dtype=blocks.dtype)
     flat = (*inside.shape[:-2], count * _BLOCK)
     values, chosen = jax.lax.top_k(inside.reshape(flat), count)
     return values, jnp.take_along_axis(places.reshape(flat), chosen, axis=-1)

@@ -27,13 +27,15 @@ _STRIPES = 16
 # Words of a block for each number of a hidden state, at least. The gradient of all hidden states is
 # read and written in every block, which would take longer than narrower products do.
 _WORDS_PER_WIDTH = 2
+# Words of a block in each stripe, at least.
+_NARROWEST = 8
 
 
 def block_words(vocab_size: int, tokens: int, width: int, chunk_size: int) -> int:
     """How many words a block has, for so many tokens whose hidden states have this width."""
     stripes = math.gcd(vocab_size, _STRIPES)
     wanted = max(chunk_size * vocab_size // max(tokens, 1), _WORDS_PER_WIDTH * width)
-    return min(vocab_size, stripes * max(wanted // stripes, 1))
+    return min(vocab_size, stripes * max(wanted // stripes, _NARROWEST))
 
 
 class _Blocks:
@@ -104,7 +106,7 @@ def logp_and_entropy(hidden, matrix, targets, support, temperature, chunk_size):
       targets: Integers ``[N]``.
       support: Sets of the N tokens, or None.
       temperature: ``[]`` in the dtype of the results.
-      chunk_size: How many tokens' worth of logits exist at one time.
+      chunk_size: How many tokens' worth of logits exist at one time; see :func:`block_words`.
 
     Returns:
       ``(logp, entropy)``, each ``[N]``.

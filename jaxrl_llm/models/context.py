@@ -41,12 +41,17 @@ def _write(cache: KV, own: KV, index: Array) -> KV:
         values = jax.lax.dynamic_update_slice_in_dim(cache.values, own.values, index, axis=-2)
         return KV(keys, values)
 
+    room, length = cache.values.shape[-2], own.values.shape[-2]
+    if length > room:
+        raise ValueError(f"Model.apply: {length} tokens do not fit a cache of {room}.")
+
     # One scatter to distinct places, done where the cache lies. A window of one head each: TPUs
     # write those of several heads one after the other.
     def put(cache: Array, own: Array, start: Array, axis: int) -> Array:
         start = jnp.clip(start, 0, cache.shape[axis] - own.shape[axis])
-        places = start + jnp.arange(own.shape[axis])
-        return cache.at[(slice(None),) * axis + (places,)].set(own)
+        places = (slice(None),) * axis + (start + jnp.arange(own.shape[axis]),)
+        known = {"unique_indices": True, "indices_are_sorted": True}
+        return cache.at[places].set(own, mode="promise_in_bounds", **known)
 
     def of_rows(axis: int) -> Callable:
         of_heads = jax.vmap(partial(put, axis=axis), in_axes=(0, 0, None))

@@ -6,6 +6,7 @@ what leaves.
 """
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -41,7 +42,8 @@ class Engine:
       shards: S, over how many devices the rows are spread.
       row_counts: How many rows of each device are read in one call: a few sizes.
       tail: Rows and width of a smaller grid for the last long responses, or None.
-      row_bytes: Bytes of one row of slots, its prompt's keys and values among them.
+      row_bytes: Bytes of one row of slots on a device that holds it, its prompt's keys and values
+        among them.
       functions: The compiled functions by name.
     """
 
@@ -195,7 +197,8 @@ def make_engine(
       pad_id: Any id of the vocabulary.
       chunk: Tokens a slot decodes between two looks of the host.
       block: Tokens of a prompt, or of a response that goes on, that are read in one pass.
-      mesh: Spreads the rows over its axes ``data`` and ``fsdp``, which must divide them.
+      mesh: Spreads the rows over its axes ``data`` and ``fsdp``, which must divide them, and keys
+        and values over ``tensor`` where it divides their heads.
       **sampling: Options of :func:`~jaxrl_llm.rollout.draw.make_draw`: temperature, top_k, ...
 
     Returns:
@@ -241,7 +244,6 @@ def make_engine(
     draw = make_draw(name, vocab_size=model.config.vocab_size, stop_ids=stop_ids, **sampling)
     sizes = (rows, width, prompt_length, max_new_tokens)
     functions = _compile(model, draw, sizes, tuple(stop_ids), block, mesh)
-    buffers = jax.tree.leaves(jax.eval_shape(functions["init"]))
     return Engine(
         model=model,
         rows=rows,
@@ -255,7 +257,7 @@ def make_engine(
         row_counts=tuple(sorted({1, min(rows // shards, _ROWS_READ)})),
         # On a mesh, slots would have to move from device to device.
         tail=tail.smaller_grid(rows, width) if shards == 1 else None,
-        row_bytes=sum(x.size * x.dtype.itemsize for x in buffers) // rows,
+        row_bytes=_row_bytes(jax.eval_shape(functions["init"]), mesh),
         functions=functions,
     )
 
@@ -306,6 +308,17 @@ def _shardings(slots: Slots, mesh: jax.sharding.Mesh) -> Slots:
         lambda x: kv_sharding(x.shape, mesh), (slots.prompts.prefix, slots.cache)
     )
     return placed._replace(prompts=placed.prompts._replace(prefix=prefix), cache=cache)
+
+
+def _row_bytes(slots: Slots, mesh: jax.sharding.Mesh | None) -> int:
+    """Bytes of a row; on a mesh, of the part of it that one of its devices holds."""
+
+    def held(x, sharding=None) -> int:
+        shape = x.shape if sharding is None else sharding.shard_shape(x.shape)
+        return math.prod(shape[1:]) * x.dtype.itemsize
+
+    given = (slots,) if mesh is None else (slots, _shardings(slots, mesh))
+    return sum(jax.tree.leaves(jax.tree.map(held, *given)))
 
 
 # Prompts that are read in one call: enough to keep a device busy, few enough to be of like lengths.

@@ -3,7 +3,7 @@
 Temperature comes first, then top-k, top-p and min-p, the order of Hugging Face transformers;
 ``order="vllm"`` applies min-p before top-k. The two differ only where min-p is on. Every filter
 keeps some of the most likely tokens, so a filter is a threshold: min-p needs the greatest logit
-alone, top-k and top-p the first few in order, and nothing sorts the vocabulary.
+alone, top-k and top-p the first few in order, and nothing sorts a large vocabulary.
 """
 
 from collections.abc import Callable

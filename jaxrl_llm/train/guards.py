@@ -107,6 +107,12 @@ def _chosen(made: Array, changed: Callable, grads: ArrayTree, carry):
         made &= jnp.isfinite(norm)
         made, grads, carry = jax.lax.optimization_barrier((made, grads, carry))
         new, _ = changed(grads, carry)
+    for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(carry), strict=True):
+        if (a.shape, a.dtype) != (b.shape, b.dtype):  # a choice would promote it
+            raise TypeError(
+                f"guarded_update: the optimizer makes {a.dtype}{list(a.shape)} of what was "
+                f"{b.dtype}{list(b.shape)}."
+            )
     return keep(made, new, carry), jnp.where(made, norm, 0.0), made
 
 

@@ -141,12 +141,18 @@ def logits_bytes(
       statistics: Whether statistics over the vocabulary are computed, in chunks of tokens.
     """
     mesh = dict.fromkeys(AXES, 1) | dict(mesh or {})
-    scorer = logprobs.vocabulary_statistics if statistics else logprobs.token_logprobs
-    chunk_size = inspect.signature(scorer).parameters["chunk_size"].default
-    if statistics:
-        return 3 * 4 * min(chunk_size, tokens) * -(-vocab_size // mesh["tensor"])
-    words = block_words(vocab_size, tokens, width, chunk_size)
-    return 3 * 4 * -(-tokens // (mesh["data"] * mesh["fsdp"])) * -(-words // mesh["tensor"])
+    parts = 1 if vocab_size % mesh["tensor"] else mesh["tensor"]
+    own = -(-tokens // (mesh["data"] * mesh["fsdp"]))
+    words = block_words(vocab_size, tokens, width, _chunk_of(logprobs.token_logprobs))
+    found = own * -(-words // parts)
+    if statistics:  # which are computed beside the log-probabilities
+        chunk = min(_chunk_of(logprobs.vocabulary_statistics), own)
+        found = max(found, chunk * vocab_size // parts)
+    return 3 * 4 * found
+
+
+def _chunk_of(scorer: Callable) -> int:
+    return inspect.signature(scorer).parameters["chunk_size"].default
 
 
 def recorded_bytes(vocab_size: int, **sampling) -> tuple[int, int]:

@@ -24,6 +24,11 @@ def test_as_top_k(dtype, size, count, step):
         assert a.dtype == b.dtype
 
 
+def test_no_rows():
+    values, places = largest(jnp.zeros((0, 4096)), 4)
+    assert values.shape == places.shape == (0, 4) and places.dtype == jnp.int32
+
+
 def test_most_numbers_are_only_compared_with_their_block():
     x = jax.ShapeDtypeStruct((2, 4096), jnp.float32)
     ordered = [

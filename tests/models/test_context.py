@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.models import KV, AttentionContext
+from jaxrl_llm.models import KV, AttentionContext, context
 from jaxrl_llm.models.context import check_context, context_attention
 from jaxrl_llm.testing import tiny_model
 
@@ -83,3 +83,23 @@ def test_the_decoder_checks_its_context():
     assert kv[0].values.shape[-2] == tokens.shape[-1]
     with pytest.raises(ValueError, match="prompts and responses must have shape"):
         model.apply(params, tokens[..., 1:], tokens[..., 1:], context)
+
+
+def test_each_row_is_written_at_its_own_place():
+    room, length, heads, d = 7, 3, 2, 4
+    cache = KV(draw(1, P, G, heads, d, room), draw(2, P, G, heads, room, d))
+    own = KV(draw(3, P, G, heads, d, length), draw(4, P, G, heads, length, d))
+    index = jnp.array([[0, 2, 4], [3, 9, 1]])  # one lies too far, and is moved back
+    found = context._write(cache, own, index)
+    keys, values = np.array(cache.keys), np.array(cache.values)
+    for p, g in np.ndindex(P, G):
+        start = min(int(index[p, g]), room - length)
+        keys[p, g, :, :, start : start + length] = own.keys[p, g]
+        values[p, g, :, start : start + length] = own.values[p, g]
+    np.testing.assert_array_equal(found.keys, keys)
+    np.testing.assert_array_equal(found.values, values)
+    one = context._write(cache, own, jnp.int32(2))
+    for a, b in zip(one, context._write(cache, own, jnp.full((P, G), 2)), strict=True):
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(ValueError, match="3 tokens do not fit a cache of 2"):
+        context._write(KV(cache.keys[..., :2], cache.values[..., :2, :]), own, index)

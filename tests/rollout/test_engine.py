@@ -8,7 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 import jaxrl_llm as jr
 from jaxrl_llm.models import AttentionContext
-from jaxrl_llm.rollout import Group, make_engine
+from jaxrl_llm.rollout import Group, make_engine, memory
 from jaxrl_llm.rollout.rollout import CANCELLED, FAILED, LENGTH, STOP, UNFINISHED
 from jaxrl_llm.train.mesh import make_mesh
 
@@ -162,6 +162,23 @@ def test_keys_and_values_lie_with_the_weights_of_their_heads(
         assert np.prod(parts) * 8 == x.size
         held = ",".join(map(str, (parts[0], *x.shape[1:])))
         assert f"[{held}]" not in program
+
+
+def test_a_device_holds_its_part_of_the_heads(make, monkeypatch):
+    whole, split = make(rows=8), make(rows=8, mesh=make_mesh(data=2, fsdp=2, tensor=2))
+    stored = jax.eval_shape(whole.functions["init"])
+    cached = sum(
+        x.size * x.dtype.itemsize // 8
+        for x in jax.tree.leaves((stored.cache, stored.prompts.prefix))
+    )
+    assert split.row_bytes == whole.row_bytes - cached // 2
+    # Two rows on each device: what it has is enough, and a byte less is not.
+    enough = 2 * split.row_bytes
+    monkeypatch.setattr(memory, "device_memory", lambda: (enough, 0))
+    split.init()
+    monkeypatch.setattr(memory, "device_memory", lambda: (enough - 1, 0))
+    with pytest.raises(MemoryError, match="would fit"):
+        split.init()
 
 
 def test_heads_that_a_mesh_does_not_divide_are_on_each_device():

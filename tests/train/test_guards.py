@@ -288,6 +288,18 @@ def test_a_critic_alone_may_be_left_out():
     assert np.isfinite(metrics["loss"]) and np.isnan(metrics["critic_loss"])
 
 
+@pytest.mark.usefixtures("platform")
+def test_a_state_that_changes_its_dtype_is_refused():
+    half = {"a": jnp.ones(3, jnp.bfloat16)}
+
+    def update(updates, state, params=None):
+        return updates, jax.tree.map(lambda x: x.astype(jnp.float32), state)
+
+    optimizer = optax.GradientTransformation(lambda params: params, update)
+    with pytest.raises(TypeError):
+        guards.guarded_update(optimizer, (half, half), jnp.float32(1.0), half)
+
+
 def test_a_step_makes_one_update_in_either_way(monkeypatch):
     model, params = tiny_model(num_layers=1)
     recipe = FRAGILE.replace(reference=None, regularizers=())

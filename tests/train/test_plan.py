@@ -416,7 +416,10 @@ def test_blocks_of_logits_grow_with_the_hidden_states():
     # 64 tokens' worth would be 128 words for so many tokens: of 4,096 numbers each.
     tokens, width = 131_072, 4096
     assert logits_bytes(2**18, tokens, width) == 3 * 4 * tokens * 2 * width
+    assert logits_bytes(2**18, tokens, width, statistics=True) == 3 * 4 * tokens * 2 * width
     mesh = {"data": 1, "fsdp": 16, "tensor": 4}
+    # A vocabulary that devices do not divide is whole on each.
+    assert logits_bytes(2**18 + 1, tokens, width, mesh=mesh) > 3 * 4 * tokens / 16 * width
     assert logits_bytes(2**18, tokens, width, mesh=mesh) == 3 * 4 * tokens * 2 * width / 64
 
 
