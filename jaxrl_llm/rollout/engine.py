@@ -6,7 +6,6 @@ what leaves.
 """
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -244,6 +243,7 @@ def make_engine(
     draw = make_draw(name, vocab_size=model.config.vocab_size, stop_ids=stop_ids, **sampling)
     sizes = (rows, width, prompt_length, max_new_tokens)
     functions = _compile(model, draw, sizes, tuple(stop_ids), block, mesh)
+    stored = jax.eval_shape(functions["init"])
     return Engine(
         model=model,
         rows=rows,
@@ -257,7 +257,7 @@ def make_engine(
         row_counts=tuple(sorted({1, min(rows // shards, _ROWS_READ)})),
         # On a mesh, slots would have to move from device to device.
         tail=tail.smaller_grid(rows, width) if shards == 1 else None,
-        row_bytes=_row_bytes(jax.eval_shape(functions["init"]), mesh),
+        row_bytes=memory.row_bytes(stored, mesh and _shardings(stored, mesh)),
         functions=functions,
     )
 
@@ -308,17 +308,6 @@ def _shardings(slots: Slots, mesh: jax.sharding.Mesh) -> Slots:
         lambda x: kv_sharding(x.shape, mesh), (slots.prompts.prefix, slots.cache)
     )
     return placed._replace(prompts=placed.prompts._replace(prefix=prefix), cache=cache)
-
-
-def _row_bytes(slots: Slots, mesh: jax.sharding.Mesh | None) -> int:
-    """Bytes of a row; on a mesh, of the part of it that one of its devices holds."""
-
-    def held(x, sharding=None) -> int:
-        shape = x.shape if sharding is None else sharding.shard_shape(x.shape)
-        return math.prod(shape[1:]) * x.dtype.itemsize
-
-    given = (slots,) if mesh is None else (slots, _shardings(slots, mesh))
-    return sum(jax.tree.leaves(jax.tree.map(held, *given)))
 
 
 # Prompts that are read in one call: enough to keep a device busy, few enough to be of like lengths.

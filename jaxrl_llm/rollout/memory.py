@@ -1,8 +1,11 @@
 """What a device holds of slots, and what to say when it is not enough."""
 
+import math
 import os
 
 import jax
+
+from jaxrl_llm.core.axes import ArrayTree
 
 
 def device_memory() -> tuple[int, int] | None:
@@ -13,6 +16,17 @@ def device_memory() -> tuple[int, int] | None:
     if jax.default_backend() == "cpu" and hasattr(os, "sysconf"):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), 0
     return None
+
+
+def row_bytes(slots: ArrayTree, shardings: ArrayTree | None = None) -> int:
+    """Bytes of a row of slots; on a mesh, of the part of it that one of its devices holds."""
+
+    def held(x, sharding=None) -> int:
+        shape = x.shape if sharding is None else sharding.shard_shape(x.shape)
+        return math.prod(shape[1:]) * x.dtype.itemsize
+
+    given = (slots,) if shardings is None else (slots, shardings)
+    return sum(jax.tree.leaves(jax.tree.map(held, *given)))
 
 
 def too_many(rows: int, width: int, row_bytes: int, *, shards: int = 1, held: bool = False) -> str:
