@@ -64,14 +64,23 @@ def prepare_environment() -> None:
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
 
 
+# Modules of a compiler, and the packages that they are in.
+NEEDS = {
+    "tpu": {"libtpu": "libtpu"},
+    "cuda": {"jax_plugins.xla_cuda12": "jax-cuda12-plugin", "nvidia.cudnn": "nvidia-cudnn-cu12"},
+}
+
+
 def missing(kind: str) -> str | None:
-    """The package that the compiler of a kind of device needs and that is not installed."""
-    module = {"tpu": "libtpu", "cuda": "jax_plugins.xla_cuda12"}[KINDS[kind].compiler]
-    try:
-        found = importlib.util.find_spec(module)
-    except ModuleNotFoundError:
-        found = None
-    return None if found else {"tpu": "libtpu", "cuda": "jax-cuda12-plugin"}[KINDS[kind].compiler]
+    """A package that the compiler of a kind of device needs and that is not installed."""
+    for module, package in NEEDS[KINDS[kind].compiler].items():
+        try:
+            found = importlib.util.find_spec(module)
+        except ModuleNotFoundError:
+            found = None
+        if found is None:
+            return package
+    return None
 
 
 @contextlib.contextmanager
