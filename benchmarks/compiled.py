@@ -6,7 +6,7 @@
 The configs of a pod and of a node at Qwen3-8B's size (benchmarks/pods.py), and the step that
 benchmarks/gpu_train.py measures, Qwen3-1.7B's size on one GPU, for each rematerialization. Each is
 compiled in a process of its own by the compiler of its device. `taken_bytes` is what one device
-needs while the step runs: its arguments, what is written beside them, and temporary memory.
+needs while the step runs: its arguments, most of which are written over, and temporary memory.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,21 +26,19 @@ from benchmarks.worker import package_versions
 PODS = {"tpu_v5e_64": "v5e", "gpu_8": "h100"}
 # A product of activations and gathered weights waits for all of the weights.
 GATHERED = "xla_jf_spmd_threshold_for_windowed_einsum_mib=1000000"
-ONE, DEVICE = "one_gpu", "h100"
+DEVICE = "h100"
 REMAT = ("full", "dots", "none")
 
 
-def one_device(remat: str, *, tiny: bool = False) -> dict[str, Any]:
+def one_device(remat: str) -> dict[str, Any]:
     """Bytes of the step of benchmarks/gpu_train.py."""
-    import time
-
     import jax
 
     import jaxrl_llm as jr
     from benchmarks import accelerator, gpu_train
     from jaxrl_llm.train.abstract import abstract_batch, abstract_state
 
-    model, size = accelerator.make_model(tiny=tiny), gpu_train.TINY if tiny else gpu_train.SIZE
+    model, size = accelerator.make_model(tiny=False), gpu_train.SIZE
     recipe = jr.recipes.dr_grpo(length=size["response_tokens"])
     optimizer = jr.train.make_optimizer(jr.train.OptimizerConfig())
     state = abstract_state(jr.models.param_shapes(model), optimizer, recipe)
@@ -56,7 +55,7 @@ def one_device(remat: str, *, tiny: bool = False) -> dict[str, Any]:
     return {
         "config": "benchmarks/gpu_train.py",
         "device": DEVICE,
-        "model": accelerator.model_name(tiny=tiny),
+        "model": accelerator.model_name(tiny=False),
         "remat": remat,
         "arguments_bytes": memory.argument_size_in_bytes,
         "aliased_bytes": memory.alias_size_in_bytes,
@@ -79,7 +78,7 @@ def programs() -> dict[str, list[str]]:
     made = {name: ["-m", "benchmarks.pods", f"configs/{name}.py"] for name in PODS}
     made = {name: [*words, "--device", PODS[name]] for name, words in made.items()}
     made["tpu_v5e_64_gathered"] = [*made["tpu_v5e_64"], "--option", GATHERED]
-    return made | {f"{ONE}_{remat}": [*own, remat] for remat in REMAT}
+    return made | {f"one_gpu_{remat}": [*own, remat] for remat in REMAT}
 
 
 def save(found: Mapping[str, Any], folder: Path = harness.RESULTS) -> None:

@@ -111,7 +111,6 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=QWEN3_8B["num_hidden_layers"])
     parser.add_argument("--prompt-length", type=int, default=256)
     parser.add_argument("--response-length", type=int)
-    parser.add_argument("--out", type=Path)
     parser.add_argument("--device", choices=KINDS)
     parser.add_argument("--option", nargs="*", default=[], help="of the compiler: NAME=VALUE")
     given = parser.parse_args()
@@ -131,18 +130,8 @@ def main() -> None:
     else:
         with present(given.device, count):
             found = measure(config, **sizes)
-    text = json.dumps(
-        {
-            "config": Path(given.config).name,
-            "device": given.device or "cpu",
-            "options": options,
-            **found,
-        },
-        indent=2,
-    )
-    print(text)
-    if given.out is not None:
-        given.out.write_text(text + "\n")
+    work = {"config": Path(given.config).name, "device": given.device or "cpu", "options": options}
+    print(json.dumps(work | found, indent=2))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,10 @@ def largest(x: Array, count: int) -> tuple[Array, Array]:
 
     Args:
       x: Floats ``[..., V]``, no NaN.
-      count: How many.
+      count: How many, at most V.
+
+    Returns:
+      ``(values, places)``, each ``[..., count]``, places int32.
 
     Example:
       >>> import jax.numpy as jnp

@@ -257,7 +257,7 @@ def make_engine(
         row_counts=tuple(sorted({1, min(rows // shards, _ROWS_READ)})),
         # On a mesh, slots would have to move from device to device.
         tail=tail.smaller_grid(rows, width) if shards == 1 else None,
-        row_bytes=memory.row_bytes(stored, mesh and _shardings(stored, mesh)),
+        row_bytes=memory.row_bytes(stored, None if mesh is None else _shardings(stored, mesh)),
         functions=functions,
     )
 

@@ -54,6 +54,12 @@ def test_the_state_is_split_over_all_devices_and_the_run_fits_them(pod):
     plan = make_plan(config, subject, accelerator=True)
     assert plan.held == held
     assert plan.peak < 0.8 * memory
+    # As the page says, in GB.
+    gradients = plan.step["gradients"]
+    rest, sampler = sum(plan.step.values()) - gradients, sum(plan.sampling.values())
+    numbers = (plan.held, gradients, rest, sampler, plan.peak)
+    row = " | ".join([f"{memory / 1e9:.0f}", *(f"{x / 1e9:.1f}" for x in numbers)])
+    assert f"| {row} |" in (ROOT / "docs" / "pods.md").read_text()
 
 
 def test_a_microbatch_has_prompts_for_every_device(pod):
