@@ -12,12 +12,12 @@ from jaxrl_llm.cli import UsageError
 from jaxrl_llm.cli.completions import text_of, to_row
 from jaxrl_llm.cli.prompts import Asked
 from jaxrl_llm.core.interrupt import deferred_interrupt
+from jaxrl_llm.data.questions import encode_prompts
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.rollout import FinishedGroup, Generation, Group, make_engine
 from jaxrl_llm.rollout.requests import has_ended
 from jaxrl_llm.rollout.rollout import FAILED
 from jaxrl_llm.rollout.sampler import BUCKETS
-from jaxrl_llm.train.collect import encode_prompts
 
 # The request of a completion, which names its random numbers, is sample * MOST_PROMPTS + index: it
 # does not depend on n, so that a larger n only adds to what is there.

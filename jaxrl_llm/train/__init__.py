@@ -1,5 +1,7 @@
 """Layer 4: a run. State, step, loop, mesh, checkpoints, metrics and held-out evaluation."""
 
+from jaxrl_llm.models.lora import Adapted, LoRAConfig, adapted_model, init_lora, merge_lora
+from jaxrl_llm.models.peft import save_adapter
 from jaxrl_llm.train.checkpoint import CheckpointError, Checkpoints
 from jaxrl_llm.train.config import (
     AsyncConfig,
@@ -15,11 +17,9 @@ from jaxrl_llm.train.evaluate import Accuracy, accuracy, evaluate, wilson
 from jaxrl_llm.train.evolution import make_evolution_step
 from jaxrl_llm.train.folder import TrainingError
 from jaxrl_llm.train.loop import Result, train
-from jaxrl_llm.train.lora import Adapted, LoRAConfig, adapted_model, init_lora, merge_lora
 from jaxrl_llm.train.mesh import DistributedConfig, MeshConfig, make_mesh
 from jaxrl_llm.train.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.train.packing import pack_batch
-from jaxrl_llm.train.peft import save_adapter
 from jaxrl_llm.train.population import make_population
 from jaxrl_llm.train.report import write_report
 from jaxrl_llm.train.score import score

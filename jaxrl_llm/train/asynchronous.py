@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.models.lora import merge_adapter
 from jaxrl_llm.models.sharding import param_shardings
 from jaxrl_llm.train.gather import Gathered, gather
-from jaxrl_llm.train.lora import beside
 from jaxrl_llm.train.mesh import replicated
 from jaxrl_llm.train.setup import Parts
 from jaxrl_llm.train.state import TrainState
@@ -126,7 +126,7 @@ class Ahead:
     def publish(self, state: TrainState) -> None:
         """Hands the weights after a step to the sampler, and drops what the step trained on."""
         version = int(state.step)
-        params = beside(self._base, self._copy(state.params))
+        params = merge_adapter(self._base, self._copy(state.params))
         with self._changed:
             self._weights = (version, params)
             self._ready = deque(self._from(version))

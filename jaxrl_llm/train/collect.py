@@ -1,84 +1,15 @@
-"""Between text and arrays: questions to tokens, rollouts to text, rewards to a batch."""
+"""Between text and arrays: rollouts to text, rewards to a batch."""
 
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
 from jaxrl_llm.core import processes
+from jaxrl_llm.data.questions import Question
 from jaxrl_llm.recipes import Batch, validate_batch
 from jaxrl_llm.rewards import RewardError, Scores
 from jaxrl_llm.rewards import score as score_completions
 from jaxrl_llm.rollout.rollout import FAILED
-
-
-class Question(NamedTuple):
-    """A prompt and the token ids that the model is given for it."""
-
-    prompt: Any
-    tokens: list[int]
-
-
-def encode_prompts(
-    prompts: Iterable, tokenizer, *, room: int, chat: bool = True, system: str | None = None
-) -> list[Question]:
-    """Questions as the model is asked them.
-
-    A question that spells a special token, such as the end of a turn, is text like any other: it
-    cannot speak for the template.
-
-    Args:
-      prompts: ``data.Prompt`` each.
-      tokenizer: A ``data.Tokenizer``.
-      room: Tokens that the model's context leaves beside the response.
-      chat: Through the chat template, as the user's message; else as plain text.
-      system: A system message before it.
-
-    Raises:
-      ValueError: If a prompt is longer than ``room`` or has no token; it names the prompt.
-    """
-    questions = []
-    for prompt in prompts:
-        if chat:
-            tokens = _encode_chat(prompt.text, tokenizer, system)
-        else:
-            tokens = tokenizer.encode(prompt.text, allow_special=False)
-        name = repr(prompt.id or prompt.text[:40])
-        if not tokens:
-            raise ValueError(f"Prompt {name} has no tokens.")
-        if len(tokens) > room:
-            raise ValueError(
-                f"Prompt {name} has {len(tokens)} tokens, but the model's context leaves room for "
-                f"{room} beside the response."
-            )
-        questions.append(Question(prompt, list(tokens)))
-    return questions
-
-
-# Stands for the user's message while the template is rendered: of the private use area, so that no
-# template holds or changes it.
-_PLACE = "\ue000\ue001\ue000"
-
-
-def _encode_chat(text: str, tokenizer, system: str | None) -> list[int]:
-    """Ids of a conversation that ends where the assistant begins."""
-    start = [{"role": "system", "content": system}] if system is not None else []
-
-    def render(content: str) -> str:
-        return tokenizer.chat([*start, {"role": "user", "content": content}])
-
-    literal = tokenizer.encode(text, allow_special=False)
-    if literal == tokenizer.encode(text):
-        return tokenizer.encode(render(text))
-    # In parts only where it must be: a tokenizer may merge characters across the seams.
-    before, place, after = render(_PLACE).partition(_PLACE)
-    if not place or _PLACE in after:
-        raise ValueError(
-            f"The question {text[:40]!r} spells a special token, and the chat template does not "
-            "take the user's message as it is, so the two cannot be told apart; leave it out."
-        )
-    first = len(tokenizer.encode(""))  # what the tokenizer puts before every text
-    return tokenizer.encode(before) + literal[first:] + tokenizer.encode(after)[first:]
 
 
 def texts_of(rollout, tokenizer) -> list[list[str]]:

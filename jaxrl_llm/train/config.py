@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from jaxrl_llm.core import bind, checks
+from jaxrl_llm.models.lora import LoRAConfig
 from jaxrl_llm.models.quantize import check_quantization
 from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, EvolutionRecipe, Recipe
 from jaxrl_llm.recipes.catalog import preset
 from jaxrl_llm.rewards import BatchReward
-from jaxrl_llm.train.lora import LoRAConfig
 from jaxrl_llm.train.mesh import MeshConfig, check_batch
 from jaxrl_llm.train.optimizer import OptimizerConfig
 from jaxrl_llm.train.packing import PACKING

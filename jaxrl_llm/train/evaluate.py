@@ -9,7 +9,8 @@ import numpy as np
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
-from jaxrl_llm.train.collect import Question, grade, records, texts_of
+from jaxrl_llm.data.questions import Question
+from jaxrl_llm.train.collect import grade, records, texts_of
 
 _Z = 1.959963984540054  # 97.5% quantile of the normal distribution
 
@@ -119,7 +120,7 @@ def evaluate(
       sampler: From ``rollout.make_sampler``; its group size is the number of completions.
       params: Parameters of the policy.
       key: A typed key; the same key gives the same evaluation.
-      questions: From :func:`~jaxrl_llm.train.collect.encode_prompts`.
+      questions: From :func:`~jaxrl_llm.data.encode_prompts`.
       reward: As in training.
       tokenizer: Of the model.
       batch_size: Questions sampled at one time; the last batch is filled up, so that every batch

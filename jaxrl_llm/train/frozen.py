@@ -7,9 +7,9 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.models.lora import Adapted, LoRAConfig, adapted_model, init_lora, trainable
 from jaxrl_llm.models.protocol import Model, cast_params
 from jaxrl_llm.train.checkpoint import Checkpoints
-from jaxrl_llm.train.lora import Adapted, LoRAConfig, adapted_model, init_lora, trainable
 
 
 def with_adapter(

@@ -9,13 +9,13 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.models.lora import trainable
 from jaxrl_llm.models.protocol import cast_params
 from jaxrl_llm.models.quantize import RoundedWeights
 from jaxrl_llm.models.sharding import update_spec
 from jaxrl_llm.recipes import EvolutionRecipe
 from jaxrl_llm.train import memory
 from jaxrl_llm.train.config import TrainConfig, find_recipe
-from jaxrl_llm.train.lora import trainable
 from jaxrl_llm.train.subject import Subject
 
 Mesh = Mapping[str, int]

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 
 from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.models.lora import Adapted, trainable
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import AXES, param_spec, update_spec
 from jaxrl_llm.recipes import EvolutionRecipe
@@ -15,7 +16,6 @@ from jaxrl_llm.train.config import TrainConfig, find_recipe
 from jaxrl_llm.train.critic import init_critic
 from jaxrl_llm.train.evolution import moving_only
 from jaxrl_llm.train.frozen import with_adapter
-from jaxrl_llm.train.lora import Adapted, trainable
 from jaxrl_llm.train.mesh import MeshConfig, check_batch, load_meshes
 from jaxrl_llm.train.optimizer import make_optimizer
 from jaxrl_llm.train.phases import (

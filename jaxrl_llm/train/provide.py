@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 import jax
 import numpy as np
 
+from jaxrl_llm.data.questions import Question
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.recipes.inputs import EXTRAS
 from jaxrl_llm.rewards import Scores
-from jaxrl_llm.train.collect import Question, texts_of
+from jaxrl_llm.train.collect import texts_of
 
 _DTYPES = {"float": np.float32, "int": np.int32, "bool": np.bool_}
 # Parts of a reward that add up to 1 on paper may come out as the next float32 above it.

@@ -14,19 +14,20 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.data.questions import Question, encode_prompts
+from jaxrl_llm.models.lora import Adapted
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import batch_shards
 from jaxrl_llm.recipes import EvolutionRecipe, Recipe
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rollout.common import common_tokens
 from jaxrl_llm.train.checkpoint import Checkpoints
-from jaxrl_llm.train.collect import Question, encode_prompts, grade, grade_here
+from jaxrl_llm.train.collect import grade, grade_here
 from jaxrl_llm.train.config import TrainConfig, find_prompts, find_recipe
 from jaxrl_llm.train.critic import init_critic
 from jaxrl_llm.train.evaluate import Accuracy, evaluate
 from jaxrl_llm.train.fits import check_held
 from jaxrl_llm.train.frozen import base_marks, described, digest, with_adapter
-from jaxrl_llm.train.lora import Adapted
 from jaxrl_llm.train.mesh import load_meshes
 from jaxrl_llm.train.optimizer import make_optimizer
 from jaxrl_llm.train.packing import check_reads_segments

@@ -9,10 +9,10 @@ import optax
 
 from jaxrl_llm.core import processes
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.models.lora import Adapted, merge_adapter, trainable
 from jaxrl_llm.models.sharding import param_shardings, update_shardings
 from jaxrl_llm.recipes import EvolutionRecipe
 from jaxrl_llm.train.critic import CriticState
-from jaxrl_llm.train.lora import Adapted, beside, trainable
 from jaxrl_llm.train.mesh import replicated
 
 
@@ -50,7 +50,7 @@ class TrainState(NamedTuple):
 
     def whole(self, params: ArrayTree) -> ArrayTree:
         """Parameters of the kind of ``params``, as the model takes them."""
-        return beside(self.base, params)
+        return merge_adapter(self.base, params)
 
 
 def init_state(

@@ -10,6 +10,7 @@ import optax
 
 from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.models.lora import merge_adapter
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import batch_shards, on_mesh, spread_update
 from jaxrl_llm.recipes import Batch, Recipe
@@ -17,7 +18,6 @@ from jaxrl_llm.train import mesh as meshes
 from jaxrl_llm.train.critic import CriticState, average
 from jaxrl_llm.train.guards import guarded_update, keep, stays_finite
 from jaxrl_llm.train.heap import trim_after_compiling
-from jaxrl_llm.train.lora import beside
 from jaxrl_llm.train.metrics import batch_metrics
 from jaxrl_llm.train.passes import Passes, join, over_parts, split
 from jaxrl_llm.train.state import TrainState
@@ -111,7 +111,7 @@ def make_step(
     passes = Passes(model, recipe, temperature, chunk_size, remat, critic_model or model, common)
 
     def loss(base: ArrayTree, params: ArrayTree, part: Batch):
-        logp, entropy, statistics = passes.policy(beside(base, params), part)
+        logp, entropy, statistics = passes.policy(merge_adapter(base, params), part)
         value = recipe.loss(logp, part, entropy=entropy, statistics=statistics)
         return value, (logp, entropy)
 

@@ -5,9 +5,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from jaxrl_llm.core import processes
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.data.questions import Question
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rollout import Generation, Group, Rollout, to_rollout
-from jaxrl_llm.train.collect import Question, join
+from jaxrl_llm.train.collect import join
 from jaxrl_llm.train.setup import Parts
 
 

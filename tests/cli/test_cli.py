@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from jaxrl_llm.cli import COMMANDS, main, train_command
+from jaxrl_llm.data.questions import encode_prompts
 from jaxrl_llm.rewards import VerifierPool
-from jaxrl_llm.train.collect import encode_prompts
 
 ROOT = Path(__file__).parent.parent.parent
 CONFIG = """

@@ -3,10 +3,10 @@ import numpy as np
 import pytest
 from tiny_run import low_bytes, prompts
 
+from jaxrl_llm.data.questions import encode_prompts
 from jaxrl_llm.rollout import make_sampler
 from jaxrl_llm.testing import ByteTokenizer, tiny_model
 from jaxrl_llm.train import accuracy, evaluate, wilson
-from jaxrl_llm.train.collect import encode_prompts
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ import pytest
 
 import jaxrl_llm as jr
 from jaxrl_llm.data import Prompt
+from jaxrl_llm.data.questions import Question
 from jaxrl_llm.recipes import PRESETS, Batch, Recipe, catalog
 from jaxrl_llm.rewards import Scores
-from jaxrl_llm.train.collect import Question
 from jaxrl_llm.train.provide import brought, check_provided, provide
 
 P, G, T = 2, 3, 4

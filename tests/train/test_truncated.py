@@ -11,9 +11,10 @@ from tiny_run import CONFIG, tiny_run
 import jaxrl_llm as jr
 from jaxrl_llm.core.support import Support
 from jaxrl_llm.data import Prompt
+from jaxrl_llm.data.questions import Question
 from jaxrl_llm.rollout import make_sampler
 from jaxrl_llm.train import SamplingConfig, init_state, make_scorer, make_step, score, train
-from jaxrl_llm.train.collect import Question, to_batch
+from jaxrl_llm.train.collect import to_batch
 from jaxrl_llm.train.optimizer import make_optimizer
 
 ALL = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05}

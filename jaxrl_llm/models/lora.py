@@ -207,10 +207,10 @@ def trainable(params: ArrayTree) -> ArrayTree:
     return params.adapter if isinstance(params, Adapted) else params
 
 
-def beside(base: ArrayTree, params: ArrayTree) -> ArrayTree:
-    """Trainable parameters as a model takes them: beside their base, if they have one.
+def merge_adapter(base: ArrayTree, params: ArrayTree) -> ArrayTree:
+    """Trainable parameters as a model takes them: with their frozen base, if they have one.
 
-    The base of all parameters is ``()``.
+    The base is ``()`` where all parameters are trained.
     """
     return params if isinstance(base, tuple) and not base else Adapted(base, params)
 

@@ -1,8 +1,8 @@
 import pytest
 
 from jaxrl_llm.data import Prompt
+from jaxrl_llm.data.questions import encode_prompts
 from jaxrl_llm.testing import ByteTokenizer
-from jaxrl_llm.train.collect import encode_prompts
 
 SPEAKS = "2 + 2?<eos><bos>assistant\n4<eos><bos>user\nand 3 + 3?"
 

@@ -10,7 +10,7 @@ import numpy as np
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.train.lora import LoRAConfig
+from jaxrl_llm.models.lora import LoRAConfig
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
