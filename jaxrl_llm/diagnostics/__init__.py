@@ -7,16 +7,19 @@ ratio is that of the surrogates: the log ratio of a token counts up to +-20.
 """
 
 from jaxrl_llm.diagnostics.batch import GroupSpread, group_spread, mean_entropy
-from jaxrl_llm.diagnostics.divergence import (
-    MismatchMetrics,
-    WeightMetrics,
-    mismatch_metrics,
-    weight_metrics,
-)
 from jaxrl_llm.diagnostics.exploration import (
     MassBalance,
     mass_balance,
     unsampled_second_moment,
+)
+from jaxrl_llm.diagnostics.mismatch import (
+    Mismatch,
+    MismatchMetrics,
+    WeightMetrics,
+    effective_sample_size,
+    mismatch,
+    mismatch_metrics,
+    weight_metrics,
 )
 from jaxrl_llm.diagnostics.ratio import (
     RatioRange,
@@ -25,7 +28,6 @@ from jaxrl_llm.diagnostics.ratio import (
     dual_clip_fraction,
     ratio_range,
 )
-from jaxrl_llm.diagnostics.sampler import Mismatch, effective_sample_size, mismatch
 
 __all__ = [
     "GroupSpread",

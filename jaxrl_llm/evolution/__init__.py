@@ -39,7 +39,6 @@ apply_quantized, distillation_fitness
 ====================================  ==============================================================
 """
 
-from jaxrl_llm.evolution.delta import model_delta
 from jaxrl_llm.evolution.fitness import (
     best_of,
     centered_ranks,
@@ -50,17 +49,19 @@ from jaxrl_llm.evolution.fitness import (
     question_fitness,
     zscore,
 )
-from jaxrl_llm.evolution.forward import eggroll_embed, eggroll_matmul, perturb
+from jaxrl_llm.evolution.forward import eggroll_embed, eggroll_matmul, model_delta, perturb
 from jaxrl_llm.evolution.gradient import eggroll_grad
 from jaxrl_llm.evolution.integer import (
     egg_embed,
+    egg_gru,
+    egg_log_likelihood,
     egg_matmul,
+    egg_norm,
     egg_vector,
     int8_noise,
     int8_table,
     saturate,
 )
-from jaxrl_llm.evolution.integer_layers import egg_gru, egg_log_likelihood, egg_norm
 from jaxrl_llm.evolution.integer_model import egg_evolve, egg_init, egg_noise, egg_scores
 from jaxrl_llm.evolution.integer_update import (
     egg_alpha,

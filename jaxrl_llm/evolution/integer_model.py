@@ -9,12 +9,14 @@ from jaxrl_llm.evolution.integer import (
     ONE_BITS,
     check_int8,
     egg_embed,
+    egg_gru,
+    egg_log_likelihood,
     egg_matmul,
+    egg_norm,
     egg_vector,
     int8_noise,
     saturate,
 )
-from jaxrl_llm.evolution.integer_layers import egg_gru, egg_log_likelihood, egg_norm
 from jaxrl_llm.evolution.integer_update import egg_update
 
 

@@ -22,8 +22,14 @@ from jaxrl_llm.surrogates.bounded import (
     gbpo,
     median_advantage,
 )
-from jaxrl_llm.surrogates.clipped import dapo_clip, ppo_clip
-from jaxrl_llm.surrogates.covariance import clip_cov_selection, kl_cov_selection, token_covariance
+from jaxrl_llm.surrogates.clipped import dapo_clip, dcpo_bounds, dcpo_dynamic_clip, ppo_clip, sapo
+from jaxrl_llm.surrogates.covariance import (
+    clip_cov,
+    clip_cov_selection,
+    kl_cov,
+    kl_cov_selection,
+    token_covariance,
+)
 from jaxrl_llm.surrogates.decoupled import decoupled_ppo, mix_ppg
 from jaxrl_llm.surrogates.decoupled_length import (
     drpo_len,
@@ -31,7 +37,14 @@ from jaxrl_llm.surrogates.decoupled_length import (
     kl_from_old,
     length_softmax_weights,
 )
-from jaxrl_llm.surrogates.distillation import sdpo, sdpo_sampled
+from jaxrl_llm.surrogates.distillation import (
+    entropy_weights,
+    sdpo,
+    sdpo_sampled,
+    srpo,
+    srpo_route,
+    srpo_weights,
+)
 from jaxrl_llm.surrogates.divergence import (
     add_tail,
     distillation_divergence,
@@ -40,19 +53,27 @@ from jaxrl_llm.surrogates.divergence import (
     top_tokens,
     topk_with_tail,
 )
-from jaxrl_llm.surrogates.dynamic import dcpo_bounds, dcpo_dynamic_clip
-from jaxrl_llm.surrogates.geometric import gmpo
 from jaxrl_llm.surrogates.guided import ampo, icpo, luffy_shaping, shaped_likelihood
-from jaxrl_llm.surrogates.likelihood import cispo, cispo_bounds, reinforce
+from jaxrl_llm.surrogates.likelihood import (
+    cispo,
+    cispo_bounds,
+    dispo,
+    min_prefix_ratio,
+    minpro,
+    reinforce,
+)
 from jaxrl_llm.surrogates.one_token import otr, otr_exact, otr_sampled, token_seeds
-from jaxrl_llm.surrogates.routing import entropy_weights, srpo, srpo_route, srpo_weights
-from jaxrl_llm.surrogates.selective import clip_cov, kl_cov
-from jaxrl_llm.surrogates.sequence import gspo, gspo_token, luspo, sequence_ratio
-from jaxrl_llm.surrogates.soft import sapo
-from jaxrl_llm.surrogates.soft_sequence import vespo, vespo_weights
+from jaxrl_llm.surrogates.sequence import (
+    gmpo,
+    gspo,
+    gspo_token,
+    luspo,
+    sequence_ratio,
+    vespo,
+    vespo_weights,
+)
 from jaxrl_llm.surrogates.valuation import mean_log_probs, rover
 from jaxrl_llm.surrogates.value import soft_min, value_loss
-from jaxrl_llm.surrogates.weighted import dispo, min_prefix_ratio, minpro
 
 __all__ = [
     "add_tail",

@@ -1,4 +1,4 @@
-"""Self-distillation: the model, shown more in its context, teaches its own plain-prompt tokens."""
+"""Self-distillation: the model, shown more in its context, teaches its plain-prompt tokens."""
 
 import jax
 import jax.numpy as jnp
@@ -141,3 +141,211 @@ def capped_ratio(function: str, x: _inputs.Inputs, is_clip: float | None) -> Arr
     """The constant weight ``min(r, is_clip)`` of each token, or 1."""
     checks.check_positive(function, is_clip=is_clip)
     return 1.0 if is_clip is None else jax.lax.stop_gradient(jnp.minimum(x.ratio, is_clip))
+
+
+def srpo_route(rewards: Array, has_teacher: Array, *, correct_at: float = 1.0) -> Array:
+    """Which rollouts learn from their teacher: the failed ones that have one.
+
+        route[i] = rewards[i] < correct_at and has_teacher[i]
+
+    All others learn from their rewards.
+
+    Args:
+      rewards: ``[...]``, one a rollout.
+      has_teacher: bool ``[...]``.
+      correct_at: Least reward of a correct rollout.
+
+    Returns:
+      bool ``[...]``.
+
+    Raises:
+      ValueError: If the shapes differ.
+      TypeError: If ``rewards`` is not floating point or ``has_teacher`` is not bool.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> rewards, has_teacher = jnp.array([1.0, 0.0, 0.0]), jnp.array([True, True, False])
+      >>> jr.surrogates.srpo_route(rewards, has_teacher).tolist()
+      [False, True, False]
+
+    References:
+      Unifying Group-Relative and Self-Distillation Policy Optimization via Sample Routing
+      (arXiv:2604.02288), PAPER reading.
+    """
+    checks.check_float("srpo_route", rewards=rewards)
+    checks.check_bool("srpo_route", has_teacher=has_teacher)
+    checks.check_same_shape("srpo_route", rewards=rewards, has_teacher=has_teacher)
+    return (rewards < correct_at) & has_teacher
+
+
+def entropy_weights(teacher_entropy: Array, selected: Array, *, beta: float = 1.0) -> Array:
+    """Weights of distilled tokens: the surer the teacher, the more; 1 on average.
+
+        w[t] = exp(-beta H[t]) / mean over selected tokens of exp(-beta H)
+
+    Args:
+      teacher_entropy: ``[..., T]``, entropy (nats) of the teacher's next-token distribution.
+      selected: bool ``[..., T]``, the distilled tokens of the whole batch, over which the mean is
+        taken.
+      beta: Strength in 1 / nat, not negative; 0 weighs all alike.
+
+    Returns:
+      ``[..., T]`` float32, 0 where not selected.
+
+    Raises:
+      ValueError: If the shapes differ or ``beta`` is negative.
+      TypeError: If ``teacher_entropy`` is not floating point or ``selected`` is not bool.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> entropy, selected = jnp.array([0.0, 1.0, 2.0, 9.0]), jnp.array([True, True, True, False])
+      >>> [round(x, 4) for x in jr.surrogates.entropy_weights(entropy, selected).tolist()]
+      [1.9957, 0.7342, 0.2701, 0.0]
+
+    References:
+      Unifying Group-Relative and Self-Distillation Policy Optimization via Sample Routing
+      (arXiv:2604.02288), PAPER reading.
+    """
+    name = "entropy_weights"
+    checks.check_non_negative(name, beta=beta)
+    checks.check_float(name, teacher_entropy=teacher_entropy)
+    checks.check_mask(name, selected)
+    checks.check_same_shape(name, teacher_entropy=teacher_entropy, selected=selected)
+    entropy = masking.zero_masked(teacher_entropy, selected)
+    # Relative to the surest token: far from certainty every exponential could vanish.
+    least = jnp.min(entropy, where=selected, initial=jnp.inf)
+    raw = jnp.exp(-beta * jnp.where(selected, entropy - least, 0.0))
+    mean = masking.masked_mean(raw, selected)
+    return masking.zero_masked(raw / jnp.where(mean > 0, mean, 1.0), selected)
+
+
+def srpo_weights(
+    advantages: Array,
+    *,
+    rewards: Array,
+    has_teacher: Array,
+    teacher_entropy: Array,
+    mask: Array,
+    beta: float = 1.0,
+    correct_at: float = 1.0,
+) -> Array:
+    """:func:`entropy_weights` of the tokens that :func:`srpo_route` sends to the teacher.
+
+    A derived entry of a Recipe, ``distillation_weights``, since its mean is over the whole batch.
+
+    Args:
+      advantages: Not used: all derived entries are called alike.
+      rewards: ``[...]``, one a rollout.
+      has_teacher: bool ``[...]``.
+      teacher_entropy: ``[..., T]``, entropy (nats) of the teacher's next-token distribution.
+      mask: bool ``[..., T]``, True = keep.
+      beta: As in :func:`entropy_weights`.
+      correct_at: Least reward of a correct rollout.
+
+    Returns:
+      ``[..., T]`` float32, 0 where nothing is distilled.
+
+    Raises:
+      ValueError: If the shapes disagree or ``beta`` is negative.
+      TypeError: If a mask is not bool or another array is not floating point.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> jr.surrogates.srpo_weights(
+      ...     None, rewards=jnp.array([0.0, 1.0]), has_teacher=jnp.ones(2, bool),
+      ...     teacher_entropy=jnp.ones((2, 1)), mask=jnp.ones((2, 1), bool)).tolist()
+      [[1.0], [0.0]]
+
+    References:
+      Unifying Group-Relative and Self-Distillation Policy Optimization via Sample Routing
+      (arXiv:2604.02288), PAPER reading.
+    """
+    checks.check_mask("srpo_weights", mask)
+    checks.check_shape("srpo_weights", "rewards", rewards, jnp.shape(mask)[:-1])
+    routed = srpo_route(rewards, has_teacher, correct_at=correct_at)
+    return entropy_weights(teacher_entropy, mask & routed[..., None], beta=beta)
+
+
+@own_objective
+def srpo(
+    logp: Array,
+    old_logp: Array | None,
+    advantages: Array,
+    mask: Array,
+    *,
+    rewards: Array,
+    has_teacher: Array,
+    student_logp: Array,
+    teacher_logp: Array,
+    distillation_weights: Array,
+    correct_at: float = 1.0,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+    alpha: float = 0.5,
+    rest: Rest = "tail",
+    is_clip: float | None = 2.0,
+) -> Array:
+    """Rollouts that failed and have a teacher learn from it, all others from their rewards.
+
+        loss[t] = distillation_weights[t] * sdpo[t] if routed to the teacher, else ppo_clip[t]
+
+    With ``aggregate.token_mean`` both kinds share one denominator. Without a teacher anywhere, or
+    without a failure, it is GRPO's loss.
+
+    Args:
+      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
+      old_logp: ``[..., T]`` under the proximal policy; None for the policy being trained.
+      advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
+      mask: bool ``[..., T]``, True = keep.
+      rewards: ``[...]``, one a rollout.
+      has_teacher: bool ``[...]``. Where it is False the teacher's arrays are not read.
+      student_logp: ``[..., T, S]``, the statistic :func:`support_log_probs`.
+      teacher_logp: ``[..., T, S]`` of the same ids under the teacher, a constant.
+      distillation_weights: ``[..., T]``, from :func:`srpo_weights`, a constant.
+      correct_at: Least reward of a correct rollout.
+      eps_low: The ratio is clipped below at ``1 - eps_low``.
+      eps_high: The ratio is clipped above at ``1 + eps_high``.
+      alpha: As in :func:`sdpo`.
+      rest: As in :func:`sdpo`.
+      is_clip: As in :func:`sdpo`.
+
+    Returns:
+      Token loss ``[..., T]``, float32, 0 where masked.
+
+    Raises:
+      ValueError: If shapes differ or an option is out of its range.
+      TypeError: If a mask is not bool or another array is not floating point.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> student, teacher = jnp.log(jnp.array([[0.7, 0.2], [0.5, 0.3]]))[:, None, None]
+      >>> ones = jnp.ones((2, 1, 1))
+      >>> loss = jr.surrogates.srpo(
+      ...     jnp.zeros((2, 1)), None, jnp.array([0.5, -0.5]), jnp.ones((2, 1), bool),
+      ...     rewards=jnp.array([1.0, 0.0]), has_teacher=jnp.ones(2, bool),
+      ...     student_logp=ones * student, teacher_logp=ones * teacher,
+      ...     distillation_weights=jnp.ones((2, 1)))
+      >>> [round(x, 4) for x in loss.ravel().tolist()]
+      [-0.5, 0.0219]
+
+    References:
+      Unifying Group-Relative and Self-Distillation Policy Optimization via Sample Routing
+      (arXiv:2604.02288), PAPER reading; the clip of the part that
+      learns from rewards is not stated, PPO's is ours.
+    """
+    checks.check_non_negative("srpo", eps_low=eps_low, eps_high=eps_high)
+    x = _inputs.prepare("srpo", logp, old_logp, advantages, mask)
+    checks.check_float("srpo", rewards=rewards)
+    checks.check_shape("srpo", "rewards", rewards, jnp.shape(mask)[:-1])
+    routed = srpo_route(rewards, taught("srpo", has_teacher, mask), correct_at=correct_at)[
+        ..., None
+    ]
+    weight = masking.spread("srpo", "distillation_weights", distillation_weights, mask & routed)
+    distilled = token_divergence("srpo", student_logp, teacher_logp, mask & routed, alpha, rest)
+    distilled = jax.lax.stop_gradient(weight) * capped_ratio("srpo", x, is_clip) * distilled
+    rewarded = _inputs.clipped_loss(x.ratio, x.advantages, eps_low, eps_high)
+    return x.finish(jnp.where(routed, distilled, rewarded))

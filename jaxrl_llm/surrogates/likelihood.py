@@ -1,9 +1,10 @@
-"""Log-likelihood times a constant weight: plain policy gradient and CISPO."""
+"""Log-likelihood times a constant weight: REINFORCE, CISPO, DISPO, MinPRO."""
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, checks, no_ratio
+from jaxrl_llm.core import Array, checks, masking, no_ratio
+from jaxrl_llm.core.scans import minimum_before
 from jaxrl_llm.surrogates import _inputs
 
 
@@ -134,3 +135,179 @@ def cispo_bounds(*, eps_low: float, eps_high: float) -> dict[str, float]:
     """
     checks.check_non_negative("cispo_bounds", eps_low=eps_low, eps_high=eps_high)
     return {"w_min": max(1.0 - eps_low, 0.0), "w_max": 1.0 + eps_high}
+
+
+def dispo(
+    logp: Array,
+    old_logp: Array | None,
+    advantages: Array,
+    mask: Array,
+    *,
+    eps_pos: tuple[float, float] = (0.2, 10.0),
+    eps_neg: tuple[float, float] = (1.0, 100.0),
+) -> Array:
+    """Clipped importance weights with bounds of their own for good and for bad tokens.
+
+        (low, high) = eps_pos if A[t] > 0 else eps_neg
+        w[t] = stop_gradient(clip(r[t], 1 - low, 1 + high))
+        loss[t] = -w[t] * A[t] * logp[t]
+
+    The four bounds act on four things: how far a good token that became likelier is amplified, how
+    much of its gradient a good token that became rarer keeps, how hard a bad token that became
+    likelier is pushed down, and how far the push on a bad token fades as it becomes rarer. With the
+    same bounds for both signs it is :func:`cispo`. The paper pairs it with
+    ``aggregate.token_mean``.
+
+    Args:
+      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
+      old_logp: ``[..., T]`` under the proximal policy; None for the policy being trained.
+      advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
+      mask: bool ``[..., T]``, True = keep.
+      eps_pos: Distances of the lower and of the upper bound from 1 where the advantage is positive.
+      eps_neg: The same elsewhere. A lower distance of 1 or more is no lower bound.
+
+    Returns:
+      Token loss ``[..., T]``, float32, 0 where masked.
+
+    Raises:
+      ValueError: If shapes differ, a pair has not two entries, or a distance is negative.
+      TypeError: If ``mask`` is not bool or another array is not floating point.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> mask, advantages = jnp.ones(3, bool), jnp.array([1.0, 1.0, -1.0])
+      >>> loss = lambda x: jr.surrogates.dispo(x, jnp.zeros(3), advantages, mask).sum()
+      >>> print(jax.grad(loss)(jnp.log(jnp.array([20.0, 0.5, 200.0]))))
+      [-11.   -0.8 101. ]
+
+    References:
+      DISPO (arXiv:2602.00983), PAPER reading; the defaults are its own. Ratios are clamped to
+      e^+-20 before the bounds.
+    """
+    bounds = [*_pair("eps_pos", eps_pos), *_pair("eps_neg", eps_neg)]
+    x = _inputs.prepare("dispo", logp, old_logp, advantages, mask)
+    low_pos, high_pos, low_neg, high_neg = bounds
+    positive = x.advantages > 0
+    low = jnp.maximum(1.0 - jnp.where(positive, low_pos, low_neg), 0.0)
+    high = 1.0 + jnp.where(positive, high_pos, high_neg)
+    weight = jax.lax.stop_gradient(jnp.clip(x.ratio, low, high))
+    return x.finish(-weight * x.advantages * x.logp)
+
+
+def _pair(name: str, pair):
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise ValueError(f"dispo: {name} must be a pair (eps_low, eps_high); got {pair!r}.")
+    low, high = pair
+    checks.check_non_negative("dispo", **{f"{name}[0]": low, f"{name}[1]": high})
+    return low, high
+
+
+def min_prefix_ratio(
+    logp: Array, old_logp: Array | None, mask: Array, *, cap_one: bool = False
+) -> Array:
+    """Least ratio among the kept tokens before each token; 1 where there is none.
+
+        m[t] = min over kept i < t of exp(logp[i] - old_logp[i])
+
+    A stand-in for the product of those ratios, which is what corrects exactly for a sampler that
+    differs, and which explodes or vanishes with the length of the prefix.
+
+    Args:
+      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
+      old_logp: ``[..., T]`` under the policy that sampled, a constant; None for the policy being
+        trained.
+      mask: bool ``[..., T]``, True = keep. Masked tokens (the output of a tool) change nothing.
+      cap_one: Whether m is at most 1 even where all ratios before are greater.
+
+    Returns:
+      ``[..., T]`` float32, clamped to e^+-20; 0 where masked.
+
+    Raises:
+      ValueError: If shapes differ.
+      TypeError: If ``mask`` is not bool or another array is not floating point.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> logp, mask = jnp.log(jnp.array([2.0, 0.5, 1.2])), jnp.ones(3, bool)
+      >>> print(jr.surrogates.min_prefix_ratio(logp, jnp.zeros(3), mask))
+      [1.  2.  0.5]
+      >>> print(jr.surrogates.min_prefix_ratio(logp, jnp.zeros(3), mask, cap_one=True))
+      [1.  1.  0.5]
+
+    References:
+      MinPRO (arXiv:2601.22718), NOTES reading. ``cap_one`` is ours.
+    """
+    difference = _inputs.log_ratio("min_prefix_ratio", logp, old_logp, mask)
+    clamp = masking.LOG_RATIO_CLAMP
+    least = _least_before(difference, mask, cap_one)
+    return masking.zero_masked(jnp.exp(jnp.clip(least, -clamp, clamp)), mask)
+
+
+def minpro(
+    logp: Array,
+    old_logp: Array | None,
+    advantages: Array,
+    mask: Array,
+    *,
+    w_min: float = 0.0,
+    w_max: float = 5.0,
+    cap_one: bool = False,
+) -> Array:
+    """Policy gradient off policy, with the least prefix ratio in place of the prefix product.
+
+        m[t] = min over kept i < t of r[i], 1 for the first token     (:func:`min_prefix_ratio`)
+        w[t] = stop_gradient(clip(m[t] * r[t], w_min, w_max))
+        loss[t] = -w[t] * A[t] * logp[t]
+
+    On policy it is :func:`reinforce`, and for a sequence of one token :func:`cispo`. The papers of
+    this kind pair it with ``aggregate.token_mean``. The running minimum costs more than all the
+    rest: on CPUs about twenty times one pass over the arrays.
+
+    Args:
+      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
+      old_logp: ``[..., T]`` under the policy that sampled; None for the policy being trained.
+      advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
+      mask: bool ``[..., T]``, True = keep.
+      w_min: Least weight, absolute. 0 is no lower bound.
+      w_max: Greatest weight, absolute; from epsilons by :func:`cispo_bounds`.
+      cap_one: Whether the prefix may only shrink a weight, never enlarge it.
+
+    Returns:
+      Token loss ``[..., T]``, float32, 0 where masked.
+
+    Raises:
+      ValueError: If shapes differ, ``w_min`` is negative or above ``w_max``, or ``w_max`` is not
+        above 0.
+      TypeError: If ``mask`` is not bool or another array is not floating point.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> logp, mask = jnp.log(jnp.array([0.5, 1.2, 2.0])), jnp.ones(3, bool)
+      >>> loss = lambda x: jr.surrogates.minpro(x, jnp.zeros(3), jnp.ones(3), mask).sum()
+      >>> print(jax.grad(loss)(logp))
+      [-0.5 -0.6 -1. ]
+
+    References:
+      MinPRO (arXiv:2601.22718), NOTES reading: the equation as a survey quotes it. The bounds of
+      the weight were not in what we read; the defaults are those of :func:`cispo`, and ``cap_one``
+      is ours.
+    """
+    checks.check_non_negative("minpro", w_min=w_min)
+    checks.check_positive("minpro", w_max=w_max)
+    _inputs.check_order("minpro", w_min=w_min, w_max=w_max)
+    x = _inputs.prepare("minpro", logp, old_logp, advantages, mask)
+    log_ratio = jax.lax.stop_gradient(x.log_ratio)
+    log_weight = log_ratio + _least_before(log_ratio, mask, cap_one)
+    clamp = masking.LOG_RATIO_CLAMP
+    weight = jnp.clip(jnp.exp(jnp.clip(log_weight, -clamp, clamp)), w_min, w_max)
+    return x.finish(-weight * x.advantages * x.logp)
+
+
+def _least_before(log_ratio: Array, mask: Array, cap_one: bool) -> Array:
+    """Exclusive running minimum of the kept log ratios; 0 before the first of them."""
+    before = minimum_before(jnp.where(mask, log_ratio, jnp.inf))
+    before = jnp.where(jnp.isposinf(before), 0.0, before)
+    return jnp.minimum(before, 0.0) if cap_one else before
