@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import call_with, checks
 from jaxrl_llm.core.axes import Array
+from jaxrl_llm.core.kernels.vocabulary import logp_and_entropy, scaled_logits
 from jaxrl_llm.core.support import Support, check_support, keep_mask
-from jaxrl_llm.core.vocabulary import logp_and_entropy, scaled_logits
 
 
 def token_logprobs(

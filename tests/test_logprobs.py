@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm.core.kernels.vocabulary import block_words
 from jaxrl_llm.core.support import Support, pack_bits
-from jaxrl_llm.core.vocabulary import block_words
 from jaxrl_llm.logprobs import token_logprobs, vocabulary_statistics
 
 # Sixteen stripes of ten words, which blocks of eight do not divide.

@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _leave(code: int, error: BaseException | None = None) -> None:
     """Where there are other processes, a failed one does not wait for them."""
     if "jax" in sys.modules:
-        from jaxrl_llm.core import processes
+        from jaxrl_llm.core.runtime import processes
 
         processes.leave(code, error)
 

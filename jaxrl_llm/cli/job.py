@@ -11,7 +11,7 @@ import jax
 from jaxrl_llm.cli import UsageError
 from jaxrl_llm.cli.completions import text_of, to_row
 from jaxrl_llm.cli.prompts import Asked
-from jaxrl_llm.core.interrupt import deferred_interrupt
+from jaxrl_llm.core.runtime.interrupt import deferred_interrupt
 from jaxrl_llm.data.questions import encode_prompts
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.rollout import FinishedGroup, Generation, Group, make_engine

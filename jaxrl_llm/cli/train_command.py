@@ -13,7 +13,7 @@ import tyro
 
 import jaxrl_llm
 from jaxrl_llm.cli import UsageError, options
-from jaxrl_llm.core import processes
+from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.train import DistributedConfig, Result, TrainConfig, train
 
 

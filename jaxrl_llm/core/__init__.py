@@ -2,7 +2,18 @@
 
 from jaxrl_llm.core import checks, masking, stats, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
-from jaxrl_llm.core.bind import Bound, accepted, bind, call_with, given
+from jaxrl_llm.core.compose import (
+    Bound,
+    Transform,
+    accepted,
+    bind,
+    call_with,
+    chain,
+    functions_of,
+    given,
+    parts_of,
+    stateless,
+)
 from jaxrl_llm.core.level import (
     gives_token_values,
     has_ratio,
@@ -19,7 +30,6 @@ from jaxrl_llm.core.level import (
     token_advantages,
     token_values,
 )
-from jaxrl_llm.core.transform import Transform, chain, functions_of, parts_of, stateless
 
 __all__ = [
     "Array",

@@ -6,7 +6,7 @@ functions that need them.
 
 from typing import TYPE_CHECKING
 
-from jaxrl_llm.core.lazy import lazy
+from jaxrl_llm.core.runtime.lazy import lazy
 
 if TYPE_CHECKING:
     from jaxrl_llm.data.order import Cursor, take

@@ -1,6 +1,6 @@
 """Layer 2: the model protocol, the built-in decoder, its weights, adapters and mesh placement."""
 
-from jaxrl_llm.core.lazy import lazy
+from jaxrl_llm.core.runtime.lazy import lazy
 
 _HOMES = {
     "Adapted": "lora",

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jaxrl_llm.core.axes import Array, ArrayTree
-from jaxrl_llm.core.barriers import always
+from jaxrl_llm.core.kernels.barriers import always
 from jaxrl_llm.models.sharding import splits_weights
 
 _PRODUCT = "product"

@@ -13,8 +13,9 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxrl_llm.core import processes, trees
+from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.core.runtime import processes
 
 AXES = ("data", "fsdp", "tensor")
 

@@ -10,8 +10,8 @@ from flax import nnx
 
 from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
-from jaxrl_llm.core.barriers import once
-from jaxrl_llm.core.products import project
+from jaxrl_llm.core.kernels.barriers import once
+from jaxrl_llm.core.kernels.products import project
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.context import check_context, context_attention
 from jaxrl_llm.models.delta import check_delta, delta_of, over_axes, own_product, own_rows

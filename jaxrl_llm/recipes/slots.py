@@ -17,7 +17,7 @@ from jaxrl_llm.core import (
     parts_of,
 )
 from jaxrl_llm.core import reward_range as range_of
-from jaxrl_llm.core.bind import stable_repr
+from jaxrl_llm.core.compose import stable_repr
 from jaxrl_llm.recipes.batch import Batch
 from jaxrl_llm.recipes.inputs import EXTRAS
 

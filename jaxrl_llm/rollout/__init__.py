@@ -1,6 +1,6 @@
 """Layer 3: from prompts to rollouts with log-probabilities that can be trusted."""
 
-from jaxrl_llm.core.lazy import lazy
+from jaxrl_llm.core.runtime.lazy import lazy
 
 _HOMES = {
     "add_seen": "penalties",

@@ -14,8 +14,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm.core import checks, processes
+from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.models.protocol import Model, cast_params
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards, kv_sharding
 from jaxrl_llm.rollout import decoding, entering, memory, tail

@@ -15,7 +15,7 @@ import numpy as np
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array
-from jaxrl_llm.core.largest import largest
+from jaxrl_llm.core.kernels.largest import largest
 
 GREEDY_BELOW = 1e-5
 # How many of the most likely tokens are put in order. Where a row needs more, its threshold is

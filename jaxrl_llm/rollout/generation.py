@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
-from jaxrl_llm.core.interrupt import deferred_interrupt
+from jaxrl_llm.core.runtime.interrupt import deferred_interrupt
 from jaxrl_llm.models.protocol import cast_params
 from jaxrl_llm.rollout import entering
 from jaxrl_llm.rollout.board import Board, Place

@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.core import checks, processes
+from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.models.protocol import Model, cast_params, prefill
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards
 from jaxrl_llm.rollout.common import check_common

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array
-from jaxrl_llm.core.largest import largest
+from jaxrl_llm.core.kernels.largest import largest
 from jaxrl_llm.core.support import Support, pack_bits
 from jaxrl_llm.rollout.filters import (
     GREEDY_BELOW,

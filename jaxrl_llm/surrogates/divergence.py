@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks, masking
-from jaxrl_llm.core.largest import largest
+from jaxrl_llm.core.kernels.largest import largest
 
 # The least mass of the tail, so that its logarithm and the gradient of that stay finite.
 _TAIL_FLOOR = 1e-7

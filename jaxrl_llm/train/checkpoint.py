@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxrl_llm.core import checks, processes
+from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.train import files, retention
 from jaxrl_llm.train.reading import CheckpointError, read_last

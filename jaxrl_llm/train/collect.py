@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jaxrl_llm.core import processes
+from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.recipes import Batch, validate_batch
 from jaxrl_llm.rewards import RewardError, Scores

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from jaxrl_llm.core import processes
+from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.train.checkpoint import CheckpointError, left_in, steps_in
 from jaxrl_llm.train.evaluate import Accuracy
 from jaxrl_llm.train.files import reason, write_whole

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_llm.core import processes
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.data import Cursor, take
 from jaxrl_llm.recipes import Batch, EvolutionRecipe, Recipe
 from jaxrl_llm.rollout import trim

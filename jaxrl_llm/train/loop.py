@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 
-from jaxrl_llm.core import processes
 from jaxrl_llm.core.axes import Array, ArrayTree
-from jaxrl_llm.core.interrupt import Interrupt, catch_interrupt
+from jaxrl_llm.core.runtime import processes
+from jaxrl_llm.core.runtime.interrupt import Interrupt, catch_interrupt
 from jaxrl_llm.recipes import Batch, EvolutionRecipe
 from jaxrl_llm.train.about import settings, surroundings
 from jaxrl_llm.train.asynchronous import batches

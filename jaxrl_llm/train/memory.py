@@ -12,7 +12,7 @@ import numpy as np
 from jaxrl_llm import logprobs
 from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import ArrayTree
-from jaxrl_llm.core.vocabulary import block_words
+from jaxrl_llm.core.kernels.vocabulary import block_words
 from jaxrl_llm.models.sharding import AXES, param_spec
 from jaxrl_llm.rollout.draw import make_draw
 

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxrl_llm.core import checks, processes
+from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.models.sharding import AXES, batch_sharding, batch_shards
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeVar
 
 import jax
 
-from jaxrl_llm.core import processes
 from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.train import files
 from jaxrl_llm.train.stored import OtherRun, abstract, check_same_run, orbax
 

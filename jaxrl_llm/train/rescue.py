@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from jaxrl_llm.core import processes
+from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.train.checkpoint import CheckpointError, Checkpoints
 from jaxrl_llm.train.state import TrainState
 

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxrl_llm.core import processes
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.models.lora import Adapted, merge_adapter, trainable
 from jaxrl_llm.models.sharding import param_shardings, update_shardings
 from jaxrl_llm.recipes import EvolutionRecipe

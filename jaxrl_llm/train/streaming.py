@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from jaxrl_llm.core import processes
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rollout import Generation, Group, Rollout, to_rollout

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm.core import processes
 from jaxrl_llm.core.axes import Array
+from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.train.files import reason
 from jaxrl_llm.train.folder import RunFolder, TrainingError

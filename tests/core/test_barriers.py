@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.core.barriers import once
+from jaxrl_llm.core.kernels.barriers import once
 
 
 @pytest.mark.parametrize("first", [0.0, np.nan, np.inf, -1.0])

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from jaxrl_llm.core.interrupt import catch_interrupt
+from jaxrl_llm.core.runtime.interrupt import catch_interrupt
 
 
 def handlers():

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.core.largest import largest
+from jaxrl_llm.core.kernels.largest import largest
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxrl_llm.core import processes
+from jaxrl_llm.core.runtime import processes
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.core.products import project, sum_over_rows
+from jaxrl_llm.core.kernels.products import project, sum_over_rows
 
 
 def _normal(shape, dtype=jnp.bfloat16):

@@ -233,10 +233,12 @@ def test_the_other_processes_follow_the_first(tmp_path, monkeypatch):
         raise AssertionError("only the first process reads everything")
 
     monkeypatch.setattr("jaxrl_llm.train.files.check_record", never)
-    monkeypatch.setattr("jaxrl_llm.core.processes.is_first", lambda: False)
-    monkeypatch.setattr("jaxrl_llm.core.processes.from_first", lambda function: [1, 2])
+    monkeypatch.setattr("jaxrl_llm.core.runtime.processes.is_first", lambda: False)
+    monkeypatch.setattr("jaxrl_llm.core.runtime.processes.from_first", lambda function: [1, 2])
     first = iter([("damaged", "its file was changed")])  # what process 0 says, in its order
-    monkeypatch.setattr("jaxrl_llm.core.processes.any_of", lambda mine: next(first, None) or mine)
+    monkeypatch.setattr(
+        "jaxrl_llm.core.runtime.processes.any_of", lambda mine: next(first, None) or mine
+    )
     with pytest.warns(UserWarning, match="passed over: its file was changed; the one of step 1"):
         assert_same(checkpoints.restore(make_state(seed=5)[1]), states[1])
     first = iter([None, None, None, ("hindered", "permission denied")])

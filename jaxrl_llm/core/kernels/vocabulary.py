@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.axes import Array
-from jaxrl_llm.core.products import sum_over_rows
+from jaxrl_llm.core.kernels.products import sum_over_rows
 from jaxrl_llm.core.support import Support
 
 # Where a running maximum starts: finite, so that the difference of two of them is a number.

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core.axes import Array
-from jaxrl_llm.core.barriers import once
+from jaxrl_llm.core.kernels.barriers import once
 
 
 @jax.custom_vjp

@@ -1,0 +1,1 @@
+"""Array programs written for the compiler: products, blocks of the vocabulary, barriers."""

@@ -1,0 +1,1 @@
+"""What touches the machine: processes of a run, interrupts, and imports made late."""
