@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.models import KV, AttentionContext, Model, empty_cache, prefill
 from jaxrl_llm.models.context import context_attention
-from jaxrl_llm.rollout.sampling import draw_tokens
+from jaxrl_llm.rollout.sampling.draw import draw_tokens
 
 # Of each loop.
 STEPS = 8

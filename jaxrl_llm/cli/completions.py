@@ -12,7 +12,7 @@ import numpy as np
 from jaxrl_llm.cli import UsageError
 from jaxrl_llm.cli.prompts import Asked
 from jaxrl_llm.rollout import Completion
-from jaxrl_llm.rollout.rollout import CANCELLED, FAILED, LENGTH, STOP
+from jaxrl_llm.rollout.types import CANCELLED, FAILED, LENGTH, STOP
 
 FINISH = {LENGTH: "length", STOP: "stop", FAILED: "failed", CANCELLED: "cancelled"}
 FIELDS = (

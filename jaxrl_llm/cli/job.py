@@ -15,9 +15,9 @@ from jaxrl_llm.core.runtime.interrupt import deferred_interrupt
 from jaxrl_llm.data.questions import encode_prompts
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.rollout import FinishedGroup, Generation, Group, make_engine
-from jaxrl_llm.rollout.requests import has_ended
-from jaxrl_llm.rollout.rollout import FAILED
+from jaxrl_llm.rollout.engine.requests import has_ended
 from jaxrl_llm.rollout.sampler import BUCKETS
+from jaxrl_llm.rollout.types import FAILED
 
 # The request of a completion, which names its random numbers, is sample * MOST_PROMPTS + index: it
 # does not depend on n, so that a larger n only adds to what is there.

@@ -17,13 +17,12 @@ from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.models.protocol import Model, cast_params
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards
-from jaxrl_llm.rollout import decoding
-from jaxrl_llm.rollout.common import check_common
-from jaxrl_llm.rollout.draw import make_draw
-from jaxrl_llm.rollout.requests import count_deltas
-from jaxrl_llm.rollout.rollout import Rollout
-from jaxrl_llm.rollout.sampler import BUCKETS, pad_prompts, prompt_room
+from jaxrl_llm.rollout import decode as decoding
+from jaxrl_llm.rollout.engine.requests import count_deltas
+from jaxrl_llm.rollout.sampler import BUCKETS, check_common, pad_prompts, prompt_room
+from jaxrl_llm.rollout.sampling.options import make_draw
 from jaxrl_llm.rollout.slots import Requests, Slots, init_slots, put_prompts, resume, start
+from jaxrl_llm.rollout.types import Rollout
 
 # What is left of short prompts without what they share is read for every member and prompt.
 _SHORT = (0, 2, 4, 6, 8, 10, 12, 14)

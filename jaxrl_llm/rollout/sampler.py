@@ -4,6 +4,7 @@ A prompt's keys and values are computed once and shared by its group. Prompts an
 rows and slots of :mod:`jaxrl_llm.rollout.slots`, all of which start together.
 """
 
+import os
 from collections.abc import Callable, Sequence
 
 import jax
@@ -15,14 +16,36 @@ from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.models.protocol import Model, cast_params, prefill
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards
-from jaxrl_llm.rollout.common import check_common
-from jaxrl_llm.rollout.decoding import decode as decode_slots
-from jaxrl_llm.rollout.draw import make_draw
-from jaxrl_llm.rollout.rollout import Rollout
+from jaxrl_llm.rollout.decode import decode as decode_slots
+from jaxrl_llm.rollout.sampling.options import make_draw
 from jaxrl_llm.rollout.slots import Prompts, Requests, init_slots, start
+from jaxrl_llm.rollout.types import Rollout
 
 # Powers of two and the numbers halfway between: padding is at most a third of the width.
 BUCKETS = tuple(sorted([2**n for n in range(4, 18)] + [3 * 2**n for n in range(3, 17)]))
+
+# A second pass over what differs costs more than so few tokens.
+_WORTH = 8
+
+
+def common_tokens(prompts: Sequence[Sequence[int]]) -> int:
+    """How many first tokens all prompts share, less than any has; 0 where it is not worth it."""
+    shared = len(os.path.commonprefix([list(p) for p in prompts]))
+    shared = min([shared, *(len(p) - 1 for p in prompts)])
+    return shared if shared >= _WORTH else 0
+
+
+def check_common(function: str, prompts: Sequence[Sequence[int]], common: int) -> None:
+    """Raises ValueError unless all prompts share so many first tokens and are longer."""
+    if not common:
+        return
+    first = list(prompts[0][:common])
+    for i, prompt in enumerate(prompts):
+        if len(prompt) <= common or list(prompt[:common]) != first:
+            raise ValueError(
+                f"{function}: prompt {i} does not begin with the {common} tokens that all prompts "
+                "are said to have in common, or has no more."
+            )
 
 
 def prompt_room(function: str, model: Model, max_new_tokens: int) -> int:

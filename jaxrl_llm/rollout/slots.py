@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.axes import Array
 from jaxrl_llm.models.protocol import KV, Model, empty_cache
-from jaxrl_llm.rollout.rollout import UNFINISHED
+from jaxrl_llm.rollout.types import UNFINISHED
 
 
 class Prompts(NamedTuple):

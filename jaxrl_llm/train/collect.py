@@ -9,7 +9,7 @@ from jaxrl_llm.data.questions import Question
 from jaxrl_llm.recipes import Batch, validate_batch
 from jaxrl_llm.rewards import RewardError, Scores
 from jaxrl_llm.rewards import score as score_completions
-from jaxrl_llm.rollout.rollout import FAILED
+from jaxrl_llm.rollout.types import FAILED
 
 
 def texts_of(rollout, tokenizer) -> list[list[str]]:

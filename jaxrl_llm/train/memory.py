@@ -14,7 +14,7 @@ from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.kernels.vocabulary import block_words
 from jaxrl_llm.models.sharding import AXES, param_spec
-from jaxrl_llm.rollout.draw import make_draw
+from jaxrl_llm.rollout.sampling.options import make_draw
 
 
 class Batch(NamedTuple):
@@ -160,7 +160,7 @@ def recorded_bytes(vocab_size: int, **sampling) -> tuple[int, int]:
 
     Args:
       vocab_size: V.
-      **sampling: Options of :func:`~jaxrl_llm.rollout.draw.make_draw`.
+      **sampling: Options of :func:`~jaxrl_llm.rollout.sampling.options.make_draw`.
 
     Example:
       >>> from jaxrl_llm.train.memory import recorded_bytes

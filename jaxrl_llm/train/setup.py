@@ -20,7 +20,7 @@ from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import batch_shards
 from jaxrl_llm.recipes import EvolutionRecipe, Recipe
 from jaxrl_llm.rewards import Scores
-from jaxrl_llm.rollout.common import common_tokens
+from jaxrl_llm.rollout.sampler import common_tokens
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.collect import grade, grade_here
 from jaxrl_llm.train.config import TrainConfig, find_prompts, find_recipe

@@ -8,8 +8,8 @@ import pytest
 
 import jaxrl_llm as jr
 from jaxrl_llm.rollout import Completion, Group
-from jaxrl_llm.rollout.rollout import LENGTH, STOP
 from jaxrl_llm.rollout.slots import Tokens
+from jaxrl_llm.rollout.types import LENGTH, STOP
 
 # One token in twenty stops, so about two responses in three do before their end.
 DRAW = {"stop_ids": tuple(range(12)), "temperature": 0.7}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.core.support import keep_mask
-from jaxrl_llm.rollout.draw import make_draw
+from jaxrl_llm.rollout.sampling.options import make_draw
 
 V, R, W = 40, 2, 3
 LOGITS = np.random.default_rng(0).normal(size=(R, W, V)).astype(np.float32) * 3

@@ -8,8 +8,9 @@ from jax.sharding import PartitionSpec as P
 
 import jaxrl_llm as jr
 from jaxrl_llm.models import AttentionContext
-from jaxrl_llm.rollout import Group, make_engine, memory
-from jaxrl_llm.rollout.rollout import CANCELLED, FAILED, LENGTH, STOP, UNFINISHED
+from jaxrl_llm.rollout import Group, make_engine
+from jaxrl_llm.rollout.engine import memory
+from jaxrl_llm.rollout.types import CANCELLED, FAILED, LENGTH, STOP, UNFINISHED
 from jaxrl_llm.train.mesh import make_mesh
 
 

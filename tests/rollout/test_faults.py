@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 import jaxrl_llm as jr
-from jaxrl_llm.rollout import Completion, Group, memory
-from jaxrl_llm.rollout.rollout import FAILED, LENGTH, STOP, UNFINISHED
+from jaxrl_llm.rollout import Completion, Group
+from jaxrl_llm.rollout.engine import memory
 from jaxrl_llm.rollout.slots import Tokens
+from jaxrl_llm.rollout.types import FAILED, LENGTH, STOP, UNFINISHED
 
 # Requests.
 

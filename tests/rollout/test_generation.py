@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl_llm.models import AttentionContext
 from jaxrl_llm.rollout import Completion, Group, off_policy_fraction, sample_round
-from jaxrl_llm.rollout.rollout import CANCELLED, LENGTH, STOP, UNFINISHED
+from jaxrl_llm.rollout.types import CANCELLED, LENGTH, STOP, UNFINISHED
 
 
 def lengths(groups):

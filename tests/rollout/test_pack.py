@@ -6,8 +6,8 @@ import pytest
 
 import jaxrl_llm as jr
 from jaxrl_llm.rollout import Completion, FinishedGroup, Group, to_rollout
-from jaxrl_llm.rollout.rollout import CANCELLED, LENGTH, UNFINISHED
 from jaxrl_llm.rollout.slots import Tokens
+from jaxrl_llm.rollout.types import CANCELLED, LENGTH, UNFINISHED
 
 
 def finished(name, lengths, finish=LENGTH, prompt=(5, 6)):

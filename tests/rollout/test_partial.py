@@ -12,7 +12,7 @@ from jaxrl_llm.rollout import (
     segment_status,
     split_round,
 )
-from jaxrl_llm.rollout.rollout import LENGTH, STOP, UNFINISHED
+from jaxrl_llm.rollout.types import LENGTH, STOP, UNFINISHED
 
 quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
 INF = float("inf")

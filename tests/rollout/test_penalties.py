@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.rollout.penalties import (
+from jaxrl_llm.rollout.sampling.penalties import (
     add_seen,
     only_allowed,
     penalize_repetition,

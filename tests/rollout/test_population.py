@@ -7,7 +7,7 @@ import pytest
 from jaxrl_llm.evolution import leaf_classes, model_delta, perturb
 from jaxrl_llm.models.sharding import batch_sharding, param_shardings, shard
 from jaxrl_llm.rollout import make_population_sampler, make_sampler, population
-from jaxrl_llm.rollout.rollout import LENGTH, STOP
+from jaxrl_llm.rollout.types import LENGTH, STOP
 from jaxrl_llm.testing import tiny_model
 from jaxrl_llm.train import make_mesh
 

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.core.support import keep_mask
-from jaxrl_llm.rollout.filters import filter_logits
-from jaxrl_llm.rollout.penalties import seen_tokens
-from jaxrl_llm.rollout.sampling import draw_tokens, sample_from, sampled_logprobs
+from jaxrl_llm.rollout.sampling.draw import draw_tokens, sample_from, sampled_logprobs
+from jaxrl_llm.rollout.sampling.filters import filter_logits
+from jaxrl_llm.rollout.sampling.penalties import seen_tokens
 
 FOUR = jnp.log(jnp.array([0.5, 0.25, 0.15, 0.1]))
 SIX = jnp.log(jnp.array([0.45, 0.25, 0.12, 0.1, 0.05, 0.03]))

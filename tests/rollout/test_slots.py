@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.models import prefill
-from jaxrl_llm.rollout import Group, entering
-from jaxrl_llm.rollout.rollout import CANCELLED, FAILED, LENGTH, UNFINISHED
+from jaxrl_llm.rollout import Group
+from jaxrl_llm.rollout.engine import request_arrays
 from jaxrl_llm.rollout.slots import Requests, Tokens, copy_slot, release, resume, start, wipe
+from jaxrl_llm.rollout.types import CANCELLED, FAILED, LENGTH, UNFINISHED
 
 KEY = jax.random.key(0)
 PROMPTS = {0: list(range(65, 76)), 1: [200]}
@@ -24,8 +25,8 @@ def fill(tiny, engine):
     def fill(prompts, take, ids, limit=24):
         slots = engine.init()
         groups = {row: Group(row, prompt, (0,)) for row, prompt in prompts.items()}
-        slots = engine.call("put_prompts", slots, *entering.prompt_arrays(engine, groups))
-        (rows,) = entering.row_arrays(engine, groups, engine.row_counts)
+        slots = engine.call("put_prompts", slots, *request_arrays.prompt_arrays(engine, groups))
+        (rows,) = request_arrays.row_arrays(engine, groups, engine.row_counts)
         slots = engine.call("fill_prompts", tiny[1], slots, rows, None)
         asked = Requests(ids, np.full_like(ids, limit), {})
         return engine.call("start", slots, take, asked)
@@ -127,7 +128,7 @@ def test_responses_read_again_have_the_keys_and_values_of_decoding(tiny, engine,
     before = copied(slots)
     slots = slots._replace(cache=jax.tree.map(lambda x: jnp.full_like(x, 9.0), slots.cache))
     where = np.array([[True, False, True], [False, False, True]])
-    (rows,) = entering.row_arrays(engine, [1, 0], (2,))
+    (rows,) = request_arrays.row_arrays(engine, [1, 0], (2,))
     given = (slots, rows, np.int32(2), where, None)
     after = copied(engine.call("fill_responses", tiny[1], *given))
     assert before.length.min() < before.length.max() == 11

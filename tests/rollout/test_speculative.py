@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.rollout import spec_accept
-from jaxrl_llm.rollout.speculative import decide
+from jaxrl_llm.rollout.sampling.speculative import decide
 
 quick = settings(max_examples=25, deadline=None, database=None, derandomize=True)
 P = np.array([[0.5, 0.3, 0.2], [0.1, 0.0, 0.9]], np.float32)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxrl_llm as jr
-from jaxrl_llm.rollout.common import common_tokens
+from jaxrl_llm.rollout.sampler import common_tokens
 from jaxrl_llm.train import score
 
 COMMON = 6

@@ -7,7 +7,7 @@ siblings; they form a group and share its keys and values.
 import numpy as np
 
 from jaxrl_llm.core import checks
-from jaxrl_llm.rollout._inputs import counts, flags, numbers
+from jaxrl_llm.rollout.engine._inputs import counts, flags, numbers
 
 
 def future_peak(used, remaining, *, active=None) -> np.ndarray:

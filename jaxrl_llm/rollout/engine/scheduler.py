@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.rollout.grid import pick_next
-from jaxrl_llm.rollout.requests import Completion, FinishedGroup, Group, has_ended
+from jaxrl_llm.rollout.engine.grid import pick_next
+from jaxrl_llm.rollout.engine.requests import Completion, FinishedGroup, Group, has_ended
 
 Place = tuple[int, int]
 """Row and column of a slot."""

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array
-from jaxrl_llm.rollout.sampling import sample_from
+from jaxrl_llm.rollout.sampling.draw import sample_from
 
 
 def spec_accept(key: Array, p: Array, q: Array, draft: Array) -> tuple[Array, Array]:

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 import jax
 import numpy as np
 
-from jaxrl_llm.rollout.board import Begin, Place
-from jaxrl_llm.rollout.partial import resume_budget
-from jaxrl_llm.rollout.requests import Completion, Group
+from jaxrl_llm.rollout.engine.partial import resume_budget
+from jaxrl_llm.rollout.engine.requests import Completion, Group
+from jaxrl_llm.rollout.engine.scheduler import Begin, Place
 from jaxrl_llm.rollout.slots import Requests, Tokens
 
 if TYPE_CHECKING:
-    from jaxrl_llm.rollout.engine import Engine
+    from jaxrl_llm.rollout.engine.engine import Engine
 
 
 def prompt_arrays(engine: "Engine", groups: Mapping[int, Group]) -> tuple[np.ndarray, ...]:
@@ -65,7 +65,7 @@ def begun_arrays(
 
 
 def row_arrays(engine: "Engine", rows: Iterable[int], sizes: Sequence[int]) -> list[np.ndarray]:
-    """Rows as :func:`~jaxrl_llm.rollout.decoding.fill_prompts` takes them.
+    """Rows as :func:`~jaxrl_llm.rollout.decode.fill_prompts` takes them.
 
     Args:
       engine: The engine.

@@ -15,7 +15,7 @@ import numpy as np
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array
 from jaxrl_llm.core.support import pack_bits, unpack_bits
-from jaxrl_llm.rollout.filters import per_row
+from jaxrl_llm.rollout.sampling.filters import per_row
 
 
 def seen_tokens(tokens: Array, mask: Array, *, vocab_size: int) -> Array:

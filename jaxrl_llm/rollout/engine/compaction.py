@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core.axes import Array
-from jaxrl_llm.rollout.board import Board, Place
+from jaxrl_llm.rollout.engine.scheduler import Board, Place
 from jaxrl_llm.rollout.slots import Slots
 
 

@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from jaxrl_llm.core import checks
-from jaxrl_llm.rollout.generation import Generation
-from jaxrl_llm.rollout.requests import FinishedGroup, Group
+from jaxrl_llm.rollout.engine.generation import Generation
+from jaxrl_llm.rollout.engine.requests import FinishedGroup, Group
 
 
 def sample_round(

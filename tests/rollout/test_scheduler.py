@@ -4,10 +4,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.rollout import Completion, Group
-from jaxrl_llm.rollout.board import Board
-from jaxrl_llm.rollout.requests import limits_of
-from jaxrl_llm.rollout.rollout import CANCELLED, STOP, UNFINISHED
+from jaxrl_llm.rollout.engine.requests import limits_of
+from jaxrl_llm.rollout.engine.scheduler import Board
 from jaxrl_llm.rollout.slots import Tokens
+from jaxrl_llm.rollout.types import CANCELLED, STOP, UNFINISHED
 
 T = 9
 

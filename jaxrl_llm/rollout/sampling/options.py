@@ -9,9 +9,9 @@ import numpy as np
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array
-from jaxrl_llm.rollout.filters import GREEDY_BELOW
-from jaxrl_llm.rollout.penalties import seen_tokens
-from jaxrl_llm.rollout.sampling import draw_tokens
+from jaxrl_llm.rollout.sampling.draw import draw_tokens
+from jaxrl_llm.rollout.sampling.filters import GREEDY_BELOW
+from jaxrl_llm.rollout.sampling.penalties import seen_tokens
 from jaxrl_llm.rollout.slots import Slots, Tokens
 
 # What requests may set for themselves, and the value that turns it off.

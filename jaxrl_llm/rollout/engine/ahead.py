@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from jaxrl_llm.core import checks
-from jaxrl_llm.rollout._inputs import counts, numbers
+from jaxrl_llm.rollout.engine._inputs import counts, numbers
 
 # What a product of two numbers may be off by, where it is rounded to a whole number.
 _ROUNDING = 1e-9

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxrl_llm as jr
-from jaxrl_llm.rollout.tail import pack, smaller_grid
+from jaxrl_llm.rollout.engine.compaction import pack, smaller_grid
 
 
 @pytest.mark.parametrize(

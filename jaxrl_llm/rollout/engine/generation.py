@@ -1,6 +1,6 @@
 """``Generation``: what goes on between two chunks of decoding."""
 
-from collections import ChainMap
+from collections import ChainMap, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,10 +12,15 @@ from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime.interrupt import deferred_interrupt
 from jaxrl_llm.models.protocol import cast_params
-from jaxrl_llm.rollout import entering
-from jaxrl_llm.rollout.board import Board, Place
-from jaxrl_llm.rollout.engine import Engine
-from jaxrl_llm.rollout.requests import (
+from jaxrl_llm.rollout.engine.compaction import next_grid
+from jaxrl_llm.rollout.engine.engine import Engine
+from jaxrl_llm.rollout.engine.request_arrays import (
+    begun_arrays,
+    place_array,
+    prompt_arrays,
+    request_arrays,
+)
+from jaxrl_llm.rollout.engine.requests import (
     Completion,
     FinishedGroup,
     Group,
@@ -25,10 +30,9 @@ from jaxrl_llm.rollout.requests import (
     limits_of,
     nothing,
 )
-from jaxrl_llm.rollout.rollout import CANCELLED, LENGTH, STOP, UNFINISHED
+from jaxrl_llm.rollout.engine.scheduler import Board, Place
 from jaxrl_llm.rollout.slots import Tokens
-from jaxrl_llm.rollout.tail import next_grid
-from jaxrl_llm.rollout.watch import Watch
+from jaxrl_llm.rollout.types import CANCELLED, LENGTH, STOP, UNFINISHED
 
 
 class Generation:
@@ -151,18 +155,18 @@ class Generation:
         if not starts:
             return
         self._half_filled = True
-        take, asked = entering.request_arrays(engine, starts, segment=self.segment)
+        take, asked = request_arrays(engine, starts, segment=self.segment)
         if (spoiled := take & self._spoiled).any():
             self.slots = engine.call("wipe", self.slots, spoiled)
         new = {each.place[0]: each.group.group for each in starts if each.new_row}
         if new:
-            prompts = entering.prompt_arrays(engine, new)
+            prompts = prompt_arrays(engine, new)
             self.slots = engine.call("put_prompts", self.slots, *prompts)
         self.slots = engine.call("start", self.slots, take, asked)
         begun = {each.place: each.group.begun.get(each.request) for each in starts}
         begun = {place: each for place, each in begun.items() if each}
         if begun:
-            self.slots = engine.call("resume", self.slots, *entering.begun_arrays(engine, begun))
+            self.slots = engine.call("resume", self.slots, *begun_arrays(engine, begun))
         self._read(list(new), list(begun))
 
     @deferred_interrupt()
@@ -238,7 +242,7 @@ class Generation:
         place = board.spare(request)
         if place is None:
             return False
-        places = (entering.place_array(self.engine, each) for each in (board.held[request], place))
+        places = (place_array(self.engine, each) for each in (board.held[request], place))
         self.slots = self.engine.call("copy_slot", self.slots, *places, np.int32(new))
         board.fork(request, new, place)
         return True
@@ -317,3 +321,56 @@ class Generation:
 
     def _nobody(self) -> np.ndarray:
         return np.zeros((self.engine.rows, self.engine.width), bool)
+
+
+class Watch:
+    """Looks for stop strings, and tells of new tokens.
+
+    Args:
+      stop_strings: Texts that end a response.
+      decode_text: ``decode_text(ids) -> str``; None without stop strings.
+      on_tokens: ``on_tokens(group_id, request, start, out)``, or None.
+
+    Raises:
+      TypeError: If ``stop_strings`` is one string.
+      ValueError: If one of the first two is given without the other, or a stop string is empty.
+    """
+
+    def __init__(
+        self,
+        stop_strings: Sequence[str],
+        decode_text: Callable[[list[int]], str] | None,
+        on_tokens: Callable[..., Any] | None,
+    ):
+        if isinstance(stop_strings, str):
+            raise TypeError("Generation: stop_strings must be several; got one string.")
+        if bool(stop_strings) != (decode_text is not None):
+            raise ValueError("Generation: stop_strings and decode_text take each other.")
+        if "" in stop_strings:
+            raise ValueError("Generation: a stop string is empty.")
+        self._stop_strings, self._decode_text = tuple(stop_strings), decode_text
+        self._on_tokens = on_tokens
+        self._news: deque[tuple] = deque()
+        self.curious = bool(stop_strings) or on_tokens is not None
+
+    def stop_place(self, out: Tokens, start: int, length: int) -> int | None:
+        """After how many tokens a stop string is complete, or None; ``start`` hold none."""
+        decode_text, tokens = self._decode_text, out.tokens[:length].tolist()
+
+        def ends(n: int) -> bool:
+            text = "" if decode_text is None else decode_text(tokens[:n])
+            return any(stop in text for stop in self._stop_strings)
+
+        if length == start or not ends(length):
+            return None
+        return next(n for n in range(start + 1, length + 1) if ends(n))
+
+    def note(self, group: Any, request: int, out: Tokens, start: int, length: int) -> None:
+        """Takes note of the tokens from one place to another, to be told."""
+        if self._on_tokens is not None and length > start:
+            self._news.append((group, request, start, cut(out, start, length)))
+
+    def tell(self) -> None:
+        """Tells of all that is noted, each once, even if a call fails or leads to more."""
+        while self._news and self._on_tokens is not None:
+            self._on_tokens(*self._news.popleft())

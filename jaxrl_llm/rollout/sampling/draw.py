@@ -10,7 +10,7 @@ from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array
 from jaxrl_llm.core.kernels.largest import largest
 from jaxrl_llm.core.support import Support, pack_bits
-from jaxrl_llm.rollout.filters import (
+from jaxrl_llm.rollout.sampling.filters import (
     GREEDY_BELOW,
     MANY,
     filter_logits,
@@ -18,7 +18,7 @@ from jaxrl_llm.rollout.filters import (
     is_off,
     per_row,
 )
-from jaxrl_llm.rollout.penalties import only_allowed, penalize_repetition
+from jaxrl_llm.rollout.sampling.penalties import only_allowed, penalize_repetition
 
 _BLOCK = 256
 

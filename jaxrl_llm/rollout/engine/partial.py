@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrl_llm.core import checks
-from jaxrl_llm.rollout._inputs import counts, flags, numbers
-from jaxrl_llm.rollout.rollout import LENGTH, STOP, UNFINISHED
+from jaxrl_llm.rollout.engine._inputs import counts, flags, numbers
+from jaxrl_llm.rollout.types import LENGTH, STOP, UNFINISHED
 
 
 def pick_groups(buffered, new, *, in_flight: int, target: int) -> np.ndarray:

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.protocol import KV, AttentionContext, Model, empty_cache
-from jaxrl_llm.rollout.rollout import FAILED, LENGTH, STOP
 from jaxrl_llm.rollout.slots import Slots, Tokens, like, put_rows, take_rows
+from jaxrl_llm.rollout.types import FAILED, LENGTH, STOP
 
 
 class OwnRows(NamedTuple):

@@ -1,8 +1,7 @@
 """The engine: many requests through a fixed number of slots, on any number of weights.
 
-The device side is a handful of compiled functions over :class:`~jaxrl_llm.rollout.slots.Slots`, the
-host side a :class:`~jaxrl_llm.rollout.generation.Generation` that decides what enters and takes
-what leaves.
+The device side is a handful of compiled functions over :class:`~jaxrl_llm.rollout.slots.Slots`. The
+host side is a :class:`~jaxrl_llm.rollout.Generation`, which fills slots and collects responses.
 """
 
 import contextlib
@@ -19,10 +18,18 @@ from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.models.protocol import Model, cast_params
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards, kv_sharding
-from jaxrl_llm.rollout import decoding, entering, memory, tail
+from jaxrl_llm.rollout import decode as decoding
 from jaxrl_llm.rollout import slots as slot
-from jaxrl_llm.rollout.board import Place
-from jaxrl_llm.rollout.draw import Draw, make_draw
+from jaxrl_llm.rollout.engine import compaction, memory
+from jaxrl_llm.rollout.engine.request_arrays import (
+    begun_arrays,
+    place_array,
+    prompt_arrays,
+    request_arrays,
+    row_arrays,
+)
+from jaxrl_llm.rollout.engine.scheduler import Place
+from jaxrl_llm.rollout.sampling.options import Draw, make_draw
 from jaxrl_llm.rollout.slots import Slots, Tokens
 
 
@@ -93,14 +100,14 @@ class Engine:
         A call takes as long as the longest prompt in it, so rows of like lengths should be beside
         each other.
         """
-        for array in entering.row_arrays(self, rows, self.row_counts) if rows else ():
+        for array in row_arrays(self, rows, self.row_counts) if rows else ():
             slots = self.call("fill_prompts", params, slots, array, deltas)
         if places:
             where = np.zeros((self.rows, self.width), bool)
             where[tuple(zip(*places, strict=True))] = True
             begun = np.flatnonzero(where.any(axis=1)).tolist()
             size = self.rows // self.shards
-            (array,) = entering.row_arrays(self, begun, (size,))
+            (array,) = row_arrays(self, begun, (size,))
             count = np.int32((array < size).sum(axis=1).max())
             given = (params, slots, array, count, where, deltas)
             slots = self.call("fill_responses", *given)
@@ -144,18 +151,21 @@ class Engine:
         """
         call, zero = self.call, np.int32(0)
         params = cast_params(self.model, params)
-        nobody, place = np.zeros((self.rows, self.width), bool), entering.place_array(self, (0, 0))
-        slots = call("put_prompts", self.init(), *entering.prompt_arrays(self, {}))
+        nobody, place = (
+            np.zeros((self.rows, self.width), bool),
+            place_array(self, (0, 0)),
+        )
+        slots = call("put_prompts", self.init(), *prompt_arrays(self, {}))
         for count in self.row_counts:
-            (rows,) = entering.row_arrays(self, [], (count,))
+            (rows,) = row_arrays(self, [], (count,))
             slots = call("fill_prompts", params, slots, rows, deltas)
         slots = call("wipe", slots, nobody)
-        slots = call("start", slots, *entering.request_arrays(self, [], segment=None))
+        slots = call("start", slots, *request_arrays(self, [], segment=None))
         if resumed:
-            slots = call("resume", slots, *entering.begun_arrays(self, {}))
-            (rows,) = entering.row_arrays(self, [], (self.rows // self.shards,))
+            slots = call("resume", slots, *begun_arrays(self, {}))
+            (rows,) = row_arrays(self, [], (self.rows // self.shards,))
             slots = call("fill_responses", params, slots, rows, zero, nobody, deltas)
-        for packing in (None,) if self.tail is None else (None, tail.pack([], self.tail)):
+        for packing in (None,) if self.tail is None else (None, compaction.pack([], self.tail)):
             limits = (jax.random.key(0), zero, np.int32(1), zero, deltas, packing)
             slots = call("decode", params, slots, *limits)
         slots = call("copy_slot", slots, place, place, zero)
@@ -199,7 +209,7 @@ def make_engine(
       block: Tokens of a prompt, or of a response that goes on, that are read in one pass.
       mesh: Spreads the rows over its axes ``data`` and ``fsdp``, which must divide them, and keys
         and values over ``tensor`` where it divides their heads.
-      **sampling: Options of :func:`~jaxrl_llm.rollout.draw.make_draw`: temperature, top_k, ...
+      **sampling: Options of :func:`~jaxrl_llm.rollout.sampling.options.make_draw`.
 
     Returns:
       The engine; :class:`~jaxrl_llm.rollout.Generation` runs it.
@@ -257,7 +267,7 @@ def make_engine(
         shards=shards,
         row_counts=tuple(sorted({1, min(rows // shards, _ROWS_READ)})),
         # On a mesh, slots would have to move from device to device.
-        tail=tail.smaller_grid(rows, width) if shards == 1 else None,
+        tail=compaction.smaller_grid(rows, width) if shards == 1 else None,
         row_bytes=memory.row_bytes(stored, None if mesh is None else _shardings(stored, mesh)),
         functions=functions,
     )
@@ -282,7 +292,7 @@ def _compile(model: Model, draw: Draw, sizes, stop_ids, block, mesh) -> dict[str
             options = {"stop_ids": stop_ids, "deltas": deltas}
             return decoding.decode(model, draw.draw, params, slots, key, **limits, **options)
 
-        return run(slots) if packing is None else tail.decode_packed(run, slots, packing)
+        return run(slots) if packing is None else compaction.decode_packed(run, slots, packing)
 
     def gather(out, rows, columns):
         return jax.tree.map(lambda x: x[rows, columns], out)

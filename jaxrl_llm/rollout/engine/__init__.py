@@ -1,0 +1,1 @@
+"""The engine: many requests through a fixed number of slots."""
