@@ -37,7 +37,7 @@ from benchmarks.worker import jax_device_name, package_versions
 from jaxrl_llm.models import ModelConfig, make_model, param_shapes
 from jaxrl_llm.testing import tiny_config
 from jaxrl_llm.train import Checkpoints, TrainState, init_state
-from jaxrl_llm.train.stored import shapes_of
+from jaxrl_llm.train.checkpoint.serialization import shapes_of
 
 BAR = 0.05
 SMOLLM2 = ModelConfig(

@@ -13,9 +13,9 @@ from jaxrl_llm.cli import UsageError, options
 from jaxrl_llm.cli.chosen import check_choice, chosen
 from jaxrl_llm.models.lora import Adapted, merge_lora
 from jaxrl_llm.train import Checkpoints, TrainConfig, save_adapter
+from jaxrl_llm.train.checkpoint.serialization import abstract
 from jaxrl_llm.train.frozen import base_marks, restore_policy, with_adapter
 from jaxrl_llm.train.setup import load_model
-from jaxrl_llm.train.stored import abstract
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import tyro
 
 from jaxrl_llm.cli import UsageError, options
-from jaxrl_llm.train.report import write_report
+from jaxrl_llm.train.logging.report import write_report
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -72,7 +72,7 @@ def run(arguments: Sequence[str]) -> int:
 
 def _plan(given: Train) -> int:
     """Prints the plan of a run; 2 if it does not fit."""
-    from jaxrl_llm.train.fits import NoRoom, plan_text
+    from jaxrl_llm.train.memory_plan import OutOfMemory, plan_text
 
     if not given.plan:
         raise UsageError("--plan-memory has no effect without --plan.")
@@ -85,7 +85,7 @@ def _plan(given: Train) -> int:
     memory = None if given.plan_memory is None else given.plan_memory * 1e9
     try:
         print(plan_text(given.run, memory=memory))
-    except NoRoom as error:
+    except OutOfMemory as error:
         print(error)
         raise UsageError("the run does not fit the memory of its devices.") from error
     return 0

@@ -15,13 +15,13 @@ from jaxrl_llm.train.config import (
 from jaxrl_llm.train.critic import CriticState, critic_values, init_critic
 from jaxrl_llm.train.evaluate import Accuracy, accuracy, evaluate, wilson
 from jaxrl_llm.train.evolution import make_evolution_step
-from jaxrl_llm.train.folder import TrainingError
+from jaxrl_llm.train.logging.report import write_report
+from jaxrl_llm.train.logging.run_folder import TrainingError
 from jaxrl_llm.train.loop import Result, train
 from jaxrl_llm.train.mesh import DistributedConfig, MeshConfig, make_mesh
 from jaxrl_llm.train.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.train.packing import pack_batch
 from jaxrl_llm.train.population import make_population
-from jaxrl_llm.train.report import write_report
 from jaxrl_llm.train.score import score
 from jaxrl_llm.train.state import TrainState, init_state
 from jaxrl_llm.train.step import make_scorer, make_step

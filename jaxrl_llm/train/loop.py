@@ -11,19 +11,20 @@ from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.core.runtime.interrupt import Interrupt, catch_interrupt
 from jaxrl_llm.recipes import Batch, EvolutionRecipe
-from jaxrl_llm.train.about import settings, surroundings
 from jaxrl_llm.train.asynchronous import batches
 from jaxrl_llm.train.checkpoint import Checkpoints
+from jaxrl_llm.train.checkpoint.rescue import saved_on_error
 from jaxrl_llm.train.config import TrainConfig, find_recipe
 from jaxrl_llm.train.evaluate import Accuracy
 from jaxrl_llm.train.evolution import make_evolution_step, moving_only
-from jaxrl_llm.train.folder import RunFolder
+from jaxrl_llm.train.logging.run_folder import RunFolder
+from jaxrl_llm.train.logging.settings import settings, surroundings
+from jaxrl_llm.train.memory_plan import check_memory
 from jaxrl_llm.train.mesh import place_batch
 from jaxrl_llm.train.metrics import host_metrics
 from jaxrl_llm.train.optimizer import make_optimizer
 from jaxrl_llm.train.packing import pack_batch
 from jaxrl_llm.train.profile import Clock, Meter, traced
-from jaxrl_llm.train.rescue import saved_on_error
 from jaxrl_llm.train.setup import Parts, begin
 from jaxrl_llm.train.state import TrainState
 from jaxrl_llm.train.step import make_scorer, make_step
@@ -93,6 +94,7 @@ def train(
     """
     options = {"resume": resume, "say": say, "sinks": config.report.sinks}
     with RunFolder(config.run_dir, **options) as folder:
+        check_memory(config)
         return _train(config, folder, files or {})
 
 

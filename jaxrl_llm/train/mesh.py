@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -13,8 +12,14 @@ from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.models.sharding import AXES, batch_sharding, batch_shards
 
-if TYPE_CHECKING:
-    from jaxrl_llm.train.config import TrainConfig
+
+def check_mesh_sizes(function: str, sizes: dict[str, int]) -> None:
+    """Raises ValueError unless every size is positive or -1, and at most one is -1."""
+    for name, size in sizes.items():
+        if size != -1:
+            checks.check_positive(function, **{name: size})
+    if list(sizes.values()).count(-1) > 1:
+        raise ValueError(f"{function}: only one mesh axis may be -1; got {sizes}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +39,47 @@ class MeshConfig:
     def __post_init__(self):
         sizes = {"data": self.data, "fsdp": self.fsdp, "tensor": self.tensor}
         check_mesh_sizes("mesh", sizes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsyncConfig:
+    """Whether the next rollouts are sampled and graded while a step trains.
+
+    Batch n trains version n of the weights. It may be started once version n - max_staleness is
+    there, and then takes the newest there is. A recipe that reads ``behavior_logp`` or has a
+    correction makes up for older weights in its own way; for any other, what sampled is its
+    ``old_logp``, so that its ratio is that of the policy to what sampled. One without a ratio is
+    refused. What a checkpoint finds finished and not yet trained on, it keeps.
+
+    On one device rewards overlap with everything else, but a sampler and a step take turns, and
+    the sampler has a copy of the weights (two while it ends a batch of older ones). With
+    `sampler_devices` the two go on at once. During an evaluation between steps the reward may be
+    called by two threads.
+
+    Attributes:
+      max_staleness: Updates by which the weights that sample may be older than those that train.
+        0 samples and trains in turns; 1 does both at once; more evens out batches that take
+        unequally long.
+      sampler_devices: How many devices, the last ones, do nothing but sample; the mesh is made of
+        the others. None shares the one device of a run without a mesh.
+      sampler_mesh: How those are laid out; by default all of them split the batch.
+    """
+
+    max_staleness: int = 0
+    sampler_devices: int | None = None
+    sampler_mesh: MeshConfig = MeshConfig(data=-1)
+
+    def __post_init__(self):
+        name = "asynchrony"
+        checks.check_non_negative(name, max_staleness=self.max_staleness)
+        checks.check_positive(name, sampler_devices=self.sampler_devices)
+        if self.sampler_devices is not None and not self.max_staleness:
+            raise ValueError(
+                "asynchrony: sampler_devices has no effect with max_staleness 0: sampling and "
+                "training take turns on all devices."
+            )
+        if self.sampler_devices is None and self.sampler_mesh != MeshConfig(data=-1):
+            raise ValueError("asynchrony: sampler_mesh has no effect without sampler_devices.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,15 +184,6 @@ def make_mesh(
     )
 
 
-def check_mesh_sizes(function: str, sizes: dict[str, int]) -> None:
-    """Raises ValueError unless every size is positive or -1, and at most one is -1."""
-    for name, size in sizes.items():
-        if size != -1:
-            checks.check_positive(function, **{name: size})
-    if list(sizes.values()).count(-1) > 1:
-        raise ValueError(f"{function}: only one mesh axis may be -1; got {sizes}.")
-
-
 def check_batch(function: str, prompts: int, microbatches: int, parts: int) -> None:
     """Raises ValueError unless the prompts split into equal microbatches, and those over the mesh.
 
@@ -180,15 +217,22 @@ def replicated(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec())
 
 
-def load_meshes(config: "TrainConfig") -> tuple[Mesh | None, Mesh | None]:
+def load_meshes(
+    mesh: MeshConfig, asynchrony: AsyncConfig, prompts: int, microbatches: int
+) -> tuple[Mesh | None, Mesh | None]:
     """The mesh of a run and that of the devices which only sample; None where there is none.
+
+    Args:
+      mesh: Sizes of the axes.
+      asynchrony: Which devices only sample, and how they are laid out.
+      prompts: P, groups of a batch.
+      microbatches: Into how many parts a step scans over them.
 
     Raises:
       ValueError: If the sizes do not fit the devices, the batch or each other.
     """
-    given, sizes, devices = config.asynchrony, asdict(config.mesh), jax.devices()
-    own, sampler_mesh = given.sampler_devices, None
-    if given.max_staleness and jax.process_count() > 1:
+    devices, own, sampler_mesh = jax.devices(), asynchrony.sampler_devices, None
+    if asynchrony.max_staleness and jax.process_count() > 1:
         raise ValueError(
             "asynchrony: max_staleness works in one process; sampling and training of several take "
             "turns, so set it to 0."
@@ -199,20 +243,20 @@ def load_meshes(config: "TrainConfig") -> tuple[Mesh | None, Mesh | None]:
                 f"asynchrony: sampler_devices {own} leaves none of the {len(devices)} device(s) to "
                 "train on."
             )
-        layout = asdict(given.sampler_mesh)
+        layout = asdict(asynchrony.sampler_mesh)
         sampler_mesh = make_mesh(**layout, devices=devices[-own:], whole=True)
-        check_batch("asynchrony", config.prompts_per_step, 1, batch_shards(sampler_mesh))
+        check_batch("asynchrony", prompts, 1, batch_shards(sampler_mesh))
         devices = devices[:-own]
-    mesh = make_mesh(**sizes, devices=devices)
-    check_batch("train", config.prompts_per_step, config.microbatches, batch_shards(mesh))
-    if mesh is None and jax.process_count() > 1:
+    train_mesh = make_mesh(**asdict(mesh), devices=devices)
+    check_batch("train", prompts, microbatches, batch_shards(train_mesh))
+    if train_mesh is None and jax.process_count() > 1:
         raise ValueError(
             f"mesh: the {jax.process_count()} processes share their {len(devices)} devices as one "
             "mesh; lay it out, with fsdp=-1 (--mesh.fsdp -1) for all."
         )
-    if mesh is not None and given.max_staleness and own is None:
+    if train_mesh is not None and asynchrony.max_staleness and own is None:
         raise ValueError(
             "asynchrony: a sampler and a step that share several devices would wait for each other "
             "for ever; give the sampler some of its own with sampler_devices."
         )
-    return mesh, sampler_mesh
+    return train_mesh, sampler_mesh

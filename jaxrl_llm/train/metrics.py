@@ -1,11 +1,7 @@
-"""What a run reports: numbers of a step, a JSONL file, completions to read, and a curve."""
+"""The numbers of a step, by their names in metrics.jsonl."""
 
 import inspect
-import json
-import math
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +10,6 @@ import numpy as np
 from jaxrl_llm import diagnostics
 from jaxrl_llm.core import Array, level_of, masking
 from jaxrl_llm.recipes import Batch, Recipe
-from jaxrl_llm.train.files import append_whole, write_whole
 
 
 def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> dict[str, Array]:
@@ -113,121 +108,3 @@ def _clip_metrics(surrogate, logp: Array, old_logp: Array, batch: Batch) -> dict
     if dual is not None:
         metrics["dual_clip_fraction"] = diagnostics.dual_clip_fraction(*arrays, dual_clip=dual)
     return metrics
-
-
-class JsonLines:
-    """A file of one JSON object a line, each with its "step".
-
-    A line that cannot be written is kept, and written before the next one.
-    """
-
-    def __init__(self, path: Path):
-        self.path = Path(path)
-        self._unwritten: list[str] = []
-
-    @property
-    def unwritten(self) -> int:
-        """How many lines are kept."""
-        return len(self._unwritten)
-
-    def keep_up_to(self, step: int) -> None:
-        """Drops the lines of later steps, which a resumed run will write again."""
-        rows = read_jsonl(self.path) if self.path.exists() and step else []
-        kept = [json.dumps(row) for row in rows if row["step"] <= step]
-        write_whole(self.path, "".join(f"{line}\n" for line in kept))
-
-    def write(self, row: Mapping[str, Any]) -> None:
-        """Appends a line: arrays as numbers, what is not a finite number as null.
-
-        Raises:
-          OSError: If it cannot be written now.
-        """
-        self._unwritten.append(json.dumps(_plain(row)) + "\n")
-        self.flush()
-
-    def flush(self) -> None:
-        """Writes the lines that are kept, in their order.
-
-        Raises:
-          OSError: If they still cannot be written.
-        """
-        if self._unwritten:
-            append_whole(self.path, "".join(self._unwritten))
-            self._unwritten.clear()
-
-    def rows(self) -> list[dict]:
-        """All lines, those that are kept too."""
-        return read_jsonl(self.path) + [json.loads(line) for line in self._unwritten]
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON knows it."""
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, jax.Array | np.ndarray | np.generic):
-        return _plain(np.asarray(value).tolist())
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if isinstance(value, int | str | None) else str(value)
-
-
-def read_jsonl(path: Path) -> list[dict]:
-    """The objects of a JSONL file; a line that is no JSON, such as one cut off, is left out."""
-    rows = []
-    for line in Path(path).read_text(errors="replace").splitlines():
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return [row for row in rows if isinstance(row, dict)]
-
-
-def samples_table(rows: Sequence[Mapping[str, Any]], *, width: int = 100) -> str:
-    """Completions as a table to read; long texts are cut in the middle."""
-
-    def cell(text: str, size: int) -> str:
-        text = repr(text)[1:-1]
-        keep = size // 2 - 1
-        return text if len(text) <= size else f"{text[:keep]}..{text[-keep:]}"
-
-    half = (width - 12) // 2
-    lines = [f"{'reward':>7}  {'prompt':<{half}}  completion"]
-    for row in rows:
-        prompt, completion = cell(row["prompt"], half), cell(row["completion"], half)
-        lines.append(f"{row['reward']:>7.3g}  {prompt:<{half}}  {completion}")
-    return "\n".join(lines)
-
-
-def plot_reward(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str = "") -> None:
-    """A PNG of the reward of each step, with held-out accuracy and its interval where measured.
-
-    Args:
-      rows: Lines of the metrics file.
-      path: Where the PNG goes.
-      title: Above the plot.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(7, 4), layout="constrained")
-    FigureCanvasAgg(figure)  # no global state, no display
-    axes = figure.add_subplot()
-    train = [(row["step"], row["reward"]) for row in rows if row.get("reward") is not None]
-    if train:
-        axes.plot(*zip(*train, strict=True), marker=".", label="training batch, sampled")
-    for kind, marker in (("greedy", "s"), ("sampled", "o")):
-        held_out = [(r["step"], r["held_out"][kind]) for r in rows if kind in r.get("held_out", {})]
-        if held_out:
-            steps = [step for step, _ in held_out]
-            means = [value["mean"] for _, value in held_out]
-            below = [value["mean"] - value["low"] for _, value in held_out]
-            above = [value["high"] - value["mean"] for _, value in held_out]
-            label = f"held out, {kind}, 95% interval"
-            axes.errorbar(steps, means, (below, above), fmt=marker, capsize=4, label=label)
-    axes.set(xlabel="step", ylabel="mean reward", title=title)
-    axes.grid(alpha=0.3)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend()
-    figure.savefig(path, dpi=120)

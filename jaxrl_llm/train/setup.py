@@ -22,11 +22,11 @@ from jaxrl_llm.recipes import EvolutionRecipe, Recipe
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rollout.sampler import common_tokens
 from jaxrl_llm.train.checkpoint import Checkpoints
+from jaxrl_llm.train.checkpoint.serialization import shapes_of
 from jaxrl_llm.train.collect import grade, grade_here
 from jaxrl_llm.train.config import TrainConfig, find_prompts, find_recipe
 from jaxrl_llm.train.critic import init_critic
 from jaxrl_llm.train.evaluate import Accuracy, evaluate
-from jaxrl_llm.train.fits import check_held
 from jaxrl_llm.train.frozen import base_marks, described, digest, with_adapter
 from jaxrl_llm.train.mesh import load_meshes
 from jaxrl_llm.train.optimizer import make_optimizer
@@ -34,7 +34,6 @@ from jaxrl_llm.train.packing import check_reads_segments
 from jaxrl_llm.train.population import make_population
 from jaxrl_llm.train.provide import check_provided
 from jaxrl_llm.train.state import TrainState, init_state
-from jaxrl_llm.train.stored import shapes_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +236,9 @@ def load_parts(config: TrainConfig) -> tuple[Parts, ArrayTree]:
       ValueError: If the parts do not fit: a mesh that the devices or the batch do not divide, a
         prompt that is longer than the context, no held-out questions for an evaluation.
     """
-    mesh, sampler_mesh = load_meshes(config)
+    mesh, sampler_mesh = load_meshes(
+        config.mesh, config.asynchrony, config.prompts_per_step, config.microbatches
+    )
     model, params, tokenizer = load_model(config, mesh, frozen=config.lora.rank is not None)
     model, params = with_adapter(model, params, config.lora, mesh=mesh)
     if config.packing == "always":
@@ -292,7 +293,6 @@ def begin(
     """
     from jaxrl_llm.data import Cursor
 
-    check_held(config)
     parts, params = load_parts(config)
     recipe, moving = parts.recipe, parts.recipe.reference is not None
     base = params.base if isinstance(params, Adapted) else params

@@ -13,7 +13,7 @@ from jaxrl_llm.core.axes import Array
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.train.files import reason
-from jaxrl_llm.train.folder import RunFolder, TrainingError
+from jaxrl_llm.train.logging.run_folder import RunFolder, TrainingError
 from jaxrl_llm.train.state import TrainState
 
 Look = Callable[[TrainState, Batch], tuple[Batch, Array]]

@@ -9,10 +9,10 @@ from jaxrl_llm.data import Cursor
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.rewards.scoring import name_of
 from jaxrl_llm.train.checkpoint import Checkpoints
+from jaxrl_llm.train.checkpoint.serialization import Beside
 from jaxrl_llm.train.gather import Gathered, next_questions
 from jaxrl_llm.train.setup import Parts
 from jaxrl_llm.train.state import TrainState
-from jaxrl_llm.train.stored import Beside
 
 
 def pack(parts: Parts, batches: Sequence[Gathered]) -> Beside | None:

@@ -9,7 +9,7 @@ from test_checkpoint import assert_same, make_state, save_steps
 from tiny_run import tiny_run
 
 from jaxrl_llm.train import CheckpointConfig, CheckpointError, Checkpoints, train
-from jaxrl_llm.train.files import check_record
+from jaxrl_llm.train.checkpoint.record import check_record
 
 
 def cut(file):

@@ -16,9 +16,9 @@ from jaxrl_llm.train import (
     TrainingError,
     train,
 )
-from jaxrl_llm.train import files as train_files
-from jaxrl_llm.train import metrics as train_metrics
-from jaxrl_llm.train.metrics import read_jsonl
+from jaxrl_llm.train.checkpoint import record
+from jaxrl_llm.train.logging import results
+from jaxrl_llm.train.logging.results import read_jsonl
 
 TOLD = r"The checkpoint of step {} cannot be written to '.*': no space is left on the device"
 
@@ -42,7 +42,7 @@ def disk(monkeypatch):
 
 def late(monkeypatch, which):
     """The disk fills up behind the first look: the checksums of some checkpoints do not fit."""
-    calls, write = [], train_files.write_record
+    calls, write = [], record.write_record
 
     def fails(folder, notes):
         calls.append(folder)
@@ -50,7 +50,7 @@ def late(monkeypatch, which):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(folder, notes)
 
-    monkeypatch.setattr(train_files, "write_record", fails)
+    monkeypatch.setattr(record, "write_record", fails)
 
 
 def names(folder):
@@ -155,14 +155,14 @@ def test_what_is_not_required_is_a_warning_and_is_not_the_last(tmp_path, disk, m
 @pytest.fixture
 def lines_full(monkeypatch):
     """A disk that takes no line while the list holds something."""
-    full, append = [], train_metrics.append_whole
+    full, append = [], results.append_whole
 
     def appends(path, text):
         if full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         append(path, text)
 
-    monkeypatch.setattr(train_metrics, "append_whole", appends)
+    monkeypatch.setattr(results, "append_whole", appends)
     return full
 
 
@@ -192,7 +192,7 @@ def test_lines_of_a_full_disk_are_written_once_there_is_room(whole_run, tmp_path
 
 
 def test_completions_are_written_though_metrics_cannot_be(whole_run, tmp_path, monkeypatch):
-    append, lines = train_metrics.append_whole, []
+    append, lines = results.append_whole, []
 
     def appends(path, text):
         if path.name == "sessions.jsonl":
@@ -203,7 +203,7 @@ def test_completions_are_written_though_metrics_cannot_be(whole_run, tmp_path, m
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         append(path, text)
 
-    monkeypatch.setattr(train_metrics, "append_whole", appends)
+    monkeypatch.setattr(results, "append_whole", appends)
     with (
         pytest.warns(UserWarning, match="Its lines are kept"),
         pytest.raises(TrainingError, match="metrics.jsonl' cannot be written: no space is left"),
@@ -226,7 +226,7 @@ def test_lines_that_never_found_room_are_an_error_at_the_end(whole_run, tmp_path
 
 def test_a_failed_save_makes_room_for_the_lines(tmp_path, monkeypatch):
     late(monkeypatch, {1})
-    append, left = train_metrics.append_whole, []
+    append, left = results.append_whole, []
 
     def appends(path, text):
         left.extend((tmp_path / "checkpoints").glob("*unfinished*"))
@@ -235,7 +235,7 @@ def test_a_failed_save_makes_room_for_the_lines(tmp_path, monkeypatch):
     def reward(prompt, completion, metadata):
         if len(calls) == 8:  # in step 2, the save after step 1 has failed by then
             time.sleep(1.0)
-            monkeypatch.setattr(train_metrics, "append_whole", appends)
+            monkeypatch.setattr(results, "append_whole", appends)
         calls.append(prompt)
         return low_bytes(prompt, completion, metadata)
 

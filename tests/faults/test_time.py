@@ -8,7 +8,7 @@ from test_checkpoint import assert_same
 from tiny_run import tiny_run
 
 from jaxrl_llm.train import AsyncConfig, CheckpointConfig, train
-from jaxrl_llm.train.metrics import read_jsonl
+from jaxrl_llm.train.logging.results import read_jsonl
 
 NUMBERS = ("step", "loss", "grad_norm", "reward", "entropy", "sampler_gap", "tokens")
 
@@ -69,15 +69,15 @@ def test_slow_rewards_lose_no_question_of_those_sampled_ahead(whole_run, tmp_pat
 
 def test_a_slow_disk_changes_nothing(whole_run, tmp_path, monkeypatch):
     """Checkpoints that take longer than steps wait for each other, and the last one is whole."""
-    from jaxrl_llm.train import files
+    from jaxrl_llm.train.checkpoint import record
 
-    write = files.write_record
+    write = record.write_record
 
     def slowly(folder, notes):
         time.sleep(0.3)
         write(folder, notes)
 
-    monkeypatch.setattr(files, "write_record", slowly)
+    monkeypatch.setattr(record, "write_record", slowly)
     done = train(tiny_run(tmp_path, checkpoint=CheckpointConfig(every=1)))
     assert_same(done.state, whole_run[0])
     assert told(tmp_path) == whole_run[1]

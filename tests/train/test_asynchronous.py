@@ -31,7 +31,7 @@ from jaxrl_llm.train import (
 )
 from jaxrl_llm.train.asynchronous import Ahead, batches, may_start
 from jaxrl_llm.train.gather import gather
-from jaxrl_llm.train.metrics import JsonLines, read_jsonl
+from jaxrl_llm.train.logging.results import JsonLines, read_jsonl
 from jaxrl_llm.train.setup import load_parts
 from jaxrl_llm.train.waiting import pack, restored, unpack
 

@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from jaxrl_llm.train.charts import HEIGHT, WIDTH, Series, chart, number, text, ticks
+from jaxrl_llm.train.logging.charts import HEIGHT, WIDTH, Series, chart, number, text, ticks
 
 
 def drawn(*series, title="t"):

@@ -14,7 +14,7 @@ from jaxrl_llm.models.sharding import param_shardings, shard
 from jaxrl_llm.testing import tiny_model
 from jaxrl_llm.train import CheckpointError, Checkpoints, init_state, make_mesh
 from jaxrl_llm.train import files as train_files
-from jaxrl_llm.train.stored import Beside, shapes_of
+from jaxrl_llm.train.checkpoint.serialization import Beside, shapes_of
 
 RECIPE, OPTIMIZER = jr.recipes.dapo(), optax.adamw(1e-3)
 
@@ -232,7 +232,7 @@ def test_the_other_processes_follow_the_first(tmp_path, monkeypatch):
     def never(folder):
         raise AssertionError("only the first process reads everything")
 
-    monkeypatch.setattr("jaxrl_llm.train.files.check_record", never)
+    monkeypatch.setattr("jaxrl_llm.train.checkpoint.record.check_record", never)
     monkeypatch.setattr("jaxrl_llm.core.runtime.processes.is_first", lambda: False)
     monkeypatch.setattr("jaxrl_llm.core.runtime.processes.from_first", lambda function: [1, 2])
     first = iter([("damaged", "its file was changed")])  # what process 0 says, in its order
@@ -293,7 +293,7 @@ def test_a_rating_that_cannot_be_noted_is_told_as_that(tmp_path, monkeypatch):
     def full(folder, notes):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("jaxrl_llm.train.files.replace_notes", full)
+    monkeypatch.setattr("jaxrl_llm.train.checkpoint.record.replace_notes", full)
     told = "How good the checkpoint '.*00001' is cannot be noted: no space is left on the device"
     with pytest.warns(UserWarning, match=told):
         checkpoints.rate(1, {"reward": 1.0})

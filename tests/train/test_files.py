@@ -6,16 +6,13 @@ import os
 
 import pytest
 
-from jaxrl_llm.train.files import (
-    append_whole,
+from jaxrl_llm.train.checkpoint.record import (
     check_record,
-    hindrance,
     read_notes,
-    reason,
     replace_notes,
     write_record,
-    write_whole,
 )
+from jaxrl_llm.train.files import append_whole, hindrance, reason, write_whole
 
 
 @pytest.fixture

@@ -416,7 +416,7 @@ def test_a_file_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch, na
         raise OSError(28, "No space left on device")
 
     if name == "config.py":
-        monkeypatch.setattr("jaxrl_llm.train.folder.write_whole", full)
+        monkeypatch.setattr("jaxrl_llm.train.logging.run_folder.write_whole", full)
     else:
         (tmp_path / name).mkdir()
     with pytest.raises(TrainingError, match=rf"{name}' cannot be written: "):
@@ -444,7 +444,7 @@ def test_bfloat16_computes_and_float32_learns(tmp_path, monkeypatch, updates):
 
     monkeypatch.setattr(jr.models, "load_model", load)
     monkeypatch.setattr(jr.data, "load_tokenizer", lambda name: ByteTokenizer())
-    monkeypatch.setattr("jaxrl_llm.train.setup.check_held", lambda config: None)  # reads the files
+    monkeypatch.setattr("jaxrl_llm.train.loop.check_memory", lambda config: None)  # reads the files
     made = []
     monkeypatch.setattr(
         "jaxrl_llm.train.loop.make_step", lambda *a, **k: made.append(make_step(*a, **k)) or made[0]

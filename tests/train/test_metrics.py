@@ -4,8 +4,9 @@ import pytest
 from helpers import make_batch
 
 import jaxrl_llm as jr
+from jaxrl_llm.train.logging.results import JsonLines, plot_reward, read_jsonl, samples_table
 from jaxrl_llm.train.mesh import check_batch, make_mesh
-from jaxrl_llm.train.metrics import JsonLines, batch_metrics, plot_reward, read_jsonl, samples_table
+from jaxrl_llm.train.metrics import batch_metrics
 
 
 def test_numbers_of_a_batch():

@@ -30,25 +30,25 @@ from jaxrl_llm.train import (
     MeshConfig,
     OptimizerConfig,
     SamplingConfig,
-    fits,
     init_state,
     make_mesh,
     make_optimizer,
     make_step,
+    memory_plan,
 )
-from jaxrl_llm.train import plan as planning
-from jaxrl_llm.train.memory import (
-    Batch,
+from jaxrl_llm.train.memory_plan import (
+    BatchShape,
     activation_bytes,
     available_memory,
     cache_bytes,
+    lay_out,
+    load_inputs,
     logits_bytes,
+    make_plan,
     recorded_bytes,
     tree_bytes,
 )
-from jaxrl_llm.train.plan import lay_out, make_plan
 from jaxrl_llm.train.score import score_hidden
-from jaxrl_llm.train.subject import load_subject
 
 ROOT = Path(__file__).parents[1]
 SMALL = {"width": 128, "num_layers": 3, "head_dim": 32, "mlp_width": 384, "max_length": 512}
@@ -108,19 +108,19 @@ def compiled_bytes(config, batch):
 
 
 def test_activations_are_those_of_a_compiled_step():
-    found, estimate = compiled_bytes(tiny_config(**SMALL), Batch(4, 4, 64, 64))
+    found, estimate = compiled_bytes(tiny_config(**SMALL), BatchShape(4, 4, 64, 64))
     np.testing.assert_allclose(estimate, found, rtol=0.2)  # copies for attention weigh more here
 
 
 @pytest.mark.slow
 def test_activations_are_those_of_a_compiled_step_of_a_real_size():
-    found, estimate = compiled_bytes(SMOLLM2, Batch(2, 8, 192, 64))
+    found, estimate = compiled_bytes(SMOLLM2, BatchShape(2, 8, 192, 64))
     np.testing.assert_allclose(estimate, found, rtol=0.15)
 
 
 @pytest.mark.parametrize("remat", ["full", "dots"])
 def test_what_is_kept_is_what_a_trace_keeps(remat):
-    config, batch = tiny_config(**SMALL), Batch(4, 4, 64, 64)
+    config, batch = tiny_config(**SMALL), BatchShape(4, 4, 64, 64)
     two = dataclasses.replace(config, num_layers=2)
     pair = [activation_bytes(c, batch, remat="none") for c in (config, two)]
     kept = activation_bytes(config, batch, remat=remat) - (pair[0] - pair[1])
@@ -128,7 +128,7 @@ def test_what_is_kept_is_what_a_trace_keeps(remat):
 
 
 def test_activations_by_hand():
-    config, batch = tiny_config(num_layers=1), Batch(2, 3, 5, 7)
+    config, batch = tiny_config(num_layers=1), BatchShape(2, 3, 5, 7)
     tokens, pairs = 2 * (5 + 21), 2 * (25 + 21 * 12)
     none = 4 * tokens * (4 * 32 + 2 * (32 + 16) + 3 * 64) + 4 * 2 * 4 * pairs
     ends = 4 * 2 * 21 * 32
@@ -191,7 +191,7 @@ def test_a_cache_is_that_of_the_engine(dtype, filters):
 def plans(tmp_path_factory):
     """The plan of a tiny run with some changes, as of an accelerator."""
     config = tiny_run(tmp_path_factory.mktemp("plan"), remat="none")
-    subject = load_subject(config)
+    subject = load_inputs(config)
 
     def plan(**changes):
         return make_plan(dataclasses.replace(config, **changes), subject, accelerator=True)
@@ -202,7 +202,7 @@ def plans(tmp_path_factory):
 def test_a_plan_reads_no_weights(plans):
     config, subject, _ = plans
     live = len(jax.live_arrays())
-    assert load_subject(config).longest == subject.longest == 16  # q00 in the smallest bucket
+    assert load_inputs(config).longest == subject.longest == 16  # q00 in the smallest bucket
     assert all(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(subject.params))
     assert len(jax.live_arrays()) == live
 
@@ -211,7 +211,7 @@ def test_a_plan_of_a_named_model_takes_its_configuration_alone(plans, tmp_path, 
     shutil.copy(ROOT / "golden" / "logits" / "llama" / "config.json", tmp_path)
     monkeypatch.setattr(jr.data, "load_tokenizer", lambda path: path, raising=False)
     config = dataclasses.replace(plans[0], model=str(tmp_path), dtype="bfloat16")
-    model, params, tokenizer = planning.abstract_model(config)
+    model, params, tokenizer = memory_plan.abstract_model(config)
     assert tokenizer == tmp_path and model.config.dtype == "bfloat16"
     assert params["norm"]["scale"].shape == (model.config.width,)
 
@@ -223,7 +223,7 @@ def test_a_function_that_looks_at_values_is_called(plans):
         return model, params, tokenizer
 
     config, subject, _ = plans
-    found = load_subject(dataclasses.replace(config, model=model))
+    found = load_inputs(dataclasses.replace(config, model=model))
     assert jax.tree.map(jnp.shape, found.params) == jax.tree.map(jnp.shape, subject.params)
 
 
@@ -317,7 +317,7 @@ def test_the_support_of_tokens_is_counted(plans):
 
 
 def test_a_support_in_a_compiled_step():
-    vocab_size, batch = 8192, Batch(4, 4, 8, 128)
+    vocab_size, batch = 8192, BatchShape(4, 4, 8, 128)
     model = make_model(tiny_config(vocab_size=vocab_size, num_layers=1))
     optimizer, recipe = optax.sgd(1e-3), jr.recipes.dr_grpo(length=batch.length)
     state = jax.eval_shape(
@@ -433,16 +433,16 @@ def test_a_model_of_which_little_is_known(plans):
         return model._replace(config=shape), {"all": [params["layers"], params]}, tokenizer
 
     own = dataclasses.replace(config, model=model)
-    found = make_plan(own, load_subject(own), accelerator=True)
+    found = make_plan(own, load_inputs(own), accelerator=True)
     assert "activations" not in found.step
     assert found.unknown == ("width", "num_heads", "mlp_width")
-    text = fits.plan_text(own, memory=1e9)
-    assert text.endswith("What is counted fits.")
+    text = memory_plan.plan_text(own, memory=1e9)
+    assert text.endswith("What is counted memory_plan.")
     assert "not counted: the model's configuration has no width, num_heads, mlp_width." in text
     spread = dataclasses.replace(own, mesh=MeshConfig(fsdp=2))
-    assert make_plan(spread, load_subject(own)).step["weights gathered"] > 0
-    with pytest.raises(fits.NoRoom, match="--optimizer.moment-dtype") as error:
-        fits.plan_text(own, memory=1e5)
+    assert make_plan(spread, load_inputs(own)).step["weights gathered"] > 0
+    with pytest.raises(memory_plan.OutOfMemory, match="--optimizer.moment-dtype") as error:
+        memory_plan.plan_text(own, memory=1e5)
     assert "--lora.rank" not in str(error.value)  # it has no linear layer by that name
 
 
@@ -464,18 +464,18 @@ def options(error):
 
 def test_what_fits_and_which_option_helps(plans):
     config = dataclasses.replace(plans[0], sampling=SamplingConfig(group_size=4, max_new_tokens=64))
-    peak = make_plan(config, load_subject(config), accelerator=True).peak
-    text = fits.plan_text(config, memory=1.1 * peak)
-    assert text.endswith("It fits.") and "activations" in text and "weights" in text
-    with pytest.raises(fits.NoRoom, match="It does not fit") as error:
-        fits.plan_text(config, memory=0.9 * peak)
+    peak = make_plan(config, load_inputs(config), accelerator=True).peak
+    text = memory_plan.plan_text(config, memory=1.1 * peak)
+    assert text.endswith("It memory_plan.") and "activations" in text and "weights" in text
+    with pytest.raises(memory_plan.OutOfMemory, match="It does not fit") as error:
+        memory_plan.plan_text(config, memory=0.9 * peak)
     lines = options(error)
     known = ("microbatches 2", "microbatches 4", "max-new-tokens 32", "mesh.data 4", "mesh.fsdp 4")
     assert all(any(name in line for line in lines) for name in known), lines
     # The activations decide, of which an adapter takes nothing away, nor has a filter a part.
     assert not any("lora" in line or "top-k" in line for line in lines)
     assert any(line.endswith("fits") for line in lines if "microbatches 4" in line)
-    assert "It fits." in fits.plan_text(config)  # the machine that is here has more
+    assert "It memory_plan." in memory_plan.plan_text(config)  # the machine that is here has more
     assert 2**28 < available_memory(8) <= available_memory()
 
 
@@ -487,27 +487,27 @@ def test_a_filter_that_records_less_helps(plans):
 
     config = dataclasses.replace(plans[0], sampling=sampling)
     config = dataclasses.replace(config, model=model, remat="full")
-    with pytest.raises(fits.NoRoom) as error:
-        fits.plan_text(config, memory=1e6)
+    with pytest.raises(memory_plan.OutOfMemory) as error:
+        memory_plan.plan_text(config, memory=1e6)
     assert any("--sampling.top-k 128" in line for line in options(error))
 
 
 def test_only_meshes_that_a_run_takes_are_offered(plans, monkeypatch):
     config = dataclasses.replace(plans[0], sampling=SamplingConfig(group_size=4, max_new_tokens=64))
-    monkeypatch.setattr(fits, "available_memory", lambda devices: 2**20)
-    with pytest.raises(fits.NoRoom) as error:
-        fits.plan_text(config)
+    monkeypatch.setattr(memory_plan, "available_memory", lambda devices: 2**20)
+    with pytest.raises(memory_plan.OutOfMemory) as error:
+        memory_plan.plan_text(config)
     assert not any("mesh" in line for line in options(error))  # 4 prompts, 8 devices
-    with pytest.raises(fits.NoRoom) as error:
-        fits.plan_text(dataclasses.replace(config, prompts_per_step=8))
+    with pytest.raises(memory_plan.OutOfMemory) as error:
+        memory_plan.plan_text(dataclasses.replace(config, prompts_per_step=8))
     lines = options(error)
     assert {"--mesh.data -1", "--mesh.fsdp -1"} <= {" ".join(x.split()[:2]) for x in lines}
     # Microbatches of 4 do not divide over 8 devices, nor do 4 slots.
     spread = dataclasses.replace(config, prompts_per_step=8, mesh=MeshConfig(data=-1))
-    with pytest.raises(fits.NoRoom) as error:
-        fits.plan_text(spread)
+    with pytest.raises(memory_plan.OutOfMemory) as error:
+        memory_plan.plan_text(spread)
     assert not any("microbatches" in line or "slots" in line for line in options(error))
-    found = dict(fits.knobs(lay_out(spread)))
+    found = dict(memory_plan.suggestions(lay_out(spread)))
     assert found["--mesh.data 1 --mesh.fsdp -1"].mesh == MeshConfig(fsdp=-1)
 
 
@@ -516,7 +516,7 @@ def test_a_plan_of_a_run_that_could_not_start(plans):
 
     def refused(match, *, memory=None, **changes):
         with pytest.raises(ValueError, match=match):
-            fits.plan_text(dataclasses.replace(config, **changes), memory=memory)
+            memory_plan.plan_text(dataclasses.replace(config, **changes), memory=memory)
 
     refused("4 prompts .* does not divide over 8 devices", mesh=MeshConfig(data=-1))
     refused("64 devices, but there are 8; .*--plan-memory", mesh=MeshConfig(tensor=64))
@@ -546,8 +546,8 @@ def test_a_plan_of_a_run_that_could_not_start(plans):
     )
     refused("leaves no room", sampling=SamplingConfig(max_new_tokens=4096))
     asked = AsyncConfig(**ahead)
-    text = fits.plan_text(dataclasses.replace(config, asynchrony=asked), memory=1e9)
-    assert "on a device that samples" in text and text.endswith("It fits.")
+    text = memory_plan.plan_text(dataclasses.replace(config, asynchrony=asked), memory=1e9)
+    assert "on a device that samples" in text and text.endswith("It memory_plan.")
 
 
 def test_what_a_container_has_left(tmp_path):
@@ -584,16 +584,16 @@ def test_a_state_that_is_more_than_the_device_is_refused(plans, monkeypatch):
     config, subject, _ = plans
     shapes = (subject.model, subject.params, config.model()[2])
     with monkeypatch.context() as patch:
-        patch.setattr(planning, "abstract_model", lambda config: shapes)
+        patch.setattr(memory_plan, "abstract_model", lambda config: shapes)
         config = dataclasses.replace(config, model="owner/name")
-        fits.check_held(config)
-        patch.setattr(fits, "available_memory", lambda devices: 100_000)
+        memory_plan.check_memory(config)
+        patch.setattr(memory_plan, "available_memory", lambda devices: 100_000)
         with pytest.raises(
-            fits.NoRoom, match=r"206.* KiB on each device \(weights 68.*--lora.rank 16"
+            memory_plan.OutOfMemory, match=r"206.* KiB on each device \(weights 68.*--lora.rank 16"
         ):
-            fits.check_held(config)
-        fits.check_held(dataclasses.replace(config, lora=LoRAConfig(rank=2)))
-        fits.check_held(plans[0])  # a function has allocated its weights by then
-        patch.setattr(fits, "available_memory", lambda devices: None)
-        fits.check_held(config)
-        assert fits.plan_text(plans[0]).endswith("does not tell how much memory it has.")
+            memory_plan.check_memory(config)
+        memory_plan.check_memory(dataclasses.replace(config, lora=LoRAConfig(rank=2)))
+        memory_plan.check_memory(plans[0])  # a function has allocated its weights by then
+        patch.setattr(memory_plan, "available_memory", lambda devices: None)
+        memory_plan.check_memory(config)
+        assert memory_plan.plan_text(plans[0]).endswith("does not tell how much memory it has.")

@@ -18,8 +18,7 @@ from jaxrl_llm.models.sharding import AXES, batch_shards
 from jaxrl_llm.train import make_optimizer
 from jaxrl_llm.train.abstract import abstract_batch, abstract_state, device_bytes
 from jaxrl_llm.train.config import find_recipe
-from jaxrl_llm.train.plan import make_plan
-from jaxrl_llm.train.subject import Subject
+from jaxrl_llm.train.memory_plan import PlanInputs, make_plan
 
 ROOT = Path(__file__).parents[2]
 # By config: devices, and the bytes of memory that each has.
@@ -50,7 +49,7 @@ def test_the_state_is_split_over_all_devices_and_the_run_fits_them(pod):
         if math.prod(x.shape) > size.width:
             assert math.prod(x.sharding.shard_shape(x.shape)) * devices == math.prod(x.shape)
 
-    subject = Subject(model, param_shapes(model), longest=256, held_out=256)
+    subject = PlanInputs(model, param_shapes(model), longest=256, held_out=256)
     plan = make_plan(config, subject, accelerator=True)
     assert plan.held == held
     assert plan.peak < 0.8 * memory

@@ -16,8 +16,9 @@ from pod_config import config
 from test_checkpoint import truncate
 
 from jaxrl_llm.train import Checkpoints, DistributedConfig, MeshConfig, train
-from jaxrl_llm.train.checkpoint import steps_in
-from jaxrl_llm.train.metrics import read_jsonl
+from jaxrl_llm.train.checkpoint.checkpoints import steps_in
+from jaxrl_llm.train.logging.results import read_jsonl
+from jaxrl_llm.train.mesh import AsyncConfig, load_meshes
 
 HERE = Path(__file__).parent
 # Seconds for what takes a few on a machine with nothing else to do. They are counted while this
@@ -182,17 +183,13 @@ def test_processes_that_do_not_fit_are_refused(options, message):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("asynchrony", "message"),
     [
-        ({}, "mesh: the 2 processes share their 8 devices as one mesh"),
-        ({"asynchrony": {"max_staleness": 1}}, "max_staleness works in one process"),
+        (AsyncConfig(), "mesh: the 2 processes share their 8 devices as one mesh"),
+        (AsyncConfig(max_staleness=1), "max_staleness works in one process"),
     ],
 )
-def test_what_several_processes_cannot_do_is_said(tmp_path, monkeypatch, changes, message):
-    from jaxrl_llm.train.config import AsyncConfig
-    from jaxrl_llm.train.mesh import load_meshes
-
+def test_what_several_processes_cannot_do_is_said(monkeypatch, asynchrony, message):
     monkeypatch.setattr(jax, "process_count", lambda: 2)
-    given = {name: AsyncConfig(**value) for name, value in changes.items()}
     with pytest.raises(ValueError, match=message):
-        load_meshes(dataclasses.replace(config, mesh=MeshConfig(), **given))
+        load_meshes(MeshConfig(), asynchrony, 8, 1)

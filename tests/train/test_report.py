@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from jaxrl_llm.train.report import render, write_report
+from jaxrl_llm.train.logging.report import render, write_report
 
 STEP = {
     "reward": 0.5,

@@ -7,7 +7,7 @@ from test_checkpoint import make_state
 from tiny_run import tiny_run
 
 from jaxrl_llm.train import CheckpointConfig, Checkpoints, EvaluationConfig, train
-from jaxrl_llm.train.retention import best_of, superseded
+from jaxrl_llm.train.checkpoint.checkpoints import best_of, superseded
 
 NAN = float("nan")
 

@@ -7,7 +7,7 @@ import pytest
 from tiny_run import tiny_run
 
 from jaxrl_llm.train import EvaluationConfig, ReportConfig, train
-from jaxrl_llm.train.sinks import RunInfo, Sinks, find_sinks
+from jaxrl_llm.train.logging.sinks import RunInfo, Sinks, find_sinks
 
 
 class Memory:

@@ -8,6 +8,7 @@ A damaged one is passed over with a warning. It is set aside at the next save, a
 
 import contextlib
 import errno
+import math
 import os
 import re
 import shutil
@@ -23,10 +24,10 @@ from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.models.protocol import Model
-from jaxrl_llm.train import files, retention
-from jaxrl_llm.train.reading import CheckpointError, read_last
-from jaxrl_llm.train.state import TrainState
-from jaxrl_llm.train.stored import (
+from jaxrl_llm.train import files
+from jaxrl_llm.train.checkpoint import record
+from jaxrl_llm.train.checkpoint.restore import CheckpointError, read_last
+from jaxrl_llm.train.checkpoint.serialization import (
     Beside,
     fingerprint,
     from_arrays,
@@ -34,6 +35,7 @@ from jaxrl_llm.train.stored import (
     shapes_digest,
     to_arrays,
 )
+from jaxrl_llm.train.state import TrainState
 
 _NAME = re.compile(r"step_(\d{8})")
 # Ends the name of a folder that is being written; Orbax' own names for its parts come after it.
@@ -53,6 +55,33 @@ def steps_in(folder: Path) -> list[int]:
 def left_in(folder: Path) -> bool:
     """Whether there is any checkpoint in a folder, be it damaged or set aside."""
     return any(_UNFINISHED not in path.name for path in folder.glob("step_*"))
+
+
+def best_of(ratings: Mapping[int, float]) -> int | None:
+    """The step of the highest rating, the latest of equal ones; what is no number does not count.
+
+    Example:
+      >>> best_of({2: 0.5, 4: 0.75, 6: 0.75, 8: float("nan")})
+      6
+    """
+    known = [step for step, value in ratings.items() if math.isfinite(value)]
+    return max(known, key=lambda step: (ratings[step], step), default=None)
+
+
+def superseded(steps: Sequence[int], ratings: Mapping[int, float], *, keep: int) -> list[int]:
+    """The steps that may go: all but the last ``keep`` and the best.
+
+    Args:
+      steps: Of the checkpoints, in order.
+      ratings: How good they are, where that is known; more is better.
+      keep: How many of the last stay, at least one.
+
+    Example:
+      >>> superseded([2, 4, 6, 8], {2: 0.5, 4: 0.25}, keep=2)
+      [4]
+    """
+    best = best_of({step: ratings[step] for step in steps if step in ratings})
+    return [step for step in steps[:-keep] if step != best]
 
 
 class _Pending(NamedTuple):
@@ -123,7 +152,7 @@ class Checkpoints:
             self.wait()
         if self.last == step and jax.process_index() == 0:
             try:
-                files.replace_notes(self.path(step), self._notes(step))
+                record.replace_notes(self.path(step), self._notes(step))
             except (OSError, ValueError) as error:
                 told = f"How good the checkpoint {str(self.path(step))!r} is cannot be noted"
                 warnings.warn(f"{told}: {files.reason(error)}. The run goes on.", stacklevel=2)
@@ -179,7 +208,7 @@ class Checkpoints:
         if jax.process_index() != 0:
             return None
         unfinished = self._unfinished(step)
-        files.write_record(unfinished, notes)
+        record.write_record(unfinished, notes)
         files.sync_all(unfinished)
         self._set_aside(step)
         unfinished.rename(self.path(step))
@@ -201,7 +230,7 @@ class Checkpoints:
             self._set_aside(damaged)
         steps = [s for s in self.steps() if s <= step]  # later ones are not of this run
         ratings = self._ratings(steps) if self.best is not None else {}
-        for old in retention.superseded(steps, ratings, keep=self.keep):
+        for old in superseded(steps, ratings, keep=self.keep):
             # Under this name, what is left of it is no checkpoint, and is swept.
             shutil.rmtree(self.path(old).rename(self._unfinished(old)))
 
@@ -213,11 +242,11 @@ class Checkpoints:
         """
         if self.best is None:
             raise ValueError("best_step: these checkpoints were made without best=METRIC.")
-        return retention.best_of(self._ratings([s for s in self.steps() if s not in self._passed]))
+        return best_of(self._ratings([s for s in self.steps() if s not in self._passed]))
 
     def _ratings(self, steps: Sequence[int]) -> dict[int, float]:
         """How good checkpoints were said to be, those of which something was said."""
-        found = {step: files.read_notes(self.path(step)).get(self.best or "") for step in steps}
+        found = {step: record.read_notes(self.path(step)).get(self.best or "") for step in steps}
         return {step: value for step, value in found.items() if isinstance(value, float)}
 
     def _notes(self, step: int) -> dict[str, float]:

@@ -11,12 +11,13 @@ from typing import Any
 import jax
 
 from jaxrl_llm.core.runtime import processes
-from jaxrl_llm.train.checkpoint import CheckpointError, left_in, steps_in
+from jaxrl_llm.train.checkpoint import CheckpointError
+from jaxrl_llm.train.checkpoint.checkpoints import left_in, steps_in
 from jaxrl_llm.train.evaluate import Accuracy
 from jaxrl_llm.train.files import reason, write_whole
-from jaxrl_llm.train.metrics import JsonLines, plot_reward, samples_table
-from jaxrl_llm.train.report import write_report
-from jaxrl_llm.train.sinks import RunInfo, SinkMaker, Sinks, find_sinks
+from jaxrl_llm.train.logging.report import write_report
+from jaxrl_llm.train.logging.results import JsonLines, plot_reward, samples_table
+from jaxrl_llm.train.logging.sinks import RunInfo, SinkMaker, Sinks, find_sinks
 
 
 class TrainingError(RuntimeError):
@@ -143,7 +144,7 @@ class RunFolder:
         Args:
           step: How many steps were made.
           files: Texts to keep, by file name.
-          settings: The configuration; see :func:`~jaxrl_llm.train.about.settings`.
+          settings: The configuration; see :func:`~jaxrl_llm.train.logging.settings.settings`.
           about: Versions and devices.
         """
         if not self._writes:

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 
 from jaxrl_llm.core.runtime import processes
-from jaxrl_llm.train.checkpoint import CheckpointError, Checkpoints
+from jaxrl_llm.train.checkpoint.checkpoints import Checkpoints
+from jaxrl_llm.train.checkpoint.restore import CheckpointError
 from jaxrl_llm.train.state import TrainState
 
 # Seconds that a process which failed waits for the others to come to the same point.

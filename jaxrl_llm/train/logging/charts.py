@@ -30,7 +30,7 @@ def text(value: object) -> str:
     r"""Any text as HTML that shows it, with control and direction characters made visible.
 
     Example:
-      >>> from jaxrl_llm.train.charts import text
+      >>> from jaxrl_llm.train.logging.charts import text
       >>> print(text("<b> \x00"))
       &lt;b&gt; \x00
     """
@@ -50,7 +50,7 @@ def number(value: float | None) -> str:
     """A number to read: four digits, thousands and millions by letter.
 
     Example:
-      >>> from jaxrl_llm.train.charts import number
+      >>> from jaxrl_llm.train.logging.charts import number
       >>> number(0.123456), number(1234567.0), number(None)
       ('0.1235', '1.235M', 'no number')
     """
@@ -66,7 +66,7 @@ def ticks(low: float, high: float, *, most: int = 5) -> list[float]:
     """Round numbers within a range: multiples of 1, 2 or 5 times a power of ten.
 
     Example:
-      >>> from jaxrl_llm.train.charts import ticks
+      >>> from jaxrl_llm.train.logging.charts import ticks
       >>> ticks(0.0, 1.0)
       [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
     """

@@ -217,7 +217,7 @@ def flat(row: Mapping[str, Any], *, separator: str = "/") -> dict[str, Any]:
     """Nested mappings as one, with the names of the levels joined.
 
     Example:
-      >>> from jaxrl_llm.train.sinks import flat
+      >>> from jaxrl_llm.train.logging.sinks import flat
       >>> flat({"step": 1, "held_out": {"greedy": {"mean": 0.5}}})
       {'step': 1, 'held_out/greedy/mean': 0.5}
     """

@@ -17,7 +17,7 @@ def settings(config: Any) -> dict[str, Any]:
 
     Example:
       >>> from jaxrl_llm.train import SamplingConfig
-      >>> from jaxrl_llm.train.about import settings
+      >>> from jaxrl_llm.train.logging.settings import settings
       >>> settings(SamplingConfig(top_k=5))["top_k"]
       5
     """

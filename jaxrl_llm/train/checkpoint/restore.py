@@ -13,7 +13,8 @@ import jax
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.train import files
-from jaxrl_llm.train.stored import OtherRun, abstract, check_same_run, orbax
+from jaxrl_llm.train.checkpoint import record
+from jaxrl_llm.train.checkpoint.serialization import OtherRun, abstract, check_same_run, orbax
 
 T = TypeVar("T")
 Kind = Literal["other run", "hindered", "damaged"]
@@ -76,7 +77,7 @@ def read_last(
 def _read(path: Path, like: ArrayTree, wanted: Mapping[str, Any], *, partial: bool) -> ArrayTree:
     """What is in a checkpoint, once it is found to be whole and of this run."""
     # It reads all files, and once is enough.
-    _attempt(lambda: files.check_record(path) if processes.is_first() else None)
+    _attempt(lambda: record.check_record(path) if processes.is_first() else None)
     with orbax(partial=partial) as ocp:
         found = _attempt(lambda: ocp.metadata(path).custom_metadata or {})
         _attempt(lambda: check_same_run(path, found, wanted))
