@@ -98,7 +98,7 @@ def prefill(
     tokens: Array,
     mask: Array,
     *,
-    common: int = 0,
+    shared_prefix_len: int = 0,
     delta=None,
     **options,
 ) -> tuple[KV, ...]:
@@ -109,8 +109,8 @@ def prefill(
       params: Its parameters.
       tokens: int32 ``[P, Lp]``, right padded.
       mask: bool ``[P, Lp]``, True for the tokens that rollouts may attend to.
-      common: How many tokens at the start all prompts have in common and are kept, below Lp. They
-        are computed once, and the rest of each prompt attends to them.
+      shared_prefix_len: How many first tokens all prompts share, none masked; below Lp. They are
+        computed once, and the rest of each prompt attends to them.
       delta: Low-rank delta that is shared by all rows, if any.
       **options: Passed to ``model.apply`` (``remat``).
 
@@ -118,27 +118,30 @@ def prefill(
       One :class:`KV` a layer, without a group axis: the ``prefix`` of an :class:`AttentionContext`.
 
     Raises:
-      ValueError: If ``common`` is not below Lp. That prompts do share it is the caller's to check.
+      ValueError: If ``shared_prefix_len`` is not below Lp. Whether the prompts do share these
+        tokens is left to the caller to check.
     """
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[-1], dtype=jnp.int32), tokens.shape)
-    if not common:
+    if not shared_prefix_len:
         context = AttentionContext(mask=mask[:, None])
         _, kv = model.apply(
             params, tokens[:, None], positions[:, None], context, delta=delta, **options
         )
         return tuple(KV(layer.keys[:, 0], layer.values[:, 0]) for layer in kv)
-    if common >= tokens.shape[-1]:
+    if shared_prefix_len >= tokens.shape[-1]:
         raise ValueError(
-            f"prefill: common must be below the {tokens.shape[-1]} tokens of a prompt; got "
-            f"{common}."
+            f"prefill: shared_prefix_len must be below the {tokens.shape[-1]} tokens of a prompt; "
+            f"got {shared_prefix_len}."
         )
-    first = (x[:1, :common] for x in (tokens, mask))
+    first = (x[:1, :shared_prefix_len] for x in (tokens, mask))
     shared = prefill(model, params, *first, delta=delta, **options)
     # To what they have in common, prompts are what rollouts are to a prompt: a group of one row.
     context = AttentionContext(
-        mask=mask[None, :, common:], prefix=shared, prefix_mask=mask[:1, :common]
+        mask=mask[None, :, shared_prefix_len:],
+        prefix=shared,
+        prefix_mask=mask[:1, :shared_prefix_len],
     )
-    rest = (x[None, :, common:] for x in (tokens, positions))
+    rest = (x[None, :, shared_prefix_len:] for x in (tokens, positions))
     _, kv = model.apply(params, *rest, context, delta=delta, **options)
 
     def joined(before: Array, own: Array, axis: int) -> Array:

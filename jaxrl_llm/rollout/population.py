@@ -19,7 +19,7 @@ from jaxrl_llm.models.protocol import Model, cast_params
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards
 from jaxrl_llm.rollout import decode as decoding
 from jaxrl_llm.rollout.engine.requests import count_deltas
-from jaxrl_llm.rollout.sampler import BUCKETS, check_common, pad_prompts, prompt_room
+from jaxrl_llm.rollout.sampler import BUCKETS, check_shared_prefix, pad_prompts, prompt_room
 from jaxrl_llm.rollout.sampling.options import make_draw
 from jaxrl_llm.rollout.slots import Requests, Slots, init_slots, put_prompts, resume, start
 from jaxrl_llm.rollout.types import Rollout
@@ -63,7 +63,7 @@ def make_population_sampler(
     order: str = "hf",
     pad_id: int = 0,
     buckets: Sequence[int] = BUCKETS,
-    common: int = 0,
+    shared_prefix_len: int = 0,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Callable[..., Rollout]:
     """Builds a compiled sampler of the responses of N members, each the model with its own delta.
@@ -82,7 +82,7 @@ def make_population_sampler(
       order: Likewise.
       pad_id: Fills ``tokens`` after the end of a response.
       buckets: Lengths of prompts, less what is common, that are compiled.
-      common: How many first tokens all prompts share; a member computes them once.
+      shared_prefix_len: How many first tokens all prompts share; a member computes them once.
       mesh: Spreads the members over its axes ``data`` and ``fsdp``, which must divide their number.
 
     Returns:
@@ -114,7 +114,7 @@ def make_population_sampler(
     """
     name = "make_population_sampler"
     checks.check_positive(name, max_new_tokens=max_new_tokens, tries=tries)
-    checks.check_non_negative(name, common=common)
+    checks.check_non_negative(name, shared_prefix_len=shared_prefix_len)
     if tries > 1 and temperature == 0:
         raise ValueError(f"{name}: tries={tries} has no effect at temperature 0: all are alike.")
     draw = make_draw(
@@ -136,12 +136,17 @@ def make_population_sampler(
         tokens, mask = pad_prompts(
             prompts, vocab_size=model.config.vocab_size, room=room, buckets=buckets
         )
-        check_common("sample", prompts, common)
+        check_shared_prefix("sample", prompts, shared_prefix_len)
         if deltas is None:
             raise ValueError("sample: a population needs deltas; see evolution.model_delta.")
         members = count_deltas("sample", deltas, pairs=True)
         asked, back = _ask(
-            prompts, members, shared=shared, tries=tries, common=common, buckets=buckets
+            prompts,
+            members,
+            shared=shared,
+            tries=tries,
+            shared_prefix_len=shared_prefix_len,
+            buckets=buckets,
         )
         out = decode(params, deltas, key, _place(asked, mesh), back, np.int32(version))
         return Rollout(prompt_tokens=tokens, prompt_mask=mask, **out)
@@ -151,7 +156,13 @@ def make_population_sampler(
 
 
 def _ask(
-    prompts, members: int, *, shared: bool, tries: int, common: int, buckets: Sequence[int]
+    prompts,
+    members: int,
+    *,
+    shared: bool,
+    tries: int,
+    shared_prefix_len: int,
+    buckets: Sequence[int],
 ) -> tuple[Asked, np.ndarray]:
     """Who is asked what, and where in the grid the responses ``[P, G * tries]`` are.
 
@@ -167,11 +178,11 @@ def _ask(
     of_prompt, of_member = places // group, places % group if shared else places
     request = places[..., None] * tries + np.arange(tries)
     # Rows [R], slots of them [W], and the prompt of each.
-    grid = (N, P * tries) if shared and common else (P * group, tries)
+    grid = (N, P * tries) if shared and shared_prefix_len else (P * group, tries)
     prompt_of = np.repeat(of_prompt, tries).reshape(grid)
     member_of = np.repeat(of_member, tries).reshape(grid)[:, 0]
     ids = request.reshape(grid)
-    c = max(common, 1)
+    c = max(shared_prefix_len, 1)
     rest = [list(prompt[c:]) for prompt in prompts]
     longest = max(map(len, rest))
     sizes = (*_SHORT, *sorted(buckets))

@@ -28,23 +28,25 @@ BUCKETS = tuple(sorted([2**n for n in range(4, 18)] + [3 * 2**n for n in range(3
 _WORTH = 8
 
 
-def common_tokens(prompts: Sequence[Sequence[int]]) -> int:
+def count_shared_prefix(prompts: Sequence[Sequence[int]]) -> int:
     """How many first tokens all prompts share, less than any has; 0 where it is not worth it."""
     shared = len(os.path.commonprefix([list(p) for p in prompts]))
     shared = min([shared, *(len(p) - 1 for p in prompts)])
     return shared if shared >= _WORTH else 0
 
 
-def check_common(function: str, prompts: Sequence[Sequence[int]], common: int) -> None:
+def check_shared_prefix(
+    function: str, prompts: Sequence[Sequence[int]], shared_prefix_len: int
+) -> None:
     """Raises ValueError unless all prompts share so many first tokens and are longer."""
-    if not common:
+    if not shared_prefix_len:
         return
-    first = list(prompts[0][:common])
+    first = list(prompts[0][:shared_prefix_len])
     for i, prompt in enumerate(prompts):
-        if len(prompt) <= common or list(prompt[:common]) != first:
+        if len(prompt) <= shared_prefix_len or list(prompt[:shared_prefix_len]) != first:
             raise ValueError(
-                f"{function}: prompt {i} does not begin with the {common} tokens that all prompts "
-                "are said to have in common, or has no more."
+                f"{function}: prompt {i} does not begin with the {shared_prefix_len} tokens that "
+                "all prompts share by shared_prefix_len, or has no more."
             )
 
 
@@ -123,7 +125,7 @@ def make_sampler(
     order: str = "hf",
     pad_id: int = 0,
     buckets: Sequence[int] = BUCKETS,
-    common: int = 0,
+    shared_prefix_len: int = 0,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Callable[..., Rollout]:
     """Builds a compiled sampler of ``group_size`` responses a prompt.
@@ -140,8 +142,8 @@ def make_sampler(
       order: Likewise.
       pad_id: Fills ``tokens`` after the end of a response.
       buckets: Prompt widths that are compiled.
-      common: How many first tokens all prompts share, such as those of a chat template; they are
-        computed once for all prompts, each of which is longer.
+      shared_prefix_len: How many first tokens all prompts share, such as those of a chat template.
+        They are computed once for all prompts, each of which is longer.
       mesh: Spreads the prompts over its axes ``data`` and ``fsdp``, which must divide P.
 
     Returns:
@@ -164,7 +166,7 @@ def make_sampler(
     """
     name = "make_sampler"
     checks.check_positive(name, max_new_tokens=max_new_tokens, group_size=group_size)
-    checks.check_non_negative(name, common=common)
+    checks.check_non_negative(name, shared_prefix_len=shared_prefix_len)
     draw = make_draw(
         name,
         vocab_size=model.config.vocab_size,
@@ -176,7 +178,7 @@ def make_sampler(
         order=order,
     )
     room = prompt_room(name, model, max_new_tokens)
-    sizes = (max_new_tokens, group_size, tuple(stop_ids), pad_id, common)
+    sizes = (max_new_tokens, group_size, tuple(stop_ids), pad_id, shared_prefix_len)
     decode = jax.jit(_make_decode(model, draw, *sizes))
 
     def sample(
@@ -185,7 +187,7 @@ def make_sampler(
         tokens, mask = pad_prompts(
             prompts, vocab_size=model.config.vocab_size, room=room, buckets=buckets
         )
-        check_common("sample", prompts, common)
+        check_shared_prefix("sample", prompts, shared_prefix_len)
         if request_ids is None:
             request_ids = np.arange(len(prompts) * group_size).reshape(len(prompts), group_size)
         request_ids = np.asarray(request_ids, np.int32)
@@ -210,7 +212,7 @@ def _place(arrays: tuple, mesh: jax.sharding.Mesh | None) -> tuple:
     return processes.place(arrays, batch_sharding(mesh))
 
 
-def _make_decode(model, draw, max_new_tokens, group_size, stop_ids, pad_id, common):
+def _make_decode(model, draw, max_new_tokens, group_size, stop_ids, pad_id, shared_prefix_len):
     """The compiled part of the sampler: prefill, then a token a step until all rows have ended."""
 
     def decode(params, key, prompt_tokens, prompt_mask, request_ids, version) -> Rollout:
@@ -222,7 +224,9 @@ def _make_decode(model, draw, max_new_tokens, group_size, stop_ids, pad_id, comm
         asked = Requests(request_ids, jnp.full(grid, T), slots.requests.settings)
         slots = start(slots, everyone, asked)
         shared_mask = jnp.arange(prompt_tokens.shape[-1]) < length[:, None] - 1
-        prefix = prefill(model, params, prompt_tokens, shared_mask, common=common)
+        prefix = prefill(
+            model, params, prompt_tokens, shared_mask, shared_prefix_len=shared_prefix_len
+        )
         slots = slots._replace(
             prompts=Prompts(prompt_tokens, length, jnp.zeros_like(length), prefix)
         )

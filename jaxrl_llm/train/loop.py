@@ -234,7 +234,7 @@ def _meter(parts: Parts) -> Meter:
         peak_flops=config.report.peak_flops,
         devices=1 if parts.mesh is None else parts.mesh.size,
         updates=config.updates_per_batch,
-        common=0 if alone else parts.common,
+        shared_prefix_len=0 if alone else parts.shared_prefix_len,
         frozen=config.lora.rank is not None,
         evolves=evolves,
     )
@@ -251,7 +251,7 @@ def _compiled(parts: Parts, optimizer) -> tuple[Callable, Callable, Callable]:
     policy = {
         "microbatches": config.microbatches,
         "temperature": config.sampling.temperature,
-        "common": parts.common,
+        "shared_prefix_len": parts.shared_prefix_len,
     }
     scorer = make_scorer(model, mesh=parts.mesh, **policy)
     options = {"updates": config.updates_per_batch, "remat": config.remat, "mesh": parts.mesh}

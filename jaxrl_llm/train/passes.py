@@ -48,7 +48,7 @@ class Passes(NamedTuple):
       chunk_size: As of ``logprobs``, or None.
       remat: What backward passes keep of a layer.
       critic_model: The critic's body.
-      common: How many first tokens all prompts share.
+      shared_prefix_len: How many first tokens all prompts share.
     """
 
     model: Model
@@ -57,7 +57,7 @@ class Passes(NamedTuple):
     chunk_size: int | None
     remat: str
     critic_model: Model
-    common: int = 0
+    shared_prefix_len: int = 0
 
     def policy(
         self, params: ArrayTree, batch: Batch, functions=None, *, norms: bool = False
@@ -74,7 +74,7 @@ class Passes(NamedTuple):
             functions = {} if self.recipe is None else dict(self.recipe.statistics)
         arrays = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
         packing = batch.packing
-        layout: dict[str, Any] = {"packing": packing, "common": self.common}
+        layout: dict[str, Any] = {"packing": packing, "shared_prefix_len": self.shared_prefix_len}
         hidden = score_hidden(self.model, params, *arrays, remat=self.remat, **layout)
         logp, entropy, found = self._project(params, hidden, batch, functions, packing)
         if norms:

@@ -24,7 +24,7 @@ def make_population(
     *,
     group_size: int,
     mesh: jax.sharding.Mesh | None = None,
-    common: int = 0,
+    shared_prefix_len: int = 0,
     **sampling,
 ) -> Population:
     """A sampler of a recipe's members, whose noise is drawn with every batch.
@@ -34,20 +34,22 @@ def make_population(
       recipe: The method.
       group_size: G, members that answer a prompt.
       mesh: Spreads members (with full noise: prompts) over its axes ``data`` and ``fsdp``.
-      common: How many first tokens all prompts share.
+      shared_prefix_len: How many first tokens all prompts share.
       **sampling: Other options of ``rollout.make_population_sampler``.
 
     Returns:
       A :data:`Population`.
     """
     if recipe.noise == "full":
-        return _one_by_one(model, recipe, group_size, mesh=mesh, common=common, **sampling)
+        return _one_by_one(
+            model, recipe, group_size, mesh=mesh, shared_prefix_len=shared_prefix_len, **sampling
+        )
     sample = make_population_sampler(
         model,
         shared=recipe.shared,
         tries=recipe.tries,
         temperature=recipe.temperature,
-        common=common,
+        shared_prefix_len=shared_prefix_len,
         mesh=mesh,
         **sampling,
     )
@@ -70,9 +72,15 @@ def _delta(recipe: EvolutionRecipe, params: ArrayTree, key: Array, epoch: Array,
     return recipe.delta(params, classes, key, epoch, members, share_pairs=share)
 
 
-def _one_by_one(model, recipe, group_size: int, *, mesh, common: int, **sampling) -> Population:
+def _one_by_one(
+    model, recipe, group_size: int, *, mesh, shared_prefix_len: int, **sampling
+) -> Population:
     """Members with noise of full rank: each has weights of its own, for as long as it answers."""
-    options = {"temperature": recipe.temperature, "common": common, "mesh": mesh}
+    options = {
+        "temperature": recipe.temperature,
+        "shared_prefix_len": shared_prefix_len,
+        "mesh": mesh,
+    }
     sample = make_sampler(model, group_size=recipe.tries, **options, **sampling)
 
     @jax.jit

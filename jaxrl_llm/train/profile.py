@@ -99,7 +99,7 @@ def model_size(model: Model) -> ModelSize | None:
 
 
 def train_flops(
-    prompt_lengths, lengths, *, size: ModelSize, common: int = 0, frozen: bool = False
+    prompt_lengths, lengths, *, size: ModelSize, shared_prefix_len: int = 0, frozen: bool = False
 ) -> float:
     """Operations of the model in the forward and backward pass of a batch.
 
@@ -122,7 +122,7 @@ def train_flops(
       prompt_lengths: int ``[P]``.
       lengths: int ``[P, G]``.
       size: Of the model.
-      common: c.
+      shared_prefix_len: c.
       frozen: Whether an adapter is trained in place of the weights.
 
     Example:
@@ -135,13 +135,15 @@ def train_flops(
     trained = responses.sum()
     pairs = (prompts * (prompts + 1) / 2).sum()
     pairs += (responses * prompts[:, None] + responses * (responses + 1) / 2).sum()
-    twice = common * (prompts.size - 1)
-    pairs -= twice * (common + 1) / 2
+    twice = shared_prefix_len * (prompts.size - 1)
+    pairs -= twice * (shared_prefix_len + 1) / 2
     weights = size.matrices * (prompts.sum() - twice + trained) + size.projection * trained
     return float((4 if frozen else 6) * weights + 12 * size.attention * pairs)
 
 
-def population_flops(prompt_lengths, lengths, *, size: ModelSize, common: int = 0) -> float:
+def population_flops(
+    prompt_lengths, lengths, *, size: ModelSize, shared_prefix_len: int = 0
+) -> float:
     """Operations of the model when the members of a population answer: forward passes alone.
 
         2 N U + 2 V D R + 4 A C
@@ -154,15 +156,20 @@ def population_flops(prompt_lengths, lengths, *, size: ModelSize, common: int = 
       prompt_lengths: int ``[P]``.
       lengths: int ``[P, G]``.
       size: Of the model.
-      common: c.
+      shared_prefix_len: c.
 
     Example:
       >>> from jaxrl_llm.train.profile import ModelSize, population_flops
       >>> population_flops([2], [[1, 0]], size=ModelSize(100, 10, 4))
       1164.0
     """
-    one = train_flops(prompt_lengths, lengths, size=size, common=common)
-    none = train_flops(prompt_lengths, np.zeros((len(prompt_lengths), 1)), size=size, common=common)
+    one = train_flops(prompt_lengths, lengths, size=size, shared_prefix_len=shared_prefix_len)
+    none = train_flops(
+        prompt_lengths,
+        np.zeros((len(prompt_lengths), 1)),
+        size=size,
+        shared_prefix_len=shared_prefix_len,
+    )
     return (one + none * (np.shape(lengths)[1] - 1)) / 3
 
 
@@ -193,7 +200,7 @@ class Meter:
         devices share its cores, and leaves other devices unknown.
       devices: How many train.
       updates: Passes over a batch.
-      common: How many first tokens all prompts share.
+      shared_prefix_len: How many first tokens all prompts share.
       frozen: Whether an adapter is trained in place of the weights.
       evolves: Whether a batch is that of a population, whose operations are those of its answers.
     """
@@ -205,12 +212,12 @@ class Meter:
         peak_flops: float | None = None,
         devices: int = 1,
         updates: int = 1,
-        common: int = 0,
+        shared_prefix_len: int = 0,
         frozen: bool = False,
         evolves: bool = False,
     ):
         self._size, self._updates = model_size(model), updates
-        self._common, self._frozen, self._evolves = common, frozen, evolves
+        self._shared_prefix_len, self._frozen, self._evolves = shared_prefix_len, frozen, evolves
         self.peak = None if peak_flops is None else peak_flops * devices
         self._source = f"as given for each of {devices}"
         if self.peak is None and jax.default_backend() == "cpu" and jax.process_count() == 1:
@@ -239,13 +246,13 @@ class Meter:
         prompts = np.asarray(batch.prompt_mask).sum(-1)
         responses = (np.asarray(batch.mask) & np.asarray(batch.where)[..., None]).sum(-1)
         readers = responses.shape[1] if self._evolves else 1
-        once = prompts.sum() - self._common * (prompts.size - 1)
+        once = prompts.sum() - self._shared_prefix_len * (prompts.size - 1)
         tokens = float(readers * once + responses.sum())
         busy = seconds["wait"] + seconds["score"] + seconds["train"]
         found = {"unique_tokens": tokens, "unique_tokens_per_second": tokens / max(busy, 1e-9)}
         if self._size is None:
             return found
-        given = {"size": self._size, "common": self._common}
+        given = {"size": self._size, "shared_prefix_len": self._shared_prefix_len}
         if self._evolves:
             flops = population_flops(prompts, responses, **given)
             spent = seconds["wait"] + seconds["train"]

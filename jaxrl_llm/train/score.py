@@ -26,7 +26,7 @@ def score(
     delta=None,
     remat: str = "none",
     packing: Packing | None = None,
-    common: int = 0,
+    shared_prefix_len: int = 0,
     chunk_size: int | None = None,
     support: Support | None = None,
 ) -> tuple[Array, Array]:
@@ -43,8 +43,9 @@ def score(
     over devices once.
 
     What all prompts begin with, as with a chat template, can be computed once for all of them:
-    ``common`` says how many tokens that is. Then prompts go first. Where the batch is spread over
-    devices this would save next to nothing, and each prompt takes those tokens in itself.
+    ``shared_prefix_len`` says how many tokens that is. Then prompts go first. Where the batch is
+    spread over devices this would save next to nothing, and each prompt takes those tokens in
+    itself.
 
     With a ``packing`` several responses of a prompt share a row, so that a short one does not cost
     what the longest does.
@@ -64,7 +65,7 @@ def score(
       delta: Low-rank delta of the linear layers, if any; shared by all rows.
       remat: What the backward pass keeps of a layer; see :func:`~jaxrl_llm.models.make_model`.
       packing: Where the responses lie; None for a row each.
-      common: How many first tokens all prompts share; each prompt has more.
+      shared_prefix_len: How many first tokens all prompts share; each prompt has more.
       chunk_size: As of ``logprobs``, which it is left to if None: bounds the logits in memory.
       support: The tokens that each one was drawn from, with leading axes ``[P, G, T]``: the softmax
         runs over them alone.
@@ -73,12 +74,12 @@ def score(
       ``(logp, entropy)``, both float32 ``[P, G, T]`` and 0 where masked.
 
     Raises:
-      ValueError: If the shapes do not fit together, ``common`` is negative or not below Lp, or
-        there is a packing and the model does not read segments.
+      ValueError: If the shapes do not fit together, ``shared_prefix_len`` is negative or not below
+        Lp, or there is a packing and the model does not read segments.
       TypeError: If a mask is not bool or tokens are not integers.
     """
     arrays = (prompt_tokens, prompt_mask, tokens, mask)
-    layout: dict[str, Any] = {"packing": packing, "common": common}
+    layout: dict[str, Any] = {"packing": packing, "shared_prefix_len": shared_prefix_len}
     hidden = score_hidden(model, params, *arrays, delta=delta, remat=remat, **layout)
     options = (temperature, chunk_size, support, packing)
     return project(model, params, hidden, tokens, mask, *options)
@@ -95,7 +96,7 @@ def score_hidden(
     delta=None,
     remat: str = "none",
     packing: Packing | None = None,
-    common: int = 0,
+    shared_prefix_len: int = 0,
 ) -> Array:
     """Hidden states ``[P, G, T, D]`` from which each response token is predicted.
 
@@ -103,7 +104,7 @@ def score_hidden(
     log-probability of it, and a critic's head the value of the state before t. With a ``packing``
     they are those of its cells, ``[P, R, S, D]``. Arguments and errors are those of :func:`score`.
     """
-    _check(model, prompt_tokens, prompt_mask, tokens, mask, packing, common)
+    _check(model, prompt_tokens, prompt_mask, tokens, mask, packing, shared_prefix_len)
     P, G, T = tokens.shape
     tokens = _existing(model, tokens)
     prompt_tokens = jnp.where(prompt_mask, _existing(model, prompt_tokens), 0)
@@ -119,13 +120,15 @@ def score_hidden(
     segments = None if packing is None else packing.members
     context = AttentionContext(jnp.ones(inputs.shape, bool), None, prefix_mask, segments=segments)
     options: dict[str, Any] = {"delta": delta, "remat": remat}
-    if model.takes_prompts and (spreads_batch() or not common):
+    if model.takes_prompts and (spreads_batch() or not shared_prefix_len):
         length = prompt_tokens.shape[1]
         places = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), prompt_tokens.shape)
         rows, places = _rows(prompt_tokens, inputs), _rows(places, positions)
         hidden, _ = model.apply(params, rows, places, context, **options)
         return hidden[:, 0, length:].reshape(*inputs.shape, -1)
-    prefix = prefill(model, params, prompt_tokens, prefix_mask, common=common, **options)
+    prefix = prefill(
+        model, params, prompt_tokens, prefix_mask, shared_prefix_len=shared_prefix_len, **options
+    )
     context = context._replace(prefix=prefix)
     hidden, _ = model.apply(params, inputs, positions, context, **options)
     return hidden
@@ -137,7 +140,9 @@ def _rows(of_prompts: Array, of_responses: Array) -> Array:
     return jnp.concatenate([of_prompts, flat], axis=1)[:, None]
 
 
-def _check(model: Model, prompt_tokens, prompt_mask, tokens, mask, packing, common) -> None:
+def _check(
+    model: Model, prompt_tokens, prompt_mask, tokens, mask, packing, shared_prefix_len
+) -> None:
     """Raises what :func:`score` says."""
     checks.check_rank("score", 2, prompt_tokens=prompt_tokens, prompt_mask=prompt_mask)
     checks.check_rank("score", 3, tokens=tokens, mask=mask)
@@ -153,11 +158,11 @@ def _check(model: Model, prompt_tokens, prompt_mask, tokens, mask, packing, comm
             "same number of prompts."
         )
     check_packing("score", packing, tokens.shape[:2])
-    checks.check_non_negative("score", common=common)
-    if common >= prompt_tokens.shape[1]:
+    checks.check_non_negative("score", shared_prefix_len=shared_prefix_len)
+    if shared_prefix_len >= prompt_tokens.shape[1]:
         raise ValueError(
-            f"score: common must be below the {prompt_tokens.shape[1]} tokens of a prompt; got "
-            f"{common}."
+            f"score: shared_prefix_len must be below the {prompt_tokens.shape[1]} tokens of a "
+            f"prompt; got {shared_prefix_len}."
         )
 
 

@@ -20,7 +20,7 @@ from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import batch_shards
 from jaxrl_llm.recipes import EvolutionRecipe, Recipe
 from jaxrl_llm.rewards import Scores
-from jaxrl_llm.rollout.sampler import common_tokens
+from jaxrl_llm.rollout.sampler import count_shared_prefix
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.checkpoint.serialization import shapes_of
 from jaxrl_llm.train.collect import grade, grade_here
@@ -56,7 +56,7 @@ class Parts:
       sampled: Responses of the sampled evaluation.
       engine: Slots in which rollouts decode instead, or None.
       questions: A digest of all questions, before any limit, and of their split and order.
-      common: How many first tokens all questions share, which are computed once for a batch.
+      shared_prefix_len: How many first tokens all questions share; they are computed once a batch.
     """
 
     config: TrainConfig
@@ -73,7 +73,7 @@ class Parts:
     sampled: Callable
     engine: Any
     questions: str
-    common: int
+    shared_prefix_len: int
 
     @property
     def deadline(self) -> float | None:
@@ -185,11 +185,11 @@ def _samplers(
     sampler_mesh,
     *,
     longest: int,
-    common: int,
+    shared_prefix_len: int,
 ) -> dict:
     """The samplers of :class:`Parts` by name; nothing is compiled twice that could be shared.
 
-    ``longest`` is the longest prompt that is trained on; ``common`` is that of the parts.
+    ``longest`` is the longest prompt trained on; ``shared_prefix_len`` is that of the parts.
     """
     from jaxrl_llm.rollout import make_engine, make_sampler
 
@@ -199,7 +199,7 @@ def _samplers(
     filters = {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p}
     policy = {"temperature": sampling.temperature, **filters}
 
-    whole = shared | {"common": common}
+    whole = shared | {"shared_prefix_len": shared_prefix_len}
 
     def drawn(group_size: int, where):
         return make_sampler(model, group_size=group_size, mesh=where, **policy, **whole)
@@ -259,8 +259,8 @@ def load_parts(config: TrainConfig) -> tuple[Parts, ArrayTree]:
     recipe = find_recipe(config.recipe, sampling, num_prompts=len(train))
     if isinstance(recipe, Recipe):
         check_provided(recipe, train)
-    common = common_tokens([q.tokens for q in (*train, *held_out)])
-    lengths = {"longest": max(len(q.tokens) for q in train), "common": common}
+    shared_prefix_len = count_shared_prefix([q.tokens for q in (*train, *held_out)])
+    lengths = {"longest": max(len(q.tokens) for q in train), "shared_prefix_len": shared_prefix_len}
     parts = Parts(
         config=config,
         mesh=mesh,
@@ -271,7 +271,7 @@ def load_parts(config: TrainConfig) -> tuple[Parts, ArrayTree]:
         train=train,
         held_out=held_out,
         questions=digest,
-        common=common,
+        shared_prefix_len=shared_prefix_len,
         **_samplers(config, recipe, model, tokenizer, mesh, sampler_mesh, **lengths),
     )
     return parts, params

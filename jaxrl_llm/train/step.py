@@ -37,7 +37,7 @@ def make_step(
     remat: str = "full",
     donate: bool = True,
     chunk_size: int | None = None,
-    common: int = 0,
+    shared_prefix_len: int = 0,
     critic_optimizer: optax.GradientTransformation | None = None,
     critic_model: Model | None = None,
 ) -> Step:
@@ -69,8 +69,8 @@ def make_step(
       remat: What the backward pass keeps of a layer: "none", "dots" or "full" (recompute all).
       donate: Reuse the memory of the state that comes in, which then cannot be used again.
       chunk_size: As of ``logprobs``, which it is left to if None: bounds the logits in memory.
-      common: How many first tokens the prompts of every batch share; the policy computes them once
-        for all prompts.
+      shared_prefix_len: How many first tokens the prompts of every batch share; the policy computes
+        them once for all prompts.
       critic_optimizer: For a recipe with a critic, the one given to ``init_state``.
       critic_model: The critic's body, if it is another model than the policy.
 
@@ -103,12 +103,14 @@ def make_step(
     """
     numbers = {"microbatches": microbatches, "updates": updates, "temperature": temperature}
     checks.check_positive("make_step", **numbers)
-    checks.check_non_negative("make_step", common=common)
+    checks.check_non_negative("make_step", shared_prefix_len=shared_prefix_len)
     recipe.check_updates(updates)
     if (recipe.critic is None) != (critic_optimizer is None):
         has = "a critic but no" if critic_optimizer is None else "no critic but a"
         raise ValueError(f"make_step: recipe {recipe.name!r} has {has} critic_optimizer.")
-    passes = Passes(model, recipe, temperature, chunk_size, remat, critic_model or model, common)
+    passes = Passes(
+        model, recipe, temperature, chunk_size, remat, critic_model or model, shared_prefix_len
+    )
 
     def loss(base: ArrayTree, params: ArrayTree, part: Batch):
         logp, entropy, statistics = passes.policy(merge_adapter(base, params), part)
@@ -199,7 +201,7 @@ def make_scorer(
     microbatches: int = 1,
     temperature: float = 1.0,
     chunk_size: int | None = None,
-    common: int = 0,
+    shared_prefix_len: int = 0,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Callable[[ArrayTree, Batch], Array]:
     """A compiled ``scorer(params, batch) -> logp [P, G, T]``, without gradients.
@@ -208,8 +210,8 @@ def make_scorer(
     proximal policy where a correction compares it with what sampled.
     """
     checks.check_positive("make_scorer", microbatches=microbatches, temperature=temperature)
-    checks.check_non_negative("make_scorer", common=common)
-    passes = Passes(model, None, temperature, chunk_size, "none", model, common)
+    checks.check_non_negative("make_scorer", shared_prefix_len=shared_prefix_len)
+    passes = Passes(model, None, temperature, chunk_size, "none", model, shared_prefix_len)
 
     def scorer(params: ArrayTree, batch: Batch) -> Array:
         return over_parts(lambda part: passes.policy(params, part)[0], batch, microbatches)

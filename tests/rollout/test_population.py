@@ -89,18 +89,20 @@ def check_members(found, prompts, one, alone, *, shared=True, tries=1, **options
 
 CASES = {
     "shared": (True, 0, UNLIKE, "frozen"),
-    "shared, common": (True, 2, ALIKE, "frozen"),
-    "shared, common, every leaf": (True, 2, ALIKE, "full"),
+    "shared, shared prefix": (True, 2, ALIKE, "frozen"),
+    "shared, shared prefix, every leaf": (True, 2, ALIKE, "full"),
     "dealt out": (False, 0, UNLIKE, "full"),
-    "dealt out, common": (False, 2, ALIKE, "frozen"),
+    "dealt out, shared prefix": (False, 2, ALIKE, "frozen"),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_members_in_one_batch_are_members_one_by_one(tiny, noise, alone, case):
-    shared, common, prompts, others = CASES[case]
+    shared, shared_prefix_len, prompts, others = CASES[case]
     deltas, one = noise(others=others)
-    sample = make_population_sampler(tiny[0], shared=shared, common=common, **STOPS)
+    sample = make_population_sampler(
+        tiny[0], shared=shared, shared_prefix_len=shared_prefix_len, **STOPS
+    )
     found = sample(tiny[1], deltas, jax.random.key(5), prompts, version=4)
     G = N if shared else N // len(prompts)
     assert found.tokens.shape == (len(prompts), G, T)
@@ -114,8 +116,10 @@ def test_members_in_one_batch_are_members_one_by_one(tiny, noise, alone, case):
 
 @pytest.mark.parametrize("case", CASES)
 def test_pairs_that_share_their_factors_answer_alike(tiny, noise, case):
-    shared, common, prompts, others = CASES[case]
-    sample = make_population_sampler(tiny[0], shared=shared, common=common, **STOPS)
+    shared, shared_prefix_len, prompts, others = CASES[case]
+    sample = make_population_sampler(
+        tiny[0], shared=shared, shared_prefix_len=shared_prefix_len, **STOPS
+    )
     each, once = (noise(others=others, share_pairs=share)[0] for share in (False, True))
     a, b, scale = once["layers"]["0"]["mlp"]["up"][:3]
     assert len(a) == len(b) == N // 2 and len(scale) == N
@@ -125,7 +129,7 @@ def test_pairs_that_share_their_factors_answer_alike(tiny, noise, case):
 
 def test_norms_and_biases_move(tiny, noise):
     """With them frozen, the same members answer otherwise."""
-    sample = make_population_sampler(tiny[0], common=2, **STOPS)
+    sample = make_population_sampler(tiny[0], shared_prefix_len=2, **STOPS)
     every, few = (
         sample(tiny[1], noise(others=others)[0], KEY, ALIKE) for others in ("full", "frozen")
     )
@@ -136,8 +140,8 @@ def test_norms_and_biases_move(tiny, noise):
 def test_how_prompts_are_read_changes_nothing(tiny, noise, alone, monkeypatch, prompts):
     monkeypatch.setattr(population, "_READ", 64)  # two tokens of 32 slots at a time
     deltas, one = noise()
-    common = 2 if prompts == ALIKE else 0
-    sample = make_population_sampler(tiny[0], common=common, **STOPS)
+    shared_prefix_len = 2 if prompts == ALIKE else 0
+    sample = make_population_sampler(tiny[0], shared_prefix_len=shared_prefix_len, **STOPS)
     found = sample(tiny[1], deltas, KEY, prompts, version=4)
     check_members(found, prompts, one, alone, temperature=0.0)
 
@@ -146,8 +150,14 @@ def test_how_prompts_are_read_changes_nothing(tiny, noise, alone, monkeypatch, p
 def test_tries_are_drawn_by_their_request(tiny, noise, alone, shared):
     drawn = {"temperature": 0.8, "top_k": 20}
     deltas, one = noise()
-    common = 2 if shared else 0
-    options = {**STOPS, **drawn, "shared": shared, "tries": 3, "common": common}
+    shared_prefix_len = 2 if shared else 0
+    options = {
+        **STOPS,
+        **drawn,
+        "shared": shared,
+        "tries": 3,
+        "shared_prefix_len": shared_prefix_len,
+    }
     sample = make_population_sampler(tiny[0], **options)
     found = sample(tiny[1], deltas, jax.random.key(5), ALIKE, version=4)
     check_members(found, ALIKE, one, alone, shared=shared, tries=3, **drawn)
@@ -163,7 +173,7 @@ def test_tries_are_drawn_by_their_request(tiny, noise, alone, shared):
 
 def test_sigma_0_is_the_model_itself(tiny, noise, alone):
     deltas, _ = noise(others="full", sigma=0.0)
-    sample = make_population_sampler(tiny[0], common=2, **STOPS)
+    sample = make_population_sampler(tiny[0], shared_prefix_len=2, **STOPS)
     found = sample(tiny[1], deltas, KEY, ALIKE, version=4)
     plain = alone(tiny[1], ALIKE, np.zeros((4, 1), np.int32), temperature=0.0)
     for n in range(N):
@@ -173,13 +183,13 @@ def test_sigma_0_is_the_model_itself(tiny, noise, alone):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "shared", "common"),
+    ("sizes", "shared", "shared_prefix_len"),
     [({"data": 8}, True, 2), ({"fsdp": 4, "tensor": 2}, True, 2), ({"data": 8}, False, 0)],
 )
-def test_devices_change_nothing(tiny, noise, sizes, shared, common):
+def test_devices_change_nothing(tiny, noise, sizes, shared, shared_prefix_len):
     model, params = tiny
     deltas, _ = noise(others="full")
-    options = {**STOPS, "shared": shared, "common": common}
+    options = {**STOPS, "shared": shared, "shared_prefix_len": shared_prefix_len}
     wanted = make_population_sampler(model, **options)(params, deltas, KEY, ALIKE)
     mesh = make_mesh(**sizes)
     placed = shard(params, param_shardings(params, mesh))
@@ -192,7 +202,7 @@ def test_devices_change_nothing(tiny, noise, sizes, shared, common):
 def test_pairs_that_share_their_factors_on_devices(tiny, noise, sizes):
     model, params = tiny
     once = noise(others="full", share_pairs=True)[0]
-    options = {**STOPS, "common": 2}
+    options = {**STOPS, "shared_prefix_len": 2}
     wanted = make_population_sampler(model, **options)(params, once, KEY, ALIKE)
     mesh = make_mesh(**sizes)
     placed = shard(params, param_shardings(params, mesh))
@@ -202,7 +212,7 @@ def test_pairs_that_share_their_factors_on_devices(tiny, noise, sizes):
 
 
 def test_a_second_call_compiles_nothing(tiny, noise):
-    sample = make_population_sampler(tiny[0], common=2, **STOPS)
+    sample = make_population_sampler(tiny[0], shared_prefix_len=2, **STOPS)
     deltas, _ = noise()
     sample(tiny[1], deltas, KEY, ALIKE, version=1)
     other = [prompt[:2] + [9] * (len(prompt) - 2) for prompt in ALIKE[::-1]]
@@ -217,7 +227,7 @@ def test_a_second_call_compiles_nothing(tiny, noise):
         ({"max_new_tokens": 256}, "max_new_tokens 256 leaves no room for a prompt"),
         ({"tries": 0}, "tries must be above 0"),
         ({"tries": 2}, "tries=2 has no effect at temperature 0"),
-        ({"common": -1}, "common must not be negative"),
+        ({"shared_prefix_len": -1}, "shared_prefix_len must not be negative"),
         ({"temperature": -1.0}, "make_population_sampler: temperature must not be negative"),
         ({"top_k": 3}, "no effect"),
     ],
@@ -232,13 +242,23 @@ def test_options_that_make_no_sense(tiny, options, message):
     [
         ({}, ALIKE, None, "a population needs deltas; see evolution.model_delta"),
         ({"shared": False}, ALIKE, 6, "6 members cannot be dealt out to 4 prompts"),
-        ({"common": 2}, UNLIKE, N, "prompt 0 does not begin with the 2 tokens"),
-        ({"common": 3}, ALIKE, N, "prompt 1 does not begin with the 3 tokens|or has no more"),
+        ({"shared_prefix_len": 2}, UNLIKE, N, "prompt 0 does not begin with the 2 tokens"),
+        (
+            {"shared_prefix_len": 3},
+            ALIKE,
+            N,
+            "prompt 1 does not begin with the 3 tokens|or has no more",
+        ),
         ({}, [], N, "there are no prompts"),
         ({}, [[1], []], N, "prompt 1 is empty"),
         ({}, [[1], [259]], N, "prompt 1 holds token 259"),
         ({}, [[1] * 251], N, "prompt 0 has 251 tokens, but .* room for 250"),
-        ({"common": 2, "mesh": {"data": 8}}, ALIKE, 6, "6 rows of members cannot be spread over"),
+        (
+            {"shared_prefix_len": 2, "mesh": {"data": 8}},
+            ALIKE,
+            6,
+            "6 rows of members cannot be spread over",
+        ),
     ],
 )
 def test_what_cannot_be_asked(tiny, noise, options, prompts, count, message):

@@ -39,11 +39,11 @@ def test_a_clock_adds_up_phases_and_begins_again(monkeypatch):
         pass
 
 
-def counted(prompts, responses, size, frozen, common=0):
+def counted(prompts, responses, size, frozen, shared_prefix_len=0):
     """Operations one token after the other: forward, and twice that backward."""
     total = 0.0
     for i, (prompt, group) in enumerate(zip(prompts, responses, strict=True)):
-        for place in range(common if i else 0, prompt):
+        for place in range(shared_prefix_len if i else 0, prompt):
             total += 2 * size.matrices * (2 if frozen else 3)
             total += 4 * size.attention * (place + 1) * 3
         for length in group:
@@ -53,12 +53,14 @@ def counted(prompts, responses, size, frozen, common=0):
     return total
 
 
-@pytest.mark.parametrize(("frozen", "common"), [(False, 0), (True, 0), (False, 3)])
-def test_operations_are_those_counted_token_by_token(frozen, common):
+@pytest.mark.parametrize(("frozen", "shared_prefix_len"), [(False, 0), (True, 0), (False, 3)])
+def test_operations_are_those_counted_token_by_token(frozen, shared_prefix_len):
     rng, size = np.random.default_rng(0), ModelSize(matrices=1000, projection=70, attention=12)
-    prompts, responses = common + rng.integers(1, 9, 5), rng.integers(0, 7, (5, 3))
-    found = train_flops(prompts, responses, size=size, common=common, frozen=frozen)
-    assert found == counted(prompts, responses, size, frozen, common)
+    prompts, responses = shared_prefix_len + rng.integers(1, 9, 5), rng.integers(0, 7, (5, 3))
+    found = train_flops(
+        prompts, responses, size=size, shared_prefix_len=shared_prefix_len, frozen=frozen
+    )
+    assert found == counted(prompts, responses, size, frozen, shared_prefix_len)
     # A pair of responses to one prompt costs less than each with a prompt of its own.
     one, pair = (train_flops([8], [[6] * n], size=size) for n in (1, 2))
     assert one < pair < 2 * one and train_flops([8], [[0]], size=size) == counted(
@@ -66,12 +68,12 @@ def test_operations_are_those_counted_token_by_token(frozen, common):
     )
 
 
-def counted_population(prompts, responses, size, common):
+def counted_population(prompts, responses, size, shared_prefix_len):
     """Forward passes alone, one token after the other: each member reads the prompts itself."""
     total = 0.0
     for member in range(responses.shape[1]):
         for i, (prompt, length) in enumerate(zip(prompts, responses[:, member], strict=True)):
-            for place in range(common if i else 0, prompt):
+            for place in range(shared_prefix_len if i else 0, prompt):
                 total += 2 * size.matrices + 4 * size.attention * (place + 1)
             for place in range(length):
                 total += 2 * (size.matrices + size.projection)
@@ -79,19 +81,21 @@ def counted_population(prompts, responses, size, common):
     return total
 
 
-@pytest.mark.parametrize("common", [0, 3])
-def test_operations_of_a_population_are_those_counted_token_by_token(common):
+@pytest.mark.parametrize("shared_prefix_len", [0, 3])
+def test_operations_of_a_population_are_those_counted_token_by_token(shared_prefix_len):
     size = ModelSize(matrices=100, projection=10, attention=4)
     # Two members read two tokens each, one of them answers with one more.
     by_hand = 2 * (2 * 2 * 100 + 4 * 4 * (1 + 2)) + 2 * (100 + 10) + 4 * 4 * 3
     assert population_flops([2], [[1, 0]], size=size) == by_hand
     rng = np.random.default_rng(0)
-    prompts, responses = common + rng.integers(1, 9, 5), rng.integers(0, 7, (5, 3))
-    found = population_flops(prompts, responses, size=size, common=common)
-    assert found == pytest.approx(counted_population(prompts, responses, size, common))
+    prompts, responses = shared_prefix_len + rng.integers(1, 9, 5), rng.integers(0, 7, (5, 3))
+    found = population_flops(prompts, responses, size=size, shared_prefix_len=shared_prefix_len)
+    assert found == pytest.approx(counted_population(prompts, responses, size, shared_prefix_len))
     # One member is a forward pass of one response to each prompt.
-    one = population_flops(prompts, responses[:, :1], size=size, common=common)
-    alone = train_flops(prompts, responses[:, :1], size=size, common=common)
+    one = population_flops(
+        prompts, responses[:, :1], size=size, shared_prefix_len=shared_prefix_len
+    )
+    alone = train_flops(prompts, responses[:, :1], size=size, shared_prefix_len=shared_prefix_len)
     assert one == pytest.approx(alone / 3)
 
 
@@ -136,7 +140,7 @@ def test_speed_of_a_step(monkeypatch):
         "flops_per_second": 2 * flops / 0.5,
         "mfu": 2 * flops / 0.5 / 4e6,
     }
-    assert Meter(model, common=2)(batch, seconds)["unique_tokens"] == tokens - 2
+    assert Meter(model, shared_prefix_len=2)(batch, seconds)["unique_tokens"] == tokens - 2
     frozen = Meter(model, peak_flops=1e6, frozen=True)(batch, seconds)
     assert frozen["flops_per_second"] < flops / 0.5
     # On a device whose peak nobody gave there is no utilization.
@@ -155,10 +159,12 @@ def test_speed_of_a_population():
     seconds = {"wait": 1.0, "score": 0.5, "train": 0.25}
     prompts = np.asarray(batch.prompt_mask).sum(-1)
     lengths = np.asarray(batch.mask).sum(-1) * np.asarray(batch.where)
-    for common in (0, 1):
-        tokens = 2 * (prompts.sum() - common) + lengths.sum()
-        flops = population_flops(prompts, lengths, size=model_size(model), common=common)
-        meter = Meter(model, peak_flops=1e6, common=common, evolves=True)
+    for shared_prefix_len in (0, 1):
+        tokens = 2 * (prompts.sum() - shared_prefix_len) + lengths.sum()
+        flops = population_flops(
+            prompts, lengths, size=model_size(model), shared_prefix_len=shared_prefix_len
+        )
+        meter = Meter(model, peak_flops=1e6, shared_prefix_len=shared_prefix_len, evolves=True)
         # The answers are its work, so their time counts and that of scoring does not.
         assert meter(batch, seconds) == {
             "unique_tokens": tokens,

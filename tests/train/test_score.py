@@ -137,12 +137,18 @@ def test_bad_shapes_are_named():
         score(model, params, batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.tokens)
     arrays = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
     for seen in (model, model._replace(takes_prompts=False)):
-        with pytest.raises(ValueError, match="score: common must not be negative; got -1"):
-            score(seen, params, *arrays, common=-1)
-        with pytest.raises(ValueError, match="score: common must be below the 6 tokens of a prom"):
-            score(seen, params, *arrays, common=6)
-    with pytest.raises(ValueError, match="make_scorer: common must not be negative; got -1"):
-        make_scorer(model, common=-1)
+        with pytest.raises(
+            ValueError, match="score: shared_prefix_len must not be negative; got -1"
+        ):
+            score(seen, params, *arrays, shared_prefix_len=-1)
+        with pytest.raises(
+            ValueError, match="score: shared_prefix_len must be below the 6 tokens of a prom"
+        ):
+            score(seen, params, *arrays, shared_prefix_len=6)
+    with pytest.raises(
+        ValueError, match="make_scorer: shared_prefix_len must not be negative; got -1"
+    ):
+        make_scorer(model, shared_prefix_len=-1)
 
 
 def packed_batch():
@@ -207,10 +213,10 @@ def test_prompts_go_through_the_layers_with_their_responses_or_before_them(packe
     assert len(calls) == 2 and both not in calls
     mesh = make_mesh(data=2, fsdp=4)
     # On a mesh, what prompts have in common is not computed apart.
-    for options in ({}, {"mesh": mesh}, {"mesh": mesh, "common": 1}):
+    for options in ({}, {"mesh": mesh}, {"mesh": mesh, "shared_prefix_len": 1}):
         got = found(seen, **options)
         assert calls == [both]
         expect_equal(got, want)
     calls.clear()
-    jax.eval_shape(lambda p: score(seen, p, *arrays, common=1), params)
+    jax.eval_shape(lambda p: score(seen, p, *arrays, shared_prefix_len=1), params)
     assert len(calls) == 3  # what is common, the rest of the prompts, responses

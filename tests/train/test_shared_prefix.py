@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxrl_llm as jr
-from jaxrl_llm.rollout.sampler import common_tokens
+from jaxrl_llm.rollout.sampler import count_shared_prefix
 from jaxrl_llm.train import score
 
 COMMON = 6
@@ -33,8 +33,16 @@ def test_scores_and_gradients_are_those_of_whole_prompts(tiny):
     mask = np.arange(5) < rng.integers(0, 6, (3, 2, 1))
     weights = rng.normal(size=mask.shape)
 
-    def loss(params, common, remat):
-        logp, entropy = score(model, params, *_padded(), tokens, mask, common=common, remat=remat)
+    def loss(params, shared_prefix_len, remat):
+        logp, entropy = score(
+            model,
+            params,
+            *_padded(),
+            tokens,
+            mask,
+            shared_prefix_len=shared_prefix_len,
+            remat=remat,
+        )
         return jnp.sum(weights * (logp + entropy)), (logp, entropy)
 
     grad = jax.jit(jax.grad(loss, has_aux=True), static_argnums=(1, 2))
@@ -55,8 +63,15 @@ def test_fewer_tokens_pass_through_the_layers(tiny):
         return model.apply(params, tokens, *rest, **options)
 
     tokens = jnp.zeros((3, 1, 2), int)
-    for common in (0, COMMON):
-        score(model._replace(apply=apply), params, *_padded(), tokens, tokens == 0, common=common)
+    for shared_prefix_len in (0, COMMON):
+        score(
+            model._replace(apply=apply),
+            params,
+            *_padded(),
+            tokens,
+            tokens == 0,
+            shared_prefix_len=shared_prefix_len,
+        )
     width = _padded()[0].shape[1]
     assert seen == [3 * (width + 2), COMMON, 3 * (width - COMMON), 3 * 2]
 
@@ -65,10 +80,10 @@ def test_samples_the_same_responses(tiny):
     model, params = tiny
     key = jax.random.key(3)
     whole, shared = (
-        jr.rollout.make_sampler(model, max_new_tokens=6, group_size=2, common=common)(
-            params, key, PROMPTS
-        )
-        for common in (0, COMMON)
+        jr.rollout.make_sampler(
+            model, max_new_tokens=6, group_size=2, shared_prefix_len=shared_prefix_len
+        )(params, key, PROMPTS)
+        for shared_prefix_len in (0, COMMON)
     )
     np.testing.assert_array_equal(whole.tokens, shared.tokens)
     np.testing.assert_allclose(whole.model_logp, shared.model_logp, atol=1e-5)
@@ -76,23 +91,31 @@ def test_samples_the_same_responses(tiny):
 
 def test_how_many_tokens_prompts_share():
     ten = list(range(10))
-    assert common_tokens([[*ten, 1], [*ten, 2, 3]]) == 10
-    assert common_tokens([ten, [*ten, 2]]) == 9  # each has one more
-    assert common_tokens([ten]) == 9
-    assert common_tokens([np.arange(12), np.arange(12)]) == 11
-    assert common_tokens([[*ten[:5], 1], [*ten[:5], 2]]) == 0  # not worth a pass of its own
+    assert count_shared_prefix([[*ten, 1], [*ten, 2, 3]]) == 10
+    assert count_shared_prefix([ten, [*ten, 2]]) == 9  # each has one more
+    assert count_shared_prefix([ten]) == 9
+    assert count_shared_prefix([np.arange(12), np.arange(12)]) == 11
+    assert count_shared_prefix([[*ten[:5], 1], [*ten[:5], 2]]) == 0  # not worth a pass of its own
 
 
 @pytest.mark.parametrize("prompts", [[PROMPTS[0], [1, 2, 3, 4, 5, 6, 7]], [PROMPTS[0][:6]]])
-def test_a_prompt_without_the_common_tokens_is_named(tiny, prompts):
+def test_a_prompt_without_the_shared_prefix_is_named(tiny, prompts):
     model, params = tiny
-    sample = jr.rollout.make_sampler(model, max_new_tokens=2, group_size=1, common=COMMON)
+    sample = jr.rollout.make_sampler(
+        model, max_new_tokens=2, group_size=1, shared_prefix_len=COMMON
+    )
     with pytest.raises(ValueError, match=rf"prompt {len(prompts) - 1} does not begin with the 6"):
         sample(params, jax.random.key(0), prompts)
 
 
 def test_as_many_as_a_prompt_has_are_refused(tiny):
-    with pytest.raises(ValueError, match="common must be below the 11 tokens"):
-        score(*tiny, *_padded(), jnp.zeros((3, 1, 2), int), jnp.ones((3, 1, 2), bool), common=11)
-    with pytest.raises(ValueError, match="common must not be negative"):
-        jr.rollout.make_sampler(tiny[0], max_new_tokens=2, group_size=1, common=-1)
+    with pytest.raises(ValueError, match="shared_prefix_len must be below the 11 tokens"):
+        score(
+            *tiny,
+            *_padded(),
+            jnp.zeros((3, 1, 2), int),
+            jnp.ones((3, 1, 2), bool),
+            shared_prefix_len=11,
+        )
+    with pytest.raises(ValueError, match="shared_prefix_len must not be negative"):
+        jr.rollout.make_sampler(tiny[0], max_new_tokens=2, group_size=1, shared_prefix_len=-1)
