@@ -24,9 +24,8 @@ import math
 
 import jax.numpy as jnp
 
-from jaxrl_llm.core import checks, masking
+from jaxrl_llm.core import checks, masking, traits
 from jaxrl_llm.core.axes import Array
-from jaxrl_llm.core.level import sequence_level
 
 
 def _check(function: str, mask: Array) -> None:
@@ -67,7 +66,7 @@ def token_mean(mask: Array) -> Array:
     return mask / jnp.maximum(jnp.sum(mask, dtype=jnp.float32), 1.0)
 
 
-@sequence_level
+@traits(level="sequence")
 def sequence_mean(mask: Array) -> Array:
     """Every non-empty sequence counts the same, and so does every kept token within one.
 
@@ -96,7 +95,7 @@ def sequence_mean(mask: Array) -> Array:
     return mask / jnp.maximum(masking.lengths(mask), 1.0)[..., None] / _non_empty(mask)
 
 
-@sequence_level
+@traits(level="sequence")
 def group_mean(mask: Array) -> Array:
     """Every non-empty group counts the same, every non-empty sequence in it, and every kept token.
 

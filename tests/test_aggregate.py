@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from jaxrl_llm import aggregate, bind
-from jaxrl_llm.core import level_of
+from jaxrl_llm.core import traits_of
 
 LOSS = jnp.array([[1.0, 2.0, 3.0, 4.0], [10.0, 0.0, 0.0, 0.0]])
 MASK = jnp.array([[True, True, True, True], [True, False, False, False]])
@@ -178,11 +178,11 @@ def test_of_these_only_sequence_mean_keeps_a_sequence_level_loss():
     means = {name: total(name, repeated, MASK) for name in ALL}
     assert means["sequence_mean"] == 4.0
     assert all(mean != 4.0 for name, mean in means.items() if name != "sequence_mean")
-    assert {name: level_of(f) for name, f in ALL.items()} == dict.fromkeys(ALL, "token") | {
+    assert {name: traits_of(f).level for name, f in ALL.items()} == dict.fromkeys(ALL, "token") | {
         "sequence_mean": "sequence"
     }
-    assert level_of(bind(aggregate.fixed_length, length=4)) == "token"
-    assert level_of(functools.partial(aggregate.sequence_mean)) == "sequence"
+    assert traits_of(bind(aggregate.fixed_length, length=4)).level == "token"
+    assert traits_of(functools.partial(aggregate.sequence_mean)).level == "sequence"
 
 
 @every
@@ -242,7 +242,7 @@ def test_groups_of_equal_size_make_the_group_mean_the_sequence_mean():
     np.testing.assert_allclose(
         aggregate.group_mean(mask[0]), aggregate.sequence_mean(mask[0]), rtol=1e-6
     )
-    assert level_of(aggregate.group_mean) == "sequence"
+    assert traits_of(aggregate.group_mean).level == "sequence"
 
 
 def test_groups_of_an_empty_batch_and_with_more_axes():

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.advantages import _inputs
 from jaxrl_llm.advantages.group import Singleton
-from jaxrl_llm.core import Array, checks, masking, stats, token_values
+from jaxrl_llm.core import Array, checks, masking, stats, traits
 
 
 def _check_greedy(function: str, greedy_rewards: Array, shape: tuple[int, ...]) -> None:
@@ -53,7 +53,7 @@ def remax(rewards: Array, *, greedy_rewards: Array, where: Array | None = None) 
     return masking.zero_masked(jnp.asarray(rewards, jnp.float32) - greedy, where)
 
 
-@token_values
+@traits(token_values=True)
 def remax_token(
     token_rewards: Array, mask: Array, *, greedy_rewards: Array, where: Array | None = None
 ) -> Array:

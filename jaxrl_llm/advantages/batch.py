@@ -5,10 +5,10 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import _inputs, returns
-from jaxrl_llm.core import Array, checks, masking, stats, token_values
+from jaxrl_llm.core import Array, checks, masking, stats, traits
 
 
-@token_values
+@traits(token_values=True)
 def whiten(x: Array, mask: Array, *, eps: float = 1e-8, shift_mean: bool = True) -> Array:
     """Shifts and scales values so that over the kept tokens they have mean 0 and variance 1.
 
@@ -93,7 +93,7 @@ def batch_normalize(x: Array, *, where: Array | None = None, eps: float = 1e-8) 
     return masking.zero_masked(scaled, where)
 
 
-@token_values
+@traits(token_values=True)
 def reinforce_pp_baseline(
     rewards: Array,
     mask: Array,
@@ -158,7 +158,7 @@ def reinforce_pp_baseline(
     return masking.spread("reinforce_pp_baseline", "advantages", normalized, tokens)
 
 
-@token_values
+@traits(token_values=True)
 def reinforce_pp(
     rewards: Array,
     mask: Array,

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import _inputs, batch
-from jaxrl_llm.core import checks, masking, stats, token_values
+from jaxrl_llm.core import checks, masking, stats, traits
 from jaxrl_llm.core.axes import Array
 
 Columns = Mapping[str, Array]
@@ -84,7 +84,7 @@ def gdpo(
     return masking.zero_masked(scaled, x.present)
 
 
-@token_values
+@traits(token_values=True)
 def gdpo_token(
     rewards: Columns,
     mask: Array,

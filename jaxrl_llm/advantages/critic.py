@@ -3,10 +3,10 @@
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import _inputs, batch, returns
-from jaxrl_llm.core import Array, checks, masking, token_values
+from jaxrl_llm.core import Array, checks, masking, traits
 
 
-@token_values
+@traits(token_values=True)
 def gae(
     rewards: Array,
     mask: Array,
@@ -78,7 +78,7 @@ def gae(
     return advantages if clip is None else jnp.clip(advantages, -clip, clip)
 
 
-@token_values
+@traits(token_values=True)
 def gae_returns(
     rewards: Array,
     mask: Array,

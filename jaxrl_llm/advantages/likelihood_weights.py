@@ -6,11 +6,11 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import _counting
-from jaxrl_llm.core import checks, masking, rewards_within, stats
+from jaxrl_llm.core import checks, masking, stats, traits
 from jaxrl_llm.core.axes import Array
 
 
-@rewards_within(0.0, math.inf)
+@traits(reward_range=(0.0, math.inf))
 def maxrl(
     rewards: Array,
     *,

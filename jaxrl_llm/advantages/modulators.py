@@ -7,7 +7,7 @@ them centers again, so a group need not add up to 0 afterwards.
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, checks, masking, token_values
+from jaxrl_llm.core import Array, checks, masking, traits
 
 
 def novelty_sharpening(
@@ -145,7 +145,7 @@ def ace(
     return jnp.where(advantages < 0 if wrong is None else wrong, advantages * factor, advantages)
 
 
-@token_values
+@traits(token_values=True)
 def entropy_shaping(
     advantages: Array,
     mask: Array,
@@ -197,7 +197,7 @@ def entropy_shaping(
     return advantages + jnp.minimum(scale * entropy, jnp.abs(advantages) / cap)
 
 
-@token_values
+@traits(token_values=True)
 def sampled_entropy_shaping(
     advantages: Array,
     mask: Array,

@@ -4,10 +4,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import _inputs, returns
-from jaxrl_llm.core import Array, checks, masking, token_values
+from jaxrl_llm.core import Array, checks, masking, traits
 
 
-@token_values
+@traits(token_values=True)
 def otb(
     rewards: Array,
     mask: Array,
@@ -76,7 +76,7 @@ def otb(
     return _advantages("otb", token_rewards, tokens, where, arrays, zero_tail, compact, eps)
 
 
-@token_values
+@traits(token_values=True)
 def otb_token(
     token_rewards: Array,
     mask: Array,

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import _inputs
-from jaxrl_llm.core import Array, checks, masking, token_values
+from jaxrl_llm.core import Array, checks, masking, traits
 
 Estimator = Literal["k1", "k2", "k3", "abs"]
 
 
-@token_values
+@traits(token_values=True)
 def terminal_rewards(rewards: Array, mask: Array) -> Array:
     """The reward of a rollout, placed on its last token.
 
@@ -48,7 +48,7 @@ def terminal_rewards(rewards: Array, mask: Array) -> Array:
     return masking.zero_masked(rewards, masking.last_token(mask))
 
 
-@token_values
+@traits(token_values=True)
 def kl_shaped_rewards(
     rewards: Array,
     mask: Array,
@@ -103,7 +103,7 @@ def kl_shaped_rewards(
     return _shaped("kl_shaped_rewards", rewards, mask, old_logp, ref_logp, kl_coef, estimator)
 
 
-@token_values
+@traits(token_values=True)
 def reward_to_go(token_rewards: Array, mask: Array, *, gamma: float | Array = 1.0) -> Array:
     """The discounted sum of the rewards from each token on.
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 
-from jaxrl_llm.core import checks, masking, rewards_within, stats
+from jaxrl_llm.core import checks, masking, stats, traits
 from jaxrl_llm.core.axes import Array
 
 Variance = Literal["prior", "sample", "max"]
@@ -51,7 +51,7 @@ def positive_part(distance_sq: Array, error_sq: Array) -> Array:
     return jnp.where(apart, jnp.maximum(1.0 - ratio, 0.0), 0.0)
 
 
-@rewards_within(0.0, 1.0)
+@traits(reward_range=(0.0, 1.0))
 def shrinkage_baseline(
     rewards: Array, *, prior: Array, where: Array | None = None, var: Variance = "prior"
 ) -> tuple[Array, Array]:
@@ -100,7 +100,7 @@ def shrinkage_baseline(
     return weight * mean + (1.0 - weight) * prior, weight
 
 
-@rewards_within(0.0, 1.0)
+@traits(reward_range=(0.0, 1.0))
 def v05_baseline(
     rewards: Array,
     *,

@@ -2,12 +2,12 @@
 
 import dataclasses
 import numbers
-from typing import ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import forgetting, tracker
-from jaxrl_llm.core import Array, Transform, checks, masking, stats
+from jaxrl_llm.core import Array, Transform, checks, masking, stats, traits
 
 
 def spo(
@@ -79,23 +79,23 @@ class _TrackerInit:
         )
 
 
+@traits(reward_range=(0.0, 1.0))
 @dataclasses.dataclass(frozen=True)
 class _SpoUpdate:
     rho: float
     eps: float
-    reward_range: ClassVar = (0.0, 1.0)
 
     def __call__(self, rewards, state, *, prompt_ids, where=None, **context):
         return _spo_step(rewards, state, prompt_ids, where, self.rho, self.eps)
 
 
+@traits(reward_range=(0.0, 1.0))
 @dataclasses.dataclass(frozen=True)
 class _AdaptiveSpoUpdate:
     half_shift: float
     low: float
     high: float
     eps: float
-    reward_range: ClassVar = (0.0, 1.0)
 
     def __call__(self, rewards, state, *, prompt_ids, policy_shift, where=None, **context):
         checks.check_shape("spo_tracker", "policy_shift", policy_shift, jnp.shape(rewards)[:1])
@@ -203,6 +203,7 @@ class _MssrInit:
         return MssrTracker(self.rates(), jnp.zeros(self.window, jnp.float32), jnp.int32(0))
 
 
+@traits(reward_range=(0.0, 1.0))
 @dataclasses.dataclass(frozen=True)
 class _MssrUpdate:
     target: float
@@ -210,7 +211,6 @@ class _MssrUpdate:
     high: float
     rule: Literal["two_sided", "monotone"]
     eps: float
-    reward_range: ClassVar = (0.0, 1.0)
 
     def __call__(self, rewards, state, *, prompt_ids, last_kl, where=None, **context):
         tracker.check_rows("mssr_tracker", prompt_ids, rewards, where)

@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import modulators
-from jaxrl_llm.core import Array, Transform, checks, masking, token_values
+from jaxrl_llm.core import Array, Transform, checks, masking, traits
 
 
-@token_values
+@traits(token_values=True)
 def dcpo_distribution(
     advantages: Array,
     mask: Array,

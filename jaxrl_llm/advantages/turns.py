@@ -5,7 +5,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group, returns
-from jaxrl_llm.core import Array, checks, masking, token_values
+from jaxrl_llm.core import Array, checks, masking, traits
 
 
 def turn_returns(rewards: Array, *, turn_where: Array | None = None, gamma: float = 1.0) -> Array:
@@ -98,7 +98,7 @@ def trloo(
     return jnp.swapaxes(advantages, -1, -2)
 
 
-@token_values
+@traits(token_values=True)
 def turns_to_tokens(advantages: Array, mask: Array, *, turn_ids: Array) -> Array:
     """One value a turn, spread over the tokens of that turn.
 

@@ -6,7 +6,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, checks, masking, sequence_level
+from jaxrl_llm.core import Array, checks, masking, traits
 from jaxrl_llm.corrections import _inputs
 
 Statistic = Literal["k1", "k2", "k3"]
@@ -103,7 +103,7 @@ def _statistic(log_ratio: Array, statistic: Statistic, invert: bool) -> Array:
     return log_ratio**2 / 2.0 if statistic == "k2" else jnp.expm1(log_ratio) - log_ratio
 
 
-@sequence_level
+@traits(level="sequence")
 def veto_mask(
     old_logp: Array, behavior_logp: Array, mask: Array, *, threshold: float = 1e-4
 ) -> Array:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, checks, level_of, masking, sequence_level
+from jaxrl_llm.core import Array, checks, masking, traits, traits_of
 from jaxrl_llm.corrections import _inputs
 
 
@@ -69,7 +69,7 @@ def rollout_correction(
     return _correct(function, old_logp, behavior_logp, mask, weights, reject, keep_denominator)
 
 
-@sequence_level
+@traits(level="sequence")
 def sequence_rollout_correction(
     old_logp: Array,
     behavior_logp: Array,
@@ -84,7 +84,8 @@ def sequence_rollout_correction(
         one weight and one verdict a sequence, repeated over its tokens
 
     It takes only weights and rules that do not tell the tokens of a sequence apart: those with a
-    ``level`` other than "token" bound to them, and those marked with ``core.sequence_level``.
+    ``level`` other than "token" bound to them, and those with
+    ``core.traits(level="sequence")``.
 
     Args:
       old_logp: ``[..., T]`` log-probabilities (nats) under the proximal policy.
@@ -118,14 +119,14 @@ def sequence_rollout_correction(
         if not _is_of_sequences(part):
             raise ValueError(
                 f"{function}: {part!r} gives the tokens of a sequence values of their own; bind "
-                "a level of sequences, or mark it with core.sequence_level."
+                "a level of sequences, or decorate it with core.traits(level='sequence')."
             )
     return _correct(function, old_logp, behavior_logp, mask, weights, reject, keep_denominator)
 
 
 def _is_of_sequences(part: Callable) -> bool:
     level = dict(getattr(part, "options", ())).get("level", "token")
-    return level_of(part) == "sequence" or level != "token"
+    return traits_of(part).level == "sequence" or level != "token"
 
 
 def _correct(

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, checks, masking, token_values
+from jaxrl_llm.core import Array, checks, masking, traits
 
 
 def mpt_mask(
@@ -62,7 +62,7 @@ def mpt_mask(
     return mask & ~(mastered & watched[..., None])
 
 
-@token_values
+@traits(token_values=True)
 def mpt_advantages(
     advantages: Array,
     mask: Array,

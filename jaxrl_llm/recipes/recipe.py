@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 import jax
 
 from jaxrl_llm import aggregate
-from jaxrl_llm.core import Array, Transform, call_with, checks, has_ratio
+from jaxrl_llm.core import Array, Transform, call_with, checks, traits_of
 from jaxrl_llm.recipes import slots, validity
 from jaxrl_llm.recipes.batch import Batch
 from jaxrl_llm.recipes.critic import Critic
@@ -37,7 +37,7 @@ class Recipe:
         leave the mask before token advantages and ``weights``, so they count in no denominator; a
         correction that wants to keep the denominator returns weight 0 instead. Rollouts do not
         leave their group's baseline. A sequence-level surrogate takes only a correction that is
-        marked with ``core.sequence_level``.
+        marked with ``core.traits(level="sequence")``.
       curation: Transform ``rewards [P, G] -> where [P, G]``, with the same context as
         ``advantage``; its result is combined with the batch's own ``where`` by "and".
       selection: ``(advantages, mask) -> keep [P, G, T]`` and what it names of the same context:
@@ -150,10 +150,10 @@ class Recipe:
     def uses_ratio(self) -> bool:
         """Whether the surrogate compares the policy with ``old_logp``.
 
-        One that does not (see :func:`jaxrl_llm.core.no_ratio`) has the right gradient only for the
+        One that does not (``core.traits(has_ratio=False)``) has the right gradient only for the
         policy that sampled, so that a batch serves one update.
         """
-        return has_ratio(self.surrogate)
+        return traits_of(self.surrogate).has_ratio
 
     @property
     def reads_behavior(self) -> bool:

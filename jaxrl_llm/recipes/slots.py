@@ -15,8 +15,8 @@ from jaxrl_llm.core import (
     accepted,
     functions_of,
     parts_of,
+    traits_of,
 )
-from jaxrl_llm.core import reward_range as range_of
 from jaxrl_llm.core.compose import stable_repr
 from jaxrl_llm.recipes.batch import Batch
 from jaxrl_llm.recipes.inputs import EXTRAS
@@ -200,7 +200,7 @@ def draws(recipe) -> bool:
 
 
 def reward_range(advantage: Transform) -> tuple[float, float]:
-    """The rewards that an advantage is defined for (see ``core.rewards_within``).
+    """The rewards that an advantage is defined for (see ``core.traits(reward_range=...)``).
 
     Of a chain only the first part gets the rewards as they are. What it makes of them for the
     others is its own affair: it may be there to bring them into range.
@@ -208,7 +208,7 @@ def reward_range(advantage: Transform) -> tuple[float, float]:
     parts = parts_of(advantage)
     if parts is not None:
         return reward_range(parts[0]) if parts else (-math.inf, math.inf)
-    return range_of(advantage.update)
+    return traits_of(advantage.update).reward_range
 
 
 def check_output(recipe: str, what: str, value, *shapes: tuple[int, ...]) -> None:

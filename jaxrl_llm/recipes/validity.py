@@ -4,14 +4,7 @@ import inspect
 
 import jax
 
-from jaxrl_llm.core import (
-    Transform,
-    accepted,
-    gives_token_values,
-    level_of,
-    takes_correction,
-    takes_token_advantages,
-)
+from jaxrl_llm.core import Transform, accepted, traits_of
 from jaxrl_llm.recipes import slots
 from jaxrl_llm.recipes.batch import Batch
 from jaxrl_llm.recipes.critic import Critic
@@ -193,7 +186,7 @@ def check_meaning(recipe) -> None:
             f"behavior_logp, so correction {called(recipe.correction)} would count the same "
             "mismatch twice; leave one of them out."
         )
-    if recipe.correction is not None and not takes_correction(recipe.surrogate):
+    if recipe.correction is not None and not traits_of(recipe.surrogate).takes_correction:
         raise ValueError(
             f"Recipe {recipe.name!r}: surrogate {called(recipe.surrogate)} is no mean over what "
             f"was sampled, so correction {called(recipe.correction)} has nothing to correct; leave "
@@ -215,22 +208,24 @@ def check_meaning(recipe) -> None:
 
 def check_levels(recipe) -> None:
     """Raises ValueError if a function of tokens would change what a sequence surrogate says."""
-    if level_of(recipe.surrogate) != "sequence":
+    if traits_of(recipe.surrogate).level != "sequence":
         return
     what = f"Recipe {recipe.name!r}: surrogate {called(recipe.surrogate)} is one value per sequence"
-    if level_of(recipe.weights) != "sequence":
+    if traits_of(recipe.weights).level != "sequence":
         raise ValueError(
             f"{what}, repeated over its tokens, and weights {called(recipe.weights)} would count "
             "it once per token, so long sequences more; use aggregate.sequence_mean, or mark a "
-            "weighting that keeps the meaning with core.sequence_level."
+            "weighting that keeps the meaning with core.traits(level='sequence')."
         )
-    if recipe.correction is not None and level_of(recipe.correction) != "sequence":
+    if recipe.correction is not None and traits_of(recipe.correction).level != "sequence":
         raise ValueError(
             f"{what}, and correction {called(recipe.correction)} weighs its tokens one by one; "
-            "mark a correction that gives a sequence one weight with core.sequence_level."
+            "mark a correction with one weight a sequence with core.traits(level='sequence')."
         )
     for reader in slots.of_transform("advantage", recipe.advantage):
-        if gives_token_values(reader.function) and not takes_token_advantages(recipe.surrogate):
+        if not traits_of(reader.function).token_values:
+            continue
+        if not traits_of(recipe.surrogate).takes_token_advantages:
             raise ValueError(
                 f"{what}, and advantage {called(reader.function)} gives each token a value of its "
                 "own, which it would have to average away; take a token-level surrogate."

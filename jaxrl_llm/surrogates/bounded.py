@@ -3,14 +3,14 @@
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, checks, masking, own_objective, stats
+from jaxrl_llm.core import Array, checks, masking, stats, traits
 from jaxrl_llm.surrogates import _inputs
 
 # Halvings of the bracket that hold the center; more than float32 has bits.
 _HALVINGS = 40
 
 
-@own_objective
+@traits(policy_gradient=False)
 def gbpo(
     logp: Array,
     old_logp: Array | None,

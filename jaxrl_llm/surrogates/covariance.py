@@ -8,7 +8,7 @@ not handed one asks it of the arrays it sees.
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, checks, masking, own_objective
+from jaxrl_llm.core import Array, checks, masking, traits
 from jaxrl_llm.surrogates import _inputs
 
 # Defaults of the selections, and of the losses that make one themselves.
@@ -182,7 +182,7 @@ def highest(score: Array, candidates: Array, count: Array) -> Array:
     return chosen.reshape(candidates.shape) & candidates
 
 
-@own_objective
+@traits(policy_gradient=False)
 def clip_cov(
     logp: Array,
     old_logp: Array | None,
@@ -258,7 +258,7 @@ def clip_cov(
     return masking.zero_masked(x.finish(loss), ~selected)
 
 
-@own_objective
+@traits(policy_gradient=False)
 def kl_cov(
     logp: Array,
     old_logp: Array | None,

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, checks, masking, no_correction, own_objective, sequence_level
+from jaxrl_llm.core import Array, checks, masking, traits
 from jaxrl_llm.surrogates import _inputs
 
 
@@ -56,9 +56,7 @@ def length_softmax_weights(
     return shares / jnp.where(total > 0, total, 1.0)
 
 
-@no_correction
-@own_objective
-@sequence_level
+@traits(takes_correction=False, policy_gradient=False, level="sequence")
 def drpo_len(
     logp: Array,
     old_logp: Array | None,

@@ -3,12 +3,12 @@
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, checks, masking, own_objective
+from jaxrl_llm.core import Array, checks, masking, traits
 from jaxrl_llm.surrogates import _inputs
 from jaxrl_llm.surrogates.divergence import Rest, taught, token_divergence
 
 
-@own_objective
+@traits(policy_gradient=False)
 def sdpo(
     logp: Array,
     old_logp: Array | None,
@@ -76,7 +76,7 @@ def sdpo(
     return masking.zero_masked(capped_ratio("sdpo", x, is_clip) * loss, kept)
 
 
-@own_objective
+@traits(policy_gradient=False)
 def sdpo_sampled(
     logp: Array,
     old_logp: Array | None,
@@ -269,7 +269,7 @@ def srpo_weights(
     return entropy_weights(teacher_entropy, mask & routed[..., None], beta=beta)
 
 
-@own_objective
+@traits(policy_gradient=False)
 def srpo(
     logp: Array,
     old_logp: Array | None,

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, checks, masking, own_objective
+from jaxrl_llm.core import Array, checks, masking, traits
 from jaxrl_llm.surrogates import _inputs
 
 
@@ -42,7 +42,7 @@ def shaped_likelihood(logp: Array, *, gamma: float = 0.1) -> Array:
     return jax.nn.sigmoid(jnp.asarray(logp, jnp.float32) - jnp.log(jnp.float32(gamma)))
 
 
-@own_objective
+@traits(policy_gradient=False)
 def luffy_shaping(
     logp: Array,
     old_logp: Array | None,
@@ -103,7 +103,7 @@ def luffy_shaping(
     )
 
 
-@own_objective
+@traits(policy_gradient=False)
 def ampo(
     logp: Array,
     old_logp: Array | None,
@@ -160,7 +160,7 @@ def ampo(
     )
 
 
-@own_objective
+@traits(policy_gradient=False)
 def icpo(
     logp: Array,
     old_logp: Array | None,

@@ -3,12 +3,12 @@
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, checks, masking, no_ratio
+from jaxrl_llm.core import Array, checks, masking, traits
 from jaxrl_llm.core.scans import minimum_before
 from jaxrl_llm.surrogates import _inputs
 
 
-@no_ratio
+@traits(has_ratio=False)
 def reinforce(
     logp: Array,
     old_logp: Array | None,

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, checks, masking, no_correction, no_ratio, own_objective
+from jaxrl_llm.core import Array, checks, masking, traits
 from jaxrl_llm.surrogates import _inputs
 
 
@@ -139,9 +139,7 @@ def token_seeds(advantages: Array, *, key: Array, mask: Array) -> Array:
     return jax.random.bits(key, jnp.shape(mask), jnp.uint32)
 
 
-@no_correction
-@own_objective
-@no_ratio
+@traits(takes_correction=False, policy_gradient=False, has_ratio=False)
 def otr(
     logp: Array,
     old_logp: Array | None,

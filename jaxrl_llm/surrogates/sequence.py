@@ -5,7 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, checks, masking, own_objective, sequence_level, token_advantages
+from jaxrl_llm.core import Array, checks, masking, traits
 from jaxrl_llm.surrogates import _inputs
 
 # verl's cap: a sequence ratio above e^10 counts as e^10 and has no gradient.
@@ -47,7 +47,7 @@ def sequence_ratio(logp: Array, old_logp: Array | None, mask: Array) -> Array:
     return jnp.exp(_capped(_mean(difference, mask)))
 
 
-@sequence_level
+@traits(level="sequence")
 def gspo(
     logp: Array,
     old_logp: Array | None,
@@ -100,8 +100,7 @@ def gspo(
     return x.finish(_clipped(x, eps_low, eps_high))
 
 
-@sequence_level
-@token_advantages
+@traits(level="sequence", token_advantages=True)
 def gspo_token(
     logp: Array,
     old_logp: Array | None,
@@ -154,8 +153,7 @@ def gspo_token(
     return x.finish(_inputs.clipped_loss(ratio, x.advantages, eps_low, eps_high))
 
 
-@own_objective
-@sequence_level
+@traits(policy_gradient=False, level="sequence")
 def luspo(
     logp: Array,
     old_logp: Array | None,
@@ -223,7 +221,7 @@ def _capped(log_s: Array) -> Array:
     return jnp.minimum(log_s, _LOG_CAP)
 
 
-@sequence_level
+@traits(level="sequence")
 def gmpo(
     logp: Array,
     old_logp: Array | None,

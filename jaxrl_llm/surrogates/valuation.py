@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, checks, masking, own_objective
+from jaxrl_llm.core import Array, checks, masking, traits
 from jaxrl_llm.surrogates import _inputs
 
 
@@ -49,7 +49,7 @@ def mean_log_probs(logits: Array, targets: Array | None = None) -> Array:
     return jnp.sum(below, axis=-1) / count - jnp.log(total)
 
 
-@own_objective
+@traits(policy_gradient=False)
 def rover(
     logp: Array,
     old_logp: Array | None,

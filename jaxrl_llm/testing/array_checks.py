@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.core import accepted, call_with, is_policy_gradient
+from jaxrl_llm.core import accepted, call_with, traits_of
 from jaxrl_llm.models.sharding import batch_sharding
 from jaxrl_llm.recipes import Recipe, slots
 from jaxrl_llm.testing import cases
@@ -268,7 +268,7 @@ def expect_policy_gradient(check: str, recipe: Recipe, case: Case, tolerance: fl
     """
     result = evaluate(recipe, case)
     ready, grad = result.batch, result.grads[0]
-    if not is_policy_gradient(recipe.surrogate):
+    if not traits_of(recipe.surrogate).policy_gradient:
         expect_same(check, recipe, "on policy", result, result, tolerance=0.0)
         return
     weights, advantages = jnp.asarray(ready.weights), jnp.asarray(ready.advantages)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm import diagnostics
-from jaxrl_llm.core import Array, level_of, masking
+from jaxrl_llm.core import Array, masking, traits_of
 from jaxrl_llm.recipes import Batch, Recipe
 
 
@@ -103,7 +103,7 @@ def _clip_metrics(surrogate, logp: Array, old_logp: Array, batch: Batch) -> dict
     low, high, dual = (options.get(name) for name in ("eps_low", "eps_high", "dual_clip"))
     if low is not None and high is not None:
         metrics["clip_fraction"] = diagnostics.clip_fraction(
-            *arrays, eps_low=low, eps_high=high, level=level_of(surrogate)
+            *arrays, eps_low=low, eps_high=high, level=traits_of(surrogate).level
         )
     if dual is not None:
         metrics["dual_clip_fraction"] = diagnostics.dual_clip_fraction(*arrays, dual_clip=dual)

@@ -11,7 +11,7 @@ from jax.test_util import check_grads
 
 import jaxrl_llm as jr
 from jaxrl_llm.advantages import gate_rewards, gdpo, gdpo_token, grpo, sum_columns
-from jaxrl_llm.core import gives_token_values
+from jaxrl_llm.core import traits_of
 
 compiled = jax.jit(gdpo, static_argnames=("weights", "batch_norm", "eps", "ddof"))
 compiled_token = jax.jit(gdpo_token, static_argnames=("weights", "ddof"))
@@ -296,5 +296,5 @@ def test_bad_input():
 
 
 def test_marks():
-    assert gives_token_values(gdpo_token)
-    assert not gives_token_values(gdpo)
+    assert traits_of(gdpo_token).token_values
+    assert not traits_of(gdpo).token_values

@@ -17,7 +17,7 @@ from jaxrl_llm.advantages import (
     novelty_sharpening,
     sampled_entropy_shaping,
 )
-from jaxrl_llm.core import gives_token_values
+from jaxrl_llm.core import traits_of
 
 quick = settings(max_examples=30, deadline=None, database=None, derandomize=True)
 SHAPE = (3, 4, 5)
@@ -271,7 +271,7 @@ def test_they_follow_an_estimator_in_a_chain():
     out, _ = both.update(jnp.asarray(rewards), both.init(), **context, old_entropy=1)
     base = jr.advantages.grpo(rewards, where=x["where"])
     np.testing.assert_allclose(out, ace(base, alpha=2.0, **context), rtol=1e-6)
-    assert gives_token_values(entropy_shaping) and not gives_token_values(ace)
+    assert traits_of(entropy_shaping).token_values and not traits_of(ace).token_values
 
 
 def test_bad_input():

@@ -7,7 +7,7 @@ import pytest
 from jax.test_util import check_grads
 
 from jaxrl_llm.advantages import dcpo_distribution, sampled_entropy, temperature_logp
-from jaxrl_llm.core import gives_token_values
+from jaxrl_llm.core import traits_of
 
 compiled = jax.jit(dcpo_distribution)
 SHAPE = (2, 3, 4)
@@ -99,7 +99,7 @@ def test_token_advantages_are_mixed_as_they_are():
     x = sample(3)
     tokens = np.broadcast_to(x["advantages"][..., None], SHAPE)
     np.testing.assert_array_equal(call(x | {"advantages": tokens}), call(x))
-    assert gives_token_values(dcpo_distribution)
+    assert traits_of(dcpo_distribution).token_values
 
 
 def test_masked_cells_are_never_read_in_value_or_gradient():

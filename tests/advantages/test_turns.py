@@ -8,7 +8,7 @@ from jax.test_util import check_grads
 
 import jaxrl_llm as jr
 from jaxrl_llm.advantages import rloo, trloo, turn_returns, turns_to_tokens
-from jaxrl_llm.core import gives_token_values
+from jaxrl_llm.core import traits_of
 
 compiled = jax.jit(trloo, static_argnames=("singleton",))
 
@@ -132,7 +132,7 @@ def test_tokens_take_the_value_of_their_turn():
     loud = turns_to_tokens(advantages, jnp.ones((1, 2, 4), bool), turn_ids=turn_ids)
     assert np.isnan(np.asarray(loud)[0, 1, 2:]).all()
     assert np.isfinite(np.asarray(loud)[0, 0]).all()
-    assert gives_token_values(turns_to_tokens) and not gives_token_values(trloo)
+    assert traits_of(turns_to_tokens).token_values and not traits_of(trloo).token_values
 
 
 def test_each_turn_gets_the_gradient_of_its_tokens():

@@ -7,7 +7,7 @@ import pytest
 
 import jaxrl_llm as jr
 from jaxrl_llm import bind
-from jaxrl_llm.core import level_of, sequence_level
+from jaxrl_llm.core import traits, traits_of
 from jaxrl_llm.corrections import (
     importance_weights,
     m2_mask,
@@ -93,15 +93,15 @@ def test_sequence_form_is_marked_and_takes_sequence_parts_only():
         "reject": (
             bind(rejection_mask, statistic="k2", level="sequence_mean", upper=0.3),
             veto_mask,
-            sequence_level(lambda old, behavior, mask: mask),
+            traits(level="sequence")(lambda old, behavior, mask: mask),
         ),
     }
     w, keep = sequence_rollout_correction(OLD, BEHAVIOR, MASK, **parts)
     expected = rollout_correction(OLD, BEHAVIOR, MASK, **parts)
     np.testing.assert_array_equal(w, expected[0])
     np.testing.assert_array_equal(keep, expected[1])
-    assert level_of(bind(sequence_rollout_correction, **parts)) == "sequence"
-    assert level_of(rollout_correction) == "token"
+    assert traits_of(bind(sequence_rollout_correction, **parts)).level == "sequence"
+    assert traits_of(rollout_correction).level == "token"
     for part in (TIS, importance_weights, m2_mask, RULES[0]):
         slot = {"weights": part} if part in (TIS, importance_weights) else {"reject": (part,)}
         with pytest.raises(ValueError, match="gives the tokens of a sequence values of their own"):

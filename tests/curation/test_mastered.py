@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.core import gives_token_values
+from jaxrl_llm.core import traits_of
 from jaxrl_llm.curation import mpt_advantages, mpt_mask
 
 LOGP = jnp.log(jnp.array([0.995, 0.5, 0.999]))
@@ -82,7 +82,7 @@ def test_advantages_of_dropped_tokens_are_zero():
     assert mpt_advantages(a, mask, **evidence).tolist() == expected
     tokens = jnp.broadcast_to(a[:, None], mask.shape)
     assert mpt_advantages(tokens, mask, **evidence).tolist() == expected
-    assert gives_token_values(mpt_advantages)
+    assert traits_of(mpt_advantages).token_values
     gradient = jax.grad(lambda a: mpt_advantages(a, mask, **evidence).sum())(a)
     assert gradient.tolist() == [1.0, 2.0]
 

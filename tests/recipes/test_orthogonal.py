@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import jaxrl_llm as jr
-from jaxrl_llm.core import gives_token_values, level_of, takes_token_advantages
+from jaxrl_llm.core import traits_of
 from jaxrl_llm.recipes import PRESETS, Recipe, catalog, slots
 from jaxrl_llm.testing import assert_recipe_ok, cases
 from jaxrl_llm.testing.model_checks import model, model_case
@@ -110,14 +110,15 @@ def reason(choice: Slots) -> str | None:
     surrogate, correction = SURROGATES[s], CORRECTIONS[c]
     if correction is not None and s in ("decoupled_ppo", "mix_ppg", "vespo"):
         return "count the same mismatch twice"
-    if level_of(surrogate) == "token":
+    if traits_of(surrogate).level == "token":
         return None
-    if level_of(WEIGHTS[w]) == "token":
+    if traits_of(WEIGHTS[w]).level == "token":
         return "count it once per token"
-    if correction is not None and level_of(correction) == "token":
+    if correction is not None and traits_of(correction).level == "token":
         return "weighs its tokens one by one"
     functions = [r.function for r in slots.of_transform("advantage", ADVANTAGES[a])]
-    if any(map(gives_token_values, functions)) and not takes_token_advantages(surrogate):
+    by_token = any(traits_of(function).token_values for function in functions)
+    if by_token and not traits_of(surrogate).takes_token_advantages:
         return "average away"
     return None
 

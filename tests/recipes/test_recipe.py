@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxrl_llm as jr
-from jaxrl_llm.core import sequence_level
+from jaxrl_llm.core import traits
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.recipes.recipe import AlgoState
 
@@ -71,7 +71,7 @@ def test_a_weighting_of_ones_own_may_declare_itself():
 
     with pytest.raises(ValueError, match="mine"):
         plain(surrogate=jr.surrogates.gspo, weights=mine)
-    plain(surrogate=jr.surrogates.gspo, weights=sequence_level(mine))
+    plain(surrogate=jr.surrogates.gspo, weights=traits(level="sequence")(mine))
 
 
 def test_replace_suggests_the_field():
@@ -150,7 +150,7 @@ def test_functions_that_a_slot_can_call():
     plain(surrogate=lambda *arrays, **options: arrays[0])
 
 
-@jr.core.sequence_level
+@jr.core.traits(level="sequence")
 def one_weight(old_logp, behavior_logp, mask):
     return jnp.ones(mask.shape), mask
 
@@ -159,7 +159,9 @@ def test_a_token_correction_of_a_sequence_surrogate_is_refused():
     def by_token(old_logp, behavior_logp, mask):
         return jnp.exp(old_logp - behavior_logp), mask
 
-    with pytest.raises(ValueError, match="gspo is one value.*correction by_token.*sequence_level"):
+    with pytest.raises(
+        ValueError, match="gspo is one value.*correction by_token.*level='sequence'"
+    ):
         jr.recipes.gspo().replace(correction=by_token)
     jr.recipes.gspo().replace(correction=one_weight)
     jr.recipes.dapo().replace(correction=by_token)

@@ -5,7 +5,7 @@ import math
 import pytest
 
 import jaxrl_llm as jr
-from jaxrl_llm.core import reward_range, rewards_within
+from jaxrl_llm.core import traits, traits_of
 
 ANY = (-math.inf, math.inf)
 
@@ -49,7 +49,7 @@ def test_the_mark_is_seen_through_wrappings_and_leaves_the_function_as_it_was():
     def plain(rewards, *, where=None):
         return rewards
 
-    marked = rewards_within(-1.0, 1.0)(plain)
-    assert reward_range(jr.bind(marked, where=None)) == (-1.0, 1.0)
-    assert reward_range(plain) == ANY
+    marked = traits(reward_range=(-1.0, 1.0))(plain)
+    assert traits_of(jr.bind(marked, where=None)).reward_range == (-1.0, 1.0)
+    assert traits_of(plain).reward_range == ANY
     assert jr.recipes.maxrl().replace(advantage=jr.stateless(marked)).reward_range == (-1.0, 1.0)

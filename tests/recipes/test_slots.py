@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxrl_llm as jr
-from jaxrl_llm.core import sequence_level, token_values
+from jaxrl_llm.core import traits
 from jaxrl_llm.recipes import Batch, Critic, Recipe
 from jaxrl_llm.recipes.validity import tried
 
@@ -348,7 +348,7 @@ def test_each_slot_sees_what_was_decided_before_it():
 
 
 def test_a_selection_leaves_baselines_alone_and_no_value_behind():
-    @token_values
+    @traits(token_values=True)
     def by_token(rewards, *, mask, where):
         values = jnp.where(where, rewards, 0.0)[..., None] * jnp.ones(mask.shape)
         return jnp.where(mask, values, jnp.nan)  # junk where nothing is kept
@@ -542,7 +542,7 @@ def test_token_advantages_are_not_for_a_sequence_level_surrogate():
     with pytest.raises(ValueError, match="advantage reinforce_pp_baseline gives each token"):
         plain(advantage=jr.chain(jr.stateless(jnp.negative), tokens), **slots)
     plain(advantage=tokens, **slots | {"surrogate": jr.surrogates.gspo_token})
-    plain(advantage=tokens, weights=sequence_level(jr.aggregate.token_mean))
+    plain(advantage=tokens, weights=traits(level="sequence")(jr.aggregate.token_mean))
 
 
 def test_a_reference_that_nobody_reads_is_refused():

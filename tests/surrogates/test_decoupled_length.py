@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 import jaxrl_llm as jr
 from jaxrl_llm import aggregate
-from jaxrl_llm.core import is_policy_gradient, level_of
+from jaxrl_llm.core import traits_of
 from jaxrl_llm.surrogates import drpo_len, kl_barrier, kl_from_old, length_softmax_weights
 
 SHAPE = (4, 3, 5)
@@ -207,8 +207,8 @@ def test_constants_dtypes_and_compilation():
     )
     mapped = jax.vmap(lambda x, a, m: drpo_len(x, None, a, m, **OPTIONS))(LOGP, advantages, MASK)
     np.testing.assert_allclose(mapped, function(LOGP, None, advantages), rtol=1e-6)
-    assert level_of(drpo_len) == "sequence"
-    assert not is_policy_gradient(drpo_len)
+    assert traits_of(drpo_len).level == "sequence"
+    assert not traits_of(drpo_len).policy_gradient
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k3"])

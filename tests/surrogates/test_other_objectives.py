@@ -9,7 +9,7 @@ import pytest
 
 import jaxrl_llm as jr
 from jaxrl_llm import surrogates
-from jaxrl_llm.core import has_ratio, is_policy_gradient, level_of
+from jaxrl_llm.core import traits_of
 
 SHAPE, SUPPORT = (2, 3, 4), 3
 MASK = np.arange(4) < np.array([[4, 2, 1], [0, 3, 4]])[..., None]
@@ -285,9 +285,9 @@ def test_bad_options_are_named(name, options, words):
 
 
 def test_marks():
-    assert all(level_of(case[0]) == "token" for case in CASES.values())
-    assert not any(is_policy_gradient(case[0]) for case in CASES.values())
-    assert {name for name, case in CASES.items() if not has_ratio(case[0])} == {"otr"}
+    assert all(traits_of(case[0]).level == "token" for case in CASES.values())
+    assert not any(traits_of(case[0]).policy_gradient for case in CASES.values())
+    assert {name for name, case in CASES.items() if not traits_of(case[0]).has_ratio} == {"otr"}
 
 
 def test_every_public_surrogate_with_an_objective_of_its_own_from_here_is_tested():

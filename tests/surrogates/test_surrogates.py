@@ -20,9 +20,9 @@ from surrogate_cases import (
 
 import jaxrl_llm as jr
 from jaxrl_llm import surrogates
-from jaxrl_llm.core import has_ratio, is_policy_gradient, level_of
+from jaxrl_llm.core import traits_of
 
-POLICY_GRADIENTS = [name for name, case in CASES.items() if is_policy_gradient(case[0])]
+POLICY_GRADIENTS = [name for name, case in CASES.items() if traits_of(case[0]).policy_gradient]
 
 
 @functools.cache
@@ -248,7 +248,7 @@ def test_bad_options_are_named(function, options, message):
 
 
 def test_levels():
-    sequence = {name for name, case in CASES.items() if level_of(case[0]) == "sequence"}
+    sequence = {name for name, case in CASES.items() if traits_of(case[0]).level == "sequence"}
     assert sequence == {"gspo", "gspo_token", "gmpo", "luspo"}
     assert set(CASES) - set(POLICY_GRADIENTS) == {"luspo", "clip_cov", "kl_cov", "gbpo"}
 
@@ -257,7 +257,7 @@ def test_which_surrogates_know_the_old_policy():
     logp, old, advantages = map(jnp.asarray, make())
     for case in CASES.values():
         losses = [case[0](logp, other, advantages, MASK) for other in (old, logp)]
-        assert has_ratio(case[0]) == (not np.array_equal(*losses))
+        assert traits_of(case[0]).has_ratio == (not np.array_equal(*losses))
 
 
 def test_every_public_surrogate_is_tested():

@@ -168,7 +168,7 @@ TERMS = (
 
 def composed(a: int, s: int) -> Recipe:
     """An advantage and a surrogate; weighting and terms take turns."""
-    whole = jr.core.level_of(SURROGATES[s]) == "sequence"
+    whole = jr.core.traits_of(SURROGATES[s]).level == "sequence"
     return plain(
         name=f"pair {a} {s}",
         advantage=ADVANTAGES[a],
@@ -201,7 +201,7 @@ def test_the_pairs_hold_every_function():
     recipes = [composed(*pair) for pair in PAIRS]
     for surrogate in SURROGATES:
         mine = [r for r in recipes if r.surrogate == surrogate]
-        whole = jr.core.level_of(surrogate) == "sequence"
+        whole = jr.core.traits_of(surrogate).level == "sequence"
         assert {r.weights for r in mine} == ({jr.aggregate.sequence_mean} if whole else {*WEIGHTS})
         assert len({r.regularizers for r in mine}) >= 3
     for advantage in ADVANTAGES:

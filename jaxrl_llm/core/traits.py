@@ -1,0 +1,135 @@
+"""``traits``: what a function is, as far as a Recipe must know it to combine it with others.
+
+A sequence-level surrogate repeats one value over the tokens of a sequence; token weights would
+count long sequences more, so the Recipe refuses them. It also refuses an advantage with a value for
+each token where the surrogate would average that value away, a second update with a surrogate that
+does not compare the policy with ``old_logp``, and an importance weight on a surrogate that is no
+mean over samples. Rewards outside an advantage's range stop a run.
+"""
+
+import dataclasses
+import math
+import types
+from collections.abc import Callable
+from typing import Any, Literal
+
+
+@dataclasses.dataclass(frozen=True)
+class Traits:
+    """What a function is; the defaults are those of a function without :func:`traits`.
+
+    Attributes:
+      level: ``"sequence"`` for a surrogate or correction with one value a sequence, and for a
+        weighting under which that value keeps its meaning.
+      has_ratio: Whether a surrogate compares the policy with ``old_logp``. One that does not has
+        the right gradient only for the policy that sampled, so a batch serves one update.
+      token_values: Whether an advantage differs from token to token.
+      token_advantages: Whether a sequence-level surrogate uses an advantage of each token.
+      policy_gradient: Whether the gradient of a surrogate at ``old_logp`` is that of
+        ``-advantages * logp``.
+      takes_correction: Whether an importance weight can correct a surrogate. It cannot where the
+        loss is one number of a whole group, or is over data that no policy sampled.
+      reward_range: The least and the greatest reward that an advantage is defined for.
+    """
+
+    level: Literal["token", "sequence"] = "token"
+    has_ratio: bool = True
+    token_values: bool = False
+    token_advantages: bool = False
+    policy_gradient: bool = True
+    takes_correction: bool = True
+    reward_range: tuple[float, float] = (-math.inf, math.inf)
+
+    @property
+    def takes_token_advantages(self) -> bool:
+        """Whether a surrogate can use an advantage of each token: every token-level one can."""
+        return self.level == "token" or self.token_advantages
+
+
+@dataclasses.dataclass(frozen=True)
+class _WithTraits:
+    """A callable that cannot be copied, with traits."""
+
+    function: Callable
+    __traits__: Traits
+
+    def __call__(self, *args, **kwargs):
+        return self.function(*args, **kwargs)
+
+    @property
+    def __wrapped__(self) -> Callable:
+        """For ``inspect.signature``."""
+        return self.function
+
+    @property
+    def __name__(self) -> str:
+        return getattr(self.function, "__name__", repr(self.function))
+
+    def __repr__(self) -> str:
+        return repr(self.function)
+
+
+def traits(**changes: Any) -> Callable[[Callable], Callable]:
+    """A decorator that states how a function differs from the defaults of :class:`Traits`.
+
+    Args:
+      **changes: Fields of :class:`Traits` by name.
+
+    Returns:
+      A decorator. Of a function or any other callable it returns a copy with the traits; a class
+      is changed in place, so that its instances have them. Traits stated before stay.
+
+    Raises:
+      TypeError: If there is no field of a name.
+
+    Example:
+      >>> from jaxrl_llm.aggregate import token_mean
+      >>> traits_of(traits(level="sequence")(token_mean)).level, traits_of(token_mean).level
+      ('sequence', 'token')
+    """
+    dataclasses.replace(Traits(), **changes)  # an unknown name is an error here
+
+    def decorate(function: Callable) -> Callable:
+        stated = dataclasses.replace(traits_of(function), **changes)
+        if isinstance(function, type):
+            function.__traits__ = stated  # pyrefly: ignore
+            return function
+        if not isinstance(function, types.FunctionType):
+            return _WithTraits(function, stated)
+        copy = types.FunctionType(
+            function.__code__,
+            function.__globals__,
+            function.__name__,
+            function.__defaults__,
+            function.__closure__,
+        )
+        for name in ("__kwdefaults__", "__annotations__", "__doc__", "__module__", "__qualname__"):
+            setattr(copy, name, getattr(function, name))
+        copy.__dict__.update(function.__dict__, __traits__=stated)
+        return copy
+
+    return decorate
+
+
+def traits_of(function: Callable) -> Traits:
+    """The traits of a function, also through ``bind``, ``functools.partial`` and ``jax.jit``.
+
+    Args:
+      function: Any callable.
+
+    Returns:
+      Its :class:`Traits`; the defaults where none were stated.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> traits_of(jr.bind(jr.surrogates.gspo, eps_low=3e-4)).level
+      'sequence'
+    """
+    inner: Any = function
+    while inner is not None:
+        if isinstance(stated := getattr(inner, "__traits__", None), Traits):
+            return stated
+        # `function` is what a Bound holds, `func` a functools.partial.
+        held = getattr(inner, "function", None)
+        inner = getattr(inner, "func", None) if held is None else held
+    return Traits()
