@@ -28,7 +28,7 @@ import jaxrl_llm as jr
 from benchmarks import harness, workload
 from benchmarks.accelerator import Timed, in_turns, rounded
 from benchmarks.worker import jax_device_name, package_versions, peak_memory
-from jaxrl_llm.train.heap import trim_after_compiling
+from jaxrl_llm.core.runtime.heap import trim_after_compiling
 
 MODEL = {
     "architecture": "llama",

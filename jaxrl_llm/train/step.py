@@ -10,6 +10,7 @@ import optax
 
 from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.core.runtime.heap import trim_after_compiling
 from jaxrl_llm.models.lora import merge_adapter
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import batch_shards, on_mesh, spread_update
@@ -17,7 +18,6 @@ from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.train import mesh as meshes
 from jaxrl_llm.train.critic import CriticState, average
 from jaxrl_llm.train.guards import guarded_update, keep, stays_finite
-from jaxrl_llm.train.heap import trim_after_compiling
 from jaxrl_llm.train.metrics import batch_metrics
 from jaxrl_llm.train.passes import Passes, join, over_parts, split
 from jaxrl_llm.train.state import TrainState

@@ -1,1 +1,1 @@
-"""What touches the machine: processes of a run, interrupts, and imports made late."""
+"""What touches the machine: processes, interrupts, the heap, and imports made late."""
