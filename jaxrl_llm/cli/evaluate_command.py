@@ -10,7 +10,7 @@ import tyro
 from jaxrl_llm.cli import UsageError, options
 from jaxrl_llm.cli.chosen import check_choice, chosen
 from jaxrl_llm.train import Checkpoints
-from jaxrl_llm.train.frozen import base_marks, restore_policy
+from jaxrl_llm.train.frozen import base_fingerprint, restore_policy
 from jaxrl_llm.train.setup import load_parts
 
 
@@ -59,7 +59,7 @@ def run(arguments: Sequence[str]) -> int:
     options.use_compilation_cache()
     parts, params = load_parts(config)
     if run_dir is not None:
-        marks = base_marks(params, config.lora)
+        marks = base_fingerprint(params, config.lora)
         checkpoints = Checkpoints(
             run_dir / "checkpoints", model=parts.model, best=config.checkpoint.best, run=marks
         )

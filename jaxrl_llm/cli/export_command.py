@@ -14,7 +14,7 @@ from jaxrl_llm.cli.chosen import check_choice, chosen
 from jaxrl_llm.models.lora import Adapted, merge_lora
 from jaxrl_llm.train import Checkpoints, TrainConfig, save_adapter
 from jaxrl_llm.train.checkpoint.serialization import abstract
-from jaxrl_llm.train.frozen import base_marks, restore_policy, with_adapter
+from jaxrl_llm.train.frozen import base_fingerprint, restore_policy, with_adapter
 from jaxrl_llm.train.setup import load_model
 
 
@@ -81,7 +81,7 @@ def _trained(run_dir: Path, config: TrainConfig, given: Export):
     """The configuration of the model, the step, the parameters after it, and the tokenizer."""
     model, params, tokenizer = load_model(config, None)
     with_delta, policy = with_adapter(model, params, config.lora)
-    marks, best = base_marks(policy, config.lora), config.checkpoint.best
+    marks, best = base_fingerprint(policy, config.lora), config.checkpoint.best
     checkpoints = Checkpoints(run_dir / "checkpoints", model=with_delta, best=best, run=marks)
     step = chosen(checkpoints, given.run, step=given.step, best=given.best)
     if isinstance(policy, Adapted):

@@ -34,7 +34,7 @@ def with_adapter(
     return adapted_model(model, config), Adapted(cast_params(model, params, rounded=False), adapter)
 
 
-def base_marks(params: ArrayTree, config: LoRAConfig) -> dict[str, str]:
+def base_fingerprint(params: ArrayTree, config: LoRAConfig) -> dict[str, str]:
     """What a checkpoint of an adapter says of the model that is not in it."""
     if not isinstance(params, Adapted):
         return {}

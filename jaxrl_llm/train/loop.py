@@ -116,7 +116,7 @@ def _train(config: TrainConfig, folder: RunFolder, files: Mapping[str, str]) -> 
     def save(state: TrainState, *, required: bool = True) -> None:
         with clock("save"):
             beside = pack(parts, rollouts.waiting(int(state.step)))
-            checkpoints.save(state, beside=beside, required=required)
+            checkpoints.save(state, extras=beside, required=required)
 
     kept = {"tokenizer": parts.tokenizer, "look": look, "history": folder.history()}
     skips = Skips(folder, most=config.max_skipped, **kept)
@@ -147,10 +147,10 @@ def _train(config: TrainConfig, folder: RunFolder, files: Mapping[str, str]) -> 
                     known = found.numbers | filled | speed
                     numbers = host_metrics(metrics, known, seconds=seconds)
                     state = state if spoiled(numbers) else after
-                    checkpoints.settle()  # what a save that failed left makes room for the metrics
+                    checkpoints.poll()  # what a save that failed left makes room for the metrics
                     folder.step(step, numbers, found.rows)
                     skips(step, numbers, state, batch)
-                    checkpoints.rate(step, numbers)
+                    checkpoints.set_score(step, numbers)
                     rollouts.publish(state)
                     tokens = f"{numbers['tokens_per_second']:.0f} tok/s"
                     bar.set_postfix_str(f"reward {numbers['reward']:.3f}, {tokens}")
@@ -220,7 +220,7 @@ class _Evaluations:
                 return
             folder.held_out(step, found, rows[: self._parts.config.samples_shown])
         means = {kind: found.mean for kind, found in folder.accuracy_at(step).items()}
-        self._checkpoints.rate(step, means)
+        self._checkpoints.set_score(step, means)
 
 
 def _meter(parts: Parts) -> Meter:

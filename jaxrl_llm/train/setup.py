@@ -27,7 +27,7 @@ from jaxrl_llm.train.collect import grade, grade_here
 from jaxrl_llm.train.config import TrainConfig, find_prompts, find_recipe
 from jaxrl_llm.train.critic import init_critic
 from jaxrl_llm.train.evaluate import Accuracy, evaluate
-from jaxrl_llm.train.frozen import base_marks, described, digest, with_adapter
+from jaxrl_llm.train.frozen import base_fingerprint, described, digest, with_adapter
 from jaxrl_llm.train.mesh import load_meshes
 from jaxrl_llm.train.optimizer import make_optimizer
 from jaxrl_llm.train.packing import check_reads_segments
@@ -297,11 +297,12 @@ def begin(
     recipe, moving = parts.recipe, parts.recipe.reference is not None
     base = params.base if isinstance(params, Adapted) else params
     reference = base if "ref_logp" in recipe.needs and not moving else None
-    marks = {"questions": parts.questions, "seed": config.seed, **base_marks(params, config.lora)}
-    if reference is not None and "base" not in marks:  # it is loaded anew, also by a resumed run
-        marks["reference"] = digest(reference)
+    run = {"questions": parts.questions, "seed": config.seed}
+    run |= base_fingerprint(params, config.lora)
+    if reference is not None and "base" not in run:  # it is loaded anew, also by a resumed run
+        run["reference"] = digest(reference)
     kept = {"keep": config.checkpoint.keep, "best": config.checkpoint.best}
-    checkpoints = Checkpoints(folder, model=parts.model, run=marks, **kept)
+    checkpoints = Checkpoints(folder, model=parts.model, run=run, **kept)
     # A model that comes from a function may be kept by whoever wrote it.
     shared = reference is not None or not isinstance(config.model, str)
     state = init_state(

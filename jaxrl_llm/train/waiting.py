@@ -9,13 +9,13 @@ from jaxrl_llm.data import Cursor
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.rewards.scoring import name_of
 from jaxrl_llm.train.checkpoint import Checkpoints
-from jaxrl_llm.train.checkpoint.serialization import Beside
+from jaxrl_llm.train.checkpoint.serialization import Extras
 from jaxrl_llm.train.gather import Gathered, next_questions
 from jaxrl_llm.train.setup import Parts
 from jaxrl_llm.train.state import TrainState
 
 
-def pack(parts: Parts, batches: Sequence[Gathered]) -> Beside | None:
+def pack(parts: Parts, batches: Sequence[Gathered]) -> Extras | None:
     """Batches as what a checkpoint takes; None if there are none."""
     if not batches:
         return None
@@ -24,7 +24,7 @@ def pack(parts: Parts, batches: Sequence[Gathered]) -> Beside | None:
     for each in batches:
         arrays.append(_given({name: getattr(each.batch, name) for name in names}))
         notes.append({k: x for k, x in each._asdict().items() if k != "batch"})
-    return Beside(arrays, {"run": _marks(parts), "batches": notes})
+    return Extras(arrays, {"run": _marks(parts), "batches": notes})
 
 
 def unpack(arrays: dict[str, Any], notes: dict[str, Any]) -> Gathered:
@@ -54,7 +54,7 @@ def restored(
       state: As it was restored.
       say: Told how many are left out.
     """
-    beside = checkpoints.restore_beside()
+    beside = checkpoints.restore_extras()
     if beside is None:
         return []
     given = beside.notes["batches"]

@@ -144,7 +144,7 @@ def test_what_is_not_required_is_a_warning_and_is_not_the_last(tmp_path, disk, m
     assert checkpoints.last == 1 and checkpoints.steps() == [1]
     checkpoints.save(state, required=False)
     checkpoints.wait()
-    checkpoints.settle()  # nothing is under way
+    checkpoints.poll()  # nothing is under way
     assert checkpoints.last == 2 and checkpoints.steps() == [1, 2]
     checkpoints.save(make_state(step=3)[1])
     with pytest.raises(CheckpointError, match=TOLD.format(3)):

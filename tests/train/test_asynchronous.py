@@ -408,7 +408,7 @@ def test_a_resumed_run_trains_on_what_was_waiting_first(tmp_path, monkeypatch, s
     half = train(config)
     assert half.interrupted == signal.SIGINT and int(half.state.step) == 2
     folder = tmp_path / "checkpoints" / "step_00000002"
-    assert (folder / "waiting").is_dir()
+    assert (folder / "extras").is_dir()
     waiting, before = source[0].waiting(2)[:2], len(graded)
     assert [batch.number for batch in waiting] == [2, 3]
     done = train(config, resume=True)
@@ -425,7 +425,7 @@ def test_a_resumed_run_trains_on_what_was_waiting_first(tmp_path, monkeypatch, s
     # What is left is sampled and graded, and nothing that was waiting; batch 4 may have been.
     assert graded[before:] in (steps[5] + steps[6], steps[6])
     last = tmp_path / "checkpoints" / "step_00000006"
-    assert last.is_dir() and not (last / "waiting").exists()
+    assert last.is_dir() and not (last / "extras").exists()
 
 
 def test_what_does_not_fit_a_resumed_run_is_sampled_anew(tmp_path, parts_and_params):
@@ -437,7 +437,7 @@ def test_what_does_not_fit_a_resumed_run_is_sampled_anew(tmp_path, parts_and_par
         cursor = batch.cursor
     state = TrainState(params, (), (), key, jnp.int32(2), Cursor())
     checkpoints = Checkpoints(tmp_path, model=parts.model)
-    checkpoints.save(state, beside=pack(parts, kept))
+    checkpoints.save(state, extras=pack(parts, kept))
     checkpoints.wait()
     lines = []
 
@@ -479,7 +479,7 @@ def test_the_support_of_a_truncated_sampler_waits_too(tmp_path, form):
     assert getattr(batch.batch.support, form) is not None
     state = TrainState(params, (), (), jax.random.key(0), jnp.int32(2), Cursor())
     checkpoints = Checkpoints(tmp_path, model=parts.model)
-    checkpoints.save(state, beside=pack(parts, [batch]))
+    checkpoints.save(state, extras=pack(parts, [batch]))
     checkpoints.wait()
     (found,) = restored(checkpoints, parts, state, pytest.fail)
     assert_same(found.batch, batch.batch)
@@ -518,7 +518,7 @@ def test_an_error_of_the_loop_keeps_what_was_waiting(tmp_path, monkeypatch, sour
         patch.setattr(JsonLines, "write", fails)
         with pytest.raises(TrainingError, match="something in the loop"):
             train(ahead_run(tmp_path))
-    assert (tmp_path / "checkpoints" / "step_00000002" / "waiting").is_dir()
+    assert (tmp_path / "checkpoints" / "step_00000002" / "extras").is_dir()
     done = train(ahead_run(tmp_path, steps=3), resume=True)
     assert done.history[-1]["step"] == 3 and done.history[-1]["staleness_max"] > 0
     assert steps_of(tmp_path)[3] == [

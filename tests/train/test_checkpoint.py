@@ -14,7 +14,7 @@ from jaxrl_llm.models.sharding import param_shardings, shard
 from jaxrl_llm.testing import tiny_model
 from jaxrl_llm.train import CheckpointError, Checkpoints, init_state, make_mesh
 from jaxrl_llm.train import files as train_files
-from jaxrl_llm.train.checkpoint.serialization import Beside, shapes_of
+from jaxrl_llm.train.checkpoint.serialization import Extras, shapes_of
 
 RECIPE, OPTIMIZER = jr.recipes.dapo(), optax.adamw(1e-3)
 
@@ -96,25 +96,25 @@ def test_restores_on_another_mesh(tmp_path):
 
 def test_what_stands_beside_a_state_comes_back_without_its_shapes(tmp_path):
     checkpoints, _ = save_steps(tmp_path, 1)
-    assert checkpoints.restore_beside() is None
+    assert checkpoints.restore_extras() is None
     arrays = [
         {"a": np.arange(6, dtype=np.int32).reshape(2, 3), "none": {}},
         {"b": np.ones(2, bool)},
     ]
-    beside = Beside(arrays, {"texts": ["\n\u00e9"], "size": 0.1})
+    beside = Extras(arrays, {"texts": ["\n\u00e9"], "size": 0.1})
     _, state = make_state(step=2)
-    checkpoints.save(state, beside=beside)
+    checkpoints.save(state, extras=beside)
     checkpoints.wait()
     again = Checkpoints(tmp_path, model=checkpoints.model)
-    assert again.restore_beside() is None  # nothing has been restored
+    assert again.restore_extras() is None  # nothing has been restored
     assert_same(again.restore(make_state(seed=9)[1]), state)
-    found = again.restore_beside()
+    found = again.restore_extras()
     assert found.notes == beside.notes
     assert_same(found.arrays, arrays)
     assert_same(again.restore_params(state.params), state.params)
-    shutil.rmtree(again.path(2) / "waiting")  # after it was checked
+    shutil.rmtree(again.path(2) / "extras")  # after it was checked
     with pytest.warns(UserWarning, match="rollouts in the checkpoint '.*00002' cannot be read and"):
-        assert again.restore_beside() is None
+        assert again.restore_extras() is None
 
 
 def test_another_model_is_refused_by_name(tmp_path):
@@ -134,6 +134,18 @@ def test_another_optimizer_is_refused(tmp_path):
     state = state._replace(opt_state=optax.sgd(0.1, momentum=0.9).init(state.params))
     with pytest.raises(ValueError, match="was made with another optimizer or recipe"):
         checkpoints.restore(state)
+
+
+def test_a_checkpoint_of_an_older_format_is_refused_with_one_sentence(tmp_path, monkeypatch):
+    model, state = make_state()
+    with monkeypatch.context() as patch:
+        patch.setattr("jaxrl_llm.train.checkpoint.serialization.FORMAT", 3)
+        checkpoints = Checkpoints(tmp_path, model=model)
+        checkpoints.save(state._replace(step=state.step + 1))
+        checkpoints.wait()
+    sentence = r"^The checkpoint '.*00001' was written by another version: it has format 3, this "
+    with pytest.raises(ValueError, match=sentence + r"one reads 4\.$"):
+        Checkpoints(tmp_path, model=model).restore(state)
 
 
 def test_a_truncated_one_is_passed_over_and_kept(tmp_path):
@@ -251,7 +263,7 @@ def test_what_was_passed_over_costs_no_readable_one(tmp_path):
     options = {"model": model, "keep": 2, "best": "reward"}
     checkpoints = Checkpoints(tmp_path, **options)
     for step, reward in ((1, 0.5), (2, 0.0), (3, 0.75)):
-        checkpoints.rate(step, {"reward": reward})
+        checkpoints.set_score(step, {"reward": reward})
         checkpoints.save(state._replace(step=state.step + step))
         checkpoints.wait()
     truncate(checkpoints.path(3))
@@ -259,7 +271,7 @@ def test_what_was_passed_over_costs_no_readable_one(tmp_path):
     with pytest.warns(UserWarning, match="step_00000003.* is passed over"):
         assert int(again.restore(state).step) == 2
     assert again.steps() == [2, 3] and again.best_step() == 2
-    again.rate(4, {"reward": 0.25})
+    again.set_score(4, {"reward": 0.25})
     again.save(state._replace(step=state.step + 4))
     again.wait()
     assert again.steps() == [2, 4] and again.best_step() == 4
@@ -296,7 +308,7 @@ def test_a_rating_that_cannot_be_noted_is_told_as_that(tmp_path, monkeypatch):
     monkeypatch.setattr("jaxrl_llm.train.checkpoint.record.replace_notes", full)
     told = "How good the checkpoint '.*00001' is cannot be noted: no space is left on the device"
     with pytest.warns(UserWarning, match=told):
-        checkpoints.rate(1, {"reward": 1.0})
+        checkpoints.set_score(1, {"reward": 1.0})
     assert checkpoints.last == 1 and checkpoints.steps() == [1]
 
 

@@ -39,7 +39,7 @@ def saved(tmp_path, values, **options):
     model, state = make_state()
     checkpoints = Checkpoints(tmp_path, model=model, **options)
     for step, value in enumerate(values, start=1):
-        checkpoints.rate(step, {"reward": value, "other": -value})
+        checkpoints.set_score(step, {"reward": value, "other": -value})
         checkpoints.save(state._replace(step=state.step + step))
     checkpoints.wait()
     return checkpoints
@@ -61,7 +61,7 @@ def test_a_step_may_be_rated_after_it_is_saved(tmp_path):
     checkpoints = Checkpoints(tmp_path, model=model, keep=1, best="greedy")
     for step, value in ((1, 0.75), (2, 0.5), (3, 0.25)):
         checkpoints.save(state._replace(step=state.step + step))
-        checkpoints.rate(step, {"greedy": value, "sampled": 1.0})
+        checkpoints.set_score(step, {"greedy": value, "sampled": 1.0})
     checkpoints.wait()
     assert checkpoints.steps() == [1, 3] and checkpoints.best_step() == 1
     assert checkpoints.restore(make_state()[1]).step == 3  # the checksums stay right

@@ -28,7 +28,7 @@ from jaxrl_llm.train import files
 from jaxrl_llm.train.checkpoint import record
 from jaxrl_llm.train.checkpoint.restore import CheckpointError, read_last
 from jaxrl_llm.train.checkpoint.serialization import (
-    Beside,
+    Extras,
     fingerprint,
     from_arrays,
     orbax,
@@ -40,8 +40,8 @@ from jaxrl_llm.train.state import TrainState
 _NAME = re.compile(r"step_(\d{8})")
 # Ends the name of a folder that is being written; Orbax' own names for its parts come after it.
 _UNFINISHED = ".unfinished"
-# The name, and in the metadata the key, of what stands beside the state.
-_BESIDE = "waiting"
+# The name, and in the metadata the key, of what is saved with the state.
+_EXTRAS = "extras"
 
 
 def steps_in(folder: Path) -> list[int]:
@@ -57,30 +57,30 @@ def left_in(folder: Path) -> bool:
     return any(_UNFINISHED not in path.name for path in folder.glob("step_*"))
 
 
-def best_of(ratings: Mapping[int, float]) -> int | None:
+def best_of(scores: Mapping[int, float]) -> int | None:
     """The step of the highest rating, the latest of equal ones; what is no number does not count.
 
     Example:
       >>> best_of({2: 0.5, 4: 0.75, 6: 0.75, 8: float("nan")})
       6
     """
-    known = [step for step, value in ratings.items() if math.isfinite(value)]
-    return max(known, key=lambda step: (ratings[step], step), default=None)
+    known = [step for step, value in scores.items() if math.isfinite(value)]
+    return max(known, key=lambda step: (scores[step], step), default=None)
 
 
-def superseded(steps: Sequence[int], ratings: Mapping[int, float], *, keep: int) -> list[int]:
+def superseded(steps: Sequence[int], scores: Mapping[int, float], *, keep: int) -> list[int]:
     """The steps that may go: all but the last ``keep`` and the best.
 
     Args:
       steps: Of the checkpoints, in order.
-      ratings: How good they are, where that is known; more is better.
+      scores: How good they are, where that is known; more is better.
       keep: How many of the last stay, at least one.
 
     Example:
       >>> superseded([2, 4, 6, 8], {2: 0.5, 4: 0.25}, keep=2)
       [4]
     """
-    best = best_of({step: ratings[step] for step in steps if step in ratings})
+    best = best_of({step: scores[step] for step in steps if step in scores})
     return [step for step in steps[:-keep] if step != best]
 
 
@@ -100,7 +100,7 @@ class Checkpoints:
       folder: Where they are; made on the first save.
       model: The model of the run; checkpoints of another one are refused.
       keep: How many to keep; older ones are deleted after a newer one is whole.
-      best: Keep the best by this metric as well, of those that :meth:`rate` was told about.
+      best: Keep the best by this metric as well, of those that :meth:`set_score` was told about.
       run: What else must agree where a run is resumed, by name.
 
     Attributes:
@@ -124,7 +124,7 @@ class Checkpoints:
         self.keep, self.best, self.run = keep, best, dict(run or {})
         self.last: int | None = None
         self._pending: _Pending | None = None
-        self._rated: dict[int, float] = {}
+        self._scores: dict[int, float] = {}
         self._passed: list[int] = []  # damaged ones later than that which was read
 
     def steps(self) -> list[int]:
@@ -138,7 +138,7 @@ class Checkpoints:
     def _unfinished(self, step: int) -> Path:
         return self.path(step).with_suffix(_UNFINISHED)
 
-    def rate(self, step: int, values: Mapping[str, float]) -> None:
+    def set_score(self, step: int, values: Mapping[str, float]) -> None:
         """Says how good a step is, before or after it is saved; of use only with ``best``.
 
         Args:
@@ -147,7 +147,7 @@ class Checkpoints:
         """
         if self.best is None or self.best not in values:
             return
-        self._rated = {step: float(values[self.best])}
+        self._scores = {step: float(values[self.best])}
         if self._pending is not None and self._pending.step == step:
             self.wait()
         if self.last == step and jax.process_index() == 0:
@@ -158,15 +158,15 @@ class Checkpoints:
                 warnings.warn(f"{told}: {files.reason(error)}. The run goes on.", stacklevel=2)
 
     def save(
-        self, state: TrainState, *, beside: Beside | None = None, required: bool = True
+        self, state: TrainState, *, extras: Extras | None = None, required: bool = True
     ) -> None:
         """Starts to write the state of its step; returns when the state may be changed again.
 
         Args:
           state: The state.
-          beside: What :meth:`restore_beside` is to give back.
+          extras: What :meth:`restore_extras` is to return.
           required: Whether a failure is an error. If not, it is a warning, given as soon as
-            :meth:`settle` or another method is called after it.
+            :meth:`poll` or another method is called after it.
 
         Raises:
           CheckpointError: If this one or the one before is required and could not be written. What
@@ -176,13 +176,13 @@ class Checkpoints:
         step = int(state.step)
         with self._failing_clearly(step, required), orbax() as ocp:
             items = {"state": to_arrays(state)}
-            marks = fingerprint(self.model, state) | self.run
-            if beside is not None:
-                items[_BESIDE], marks[_BESIDE] = beside.arrays, beside.notes
+            metadata = fingerprint(self.model, state) | self.run
+            if extras is not None:
+                items[_EXTRAS], metadata[_EXTRAS] = extras.arrays, extras.notes
             size = sum(x.nbytes for x in jax.tree.leaves(items))
             processes.from_first(lambda: self._make_room(size))
             written = ocp.save_checkpointables_async(
-                self._unfinished(step), items, custom_metadata=marks
+                self._unfinished(step), items, custom_metadata=metadata
             )
             notes = self._notes(step)
             pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -229,8 +229,8 @@ class Checkpoints:
         for damaged in list(self._passed):
             self._set_aside(damaged)
         steps = [s for s in self.steps() if s <= step]  # later ones are not of this run
-        ratings = self._ratings(steps) if self.best is not None else {}
-        for old in superseded(steps, ratings, keep=self.keep):
+        scores = self._read_scores(steps) if self.best is not None else {}
+        for old in superseded(steps, scores, keep=self.keep):
             # Under this name, what is left of it is no checkpoint, and is swept.
             shutil.rmtree(self.path(old).rename(self._unfinished(old)))
 
@@ -242,17 +242,17 @@ class Checkpoints:
         """
         if self.best is None:
             raise ValueError("best_step: these checkpoints were made without best=METRIC.")
-        return best_of(self._ratings([s for s in self.steps() if s not in self._passed]))
+        return best_of(self._read_scores([s for s in self.steps() if s not in self._passed]))
 
-    def _ratings(self, steps: Sequence[int]) -> dict[int, float]:
+    def _read_scores(self, steps: Sequence[int]) -> dict[int, float]:
         """How good checkpoints were said to be, those of which something was said."""
         found = {step: record.read_notes(self.path(step)).get(self.best or "") for step in steps}
         return {step: value for step, value in found.items() if isinstance(value, float)}
 
     def _notes(self, step: int) -> dict[str, float]:
-        return {self.best: self._rated[step]} if self.best and step in self._rated else {}
+        return {self.best: self._scores[step]} if self.best and step in self._scores else {}
 
-    def settle(self) -> None:
+    def poll(self) -> None:
         """As :meth:`wait` if the last save is done with, well or not; else nothing."""
         if self._pending is not None and self._pending.finishing.done():
             self.wait()
@@ -313,7 +313,7 @@ class Checkpoints:
         wanted = fingerprint(self.model, like) | self.run
         return from_arrays(self._load(to_arrays(like), wanted, step), like)
 
-    def restore_beside(self) -> Beside | None:
+    def restore_extras(self) -> Extras | None:
         """What was saved beside the state that was restored last; None if there was nothing.
 
         One that cannot be read is passed over with a warning.
@@ -323,10 +323,10 @@ class Checkpoints:
         path = self.path(self.last)
         try:
             with orbax() as ocp:
-                notes = (ocp.metadata(path).custom_metadata or {}).get(_BESIDE)
+                notes = (ocp.metadata(path).custom_metadata or {}).get(_EXTRAS)
                 if notes is None:
                     return None
-                return Beside(ocp.load(path, checkpointable_name=_BESIDE), notes)
+                return Extras(ocp.load(path, checkpointable_name=_EXTRAS), notes)
         except Exception as error:
             told = f"The rollouts in the checkpoint {str(path)!r} cannot be read"
             warnings.warn(f"{told} and are passed over: {files.reason(error)}.", stacklevel=2)

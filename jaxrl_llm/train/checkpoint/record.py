@@ -19,8 +19,8 @@ def write_record(folder: Path, notes: Mapping[str, Any] | None = None) -> None:
     It reads everything, in one thread: others go on meanwhile.
     """
     found = sorted(file for file in folder.rglob("*") if file.is_file())
-    marks = {file.relative_to(folder).as_posix(): _marks(file) for file in found}
-    write_whole(folder / _RECORD, json.dumps({"notes": dict(notes or {}), "files": marks}))
+    sizes = {file.relative_to(folder).as_posix(): _size_and_checksum(file) for file in found}
+    write_whole(folder / _RECORD, json.dumps({"notes": dict(notes or {}), "files": sizes}))
 
 
 def check_record(folder: Path) -> None:
@@ -34,7 +34,7 @@ def check_record(folder: Path) -> None:
         if (found := (folder / name).stat().st_size) != size:
             raise ValueError(f"its file {name} has {found} bytes of {size}")
     with ThreadPoolExecutor() as pool:
-        sums = pool.map(_marks, [folder / name for name in files])
+        sums = pool.map(_size_and_checksum, [folder / name for name in files])
         for (name, (_, given)), (_, found) in zip(files.items(), sums, strict=True):
             if found != given:
                 raise ValueError(f"its file {name} was changed: its checksum does not fit")
@@ -54,7 +54,7 @@ def replace_notes(folder: Path, notes: Mapping[str, Any]) -> None:
     write_whole(folder / _RECORD, json.dumps(record | {"notes": dict(notes)}))
 
 
-def _marks(file: Path) -> tuple[int, int]:
+def _size_and_checksum(file: Path) -> tuple[int, int]:
     """Size and CRC-32 of a file, in bytes read as they come: large ones do not fit in memory."""
     size, value = 0, 0
     with file.open("rb") as source:

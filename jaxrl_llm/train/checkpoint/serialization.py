@@ -15,13 +15,13 @@ from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.train.state import TrainState
 
-FORMAT = 3
+FORMAT = 4
 # Seconds that a save may take. Orbax counts them by the time of day, and a clock that is set right,
 # or a disk that is slow, is no reason to give up; several processes have to hear of a lost one.
 _PATIENCE = 10**9
 
 
-class Beside(NamedTuple):
+class Extras(NamedTuple):
     """What is saved with a state and is no part of it: its shapes need not be known to read it.
 
     Attributes:
@@ -69,7 +69,8 @@ def check_same_run(path: Path, found: Mapping[str, Any], wanted: Mapping[str, An
             raise ValueError("it does not say which model it belongs to")
         if found[key] != value:
             what = {
-                "format": f"has format {found[key]}, this version reads {value}",
+                "format": f"was written by another version: it has format {found[key]}, this one "
+                f"reads {value}",
                 "model": f"is of another model: {found[key]}, not {value}",
                 "params": "is of another model or adapter: parameters have other names or shapes",
                 "state": "was made with another optimizer or recipe than this run has",
