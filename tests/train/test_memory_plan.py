@@ -437,7 +437,7 @@ def test_a_model_of_which_little_is_known(plans):
     assert "activations" not in found.step
     assert found.unknown == ("width", "num_heads", "mlp_width")
     text = memory_plan.plan_text(own, memory=1e9)
-    assert text.endswith("What is counted memory_plan.")
+    assert text.endswith("What is counted fits.")
     assert "not counted: the model's configuration has no width, num_heads, mlp_width." in text
     spread = dataclasses.replace(own, mesh=MeshConfig(fsdp=2))
     assert make_plan(spread, load_inputs(own)).step["weights gathered"] > 0
@@ -466,7 +466,7 @@ def test_what_fits_and_which_option_helps(plans):
     config = dataclasses.replace(plans[0], sampling=SamplingConfig(group_size=4, max_new_tokens=64))
     peak = make_plan(config, load_inputs(config), accelerator=True).peak
     text = memory_plan.plan_text(config, memory=1.1 * peak)
-    assert text.endswith("It memory_plan.") and "activations" in text and "weights" in text
+    assert text.endswith("It fits.") and "activations" in text and "weights" in text
     with pytest.raises(memory_plan.OutOfMemory, match="It does not fit") as error:
         memory_plan.plan_text(config, memory=0.9 * peak)
     lines = options(error)
@@ -475,7 +475,7 @@ def test_what_fits_and_which_option_helps(plans):
     # The activations decide, of which an adapter takes nothing away, nor has a filter a part.
     assert not any("lora" in line or "top-k" in line for line in lines)
     assert any(line.endswith("fits") for line in lines if "microbatches 4" in line)
-    assert "It memory_plan." in memory_plan.plan_text(config)  # the machine that is here has more
+    assert "It fits." in memory_plan.plan_text(config)  # the machine that is here has more
     assert 2**28 < available_memory(8) <= available_memory()
 
 
@@ -547,7 +547,7 @@ def test_a_plan_of_a_run_that_could_not_start(plans):
     refused("leaves no room", sampling=SamplingConfig(max_new_tokens=4096))
     asked = AsyncConfig(**ahead)
     text = memory_plan.plan_text(dataclasses.replace(config, asynchrony=asked), memory=1e9)
-    assert "on a device that samples" in text and text.endswith("It memory_plan.")
+    assert "on a device that samples" in text and text.endswith("It fits.")
 
 
 def test_what_a_container_has_left(tmp_path):
