@@ -57,6 +57,7 @@ def token_logprobs(
 
     Returns:
       ``(logp, entropy)``, each ``[..., T]`` float32 (float64 for float64 hidden states), in nats.
+      ``logp`` of a target outside the vocabulary is NaN.
 
     Raises:
       ValueError: If shapes disagree, or temperature or chunk_size is not above 0.

@@ -8,6 +8,8 @@ import pytest
 from jaxrl_llm.core.kernels.vocabulary import block_words
 from jaxrl_llm.core.support import Support, pack_bits
 from jaxrl_llm.logprobs import token_logprobs, vocabulary_statistics
+from jaxrl_llm.rollout.sampling.draw import sampled_logprobs
+from jaxrl_llm.surrogates import support_log_probs
 
 # Sixteen stripes of ten words, which blocks of eight do not divide.
 V, D = 160, 8
@@ -286,6 +288,62 @@ def test_masked_supports_are_never_read_and_empty_ones_keep_all(form):
     whole = token_logprobs(hidden, matrix, targets)
     for got, want in zip(run(empty), whole, strict=False):
         np.testing.assert_allclose(got[0, 1], want[0, 1], rtol=1e-6)
+
+
+def _offset_logits(offset):
+    """Logits near ``offset``, float32 without rounding, most rows confident, and their targets."""
+    rng = np.random.default_rng(0)
+    logits = np.round(rng.normal(0, 3, (64, V)) * 1024) / 1024
+    targets = rng.integers(0, V, 64)
+    logits[np.arange(32, 64), targets[32:]] = logits[32:].max(-1) + np.linspace(1, 12, 32).round(3)
+    return (np.round(logits * 1024) / 1024 + offset).astype(np.float32), targets
+
+
+def _from_blocks(logits, targets):
+    # Identity rows as hidden states: the products are the logits, exactly.
+    return token_logprobs(jnp.eye(len(logits)), logits.T, targets, chunk_size=8)[0]
+
+
+def _from_a_support(logits, targets):
+    ids = jnp.broadcast_to(jnp.arange(V), logits.shape)
+    rows = (jnp.eye(len(logits)), logits.T, targets)
+    return token_logprobs(*rows, support=Support(ids=ids), chunk_size=8)[0]
+
+
+def _from_the_sampler(logits, targets):
+    behavior_logp, model_logp, log_kept = sampled_logprobs(logits, logits, targets)
+    return (behavior_logp + model_logp) / 2 + log_kept
+
+
+def _from_logits(logits, targets):
+    return support_log_probs(logits, support=targets[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("offset", [0.0, -100.0, 100.0, 1000.0])
+@pytest.mark.parametrize(
+    "logp_of", [_from_blocks, _from_a_support, _from_the_sampler, _from_logits]
+)
+def test_large_logits_round_nothing(logp_of, offset):
+    """Value and gradient with respect to the logits, against float64."""
+    logits, targets = _offset_logits(offset)
+    log_p = np.float64(logits) - np.float64(logits).max(-1, keepdims=True)
+    log_p -= np.log(np.exp(log_p).sum(-1, keepdims=True))
+    expected = log_p[np.arange(64), targets]
+    logp, pull = jax.vjp(lambda x: logp_of(x, targets), jnp.asarray(logits))
+    np.testing.assert_allclose(logp, expected, rtol=1e-6, atol=5e-7)
+    (gradient,) = pull(jnp.ones(64))
+    np.testing.assert_allclose(gradient, np.eye(V)[targets] - np.exp(log_p), atol=1e-6)
+    assert np.asarray(logp).all()
+
+
+def test_a_target_outside_the_vocabulary_is_nan_and_spoils_no_other():
+    hidden, matrix, targets = _data()
+    wrong = targets.copy()
+    wrong[0, 1], wrong[1, 3] = V, -1
+    logp = np.asarray(token_logprobs(hidden, matrix, wrong)[0])
+    assert np.isnan(logp[0, 1]) and np.isnan(logp[1, 3])
+    right = wrong == targets
+    np.testing.assert_array_equal(logp[right], token_logprobs(hidden, matrix, targets)[0][right])
 
 
 def test_a_target_outside_its_support_is_impossible_and_spoils_nothing():

@@ -107,8 +107,14 @@ def is_constant(x: Array, mask: Array | None, axis=None, keepdims: bool = False)
 def safe_log_ratio(
     logp: Array, other_logp: Array, mask: Array | None = None, *, clamp: float | None = None
 ) -> Array:
-    """``logp - other_logp`` in float32, 0 where masked, clamped to ``[-clamp, clamp]`` if given."""
-    log_ratio = zero_masked(logp, mask) - zero_masked(other_logp, mask)
+    """``logp - other_logp`` in float32, 0 where masked, clamped to ``[-clamp, clamp]`` if given.
+
+    It is 0, without a gradient, where both are -inf: a token that neither policy can produce has
+    ratio 1.
+    """
+    logp, other_logp = zero_masked(logp, mask), zero_masked(other_logp, mask)
+    impossible = (logp == -jnp.inf) & (other_logp == -jnp.inf)
+    log_ratio = jnp.where(impossible, 0.0, logp) - jnp.where(impossible, 0.0, other_logp)
     return log_ratio if clamp is None else jnp.clip(log_ratio, -clamp, clamp)
 
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks, masking
 from jaxrl_llm.core.kernels.largest import largest
+from jaxrl_llm.core.kernels.vocabulary import log_normalizer
 
 # The least mass of the tail, so that its logarithm and the gradient of that stay finite.
 _TAIL_FLOOR = 1e-7
@@ -79,7 +80,8 @@ def support_log_probs(logits: Array, targets: Array | None = None, *, support: A
     checks.check_shape(name, "support", support, (*jnp.shape(logits)[:-1], jnp.shape(support)[-1]))
     logits = jnp.asarray(logits, jnp.float32)
     chosen = jnp.take_along_axis(logits, support, axis=-1)
-    return chosen - jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    top, log_total = log_normalizer(logits)
+    return (chosen - top[..., None]) - log_total[..., None]
 
 
 def add_tail(log_probs: Array) -> Array:

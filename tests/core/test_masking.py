@@ -115,6 +115,13 @@ def test_lengths_and_last_token():
     assert last.astype(int).tolist() == [[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0], [0, 0, 0, 1]]
 
 
+def test_safe_log_ratio_of_a_token_that_neither_policy_can_produce_is_zero():
+    logp, other = jnp.array([-jnp.inf, -1.0, -jnp.inf]), jnp.array([-jnp.inf, -2.0, -3.0])
+    np.testing.assert_array_equal(masking.safe_log_ratio(logp, other), [0.0, 1.0, -np.inf])
+    ratio = lambda x: jnp.exp(masking.safe_log_ratio(x, other)).sum()  # noqa: E731
+    np.testing.assert_allclose(jax.grad(ratio)(logp), [0.0, np.e, 0.0], rtol=1e-6)
+
+
 def test_safe_log_ratio_clamps():
     ours = masking.safe_log_ratio(jnp.array([50.0, -50.0, 1.0]), jnp.zeros(3), clamp=20.0)
     assert ours.tolist() == [20.0, -20.0, 1.0]

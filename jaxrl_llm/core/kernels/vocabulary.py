@@ -96,6 +96,23 @@ def scaled_logits(hidden: Array, rows: Array, temperature: Array) -> Array:
     return product / temperature
 
 
+def log_normalizer(logits: Array) -> tuple[Array, Array]:
+    """``(top, log_total)`` of logits ``[..., V]``, whose sum is their log-sum-exp; each ``[...]``.
+
+    A log-probability is ``(logit - top) - log_total``. Subtracting the sum of the two would round
+    at the size of the logits: at logits near 1,000 by 3e-5, more than many log-probabilities.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> top, log_total = log_normalizer(jnp.array([1000.0, 989.0]))
+      >>> round(float((1000.0 - top) - log_total), 6)
+      -1.7e-05
+    """
+    top = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
+    top = jnp.where(jnp.isfinite(top), top, 0.0)
+    return top, jnp.log(jnp.sum(jnp.exp(logits - top[..., None]), axis=-1))
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def logp_and_entropy(hidden, matrix, targets, support, temperature, chunk_size):
     """Of targets ``[N]`` from hidden states ``[N, D]``; see ``logprobs.token_logprobs``.
@@ -109,7 +126,7 @@ def logp_and_entropy(hidden, matrix, targets, support, temperature, chunk_size):
       chunk_size: How many tokens' worth of logits exist at one time; see :func:`block_words`.
 
     Returns:
-      ``(logp, entropy)``, each ``[N]``.
+      ``(logp, entropy)``, each ``[N]``; logp of a target outside the vocabulary is NaN.
     """
     return _forward(hidden, matrix, targets, support, temperature, chunk_size)[0]
 
@@ -147,24 +164,27 @@ def _forward(hidden, matrix, targets, support, temperature, chunk_size):
         return higher, total, mean, chosen
 
     zeros = jnp.zeros((tokens, blocks.stripes), temperature.dtype)
-    top, total, mean, chosen = blocks.over(block, (zeros + _LOWEST, zeros, zeros, zeros[:, 0]))
+    top, total, mean, chosen = blocks.over(
+        block, (zeros + _LOWEST, zeros, zeros, jnp.full_like(zeros[:, 0], jnp.nan))
+    )
     higher = jnp.max(top, axis=-1, keepdims=True)
     total, mean = (jnp.sum(x, axis=-1) for x in _merged(top, total, mean, higher))
-    log_sum = higher[:, 0] + jnp.log(total)
-    entropy = jnp.log(total) - mean / total
-    saved = (hidden, matrix, targets, support, temperature, log_sum, entropy)
-    return (chosen - log_sum, entropy), saved
+    top, log_total = higher[:, 0], jnp.log(total)
+    entropy = log_total - mean / total
+    saved = (hidden, matrix, targets, support, temperature, top, log_total, entropy)
+    # The top first: top + log_total would round at the size of the logits.
+    return ((chosen - top) - log_total, entropy), saved
 
 
 def _backward(chunk_size, saved, cotangents):
-    hidden, matrix, targets, support, temperature, log_sum, entropy = saved
-    log_sum, entropy, d_logp, d_entropy = (x[:, None] for x in (log_sum, entropy, *cotangents))
+    hidden, matrix, targets, support, temperature, *statistics = saved
+    top, log_total, entropy, d_logp, d_entropy = (x[:, None] for x in (*statistics, *cotangents))
     blocks = _Blocks(matrix, len(hidden), chunk_size)
 
     def block(carry, first, width):
         d_hidden, d_matrix = carry
         rows = blocks.rows(first, width)
-        log_p = scaled_logits(hidden, rows, temperature) - log_sum
+        log_p = (scaled_logits(hidden, rows, temperature) - top) - log_total
         column = blocks.columns(targets, first, width)
         chosen = jnp.arange(blocks.stripes * width) == column[:, None]
         d_logits = jnp.where(chosen, d_logp, 0.0)

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array
 from jaxrl_llm.core.kernels.largest import largest
+from jaxrl_llm.core.kernels.vocabulary import log_normalizer
 from jaxrl_llm.core.support import Support, pack_bits
 from jaxrl_llm.rollout.sampling.filters import (
     GREEDY_BELOW,
@@ -208,11 +208,13 @@ def _logprobs(plain, logits, kept, tokens, places, temperature) -> tuple[Array, 
     """``(behavior_logp, model_logp, log_kept)``; ``places`` are those of the tokens in ``kept``."""
     greedy = per_row(temperature, logits) < GREEDY_BELOW
     divisor = jnp.where(greedy, 1.0, per_row(temperature, logits))
-    tempered_sum = jax.nn.logsumexp(logits / divisor, axis=-1)
-    kept_sum = jax.nn.logsumexp(kept, axis=-1)
-    model_logp = _at(plain, tokens) - jax.nn.logsumexp(plain, axis=-1)
-    log_kept = jnp.where(greedy[..., 0], 0.0, kept_sum - tempered_sum)
-    return _at(kept, places) - kept_sum, model_logp, log_kept
+    tempered_top, tempered_total = log_normalizer(logits / divisor)
+    kept_top, kept_total = log_normalizer(kept)
+    plain_top, plain_total = log_normalizer(plain)
+    behavior_logp = (_at(kept, places) - kept_top) - kept_total
+    model_logp = (_at(plain, tokens) - plain_top) - plain_total
+    log_kept = (kept_top - tempered_top) + (kept_total - tempered_total)
+    return behavior_logp, model_logp, jnp.where(greedy[..., 0], 0.0, log_kept)
 
 
 def sampled_logprobs(
