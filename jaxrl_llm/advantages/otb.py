@@ -140,7 +140,7 @@ def sum_pi_squared(logits: Array, targets: Array | None = None) -> Array:
 
     Args:
       logits: ``[..., V]``, floating point.
-      targets: ``[...]``, the sampled tokens; not read. The slot ``scored`` of a recipe hands them.
+      targets: ``[...]``, the sampled tokens; not read. A Recipe passes them.
 
     Returns:
       ``[...]`` float32, between 1 / V (uniform) and 1 (one token alone).

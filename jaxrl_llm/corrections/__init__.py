@@ -15,7 +15,7 @@ every weight is 1 and ``keep`` equals ``mask``. Options are keyword-only and fix
 (:func:`importance_weights`, :func:`masked_importance_weights`) and those of the rules
 (:func:`rejection_mask`, :func:`veto_mask`, :func:`m2_mask`). Those that need advantages or versions
 stand in the ``selection`` slot (:func:`off_policy_sequence_mask`, :func:`staleness_mask`), and
-:func:`ess_lr_scale` among the ``derived`` entries.
+:func:`ess_lr_scale` among the ``computed`` entries.
 """
 
 from jaxrl_llm.corrections.rejection import (

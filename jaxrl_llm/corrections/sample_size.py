@@ -62,7 +62,7 @@ def ess_lr_scale(
         scale = min(1, rho / rho_base)^power
 
     Stale data gives a gradient of fewer effective samples, hence more variance; the step is shrunk
-    as a smaller batch would ask for. It stands among the ``derived`` entries of a Recipe under the
+    as a smaller batch would ask for. It stands among the ``computed`` entries of a Recipe under the
     name ``update_scale``, by which the update is multiplied.
 
     Args:

@@ -292,7 +292,7 @@ def capo_selection(
 
 
 def sum_pi_cubed(logits: Array, targets: Array) -> Array:
-    """Sum of the cubed probabilities of the vocabulary, for the slot ``scored`` of a recipe.
+    """Sum of the cubed probabilities of the vocabulary, computed from a recipe's "old_policy".
 
         sum_j softmax(logits)_j^3
 

@@ -148,7 +148,7 @@ def scheduled(function: Callable, **options) -> Transform:
       **options: Fixed with :func:`jaxrl_llm.bind`, which rejects unknown names.
 
     Returns:
-      A Transform for the slot ``controllers`` of a recipe; its state is the step.
+      A Transform for a recipe's ``computed`` "controller"; its state is the step.
 
     Raises:
       TypeError: If ``function`` has no option of a given name.

@@ -5,16 +5,17 @@ from jaxrl_llm.recipes.catalog import EVOLUTION_PRESETS, PRESETS
 from jaxrl_llm.recipes.critic import Critic
 from jaxrl_llm.recipes.evolution import EvolutionRecipe
 from jaxrl_llm.recipes.evolution_presets import eggroll, es_qiu, open_es
-from jaxrl_llm.recipes.prepare import AlgoState
 from jaxrl_llm.recipes.presets import *  # noqa: F403
 from jaxrl_llm.recipes.presets import __all__ as _PRESET_NAMES
-from jaxrl_llm.recipes.recipe import Recipe
+from jaxrl_llm.recipes.recipe import AlgoState, Recipe
+from jaxrl_llm.recipes.wiring import Computed
 
 __all__ = [
     "EVOLUTION_PRESETS",
     "PRESETS",
     "AlgoState",
     "Batch",
+    "Computed",
     "Critic",
     "EvolutionRecipe",
     "Recipe",

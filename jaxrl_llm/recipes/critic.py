@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm import aggregate
 from jaxrl_llm.core import Array, checks
-from jaxrl_llm.recipes import slots
+from jaxrl_llm.recipes.records import format_fields
 
 
 def first_head(values: Array) -> Array:
@@ -56,7 +56,7 @@ class Critic:
 
     def __repr__(self) -> str:
         """The functions by their names; what is left at its default is not shown."""
-        return f"Critic({slots.shown_fields(self)})"
+        return f"Critic({format_fields(self)})"
 
     def total_loss(self, values: Array, batch) -> Array:
         """The weighted sum of the losses of all heads, so that parts of a batch simply add.

@@ -10,8 +10,9 @@ from jaxrl_llm import evolution
 from jaxrl_llm.core import Array, ArrayTree, checks
 from jaxrl_llm.evolution.gradient import SCALES, Scale
 from jaxrl_llm.evolution.leaves import LeafClass
-from jaxrl_llm.recipes import slots
-from jaxrl_llm.recipes.prepare import AlgoState
+from jaxrl_llm.recipes.recipe import AlgoState
+from jaxrl_llm.recipes.records import format_fields, name_of, replace_fields
+from jaxrl_llm.recipes.wiring import STATUSES
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -94,7 +95,9 @@ class EvolutionRecipe:
     # What a training run asks of every method.
     critic: ClassVar[Any] = None
     reference: ClassVar[Any] = None
-    needs: ClassVar[frozenset[str]] = frozenset()
+    required_fields: ClassVar[frozenset[str]] = frozenset()
+    reads_last_kl: ClassVar[bool] = False
+    uses_reference: ClassVar[bool] = False
     reads_behavior: ClassVar[bool] = False
 
     def __post_init__(self):
@@ -110,7 +113,7 @@ class EvolutionRecipe:
         checks.check_option(name, "others", self.others, ("frozen", "full"))
         checks.check_option(name, "scale", self.scale, SCALES)
         checks.check_option(name, "dtype", self.dtype, ("float32", "bfloat16", "float16"))
-        checks.check_option(name, "status", self.status, slots.STATUSES)
+        checks.check_option(name, "status", self.status, STATUSES)
         if self.noise == "full" and (self.rank != 1 or self.sign):
             raise ValueError(f"{name}: rank and sign have no effect where noise is 'full'.")
         if self.tries > 1 and self.temperature == 0:
@@ -120,7 +123,7 @@ class EvolutionRecipe:
 
     def __repr__(self) -> str:
         """The fields that differ from their defaults, functions by their names."""
-        return f"EvolutionRecipe({slots.shown_fields(self)})"
+        return f"EvolutionRecipe({format_fields(self)})"
 
     def replace(self, **changes) -> "EvolutionRecipe":
         """A copy with some fields changed, checked anew.
@@ -128,7 +131,7 @@ class EvolutionRecipe:
         Raises:
           TypeError: If a name is not a field, with the nearest one.
         """
-        return slots.replaced(self, changes)
+        return replace_fields(self, changes)
 
     def population(self, prompts: int, group_size: int) -> int:
         """N, how many members there are for P prompts with G each.
@@ -159,11 +162,12 @@ class EvolutionRecipe:
         """Raises ValueError if so many members cannot answer a prompt; see :meth:`population`."""
         self.population(1, group_size)
 
-    def check_updates(self, updates: int) -> None:
+    def check_passes(self, epochs: int, minibatches: int) -> None:
         """Raises ValueError unless a population serves one update: after it, it is another."""
-        if updates > 1:
+        if epochs * minibatches > 1:
             raise ValueError(
-                f"recipe {self.name!r}: the scores of a population serve one update; got {updates}."
+                f"recipe {self.name!r}: the scores of a population serve one update; got epochs "
+                f"{epochs} and minibatches {minibatches}."
             )
 
     def check_staleness(self, max_staleness: int) -> None:
@@ -242,7 +246,7 @@ class EvolutionRecipe:
         if fitness.size != members or (self.shared and fitness.ndim != 1):
             kind = "shared" if self.shared else "not shared"
             raise ValueError(
-                f"recipe {self.name!r}: fitness {slots.called(self.fitness)} must return one value "
+                f"recipe {self.name!r}: fitness {name_of(self.fitness)} must return one value "
                 f"for each of {members} members, which are {kind}; got {fitness.shape} from scores "
                 f"{scores.shape}."
             )

@@ -110,5 +110,7 @@ def shaped_extras(recipe, prompts: int, group: int, length: int) -> dict[str, ja
     sizes = {"P": prompts, "G": group, "T": length, "H": group, "C": heads}
     return {
         name: jax.ShapeDtypeStruct([sizes.get(a, 2) for a in EXTRAS[name].axes], dtypes[kind])
-        for name, kind in ((n, EXTRAS[n].kind) for n in sorted(recipe.needs) if n in EXTRAS)
+        for name, kind in (
+            (n, EXTRAS[n].kind) for n in sorted(recipe.required_fields) if n in EXTRAS
+        )
     }

@@ -2,15 +2,35 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from jaxrl_llm import aggregate
-from jaxrl_llm.core import Array, Transform, call_with, checks, traits_of
-from jaxrl_llm.recipes import slots, validity
+from jaxrl_llm.core import Array, ArrayTree, Transform, call_with, checks, masking, traits_of
+from jaxrl_llm.recipes import wiring
 from jaxrl_llm.recipes.batch import Batch
 from jaxrl_llm.recipes.critic import Critic
-from jaxrl_llm.recipes.prepare import AlgoState, first_state, run
+from jaxrl_llm.recipes.records import format_fields, name_of, replace_fields
+from jaxrl_llm.recipes.wiring import Computed
+
+
+class AlgoState(NamedTuple):
+    """State of a recipe: arrays only, saved with the train state.
+
+    Attributes:
+      advantage: State of the advantage Transform.
+      curation: State of the curation Transform; ``()`` without one.
+      controllers: State of each computed controller, by its name.
+      last_kl: float32 ``[]``, KL of the policy of the last update from the one before it, as the
+        train step measured it; 0 before the first.
+    """
+
+    advantage: ArrayTree
+    curation: ArrayTree
+    controllers: dict[str, ArrayTree]
+    last_kl: Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -25,10 +45,10 @@ class Recipe:
     Attributes:
       name: Short name, for messages and metrics.
       advantage: Transform ``rewards [P, G] -> [P, G]`` or ``[P, G, T]``; it receives what it names
-        of ``slots.PREPARE_CONTEXT``, the batch's extras and the controllers. Lift a function with
-        ``stateless``; put several in a row with ``chain``.
+        of ``wiring.PREPARE_CONTEXT``, the batch's extras and the controllers of ``computed``. Lift
+        a function with ``stateless``; put several in a row with ``chain``.
       surrogate: ``(logp, old_logp, advantages, mask) -> token loss [..., T]``, and what it names of
-        ``slots.LOSS_CONTEXT``, extras, controllers, derived arrays and statistics.
+        ``wiring.LOSS_CONTEXT``, the extras and everything ``computed``.
       weights: ``mask -> weights [..., T]``, computed once on the whole batch.
       regularizers: Functions of what they name of the same, each returning a token loss that is
         added to the surrogate's.
@@ -42,21 +62,16 @@ class Recipe:
         ``advantage``; its result is combined with the batch's own ``where`` by "and".
       selection: ``(advantages, mask) -> keep [P, G, T]`` and what it names of the same context:
         tokens that leave the mask after the advantages, so that they stay in every baseline.
-      derived: ``(name, function)`` pairs, ``function(advantages, **context)`` an array with leading
-        axis P or a scalar: what the loss needs of the whole batch, under that name. The name
-        ``"update_scale"`` is a scalar by which the train step multiplies the optimizer's update.
-      controllers: ``(name, Transform)`` pairs, ``rewards -> scalar``: coefficients with a state,
-        under that name for everything that comes after; see ``core.given``.
-      statistics: ``(name, function)`` pairs, ``function(logits [N, V], targets [N]) -> [N, ...]``
-        and the extras it names, row by row: numbers of the policy being trained that take the whole
-        vocabulary; computed in chunks of tokens and differentiated.
-      scored: The same for the policy at the start of the step; they go to the extras.
-      taught: The same for the teacher, which is the policy (or ``reference``) after the extras
-        ``teacher_prompt_tokens`` instead of the prompt.
+      computed: Numbers that the method needs beyond the batch: ``Computed(name, function, source)``
+        each, with source "controller", "batch", "policy", "old_policy", "reference" or "teacher";
+        see :class:`Computed`. Later functions name them; see also ``core.given``.
       critic: A value model to train beside the policy; see :class:`Critic`.
       reference: ``(reference, params, step) -> reference``, how the reference model moves after
         each step; None keeps it frozen.
-      inputs: Names of extras of your own that the batch brings.
+      inputs: Names of extras of your own that the batch holds.
+      epochs: How many times the method passes over a batch; what a run uses unless its config says
+        otherwise.
+      minibatches: Into how many parts, with an optimizer step each, an epoch divides the batch.
       paper: Reference.
       status: ``"experimental"``, or ``"reproduced"`` once a config reaches a published number.
       group_relative: True if the method compares the rollouts of one prompt, which takes two.
@@ -64,7 +79,7 @@ class Recipe:
     Raises:
       TypeError: If a slot holds the wrong kind of thing, or ``replace`` names an unknown field.
       ValueError: If a sequence-level surrogate meets a token-level weighting or correction, a slot
-        needs an input that it is not given, or ``status`` is unknown.
+        needs an input that it does not have, or ``status`` is unknown.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -88,30 +103,22 @@ class Recipe:
     correction: Callable | None = None
     curation: Transform | None = None
     selection: Callable | None = None
-    derived: tuple[tuple[str, Callable], ...] = ()
-    controllers: tuple[tuple[str, Transform], ...] = ()
-    statistics: tuple[tuple[str, Callable], ...] = ()
-    scored: tuple[tuple[str, Callable], ...] = ()
-    taught: tuple[tuple[str, Callable], ...] = ()
+    computed: tuple[Computed, ...] = ()
     critic: Critic | None = None
     reference: Callable | None = None
     inputs: tuple[str, ...] = ()
+    epochs: int = 1
+    minibatches: int = 1
     paper: str = ""
     status: str = "experimental"
     group_relative: bool = True
 
     def __post_init__(self):
-        validity.check_kinds(self)
-        checks.check_option(f"Recipe {self.name!r}", "status", self.status, slots.STATUSES)
-        validity.check_names(self)
-        validity.check_functions(self)
-        validity.check_read(self)
-        validity.check_meaning(self)
-        validity.check_levels(self)
+        wiring.check_recipe(self)
 
     def __repr__(self) -> str:
         """The slots by the names of their functions; those left at their defaults are not shown."""
-        return f"Recipe({slots.shown_fields(self)})"
+        return f"Recipe({format_fields(self)})"
 
     def replace(self, **changes) -> "Recipe":
         """A copy with some slots changed, checked anew.
@@ -119,24 +126,28 @@ class Recipe:
         Raises:
           TypeError: If a name is not a field, with the nearest one.
         """
-        return slots.replaced(self, changes)
+        return replace_fields(self, changes)
+
+    def computed_from(self, *sources: str) -> dict[str, Any]:
+        """The functions of ``computed`` by name, those from these sources, in their order."""
+        return {x.name: x.function for x in self.computed if x.source in sources}
 
     @property
-    def needs(self) -> frozenset[str]:
+    def required_fields(self) -> frozenset[str]:
         """Which inputs it cannot do without: log-probabilities, entropy, columns, extras by name.
 
         Of "ref_logp", "entropy", "behavior_logp", "old_logp" and "columns", those that a function
-        names (``bind(function, ref_logp=None)`` takes one away); of the extras, those that it
+        names (``bind(function, ref_logp=None)`` removes one); of the extras, those that a function
         requires. A correction needs the two log-probabilities it compares. "old_logp" is here if
         the batch must hold it before it is prepared; a surrogate or a regularizer can do without,
-        since the policy being trained stands in for it.
+        since the policy being trained replaces it.
         """
-        return slots.needed(self)[1]
+        return wiring.required_fields(self)[1]
 
     @property
-    def computed(self) -> frozenset[str]:
-        """Which of ``needs`` the train step computes itself; the rest comes with the batch."""
-        names = slots.own_extras(self) | {"old_entropy", "hidden_sq"}
+    def step_fields(self) -> frozenset[str]:
+        """Which of ``required_fields`` the train step computes; the batch holds the others."""
+        names = set(self.computed_from(*wiring.BEFORE_PREPARE)) | {"old_entropy", "hidden_sq"}
         if self.critic is not None:
             names |= {"values", "old_values"}
         return frozenset(names | {"old_logp", "ref_logp", "entropy"})
@@ -144,26 +155,36 @@ class Recipe:
     @property
     def draws(self) -> bool:
         """Whether ``prepare`` draws random numbers and so takes a key."""
-        return slots.draws(self)
+        return wiring.prepare_names(self, "key")
+
+    @property
+    def reads_last_kl(self) -> bool:
+        """Whether ``prepare`` reads the KL of the update before it."""
+        return wiring.prepare_names(self, "last_kl")
+
+    @property
+    def uses_reference(self) -> bool:
+        """Whether numbers of the reference model enter: ``ref_logp``, or statistics of it."""
+        return "ref_logp" in self.required_fields or bool(self.computed_from("reference"))
 
     @property
     def uses_ratio(self) -> bool:
         """Whether the surrogate compares the policy with ``old_logp``.
 
         One that does not (``core.traits(has_ratio=False)``) has the right gradient only for the
-        policy that sampled, so that a batch serves one update.
+        policy that sampled, so that a batch serves one optimizer step.
         """
         return traits_of(self.surrogate).has_ratio
 
     @property
     def reads_behavior(self) -> bool:
-        """Whether it knows of what sampled: it has a correction or reads ``behavior_logp``."""
-        return "behavior_logp" in self.needs
+        """Whether it has a correction or reads ``behavior_logp``."""
+        return "behavior_logp" in self.required_fields
 
     @property
     def reward_range(self) -> tuple[float, float]:
         """The least and the greatest reward that the advantage is defined for, else infinite."""
-        return slots.reward_range(self.advantage)
+        return wiring.reward_range(self.advantage)
 
     def check_group_size(self, group_size: int) -> None:
         """Raises ValueError if the recipe compares rollouts of a prompt and there is only one."""
@@ -174,16 +195,17 @@ class Recipe:
                 "advantage by one that needs no group and set group_relative=False."
             )
 
-    def check_updates(self, updates: int) -> None:
-        """Raises ValueError if a batch serves several updates and the surrogate has no ratio."""
-        if updates > 1 and not self.uses_ratio:
+    def check_passes(self, epochs: int, minibatches: int) -> None:
+        """Raises ValueError if a batch serves several optimizer steps and there is no ratio."""
+        if epochs * minibatches > 1 and not self.uses_ratio:
             raise ValueError(
-                f"recipe {self.name!r} has a surrogate without a ratio to old_logp, so {updates} "
-                "updates on one batch would be biased from the second on; use 1."
+                f"recipe {self.name!r} has a surrogate without a ratio to old_logp, so the "
+                f"optimizer steps on one batch would be biased from the second on; got epochs "
+                f"{epochs} and minibatches {minibatches}; use 1 and 1."
             )
 
     def check_staleness(self, max_staleness: int) -> None:
-        """Raises ValueError if older weights may sample and nothing in it would make up for it."""
+        """Raises ValueError if older weights may sample and nothing in it corrects for that."""
         if max_staleness > 0 and not self.uses_ratio and not self.reads_behavior:
             raise ValueError(
                 f"recipe {self.name!r} has no correction and a surrogate without a ratio, so "
@@ -193,16 +215,22 @@ class Recipe:
 
     def init(self) -> AlgoState:
         """The first state of the recipe's Transforms."""
-        return first_state(self)
+        controllers = self.computed_from("controller")
+        return AlgoState(
+            advantage=self.advantage.init(),
+            curation=() if self.curation is None else self.curation.init(),
+            controllers={name: transform.init() for name, transform in controllers.items()},
+            last_kl=jnp.zeros((), jnp.float32),
+        )
 
     def prepare(
         self, batch: Batch, algo_state: AlgoState, *, key: Array | None = None
     ) -> tuple[Batch, AlgoState]:
-        """Fills advantages, weights, correction and what is derived, before the batch is divided.
+        """Fills advantages, weights, correction and what is computed, before the batch is divided.
 
         In order: controllers; curation clears ``where`` and with it ``mask``; the correction drops
-        tokens from ``mask``; advantages; the selection drops more; weights; derived arrays. All in
-        float32.
+        tokens from ``mask``; advantages; the selection drops more; what is computed from the batch;
+        the critic's returns; weights. All in float32.
 
         Args:
           batch: ``[P, G, T]`` arrays of all prompts of this update.
@@ -210,7 +238,7 @@ class Recipe:
           key: A typed key, for a recipe that ``draws``; others have no use for it.
 
         Returns:
-          The batch, ready for ``loss`` in any microbatches of whole groups, and the next state.
+          The batch, for ``loss`` in any microbatches of whole groups, and the next state.
 
         Raises:
           ValueError: If fields of the batch disagree about a shape, the group has one rollout and
@@ -221,10 +249,77 @@ class Recipe:
         """
         batch = batch.check()
         self.check_group_size(batch.rewards.shape[1])
-        self._check_present(batch, slots.needed(self)[0] - {"entropy"}, "prepare")
+        self._check_present(batch, wiring.required_fields(self)[0] - {"entropy"}, "prepare")
         if self.draws and key is None:
             raise ValueError(f"Recipe {self.name!r}.prepare draws random numbers; give it a key.")
-        return run(self, batch, AlgoState(*algo_state), key)
+        state = AlgoState(*algo_state)
+        step = {"last_kl": state.last_kl} | ({} if key is None else {"key": key})
+        rewards = jnp.asarray(batch.rewards, jnp.float32)
+
+        def context() -> dict:
+            return wiring.context(batch, wiring.PREPARE_CONTEXT) | step
+
+        controllers = {}
+        for name, transform in self.computed_from("controller").items():
+            old = state.controllers[name]
+            value, controllers[name] = call_with(transform.update, rewards, old, context=context())
+            batch = _with_scalar(self, batch, name, value)
+
+        curation = state.curation
+        where = batch.where
+        if self.curation is not None:
+            keep, curation = call_with(self.curation.update, rewards, curation, context=context())
+            checks.check_shape(f"curation of recipe {self.name!r}", "where", keep, where.shape)
+            checks.check_bool(f"curation of recipe {self.name!r}", where=keep)
+            where = where & keep
+        # A correction that another recipe left in the batch would be multiplied in silently.
+        batch = batch.replace(where=where, mask=batch.mask & where[..., None], correction=None)
+        if self.correction is not None:
+            batch = _corrected(self, batch)
+        mask = batch.mask
+
+        update = self.advantage.update
+        advantages, advantage = call_with(update, rewards, state.advantage, context=context())
+        wiring.check_output(self.name, "advantages", advantages, where.shape, mask.shape)
+        checks.check_float(f"Recipe {self.name!r}", advantages=advantages)
+        per_token = jnp.ndim(advantages) == mask.ndim
+        advantages = masking.zero_masked(advantages, mask if per_token else where)
+        if self.selection is not None:
+            batch = _selected(self, batch, advantages, context())
+            advantages = masking.zero_masked(advantages, batch.mask) if per_token else advantages
+
+        batch = batch.replace(advantages=advantages)
+        for name, function in self.computed_from("batch").items():
+            value = call_with(function, advantages, context=context())
+            if jnp.ndim(value) == 0:
+                batch = _with_scalar(self, batch, name, value)
+            else:
+                batch = batch.replace(extras={**batch.extras, name: value})
+        if self.critic is not None:
+            returns = call_with(self.critic.returns, rewards, context=context())
+            wiring.check_output(self.name, "the critic's returns", returns, batch.mask.shape)
+            batch = batch.replace(extras={**batch.extras, "returns": returns})
+        batch = self.weigh(batch)
+        return batch.check(), AlgoState(advantage, curation, controllers, state.last_kl)
+
+    def weigh(self, batch: Batch) -> Batch:
+        """The batch with the weights of the loss, and of the critic's, from its own mask.
+
+        ``prepare`` ends with it. A train step that divides the batch into minibatches calls it on
+        each, so that the weights of every optimizer step add up as those of a batch do.
+
+        Args:
+          batch: A batch with its final ``mask``: all prompts of an optimizer step.
+
+        Raises:
+          ValueError: If a weighting returns a wrong shape.
+          TypeError: If it returns an array that is not floating point.
+        """
+        batch = batch.replace(weights=_weights(self, self.weights, batch))
+        if self.critic is not None:
+            weights = _weights(self, self.critic.weights, batch)
+            batch = batch.replace(extras={**batch.extras, "critic_weights": weights})
+        return batch
 
     def loss(
         self,
@@ -240,9 +335,9 @@ class Recipe:
           logp: ``[P, G, T]`` log-probabilities of the policy being trained, of all prompts or of
             some.
           batch: The same rows of a prepared batch.
-          entropy: ``[P, G, T]``, if "entropy" is in ``needs``; ignored by other recipes, which may
-            be handed it for the metrics' sake.
-          statistics: ``[P, G, T, ...]`` by name, for a recipe with ``statistics``.
+          entropy: ``[P, G, T]``, if "entropy" is in ``required_fields``; others ignore it.
+          statistics: ``[P, G, T, ...]`` by name, for a recipe with numbers computed from
+            "policy".
 
         Returns:
           A float32 scalar. Its gradient over microbatches sums to that of the whole batch.
@@ -252,33 +347,79 @@ class Recipe:
             surrogate or a regularizer does not return one value a token.
         """
         self._check_present(batch, {"advantages", "weights"}, "loss", hint="call prepare first")
-        needs = self.needs | ({"correction"} if self.correction is not None else frozenset())
-        self._check_present(batch, needs - {"entropy"}, "loss")
-        if "entropy" in needs and entropy is None:
+        required = self.required_fields
+        if self.correction is not None:
+            required |= {"correction"}
+        self._check_present(batch, required - {"entropy"}, "loss")
+        if "entropy" in required and entropy is None:
             raise ValueError(f"Recipe {self.name!r}.loss: a regularizer needs entropy; it is None.")
         checks.check_same_shape(f"Recipe {self.name!r}.loss", logp=logp, mask=batch.mask)
-        for name, _ in self.statistics:
+        for name in self.computed_from("policy"):
             if name not in (statistics or {}):
                 raise ValueError(f"Recipe {self.name!r}.loss: statistics has no {name!r}.")
         old_logp = jax.lax.stop_gradient(logp) if batch.old_logp is None else batch.old_logp
-        context = slots.context(batch, slots.LOSS_CONTEXT) | dict(statistics or {})
+        context = wiring.context(batch, wiring.LOSS_CONTEXT) | dict(statistics or {})
         context |= {"logp": logp, "old_logp": old_logp, "entropy": entropy}
         places = (logp, old_logp, batch.advantages, batch.mask)
         loss = call_with(self.surrogate, *places, context=context)
-        what = f"the loss of surrogate {slots.called(self.surrogate)}"
-        slots.check_output(self.name, what, loss, batch.mask.shape)
+        what = f"the loss of surrogate {name_of(self.surrogate)}"
+        wiring.check_output(self.name, what, loss, batch.mask.shape)
         if batch.correction is not None:
             loss = loss * batch.correction
         for term in self.regularizers:
             added = call_with(term, context=context)
-            what = f"the loss of regularizer {slots.called(term)}"
-            slots.check_output(self.name, what, added, batch.mask.shape)
+            what = f"the loss of regularizer {name_of(term)}"
+            wiring.check_output(self.name, what, added, batch.mask.shape)
             loss = loss + added
         return aggregate.weighted_sum(loss, batch.weights)
 
     def _check_present(self, batch: Batch, names, where: str, hint: str = "") -> None:
         for name in sorted(names):
-            value = getattr(batch, name, batch.extras.get(name))
-            if value is None:
+            if getattr(batch, name, batch.extras.get(name)) is None:
                 hint = f"; {hint}" if hint else ""
                 raise ValueError(f"Recipe {self.name!r}.{where}: the batch has no {name}{hint}.")
+
+
+def _with_scalar(recipe, batch: Batch, name: str, value: Array) -> Batch:
+    """The batch with a number for all of it, as an array that divides with the prompts."""
+    wiring.check_output(recipe.name, f"computed {name!r}", value, ())
+    spread = jnp.broadcast_to(jnp.asarray(value, jnp.float32), (batch.where.shape[0], 1, 1))
+    return batch.replace(extras={**batch.extras, name: spread})
+
+
+def _corrected(recipe, batch: Batch) -> Batch:
+    """The batch with the correction's weights, and without the tokens that it rejects."""
+    name = f"correction of recipe {recipe.name!r}"
+    returned = recipe.correction(batch.old_logp, batch.behavior_logp, batch.mask)
+    if not (isinstance(returned, tuple) and len(returned) == 2):
+        raise TypeError(
+            f"{name} must return (weights, keep); got {type(returned).__name__}. A function of "
+            "weights, or a rule, goes into corrections.rollout_correction."
+        )
+    weights, keep = returned
+    checks.check_shape(name, "weights", weights, batch.mask.shape)
+    checks.check_shape(name, "keep", keep, batch.mask.shape)
+    checks.check_bool(name, keep=keep)
+    mask = batch.mask & keep
+    return batch.replace(mask=mask, correction=masking.zero_masked(weights, mask))
+
+
+def _selected(recipe, batch: Batch, advantages: Array, context: dict) -> Batch:
+    """The batch without the tokens that the selection leaves out."""
+    name = f"selection of recipe {recipe.name!r}"
+    keep = call_with(recipe.selection, advantages, batch.mask, context=context)
+    checks.check_shape(name, "keep", keep, batch.mask.shape)
+    checks.check_bool(name, keep=keep)
+    mask = batch.mask & keep
+    correction = batch.correction
+    if correction is not None:
+        correction = masking.zero_masked(correction, mask)
+    return batch.replace(mask=mask, correction=correction)
+
+
+def _weights(recipe, function, batch: Batch) -> Array:
+    """Weights ``[P, G, T]`` of a weighting, 0 where masked."""
+    weights = function(batch.mask)
+    wiring.check_output(recipe.name, "weights", weights, batch.mask.shape)
+    checks.check_float(f"Recipe {recipe.name!r}", weights=weights)
+    return masking.zero_masked(weights, batch.mask)

@@ -1,4 +1,4 @@
-"""Coefficients that move from step to step, for the ``controllers`` slot of a Recipe.
+"""Coefficients that move from step to step, a Recipe's ``computed`` controllers.
 
 A controller is a Transform: ``update(rewards, state, **context) -> (coefficient, state)``. The
 coefficient stands in the context under the controller's name, and ``core.given`` connects it to a

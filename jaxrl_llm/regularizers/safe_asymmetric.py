@@ -208,8 +208,8 @@ def step_scale(kl: float | Array, *, max_kl: float = 0.5) -> Array:
       (0.25, 1.0)
 
     References:
-      Maity, SAFE (arXiv:2602.04651) takes the divergence of a preview of the step. As the derived
-      entry ``("update_scale", given(step_scale, kl="last_kl"))`` of a Recipe it takes the last one.
+      Maity, SAFE (arXiv:2602.04651) takes the divergence of a preview of the step. As
+      ``Computed("update_scale", given(step_scale, kl="last_kl"), "batch")`` it takes the last one.
     """
     checks.check_rank("step_scale", 0, kl=kl)
     checks.check_positive("step_scale", max_kl=max_kl)

@@ -1,7 +1,7 @@
 """Tokens that drive entropy down, found by covariance.
 
 Which tokens those are is a question about the whole batch. A recipe answers it once, before the
-batch is divided, with one of the selections as a derived entry ``selected``; a surrogate that is
+batch is divided, with one of the selections as the computed entry ``selected``; a surrogate that is
 not handed one asks it of the arrays it sees.
 """
 
@@ -65,7 +65,7 @@ def clip_cov_selection(
         candidates: kept tokens with lower < cov[t] < upper      (:func:`token_covariance`)
         selected: max(floor(ratio * kept tokens), 1) of them at random, all if there are fewer
 
-    In a recipe it is a derived entry, ``("selected", clip_cov_selection)``: before the first update
+    In a recipe it is ``Computed("selected", clip_cov_selection, "batch")``: before the first update
     the policy being trained is the old one, and the ratio clip stops nothing.
 
     Args:
@@ -110,7 +110,7 @@ def kl_cov_selection(
 
         selected: the max(floor(ratio * kept tokens), 1) kept tokens with the largest cov[t]
 
-    In a recipe it is a derived entry, ``("selected", kl_cov_selection)``: before the first update
+    In a recipe it is ``Computed("selected", kl_cov_selection, "batch")``: before the first update
     the policy being trained is the old one.
 
     Args:

@@ -205,7 +205,7 @@ def kl_barrier(kl: Array, *, beta: float = 1e3, delta: float = 1e-4) -> Array:
 
     Times the divergence it is a squared hinge with a stopped factor: the constraint ``kl <= delta``
     as a penalty. As a controller of a recipe it looks at the last update:
-    ``("kl_coef", stateless(given(kl_barrier, kl="last_kl")))``.
+    ``Computed("kl_coef", stateless(given(kl_barrier, kl="last_kl")), "controller")``.
 
     Args:
       kl: Measured divergence, in nats a token, floating point, of any shape.

@@ -233,10 +233,10 @@ def srpo_weights(
 ) -> Array:
     """:func:`entropy_weights` of the tokens that :func:`srpo_route` sends to the teacher.
 
-    A derived entry of a Recipe, ``distillation_weights``, since its mean is over the whole batch.
+    A Recipe computes it from the batch as ``distillation_weights``: its mean is over all prompts.
 
     Args:
-      advantages: Not used: all derived entries are called alike.
+      advantages: Not used: everything computed from the batch is called alike.
       rewards: ``[...]``, one a rollout.
       has_teacher: bool ``[...]``.
       teacher_entropy: ``[..., T]``, entropy (nats) of the teacher's next-token distribution.

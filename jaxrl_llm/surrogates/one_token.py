@@ -111,10 +111,10 @@ def otr_sampled(
 
 
 def token_seeds(advantages: Array, *, key: Array, mask: Array) -> Array:
-    """A random seed for every token, as a derived entry of a Recipe.
+    """A random seed for every token, which a Recipe computes from the batch.
 
     Args:
-      advantages: Not used: all derived entries are called alike.
+      advantages: Not used: everything computed from the batch is called alike.
       key: Typed PRNG key of the step.
       mask: bool ``[..., T]``, of which only the shape counts.
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxrl_llm.core import accepted, call_with, traits_of
 from jaxrl_llm.models.sharding import batch_sharding
-from jaxrl_llm.recipes import Recipe, slots
+from jaxrl_llm.recipes import Recipe, wiring
 from jaxrl_llm.testing import cases
 from jaxrl_llm.testing.cases import (
     Case,
@@ -277,7 +277,7 @@ def expect_policy_gradient(check: str, recipe: Recipe, case: Case, tolerance: fl
     advantages = advantages if advantages.ndim == 3 else advantages[..., None]
 
     def terms(logp, only=""):
-        values = slots.context(ready, slots.LOSS_CONTEXT) | dict(case.statistics)
+        values = wiring.context(ready, wiring.LOSS_CONTEXT) | dict(case.statistics)
         values |= {"logp": logp, "entropy": case.entropy, "old_logp": case.logp}
         called = [t for t in recipe.regularizers if not only or only in accepted(t)]
         losses = [call_with(t, context=values) for t in called]
@@ -304,6 +304,6 @@ def check_on_policy(recipe: Recipe) -> None:
     same = {"ref_logp": case.logp, "behavior_logp": case.logp}
     given = case._replace(batch=case.batch.replace(old_logp=case.logp, **same))
     expect_policy_gradient("check_on_policy", recipe, given, 1e-5)
-    if "old_logp" not in recipe.needs:
+    if "old_logp" not in recipe.required_fields:
         absent = case._replace(batch=case.batch.replace(old_logp=None, **same))
         expect_policy_gradient("check_on_policy", recipe, absent, 1e-5)

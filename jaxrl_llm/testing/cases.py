@@ -11,7 +11,7 @@ import numpy as np
 from jaxrl_llm.core import Array, ArrayTree
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.recipes.inputs import EXTRAS
-from jaxrl_llm.recipes.slots import statistic_shapes
+from jaxrl_llm.recipes.wiring import statistic_shapes
 from jaxrl_llm.testing.extras import G, P, T, make_extras
 
 # Of what a recipe draws while it prepares a batch.

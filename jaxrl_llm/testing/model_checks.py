@@ -118,7 +118,9 @@ def layout(function: Callable, recipe: Recipe, **options) -> Layout:
 
     Recipes without any share one.
     """
-    return _layout(bind(function, statistics=recipe.statistics, **options))
+    return _layout(
+        bind(function, statistics=tuple(recipe.computed_from("policy").items()), **options)
+    )
 
 
 @functools.lru_cache(maxsize=8)

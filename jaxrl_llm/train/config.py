@@ -323,7 +323,7 @@ class TrainConfig:
             self.sampling.grid(self.prompts_per_step)
         if isinstance(recipe, EvolutionRecipe):
             self._check_evolution(recipe, parts)
-        recipe.check_updates(self.updates_per_batch)
+        recipe.check_passes(self.updates_per_batch, 1)
         recipe.check_staleness(self.asynchrony.max_staleness)
         if recipe.critic is not None and self.critic is None:
             raise ValueError(

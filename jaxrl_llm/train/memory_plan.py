@@ -531,7 +531,7 @@ def _state_bytes(
     parts["optimizer"] = tree_bytes(optimizer, mesh, spec=spec)
     if recipe.reference is not None:
         parts["reference"] = tree_bytes(moving, mesh)
-    elif "ref_logp" in recipe.needs and base is params:  # an adapter's reference is its base
+    elif recipe.uses_reference and base is params:  # an adapter's reference is its base
         parts["reference"] = tree_bytes(params, mesh)
     if recipe.critic is not None and config.critic is not None:
         heads, key = recipe.critic.heads, jax.random.key(0)
@@ -560,7 +560,7 @@ def step_bytes(
     parts["logits"] = logits_bytes(
         *_logits_shape(config, subject),
         mesh=mesh,
-        statistics=bool(recipe.statistics or recipe.scored or recipe.taught),
+        statistics=bool(recipe.computed_from("policy", "old_policy", "reference", "teacher")),
     )
     if support := _support_bytes(config, subject, mesh):
         parts["support of tokens"] = support

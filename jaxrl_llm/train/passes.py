@@ -71,7 +71,7 @@ class Passes(NamedTuple):
           norms: Whether the squared norm of the last hidden state is one of them.
         """
         if functions is None:
-            functions = {} if self.recipe is None else dict(self.recipe.statistics)
+            functions = {} if self.recipe is None else self.recipe.computed_from("policy")
         arrays = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
         packing = batch.packing
         layout: dict[str, Any] = {"packing": packing, "shared_prefix_len": self.shared_prefix_len}
@@ -97,11 +97,11 @@ class Passes(NamedTuple):
         What the batch already brings is left as it is.
         """
         recipe, extras = self.recipe, batch.extras
-        needs = recipe.needs
+        needs = recipe.required_fields
         old_logp = (score_old or "old_logp" in needs) and batch.old_logp is None
         entropy = "old_entropy" in needs and "old_entropy" not in extras
         norms = "hidden_sq" in needs and "hidden_sq" not in extras
-        scored = {n: f for n, f in recipe.scored if n not in extras}
+        scored = {n: f for n, f in recipe.computed_from("old_policy").items() if n not in extras}
         if old_logp or entropy or norms or scored:
             logp, old_entropy, found = over_parts(
                 lambda part: self.policy(state.policy, part, scored, norms=norms),
@@ -120,7 +120,7 @@ class Passes(NamedTuple):
                 microbatches,
             )
             batch = batch.replace(ref_logp=logp)
-        taught = {n: f for n, f in recipe.taught if n not in extras}
+        taught = {n: f for n, f in recipe.computed_from("teacher").items() if n not in extras}
         if taught:
             params = state.whole(state.reference) if moving else state.policy
             found = over_parts(lambda part: self._teach(params, part, taught), batch, microbatches)

@@ -21,8 +21,9 @@ _KNOWN = ("prompt_ids", "truncated", "greedy_rewards", "versions", "current_vers
 
 def brought(recipe: Recipe) -> frozenset[str]:
     """The extras that a batch must bring before the train step computes the rest."""
-    names = recipe.needs | ({"teacher_prompt_tokens"} if recipe.taught else frozenset())
-    return (names - recipe.computed) & (frozenset(EXTRAS) | frozenset(recipe.inputs))
+    taught = recipe.computed_from("teacher")
+    names = recipe.required_fields | ({"teacher_prompt_tokens"} if taught else frozenset())
+    return (names - recipe.step_fields) & (frozenset(EXTRAS) | frozenset(recipe.inputs))
 
 
 def check_provided(recipe: Recipe, questions: Sequence[Question]) -> None:
@@ -95,7 +96,7 @@ def provide(
     """
     check_rewards(recipe, np.asarray(batch.rewards), questions)
     shape, names = batch.rewards.shape, brought(recipe)
-    if "columns" in recipe.needs:
+    if "columns" in recipe.required_fields:
         batch = batch.replace(columns=_columns(recipe, scores, names, shape))
     known = {
         "prompt_ids": lambda: np.asarray(indices),

@@ -296,7 +296,7 @@ def begin(
     parts, params = load_parts(config)
     recipe, moving = parts.recipe, parts.recipe.reference is not None
     base = params.base if isinstance(params, Adapted) else params
-    reference = base if "ref_logp" in recipe.needs and not moving else None
+    reference = base if recipe.uses_reference and not moving else None
     run = {"questions": parts.questions, "seed": config.seed}
     run |= base_fingerprint(params, config.lora)
     if reference is not None and "base" not in run:  # it is loaded anew, also by a resumed run

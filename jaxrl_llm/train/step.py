@@ -104,7 +104,7 @@ def make_step(
     numbers = {"microbatches": microbatches, "updates": updates, "temperature": temperature}
     checks.check_positive("make_step", **numbers)
     checks.check_non_negative("make_step", shared_prefix_len=shared_prefix_len)
-    recipe.check_updates(updates)
+    recipe.check_passes(updates, 1)
     if (recipe.critic is None) != (critic_optimizer is None):
         has = "a critic but no" if critic_optimizer is None else "no critic but a"
         raise ValueError(f"make_step: recipe {recipe.name!r} has {has} critic_optimizer.")
@@ -121,7 +121,7 @@ def make_step(
         of_batch = functools.partial(loss, base)
         value, (logp, entropy), grads = _gradients(of_batch, carry[0], batch, microbatches)
         scale = None
-        if "update_scale" in dict(recipe.derived):
+        if "update_scale" in recipe.computed_from("batch"):
             scale = batch.extras["update_scale"][0, 0, 0]
         carry, metrics = guarded_update(optimizer, carry, value, grads, scale=scale, sound=sound)
         return carry, metrics | batch_metrics(recipe, logp, entropy, batch)

@@ -243,9 +243,9 @@ def test_ppo_max_remembers_the_scores():
 )
 def test_they_need_what_they_use(name, options, needs):
     recipe = getattr(jr.recipes, name)(**options)
-    assert recipe.needs == needs
+    assert recipe.required_fields == needs
     brought = needs - {"greedy_rewards"}
-    assert brought <= recipe.computed
+    assert brought <= recipe.step_fields
 
 
 @pytest.mark.parametrize("name", ["remax", "reinforce_pp", "ppo_max"])
@@ -259,7 +259,7 @@ def test_one_response_a_prompt_is_enough(name):
 @pytest.mark.parametrize("name", ["remax", "opo", "gpg"])
 def test_without_a_ratio_a_batch_serves_one_update(name):
     with pytest.raises(ValueError, match="without a ratio"):
-        getattr(jr.recipes, name)().check_updates(2)
+        getattr(jr.recipes, name)().check_passes(2, 1)
 
 
 @pytest.mark.parametrize("name", CLIPPED)
@@ -295,7 +295,7 @@ def test_options_out_of_range_are_refused_when_the_recipe_is_made(make, words):
 
 
 def test_the_statistic_of_otb_is_that_of_the_logits():
-    ((name, function),) = jr.recipes.otb().scored
+    ((name, function),) = jr.recipes.otb().computed_from("old_policy").items()
     logits = jnp.asarray(np.random.default_rng(1).normal(size=(4, 9)), jnp.float32)
     assert name == "sum_pi_sq"
     np.testing.assert_array_equal(

@@ -9,7 +9,7 @@ import re
 import pytest
 
 import jaxrl_llm as jr
-from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, EvolutionRecipe, Recipe, catalog, slots
+from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, EvolutionRecipe, Recipe, catalog, wiring
 
 LAYERS = (
     "advantages",
@@ -69,7 +69,7 @@ def test_presets_and_catalog_agree():
 
 def modules_in(recipe: Recipe) -> set[str]:
     """Modules of all functions in the slots of a recipe."""
-    left, found = [r.function for part in slots.readers(recipe) for r in part], set()
+    left, found = [r.function for part in wiring.readers(recipe) for r in part], set()
     while left:
         function = left.pop()
         options = [value for _, value in getattr(function, "options", ())]

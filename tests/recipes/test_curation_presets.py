@@ -231,7 +231,9 @@ def test_dynamic_sampling_looks_at_the_named_column():
     _, batch = make_batch()
     agreeing = batch.replace(columns={"accuracy": jnp.ones((P, G))})
     recipe = jr.recipes.dapo(dynamic_sampling=True, metric="accuracy")
-    assert "columns" in recipe.needs and "columns" not in jr.recipes.dapo().needs
+    assert (
+        "columns" in recipe.required_fields and "columns" not in jr.recipes.dapo().required_fields
+    )
     assert not recipe.prepare(agreeing, recipe.init())[0].where.any()
 
 
@@ -271,7 +273,9 @@ def test_options_out_of_range_are_refused_when_the_recipe_is_made(make, words):
 
 def test_brorl_without_a_penalty_has_no_reference():
     free = jr.recipes.brorl(kl_coef=0.0)
-    assert "ref_logp" in jr.recipes.brorl().needs and "ref_logp" not in free.needs
+    assert (
+        "ref_logp" in jr.recipes.brorl().required_fields and "ref_logp" not in free.required_fields
+    )
     assert free.reference is None and not free.regularizers
 
 

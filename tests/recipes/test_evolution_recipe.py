@@ -143,13 +143,13 @@ def test_members_that_cannot_be(changes, size, words):
 
 def test_scores_serve_one_update_of_the_weights_they_are_of():
     recipe = plain()
-    recipe.check_updates(1)
+    recipe.check_passes(1, 1)
     recipe.check_staleness(0)
-    with pytest.raises(ValueError, match="recipe 'plain': the scores .* one update; got 2"):
-        recipe.check_updates(2)
+    with pytest.raises(ValueError, match="recipe 'plain': the scores .* one update; got epochs 2"):
+        recipe.check_passes(2, 1)
     with pytest.raises(ValueError, match="none may be older; got max_staleness 1"):
         recipe.check_staleness(1)
-    assert (recipe.critic, recipe.reference, recipe.needs) == (None, None, frozenset())
+    assert (recipe.critic, recipe.reference, recipe.required_fields) == (None, None, frozenset())
 
 
 # Fitness

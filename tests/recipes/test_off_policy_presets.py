@@ -253,4 +253,4 @@ def test_vespo_takes_no_correction_beside_it():
 
 def test_vcpo_serves_one_update_a_batch():
     with pytest.raises(ValueError, match="surrogate without a ratio"):
-        jr.recipes.vcpo().check_updates(2)
+        jr.recipes.vcpo().check_passes(1, 2)

@@ -10,7 +10,7 @@ import pytest
 
 import jaxrl_llm as jr
 from jaxrl_llm.core import traits_of
-from jaxrl_llm.recipes import PRESETS, Recipe, catalog, slots
+from jaxrl_llm.recipes import PRESETS, Recipe, catalog, wiring
 from jaxrl_llm.testing import assert_recipe_ok, cases
 from jaxrl_llm.testing.model_checks import model, model_case
 from jaxrl_llm.train import init_critic, init_state, make_step
@@ -116,7 +116,7 @@ def reason(choice: Slots) -> str | None:
         return "count it once per token"
     if correction is not None and traits_of(correction).level == "token":
         return "weighs its tokens one by one"
-    functions = [r.function for r in slots.of_transform("advantage", ADVANTAGES[a])]
+    functions = [r.function for r in wiring.transform_readers("advantage", ADVANTAGES[a])]
     by_token = any(traits_of(function).token_values for function in functions)
     if by_token and not traits_of(surrogate).takes_token_advantages:
         return "average away"
@@ -146,8 +146,8 @@ def train(recipe: Recipe, steps: int = STEPS) -> None:
     network, params = model()
     batch, optimizer, critic = model_case(recipe).batch, optax.adam(1e-3), {}
     # What the step computes itself is left to it.
-    brought = {k: x for k, x in batch.extras.items() if k not in recipe.computed}
-    taught = dict(recipe.taught)
+    brought = {k: x for k, x in batch.extras.items() if k not in recipe.step_fields}
+    taught = recipe.computed_from("teacher")
     if taught:
         brought |= {k: batch.extras[k] for k in ("teacher_prompt_tokens", "teacher_prompt_mask")}
     batch = batch.replace(extras=brought)

@@ -254,14 +254,14 @@ def test_every_option_changes_the_loss(name, options):
 
 
 def test_what_they_need():
-    assert jr.recipes.gdpo().needs == {"columns"}
-    assert jr.recipes.v05_baseline().needs == {"prior"}
+    assert jr.recipes.gdpo().required_fields == {"columns"}
+    assert jr.recipes.v05_baseline().required_fields == {"prior"}
     assert not jr.recipes.v05_baseline().group_relative
     assert jr.recipes.v05_baseline(scale="group").group_relative
     assert jr.recipes.mc_grpo().draws
-    assert jr.recipes.mc_grpo().needs == {"ref_logp"}
-    assert not jr.recipes.mc_grpo(kl_coef=0.0).needs
-    assert not jr.recipes.drpo_len(length=8).needs
+    assert jr.recipes.mc_grpo().required_fields == {"ref_logp"}
+    assert not jr.recipes.mc_grpo(kl_coef=0.0).required_fields
+    assert not jr.recipes.drpo_len(length=8).required_fields
     with pytest.raises(TypeError, match="length"):
         jr.recipes.drpo_len()
 

@@ -317,7 +317,7 @@ def test_a_single_turn_of_one_rollout_keeps_its_return_unless_told():
 
 def test_temperatures_reach_the_statistics_of_the_old_policy():
     recipe = jr.recipes.dcpo_distribution(hot=2.0, cold=0.5)
-    scored = dict(recipe.scored)
+    scored = recipe.computed_from("old_policy")
     logits, targets = jnp.array([[2.0, 0.0, -1.0]]), jnp.array([1])
     for name, temperature in (("hot_logp", 2.0), ("cold_logp", 0.5)):
         expected = jax.nn.log_softmax(logits / temperature)[0, 1]
@@ -350,7 +350,7 @@ def test_options_out_of_range_are_refused_when_the_recipe_is_made(name, options,
 def test_one_rollout_a_prompt_is_enough(name):
     recipe = PRESETS[name](num_prompts=2)
     recipe.check_group_size(1)
-    assert "prompt_ids" in recipe.needs
+    assert "prompt_ids" in recipe.required_fields
     with pytest.raises(ValueError, match="compares the rollouts of one prompt"):
         jr.recipes.xrpo().check_group_size(1)
 

@@ -125,14 +125,14 @@ def tempered(logp, old_logp, advantages, mask, temperature):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"weights": jr.aggregate.fixed_length}, "weights fixed_length needs 'length'.*given mask"),
+        ({"weights": jr.aggregate.fixed_length}, "weights fixed_length needs 'length'.*has mask"),
         ({"surrogate": tempered}, "surrogate tempered needs 'temperature'.*bind"),
         (
             {"surrogate": ratio_without_mask},
-            "ratio_without_mask takes 3 arrays by position; it is given 4: logp, old_logp",
+            "ratio_without_mask takes 3 arrays by position; its slot passes 4: logp, old_logp",
         ),
-        ({"weights": lambda: 1.0}, "takes 0 arrays by position; it is given 1: mask"),
-        ({"correction": lambda logp, mask: (logp, mask)}, "takes 2 arrays.*given 3: old_logp"),
+        ({"weights": lambda: 1.0}, "takes 0 arrays by position; its slot passes 1: mask"),
+        ({"correction": lambda logp, mask: (logp, mask)}, "takes 2 arrays.*passes 3: old_logp"),
         (
             {"correction": lambda old_logp, behavior_logp, mask, *, cap: (old_logp, mask)},
             "correction <lambda> needs 'cap'",
@@ -205,12 +205,12 @@ def test_a_recipe_prints_its_slots_by_name():
 
 def test_needs_come_from_signatures():
     entropy = jr.bind(jr.regularizers.entropy_bonus, coef=1e-3)
-    assert plain().needs == frozenset()
-    assert plain(regularizers=(entropy,)).needs == {"entropy"}
-    assert jr.recipes.grpo().replace(regularizers=(entropy,)).needs == {"entropy"}
-    assert jr.recipes.grpo().needs == {"ref_logp"}
+    assert plain().required_fields == frozenset()
+    assert plain(regularizers=(entropy,)).required_fields == {"entropy"}
+    assert jr.recipes.grpo().replace(regularizers=(entropy,)).required_fields == {"entropy"}
+    assert jr.recipes.grpo().required_fields == {"ref_logp"}
     both = plain(correction=lambda old_logp, behavior_logp, mask: (old_logp, mask))
-    assert both.needs == {"old_logp", "behavior_logp"}
+    assert both.required_fields == {"old_logp", "behavior_logp"}
 
     def kl_in_reward(rewards, ref_logp):
         return rewards
@@ -218,13 +218,13 @@ def test_needs_come_from_signatures():
     def drift(rewards, old_logp):
         return rewards
 
-    assert plain(advantage=jr.stateless(kl_in_reward)).needs == {"ref_logp"}
+    assert plain(advantage=jr.stateless(kl_in_reward)).required_fields == {"ref_logp"}
     both = jr.chain(jr.stateless(kl_in_reward), jr.chain(jr.stateless(drift)))
-    assert plain(advantage=both).needs == {"ref_logp", "old_logp"}
-    assert plain(curation=jr.chain(jr.stateless(drift))).needs == {"old_logp"}
+    assert plain(advantage=both).required_fields == {"ref_logp", "old_logp"}
+    assert plain(curation=jr.chain(jr.stateless(drift))).required_fields == {"old_logp"}
     # In the loss the policy being trained stands in for it.
     kl = jr.bind(jr.regularizers.kl_unbiased, coef=0.1)
-    assert plain(regularizers=(kl,)).needs == {"ref_logp"}
+    assert plain(regularizers=(kl,)).required_fields == {"ref_logp"}
 
 
 def test_an_input_that_is_needed_to_prepare_must_be_there():

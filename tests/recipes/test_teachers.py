@@ -8,7 +8,7 @@ import pytest
 
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import Batch
-from jaxrl_llm.recipes.slots import statistic_shapes
+from jaxrl_llm.recipes.wiring import statistic_shapes
 
 P, G, T, S = 2, 4, 3, 2
 MASK = np.arange(T) < np.array([[3, 2, 1, 3], [2, 3, 3, 0]])[..., None]
@@ -138,7 +138,7 @@ def test_luffy():
     token = np.where(STEERED[..., None], shaped(x, a), -a * np.exp(x - old))
     expected = ((token - 1e-3 * entropy) * MASK).sum() / (P * G * 5)
     np.testing.assert_allclose(got, expected, rtol=1e-5)
-    assert jr.recipes.luffy_shaping(length=5, entropy_coef=0.0).needs == {"steered"}
+    assert jr.recipes.luffy_shaping(length=5, entropy_coef=0.0).required_fields == {"steered"}
 
 
 def test_ampo():

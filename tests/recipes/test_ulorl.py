@@ -119,7 +119,7 @@ def test_with_one_update_no_token_is_clipped(case):
 
 
 def test_options():
-    assert sorted(jr.recipes.ulorl(old="sampled").needs) == [
+    assert sorted(jr.recipes.ulorl(old="sampled").required_fields) == [
         "behavior_logp",
         "old_entropy",
         "old_logp",

@@ -202,9 +202,9 @@ def test_selection_takes_the_names_of_a_batch():
 @pytest.mark.parametrize("function", [clip_cov, kl_cov])
 def test_a_recipe_has_to_be_given_a_selection_of_the_whole_batch(function):
     recipe = jr.recipes.grpo(kl_coef=0.0).replace(surrogate=function)
-    assert "selected" in recipe.needs
-    named = recipe.replace(derived=(("selected", kl_cov_selection),))
-    assert "selected" not in named.needs
+    assert "selected" in recipe.required_fields
+    named = recipe.replace(computed=(jr.recipes.Computed("selected", kl_cov_selection, "batch"),))
+    assert "selected" not in named.required_fields
 
 
 @pytest.mark.parametrize(

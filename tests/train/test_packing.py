@@ -102,10 +102,12 @@ EVERYTHING = Recipe(
     name="everything",
     advantage=jr.stateless(jr.bind(jr.advantages.gae, old_logp=None, ref_logp=None)),
     surrogate=jr.surrogates.ppo_clip,
-    statistics=(("top", top),),
-    scored=(("old_top", top),),
+    computed=(
+        jr.recipes.Computed("top", top, "policy"),
+        jr.recipes.Computed("old_top", top, "old_policy"),
+        jr.recipes.Computed("gate", of_the_old_policy, "batch"),
+    ),
     regularizers=(lower_the_top, jr.bind(jr.regularizers.entropy_bonus, coef=0.1)),
-    derived=(("gate", of_the_old_policy),),
     critic=Critic(
         returns=jr.bind(jr.advantages.gae_returns, old_logp=None, ref_logp=None),
         loss=jr.bind(jr.surrogates.value_loss, eps=0.2),

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import jaxrl_llm as jr
-from jaxrl_llm.recipes import Critic, Recipe
+from jaxrl_llm.recipes import Computed, Critic, Recipe
 from jaxrl_llm.testing.cases import compiled
 from jaxrl_llm.testing.model_checks import model, model_case
 from jaxrl_llm.train import critic_values, init_critic, init_state, make_step
@@ -83,7 +83,7 @@ def test_a_statistic_reaches_the_loss_and_its_gradient(microbatches):
     def lower_the_top(top, mask):
         return jnp.where(mask, top, 0.0)
 
-    terms = {"statistics": (("top", top),), "regularizers": (lower_the_top,)}
+    terms = {"computed": (Computed("top", top, "policy"),), "regularizers": (lower_the_top,)}
     recipe = plain(surrogate=nothing, **terms)
     batch, params = batch_of(recipe), model()[1]
     ready, _ = compiled(recipe).prepare(batch, recipe.init())
@@ -110,7 +110,9 @@ def test_what_is_scored_is_of_the_policy_at_the_start_of_the_step():
     def squares(logits, targets):
         return jnp.sum(jax.nn.softmax(logits) ** 2, -1)
 
-    recipe = plain(advantage=jr.stateless(probe), scored=(("sum_pi_sq", squares),))
+    recipe = plain(
+        advantage=jr.stateless(probe), computed=(Computed("sum_pi_sq", squares, "old_policy"),)
+    )
     batch = batch_of(recipe, without=("old_entropy", "sum_pi_sq", "hidden_sq"), old_logp=None)
     run(recipe, batch, microbatches=2, temperature=0.7)
     jax.effects_barrier()
@@ -127,9 +129,12 @@ def test_what_is_scored_is_of_the_policy_at_the_start_of_the_step():
 
 
 def test_what_the_batch_brings_is_not_computed_again():
+    def missing(logits, targets):
+        return jnp.full(targets.shape, jnp.nan)
+
     recipe = plain(
         advantage=jr.stateless(lambda rewards, *, sum_pi_sq: rewards + sum_pi_sq.sum(-1)),
-        scored=(("sum_pi_sq", lambda logits, targets: jnp.full(targets.shape, jnp.nan)),),
+        computed=(Computed("sum_pi_sq", missing, "old_policy"),),
     )
     _, metrics = run(recipe, batch_of(recipe))
     assert np.isfinite(metrics["loss"])
@@ -145,9 +150,8 @@ def test_a_teacher_reads_prompts_of_its_own():
         return teacher_top
 
     recipe = plain(
-        taught=(("teacher_top", top),),
+        computed=(Computed("teacher_top", top, "teacher"), Computed("again", probe, "batch")),
         inputs=("teacher_top",),
-        derived=(("again", probe),),
         regularizers=(lambda again, mask: jnp.where(mask, 0.0, 0.0),),
     )
     batch = batch_of(recipe)
@@ -281,7 +285,7 @@ def test_the_update_is_scaled_where_the_recipe_says_so():
 
     batch, params = batch_of(plain()), model()[1]
     whole, _ = run(plain(), batch)
-    scaled, _ = run(plain(derived=(("update_scale", half),)), batch)
+    scaled, _ = run(plain(computed=(Computed("update_scale", half, "batch"),)), batch)
     want = jax.tree.map(lambda a, b: a + 0.5 * (b - a), params, whole.params)
     expect_same(scaled.params, want, 1e-6)
 
@@ -317,7 +321,7 @@ def test_a_controller_sees_how_far_the_last_update_went():
     def term(watched, mask):
         return jnp.where(mask, watched, 0.0)
 
-    recipe = plain(controllers=(("watched", watch()),), regularizers=(term,), inputs=())
+    recipe = plain(computed=(Computed("watched", watch(), "controller"),), regularizers=(term,))
     state, metrics = run(recipe, batch_of(recipe, old_logp=None), updates=3)
     assert float(state.algo_state.last_kl) == float(metrics["approx_kl"]) > 0
     assert int(state.algo_state.controllers["watched"]) == 1

@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import bind, chain, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def ace(
@@ -42,7 +42,7 @@ def ace(
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.ace().needs)
+      >>> sorted(jr.recipes.ace().required_fields)
       ['old_logp', 'ref_logp']
 
     References:
@@ -59,4 +59,4 @@ def ace(
         weights=aggregate.token_mean,
         paper="arXiv:2602.21420",
     )
-    return tried(recipe)
+    return validate(recipe)

@@ -4,7 +4,7 @@ from jaxrl_llm import advantages, aggregate, regularizers, surrogates
 from jaxrl_llm.core import bind, checks, given, stateless
 from jaxrl_llm.recipes.critic import Critic
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import Computed, validate
 
 
 def adaptive_kl(
@@ -44,7 +44,7 @@ def adaptive_kl(
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> [name for name, _ in jr.recipes.adaptive_kl(target=0.05).controllers]
+      >>> [entry.name for entry in jr.recipes.adaptive_kl(target=0.05).computed]
       ['kl_coef']
 
     References:
@@ -56,7 +56,7 @@ def adaptive_kl(
     estimate = {"gamma": gamma, "lam": lam}
     recipe = Recipe(
         name="adaptive_kl",
-        controllers=(("kl_coef", controller),),
+        computed=(Computed("kl_coef", controller, "controller"),),
         advantage=stateless(given(bind(advantages.gae, **estimate), kl_coef="kl_coef")),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         weights=aggregate.token_mean,
@@ -67,4 +67,4 @@ def adaptive_kl(
         paper="arXiv:1909.08593",
         group_relative=False,
     )
-    return tried(recipe)
+    return validate(recipe)

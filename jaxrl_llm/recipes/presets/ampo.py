@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, regularizers, surrogates
 from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def ampo(
@@ -40,7 +40,7 @@ def ampo(
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.ampo(length=8192).needs)
+      >>> sorted(jr.recipes.ampo(length=8192).required_fields)
       ['entropy', 'steered']
 
     References:
@@ -58,4 +58,4 @@ def ampo(
         regularizers=(bonus,) if entropy_coef else (),
         paper="arXiv:2510.02227",
     )
-    return tried(recipe)
+    return validate(recipe)

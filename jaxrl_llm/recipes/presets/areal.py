@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, corrections, surrogates
 from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def areal(
@@ -40,7 +40,7 @@ def areal(
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.areal(m2_threshold=0.04).needs)
+      >>> sorted(jr.recipes.areal(m2_threshold=0.04).required_fields)
       ['behavior_logp', 'old_logp']
 
     References:
@@ -65,4 +65,4 @@ def areal(
         ),
         paper="arXiv:2505.24298",
     )
-    return tried(recipe)
+    return validate(recipe)

@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, corrections, curation, regularizers, surrogates
 from jaxrl_llm.core import bind, checks, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def brorl(
@@ -67,4 +67,4 @@ def brorl(
         reference=reset,
         paper="arXiv:2510.01180",
     )
-    return tried(recipe)
+    return validate(recipe)

@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, curation, surrogates
 from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import Computed, validate
 
 
 def capo(
@@ -45,7 +45,7 @@ def capo(
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.capo().needs - jr.recipes.capo().computed)
+      >>> sorted(jr.recipes.capo().required_fields - jr.recipes.capo().step_fields)
       []
 
     References:
@@ -68,7 +68,10 @@ def capo(
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         weights=aggregate.sequence_mean,
         selection=selection,
-        scored=(("sum_pi_sq", advantages.sum_pi_squared), ("sum_pi_cubed", curation.sum_pi_cubed)),
+        computed=(
+            Computed("sum_pi_sq", advantages.sum_pi_squared, "old_policy"),
+            Computed("sum_pi_cubed", curation.sum_pi_cubed, "old_policy"),
+        ),
         paper="arXiv:2510.00819",
     )
-    return tried(recipe)
+    return validate(recipe)

@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def cispo(*, w_min: float = 0.0, w_max: float = 5.0) -> Recipe:
@@ -40,4 +40,4 @@ def cispo(*, w_min: float = 0.0, w_max: float = 5.0) -> Recipe:
         weights=aggregate.token_mean,
         paper="arXiv:2506.13585",
     )
-    return tried(recipe)
+    return validate(recipe)

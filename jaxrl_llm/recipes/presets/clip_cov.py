@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import Computed, validate
 
 
 def clip_cov(
@@ -39,7 +39,7 @@ def clip_cov(
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.clip_cov().needs)
+      >>> sorted(jr.recipes.clip_cov().required_fields)
       ['old_logp']
 
     References:
@@ -52,9 +52,9 @@ def clip_cov(
     recipe = Recipe(
         name="clip_cov",
         advantage=stateless(advantages.grpo),
-        derived=(("selected", selection),),
+        computed=(Computed("selected", selection, "batch"),),
         surrogate=bind(surrogates.clip_cov, eps_low=eps_low, eps_high=eps_high),
         weights=aggregate.token_mean,
         paper="arXiv:2505.22617",
     )
-    return tried(recipe)
+    return validate(recipe)

@@ -5,7 +5,7 @@ from typing import Literal
 from jaxrl_llm import advantages, aggregate, curation, surrogates
 from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import Computed, validate
 
 
 def d3s(
@@ -49,13 +49,14 @@ def d3s(
     References:
       D3S (arXiv:2509.22115), PAPER reading, from a note. The shares and the steps are ours.
     """
+    progress = curation.scheduled(curation.training_progress, steps=steps)
     recipe = Recipe(
         name="d3s",
         advantage=stateless(advantages.grpo),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         weights=aggregate.token_mean,
-        controllers=(("progress", curation.scheduled(curation.training_progress, steps=steps)),),
+        computed=(Computed("progress", progress, "controller"),),
         selection=bind(curation.d3s_selection, rollouts=rollouts, tokens=tokens, scope=scope),
         paper="arXiv:2509.22115",
     )
-    return tried(recipe)
+    return validate(recipe)

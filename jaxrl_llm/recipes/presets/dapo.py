@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, curation, rewards, surrogates
 from jaxrl_llm.core import bind, chain, given, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def dapo(
@@ -83,7 +83,7 @@ def dapo(
         selection=curation.truncation_mask if overlong_filter else None,
         paper="arXiv:2503.14476",
     )
-    return tried(recipe)
+    return validate(recipe)
 
 
 def _check_effect(dynamic_sampling, metric, max_length, overlong_buffer, overlong_factor) -> None:

@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, curation, surrogates
 from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def dars(*, eps_low: float = 0.2, eps_high: float = 0.2) -> Recipe:
@@ -44,4 +44,4 @@ def dars(*, eps_low: float = 0.2, eps_high: float = 0.2) -> Recipe:
         curation=stateless(curation.informative_groups),
         paper="arXiv:2508.13755",
     )
-    return tried(recipe)
+    return validate(recipe)

@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import bind, chain, checks, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import Computed, validate
 
 
 def dcpo_distribution(
@@ -49,7 +49,7 @@ def dcpo_distribution(
     Example:
       >>> import jaxrl_llm as jr
       >>> recipe = jr.recipes.dcpo_distribution()
-      >>> sorted(recipe.needs - recipe.computed)
+      >>> sorted(recipe.required_fields - recipe.step_fields)
       []
 
     References:
@@ -64,13 +64,14 @@ def dcpo_distribution(
         max_gap=max_gap,
         good_above=good_above,
     )
+    tempered = advantages.temperature_logp
     recipe = Recipe(
         name="dcpo_distribution",
         advantage=chain(stateless(advantages.grpo), mix),
-        controllers=(("policy_entropy", advantages.sampled_entropy()),),
-        scored=(
-            ("hot_logp", bind(advantages.temperature_logp, temperature=hot)),
-            ("cold_logp", bind(advantages.temperature_logp, temperature=cold)),
+        computed=(
+            Computed("policy_entropy", advantages.sampled_entropy(), "controller"),
+            Computed("hot_logp", bind(tempered, temperature=hot), "old_policy"),
+            Computed("cold_logp", bind(tempered, temperature=cold), "old_policy"),
         ),
         surrogate=bind(
             surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip
@@ -78,4 +79,4 @@ def dcpo_distribution(
         weights=aggregate.token_mean,
         paper="arXiv:2601.12730",
     )
-    return tried(recipe)
+    return validate(recipe)

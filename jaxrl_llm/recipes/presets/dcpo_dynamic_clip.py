@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import bind
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def dcpo_dynamic_clip(
@@ -40,7 +40,7 @@ def dcpo_dynamic_clip(
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.dcpo_dynamic_clip(num_prompts=100).needs)
+      >>> sorted(jr.recipes.dcpo_dynamic_clip(num_prompts=100).required_fields)
       ['prompt_ids']
 
     References:
@@ -59,4 +59,4 @@ def dcpo_dynamic_clip(
         weights=aggregate.sequence_mean,
         paper="arXiv:2509.02333",
     )
-    return tried(recipe)
+    return validate(recipe)

@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def dispo(
@@ -45,4 +45,4 @@ def dispo(
         weights=aggregate.token_mean,
         paper="arXiv:2602.00983",
     )
-    return tried(recipe)
+    return validate(recipe)

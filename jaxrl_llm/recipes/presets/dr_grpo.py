@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def dr_grpo(*, length: float, eps_low: float = 0.2, eps_high: float = 0.2) -> Recipe:
@@ -44,4 +44,4 @@ def dr_grpo(*, length: float, eps_low: float = 0.2, eps_high: float = 0.2) -> Re
         weights=bind(aggregate.fixed_length, length=length),
         paper="arXiv:2503.20783",
     )
-    return tried(recipe)
+    return validate(recipe)

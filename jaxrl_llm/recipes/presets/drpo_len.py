@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import bind, given, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import Computed, validate
 
 
 def drpo_len(
@@ -56,10 +56,10 @@ def drpo_len(
     recipe = Recipe(
         name="drpo_len",
         advantage=stateless(advantages.dr_grpo),
-        controllers=(("kl_coef", stateless(barrier)),),
+        computed=(Computed("kl_coef", stateless(barrier), "controller"),),
         surrogate=bind(surrogates.drpo_len, length=length, lam=lam, tau=tau),
         weights=aggregate.group_mean,
         regularizers=(kl,),
         paper="arXiv:2510.04474",
     )
-    return tried(recipe)
+    return validate(recipe)

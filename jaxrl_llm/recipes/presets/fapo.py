@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, rewards, surrogates
 from jaxrl_llm.core import bind, chain, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def fapo(*, lam: float = 1.0, eps_low: float = 0.2, eps_high: float = 0.28) -> Recipe:
@@ -30,7 +30,7 @@ def fapo(*, lam: float = 1.0, eps_low: float = 0.2, eps_high: float = 0.28) -> R
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.fapo().needs)
+      >>> sorted(jr.recipes.fapo().required_fields)
       ['flawed']
 
     References:
@@ -44,4 +44,4 @@ def fapo(*, lam: float = 1.0, eps_low: float = 0.2, eps_high: float = 0.28) -> R
         weights=aggregate.token_mean,
         paper="arXiv:2510.22543",
     )
-    return tried(recipe)
+    return validate(recipe)

@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import Array, bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import Computed, validate
 
 
 def gbpo(*, eps_low: float = 0.2, eps_high: float = 0.2) -> Recipe:
@@ -38,14 +38,14 @@ def gbpo(*, eps_low: float = 0.2, eps_high: float = 0.2) -> Recipe:
     recipe = Recipe(
         name="gbpo",
         advantage=stateless(advantages.grpo, ddof=0),
-        derived=(("median_advantages", _median_advantages),),
+        computed=(Computed("median_advantages", _median_advantages, "batch"),),
         surrogate=bind(surrogates.gbpo, eps_low=eps_low, eps_high=eps_high),
         weights=aggregate.sequence_mean,
         paper="arXiv:2604.18578",
     )
-    return tried(recipe)
+    return validate(recipe)
 
 
 def _median_advantages(advantages: Array, *, rewards: Array, where: Array) -> Array:
-    del advantages  # which every derived entry gets
+    del advantages  # which every entry computed from the batch gets
     return surrogates.median_advantage(rewards, where=where)

@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import bind, checks, given, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def gdpo(
@@ -43,7 +43,7 @@ def gdpo(
     Example:
       >>> import jaxrl_llm as jr
       >>> recipe = jr.recipes.gdpo(weights=(("correct", 1.0), ("format", 0.5)))
-      >>> sorted(recipe.needs)
+      >>> sorted(recipe.required_fields)
       ['columns']
 
     References:
@@ -64,4 +64,4 @@ def gdpo(
         weights=aggregate.token_mean,
         paper="arXiv:2601.05242",
     )
-    return tried(recipe)
+    return validate(recipe)

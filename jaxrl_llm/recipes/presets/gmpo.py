@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def gmpo(*, eps_low: float = 0.4, eps_high: float = 0.4) -> Recipe:
@@ -40,4 +40,4 @@ def gmpo(*, eps_low: float = 0.4, eps_high: float = 0.4) -> Recipe:
         weights=aggregate.sequence_mean,
         paper="arXiv:2507.20673",
     )
-    return tried(recipe)
+    return validate(recipe)

@@ -5,7 +5,7 @@ from typing import Literal
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def gpg(
@@ -46,4 +46,4 @@ def gpg(
         weights=aggregate.token_mean,
         paper="arXiv:2504.02546",
     )
-    return tried(recipe)
+    return validate(recipe)

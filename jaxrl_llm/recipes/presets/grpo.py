@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, regularizers, surrogates
 from jaxrl_llm.core import bind, checks, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def grpo(
@@ -43,8 +43,8 @@ def grpo(
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.grpo().needs), sorted(jr.recipes.grpo(kl_coef=0.0).needs)
-      (['ref_logp'], [])
+      >>> [sorted(jr.recipes.grpo(kl_coef=c).required_fields) for c in (0.001, 0.0)]
+      [['ref_logp'], []]
 
     References:
       Shao et al., DeepSeekMath (arXiv:2402.03300). The paper's KL weight is 0.04; 1e-3 is verl's,
@@ -66,4 +66,4 @@ def grpo(
         regularizers=(term,) if kl_coef else (),
         paper="arXiv:2402.03300",
     )
-    return tried(recipe)
+    return validate(recipe)

@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def grpo_passk(*, scale: str = "group", eps_low: float = 0.2, eps_high: float = 0.2) -> Recipe:
@@ -42,4 +42,4 @@ def grpo_passk(*, scale: str = "group", eps_low: float = 0.2, eps_high: float = 
         weights=aggregate.token_mean,
         paper="arXiv:2503.19595",
     )
-    return tried(recipe)
+    return validate(recipe)

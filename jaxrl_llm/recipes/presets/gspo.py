@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def gspo(*, eps_low: float = 3e-4, eps_high: float = 4e-4) -> Recipe:
@@ -41,4 +41,4 @@ def gspo(*, eps_low: float = 3e-4, eps_high: float = 4e-4) -> Recipe:
         weights=aggregate.sequence_mean,
         paper="arXiv:2507.18071",
     )
-    return tried(recipe)
+    return validate(recipe)

@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, rewards, surrogates
 from jaxrl_llm.core import bind, chain, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def hbpo(
@@ -39,7 +39,7 @@ def hbpo(
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.hbpo(length=4096).needs)
+      >>> sorted(jr.recipes.hbpo(length=4096).required_fields)
       ['budgets']
 
     References:
@@ -56,4 +56,4 @@ def hbpo(
         weights=aggregate.token_mean,
         paper="arXiv:2507.15844",
     )
-    return tried(recipe)
+    return validate(recipe)

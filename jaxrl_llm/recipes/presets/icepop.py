@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, corrections, surrogates
 from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def icepop(
@@ -47,4 +47,4 @@ def icepop(
         correction=bind(corrections.rollout_correction, weights=weights),
         paper="arXiv:2510.18855",
     )
-    return tried(recipe)
+    return validate(recipe)

@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, curation, regularizers, rewards, surrogates
 from jaxrl_llm.core import bind, chain, given, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import Computed, validate
 
 
 def icpo(
@@ -45,7 +45,7 @@ def icpo(
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.icpo().needs)
+      >>> sorted(jr.recipes.icpo().required_fields)
       ['ref_logp', 'steered']
 
     References:
@@ -56,7 +56,7 @@ def icpo(
     penalty = bind(regularizers.kl_to_reference, estimator="k3", coef=kl_coef)
     recipe = Recipe(
         name="icpo",
-        controllers=(("steered_factor", curation.scheduled(factor)),),
+        computed=(Computed("steered_factor", curation.scheduled(factor), "controller"),),
         curation=stateless(curation.icpo_merge, delta=delta),
         advantage=chain(
             stateless(given(rewards.steered_bonus, bonus="steered_factor")),
@@ -69,4 +69,4 @@ def icpo(
         regularizers=(penalty,) if kl_coef else (),
         paper="arXiv:2510.26519",
     )
-    return tried(recipe)
+    return validate(recipe)

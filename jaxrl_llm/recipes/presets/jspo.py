@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def jspo(*, eps_low: float = 0.2, eps_high: float = 0.28) -> Recipe:
@@ -43,4 +43,4 @@ def jspo(*, eps_low: float = 0.2, eps_high: float = 0.28) -> Recipe:
         weights=aggregate.token_mean,
         paper="arXiv:2511.03710",
     )
-    return tried(recipe)
+    return validate(recipe)

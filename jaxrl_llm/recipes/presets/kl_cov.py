@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import Computed, validate
 
 
 def kl_cov(*, ratio: float = 2e-3, coef: float = 1.0) -> Recipe:
@@ -43,9 +43,9 @@ def kl_cov(*, ratio: float = 2e-3, coef: float = 1.0) -> Recipe:
     recipe = Recipe(
         name="kl_cov",
         advantage=stateless(advantages.grpo),
-        derived=(("selected", selection),),
+        computed=(Computed("selected", selection, "batch"),),
         surrogate=bind(surrogates.kl_cov, coef=coef),
         weights=aggregate.token_mean,
         paper="arXiv:2505.22617",
     )
-    return tried(recipe)
+    return validate(recipe)

@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, regularizers, surrogates
 from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def llds(
@@ -58,4 +58,4 @@ def llds(
         ),
         paper="arXiv:2512.04220",
     )
-    return tried(recipe)
+    return validate(recipe)

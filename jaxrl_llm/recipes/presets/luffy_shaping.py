@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, regularizers, surrogates
 from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def luffy_shaping(*, length: float, gamma: float = 0.1, entropy_coef: float = 1e-3) -> Recipe:
@@ -44,4 +44,4 @@ def luffy_shaping(*, length: float, gamma: float = 0.1, entropy_coef: float = 1e
         regularizers=(bonus,) if entropy_coef else (),
         paper="arXiv:2504.14945",
     )
-    return tried(recipe)
+    return validate(recipe)

@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def luspo(*, eps_low: float = 2e-3, eps_high: float = 2.5e-3) -> Recipe:
@@ -40,4 +40,4 @@ def luspo(*, eps_low: float = 2e-3, eps_high: float = 2.5e-3) -> Recipe:
         weights=aggregate.sequence_mean,
         paper="arXiv:2602.05261",
     )
-    return tried(recipe)
+    return validate(recipe)

@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, regularizers, surrogates
 from jaxrl_llm.core import bind, checks, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def mc_grpo(
@@ -65,4 +65,4 @@ def mc_grpo(
         regularizers=(kl,) if kl_coef else (),
         paper="arXiv:2601.22582",
     )
-    return tried(recipe)
+    return validate(recipe)

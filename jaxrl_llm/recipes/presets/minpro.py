@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import bind, given, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def minpro(*, w_min: float = 0.0, w_max: float = 5.0, cap_one: bool = False) -> Recipe:
@@ -41,4 +41,4 @@ def minpro(*, w_min: float = 0.0, w_max: float = 5.0, cap_one: bool = False) -> 
         weights=aggregate.token_mean,
         paper="arXiv:2601.22718",
     )
-    return tried(recipe)
+    return validate(recipe)

@@ -5,7 +5,7 @@ from typing import Literal
 from jaxrl_llm import advantages, aggregate, regularizers, surrogates
 from jaxrl_llm.core import bind, chain, checks, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def mssr(
@@ -47,7 +47,7 @@ def mssr(
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.mssr(num_prompts=100, kl_coef=0.0).needs)
+      >>> sorted(jr.recipes.mssr(num_prompts=100, kl_coef=0.0).required_fields)
       ['old_logp', 'prompt_ids']
 
     References:
@@ -73,4 +73,4 @@ def mssr(
         paper="arXiv:2512.18215",
         group_relative=False,
     )
-    return tried(recipe)
+    return validate(recipe)

@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def opo() -> Recipe:
@@ -34,4 +34,4 @@ def opo() -> Recipe:
         weights=aggregate.token_mean,
         paper="arXiv:2505.23585",
     )
-    return tried(recipe)
+    return validate(recipe)

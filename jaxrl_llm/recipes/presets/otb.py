@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import Computed, validate
 
 
 def otb(
@@ -36,7 +36,7 @@ def otb(
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.otb().needs - jr.recipes.otb().computed)
+      >>> sorted(jr.recipes.otb().required_fields - jr.recipes.otb().step_fields)
       []
 
     References:
@@ -48,7 +48,7 @@ def otb(
         advantage=stateless(advantages.otb, zero_tail=zero_tail, compact=compact),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         weights=aggregate.token_mean,
-        scored=(("sum_pi_sq", advantages.sum_pi_squared),),
+        computed=(Computed("sum_pi_sq", advantages.sum_pi_squared, "old_policy"),),
         paper="arXiv:2602.07078",
     )
-    return tried(recipe)
+    return validate(recipe)

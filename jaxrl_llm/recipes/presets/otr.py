@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jaxrl_llm import aggregate, surrogates
 from jaxrl_llm.core import Array, bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import Computed, validate
 
 
 def no_advantages(rewards: Array) -> Array:
@@ -43,18 +43,17 @@ def otr(*, beta: float = -0.1, tau: float = 1.3, samples: int | None = None) -> 
       Ming et al., One-Token Rollout (arXiv:2509.26313), PAPER reading; tau and the exact form are
       ours.
     """
-    loss, derived = bind(surrogates.otr_exact, beta=beta, tau=tau), ()
+    loss, seeds = bind(surrogates.otr_exact, beta=beta, tau=tau), ()
     if samples is not None:
         loss = bind(surrogates.otr_sampled, beta=beta, tau=tau, samples=samples)
-        derived = (("token_seeds", surrogates.token_seeds),)
+        seeds = (Computed("token_seeds", surrogates.token_seeds, "batch"),)
     recipe = Recipe(
         name="otr",
         advantage=stateless(no_advantages),
         surrogate=surrogates.otr,
         weights=aggregate.token_mean,
-        derived=derived,
-        statistics=(("one_token_loss", loss),),
+        computed=(*seeds, Computed("one_token_loss", loss, "policy")),
         paper="arXiv:2509.26313",
         group_relative=False,
     )
-    return tried(recipe)
+    return validate(recipe)

@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def pkpo(
@@ -53,4 +53,4 @@ def pkpo(
         weights=aggregate.sequence_sum,
         paper="arXiv:2505.15201",
     )
-    return tried(recipe)
+    return validate(recipe)

@@ -4,7 +4,7 @@ from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import Array, bind, chain, checks, stateless
 from jaxrl_llm.recipes.critic import Critic
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import Computed, validate
 
 
 def _returns(
@@ -80,7 +80,7 @@ def ppo_max(
     Example:
       >>> import jaxrl_llm as jr
       >>> recipe = jr.recipes.ppo_max()
-      >>> sorted(recipe.needs), recipe.critic.loss
+      >>> sorted(recipe.required_fields), recipe.critic.loss
       (['old_logp', 'old_values', 'ref_logp', 'values'], value_loss(eps=0.2))
 
     References:
@@ -101,7 +101,7 @@ def ppo_max(
         ),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         weights=aggregate.token_mean,
-        controllers=(("score_std", advantages.score_deviation()),),
+        computed=(Computed("score_std", advantages.score_deviation(), "controller"),),
         critic=Critic(
             returns=bind(_returns, score_clip=score_clip, **options),
             loss=bind(surrogates.value_loss, eps=value_eps),
@@ -109,4 +109,4 @@ def ppo_max(
         paper="arXiv:2307.04964",
         group_relative=False,
     )
-    return tried(recipe)
+    return validate(recipe)

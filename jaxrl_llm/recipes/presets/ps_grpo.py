@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, rewards, surrogates
 from jaxrl_llm.core import bind, chain, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def ps_grpo(
@@ -37,7 +37,7 @@ def ps_grpo(
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.ps_grpo(accuracy=0.0).needs)
+      >>> sorted(jr.recipes.ps_grpo(accuracy=0.0).required_fields)
       ['similarity']
 
     References:
@@ -52,4 +52,4 @@ def ps_grpo(
         weights=aggregate.sequence_mean,
         paper="arXiv:2510.04392",
     )
-    return tried(recipe)
+    return validate(recipe)

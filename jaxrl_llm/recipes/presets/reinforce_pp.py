@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def reinforce_pp(
@@ -37,8 +37,8 @@ def reinforce_pp(
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.reinforce_pp(kl_coef=0.01).needs), jr.recipes.reinforce_pp().needs
-      (['old_logp', 'ref_logp'], frozenset())
+      >>> [sorted(jr.recipes.reinforce_pp(kl_coef=c).required_fields) for c in (0.01, 0.0)]
+      [['old_logp', 'ref_logp'], []]
 
     References:
       Hu et al., REINFORCE++ (arXiv:2501.03262). The defaults of the penalty and the clip are ours;
@@ -55,4 +55,4 @@ def reinforce_pp(
         paper="arXiv:2501.03262",
         group_relative=False,
     )
-    return tried(recipe)
+    return validate(recipe)

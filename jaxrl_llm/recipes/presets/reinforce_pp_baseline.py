@@ -5,7 +5,7 @@ from typing import Literal
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def reinforce_pp_baseline(
@@ -50,4 +50,4 @@ def reinforce_pp_baseline(
         weights=aggregate.token_mean,
         paper="arXiv:2501.03262",
     )
-    return tried(recipe)
+    return validate(recipe)

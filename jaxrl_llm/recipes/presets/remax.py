@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import chain, checks, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def remax(*, kl_coef: float = 0.0) -> Recipe:
@@ -27,7 +27,7 @@ def remax(*, kl_coef: float = 0.0) -> Recipe:
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.remax().needs), jr.recipes.remax().group_relative
+      >>> sorted(jr.recipes.remax().required_fields), jr.recipes.remax().group_relative
       (['greedy_rewards'], False)
 
     References:
@@ -47,4 +47,4 @@ def remax(*, kl_coef: float = 0.0) -> Recipe:
         paper="arXiv:2310.10505",
         group_relative=False,
     )
-    return tried(recipe)
+    return validate(recipe)

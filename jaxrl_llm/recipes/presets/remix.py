@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, regularizers, surrogates
 from jaxrl_llm.core import bind, checks, given, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import Computed, validate
 
 
 def remix(
@@ -45,7 +45,7 @@ def remix(
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.remix().needs)
+      >>> sorted(jr.recipes.remix().required_fields)
       ['behavior_logp', 'ref_logp']
 
     References:
@@ -60,11 +60,11 @@ def remix(
     recipe = Recipe(
         name="remix",
         advantage=stateless(advantages.grpo),
-        controllers=(("kl_share", regularizers.remix_schedule()),),
+        computed=(Computed("kl_share", regularizers.remix_schedule(), "controller"),),
         surrogate=bind(surrogates.mix_ppg, eps_low=eps_low, eps_high=eps_high),
         weights=aggregate.token_mean,
         regularizers=(given(penalty, share="kl_share"), *bonus),
         reference=reset,
         paper="arXiv:2507.06892",
     )
-    return tried(recipe)
+    return validate(recipe)

@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def rloo() -> Recipe:
@@ -35,4 +35,4 @@ def rloo() -> Recipe:
         weights=aggregate.sequence_sum,
         paper="arXiv:2402.14740",
     )
-    return tried(recipe)
+    return validate(recipe)

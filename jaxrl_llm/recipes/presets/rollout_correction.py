@@ -6,7 +6,7 @@ from typing import Literal
 from jaxrl_llm import advantages, aggregate, corrections, surrogates
 from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def rollout_correction(
@@ -48,7 +48,7 @@ def rollout_correction(
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.rollout_correction(cap=3.0).needs)
+      >>> sorted(jr.recipes.rollout_correction(cap=3.0).required_fields)
       ['behavior_logp', 'old_logp']
 
     References:
@@ -73,4 +73,4 @@ def rollout_correction(
         ),
         selection=selection,
     )
-    return tried(recipe)
+    return validate(recipe)

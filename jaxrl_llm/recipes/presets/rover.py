@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import Computed, validate
 
 
 def rover(*, rho: float = 1.0, beta: float = 1.0) -> Recipe:
@@ -40,8 +40,10 @@ def rover(*, rho: float = 1.0, beta: float = 1.0) -> Recipe:
         advantage=stateless(advantages.dr_grpo),
         surrogate=bind(surrogates.rover, rho=rho, beta=beta),
         weights=aggregate.token_mean,
-        statistics=(("mean_log_probs", surrogates.mean_log_probs),),
-        scored=(("old_mean_log_probs", surrogates.mean_log_probs),),
+        computed=(
+            Computed("mean_log_probs", surrogates.mean_log_probs, "policy"),
+            Computed("old_mean_log_probs", surrogates.mean_log_probs, "old_policy"),
+        ),
         paper="arXiv:2509.24981",
     )
-    return tried(recipe)
+    return validate(recipe)

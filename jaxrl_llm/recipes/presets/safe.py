@@ -4,7 +4,7 @@ from jaxrl_llm import advantages, aggregate, regularizers, surrogates
 from jaxrl_llm.core import bind, checks, given, stateless
 from jaxrl_llm.recipes.critic import Critic
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import Computed, validate
 
 
 def safe(
@@ -69,7 +69,7 @@ def safe(
     bonus = (bind(regularizers.entropy_bonus, coef=entropy_coef),) if entropy_coef else ()
     recipe = Recipe(
         name="safe",
-        controllers=(("penalty_coef", controller),),
+        computed=(Computed("penalty_coef", controller, "controller"),),
         advantage=stateless(advantages.gae, lam=1.0),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         weights=aggregate.token_mean,
@@ -84,4 +84,4 @@ def safe(
         paper="arXiv:2602.04651",
         group_relative=False,
     )
-    return tried(recipe)
+    return validate(recipe)

@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def sapo(*, tau_pos: float = 1.0, tau_neg: float = 1.05) -> Recipe:
@@ -41,4 +41,4 @@ def sapo(*, tau_pos: float = 1.0, tau_neg: float = 1.05) -> Recipe:
         weights=aggregate.sequence_mean,
         paper="arXiv:2511.20347",
     )
-    return tried(recipe)
+    return validate(recipe)

@@ -4,7 +4,7 @@ from jaxrl_llm import aggregate, regularizers, surrogates
 from jaxrl_llm.core import bind, given, stateless
 from jaxrl_llm.recipes.presets.otr import no_advantages
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import Computed, validate
 
 
 def sdpo(
@@ -57,11 +57,13 @@ def sdpo(
         selection=surrogates.keep_taught,
         surrogate=bind(surrogates.sdpo, alpha=alpha, is_clip=is_clip),
         weights=aggregate.token_mean,
-        statistics=(("student_logp", log_probs),),
-        scored=(("top_ids", bind(surrogates.top_tokens, count=top)),),
-        taught=(("teacher_logp", log_probs),),
+        computed=(
+            Computed("student_logp", log_probs, "policy"),
+            Computed("top_ids", bind(surrogates.top_tokens, count=top), "old_policy"),
+            Computed("teacher_logp", log_probs, "teacher"),
+        ),
         reference=bind(regularizers.ema_reference, rate=teacher_rate),
         paper="arXiv:2601.20802",
         group_relative=False,
     )
-    return tried(recipe)
+    return validate(recipe)

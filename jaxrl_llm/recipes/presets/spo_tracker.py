@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import bind
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def spo_tracker(
@@ -41,7 +41,7 @@ def spo_tracker(
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.spo_tracker(num_prompts=100, rho=None).needs)
+      >>> sorted(jr.recipes.spo_tracker(num_prompts=100, rho=None).required_fields)
       ['policy_shift', 'prompt_ids']
 
     References:
@@ -58,4 +58,4 @@ def spo_tracker(
         paper="arXiv:2509.13232",
         group_relative=False,
     )
-    return tried(recipe)
+    return validate(recipe)

@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, regularizers, surrogates
 from jaxrl_llm.core import bind, given, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import Computed, validate
 
 
 def srpo(
@@ -44,7 +44,7 @@ def srpo(
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.srpo().needs - jr.recipes.srpo().computed)
+      >>> sorted(jr.recipes.srpo().required_fields - jr.recipes.srpo().step_fields)
       ['has_teacher']
 
     References:
@@ -56,7 +56,6 @@ def srpo(
     recipe = Recipe(
         name="srpo",
         advantage=stateless(advantages.grpo),
-        derived=(("distillation_weights", weights),),
         surrogate=bind(
             surrogates.srpo,
             correct_at=correct_at,
@@ -66,13 +65,14 @@ def srpo(
             is_clip=is_clip,
         ),
         weights=aggregate.token_mean,
-        statistics=(("student_logp", log_probs),),
-        scored=(("top_ids", bind(surrogates.top_tokens, count=top)),),
-        taught=(
-            ("teacher_logp", log_probs),
-            ("teacher_entropy", regularizers.entropy_from_logits),
+        computed=(
+            Computed("distillation_weights", weights, "batch"),
+            Computed("student_logp", log_probs, "policy"),
+            Computed("top_ids", bind(surrogates.top_tokens, count=top), "old_policy"),
+            Computed("teacher_logp", log_probs, "teacher"),
+            Computed("teacher_entropy", regularizers.entropy_from_logits, "teacher"),
         ),
         reference=bind(regularizers.ema_reference, rate=teacher_rate),
         paper="arXiv:2604.02288",
     )
-    return tried(recipe)
+    return validate(recipe)

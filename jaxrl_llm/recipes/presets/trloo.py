@@ -5,7 +5,7 @@ from typing import Literal
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import bind, chain, given, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def trloo(
@@ -41,7 +41,7 @@ def trloo(
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.trloo().needs)
+      >>> sorted(jr.recipes.trloo().required_fields)
       ['turn_ids', 'turn_rewards', 'turn_where']
 
     References:
@@ -62,4 +62,4 @@ def trloo(
         weights=aggregate.sequence_sum,
         paper="arXiv:2602.05885",
     )
-    return tried(recipe)
+    return validate(recipe)

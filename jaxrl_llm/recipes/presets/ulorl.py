@@ -5,7 +5,7 @@ from typing import Literal
 from jaxrl_llm import advantages, aggregate, curation, surrogates
 from jaxrl_llm.core import bind, chain, checks, given, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def ulorl(
@@ -43,7 +43,7 @@ def ulorl(
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.ulorl().needs)
+      >>> sorted(jr.recipes.ulorl().required_fields)
       ['old_entropy', 'old_logp']
 
     References:
@@ -63,4 +63,4 @@ def ulorl(
         weights=aggregate.token_mean,
         paper="arXiv:2507.19766",
     )
-    return tried(recipe)
+    return validate(recipe)

@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def v05_baseline(
@@ -34,7 +34,8 @@ def v05_baseline(
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.v05_baseline().needs), jr.recipes.v05_baseline().group_relative
+      >>> recipe = jr.recipes.v05_baseline()
+      >>> sorted(recipe.required_fields), recipe.group_relative
       (['prior'], False)
 
     References:
@@ -49,4 +50,4 @@ def v05_baseline(
         paper="arXiv:2603.10848",
         group_relative=scale == "group",
     )
-    return tried(recipe)
+    return validate(recipe)

@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, corrections, surrogates
 from jaxrl_llm.core import bind, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import Computed, validate
 
 
 def vcpo(*, cap: float = 8.0, rho_base: float = 1.0, power: float = 0.5) -> Recipe:
@@ -30,8 +30,8 @@ def vcpo(*, cap: float = 8.0, rho_base: float = 1.0, power: float = 0.5) -> Reci
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> jr.recipes.vcpo(rho_base=0.8).derived[0]
-      ('update_scale', ess_lr_scale(power=0.5, rho_base=0.8))
+      >>> jr.recipes.vcpo(rho_base=0.8).computed[0].function
+      ess_lr_scale(power=0.5, rho_base=0.8)
 
     References:
       VCPO, Stable Asynchrony (arXiv:2602.17616), CODE reading. The released code measures ``n`` in
@@ -45,7 +45,7 @@ def vcpo(*, cap: float = 8.0, rho_base: float = 1.0, power: float = 0.5) -> Reci
         surrogate=surrogates.reinforce,
         weights=aggregate.sequence_mean,
         correction=bind(corrections.sequence_rollout_correction, weights=weights),
-        derived=(("update_scale", scale),),
+        computed=(Computed("update_scale", scale, "batch"),),
         paper="arXiv:2602.17616",
     )
-    return tried(recipe)
+    return validate(recipe)

@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import bind, chain, given, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def verpo(
@@ -41,7 +41,7 @@ def verpo(
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.verpo().needs)
+      >>> sorted(jr.recipes.verpo().required_fields)
       ['test_passes', 'test_where', 'turn_ids', 'turn_where']
 
     References:
@@ -65,4 +65,4 @@ def verpo(
         weights=aggregate.sequence_mean,
         paper="arXiv:2601.03525",
     )
-    return tried(recipe)
+    return validate(recipe)

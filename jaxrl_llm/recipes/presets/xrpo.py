@@ -3,7 +3,7 @@
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import bind, chain, stateless
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes.wiring import validate
 
 
 def xrpo(
@@ -33,7 +33,7 @@ def xrpo(
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.xrpo().needs)
+      >>> sorted(jr.recipes.xrpo().required_fields)
       ['old_logp']
 
     References:
@@ -47,4 +47,4 @@ def xrpo(
         weights=aggregate.sequence_mean,
         paper="arXiv:2510.06672",
     )
-    return tried(recipe)
+    return validate(recipe)

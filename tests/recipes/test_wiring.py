@@ -7,8 +7,8 @@ import pytest
 
 import jaxrl_llm as jr
 from jaxrl_llm.core import traits
-from jaxrl_llm.recipes import Batch, Critic, Recipe
-from jaxrl_llm.recipes.validity import tried
+from jaxrl_llm.recipes import Batch, Computed, Critic, Recipe
+from jaxrl_llm.recipes.wiring import validate
 
 P, G, T = 2, 3, 4
 LENGTHS = np.array([[4, 2, 3], [1, 4, 2]])
@@ -78,6 +78,10 @@ def returns_of(rewards, mask, *, values):
     return jnp.where(mask, jnp.nan_to_num(rewards)[..., None] + values, 0.0)
 
 
+def of(name, function, source="batch") -> Computed:
+    return Computed(name, function, source)
+
+
 # Kinds
 
 
@@ -89,17 +93,45 @@ def returns_of(rewards, mask, *, values):
         ({"critic": returns_of}, "critic must be a Critic; got <function returns_of"),
         ({"inputs": "values"}, "inputs must be a tuple of names; got 'values'"),
         ({"inputs": (1,)}, "inputs must be a tuple of names"),
-        ({"derived": mean_logit}, r"derived must be a tuple of \(name, function\) pairs"),
-        ({"derived": ("a", mean_logit)}, r"derived must be a tuple of \(name, function\) pairs"),
-        ({"derived": (("a", 1.0),)}, r"derived must be a tuple of \(name, function\) pairs"),
-        ({"controllers": (("a", mean_logit),)}, r"controllers must be .*\(name, Transform\) pairs"),
-        ({"statistics": ((1, mean_logit),)}, r"statistics must be a tuple of \(name, function\)"),
-        ({"scored": {"a": mean_logit}}, r"scored must be a tuple of \(name, function\) pairs"),
-        ({"taught": [("a", mean_logit)]}, r"taught must be a tuple of \(name, function\) pairs"),
+        (
+            {"computed": mean_logit},
+            r"computed must be a tuple of Computed\(name, function, source\)",
+        ),
+        ({"computed": [of("a", mean_logit)]}, "computed must be a tuple of Computed"),
+        ({"computed": (("a", mean_logit, "batch"),)}, "computed must be a tuple of Computed"),
+        ({"computed": of("a", mean_logit)}, "computed must be a tuple of Computed"),
+        ({"computed": (of(1, mean_logit),)}, r"the name of Computed\(.* must be a string"),
+        ({"computed": (of("a", 1.0),)}, r"computed 'a' \(batch\) must be a function; got 1.0"),
+        (
+            {"computed": (of("a", mean_logit, "controller"),)},
+            r"computed 'a' \(controller\) must be a Transform; got .*Lift a function",
+        ),
+        (
+            {"computed": (of("a", jr.stateless(mean_logit)),)},
+            r"computed 'a' \(batch\) must be a function; got Transform",
+        ),
+        ({"epochs": 1.5}, "epochs must be an integer; got 1.5"),
+        ({"minibatches": True}, "minibatches must be an integer; got True"),
     ],
 )
 def test_wrong_kinds_are_refused(changes, words):
     with pytest.raises(TypeError, match=f"Recipe 'plain': {words}"):
+        plain(**changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (
+            {"computed": (of("a", mean_logit, "scored"),)},
+            r"computed 'a': source must be one of .*old_policy.*; got 'scored'",
+        ),
+        ({"epochs": 0}, "epochs must be above 0; got 0"),
+        ({"minibatches": -2}, "minibatches must be above 0; got -2"),
+    ],
+)
+def test_wrong_values_are_refused(changes, words):
+    with pytest.raises(ValueError, match=f"Recipe 'plain': {words}"):
         plain(**changes)
 
 
@@ -127,28 +159,34 @@ def term_of(name):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"derived": (("advantages", mean_logit),)}, "derived has the name 'advantages', .*batch"),
-        ({"controllers": (("mask", counter()),)}, "controllers has the name 'mask'"),
+        (
+            {"computed": (of("advantages", mean_logit),)},
+            r"computed \(batch\) has the name 'advantages', .*from the batch",
+        ),
+        (
+            {"computed": (of("mask", counter(), "controller"),)},
+            r"computed \(controller\) has the name 'mask'",
+        ),
         ({"inputs": ("last_kl",)}, "inputs has the name 'last_kl', which already comes from the"),
         (
-            {"controllers": (("a", counter()), ("a", counter()))},
-            "controllers has the name 'a', which already comes from controllers",
+            {"computed": (of("a", counter(), "controller"), of("a", counter(), "controller"))},
+            r"computed \(controller\) has the name 'a', .* from computed \(controller\)",
         ),
         (
-            {"controllers": (("a", counter()),), "statistics": (("a", mean_logit),)},
-            "statistics has the name 'a', which already comes from controllers",
+            {"computed": (of("a", counter(), "controller"), of("a", mean_logit, "policy"))},
+            r"computed \(policy\) has the name 'a', .* from computed \(controller\)",
         ),
         (
-            {"scored": (("a", mean_logit),), "taught": (("a", mean_logit),)},
-            "taught has the name 'a', which already comes from scored",
+            {"computed": (of("a", mean_logit, "old_policy"), of("a", mean_logit, "teacher"))},
+            r"computed \(teacher\) has the name 'a', .* from computed \(old_policy\)",
         ),
         (
-            {"controllers": (("a", counter()),), "inputs": ("a",)},
-            "inputs has the name 'a', which already comes from controllers",
+            {"computed": (of("a", counter(), "controller"),), "inputs": ("a",)},
+            r"inputs has the name 'a', which already comes from computed \(controller\)",
         ),
         (
-            {"derived": (("returns", lambda advantages: advantages),), "critic": critic()},
-            "derived has the name 'returns', which already comes from the critic",
+            {"computed": (of("returns", lambda advantages: advantages),), "critic": critic()},
+            r"computed \(batch\) has the name 'returns', which already comes from the critic",
         ),
     ],
 )
@@ -157,8 +195,9 @@ def test_one_name_for_two_things_is_refused(changes, words):
         plain(**changes)
 
 
-def test_what_is_scored_may_be_brought():
-    loose(scored=(("a", mean_logit),), inputs=("a",))
+@pytest.mark.parametrize("source", ["old_policy", "reference", "teacher"])
+def test_a_batch_may_hold_what_would_be_computed(source):
+    loose(computed=(of("a", mean_logit, source),), inputs=("a",))
 
 
 # What a slot may name
@@ -172,7 +211,7 @@ def same(rewards, *, where, late):
     return jnp.where(where, rewards, 0.0)
 
 
-LATE = (("late", lambda advantages: jnp.float32(1.0)),)
+LATE = (Computed("late", lambda advantages: jnp.float32(1.0), "batch"),)
 
 
 @pytest.mark.parametrize(
@@ -181,41 +220,49 @@ LATE = (("late", lambda advantages: jnp.float32(1.0)),)
         ({"selection": lambda advantages, mask, *, mine: mask}, "selection <lambda> needs 'mine'"),
         (
             {"selection": lambda advantages: advantages},
-            "selection <lambda> takes 1 arrays by position; it is given 2: advantages, mask",
+            "selection <lambda> takes 1 arrays by position; its slot passes 2: advantages, mask",
         ),
-        ({"derived": (("a", of_late),)}, "derived 'a' of_late needs 'late'"),
+        ({"computed": (of("a", of_late),)}, r"computed 'a' \(batch\) of_late needs 'late'"),
         # What comes later in a step is not there yet.
-        ({"advantage": jr.stateless(same), "derived": LATE}, "advantage same needs 'late'"),
-        ({"derived": (("a", of_late), *LATE)}, "derived 'a' of_late needs 'late'"),
+        ({"advantage": jr.stateless(same), "computed": LATE}, "advantage same needs 'late'"),
+        ({"computed": (of("a", of_late), *LATE)}, "computed 'a' .* of_late needs 'late'"),
         (
-            {"controllers": (("a", jr.stateless(same)), ("late", counter()))},
-            "controller 'a' same needs 'late'",
+            {
+                "computed": (
+                    of("a", jr.stateless(same), "controller"),
+                    of("late", counter(), "controller"),
+                )
+            },
+            r"computed 'a' \(controller\) same needs 'late'",
         ),
         (
-            {"advantage": jr.stateless(same), "statistics": (("late", mean_logit),)},
+            {"advantage": jr.stateless(same), "computed": (of("late", mean_logit, "policy"),)},
             "advantage same needs 'late'",
         ),
         # Rows of tokens reach a function of logits, and nothing else does.
         (
-            {"statistics": (("a", lambda logits, targets, mask: logits),)},
-            "statistics 'a' <lambda> needs 'mask'.* given logits, targets, and the extras .* that "
-            "have a value a token",
+            {"computed": (of("a", lambda logits, targets, mask: logits, "policy"),)},
+            r"computed 'a' \(policy\) <lambda> needs 'mask'.* has logits, targets, and the extras "
+            ".* that have a value a token",
         ),
         (
-            {"scored": (("a", lambda logits, targets, *, prompt_ids: logits),)},
-            "scored 'a' <lambda> needs 'prompt_ids'",
+            {"computed": (of("a", lambda logits, targets, *, prompt_ids: logits, "old_policy"),)},
+            "computed 'a' .* <lambda> needs 'prompt_ids'",
         ),
         (
             {
-                "scored": (
-                    ("late", mean_logit),
-                    ("a", lambda logits, targets, *, late: logits[:, 0]),
+                "computed": (
+                    of("late", mean_logit, "old_policy"),
+                    of("a", lambda logits, targets, *, late: logits[:, 0], "old_policy"),
                 )
             },
-            "scored 'a' <lambda> needs 'late'",
+            "computed 'a' .* <lambda> needs 'late'",
         ),
-        ({"statistics": (("a", lambda logits: logits),)}, "takes 1 arrays.*given 2: logits, tar"),
-        ({"reference": lambda reference, params: params}, "takes 2 arrays .*given 3: reference"),
+        (
+            {"computed": (of("a", lambda logits: logits, "policy"),)},
+            "takes 1 arrays.*passes 2: logits, tar",
+        ),
+        ({"reference": lambda reference, params: params}, "takes 2 arrays .*passes 3: reference"),
         ({"critic": critic(combine=lambda: 0.0)}, "critic's combine <lambda> takes 0 arrays"),
         (
             {"critic": critic(loss=jr.surrogates.ppo_clip), "regularizers": (term_of("nothing"),)},
@@ -231,47 +278,88 @@ LATE = (("late", lambda advantages: jnp.float32(1.0)),)
         ),
     ],
 )
-def test_what_a_slot_is_not_given_is_refused_when_it_is_filled(changes, words):
+def test_a_function_that_its_slot_cannot_call_is_refused(changes, words):
     with pytest.raises(ValueError, match=f"Recipe 'plain': .*{words}"):
         plain(**changes)
 
 
 def test_what_a_slot_may_name():
-    loose(derived=(*LATE, ("a", of_late)))
-    loose(controllers=(("late", counter()),), advantage=jr.stateless(same))
-    loose(controllers=(("late", counter()), ("a", jr.stateless(same))))
+    controller, scored = of("late", counter(), "controller"), of("late", mean_logit, "old_policy")
+    loose(computed=(*LATE, of("a", of_late)))
+    loose(computed=(controller,), advantage=jr.stateless(same))
+    loose(computed=(controller, of("a", jr.stateless(same), "controller")))
     loose(inputs=("late",), advantage=jr.stateless(same))
-    loose(scored=(("late", mean_logit),), advantage=jr.stateless(same))
-    loose(critic=critic(returns=jr.given(returns_of, values="late")), derived=LATE)
+    loose(computed=(scored,), advantage=jr.stateless(same))
+    loose(critic=critic(returns=jr.given(returns_of, values="late")), computed=LATE)
 
     def row(logits, targets, *, late):
         return logits[:, 0] + late
 
-    loose(scored=(("late", mean_logit),), taught=(("a", row),))
-    loose(scored=(("late", mean_logit),), statistics=(("a", row),))
-    loose(inputs=("late",), statistics=(("a", row),))
-    loose(derived=LATE, regularizers=(term_of("late"),))
-    loose(statistics=(("late", mean_logit),), regularizers=(term_of("late"),))
+    for source in ("teacher", "reference", "policy"):
+        loose(computed=(scored, of("a", row, source)))
+    loose(inputs=("late",), computed=(of("a", row, "policy"),))
+    loose(computed=LATE, regularizers=(term_of("late"),))
+    loose(computed=(of("late", mean_logit, "policy"),), regularizers=(term_of("late"),))
 
 
-def test_needs_computed_and_draws():
+def test_the_fields_that_a_recipe_requires():
     late = jr.stateless(same)
-    assert plain(inputs=("late",)).needs == frozenset()  # nobody names it
-    assert plain(inputs=("late",), advantage=late).needs == {"late"}
-    assert plain(controllers=(("late", counter()),), advantage=late).needs == frozenset()
-    assert plain(derived=LATE, regularizers=(term_of("late"),)).needs == frozenset()
-    assert plain(statistics=(("late", mean_logit),), regularizers=(term_of("late"),)).needs == set()
-    scored = plain(scored=(("late", mean_logit),), advantage=late)
-    assert scored.needs == {"late"} and "late" in scored.computed
-    assert "late" not in plain(inputs=("late",), advantage=late).computed
-    # Optional inputs are used where they are and not asked for.
+    assert plain(inputs=("late",)).required_fields == frozenset()  # no function names it
+    assert plain(inputs=("late",), advantage=late).required_fields == {"late"}
+    controller, policy = of("late", counter(), "controller"), of("late", mean_logit, "policy")
+    assert plain(computed=(controller,), advantage=late).required_fields == frozenset()
+    for entry in (*LATE, policy):
+        recipe = plain(computed=(entry,), regularizers=(term_of("late"),))
+        assert recipe.required_fields == frozenset()
+    for source in ("old_policy", "reference", "teacher"):
+        before = plain(computed=(of("late", mean_logit, source),), advantage=late)
+        assert before.required_fields == {"late"} and "late" in before.step_fields
+        assert before.uses_reference == (source == "reference")
+    assert "late" not in plain(inputs=("late",), advantage=late).step_fields
+    # Optional inputs are used where the batch holds them, and not required.
     optional = plain(selection=lambda advantages, mask, *, flawed=None, truncated: mask)
-    assert optional.needs == {"truncated"}
-    kept = plain(critic=critic())
-    assert kept.needs == {"values", "old_values"} <= kept.computed
-    assert not kept.draws
+    assert optional.required_fields == {"truncated"}
+    with_critic = plain(critic=critic())
+    assert with_critic.required_fields == {"values", "old_values"} <= with_critic.step_fields
+    kl = jr.bind(jr.regularizers.kl_to_reference, coef=0.1)
+    assert plain(regularizers=(kl,)).uses_reference and not plain().uses_reference
+
+
+def test_the_functions_of_a_source_in_their_order():
+    recipe = loose(computed=(*LATE, of("z", counter(), "controller"), of("b", of_late)))
+    assert list(recipe.computed_from("batch")) == ["late", "b"]
+    assert recipe.computed_from("batch", "controller")["b"] is of_late
+    assert recipe.computed_from("policy") == {}
+
+
+def test_what_prepare_names_is_known_before_it_runs():
+    def keyed(advantages, *, key):
+        return advantages
+
+    def measured(advantages, *, last_kl):
+        return last_kl
+
+    assert not plain(critic=critic()).draws
     assert plain(selection=lambda advantages, mask, *, key: mask).draws
-    assert loose(derived=(("a", lambda advantages, *, key: advantages),)).draws
+    assert loose(computed=(of("a", keyed),)).draws
+    assert not plain().reads_last_kl
+    assert loose(computed=(of("a", measured),)).reads_last_kl
+    barrier = jr.stateless(jr.given(jr.bind(jr.surrogates.kl_barrier, beta=1.0), kl="last_kl"))
+    assert loose(computed=(of("a", barrier, "controller"),)).reads_last_kl
+    expected = {"drpo_len", "mssr"}
+    for name in ("drpo_len", "mssr", "grpo", "adaptive_kl", "ppo_max"):
+        options = {"drpo_len": {"length": 8}, "mssr": {"num_prompts": 4}}.get(name, {})
+        assert getattr(jr.recipes, name)(**options).reads_last_kl == (name in expected)
+
+
+@pytest.mark.parametrize("passes", [(2, 1), (1, 2), (3, 4)])
+def test_several_optimizer_steps_on_a_batch_take_a_ratio(passes):
+    with_ratio = plain(surrogate=jr.surrogates.ppo_clip)
+    with_ratio.check_passes(*passes)
+    without = jr.recipes.vcpo()
+    without.check_passes(1, 1)
+    with pytest.raises(ValueError, match="without a ratio to old_logp, .* epochs .* minibatches"):
+        without.check_passes(*passes)
 
 
 # The order of things in prepare
@@ -303,23 +391,22 @@ def test_each_slot_sees_what_was_decided_before_it():
         return note("weights", jr.aggregate.token_mean(mask), mask)
 
     def derive(advantages, *, mask, dial):
-        return note("derived", jnp.max(jnp.abs(advantages)), advantages, mask)
+        return note("batch", jnp.max(jnp.abs(advantages)), advantages, mask)
 
     recipe = plain(
-        controllers=(("dial", jr.Transform(tuple, control)),),
+        computed=(of("peak", derive), of("dial", jr.Transform(tuple, control), "controller")),
         curation=jr.stateless(curate),
         correction=correct,
         advantage=jr.stateless(advantage),
         selection=select,
         weights=weigh,
-        derived=(("peak", derive),),
         regularizers=(term_of("peak"),),
     )
     batch = make_batch()
     ready, _ = prepare(recipe, batch)
     assert list(seen) == [
         *("controller", "curation", "correction"),
-        *("advantage", "selection", "weights", "derived"),
+        *("advantage", "selection", "batch", "weights"),
     ]
     whole, where = np.asarray(batch.mask), np.asarray(batch.where)
     np.testing.assert_array_equal(seen["controller"][1], whole)
@@ -336,7 +423,7 @@ def test_each_slot_sees_what_was_decided_before_it():
     np.testing.assert_array_equal(seen["selection"][1], mask)
     mask[0, 2] = False
     np.testing.assert_array_equal(seen["weights"][0], mask)
-    np.testing.assert_array_equal(seen["derived"][1], mask)
+    np.testing.assert_array_equal(seen["batch"][1], mask)
     np.testing.assert_array_equal(ready.mask, mask)
     np.testing.assert_array_equal(ready.where, where)
     np.testing.assert_allclose(ready.correction, 3.0 * mask)
@@ -382,17 +469,17 @@ def test_a_selection_leaves_baselines_alone_and_no_value_behind():
             r"selection of recipe 'plain': keep must have shape \(2, 3, 4\); got \(2, 3\)",
         ),
         (
-            {"controllers": (("dial", jr.stateless(lambda rewards: rewards)),)},
+            {"computed": (of("dial", jr.stateless(lambda rewards: rewards), "controller"),)},
             ValueError,
-            r"Recipe 'plain': controller 'dial' must have shape \(\); got \(2, 3\)",
+            r"Recipe 'plain': computed 'dial' must have shape \(\); got \(2, 3\)",
         ),
         (
-            {"derived": (("mine", lambda advantages: advantages.mean(0)),)},
+            {"computed": (of("mine", lambda advantages: advantages.mean(0)),)},
             ValueError,
             r"extras\['mine'\] must have shape \[P=2, ...\]; got \(3,\)",
         ),
         (
-            {"derived": (("selected", lambda advantages: advantages > 0),)},
+            {"computed": (of("selected", lambda advantages: advantages > 0),)},
             ValueError,
             r"extras\['selected'\] must have shape \[P=2, G=3, T=4\]; got \(2, 3\)",
         ),
@@ -411,7 +498,7 @@ def test_what_a_slot_returns_is_checked(changes, error, words):
 
 def test_controllers_carry_their_state():
     recipe = plain(
-        controllers=(("dial", counter(2.0)),),
+        computed=(of("dial", counter(2.0), "controller"),),
         regularizers=(term_of("dial"),),
     )
     state = recipe.init()
@@ -433,7 +520,7 @@ def test_last_kl_goes_from_the_state_to_who_names_it():
     def update(rewards, state, *, last_kl):
         return last_kl, state
 
-    recipe = loose(controllers=(("dial", jr.Transform(tuple, update)),))
+    recipe = loose(computed=(of("dial", jr.Transform(tuple, update), "controller"),))
     state = recipe.init()._replace(last_kl=jnp.float32(0.25))
     ready, after = recipe.prepare(make_batch(), state)
     assert (np.asarray(ready.extras["dial"]) == 0.25).all() and float(after.last_kl) == 0.25
@@ -474,7 +561,7 @@ def test_inputs_that_are_not_there_are_named():
 
 
 def test_statistics_must_be_given_to_the_loss():
-    recipe = plain(statistics=(("level", mean_logit),), regularizers=(term_of("level"),))
+    recipe = plain(computed=(of("level", mean_logit, "policy"),), regularizers=(term_of("level"),))
     ready, _ = prepare(recipe, make_batch())
     with pytest.raises(ValueError, match="Recipe 'plain'.loss: statistics has no 'level'"):
         recipe.loss(LOGP, ready)
@@ -527,7 +614,7 @@ def test_values_come_from_a_critic_or_the_batch():
     ):
         plain(advantage=gae)
     plain(advantage=gae, critic=critic())
-    assert plain(advantage=gae, inputs=("values",)).needs == {"values"}
+    assert plain(advantage=gae, inputs=("values",)).required_fields == {"values"}
 
 
 def test_token_advantages_are_not_for_a_sequence_level_surrogate():
@@ -549,7 +636,8 @@ def test_a_reference_that_nobody_reads_is_refused():
     rule = jr.bind(jr.regularizers.ema_reference, rate=0.1)
     with pytest.raises(ValueError, match="reference ema_reference moves a model that nothing uses"):
         plain(reference=rule)
-    loose(reference=rule, taught=(("a", mean_logit),))
+    loose(reference=rule, computed=(of("a", mean_logit, "teacher"),))
+    loose(reference=rule, computed=(of("a", mean_logit, "reference"),))
     kl = jr.bind(jr.regularizers.kl_to_reference, coef=0.1)
     plain(reference=rule, regularizers=(kl,))
 
@@ -561,36 +649,40 @@ def test_all_slots_are_printed_by_name():
     rule = jr.bind(jr.regularizers.ema_reference, rate=0.1)
     recipe = loose(
         selection=jr.surrogates.keep_taught,
-        derived=LATE,
-        controllers=(("dial", counter()),),
-        statistics=(("level", mean_logit),),
-        scored=(("before", mean_logit), ("beside", mean_logit)),
-        taught=(("theirs", mean_logit),),
+        computed=(
+            *LATE,
+            of("dial", counter(), "controller"),
+            of("level", mean_logit, "policy"),
+            of("before", mean_logit, "old_policy"),
+            of("theirs", mean_logit, "teacher"),
+        ),
         critic=critic(heads=2, combine=jr.surrogates.soft_min),
         reference=rule,
         inputs=("mine",),
+        minibatches=4,
     )
     assert repr(recipe) == (
         "Recipe(name='plain', advantage=stateless(dr_grpo), surrogate=reinforce, "
         "regularizers=(anything,), "
-        "selection=keep_taught, derived=(('late', <lambda>),), "
-        "controllers=(('dial', Transform(...)),), statistics=(('level', mean_logit),), "
-        "scored=(('before', mean_logit), ('beside', mean_logit)), "
-        "taught=(('theirs', mean_logit),), "
+        "selection=keep_taught, computed=(Computed('late', <lambda>, 'batch'), "
+        "Computed('dial', Transform(...), 'controller'), "
+        "Computed('level', mean_logit, 'policy'), Computed('before', mean_logit, 'old_policy'), "
+        "Computed('theirs', mean_logit, 'teacher')), "
         "critic=Critic(returns=returns_of, loss=value_loss, heads=2, combine=soft_min), "
-        "reference=ema_reference(rate=0.1), inputs=('mine',))"
+        "reference=ema_reference(rate=0.1), inputs=('mine',), minibatches=4)"
     )
 
 
 def test_a_dry_run_tells_what_a_slot_would_say_later():
-    with pytest.raises(ValueError, match=r"controller 'dial' must have shape \(\)"):
-        tried(loose(controllers=(("dial", jr.stateless(lambda rewards: rewards)),)))
+    with pytest.raises(ValueError, match=r"computed 'dial' must have shape \(\)"):
+        scalar = jr.stateless(lambda rewards: rewards)
+        validate(loose(computed=(of("dial", scalar, "controller"),)))
     with pytest.raises(ValueError, match="regularizer <lambda> must have shape"):
         bad = jr.bind(lambda level: level[..., 0])
-        tried(plain(statistics=(("level", mean_logit),), regularizers=(bad,)))
+        validate(plain(computed=(of("level", mean_logit, "policy"),), regularizers=(bad,)))
     # With names that no table knows, the arrays are not known here.
-    own = plain(scored=(("mine", mean_logit),), advantage=jr.stateless(same_mine))
-    assert tried(own) is own
+    own = plain(computed=(of("mine", mean_logit, "old_policy"),), advantage=jr.stateless(same_mine))
+    assert validate(own) is own
 
 
 def same_mine(rewards, *, mine):
@@ -600,11 +692,12 @@ def same_mine(rewards, *, mine):
 def test_what_nobody_reads_is_refused():
     controller = jr.regularizers.adaptive_kl()
     kl = jr.regularizers.kl_to_reference
-    with pytest.raises(ValueError, match="controllers computes 'kl_coef', which no function reads"):
-        plain(controllers=(("kl_coef", controller),), regularizers=(kl,))
-    plain(controllers=(("kl_coef", controller),), regularizers=(jr.given(kl, coef="kl_coef"),))
-    for slot in ("statistics", "scored", "taught", "derived"):
-        function = LATE[0][1] if slot == "derived" else mean_logit
-        with pytest.raises(ValueError, match=f"{slot} computes 'late', which no function reads"):
-            plain(**{slot: (("late", function),)})
-    plain(derived=(("update_scale", lambda advantages: jnp.float32(0.5)),))
+    entry = of("kl_coef", controller, "controller")
+    with pytest.raises(ValueError, match=r"no function reads computed 'kl_coef' \(contr"):
+        plain(computed=(entry,), regularizers=(kl,))
+    plain(computed=(entry,), regularizers=(jr.given(kl, coef="kl_coef"),))
+    for source in ("policy", "old_policy", "reference", "teacher", "batch"):
+        function = LATE[0].function if source == "batch" else mean_logit
+        with pytest.raises(ValueError, match=rf"no function reads computed 'late' \({source}\)"):
+            plain(computed=(of("late", function, source),))
+    plain(computed=(of("update_scale", lambda advantages: jnp.float32(0.5)),))

@@ -1,0 +1,533 @@
+"""What the slots of a Recipe take, what a recipe requires, and the checks when a slot is filled.
+
+A slot calls its function with some arrays by position and with everything else that the function
+names from the slot's context. So signatures alone tell what a recipe requires, and a function that
+asks for something that its slot does not have is refused when the recipe is made.
+"""
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.core import (
+    Transform,
+    accepted,
+    checks,
+    functions_of,
+    parts_of,
+    traits_of,
+)
+from jaxrl_llm.recipes.batch import Batch
+from jaxrl_llm.recipes.critic import Critic
+from jaxrl_llm.recipes.inputs import EXTRAS, shaped_extras
+from jaxrl_llm.recipes.records import name_of
+
+# What `prepare` offers to its slots, and `loss` to the surrogate and the regularizers, by keyword;
+# the batch's extras and what the recipe computes come on top.
+PREPARE_CONTEXT = (
+    "rewards",
+    "where",
+    "mask",
+    "tokens",
+    "prompt_tokens",
+    "prompt_mask",
+    "old_logp",
+    "behavior_logp",
+    "ref_logp",
+    "columns",
+)
+PREPARE_ONLY = ("key", "last_kl")
+LOSS_CONTEXT = (
+    "logp",
+    "old_logp",
+    "behavior_logp",
+    "ref_logp",
+    "entropy",
+    "mask",
+    "where",
+    "rewards",
+    "advantages",
+)
+# Inputs that cost a pass of a model, or that only some samplers return. Where a batch is prepared,
+# old_logp is one of them; in the loss, the policy being trained replaces it.
+_COSTLY = frozenset({"ref_logp", "behavior_logp", "entropy", "columns"})
+_COSTLY_TO_PREPARE = _COSTLY | {"old_logp"}
+STATUSES = ("experimental", "reproduced")
+
+# Where the numbers of the slot `computed` come from, in the order in which a step computes them.
+SOURCES = ("old_policy", "reference", "teacher", "controller", "batch", "policy")
+# Those that are statistics over the vocabulary, computed before the batch is prepared.
+BEFORE_PREPARE = ("old_policy", "reference", "teacher")
+_STATISTICS = (*BEFORE_PREPARE, "policy")
+
+
+class Computed(NamedTuple):
+    """A number that a method needs beyond the batch, under the name by which functions read it.
+
+    Attributes:
+      name: The name in the context of every function that is called later.
+      function: What computes it; see ``source``.
+      source: One of
+
+        - ``"controller"``: a Transform ``rewards [P, G] -> scalar``, a coefficient with a state.
+        - ``"batch"``: ``function(advantages, **context)``, an array with leading axis P or a
+          scalar, computed on the whole batch after the advantages. The name ``"update_scale"`` is
+          a scalar by which the train step multiplies the optimizer's update.
+        - ``"policy"``: a vocabulary statistic ``function(logits [N, V], targets [N]) -> [N, ...]``
+          of the policy being trained, with the extras that it names, row by row; computed in chunks
+          of tokens and differentiated.
+        - ``"old_policy"``: the same of the policy at the start of the step, without a gradient.
+        - ``"reference"``: the same of the reference model.
+        - ``"teacher"``: the same of the teacher, which is the policy (or ``Recipe.reference``)
+          after the extras ``teacher_prompt_tokens`` instead of the prompt.
+    """
+
+    name: str
+    function: Callable | Transform
+    source: str
+
+
+# Names that mean something else already.
+_RESERVED = frozenset({*PREPARE_CONTEXT, *PREPARE_ONLY, *LOSS_CONTEXT})
+_OF_CRITIC = frozenset({"values", "old_values", "returns", "critic_weights"})
+
+
+# What a slot hands over
+
+
+class Reader(NamedTuple):
+    """A function in a slot, and the names of what the slot hands it by position."""
+
+    slot: str
+    function: Callable
+    positional: tuple[str, ...]
+
+
+# What the plain functions get, in this order and by position.
+POSITIONAL = {
+    "surrogate": ("logp", "old_logp", "advantages", "mask"),
+    "weights": ("mask",),
+    "correction": ("old_logp", "behavior_logp", "mask"),
+    "selection": ("advantages", "mask"),
+}
+
+
+def context(batch: Batch, names: tuple[str, ...]) -> dict[str, Any]:
+    """Fields and extras of a batch by name, for functions that take what they name."""
+    return {
+        **batch.extras,
+        **{name: getattr(batch, name) for name in names if hasattr(batch, name)},
+    }
+
+
+def transform_readers(slot: str, transform: Transform | None) -> list[Reader]:
+    """The functions inside a transform; of one that cannot be looked into, its update."""
+    if transform is None:
+        return []
+    if (parts := parts_of(transform)) is not None:
+        return [reader for part in parts for reader in transform_readers(slot, part)]
+    if functions := functions_of(transform):
+        return [Reader(slot, functions[0], ("rewards",))]
+    return [Reader(slot, transform.update, ("rewards", "state"))]
+
+
+def _label(entry: Computed) -> str:
+    return f"computed {entry.name!r} ({entry.source})"
+
+
+def readers(recipe) -> tuple[list[Reader], list[Reader]]:
+    """The functions that ``prepare`` calls or that run for it, and those of the loss."""
+    plain = {
+        slot: Reader(slot, function, positional)
+        for slot, positional in POSITIONAL.items()
+        if (function := getattr(recipe, slot)) is not None
+    }
+    prepare = [r for slot, r in plain.items() if slot != "surrogate"]
+    for slot in ("advantage", "curation"):
+        prepare += transform_readers(slot, getattr(recipe, slot))
+    for entry in recipe.computed:
+        if entry.source == "controller":
+            prepare += transform_readers(_label(entry), entry.function)
+        else:
+            positional = ("advantages",) if entry.source == "batch" else ("logits", "targets")
+            prepare.append(Reader(_label(entry), entry.function, positional))
+    if recipe.critic is not None:
+        prepare.append(Reader("critic's returns", recipe.critic.returns, ("rewards",)))
+    loss = [plain["surrogate"]] + [Reader("regularizer", f, ()) for f in recipe.regularizers]
+    return prepare, loss
+
+
+def unfilled(reader: Reader) -> list[inspect.Parameter]:
+    """The parameters that a slot does not fill by position."""
+    parameters = list(accepted(reader.function).values())
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    filled = [p for p in parameters if p.kind in kinds][: len(reader.positional)]
+    variable = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    return [p for p in parameters if p not in filled and p.kind not in variable]
+
+
+# What a recipe requires
+
+
+def names_computed(recipe, *sources: str) -> set[str]:
+    """Names of the entries of ``computed`` that come from any of these sources."""
+    return {entry.name for entry in recipe.computed if entry.source in sources}
+
+
+def required_fields(recipe) -> tuple[frozenset[str], frozenset[str]]:
+    """What ``prepare``, and what ``prepare`` and the loss cannot do without.
+
+    Of the standard inputs, those that a function names; of the extras, those without a default.
+    """
+    prepare, loss = readers(recipe)
+    before_loss = names_computed(recipe, "controller", "batch")
+    in_loss = before_loss | names_computed(recipe, "policy")
+    if recipe.critic is not None:
+        in_loss |= {"returns"}
+    known = set(EXTRAS) | set(recipe.inputs) | names_computed(recipe, *BEFORE_PREPARE)
+
+    def names(functions: list[Reader], standard: frozenset[str], provided: set[str]):
+        parameters = [p for reader in functions for p in unfilled(reader)]
+        required = {p.name for p in parameters if p.default is p.empty}
+        return (standard & {p.name for p in parameters}) | ((known & required) - provided)
+
+    first = frozenset(names(prepare, _COSTLY_TO_PREPARE, before_loss))
+    if recipe.correction is not None:
+        first |= {"old_logp", "behavior_logp"}
+    if recipe.critic is not None:
+        first |= {"values", "old_values"}
+    return first, first | frozenset(names(loss, _COSTLY & {*LOSS_CONTEXT}, in_loss))
+
+
+def prepare_names(recipe, name: str) -> bool:
+    """Whether a function that runs before the loss names this entry of its context."""
+    return any(p.name == name for r in readers(recipe)[0] for p in unfilled(r))
+
+
+def reward_range(advantage: Transform) -> tuple[float, float]:
+    """The rewards that an advantage is defined for (see ``core.traits(reward_range=...)``).
+
+    Only the first part of a chain gets the rewards unchanged, so only its range counts: it may be
+    there to bring them into the range of the next.
+    """
+    parts = parts_of(advantage)
+    if parts is not None:
+        return reward_range(parts[0]) if parts else (-math.inf, math.inf)
+    return traits_of(advantage.update).reward_range
+
+
+def statistic_shapes(recipe, batch, source: str = "policy") -> dict[str, jax.ShapeDtypeStruct]:
+    """Shapes of the vocabulary statistics from one source, for a batch of arrays or of shapes."""
+    p, g, t = batch.tokens.shape
+    extras = dict(batch.extras)
+
+    def rows(function):
+        names = [q.name for q in unfilled(Reader("", function, ("logits", "targets")))]
+        arrays = {n: extras[n] for n in names if n in extras}
+        return {n: jax.ShapeDtypeStruct((2, *x.shape[3:]), x.dtype) for n, x in arrays.items()}
+
+    logits = jax.ShapeDtypeStruct((2, 7), "float32")
+    targets = jax.ShapeDtypeStruct((2,), "int32")
+    shapes = {}
+    for name, function in recipe.computed_from(source).items():
+        row = jax.eval_shape(function, logits, targets, **rows(function))
+        shapes[name] = jax.ShapeDtypeStruct((p, g, t, *row.shape[1:]), row.dtype)
+    return shapes
+
+
+# Checks
+
+
+def check_output(recipe: str, what: str, value, *shapes: tuple[int, ...]) -> None:
+    """Raises ValueError unless what a slot returned has one of the shapes: nothing is broadcast."""
+    if jnp.shape(value) not in shapes:
+        raise ValueError(
+            f"Recipe {recipe!r}: {what} must have shape {' or '.join(map(str, shapes))}; "
+            f"got {jnp.shape(value)}."
+        )
+
+
+def check_recipe(recipe) -> None:
+    """Raises TypeError or ValueError unless the slots hold what they should and work together."""
+    _check_kinds(recipe)
+    checks.check_option(f"Recipe {recipe.name!r}", "status", recipe.status, STATUSES)
+    _check_names(recipe)
+    _check_functions(recipe)
+    _check_read(recipe)
+    _check_meaning(recipe)
+    _check_levels(recipe)
+
+
+def _check_kinds(recipe) -> None:
+    """Raises TypeError unless each slot holds the kind of thing it should."""
+    name = f"Recipe {recipe.name!r}"
+    if not isinstance(recipe.name, str) or not recipe.name:
+        raise TypeError(f"Recipe: name must be a string that is not empty; got {recipe.name!r}.")
+    for slot in ("advantage", "curation"):
+        value = getattr(recipe, slot)
+        if not (isinstance(value, Transform) or (slot == "curation" and value is None)):
+            raise TypeError(
+                f"{name}: {slot} must be a Transform; got {value!r}. "
+                "Lift a function with jaxrl_llm.stateless(function, **options)."
+            )
+    for slot in ("surrogate", "weights", "correction", "selection", "reference"):
+        value = getattr(recipe, slot)
+        optional = slot not in ("surrogate", "weights")
+        if not (callable(value) or (optional and value is None)):
+            raise TypeError(f"{name}: {slot} must be a function; got {value!r}.")
+    if not isinstance(recipe.regularizers, tuple) or not all(map(callable, recipe.regularizers)):
+        raise TypeError(
+            f"{name}: regularizers must be a tuple of functions, such as (term,); "
+            f"got {recipe.regularizers!r}."
+        )
+    if not (recipe.critic is None or isinstance(recipe.critic, Critic)):
+        raise TypeError(f"{name}: critic must be a Critic; got {recipe.critic!r}.")
+    if not isinstance(recipe.inputs, tuple) or not all(isinstance(x, str) for x in recipe.inputs):
+        raise TypeError(f"{name}: inputs must be a tuple of names; got {recipe.inputs!r}.")
+    for field in ("epochs", "minibatches"):
+        value = getattr(recipe, field)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(f"{name}: {field} must be an integer; got {value!r}.")
+        checks.check_positive(name, **{field: value})
+    _check_computed(name, recipe.computed)
+
+
+def _check_computed(recipe: str, computed) -> None:
+    if not isinstance(computed, tuple) or not all(isinstance(x, Computed) for x in computed):
+        raise TypeError(
+            f"{recipe}: computed must be a tuple of Computed(name, function, source); "
+            f"got {computed!r}."
+        )
+    for entry in computed:
+        if not isinstance(entry.name, str):
+            raise TypeError(f"{recipe}: the name of {entry!r} must be a string.")
+        checks.check_option(f"{recipe}: computed {entry.name!r}", "source", entry.source, SOURCES)
+        if entry.source == "controller" and not isinstance(entry.function, Transform):
+            raise TypeError(
+                f"{recipe}: {_label(entry)} must be a Transform; got {entry.function!r}. "
+                "Lift a function with jaxrl_llm.stateless(function, **options)."
+            )
+        if entry.source != "controller" and not callable(entry.function):
+            raise TypeError(
+                f"{recipe}: {_label(entry)} must be a function; got {entry.function!r}."
+            )
+
+
+def _check_arguments(recipe: str, reader: Reader, offered: set[str]) -> None:
+    """Raises ValueError if a function requires what its slot does not have, or takes too little."""
+    what = f"Recipe {recipe!r}: {reader.slot} {name_of(reader.function)}"
+    parameters = list(accepted(reader.function).values())
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    places = [p for p in parameters if p.kind in kinds]
+    open_ended = any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    if len(places) < len(reader.positional) and not open_ended:
+        raise ValueError(
+            f"{what} takes {len(places)} arrays by position; its slot passes "
+            f"{len(reader.positional)}: {', '.join(reader.positional)}."
+        )
+    for parameter in unfilled(reader):
+        if parameter.default is inspect.Parameter.empty and parameter.name not in offered:
+            known = [*reader.positional, *sorted(offered - set(EXTRAS) - set(reader.positional))]
+            hint = "Options are fixed with jaxrl_llm.bind"
+            if set(EXTRAS) & offered:
+                which = "" if set(EXTRAS) <= offered else " that have a value a token"
+                known.append(f"and the extras of recipes.inputs.EXTRAS{which}")
+                hint += "; an array of your own that the batch holds in extras is named in "
+                hint += "Recipe(inputs=...)"
+            raise ValueError(
+                f"{what} needs {parameter.name!r}, which its slot does not have; it has "
+                f"{', '.join(known)}. {hint}."
+            )
+
+
+def _check_names(recipe) -> None:
+    """Raises ValueError if one name would stand for two things, one of them without effect."""
+    taken = dict.fromkeys(_RESERVED, "the batch or the step")
+    if recipe.critic is not None:
+        taken |= dict.fromkeys(_OF_CRITIC, "the critic")
+    # A batch may hold what would otherwise be computed before it is prepared.
+    replaceable = names_computed(recipe, *BEFORE_PREPARE)
+    entries = [(f"computed ({entry.source})", entry.name) for entry in recipe.computed]
+    for slot, name in [*entries, *(("inputs", name) for name in recipe.inputs)]:
+        before = taken.get(name)
+        if before is not None and (slot != "inputs" or name not in replaceable):
+            raise ValueError(
+                f"Recipe {recipe.name!r}: {slot} has the name {name!r}, which already comes from "
+                f"{before}; choose another name."
+            )
+        taken[name] = slot
+
+
+def _check_read(recipe) -> None:
+    """Raises ValueError if something is computed under a name that no function reads.
+
+    A function of one's own that takes ``**context`` may read anything. Controllers do not count,
+    since they all take it.
+    """
+    prepare, loss = readers(recipe)
+    controllers = {_label(entry) for entry in recipe.computed if entry.source == "controller"}
+    others = [r for r in (*prepare, *loss) if r.slot not in controllers]
+    if any(p.kind is p.VAR_KEYWORD for r in others for p in accepted(r.function).values()):
+        return
+    read = {p.name for r in (*prepare, *loss) for p in unfilled(r)} | {"update_scale"}
+    for entry in recipe.computed:
+        if entry.name not in read:
+            raise ValueError(
+                f"Recipe {recipe.name!r}: no function reads {_label(entry)}; name it in one, or "
+                f"connect it with jaxrl_llm.given(function, parameter={entry.name!r})."
+            )
+
+
+def _offers(recipe) -> dict[str, set[str]]:
+    """What each slot has besides the arrays that it passes by position, by the reader's slot."""
+    before = names_computed(recipe, *BEFORE_PREPARE)
+    extras = set(EXTRAS) | set(recipe.inputs) | before
+    known = {*PREPARE_CONTEXT, *PREPARE_ONLY} | extras
+    offers = {slot: set() for slot in ("weights", "correction")}
+    by_source = {s: [e for e in recipe.computed if e.source == s] for s in SOURCES}
+    for entry in by_source["controller"]:  # each sees those before it
+        offers[_label(entry)] = set(known)
+        known.add(entry.name)
+    offers |= {slot: set(known) for slot in ("curation", "advantage", "selection")}
+    for entry in by_source["batch"]:
+        offers[_label(entry)] = set(known)
+        known.add(entry.name)
+    offers["critic's returns"] = known
+    # Row by row, so only what has a value a token.
+    of_tokens = {name for name, x in EXTRAS.items() if x.axes.startswith("PGT")}
+    of_tokens |= set(recipe.inputs)
+    old_policy, batch = (names_computed(recipe, source) for source in ("old_policy", "batch"))
+    rows = {
+        "old_policy": of_tokens,
+        "reference": of_tokens | old_policy,
+        "teacher": of_tokens | old_policy,
+        "policy": of_tokens | before | batch,
+    }
+    offers |= {_label(entry): rows[source] for source in rows for entry in by_source[source]}
+    loss = extras | set(LOSS_CONTEXT) | names_computed(recipe, "controller", "batch", "policy")
+    return offers | {"surrogate": loss, "regularizer": loss}
+
+
+def _check_functions(recipe) -> None:
+    """Raises ValueError unless each function can be called as its slot calls it."""
+    offers = _offers(recipe)
+    for reader in (r for phase in readers(recipe) for r in phase):
+        _check_arguments(recipe.name, reader, offers[reader.slot])
+    plain = []
+    if recipe.reference is not None:
+        plain.append(Reader("reference", recipe.reference, ("reference", "params", "step")))
+    if (critic := recipe.critic) is not None:
+        arguments = ("values", "old_values", "returns", "mask")
+        plain += [
+            Reader("critic's loss", critic.loss, arguments),
+            Reader("critic's combine", critic.combine, ("values",)),
+            Reader("critic's weights", critic.weights, ("mask",)),
+        ]
+    for reader in plain:
+        _check_arguments(recipe.name, reader, set())
+
+
+def _check_meaning(recipe) -> None:
+    """Raises ValueError if two slots together would say something that neither means."""
+    reader = Reader("surrogate", recipe.surrogate, POSITIONAL["surrogate"])
+    if recipe.correction is not None and "behavior_logp" in {p.name for p in unfilled(reader)}:
+        raise ValueError(
+            f"Recipe {recipe.name!r}: surrogate {name_of(recipe.surrogate)} already weighs by "
+            f"behavior_logp, so correction {name_of(recipe.correction)} would count the same "
+            "mismatch twice; leave one of them out."
+        )
+    if recipe.correction is not None and not traits_of(recipe.surrogate).takes_correction:
+        raise ValueError(
+            f"Recipe {recipe.name!r}: surrogate {name_of(recipe.surrogate)} is no mean over what "
+            f"was sampled, so correction {name_of(recipe.correction)} has nothing to correct; "
+            "leave it out."
+        )
+    used = recipe.uses_reference or names_computed(recipe, "teacher")
+    if recipe.reference is not None and not used:
+        raise ValueError(
+            f"Recipe {recipe.name!r}: reference {name_of(recipe.reference)} moves a model that "
+            "nothing uses: no function names ref_logp, and nothing is computed from the reference "
+            "or the teacher."
+        )
+    if recipe.critic is None:
+        functions = [r.function for r in readers(recipe)[0]]
+        if any("values" in accepted(f) for f in functions) and "values" not in recipe.inputs:
+            raise ValueError(
+                f"Recipe {recipe.name!r}: the advantage reads values, and there is no critic; "
+                "give Recipe(critic=Critic(...)), or inputs=('values',) if the batch holds them."
+            )
+
+
+def _check_levels(recipe) -> None:
+    """Raises ValueError if a function of tokens would change what a sequence surrogate says."""
+    if traits_of(recipe.surrogate).level != "sequence":
+        return
+    what = (
+        f"Recipe {recipe.name!r}: surrogate {name_of(recipe.surrogate)} is one value per sequence"
+    )
+    if traits_of(recipe.weights).level != "sequence":
+        raise ValueError(
+            f"{what}, repeated over its tokens, and weights {name_of(recipe.weights)} would count "
+            "it once per token, so long sequences more; use aggregate.sequence_mean, or mark a "
+            "weighting that keeps the meaning with core.traits(level='sequence')."
+        )
+    if recipe.correction is not None and traits_of(recipe.correction).level != "sequence":
+        raise ValueError(
+            f"{what}, and correction {name_of(recipe.correction)} weighs its tokens one by one; "
+            "mark a correction with one weight a sequence with core.traits(level='sequence')."
+        )
+    for reader in transform_readers("advantage", recipe.advantage):
+        if not traits_of(reader.function).token_values:
+            continue
+        if not traits_of(recipe.surrogate).takes_token_advantages:
+            raise ValueError(
+                f"{what}, and advantage {name_of(reader.function)} gives each token a value of its "
+                "own, which it would have to average away; take a token-level surrogate."
+            )
+
+
+def validate(recipe):
+    """The recipe, after a dry run on shapes: an option out of its range raises here.
+
+    Presets end with it. Nothing is computed and no device is touched.
+    """
+
+    def run(batch, logp):
+        key = jax.random.key(0) if recipe.draws else None
+        prepared, _ = recipe.prepare(batch, recipe.init(), key=key)
+        statistics = {
+            name: jnp.zeros(x.shape, x.dtype)
+            for name, x in statistic_shapes(recipe, prepared).items()
+        }
+        return recipe.loss(logp, prepared, entropy=logp, statistics=statistics)
+
+    def shaped(*shape, dtype="float32"):
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    logp = shaped(2, 2, 3)
+    batch = Batch(
+        tokens=shaped(2, 2, 3, dtype="int32"),
+        mask=shaped(2, 2, 3, dtype="bool"),
+        rewards=shaped(2, 2),
+        where=shaped(2, 2, dtype="bool"),
+        prompt_tokens=shaped(2, 1, dtype="int32"),
+        prompt_mask=shaped(2, 1, dtype="bool"),
+        old_logp=logp,
+        behavior_logp=logp,
+        ref_logp=logp,
+        extras=shaped_extras(recipe, 2, 2, 3),
+    )
+    unknown = recipe.inputs or names_computed(recipe, *BEFORE_PREPARE) - set(EXTRAS)
+    if unknown or "columns" in recipe.required_fields:
+        return recipe  # the shapes of these are known only with a batch
+    for source in BEFORE_PREPARE:
+        statistic_shapes(recipe, batch, source)
+    if recipe.reference is not None:
+        weights = {"w": shaped(1)}
+        jax.eval_shape(recipe.reference, weights, weights, shaped(dtype="int32"))
+    jax.eval_shape(run, batch, logp)
+    return recipe
