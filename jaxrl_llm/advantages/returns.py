@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import _inputs
-from jaxrl_llm.core import Array, checks, masking, traits
+from jaxrl_llm.core import Array, checks, kl, masking, traits
 
 Estimator = Literal["k1", "k2", "k3", "abs"]
 
@@ -99,7 +99,7 @@ def kl_shaped_rewards(
     """
     arrays = {"old_logp": old_logp, "ref_logp": ref_logp}
     _inputs.check_tokens("kl_shaped_rewards", rewards, mask, None, **arrays)
-    checks.check_option("kl_shaped_rewards", "estimator", estimator, ("k1", "k2", "k3", "abs"))
+    checks.check_option("kl_shaped_rewards", "estimator", estimator, kl.ESTIMATORS)
     return _shaped("kl_shaped_rewards", rewards, mask, old_logp, ref_logp, kl_coef, estimator)
 
 
@@ -166,13 +166,8 @@ def _shaped(function, rewards, mask, old_logp, ref_logp, kl_coef, estimator) -> 
     _inputs.check_coefficients(function, mask, kl_coef=kl_coef)
     coef = jnp.asarray(kl_coef, jnp.float32)
     d = masking.safe_log_ratio(old_logp, ref_logp, mask, clamp=masking.LOG_RATIO_CLAMP)
-    if estimator == "k2":
-        d = 0.5 * d**2
-    elif estimator == "k3":
-        d = jnp.expm1(-d) + d
-    elif estimator == "abs":
-        d = jnp.abs(d)
-    return terminal_rewards(rewards, mask) - masking.zero_masked(coef * d, mask)
+    penalty = coef * kl.estimate(d, estimator)
+    return terminal_rewards(rewards, mask) - masking.zero_masked(penalty, mask)
 
 
 def recur_back(factors: Array, terms: Array) -> Array:

@@ -1,6 +1,6 @@
 """Layer 0: the vocabulary that every method is written in; nothing here knows about RL."""
 
-from jaxrl_llm.core import checks, masking, stats, trees
+from jaxrl_llm.core import checks, kl, masking, stats, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.compose import (
     Bound,
@@ -29,6 +29,7 @@ __all__ = [
     "checks",
     "functions_of",
     "given",
+    "kl",
     "masking",
     "parts_of",
     "stateless",

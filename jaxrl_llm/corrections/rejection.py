@@ -6,7 +6,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, checks, masking, traits
+from jaxrl_llm.core import Array, checks, kl, masking, traits
 from jaxrl_llm.corrections import _inputs
 
 Statistic = Literal["k1", "k2", "k3"]
@@ -100,7 +100,7 @@ def rejection_mask(
 def _statistic(log_ratio: Array, statistic: Statistic, invert: bool) -> Array:
     if statistic == "k1":
         return -log_ratio if invert else log_ratio
-    return log_ratio**2 / 2.0 if statistic == "k2" else jnp.expm1(log_ratio) - log_ratio
+    return kl.estimate(-log_ratio, statistic)
 
 
 @traits(level="sequence")

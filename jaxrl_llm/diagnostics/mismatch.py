@@ -4,7 +4,7 @@ from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, checks, masking
+from jaxrl_llm.core import Array, checks, kl, masking
 from jaxrl_llm.diagnostics._inputs import log_ratio
 
 
@@ -186,7 +186,7 @@ def mismatch_metrics(logp: Array, behavior_logp: Array, mask: Array) -> Mismatch
     some = jnp.any(mask)
     return MismatchMetrics(
         kl=masking.masked_mean(-raw, mask),
-        k3=masking.masked_mean(jnp.expm1(d) - d, mask),
+        k3=masking.masked_mean(kl.k3(-d), mask),
         log_perplexity_gap=masking.masked_mean(gap, kept),
         perplexity_ratio=jnp.where(some, masking.masked_mean(jnp.exp(_clamped(gap)), kept), 1.0),
         chi2_token=chi2(d, mask),

@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, checks, masking
+from jaxrl_llm.core import Array, checks, kl, masking
 from jaxrl_llm.diagnostics._inputs import log_ratio
 
 
@@ -161,8 +161,7 @@ def approx_kl(
     """
     checks.check_option("approx_kl", "estimator", estimator, ("k1", "k2", "k3"))
     d = log_ratio("approx_kl", mask, logp=logp, old_logp=old_logp)
-    terms = {"k1": lambda: -d, "k2": lambda: d**2 / 2.0, "k3": lambda: jnp.expm1(d) - d}
-    return masking.masked_mean(terms[estimator](), mask)
+    return masking.masked_mean(kl.estimate(-d, estimator), mask)
 
 
 def ratio_range(logp: Array, old_logp: Array, mask: Array) -> RatioRange:

@@ -10,7 +10,7 @@ import math
 
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, Transform, checks, masking
+from jaxrl_llm.core import Array, Transform, checks, kl, masking
 from jaxrl_llm.regularizers.entropy import entropy_controller
 from jaxrl_llm.regularizers.kl import kl_token
 
@@ -173,7 +173,7 @@ def adaptive_kl(
     """
     checks.check_non_negative("adaptive_kl", initial=initial)
     checks.check_positive("adaptive_kl", target=target, horizon=horizon)
-    checks.check_option("adaptive_kl", "estimator", estimator, ("k1", "k2", "k3", "abs"))
+    checks.check_option("adaptive_kl", "estimator", estimator, kl.ESTIMATORS)
     return Transform(First(initial), _AdaptiveKL(target, horizon, estimator))
 
 

@@ -64,8 +64,8 @@ def kl_convex(
     _inputs.check_tokens("kl_convex", mask, logp=logp, ref_logp=ref_logp)
     old_logp = logp if old_logp is None else old_logp
     _inputs.check_tokens("kl_convex", mask, logp=logp, old_logp=old_logp)
-    base = kl._estimate("kl_convex", logp, ref_logp, mask, estimator, None)
-    last = kl._estimate("kl_convex", logp, old_logp, mask, estimator, None)
+    base = kl.checked_estimate("kl_convex", logp, ref_logp, mask, estimator, None)
+    last = kl.checked_estimate("kl_convex", logp, old_logp, mask, estimator, None)
     share = jax.lax.stop_gradient(jnp.asarray(share, jnp.float32))
     return _inputs.scaled(coef, share * base + (1.0 - share) * last)
 

@@ -7,10 +7,8 @@ expected value and a wrong expected gradient, k2 the reverse. The docstrings say
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, checks, masking
+from jaxrl_llm.core import Array, checks, kl, masking
 from jaxrl_llm.regularizers import _inputs
-
-_ESTIMATORS = ("k1", "k2", "k3", "abs", "k1+", "k3+")
 
 
 def k1(logp: Array, ref_logp: Array, mask: Array | None = None) -> Array:
@@ -72,7 +70,7 @@ def k2(logp: Array, ref_logp: Array, mask: Array | None = None) -> Array:
     References:
       Schulman, Approximating KL divergence (joschu.net/blog/kl-approx.html).
     """
-    return 0.5 * _difference("k2", logp, ref_logp, mask) ** 2
+    return kl.k2(_difference("k2", logp, ref_logp, mask))
 
 
 def k3(logp: Array, ref_logp: Array, mask: Array | None = None) -> Array:
@@ -104,7 +102,7 @@ def k3(logp: Array, ref_logp: Array, mask: Array | None = None) -> Array:
     References:
       Schulman, Approximating KL divergence (joschu.net/blog/kl-approx.html).
     """
-    return _k3(_difference("k3", logp, ref_logp, mask))
+    return kl.k3(_difference("k3", logp, ref_logp, mask))
 
 
 def kl_token(
@@ -118,7 +116,7 @@ def kl_token(
     """Estimate of the KL divergence to the reference at each token, by the estimator's name.
 
         k1 = d      k2 = d^2 / 2      k3 = exp(-d) - 1 + d      abs = |d|,   d = logp - ref_logp
-        k1+, k3+ :  the value of k1 or k3 with the gradient of k2
+        k1+, k3+, abs+ :  the value of k1, k3 or abs with the gradient of k2
 
     Where the policies agree "abs" has gradient 0.
 
@@ -127,7 +125,7 @@ def kl_token(
         policy.
       ref_logp: ``[..., T]`` under the reference, a constant.
       mask: bool ``[..., T]``, True = keep; None keeps all.
-      estimator: "k1", "k2", "k3", "abs", "k1+" or "k3+".
+      estimator: "k1", "k2", "k3", "abs", "k1+", "k3+" or "abs+".
       cap: Greatest value of k3, with gradient 0 above it; None for none. Of "k3" and "k3+" only;
         the gradient of "k3+" is that of k2 with or without it.
 
@@ -151,7 +149,7 @@ def kl_token(
       Schulman, Approximating KL divergence (joschu.net/blog/kl-approx.html). verl clamps the
       difference inside k3 only and caps its value at 10: ``cap=10.0`` here.
     """
-    return _estimate("kl_token", logp, ref_logp, mask, estimator, cap)
+    return checked_estimate("kl_token", logp, ref_logp, mask, estimator, cap)
 
 
 def kl_to_reference(
@@ -203,8 +201,8 @@ def kl_to_reference(
     """
     checks.check_non_negative("kl_to_reference", coef=coef)
     checks.check_mask("kl_to_reference", mask)
-    kl = _estimate("kl_to_reference", logp, ref_logp, mask, estimator, cap)
-    return _inputs.scaled(coef, kl)
+    penalty = checked_estimate("kl_to_reference", logp, ref_logp, mask, estimator, cap)
+    return _inputs.scaled(coef, penalty)
 
 
 def kl_unbiased(
@@ -256,8 +254,8 @@ def kl_unbiased(
     checks.check_mask("kl_unbiased", mask)
     old_logp = logp if old_logp is None else old_logp
     log_ratio = _difference("kl_unbiased", logp, old_logp, mask, name="old_logp")
-    kl = _estimate("kl_unbiased", logp, ref_logp, mask, estimator, None)
-    return _inputs.scaled(coef, jnp.exp(log_ratio) * kl)
+    penalty = checked_estimate("kl_unbiased", logp, ref_logp, mask, estimator, None)
+    return _inputs.scaled(coef, jnp.exp(log_ratio) * penalty)
 
 
 def _difference(function, logp, other, mask, *, name="ref_logp") -> Array:
@@ -268,28 +266,12 @@ def _difference(function, logp, other, mask, *, name="ref_logp") -> Array:
     )
 
 
-def _k3(d: Array) -> Array:
-    """``exp(-d) - 1 + d`` without the cancellation that turns small values into noise."""
-    series = 0.5 * d**2 * (1.0 - d / 3.0 * (1.0 - d / 4.0 * (1.0 - d / 5.0)))
-    return jnp.where(jnp.abs(d) < 0.03, series, jnp.expm1(-d) + d)
-
-
-def _estimate(function, logp, ref_logp, mask, estimator: str, cap: float | None) -> Array:
-    checks.check_option(function, "estimator", estimator, _ESTIMATORS)
+def checked_estimate(function, logp, ref_logp, mask, estimator: str, cap: float | None) -> Array:
+    """An estimate of the divergence, with the checks of arrays and options that all terms need."""
+    checks.check_option(function, "estimator", estimator, (*kl.ESTIMATORS, *kl.STRAIGHT_THROUGH))
     checks.check_positive(function, cap=cap)
     if cap is not None and not estimator.startswith("k3"):
         raise ValueError(
             f"{function}: cap bounds k3 and has no effect with estimator={estimator!r}."
         )
-    d = _difference(function, logp, ref_logp, mask)
-    if estimator == "abs":
-        return masking.distance(d)
-    half_square = 0.5 * d**2
-    if estimator == "k2":
-        return half_square
-    value = d if estimator.startswith("k1") else _k3(d)
-    value = value if cap is None else jnp.where(value > cap, cap, value)
-    if estimator.endswith("+"):
-        # In this order the first two cancel exactly, so the value is k1 or k3 to the last bit.
-        return half_square - jax.lax.stop_gradient(half_square) + jax.lax.stop_gradient(value)
-    return value
+    return kl.estimate(_difference(function, logp, ref_logp, mask), estimator, cap=cap)

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, checks, masking, traits
+from jaxrl_llm.core import Array, checks, kl, masking, traits
 from jaxrl_llm.surrogates import _inputs
 
 
@@ -186,16 +186,11 @@ def kl_from_old(
     checks.check_option("kl_from_old", "estimator", estimator, ("k1", "k3"))
     checks.check_non_negative("kl_from_old", coef=coef)
     difference = _inputs.log_ratio("kl_from_old", logp, old_logp, mask)
-    if estimator == "k1":
-        kl = -difference
-    else:
+    if estimator == "k3":
         bound = masking.LOG_RATIO_CLAMP
         difference = jnp.clip(difference, -bound, bound)
-        # Close to 0 the two terms cancel; the series keeps the digits.
-        series = 0.5 * difference**2 * (1.0 + difference / 3.0 * (1.0 + difference / 4.0))
-        kl = jnp.where(jnp.abs(difference) < 0.02, series, jnp.expm1(difference) - difference)
     coef = jax.lax.stop_gradient(jnp.asarray(coef, jnp.float32))
-    return masking.zero_masked(coef * kl, mask)
+    return masking.zero_masked(coef * kl.estimate(-difference, estimator), mask)
 
 
 def kl_barrier(kl: Array, *, beta: float = 1e3, delta: float = 1e-4) -> Array:

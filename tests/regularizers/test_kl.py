@@ -12,7 +12,7 @@ P = np.array([0.5, 0.3, 0.2])
 R = np.array([0.4, 0.4, 0.2])
 KL = 0.0252672
 TRUE_GRADIENT = [0.098938, -0.093885, -0.005053]
-ALL = ("k1", "k2", "k3", "abs", "k1+", "k3+")
+ALL = ("k1", "k2", "k3", "abs", "k1+", "k3+", "abs+")
 MASK = np.array([[True, True, True, False], [True, False, False, False], [False] * 4])
 
 
@@ -43,6 +43,7 @@ def reference(estimator, logp, ref):
         "abs": (np.abs(d), np.sign(d)),
         "k1+": (d, d),
         "k3+": (k3_value, d),
+        "abs+": (np.abs(d), d),
     }[estimator]
 
 
@@ -54,6 +55,7 @@ def reference(estimator, logp, ref):
         ("k3", KL, [0.1, -0.1, 0.0]),
         ("k1+", KL, TRUE_GRADIENT),
         ("k3+", KL, TRUE_GRADIENT),
+        ("abs+", float(np.sum(P * np.abs(np.log(P / R)))), TRUE_GRADIENT),
     ],
 )
 def test_expectations(estimator, value, gradient):
@@ -256,7 +258,7 @@ def test_bad_input_is_named():
         kl_unbiased(logp, None, ref, MASK, coef=-1.0)
     with pytest.raises(ValueError, match="kl_token: cap must be above 0"):
         kl_token(logp, ref, MASK, cap=0.0)
-    for estimator in ("k1", "k2", "abs", "k1+"):
+    for estimator in ("k1", "k2", "abs", "k1+", "abs+"):
         with pytest.raises(ValueError, match="kl_token: cap .* no effect"):
             kl_token(logp, ref, MASK, estimator=estimator, cap=10.0)
 
