@@ -30,7 +30,8 @@ def informative_groups(
       where: bool ``[..., G]``, True for rollouts that take part. A group without one is dropped.
       metric: ``[..., G]``, floating point, compared in place of the rewards, such as the accuracy
         where the reward is shaped by length; or a mapping of names to such arrays, as a batch's
-        reward columns are: ``given(bind(informative_groups, name="accuracy"), metric="columns")``.
+        reward components are: ``given(bind(informative_groups, name="accuracy"),
+        metric="reward_components")``.
       name: Which entry of the mapping.
       keep_singletons: Whether a group of one takes part; it has nothing to differ from.
 

@@ -40,8 +40,8 @@ class Batch:
         sampler that truncates does not make ratios. None for the whole vocabulary.
       packing: How models are given the responses: several in a row. No number changes but by
         rounding, and none of the other arrays. None for a row each.
-      columns: Rewards by name, float32 ``[P, G]`` each, for methods that keep several apart; NaN
-        where one does not apply.
+      reward_components: Rewards by name, float32 ``[P, G]`` each, for methods that keep several
+        apart; NaN where one does not apply.
       extras: Arrays that only some methods need, by name, with leading axis P; see
         ``recipes.inputs.EXTRAS``.
       advantages: float32 ``[P, G]`` or ``[P, G, T]``.
@@ -71,7 +71,7 @@ class Batch:
     ref_logp: Array | None = None
     support: Support | None = None
     packing: Packing | None = None
-    columns: Mapping[str, Array] | None = None
+    reward_components: Mapping[str, Array] | None = None
     extras: Mapping[str, Array] = dataclasses.field(default_factory=dict)
     advantages: Array | None = None
     weights: Array | None = None
@@ -107,8 +107,8 @@ class Batch:
                 checks.check_float(name, **{field: value})
         check_support(name, self.support, (p, g, t))
         check_packing(name, self.packing, (p, g))
-        for column, value in (self.columns or {}).items():
-            column = f"columns[{column!r}]"
+        for column, value in (self.reward_components or {}).items():
+            column = f"reward_components[{column!r}]"
             checks.check_shape(name, column, value, (p, g))
             checks.check_float(name, **{column: value})
         for extra, value in self.extras.items():

@@ -134,13 +134,13 @@ class Recipe:
 
     @property
     def required_fields(self) -> frozenset[str]:
-        """Which inputs it cannot do without: log-probabilities, entropy, columns, extras by name.
+        """Which inputs it cannot do without, by name.
 
-        Of "ref_logp", "entropy", "behavior_logp", "old_logp" and "columns", those that a function
-        names (``bind(function, ref_logp=None)`` removes one); of the extras, those that a function
-        requires. A correction needs the two log-probabilities it compares. "old_logp" is here if
-        the batch must hold it before it is prepared; a surrogate or a regularizer can do without,
-        since the policy being trained replaces it.
+        Of "ref_logp", "entropy", "behavior_logp", "old_logp" and "reward_components", those that a
+        function names (``bind(function, ref_logp=None)`` removes one); of the extras, those that a
+        function requires. A correction needs the two log-probabilities it compares. "old_logp" is
+        here if the batch must hold it before it is prepared; a surrogate or a regularizer can do
+        without, since the policy being trained replaces it.
         """
         return wiring.required_fields(self)[1]
 

@@ -38,7 +38,7 @@ PREPARE_CONTEXT = (
     "old_logp",
     "behavior_logp",
     "ref_logp",
-    "columns",
+    "reward_components",
 )
 PREPARE_ONLY = ("key", "last_kl")
 LOSS_CONTEXT = (
@@ -54,7 +54,7 @@ LOSS_CONTEXT = (
 )
 # Inputs that cost a pass of a model, or that only some samplers return. Where a batch is prepared,
 # old_logp is one of them; in the loss, the policy being trained replaces it.
-_COSTLY = frozenset({"ref_logp", "behavior_logp", "entropy", "columns"})
+_COSTLY = frozenset({"ref_logp", "behavior_logp", "entropy", "reward_components"})
 _COSTLY_TO_PREPARE = _COSTLY | {"old_logp"}
 STATUSES = ("experimental", "reproduced")
 
@@ -522,7 +522,7 @@ def validate(recipe):
         extras=shaped_extras(recipe, 2, 2, 3),
     )
     unknown = recipe.inputs or names_computed(recipe, *BEFORE_PREPARE) - set(EXTRAS)
-    if unknown or "columns" in recipe.required_fields:
+    if unknown or "reward_components" in recipe.required_fields:
         return recipe  # the shapes of these are known only with a batch
     for source in BEFORE_PREPARE:
         statistic_shapes(recipe, batch, source)

@@ -202,12 +202,12 @@ class Scores(NamedTuple):
 
     Attributes:
         rewards: float32 [N], the number that training uses.
-        columns: one float32 [N] a name, when the reward gives a mapping; else empty.
+        reward_components: one float32 [N] a name, when the reward gives a mapping; else empty.
         failures: how many completions got zero because a verifier process hung or crashed.
     """
 
     rewards: np.ndarray
-    columns: dict[str, np.ndarray]
+    reward_components: dict[str, np.ndarray]
     failures: int
 
 
@@ -240,7 +240,7 @@ def score(
 
         rewards[n] = reward(prompts[n], completions[n], metadata[n])
 
-    A reward that gives a mapping makes one column a name; its total is the entry "reward" where
+    A reward that gives a mapping makes one component a name; its total is the entry "reward" where
     there is one and the sum of the entries otherwise. Results of an async reward are awaited
     together. A `BatchReward` such as `VerifierPool` gets the batch as a whole.
 
@@ -254,7 +254,7 @@ def score(
             the whole batch, and None an hour; one with a `patience` keeps its own deadline instead.
 
     Returns:
-        `Scores(rewards, columns, failures)`, in the order of the input.
+        `Scores(rewards, reward_components, failures)`, in the order of the input.
 
     Raises:
         RewardError: If a call raises, outlasts the deadline, or gives None, a text, NaN, an
@@ -266,7 +266,7 @@ def score(
         >>> def short(prompt, completion, metadata):
         ...     return {"short": len(completion) < 4, "right": completion == metadata["answer"]}
         >>> scores = score(short, ["2 + 2 ="] * 2, ["4", "five"], [{"answer": "4"}] * 2)
-        >>> scores.rewards.tolist(), scores.columns["right"].tolist()
+        >>> scores.rewards.tolist(), scores.reward_components["right"].tolist()
         ([2.0, 0.0], [1.0, 0.0])
     """
     if metadata is None:
@@ -336,8 +336,8 @@ def _numbers(reward, value: Any, row: str) -> dict[str | None, float]:
 
 
 def _table(reward, values: list[Any], metadata: Sequence[Mapping[str, Any]]) -> Scores:
-    """Checks every value and lays them out as columns; failed calls are zero in each."""
-    columns: dict[str | None, np.ndarray] = {}
+    """Checks every value and lays them out by name; failed calls are zero in each."""
+    components: dict[str | None, np.ndarray] = {}
     total = np.zeros(len(values), np.float32)
     failures = 0
     for position, value in enumerate(values):
@@ -346,20 +346,20 @@ def _table(reward, values: list[Any], metadata: Sequence[Mapping[str, Any]]) -> 
             continue
         row = describe(position, metadata[position])
         numbers = _numbers(reward, value, row)
-        if not columns:
-            columns = {name: np.zeros(len(values), np.float32) for name in numbers}
-        elif numbers.keys() != columns.keys():
+        if not components:
+            components = {name: np.zeros(len(values), np.float32) for name in numbers}
+        elif numbers.keys() != components.keys():
             raise RewardError(
                 f"Reward {name_of(reward)} gave {_kind(numbers)} for {row} "
-                f"but {_kind(columns)} before."
+                f"but {_kind(components)} before."
             )
         for name, number in numbers.items():
-            columns[name][position] = number
+            components[name][position] = number
         whole = _number(numbers["reward"] if "reward" in numbers else sum(numbers.values()))
         if whole is None:
             raise RewardError(f"Reward {name_of(reward)} gave entries of no finite sum for {row}.")
         total[position] = whole
-    return Scores(total, {name: c for name, c in columns.items() if name is not None}, failures)
+    return Scores(total, {name: c for name, c in components.items() if name is not None}, failures)
 
 
 def _kind(names: Mapping[str | None, Any]) -> str:

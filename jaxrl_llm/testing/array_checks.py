@@ -102,6 +102,8 @@ def with_junk(case: Case, junk: float) -> Case:
     def fill(x):
         return jnp.where(mask, x, junk)
 
+    components = batch.reward_components or {}
+    components = {name: jnp.where(batch.where, x, junk) for name, x in components.items()}
     batch = batch.replace(
         old_logp=fill(batch.old_logp),
         behavior_logp=fill(batch.behavior_logp),
@@ -109,7 +111,7 @@ def with_junk(case: Case, junk: float) -> Case:
         rewards=jnp.where(batch.where, batch.rewards, junk),
         tokens=jnp.where(mask, batch.tokens, -1_000_000),
         prompt_tokens=jnp.where(batch.prompt_mask, batch.prompt_tokens, 1_000_000),
-        columns={k: jnp.where(batch.where, x, junk) for k, x in (batch.columns or {}).items()},
+        reward_components=components,
         extras={k: _junk_in(x, batch.where, mask, junk) for k, x in batch.extras.items()},
     )
     statistics = {k: _junk_in(x, batch.where, mask, junk) for k, x in case.statistics.items()}

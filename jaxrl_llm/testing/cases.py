@@ -80,11 +80,13 @@ def make_case(seed: int = 0, *, vocab_size: int = 259, recipe: Recipe | None = N
     )
     entropy = jnp.asarray(rng.uniform(0.5, 2.0, logp.shape), jnp.float32)
     heads = 1 if recipe is None or recipe.critic is None else recipe.critic.heads
-    columns = {
+    components = {
         "correct": jnp.asarray(rewards > 0.5, jnp.float32),
         "format": jnp.asarray(rng.uniform(0.0, 1.0, (P, G)), jnp.float32),
     }
-    batch = batch.replace(columns=columns, extras=make_extras(batch, seed=seed, heads=heads))
+    batch = batch.replace(
+        reward_components=components, extras=make_extras(batch, seed=seed, heads=heads)
+    )
     statistics = {} if recipe is None else made_up_statistics(recipe, batch, seed)
     return Case(batch, jnp.asarray(logp, jnp.float32), entropy, statistics)
 

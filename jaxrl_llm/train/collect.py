@@ -62,27 +62,29 @@ def grade_here(
 def join(parts: Sequence[Scores]) -> Scores:
     """Scores of several calls as those of one.
 
-    A call all of whose verifiers failed has no columns; it counts zero in those of the others.
+    A call all of whose verifiers failed has no components; it counts zero in those of the others.
 
     Raises:
-      RewardError: If calls differ in the names of their columns.
+      RewardError: If calls differ in the names of their components.
     """
     if len(parts) == 1:
         return parts[0]
     answered = [each for each in parts if each.failures < len(each.rewards)]
-    names = answered[0].columns.keys() if answered else ()
+    names = answered[0].reward_components.keys() if answered else ()
     for each in answered:
-        if each.columns.keys() != set(names):
+        if each.reward_components.keys() != set(names):
             raise RewardError(
-                f"The reward gave the names {sorted(each.columns)} for one prompt and "
+                f"The reward gave the names {sorted(each.reward_components)} for one prompt and "
                 f"{sorted(names)} for another."
             )
-    columns = {
-        name: np.concatenate([x.columns.get(name, np.zeros_like(x.rewards)) for x in parts])
+    components = {
+        name: np.concatenate(
+            [x.reward_components.get(name, np.zeros_like(x.rewards)) for x in parts]
+        )
         for name in names
     }
     rewards = np.concatenate([each.rewards for each in parts])
-    return Scores(rewards, columns, sum(each.failures for each in parts))
+    return Scores(rewards, components, sum(each.failures for each in parts))
 
 
 def to_batch(

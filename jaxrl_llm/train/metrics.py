@@ -65,7 +65,7 @@ def rollout_metrics(scores, rollout, ages: np.ndarray) -> dict[str, float]:
     - ``staleness``, ``staleness_max``: by how many updates the weights that sampled a token are
       older than those that it trains, in the mean and at most.
     """
-    values = {f"reward/{name}": float(x.mean()) for name, x in scores.columns.items()}
+    values = {f"reward/{name}": float(x.mean()) for name, x in scores.reward_components.items()}
     values["reward_failures"] = float(scores.failures)
     values["truncated"] = float(np.mean(np.asarray(rollout.finish) == 0))
     return values | {"staleness": float(ages.mean()), "staleness_max": float(ages.max())}

@@ -29,8 +29,8 @@ def brought(recipe: Recipe) -> frozenset[str]:
 def check_provided(recipe: Recipe, questions: Sequence[Question]) -> None:
     """Raises ValueError if a recipe needs arrays that no training run on these questions has.
 
-    What a reward gives is not known before it is called, so columns are looked for in the first
-    step.
+    What a reward gives is not known before it is called, so its components are looked for in the
+    first step.
     """
     for name in sorted(brought(recipe)):
         axes = EXTRAS[name].axes if name in EXTRAS else None
@@ -74,15 +74,15 @@ def provide(
     questions: Sequence[Question],
     greedy: Callable[[], np.ndarray],
 ) -> Batch:
-    """The batch with the extras and columns that the recipe needs.
+    """The batch with the extras and reward components that the recipe needs.
 
-    One number a rollout comes from the reward's column of that name, one number a prompt from the
-    prompts' metadata. A name of the recipe's own may come from either.
+    One number a rollout comes from the reward's component of that name, one number a prompt from
+    the prompts' metadata. A name of the recipe's own may come from either.
 
     Args:
       batch: P groups of G.
       recipe: The method.
-      scores: Rewards, with their columns ``[P * G]``.
+      scores: Rewards, with their components ``[P * G]``.
       rollout: What was sampled.
       step: Updates made when it is trained on: the version of the weights by then.
       indices: Places of the prompts in the data set.
@@ -90,14 +90,14 @@ def provide(
       greedy: Grades the most likely response of each prompt: ``[P]``; called only if needed.
 
     Raises:
-      ValueError: If something is neither a column nor in the metadata, or is no number there, the
-        reward would have it in the sum that is trained on, or a reward is outside the range that
-        the recipe is defined for.
+      ValueError: If something is neither a component nor in the metadata, or is no number there,
+        the reward would have it in the sum that is trained on, or a reward is outside the range
+        that the recipe is defined for.
     """
     check_rewards(recipe, np.asarray(batch.rewards), questions)
     shape, names = batch.rewards.shape, brought(recipe)
-    if "columns" in recipe.required_fields:
-        batch = batch.replace(columns=_columns(recipe, scores, names, shape))
+    if "reward_components" in recipe.required_fields:
+        batch = batch.replace(reward_components=_components(recipe, scores, names, shape))
     known = {
         "prompt_ids": lambda: np.asarray(indices),
         "truncated": lambda: np.asarray(rollout.finish) == 0,
@@ -110,14 +110,14 @@ def provide(
         spec = EXTRAS.get(name)
         if name in known:
             value = np.asarray(known[name]())
-        elif name in scores.columns and (spec is None or spec.axes == "PG"):
-            if "reward" not in scores.columns:
+        elif name in scores.reward_components and (spec is None or spec.axes == "PG"):
+            if "reward" not in scores.reward_components:
                 raise ValueError(
                     f"recipe {recipe.name!r} takes {name!r} from the mapping that the reward "
                     "returns, whose entries would be added up to the reward; give the mapping an "
                     "entry 'reward' of its own."
                 )
-            value = scores.columns[name].reshape(shape)
+            value = scores.reward_components[name].reshape(shape)
         elif spec is None or spec.axes == "P":
             value = _from_metadata(recipe, name, questions)
         else:
@@ -141,9 +141,10 @@ def _of_kind(recipe: Recipe, name: str, value: np.ndarray) -> np.ndarray:
     return cast
 
 
-def _columns(recipe: Recipe, scores: Scores, names, shape) -> dict[str, np.ndarray]:
+def _components(recipe: Recipe, scores: Scores, names, shape) -> dict[str, np.ndarray]:
     """Rewards by name ``[P, G]``, less what the recipe takes as something else."""
-    found = {k: np.float32(x).reshape(shape) for k, x in scores.columns.items() if k not in names}
+    components = scores.reward_components.items()
+    found = {k: np.float32(x).reshape(shape) for k, x in components if k not in names}
     if not found:
         # Without a single value it cannot be known which names there would have been.
         failed = f", or failed in all {scores.failures} calls" if scores.failures else ""

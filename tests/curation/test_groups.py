@@ -72,9 +72,13 @@ def test_another_metric_than_the_reward():
     accuracy = jnp.array([[1.0, 1.0], [1.0, 0.0]])
     kept = informative_groups(shaped, metric=accuracy)
     assert kept.tolist() == [[False, False], [True, True]]
-    curation = stateless(connect(bind(informative_groups, name="accuracy"), metric="columns"))
-    columns = {"accuracy": accuracy, "length": shaped}
-    where, _ = curation.update(shaped, (), columns=columns, where=jnp.ones((2, 2), bool))
+    curation = stateless(
+        connect(bind(informative_groups, name="accuracy"), metric="reward_components")
+    )
+    components = {"accuracy": accuracy, "length": shaped}
+    where, _ = curation.update(
+        shaped, (), reward_components=components, where=jnp.ones((2, 2), bool)
+    )
     np.testing.assert_array_equal(where, kept)
 
 

@@ -146,14 +146,14 @@ def extra(name, shape, dtype=np.float32):
     ("changes", "error", "words"),
     [
         (
-            {"columns": {"style": np.zeros((2,), np.float32)}},
+            {"reward_components": {"style": np.zeros((2,), np.float32)}},
             ValueError,
-            r"columns\['style'\] must have shape \(2, 2\); got \(2,\)",
+            r"reward_components\['style'\] must have shape \(2, 2\); got \(2,\)",
         ),
         (
-            {"columns": {"style": np.zeros((2, 2), np.int32)}},
+            {"reward_components": {"style": np.zeros((2, 2), np.int32)}},
             TypeError,
-            r"columns\['style'\] must be floating point; got int32",
+            r"reward_components\['style'\] must be floating point; got int32",
         ),
         (extra("prompt_ids", (3,), int), ValueError, r"'prompt_ids'\] .* \[P=2\]; got \(3,\)"),
         (extra("prompt_ids", (2, 1), int), ValueError, r"'prompt_ids'\] .* \[P=2\]; got \(2, 1\)"),
@@ -186,15 +186,17 @@ def test_columns_and_extras_are_named(changes, error, words):
 
 
 def test_columns_and_extras_that_fit():
-    columns = {"function": np.zeros((2, 2), np.float32), "a name": np.zeros((2, 2), np.float32)}
+    zeros = np.zeros((2, 2), np.float32)
+    components = {"function": zeros, "a name": zeros}
     extras = {
         "prompt_ids": np.array([5, 7]),
         "turn_rewards": np.zeros((2, 2, 5), np.float32),
         "top_ids": np.zeros((2, 2, 3, 4), np.int32),
         "mine": np.array([[1], [2]]),  # of any kind, since nobody here knows what it is
     }
-    batch = Batch(**arrays(), columns=columns, extras=extras).check()
+    batch = Batch(**arrays(), reward_components=components, extras=extras).check()
     assert len(jax.tree.leaves(batch)) == 6 + 2 + 4
     half = jax.tree.map(lambda x: x[:1], batch)
-    assert half.extras["top_ids"].shape == (1, 2, 3, 4) and half.columns["a name"].shape == (1, 2)
+    assert half.extras["top_ids"].shape == (1, 2, 3, 4)
+    assert half.reward_components["a name"].shape == (1, 2)
     half.check()

@@ -52,7 +52,7 @@ def make_batch() -> tuple[np.ndarray, Batch]:
         old_logp=old_logp,
         ref_logp=near(),
         behavior_logp=near(),
-        columns={"accuracy": jnp.asarray((rewards > 0.5).astype(np.float32))},
+        reward_components={"accuracy": jnp.asarray((rewards > 0.5).astype(np.float32))},
         extras={name: jnp.asarray(x) for name, x in extras.items()},
     )
     return logp, batch
@@ -229,10 +229,11 @@ def test_the_options_of_dapo(form):
 
 def test_dynamic_sampling_looks_at_the_named_column():
     _, batch = make_batch()
-    agreeing = batch.replace(columns={"accuracy": jnp.ones((P, G))})
+    agreeing = batch.replace(reward_components={"accuracy": jnp.ones((P, G))})
     recipe = jr.recipes.dapo(dynamic_sampling=True, metric="accuracy")
     assert (
-        "columns" in recipe.required_fields and "columns" not in jr.recipes.dapo().required_fields
+        "reward_components" in recipe.required_fields
+        and "reward_components" not in jr.recipes.dapo().required_fields
     )
     assert not recipe.prepare(agreeing, recipe.init())[0].where.any()
 

@@ -31,7 +31,7 @@ ADVANTAGES = {
     "otb": jr.stateless(A.otb, zero_tail=True),
     "gpg": jr.stateless(A.gpg),
     "mc_grpo": jr.stateless(A.mc_grpo, scale="std"),
-    "gdpo": jr.stateless(jr.given(A.gdpo, rewards="columns")),
+    "gdpo": jr.stateless(jr.given(A.gdpo, rewards="reward_components")),
     "grpo_passk": jr.stateless(A.grpo_passk),
     "passk_training": jr.stateless(A.passk_training, k=2, threshold=0.5),
     "pkpo": jr.stateless(A.pkpo, k=2, threshold=0.5),

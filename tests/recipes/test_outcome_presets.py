@@ -51,7 +51,7 @@ def make_batch() -> tuple[np.ndarray, Batch]:
         prompt_mask=jnp.ones((P, 2), bool),
         old_logp=jnp.asarray(logp + rng.normal(0, 0.4, (P, G, T)), jnp.float32),
         ref_logp=jnp.asarray(logp + rng.normal(0, 0.4, (P, G, T)), jnp.float32),
-        columns={"right": jnp.asarray(rewards), "short": jnp.asarray(second)},
+        reward_components={"right": jnp.asarray(rewards), "short": jnp.asarray(second)},
         extras={"prior": jnp.asarray(PRIOR, jnp.float32)},
     )
     return logp, batch
@@ -89,7 +89,7 @@ def of_group(name, p, r):
     return r - r.mean()  # drpo_len: of which the sign counts
 
 
-def of_batch(name, groups, columns):
+def of_batch(name, groups, components):
     """The advantages of all groups; each group is the places of its rollouts and their rewards."""
     if name == "jspo":
         out = []
@@ -104,7 +104,7 @@ def of_batch(name, groups, columns):
         sums = []
         for p, (members, _) in enumerate(groups):
             total = np.zeros(len(members))
-            for column in columns:
+            for column in components:
                 x = column[p, members]
                 there = ~np.isnan(x)
                 if x[there].max() > x[there].min():
@@ -135,10 +135,10 @@ def reference(name, logp, batch, pivots) -> float:
     places = [np.flatnonzero(row) for row in where]
     rewards = np.asarray(batch.rewards, float)
     groups = [(m, rewards[p, m]) for p, m in enumerate(places)]
-    columns = [np.asarray(x, float) for x in batch.columns.values()]
+    components = [np.asarray(x, float) for x in batch.reward_components.values()]
     means, rows = [], []
     for p, (members, advantages) in enumerate(
-        zip(places, of_batch(name, groups, columns), strict=True)
+        zip(places, of_batch(name, groups, components), strict=True)
     ):
         group, sides = [], []
         for g, a in zip(members, advantages, strict=True):
@@ -254,7 +254,7 @@ def test_every_option_changes_the_loss(name, options):
 
 
 def test_what_they_need():
-    assert jr.recipes.gdpo().required_fields == {"columns"}
+    assert jr.recipes.gdpo().required_fields == {"reward_components"}
     assert jr.recipes.v05_baseline().required_fields == {"prior"}
     assert not jr.recipes.v05_baseline().group_relative
     assert jr.recipes.v05_baseline(scale="group").group_relative

@@ -553,10 +553,12 @@ def test_inputs_that_are_not_there_are_named():
     without, _ = prepare(plain(), make_batch())
     difference = in_loss.loss(LOGP, ready) - plain().loss(LOGP, without)
     assert float(difference) == pytest.approx(2.0, rel=1e-5)
-    columns = plain(advantage=jr.stateless(lambda rewards, *, columns: columns["a"]))
-    with pytest.raises(ValueError, match="Recipe 'plain'.prepare: the batch has no columns"):
-        prepare(columns, make_batch())
-    ready, _ = prepare(columns, make_batch(columns={"a": jnp.full((P, G), 7.0)}))
+    one = plain(
+        advantage=jr.stateless(lambda rewards, *, reward_components: reward_components["a"])
+    )
+    with pytest.raises(ValueError, match="'plain'.prepare: the batch has no reward_components"):
+        prepare(one, make_batch())
+    ready, _ = prepare(one, make_batch(reward_components={"a": jnp.full((P, G), 7.0)}))
     np.testing.assert_array_equal(ready.advantages, 7.0 * np.asarray(make_batch().where))
 
 

@@ -173,7 +173,8 @@ def test_only_the_worker_that_hung_is_replaced(verifiers):
 def test_every_completion_may_fail(pool):
     with pytest.warns(VerifierWarning):
         scores = run(pool, "crash", "crash")
-    assert scores.rewards.tolist() == [0, 0] and scores.columns == {} and scores.failures == 2
+    assert scores.rewards.tolist() == [0, 0] and scores.failures == 2
+    assert scores.reward_components == {}
 
 
 def test_many_failures_give_few_warnings(verifiers):
@@ -194,7 +195,8 @@ def test_columns_of_a_failed_completion_are_zero(verifiers):
     with VerifierPool(verifiers.columns, workers=1) as pool, pytest.warns(VerifierWarning):
         scores = run(pool, "crash", "ab")
     assert scores.rewards.tolist() == [0, 3]
-    assert scores.columns["length"].tolist() == [0, 2] and scores.columns["one"].tolist() == [0, 1]
+    assert scores.reward_components["length"].tolist() == [0, 2]
+    assert scores.reward_components["one"].tolist() == [0, 1]
 
 
 def test_a_value_that_is_no_number_is_a_mistake_of_the_function(pool):

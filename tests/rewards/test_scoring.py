@@ -31,7 +31,7 @@ def test_numbers_keep_their_order():
     scores = run(lambda prompt, completion, metadata: len(completion))
     np.testing.assert_array_equal(scores.rewards, [1, 2, 3])
     assert scores.rewards.dtype == np.float32
-    assert scores.columns == {} and scores.failures == 0
+    assert scores.reward_components == {} and scores.failures == 0
 
 
 def test_the_reward_gets_what_belongs_together():
@@ -54,15 +54,15 @@ def test_jax_scalars():
 def test_names_become_columns_and_sum():
     scores = run(lambda p, c, m: {"length": len(c), "first": c == "a"})
     assert scores.rewards.tolist() == [2, 2, 3]
-    assert scores.columns["length"].tolist() == [1, 2, 3]
-    assert scores.columns["first"].tolist() == [1, 0, 0]
-    assert scores.columns["first"].dtype == np.float32
+    assert scores.reward_components["length"].tolist() == [1, 2, 3]
+    assert scores.reward_components["first"].tolist() == [1, 0, 0]
+    assert scores.reward_components["first"].dtype == np.float32
 
 
 def test_the_entry_reward_is_the_total():
     scores = run(lambda p, c, m: {"reward": 0.5, "length": len(c)})
     assert scores.rewards.tolist() == [0.5] * 3
-    assert set(scores.columns) == {"reward", "length"}
+    assert set(scores.reward_components) == {"reward", "length"}
 
 
 def test_async_calls_run_together():
@@ -83,7 +83,7 @@ def test_async_mapping_inside_a_running_loop():
     async def notebook():
         return run(reward)
 
-    assert asyncio.run(notebook()).columns["n"].tolist() == [1, 2, 3]
+    assert asyncio.run(notebook()).reward_components["n"].tolist() == [1, 2, 3]
 
 
 def test_metadata_may_be_left_out():

@@ -1,4 +1,4 @@
-"""What the loop brings to a batch: from rollout, reward columns and metadata of the prompts."""
+"""What the loop brings to a batch: from rollout, reward and metadata of the prompts."""
 
 import inspect
 from types import SimpleNamespace
@@ -45,7 +45,7 @@ def questions(**metadata):
     ]
 
 
-def bring(recipe, *, columns=(), failures=0, metadata=(), greedy=None, **rollout):
+def bring(recipe, *, reward_components=(), failures=0, metadata=(), greedy=None, **rollout):
     kept = np.ones((P, G, T), bool)
     batch = Batch(
         tokens=np.zeros((P, G, T), np.int32),
@@ -55,11 +55,11 @@ def bring(recipe, *, columns=(), failures=0, metadata=(), greedy=None, **rollout
         prompt_tokens=np.ones((P, 2), np.int32),
         prompt_mask=np.ones((P, 2), bool),
     )
-    columns = {k: np.asarray(x, np.float32) for k, x in dict(columns).items()}
+    reward_components = {k: np.asarray(x, np.float32) for k, x in dict(reward_components).items()}
     return provide(
         batch,
         recipe,
-        scores=Scores(REWARDS, columns, failures),
+        scores=Scores(REWARDS, reward_components, failures),
         rollout=SimpleNamespace(
             finish=jnp.array([[0, 1, 1], [1, 0, 1]]), version=jnp.full((P, G, T), 6), **rollout
         ),
@@ -71,8 +71,8 @@ def bring(recipe, *, columns=(), failures=0, metadata=(), greedy=None, **rollout
 
 
 def test_a_recipe_that_needs_nothing_gets_nothing():
-    batch = bring(jr.recipes.dapo(), columns={"a": REWARDS})
-    assert batch.extras == {} and batch.columns is None
+    batch = bring(jr.recipes.dapo(), reward_components={"a": REWARDS})
+    assert batch.extras == {} and batch.reward_components is None
 
 
 def test_what_the_loop_knows_by_itself():
@@ -97,26 +97,26 @@ def test_what_the_loop_knows_by_itself():
     }
 
 
-def test_a_number_a_rollout_comes_from_the_rewards_columns():
+def test_a_number_a_rollout_comes_from_the_rewards_components():
     flawed = [0, 1, 0, 1, 0, 0]
-    batch = bring(jr.recipes.fapo(), columns={"reward": REWARDS, "flawed": flawed})
+    batch = bring(jr.recipes.fapo(), reward_components={"reward": REWARDS, "flawed": flawed})
     assert batch.extras["flawed"].dtype == bool
     assert batch.extras["flawed"].tolist() == [[False, True, False], [True, False, False]]
-    assert batch.columns is None
+    assert batch.reward_components is None
     both = bring(
-        needing("budgets", "columns"),
-        columns={"reward": REWARDS, "style": REWARDS / 2, "budgets": 8 * REWARDS},
+        needing("budgets", "reward_components"),
+        reward_components={"reward": REWARDS, "style": REWARDS / 2, "budgets": 8 * REWARDS},
     )
     assert both.extras["budgets"].tolist() == (8 * REWARDS).reshape(P, G).tolist()
-    assert set(both.columns) == {"reward", "style"}  # a budget is no reward
+    assert set(both.reward_components) == {"reward", "style"}  # a budget is no reward
 
 
 def test_a_number_a_prompt_comes_from_the_metadata():
     recipe = jr.recipes.v05_baseline()
     check_provided(recipe, questions(prior=[0.5, 1]))
     # A column of that name has one number a rollout, which is not what is meant.
-    columns = {"reward": REWARDS, "prior": REWARDS}
-    for options in ({}, {"columns": columns}):
+    reward_components = {"reward": REWARDS, "prior": REWARDS}
+    for options in ({}, {"reward_components": reward_components}):
         batch = bring(recipe, metadata={"prior": [0.5, 1]}, **options)
         assert batch.extras["prior"].tolist() == [0.5, 1.0]
         assert batch.extras["prior"].dtype == np.float32
@@ -127,7 +127,7 @@ def test_names_of_ones_own_come_from_either():
     check_provided(recipe, questions())  # what the reward returns is not known yet
     found = bring(recipe, metadata={"mine": [[1.0, 2.0], [3.0, 4.0]]}).extras["mine"]
     assert found.tolist() == [[1.0, 2.0], [3.0, 4.0]]
-    found = bring(recipe, columns={"reward": REWARDS, "mine": 2 * REWARDS}).extras["mine"]
+    found = bring(recipe, reward_components={"reward": REWARDS, "mine": 2 * REWARDS}).extras["mine"]
     assert found.shape == (P, G)
     with pytest.raises(
         ValueError,
@@ -148,18 +148,18 @@ def test_names_of_ones_own_come_from_either():
         ),
         (
             ["flawed"],
-            {"columns": {"right": REWARDS, "flawed": REWARDS}},
+            {"reward_components": {"right": REWARDS, "flawed": REWARDS}},
             "takes 'flawed' from the mapping .* added up to the reward; give the mapping an entry "
             "'reward'",
         ),
         (
             ["flawed"],
-            {"columns": {"reward": REWARDS, "flawed": REWARDS / 2}},
+            {"reward_components": {"reward": REWARDS, "flawed": REWARDS / 2}},
             "needs 0 and 1 in 'flawed' .*; got 0.5",
         ),
         (
             ["prior"],
-            {"columns": {"reward": REWARDS, "prior": REWARDS}},
+            {"reward_components": {"reward": REWARDS, "prior": REWARDS}},
             r"needs 'prior' \(predicted .*\); prompt 'q0' has none in its metadata\.",
         ),
         (["prior"], {"metadata": {"prior": [0.5, "high"]}}, "prompt 'q1' has 'high', where a num"),
@@ -171,8 +171,12 @@ def test_names_of_ones_own_come_from_either():
             {"metadata": {"mine": [[1.0], [1.0, 2.0]]}},
             r"prompt 'q1' has a value of shape \(2,\), those before it \(1,\)",
         ),
-        (["columns"], {}, "keeps several rewards apart, but the reward returns one number; return"),
-        (["columns"], {"failures": 6}, "returns one number, or failed in all 6 calls; return a"),
+        (
+            ["reward_components"],
+            {},
+            "several rewards apart, but the reward returns one number; r",
+        ),
+        (["reward_components"], {"failures": 6}, "one number, or failed in all 6 calls; return a"),
     ],
 )
 def test_what_is_nowhere_or_no_number_is_one_sentence(names, options, words):

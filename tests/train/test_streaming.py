@@ -88,9 +88,9 @@ def test_a_group_whose_verifiers_all_failed_counts_zero():
     for order in ([good, dead], [dead, good]):
         found = join(order)
         at = slice(0, 2) if order[0] is good else slice(2, 4)
-        assert found.failures == 2 and found.columns["a"][at].tolist() == [1, 2]
-        assert found.columns["a"].sum() == 3 and found.rewards.sum() == 2
-    assert join([dead, dead]).columns == {}
+        assert found.failures == 2 and found.reward_components["a"][at].tolist() == [1, 2]
+        assert found.reward_components["a"].sum() == 3 and found.rewards.sum() == 2
+    assert join([dead, dead]).reward_components == {}
     with pytest.raises(RewardError, match="names"):
         join([good, Scores(np.ones(2, np.float32), {}, 0)])
 

@@ -71,7 +71,7 @@ def dapo(
         advantage = chain(shaped, advantage)
     informative = curation.informative_groups
     if metric is not None:
-        informative = given(bind(informative, name=metric), metric="columns")
+        informative = given(bind(informative, name=metric), metric="reward_components")
     recipe = Recipe(
         name="dapo",
         advantage=advantage,

@@ -22,7 +22,7 @@ def gdpo(
         token loss = -min(ratio A, clip(ratio, 1 - eps_low, 1 + eps_high) A)
         loss = mean over tokens of token loss
 
-    The rewards are the columns of the batch, by name; NaN where one does not apply. Their sum, the
+    The rewards are the batch's ``reward_components``; NaN where one does not apply. Their sum, the
     batch's reward, is not looked at. No KL term.
 
     Args:
@@ -35,7 +35,7 @@ def gdpo(
       eps_high: The ratio is clipped at ``1 + eps_high``.
 
     Returns:
-      A Recipe; its batches hold ``columns``.
+      A Recipe; its batches hold ``reward_components``.
 
     Raises:
       ValueError: If an option is out of its range.
@@ -44,7 +44,7 @@ def gdpo(
       >>> import jaxrl_llm as jr
       >>> recipe = jr.recipes.gdpo(weights=(("correct", 1.0), ("format", 0.5)))
       >>> sorted(recipe.required_fields)
-      ['columns']
+      ['reward_components']
 
     References:
       GDPO (arXiv:2601.05242). "sequence" is the authors' TRL (eps 1e-4), "token" their verl (eps
@@ -59,7 +59,7 @@ def gdpo(
         function = bind(advantages.gdpo, batch_norm=batch_norm, **options)
     recipe = Recipe(
         name="gdpo",
-        advantage=stateless(given(function, rewards="columns")),
+        advantage=stateless(given(function, rewards="reward_components")),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         weights=aggregate.token_mean,
         paper="arXiv:2601.05242",
