@@ -1,16 +1,15 @@
-"""Completions as rows of a JSONL file, as text, and as text that is still being written."""
+"""What ``jaxrl-llm sample`` reads and writes: prompts, rows of a JSONL file, text on a terminal."""
 
 import hashlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from jaxrl_llm.cli import UsageError
-from jaxrl_llm.cli.prompts import Asked
 from jaxrl_llm.rollout import Completion
 from jaxrl_llm.rollout.types import CANCELLED, FAILED, LENGTH, STOP
 
@@ -27,17 +26,86 @@ FIELDS = (
 )
 
 
+class PromptRow(NamedTuple):
+    """A prompt of the command line, a file or a pipe.
+
+    Attributes:
+      index: Its place among the prompts, from 0.
+      text: The prompt.
+      fields: The other fields of its row of a JSONL file.
+    """
+
+    index: int
+    text: str
+    fields: dict[str, Any]
+
+
+def read_prompts(texts: Sequence[str], file: Path | None) -> list[PromptRow] | None:
+    """All prompts, or None if they are to be typed at a terminal.
+
+    Args:
+      texts: Of the command line; without any, a file or a pipe is read.
+      file: A prompt a line; if it ends in .jsonl, an object a line with a field "prompt" and none
+        of the :data:`FIELDS` of its completions.
+
+    Raises:
+      UsageError: If the file cannot be read, a row has no prompt, or there is no row.
+    """
+    if texts:
+        rows, source = [(text, {}) for text in texts], "the command line"
+    elif file is not None:
+        rows, source = _rows_of(file), f"The file {str(file)!r}"
+    elif sys.stdin.isatty():
+        return None
+    else:
+        rows, source = [(line, {}) for line in _lines(sys.stdin.read())], "Standard input"
+    if not rows:
+        raise UsageError(f"{source} holds no prompt.")
+    return [PromptRow(i, text, fields) for i, (text, fields) in enumerate(rows)]
+
+
+def _lines(text: str) -> list[str]:
+    # Not splitlines, for which half a dozen other characters end a line too.
+    return [line for line in text.split("\n") if line.strip()]
+
+
+def _rows_of(file: Path) -> list[tuple[str, dict[str, Any]]]:
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"The file {str(file)!r} cannot be read: it is not UTF-8.") from error
+    except OSError as error:
+        raise UsageError(f"The file {str(file)!r} cannot be read: {error.strerror}.") from error
+    if file.suffix.lower() != ".jsonl":
+        return [(line, {}) for line in _lines(text)]
+    lines = enumerate(text.split("\n"), 1)
+    return [_row(line, f"Line {n} of {str(file)!r}") for n, line in lines if line.strip()]
+
+
+def _row(line: str, where: str) -> tuple[str, dict[str, Any]]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where} is not JSON: {error}.") from error
+    prompt = row.get("prompt") if isinstance(row, dict) else None
+    if not isinstance(prompt, str) or not prompt.strip():
+        raise UsageError(f"{where} must be a JSON object whose field 'prompt' is a text.")
+    if both := sorted(set(row) & set(FIELDS)):
+        raise UsageError(f"{where} has a field {both[0]!r}, which its completions have too.")
+    return prompt, {name: value for name, value in row.items() if name != "prompt"}
+
+
 def text_of(ids: Sequence[int], tokenizer, stops: Sequence[str]) -> str:
     """The text of token ids up to the first stop string."""
     text = tokenizer.decode(ids)
     return text[: min((text.find(stop) for stop in stops if stop in text), default=len(text))]
 
 
-def to_row(asked: Asked, sample: int, text: str, completion: Completion, run: str) -> dict:
+def to_row(prompt: PromptRow, sample: int, text: str, completion: Completion, run: str) -> dict:
     """A completion as an object of the JSONL file; log-probabilities are sums over its tokens."""
     out = completion.out
     values = (
-        asked.index,
+        prompt.index,
         sample,
         text,
         FINISH[completion.finish],
@@ -48,11 +116,11 @@ def to_row(asked: Asked, sample: int, text: str, completion: Completion, run: st
     )
     row = dict(zip(FIELDS, values, strict=True))
     head = {name: row.pop(name) for name in FIELDS[:2]}
-    return {**head, **asked.fields, "prompt": asked.text, **row}
+    return {**head, **prompt.fields, "prompt": prompt.text, **row}
 
 
 def digest(settings: Mapping[str, Any]) -> str:
-    """Names what a completion depends on apart from its prompt."""
+    """A short name for everything that a completion depends on, apart from its prompt."""
     text = json.dumps(settings, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -79,7 +147,7 @@ class OutFile:
             raise UsageError(f"{str(self.path)!r} cannot be written: {error.strerror}.") from error
 
     def _read(self, file: BinaryIO) -> list[dict]:
-        """The rows that are there; a last one that was cut off is taken out of the file."""
+        """The rows of the file; an incomplete last row is removed from it."""
         file.seek(0)
         rows, end = [], 0
         for number, line in enumerate(file.read().split(b"\n"), 1):
@@ -99,9 +167,9 @@ class OutFile:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def done(self, asked: Sequence[Asked], run: str) -> set[tuple[int, int]]:
-        """Index and sample of the completions of these prompts that are there already."""
-        texts = {each.index: each.text for each in asked}
+    def done(self, prompts: Sequence[PromptRow], run: str) -> set[tuple[int, int]]:
+        """Index and sample of the completions of these prompts that the file holds already."""
+        texts = {each.index: each.text for each in prompts}
         return {
             (row["index"], row["sample"])
             for row in self._rows
@@ -115,7 +183,7 @@ class OutFile:
             file.write(text.encode(errors="replace"))
 
     def flush(self) -> None:
-        """Nothing waits."""
+        """Nothing to do: rows are written at once."""
 
 
 class Printer:
@@ -129,18 +197,18 @@ class Printer:
     def __init__(self, order: Sequence[int], *, as_json: bool):
         self._order, self._as_json = list(order), as_json
         self._titles = len(order) > 1
-        self._held: dict[int, list[dict]] = {}
+        self._waiting: dict[int, list[dict]] = {}
 
     def write(self, rows: Sequence[dict]) -> None:
-        """Prints the completions of a prompt, or keeps them until it is their turn."""
-        self._held[rows[0]["index"]] = list(rows)
-        while self._order and self._order[0] in self._held:
-            self._print(self._held.pop(self._order.pop(0)))
+        """Prints the completions of a prompt once all prompts before it have been printed."""
+        self._waiting[rows[0]["index"]] = list(rows)
+        while self._order and self._order[0] in self._waiting:
+            self._print(self._waiting.pop(self._order.pop(0)))
 
     def flush(self) -> None:
-        """Prints what waits for prompts that have not been answered."""
-        for index in sorted(self._held):
-            self._print(self._held.pop(index))
+        """Prints the completions that still wait for those of an earlier prompt."""
+        for index in sorted(self._waiting):
+            self._print(self._waiting.pop(index))
 
     def _print(self, rows: Sequence[dict]) -> None:
         if self._as_json:
@@ -154,17 +222,17 @@ class Printer:
 
 
 class Live:
-    """Prints one completion while it is being sampled: the ``on_tokens`` of a generation.
+    """Prints one completion while it is sampled: the ``on_tokens`` of a generation.
 
     Args:
       tokenizer: A ``data.Tokenizer``.
-      stops: Stop strings, which are not shown.
+      stops: Stop strings, which are not printed.
     """
 
     def __init__(self, tokenizer, stops: Sequence[str]):
         self._tokenizer, self._stops = tokenizer, tuple(stops)
         self._ids: list[int] = []
-        self._shown = ""
+        self._printed = ""
 
     def __call__(self, group_id, request: int, start: int, out) -> None:
         """New tokens."""
@@ -173,27 +241,27 @@ class Live:
         text = text_of(self._ids, self._tokenizer, self._stops)
         # A character may still lack bytes, and a stop string its end.
         text = text.rstrip("\ufffd")
-        self._show(text[: len(text) - self._begun(text)])
+        self._print(text[: len(text) - self._partial_stop(text)])
 
     def write(self, rows: Sequence[dict]) -> None:
-        """The completion is over: shows what was held back."""
-        self._show(rows[0]["completion"])
+        """The completion has ended: prints the rest of it."""
+        self._print(rows[0]["completion"])
         self.flush()
 
     def flush(self) -> None:
         """Ends the line."""
         if self._ids:
             print(flush=True)
-        self._ids, self._shown = [], ""
+        self._ids, self._printed = [], ""
 
-    def _begun(self, text: str) -> int:
+    def _partial_stop(self, text: str) -> int:
         """How many of the last characters may be the beginning of a stop string."""
         starts = {stop[:n] for stop in self._stops for n in range(1, len(stop))}
         return max((len(s) for s in starts if text.endswith(s)), default=0)
 
-    def _show(self, text: str) -> None:
-        # What is out stays, even if a tokenizer reads the same tokens otherwise with more of them.
-        if text.startswith(self._shown):
-            sys.stdout.write(text[len(self._shown) :])
+    def _print(self, text: str) -> None:
+        # Printed text stays, even if later tokens change how the tokenizer reads earlier ones.
+        if text.startswith(self._printed):
+            sys.stdout.write(text[len(self._printed) :])
             sys.stdout.flush()
-            self._shown = text
+            self._printed = text

@@ -8,7 +8,6 @@ import jax
 import tyro
 
 from jaxrl_llm.cli import UsageError, options
-from jaxrl_llm.cli.chosen import check_choice, chosen
 from jaxrl_llm.train import Checkpoints
 from jaxrl_llm.train.frozen import base_fingerprint, restore_policy
 from jaxrl_llm.train.setup import load_parts
@@ -16,13 +15,13 @@ from jaxrl_llm.train.setup import load_parts
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """Accuracy on the held-out questions, greedy and sampled, with a 95% interval.
+    """Mean reward on the held-out questions, greedy and sampled, with a 95% interval.
 
     Attributes:
       target: The folder of a run, for its last checkpoint; or a config file, for its model as it
         is before training.
       step: Which checkpoint of the run; by default the last.
-      best: The checkpoint that was kept as the best.
+      best: The checkpoint that was saved as the best.
       limit: How many questions at most.
       samples: Completions of each question in the sampled evaluation.
       seed: Of the sampling; by default that of the config.
@@ -37,22 +36,30 @@ class Evaluate:
     seed: int | None = None
     json: bool = False
 
+    def __post_init__(self):
+        if self.seed is not None and self.seed < 0:
+            raise ValueError(f"--seed must not be negative; got {self.seed}.")
+
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
-    given = options.parse(Evaluate, arguments, command="evaluate")
-    config, run_dir = options.load_target(given.target)
-    which = {"step": given.step, "best": given.best}
-    check_choice(given.target, None if run_dir is None else config, **which)
+    args = options.parse(Evaluate, arguments, command="evaluate")
+    config, run_dir = options.load_target(args.target)
+    choice = options.CheckpointChoice(args.target, args.step, args.best)
+    choice.check(None if run_dir is None else config)
     if run_dir is not None and not config.evaluation.enabled:
         raise UsageError(
-            f"The run {given.target!r} holds no questions out: it was trained without an "
-            "evaluation, on all of them."
+            f"The run {args.target!r} holds no questions out: it was trained without an "
+            "evaluation, on all of its questions."
         )
-    changes = {k: getattr(given, k) for k in ("limit", "samples")}
-    changes = {k: v for k, v in changes.items() if v is not None}
+    default = config.evaluation
     try:
-        evaluation = dataclasses.replace(config.evaluation, enabled=True, **changes)
+        evaluation = dataclasses.replace(
+            default,
+            enabled=True,
+            limit=default.limit if args.limit is None else args.limit,
+            samples=default.samples if args.samples is None else args.samples,
+        )
     except ValueError as error:
         raise UsageError(str(error)) from error
     config = dataclasses.replace(config, evaluation=evaluation)
@@ -63,14 +70,13 @@ def run(arguments: Sequence[str]) -> int:
         checkpoints = Checkpoints(
             run_dir / "checkpoints", model=parts.model, best=config.checkpoint.best, run=marks
         )
-        step = chosen(checkpoints, given.target, **which)
-        params = restore_policy(checkpoints, params, step=step)
-    key = jax.random.key(config.seed if given.seed is None else given.seed)
-    found, _ = parts.evaluate(params, key)
-    if given.json:
-        print(json.dumps({kind: value._asdict() for kind, value in found.items()}))
+        params = restore_policy(checkpoints, params, step=choice.resolve(checkpoints))
+    key = jax.random.key(config.seed if args.seed is None else args.seed)
+    results, _ = parts.evaluate(params, key)
+    if args.json:
+        print(json.dumps({kind: value._asdict() for kind, value in results.items()}))
         return 0
     print(f"{len(parts.held_out)} held-out questions, mean reward with 95% interval")
-    for kind, value in found.items():
+    for kind, value in results.items():
         print(f"{kind:<8} {value}")
     return 0

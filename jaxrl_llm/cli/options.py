@@ -1,8 +1,12 @@
-"""From words on the command line to configurations: tyro, config files, names of functions."""
+"""From words on the command line to options, configurations, runs and their checkpoints."""
 
+import atexit
+import hashlib
 import importlib.util
 import json
+import shutil
 import sys
+import tempfile
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -13,7 +17,7 @@ import tyro
 
 from jaxrl_llm.cli import UsageError
 from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, Recipe
-from jaxrl_llm.train import TrainConfig
+from jaxrl_llm.train import Checkpoints, TrainConfig
 
 T = TypeVar("T")
 
@@ -21,21 +25,23 @@ T = TypeVar("T")
 def parse(kind: type[T], arguments: Sequence[str], *, command: str, default=None) -> T:
     """Options of a command as a dataclass; tyro exits with 2 and a suggestion for unknown ones.
 
+    A boolean of a configuration has two flags, ``--data.chat`` and ``--data.no-chat``, since the
+    config file may set it either way. A boolean of a command is off by default and has one flag.
+
     Raises:
-      UsageError: If the options are known but do not fit together.
+      UsageError: If the options are known but contradict each other.
     """
-    arguments = _critic_last(arguments) if command == "train" else arguments
+    of_config = command == "train"
     registry = tyro.constructors.ConstructorRegistry()
     registry.primitive_rule(_by_name)
-    options = {} if default is None else {"default": default}
     with registry:
         try:
             return tyro.cli(
                 kind,
-                args=list(arguments),
+                args=_critic_last(arguments) if of_config else list(arguments),
                 prog=f"jaxrl-llm {command}",
-                config=(tyro.conf.FlagCreatePairsOff,),
-                **options,
+                config=() if of_config else (tyro.conf.FlagCreatePairsOff,),
+                **({} if default is None else {"default": default}),
             )
         except (ValueError, TypeError) as error:
             raise UsageError(str(error)) from error
@@ -45,45 +51,43 @@ _CRITIC = ("critic:optimizer-config", "critic:none")
 
 
 def _critic_last(arguments: Sequence[str]) -> list[str]:
-    """The words about the critic behind all others: tyro reads an optional part as a subcommand.
+    """The words about the critic after all others: tyro reads an optional record as a subcommand.
 
-    An option of it chooses it; ``critic:optimizer-config`` and ``critic:none`` do so without any.
+    A ``--critic.`` option implies its subcommand, ``critic:optimizer-config``.
     """
-    chosen, own, rest = [], [], []
+    subcommands, options, rest = [], [], []
     words = iter(arguments)
     for word in words:
         if word in _CRITIC:
-            chosen.append(word)
+            subcommands.append(word)
         elif word.startswith("--critic."):
-            own += [word] if "=" in word else [word, *[w for w in [next(words, None)] if w]]
+            options += [word] if "=" in word else [word, *[w for w in [next(words, None)] if w]]
         else:
             rest.append(word)
-    return [*rest, *(chosen or _CRITIC[:1] * bool(own)), *own]
+    return [*rest, *(subcommands or _CRITIC[:1] * bool(options)), *options]
 
 
 def _by_name(info: tyro.constructors.PrimitiveTypeInfo):
     """How fields that hold functions and recipes are written on a command line."""
     origin = typing.get_origin(info.type)
-    if origin is tuple:  # of several such words, each of which comes here as well
+    if origin is tuple:  # tyro asks again for each of its elements
         return None
-    union = origin in (typing.Union, types.UnionType)
-    parts = typing.get_args(info.type) if union else (info.type,)
-    if Recipe not in parts and not any("Callable" in str(part) for part in parts):
+    is_union = origin in (typing.Union, types.UnionType)
+    kinds = typing.get_args(info.type) if is_union else (info.type,)
+    if Recipe not in kinds and not any("Callable" in str(kind) for kind in kinds):
         return None
-    optional = type(None) in parts
-    named = str in parts
 
     def from_words(words: list[str]) -> Any:
-        if optional and words[0] == "None":
+        if type(None) in kinds and words[0] == "None":
             return None
         presets = (*PRESETS, *EVOLUTION_PRESETS)
-        if Recipe in parts and words[0] not in presets:
+        if Recipe in kinds and words[0] not in presets:
             raise ValueError(f"no preset {words[0]!r}; there are {', '.join(presets)}")
-        return words[0] if named else find_reward(words[0])
+        return words[0] if str in kinds else find_reward(words[0])
 
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
-        metavar="PRESET" if Recipe in parts else "NAME",
+        metavar="PRESET" if Recipe in kinds else "NAME",
         instance_from_str=from_words,
         is_instance=lambda x: True,
         str_from_instance=lambda x: [x if isinstance(x, str) else _name(x)],
@@ -147,35 +151,35 @@ def split_config(path: str) -> tuple[str, str]:
     return (file, name) if file.endswith(".py") and name.isidentifier() else (path, "config")
 
 
-def load_config(
-    path: str | Path, *, name: str = "config", folder: str | None = None
-) -> TrainConfig:
+def load_config(path: str | Path, *, name: str = "config") -> TrainConfig:
     """A configuration that a Python file defines.
 
-    The file is run as a module of its own name, so that worker processes find its functions.
+    The file is run as a module of its own name, so that worker processes can import its functions.
 
     Args:
       path: The file.
       name: Of the configuration in it.
-      folder: Where the modules are that it imports, if not beside it.
 
     Raises:
       UsageError: If there is no such file, it fails, or it defines no TrainConfig.
     """
     path = Path(path)
-    if not path.is_file():
-        raise UsageError(f"There is no config file {str(path)!r}.")
     module_name = path.stem
     if module_name in sys.modules or not module_name.isidentifier():
         module_name = f"jaxrl_llm_config_{abs(hash(str(path.absolute())))}"
+    return _config_of(path, name, module_name, [str(path.absolute().parent)])
+
+
+def _config_of(path: Path, name: str, module_name: str, folders: Sequence[str]) -> TrainConfig:
+    """The configuration ``name`` of a file that runs as a module and may import from folders."""
+    if not path.is_file():
+        raise UsageError(f"There is no config file {str(path)!r}.")
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
         raise UsageError(f"The config file {str(path)!r} must be a Python file, ending in .py.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
-    sys.path.append(str(path.absolute().parent))
-    if folder is not None:
-        sys.path.append(folder)
+    sys.path.extend(folders)
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -183,18 +187,18 @@ def load_config(
         raise UsageError(f"The config file {str(path)!r} fails: {kind}{error}") from error
     config = getattr(module, name, None)
     if not isinstance(config, TrainConfig):
-        found = f"does not define `{name}`" if config is None else f"defines it as {config!r}"
-        there = [key for key, value in vars(module).items() if isinstance(value, TrainConfig)]
-        hint = f" There is `{'`, `'.join(there)}`: {path}:{there[0]}" if there else ""
+        problem = f"does not define `{name}`" if config is None else f"defines it as {config!r}"
+        others = [key for key, value in vars(module).items() if isinstance(value, TrainConfig)]
+        hint = f" There is `{'`, `'.join(others)}`: {path}:{others[0]}" if others else ""
         raise UsageError(
             f"The config file {str(path)!r} must define `{name}`, a jaxrl_llm.train.TrainConfig; "
-            f"it {found}.{hint}"
+            f"it {problem}.{hint}"
         )
     return config
 
 
 class Target(NamedTuple):
-    """What a command is pointed at: a configuration, and the run folder if it is a run."""
+    """What a command works on: a configuration, and the run folder if it is a run."""
 
     config: TrainConfig
     run_dir: Path | None
@@ -206,17 +210,35 @@ def load_target(name: str) -> Target:
     Raises:
       UsageError: If it is neither.
     """
+    if not name:
+        raise UsageError("The name of a run folder or config file must not be empty.")
     path = Path(name)
     if not path.is_dir():
-        file, own = split_config(name)
-        return Target(load_config(file, name=own), None)
-    record = path / "run.json"
-    if not record.is_file():
+        file, config_name = split_config(name)
+        return Target(load_config(file, name=config_name), None)
+    if not is_run(name):
         raise UsageError(f"The folder {name!r} is not a run of jaxrl-llm train: no run.json in it.")
-    found = json.loads(record.read_text())
-    own = split_config(found["config"])[1]
-    config = load_config(path / "config.py", name=own, folder=found.get("folder"))
-    return Target(parse_config(config, found["overrides"]), path)
+    record = json.loads((path / "run.json").read_text())
+    module_name, importable = _private_module(path / "config.py")
+    folders = [importable, *([record["folder"]] if record.get("folder") else [])]
+    config_name = split_config(record["config"])[1]
+    config = _config_of(path / "config.py", config_name, module_name, folders)
+    return Target(parse_config(config, record["overrides"]), path)
+
+
+def _private_module(path: Path) -> tuple[str, str]:
+    """A module name for a run's copy of its config file, and a folder to import it from.
+
+    The name is private, since the config may itself import a module called ``config`` from the
+    folder that it was copied from. Worker processes import a function's module by name, so a file
+    of that name exists as long as this process.
+    """
+    name = f"jaxrl_llm_run_{hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:12]}"
+    folder = tempfile.mkdtemp(prefix="jaxrl_llm_")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    if path.is_file():
+        shutil.copy(path, Path(folder) / f"{name}.py")
+    return name, folder
 
 
 def parse_config(config: TrainConfig, overrides: Sequence[str]) -> TrainConfig:
@@ -226,7 +248,42 @@ def parse_config(config: TrainConfig, overrides: Sequence[str]) -> TrainConfig:
 
 def is_run(name: str) -> bool:
     """Whether a name is the folder of a run."""
-    return (Path(name) / "run.json").is_file()
+    return bool(name) and (Path(name) / "run.json").is_file()
+
+
+class CheckpointChoice(NamedTuple):
+    """Which checkpoint of a run a command reads: the last by default.
+
+    Attributes:
+      target: The folder of the run, as it was given.
+      step: The checkpoint of this step.
+      best: The checkpoint that was saved as the best.
+    """
+
+    target: str
+    step: int | None
+    best: bool
+
+    def check(self, config: TrainConfig | None) -> None:
+        """Raises UsageError if the run with this configuration has no such checkpoint."""
+        for option, used in (("--step", self.step is not None), ("--best", self.best)):
+            if used and config is None:
+                raise UsageError(f"{option} has no effect on {self.target!r}, which is not a run.")
+        if self.best and self.step is not None:
+            raise UsageError("--step has no effect with --best.")
+        if self.best and config is not None and config.checkpoint.best is None:
+            raise UsageError(
+                f"The run {self.target!r} kept no best checkpoint; it has no checkpoint.best."
+            )
+
+    def resolve(self, checkpoints: Checkpoints) -> int | None:
+        """The step to read; None for the last checkpoint that is readable."""
+        if not self.best:
+            return self.step
+        best = checkpoints.best_step()
+        if best is None:
+            raise UsageError(f"The run {self.target!r} has no checkpoint yet that was rated.")
+        return best
 
 
 def use_compilation_cache() -> None:

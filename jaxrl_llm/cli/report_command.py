@@ -14,7 +14,7 @@ from jaxrl_llm.train.logging.report import write_report
 class Report:
     """A page about a run: curves, where the time went, completions, settings.
 
-    The run may be under way. The page is one HTML file that loads nothing from anywhere.
+    The run may still be going on. The page is one HTML file that loads nothing else.
 
     Attributes:
       run: The folder of a run.
@@ -27,9 +27,9 @@ class Report:
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
-    given = options.parse(Report, arguments, command="report")
-    folder = Path(given.run)
+    args = options.parse(Report, arguments, command="report")
+    folder = Path(args.run)
     if not any((folder / name).is_file() for name in ("metrics.jsonl", "sessions.jsonl")):
-        raise UsageError(f"{given.run!r} is not the folder of a run: no metrics.jsonl in it.")
-    print(write_report(folder, given.out))
+        raise UsageError(f"{args.run!r} is not the folder of a run: no metrics.jsonl in it.")
+    print(write_report(folder, args.out))
     return 0

@@ -1,21 +1,40 @@
-"""``jaxrl-llm sample``."""
+"""``jaxrl-llm sample``: prompts through an engine of the right size, and what came of them."""
 
 import dataclasses
+import statistics
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 
+import jax
 import tyro
 
 from jaxrl_llm.cli import UsageError, options
-from jaxrl_llm.cli.chosen import check_choice, chosen
-from jaxrl_llm.cli.completions import FIELDS, Live, OutFile, Printer, digest
-from jaxrl_llm.cli.job import MOST_SAMPLES, Job, Tally
-from jaxrl_llm.cli.prompts import Asked, read_prompts
+from jaxrl_llm.cli.completions import (
+    Live,
+    OutFile,
+    Printer,
+    PromptRow,
+    digest,
+    read_prompts,
+    text_of,
+    to_row,
+)
+from jaxrl_llm.core.runtime.interrupt import deferred_interrupt
+from jaxrl_llm.data.questions import encode_prompts
+from jaxrl_llm.models.protocol import Model
+from jaxrl_llm.rollout import FinishedGroup, Generation, Group, make_engine
+from jaxrl_llm.rollout.engine.requests import has_ended
+from jaxrl_llm.rollout.sampler import BUCKETS
+from jaxrl_llm.rollout.types import FAILED
 from jaxrl_llm.train import Checkpoints, TrainConfig
 
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "min_new_tokens")
+# The request of a completion, which names its random numbers, is sample * MOST_PROMPTS + index: it
+# does not depend on n, so a larger n only adds completions.
+MOST_PROMPTS, MOST_SAMPLES = 2**20, 2**11
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,9 +45,9 @@ class Sample:
       model: The name or path of a model, or the folder of a run for its last checkpoint.
       prompts: Prompts; without any and without a file, each line of the terminal is one.
       file: A file with a prompt on each line; if it ends in .jsonl, an object on each line whose
-        field "prompt" is one, and whose other fields are kept.
+        field "prompt" is one, and whose other fields are copied to the completions.
       out: Append the completions to this JSONL file, as they finish, instead of printing them. With
-        the same options and the same file, what is in it already is not sampled again.
+        the same options and the same file, only the missing completions are sampled.
       json: Print JSON objects as --out writes them instead of text.
       n: Completions of each prompt.
       max_new_tokens: Longest completion, in tokens.
@@ -37,15 +56,15 @@ class Sample:
       top_k: Keep the k most likely tokens.
       top_p: Keep the most likely tokens up to this probability mass.
       min_p: Keep tokens at least this likely relative to the most likely one.
-      repetition_penalty: Above 1 makes tokens less likely that the text holds already.
+      repetition_penalty: Above 1 makes tokens less likely that the text already has.
       stop: A text that ends a completion and is left out of it.
       seed: Of the sampling; by default 0. The same seed gives the same completions with any number
         of slots, but for rounding.
-      slots: Completions that are sampled at one time, at most.
+      slots: Completions sampled at one time, at most.
       step: Which checkpoint of a run; by default the last.
-      best: The checkpoint of a run that was kept as the best.
+      best: The checkpoint of a run that was saved as the best.
       dtype: Of the model; by default float32, or that of the run.
-      raw: Give the prompt as it is, without the chat template; so does a run that was trained so.
+      raw: Give the prompt as it is, without the chat template, as for a run trained without it.
       system: A system message before each prompt; by default that of the run.
     """
 
@@ -82,6 +101,8 @@ class Sample:
                 f"--min-new-tokens {self.min_new_tokens} is more than --max-new-tokens "
                 f"{self.max_new_tokens}."
             )
+        if self.seed is not None and self.seed < 0:
+            raise ValueError(f"--seed must not be negative; got {self.seed}.")
         if self.system is not None and self.raw:
             raise ValueError("--system has no effect with --raw, which leaves out the template.")
         if self.prompts and self.file is not None:
@@ -95,73 +116,268 @@ class Sample:
         if self.temperature == 0 and self.n > 1:
             raise ValueError("--n has no effect at temperature 0, where all completions are alike.")
 
-    @property
-    def sampling(self) -> dict[str, Any]:
-        """The options of the draw that were given."""
-        return {k: v for k in _SAMPLING if (v := getattr(self, k)) is not None}
-
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
-    given = options.parse(Sample, arguments, command="sample")
-    asked = read_prompts(given.prompts, given.file, taken=FIELDS)
-    out = None if given.out is None else OutFile(given.out)
+    args = options.parse(Sample, arguments, command="sample")
+    prompts = read_prompts(args.prompts, args.file)
+    out = None if args.out is None else OutFile(args.out)
     options.use_compilation_cache()
-    _say(f"Loading {given.model} ...", wait=True)
-    job = _load(given)
-    return _talk(job, given, out) if asked is None else _answer(job, given, asked, out)
+    _print_status(f"Loading {args.model} ...", progress=True)
+    job = _load(args)
+    return _talk(job, out) if prompts is None else _answer(job, prompts, out)
 
 
-def _load(given: Sample) -> Job:
+class Timed(Generation):
+    """A generation that measures how long it compiled."""
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.steps: list[tuple[float, bool]] = []  # seconds of a round, and whether it compiled
+
+    def step(self) -> None:
+        """One round, timed."""
+        known, start = self.engine.compiled(), time.perf_counter()
+        super().step()
+        self.steps.append((time.perf_counter() - start, self.engine.compiled() > known))
+
+    def compiling(self) -> float | None:
+        """Seconds that compiling rounds took beyond a usual one; None if every round compiled."""
+        usual = [seconds for seconds, compiled in self.steps if not compiled]
+        if not usual:
+            return None if self.steps else 0.0
+        typical = statistics.median(usual)
+        return sum(max(s - typical, 0.0) for s, compiled in self.steps if compiled)
+
+
+class Job:
+    """A model with the options by which it completes prompts.
+
+    Args:
+      model: The model.
+      params: Its parameters.
+      tokenizer: Its ``data.Tokenizer``.
+      args: Options of the command.
+      chat: Whether prompts go through the chat template.
+      system: A system message before each prompt.
+      step: The step of the run's checkpoint; None if it is not a run.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        params,
+        tokenizer,
+        *,
+        args: Sample,
+        chat: bool,
+        system: str | None,
+        step: int | None,
+    ):
+        self.model, self.params, self.tokenizer, self.args = model, params, tokenizer, args
+        self._chat, self._system = chat, system
+        self._room = model.config.max_length - args.max_new_tokens
+        if self._room < 1:
+            raise UsageError(
+                f"--max-new-tokens {args.max_new_tokens} leaves no room for a prompt in the "
+                f"model's context of {model.config.max_length}."
+            )
+        name = args.model
+        settings = {
+            "model": Path(name).resolve() if Path(name).exists() else name,
+            "step": step,
+            "seed": args.seed or 0,
+            "stop": args.stop,
+            "dtype": model.config.dtype,
+            "max_new_tokens": args.max_new_tokens,
+            "chat": chat,
+            "system": system,
+        }
+        settings |= {name: x for name in _DRAW if (x := getattr(args, name)) is not None}
+        self.name = digest(settings)
+
+    def groups(self, prompts: Sequence[PromptRow], done: set[tuple[int, int]]) -> list[Group]:
+        """Prompts as groups, without the completions (index, sample) that are done.
+
+        Raises:
+          UsageError: If a prompt is too long, or there are too many.
+        """
+        if prompts[-1].index >= MOST_PROMPTS:
+            raise UsageError(f"There are more than {MOST_PROMPTS:,} prompts; give fewer at a time.")
+        texts = [SimpleNamespace(text=each.text, id="") for each in prompts]
+        try:
+            questions = encode_prompts(
+                texts, self.tokenizer, room=self._room, chat=self._chat, system=self._system
+            )
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        groups = []
+        for each, question in zip(prompts, questions, strict=True):
+            samples = [k for k in range(self.args.n) if (each.index, k) not in done]
+            requests = tuple(k * MOST_PROMPTS + each.index for k in samples)
+            groups += [Group(each.index, question.tokens, requests)] if requests else []
+        return groups
+
+    def generation(
+        self, *, longest: int, prompts: int, on_tokens: Callable[..., Any] | None = None
+    ) -> Timed:
+        """An engine for this many prompts of up to ``longest`` tokens.
+
+        Raises:
+          UsageError: If an option of the draw is out of range, or the device is too small.
+        """
+        args, stops = self.args, self.args.stop
+        length = min(next((b for b in BUCKETS if b >= longest), longest), self._room)
+        # Siblings share a row up to eight; more of them only where there are few prompts.
+        width = min(args.n, args.slots, max(8, -(-args.slots // prompts)))
+        rows = max(1, min(args.slots // width, prompts * -(-args.n // width)))
+        try:
+            engine = make_engine(
+                self.model,
+                rows=rows,
+                width=width,
+                prompt_length=length,
+                max_new_tokens=args.max_new_tokens,
+                stop_ids=self.tokenizer.eos_ids,
+                pad_id=self.tokenizer.pad_id,
+                chunk=16 if on_tokens is None else 1,
+                temperature=args.temperature,
+                top_k=args.top_k,
+                top_p=args.top_p,
+                min_p=args.min_p,
+                repetition_penalty=args.repetition_penalty,
+                min_new_tokens=args.min_new_tokens or 0,
+            )
+        except ValueError as error:
+            raise UsageError(str(error).removeprefix("make_engine: ")) from error
+        try:
+            return Timed(
+                engine,
+                self.params,
+                key=jax.random.key(args.seed or 0),
+                on_tokens=on_tokens,
+                stop_strings=stops,
+                decode_text=self.tokenizer.decode if stops else None,
+            )
+        except MemoryError as error:
+            raise UsageError(f"{error} Give fewer --slots or --max-new-tokens.") from error
+
+
+_DRAW = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "min_new_tokens")
+
+
+class Tally:
+    """Writes the completions of a generation as they finish, and counts them.
+
+    Args:
+      job: The model and the options.
+      prompts: The prompts.
+      generation: Samples the completions.
+      sinks: Each takes rows with ``write`` and ends with ``flush``.
+    """
+
+    def __init__(
+        self, job: Job, prompts: Sequence[PromptRow], generation: Timed, sinks: Sequence[Any]
+    ):
+        self._job, self._generation, self._sinks = job, generation, sinks
+        self._prompts = {each.index: each for each in prompts}
+        self._start = time.perf_counter()
+        generation.steps.clear()
+        self.groups = self.completions = self.tokens = 0
+        self.failed: set[int] = set()
+
+    def run(self, groups: Sequence[Group], *, bar: bool) -> bool:
+        """Samples the groups; True if Ctrl-C came first, after writing what has ended by then."""
+        from tqdm import tqdm
+
+        self._generation.submit(*groups)
+        disable = None if bar else True
+        with tqdm(
+            total=len(groups), unit="prompt", dynamic_ncols=True, disable=disable
+        ) as progress:
+            try:
+                for done in self._generation:
+                    self._write(done, complete=True)
+                    progress.set_postfix_str(f"{self.rate():.0f} tokens/s", refresh=False)
+                    progress.update()
+            except KeyboardInterrupt:
+                for group in self._generation.stop():
+                    ended = tuple(c for c in group.partial.values() if has_ended(c))
+                    if ended:
+                        complete = len(ended) == len(group.requests)
+                        self._write(FinishedGroup(group, ended), complete=complete)
+                return True
+            finally:
+                for sink in self._sinks:
+                    sink.flush()
+        return False
+
+    @deferred_interrupt()
+    def _write(self, done: FinishedGroup, *, complete: bool) -> None:
+        rows = []
+        for each in done.completions:
+            text = text_of(each.tokens.tolist(), self._job.tokenizer, self._job.args.stop)
+            sample = each.request // MOST_PROMPTS
+            rows.append(to_row(self._prompts[done.id], sample, text, each, self._job.name))
+            self.tokens += len(each)
+            if each.finish == FAILED:
+                self.failed.add(done.id)
+        self.completions += len(rows)
+        self.groups += complete
+        for sink in self._sinks:
+            sink.write(rows)
+
+    def rate(self) -> float:
+        """Tokens a second, without compilation."""
+        seconds = time.perf_counter() - self._start - (self._generation.compiling() or 0.0)
+        return self.tokens / max(seconds, 1e-9)
+
+    def summary(self) -> str:
+        """Completions, tokens and seconds in one line."""
+        compiling = self._generation.compiling()
+        seconds = time.perf_counter() - self._start - (compiling or 0.0)
+        text = f"{self.tokens:,} tokens in {seconds:.1f} s, {self.rate():.0f} tokens/s"
+        if self.completions != 1:
+            text = f"{self.completions:,} completions, {text}"
+        if compiling is None:
+            return f"[{text}, compilation included]"
+        return f"[{text}{f', and {compiling:.1f} s to compile' if compiling >= 0.1 else ''}]"
+
+
+def _load(args: Sample) -> Job:
     """The model of a name, or of a run, and how prompts are put to it."""
     from jaxrl_llm.train.frozen import restore_policy, with_adapter
     from jaxrl_llm.train.setup import load_model
 
-    name, step = given.model, None
-    chat: dict[str, Any] = {"chat": not given.raw, "system": given.system}
+    name, step, chat, system = args.model, None, not args.raw, args.system
+    choice = options.CheckpointChoice(name, args.step, args.best)
     if options.is_run(name):
         config, _ = options.load_target(name)
-        check_choice(name, config, step=given.step, best=given.best)
-        if not config.data.chat and given.system is not None:
+        choice.check(config)
+        if not config.data.chat and system is not None:
             raise UsageError(
                 "--system has no effect: the run was trained without the chat template."
             )
-        chat["chat"] = config.data.chat and not given.raw
-        if chat["chat"] and given.system is None:
-            chat["system"] = config.data.system
-        if given.dtype is not None:
-            config = _with_dtype(config, given.dtype)
+        chat = config.data.chat and not args.raw
+        if chat and system is None:
+            system = config.data.system
+        if args.dtype is not None:
+            config = _with_dtype(config, args.dtype)
         model, params, tokenizer = load_model(config, None)
         model, params = with_adapter(model, params, config.lora)
         marks = {} if config.lora.rank is None else {"lora": repr(config.lora)}
         checkpoints = Checkpoints(
             Path(name) / "checkpoints", model=model, best=config.checkpoint.best, run=marks
         )
-        step = chosen(checkpoints, name, step=given.step, best=given.best)
-        params, step = restore_policy(checkpoints, params, step=step), checkpoints.last
+        params = restore_policy(checkpoints, params, step=choice.resolve(checkpoints))
+        step = checkpoints.last
     else:
         from jaxrl_llm import data, models
 
-        check_choice(name, None, step=given.step, best=given.best)
-        model, params = models.load_model(name, dtype=given.dtype or "float32")
+        choice.check(None)
+        model, params = models.load_model(name, dtype=args.dtype or "float32")
         tokenizer = data.load_tokenizer(name)
-    where = Path(name).resolve() if Path(name).exists() else name
-    settings = {"model": where, "step": step, "seed": given.seed or 0, "stop": given.stop}
-    settings["dtype"] = model.config.dtype
-    settings |= {"max_new_tokens": given.max_new_tokens, **given.sampling, **chat}
-    return Job(
-        model,
-        params,
-        tokenizer,
-        chat=chat,
-        name=digest(settings),
-        n=given.n,
-        slots=given.slots,
-        max_new_tokens=given.max_new_tokens,
-        sampling=given.sampling,
-        stops=given.stop,
-        seed=given.seed or 0,
-    )
+    return Job(model, params, tokenizer, args=args, chat=chat, system=system, step=step)
 
 
 def _with_dtype(config: TrainConfig, dtype: str) -> TrainConfig:
@@ -171,59 +387,62 @@ def _with_dtype(config: TrainConfig, dtype: str) -> TrainConfig:
         raise UsageError(str(error)) from error
 
 
-def _answer(job: Job, given: Sample, asked: list[Asked], out: OutFile | None) -> int:
-    """Completions of prompts that are all there."""
-    done = set() if out is None else out.done(asked, job.name)
+def _answer(job: Job, prompts: list[PromptRow], out: OutFile | None) -> int:
+    """Completions of prompts that are known before the first one is sampled."""
+    args = job.args
+    done = set() if out is None else out.done(prompts, job.name)
     if out is not None:
-        _tell_of(out, len(asked) * given.n, len(done))
-    groups = job.groups(asked, done)
+        _report_existing(out, len(prompts) * args.n, len(done))
+    groups = job.groups(prompts, done)
     if not groups:
         return 0
     live = None
-    if out is None and not given.json and given.n == len(asked) == 1 and sys.stdout.isatty():
-        live = Live(job.tokenizer, given.stop)
+    if out is None and not args.json and args.n == len(prompts) == 1 and sys.stdout.isatty():
+        live = Live(job.tokenizer, args.stop)
     sink: Any = out if out is not None else live
     if sink is None:
-        sink = Printer([group.id for group in groups], as_json=given.json)
+        sink = Printer([group.id for group in groups], as_json=args.json)
     longest = max(len(group.prompt) for group in groups)
     generation = job.generation(longest=longest, prompts=len(groups), on_tokens=live)
-    _say("Compiling ...", wait=True)
-    tally = Tally(job, asked, generation, [sink])
+    _print_status("Compiling ...", progress=True)
+    tally = Tally(job, prompts, generation, [sink])
     stopped = tally.run(groups, bar=out is not None)
-    _say(tally.summary())
+    _print_status(tally.summary())
     if tally.failed:
-        places = ", ".join(map(str, sorted(tally.failed)))
-        _say(f"Failed, since the model's logits were no numbers: prompt {places} (from 0).")
+        indices = ", ".join(map(str, sorted(tally.failed)))
+        _print_status(f"Failed with non-finite logits of the model: prompt {indices} (from 0).")
     if stopped:
-        left = len(groups) - tally.groups
-        kept = "--out FILE would keep them" if out is None else "the same command does the rest"
-        _say(f"Stopped: {len(asked) - left:,} of {len(asked):,} prompts are done; {kept}.")
+        done = len(prompts) - len(groups) + tally.groups
+        hint = "--out FILE would keep them" if out is None else "the same command does the rest"
+        _print_status(f"Stopped: {done:,} of {len(prompts):,} prompts are done; {hint}.")
         return 130
     return int(bool(tally.failed))
 
 
-def _tell_of(out: OutFile, total: int, done: int) -> None:
-    """Says what is made of completions that a file holds already."""
+def _report_existing(out: OutFile, total: int, done: int) -> None:
+    """Prints how many completions a file holds already, and how many are left."""
     if done:
         left = f"{total - done:,} are left" if total > done else "nothing is left to do"
-        _say(f"{str(out.path)!r} holds {done:,} of {total:,} completions; {left}.")
+        _print_status(f"{str(out.path)!r} holds {done:,} of {total:,} completions; {left}.")
     if len(out) > done:
-        _say(f"{str(out.path)!r} holds {len(out) - done:,} of other prompts or options; they stay.")
+        _print_status(
+            f"{str(out.path)!r} holds {len(out) - done:,} of other prompts or options; they stay."
+        )
 
 
-def _talk(job: Job, given: Sample, out: OutFile | None) -> int:
+def _talk(job: Job, out: OutFile | None) -> int:
     """Completions of lines as they are typed."""
-    live = None
-    if given.n == 1 and not given.json and sys.stdout.isatty():
-        live = Live(job.tokenizer, given.stop)
+    args, live = job.args, None
+    if args.n == 1 and not args.json and sys.stdout.isatty():
+        live = Live(job.tokenizer, args.stop)
     generation, room = None, 0
-    _say("Each line is a prompt of its own. Ctrl-C ends an answer, Ctrl-D everything.")
+    _print_status("Each line is a prompt of its own. Ctrl-C ends an answer, Ctrl-D everything.")
     for index, line in enumerate(_typed()):
-        asked = [Asked(index, line, {})]
+        prompts = [PromptRow(index, line, {})]
         try:
-            groups = job.groups(asked, set())
+            groups = job.groups(prompts, set())
         except UsageError as error:
-            _say(str(error))
+            _print_status(str(error))
             continue
         if generation is None or len(groups[0].prompt) > room:
             # Twice the length, so that not every line that is longer compiles anew.
@@ -231,11 +450,11 @@ def _talk(job: Job, given: Sample, out: OutFile | None) -> int:
                 longest=2 * len(groups[0].prompt), prompts=1, on_tokens=live
             )
             room = generation.engine.prompt_length
-            _say("Compiling ...", wait=True)
-        sinks = [live or Printer([index], as_json=given.json), *([] if out is None else [out])]
-        tally = Tally(job, asked, generation, sinks)
+            _print_status("Compiling ...", progress=True)
+        sinks = [live or Printer([index], as_json=args.json), *([] if out is None else [out])]
+        tally = Tally(job, prompts, generation, sinks)
         if not tally.run(groups, bar=False):
-            _say(tally.summary())
+            _print_status(tally.summary())
     return 0
 
 
@@ -247,7 +466,7 @@ def _typed() -> Iterator[str]:
         try:
             if sys.stdout.isatty():
                 line = input(">>> ")
-            else:  # or the sign would be among the answers
+            else:  # the sign must not be among the completions
                 print(">>> ", end="", flush=True, file=sys.stderr)
                 line = sys.stdin.readline()
                 if not line:
@@ -259,7 +478,7 @@ def _typed() -> Iterator[str]:
             yield line.rstrip("\n")
 
 
-def _say(line: str, *, wait: bool = False) -> None:
-    """A line on stderr; what only says why somebody waits is for terminals."""
-    if not wait or sys.stderr.isatty():
+def _print_status(line: str, *, progress: bool = False) -> None:
+    """A line on stderr; a line about progress only where stderr is a terminal."""
+    if not progress or sys.stderr.isatty():
         print(line, file=sys.stderr, flush=True)

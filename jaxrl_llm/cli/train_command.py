@@ -19,22 +19,22 @@ from jaxrl_llm.train import DistributedConfig, Result, TrainConfig, train
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Train:
-    """Trains a model as a config file says; every option of the file can be given here instead.
+    """Trains a model as a config file says; every option of the file can be set here instead.
 
     Attributes:
       config: A Python file that defines `config`, a TrainConfig, or FILE.py:NAME.
       run: The configuration.
       resume: Go on from the last checkpoint in the run folder, or start where there is none yet.
-      plan: Print what the run takes of each device's memory and whether it fits, and do nothing.
-      plan_memory: GB (10^9 bytes) of a device to plan for, an accelerator that need not be here;
-        the sizes of the mesh say how many there are.
+      plan: Only print how much of each device's memory the run needs, and whether it fits.
+      plan_memory: GB (10^9 bytes) of each device to plan for, which need not be here; the sizes of
+        the mesh give their number.
       distributed: The processes of the run; each is started with the same command.
     """
 
     config: tyro.conf.Positional[str]
     run: Annotated[TrainConfig, tyro.conf.arg(name="")]
-    resume: bool = False
-    plan: bool = False
+    resume: tyro.conf.FlagCreatePairsOff[bool] = False
+    plan: tyro.conf.FlagCreatePairsOff[bool] = False
     plan_memory: float | None = None
     distributed: DistributedConfig = DistributedConfig()
 
@@ -42,49 +42,49 @@ class Train:
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     split = [options.split_config(word) for word in arguments]
-    found = ((*parts, word) for parts, word in zip(split, arguments, strict=True))
-    path, name, word = next((x for x in found if x[0].endswith(".py")), (None, "config", ""))
+    files = ((*pair, word) for pair, word in zip(split, arguments, strict=True))
+    path, name, word = next((x for x in files if x[0].endswith(".py")), (None, "config", ""))
     if path is None:
         if not {"-h", "--help"} & set(arguments):
             raise UsageError("A config file is needed: jaxrl-llm train configs/quickstart.py")
         print(_HELP)
         return 0
     default = Train(config=word, run=options.load_config(path, name=name))
-    given = options.parse(Train, arguments, command="train", default=default)
-    if given.plan or given.plan_memory is not None:
-        return _plan(given)
-    given.distributed.start()
+    args = options.parse(Train, arguments, command="train", default=default)
+    if args.plan or args.plan_memory is not None:
+        return _plan(args)
+    args.distributed.start()
     overrides = _settings(arguments, word)
     versions = {"jaxrl_llm": jaxrl_llm.__version__, "jax": jax.__version__}
-    # The folder, since the config may import what lies beside it.
+    # The folder, since the config may import modules from it.
     record = {"config": word, "folder": str(Path(path).absolute().parent)}
     record |= {"overrides": overrides, "versions": versions}
     files = {"config.py": Path(path).read_text(), "run.json": json.dumps(record, indent=1) + "\n"}
     options.use_compilation_cache()
-    say = _say if processes.is_first() else None
-    result = train(given.run, resume=given.resume, say=say, files=files)
-    if say is not None:
-        say(_summary(result))
+    log = _print_line if processes.is_first() else None
+    result = train(args.run, resume=args.resume, say=log, files=files)
+    if log is not None:
+        log(_summary(result))
     processes.finish()
-    # Who took the machine away with SIGTERM sees that nothing is lost.
+    # After SIGTERM, as where a machine is taken away, the exit code is 0: nothing is lost.
     return 128 + signal.SIGINT if result.interrupted == signal.SIGINT else 0
 
 
-def _plan(given: Train) -> int:
+def _plan(args: Train) -> int:
     """Prints the plan of a run; 2 if it does not fit."""
     from jaxrl_llm.train.memory_plan import OutOfMemory, plan_text
 
-    if not given.plan:
+    if not args.plan:
         raise UsageError("--plan-memory has no effect without --plan.")
-    if given.plan_memory is not None and given.plan_memory <= 0:
-        raise UsageError(f"--plan-memory must be above 0; got {given.plan_memory:g}.")
-    if given.resume:
+    if args.plan_memory is not None and args.plan_memory <= 0:
+        raise UsageError(f"--plan-memory must be above 0; got {args.plan_memory:g}.")
+    if args.resume:
         raise UsageError("--resume has no effect with --plan.")
-    if given.distributed != DistributedConfig():
+    if args.distributed != DistributedConfig():
         raise UsageError("the options of --distributed have no effect with --plan.")
-    memory = None if given.plan_memory is None else given.plan_memory * 1e9
+    memory = None if args.plan_memory is None else args.plan_memory * 1e9
     try:
-        print(plan_text(given.run, memory=memory))
+        print(plan_text(args.run, memory=memory))
     except OutOfMemory as error:
         print(error)
         raise UsageError("the run does not fit the memory of its devices.") from error
@@ -92,18 +92,18 @@ def _plan(given: Train) -> int:
 
 
 def _settings(arguments: Sequence[str], path: str) -> list[str]:
-    """The words that are about the configuration, which a resumed run has again."""
-    words, found = iter(arguments), []
+    """The words that set the configuration, without those about this start of the run."""
+    words, settings = iter(arguments), []
     for word in words:
         if word.startswith("--distributed."):
-            if "=" not in word and word != "--distributed.detect":
+            if "=" not in word and not word.endswith("detect"):
                 next(words, None)
         elif word not in (path, "--resume"):
-            found.append(word)
-    return found
+            settings.append(word)
+    return settings
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     from tqdm import tqdm
 
     tqdm.write(line, file=sys.stdout)

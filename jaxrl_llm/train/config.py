@@ -288,6 +288,8 @@ class TrainConfig:
         checks.check_positive(name, max_skipped=self.max_skipped)
         checks.check_positive(name, reward_deadline=self.reward_deadline)
         checks.check_non_negative(name, seed=self.seed, samples_shown=self.samples_shown)
+        if not str(self.run_dir):
+            raise ValueError("config: run_dir must not be empty.")
         checks.check_option(name, "packing", self.packing, PACKING)
         if self.packing == "always" and self.sampling.group_size == 1:
             raise ValueError('config: packing "always" has no effect with one rollout a prompt.')

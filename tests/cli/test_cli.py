@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from jaxrl_llm import rewards
 from jaxrl_llm.cli import COMMANDS, main, train_command
+from jaxrl_llm.cli.options import find_reward, load_config, load_target, parse_config
 from jaxrl_llm.data.questions import encode_prompts
 from jaxrl_llm.rewards import VerifierPool
 
@@ -101,6 +103,9 @@ def test_methods(capsys):
         (["train", "nowhere.py"], "no config file 'nowhere.py'"),
         (["evaluate", "nowhere"], "no config file 'nowhere'"),
         (["evaluate", "."], "not a run of jaxrl-llm train"),
+        (["evaluate", ""], "must not be empty"),
+        (["evaluate", ".", "--seed", "-1"], "--seed must not be negative; got -1"),
+        (["export", "", "new"], "must not be empty"),
     ],
 )
 def test_wrong_usage_is_exit_code_2(capsys, arguments, part):
@@ -127,6 +132,8 @@ def test_unknown_options_come_with_a_suggestion(capsys, tmp_path):
         (["--microbatches", "3"], "4 prompts do not split into 3 microbatches"),
         (["--mesh.data", "8"], "does not divide over 8 devices"),
         (["--evaluation.every", "2"], "no effect if not enabled"),
+        (["--seed", "-1"], "seed must not be negative; got -1"),
+        (["--run-dir", ""], "run_dir must not be empty"),
         (["--data.system", "hi"], "system has no effect without the chat template"),
     ],
 )
@@ -185,7 +192,7 @@ def test_debug_shows_where(tmp_path):
 
 
 def test_which_process_this_is_is_no_setting_of_the_run():
-    words = ["a.py", "--steps", "3", "--distributed.detect", "--seed", "1", "--resume"]
+    words = ["a.py", "--steps", "3", "--distributed.no-detect", "--seed", "1", "--resume"]
     words += ["--distributed.process", "0", "--distributed.coordinator=a:1", "--mesh.fsdp", "2"]
     kept = ["--steps", "3", "--seed", "1", "--mesh.fsdp", "2"]
     assert train_command._settings(words, "a.py") == kept
@@ -233,6 +240,38 @@ def test_train_evaluate_sample_and_resume(capsys, tmp_path, monkeypatch):
     assert code == 0 and "The checkpoint of step 3" in out, err
 
 
+def test_booleans_of_a_config_are_set_by_a_flag_of_either_name(capsys, tmp_path):
+    path = config_file(tmp_path)
+    _, out, _ = run(capsys, "train", path, "--help")
+    text = " ".join(out.replace("│", " ").split())
+    assert "--data.chat, --data.no-chat Put a question through the model's chat template" in text
+    assert "--evaluation.enabled, --evaluation.no-enabled " in text
+    assert "--resume " in text and "--no-resume" not in text and "--no-plan" not in text
+    config = load_config(path)
+    for words, chat in ((["--data.chat"], True), (["--data.no-chat"], False), ([], False)):
+        assert parse_config(config, words).data.chat is chat
+
+
+def test_a_run_imports_a_module_that_is_called_as_its_copy_of_the_config(tmp_path, monkeypatch):
+    home, folder = tmp_path / "home", tmp_path / "run"
+    home.mkdir(), folder.mkdir()
+    (home / "config.py").write_text("STEPS = 5\ndef worth(*_):\n    return 0.25\n")
+    path = Path(config_file(home, "steps=sibling.STEPS, reward=VerifierPool(worth, workers=1)"))
+    text = "import config as sibling\n" + path.read_text().replace("steps=2, ", "")
+    text = text.replace("def bad", "def worth(*_):\n    return sibling.worth()\n\ndef bad")
+    (folder / "config.py").write_text(text)
+    record = {"config": "my_run.py", "folder": str(home), "overrides": ["--seed", "3"]}
+    (folder / "run.json").write_text(json.dumps(record))
+    # The workers import the config as a module, and it imports the tiny run.
+    monkeypatch.setattr(sys, "path", [*sys.path, str(ROOT / "tests" / "train")])
+    monkeypatch.delitem(sys.modules, "config", raising=False)
+    config, run_dir = load_target(str(folder))
+    monkeypatch.delitem(sys.modules, "config")
+    assert (config.steps, config.seed, run_dir) == (5, 3, folder)
+    with config.reward as reward:
+        assert rewards.score(reward, ["p"], ["c"], [{}]).rewards.tolist() == [0.25]
+
+
 @pytest.mark.filterwarnings("default::UserWarning")
 def test_a_verifier_that_dies_is_told(capsys, tmp_path, monkeypatch):
     # The workers import the config file as a module, and it imports the tiny run.
@@ -271,7 +310,7 @@ def test_a_run_is_sampled_as_it_was_trained(capsys, tmp_path, monkeypatch):
         asked.append((options["chat"], options["system"]))
         return encode_prompts(prompts, tokenizer, **options)
 
-    monkeypatch.setattr("jaxrl_llm.cli.job.encode_prompts", encode)
+    monkeypatch.setattr("jaxrl_llm.cli.sample_command.encode_prompts", encode)
     changes = "data=dataclasses.replace(config.data, chat=True, system='Be brief.')"
     path = config_file(tmp_path, changes)
     for folder, options in (("chat", []), ("plain", ["--data.no-chat"])):
@@ -298,9 +337,6 @@ def test_a_run_is_sampled_as_it_was_trained(capsys, tmp_path, monkeypatch):
 
 
 def test_options_start_no_processes(monkeypatch):
-    from jaxrl_llm import rewards
-    from jaxrl_llm.cli.options import find_reward
-
     started = []
 
     def pool():

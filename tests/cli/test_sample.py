@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 import jaxrl_llm as jr
-from jaxrl_llm.cli import completions, job, main, options, sample_command
+from jaxrl_llm.cli import completions, main, options, sample_command
 from jaxrl_llm.cli.completions import Live, OutFile, Printer
 
 TOKENIZER = jr.testing.ByteTokenizer()
 PROMPTS = ["one", "a longer prompt than the first", "three", "4", "five", "the sixth"]
 TOKENS = 12
-_make_engine, _engines = job.make_engine, {}
+_make_engine, _engines = sample_command.make_engine, {}
 
 
 def _same_engine(model, **options):
@@ -42,7 +42,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("jaxrl_llm.models.load_model", lambda name, *, dtype: tiny(dtype))
     monkeypatch.setattr("jaxrl_llm.data.load_tokenizer", lambda name: TOKENIZER)
-    monkeypatch.setattr(job, "make_engine", _same_engine)
+    monkeypatch.setattr(sample_command, "make_engine", _same_engine)
     Path("prompts.txt").write_text("\n".join(PROMPTS) + "\n")
 
 
@@ -78,7 +78,7 @@ def test_a_file_streams_through_slots_into_jsonl(capsys):
         model, max_new_tokens=TOKENS, group_size=2, stop_ids=TOKENIZER.eos_ids
     )
     chats = [TOKENIZER.chat([{"role": "user", "content": text}]) for text in PROMPTS]
-    requests = [[i, job.MOST_PROMPTS + i] for i in range(len(PROMPTS))]
+    requests = [[i, sample_command.MOST_PROMPTS + i] for i in range(len(PROMPTS))]
     ids = [TOKENIZER.encode(chat) for chat in chats]
     rollout = jax.device_get(sample(params, jax.random.key(0), ids, request_ids=requests))
     for (i, k), row in rows.items():
@@ -182,7 +182,7 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_does_the_rest(capsys
 
 def test_siblings_that_ended_before_ctrl_c_are_kept(capsys, monkeypatch):
     # One slot: the group is open while its first completion has ended.
-    step, seen = job.Timed.step, []
+    step, seen = sample_command.Timed.step, []
 
     def stepping(self):
         step(self)
@@ -190,7 +190,7 @@ def test_siblings_that_ended_before_ctrl_c_are_kept(capsys, monkeypatch):
         if len(seen) == 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(job.Timed, "step", stepping)
+    monkeypatch.setattr(sample_command.Timed, "step", stepping)
     options = ("one", "--n", 3, "--slots", 1, "--out", "out.jsonl")
     _, err = run(capsys, *options, code=130)
     assert "Stopped: 0 of 1 prompts are done" in err
@@ -203,7 +203,7 @@ def test_ctrl_c_without_a_file_says_what_is_lost(capsys, monkeypatch):
     def stepping(self):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(job.Timed, "step", stepping)
+    monkeypatch.setattr(sample_command.Timed, "step", stepping)
     _, err = run(capsys, "one", "three", code=130)
     assert "Stopped: 0 of 2 prompts are done; --out FILE would keep them." in err
 
@@ -250,7 +250,7 @@ def test_options_of_the_draw_reach_it(capsys, monkeypatch):
         assert {name: options[name] for name in asked} == asked
         raise ValueError("make_engine: all of them came.")
 
-    monkeypatch.setattr(job, "make_engine", refusing)
+    monkeypatch.setattr(sample_command, "make_engine", refusing)
     options = [x for name, value in asked.items() for x in (f"--{name.replace('_', '-')}", value)]
     _, err = run(capsys, "one", *options, code=2)
     assert "error: all of them came." in err
@@ -270,7 +270,7 @@ def test_numbers_that_are_none_fail_with_their_prompt(capsys, monkeypatch):
     monkeypatch.setattr("jaxrl_llm.models.load_model", lambda name, *, dtype: (model, broken))
     out, err = run(capsys, "one", "three", "--json", code=1)
     assert [json.loads(line)["finish"] for line in out.splitlines()] == ["failed"] * 2
-    assert "Failed, since the model's logits were no numbers: prompt 0, 1 (from 0)." in err
+    assert "Failed with non-finite logits of the model: prompt 0, 1 (from 0)." in err
 
 
 def test_the_page_of_the_engine_names_every_field():
@@ -291,6 +291,7 @@ def test_commands_of_the_readme_have_options_that_exist():
         (["--n", "0"], "--n must be at least 1; got 0"),
         (["--n", "5000"], "--n must be at most 2048"),
         (["--slots", "0"], "--slots must be at least 1"),
+        (["--seed", "-1"], "--seed must not be negative; got -1"),
         (["--min-new-tokens", "99"], "--min-new-tokens 99 is more than --max-new-tokens 12"),
         (["--json", "--out", "x.jsonl"], "--json has no effect with --out"),
         (["--stop", ""], "--stop must not be empty"),
@@ -318,7 +319,11 @@ def test_wrong_usage(capsys, arguments, part):
         ("a.jsonl", b'{"prompt": "x"}\n{"prompt"', "Line 2 of 'a.jsonl' is not JSON"),
         ("a.jsonl", b'\n"x"', "Line 2 of 'a.jsonl' must be a JSON object whose field 'prompt'"),
         ("a.jsonl", b'{"text": "x"}', "must be a JSON object whose field 'prompt' is a text"),
-        ("a.jsonl", b'{"prompt": "x", "sample": 1}', "has a field 'sample', which is a field of"),
+        (
+            "a.jsonl",
+            b'{"prompt": "x", "sample": 1}',
+            "has a field 'sample', which its completions have too",
+        ),
         ("nowhere.txt", None, "'nowhere.txt' cannot be read: No such file"),
     ],
 )
@@ -358,7 +363,7 @@ def test_lines_of_a_terminal_are_answered_one_by_one(capsys, monkeypatch):
 
 
 def test_ctrl_c_at_a_terminal_ends_the_answer_only(capsys, monkeypatch):
-    step, seen = job.Timed.step, []
+    step, seen = sample_command.Timed.step, []
 
     def stepping(self):
         seen.append(1)
@@ -366,7 +371,7 @@ def test_ctrl_c_at_a_terminal_ends_the_answer_only(capsys, monkeypatch):
             raise KeyboardInterrupt
         step(self)
 
-    monkeypatch.setattr(job.Timed, "step", stepping)
+    monkeypatch.setattr(sample_command.Timed, "step", stepping)
     monkeypatch.setattr(sys, "stdin", Terminal("one\nthree\n"))
     run(capsys, "--temperature", 0, "--out", "out.jsonl")
     assert [row["prompt"] for row in rows_of("out.jsonl")] == ["three"]
@@ -402,14 +407,14 @@ def test_text_is_shown_as_far_as_it_is_sure(capsys, text, stops, pieces):
 
 def test_one_completion_is_streamed_to_a_terminal(capsys, monkeypatch):
     written = []
-    show = Live._show
+    show = Live._print
 
     def recording(self, text):
         written.append(text)
         show(self, text)
 
     plain, _ = run(capsys, "one", "--temperature", 0)
-    monkeypatch.setattr(Live, "_show", recording)
+    monkeypatch.setattr(Live, "_print", recording)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     out, _ = run(capsys, "one", "--temperature", 0)
     assert out == plain and len(written) > TOKENS // 2
