@@ -5,9 +5,12 @@ They look only at what is static, so they cost nothing in a compiled program and
 host, where a rollout becomes a training batch.
 """
 
+import dataclasses
 import difflib
 import math
 import numbers
+import types
+import typing
 from collections.abc import Iterable
 
 import chex
@@ -152,6 +155,34 @@ def check_non_negative(function: str, **values) -> None:
         number = None if value is None else _concrete(function, name, value)
         if number is not None and (math.isnan(number) or number < 0):
             raise ValueError(f"{function}: {name} must not be negative; got {number:g}.")
+
+
+def check_numbers(function: str, record) -> None:
+    """Raises unless every field of a dataclass that is a number is one of its type, and sensible.
+
+    A field of type int takes integers of 32 bits, one of type float what float32 can hold; True is
+    neither. Fields of other types, and None where the type allows it, are let through.
+
+    Raises:
+      TypeError: If the value is of another type.
+      ValueError: If it is non-finite or too large.
+    """
+    for field in dataclasses.fields(record):
+        value, kinds = getattr(record, field.name), (field.type,)
+        if isinstance(field.type, types.UnionType):
+            kinds = typing.get_args(field.type)
+        kind = next((k for k in (int, float) if k in kinds), None)
+        if kind is None or (value is None and type(None) in kinds):
+            continue
+        numeric = numbers.Integral if kind is int else numbers.Real
+        what = "an integer" if kind is int else "a number"
+        if isinstance(value, bool) or not isinstance(value, numeric):
+            raise TypeError(f"{function}: {field.name} must be {what}; got {value!r}.")
+        if not math.isfinite(value):
+            raise ValueError(f"{function}: {field.name} must be finite; got {value!r}.")
+        most = 2**32 - 1 if kind is int else float(np.finfo(np.float32).max)
+        if abs(value) > most:
+            raise ValueError(f"{function}: {field.name} is too large: {value!r}.")
 
 
 def check_share(function: str, *, zero: bool = True, one: bool = True, **values) -> None:

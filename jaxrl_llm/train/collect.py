@@ -133,12 +133,37 @@ def to_batch(
 
 
 def records(
-    questions: Sequence[Question], completions: Sequence[Sequence[str]], rewards: np.ndarray
+    questions: Sequence[Question], completions: Sequence[Sequence[str]], scores: Scores
 ) -> list[dict]:
-    """One record a completion: id, prompt, completion, reward."""
-    rewards = np.asarray(rewards).reshape(len(questions), -1)
-    return [
-        {"id": q.prompt.id, "prompt": q.prompt.text, "completion": text, "reward": float(value)}
-        for q, group, row in zip(questions, completions, rewards, strict=True)
-        for text, value in zip(group, row, strict=True)
+    """One record a completion: id, prompt, completion, reward, and ``reward/NAME`` of each part."""
+    texts = [
+        (q.prompt, text) for q, group in zip(questions, completions, strict=True) for text in group
     ]
+    rewards = {"reward": scores.rewards}
+    rewards |= {f"reward/{name}": column for name, column in scores.columns.items()}
+    return [
+        {"id": prompt.id, "prompt": prompt.text, "completion": text}
+        | {name: float(column[i]) for name, column in rewards.items()}
+        for i, (prompt, text) in enumerate(texts)
+    ]
+
+
+def spread_rows(rows: Sequence[dict], groups: int, count: int) -> list[dict]:
+    """So many records of a batch, of as many groups as possible, spread over it, in their order.
+
+    Args:
+      rows: From :func:`records`, group after group, all groups of one size.
+      groups: How many groups they are.
+      count: How many to take at most.
+
+    Example:
+      >>> spread_rows(["a0", "a1", "b0", "b1", "c0", "c1"], 3, 2)
+      ['a0', 'b0']
+      >>> spread_rows(["a0", "a1", "b0", "b1", "c0", "c1"], 3, 4)
+      ['a0', 'a1', 'b0', 'c0']
+    """
+    size = len(rows) // groups
+    whole, rest = divmod(min(count, len(rows)), groups)
+    taken = {(group, member) for group in range(groups) for member in range(whole)}
+    taken |= {(i * groups // rest, whole) for i in range(rest)}
+    return [rows[group * size + member] for group, member in sorted(taken)]

@@ -45,6 +45,7 @@ class DataConfig:
 
     def __post_init__(self):
         name = "data"
+        checks.check_numbers(name, self)
         checks.check_non_negative(name, held_out=self.held_out, seed=self.seed)
         if self.held_out >= 1:
             raise ValueError(f"data: held_out is a share below 1; got {self.held_out:g}.")
@@ -86,6 +87,7 @@ class SamplingConfig:
 
     def __post_init__(self):
         name = "sampling"
+        checks.check_numbers(name, self)
         checks.check_positive(name, group_size=self.group_size, max_new_tokens=self.max_new_tokens)
         checks.check_positive(name, temperature=self.temperature, top_k=self.top_k)
         checks.check_positive(name, top_p=self.top_p, min_p=self.min_p)
@@ -135,6 +137,7 @@ class CheckpointConfig:
 
     def __post_init__(self):
         name = "checkpoint"
+        checks.check_numbers(name, self)
         checks.check_non_negative(name, every=self.every)
         checks.check_positive(name, keep=self.keep)
         if self.best is not None:
@@ -171,8 +174,10 @@ class EvaluationConfig:
     limit: int | None = None
 
     def __post_init__(self):
-        checks.check_non_negative("evaluation", every=self.every)
-        checks.check_positive("evaluation", samples=self.samples, limit=self.limit)
+        name = "evaluation"
+        checks.check_numbers(name, self)
+        checks.check_non_negative(name, every=self.every)
+        checks.check_positive(name, samples=self.samples, limit=self.limit)
         if not self.enabled and (self.every or self.samples or self.limit):
             raise ValueError("evaluation: every, samples and limit have no effect if not enabled.")
 
@@ -196,6 +201,7 @@ class ReportConfig:
 
     def __post_init__(self):
         name = "report"
+        checks.check_numbers(name, self)
         checks.check_positive(name, peak_flops=self.peak_flops)
         for option in ("sinks", "profile"):
             given = getattr(self, option)
@@ -251,7 +257,8 @@ class TrainConfig:
       reward_deadline: Seconds that one call of the reward may take; None is 60, and 3600 for a
         reward that takes whole batches. A `VerifierPool` has a deadline and a patience of its own.
       seed: Of the sampling; a run is resumed with the same one.
-      samples_shown: Completions of each step that go to samples.jsonl.
+      samples_shown: Completions of a step that go to samples.jsonl, of as many prompts as possible.
+      samples_every: Steps from one whose completions are kept to the next, from the first on.
       run_dir: The folder of the run: checkpoints, metrics.jsonl, samples.jsonl, report.html.
     """
 
@@ -280,12 +287,14 @@ class TrainConfig:
     reward_deadline: float | None = None
     seed: int = 0
     samples_shown: int = 4
+    samples_every: int = 1
     run_dir: str = "runs/latest"
 
     def __post_init__(self):
         name = "config"
+        checks.check_numbers(name, self)
         checks.check_positive(name, steps=self.steps, updates_per_batch=self.updates_per_batch)
-        checks.check_positive(name, max_skipped=self.max_skipped)
+        checks.check_positive(name, max_skipped=self.max_skipped, samples_every=self.samples_every)
         checks.check_positive(name, reward_deadline=self.reward_deadline)
         checks.check_non_negative(name, seed=self.seed, samples_shown=self.samples_shown)
         if not str(self.run_dir):
@@ -302,6 +311,8 @@ class TrainConfig:
                     f"config: {option} has no effect on a model that comes from a function; set it "
                     "there."
                 )
+        if not self.run_dir.strip():
+            raise ValueError(f"config: run_dir must name a folder; got {self.run_dir!r}.")
         if not callable(self.reward):
             raise TypeError(f"config: reward must be callable; got {self.reward!r}.")
         own = isinstance(self.reward, BatchReward) and hasattr(self.reward, "patience")

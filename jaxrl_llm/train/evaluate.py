@@ -139,7 +139,7 @@ def evaluate(
         filled = part + [part[-1]] * (batch_size - len(part))
         rollout = sampler(params, jax.random.fold_in(key, start), [q.tokens for q in filled])
         completions = texts_of(rollout, tokenizer)[: len(part)]
-        values = grade(part, completions, reward, deadline=deadline).rewards
-        rewards.append(values.reshape(len(part), -1))
-        rows += records(part, completions, values)
+        scores = grade(part, completions, reward, deadline=deadline)
+        rewards.append(scores.rewards.reshape(len(part), -1))
+        rows += records(part, completions, scores)
     return accuracy(np.concatenate(rewards)), rows

@@ -11,7 +11,7 @@ from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.data import Cursor, take
 from jaxrl_llm.recipes import Batch, EvolutionRecipe, Recipe
 from jaxrl_llm.rollout import trim
-from jaxrl_llm.train.collect import records, texts_of, to_batch
+from jaxrl_llm.train.collect import records, spread_rows, texts_of, to_batch
 from jaxrl_llm.train.metrics import rollout_metrics
 from jaxrl_llm.train.provide import graded_greedily, provide
 from jaxrl_llm.train.setup import Parts
@@ -103,6 +103,9 @@ def gather(
     clock.append(time.perf_counter())
 
     ages = number - np.asarray(rollout.version)[batch.mask]
-    rows = records(questions, completions, scores.rewards)[: parts.config.samples_shown]
+    rows = []
+    if number % parts.config.samples_every == 0:
+        rows = records(questions, completions, scores)
+        rows = spread_rows(rows, len(questions), parts.config.samples_shown)
     seconds = dict(zip(("sample", "reward"), np.diff(clock).tolist(), strict=True))
     return Gathered(number, cursor, batch, rollout_metrics(scores, rollout, ages), rows, seconds)

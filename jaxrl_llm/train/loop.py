@@ -22,7 +22,7 @@ from jaxrl_llm.train.logging.settings import settings, surroundings
 from jaxrl_llm.train.memory_plan import check_memory
 from jaxrl_llm.train.mesh import place_batch
 from jaxrl_llm.train.metrics import host_metrics
-from jaxrl_llm.train.optimizer import make_optimizer
+from jaxrl_llm.train.optimizer import learning_rate, make_optimizer
 from jaxrl_llm.train.packing import pack_batch
 from jaxrl_llm.train.profile import Clock, Meter, traced
 from jaxrl_llm.train.setup import Parts, begin
@@ -58,6 +58,7 @@ def train(
     config: TrainConfig,
     *,
     resume: bool = False,
+    allow_changed: bool = False,
     say: Callable[[str], Any] | None = None,
     files: Mapping[str, str] | None = None,
 ) -> Result:
@@ -77,6 +78,7 @@ def train(
       config: The run.
       resume: Go on from the last checkpoint in ``config.run_dir`` that can be read; where there is
         none at all, as after a kill before the first one, start from step 0 and say so.
+      allow_changed: Resume even where settings differ that change what is learned.
       say: Called with lines for the user; None keeps silent and hides the progress bar.
       files: Texts to keep in the run folder beside its results, by file name.
 
@@ -85,7 +87,7 @@ def train(
 
     Raises:
       ValueError: If the configuration does not fit the model, the devices, the data, or the
-        checkpoint that it resumes.
+        checkpoint that it resumes, or has other settings than the run that it resumes.
       CheckpointError: If a checkpoint cannot be written, or none of those there can be read on
         resume.
       TrainingError: If the run folder is taken, too many updates in a row are left out, or a file
@@ -95,16 +97,20 @@ def train(
     options = {"resume": resume, "say": say, "sinks": config.report.sinks}
     with RunFolder(config.run_dir, **options) as folder:
         check_memory(config)
-        return _train(config, folder, files or {})
+        return _train(config, folder, files or {}, allow_changed=allow_changed)
 
 
-def _train(config: TrainConfig, folder: RunFolder, files: Mapping[str, str]) -> Result:
+def _train(
+    config: TrainConfig, folder: RunFolder, files: Mapping[str, str], *, allow_changed: bool
+) -> Result:
     """The run, in a folder that is open."""
     method = find_recipe(config.recipe, config.sampling)
     optimizer = moving_only(method, make_optimizer(config.optimizer))
     parts, checkpoints, state, reference = begin(
         config, optimizer, folder.checkpoints, resume=folder.resumes
     )
+    if folder.resumes and not allow_changed:
+        folder.check_unchanged(settings(config))
     ready, update, look = _compiled(parts, optimizer)
     first, steps = int(state.step), config.steps
     meter, clock = _meter(parts), Clock()
@@ -145,6 +151,7 @@ def _train(config: TrainConfig, folder: RunFolder, files: Mapping[str, str]) -> 
                     seconds = found.seconds | clock.read()
                     speed = meter(found.batch, seconds)
                     known = found.numbers | filled | speed
+                    known["learning_rate"] = learning_rate(config.optimizer, after.opt_state)
                     numbers = host_metrics(metrics, known, seconds=seconds)
                     state = state if spoiled(numbers) else after
                     checkpoints.poll()  # what a save that failed left makes room for the metrics

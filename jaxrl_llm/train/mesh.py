@@ -37,6 +37,7 @@ class MeshConfig:
     tensor: int = 1
 
     def __post_init__(self):
+        checks.check_numbers("mesh", self)
         sizes = {"data": self.data, "fsdp": self.fsdp, "tensor": self.tensor}
         check_mesh_sizes("mesh", sizes)
 
@@ -71,6 +72,7 @@ class AsyncConfig:
 
     def __post_init__(self):
         name = "asynchrony"
+        checks.check_numbers(name, self)
         checks.check_non_negative(name, max_staleness=self.max_staleness)
         checks.check_positive(name, sampler_devices=self.sampler_devices)
         if self.sampler_devices is not None and not self.max_staleness:
@@ -103,6 +105,7 @@ class DistributedConfig:
 
     def __post_init__(self):
         name = "distributed"
+        checks.check_numbers(name, self)
         given = [x is not None for x in (self.coordinator, self.processes, self.process)]
         checks.check_positive(name, processes=self.processes, silence=self.silence)
         checks.check_non_negative(name, process=self.process)

@@ -21,6 +21,7 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
     - ``entropy``: nats a token.
     - ``approx_kl``, ``ratio_max``, ``clip_fraction``, ``dual_clip_fraction``: against ``old_logp``,
       where the batch has it; the fractions for surrogates that clip so.
+    - ``ref_kl``: an estimate of KL(policy || reference), where the batch has ``ref_logp``.
     - ``sampler_gap``, ``sampler_gap_max``, ``sampler_kl``, ``sampler_ess``: mean and greatest
       ``|logp - behavior_logp|``, an estimate of KL(behavior || policy) and effective sample size,
       where the batch has ``behavior_logp``. Both are over the batch's support, so these show older
@@ -47,6 +48,9 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
         metrics["approx_kl"] = diagnostics.approx_kl(*pair, batch.mask, estimator="k3")
         metrics["ratio_max"] = diagnostics.ratio_range(*pair, batch.mask).greatest
         metrics |= _clip_metrics(recipe.surrogate, *pair, batch)
+    if batch.ref_logp is not None:
+        pair = (logp, batch.ref_logp)
+        metrics["ref_kl"] = diagnostics.approx_kl(*pair, batch.mask, estimator="k3")
     if batch.behavior_logp is not None:
         gap = diagnostics.mismatch(logp, batch.behavior_logp, batch.mask)
         metrics["sampler_gap"], metrics["sampler_gap_max"] = gap.mean_abs, gap.max_abs

@@ -26,7 +26,7 @@ class OptimizerConfig:
       weight_decay: Pull of the parameters to zero, times the step size.
       max_grad_norm: Gradients longer than this are shortened to it; None for no bound.
       warmup_steps: Updates over which the step size rises from zero.
-      decay_steps: Updates after the warmup over which it falls back to zero; 0 keeps it.
+      decay_steps: Updates after the warmup over which it falls back to zero; None keeps it.
       moment_dtype: In which the mean of gradients is kept: "bfloat16" halves it, a quarter of the
         optimizer's memory. The mean of squares stays float32: with b2 of 0.999 a step changes it by
         less than a bfloat16 number can.
@@ -40,11 +40,12 @@ class OptimizerConfig:
     weight_decay: float = 0.0
     max_grad_norm: float | None = 1.0
     warmup_steps: int = 0
-    decay_steps: int = 0
+    decay_steps: int | None = None
     moment_dtype: str = "float32"
 
     def __post_init__(self):
         name = "optimizer"
+        checks.check_numbers(name, self)
         checks.check_option(name, "name", self.name, ("adamw", "sgd"))
         if self.name == "sgd":
             for option, default in _ADAM_ALONE.items():
@@ -56,9 +57,8 @@ class OptimizerConfig:
         checks.check_positive(name, learning_rate=self.learning_rate, eps=self.eps)
         checks.check_positive(name, max_grad_norm=self.max_grad_norm)
         checks.check_non_negative(name, weight_decay=self.weight_decay, b1=self.b1, b2=self.b2)
-        checks.check_non_negative(
-            name, warmup_steps=self.warmup_steps, decay_steps=self.decay_steps
-        )
+        checks.check_non_negative(name, warmup_steps=self.warmup_steps)
+        checks.check_positive(name, decay_steps=self.decay_steps)
         for option in ("b1", "b2"):
             if getattr(self, option) >= 1:
                 raise ValueError(
@@ -66,8 +66,8 @@ class OptimizerConfig:
                 )
 
 
-def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
-    """The optax transformation that a configuration describes."""
+def make_schedule(config: OptimizerConfig) -> float | optax.Schedule:
+    """The step size: one number, or a function of how many updates came before."""
     rate: Any = config.learning_rate
     if config.decay_steps:
         rate = optax.linear_schedule(rate, 0.0, config.decay_steps)
@@ -77,6 +77,37 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
         warm = optax.linear_schedule(start, config.learning_rate, max(config.warmup_steps - 1, 1))
         after = rate if callable(rate) else optax.constant_schedule(rate)
         rate = optax.join_schedules([warm, after], [config.warmup_steps])
+    return rate
+
+
+def learning_rate(config: OptimizerConfig, opt_state: ArrayTree) -> float:
+    """The step size of the last update, or of the first if there was none yet.
+
+    Args:
+      config: What the optimizer was made from.
+      opt_state: Its state.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> from jaxrl_llm.train.optimizer import OptimizerConfig, learning_rate, make_optimizer
+      >>> config, params = OptimizerConfig(learning_rate=0.5, decay_steps=4), jnp.ones(2)
+      >>> optimizer = make_optimizer(config)
+      >>> _, state = optimizer.update(params, optimizer.init(params), params)
+      >>> _, state = optimizer.update(params, state, params)
+      >>> learning_rate(config, state)
+      0.375
+    """
+    schedule, kind = make_schedule(config), optax.ScaleByScheduleState
+    if not callable(schedule):
+        return schedule
+    nodes = jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, kind))
+    count = next(int(node.count) for node in nodes if isinstance(node, kind))
+    return float(schedule(max(count - 1, 0)))
+
+
+def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
+    """The optax transformation that a configuration describes."""
+    rate = make_schedule(config)
     if config.name == "sgd":
         moves = _sgd(config, rate)
     else:

@@ -36,12 +36,17 @@ batch_reward.patience = 60.0
         (DataConfig, {"prompts": "a.jsonl", "chat": False, "system": "hi"}, "system has no effect"),
         (SamplingConfig, {"group_size": 0}, "group_size must be above 0"),
         (SamplingConfig, {"temperature": 0.0}, "temperature must be above 0"),
+        (SamplingConfig, {"temperature": float("inf")}, "temperature must be finite; got inf"),
+        (SamplingConfig, {"temperature": 1e39}, r"temperature is too large: 1e\+39"),
+        (SamplingConfig, {"max_new_tokens": 10**30}, "max_new_tokens is too large"),
         (SamplingConfig, {"top_p": 1.0}, "top_p must be below 1"),
         (SamplingConfig, {"top_k": 0}, "top_k must be above 0"),
         (OptimizerConfig, {"learning_rate": 0.0}, "learning_rate must be above 0"),
         (OptimizerConfig, {"b2": 1.0}, "b2 must be below 1"),
         (OptimizerConfig, {"warmup_steps": -1}, "warmup_steps must not be negative"),
-        (OptimizerConfig, {"decay_steps": -1}, "decay_steps must not be negative"),
+        (OptimizerConfig, {"decay_steps": 0}, "decay_steps must be above 0; got 0"),
+        (OptimizerConfig, {"learning_rate": float("nan")}, "learning_rate must be finite; got nan"),
+        (DataConfig, {"prompts": "a.jsonl", "seed": -1}, "seed must not be negative; got -1"),
         (OptimizerConfig, {"name": "adam"}, "name must be one of .* Did you mean 'adamw'"),
         (OptimizerConfig, {"name": "sgd", "b1": 1.0}, "b1 must be below 1; got 1"),
         (OptimizerConfig, {"name": "sgd", "b2": 0.99}, "b2 has no effect with sgd"),
@@ -64,8 +69,28 @@ def test_options_that_make_no_sense_are_refused(kind, options, message):
 
 
 @pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (SamplingConfig, {"top_k": 1.5}, "sampling: top_k must be an integer; got 1.5"),
+        (SamplingConfig, {"group_size": True}, "sampling: group_size must be an integer; got True"),
+        (OptimizerConfig, {"learning_rate": "1"}, "learning_rate must be a number; got '1'"),
+        (OptimizerConfig, {"learning_rate": None}, "learning_rate must be a number; got None"),
+        (CheckpointConfig, {"every": 2.5}, "checkpoint: every must be an integer; got 2.5"),
+        (EvaluationConfig, {"limit": float("inf")}, "limit must be an integer; got inf"),
+        (MeshConfig, {"fsdp": 1e30}, r"mesh: fsdp must be an integer; got 1e\+30"),
+    ],
+)
+def test_a_number_of_another_type_is_refused(kind, options, message):
+    with pytest.raises(TypeError, match=message):
+        kind(**options)
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"run_dir": " "}, "config: run_dir must name a folder; got ' '"),
+        ({"seed": -1}, "seed must not be negative; got -1"),
+        ({"samples_every": 0}, "samples_every must be above 0"),
         ({"steps": 0}, "steps must be above 0"),
         ({"microbatches": 3}, "4 prompts do not split into 3 microbatches"),
         ({"mesh": MeshConfig(data=8)}, "does not divide over 8 devices"),

@@ -126,7 +126,7 @@ def test_too_many_in_a_row_end_the_run_and_leave_the_batch(tmp_path):
     assert batch["completions"][1, 0] == ByteTokenizer().decode(row[kept].tolist())
     # The last good state is saved, and a run can go on from it.
     assert Checkpoints(tmp_path / "checkpoints", model=None).steps() == [5]
-    done = train(dataclasses.replace(config, reward=low_bytes), resume=True)
+    done = train(dataclasses.replace(config, reward=low_bytes), resume=True, allow_changed=True)
     rows = done.history
     assert [row["skipped"] for row in rows] == [0, 1, 0, 1, 1, 0]
     first = [line for line in lines if "is left out" in line]

@@ -22,7 +22,9 @@ _CURVES = (
     ("Loss", ("loss",)),
     ("Gradient norm", ("grad_norm",)),
     ("Update norm", ("update_norm",)),
+    ("Learning rate", ("learning_rate",)),
     ("KL from the old policy, nats a token", ("approx_kl",)),
+    ("KL from the reference, nats a token", ("ref_kl",)),
     ("Clipped tokens, share", ("clip_fraction", "dual_clip_fraction")),
     ("Sampler against trainer, mean |log ratio|", ("sampler_gap",)),
     ("Age of the weights that sampled, updates", ("staleness", "staleness_max")),
@@ -309,10 +311,13 @@ def completions(samples: Rows) -> str:
 
 def _completion(row: Mapping[str, Any]) -> str:
     reward = row.get("reward")
-    given = number(reward) if isinstance(reward, int | float | None) else text(reward)
+    value = number(reward) if isinstance(reward, int | float | None) else text(reward)
+    names = [name for name in row if name.startswith("reward/")]
+    numbers = (f"{name.partition('/')[2]} {number(row[name])}" for name in names)
+    parts = f'<p class="soft">{text(", ".join(numbers))}</p>' if names else ""
     name = f" <code>{text(row['id'])}</code>" if row.get("id") is not None else ""
     return (
-        f'<div class="card"><h3>reward {given}{name}</h3><small>prompt</small>'
+        f'<div class="card"><h3>reward {value}{name}</h3>{parts}<small>prompt</small>'
         f"<pre>{text(row.get('prompt', ''))}</pre><small>completion</small>"
         f"<pre>{text(row.get('completion', ''))}</pre></div>"
     )

@@ -17,6 +17,7 @@ from jaxrl_llm.train.evaluate import Accuracy
 from jaxrl_llm.train.files import reason, write_whole
 from jaxrl_llm.train.logging.report import write_report
 from jaxrl_llm.train.logging.results import JsonLines, plot_reward, samples_table
+from jaxrl_llm.train.logging.settings import changed_settings
 from jaxrl_llm.train.logging.sinks import RunInfo, SinkMaker, Sinks, find_sinks
 
 
@@ -106,6 +107,25 @@ class RunFolder:
             self.say(f"{str(self.path)!r} holds a run without a checkpoint; it starts over.")
         return False
 
+    def check_unchanged(self, settings: Mapping[str, Any]) -> None:
+        """Raises ValueError if the run that is resumed had other settings, which it names.
+
+        Args:
+          settings: Of this session; those that do not change what is learned are free.
+        """
+
+        def find() -> dict[str, tuple]:
+            rows = self.sessions.rows() if self.sessions.path.is_file() else []
+            starts = [row for row in rows if row.get("event") == "start"]
+            return changed_settings(starts[-1].get("settings", {}), settings) if starts else {}
+
+        if changed := processes.from_first(find):
+            text = "; ".join(f"{name} was {a!r}, is {b!r}" for name, (a, b) in changed.items())
+            raise ValueError(
+                f"train: the run in {str(self.path)!r} had other settings: {text}. Resume it with "
+                "the same ones, or accept the change (--allow-changed)."
+            )
+
     def _check_shared(self) -> None:
         if not self.path.is_dir():
             raise CheckpointError(
@@ -165,11 +185,12 @@ class RunFolder:
 
     def step(self, step: int, metrics: Mapping[str, Any], rows: Iterable[Mapping]) -> None:
         """Writes the numbers and some completions of a step."""
-        self._last_rows = list(rows)
+        rows = list(rows)
+        self._last_rows = rows or self._last_rows
         self._write({"step": step, **metrics})
         if not self._writes:
             return
-        for row in self._last_rows:
+        for row in rows:
             _append(self.samples, {"step": step, **row})
 
     def held_out(self, step: int, found: Mapping[str, Accuracy], rows: list[dict]) -> None:
@@ -192,7 +213,7 @@ class RunFolder:
             self._sinks.write(row)
 
     def show_samples(self) -> None:
-        """Shows the completions of the last step."""
+        """Shows the completions of the last step that has some."""
         if self._last_rows:
             self.say(samples_table(self._last_rows))
 

@@ -9,6 +9,9 @@ from typing import Any
 
 import jax
 
+from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS
+from jaxrl_llm.recipes.catalog import preset
+
 _PACKAGES = ("jaxrl_llm", "jax", "jaxlib", "numpy", "optax", "flax", "orbax-checkpoint")
 
 
@@ -21,20 +24,47 @@ def settings(config: Any) -> dict[str, Any]:
       >>> settings(SamplingConfig(top_k=5))["top_k"]
       5
     """
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
-        if dataclasses.is_dataclass(value) and field.name != "recipe":
-            found |= {f"{field.name}.{k}": v for k, v in settings(value).items()}
+        if field.name == "recipe":
+            flat |= _recipe_settings(value, length=config.sampling.max_new_tokens)
+        elif dataclasses.is_dataclass(value):
+            flat |= {f"{field.name}.{k}": v for k, v in settings(value).items()}
         else:
-            found[field.name] = _plain(value)
-    return found
+            flat[field.name] = _plain(value)
+    return flat
+
+
+def _recipe_settings(recipe: Any, *, length: int) -> dict[str, Any]:
+    """A recipe by its name, in which slots it differs from the preset of that name, and its slots.
+
+    Slots that hold nothing are left out.
+    """
+    name = recipe if isinstance(recipe, str) else recipe.name
+    flat, presets = {"recipe": name}, []
+    if name in (*PRESETS, *EVOLUTION_PRESETS):
+        presets = [preset(name, length=length, num_prompts=count) for count in (1, 2)]
+    slots = presets[0] if isinstance(recipe, str) else recipe
+    for field in dataclasses.fields(slots):
+        if field.name != "name" and (value := getattr(slots, field.name)) not in (None, (), ""):
+            flat[f"recipe.{field.name}"] = _plain(value)
+    if presets and not isinstance(recipe, str):
+
+        def values(name: str) -> list:
+            return [getattr(each, name) for each in (recipe, *presets)]
+
+        names = [field.name for field in dataclasses.fields(presets[0])]
+        # Where both presets differ, the slot depends on the number of questions.
+        changed = [k for k in names for own, a, b in [values(k)] if own != a and a == b]
+        flat["recipe.changed_slots"] = ", ".join(changed) or "none"
+    return flat
 
 
 def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, tuple | list):
+    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
         return ", ".join(str(_plain(x)) for x in value)
     if isinstance(value, Mapping):
         return ", ".join(f"{k}: {_plain(v)}" for k, v in value.items())
@@ -45,6 +75,30 @@ def _plain(value: Any) -> Any:
     text = repr(value)
     # The place of an object in memory says nothing of a run, and differs at every resume.
     return type(value).__name__ if " at 0x" in text else text
+
+
+# Settings that change nothing of what a run learns, but how long it is and what it reports, and how
+# its work is laid out; a resumed run may have others.
+_FREE = (
+    "steps", "run_dir", "samples_shown", "samples_every", "max_skipped", "reward_deadline",
+    "microbatches", "remat", "packing", "mesh", "checkpoint", "evaluation", "report",
+)  # fmt: skip
+
+
+def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """The settings that a resumed run should not change and that differ, with both values by name.
+
+    Args:
+      old: From :func:`settings` of the session before.
+      new: Those of the session that resumes it.
+
+    Example:
+      >>> changed_settings({"seed": 1, "steps": 5}, {"seed": 2, "steps": 9})
+      {'seed': (1, 2)}
+    """
+    names = [name for name in {**new, **old} if name.partition(".")[0] not in _FREE]
+    values = {name: (old.get(name), new.get(name)) for name in names}
+    return {name: pair for name, pair in values.items() if pair[0] != pair[1]}
 
 
 def surroundings() -> dict[str, str]:

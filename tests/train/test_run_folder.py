@@ -1,0 +1,101 @@
+"""What a run writes: which completions, its settings, and what a resumed run may change."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from tiny_run import low_bytes, tiny_run
+
+import jaxrl_llm as jr
+from jaxrl_llm.train import LoRAConfig, OptimizerConfig, ReportConfig, train
+from jaxrl_llm.train.collect import spread_rows
+from jaxrl_llm.train.logging.results import read_jsonl
+from jaxrl_llm.train.logging.settings import changed_settings, settings
+
+
+def parted(prompt, completion, metadata):
+    right = low_bytes(prompt, completion, metadata)
+    return {"reward": right + 1.0, "right": right, "polite": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("groups", "count", "expected"),
+    [
+        (4, 0, []),
+        (4, 1, ["a0"]),
+        (4, 2, ["a0", "c0"]),
+        (4, 4, ["a0", "b0", "c0", "d0"]),
+        (4, 6, ["a0", "a1", "b0", "c0", "c1", "d0"]),
+        (4, 99, ["a0", "a1", "b0", "b1", "c0", "c1", "d0", "d1"]),
+        (1, 2, ["a0", "a1"]),
+    ],
+)
+def test_completions_are_of_as_many_prompts_as_there_can_be(groups, count, expected):
+    rows = [f"{name}{i}" for name in "abcd"[:groups] for i in range(2)]
+    assert spread_rows(rows, groups, count) == expected
+
+
+def test_completions_of_every_second_step_with_the_parts_of_their_reward(tmp_path):
+    options = {"steps": 4, "samples_every": 2, "samples_shown": 3, "reward": parted}
+    optimizer = OptimizerConfig(learning_rate=1e-2, warmup_steps=2, decay_steps=4)
+    lines = []
+    run = tiny_run(tmp_path, recipe=jr.recipes.grpo(kl_coef=0.1), optimizer=optimizer, **options)
+    result = train(run, say=lines.append)
+    rows = read_jsonl(tmp_path / "samples.jsonl")
+    assert [row["step"] for row in rows] == [1, 1, 1, 3, 3, 3]
+    for step in (1, 3):
+        assert len({row["prompt"] for row in rows if row["step"] == step}) == 3
+    for row in rows:
+        assert row["reward/right"] == low_bytes(None, row["completion"], None)
+        assert row["reward"] == 1.0 + row["reward/right"] and row["reward/polite"] == 1.0
+    assert any(repr(rows[-1]["completion"])[1:-1] in line for line in lines)  # the last ones
+    page = (tmp_path / "report.html").read_text()
+    assert "right " in page and "polite 1" in page
+    rates = [row["learning_rate"] for row in result.history]
+    np.testing.assert_allclose(rates, [5e-3, 1e-2, 1e-2, 7.5e-3], rtol=1e-6)
+    divergence = [row["ref_kl"] for row in result.history]
+    assert divergence[0] == pytest.approx(0.0, abs=1e-6) and divergence[-1] > 1e-5
+
+
+def test_settings_show_the_slots_of_a_recipe_and_where_it_differs_from_its_preset():
+    config = tiny_run("unused")
+    named = settings(config)
+    assert named["recipe"] == "dr_grpo" and "recipe.changed_slots" not in named
+    assert named["recipe.advantage"] == "stateless(dr_grpo)"
+    preset = jr.recipes.dr_grpo(length=config.sampling.max_new_tokens)
+    assert settings(dataclasses.replace(config, recipe=preset))["recipe.changed_slots"] == "none"
+    changed = preset.replace(weights=jr.aggregate.token_mean)
+    shown = settings(dataclasses.replace(config, recipe=changed))
+    assert shown["recipe.changed_slots"] == "weights" and shown["recipe.weights"] == "token_mean"
+    mine = settings(dataclasses.replace(config, recipe=changed.replace(name="mine")))
+    assert mine["recipe"] == "mine" and "recipe.changed_slots" not in mine
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"steps": 9, "run_dir": "other", "samples_shown": 1, "max_skipped": 1}, ()),
+        ({"report": ReportConfig(peak_flops=1.0), "microbatches": 2}, ()),
+        ({"optimizer": OptimizerConfig(learning_rate=1e-3)}, ("optimizer.learning_rate",)),
+        ({"reward": parted}, ("reward",)),
+        ({"lora": LoRAConfig(rank=2)}, ("lora.rank",)),
+        ({"critic": OptimizerConfig(), "recipe": "ppo_max"}, ("recipe", "critic.learning_rate")),
+        ({"recipe": jr.recipes.dr_grpo(length=5)}, ("recipe.weights",)),
+    ],
+)
+def test_which_settings_a_resumed_run_should_not_change(changes, names):
+    config = tiny_run("run")
+    old = settings(config)
+    changed = changed_settings(old, settings(dataclasses.replace(config, **changes)))
+    assert changed_settings(old, old) == {}
+    assert set(names) <= set(changed) and (bool(names) or changed == {})
+
+
+def test_a_run_is_resumed_with_other_settings_only_if_they_are_accepted(tmp_path):
+    train(tiny_run(tmp_path, steps=1))
+    slower = tiny_run(tmp_path, steps=2, optimizer=OptimizerConfig(learning_rate=1e-3))
+    sentence = r"had other settings: optimizer.learning_rate was 0.01, is 0.001\. Resume it with"
+    with pytest.raises(ValueError, match=rf"^train: the run in '.*' {sentence} .*--allow-changed"):
+        train(slower, resume=True)
+    assert int(train(slower, resume=True, allow_changed=True).state.step) == 2
+    assert int(train(dataclasses.replace(slower, steps=3), resume=True).state.step) == 3
