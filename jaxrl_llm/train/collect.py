@@ -140,7 +140,7 @@ def records(
         (q.prompt, text) for q, group in zip(questions, completions, strict=True) for text in group
     ]
     rewards = {"reward": scores.rewards}
-    rewards |= {f"reward/{name}": column for name, column in scores.columns.items()}
+    rewards |= {f"reward/{name}": column for name, column in scores.reward_components.items()}
     return [
         {"id": prompt.id, "prompt": prompt.text, "completion": text}
         | {name: float(column[i]) for name, column in rewards.items()}

@@ -11,6 +11,7 @@ import jax
 
 from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS
 from jaxrl_llm.recipes.catalog import preset
+from jaxrl_llm.recipes.records import format_value
 
 _PACKAGES = ("jaxrl_llm", "jax", "jaxlib", "numpy", "optax", "flax", "orbax-checkpoint")
 
@@ -48,7 +49,8 @@ def _recipe_settings(recipe: Any, *, length: int) -> dict[str, Any]:
     slots = presets[0] if isinstance(recipe, str) else recipe
     for field in dataclasses.fields(slots):
         if field.name != "name" and (value := getattr(slots, field.name)) not in (None, (), ""):
-            flat[f"recipe.{field.name}"] = _plain(value)
+            slot = isinstance(value, tuple) or callable(value)
+            flat[f"recipe.{field.name}"] = format_value(value) if slot else _plain(value)
     if presets and not isinstance(recipe, str):
 
         def values(name: str) -> list:
@@ -64,7 +66,7 @@ def _recipe_settings(recipe: Any, *, length: int) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    if isinstance(value, tuple | list) and not hasattr(value, "_fields"):
+    if isinstance(value, tuple | list):
         return ", ".join(str(_plain(x)) for x in value)
     if isinstance(value, Mapping):
         return ", ".join(f"{k}: {_plain(v)}" for k, v in value.items())
