@@ -174,15 +174,15 @@ def check_numbers(function: str, record) -> None:
         kind = next((k for k in (int, float) if k in kinds), None)
         if kind is None or (value is None and type(None) in kinds):
             continue
-        numeric = numbers.Integral if kind is int else numbers.Real
+        numeric = (int, np.integer) if kind is int else (int, float, np.integer, np.floating)
         what = "an integer" if kind is int else "a number"
         if isinstance(value, bool) or not isinstance(value, numeric):
             raise TypeError(f"{function}: {field.name} must be {what}; got {value!r}.")
-        if not math.isfinite(value):
-            raise ValueError(f"{function}: {field.name} must be finite; got {value!r}.")
         most = 2**32 - 1 if kind is int else float(np.finfo(np.float32).max)
-        if abs(value) > most:
-            raise ValueError(f"{function}: {field.name} is too large: {value!r}.")
+        if not -most <= value <= most:  # NaN too
+            raise ValueError(
+                f"{function}: {field.name} must be finite and at most {most:.10g}; got {value!r}."
+            )
 
 
 def check_share(function: str, *, zero: bool = True, one: bool = True, **values) -> None:
