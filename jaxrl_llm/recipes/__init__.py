@@ -4,9 +4,9 @@ from jaxrl_llm.recipes.batch import Batch, validate_batch
 from jaxrl_llm.recipes.catalog import EVOLUTION_PRESETS, PRESETS
 from jaxrl_llm.recipes.critic import Critic
 from jaxrl_llm.recipes.evolution import EvolutionRecipe
-from jaxrl_llm.recipes.evolution_presets import eggroll, es_qiu, open_es
 from jaxrl_llm.recipes.presets import *  # noqa: F403
 from jaxrl_llm.recipes.presets import __all__ as _PRESET_NAMES
+from jaxrl_llm.recipes.presets.evolution import eggroll, es_qiu, open_es
 from jaxrl_llm.recipes.recipe import AlgoState, Recipe
 from jaxrl_llm.recipes.wiring import Computed
 

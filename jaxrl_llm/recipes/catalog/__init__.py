@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable
 
 from jaxrl_llm.core import checks
-from jaxrl_llm.recipes import evolution_presets, presets
+from jaxrl_llm.recipes import presets
 from jaxrl_llm.recipes.catalog import (
     baselines,
     basics,
@@ -22,6 +22,7 @@ from jaxrl_llm.recipes.catalog import (
 from jaxrl_llm.recipes.catalog.method import KINDS, Method
 from jaxrl_llm.recipes.catalog.peers import PEERS
 from jaxrl_llm.recipes.evolution import EvolutionRecipe
+from jaxrl_llm.recipes.presets import evolution as evolution_presets
 from jaxrl_llm.recipes.recipe import Recipe
 
 __all__ = [

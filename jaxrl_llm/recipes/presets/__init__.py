@@ -1,67 +1,102 @@
-"""One preset a paper: a function of a method's own options that returns a Recipe."""
+"""One preset a paper: a function of the method's own options that returns a Recipe.
 
-from jaxrl_llm.recipes.presets.ace import ace
-from jaxrl_llm.recipes.presets.adaptive_kl import adaptive_kl
-from jaxrl_llm.recipes.presets.ampo import ampo
-from jaxrl_llm.recipes.presets.areal import areal
-from jaxrl_llm.recipes.presets.brorl import brorl
-from jaxrl_llm.recipes.presets.capo import capo
-from jaxrl_llm.recipes.presets.cispo import cispo
-from jaxrl_llm.recipes.presets.clip_cov import clip_cov
-from jaxrl_llm.recipes.presets.d3s import d3s
-from jaxrl_llm.recipes.presets.dapo import dapo
-from jaxrl_llm.recipes.presets.dars import dars
-from jaxrl_llm.recipes.presets.dcpo_distribution import dcpo_distribution
-from jaxrl_llm.recipes.presets.dcpo_dynamic_clip import dcpo_dynamic_clip
-from jaxrl_llm.recipes.presets.dispo import dispo
-from jaxrl_llm.recipes.presets.dr_grpo import dr_grpo
-from jaxrl_llm.recipes.presets.drpo_len import drpo_len
-from jaxrl_llm.recipes.presets.fapo import fapo
-from jaxrl_llm.recipes.presets.gbpo import gbpo
-from jaxrl_llm.recipes.presets.gdpo import gdpo
-from jaxrl_llm.recipes.presets.gmpo import gmpo
-from jaxrl_llm.recipes.presets.gpg import gpg
-from jaxrl_llm.recipes.presets.grpo import grpo
-from jaxrl_llm.recipes.presets.grpo_passk import grpo_passk
-from jaxrl_llm.recipes.presets.gspo import gspo
-from jaxrl_llm.recipes.presets.hbpo import hbpo
-from jaxrl_llm.recipes.presets.icepop import icepop
-from jaxrl_llm.recipes.presets.icpo import icpo
-from jaxrl_llm.recipes.presets.jspo import jspo
-from jaxrl_llm.recipes.presets.kl_cov import kl_cov
-from jaxrl_llm.recipes.presets.llds import llds
-from jaxrl_llm.recipes.presets.luffy_shaping import luffy_shaping
-from jaxrl_llm.recipes.presets.luspo import luspo
-from jaxrl_llm.recipes.presets.maxrl import maxrl
-from jaxrl_llm.recipes.presets.mc_grpo import mc_grpo
-from jaxrl_llm.recipes.presets.minpro import minpro
-from jaxrl_llm.recipes.presets.mssr import mssr
-from jaxrl_llm.recipes.presets.opo import opo
-from jaxrl_llm.recipes.presets.otb import otb
-from jaxrl_llm.recipes.presets.otr import otr
-from jaxrl_llm.recipes.presets.passk_training import passk_training
-from jaxrl_llm.recipes.presets.pkpo import pkpo
-from jaxrl_llm.recipes.presets.ppo_max import ppo_max
-from jaxrl_llm.recipes.presets.ps_grpo import ps_grpo
-from jaxrl_llm.recipes.presets.reinforce_pp import reinforce_pp
-from jaxrl_llm.recipes.presets.reinforce_pp_baseline import reinforce_pp_baseline
-from jaxrl_llm.recipes.presets.remax import remax
-from jaxrl_llm.recipes.presets.remix import remix
-from jaxrl_llm.recipes.presets.rloo import rloo
-from jaxrl_llm.recipes.presets.rollout_correction import rollout_correction
-from jaxrl_llm.recipes.presets.rover import rover
-from jaxrl_llm.recipes.presets.safe import safe
-from jaxrl_llm.recipes.presets.sapo import sapo
-from jaxrl_llm.recipes.presets.sdpo import sdpo
-from jaxrl_llm.recipes.presets.spo_tracker import spo_tracker
-from jaxrl_llm.recipes.presets.srpo import srpo
-from jaxrl_llm.recipes.presets.trloo import trloo
-from jaxrl_llm.recipes.presets.ulorl import ulorl
-from jaxrl_llm.recipes.presets.v05_baseline import v05_baseline
-from jaxrl_llm.recipes.presets.vcpo import vcpo
-from jaxrl_llm.recipes.presets.verpo import verpo
-from jaxrl_llm.recipes.presets.vespo import vespo
-from jaxrl_llm.recipes.presets.xrpo import xrpo
+A preset changes what differs from this, and its docstring says no more:
+
+    A = (r - mean_group r) / (std_group r + 1e-6)
+    token loss = -min(ratio A, clip(ratio, 1 - eps_low, 1 + eps_high) A)
+    dual clip, if there is one, where A < 0:  token loss = min(token loss, -dual_clip A)
+    loss = mean over tokens of token loss
+
+There is no KL term and no critic. Options that several presets share:
+
+    eps_low: The ratio is clipped at ``1 - eps_low``.
+    eps_high: The ratio is clipped at ``1 + eps_high``.
+    dual_clip: Upper bound of the loss where A < 0, as a multiple of ``-A``; None for none.
+
+Every preset raises ValueError if an option is unknown, out of its range or without effect. The
+recipe's ``epochs`` and ``minibatches`` are stated only where a paper or its code says them.
+"""
+
+from jaxrl_llm.recipes.presets.clipping import (
+    cispo,
+    clip_cov,
+    dispo,
+    drpo_len,
+    gbpo,
+    gmpo,
+    gspo,
+    kl_cov,
+    luspo,
+    minpro,
+    rover,
+    sapo,
+)
+from jaxrl_llm.recipes.presets.critics import (
+    adaptive_kl,
+    ppo_max,
+    safe,
+)
+from jaxrl_llm.recipes.presets.curation import (
+    capo,
+    d3s,
+    dars,
+    fapo,
+    hbpo,
+    llds,
+    ps_grpo,
+    xrpo,
+)
+from jaxrl_llm.recipes.presets.grpo_family import (
+    ace,
+    dapo,
+    dr_grpo,
+    gdpo,
+    grpo,
+    jspo,
+    mc_grpo,
+    opo,
+    otb,
+    v05_baseline,
+)
+from jaxrl_llm.recipes.presets.off_policy import (
+    areal,
+    brorl,
+    icepop,
+    remix,
+    rollout_correction,
+    ulorl,
+    vcpo,
+    vespo,
+)
+from jaxrl_llm.recipes.presets.passk import (
+    grpo_passk,
+    maxrl,
+    passk_training,
+    pkpo,
+)
+from jaxrl_llm.recipes.presets.reinforce_family import (
+    gpg,
+    reinforce_pp,
+    reinforce_pp_baseline,
+    remax,
+    rloo,
+    trloo,
+    verpo,
+)
+from jaxrl_llm.recipes.presets.teachers import (
+    ampo,
+    icpo,
+    luffy_shaping,
+    otr,
+    sdpo,
+    srpo,
+)
+from jaxrl_llm.recipes.presets.tracked import (
+    dcpo_distribution,
+    dcpo_dynamic_clip,
+    mssr,
+    spo_tracker,
+)
 
 __all__ = [
     "ace",

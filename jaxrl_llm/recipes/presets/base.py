@@ -1,0 +1,20 @@
+"""The recipe that every preset of a policy gradient changes; see the package's docstring."""
+
+from typing import Any
+
+from jaxrl_llm import advantages, aggregate, surrogates
+from jaxrl_llm.core import stateless
+from jaxrl_llm.recipes.recipe import Recipe
+from jaxrl_llm.recipes.wiring import validate
+
+BASE = Recipe(
+    name="base",
+    advantage=stateless(advantages.grpo),
+    surrogate=surrogates.ppo_clip,
+    weights=aggregate.token_mean,
+)
+
+
+def from_base(**changes: Any) -> Recipe:
+    """``BASE`` with these slots changed, after a dry run that checks their options."""
+    return validate(BASE.replace(**changes))

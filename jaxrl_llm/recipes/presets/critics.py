@@ -1,0 +1,231 @@
+"""Methods with a critic, and controllers of the KL penalty."""
+
+from jaxrl_llm import advantages, regularizers, surrogates
+from jaxrl_llm.core import Array, bind, chain, checks, given, stateless
+from jaxrl_llm.recipes.critic import Critic
+from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.recipe import Recipe
+from jaxrl_llm.recipes.wiring import Computed
+
+
+def adaptive_kl(
+    *,
+    initial: float = 1e-3,
+    target: float = 0.1,
+    horizon: float = 10_000.0,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+    value_eps: float = 0.2,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+) -> Recipe:
+    """The first recipe of reinforcement learning from human preferences, with a critic.
+
+        reward of a token = -beta (old_logp - ref_logp), on the last one plus r
+        A = generalized advantage estimation, whitened over the tokens of the batch
+        loss = mean over tokens of token loss;  the critic's: its clipped squared error
+        beta' = beta (1 + clip(KL / target - 1, -0.2, 0.2) sequences / horizon), after each step
+
+    Args:
+      initial: beta of the first step, in units of reward for a nat.
+      target: The divergence to hold, in nats a token.
+      horizon: Sequences after which a constant error has moved beta by about a fifth.
+      value_eps: Change of a value that is rewarded in one step.
+      gamma: Discount for a token, in [0, 1].
+      lam: How far the estimate trusts rewards over values, in [0, 1].
+
+    Returns:
+      A Recipe with a critic; it needs ``ref_logp``.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> [entry.name for entry in jr.recipes.adaptive_kl(target=0.05).computed]
+      ['kl_coef']
+
+    References:
+      Ziegler et al. (arXiv:1909.08593); the controller and its numbers are verl's, with the mean
+      over tokens where the paper sums over a response (target 6, beta 0.1 there).
+    """
+    checks.check_positive("adaptive_kl", value_eps=value_eps)
+    controller = regularizers.adaptive_kl(initial=initial, target=target, horizon=horizon)
+    estimate = {"gamma": gamma, "lam": lam}
+    return from_base(
+        name="adaptive_kl",
+        computed=(Computed("kl_coef", controller, "controller"),),
+        advantage=stateless(given(bind(advantages.gae, **estimate), kl_coef="kl_coef")),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        critic=Critic(
+            returns=given(bind(advantages.gae_returns, **estimate), kl_coef="kl_coef"),
+            loss=bind(surrogates.value_loss, eps=value_eps),
+        ),
+        paper="arXiv:1909.08593",
+        group_relative=False,
+    )
+
+
+def _returns(
+    rewards: Array,
+    mask: Array,
+    *,
+    score_std: Array,
+    values: Array,
+    where: Array | None = None,
+    old_logp: Array | None = None,
+    ref_logp: Array | None = None,
+    score_clip: float | None = None,
+    kl_coef: float = 0.0,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+) -> Array:
+    """What the critic is to predict: of the same scaled rewards as the advantages."""
+    return advantages.gae_returns(
+        advantages.scale_scores(rewards, score_std=score_std, where=where, clip=score_clip),
+        mask,
+        values=values,
+        where=where,
+        old_logp=old_logp,
+        ref_logp=ref_logp,
+        kl_coef=kl_coef,
+        gamma=gamma,
+        lam=lam,
+    )
+
+
+def ppo_max(
+    *,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+    value_eps: float = 0.2,
+    kl_coef: float = 0.02,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    score_clip: float | None = 10.0,
+    whiten: bool = False,
+    advantage_clip: float | None = None,
+) -> Recipe:
+    """PPO for language models with scaled scores, a KL penalty at every token and a clipped critic.
+
+        s = r / std of all scores so far, clipped to +-score_clip
+        R[t] = 1[t is last] s - kl_coef log(old[t] / ref[t])
+        A = gae(R, V; gamma, lam), whitened and clipped if asked;  returns = gae + V
+        critic's token loss = max((V - returns)^2, (clipped V - returns)^2) / 2
+        both averaged over tokens
+
+    One response a prompt is enough. The critic starts best from a reward model, policy and
+    reference from the same fine-tuned model.
+
+    Args:
+      value_eps: Greatest change of a value that is rewarded.
+      kl_coef: Penalty for a nat of divergence from the reference, in scaled reward. 0 leaves it
+        out, and with it the reference model.
+      gamma: Discount for a token, in [0, 1].
+      lam: How far the estimate trusts rewards over values, in [0, 1].
+      score_clip: Greatest size of a scaled score; None for none.
+      whiten: Whether advantages are shifted and scaled over the tokens of the batch.
+      advantage_clip: Greatest size of an advantage (0.5 in the paper's study); None for none.
+
+    Returns:
+      A Recipe with a critic.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> recipe = jr.recipes.ppo_max()
+      >>> sorted(recipe.required_fields), recipe.critic.loss
+      (['old_logp', 'old_values', 'ref_logp', 'values'], value_loss(eps=0.2))
+
+    References:
+      Zheng et al., Secrets of RLHF, PPO-max (arXiv:2307.04964), as in MOSS-RLHF with its defaults.
+      Its scripts set no clip of the scores and one of them a penalty of 0.1. Not here: the
+      pretraining loss, the entropy term (its weight is 0 there), and the clip of the gradient's
+      norm, which is the optimizer's.
+    """
+    checks.check_positive("ppo_max", value_eps=value_eps)
+    options = {"kl_coef": kl_coef, "gamma": gamma, "lam": lam}
+    if kl_coef == 0:
+        options |= {"old_logp": None, "ref_logp": None}
+    return from_base(
+        name="ppo_max",
+        advantage=chain(
+            stateless(advantages.scale_scores, clip=score_clip),
+            stateless(advantages.gae, whiten=whiten, clip=advantage_clip, **options),
+        ),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        computed=(Computed("score_std", advantages.score_deviation(), "controller"),),
+        critic=Critic(
+            returns=bind(_returns, score_clip=score_clip, **options),
+            loss=bind(surrogates.value_loss, eps=value_eps),
+        ),
+        paper="arXiv:2307.04964",
+        group_relative=False,
+    )
+
+
+def safe(
+    *,
+    threshold: float = 0.3,
+    scale: float = 0.1,
+    entropy_floor: float = 2.0,
+    kl_estimator: str = "k1+",
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+    entropy_coef: float = 0.01,
+    alpha: float = 0.3,
+    value_eps: float = 0.2,
+    huber: float = 0.5,
+    target_rate: float | None = None,
+) -> Recipe:
+    """Stable alignment fine-tuning with an entropy-aware controller of the KL penalty.
+
+        V = soft minimum of two critics;  A = r - V, whitened over the tokens of the batch
+                     + coef KL - entropy_coef entropy
+        coef = slope of scale max(0, mean KL - moving threshold)^2 max(0.5, floor / entropy)
+        critic: mean over tokens of the mean of two Huber errors, one with a clipped value
+
+    The coefficient is that of ``regularizers.safe_controller``; it is 0 while the KL is low.
+
+    Args:
+      threshold: KL, in nats a token, beyond which there is a penalty, before adjustments.
+      scale: Penalty for a squared nat.
+      entropy_floor: The lower the entropy is below about this, the greater the penalty.
+      kl_estimator: Estimator of the KL term, see ``regularizers.kl_to_reference``.
+      entropy_coef: Weight of the entropy bonus; 0 leaves it out.
+      alpha: Temperature of the soft minimum, in units of reward.
+      value_eps: Change of a value that is rewarded in one step.
+      huber: Distance beyond which the critics' errors count linearly.
+      target_rate: Share of a critic in its slow copy, which then gives the values; None for none.
+
+    Returns:
+      A Recipe with a critic of two heads.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.recipes.safe().critic.heads
+      2
+
+    References:
+      Maity, SAFE (arXiv:2602.04651). In the released code the penalty has no gradient; the critic
+      sees the whole response, here the part before each token; rewards are divided by a running
+      deviation; and a slow copy of the critic (rate 0.05) is kept and not used.
+    """
+    checks.check_positive("safe", alpha=alpha, value_eps=value_eps, huber=huber)
+    controller = regularizers.safe_controller(
+        base=threshold, scale=scale, entropy_floor=entropy_floor
+    )
+    penalty = bind(regularizers.kl_to_reference, estimator=kl_estimator)
+    bonus = (bind(regularizers.entropy_bonus, coef=entropy_coef),) if entropy_coef else ()
+    return from_base(
+        name="safe",
+        computed=(Computed("penalty_coef", controller, "controller"),),
+        advantage=stateless(advantages.gae, lam=1.0),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        regularizers=(given(penalty, coef="penalty_coef"), *bonus),
+        critic=Critic(
+            returns=bind(advantages.gae_returns, lam=1.0),
+            loss=bind(surrogates.value_loss, eps=value_eps, huber=huber, combine="mean"),
+            heads=2,
+            combine=bind(surrogates.soft_min, alpha=alpha),
+            target_rate=target_rate,
+        ),
+        paper="arXiv:2602.04651",
+        group_relative=False,
+    )

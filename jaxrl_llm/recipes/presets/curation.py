@@ -1,0 +1,331 @@
+"""What takes part, and what rewards and advantages are worth: flaws, budgets, curvature."""
+
+from typing import Literal
+
+from jaxrl_llm import advantages, aggregate, curation, regularizers, rewards, surrogates
+from jaxrl_llm.core import bind, chain, stateless
+from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.recipe import Recipe
+from jaxrl_llm.recipes.wiring import Computed
+
+
+def d3s(
+    *,
+    steps: int = 1000,
+    rollouts: tuple[float, float] = (0.25, 0.75),
+    tokens: tuple[float, float] = (0.2, 1.0),
+    scope: Literal["batch", "group"] = "batch",
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Trains on a part of what was sampled, a small one first.
+
+        train on the share N of the rollouts with the greatest variance of A, and in those on the
+        share K of the tokens with the greatest |A| entropy;  N, K linear in the step
+        loss = mean over those tokens of token loss
+
+    The entropy is that of the policy at the start of the step, which the train step computes.
+
+    Args:
+      steps: Updates over which the shares go from the first to the second value.
+      rollouts: Shares of the rollouts kept.
+      tokens: Shares of their tokens kept.
+      scope: What the variance is taken over: the "batch", or each "group" for itself.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.recipes.d3s(steps=200, scope="group").selection
+      d3s_selection(rollouts=(0.25, 0.75), scope='group', tokens=(0.2, 1.0))
+
+    References:
+      D3S (arXiv:2509.22115), PAPER reading, from a note. The shares and the steps are ours.
+    """
+    progress = curation.scheduled(curation.training_progress, steps=steps)
+    return from_base(
+        name="d3s",
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        computed=(Computed("progress", progress, "controller"),),
+        selection=bind(curation.d3s_selection, rollouts=rollouts, tokens=tokens, scope=scope),
+        paper="arXiv:2509.22115",
+    )
+
+
+def dars(*, eps_low: float = 0.2, eps_high: float = 0.2) -> Recipe:
+    """Policy optimization on groups that are the larger the harder the prompt.
+
+        A = r - mean_group r, over the first and the extra rollouts of a prompt
+        groups that are all right or all wrong take no part
+
+    How many extra rollouts a prompt gets is :func:`jaxrl_llm.curation.dars_extra_rollouts`, asked
+    between two rounds of sampling; groups are padded to the largest with ``where=False``. The form
+    with breadth (DARS-B) is a large batch with several updates, each on all of it.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.recipes.dars().surrogate
+      ppo_clip(eps_high=0.2, eps_low=0.2)
+
+    References:
+      DARS (arXiv:2508.13755) and its released trainer.
+    """
+    return from_base(
+        name="dars",
+        advantage=stateless(advantages.dr_grpo),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        curation=stateless(curation.informative_groups),
+        paper="arXiv:2508.13755",
+    )
+
+
+def capo(
+    *,
+    lr: float = 1.5e-5,
+    hidden_sq: float | None = None,
+    tau_h: float = 0.01,
+    tau_f: float = 1e-4,
+    symmetric: bool = True,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """GRPO without the tokens whose curvature makes a large step dangerous.
+
+        u = A |h|^2 (onehot - pi), what a token's own step of plain ascent adds to its logits
+        m_F = lr^2 / 2 ((onehot - pi).u)^2;  m_H = lr A (onehot - pi).u + lr^2 / 2 * curvature
+        train on the tokens with m_F < tau_f and |m_H| < tau_h
+        loss = mean over responses of the mean over the tokens left of token loss
+
+    It is made for a large learning rate, and to reject few tokens. The two sums over the vocabulary
+    that the scores take are computed with the old log-probabilities.
+
+    Args:
+      lr: Learning rate of the optimizer, as the scores see it.
+      hidden_sq: |h|^2, one number for all tokens; None takes each token's own, which the train step
+        computes.
+      tau_h: Bound of the change of the objective.
+      tau_f: Bound of the change of the policy.
+      symmetric: Whether a step that lowers the objective by less than ``tau_h`` is kept.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> sorted(jr.recipes.capo().required_fields - jr.recipes.capo().step_fields)
+      []
+
+    References:
+      CAPO (arXiv:2510.00819). The released trainer takes Adam's direction: see
+      ``curation.capo_scores``. Bounds are those of its GRPO base; 5e-4 and 1e-3 go
+      with Dr. GRPO.
+    """
+    selection = bind(
+        curation.capo_selection,
+        lr=lr,
+        tau_h=tau_h,
+        tau_f=tau_f,
+        symmetric=symmetric,
+    )
+    if hidden_sq is not None:
+        selection = bind(selection, hidden_sq=hidden_sq)
+    return from_base(
+        name="capo",
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        weights=aggregate.sequence_mean,
+        selection=selection,
+        computed=(
+            Computed("sum_pi_sq", advantages.sum_pi_squared, "old_policy"),
+            Computed("sum_pi_cubed", curation.sum_pi_cubed, "old_policy"),
+        ),
+        paper="arXiv:2510.00819",
+    )
+
+
+def xrpo(
+    *, bonus: float = 2.5, cap: float = 0.5, eps_low: float = 0.2, eps_high: float = 0.2
+) -> Recipe:
+    """The training half of XRPO: GRPO with novelty-guided sharpening of the advantages.
+
+        A+ = A + min(max(bonus (1 - eta), 0), cap A)        where A > 0
+        eta = exp(mean logp of the rollout - the group's mean of that)
+        token loss = -min(ratio A+, clip(ratio, 1 - eps_low, 1 + eps_high) A+)
+        loss = mean over sequences of the mean over tokens of token loss
+
+    The other half decides which prompts get more rollouts.
+
+    Args:
+      bonus: Advantage for a right rollout of vanishing probability.
+      cap: Greatest bonus, as a share of the advantage.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> sorted(jr.recipes.xrpo().required_fields)
+      ['old_logp']
+
+    References:
+      XRPO (arXiv:2510.06672), PAPER reading; clip and weighting are GRPO's.
+    """
+    sharpen = stateless(advantages.novelty_sharpening, bonus=bonus, cap=cap)
+    return from_base(
+        name="xrpo",
+        advantage=chain(stateless(advantages.grpo), sharpen),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        weights=aggregate.sequence_mean,
+        paper="arXiv:2510.06672",
+    )
+
+
+def fapo(*, lam: float = 1.0, eps_low: float = 0.2, eps_high: float = 0.28) -> Recipe:
+    """Flawed positives help while right answers are rare, and are pushed down later.
+
+        R = 1 for a right answer, 1 - lam for a right one with a flaw, -1 for a wrong one
+        A = (R - mean_group R) / (std_group R + 1e-6)
+
+    An answer is right if its reward is above 0. The flaws are a judge's verdict, which the batch
+    brings as ``flawed``; the judge's own training reward is ``rewards.genrm_step_reward``.
+
+    Args:
+      lam: What a flaw costs.
+
+    Returns:
+      A Recipe; its batches hold ``flawed``.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> sorted(jr.recipes.fapo().required_fields)
+      ['flawed']
+
+    References:
+      Flawed-aware policy optimization (arXiv:2510.22543) and its released script (verl-recipe),
+      which adds an overlong penalty, see ``rewards.overlong_rewards``.
+    """
+    return from_base(
+        name="fapo",
+        advantage=chain(stateless(rewards.fapo_reward, lam=lam), stateless(advantages.grpo)),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        paper="arXiv:2510.22543",
+    )
+
+
+def hbpo(
+    *,
+    length: float,
+    intra_weight: float = 1.0,
+    floor: float | None = None,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Hierarchical budget policy optimization.
+
+        R = the reward of a right answer by its length and budget, 0 for a wrong one
+        A = (R - mean R) / (std R + 1e-6) + intra_weight (mean of R at this budget - its ideal)
+
+    Above 0 a reward of the batch says right, 0 wrong, below 0 that no answer could be read. The
+    groups are split into rollouts that were told different budgets.
+
+    Args:
+      length: The limit in tokens, 4096 in the paper; a longer right answer counts as wrong.
+      intra_weight: Weight of the comparison with the ideal: 1 is the paper, 2 the released code.
+      floor: Least reward of a right answer; None for none.
+
+    Returns:
+      A Recipe; its batches hold ``budgets``.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> sorted(jr.recipes.hbpo(length=4096).required_fields)
+      ['budgets']
+
+    References:
+      HBPO (arXiv:2507.15844), and the reward and advantage of the released code. The clip and the
+      weighting are the defaults of the trainer that it is built on.
+    """
+    return from_base(
+        name="hbpo",
+        advantage=chain(
+            stateless(rewards.hbpo_rewards, max_length=length, floor=floor),
+            stateless(advantages.hbpo, max_length=length, intra_weight=intra_weight),
+        ),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        paper="arXiv:2507.15844",
+    )
+
+
+def ps_grpo(
+    *,
+    agreement: float = 1.0,
+    accuracy: float = 1.0,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """GRPO on agreement with the other paraphrases, and on accuracy.
+
+        R = agreement * mean similarity to the rollouts of the other paraphrases + accuracy * r
+        A = (R - mean_group R) / (std_group R + 1e-6), in the rollouts of each paraphrase
+        loss = mean over responses of the mean over tokens of token loss
+
+    The paraphrases of a question are consecutive prompts of the batch, which brings the
+    similarities: see :func:`jaxrl_llm.rewards.paraphrase_rewards`.
+
+    Args:
+      agreement: Weight of the agreement.
+      accuracy: Weight of the reward that the batch holds; 0 for long answers without one.
+
+    Returns:
+      A Recipe; its batches hold ``similarity``.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> sorted(jr.recipes.ps_grpo(accuracy=0.0).required_fields)
+      ['similarity']
+
+    References:
+      Con-RAG, PS-GRPO (arXiv:2510.04392), PAPER reading, with six paraphrases of four rollouts; the
+      weights are ours.
+    """
+    shaped = stateless(rewards.paraphrase_rewards, agreement=agreement, accuracy=accuracy)
+    return from_base(
+        name="ps_grpo",
+        advantage=chain(shaped, stateless(advantages.grpo)),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        weights=aggregate.sequence_mean,
+        paper="arXiv:2510.04392",
+    )
+
+
+def llds(
+    *,
+    coef: float = 0.1,
+    level: str = "action",
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+    kl_coef: float = 1e-3,
+) -> Recipe:
+    """GRPO and a penalty for likelihood lost where the advantage is not negative.
+
+        token loss = -min(ratio A, clip(ratio, 1 - eps_low, 1 + eps_high) A) + kl_coef KL
+                     + coef max(0, old_logp - logp) where A >= 0 and the action lost in total
+
+    The penalty is 0 until the policy has moved: train several updates a batch. Actions are the
+    contiguous runs of the mask, or the extra ``chunk_ids`` if the batch brings it.
+
+    Args:
+      coef: Weight of the penalty.
+      level: What must have lost likelihood in total: each "action" or the whole "response".
+      kl_coef: Weight of the KL term (k3); 0 leaves it out, and with it the reference model.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.recipes.llds(level="response", kl_coef=0.0).regularizers
+      (llds(chunk_ids=None, coef=0.1, level='response'),)
+
+    References:
+      Deng et al. (arXiv:2512.04220); the code's coefficient is 0.2.
+    """
+    options = {"coef": coef, "level": level} | ({"chunk_ids": None} if level == "response" else {})
+    penalty = bind(regularizers.kl_to_reference, estimator="k3", coef=kl_coef)
+    return from_base(
+        name="llds",
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        regularizers=(
+            bind(regularizers.llds, **options),
+            *((penalty,) if kl_coef else ()),
+        ),
+        paper="arXiv:2512.04220",
+    )

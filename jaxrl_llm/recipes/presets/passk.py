@@ -1,0 +1,133 @@
+"""Policy gradients of the chance that one of several answers is right."""
+
+from jaxrl_llm import advantages, aggregate, surrogates
+from jaxrl_llm.core import bind, stateless
+from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.recipe import Recipe
+
+
+def grpo_passk(*, scale: str = "group", eps_low: float = 0.2, eps_high: float = 0.2) -> Recipe:
+    """Only the best rollout of a group trains, by its lead over the second.
+
+        A_best = (r_best - r_second) / (std_group r + 1e-6)        all others 0
+
+    With right and wrong answers only a group with exactly one right answer trains. Rollouts without
+    an advantage count in the mean.
+
+    Args:
+      scale: "group" divides by the deviation of the group's rewards, "none" does not.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.recipes.grpo_passk().surrogate
+      ppo_clip(eps_high=0.2, eps_low=0.2)
+
+    References:
+      Tang et al. (arXiv:2503.19595); advantage, clip and mean as verl has them by default.
+    """
+    return from_base(
+        name="grpo_passk",
+        advantage=stateless(advantages.grpo_passk, scale=scale),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        paper="arXiv:2503.19595",
+    )
+
+
+def passk_training(
+    *, k: int = 4, threshold: float = 0.5, eps_low: float = 0.2, eps_high: float = 0.2
+) -> Recipe:
+    """GRPO on the pass@k reward, in closed form over all groups of k.
+
+        rho = 1 - C(n - c, k) / C(n, k)        c right of n rollouts
+        A_right = (1 - rho) / (sqrt(rho (1 - rho)) + 1e-6)
+        A_wrong = (1 - rho - C(n - c - 1, k - 1) / C(n - 1, k - 1)) / (the same)
+
+    Groups in which every k rollouts pass, or none, have advantage 0 and count in the mean.
+
+    Args:
+      k: How many answers a prompt may have, at least 1, and below the group's size to mean
+        anything.
+      threshold: A reward above it is right, in units of reward.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.recipes.passk_training(k=2).advantage.update.function
+      passk_training(k=2, threshold=0.5)
+
+    References:
+      Pass@k training (arXiv:2508.10751) for the advantage, after the authors' code, which has no
+      default of k. The clip and the mean are verl's defaults.
+    """
+    return from_base(
+        name="passk_training",
+        advantage=stateless(advantages.passk_training, k=k, threshold=threshold),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        paper="arXiv:2508.10751",
+    )
+
+
+def pkpo(
+    *,
+    k: int = 4,
+    loo: bool = False,
+    threshold: float = 0.5,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Policy gradient of the probability that one of k answers is right.
+
+        A = right C(n - c, k - 1) / C(n - 1, k - 1)        c right of n rollouts
+        loss = mean over sequences of the sum over tokens of token loss
+
+    On the policy that sampled, the gradient has exactly that of -pass@k, over k, as its
+    expectation. Only right answers train, unless ``loo`` is set.
+
+    Args:
+      k: How many answers a prompt may have, at least 1.
+      loo: Whether the mean weight of the others is subtracted, which is biased for k above 1.
+      threshold: A reward above it is right, in units of reward.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.recipes.pkpo(k=2).advantage.update.function
+      pkpo(k=2, loo=False, threshold=0.5)
+
+    References:
+      PKPO (arXiv:2505.15201) for right and wrong answers. The sum over tokens is what makes the
+      estimate unbiased; the implementation by the authors of MaxRL has ``loo=True`` and verl's mean
+      over tokens.
+    """
+    return from_base(
+        name="pkpo",
+        advantage=stateless(advantages.pkpo, k=k, loo=loo, threshold=threshold),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        weights=aggregate.sequence_sum,
+        paper="arXiv:2505.15201",
+    )
+
+
+def maxrl(*, scale: str = "mean", eps_low: float = 0.2, eps_high: float = 0.2) -> Recipe:
+    """Policy gradient of the log-probability of a right answer, with many rollouts.
+
+        A = (r - mean_group r) / (mean_group r + 1e-6)
+
+    Rewards must not be negative. The fewer answers of a prompt are right, the more each counts. No
+    KL term.
+
+    Args:
+      scale: "mean", or "root" to divide by the square root of the mean.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.recipes.maxrl().advantage.update.function
+      maxrl(scale='mean')
+
+    References:
+      MaxRL (arXiv:2602.02710); clip and mean as in the authors' scripts.
+    """
+    return from_base(
+        name="maxrl",
+        advantage=stateless(advantages.maxrl, scale=scale),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        paper="arXiv:2602.02710",
+    )

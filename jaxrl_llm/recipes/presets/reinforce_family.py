@@ -1,0 +1,279 @@
+"""REINFORCE with a baseline: leave-one-out, greedy, per batch, per turn."""
+
+from typing import Literal
+
+from jaxrl_llm import advantages, aggregate, surrogates
+from jaxrl_llm.core import bind, chain, checks, given, stateless
+from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.recipe import Recipe
+
+
+def rloo() -> Recipe:
+    """REINFORCE leave-one-out: the unbiased gradient of the expected reward.
+
+        A_i = r_i - mean of the other rewards of the group
+        loss = mean over sequences of the sum over tokens of -A logp
+
+    There is no ratio and no clip, so every batch serves one update. The paper's KL penalty belongs
+    in the reward; it is not part of this preset.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.recipes.rloo().surrogate is jr.surrogates.reinforce
+      True
+
+    References:
+      Ahmadian et al., Back to Basics (arXiv:2402.14740). verl's ``rloo`` is the advantage alone and
+      trains with the clipped ratio and the configured aggregation; TRL's RLOOTrainer clips the
+      ratio of whole sequences and may normalize the advantages.
+    """
+    return from_base(
+        name="rloo",
+        advantage=stateless(advantages.rloo),
+        surrogate=surrogates.reinforce,
+        weights=aggregate.sequence_sum,
+        paper="arXiv:2402.14740",
+    )
+
+
+def remax(*, kl_coef: float = 0.0) -> Recipe:
+    """Policy gradient with the reward of the most likely response to the same prompt taken out.
+
+        A[t] = r - r_greedy - kl_coef (sum over s >= t of log(old / reference))
+        loss = mean over sequences of the sum over tokens of -A logp
+
+    One sampled response a prompt is enough; the greedy one is graded and not trained on. There is
+    no ratio and no clip, so every batch serves one update.
+
+    Args:
+      kl_coef: Penalty in the reward for a nat of divergence from the reference (k1). 0 leaves it
+        out, and with it the reference model.
+
+    Returns:
+      A Recipe; its batches hold ``greedy_rewards``, which a training loop brings.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> sorted(jr.recipes.remax().required_fields), jr.recipes.remax().group_relative
+      (['greedy_rewards'], False)
+
+    References:
+      Li et al., ReMax (arXiv:2310.10505). verl's ``remax`` is the advantage alone and trains with
+      the clipped ratio and the configured aggregation.
+    """
+    checks.check_non_negative("remax", kl_coef=kl_coef)
+    advantage = stateless(advantages.remax)
+    if kl_coef:
+        shaped = stateless(advantages.kl_shaped_rewards, kl_coef=kl_coef)
+        advantage = chain(shaped, stateless(advantages.remax_token))
+    return from_base(
+        name="remax",
+        advantage=advantage,
+        surrogate=surrogates.reinforce,
+        weights=aggregate.sequence_sum,
+        paper="arXiv:2310.10505",
+        group_relative=False,
+    )
+
+
+def gpg(
+    *,
+    scale: Literal["none", "group"] = "none",
+    mode: Literal["informative", "nonzero_reward"] = "informative",
+) -> Recipe:
+    """Group policy gradient: no ratio, no clip, no KL term, no critic.
+
+        A = alpha (r - mean_group r)             alpha = 1 / share of groups with a spread
+        loss = mean over tokens of -A logp
+
+    Every batch serves one update.
+
+    Args:
+      scale: "group" also divides by the deviation of the group.
+      mode: What alpha counts, see :func:`jaxrl_llm.advantages.gpg`; "nonzero_reward" is verl's.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.recipes.gpg().surrogate is jr.surrogates.reinforce
+      True
+
+    References:
+      Chu et al., GPG (arXiv:2504.02546). The released loop also samples on until enough groups are
+      informative, which belongs to the sampling of prompts.
+    """
+    return from_base(
+        name="gpg",
+        advantage=stateless(advantages.gpg, scale=scale, mode=mode),
+        surrogate=surrogates.reinforce,
+        paper="arXiv:2504.02546",
+    )
+
+
+def reinforce_pp(
+    *,
+    kl_coef: float = 0.0,
+    gamma: float = 1.0,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Token returns with the KL penalty inside, whitened over all tokens of the batch.
+
+        G[t] = sum over s >= t of gamma^(s - t) (1[s is last] r - kl_coef log(old[s] / ref[s]))
+        A = (G - mean) / std                     over all tokens of the batch
+
+    One response a prompt is enough.
+
+    Args:
+      kl_coef: Penalty in the reward for a nat of divergence from the reference. 0 leaves it out,
+        and with it the reference model.
+      gamma: Discount for a token, in [0, 1].
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> [sorted(jr.recipes.reinforce_pp(kl_coef=c).required_fields) for c in (0.01, 0.0)]
+      [['old_logp', 'ref_logp'], []]
+
+    References:
+      Hu et al., REINFORCE++ (arXiv:2501.03262). The defaults of the penalty and the clip are ours;
+      verl trains its ``reinforce_plus_plus`` advantage with the configured loss.
+    """
+    options = {"kl_coef": kl_coef, "gamma": gamma}
+    if kl_coef == 0:
+        options |= {"old_logp": None, "ref_logp": None}
+    return from_base(
+        name="reinforce_pp",
+        advantage=stateless(advantages.reinforce_pp, **options),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        paper="arXiv:2501.03262",
+        group_relative=False,
+    )
+
+
+def reinforce_pp_baseline(
+    *,
+    norm: Literal["token", "sequence"] = "token",
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Rewards minus their group mean, scaled by one deviation for the whole batch.
+
+        a = r - mean_group r;  A = (a - mean a) / std a
+
+    A group that agrees does not get its own tiny deviation; with ``norm="token"`` it gets a small
+    advantage where lengths differ.
+
+    Args:
+      norm: What mean and deviation count: all tokens, or all rollouts.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.recipes.reinforce_pp_baseline(norm="sequence").surrogate
+      ppo_clip(eps_high=0.2, eps_low=0.2)
+
+    References:
+      Hu et al., REINFORCE++ (arXiv:2501.03262). ``norm="token"`` is verl's
+      ``reinforce_plus_plus_baseline``, "sequence" the form of ProRL and BroRL.
+    """
+    return from_base(
+        name="reinforce_pp_baseline",
+        advantage=stateless(advantages.reinforce_pp_baseline, norm=norm),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        paper="arXiv:2501.03262",
+    )
+
+
+def trloo(
+    *,
+    gamma: float = 1.0,
+    singleton: Literal["zero", "raw"] = "raw",
+    eps_low: float = 0.2,
+    eps_high: float = 0.28,
+    dual_clip: float | None = 3.0,
+) -> Recipe:
+    """Turn-level leave-one-out, for rollouts whose turns have rewards of their own.
+
+        R[i, k] = sum over turns j >= k of gamma^(j - k) r[i, j]
+        A[i, t] = R[i, k] - mean over the other rollouts of R[., k]     k the turn of token t
+        loss = mean over sequences of the sum over tokens of token loss
+
+    The rewards of the rollouts themselves are not read.
+
+    Args:
+      gamma: Discount for a turn, in [0, 1].
+      singleton: What the only rollout that has a turn gets: "raw" for its return, "zero" for 0.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> sorted(jr.recipes.trloo().required_fields)
+      ['turn_ids', 'turn_rewards', 'turn_where']
+
+    References:
+      Dr. Kernel (arXiv:2602.05885), and the settings of the released script. There a turn is a row
+      of the batch, so that its mean is over turns; the script adds a rejection of sequences and
+      tokens by their mismatch, which is a correction here.
+    """
+    turns = bind(advantages.trloo, gamma=gamma, singleton=singleton)
+    return from_base(
+        name="trloo",
+        advantage=chain(
+            stateless(given(turns, rewards="turn_rewards", turn_where="turn_where")),
+            stateless(advantages.turns_to_tokens),
+        ),
+        surrogate=bind(
+            surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip
+        ),
+        weights=aggregate.sequence_sum,
+        paper="arXiv:2602.05885",
+    )
+
+
+def verpo(
+    *,
+    sigma: float = 0.1,
+    difficulty: float = 2.0,
+    gamma: float | None = None,
+    turn_weight: float = 0.5,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """The outcome of a rollout plus the weighted unit tests of each of its attempts.
+
+        A[i, k] = outcome_i gamma^turns_i - mean, plus
+                  turn_weight (weighted tests passed at turn k - mean)
+        loss = mean over sequences of the mean over tokens of token loss
+
+    A test weighs more the fewer attempts pass it and the fewer tests are like it
+    (``advantages.density_weights``). No division by a deviation, no KL term.
+
+    Args:
+      sigma: Width within which pass rates count as alike.
+      difficulty: How fast a test's weight falls with its pass rate.
+      gamma: Discount of the outcome for each attempt; None for 0.95, and 1 with a single turn.
+      turn_weight: Weight of the unit tests.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> sorted(jr.recipes.verpo().required_fields)
+      ['test_passes', 'test_where', 'turn_ids', 'turn_where']
+
+    References:
+      Wang et al., VeRPO (arXiv:2601.03525), PAPER reading; the constants, the clip and the
+      weighting are ours.
+    """
+    attempts = bind(
+        advantages.verpo,
+        sigma=sigma,
+        difficulty=difficulty,
+        gamma=gamma,
+        turn_weight=turn_weight,
+    )
+    return from_base(
+        name="verpo",
+        advantage=chain(
+            stateless(given(attempts, test_where="test_where", turn_where="turn_where")),
+            stateless(advantages.turns_to_tokens),
+        ),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        weights=aggregate.sequence_mean,
+        paper="arXiv:2601.03525",
+    )

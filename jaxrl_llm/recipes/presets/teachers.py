@@ -1,0 +1,299 @@
+"""Learning from something else than one's own rewards: demonstrations, a teacher, a guide."""
+
+import jax.numpy as jnp
+
+from jaxrl_llm import advantages, aggregate, curation, regularizers, rewards, surrogates
+from jaxrl_llm.core import Array, bind, chain, given, stateless
+from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.recipe import Recipe
+from jaxrl_llm.recipes.wiring import Computed
+
+
+def no_advantages(rewards: Array) -> Array:
+    """Zeros, for a method that learns from something else than rewards."""
+    return jnp.zeros(jnp.shape(rewards), jnp.float32)
+
+
+def otr(*, beta: float = -0.1, tau: float = 1.3, samples: int | None = None) -> Recipe:
+    """Each token of a demonstration is a bandit: the data's token has reward 1, another ``beta``.
+
+        loss = mean over tokens of -(q[x] log p[x] + beta sum_{a != x} q[a] log p[a])
+        q = softmax(logits / tau), a constant;  p = softmax(logits)
+
+    The "rollouts" of a batch are demonstrations, one a group or more; their rewards count for
+    nothing. Train at temperature 1.
+
+    Args:
+      beta: Reward of a token other than the data's.
+      tau: Temperature of the sampling.
+      samples: None for the expectation over all tokens; a number to draw so many at each position,
+        as in the paper (256), which costs more and adds noise.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.recipes.otr().draws, jr.recipes.otr(samples=256).draws
+      (False, True)
+
+    References:
+      Ming et al., One-Token Rollout (arXiv:2509.26313), PAPER reading; tau and the exact form are
+      ours.
+    """
+    loss, seeds = bind(surrogates.otr_exact, beta=beta, tau=tau), ()
+    if samples is not None:
+        loss = bind(surrogates.otr_sampled, beta=beta, tau=tau, samples=samples)
+        seeds = (Computed("token_seeds", surrogates.token_seeds, "batch"),)
+    return from_base(
+        name="otr",
+        advantage=stateless(no_advantages),
+        surrogate=surrogates.otr,
+        computed=(*seeds, Computed("one_token_loss", loss, "policy")),
+        paper="arXiv:2509.26313",
+        group_relative=False,
+    )
+
+
+def sdpo(
+    *,
+    alpha: float = 0.5,
+    top: int = 100,
+    is_clip: float | None = 2.0,
+    teacher_rate: float = 0.05,
+) -> Recipe:
+    """Self-distillation policy optimization.
+
+        teacher = average of the policy's weights, after a prompt with a solution or feedback
+        loss = mean over taught tokens of min(ratio, is_clip) divergence(student, teacher; alpha)
+
+    The divergence is over the ``top`` tokens that the policy found most likely at the start of the
+    step, and their tail. A batch brings ``has_teacher``, and the teacher's prompts as
+    ``teacher_prompt_tokens`` and ``teacher_prompt_mask``, or else ``teacher_logp`` of ``top_ids``;
+    who is shown what is decided from the rewards, outside. Rollouts without a teacher count
+    nowhere.
+
+    Args:
+      alpha: 0 for KL(teacher || student), 1 for KL(student || teacher), between for mixtures.
+      top: Size of the support.
+      is_clip: Cap of the ratio that weighs each token; None for no such weight.
+      teacher_rate: Share of the policy in the teacher's weights at each step.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> feedback = jr.recipes.sdpo(alpha=1.0, top=20, teacher_rate=0.01)
+      >>> feedback.surrogate
+      sdpo(alpha=1.0, is_clip=2.0)
+
+    References:
+      Hübotter et al., Reinforcement Learning via Self-Distillation (arXiv:2601.20802). The defaults
+      are those for generalization from siblings' solutions; the example has those for rich
+      feedback. The released configuration also weighs tokens for the mismatch of the sampler,
+      capped at 2: give that as ``correction``. The teacher that interpolates logits with a
+      reference is left out.
+    """
+    log_probs = given(surrogates.support_log_probs, support="top_ids")
+    return from_base(
+        name="sdpo",
+        advantage=stateless(no_advantages),
+        selection=surrogates.keep_taught,
+        surrogate=bind(surrogates.sdpo, alpha=alpha, is_clip=is_clip),
+        computed=(
+            Computed("student_logp", log_probs, "policy"),
+            Computed("top_ids", bind(surrogates.top_tokens, count=top), "old_policy"),
+            Computed("teacher_logp", log_probs, "teacher"),
+        ),
+        reference=bind(regularizers.ema_reference, rate=teacher_rate),
+        paper="arXiv:2601.20802",
+        group_relative=False,
+    )
+
+
+def srpo(
+    *,
+    correct_at: float = 1.0,
+    beta: float = 1.0,
+    alpha: float = 0.5,
+    top: int = 100,
+    is_clip: float | None = 2.0,
+    teacher_rate: float = 0.05,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Sample-routed policy optimization: GRPO and SDPO, each for the rollouts it can teach.
+
+        routed = reward < correct_at and there is a teacher
+        token loss = w sdpo where routed, else -min(ratio A, clip(ratio, ...) A)
+        w = exp(-beta H_teacher) over its mean over the routed tokens
+
+    The advantages are GRPO's, over the whole group. What a batch brings is as in :func:`sdpo`.
+
+    Args:
+      correct_at: Least reward of a correct rollout.
+      beta: How much more a sure teacher counts; 0 for all alike.
+      alpha: As in :func:`sdpo`.
+      top: As in :func:`sdpo`.
+      is_clip: As in :func:`sdpo`.
+      teacher_rate: As in :func:`sdpo`.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> sorted(jr.recipes.srpo().required_fields - jr.recipes.srpo().step_fields)
+      ['has_teacher']
+
+    References:
+      Unifying Group-Relative and Self-Distillation Policy Optimization via Sample Routing
+      (arXiv:2604.02288), PAPER reading; the clip is ours.
+    """
+    weights = bind(surrogates.srpo_weights, beta=beta, correct_at=correct_at)
+    log_probs = given(surrogates.support_log_probs, support="top_ids")
+    return from_base(
+        name="srpo",
+        surrogate=bind(
+            surrogates.srpo,
+            correct_at=correct_at,
+            eps_low=eps_low,
+            eps_high=eps_high,
+            alpha=alpha,
+            is_clip=is_clip,
+        ),
+        computed=(
+            Computed("distillation_weights", weights, "batch"),
+            Computed("student_logp", log_probs, "policy"),
+            Computed("top_ids", bind(surrogates.top_tokens, count=top), "old_policy"),
+            Computed("teacher_logp", log_probs, "teacher"),
+            Computed("teacher_entropy", regularizers.entropy_from_logits, "teacher"),
+        ),
+        reference=bind(regularizers.ema_reference, rate=teacher_rate),
+        paper="arXiv:2604.02288",
+    )
+
+
+def luffy_shaping(*, length: float, gamma: float = 0.1, entropy_coef: float = 1e-3) -> Recipe:
+    """Learning under off-policy guidance: the ratio for own rollouts, a shaped likelihood for some.
+
+        A = r - mean_group r
+        token loss = -A ratio for own rollouts, -A x / (x + gamma), x = exp(logp), for guided ones
+        loss = sum over tokens of (token loss - entropy_coef entropy), over rollouts * length
+
+    No clip, no KL term. A batch brings ``steered``, True for the rollouts of the guide.
+
+    Args:
+      length: The constant that replaces each length: the generation budget in tokens.
+      gamma: The likelihood at which a guided token is pushed most.
+      entropy_coef: Weight of the entropy bonus; 0 leaves it out.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.recipes.luffy_shaping(length=8192).surrogate
+      luffy_shaping(gamma=0.1)
+
+    References:
+      Yan et al., LUFFY (arXiv:2504.14945), with the settings of the released scripts, in which
+      the entropy is a mean over the tokens of the batch and not a sum over ``length``.
+    """
+    bonus = bind(regularizers.entropy_bonus, coef=entropy_coef)
+    return from_base(
+        name="luffy_shaping",
+        advantage=stateless(advantages.dr_grpo),
+        surrogate=bind(surrogates.luffy_shaping, gamma=gamma),
+        weights=bind(aggregate.fixed_length, length=length),
+        regularizers=(bonus,) if entropy_coef else (),
+        paper="arXiv:2504.14945",
+    )
+
+
+def ampo(
+    *,
+    length: float,
+    gamma: float = 0.1,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+    dual_clip: float | None = 10.0,
+    entropy_coef: float = 1e-3,
+) -> Recipe:
+    """Adaptive multi-guidance policy optimization.
+
+        A = r - mean over the group's own rollouts of r
+        token loss = PPO's with a dual clip for own rollouts, -A x / (x + gamma) for teachers'
+        loss = sum over tokens of (token loss - entropy_coef entropy), over rollouts * length
+
+    A batch brings ``steered``, True for the answers of teachers. Which rollouts they replace is
+    decided where data are gathered: see ``curation.ampo_select``; their reward is at least 1.
+
+    Args:
+      length: The constant that replaces each length: the generation budget in tokens.
+      gamma: The likelihood at which a teacher's token is pushed most.
+      entropy_coef: Weight of the entropy bonus; 0 leaves it out.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> sorted(jr.recipes.ampo(length=8192).required_fields)
+      ['entropy', 'steered']
+
+    References:
+      Yuan et al., AMPO (arXiv:2510.02227), with the settings of the released scripts, in which
+      the entropy is a mean over the tokens of the batch and not a sum over ``length``.
+    """
+    bonus = bind(regularizers.entropy_bonus, coef=entropy_coef)
+    return from_base(
+        name="ampo",
+        advantage=stateless(advantages.grpo_split),
+        surrogate=bind(
+            surrogates.ampo, gamma=gamma, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip
+        ),
+        weights=bind(aggregate.fixed_length, length=length),
+        regularizers=(bonus,) if entropy_coef else (),
+        paper="arXiv:2510.02227",
+    )
+
+
+def icpo(
+    *,
+    delta: float = 1.0,
+    bonus: float = 1.0,
+    anneal: int = 400,
+    gamma: float = 0.1,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+    dual_clip: float | None = 3.0,
+    kl_coef: float = 1e-3,
+) -> Recipe:
+    """In-context steered policy optimization.
+
+        a steered rollout with reward >= delta takes the place of a random own one; others leave
+        rewards of steered rollouts times 1 + bonus max(0, 1 - step / anneal)
+        token loss = PPO's with a dual clip for own rollouts, -A x / (x + gamma) for steered ones
+        loss = mean over tokens of (token loss + kl_coef KL)
+
+    A batch brings ``steered``: 1 of 8 rollouts of a group in the paper.
+
+    Args:
+      delta: Least reward of a steered rollout that takes part.
+      bonus: What is added to the factor of its reward at the first step.
+      anneal: Steps over which the bonus falls to 0.
+      gamma: The likelihood at which a steered token is pushed most.
+      kl_coef: Weight of the KL term (k3); 0 leaves it out, and with it the reference model.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> sorted(jr.recipes.icpo().required_fields)
+      ['ref_logp', 'steered']
+
+    References:
+      In-context steered policy optimization (arXiv:2510.26519), PAPER reading but for the token
+      loss, which is that of the released code.
+    """
+    factor = bind(curation.icpo_bonus, beta=bonus, anneal=anneal)
+    penalty = bind(regularizers.kl_to_reference, estimator="k3", coef=kl_coef)
+    return from_base(
+        name="icpo",
+        computed=(Computed("steered_factor", curation.scheduled(factor), "controller"),),
+        curation=stateless(curation.icpo_merge, delta=delta),
+        advantage=chain(
+            stateless(given(rewards.steered_bonus, bonus="steered_factor")),
+            stateless(advantages.grpo),
+        ),
+        surrogate=bind(
+            surrogates.icpo, gamma=gamma, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip
+        ),
+        regularizers=(penalty,) if kl_coef else (),
+        paper="arXiv:2510.26519",
+    )

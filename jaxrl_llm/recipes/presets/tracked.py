@@ -1,0 +1,224 @@
+"""Methods that remember prompts, or follow the entropy, from step to step."""
+
+from typing import Literal
+
+from jaxrl_llm import advantages, aggregate, regularizers, surrogates
+from jaxrl_llm.core import bind, chain, checks, stateless
+from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.recipe import Recipe
+from jaxrl_llm.recipes.wiring import Computed
+
+
+def spo_tracker(
+    *,
+    num_prompts: int,
+    rho: float | None = 0.875,
+    eps_low: float = 0.2,
+    eps_high: float = 0.28,
+    dual_clip: float | None = 10.0,
+) -> Recipe:
+    """Single-stream policy optimization.
+
+        v = the tracked success rate of the prompt, before this batch
+        A = (r - v - mean(r - v)) / std(r - v)              over the batch
+
+    One rollout a prompt is enough, and several are allowed. Rewards lie in [0, 1]. Draw
+    the prompts with ``advantages.uncertainty_sampling_weights`` of the tracked rates.
+
+    Args:
+      num_prompts: How many prompts the data set has; each is remembered.
+      rho: Share of a prompt's past that a visit keeps; None for one that adapts to
+        ``policy_shift``, which the batch then brings.
+
+    Returns:
+      A Recipe; its batches hold ``prompt_ids``.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> sorted(jr.recipes.spo_tracker(num_prompts=100, rho=None).required_fields)
+      ['policy_shift', 'prompt_ids']
+
+    References:
+      Xu and Ding, SPO (arXiv:2509.13232), and the setting of the released script, whose rho adapts.
+      Its tracker starts from 8 rollouts a prompt: ``advantages.beta_tracker_init``.
+    """
+    return from_base(
+        name="spo_tracker",
+        advantage=advantages.spo_tracker(num_prompts=num_prompts, rho=rho),
+        surrogate=bind(
+            surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip
+        ),
+        paper="arXiv:2509.13232",
+        group_relative=False,
+    )
+
+
+def mssr(
+    *,
+    num_prompts: int,
+    entropy: Literal["sampled", "policy"] = "sampled",
+    rule: Literal["two_sided", "monotone"] = "two_sided",
+    eps_low: float = 0.2,
+    eps_high: float = 0.3,
+    dual_clip: float | None = 3.0,
+    kl_coef: float = 0.01,
+) -> Recipe:
+    """Stabilized single rollouts: a tracked baseline that forgets by the KL, and shaped advantages.
+
+        A = (r - v - mean(r - v)) / std(r - v)              over the batch, v tracked
+        A[t] = A + min(0.4 H[t], |A| / 2)
+        loss = mean over tokens of (token loss + kl_coef k3)
+
+    Rewards lie in [0, 1]. H is the entropy of the policy that sampled, or of it the term of the
+    sampled token.
+
+    Args:
+      num_prompts: How many prompts the data set has; each is remembered.
+      entropy: "sampled" for ``-p log p`` of the token, as released; "policy" for the entropy, as
+        the paper says.
+      rule: How the tracker forgets: ``advantages.window_kl_discount``.
+      kl_coef: Weight of the KL term. 0 leaves it out, and with it the reference model.
+
+    Returns:
+      A Recipe; its batches hold ``prompt_ids``.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> sorted(jr.recipes.mssr(num_prompts=100, kl_coef=0.0).required_fields)
+      ['old_logp', 'prompt_ids']
+
+    References:
+      Liu et al., MSSR (arXiv:2512.18215), and the released code with its settings. What it calls
+      entropy there is the sampled token's term.
+    """
+    checks.check_option("mssr", "entropy", entropy, ("sampled", "policy"))
+    checks.check_non_negative("mssr", kl_coef=kl_coef)
+    shaping = {
+        "sampled": advantages.sampled_entropy_shaping,
+        "policy": advantages.entropy_shaping,
+    }[entropy]
+    return from_base(
+        name="mssr",
+        advantage=chain(
+            advantages.mssr_tracker(num_prompts=num_prompts, rule=rule), stateless(shaping)
+        ),
+        surrogate=bind(
+            surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip
+        ),
+        regularizers=(bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else (),
+        paper="arXiv:2512.18215",
+        group_relative=False,
+    )
+
+
+def dcpo_dynamic_clip(
+    *,
+    num_prompts: int,
+    eps_low: float = 0.16,
+    eps_high: float = 0.2,
+    r_max: float = 10.0,
+    dual_clip: float | None = 10.0,
+) -> Recipe:
+    """Dynamic clipping and smooth advantage standardization.
+
+        A = rewards standardized over this visit and over all visits to the prompt, blended
+        (low, high) = surrogates.dcpo_bounds(old_logp), wider for rare tokens
+        token loss = -min(ratio A, clip(ratio, low, high) A)
+        loss = mean over sequences of the mean over tokens of token loss
+
+    A group whose rewards agree still trains if the prompt's earlier rewards were others.
+
+    Args:
+      num_prompts: How many prompts the data set has; each is remembered.
+      eps_low: Width of the band below 1.
+      eps_high: Width of the band above 1.
+      r_max: Greatest upper bound.
+
+    Returns:
+      A Recipe; its batches hold ``prompt_ids``.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> sorted(jr.recipes.dcpo_dynamic_clip(num_prompts=100).required_fields)
+      ['prompt_ids']
+
+    References:
+      Yang et al., DCPO (arXiv:2509.02333), whose released script has epsilons of 0.2 and 0.28.
+    """
+    return from_base(
+        name="dcpo_dynamic_clip",
+        advantage=advantages.smooth_standardization(num_prompts=num_prompts),
+        surrogate=bind(
+            surrogates.dcpo_dynamic_clip,
+            eps_low=eps_low,
+            eps_high=eps_high,
+            r_max=r_max,
+            dual_clip=dual_clip,
+        ),
+        weights=aggregate.sequence_mean,
+        paper="arXiv:2509.02333",
+    )
+
+
+def dcpo_distribution(
+    *,
+    target_entropy: float = 0.5,
+    max_gap: float = 0.1,
+    good_above: float = 0.05,
+    hot: float = 1.2,
+    cold: float = 0.8,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+    dual_clip: float | None = 3.0,
+) -> Recipe:
+    """GRPO whose advantages hold the entropy near a target.
+
+        A[t] = (1 - a) A + a 1[r > good_above] p_T'(token) / p(token)
+        T' = hot while the entropy is at or below the target, else cold
+        a = x / (1 + x),  x = min(|target_entropy - entropy|, max_gap) / share of good rollouts
+
+    The entropy is that of the batch before, estimated from its sampled tokens; the first batch
+    counts as entropy 0. Both temperatures are relative to the sampler's.
+
+    Args:
+      target_entropy: In nats a token.
+      max_gap: Greatest distance from the target that counts.
+      good_above: Rewards above this are good.
+      hot: The temperature that flattens, above ``cold``.
+      cold: The temperature that sharpens.
+
+    Returns:
+      A Recipe; the train step computes the two other log-probabilities itself.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> recipe = jr.recipes.dcpo_distribution()
+      >>> sorted(recipe.required_fields - recipe.step_fields)
+      []
+
+    References:
+      DCPO (arXiv:2601.12730), and the released code; the best reported target is 0.25.
+    """
+    checks.check_positive("dcpo_distribution", hot=hot, cold=cold)
+    if not cold < hot:
+        raise ValueError(f"dcpo_distribution: cold must be below hot; got {cold:g} and {hot:g}.")
+    mix = stateless(
+        advantages.dcpo_distribution,
+        target_entropy=target_entropy,
+        max_gap=max_gap,
+        good_above=good_above,
+    )
+    tempered = advantages.temperature_logp
+    return from_base(
+        name="dcpo_distribution",
+        advantage=chain(stateless(advantages.grpo), mix),
+        computed=(
+            Computed("policy_entropy", advantages.sampled_entropy(), "controller"),
+            Computed("hot_logp", bind(tempered, temperature=hot), "old_policy"),
+            Computed("cold_logp", bind(tempered, temperature=cold), "old_policy"),
+        ),
+        surrogate=bind(
+            surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip
+        ),
+        paper="arXiv:2601.12730",
+    )
