@@ -185,3 +185,19 @@ def test_an_option_without_effect_is_refused():
 def test_options_out_of_range_are_refused_when_the_recipe_is_made(make, words):
     with pytest.raises(ValueError, match=words):
         make()
+
+
+def test_presets_state_the_optimizer_steps_of_their_papers():
+    made = {name: catalog.preset(name, length=8, num_prompts=4) for name in PRESETS}
+    assert {n: r.minibatches for n, r in made.items() if r.minibatches > 1} == {
+        "cispo": 16,
+        "clip_cov": 8,
+        "dapo": 16,
+        "drpo_len": 4,
+        "gspo": 4,
+        "kl_cov": 8,
+        "mssr": 16,
+        "rover": 4,
+    }
+    for recipe in made.values():
+        recipe.check_passes(recipe.epochs, recipe.minibatches)

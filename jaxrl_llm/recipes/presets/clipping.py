@@ -25,13 +25,15 @@ def gspo(*, eps_low: float = 3e-4, eps_high: float = 4e-4) -> Recipe:
       gspo(eps_high=0.0004, eps_low=0.0003)
 
     References:
-      Zheng et al. (arXiv:2507.18071). TRL averages over all rows, the empty ones too; in verl from
-      0.9 on the aggregation is a setting, and token-mean there is another loss.
+      Zheng et al. (arXiv:2507.18071), whose batches serve four minibatches. TRL averages over all
+      rows, the empty ones too; in verl from 0.9 on the aggregation is a setting, and token-mean
+      there is another loss.
     """
     return from_base(
         name="gspo",
         surrogate=bind(surrogates.gspo, eps_low=eps_low, eps_high=eps_high),
         weights=aggregate.sequence_mean,
+        minibatches=4,
         paper="arXiv:2507.18071",
     )
 
@@ -105,12 +107,14 @@ def cispo(*, w_min: float = 0.0, w_max: float = 5.0) -> Recipe:
       cispo(w_max=3.0, w_min=0.0)
 
     References:
-      MiniMax-M1 (arXiv:2506.13585). The bounds are those of TRL and ScaleRL: a cap of 5, no lower
-      bound. verl's setting of that name is an eps around 1 and defaults to 0.2.
+      MiniMax-M1 (arXiv:2506.13585), with its 16 updates a batch. The bounds are those of TRL and
+      ScaleRL: a cap of 5, no lower bound. verl's setting of that name is an eps around 1 and
+      defaults to 0.2.
     """
     return from_base(
         name="cispo",
         surrogate=bind(surrogates.cispo, w_min=w_min, w_max=w_max),
+        minibatches=16,
         paper="arXiv:2506.13585",
     )
 
@@ -263,8 +267,7 @@ def clip_cov(
         token loss = 0 where selected, else -min(r A, clip(r, 1 - eps_low, 1 + eps_high) A)
         loss = mean over tokens of token loss; the selected count in the mean
 
-    The selection is made once, on the whole batch, with the policy at the start of the step. The
-    advantages are GRPO's; no KL term.
+    The selection is made once, on the whole batch, with the policy at the start of the step.
 
     Args:
       ratio: Share of the tokens that is selected.
@@ -280,30 +283,31 @@ def clip_cov(
       ['old_logp']
 
     References:
-      Cui et al. (arXiv:2505.22617). The defaults are those of the released script for 7B, whose
-      epsilons of 1 leave little of the ratio clip. The scripts also sample on until no group's
-      rewards agree: ``curation.informative_groups``. verl selects anew in each microbatch, with the
-      log-probabilities of the moment, and leaves out tokens that the ratio clip stops.
+      Cui et al. (arXiv:2505.22617), with their 8 updates a batch. The defaults are those of the
+      released script for 7B, whose epsilons of 1 leave little of the ratio clip. The scripts also
+      sample on until no group's rewards agree: ``curation.informative_groups``. verl selects anew
+      in each microbatch, with the log-probabilities of the moment, and leaves out tokens that the
+      ratio clip stops.
     """
     selection = bind(surrogates.clip_cov_selection, ratio=ratio, lower=lower, upper=upper)
     return from_base(
         name="clip_cov",
         computed=(Computed("selected", selection, "batch"),),
         surrogate=bind(surrogates.clip_cov, eps_low=eps_low, eps_high=eps_high),
+        minibatches=8,
         paper="arXiv:2505.22617",
     )
 
 
 def kl_cov(*, ratio: float = 2e-3, coef: float = 1.0) -> Recipe:
-    """The plain ratio objective with a pull on the tokens of the highest covariance.
+    """The plain ratio objective with a penalty on the tokens of the highest covariance.
 
         cov = (A - mean A) (logp - mean logp)           means over the tokens of the batch
         selected = the ratio of all tokens with the largest cov
         token loss = -r A + coef |logp - old_logp| where selected
 
-    The selection is made once, on the whole batch, with the policy at the start of the step. The
-    advantages are GRPO's; there is no clip and no KL to a reference. In the first update of a batch
-    the policy is the old one and the pull has nothing to say: train several updates a batch.
+    The selection is made once, on the whole batch, with the policy at the start of the step. There
+    is no clip. In the first optimizer step on a batch the policy is the old one and the penalty 0.
 
     Args:
       ratio: Share of the tokens that is selected.
@@ -315,16 +319,17 @@ def kl_cov(*, ratio: float = 2e-3, coef: float = 1.0) -> Recipe:
       kl_cov(coef=0.5)
 
     References:
-      Cui et al. (arXiv:2505.22617). The defaults are those of the released script for 7B; the one
-      for 32B selects a tenth of that. The scripts also sample on until no group's rewards agree:
-      ``curation.informative_groups``. verl selects anew in each microbatch, with the
-      log-probabilities of the moment.
+      Cui et al. (arXiv:2505.22617), with their 8 updates a batch. The defaults are those of the
+      released script for 7B; the one for 32B selects a tenth of that. The scripts also sample on
+      until no group's rewards agree: ``curation.informative_groups``. verl selects anew in each
+      microbatch, with the log-probabilities of the moment.
     """
     selection = bind(surrogates.kl_cov_selection, ratio=ratio)
     return from_base(
         name="kl_cov",
         computed=(Computed("selected", selection, "batch"),),
         surrogate=bind(surrogates.kl_cov, coef=coef),
+        minibatches=8,
         paper="arXiv:2505.22617",
     )
 
@@ -349,8 +354,9 @@ def rover(*, rho: float = 1.0, beta: float = 1.0) -> Recipe:
       rover(beta=0.5, rho=1.0)
 
     References:
-      He et al., Random Policy Valuation is Enough (arXiv:2509.24981). The released script for
-      countdown centers the rewards as here, the one for mathematics feeds GRPO's advantages.
+      He et al., Random Policy Valuation is Enough (arXiv:2509.24981), with minibatches of 32 of 128
+      prompts. The released script for countdown centers the rewards as here, the one for
+      mathematics feeds GRPO's advantages.
     """
     return from_base(
         name="rover",
@@ -360,6 +366,7 @@ def rover(*, rho: float = 1.0, beta: float = 1.0) -> Recipe:
             Computed("mean_log_probs", surrogates.mean_log_probs, "policy"),
             Computed("old_mean_log_probs", surrogates.mean_log_probs, "old_policy"),
         ),
+        minibatches=4,
         paper="arXiv:2509.24981",
     )
 
@@ -399,9 +406,10 @@ def drpo_len(
       drpo_len(lam=0.1, length=16, tau=10.0)
 
     References:
-      DRPO (arXiv:2510.04474), defaults of the authors' scripts. There the coefficient is that of
-      the very minibatch and the KL a mean over its tokens; here it lags by one update and the KL
-      counts every answer of a group alike, so that the loss adds up over microbatches.
+      DRPO (arXiv:2510.04474), defaults of the authors' scripts, four minibatches among them. There
+      the coefficient is that of the very minibatch and the KL a mean over its tokens; here it lags
+      by one update and the KL counts every answer of a group alike, so that the loss adds up over
+      microbatches.
     """
     barrier = given(bind(surrogates.kl_barrier, beta=beta, delta=delta), kl="last_kl")
     kl = given(bind(surrogates.kl_from_old, estimator=kl_estimator), coef="kl_coef")
@@ -412,5 +420,6 @@ def drpo_len(
         surrogate=bind(surrogates.drpo_len, length=length, lam=lam, tau=tau),
         weights=aggregate.group_mean,
         regularizers=(kl,),
+        minibatches=4,
         paper="arXiv:2510.04474",
     )

@@ -138,8 +138,8 @@ def dapo(
       dapo_clip(dual_clip=None, eps_high=0.28, eps_low=0.2)
 
     References:
-      Yu et al. (arXiv:2503.14476). The dual clip of 10 is that of the released scripts (verl's
-      recipe); the paper does not mention it.
+      Yu et al. (arXiv:2503.14476), with their 16 updates a batch. The dual clip of 10 is that of
+      the released scripts (verl's recipe); the paper does not mention it.
     """
     _check_effect(dynamic_sampling, metric, max_length, overlong_buffer, overlong_factor)
     advantage = stateless(advantages.grpo)
@@ -162,6 +162,7 @@ def dapo(
         ),
         curation=stateless(informative) if dynamic_sampling else None,
         selection=curation.truncation_mask if overlong_filter else None,
+        minibatches=16,
         paper="arXiv:2503.14476",
     )
 

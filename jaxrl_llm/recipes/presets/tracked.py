@@ -88,8 +88,8 @@ def mssr(
       ['old_logp', 'prompt_ids']
 
     References:
-      Liu et al., MSSR (arXiv:2512.18215), and the released code with its settings. What it calls
-      entropy there is the sampled token's term.
+      Liu et al., MSSR (arXiv:2512.18215), and the released code with its settings, 16 minibatches
+      among them. What it calls entropy there is the sampled token's term.
     """
     checks.check_option("mssr", "entropy", entropy, ("sampled", "policy"))
     checks.check_non_negative("mssr", kl_coef=kl_coef)
@@ -106,6 +106,7 @@ def mssr(
             surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip
         ),
         regularizers=(bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else (),
+        minibatches=16,
         paper="arXiv:2512.18215",
         group_relative=False,
     )
