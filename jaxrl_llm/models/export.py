@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -81,10 +82,10 @@ def save_safetensors(
     unfinished.mkdir(parents=True)
     try:
         for file, paths in zip(names, files, strict=True):
-            _save_file(
+            # Not by a name: one file is in memory at a time.
+            save_tensors(
                 {table[p].name: _tensor(leaves[p], table[p], dtype) for p in paths},
-                unfinished,
-                file,
+                unfinished / file,
             )
             where |= {table[path].name: file for path in paths}
         if len(files) > 1:
@@ -227,10 +228,15 @@ def _tensor(leaf: Any, weight: Weight, dtype: str) -> np.ndarray:
     return np.ascontiguousarray(array.T if weight.transposed else array)
 
 
-def _save_file(tensors: dict[str, np.ndarray], folder: Path, name: str) -> None:
+def save_tensors(tensors: dict[str, np.ndarray], path: Path) -> None:
+    """Writes a safetensors file, with the mode of any new file; the library makes it private."""
     from safetensors.numpy import save_file
 
-    save_file(tensors, folder / name, metadata={"format": "pt"})
+    path.unlink(missing_ok=True)
+    path.touch()
+    mode = stat.S_IMODE(path.stat().st_mode)
+    save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(mode)
 
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:

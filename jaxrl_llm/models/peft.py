@@ -50,9 +50,7 @@ def save_adapter(
       PEFT's format of checkpoints (its documentation): ``lora_A`` [rank, in], ``lora_B`` [out,
       rank], lora_alpha / r as factor.
     """
-    from safetensors.numpy import save_file
-
-    from jaxrl_llm.models.export import write_json
+    from jaxrl_llm.models.export import save_tensors, write_json
     from jaxrl_llm.models.loading import parameter_table
 
     table, tensors = parameter_table(config), {}
@@ -65,7 +63,7 @@ def save_adapter(
         tensors[name] = np.ascontiguousarray(np.asarray(x, np.float32).T)
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, target / WEIGHTS, metadata={"format": "pt"})
+    save_tensors(tensors, target / WEIGHTS)
     write_json(target / CONFIG, _settings(tensors, lora, config, base))
 
 

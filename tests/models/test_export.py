@@ -1,6 +1,7 @@
 """Parameters written as a Hugging Face folder, and read back by our own loader."""
 
 import json
+import os
 from pathlib import Path
 
 import jax
@@ -12,6 +13,8 @@ from safetensors.numpy import load_file
 
 from jaxrl_llm.models import RopeScaling, export, load_model, save_safetensors
 from jaxrl_llm.models.export import hf_config
+from jaxrl_llm.models.lora import LoRAConfig, init_lora
+from jaxrl_llm.models.peft import save_adapter
 from jaxrl_llm.models.safetensors import SafetensorsFolder
 from jaxrl_llm.models.sharding import param_shardings, shard
 from jaxrl_llm.testing import tiny_config, tiny_model
@@ -122,7 +125,7 @@ def test_a_save_that_ends_early_leaves_no_mix(tmp_path, monkeypatch, sizes):
         save_safetensors(params, folder, config=model.config, file_bytes=sizes[0])
         done.clear()
         with monkeypatch.context() as patch:
-            patch.setattr(export, "_save_file", stop_after(export._save_file))
+            patch.setattr(export, "save_tensors", stop_after(export.save_tensors))
             for name in ("write_text", "unlink", "replace"):
                 patch.setattr(Path, name, stop_after(getattr(Path, name)))
             try:
@@ -186,3 +189,18 @@ def test_what_is_not_the_model_is_refused(tmp_path):
 def test_a_shape_that_transformers_cannot_compute_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         hf_config(tiny_config(**changes))
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_all_files_have_the_mode_of_a_new_file(tmp_path, umask):
+    model, params = tiny_model(num_layers=1)
+    lora = LoRAConfig(rank=2)
+    before = os.umask(umask)
+    try:
+        for _ in range(2):  # the second time over the files of the first
+            save_safetensors(params, tmp_path, config=model.config, file_bytes=50_000)
+            save_adapter(init_lora(params, lora), tmp_path, lora=lora, config=model.config)
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert len(modes) > 5 and set(modes.values()) == {0o666 & ~umask}
