@@ -20,6 +20,7 @@ def importance_weights(
     *,
     level: Level = "token",
     cap: float | None = 2.0,
+    floor: float | None = None,
     normalize: bool = False,
 ) -> Array:
     """Truncated importance weights (TIS).
@@ -28,6 +29,7 @@ def importance_weights(
         level="token":      w[t] = min(exp(d[t]), cap)
         level="sequence":   w[t] = min(exp(sum of d over the sequence), cap)     at every token
         level="geometric":  w[t] = min(exp(mean of d over the sequence), cap)    at every token
+        floor:              w[t] = max(w[t], floor)
         normalize:          w[t] = w[t] / mean(w), over kept tokens or non-empty sequences
 
     The token level is biased and of low variance; the sequence level is the exact correction but
@@ -41,14 +43,17 @@ def importance_weights(
       level: What has one weight: "token", "sequence" or "geometric".
       cap: Greatest weight, at least 1; None for none. 1.5 to 5 for tokens and 2 to 10 for sequences
         are common.
-      normalize: Whether to divide by the mean weight of the whole batch, after the cap. It is left
-        out where that mean is not above 1e-8.
+      floor: Least weight, 0 to 1, so that a token that the proximal policy finds improbable keeps a
+        part of its gradient; None for none.
+      normalize: Whether to divide by the mean weight of the whole batch, after cap and floor. It is
+        left out where that mean is not above 1e-8.
 
     Returns:
       Weights ``[..., T]``, float32, 0 where masked; no gradient flows through them.
 
     Raises:
-      ValueError: If shapes differ, ``level`` is unknown or ``cap`` is below 1.
+      ValueError: If shapes differ, ``level`` is unknown, ``cap`` is below 1 or ``floor`` is not
+        between 0 and 1.
       TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
@@ -58,12 +63,16 @@ def importance_weights(
       >>> w = jr.corrections.importance_weights(old_logp, jnp.zeros(4), mask)
       >>> [round(x, 4) for x in w.tolist()]
       [1.1052, 0.7408, 2.0, 1.0]
+      >>> w = jr.corrections.importance_weights(old_logp, jnp.zeros(4), mask, cap=1.5, floor=0.9)
+      >>> [round(x, 4) for x in w.tolist()]
+      [1.1052, 0.9, 1.5, 1.0]
 
     References:
       Yao et al., Your efficient RL framework secretly brings you off-policy RL training
       (fengyao.notion.site/off-policy-rl). Token and sequence level, cap and normalization are those
       of verl 0.9 (``rollout_is``); TRL has the two levels as ``token_truncate`` and
-      ``sequence_truncate`` and no clamp of the exponent. AReaL's sequence weight is the geometric.
+      ``sequence_truncate``, whose ``clip_min`` is ``floor``, and no clamp of the exponent. AReaL's
+      sequence weight is the geometric.
     """
     weight = _raw("importance_weights", old_logp, behavior_logp, mask, level)
     if cap is not None:
@@ -74,6 +83,9 @@ def importance_weights(
                 f"got {cap:g}."
             )
         weight = jnp.minimum(weight, cap)
+    if floor is not None:
+        checks.check_share("importance_weights", floor=floor)
+        weight = jnp.maximum(weight, floor)
     return _finish(weight, mask, level, normalize)
 
 

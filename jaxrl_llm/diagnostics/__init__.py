@@ -15,10 +15,12 @@ from jaxrl_llm.diagnostics.exploration import (
 from jaxrl_llm.diagnostics.mismatch import (
     Mismatch,
     MismatchMetrics,
+    RejectionMetrics,
     WeightMetrics,
     effective_sample_size,
     mismatch,
     mismatch_metrics,
+    rejection_metrics,
     weight_metrics,
 )
 from jaxrl_llm.diagnostics.ratio import (
@@ -35,6 +37,7 @@ __all__ = [
     "Mismatch",
     "MismatchMetrics",
     "RatioRange",
+    "RejectionMetrics",
     "WeightMetrics",
     "approx_kl",
     "clip_fraction",
@@ -46,6 +49,7 @@ __all__ = [
     "mismatch",
     "mismatch_metrics",
     "ratio_range",
+    "rejection_metrics",
     "unsampled_second_moment",
     "weight_metrics",
 ]

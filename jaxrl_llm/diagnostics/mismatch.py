@@ -1,5 +1,7 @@
 """How far what sampled the tokens is from what scores them, and what weights do about it."""
 
+import functools
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
@@ -244,3 +246,75 @@ def weight_metrics(weights: Array, mask: Array) -> WeightMetrics:
 
 def _clamped(log_ratio: Array) -> Array:
     return jnp.clip(log_ratio, -masking.LOG_RATIO_CLAMP, masking.LOG_RATIO_CLAMP)
+
+
+class RejectionMetrics(NamedTuple):
+    """What rejection rules take out, as shares in 0 to 1, float32."""
+
+    tokens: Array  # [R], of the kept tokens, by each rule alone
+    sequences: Array  # [R], of the non-empty sequences, by each rule alone
+    any_tokens: Array  # [], by at least one rule
+    any_sequences: Array  # []
+
+
+def rejection_metrics(
+    old_logp: Array,
+    behavior_logp: Array,
+    mask: Array,
+    *,
+    rules: tuple[Callable, ...],
+) -> RejectionMetrics:
+    """How many tokens and sequences each rule of a correction rejects.
+
+        rejected[r, t] = mask[t] and not rules[r](old_logp, behavior_logp, mask)[t]
+        tokens[r]      = mean over tokens of rejected[r]
+        sequences[r]   = share of the sequences with a rejected token
+
+    The rules are those of ``corrections.rollout_correction``, in its order.
+
+    Args:
+      old_logp: ``[..., T]`` log-probabilities (nats) under the proximal policy.
+      behavior_logp: ``[..., T]`` under what sampled the tokens.
+      mask: bool ``[..., T]``, True = keep.
+      rules: Functions ``(old_logp, behavior_logp, mask) -> keep [..., T]``, options bound.
+
+    Returns:
+      :class:`RejectionMetrics`; all 0 where nothing is kept.
+
+    Raises:
+      TypeError: If ``rules`` is not a tuple of functions, ``mask`` or what a rule returns is not
+        bool, or another array not floating point.
+      ValueError: If shapes differ or ``rules`` is empty.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> rules = (jr.bind(jr.corrections.veto_mask, threshold=0.1),
+      ...          jr.bind(jr.corrections.rejection_mask, statistic="k1", level="token", upper=2.0))
+      >>> old_logp = jnp.log(jnp.array([[1.5, 3.0], [1.0, 0.05]]))
+      >>> zeros, mask = jnp.zeros((2, 2)), jnp.ones((2, 2), bool)
+      >>> rejected = jr.diagnostics.rejection_metrics(old_logp, zeros, mask, rules=rules)
+      >>> rejected.tokens.tolist(), rejected.sequences.tolist(), float(rejected.any_tokens)
+      ([0.5, 0.5], [0.5, 1.0], 0.75)
+
+    References:
+      verl 0.9 reports both shares of every rule (``rollout_rs_*_masked_fraction``).
+    """
+    function = "rejection_metrics"
+    checks.check_min_rank(function, 1, mask=mask)
+    log_ratio(function, mask, old_logp=old_logp, behavior_logp=behavior_logp)  # for its checks
+    if not isinstance(rules, tuple) or not all(map(callable, rules)):
+        raise TypeError(f"{function}: rules must be a tuple of functions; got {rules!r}.")
+    if not rules:
+        raise ValueError(f"{function}: rules is empty; there is nothing to measure.")
+    rejected = []
+    for rule in rules:
+        keep = rule(old_logp, behavior_logp, mask)
+        checks.check_bool(f"{function}, rule {rule!r}", keep=keep)
+        checks.check_shape(f"{function}, rule {rule!r}", "keep", keep, jnp.shape(mask))
+        rejected.append(mask & ~keep)
+    rejected.append(functools.reduce(jnp.logical_or, rejected))
+    of_sequences = jnp.any(mask, axis=-1)
+    tokens = jnp.stack([masking.masked_mean(x, mask) for x in rejected])
+    sequences = jnp.stack([masking.masked_mean(jnp.any(x, -1), of_sequences) for x in rejected])
+    return RejectionMetrics(tokens[:-1], sequences[:-1], tokens[-1], sequences[-1])

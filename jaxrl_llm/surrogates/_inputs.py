@@ -97,6 +97,12 @@ def dual_clipped(function: str, loss: Array, advantages: Array, dual_clip) -> Ar
     return jnp.where(negative & (loss > bound), bound, loss)
 
 
+def gated_loss(ratio: Array, advantages: Array, tau_pos, tau_neg) -> Array:
+    """SAPO's ``-A (4 / tau) sigmoid(tau (ratio - 1))`` with a tau for each sign of A."""
+    tau = jnp.where(advantages > 0, tau_pos, tau_neg)
+    return -advantages * (4.0 / tau) * jax.nn.sigmoid(tau * (ratio - 1.0))
+
+
 def check_sequence_advantages(function: str, logp: Array, advantages: Array, hint="") -> None:
     """Raises ValueError if there is an advantage a token where one a sequence is meant."""
     if jnp.ndim(advantages) == jnp.ndim(logp):

@@ -291,5 +291,4 @@ def sapo(
     checks.check_positive("sapo", tau_pos=tau_pos, tau_neg=tau_neg)
     _inputs.check_finite("sapo", tau_pos=tau_pos, tau_neg=tau_neg)
     x = _inputs.prepare("sapo", logp, old_logp, advantages, mask)
-    tau = jnp.where(x.advantages > 0, tau_pos, tau_neg)
-    return x.finish(-x.advantages * (4.0 / tau) * jax.nn.sigmoid(tau * (x.ratio - 1.0)))
+    return x.finish(_inputs.gated_loss(x.ratio, x.advantages, tau_pos, tau_neg))

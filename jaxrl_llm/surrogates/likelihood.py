@@ -1,4 +1,4 @@
-"""Log-likelihood times a constant weight: REINFORCE, CISPO, DISPO, MinPRO."""
+"""Log-likelihood times a constant weight: REINFORCE, CISPO, DISPO, MinPRO, DPPO."""
 
 import jax
 import jax.numpy as jnp
@@ -311,3 +311,138 @@ def _least_before(log_ratio: Array, mask: Array, cap_one: bool) -> Array:
     before = minimum_before(jnp.where(mask, log_ratio, jnp.inf))
     before = jnp.where(jnp.isposinf(before), 0.0, before)
     return jnp.minimum(before, 0.0) if cap_one else before
+
+
+def dppo_tv(
+    logp: Array,
+    old_logp: Array | None,
+    advantages: Array,
+    mask: Array,
+    *,
+    delta_low: float = 0.15,
+    delta_high: float = 0.15,
+    w_max: float = 20.0,
+) -> Array:
+    """Policy gradient off policy, without the tokens whose probability moved too far.
+
+        keep[t] = p[t] - q[t] <= delta_high   where A[t] > 0,    p = exp(logp), q = exp(old_logp)
+                  p[t] - q[t] >= -delta_low   elsewhere
+        loss[t] = -stop_gradient(min(r[t], w_max)) * A[t] * logp[t]   where kept, else 0
+
+    ``|p - q|`` is the total variation of "this token or another". Unlike a bound on the ratio it
+    lets a rare token rise by a large factor and stops a likely one early. On policy it is
+    :func:`reinforce`. A token that is left out stays in the denominator of the weighting.
+
+    Args:
+      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
+      old_logp: ``[..., T]`` under the policy that sampled; None for the policy being trained.
+      advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
+      mask: bool ``[..., T]``, True = keep.
+      delta_low: Greatest loss of probability, in 0 to 1, where the advantage is not positive.
+      delta_high: Greatest gain of probability, in 0 to 1, where the advantage is positive.
+      w_max: Greatest ratio that counts.
+
+    Returns:
+      Token loss ``[..., T]``, float32, 0 where masked.
+
+    Raises:
+      ValueError: If shapes differ, a delta is negative or ``w_max`` is not above 0.
+      TypeError: If ``mask`` is not bool or another array is not floating point.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> old_logp, mask = jnp.log(jnp.array([0.01, 0.5, 0.5])), jnp.ones(3, bool)
+      >>> loss = lambda x: jr.surrogates.dppo_tv(x, old_logp, jnp.ones(3), mask).sum()
+      >>> gradient = jax.grad(loss)(jnp.log(jnp.array([0.04, 0.6, 0.7])))
+      >>> [round(x, 4) for x in gradient.tolist()]
+      [-4.0, -1.2, 0.0]
+
+    References:
+      Rethinking the Trust Region in LLM Reinforcement Learning (arXiv:2602.04879), DPPO-Binary-TV,
+      as verl 0.9 computes it (``dppo_tv``); the bounds are those of its example script. The mask of
+      prime-rl's default loss is the same with bounds of 0.2; its gradient is that of ``-A r``
+      without ``w_max``, and a squared log ratio is added.
+    """
+    x = _prepare_dppo("dppo_tv", logp, old_logp, advantages, mask, delta_low, delta_high, w_max)
+    change = jnp.exp(x.logp) - jnp.exp(_old(x, old_logp))
+    keep = jnp.where(x.advantages > 0, change <= delta_high, change >= -delta_low)
+    return x.finish(_kept_likelihood(x, keep, w_max))
+
+
+def dppo_kl(
+    logp: Array,
+    old_logp: Array | None,
+    advantages: Array,
+    mask: Array,
+    *,
+    delta_low: float = 0.05,
+    delta_high: float = 0.05,
+    w_max: float = 20.0,
+) -> Array:
+    """Policy gradient off policy, without the tokens whose divergence grew too large.
+
+        p = exp(logp[t]), q = exp(old_logp[t])
+        D[t] = q log(q / p) + (1 - q) log((1 - q) / (1 - p))
+        keep[t] = D[t] <= delta_high or p <= q   where A[t] > 0
+                  D[t] <= delta_low or p >= q    elsewhere
+        loss[t] = -stop_gradient(min(r[t], w_max)) * A[t] * logp[t]   where kept, else 0
+
+    D is the KL divergence of "this token or another". Tokens that move back to the old policy are
+    always kept. On policy it is :func:`reinforce`; see :func:`dppo_tv`.
+
+    Args:
+      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
+      old_logp: ``[..., T]`` under the policy that sampled; None for the policy being trained.
+      advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
+      mask: bool ``[..., T]``, True = keep.
+      delta_low: Greatest divergence (nats) of a token that fell, for advantages not above 0.
+      delta_high: Greatest divergence (nats) of a token that rose, for advantages above 0.
+      w_max: Greatest ratio that counts.
+
+    Returns:
+      Token loss ``[..., T]``, float32, 0 where masked.
+
+    Raises:
+      ValueError: If shapes differ, a delta is negative or ``w_max`` is not above 0.
+      TypeError: If ``mask`` is not bool or another array is not floating point.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> old_logp, mask = jnp.log(jnp.array([0.01, 0.5, 0.5])), jnp.ones(3, bool)
+      >>> loss = lambda x: jr.surrogates.dppo_kl(x, old_logp, jnp.ones(3), mask).sum()
+      >>> gradient = jax.grad(loss)(jnp.log(jnp.array([0.04, 0.6, 0.7])))
+      >>> [round(x, 4) for x in gradient.tolist()]
+      [-4.0, -1.2, 0.0]
+
+    References:
+      Rethinking the Trust Region in LLM Reinforcement Learning (arXiv:2602.04879), DPPO-Binary-KL,
+      as verl 0.9 computes it (``dppo_kl``), with 1e-8 added to 1 - p and 1 - q; the bounds are
+      those of its example script. Log ratios are clamped to +-20 in D.
+    """
+    x = _prepare_dppo("dppo_kl", logp, old_logp, advantages, mask, delta_low, delta_high, w_max)
+    old = _old(x, old_logp)
+    # Rounding may leave a log-probability above 0.
+    rest, old_rest = (-jnp.expm1(jnp.minimum(y, 0.0)) for y in (x.logp, old))
+    clamp = masking.LOG_RATIO_CLAMP
+    divergence = old_rest * jnp.log((old_rest + 1e-8) / (rest + 1e-8))
+    divergence -= jnp.exp(old) * jnp.clip(x.log_ratio, -clamp, clamp)
+    rose = (divergence <= delta_high) | (x.logp <= old)
+    fell = (divergence <= delta_low) | (x.logp >= old)
+    return x.finish(_kept_likelihood(x, jnp.where(x.advantages > 0, rose, fell), w_max))
+
+
+def _prepare_dppo(function, logp, old_logp, advantages, mask, delta_low, delta_high, w_max):
+    checks.check_non_negative(function, delta_low=delta_low, delta_high=delta_high)
+    checks.check_positive(function, w_max=w_max)
+    return _inputs.prepare(function, logp, old_logp, advantages, mask)
+
+
+def _old(x: _inputs.Inputs, old_logp: Array | None) -> Array:
+    return x.logp if old_logp is None else masking.zero_masked(old_logp, x.mask)
+
+
+def _kept_likelihood(x: _inputs.Inputs, keep: Array, w_max) -> Array:
+    weight = jax.lax.stop_gradient(jnp.minimum(x.ratio, w_max))
+    return -weight * x.advantages * jnp.where(keep, x.logp, 0.0)

@@ -1,4 +1,4 @@
-"""One ratio or weight a sequence: GSPO and its token form, LUSPO, GMPO, VESPO."""
+"""One ratio or weight a sequence: GSPO and its token form, LUSPO, SAPO, GMPO, VESPO."""
 
 import math
 
@@ -56,11 +56,13 @@ def gspo(
     *,
     eps_low: float = 3e-4,
     eps_high: float = 4e-4,
+    dual_clip: float | None = None,
 ) -> Array:
     """One importance ratio a sequence, clipped once a sequence.
 
         s = exp(sum_t mask[t] (logp[t] - old_logp[t]) / sum_t mask[t])
         loss[t] = max(-A s, -A clip(s, 1 - eps_low, 1 + eps_high))      the same at every token
+        dual clip, where A < 0 only:  loss[t] = min(loss[t], -A dual_clip)
 
     The value is repeated over the tokens, so it belongs with ``aggregate.sequence_mean``: the loss
     is then the mean over sequences, with unclipped gradient ``-A s / length`` at each token. A
@@ -73,12 +75,15 @@ def gspo(
       mask: bool ``[..., T]``, True = keep.
       eps_low: The sequence ratio is clipped below at ``1 - eps_low``.
       eps_high: The sequence ratio is clipped above at ``1 + eps_high``.
+      dual_clip: Greatest sequence ratio that counts where the advantage is negative, above 1; None
+        for none.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
 
     Raises:
-      ValueError: If shapes differ, ``advantages`` has a token axis, or an epsilon is negative.
+      ValueError: If shapes differ, ``advantages`` has a token axis, an epsilon is negative, or
+        ``dual_clip`` is not above 1.
       TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
@@ -88,16 +93,21 @@ def gspo(
       >>> loss = jr.surrogates.gspo(logp, jnp.zeros(3), jnp.array(-1.0), mask)
       >>> [round(x, 4) for x in loss.tolist()]
       [1.0513, 1.0513, 0.0]
+      >>> far = jr.surrogates.gspo(logp + 1.0, jnp.zeros(3), jnp.array(-1.0), mask, dual_clip=2.0)
+      >>> far.tolist()  # the ratio is 2.8577
+      [2.0, 2.0, 0.0]
 
     References:
-      Zheng et al., GSPO (arXiv:2507.18071). The mean log ratio is capped at 10 as in verl. An empty
-      sequence is 0 and left out of the mean over sequences; TRL divides by all rows.
+      Zheng et al., GSPO (arXiv:2507.18071). The mean log ratio is capped at 10 as in verl. The dual
+      clip is the ``delta`` of TRL at its sequence level. An empty sequence is 0 and left out of the
+      mean over sequences; TRL divides by all rows.
     """
     hint = " For one value a token use gspo_token."
     _inputs.check_sequence_advantages("gspo", logp, advantages, hint)
     checks.check_non_negative("gspo", eps_low=eps_low, eps_high=eps_high)
     x = _inputs.prepare("gspo", logp, old_logp, advantages, mask)
-    return x.finish(_clipped(x, eps_low, eps_high))
+    loss = _clipped(x, eps_low, eps_high)
+    return x.finish(_inputs.dual_clipped("gspo", loss, x.advantages, dual_clip))
 
 
 @traits(level="sequence", token_advantages=True)
@@ -109,11 +119,13 @@ def gspo_token(
     *,
     eps_low: float = 3e-4,
     eps_high: float = 4e-4,
+    dual_clip: float | None = None,
 ) -> Array:
     """The sequence ratio in value, the token's own log-probability in gradient.
 
         s[t] = stop_gradient(s) * exp(logp[t] - stop_gradient(logp[t]))
         loss[t] = max(-A[t] s[t], -A[t] clip(s[t], 1 - eps_low, 1 + eps_high))
+        dual clip, where A[t] < 0 only:  loss[t] = min(loss[t], -A[t] dual_clip)
 
     It allows another advantage for each token. With equal advantages and
     ``aggregate.sequence_mean``, the only weighting it is defined for, value and gradient are those
@@ -126,12 +138,14 @@ def gspo_token(
       mask: bool ``[..., T]``, True = keep.
       eps_low: The sequence ratio is clipped below at ``1 - eps_low``.
       eps_high: The sequence ratio is clipped above at ``1 + eps_high``.
+      dual_clip: Greatest sequence ratio that counts where the advantage is negative, above 1; None
+        for none.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
 
     Raises:
-      ValueError: If shapes differ or an epsilon is negative.
+      ValueError: If shapes differ, an epsilon is negative, or ``dual_clip`` is not above 1.
       TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
@@ -150,7 +164,8 @@ def gspo_token(
     log_s = jax.lax.stop_gradient(_mean(x.log_ratio, mask))
     own = x.logp - jax.lax.stop_gradient(x.logp)
     ratio = jnp.exp(_capped(log_s[..., None] + own))
-    return x.finish(_inputs.clipped_loss(ratio, x.advantages, eps_low, eps_high))
+    loss = _inputs.clipped_loss(ratio, x.advantages, eps_low, eps_high)
+    return x.finish(_inputs.dual_clipped("gspo_token", loss, x.advantages, dual_clip))
 
 
 @traits(policy_gradient=False, level="sequence")
@@ -204,6 +219,61 @@ def luspo(
     checks.check_non_negative("luspo", eps_low=eps_low, eps_high=eps_high)
     x = _inputs.prepare("luspo", logp, old_logp, advantages, mask)
     return x.finish(masking.lengths(mask)[..., None] * _clipped(x, eps_low, eps_high))
+
+
+@traits(level="sequence")
+def sapo_sequence(
+    logp: Array,
+    old_logp: Array | None,
+    advantages: Array,
+    mask: Array,
+    *,
+    tau_pos: float = 1.0,
+    tau_neg: float = 1.05,
+) -> Array:
+    """The sigmoid gate of :func:`sapo` on one ratio a sequence.
+
+        s = exp(sum_t mask[t] (logp[t] - old_logp[t]) / length)
+        tau = tau_pos if A > 0 else tau_neg
+        loss[t] = -A (4 / tau) sigmoid(tau (s - 1))                the same at every token
+
+    It belongs with ``aggregate.sequence_mean``, and there starts from the gradient of :func:`gspo`.
+    A sequence of one token is :func:`sapo`.
+
+    Args:
+      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
+      old_logp: ``[..., T]`` under the proximal policy; None for the policy being trained.
+      advantages: ``[...]``, one value a sequence.
+      mask: bool ``[..., T]``, True = keep.
+      tau_pos: Sharpness of the gate where the advantage is positive.
+      tau_neg: Sharpness elsewhere.
+
+    Returns:
+      Token loss ``[..., T]``, float32, 0 where masked. At s = 1 it is ``-2 A / tau``, not ``-A``.
+
+    Raises:
+      ValueError: If shapes differ, ``advantages`` has a token axis, or a tau is not above 0 and
+        finite.
+      TypeError: If ``mask`` is not bool or another array is not floating point.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> logp, mask = jnp.log(jnp.array([2.0, 1.125])), jnp.ones(2, bool)  # their ratio: 1.5
+      >>> loss = lambda x: jr.surrogates.sapo_sequence(x, jnp.zeros(2), jnp.array(1.0), mask).mean()
+      >>> [round(x, 4) for x in [float(loss(logp)), *jax.grad(loss)(logp).tolist()]]
+      [-2.4898, -0.705, -0.705]
+
+    References:
+      Soft Adaptive Policy Optimization (arXiv:2511.20347) at the sequence level that TRL offers for
+      it (``importance_sampling_level="sequence"``). The mean log ratio is capped at 10.
+    """
+    _inputs.check_sequence_advantages("sapo_sequence", logp, advantages, " Use sapo for those.")
+    checks.check_positive("sapo_sequence", tau_pos=tau_pos, tau_neg=tau_neg)
+    _inputs.check_finite("sapo_sequence", tau_pos=tau_pos, tau_neg=tau_neg)
+    x = _inputs.prepare("sapo_sequence", logp, old_logp, advantages, mask)
+    ratio = jnp.exp(_capped(_mean(x.log_ratio, mask)))[..., None]
+    return x.finish(_inputs.gated_loss(ratio, x.advantages, tau_pos, tau_neg))
 
 
 def _clipped(x: _inputs.Inputs, eps_low, eps_high) -> Array:

@@ -55,6 +55,8 @@ def batch(seed, scale):
         ({"level": "sequence"}, [2.0] * 4),
         ({"level": "geometric"}, [1.191246] * 4),
         ({"cap": None}, [1.105171, 0.740818, 2.459603, 1.0]),
+        ({"cap": 1.5, "floor": 0.9}, [1.105171, 0.9, 1.5, 1.0]),
+        ({"level": "sequence", "cap": 1.5, "floor": 1.0}, [1.5] * 4),
     ],
 )
 def test_worked_numbers(options, expected):
@@ -135,6 +137,8 @@ def test_bad_options():
         importance_weights(*arrays, cap=0.5)
     with pytest.raises(ValueError, match="cap must be above 0"):
         importance_weights(*arrays, cap=-1.0)
+    with pytest.raises(ValueError, match=r"floor must be in \[0, 1\]; got 1.5"):
+        importance_weights(*arrays, floor=1.5)
     for bounds in ({"lower": 1.5}, {"upper": 0.5}):
         with pytest.raises(ValueError, match="lower and upper must have 1 between them"):
             masked_importance_weights(*arrays, **bounds)

@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.corrections import importance_weights
-from jaxrl_llm.diagnostics import effective_sample_size, mismatch_metrics, weight_metrics
+from jaxrl_llm.diagnostics import (
+    effective_sample_size,
+    mismatch_metrics,
+    rejection_metrics,
+    weight_metrics,
+)
 
 RNG = np.random.default_rng(0)
 LOGP = RNG.normal(-2, 1, (3, 4, 5)).astype(np.float32)
@@ -97,3 +102,29 @@ def test_bad_input():
         weight_metrics(MASK, MASK)
     with pytest.raises(ValueError, match="weight_metrics: these must have one shape"):
         weight_metrics(LOGP[0], MASK)
+
+
+def test_rejection_metrics_count_what_each_rule_rejects():
+    keep = np.array([[[1, 0, 1], [1, 1, 1]], [[1, 1, 1], [0, 1, 1]]], bool)
+    rules = tuple((lambda old_logp, behavior_logp, mask, k=k: mask & k) for k in keep)
+    mask = np.array([[True, True, True], [True, True, False]])
+    shares = rejection_metrics(np.full((2, 3), -1.0), np.full((2, 3), np.nan), mask, rules=rules)
+    np.testing.assert_allclose(shares.tokens, [0.2, 0.2])
+    np.testing.assert_allclose(shares.sequences, [0.5, 0.5])
+    np.testing.assert_allclose([shares.any_tokens, shares.any_sequences], [0.4, 1.0])
+    empty = rejection_metrics(np.zeros((2, 3)), np.zeros((2, 3)), mask & False, rules=rules)
+    assert not np.concatenate([np.ravel(x) for x in empty]).any()
+
+
+@pytest.mark.parametrize(
+    ("rules", "error", "message"),
+    [
+        ((), ValueError, "rules is empty"),
+        ([lambda *_: None], TypeError, "tuple of functions"),
+        ((lambda old, behavior, mask: old,), TypeError, "keep must be bool"),
+        ((lambda old, behavior, mask: mask[0],), ValueError, "keep must have shape"),
+    ],
+)
+def test_bad_rules_are_named(rules, error, message):
+    with pytest.raises(error, match=message):
+        rejection_metrics(np.zeros((2, 3)), np.zeros((2, 3)), np.ones((2, 3), bool), rules=rules)

@@ -40,6 +40,10 @@ TABLE = {
     "is_sequence_truncate": Ours(
         importance(corrections.importance_weights, level="sequence", cap=1.3)
     ),
+    "is_token_truncate_floor": Ours(importance(corrections.importance_weights, cap=1.3, floor=0.8)),
+    "is_sequence_truncate_floor": Ours(
+        importance(corrections.importance_weights, level="sequence", cap=1.3, floor=0.8)
+    ),
     "is_token_mask": Ours(importance(corrections.masked_importance_weights, lower=0.8, upper=1.25)),
     "is_sequence_mask": Ours(
         importance(corrections.masked_importance_weights, level="sequence", lower=0.7, upper=1.4)

@@ -155,6 +155,8 @@ TABLE = {
     "dapo": Ours(loss(surrogates.dapo_clip, token_mean, dual_clip=None), FAR),
     "delta": Ours(loss(ppo, token_mean, dual_clip=1.5, **clip)),
     "gspo": Ours(loss(surrogates.gspo, sequence_mean, **narrow), ALL_ROWS),
+    "gspo_delta": Ours(loss(surrogates.gspo, sequence_mean, dual_clip=1.1, **narrow), ALL_ROWS),
+    "sapo_sequence": Ours(loss(surrogates.sapo_sequence, sequence_mean), ALL_ROWS),
     "luspo": Ours(loss(surrogates.luspo, sequence_mean, **narrow), ALL_ROWS),
     "sapo": Ours(loss(surrogates.sapo, sequence_mean), ALL_ROWS),
     "cispo": Ours(loss(surrogates.cispo, token_mean, w_max=1.2)),

@@ -72,6 +72,14 @@ def bypass(level):
     return run
 
 
+def rejected(a):
+    rules = rule("k1", "token", 1.25, 0.8), rule("k3", "sequence_mean", 0.03)
+    pair = (a["old_logp"], a["behavior_logp"])
+    shares = diagnostics.rejection_metrics(*pair, a["mask"], rules=rules)
+    names = ("tokens", "sequences", "any_tokens")
+    return {name: getattr(shares, name) for name in names}
+
+
 tis, icepop = corrections.importance_weights, corrections.masked_importance_weights
 TABLE = {
     f"{kind}_{level}{suffix}": Ours(weights(function, level=level, normalize=normalize, **bounds))
@@ -113,6 +121,7 @@ TABLE |= {
     "reject_token_k1_and_seq_mean_k3": Ours(
         reject(rule("k1", "token", 1.25, 0.8), rule("k3", "sequence_mean", 0.03))
     ),
+    "rejected": Ours(rejected),
     "mismatch": Ours(mismatch, {case: EMPTY for case in ("masked_row", "one_sequence")}),
     "bypass_reinforce_token": Ours(bypass("token")),
     "bypass_reinforce_sequence": Ours(bypass("sequence")),

@@ -59,6 +59,10 @@ def tied(coef):
     return {"one_sequence": Difference(reason, expected)}
 
 
+def near(bound):
+    return {"delta_low": bound, "delta_high": 1.5 * bound, "w_max": 1.2}
+
+
 ALL_ROWS = empty_rows_count("verl's geo_mean divides by all rows, we by those with a token")
 LOSSES = {
     "vanilla": Ours(loss(ppo, token_mean, **clip)),
@@ -79,6 +83,14 @@ LOSSES = {
     "sapo": Ours(loss(surrogates.sapo, sequence_mean)),
     "sapo_sharp": Ours(
         loss(surrogates.sapo, sequence_mean, by="token_advantages", tau_pos=0.5, tau_neg=4.0)
+    ),
+    "dppo_tv": Ours(loss(surrogates.dppo_tv, token_mean, **near(0.05))),
+    "dppo_tv_token": Ours(
+        loss(surrogates.dppo_tv, sequence_mean, by="token_advantages", **near(0.05))
+    ),
+    "dppo_kl": Ours(loss(surrogates.dppo_kl, token_mean, **near(0.02))),
+    "dppo_kl_token": Ours(
+        loss(surrogates.dppo_kl, sequence_mean, by="token_advantages", **near(0.02))
     ),
     "gpg_loss": Ours(loss(surrogates.reinforce, token_mean)),
     "reinforce_sum": Ours(loss(surrogates.reinforce, aggregate.sequence_sum, weighted=True)),

@@ -95,6 +95,16 @@ def ref_gspo(x, fixed, old, a, mask):
     return clipped(s, a, 0.9, 1.15) * np.ones(x.shape)
 
 
+def ref_gspo_dual(x, fixed, old, a, mask):
+    loss = ref_gspo(x, fixed, old, a, mask)
+    return np.where(a < 0, np.minimum(loss, -a * 1.05), loss)
+
+
+def ref_gspo_token_dual(x, fixed, old, a, mask):
+    loss = ref_gspo_token(x, fixed, old, a, mask)
+    return np.where(a < 0, np.minimum(loss, -a * 1.05), loss)
+
+
 def ref_luspo(x, fixed, old, a, mask):
     return ref_gspo(x, fixed, old, a, mask) * mask.sum(-1, keepdims=True)
 
@@ -114,6 +124,25 @@ def ref_gmpo(x, fixed, old, a, mask):
 def ref_sapo(x, fixed, old, a, mask):
     tau = np.where(a > 0, 1.0, 1.05)
     return -a * 4 / tau / (1 + np.exp(-tau * (ratio(x, old) - 1)))
+
+
+def ref_sapo_sequence(x, fixed, old, a, mask):
+    s, tau = np.exp(mean_log_ratio(x, old, mask))[..., None], np.where(a > 0, 1.0, 1.05)
+    return -a * 4 / tau / (1 + np.exp(-tau * (s - 1))) * np.ones(x.shape)
+
+
+def ref_dppo_tv(x, fixed, old, a, mask):
+    change = np.exp(fixed) - np.exp(old)
+    keep = np.where(a > 0, change <= 0.08, change >= -0.05)
+    return keep * np.minimum(ratio(fixed, old), 1.5) * -a * x
+
+
+def ref_dppo_kl(x, fixed, old, a, mask):
+    p, q = np.exp(fixed), np.exp(old)
+    rest, old_rest = np.maximum(1 - p, 0) + 1e-8, np.maximum(1 - q, 0) + 1e-8
+    divergence = q * np.log(q / p) + np.maximum(1 - q, 0) * np.log(old_rest / rest)
+    rose, fell = (divergence <= 0.02) | (p <= q), (divergence <= 0.01) | (p >= q)
+    return np.where(a > 0, rose, fell) * np.minimum(ratio(fixed, old), 1.5) * -a * x
 
 
 def ref_cispo(x, fixed, old, a, mask):
@@ -164,9 +193,18 @@ CASES = {
     "dapo_clip": (S.dapo_clip, {}, ref_dapo_clip),
     "gspo": (S.gspo, {"eps_low": 0.1, "eps_high": 0.15}, ref_gspo),
     "gspo_token": (S.gspo_token, {"eps_low": 0.1, "eps_high": 0.15}, ref_gspo_token),
+    "gspo_dual": (S.gspo, {"eps_low": 0.1, "eps_high": 0.15, "dual_clip": 1.05}, ref_gspo_dual),
+    "gspo_token_dual": (
+        S.gspo_token,
+        {"eps_low": 0.1, "eps_high": 0.15, "dual_clip": 1.05},
+        ref_gspo_token_dual,
+    ),
     "luspo": (S.luspo, {"eps_low": 0.1, "eps_high": 0.15}, ref_luspo),
     "gmpo": (S.gmpo, {"eps_low": 0.3, "eps_high": 0.2}, ref_gmpo),
     "sapo": (S.sapo, {}, ref_sapo),
+    "sapo_sequence": (S.sapo_sequence, {}, ref_sapo_sequence),
+    "dppo_tv": (S.dppo_tv, {"delta_low": 0.05, "delta_high": 0.08, "w_max": 1.5}, ref_dppo_tv),
+    "dppo_kl": (S.dppo_kl, {"delta_low": 0.01, "delta_high": 0.02, "w_max": 1.5}, ref_dppo_kl),
     "cispo": (S.cispo, {"w_min": 0.8, "w_max": 1.3}, ref_cispo),
     "dispo": (S.dispo, {"eps_pos": (0.1, 0.3), "eps_neg": (0.4, 0.1)}, ref_dispo),
     "minpro": (S.minpro, {"w_min": 0.3, "w_max": 1.2}, ref_minpro),
@@ -182,5 +220,5 @@ CASES = {
     ),
 }
 # One advantage a sequence by definition.
-SEQUENCE_ADVANTAGES = {"gspo", "gmpo", "luspo"}
+SEQUENCE_ADVANTAGES = {"gspo", "gspo_dual", "gmpo", "luspo", "sapo_sequence"}
 TOKEN_ADVANTAGES = [name for name in CASES if name not in SEQUENCE_ADVANTAGES]

@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.aggregate import sequence_mean, sequence_sum, weighted_sum
-from jaxrl_llm.surrogates import gspo, gspo_token, luspo, ppo_clip, reinforce, sequence_ratio
+from jaxrl_llm.surrogates import (
+    gspo,
+    gspo_token,
+    luspo,
+    ppo_clip,
+    reinforce,
+    sapo,
+    sapo_sequence,
+    sequence_ratio,
+)
 
 RNG = np.random.default_rng(0)
 OLD = jnp.asarray(RNG.normal(-1.0, 0.5, (6, 5)), jnp.float32)
@@ -163,3 +172,27 @@ def test_luspo_refuses_bad_options():
 def test_gspo_refuses_token_advantages():
     with pytest.raises(ValueError, match=r"gspo: advantages .*\(6,\); got \(6, 5\).*gspo_token"):
         gspo(LOGP, OLD, jnp.ones((6, 5)), MASK)
+
+
+@pytest.mark.parametrize("surrogate", [gspo, gspo_token])
+def test_a_dual_clip_below_one_is_refused(surrogate):
+    with pytest.raises(ValueError, match=f"^{surrogate.__name__}: dual_clip must be above 1"):
+        surrogate(LOGP, OLD, ADVANTAGES, MASK, dual_clip=0.5)
+
+
+@pytest.mark.parametrize(
+    ("advantages", "options", "message"),
+    [
+        (LOGP, {}, r"advantages .*\(6,\); got \(6, 5\). Use sapo"),
+        (ADVANTAGES, {"tau_pos": 0.0}, "tau_pos must be above 0"),
+        (ADVANTAGES, {"tau_neg": np.inf}, "tau_neg must be finite"),
+    ],
+)
+def test_sapo_sequence_refuses_bad_options(advantages, options, message):
+    with pytest.raises(ValueError, match=f"^sapo_sequence: {message}"):
+        sapo_sequence(LOGP, OLD, advantages, MASK, **options)
+
+
+def test_one_token_sequences_are_sapo():
+    ones = (LOGP[:, :1], OLD[:, :1], ADVANTAGES, MASK[:, :1])
+    np.testing.assert_allclose(sapo_sequence(*ones), sapo(*ones), rtol=1e-6)

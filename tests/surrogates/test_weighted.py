@@ -6,8 +6,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from jaxrl_llm.surrogates import cispo, cispo_bounds, dispo, min_prefix_ratio, minpro, reinforce
+from jaxrl_llm.surrogates import (
+    cispo,
+    cispo_bounds,
+    dispo,
+    dppo_kl,
+    dppo_tv,
+    min_prefix_ratio,
+    minpro,
+    reinforce,
+)
 
+ALL = jnp.ones(3, bool)
 RATIOS = np.array([0.5, 1.2, 2.0, 0.9, 1.1], np.float32)
 
 
@@ -143,3 +153,28 @@ def test_prefix_of_bad_arrays():
         min_prefix_ratio(LOGP, OLD[:, :5], MASK)
     with pytest.raises(TypeError, match="min_prefix_ratio: mask must be bool"):
         min_prefix_ratio(LOGP, OLD, MASK.astype(jnp.float32))
+
+
+def test_dppo_bounds_the_probability_and_not_the_ratio():
+    """A rare token that rises fourfold is kept; a likely one is cut at a much smaller ratio."""
+    old, new = np.log([0.01, 0.5, 0.5]), np.log([0.04, 0.6, 0.7])
+    for surrogate in (dppo_tv, dppo_kl):
+        loss = lambda x, f=surrogate: f(x, old.astype(np.float32), jnp.ones(3), ALL).sum()  # noqa: E731
+        gradient = jax.grad(loss)(new.astype(np.float32))
+        np.testing.assert_allclose(gradient, [-4.0, -1.2, 0.0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("surrogate", [dppo_tv, dppo_kl])
+def test_dppo_of_certain_and_impossible_tokens_is_finite(surrogate):
+    logp, old = jnp.array([0.0, -1e-9, -80.0]), jnp.array([-80.0, 0.0, -1e-9])
+    for sign in (1.0, -1.0):
+        loss = lambda x, a=sign: surrogate(x, old, jnp.full(3, a), ALL).sum()  # noqa: E731
+        value, gradient = jax.value_and_grad(loss)(logp)
+        assert np.isfinite(value) and np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("surrogate", [dppo_tv, dppo_kl])
+@pytest.mark.parametrize("option", ["delta_low", "delta_high", "w_max"])
+def test_dppo_refuses_bad_options(surrogate, option):
+    with pytest.raises(ValueError, match=f"^{surrogate.__name__}: {option} must"):
+        surrogate(jnp.zeros(3), None, jnp.ones(3), ALL, **{option: -1.0})

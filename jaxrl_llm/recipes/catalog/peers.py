@@ -16,6 +16,8 @@ PEERS: dict[str, tuple[str, ...]] = {
     "dars": ("DARS 9b21b71",),
     "dcpo_distribution": ("DCPO (distribution-centric) 33f8073",),
     "dcpo_dynamic_clip": ("DCPO (dynamic clipping) 01787b0",),
+    "dppo_kl": ("verl 0.9.1",),
+    "dppo_tv": ("verl 0.9.1",),
     "dr_grpo": ("AReaL 1.0.4", "TRL 1.16.0", "tunix 0.1.7", "verl 0.9.1"),
     "drpo_len": ("DRPO 405f702",),
     "dynamic_sampling": ("slime 0.3.1", "verl-recipe 48ea0a7"),

@@ -123,9 +123,12 @@ def add_advantages(writer):
         ("token_mask", 0.8, 1.25),
         ("sequence_truncate", None, 1.3),
         ("sequence_mask", 0.7, 1.4),
+        ("token_truncate", 0.8, 1.3),
+        ("sequence_truncate", 0.8, 1.3),
     ):
+        floored = "truncate" in mode and low is not None
         writer.add(
-            f"is_{mode}",
+            f"is_{mode}" + ("_floor" if floored else ""),
             ["icepop" if "mask" in mode else "rollout_correction"],
             SCORE,
             importance(mode, low, high),

@@ -80,6 +80,8 @@ def add_losses(writer):
     sequence = {"importance_sampling_level": "sequence"}
     narrow = {"epsilon_low": 0.03, "epsilon_high": 0.04}
     add("gspo", ["gspo"], "grpo", **sequence, **narrow)
+    add("gspo_delta", ["gspo"], "grpo", delta=1.1, **sequence, **narrow)
+    add("sapo_sequence", ["sapo"], "sapo", **sequence)
     add("luspo", ["luspo"], "luspo", **sequence, **narrow)
     add("sapo", ["sapo"], "sapo")
     add("cispo", ["cispo"], "cispo", epsilon_high=1.2)

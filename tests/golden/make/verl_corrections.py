@@ -67,6 +67,24 @@ def rejection(option, threshold):
     return compute
 
 
+def rejected(case, a):
+    """The shares that each of two rules rejects, and of tokens those that either does."""
+    difference = tensor(case, a["old_logp"]) - tensor(case, a["behavior_logp"])
+    _, found = rollout_corr_helper.compute_rollout_rejection_mask(
+        difference, tensor(case, a["mask"]), "token_k1,seq_mean_k3", "0.8_1.25,0.03"
+    )
+
+    def shares(name):
+        options = ("token_k1", "seq_mean_k3")
+        return np.float32([found[f"rollout_rs_{option}_{name}"] for option in options])
+
+    return {
+        "tokens": shares("masked_fraction"),
+        "sequences": shares("seq_masked_fraction"),
+        "any_tokens": np.float32(found["rollout_rs_masked_fraction"]),
+    }
+
+
 def metrics(case, a):
     found = rollout_corr_helper.compute_offpolicy_metrics(
         tensor(case, a["old_logp"]), tensor(case, a["behavior_logp"]), tensor(case, a["mask"])
@@ -113,6 +131,15 @@ def add_corrections(writer):
             inputs="tokens",
             arguments={"rollout_rs": option, "rollout_rs_threshold": threshold},
         )
+    writer.add(
+        "rejected",
+        key,
+        CORRECTION + "compute_rollout_rejection_mask",
+        rejected,
+        inputs="tokens",
+        arguments={"rollout_rs": "token_k1,seq_mean_k3", "rollout_rs_threshold": "0.8_1.25,0.03"},
+        cases=["ragged", "on_policy", "holes", "masked_row", "one_sequence", "length_one"],
+    )
     writer.add(
         "mismatch",
         key,

@@ -97,6 +97,15 @@ def add_losses(writer):
     add("sapo", ["sapo"], "seq-mean-token-mean", options={"tau_pos": 1.0, "tau_neg": 1.05})
     sharp = {"tau_pos": 0.5, "tau_neg": 4.0}
     add("sapo_sharp", ["sapo"], "seq-mean-token-mean", "sapo", advantages=by_token, options=sharp)
+    for divergence, bound in (("tv", 0.05), ("kl", 0.02)):
+        bounds = {"clip_ratio_low": bound, "clip_ratio_high": 1.5 * bound, "clip_ratio_c": 1.2}
+        name, key = f"dppo_{divergence}", [f"dppo_{divergence}"]
+        more = {"options": bounds}
+        if divergence == "kl":
+            # Rounded to bfloat16 the divergence falls on either side of a bound.
+            more["cases"] = [case for case in writer.inputs("tokens") if case != "bfloat16"]
+        add(name, key, "token-mean", **more)
+        add(f"{name}_token", key, AGGREGATIONS[1], name, advantages=by_token, **more)
     add("gpg_loss", ["gpg", "reinforce"], "token-mean", "gpg")
     add("reinforce_sum", ["reinforce"], "seq-mean-token-sum", "gpg", weighted=True)
     add("cispo", ["cispo"], "token-mean", options=clip)
