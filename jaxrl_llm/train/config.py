@@ -127,8 +127,9 @@ class CheckpointConfig:
     Attributes:
       every: Steps between two checkpoints; 0 for the last one only.
       keep: How many of the last are kept.
-      best: Keep one more, the best by this metric: "reward" of the step's batch, or held-out
-        accuracy, "greedy" or "sampled", which each checkpoint then must have.
+      best: Keep one more, the best by this metric: "reward" of the step's batch; or
+        "greedy" or "sampled", the mean reward on held-out questions, which are then to be evaluated
+        at each checkpoint.
     """
 
     every: int = 50
@@ -146,7 +147,7 @@ class CheckpointConfig:
                 raise ValueError(f"{name}: best has no effect where only the last step is saved.")
 
     def check_evaluated(self, evaluation: "EvaluationConfig") -> None:
-        """Raises ValueError if the best is chosen by an accuracy that checkpoints do not have."""
+        """Raises ValueError if the best is chosen by an evaluation that checkpoints do not have."""
         if self.best in (None, "reward"):
             return
         if not evaluation.enabled or not evaluation.every or self.every % evaluation.every:

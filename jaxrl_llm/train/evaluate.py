@@ -1,4 +1,4 @@
-"""Held-out accuracy with a 95% interval, greedy and sampled."""
+"""The mean reward on held-out questions with a 95% interval, greedy and sampled."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -24,6 +24,7 @@ class Accuracy(NamedTuple):
       high: Upper end.
       questions: How many.
       samples: Completions of each.
+      binary: Whether every reward is 0 or 1, so that the mean is an accuracy.
     """
 
     mean: float
@@ -31,6 +32,7 @@ class Accuracy(NamedTuple):
     high: float
     questions: int
     samples: int
+    binary: bool = False
 
     def __str__(self) -> str:
         return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
@@ -100,7 +102,7 @@ def accuracy(rewards: np.ndarray) -> Accuracy:
     else:
         half = _Z * math.sqrt(variance)
         low, high = mean - half, mean + half
-    return Accuracy(mean, low, high, Q, S)
+    return Accuracy(mean, low, high, Q, S, bool(np.isin(rewards, (0.0, 1.0)).all()))
 
 
 def evaluate(
@@ -114,7 +116,7 @@ def evaluate(
     batch_size: int,
     deadline: float | None = None,
 ) -> tuple[Accuracy, list[dict]]:
-    """Accuracy of a policy on questions.
+    """Mean reward of a policy on questions.
 
     Args:
       sampler: From ``rollout.make_sampler``; its group size is the number of completions.
@@ -128,7 +130,7 @@ def evaluate(
       deadline: Seconds that one call of the reward may take, as :func:`~jaxrl_llm.rewards.score`.
 
     Returns:
-      The accuracy, and one record a completion: prompt, completion, reward, id.
+      The mean reward, and one record a completion: prompt, completion, reward, id.
     """
     checks.check_positive("evaluate", batch_size=batch_size)
     if not questions:

@@ -7,8 +7,9 @@ import pytest
 from tiny_run import low_bytes, tiny_run
 
 import jaxrl_llm as jr
-from jaxrl_llm.train import LoRAConfig, OptimizerConfig, ReportConfig, train
+from jaxrl_llm.train import LoRAConfig, OptimizerConfig, ReportConfig, accuracy, train
 from jaxrl_llm.train.collect import spread_rows
+from jaxrl_llm.train.logging import RunFolder
 from jaxrl_llm.train.logging.results import read_jsonl
 from jaxrl_llm.train.logging.settings import changed_settings, settings
 
@@ -16,6 +17,23 @@ from jaxrl_llm.train.logging.settings import changed_settings, settings
 def parted(prompt, completion, metadata):
     right = low_bytes(prompt, completion, metadata)
     return {"reward": right + 1.0, "right": right, "polite": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "sentence"),
+    [
+        ([[1.0], [0.0]], "Accuracy on 2 held-out questions after step 0: greedy 0.500 ["),
+        ([[0.25], [0.75]], "Mean reward on 2 held-out questions after step 0: greedy 0.500 ["),
+        ([[3.0], [-2.0]], "Mean reward on 2 held-out questions after step 0: greedy 0.500 ["),
+    ],
+)
+def test_only_a_share_of_right_answers_is_called_accuracy(tmp_path, rewards, sentence):
+    lines = []
+    with RunFolder(tmp_path, resume=False, say=lines.append) as folder:
+        folder.start(0, {})
+        folder.held_out(0, {"greedy": accuracy(np.array(rewards))}, [])
+        assert folder.accuracy_at(0) == {"greedy": accuracy(np.array(rewards))}
+    assert any(line.startswith(sentence) for line in lines)
 
 
 @pytest.mark.parametrize(

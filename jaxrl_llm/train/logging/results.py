@@ -98,7 +98,7 @@ def samples_table(rows: Sequence[Mapping[str, Any]], *, width: int = 100) -> str
 
 
 def plot_reward(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str = "") -> None:
-    """A PNG of the reward of each step, with held-out accuracy and its interval where measured.
+    """A PNG of the reward of each step, and on held-out questions with its interval.
 
     Args:
       rows: Lines of the metrics file.

@@ -199,7 +199,8 @@ class RunFolder:
         self._write({"step": step, "held_out": values})
         text = ", ".join(f"{kind} {accuracy}" for kind, accuracy in found.items())
         questions = next(iter(found.values())).questions
-        self.say(f"Accuracy on {questions} held-out questions after step {step}: {text}")
+        what = "Accuracy" if all(x.binary for x in found.values()) else "Mean reward"
+        self.say(f"{what} on {questions} held-out questions after step {step}: {text}")
         if rows:
             self.say(samples_table(rows))
 

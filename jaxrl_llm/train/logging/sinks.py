@@ -185,7 +185,7 @@ class Sinks:
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Hands a line of metrics.jsonl to all."""
-        numbers = {k: v for k, v in flat(row).items() if isinstance(v, int | float)}
+        numbers = {k: v for k, v in flat(row).items() if _is_number(v)}
         step = int(numbers.pop("step"))
         for each in self._open:
             told = bool(each.waiting)
@@ -229,6 +229,10 @@ def flat(row: Mapping[str, Any], *, separator: str = "/") -> dict[str, Any]:
         else:
             found[name] = value
     return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _name(maker: SinkMaker) -> str:
