@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.quantize import RoundedWeights, round_weights
+from jaxrl_llm.models.sharding import RULES, ShardingRules
 
 
 class KV(NamedTuple):
@@ -82,6 +83,9 @@ class Model(NamedTuple):
         are never packed.
       takes_prompts: Whether ``apply`` takes prompts in the rows of the responses to them, so that
         training makes one pass over the layers instead of two.
+      sharding_rules: Which mesh axis ("fsdp" or "tensor") splits each axis of a parameter, by the
+        end of the parameter's path, such as ``(("up/kernel", ("fsdp", "tensor")),)``; parameters
+        that no rule names are whole on every device. Those of the built-in decoder by default.
     """
 
     config: Any
@@ -90,6 +94,7 @@ class Model(NamedTuple):
     output_matrix: Callable[[ArrayTree], Array]
     reads_segments: bool = False
     takes_prompts: bool = False
+    sharding_rules: ShardingRules = RULES
 
 
 def prefill(

@@ -1,12 +1,16 @@
 """Where parameters and batches live on a mesh, as data.
 
-Two small tables decide it: which logical axes each kind of parameter has, and which mesh axis
-carries each logical axis. An axis that a mesh does not divide is kept whole, so the same rules
-serve a laptop and a pod.
+One table decides it: which mesh axis splits each axis of a parameter, by the end of the parameter's
+path. An axis that the mesh does not divide stays whole, so the same rules serve a laptop and a pod.
+
+`rules` is such a table wherever it is an argument: that of the built-in decoder by default, or
+``Model.sharding_rules``. `mesh` may lack axes of :data:`AXES`, which then count as size one.
 """
 
+import contextvars
 import functools
 import math
+import warnings
 from collections.abc import Callable
 
 import jax
@@ -19,82 +23,113 @@ from jaxrl_llm.core.runtime import processes
 
 AXES = ("data", "fsdp", "tensor")
 
-# Logical axes of a parameter, by the end of its path. What is not named here is replicated.
-LOGICAL: tuple[tuple[str, tuple[str | None, ...]], ...] = (
-    ("embed/embedding", ("vocab", "width")),
-    ("head/kernel", ("vocab", "width")),
-    ("attention/q/kernel", ("width", "heads")),
-    ("attention/k/kernel", ("width", "kv_heads")),
-    ("attention/v/kernel", ("width", "kv_heads")),
-    ("attention/o/kernel", ("heads", "width")),
-    ("attention/q/bias", ("heads",)),
-    ("attention/k/bias", ("kv_heads",)),
-    ("attention/v/bias", ("kv_heads",)),
-    ("mlp/gate/kernel", ("width", "mlp")),
-    ("mlp/up/kernel", ("width", "mlp")),
-    ("mlp/down/kernel", ("mlp", "width")),
-    ("mlp/gate/bias", ("mlp",)),
-    ("mlp/up/bias", ("mlp",)),
-)
+ShardingRules = tuple[tuple[str, tuple[str | None, ...]], ...]
 
-# The matrices of an adapter, [in, rank] and [rank, out], are split as the kernel beside them.
-_KERNELS = tuple((end, axes) for end, axes in LOGICAL if end.split("/")[0] in ("attention", "mlp"))
-LOGICAL += tuple(
-    entry
-    for end, axes in _KERNELS
-    if end.endswith("kernel")
-    for entry in ((end[:-6] + "a", (axes[0], None)), (end[:-6] + "b", (None, axes[1])))
-)
-
-# Which mesh axis carries a logical axis.
-RULES: dict[str, str] = {
-    "vocab": "tensor",
-    "heads": "tensor",
-    "kv_heads": "tensor",
-    "mlp": "tensor",
-    "width": "fsdp",
+_COLUMNS, _ROWS = ("fsdp", "tensor"), ("tensor", "fsdp")
+_LINEARS = {
+    "attention/q": _COLUMNS,
+    "attention/k": _COLUMNS,
+    "attention/v": _COLUMNS,
+    "attention/o": _ROWS,
+    "mlp/gate": _COLUMNS,
+    "mlp/up": _COLUMNS,
+    "mlp/down": _ROWS,
 }
 
+# The mesh axis of each array axis, by the end of a parameter's path; other parameters are whole. A
+# bias is split as the columns of its kernel.
+RULES: ShardingRules = (
+    ("embed/embedding", ("tensor", "fsdp")),
+    ("head/kernel", ("tensor", "fsdp")),
+    *((f"{path}/kernel", axes) for path, axes in _LINEARS.items()),
+    *((f"{path}/bias", ("tensor",)) for path, axes in _LINEARS.items() if axes == _COLUMNS),
+)
 
-def param_spec(path: str, shape: tuple[int, ...], mesh: Mesh, rules=RULES) -> P:
-    """The partition of one parameter on ``mesh``.
+# Those of the model whose step is being traced, inside `on_mesh`.
+_traced_rules = contextvars.ContextVar("traced_rules", default=RULES)
+
+
+def param_spec(path: str, shape: tuple[int, ...], mesh: Mesh, rules: ShardingRules = RULES) -> P:
+    """The partition of one parameter.
 
     Args:
       path: Where the parameter stands, as ``layers/0/mlp/up/kernel``.
       shape: Its shape.
-      mesh: The mesh; axes of :data:`AXES` that it lacks count as size one.
-      rules: Logical axis -> mesh axis.
+      mesh: The mesh.
+      rules: The table.
 
     Returns:
-      A ``PartitionSpec``; replicated where no rule applies or the mesh axis does not divide.
+      A ``PartitionSpec``; an axis is whole where no rule applies or the mesh does not divide it.
     """
-    logical = next((axes for end, axes in LOGICAL if path.endswith(end)), ())
-    names = []
-    for size, axis in zip(shape, logical, strict=False):
-        mesh_axis = rules.get(axis) if axis else None
-        parts = dict(mesh.shape).get(mesh_axis, 1) if mesh_axis else 1
-        names.append(mesh_axis if parts > 1 and size % parts == 0 else None)
+    sizes = dict(mesh.shape)
+    axes = _axes_of(path, rules)
+    names = [
+        name if name and sizes.get(name, 1) > 1 and size % sizes[name] == 0 else None
+        for size, name in zip(shape, axes, strict=False)
+    ]
     return P(*names)
 
 
-def param_shardings(params: ArrayTree, mesh: Mesh, rules=RULES) -> ArrayTree:
-    """A ``NamedSharding`` for each parameter; takes arrays or their shapes."""
-    return trees.map_with_path(
+def _axes_of(path: str, rules: ShardingRules) -> tuple[str | None, ...]:
+    """The mesh axis of each axis of a parameter."""
+    for end, axes in rules:
+        if path.endswith(end):
+            return axes
+    layer, _, name = path.rpartition("/")
+    # The matrices of an adapter, [in, rank] and [rank, out], are split as those of their kernel.
+    kernel = _axes_of(f"{layer}/kernel", rules) if layer and name in ("a", "b") else ()
+    if len(kernel) != 2:
+        return ()
+    return (kernel[0], None) if name == "a" else (None, kernel[1])
+
+
+def param_shardings(params: ArrayTree, mesh: Mesh, rules: ShardingRules = RULES) -> ArrayTree:
+    """A ``NamedSharding`` for each parameter, or for each array of an adapter.
+
+    Args:
+      params: Arrays or their shapes.
+      mesh: The mesh.
+      rules: The table.
+
+    Warns:
+      UserWarning: If there are matrices and an axis ``fsdp`` or ``tensor`` splits none of them, or
+        an axis with another name than :data:`AXES`, which splits nothing.
+    """
+    shardings = trees.map_with_path(
         lambda path, x: NamedSharding(mesh, param_spec(path, x.shape, mesh, rules)), params
     )
+    if any(len(x.shape) > 1 for x in jax.tree.leaves(params)):
+        used = {axis for s in jax.tree.leaves(shardings) for axis in s.spec if axis is not None}
+        for axis, size in dict(mesh.shape).items():
+            if size > 1 and axis not in (*used, "data"):
+                _warn_unused(axis, size)
+    return shardings
 
 
-def update_spec(path: str, shape: tuple[int, ...], mesh: Mesh, rules=RULES) -> P:
-    """The partition of a gradient, and of what an optimizer keeps of a parameter.
+@functools.cache
+def _warn_unused(axis: str, size: int) -> None:
+    """Warns once for each axis and size: parameters are placed several times in a run."""
+    if axis not in AXES:
+        message = f"The mesh axis {axis!r} splits nothing: only {', '.join(AXES)} do."
+    else:
+        message = (
+            f"The mesh axis {axis!r} splits no parameter: each of its {size} devices holds all of "
+            "them. A model with parameters of its own names needs Model.sharding_rules."
+        )
+    warnings.warn(message, stacklevel=3)
+
+
+def update_spec(path: str, shape: tuple[int, ...], mesh: Mesh, rules: ShardingRules = RULES) -> P:
+    """The partition of a gradient, and of what an optimizer stores for a parameter.
 
     That of the parameter, split over ``data`` as well along the first axis that allows it, so no
-    two devices make the same part of an update. Vectors stay as they are.
+    two devices compute the same elements of an update. Vectors are split as their parameter.
 
     Args:
       path: Where it stands; its end is the parameter's own path.
       shape: Its shape.
       mesh: The mesh.
-      rules: Logical axis -> mesh axis.
+      rules: The table.
 
     Returns:
       A ``PartitionSpec``: that of :func:`param_spec` where ``data`` is 1, the leaf is a vector, or
@@ -121,7 +156,7 @@ def update_spec(path: str, shape: tuple[int, ...], mesh: Mesh, rules=RULES) -> P
     return spec
 
 
-def update_shardings(tree: ArrayTree, mesh: Mesh, rules=RULES) -> ArrayTree:
+def update_shardings(tree: ArrayTree, mesh: Mesh, rules: ShardingRules = RULES) -> ArrayTree:
     """A ``NamedSharding`` for each leaf of gradients or an optimizer's state, or of its shape."""
     return trees.map_with_path(
         lambda path, x: NamedSharding(mesh, update_spec(path, x.shape, mesh, rules)), tree
@@ -157,15 +192,22 @@ def batch_shards(mesh: Mesh | None) -> int:
     return shape.get("data", 1) * shape.get("fsdp", 1)
 
 
-def on_mesh(function: Callable, mesh: Mesh | None) -> Callable:
-    """The function, traced such that :func:`keep_apart` knows the mesh; itself without one."""
+def on_mesh(function: Callable, mesh: Mesh | None, rules: ShardingRules = RULES) -> Callable:
+    """The function, traced such that :func:`keep_apart` and :func:`spread_update` know the mesh.
+
+    Without a mesh it is the function itself.
+    """
     if mesh is None:
         return function
 
     @functools.wraps(function)
     def traced(*arguments, **options):
-        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-            return function(*arguments, **options)
+        token = _traced_rules.set(rules)
+        try:
+            with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+                return function(*arguments, **options)
+        finally:
+            _traced_rules.reset(token)
 
     return traced
 
@@ -221,16 +263,18 @@ def on_each_device(function: Callable, batch: ArrayTree, whole: ArrayTree) -> Ar
 
 
 def spread_update(grads: ArrayTree) -> ArrayTree:
-    """Gradients on the devices that make their part of the update, inside `on_mesh`.
+    """Gradients on the devices that compute their elements of the update, inside `on_mesh`.
 
-    A device then gets the sum of its part alone, and what it adds to the parameters is gathered.
+    Each device then receives the sum of its elements only, and their updates are gathered.
     """
-    mesh = jax.sharding.get_abstract_mesh()
+    mesh, rules = jax.sharding.get_abstract_mesh(), _traced_rules.get()
     if dict(mesh.shape).get("data", 1) == 1:
         return grads
-    return trees.map_with_path(
-        lambda path, x: jax.lax.with_sharding_constraint(x, update_spec(path, x.shape, mesh)), grads
-    )
+
+    def spread(path: str, x: Array) -> Array:
+        return jax.lax.with_sharding_constraint(x, update_spec(path, x.shape, mesh, rules))
+
+    return trees.map_with_path(spread, grads)
 
 
 def shard(tree: ArrayTree, shardings: ArrayTree) -> ArrayTree:

@@ -11,10 +11,11 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl_llm.models import batch_sharding, param_shapes, param_shardings
 from jaxrl_llm.models.sharding import (
-    LOGICAL,
+    RULES,
     on_each_device,
     on_mesh,
     param_spec,
+    spread_update,
     update_spec,
 )
 from jaxrl_llm.testing import tiny_model
@@ -80,6 +81,41 @@ def test_every_matrix_of_a_model_has_a_rule(mesh):
     assert batch_sharding(mesh).spec == PartitionSpec(("data", "fsdp"))
 
 
+OWN = {"block": {"wq": jnp.zeros((16, 8))}, "out": {"kernel": jnp.zeros((8, 24))}}
+OWN_RULES = (("block/wq", ("fsdp", None)), ("out/kernel", (None, "fsdp")))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rules", "message"),
+    [
+        ({"fsdp": 4}, RULES, "axis 'fsdp' splits no parameter: each of its 4 devices holds all"),
+        ({"tensor": 8}, OWN_RULES, "axis 'tensor' splits no parameter.* Model.sharding_rules"),
+        ({"dp": 8, "fsdp": 1}, OWN_RULES, "axis 'dp' splits nothing: only data, fsdp, tensor do"),
+    ],
+)
+def test_a_mesh_axis_that_splits_nothing_is_told_once(sizes, rules, message):
+    mesh = jax.make_mesh(
+        tuple(sizes.values()), tuple(sizes), devices=jax.devices()[: max(sizes.values())]
+    )
+    with pytest.warns(UserWarning, match=message):
+        param_shardings(OWN, mesh, rules)
+    param_shardings(OWN, mesh, rules)  # A second warning would be an error.
+
+
+def test_a_model_brings_its_sharding_rules():
+    mesh = make_mesh(fsdp=4, devices=jax.devices()[:4])
+    shardings = param_shardings(OWN, mesh, OWN_RULES)
+    assert shardings["block"]["wq"].spec == PartitionSpec("fsdp", None)
+    assert shardings["out"]["kernel"].spec == PartitionSpec(None, "fsdp")
+    assert param_spec("out/a", (8, 2), mesh, OWN_RULES) == PartitionSpec(None, None)
+    assert param_spec("out/b", (2, 24), mesh, OWN_RULES) == PartitionSpec(None, "fsdp")
+    both = make_mesh(data=2, fsdp=4)
+    assert update_spec("mu/out/kernel", (8, 24), both, OWN_RULES) == PartitionSpec("data", "fsdp")
+    grads = jax.device_put(OWN, param_shardings(OWN, both, OWN_RULES))
+    placed = jax.jit(on_mesh(spread_update, both, OWN_RULES))(grads)
+    assert placed["out"]["kernel"].sharding.spec == PartitionSpec("data", "fsdp")
+
+
 def paths_of(tree):
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in leaves]
@@ -88,7 +124,7 @@ def paths_of(tree):
 def test_every_rule_names_a_parameter_that_exists():
     model, params = tiny_model(architecture="qwen2", attention_bias=True, mlp_bias=True, tied=False)
     paths = paths_of(param_shapes(model)) + paths_of(init_lora(params, LoRAConfig(rank=2)))
-    for end, _ in LOGICAL:
+    for end, _ in RULES:
         assert any(path.endswith(end) for path in paths), end
 
 
