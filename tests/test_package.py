@@ -111,7 +111,7 @@ def test_version_is_declared_once():
 def test_source_file(path):
     """Short enough to read; no bare assert; prints only at the command line."""
     text = path.read_text()
-    assert len(text.splitlines()) <= 700
+    assert len(text.splitlines()) <= 1100
     for node in ast.walk(ast.parse(text)):
         assert not isinstance(node, ast.Assert), f"line {node.lineno}: assert vanishes under -O"
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "print":

@@ -25,6 +25,7 @@ class Train:
       config: A Python file that defines `config`, a TrainConfig, or FILE.py:NAME.
       run: The configuration.
       resume: Go on from the last checkpoint in the run folder, or start where there is none yet.
+      allow_changed: With --resume, go on even if settings differ that change what is learned.
       plan: Only print how much of each device's memory the run needs, and whether it fits.
       plan_memory: GB (10^9 bytes) of each device to plan for, which need not be here; the sizes of
         the mesh give their number.
@@ -34,6 +35,7 @@ class Train:
     config: tyro.conf.Positional[str]
     run: Annotated[TrainConfig, tyro.conf.arg(name="")]
     resume: tyro.conf.FlagCreatePairsOff[bool] = False
+    allow_changed: tyro.conf.FlagCreatePairsOff[bool] = False
     plan: tyro.conf.FlagCreatePairsOff[bool] = False
     plan_memory: float | None = None
     distributed: DistributedConfig = DistributedConfig()
@@ -53,6 +55,8 @@ def run(arguments: Sequence[str]) -> int:
     args = options.parse(Train, arguments, command="train", default=default)
     if args.plan or args.plan_memory is not None:
         return _plan(args)
+    if args.allow_changed and not args.resume:
+        raise UsageError("--allow-changed has no effect without --resume.")
     args.distributed.start()
     overrides = _settings(arguments, word)
     versions = {"jaxrl_llm": jaxrl_llm.__version__, "jax": jax.__version__}
@@ -62,7 +66,13 @@ def run(arguments: Sequence[str]) -> int:
     files = {"config.py": Path(path).read_text(), "run.json": json.dumps(record, indent=1) + "\n"}
     options.use_compilation_cache()
     log = _print_line if processes.is_first() else None
-    result = train(args.run, resume=args.resume, say=log, files=files)
+    result = train(
+        args.run,
+        resume=args.resume,
+        allow_changed=args.allow_changed,
+        say=log,
+        files=files,
+    )
     if log is not None:
         log(_summary(result))
     processes.finish()
@@ -98,7 +108,7 @@ def _settings(arguments: Sequence[str], path: str) -> list[str]:
         if word.startswith("--distributed."):
             if "=" not in word and not word.endswith("detect"):
                 next(words, None)
-        elif word not in (path, "--resume"):
+        elif word not in (path, "--resume", "--allow-changed"):
             settings.append(word)
     return settings
 

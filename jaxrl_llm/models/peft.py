@@ -1,4 +1,4 @@
-"""An adapter as the folder that PEFT loads beside a Hugging Face model."""
+"""An adapter as the folder that PEFT loads for a Hugging Face model."""
 
 import os
 from pathlib import Path
@@ -10,6 +10,8 @@ import numpy as np
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.export import save_tensors, write_json
+from jaxrl_llm.models.loading import parameter_table
 from jaxrl_llm.models.lora import LoRAConfig
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -29,11 +31,11 @@ def save_adapter(
       adapter: From a run, float32.
       folder: Made if it is not there.
       lora: That of the adapter.
-      config: Of the decoder that it stands beside.
-      base: The name of that model, for who loads the adapter without naming one.
+      config: Of the decoder that it adapts.
+      base: The name of that model, which PEFT loads where none is named.
 
     Raises:
-      ValueError: If the adapter stands at a layer that the decoder does not have.
+      ValueError: If the adapter has a layer that the decoder does not have.
 
     Example:
       >>> import pathlib, tempfile
@@ -50,9 +52,6 @@ def save_adapter(
       PEFT's format of checkpoints (its documentation): ``lora_A`` [rank, in], ``lora_B`` [out,
       rank], lora_alpha / r as factor.
     """
-    from jaxrl_llm.models.export import save_tensors, write_json
-    from jaxrl_llm.models.loading import parameter_table
-
     table, tensors = parameter_table(config), {}
     for path, x in jax.tree_util.tree_leaves_with_path(adapter):
         *layer, factor = trees.path_str(path).split("/")
@@ -73,17 +72,17 @@ _FACTORS = {"a": "lora_A", "b": "lora_B"}
 
 def _settings(tensors, lora: LoRAConfig, config: ModelConfig, base: str) -> dict[str, Any]:
     """The fields that PEFT builds the adapter's layers from."""
-    whole = {name.removeprefix(_PREFIX).rsplit(".", 2)[0] for name in tensors}
-    kinds = {name.rsplit(".", 1)[1] for name in whole}
-    # The short names stand for all layers; where some have no adapter, each is named in full.
-    everywhere = len(whole) == len(kinds) * config.num_layers
+    layers = {name.removeprefix(_PREFIX).rsplit(".", 2)[0] for name in tensors}
+    kinds = {name.rsplit(".", 1)[1] for name in layers}
+    # A short name means all layers; where some have no adapter, each is named in full.
+    everywhere = len(layers) == len(kinds) * config.num_layers
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
-        "target_modules": sorted(kinds if everywhere else whole),
+        "target_modules": sorted(kinds if everywhere else layers),
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": False,

@@ -193,6 +193,7 @@ def test_debug_shows_where(tmp_path):
 
 def test_which_process_this_is_is_no_setting_of_the_run():
     words = ["a.py", "--steps", "3", "--distributed.no-detect", "--seed", "1", "--resume"]
+    words += ["--allow-changed"]
     words += ["--distributed.process", "0", "--distributed.coordinator=a:1", "--mesh.fsdp", "2"]
     kept = ["--steps", "3", "--seed", "1", "--mesh.fsdp", "2"]
     assert train_command._settings(words, "a.py") == kept
@@ -238,6 +239,16 @@ def test_train_evaluate_sample_and_resume(capsys, tmp_path, monkeypatch):
     one_sentence(err, "already holds a run; go on with it (--resume)", "(--run-dir)")
     code, out, err = run(capsys, "train", path, *options, "--steps", "3", "--resume")
     assert code == 0 and "The checkpoint of step 3" in out, err
+
+    other = [*options, "--optimizer.learning-rate", "1e-3", "--steps", "4"]
+    code, _, err = run(capsys, "train", path, *other, "--resume")
+    assert code == 1
+    one_sentence(err, "learning_rate", "--allow-changed")
+    code, _, err = run(capsys, "train", path, *other, "--allow-changed")
+    assert code == 2
+    one_sentence(err, "--allow-changed has no effect without --resume")
+    code, out, err = run(capsys, "train", path, *other, "--resume", "--allow-changed")
+    assert code == 0 and "The checkpoint of step 4" in out, err
 
 
 def test_booleans_of_a_config_are_set_by_a_flag_of_either_name(capsys, tmp_path):

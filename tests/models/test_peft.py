@@ -4,12 +4,14 @@ PEFT 0.21.2 loads these folders and computes what this package does; it is no de
 """
 
 import json
+import os
 
 import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from jaxrl_llm.models import save_safetensors
 from jaxrl_llm.testing import tiny_model
 from jaxrl_llm.train import LoRAConfig, init_lora, save_adapter
 
@@ -35,6 +37,21 @@ def test_names_and_orientation(tmp_path):
     assert settings["base_model_name_or_path"] == "owner/name"
     short = "down_proj gate_proj k_proj o_proj q_proj up_proj v_proj"
     assert settings["target_modules"] == short.split()
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o077, 0o600), (0o002, 0o664)])
+def test_exported_files_have_one_mode(tmp_path, umask, mode):
+    before = os.umask(umask)
+    try:
+        saved(tmp_path / "adapter")
+        model, params = tiny_model(num_layers=1)
+        save_safetensors(params, tmp_path / "one", config=model.config)
+        save_safetensors(params, tmp_path / "several", config=model.config, file_bytes=20_000)
+    finally:
+        os.umask(before)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 6
+    assert {path.stat().st_mode & 0o777 for path in files} == {mode}
 
 
 def test_layers_without_an_adapter_are_left_out(tmp_path):
