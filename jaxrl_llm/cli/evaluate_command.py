@@ -9,7 +9,7 @@ import tyro
 
 from jaxrl_llm.cli import UsageError, options
 from jaxrl_llm.train import Checkpoints
-from jaxrl_llm.train.frozen import base_fingerprint, restore_policy
+from jaxrl_llm.train.checkpoint.serialization import base_fingerprint
 from jaxrl_llm.train.setup import load_parts
 
 
@@ -70,7 +70,7 @@ def run(arguments: Sequence[str]) -> int:
         checkpoints = Checkpoints(
             run_dir / "checkpoints", model=parts.model, best=config.checkpoint.best, run=marks
         )
-        params = restore_policy(checkpoints, params, step=choice.resolve(checkpoints))
+        params = checkpoints.restore_policy(params, step=choice.resolve(checkpoints))
     key = jax.random.key(config.seed if args.seed is None else args.seed)
     results, _ = parts.evaluate(params, key)
     if args.json:

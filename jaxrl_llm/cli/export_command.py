@@ -10,10 +10,9 @@ import jax
 import tyro
 
 from jaxrl_llm.cli import UsageError, options
-from jaxrl_llm.models.lora import Adapted, merge_lora
+from jaxrl_llm.models.lora import Adapted, merge_lora, with_adapter
 from jaxrl_llm.train import Checkpoints, TrainConfig, save_adapter
-from jaxrl_llm.train.checkpoint.serialization import abstract
-from jaxrl_llm.train.frozen import base_fingerprint, restore_policy, with_adapter
+from jaxrl_llm.train.checkpoint.serialization import abstract, base_fingerprint
 from jaxrl_llm.train.setup import load_model
 
 
@@ -87,7 +86,7 @@ def _trained(run_dir: Path, config: TrainConfig, choice: options.CheckpointChoic
     checkpoints = Checkpoints(run_dir / "checkpoints", model=with_delta, best=best, run=marks)
     step = choice.resolve(checkpoints)
     if isinstance(policy, Adapted):
-        policy = restore_policy(checkpoints, policy, step=step)
+        policy = checkpoints.restore_policy(policy, step=step)
         trained = policy.adapter
         if merge:
             # Into the weights as they were loaded: the policy's base may have been rounded.

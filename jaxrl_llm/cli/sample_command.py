@@ -346,7 +346,7 @@ class Tally:
 
 def _load(args: Sample) -> Job:
     """The model of a name, or of a run, and how prompts are put to it."""
-    from jaxrl_llm.train.frozen import restore_policy, with_adapter
+    from jaxrl_llm.models.lora import with_adapter
     from jaxrl_llm.train.setup import load_model
 
     name, step, chat, system = args.model, None, not args.raw, args.system
@@ -369,7 +369,7 @@ def _load(args: Sample) -> Job:
         checkpoints = Checkpoints(
             Path(name) / "checkpoints", model=model, best=config.checkpoint.best, run=marks
         )
-        params = restore_policy(checkpoints, params, step=choice.resolve(checkpoints))
+        params = checkpoints.restore_policy(params, step=choice.resolve(checkpoints))
         step = checkpoints.last
     else:
         from jaxrl_llm import data, models

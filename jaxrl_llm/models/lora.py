@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import checks
+from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
-from jaxrl_llm.models.protocol import Model
+from jaxrl_llm.models.protocol import Model, cast_params
 
 _RANK_ALONE = {"alpha": 32.0, "targets": ("attention", "mlp"), "seed": 0}
 
@@ -167,6 +167,28 @@ def adapted_model(model: Model, config: LoRAConfig) -> Model:
     return model._replace(apply=apply, output_matrix=output_matrix)
 
 
+def with_adapter(
+    model: Model, params: ArrayTree, config: LoRAConfig, *, mesh: jax.sharding.Mesh | None = None
+) -> tuple[Model, ArrayTree]:
+    """Model and parameters with the adapter that a configuration asks for; as they are if none.
+
+    Args:
+      model: The model.
+      params: Its parameters, on the mesh if there is one.
+      config: With a rank or without.
+      mesh: Over which the adapter is split as the matrices beside it.
+    """
+    if config.rank is None:
+        return model, params
+    adapter = init_lora(params, config)
+    if mesh is not None:
+        from jaxrl_llm.models.sharding import param_shardings, shard
+
+        adapter = shard(adapter, param_shardings(adapter, mesh))
+    # As matrix products take it: what never moves loses nothing in their dtype.
+    return adapted_model(model, config), Adapted(cast_params(model, params, rounded=False), adapter)
+
+
 def merge_lora(params: Adapted, config: LoRAConfig) -> ArrayTree:
     """The parameters of a model without adapter that computes the same.
 
@@ -213,6 +235,14 @@ def merge_adapter(base: ArrayTree, params: ArrayTree) -> ArrayTree:
     The base is ``()`` where all parameters are trained.
     """
     return params if isinstance(base, tuple) and not base else Adapted(base, params)
+
+
+def describe_params(params: ArrayTree) -> str:
+    """How many parameters there are, in words."""
+    if not isinstance(params, Adapted):
+        return f"{trees.size(params):,} parameters"
+    moving = trees.size(params.adapter)
+    return f"{trees.size(params.base):,} frozen parameters and {moving:,} of an adapter"
 
 
 def is_pair(adapter: Any) -> bool:

@@ -21,7 +21,7 @@ from jaxrl_llm import logprobs
 from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.kernels.vocabulary import block_words
-from jaxrl_llm.models.lora import Adapted, trainable
+from jaxrl_llm.models.lora import Adapted, trainable, with_adapter
 from jaxrl_llm.models.protocol import Model, cast_params
 from jaxrl_llm.models.quantize import RoundedWeights
 from jaxrl_llm.models.sharding import AXES, param_spec, update_spec
@@ -30,7 +30,6 @@ from jaxrl_llm.rollout.sampling.options import make_draw
 from jaxrl_llm.train.config import TrainConfig, find_recipe
 from jaxrl_llm.train.critic import init_critic
 from jaxrl_llm.train.evolution import moving_only
-from jaxrl_llm.train.frozen import with_adapter
 from jaxrl_llm.train.mesh import MeshConfig, check_batch, load_meshes
 from jaxrl_llm.train.optimizer import make_optimizer
 from jaxrl_llm.train.packing import check_reads_segments

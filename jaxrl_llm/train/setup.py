@@ -15,19 +15,18 @@ import jax.numpy as jnp
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.data.questions import Question, encode_prompts
-from jaxrl_llm.models.lora import Adapted
+from jaxrl_llm.models.lora import Adapted, describe_params, with_adapter
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import batch_shards
 from jaxrl_llm.recipes import EvolutionRecipe, Recipe
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rollout.sampler import count_shared_prefix
 from jaxrl_llm.train.checkpoint import Checkpoints
-from jaxrl_llm.train.checkpoint.serialization import shapes_of
+from jaxrl_llm.train.checkpoint.serialization import base_fingerprint, shapes_of, values_digest
 from jaxrl_llm.train.collect import grade, grade_here
 from jaxrl_llm.train.config import TrainConfig, find_prompts, find_recipe
 from jaxrl_llm.train.critic import init_critic
 from jaxrl_llm.train.evaluate import Accuracy, evaluate
-from jaxrl_llm.train.frozen import base_fingerprint, described, digest, with_adapter
 from jaxrl_llm.train.mesh import load_meshes
 from jaxrl_llm.train.optimizer import make_optimizer
 from jaxrl_llm.train.packing import check_reads_segments
@@ -123,7 +122,7 @@ class Parts:
             used += f" and {own} more that sample" if own else ""
             used += f", rollouts at most {most} update(s) behind"
         return (
-            f"{name}, {described(params)}, {used}; {self.recipe.name}, "
+            f"{name}, {describe_params(params)}, {used}; {self.recipe.name}, "
             f"{config.prompts_per_step} prompts x {config.sampling.group_size} rollouts a step; "
             f"{len(self.train)} questions to train on, {len(self.held_out)} held out"
         )
@@ -300,7 +299,7 @@ def begin(
     run = {"questions": parts.questions, "seed": config.seed}
     run |= base_fingerprint(params, config.lora)
     if reference is not None and "base" not in run:  # it is loaded anew, also by a resumed run
-        run["reference"] = digest(reference)
+        run["reference"] = values_digest(reference)
     kept = {"keep": config.checkpoint.keep, "best": config.checkpoint.best}
     checkpoints = Checkpoints(folder, model=parts.model, run=run, **kept)
     # A model that comes from a function may be kept by whoever wrote it.

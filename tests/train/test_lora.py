@@ -12,6 +12,7 @@ from tiny_run import low_bytes, tiny_run
 
 import jaxrl_llm as jr
 from jaxrl_llm.models import AttentionContext
+from jaxrl_llm.models.lora import with_adapter
 from jaxrl_llm.models.sharding import param_shardings, shard
 from jaxrl_llm.testing import tiny_model
 from jaxrl_llm.train import (
@@ -27,7 +28,7 @@ from jaxrl_llm.train import (
     merge_lora,
     train,
 )
-from jaxrl_llm.train.frozen import digest, with_adapter
+from jaxrl_llm.train.checkpoint.serialization import values_digest
 from jaxrl_llm.train.mesh import place_batch
 from jaxrl_llm.train.setup import begin
 
@@ -193,7 +194,7 @@ def test_a_mesh_changes_nothing(tiny):
     np.testing.assert_allclose(metrics["loss"], mesh_metrics["loss"], atol=1e-6)
     up = many.params["layers"]["0"]["mlp"]["up"]
     assert (up["a"].sharding.spec, up["b"].sharding.spec) == (P("fsdp", None), P(None, "tensor"))
-    assert digest(many.base) == digest(tiny[1])
+    assert values_digest(many.base) == values_digest(tiny[1])
 
 
 def test_the_digest_sees_every_value_and_its_place():
@@ -204,8 +205,8 @@ def test_the_digest_sees_every_value_and_its_place():
     cases = [{"x": x, "y": y}, {"x": near, "y": y}, {"x": turned, "y": y}, {"x": x, "z": y}]
     cases += [{"x": y, "y": x}, {"x": x, "y": y.astype(jnp.bfloat16)}]
     trees = [jax.tree.map(jnp.asarray, case) for case in cases]
-    found = {digest(tree) for tree in trees}
-    assert len(found) == 6 and digest(trees[0]) in found
+    found = {values_digest(tree) for tree in trees}
+    assert len(found) == 6 and values_digest(trees[0]) in found
 
 
 LORA = LoRAConfig(rank=4, alpha=16.0)

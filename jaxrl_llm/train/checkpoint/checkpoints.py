@@ -23,6 +23,7 @@ import jax
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.runtime import processes
+from jaxrl_llm.models.lora import Adapted, trainable
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.train import files
 from jaxrl_llm.train.checkpoint import record
@@ -337,6 +338,11 @@ class Checkpoints:
         wanted = {"params": shapes_digest(like), "model": repr(self.model.config)}
         wanted |= {name: mark for name, mark in self.run.items() if name in ("lora", "base")}
         return self._load({"params": like}, wanted, step, partial=True)["params"]
+
+    def restore_policy(self, params: ArrayTree, *, step: int | None = None) -> ArrayTree:
+        """The policy of a checkpoint; of parameters with an adapter, the base is left as it is."""
+        trained = self.restore_params(trainable(params), step=step)
+        return params._replace(adapter=trained) if isinstance(params, Adapted) else trained
 
     def _load(self, like: ArrayTree, wanted: dict, step: int | None, *, partial=False) -> ArrayTree:
         steps = processes.from_first(self.steps)

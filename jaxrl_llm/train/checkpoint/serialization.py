@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core import trees
-from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.models.lora import Adapted, LoRAConfig
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.train.state import TrainState
 
@@ -52,6 +54,13 @@ def fingerprint(model: Model, state: TrainState) -> dict[str, Any]:
     }
 
 
+def base_fingerprint(params: ArrayTree, config: LoRAConfig) -> dict[str, str]:
+    """What a checkpoint of an adapter says of the model that is not in it."""
+    if not isinstance(params, Adapted):
+        return {}
+    return {"lora": repr(config), "base": values_digest(params.base)}
+
+
 class OtherRun(Exception):
     """The checkpoint is whole, but not of this run."""
 
@@ -90,6 +99,32 @@ def shapes_digest(tree: ArrayTree) -> str:
         for path, x in jax.tree_util.tree_leaves_with_path(tree)
     ]
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+
+
+def values_digest(params: ArrayTree) -> str:
+    """A short name of the values of parameters, the same on every mesh.
+
+    Integer sums over the bits of each array, made on the devices that hold it: no array is moved,
+    and their order does not matter.
+    """
+    lines = [
+        f"{trees.path_str(path)} {x.shape} {x.dtype} {_bit_sums(x).tolist()}"
+        for path, x in jax.tree_util.tree_leaves_with_path(params)
+    ]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+@jax.jit
+def _bit_sums(x: Array) -> Array:
+    """Two sums of the bits of an array, weighted by place, modulo 2^32."""
+    bits = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
+    bits, place = bits.astype(jnp.uint32), jnp.uint32(1)
+    for axis, size in enumerate(x.shape):
+        own = jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
+        place = place * jnp.uint32(size) + own
+    place = (place ^ (place >> 15)) * jnp.uint32(0x2C1B3C6D)
+    place = (place ^ (place >> 12)) * jnp.uint32(0x297A2D39) | 1
+    return jnp.stack([jnp.sum(bits * place), jnp.sum((bits ^ place) * (place >> 7 | 1))])
 
 
 def to_arrays(state: TrainState) -> dict[str, Any]:
