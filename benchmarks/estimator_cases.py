@@ -115,7 +115,7 @@ TERMS = (
     _advantage("reinforce_pp", jr.bind(A.reinforce_pp, **_FREE)),
     _advantage("reinforce_pp_baseline", A.reinforce_pp_baseline),
     _advantage("otb", A.otb),
-    _advantage("gae", jr.bind(A.gae, **_FREE)),
+    _advantage("gae", jr.pipe(A.terminal_rewards, A.gae, A.whiten)),
     _advantage("entropy_shaping", A.entropy_shaping),
     _advantage("xrpo", A.novelty_sharpening),
     _advantage("ace", A.ace),

@@ -11,7 +11,7 @@ than jax, numpy, optax and chex::
 
 import importlib
 
-from jaxrl_llm.core import Transform, bind, chain, given, stateless
+from jaxrl_llm.core import Transform, bind, chain, given, pipe, stateless
 
 __version__ = "0.1.0"
 
@@ -35,7 +35,7 @@ _NAMESPACES = (
     "train",
 )
 
-__all__ = ["Transform", "bind", "chain", "given", "stateless", *_NAMESPACES]
+__all__ = ["Transform", "bind", "chain", "given", "pipe", "stateless", *_NAMESPACES]
 
 
 def __getattr__(name: str):

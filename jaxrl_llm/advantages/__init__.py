@@ -42,7 +42,13 @@ jspo                         minus the others of the group, drawn to the other g
 """
 
 from jaxrl_llm.advantages.baselines import opo, opob, remax, remax_token, vcpo_advantage
-from jaxrl_llm.advantages.batch import batch_normalize, reinforce_pp, reinforce_pp_baseline, whiten
+from jaxrl_llm.advantages.batch import (
+    batch_normalize,
+    clip,
+    reinforce_pp,
+    reinforce_pp_baseline,
+    whiten,
+)
 from jaxrl_llm.advantages.columns import gate_rewards, gdpo, gdpo_token, sum_columns
 from jaxrl_llm.advantages.critic import gae, gae_returns
 from jaxrl_llm.advantages.fleet import fleet_fairness, fleet_grpo, ospo
@@ -101,6 +107,7 @@ from jaxrl_llm.advantages.visits import (
 )
 
 __all__ = [
+    "clip",
     "BetaTracker",
     "MssrTracker",
     "RunningMoments",

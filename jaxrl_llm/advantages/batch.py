@@ -52,6 +52,36 @@ def whiten(x: Array, mask: Array, *, eps: float = 1e-8, shift_mean: bool = True)
     return masking.zero_masked(scaled if shift_mean else scaled + mean, mask)
 
 
+def clip(x: Array, *, bound: float) -> Array:
+    """Advantages with their size bounded; in a chain it stands last.
+
+        y = min(max(x, -bound), bound)
+
+    Args:
+      x: ``[...]``, floating point.
+      bound: Greatest size, above 0.
+
+    Returns:
+      Float32 of the same shape.
+
+    Raises:
+      TypeError: If ``x`` is not floating point.
+      ValueError: If ``bound`` is not above 0.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> jr.advantages.clip(jnp.array([0.25, -3.0]), bound=0.5).tolist()
+      [0.25, -0.5]
+
+    References:
+      Zheng et al., PPO-max (arXiv:2307.04964), with a bound of 0.5.
+    """
+    checks.check_float("clip", x=x)
+    checks.check_positive("clip", bound=bound)
+    return jnp.clip(jnp.asarray(x, jnp.float32), -bound, bound)
+
+
 def batch_normalize(x: Array, *, where: Array | None = None, eps: float = 1e-8) -> Array:
     """Shifts and scales one value a rollout to mean 0 and deviation 1 over the batch.
 

@@ -12,6 +12,7 @@ from jaxrl_llm.core.compose import (
     functions_of,
     given,
     parts_of,
+    pipe,
     stateless,
 )
 from jaxrl_llm.core.traits import Traits, traits, traits_of
@@ -32,6 +33,7 @@ __all__ = [
     "kl",
     "masking",
     "parts_of",
+    "pipe",
     "stateless",
     "stats",
     "traits",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.core.traits import Traits, traits_of
 
 
 def accepted(function: Callable) -> dict[str, inspect.Parameter]:
@@ -288,6 +289,65 @@ class _ChainUpdate:
             x, new = call_with(transform.update, x, old, context=context)
             states.append(new)
         return x, tuple(states)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Piped:
+    """Functions applied one after the other; made by :func:`pipe`."""
+
+    functions: tuple[Callable, ...]
+
+    def __post_init__(self):
+        first, rest = next(iter(accepted(self.functions[0]).values())), {}
+        for function in self.functions:
+            for parameter in list(accepted(function).values())[1:]:
+                parameter = parameter.replace(kind=parameter.KEYWORD_ONLY)
+                # Required by one function is required by all of them together.
+                if parameter.name not in rest or parameter.default is parameter.empty:
+                    rest[parameter.name] = parameter
+        object.__setattr__(self, "__signature__", inspect.Signature([first, *rest.values()]))
+
+    def __call__(self, *args, **context):
+        if not args:
+            args = (context.pop(next(iter(accepted(self)))),)
+        for function in self.functions:
+            args = (call_with(function, *args, context=context),)
+        return args[0]
+
+    @property
+    def __traits__(self) -> Traits:
+        first, last = traits_of(self.functions[0]), traits_of(self.functions[-1])
+        return dataclasses.replace(last, reward_range=first.reward_range)
+
+    def __repr__(self) -> str:
+        return f"pipe({', '.join(map(stable_repr, self.functions))})"
+
+
+def pipe(*functions: Callable) -> Callable:
+    """One function that applies several: each gets what the one before returned.
+
+    Keyword arguments reach every function that names them. For Transforms there is :func:`chain`.
+
+    Args:
+      *functions: At least one, in the order of their application. Each takes one array by position
+        and the rest by name.
+
+    Returns:
+      A callable that compares by value and prints itself.
+
+    Raises:
+      ValueError: If there is no function.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> returns = jr.pipe(jr.advantages.terminal_rewards, jr.advantages.reward_to_go)
+      >>> returns(jnp.array([1.0]), mask=jnp.ones((1, 2), bool), gamma=0.5).tolist()
+      [[0.5, 1.0]]
+    """
+    if not functions:
+        raise ValueError("pipe: there is no function.")
+    return _Piped(functions)
 
 
 def functions_of(transform: Transform | None) -> tuple[Callable, ...]:

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import Transform, advantages, bind, chain, given, stateless
-from jaxrl_llm.core import Bound, accepted, call_with, functions_of, parts_of
+from jaxrl_llm import Transform, advantages, bind, chain, given, pipe, stateless
+from jaxrl_llm.core import Bound, accepted, call_with, functions_of, parts_of, traits_of
 
 
 def gate(x, mask, *, tau_pos=1.0, tau_neg=1.05):
@@ -306,3 +306,29 @@ def test_a_state_of_another_chain_is_refused(state):
     both = chain(stateless(scaled, factor=1.0), stateless(scaled, factor=2.0))
     with pytest.raises(ValueError, match="chain: 2 transforms but [13] states"):
         both.update(1.0, state)
+
+
+def test_pipe_hands_each_function_what_it_names():
+    def first(x, *, scale=2.0):
+        return scale * x
+
+    def second(x, *, shift, scale):
+        return x * scale + shift
+
+    both = pipe(first, second)
+    assert both(3.0, scale=10.0, shift=1.0) == both(x=3.0, scale=10.0, shift=1.0) == 301.0
+    assert both == pipe(first, second) and hash(both) == hash(pipe(first, second))
+    parameters = accepted(both)
+    assert list(parameters) == ["x", "scale", "shift"]
+    assert parameters["scale"].default is inspect.Parameter.empty  # the second requires it
+    bound = pipe(first, bind(second, scale=1.0))
+    assert accepted(bound)["scale"].default == 2.0 and bound(3.0, shift=1.0) == 7.0
+    assert repr(bound).endswith("second(scale=1.0))")
+    assert stateless(both).update(1.0, (), scale=1.0, shift=0.5, other=9) == (1.5, ())
+    with pytest.raises(ValueError, match="pipe: there is no function"):
+        pipe()
+
+
+def test_traits_of_a_pipe():
+    both = pipe(advantages.maxrl, advantages.terminal_rewards)
+    assert traits_of(both).reward_range == (0.0, float("inf")) and traits_of(both).token_values

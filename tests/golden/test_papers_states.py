@@ -64,11 +64,12 @@ def scaled(**options):
 def experiences(a):
     rows = (a["rewards"], a["mask"])
     shaped = {name: a[name] for name in ("old_logp", "ref_logp")} | {"kl_coef": 0.02}
-    given = shaped | {"values": a["values"], "gamma": 0.98, "lam": 0.95}
+    token_rewards = advantages.kl_shaped_rewards(*rows, **shaped)
+    critic, options = (token_rewards, a["values"], a["mask"]), {"gamma": 0.98, "lam": 0.95}
     return {
-        "token_rewards": advantages.kl_shaped_rewards(*rows, **shaped),
-        "advantages": advantages.gae(*rows, whiten=False, **given),
-        "returns": advantages.gae_returns(*rows, **given),
+        "token_rewards": token_rewards,
+        "advantages": advantages.gae(*critic, **options),
+        "returns": advantages.gae_returns(*critic, **options),
     }
 
 

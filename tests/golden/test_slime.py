@@ -50,10 +50,13 @@ def kl_corrected(estimator):
 
 
 def gae(a):
-    given = {"values": a["values"], "gamma": 0.97, "lam": 0.9}
+    mask = a["mask"]
+    token_rewards = advantages.terminal_rewards(a["rewards"], mask)
+    options = {"gamma": 0.97, "lam": 0.9}
+    plain = advantages.gae(token_rewards, a["values"], mask, **options)
     return {
-        "advantages": advantages.gae(a["rewards"], a["mask"], whiten=False, **given),
-        "returns": advantages.gae_returns(a["rewards"], a["mask"], **given),
+        "advantages": plain,
+        "returns": advantages.gae_returns(token_rewards, a["values"], mask, **options),
     }
 
 

@@ -59,10 +59,13 @@ def gdpo64(weights):
 
 
 def gae(a):
-    given = {"values": a["values"], "where": a["where"], "gamma": 0.97, "lam": 0.9}
+    mask = a["mask"] & a["where"][..., None]
+    token_rewards = advantages.terminal_rewards(a["rewards"], mask)
+    options = {"gamma": 0.97, "lam": 0.9}
+    plain = advantages.gae(token_rewards, a["values"], mask, **options)
     return {
-        "advantages": advantages.gae(a["rewards"], a["mask"], **given),
-        "returns": advantages.gae_returns(a["rewards"], a["mask"], **given),
+        "advantages": advantages.whiten(plain, mask),
+        "returns": advantages.gae_returns(token_rewards, a["values"], mask, **options),
     }
 
 

@@ -286,7 +286,7 @@ def test_the_clip_is_an_option(name, option):
         (lambda: jr.recipes.ppo_max(lam=2.0), r"lam must be in \[0, 1\]"),
         (lambda: jr.recipes.ppo_max(value_eps=0.0), "ppo_max: value_eps must be above 0"),
         (lambda: jr.recipes.ppo_max(score_clip=0.0), "clip must be above 0"),
-        (lambda: jr.recipes.ppo_max(advantage_clip=-1.0), "clip must be above 0"),
+        (lambda: jr.recipes.ppo_max(advantage_clip=-1.0), "bound must be above 0"),
     ],
 )
 def test_options_out_of_range_are_refused_when_the_recipe_is_made(make, words):

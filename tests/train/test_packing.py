@@ -100,7 +100,11 @@ def lower_the_top(top, gate, mask):
 # What a model is asked for in a step: values, statistics before it and in it, entropies, norms.
 EVERYTHING = Recipe(
     name="everything",
-    advantage=jr.stateless(jr.bind(jr.advantages.gae, old_logp=None, ref_logp=None)),
+    advantage=jr.chain(
+        jr.stateless(jr.advantages.terminal_rewards),
+        jr.stateless(jr.advantages.gae),
+        jr.stateless(jr.advantages.whiten),
+    ),
     surrogate=jr.surrogates.ppo_clip,
     computed=(
         jr.recipes.Computed("top", top, "policy"),
@@ -109,7 +113,7 @@ EVERYTHING = Recipe(
     ),
     regularizers=(lower_the_top, jr.bind(jr.regularizers.entropy_bonus, coef=0.1)),
     critic=Critic(
-        returns=jr.bind(jr.advantages.gae_returns, old_logp=None, ref_logp=None),
+        returns=jr.pipe(jr.advantages.terminal_rewards, jr.advantages.gae_returns),
         loss=jr.bind(jr.surrogates.value_loss, eps=0.2),
         heads=2,
         combine=jr.surrogates.soft_min,

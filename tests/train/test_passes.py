@@ -170,7 +170,7 @@ def test_a_teacher_reads_prompts_of_its_own():
 
 
 CRITIC = Critic(
-    returns=jr.bind(jr.advantages.gae_returns, old_logp=None, ref_logp=None),
+    returns=jr.pipe(jr.advantages.terminal_rewards, jr.advantages.gae_returns),
     loss=jr.bind(jr.surrogates.value_loss, eps=0.2),
     heads=2,
     combine=jr.surrogates.soft_min,
@@ -178,7 +178,11 @@ CRITIC = Critic(
 
 
 def with_critic(**changes) -> Recipe:
-    advantage = jr.stateless(jr.advantages.gae, old_logp=None, ref_logp=None)
+    advantage = jr.chain(
+        jr.stateless(jr.advantages.terminal_rewards),
+        jr.stateless(jr.advantages.gae),
+        jr.stateless(jr.advantages.whiten),
+    )
     return plain(advantage=advantage, critic=CRITIC, **changes)
 
 
@@ -222,7 +226,13 @@ def test_a_critic_must_be_given_where_the_recipe_has_one():
     with pytest.raises(ValueError, match="no critic but a critic_optimizer"):
         make_step(network, plain(), optax.sgd(1.0), critic_optimizer=optax.sgd(1.0))
     with pytest.raises(ValueError, match="the advantage reads values, and there is no critic"):
-        plain(advantage=jr.stateless(jr.advantages.gae, old_logp=None, ref_logp=None))
+        plain(
+            advantage=jr.chain(
+                jr.stateless(jr.advantages.terminal_rewards),
+                jr.stateless(jr.advantages.gae),
+                jr.stateless(jr.advantages.whiten),
+            )
+        )
     with pytest.raises(ValueError, match="heads must be above 0"):
         init_critic(network, params, heads=0, key=jax.random.key(0))
 

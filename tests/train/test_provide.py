@@ -218,7 +218,11 @@ def test_metadata_that_is_missing_is_told_before_the_first_step():
 
 
 def test_values_of_a_critic_are_computed_and_those_of_nobody_refused():
-    gae = jr.stateless(jr.advantages.gae, old_logp=None, ref_logp=None)
+    gae = jr.chain(
+        jr.stateless(jr.advantages.terminal_rewards),
+        jr.stateless(jr.advantages.gae),
+        jr.stateless(jr.advantages.whiten),
+    )
     assert brought(jr.recipes.ppo_max()) == set()
     values = Recipe(
         name="plain", advantage=gae, surrogate=jr.surrogates.ppo_clip, inputs=("values",)

@@ -1,7 +1,7 @@
 """Methods with a critic, and controllers of the KL penalty."""
 
 from jaxrl_llm import advantages, regularizers, surrogates
-from jaxrl_llm.core import Array, bind, chain, checks, given, stateless
+from jaxrl_llm.core import bind, chain, checks, given, pipe, stateless
 from jaxrl_llm.recipes.critic import Critic
 from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.recipe import Recipe
@@ -48,46 +48,22 @@ def adaptive_kl(
     """
     checks.check_positive("adaptive_kl", value_eps=value_eps)
     controller = regularizers.adaptive_kl(initial=initial, target=target, horizon=horizon)
-    estimate = {"gamma": gamma, "lam": lam}
+    token_rewards = given(advantages.kl_shaped_rewards, kl_coef="kl_coef")
     return from_base(
         name="adaptive_kl",
         computed=(Computed("kl_coef", controller, "controller"),),
-        advantage=stateless(given(bind(advantages.gae, **estimate), kl_coef="kl_coef")),
+        advantage=chain(
+            stateless(token_rewards),
+            stateless(advantages.gae, gamma=gamma, lam=lam),
+            stateless(advantages.whiten),
+        ),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         critic=Critic(
-            returns=given(bind(advantages.gae_returns, **estimate), kl_coef="kl_coef"),
+            returns=pipe(token_rewards, bind(advantages.gae_returns, gamma=gamma, lam=lam)),
             loss=bind(surrogates.value_loss, eps=value_eps),
         ),
         paper="arXiv:1909.08593",
         group_relative=False,
-    )
-
-
-def _returns(
-    rewards: Array,
-    mask: Array,
-    *,
-    score_std: Array,
-    values: Array,
-    where: Array | None = None,
-    old_logp: Array | None = None,
-    ref_logp: Array | None = None,
-    score_clip: float | None = None,
-    kl_coef: float = 0.0,
-    gamma: float = 1.0,
-    lam: float = 0.95,
-) -> Array:
-    """What the critic is to predict: of the same scaled rewards as the advantages."""
-    return advantages.gae_returns(
-        advantages.scale_scores(rewards, score_std=score_std, where=where, clip=score_clip),
-        mask,
-        values=values,
-        where=where,
-        old_logp=old_logp,
-        ref_logp=ref_logp,
-        kl_coef=kl_coef,
-        gamma=gamma,
-        lam=lam,
     )
 
 
@@ -140,19 +116,23 @@ def ppo_max(
       norm, which is the optimizer's.
     """
     checks.check_positive("ppo_max", value_eps=value_eps)
-    options = {"kl_coef": kl_coef, "gamma": gamma, "lam": lam}
-    if kl_coef == 0:
-        options |= {"old_logp": None, "ref_logp": None}
+    scaled = bind(advantages.scale_scores, clip=score_clip)
+    shaped = bind(advantages.kl_shaped_rewards, kl_coef=kl_coef)
+    token_rewards = pipe(scaled, shaped if kl_coef else advantages.terminal_rewards)
+    after = [stateless(advantages.whiten)] if whiten else []
+    if advantage_clip is not None:
+        after.append(stateless(advantages.clip, bound=advantage_clip))
     return from_base(
         name="ppo_max",
         advantage=chain(
-            stateless(advantages.scale_scores, clip=score_clip),
-            stateless(advantages.gae, whiten=whiten, clip=advantage_clip, **options),
+            stateless(token_rewards),
+            stateless(advantages.gae, gamma=gamma, lam=lam),
+            *after,
         ),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         computed=(Computed("score_std", advantages.score_deviation(), "controller"),),
         critic=Critic(
-            returns=bind(_returns, score_clip=score_clip, **options),
+            returns=pipe(token_rewards, bind(advantages.gae_returns, gamma=gamma, lam=lam)),
             loss=bind(surrogates.value_loss, eps=value_eps),
         ),
         paper="arXiv:2307.04964",
@@ -216,11 +196,15 @@ def safe(
     return from_base(
         name="safe",
         computed=(Computed("penalty_coef", controller, "controller"),),
-        advantage=stateless(advantages.gae, lam=1.0),
+        advantage=chain(
+            stateless(advantages.terminal_rewards),
+            stateless(advantages.gae, lam=1.0),
+            stateless(advantages.whiten),
+        ),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         regularizers=(given(penalty, coef="penalty_coef"), *bonus),
         critic=Critic(
-            returns=bind(advantages.gae_returns, lam=1.0),
+            returns=pipe(advantages.terminal_rewards, bind(advantages.gae_returns, lam=1.0)),
             loss=bind(surrogates.value_loss, eps=value_eps, huber=huber, combine="mean"),
             heads=2,
             combine=bind(surrogates.soft_min, alpha=alpha),
