@@ -1,4 +1,4 @@
-"""For users' own tests: a tiny model, a byte tokenizer, the battery of recipes, black boxes."""
+"""For tests: a tiny model, a byte tokenizer, checks of recipes and of models, black boxes."""
 
 import importlib
 from typing import TYPE_CHECKING
@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from jaxrl_llm.testing.cases import Case, make_case
     from jaxrl_llm.testing.control import control_returns, mlp, mlp_init
     from jaxrl_llm.testing.model import tiny_config, tiny_model
+    from jaxrl_llm.testing.protocol_checks import MODEL_CHECKS, assert_model_ok
     from jaxrl_llm.testing.tokenizer import ByteTokenizer
 
 # The battery needs the sampler and the train step; a byte tokenizer does not.
@@ -16,6 +17,8 @@ _HOMES = {
     "ByteTokenizer": "tokenizer",
     "CHECKS": "battery",
     "Case": "cases",
+    "MODEL_CHECKS": "protocol_checks",
+    "assert_model_ok": "protocol_checks",
     "assert_recipe_ok": "battery",
     "control_returns": "control",
     "evolve": "blackbox",
@@ -30,8 +33,10 @@ _HOMES = {
 
 __all__ = [
     "CHECKS",
+    "MODEL_CHECKS",
     "ByteTokenizer",
     "Case",
+    "assert_model_ok",
     "assert_recipe_ok",
     "control_returns",
     "evolve",

@@ -1,0 +1,305 @@
+"""Checks of a model: whether it keeps what :class:`jaxrl_llm.models.Model` promises."""
+
+from collections.abc import Callable, Iterable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm.core import Array, ArrayTree, trees
+from jaxrl_llm.models import KV, AttentionContext, Model, empty_cache, prefill
+from jaxrl_llm.models.lora import Adapted, LoRAConfig, adapted_model, init_lora, merge_lora
+from jaxrl_llm.models.sharding import AXES, param_spec
+
+# Prompts, rollouts of each, and tokens of a response and of the longest prompt.
+P, G, T, LP = 2, 2, 4, 5
+
+
+def assert_model_ok(
+    model: Model, params: ArrayTree, *, checks: Iterable[str] | None = None
+) -> None:
+    """Raises AssertionError unless a model computes what sampling and training rely on.
+
+    Args:
+      model: The model; a small configuration suffices, since a check compiles it a few times.
+      params: Its parameters.
+      checks: Names of :data:`MODEL_CHECKS`; all by default.
+
+    Raises:
+      AssertionError: At the first check that fails; it names the check and the reason.
+      ValueError: If there is no check of a name.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> model, params = jr.testing.tiny_model(num_layers=1)
+      >>> jr.testing.assert_model_ok(model, params, checks=("shapes", "causality"))
+      >>> ignoring = model._replace(
+      ...     apply=lambda *arguments, delta=None, **options: model.apply(*arguments, **options))
+      >>> jr.testing.assert_model_ok(ignoring, params, checks=["delta"])
+      Traceback (most recent call last):
+      AssertionError: delta: the delta of layers/0/attention/k changes nothing: ...
+    """
+    for name in MODEL_CHECKS if checks is None else checks:
+        if name not in MODEL_CHECKS:
+            raise ValueError(
+                f"assert_model_ok: there is no check {name!r}; there are {', '.join(MODEL_CHECKS)}."
+            )
+        MODEL_CHECKS[name](model, params)
+
+
+def check_shapes(model: Model, params: ArrayTree) -> None:
+    """Configuration, parameters, hidden states, keys and values have the shapes of the protocol."""
+    config = model.config
+    for name in ("vocab_size", "max_length", "num_layers", "num_kv_heads", "head_dim"):
+        if not isinstance(size := getattr(config, name, None), int) or size < 1:
+            _fail("shapes", f"config.{name} must be an integer above 0; got {size!r}.")
+    shapes = jax.eval_shape(model.init, jax.random.key(0))
+    if _shapes(shapes) != _shapes(params):
+        _fail("shapes", "init(key) gives other parameters than those that are checked.")
+    tokens = _tokens(model, (P, G, T))
+    hidden, kv = _apply(model, params, tokens, _positions(tokens), _context(tokens))
+    if hidden.ndim != 4 or hidden.shape[:3] != (P, G, T):
+        _fail("shapes", f"hidden must be [P, G, T, D], {(P, G, T)} here; got {hidden.shape}.")
+    if not np.isfinite(np.asarray(hidden, np.float32)).all():
+        _fail("shapes", "hidden is non-finite.")
+    matrix = model.output_matrix(params).shape
+    if matrix != (config.vocab_size, hidden.shape[-1]):
+        expected = (config.vocab_size, hidden.shape[-1])
+        _fail("shapes", f"output_matrix must be [V, D], {expected} here; got {matrix}.")
+    heads, size = config.num_kv_heads, config.head_dim
+    expected = KV((P, G, heads, size, T), (P, G, heads, T, size))
+    if [KV(*(x.shape for x in layer)) for layer in kv] != [expected] * config.num_layers:
+        got = jax.tree.map(jnp.shape, kv)
+        _fail("shapes", f"kv must hold {config.num_layers} times {expected}; got {got}.")
+
+
+def check_causality(model: Model, params: ArrayTree) -> None:
+    """A token depends on itself, on the tokens before it that the mask keeps, and on no others."""
+    tokens = _tokens(model, (P, G, T))
+    mask = jnp.ones(tokens.shape, bool).at[:, :, 1].set(False)
+
+    def hidden(changed: tuple[int, ...] | None = None) -> np.ndarray:
+        other = tokens
+        if changed is not None:
+            other = tokens.at[changed].set((tokens[changed] + 1) % model.config.vocab_size)
+        context = AttentionContext(mask=mask)
+        return np.asarray(_apply(model, params, other, _positions(tokens), context)[0], np.float32)
+
+    base = hidden()
+    for changed, name in (((0, 0, 3), "a later token"), ((0, 0, 1), "a masked token")):
+        got = hidden(changed)
+        unchanged = np.arange(T) != changed[-1]
+        message = f"changing {name} changed other tokens"
+        _expect_equal("causality", model, got[0, 0, unchanged], base[0, 0, unchanged], message)
+    got = hidden((0, 0, 0))
+    _expect_equal("causality", model, got[0, 1], base[0, 1], "changing one row changed another")
+    _expect_equal("causality", model, got[1], base[1], "changing one prompt changed another")
+    if np.array_equal(got[0, 0, -1], base[0, 0, -1]):
+        _fail("causality", "the last token does not depend on the first: `apply` reads no context.")
+
+
+def check_prefix(model: Model, params: ArrayTree) -> None:
+    """Responses after a shared prefix are those of one row of prompt and response.
+
+    A prompt is padded on the right, so the positions of its responses do not follow the array.
+    """
+    shared, rows = _with_and_without_prefix(model, params)
+    message = "a shared prefix and positions that continue it differ from rows without a prefix"
+    _expect_equal("prefix", model, shared, rows, message)
+
+
+def check_cache(model: Model, params: ArrayTree) -> None:
+    """Token by token through the cache, hidden states are those of one pass.
+
+    The index of the cache is one number, or one for each row.
+    """
+    prompts, lengths, responses, prefix, prefix_mask = _prompts(model, params)
+    positions = lengths[:, None, None] + jnp.arange(T)
+    positions = jnp.broadcast_to(positions, responses.shape)
+    context = AttentionContext(jnp.ones(responses.shape, bool), prefix, prefix_mask)
+    expected, _ = _apply(model, params, responses, positions, context)
+    for index in (lambda i: jnp.int32(i), lambda i: jnp.full((P, G), i, jnp.int32)):
+        cache, rows = empty_cache(model, (P, G), T), []
+        for i in range(T):
+            context = AttentionContext(
+                jnp.ones((P, G, 1), bool), prefix, prefix_mask, cache, index(i)
+            )
+            at = (slice(None), slice(None), slice(i, i + 1))
+            row, cache = _apply(model, params, responses[at], positions[at], context)
+            rows.append(row)
+        got = jnp.concatenate(rows, axis=2)
+        _expect_equal(
+            "cache", model, got, expected, "decoding through the cache differs from one pass"
+        )
+
+
+def check_delta(model: Model, params: ArrayTree) -> None:
+    """A low-rank delta acts at every linear layer, as if it were added to the weights."""
+    config = LoRAConfig(rank=1, targets=(".",))
+    try:
+        adapter = init_lora(params, config)
+    except ValueError as error:
+        _fail("delta", f"no parameter takes a low-rank adapter ({error})")
+    leaves, tree = jax.tree.flatten(adapter)
+    keys = jax.random.split(jax.random.key(0), len(leaves))
+    moved = [0.1 * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
+    adapter, adapted = jax.tree.unflatten(tree, moved), adapted_model(model, config)
+    tokens = _tokens(model, (P, G, T))
+    arguments = (tokens, _positions(tokens), _context(tokens))
+
+    @jax.jit
+    def hidden(adapter):
+        return adapted.apply(Adapted(params, adapter), *arguments)[0].astype(jnp.float32)
+
+    weights = jax.random.normal(jax.random.key(1), hidden(adapter).shape)
+    grads = jax.jit(jax.grad(lambda x: jnp.sum(weights * hidden(x))))(adapter)
+    for path, grad in jax.tree_util.tree_leaves_with_path(grads):
+        if not np.any(np.asarray(grad)):
+            layer = trees.path_str(path).rpartition("/")[0]
+            _fail("delta", f"the delta of {layer} changes nothing: `apply` must add x A B to x W.")
+    if not getattr(model.config, "quantization", None):
+        merged = merge_lora(Adapted(params, adapter), config)
+        expected, _ = _apply(model, merged, *arguments)
+        message = "a delta differs from weights that it is added to"
+        _expect_equal("delta", model, hidden(adapter), expected, message)
+
+
+def check_remat(model: Model, params: ArrayTree) -> None:
+    """What the backward pass computes again changes neither hidden states nor gradients."""
+    tokens = _tokens(model, (P, G, T))
+    arguments = (tokens, _positions(tokens), _context(tokens))
+    results = {}
+    for remat in ("none", "dots", "full"):
+
+        @jax.jit
+        def loss(params, remat=remat):
+            hidden = model.apply(params, *arguments, remat=remat)[0]
+            return jnp.sum(jnp.square(hidden.astype(jnp.float32)))
+
+        results[remat] = jax.tree.leaves(jax.value_and_grad(loss)(params))
+    for remat in ("dots", "full"):
+        for got, expected in zip(results[remat], results["none"], strict=True):
+            _expect_equal("remat", model, got, expected, f"remat={remat!r} gave another gradient")
+
+
+def check_packing(model: Model, params: ArrayTree) -> None:
+    """Packed responses, and prompts in the rows of their responses, where the model takes them."""
+    prompts, lengths, responses, prefix, prefix_mask = _prompts(model, params)
+    expected, _ = _with_and_without_prefix(model, params)
+    positions = jnp.broadcast_to(lengths[:, None, None] + jnp.arange(T), responses.shape)
+    segments = jnp.broadcast_to(jnp.arange(G)[None, :, None], responses.shape).astype(jnp.int32)
+    one_row = (P, 1, G * T)
+    if model.reads_segments:
+        context = AttentionContext(
+            jnp.ones(one_row, bool), prefix, prefix_mask, segments=segments.reshape(one_row)
+        )
+        got, _ = _apply(
+            model, params, responses.reshape(one_row), positions.reshape(one_row), context
+        )
+        got = got.reshape(expected.shape)
+        _expect_equal("packing", model, got, expected, "packed responses differ from single rows")
+    if model.takes_prompts:
+        context = AttentionContext(jnp.ones(responses.shape, bool), prefix_mask=prefix_mask)
+        tokens = jnp.concatenate([prompts[:, None], responses.reshape(one_row)], axis=-1)
+        first = jnp.broadcast_to(jnp.arange(LP, dtype=jnp.int32), (P, 1, LP))
+        places = jnp.concatenate([first, positions.reshape(one_row)], axis=-1)
+        got, _ = _apply(model, params, tokens, places, context)
+        got = got[:, :, LP:].reshape(expected.shape)
+        message = "prompts in the rows of their responses differ from a shared prefix"
+        _expect_equal("packing", model, got, expected, message)
+
+
+def check_sharding(model: Model, params: ArrayTree) -> None:
+    """The sharding rules name parameters that exist, with no more axes than they have.
+
+    A model that stays whole on every device says so with ``sharding_rules=()``.
+    """
+    mesh, used = jax.sharding.AbstractMesh((1, 2, 2), AXES), set()
+    for path, x in jax.tree_util.tree_leaves_with_path(params):
+        name = trees.path_str(path)
+        axes = next((axes for end, axes in model.sharding_rules if name.endswith(end)), ())
+        if len(axes) > x.ndim:
+            _fail("sharding", f"the rule {axes} has more axes than {name} {x.shape}.")
+        used |= set(param_spec(name, x.shape, mesh, model.sharding_rules)) - {None}
+    if model.sharding_rules and not used:
+        _fail(
+            "sharding",
+            "sharding_rules split no parameter in two; a model with parameters of its own names "
+            "needs rules of its own, or () to stay whole on every device.",
+        )
+
+
+MODEL_CHECKS: dict[str, Callable[[Model, ArrayTree], None]] = {
+    "shapes": check_shapes,
+    "causality": check_causality,
+    "prefix": check_prefix,
+    "cache": check_cache,
+    "delta": check_delta,
+    "remat": check_remat,
+    "packing": check_packing,
+    "sharding": check_sharding,
+}
+
+
+def _prompts(model: Model, params: ArrayTree):
+    """Prompts ``[P, LP]``, their lengths, responses ``[P, G, T]``, and the prefix with its mask."""
+    tokens = _tokens(model, (P, LP + G * T))
+    prompts, responses = tokens[:, :LP], tokens[:, LP:].reshape(P, G, T)
+    lengths = jnp.array([LP - 2, LP], jnp.int32)
+    mask = jnp.arange(LP) < lengths[:, None]
+    return (
+        prompts,
+        lengths,
+        responses,
+        jax.jit(partial(prefill, model))(params, prompts, mask),
+        mask,
+    )
+
+
+def _with_and_without_prefix(model: Model, params: ArrayTree) -> tuple[Array, Array]:
+    """Hidden states of responses after a shared prefix, and of whole rows."""
+    prompts, lengths, responses, prefix, prefix_mask = _prompts(model, params)
+    positions = jnp.broadcast_to(lengths[:, None, None] + jnp.arange(T), responses.shape)
+    context = AttentionContext(jnp.ones(responses.shape, bool), prefix, prefix_mask)
+    shared, _ = _apply(model, params, responses, positions, context)
+    rows = []
+    for prompt, length, group in zip(prompts, lengths.tolist(), responses, strict=True):
+        start = jnp.broadcast_to(prompt[:length], (G, length))
+        row = jnp.concatenate([start, group], axis=-1)[None]
+        rows.append(_apply(model, params, row, _positions(row), _context(row))[0][:, :, length:])
+    return shared, jnp.concatenate(rows)
+
+
+def _apply(model: Model, params, tokens, positions, context) -> tuple[Array, tuple[KV, ...]]:
+    return jax.jit(model.apply)(params, tokens, positions, context)
+
+
+def _tokens(model: Model, shape: tuple[int, ...]) -> Array:
+    return jax.random.randint(jax.random.key(7), shape, 0, model.config.vocab_size, jnp.int32)
+
+
+def _positions(tokens: Array) -> Array:
+    return jnp.broadcast_to(jnp.arange(tokens.shape[-1], dtype=jnp.int32), tokens.shape)
+
+
+def _context(tokens: Array) -> AttentionContext:
+    return AttentionContext(mask=jnp.ones(tokens.shape, bool))
+
+
+def _shapes(tree: ArrayTree) -> dict[str, tuple[int, ...]]:
+    return {trees.path_str(p): x.shape for p, x in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _expect_equal(check: str, model: Model, got, expected, message: str) -> None:
+    """Fails unless two arrays agree up to the rounding of the model's dtype."""
+    got, expected = (np.asarray(x, np.float32) for x in (got, expected))
+    exact = jnp.dtype(model.config.dtype) == jnp.float32
+    exact = exact and not getattr(model.config, "quantization", None)
+    error, scale = np.abs(got - expected).max(), np.abs(expected).max() + 1e-6
+    if not error <= (1e-4 if exact else 0.1) * scale:
+        _fail(check, f"{message}; they differ by {error:.2g} of {scale:.2g}.")
+
+
+def _fail(check: str, message: str):
+    raise AssertionError(f"{check}: {message}")

@@ -1,0 +1,135 @@
+"""What `assert_model_ok` accepts and what it refuses."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxrl_llm.testing import MODEL_CHECKS, assert_model_ok, tiny_model
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"architecture": "qwen2", "attention_bias": True, "tied": False},
+        {"architecture": "qwen3", "qk_norm": True, "dtype": "bfloat16"},
+        {"quantization": "int8"},
+    ],
+    ids=["llama", "qwen2", "qwen3 in bfloat16", "int8"],
+)
+def test_the_built_in_decoder_passes(options):
+    assert_model_ok(*tiny_model(num_layers=1, **options))
+
+
+def changed_apply(change):
+    """A model whose `apply` gets other arguments."""
+
+    def broken(model):
+        def apply(params, tokens, positions, context, *, delta=None, remat="none"):
+            arguments = change(tokens, positions, context, delta)
+            return model.apply(params, *arguments[:3], delta=arguments[3], remat=remat)
+
+        return model._replace(apply=apply)
+
+    return broken
+
+
+def summed_over_tokens(model):
+    def apply(*arguments, **options):
+        hidden, kv = model.apply(*arguments, **options)
+        return hidden + hidden.sum(axis=2, keepdims=True), kv
+
+    return model._replace(apply=apply)
+
+
+def other_remat(model):
+    def apply(*arguments, remat="none", **options):
+        hidden, kv = model.apply(*arguments, remat=remat, **options)
+        return (hidden if remat == "none" else 2 * hidden), kv
+
+    return model._replace(apply=apply)
+
+
+@pytest.mark.parametrize(
+    ("check", "broken", "message"),
+    [
+        ("shapes", lambda m: m._replace(output_matrix=lambda p: jnp.zeros((3, 32))), "[V, D]"),
+        (
+            "shapes",
+            lambda m: m._replace(apply=lambda *a, **k: (m.apply(*a, **k)[0], ())),
+            "kv must hold 1 times",
+        ),
+        ("causality", summed_over_tokens, "changing a later token changed other tokens"),
+        (
+            "causality",
+            changed_apply(lambda t, p, c, d: (t, p, c._replace(mask=jnp.ones_like(c.mask)), d)),
+            "changing a masked token changed other tokens",
+        ),
+        (
+            "causality",
+            lambda m: m._replace(
+                apply=lambda p, t, *a, **k: (p["embed"]["embedding"][t], m.apply(p, t, *a, **k)[1])
+            ),
+            "reads no context",
+        ),
+        (
+            "prefix",
+            changed_apply(lambda t, p, c, d: (t, p - p[..., :1], c, d)),
+            "positions that continue it differ",
+        ),
+        (
+            "cache",
+            changed_apply(
+                lambda t, p, c, d: (
+                    (t, p, c, d)
+                    if c.index is None
+                    else (t, p, c._replace(index=jnp.zeros_like(c.index)), d)
+                )
+            ),
+            "decoding through the cache differs",
+        ),
+        ("delta", changed_apply(lambda t, p, c, d: (t, p, c, None)), "changes nothing"),
+        (
+            "delta",
+            changed_apply(
+                lambda t, p, c, d: (t, p, c, jax.tree.map(lambda x: 2 * x, d) if d else None)
+            ),
+            "differs from weights that it is added to",
+        ),
+        ("remat", other_remat, "remat='dots' gave another gradient"),
+        (
+            "packing",
+            changed_apply(
+                lambda t, p, c, d: (
+                    (t, p, c, d)
+                    if c.segments is None
+                    else (t, p, c._replace(segments=jnp.zeros_like(c.segments)), d)
+                )
+            ),
+            "packed responses differ",
+        ),
+        (
+            "sharding",
+            lambda m: m._replace(sharding_rules=(("own/name", ("fsdp",)),)),
+            "split no parameter in two",
+        ),
+        (
+            "sharding",
+            lambda m: m._replace(sharding_rules=(("norm/scale", ("fsdp", "tensor")),)),
+            "has more axes than",
+        ),
+    ],
+)
+def test_a_model_that_breaks_a_promise_is_refused(check, broken, message):
+    model, params = tiny_model(num_layers=1)
+    with pytest.raises(AssertionError) as failure:
+        assert_model_ok(broken(model), params, checks=[check])
+    assert str(failure.value).startswith(f"{check}: ") and message in str(failure.value)
+
+
+def test_options():
+    model, params = tiny_model(num_layers=1)
+    assert_model_ok(model._replace(sharding_rules=()), params, checks=["sharding"])
+    with pytest.raises(ValueError, match="no check 'shape'; there are shapes, causality"):
+        assert_model_ok(model, params, checks=["shape"])
+    assert set(MODEL_CHECKS) >= {"shapes", "causality", "prefix", "cache", "delta", "sharding"}
