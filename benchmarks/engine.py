@@ -167,8 +167,8 @@ def skewed(model, params, size, rounds: int) -> dict[str, Any]:
     def static():
         generation = jr.rollout.Generation(whole, params, key=jax.random.key(0))
         done = []
-        for i in range(0, count, whole.rows):
-            generation.submit(*groups[i : i + whole.rows])
+        for i in range(0, count, whole.spec.rows):
+            generation.submit(*groups[i : i + whole.spec.rows])
             done += list(generation)
         return check(done)
 

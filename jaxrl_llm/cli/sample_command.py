@@ -449,7 +449,7 @@ def _talk(job: Job, out: OutFile | None) -> int:
             generation = job.generation(
                 longest=2 * len(groups[0].prompt), prompts=1, on_tokens=live
             )
-            room = generation.engine.prompt_length
+            room = generation.engine.spec.prompt_length
             _print_status("Compiling ...", progress=True)
         sinks = [live or Printer([index], as_json=args.json), *([] if out is None else [out])]
         tally = Tally(job, prompts, generation, sinks)

@@ -1,8 +1,8 @@
 """The sampler of a population: each member answers with its own low-rank delta of one model.
 
-A member's row of slots begins with what all prompts have in common, which is computed once for the
-member; its slots go on with the rest of each prompt it is asked, and then with its responses. So
-the cost follows unique tokens here as well, and the weights are read once for the whole population.
+A member's row of slots begins with the shared prefix of all prompts, which is computed once for the
+member. Its slots go on with the rest of each prompt, and then with the responses. So the cost
+follows unique tokens here as well, and the weights are read once for the whole population.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,32 +17,32 @@ from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.models.protocol import Model, cast_params
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards
-from jaxrl_llm.rollout import decode as decoding
-from jaxrl_llm.rollout.engine.requests import count_deltas
+from jaxrl_llm.rollout.decode import RowDeltas, count_deltas, fill_all, fill_prompts
+from jaxrl_llm.rollout.decode import decode as decode_slots
 from jaxrl_llm.rollout.sampler import BUCKETS, check_shared_prefix, pad_prompts, prompt_room
-from jaxrl_llm.rollout.sampling.options import make_draw
+from jaxrl_llm.rollout.sampling.options import Draw, DrawOptions, make_draw
 from jaxrl_llm.rollout.slots import Requests, Slots, init_slots, put_prompts, resume, start
 from jaxrl_llm.rollout.types import Rollout
 
-# What is left of short prompts without what they share is read for every member and prompt.
-_SHORT = (0, 2, 4, 6, 8, 10, 12, 14)
-# Tokens that are read in one pass: enough to keep a device busy, while what a layer holds of them
-# stays small beside the weights.
-_READ = 16_384
+# Compiled lengths of short prompts without their shared prefix: every member reads them.
+_SHORT_BUCKETS = (0, 2, 4, 6, 8, 10, 12, 14)
+# Tokens read in one pass: enough to keep a device busy, while the activations of a layer stay small
+# next to the weights.
+_READ_TOKENS = 16_384
 
 
-class Asked(NamedTuple):
-    """What each slot of a population is asked.
+class MemberRequests(NamedTuple):
+    """The prompts and requests of a population's slots.
 
     Attributes:
-      first: int32 ``[R, c]``, the first tokens of a row's prompts.
-      rest: int32 ``[R, W, n]``, the tokens of each prompt after them, right padded.
-      length: int32 ``[R, W]``, how many those are.
-      member: int32 ``[R]``, whose delta a row has.
+      prefix: int32 ``[R, c]``, the shared prefix of a row's prompts.
+      rest: int32 ``[R, W, n]``, the tokens of each prompt after the prefix, right padded.
+      length: int32 ``[R, W]``, how many tokens ``rest`` holds.
+      member: int32 ``[R]``, the member whose delta a row has.
       request: int32 ``[R, W]``, names the random numbers of a response.
     """
 
-    first: Array
+    prefix: Array
     rest: Array
     length: Array
     member: Array
@@ -81,7 +81,7 @@ def make_population_sampler(
       min_p: Likewise.
       order: Likewise.
       pad_id: Fills ``tokens`` after the end of a response.
-      buckets: Lengths of prompts, less what is common, that are compiled.
+      buckets: Lengths of prompts, less the shared prefix, that are compiled.
       shared_prefix_len: How many first tokens all prompts share; a member computes them once.
       mesh: Spreads the members over its axes ``data`` and ``fsdp``, which must divide their number.
 
@@ -117,9 +117,7 @@ def make_population_sampler(
     checks.check_non_negative(name, shared_prefix_len=shared_prefix_len)
     if tries > 1 and temperature == 0:
         raise ValueError(f"{name}: tries={tries} has no effect at temperature 0: all are alike.")
-    draw = make_draw(
-        name,
-        vocab_size=model.config.vocab_size,
+    options = DrawOptions(
         stop_ids=stop_ids,
         temperature=temperature,
         top_k=top_k,
@@ -127,6 +125,7 @@ def make_population_sampler(
         min_p=min_p,
         order=order,
     )
+    draw = make_draw(name, options, vocab_size=model.config.vocab_size)
     room = prompt_room(name, model, max_new_tokens)
     decode = jax.jit(_make_decode(model, draw, max_new_tokens, tuple(stop_ids), pad_id))
 
@@ -140,133 +139,142 @@ def make_population_sampler(
         if deltas is None:
             raise ValueError("sample: a population needs deltas; see evolution.model_delta.")
         members = count_deltas("sample", deltas, pairs=True)
-        asked, back = _ask(
+        requests, order = _assign(
             prompts,
             members,
             shared=shared,
             tries=tries,
-            shared_prefix_len=shared_prefix_len,
+            prefix_len=max(shared_prefix_len, 1),
+            one_row=shared and shared_prefix_len > 0,
             buckets=buckets,
         )
-        out = decode(params, deltas, key, _place(asked, mesh), back, np.int32(version))
-        return Rollout(prompt_tokens=tokens, prompt_mask=mask, **out)
+        if mesh is not None:
+            rows, shards = len(requests.member), batch_shards(mesh)
+            if rows % shards:
+                raise ValueError(
+                    f"sample: {rows} rows of members cannot be spread over the {shards} devices of "
+                    "the mesh axes data and fsdp."
+                )
+            requests = processes.place(requests, batch_sharding(mesh))
+        out, response_mask, finish = decode(params, deltas, key, requests, order, np.int32(version))
+        return Rollout(
+            prompt_tokens=tokens,
+            prompt_mask=mask,
+            tokens=out.tokens,
+            mask=response_mask,
+            behavior_logp=out.behavior_logp,
+            model_logp=out.model_logp,
+            log_kept=out.log_kept,
+            finish=finish,
+            version=out.version,
+            support=out.support,
+        )
 
     sample.compiled = decode  # type: ignore[attr-defined]
     return sample
 
 
-def _ask(
+def _assign(
     prompts,
     members: int,
     *,
     shared: bool,
     tries: int,
-    shared_prefix_len: int,
+    prefix_len: int,
+    one_row: bool,
     buckets: Sequence[int],
-) -> tuple[Asked, np.ndarray]:
-    """Who is asked what, and where in the grid the responses ``[P, G * tries]`` are.
+) -> tuple[MemberRequests, np.ndarray]:
+    """Which slot answers which prompt, and where in the grid the responses ``[P, G * tries]`` are.
 
-    Prompts with nothing in common take a row each of every member that is asked them.
+    With ``one_row``, a member has one row for all prompts; else it has a row for each prompt.
     """
     P, N = len(prompts), members
     if not shared and N % P:
         raise ValueError(f"sample: {N} members cannot be dealt out to {P} prompts.")
     group = N if shared else N // P
-    places = np.arange(P * group).reshape(P, group)
-    # Member by member, so that the rows of each stand in a line and none needs its factors twice.
-    places = places.T if shared else places
-    of_prompt, of_member = places // group, places % group if shared else places
-    request = places[..., None] * tries + np.arange(tries)
-    # Rows [R], slots of them [W], and the prompt of each.
-    grid = (N, P * tries) if shared and shared_prefix_len else (P * group, tries)
-    prompt_of = np.repeat(of_prompt, tries).reshape(grid)
-    member_of = np.repeat(of_member, tries).reshape(grid)[:, 0]
+    index = np.arange(P * group).reshape(P, group)
+    # Member by member, so that the rows of each are consecutive and share its factors.
+    index = index.T if shared else index
+    prompt_of, member_of = index // group, index % group if shared else index
+    request = index[..., None] * tries + np.arange(tries)
+    # Rows [R], their slots [W], and the prompt of each.
+    grid = (N, P * tries) if one_row else (P * group, tries)
+    prompt_of = np.repeat(prompt_of, tries).reshape(grid)
+    member_of = np.repeat(member_of, tries).reshape(grid)[:, 0]
     ids = request.reshape(grid)
-    c = max(shared_prefix_len, 1)
-    rest = [list(prompt[c:]) for prompt in prompts]
+    rest = [list(prompt[prefix_len:]) for prompt in prompts]
     longest = max(map(len, rest))
-    sizes = (*_SHORT, *sorted(buckets))
+    sizes = (*_SHORT_BUCKETS, *sorted(buckets))
     width = next((b for b in sizes if b >= longest), longest)
     tokens = np.zeros((P, width), np.int32)
-    for row, own in zip(tokens, rest, strict=True):
-        row[: len(own)] = own
-    first = np.array([prompt[:c] for prompt in prompts], np.int32)
-    back = np.empty(P * group * tries, np.int32)
-    back[ids.reshape(-1)] = np.arange(ids.size)
-    asked = Asked(
-        first=first[prompt_of[:, 0]],
+    for row, prompt_rest in zip(tokens, rest, strict=True):
+        row[: len(prompt_rest)] = prompt_rest
+    prefix = np.array([prompt[:prefix_len] for prompt in prompts], np.int32)
+    order = np.empty(P * group * tries, np.int32)
+    order[ids.reshape(-1)] = np.arange(ids.size)
+    requests = MemberRequests(
+        prefix=prefix[prompt_of[:, 0]],
         rest=tokens[prompt_of],
-        length=np.array([len(own) for own in rest], np.int32)[prompt_of],
+        length=np.array([len(x) for x in rest], np.int32)[prompt_of],
         member=member_of.astype(np.int32),
         request=ids.astype(np.int32),
     )
-    return asked, back.reshape(P, group * tries)
+    return requests, order.reshape(P, group * tries)
 
 
-def _place(asked: Asked, mesh: jax.sharding.Mesh | None) -> Asked:
-    """The rows over the mesh, as they are without one."""
-    if mesh is None:
-        return asked
-    rows, shards = len(asked.member), batch_shards(mesh)
-    if rows % shards:
-        raise ValueError(
-            f"sample: {rows} rows of members cannot be spread over the {shards} devices of the "
-            "mesh axes data and fsdp."
+def _make_decode(model: Model, draw: Draw, T: int, stop_ids: tuple[int, ...], pad_id: int):
+    """The compiled part: the shared prefix, the rest of the prompts, then a token a step."""
+
+    def decode(params, deltas, key, requests: MemberRequests, order, version):
+        params, deltas = cast_params(model, params), RowDeltas(deltas)
+        slots = _read_prompts(model, draw, params, deltas, requests, T)
+        slots = decode_slots(
+            model,
+            draw.draw,
+            params,
+            slots,
+            key,
+            deltas=deltas,
+            version=version,
+            steps=T,
+            stop_ids=stop_ids,
+            prompt_tokens=requests.length,
         )
-    return processes.place(asked, batch_sharding(mesh))
 
+        def by_prompt(x: Array) -> Array:
+            return x.reshape(-1, *x.shape[2:])[order]
 
-def _make_decode(model: Model, draw, max_new_tokens: int, stop_ids: tuple[int, ...], pad_id: int):
-    """The compiled part: what is common, the rest of the prompts, then a token a step."""
-
-    def decode(params, deltas, key, asked: Asked, back, version) -> dict[str, Array]:
-        params, deltas = cast_params(model, params), decoding.OwnRows(deltas)
-        slots = _begin(model, draw, params, deltas, asked, max_new_tokens)
-        limits = {"version": version, "steps": max_new_tokens, "stop_ids": stop_ids}
-        limits["begun"] = asked.length
-        slots = decoding.decode(model, draw.draw, params, slots, key, deltas=deltas, **limits)
-
-        def answers(x: Array) -> Array:
+        def responses(x: Array) -> Array:
             """Those of each prompt, without the prompt's own tokens."""
-            places = asked.length[..., None] + jnp.arange(max_new_tokens)
-            places = places.reshape(*places.shape, *(1,) * (x.ndim - 3))
-            return grouped(jnp.take_along_axis(x, places, axis=2))
+            index = requests.length[..., None] + jnp.arange(T)
+            index = index.reshape(*index.shape, *(1,) * (x.ndim - 3))
+            return by_prompt(jnp.take_along_axis(x, index, axis=2))
 
-        def grouped(x: Array) -> Array:
-            return x.reshape(-1, *x.shape[2:])[back]
-
-        out = jax.tree.map(answers, slots.out)
-        mask = jnp.arange(max_new_tokens) < grouped(slots.length - asked.length)[..., None]
-        return {
-            "tokens": jnp.where(mask, out.tokens, pad_id),
-            "mask": mask,
-            "behavior_logp": out.behavior_logp,
-            "model_logp": out.model_logp,
-            "log_kept": out.log_kept,
-            "finish": grouped(slots.finish),
-            "version": out.version,
-            "support": out.support,
-        }
+        out = jax.tree.map(responses, slots.out)
+        mask = jnp.arange(T) < by_prompt(slots.length - requests.length)[..., None]
+        out = out._replace(tokens=jnp.where(mask, out.tokens, pad_id))
+        return out, mask, by_prompt(slots.finish)
 
     return decode
 
 
-def _begin(model: Model, draw, params, deltas, asked: Asked, max_new_tokens: int) -> Slots:
+def _read_prompts(
+    model: Model, draw: Draw, params, deltas: RowDeltas, requests: MemberRequests, T: int
+) -> Slots:
     """Slots that have read all of their prompts."""
-    (R, c), (_, W, n) = asked.first.shape, asked.rest.shape
-    slots = init_slots(model, R, W, c, n + max_new_tokens, blank=draw.blank)
-    everyone = jnp.ones((R, W), bool)
+    (R, c), (_, W, n) = requests.prefix.shape, requests.rest.shape
+    slots = init_slots(model, R, W, c, n + T, blank=draw.blank)
+    all_slots = jnp.ones((R, W), bool)
     lengths = jnp.full(R, c, jnp.int32)
-    slots = put_prompts(slots, everyone[:, 0], asked.first, lengths, asked.member)
-    limit = asked.length + max_new_tokens
-    slots = start(slots, everyone, Requests(asked.request, limit, slots.requests.settings))
+    slots = put_prompts(slots, all_slots[:, 0], requests.prefix, lengths, requests.member)
+    limit = requests.length + T
+    slots = start(slots, all_slots, Requests(requests.request, limit, slots.requests.settings))
     if c > 1:
         rows = jnp.arange(R, dtype=jnp.int32)[None]
-        slots = decoding.fill_prompts(model, params, slots, rows, block=c, deltas=deltas)
+        slots = fill_prompts(model, params, slots, rows, block=c, deltas=deltas)
     if not n:
         return slots
-    tokens = jnp.pad(asked.rest, ((0, 0), (0, 0), (0, max_new_tokens)))
-    out = slots.out._replace(tokens=tokens)
-    slots = resume(slots, everyone, out, asked.length)
-    block = max(1, min(n, _READ // (R * W)))
-    return decoding.fill_all(model, params, slots, n, block=block, deltas=deltas)
+    tokens = jnp.pad(requests.rest, ((0, 0), (0, 0), (0, T)))
+    slots = resume(slots, all_slots, slots.out._replace(tokens=tokens), requests.length)
+    block = max(1, min(n, _READ_TOKENS // (R * W)))
+    return fill_all(model, params, slots, n, block=block, deltas=deltas)

@@ -6,6 +6,7 @@ rows and slots of :mod:`jaxrl_llm.rollout.slots`, all of which start together.
 
 import os
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,22 +18,22 @@ from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.models.protocol import Model, cast_params, prefill
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards
 from jaxrl_llm.rollout.decode import decode as decode_slots
-from jaxrl_llm.rollout.sampling.options import make_draw
+from jaxrl_llm.rollout.sampling.options import Draw, DrawOptions, make_draw
 from jaxrl_llm.rollout.slots import Prompts, Requests, init_slots, start
 from jaxrl_llm.rollout.types import Rollout
 
-# Powers of two and the numbers halfway between: padding is at most a third of the width.
+# Prompt widths: powers of two and the numbers halfway between, so padding is at most a third.
 BUCKETS = tuple(sorted([2**n for n in range(4, 18)] + [3 * 2**n for n in range(3, 17)]))
 
-# A second pass over what differs costs more than so few tokens.
-_WORTH = 8
+# Sharing fewer tokens saves less than the second pass over the rest of the prompts costs.
+_MIN_SHARED = 8
 
 
 def count_shared_prefix(prompts: Sequence[Sequence[int]]) -> int:
     """How many first tokens all prompts share, less than any has; 0 where it is not worth it."""
     shared = len(os.path.commonprefix([list(p) for p in prompts]))
     shared = min([shared, *(len(p) - 1 for p in prompts)])
-    return shared if shared >= _WORTH else 0
+    return shared if shared >= _MIN_SHARED else 0
 
 
 def check_shared_prefix(
@@ -112,6 +113,16 @@ def pad_prompts(
     return tokens, mask
 
 
+class SamplerSpec(NamedTuple):
+    """The sizes and constants of a compiled sampler; see :func:`make_sampler`."""
+
+    max_new_tokens: int
+    group_size: int
+    stop_ids: tuple[int, ...]
+    pad_id: int
+    shared_prefix_len: int
+
+
 def make_sampler(
     model: Model,
     *,
@@ -167,9 +178,7 @@ def make_sampler(
     name = "make_sampler"
     checks.check_positive(name, max_new_tokens=max_new_tokens, group_size=group_size)
     checks.check_non_negative(name, shared_prefix_len=shared_prefix_len)
-    draw = make_draw(
-        name,
-        vocab_size=model.config.vocab_size,
+    options = DrawOptions(
         stop_ids=stop_ids,
         temperature=temperature,
         top_k=top_k,
@@ -177,9 +186,16 @@ def make_sampler(
         min_p=min_p,
         order=order,
     )
+    draw = make_draw(name, options, vocab_size=model.config.vocab_size)
     room = prompt_room(name, model, max_new_tokens)
-    sizes = (max_new_tokens, group_size, tuple(stop_ids), pad_id, shared_prefix_len)
-    decode = jax.jit(_make_decode(model, draw, *sizes))
+    spec = SamplerSpec(
+        max_new_tokens=max_new_tokens,
+        group_size=group_size,
+        stop_ids=tuple(stop_ids),
+        pad_id=pad_id,
+        shared_prefix_len=shared_prefix_len,
+    )
+    decode = jax.jit(_make_decode(model, draw, spec))
 
     def sample(
         params: ArrayTree, key: Array, prompts, *, request_ids=None, version: int = 0
@@ -192,51 +208,56 @@ def make_sampler(
             request_ids = np.arange(len(prompts) * group_size).reshape(len(prompts), group_size)
         request_ids = np.asarray(request_ids, np.int32)
         checks.check_shape("sample", "request_ids", request_ids, (len(prompts), group_size))
-        inputs = _place((tokens, mask, request_ids), mesh)
-        return decode(params, key, *inputs, np.int32(version))
+        if mesh is not None:
+            shards = batch_shards(mesh)
+            if len(prompts) % shards:
+                raise ValueError(
+                    f"sample: {len(prompts)} prompts cannot be spread over the {shards} devices of "
+                    "the mesh axes data and fsdp."
+                )
+            tokens, mask, request_ids = processes.place(
+                (tokens, mask, request_ids), batch_sharding(mesh)
+            )
+        return decode(params, key, tokens, mask, request_ids, np.int32(version))
 
     sample.compiled = decode  # type: ignore[attr-defined]
     return sample
 
 
-def _place(arrays: tuple, mesh: jax.sharding.Mesh | None) -> tuple:
-    """Arrays ``[P, ...]`` over the mesh, as they are without one."""
-    if mesh is None:
-        return arrays
-    prompts, shards = len(arrays[0]), batch_shards(mesh)
-    if prompts % shards:
-        raise ValueError(
-            f"sample: {prompts} prompts cannot be spread over the {shards} devices of the mesh "
-            "axes data and fsdp."
-        )
-    return processes.place(arrays, batch_sharding(mesh))
-
-
-def _make_decode(model, draw, max_new_tokens, group_size, stop_ids, pad_id, shared_prefix_len):
+def _make_decode(model: Model, draw: Draw, spec: SamplerSpec) -> Callable[..., Rollout]:
     """The compiled part of the sampler: prefill, then a token a step until all rows have ended."""
 
     def decode(params, key, prompt_tokens, prompt_mask, request_ids, version) -> Rollout:
-        grid, T = (prompt_tokens.shape[0], group_size), max_new_tokens
+        (rows, prompt_length), T = prompt_tokens.shape, spec.max_new_tokens
+        grid = (rows, spec.group_size)
         params = cast_params(model, params)
         length = jnp.sum(prompt_mask, axis=-1, dtype=jnp.int32)
-        slots = init_slots(model, *grid, prompt_tokens.shape[-1], T, blank=draw.blank)
-        everyone = jnp.ones(grid, bool)
-        asked = Requests(request_ids, jnp.full(grid, T), slots.requests.settings)
-        slots = start(slots, everyone, asked)
-        shared_mask = jnp.arange(prompt_tokens.shape[-1]) < length[:, None] - 1
+        slots = init_slots(model, rows, spec.group_size, prompt_length, T, blank=draw.blank)
+        all_slots = jnp.ones(grid, bool)
+        requests = Requests(request_ids, jnp.full(grid, T), slots.requests.settings)
+        slots = start(slots, all_slots, requests)
+        prefix_mask = jnp.arange(prompt_length) < length[:, None] - 1
         prefix = prefill(
-            model, params, prompt_tokens, shared_mask, shared_prefix_len=shared_prefix_len
+            model, params, prompt_tokens, prefix_mask, shared_prefix_len=spec.shared_prefix_len
         )
         slots = slots._replace(
             prompts=Prompts(prompt_tokens, length, jnp.zeros_like(length), prefix)
         )
-        limits = {"version": version, "steps": T, "stop_ids": stop_ids}
-        slots = decode_slots(model, draw.draw, params, slots, key, **limits)
+        slots = decode_slots(
+            model,
+            draw.draw,
+            params,
+            slots,
+            key,
+            version=version,
+            steps=T,
+            stop_ids=spec.stop_ids,
+        )
         mask, out = jnp.arange(T) < slots.length[..., None], slots.out
         return Rollout(
             prompt_tokens=prompt_tokens,
             prompt_mask=prompt_mask,
-            tokens=jnp.where(mask, out.tokens, pad_id),
+            tokens=jnp.where(mask, out.tokens, spec.pad_id),
             mask=mask,
             behavior_logp=out.behavior_logp,
             model_logp=out.model_logp,

@@ -1,9 +1,12 @@
 """Slots: the state of a sampler as one pytree of fixed shape, and pure functions over it.
 
-R rows hold one prompt each, whose keys and values exist once; each row has W slots, the siblings
-that are sampled from it. Prompts enter and rollouts leave while others decode, and no shape ever
-changes. The random number of a token depends only on the key, the request and the token's place:
-a rollout does not depend on its slot, its neighbors, or how often decoding was interrupted.
+R rows hold one prompt each, whose keys and values exist once. Each row has W slots, one for each
+response that is sampled from the prompt. Prompts enter and responses leave while others decode, and
+no shape ever changes. The random number of a token depends only on the key, the request and the
+token's position, so a response does not depend on its slot, its neighbors, or on how often decoding
+was interrupted.
+
+Below, R, W, L and T are rows, slots of a row, room for a prompt's tokens and room for a response's.
 """
 
 from typing import Any, NamedTuple
@@ -21,7 +24,7 @@ class Prompts(NamedTuple):
 
     Attributes:
       tokens: int32 ``[R, L]``, right padded.
-      length: int32 ``[R]``; 0 for a row that has held none yet.
+      length: int32 ``[R]``; 0 for a row without a prompt so far.
       adapter: int32 ``[R]``, which of the low-rank deltas is added to the weights for this row.
       prefix: One KV a layer, ``[R, Hk, d, L]`` and ``[R, Hk, L, d]``.
     """
@@ -33,13 +36,12 @@ class Prompts(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """What is asked of the rollouts in ``[R, W]`` slots.
+    """The requests in ``[R, W]`` slots.
 
     Attributes:
       id: int32, names the stream of random numbers.
       limit: int32, the longest response, at most T.
-      settings: Arrays ``[R, W]`` by name: those options of the draw that may differ between
-        requests.
+      settings: Arrays ``[R, W]`` by name: the draw options that may differ between requests.
     """
 
     id: Array
@@ -48,7 +50,7 @@ class Requests(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """What was sampled, ``[R, W, T]``: as in :class:`~jaxrl_llm.rollout.Rollout`.
+    """Sampled tokens, ``[R, W, T]``, with the fields of :class:`~jaxrl_llm.rollout.Rollout`.
 
     Attributes:
       tokens: int32.
@@ -57,7 +59,7 @@ class Tokens(NamedTuple):
       log_kept: float32.
       version: int32, of the weights that sampled each token.
       entropy: float32 of the distribution sampled from, in nats, or None.
-      support: The kept set of each token, or None.
+      support: The set of tokens that each one was drawn from, or None.
     """
 
     tokens: Array
@@ -73,15 +75,15 @@ class Slots(NamedTuple):
     """R rows of W slots.
 
     Attributes:
-      prompts: Of the rows.
+      prompts: The prompts of the rows.
       cache: Keys and values of the responses, ``[R, W, ...]`` with T positions.
-      requests: Of the slots.
-      active: bool ``[R, W]``, still decoding.
+      requests: The requests of the slots.
+      active: bool ``[R, W]``, True while a slot decodes.
       length: int32 ``[R, W]``, response tokens so far.
       finish: int32 ``[R, W]``, why a slot ended; see :class:`~jaxrl_llm.rollout.Rollout`.
-      spoiled: bool ``[R, W]``, the cache may hold numbers that are none, where it is not read now.
-        What is masked has weight 0, but 0 times NaN is NaN: :func:`wipe` it before the next use.
-      out: What was sampled.
+      nonfinite: bool ``[R, W]``, True where the cache may hold non-finite numbers. Masked positions
+        have weight 0, but 0 times NaN is NaN: :func:`clear_cache` before the next request.
+      out: The sampled tokens.
     """
 
     prompts: Prompts
@@ -90,7 +92,7 @@ class Slots(NamedTuple):
     active: Array
     length: Array
     finish: Array
-    spoiled: Array
+    nonfinite: Array
     out: Tokens
 
 
@@ -104,16 +106,16 @@ def init_slots(
     blank: Tokens,
     settings: dict[str, float] | None = None,
 ) -> Slots:
-    """Slots that hold nothing.
+    """Empty slots.
 
     Args:
       model: The model.
       rows: R.
-      width: W, slots of a row.
-      prompt_length: L, room for the tokens of a prompt.
-      max_new_tokens: T, room for the tokens of a response.
-      blank: Outputs of one token ``[...]``, as shapes or arrays, from which the buffers are made.
-      settings: Options that may differ between requests, with their defaults.
+      width: W.
+      prompt_length: L.
+      max_new_tokens: T.
+      blank: Outputs of one token, as shapes or arrays ``[...]``; the buffers have their dtypes.
+      settings: Draw options that may differ between requests, with their defaults.
     """
     grid = (rows, width)
 
@@ -126,131 +128,133 @@ def init_slots(
         jnp.zeros((rows,), jnp.int32),
         empty_cache(model, (rows,), prompt_length),
     )
-    filled = {k: jnp.full(grid, v, jnp.float32) for k, v in (settings or {}).items()}
+    defaults = {k: jnp.full(grid, v, jnp.float32) for k, v in (settings or {}).items()}
 
-    def zeros() -> Array:  # each its own buffer, so that all of them can be given away
+    def zeros() -> Array:  # a buffer for each array, so that all of them can be donated
         return jnp.zeros(grid, jnp.int32)
 
     return Slots(
         prompts=prompts,
         cache=empty_cache(model, grid, max_new_tokens),
-        requests=Requests(zeros(), zeros(), filled),
+        requests=Requests(zeros(), zeros(), defaults),
         active=jnp.zeros(grid, bool),
         length=zeros(),
         finish=zeros(),
-        spoiled=jnp.zeros(grid, bool),
+        nonfinite=jnp.zeros(grid, bool),
         out=jax.tree.map(buffer, blank),
     )
 
 
-def put_prompts(slots: Slots, take: Array, tokens: Array, length: Array, adapter: Array) -> Slots:
-    """Writes prompts into rows; ``decoding.fill_prompts`` then computes their keys and values.
+def put_prompts(slots: Slots, where: Array, tokens: Array, length: Array, adapter: Array) -> Slots:
+    """Writes prompts into rows; ``decode.fill_prompts`` then computes their keys and values.
 
     Args:
       slots: The slots.
-      take: bool ``[R]``, the rows that get one; the rest of the arrays is read there only.
+      where: bool ``[R]``, the rows to write; the other arrays are read in these rows only.
       tokens: int32 ``[R, L]``, right padded.
       length: int32 ``[R]``, at least 1.
       adapter: int32 ``[R]``, 0 where there are no deltas.
     """
-    held = slots.prompts
-    held = held._replace(
-        tokens=jnp.where(take[:, None], tokens, held.tokens),
-        length=jnp.where(take, length, held.length),
-        adapter=jnp.where(take, adapter, held.adapter),
+    old = slots.prompts
+    prompts = old._replace(
+        tokens=jnp.where(where[:, None], tokens, old.tokens),
+        length=jnp.where(where, length, old.length),
+        adapter=jnp.where(where, adapter, old.adapter),
     )
-    return slots._replace(prompts=held)
+    return slots._replace(prompts=prompts)
 
 
-def start(slots: Slots, take: Array, requests: Requests) -> Slots:
-    """Slots where ``take`` is True begin with new requests, those already there forgotten.
+def start(slots: Slots, where: Array, requests: Requests) -> Slots:
+    """Starts new requests in the slots where ``where`` is True, in place of the old ones.
 
     Args:
       slots: The slots.
-      take: bool ``[R, W]``.
-      requests: Arrays ``[R, W]``, read where ``take`` is True.
+      where: bool ``[R, W]``.
+      requests: Arrays ``[R, W]``, read where ``where`` is True.
     """
-    mixed = jax.tree.map(lambda new, old: jnp.where(take, new, old), requests, slots.requests)
+    merged = jax.tree.map(lambda new, old: jnp.where(where, new, old), requests, slots.requests)
     return slots._replace(
-        requests=mixed,
-        active=slots.active | take,
-        length=jnp.where(take, 0, slots.length),
-        finish=jnp.where(take, UNFINISHED, slots.finish),
+        requests=merged,
+        active=slots.active | where,
+        length=jnp.where(where, 0, slots.length),
+        finish=jnp.where(where, UNFINISHED, slots.finish),
     )
 
 
-def resume(slots: Slots, take: Array, out: Tokens, length: Array) -> Slots:
-    """Gives slots that have just started the first tokens of their responses.
+def resume(slots: Slots, where: Array, out: Tokens, length: Array) -> Slots:
+    """Writes the first tokens of responses into slots that have just started.
 
-    ``decoding.fill_responses`` then computes their keys and values.
+    ``decode.fill_responses`` then computes their keys and values.
 
     Args:
       slots: The slots.
-      take: bool ``[R, W]``; the other arrays are read where it is True.
+      where: bool ``[R, W]``; the other arrays are read where it is True.
       out: Arrays ``[R, W, T]``.
-      length: int32 ``[R, W]``, how many of these tokens there are.
+      length: int32 ``[R, W]``, the number of these tokens.
     """
     return slots._replace(
-        out=jax.tree.map(lambda new, old: jnp.where(like(take, old), new, old), out, slots.out),
-        length=jnp.where(take, length, slots.length),
+        out=jax.tree.map(
+            lambda new, old: jnp.where(expand_mask(where, old), new, old), out, slots.out
+        ),
+        length=jnp.where(where, length, slots.length),
     )
 
 
-def like(mask: Array, x: Array) -> Array:
-    """A mask with as many axes as ``x``, which begins with the same."""
+def expand_mask(mask: Array, x: Array) -> Array:
+    """The mask with trailing axes of size 1, as many axes as ``x``."""
     return mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim))
 
 
-def release(slots: Slots, where: Array, finish: Array | int) -> Slots:
-    """Ends the slots where ``where [R, W]`` is True that are still active; their tokens stay."""
+def end_slots(slots: Slots, where: Array, finish: Array | int) -> Slots:
+    """Ends the active slots where ``where [R, W]`` is True; their tokens stay."""
     ends = where & slots.active
     return slots._replace(active=slots.active & ~ends, finish=jnp.where(ends, finish, slots.finish))
 
 
 def take_rows(x: Array, rows: Array) -> Array:
-    """Some rows of an array ``[R, ...]`` that is S equal parts, each on a device of its own.
+    """Some rows of an array ``[R, ...]`` that lies in S equal shards, one a device.
 
     Nothing is sent from device to device.
 
     Args:
       x: The array.
-      rows: int32 ``[S, k]``, places in each part; beyond its end stands for the last.
+      rows: int32 ``[S, k]``, row numbers within each shard; beyond its end means its last row.
 
     Returns:
       ``[S k, ...]``.
     """
-    parts = x.reshape(rows.shape[0], -1, *x.shape[1:])
-    taken = jax.vmap(lambda part, row: part.at[row].get(mode="clip"))(parts, rows)
+    shards = x.reshape(rows.shape[0], -1, *x.shape[1:])
+    taken = jax.vmap(lambda shard, row: shard.at[row].get(mode="clip"))(shards, rows)
     return taken.reshape(-1, *x.shape[1:])
 
 
 def put_rows(x: Array, rows: Array, new: Array) -> Array:
     """The array with some rows set to ``new [S k, ...]``; see :func:`take_rows`.
 
-    Rows beyond the end of a part are dropped.
+    Rows beyond the end of a shard are dropped.
     """
-    parts = x.reshape(rows.shape[0], -1, *x.shape[1:])
+    shards = x.reshape(rows.shape[0], -1, *x.shape[1:])
     new = new.reshape(*rows.shape, *x.shape[1:]).astype(x.dtype)
-    put = jax.vmap(lambda part, row, value: part.at[row].set(value, mode="drop"))
-    return put(parts, rows, new).reshape(x.shape)
+    put = jax.vmap(lambda shard, row, value: shard.at[row].set(value, mode="drop"))
+    return put(shards, rows, new).reshape(x.shape)
 
 
 def copy_slot(slots: Slots, source: Array, target: Array, request: Array) -> Slots:
-    """Copies a rollout with its keys and values into another slot: a fork.
+    """Copies a response with its keys and values into another slot: a fork.
 
     From here on the copy draws its own random numbers, those of ``request``. In another row the
-    copy takes the row's prompt along, so no slot of that row may be in use by another prompt.
+    copy brings its prompt, so no slot of that row may be in use for another prompt.
 
     Args:
       slots: The slots.
-      source: int32 ``[S, 2]``, row and column in each of S parts of the grid; see
-        :func:`take_rows`. Parts in which nothing is copied have a row beyond their end.
+      source: int32 ``[S, 2]``, row and column within each of S shards of the grid; see
+        :func:`take_rows`. Shards in which nothing is copied have a row beyond their end.
       target: int32 ``[S, 2]``, likewise.
       request: int32 scalar, the id of the copy.
     """
     width = slots.active.shape[1]
     from_row, to_row = source[:, :1], target[:, :1]
-    from_slot, to_slot = (place[:, :1] * width + place[:, 1:] for place in (source, target))
+    from_slot, to_slot = (index[:, :1] * width + index[:, 1:] for index in (source, target))
 
     def slot(x: Array) -> Array:
         flat = x.reshape(-1, *x.shape[2:])
@@ -264,7 +268,7 @@ def copy_slot(slots: Slots, source: Array, target: Array, request: Array) -> Slo
     return copied._replace(requests=requests)
 
 
-def wipe(slots: Slots, where: Array) -> Slots:
-    """Zeroes the keys and values of slots ``[R, W]``, which are then no longer spoiled."""
-    cache = jax.tree.map(lambda x: jnp.where(like(where, x), 0, x), slots.cache)
-    return slots._replace(cache=cache, spoiled=slots.spoiled & ~where)
+def clear_cache(slots: Slots, where: Array) -> Slots:
+    """Zeroes the keys and values of the slots where ``where [R, W]`` is True."""
+    cache = jax.tree.map(lambda x: jnp.where(expand_mask(where, x), 0, x), slots.cache)
+    return slots._replace(cache=cache, nonfinite=slots.nonfinite & ~where)

@@ -26,7 +26,7 @@ from jaxrl_llm.models.protocol import Model, cast_params
 from jaxrl_llm.models.quantize import RoundedWeights
 from jaxrl_llm.models.sharding import AXES, param_spec, update_spec
 from jaxrl_llm.recipes import EvolutionRecipe, Recipe
-from jaxrl_llm.rollout.sampling.options import make_draw
+from jaxrl_llm.rollout.sampling.options import DrawOptions, make_draw
 from jaxrl_llm.train.config import TrainConfig, find_recipe
 from jaxrl_llm.train.critic import init_critic
 from jaxrl_llm.train.evolution import moving_only
@@ -911,14 +911,14 @@ def recorded_bytes(vocab_size: int, **sampling) -> tuple[int, int]:
 
     Args:
       vocab_size: V.
-      **sampling: Options of :func:`~jaxrl_llm.rollout.sampling.options.make_draw`.
+      **sampling: Options of :class:`~jaxrl_llm.rollout.DrawOptions`.
 
     Example:
       >>> from jaxrl_llm.train.memory_plan import recorded_bytes
       >>> recorded_bytes(320), recorded_bytes(320, top_p=0.9), recorded_bytes(320, top_k=5)
       ((20, 0), (60, 40), (40, 20))
     """
-    blank = make_draw("recorded_bytes", vocab_size=vocab_size, **sampling).blank
+    blank = make_draw("recorded_bytes", DrawOptions(**sampling), vocab_size=vocab_size).blank
     return _bytes(blank), _bytes(blank.support)
 
 

@@ -70,7 +70,7 @@ def stream(
     rollout = to_rollout(
         [found[i] for i in range(len(questions))],
         max_new_tokens=sampling.max_new_tokens,
-        prompt_width=engine.prompt_length,
+        prompt_width=engine.spec.prompt_length,
         pad_id=parts.tokenizer.pad_id,
     )
     return rollout, [shown[i] for i in range(len(questions))], join(sum(scores, []))

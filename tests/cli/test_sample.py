@@ -341,7 +341,7 @@ def test_what_does_not_fit_is_told_before_anything_is_sampled(capsys, monkeypatc
     assert rows_of("out.jsonl") == []
     _, err = run(capsys, "one", tokens=256, code=2)
     assert "--max-new-tokens 256 leaves no room for a prompt in the model's context of 256" in err
-    monkeypatch.setattr("jaxrl_llm.rollout.engine.memory.fit", lambda *sizes, **options: False)
+    monkeypatch.setattr("jaxrl_llm.rollout.engine.memory.has_room", lambda *sizes, **options: False)
     _, err = run(capsys, "one", code=2)
     assert "slots" in err and "Give fewer --slots or --max-new-tokens." in err
 

@@ -1,4 +1,4 @@
-"""Smaller grids for the last long responses: how slots fit, and that nothing changes by it."""
+"""Smaller grids for the last long responses: where slots go, and that results stay the same."""
 
 import jax
 import numpy as np
@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxrl_llm as jr
-from jaxrl_llm.rollout.engine.compaction import pack, smaller_grid
+from jaxrl_llm.rollout.engine.compaction import compact_slots, smaller_grid
 
 
 @pytest.mark.parametrize(
@@ -26,23 +26,25 @@ def test_a_grid_shrinks_to_a_quarter_and_never_gains_rows(grid, smaller):
 
 
 def test_siblings_are_split_over_rows_where_there_is_room():
-    packing = pack([(5, 0), (1, 3), (1, 0), (1, 2)], (3, 2))
-    assert packing.rows.tolist() == [1, 1, 5]
-    assert packing.columns.tolist() == [[0, 2], [3, 0], [0, 0]]
-    assert packing.keep.tolist() == [[True, True], [True, False], [True, False]]
-    assert pack([(0, 0), (1, 0), (2, 0)], (2, 2)) is None
+    compaction = compact_slots([(5, 0), (1, 3), (1, 0), (1, 2)], (3, 2))
+    assert compaction.rows.tolist() == [1, 1, 5]
+    assert compaction.columns.tolist() == [[0, 2], [3, 0], [0, 0]]
+    assert compaction.used.tolist() == [[True, True], [True, False], [True, False]]
+    assert compact_slots([(0, 0), (1, 0), (2, 0)], (2, 2)) is None
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.sets(st.tuples(st.integers(0, 7), st.integers(0, 3)), max_size=10))
 def test_every_slot_gets_one_place(places):
-    packing = pack(places, (8, 2))
-    if packing is None:
+    compaction = compact_slots(places, (8, 2))
+    if compaction is None:
         rows = [row for row, _ in places]
         assert sum(-(-rows.count(row) // 2) for row in set(rows)) > 8
         return
-    rows = np.broadcast_to(packing.rows[:, None], packing.keep.shape)
-    found = zip(rows[packing.keep].tolist(), packing.columns[packing.keep].tolist(), strict=True)
+    rows = np.broadcast_to(compaction.rows[:, None], compaction.used.shape)
+    found = zip(
+        rows[compaction.used].tolist(), compaction.columns[compaction.used].tolist(), strict=True
+    )
     assert sorted(found) == sorted(places)
 
 
@@ -58,11 +60,11 @@ def test_responses_that_end_in_a_smaller_grid_are_the_same():
         model, rows=4, width=G, prompt_length=8, max_new_tokens=T, chunk=5
     )
     engine.warm_up(params)
-    compiled, packed = engine.compiled(), []
+    compiled, compacted = engine.compiled(), []
     decode = engine.functions["decode"]
 
     def spy(*arguments):
-        packed.append(arguments[-1] is not None)
+        compacted.append(arguments[-1] is not None)
         return decode(*arguments)
 
     generation = jr.rollout.Generation(engine, params, key=key)
@@ -76,7 +78,7 @@ def test_responses_that_end_in_a_smaller_grid_are_the_same():
     done = list(generation)
     engine.functions["decode"] = decode
     assert engine.compiled() == compiled
-    assert packed[-1] and not packed[0]
+    assert compacted[-1] and not compacted[0]
     for group in done:
         for g, completion in enumerate(group.completions):
             n = limits[group.id, g]

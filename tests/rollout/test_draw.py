@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.core.support import keep_mask
-from jaxrl_llm.rollout.sampling.options import make_draw
+from jaxrl_llm.rollout.sampling.options import DrawOptions, make_draw
 
 V, R, W = 40, 2, 3
 LOGITS = np.random.default_rng(0).normal(size=(R, W, V)).astype(np.float32) * 3
@@ -16,8 +16,12 @@ UNIFORM = np.full((R, W), 0.4, np.float32)
 BEST = LOGITS.argmax(-1)
 
 
+def make(**options):
+    return make_draw("f", DrawOptions(**options), vocab_size=V)
+
+
 def slots(length=0, *, active=True, **settings):
-    """As much of slots as a draw looks at."""
+    """The fields of slots that a draw reads."""
     length = np.broadcast_to(length, (R, W))
     prompts = SimpleNamespace(tokens=np.array([[5, 6, 7], [8, 9, 0]]), length=np.array([3, 2]))
     full = {k: jnp.broadcast_to(jnp.float32(x), (R, W)) for k, x in settings.items()}
@@ -32,7 +36,7 @@ def slots(length=0, *, active=True, **settings):
 
 
 def test_a_plain_draw_records_neither_entropy_nor_support():
-    drawn = make_draw("f", vocab_size=V)
+    drawn = make()
     out = drawn.draw(LOGITS, UNIFORM, slots())
     assert out.entropy is None and out.support is None and drawn.settings == {}
     np.testing.assert_array_equal(out.behavior_logp, out.model_logp)
@@ -50,14 +54,16 @@ def test_a_plain_draw_records_neither_entropy_nor_support():
     ],
 )
 def test_blank_is_what_a_draw_gives(options):
-    made = make_draw("f", vocab_size=V, **options)
+    made = make(**options)
     out = made.draw(LOGITS, UNIFORM, slots(**made.settings))
     blank = jax.tree.map(lambda x: ((R, W, *x.shape), x.dtype), made.blank)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), out) == blank
 
 
 def test_requests_set_their_own_options():
-    made = make_draw("f", vocab_size=V, temperature=0.8, top_k=4, vary=("temperature", "top_k"))
+    made = make_draw(
+        "f", DrawOptions(temperature=0.8, top_k=4, vary=("temperature", "top_k")), vocab_size=V
+    )
     assert made.settings == {"temperature": 0.8, "top_k": 4.0}
     asked = slots(temperature=0.8, top_k=4)
     asked.requests.settings["temperature"] = asked.requests.settings["temperature"].at[0, 0].set(0)
@@ -69,7 +75,7 @@ def test_requests_set_their_own_options():
 
 
 def test_slots_at_rest_keep_all():
-    made = make_draw("f", vocab_size=V, top_p=0.3)
+    made = make(top_p=0.3)
     out = made.draw(LOGITS, UNIFORM, slots(active=[[True, False, True]] * 2))
     kept = keep_mask(out.support, V).all(-1)
     assert kept.tolist() == [[False, True, False]] * 2
@@ -77,18 +83,22 @@ def test_slots_at_rest_keep_all():
 
 def test_a_response_that_is_too_short_does_not_end():
     stops = tuple(np.unique(BEST).tolist())
-    made = make_draw("f", vocab_size=V, temperature=0.0, stop_ids=stops, min_new_tokens=2)
+    made = make_draw(
+        "f", DrawOptions(temperature=0.0, stop_ids=stops, min_new_tokens=2), vocab_size=V
+    )
     early, late = (np.asarray(made.draw(LOGITS, UNIFORM, slots(n)).tokens) for n in (1, 2))
     assert not np.isin(early, stops).any()
     np.testing.assert_array_equal(late, BEST)
-    vary = make_draw("f", vocab_size=V, temperature=0.0, stop_ids=stops, vary=("min_new_tokens",))
+    vary = make_draw(
+        "f", DrawOptions(temperature=0.0, stop_ids=stops, vary=("min_new_tokens",)), vocab_size=V
+    )
     mixed = slots(1, min_new_tokens=[[0, 1, 2], [0, 1, 2]])
     is_stop = np.isin(vary.draw(LOGITS, UNIFORM, mixed).tokens, stops)
     assert is_stop.tolist() == [[True, True, False]] * 2
 
 
 def test_tokens_of_the_prompt_and_the_response_so_far_are_penalized():
-    made = make_draw("f", vocab_size=V, repetition_penalty=1.5, temperature=1.0)
+    made = make(repetition_penalty=1.5, temperature=1.0)
     length = np.array([[0, 1, 4], [0, 0, 0]])
     out = made.draw(LOGITS, UNIFORM, slots(length))
     for r, w in np.ndindex(R, W):
@@ -101,7 +111,7 @@ def test_tokens_of_the_prompt_and_the_response_so_far_are_penalized():
 
 def test_allowed_tokens_are_the_support():
     allowed = np.arange(V) % 2 == 0
-    made = make_draw("f", vocab_size=V, allowed=allowed, entropy=True)
+    made = make(allowed=allowed, entropy=True)
     out = made.draw(LOGITS, UNIFORM, slots())
     assert not (np.asarray(out.tokens) % 2).any()
     np.testing.assert_array_equal(keep_mask(out.support, V), np.broadcast_to(allowed, LOGITS.shape))
@@ -124,7 +134,7 @@ def test_allowed_tokens_are_the_support():
 )
 def test_bad_options_are_named(options, message):
     with pytest.raises(ValueError, match=message):
-        make_draw("f", vocab_size=V, **options)
+        make(**options)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +150,7 @@ def test_bad_options_are_named(options, message):
 )
 def test_settings_out_of_range_are_named(asked, message):
     vary = ("temperature", "top_k", "top_p", "min_p")
-    made = make_draw("f", vocab_size=V, top_k=4, vary=vary)
+    made = make(top_k=4, vary=vary)
     made.check("group 7", {"temperature": 0, "top_k": 4, "top_p": 1, "min_p": 0})
     with pytest.raises(ValueError, match=message):
         made.check("group 7", asked)

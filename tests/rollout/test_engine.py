@@ -70,7 +70,7 @@ def test_nothing_compiles_after_warm_up(tiny, make, draw_groups, generate):
     rest = generation.stop()
     assert any(len(c) and c.finish == UNFINISHED for g in rest for c in g.partial.values())
     generation.submit(*rest)
-    # Numbers that are none, so that slots have to be wiped before their next use.
+    # Numbers that are none, so that caches are cleared before their next use.
     generation.update(jax.tree.map(lambda x: x * jnp.nan, params), version=2)
     generation.step()
     generation.update(params, version=3)
@@ -98,7 +98,7 @@ def test_decode_and_fill_do_not_copy_the_cache(optimized):
         "fill_prompts": (params, slots, rows[:, :1], None),
         "fill_responses": (params, slots, rows, n, nobody, None),
         "copy_slot": (slots, place, place, n),
-        "wipe": (slots, nobody),
+        "clear_cache": (slots, nobody),
     }
     for name, given in arguments.items():
         memory = engine.functions[name].lower(*given).compile().memory_analysis()
@@ -248,7 +248,7 @@ def make_deltas(params):
         ({"chunk": 0}, "chunk must be above 0"),
         ({"block": 0}, "block must be above 0"),
         ({"prompt_length": 0}, "prompt_length must be above 0"),
-        ({"max_new_tokens": 250}, "prompt_length 16 and max_new_tokens 250 do not fit"),
+        ({"max_new_tokens": 250}, "prompt_length 16 and max_new_tokens 250 together are longer"),
         ({"pad_id": 259}, "pad_id 259 lies outside the vocabulary of 259"),
         ({"temperature": -1.0}, "make_engine: temperature must not be negative"),
         ({"top_p": 2.0}, "make_engine: top_p must be below 1"),

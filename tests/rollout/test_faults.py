@@ -35,20 +35,20 @@ def begun(n, finish=UNFINISHED, *, entropy=True):
         ({"requests": ()}, "has no requests"),
         ({"requests": (7, 7)}, "request 7 is there twice"),
         ({"requests": (7, 0)}, "request 0 is there twice"),
-        ({"requests": (2**31,)}, "request 2147483648 is no integer from 0 to"),
-        ({"requests": (-1,)}, "request -1 is no integer from 0 to"),
-        ({"requests": (0.5,)}, "request 0.5 is no integer from 0 to"),
+        ({"requests": (2**31,)}, "request 2147483648 must be an integer from 0 to"),
+        ({"requests": (-1,)}, "request -1 must be an integer from 0 to"),
+        ({"requests": (0.5,)}, "request 0.5 must be an integer from 0 to"),
         ({"max_new_tokens": 25}, "asks for 25 new tokens; the engine's slots hold between 1 and"),
         ({"max_new_tokens": 0}, "asks for 0 new tokens"),
         ({"max_new_tokens": 2.5}, "asks for 2.5 new tokens"),
         ({"max_new_tokens": (3, 4)}, "has 1 requests and max_new_tokens for 2"),
-        ({"expected": float("nan")}, "expects nan tokens, which is no length"),
+        ({"expected": float("nan")}, "expects nan tokens, it must be 0 or more"),
         (
             {"settings": {"top_p": 0.5}},
             "sets 'top_p'; options that may vary with this engine: none",
         ),
         ({"adapter": 1}, "names adapter 1 of 1"),
-        ({"partial": {8: begun(3)}}, "has a partial response of request 8, not its own"),
+        ({"partial": {8: begun(3)}}, "has a partial response of request 8, which it does not list"),
         ({"partial": {7: begun(24)}}, "request 7 has 24 tokens already, and 24 at most"),
         ({"partial": {7: begun(4, LENGTH)}, "max_new_tokens": 3}, "request 7 has 4 tokens already"),
         ({"partial": {7: begun(3, entropy=False)}}, "request 7 were sampled with other outputs"),
@@ -77,7 +77,7 @@ def test_more_requests_than_slots(engine, generate, by_request):
 
 def test_nothing_to_do(engine, tiny, generate, monkeypatch):
     generation = generate(engine)
-    for name in ("decode", "fill_prompts", "fill_responses", "release"):
+    for name in ("decode", "fill_prompts", "fill_responses", "end_slots"):
         monkeypatch.setitem(engine.functions, name, None)
     generation.step()
     generation.update(tiny[1], version=1)
@@ -171,7 +171,7 @@ def test_a_failed_response_goes_into_no_batch(poisoned, generate):
 # Ctrl-C.
 
 
-@pytest.mark.parametrize("name", ["decode", "start", "fill_prompts", "gather"])
+@pytest.mark.parametrize("name", ["decode", "start", "fill_prompts", "take_tokens"])
 def test_ctrl_c_loses_nothing(
     engine, draw_groups, generate, by_request, whole, assert_same, monkeypatch, name
 ):
@@ -299,7 +299,7 @@ def test_slots_that_are_half_filled_are_not_read(
                 generation.update(tiny[1], version=0)
     # The slots hold requests that have not started: their tokens are those of others.
     message = r"the slots were lost with an error; stop\(\) returns"
-    some = next(iter(generation._board.held))
+    some = generation.decoding[0]
     for call in (
         generation.step,
         lambda: generation.update(tiny[1], version=0),
@@ -322,7 +322,7 @@ def test_a_device_that_fails_while_it_stops(engine, draw_groups, generate, monke
     def broken(*arguments):
         raise jax.errors.JaxRuntimeError("INTERNAL: a cable")
 
-    monkeypatch.setitem(engine.functions, "gather", broken)
+    monkeypatch.setitem(engine.functions, "take_tokens", broken)
     rest = generation.stop()
     assert sorted(g.id for g in rest) == sorted(g.id for g in groups)
     assert not any(c.finish == UNFINISHED for g in rest for c in g.partial.values())
@@ -331,7 +331,7 @@ def test_a_device_that_fails_while_it_stops(engine, draw_groups, generate, monke
 def test_ctrl_c_while_it_stops(engine, draw_groups, generate, monkeypatch):
     groups, told = draw_groups(4, seed=16), []
     generation = generate(engine, *groups, on_tokens=lambda *news: told.append(news))
-    decode, release = engine.functions["decode"], engine.functions["release"]
+    decode, end_slots = engine.functions["decode"], engine.functions["end_slots"]
 
     def interrupted(function):
         def call(*arguments):
@@ -344,7 +344,7 @@ def test_ctrl_c_while_it_stops(engine, draw_groups, generate, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         generation.step()
     assert not told
-    monkeypatch.setitem(engine.functions, "release", interrupted(release))
+    monkeypatch.setitem(engine.functions, "end_slots", interrupted(end_slots))
     with pytest.raises(KeyboardInterrupt):
         generation.stop()
     rest = generation.stop()
@@ -368,12 +368,12 @@ def test_other_errors_of_the_device_are_told_as_they_are(engine, generate, monke
     assert done.completions[0].finish in (LENGTH, STOP)
 
 
-def test_rows_that_fit_by_hand(monkeypatch):
+def test_room_for_rows_by_hand(monkeypatch):
     # 1000 bytes a row; 8 rows on two devices that have 4500 bytes each, 500 of them in use.
     monkeypatch.setattr(memory, "device_memory", lambda: (4500, 500))
-    assert memory.fit(8, 1000, shards=2) and not memory.fit(9, 1000, shards=2)
+    assert memory.has_room(8, 1000, shards=2) and not memory.has_room(9, 1000, shards=2)
     # Nine tenths of 8000 are 7 rows, which two devices share as 6.
-    assert "about 6 rows (24 slots) would fit" in memory.too_many(10, 4, 1000, shards=2)
+    assert "about 6 rows (24 slots) would fit" in memory.out_of_memory(10, 4, 1000, shards=2)
     # If the slots themselves are part of what is in use, they count as free.
-    assert "about 9 rows (36 slots)" in memory.too_many(10, 4, 1000, held=True)
-    assert "about 3 rows (12 slots)" in memory.too_many(10, 4, 1000)
+    assert "about 9 rows (36 slots)" in memory.out_of_memory(10, 4, 1000, allocated=True)
+    assert "about 3 rows (12 slots)" in memory.out_of_memory(10, 4, 1000)

@@ -356,7 +356,7 @@ def test_forks_that_cannot_be(engine, generate):
         generation.fork(9, 10)
     with pytest.raises(ValueError, match="request 3 is in use"):
         generation.fork(0, 3)
-    with pytest.raises(ValueError, match="request -1 is in use, or no integer"):
+    with pytest.raises(ValueError, match="request -1 is in use, or not an integer"):
         generation.fork(0, -1)
 
 
@@ -437,7 +437,7 @@ def test_stop_strings_cut_at_the_token_that_completes_them(
     generation = generate(engine, *groups, stop_strings=stops, decode_text=text)
     for _ in range(4):
         generation.step()
-        assert generation.slots.active.sum() == len(generation._board.held)
+        assert generation.slots.active.sum() == len(generation.decoding)
     generation.submit(*generation.stop())
     found, wanted = by_request(list(generation)), whole(groups)
     cut = 0
@@ -455,9 +455,9 @@ def test_stop_strings_cut_at_the_token_that_completes_them(
 
 
 def test_options_of_a_generation_that_do_not_fit(engine, generate, tiny):
-    with pytest.raises(ValueError, match="stop_strings and decode_text take each other"):
+    with pytest.raises(ValueError, match="stop_strings and decode_text need each other"):
         generate(engine, stop_strings=("a",))
-    with pytest.raises(ValueError, match="stop_strings and decode_text take each other"):
+    with pytest.raises(ValueError, match="stop_strings and decode_text need each other"):
         generate(engine, decode_text=text)
     with pytest.raises(ValueError, match="a stop string is empty"):
         generate(engine, stop_strings=("a", ""), decode_text=text)

@@ -7,8 +7,16 @@ import pytest
 
 from jaxrl_llm.models import prefill
 from jaxrl_llm.rollout import Group
-from jaxrl_llm.rollout.engine import request_arrays
-from jaxrl_llm.rollout.slots import Requests, Tokens, copy_slot, release, resume, start, wipe
+from jaxrl_llm.rollout.engine.request_arrays import prompt_arrays, row_arrays
+from jaxrl_llm.rollout.slots import (
+    Requests,
+    Tokens,
+    clear_cache,
+    copy_slot,
+    end_slots,
+    resume,
+    start,
+)
 from jaxrl_llm.rollout.types import CANCELLED, FAILED, LENGTH, UNFINISHED
 
 KEY = jax.random.key(0)
@@ -25,8 +33,8 @@ def fill(tiny, engine):
     def fill(prompts, take, ids, limit=24):
         slots = engine.init()
         groups = {row: Group(row, prompt, (0,)) for row, prompt in prompts.items()}
-        slots = engine.call("put_prompts", slots, *request_arrays.prompt_arrays(engine, groups))
-        (rows,) = request_arrays.row_arrays(engine, groups, engine.row_counts)
+        slots = engine.call("put_prompts", slots, *prompt_arrays(engine.spec, groups))
+        (rows,) = row_arrays(engine.spec, groups, engine.row_counts)
         slots = engine.call("fill_prompts", tiny[1], slots, rows, None)
         asked = Requests(ids, np.full_like(ids, limit), {})
         return engine.call("start", slots, take, asked)
@@ -128,7 +136,7 @@ def test_responses_read_again_have_the_keys_and_values_of_decoding(tiny, engine,
     before = copied(slots)
     slots = slots._replace(cache=jax.tree.map(lambda x: jnp.full_like(x, 9.0), slots.cache))
     where = np.array([[True, False, True], [False, False, True]])
-    (rows,) = request_arrays.row_arrays(engine, [1, 0], (2,))
+    (rows,) = row_arrays(engine.spec, [1, 0], (2,))
     given = (slots, rows, np.int32(2), where, None)
     after = copied(engine.call("fill_responses", tiny[1], *given))
     assert before.length.min() < before.length.max() == 11
@@ -143,7 +151,7 @@ def test_responses_read_again_have_the_keys_and_values_of_decoding(tiny, engine,
     jax.tree.map(np.testing.assert_array_equal, after.out, before.out)
 
 
-def test_start_resume_and_release_by_hand(engine):
+def test_start_resume_and_end_by_hand(engine):
     slots = engine.init()
     take = np.array([[True, False, False], [False, True, True]])
     slots = start(slots, take, Requests(IDS, IDS + 10, {}))
@@ -159,7 +167,7 @@ def test_start_resume_and_release_by_hand(engine):
     assert (slots.out.tokens[1, 2] == 3).all() and not slots.out.tokens[1, 1].any()
     assert (slots.out.entropy[1, 2] == 3).all() and not slots.out.entropy[0].any()
 
-    slots = release(slots, np.array([[True, True, True], [False, True, False]]), LENGTH)
+    slots = end_slots(slots, np.array([[True, True, True], [False, True, False]]), LENGTH)
     assert slots.active.tolist() == [[False] * 3, [False, False, True]]
     # Those that were not active keep why they ended.
     assert slots.finish.tolist() == [[LENGTH, 0, 0], [0, LENGTH, UNFINISHED]]
@@ -187,7 +195,7 @@ def test_a_copy_has_all_but_the_request(fill, decode, target):
     jax.tree.map(lambda x, y: np.testing.assert_array_equal(x[others], y[others]), old, new)
 
 
-def test_numbers_that_are_none_are_marked_and_wiped(tiny, engine, fill, decode):
+def test_nonfinite_numbers_are_marked_and_cleared(tiny, engine, fill, decode):
     params = tiny[1]
     take = np.array([[True, True, False], [True, False, False]])
     slots = decode(fill(PROMPTS, take, IDS), 2)
@@ -195,17 +203,17 @@ def test_numbers_that_are_none_are_marked_and_wiped(tiny, engine, fill, decode):
     bad = jax.tree.map(lambda x: x * jnp.nan, params)
     limits = (np.int32(0), np.int32(3), np.int32(0), None)
     slots = engine.call("decode", bad, slots, KEY, *limits)
-    # Those that were active fail and keep their tokens; all that were computed are spoiled.
+    # Those that were active fail and keep their tokens; all that were computed are non-finite.
     assert (np.asarray(slots.finish)[take] == FAILED).all() and not slots.active.any()
-    assert (slots.finish[~take] == 0).all() and slots.spoiled.all()
+    assert (slots.finish[~take] == 0).all() and slots.nonfinite.all()
     np.testing.assert_array_equal(slots.length, length)
     where = np.array([[True, False, True], [False, False, False]])
-    wiped = wipe(slots, where)
-    np.testing.assert_array_equal(wiped.spoiled, ~where)
-    for x in map(np.asarray, jax.tree.leaves(wiped.cache)):
+    cleared = clear_cache(slots, where)
+    np.testing.assert_array_equal(cleared.nonfinite, ~where)
+    for x in map(np.asarray, jax.tree.leaves(cleared.cache)):
         assert not x[where].any() and np.isnan(x[~where]).any()
 
 
 def test_tokens_of_a_slot_are_those_of_the_engine(engine):
     assert set(jax.tree.map(lambda x: x.shape, engine.init().out)) == {(2, 3, 24), None}
-    assert isinstance(engine.draw.blank, Tokens) and engine.draw.blank.support is None
+    assert isinstance(engine.spec.draw.blank, Tokens) and engine.spec.draw.blank.support is None

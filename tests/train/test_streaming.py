@@ -54,8 +54,10 @@ def test_a_group_is_graded_while_others_decode(tmp_path, monkeypatch):
 
     def slow_step(self):
         step(self)
-        if self._board.ready:  # the first group is on its way to the reward, others are not done
-            seen.append(bool(self._board.open))
+        if (
+            self._scheduler.finished
+        ):  # the first group is on its way to the reward, others are not done
+            seen.append(bool(self._scheduler.has_work))
 
     def waits(self):
         for number, done in enumerate(iterate(self)):

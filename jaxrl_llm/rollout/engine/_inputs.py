@@ -1,4 +1,4 @@
-"""Checks that the rules for the host share: their arrays are NumPy's, and can be looked at."""
+"""Checks of the host's rules, whose arrays are NumPy arrays with known values."""
 
 import numpy as np
 
@@ -7,15 +7,15 @@ from jaxrl_llm.core import checks
 
 def counts(function: str, **arrays) -> list[np.ndarray]:
     """Each as int64; raises unless it holds integers from 0."""
-    found = []
+    converted = []
     for name, x in arrays.items():
         x = np.asarray(x)
         if x.size:  # NumPy takes an empty list for floats.
             checks.check_integer(function, **{name: x})
             if x.min() < 0:
                 raise ValueError(f"{function}: {name} must not be negative; got {x.min()}.")
-        found.append(x.astype(np.int64))
-    return found
+        converted.append(x.astype(np.int64))
+    return converted
 
 
 def flags(function: str, like: np.ndarray, **mask) -> np.ndarray | None:
@@ -31,10 +31,10 @@ def flags(function: str, like: np.ndarray, **mask) -> np.ndarray | None:
 
 
 def numbers(function: str, **array) -> np.ndarray:
-    """As float64; raises if one is NaN, with its place."""
+    """As float64; raises if one is NaN, with its index."""
     ((name, x),) = array.items()
     x = np.asarray(x, np.float64)
     if np.isnan(x).any():
-        place = tuple(np.argwhere(np.isnan(x))[0].tolist())
-        raise ValueError(f"{function}: {name} must be numbers; it is NaN at {place}.")
+        index = tuple(np.argwhere(np.isnan(x))[0].tolist())
+        raise ValueError(f"{function}: {name} must be numbers; it is NaN at {index}.")
     return x

@@ -1,8 +1,8 @@
-"""Fewer slots for the tail: the last long responses decode together in a smaller grid.
+"""A smaller grid for the last long responses.
 
 A step costs nearly the same however many of its slots are active. When nothing waits any longer and
 most slots are idle, those still active are copied into a grid a quarter the size, decode there, and
-go back to where they were.
+are copied back.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,22 +13,22 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core.axes import Array
-from jaxrl_llm.rollout.engine.scheduler import Board, Place
+from jaxrl_llm.rollout.engine.scheduler import Scheduler, SlotIndex
 from jaxrl_llm.rollout.slots import Slots
 
 
-class Packing(NamedTuple):
+class Compaction(NamedTuple):
     """Which slots go into a smaller grid.
 
     Attributes:
-      rows: int32 ``[R']``, from which row each row of it comes.
-      columns: int32 ``[R', W']``, from which of its columns each slot comes.
-      keep: bool ``[R', W']``, False for slots that stay idle.
+      rows: int32 ``[R']``, the row that each row of the smaller grid copies.
+      columns: int32 ``[R', W']``, the column of that row that each slot copies.
+      used: bool ``[R', W']``, False for slots that stay idle.
     """
 
     rows: Array
     columns: Array
-    keep: Array
+    used: Array
 
 
 def smaller_grid(rows: int, width: int) -> tuple[int, int] | None:
@@ -45,67 +45,75 @@ def smaller_grid(rows: int, width: int) -> tuple[int, int] | None:
     return rows, slots // rows
 
 
-def pack(places: Iterable[Place], grid: tuple[int, int]) -> Packing | None:
-    """How slots fit into a smaller grid, or None if they do not.
+def compact_slots(slots: Iterable[SlotIndex], grid: tuple[int, int]) -> Compaction | None:
+    """Where slots go in a smaller grid, or None if it has not enough rows.
 
     Slots of one row may be split over several, each with a copy of the prompt.
 
     Args:
-      places: Row and column of each slot.
+      slots: Row and column of each slot.
       grid: Rows and width of the smaller grid.
     """
     rows, width = grid
     siblings: dict[int, list[int]] = {}
-    for row, column in sorted(places):
+    for row, column in sorted(slots):
         siblings.setdefault(row, []).append(column)
-    parts = [
+    new_rows = [
         (row, columns[i : i + width])
         for row, columns in siblings.items()
         for i in range(0, len(columns), width)
     ]
-    if len(parts) > rows:
+    if len(new_rows) > rows:
         return None
-    packing = Packing(np.zeros(rows, np.int32), np.zeros(grid, np.int32), np.zeros(grid, bool))
-    for i, (row, columns) in enumerate(parts):
-        packing.rows[i] = row
-        packing.columns[i, : len(columns)] = columns
-        packing.keep[i, : len(columns)] = True
-    return packing
+    compaction = Compaction(
+        np.zeros(rows, np.int32), np.zeros(grid, np.int32), np.zeros(grid, bool)
+    )
+    for i, (row, columns) in enumerate(new_rows):
+        compaction.rows[i] = row
+        compaction.columns[i, : len(columns)] = columns
+        compaction.used[i, : len(columns)] = True
+    return compaction
 
 
-def next_grid(board: Board, grid: tuple[int, int] | None) -> tuple[int, Packing | None]:
-    """With how many active slots the next chunk may end early, and how they fit a smaller grid.
+def plan_chunk(
+    scheduler: Scheduler, small_grid: tuple[int, int] | None
+) -> tuple[int, Compaction | None]:
+    """The number of active slots at which the next chunk ends early, and its compaction.
 
     Args:
-      board: Who is where.
-      grid: The smaller grid of :func:`smaller_grid`.
+      scheduler: The scheduler.
+      small_grid: The result of :func:`smaller_grid`.
     """
-    active = len(board.held)
-    if board.crowded:
-        return active - max(1, active // 4), None  # That many free slots are worth a look.
-    if grid is None:
+    active = len(scheduler.slots)
+    if scheduler.has_waiting:
+        return active - max(1, active // 4), None  # That many free slots are worth a refill.
+    if small_grid is None:
         return 0, None
-    slots = grid[0] * grid[1]
-    return (slots, None) if active > slots else (0, pack(board.held.values(), grid))
+    slots = small_grid[0] * small_grid[1]
+    if active > slots:
+        return slots, None
+    return 0, compact_slots(scheduler.slots.values(), small_grid)
 
 
-def decode_packed(decode: Callable[[Slots], Slots], slots: Slots, packing: Packing) -> Slots:
-    """``decode`` of some slots in a smaller grid; the others stay as they are.
+def decode_compacted(
+    decode: Callable[[Slots], Slots], slots: Slots, compaction: Compaction
+) -> Slots:
+    """``decode`` of some slots in a smaller grid; the others are unchanged.
 
     Args:
       decode: Slots to slots.
       slots: The slots.
-      packing: Which of them, from :func:`pack`.
+      compaction: From :func:`compact_slots`.
     """
-    rows, columns, keep = packing
+    rows, columns, used = compaction
     prompts = jax.tree.map(lambda x: x[rows], slots.prompts)
-    own = tuple(slots)[1:]
-    small = Slots(prompts, *jax.tree.map(lambda x: x[rows[:, None], columns], own))
-    small = decode(small._replace(active=small.active & keep))
-    # What is only there to fill the grid is sent beyond its end, and dropped.
-    back = jnp.where(keep, rows[:, None], slots.active.shape[0])
+    fields = tuple(slots)[1:]
+    small = Slots(prompts, *jax.tree.map(lambda x: x[rows[:, None], columns], fields))
+    small = decode(small._replace(active=small.active & used))
+    # Idle slots of the smaller grid get a row beyond the end, where writes are dropped.
+    back = jnp.where(used, rows[:, None], slots.active.shape[0])
 
     def put(x: Array, new: Array) -> Array:
         return x.at[back, columns].set(new, mode="drop", unique_indices=True)
 
-    return Slots(slots.prompts, *jax.tree.map(put, own, tuple(small)[1:]))
+    return Slots(slots.prompts, *jax.tree.map(put, fields, tuple(small)[1:]))

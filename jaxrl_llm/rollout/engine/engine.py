@@ -18,53 +18,45 @@ from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.models.protocol import Model, cast_params
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards, kv_sharding
-from jaxrl_llm.rollout import decode as decoding
-from jaxrl_llm.rollout import slots as slot
-from jaxrl_llm.rollout.engine import compaction, memory
+from jaxrl_llm.rollout import slots as slot_functions
+from jaxrl_llm.rollout.decode import decode as decode_slots
+from jaxrl_llm.rollout.decode import fill_prompts as fill_prompt_slots
+from jaxrl_llm.rollout.decode import fill_responses as fill_response_slots
+from jaxrl_llm.rollout.engine import memory
+from jaxrl_llm.rollout.engine.compaction import compact_slots, decode_compacted, smaller_grid
 from jaxrl_llm.rollout.engine.request_arrays import (
-    begun_arrays,
-    place_array,
+    partial_arrays,
     prompt_arrays,
     request_arrays,
     row_arrays,
+    slot_array,
 )
-from jaxrl_llm.rollout.engine.scheduler import Place
-from jaxrl_llm.rollout.sampling.options import Draw, make_draw
+from jaxrl_llm.rollout.engine.scheduler import SlotIndex
+from jaxrl_llm.rollout.engine.spec import EngineSpec
+from jaxrl_llm.rollout.sampling.options import DrawOptions, make_draw
 from jaxrl_llm.rollout.slots import Slots, Tokens
+
+# Prompts read in one call: enough to keep a device busy, few enough to have similar lengths.
+_ROWS_READ = 8
 
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """A model with everything compiled that decoding in slots takes; see :func:`make_engine`.
+    """A model with the compiled functions that decode in slots; see :func:`make_engine`.
 
     Attributes:
       model: The model.
-      rows: R, prompts that decode at one time.
-      width: W, slots of a row.
-      prompt_length: L, the longest prompt.
-      max_new_tokens: T, the longest response.
-      chunk: Tokens a slot decodes between two looks of the host.
-      pad_id: Fills prompts.
-      draw: How a token is drawn.
-      shards: S, over how many devices the rows are spread.
+      spec: Its sizes, and how it draws.
       row_counts: How many rows of each device are read in one call: a few sizes.
-      tail: Rows and width of a smaller grid for the last long responses, or None.
-      row_bytes: Bytes of one row of slots on a device that holds it, its prompt's keys and values
-        among them.
+      small_grid: Rows and width of a smaller grid for the last long responses, or None.
+      row_bytes: Bytes of one row of slots on its device, with the keys and values of its prompt.
       functions: The compiled functions by name.
     """
 
     model: Model
-    rows: int
-    width: int
-    prompt_length: int
-    max_new_tokens: int
-    chunk: int
-    pad_id: int
-    draw: Draw
-    shards: int
+    spec: EngineSpec
     row_counts: tuple[int, ...]
-    tail: tuple[int, int] | None
+    small_grid: tuple[int, int] | None
     row_bytes: int
     functions: dict[str, Any]
 
@@ -72,68 +64,67 @@ class Engine:
         """Empty slots on the device.
 
         Raises:
-          MemoryError: If they are more than the device's memory holds; it says how many would fit.
+          MemoryError: If the device's memory is too small; it says how many slots it has room for.
         """
-        if not memory.fit(self.rows, self.row_bytes, shards=self.shards):
-            raise MemoryError(self._too_many())
+        if not memory.has_room(self.spec.rows, self.row_bytes, shards=self.spec.shards):
+            raise MemoryError(self._out_of_memory())
         return self.call("init")
 
     def call(self, name: str, *arguments):
-        """Calls one of the functions; the slots that it is given are given away.
+        """Calls one of the functions, which donates the slots that it gets.
 
         Raises:
-          MemoryError: If the device's memory is not enough; it says how many slots would fit.
+          MemoryError: If the device's memory is too small; it says how many slots it has room for.
         """
-        with self._memory_errors(held=name != "init"):
+        with self._memory_errors(allocated=name != "init"):
             return self.functions[name](*arguments)
 
     def fetch(self, arrays: ArrayTree) -> ArrayTree:
         """Arrays on the host, once they are computed; raises as :meth:`call` does."""
-        with self._memory_errors(held=True):
+        with self._memory_errors(allocated=True):
             return processes.to_host(arrays)
 
-    def read(
-        self, params: ArrayTree, slots: Slots, deltas, rows: list[int], places: list[Place]
+    def fill(
+        self, params: ArrayTree, slots: Slots, deltas, rows: list[int], resumed: list[SlotIndex]
     ) -> Slots:
-        """Computes keys and values: of the prompts of rows, then of the responses in places.
+        """Computes the keys and values of the prompts of rows, then of resumed responses.
 
-        A call takes as long as the longest prompt in it, so rows of like lengths should be beside
-        each other.
+        A call takes as long as its longest prompt, so rows of similar lengths should be neighbors.
         """
-        for array in row_arrays(self, rows, self.row_counts) if rows else ():
+        for array in row_arrays(self.spec, rows, self.row_counts) if rows else ():
             slots = self.call("fill_prompts", params, slots, array, deltas)
-        if places:
-            where = np.zeros((self.rows, self.width), bool)
-            where[tuple(zip(*places, strict=True))] = True
-            begun = np.flatnonzero(where.any(axis=1)).tolist()
-            size = self.rows // self.shards
-            (array,) = row_arrays(self, begun, (size,))
+        if resumed:
+            where = np.zeros(self.spec.grid, bool)
+            where[tuple(zip(*resumed, strict=True))] = True
+            size = self.spec.shard_rows
+            (array,) = row_arrays(self.spec, np.flatnonzero(where.any(axis=1)).tolist(), (size,))
             count = np.int32((array < size).sum(axis=1).max())
-            given = (params, slots, array, count, where, deltas)
-            slots = self.call("fill_responses", *given)
+            slots = self.call("fill_responses", params, slots, array, count, where, deltas)
         return slots
 
-    def outputs(self, slots: Slots, places: list[Place]) -> list[Tokens]:
-        """What was sampled in some slots, arrays ``[T]`` on the host."""
-        if not places:
+    def outputs(self, slots: Slots, indices: list[SlotIndex]) -> list[Tokens]:
+        """The sampled tokens of some slots, arrays ``[T]`` on the host."""
+        if not indices:
             return []
-        size = min(n for n in powers(self.rows * self.width) if n >= len(places))
-        rows, columns = np.pad(np.array(places, np.int32), ((0, size - len(places)), (0, 0))).T
-        out = self.fetch(self.call("gather", slots.out, rows, columns))
-        return [jax.tree.map(lambda x, i=i: x[i], out) for i in range(len(places))]
+        size = min(n for n in powers(self.spec.rows * self.spec.width) if n >= len(indices))
+        padded = np.pad(np.array(indices, np.int32), ((0, size - len(indices)), (0, 0)))
+        out = self.fetch(self.call("take_tokens", slots.out, padded[:, 0], padded[:, 1]))
+        return [jax.tree.map(lambda x, i=i: x[i], out) for i in range(len(indices))]
 
     @contextlib.contextmanager
-    def _memory_errors(self, *, held: bool) -> Iterator[None]:
+    def _memory_errors(self, *, allocated: bool) -> Iterator[None]:
         try:
             yield
         except jax.errors.JaxRuntimeError as error:
             if "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            raise MemoryError(self._too_many(held=held)) from error
+            raise MemoryError(self._out_of_memory(allocated=allocated)) from error
 
-    def _too_many(self, *, held: bool = False) -> str:
-        sizes = (self.rows, self.width, self.row_bytes)
-        return memory.too_many(*sizes, shards=self.shards, held=held)
+    def _out_of_memory(self, *, allocated: bool = False) -> str:
+        spec = self.spec
+        return memory.out_of_memory(
+            spec.rows, spec.width, self.row_bytes, shards=spec.shards, allocated=allocated
+        )
 
     def compiled(self) -> int:
         """How many programs have been compiled so far: constant after :meth:`warm_up`."""
@@ -146,32 +137,31 @@ class Engine:
 
         Args:
           params: Parameters like those to come.
-          resumed: Those too that continue responses, after an interruption or new weights.
+          resumed: Also compile those that resume responses, after a stop or new weights.
           deltas: Deltas like those to come, if any.
         """
-        call, zero = self.call, np.int32(0)
+        call, spec, zero = self.call, self.spec, np.int32(0)
         params = cast_params(self.model, params)
-        nobody, place = (
-            np.zeros((self.rows, self.width), bool),
-            place_array(self, (0, 0)),
-        )
-        slots = call("put_prompts", self.init(), *prompt_arrays(self, {}))
+        none, slot = np.zeros(spec.grid, bool), slot_array(spec, (0, 0))
+        slots = call("put_prompts", self.init(), *prompt_arrays(spec, {}))
         for count in self.row_counts:
-            (rows,) = row_arrays(self, [], (count,))
+            (rows,) = row_arrays(spec, [], (count,))
             slots = call("fill_prompts", params, slots, rows, deltas)
-        slots = call("wipe", slots, nobody)
-        slots = call("start", slots, *request_arrays(self, [], segment=None))
+        slots = call("clear_cache", slots, none)
+        slots = call("start", slots, *request_arrays(spec, [], segment=None))
         if resumed:
-            slots = call("resume", slots, *begun_arrays(self, {}))
-            (rows,) = row_arrays(self, [], (self.rows // self.shards,))
-            slots = call("fill_responses", params, slots, rows, zero, nobody, deltas)
-        for packing in (None,) if self.tail is None else (None, compaction.pack([], self.tail)):
-            limits = (jax.random.key(0), zero, np.int32(1), zero, deltas, packing)
-            slots = call("decode", params, slots, *limits)
-        slots = call("copy_slot", slots, place, place, zero)
-        slots = call("release", slots, nobody, zero)
-        for count in powers(self.rows * self.width):
-            call("gather", slots.out, np.zeros(count, np.int32), np.zeros(count, np.int32))
+            slots = call("resume", slots, *partial_arrays(spec, {}))
+            (rows,) = row_arrays(spec, [], (spec.shard_rows,))
+            slots = call("fill_responses", params, slots, rows, zero, none, deltas)
+        key, one = jax.random.key(0), np.int32(1)
+        slots = call("decode", params, slots, key, zero, one, zero, deltas, None)
+        if self.small_grid is not None:
+            compaction = compact_slots([], self.small_grid)
+            slots = call("decode", params, slots, key, zero, one, zero, deltas, compaction)
+        slots = call("copy_slot", slots, slot, slot, zero)
+        slots = call("end_slots", slots, none, zero)
+        for count in powers(spec.rows * spec.width):
+            call("take_tokens", slots.out, np.zeros(count, np.int32), np.zeros(count, np.int32))
         jax.block_until_ready(slots)
 
 
@@ -187,15 +177,24 @@ def make_engine(
     chunk: int = 16,
     block: int = 128,
     mesh: jax.sharding.Mesh | None = None,
-    **sampling,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
+    order: str = "hf",
+    repetition_penalty: float | None = None,
+    allowed: np.ndarray | None = None,
+    min_new_tokens: int = 0,
+    vary: Sequence[str] = (),
+    entropy: bool = False,
 ) -> Engine:
     """Builds an engine of ``rows * width`` slots.
 
-    A row holds one prompt, whose keys and values exist once, and decodes ``width`` of its rollouts
-    at a time. A group that is larger streams through its row: as soon as one rollout ends, the
-    next sibling takes its slot. So ``width`` is what shares a prompt (memory and prefill grow with
-    ``rows`` alone), and a small ``width`` is what keeps slots busy when lengths differ much or
-    prompts have one rollout each.
+    A row holds one prompt, whose keys and values exist once, and decodes ``width`` of its responses
+    at a time. A larger group streams through its row: as soon as one response ends, the next
+    sibling takes its slot. So a large ``width`` shares a prompt among more slots (memory and
+    prefill grow with ``rows`` alone), and a small ``width`` keeps slots busy when lengths differ
+    much or prompts have one response each.
 
     Args:
       model: The model.
@@ -205,18 +204,27 @@ def make_engine(
       max_new_tokens: The longest response, in tokens; a request may ask for less.
       stop_ids: Token ids that end a response; they belong to it.
       pad_id: Any id of the vocabulary.
-      chunk: Tokens a slot decodes between two looks of the host.
-      block: Tokens of a prompt, or of a response that goes on, that are read in one pass.
+      chunk: Tokens a slot decodes before the host collects what has ended.
+      block: Tokens of a prompt, or of a resumed response, that are read in one pass.
       mesh: Spreads the rows over its axes ``data`` and ``fsdp``, which must divide them, and keys
         and values over ``tensor`` where it divides their heads.
-      **sampling: Options of :func:`~jaxrl_llm.rollout.sampling.options.make_draw`.
+      temperature: See :class:`~jaxrl_llm.rollout.DrawOptions`, as for all that follow.
+      top_k: Likewise.
+      top_p: Likewise.
+      min_p: Likewise.
+      order: Likewise.
+      repetition_penalty: Likewise.
+      allowed: Likewise.
+      min_new_tokens: Likewise.
+      vary: Likewise.
+      entropy: Likewise.
 
     Returns:
       The engine; :class:`~jaxrl_llm.rollout.Generation` runs it.
 
     Raises:
-      ValueError: If an option is out of range or has no effect, prompts and responses together do
-        not fit the model's context, or the mesh does not divide the rows.
+      ValueError: If an option is out of range or has no effect, prompts and responses together are
+        longer than the model's context, or the mesh does not divide the rows.
 
     Example:
       >>> import jax
@@ -235,94 +243,124 @@ def make_engine(
     name = "make_engine"
     checks.check_positive(name, rows=rows, width=width, chunk=chunk, block=block)
     checks.check_positive(name, prompt_length=prompt_length, max_new_tokens=max_new_tokens)
-    room = model.config.max_length - max_new_tokens
-    if room < prompt_length:
+    context, vocab_size = model.config.max_length, model.config.vocab_size
+    if prompt_length + max_new_tokens > context:
         raise ValueError(
-            f"{name}: prompt_length {prompt_length} and max_new_tokens {max_new_tokens} do not fit "
-            f"the model's context of {model.config.max_length}."
+            f"{name}: prompt_length {prompt_length} and max_new_tokens {max_new_tokens} together "
+            f"are longer than the model's context of {context}."
         )
-    if not 0 <= pad_id < model.config.vocab_size:
-        raise ValueError(
-            f"{name}: pad_id {pad_id} lies outside the vocabulary of {model.config.vocab_size}."
-        )
+    if not 0 <= pad_id < vocab_size:
+        raise ValueError(f"{name}: pad_id {pad_id} lies outside the vocabulary of {vocab_size}.")
     shards = batch_shards(mesh)
     if rows % shards:
         raise ValueError(
             f"{name}: {rows} rows cannot be spread over the {shards} devices of the mesh axes data "
             "and fsdp."
         )
-    draw = make_draw(name, vocab_size=model.config.vocab_size, stop_ids=stop_ids, **sampling)
-    sizes = (rows, width, prompt_length, max_new_tokens)
-    functions = _compile(model, draw, sizes, tuple(stop_ids), block, mesh)
-    stored = jax.eval_shape(functions["init"])
-    return Engine(
-        model=model,
+    options = DrawOptions(
+        stop_ids=stop_ids,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        order=order,
+        repetition_penalty=repetition_penalty,
+        allowed=allowed,
+        min_new_tokens=min_new_tokens,
+        vary=vary,
+        entropy=entropy,
+    )
+    spec = EngineSpec(
+        vocab_size=vocab_size,
         rows=rows,
         width=width,
         prompt_length=prompt_length,
         max_new_tokens=max_new_tokens,
         chunk=chunk,
+        block=block,
+        stop_ids=tuple(stop_ids),
         pad_id=pad_id,
-        draw=draw,
         shards=shards,
-        row_counts=tuple(sorted({1, min(rows // shards, _ROWS_READ)})),
+        draw=make_draw(name, options, vocab_size=vocab_size),
+    )
+    functions = _compile(model, spec, mesh)
+    shapes = jax.eval_shape(functions["init"])
+    shardings = None if mesh is None else _shardings(shapes, mesh)
+    return Engine(
+        model=model,
+        spec=spec,
+        row_counts=tuple(sorted({1, min(spec.shard_rows, _ROWS_READ)})),
         # On a mesh, slots would have to move from device to device.
-        tail=compaction.smaller_grid(rows, width) if shards == 1 else None,
-        row_bytes=memory.row_bytes(stored, None if mesh is None else _shardings(stored, mesh)),
+        small_grid=smaller_grid(rows, width) if shards == 1 else None,
+        row_bytes=memory.row_bytes(shapes, shardings),
         functions=functions,
     )
 
 
-def _compile(model: Model, draw: Draw, sizes, stop_ids, block, mesh) -> dict[str, Callable]:
-    """The functions of ``slots``, compiled; each gives away (donates) the slots it is given."""
+def _compile(model: Model, spec: EngineSpec, mesh: jax.sharding.Mesh | None) -> dict[str, Callable]:
+    """The functions of slots, compiled; each donates the slots that it gets."""
 
     def init():
-        return slot.init_slots(model, *sizes, blank=draw.blank, settings=draw.settings)
+        return slot_functions.init_slots(
+            model,
+            spec.rows,
+            spec.width,
+            spec.prompt_length,
+            spec.max_new_tokens,
+            blank=spec.draw.blank,
+            settings=spec.draw.settings,
+        )
 
     def fill_prompts(params, slots, rows, deltas):
-        return decoding.fill_prompts(model, params, slots, rows, block=block, deltas=deltas)
+        return fill_prompt_slots(model, params, slots, rows, block=spec.block, deltas=deltas)
 
     def fill_responses(params, slots, rows, count, where, deltas):
-        options = {"block": block, "deltas": deltas}
-        return decoding.fill_responses(model, params, slots, rows, count, where, **options)
+        return fill_response_slots(
+            model, params, slots, rows, count, where, block=spec.block, deltas=deltas
+        )
 
-    def decode(params, slots, key, version, steps, leave_at, deltas, packing=None):
+    def decode(params, slots, key, version, steps, leave_at, deltas, compaction=None):
         def run(slots):
-            limits = {"version": version, "steps": steps, "leave_at": leave_at}
-            options = {"stop_ids": stop_ids, "deltas": deltas}
-            return decoding.decode(model, draw.draw, params, slots, key, **limits, **options)
+            return decode_slots(
+                model,
+                spec.draw.draw,
+                params,
+                slots,
+                key,
+                version=version,
+                steps=steps,
+                leave_at=leave_at,
+                stop_ids=spec.stop_ids,
+                deltas=deltas,
+            )
 
-        return run(slots) if packing is None else compaction.decode_packed(run, slots, packing)
+        return run(slots) if compaction is None else decode_compacted(run, slots, compaction)
 
-    def gather(out, rows, columns):
+    def take_tokens(out, rows, columns):
         return jax.tree.map(lambda x: x[rows, columns], out)
 
-    # On a mesh, all that is in slots stays where it is, whatever the compiler would prefer.
-    placed = {} if mesh is None else {"out_shardings": _shardings(jax.eval_shape(init), mesh)}
-    compiled = partial(jax.jit, **placed)
+    # On a mesh, every array of the slots keeps its sharding, whatever the compiler would prefer.
+    placement = {} if mesh is None else {"out_shardings": _shardings(jax.eval_shape(init), mesh)}
+    compiled = partial(jax.jit, **placement)
     first, second = partial(compiled, donate_argnums=0), partial(compiled, donate_argnums=1)
-    names = ("put_prompts", "start", "resume", "release", "copy_slot", "wipe")
-    # A partial is a function of its own: engines do not share what is compiled.
-    return {name: first(partial(getattr(slot, name))) for name in names} | {
+    names = ("put_prompts", "start", "resume", "end_slots", "copy_slot", "clear_cache")
+    # Each partial is a new function, so engines do not share compiled programs.
+    return {name: first(partial(getattr(slot_functions, name))) for name in names} | {
         "init": compiled(init),
         "fill_prompts": second(fill_prompts),
         "fill_responses": second(fill_responses),
         "decode": second(decode),
-        "gather": jax.jit(gather),
+        "take_tokens": jax.jit(take_tokens),
     }
 
 
 def _shardings(slots: Slots, mesh: jax.sharding.Mesh) -> Slots:
-    """Where slots lie: by rows, and keys and values by their heads."""
-    placed = jax.tree.map(lambda x: batch_sharding(mesh), slots)
+    """The shardings of slots: by rows, and keys and values also by their heads."""
+    shardings = jax.tree.map(lambda x: batch_sharding(mesh), slots)
     prefix, cache = jax.tree.map(
         lambda x: kv_sharding(x.shape, mesh), (slots.prompts.prefix, slots.cache)
     )
-    return placed._replace(prompts=placed.prompts._replace(prefix=prefix), cache=cache)
-
-
-# Prompts that are read in one call: enough to keep a device busy, few enough to be of like lengths.
-_ROWS_READ = 8
+    return shardings._replace(prompts=shardings.prompts._replace(prefix=prefix), cache=cache)
 
 
 def powers(most: int) -> tuple[int, ...]:

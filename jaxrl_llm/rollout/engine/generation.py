@@ -1,4 +1,4 @@
-"""``Generation``: what goes on between two chunks of decoding."""
+"""``Generation``: the host's loop around an engine, between two chunks of decoding."""
 
 from collections import ChainMap, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -12,25 +12,25 @@ from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime.interrupt import deferred_interrupt
 from jaxrl_llm.models.protocol import cast_params
-from jaxrl_llm.rollout.engine.compaction import next_grid
+from jaxrl_llm.rollout.decode import count_deltas
+from jaxrl_llm.rollout.engine.compaction import plan_chunk
 from jaxrl_llm.rollout.engine.engine import Engine
 from jaxrl_llm.rollout.engine.request_arrays import (
-    begun_arrays,
-    place_array,
+    partial_arrays,
     prompt_arrays,
     request_arrays,
+    slot_array,
 )
 from jaxrl_llm.rollout.engine.requests import (
     Completion,
     FinishedGroup,
     Group,
     check_group,
-    count_deltas,
-    cut,
+    empty_completion,
     limits_of,
-    nothing,
+    slice_tokens,
 )
-from jaxrl_llm.rollout.engine.scheduler import Board, Place
+from jaxrl_llm.rollout.engine.scheduler import Scheduler, SlotIndex
 from jaxrl_llm.rollout.slots import Tokens
 from jaxrl_llm.rollout.types import CANCELLED, LENGTH, STOP, UNFINISHED
 
@@ -39,12 +39,12 @@ class Generation:
     """Decodes groups of requests in an engine's slots; iterating over it yields finished groups.
 
     Groups wait in a queue: first those that have begun before, then the longest expected, and
-    otherwise in the order in which they came. Between two chunks of decoding, finished rollouts
-    leave, and free slots take the next siblings of their row's prompt, or a new prompt where a row
-    is empty.
+    otherwise in the order of submission. Between two chunks of decoding, finished responses leave,
+    and free slots take the next siblings of their row's prompt, or a new prompt where a row is
+    empty.
 
     Iteration ends when nothing is left to decode; then, and at any time before, more may be
-    submitted. If it is left early, or by Ctrl-C, nothing is lost: iterate on, or take the rest with
+    submitted. If it stops early, or by Ctrl-C, nothing is lost: iterate on, or take the rest with
     :meth:`stop`.
 
     Args:
@@ -53,20 +53,20 @@ class Generation:
       key: Typed key of all requests.
       version: Recorded with each token that these parameters sample.
       deltas: Low-rank deltas with a leading axis ``[N]``, of which each group names one.
-      segment: The most tokens a response takes before it is set aside, unfinished, for
-        :meth:`stop` to return it; None for no such limit.
+      segment: The most tokens a response adds before it is paused, unfinished, until
+        :meth:`stop` returns it; None for no such limit.
       stop_strings: Texts that end a response; the token that completes one is its last.
       decode_text: ``decode_text(ids) -> str``, needed for ``stop_strings``.
       on_tokens: ``on_tokens(group_id, request, start, out)``, called after each chunk with the new
-        tokens of each slot, ``out`` holding arrays ``[n]`` from place ``start`` on. It may cancel
-        and fork. A fork begins with what its source had, of which it is not told again.
+        tokens of each slot: arrays ``[n]``, from token ``start`` on. It may cancel and fork. For a
+        fork, the tokens of its source are not reported again.
 
     Raises:
       TypeError: If ``stop_strings`` is one string.
-      ValueError: If ``stop_strings`` and ``decode_text`` are not given together, a stop string is
-        empty, ``segment`` is not above 0 or the deltas have not one leading axis.
-      MemoryError: If the slots do not fit the device; it says how many would. So do all methods
-        that decode.
+      ValueError: If only one of ``stop_strings`` and ``decode_text`` is set, a stop string is
+        empty, ``segment`` is not above 0 or the deltas differ in their leading axis.
+      MemoryError: If the device's memory is too small; it says how many slots it has room for. All
+        methods that decode raise it too.
 
     Example:
       >>> import jax
@@ -101,12 +101,18 @@ class Generation:
         checks.check_positive("Generation", segment=segment)
         self.engine, self.key, self.version = engine, key, version
         self.params = cast_params(engine.model, params)
-        self.deltas, self._adapters = deltas, count_deltas("Generation", deltas)
-        self.segment, self._watch = segment, Watch(stop_strings, decode_text, on_tokens)
+        self.deltas, self._num_deltas = deltas, count_deltas("Generation", deltas)
+        self.segment = segment
+        self._monitor = StopStringMonitor(stop_strings, decode_text, on_tokens)
         self.slots = engine.init()
-        self._board = self._empty()
-        self._spoiled = self._nobody()
+        self._scheduler = self._new_scheduler()
+        self._nonfinite = self._no_slots()
         self._half_filled = False
+
+    @property
+    def decoding(self) -> tuple[int, ...]:
+        """The requests that are in slots."""
+        return tuple(self._scheduler.slots)
 
     @deferred_interrupt()
     def submit(self, *groups: Group) -> None:
@@ -114,112 +120,126 @@ class Generation:
 
         Raises:
           ValueError: If a prompt is empty, too long or holds an id outside the vocabulary, a
-            request is there twice or asks for more tokens than a slot holds, or a setting is none
-            that may vary; it names the group, and none of the groups is taken.
+            request is there twice or asks for more tokens than a slot holds, or a setting may not
+            vary; it names the group, and none of the groups is queued.
         """
-        known: ChainMap[int, Any] = ChainMap({}, self._board.groups)
+        spec = self.engine.spec
+        known: ChainMap[int, Any] = ChainMap({}, self._scheduler.groups)
         for group in groups:
-            check_group(group, self.engine, known=known, adapters=self._adapters)
+            check_group(group, spec, known=known, num_deltas=self._num_deltas)
             known.update(dict.fromkeys(group.requests))
-        most = self.engine.max_new_tokens
-        self._board.submit((group, limits_of(group, most)) for group in groups)
+        self._scheduler.submit((group, limits_of(group, spec.max_new_tokens)) for group in groups)
 
     def __iter__(self) -> Iterator[FinishedGroup]:
-        while self._board.ready or self._board.open:
-            if not self._board.ready:
+        while self._scheduler.finished or self._scheduler.has_work:
+            if not self._scheduler.finished:
                 self.step()
-            while self._board.ready:
-                yield self._board.ready.popleft()
+            while self._scheduler.finished:
+                yield self._scheduler.finished.popleft()
 
     def step(self) -> None:
-        """One round: fill free slots, decode a chunk, take what has finished."""
+        """One round: fills free slots, decodes a chunk, collects what has finished."""
         self.admit()
         with deferred_interrupt():
-            if self._board.held:
-                leave_at, packing = next_grid(self._board, self.engine.tail)
-                limits = map(np.int32, (self.version, self.engine.chunk, leave_at))
-                given = (self.params, self.slots, self.key, *limits, self.deltas, packing)
-                self.slots = self.engine.call("decode", *given)
-                self._harvest()
-        self._watch.tell()
+            if self._scheduler.slots:
+                engine = self.engine
+                leave_at, compaction = plan_chunk(self._scheduler, engine.small_grid)
+                self.slots = engine.call(
+                    "decode",
+                    self.params,
+                    self.slots,
+                    self.key,
+                    np.int32(self.version),
+                    np.int32(engine.spec.chunk),
+                    np.int32(leave_at),
+                    self.deltas,
+                    compaction,
+                )
+                self._collect()
+        self._monitor.report()
 
     @deferred_interrupt()
     def admit(self) -> None:
-        """Gives empty rows to waiting groups and free slots to waiting siblings.
+        """Assigns empty rows to waiting groups and free slots to waiting siblings.
 
         Raises:
           RuntimeError: If an error has left slots half filled.
         """
         self._check_slots()
-        starts, engine = self._board.begin(), self.engine
-        if not starts:
+        started, engine = self._scheduler.start_requests(), self.engine
+        if not started:
             return
         self._half_filled = True
-        take, asked = request_arrays(engine, starts, segment=self.segment)
-        if (spoiled := take & self._spoiled).any():
-            self.slots = engine.call("wipe", self.slots, spoiled)
-        new = {each.place[0]: each.group.group for each in starts if each.new_row}
-        if new:
-            prompts = prompt_arrays(engine, new)
-            self.slots = engine.call("put_prompts", self.slots, *prompts)
-        self.slots = engine.call("start", self.slots, take, asked)
-        begun = {each.place: each.group.begun.get(each.request) for each in starts}
-        begun = {place: each for place, each in begun.items() if each}
-        if begun:
-            self.slots = engine.call("resume", self.slots, *begun_arrays(engine, begun))
-        self._read(list(new), list(begun))
+        where, requests = request_arrays(engine.spec, started, segment=self.segment)
+        if (nonfinite := where & self._nonfinite).any():
+            self.slots = engine.call("clear_cache", self.slots, nonfinite)
+        new_rows = {each.slot[0]: each.group.group for each in started if each.new_row}
+        if new_rows:
+            arrays = prompt_arrays(engine.spec, new_rows)
+            self.slots = engine.call("put_prompts", self.slots, *arrays)
+        self.slots = engine.call("start", self.slots, where, requests)
+        partial = {each.slot: each.group.partial.get(each.request) for each in started}
+        resumed = {slot: completion for slot, completion in partial.items() if completion}
+        if resumed:
+            arrays = partial_arrays(engine.spec, resumed)
+            self.slots = engine.call("resume", self.slots, *arrays)
+        self._fill(list(new_rows), list(resumed))
 
     @deferred_interrupt()
     def update(self, params: ArrayTree, *, version: int, deltas: ArrayTree | None = None) -> None:
         """New weights in the middle of decoding.
 
-        The tokens so far are kept; their keys and values are computed again, and decoding goes on.
+        The tokens so far stay; their keys and values are computed again, and decoding goes on.
 
         Args:
           params: The new parameters.
           version: Recorded with each token that they sample.
-          deltas: New low-rank deltas, as many as before; None keeps those there are.
+          deltas: New low-rank deltas, as many as before; None for the old ones.
         """
         if deltas is not None:
-            if count_deltas("update", deltas) != self._adapters or self.deltas is None:
-                raise ValueError(f"update: deltas must be {self._adapters}, as before.")
+            if count_deltas("update", deltas) != self._num_deltas or self.deltas is None:
+                raise ValueError(f"update: deltas must be {self._num_deltas}, as before.")
             self.deltas = deltas
         self._check_slots()
         self.params, self.version = cast_params(self.engine.model, params), version
-        board = self._board
-        rows = [row for row, each in enumerate(board.rows) if each]
+        scheduler = self._scheduler
+        rows = [row for row, group in enumerate(scheduler.rows) if group]
         self._half_filled = bool(rows)
-        self._read(rows, [board.held[request] for request, n in board.seen.items() if n])
+        self._fill(
+            rows, [scheduler.slots[request] for request, n in scheduler.lengths.items() if n]
+        )
 
-    def _read(self, rows: list[int], places: list[Place]) -> None:
-        """Reads the prompts of rows and the responses in slots; with that they are filled."""
-        prompts = {row: each.group.prompt for row, each in enumerate(self._board.rows) if each}
-        rows = sorted(rows, key=lambda row: len(prompts[row]))
-        self.slots = self.engine.read(self.params, self.slots, self.deltas, rows, places)
+    def _fill(self, rows: list[int], resumed: list[SlotIndex]) -> None:
+        """Reads the prompts of rows and the tokens of resumed responses."""
+        groups = self._scheduler.rows
+        lengths = {row: len(group.group.prompt) for row, group in enumerate(groups) if group}
+        rows = sorted(rows, key=lambda row: lengths[row])
+        self.slots = self.engine.fill(self.params, self.slots, self.deltas, rows, resumed)
         self._half_filled = False
 
     @deferred_interrupt()
     def cancel(self, *requests: int) -> None:
-        """Ends requests as they are, with finish CANCELLED; those that wait never begin.
+        """Ends requests as they are, with finish CANCELLED; waiting ones never begin.
 
         Raises:
-          KeyError: If a request is not known, or has ended; then all go on.
+          KeyError: If a request is unknown, or has ended; then none is cancelled.
         """
         self._check_slots()
-        board, where = self._board, self._nobody()
-        groups = {request: board.find(request) for request in requests}
+        scheduler, where = self._scheduler, self._no_slots()
+        groups = {request: scheduler.group_of(request) for request in requests}
         for request, group in groups.items():
-            if request in board.held:
-                where[board.held[request]] = True
+            if request in scheduler.slots:
+                where[scheduler.slots[request]] = True
             else:
-                begun = group.begun.get(request) or nothing(request, self.engine.draw.blank)
-                board.end(request, replace(begun, finish=CANCELLED))
-        self._release(where, CANCELLED)
-        self._harvest()
+                empty = empty_completion(request, self.engine.spec.draw.blank)
+                partial = group.partial.get(request) or empty
+                scheduler.end(request, replace(partial, finish=CANCELLED))
+        self._end_slots(where, CANCELLED)
+        self._collect()
 
     @deferred_interrupt()
     def fork(self, request: int, new: int) -> bool:
-        """A second rollout that shares what ``request`` has so far, and goes its own way from here.
+        """A second response that shares the tokens of ``request`` so far and differs from here on.
 
         Args:
           request: One that is decoding.
@@ -231,109 +251,112 @@ class Generation:
 
         Raises:
           KeyError: If ``request`` is not decoding.
-          ValueError: If ``new`` is in use, or no id.
+          ValueError: If ``new`` is in use, or not a valid id.
         """
         self._check_slots()
-        board = self._board
-        if request not in board.held:
+        scheduler, spec = self._scheduler, self.engine.spec
+        if request not in scheduler.slots:
             raise KeyError(f"fork: request {request} is not decoding.")
-        if new in board.groups or not 0 <= new < 2**31:
-            raise ValueError(f"fork: request {new} is in use, or no integer from 0 to 2**31 - 1.")
-        place = board.spare(request)
-        if place is None:
+        if new in scheduler.groups or not 0 <= new < 2**31:
+            raise ValueError(
+                f"fork: request {new} is in use, or not an integer from 0 to 2**31 - 1."
+            )
+        slot = scheduler.slot_for_fork(request)
+        if slot is None:
             return False
-        places = (place_array(self.engine, each) for each in (board.held[request], place))
-        self.slots = self.engine.call("copy_slot", self.slots, *places, np.int32(new))
-        board.fork(request, new, place)
+        source, target = slot_array(spec, scheduler.slots[request]), slot_array(spec, slot)
+        self.slots = self.engine.call("copy_slot", self.slots, source, target, np.int32(new))
+        scheduler.fork(request, new, slot)
         return True
 
     def stop(self) -> list[Group]:
         """Empties slots and queue, and returns every group that was not handed out.
 
-        Groups carry what has been sampled: submit them again, here or elsewhere, and they go on
-        from there. They come in the order in which they started. After an error of the device, what
-        was in slots is lost, and they go on from what they were submitted with.
+        Groups carry their tokens so far: submit them again, here or elsewhere, and they go on from
+        there. They come in the order in which they started. After an error of the device, the
+        tokens in slots are lost, and groups go on from what they were submitted with.
         """
         with deferred_interrupt():
-            if self._board.held and not self._lost():
+            if self._scheduler.slots and not self._lost():
                 try:
-                    self._release(~self._nobody(), UNFINISHED)
-                    self._harvest()
+                    self._end_slots(~self._no_slots(), UNFINISHED)
+                    self._collect()
                 except (MemoryError, jax.errors.JaxRuntimeError):
                     self._half_filled = True
-        self._watch.tell()
-        # Not before all else is done: whoever interrupts it can call it again.
-        groups, self._board = self._board.rest(), self._empty()
+        self._monitor.report()
+        # Last, so that an interrupted stop() can be called again.
+        groups, self._scheduler = self._scheduler.unfinished(), self._new_scheduler()
         return groups
 
-    def _harvest(self) -> None:
-        """Takes finished rollouts out of their slots, and finished groups out of their rows."""
-        board, slots = self._board, self.slots
-        if board.held:
-            state = (slots.active, slots.length, slots.finish, slots.spoiled)
-            active, length, finish, self._spoiled = self.engine.fetch(state)
-            curious, stopped = self._watch.curious, self._nobody()
-            looked_at = {
-                r: place for r, place in board.held.items() if curious or not active[place]
-            }
-            outputs = self.engine.outputs(slots, list(looked_at.values()))
-            outs = dict(zip(looked_at, outputs, strict=True))
-            for request, place in list(board.held.items()):
-                n, why = int(length[place]), None if active[place] else int(finish[place])
-                if request in outs:
-                    stopped[place] = self._look(request, outs[request], n, why)
+    def _collect(self) -> None:
+        """Takes finished responses out of their slots, and finished groups out of their rows."""
+        scheduler, slots = self._scheduler, self.slots
+        if scheduler.slots:
+            state = (slots.active, slots.length, slots.finish, slots.nonfinite)
+            active, length, finish, self._nonfinite = self.engine.fetch(state)
+            stopped, all_tokens = self._no_slots(), self._monitor.needs_tokens
+            read = {r: i for r, i in scheduler.slots.items() if all_tokens or not active[i]}
+            outputs = dict(zip(read, self.engine.outputs(slots, list(read.values())), strict=True))
+            for request, slot in list(scheduler.slots.items()):
+                n, reason = int(length[slot]), None if active[slot] else int(finish[slot])
+                if request in outputs:
+                    stopped[slot] = self._record(request, outputs[request], n, reason)
                 else:
-                    board.seen[request] = n
-            self._release(stopped & active, STOP)
-        board.clear_rows()
+                    scheduler.lengths[request] = n
+            self._end_slots(stopped & active, STOP)
+        scheduler.free_rows()
 
-    def _look(self, request: int, out: Tokens, length: int, why: int | None) -> bool:
-        """Takes note of what is new of a request; True if a stop string has ended it."""
-        board, start = self._board, self._board.seen[request]
-        group, found = board.groups[request], self._watch.stop_place(out, start, length)
-        if found is not None:
-            length, why = found, STOP
-        elif why == LENGTH and length < group.limits[request]:
-            why = UNFINISHED  # The end of its segment.
-        board.seen[request] = length
-        self._watch.note(group.group.id, request, out, start, length)
-        if why is not None:
-            board.end(request, Completion(request, cut(out, 0, length), why))
-        return found is not None
+    def _record(self, request: int, out: Tokens, length: int, finish: int | None) -> bool:
+        """Records the new tokens of a request; True if a stop string has ended it."""
+        scheduler, start = self._scheduler, self._scheduler.lengths[request]
+        group, stop = scheduler.groups[request], self._monitor.stop_length(out, start, length)
+        if stop is not None:
+            length, finish = stop, STOP
+        elif finish == LENGTH and length < group.limits[request]:
+            finish = UNFINISHED  # The end of its segment.
+        scheduler.lengths[request] = length
+        self._monitor.add(group.group.id, request, out, start, length)
+        if finish is not None:
+            scheduler.end(request, Completion(request, slice_tokens(out, 0, length), finish))
+        return stop is not None
 
-    def _release(self, where: np.ndarray, finish: int) -> None:
+    def _end_slots(self, where: np.ndarray, finish: int) -> None:
         if where.any():
-            self.slots = self.engine.call("release", self.slots, where, np.int32(finish))
+            self.slots = self.engine.call("end_slots", self.slots, where, np.int32(finish))
 
     def _lost(self) -> bool:
-        """Whether an error came while slots were filled, or had been given to a call."""
+        """Whether an error came while slots were being filled, or were donated to a call."""
         return self._half_filled or any(x.is_deleted() for x in jax.tree.leaves(self.slots))
 
     def _check_slots(self) -> None:
         if self._lost():
             raise RuntimeError(
                 "Generation: the slots were lost with an error; stop() returns all groups, which a "
-                "new Generation can take."
+                "new Generation can run."
             )
 
-    def _empty(self) -> Board:
-        return Board(self.engine.rows, self.engine.width, self.engine.shards)
+    def _new_scheduler(self) -> Scheduler:
+        spec = self.engine.spec
+        return Scheduler(spec.rows, spec.width, spec.shards)
 
-    def _nobody(self) -> np.ndarray:
-        return np.zeros((self.engine.rows, self.engine.width), bool)
+    def _no_slots(self) -> np.ndarray:
+        return np.zeros(self.engine.spec.grid, bool)
 
 
-class Watch:
-    """Looks for stop strings, and tells of new tokens.
+class StopStringMonitor:
+    """Searches new tokens for stop strings, and reports them to a callback.
 
     Args:
       stop_strings: Texts that end a response.
       decode_text: ``decode_text(ids) -> str``; None without stop strings.
       on_tokens: ``on_tokens(group_id, request, start, out)``, or None.
 
+    Attributes:
+      needs_tokens: Whether it needs the tokens of all slots after each chunk.
+
     Raises:
       TypeError: If ``stop_strings`` is one string.
-      ValueError: If one of the first two is given without the other, or a stop string is empty.
+      ValueError: If only one of the first two is set, or a stop string is empty.
     """
 
     def __init__(
@@ -345,32 +368,33 @@ class Watch:
         if isinstance(stop_strings, str):
             raise TypeError("Generation: stop_strings must be several; got one string.")
         if bool(stop_strings) != (decode_text is not None):
-            raise ValueError("Generation: stop_strings and decode_text take each other.")
+            raise ValueError("Generation: stop_strings and decode_text need each other.")
         if "" in stop_strings:
             raise ValueError("Generation: a stop string is empty.")
         self._stop_strings, self._decode_text = tuple(stop_strings), decode_text
         self._on_tokens = on_tokens
-        self._news: deque[tuple] = deque()
-        self.curious = bool(stop_strings) or on_tokens is not None
+        self._pending: deque[tuple[Any, int, int, Tokens]] = deque()
+        self.needs_tokens = bool(stop_strings) or on_tokens is not None
 
-    def stop_place(self, out: Tokens, start: int, length: int) -> int | None:
-        """After how many tokens a stop string is complete, or None; ``start`` hold none."""
+    def stop_length(self, out: Tokens, start: int, length: int) -> int | None:
+        """The length with the first stop string, or None; the first ``start`` tokens have none."""
         decode_text, tokens = self._decode_text, out.tokens[:length].tolist()
 
-        def ends(n: int) -> bool:
+        def stops(n: int) -> bool:
             text = "" if decode_text is None else decode_text(tokens[:n])
             return any(stop in text for stop in self._stop_strings)
 
-        if length == start or not ends(length):
+        if length == start or not stops(length):
             return None
-        return next(n for n in range(start + 1, length + 1) if ends(n))
+        return next(n for n in range(start + 1, length + 1) if stops(n))
 
-    def note(self, group: Any, request: int, out: Tokens, start: int, length: int) -> None:
-        """Takes note of the tokens from one place to another, to be told."""
+    def add(self, group: Any, request: int, out: Tokens, start: int, length: int) -> None:
+        """Adds the tokens from ``start`` to ``length`` to the next report."""
         if self._on_tokens is not None and length > start:
-            self._news.append((group, request, start, cut(out, start, length)))
+            self._pending.append((group, request, start, slice_tokens(out, start, length)))
 
-    def tell(self) -> None:
-        """Tells of all that is noted, each once, even if a call fails or leads to more."""
-        while self._news and self._on_tokens is not None:
-            self._on_tokens(*self._news.popleft())
+    def report(self) -> None:
+        """Reports all added tokens, each once, even if the callback raises or adds more."""
+        while self._pending and self._on_tokens is not None:
+            group, request, start, out = self._pending.popleft()
+            self._on_tokens(group, request, start, out)

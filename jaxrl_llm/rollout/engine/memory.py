@@ -1,4 +1,4 @@
-"""What a device holds of slots, and what to say when it is not enough."""
+"""The memory that slots take on a device, and the message when there is too little."""
 
 import math
 import os
@@ -9,7 +9,7 @@ from jaxrl_llm.core.axes import ArrayTree
 
 
 def device_memory() -> tuple[int, int] | None:
-    """Bytes of memory that a device has and that are in use, or None if it does not tell."""
+    """Bytes of memory of a device and those in use, or None if it does not report them."""
     stats = jax.local_devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:
         return stats["bytes_limit"], stats["bytes_in_use"]
@@ -21,23 +21,32 @@ def device_memory() -> tuple[int, int] | None:
 def row_bytes(slots: ArrayTree, shardings: ArrayTree | None = None) -> int:
     """Bytes of a row of slots; on a mesh, of the part of it that one of its devices holds."""
 
-    def held(x, sharding=None) -> int:
-        shape = x.shape if sharding is None else sharding.shard_shape(x.shape)
-        return math.prod(shape[1:]) * x.dtype.itemsize
+    def row(shape, dtype) -> int:
+        return math.prod(shape[1:]) * dtype.itemsize
 
-    given = (slots,) if shardings is None else (slots, shardings)
-    return sum(jax.tree.leaves(jax.tree.map(held, *given)))
+    if shardings is None:
+        return sum(row(x.shape, x.dtype) for x in jax.tree.leaves(slots))
+    sizes = jax.tree.map(lambda x, s: row(s.shard_shape(x.shape), x.dtype), slots, shardings)
+    return sum(jax.tree.leaves(sizes))
 
 
-def too_many(rows: int, width: int, row_bytes: int, *, shards: int = 1, held: bool = False) -> str:
-    """One sentence for a device that is out of memory: how many slots would fit.
+def has_room(rows: int, row_bytes: int, *, shards: int = 1) -> bool:
+    """Whether the devices have memory for this many rows; True if they do not report it."""
+    known = device_memory()
+    return known is None or rows * row_bytes <= shards * (known[0] - known[1])
+
+
+def out_of_memory(
+    rows: int, width: int, row_bytes: int, *, shards: int = 1, allocated: bool = False
+) -> str:
+    """The message for a device that is out of memory: how many slots it has room for.
 
     Args:
       rows: R, of all devices.
       width: W, slots of a row.
       row_bytes: Bytes of a row of slots.
-      shards: Over how many devices the rows are spread.
-      held: Whether the slots are among what is in use.
+      shards: The number of devices over which the rows are spread.
+      allocated: Whether the memory in use includes the slots.
     """
     text = (
         f"The engine's {rows} rows of {width} slots take {_gib(rows * row_bytes)} GiB for keys, "
@@ -46,8 +55,8 @@ def too_many(rows: int, width: int, row_bytes: int, *, shards: int = 1, held: bo
     known = device_memory()
     if known is None:
         return f"{text}, more than the device has left; make rows, width or lengths smaller."
-    free = shards * (known[0] - known[1]) + held * rows * row_bytes
-    # A tenth is left to the activations of a step; what did not fit was too much.
+    free = shards * (known[0] - known[1]) + allocated * rows * row_bytes
+    # A tenth is for the activations of a step; the current number of rows was too much.
     most = min(int(0.9 * max(free, 0)) // row_bytes, rows - 1) // shards * shards
     return (
         f"{text}, and {_gib(free)} GiB are there for them and the activations: about {most} rows "
@@ -57,9 +66,3 @@ def too_many(rows: int, width: int, row_bytes: int, *, shards: int = 1, held: bo
 
 def _gib(count: int) -> str:
     return f"{count / 2**30:.3g}"
-
-
-def fit(rows: int, row_bytes: int, *, shards: int = 1) -> bool:
-    """Whether so many rows of slots fit the memory of their devices, as far as they tell."""
-    known = device_memory()
-    return known is None or rows * row_bytes <= shards * (known[0] - known[1])

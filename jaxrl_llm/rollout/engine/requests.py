@@ -1,19 +1,16 @@
-"""What is asked of an engine and what it answers, as host data."""
+"""Groups of requests and their completions as host data: checked, and joined to a batch."""
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.rollout.engine.spec import EngineSpec
 from jaxrl_llm.rollout.slots import Tokens
 from jaxrl_llm.rollout.types import FAILED, UNFINISHED, Rollout
-
-if TYPE_CHECKING:
-    from jaxrl_llm.rollout.engine.engine import Engine
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +19,7 @@ class Completion:
 
     Attributes:
       request: The id of the request.
-      out: What was sampled, arrays ``[t]``; see :class:`~jaxrl_llm.rollout.slots.Tokens`.
+      out: The sampled tokens, arrays ``[t]``; see :class:`~jaxrl_llm.rollout.slots.Tokens`.
       finish: Why it ended; see :class:`~jaxrl_llm.rollout.Rollout`.
     """
 
@@ -40,17 +37,17 @@ class Completion:
 
 
 class Group(NamedTuple):
-    """The rollouts that are wanted of one prompt.
+    """The responses requested for one prompt.
 
     Attributes:
       id: Names the prompt in messages and results.
       prompt: Token ids.
-      requests: Distinct integers, one a rollout: each names a stream of random numbers, so the same
-        request gives the same response in any company.
-      max_new_tokens: The longest response, of all or one a request; None for the engine's.
-      expected: How many tokens a response is expected to take; the longest groups start first. None
-        for the limit.
-      settings: Options of the draw for this group, of those that the engine lets vary.
+      requests: Distinct integers, one a response: each names a stream of random numbers, so the
+        same request gives the same response next to any others.
+      max_new_tokens: The longest response, one number for all or one a request; None for the
+        engine's.
+      expected: Expected tokens of a response; the longest groups start first. None for the limit.
+      settings: Draw options of this group, of those that the engine lets vary.
       adapter: Which low-rank delta is added to the weights.
       partial: Responses that have begun, or ended, before: by request.
     """
@@ -82,90 +79,68 @@ def has_ended(completion: Completion | None) -> bool:
     return completion is not None and completion.finish != UNFINISHED
 
 
-def nothing(request: int, blank: Tokens) -> Completion:
-    """A response that has not begun, for outputs of one token like ``blank``."""
+def empty_completion(request: int, blank: Tokens) -> Completion:
+    """A response without tokens, for outputs of one token like ``blank``."""
     out = jax.tree.map(lambda x: np.zeros((0, *x.shape), x.dtype), blank)
     return Completion(request, out, UNFINISHED)
 
 
-def cut(out: Tokens, start: int, end: int) -> Tokens:
-    """The tokens from one place to another, in arrays of their own."""
+def slice_tokens(out: Tokens, start: int, end: int) -> Tokens:
+    """The tokens from ``start`` to ``end``, copied."""
     return jax.tree.map(lambda x: x[start:end].copy(), out)
 
 
 def limits_of(group: Group, most: int) -> dict[int, int]:
     """The longest response by request, where a slot holds ``most`` tokens."""
-    asked = most if group.max_new_tokens is None else group.max_new_tokens
-    each = asked if isinstance(asked, Sequence) else (asked,) * len(group.requests)
-    return dict(zip(group.requests, each, strict=True))
+    limit = most if group.max_new_tokens is None else group.max_new_tokens
+    limits = limit if isinstance(limit, Sequence) else (limit,) * len(group.requests)
+    return dict(zip(group.requests, limits, strict=True))
 
 
-def count_deltas(function: str, deltas: ArrayTree | None, *, pairs: bool = False) -> int:
-    """How many low-rank deltas there are to choose from; one, that of nothing, for None.
-
-    With ``pairs``, two that follow each other may have their factors in common.
-
-    Raises:
-      ValueError: If factors ``[N, in, r]`` and scales, one number or ``[N]``, differ in N.
-    """
-    if deltas is None:
-        return 1
-    entries = jax.tree.leaves(deltas, is_leaf=lambda x: isinstance(x, tuple))
-    factors = jax.tree.leaves([x[:2] for x in entries if isinstance(x, tuple)])
-    others = jax.tree.leaves([x[2:] if isinstance(x, tuple) else x for x in entries])
-    held, own = ({np.shape(x)[0] for x in xs if np.ndim(x)} for xs in (factors, others))
-    count = max(held | own, default=0)
-    halves = pairs and own == {count} and held == {count // 2} and count % 2 == 0
-    alike = len(held | own) == 1
-    if not (alike or halves) or any(np.ndim(x) not in (0, 1, 3) for x in factors + others):
-        shapes = ", ".join(str(np.shape(x)) for x in factors + others)
-        raise ValueError(f"{function}: deltas must share one leading axis [N]; got {shapes}.")
-    return count
-
-
-def check_group(group: Group, engine: "Engine", *, known: Container[int], adapters: int) -> None:
-    """Raises ValueError, naming the group, unless an engine can take it.
+def check_group(group: Group, spec: EngineSpec, *, known: Container[int], num_deltas: int) -> None:
+    """Raises ValueError, naming the group, unless an engine can run it.
 
     Args:
       group: The group.
-      engine: The engine.
-      known: Requests that are already there.
-      adapters: How many low-rank deltas there are.
+      spec: The engine's.
+      known: Requests that the engine already has.
+      num_deltas: How many low-rank deltas there are.
     """
     start = f"submit: group {group.id!r}"
-    _check_prompt(start, group.prompt, engine)
+    _check_prompt(start, group.prompt, spec)
     _check_requests(start, group, known)
-    _check_limits(start, group, engine.max_new_tokens)
+    _check_limits(start, group, spec.max_new_tokens)
     if group.expected is not None and not group.expected >= 0:
-        raise ValueError(f"{start} expects {group.expected} tokens, which is no length.")
-    if unknown := set(group.settings) - set(engine.draw.settings):
-        vary = ", ".join(engine.draw.settings) or "none"
+        raise ValueError(f"{start} expects {group.expected} tokens; it must be 0 or more.")
+    if unknown := set(group.settings) - set(spec.draw.settings):
+        vary = ", ".join(spec.draw.settings) or "none"
         raise ValueError(
             f"{start} sets {min(unknown)!r}; options that may vary with this engine: {vary}."
         )
-    engine.draw.check(start, group.settings)
-    if not 0 <= group.adapter < adapters:
-        raise ValueError(f"{start} names adapter {group.adapter} of {adapters}.")
-    outputs = jax.tree.structure(engine.draw.blank)
-    for request, begun in group.partial.items():
-        if jax.tree.structure(begun.out) != outputs:
+    spec.draw.check(start, group.settings)
+    if not 0 <= group.adapter < num_deltas:
+        raise ValueError(f"{start} names adapter {group.adapter} of {num_deltas}.")
+    outputs = jax.tree.structure(spec.draw.blank)
+    for request, partial in group.partial.items():
+        if jax.tree.structure(partial.out) != outputs:
             raise ValueError(
                 f"{start}: the tokens of request {request} were sampled with other outputs "
                 "(entropy, support) than this engine has."
             )
 
 
-def _check_prompt(start: str, prompt: Sequence[int], engine: "Engine") -> None:
+def _check_prompt(start: str, prompt: Sequence[int], spec: EngineSpec) -> None:
     if not len(prompt):
         raise ValueError(f"{start} has an empty prompt; it needs at least one token.")
-    if len(prompt) > engine.prompt_length:
+    if len(prompt) > spec.prompt_length:
         raise ValueError(
             f"{start} has a prompt of {len(prompt)} tokens; the engine's slots hold prompt_length "
-            f"{engine.prompt_length}."
+            f"{spec.prompt_length}."
         )
-    size = engine.model.config.vocab_size
-    if wrong := [t for t in prompt if not 0 <= t < size]:
-        raise ValueError(f"{start} holds token {wrong[0]}, outside the vocabulary of {size}.")
+    if wrong := [t for t in prompt if not 0 <= t < spec.vocab_size]:
+        raise ValueError(
+            f"{start} holds token {wrong[0]}, outside the vocabulary of {spec.vocab_size}."
+        )
 
 
 def _check_requests(start: str, group: Group, known: Container[int]) -> None:
@@ -173,27 +148,30 @@ def _check_requests(start: str, group: Group, known: Container[int]) -> None:
     if not requests:
         raise ValueError(f"{start} has no requests.")
     if wrong := [r for r in requests if not (isinstance(r, Integral) and 0 <= r < 2**31)]:
-        raise ValueError(f"{start}: request {wrong[0]!r} is no integer from 0 to 2**31 - 1.")
+        raise ValueError(f"{start}: request {wrong[0]!r} must be an integer from 0 to 2**31 - 1.")
     if twice := [r for r in requests if r in known or requests.count(r) > 1]:
         raise ValueError(f"{start}: request {twice[0]} is there twice.")
     if unknown := set(group.partial) - set(requests):
-        raise ValueError(f"{start} has a partial response of request {min(unknown)}, not its own.")
+        raise ValueError(
+            f"{start} has a partial response of request {min(unknown)}, which it does not list."
+        )
 
 
 def _check_limits(start: str, group: Group, most: int) -> None:
-    asked, count = group.max_new_tokens, len(group.requests)
-    if isinstance(asked, Sequence) and len(asked) != count:
-        raise ValueError(f"{start} has {count} requests and max_new_tokens for {len(asked)}.")
+    limits, count = group.max_new_tokens, len(group.requests)
+    if isinstance(limits, Sequence) and len(limits) != count:
+        raise ValueError(f"{start} has {count} requests and max_new_tokens for {len(limits)}.")
     for request, limit in limits_of(group, most).items():
         if not (isinstance(limit, Integral) and 1 <= limit <= most):
             raise ValueError(
                 f"{start} asks for {limit} new tokens; the engine's slots hold between 1 and "
                 f"max_new_tokens {most}."
             )
-        begun = group.partial.get(request)
-        if begun is not None and len(begun) > limit - (not has_ended(begun)):
+        partial = group.partial.get(request)
+        if partial is not None and len(partial) > limit - (not has_ended(partial)):
             raise ValueError(
-                f"{start}: request {request} has {len(begun)} tokens already, and {limit} at most."
+                f"{start}: request {request} has {len(partial)} tokens already, and {limit} at "
+                "most."
             )
 
 
@@ -202,13 +180,13 @@ def to_rollout(
 ) -> Rollout:
     """Finished groups of one size as the arrays of a :class:`~jaxrl_llm.rollout.Rollout`.
 
-    Cancelled responses keep the tokens that they have; ``finish`` tells them from the others.
+    Cancelled responses keep their tokens; ``finish`` tells them from the others.
 
     Args:
       groups: P groups of G completions.
       max_new_tokens: T, the width of the responses.
       prompt_width: The width of the prompts.
-      pad_id: Fills what is left of the tokens.
+      pad_id: Fills ``tokens`` after the end of a response.
 
     Returns:
       A Rollout of NumPy arrays.
@@ -233,7 +211,7 @@ def to_rollout(
         raise ValueError("to_rollout: there are no groups.")
     P, G, T = len(groups), len(groups[0].completions), max_new_tokens
     for done in groups:
-        _check_finished(done, G, T, prompt_width)
+        _check_finished(done, size=G, max_new_tokens=T, prompt_width=prompt_width)
     prompts = np.full((P, prompt_width), 0, np.int32)
     prompt_mask, mask = np.zeros((P, prompt_width), bool), np.zeros((P, G, T), bool)
     out = jax.tree.map(
@@ -246,7 +224,8 @@ def to_rollout(
         for g, completion in enumerate(done.completions):
             n = len(completion)
             mask[p, g, :n] = True
-            for buffer, new in zip(*map(jax.tree.leaves, (out, completion.out)), strict=True):
+            leaves = jax.tree.leaves(completion.out)
+            for buffer, new in zip(jax.tree.leaves(out), leaves, strict=True):
                 buffer[p, g, :n] = new
     return Rollout(
         prompt_tokens=prompts,
@@ -262,7 +241,9 @@ def to_rollout(
     )
 
 
-def _check_finished(done: FinishedGroup, size: int, most: int, prompt_width: int) -> None:
+def _check_finished(
+    done: FinishedGroup, *, size: int, max_new_tokens: int, prompt_width: int
+) -> None:
     """Raises ValueError unless a group can be part of a batch."""
     count, length = len(done.completions), len(done.group.prompt)
     if count != size:
@@ -277,8 +258,10 @@ def _check_finished(done: FinishedGroup, size: int, most: int, prompt_width: int
     for each in done.completions:
         start = f"to_rollout: request {each.request} of group {done.id!r}"
         if each.finish == FAILED:
-            raise ValueError(f"{start} failed: the model's logits were no numbers.")
+            raise ValueError(f"{start} failed: the model's logits were non-finite.")
         if each.finish == UNFINISHED:
             raise ValueError(f"{start} is unfinished.")
-        if len(each) > most:
-            raise ValueError(f"{start} has {len(each)} tokens, more than max_new_tokens {most}.")
+        if len(each) > max_new_tokens:
+            raise ValueError(
+                f"{start} has {len(each)} tokens, more than max_new_tokens {max_new_tokens}."
+            )

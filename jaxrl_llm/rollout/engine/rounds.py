@@ -1,11 +1,23 @@
-"""Rounds that end early: more groups under way than are needed, the rest goes on in the next."""
+"""Rounds of groups: rounds that end early, and how far sampling may run ahead of training.
 
+:func:`sample_round` runs a :class:`~jaxrl_llm.rollout.Generation`. The rest are pure rules for the
+host, NumPy in and NumPy out. :func:`roll_budget` and :func:`usable` bound staleness by steps;
+``corrections.staleness_capacity`` bounds it by versions of the weights.
+"""
+
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
 
+import numpy as np
+
 from jaxrl_llm.core import checks
+from jaxrl_llm.rollout.engine._inputs import counts, flags, numbers
 from jaxrl_llm.rollout.engine.generation import Generation
 from jaxrl_llm.rollout.engine.requests import FinishedGroup, Group
+
+# The rounding error allowed in a product before it is rounded to a whole number.
+_ROUNDING = 1e-9
 
 
 def sample_round(
@@ -17,35 +29,33 @@ def sample_round(
     target: int,
     accept: Callable[[FinishedGroup], bool] | None = None,
 ) -> Iterator[FinishedGroup]:
-    """Yields the first ``n`` groups that finish and are good, with ``target`` under way for them.
+    """Yields the first ``n`` groups that finish and are accepted, with ``target`` in flight.
 
-        1. start groups, of ``buffered`` first, until started - rejected = target
+        1. start groups, those of ``buffered`` first, until started - rejected = target
         2. a finished group that is not accepted is dropped, and another one starts
-        3. with n accepted, all others go to the end of ``buffered``, with what they have
+        3. with n accepted, all others go to the end of ``buffered``, with their tokens so far
 
-    The third step happens too if iteration is left early or ended by an error. So
+    The third step also happens if iteration stops early or an error ends it. So
 
         started = accepted + rejected + put back
 
-    and nothing is sampled again: rollouts that ended stay as they are, the others go on from their
-    last token. These are the rules :func:`~jaxrl_llm.rollout.pick_groups` and
-    :func:`~jaxrl_llm.rollout.split_round` over a :class:`~jaxrl_llm.rollout.Generation`. New
-    weights are brought by its ``update`` between two rounds.
+    and nothing is sampled again: responses that ended stay as they are, the others go on from their
+    last token. Call ``generation.update`` with new weights between two rounds.
 
     Args:
-      generation: Has nothing to do yet.
-      buffered: Groups of earlier rounds, the oldest first; it is changed.
-      new: Groups that have never started; as many are taken as start.
-      n: How many groups are wanted.
-      target: How many are under way at one time, at least ``n``.
-      accept: Whether a finished group is worth training on; None takes all.
+      generation: A generation without work.
+      buffered: Groups of earlier rounds, the oldest first; modified in place.
+      new: Groups that have never started; only as many are consumed as start.
+      n: How many groups to yield.
+      target: How many groups are in flight at one time, at least ``n``.
+      accept: Whether a finished group is worth training on; None accepts all.
 
     Yields:
       Finished groups, as they finish; fewer than ``n`` if groups run out.
 
     Raises:
-      ValueError: If ``n`` is not above 0, ``target`` is below ``n``, or a group does not fit the
-        engine; then nothing is lost but that group.
+      ValueError: If ``n`` is not above 0, ``target`` is below ``n``, or the engine cannot run a
+        group; then only that group is lost.
 
     Example:
       >>> import collections, jax
@@ -63,21 +73,21 @@ def sample_round(
       [(0, [6, 6])]
 
     References:
-      APRIL (arXiv:2509.18521), CODE reading. Its loop makes tokens of text again when a response
-      goes on; here token ids stay. It drops good groups beyond ``n`` that finish at the same
-      moment; here they are put back, and train in the next round.
+      APRIL (arXiv:2509.18521), CODE reading. Its loop tokenizes the text again when a response goes
+      on; here token ids stay. It drops accepted groups beyond ``n`` that finish at the same moment;
+      here they are put back, and train in the next round.
     """
     checks.check_positive("sample_round", n=n)
     if target < n:
         raise ValueError(f"sample_round: target {target} is below n {n}.")
-    good = 0
+    accepted = 0
     try:
         in_flight = _start(generation, buffered, new, target)
         for done in generation:
             if accept is None or accept(done):
-                good += 1
+                accepted += 1
                 yield done
-                if good == n:
+                if accepted == n:
                     return
             else:
                 in_flight -= 1
@@ -87,10 +97,157 @@ def sample_round(
 
 
 def _start(generation: Generation, buffered: deque[Group], new: Iterator[Group], most: int) -> int:
-    """Submits up to ``most`` groups; how many there were."""
+    """Submits up to ``most`` groups, buffered ones first, and returns their number."""
     for count in range(most):
         group = buffered.popleft() if buffered else next(new, None)
         if group is None:
             return count
         generation.submit(group)
     return most
+
+
+def off_policy_fraction(versions, mask, *, current_version: int) -> float:
+    """The share of tokens that older weights sampled, as in resumed responses.
+
+        (masked-in tokens of versions below current_version) / (masked-in tokens);   0 for none
+
+    Args:
+      versions: int ``[...]``, the version of the weights that sampled each token.
+      mask: bool ``[...]``, True = keep; what is masked is not read.
+      current_version: The version that samples now.
+
+    Returns:
+      A number in [0, 1].
+
+    Raises:
+      TypeError: If versions are not integers or ``mask`` is not bool.
+      ValueError: If the shapes differ.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> mask = [[True, True, True], [True, False, False]]
+      >>> jr.rollout.off_policy_fraction([[3, 3, 4], [4, 0, 0]], mask, current_version=4)
+      0.5
+
+    References:
+      APRIL (arXiv:2509.18521), whose authors find about 0.4.
+    """
+    versions = np.asarray(versions)
+    if versions.size:
+        checks.check_integer("off_policy_fraction", versions=versions)
+    mask = flags("off_policy_fraction", versions, mask=np.asarray(mask))
+    return float(np.sum(mask & (versions < current_version)) / max(np.sum(mask), 1))
+
+
+def roll_budget(steps, *, batch_size: int, alpha: float) -> np.ndarray:
+    """How many prompts may have started by now, for a bounded lead of sampling over training.
+
+        ceil(alpha batch_size) + steps * batch_size;   0 before the first step
+
+    A prompt may start while fewer prompts are running or have completed since the run began.
+    Aborted prompts count as neither. ``alpha=0`` is synchronous.
+
+    Args:
+      steps: int ``[...]``, steps begun so far, the current one included.
+      batch_size: Prompts a step trains on, above 0.
+      alpha: How far sampling may be ahead, in batches; a number from 0, not only whole ones.
+
+    Returns:
+      int64 ``[...]``.
+
+    Raises:
+      TypeError: If steps are not integers.
+      ValueError: If a number is out of its range.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.rollout.roll_budget([0, 1, 2], batch_size=8, alpha=0.5).tolist()
+      [0, 12, 20]
+
+    References:
+      ROLL's scheduler (RollArt, arXiv:2512.22560), CODE reading.
+    """
+    (steps,) = counts("roll_budget", steps=steps)
+    checks.check_positive("roll_budget", batch_size=batch_size)
+    checks.check_non_negative("roll_budget", alpha=alpha)
+    ahead = math.ceil(alpha * batch_size - _ROUNDING)
+    return np.where(steps > 0, ahead + steps * batch_size, 0)
+
+
+def usable(start_step, *, step: int, alpha: float, batch_size: int | None = None) -> np.ndarray:
+    """Which prompts may still train, by the step in which they started.
+
+        start_step >= step - ceil(alpha)
+
+    With ``batch_size`` and a fractional ``alpha``, the oldest of these steps gives at most
+    ``floor(frac(alpha) batch_size)`` prompts, the first ones. Train on the oldest first. Once the
+    batch of ``step`` is complete, prompts that are not usable at ``step + 1`` can be dropped, and
+    aborted if they are running.
+
+    Args:
+      start_step: int ``[N]``, the step in which each prompt started.
+      step: The step that trains.
+      alpha: As in :func:`roll_budget`.
+      batch_size: Prompts a step trains on; None for no bound on the oldest step.
+
+    Returns:
+      bool ``[N]``.
+
+    Raises:
+      TypeError: If steps are not integers.
+      ValueError: If a number is out of its range.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.rollout.usable([2, 3, 3, 4], step=4, alpha=0.5, batch_size=2).tolist()
+      [False, True, False, True]
+
+    References:
+      ROLL's scheduler (RollArt, arXiv:2512.22560), CODE reading.
+    """
+    (start,) = counts("usable", start_step=start_step)
+    checks.check_rank("usable", 1, start_step=start)
+    checks.check_non_negative("usable", step=step, alpha=alpha)
+    checks.check_positive("usable", batch_size=batch_size)
+    oldest = step - math.ceil(alpha)
+    keep = start >= oldest
+    if batch_size is not None and alpha % 1:
+        share = math.floor(alpha % 1 * batch_size + _ROUNDING)
+        keep &= (start > oldest) | (np.cumsum(start == oldest) <= share)
+    return keep
+
+
+def first_g_finished(finish_time, *, group_size: int) -> np.ndarray:
+    """The first rollouts to finish, of groups that sample more than they train on.
+
+        the group_size smallest finish times of each group;   of equal ones the lower index
+
+    The others need not finish. This favors short responses, which is a bias.
+
+    Args:
+      finish_time: ``[..., M]``, when each rollout of a group finished; infinite if it did not.
+      group_size: G, rollouts of a group that train, at most M.
+
+    Returns:
+      bool ``[..., M]``; fewer than G where fewer have finished.
+
+    Raises:
+      ValueError: If ``group_size`` is out of its range or a time is NaN.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.rollout.first_g_finished([4.0, 1.0, float("inf"), 3.0], group_size=2).tolist()
+      [False, True, False, True]
+
+    References:
+      ROLL's scheduler (RollArt, arXiv:2512.22560), redundant rollouts.
+    """
+    function = "first_g_finished"
+    times = numbers(function, finish_time=finish_time)
+    checks.check_min_rank(function, 1, finish_time=times)
+    if not 1 <= group_size <= times.shape[-1]:
+        raise ValueError(
+            f"{function}: group_size must be from 1 to {times.shape[-1]}; got {group_size}."
+        )
+    order = np.argsort(times, axis=-1, kind="stable")
+    return (np.argsort(order, axis=-1, kind="stable") < group_size) & np.isfinite(times)

@@ -1,6 +1,9 @@
-"""Who is where: the groups that wait, and which of their requests each slot holds.
+"""The scheduler: the queue of groups, the requests in each slot, and which of them start next.
 
-The bookkeeping of a :class:`~jaxrl_llm.rollout.Generation`, without anything of the device.
+It is the host's bookkeeping of a :class:`~jaxrl_llm.rollout.Generation`; nothing here touches the
+device. The slots are a grid of R rows of W slots. A row holds the keys and values of one prompt,
+and each of its slots one response at a time; a group with more requests than slots streams through
+its row.
 """
 
 import bisect
@@ -11,34 +14,36 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.rollout.engine.grid import pick_next
+from jaxrl_llm.core import checks
+from jaxrl_llm.rollout.engine._inputs import counts, numbers
 from jaxrl_llm.rollout.engine.requests import Completion, FinishedGroup, Group, has_ended
 
-Place = tuple[int, int]
+SlotIndex = tuple[int, int]
 """Row and column of a slot."""
 
 
 class OpenGroup:
     """A group that is not finished.
 
-    Each of its requests waits, is in a slot, has ended, or is set aside with its segment used up.
+    Each of its requests waits, decodes in a slot, has ended, or is paused at the end of its
+    segment.
 
     Attributes:
-      group: What was submitted, with its forks.
+      group: The submitted group, with its forks.
       limits: The longest response, by request.
-      expected: How long a response is expected to be; infinite if some have begun before.
-      begun: Responses that go on from where they are, by request.
-      done: Those that have ended.
-      waiting: Requests that no slot has taken, in order.
-      running: How many are in slots.
-      number: Which of all groups it was to start; infinite before.
+      expected: Expected length of a response; infinite if some have begun before.
+      partial: Responses that go on from their last token, by request.
+      done: Responses that have ended, by request.
+      waiting: Requests without a slot, in order.
+      running: How many requests are in slots.
+      number: Its place in the order in which groups started; infinite before.
     """
 
     def __init__(self, group: Group, limits: dict[int, int]):
         self.group, self.limits = group, dict(limits)
         expected = max(limits.values()) if group.expected is None else group.expected
         self.expected = math.inf if group.partial else float(expected)
-        self.begun = {r: c for r, c in group.partial.items() if not has_ended(c)}
+        self.partial = {r: c for r, c in group.partial.items() if not has_ended(c)}
         self.done = {r: c for r, c in group.partial.items() if has_ended(c)}
         self.waiting = deque(r for r in group.requests if r not in self.done)
         self.running = 0
@@ -50,7 +55,7 @@ class OpenGroup:
         return len(self.done) == len(self.limits)
 
     def fork(self, request: int, new: int) -> None:
-        """Adds a request that asks for what another one does, and is in a slot."""
+        """Adds a running request with the limit of another one."""
         self.limits[new] = self.limits[request]
         requests = (*self.group.requests, new)
         limits = tuple(self.limits[r] for r in requests)
@@ -63,52 +68,53 @@ class OpenGroup:
         return FinishedGroup(self.group._replace(partial={}), completions)
 
     def unfinished(self) -> Group:
-        """The group with what there is of it, to be submitted again."""
-        return self.group._replace(partial={**self.begun, **self.done})
+        """The group with its responses so far, to be submitted again."""
+        return self.group._replace(partial={**self.partial, **self.done})
 
 
-class Begin(NamedTuple):
-    """A request that starts: where, of which group, and whether its row has to read the prompt."""
+class StartedRequest(NamedTuple):
+    """A request that starts, its slot and group, and whether its row must read the prompt."""
 
-    place: Place
+    slot: SlotIndex
     request: int
     group: OpenGroup
     new_row: bool
 
 
-class Board:
-    """The queue of groups and a grid of ``rows * width`` slots in ``shards`` parts.
+class Scheduler:
+    """The queue of groups and a grid of ``rows * width`` slots in ``shards`` equal shards of rows.
 
     Attributes:
-      queue: Groups that no row has taken: those that have begun before, then the longest expected.
+      queue: Groups without a row, in the order of :func:`longest_first`; those that have begun
+        before come first.
       rows: The group whose prompt each row holds, or None.
-      aside: Groups of which all that has not ended is set aside.
-      ready: Groups that are finished and have not been handed out.
-      groups: The group of each request that is in one of the first three.
-      held: The slot of each request that is in one.
-      seen: How many of its tokens the host knows of.
-      busy: bool ``[R, W]``, the slots that are taken.
+      paused: Groups whose requests have ended or are paused.
+      finished: Finished groups that have not been handed out.
+      groups: The group of each request in ``queue``, ``rows`` and ``paused``.
+      slots: The slot of each request that is in one.
+      lengths: The tokens of each request in a slot that the host knows of.
+      busy: bool ``[R, W]``, the slots in use.
     """
 
     def __init__(self, rows: int, width: int, shards: int = 1):
         self.shards = shards
         self.queue: list[OpenGroup] = []
         self.rows: list[OpenGroup | None] = [None] * rows
-        self.aside: list[OpenGroup] = []
-        self.ready: deque[FinishedGroup] = deque()
+        self.paused: list[OpenGroup] = []
+        self.finished: deque[FinishedGroup] = deque()
         self.groups: dict[int, OpenGroup] = {}
-        self.held: dict[int, Place] = {}
-        self.seen: dict[int, int] = {}
+        self.slots: dict[int, SlotIndex] = {}
+        self.lengths: dict[int, int] = {}
         self.busy = np.zeros((rows, width), bool)
         self._started = 0
 
     @property
-    def open(self) -> bool:
-        """Whether there is anything left to decode."""
+    def has_work(self) -> bool:
+        """Whether anything is left to decode."""
         return bool(self.queue) or any(each is not None for each in self.rows)
 
     @property
-    def crowded(self) -> bool:
+    def has_waiting(self) -> bool:
         """Whether requests wait for a slot."""
         return bool(self.queue) or any(each and each.waiting for each in self.rows)
 
@@ -117,22 +123,22 @@ class Board:
         for group, limits in groups:
             opened = OpenGroup(group, limits)
             if opened.complete:
-                self.ready.append(opened.finished())
+                self.finished.append(opened.finished())
                 continue
             self.groups |= dict.fromkeys(group.requests, opened)
             bisect.insort(self.queue, opened, key=lambda each: -each.expected)
 
-    def under_way(self) -> list[OpenGroup]:
+    def groups_in_rows(self) -> list[OpenGroup]:
         """The groups in rows, each once."""
         return list({id(each): each for each in self.rows if each is not None}.values())
 
-    def begin(self) -> list[Begin]:
-        """Takes the requests that start now out of the queue and puts them into slots."""
-        self.clear_rows()
-        if self.busy.all() or not self.crowded:
+    def start_requests(self) -> list[StartedRequest]:
+        """Moves the requests that start now from the queue into slots."""
+        self.free_rows()
+        if self.busy.all() or not self.has_waiting:
             return []
-        # No more groups can start than there are rows; the rest of a long queue is left alone.
-        groups = [*self.under_way(), *self.queue[: len(self.rows)]]
+        # No more groups can start than there are rows; the rest of a long queue is not touched.
+        groups = [*self.groups_in_rows(), *self.queue[: len(self.rows)]]
         index = {id(each): i for i, each in enumerate(groups)}
         starts = pick_next(
             np.array([len(each.waiting) for each in groups], np.int64),
@@ -140,7 +146,7 @@ class Board:
             np.array([-1 if each is None else index[id(each)] for each in self.rows], np.int64),
             self.busy,
         )
-        begun = []
+        started = []
         for i, _, row, column, new_row in zip(*map(np.ndarray.tolist, starts), strict=True):
             group = groups[i]
             if new_row:
@@ -150,30 +156,30 @@ class Board:
                     group.number, self._started = self._started, self._started + 1
             request = group.waiting.popleft()
             group.running += 1
-            self._hold(request, (row, column), len(group.begun.get(request, ())))
-            begun.append(Begin((row, column), request, group, new_row))
-        return begun
+            self._occupy((row, column), request, len(group.partial.get(request, ())))
+            started.append(StartedRequest((row, column), request, group, new_row))
+        return started
 
-    def _hold(self, request: int, place: Place, seen: int) -> None:
-        self.held[request], self.seen[request], self.busy[place] = place, seen, True
+    def _occupy(self, slot: SlotIndex, request: int, length: int) -> None:
+        self.slots[request], self.lengths[request], self.busy[slot] = slot, length, True
 
-    def spare(self, request: int) -> Place | None:
-        """A free slot for a fork of a request: in its row, else in an empty one of its part."""
-        row = self.held[request][0]
+    def slot_for_fork(self, request: int) -> SlotIndex | None:
+        """A free slot for a fork of a request: in its row, else in an empty row of its shard."""
+        row = self.slots[request][0]
         if not self.busy[row].all():
             return row, int(np.argmin(self.busy[row]))
         size = len(self.rows) // self.shards
-        part = range(row // size * size, (row // size + 1) * size)
-        return next(((r, 0) for r in part if self.rows[r] is None), None)
+        shard = range(row // size * size, (row // size + 1) * size)
+        return next(((r, 0) for r in shard if self.rows[r] is None), None)
 
-    def fork(self, request: int, new: int, place: Place) -> None:
-        """A fork of a request is in a slot."""
+    def fork(self, request: int, new: int, slot: SlotIndex) -> None:
+        """Records a fork of a request in a slot."""
         group = self.groups[request]
         group.fork(request, new)
-        self.rows[place[0]] = self.groups[new] = group
-        self._hold(new, place, self.seen[request])
+        self.rows[slot[0]] = self.groups[new] = group
+        self._occupy(slot, new, self.lengths[request])
 
-    def find(self, request: int) -> OpenGroup:
+    def group_of(self, request: int) -> OpenGroup:
         """The group of a request that has not ended; raises KeyError if there is none."""
         group = self.groups.get(request)
         if group is None or request in group.done:
@@ -181,44 +187,191 @@ class Board:
         return group
 
     def end(self, request: int, completion: Completion) -> None:
-        """A request leaves its slot or the queue: it has ended, or is set aside."""
+        """Takes a request that has ended, or is paused, out of its slot or the queue."""
         group = self.groups[request]
-        if request in self.held:
-            self.busy[self.held.pop(request)] = False
-            del self.seen[request]
+        if request in self.slots:
+            self.busy[self.slots.pop(request)] = False
+            del self.lengths[request]
             group.running -= 1
         elif request in group.waiting:
             group.waiting.remove(request)
         else:
-            self.aside.remove(group)
-        group.begun.pop(request, None)
-        (group.done if has_ended(completion) else group.begun)[request] = completion
-        if not group.waiting and not group.running:
-            self._leave(group)
-
-    def _leave(self, group: OpenGroup) -> None:
-        """A group of which nothing waits or decodes is ready, or set aside."""
+            self.paused.remove(group)
+        group.partial.pop(request, None)
+        (group.done if has_ended(completion) else group.partial)[request] = completion
+        if group.waiting or group.running:
+            return
         if group.number == math.inf:
             self.queue.remove(group)
         if group.complete:
-            self.ready.append(group.finished())
-            for request in group.limits:
-                del self.groups[request]
+            self.finished.append(group.finished())
+            for each in group.limits:
+                del self.groups[each]
         else:
-            self.aside.append(group)
+            self.paused.append(group)
 
-    def clear_rows(self) -> None:
-        """Frees the rows whose group has nothing left for them."""
+    def free_rows(self) -> None:
+        """Frees the rows whose group has no request left for them."""
         for row, group in enumerate(self.rows):
             if group is not None and not group.waiting and not self.busy[row].any():
                 self.rows[row] = None
 
-    def rest(self) -> list[Group]:
-        """Every group that was not handed out, with what is known of it."""
-        self.clear_rows()
+    def unfinished(self) -> list[Group]:
+        """Every group that was not handed out, with its responses so far."""
+        self.free_rows()
         groups = [
             done.group._replace(partial={c.request: c for c in done.completions})
-            for done in self.ready
+            for done in self.finished
         ]
-        begun = sorted([*self.aside, *self.under_way()], key=lambda each: each.number)
-        return groups + [each.unfinished() for each in (*begun, *self.queue)]
+        started = sorted([*self.paused, *self.groups_in_rows()], key=lambda each: each.number)
+        return groups + [each.unfinished() for each in (*started, *self.queue)]
+
+
+class Starts(NamedTuple):
+    """Requests that start now, one entry each, siblings of a row together.
+
+    Attributes:
+      group: int ``[n]``, which group.
+      sibling: int ``[n]``, which of its waiting requests: 0 is the next.
+      row: int ``[n]``, the row of the slot.
+      slot: int ``[n]``, the slot in its row.
+      prefill: bool ``[n]``, True for the first entry of a row that must read the prompt.
+    """
+
+    group: np.ndarray
+    sibling: np.ndarray
+    row: np.ndarray
+    slot: np.ndarray
+    prefill: np.ndarray
+
+
+def pick_next(waiting, expected, row_group, busy, *, max_new_groups: int | None = None) -> Starts:
+    """Which waiting requests take which free slots of a grid whose rows hold one prompt each.
+
+        1. free slots of a row in use:   siblings of the group that the row holds
+        2. free rows:                    groups that have no row yet, by :func:`longest_first`
+        3. rows still free:              a further row for groups with siblings left, in turns, by
+                                         :func:`longest_first`
+
+    A row is free when none of its slots is busy and its group has no sibling left for it. So a
+    prompt is read once, and again only where a row would otherwise stay empty.
+
+    Args:
+      waiting: int ``[N]``, how many requests of each group have not started.
+      expected: ``[N]``, the expected length of each group's responses, in any unit.
+      row_group: int ``[R]``, the group whose prompt each row holds; -1 for none.
+      busy: bool ``[R, W]``, True for slots that are decoding.
+      max_new_groups: The most groups that may get their first row, such as what staleness leaves
+        (``corrections.staleness_capacity``); None for any number.
+
+    Returns:
+      :class:`Starts`; empty arrays where nothing can start.
+
+    Raises:
+      TypeError: If counts are not integers or ``busy`` is not bool.
+      ValueError: If shapes do not match, a number is out of its range, or a slot is busy in a row
+        that holds no prompt.
+
+    Example:
+      >>> import numpy as np
+      >>> import jaxrl_llm as jr
+      >>> busy = np.array([[True, False], [False, False]])
+      >>> starts = jr.rollout.pick_next([1, 3, 2], [9, 5, 7], [0, -1], busy)
+      >>> list(zip(starts.group.tolist(), starts.row.tolist(), starts.slot.tolist()))
+      [(0, 0, 1), (2, 1, 0), (2, 1, 1)]
+
+    References:
+      None; ours.
+    """
+    function = "pick_next"
+    waiting, expected, row_group, busy = _check_grid(function, waiting, expected, row_group, busy)
+    checks.check_non_negative(function, max_new_groups=max_new_groups)
+    left, empty = waiting.copy(), np.zeros(0, np.int64)
+    starts = [Starts(empty, empty, empty, empty, empty.astype(bool))]
+
+    def fill(row: int, group: int, prefill: bool) -> None:
+        slots = np.flatnonzero(~busy[row])[: left[group]]
+        n = len(slots)
+        siblings = waiting[group] - left[group] + np.arange(n)
+        first = prefill & (np.arange(n) == 0)
+        starts.append(Starts(np.full(n, group), siblings, np.full(n, row), slots, first))
+        left[group] -= n
+
+    for row in np.flatnonzero((row_group >= 0) & ~busy.all(axis=1)):
+        fill(row, row_group[row], prefill=False)
+    in_use = busy.any(axis=1)
+    in_use[np.concatenate([each.row for each in starts])] = True
+    free = np.flatnonzero(~in_use).tolist()
+
+    order = longest_first(expected, np.arange(len(expected)))
+    has_row = np.zeros(len(left), bool)
+    has_row[row_group[in_use]] = True
+    groups = order[~has_row[order] & (left[order] > 0)][:max_new_groups]
+    has_row[groups] = True
+    while free and (left[has_row] > 0).any():
+        for group in groups[: len(free)]:
+            fill(free.pop(0), group, prefill=True)
+        groups = order[has_row[order] & (left[order] > 0)]
+    return Starts(*map(np.concatenate, zip(*starts, strict=True)))
+
+
+def _check_grid(function: str, waiting, expected, row_group, busy):
+    """The arguments of :func:`pick_next` as NumPy arrays; raises as it says."""
+    (waiting,) = counts(function, waiting=waiting)
+    expected = numbers(function, expected=expected)
+    row_group, busy = np.asarray(row_group), np.asarray(busy)
+    checks.check_rank(function, 1, waiting=waiting, row_group=row_group)
+    checks.check_same_shape(function, waiting=waiting, expected=expected)
+    checks.check_bool(function, busy=busy)
+    checks.check_rank(function, 2, busy=busy)
+    checks.check_shape(function, "row_group", row_group, busy.shape[:1])
+    if row_group.size:
+        checks.check_integer(function, row_group=row_group)
+        if not (row_group.min() >= -1 and row_group.max() < len(waiting)):
+            raise ValueError(
+                f"{function}: row_group must be -1 or one of the {len(waiting)} groups; got "
+                f"{row_group.tolist()}."
+            )
+    for row in np.flatnonzero(busy.any(axis=1) & (row_group < 0))[:1]:
+        raise ValueError(f"{function}: row {row} has a busy slot but holds no prompt.")
+    return waiting, expected, row_group.astype(np.int64), busy
+
+
+def longest_first(expected, group) -> np.ndarray:
+    """The order in which known requests start: the scheduler's order of groups.
+
+        groups by their longest expected response, descending; ties, and siblings, in their order
+
+    A long response that starts last keeps the other slots idle until it ends, and neighboring
+    siblings share one pass over their prompt.
+
+    Args:
+      expected: ``[N]``, the expected length of each response, in tokens.
+      group: int ``[N]``, which prompt each request belongs to.
+
+    Returns:
+      int64 ``[N]``: the indices of the requests in the order of their start.
+
+    Raises:
+      TypeError: If ``group`` does not hold integers.
+      ValueError: If shapes do not match or an expected length is NaN.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.rollout.longest_first([5, 9, 30, 7], [0, 1, 0, 1]).tolist()
+      [0, 2, 1, 3]
+
+    References:
+      None; longest processing time first (Graham, 1969), over whole groups.
+    """
+    function = "longest_first"
+    expected, group = numbers(function, expected=expected), np.asarray(group)
+    checks.check_rank(function, 1, expected=expected, group=group)
+    checks.check_same_shape(function, expected=expected, group=group)
+    if not group.size:
+        return np.zeros(0, np.int64)
+    checks.check_integer(function, group=group)
+    _, first, of_group = np.unique(group, return_index=True, return_inverse=True)
+    longest = np.full(len(first), -np.inf)
+    np.maximum.at(longest, of_group, expected)
+    return np.lexsort((np.arange(len(group)), first[of_group], -longest[of_group]))

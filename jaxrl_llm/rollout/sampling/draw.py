@@ -1,7 +1,7 @@
 """One token from logits: which one is drawn, and how likely it was."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -67,14 +67,14 @@ def sample_from(logits: Array, uniform: Array) -> Array:
 
 
 class Drawn(NamedTuple):
-    """One token a row, with what is recorded of it. What is not used costs nothing under ``jit``.
+    """One token a row, with its statistics. An unused field costs nothing under ``jit``.
 
     Attributes:
       tokens: int32 ``[...]``.
       behavior_logp: float32 ``[...]``, log-probability under the distribution really sampled, with
         penalty, temperature and truncation applied; 0 for greedy rows.
-      model_logp: float32 ``[...]``, under the plain model at temperature 1. No number where a logit
-        of the row is none.
+      model_logp: float32 ``[...]``, under the plain model at temperature 1; non-finite where a
+        logit of the row is.
       log_kept: float32 ``[...]``, log of the tempered mass that truncation kept.
       entropy: float32 ``[...]`` of the distribution really sampled, in nats.
       support: The tokens that could have been drawn, or None where no option truncates: as ids
@@ -87,6 +87,22 @@ class Drawn(NamedTuple):
     log_kept: Array
     entropy: Array
     support: Support | None
+
+
+class RowOptions(NamedTuple):
+    """The options of :func:`draw_tokens`, where they are described."""
+
+    temperature: Any = 1.0
+    top_k: Any = None
+    top_p: Any = None
+    min_p: Any = None
+    order: str = "hf"
+    max_top_k: int | None = None
+    seen: Array | None = None
+    repetition_penalty: Any = None
+    allowed: Any = None
+    stop_ids: Sequence[int] = ()
+    too_short: Array | None = None
 
 
 def draw_tokens(
@@ -111,10 +127,10 @@ def draw_tokens(
     repetition_penalty is a number, or an array ``[...]`` with one a row, in which 0 (for top_p and
     repetition_penalty 1) turns a filter off.
 
-    Where the number of tokens that top-k keeps is known to be 1,024 at most, everything after it
-    happens among that many, and of tokens that are equally likely at the threshold those of the
-    lowest ids are kept, so that there are never more. Elsewhere the filters are those of
-    :func:`filter_logits`, which keeps them all. What is recorded is always what was drawn from.
+    Where ``top_k`` or ``max_top_k`` is known when compiling and at most 1,024, all later steps see
+    that many tokens only, and of tokens that tie at the threshold the lowest ids are kept.
+    Elsewhere the filters are those of :func:`filter_logits`, which keeps all ties. The statistics
+    are always those of the distribution that was drawn from.
 
     Args:
       logits: ``[..., V]`` of the plain model.
@@ -149,69 +165,106 @@ def draw_tokens(
     References:
       The order of transformers' logits processors, or vLLM's: see :func:`filter_logits`.
     """
+    options = RowOptions(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        order=order,
+        max_top_k=max_top_k,
+        seen=seen,
+        repetition_penalty=repetition_penalty,
+        allowed=allowed,
+        stop_ids=stop_ids,
+        too_short=too_short,
+    )
+    return draw_rows(logits, uniform, options)
+
+
+def draw_rows(logits: Array, uniform: Array, options: RowOptions) -> Drawn:
+    """:func:`draw_tokens` with its options in one record."""
     name = "draw_tokens"
     checks.check_min_rank(name, 1, logits=logits)
-    checks.check_positive(name, max_top_k=max_top_k)
-    if (seen is None) != (repetition_penalty is None):
+    checks.check_positive(name, max_top_k=options.max_top_k)
+    if (options.seen is None) != (options.repetition_penalty is None):
         raise ValueError(f"{name}: seen and repetition_penalty go together; one of them is None.")
-    if too_short is None and len(stop_ids):
+    if options.too_short is None and len(options.stop_ids):
         raise ValueError(f"{name}: stop_ids has no effect without too_short.")
     plain = penalized = jnp.asarray(logits, jnp.float32)
-    if repetition_penalty is not None:
-        penalized = penalize_repetition(plain, seen, penalty=repetition_penalty)
-    among = only_allowed(penalized, allowed=allowed, stop_ids=stop_ids, too_short=too_short)
+    if options.repetition_penalty is not None and options.seen is not None:
+        penalized = penalize_repetition(plain, options.seen, penalty=options.repetition_penalty)
+    candidates = only_allowed(
+        penalized,
+        allowed=options.allowed,
+        stop_ids=options.stop_ids,
+        too_short=options.too_short,
+    )
     size = plain.shape[-1]
-    options = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
-    options = {k: x for k, x in options.items() if not is_off(k, x, size)}
-    truncates = bool(options) or allowed is not None or too_short is not None
-    bound = _bound(name, options.get("top_k"), max_top_k, size)
+    top_k, top_p, min_p = (
+        None if is_off(option, value := getattr(options, option), size) else value
+        for option in ("top_k", "top_p", "min_p")
+    )
+    truncates = any(
+        x is not None for x in (top_k, top_p, min_p, options.allowed, options.too_short)
+    )
+    bound = _bound(name, top_k, options.max_top_k, size)
     ids = None
     if bound is not None:
-        among, ids = largest(among, bound)
-        if is_number(options["top_k"]):
-            del options["top_k"]
-    kept = filter_logits(among, temperature=temperature, order=order, **options)
-    place = sample_from(kept, uniform)
-    tokens = place if ids is None else _at(ids, place)
-    logps = _logprobs(plain, penalized, kept, tokens, place, temperature)
+        candidates, ids = largest(candidates, bound)
+        top_k = None if is_number(top_k) else top_k
+    filtered = filter_logits(
+        candidates,
+        temperature=options.temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        order=options.order,
+    )
+    index = sample_from(filtered, uniform)
+    tokens = index if ids is None else _at(ids, index)
+    behavior_logp, model_logp, log_kept = _logprobs(
+        plain, penalized, filtered, tokens, index, options.temperature
+    )
     support = None
     if truncates:
-        found = kept > -jnp.inf
-        support = Support(bits=pack_bits(found))
-        if ids is not None:
-            support = Support(ids=jnp.where(found, ids, -1))
-    return Drawn(tokens, *logps, _entropy(kept), support)
+        in_support = filtered > -jnp.inf
+        support = (
+            Support(bits=pack_bits(in_support))
+            if ids is None
+            else Support(ids=jnp.where(in_support, ids, -1))
+        )
+    return Drawn(tokens, behavior_logp, model_logp, log_kept, _entropy(filtered), support)
 
 
 def _bound(name: str, top_k, max_top_k: int | None, vocab_size: int) -> int | None:
-    """How many tokens any row keeps at most, if that is known and few."""
+    """The most tokens that any row keeps, if that is known when compiling and small."""
     if max_top_k is not None and (top_k is None or is_number(top_k)):
         raise ValueError(f"{name}: max_top_k has no effect without an array of top_k.")
     bound = int(top_k) if is_number(top_k) else max_top_k
     return bound if bound is not None and bound <= min(MANY, vocab_size) else None
 
 
-def _entropy(kept: Array) -> Array:
-    """Entropy of ``softmax(kept)``, in nats: ``[...]``."""
-    below = kept - jnp.max(kept, axis=-1, keepdims=True)
-    weights = jnp.exp(below)
+def _entropy(logits: Array) -> Array:
+    """Entropy of ``softmax(logits)``, in nats: ``[...]``."""
+    shifted = logits - jnp.max(logits, axis=-1, keepdims=True)
+    weights = jnp.exp(shifted)
     total = jnp.sum(weights, axis=-1)
-    below = jnp.where(weights > 0, below, 0.0)
-    return jnp.log(total) - jnp.sum(weights * below, axis=-1) / total
+    shifted = jnp.where(weights > 0, shifted, 0.0)
+    return jnp.log(total) - jnp.sum(weights * shifted, axis=-1) / total
 
 
 def _at(values: Array, index: Array) -> Array:
     return jnp.take_along_axis(values, index[..., None], axis=-1)[..., 0]
 
 
-def _logprobs(plain, logits, kept, tokens, places, temperature) -> tuple[Array, Array, Array]:
-    """``(behavior_logp, model_logp, log_kept)``; ``places`` are those of the tokens in ``kept``."""
+def _logprobs(plain, logits, filtered, tokens, index, temperature) -> tuple[Array, Array, Array]:
+    """``(behavior_logp, model_logp, log_kept)``; ``index`` is where ``filtered`` has the tokens."""
     greedy = per_row(temperature, logits) < GREEDY_BELOW
     divisor = jnp.where(greedy, 1.0, per_row(temperature, logits))
     tempered_top, tempered_total = log_normalizer(logits / divisor)
-    kept_top, kept_total = log_normalizer(kept)
+    kept_top, kept_total = log_normalizer(filtered)
     plain_top, plain_total = log_normalizer(plain)
-    behavior_logp = (_at(kept, places) - kept_top) - kept_total
+    behavior_logp = (_at(filtered, index) - kept_top) - kept_total
     model_logp = (_at(plain, tokens) - plain_top) - plain_total
     log_kept = (kept_top - tempered_top) + (kept_total - tempered_total)
     return behavior_logp, model_logp, jnp.where(greedy[..., 0], 0.0, log_kept)
@@ -232,7 +285,7 @@ def sampled_logprobs(
       ``(behavior_logp, model_logp, log_kept)``, each ``[...]``: under the distribution really
       sampled, under the plain model, and the log of the tempered mass that truncation kept.
       ``behavior_logp + log_kept`` is the tempered log-probability. Greedy rows have ``behavior_logp
-      = log_kept = 0``. Of a row in which a logit is no number, neither is ``model_logp``.
+      = log_kept = 0``. Where a logit of a row is non-finite, so is ``model_logp``.
     """
     logits = jnp.asarray(logits, jnp.float32)
     return _logprobs(logits, logits, filtered, tokens, tokens, temperature)

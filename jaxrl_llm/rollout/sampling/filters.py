@@ -106,10 +106,13 @@ def filter_logits(
     greedy = divisor < GREEDY_BELOW
     divisor = jnp.where(greedy, 1.0, divisor)
     kept = logits / divisor
-    options = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
-    options = {k: x for k, x in options.items() if not is_off(k, x, logits.shape[-1])}
-    if options:
-        kept = jnp.where(_survives(logits, divisor, order, **options), kept, -jnp.inf)
+    size = logits.shape[-1]
+    top_k = None if is_off("top_k", top_k, size) else top_k
+    top_p = None if is_off("top_p", top_p, size) else top_p
+    min_p = None if is_off("min_p", min_p, size) else min_p
+    if top_k is not None or top_p is not None or min_p is not None:
+        survives = _survives(logits, divisor, order, top_k=top_k, top_p=top_p, min_p=min_p)
+        kept = jnp.where(survives, kept, -jnp.inf)
     return kept if is_number(temperature) else jnp.where(greedy, _only_best(logits), kept)
 
 

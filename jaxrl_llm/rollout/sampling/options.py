@@ -1,7 +1,8 @@
-"""How one token of every slot is drawn: what a decode step calls, put together once."""
+"""How one token of every slot is drawn: the options, checked once, and the function they make."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +10,13 @@ import numpy as np
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array
-from jaxrl_llm.rollout.sampling.draw import draw_tokens
+from jaxrl_llm.rollout.sampling.draw import Drawn, RowOptions, draw_rows
 from jaxrl_llm.rollout.sampling.filters import GREEDY_BELOW
 from jaxrl_llm.rollout.sampling.penalties import seen_tokens
 from jaxrl_llm.rollout.slots import Slots, Tokens
 
-# What requests may set for themselves, and the value that turns it off.
-_MAY_VARY = {
+# Options that requests may set for themselves, with the value that turns each one off.
+_PER_REQUEST = {
     "temperature": 1.0,
     "top_k": 0.0,
     "top_p": 1.0,
@@ -23,6 +24,46 @@ _MAY_VARY = {
     "repetition_penalty": 1.0,
     "min_new_tokens": 0.0,
 }
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DrawOptions:
+    """How tokens are drawn; a filter that is None is off and costs nothing.
+
+    Attributes:
+      stop_ids: Tokens that end a response.
+      temperature: 0 is greedy.
+      top_k: See :func:`~jaxrl_llm.rollout.filter_logits`, as for the next three.
+      top_p: Likewise.
+      min_p: Likewise.
+      order: Likewise.
+      repetition_penalty: Makes tokens of the prompt and of the response so far less likely: see
+        :func:`~jaxrl_llm.rollout.penalize_repetition`. Training does not penalize, so rollouts
+        drawn with it are off-policy.
+      allowed: bool ``[V]``, the tokens that may be drawn; None for all.
+      min_new_tokens: No stop token is drawn before a response has this many tokens.
+      vary: Options that requests may set for themselves, of temperature, top_k, top_p, min_p,
+        repetition_penalty and min_new_tokens; their values here are then the defaults. ``top_k``,
+        if it is not None, is also the most that a request may set, which keeps drawing cheap and
+        the recorded support small.
+      entropy: Record the entropy of the distribution that each token was drawn from.
+    """
+
+    stop_ids: Sequence[int] = ()
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    order: str = "hf"
+    repetition_penalty: float | None = None
+    allowed: np.ndarray | None = None
+    min_new_tokens: int = 0
+    vary: Sequence[str] = ()
+    entropy: bool = False
+
+    def uses(self, option: str) -> bool:
+        """Whether an option is on, or may be turned on by a request."""
+        return option in self.vary or getattr(self, option) not in (None, 0)
 
 
 class Draw(NamedTuple):
@@ -33,7 +74,7 @@ class Draw(NamedTuple):
       blank: The shapes and dtypes of one token's outputs.
       settings: Options that requests may set for themselves, with their defaults.
       check: ``check(start, settings)`` raises ValueError, in a sentence that begins with ``start``,
-        if a request sets one of them to what is out of its range.
+        if a request sets one of them to a value out of its range.
     """
 
     draw: Callable[[Array, Array, Slots], Tokens]
@@ -42,91 +83,72 @@ class Draw(NamedTuple):
     check: Callable[[str, Mapping[str, float]], None]
 
 
-def make_draw(
-    name: str,
-    *,
-    vocab_size: int,
-    stop_ids: Sequence[int] = (),
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    order: str = "hf",
-    repetition_penalty: float | None = None,
-    allowed: np.ndarray | None = None,
-    min_new_tokens: int = 0,
-    vary: Sequence[str] = (),
-    entropy: bool = False,
-) -> Draw:
-    """How tokens are drawn.
+def make_draw(function: str, options: DrawOptions, *, vocab_size: int) -> Draw:
+    """Builds the function that draws one token of every slot.
 
     Args:
-      name: Who asks, for messages.
+      function: The caller's name, for messages.
+      options: How tokens are drawn.
       vocab_size: V.
-      stop_ids: Tokens that end a response.
-      temperature: 0 is greedy.
-      top_k: See :func:`~jaxrl_llm.rollout.filter_logits`, as for the next three.
-      top_p: Likewise.
-      min_p: Likewise.
-      order: Likewise.
-      repetition_penalty: Makes tokens of the prompt and of the response so far less likely: see
-        :func:`~jaxrl_llm.rollout.penalize_repetition`. Training does not penalize, so rollouts
-        drawn with it are off-policy.
-      allowed: bool ``[V]``, the tokens that may be drawn at all.
-      min_new_tokens: No stop token is drawn before a response has this many tokens.
-      vary: Options that requests may set for themselves, of temperature, top_k, top_p, min_p,
-        repetition_penalty and min_new_tokens; what is given for them here is then the default. If
-        ``top_k`` is given it is also the most that a request may set, which keeps drawing cheap and
-        the recorded support small.
-      entropy: Record the entropy of the distribution that each token was drawn from.
 
     Raises:
       ValueError: If an option is out of range or has no effect.
     """
-    numbers = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    numbers |= {"repetition_penalty": repetition_penalty, "min_new_tokens": min_new_tokens or None}
-    for option in vary:
-        checks.check_option(name, "vary", option, _MAY_VARY)
-    _check(name, numbers, order, allowed, stop_ids, tuple(vary), vocab_size)
-    fixed: dict[str, Any] = {"order": order, "allowed": allowed}
-    fixed |= {k: x for k, x in numbers.items() if x is not None and k not in vary}
-    fixed.pop("min_new_tokens", None)
-    if "top_k" in vary:
-        fixed["max_top_k"] = top_k
-    settings = {k: _MAY_VARY[k] if (x := numbers[k]) is None else float(x) for k in vary}
-    penalizes = repetition_penalty is not None or "repetition_penalty" in vary
-    holds = min_new_tokens > 0 or "min_new_tokens" in vary
+    _check(function, options, vocab_size)
+    penalizes = options.uses("repetition_penalty")
+    settings = {
+        name: _PER_REQUEST[name] if (x := getattr(options, name)) is None else float(x)
+        for name in options.vary
+    }
+    fixed = RowOptions(
+        temperature=options.temperature,
+        top_k=options.top_k,
+        top_p=options.top_p,
+        min_p=options.min_p,
+        order=options.order,
+        max_top_k=options.top_k if "top_k" in options.vary else None,
+        repetition_penalty=options.repetition_penalty,
+        allowed=options.allowed,
+        stop_ids=tuple(options.stop_ids) if options.uses("min_new_tokens") else (),
+    )
 
-    def options(given: Mapping[str, Array], length: Array, seen: Array | None) -> dict[str, Any]:
-        """The options of ``draw_tokens`` where requests have given theirs."""
-        found = fixed | {k: given[k] for k in settings if k != "min_new_tokens"}
-        if holds:
-            short = length < given.get("min_new_tokens", min_new_tokens)
-            found |= {"stop_ids": tuple(stop_ids), "too_short": short}
-        return found | ({"seen": seen} if penalizes else {})
+    def merge(settings: Mapping[str, Array], length: Array, seen: Array | None) -> RowOptions:
+        """The options of each row, with the settings of its request."""
+        rows = fixed._replace(
+            seen=seen, **{k: x for k, x in settings.items() if k != "min_new_tokens"}
+        )
+        if not options.uses("min_new_tokens"):
+            return rows
+        return rows._replace(
+            too_short=length < settings.get("min_new_tokens", options.min_new_tokens)
+        )
 
-    def outputs(drawn) -> Tokens:
-        logps = (drawn.behavior_logp, drawn.model_logp, drawn.log_kept)
-        # Who decodes knows the version of the weights.
-        version = jnp.zeros_like(drawn.tokens)
-        recorded = drawn.entropy if entropy else None
-        return Tokens(drawn.tokens, *logps, version, recorded, drawn.support)
+    def record(drawn: Drawn) -> Tokens:
+        return Tokens(
+            tokens=drawn.tokens,
+            behavior_logp=drawn.behavior_logp,
+            model_logp=drawn.model_logp,
+            log_kept=drawn.log_kept,
+            version=jnp.zeros_like(drawn.tokens),  # The decode loop writes the version.
+            entropy=drawn.entropy if options.entropy else None,
+            support=drawn.support,
+        )
 
     def draw(logits: Array, uniform: Array, slots: Slots) -> Tokens:
         seen = _seen(slots, vocab_size) if penalizes else None
-        given = options(slots.requests.settings, slots.length, seen)
-        if given.get("top_p") is not None:
-            # A slot at rest must not cost the search for many tokens that it would keep.
-            given["top_p"] = jnp.where(slots.active, given["top_p"], 1.0)
-        return outputs(draw_tokens(logits, uniform, **given))
+        rows = merge(slots.requests.settings, slots.length, seen)
+        if rows.top_p is not None:
+            # An idle slot must not cost the search for all the tokens that it would keep.
+            rows = rows._replace(top_p=jnp.where(slots.active, rows.top_p, 1.0))
+        return record(draw_rows(logits, uniform, rows))
 
     def blank() -> Tokens:
-        seen = jnp.zeros(-(-vocab_size // 32), jnp.uint32)
-        given = options({k: jnp.zeros(()) for k in settings}, jnp.zeros((), jnp.int32), seen)
-        return outputs(draw_tokens(jnp.zeros(vocab_size), jnp.zeros(()), **given))
+        seen = jnp.zeros(-(-vocab_size // 32), jnp.uint32) if penalizes else None
+        rows = merge({k: jnp.zeros(()) for k in settings}, jnp.zeros((), jnp.int32), seen)
+        return record(draw_rows(jnp.zeros(vocab_size), jnp.zeros(()), rows))
 
     def check(start: str, asked: Mapping[str, float]) -> None:
-        _check_asked(start, asked, top_k)
+        _check_settings(start, asked, options.top_k, vocab_size)
 
     return Draw(draw, jax.eval_shape(blank), settings, check)
 
@@ -134,43 +156,47 @@ def make_draw(
 def _seen(slots: Slots, vocab_size: int) -> Array:
     """The tokens of each slot's prompt and response: uint32 ``[R, W, ceil(V / 32)]``.
 
-    Made anew for each token, which costs no more than carrying it along.
+    Computed for each token, which costs no more than carrying it along.
     """
     prompts, out = slots.prompts, slots.out.tokens
-    there = jnp.arange(prompts.tokens.shape[-1]) < prompts.length[:, None]
-    own = jnp.arange(out.shape[-1]) < slots.length[..., None]
-    before = seen_tokens(prompts.tokens, there, vocab_size=vocab_size)
-    return before[:, None] | seen_tokens(out, own, vocab_size=vocab_size)
+    in_prompt = jnp.arange(prompts.tokens.shape[-1]) < prompts.length[:, None]
+    in_response = jnp.arange(out.shape[-1]) < slots.length[..., None]
+    before = seen_tokens(prompts.tokens, in_prompt, vocab_size=vocab_size)
+    return before[:, None] | seen_tokens(out, in_response, vocab_size=vocab_size)
 
 
-def _check(name: str, numbers, order: str, allowed, stop_ids, vary, vocab_size: int) -> None:
+def _check(function: str, options: DrawOptions, vocab_size: int) -> None:
     """Raises ValueError for an option out of range or without effect."""
-    temperature, filters = numbers["temperature"], ("top_k", "top_p", "min_p")
-    checks.check_non_negative(name, temperature=temperature)
+    for option in options.vary:
+        checks.check_option(function, "vary", option, _PER_REQUEST)
+    filters = ("top_k", "top_p", "min_p")
+    checks.check_non_negative(
+        function, temperature=options.temperature, min_new_tokens=options.min_new_tokens
+    )
     for option in (*filters, "repetition_penalty"):
-        checks.check_positive(name, **{option: numbers[option]})
-    checks.check_non_negative(name, min_new_tokens=numbers["min_new_tokens"])
+        checks.check_positive(function, **{option: getattr(options, option)})
     for option in ("top_p", "min_p"):
-        if numbers[option] is not None and numbers[option] >= 1:
-            raise ValueError(
-                f"{name}: {option} must be below 1; got {numbers[option]:g}. None is off."
-            )
-    given = [k for k in filters if numbers[k] is not None]
-    if temperature < GREEDY_BELOW and given and "temperature" not in vary:
-        raise ValueError(f"{name}: {', '.join(given)} has no effect at temperature 0.")
-    checks.check_option(name, "order", order, ("hf", "vllm"))
-    if order != "hf" and "min_p" not in (*given, *vary):
-        raise ValueError(f"{name}: order={order!r} has no effect without min_p.")
-    if not len(stop_ids) and (numbers["min_new_tokens"] or "min_new_tokens" in vary):
-        raise ValueError(f"{name}: min_new_tokens has no effect without stop_ids.")
-    if allowed is not None:
-        checks.check_bool(name, allowed=allowed)
-        checks.check_shape(name, "allowed", allowed, (vocab_size,))
-        if not np.any(allowed):
-            raise ValueError(f"{name}: allowed has no token.")
+        value = getattr(options, option)
+        if value is not None and value >= 1:
+            raise ValueError(f"{function}: {option} must be below 1; got {value:g}. None is off.")
+    given = [k for k in filters if getattr(options, k) is not None]
+    if options.temperature < GREEDY_BELOW and given and "temperature" not in options.vary:
+        raise ValueError(f"{function}: {', '.join(given)} has no effect at temperature 0.")
+    checks.check_option(function, "order", options.order, ("hf", "vllm"))
+    if options.order != "hf" and "min_p" not in (*given, *options.vary):
+        raise ValueError(f"{function}: order={options.order!r} has no effect without min_p.")
+    if not len(options.stop_ids) and options.uses("min_new_tokens"):
+        raise ValueError(f"{function}: min_new_tokens has no effect without stop_ids.")
+    if options.allowed is not None:
+        checks.check_bool(function, allowed=options.allowed)
+        checks.check_shape(function, "allowed", options.allowed, (vocab_size,))
+        if not np.any(options.allowed):
+            raise ValueError(f"{function}: allowed has no token.")
 
 
-def _check_asked(start: str, asked: Mapping[str, float], top_k: int | None) -> None:
+def _check_settings(
+    start: str, asked: Mapping[str, float], top_k: int | None, vocab_size: int
+) -> None:
     """Raises ValueError for a setting of a request that is out of range."""
     most = {"top_k": top_k or np.inf, "top_p": 1, "min_p": 1}
     # Where top_k is bounded it is never off.

@@ -1,7 +1,8 @@
-"""How far sampling may be ahead: ROLL's rules, AReaL's capacity, and redundant rollouts."""
+"""Rounds of groups, and how far sampling may run ahead of training."""
 
 import math
 import random
+from collections import deque
 
 import numpy as np
 import pytest
@@ -9,12 +10,147 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.corrections import staleness_capacity
-from jaxrl_llm.rollout import first_g_finished, roll_budget, usable
+from jaxrl_llm.rollout import (
+    Completion,
+    FinishedGroup,
+    Group,
+    first_g_finished,
+    off_policy_fraction,
+    resume_budget,
+    roll_budget,
+    sample_round,
+    usable,
+)
+from jaxrl_llm.rollout.slots import Tokens
+from jaxrl_llm.rollout.types import LENGTH, UNFINISHED
 
 quick = settings(max_examples=30, deadline=None, database=None, derandomize=True)
 
 
-def test_budget():
+class FakeGeneration:
+    """A generation without a model: all groups add a token of its version at each step."""
+
+    def __init__(self, lengths, version):
+        self.lengths, self.version, self.groups, self.started = lengths, version, [], []
+
+    def submit(self, group):
+        self.groups.append(group)
+        self.started.append(group.id)
+
+    def add_token(self, group):
+        partial = {}
+        for request in group.requests:
+            old = group.partial.get(request)
+            versions = [] if old is None else old.out.version.tolist()
+            if len(versions) < self.lengths[request]:
+                versions.append(self.version)
+            finish = LENGTH if len(versions) == self.lengths[request] else UNFINISHED
+            zeros, version = np.zeros(len(versions)), np.array(versions)
+            out = Tokens(version, zeros, zeros, zeros, version)
+            partial[request] = Completion(request, out, finish)
+        return group._replace(partial=partial)
+
+    def __iter__(self):
+        while self.groups:
+            self.groups = [self.add_token(group) for group in self.groups]
+            # A consumer may submit and stop between two groups.
+            for group in list(self.groups):
+                completions = tuple(group.partial.values())
+                if all(c.finish == LENGTH for c in completions) and group in self.groups:
+                    self.groups.remove(group)
+                    yield FinishedGroup(group, completions)
+
+    def stop(self):
+        groups, self.groups = self.groups, []
+        return groups
+
+
+def versions(completions):
+    return [c.out.version.tolist() for c in completions]
+
+
+@quick
+@given(
+    st.lists(st.lists(st.integers(1, 12), min_size=2, max_size=2), min_size=10, max_size=24),
+    st.data(),
+    st.integers(1, 4),
+    st.integers(0, 4),
+)
+def test_a_run_of_several_rounds_loses_nothing(lengths, data, n, more):
+    accepted = [data.draw(st.booleans()) for _ in lengths]
+    by_request = [length for pair in lengths for length in pair]
+    new = iter([Group(i, [1], (2 * i, 2 * i + 1)) for i in range(len(lengths))])
+    buffered, trained, rejected = deque(), [], []
+
+    def accept(done):
+        rejected.extend([] if accepted[done.id] else [done.id])
+        return accepted[done.id]
+
+    for version in range(4):
+        before = {group.id: versions(group.partial.values()) for group in buffered}
+        generation, first = FakeGeneration(by_request, version), len(rejected)
+        batch = list(sample_round(generation, buffered, new, n=n, target=n + more, accept=accept))
+        assert generation.started[: len(before)] == list(before)[: len(generation.started)]
+        # In flight: what trains, what is put back, and at most as many as the target at one time.
+        back = [group.id for group in buffered if group.id in generation.started]
+        assert len(batch) + len(rejected) - first + len(back) == len(generation.started)
+        assert len(batch) + len(back) <= n + more
+        assert len(batch) == n or not buffered
+        trained += [done.id for done in batch]
+        assert all(accepted[done.id] for done in batch)
+        for done in batch:
+            assert [len(c) for c in done.completions] == lengths[done.id]
+            assert all(v == sorted(v) for v in versions(done.completions))
+        # A buffered group has the tokens that it had, and newer ones behind them.
+        for group in buffered:
+            for old, now in zip(
+                before.get(group.id, []), versions(group.partial.values()), strict=False
+            ):
+                assert now[: len(old)] == old and now == sorted(now)
+        if more == 0 and all(accepted):
+            assert not buffered  # an ordinary synchronous round
+    everywhere = [*trained, *rejected, *(g.id for g in buffered), *(g.id for g in new)]
+    assert sorted(everywhere) == list(range(len(lengths)))
+
+
+def test_resumed_tokens_are_off_policy():
+    # The second group finishes one token late and goes on under the next weights.
+    lengths, buffered = [3, 3, 4, 4, 2, 2], deque()
+    new = iter([Group(i, [1], (2 * i, 2 * i + 1)) for i in range(3)])
+    batches = [
+        list(sample_round(FakeGeneration(lengths, version), buffered, new, n=1, target=2))
+        for version in range(2)
+    ]
+    assert [[done.id for done in batch] for batch in batches] == [[0], [1]]
+    (done,) = batches[1]
+    version = np.array(versions(done.completions))
+    assert version.tolist() == [[0, 0, 0, 1]] * 2
+    mask = np.ones(version.shape, bool)
+    assert off_policy_fraction(version, mask, current_version=1) == 0.75
+    assert off_policy_fraction(version, mask, current_version=0) == 0.0
+    assert off_policy_fraction(version, mask & (version > 0), current_version=1) == 0.0
+    assert off_policy_fraction(version, ~mask, current_version=1) == 0.0
+
+
+def test_budgets():
+    assert resume_budget([0, 40, 64, 70], max_new_tokens=64).tolist() == [64, 24, 0, 0]
+    assert resume_budget([0, 40, 64], max_new_tokens=64, segment=16).tolist() == [16, 16, 0]
+    assert resume_budget([5, 5], max_new_tokens=[7, 4]).tolist() == [2, 0]
+    assert int(resume_budget(3, max_new_tokens=8)) == 5
+
+
+def test_segments_add_up_to_the_whole_response():
+    lengths, limit, segment = np.array([3, 16, 17, 100, 128, 400]), 128, 16
+    done, rounds = np.zeros_like(lengths), 0
+    while (unfinished := (done < lengths) & (done < limit)).any():
+        budget = resume_budget(done, max_new_tokens=limit, segment=segment)
+        done += np.where(unfinished, np.minimum(budget, lengths - done), 0)
+        rounds += 1
+    assert done.tolist() == [3, 16, 17, 100, 128, 128]
+    assert rounds == 8
+
+
+def test_roll_budget():
     assert roll_budget([0, 1, 2, 3], batch_size=8, alpha=0.0).tolist() == [0, 8, 16, 24]
     # At most two batches before the first update.
     assert roll_budget([0, 1, 2], batch_size=8, alpha=1.0).tolist() == [0, 16, 24]
@@ -152,6 +288,19 @@ def test_the_first_to_finish():
         (lambda: first_g_finished([1.0], group_size=2), ValueError, "from 1 to 1; got 2"),
         (lambda: first_g_finished([1.0], group_size=0), ValueError, "from 1 to 1; got 0"),
         (lambda: first_g_finished([np.nan], group_size=1), ValueError, "finish_time must be numb"),
+        (lambda: resume_budget([-1], max_new_tokens=3), ValueError, "length must not be negative"),
+        (lambda: resume_budget([1], max_new_tokens=3, segment=0), ValueError, "segment must be"),
+        (lambda: resume_budget([1], max_new_tokens=[3, 3]), ValueError, r"\(1,\); got \(2,\)"),
+        (
+            lambda: off_policy_fraction([1.0], [True], current_version=1),
+            TypeError,
+            "versions must hold integers",
+        ),
+        (
+            lambda: off_policy_fraction([1, 2], [True], current_version=1),
+            ValueError,
+            r"mask must have shape \(2,\); got \(1,\)",
+        ),
     ],
 )
 def test_bad_input(call, error, words):
