@@ -42,7 +42,7 @@ def begun(n, finish=UNFINISHED, *, entropy=True):
         ({"max_new_tokens": 0}, "asks for 0 new tokens"),
         ({"max_new_tokens": 2.5}, "asks for 2.5 new tokens"),
         ({"max_new_tokens": (3, 4)}, "has 1 requests and max_new_tokens for 2"),
-        ({"expected": float("nan")}, "expects nan tokens, it must be 0 or more"),
+        ({"expected": float("nan")}, "expects nan tokens; it must be 0 or more"),
         (
             {"settings": {"top_p": 0.5}},
             "sets 'top_p'; options that may vary with this engine: none",
