@@ -10,9 +10,8 @@ ROWS = (
         kind="rollout",
         functions=(
             "rollout.off_policy_fraction",
-            "rollout.pick_groups",
             "rollout.resume_budget",
-            "rollout.split_round",
+            "rollout.sample_round",
         ),
         verified_against="own simulation of rounds, worked numbers",
     ),
@@ -25,7 +24,6 @@ ROWS = (
             "curation.mpt_advantages",
             "curation.mpt_mask",
             "rollout.resume_budget",
-            "rollout.segment_status",
         ),
         preset="ulorl",
         verified_against=NUMPY,

@@ -395,8 +395,8 @@ def ulorl(
 
     References:
       UloRL (arXiv:2507.19766), PAPER reading. The paper trains on rewards of 0 and 1 with 1024
-      rollouts and one update a step. How a step samples its segment: ``rollout.resume_budget`` and
-      ``rollout.segment_status``.
+      rollouts and one update a step. ``rollout.Generation(segment=)`` samples a
+      segment, by ``rollout.resume_budget``.
     """
     checks.check_option("ulorl", "old", old, ("recomputed", "sampled"))
     surrogate = bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high)

@@ -50,8 +50,8 @@ def sample_round(
       target: How many groups are in flight at one time, at least ``n``.
       accept: Whether a finished group is worth training on; None accepts all.
 
-    Yields:
-      Finished groups, as they finish; fewer than ``n`` if groups run out.
+    Returns:
+      An iterator of finished groups, as they finish; fewer than ``n`` if groups run out.
 
     Raises:
       ValueError: If ``n`` is not above 0, ``target`` is below ``n``, or the engine cannot run a
