@@ -138,7 +138,7 @@ def test_norms_and_biases_move(tiny, noise):
 
 @pytest.mark.parametrize("prompts", [ALIKE, [[5], [80]]], ids=["blocks", "one token"])
 def test_how_prompts_are_read_changes_nothing(tiny, noise, alone, monkeypatch, prompts):
-    monkeypatch.setattr(population, "_READ", 64)  # two tokens of 32 slots at a time
+    monkeypatch.setattr(population, "_READ_TOKENS", 64)  # two tokens of 32 slots at a time
     deltas, one = noise()
     shared_prefix_len = 2 if prompts == ALIKE else 0
     sample = make_population_sampler(tiny[0], shared_prefix_len=shared_prefix_len, **STOPS)
