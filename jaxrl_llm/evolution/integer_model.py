@@ -19,6 +19,10 @@ from jaxrl_llm.evolution.integer import (
 )
 from jaxrl_llm.evolution.integer_update import egg_update
 
+# Leaves are drawn one by one: a mistyped size would keep the caller waiting for ever.
+_MOST_LAYERS = 4096
+_MOST_PARAMETERS = 2**36
+
 
 def egg_init(key: Array, *, vocab: int = 256, width: int = 256, layers: int = 6) -> ArrayTree:
     """Random parameters of the integer language model.
@@ -36,7 +40,8 @@ def egg_init(key: Array, *, vocab: int = 256, width: int = 256, layers: int = 6)
 
     Raises:
       TypeError: If ``key`` is not one typed key, or a size is not a whole number.
-      ValueError: If a size is below 1.
+      ValueError: If a size is below 1, there are more than 4,096 layers, or more than 2^36
+        parameters.
 
     Example:
       >>> import jax
@@ -50,6 +55,12 @@ def egg_init(key: Array, *, vocab: int = 256, width: int = 256, layers: int = 6)
     """
     _inputs.check_key("egg_init", key)
     _inputs.check_count("egg_init", 1, vocab=vocab, width=width, layers=layers)
+    size = 2 * vocab * width + 12 * layers * width**2
+    if layers > _MOST_LAYERS or size > _MOST_PARAMETERS:
+        raise ValueError(
+            f"egg_init: a model may have {_MOST_LAYERS:,} layers and {_MOST_PARAMETERS:,} "
+            f"parameters; vocab {vocab:,}, width {width:,} and layers {layers:,} make {size:,}."
+        )
 
     def vector(value: int) -> Array:
         return jnp.full((width,), value, jnp.int8)

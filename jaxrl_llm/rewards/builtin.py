@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_llm.rewards.pool import VerifierPool
+from jaxrl_llm.rewards.scoring import RewardError
 
 _MINUS = "-\u2212\u2010\u2011\u2013\ufe63\uff0d"  # hyphen, minus, and what models write for them
 _NUMBER = re.compile(
@@ -177,7 +178,8 @@ def math_verify(prompt: str, completion: str, metadata: Mapping[str, Any]) -> fl
         1.0 or 0.0.
 
     Raises:
-        ValueError: If metadata has no "answer" or it cannot be read as mathematics.
+        RewardError: If metadata has no "answer", or one that is not mathematics: an empty text, or
+            prose, which LaTeX would read as a product of its letters and no reply would match.
         ImportError: If math-verify is not installed.
 
     Example:
@@ -194,20 +196,32 @@ def math_verify(prompt: str, completion: str, metadata: Mapping[str, Any]) -> fl
     answer = metadata.get("answer")
     gold = None
     if answer is not None:
+        gold = package.parse(str(answer), parsing_timeout=None)
         # Bare LaTeX without an anchor is read only between dollar signs.
-        gold = package.parse(str(answer), parsing_timeout=None) or package.parse(
-            f"${answer}$", parsing_timeout=None
-        )
+        if not gold and not _is_prose(str(answer)):
+            gold = package.parse(f"${answer}$", parsing_timeout=None)
     if not gold:
-        raise ValueError(
-            f"math_verify: metadata['answer'] must be readable as mathematics, got {answer!r}."
+        raise RewardError(
+            f"math_verify: metadata['answer'] must be readable as mathematics, got {answer!r}; write "
+            "LaTeX, a product of letters between dollar signs, and grade prose with another reward"
         )
-    given = package.parse(completion, parsing_timeout=None)
-    return float(package.verify(gold, given, timeout_seconds=None))
+    reply = package.parse(completion, parsing_timeout=None)
+    return float(package.verify(gold, reply, timeout_seconds=None))
+
+
+_NAMED = ("sqrt", "infinity")  # words that the package reads without a backslash
+
+
+def _is_prose(answer: str) -> bool:
+    """Whether a bare answer has a word of three letters or more that is not mathematics."""
+    words = (word.strip(".,;:!?'\"()[]{}") for word in answer.split())
+    return any(len(w) > 2 and w.isalpha() and w.lower() not in _NAMED for w in words)
 
 
 def math_verify_pool(*, workers: int = 2, deadline: float = 5.0) -> VerifierPool:
     """`math_verify` in worker processes under a hard deadline.
+
+    An answer that `math_verify` refuses ends the scoring; a completion that hangs scores zero.
 
     Args:
         workers: Number of processes.

@@ -63,7 +63,8 @@ class VerifierPool:
     then one line a batch. The training run goes on, until for `patience` seconds of scoring not one
     call has given a value. A worker that dies while it starts in place of another is replaced in
     turn. A value that is no finite number is a mistake in the function rather than in a completion,
-    and raises in `score` as usual.
+    and raises in `score` as usual. So does a `RewardError` of the function: a row that it cannot
+    grade, whatever the completion.
 
     Workers end with this process, however it ends, and with them the programs that a call has
     started; a call that holds the interpreter then ends alone, a few seconds after its deadline.
@@ -81,8 +82,8 @@ class VerifierPool:
     Raises:
         ValueError: If the function cannot be sent to or loaded in a worker, workers, deadline or
             patience is not positive, or patience is below the deadline.
-        RewardError: In scoring, after that patience, or where a worker that replaces another cannot
-            be started or cannot load the function.
+        RewardError: In scoring, after that patience, where a worker that replaces another cannot
+            be started or cannot load the function, or where the function raises it.
 
     Example:
         >>> from jaxrl_llm.rewards import VerifierPool, score
@@ -172,7 +173,12 @@ class VerifierPool:
             try:
                 while not stop.is_set():
                     position = todo.get_nowait()
-                    outcomes[position] = self._call(rows[position])
+                    outcomes[position] = kind, payload = self._call(rows[position])
+                    if kind == "refused":
+                        row = describe(position, metadata[position])
+                        raise RewardError(
+                            f"Verifier {self.__qualname__} cannot grade {row}: {payload}."
+                        )
             except queue.Empty:
                 pass
             except BaseException as error:
@@ -246,7 +252,7 @@ class VerifierPool:
         for _ in range(2):
             process = self._ready(process)
             kind, payload = process.call(arguments, self.deadline)
-            if kind in ("value", "raised"):
+            if kind in ("value", "raised", "refused"):
                 break
             self._discard(process)
             process = self._start()

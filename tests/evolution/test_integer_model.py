@@ -123,6 +123,8 @@ def test_it_learns_text_beyond_the_frequencies_of_its_letters():
     ("call", "error", "words"),
     [
         (lambda: es.egg_init(KEY, width=0), ValueError, "width must be at least 1"),
+        (lambda: es.egg_init(KEY, layers=10**9), ValueError, "egg_init: .* layers 1,000,000,000"),
+        (lambda: es.egg_init(KEY, width=10**9), ValueError, "egg_init: .* width 1,000,000,000"),
         (lambda: es.egg_scores(SMALL, jnp.array([1])), ValueError, "at least two"),
         (lambda: es.egg_scores(SMALL, jnp.ones(3)), TypeError, "tokens must hold integers"),
         (

@@ -141,6 +141,11 @@ def test_reasoning_gym_without_the_entry():
         ("x^2+1", "$1-x^2$", 0.0),
         (4, "five", 0.0),
         ("4", "", 0.0),
+        ("x y", "$yx$", 1.0),
+        ("$xyz$", "$zyx$", 1.0),
+        (r"\sin x", r"$\sin(x)$", 1.0),
+        ("sqrt (2)", r"$\sqrt{2}$", 1.0),
+        (r"\text{blue}", r"\boxed{\text{blue}}", 1.0),
     ],
 )
 def test_math_verify(answer, completion, right):
@@ -157,10 +162,20 @@ def test_math_verify_works_outside_the_main_thread():
     assert given == [1.0]
 
 
-@pytest.mark.parametrize("metadata", [{}, {"answer": ""}])
-def test_math_verify_without_an_answer(metadata):
-    with pytest.raises(ValueError, match="must be readable as mathematics"):
-        rewards.math_verify("", "4", metadata)
+@pytest.mark.parametrize("answer", [None, "", "blue", "the cat sat", "Yes, it is.", "xyz", "sin x"])
+def test_math_verify_refuses_an_answer_that_it_cannot_read(answer):
+    with pytest.raises(rewards.RewardError, match=f"readable as mathematics, got {answer!r}"):
+        rewards.math_verify("", "4", {"answer": answer})
+
+
+def test_an_answer_of_prose_ends_the_scoring_and_is_named():
+    rows = [{"id": "sum", "answer": "4"}, {"id": "sky", "answer": "blue"}]
+    message = r"cannot grade prompt 1 \(id 'sky'\): RewardError: math_verify: .* got 'blue'"
+    with (
+        rewards.math_verify_pool(workers=1, deadline=20.0) as pool,
+        pytest.raises(rewards.RewardError, match=message),
+    ):
+        score(pool, ["p"] * 2, ["4", "blue"], rows)
 
 
 @pytest.mark.parametrize(
