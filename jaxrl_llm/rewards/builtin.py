@@ -202,8 +202,8 @@ def math_verify(prompt: str, completion: str, metadata: Mapping[str, Any]) -> fl
             gold = package.parse(f"${answer}$", parsing_timeout=None)
     if not gold:
         raise RewardError(
-            f"math_verify: metadata['answer'] must be readable as mathematics, got {answer!r}; write "
-            "LaTeX, a product of letters between dollar signs, and grade prose with another reward"
+            f"math_verify: metadata['answer'] must be readable as mathematics, got {answer!r}; "
+            "write LaTeX (a product of letters between dollar signs), or grade prose otherwise"
         )
     reply = package.parse(completion, parsing_timeout=None)
     return float(package.verify(gold, reply, timeout_seconds=None))
