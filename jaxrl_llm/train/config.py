@@ -335,8 +335,8 @@ class TrainConfig:
         recipe.check_group_size(self.sampling.group_size)
         if self.sampling.slots is not None:
             self.sampling.grid(self.prompts_per_step)
-        if isinstance(recipe, EvolutionRecipe):
-            self._check_evolution(recipe, parts)
+        if (evolution := evolution_recipe(recipe)) is not None:
+            self._check_evolution(evolution, parts)
         recipe.check_passes(self.updates_per_batch, 1)
         recipe.check_staleness(self.asynchrony.max_staleness)
         if recipe.critic is not None and self.critic is None:
@@ -372,6 +372,11 @@ class TrainConfig:
 
 
 AnyRecipe = Recipe | EvolutionRecipe
+
+
+def evolution_recipe(recipe: AnyRecipe) -> EvolutionRecipe | None:
+    """The recipe if it is an evolution strategy, else None."""
+    return recipe if isinstance(recipe, EvolutionRecipe) else None
 
 
 def find_recipe(

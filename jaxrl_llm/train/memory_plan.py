@@ -1,9 +1,9 @@
 """What a run takes of a device's memory, by formulas of shapes; nothing is allocated.
 
 ``plan_text`` is ``--plan``: a table, and the options that help where the run does not fit.
-``check_memory`` refuses a run whose state alone is more than a device has. Below these come
-what is planned (``load_inputs``), the plan (``make_plan``), a step, a sampler, and the formulas of
-single things.
+``check_memory`` refuses a run whose state alone is more than a device has. Below these come what is
+planned (``load_inputs``), the plan (``make_plan``), a step, a sampler, and the formulas of single
+things. All numbers are bytes on one device.
 """
 
 import dataclasses
@@ -24,10 +24,10 @@ from jaxrl_llm.core.kernels.vocabulary import block_words
 from jaxrl_llm.models.lora import Adapted, trainable, with_adapter
 from jaxrl_llm.models.protocol import Model, cast_params
 from jaxrl_llm.models.quantize import RoundedWeights
-from jaxrl_llm.models.sharding import AXES, param_spec, update_spec
-from jaxrl_llm.recipes import EvolutionRecipe, Recipe
+from jaxrl_llm.models.sharding import AXES, RULES, ShardingRules, param_spec, update_spec
+from jaxrl_llm.recipes import EvolutionRecipe
 from jaxrl_llm.rollout.sampling.options import DrawOptions, make_draw
-from jaxrl_llm.train.config import TrainConfig, find_recipe
+from jaxrl_llm.train.config import TrainConfig, evolution_recipe, find_recipe
 from jaxrl_llm.train.critic import init_critic
 from jaxrl_llm.train.evolution import moving_only
 from jaxrl_llm.train.mesh import MeshConfig, check_batch, load_meshes
@@ -35,8 +35,6 @@ from jaxrl_llm.train.optimizer import make_optimizer
 from jaxrl_llm.train.packing import check_reads_segments
 from jaxrl_llm.train.provide import check_provided
 from jaxrl_llm.train.setup import load_questions
-
-Mesh = Mapping[str, int]
 
 # Of a device's memory, what the formulas may fill: compilers and fragments take the rest.
 _SHARE = 0.95
@@ -51,19 +49,19 @@ class OutOfMemory(ValueError):
 
 
 class PlanInputs(NamedTuple):
-    """What a plan is about, as shapes.
+    """What a plan depends on besides the configuration, as shapes.
 
     Attributes:
       model: The model, without an adapter.
       params: Shapes of its parameters.
-      longest: Tokens of the longest prompt, as the sampler pads it.
-      held_out: How many questions are held out.
+      longest_prompt: Tokens of the longest prompt, as the sampler pads it.
+      num_held_out: How many questions are held out.
     """
 
     model: Model
     params: ArrayTree
-    longest: int
-    held_out: int
+    longest_prompt: int
+    num_held_out: int
 
 
 class Plan(NamedTuple):
@@ -72,23 +70,23 @@ class Plan(NamedTuple):
     Attributes:
       loading: Until the state is there.
       state: There for the whole run.
-      step: Besides, while a step trains.
-      sampling: Besides, while rollouts are sampled or the policy is evaluated.
-      together: Whether a step and the sampler are at work at once.
+      step: In addition, while a step trains.
+      sampling: In addition, while rollouts are sampled or the policy is evaluated.
+      overlap: Whether a step and the sampler work at the same time.
       sampler: On a device that does nothing but sample; empty if there is none.
-      unknown: What the model's configuration does not say, for which activations are left out.
+      unknown: Sizes that the model's configuration lacks, so that activations are not counted.
     """
 
     loading: dict[str, int]
     state: dict[str, int]
     step: dict[str, int]
     sampling: dict[str, int]
-    together: bool
+    overlap: bool
     sampler: dict[str, int]
     unknown: tuple[str, ...] = ()
 
     @property
-    def held(self) -> int:
+    def resident(self) -> int:
         """Bytes that are there for the whole run."""
         return sum(self.state.values())
 
@@ -96,8 +94,8 @@ class Plan(NamedTuple):
     def peak(self) -> int:
         """The most that is at one time on a device that trains."""
         step, sampling = sum(self.step.values()), sum(self.sampling.values())
-        at_work = step + sampling if self.together else max(step, sampling)
-        return max(sum(self.loading.values()), self.held + at_work)
+        working = step + sampling if self.overlap else max(step, sampling)
+        return max(sum(self.loading.values()), self.resident + working)
 
     @property
     def most(self) -> int:
@@ -151,26 +149,37 @@ def plan_text(config: TrainConfig, *, memory: float | None = None) -> str:
         the devices.
     """
     elsewhere = memory is not None
-    _check_here(config, elsewhere)
+    wanted, present = math.prod(dataclasses.astuple(config.mesh)), jax.device_count()
+    if not elsewhere and wanted > present:
+        raise ValueError(
+            f"plan: the mesh is of {wanted} devices, but there are {present}; for devices "
+            "elsewhere give the memory of one (--plan-memory)."
+        )
     config = lay_out(config, elsewhere=elsewhere)
     accelerator = True if elsewhere else None
-    room = _device_memory(config) if memory is None else int(memory)
-    subject = load_inputs(config)
-    plan = make_plan(config, subject, accelerator=accelerator)
-    lines = [_title(config, subject), *_table(plan)]
+    available = _device_memory(config) if memory is None else int(memory)
+    inputs = load_inputs(config)
+    plan = make_plan(config, inputs, accelerator=accelerator)
+    lines = [_title(config, inputs), *_table(plan)]
     if plan.unknown:
         names = ", ".join(plan.unknown)
         lines.append(f"Activations are not counted: the model's configuration has no {names}.")
-    if room is None:
+    if available is None:
         return "\n".join([*lines, "The device does not tell how much memory it has."])
-    lines.append(_row(2, "a device has", room))
-    if plan.most <= _SHARE * room:
+    lines.append(_row(2, "a device has", available))
+    if plan.most <= _SHARE * available:
         return "\n".join([*lines, "What is counted fits." if plan.unknown else "It fits."])
     lines.append("It does not fit. At most, one of these options at a time:")
-    for text, less in _helpful_options(config, subject, elsewhere, accelerator):
-        if less < 0.99 * plan.most:
-            verdict = ", fits" if less <= _SHARE * room and not plan.unknown else ""
-            lines.append(f"  {text:<40}{_size(less):>12}{verdict}")
+    for text, changed in suggestions(config, elsewhere=elsewhere):
+        try:
+            changed = lay_out(changed, elsewhere=elsewhere)
+            changed_inputs = _with_dtype(inputs, changed.dtype, config.dtype)
+            most = make_plan(changed, changed_inputs, accelerator=accelerator).most
+        except ValueError:  # such as a rank above the size of a matrix
+            continue
+        if most < 0.99 * plan.most:
+            verdict = ", fits" if most <= _SHARE * available and not plan.unknown else ""
+            lines.append(f"  {text:<40}{_size(most):>12}{verdict}")
     raise OutOfMemory("\n".join(lines))
 
 
@@ -182,46 +191,25 @@ def check_memory(config: TrainConfig) -> None:
     if not isinstance(config.model, str):
         return
     config = lay_out(config)
-    room = _device_memory(config)
-    if room is None:
+    available = _device_memory(config)
+    if available is None:
         return
-    held = held_bytes(config)
-    if sum(held.values()) > room:
-        parts = ", ".join(f"{name} {_size(count)}" for name, count in held.items())
+    model, params, _ = abstract_model(config)
+    state = _state_bytes(_make_run(config, PlanInputs(model, params, 0, 0)))
+    total = sum(state.values())
+    if total > available:
+        parts = ", ".join(f"{name} {_size(count)}" for name, count in state.items())
         raise OutOfMemory(
-            f"train: the state of this run, {_size(sum(held.values()))} on each device ({parts}), "
-            f"is more than the {_size(room)} there are; train an adapter (--lora.rank 16), split "
-            "the state over devices (--mesh.fsdp), or see what helps with --plan."
-        )
-
-
-def _check_here(config: TrainConfig, elsewhere: bool) -> None:
-    """Raises ValueError for a mesh of more devices than are here, where it is planned for those."""
-    wanted, there = math.prod(dataclasses.astuple(config.mesh)), jax.device_count()
-    if not elsewhere and wanted > there:
-        raise ValueError(
-            f"plan: the mesh is of {wanted} devices, but there are {there}; for devices elsewhere "
-            "give the memory of one (--plan-memory)."
+            f"train: the state of this run, {_size(total)} on each device ({parts}), is more than "
+            f"the {_size(available)} there are; train an adapter (--lora.rank 16), split the state "
+            "over devices (--mesh.fsdp), or see what helps with --plan."
         )
 
 
 def _device_memory(config: TrainConfig) -> int | None:
-    """Bytes that a device has for the run."""
-    own = config.asynchrony.sampler_devices or 0
-    return available_memory(math.prod(dataclasses.astuple(config.mesh)) + own)
-
-
-def _helpful_options(
-    config: TrainConfig, subject: PlanInputs, elsewhere: bool, accelerator: bool | None
-) -> Iterator[tuple[str, int]]:
-    """Options and the most that the run would take with each of them, if it could start."""
-    for text, changed in suggestions(config, elsewhere=elsewhere):
-        try:
-            changed = lay_out(changed, elsewhere=elsewhere)
-            plan = make_plan(changed, _other(config, changed, subject), accelerator=accelerator)
-        except ValueError:  # such as a rank above the size of a matrix
-            continue
-        yield text, plan.most
+    """Bytes that a device has for the run; None if it does not tell."""
+    sampler_devices = config.asynchrony.sampler_devices or 0
+    return available_memory(math.prod(dataclasses.astuple(config.mesh)) + sampler_devices)
 
 
 def suggestions(
@@ -241,7 +229,7 @@ def suggestions(
     changes += [(f"--microbatches {n}", {"microbatches": n}) for n in more]
     if sampling.slots is None and count > 1:
         changes.append((f"--sampling.slots {count // 2}", {"sampling": {"slots": count // 2}}))
-    changes += _meshes(config, elsewhere)
+    changes += _mesh_suggestions(config, elsewhere)
     if isinstance(config.model, str) and config.dtype == "float32":
         changes.append(("--dtype bfloat16", {"dtype": "bfloat16"}))
     if config.optimizer.moment_dtype == "float32":
@@ -257,27 +245,27 @@ def suggestions(
     for text, options in changes:
         try:
             yield text, _replaced(config, options)
-        except ValueError:
-            continue  # the rest of this configuration does not go with it
+        except ValueError:  # it contradicts the rest of the configuration
+            continue
 
 
-def _meshes(config: TrainConfig, elsewhere: bool) -> list[tuple[str, dict]]:
+def _mesh_suggestions(config: TrainConfig, elsewhere: bool) -> list[tuple[str, dict]]:
     """Options that spread a run over more devices, or split more of it."""
-    mesh, own = config.mesh, config.asynchrony.sampler_devices or 1
-    found: list[tuple[str, dict]] = []
+    mesh, sampler_devices = config.mesh, config.asynchrony.sampler_devices or 1
+    options: list[tuple[str, dict]] = []
     if mesh.fsdp == 1 and mesh.data > 1:
         size = mesh.data if elsewhere else -1
-        found.append((f"--mesh.data 1 --mesh.fsdp {size}", {"mesh": {"data": 1, "fsdp": size}}))
+        options.append((f"--mesh.data 1 --mesh.fsdp {size}", {"mesh": {"data": 1, "fsdp": size}}))
     elif mesh.fsdp == 1:
         for size in (2, 4, 8) if elsewhere else (-1,):
-            found += [
+            options += [
                 (f"--mesh.{axis} {size}", {"mesh": {axis: size}}) for axis in ("data", "fsdp")
             ]
-    if own > 1:
-        name, split = "--asynchrony.sampler-mesh", MeshConfig(fsdp=own)
-        text = f"{name}.data 1 {name}.fsdp {own}"
-        found.append((text, {"asynchrony": {"sampler_mesh": split}}))
-    return found
+    if sampler_devices > 1:
+        name, split = "--asynchrony.sampler-mesh", MeshConfig(fsdp=sampler_devices)
+        text = f"{name}.data 1 {name}.fsdp {sampler_devices}"
+        options.append((text, {"asynchrony": {"sampler_mesh": split}}))
+    return options
 
 
 def _replaced(config: TrainConfig, options: dict) -> TrainConfig:
@@ -291,21 +279,22 @@ def _replaced(config: TrainConfig, options: dict) -> TrainConfig:
     return dataclasses.replace(config, **changes)
 
 
-def _other(config: TrainConfig, changed: TrainConfig, subject: PlanInputs) -> PlanInputs:
-    """The subject of a configuration that differs at most in the dtype of the model."""
-    if changed.dtype == config.dtype:
-        return subject
+def _with_dtype(inputs: PlanInputs, dtype: str, before: str) -> PlanInputs:
+    """The inputs with a model that computes in another dtype than before, if it is another."""
+    if dtype == before:
+        return inputs
     from jaxrl_llm import models
 
-    model = models.make_model(dataclasses.replace(subject.model.config, dtype=changed.dtype))
-    return subject._replace(model=model)
+    return inputs._replace(
+        model=models.make_model(dataclasses.replace(inputs.model.config, dtype=dtype))
+    )
 
 
-def _title(config: TrainConfig, subject: PlanInputs) -> str:
+def _title(config: TrainConfig, inputs: PlanInputs) -> str:
     name = config.model if isinstance(config.model, str) else "model"
     sampling = config.sampling
     return (
-        f"{name}: {config.prompts_per_step} prompts of up to {subject.longest} tokens x "
+        f"{name}: {config.prompts_per_step} prompts of up to {inputs.longest_prompt} tokens x "
         f"{sampling.group_size} rollouts of up to {sampling.max_new_tokens}, in "
         f"{config.microbatches} microbatch(es); bytes on each device"
     )
@@ -353,22 +342,22 @@ def abstract_model(config: TrainConfig) -> tuple[Model, ArrayTree, Any]:
         asked = {"dtype": config.dtype, "quantization": config.quantization}
         model = models.make_model(dataclasses.replace(read_config(files.config), **asked))
         return model, models.param_shapes(model), data.load_tokenizer(files.tokenizer)
-    found: list[Any] = []
+    built: list[Any] = []
 
     def build():
         model, params, tokenizer = config.model()
-        found[:] = model, tokenizer
+        built[:] = model, tokenizer
         return trees.cast(params, jnp.float32)
 
     try:
         shapes = jax.eval_shape(build)
     except jax.errors.JAXTypeError:  # it looks at values
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), build())
-    return found[0], shapes, found[1]
+    return built[0], shapes, built[1]
 
 
 def load_inputs(config: TrainConfig) -> PlanInputs:
-    """What a plan of this configuration is about: reads the questions, but no weights.
+    """The inputs of a plan of this configuration; reads the questions, but no weights.
 
     Raises:
       ValueError: If model or questions are such that the run would not start.
@@ -385,8 +374,8 @@ def load_inputs(config: TrainConfig) -> PlanInputs:
             "evaluation: there are no held-out questions; set data.held_out or data.evaluation, or "
             "turn the evaluation off."
         )
-    recipe = find_recipe(config.recipe, config.sampling, num_prompts=len(train))
-    if isinstance(recipe, Recipe):
+    recipe: Any = find_recipe(config.recipe, config.sampling, num_prompts=len(train))
+    if evolution_recipe(recipe) is None:
         check_provided(recipe, train)
     longest = max(len(question.tokens) for question in [*train, *held_out])
     longest = next((size for size in BUCKETS if size >= longest), longest)
@@ -414,8 +403,8 @@ def lay_out(config: TrainConfig, *, elsewhere: bool = False) -> TrainConfig:
         config = dataclasses.replace(config, mesh=MeshConfig(**sizes))
     if config.sampling.slots is not None:
         rows, _ = config.sampling.grid(config.prompts_per_step)
-        alone = config.asynchrony.sampler_devices is not None
-        sizes = sampler_mesh(config) if alone else dataclasses.asdict(config.mesh)
+        separate = config.asynchrony.sampler_devices is not None
+        sizes = sampler_mesh(config) if separate else dataclasses.asdict(config.mesh)
         if rows % (shards := sizes["data"] * sizes["fsdp"]):
             raise ValueError(
                 f"sampling: slots {config.sampling.slots} are {rows} rows, which do not spread "
@@ -426,23 +415,23 @@ def lay_out(config: TrainConfig, *, elsewhere: bool = False) -> TrainConfig:
 
 def _check_elsewhere(config: TrainConfig) -> None:
     """Raises ValueError for a mesh that a run refuses, or whose size is not known here."""
-    sizes, given = dataclasses.asdict(config.mesh), config.asynchrony
+    sizes, asynchrony = dataclasses.asdict(config.mesh), config.asynchrony
     for axis, size in sizes.items():
         if size == -1:
             raise ValueError(
                 f"mesh: how many devices there are elsewhere is not known here; give {axis} a size "
                 f"in place of -1 (--mesh.{axis})."
             )
-    if given.sampler_devices is not None:
-        own = sampler_mesh(config)
-        if math.prod(own.values()) != given.sampler_devices:
-            text = " x ".join(f"{name} {size}" for name, size in own.items())
+    if asynchrony.sampler_devices is not None:
+        layout = sampler_mesh(config)
+        if math.prod(layout.values()) != asynchrony.sampler_devices:
+            text = " x ".join(f"{name} {size}" for name, size in layout.items())
             raise ValueError(
-                f"asynchrony: a sampler_mesh of {text} is not that of {given.sampler_devices} "
+                f"asynchrony: a sampler_mesh of {text} is not that of {asynchrony.sampler_devices} "
                 "sampler_devices."
             )
-        check_batch("asynchrony", config.prompts_per_step, 1, own["data"] * own["fsdp"])
-    elif given.max_staleness and math.prod(sizes.values()) > 1:
+        check_batch("asynchrony", config.prompts_per_step, 1, layout["data"] * layout["fsdp"])
+    elif asynchrony.max_staleness and math.prod(sizes.values()) > 1:
         raise ValueError(
             "asynchrony: a sampler and a step that share several devices would wait for each other "
             "for ever; give the sampler some of its own with sampler_devices."
@@ -457,13 +446,78 @@ def sampler_mesh(config: TrainConfig) -> dict[str, int]:
     return {axis: left if size == -1 else size for axis, size in sizes.items()}
 
 
-def make_plan(config: TrainConfig, subject: PlanInputs, *, accelerator: bool | None = None) -> Plan:
+class _Run(NamedTuple):
+    """A run as the formulas read it.
+
+    Attributes:
+      config: The configuration.
+      recipe: The method.
+      evolution: The same if it is an evolution strategy, else None.
+      model: The model, without an adapter.
+      base: Shapes of its parameters.
+      params: The same with the adapter, if the run has one.
+      trained: Those that move.
+      longest_prompt: Tokens of the longest prompt.
+      num_held_out: How many questions are held out.
+      mesh: Sizes of the mesh axes.
+    """
+
+    config: TrainConfig
+    recipe: Any
+    evolution: EvolutionRecipe | None
+    model: Model
+    base: ArrayTree
+    params: ArrayTree
+    trained: ArrayTree
+    longest_prompt: int
+    num_held_out: int
+    mesh: dict[str, int]
+
+    @property
+    def shards(self) -> int:
+        """Over how many devices a batch is spread."""
+        return self.mesh["data"] * self.mesh["fsdp"]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number in the dtype of the matrix products."""
+        return jnp.dtype(self.model.config.dtype).itemsize
+
+    @property
+    def unknown_sizes(self) -> tuple[str, ...]:
+        """Sizes that activations are counted from and the model's configuration lacks."""
+        return tuple(name for name in _SIZES if not hasattr(self.model.config, name))
+
+    def bytes_of(self, tree: ArrayTree, *, spec: Callable = param_spec) -> int:
+        """Bytes of parameters, gradients or moments on one device."""
+        return tree_bytes(tree, self.mesh, spec=spec, rules=self.model.sharding_rules)
+
+
+def _make_run(config: TrainConfig, inputs: PlanInputs) -> _Run:
+    model, base = inputs.model, inputs.params
+    recipe = find_recipe(config.recipe, config.sampling)
+    params = jax.eval_shape(lambda p: with_adapter(model, p, config.lora)[1], base)
+    return _Run(
+        config,
+        recipe,
+        evolution_recipe(recipe),
+        model,
+        base,
+        params,
+        trainable(params),
+        inputs.longest_prompt,
+        inputs.num_held_out,
+        dataclasses.asdict(config.mesh),
+    )
+
+
+def make_plan(config: TrainConfig, inputs: PlanInputs, *, accelerator: bool | None = None) -> Plan:
     """Bytes of a run on each device.
 
     Args:
       config: The run, the sizes of its mesh in numbers; see :func:`lay_out`.
-      subject: From :func:`load_inputs`, of this configuration or of one
-        that differs in nothing that it depends on.
+      inputs: From :func:`load_inputs`, of this configuration or of one that differs in nothing that
+        they depend on.
       accelerator: Whether the device multiplies bfloat16 numbers as they are; by default, whether
         the one that is here does. On CPUs most of what is between products is float32.
 
@@ -475,294 +529,244 @@ def make_plan(config: TrainConfig, subject: PlanInputs, *, accelerator: bool | N
     """
     if accelerator is None:
         accelerator = jax.default_backend() != "cpu"
-    mesh, own = dataclasses.asdict(config.mesh), config.asynchrony.sampler_devices
-    model, params = _with_adapter(config, subject.model, subject.params)
-    sampling = sampling_bytes(config, subject, params, mesh)
-    shared = config.asynchrony.max_staleness > 0 and own is None
-    if shared:
-        sampling["weights of the sampler"] = published_bytes(config, params, mesh)
-    evolves = isinstance(find_recipe(config.recipe, config.sampling), EvolutionRecipe)
+    run = _make_run(config, inputs)
+    separate = config.asynchrony.sampler_devices is not None
+    overlap = config.asynchrony.max_staleness > 0 and not separate
+    sampling = _sampling_bytes(run)
+    if overlap:
+        sampling["weights of the sampler"] = _published_bytes(run)
     return Plan(
-        {} if isinstance(config.model, str) else _loading_bytes(subject, params, mesh),
-        _state_bytes(config, model, params, mesh),
-        step_bytes(config, subject, params, mesh, accelerator=accelerator),
+        _loading_bytes(run),
+        _state_bytes(run),
+        _step_bytes(run, accelerator) if run.evolution is None else _population_step_bytes(run),
         sampling,
-        shared,
-        {} if own is None else sampler_bytes(config, subject, params, sampler_mesh(config)),
-        () if evolves else unknown_sizes(subject),
+        overlap,
+        _sampler_bytes(run._replace(mesh=sampler_mesh(config))) if separate else {},
+        run.unknown_sizes if run.evolution is None else (),
     )
 
 
-def held_bytes(config: TrainConfig) -> dict[str, int]:
-    """Bytes on one device that are there for the whole run, whose mesh is laid out.
-
-    Only the shape of the model is read.
-    """
-    model, params, _ = abstract_model(config)
-    mesh = dataclasses.asdict(config.mesh)
-    return _state_bytes(config, *_with_adapter(config, model, params), mesh)
-
-
-def _with_adapter(config: TrainConfig, model: Model, params: ArrayTree) -> tuple[Model, ArrayTree]:
-    shapes = jax.eval_shape(lambda p: with_adapter(model, p, config.lora)[1], params)
-    return model, shapes
-
-
-def _loading_bytes(subject: PlanInputs, params: ArrayTree, mesh: dict[str, int]) -> dict[str, int]:
+def _loading_bytes(run: _Run) -> dict[str, int]:
     """A function's weights are float32; those that stay frozen are cast once all are there."""
-    if not isinstance(params, Adapted):
+    if isinstance(run.config.model, str) or not isinstance(run.params, Adapted):
         return {}
-    kept = tree_bytes(params.base, mesh)
-    loaded = tree_bytes(subject.params, mesh)
-    return {"weights in float32": loaded, "weights as kept": kept} if kept < loaded else {}
+    loaded, cast = run.bytes_of(run.base), run.bytes_of(run.params.base)
+    return {"weights in float32": loaded, "weights as kept": cast} if cast < loaded else {}
 
 
-def _state_bytes(
-    config: TrainConfig, model: Model, params: ArrayTree, mesh: dict[str, int]
-) -> dict[str, int]:
-    recipe = find_recipe(config.recipe, config.sampling)
-    moving = trainable(params)
-    base = params.base if isinstance(params, Adapted) else params
-    chosen = moving_only(recipe, make_optimizer(config.optimizer))
-    optimizer = jax.eval_shape(chosen.init, moving)
-    parts = {"weights": tree_bytes(params, mesh)}
-    spec = param_spec if isinstance(recipe, EvolutionRecipe) else update_spec
-    parts["optimizer"] = tree_bytes(optimizer, mesh, spec=spec)
+def _state_bytes(run: _Run) -> dict[str, int]:
+    recipe, config = run.recipe, run.config
+    base = run.params.base if isinstance(run.params, Adapted) else run.params
+    optimizer = jax.eval_shape(
+        moving_only(recipe, make_optimizer(config.optimizer)).init, run.trained
+    )
+    spec = update_spec if run.evolution is None else param_spec
+    sizes = {
+        "weights": run.bytes_of(run.params),
+        "optimizer": run.bytes_of(optimizer, spec=spec),
+    }
     if recipe.reference is not None:
-        parts["reference"] = tree_bytes(moving, mesh)
-    elif recipe.uses_reference and base is params:  # an adapter's reference is its base
-        parts["reference"] = tree_bytes(params, mesh)
+        sizes["reference"] = run.bytes_of(run.trained)
+    elif recipe.uses_reference and base is run.params:  # an adapter's reference is its base
+        sizes["reference"] = run.bytes_of(run.params)
     if recipe.critic is not None and config.critic is not None:
         heads, key = recipe.critic.heads, jax.random.key(0)
-        critic = jax.eval_shape(lambda p: init_critic(model, p, heads=heads, key=key), base)
-        own = jax.eval_shape(make_optimizer(config.critic).init, critic)
+        critic = jax.eval_shape(lambda p: init_critic(run.model, p, heads=heads, key=key), base)
+        moments = jax.eval_shape(make_optimizer(config.critic).init, critic)
         copies = 1 if recipe.critic.target_rate is None else 2
-        parts["critic"] = copies * tree_bytes(critic, mesh)
-        parts["critic"] += tree_bytes(own, mesh, spec=update_spec)
-    return parts
+        sizes["critic"] = copies * run.bytes_of(critic) + run.bytes_of(moments, spec=update_spec)
+    return sizes
 
 
-def step_bytes(
-    config: TrainConfig, subject: PlanInputs, params: ArrayTree, mesh: Mesh, *, accelerator: bool
-) -> dict[str, int]:
-    """Gradients, casts, activations and logits of one microbatch, or an update of a population."""
-    recipe, moving = find_recipe(config.recipe, config.sampling), trainable(params)
-    if isinstance(recipe, EvolutionRecipe):
-        noise = 4 * min(recipe.chunk, _members(config, recipe)) * _drawn(recipe, moving)
-        return {"gradients": tree_bytes(moving, mesh), "noise of an update": noise}
-    parts = {"gradients": _gradient_bytes(moving, mesh, config.microbatches)}
+def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
+    """Gradients, casts, activations and logits of one microbatch."""
+    config, recipe, shape = run.config, run.recipe, run.model.config
+    sizes = {"gradients": _gradient_bytes(run, run.trained)}
     if recipe.critic is not None:  # a whole model, whatever of the policy moves
-        of_critic = _gradient_bytes(subject.params, mesh, config.microbatches)
-        parts["gradients of the critic"] = of_critic
-    if not unknown_sizes(subject):
-        parts["activations"] = _activation_bytes(config, subject, mesh, accelerator)
-    parts["logits"] = logits_bytes(
-        *_logits_shape(config, subject),
-        mesh=mesh,
+        sizes["gradients of the critic"] = _gradient_bytes(run, run.base)
+    if not run.unknown_sizes:
+        prompts = -(-config.prompts_per_step // (config.microbatches * run.shards))
+        grid = (prompts, config.sampling.group_size)
+        sizes["activations"] = activation_bytes(
+            shape,
+            BatchShape(*grid, run.longest_prompt, config.sampling.max_new_tokens),
+            remat=config.remat,
+            itemsize=run.itemsize if accelerator else 4,
+            adapter=config.lora.rank is not None,
+            split=run.mesh["tensor"],
+        )
+    tokens = config.prompts_per_step * config.sampling.group_size * config.sampling.max_new_tokens
+    sizes["logits"] = logits_bytes(
+        shape.vocab_size,
+        -(-tokens // config.microbatches),
+        getattr(shape, "width", 0),
+        mesh=run.mesh,
         statistics=bool(recipe.computed_from("policy", "old_policy", "reference", "teacher")),
     )
-    if support := _support_bytes(config, subject, mesh):
-        parts["support of tokens"] = support
-    if config.lora.rank is None or recipe.critic is not None:
-        parts |= _present("weights as multiplied", _cast_bytes(subject, mesh))
-    if mesh["fsdp"] > 1:
-        parts |= _present("weights gathered", _gathered_bytes(subject, mesh))
-    return parts
+    # The batch's sets of tokens, and the copies that a step makes of them: where they are scored
+    # their rows are laid out anew, and so they are to be split.
+    _, each = _recorded_bytes(run, config.sampling.temperature)
+    support, parts = each * tokens // run.shards, config.microbatches
+    sizes["support of tokens"] = 2 * support if parts == 1 else 3 * support + support // parts
+    if run.itemsize < 4 and (config.lora.rank is None or recipe.critic is not None):
+        matrices = jax.tree.map(lambda x: x if x.ndim > 1 else None, run.base)
+        sizes["weights as multiplied"] = run.bytes_of(matrices) * run.itemsize // 4
+    if run.mesh["fsdp"] > 1:
+        sizes["weights gathered"] = _gathered_bytes(run)
+    required = ("gradients", "gradients of the critic", "activations", "logits")
+    return {name: size for name, size in sizes.items() if size or name in required}
 
 
-def unknown_sizes(subject: PlanInputs) -> tuple[str, ...]:
-    """What a model's configuration does not say and activations cannot be counted without."""
-    return tuple(name for name in _SIZES if not hasattr(subject.model.config, name))
-
-
-def _present(name: str, size: int) -> dict[str, int]:
-    return {name: size} if size else {}
-
-
-def _activation_bytes(
-    config: TrainConfig, subject: PlanInputs, mesh: Mesh, accelerator: bool
-) -> int:
-    """Those of the part of a microbatch that one device has."""
-    shape = subject.model.config
-    batch = BatchShape(
-        -(-config.prompts_per_step // (config.microbatches * mesh["data"] * mesh["fsdp"])),
-        config.sampling.group_size,
-        subject.longest,
-        config.sampling.max_new_tokens,
-    )
-    return activation_bytes(
-        shape,
-        batch,
-        remat=config.remat,
-        itemsize=jnp.dtype(shape.dtype).itemsize if accelerator else 4,
-        adapter=config.lora.rank is not None,
-        split=mesh["tensor"],
-    )
-
-
-def _logits_shape(config: TrainConfig, subject: PlanInputs) -> tuple[int, int, int]:
-    """Vocabulary, tokens of the responses of a microbatch, width of hidden states."""
-    tokens = config.prompts_per_step * config.sampling.group_size * config.sampling.max_new_tokens
-    shape = subject.model.config
-    return shape.vocab_size, -(-tokens // config.microbatches), getattr(shape, "width", 0)
-
-
-def _gradient_bytes(moving: ArrayTree, mesh: Mesh, microbatches: int) -> int:
+def _gradient_bytes(run: _Run, trained: ArrayTree) -> int:
     """Those of an update, and what is there before they are summed over ``data``."""
-    own = tree_bytes(moving, mesh, spec=update_spec)
-    if microbatches > 1:
-        return own + tree_bytes(moving, mesh)
-    leaves = jax.tree_util.tree_leaves_with_path(moving)
-    largest = max(tree_bytes({trees.path_str(path): x}, mesh) for path, x in leaves)
-    return own + (largest if mesh["data"] > 1 else 0)
+    update = run.bytes_of(trained, spec=update_spec)
+    if run.config.microbatches > 1:
+        return update + run.bytes_of(trained)
+    leaves = jax.tree_util.tree_leaves_with_path(trained)
+    largest = max(run.bytes_of({trees.path_str(path): x}) for path, x in leaves)
+    return update + (largest if run.mesh["data"] > 1 else 0)
 
 
-def _support_bytes(config: TrainConfig, subject: PlanInputs, mesh: Mesh) -> int:
-    """The batch's sets of tokens, and the copies that a step makes of them.
-
-    Where they are scored their rows are laid out anew, and so they are to be split.
-    """
-    given, vocab_size = config.sampling, subject.model.config.vocab_size
-    policy = {"temperature": given.temperature, **filters_of(config)}
-    _, each = recorded_bytes(vocab_size, **policy)
-    tokens = config.prompts_per_step * given.group_size * given.max_new_tokens
-    whole = each * tokens // (mesh["data"] * mesh["fsdp"])
-    parts = config.microbatches
-    return 2 * whole if parts == 1 else 3 * whole + whole // parts
-
-
-def _cast_bytes(subject: PlanInputs, mesh: Mesh) -> int:
-    """Bytes of the matrices in the dtype of the products, where that is another."""
-    size = jnp.dtype(subject.model.config.dtype).itemsize
-    if size == 4:
-        return 0
-    matrices = jax.tree.map(lambda x: x if x.ndim > 1 else None, subject.params)
-    return tree_bytes(matrices, mesh) * size // 4
-
-
-def _gathered_bytes(subject: PlanInputs, mesh: Mesh) -> int:
-    """Weights that a device gathers of others: of two layers and what is no layer, or of all."""
-    params, half = subject.params, jnp.dtype(subject.model.config.dtype).itemsize
-    across = {"tensor": mesh["tensor"]}
-    layers = params.get("layers") if isinstance(params, Mapping) else None
+def _gathered_bytes(run: _Run) -> int:
+    """Weights that a device gathers of others: two layers and what is no layer, or everything."""
+    across = run._replace(mesh=dict.fromkeys(AXES, 1) | {"tensor": run.mesh["tensor"]})
+    layers = run.base.get("layers") if isinstance(run.base, Mapping) else None
     if not isinstance(layers, Mapping):
-        whole = tree_bytes(params, across)
-        return whole if whole > tree_bytes(params, mesh) else 0
-    layer = max(tree_bytes(x, across) for x in layers.values())
-    table = tree_bytes({k: x for k, x in params.items() if k != "layers"}, across)
-    return (2 * layer + table) * half // 4 + table
+        everything = across.bytes_of(run.base)
+        return everything if everything > run.bytes_of(run.base) else 0
+    layer = max(across.bytes_of(x) for x in layers.values())
+    table = across.bytes_of({k: x for k, x in run.base.items() if k != "layers"})
+    return (2 * layer + table) * run.itemsize // 4 + table
 
 
-def sampling_bytes(
-    config: TrainConfig, subject: PlanInputs, params: ArrayTree, mesh: Mesh
-) -> dict[str, int]:
+def _sampling_bytes(run: _Run) -> dict[str, int]:
     """Keys, values and outputs of the greatest batch that is sampled, and its logits.
 
     Of devices that train: where others sample, it is the evaluation alone.
     """
-    recipe, parts = find_recipe(config.recipe, config.sampling), {}
-    grids = _evaluated(config, subject)
-    if config.asynchrony.sampler_devices is None:
-        grids.append(_sampled(config, subject))
-    if isinstance(recipe, EvolutionRecipe):
-        parts["members"] = _member_bytes(config, recipe, params, mesh)
-    if not grids:
+    shapes = _evaluation_shapes(run)
+    if run.config.asynchrony.sampler_devices is None:
+        shapes.append(_rollout_shape(run))
+    if not shapes:
         return {}
-    return parts | _decoding_bytes(config, subject, params, mesh, grids)
+    members = {} if run.evolution is None else {"members": _member_bytes(run, run.evolution)}
+    return members | _decoding_bytes(run, shapes)
 
 
-def sampler_bytes(
-    config: TrainConfig, subject: PlanInputs, params: ArrayTree, mesh: Mesh
-) -> dict[str, int]:
+def _sampler_bytes(run: _Run) -> dict[str, int]:
     """All that is on a device which does nothing but sample."""
-    held = tree_bytes(params, mesh) - tree_bytes(trainable(params), mesh)
-    parts = {"weights": held + published_bytes(config, params, mesh)}
-    return parts | _decoding_bytes(config, subject, params, mesh, [_sampled(config, subject)])
+    frozen = run.bytes_of(run.params) - run.bytes_of(run.trained)
+    weights = {"weights": frozen + _published_bytes(run)}
+    return weights | _decoding_bytes(run, [_rollout_shape(run)])
 
 
-def published_bytes(config: TrainConfig, params: ArrayTree, mesh: Mesh) -> int:
+def _published_bytes(run: _Run) -> int:
     """The sampler's copies of what moves, where it samples while a step trains.
 
     Old ones for the batch under way, the newest, and those that replace these meanwhile.
     """
-    copies = 2 if config.asynchrony.max_staleness == 1 else 3
-    return copies * tree_bytes(trainable(params), mesh)
+    copies = 2 if run.config.asynchrony.max_staleness == 1 else 3
+    return copies * run.bytes_of(run.trained)
 
 
-def _decoding_bytes(
-    config: TrainConfig,
-    subject: PlanInputs,
-    params: ArrayTree,
-    mesh: Mesh,
-    grids: list[DecodeShape],
-) -> dict[str, int]:
-    shards, shape = mesh["data"] * mesh["fsdp"], subject.model.config
-    sizes = {"prompt_length": subject.longest, "length": config.sampling.max_new_tokens}
-
-    def cache(grid: DecodeShape) -> int:
-        size = {"prompts": grid.rows, "slots": grid.slots, "recorded": grid.recorded}
-        return cache_bytes(shape, **size, **sizes, split=mesh["tensor"]) // shards
-
-    logits = [4 * shape.vocab_size * grid.blocks * -(-grid.slots // shards) for grid in grids]
-    parts = {"cache of the sampler": max(map(cache, grids)), "logits of the sampler": max(logits)}
-    return parts | _present("weights as multiplied", _made_bytes(subject, params, mesh))
-
-
-def _made_bytes(subject: PlanInputs, params: ArrayTree, mesh: Mesh) -> int:
-    """Bytes of the weights that a sampler makes before it decodes, cast or rounded to 8 bits."""
-
-    def made(new, old):
-        if isinstance(new, RoundedWeights):
-            return new.q
-        return None if new.dtype == old.dtype else new
-
-    cast = jax.eval_shape(lambda p: cast_params(subject.model, p), params)
-    rounded = {"is_leaf": lambda x: isinstance(x, RoundedWeights)}
-    return tree_bytes(jax.tree.map(made, cast, params, **rounded), mesh)
-
-
-def _sampled(config: TrainConfig, subject: PlanInputs) -> DecodeShape:
+def _rollout_shape(run: _Run) -> DecodeShape:
     """What decodes at one time of a step's rollouts."""
-    given, prompts = config.sampling, config.prompts_per_step
-    recipe = find_recipe(config.recipe, given)
-    if isinstance(recipe, EvolutionRecipe):  # a member reads the prompts itself
-        count = prompts * given.group_size * recipe.tries
-        return _decode_shape(config, subject, count, count, recipe.temperature)
-    rows, width = (prompts, given.group_size) if given.slots is None else given.grid(prompts)
-    return _decode_shape(config, subject, rows, rows * width, given.temperature)
+    sampling, prompts = run.config.sampling, run.config.prompts_per_step
+    if run.evolution is not None:  # a member reads the prompts itself
+        count = prompts * sampling.group_size * run.evolution.tries
+        return _decode_shape(run, count, count, run.evolution.temperature)
+    rows, width = prompts, sampling.group_size
+    if sampling.slots is not None:
+        rows, width = sampling.grid(prompts)
+    return _decode_shape(run, rows, rows * width, sampling.temperature)
 
 
-def _evaluated(config: TrainConfig, subject: PlanInputs) -> list[DecodeShape]:
+def _evaluation_shapes(run: _Run) -> list[DecodeShape]:
     """The same of the two evaluations, if there are any."""
-    if not config.evaluation.enabled:
+    sampling, prompts = run.config.sampling, run.config.prompts_per_step
+    if not run.config.evaluation.enabled:
         return []
-    given, prompts = config.sampling, config.prompts_per_step
-    greedy = min(prompts * given.group_size, max(subject.held_out, 1))
-    answers = prompts * (config.evaluation.samples or given.group_size)
+    greedy = min(prompts * sampling.group_size, max(run.num_held_out, 1))
+    answers = prompts * (run.config.evaluation.samples or sampling.group_size)
     return [
-        _decode_shape(config, subject, greedy, greedy, 0.0),
-        _decode_shape(config, subject, prompts, answers, given.temperature),
+        _decode_shape(run, greedy, greedy, 0.0),
+        _decode_shape(run, prompts, answers, sampling.temperature),
     ]
 
 
-def _decode_shape(
-    config: TrainConfig, subject: PlanInputs, rows: int, slots: int, temperature: float
-) -> DecodeShape:
-    filters = filters_of(config) if temperature else {}
-    vocab_size = subject.model.config.vocab_size
-    recorded, support = recorded_bytes(vocab_size, temperature=temperature, **filters)
+def _decode_shape(run: _Run, rows: int, slots: int, temperature: float) -> DecodeShape:
+    recorded, support = _recorded_bytes(run, temperature)
     # Besides those of the model and those that are drawn from, a filter over all of them has its
     # own, sorted and summed.
-    return DecodeShape(rows, slots, recorded, 5 if 8 * support >= vocab_size else 2)
+    everywhere = 8 * support >= run.model.config.vocab_size
+    return DecodeShape(rows, slots, recorded, 5 if everywhere else 2)
 
 
-def filters_of(config: TrainConfig) -> dict:
-    """Which tokens a sampler of the policy keeps."""
-    return {name: getattr(config.sampling, name) for name in ("top_k", "top_p", "min_p")}
+def _recorded_bytes(run: _Run, temperature: float) -> tuple[int, int]:
+    """As :func:`recorded_bytes`, of the run's sampler at a temperature; 0 has no filters."""
+    sampling, options = run.config.sampling, DrawOptions(temperature=temperature)
+    if temperature:
+        options = dataclasses.replace(
+            options, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p
+        )
+    return recorded_bytes(run.model.config.vocab_size, options)
 
 
-def _members(config: TrainConfig, recipe: EvolutionRecipe) -> int:
-    return recipe.population(config.prompts_per_step, config.sampling.group_size)
+def _decoding_bytes(run: _Run, shapes: list[DecodeShape]) -> dict[str, int]:
+    """Of several that are sampled one after the other, the most."""
+    cache = max(
+        cache_bytes(
+            run.model.config,
+            prompts=shape.rows,
+            prompt_length=run.longest_prompt,
+            slots=shape.slots,
+            length=run.config.sampling.max_new_tokens,
+            recorded=shape.recorded,
+            split=run.mesh["tensor"],
+        )
+        for shape in shapes
+    )
+    logits = max(shape.blocks * -(-shape.slots // run.shards) for shape in shapes)
+    sizes = {
+        "cache of the sampler": cache // run.shards,
+        "logits of the sampler": 4 * run.model.config.vocab_size * logits,
+    }
+    if made := _made_bytes(run):
+        sizes["weights as multiplied"] = made
+    return sizes
+
+
+def _made_bytes(run: _Run) -> int:
+    """Bytes of the weights that a sampler makes before it decodes, cast or rounded to 8 bits."""
+
+    def is_rounded(x) -> bool:
+        return isinstance(x, RoundedWeights)
+
+    def made(new, old):
+        if is_rounded(new):
+            return new.q
+        return None if new.dtype == old.dtype else new
+
+    cast = jax.eval_shape(lambda p: cast_params(run.model, p), run.params)
+    return run.bytes_of(jax.tree.map(made, cast, run.params, is_leaf=is_rounded))
+
+
+def _population_step_bytes(run: _Run) -> dict[str, int]:
+    """The update of an evolution strategy: a gradient, and the noise of some members at a time."""
+    recipe = run.evolution
+    assert recipe is not None
+    members = recipe.population(run.config.prompts_per_step, run.config.sampling.group_size)
+    noise = 4 * min(recipe.chunk, members) * _drawn(recipe, run.trained)
+    return {"gradients": run.bytes_of(run.trained), "noise of an update": noise}
+
+
+def _member_bytes(run: _Run, recipe: EvolutionRecipe) -> int:
+    """Factors of all members, those of a pair once; or the weights of one member."""
+    if recipe.noise == "full":
+        return run.bytes_of(run.params)
+    members = recipe.population(run.config.prompts_per_step, run.config.sampling.group_size)
+    draws = members // (2 if recipe.pairs else 1)
+    return 4 * draws * _drawn(recipe, run.params) // run.shards
 
 
 def _drawn(recipe: EvolutionRecipe, params: ArrayTree) -> int:
@@ -774,18 +778,12 @@ def _drawn(recipe: EvolutionRecipe, params: ArrayTree) -> int:
     return sum(recipe.rank * sum(shape) for shape in shapes)
 
 
-def _member_bytes(
-    config: TrainConfig, recipe: EvolutionRecipe, params: ArrayTree, mesh: Mesh
-) -> int:
-    """Factors of all members, those of a pair once; or the weights of one member."""
-    if recipe.noise == "full":
-        return tree_bytes(params, mesh)
-    draws = _members(config, recipe) // (2 if recipe.pairs else 1)
-    return 4 * draws * _drawn(recipe, params) // (mesh["data"] * mesh["fsdp"])
-
-
 def tree_bytes(
-    tree: ArrayTree, mesh: Mapping[str, int] | None = None, *, spec: Callable = param_spec
+    tree: ArrayTree,
+    mesh: Mapping[str, int] | None = None,
+    *,
+    spec: Callable = param_spec,
+    rules: ShardingRules = RULES,
 ) -> int:
     """Bytes of arrays, or of their shapes, on one device of a mesh.
 
@@ -793,6 +791,7 @@ def tree_bytes(
       tree: Parameters, or an optimizer's state whose paths end as theirs do.
       mesh: Sizes of the mesh axes; they need not be those of devices that are there.
       spec: How a leaf is split: ``param_spec``, or ``update_spec`` of gradients and optimizers.
+      rules: Those of the model.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -802,10 +801,11 @@ def tree_bytes(
       (107520, 54080)
     """
     sizes = {axis: (mesh or {}).get(axis, 1) for axis in AXES}
-    there = jax.sharding.AbstractMesh(tuple(sizes.values()), AXES)
+    abstract = jax.sharding.AbstractMesh(tuple(sizes.values()), AXES)
 
     def one(path: str, x) -> int:
-        axes = jax.tree.leaves(tuple(spec(path, x.shape, there)))  # one may be split over two
+        # An axis of an array may be split over two of the mesh.
+        axes = jax.tree.leaves(tuple(spec(path, x.shape, abstract, rules)))
         return x.size * x.dtype.itemsize // math.prod(sizes[axis] for axis in axes)
 
     arrays = [x for x in jax.tree_util.tree_leaves_with_path(tree) if hasattr(x[1], "shape")]
@@ -833,7 +833,7 @@ def activation_bytes(
     numbers: its input and what responses attend to of the prompt, which is kept where prompts go
     through the layers first; its matrix products too; all.
     While a layer that keeps less is computed again, all of that one layer is there. With an adapter
-    it is ``2 N M`` more: what is added to hidden units stands beside them. The last norm keeps ``2
+    it is ``2 N M`` more, for what is added to hidden units. The last norm keeps ``2
     P G T D`` once.
 
     Args:
@@ -861,17 +861,17 @@ def activation_bytes(
         max(size // split, 1) for size in (c.num_heads, c.num_kv_heads, c.mlp_width)
     )
     width, queries, keys = c.width, heads * c.head_dim, key_heads * c.head_dim
-    everything = 4 * width + 2 * (queries + keys) + 3 * hidden
-    everything += queries + keys if getattr(c, "qk_norm", False) else 0
-    everything += 2 * hidden if adapter else 0
-    whole = itemsize * tokens * everything + 4 * 2 * heads * pairs
+    every = 4 * width + 2 * (queries + keys) + 3 * hidden
+    every += queries + keys if getattr(c, "qk_norm", False) else 0
+    every += 2 * hidden if adapter else 0
+    layer = itemsize * tokens * every + 4 * 2 * heads * pairs
     ends = itemsize * P * G * T * width
     if remat == "none":
-        return c.num_layers * whole + ends
-    shared, kept = 2 * P * Lp * keys, width
+        return c.num_layers * layer + ends
+    shared, stored = 2 * P * Lp * keys, width
     if remat == "dots":
-        kept = 2 * width + queries + 2 * keys + 2 * hidden
-    return c.num_layers * itemsize * (tokens * kept + shared) + whole + ends
+        stored = 2 * width + queries + 2 * keys + 2 * hidden
+    return c.num_layers * itemsize * (tokens * stored + shared) + layer + ends
 
 
 def logits_bytes(
@@ -893,32 +893,33 @@ def logits_bytes(
     """
     mesh = dict.fromkeys(AXES, 1) | dict(mesh or {})
     parts = 1 if vocab_size % mesh["tensor"] else mesh["tensor"]
-    own = -(-tokens // (mesh["data"] * mesh["fsdp"]))
+    local = -(-tokens // (mesh["data"] * mesh["fsdp"]))
     words = block_words(vocab_size, tokens, width, _chunk_of(logprobs.token_logprobs))
-    found = own * -(-words // parts)
-    if statistics:  # which are computed beside the log-probabilities
-        chunk = min(_chunk_of(logprobs.vocabulary_statistics), own)
-        found = max(found, chunk * vocab_size // parts)
-    return 3 * 4 * found
+    elements = local * -(-words // parts)
+    if statistics:  # computed along with the log-probabilities
+        chunk = min(_chunk_of(logprobs.vocabulary_statistics), local)
+        elements = max(elements, chunk * vocab_size // parts)
+    return 3 * 4 * elements
 
 
 def _chunk_of(scorer: Callable) -> int:
     return inspect.signature(scorer).parameters["chunk_size"].default
 
 
-def recorded_bytes(vocab_size: int, **sampling) -> tuple[int, int]:
+def recorded_bytes(vocab_size: int, options: DrawOptions) -> tuple[int, int]:
     """Bytes that a sampler records of one token, and how many of them are its support.
 
     Args:
       vocab_size: V.
-      **sampling: Options of :class:`~jaxrl_llm.rollout.DrawOptions`.
+      options: How tokens are drawn.
 
     Example:
+      >>> from jaxrl_llm.rollout.sampling.options import DrawOptions
       >>> from jaxrl_llm.train.memory_plan import recorded_bytes
-      >>> recorded_bytes(320), recorded_bytes(320, top_p=0.9), recorded_bytes(320, top_k=5)
-      ((20, 0), (60, 40), (40, 20))
+      >>> recorded_bytes(320, DrawOptions()), recorded_bytes(320, DrawOptions(top_k=5))
+      ((20, 0), (40, 20))
     """
-    blank = make_draw("recorded_bytes", DrawOptions(**sampling), vocab_size=vocab_size).blank
+    blank = make_draw("recorded_bytes", options, vocab_size=vocab_size).blank
     return _bytes(blank), _bytes(blank.support)
 
 

@@ -22,6 +22,7 @@ from jaxrl_llm.models.sharding import (
     update_shardings,
     update_spec,
 )
+from jaxrl_llm.rollout.sampling.options import DrawOptions
 from jaxrl_llm.testing import ByteTokenizer, tiny_config, tiny_model
 from jaxrl_llm.train import (
     AsyncConfig,
@@ -180,7 +181,7 @@ def test_a_cache_is_that_of_the_engine(dtype, filters):
     model = make_model(tiny_config(width=64, num_layers=2, head_dim=16, dtype=dtype))
     sizes = {"rows": 2, "width": 3, "prompt_length": 64, "max_new_tokens": 32}
     engine = jr.rollout.make_engine(model, **sizes, **filters)
-    recorded, support = recorded_bytes(model.config.vocab_size, **filters)
+    recorded, support = recorded_bytes(model.config.vocab_size, DrawOptions(**filters))
     assert support == sum({"top_p": 4 * 9, "top_k": 4 * 40}[name] for name in filters)
     sizes = {"prompts": 2, "prompt_length": 64, "slots": 6, "length": 32}
     found = cache_bytes(model.config, **sizes, recorded=recorded)
@@ -191,19 +192,19 @@ def test_a_cache_is_that_of_the_engine(dtype, filters):
 def plans(tmp_path_factory):
     """The plan of a tiny run with some changes, as of an accelerator."""
     config = tiny_run(tmp_path_factory.mktemp("plan"), remat="none")
-    subject = load_inputs(config)
+    inputs = load_inputs(config)
 
     def plan(**changes):
-        return make_plan(dataclasses.replace(config, **changes), subject, accelerator=True)
+        return make_plan(dataclasses.replace(config, **changes), inputs, accelerator=True)
 
-    return config, subject, plan
+    return config, inputs, plan
 
 
 def test_a_plan_reads_no_weights(plans):
-    config, subject, _ = plans
+    config, inputs, _ = plans
     live = len(jax.live_arrays())
-    assert load_inputs(config).longest == subject.longest == 16  # q00 in the smallest bucket
-    assert all(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(subject.params))
+    assert load_inputs(config).longest_prompt == inputs.longest_prompt == 16
+    assert all(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(inputs.params))
     assert len(jax.live_arrays()) == live
 
 
@@ -222,18 +223,20 @@ def test_a_function_that_looks_at_values_is_called(plans):
         assert float(params["norm"]["scale"].sum()) == 32
         return model, params, tokenizer
 
-    config, subject, _ = plans
+    config, inputs, _ = plans
     found = load_inputs(dataclasses.replace(config, model=model))
-    assert jax.tree.map(jnp.shape, found.params) == jax.tree.map(jnp.shape, subject.params)
+    assert jax.tree.map(jnp.shape, found.params) == jax.tree.map(jnp.shape, inputs.params)
 
 
 def test_what_a_plan_counts(plans):
-    _, subject, plan = plans
-    numbers = jr.core.trees.size(subject.params)
+    _, inputs, plan = plans
+    numbers = jr.core.trees.size(inputs.params)
     whole = plan()
     assert whole.state == {"weights": 4 * numbers, "optimizer": 8 * numbers + 4}
     assert whole.step["gradients"] == 4 * numbers
-    assert whole.peak == whole.held + max(sum(whole.step.values()), sum(whole.sampling.values()))
+    assert whole.peak == whole.resident + max(
+        sum(whole.step.values()), sum(whole.sampling.values())
+    )
     parts = plan(microbatches=2)
     assert parts.step["gradients"] == 8 * numbers
     assert parts.step["activations"] == whole.step["activations"] / 2
@@ -247,28 +250,28 @@ def test_what_a_plan_counts(plans):
     spread = plan(mesh=MeshConfig(data=2), prompts_per_step=4)
     assert spread.state["weights"] == 4 * numbers
     assert spread.state["optimizer"] < 0.6 * 8 * numbers
-    table = max(x.size for x in jax.tree.leaves(subject.params))
+    table = max(x.size for x in jax.tree.leaves(inputs.params))
     assert 4 * table < spread.step["gradients"] < 0.6 * 4 * numbers + 4 * table
     ahead = plan(asynchrony=AsyncConfig(max_staleness=1))
-    assert ahead.together and ahead.sampling["weights of the sampler"] == 8 * numbers
+    assert ahead.overlap and ahead.sampling["weights of the sampler"] == 8 * numbers
     assert ahead.peak > whole.peak
     later = plan(asynchrony=AsyncConfig(max_staleness=2))  # a batch of them is not the last
     assert later.sampling["weights of the sampler"] == 12 * numbers
 
 
 def test_an_adapter_takes_little(plans):
-    _, subject, plan = plans
+    _, inputs, plan = plans
     small = plan(lora=LoRAConfig(rank=4), recipe="grpo")
     numbers = 2048
     assert small.step["gradients"] == 4 * numbers
     assert small.state == {
-        "weights": 4 * (jr.core.trees.size(subject.params) + numbers),
+        "weights": 4 * (jr.core.trees.size(inputs.params) + numbers),
         "optimizer": 8 * numbers + 4,
     }  # its reference is the base
 
 
 def test_evolution_keeps_no_activations_but_its_members(plans):
-    _, subject, plan = plans
+    _, inputs, plan = plans
     sgd = OptimizerConfig(name="sgd", b1=0.0, max_grad_norm=None)
     given = {"recipe": "eggroll", "optimizer": sgd, "remat": "full"}
     adam = {"recipe": "eggroll", "remat": "full", "prompts_per_step": 4}
@@ -278,21 +281,21 @@ def test_evolution_keeps_no_activations_but_its_members(plans):
     drawn = 2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 64)  # q and o, k and v, the MLP
     assert evolved.state["optimizer"] == 0
     assert evolved.step == {
-        "gradients": 4 * jr.core.trees.size(subject.params),
+        "gradients": 4 * jr.core.trees.size(inputs.params),
         "noise of an update": 4 * 6 * drawn,
     }
     assert evolved.sampling["members"] == 4 * 3 * drawn
 
 
-def in_dtype(subject, **changes):
-    """The subject with a model that computes in another dtype, or rounds."""
-    return subject._replace(model=make_model(dataclasses.replace(subject.model.config, **changes)))
+def in_dtype(inputs, **changes):
+    """The inputs with a model that computes in another dtype, or rounds."""
+    return inputs._replace(model=make_model(dataclasses.replace(inputs.model.config, **changes)))
 
 
-def matrix_numbers(subject, *, linear=False):
+def matrix_numbers(inputs, *, linear=False):
     return sum(
         x.size
-        for path, x in jax.tree_util.tree_leaves_with_path(subject.params)
+        for path, x in jax.tree_util.tree_leaves_with_path(inputs.params)
         if x.ndim > 1 and (not linear or jr.core.trees.path_str(path).startswith("layers"))
     )
 
@@ -338,21 +341,21 @@ def test_a_support_in_a_compiled_step():
 
 
 def test_weights_of_another_dtype_while_they_load(plans):
-    config, subject, plan = plans
+    config, inputs, plan = plans
     assert plan(lora=LoRAConfig(rank=4)).loading == {}
     adapted = dataclasses.replace(config, lora=LoRAConfig(rank=4))
-    half = make_plan(adapted, in_dtype(subject, dtype="bfloat16"), accelerator=True)
-    numbers, matrices = jr.core.trees.size(subject.params), matrix_numbers(subject)
+    half = make_plan(adapted, in_dtype(inputs, dtype="bfloat16"), accelerator=True)
+    numbers, matrices = jr.core.trees.size(inputs.params), matrix_numbers(inputs)
     kept = 4 * numbers - 2 * matrices
     assert half.loading == {"weights in float32": 4 * numbers, "weights as kept": kept}
-    assert half._replace(step={}, sampling={}).peak == 4 * numbers + kept > half.held
+    assert half._replace(step={}, sampling={}).peak == 4 * numbers + kept > half.resident
     named = dataclasses.replace(adapted, model="owner/name", dtype="bfloat16")  # loaded as kept
-    assert make_plan(named, in_dtype(subject, dtype="bfloat16"), accelerator=True).loading == {}
+    assert make_plan(named, in_dtype(inputs, dtype="bfloat16"), accelerator=True).loading == {}
 
 
 def test_devices_that_only_sample(plans):
-    config, subject, plan = plans
-    numbers = jr.core.trees.size(subject.params)
+    config, inputs, plan = plans
+    numbers = jr.core.trees.size(inputs.params)
     whole = plan()
 
     def ahead(*, max_staleness=1, mesh=None, **changes):
@@ -362,7 +365,7 @@ def test_devices_that_only_sample(plans):
 
     found = ahead()
     assert whole.sampler == {} and whole.most == whole.peak
-    assert not found.together and found.sampling == {}
+    assert not found.overlap and found.sampling == {}
     assert found.state == whole.state and found.step == whole.step
     assert found.sampler == {
         "weights": 8 * numbers,
@@ -378,32 +381,32 @@ def test_devices_that_only_sample(plans):
 
 
 def test_a_critic_beside_an_adapter_has_gradients(plans):
-    config, subject, plan = plans
+    config, inputs, plan = plans
     given = {"recipe": "ppo_max", "critic": OptimizerConfig(), "lora": LoRAConfig(rank=4)}
-    numbers, matrices = jr.core.trees.size(subject.params), matrix_numbers(subject)
+    numbers, matrices = jr.core.trees.size(inputs.params), matrix_numbers(inputs)
     found = plan(**given)
     assert found.step["gradients"] == 4 * 2048
     assert found.step["gradients of the critic"] == 4 * numbers
     half = make_plan(
-        dataclasses.replace(config, **given), in_dtype(subject, dtype="bfloat16"), accelerator=True
+        dataclasses.replace(config, **given), in_dtype(inputs, dtype="bfloat16"), accelerator=True
     )
     assert half.step["weights as multiplied"] == 2 * matrices
 
 
 def test_weights_that_are_rounded_for_the_sampler(plans):
-    config, subject, _ = plans
-    linear = matrix_numbers(subject, linear=True)
+    config, inputs, _ = plans
+    linear = matrix_numbers(inputs, linear=True)
     for lora in (LoRAConfig(), LoRAConfig(rank=4)):
         changed = dataclasses.replace(config, lora=lora)
-        found = make_plan(changed, in_dtype(subject, quantization="int8"), accelerator=True)
+        found = make_plan(changed, in_dtype(inputs, quantization="int8"), accelerator=True)
         assert found.sampling["weights as multiplied"] == linear
-    half = make_plan(config, in_dtype(subject, dtype="bfloat16"), accelerator=True)
-    assert half.sampling["weights as multiplied"] == 2 * matrix_numbers(subject)
+    half = make_plan(config, in_dtype(inputs, dtype="bfloat16"), accelerator=True)
+    assert half.sampling["weights as multiplied"] == 2 * matrix_numbers(inputs)
 
 
 def test_statistics_have_larger_chunks_of_logits(plans):
-    config, subject, plan = plans
-    vocab_size, sampling = subject.model.config.vocab_size, config.sampling
+    config, inputs, plan = plans
+    vocab_size, sampling = inputs.model.config.vocab_size, config.sampling
     whole = config.prompts_per_step * sampling.group_size * sampling.max_new_tokens
     assert plan().step["logits"] == 3 * 4 * min(64, whole) * vocab_size
     # Of few tokens all logits are there at once.
@@ -424,9 +427,9 @@ def test_blocks_of_logits_grow_with_the_hidden_states():
 
 
 def test_a_model_of_which_little_is_known(plans):
-    config, subject, _ = plans
+    config, inputs, _ = plans
     names = ("vocab_size", "max_length", "num_layers", "num_kv_heads", "head_dim", "dtype")
-    shape = SimpleNamespace(**{name: getattr(subject.model.config, name) for name in names})
+    shape = SimpleNamespace(**{name: getattr(inputs.model.config, name) for name in names})
 
     def model():
         model, params, tokenizer = config.model()
@@ -447,12 +450,12 @@ def test_a_model_of_which_little_is_known(plans):
 
 
 def test_slots_and_the_evaluation_decide_the_cache(plans):
-    config, subject, plan = plans
-    one = cache_bytes(subject.model.config, prompts=1, prompt_length=16, slots=1, length=4)
+    config, inputs, plan = plans
+    one = cache_bytes(inputs.model.config, prompts=1, prompt_length=16, slots=1, length=4)
     whole = plan().sampling["cache of the sampler"]
     slots = dataclasses.replace(config.sampling, slots=2)
     assert plan(sampling=slots).sampling["cache of the sampler"] == 2 * one < whole
-    several = subject._replace(held_out=100)
+    several = inputs._replace(num_held_out=100)
     evaluated = dataclasses.replace(config, evaluation=EvaluationConfig())
     greedy = make_plan(evaluated, several).sampling["cache of the sampler"]
     assert greedy == 8 * one > whole  # as many prompts as a batch has rows
@@ -581,8 +584,8 @@ def test_what_a_container_has_left(tmp_path):
 
 
 def test_a_state_that_is_more_than_the_device_is_refused(plans, monkeypatch):
-    config, subject, _ = plans
-    shapes = (subject.model, subject.params, config.model()[2])
+    config, inputs, _ = plans
+    shapes = (inputs.model, inputs.params, config.model()[2])
     with monkeypatch.context() as patch:
         patch.setattr(memory_plan, "abstract_model", lambda config: shapes)
         config = dataclasses.replace(config, model="owner/name")

@@ -49,14 +49,14 @@ def test_the_state_is_split_over_all_devices_and_the_run_fits_them(pod):
         if math.prod(x.shape) > size.width:
             assert math.prod(x.sharding.shard_shape(x.shape)) * devices == math.prod(x.shape)
 
-    subject = PlanInputs(model, param_shapes(model), longest=256, held_out=256)
-    plan = make_plan(config, subject, accelerator=True)
-    assert plan.held == held
+    inputs = PlanInputs(model, param_shapes(model), longest_prompt=256, num_held_out=256)
+    plan = make_plan(config, inputs, accelerator=True)
+    assert plan.resident == held
     assert plan.peak < 0.8 * memory
     # As the page says, in GB.
     gradients = plan.step["gradients"]
     rest, sampler = sum(plan.step.values()) - gradients, sum(plan.sampling.values())
-    numbers = (plan.held, gradients, rest, sampler, plan.peak)
+    numbers = (plan.resident, gradients, rest, sampler, plan.peak)
     row = " | ".join([f"{memory / 1e9:.0f}", *(f"{x / 1e9:.1f}" for x in numbers)])
     assert f"| {row} |" in (ROOT / "docs" / "pods.md").read_text()
 
