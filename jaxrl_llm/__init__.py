@@ -45,4 +45,4 @@ def __getattr__(name: str):
 
 
 def __dir__():
-    return sorted([*globals(), *_NAMESPACES])
+    return sorted(__all__)

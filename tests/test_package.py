@@ -121,3 +121,15 @@ def test_source_file(path):
 def test_modules_have_docstrings():
     bare = [p.name for p in SOURCES if not ast.get_docstring(ast.parse(p.read_text()))]
     assert not bare
+
+
+def test_dir_lists_the_public_names_once_and_nothing_else():
+    code = """
+import jaxrl_llm as jr
+before = dir(jr)
+jr.recipes.grpo()
+assert dir(jr) == before == sorted(jr.__all__)
+assert len(set(before)) == len(before)
+assert {"advantages", "recipes", "train", "bind"} <= set(before) and "importlib" not in before
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,26 +1,105 @@
 """``jaxrl-llm methods``."""
 
 import dataclasses
+import inspect
 import json
-from collections.abc import Sequence
+import operator
+import textwrap
+from collections.abc import Callable, Sequence
+from typing import Annotated
 
-from jaxrl_llm.cli import options
+import tyro
+
+import jaxrl_llm
+from jaxrl_llm.cli import UsageError, options
 from jaxrl_llm.recipes import catalog
+from jaxrl_llm.recipes.records import format_value
+
+_WIDTH = 100
+# Stands for the generation budget in the recipe of a preset that needs one.
+_LENGTH = 1024
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Methods:
-    """The methods this package holds, and what each was verified against.
+    """The methods of this package: which are trained by name, and who confirmed their numbers.
 
     Attributes:
+      name: A method's key or a preset's name shows all about it; a part of a key, a title or a
+        function's name lists what matches.
+      kind: Only methods of this kind.
       json: Print a JSON list instead of a table.
     """
 
+    name: Annotated[str | None, tyro.conf.Positional] = None
+    kind: str | None = None
     json: bool = False
 
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
-    given = options.parse(Methods, arguments, command="methods")
-    print(json.dumps(catalog.rows(), indent=1) if given.json else catalog.as_table())
+    wanted = options.parse(Methods, arguments, command="methods")
+    try:
+        methods = catalog.select(kind=wanted.kind, name=wanted.name)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if wanted.json:
+        print(json.dumps(catalog.rows(methods), indent=1))
+    elif wanted.name is not None and len(methods) == 1:
+        print(describe(methods[0]))
+    else:
+        print(catalog.as_table(methods))
     return 0
+
+
+def describe(method: catalog.Method) -> str:
+    """All about one method, in lines of at most 100 characters."""
+    lines = [*textwrap.wrap(f"{method.key}: {method.title}", _WIDTH), ""]
+    if method.arxiv:
+        lines.append(f"paper       https://arxiv.org/abs/{method.arxiv}")
+    lines += [f"kind        {method.kind}", f"confidence  {method.confidence}"]
+    if method.preset:
+        lines.append(f"trains      {'whole' if method.whole else f'without {method.missing}'}")
+    lines += ["", "functions"]
+    for path in method.functions:
+        lines += _signature(f"jr.{path}", operator.attrgetter(path)(jaxrl_llm))
+    if method.preset:
+        lines += _preset(method.preset)
+    lines += ["", "confirmed by"]
+    for peer, function, compared in catalog.CONFIRMED.get(method.key, ()):
+        lines += _wrapped(f"{peer}: {function}, {compared}")
+    lines += _wrapped(f"own checks: {method.verified_against}")
+    return "\n".join(lines)
+
+
+def _preset(name: str) -> list[str]:
+    """Lines about a preset: how it is called, and the slots of its recipe."""
+    make = {**catalog.PRESETS, **catalog.EVOLUTION_PRESETS}[name]
+    recipe = catalog.preset(name, length=_LENGTH)
+    lines = ["", "preset", *_signature(f"jr.recipes.{name}", make), ""]
+    given = f", with length={_LENGTH}" if "length" in inspect.signature(make).parameters else ""
+    lines.append(f"its recipe{given}")
+    for field in dataclasses.fields(recipe):
+        value = getattr(recipe, field.name)
+        if field.default is dataclasses.MISSING or value != field.default:
+            lines += _wrapped(f"{field.name} = {format_value(value)}")
+    return lines
+
+
+def _signature(name: str, function: Callable) -> list[str]:
+    """``name(parameters)`` without annotations."""
+    signature = inspect.signature(function)
+    bare = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
+    plain = signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)
+    return _wrapped(f"{name}{plain}")
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(
+        text,
+        _WIDTH,
+        initial_indent="  ",
+        subsequent_indent="      ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

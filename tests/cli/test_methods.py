@@ -7,7 +7,7 @@ import re
 import pytest
 from test_cli import ROOT, config_file, one_sentence, run
 
-from jaxrl_llm.cli import options
+from jaxrl_llm.cli import methods_command, options
 from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, catalog
 from jaxrl_llm.train import OptimizerConfig
 
@@ -21,7 +21,7 @@ def test_methods_as_json_say_all_there_is_to_know(capsys):
     assert {row["preset"] for row in rows} - {None} == presets
     for row in rows:
         assert {"key", "title", "arxiv", "kind", "functions", "preset"} <= set(row), row
-        assert {"verified_against", "confidence"} <= set(row), row
+        assert {"verified_against", "confidence", "confirmed", "whole", "missing"} <= set(row), row
         assert row["functions"] and all(re.fullmatch(r"\w+\.\w+", f) for f in row["functions"])
         assert re.fullmatch(r"(\d{4}\.\d{5})?", row["arxiv"]), row
         assert row["verified_against"] and row["title"], row
@@ -29,8 +29,44 @@ def test_methods_as_json_say_all_there_is_to_know(capsys):
     # What the issue of a method is about is found by its short name.
     keys = {row["key"]: row for row in rows}
     assert keys["gdpo"]["preset"] == "gdpo" and keys["gdpo"]["arxiv"] == "2601.05242"
+    assert keys["gdpo"]["whole"] and not keys["sdpo"]["whole"] and keys["sdpo"]["missing"]
+    peers = {row["peer"]: row["function"] for row in keys["d3s"]["confirmed"]}
+    assert peers == {"TRL 1.16.0": "curation.top_fraction_token_mask"}
     code, out, _ = run(capsys, "methods")
     assert len(out.splitlines()) == len(rows) + 1
+
+
+def test_methods_of_a_kind_or_a_name(capsys):
+    code, out, _ = run(capsys, "methods", "--kind", "correction")
+    kinds = {line.split()[1] for line in out.splitlines()[1:]}
+    assert code == 0 and kinds == {"correction"} and "rollout_correction" in out
+    code, out, _ = run(capsys, "methods", "passk", "--json")
+    assert code == 0 and {r["key"] for r in json.loads(out)} == {"grpo_passk", "passk_training"}
+    code, _, err = run(capsys, "methods", "gspoo")
+    assert code == 2 and "Did you mean 'gspo'" in err and "Traceback" not in err
+    code, _, err = run(capsys, "methods", "--kind", "surogate")
+    assert code == 2 and "Did you mean 'surrogate'" in err
+
+
+def test_one_method_whole(capsys):
+    code, out, _ = run(capsys, "methods", "gspo")
+    lines = out.splitlines()
+    assert code == 0 and max(map(len, lines)) <= 100
+    assert lines[0] == "gspo: Group sequence policy optimization"
+    assert "paper       https://arxiv.org/abs/2507.18071" in lines and "trains      whole" in lines
+    assert "  jr.recipes.gspo(*, eps_low=0.0003, eps_high=0.0004)" in lines
+    assert "  surrogate = gspo(eps_high=0.0004, eps_low=0.0003)" in lines
+    assert "  verl 0.9.1: surrogates.gspo, eps_high=0.04; eps_low=0.03" in lines
+    assert "  own checks: own float64 NumPy, worked numbers" in lines
+    code, out, _ = run(capsys, "methods", "sdpo")
+    assert code == 0 and "trains      without prompts for the teacher" in out.splitlines()
+
+
+@pytest.mark.parametrize("method", catalog.CATALOG, ids=lambda method: method.key)
+def test_every_method_is_described_in_a_terminals_width(method):
+    lines = methods_command.describe(method).splitlines()
+    assert lines[0].startswith(method.key) and len(lines) > 6
+    assert all(len(line) <= 100 for line in lines)
 
 
 def test_presets_by_name_train(capsys, tmp_path):

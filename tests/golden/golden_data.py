@@ -1,6 +1,6 @@
 """The golden data of estimators: reading the manifests, and comparing them with our functions.
 
-`python tests/golden/golden_data.py` lists the keys of the catalog with the peers that cover them.
+What they confirm of the catalog is written by `python tests/golden/confirmed.py`.
 The files are described in `estimators/README.md`.
 """
 
@@ -230,37 +230,3 @@ def check_complete(manifest: Manifest, table: Mapping[str, Ours]) -> None:
         for output in entry["outputs"]:
             rows = len(manifest.arrays[f"{name}/{output}"])
             assert rows == len(entry["cases"]), f"{name}/{output} has {rows} cases"
-
-
-CATALOG_PEERS = Path(__file__).parents[2] / "jaxrl_llm" / "recipes" / "catalog" / "peers.py"
-
-
-def peers_module() -> str:
-    """The text of the catalog's table of peers."""
-    lines = [
-        '"""Peers whose own code gave the numbers that a method is held to, with their versions.',
-        "",
-        "Written by `python tests/golden/golden_data.py` from the manifests of the golden data.",
-        '"""',
-        "",
-        "PEERS: dict[str, tuple[str, ...]] = {",
-    ]
-    for key, labels in verified_against().items():
-        row = ", ".join(f'"{label}"' for label in labels)
-        one = f'    "{key}": ({row}{"," if len(labels) == 1 else ""}),'
-        if len(one) <= 100:
-            lines.append(one)
-        else:
-            lines += [f'    "{key}": (', *(f'        "{label}",' for label in labels), "    ),"]
-    return "\n".join([*lines, "}", ""])
-
-
-def main() -> None:
-    """Writes the catalog's table of peers, and prints it."""
-    CATALOG_PEERS.write_text(peers_module(), encoding="utf-8")
-    for key, labels in verified_against().items():
-        print(f"{key:28} {', '.join(labels)}")
-
-
-if __name__ == "__main__":
-    main()

@@ -129,18 +129,78 @@ def test_rows_survive_json():
     assert len(catalog.rows()) == len(catalog.CATALOG)
 
 
-def test_tables():
+def test_a_table_for_a_terminal_is_aligned_and_at_most_100_wide():
     text = catalog.as_table().splitlines()
-    assert len(text) == len(catalog.CATALOG) + 1
-    assert text[0].split()[:3] == ["method", "kind", "preset"]
-    start = text[0].index("kind")
-    assert all(line[start - 1] == " " and line[start] != " " for line in text)
-    markdown = catalog.as_table(style="markdown").splitlines()
-    assert len(markdown) == len(catalog.CATALOG) + 2
-    assert {line.count("|") for line in markdown} == {7}
-    assert "[2402.03300](https://arxiv.org/abs/2402.03300)" in markdown[2]
+    assert len(text) == len(catalog.CATALOG) + 1 and max(map(len, text)) <= 100
+    assert text[0].split() == ["method", "kind", "trains", "paper", "title"]
+    for start in (text[0].index("kind"), text[0].index("title")):
+        assert all(line[start - 1] == " " and line[start] != " " for line in text)
+    by_key = {line.split()[0]: line for line in text[1:]}
+    assert "whole" in by_key["gspo"] and "in part" in by_key["dapo_clip"]
+    assert "whole" not in by_key["ppo_clip"] and "in part" not in by_key["ppo_clip"]
+
+
+def test_a_table_for_the_readme_says_what_is_missing_and_who_confirmed_what():
+    lines = catalog.as_table(style="markdown").splitlines()
+    assert len(lines) == len(catalog.CATALOG) + 2
+    assert {line.count("|") for line in lines} == {8}
+    rows = {line.split("`")[1]: line for line in lines[2:]}
+    assert "[2402.03300](https://arxiv.org/abs/2402.03300)" in rows["grpo"]
+    assert "| whole |" in rows["gspo"] and "| not: prompts for the teacher |" in rows["sdpo"]
+    assert "TRL 1.16.0 (`top_fraction_token_mask`)" in rows["d3s"]
+    assert "maxrl c0698eb (k=1 or 2 or 3; loo=True)" in rows["pkpo"]
     with pytest.raises(ValueError, match="Did you mean 'markdown'"):
         catalog.as_table(style="markdwn")
+
+
+@pytest.mark.parametrize(
+    ("options", "keys"),
+    [
+        ({"name": "gspo"}, {"gspo"}),
+        ({"name": "dapo"}, {"dapo_clip"}),  # a preset's name
+        ({"name": "GSPO t"}, set()),
+        ({"name": "passk"}, {"grpo_passk", "passk_training"}),
+        ({"kind": "reference"}, {"salsa_soup_ref"}),
+        ({"kind": "surrogate", "name": "dcpo"}, {"dcpo_dynamic_clip"}),
+    ],
+)
+def test_methods_are_found_by_kind_and_name(options, keys):
+    if keys:
+        assert {method.key for method in catalog.select(**options)} == keys
+    else:
+        with pytest.raises(ValueError, match="no method matches 'GSPO t'"):
+            catalog.select(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kind": "surogate"}, "kind must be one of .*Did you mean 'surrogate'"),
+        ({"name": "gspoo"}, "no method matches 'gspoo'. Did you mean 'gspo'"),
+        ({"name": "grpo", "kind": "rollout"}, "no method of kind 'rollout' matches 'grpo'"),
+    ],
+)
+def test_what_no_method_matches_is_said(options, words):
+    with pytest.raises(ValueError, match=f"methods: {words}"):
+        catalog.select(**options)
+
+
+def test_what_is_missing_stands_where_a_preset_is():
+    for method in catalog.CATALOG:
+        assert method.preset or not method.missing
+        assert method.whole == (method.preset is not None and not method.missing)
+    missing = {m.preset for m in catalog.CATALOG if m.missing}
+    assert {"dapo", "sdpo", "srpo", "trloo", "verpo", "ps_grpo", "remix", "dars"} <= missing
+    assert {"grpo", "dr_grpo", "gspo", "mssr", "ppo_max", "eggroll"}.isdisjoint(missing)
+
+
+def test_what_peers_confirmed_are_functions_of_the_catalog():
+    listed = {f for method in catalog.CATALOG for f in method.functions}
+    rows = {method.key: method for method in catalog.CATALOG}
+    for key, confirmed in catalog.CONFIRMED.items():
+        assert key in rows and confirmed
+        for peer, function, options in confirmed:
+            assert function in listed and peer and options
 
 
 LISTED = sorted({f for method in catalog.CATALOG for f in method.functions})

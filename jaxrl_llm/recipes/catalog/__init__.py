@@ -1,40 +1,37 @@
-"""What the library holds, as data: it feeds the command line, the README's table and the docs."""
+"""What the library holds, as data: it feeds the command line, the README's table and the docs.
+
+``methods.py`` has a row a method, ``confirmed.py`` what the code of peers confirmed of each.
+"""
 
 import dataclasses
+import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.recipes import presets
-from jaxrl_llm.recipes.catalog import (
-    baselines,
-    basics,
-    controllers,
-    curation,
-    evolution,
-    off_policy,
-    outcomes,
-    ratios,
-    rollouts,
-    teachers,
-    tracked,
-)
-from jaxrl_llm.recipes.catalog.method import KINDS, Method
-from jaxrl_llm.recipes.catalog.peers import PEERS
+from jaxrl_llm.recipes.catalog.confirmed import CONFIRMED
+from jaxrl_llm.recipes.catalog.method import KINDS, Confirmed, Method
+from jaxrl_llm.recipes.catalog.methods import METHODS
 from jaxrl_llm.recipes.evolution import EvolutionRecipe
 from jaxrl_llm.recipes.presets import evolution as evolution_presets
 from jaxrl_llm.recipes.recipe import Recipe
 
 __all__ = [
     "CATALOG",
+    "CONFIRMED",
     "EVOLUTION_PRESETS",
     "KINDS",
     "PRESETS",
+    "Confirmed",
     "Method",
     "as_table",
     "preset",
     "rows",
+    "select",
 ]
+
+CATALOG: tuple[Method, ...] = METHODS
 
 # A preset enters the battery of jaxrl_llm.testing by standing in its package.
 PRESETS: dict[str, Callable[..., Recipe]] = {
@@ -44,6 +41,9 @@ PRESETS: dict[str, Callable[..., Recipe]] = {
 EVOLUTION_PRESETS: dict[str, Callable[..., EvolutionRecipe]] = {
     name: getattr(evolution_presets, name) for name in ("eggroll", "es_qiu", "open_es")
 }
+
+# Columns of a terminal that the table as text fits.
+_WIDTH = 100
 
 
 def preset(name: str, *, length: float, num_prompts: int = 1) -> Recipe | EvolutionRecipe:
@@ -72,41 +72,65 @@ def preset(name: str, *, length: float, num_prompts: int = 1) -> Recipe | Evolut
     return make(**{k: v for k, v in known.items() if k in inspect.signature(make).parameters})
 
 
-_ROWS = (
-    *basics.ROWS,
-    *baselines.ROWS,
-    *off_policy.ROWS,
-    *ratios.ROWS,
-    *curation.ROWS,
-    *tracked.ROWS,
-    *outcomes.ROWS,
-    *teachers.ROWS,
-    *controllers.ROWS,
-    *rollouts.ROWS,
-    *evolution.ROWS,
-)
-
-
-def _with_peers(row: Method) -> Method:
-    """The row with the peers whose own numbers its functions are held to."""
-    labels = PEERS.get(row.key, ())
-    text = "; ".join([*([", ".join(labels)] if labels else []), row.verified_against])
-    return dataclasses.replace(row, verified_against=text)
-
-
-CATALOG: tuple[Method, ...] = tuple(_with_peers(row) for row in _ROWS)
-
-
-def rows() -> list[dict]:
-    """The catalog as plain dictionaries, ready for ``json.dumps``."""
-    return [dataclasses.asdict(method) for method in CATALOG]
-
-
-def as_table(*, style: str = "text") -> str:
-    """The catalog as a table for people.
+def select(*, kind: str | None = None, name: str | None = None) -> tuple[Method, ...]:
+    """The rows of a kind, and of a name.
 
     Args:
-      style: "text" for aligned columns, "markdown" for the README.
+      kind: One of ``KINDS``; None for all.
+      name: A key or the name of a preset, which selects its row alone; else a part of a key, a
+        title or a function's name, in any case. None for all.
+
+    Raises:
+      ValueError: If the kind is unknown, or no row matches, with the nearest key.
+
+    Example:
+      >>> from jaxrl_llm.recipes import catalog
+      >>> [method.key for method in catalog.select(kind="surrogate", name="gspo")]
+      ['gspo']
+      >>> [method.key for method in catalog.select(name="soup")]
+      ['salsa_soup_ref']
+    """
+    found = CATALOG
+    if kind is not None:
+        checks.check_option("methods", "kind", kind, KINDS)
+        found = tuple(method for method in found if method.kind == kind)
+    if name is None:
+        return found
+    exact = tuple(method for method in found if name in (method.key, method.preset))
+    if exact:
+        return exact
+    word = name.lower()
+    found = tuple(
+        method
+        for method in found
+        if any(word in text.lower() for text in (method.key, method.title, *method.functions))
+    )
+    if not found:
+        near = difflib.get_close_matches(name, [method.key for method in CATALOG], n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        of_kind = "" if kind is None else f" of kind {kind!r}"
+        raise ValueError(f"methods: no method{of_kind} matches {name!r}.{hint}")
+    return found
+
+
+def rows(methods: Sequence[Method] = CATALOG) -> list[dict]:
+    """Rows as plain dictionaries for ``json.dumps``, with what peers confirmed of each."""
+    return [
+        dataclasses.asdict(method)
+        | {
+            "whole": method.whole,
+            "confirmed": [x._asdict() for x in CONFIRMED.get(method.key, ())],
+        }
+        for method in methods
+    ]
+
+
+def as_table(methods: Sequence[Method] = CATALOG, *, style: str = "text") -> str:
+    """Rows as a table for people.
+
+    Args:
+      methods: Rows of the catalog.
+      style: "text" for aligned columns, cut at 100 characters; "markdown" for the README.
 
     Returns:
       Lines without a final newline.
@@ -117,19 +141,48 @@ def as_table(*, style: str = "text") -> str:
     Example:
       >>> from jaxrl_llm.recipes import catalog
       >>> catalog.as_table().splitlines()[1].split()[:4]
-      ['grpo', 'advantage', 'grpo', '2402.03300']
+      ['grpo', 'advantage', 'whole', '2402.03300']
     """
     checks.check_option("as_table", "style", style, ("text", "markdown"))
-    header = ("method", "kind", "preset", "paper", "verified against", "title")
-    lines = [(m.key, m.kind, m.preset or "", m.arxiv, m.verified_against, m.title) for m in CATALOG]
     if style == "markdown":
+        header = ("method", "kind", "preset", "trains", "paper", "confirmed by", "title")
         table = [header, ("---",) * len(header)]
-        for key, kind, preset, arxiv, *rest in lines:
-            link = f"[{arxiv}](https://arxiv.org/abs/{arxiv})" if arxiv else ""
-            table.append((f"`{key}`", kind, f"`{preset}`" if preset else "", link, *rest))
+        for m in methods:
+            link = f"[{m.arxiv}](https://arxiv.org/abs/{m.arxiv})" if m.arxiv else ""
+            preset = f"`{m.preset}`" if m.preset else ""
+            trains = f"not: {m.missing}" if m.missing else _trains(m)
+            table.append((f"`{m.key}`", m.kind, preset, trains, link, _peers(m), m.title))
         return "\n".join(f"| {' | '.join(row)} |" for row in table)
-    widths = [max(map(len, column)) for column in zip(header, *lines, strict=True)]
+    lines = [("method", "kind", "trains", "paper", "title")]
+    lines += [(m.key, m.kind, _trains(m), m.arxiv, m.title) for m in methods]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths[-1] = max(8, _WIDTH - sum(widths[:-1]) - 2 * (len(widths) - 1))
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in (header, *lines)
+        "  ".join(_cut(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in lines
     )
+
+
+def _trains(method: Method) -> str:
+    """Whether a run by the preset's name is the whole method."""
+    if method.preset is None:
+        return ""
+    return "whole" if method.whole else "in part"
+
+
+def _cut(text: str, width: int) -> str:
+    return (text if len(text) <= width else text[: width - 3] + "...").ljust(width)
+
+
+def _peers(method: Method) -> str:
+    """The peers that confirmed something of a method, each with what it confirmed."""
+    by_peer: dict[str, list[str]] = {}
+    for peer, function, options in CONFIRMED.get(method.key, ()):
+        name = "" if len(method.functions) == 1 else f"`{function.split('.')[-1]}`"
+        values = "" if options == "defaults" else options
+        by_peer.setdefault(peer, []).append(" ".join(x for x in (name, values) if x))
+    cells = []
+    for peer, what in by_peer.items():
+        text = ", ".join(x for x in what if x)
+        cells.append(f"{peer} ({text})" if text else peer)
+    return "; ".join(cells)

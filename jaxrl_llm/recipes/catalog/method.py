@@ -1,6 +1,7 @@
-"""A row of the catalog."""
+"""The records of the catalog."""
 
 import dataclasses
+from typing import NamedTuple
 
 KINDS = (
     "reward",
@@ -17,7 +18,22 @@ KINDS = (
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+class Confirmed(NamedTuple):
+    """A function whose numbers are held to those of a peer's own code, value and gradient.
+
+    Attributes:
+      peer: Name and version, or the commit of a paper's repository.
+      function: Our function, as a path below ``jaxrl_llm``.
+      options: The options it was compared with: "defaults", and then the values other than the
+        defaults. What is not listed was not compared.
+    """
+
+    peer: str
+    function: str
+    options: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Method:
     """A row of the catalog.
 
@@ -28,8 +44,9 @@ class Method:
       kind: One of ``KINDS``: what it is, mostly the slot it fills.
       functions: Public functions, as paths below ``jaxrl_llm``.
       preset: Key in ``PRESETS``, or None.
-      verified_against: What its numbers were compared with; the catalog puts the peers first that
-        ``peers.py`` names.
+      missing: What the method asks for and a training run by the preset's name does not do; ""
+        where nothing is missing.
+      verified_against: Our own checks of its numbers, besides what peers confirmed.
       confidence: CODE (formula read in released code), PAPER, NOTES or ABSTRACT.
     """
 
@@ -39,8 +56,11 @@ class Method:
     kind: str
     functions: tuple[str, ...]
     preset: str | None = None
-    verified_against: str
+    missing: str = ""
+    verified_against: str = "own float64 NumPy, worked numbers"
     confidence: str = "CODE"
 
-
-NUMPY = "own float64 NumPy, worked numbers"
+    @property
+    def whole(self) -> bool:
+        """Whether a training run by the preset's name is the whole method."""
+        return self.preset is not None and not self.missing
