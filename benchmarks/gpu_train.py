@@ -32,10 +32,9 @@ from benchmarks import harness, workload
 from benchmarks.accelerator import Timed, in_turns, make_model, model_name, rounded
 from benchmarks.worker import jax_device_memory, package_versions, peak_memory
 from jaxrl_llm.core import trees
-from jaxrl_llm.train.guards import guarded_update
-from jaxrl_llm.train.passes import split
+from jaxrl_llm.train.guards import apply_if_finite
 from jaxrl_llm.train.profile import Meter, measured_peak
-from jaxrl_llm.train.score import score_hidden
+from jaxrl_llm.train.score import score_hidden, split_microbatches
 
 # By the memory they need: a device does not forget its peak.
 REMAT = ("full", "dots", "none")
@@ -126,7 +125,7 @@ def pieces(alive: Alive, part: jr.recipes.Batch, remat: Sequence[str]) -> dict[s
         return jax.grad(total, argnums=(0, 1))(model.output_matrix(params), hidden)
 
     def update(carry, grads):
-        return guarded_update(optimizer, carry, jnp.float32(0), grads)[0]
+        return apply_if_finite(optimizer, carry, jnp.float32(0), grads)[0]
 
     params = alive.state.params
     grads = jax.tree.map(lambda x: jnp.full(x.shape, 1e-6, jnp.float32), params)
@@ -196,7 +195,7 @@ def measure(
         steps[name] = step_of(alive, batch, microbatches=microbatches, remat=name)
         steps[name].run()
     found = in_turns(rounds, {f"step {name}": step.run for name, step in steps.items()})
-    part = jax.tree.map(lambda x: x[0], split(batch, microbatches))
+    part = jax.tree.map(lambda x: x[0], split_microbatches(batch, microbatches))
     found |= in_turns(rounds, pieces(alive, part, remat))
     ours, meter = {}, Meter(model, peak_flops=peaks["measured"])
     for name, step in steps.items():

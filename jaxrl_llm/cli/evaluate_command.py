@@ -10,7 +10,7 @@ import tyro
 from jaxrl_llm.cli import UsageError, options
 from jaxrl_llm.train import Checkpoints
 from jaxrl_llm.train.checkpoint.serialization import base_fingerprint
-from jaxrl_llm.train.setup import load_parts
+from jaxrl_llm.train.setup import load_experiment
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ def run(arguments: Sequence[str]) -> int:
         raise UsageError(str(error)) from error
     config = dataclasses.replace(config, evaluation=evaluation)
     options.use_compilation_cache()
-    parts, params = load_parts(config)
+    parts, params = load_experiment(config)
     if run_dir is not None:
         marks = base_fingerprint(params, config.lora)
         checkpoints = Checkpoints(

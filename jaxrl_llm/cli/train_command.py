@@ -70,7 +70,7 @@ def run(arguments: Sequence[str]) -> int:
         args.run,
         resume=args.resume,
         allow_changed=args.allow_changed,
-        say=log,
+        log=log,
         files=files,
     )
     if log is not None:

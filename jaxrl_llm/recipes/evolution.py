@@ -93,6 +93,7 @@ class EvolutionRecipe:
     status: str = "experimental"
 
     # What a training run asks of every method.
+    forward_only: ClassVar[bool] = True  # no gradient of the model, one update a batch
     critic: ClassVar[Any] = None
     reference: ClassVar[Any] = None
     required_fields: ClassVar[frozenset[str]] = frozenset()

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -112,6 +112,8 @@ class Recipe:
     paper: str = ""
     status: str = "experimental"
     group_relative: bool = True
+
+    forward_only: ClassVar[bool] = False  # see EvolutionRecipe
 
     def __post_init__(self):
         wiring.check_recipe(self)

@@ -26,7 +26,7 @@ from jaxrl_llm.testing.cases import (
     make_case,
 )
 from jaxrl_llm.testing.model import tiny_model
-from jaxrl_llm.train.passes import Passes
+from jaxrl_llm.train.score import Scorer
 
 # Temperature and truncation of the sampler.
 SAMPLING = (
@@ -68,9 +68,7 @@ def score_batch(
       temperature: Of the policy.
       statistics: Those of a recipe.
     """
-    recipe = None
-    passes = Passes(model()[0], recipe, temperature, None, "none", model()[0])
-    return Scored(*passes.policy(params, batch, dict(statistics)))
+    return Scored(*Scorer(model()[0], temperature)(params, batch, dict(statistics)))
 
 
 def score_rows(
@@ -287,8 +285,10 @@ def check_model_precision(recipe: Recipe) -> None:
     """
     network, params = tiny_model(num_layers=1, dtype="bfloat16")
     batch = model_case(recipe).batch
-    passes = Passes(network, recipe, 1.0, None, "none", network)
-    scored = jax.jit(passes.policy)(params, batch)
+    statistics = recipe.computed_from("policy")
+    scored = jax.jit(lambda params, batch: Scorer(network)(params, batch, statistics))(
+        params, batch
+    )
     ready, loss, *_ = evaluate(recipe, Case(batch, *scored))
     values = {
         "logp": scored[0],

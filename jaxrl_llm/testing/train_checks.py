@@ -19,7 +19,7 @@ from jaxrl_llm.testing.cases import compiled, expect_close, fail, make_case
 from jaxrl_llm.testing.model_checks import layout, model, model_case, packed, score_batch
 from jaxrl_llm.train import TrainState, init_critic, init_state, make_step
 from jaxrl_llm.train.checkpoint import Checkpoints
-from jaxrl_llm.train.step import prepare_key
+from jaxrl_llm.train.policy_gradient import prepare_key
 
 # Of the policy in the train step: at 1, a step that forgets it would pass.
 TEMPERATURE = 0.7

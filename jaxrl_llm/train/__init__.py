@@ -2,6 +2,7 @@
 
 from jaxrl_llm.models.lora import Adapted, LoRAConfig, adapted_model, init_lora, merge_lora
 from jaxrl_llm.models.peft import save_adapter
+from jaxrl_llm.train.algorithm import Algorithm
 from jaxrl_llm.train.checkpoint import CheckpointError, Checkpoints
 from jaxrl_llm.train.config import (
     AsyncConfig,
@@ -14,21 +15,28 @@ from jaxrl_llm.train.config import (
 )
 from jaxrl_llm.train.critic import CriticState, critic_values, init_critic
 from jaxrl_llm.train.evaluate import Accuracy, accuracy, evaluate, wilson
-from jaxrl_llm.train.evolution import make_evolution_step
+from jaxrl_llm.train.evolution import make_evolution_step, make_population
 from jaxrl_llm.train.logging.report import write_report
 from jaxrl_llm.train.logging.run_folder import TrainingError
 from jaxrl_llm.train.loop import Result, train
 from jaxrl_llm.train.mesh import DistributedConfig, MeshConfig, make_mesh
 from jaxrl_llm.train.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.train.packing import pack_batch
-from jaxrl_llm.train.population import make_population
-from jaxrl_llm.train.score import score
+from jaxrl_llm.train.policy_gradient import (
+    Gradients,
+    apply_gradients,
+    make_gradients,
+    make_scorer,
+    make_step,
+    score_batch,
+)
+from jaxrl_llm.train.score import Scorer, score
 from jaxrl_llm.train.state import TrainState, init_state
-from jaxrl_llm.train.step import make_scorer, make_step
 
 __all__ = [
     "Accuracy",
     "Adapted",
+    "Algorithm",
     "AsyncConfig",
     "CheckpointConfig",
     "CheckpointError",
@@ -37,23 +45,27 @@ __all__ = [
     "DataConfig",
     "DistributedConfig",
     "EvaluationConfig",
+    "Gradients",
     "LoRAConfig",
     "MeshConfig",
     "OptimizerConfig",
     "ReportConfig",
     "Result",
     "SamplingConfig",
+    "Scorer",
     "TrainConfig",
     "TrainState",
     "TrainingError",
     "accuracy",
     "adapted_model",
+    "apply_gradients",
     "critic_values",
     "evaluate",
     "init_critic",
     "init_lora",
     "init_state",
     "make_evolution_step",
+    "make_gradients",
     "make_mesh",
     "make_optimizer",
     "make_population",
@@ -63,6 +75,7 @@ __all__ = [
     "pack_batch",
     "save_adapter",
     "score",
+    "score_batch",
     "train",
     "wilson",
     "write_report",

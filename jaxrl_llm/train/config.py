@@ -16,6 +16,7 @@ from jaxrl_llm.train.logging.sinks import SINKS
 from jaxrl_llm.train.mesh import AsyncConfig, MeshConfig, check_batch
 from jaxrl_llm.train.optimizer import OptimizerConfig
 from jaxrl_llm.train.packing import PACKING
+from jaxrl_llm.train.passes import Passes
 
 PromptSource = Callable[[], Any]
 """Returns a ``data.PromptSet``; usually a ``bind`` of one of the functions of ``data``."""
@@ -242,12 +243,14 @@ class TrainConfig:
       steps: Batches of rollouts in all, those before a resume included.
       prompts_per_step: Questions of a batch.
       microbatches: Parts of a batch that are in memory one after the other.
-      updates_per_batch: Passes of the optimizer over one batch.
+      epochs: Passes over one batch; None takes the number of the recipe's paper.
+      minibatches: Optimizer steps of a pass, on disjoint parts of whole groups; None takes the
+        number of the recipe's paper where the batch divides so, else 1.
       packing: Whether responses to one prompt share rows in a step, so that short ones do not cost
         what the longest does: "auto" where that leaves at most 80% of the cells and spares 4,096
         of them or more, "always", or "never". Each of a few shapes is compiled when it first comes.
-      max_skipped: Steps in a row whose update is left out, since the loss or the gradient is no
-        finite number, that end the run; fewer are counted in metrics.jsonl as `skipped`.
+      max_skipped: How many steps in a row end the run if their update is skipped because the loss
+        or the gradient is non-finite; fewer are counted in metrics.jsonl as `skipped`.
       remat: What the backward pass keeps of a layer: "none" all (fast), "full" its input (small),
         "dots" its matrix products.
       dtype: Of the matrix products and what is between them: "float32" or "bfloat16". Parameters
@@ -279,7 +282,8 @@ class TrainConfig:
     steps: int = 100
     prompts_per_step: int = 8
     microbatches: int = 1
-    updates_per_batch: int = 1
+    epochs: int | None = None
+    minibatches: int | None = None
     max_skipped: int = 3
     packing: str = "auto"
     remat: str = "full"
@@ -294,7 +298,8 @@ class TrainConfig:
     def __post_init__(self):
         name = "config"
         checks.check_numbers(name, self)
-        checks.check_positive(name, steps=self.steps, updates_per_batch=self.updates_per_batch)
+        checks.check_positive(name, steps=self.steps)
+        checks.check_positive(name, epochs=self.epochs, minibatches=self.minibatches)
         checks.check_positive(name, max_skipped=self.max_skipped, samples_every=self.samples_every)
         checks.check_positive(name, reward_deadline=self.reward_deadline)
         checks.check_non_negative(name, seed=self.seed, samples_shown=self.samples_shown)
@@ -335,9 +340,10 @@ class TrainConfig:
         recipe.check_group_size(self.sampling.group_size)
         if self.sampling.slots is not None:
             self.sampling.grid(self.prompts_per_step)
-        if (evolution := evolution_recipe(recipe)) is not None:
-            self._check_evolution(evolution, parts)
-        recipe.check_passes(self.updates_per_batch, 1)
+        if recipe.forward_only:
+            self._check_evolution(recipe, parts)
+        recipe.check_passes(self.epochs or 1, self.minibatches or 1)
+        self.passes.check(name, self.prompts_per_step, parts)
         recipe.check_staleness(self.asynchrony.max_staleness)
         if recipe.critic is not None and self.critic is None:
             raise ValueError(
@@ -346,6 +352,20 @@ class TrainConfig:
             )
         if recipe.critic is None and self.critic is not None:
             raise ValueError(f"config: critic has no effect: recipe {recipe.name!r} has none.")
+
+    @property
+    def passes(self) -> Passes:
+        """Optimizer steps of a batch: as asked for, else as the recipe's paper has them."""
+        recipe = find_recipe(self.recipe, self.sampling)
+        if recipe.forward_only:
+            return Passes()
+        epochs = self.epochs or recipe.epochs
+        passes = Passes(epochs, self.minibatches or recipe.minibatches, self.microbatches)
+        sizes = (self.mesh.data, self.mesh.fsdp)
+        shards = 1 if -1 in sizes else math.prod(sizes)
+        if self.minibatches is None and not passes.divides(self.prompts_per_step, shards):
+            return passes._replace(minibatches=1)
+        return passes
 
     def _check_evolution(self, recipe: EvolutionRecipe, shards: int) -> None:
         """Raises ValueError for what has no part in an evolution strategy or does not fit it."""
@@ -371,12 +391,13 @@ class TrainConfig:
             )
 
 
-AnyRecipe = Recipe | EvolutionRecipe
+# A Recipe or an EvolutionRecipe: which of the two, it says itself (``forward_only``).
+AnyRecipe = Any
 
 
 def evolution_recipe(recipe: AnyRecipe) -> EvolutionRecipe | None:
     """The recipe if it is an evolution strategy, else None."""
-    return recipe if isinstance(recipe, EvolutionRecipe) else None
+    return recipe if recipe.forward_only else None
 
 
 def find_recipe(

@@ -10,7 +10,7 @@ import numpy as np
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.data.questions import Question
-from jaxrl_llm.train.collect import grade, records, texts_of
+from jaxrl_llm.train.grading import Grader, sample_rows, texts_of
 
 _Z = 1.959963984540054  # 97.5% quantile of the normal distribution
 
@@ -141,7 +141,7 @@ def evaluate(
         filled = part + [part[-1]] * (batch_size - len(part))
         rollout = sampler(params, jax.random.fold_in(key, start), [q.tokens for q in filled])
         completions = texts_of(rollout, tokenizer)[: len(part)]
-        scores = grade(part, completions, reward, deadline=deadline)
+        scores = Grader(reward, deadline)(part, completions)
         rewards.append(scores.rewards.reshape(len(part), -1))
-        rows += records(part, completions, scores)
+        rows += sample_rows(part, completions, scores)
     return accuracy(np.concatenate(rewards)), rows

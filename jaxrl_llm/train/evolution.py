@@ -1,17 +1,23 @@
-"""``make_evolution_step``: one compiled update from what the members of a population scored."""
+"""Evolution strategies: how members answer, and one update from what they scored."""
+
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxrl_llm import diagnostics, evolution
 from jaxrl_llm.core import masking
 from jaxrl_llm.core.axes import Array, ArrayTree
-from jaxrl_llm.models.sharding import on_mesh
+from jaxrl_llm.models.protocol import Model
+from jaxrl_llm.models.sharding import batch_sharding, batch_shards, on_mesh
 from jaxrl_llm.recipes import Batch, EvolutionRecipe
-from jaxrl_llm.train.guards import guarded_update
+from jaxrl_llm.rollout import Rollout, make_population_sampler, make_sampler
+from jaxrl_llm.rollout.sampler import pad_prompts, prompt_room
+from jaxrl_llm.train.algorithm import Algorithm, CompiledStep, Step
+from jaxrl_llm.train.guards import apply_if_finite
 from jaxrl_llm.train.state import TrainState
-from jaxrl_llm.train.step import Step, compiled_step
 
 
 def make_evolution_step(
@@ -88,7 +94,7 @@ def make_evolution_step(
         grads = recipe.gradient(state.params, classes, key, state.step, fitness)
         metrics = population_metrics(recipe, batch, fitness, missing)
         carry = (state.params, state.opt_state)
-        carry, made = guarded_update(optimizer, carry, -metrics["reward"], grads)
+        carry, made = apply_if_finite(optimizer, carry, -metrics["reward"], grads)
         params = jax.tree.map(
             lambda moves, new, old: new if moves else old,
             evolution.moving(classes),
@@ -98,7 +104,30 @@ def make_evolution_step(
         state = state._replace(params=params, opt_state=carry[1], step=state.step + 1)
         return state, metrics | made
 
-    return compiled_step(on_mesh(step, mesh), on_mesh(prepare, mesh), donate=donate, draws=True)
+    return CompiledStep(on_mesh(step, mesh), on_mesh(prepare, mesh), donate=donate, takes_key=True)
+
+
+def make_evolution(
+    recipe: EvolutionRecipe,
+    optimizer: optax.GradientTransformation,
+    sampler: Callable,
+    *,
+    mesh: jax.sharding.Mesh | None = None,
+) -> Algorithm:
+    """The algorithm of a run that trains by evolution: every device has all scores.
+
+    Args:
+      recipe: The method.
+      optimizer: Of the parameters, see :func:`moving_only`.
+      sampler: Of the population, see :func:`make_population`.
+      mesh: The mesh that the state lives on.
+    """
+    return Algorithm(
+        sampler=sampler,
+        score=lambda batch: (batch, {}),
+        step=make_evolution_step(recipe, optimizer, mesh=mesh),
+        inspect=lambda state, batch: (batch, batch.behavior_logp),
+    )
 
 
 def moving_only(recipe, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
@@ -106,7 +135,7 @@ def moving_only(recipe, optimizer: optax.GradientTransformation) -> optax.Gradie
 
     That of any other recipe stays as it is.
     """
-    if not isinstance(recipe, EvolutionRecipe):
+    if not recipe.forward_only:
         return optimizer
     return optax.masked(optimizer, lambda params: evolution.moving(recipe.classes(params)))
 
@@ -130,3 +159,103 @@ def population_metrics(
     if recipe.shared:
         metrics["member_std"] = jnp.std(masking.masked_mean(scores, where, axis=0))
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), metrics)
+
+
+Population = Callable[..., Rollout]
+"""``population(params, key, prompts, *, version) -> Rollout [P, G tries, T]``: the members of
+epoch ``version`` in a run with this key."""
+
+
+def make_population(
+    model: Model,
+    recipe: EvolutionRecipe,
+    *,
+    group_size: int,
+    mesh: jax.sharding.Mesh | None = None,
+    shared_prefix_len: int = 0,
+    **sampling,
+) -> Population:
+    """A sampler of a recipe's members, whose noise is drawn with every batch.
+
+    Args:
+      model: The model.
+      recipe: The method.
+      group_size: G, members that answer a prompt.
+      mesh: Spreads members (with full noise: prompts) over its axes ``data`` and ``fsdp``.
+      shared_prefix_len: How many first tokens all prompts share.
+      **sampling: Other options of ``rollout.make_population_sampler``.
+
+    Returns:
+      A :data:`Population`.
+    """
+    if recipe.noise == "full":
+        return _one_by_one(
+            model, recipe, group_size, mesh=mesh, shared_prefix_len=shared_prefix_len, **sampling
+        )
+    sample = make_population_sampler(
+        model,
+        shared=recipe.shared,
+        tries=recipe.tries,
+        temperature=recipe.temperature,
+        shared_prefix_len=shared_prefix_len,
+        mesh=mesh,
+        **sampling,
+    )
+    placed = {} if mesh is None else {"out_shardings": batch_sharding(mesh)}
+    draw = jax.jit(_delta, static_argnums=(0, 4, 5), **placed)
+    shards = 1 if mesh is None else batch_shards(mesh)
+
+    def population(params: ArrayTree, key: Array, prompts, *, version: int = 0) -> Rollout:
+        members = recipe.population(len(prompts), group_size)
+        # On a mesh a device has its rows' factors, so that no pair may be on two.
+        share = recipe.pairs and members % (2 * shards) == 0
+        delta = draw(recipe, params, key, np.int32(version), members, share)
+        return sample(params, delta, jax.random.fold_in(key, version), prompts, version=version)
+
+    return population
+
+
+def _delta(recipe: EvolutionRecipe, params: ArrayTree, key: Array, epoch: Array, count: int, share):
+    classes, members = recipe.classes(params), np.arange(count)
+    return recipe.delta(params, classes, key, epoch, members, share_pairs=share)
+
+
+def _one_by_one(
+    model, recipe, group_size: int, *, mesh, shared_prefix_len: int, **sampling
+) -> Population:
+    """Members with noise of full rank: each has weights of its own, for as long as it answers."""
+    options = {
+        "temperature": recipe.temperature,
+        "shared_prefix_len": shared_prefix_len,
+        "mesh": mesh,
+    }
+    sample = make_sampler(model, group_size=recipe.tries, **options, **sampling)
+
+    @jax.jit
+    def perturbed(params: ArrayTree, key: Array, epoch: Array, member: Array) -> ArrayTree:
+        return recipe.member(params, recipe.classes(params), key, epoch, member)
+
+    def population(params: ArrayTree, key: Array, prompts, *, version: int = 0) -> Rollout:
+        members = recipe.population(len(prompts), group_size)
+        now, found = jax.random.fold_in(key, version), []
+        for member in range(members):
+            asked = list(prompts) if recipe.shared else [prompts[member // group_size]]
+            first = np.arange(len(asked))[:, None] * members + member
+            ids = first * recipe.tries + np.arange(recipe.tries)
+            weights = perturbed(params, key, np.int32(version), np.int32(member))
+            found.append(sample(weights, now, asked, request_ids=ids, version=version))
+        if not recipe.shared:
+            each = range(0, members, group_size)
+            found = [_joined(found[i : i + group_size], axis=1) for i in each]
+        room = prompt_room("make_population", model, sampling["max_new_tokens"])
+        tokens, mask = pad_prompts(prompts, vocab_size=model.config.vocab_size, room=room)
+        joined = _joined(found, axis=1 if recipe.shared else 0)
+        return joined._replace(prompt_tokens=tokens, prompt_mask=mask)
+
+    return population
+
+
+def _joined(parts: Sequence[Rollout], *, axis: int) -> Rollout:
+    """Responses side by side (axis 1) or below each other (axis 0), without their prompts."""
+    parts = [part._replace(prompt_tokens=None, prompt_mask=None) for part in parts]
+    return jax.tree.map(lambda *x: jnp.concatenate(x, axis=axis), *parts)

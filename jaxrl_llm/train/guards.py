@@ -1,4 +1,4 @@
-"""Updates that are no numbers: left out inside the step, counted, and too many end the run."""
+"""Non-finite updates: skipped inside the step, and counted."""
 
 from collections.abc import Callable
 
@@ -10,13 +10,13 @@ from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import Array, ArrayTree
 
 
-def keep(made: Array, new: ArrayTree, old: ArrayTree) -> ArrayTree:
-    """The new tree where ``made``, else the old one bit for bit; it is a choice, not a product."""
-    return jax.tree.map(lambda a, b: jnp.where(made, a, b), new, old)
+def keep(applied: Array, new: ArrayTree, old: ArrayTree) -> ArrayTree:
+    """The new tree where ``applied``, else the old one bit for bit; a choice, not a product."""
+    return jax.tree.map(lambda a, b: jnp.where(applied, a, b), new, old)
 
 
 def stays_finite(old: ArrayTree, new: ArrayTree) -> Array:
-    """Whether no number of a state became NaN or infinite; one that was before may stay so."""
+    """Whether no value of a state became non-finite; one that was before may stay so."""
     pairs = zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True)
     checked = [
         jnp.all(jnp.isfinite(a) | ~jnp.isfinite(b))
@@ -26,42 +26,42 @@ def stays_finite(old: ArrayTree, new: ArrayTree) -> Array:
     return jnp.all(jnp.stack(checked)) if checked else jnp.bool_(True)
 
 
-def guarded_update(
+def apply_if_finite(
     optimizer: optax.GradientTransformation,
     carry: tuple[ArrayTree, ArrayTree],
     loss: Array,
     grads: ArrayTree,
     *,
     scale: Array | None = None,
-    sound: Array | bool = True,
+    finite: Array | bool = True,
 ) -> tuple[tuple[ArrayTree, ArrayTree], dict[str, Array]]:
-    """One update of an optimizer, or none where the loss or its gradient is no finite number.
+    """One step of an optimizer, skipped where the loss, its gradient or the update is non-finite.
 
-    Nor is there one where the update itself is none, unless the optimizer multiplies matrices.
+    The update itself is not checked if the optimizer multiplies matrices.
 
-    Parameters and state are written in their place. Compilers for GPUs do that where each leaf is
-    chosen between old and new, since one kernel makes all three of its numbers; the others copy the
-    old ones first, so that there everything stands in the branches of conditionals, whose results
-    compilers for GPUs would copy. The norm of the update comes before it, since beside the update
-    it would keep the old state: an update without matrix products is computed a second time for it,
-    which takes less.
+    Parameters and state are written in place. Compilers for GPUs do that where each leaf is a
+    choice between old and new, since one kernel makes all three of its arrays. Compilers for CPUs
+    and TPUs copy the old leaves first, so there the whole update stands in the branches of
+    conditionals, whose results compilers for GPUs would copy. The norm of the update is computed
+    before the update is made, since computed with it the norm would keep the old state alive: an
+    update without matrix products is computed twice, which costs less than the copy.
 
     Args:
-      optimizer: Any optax transformation; one that takes extra arguments is told ``grad_norm``.
+      optimizer: Any optax transformation; one that takes extra arguments gets ``grad_norm``.
       carry: Parameters and the optimizer's state.
       loss: ``[]``.
       grads: Its gradient.
       scale: ``[]``, multiplies the optimizer's update; None leaves it as it is.
-      sound: Whether all else that the update rests on is finite.
+      finite: Whether everything else that the update depends on is finite.
 
     Returns:
-      Parameters and state after it, and the metrics ``loss``, ``grad_norm``, ``update_norm`` (0 if
-      there was none) and ``skipped`` (1 if there was none).
+      Parameters and state after the step, and the metrics ``loss``, ``grad_norm``, ``update_norm``
+      (0 if skipped) and ``skipped`` (1 if skipped).
     """
-    norm = trees.norm(grads)  # no number if any gradient is none
-    made = jnp.isfinite(loss) & jnp.isfinite(norm) & sound
+    norm = trees.norm(grads)  # non-finite if any gradient is
+    applied = jnp.isfinite(loss) & jnp.isfinite(norm) & finite
     if scale is not None:
-        made &= jnp.isfinite(scale)
+        applied &= jnp.isfinite(scale)
 
     update = optax.with_extra_args_support(optimizer).update
 
@@ -72,48 +72,47 @@ def guarded_update(
             changes = jax.tree.map(lambda x: (scale * x).astype(x.dtype), changes)
         return (optax.apply_updates(params, changes), opt_state), trees.norm(changes)
 
-    write = _chosen if jax.default_backend() == "gpu" else _branched
-    carry, update_norm, made = write(made, changed, grads, carry)
+    write = _by_choice if jax.default_backend() == "gpu" else _by_branch
+    carry, update_norm, applied = write(applied, changed, grads, carry)
     metrics = {
         "loss": loss,
         "grad_norm": norm,
         "update_norm": update_norm,
-        "skipped": 1.0 - made.astype(jnp.float32),
+        "skipped": 1.0 - applied.astype(jnp.float32),
     }
     return carry, metrics
 
 
-def _branched(made: Array, changed: Callable, grads: ArrayTree, carry):
-    """What ``changed`` makes of parameters and state, its norm and whether it was made."""
+def _by_branch(applied: Array, changed: Callable, grads: ArrayTree, carry):
+    """Parameters and state after ``changed``, the norm of the update, whether it was applied."""
 
     def stay(grads, carry):
         return carry, jnp.zeros_like(trees.norm(grads))
 
-    of = (grads, carry)
-    if _multiplies(changed, *of):
-        return *jax.lax.cond(made, changed, stay, *of), made
-    norm = jax.lax.cond(made, _item(changed, 1), _item(stay, 1), *of)
-    # Known before the update is made, it can keep one out that is no number. That the second
-    # branch waits for the first is also what lets it write over what both read.
-    made &= jnp.isfinite(norm)
-    carry = jax.lax.cond(made, _item(changed, 0), _item(stay, 0), *of)
-    return carry, jnp.where(made, norm, 0.0), made
+    if _multiplies(changed, grads, carry):
+        return *jax.lax.cond(applied, changed, stay, grads, carry), applied
+    norm = jax.lax.cond(applied, _item(changed, 1), _item(stay, 1), grads, carry)
+    # Known before the update is made, the norm can stop a non-finite one. That the second branch
+    # waits for the first is also what lets it write over the arrays that both read.
+    applied &= jnp.isfinite(norm)
+    carry = jax.lax.cond(applied, _item(changed, 0), _item(stay, 0), grads, carry)
+    return carry, jnp.where(applied, norm, 0.0), applied
 
 
-def _chosen(made: Array, changed: Callable, grads: ArrayTree, carry):
-    """:func:`_branched`, leaf by leaf."""
+def _by_choice(applied: Array, changed: Callable, grads: ArrayTree, carry):
+    """:func:`_by_branch`, leaf by leaf."""
     new, norm = changed(grads, carry)
     if not _multiplies(changed, grads, carry):
-        made &= jnp.isfinite(norm)
-        made, grads, carry = jax.lax.optimization_barrier((made, grads, carry))
+        applied &= jnp.isfinite(norm)
+        applied, grads, carry = jax.lax.optimization_barrier((applied, grads, carry))
         new, _ = changed(grads, carry)
     for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(carry), strict=True):
         if (a.shape, a.dtype) != (b.shape, b.dtype):  # a choice would promote it
             raise TypeError(
-                f"guarded_update: the optimizer makes {a.dtype}{list(a.shape)} of what was "
-                f"{b.dtype}{list(b.shape)}."
+                f"apply_if_finite: the optimizer turns {b.dtype}{list(b.shape)} into "
+                f"{a.dtype}{list(a.shape)}."
             )
-    return keep(made, new, carry), jnp.where(made, norm, 0.0), made
+    return keep(applied, new, carry), jnp.where(applied, norm, 0.0), applied
 
 
 def _item(function, index: int):

@@ -30,10 +30,10 @@ from jaxrl_llm.rollout.sampling.options import DrawOptions, make_draw
 from jaxrl_llm.train.config import TrainConfig, evolution_recipe, find_recipe
 from jaxrl_llm.train.critic import init_critic
 from jaxrl_llm.train.evolution import moving_only
+from jaxrl_llm.train.fields import check_fields
 from jaxrl_llm.train.mesh import MeshConfig, check_batch, load_meshes
 from jaxrl_llm.train.optimizer import make_optimizer
 from jaxrl_llm.train.packing import check_reads_segments
-from jaxrl_llm.train.provide import check_provided
 from jaxrl_llm.train.setup import load_questions
 
 # Of a device's memory, what the formulas may fill: compilers and fragments take the rest.
@@ -376,7 +376,7 @@ def load_inputs(config: TrainConfig) -> PlanInputs:
         )
     recipe: Any = find_recipe(config.recipe, config.sampling, num_prompts=len(train))
     if evolution_recipe(recipe) is None:
-        check_provided(recipe, train)
+        check_fields(recipe, train)
     longest = max(len(question.tokens) for question in [*train, *held_out])
     longest = next((size for size in BUCKETS if size >= longest), longest)
     return PlanInputs(model, params, longest, len(held_out))

@@ -199,10 +199,10 @@ class Meter:
       peak_flops: Operations a second of one device. None measures a matrix product on a CPU, whose
         devices share its cores, and leaves other devices unknown.
       devices: How many train.
-      updates: Passes over a batch.
+      epochs: Passes over a batch.
       shared_prefix_len: How many first tokens all prompts share.
       frozen: Whether an adapter is trained in place of the weights.
-      evolves: Whether a batch is that of a population, whose operations are those of its answers.
+      forward_only: Whether a batch is that of a population, which has no backward pass.
     """
 
     def __init__(
@@ -211,13 +211,17 @@ class Meter:
         *,
         peak_flops: float | None = None,
         devices: int = 1,
-        updates: int = 1,
+        epochs: int = 1,
         shared_prefix_len: int = 0,
         frozen: bool = False,
-        evolves: bool = False,
+        forward_only: bool = False,
     ):
-        self._size, self._updates = model_size(model), updates
-        self._shared_prefix_len, self._frozen, self._evolves = shared_prefix_len, frozen, evolves
+        self._size, self._epochs = model_size(model), epochs
+        self._shared_prefix_len, self._frozen, self._forward_only = (
+            shared_prefix_len,
+            frozen,
+            forward_only,
+        )
         self.peak = None if peak_flops is None else peak_flops * devices
         self._source = f"as given for each of {devices}"
         if self.peak is None and jax.default_backend() == "cpu" and jax.process_count() == 1:
@@ -245,7 +249,7 @@ class Meter:
         """
         prompts = np.asarray(batch.prompt_mask).sum(-1)
         responses = (np.asarray(batch.mask) & np.asarray(batch.where)[..., None]).sum(-1)
-        readers = responses.shape[1] if self._evolves else 1
+        readers = responses.shape[1] if self._forward_only else 1
         once = prompts.sum() - self._shared_prefix_len * (prompts.size - 1)
         tokens = float(readers * once + responses.sum())
         busy = seconds["wait"] + seconds["score"] + seconds["train"]
@@ -253,11 +257,11 @@ class Meter:
         if self._size is None:
             return found
         given = {"size": self._size, "shared_prefix_len": self._shared_prefix_len}
-        if self._evolves:
+        if self._forward_only:
             flops = population_flops(prompts, responses, **given)
             spent = seconds["wait"] + seconds["train"]
         else:
-            flops = self._updates * train_flops(prompts, responses, frozen=self._frozen, **given)
+            flops = self._epochs * train_flops(prompts, responses, frozen=self._frozen, **given)
             spent = seconds["train"]
         found["flops_per_second"] = flops / max(spent, 1e-9)
         if self.peak is not None:

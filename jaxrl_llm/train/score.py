@@ -1,8 +1,10 @@
 """Log-probabilities of responses under the model, with the prompt of a group computed once."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from jaxrl_llm import logprobs
@@ -12,6 +14,7 @@ from jaxrl_llm.core.packing import Packing, check_packing, pack, unpack
 from jaxrl_llm.core.support import Support
 from jaxrl_llm.models.protocol import AttentionContext, Model, prefill
 from jaxrl_llm.models.sharding import on_each_device, spreads_batch
+from jaxrl_llm.recipes import Batch
 
 
 def score(
@@ -44,8 +47,7 @@ def score(
 
     What all prompts begin with, as with a chat template, can be computed once for all of them:
     ``shared_prefix_len`` says how many tokens that is. Then prompts go first. Where the batch is
-    spread over devices this would save next to nothing, and each prompt takes those tokens in
-    itself.
+    spread over devices this would save next to nothing, so each prompt reads those tokens itself.
 
     With a ``packing`` several responses of a prompt share a row, so that a short one does not cost
     what the longest does.
@@ -78,11 +80,20 @@ def score(
         Lp, or there is a packing and the model does not read segments.
       TypeError: If a mask is not bool or tokens are not integers.
     """
-    arrays = (prompt_tokens, prompt_mask, tokens, mask)
-    layout: dict[str, Any] = {"packing": packing, "shared_prefix_len": shared_prefix_len}
-    hidden = score_hidden(model, params, *arrays, delta=delta, remat=remat, **layout)
-    options = (temperature, chunk_size, support, packing)
-    return project(model, params, hidden, tokens, mask, *options)
+    hidden = score_hidden(
+        model,
+        params,
+        prompt_tokens,
+        prompt_mask,
+        tokens,
+        mask,
+        delta=delta,
+        remat=remat,
+        packing=packing,
+        shared_prefix_len=shared_prefix_len,
+    )
+    scorer = Scorer(model, temperature=temperature, chunk_size=chunk_size)
+    return scorer.project(params, hidden, Responses(tokens, mask, support, packing))
 
 
 def score_hidden(
@@ -106,8 +117,8 @@ def score_hidden(
     """
     _check(model, prompt_tokens, prompt_mask, tokens, mask, packing, shared_prefix_len)
     P, G, T = tokens.shape
-    tokens = _existing(model, tokens)
-    prompt_tokens = jnp.where(prompt_mask, _existing(model, prompt_tokens), 0)
+    tokens = _in_vocabulary(model, tokens)
+    prompt_tokens = jnp.where(prompt_mask, _in_vocabulary(model, prompt_tokens), 0)
 
     last = masking.last_token(prompt_mask)
     prefix_mask = prompt_mask & ~last
@@ -119,18 +130,23 @@ def score_hidden(
     inputs, positions = pack(packing, (inputs, positions))
     segments = None if packing is None else packing.members
     context = AttentionContext(jnp.ones(inputs.shape, bool), None, prefix_mask, segments=segments)
-    options: dict[str, Any] = {"delta": delta, "remat": remat}
     if model.takes_prompts and (spreads_batch() or not shared_prefix_len):
         length = prompt_tokens.shape[1]
         places = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), prompt_tokens.shape)
         rows, places = _rows(prompt_tokens, inputs), _rows(places, positions)
-        hidden, _ = model.apply(params, rows, places, context, **options)
+        hidden, _ = model.apply(params, rows, places, context, delta=delta, remat=remat)
         return hidden[:, 0, length:].reshape(*inputs.shape, -1)
     prefix = prefill(
-        model, params, prompt_tokens, prefix_mask, shared_prefix_len=shared_prefix_len, **options
+        model,
+        params,
+        prompt_tokens,
+        prefix_mask,
+        shared_prefix_len=shared_prefix_len,
+        delta=delta,
+        remat=remat,
     )
     context = context._replace(prefix=prefix)
-    hidden, _ = model.apply(params, inputs, positions, context, **options)
+    hidden, _ = model.apply(params, inputs, positions, context, delta=delta, remat=remat)
     return hidden
 
 
@@ -166,58 +182,198 @@ def _check(
         )
 
 
-def project(
-    model: Model,
-    params: ArrayTree,
-    hidden: Array,
-    tokens: Array,
-    mask: Array,
-    temperature: float | Array = 1.0,
-    chunk_size: int | None = None,
-    support: Support | None = None,
-    packing: Packing | None = None,
-) -> tuple[Array, Array]:
-    """Log-probabilities and entropies ``[P, G, T]`` from hidden states, packed or not."""
-    tokens, kept, support = pack(packing, (_existing(model, tokens), mask, support))
-    options: dict[str, Any] = {"temperature": temperature, "mask": kept, "support": support}
-    options |= _chunks(chunk_size)
-    found = logprobs.token_logprobs(hidden, model.output_matrix(params), tokens, **options)
-    return unpack(packing, found, mask)
+class Responses(NamedTuple):
+    """The response tokens that log-probabilities are of.
+
+    Attributes:
+      tokens: int32 ``[P, G, T]``.
+      mask: bool ``[P, G, T]``, the tokens that are scored.
+      support: As of :func:`score`.
+      packing: As of :func:`score`.
+    """
+
+    tokens: Array
+    mask: Array
+    support: Support | None = None
+    packing: Packing | None = None
 
 
-def project_statistics(
-    model: Model,
-    params: ArrayTree,
-    hidden: Array,
-    tokens: Array,
-    mask: Array,
-    functions: Mapping[str, Callable],
-    rows: Mapping[str, Array],
-    temperature: float | Array = 1.0,
-    chunk_size: int | None = None,
-    support: Support | None = None,
-    packing: Packing | None = None,
-) -> dict[str, Array]:
-    """Statistics over the vocabulary ``[P, G, T, ...]`` by name, from hidden states."""
-    if not functions:
-        return {}
-    arrays = (hidden, *pack(packing, (_existing(model, tokens), mask, rows, support)))
+class Scores(NamedTuple):
+    """What one forward pass says of the responses of a batch; 0 where masked.
 
-    def statistics(arrays, whole):
-        hidden, tokens, kept, rows, support = arrays
-        matrix, temperature = whole
-        options: dict[str, Any] = {"temperature": temperature, "mask": kept, "rows": rows}
-        options |= {"support": support} | _chunks(chunk_size)
-        return logprobs.vocabulary_statistics(functions, hidden, matrix, tokens, **options)
+    Attributes:
+      logp: float32 ``[P, G, T]``, log-probabilities in nats.
+      entropy: float32 ``[P, G, T]``.
+      statistics: Vocabulary statistics ``[P, G, T, ...]`` by name.
+    """
 
-    found = on_each_device(statistics, arrays, (model.output_matrix(params), temperature))
-    return unpack(packing, found, mask)
+    logp: Array
+    entropy: Array
+    statistics: dict[str, Array]
 
 
-def _chunks(chunk_size: int | None) -> dict[str, int]:
-    return {} if chunk_size is None else {"chunk_size": chunk_size}
+@dataclass(frozen=True)
+class Scorer:
+    """A model and how it is scored: everything but parameters and batch.
+
+    Attributes:
+      model: The model.
+      temperature: Of the policy; the logits are divided by it.
+      chunk_size: As of ``logprobs``, which chooses if it is None.
+      remat: What the backward pass keeps of a layer.
+      shared_prefix_len: How many first tokens all prompts share.
+    """
+
+    model: Model
+    temperature: float | Array = 1.0
+    chunk_size: int | None = None
+    remat: str = "none"
+    shared_prefix_len: int = 0
+
+    def __call__(
+        self,
+        params: ArrayTree,
+        batch: Batch,
+        statistics: Mapping[str, Callable] | None = None,
+        *,
+        hidden_sq: bool = False,
+    ) -> Scores:
+        """Scores of the responses of a batch.
+
+        Args:
+          params: Of the policy.
+          batch: Prompts, responses, and the extras that the statistics name.
+          statistics: Functions of the logits by name, see ``logprobs.vocabulary_statistics``.
+          hidden_sq: Whether the squared norm of the last hidden state is one of the statistics.
+        """
+        hidden = score_hidden(
+            self.model,
+            params,
+            batch.prompt_tokens,
+            batch.prompt_mask,
+            batch.tokens,
+            batch.mask,
+            remat=self.remat,
+            packing=batch.packing,
+            shared_prefix_len=self.shared_prefix_len,
+        )
+        scores = self._of_hidden(params, hidden, batch, statistics or {}, batch.packing)
+        if hidden_sq:
+            squares = jnp.sum(hidden.astype(jnp.float32) ** 2, axis=-1)
+            squares = unpack(batch.packing, squares, batch.mask)
+            scores = scores._replace(statistics=scores.statistics | {"hidden_sq": squares})
+        return scores
+
+    def teacher(
+        self, params: ArrayTree, batch: Batch, statistics: Mapping[str, Callable]
+    ) -> dict[str, Array]:
+        """Vocabulary statistics of the teacher, which reads a prompt of its own a response.
+
+        Args:
+          params: Of the teacher.
+          batch: With ``teacher_prompt_tokens`` and ``teacher_prompt_mask`` ``[P, G, L]`` in its
+            extras.
+          statistics: Functions of the logits by name.
+        """
+        P, G, T = batch.tokens.shape
+        hidden = score_hidden(
+            self.model,
+            params,
+            batch.extras["teacher_prompt_tokens"].reshape(P * G, -1),
+            batch.extras["teacher_prompt_mask"].reshape(P * G, -1),
+            batch.tokens.reshape(P * G, 1, T),
+            batch.mask.reshape(P * G, 1, T),
+        )
+        hidden = hidden.reshape(P, G, T, -1)
+        scores = self._of_hidden(params, hidden, batch, statistics, None)
+        return jax.tree.map(jax.lax.stop_gradient, scores.statistics)
+
+    def _of_hidden(self, params, hidden, batch: Batch, statistics, packing) -> Scores:
+        responses = Responses(batch.tokens, batch.mask, batch.support, packing)
+        rows = {k: x for k, x in batch.extras.items() if x.shape[:3] == batch.mask.shape}
+        computed = self.project_statistics(params, hidden, responses, statistics, rows)
+        return Scores(*self.project(params, hidden, responses), computed)
+
+    def project(
+        self, params: ArrayTree, hidden: Array, responses: Responses
+    ) -> tuple[Array, Array]:
+        """Log-probabilities and entropies ``[P, G, T]`` from hidden states, packed or not."""
+        tokens, mask, support, packing = responses
+        packed = pack(packing, (_in_vocabulary(self.model, tokens), mask, support))
+        tokens, packed_mask, support = packed
+        values = logprobs.token_logprobs(
+            hidden,
+            self.model.output_matrix(params),
+            tokens,
+            temperature=self.temperature,
+            mask=packed_mask,
+            support=support,
+            **self._chunks,
+        )
+        return unpack(packing, values, mask)
+
+    def project_statistics(
+        self,
+        params: ArrayTree,
+        hidden: Array,
+        responses: Responses,
+        functions: Mapping[str, Callable],
+        rows: Mapping[str, Array],
+    ) -> dict[str, Array]:
+        """Statistics over the vocabulary ``[P, G, T, ...]`` by name, from hidden states."""
+        if not functions:
+            return {}
+        tokens, mask, support, packing = responses
+        tokens = _in_vocabulary(self.model, tokens)
+        arrays = (hidden, *pack(packing, (tokens, mask, dict(rows), support)))
+
+        def statistics(arrays, shared):
+            hidden, tokens, mask, rows, support = arrays
+            matrix, temperature = shared
+            return logprobs.vocabulary_statistics(
+                functions,
+                hidden,
+                matrix,
+                tokens,
+                temperature=temperature,
+                mask=mask,
+                rows=rows,
+                support=support,
+                **self._chunks,
+            )
+
+        shared = (self.model.output_matrix(params), self.temperature)
+        return unpack(packing, on_each_device(statistics, arrays, shared), mask)
+
+    @property
+    def _chunks(self) -> dict[str, int]:
+        return {} if self.chunk_size is None else {"chunk_size": self.chunk_size}
 
 
-def _existing(model: Model, tokens: Array) -> Array:
-    """Ids that exist: whatever stands in the padding must not matter."""
+def _in_vocabulary(model: Model, tokens: Array) -> Array:
+    """Ids that exist: padding may hold anything."""
     return jnp.clip(tokens, 0, model.config.vocab_size - 1)
+
+
+def split_microbatches(batch: ArrayTree, microbatches: int) -> ArrayTree:
+    """``[P, ...] -> [M, P / M, ...]``: prompt ``i`` goes to microbatch ``i % M``.
+
+    Strided, so that on a mesh each microbatch still has prompts on every device.
+    """
+    return jax.tree.map(
+        lambda x: jnp.swapaxes(x.reshape(-1, microbatches, *x.shape[1:]), 0, 1), batch
+    )
+
+
+def join_microbatches(parts: ArrayTree) -> ArrayTree:
+    """The inverse of :func:`split_microbatches`."""
+    return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:]), parts)
+
+
+def map_microbatches(function: Callable, batch: Batch, microbatches: int) -> ArrayTree:
+    """``function`` of the whole batch, one microbatch after the other."""
+    if microbatches == 1:
+        return function(batch)
+    parts = split_microbatches(batch, microbatches)
+    _, out = jax.lax.scan(lambda _, part: (None, function(part)), None, parts)
+    return join_microbatches(out)

@@ -1,4 +1,4 @@
-"""From a configuration to the parts of a run: mesh, model, tokenizer, questions, samplers."""
+"""From a configuration to an experiment: mesh, model, tokenizer, questions, samplers, state."""
 
 import dataclasses
 import hashlib
@@ -7,10 +7,11 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
@@ -18,26 +19,46 @@ from jaxrl_llm.data.questions import Question, encode_prompts
 from jaxrl_llm.models.lora import Adapted, describe_params, with_adapter
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import batch_shards
-from jaxrl_llm.recipes import EvolutionRecipe, Recipe
-from jaxrl_llm.rewards import Scores
+from jaxrl_llm.rollout import make_engine, make_sampler
 from jaxrl_llm.rollout.sampler import count_shared_prefix
+from jaxrl_llm.train.algorithm import Algorithm
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.checkpoint.serialization import base_fingerprint, shapes_of, values_digest
-from jaxrl_llm.train.collect import grade, grade_here
 from jaxrl_llm.train.config import TrainConfig, find_prompts, find_recipe
 from jaxrl_llm.train.critic import init_critic
 from jaxrl_llm.train.evaluate import Accuracy, evaluate
+from jaxrl_llm.train.evolution import make_evolution, make_population, moving_only
+from jaxrl_llm.train.fields import check_fields
+from jaxrl_llm.train.grading import Grader
 from jaxrl_llm.train.mesh import load_meshes
 from jaxrl_llm.train.optimizer import make_optimizer
 from jaxrl_llm.train.packing import check_reads_segments
-from jaxrl_llm.train.population import make_population
-from jaxrl_llm.train.provide import check_provided
+from jaxrl_llm.train.policy_gradient import StepOptions, make_policy_gradient
 from jaxrl_llm.train.state import TrainState, init_state
 
 
+class Samplers(NamedTuple):
+    """The samplers of a run; those that agree are one, so that nothing is compiled twice.
+
+    Attributes:
+      rollouts: Of training, on the sampler's mesh if there is one; of an evolution recipe, its
+        population.
+      baseline: One most likely response a question, in the same place.
+      greedy: The same for the evaluation, on the mesh.
+      sampled: Responses of the sampled evaluation.
+      engine: Slots in which rollouts decode instead, or None.
+    """
+
+    rollouts: Callable
+    baseline: Callable
+    greedy: Callable
+    sampled: Callable
+    engine: Any
+
+
 @dataclass(frozen=True, kw_only=True)
-class Parts:
-    """What a run is made of.
+class Experiment:
+    """What a run is made of, besides its state.
 
     Attributes:
       config: The configuration.
@@ -45,15 +66,10 @@ class Parts:
       sampler_mesh: That of the devices which only sample, or None if there are none.
       model: The model.
       tokenizer: A ``data.Tokenizer``.
-      recipe: The method.
+      recipe: The method, a ``Recipe`` or an ``EvolutionRecipe``.
       train: Questions that are trained on.
       held_out: Questions that never are; empty if none are held out.
-      sampler: Of rollouts, on the sampler's mesh if there is one; as for the next three, see
-        ``rollout.make_sampler``. Of an evolution recipe, its population.
-      baseline: One most likely response a question, in the same place.
-      greedy: The same for the evaluation, on the mesh.
-      sampled: Responses of the sampled evaluation.
-      engine: Slots in which rollouts decode instead, or None.
+      samplers: Of rollouts and evaluations.
       questions: A digest of all questions, before any limit, and of their split and order.
       shared_prefix_len: How many first tokens all questions share; they are computed once a batch.
     """
@@ -63,29 +79,17 @@ class Parts:
     sampler_mesh: jax.sharding.Mesh | None
     model: Model
     tokenizer: Any
-    recipe: Recipe | EvolutionRecipe
+    recipe: Any
     train: list[Question]
     held_out: list[Question]
-    sampler: Callable
-    baseline: Callable
-    greedy: Callable
-    sampled: Callable
-    engine: Any
+    samplers: Samplers
     questions: str
     shared_prefix_len: int
 
     @property
-    def deadline(self) -> float | None:
-        """Seconds that one call of the reward may take; None leaves it to its kind."""
-        return self.config.reward_deadline
-
-    def grade(self, questions: list[Question], completions: list[list[str]]) -> Scores:
-        """Rewards of groups of completions."""
-        return grade(questions, completions, self.config.reward, deadline=self.deadline)
-
-    def grade_here(self, questions: list[Question], completions: list[list[str]]) -> Scores:
-        """The same, without the other processes of a run that has several."""
-        return grade_here(questions, completions, self.config.reward, deadline=self.deadline)
+    def grader(self) -> Grader:
+        """The reward of the run."""
+        return Grader(self.config.reward, self.config.reward_deadline)
 
     def evaluate(
         self, params: ArrayTree, key: jax.Array, *, check: Callable[[], None] = lambda: None
@@ -97,19 +101,29 @@ class Parts:
           key: That of the run's state; the same key gives the same evaluation.
           check: Called before each batch; what it raises ends the evaluation.
         """
-
-        def checked(sampler: Callable) -> Callable:
-            return lambda *given: check() or sampler(*given)
-
-        config = self.config
-        common = {"reward": config.reward, "tokenizer": self.tokenizer, "deadline": self.deadline}
-        inputs = (params, jax.random.fold_in(key, 0x7FFFFFFF), self.held_out)
-        size, shards = config.prompts_per_step, batch_shards(self.mesh)
+        config, shards = self.config, batch_shards(self.mesh)
         # As many rows as a training batch has, but no more prompts than there are.
         enough = -(-len(self.held_out) // shards) * shards
-        many = min(size * config.sampling.group_size, enough)
-        greedy, rows = evaluate(checked(self.greedy), *inputs, batch_size=many, **common)
-        sampled, _ = evaluate(checked(self.sampled), *inputs, batch_size=size, **common)
+        rows_of_batch = min(config.prompts_per_step * config.sampling.group_size, enough)
+
+        def run(sampler: Callable, batch_size: int) -> tuple[Accuracy, list[dict]]:
+            def checked(params, key, prompts):
+                check()
+                return sampler(params, key, prompts)
+
+            return evaluate(
+                checked,
+                params,
+                jax.random.fold_in(key, 0x7FFFFFFF),
+                self.held_out,
+                reward=config.reward,
+                tokenizer=self.tokenizer,
+                deadline=config.reward_deadline,
+                batch_size=batch_size,
+            )
+
+        greedy, rows = run(self.samplers.greedy, rows_of_batch)
+        sampled, _ = run(self.samplers.sampled, config.prompts_per_step)
         return {"greedy": greedy, "sampled": sampled}, rows
 
     def describe(self, params: ArrayTree) -> str:
@@ -118,8 +132,8 @@ class Parts:
         name = config.model if isinstance(config.model, str) else "model"
         used = f"{devices} of {jax.device_count()} {jax.default_backend()} device(s)"
         if most := config.asynchrony.max_staleness:
-            own = config.asynchrony.sampler_devices
-            used += f" and {own} more that sample" if own else ""
+            sampling = config.asynchrony.sampler_devices
+            used += f" and {sampling} more that sample" if sampling else ""
             used += f", rollouts at most {most} update(s) behind"
         return (
             f"{name}, {describe_params(params)}, {used}; {self.recipe.name}, "
@@ -175,64 +189,11 @@ def load_questions(config: TrainConfig, tokenizer, room: int) -> tuple[list, lis
     return train, encode_prompts(held_out, tokenizer, **options), digest
 
 
-def _samplers(
-    config: TrainConfig,
-    recipe: Recipe | EvolutionRecipe,
-    model,
-    tokenizer,
-    mesh,
-    sampler_mesh,
-    *,
-    longest: int,
-    shared_prefix_len: int,
-) -> dict:
-    """The samplers of :class:`Parts` by name; nothing is compiled twice that could be shared.
-
-    ``longest`` is the longest prompt trained on; ``shared_prefix_len`` is that of the parts.
-    """
-    from jaxrl_llm.rollout import make_engine, make_sampler
-
-    sampling = config.sampling
-    shared = {"max_new_tokens": sampling.max_new_tokens, "stop_ids": tokenizer.eos_ids}
-    shared["pad_id"] = tokenizer.pad_id
-    filters = {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p}
-    policy = {"temperature": sampling.temperature, **filters}
-
-    whole = shared | {"shared_prefix_len": shared_prefix_len}
-
-    def drawn(group_size: int, where):
-        return make_sampler(model, group_size=group_size, mesh=where, **policy, **whole)
-
-    def likely(where):
-        return make_sampler(model, group_size=1, temperature=0.0, mesh=where, **whole)
-
-    greedy, group_size = likely(mesh), sampling.group_size
-    samples = config.evaluation.samples or group_size
-    if isinstance(recipe, EvolutionRecipe):
-        own: dict = whole | (filters if recipe.temperature else {})
-        sampler = make_population(model, recipe, group_size=group_size, mesh=mesh, **own)
-        baseline, sampled = greedy, drawn(samples, mesh)
-    elif sampler_mesh is not None:
-        sampler, baseline = drawn(group_size, sampler_mesh), likely(sampler_mesh)
-        sampled = drawn(samples, mesh)
-    else:
-        sampler, baseline = drawn(group_size, mesh), greedy
-        sampled = sampler if samples == group_size else drawn(samples, mesh)
-    engine = None
-    if sampling.slots is not None:
-        rows, width = sampling.grid(config.prompts_per_step)
-        where = mesh if sampler_mesh is None else sampler_mesh
-        sizes = {"rows": rows, "width": width, "prompt_length": longest}
-        engine = make_engine(model, mesh=where, **sizes, **policy, **shared)
-    made = {"sampler": sampler, "baseline": baseline, "greedy": greedy, "sampled": sampled}
-    return made | {"engine": engine}
-
-
-def load_parts(config: TrainConfig) -> tuple[Parts, ArrayTree]:
+def load_experiment(config: TrainConfig) -> tuple[Experiment, ArrayTree]:
     """Everything that a run needs, loaded and checked against each other, and the parameters.
 
     Raises:
-      ValueError: If the parts do not fit: a mesh that the devices or the batch do not divide, a
+      ValueError: If it does not fit together: a mesh that the devices or the batch do not divide, a
         prompt that is longer than the context, no held-out questions for an evaluation.
     """
     mesh, sampler_mesh = load_meshes(
@@ -256,11 +217,10 @@ def load_parts(config: TrainConfig) -> tuple[Parts, ArrayTree]:
             "turn the evaluation off."
         )
     recipe = find_recipe(config.recipe, sampling, num_prompts=len(train))
-    if isinstance(recipe, Recipe):
-        check_provided(recipe, train)
+    if not recipe.forward_only:
+        check_fields(recipe, train)
     shared_prefix_len = count_shared_prefix([q.tokens for q in (*train, *held_out)])
-    lengths = {"longest": max(len(q.tokens) for q in train), "shared_prefix_len": shared_prefix_len}
-    parts = Parts(
+    experiment = Experiment(
         config=config,
         mesh=mesh,
         sampler_mesh=sampler_mesh,
@@ -269,63 +229,179 @@ def load_parts(config: TrainConfig) -> tuple[Parts, ArrayTree]:
         recipe=recipe,
         train=train,
         held_out=held_out,
+        samplers=_make_samplers(
+            config,
+            recipe,
+            model,
+            tokenizer,
+            mesh,
+            sampler_mesh,
+            longest=max(len(q.tokens) for q in train),
+            shared_prefix_len=shared_prefix_len,
+        ),
         questions=digest,
         shared_prefix_len=shared_prefix_len,
-        **_samplers(config, recipe, model, tokenizer, mesh, sampler_mesh, **lengths),
     )
-    return parts, params
+    return experiment, params
 
 
-def begin(
-    config: TrainConfig, optimizer, folder: Path, *, resume: bool
-) -> tuple[Parts, Checkpoints, TrainState, ArrayTree | None]:
-    """The parts of a run, its checkpoints, the state it begins from, and its reference parameters.
+def _make_samplers(
+    config: TrainConfig,
+    recipe: Any,
+    model: Model,
+    tokenizer,
+    mesh,
+    sampler_mesh,
+    *,
+    longest: int,
+    shared_prefix_len: int,
+) -> Samplers:
+    """The samplers of a run, whose longest training prompt has ``longest`` tokens."""
+    sampling, group_size = config.sampling, config.sampling.group_size
+
+    def sampler(where, size: int, *, greedy: bool = False) -> Callable:
+        return make_sampler(
+            model,
+            group_size=size,
+            mesh=where,
+            temperature=0.0 if greedy else sampling.temperature,
+            top_k=None if greedy else sampling.top_k,
+            top_p=None if greedy else sampling.top_p,
+            min_p=None if greedy else sampling.min_p,
+            max_new_tokens=sampling.max_new_tokens,
+            stop_ids=tokenizer.eos_ids,
+            pad_id=tokenizer.pad_id,
+            shared_prefix_len=shared_prefix_len,
+        )
+
+    samples = config.evaluation.samples or group_size
+    greedy = baseline = sampler(mesh, 1, greedy=True)
+    if recipe.forward_only:
+        filtered = recipe.temperature > 0
+        rollouts = make_population(
+            model,
+            recipe,
+            group_size=group_size,
+            mesh=mesh,
+            max_new_tokens=sampling.max_new_tokens,
+            stop_ids=tokenizer.eos_ids,
+            pad_id=tokenizer.pad_id,
+            shared_prefix_len=shared_prefix_len,
+            top_k=sampling.top_k if filtered else None,
+            top_p=sampling.top_p if filtered else None,
+            min_p=sampling.min_p if filtered else None,
+        )
+        sampled = sampler(mesh, samples)
+    elif sampler_mesh is not None:
+        rollouts = sampler(sampler_mesh, group_size)
+        baseline = sampler(sampler_mesh, 1, greedy=True)
+        sampled = sampler(mesh, samples)
+    else:
+        rollouts = sampler(mesh, group_size)
+        sampled = rollouts if samples == group_size else sampler(mesh, samples)
+    engine = None
+    if sampling.slots is not None:
+        rows, width = sampling.grid(config.prompts_per_step)
+        engine = make_engine(
+            model,
+            mesh=mesh if sampler_mesh is None else sampler_mesh,
+            rows=rows,
+            width=width,
+            prompt_length=longest,
+            temperature=sampling.temperature,
+            top_k=sampling.top_k,
+            top_p=sampling.top_p,
+            min_p=sampling.min_p,
+            max_new_tokens=sampling.max_new_tokens,
+            stop_ids=tokenizer.eos_ids,
+            pad_id=tokenizer.pad_id,
+        )
+    return Samplers(rollouts, baseline, greedy, sampled, engine)
+
+
+def init_experiment(
+    config: TrainConfig, folder: Path, *, resume: bool
+) -> tuple[Experiment, Algorithm, Checkpoints, TrainState]:
+    """The experiment, its algorithm, its checkpoints, and the state it begins from.
 
     Args:
       config: The run.
-      optimizer: Any optax transformation.
       folder: Of the checkpoints.
       resume: Begin from the last checkpoint that can be read.
-
-    Returns:
-      The last one is None unless the recipe compares the policy with a reference.
     """
     from jaxrl_llm.data import Cursor
 
-    parts, params = load_parts(config)
-    recipe, moving = parts.recipe, parts.recipe.reference is not None
+    experiment, params = load_experiment(config)
+    recipe = experiment.recipe
     base = params.base if isinstance(params, Adapted) else params
-    reference = base if recipe.uses_reference and not moving else None
-    run = {"questions": parts.questions, "seed": config.seed}
-    run |= base_fingerprint(params, config.lora)
-    if reference is not None and "base" not in run:  # it is loaded anew, also by a resumed run
-        run["reference"] = values_digest(reference)
-    kept = {"keep": config.checkpoint.keep, "best": config.checkpoint.best}
-    checkpoints = Checkpoints(folder, model=parts.model, run=run, **kept)
-    # A model that comes from a function may be kept by whoever wrote it.
+    frozen = recipe.reference is None and recipe.uses_reference
+    reference = base if frozen else None
+    optimizer = moving_only(recipe, make_optimizer(config.optimizer))
+    critic_optimizer = make_optimizer(config.critic) if config.critic is not None else None
+    algorithm = _make_algorithm(experiment, optimizer, critic_optimizer, reference)
+
+    fingerprint = {"questions": experiment.questions, "seed": config.seed}
+    fingerprint |= base_fingerprint(params, config.lora)
+    if frozen and "base" not in fingerprint:  # it is loaded anew, also by a resumed run
+        fingerprint["reference"] = values_digest(reference)
+    checkpoints = Checkpoints(
+        folder,
+        model=experiment.model,
+        run=fingerprint,
+        keep=config.checkpoint.keep,
+        best=config.checkpoint.best,
+    )
+    critic = None
+    if recipe.critic is not None:
+        key = jax.random.fold_in(jax.random.key(config.seed), 0x637269)
+        critic = init_critic(experiment.model, base, heads=recipe.critic.heads, key=key)
+    # A model that comes from a function may be kept by the code that wrote it.
     shared = reference is not None or not isinstance(config.model, str)
     state = init_state(
         params,
         optimizer,
-        parts.recipe,
+        recipe,
         key=jax.random.key(config.seed),
         data_cursor=Cursor(),
-        mesh=parts.mesh,
+        mesh=experiment.mesh,
         copy=shared and not resume,
-        **_critic(parts, base),
+        critic=critic,
+        critic_optimizer=critic_optimizer,
     )
     if resume:
         state = shapes_of(state)
-        del params, base  # before others are read, so that only one state is in memory
+        del params, base, critic  # before others are read, so that one state is in memory
         checkpoints.sweep()
         state = checkpoints.restore(state)
-    return parts, checkpoints, state, reference
+    return experiment, algorithm, checkpoints, state
 
 
-def _critic(parts: Parts, params: ArrayTree) -> dict[str, Any]:
-    """The critic's first parameters, from those of the policy, and its optimizer."""
-    if parts.recipe.critic is None or parts.config.critic is None:
-        return {}
-    key = jax.random.fold_in(jax.random.key(parts.config.seed), 0x637269)
-    critic = init_critic(parts.model, params, heads=parts.recipe.critic.heads, key=key)
-    return {"critic": critic, "critic_optimizer": make_optimizer(parts.config.critic)}
+def _make_algorithm(
+    experiment: Experiment,
+    optimizer: optax.GradientTransformation,
+    critic_optimizer: optax.GradientTransformation | None,
+    reference: ArrayTree | None,
+) -> Algorithm:
+    """What trains the recipe of an experiment."""
+    config, recipe = experiment.config, experiment.recipe
+    sampler = experiment.samplers.rollouts
+    if recipe.forward_only:
+        return make_evolution(recipe, optimizer, sampler, mesh=experiment.mesh)
+    options = StepOptions(
+        passes=config.passes,
+        temperature=config.sampling.temperature,
+        remat=config.remat,
+        shared_prefix_len=experiment.shared_prefix_len,
+        packing=config.packing,
+        stale=config.asynchrony.max_staleness > 0,
+        mesh=experiment.mesh,
+    )
+    return make_policy_gradient(
+        experiment.model,
+        recipe,
+        optimizer,
+        sampler,
+        options=options,
+        critic_optimizer=critic_optimizer,
+        reference=reference,
+    )

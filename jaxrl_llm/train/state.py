@@ -11,7 +11,6 @@ from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.models.lora import Adapted, merge_adapter, trainable
 from jaxrl_llm.models.sharding import param_shardings, update_shardings
-from jaxrl_llm.recipes import EvolutionRecipe
 from jaxrl_llm.train.critic import CriticState
 from jaxrl_llm.train.mesh import replicated
 
@@ -142,8 +141,7 @@ def optimizer_shardings(opt_state: ArrayTree, recipe, mesh: jax.sharding.Mesh) -
     Returns:
       A ``NamedSharding`` for each leaf.
     """
-    alone = isinstance(recipe, EvolutionRecipe)
-    return (param_shardings if alone else update_shardings)(opt_state, mesh)
+    return (param_shardings if recipe.forward_only else update_shardings)(opt_state, mesh)
 
 
 def _optimizer_state(

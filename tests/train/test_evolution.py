@@ -200,7 +200,7 @@ BAD = {
     "odd": ({"sampling": SamplingConfig(group_size=7)}, "group_size must be even; got 7"),
     "remat": ({"remat": "dots"}, "remat has no effect with 'eggroll'"),
     "microbatches": ({"microbatches": 2}, "microbatches has no effect with 'eggroll'"),
-    "updates": ({"updates_per_batch": 2}, "serve one update; got 2"),
+    "updates": ({"epochs": 2}, "serve one update; got epochs 2"),
     "slots": ({"sampling": SamplingConfig(slots=8)}, "slots has no effect with 'eggroll'"),
     "lora": ({"lora": LoRAConfig(rank=2)}, "leave the rank out"),
     "mesh": ({"mesh": MeshConfig(data=16), "prompts_per_step": 16}, "8 members do not divide"),

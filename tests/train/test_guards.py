@@ -1,4 +1,4 @@
-"""An update that is no number changes nothing but the count of steps."""
+"""An update that is non-finite changes nothing but the count of steps."""
 
 import dataclasses
 import functools
@@ -48,7 +48,7 @@ def bits(tree):
 def test_one_update_by_hand():
     optimizer = optax.sgd(0.5)
     carry = (PARAMS, optimizer.init(PARAMS))
-    (params, _), metrics = guards.guarded_update(optimizer, carry, jnp.float32(2.0), GRADS)
+    (params, _), metrics = guards.apply_if_finite(optimizer, carry, jnp.float32(2.0), GRADS)
     np.testing.assert_array_equal(params["a"], [0.75, 0.0, 3.5])
     np.testing.assert_array_equal(params["b"], [[1.5]])
     assert float(metrics["loss"]) == 2.0 and float(metrics["skipped"]) == 0.0
@@ -57,11 +57,11 @@ def test_one_update_by_hand():
 
 
 @pytest.mark.usefixtures("platform")
-def test_an_update_that_is_no_number_is_left_out():
+def test_an_update_that_is_non_finite_is_left_out():
     spoil = optax.stateless(lambda updates, params: jax.tree.map(jnp.log, updates))
     optimizer = optax.chain(optax.sgd(0.5, momentum=0.9), spoil)
     carry = (PARAMS, optimizer.init(PARAMS))
-    after, metrics = jax.jit(functools.partial(guards.guarded_update, optimizer))(
+    after, metrics = jax.jit(functools.partial(guards.apply_if_finite, optimizer))(
         carry, jnp.float32(2.0), GRADS
     )
     assert bits(after) == bits(carry)
@@ -82,7 +82,7 @@ def test_an_update_with_matrix_products_is_computed_once():
     ):
         calls.clear()
         carry = (PARAMS, optimizer.init(PARAMS))
-        _, metrics = guards.guarded_update(optimizer, carry, jnp.float32(2.0), GRADS)
+        _, metrics = guards.apply_if_finite(optimizer, carry, jnp.float32(2.0), GRADS)
         jax.block_until_ready(metrics)
         jax.effects_barrier()
         assert len(calls) == times
@@ -96,7 +96,7 @@ def test_gradients_are_shortened_by_the_norm_that_is_known(length):
     ours = make_optimizer(config)
     theirs = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.5))
     found, expected = (
-        guards.guarded_update(each, (PARAMS, each.init(PARAMS)), jnp.float32(2.0), grads)
+        guards.apply_if_finite(each, (PARAMS, each.init(PARAMS)), jnp.float32(2.0), grads)
         for each in (ours, theirs)
     )
     jax.tree.map(
@@ -114,7 +114,7 @@ BAD = {
     "infinite gradient": {"grads": GRADS | {"a": jnp.array([0.5, -jnp.inf, 0.0])}},
     "gradient too large to square": {"grads": GRADS | {"b": jnp.array([[1e30]])}},
     "scale": {"scale": NAN},
-    "method": {"sound": jnp.bool_(False)},
+    "method": {"finite": jnp.bool_(False)},
 }
 OPTIMIZERS = {
     "adamw": optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2)),
@@ -127,17 +127,17 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.usefixtures("platform")
-def test_what_is_no_number_changes_no_bit(name, bad):
+def test_what_is_non_finite_changes_no_bit(name, bad):
     optimizer = OPTIMIZERS[name]
-    carry, _ = guards.guarded_update(
+    carry, _ = guards.apply_if_finite(
         optimizer, (PARAMS, optimizer.init(PARAMS)), jnp.float32(1.0), GRADS
     )
     options = {"loss": jnp.float32(1.0), "grads": GRADS} | BAD[bad]
     loss, grads = options.pop("loss"), options.pop("grads")
-    after, metrics = guards.guarded_update(optimizer, carry, loss, grads, **options)
+    after, metrics = guards.apply_if_finite(optimizer, carry, loss, grads, **options)
     assert bits(after) == bits(carry)
     assert float(metrics["skipped"]) == 1.0 and float(metrics["update_norm"]) == 0.0
-    better, metrics = guards.guarded_update(optimizer, after, jnp.float32(1.0), GRADS)
+    better, metrics = guards.apply_if_finite(optimizer, after, jnp.float32(1.0), GRADS)
     assert bits(better) != bits(after) and float(metrics["skipped"]) == 0.0
     assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(better[0]))
 
@@ -197,7 +197,7 @@ def sick(**values):
 @functools.cache
 def fragile_step(updates):
     model, params = tiny_model(num_layers=1)
-    step = make_step(model, FRAGILE, OPTIMIZER, microbatches=2, updates=updates, donate=False)
+    step = make_step(model, FRAGILE, OPTIMIZER, microbatches=2, epochs=updates, donate=False)
     key = jax.random.key(0)
     state = init_state(params, OPTIMIZER, FRAGILE, key=key, data_cursor=(0, 7))
     return step, step(state, sick())[0]  # one good step first: no part of the state is zero
@@ -213,7 +213,7 @@ ILL = {
 
 @pytest.mark.parametrize("where", ILL)
 @pytest.mark.parametrize("updates", [1, 2])
-def test_a_step_that_is_no_number_only_counts(where, updates):
+def test_a_step_that_is_non_finite_only_counts(where, updates):
     step, state = fragile_step(updates)
     batch = sick(**ILL[where])
     after, metrics = step(state, batch)
@@ -227,7 +227,7 @@ def test_a_step_that_is_no_number_only_counts(where, updates):
     assert bits(healthy) == bits(expected) and float(metrics["skipped"]) == 0
 
 
-def test_nothing_is_left_behind_by_a_first_step_that_is_no_number():
+def test_nothing_is_left_behind_by_a_first_step_that_is_non_finite():
     step, _ = fragile_step(1)
     _, params = tiny_model(num_layers=1)
     state = init_state(params, OPTIMIZER, FRAGILE, key=jax.random.key(0))
@@ -297,7 +297,7 @@ def test_a_state_that_changes_its_dtype_is_refused():
 
     optimizer = optax.GradientTransformation(lambda params: params, update)
     with pytest.raises(TypeError):
-        guards.guarded_update(optimizer, (half, half), jnp.float32(1.0), half)
+        guards.apply_if_finite(optimizer, (half, half), jnp.float32(1.0), half)
 
 
 def test_a_step_makes_one_update_in_either_way(monkeypatch):
@@ -305,8 +305,8 @@ def test_a_step_makes_one_update_in_either_way(monkeypatch):
     recipe = FRAGILE.replace(reference=None, regularizers=())
     state = init_state(params, OPTIMIZER, recipe, key=jax.random.key(0))
     found = []
-    for write in (guards._branched, guards._chosen):
-        monkeypatch.setattr(guards, "_branched", write)
+    for write in (guards._by_branch, guards._by_choice):
+        monkeypatch.setattr(guards, "_by_branch", write)
         step = make_step(model, recipe, OPTIMIZER, donate=False)
         found.append([step(state, sick()), step(state, sick(poison=1.0))])
     for one, other in zip(*found, strict=True):

@@ -27,7 +27,7 @@ from jaxrl_llm.train import (
     make_step,
     train,
 )
-from jaxrl_llm.train.setup import load_parts
+from jaxrl_llm.train.setup import load_experiment
 
 
 def remember(log):
@@ -125,7 +125,7 @@ def test_held_out_questions_are_never_trained_on(tmp_path):
         evaluation=EvaluationConfig(samples=3, every=1),
         steps=2,
     )
-    result = train(config, say=lines.append)
+    result = train(config, log=lines.append)
     held_out = {log[0][0], log[1][0]}  # greedy, two questions, before the first step
     trained = {row[0] for row in log if row not in log[: 2 + 6]} - held_out
     steps = [json.loads(x) for x in (tmp_path / "samples.jsonl").read_text().splitlines()]
@@ -157,7 +157,7 @@ def test_reference_and_corrections_are_scored_before_the_step(tmp_path):
         return jax.numpy.exp(old_logp - behavior_logp), mask
 
     recipe = jr.recipes.grpo(kl_coef=0.1).replace(correction=correction)
-    config = tiny_run(tmp_path, recipe=recipe, steps=1, microbatches=2, updates_per_batch=2)
+    config = tiny_run(tmp_path, recipe=recipe, steps=1, microbatches=2, epochs=2)
     result = train(config)
     assert seen and np.isfinite(result.history[0]["loss"])
     assert {"approx_kl", "ratio_max", "clip_fraction"} <= set(result.history[0])
@@ -242,7 +242,7 @@ def test_resume_without_a_checkpoint_starts_from_the_first_step(whole_run, tmp_p
     (left / "checkpoints" / "step_00000002.unfinished").mkdir(parents=True)
     (left / "metrics.jsonl").write_text('{"step": 1, "reward": 9.0}\n{"step": 2, "rew')
     (left / "samples.jsonl").write_text('{"step": 1}\n')
-    done = train(tiny_run(left), resume=True, say=lines.append)
+    done = train(tiny_run(left), resume=True, log=lines.append)
     assert_same(done.state, expected.state)
     told = f"The run folder {str(left)!r} has no checkpoint yet; the run starts from step 0."
     assert lines[0] == told
@@ -251,7 +251,7 @@ def test_resume_without_a_checkpoint_starts_from_the_first_step(whole_run, tmp_p
     assert samples[0] == samples[1]
     assert [p.name for p in (left / "checkpoints").iterdir()] == ["step_00000006"]
     new, lines = tmp_path / "new", []
-    train(tiny_run(new, steps=1), resume=True, say=lines.append)
+    train(tiny_run(new, steps=1), resume=True, log=lines.append)
     assert lines[0] == (
         f"The run folder {str(new)!r} is new or empty, and nothing is resumed; the run starts from "
         "step 0."
@@ -363,7 +363,7 @@ def test_an_error_leaves_a_checkpoint_of_the_last_whole_step(whole_run, tmp_path
 
     config = tiny_run(tmp_path, reward=reward)
     with pytest.raises(RewardError, match="the judge is away"):
-        train(config, say=lines.append)
+        train(config, log=lines.append)
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step_00000002"]
     assert any("the state after step 2 is saved, for --resume" in line for line in lines)
     assert_same(train(config, resume=True).state, expected.state)
@@ -375,7 +375,7 @@ def test_a_run_without_a_checkpoint_starts_over(whole_run, tmp_path):
         train(tiny_run(tmp_path, reward=lambda p, c, m: None, evaluation=EvaluationConfig()))
     (tmp_path / "metrics.jsonl").write_text('{"step": 3, "reward": 1.0}\n')
     lines = []
-    result = train(tiny_run(tmp_path), say=lines.append)
+    result = train(tiny_run(tmp_path), log=lines.append)
     assert "holds a run without a checkpoint; it starts over" in lines[0]
     assert [row["step"] for row in result.history] == [1, 2, 3, 4, 5, 6]
     assert_same(result.state, expected.state)
@@ -447,9 +447,10 @@ def test_bfloat16_computes_and_float32_learns(tmp_path, monkeypatch, updates):
     monkeypatch.setattr("jaxrl_llm.train.loop.check_memory", lambda config: None)  # reads the files
     made = []
     monkeypatch.setattr(
-        "jaxrl_llm.train.loop.make_step", lambda *a, **k: made.append(make_step(*a, **k)) or made[0]
+        "jaxrl_llm.train.policy_gradient.make_step",
+        lambda *a, **k: made.append(make_step(*a, **k)) or made[0],
     )
-    options = {"model": "tiny", "dtype": "bfloat16", "updates_per_batch": updates}
+    options = {"model": "tiny", "dtype": "bfloat16", "epochs": updates}
     result = train(tiny_run(tmp_path, steps=2, **options))
     assert made[0].compiled._cache_size() <= 1  # none where a long session evicted it
     assert {x.dtype for x in jax.tree.leaves(result.state.params)} == {np.dtype("float32")}
@@ -487,13 +488,15 @@ def test_the_model_of_a_function_is_not_consumed(tmp_path):
 
 def test_the_greedy_evaluation_fills_no_more_rows_than_it_has_questions():
     config = tiny_run("unused", evaluation=EvaluationConfig(), prompts_per_step=8)
-    parts, params = load_parts(config)
+    experiment, params = load_experiment(config)
     widths = []
 
     def greedy(params, key, prompts):
         widths.append(len(prompts))
-        return parts.greedy(params, key, prompts)
+        return experiment.samplers.greedy(params, key, prompts)
 
-    whole, _ = parts.evaluate(params, jax.random.key(0))
-    found, rows = dataclasses.replace(parts, greedy=greedy).evaluate(params, jax.random.key(0))
+    whole, _ = experiment.evaluate(params, jax.random.key(0))
+    found, rows = dataclasses.replace(
+        experiment, samplers=experiment.samplers._replace(greedy=greedy)
+    ).evaluate(params, jax.random.key(0))
     assert widths == [2] and len(rows) == 2 and found == whole

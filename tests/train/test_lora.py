@@ -30,7 +30,7 @@ from jaxrl_llm.train import (
 )
 from jaxrl_llm.train.checkpoint.serialization import values_digest
 from jaxrl_llm.train.mesh import place_batch
-from jaxrl_llm.train.setup import begin
+from jaxrl_llm.train.setup import init_experiment
 
 CONFIG = LoRAConfig(rank=4)
 
@@ -223,7 +223,7 @@ def whole_run(tmp_path_factory):
 
     lines = []
     config = tiny_run(folder, lora=LORA, recipe="grpo", reward=reward, sampling=SLOTS)
-    return train(config, say=lines.append), log, lines
+    return train(config, log=lines.append), log, lines
 
 
 def test_a_run_moves_the_adapter_alone(whole_run):
@@ -237,11 +237,11 @@ def test_a_run_moves_the_adapter_alone(whole_run):
 
 def test_the_reference_is_the_base_itself(tmp_path):
     config = tiny_run(tmp_path, lora=LORA, recipe="grpo")
-    parts, _, state, reference = begin(config, optax.sgd(1.0), tmp_path, resume=False)
-    assert reference is state.base and state.reference == ()
-    batch = make_batch(prompts=2)
-    score = make_scorer(parts.model)
-    start = score(reference, batch)
+    experiment, algorithm, _, state = init_experiment(config, tmp_path, resume=False)
+    assert state.reference == ()
+    batch = make_batch(prompts=4)
+    score = make_scorer(experiment.model)
+    start = algorithm.score(batch)[0].ref_logp
     np.testing.assert_array_equal(start, score(state.policy, batch))
     away = state._replace(params=moved(state.params, size=0.3))
     assert np.abs(score(away.policy, batch) - start).max() > 0.01

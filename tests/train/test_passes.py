@@ -13,8 +13,8 @@ from jaxrl_llm.recipes import Computed, Critic, Recipe
 from jaxrl_llm.testing.cases import compiled
 from jaxrl_llm.testing.model_checks import model, model_case
 from jaxrl_llm.train import critic_values, init_critic, init_state, make_step
+from jaxrl_llm.train.policy_gradient import prepare_key
 from jaxrl_llm.train.score import score_hidden
-from jaxrl_llm.train.step import prepare_key
 
 SEED = 3
 
@@ -332,6 +332,6 @@ def test_a_controller_sees_how_far_the_last_update_went():
         return jnp.where(mask, watched, 0.0)
 
     recipe = plain(computed=(Computed("watched", watch(), "controller"),), regularizers=(term,))
-    state, metrics = run(recipe, batch_of(recipe, old_logp=None), updates=3)
+    state, metrics = run(recipe, batch_of(recipe, old_logp=None), epochs=3)
     assert float(state.algo_state.last_kl) == float(metrics["approx_kl"]) > 0
     assert int(state.algo_state.controllers["watched"]) == 1

@@ -133,7 +133,7 @@ def test_speed_of_a_step(monkeypatch):
     lengths = np.asarray(batch.mask).sum(-1) * np.asarray(batch.where)
     tokens = prompts.sum() + lengths.sum()
     flops = train_flops(prompts, lengths, size=model_size(model))
-    found = Meter(model, peak_flops=1e6, devices=4, updates=2)(batch, seconds)
+    found = Meter(model, peak_flops=1e6, devices=4, epochs=2)(batch, seconds)
     assert found == {
         "unique_tokens": tokens,
         "unique_tokens_per_second": tokens / 2.0,
@@ -164,7 +164,7 @@ def test_speed_of_a_population():
         flops = population_flops(
             prompts, lengths, size=model_size(model), shared_prefix_len=shared_prefix_len
         )
-        meter = Meter(model, peak_flops=1e6, shared_prefix_len=shared_prefix_len, evolves=True)
+        meter = Meter(model, peak_flops=1e6, shared_prefix_len=shared_prefix_len, forward_only=True)
         # The answers are its work, so their time counts and that of scoring does not.
         assert meter(batch, seconds) == {
             "unique_tokens": tokens,

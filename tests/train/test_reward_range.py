@@ -9,7 +9,7 @@ from jaxrl_llm.data import Prompt
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.recipes import PRESETS
 from jaxrl_llm.train import train
-from jaxrl_llm.train.provide import check_rewards
+from jaxrl_llm.train.fields import check_rewards
 
 QUESTIONS = [Question(Prompt("What?", id="a"), [1]), Question(Prompt("Who?"), [1])]
 

@@ -8,7 +8,7 @@ from tiny_run import low_bytes, tiny_run
 
 import jaxrl_llm as jr
 from jaxrl_llm.train import LoRAConfig, OptimizerConfig, ReportConfig, accuracy, train
-from jaxrl_llm.train.collect import spread_rows
+from jaxrl_llm.train.grading import spread_rows
 from jaxrl_llm.train.logging import RunFolder
 from jaxrl_llm.train.logging.results import read_jsonl
 from jaxrl_llm.train.logging.settings import changed_settings, settings
@@ -29,7 +29,7 @@ def parted(prompt, completion, metadata):
 )
 def test_only_a_share_of_right_answers_is_called_accuracy(tmp_path, rewards, sentence):
     lines = []
-    with RunFolder(tmp_path, resume=False, say=lines.append) as folder:
+    with RunFolder(tmp_path, resume=False, log=lines.append) as folder:
         folder.start(0, {})
         folder.held_out(0, {"greedy": accuracy(np.array(rewards))}, [])
         assert folder.accuracy_at(0) == {"greedy": accuracy(np.array(rewards))}
@@ -58,7 +58,7 @@ def test_completions_of_every_second_step_with_the_parts_of_their_reward(tmp_pat
     optimizer = OptimizerConfig(learning_rate=1e-2, warmup_steps=2, decay_steps=4)
     lines = []
     run = tiny_run(tmp_path, recipe=jr.recipes.grpo(kl_coef=0.1), optimizer=optimizer, **options)
-    result = train(run, say=lines.append)
+    result = train(run, log=lines.append)
     rows = read_jsonl(tmp_path / "samples.jsonl")
     assert [row["step"] for row in rows] == [1, 1, 1, 3, 3, 3]
     for step in (1, 3):

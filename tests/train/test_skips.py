@@ -1,4 +1,4 @@
-"""Runs in which the loss of some steps is no number."""
+"""Runs in which the loss of some steps is non-finite."""
 
 import dataclasses
 import json
@@ -22,8 +22,8 @@ from jaxrl_llm.train import (
     make_optimizer,
     train,
 )
-from jaxrl_llm.train.asynchronous import Ahead, InTurns
-from jaxrl_llm.train.study import Skips
+from jaxrl_llm.train.rollouts import AsyncRollouts, SyncRollouts
+from jaxrl_llm.train.run import NonFiniteGuard
 
 HUGE = 50.0
 
@@ -67,13 +67,13 @@ def published(monkeypatch):
 
         monkeypatch.setattr(kind, "publish", noted)
 
-    spy(InTurns)
-    spy(Ahead)
+    spy(SyncRollouts)
+    spy(AsyncRollouts)
     return found
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
-def test_steps_that_are_no_numbers_are_borne_and_counted(tmp_path, published, staleness):
+def test_skipped_steps_are_counted(tmp_path, published, staleness):
     lines = []
     config = tiny_run(
         tmp_path,
@@ -82,7 +82,7 @@ def test_steps_that_are_no_numbers_are_borne_and_counted(tmp_path, published, st
         steps=5,
         asynchrony=AsyncConfig(max_staleness=staleness),
     )
-    result = train(config, say=lines.append)
+    result = train(config, log=lines.append)
     rows = result.history
     assert [row["skipped"] for row in rows] == [0, 1, 1, 0, 0]
     assert [row["loss"] is None for row in rows] == [False, True, True, False, False]
@@ -98,7 +98,7 @@ def test_steps_that_are_no_numbers_are_borne_and_counted(tmp_path, published, st
     counts = [x for x in jax.tree.leaves(result.state.opt_state) if x.dtype == jnp.int32]
     assert counts and all(int(x) == 3 for x in counts)  # updates that Adam has seen
     assert all(np.isfinite(x).all() for x in jax.tree.leaves(result.state.params))
-    told = "Step 2 gave loss nan and gradient norm nan, so its update is left out"
+    told = "Step 2 gave loss nan and gradient norm nan, so its update is skipped"
     assert f"{told} (1 in a row; 3 end the run)." in lines
     assert not list(tmp_path.glob("skipped_step_*"))
 
@@ -107,10 +107,10 @@ def test_too_many_in_a_row_end_the_run_and_leave_the_batch(tmp_path):
     lines = []
     config = tiny_run(tmp_path, recipe=fragile(), reward=huge_in(2, 4, 5), max_skipped=2)
     with pytest.raises(TrainingError) as error:
-        train(config, say=lines.append)
+        train(config, log=lines.append)
     path = tmp_path / "skipped_step_00000005.npz"
     assert str(error.value) == (
-        "Step 5 gave loss nan and gradient norm nan, so its update is left out, as in each of the "
+        "Step 5 gave loss nan and gradient norm nan, so its update is skipped, as in each of the "
         f"last 2 steps; its batch is in {str(path)!r}."
     )
     assert any("the state after step 5 is saved, for --resume" in line for line in lines)
@@ -129,7 +129,7 @@ def test_too_many_in_a_row_end_the_run_and_leave_the_batch(tmp_path):
     done = train(dataclasses.replace(config, reward=low_bytes), resume=True, allow_changed=True)
     rows = done.history
     assert [row["skipped"] for row in rows] == [0, 1, 0, 1, 1, 0]
-    first = [line for line in lines if "is left out" in line]
+    first = [line for line in lines if "is skipped" in line]
     assert len(first) == 2 and first[0].startswith("Step 2") and first[1].startswith("Step 4")
     # The question of each row is there as the model read it.
     lines = (tmp_path / "samples.jsonl").read_text().splitlines()
@@ -144,11 +144,9 @@ def test_a_resumed_run_counts_on(tmp_path):
         train(config, resume=True)
 
 
-def test_a_first_step_that_is_no_number_leaves_the_first_state(tmp_path):
+def test_a_skipped_first_step_leaves_the_first_state(tmp_path):
     config = tiny_run(tmp_path, recipe=fragile(), reward=huge_in(1), max_skipped=1)
-    with pytest.raises(
-        TrainingError, match=r"Step 1 gave loss nan .* is left out; its batch is in"
-    ):
+    with pytest.raises(TrainingError, match=r"Step 1 gave loss nan .* is skipped; its batch is in"):
         train(config)
     assert (tmp_path / "skipped_step_00000001.npz").is_file()
     state = train(dataclasses.replace(config, steps=1), resume=True).state
@@ -162,23 +160,23 @@ class Folder:
 
     def __init__(self, path):
         self.path, self.said = path, []
-        self.say = self.said.append
+        self.log = self.said.append
 
 
 NUMBERS = {"loss": float("nan"), "grad_norm": 1.0, "update_norm": 0.0, "skipped": 1.0}
 
 
-def skips(folder, look=None, most=1):
+def guard(folder, inspect=None, limit=1):
     def fails(state, batch):
         raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
-    return Skips(folder, most=most, tokenizer=ByteTokenizer(), look=look or fails)
+    return NonFiniteGuard(folder, limit=limit, tokenizer=ByteTokenizer(), inspect=inspect or fails)
 
 
-def test_a_batch_that_cannot_be_looked_at_is_kept_as_it_was_sampled(tmp_path):
+def test_a_batch_that_cannot_be_inspected_is_written_as_it_was_sampled(tmp_path):
     batch = make_batch(prompts=2, group=2)
     with pytest.raises(TrainingError, match="Step 3 gave loss nan .*; its batch is in"):
-        skips(Folder(tmp_path))(3, NUMBERS, None, batch)
+        guard(Folder(tmp_path))(3, NUMBERS, None, batch)
     with np.load(tmp_path / "skipped_step_00000003.npz") as found:
         np.testing.assert_array_equal(found["tokens"], batch.tokens)
         np.testing.assert_array_equal(found["sampled_mask"], batch.mask)
@@ -190,22 +188,20 @@ def test_a_batch_that_cannot_be_written_does_not_hide_why(tmp_path):
     (tmp_path / "skipped_step_00000003.npz").mkdir()
     told = r"Step 3 gave loss nan .*; its batch cannot be written to '.*npz': is a directory\.$"
     with pytest.raises(TrainingError, match=told):
-        skips(Folder(tmp_path))(3, NUMBERS, None, make_batch(prompts=2))
+        guard(Folder(tmp_path))(3, NUMBERS, None, make_batch(prompts=2))
 
 
 def test_only_a_row_of_them_ends_the_run(tmp_path):
     folder = Folder(tmp_path)
-    note, good = skips(folder, most=2), NUMBERS | {"loss": 1.0, "skipped": 0.0}
+    note, good = guard(folder, limit=2), NUMBERS | {"loss": 1.0, "skipped": 0.0}
     for step, numbers in enumerate([NUMBERS, good, NUMBERS, good], start=1):
         note(step, numbers, None, None)
     assert len(folder.said) == 2 and folder.said[1].endswith("(1 in a row; 2 end the run).")
-    # A state of the method that would hold no number, and a critic alone, are told as such.
+    # A state of the method that would be non-finite, and a critic alone, are told as such.
     note(5, NUMBERS | {"loss": 1.0}, None, None)
-    assert (
-        "gradient norm 1 but a state or a scale of the method that is no number" in folder.said[2]
-    )
+    assert "gradient norm 1 but a non-finite state or scale of the method" in folder.said[2]
     critic = {"critic_loss": float("nan"), "critic_grad_norm": 2.0, "critic_skipped": 1.0}
-    told = "Step 6 gave loss 1 .*, of the critic nan and 2, so the critic's update is left out, as"
+    told = "Step 6 gave loss 1 .*, of the critic nan and 2, so the critic's update is skipped, as"
     with pytest.raises(TrainingError, match=told):
         note(6, good | critic, None, make_batch(prompts=2))
 
@@ -220,8 +216,8 @@ def test_an_optimizer_that_spoils_the_parameters_ends_the_run_at_once(tmp_path, 
         once = optax.conditionally_transform(spoil, lambda count: count == 1)
         return optax.chain(make_optimizer(config), once)
 
-    monkeypatch.setattr("jaxrl_llm.train.loop.make_optimizer", make)
-    told = "Step 2 gave loss .* but an update that is no number, which the optimizer or its"
+    monkeypatch.setattr("jaxrl_llm.train.setup.make_optimizer", make)
+    told = "Step 2 gave loss .* but a non-finite update, which the optimizer or its"
     with pytest.raises(TrainingError, match=told):
         train(tiny_run(tmp_path))
     assert not (tmp_path / "checkpoints").exists()  # what is spoiled is not saved

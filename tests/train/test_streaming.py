@@ -10,10 +10,10 @@ from tiny_run import CONFIG, tiny_run
 
 from jaxrl_llm.rewards import RewardError, Scores
 from jaxrl_llm.rollout import Generation
-from jaxrl_llm.train import SamplingConfig, make_optimizer, train
-from jaxrl_llm.train.collect import join
-from jaxrl_llm.train.gather import gather
-from jaxrl_llm.train.setup import begin
+from jaxrl_llm.train import SamplingConfig, train
+from jaxrl_llm.train.grading import join_scores
+from jaxrl_llm.train.rollouts import collect_rollouts
+from jaxrl_llm.train.setup import init_experiment
 
 SAMPLING = SamplingConfig(group_size=2, max_new_tokens=8)
 
@@ -22,25 +22,27 @@ def with_slots(slots):
     return dataclasses.replace(SAMPLING, slots=slots)
 
 
-def gathered(tmp_path, slots, **changes):
+def collected(tmp_path, slots, **changes):
     config = tiny_run(tmp_path / str(slots), sampling=with_slots(slots), **changes)
-    parts, _, state, _ = begin(config, make_optimizer(config.optimizer), tmp_path, resume=False)
-    return gather(parts, state.params, state.key, state.data_cursor, number=0, version=3)
+    experiment, _, _, state = init_experiment(config, tmp_path, resume=False)
+    return collect_rollouts(
+        experiment, state.params, state.key, state.data_cursor, number=0, version=3
+    )
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    return gathered(tmp_path_factory.mktemp("whole"), None)
+    return collected(tmp_path_factory.mktemp("whole"), None)
 
 
 @pytest.mark.parametrize("slots", [2, 4, 8])
 def test_slots_change_nothing_but_the_time(whole, tmp_path, slots):
-    found = gathered(tmp_path, slots)
+    found = collected(tmp_path, slots)
     assert found.rows == whole.rows and found.cursor == whole.cursor
     for name in ("tokens", "mask", "rewards", "where"):
         np.testing.assert_array_equal(getattr(found.batch, name), getattr(whole.batch, name))
     np.testing.assert_allclose(found.batch.behavior_logp, whole.batch.behavior_logp, atol=1e-5)
-    assert found.numbers == whole.numbers
+    assert found.metrics == whole.metrics
 
 
 def test_a_group_is_graded_while_others_decode(tmp_path, monkeypatch):
@@ -68,33 +70,33 @@ def test_a_group_is_graded_while_others_decode(tmp_path, monkeypatch):
     iterate = Generation.__iter__
     monkeypatch.setattr(Generation, "__iter__", waits)
     monkeypatch.setattr(Generation, "step", slow_step)
-    gathered(tmp_path, 2, reward=reward)
+    collected(tmp_path, 2, reward=reward)
     assert seen[0]
 
 
 def test_columns_and_errors_come_through(tmp_path):
-    found = gathered(tmp_path, 4, reward=lambda p, c, m: {"reward": 1.0, "a": float(len(c))})
+    found = collected(tmp_path, 4, reward=lambda p, c, m: {"reward": 1.0, "a": float(len(c))})
     assert (found.batch.rewards == 1.0).all()
-    assert found.numbers["reward/a"] > 0
+    assert found.metrics["reward/a"] > 0
 
     def fails(prompt, completion, metadata):
         raise OSError("no")
 
     with pytest.raises(Exception, match="q0"):
-        gathered(tmp_path, 4, reward=fails)
+        collected(tmp_path, 4, reward=fails)
 
 
 def test_a_group_whose_verifiers_all_failed_counts_zero():
     good = Scores(np.ones(2, np.float32), {"a": np.array([1, 2], np.float32)}, 0)
     dead = Scores(np.zeros(2, np.float32), {}, 2)
     for order in ([good, dead], [dead, good]):
-        found = join(order)
+        found = join_scores(order)
         at = slice(0, 2) if order[0] is good else slice(2, 4)
         assert found.failures == 2 and found.reward_components["a"][at].tolist() == [1, 2]
         assert found.reward_components["a"].sum() == 3 and found.rewards.sum() == 2
-    assert join([dead, dead]).reward_components == {}
+    assert join_scores([dead, dead]).reward_components == {}
     with pytest.raises(RewardError, match="names"):
-        join([good, Scores(np.ones(2, np.float32), {}, 0)])
+        join_scores([good, Scores(np.ones(2, np.float32), {}, 0)])
 
 
 def test_a_run_in_slots_is_a_run(tmp_path):

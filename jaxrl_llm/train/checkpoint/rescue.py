@@ -21,7 +21,7 @@ def saved_on_error(
     checkpoints: Checkpoints,
     current: Callable[[], TrainState],
     save: Callable[[TrainState], None],
-    say: Callable[[str], Any],
+    log: Callable[[str], Any],
 ) -> Iterator[None]:
     """Waits for the last checkpoint at its end; after an error, it saves the last whole step first.
 
@@ -29,7 +29,7 @@ def saved_on_error(
       checkpoints: Of the run.
       current: Returns the state after the last whole step.
       save: Begins a checkpoint of a state.
-      say: Told what was saved.
+      log: Told what was saved.
     """
     try:
         yield
@@ -44,7 +44,7 @@ def saved_on_error(
         try:
             # Whoever presses Ctrl-C twice does not want to wait, and a full disk stays full.
             if isinstance(error, Exception) and not isinstance(error, CheckpointError):
-                _save_newer(checkpoints, current(), save, say)
+                _save_newer(checkpoints, current(), save, log)
             checkpoints.wait()
         except CheckpointError as failed:
             warnings.warn(str(failed), stacklevel=2)
@@ -70,7 +70,7 @@ def _all_here() -> bool:
     return True
 
 
-def _save_newer(checkpoints: Checkpoints, state: TrainState, save: Callable, say: Callable) -> None:
+def _save_newer(checkpoints: Checkpoints, state: TrainState, save: Callable, log: Callable) -> None:
     """Saves a state that no checkpoint has yet, unless a failed step has consumed it."""
     if any(x.is_deleted() for x in jax.tree.leaves(state) if isinstance(x, jax.Array)):
         return
@@ -79,4 +79,4 @@ def _save_newer(checkpoints: Checkpoints, state: TrainState, save: Callable, say
     if processes.from_first(lambda: step > (checkpoints.last or 0)):
         save(state)
         checkpoints.wait()
-        say(f"An error ended the run; the state after step {step} is saved, for --resume.")
+        log(f"An error ended the run; the state after step {step} is saved, for --resume.")

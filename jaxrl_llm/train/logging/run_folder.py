@@ -45,7 +45,7 @@ class RunFolder:
     Args:
       path: The folder; made if there is none.
       resume: Whether it may hold a run already.
-      say: Takes lines for the user; None is silent.
+      log: Takes lines for the user; None is silent.
       sinks: Where the numbers go besides; see :class:`~jaxrl_llm.train.ReportConfig`.
 
     Attributes:
@@ -63,12 +63,12 @@ class RunFolder:
         path: str | Path,
         *,
         resume: bool,
-        say: Callable[[str], Any] | None = None,
+        log: Callable[[str], Any] | None = None,
         sinks: Sequence[str | SinkMaker] = (),
     ):
         self.path, self._writes = Path(path).absolute(), processes.is_first()
-        self.talks = say is not None and self._writes
-        self.say = say if say is not None and self._writes else (lambda line: None)
+        self.talks = log is not None and self._writes
+        self.log = log if log is not None and self._writes else (lambda line: None)
         self._makers = find_sinks(sinks)
         self._sinks: Sinks | None = None  # until it starts
         self._step, self._ended = 0, False
@@ -96,7 +96,7 @@ class RunFolder:
             return True
         if resume:  # whoever restarts what was killed gives one command, however far it came
             told = "is new or empty, and nothing is resumed" if new else "has no checkpoint yet"
-            self.say(f"The run folder {str(self.path)!r} {told}; the run starts from step 0.")
+            self.log(f"The run folder {str(self.path)!r} {told}; the run starts from step 0.")
             return False
         if steps_in(self.checkpoints):
             raise TrainingError(
@@ -104,7 +104,7 @@ class RunFolder:
                 "or name another folder (--run-dir)."
             )
         if self.metrics.path.exists():
-            self.say(f"{str(self.path)!r} holds a run without a checkpoint; it starts over.")
+            self.log(f"{str(self.path)!r} holds a run without a checkpoint; it starts over.")
         return False
 
     def check_unchanged(self, settings: Mapping[str, Any]) -> None:
@@ -200,9 +200,9 @@ class RunFolder:
         text = ", ".join(f"{kind} {accuracy}" for kind, accuracy in found.items())
         questions = next(iter(found.values())).questions
         what = "Accuracy" if all(x.binary for x in found.values()) else "Mean reward"
-        self.say(f"{what} on {questions} held-out questions after step {step}: {text}")
+        self.log(f"{what} on {questions} held-out questions after step {step}: {text}")
         if rows:
-            self.say(samples_table(rows))
+            self.log(samples_table(rows))
 
     def _write(self, row: Mapping[str, Any]) -> None:
         """Writes numbers: first to the file, which has all of them, then to the sinks."""
@@ -216,7 +216,7 @@ class RunFolder:
     def show_samples(self) -> None:
         """Shows the completions of the last step that has some."""
         if self._last_rows:
-            self.say(samples_table(self._last_rows))
+            self.log(samples_table(self._last_rows))
 
     def accuracy_at(self, step: int) -> dict[str, Accuracy]:
         """The evaluation after a step, if there was one."""

@@ -12,7 +12,7 @@ from jaxrl_llm.data import Prompt
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.recipes import PRESETS, Batch, Recipe, catalog
 from jaxrl_llm.rewards import Scores
-from jaxrl_llm.train.provide import brought, check_provided, provide
+from jaxrl_llm.train.fields import attach_fields, check_fields, host_fields
 
 P, G, T = 2, 3, 4
 REWARDS = np.array([1, 0, 1, 0, 0, 1], np.float32)
@@ -56,7 +56,7 @@ def bring(recipe, *, reward_components=(), failures=0, metadata=(), greedy=None,
         prompt_mask=np.ones((P, 2), bool),
     )
     reward_components = {k: np.asarray(x, np.float32) for k, x in dict(reward_components).items()}
-    return provide(
+    return attach_fields(
         batch,
         recipe,
         scores=Scores(REWARDS, reward_components, failures),
@@ -78,8 +78,8 @@ def test_a_recipe_that_needs_nothing_gets_nothing():
 def test_what_the_loop_knows_by_itself():
     names = ("prompt_ids", "truncated", "versions", "current_version", "greedy_rewards")
     recipe = needing(*names)
-    assert brought(recipe) == set(names)
-    check_provided(recipe, questions())
+    assert host_fields(recipe) == set(names)
+    check_fields(recipe, questions())
     greedy = np.array([0.25, 0.5])
     extras = bring(recipe, greedy=lambda: greedy).extras
     assert extras["prompt_ids"].tolist() == [9, 4]
@@ -113,7 +113,7 @@ def test_a_number_a_rollout_comes_from_the_rewards_components():
 
 def test_a_number_a_prompt_comes_from_the_metadata():
     recipe = jr.recipes.v05_baseline()
-    check_provided(recipe, questions(prior=[0.5, 1]))
+    check_fields(recipe, questions(prior=[0.5, 1]))
     # A column of that name has one number a rollout, which is not what is meant.
     reward_components = {"reward": REWARDS, "prior": REWARDS}
     for options in ({}, {"reward_components": reward_components}):
@@ -124,7 +124,7 @@ def test_a_number_a_prompt_comes_from_the_metadata():
 
 def test_names_of_ones_own_come_from_either():
     recipe = needing("mine", inputs=("mine",))
-    check_provided(recipe, questions())  # what the reward returns is not known yet
+    check_fields(recipe, questions())  # what the reward returns is not known yet
     found = bring(recipe, metadata={"mine": [[1.0, 2.0], [3.0, 4.0]]}).extras["mine"]
     assert found.tolist() == [[1.0, 2.0], [3.0, 4.0]]
     found = bring(recipe, reward_components={"reward": REWARDS, "mine": 2 * REWARDS}).extras["mine"]
@@ -190,7 +190,7 @@ def test_presets_that_no_run_can_bring_what_they_need_are_refused():
     for name in PRESETS:
         try:
             recipe = catalog.preset(name, length=8, num_prompts=P)
-            check_provided(recipe, questions(prior=[0.5, 0.5]))
+            check_fields(recipe, questions(prior=[0.5, 0.5]))
         except ValueError as error:
             refused[name] = str(error)
     first = {
@@ -211,10 +211,10 @@ def test_presets_that_no_run_can_bring_what_they_need_are_refused():
 
 def test_metadata_that_is_missing_is_told_before_the_first_step():
     with pytest.raises(ValueError, match="'v05_baseline' needs 'prior' .* prompt 'q1' has None"):
-        check_provided(jr.recipes.v05_baseline(), questions(prior=[0.5, None]))
+        check_fields(jr.recipes.v05_baseline(), questions(prior=[0.5, None]))
     adapts = jr.recipes.spo_tracker(num_prompts=P, rho=None)
     with pytest.raises(ValueError, match="'spo_tracker' needs 'policy_shift'.*'q0' has none in"):
-        check_provided(adapts, questions())
+        check_fields(adapts, questions())
 
 
 def test_values_of_a_critic_are_computed_and_those_of_nobody_refused():
@@ -223,9 +223,9 @@ def test_values_of_a_critic_are_computed_and_those_of_nobody_refused():
         jr.stateless(jr.advantages.gae),
         jr.stateless(jr.advantages.whiten),
     )
-    assert brought(jr.recipes.ppo_max()) == set()
+    assert host_fields(jr.recipes.ppo_max()) == set()
     values = Recipe(
         name="plain", advantage=gae, surrogate=jr.surrogates.ppo_clip, inputs=("values",)
     )
     with pytest.raises(ValueError, match="needs 'values' .* which this loop cannot bring"):
-        check_provided(values, questions())
+        check_fields(values, questions())

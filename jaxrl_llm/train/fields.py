@@ -1,38 +1,37 @@
-"""The inputs of a method that the loop, and not the train step, brings to a batch."""
+"""The fields of a batch that the loop attaches on the host; the train step computes the rest."""
 
 import math
 from collections.abc import Callable, Sequence
 
-import jax
 import numpy as np
 
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.recipes.inputs import EXTRAS
 from jaxrl_llm.rewards import Scores
-from jaxrl_llm.train.collect import texts_of
 
 _DTYPES = {"float": np.float32, "int": np.int32, "bool": np.bool_}
 # Parts of a reward that add up to 1 on paper may come out as the next float32 above it.
 _ROUNDING = 1e-6
-# What the loop knows of a batch without asking anyone.
+# What the loop knows without the reward or the data.
 _KNOWN = ("prompt_ids", "truncated", "greedy_rewards", "versions", "current_version")
 
 
-def brought(recipe: Recipe) -> frozenset[str]:
-    """The extras that a batch must bring before the train step computes the rest."""
-    taught = recipe.computed_from("teacher")
-    names = recipe.required_fields | ({"teacher_prompt_tokens"} if taught else frozenset())
+def host_fields(recipe: Recipe) -> frozenset[str]:
+    """The extras that a batch must have before the train step computes the rest."""
+    names = recipe.required_fields
+    if recipe.computed_from("teacher"):
+        names |= {"teacher_prompt_tokens"}
     return (names - recipe.step_fields) & (frozenset(EXTRAS) | frozenset(recipe.inputs))
 
 
-def check_provided(recipe: Recipe, questions: Sequence[Question]) -> None:
+def check_fields(recipe: Recipe, questions: Sequence[Question]) -> None:
     """Raises ValueError if a recipe needs arrays that no training run on these questions has.
 
     What a reward gives is not known before it is called, so its components are looked for in the
     first step.
     """
-    for name in sorted(brought(recipe)):
+    for name in sorted(host_fields(recipe)):
         axes = EXTRAS[name].axes if name in EXTRAS else None
         if name in _KNOWN or axes in (None, "PG"):
             continue
@@ -63,7 +62,7 @@ def check_rewards(recipe: Recipe, rewards: np.ndarray, questions: Sequence[Quest
         )
 
 
-def provide(
+def attach_fields(
     batch: Batch,
     recipe: Recipe,
     *,
@@ -90,12 +89,12 @@ def provide(
       greedy: Grades the most likely response of each prompt: ``[P]``; called only if needed.
 
     Raises:
-      ValueError: If something is neither a component nor in the metadata, or is no number there,
-        the reward would have it in the sum that is trained on, or a reward is outside the range
-        that the recipe is defined for.
+      ValueError: If a field is neither a component of the reward nor in the metadata, or is not a
+        number there; if the component would be added to the reward that is trained on; or if a
+        reward is outside the range that the recipe is defined for.
     """
     check_rewards(recipe, np.asarray(batch.rewards), questions)
-    shape, names = batch.rewards.shape, brought(recipe)
+    shape, names = batch.rewards.shape, host_fields(recipe)
     if "reward_components" in recipe.required_fields:
         batch = batch.replace(reward_components=_components(recipe, scores, names, shape))
     known = {
@@ -130,7 +129,7 @@ def provide(
 
 
 def _of_kind(recipe: Recipe, name: str, value: np.ndarray) -> np.ndarray:
-    """The value as what the table of extras says it is, if it is that."""
+    """The value in the dtype of the table of extras, if it is of that kind."""
     spec = EXTRAS[name]
     cast = value.astype(_DTYPES[spec.kind])
     if spec.kind != "float" and (wrong := value[cast != value]).size:
@@ -143,16 +142,16 @@ def _of_kind(recipe: Recipe, name: str, value: np.ndarray) -> np.ndarray:
 
 def _components(recipe: Recipe, scores: Scores, names, shape) -> dict[str, np.ndarray]:
     """Rewards by name ``[P, G]``, less what the recipe takes as something else."""
-    components = scores.reward_components.items()
-    found = {k: np.float32(x).reshape(shape) for k, x in components if k not in names}
-    if not found:
+    rewards = scores.reward_components.items()
+    components = {k: np.float32(x).reshape(shape) for k, x in rewards if k not in names}
+    if not components:
         # Without a single value it cannot be known which names there would have been.
         failed = f", or failed in all {scores.failures} calls" if scores.failures else ""
         raise ValueError(
             f"recipe {recipe.name!r} keeps several rewards apart, but the reward returns one "
             f"number{failed}; return a mapping of names to numbers."
         )
-    return found
+    return components
 
 
 def _from_metadata(recipe: Recipe, name: str, questions: Sequence[Question]) -> np.ndarray:
@@ -176,9 +175,3 @@ def _from_metadata(recipe: Recipe, name: str, questions: Sequence[Question]) -> 
             )
         values.append(value)
     return np.stack(values)
-
-
-def graded_greedily(parts, params, key: jax.Array, questions: Sequence[Question]) -> np.ndarray:
-    """Rewards ``[P]`` of the most likely responses."""
-    rollout = parts.baseline(params, key, [question.tokens for question in questions])
-    return parts.grade(list(questions), texts_of(rollout, parts.tokenizer)).rewards

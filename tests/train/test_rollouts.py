@@ -26,14 +26,22 @@ from jaxrl_llm.train import (
     MeshConfig,
     TrainingError,
     TrainState,
-    asynchronous,
     train,
 )
-from jaxrl_llm.train.asynchronous import Ahead, batches, may_start
-from jaxrl_llm.train.gather import gather
+from jaxrl_llm.train import (
+    rollouts as rollouts_module,
+)
 from jaxrl_llm.train.logging.results import JsonLines, read_jsonl
-from jaxrl_llm.train.setup import load_parts
-from jaxrl_llm.train.waiting import pack, restored, unpack
+from jaxrl_llm.train.rollouts import (
+    AsyncRollouts,
+    collect_rollouts,
+    make_rollouts,
+    may_start,
+    pack_pending,
+    restore_pending,
+    unpack_pending,
+)
+from jaxrl_llm.train.setup import load_experiment
 
 STEPS, SHOWN = 6, 4 * 2  # every completion of a step goes to samples.jsonl
 
@@ -66,7 +74,8 @@ def source(monkeypatch):
     """Where the runs of a test got their batches, the last run last."""
     made = []
     monkeypatch.setattr(
-        "jaxrl_llm.train.loop.batches", lambda *args: made.append(batches(*args)) or made[-1]
+        "jaxrl_llm.train.run.make_rollouts",
+        lambda *args: made.append(make_rollouts(*args)) or made[-1],
     )
     return made
 
@@ -109,17 +118,19 @@ class Fake(SimpleNamespace):
     """A batch that says which weights it was made with."""
 
 
-def ahead(monkeypatch, most, make, waiting=(), steps=40, start=0):
+def ahead(monkeypatch, most, make, pending=(), steps=40, start=0):
     """Batches from ``make(number, version, params)``."""
 
-    def fake(parts, params, key, cursor, *, number, version):
+    def fake(experiment, params, key, cursor, *, number, version):
         assert cursor == number
         make(number, version, params)
         return Fake(number=number, cursor=number + 1, version=version)
 
-    monkeypatch.setattr(asynchronous, "gather", fake)
+    monkeypatch.setattr(rollouts_module, "collect_rollouts", fake)
     config = SimpleNamespace(steps=steps, asynchrony=AsyncConfig(max_staleness=most))
-    return Ahead(SimpleNamespace(config=config, sampler_mesh=None), state_of(start), waiting)
+    return AsyncRollouts(
+        SimpleNamespace(config=config, sampler_mesh=None), state_of(start), pending
+    )
 
 
 def state_of(step):
@@ -138,9 +149,9 @@ def test_batches_come_in_order_and_are_never_too_old(monkeypatch, most):
 
     ages = []
     with ahead(monkeypatch, most, make) as rollouts:
-        until(lambda: len(rollouts.waiting(0)) == most + 1)  # all that the first weights may make
+        until(lambda: len(rollouts.pending(0)) == most + 1)  # all that the first weights may make
         for step in range(40):
-            batch = rollouts.take()
+            batch = rollouts.next()
             assert batch.number == step
             ages.append(step - batch.version)
             time.sleep(draw.random() * 2e-3)
@@ -162,7 +173,7 @@ def test_the_sampler_keeps_its_weights_when_a_step_gives_them_away(monkeypatch):
         rollouts.publish(state)
         state.params["w"].delete()  # as donation does
         released.set()
-        rollouts.take()
+        rollouts.next()
     assert found == [[0.0, 0.0]]
 
 
@@ -177,9 +188,9 @@ def test_an_error_is_raised_behind_the_batches_before_it(monkeypatch):
     ):
         until(lambda: not threads())  # it has failed before anything is taken
         for step in range(3):
-            assert rollouts.take().number == step < 2
+            assert rollouts.next().number == step < 2
             rollouts.publish(state_of(step + 1))
-    assert rollouts.waiting(2) == []
+    assert rollouts.pending(2) == []
 
 
 def test_an_error_of_the_loop_ends_the_thread(monkeypatch):
@@ -192,7 +203,7 @@ def test_an_error_of_the_loop_ends_the_thread(monkeypatch):
     with pytest.raises(TrainingError), ahead(monkeypatch, 3, make) as rollouts:
         begun.wait(10)
         raise TrainingError("the disk is full")
-    assert not threads() and rollouts.waiting(0)  # the one under way is finished
+    assert not threads() and rollouts.pending(0)  # the one under way is finished
 
 
 def endless():
@@ -207,20 +218,20 @@ def endless():
 
 
 def test_a_run_waits_for_a_batch_that_an_earlier_one_left(monkeypatch):
-    monkeypatch.setattr(asynchronous, "_AT_ONCE", 0.01)
-    monkeypatch.setattr(asynchronous, "InTurns", lambda parts, state: threads())
+    monkeypatch.setattr(rollouts_module, "_AT_ONCE", 0.01)
+    monkeypatch.setattr(rollouts_module, "SyncRollouts", lambda experiment, state: threads())
     make, begun, released = endless()
     with pytest.raises(KeyboardInterrupt), ahead(monkeypatch, 1, make):
         begun.wait(10)
         raise KeyboardInterrupt
     assert threads()
     threading.Timer(0.1, released.set).start()
-    parts = SimpleNamespace(config=SimpleNamespace(asynchrony=AsyncConfig()))
-    assert not batches(parts, state_of(0))
+    experiment = SimpleNamespace(config=SimpleNamespace(asynchrony=AsyncConfig()))
+    assert not make_rollouts(experiment, state_of(0))
 
 
 def test_a_second_ctrl_c_does_not_wait_for_the_batch_under_way(monkeypatch):
-    monkeypatch.setattr(asynchronous, "_AT_ONCE", 0.01)
+    monkeypatch.setattr(rollouts_module, "_AT_ONCE", 0.01)
     make, begun, released = endless()
     before = time.monotonic()
     with pytest.raises(KeyboardInterrupt), ahead(monkeypatch, 1, make):
@@ -232,10 +243,10 @@ def test_a_second_ctrl_c_does_not_wait_for_the_batch_under_way(monkeypatch):
 
 @pytest.mark.parametrize("error", [None, TrainingError("the disk is full")])
 def test_a_run_that_ends_early_waits_only_a_while_until_all_is_told(monkeypatch, error):
-    monkeypatch.setattr(asynchronous, "_PATIENCE", 0.01)
+    monkeypatch.setattr(rollouts_module, "_PATIENCE", 0.01)
     make, begun, released = endless()
     at_exit = []
-    monkeypatch.setattr(asynchronous.atexit, "register", at_exit.append)
+    monkeypatch.setattr(rollouts_module.atexit, "register", at_exit.append)
     before = time.monotonic()
     with contextlib.suppress(TrainingError), ahead(monkeypatch, 1, make):
         begun.wait(10)
@@ -256,10 +267,10 @@ def test_ctrl_c_reaches_a_loop_that_waits_for_a_batch(monkeypatch):
             signal.pthread_kill(main, signal.SIGINT)
             released.wait(60)
 
-    monkeypatch.setattr(asynchronous, "_AT_ONCE", 0.01)
+    monkeypatch.setattr(rollouts_module, "_AT_ONCE", 0.01)
     with pytest.raises(KeyboardInterrupt), ahead(monkeypatch, 1, make) as rollouts:
         for step in range(3):
-            assert rollouts.take().number == step < 2
+            assert rollouts.next().number == step < 2
             rollouts.publish(state_of(step + 1))
     released.set()
 
@@ -268,13 +279,13 @@ def test_a_batch_waits_until_a_step_has_trained_on_it(monkeypatch):
     old = [Fake(number=n, cursor=n + 1, version=2) for n in (3, 4)]
     made = []
     with ahead(monkeypatch, 2, lambda n, v, p: made.append((n, v)), old, start=3) as rollouts:
-        until(lambda: len(rollouts.waiting(3)) == 3)
-        assert rollouts.take() is old[0] and rollouts.take() is old[0]
-        assert [batch.number for batch in rollouts.waiting(3)] == [3, 4, 5]
-        assert [batch.number for batch in rollouts.waiting(4)] == [4, 5]
+        until(lambda: len(rollouts.pending(3)) == 3)
+        assert rollouts.next() is old[0] and rollouts.next() is old[0]
+        assert [batch.number for batch in rollouts.pending(3)] == [3, 4, 5]
+        assert [batch.number for batch in rollouts.pending(4)] == [4, 5]
         rollouts.publish(state_of(4))
-        assert rollouts.take() is old[1]
-        until(lambda: len(rollouts.waiting(4)) == 3)
+        assert rollouts.next() is old[1]
+        until(lambda: len(rollouts.pending(4)) == 3)
     assert made == [(5, 3), (6, 4)]
 
 
@@ -287,12 +298,12 @@ def in_turns(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def parts_and_params():
-    return load_parts(ahead_run("unused"))
+def experiment_and_params():
+    return load_experiment(ahead_run("unused"))
 
 
 def test_a_thread_without_staleness_is_the_synchronous_loop(in_turns, tmp_path, monkeypatch):
-    monkeypatch.setattr("jaxrl_llm.train.loop.batches", Ahead)
+    monkeypatch.setattr("jaxrl_llm.train.run.make_rollouts", AsyncRollouts)
     result = train(tiny_run(tmp_path, samples_shown=SHOWN))
     assert_same(result.state, in_turns.state)
     assert steps_of(tmp_path) == steps_of(in_turns.run_dir)
@@ -306,17 +317,19 @@ def test_a_thread_without_staleness_is_the_synchronous_loop(in_turns, tmp_path, 
 def two_behind(tmp_path_factory):
     """A run whose first three batches are all made by the first weights."""
     folder, made = tmp_path_factory.mktemp("two_behind"), []
-    place = "jaxrl_llm.train.loop."
+    place = "jaxrl_llm.train.run."
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(place + "batches", lambda *args: made.append(batches(*args)) or made[-1])
-        put = jr.train.loop.place_batch
+        patch.setattr(
+            place + "make_rollouts", lambda *args: made.append(make_rollouts(*args)) or made[-1]
+        )
+        put = jr.train.policy_gradient.place_batch
 
         def wait_and_put(batch, mesh):
-            if made[0].waiting(0)[0].number == 0:
-                until(lambda: len(made[0].waiting(0)) == 3)
+            if made[0].pending(0)[0].number == 0:
+                until(lambda: len(made[0].pending(0)) == 3)
             return put(batch, mesh)
 
-        patch.setattr(place + "place_batch", wait_and_put)
+        patch.setattr("jaxrl_llm.train.policy_gradient.place_batch", wait_and_put)
         checkpoint = CheckpointConfig(every=1, keep=STEPS)
         return train(ahead_run(folder, checkpoint=checkpoint))
 
@@ -334,15 +347,15 @@ def test_ages_are_bounded_and_every_question_is_used_once(two_behind):
         assert row["seconds_reward"] > 0 and row["tokens_per_second"] > 0
 
 
-def test_a_batch_depends_on_its_number_and_its_weights_alone(two_behind, parts_and_params):
-    parts, first = parts_and_params
-    checkpoints = Checkpoints(two_behind.run_dir / "checkpoints", model=parts.model)
+def test_a_batch_depends_on_its_number_and_its_weights_alone(two_behind, experiment_and_params):
+    experiment, first = experiment_and_params
+    checkpoints = Checkpoints(two_behind.run_dir / "checkpoints", model=experiment.model)
     expected, cursor = steps_of(two_behind.run_dir), Cursor()
     for number, row in enumerate(two_behind.history):
         version = number - int(row["staleness"])
         params = checkpoints.restore_params(first, step=version) if version else first
         key = jax.random.key(0)
-        batch = gather(parts, params, key, cursor, number=number, version=version)
+        batch = collect_rollouts(experiment, params, key, cursor, number=number, version=version)
         cursor = batch.cursor
         assert [(r["prompt"], r["completion"]) for r in batch.rows] == expected[number + 1]
 
@@ -355,30 +368,40 @@ def test_the_ratio_is_that_of_the_policy_to_what_sampled(two_behind):
     assert old["approx_kl"] > 0 and old["sampler_kl"] != 0
 
 
-def gathered(parts, params, recipe, number=5, version=3):
-    parts = dataclasses.replace(parts, recipe=recipe)
-    return gather(parts, params, jax.random.key(0), Cursor(), number=number, version=version)
+def collected(experiment, params, recipe, number=5, version=3):
+    experiment = dataclasses.replace(experiment, recipe=recipe)
+    return collect_rollouts(
+        experiment, params, jax.random.key(0), Cursor(), number=number, version=version
+    )
 
 
-def test_a_recipe_that_reads_what_sampled_does_so_in_its_own_way(parts_and_params):
+def test_a_recipe_that_reads_what_sampled_does_so_in_its_own_way(experiment_and_params):
     for recipe in (jr.recipes.areal(), jr.recipes.vespo(), jr.recipes.minpro()):
         assert recipe.reads_behavior
-        batch = gathered(*parts_and_params, recipe).batch
-        assert batch.old_logp is None and batch.behavior_logp is not None
-    plain = gathered(*parts_and_params, jr.recipes.dapo()).batch
-    np.testing.assert_array_equal(plain.old_logp, plain.behavior_logp)
-    parts, params = parts_and_params
-    at_once = dataclasses.replace(parts, config=tiny_run("unused"))
-    assert gathered(at_once, params, jr.recipes.dapo()).batch.old_logp is None
+    experiment, params = experiment_and_params
+    batch = collected(experiment, params, jr.recipes.dapo()).batch
+    assert batch.old_logp is None and batch.behavior_logp is not None
+    scorer = jr.train.Scorer(experiment.model)
+    state = state_of(0)._replace(params=params)
+
+    def old_logp(recipe, stale):
+        return jr.train.score_batch(batch, recipe, scorer, state=state, stale=stale).old_logp
+
+    np.testing.assert_array_equal(old_logp(jr.recipes.dapo(), True), batch.behavior_logp)
+    assert old_logp(jr.recipes.dapo(), False) is None
+    scored = jr.train.make_scorer(experiment.model)(params, batch)
+    np.testing.assert_allclose(old_logp(jr.recipes.areal(), True), scored, atol=1e-5)
 
 
-def test_versions_are_brought_to_a_recipe_that_names_them(parts_and_params):
+def test_versions_are_brought_to_a_recipe_that_names_them(experiment_and_params):
     young = jr.bind(jr.corrections.staleness_mask, max_staleness=1)
-    found = gathered(*parts_and_params, jr.recipes.dapo().replace(name="young", selection=young))
+    found = collected(
+        *experiment_and_params, jr.recipes.dapo().replace(name="young", selection=young)
+    )
     mask = np.asarray(found.batch.mask)
     assert (found.batch.extras["versions"][mask] == 3).all()
     assert found.batch.extras["current_version"].tolist() == [5] * 4
-    assert found.numbers["staleness"] == found.numbers["staleness_max"] == 2
+    assert found.metrics["staleness"] == found.metrics["staleness_max"] == 2
 
 
 def stop_with_two_waiting(monkeypatch, source, at=2):
@@ -387,7 +410,7 @@ def stop_with_two_waiting(monkeypatch, source, at=2):
 
     def wait_and_write(self, row):
         if row["step"] == at and "loss" in row and not stopped:
-            until(lambda: len(source[-1].waiting(at)) == 2)
+            until(lambda: len(source[-1].pending(at)) == 2)
             stopped.append(True)
             signal.raise_signal(signal.SIGINT)
         write(self, row)
@@ -409,50 +432,52 @@ def test_a_resumed_run_trains_on_what_was_waiting_first(tmp_path, monkeypatch, s
     assert half.interrupted == signal.SIGINT and int(half.state.step) == 2
     folder = tmp_path / "checkpoints" / "step_00000002"
     assert (folder / "extras").is_dir()
-    waiting, before = source[0].waiting(2)[:2], len(graded)
-    assert [batch.number for batch in waiting] == [2, 3]
+    pending, before = source[0].pending(2)[:2], len(graded)
+    assert [batch.number for batch in pending] == [2, 3]
     done = train(config, resume=True)
     assert int(done.state.step) == STEPS and done.state.data_cursor == (2, 4)
     steps = steps_of(tmp_path)
     assert prompts_of(steps) == in_cursors_order()
-    for batch in waiting:
+    for batch in pending:
         rows = [(row["prompt"], row["completion"]) for row in batch.rows]
         assert steps[batch.number + 1] == rows
     assert [row["staleness_max"] for row in done.history[2:4]] == [
-        batch.numbers["staleness_max"] for batch in waiting
+        batch.metrics["staleness_max"] for batch in pending
     ]
-    assert done.history[2]["reward/length"] == waiting[0].numbers["reward/length"]
-    # What is left is sampled and graded, and nothing that was waiting; batch 4 may have been.
+    assert done.history[2]["reward/length"] == pending[0].metrics["reward/length"]
+    # What is left is sampled and graded, and nothing that was pending; batch 4 may have been.
     assert graded[before:] in (steps[5] + steps[6], steps[6])
     last = tmp_path / "checkpoints" / "step_00000006"
     assert last.is_dir() and not (last / "extras").exists()
 
 
-def test_what_does_not_fit_a_resumed_run_is_sampled_anew(tmp_path, parts_and_params):
-    parts, params = parts_and_params
+def test_what_does_not_fit_a_resumed_run_is_sampled_anew(tmp_path, experiment_and_params):
+    experiment, params = experiment_and_params
     key, cursor, kept = jax.random.key(0), Cursor(), []
     for number, version in ((2, 2), (3, 2), (4, 2)):
-        batch = gather(parts, params, key, cursor, number=number, version=version)
+        batch = collect_rollouts(experiment, params, key, cursor, number=number, version=version)
         kept.append(batch)
         cursor = batch.cursor
     state = TrainState(params, (), (), key, jnp.int32(2), Cursor())
-    checkpoints = Checkpoints(tmp_path, model=parts.model)
-    checkpoints.save(state, extras=pack(parts, kept))
+    checkpoints = Checkpoints(tmp_path, model=experiment.model)
+    checkpoints.save(state, extras=pack_pending(experiment, kept))
     checkpoints.wait()
     lines = []
 
-    def back(parts, state=state):
-        return [b.number for b in restored(checkpoints, parts, state, lines.append)]
+    def back(experiment, state=state):
+        return [b.number for b in restore_pending(checkpoints, experiment, state, lines.append)]
 
     def with_config(**changes):
-        return dataclasses.replace(parts, config=dataclasses.replace(parts.config, **changes))
+        return dataclasses.replace(
+            experiment, config=dataclasses.replace(experiment.config, **changes)
+        )
 
-    assert back(parts) == [2, 3, 4] and lines == []
-    again = restored(checkpoints, parts, state, lines.append)[2]
+    assert back(experiment) == [2, 3, 4] and lines == []
+    again = restore_pending(checkpoints, experiment, state, lines.append)[2]
     assert_same(jax.tree.map(np.asarray, again.batch), jax.tree.map(np.asarray, kept[2].batch))
     assert again._replace(batch=None) == kept[2]._replace(batch=None)
     others = {
-        "recipe": dataclasses.replace(parts, recipe=jr.recipes.grpo(kl_coef=0.0)),
+        "recipe": dataclasses.replace(experiment, recipe=jr.recipes.grpo(kl_coef=0.0)),
         "sampling": with_config(sampling=dataclasses.replace(CONFIG.sampling, temperature=0.5)),
         "reward": with_config(reward=lambda prompt, completion, metadata: 0.0),
         "size": with_config(prompts_per_step=2),
@@ -463,25 +488,27 @@ def test_what_does_not_fit_a_resumed_run_is_sampled_anew(tmp_path, parts_and_par
     assert "3 of 3 batches of rollouts in the checkpoint do not fit" in lines[0]
     assert back(with_config(asynchrony=AsyncConfig(max_staleness=1))) == [2, 3]  # 4 is too old
     assert "1 of 3 batches" in lines[-1]
-    assert back(parts, state._replace(data_cursor=Cursor(0, 4))) == []  # others would be next
-    assert pack(parts, []) is None
-    beside = pack(parts, kept)
+    assert back(experiment, state._replace(data_cursor=Cursor(0, 4))) == []  # others would be next
+    assert pack_pending(experiment, []) is None
+    stored = pack_pending(experiment, kept)
     with pytest.raises(ValueError, match="Batch: mask must have shape"):
-        unpack(beside.arrays[0] | {"mask": np.ones((1, 1, 1), bool)}, beside.notes["batches"][0])
+        unpack_pending(
+            stored.arrays[0] | {"mask": np.ones((1, 1, 1), bool)}, stored.notes["batches"][0]
+        )
 
 
 @pytest.mark.parametrize("form", ["ids", "bits"])
 def test_the_support_of_a_truncated_sampler_waits_too(tmp_path, form):
     filters = {"ids": {"top_k": 5}, "bits": {"top_p": 0.8}}[form]
     sampling = dataclasses.replace(CONFIG.sampling, **filters)
-    parts, params = load_parts(ahead_run("unused", sampling=sampling))
-    batch = gather(parts, params, jax.random.key(0), Cursor(), number=2, version=1)
+    experiment, params = load_experiment(ahead_run("unused", sampling=sampling))
+    batch = collect_rollouts(experiment, params, jax.random.key(0), Cursor(), number=2, version=1)
     assert getattr(batch.batch.support, form) is not None
     state = TrainState(params, (), (), jax.random.key(0), jnp.int32(2), Cursor())
-    checkpoints = Checkpoints(tmp_path, model=parts.model)
-    checkpoints.save(state, extras=pack(parts, [batch]))
+    checkpoints = Checkpoints(tmp_path, model=experiment.model)
+    checkpoints.save(state, extras=pack_pending(experiment, [batch]))
     checkpoints.wait()
-    (found,) = restored(checkpoints, parts, state, pytest.fail)
+    (found,) = restore_pending(checkpoints, experiment, state, pytest.fail)
     assert_same(found.batch, batch.batch)
 
 
@@ -496,7 +523,7 @@ def test_an_error_leaves_a_checkpoint_of_the_last_whole_step(tmp_path):
 
     config = ahead_run(tmp_path, reward=reward)
     with pytest.raises(RewardError, match="the judge is away"):
-        train(config, say=lines.append)
+        train(config, log=lines.append)
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step_00000002"]
     assert any("the state after step 2 is saved, for --resume" in line for line in lines)
     assert any("1 of 8 cpu device(s), rollouts at most 2 update(s) behind" in x for x in lines)
@@ -510,7 +537,7 @@ def test_an_error_of_the_loop_keeps_what_was_waiting(tmp_path, monkeypatch, sour
 
     def fails(self, row):
         if row["step"] == 2:
-            until(lambda: len(source[-1].waiting(2)) == 2)
+            until(lambda: len(source[-1].pending(2)) == 2)
             raise TrainingError("something in the loop")
         write(self, row)
 
@@ -522,12 +549,12 @@ def test_an_error_of_the_loop_keeps_what_was_waiting(tmp_path, monkeypatch, sour
     done = train(ahead_run(tmp_path, steps=3), resume=True)
     assert done.history[-1]["step"] == 3 and done.history[-1]["staleness_max"] > 0
     assert steps_of(tmp_path)[3] == [
-        (row["prompt"], row["completion"]) for row in source[0].waiting(2)[0].rows
+        (row["prompt"], row["completion"]) for row in source[0].pending(2)[0].rows
     ]
 
 
 def test_sampling_and_training_overlap(tmp_path, monkeypatch):
-    put = jr.train.loop.place_batch
+    put = jr.train.policy_gradient.place_batch
 
     def slowly(batch, mesh):
         time.sleep(0.2)
@@ -537,7 +564,7 @@ def test_sampling_and_training_overlap(tmp_path, monkeypatch):
         time.sleep(0.2 / SHOWN)
         return low_bytes(prompt, completion, metadata)
 
-    monkeypatch.setattr("jaxrl_llm.train.loop.place_batch", slowly)
+    monkeypatch.setattr("jaxrl_llm.train.policy_gradient.place_batch", slowly)
     rows = train(ahead_run(tmp_path, 1, reward=reward)).history[1:]
     took = sum(sum(row[f"seconds_{k}"] for k in ("wait", "score", "train")) for row in rows)
     work = sum(row[f"seconds_{k}"] for row in rows for k in ("sample", "reward", "score", "train"))
@@ -553,7 +580,7 @@ APART = AsyncConfig(max_staleness=1, sampler_devices=4, sampler_mesh=MeshConfig(
 def test_devices_that_only_sample(two_behind, tmp_path):
     lines = []
     config = ahead_run(tmp_path, asynchrony=APART, mesh=MeshConfig(fsdp=2, tensor=2), steps=3)
-    result = train(config, say=lines.append)
+    result = train(config, log=lines.append)
     assert any("4 of 8 cpu device(s) and 4 more that sample" in line for line in lines)
     used = {x for leaf in jax.tree.leaves(result.state.params) for x in leaf.sharding.device_set}
     assert used == set(jax.devices()[:4])
@@ -564,14 +591,14 @@ def test_devices_that_only_sample(two_behind, tmp_path):
             np.testing.assert_allclose(row[name], other[name], atol=1e-4)
 
 
-def test_a_baseline_is_sampled_where_the_rollouts_are(parts_and_params):
-    parts, params = load_parts(ahead_run("unused", asynchrony=APART))
+def test_a_baseline_is_sampled_where_the_rollouts_are(experiment_and_params):
+    experiment, params = load_experiment(ahead_run("unused", asynchrony=APART))
     assert {d for x in jax.tree.leaves(params) for d in x.devices()} == set(jax.devices()[:1])
     state = TrainState(params, (), (), jax.random.key(0), jnp.int32(0), Cursor())
-    remax = dataclasses.replace(parts, recipe=jr.recipes.remax())
-    with Ahead(remax, state) as rollouts:
-        found = rollouts.take()
-    expected = gathered(*parts_and_params, jr.recipes.remax(), number=0, version=0)
+    remax = dataclasses.replace(experiment, recipe=jr.recipes.remax())
+    with AsyncRollouts(remax, state) as rollouts:
+        found = rollouts.next()
+    expected = collected(*experiment_and_params, jr.recipes.remax(), number=0, version=0)
     for name in ("tokens", "rewards"):
         np.testing.assert_array_equal(getattr(found.batch, name), getattr(expected.batch, name))
     greedy = found.batch.extras["greedy_rewards"]

@@ -1,0 +1,82 @@
+"""What the loop knows of an algorithm: four functions, whatever stands behind them."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxrl_llm.core.axes import Array
+from jaxrl_llm.core.runtime.heap import trim_after_compiling
+from jaxrl_llm.recipes import Batch
+from jaxrl_llm.train.state import TrainState
+
+Step = Callable[[TrainState, Batch], tuple[TrainState, dict[str, Array]]]
+
+
+class Algorithm(NamedTuple):
+    """A training algorithm, as ``policy_gradient.py`` and ``evolution.py`` build it.
+
+    Attributes:
+      sampler: ``(params, key, prompts, *, version) -> Rollout``, the rollouts of a batch.
+      score: ``(batch) -> (batch, metrics)``: puts a host batch on the devices, packed if that pays,
+        with the log-probabilities of a frozen reference. The metrics are of the packing.
+      step: ``(state, batch) -> (state, metrics)``, one compiled update.
+      inspect: ``(state, batch) -> (batch, logp)``: what the step prepared of a batch, and the
+        policy's log-probabilities of it ``[P, G, T]``; for a batch whose update was skipped.
+    """
+
+    sampler: Callable
+    score: Callable[[Batch], tuple[Batch, dict[str, float]]]
+    step: Step
+    inspect: Callable[[TrainState, Batch], tuple[Batch, Array]]
+
+
+class CompiledStep:
+    """``jit`` of a step that hands the state back where it came from, so that it compiles once.
+
+    The key, the data cursor and frozen base parameters do not change in a step: they stay outside
+    of what is donated.
+
+    Args:
+      step: ``step(state, batch, key, base) -> (state, metrics)``, on a state without key, cursor
+        and base.
+      prepare: ``prepare(state, batch, key) -> (batch, algo_state)``.
+      donate: Whether the memory of the state that comes in is reused.
+      takes_key: Whether the two functions draw random numbers; if not, their key is None.
+    """
+
+    def __init__(self, step: Callable, prepare: Callable, *, donate: bool, takes_key: bool):
+        trim_after_compiling()
+        self._step, self._prepare = step, prepare
+        self._donate, self._takes_key = donate, takes_key
+        self.compiled: Callable | None = None  # made on the first call, which brings the shardings
+
+    def __call__(self, state: TrainState, batch: Batch) -> tuple[TrainState, dict[str, Array]]:
+        """One update of the state; see ``make_step``."""
+        inner, key = self._split(state)
+        if self.compiled is None:
+            self.compiled = self._jit(inner)
+        new, metrics = self.compiled(inner, batch, key, state.base)
+        new = new._replace(key=state.key, data_cursor=state.data_cursor, base=state.base)
+        return new, metrics
+
+    def lower(self, state: TrainState, batch: Batch) -> jax.stages.Lowered:
+        """The program for arrays of these shapes and shardings, of which none need exist."""
+        inner, key = self._split(state)
+        return self._jit(inner).lower(inner, batch, key, state.base)
+
+    def prepared(self, state: TrainState, batch: Batch) -> Batch:
+        """The batch with all that the step computes of it before its update."""
+        _, key = self._split(state)
+        return jax.jit(self._prepare)(state._replace(data_cursor=()), batch, key)[0]
+
+    def _split(self, state: TrainState) -> tuple[TrainState, Array | None]:
+        inner = state._replace(key=(), data_cursor=(), base=())
+        return inner, state.key if self._takes_key else None
+
+    def _jit(self, inner: TrainState) -> Any:
+        donated = (0,) if self._donate else ()
+        if not isinstance(inner.step.sharding, jax.sharding.NamedSharding):
+            return jax.jit(self._step, donate_argnums=donated)
+        shardings = jax.tree.map(lambda x: x.sharding, inner)
+        return jax.jit(self._step, donate_argnums=donated, out_shardings=(shardings, None))

@@ -1,0 +1,132 @@
+"""Rollouts as text, and the rewards of text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from jaxrl_llm.core.runtime import processes
+from jaxrl_llm.data.questions import Question
+from jaxrl_llm.rewards import RewardError, Scores
+from jaxrl_llm.rewards import score as score_completions
+
+
+@dataclass(frozen=True)
+class Grader:
+    """The reward of a run.
+
+    Attributes:
+      reward: As in ``TrainConfig``.
+      deadline: Seconds that one call may take; None leaves it to the kind of reward.
+    """
+
+    reward: Any
+    deadline: float | None = None
+
+    def __call__(
+        self, questions: Sequence[Question], completions: Sequence[Sequence[str]]
+    ) -> Scores:
+        """Rewards ``[P * G]`` of P groups of completions; every process grades its share.
+
+        Raises:
+          RewardError: If the reward fails; it names the prompt.
+          ProcessError: If it failed in another process.
+        """
+        share = processes.portion(len(questions))
+        local = processes.together(lambda: self.local(questions[share], completions[share]))
+        return join_scores(local)
+
+    def local(self, questions: Sequence[Question], completions: Sequence[Sequence[str]]) -> Scores:
+        """The same, all of it by this process; empty for no groups."""
+        if not questions:
+            return Scores(np.zeros(0, np.float32), {}, 0)
+        rows = [
+            (q, text) for q, group in zip(questions, completions, strict=True) for text in group
+        ]
+        return score_completions(
+            self.reward,
+            [question.prompt.text for question, _ in rows],
+            [text for _, text in rows],
+            [question.prompt.metadata for question, _ in rows],
+            deadline=self.deadline,
+        )
+
+
+def texts_of(rollout, tokenizer) -> list[list[str]]:
+    """The responses as text: P lists of G."""
+    tokens, mask = processes.to_host((rollout.tokens, rollout.mask))
+    return [
+        [tokenizer.decode(row[keep].tolist()) for row, keep in zip(*group, strict=True)]
+        for group in zip(tokens, mask, strict=True)
+    ]
+
+
+def join_scores(calls: Sequence[Scores]) -> Scores:
+    """Scores of several calls as those of one.
+
+    A call all of whose verifiers failed has no components; it counts zero in those of the others.
+
+    Raises:
+      RewardError: If calls differ in the names of their components.
+    """
+    if len(calls) == 1:
+        return calls[0]
+    answered = [call for call in calls if call.failures < len(call.rewards)]
+    names = answered[0].reward_components.keys() if answered else ()
+    for call in answered:
+        if call.reward_components.keys() != set(names):
+            raise RewardError(
+                f"The reward gave the names {sorted(call.reward_components)} for one prompt and "
+                f"{sorted(names)} for another."
+            )
+    components = {
+        name: np.concatenate(
+            [x.reward_components.get(name, np.zeros_like(x.rewards)) for x in calls]
+        )
+        for name in names
+    }
+    rewards = np.concatenate([call.rewards for call in calls])
+    return Scores(rewards, components, sum(call.failures for call in calls))
+
+
+def sample_rows(
+    questions: Sequence[Question], completions: Sequence[Sequence[str]], scores: Scores
+) -> list[dict]:
+    """One record a completion: id, prompt, completion, reward, ``reward/NAME`` of each component.
+
+    Args:
+      questions: P.
+      completions: P groups of G.
+      scores: ``[P * G]``.
+    """
+    groups = zip(questions, completions, strict=True)
+    texts = [(question.prompt, text) for question, group in groups for text in group]
+    rewards = {"reward": scores.rewards}
+    rewards |= {f"reward/{name}": x for name, x in scores.reward_components.items()}
+    return [
+        {"id": prompt.id, "prompt": prompt.text, "completion": text}
+        | {name: float(x[i]) for name, x in rewards.items()}
+        for i, (prompt, text) in enumerate(texts)
+    ]
+
+
+def spread_rows(rows: Sequence[dict], groups: int, count: int) -> list[dict]:
+    """At most ``count`` records of a batch, of as many groups as possible, in their order.
+
+    Args:
+      rows: From :func:`sample_rows`, group after group, all groups of one size.
+      groups: How many groups they are.
+      count: How many to take at most.
+
+    Example:
+      >>> spread_rows(["a0", "a1", "b0", "b1", "c0", "c1"], 3, 2)
+      ['a0', 'b0']
+      >>> spread_rows(["a0", "a1", "b0", "b1", "c0", "c1"], 3, 4)
+      ['a0', 'a1', 'b0', 'c0']
+    """
+    size = len(rows) // groups
+    each, rest = divmod(min(count, len(rows)), groups)
+    places = {(group, member) for group in range(groups) for member in range(each)}
+    places |= {(i * groups // rest, each) for i in range(rest)}
+    return [rows[group * size + member] for group, member in sorted(places)]

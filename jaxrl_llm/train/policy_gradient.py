@@ -1,0 +1,637 @@
+"""The policy-gradient update, in the order of a paper.
+
+    batch = score_batch(batch)                 old_logp, ref_logp, the teacher's, the critic's
+    batch, algo_state = recipe.prepare(batch)  advantages, corrections, weights: whole batch
+    for epoch, minibatch:                      disjoint parts of whole groups, in random order
+        gradients = accumulate_gradients(loss, microbatches)
+        params = apply_if_finite(optimizer, gradients)
+    last_kl = KL(old || new)                   for the recipes that read it
+
+:func:`make_step` compiles all of it. :func:`score_batch`, :func:`make_gradients` and
+:func:`apply_gradients` are the parts, for a loop of your own.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxrl_llm import diagnostics
+from jaxrl_llm.core import checks, trees
+from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.models.lora import merge_adapter
+from jaxrl_llm.models.protocol import Model
+from jaxrl_llm.models.sharding import batch_shards, keep_apart, on_mesh, spread_update
+from jaxrl_llm.recipes import Batch, Recipe
+from jaxrl_llm.recipes.critic import Critic
+from jaxrl_llm.train.algorithm import Algorithm, CompiledStep, Step
+from jaxrl_llm.train.critic import CriticState, average, critic_values
+from jaxrl_llm.train.guards import apply_if_finite, keep, stays_finite
+from jaxrl_llm.train.mesh import check_batch, place_batch
+from jaxrl_llm.train.metrics import batch_metrics
+from jaxrl_llm.train.packing import pack_batch
+from jaxrl_llm.train.passes import Passes
+from jaxrl_llm.train.score import (
+    Scorer,
+    join_microbatches,
+    map_microbatches,
+    split_microbatches,
+)
+from jaxrl_llm.train.state import TrainState
+
+# Set the numbers that a recipe draws, and the order of minibatches, apart from those of the sampler
+# in the same step.
+_PREPARE, _ORDER = 0x70726570, 0x6F726472
+
+
+class Gradients(NamedTuple):
+    """The gradient of a loss on a prepared batch.
+
+    Attributes:
+      loss: float32 ``[]``.
+      grads: float32, like the parameters that the optimizer moves.
+      logp: float32 ``[P, G, T]`` of the policy that the gradient was taken at.
+      entropy: float32 ``[P, G, T]``.
+    """
+
+    loss: Array
+    grads: ArrayTree
+    logp: Array
+    entropy: Array
+
+
+# How a metric of several optimizer steps becomes one of the batch; others are the mean over all.
+_FIRST_PASS = ("reward", "reward_std", "informative", "length", "entropy")
+_BEFORE_UPDATE = ("sampler_gap", "sampler_gap_max", "sampler_kl", "sampler_ess", "ref_kl")
+
+
+def summarize_updates(history: dict[str, Array], minibatches: int) -> dict[str, Array]:
+    """Metrics ``[updates]`` of the optimizer steps of one batch as metrics of the batch.
+
+    - Of the rollouts and of the policy's entropy: the mean over the first pass; ``tokens`` its sum.
+    - ``sampler_*`` and ``ref_kl``: of the first minibatch, before any update of the batch.
+    - ``approx_kl``: of the last one; ``ratio_max``: the greatest; ``skipped``: the sum.
+    - The rest, such as ``loss``, ``grad_norm`` and ``clip_fraction``: the mean over all.
+    """
+
+    def summarize(name: str, x: Array) -> Array:
+        if name in _FIRST_PASS:
+            return jnp.mean(x[:minibatches])
+        if name in _BEFORE_UPDATE:
+            return x[0]
+        rules = {
+            "tokens": lambda x: jnp.sum(x[:minibatches]),
+            "approx_kl": lambda x: x[-1],
+            "ratio_max": jnp.max,
+            "skipped": jnp.sum,
+        }
+        return rules.get(name, jnp.mean)(x)
+
+    return {name: summarize(name, x) for name, x in history.items()}
+
+
+def run_passes(
+    passes: Passes, update: Callable, carry: Any, batch: Batch, order: Array | None
+) -> tuple[Any, tuple[dict[str, Array], Array | None]]:
+    """``update(carry, minibatch) -> (carry, (metrics, logp))`` for every optimizer step of a batch.
+
+    The log-probabilities are handed on where there is one step alone.
+    """
+    if passes.updates == 1:
+        return update(carry, batch)
+
+    def one(carry, rows):
+        part = batch if rows is None else jax.tree.map(lambda x: keep_apart(x[rows]), batch)
+        return update(carry, part)
+
+    carry, (history, _) = jax.lax.scan(one, carry, order, length=passes.updates)
+    return carry, (summarize_updates(history, passes.minibatches), None)
+
+
+def make_step(
+    model: Model,
+    recipe: Recipe,
+    optimizer: optax.GradientTransformation,
+    *,
+    epochs: int = 1,
+    minibatches: int = 1,
+    microbatches: int = 1,
+    temperature: float = 1.0,
+    mesh: jax.sharding.Mesh | None = None,
+    remat: str = "full",
+    donate: bool = True,
+    chunk_size: int | None = None,
+    shared_prefix_len: int = 0,
+    stale: bool = False,
+    critic_optimizer: optax.GradientTransformation | None = None,
+    critic_model: Model | None = None,
+) -> Step:
+    """A compiled function that makes one batch of rollouts into an update of the state.
+
+    In order: :func:`score_batch`; ``recipe.prepare`` on the whole batch; for each epoch and
+    minibatch the gradient, accumulated in float32 over microbatches of whole groups, and one step
+    of the optimizer; the same for the critic.
+
+    As in PPO, ``epochs`` times ``minibatches`` optimizer steps are made on a batch. Minibatches are
+    disjoint parts of whole groups in an order drawn from the run's key. Advantages come from the
+    whole batch, weights (the denominators of the loss) from each minibatch, and ``old_logp`` is
+    scored once before the first step, as in verl, TRL and OpenRLHF. Since a minibatch's weights are
+    known before it is divided, the number of microbatches and of devices changes nothing but
+    rounding.
+
+    An optimizer step whose loss, gradient or scale is non-finite, or with which the recipe's state
+    would become so, is skipped: parameters and optimizer stay bit for bit what they were. Where all
+    steps of a batch are, so do the recipe's state, the reference and the critic's target, while the
+    step is counted. The critic's update has the same guard of its own. ``skipped`` and
+    ``critic_skipped`` count them.
+
+    With one optimizer step, ``old_logp`` may be left None: the policy being trained is then its own
+    proximal policy and the ratio is 1. With more, or where the recipe needs it to prepare, it is
+    computed before the first, unless given.
+
+    Args:
+      model: The model.
+      recipe: The method.
+      optimizer: Any optax transformation, clipping and schedule included.
+      epochs: Passes over a batch.
+      minibatches: Optimizer steps of a pass; divides P.
+      microbatches: Parts of the batch that are in memory one after the other; divides P. A
+        minibatch takes its share of them.
+      temperature: Of the policy that is trained; the one that sampled.
+      mesh: The mesh that state and batch live on.
+      remat: What the backward pass keeps of a layer: "none", "dots" or "full" (recompute all).
+      donate: Reuse the memory of the state that comes in, which then cannot be used again.
+      chunk_size: As of ``logprobs``, which chooses if it is None: bounds the logits in memory.
+      shared_prefix_len: How many first tokens the prompts of every batch share; the policy computes
+        them once for all prompts.
+      stale: Whether older weights may have sampled a batch; see :func:`score_batch`.
+      critic_optimizer: For a recipe with a critic, the one given to ``init_state``.
+      critic_model: The critic's body, if it is another model than the policy.
+
+    Returns:
+      ``step(state, batch) -> (state, metrics)``; metrics are float32 scalars: ``loss``,
+      ``grad_norm`` (before any clipping) and ``update_norm`` (of what was added to the parameters,
+      0 where nothing was), means over the optimizer steps; ``skipped``, how many of them were
+      skipped; the same four of a critic after ``critic_``; and those of
+      :func:`~jaxrl_llm.train.metrics.batch_metrics`, as :func:`summarize_updates` says.
+
+    Raises:
+      ValueError: When made, if a number is not positive, or the recipe has a critic and there is no
+        optimizer for it; when called, if P does not divide.
+
+    Example:
+      >>> import jax, optax
+      >>> import jaxrl_llm as jr
+      >>> model, params = jr.testing.tiny_model()
+      >>> recipe, optimizer = jr.recipes.dr_grpo(length=4), optax.adamw(1e-3)
+      >>> step = jr.train.make_step(model, recipe, optimizer)
+      >>> state = jr.train.init_state(params, optimizer, recipe, key=jax.random.key(0))
+      >>> mask = jax.numpy.ones((2, 2, 4), bool)
+      >>> batch = jr.recipes.Batch(
+      ...     tokens=jax.numpy.arange(16).reshape(2, 2, 4), mask=mask,
+      ...     rewards=jax.numpy.array([[1.0, 0.0], [0.0, 1.0]]), where=mask[..., 0],
+      ...     prompt_tokens=jax.numpy.ones((2, 3), int), prompt_mask=jax.numpy.ones((2, 3), bool))
+      >>> state, metrics = step(state, batch)
+      >>> int(state.step), float(metrics["reward"])
+      (1, 0.5)
+    """
+    checks.check_positive("make_step", epochs=epochs, minibatches=minibatches)
+    checks.check_positive("make_step", microbatches=microbatches, temperature=temperature)
+    checks.check_non_negative("make_step", shared_prefix_len=shared_prefix_len)
+    recipe.check_passes(epochs, minibatches)
+    if (recipe.critic is None) != (critic_optimizer is None):
+        has = "a critic but no" if critic_optimizer is None else "no critic but a"
+        raise ValueError(f"make_step: recipe {recipe.name!r} has {has} critic_optimizer.")
+    scorer = Scorer(model, temperature, chunk_size, remat, shared_prefix_len)
+    passes = Passes(epochs, minibatches, microbatches)
+
+    def prepare(state: TrainState, batch: Batch, key: Array | None):
+        passes.check("make_step", batch.tokens.shape[0], batch_shards(mesh))
+        batch = score_batch(
+            batch,
+            recipe,
+            scorer,
+            state=state,
+            microbatches=microbatches,
+            score_old=passes.updates > 1,
+            stale=stale,
+            critic_model=critic_model,
+        )
+        drawn = prepare_key(key, state.step) if recipe.draws else None
+        return recipe.prepare(batch, state.algo_state, key=drawn)
+
+    def step(state: TrainState, batch: Batch, key: Array | None, base: ArrayTree):
+        state = state._replace(base=base)
+        batch, algo_state = prepare(state, batch, key)
+        finite = stays_finite(state.algo_state, algo_state)
+        order = None
+        if minibatches > 1:
+            order = passes.order(order_key(key, state.step), batch.tokens.shape[0])
+
+        def update(carry, part: Batch):
+            part = recipe.weigh(part) if minibatches > 1 else part
+            params, opt_state = carry
+            found = _policy_gradients(scorer, recipe, base, params, part, passes.accumulated)
+            carry, metrics = apply_if_finite(
+                optimizer, carry, found.loss, found.grads, scale=_scale(recipe, part), finite=finite
+            )
+            metrics |= batch_metrics(recipe, found.logp, found.entropy, part)
+            return carry, (metrics, found.logp if passes.updates == 1 else None)
+
+        before = (state.params, state.opt_state)
+        (params, opt_state), (metrics, logp) = run_passes(passes, update, before, batch, order)
+        state = state._replace(params=params, opt_state=opt_state)
+        applied = metrics["skipped"] < passes.updates
+        if recipe.reads_last_kl:
+            old_logp = logp if batch.old_logp is None else batch.old_logp
+            last_kl = _kl_of_update(scorer, state, batch, old_logp, microbatches)
+            last_kl = keep(jnp.isfinite(last_kl), last_kl, state.algo_state.last_kl)
+            algo_state = algo_state._replace(last_kl=last_kl)
+        algo_state = keep(applied, algo_state, state.algo_state)
+        if recipe.reference is not None:
+            reference = recipe.reference(state.reference, params, state.step + 1)
+            state = state._replace(reference=keep(applied, reference, state.reference))
+        if recipe.critic is not None:
+            state, critic_metrics = update_critic(recipe.critic, state, batch, order)
+            metrics |= {f"critic_{name}": value for name, value in critic_metrics.items()}
+        return state._replace(algo_state=algo_state, step=state.step + 1, base=()), metrics
+
+    def update_critic(critic: Critic, state: TrainState, batch: Batch, order: Array | None):
+        def loss(params: ArrayTree, part: Batch):
+            values = critic_values(critic_model or model, params, part, remat=remat)
+            return critic.total_loss(values, part), ()
+
+        def update(carry, part: Batch):
+            part = recipe.weigh(part) if minibatches > 1 else part
+            value, _, grads = accumulate_gradients(loss, carry[0], part, passes.accumulated)
+            carry, metrics = apply_if_finite(critic_optimizer, carry, value, grads)
+            return carry, (metrics, None)
+
+        old = state.critic
+        before = (old.params, old.opt_state)
+        (params, opt_state), (metrics, _) = run_passes(passes, update, before, batch, order)
+        target = average(old.target, params, critic.target_rate)
+        target = keep(metrics["skipped"] < passes.updates, target, old.target)
+        return state._replace(critic=CriticState(params, opt_state, target)), metrics
+
+    takes_key = recipe.draws or minibatches > 1
+    return CompiledStep(
+        on_mesh(step, mesh), on_mesh(prepare, mesh), donate=donate, takes_key=takes_key
+    )
+
+
+def score_batch(
+    batch: Batch,
+    recipe: Recipe,
+    scorer: Scorer,
+    *,
+    state: TrainState,
+    microbatches: int = 1,
+    score_old: bool = False,
+    stale: bool = False,
+    critic_model: Model | None = None,
+) -> Batch:
+    """A batch with every number that a model gives before the update.
+
+    Nowhere else are these set; what the batch already brings stays as it is.
+
+    - ``old_logp``, of the proximal policy: where ``score_old`` or the recipe's ``prepare`` asks for
+      it, of the policy at the start of the step. A recipe that does not read ``behavior_logp``
+      takes that in its place if older weights may have sampled (``stale``): its ratio is then that
+      of the policy to what sampled.
+    - ``old_entropy``, ``hidden_sq`` and statistics with source "old_policy": of the same policy.
+    - ``ref_logp`` and statistics with source "reference": of a reference that moves, see
+      :func:`score_reference` for a frozen one.
+    - Statistics with source "teacher": of the policy, or of the reference that moves, after the
+      teacher's prompt.
+    - ``old_values`` and ``values``: of the critic.
+
+    Args:
+      batch: ``[P, G, T]``.
+      recipe: The method.
+      scorer: The model, and how the policy is scored.
+      state: The state before the update.
+      microbatches: Parts of the batch that are in memory one after the other.
+      score_old: Whether ``old_logp`` is needed whatever the recipe reads.
+      stale: Whether older weights may have sampled the batch.
+      critic_model: The critic's body, if it is another model than the policy.
+
+    Returns:
+      The batch, ready for ``recipe.prepare``.
+
+    Raises:
+      ValueError: If the recipe has a teacher and the batch brings neither its prompt nor what is
+        computed from it.
+    """
+    needs = recipe.required_fields
+
+    def absent(functions):
+        return {name: f for name, f in functions.items() if name not in batch.extras}
+
+    if stale and not recipe.reads_behavior and batch.old_logp is None:
+        batch = batch.replace(old_logp=batch.behavior_logp)
+    old_logp = (score_old or "old_logp" in needs) and batch.old_logp is None
+    entropy = "old_entropy" in needs and "old_entropy" not in batch.extras
+    hidden_sq = "hidden_sq" in needs and "hidden_sq" not in batch.extras
+    statistics = absent(recipe.computed_from("old_policy"))
+    if old_logp or entropy or hidden_sq or statistics:
+        scores = map_microbatches(
+            lambda part: scorer(state.policy, part, statistics, hidden_sq=hidden_sq),
+            batch,
+            microbatches,
+        )
+        if old_logp:
+            batch = batch.replace(old_logp=scores.logp)
+        computed = scores.statistics | ({"old_entropy": scores.entropy} if entropy else {})
+        batch = batch.replace(extras={**batch.extras, **computed})
+
+    moving = recipe.reference is not None
+    if moving:
+        reference = state.whole(state.reference)
+        batch = score_reference(batch, recipe, scorer, reference, microbatches=microbatches)
+
+    teacher = absent(recipe.computed_from("teacher"))
+    if teacher and "teacher_prompt_tokens" not in batch.extras:
+        raise ValueError(
+            f"Recipe {recipe.name!r}: the batch has no teacher_prompt_tokens and "
+            f"teacher_prompt_mask in its extras, and no {', '.join(teacher)} computed from them."
+        )
+    if teacher:
+        params = state.whole(state.reference) if moving else state.policy
+        statistics = map_microbatches(
+            lambda part: scorer.teacher(params, part, teacher), batch, microbatches
+        )
+        batch = batch.replace(extras={**batch.extras, **statistics})
+
+    if recipe.critic is not None and "old_values" not in batch.extras:
+        critic = state.critic
+        params = critic.params if recipe.critic.target_rate is None else critic.target
+        values = map_microbatches(
+            lambda part: critic_values(critic_model or scorer.model, params, part),
+            batch,
+            microbatches,
+        )
+        values = {"old_values": values, "values": recipe.critic.combine(values)}
+        batch = batch.replace(extras={**batch.extras, **values})
+    return batch
+
+
+def score_reference(
+    batch: Batch, recipe: Recipe, scorer: Scorer, params: ArrayTree, *, microbatches: int = 1
+) -> Batch:
+    """The batch with ``ref_logp`` and statistics with source "reference", as the recipe reads them.
+
+    Args:
+      batch: ``[P, G, T]``.
+      recipe: The method.
+      scorer: The model, and how the policy is scored.
+      params: Of the reference.
+      microbatches: Parts of the batch that are in memory one after the other.
+    """
+    functions = recipe.computed_from("reference")
+    statistics = {name: f for name, f in functions.items() if name not in batch.extras}
+    ref_logp = "ref_logp" in recipe.required_fields and batch.ref_logp is None
+    if not ref_logp and not statistics:
+        return batch
+    scores = map_microbatches(lambda part: scorer(params, part, statistics), batch, microbatches)
+    if ref_logp:
+        batch = batch.replace(ref_logp=scores.logp)
+    if statistics:
+        computed = jax.tree.map(jax.lax.stop_gradient, scores.statistics)
+        batch = batch.replace(extras={**batch.extras, **computed})
+    return batch
+
+
+def accumulate_gradients(
+    loss: Callable, params: ArrayTree, batch: Batch, microbatches: int
+) -> tuple[Array, Any, ArrayTree]:
+    """Value, auxiliary output and float32 gradient of a loss that is a sum over microbatches.
+
+    Args:
+      loss: ``(params, batch) -> (value, aux)``.
+      params: What is differentiated.
+      batch: ``[P, ...]``.
+      microbatches: Parts of whole groups that are in memory one after the other.
+    """
+    grad = jax.value_and_grad(loss, has_aux=True)
+    if microbatches == 1:
+        (value, aux), grads = grad(params, batch)
+        return value, aux, trees.cast(spread_update(grads), jnp.float32)
+
+    def add(total, part):
+        (value, aux), grads = grad(params, part)
+        grads = spread_update(grads)
+        added = jax.tree.map(lambda a, g: a + g.astype(jnp.float32), total[1], grads)
+        return (total[0] + value, added), aux
+
+    zeros = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), params)
+    start = (jnp.float32(0), spread_update(zeros))
+    (value, grads), aux = jax.lax.scan(add, start, split_microbatches(batch, microbatches))
+    return value, join_microbatches(aux), grads
+
+
+def _policy_gradients(
+    scorer: Scorer,
+    recipe: Recipe,
+    base: ArrayTree,
+    params: ArrayTree,
+    batch: Batch,
+    microbatches: int,
+) -> Gradients:
+    """The gradient of the recipe's loss in the parameters that the optimizer moves."""
+    statistics = recipe.computed_from("policy")
+
+    def loss(params: ArrayTree, part: Batch):
+        scores = scorer(merge_adapter(base, params), part, statistics)
+        logp, entropy, computed = scores
+        value = recipe.loss(logp, part, entropy=entropy, statistics=computed)
+        return value, (logp, entropy)
+
+    value, (logp, entropy), grads = accumulate_gradients(loss, params, batch, microbatches)
+    return Gradients(value, grads, logp, entropy)
+
+
+def _scale(recipe: Recipe, batch: Batch) -> Array | None:
+    """What the optimizer's update is multiplied by, if the recipe computes that."""
+    if "update_scale" not in recipe.computed_from("batch"):
+        return None
+    return batch.extras["update_scale"][0, 0, 0]
+
+
+def _kl_of_update(
+    scorer: Scorer, state: TrainState, batch: Batch, old_logp: Array, microbatches: int
+) -> Array:
+    """KL(old || new) in nats a token, of the policy after the last optimizer step of a batch."""
+    logp = map_microbatches(lambda part: scorer(state.policy, part).logp, batch, microbatches)
+    return diagnostics.approx_kl(logp, old_logp, batch.mask, estimator="k3")
+
+
+def prepare_key(key: Array, step: int | Array) -> Array:
+    """The key that ``Recipe.prepare`` gets in a step of a run with this key."""
+    return jax.random.fold_in(jax.random.fold_in(key, step), _PREPARE)
+
+
+def order_key(key: Array, step: int | Array) -> Array:
+    """The key that orders the minibatches in a step of a run with this key."""
+    return jax.random.fold_in(jax.random.fold_in(key, step), _ORDER)
+
+
+def make_gradients(
+    model: Model,
+    recipe: Recipe,
+    *,
+    microbatches: int = 1,
+    temperature: float = 1.0,
+    remat: str = "full",
+    chunk_size: int | None = None,
+    shared_prefix_len: int = 0,
+    mesh: jax.sharding.Mesh | None = None,
+) -> Callable[[TrainState, Batch], Gradients]:
+    """A compiled ``gradients(state, batch) -> Gradients`` of the recipe's loss on a prepared batch.
+
+    With :func:`apply_gradients` it is one optimizer step, for a loop of your own; options as of
+    :func:`make_step`.
+
+    Example:
+      >>> import jax, optax
+      >>> import jaxrl_llm as jr
+      >>> model, params = jr.testing.tiny_model()
+      >>> recipe, optimizer = jr.recipes.dr_grpo(length=4), optax.sgd(0.1)
+      >>> state = jr.train.init_state(params, optimizer, recipe, key=jax.random.key(0))
+      >>> mask = jax.numpy.ones((1, 2, 4), bool)
+      >>> batch = jr.recipes.Batch(
+      ...     tokens=jax.numpy.arange(8).reshape(1, 2, 4), mask=mask,
+      ...     rewards=jax.numpy.array([[1.0, 0.0]]), where=mask[..., 0],
+      ...     prompt_tokens=jax.numpy.ones((1, 3), int), prompt_mask=jax.numpy.ones((1, 3), bool))
+      >>> batch, algo_state = recipe.prepare(batch, state.algo_state)
+      >>> gradients = jr.train.make_gradients(model, recipe)(state, batch)
+      >>> state, metrics = jr.train.apply_gradients(optimizer, state, gradients)
+      >>> int(state.step), float(metrics["skipped"])
+      (1, 0.0)
+    """
+    checks.check_positive("make_gradients", microbatches=microbatches, temperature=temperature)
+    scorer = Scorer(model, temperature, chunk_size, remat, shared_prefix_len)
+
+    def gradients(params: ArrayTree, base: ArrayTree, batch: Batch) -> Gradients:
+        check_batch("make_gradients", batch.tokens.shape[0], microbatches, batch_shards(mesh))
+        return _policy_gradients(scorer, recipe, base, params, batch, microbatches)
+
+    compiled = jax.jit(on_mesh(gradients, mesh))
+    return lambda state, batch: compiled(state.params, state.base, batch)
+
+
+def apply_gradients(
+    optimizer: optax.GradientTransformation, state: TrainState, gradients: Gradients
+) -> tuple[TrainState, dict[str, Array]]:
+    """One optimizer step, skipped where loss, gradient or update are non-finite.
+
+    Args:
+      optimizer: The one given to ``init_state``.
+      state: The state before it.
+      gradients: From :func:`make_gradients`.
+
+    Returns:
+      The state of the next step, and ``loss``, ``grad_norm``, ``update_norm`` and ``skipped``.
+    """
+    carry = (state.params, state.opt_state)
+    carry, metrics = apply_if_finite(optimizer, carry, gradients.loss, gradients.grads)
+    return state._replace(params=carry[0], opt_state=carry[1], step=state.step + 1), metrics
+
+
+def make_scorer(
+    model: Model,
+    *,
+    microbatches: int = 1,
+    temperature: float = 1.0,
+    chunk_size: int | None = None,
+    shared_prefix_len: int = 0,
+    mesh: jax.sharding.Mesh | None = None,
+) -> Callable[[ArrayTree, Batch], Array]:
+    """A compiled ``scorer(params, batch) -> logp [P, G, T]``, without gradients.
+
+    For log-probabilities that must be known before the step, such as those of a frozen reference.
+    """
+    checks.check_positive("make_scorer", microbatches=microbatches, temperature=temperature)
+    checks.check_non_negative("make_scorer", shared_prefix_len=shared_prefix_len)
+    scorer = Scorer(model, temperature, chunk_size, "none", shared_prefix_len)
+
+    def score(params: ArrayTree, batch: Batch) -> Array:
+        return map_microbatches(lambda part: scorer(params, part).logp, batch, microbatches)
+
+    return jax.jit(on_mesh(score, mesh))
+
+
+class StepOptions(NamedTuple):
+    """How a run makes its updates: the options of :func:`make_step` that a configuration sets."""
+
+    passes: Passes
+    temperature: float
+    remat: str
+    shared_prefix_len: int
+    packing: str
+    stale: bool
+    mesh: jax.sharding.Mesh | None
+
+
+def make_policy_gradient(
+    model: Model,
+    recipe: Recipe,
+    optimizer: optax.GradientTransformation,
+    sampler: Callable,
+    *,
+    options: StepOptions,
+    critic_optimizer: optax.GradientTransformation | None = None,
+    reference: ArrayTree | None = None,
+) -> Algorithm:
+    """The algorithm of a run that trains by policy gradients.
+
+    Args:
+      model: The model.
+      recipe: The method.
+      optimizer: Of the policy.
+      sampler: Of rollouts, see ``rollout.make_sampler``.
+      options: Of the updates.
+      critic_optimizer: For a recipe with a critic.
+      reference: Parameters of a frozen reference, for a recipe that reads it.
+    """
+    passes, mesh = options.passes, options.mesh
+    step: Any = make_step(
+        model,
+        recipe,
+        optimizer,
+        epochs=passes.epochs,
+        minibatches=passes.minibatches,
+        microbatches=passes.microbatches,
+        temperature=options.temperature,
+        mesh=mesh,
+        remat=options.remat,
+        shared_prefix_len=options.shared_prefix_len,
+        stale=options.stale,
+        critic_optimizer=critic_optimizer,
+    )
+    scorer = Scorer(model, options.temperature, shared_prefix_len=options.shared_prefix_len)
+    score_frozen = functools.partial(
+        score_reference, recipe=recipe, scorer=scorer, microbatches=passes.microbatches
+    )
+    scored = jax.jit(on_mesh(lambda params, batch: score_frozen(batch, params=params), mesh))
+    logp_of = make_scorer(
+        model,
+        microbatches=passes.microbatches,
+        temperature=options.temperature,
+        shared_prefix_len=options.shared_prefix_len,
+        mesh=mesh,
+    )
+
+    def score(batch: Batch) -> tuple[Batch, dict[str, float]]:
+        batch, metrics = pack_batch(batch, options.packing, model=model)
+        batch = place_batch(batch, mesh)
+        return batch if reference is None else scored(reference, batch), metrics
+
+    def inspect(state: TrainState, batch: Batch) -> tuple[Batch, Array]:
+        before = state._replace(step=state.step - 1)
+        return step.prepared(before, batch), logp_of(state.policy, batch)
+
+    return Algorithm(sampler, score, step, inspect)

@@ -1,0 +1,354 @@
+"""What happens around the steps of a run: metrics, skipped updates, evaluations, checkpoints."""
+
+import contextlib
+import dataclasses
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_llm.core.axes import Array
+from jaxrl_llm.core.runtime import processes
+from jaxrl_llm.core.runtime.interrupt import Interrupt, catch_interrupt
+from jaxrl_llm.recipes import Batch
+from jaxrl_llm.train.algorithm import Algorithm
+from jaxrl_llm.train.checkpoint import Checkpoints
+from jaxrl_llm.train.checkpoint.rescue import saved_on_error
+from jaxrl_llm.train.files import reason
+from jaxrl_llm.train.logging.run_folder import RunFolder, TrainingError
+from jaxrl_llm.train.logging.settings import settings, surroundings
+from jaxrl_llm.train.metrics import host_metrics
+from jaxrl_llm.train.optimizer import learning_rate
+from jaxrl_llm.train.profile import Clock, Meter
+from jaxrl_llm.train.rollouts import (
+    RolloutBatch,
+    make_rollouts,
+    pack_pending,
+    restore_pending,
+)
+from jaxrl_llm.train.setup import Experiment
+from jaxrl_llm.train.state import TrainState
+
+
+class Run:
+    """One session of a run: everything that is not the algorithm.
+
+    Args:
+      experiment: What is trained, on what.
+      algorithm: How.
+      checkpoints: Of the run.
+      folder: Of the run.
+      state: Where the session begins.
+      files: Texts to save in the run folder, by file name.
+
+    Attributes:
+      state: After the last whole step.
+      rollouts: Where batches come from.
+      clock: Seconds of the loop by phase.
+      interrupt: The signal that came, if one did.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        algorithm: Algorithm,
+        checkpoints: Checkpoints,
+        folder: RunFolder,
+        state: TrainState,
+        files: Mapping[str, str],
+    ):
+        self.experiment, self.algorithm = experiment, algorithm
+        self.checkpoints, self.folder, self.state = checkpoints, folder, state
+        self.config, self.clock, self.interrupt = experiment.config, Clock(), Interrupt()
+        self._meter = _make_meter(experiment)
+        about = surroundings() | self._meter.about()
+        folder.start(int(state.step), files, settings=settings(self.config), about=about)
+        folder.log(experiment.describe(state.policy))
+        pending = restore_pending(checkpoints, experiment, state, folder.log)
+        self.rollouts = make_rollouts(experiment, state, pending)
+        self._guard = NonFiniteGuard(
+            folder,
+            limit=self.config.max_skipped,
+            tokenizer=experiment.tokenizer,
+            inspect=algorithm.inspect,
+            history=folder.history(),
+        )
+        self._warned = False
+
+    @contextlib.contextmanager
+    def signals(self) -> Iterator[None]:
+        """Inside, a first Ctrl-C or SIGTERM lets the step under way end."""
+        text = "\nStopping after this step; a second Ctrl-C stops at once.\n"
+        with catch_interrupt(notice=text if self.folder.talks else "") as self.interrupt:
+            yield
+
+    @contextlib.contextmanager
+    def steps(self) -> Iterator[Any]:
+        """Inside, rollouts are made, and an error saves the last whole step; a progress bar."""
+        with (
+            self.rollouts,  # the checkpoint does not wait for a batch that is under way
+            saved_on_error(self.checkpoints, lambda: self.state, self.save, self.folder.log),
+            self.folder.progress(int(self.state.step), self.config.steps) as bar,
+        ):
+            yield bar
+
+    def stopped(self) -> bool:
+        """Whether a signal came to any process; all of them ask at the same places."""
+        return processes.any_of(self.interrupt.signal) is not None
+
+    def after_step(
+        self,
+        state: TrainState,
+        metrics: Mapping[str, Array],
+        rollouts: RolloutBatch,
+        batch: Batch,
+        packing: Mapping[str, float],
+        bar: Any,
+    ) -> bool:
+        """Logs a step, then guards, rates, publishes, evaluates and saves it, in this order.
+
+        Args:
+          state: After the step.
+          metrics: What the step returned.
+          rollouts: What it was trained on, on the host.
+          batch: The same on the devices.
+          packing: What the algorithm's ``score`` says of it.
+          bar: The progress bar.
+
+        Returns:
+          Whether the run ends here.
+
+        Raises:
+          TrainingError: If too many updates in a row were skipped, or parameters are non-finite.
+        """
+        seconds = rollouts.seconds | self.clock.read()
+        host = rollouts.metrics | dict(packing) | self._meter(rollouts.batch, seconds)
+        host["learning_rate"] = learning_rate(self.config.optimizer, state.opt_state)
+        values = host_metrics(metrics, host, seconds=seconds)
+        if not has_nonfinite_update(values):
+            self.state = state
+        step = int(state.step)
+        self.checkpoints.poll()  # what a save that failed left makes room for the metrics
+        self.folder.step(step, values, rollouts.rows)
+        self._guard(step, values, self.state, batch)
+        self._check_gradient(step, values)
+        self.checkpoints.set_score(step, values)
+        self.rollouts.publish(self.state)
+        speed = f"{values['tokens_per_second']:.0f} tok/s"
+        bar.set_postfix_str(f"reward {values['reward']:.3f}, {speed}")
+        bar.update()
+        # Not asked again below: a signal may come at any time.
+        stops = step == self.config.steps or self.stopped()
+        if not stops and every(self.config.evaluation.every, step):
+            self.evaluate()
+            stops = self.stopped()
+        if stops or every(self.config.checkpoint.every, step):
+            self.save(self.state, required=stops)
+        return stops
+
+    def save(self, state: TrainState, *, required: bool = True) -> None:
+        """Begins a checkpoint of a state, with the rollouts that no step has trained on."""
+        with self.clock("save"):
+            pending = pack_pending(self.experiment, self.rollouts.pending(int(state.step)))
+            self.checkpoints.save(state, extras=pending, required=required)
+
+    def evaluate_first(self) -> None:
+        """The evaluation before the first step of a session, where one is due.
+
+        A signal may have kept the session before from it.
+        """
+        config, step = self.config.evaluation, int(self.state.step)
+        due = every(config.every, step) or (config.enabled and not step)
+        if due and step < self.config.steps:
+            self.evaluate()
+
+    def evaluate(self) -> None:
+        """Evaluates the state once, logs the result and sets the score of its checkpoint.
+
+        A signal ends it without a result.
+        """
+        step, folder = int(self.state.step), self.folder
+        if not folder.accuracy_at(step):  # a run that is resumed may have it
+            try:
+                with self.clock("evaluate"):
+                    accuracy, rows = self.experiment.evaluate(
+                        self.state.policy, self.state.key, check=self._raise_if_stopped
+                    )
+            except _Stopped:
+                return
+            folder.held_out(step, accuracy, rows[: self.config.samples_shown])
+        means = {kind: accuracy.mean for kind, accuracy in folder.accuracy_at(step).items()}
+        self.checkpoints.set_score(step, means)
+
+    def _raise_if_stopped(self) -> None:
+        if self.stopped():
+            raise _Stopped
+
+    def _check_gradient(self, step: int, values: Mapping[str, float]) -> None:
+        """Warns once of a gradient that is exactly zero though rewards differ."""
+        differs = values.get("informative", 0.0) > 0 and not values.get("flat", 0.0)
+        if self._warned or values["grad_norm"] != 0 or not differs or values["skipped"]:
+            return
+        self._warned = True
+        warnings.warn(
+            f"The gradient of step {step} is exactly zero in every parameter, though rewards "
+            "differ: nothing is learned. A model whose apply ignores delta, under LoRA, or a "
+            "recipe that masks every token does this.",
+            stacklevel=3,
+        )
+
+
+class _Stopped(Exception):
+    """A signal came in the middle of an evaluation."""
+
+
+def has_nonfinite_update(values: Mapping[str, float]) -> bool:
+    """Whether a step made parameters non-finite.
+
+    Its loss and gradient were finite, so only what the optimizer made of them can be at fault.
+    """
+    norms = [values.get(name, 0.0) for name in ("update_norm", "critic_update_norm")]
+    return not np.isfinite(norms).all()
+
+
+class NonFiniteGuard:
+    """Counts the steps whose update was skipped, and ends the run after too many in a row.
+
+    Args:
+      folder: Of the run; the batch of the last such step is written there.
+      limit: How many in a row end the run.
+      tokenizer: A ``data.Tokenizer``, for the texts of that batch.
+      inspect: That of the algorithm.
+      history: The lines of metrics.jsonl of the steps before, which a resumed run has.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        *,
+        limit: int,
+        tokenizer: Any,
+        inspect: Callable,
+        history: Sequence[Mapping[str, Any]] = (),
+    ):
+        self._folder, self._limit = folder, limit
+        self._tokenizer, self._inspect = tokenizer, inspect
+        skipped = [_skipped(row) for row in history if "skipped" in row]
+        self._in_a_row = skipped[::-1].index(False) if False in skipped else len(skipped)
+
+    def __call__(
+        self, step: int, values: Mapping[str, float], state: TrainState, batch: Batch
+    ) -> None:
+        """Counts a step.
+
+        Args:
+          step: Which one, from 1.
+          values: Its metrics.
+          state: The one after it.
+          batch: What it was given.
+
+        Raises:
+          TrainingError: If it is one skipped step too many, or parameters are non-finite.
+        """
+        text = f"Step {step} gave {_describe(values)}"
+        if has_nonfinite_update(values):
+            raise TrainingError(
+                f"{text} but a non-finite update, which the optimizer or its learning rate made; "
+                "the parameters are lost and the last checkpoint stands."
+            )
+        if not _skipped(values):
+            self._in_a_row = 0
+            return
+        self._in_a_row += 1
+        whose = "its update" if values["skipped"] else "the critic's update"
+        text = f"{text}, so {whose} is skipped"
+        if self._in_a_row < self._limit:
+            self._folder.log(f"{text} ({self._in_a_row} in a row; {self._limit} end the run).")
+            return
+        row = f", as in each of the last {self._limit} steps" if self._limit > 1 else ""
+        raise TrainingError(f"{text}{row}; {self._write(step, state, batch)}.")
+
+    def _write(self, step: int, state: TrainState, batch: Batch) -> str:
+        """Writes all there is to know of a batch; returns where it is."""
+        arrays = {"sampled_mask": batch.mask}
+        try:
+            prepared, logp = self._inspect(state, batch)
+            arrays |= _arrays(prepared) | {"logp": logp}
+        except Exception:  # such as no memory; the batch as it was sampled says much by itself
+            arrays |= _arrays(batch)
+        plain = {name: _plain(x) for name, x in processes.to_host(arrays).items()}
+        plain["prompts"] = self._texts(plain["prompt_tokens"], plain["prompt_mask"])
+        plain["completions"] = self._texts(plain["tokens"], plain["sampled_mask"])
+        path = self._folder.path / f"skipped_step_{step:08d}.npz"
+        return processes.from_first(lambda: _savez(path, plain))
+
+    def _texts(self, tokens: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        width = tokens.shape[-1]
+        rows = zip(tokens.reshape(-1, width), mask.reshape(-1, width), strict=True)
+        texts = [self._tokenizer.decode(row[keep].tolist()) for row, keep in rows]
+        return np.array(texts, dtype=np.str_).reshape(tokens.shape[:-1])
+
+
+def _skipped(values: Mapping[str, Any]) -> bool:
+    """Whether an update of a step was skipped."""
+    return bool(values["skipped"] or values.get("critic_skipped"))
+
+
+def _describe(values: Mapping[str, float]) -> str:
+    """Loss and gradient norm, or what else is non-finite."""
+    norms = [values["loss"], values["grad_norm"]]
+    text = f"loss {norms[0]:g} and gradient norm {norms[1]:g}"
+    if "critic_loss" in values:
+        critic = [values["critic_loss"], values["critic_grad_norm"]]
+        norms, text = norms + critic, f"{text}, of the critic {critic[0]:g} and {critic[1]:g}"
+    if np.isfinite(norms).all() and values["skipped"]:
+        text += " but a non-finite state or scale of the method"
+    return text
+
+
+def _arrays(batch: Batch) -> dict[str, Any]:
+    """The arrays of a batch by their names, those inside others with a dot."""
+    fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+    leaves = jax.tree_util.tree_leaves_with_path(fields)
+    return {jax.tree_util.keystr(path, simple=True, separator="."): x for path, x in leaves}
+
+
+def _plain(x: Any) -> np.ndarray:
+    """A dtype that NumPy reads back without help."""
+    x = np.asarray(x)
+    return x if x.dtype.kind in "biufU" else x.astype(np.float32)
+
+
+def _savez(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
+    try:
+        with path.open("wb") as file:
+            np.savez_compressed(file, **arrays)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            path.unlink()
+        return f"its batch cannot be written to {str(path)!r}: {reason(error)}"
+    return f"its batch is in {str(path)!r}"
+
+
+def every(period: int, step: int) -> bool:
+    """Whether something that happens every ``period`` steps does after this one; 0 is never."""
+    return period > 0 and step % period == 0
+
+
+def _make_meter(experiment: Experiment) -> Meter:
+    """What counts the tokens and operations of a step."""
+    config, recipe = experiment.config, experiment.recipe
+    # Members that are dealt out read one prompt each, and share nothing.
+    alone = recipe.forward_only and not recipe.shared
+    return Meter(
+        experiment.model,
+        peak_flops=config.report.peak_flops,
+        devices=1 if experiment.mesh is None else experiment.mesh.size,
+        epochs=config.passes.epochs,
+        shared_prefix_len=0 if alone else experiment.shared_prefix_len,
+        frozen=config.lora.rank is not None,
+        forward_only=recipe.forward_only,
+    )
