@@ -2,8 +2,8 @@
 
 Two rewards of 0 or 1 for each rollout, G rollouts a prompt. First by enumeration: all groups that
 differ by more than the order of their rollouts, and how many different sets of advantages `gdpo`
-and `grpo` of `sum_columns` give them; the claim is refuted if `gdpo` gives no more at any G from 2
-to 8. At G = 2 the paper counts 3 against 2, and so does this. Then by sampling, at G = 8, with a
+and `grpo` of `sum_components` give them; the claim is refuted if `gdpo` gives no more at any G from
+2 to 8. At G = 2 the paper counts 3 against 2, and so does this. Then by sampling, at G = 8, with a
 probability of its own for each reward and prompt: of the pairs of rollouts of one group whose
 rewards differ, the share that gets equal advantages, `gdpo` less `grpo`; 0 or above refutes the
 claim.
@@ -30,11 +30,11 @@ _EPS = 1e-8
 
 
 def of_sum(columns, where=None):
-    return jr.advantages.grpo(jr.advantages.sum_columns(columns), where=where, eps=_EPS)
+    return jr.advantages.grpo(jr.advantages.sum_components(columns), where=where, eps=_EPS)
 
 
 def of_sum_unscaled(columns, where=None):
-    return jr.advantages.dr_grpo(jr.advantages.sum_columns(columns), where=where)
+    return jr.advantages.dr_grpo(jr.advantages.sum_components(columns), where=where)
 
 
 def decoupled(columns, where=None):

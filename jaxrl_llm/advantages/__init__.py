@@ -41,41 +41,73 @@ jspo                         minus the others of the group, drawn to the other g
 ===========================  =======================================================================
 """
 
-from jaxrl_llm.advantages.baselines import opo, opob, remax, remax_token, vcpo_advantage
+from jaxrl_llm.advantages.baselines import (
+    jspo,
+    mc_grpo,
+    mc_grpo_keep,
+    mc_grpo_pivot,
+    opo,
+    opob,
+    remax,
+    remax_token,
+    vcpo_advantage,
+)
 from jaxrl_llm.advantages.batch import (
+    RunningMoments,
     batch_normalize,
     clip,
     reinforce_pp,
     reinforce_pp_baseline,
-    whiten,
-)
-from jaxrl_llm.advantages.columns import gate_rewards, gdpo, gdpo_token, sum_columns
-from jaxrl_llm.advantages.critic import gae, gae_returns
-from jaxrl_llm.advantages.fleet import fleet_fairness, fleet_grpo, ospo
-from jaxrl_llm.advantages.forgetting import kl_forgetting, window_kl_discount
-from jaxrl_llm.advantages.gpg import gpg, informative_share
-from jaxrl_llm.advantages.group import dr_grpo, grpo, rloo
-from jaxrl_llm.advantages.guided import grpo_split
-from jaxrl_llm.advantages.hbpo import hbpo
-from jaxrl_llm.advantages.james_stein import jspo
-from jaxrl_llm.advantages.likelihood_weights import maclaurin, maclaurin_weights, maxrl
-from jaxrl_llm.advantages.median import mc_grpo, mc_grpo_keep, mc_grpo_pivot
-from jaxrl_llm.advantages.modulators import (
-    ace,
-    entropy_shaping,
-    novelty_sharpening,
-    sampled_entropy_shaping,
-)
-from jaxrl_llm.advantages.moments import (
-    RunningMoments,
     scale_scores,
     score_deviation,
     score_scaler,
     update_moments,
+    whiten,
 )
+from jaxrl_llm.advantages.group import dr_grpo, gpg, grpo, grpo_split, hbpo, informative_share, rloo
+from jaxrl_llm.advantages.modulators import (
+    SampledEntropy,
+    ace,
+    dcpo_distribution,
+    entropy_shaping,
+    novelty_sharpening,
+    sampled_entropy,
+    sampled_entropy_shaping,
+    temperature_logp,
+)
+from jaxrl_llm.advantages.ospo import fleet_fairness, fleet_grpo, ospo
 from jaxrl_llm.advantages.otb import otb, otb_token, sum_pi_squared
-from jaxrl_llm.advantages.passk import grpo_passk, log_comb, passk_training, pkpo
-from jaxrl_llm.advantages.returns import kl_shaped_rewards, reward_to_go, terminal_rewards
+from jaxrl_llm.advantages.passk import (
+    grpo_passk,
+    log_comb,
+    maclaurin,
+    maclaurin_weights,
+    maxrl,
+    passk_training,
+    pkpo,
+)
+from jaxrl_llm.advantages.prompt_stats import (
+    PromptStats,
+    prompt_stats_init,
+    prompt_stats_update,
+    smooth_advantage,
+    smooth_standardization,
+)
+from jaxrl_llm.advantages.returns import (
+    gae,
+    gae_returns,
+    kl_shaped_rewards,
+    reward_to_go,
+    terminal_rewards,
+)
+from jaxrl_llm.advantages.reward_components import (
+    density_weights,
+    gate_rewards,
+    gdpo,
+    gdpo_token,
+    sum_components,
+    verpo,
+)
 from jaxrl_llm.advantages.shrinkage import (
     osla_continue,
     positive_part,
@@ -83,28 +115,16 @@ from jaxrl_llm.advantages.shrinkage import (
     v05_baseline,
 )
 from jaxrl_llm.advantages.single_rollout import MssrTracker, mssr_tracker, spo, spo_tracker
-from jaxrl_llm.advantages.steering import (
-    SampledEntropy,
-    dcpo_distribution,
-    sampled_entropy,
-    temperature_logp,
-)
 from jaxrl_llm.advantages.tracker import (
     BetaTracker,
     beta_tracker_init,
     beta_tracker_update,
     beta_tracker_value,
+    kl_forgetting,
     uncertainty_sampling_weights,
+    window_kl_discount,
 )
 from jaxrl_llm.advantages.turns import trloo, turn_returns, turns_to_tokens
-from jaxrl_llm.advantages.verpo import density_weights, verpo
-from jaxrl_llm.advantages.visits import (
-    VisitStats,
-    smooth_advantage,
-    smooth_standardization,
-    visit_stats_init,
-    visit_stats_update,
-)
 
 __all__ = [
     "clip",
@@ -112,7 +132,7 @@ __all__ = [
     "MssrTracker",
     "RunningMoments",
     "SampledEntropy",
-    "VisitStats",
+    "PromptStats",
     "ace",
     "batch_normalize",
     "beta_tracker_init",
@@ -172,7 +192,7 @@ __all__ = [
     "smooth_standardization",
     "spo",
     "spo_tracker",
-    "sum_columns",
+    "sum_components",
     "sum_pi_squared",
     "temperature_logp",
     "terminal_rewards",
@@ -184,8 +204,8 @@ __all__ = [
     "v05_baseline",
     "vcpo_advantage",
     "verpo",
-    "visit_stats_init",
-    "visit_stats_update",
+    "prompt_stats_init",
+    "prompt_stats_update",
     "whiten",
     "window_kl_discount",
 ]

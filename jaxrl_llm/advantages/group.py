@@ -5,8 +5,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import _inputs
-from jaxrl_llm.core import checks, masking, stats
-from jaxrl_llm.core.axes import Array
+from jaxrl_llm.core import Array, checks, curves, masking, stats
 
 Singleton = Literal["zero", "raw"]
 
@@ -160,3 +159,239 @@ def rloo(rewards: Array, *, where: Array | None = None, singleton: Singleton = "
     centered = rewards - stats.group_mean(rewards, where)
     leave_one_out = centered * (count / jnp.maximum(count - 1.0, 1.0))
     return _inputs.settle_group(leave_one_out, rewards, rewards, where, singleton)
+
+
+# A spread below this counts as none, in units of reward; also added to the share.
+_SPREAD = 1e-5
+
+
+def gpg(
+    rewards: Array,
+    *,
+    where: Array | None = None,
+    scale: Literal["none", "group"] = "none",
+    mode: Literal["informative", "nonzero_reward"] = "informative",
+    eps: float | None = None,
+    singleton: Singleton = "zero",
+) -> Array:
+    """Rewards minus their group mean, times a factor for the groups that say nothing.
+
+        A_i = alpha (r_i - mean(r)) / F
+        mode="informative":     alpha = 1 / (informative_share(r) + 1e-5)
+        mode="nonzero_reward":  alpha = rollouts / max(rollouts with a reward that is not 0, 1)
+        F = 1, or std(r) + eps with scale="group"
+
+    The factor belongs to the whole batch, so with ``surrogates.reinforce`` and
+    ``aggregate.token_mean`` the loss is the paper's: with equal lengths, about that of the
+    informative groups alone. If all groups are informative, it is the policy gradient with
+    :func:`dr_grpo`. A group whose kept rewards are all equal, or an empty one, gets exactly 0.
+
+    Args:
+      rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
+      where: bool ``[..., G]``, True for rollouts that take part. None keeps all. The rest count in
+        no statistic, get 0 and may hold anything.
+      scale: "none", or "group" to divide by the sample deviation of the group.
+      mode: What the factor counts: "informative" for the share of groups with a spread, or
+        "nonzero_reward" for the share of rollouts with a reward, which is verl's.
+      eps: Added to the deviation, above 0, in units of reward. None means 1e-4.
+      singleton: What the only kept rollout of a group gets: "zero" for 0, or "raw" for alpha times
+        its reward, with ``mode="nonzero_reward"`` only: the other mode counts it as no signal.
+
+    Returns:
+      Advantages ``[..., G]``, float32; they add up to 0 over a group, a "raw" singleton excepted.
+
+    Raises:
+      TypeError: If ``rewards`` is not floating point or ``where`` is not bool.
+      ValueError: If the shapes differ, an option is unknown, or one has no meaning with another.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> rewards = jnp.array([[1.0, 0.0], [1.0, 1.0]])
+      >>> jr.advantages.gpg(rewards).round(3).tolist()
+      [[1.0, -1.0], [0.0, 0.0]]
+
+    References:
+      Chu et al., GPG (arXiv:2504.02546). verl's ``gpg`` is ``mode="nonzero_reward"``: another
+      quantity (4/3 in the example), of which it leaves a group of one its reward ("raw"). The
+      released loop samples on while the share is below 0.4 (0.5 in some versions), which is a
+      matter of curation.
+    """
+    rewards = _inputs.group_rewards("gpg", rewards, where, singleton)
+    checks.check_option("gpg", "scale", scale, ("none", "group"))
+    checks.check_option("gpg", "mode", mode, ("informative", "nonzero_reward"))
+    if scale == "none":
+        checks.check_no_effect("gpg", "with scale='none'", eps=eps)
+    if singleton == "raw" and mode == "informative":
+        raise ValueError(
+            "gpg: singleton='raw' needs mode='nonzero_reward'; with mode='informative' a group of "
+            "one counts as no signal, and the factor would blow up what it is given."
+        )
+    eps = 1e-4 if eps is None else eps
+    checks.check_positive("gpg", eps=eps)
+    if mode == "informative":
+        alpha = 1.0 / (informative_share(rewards, where=where) + _SPREAD)
+    else:
+        count = jnp.sum(stats.group_count(rewards, where))
+        alpha = count / jnp.maximum(jnp.sum(rewards != 0, dtype=jnp.float32), 1.0)
+    centered = rewards - stats.group_mean(rewards, where)
+    if scale == "group":
+        centered = centered / (stats.group_std(rewards, where) + eps)
+    return _inputs.settle_group(alpha * centered, alpha * rewards, rewards, where, singleton)
+
+
+def informative_share(rewards: Array, *, where: Array | None = None) -> Array:
+    """The share of groups whose rewards differ, among those with a rollout.
+
+        phi = groups with std(r) > 1e-5 / groups with a kept rollout
+
+    A group of one has no spread. It is the inverse of GPG's factor alpha.
+
+    Args:
+      rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
+      where: bool ``[..., G]``, True for rollouts that take part. None keeps all. The rest may hold
+        anything.
+
+    Returns:
+      A float32 scalar; 0 for a batch without a rollout.
+
+    Raises:
+      TypeError: If ``rewards`` is not floating point or ``where`` is not bool.
+      ValueError: If the shapes differ.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> jr.advantages.informative_share(jnp.array([[1.0, 0.0], [1.0, 1.0]]))
+      Array(0.5, dtype=float32)
+
+    References:
+      Chu et al., GPG (arXiv:2504.02546). Some versions of the released code test std == 0.
+    """
+    stats.check_group("informative_share", rewards, where)
+    rewards = masking.zero_masked(rewards, where)
+    spread = stats.group_std(rewards, where) > _SPREAD
+    informative = spread & ~stats.group_is_constant(rewards, where)
+    groups = jnp.sum(stats.group_count(rewards, where) > 0, dtype=jnp.float32)
+    return jnp.sum(informative, dtype=jnp.float32) / jnp.maximum(groups, 1.0)
+
+
+def grpo_split(rewards: Array, *, steered: Array, where: Array | None = None) -> Array:
+    """Rewards minus the mean of the policy's own rollouts, for all of the group.
+
+        A_i = r_i - mean over the rollouts that are not steered of r
+
+    A guide's rollouts do not raise the bar for the policy's own. In a group where all own rollouts
+    fail, these get exactly 0 and a teacher's answer its reward. Without an own rollout the mean is
+    0. There is no division by a deviation.
+
+    Args:
+      rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
+      steered: bool ``[..., G]``, True for the rollouts of a guide.
+      where: bool ``[..., G]``, True for rollouts that take part. None keeps all. The rest count in
+        no statistic, get 0 and may hold anything.
+
+    Returns:
+      Advantages ``[..., G]``, float32, in units of reward; those of the own rollouts add up to 0.
+
+    Raises:
+      TypeError: If ``rewards`` is not floating point, or ``steered`` or ``where`` is not bool.
+      ValueError: If the shapes differ.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> steered = jnp.array([False, False, True])
+      >>> jr.advantages.grpo_split(jnp.array([0.0, 0.0, 1.0]), steered=steered).tolist()
+      [0.0, 0.0, 1.0]
+
+    References:
+      Yuan et al., AMPO (arXiv:2510.02227), whose released code has it with and without a division.
+      There a single own rollout has mean 0, as if it were a guide's.
+    """
+    stats.check_group("grpo_split", rewards, where)
+    checks.check_min_rank("grpo_split", 1, steered=steered)
+    checks.check_bool("grpo_split", steered=steered)
+    checks.check_same_shape("grpo_split", rewards=rewards, steered=steered)
+    own = ~steered if where is None else where & ~steered
+    rewards = masking.zero_masked(rewards, where)
+    advantages = rewards - stats.group_mean(rewards, own)
+    # The mean of three float32 rewards of 0.1 is not 0.1.
+    settled = stats.group_is_constant(rewards, own) & own
+    return masking.zero_masked(jnp.where(settled, 0.0, advantages), where)
+
+
+def hbpo(
+    rewards: Array,
+    *,
+    budgets: Array,
+    where: Array | None = None,
+    intra_weight: float = 1.0,
+    max_length: float = 4096.0,
+    scale: float = 4.0,
+    ddof: int = 1,
+    eps: float = 1e-6,
+    singleton: Literal["zero", "raw"] = "zero",
+) -> Array:
+    """A z-score over the group, plus how the rollouts of the same budget did against its ideal.
+
+        ideal(b) = scale cos(pi b / (2 max_length)), 0 from max_length on
+        A_i = (r_i - mean(r)) / (std(r) + eps)
+              + intra_weight (mean of r over the rollouts of budget b_i - ideal(b_i))
+
+    The second term does not depend on the other budgets and need not vanish when all rewards are
+    equal; the first one does then. A right answer can get a negative advantage where its budget
+    mostly fails. A group of one gets no second term. Rollouts are matched by equal budgets, all
+    pairs of a group, so the work grows with G squared.
+
+    Args:
+      rewards: ``[..., G]``, floating point; the reward half is ``rewards.hbpo_rewards``.
+      budgets: ``[..., G]``, floating point, the tokens each rollout was told it may use.
+      where: bool ``[..., G]``, True for rollouts that take part. None keeps all. The rest count in
+        no statistic, get 0 and may hold anything.
+      intra_weight: Weight of the second term, not negative: 1 is the paper, 2 the released code.
+      max_length: The length, in tokens, whose ideal is 0; above 0. Also the budget of a rollout
+        that was told none.
+      scale: Reward of a right answer of length 0.
+      ddof: Delta degrees of freedom of the deviation, 1 or 0.
+      eps: Added to the deviation, above 0, in units of reward.
+      singleton: What a group of one gets: "zero" for 0, "raw" for its reward over 1 + eps.
+
+    Returns:
+      Advantages ``[..., G]``, float32.
+
+    Raises:
+      TypeError: If an array is not floating point or ``where`` is not bool.
+      ValueError: If the shapes differ, or an option is unknown or outside its range.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> rewards = jnp.array([3.9231, 0.0, 2.8284, 2.8284])
+      >>> budgets = jnp.array([512.0, 512.0, 2048.0, 2048.0])
+      >>> [round(x, 3) for x in jr.advantages.hbpo(rewards, budgets=budgets).tolist()]
+      [-1.051, -3.389, 0.258, 0.258]
+
+    References:
+      HBPO (arXiv:2507.15844). The released code adds the second term twice (``intra_weight=2``),
+      which reads like a slip, takes 3.1416 for pi, and gives a group of one its reward ("raw").
+    """
+    name = "hbpo"
+    stats.check_group(name, rewards, where)
+    checks.check_min_rank(name, 1, budgets=budgets)
+    checks.check_float(name, budgets=budgets)
+    checks.check_same_shape(name, rewards=rewards, budgets=budgets)
+    checks.check_non_negative(name, intra_weight=intra_weight)
+    checks.check_positive(name, max_length=max_length, eps=eps)
+    checks.check_option(name, "ddof", ddof, (0, 1))
+    checks.check_option(name, "singleton", singleton, ("zero", "raw"))
+    inter = grpo(rewards, where=where, ddof=ddof, eps=eps, singleton=singleton)
+    budgets = masking.zero_masked(budgets, where)
+    same = budgets[..., :, None] == budgets[..., None, :]
+    same = same if where is None else same & where[..., None, :]
+    kept = masking.zero_masked(rewards, where)
+    mean = masking.masked_mean(jnp.broadcast_to(kept[..., None, :], same.shape), same, axis=-1)
+    ideal = curves.quarter_cosine(budgets, end=max_length, scale=scale)
+    several = stats.group_count(kept, where) > 1
+    intra = masking.zero_masked(jnp.where(several, mean - ideal, 0.0), where)
+    return inter + intra_weight * intra

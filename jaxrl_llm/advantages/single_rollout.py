@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxrl_llm.advantages import forgetting, tracker
+from jaxrl_llm.advantages import tracker
 from jaxrl_llm.core import Array, Transform, checks, masking, stats, traits
 
 
@@ -99,7 +99,7 @@ class _AdaptiveSpoUpdate:
 
     def __call__(self, rewards, state, *, prompt_ids, policy_shift, where=None, **context):
         checks.check_shape("spo_tracker", "policy_shift", policy_shift, jnp.shape(rewards)[:1])
-        rho = forgetting.kl_forgetting(
+        rho = tracker.kl_forgetting(
             policy_shift, half_shift=self.half_shift, low=self.low, high=self.high
         )
         return _spo_step(rewards, state, prompt_ids, where, rho, self.eps)
@@ -175,7 +175,7 @@ def spo_tracker(
     half_shift = 0.06 if half_shift is None else half_shift
     low, high = 0.875 if low is None else low, 0.96 if high is None else high
     checks.check_positive(name, half_shift=half_shift, eps=eps)
-    forgetting.check_factors(name, low, high)
+    tracker.check_factors(name, low, high)
     update = _AdaptiveSpoUpdate(half_shift, low, high, eps) if rho is None else _SpoUpdate(rho, eps)
     return Transform(_TrackerInit(num_prompts, prior), update)
 
@@ -219,7 +219,7 @@ class _MssrUpdate:
         # Before the first batch there was no update, so what last_kl holds then is no measurement.
         measured = window.at[(batches - 1) % window.shape[0]].set(jnp.float32(last_kl))
         window = jnp.where(batches > 0, measured, window)
-        rho = forgetting.window_kl_discount(
+        rho = tracker.window_kl_discount(
             window, count=batches, target=self.target, low=self.low, high=self.high, rule=self.rule
         )
         values = tracker.beta_tracker_value(rates, prompt_ids)
@@ -287,7 +287,7 @@ def mssr_tracker(
     checks.check_positive(name, kl_target=kl_target, eps=eps)
     if not isinstance(window, numbers.Integral) or window < 1:
         raise ValueError(f"{name}: window must be an integer of 1 or more; got {window!r}.")
-    forgetting.check_factors(name, low, high)
+    tracker.check_factors(name, low, high)
     checks.check_option(name, "rule", rule, ("two_sided", "monotone"))
     return Transform(
         _MssrInit(_TrackerInit(num_prompts, prior), window),

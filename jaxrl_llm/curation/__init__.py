@@ -40,7 +40,6 @@ from jaxrl_llm.curation.groups import (
     prs_where,
     truncation_mask,
 )
-from jaxrl_llm.curation.mastered import mpt_advantages, mpt_mask
 from jaxrl_llm.curation.mixing import (
     Replacement,
     ampo_select,
@@ -58,6 +57,8 @@ from jaxrl_llm.curation.schedules import (
 from jaxrl_llm.curation.subsets import (
     d3s_selection,
     max_variance_subset,
+    mpt_advantages,
+    mpt_mask,
     top_fraction_token_mask,
 )
 

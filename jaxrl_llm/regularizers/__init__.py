@@ -11,7 +11,6 @@ from jaxrl_llm.regularizers.controllers import (
     adaptive_kl_update,
     fixed,
 )
-from jaxrl_llm.regularizers.convex import RemixState, kl_convex, remix_lambda, remix_schedule
 from jaxrl_llm.regularizers.displacement import chunk_ids_from_mask, llds
 from jaxrl_llm.regularizers.entropy import (
     EntropyControl,
@@ -19,24 +18,33 @@ from jaxrl_llm.regularizers.entropy import (
     entropy_controller,
     entropy_from_logits,
 )
-from jaxrl_llm.regularizers.kl import k1, k2, k3, kl_to_reference, kl_token, kl_unbiased
+from jaxrl_llm.regularizers.kl import (
+    RemixState,
+    k1,
+    k2,
+    k3,
+    kl_convex,
+    kl_to_reference,
+    kl_token,
+    kl_unbiased,
+    remix_lambda,
+    remix_schedule,
+)
 from jaxrl_llm.regularizers.references import ema_reference, reset_reference, soup
 from jaxrl_llm.regularizers.safe import (
+    AsymmetricControl,
+    AsymmetricState,
     PidState,
     SafeControl,
     SafeState,
+    asymmetric_init,
+    asymmetric_kl,
+    asymmetric_step,
     pid_init,
     pid_step,
     safe_controller,
     safe_init,
     safe_step,
-)
-from jaxrl_llm.regularizers.safe_asymmetric import (
-    AsymmetricControl,
-    AsymmetricState,
-    asymmetric_init,
-    asymmetric_kl,
-    asymmetric_step,
     step_scale,
 )
 

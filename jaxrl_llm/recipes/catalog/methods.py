@@ -117,7 +117,7 @@ METHODS = (
         preset="remix", missing="stored rollouts of past policies", confidence="PAPER"),
     Method("dcpo_dynamic_clip", "DCPO, a clip that is wider for improbable tokens", "2509.02333",
         "surrogate", ("advantages.smooth_advantage", "advantages.smooth_standardization",
-        "advantages.visit_stats_init", "advantages.visit_stats_update", "surrogates.dcpo_bounds",
+        "advantages.prompt_stats_init", "advantages.prompt_stats_update", "surrogates.dcpo_bounds",
         "surrogates.dcpo_dynamic_clip"), preset="dcpo_dynamic_clip"),
     # What takes part.
     Method("fapo", "FAPO, less reward for right answers with flawed reasoning", "2510.22543",
@@ -188,7 +188,7 @@ METHODS = (
         preset="mc_grpo"),
     Method("gdpo", "GDPO, several rewards normalized one by one", "2601.05242", "advantage",
         ("advantages.gate_rewards", "advantages.gdpo", "advantages.gdpo_token",
-        "advantages.sum_columns"), preset="gdpo"),
+        "advantages.sum_components"), preset="gdpo"),
     Method("drpo_len", "DRPO, shortness weighed among the right answers alone", "2510.04474",
         "surrogate", ("aggregate.group_mean", "surrogates.drpo_len", "surrogates.kl_barrier",
         "surrogates.kl_from_old", "surrogates.length_softmax_weights"), preset="drpo_len"),

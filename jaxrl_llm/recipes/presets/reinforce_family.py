@@ -90,7 +90,7 @@ def gpg(
 
     Args:
       scale: "group" also divides by the deviation of the group.
-      mode: What alpha counts, see :func:`jaxrl_llm.advantages.gpg`; "nonzero_reward" is verl's.
+      mode: What alpha counts, see :func:`jaxrl_llm.advantages.group`; "nonzero_reward" is verl's.
 
     Example:
       >>> import jaxrl_llm as jr

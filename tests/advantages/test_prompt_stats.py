@@ -12,14 +12,14 @@ from jax.test_util import check_grads
 
 from jaxrl_llm.advantages import (
     grpo,
+    prompt_stats_init,
+    prompt_stats_update,
     smooth_advantage,
     smooth_standardization,
-    visit_stats_init,
-    visit_stats_update,
 )
 
 quick = settings(max_examples=25, deadline=None, database=None, derandomize=True)
-update = jax.jit(visit_stats_update)
+update = jax.jit(prompt_stats_update)
 smooth = smooth_standardization(num_prompts=3)
 step = jax.jit(lambda r, s, ids, where: smooth.update(r, s, prompt_ids=ids, where=where, key=1))
 everyone = np.ones((2, 4), bool)
@@ -101,7 +101,7 @@ def test_equals_the_reference_over_many_visits(seed):
 def test_several_rows_of_one_prompt_are_visits_in_any_order():
     rng = np.random.default_rng(0)
     rewards = rng.normal(size=(3, 4)).astype(np.float32)
-    before = update(visit_stats_init(2), jnp.array([1]), rewards[:1] + 2.0)
+    before = update(prompt_stats_init(2), jnp.array([1]), rewards[:1] + 2.0)
     results = []
     for order in itertools.permutations(range(3)):
         together = update(before, jnp.full(3, 1), rewards[list(order)])
@@ -206,13 +206,13 @@ def test_state_is_float32_compares_by_value_and_eager_equals_compiled():
 
 
 def test_bad_input():
-    state = visit_stats_init(2)
-    with pytest.raises(ValueError, match="visit_stats_init: num_prompts must be an integer"):
-        visit_stats_init(0)
+    state = prompt_stats_init(2)
+    with pytest.raises(ValueError, match="prompt_stats_init: num_prompts must be an integer"):
+        prompt_stats_init(0)
     with pytest.raises(ValueError, match="smooth_standardization: num_prompts must be an int"):
         smooth_standardization(num_prompts=2.5)
-    with pytest.raises(ValueError, match=r"visit_stats_update: prompt_ids must have shape \(2,\)"):
-        visit_stats_update(state, jnp.arange(3), jnp.ones((2, 4)))
+    with pytest.raises(ValueError, match=r"prompt_stats_update: prompt_ids must have shape \(2,\)"):
+        prompt_stats_update(state, jnp.arange(3), jnp.ones((2, 4)))
     with pytest.raises(TypeError, match="smooth_standardization: where must be bool"):
         smooth.update(jnp.ones((2, 4)), smooth.init(), prompt_ids=jnp.arange(2), where=jnp.ones(2))
     with pytest.raises(TypeError, match="prompt_ids"):

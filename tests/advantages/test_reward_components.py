@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 from jax.test_util import check_grads
 
 import jaxrl_llm as jr
-from jaxrl_llm.advantages import gate_rewards, gdpo, gdpo_token, grpo, sum_columns
+from jaxrl_llm.advantages import gate_rewards, gdpo, gdpo_token, grpo, sum_components
 from jaxrl_llm.core import traits_of
 
 compiled = jax.jit(gdpo, static_argnames=("weights", "batch_norm", "eps", "ddof"))
@@ -23,7 +23,7 @@ applies = hnp.arrays(np.bool_, (3, *SHAPE))
 quick = settings(max_examples=30, deadline=None, database=None, derandomize=True)
 
 
-def columns(values, there=None):
+def components(values, there=None):
     values = values if there is None else np.where(there, values, np.float32(np.nan))
     return dict(zip("abc", values, strict=True))
 
@@ -81,7 +81,7 @@ def test_worked_numbers():
     )
     # GRPO on the sum cannot tell two satisfied rewards from one.
     np.testing.assert_allclose(
-        grpo(sum_columns(rewards), eps=1e-4),
+        grpo(sum_components(rewards), eps=1e-4),
         [[-0.707057, 0.707057], [-0.707007, 0.707007]],
         atol=1e-6,
     )
@@ -92,7 +92,7 @@ def test_worked_numbers():
 @quick
 @given(values=eighths, where=kept, there=applies)
 def test_equals_the_float64_reference(batch_norm, ddof, values, where, there):
-    rewards = columns(values, there)
+    rewards = components(values, there)
     options = {"weights": WEIGHTS, "batch_norm": batch_norm, "ddof": ddof}
     got = np.asarray(compiled(rewards, where=where, **options))
     assert got.dtype == np.float32
@@ -113,7 +113,7 @@ def test_equals_the_float64_reference(batch_norm, ddof, values, where, there):
     lengths=hnp.arrays(int, SHAPE, elements=st.integers(0, 3)),
 )
 def test_the_token_form_equals_the_float64_reference(values, where, there, lengths):
-    rewards, mask = columns(values, there), np.arange(3) < lengths[..., None]
+    rewards, mask = components(values, there), np.arange(3) < lengths[..., None]
     got = np.asarray(compiled_token(rewards, mask, where=where, weights=WEIGHTS))
     assert np.isfinite(got).all()
     assert not got[~(mask & where[..., None])].any()
@@ -126,7 +126,7 @@ def test_the_token_form_equals_the_float64_reference(values, where, there, lengt
 
 def test_a_column_may_be_rescaled_or_constant():
     rng = np.random.default_rng(0)
-    rewards = columns(rng.normal(size=(3, *SHAPE)).astype(np.float32))
+    rewards = components(rng.normal(size=(3, *SHAPE)).astype(np.float32))
     scaled = rewards | {"b": 1000 * rewards["b"] + 3}
     np.testing.assert_allclose(compiled(scaled), compiled(rewards), rtol=1e-3, atol=1e-3)
     without = {name: rewards[name] for name in "ab"}
@@ -142,7 +142,7 @@ def test_one_column_is_grpo_and_then_the_batch_step():
 
 
 def test_equal_lengths_make_the_two_forms_agree_but_for_the_divisor():
-    rewards = columns(np.asarray(jax.random.normal(jax.random.key(1), (3, *SHAPE))))
+    rewards = components(np.asarray(jax.random.normal(jax.random.key(1), (3, *SHAPE))))
     tokens = gdpo_token(rewards, jnp.ones((*SHAPE, 5), bool), eps=1e-4)
     n = SHAPE[0] * SHAPE[1]
     ratio = np.sqrt((5 * n - 1) / (5 * (n - 1)))
@@ -165,7 +165,7 @@ def test_what_does_not_apply_counts_nowhere():
     assert full[0, 3] == 0.0
     dropped = gdpo(rewards, where=jnp.arange(4) < jnp.array([[3], [4]]))
     np.testing.assert_array_equal(dropped, full)
-    np.testing.assert_allclose(sum_columns(rewards)[0], [1.0, 0.5, 2.0, 0.0])
+    np.testing.assert_allclose(sum_components(rewards)[0], [1.0, 0.5, 2.0, 0.0])
 
 
 @pytest.mark.parametrize("form", ["sequence", "none", "token"])
@@ -181,9 +181,9 @@ def test_dropped_rewards_are_never_read_in_value_or_gradient(form):
     @jax.value_and_grad
     def both(values):
         if form == "token":
-            out = gdpo_token(columns(values), mask, where=where)
+            out = gdpo_token(components(values), mask, where=where)
         else:
-            out = gdpo(columns(values), where=where, batch_norm=form)[..., None]
+            out = gdpo(components(values), where=where, batch_norm=form)[..., None]
         return jnp.sum(weights * out)
 
     start = jnp.where(there, clean, jnp.nan)
@@ -217,7 +217,7 @@ def test_gradients():
 def test_dtypes_and_weights():
     low = {"a": jnp.array([[1.0, 0.5, 0.25]], jnp.bfloat16), "b": jnp.array([[1.0, 0.0, 3.0]])}
     assert gdpo(low).dtype == jnp.float32
-    assert sum_columns(low).dtype == jnp.float32
+    assert sum_components(low).dtype == jnp.float32
     high = {name: x.astype(jnp.float32) for name, x in low.items()}
     np.testing.assert_array_equal(gdpo(low), gdpo(high))
     pairs, mapping = (("a", 1.0), ("b", 0.5)), {"b": 0.5, "a": 1.0}
@@ -239,14 +239,14 @@ def test_gate():
     np.testing.assert_array_equal(gated["right"], rewards["right"])
     np.testing.assert_array_equal(gated["short"], [0.0, 0.5, 0.0, nan])
     np.testing.assert_array_equal(gated["tidy"], [0.0, 1.0, 0.0, 1.0])
-    some = gate_rewards(rewards, by="right", threshold=0.5, columns=("short",))
+    some = gate_rewards(rewards, by="right", threshold=0.5, components=("short",))
     np.testing.assert_array_equal(some["tidy"], rewards["tidy"])
     np.testing.assert_array_equal(some["short"], gated["short"])
 
 
 def test_a_gate_as_an_option():
     rng = np.random.default_rng(3)
-    rewards = columns(rng.uniform(0, 1, size=(3, *SHAPE)).astype(np.float32))
+    rewards = components(rng.uniform(0, 1, size=(3, *SHAPE)).astype(np.float32))
     shut = gate_rewards(rewards, by="b", threshold=0.5)
     np.testing.assert_array_equal(gdpo(rewards, gate=("b", 0.5)), gdpo(shut))
     mask = jnp.ones((*SHAPE, 2), bool)
@@ -261,7 +261,7 @@ def test_bad_input():
     a = jnp.ones((2, 3))
     with pytest.raises(TypeError, match="gdpo: rewards must map the name of each.*ArrayImpl"):
         gdpo(a)
-    with pytest.raises(ValueError, match="gdpo: rewards has no column"):
+    with pytest.raises(ValueError, match="gdpo: rewards has no component"):
         gdpo({})
     with pytest.raises(TypeError, match=r"gdpo: rewards\['b'\] must be floating point; got int32"):
         gdpo({"a": a, "b": jnp.ones((2, 3), int)})
@@ -275,8 +275,8 @@ def test_bad_input():
         gdpo({"a": a}, where=jnp.ones((3, 3), bool))
     with pytest.raises(ValueError, match="weights names 'c', which is no reward.* 'a', 'b'"):
         gdpo({"a": a, "b": a}, weights={"a": 1.0, "b": 1.0, "c": 2.0})
-    with pytest.raises(ValueError, match="sum_columns: weights has none for 'b'"):
-        sum_columns({"a": a, "b": a}, weights={"a": 1.0})
+    with pytest.raises(ValueError, match="sum_components: weights has none for 'b'"):
+        sum_components({"a": a, "b": a}, weights={"a": 1.0})
     with pytest.raises(TypeError, match="gdpo: the weight of 'a' must be a number"):
         gdpo({"a": a}, weights={"a": jnp.ones(2)})
     with pytest.raises(TypeError, match="gdpo: the weight of 'a' must be a number; got 'half'"):
@@ -289,8 +289,8 @@ def test_bad_input():
         gdpo_token({"a": a}, jnp.ones((2, 4, 1), bool))
     with pytest.raises(ValueError, match="gate_rewards: by must be one of 'a', 'b'; got 'c'"):
         gate_rewards({"a": a, "b": a}, by="c", threshold=1.0)
-    with pytest.raises(ValueError, match="gate_rewards: columns must not hold 'a'"):
-        gate_rewards({"a": a, "b": a}, by="a", threshold=1.0, columns=("a",))
+    with pytest.raises(ValueError, match="gate_rewards: components must not hold 'a'"):
+        gate_rewards({"a": a, "b": a}, by="a", threshold=1.0, components=("a",))
     with pytest.raises(ValueError, match="gate_rewards: by='a' has no effect without a reward"):
         gdpo({"a": a}, gate=("a", 1.0))
 

@@ -9,7 +9,7 @@ from jaxrl_llm.advantages import tracker
 from jaxrl_llm.core import Array, Transform, checks, masking, stats
 
 
-class VisitStats(NamedTuple):
+class PromptStats(NamedTuple):
     """Moments of the rewards of each prompt of the dataset over all its visits.
 
     Attributes:
@@ -27,37 +27,37 @@ class VisitStats(NamedTuple):
     greatest: Array
 
 
-def visit_stats_init(num_prompts: int) -> VisitStats:
+def prompt_stats_init(num_prompts: int) -> PromptStats:
     """The statistics before any visit.
 
     Args:
       num_prompts: Q, the prompts of the dataset.
 
     Returns:
-      ``VisitStats`` with arrays ``[Q]``.
+      ``PromptStats`` with arrays ``[Q]``.
 
     Raises:
       ValueError: If ``num_prompts`` is not a positive integer.
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> jr.advantages.visit_stats_init(2).count.tolist()
+      >>> jr.advantages.prompt_stats_init(2).count.tolist()
       [0, 0]
 
     References:
       DCPO (arXiv:2509.02333).
     """
-    tracker.check_num_prompts("visit_stats_init", num_prompts)
+    tracker.check_num_prompts("prompt_stats_init", num_prompts)
     # Arrays of their own, so that a train step can donate each.
     floats = {
         name: jnp.zeros(num_prompts, jnp.float32) for name in ("mean", "var", "least", "greatest")
     }
-    return VisitStats(count=jnp.zeros(num_prompts, jnp.int32), **floats)
+    return PromptStats(count=jnp.zeros(num_prompts, jnp.int32), **floats)
 
 
-def visit_stats_update(
-    state: VisitStats, prompt_ids: Array, rewards: Array, *, where: Array | None = None
-) -> VisitStats:
+def prompt_stats_update(
+    state: PromptStats, prompt_ids: Array, rewards: Array, *, where: Array | None = None
+) -> PromptStats:
     """The statistics after the prompts of a batch were visited.
 
         mean <- (n mean + m) / (n + 1)
@@ -68,14 +68,14 @@ def visit_stats_update(
     visits one after the other, in any order, since the result does not depend on it.
 
     Args:
-      state: ``VisitStats`` over Q prompts.
+      state: ``PromptStats`` over Q prompts.
       prompt_ids: integer ``[P]``, in [0, Q); a row with another id changes nothing.
       rewards: ``[P, G]``, floating point.
       where: bool ``[P, G]``, True for rollouts that take part. None keeps all; the rest may hold
         anything.
 
     Returns:
-      The next ``VisitStats``.
+      The next ``PromptStats``.
 
     Raises:
       TypeError: If ``prompt_ids`` does not hold integers, ``rewards`` is not floating point or
@@ -85,16 +85,16 @@ def visit_stats_update(
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
-      >>> state = jr.advantages.visit_stats_init(1)
+      >>> state = jr.advantages.prompt_stats_init(1)
       >>> for row in ([1.0, 0.0], [1.0, 1.0]):
-      ...     state = jr.advantages.visit_stats_update(state, jnp.array([0]), jnp.array([row]))
+      ...     state = jr.advantages.prompt_stats_update(state, jnp.array([0]), jnp.array([row]))
       >>> state.mean.tolist(), state.var.tolist(), state.count.tolist()
       ([0.75], [0.3125], [2])
 
     References:
       DCPO (arXiv:2509.02333), and its released code, which keeps the last of several rows.
     """
-    tracker.check_rows("visit_stats_update", prompt_ids, rewards, where)
+    tracker.check_rows("prompt_stats_update", prompt_ids, rewards, where)
     size = state.mean.shape[0]
     mean, var, least, greatest, visited = _moments(rewards, where)
     row = tracker.rows_of(prompt_ids, size, visited)
@@ -113,7 +113,7 @@ def visit_stats_update(
         state.mean, state.var, state.count.astype(jnp.float32), new_mean, new_sum, new
     )
     seen, old = new > 0, _before_any(state)
-    return VisitStats(
+    return PromptStats(
         mean=jnp.where(seen, mean, state.mean),
         var=jnp.where(seen, var, state.var),
         count=state.count + new.astype(jnp.int32),
@@ -122,7 +122,7 @@ def visit_stats_update(
     )
 
 
-def _before_any(state: VisitStats) -> VisitStats:
+def _before_any(state: PromptStats) -> PromptStats:
     """The statistics with extremes that give way to any reward where there was no visit yet."""
     none = state.count == 0
     return state._replace(
@@ -194,8 +194,8 @@ def smooth_advantage(current: Array, total: Array, visits: Array) -> Array:
 class _VisitsInit:
     num_prompts: int
 
-    def __call__(self) -> VisitStats:
-        return visit_stats_init(self.num_prompts)
+    def __call__(self) -> PromptStats:
+        return prompt_stats_init(self.num_prompts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,14 +204,14 @@ class _VisitsUpdate:
         tracker.check_rows("smooth_standardization", prompt_ids, rewards, where)
         mean, var, least, greatest, visited = _moments(rewards, where)
         arrays = (x.astype(jnp.float32) for x in _before_any(state))
-        old = VisitStats(*(tracker.gather(x, prompt_ids) for x in arrays))
+        old = PromptStats(*(tracker.gather(x, prompt_ids) for x in arrays))
         all_mean, all_var = _merge(old.mean, old.var, old.count, mean, var, 1.0)
         varies = jnp.minimum(old.least, least) < jnp.maximum(old.greatest, greatest)
         rewards_kept = masking.zero_masked(rewards, where)
         now = _standardized(rewards_kept, mean, var, least < greatest)
         overall = _standardized(rewards_kept, all_mean, all_var, varies)
         advantages = smooth_advantage(now, overall, old.count[..., None] + 1.0)
-        next_state = visit_stats_update(state, prompt_ids, rewards, where=where)
+        next_state = prompt_stats_update(state, prompt_ids, rewards, where=where)
         return masking.zero_masked(advantages, where), next_state
 
 
@@ -240,7 +240,7 @@ def smooth_standardization(*, num_prompts: int) -> Transform:
       num_prompts: Q, the prompts of the dataset.
 
     Returns:
-      A Transform ``rewards [P, G] -> advantages [P, G]`` whose state is :class:`VisitStats`.
+      A Transform ``rewards [P, G] -> advantages [P, G]`` whose state is :class:`PromptStats`.
 
     Raises:
       ValueError: If ``num_prompts`` is not a positive integer; on update, if shapes do not match.
