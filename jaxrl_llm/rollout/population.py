@@ -17,6 +17,7 @@ from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.models.protocol import Model, cast_params
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards
+from jaxrl_llm.rollout._inputs import check_sizes
 from jaxrl_llm.rollout.decode import RowDeltas, count_deltas, fill_all, fill_prompts
 from jaxrl_llm.rollout.decode import decode as decode_slots
 from jaxrl_llm.rollout.sampler import BUCKETS, check_shared_prefix, pad_prompts, prompt_room
@@ -113,7 +114,7 @@ def make_population_sampler(
       prompts have in common once is ours.
     """
     name = "make_population_sampler"
-    checks.check_positive(name, max_new_tokens=max_new_tokens, tries=tries)
+    check_sizes(name, max_new_tokens=max_new_tokens, tries=tries)
     checks.check_non_negative(name, shared_prefix_len=shared_prefix_len)
     if tries > 1 and temperature == 0:
         raise ValueError(f"{name}: tries={tries} has no effect at temperature 0: all are alike.")

@@ -17,6 +17,7 @@ from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.models.protocol import Model, cast_params, prefill
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards
+from jaxrl_llm.rollout._inputs import check_ids, check_sizes, check_tokens
 from jaxrl_llm.rollout.decode import decode as decode_slots
 from jaxrl_llm.rollout.sampling.options import Draw, DrawOptions, make_draw
 from jaxrl_llm.rollout.slots import Prompts, Requests, init_slots, start
@@ -88,21 +89,16 @@ def pad_prompts(
       ValueError: If there is no prompt, or one is empty, too long or holds an id outside the
         vocabulary; it names the prompt by its place.
     """
-    if not prompts:
+    if not len(prompts):
         raise ValueError("sample: there are no prompts.")
     for i, prompt in enumerate(prompts):
+        check_tokens(f"sample: prompt {i}", prompt, vocab_size)
         if not len(prompt):
             raise ValueError(f"sample: prompt {i} is empty; it needs at least one token.")
         if len(prompt) > room:
             raise ValueError(
                 f"sample: prompt {i} has {len(prompt)} tokens, but the model's context leaves room "
                 f"for {room} beside the response."
-            )
-        wrong = [t for t in prompt if not 0 <= t < vocab_size]
-        if wrong:
-            raise ValueError(
-                f"sample: prompt {i} holds token {wrong[0]}, outside the vocabulary of "
-                f"{vocab_size}."
             )
     longest = max(map(len, prompts))
     width = min((b for b in sorted(buckets) if b >= longest), default=longest)
@@ -176,7 +172,7 @@ def make_sampler(
       (2, 2, 4)
     """
     name = "make_sampler"
-    checks.check_positive(name, max_new_tokens=max_new_tokens, group_size=group_size)
+    check_sizes(name, max_new_tokens=max_new_tokens, group_size=group_size)
     checks.check_non_negative(name, shared_prefix_len=shared_prefix_len)
     options = DrawOptions(
         stop_ids=stop_ids,
@@ -206,7 +202,7 @@ def make_sampler(
         check_shared_prefix("sample", prompts, shared_prefix_len)
         if request_ids is None:
             request_ids = np.arange(len(prompts) * group_size).reshape(len(prompts), group_size)
-        request_ids = np.asarray(request_ids, np.int32)
+        request_ids = check_ids("sample", request_ids=request_ids)
         checks.check_shape("sample", "request_ids", request_ids, (len(prompts), group_size))
         if mesh is not None:
             shards = batch_shards(mesh)

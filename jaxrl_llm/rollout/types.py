@@ -7,21 +7,22 @@ import numpy as np
 
 from jaxrl_llm.core.axes import Array
 from jaxrl_llm.core.support import Support
+from jaxrl_llm.rollout._inputs import check_sizes
 
-# Why a response ended: with its budget, with a stop token, with a number that is none, because it
-# was not wanted any longer; or that it has not.
+# Why a response ended: at its longest length, with a stop token or string, with non-finite logits,
+# or because it was cancelled; or that it has not ended.
 LENGTH, STOP, FAILED, CANCELLED, UNFINISHED = range(5)
 
 
 class Rollout(NamedTuple):
     """G responses to each of P prompts.
 
-    Three log-probabilities of one token must not be mixed up. With ``z`` the logits and T the
-    temperature, the *plain* one is ``log softmax(z)``, the *tempered* one ``log softmax(z / T)``,
-    and the *sampled* one the tempered one renormalized over ``support``, the tokens that top-k,
-    top-p, min-p and a list of allowed tokens kept. A ratio needs the same kind above and below: a
-    trainer that renormalizes over ``support`` compares with ``behavior_logp``, one that does not
-    with ``tempered_logp``. The two are equal where nothing was truncated.
+    A token has three log-probabilities. With ``z`` the logits and T the temperature, the *plain*
+    one is ``log softmax(z)``, the *tempered* one ``log softmax(z / T)``, and the *sampled* one the
+    tempered one renormalized over ``support``, the tokens that top-k, top-p, min-p and a list of
+    allowed tokens left. A ratio needs the same kind in numerator and denominator: a trainer that
+    renormalizes over ``support`` compares with ``behavior_logp``, one that does not with
+    ``tempered_logp``. The two are equal where nothing was truncated.
 
     Attributes:
       prompt_tokens: int32 ``[P, Lp]``, right padded.
@@ -34,10 +35,10 @@ class Rollout(NamedTuple):
       log_kept: float32 ``[P, G, T]``, log of the tempered probability mass that truncation kept; 0
         where nothing was truncated.
       finish: int32 ``[P, G]``: 0 = ran to its length, 1 = ended with a stop token or stop string,
-        2 = failed, since the model's logits were no numbers, 3 = cancelled, 4 = unfinished.
+        2 = failed, since the model's logits were non-finite, 3 = cancelled, 4 = unfinished.
       version: int32 ``[P, G, T]``, of the weights that sampled each token; 0 in the padding.
       support: The tokens that each one was drawn from, with leading axes ``[P, G, T]``; None where
-        nothing truncates. What stands in the padding means nothing.
+        nothing truncates. Its padding has no meaning.
     """
 
     prompt_tokens: Array
@@ -58,14 +59,17 @@ class Rollout(NamedTuple):
 
 
 def trim(rollout: Rollout, *, parts: int = 4) -> Rollout:
-    """A rollout without the last columns, as far as no response reaches them.
+    """A rollout without the last columns that no response reaches.
 
-    Training on it costs less and gives the same. The width stays a multiple of the ``parts``-th
-    part of what it was, so that no more than ``parts`` shapes are ever compiled.
+    Training on it costs less and gives the same result. The width is rounded up to a multiple of
+    ``T / parts``, so that at most ``parts`` shapes are compiled.
 
     Args:
       rollout: ``[P, G, T]``.
-      parts: Into how many parts T is divided.
+      parts: The number of parts of T.
+
+    Returns:
+      The rollout, ``[P, G, T']``.
 
     Example:
       >>> import jax
@@ -77,15 +81,16 @@ def trim(rollout: Rollout, *, parts: int = 4) -> Rollout:
       >>> int(rollout.mask.sum()), jr.rollout.trim(rollout).tokens.shape
       (1, (1, 1, 2))
     """
+    check_sizes("trim", parts=parts)
     size = rollout.tokens.shape[-1]
     used = int(np.flatnonzero(np.asarray(rollout.mask).any(axis=(0, 1)))[-1:].sum()) + 1
     step = -(-size // parts)
     width = min(size, -(-used // step) * step)
-    whole = {"prompt_tokens", "prompt_mask", "finish"}
+    unchanged = {"prompt_tokens", "prompt_mask", "finish"}
     return rollout._replace(
         **{
             name: jax.tree.map(lambda x: x[:, :, :width], value)
             for name, value in rollout._asdict().items()
-            if name not in whole
+            if name not in unchanged
         }
     )

@@ -137,11 +137,54 @@ def test_bad_options_are_named(options, message):
         make(**options)
 
 
+@pytest.mark.parametrize("option", ["temperature", "repetition_penalty", "top_p", "min_p"])
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        (np.inf, ValueError, "must be finite"),
+        (np.nan, ValueError, "must be finite"),
+        (1e39, ValueError, "must be finite"),
+        (1e30, ValueError, "must be (at most 1e\\+06|below 1); got 1e\\+30"),
+        (True, TypeError, "must be a number; got True"),
+        ("1", TypeError, "must be a number; got '1'"),
+    ],
+)
+def test_values_that_are_no_sensible_number_are_refused(option, value, error, message):
+    with pytest.raises(error, match=f"f: {option} {message}"):
+        make(**{option: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"top_k": V + 1}, ValueError, "top_k must be at most the vocabulary of 40; got 41"),
+        ({"top_k": 2.0}, TypeError, "top_k must be an integer; got 2.0"),
+        ({"top_k": True}, TypeError, "top_k must be an integer; got True"),
+        ({"min_new_tokens": 1.5}, TypeError, "min_new_tokens must be an integer; got 1.5"),
+        ({"stop_ids": (-1,)}, ValueError, r"stop_ids must be from 0 to 2\*\*31 - 1; got -1"),
+        ({"stop_ids": (2**31,)}, ValueError, "stop_ids must be from 0 to"),
+        ({"stop_ids": (0.5,)}, TypeError, "stop_ids must hold integers"),
+        ({"vary": "top_k"}, TypeError, "vary must be a list of options; got 'top_k'"),
+    ],
+)
+def test_counts_and_ids_out_of_range_are_refused(options, error, message):
+    with pytest.raises(error, match=f"f: {message}"):
+        make(**options)
+
+
+def test_stop_ids_beyond_the_vocabulary_are_never_drawn():
+    stops = (int(BEST[0, 0]), V + 5)
+    drawn = make(temperature=0.0, stop_ids=stops, min_new_tokens=2).draw(LOGITS, UNIFORM, slots(1))
+    assert not np.isin(drawn.tokens, stops).any()
+
+
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"temperature": -1}, "group 7 sets temperature to -1; it must be at least 0"),
+        ({"temperature": -1}, "group 7 sets temperature to -1; it must be at least 0 and at most"),
         ({"temperature": np.nan}, "sets temperature to nan; it must be at least 0"),
+        ({"temperature": np.inf}, r"sets temperature to inf; it must be .* at most 1e\+06"),
+        ({"top_k": 2.5}, "sets top_k to 2.5; it must be an integer"),
         ({"top_k": 5}, "sets top_k to 5; it must be above 0 and at most 4"),
         ({"top_k": 0}, "sets top_k to 0; it must be above 0 and at most 4"),
         ({"top_p": 0}, "sets top_p to 0; it must be above 0 and at most 1"),

@@ -259,6 +259,12 @@ def test_bad_options_are_named(make, options, message):
         make(**options)
 
 
+@pytest.mark.parametrize("option", ["rows", "width", "prompt_length", "max_new_tokens", "chunk"])
+def test_sizes_are_integers(make, option):
+    with pytest.raises(TypeError, match=f"make_engine: {option} must be an integer; got 2.5"):
+        make(**{option: 2.5})
+
+
 def test_rows_that_a_mesh_does_not_divide(make):
     with pytest.raises(ValueError, match="3 rows cannot be spread over the 8 devices"):
         make(rows=3, mesh=make_mesh(data=8))

@@ -30,7 +30,7 @@ def begun(n, finish=UNFINISHED, *, entropy=True):
             {"prompt": [1] * 17},
             "has a prompt of 17 tokens; the engine's slots hold prompt_length 16",
         ),
-        ({"prompt": [1, 259]}, "holds token 259, outside the vocabulary of 259"),
+        ({"prompt": [1, 259]}, ": its prompt holds token 259, outside the vocabulary of 259"),
         ({"prompt": [-1]}, "holds token -1, outside"),
         ({"requests": ()}, "has no requests"),
         ({"requests": (7, 7)}, "request 7 is there twice"),

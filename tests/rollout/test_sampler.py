@@ -171,6 +171,9 @@ def test_a_bad_prompt_is_named(tiny, prompts, message):
         ({"max_new_tokens": 10**6}, "leaves no room for a prompt"),
         ({"temperature": 0, "top_p": 0.9}, "top_p has no effect at temperature 0"),
         ({"top_k": 0}, "top_k must be above 0"),
+        ({"top_k": 260}, "top_k must be at most the vocabulary of 259; got 260"),
+        ({"temperature": float("inf")}, "temperature must be finite"),
+        ({"max_new_tokens": 2**40}, r"max_new_tokens must be below 2\*\*31"),
         ({"top_p": 1.0}, "top_p must be below 1; got 1. None is off"),
         ({"min_p": 0.0}, "min_p must be above 0"),
         ({"order": "vllm"}, "order='vllm' has no effect without min_p"),
@@ -180,6 +183,43 @@ def test_a_bad_prompt_is_named(tiny, prompts, message):
 def test_bad_options_are_named(tiny, options, message):
     with pytest.raises(ValueError, match=message):
         make_sampler(tiny[0], **{"max_new_tokens": 2, "group_size": 2, **options})
+
+
+@pytest.mark.parametrize("value", [True, 2.0, np.inf, "2"])
+def test_sizes_are_integers(tiny, value):
+    for option in ("max_new_tokens", "group_size"):
+        with pytest.raises(TypeError, match=f"make_sampler: {option} must be an integer; got"):
+            make_sampler(tiny[0], **{"max_new_tokens": 2, "group_size": 2, option: value})
+
+
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        ([[1], [1.5]], r"prompt 1 must be a list of token ids; got \[1.5\]"),
+        ([[True]], "prompt 0 must be a list of token ids"),
+        (["ab"], "prompt 0 must be a list of token ids; got ab"),
+        ([1, 2], "prompt 0 must be a list of token ids; got 1"),
+        ([[[1], [2, 3]]], "prompt 0 must be a list of token ids"),
+    ],
+)
+def test_prompts_are_lists_of_token_ids(tiny, prompts, message):
+    sample = make_sampler(tiny[0], max_new_tokens=2, group_size=2)
+    with pytest.raises(TypeError, match=f"sample: {message}"):
+        sample(tiny[1], jax.random.key(0), prompts)
+
+
+@pytest.mark.parametrize(
+    ("ids", "error", "message"),
+    [
+        ([[-1, 0]], ValueError, "request_ids must be from 0 to"),
+        ([[0, 2**31]], ValueError, "request_ids must be from 0 to"),
+        ([[0, 0.5]], TypeError, "request_ids must hold integers"),
+    ],
+)
+def test_request_ids_out_of_range(tiny, ids, error, message):
+    sample = make_sampler(tiny[0], max_new_tokens=2, group_size=2)
+    with pytest.raises(error, match=f"sample: {message}"):
+        sample(tiny[1], jax.random.key(0), [[1]], request_ids=ids)
 
 
 def test_prompts_that_a_mesh_does_not_divide(tiny):

@@ -198,6 +198,9 @@ def test_a_dropped_token_is_never_drawn(uniform):
         ({"order": "vllm"}, "has no effect without min_p"),
         ({"temperature": -1.0}, "temperature must not be negative"),
         ({"top_p": 0.0}, "top_p must be above 0"),
+        ({"top_p": 1.5}, "top_p must be at most 1; got 1.5"),
+        ({"min_p": 2.0}, "min_p must be at most 1; got 2"),
+        ({"temperature": np.inf}, r"temperature must be at most 1e\+06; got inf"),
         ({"min_p": -0.1}, "min_p must not be negative"),
     ],
 )

@@ -7,7 +7,7 @@ slots reserve room for the longest response, so there a free slot is enough.
 import numpy as np
 
 from jaxrl_llm.core import checks
-from jaxrl_llm.rollout.engine._inputs import counts, flags
+from jaxrl_llm.rollout._inputs import counts, flags
 
 
 def future_peak(used, remaining, *, active=None) -> np.ndarray:

@@ -13,12 +13,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.models.protocol import Model, cast_params
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards, kv_sharding
 from jaxrl_llm.rollout import slots as slot_functions
+from jaxrl_llm.rollout._inputs import check_sizes
 from jaxrl_llm.rollout.decode import decode as decode_slots
 from jaxrl_llm.rollout.decode import fill_prompts as fill_prompt_slots
 from jaxrl_llm.rollout.decode import fill_responses as fill_response_slots
@@ -241,8 +241,8 @@ def make_engine(
       None; ours. Slots as in MaxText's engine, the whole decode in one program as in Tunix.
     """
     name = "make_engine"
-    checks.check_positive(name, rows=rows, width=width, chunk=chunk, block=block)
-    checks.check_positive(name, prompt_length=prompt_length, max_new_tokens=max_new_tokens)
+    check_sizes(name, rows=rows, width=width, chunk=chunk, block=block)
+    check_sizes(name, prompt_length=prompt_length, max_new_tokens=max_new_tokens)
     context, vocab_size = model.config.max_length, model.config.vocab_size
     if prompt_length + max_new_tokens > context:
         raise ValueError(

@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime.interrupt import deferred_interrupt
 from jaxrl_llm.models.protocol import cast_params
+from jaxrl_llm.rollout._inputs import check_sizes
 from jaxrl_llm.rollout.decode import count_deltas
 from jaxrl_llm.rollout.engine.compaction import plan_chunk
 from jaxrl_llm.rollout.engine.engine import Engine
@@ -98,7 +98,8 @@ class Generation:
         decode_text: Callable[[list[int]], str] | None = None,
         on_tokens: Callable[..., Any] | None = None,
     ):
-        checks.check_positive("Generation", segment=segment)
+        if segment is not None:
+            check_sizes("Generation", segment=segment)
         self.engine, self.key, self.version = engine, key, version
         self.params = cast_params(engine.model, params)
         self.deltas, self._num_deltas = deltas, count_deltas("Generation", deltas)

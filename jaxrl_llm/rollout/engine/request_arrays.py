@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.core import checks
-from jaxrl_llm.rollout.engine._inputs import counts
+from jaxrl_llm.rollout._inputs import counts
 from jaxrl_llm.rollout.engine.requests import Completion, Group
 from jaxrl_llm.rollout.engine.scheduler import SlotIndex, StartedRequest
 from jaxrl_llm.rollout.engine.spec import EngineSpec

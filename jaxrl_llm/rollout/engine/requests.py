@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxrl_llm.rollout._inputs import check_tokens
 from jaxrl_llm.rollout.engine.spec import EngineSpec
 from jaxrl_llm.rollout.slots import Tokens
 from jaxrl_llm.rollout.types import FAILED, UNFINISHED, Rollout
@@ -130,16 +131,13 @@ def check_group(group: Group, spec: EngineSpec, *, known: Container[int], num_de
 
 
 def _check_prompt(start: str, prompt: Sequence[int], spec: EngineSpec) -> None:
+    check_tokens(f"{start}: its prompt", prompt, spec.vocab_size)
     if not len(prompt):
         raise ValueError(f"{start} has an empty prompt; it needs at least one token.")
     if len(prompt) > spec.prompt_length:
         raise ValueError(
             f"{start} has a prompt of {len(prompt)} tokens; the engine's slots hold prompt_length "
             f"{spec.prompt_length}."
-        )
-    if wrong := [t for t in prompt if not 0 <= t < spec.vocab_size]:
-        raise ValueError(
-            f"{start} holds token {wrong[0]}, outside the vocabulary of {spec.vocab_size}."
         )
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from jaxrl_llm.core import checks
-from jaxrl_llm.rollout.engine._inputs import counts, flags, numbers
+from jaxrl_llm.rollout._inputs import check_sizes, counts, flags, numbers
 from jaxrl_llm.rollout.engine.generation import Generation
 from jaxrl_llm.rollout.engine.requests import FinishedGroup, Group
 
@@ -77,7 +77,7 @@ def sample_round(
       on; here token ids stay. It drops accepted groups beyond ``n`` that finish at the same moment;
       here they are put back, and train in the next round.
     """
-    checks.check_positive("sample_round", n=n)
+    check_sizes("sample_round", n=n, target=target)
     if target < n:
         raise ValueError(f"sample_round: target {target} is below n {n}.")
     accepted = 0

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrl_llm.core import checks
-from jaxrl_llm.rollout.engine._inputs import counts, numbers
+from jaxrl_llm.rollout._inputs import counts, numbers
 from jaxrl_llm.rollout.engine.requests import Completion, FinishedGroup, Group, has_ended
 
 SlotIndex = tuple[int, int]

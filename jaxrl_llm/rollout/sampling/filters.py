@@ -18,6 +18,8 @@ from jaxrl_llm.core.axes import Array
 from jaxrl_llm.core.kernels.largest import largest
 
 GREEDY_BELOW = 1e-5
+# Far above, the distribution is uniform; a greater temperature is a mistake.
+MAX_TEMPERATURE = 1e6
 # How many of the most likely tokens are put in order. Where a row needs more, its threshold is
 # found by bisection over the whole vocabulary, which costs several times as much.
 _FEW = 256
@@ -99,6 +101,13 @@ def filter_logits(
         raise ValueError(f"{name}: order={order!r} has no effect without min_p.")
     checks.check_non_negative(name, temperature=temperature, min_p=min_p)
     checks.check_positive(name, top_p=top_p)
+    if is_number(temperature) and temperature > MAX_TEMPERATURE:
+        raise ValueError(
+            f"{name}: temperature must be at most {MAX_TEMPERATURE:g}; got {temperature:g}."
+        )
+    for option, value in (("top_p", top_p), ("min_p", min_p)):
+        if is_number(value) and value > 1:
+            raise ValueError(f"{name}: {option} must be at most 1; got {value:g}.")
     logits = jnp.asarray(logits, jnp.float32)
     if is_number(temperature) and temperature < GREEDY_BELOW:
         return _only_best(logits)

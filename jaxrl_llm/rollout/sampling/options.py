@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import NamedTuple
 
 import jax
@@ -10,8 +11,9 @@ import numpy as np
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array
+from jaxrl_llm.rollout._inputs import check_ids
 from jaxrl_llm.rollout.sampling.draw import Drawn, RowOptions, draw_rows
-from jaxrl_llm.rollout.sampling.filters import GREEDY_BELOW
+from jaxrl_llm.rollout.sampling.filters import GREEDY_BELOW, MAX_TEMPERATURE
 from jaxrl_llm.rollout.sampling.penalties import seen_tokens
 from jaxrl_llm.rollout.slots import Slots, Tokens
 
@@ -167,8 +169,12 @@ def _seen(slots: Slots, vocab_size: int) -> Array:
 
 def _check(function: str, options: DrawOptions, vocab_size: int) -> None:
     """Raises ValueError for an option out of range or without effect."""
+    if isinstance(options.vary, str):
+        raise TypeError(f"{function}: vary must be a list of options; got {options.vary!r}.")
     for option in options.vary:
         checks.check_option(function, "vary", option, _PER_REQUEST)
+    checks.check_numbers(function, options)
+    check_ids(function, stop_ids=np.asarray(options.stop_ids))
     filters = ("top_k", "top_p", "min_p")
     checks.check_non_negative(
         function, temperature=options.temperature, min_new_tokens=options.min_new_tokens
@@ -179,6 +185,15 @@ def _check(function: str, options: DrawOptions, vocab_size: int) -> None:
         value = getattr(options, option)
         if value is not None and value >= 1:
             raise ValueError(f"{function}: {option} must be below 1; got {value:g}. None is off.")
+    for option, most in (("temperature", MAX_TEMPERATURE), ("repetition_penalty", 1e6)):
+        value = getattr(options, option)
+        if value is not None and value > most:
+            raise ValueError(f"{function}: {option} must be at most {most:g}; got {value:g}.")
+    if options.top_k is not None and options.top_k > vocab_size:
+        raise ValueError(
+            f"{function}: top_k must be at most the vocabulary of {vocab_size}; got "
+            f"{options.top_k}."
+        )
     given = [k for k in filters if getattr(options, k) is not None]
     if options.temperature < GREEDY_BELOW and given and "temperature" not in options.vary:
         raise ValueError(f"{function}: {', '.join(given)} has no effect at temperature 0.")
@@ -198,12 +213,24 @@ def _check_settings(
     start: str, asked: Mapping[str, float], top_k: int | None, vocab_size: int
 ) -> None:
     """Raises ValueError for a setting of a request that is out of range."""
-    most = {"top_k": top_k or np.inf, "top_p": 1, "min_p": 1}
+    most = {
+        "temperature": MAX_TEMPERATURE,
+        "repetition_penalty": 1e6,
+        "top_k": top_k or vocab_size,
+        "top_p": 1,
+        "min_p": 1,
+        "min_new_tokens": 2**31,
+    }
     # Where top_k is bounded it is never off.
     above_zero = ("top_p", "repetition_penalty") + (("top_k",) if top_k else ())
     for option, value in asked.items():
-        high = most.get(option, np.inf)
-        if not 0 <= value <= high or (value == 0 and option in above_zero):
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise TypeError(f"{start} sets {option} to {value!r}; it must be a number.")
+        if not 0 <= value <= most[option] or (value == 0 and option in above_zero):
             low = "above 0" if option in above_zero else "at least 0"
-            end = "" if high == np.inf else f" and at most {high}"
-            raise ValueError(f"{start} sets {option} to {value:g}; it must be {low}{end}.")
+            raise ValueError(
+                f"{start} sets {option} to {value:g}; it must be {low} and at most "
+                f"{most[option]:g}."
+            )
+        if option in ("top_k", "min_new_tokens") and value != int(value):
+            raise ValueError(f"{start} sets {option} to {value:g}; it must be an integer.")

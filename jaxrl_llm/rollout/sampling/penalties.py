@@ -118,7 +118,7 @@ def only_allowed(
       too_short: bool ``[...]``, True where a response must not end yet.
 
     Returns:
-      float32 ``[..., V]``. A row without any token left has a log-probability that is no number.
+      float32 ``[..., V]``. A row without any token left has a non-finite log-probability.
 
     Raises:
       ValueError: If ``allowed`` does not fit or ``too_short`` has no stop tokens to hold back.
@@ -145,7 +145,6 @@ def only_allowed(
         if not len(stop_ids):
             raise ValueError(f"{name}: too_short has no effect without stop_ids.")
         checks.check_shape(name, "too_short", too_short, logits.shape[:-1])
-        stops = np.zeros(size, bool)
-        stops[list(stop_ids)] = True
+        stops = np.isin(np.arange(size), np.asarray(stop_ids))
         logits = jnp.where(jnp.asarray(too_short)[..., None] & stops, -jnp.inf, logits)
     return logits
