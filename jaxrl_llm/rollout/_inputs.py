@@ -1,7 +1,6 @@
 """Checks of sizes, token ids and of the arrays of the host's rules, whose values are known."""
 
 from collections.abc import Sequence
-from numbers import Integral
 
 import numpy as np
 
@@ -13,7 +12,7 @@ _INT32 = 2**31
 def check_sizes(function: str, **values) -> None:
     """Raises unless every value is an integer above 0 of 32 bits."""
     for name, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, Integral):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
             raise TypeError(f"{function}: {name} must be an integer; got {value!r}.")
         checks.check_positive(function, **{name: value})
         if value >= _INT32:

@@ -7,7 +7,7 @@ alone, top-k and top-p the first few in order, and nothing sorts a large vocabul
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ def per_row(value, like: Array) -> Array:
     return jnp.broadcast_to(jnp.asarray(value, jnp.float32), like.shape[:-1])[..., None]
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     """Whether an option is one number that is known before anything is compiled."""
     return isinstance(value, int | float | np.number)
 
