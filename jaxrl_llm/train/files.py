@@ -1,4 +1,4 @@
-"""Small things about files: whole or not at all, checksums that tell damage, errors in words."""
+"""Files that are written whole or not at all, and errors of files in words."""
 
 import contextlib
 import errno
@@ -21,7 +21,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def append_whole(path: Path, text: str) -> None:
-    """Adds lines to a file, all of them or none; what a kill left of a line goes first.
+    """Adds lines to a file, all or none; a part of a line that a kill left is removed first.
 
     Raises:
       OSError: If it cannot be written; the file is as it was.
@@ -30,7 +30,7 @@ def append_whole(path: Path, text: str) -> None:
         end = _end_of_lines(file)
         rest = text.encode()
         try:
-            while rest:  # a disk that fills up takes a part and fails at the next
+            while rest:  # a full disk takes a part and then fails
                 rest = rest[file.write(rest) :]
         except OSError:
             file.truncate(end)
@@ -38,7 +38,7 @@ def append_whole(path: Path, text: str) -> None:
 
 
 def _end_of_lines(file) -> int:
-    """Where the last whole line of a file ends; what is behind it is cut off."""
+    """The end of the last complete line of a file; what comes after is cut off."""
     end = file.seek(0, os.SEEK_END)
     if end:
         file.seek(end - 1)
@@ -53,8 +53,8 @@ def sync(path: Path) -> None:
     """Waits until a file, or the names in a folder, would survive a loss of power.
 
     Raises:
-      OSError: If it was not written. Where there is nothing to wait for, file systems say so in
-        many ways, and it does nothing.
+      OSError: If it was not written. File systems that cannot sync report other errors, which
+        are ignored.
     """
     try:
         handle = os.open(path, os.O_RDONLY)
@@ -74,7 +74,7 @@ def sync_all(folder: Path) -> None:
 
 
 def free_name(path: Path) -> Path:
-    """A name beside ``path`` for what is set aside."""
+    """A free name in the same folder for a damaged file or folder."""
     number = 0
     while (name := path.with_name(f"{path.name}.damaged{number or ''}")).exists():
         number += 1
@@ -98,8 +98,8 @@ def reason(error: BaseException) -> str:
 def hindrance(error: BaseException) -> str | None:
     """Why a file could not be read though nothing is wrong with it; None if something may be.
 
-    A file that is damaged does not parse or lacks a part; a machine that has no memory for it or
-    may not open it says nothing about the file.
+    A damaged file does not parse or lacks a part. A machine without the memory for it, or without
+    the permission to open it, says nothing about the file.
     """
     chain = list(_chain(error))
     for each in chain:

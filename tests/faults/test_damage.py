@@ -78,7 +78,7 @@ def test_a_flip_anywhere_in_the_weights_is_seen(copied):
     file = largest(checkpoints.path(2))
     for where in np.linspace(0, 1, 23):
         flip(file, where)
-        with pytest.raises(ValueError, match="was changed: its checksum does not fit"):
+        with pytest.raises(ValueError, match="was changed: its checksum differs"):
             check_record(checkpoints.path(2))
         flip(file, where)
     check_record(checkpoints.path(2))

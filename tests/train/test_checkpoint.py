@@ -306,7 +306,7 @@ def test_a_rating_that_cannot_be_noted_is_told_as_that(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("jaxrl_llm.train.checkpoint.record.replace_notes", full)
-    told = "How good the checkpoint '.*00001' is cannot be noted: no space is left on the device"
+    told = "The score of the checkpoint '.*00001' cannot be written: no space is left on the device"
     with pytest.warns(UserWarning, match=told):
         checkpoints.set_score(1, {"reward": 1.0})
     assert checkpoints.last == 1 and checkpoints.steps() == [1]

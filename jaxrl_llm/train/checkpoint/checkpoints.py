@@ -1,9 +1,9 @@
 """Checkpoints of a run: atomic, kept to the last few and the best, restorable on another mesh.
 
-A checkpoint is a folder ``step_00000010`` that is written under another name and renamed when it is
-whole, has its checksums and is on disk, so a folder of that name is complete or was damaged later.
-A damaged one is passed over with a warning. It is set aside at the next save, as
-``step_00000010.damaged``, and nothing is deleted because of it.
+A checkpoint is a folder ``step_00000010``. It is written under another name and renamed once it is
+complete, has its checksums and is on disk, so a folder of that name is complete or was damaged
+later. A damaged one is skipped with a warning. The next save renames it to
+``step_00000010.damaged``; nothing is deleted because of it.
 """
 
 import contextlib
@@ -49,8 +49,8 @@ def steps_in(folder: Path) -> list[int]:
     """The steps of the complete checkpoints in a folder, in order."""
     if not folder.is_dir():
         return []
-    found = (_NAME.fullmatch(path.name) for path in folder.iterdir() if path.is_dir())
-    return sorted(int(match[1]) for match in found if match)
+    matches = (_NAME.fullmatch(path.name) for path in folder.iterdir() if path.is_dir())
+    return sorted(int(match[1]) for match in matches if match)
 
 
 def left_in(folder: Path) -> bool:
@@ -59,7 +59,7 @@ def left_in(folder: Path) -> bool:
 
 
 def best_of(scores: Mapping[int, float]) -> int | None:
-    """The step of the highest rating, the latest of equal ones; what is no number does not count.
+    """The step of the highest score, the latest of equal ones; non-finite scores do not count.
 
     Example:
       >>> best_of({2: 0.5, 4: 0.75, 6: 0.75, 8: float("nan")})
@@ -70,11 +70,11 @@ def best_of(scores: Mapping[int, float]) -> int | None:
 
 
 def superseded(steps: Sequence[int], scores: Mapping[int, float], *, keep: int) -> list[int]:
-    """The steps that may go: all but the last ``keep`` and the best.
+    """The steps that may be deleted: all but the last ``keep`` and the best.
 
     Args:
       steps: Of the checkpoints, in order.
-      scores: How good they are, where that is known; more is better.
+      scores: By step, where there is one; more is better.
       keep: How many of the last stay, at least one.
 
     Example:
@@ -86,7 +86,7 @@ def superseded(steps: Sequence[int], scores: Mapping[int, float], *, keep: int) 
 
 
 class _Pending(NamedTuple):
-    """A save under way: its step, the rest of it in a thread, and the step that was last before."""
+    """A save under way: its step, the rest of it in a thread, and the last step before it."""
 
     step: int
     finishing: Future
@@ -100,8 +100,8 @@ class Checkpoints:
     Args:
       folder: Where they are; made on the first save.
       model: The model of the run; checkpoints of another one are refused.
-      keep: How many to keep; older ones are deleted after a newer one is whole.
-      best: Keep the best by this metric as well, of those that :meth:`set_score` was told about.
+      keep: How many to keep; older ones are deleted once a newer one is complete.
+      best: Also keep the best by this metric, of the steps that :meth:`set_score` was called for.
       run: What else must agree where a run is resumed, by name.
 
     Attributes:
@@ -126,7 +126,7 @@ class Checkpoints:
         self.last: int | None = None
         self._pending: _Pending | None = None
         self._scores: dict[int, float] = {}
-        self._passed: list[int] = []  # damaged ones later than that which was read
+        self._passed: list[int] = []  # damaged ones, later than the one that was read
 
     def steps(self) -> list[int]:
         """The steps of the complete checkpoints, in order."""
@@ -140,11 +140,11 @@ class Checkpoints:
         return self.path(step).with_suffix(_UNFINISHED)
 
     def set_score(self, step: int, values: Mapping[str, float]) -> None:
-        """Says how good a step is, before or after it is saved; of use only with ``best``.
+        """Sets the score of a step, before or after it is saved; needed only with ``best``.
 
         Args:
           step: Which one.
-          values: Numbers by name; that of ``best`` counts, more is better.
+          values: Metrics by name; that of ``best`` counts, more is better.
         """
         if self.best is None or self.best not in values:
             return
@@ -155,7 +155,7 @@ class Checkpoints:
             try:
                 record.replace_notes(self.path(step), self._notes(step))
             except (OSError, ValueError) as error:
-                told = f"How good the checkpoint {str(self.path(step))!r} is cannot be noted"
+                told = f"The score of the checkpoint {str(self.path(step))!r} cannot be written"
                 warnings.warn(f"{told}: {files.reason(error)}. The run goes on.", stacklevel=2)
 
     def save(
@@ -165,13 +165,13 @@ class Checkpoints:
 
         Args:
           state: The state.
-          extras: What :meth:`restore_extras` is to return.
-          required: Whether a failure is an error. If not, it is a warning, given as soon as
-            :meth:`poll` or another method is called after it.
+          extras: What :meth:`restore_extras` returns later.
+          required: Whether a failure is an error. If not, it is a warning, given by
+            :meth:`poll` or the next other method that is called.
 
         Raises:
           CheckpointError: If this one or the one before is required and could not be written. What
-            was there before stands.
+            was saved before is still there.
         """
         self.wait()
         step = int(state.step)
@@ -195,15 +195,15 @@ class Checkpoints:
         """Raises OSError unless there is a folder with room for so many bytes."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.sweep()
-        # A write that fails halfway is cleaned up too, but Orbax' threads complain for a page.
+        # A write that fails halfway is cleaned up too, but Orbax' threads log a page of errors.
         if shutil.disk_usage(self.folder).free < size:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _finish(self, step: int, written: Any, notes: Mapping[str, Any]) -> OSError | None:
-        """What is done in a thread: the rest of the writing, checksums, a name, the old ones.
+        """Runs in a thread: ends the write, adds checksums, renames, and deletes old checkpoints.
 
         Returns:
-          Why old ones could not be deleted, if they could not.
+          The error if old ones could not be deleted.
         """
         written.result()
         if jax.process_index() != 0:
@@ -213,7 +213,7 @@ class Checkpoints:
         files.sync_all(unfinished)
         self._set_aside(step)
         unfinished.rename(self.path(step))
-        files.sync(self.folder)  # before those that it supersedes are deleted
+        files.sync(self.folder)  # before older ones are deleted
         try:
             self._delete_superseded(step)
         except OSError as error:
@@ -221,7 +221,7 @@ class Checkpoints:
         return None
 
     def _set_aside(self, step: int) -> None:
-        """Gives a damaged one that was passed over another name."""
+        """Renames a damaged checkpoint that was skipped."""
         if (path := self.path(step)).exists():
             path.rename(files.free_name(path))
         self._passed = [damaged for damaged in self._passed if damaged != step]
@@ -232,7 +232,7 @@ class Checkpoints:
         steps = [s for s in self.steps() if s <= step]  # later ones are not of this run
         scores = self._read_scores(steps) if self.best is not None else {}
         for old in superseded(steps, scores, keep=self.keep):
-            # Under this name, what is left of it is no checkpoint, and is swept.
+            # Under this name, what may be left of it is swept later.
             shutil.rmtree(self.path(old).rename(self._unfinished(old)))
 
     def best_step(self) -> int | None:
@@ -246,20 +246,20 @@ class Checkpoints:
         return best_of(self._read_scores([s for s in self.steps() if s not in self._passed]))
 
     def _read_scores(self, steps: Sequence[int]) -> dict[int, float]:
-        """How good checkpoints were said to be, those of which something was said."""
-        found = {step: record.read_notes(self.path(step)).get(self.best or "") for step in steps}
-        return {step: value for step, value in found.items() if isinstance(value, float)}
+        """The scores of those steps that have one, by step."""
+        scores = {step: record.read_notes(self.path(step)).get(self.best or "") for step in steps}
+        return {step: score for step, score in scores.items() if isinstance(score, float)}
 
     def _notes(self, step: int) -> dict[str, float]:
         return {self.best: self._scores[step]} if self.best and step in self._scores else {}
 
     def poll(self) -> None:
-        """As :meth:`wait` if the last save is done with, well or not; else nothing."""
+        """Does what :meth:`wait` does if the last save has ended, and otherwise nothing."""
         if self._pending is not None and self._pending.finishing.done():
             self.wait()
 
     def wait(self) -> None:
-        """Waits until the last save is whole, and the ones that it supersedes are deleted.
+        """Waits until the last save is complete and older checkpoints are deleted.
 
         Raises:
           CheckpointError: If it was required and could not be written.
@@ -284,8 +284,8 @@ class Checkpoints:
             yield
         except Exception as error:
             self.sweep()
-            stands = self.steps()
-            last = f"; the one of step {stands[-1]} stands" if stands else ""
+            steps = self.steps()
+            last = f"; the one of step {steps[-1]} stands" if steps else ""
             told = (
                 f"The checkpoint of step {step} cannot be written to {str(self.folder)!r}: "
                 f"{files.reason(error)}{last}"
@@ -295,7 +295,7 @@ class Checkpoints:
             warnings.warn(f"{told}. The run goes on.", stacklevel=4)
 
     def sweep(self) -> None:
-        """Removes what saves that were cut short left; call it while none is under way."""
+        """Removes what interrupted saves left; call it while none is under way."""
         if jax.process_index() == 0:
             for path in self.folder.glob(f"step_*{_UNFINISHED}*"):
                 shutil.rmtree(path, ignore_errors=True)
@@ -305,7 +305,7 @@ class Checkpoints:
 
         Args:
           like: A state of the same run, or its :func:`shapes_of`.
-          step: Which one; by default the last that is whole.
+          step: Which one; by default the last that is complete.
 
         Raises:
           ValueError: If the checkpoint belongs to another model, optimizer, recipe or run.
@@ -315,9 +315,9 @@ class Checkpoints:
         return from_arrays(self._load(to_arrays(like), wanted, step), like)
 
     def restore_extras(self) -> Extras | None:
-        """What was saved beside the state that was restored last; None if there was nothing.
+        """The extras of the state that was restored last; None if it has none.
 
-        One that cannot be read is passed over with a warning.
+        Extras that cannot be read are skipped with a warning.
         """
         if self.last is None:
             return None

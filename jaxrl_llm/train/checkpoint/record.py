@@ -14,13 +14,13 @@ _PART = 1 << 22
 
 
 def write_record(folder: Path, notes: Mapping[str, Any] | None = None) -> None:
-    """Notes size and checksum of every file of a folder that is whole, and what is given.
+    """Writes size and checksum of every file of a complete folder, and the notes.
 
-    It reads everything, in one thread: others go on meanwhile.
+    It reads everything in one thread, so that other work goes on.
     """
-    found = sorted(file for file in folder.rglob("*") if file.is_file())
-    sizes = {file.relative_to(folder).as_posix(): _size_and_checksum(file) for file in found}
-    write_whole(folder / _RECORD, json.dumps({"notes": dict(notes or {}), "files": sizes}))
+    paths = sorted(file for file in folder.rglob("*") if file.is_file())
+    entries = {file.relative_to(folder).as_posix(): _size_and_checksum(file) for file in paths}
+    write_whole(folder / _RECORD, json.dumps({"notes": dict(notes or {}), "files": entries}))
 
 
 def check_record(folder: Path) -> None:
@@ -31,17 +31,17 @@ def check_record(folder: Path) -> None:
     for name, (size, _) in files.items():
         if not (folder / name).is_file():
             raise ValueError(f"its file {name} is missing")
-        if (found := (folder / name).stat().st_size) != size:
-            raise ValueError(f"its file {name} has {found} bytes of {size}")
+        if (present := (folder / name).stat().st_size) != size:
+            raise ValueError(f"its file {name} has {present} bytes of {size}")
     with ThreadPoolExecutor() as pool:
         sums = pool.map(_size_and_checksum, [folder / name for name in files])
-        for (name, (_, given)), (_, found) in zip(files.items(), sums, strict=True):
-            if found != given:
-                raise ValueError(f"its file {name} was changed: its checksum does not fit")
+        for (name, (_, expected)), (_, checksum) in zip(files.items(), sums, strict=True):
+            if checksum != expected:
+                raise ValueError(f"its file {name} was changed: its checksum differs")
 
 
 def read_notes(folder: Path) -> dict[str, Any]:
-    """What :func:`write_record` was given; nothing where that cannot be read."""
+    """The notes of :func:`write_record`; empty where they cannot be read."""
     try:
         return dict(json.loads((folder / _RECORD).read_text())["notes"])
     except (OSError, ValueError, LookupError, TypeError):
@@ -49,13 +49,13 @@ def read_notes(folder: Path) -> dict[str, Any]:
 
 
 def replace_notes(folder: Path, notes: Mapping[str, Any]) -> None:
-    """Gives :func:`read_notes` something else to find; the checksums stay."""
+    """Replaces the notes; the checksums stay."""
     record = json.loads((folder / _RECORD).read_text())
     write_whole(folder / _RECORD, json.dumps(record | {"notes": dict(notes)}))
 
 
 def _size_and_checksum(file: Path) -> tuple[int, int]:
-    """Size and CRC-32 of a file, in bytes read as they come: large ones do not fit in memory."""
+    """Size and CRC-32 of a file, read in parts, since large files do not fit in memory."""
     size, value = 0, 0
     with file.open("rb") as source:
         while part := source.read(_PART):

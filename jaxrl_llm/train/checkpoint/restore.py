@@ -1,6 +1,6 @@
-"""Which checkpoint of several is read, as all processes of a run see it.
+"""Reads the last checkpoint that can be read; all processes of a run agree on which one it is.
 
-Each that judged for itself could choose another one than the others, or wait for them.
+Processes that judged alone could choose different ones, or wait for each other.
 """
 
 import warnings
@@ -28,8 +28,8 @@ class Unreadable(Exception):
     """A checkpoint cannot be used.
 
     Attributes:
-      kind: Whether it is of another run, something else is in the way, or it is damaged.
-      why: In a few words.
+      kind: Whether it is of another run, cannot be opened at the moment, or is damaged.
+      why: The reason, in a few words.
     """
 
     def __init__(self, kind: Kind, why: str):
@@ -40,20 +40,20 @@ class Unreadable(Exception):
 def read_last(
     paths: Sequence[Path], like: ArrayTree, wanted: Mapping[str, Any], *, partial: bool = False
 ) -> tuple[ArrayTree, int]:
-    """The last of some checkpoints that can be read; damaged ones are passed over with a warning.
+    """Reads the last checkpoint that can be read; damaged ones are skipped with a warning.
 
     Args:
-      paths: Of the checkpoints, in order; those of the first process count.
+      paths: Of the checkpoints, in order; the first process decides.
       like: Arrays, or their shapes and shardings.
-      wanted: The marks that it must have.
+      wanted: The fingerprint that it must have.
       partial: Whether it may hold more than ``like``.
 
     Returns:
-      What is in it, and its place among ``paths``.
+      Its content, and its index in ``paths``.
 
     Raises:
-      ValueError: If the last that is whole belongs to another run.
-      CheckpointError: If none can be read, or something is in the way.
+      ValueError: If the last complete one belongs to another run.
+      CheckpointError: If none can be read, or one cannot be opened at the moment.
     """
     passed: list[str] = []
     for place in reversed(range(len(paths))):
@@ -75,29 +75,30 @@ def read_last(
 
 
 def _read(path: Path, like: ArrayTree, wanted: Mapping[str, Any], *, partial: bool) -> ArrayTree:
-    """What is in a checkpoint, once it is found to be whole and of this run."""
-    # It reads all files, and once is enough.
+    """The content of a checkpoint, after checks that it is complete and of this run."""
+    # This reads all files, and one process is enough.
     _attempt(lambda: record.check_record(path) if processes.is_first() else None)
     with orbax(partial=partial) as ocp:
-        found = _attempt(lambda: ocp.metadata(path).custom_metadata or {})
-        _attempt(lambda: check_same_run(path, found, wanted))
+        metadata = _attempt(lambda: ocp.metadata(path).custom_metadata or {})
+        _attempt(lambda: check_same_run(path, metadata, wanted))
         return _attempt(lambda: ocp.load(path, jax.tree.map(abstract, like)))
 
 
 def _attempt(function: Callable[[], T]) -> T:
-    """What a function gives in this process, once it has succeeded in all; all of them call it.
+    """The result of a function once it has succeeded in all processes; all of them call it.
 
     Raises:
-      Unreadable: If it failed in one; it is the same in all.
+      Unreadable: If it failed in one; the same in all.
     """
     value, error = None, None
     try:
         value = function()
     except Exception as caught:
         error = caught
-    found = processes.any_of(None if error is None else _judge(error))
-    if found is not None:
-        raise Unreadable(*found) from error
+    failure = processes.any_of(None if error is None else _judge(error))
+    if failure is not None:
+        kind, why = failure
+        raise Unreadable(kind, why) from error
     return value  # type: ignore[return-value]
 
 
@@ -110,6 +111,6 @@ def _judge(error: Exception) -> tuple[Kind, str]:
 
 
 def _warn_of(passed: Iterable[str], instead: str) -> None:
-    """Warns of the checkpoints that were passed over, and says what was done instead."""
+    """Warns of each checkpoint that was skipped, and of what was done instead."""
     for told in passed:
         warnings.warn(f"{told}; {instead}.", stacklevel=6)

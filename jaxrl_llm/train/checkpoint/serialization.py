@@ -1,4 +1,4 @@
-"""A state as Orbax stores it: plain arrays under names, and marks of the run they belong to."""
+"""A state as Orbax stores it: plain arrays by name, and the fingerprint of their run."""
 
 import contextlib
 import hashlib
@@ -18,17 +18,17 @@ from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.train.state import TrainState
 
 FORMAT = 4
-# Seconds that a save may take. Orbax counts them by the time of day, and a clock that is set right,
-# or a disk that is slow, is no reason to give up; several processes have to hear of a lost one.
+# Seconds that a save may take: no limit in one process, since Orbax counts by the time of day,
+# which may be corrected. Several processes have Orbax' limit, to hear of one that is lost.
 _PATIENCE = 10**9
 
 
 class Extras(NamedTuple):
-    """What is saved with a state and is no part of it: its shapes need not be known to read it.
+    """Arrays that are saved with a state and are not part of it; reading them needs no shapes.
 
     Attributes:
       arrays: NumPy arrays in dicts and lists.
-      notes: What JSON knows.
+      notes: Anything that JSON can hold.
     """
 
     arrays: ArrayTree
@@ -55,40 +55,40 @@ def fingerprint(model: Model, state: TrainState) -> dict[str, Any]:
 
 
 def base_fingerprint(params: ArrayTree, config: LoRAConfig) -> dict[str, str]:
-    """What a checkpoint of an adapter says of the model that is not in it."""
+    """Identifies the frozen model of an adapter, which is not in the checkpoint; else empty."""
     if not isinstance(params, Adapted):
         return {}
     return {"lora": repr(config), "base": values_digest(params.base)}
 
 
 class OtherRun(Exception):
-    """The checkpoint is whole, but not of this run."""
+    """The checkpoint is complete, but not of this run."""
 
 
-def check_same_run(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Raises OtherRun with one sentence about the first mark that differs.
+def check_same_run(path: Path, metadata: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raises OtherRun with one sentence about the first difference.
 
     Raises:
-      ValueError: If a mark is missing.
+      ValueError: If an entry of the fingerprint is missing.
     """
     for key, value in wanted.items():
-        if key not in found and key == "reference":
+        if key not in metadata and key == "reference":
             continue  # of a run that had none
-        if key not in found:
+        if key not in metadata:
             raise ValueError("it does not say which model it belongs to")
-        if found[key] != value:
+        if metadata[key] != value:
             what = {
-                "format": f"was written by another version: it has format {found[key]}, this one "
-                f"reads {value}",
-                "model": f"is of another model: {found[key]}, not {value}",
+                "format": f"was written by another version: it has format {metadata[key]}, "
+                f"this one reads {value}",
+                "model": f"is of another model: {metadata[key]}, not {value}",
                 "params": "is of another model or adapter: parameters have other names or shapes",
                 "state": "was made with another optimizer or recipe than this run has",
                 "questions": "was made with other questions, or another split or order of them",
-                "seed": f"was made with seed {found[key]}, this run has {value}",
-                "base": "is of an adapter beside another model: the frozen parameters differ",
+                "seed": f"was made with seed {metadata[key]}, this run has {value}",
+                "base": "is of an adapter of another model: the frozen parameters differ",
                 "reference": "was made with another reference: the parameters of the model that "
                 "the run loads differ",
-            }.get(key, f"was made with {key} {found[key]!r}, this run has {value!r}")
+            }.get(key, f"was made with {key} {metadata[key]!r}, this run has {value!r}")
             raise OtherRun(f"The checkpoint {str(path)!r} {what}.")
 
 
@@ -102,7 +102,7 @@ def shapes_digest(tree: ArrayTree) -> str:
 
 
 def values_digest(params: ArrayTree) -> str:
-    """A short name of the values of parameters, the same on every mesh.
+    """A short digest of the values of parameters, the same on every mesh.
 
     Integer sums over the bits of each array, made on the devices that hold it: no array is moved,
     and their order does not matter.
@@ -120,8 +120,8 @@ def _bit_sums(x: Array) -> Array:
     bits = jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
     bits, place = bits.astype(jnp.uint32), jnp.uint32(1)
     for axis, size in enumerate(x.shape):
-        own = jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
-        place = place * jnp.uint32(size) + own
+        index = jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
+        place = place * jnp.uint32(size) + index
     place = (place ^ (place >> 15)) * jnp.uint32(0x2C1B3C6D)
     place = (place ^ (place >> 12)) * jnp.uint32(0x297A2D39) | 1
     return jnp.stack([jnp.sum(bits * place), jnp.sum((bits ^ place) * (place >> 7 | 1))])
@@ -129,7 +129,7 @@ def _bit_sums(x: Array) -> Array:
 
 def to_arrays(state: TrainState) -> dict[str, Any]:
     """The state as plain arrays: a typed key as its data, the integers of the cursor as arrays."""
-    # The frozen parameters beside an adapter are where they came from; a digest stands for them.
+    # The frozen parameters of an adapter are loaded anew; a digest stands for them.
     tree = {name: x for name, x in state._asdict().items() if name != "base"}
     tree["key"] = jax.random.key_data(state.key)
     tree["data_cursor"] = [np.asarray(x, np.int64) for x in jax.tree.leaves(state.data_cursor)]
@@ -145,7 +145,7 @@ def from_arrays(tree: dict[str, Any], like: TrainState) -> TrainState:
 
 
 def abstract(x):
-    """Shape, dtype and sharding of an array; one of the host stays what it is."""
+    """Shape, dtype and sharding of an array; a NumPy array is returned as it is."""
     if isinstance(x, np.ndarray):
         return x
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding)
@@ -153,7 +153,7 @@ def abstract(x):
 
 @contextlib.contextmanager
 def orbax(*, partial: bool = False):
-    """Orbax without compression, since weights hardly compress, and without its own log."""
+    """Orbax without compression, since weights hardly compress, and without its log."""
     from orbax.checkpoint import v1 as ocp
 
     logging.getLogger("absl").addFilter(_not_orbax)
@@ -173,5 +173,5 @@ def orbax(*, partial: bool = False):
 
 
 def _not_orbax(record: logging.LogRecord) -> bool:
-    """Its errors reach us as exceptions; as log lines they would bury the one sentence."""
+    """Filters out Orbax: its errors arrive as exceptions, and its lines would bury our sentence."""
     return "orbax" not in record.pathname
