@@ -2,8 +2,10 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core import Array, checks
@@ -76,6 +78,28 @@ class Batch:
     advantages: Array | None = None
     weights: Array | None = None
     correction: Array | None = None
+
+    @classmethod
+    def from_rollout(cls, rollout: Any, rewards: Array, *, where: Array | None = None) -> "Batch":
+        """The batch of a ``rollout.Rollout`` and its rewards.
+
+        Args:
+          rollout: P groups of G; any record with its fields.
+          rewards: ``[P, G]``, or flat ``[P G]``.
+          where: bool ``[P, G]``, True for rollouts that take part; None keeps all.
+        """
+        shape = rollout.mask.shape[:2]
+        return cls(
+            tokens=rollout.tokens,
+            mask=rollout.mask,
+            rewards=rewards.reshape(shape),
+            where=jnp.ones(shape, bool) if where is None else where,
+            prompt_tokens=rollout.prompt_tokens,
+            prompt_mask=rollout.prompt_mask,
+            # Like what a train step computes: tempered, over the support.
+            behavior_logp=rollout.behavior_logp,
+            support=rollout.support,
+        )
 
     def replace(self, **changes) -> "Batch":
         """A copy with some fields changed."""

@@ -3,7 +3,7 @@
 from jaxrl_llm.models.lora import Adapted, LoRAConfig, adapted_model, init_lora, merge_lora
 from jaxrl_llm.models.peft import save_adapter
 from jaxrl_llm.train.algorithm import Algorithm
-from jaxrl_llm.train.checkpoint import CheckpointError, Checkpoints
+from jaxrl_llm.train.checkpoint import CheckpointError, Checkpoints, restore, save
 from jaxrl_llm.train.config import (
     AsyncConfig,
     CheckpointConfig,
@@ -73,6 +73,8 @@ __all__ = [
     "make_step",
     "merge_lora",
     "pack_batch",
+    "restore",
+    "save",
     "save_adapter",
     "score",
     "score_batch",

@@ -523,6 +523,9 @@ def make_gradients(
     return lambda state, batch: compiled(state.params, state.base, batch)
 
 
+_apply = jax.jit(apply_if_finite, static_argnums=0)
+
+
 def apply_gradients(
     optimizer: optax.GradientTransformation, state: TrainState, gradients: Gradients
 ) -> tuple[TrainState, dict[str, Array]]:
@@ -537,7 +540,7 @@ def apply_gradients(
       The state of the next step, and ``loss``, ``grad_norm``, ``update_norm`` and ``skipped``.
     """
     carry = (state.params, state.opt_state)
-    carry, metrics = apply_if_finite(optimizer, carry, gradients.loss, gradients.grads)
+    carry, metrics = _apply(optimizer, carry, gradients.loss, gradients.grads)
     return state._replace(params=carry[0], opt_state=carry[1], step=state.step + 1), metrics
 
 

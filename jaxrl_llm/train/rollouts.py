@@ -266,17 +266,7 @@ def to_batch(
     elif (failed := (host.finish == FAILED).any(axis=-1)).any():
         name = ids[int(np.argmax(failed))]
         raise ValueError(f"to_batch: the logits of a response to prompt {name!r} are non-finite.")
-    batch = Batch(
-        tokens=host.tokens,
-        mask=host.mask,
-        rewards=rewards,
-        where=where,
-        prompt_tokens=host.prompt_tokens,
-        prompt_mask=host.prompt_mask,
-        # Like what the step computes: tempered, over the support.
-        behavior_logp=host.behavior_logp,
-        support=host.support,
-    )
+    batch = Batch.from_rollout(host, rewards, where=where)
     return validate_batch(batch, vocab_size=vocab_size, prompt_ids=ids)
 
 

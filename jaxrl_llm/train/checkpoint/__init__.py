@@ -1,6 +1,6 @@
 """Checkpoints of a run: written whole or not at all, checked when read, restorable on any mesh."""
 
-from jaxrl_llm.train.checkpoint.checkpoints import Checkpoints
+from jaxrl_llm.train.checkpoint.checkpoints import Checkpoints, restore, save
 from jaxrl_llm.train.checkpoint.restore import CheckpointError
 
-__all__ = ["CheckpointError", "Checkpoints"]
+__all__ = ["CheckpointError", "Checkpoints", "restore", "save"]

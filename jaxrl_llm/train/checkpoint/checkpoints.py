@@ -361,3 +361,37 @@ class Checkpoints:
         tree, place = read_last(paths, like, wanted, partial=partial)
         self.last, self._passed = steps[place], steps[place + 1 :]
         return tree
+
+
+def save(folder: str | Path, state: TrainState, *, model: Model) -> None:
+    """Writes the state of a loop of your own, and waits until it is whole.
+
+    Args:
+      folder: Of the checkpoints; the last two are kept.
+      state: The state.
+      model: The model; it is checked when the state is restored.
+
+    Raises:
+      CheckpointError: If it cannot be written. What was there before stands.
+    """
+    checkpoints = Checkpoints(folder, model=model)
+    checkpoints.save(state)
+    checkpoints.wait()
+
+
+def restore(
+    folder: str | Path, like: TrainState, *, model: Model, step: int | None = None
+) -> TrainState:
+    """The last state in a folder that can be read, on the devices of ``like``.
+
+    Args:
+      folder: Of the checkpoints.
+      like: A state of the same model, optimizer and recipe, such as that of ``init_state``.
+      model: The model.
+      step: Which one; by default the last that is whole.
+
+    Raises:
+      ValueError: If it belongs to another model, optimizer or recipe.
+      CheckpointError: If there is none, or none can be read.
+    """
+    return Checkpoints(folder, model=model).restore(like, step=step)
