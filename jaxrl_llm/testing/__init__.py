@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from jaxrl_llm.testing.blackbox import evolve, quadratic, rastrigin
     from jaxrl_llm.testing.cases import Case, make_case
     from jaxrl_llm.testing.control import control_returns, mlp, mlp_init
+    from jaxrl_llm.testing.loop_checks import assert_loop_runs_whole
     from jaxrl_llm.testing.model import tiny_config, tiny_model
     from jaxrl_llm.testing.protocol_checks import MODEL_CHECKS, assert_model_ok
     from jaxrl_llm.testing.tokenizer import ByteTokenizer
@@ -18,6 +19,7 @@ _HOMES = {
     "CHECKS": "battery",
     "Case": "cases",
     "MODEL_CHECKS": "protocol_checks",
+    "assert_loop_runs_whole": "loop_checks",
     "assert_model_ok": "protocol_checks",
     "assert_recipe_ok": "battery",
     "control_returns": "control",
@@ -36,6 +38,7 @@ __all__ = [
     "MODEL_CHECKS",
     "ByteTokenizer",
     "Case",
+    "assert_loop_runs_whole",
     "assert_model_ok",
     "assert_recipe_ok",
     "control_returns",
@@ -57,4 +60,4 @@ def __getattr__(name: str):
 
 
 def __dir__():
-    return sorted([*globals(), *_HOMES])
+    return sorted(__all__)

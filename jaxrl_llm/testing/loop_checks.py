@@ -1,0 +1,130 @@
+"""The training loop runs a method whole: steps by its name, after which its state has moved."""
+
+import math
+import tempfile
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_llm.data import Prompt, PromptSet
+from jaxrl_llm.recipes import EvolutionRecipe, Recipe, catalog
+from jaxrl_llm.testing.model import tiny_model
+from jaxrl_llm.testing.tokenizer import ByteTokenizer
+from jaxrl_llm.train import (
+    CheckpointConfig,
+    DataConfig,
+    EvaluationConfig,
+    OptimizerConfig,
+    SamplingConfig,
+    TrainConfig,
+    train,
+)
+
+_PROMPTS = 10  # of the data set; a number that no other axis of a state has
+_PER_STEP = 4
+_LENGTH = 6
+
+
+def _model():
+    return *tiny_model(num_layers=1), ByteTokenizer()
+
+
+def _prompts() -> PromptSet:
+    return PromptSet((Prompt(f"q{n:02}", id=f"q{n:02}") for n in range(_PROMPTS)), source="tiny")
+
+
+def _reward(prompt: Prompt, completion: str, metadata) -> dict[str, float]:
+    """0 or 1, and as a second component a number in [0, 1]."""
+    low = sum(ord(c) < 64 for c in completion)
+    return {"reward": float(low >= 2), "short": 1.0 / (1 + len(completion))}
+
+
+def assert_loop_runs_whole(recipe: str | Recipe | EvolutionRecipe, *, steps: int = 3) -> None:
+    """Trains a tiny model with ``train`` and checks that the method acts in the loop.
+
+    The model has random weights and one layer, the data set 10 prompts, a step 4 of them with 4
+    rollouts each, the reward is 0 or 1 with a second component. After the run the parameters have
+    moved and the losses are finite; the KL of the last update is above 0 if the recipe reads it; a
+    tracker of prompts has seen those that were drawn; the state of every controller, the critic and
+    a reference that moves are not the first ones.
+
+    Args:
+      recipe: The name of a preset, or a recipe.
+      steps: How many steps to train.
+
+    Raises:
+      AssertionError: If something did not act; it names the recipe and the part.
+      ValueError: If the loop cannot run the method, in one sentence.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.testing.assert_loop_runs_whole("gspo", steps=1)  # doctest: +SKIP
+    """
+    made = (
+        catalog.preset(recipe, length=_LENGTH, num_prompts=_PROMPTS)
+        if isinstance(recipe, str)
+        else recipe
+    )
+    evolves = isinstance(made, EvolutionRecipe)
+    rate = OptimizerConfig(learning_rate=1e-2)
+    options: dict[str, Any] = {} if made.critic is None else {"critic": rate}
+    with tempfile.TemporaryDirectory() as folder:
+        config = TrainConfig(
+            run_dir=folder,
+            model=_model,
+            data=DataConfig(prompts=_prompts, chat=False),
+            reward=_reward,
+            recipe=recipe,
+            sampling=SamplingConfig(group_size=4, max_new_tokens=_LENGTH),
+            optimizer=rate,
+            checkpoint=CheckpointConfig(every=0),
+            evaluation=EvaluationConfig(enabled=False),
+            steps=steps,
+            prompts_per_step=_PER_STEP,
+            remat="full" if evolves else "none",
+            **options,
+        )
+        result = train(config)
+    state, name = result.state, f"recipe {made.name!r}"
+    assert int(state.step) == steps == len(result.history), f"{name}: not all steps were made"
+    for row in result.history:
+        loss = row.get("loss", 0.0)
+        assert math.isfinite(loss), f"{name}: the loss of step {row['step']} is {loss}"
+        assert row.get("skipped", 0) == 0, f"{name}: step {row['step']} was skipped"
+    assert _differ(state.params, _model()[1]), f"{name}: the parameters did not move"
+    if isinstance(made, Recipe):
+        _check_memory(made, state, name, steps)
+
+
+def _check_memory(recipe: Recipe, state, name: str, steps: int) -> None:
+    """Raises AssertionError unless all that the recipe remembers has moved."""
+    algo, first = state.algo_state, recipe.init()
+    if recipe.reads_last_kl:
+        # A policy that did not move differs from itself by rounding.
+        kl = float(algo.last_kl)
+        assert kl > 1e-6, f"{name} reads the KL of the last update, which is {kl:g}"
+    for slot in ("advantage", "curation"):
+        new, old = (jax.tree.leaves(getattr(x, slot)) for x in (algo, first))
+        seen = [
+            np.count_nonzero(np.asarray(a) != np.asarray(b))
+            for a, b in zip(new, old, strict=True)
+            if np.shape(a)[:1] == (_PROMPTS,)
+        ]
+        drawn = min(_PROMPTS, steps * _PER_STEP)
+        assert not seen or max(seen) >= drawn, f"{name}: {slot} saw {max(seen)} of {drawn} prompts"
+        assert not new or _differ(new, old), f"{name}: the state of its {slot} did not move"
+    for key, value in algo.controllers.items():
+        moved = not jax.tree.leaves(value) or _differ(value, first.controllers[key])
+        assert moved, f"{name}: the state of its controller {key!r} did not move"
+    if recipe.critic is not None:
+        body = state.critic.params["model"]
+        assert _differ(body, _model()[1]), f"{name}: the critic did not move"
+    every = dict(getattr(recipe.reference, "options", ())).get("every", 0)
+    if recipe.reference is not None and every <= steps:
+        assert _differ(state.reference, _model()[1]), f"{name}: the reference did not move"
+
+
+def _differ(a, b) -> bool:
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return any(np.any(np.asarray(x) != np.asarray(y)) for x, y in pairs)

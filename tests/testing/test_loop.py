@@ -1,0 +1,45 @@
+"""The training loop runs each preset that the catalog calls whole, and the check can fail."""
+
+import jax.numpy as jnp
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm.recipes import Computed, catalog
+from jaxrl_llm.testing import assert_loop_runs_whole
+
+WHOLE = [method.preset for method in catalog.CATALOG if method.whole]
+# One that reads the last update's KL and remembers prompts; the others with -m slow.
+ALWAYS = ("mssr",)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in ALWAYS else [pytest.mark.slow]) for n in sorted(WHOLE)],
+)
+def test_the_loop_runs_a_preset_whole(name):
+    assert_loop_runs_whole(name)
+
+
+def forgetful():
+    """A controller that reads the last KL and remembers nothing."""
+
+    def update(rewards, state, *, last_kl):
+        return jnp.float32(0.0), state
+
+    return jr.Transform(lambda: jnp.float32(0.0), update)
+
+
+def still(reference, params, step):
+    return reference
+
+
+def test_what_does_not_move_fails():
+    kl = jr.given(jr.bind(jr.regularizers.kl_to_reference), coef="kl_coef")
+    base = jr.recipes.grpo().replace(name="base", regularizers=(kl,))
+    controller = Computed("kl_coef", forgetful(), "controller")
+    recipe = base.replace(name="forgetful", computed=(controller,))
+    with pytest.raises(AssertionError, match="'forgetful': the state of its controller 'kl_coef'"):
+        assert_loop_runs_whole(recipe, steps=1)
+    recipe = jr.recipes.grpo().replace(name="still", reference=still)
+    with pytest.raises(AssertionError, match="'still': the reference did not move"):
+        assert_loop_runs_whole(recipe, steps=1)
