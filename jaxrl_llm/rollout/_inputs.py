@@ -50,7 +50,7 @@ def counts(function: str, **arrays) -> list[np.ndarray]:
     converted = []
     for name, x in arrays.items():
         x = np.asarray(x)
-        if x.size:  # NumPy takes an empty list for floats.
+        if x.size:  # An empty list becomes an array of floats.
             checks.check_integer(function, **{name: x})
             if x.min() < 0:
                 raise ValueError(f"{function}: {name} must not be negative; got {x.min()}.")

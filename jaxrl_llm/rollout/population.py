@@ -88,7 +88,7 @@ def make_population_sampler(
 
     Returns:
       ``sample(params, deltas, key, prompts, *, version=0) -> Rollout``, ``[P, G * tries, T]`` with
-      the tries of a member beside each other. ``deltas`` have one leading axis ``[N]``, as
+      the tries of a member next to each other. ``deltas`` have one leading axis ``[N]``, as
       ``evolution.model_delta`` makes them, also where pairs share their factors. The key is
       consumed; a greedy sampler reads none of it.
 

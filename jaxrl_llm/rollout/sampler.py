@@ -1,4 +1,4 @@
-"""The sampler: groups of responses to prompts, the whole decode inside one compiled function.
+"""The sampler: groups of responses to prompts, all decoding inside one compiled function.
 
 A prompt's keys and values are computed once and shared by its group. Prompts and responses are the
 rows and slots of :mod:`jaxrl_llm.rollout.slots`, all of which start together.
@@ -87,7 +87,7 @@ def pad_prompts(
 
     Raises:
       ValueError: If there is no prompt, or one is empty, too long or holds an id outside the
-        vocabulary; it names the prompt by its place.
+        vocabulary; it names the prompt by its index.
     """
     if not len(prompts):
         raise ValueError("sample: there are no prompts.")
@@ -98,7 +98,7 @@ def pad_prompts(
         if len(prompt) > room:
             raise ValueError(
                 f"sample: prompt {i} has {len(prompt)} tokens, but the model's context leaves room "
-                f"for {room} beside the response."
+                f"for {room} before the response."
             )
     longest = max(map(len, prompts))
     width = min((b for b in sorted(buckets) if b >= longest), default=longest)
@@ -155,7 +155,7 @@ def make_sampler(
 
     Returns:
       ``sample(params, key, prompts, *, request_ids=None, version=0) -> Rollout``. ``prompts`` are P
-      lists of token ids; ``request_ids`` int ``[P, G]`` name the requests (default: their place),
+      lists of token ids; ``request_ids`` int ``[P, G]`` name the requests (default: their index),
       and a request gives the same response in any batch; ``version`` is recorded. The key is
       consumed.
 

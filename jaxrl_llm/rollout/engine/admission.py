@@ -99,9 +99,9 @@ def predict_remaining(history, generated, *, max_new_tokens, quantile: float = 0
     first = np.searchsorted(ended, generated, side="right")
     longer = len(ended) - first
     # Rounding in the product must not select one length more.
-    place = first + np.maximum(np.ceil(quantile * longer - 1e-9).astype(np.int64), 1) - 1
-    known = np.append(ended, 0)[np.minimum(place, len(ended))]
-    predicted = np.where(longer > 0, np.minimum(known, limit), limit)
+    index = first + np.maximum(np.ceil(quantile * longer - 1e-9).astype(np.int64), 1) - 1
+    quantiles = np.append(ended, 0)[np.minimum(index, len(ended))]
+    predicted = np.where(longer > 0, np.minimum(quantiles, limit), limit)
     return np.maximum(predicted - generated - 1, 0)
 
 

@@ -64,7 +64,8 @@ class Engine:
         """Empty slots on the device.
 
         Raises:
-          MemoryError: If the device's memory is too small; it says how many slots it has room for.
+          MemoryError: If the device's memory is too small; the message says for how many slots it
+            has room.
         """
         if not memory.has_room(self.spec.rows, self.row_bytes, shards=self.spec.shards):
             raise MemoryError(self._out_of_memory())
@@ -74,7 +75,8 @@ class Engine:
         """Calls one of the functions, which donates the slots that it gets.
 
         Raises:
-          MemoryError: If the device's memory is too small; it says how many slots it has room for.
+          MemoryError: If the device's memory is too small; the message says for how many slots it
+            has room.
         """
         with self._memory_errors(allocated=name != "init"):
             return self.functions[name](*arguments)
@@ -95,7 +97,7 @@ class Engine:
             slots = self.call("fill_prompts", params, slots, array, deltas)
         if resumed:
             where = np.zeros(self.spec.grid, bool)
-            where[tuple(zip(*resumed, strict=True))] = True
+            where[tuple(np.array(resumed).T)] = True
             size = self.spec.shard_rows
             (array,) = row_arrays(self.spec, np.flatnonzero(where.any(axis=1)).tolist(), (size,))
             count = np.int32((array < size).sum(axis=1).max())

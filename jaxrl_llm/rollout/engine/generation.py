@@ -65,8 +65,8 @@ class Generation:
       TypeError: If ``stop_strings`` is one string.
       ValueError: If only one of ``stop_strings`` and ``decode_text`` is set, a stop string is
         empty, ``segment`` is not above 0 or the deltas differ in their leading axis.
-      MemoryError: If the device's memory is too small; it says how many slots it has room for. All
-        methods that decode raise it too.
+      MemoryError: If the device's memory is too small; the message says for how many slots it has
+        room. All methods that decode raise it too.
 
     Example:
       >>> import jax
@@ -176,14 +176,14 @@ class Generation:
             self.slots = engine.call("clear_cache", self.slots, nonfinite)
         new_rows = {each.slot[0]: each.group.group for each in started if each.new_row}
         if new_rows:
-            arrays = prompt_arrays(engine.spec, new_rows)
-            self.slots = engine.call("put_prompts", self.slots, *arrays)
+            rows, tokens, length, adapter = prompt_arrays(engine.spec, new_rows)
+            self.slots = engine.call("put_prompts", self.slots, rows, tokens, length, adapter)
         self.slots = engine.call("start", self.slots, where, requests)
         partial = {each.slot: each.group.partial.get(each.request) for each in started}
         resumed = {slot: completion for slot, completion in partial.items() if completion}
         if resumed:
-            arrays = partial_arrays(engine.spec, resumed)
-            self.slots = engine.call("resume", self.slots, *arrays)
+            where, out, length = partial_arrays(engine.spec, resumed)
+            self.slots = engine.call("resume", self.slots, where, out, length)
         self._fill(list(new_rows), list(resumed))
 
     @deferred_interrupt()

@@ -316,7 +316,7 @@ def pick_next(waiting, expected, row_group, busy, *, max_new_groups: int | None 
 
 
 def _check_grid(function: str, waiting, expected, row_group, busy):
-    """The arguments of :func:`pick_next` as NumPy arrays; raises as it says."""
+    """The arguments of :func:`pick_next` as NumPy arrays; raises its errors."""
     (waiting,) = counts(function, waiting=waiting)
     expected = numbers(function, expected=expected)
     row_group, busy = np.asarray(row_group), np.asarray(busy)
@@ -362,7 +362,7 @@ def longest_first(expected, group) -> np.ndarray:
       [0, 2, 1, 3]
 
     References:
-      None; longest processing time first (Graham, 1969), over whole groups.
+      None; longest processing time first (Graham, 1969), over groups.
     """
     function = "longest_first"
     expected, group = numbers(function, expected=expected), np.asarray(group)

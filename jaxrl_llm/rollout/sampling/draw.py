@@ -12,7 +12,7 @@ from jaxrl_llm.core.kernels.vocabulary import log_normalizer
 from jaxrl_llm.core.support import Support, pack_bits
 from jaxrl_llm.rollout.sampling.filters import (
     GREEDY_BELOW,
-    MANY,
+    MAX_SORTED,
     filter_logits,
     is_number,
     is_off,
@@ -60,8 +60,7 @@ def sample_from(logits: Array, uniform: Array) -> Array:
     block = first_above(blocks, target)
     before = jnp.sum(jnp.where(jnp.arange(blocks.shape[-1]) < block[..., None], blocks, 0.0), -1)
     inside = jnp.take_along_axis(weights, block[..., None, None], axis=-2)[..., 0, :]
-    # Rounding may leave the target just below the block's own mass; below 0 it would draw a token
-    # without any.
+    # Rounding may leave the target just outside the block; below 0 it would draw a token of mass 0.
     within = first_above(inside, jnp.maximum(target - before, 0.0))
     return (block * _BLOCK + within).astype(jnp.int32)
 
@@ -241,7 +240,7 @@ def _bound(name: str, top_k, max_top_k: int | None, vocab_size: int) -> int | No
     if max_top_k is not None and (top_k is None or is_number(top_k)):
         raise ValueError(f"{name}: max_top_k has no effect without an array of top_k.")
     bound = int(top_k) if is_number(top_k) else max_top_k
-    return bound if bound is not None and bound <= min(MANY, vocab_size) else None
+    return bound if bound is not None and bound <= min(MAX_SORTED, vocab_size) else None
 
 
 def _entropy(logits: Array) -> Array:

@@ -18,13 +18,13 @@ from jaxrl_llm.core.axes import Array
 from jaxrl_llm.core.kernels.largest import largest
 
 GREEDY_BELOW = 1e-5
-# Far above, the distribution is uniform; a greater temperature is a mistake.
+# The distribution is uniform long before; a higher temperature is a mistake.
 MAX_TEMPERATURE = 1e6
-# How many of the most likely tokens are put in order. Where a row needs more, its threshold is
-# found by bisection over the whole vocabulary, which costs several times as much.
-_FEW = 256
-# A number of tokens to keep that is known when compiling is put in order up to this many.
-MANY = 1024
+# The number of most likely tokens that are sorted. Where a row needs more, its threshold comes from
+# a bisection over all of the vocabulary, which costs several times as much.
+_SORTED = 256
+# The most tokens that are sorted for a ``top_k`` that is known when compiling.
+MAX_SORTED = 1024
 
 
 def per_row(value, like: Array) -> Array:
@@ -82,7 +82,7 @@ def filter_logits(
       float32 ``[..., V]``.
 
     Raises:
-      ValueError: If ``order`` is unknown, or is given where it has no effect (no ``min_p``).
+      ValueError: If ``order`` is unknown, or has no effect (no ``min_p``).
 
     Example:
       >>> import jax.numpy as jnp
@@ -114,15 +114,17 @@ def filter_logits(
     divisor = per_row(temperature, logits)
     greedy = divisor < GREEDY_BELOW
     divisor = jnp.where(greedy, 1.0, divisor)
-    kept = logits / divisor
+    tempered = logits / divisor
     size = logits.shape[-1]
     top_k = None if is_off("top_k", top_k, size) else top_k
     top_p = None if is_off("top_p", top_p, size) else top_p
     min_p = None if is_off("min_p", min_p, size) else min_p
     if top_k is not None or top_p is not None or min_p is not None:
         survives = _survives(logits, divisor, order, top_k=top_k, top_p=top_p, min_p=min_p)
-        kept = jnp.where(survives, kept, -jnp.inf)
-    return kept if is_number(temperature) else jnp.where(greedy, _only_best(logits), kept)
+        tempered = jnp.where(survives, tempered, -jnp.inf)
+    if is_number(temperature):
+        return tempered
+    return jnp.where(greedy, _only_best(logits), tempered)
 
 
 def _only_best(logits: Array) -> Array:
@@ -134,17 +136,17 @@ def _survives(
 ) -> Array:
     """Which of the logits survive the filters: bool ``[..., V]``.
 
-    All thresholds are on the logits as they came, so that no rounding stands between a threshold
-    and the logit that it was taken from.
+    All thresholds are on the plain logits, so that no rounding separates a threshold from the logit
+    that it was taken from.
     """
     size, best = logits.shape[-1], jnp.max(logits, axis=-1, keepdims=True)
-    few = _FEW if top_k is None or not is_number(top_k) else min(int(top_k), MANY)
-    few = size if size <= _FEW else few
-    first = places = None
+    few = _SORTED if top_k is None or not is_number(top_k) else min(int(top_k), MAX_SORTED)
+    few = size if size <= _SORTED else few
+    first = ids = None
     if top_p is not None:
         logits = jnp.where(logits == 0, 0.0, logits)  # In order, 0 would come before -0.
     if top_k is not None or top_p is not None:
-        first, places = largest(logits, few)
+        first, ids = largest(logits, few)
     floor = jnp.full_like(best, -jnp.inf)
     least = None if min_p is None else best + temperature * jnp.log(per_row(min_p, logits))
     if min_p is not None and order == "vllm":
@@ -152,9 +154,9 @@ def _survives(
     if top_k is not None:
         k = per_row(top_k, logits)
         off = (k <= 0) | (k >= size)
-        kth, _ = _boundary(logits, first, places, jnp.ones_like, jnp.where(off, 0.0, k))
+        kth, _ = _boundary(logits, first, ids, jnp.ones_like, jnp.where(off, 0.0, k))
         floor = jnp.maximum(floor, jnp.where(off, -jnp.inf, kth))
-    kept = logits >= floor
+    survives = logits >= floor
     if top_p is not None:
         limit, survivors = per_row(top_p, logits), floor
 
@@ -163,22 +165,22 @@ def _survives(
 
         mass = jnp.sum(weigh(logits), axis=-1, keepdims=True)
         off = limit >= 1
-        last, id_ = _boundary(logits, first, places, weigh, jnp.where(off, 0.0, limit * mass))
-        kept &= off | (logits > last) | ((logits == last) & (jnp.arange(size) <= id_))
+        last, id_ = _boundary(logits, first, ids, weigh, jnp.where(off, 0.0, limit * mass))
+        survives &= off | (logits > last) | ((logits == last) & (jnp.arange(size) <= id_))
     if min_p is not None and order == "hf":
-        kept &= logits >= least
-    return kept
+        survives &= logits >= least
+    return survives
 
 
 def _boundary(
-    logits: Array, first: Array, places: Array, weigh: Callable, target: Array
+    logits: Array, first: Array, ids: Array, weigh: Callable, target: Array
 ) -> tuple[Array, Array]:
-    """Where the tokens in descending order first weigh the target together.
+    """The token, in descending order, at which the running weight first reaches the target.
 
     Args:
       logits: ``[..., V]``.
       first: ``[..., S]``, the greatest of them in descending order, the lower id first of equals.
-      places: ``[..., S]``, their ids.
+      ids: ``[..., S]``, their token ids.
       weigh: The weights of some of the logits, none negative.
       target: ``[..., 1]``.
 
@@ -187,36 +189,36 @@ def _boundary(
     """
     total = jnp.cumsum(weigh(first), axis=-1)
     index = jnp.sum(total < target, axis=-1, keepdims=True)
-    found = index < first.shape[-1]
+    in_first = index < first.shape[-1]
     index = jnp.minimum(index, first.shape[-1] - 1)
-    last, place = (jnp.take_along_axis(x, index, axis=-1) for x in (first, places))
+    last, last_id = (jnp.take_along_axis(x, index, axis=-1) for x in (first, ids))
     if first.shape[-1] == logits.shape[-1]:
-        return last, place
+        return last, last_id
 
     def far():
         size = logits.shape[-1]
 
         def up_to(key: Array) -> Array:
-            # From the logits each time, which is faster than reading weights made before.
+            # Weights are recomputed each time, which is faster than reading stored ones.
             return jnp.where(logits >= _from_key(key), weigh(logits), 0.0)
 
         least = jnp.min(jnp.where(logits > -jnp.inf, logits, jnp.inf), axis=-1, keepdims=True)
-        low = jnp.where(found, _key(last), _key(first[..., -1:]) - 1)
-        key = _bisect(up_to, target, low, jnp.where(found, low, _key(least)))
+        low = jnp.where(in_first, _key(last), _key(first[..., -1:]) - 1)
+        key = _bisect(up_to, target, low, jnp.where(in_first, low, _key(least)))
         # Of the tokens at the threshold, those of the lowest ids that are needed.
         edge = _from_key(key)
         ties = logits == edge
-        tied = ~found & (jnp.sum(ties, axis=-1, keepdims=True) > 1)
+        tied = ~in_first & (jnp.sum(ties, axis=-1, keepdims=True) > 1)
         above = jnp.where(logits > edge, weigh(logits), 0.0)
         more = target - jnp.sum(above, axis=-1, keepdims=True)
 
         def up_to_id(id_: Array) -> Array:
             return jnp.where(ties & (jnp.arange(size) <= id_), weigh(logits), 0.0)
 
-        end = jnp.where(found, place, size)
+        end = jnp.where(in_first, last_id, size)
         return edge, _bisect(up_to_id, more, jnp.where(tied, -1, end), end)
 
-    return jax.lax.cond(jnp.all(found), lambda: (last, place), far)
+    return jax.lax.cond(jnp.all(in_first), lambda: (last, last_id), far)
 
 
 def _key(logits: Array) -> Array:
@@ -245,7 +247,8 @@ def _bisect(up_to: Callable, target: Array, low: Array, high: Array) -> Array:
         return (low & high) + ((low ^ high) >> 1)  # Rounded down, and the sum cannot overflow.
 
     def unknown(bounds):
-        return jnp.any(middle(*bounds) > bounds[0])
+        low, high = bounds
+        return jnp.any(middle(low, high) > low)
 
     def halve(bounds):
         low, high = bounds

@@ -1,9 +1,9 @@
-"""What changes logits before any filter: a penalty on repetition, and tokens that are not allowed.
+"""Changes of the logits before any filter: a penalty on repetition, and tokens not allowed.
 
-A token that is not allowed only leaves the set that is drawn from, so the set that travels with a
-rollout tells training about it. A penalty on repetition changes the distribution itself: no set
-says so, the log-probability of the token sampled is under the penalized distribution, and training
-that does not penalize sees rollouts of another policy, to be weighed as off-policy ones are.
+A token that is not allowed only leaves the set that is drawn from, and the support that a rollout
+records shows it. A penalty on repetition changes the distribution itself, which no support shows:
+``behavior_logp`` is under the penalized distribution. To training, which does not penalize, such
+rollouts are off-policy and need a correction.
 """
 
 import math
@@ -38,11 +38,11 @@ def seen_tokens(tokens: Array, mask: Array, *, vocab_size: int) -> Array:
     checks.check_bool("seen_tokens", mask=mask)
     checks.check_same_shape("seen_tokens", tokens=tokens, mask=mask)
     tokens = jnp.asarray(tokens)
-    places = jnp.where(jnp.asarray(mask) & (tokens >= 0), tokens, vocab_size)
-    flat = places.reshape(math.prod(places.shape[:-1]), places.shape[-1])
-    found = jnp.zeros((len(flat), vocab_size), bool)
-    found = found.at[jnp.arange(len(flat))[:, None], flat].set(True, mode="drop")
-    return pack_bits(found).reshape(*tokens.shape[:-1], -1)
+    ids = jnp.where(jnp.asarray(mask) & (tokens >= 0), tokens, vocab_size)
+    flat = ids.reshape(math.prod(ids.shape[:-1]), ids.shape[-1])
+    seen = jnp.zeros((len(flat), vocab_size), bool)
+    seen = seen.at[jnp.arange(len(flat))[:, None], flat].set(True, mode="drop")
+    return pack_bits(seen).reshape(*tokens.shape[:-1], -1)
 
 
 def add_seen(seen: Array, token: Array, where: Array | bool = True) -> Array:

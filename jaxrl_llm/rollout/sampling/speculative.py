@@ -14,15 +14,15 @@ def spec_accept(key: Array, p: Array, q: Array, draft: Array) -> tuple[Array, Ar
         draft x_k ~ q_k is accepted with probability min(1, p_k(x_k) / q_k(x_k)), the first
         rejection at k ends it:  token ~ max(p_k - q_k, 0) normalized;  none:  token ~ p_K
 
-    Each token that comes out, drafted or drawn, has exactly the distribution ``p``, whatever ``q``
-    is: its ``behavior_logp`` is ``log p``. Where p and q agree, everything is accepted. Both are
-    the distributions really sampled, after temperature and filters. An older rollout of the prompt
-    can serve as the draft, with the probabilities under which it was sampled.
+    Each returned token, drafted or drawn, has exactly the distribution ``p`` for any ``q``, so its
+    ``behavior_logp`` is ``log p``. Where p and q agree, everything is accepted. Both are the
+    distributions really sampled, after temperature and filters. An older rollout of the prompt can
+    serve as the draft, with the probabilities under which it was sampled.
 
     Args:
       key: Typed key; it is consumed.
-      p: ``[..., K + 1, V]``, probabilities of the policy at each drafted place and the one after,
-        each following the draft up to there.
+      p: ``[..., K + 1, V]``, probabilities of the policy for each drafted token and the one after
+        the last, each given the draft before it.
       q: ``[..., K, V]``, probabilities that the draft was sampled from.
       draft: int ``[..., K]``, the drafted tokens.
 
@@ -51,35 +51,35 @@ def spec_accept(key: Array, p: Array, q: Array, draft: Array) -> tuple[Array, Ar
     checks.check_float(function, p=p, q=q)
     checks.check_min_rank(function, 1, draft=draft)
     checks.check_integer(function, draft=draft)
-    *rows, places, size = jnp.shape(q)
-    checks.check_shape(function, "draft", draft, (*rows, places))
-    checks.check_shape(function, "p", p, (*rows, places + 1, size))
+    *rows, drafts, size = jnp.shape(q)
+    checks.check_shape(function, "draft", draft, (*rows, drafts))
+    checks.check_shape(function, "p", p, (*rows, drafts + 1, size))
     accepting, drawing = jax.random.split(key)
-    uniform = jax.random.uniform(accepting, (*rows, places))
+    uniform = jax.random.uniform(accepting, (*rows, drafts))
     return decide(p, q, draft, uniform, jax.random.uniform(drawing, tuple(rows)))
 
 
 def decide(
     p: Array, q: Array, draft: Array, accepting: Array, drawing: Array
 ) -> tuple[Array, Array]:
-    """:func:`spec_accept` of uniform numbers in [0, 1): ``[..., K]`` to accept, ``[...]`` to draw.
+    """:func:`spec_accept` with its uniform numbers in [0, 1), without checks.
 
-    Nothing is checked.
+    ``accepting`` is ``[..., K]``, ``drawing`` is ``[...]``.
     """
     p, q = jnp.asarray(p, jnp.float32), jnp.asarray(q, jnp.float32)
-    places = draft.shape[-1]
+    drafts = draft.shape[-1]
 
     def of_draft(x: Array) -> Array:
-        return jnp.take_along_axis(x[..., :places, :], draft[..., None], axis=-1)[..., 0]
+        return jnp.take_along_axis(x[..., :drafts, :], draft[..., None], axis=-1)[..., 0]
 
     # Without a division: a draft that q cannot have sampled is accepted if p may sample it.
     accepted = accepting * of_draft(q) < of_draft(p)
     n_accept = jnp.sum(jnp.cumprod(accepted, axis=-1), axis=-1, dtype=jnp.int32)
-    # Behind the last draft there is nothing to subtract.
+    # After the last draft, q is 0.
     q = jnp.concatenate([q, jnp.zeros_like(p[..., :1, :])], axis=-2)
-    place = n_accept[..., None, None]
-    here, drafted = (jnp.take_along_axis(x, place, axis=-2)[..., 0, :] for x in (p, q))
+    index = n_accept[..., None, None]
+    here, drafted = (jnp.take_along_axis(x, index, axis=-2)[..., 0, :] for x in (p, q))
     rest = jnp.maximum(here - drafted, 0.0)
-    # By rounding alone a draft may be rejected where nothing is left of p.
+    # Rounding may reject a draft where p - q is 0 everywhere; then the token is drawn from p.
     rest = jnp.where(jnp.any(rest > 0, axis=-1, keepdims=True), rest, here)
     return n_accept, sample_from(jnp.log(rest), drawing)
