@@ -104,6 +104,19 @@ def is_constant(x: Array, mask: Array | None, axis=None, keepdims: bool = False)
     return largest <= least
 
 
+def check_tokens(function: str, mask: Array, **arrays) -> None:
+    """Raises unless arrays (None is skipped) are floating ``[..., T]`` of the shape of a bool mask.
+
+    Raises:
+      TypeError: If ``mask`` is not bool or an array not floating point.
+      ValueError: If there is no axis or shapes differ.
+    """
+    checks.check_mask(function, mask)
+    checks.check_min_rank(function, 1, **{k: x for k, x in arrays.items() if x is not None})
+    checks.check_float(function, **arrays)
+    checks.check_same_shape(function, **arrays, mask=mask)
+
+
 def safe_log_ratio(
     logp: Array, other_logp: Array, mask: Array | None = None, *, clamp: float | None = None
 ) -> Array:

@@ -11,11 +11,7 @@ from jaxrl_llm.core import Array, checks, masking
 
 def log_ratio(function: str, old_logp: Array, behavior_logp: Array, mask: Array) -> Array:
     """``old_logp - behavior_logp`` of each token, checked: a constant, raw, 0 where masked."""
-    checks.check_mask(function, mask)
-    checks.check_min_rank(function, 1, old_logp=old_logp)
-    pair = {"old_logp": old_logp, "behavior_logp": behavior_logp}
-    checks.check_float(function, **pair)
-    checks.check_same_shape(function, **pair, mask=mask)
+    masking.check_tokens(function, mask, old_logp=old_logp, behavior_logp=behavior_logp)
     return jax.lax.stop_gradient(masking.safe_log_ratio(old_logp, behavior_logp, mask))
 
 

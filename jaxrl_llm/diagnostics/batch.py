@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, checks, masking, stats
+from jaxrl_llm.core import Array, masking, stats
 
 
 class GroupSpread(NamedTuple):
@@ -81,7 +81,5 @@ def mean_entropy(entropy: Array, mask: Array) -> Array:
     References:
       None; verl's ``actor/entropy`` is averaged as its loss is, not always over tokens.
     """
-    checks.check_mask("mean_entropy", mask)
-    checks.check_float("mean_entropy", entropy=entropy)
-    checks.check_same_shape("mean_entropy", entropy=entropy, mask=mask)
+    masking.check_tokens("mean_entropy", mask, entropy=entropy)
     return masking.masked_mean(entropy, mask)

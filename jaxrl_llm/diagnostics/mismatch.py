@@ -7,7 +7,6 @@ from typing import Literal, NamedTuple
 import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks, kl, masking
-from jaxrl_llm.diagnostics._inputs import log_ratio
 
 
 class Mismatch(NamedTuple):
@@ -60,11 +59,10 @@ def effective_sample_size(
       Kish, Survey Sampling (1965). verl reports 1 / mean((w / mean w)^2), which is the same number.
     """
     checks.check_option("effective_sample_size", "level", level, ("token", "sequence"))
-    pair = {"logp": logp, "behavior_logp": behavior_logp}
-    log_weight = log_ratio("effective_sample_size", mask, clamp=None, **pair)
+    masking.check_tokens("effective_sample_size", mask, logp=logp, behavior_logp=behavior_logp)
+    log_weight = masking.safe_log_ratio(logp, behavior_logp, mask)
     kept = mask
     if level == "sequence":
-        checks.check_min_rank("effective_sample_size", 1, mask=mask)
         log_weight, kept = jnp.sum(log_weight, axis=-1), jnp.any(mask, axis=-1)
     greatest = jnp.max(log_weight, where=kept, initial=-jnp.inf)
     greatest = jnp.where(jnp.isfinite(greatest), greatest, 0.0)
@@ -105,7 +103,8 @@ def mismatch(logp: Array, behavior_logp: Array, mask: Array) -> Mismatch:
     References:
       ``kl`` is that of verl 0.9 (``rollout_corr_helper``); the other two are ours.
     """
-    d = log_ratio("mismatch", mask, clamp=None, logp=logp, behavior_logp=behavior_logp)
+    masking.check_tokens("mismatch", mask, logp=logp, behavior_logp=behavior_logp)
+    d = masking.safe_log_ratio(logp, behavior_logp, mask)
     return Mismatch(
         mean_abs=masking.masked_mean(jnp.abs(d), mask),
         max_abs=jnp.max(jnp.abs(d), initial=0.0),
@@ -177,7 +176,8 @@ def mismatch_metrics(logp: Array, behavior_logp: Array, mask: Array) -> Mismatch
     """
     function = "mismatch_metrics"
     checks.check_min_rank(function, 1, mask=mask)
-    raw = log_ratio(function, mask, clamp=None, logp=logp, behavior_logp=behavior_logp)
+    masking.check_tokens(function, mask, logp=logp, behavior_logp=behavior_logp)
+    raw = masking.safe_log_ratio(logp, behavior_logp, mask)
     d, total = _clamped(raw), _clamped(jnp.sum(raw, axis=-1))
     gap, kept = masking.masked_mean(-raw, mask, axis=-1), jnp.any(mask, axis=-1)
 
@@ -226,9 +226,7 @@ def weight_metrics(weights: Array, mask: Array) -> WeightMetrics:
     References:
       verl 0.9's ``rollout_is_mean``, ``_std``, ``_min``, ``_max`` and ``_eff_sample_size``.
     """
-    checks.check_mask("weight_metrics", mask)
-    checks.check_float("weight_metrics", weights=weights)
-    checks.check_same_shape("weight_metrics", weights=weights, mask=mask)
+    masking.check_tokens("weight_metrics", mask, weights=weights)
     weights, some = masking.zero_masked(weights, mask), jnp.any(mask)
     greatest = jnp.max(weights, initial=0.0)
     scaled = weights / jnp.where(greatest > 0, greatest, 1.0)
@@ -301,8 +299,7 @@ def rejection_metrics(
       verl 0.9 reports both shares of every rule (``rollout_rs_*_masked_fraction``).
     """
     function = "rejection_metrics"
-    checks.check_min_rank(function, 1, mask=mask)
-    log_ratio(function, mask, old_logp=old_logp, behavior_logp=behavior_logp)  # for its checks
+    masking.check_tokens(function, mask, old_logp=old_logp, behavior_logp=behavior_logp)
     if not isinstance(rules, tuple) or not all(map(callable, rules)):
         raise TypeError(f"{function}: rules must be a tuple of functions; got {rules!r}.")
     if not rules:

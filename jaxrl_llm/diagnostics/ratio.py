@@ -6,7 +6,6 @@ from typing import Literal, NamedTuple
 import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks, kl, masking
-from jaxrl_llm.diagnostics._inputs import log_ratio
 
 
 class RatioRange(NamedTuple):
@@ -69,7 +68,8 @@ def clip_fraction(
     checks.check_non_negative("clip_fraction", eps_low=eps_low, eps_high=eps_high)
     checks.check_option("clip_fraction", "level", level, ("token", "sequence"))
     clamp = masking.LOG_RATIO_CLAMP if level == "token" else None
-    difference = log_ratio("clip_fraction", mask, clamp, logp=logp, old_logp=old_logp)
+    masking.check_tokens("clip_fraction", mask, logp=logp, old_logp=old_logp)
+    difference = masking.safe_log_ratio(logp, old_logp, mask, clamp=clamp)
     if level == "sequence":
         checks.check_min_rank("clip_fraction", 1, mask=mask)
         difference = masking.masked_mean(difference, mask, axis=-1, keepdims=True)
@@ -119,7 +119,7 @@ def dual_clip_fraction(
     """
     if isinstance(dual_clip, numbers.Real) and not float(dual_clip) > 1:
         raise ValueError(f"dual_clip_fraction: dual_clip must be above 1; got {dual_clip:g}.")
-    difference = log_ratio("dual_clip_fraction", mask, logp=logp, old_logp=old_logp)
+    difference = _log_ratio("dual_clip_fraction", logp, old_logp, mask)
     advantages = masking.spread("dual_clip_fraction", "advantages", advantages, mask)
     return masking.masked_mean((advantages < 0) & (jnp.exp(difference) > dual_clip), mask)
 
@@ -160,7 +160,7 @@ def approx_kl(
       k1.
     """
     checks.check_option("approx_kl", "estimator", estimator, ("k1", "k2", "k3"))
-    d = log_ratio("approx_kl", mask, logp=logp, old_logp=old_logp)
+    d = _log_ratio("approx_kl", logp, old_logp, mask)
     return masking.masked_mean(kl.estimate(-d, estimator), mask)
 
 
@@ -194,10 +194,16 @@ def ratio_range(logp: Array, old_logp: Array, mask: Array) -> RatioRange:
     References:
       Schulman et al., PPO (arXiv:1707.06347), for the ratio.
     """
-    ratio = jnp.exp(log_ratio("ratio_range", mask, logp=logp, old_logp=old_logp))
+    ratio = jnp.exp(_log_ratio("ratio_range", logp, old_logp, mask))
     some = jnp.any(mask)
     return RatioRange(
         mean=jnp.where(some, masking.masked_mean(ratio, mask), 1.0),
         least=jnp.where(some, jnp.min(ratio, where=mask, initial=jnp.inf), 1.0),
         greatest=jnp.where(some, jnp.max(ratio, where=mask, initial=0.0), 1.0),
     )
+
+
+def _log_ratio(function: str, logp: Array, old_logp: Array, mask: Array) -> Array:
+    """``logp - old_logp``, checked, clamped, 0 where masked."""
+    masking.check_tokens(function, mask, logp=logp, old_logp=old_logp)
+    return masking.safe_log_ratio(logp, old_logp, mask, clamp=masking.LOG_RATIO_CLAMP)

@@ -174,17 +174,18 @@ def perturb(
     References:
       EGGROLL (arXiv:2511.16652), sec. 4.
     """
-    shared = {"rank": rank, "noise_reuse": noise_reuse, "sigma": sigma}
-    options = {"dtype": dtype, "noise_reuse": noise_reuse}
-    leaves.check_evolution("perturb", params, classes, key, **shared)
+    leaves.check_evolution(
+        "perturb", params, classes, key, rank=rank, noise_reuse=noise_reuse, sigma=sigma
+    )
     draw, sign = noise.antithetic(jnp.asarray(member), pairs=pairs, baseline=baseline)
     checks.check_rank("perturb", 0, member=draw)
 
     def change(key: Array, name: str, leaf) -> Array:
+        drawn = noise.Draws(key, epoch, draw, dtype, noise_reuse)
         if name == "full":
-            eps = noise.dense(key, epoch, draw, leaf.shape, **options).astype(jnp.float32)
+            eps = drawn.dense(leaf.shape).astype(jnp.float32)
             return noise.sign_and_scale(sign, sigma) * eps
-        a, b = noise.factors(key, epoch, draw, leaf.shape, rank=rank, **options)
+        a, b = drawn.factors(leaf.shape, rank)
         product = jnp.matmul(a, b.T, preferred_element_type=jnp.float32)
         return noise.sign_and_scale(sign, sigma, rank) * product
 
@@ -195,7 +196,8 @@ def perturb(
         return (leaf + by).astype(to)
 
     changes = leaves.map_alike(params, classes, key, change)
-    new = [moved(*pair) for pair in zip(jax.tree.leaves(params), changes, strict=True)]
+    pairs_of_leaves = zip(jax.tree.leaves(params), changes, strict=True)
+    new = [moved(leaf, by) for leaf, by in pairs_of_leaves]
     return jax.tree.unflatten(jax.tree.structure(params), new)
 
 
@@ -266,9 +268,9 @@ def model_delta(
     References:
       EGGROLL (arXiv:2511.16652), sec. 4.
     """
-    shared = {"rank": rank, "noise_reuse": noise_reuse, "sigma": sigma}
-    options = {"dtype": dtype, "noise_reuse": noise_reuse}
-    leaves.check_evolution("model_delta", params, classes, key, **shared)
+    leaves.check_evolution(
+        "model_delta", params, classes, key, rank=rank, noise_reuse=noise_reuse, sigma=sigma
+    )
     draw, sign = noise.antithetic(members, pairs=pairs, baseline=baseline)
     if share_pairs and not _whole_pairs(members, pairs):
         raise ValueError(
@@ -287,10 +289,11 @@ def model_delta(
             )
 
     def entry(key: Array, name: str, leaf):
+        drawn = noise.Draws(key, epoch, draw, dtype, noise_reuse)
         if name == "full":
-            eps = noise.dense(key, epoch, draw, leaf.shape, **options).astype(jnp.float32)
+            eps = drawn.dense(leaf.shape).astype(jnp.float32)
             return (noise.sign_and_scale(sign, sigma)[..., None] * eps)[..., None, :]
-        a, b = noise.factors(key, epoch, of_factors, leaf.shape, rank=rank, **options)
+        a, b = drawn._replace(ids=of_factors).factors(leaf.shape, rank)
         return a, jnp.swapaxes(b, -1, -2)
 
     delta: dict = {}

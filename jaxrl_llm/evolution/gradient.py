@@ -46,33 +46,34 @@ def sum_chunks(draws: Array, weights: Array, chunk: int, one: Callable) -> Array
     draws, weights = (jnp.pad(x, (0, extra)).reshape(-1, chunk) for x in (draws, weights))
 
     def add(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
-        return total + one(*part), None
+        ids, weights = part
+        return total + one(ids, weights), None
 
     shape = jax.eval_shape(one, draws[0], weights[0])
     return jax.lax.scan(add, jnp.zeros(shape.shape, shape.dtype), (draws, weights))[0]
 
 
-def _lowrank_sum(key, epoch, draws, weights, shape, *, rank, chunk, sign, **options) -> Array:
+def _lowrank_sum(draws: noise.Draws, weights, shape, chunk: int, rank: int, sign: bool) -> Array:
     """``sum_k w_k A_k B_k^T`` as one product of contraction length ``chunk r`` a chunk."""
 
-    def one(draws: Array, weights: Array) -> Array:
-        a, b = map(noise.everywhere, noise.factors(key, epoch, draws, shape, rank=rank, **options))
+    def one(ids: Array, weights: Array) -> Array:
+        a, b = map(noise.everywhere, draws._replace(ids=ids).factors(shape, rank))
         if sign:
             a, b = jnp.sign(a), jnp.sign(b)
         a = a.astype(jnp.float32) * weights[:, None, None]
         return jnp.einsum("kir,kjr->ij", a, b.astype(jnp.float32))
 
-    return sum_chunks(draws, weights, chunk, one)
+    return sum_chunks(draws.ids, weights, chunk, one)
 
 
-def _full_sum(key, epoch, draws, weights, shape, *, chunk, **options) -> Array:
+def _full_sum(draws: noise.Draws, weights, shape, chunk: int) -> Array:
     """``sum_k w_k eps_k``."""
 
-    def one(draws: Array, weights: Array) -> Array:
-        eps = noise.dense(key, epoch, draws, shape, **options)
+    def one(ids: Array, weights: Array) -> Array:
+        eps = draws._replace(ids=ids).dense(shape)
         return jnp.tensordot(weights, eps.astype(jnp.float32), 1)
 
-    return sum_chunks(draws, weights, chunk, one)
+    return sum_chunks(draws.ids, weights, chunk, one)
 
 
 def _dtype(leaf: Array):
@@ -176,18 +177,17 @@ def eggroll_grad(
     if sign and not set(jax.tree.leaves(classes)) & set(leaves.FACTORED):
         raise ValueError("eggroll_grad: sign has no effect where no leaf has noise of low rank.")
     factor = coefficient(scale, fitness.shape[0], sigma)
-    options = {"dtype": dtype, "noise_reuse": noise_reuse, "chunk": chunk}
 
     def one(key: Array, name: str, leaf) -> Array:
-        given = (key, epoch, draws, weights, leaf.shape)
+        drawn = noise.Draws(key, epoch, draws, dtype, noise_reuse)
         if name == "full":
-            total = -factor * _full_sum(*given, **options)
+            total = -factor * _full_sum(drawn, weights, leaf.shape, chunk)
         else:
-            total = _lowrank_sum(*given, rank=rank, sign=sign, **options)
+            total = _lowrank_sum(drawn, weights, leaf.shape, chunk, rank, sign)
             total = -factor / math.sqrt(rank) * total
         return total.astype(_dtype(leaf))
 
-    found = leaves.map_alike(params, classes, key, one)
-    every = zip(jax.tree.leaves(params), found, strict=True)
+    moved = leaves.map_alike(params, classes, key, one)
+    every = zip(jax.tree.leaves(params), moved, strict=True)
     grads = [jnp.zeros(leaf.shape, _dtype(leaf)) if x is None else x for leaf, x in every]
     return jax.tree.unflatten(jax.tree.structure(params), grads)

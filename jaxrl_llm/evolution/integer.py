@@ -137,8 +137,7 @@ def int8_noise(
     check_table("int8_noise", table, key, shape, rank, noise_reuse)
     _inputs.check_members("int8_noise", members)
     members = jnp.asarray(members, jnp.int32)
-    options = {"rank": rank, "noise_reuse": noise_reuse}
-    a, b = read_table(table, key, epoch, members // 2, shape, **options)
+    a, b = read_table(table, key, epoch, members // 2, shape, rank=rank, noise_reuse=noise_reuse)
     # No function of floats here, so that not one is in the program.
     return LowRank(a, b, 1 - 2 * (members % 2))
 

@@ -287,9 +287,17 @@ def egg_evolve(
     References:
       The integer form of EGGROLL (arXiv:2511.16652), app. H.
     """
-    options = {"threshold": threshold, "noise_reuse": noise_reuse, "chunk": chunk}
 
     def one(path: str, w: Array) -> Array:
-        return egg_update(w, table, noise.leaf_key(key, path), epoch, signs, **options)
+        return egg_update(
+            w,
+            table,
+            noise.leaf_key(key, path),
+            epoch,
+            signs,
+            threshold=threshold,
+            noise_reuse=noise_reuse,
+            chunk=chunk,
+        )
 
     return trees.map_with_path(one, params)

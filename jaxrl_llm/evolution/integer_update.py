@@ -165,8 +165,7 @@ def egg_update(
         raise ValueError("egg_update: signs must be of at least one pair; got none.")
 
     def votes(draws: Array, signs: Array) -> Array:
-        options = {"rank": rank, "noise_reuse": noise_reuse}
-        a, b = read_table(table, key, epoch, draws, w.shape, **options)
+        a, b = read_table(table, key, epoch, draws, w.shape, rank=rank, noise_reuse=noise_reuse)
         a = a * jnp.expand_dims(signs.astype(jnp.int8), range(1, a.ndim))
         form = "kir,kjr->ij" if w.ndim == 2 else "ki,ki->i"
         return jnp.einsum(form, a, b, preferred_element_type=jnp.int32)

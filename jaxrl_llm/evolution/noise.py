@@ -2,8 +2,8 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -128,37 +128,46 @@ def antithetic(members: Array, *, pairs: bool = True, baseline: int = 0) -> tupl
     return (members // 2 if pairs else members), sign
 
 
-def each_draw(key: Array, epoch: Array | int, draws: Array, sample, noise_reuse: int) -> Array:
-    """``sample(key)`` of every draw, with the axes of ``draws`` in front; unchecked.
+class Draws(NamedTuple):
+    """Which noise of a leaf: everything that decides it but its shape.
 
-    Where numpy says that draws are those of pairs side by side, each is drawn once.
+    Attributes:
+      key: A typed key, that of the leaf.
+      epoch: int ``[]``, updates made so far.
+      ids: int ``[...]``. Where they are a numpy array of pairs side by side, each is drawn once.
+      dtype: Of the noise.
+      noise_reuse: For how many epochs a draw stays; 1 draws afresh at each, 0 never.
     """
-    fresh = 0 if noise_reuse == 0 else jnp.asarray(epoch, jnp.int32) // noise_reuse
-    key = jax.random.fold_in(key, fresh)
-    known = isinstance(draws, np.ndarray)
-    ids = draws.reshape(-1) if known else jnp.reshape(draws, -1)
-    paired = known and ids.size % 2 == 0 and bool((ids[::2] == ids[1::2]).all())
-    ids = jnp.asarray(ids[::2] if paired else ids)
-    flat = jax.vmap(lambda i: sample(jax.random.fold_in(key, i)))(ids)
-    flat = jnp.repeat(flat, 2, axis=0) if paired else flat
-    return flat.reshape(*jnp.shape(draws), *flat.shape[1:])
 
+    key: Array
+    epoch: Array | int
+    ids: Array
+    dtype: Any
+    noise_reuse: int
 
-def dense(key, epoch, draws, shape, *, dtype, noise_reuse) -> Array:
-    """Full noise ``[..., *shape]`` of a leaf's draws; unchecked."""
+    def each(self, sample: Callable) -> Array:
+        """``sample(key)`` of every draw, with the axes of the ids in front; unchecked."""
+        fresh = (
+            0 if not self.noise_reuse else jnp.asarray(self.epoch, jnp.int32) // self.noise_reuse
+        )
+        key = jax.random.fold_in(self.key, fresh)
+        known = isinstance(self.ids, np.ndarray)
+        ids = self.ids.reshape(-1) if known else jnp.reshape(self.ids, -1)
+        paired = known and ids.size % 2 == 0 and bool((ids[::2] == ids[1::2]).all())
+        ids = jnp.asarray(ids[::2] if paired else ids)
+        flat = jax.vmap(lambda i: sample(jax.random.fold_in(key, i)))(ids)
+        flat = jnp.repeat(flat, 2, axis=0) if paired else flat
+        return flat.reshape(*jnp.shape(self.ids), *flat.shape[1:])
 
-    def sample(key: Array) -> Array:
-        return jax.random.normal(key, tuple(shape), dtype)
+    def dense(self, shape: tuple[int, ...]) -> Array:
+        """Full noise ``[..., *shape]``; unchecked."""
+        return self.each(lambda key: jax.random.normal(key, tuple(shape), self.dtype))
 
-    return each_draw(key, epoch, draws, sample, noise_reuse)
-
-
-def factors(key, epoch, draws, shape, *, rank, dtype, noise_reuse) -> tuple[Array, Array]:
-    """Factors ``[..., a, r]`` and ``[..., b, r]`` of a leaf's draws; unchecked."""
-    rows, columns = shape
-    options = {"dtype": dtype, "noise_reuse": noise_reuse}
-    both = dense(key, epoch, draws, (rows + columns, rank), **options)
-    return both[..., columns:, :], both[..., :columns, :]
+    def factors(self, shape: tuple[int, int], rank: int) -> tuple[Array, Array]:
+        """Factors ``[..., a, r]`` and ``[..., b, r]``; unchecked."""
+        rows, columns = shape
+        both = self.dense((rows + columns, rank))
+        return both[..., columns:, :], both[..., :columns, :]
 
 
 def everywhere(x: Array) -> Array:
@@ -227,8 +236,8 @@ def lowrank_noise(
     _inputs.check_matrix("lowrank_noise", shape, rank)
     _inputs.check_count("lowrank_noise", 0, noise_reuse=noise_reuse)
     draw, sign = antithetic(members, pairs=pairs, baseline=baseline)
-    options = {"rank": rank, "dtype": dtype, "noise_reuse": noise_reuse}
-    return LowRank(*factors(key, epoch, draw, tuple(shape), **options), sign)
+    a, b = Draws(key, epoch, draw, dtype, noise_reuse).factors(tuple(shape), rank)
+    return LowRank(a, b, sign)
 
 
 def full_noise(
@@ -277,7 +286,7 @@ def full_noise(
     _inputs.check_key("full_noise", key)
     _inputs.check_count("full_noise", 0, noise_reuse=noise_reuse)
     draw, sign = antithetic(members, pairs=pairs, baseline=baseline)
-    return Full(dense(key, epoch, draw, shape, dtype=dtype, noise_reuse=noise_reuse), sign)
+    return Full(Draws(key, epoch, draw, dtype, noise_reuse).dense(shape), sign)
 
 
 def sign_and_scale(sign: Array, sigma, rank: int | None = None) -> Array:

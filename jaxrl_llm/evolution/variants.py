@@ -72,19 +72,16 @@ def baseline_fitness(scores: Array, *, eps: float = 1e-8) -> Array:
     return jnp.mean(jnp.where(flat, 0.0, centered), axis=0)
 
 
-def _sparse(key, epoch, draws, shape, *, dtype, noise_reuse) -> tuple[Array, Array, Array]:
+def _sparse(draws: noise.Draws, shape: tuple[int, int]) -> tuple[Array, Array, Array]:
     """Rows, columns and values ``[..., k]`` of a leaf's draws; unchecked."""
     count = max(shape)
 
     # Each side alone: the number of an entry may be beyond int32.
     def places(part: int, end: int) -> Array:
-        here = jax.random.fold_in(key, part)
-        return noise.each_draw(
-            here, epoch, draws, lambda k: jax.random.randint(k, (count,), 0, end), noise_reuse
-        )
+        of_side = draws._replace(key=jax.random.fold_in(draws.key, part))
+        return of_side.each(lambda key: jax.random.randint(key, (count,), 0, end))
 
-    here = jax.random.fold_in(key, 2)
-    values = noise.dense(here, epoch, draws, (count,), dtype=dtype, noise_reuse=noise_reuse)
+    values = draws._replace(key=jax.random.fold_in(draws.key, 2)).dense((count,))
     return places(0, shape[0]), places(1, shape[1]), values
 
 
@@ -137,8 +134,8 @@ def sparse_noise(
     _inputs.check_matrix("sparse_noise", shape, 1)
     _inputs.check_count("sparse_noise", 0, noise_reuse=noise_reuse)
     draw, sign = noise.antithetic(members, pairs=pairs, baseline=baseline)
-    options = {"dtype": dtype, "noise_reuse": noise_reuse}
-    return Sparse(*_sparse(key, epoch, draw, tuple(shape), **options), sign)
+    rows, columns, values = _sparse(noise.Draws(key, epoch, draw, dtype, noise_reuse), shape)
+    return Sparse(rows, columns, values, sign)
 
 
 def sparse_matmul(x: Array, w: Array, perturbation: Sparse | None, *, sigma) -> Array:
@@ -253,7 +250,7 @@ def sparse_grad(
     share = max(shape) / (shape[0] * shape[1])
     factor = gradient.coefficient(scale, fitness.shape[0], sigma)
     factor = factor / (share**0.5 if scale == "step" else share)
-    draws, options = jnp.arange(weights.shape[0]), {"dtype": dtype, "noise_reuse": noise_reuse}
-    rows, columns, values = _sparse(key, epoch, draws, tuple(shape), **options)
+    draws = noise.Draws(key, epoch, jnp.arange(weights.shape[0]), dtype, noise_reuse)
+    rows, columns, values = _sparse(draws, shape)
     weighted = values.astype(jnp.float32) * weights[:, None]
     return -factor * jnp.zeros(shape, jnp.float32).at[rows, columns].add(weighted)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, checks, masking
+from jaxrl_llm.core import Array, masking
 
 
 class Inputs(NamedTuple):
@@ -31,10 +31,7 @@ class Inputs(NamedTuple):
 
 def log_ratio(function: str, logp: Array, old_logp: Array | None, mask: Array) -> Array:
     """``logp - old_logp`` of each token, checked, 0 where masked; no old policy gives 0."""
-    checks.check_mask(function, mask)
-    checks.check_min_rank(function, 1, logp=logp)
-    checks.check_float(function, logp=logp, old_logp=old_logp)
-    checks.check_same_shape(function, logp=logp, old_logp=old_logp, mask=mask)
+    masking.check_tokens(function, mask, logp=logp, old_logp=old_logp)
     old_logp = jax.lax.stop_gradient(logp if old_logp is None else old_logp)
     return masking.safe_log_ratio(logp, old_logp, mask)
 

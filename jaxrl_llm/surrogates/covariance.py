@@ -143,10 +143,7 @@ def kl_cov_selection(
 
 def covariance_of(function: str, advantages, logp, mask, name: str = "logp") -> Array:
     """:func:`token_covariance` for the function named; ``name`` is what it calls its logp."""
-    checks.check_mask(function, mask)
-    checks.check_min_rank(function, 1, **{name: logp})
-    checks.check_float(function, **{name: logp})
-    checks.check_same_shape(function, **{name: logp}, mask=mask)
+    masking.check_tokens(function, mask, **{name: logp})
     pair = masking.spread(function, "advantages", advantages, mask), masking.zero_masked(logp, mask)
     a, x = (v - masking.masked_mean(v, mask) for v in pair)
     return masking.zero_masked(jax.lax.stop_gradient(a * x), mask)

@@ -470,7 +470,14 @@ def vespo(
     checks.check_same_shape("vespo", logp=logp, behavior_logp=behavior_logp)
     x = _inputs.prepare("vespo", logp, old_logp, advantages, mask)
     behavior_logp = old_logp if behavior_logp is None else behavior_logp
-    options = {"k_pos": k_pos, "lambda_pos": lambda_pos}
-    options |= {"k_neg": k_neg, "lambda_neg": lambda_neg}
-    phi = vespo_weights(logp, behavior_logp, advantages, mask, **options)
+    phi = vespo_weights(
+        logp,
+        behavior_logp,
+        advantages,
+        mask,
+        k_pos=k_pos,
+        lambda_pos=lambda_pos,
+        k_neg=k_neg,
+        lambda_neg=lambda_neg,
+    )
     return x.finish(-phi * x.advantages * x.logp)

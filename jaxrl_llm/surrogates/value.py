@@ -60,10 +60,7 @@ def value_loss(
       default. The Huber distance of 0.5 with ``combine="mean"`` is that of SAFE.
     """
     name = "value_loss"
-    checks.check_mask(name, mask)
-    checks.check_min_rank(name, 1, values=values)
-    checks.check_float(name, values=values, old_values=old_values)
-    checks.check_same_shape(name, values=values, old_values=old_values, mask=mask)
+    masking.check_tokens(name, mask, values=values, old_values=old_values)
     checks.check_positive(name, eps=eps, huber=huber)
     checks.check_option(name, "combine", combine, ("max", "mean"))
     values = masking.zero_masked(values, mask)
