@@ -3,6 +3,7 @@
 import difflib
 import importlib
 import json
+import re
 import tempfile
 from collections.abc import Mapping
 from contextlib import contextmanager
@@ -118,8 +119,8 @@ def from_file(
         raise ValueError(
             f"from_file: {str(path)!r} must end in one of {', '.join(sorted(_READERS))}."
         )
-    if reader == "json" and not path.read_bytes().strip():
-        raise ValueError(_EMPTY.format("from_file", path))
+    if reader == "json":
+        _check_json(path)
     datasets = _optional("datasets", "datasets", "from_file")
     with tempfile.TemporaryDirectory() as folder, _quiet(datasets):
         try:
@@ -234,6 +235,38 @@ def _from_rows(
         )
 
     return PromptSet((prompt(n, row) for n, row in enumerate(rows)), source=source)
+
+
+def _check_json(path: Path) -> None:
+    """Raises ValueError for an empty file, and for a row that datasets' parser would die of."""
+    lines, empty = path.suffix.lower() == ".jsonl", True
+    with path.open("rb") as file:
+        for number, text in enumerate(file if lines else [file.read()], 1):
+            empty = empty and not text.strip()
+            if _too_deep(text):
+                where = f"line {number} of {str(path)!r}" if lines else repr(str(path))
+                raise ValueError(
+                    f"from_file: {where} is nested more than {_MAX_DEPTH} levels deep."
+                )
+    if empty:
+        raise ValueError(_EMPTY.format("from_file", path))
+
+
+def _too_deep(text: bytes) -> bool:
+    """Whether brackets outside of JSON strings are nested deeper than pyarrow reads them."""
+    if text.count(b"[") + text.count(b"{") <= _MAX_DEPTH:
+        return False
+    depth = 0
+    for match in _STRING_OR_BRACKET.finditer(text):
+        first = match[0][:1]
+        depth += (first in b"[{") - (first in b"]}")
+        if depth > _MAX_DEPTH:
+            return True
+    return False
+
+
+_MAX_DEPTH = 63
+_STRING_OR_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{\]}]', re.DOTALL)
 
 
 def _reason(path: Path, error: Exception) -> str:

@@ -105,6 +105,29 @@ def test_a_malformed_line_is_named(tmp_path, line, told):
     assert "\n" not in str(caught.value)
 
 
+def nested(depth, text="deep"):
+    """A row of this many levels, with brackets in a string that are none."""
+    lists = "[" * (depth - 1) + json.dumps(text) + "]" * (depth - 1)
+    return '{"prompt": "a", "answer": "1", "more": ' + lists + "}\n"
+
+
+@pytest.mark.parametrize("depth", [64, 5_000, 100_000])
+@pytest.mark.parametrize(("name", "where"), [("f.jsonl", "line 2 of "), ("f.json", "")])
+def test_a_row_that_is_nested_too_deeply_is_named(tmp_path, name, where, depth):
+    (tmp_path / name).write_text((nested(2) if where else "") + nested(depth))
+    with pytest.raises(ValueError, match=f"from_file: {where}'.*{name}' is nested more than 63 "):
+        from_file(tmp_path / name)
+
+
+def test_a_row_may_be_nested_and_its_texts_may_hold_brackets(tmp_path):
+    text = "[{" * 40 + '\\" [[[[' + "\\"
+    (tmp_path / "f.jsonl").write_text(nested(63, text))
+    value = from_file(tmp_path / "f.jsonl")[0].metadata["more"]
+    while isinstance(value, list):
+        (value,) = value
+    assert value == text
+
+
 def test_a_malformed_parquet_file(tmp_path):
     (tmp_path / "f.parquet").write_bytes(b"PAR1 not really")
     with pytest.raises(ValueError, match="f.parquet' cannot be read as parquet"):
