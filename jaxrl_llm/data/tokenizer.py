@@ -275,23 +275,26 @@ def _from_folder(folder: Path) -> PretrainedTokenizer:
     source = folder / "tokenizer.json"
     try:
         backend = Backend.from_file(str(source))
-    except Exception as error:  # the parser raises a bare Exception
+        backend.no_padding()
+        backend.no_truncation()
+        prefix = _prefix(backend)
+    except BaseException as error:  # a bare Exception, or a panic of the parser
+        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+            raise
         raise ValueError(f"load_tokenizer: {source} is not a tokenizer ({error})") from error
-    backend.no_padding()
-    backend.no_truncation()
-    settings = _optional_json(folder / "tokenizer_config.json")
-    named = {name: _content(settings[name]) for name in _NAMED if settings.get(name)}
-    generation = _optional_json(folder / "generation_config.json").get("eos_token_id")
-    ends = list(generation) if isinstance(generation, list) else [generation]
-    ends.append(backend.token_to_id(named.get("eos_token", "")))
-    known = [i for i in ends if i is not None]
+    file = folder / "tokenizer_config.json"
+    settings = _optional_json(file)
+    named = {name: _content(settings[name], name, file) for name in _NAMED if settings.get(name)}
+    known = _end_ids(folder / "generation_config.json")
+    if (end := backend.token_to_id(named.get("eos_token", ""))) is not None:
+        known.append(end)
     if not known:
         raise ValueError(f"load_tokenizer: {folder} names no token that ends a text")
     return PretrainedTokenizer(
         backend,
         eos_ids=known,
         pad_id=backend.token_to_id(named.get("pad_token", "")),
-        prefix_ids=_prefix(backend),
+        prefix_ids=prefix,
         template=_template(folder, settings),
         special_tokens=named,
     )
@@ -304,18 +307,39 @@ def _prefix(backend: "Backend") -> list[int]:
     return full[: full.index(plain[0])] if plain and plain[0] in full else []
 
 
+def _end_ids(file: Path) -> list[int]:
+    """The ids that end a reply, as a generation_config.json names them."""
+    ids = _optional_json(file).get("eos_token_id")
+    ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
+    for i in ids:
+        if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < 2**31:
+            raise ValueError(f"load_tokenizer: {file} has {i!r} for a token id in `eos_token_id`")
+    return list(ids)
+
+
 def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
-    found = settings.get("chat_template")
-    if isinstance(found, list):
-        found = {entry["name"]: entry["template"] for entry in found}.get("default")
-    return found
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"load_tokenizer: {file} is not UTF-8 ({error.reason})") from error
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        named = {x.get("name"): x for x in template if isinstance(x, Mapping)}
+        template = named["default"].get("template", "") if "default" in named else None
+    if template is not None and not isinstance(template, str):
+        path = folder / "tokenizer_config.json"
+        raise ValueError(f"load_tokenizer: `chat_template` of {path} must be a text")
+    return template
 
 
-def _content(token: Any) -> str:
-    return token["content"] if isinstance(token, Mapping) else str(token)
+def _content(token: Any, name: str, file: Path) -> str:
+    """The text of a special token, which is a text or an object with its content."""
+    text = token.get("content") if isinstance(token, Mapping) else token
+    if not isinstance(text, str):
+        raise ValueError(f"load_tokenizer: `{name}` of {file} must be a text, got {token!r}")
+    return text
 
 
 def _optional_json(path: Path) -> dict[str, Any]:
@@ -323,7 +347,7 @@ def _optional_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"load_tokenizer: {path} is not valid JSON ({error})") from error
     if not isinstance(value, dict):
         raise ValueError(f"load_tokenizer: {path} must hold a JSON object")

@@ -1,5 +1,6 @@
 """The shape of a decoder, and how it is read from a Hugging Face config.json."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -57,7 +58,7 @@ class RopeScaling:
     def __post_init__(self) -> None:
         for name in ("factor", "low_freq_factor", "high_freq_factor", "original_max_length"):
             value = getattr(self, name)
-            if not value > 0:
+            if not 0 < value < math.inf:
                 raise ValueError(f"RopeScaling: `{name}` must be positive, got {value!r}")
         if self.high_freq_factor <= self.low_freq_factor:
             raise ValueError(
@@ -135,7 +136,7 @@ class ModelConfig:
         check_quantization("ModelConfig", self.quantization)
         for name in _POSITIVE:
             value = getattr(self, name)
-            if not value > 0:
+            if not 0 < value < math.inf:
                 raise ValueError(f"ModelConfig: `{name}` must be positive, got {value!r}")
         if self.num_heads % self.num_kv_heads:
             raise ValueError(
@@ -172,25 +173,23 @@ class ModelConfig:
         width = _size(config, "hidden_size")
         num_heads = _size(config, "num_attention_heads")
         theta, scaling = _rope(config)
-        head_dim = config.get("head_dim")
-        if head_dim is None:
-            head_dim = 128 if architecture == "qwen3" else width // num_heads
+        head_dim = 128 if architecture == "qwen3" else width // num_heads
         return cls(
             architecture=architecture,
             vocab_size=_size(config, "vocab_size"),
             width=width,
             num_layers=_size(config, "num_hidden_layers"),
             num_heads=num_heads,
-            num_kv_heads=int(config.get("num_key_value_heads") or num_heads),
-            head_dim=int(head_dim),
+            num_kv_heads=_size(config, "num_key_value_heads", num_heads),
+            head_dim=_size(config, "head_dim", head_dim),
             mlp_width=_size(config, "intermediate_size"),
-            max_length=int(config.get("max_position_embeddings") or _MAX_LENGTH[architecture]),
-            norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            max_length=_size(config, "max_position_embeddings", _MAX_LENGTH[architecture]),
+            norm_eps=_number(config, "rms_norm_eps", 1e-6),
             rope_theta=theta,
             rope_scaling=scaling,
-            tied=bool(config.get("tie_word_embeddings", False)),
+            tied=_flag(config, "tie_word_embeddings"),
             attention_bias=architecture == "qwen2",
-            mlp_bias=bool(config.get("mlp_bias", False)),
+            mlp_bias=_flag(config, "mlp_bias"),
             qk_norm=architecture == "qwen3",
             dtype=dtype,
         )
@@ -202,25 +201,40 @@ def _architecture(config: Mapping[str, Any]) -> str:
             f"ModelConfig.from_hf: `config` must be a mapping, got {type(config).__name__}"
         )
     names = config.get("architectures")
-    found = names[0] if isinstance(names, list | tuple) and names else None
-    if found is None:
+    name = names[0] if isinstance(names, list | tuple) and names else None
+    if name is None:
         by_type = {kind: name for name, kind in ARCHITECTURES.items()}
-        found = by_type.get(str(config.get("model_type")), config.get("model_type"))
-    if found not in ARCHITECTURES:
+        name = by_type.get(str(config.get("model_type")), config.get("model_type"))
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         raise ValueError(
-            f"ModelConfig.from_hf: unknown architecture {found!r}; known: "
-            f"{', '.join(ARCHITECTURES)}"
+            f"ModelConfig.from_hf: unknown architecture {name!r}; known: {', '.join(ARCHITECTURES)}"
         )
-    return ARCHITECTURES[found]
+    return ARCHITECTURES[name]
 
 
-def _size(config: Mapping[str, Any], name: str) -> int:
+def _size(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
     value = config.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+    if value is None and default is not None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
         raise ValueError(
             f"ModelConfig.from_hf: `{name}` must be a positive whole number, got {value!r}"
         )
     return value
+
+
+def _number(config: Mapping[str, Any], name: str, default: float) -> float:
+    value = config.get(name, default)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e300:
+        raise ValueError(f"ModelConfig.from_hf: `{name}` must be a positive number, got {value!r}")
+    return float(value)
+
+
+def _flag(config: Mapping[str, Any], name: str) -> bool:
+    value = config.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"ModelConfig.from_hf: `{name}` must be true or false, got {value!r}")
+    return bool(value)
 
 
 def _refuse_unsupported(config: Mapping[str, Any], architecture: str) -> None:
@@ -246,21 +260,25 @@ def _refuse_unsupported(config: Mapping[str, Any], architecture: str) -> None:
 def _refuse_sliding_window(config: Mapping[str, Any], architecture: str) -> None:
     """A window matters only where some layer uses it and it is shorter than the context."""
     kinds = config.get("layer_types")
-    layers = config.get("num_hidden_layers", 0)
     if kinds is not None:
-        other = sorted(set(kinds) - {"full_attention", "sliding_attention"})
-        if other:
-            raise ValueError(
-                f"ModelConfig.from_hf: `layer_types` has {other[0]!r}; only 'full_attention' "
-                "is supported"
-            )
+        for kind in kinds if isinstance(kinds, list | tuple) else [kinds]:
+            if kind not in ("full_attention", "sliding_attention"):
+                raise ValueError(
+                    f"ModelConfig.from_hf: `layer_types` has {kind!r}; only 'full_attention' "
+                    "is supported"
+                )
         used = "sliding_attention" in kinds
     else:
-        used = bool(config.get("use_sliding_window", False))
-        used = used and layers > config.get("max_window_layers", 28)
-    window = config.get("sliding_window")
-    limit = config.get("max_position_embeddings") or _MAX_LENGTH[architecture]
-    if used and window is not None and window < limit:
+        used = _flag(config, "use_sliding_window")
+        first = config.get("max_window_layers", 28)
+        if isinstance(first, bool) or not isinstance(first, int):
+            raise ValueError(
+                f"ModelConfig.from_hf: `max_window_layers` must be a whole number, got {first!r}"
+            )
+        used = used and _size(config, "num_hidden_layers") > first
+    limit = _size(config, "max_position_embeddings", _MAX_LENGTH[architecture])
+    window = _size(config, "sliding_window", limit) if used else limit
+    if window < limit:
         raise ValueError(
             f"ModelConfig.from_hf: sliding-window attention is not supported, and "
             f"`sliding_window` {window} is shorter than the context of {limit} tokens"
@@ -270,7 +288,9 @@ def _refuse_sliding_window(config: Mapping[str, Any], architecture: str) -> None
 def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     """The base and the scaling, from either way transformers has written them."""
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
+    if not isinstance(rope, Mapping):
+        raise ValueError(f"ModelConfig.from_hf: the rope settings must be an object, got {rope!r}")
+    theta = _number(rope if rope.get("rope_theta") else config, "rope_theta", 10000.0)
     partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
     if partial != 1.0:
         raise ValueError(
@@ -287,10 +307,10 @@ def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
     missing = [name for name in names if rope.get(name) is None]
     if missing:
         raise ValueError(f"ModelConfig.from_hf: llama3 rope scaling lacks `{missing[0]}`")
-    factor, low, high, length = (rope[name] for name in names)
+    factor, low, high, length = (_number(rope, name, 1.0) for name in names)
     return theta, RopeScaling(
-        factor=float(factor),
-        low_freq_factor=float(low),
-        high_freq_factor=float(high),
+        factor=factor,
+        low_freq_factor=low,
+        high_freq_factor=high,
         original_max_length=int(length),
     )

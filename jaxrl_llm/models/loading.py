@@ -159,6 +159,11 @@ def load_params(
     Raises:
       ValueError: If a tensor is missing, left over, or has another shape.
     """
+    if config.num_layers > (count := len(source.names())):
+        raise ValueError(
+            f"load_model: the configuration asks for {config.num_layers} layers, but {source.path} "
+            f"holds {count} tensors"
+        )
     table = parameter_table(config)
     check_source(source, table)
     params: dict[str, Any] = {}

@@ -60,8 +60,8 @@ class SafetensorsFolder:
         if not isinstance(weight_map, dict):
             raise ValueError(f"SafetensorsFolder: {index} lacks its `weight_map`")
         for tensor, name in weight_map.items():
-            if Path(name).name != name:
-                raise ValueError(f"SafetensorsFolder: {index} names a file outside its folder")
+            if not isinstance(name, str) or Path(name).name != name:
+                raise ValueError(f"SafetensorsFolder: {index} names {name!r}, outside its folder")
             self._where[tensor] = self._open(name)
         held = {name: set(file.keys()) for name, file in self._files.items()}
         for tensor, name in weight_map.items():
@@ -110,7 +110,7 @@ def read_json(path: Path) -> dict[str, Any]:
             value = json.load(file)
     except FileNotFoundError:
         raise FileNotFoundError(f"read_json: there is no file {path}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"read_json: {path} is not valid JSON ({error})") from error
     if not isinstance(value, dict):
         raise ValueError(f"read_json: {path} must hold a JSON object, got {type(value).__name__}")

@@ -123,6 +123,16 @@ def test_default_rope_of_the_new_form():
         ({"num_key_value_heads": 2}, "num_kv_heads.*num_heads"),
         ({"head_dim": 63}, "head_dim"),
         ({"layer_types": ["linear_attention"]}, "linear_attention"),
+        ({"layer_types": 3}, "layer_types.* has 3"),
+        ({"architectures": [["x"]]}, "unknown architecture"),
+        ({"num_hidden_layers": 10**30}, "num_hidden_layers"),
+        ({"num_key_value_heads": [1]}, "num_key_value_heads"),
+        ({"max_position_embeddings": "long"}, "max_position_embeddings"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps"),
+        ({"rope_theta": float("inf")}, "rope_theta"),
+        ({"rope_scaling": 3}, "rope settings"),
+        ({"tie_word_embeddings": "yes"}, "tie_word_embeddings"),
+        ({"use_sliding_window": True, "max_window_layers": []}, "max_window_layers"),
     ],
 )
 def test_refusals_name_the_entry(changes, words):
