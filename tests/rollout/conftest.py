@@ -55,8 +55,8 @@ def draw_groups():
 
 
 @pytest.fixture(scope="session")
-def whole(tiny):
-    """``whole(groups)``: the completions that the whole-batch sampler gives, by request."""
+def reference(tiny):
+    """``reference(groups)``: the completions that the whole-batch sampler gives, by request."""
     model, ours = tiny
 
     @functools.cache
@@ -64,8 +64,8 @@ def whole(tiny):
         options = {"max_new_tokens": most, "group_size": G, "buckets": (16,)}
         return jr.rollout.make_sampler(model, **options, **DRAW)
 
-    def whole(groups, params=ours, *, size=32, most=24):
-        found, sample = {}, sampler(most)
+    def reference(groups, params=ours, *, size=32, most=24):
+        result, sample = {}, sampler(most)
         for begin in range(0, len(groups), size):
             part = groups[begin : begin + size]
             part += [part[0]] * (size - len(part))
@@ -79,10 +79,10 @@ def whole(tiny):
                     stopped = rollout.tokens[p, g, n - 1] in DRAW["stop_ids"]
                     names = Tokens._fields[:5]
                     out = Tokens(*(getattr(rollout, name)[p, g, :n] for name in names))
-                    found[request] = Completion(request, out, STOP if stopped else LENGTH)
-        return found
+                    result[request] = Completion(request, out, STOP if stopped else LENGTH)
+        return result
 
-    return whole
+    return reference
 
 
 def limits(group):
@@ -109,23 +109,23 @@ def by_request():
 
     def by_request(finished):
         completions = [c for done in finished for c in done.completions]
-        found = {c.request: c for c in completions}
-        assert len(found) == len(completions)
+        result = {c.request: c for c in completions}
+        assert len(result) == len(completions)
         for done in finished:
             assert tuple(c.request for c in done.completions) == done.group.requests
-        return found
+        return result
 
     return by_request
 
 
 @pytest.fixture(scope="session")
 def assert_same():
-    """``assert_same(found, wanted)``: the same tokens and ends, log-probabilities to 1e-5."""
+    """``assert_same(result, expected)``: the same tokens and ends, log-probabilities to 1e-5."""
 
-    def assert_same(found, wanted, *, atol=1e-5):
-        assert found.keys() == wanted.keys()
-        for request, ours in found.items():
-            theirs = wanted[request]
+    def assert_same(result, expected, *, atol=1e-5):
+        assert result.keys() == expected.keys()
+        for request, ours in result.items():
+            theirs = expected[request]
             assert ours.tokens.tolist() == theirs.tokens.tolist(), request
             assert ours.finish == theirs.finish, request
             for name in ("behavior_logp", "model_logp", "log_kept"):

@@ -41,7 +41,7 @@ def test_peak_of_several_batches_and_of_some_rows():
 
 @quick
 @given(ROWS)
-def test_peak_is_what_a_count_at_every_step_finds(rows):
+def test_peak_equals_a_count_at_every_step(rows):
     assert future_peak(*columns(rows)) == counted(rows)
 
 
@@ -63,7 +63,7 @@ def test_prediction_worked_numbers():
     assert predict_remaining(history, [60], max_new_tokens=50).tolist() == [0]
 
 
-def test_prediction_takes_a_length_that_was_seen():
+def test_prediction_is_a_length_of_the_history():
     # 0.14 of fifty lengths are seven, though the product in floats is a little more.
     assert predict_remaining(range(1, 51), [0], max_new_tokens=99, quantile=0.14).tolist() == [6]
     assert predict_remaining([5, 9], [0], max_new_tokens=99, quantile=1e-6).tolist() == [4]
@@ -100,8 +100,8 @@ def one_by_one(rows, queue, capacity, free_slots) -> int:
 @quick
 @given(ROWS, ROWS, st.integers(0, 150), st.integers(0, 9))
 def test_admission_is_first_in_first_out_and_stops_at_the_first_refusal(rows, queue, cap, free):
-    found = admit(*columns(rows), *columns(queue), capacity=cap, free_slots=free)
-    assert found == one_by_one(rows, queue, cap, free)
+    result = admit(*columns(rows), *columns(queue), capacity=cap, free_slots=free)
+    assert result == one_by_one(rows, queue, cap, free)
 
 
 def test_a_short_request_does_not_pass_a_long_one():

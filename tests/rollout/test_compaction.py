@@ -35,17 +35,17 @@ def test_siblings_are_split_over_rows_where_there_is_room():
 
 @settings(max_examples=50, deadline=None)
 @given(st.sets(st.tuples(st.integers(0, 7), st.integers(0, 3)), max_size=10))
-def test_every_slot_gets_one_place(places):
+def test_every_slot_is_copied_once(places):
     compaction = compact_slots(places, (8, 2))
     if compaction is None:
         rows = [row for row, _ in places]
         assert sum(-(-rows.count(row) // 2) for row in set(rows)) > 8
         return
     rows = np.broadcast_to(compaction.rows[:, None], compaction.used.shape)
-    found = zip(
+    result = zip(
         rows[compaction.used].tolist(), compaction.columns[compaction.used].tolist(), strict=True
     )
-    assert sorted(found) == sorted(places)
+    assert sorted(result) == sorted(places)
 
 
 def test_responses_that_end_in_a_smaller_grid_are_the_same():

@@ -53,7 +53,7 @@ def test_a_plain_draw_records_neither_entropy_nor_support():
         {"top_k": 4, "vary": ("top_k", "repetition_penalty", "min_new_tokens"), "stop_ids": (1,)},
     ],
 )
-def test_blank_is_what_a_draw_gives(options):
+def test_blank_has_the_shapes_of_a_draw(options):
     made = make(**options)
     out = made.draw(LOGITS, UNIFORM, slots(**made.settings))
     blank = jax.tree.map(lambda x: ((R, W, *x.shape), x.dtype), made.blank)
@@ -74,7 +74,7 @@ def test_requests_set_their_own_options():
     assert int(out.tokens[0, 0]) == BEST[0, 0] and float(out.behavior_logp[0, 0]) == 0
 
 
-def test_slots_at_rest_keep_all():
+def test_idle_slots_are_not_filtered():
     made = make(top_p=0.3)
     out = made.draw(LOGITS, UNIFORM, slots(active=[[True, False, True]] * 2))
     kept = keep_mask(out.support, V).all(-1)
@@ -149,7 +149,7 @@ def test_bad_options_are_named(options, message):
         ("1", TypeError, "must be a number; got '1'"),
     ],
 )
-def test_values_that_are_no_sensible_number_are_refused(option, value, error, message):
+def test_values_that_are_not_sensible_numbers_are_refused(option, value, error, message):
     with pytest.raises(error, match=f"f: {option} {message}"):
         make(**{option: value})
 

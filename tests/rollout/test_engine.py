@@ -24,13 +24,13 @@ from jaxrl_llm.train.mesh import make_mesh
     ],
 )
 def test_results_do_not_depend_on_the_slots(
-    make, draw_groups, generate, by_request, whole, assert_same, options
+    make, draw_groups, generate, by_request, reference, assert_same, options
 ):
     groups = draw_groups(9)
-    found = by_request(list(generate(make(**options), *groups)))
-    assert_same(found, whole(groups))
+    result = by_request(list(generate(make(**options), *groups)))
+    assert_same(result, reference(groups))
     # They end in all ways: by a stop token, by the limit of the request, by that of the engine.
-    finishes = {(c.finish, len(c)) for c in found.values()}
+    finishes = {(c.finish, len(c)) for c in result.values()}
     assert {finish for finish, _ in finishes} == {0, 1} and any(n == 24 for _, n in finishes)
 
 
@@ -70,7 +70,7 @@ def test_nothing_compiles_after_warm_up(tiny, make, draw_groups, generate):
     rest = generation.stop()
     assert any(len(c) and c.finish == UNFINISHED for g in rest for c in g.partial.values())
     generation.submit(*rest)
-    # Numbers that are none, so that caches are cleared before their next use.
+    # Non-finite numbers, so that caches are cleared before their next use.
     generation.update(jax.tree.map(lambda x: x * jnp.nan, params), version=2)
     generation.step()
     generation.update(params, version=3)
@@ -92,13 +92,17 @@ def test_decode_and_fill_do_not_copy_the_cache(optimized):
     )
     assert engine.row_bytes == total // 8
     key, n = jax.random.key(0), np.int32(1)
-    rows, nobody, place = np.zeros((1, 8), np.int32), np.zeros((8, 4), bool), np.zeros((1, 2), int)
+    rows, where, slot = (
+        np.zeros((1, 8), np.int32),
+        np.zeros((8, 4), bool),
+        np.zeros((1, 2), int),
+    )
     arguments = {
         "decode": (params, slots, key, n, n, n, None),
         "fill_prompts": (params, slots, rows[:, :1], None),
-        "fill_responses": (params, slots, rows, n, nobody, None),
-        "copy_slot": (slots, place, place, n),
-        "clear_cache": (slots, nobody),
+        "fill_responses": (params, slots, rows, n, where, None),
+        "copy_slot": (slots, slot, slot, n),
+        "clear_cache": (slots, where),
     }
     for name, given in arguments.items():
         memory = engine.functions[name].lower(*given).compile().memory_analysis()
@@ -107,7 +111,9 @@ def test_decode_and_fill_do_not_copy_the_cache(optimized):
         assert memory.temp_size_in_bytes < prefix / 3 < cache / 3, name
 
 
-def test_a_mesh_gives_the_same(tiny, make, draw_groups, generate, by_request, whole, assert_same):
+def test_a_mesh_gives_the_same(
+    tiny, make, draw_groups, generate, by_request, reference, assert_same
+):
     model, params = tiny
     mesh = make_mesh(data=4, fsdp=2)
     engine = make(rows=8, width=2, mesh=mesh)
@@ -121,11 +127,11 @@ def test_a_mesh_gives_the_same(tiny, make, draw_groups, generate, by_request, wh
     generation.submit(*generation.stop())
     generation.step()
     generation.update(placed, version=1)
-    found = by_request(list(generation))
-    assert_same(found, whole(groups))
+    result = by_request(list(generation))
+    assert_same(result, reference(groups))
     # What is in slots stays where it is: every row on its device, whatever was called.
-    wanted = jr.models.batch_sharding(mesh)
-    assert {x.sharding for x in jax.tree.leaves(generation.slots)} == {wanted}
+    expected = jr.models.batch_sharding(mesh)
+    assert {x.sharding for x in jax.tree.leaves(generation.slots)} == {expected}
     assert engine.compiled() == programs
     # A fork stays on its device: each has one row of two slots.
     generation.submit(Group("f", [65], (900,)))
@@ -139,8 +145,8 @@ def test_a_mesh_gives_the_same(tiny, make, draw_groups, generate, by_request, wh
     assert engine.compiled() == programs
 
 
-def test_keys_and_values_lie_with_the_weights_of_their_heads(
-    tiny, make, draw_groups, generate, by_request, whole, assert_same
+def test_keys_and_values_are_sharded_like_the_weights_of_their_heads(
+    tiny, make, draw_groups, generate, by_request, reference, assert_same
 ):
     model, params = tiny
     mesh = make_mesh(data=2, fsdp=2, tensor=2)
@@ -150,7 +156,7 @@ def test_keys_and_values_lie_with_the_weights_of_their_heads(
     groups = draw_groups(12, seed=1)
     generation = generate(engine, *groups, params=placed)
     generation.step()
-    assert_same(by_request(list(generation)), whole(groups))
+    assert_same(by_request(list(generation)), reference(groups))
     slots, rows = generation.slots, ("data", "fsdp")
     assert {x.sharding.spec for x in jax.tree.leaves(slots.cache)} == {P(rows, None, "tensor")}
     assert {x.sharding.spec for x in jax.tree.leaves(slots.prompts.prefix)} == {P(rows, "tensor")}
@@ -165,14 +171,14 @@ def test_keys_and_values_lie_with_the_weights_of_their_heads(
         assert f"[{held}]" not in program
 
 
-def test_a_device_holds_its_part_of_the_heads(make, monkeypatch):
-    whole, split = make(rows=8), make(rows=8, mesh=make_mesh(data=2, fsdp=2, tensor=2))
-    stored = jax.eval_shape(whole.functions["init"])
+def test_a_device_counts_only_its_heads(make, monkeypatch):
+    reference, split = make(rows=8), make(rows=8, mesh=make_mesh(data=2, fsdp=2, tensor=2))
+    stored = jax.eval_shape(reference.functions["init"])
     cached = sum(
         x.size * x.dtype.itemsize // 8
         for x in jax.tree.leaves((stored.cache, stored.prompts.prefix))
     )
-    assert split.row_bytes == whole.row_bytes - cached // 2
+    assert split.row_bytes == reference.row_bytes - cached // 2
     # Two rows on each device: what it has is enough, and a byte less is not.
     enough = 2 * split.row_bytes
     monkeypatch.setattr(memory, "device_memory", lambda: (enough, 0))
@@ -190,15 +196,19 @@ def test_heads_that_a_mesh_does_not_divide_are_on_each_device():
     )
 
 
-def test_on_a_mesh_nothing_of_the_slots_is_sent(tiny, make):
+def test_slots_need_no_communication_on_a_mesh(tiny, make):
     engine, params = make(rows=16, mesh=make_mesh(data=8)), tiny[1]
     slots, n = jax.eval_shape(engine.functions["init"]), np.int32(1)
-    rows, nobody, place = np.zeros((8, 2), np.int32), np.zeros((16, 3), bool), np.zeros((8, 2), int)
+    rows, where, slot = (
+        np.zeros((8, 2), np.int32),
+        np.zeros((16, 3), bool),
+        np.zeros((8, 2), int),
+    )
     arguments = {
         "decode": (params, slots, jax.random.key(0), n, n, n, None),
         "fill_prompts": (params, slots, rows, None),
-        "fill_responses": (params, slots, rows, n, nobody, None),
-        "copy_slot": (slots, place, place, n),
+        "fill_responses": (params, slots, rows, n, where, None),
+        "copy_slot": (slots, slot, slot, n),
     }
     for name, given in arguments.items():
         program = engine.functions[name].lower(*given).compile().as_text()
@@ -207,7 +217,7 @@ def test_on_a_mesh_nothing_of_the_slots_is_sent(tiny, make):
 
 
 def test_deltas_differ_within_a_batch(
-    tiny, engine, generate, draw_groups, by_request, assert_same, whole
+    tiny, engine, generate, draw_groups, by_request, assert_same, reference
 ):
     model, params = tiny
     deltas, merged = make_deltas(params)
@@ -216,11 +226,11 @@ def test_deltas_differ_within_a_batch(
     generation = generate(engine, *given, deltas=deltas)
     generation.step()
     generation.update(params, version=1)
-    found = by_request(list(generation))
+    result = by_request(list(generation))
     for adapter in range(3):
         part = [g for g in given if g.adapter == adapter]
-        wanted = whole(part, merged[adapter])
-        assert_same({r: found[r] for r in wanted}, wanted)
+        expected = reference(part, merged[adapter])
+        assert_same({r: result[r] for r in expected}, expected)
 
 
 def make_deltas(params):

@@ -1,4 +1,4 @@
-"""What goes wrong in an engine: bad requests, numbers that are none, Ctrl-C, too little memory."""
+"""What goes wrong in an engine: bad requests, non-finite numbers, Ctrl-C, too little memory."""
 
 import signal
 
@@ -54,7 +54,7 @@ def begun(n, finish=UNFINISHED, *, entropy=True):
         ({"partial": {7: begun(3, entropy=False)}}, "request 7 were sampled with other outputs"),
     ],
 )
-def test_a_bad_group_is_named_and_none_is_taken(engine, generate, fields, message):
+def test_a_bad_group_is_named_and_none_is_queued(engine, generate, fields, message):
     generation = generate(engine, Group("there", [20], (0,)))
     good = Group("good", [21], (1,))
     bad = Group(**{"id": "bad", "prompt": [20], "requests": (7,), **fields})
@@ -71,8 +71,8 @@ def test_settings_out_of_range_are_named(make, generate):
 
 def test_more_requests_than_slots(engine, generate, by_request):
     groups = [Group(0, [20], tuple(range(40))), *(Group(i, [i], (100 + i,)) for i in range(1, 20))]
-    found = by_request(list(generate(engine, *groups)))
-    assert found.keys() == {*range(40), *range(101, 120)}
+    result = by_request(list(generate(engine, *groups)))
+    assert result.keys() == {*range(40), *range(101, 120)}
 
 
 def test_nothing_to_do(engine, tiny, generate, monkeypatch):
@@ -86,11 +86,11 @@ def test_nothing_to_do(engine, tiny, generate, monkeypatch):
     assert list(generation) == [] and generation.stop() == []
 
 
-# Numbers that are none.
+# Non-finite numbers.
 
 
-def test_a_bad_delta_ends_its_own_group_only(
-    tiny, engine, draw_groups, generate, by_request, whole, assert_same
+def test_a_nonfinite_delta_fails_only_its_group(
+    tiny, engine, draw_groups, generate, by_request, reference, assert_same
 ):
     params = tiny[1]
     kernel = params["layers"]["0"]["mlp"]["up"]["kernel"]
@@ -104,19 +104,19 @@ def test_a_bad_delta_ends_its_own_group_only(
     finished = list(generation)
     failed = {done.id for done in finished if any(c.finish == FAILED for c in done.completions)}
     assert failed == bad
-    found, wanted = by_request(finished), whole(groups)
+    result, expected = by_request(finished), reference(groups)
     for request in (r for g in groups if g.id in bad for r in g.requests):
-        assert found.pop(request).finish == FAILED and wanted.pop(request)
-    assert_same(found, wanted)
+        assert result.pop(request).finish == FAILED and expected.pop(request)
+    assert_same(result, expected)
 
 
 @pytest.fixture(scope="module")
-def poisoned(tiny, draw_groups, whole):
+def poisoned(tiny, draw_groups, reference):
     """An engine whose model cannot bear one token: it makes all numbers NaN, those kept too.
 
     And the token, one that responses often hold.
     """
-    tokens = np.concatenate([c.tokens[:-1] for c in whole(draw_groups(20, seed=11)).values()])
+    tokens = np.concatenate([c.tokens[:-1] for c in reference(draw_groups(20, seed=11)).values()])
     model, token = tiny[0], int(np.bincount(tokens).argmax())
 
     def apply(params, tokens, positions, context, **options):
@@ -130,36 +130,36 @@ def poisoned(tiny, draw_groups, whole):
     return jr.rollout.make_engine(model._replace(apply=apply), **sizes, **options), token
 
 
-def test_a_token_that_fails_ends_one_response(
-    poisoned, draw_groups, generate, by_request, whole, assert_same
+def test_a_nonfinite_token_fails_one_response(
+    poisoned, draw_groups, generate, by_request, reference, assert_same
 ):
     engine, token = poisoned
     groups = draw_groups(20, seed=11)
     groups[3] = groups[3]._replace(prompt=[20, token, 21])
     groups[6] = groups[6]._replace(prompt=[20, token])
     finished = list(generate(engine, *groups))
-    found, wanted = by_request(finished), whole(groups)
+    result, expected = by_request(finished), reference(groups)
     failed = set()
     for group in groups:
         for request in group.requests:
-            tokens = wanted[request].tokens.tolist()
+            tokens = expected[request].tokens.tolist()
             # The token that is sampled is still there; what comes of it is not.
             n = tokens[:-1].index(token) + 1 if token in tokens[:-1] else None
             n = 0 if token in group.prompt else n
             if n is not None:
                 failed.add(group.id)
-                completion = found.pop(request)
+                completion = result.pop(request)
                 assert completion.finish == FAILED
                 assert completion.tokens.tolist() == tokens[:n]
-                del wanted[request]
+                del expected[request]
     # Others have gone through the same slots behind them, in rows of all kinds.
-    assert_same(found, wanted)
+    assert_same(result, expected)
     assert {"g3", "g6"} < failed and len(failed) < 12
-    told = {done.id for done in finished if any(c.finish == FAILED for c in done.completions)}
-    assert told == failed
+    reported = {done.id for done in finished if any(c.finish == FAILED for c in done.completions)}
+    assert reported == failed
 
 
-def test_a_failed_response_goes_into_no_batch(poisoned, generate):
+def test_a_failed_response_is_refused_by_a_batch(poisoned, generate):
     engine, token = poisoned
     (done,) = generate(engine, Group("bad", [token], (5, 6)))
     with pytest.raises(
@@ -173,7 +173,7 @@ def test_a_failed_response_goes_into_no_batch(poisoned, generate):
 
 @pytest.mark.parametrize("name", ["decode", "start", "fill_prompts", "take_tokens"])
 def test_ctrl_c_loses_nothing(
-    engine, draw_groups, generate, by_request, whole, assert_same, monkeypatch, name
+    engine, draw_groups, generate, by_request, reference, assert_same, monkeypatch, name
 ):
     groups, calls = draw_groups(9, seed=12), []
     function = engine.functions[name]
@@ -187,20 +187,20 @@ def test_ctrl_c_loses_nothing(
         return result
 
     monkeypatch.setitem(engine.functions, name, interrupted)
-    generation, found = generate(engine, *groups), []
+    generation, result = generate(engine, *groups), []
     with pytest.raises(KeyboardInterrupt):
         for done in generation:
-            found.append(done)
+            result.append(done)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    assert len(calls) >= 4 and len(found) < len(groups)
+    assert len(calls) >= 4 and len(result) < len(groups)
     rest = generation.stop()
-    assert sorted([x.id for x in (*found, *rest)]) == sorted(g.id for g in groups)
+    assert sorted([x.id for x in (*result, *rest)]) == sorted(g.id for g in groups)
     assert any(c.finish == UNFINISHED for g in rest for c in g.partial.values())
-    found += list(generate(engine, *rest))
-    assert_same(by_request(found), whole(groups))
+    result += list(generate(engine, *rest))
+    assert_same(by_request(result), reference(groups))
 
 
-def test_ctrl_c_while_weights_change(tiny, engine, generate, monkeypatch):
+def test_ctrl_c_during_an_update(tiny, engine, generate, monkeypatch):
     generation = generate(engine, Group("a", [65], (0, 1, 2)))
     generation.step()
     fill = engine.functions["fill_responses"]
@@ -227,7 +227,7 @@ def test_ctrl_c_while_weights_change(tiny, engine, generate, monkeypatch):
 # Memory.
 
 
-def test_slots_that_do_not_fit_say_how_many_would(engine, tiny, generate, monkeypatch):
+def test_too_many_slots_are_refused(engine, tiny, generate, monkeypatch):
     each = engine.row_bytes
     monkeypatch.setattr(memory, "device_memory", lambda: (each * 3, int(each * 1.5)))
     message = r"The engine's 2 rows of 3 slots take .* about 1 rows \(3 slots\) would fit\."
@@ -247,8 +247,8 @@ def test_slots_that_do_not_fit_say_how_many_would(engine, tiny, generate, monkey
 
 
 @pytest.mark.parametrize("deleted", [False, True])
-def test_memory_that_runs_out_in_the_middle(
-    engine, draw_groups, generate, by_request, whole, assert_same, monkeypatch, deleted
+def test_out_of_memory_while_decoding(
+    engine, draw_groups, generate, by_request, reference, assert_same, monkeypatch, deleted
 ):
     groups = draw_groups(6, seed=13)
     decode, calls = engine.functions["decode"], []
@@ -262,24 +262,24 @@ def test_memory_that_runs_out_in_the_middle(
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
 
     monkeypatch.setitem(engine.functions, "decode", full)
-    generation, found = generate(engine, *groups), []
+    generation, result = generate(engine, *groups), []
     each = engine.row_bytes
     monkeypatch.setattr(memory, "device_memory", lambda: (each * 3, each * 2))
     with pytest.raises(MemoryError, match=r"about 1 rows \(3 slots\) would fit\.$"):
         for done in generation:
-            found.append(done)
+            result.append(done)
     monkeypatch.undo()
     # What the device still holds is kept, the rest begins again; no request is lost.
     rest = generation.stop()
     kept = [len(c) for g in rest for c in g.partial.values() if c.finish == UNFINISHED]
     assert deleted == (not kept)
-    found += list(generate(engine, *rest))
-    assert_same(by_request(found), whole(groups))
+    result += list(generate(engine, *rest))
+    assert_same(by_request(result), reference(groups))
 
 
 @pytest.mark.parametrize("name", ["put_prompts", "start", "fill_prompts", "fill_responses"])
-def test_slots_that_are_half_filled_are_not_read(
-    tiny, engine, draw_groups, generate, by_request, whole, assert_same, monkeypatch, name
+def test_half_filled_slots_are_not_read(
+    tiny, engine, draw_groups, generate, by_request, reference, assert_same, monkeypatch, name
 ):
     groups, calls = draw_groups(9, seed=14), []
     function = engine.functions[name]
@@ -290,11 +290,11 @@ def test_slots_that_are_half_filled_are_not_read(
             raise jax.errors.JaxRuntimeError("INTERNAL: a cable")
         return function(*arguments)
 
-    generation, found = generate(engine, *groups), []
+    generation, result = generate(engine, *groups), []
     monkeypatch.setitem(engine.functions, name, broken)
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL: a cable"):
         for done in generation:
-            found.append(done)
+            result.append(done)
             if name == "fill_responses":
                 generation.update(tiny[1], version=0)
     # The slots hold requests that have not started: their tokens are those of others.
@@ -309,12 +309,12 @@ def test_slots_that_are_half_filled_are_not_read(
         with pytest.raises(RuntimeError, match=message):
             call()
     rest = generation.stop()
-    assert sorted(x.id for x in (*found, *rest)) == sorted(g.id for g in groups)
-    found += list(generate(engine, *rest))
-    assert_same(by_request(found), whole(groups))
+    assert sorted(x.id for x in (*result, *rest)) == sorted(g.id for g in groups)
+    result += list(generate(engine, *rest))
+    assert_same(by_request(result), reference(groups))
 
 
-def test_a_device_that_fails_while_it_stops(engine, draw_groups, generate, monkeypatch):
+def test_a_device_error_during_stop(engine, draw_groups, generate, monkeypatch):
     groups = draw_groups(4, seed=15)
     generation = generate(engine, *groups)
     generation.step()
@@ -328,9 +328,9 @@ def test_a_device_that_fails_while_it_stops(engine, draw_groups, generate, monke
     assert not any(c.finish == UNFINISHED for g in rest for c in g.partial.values())
 
 
-def test_ctrl_c_while_it_stops(engine, draw_groups, generate, monkeypatch):
-    groups, told = draw_groups(4, seed=16), []
-    generation = generate(engine, *groups, on_tokens=lambda *news: told.append(news))
+def test_ctrl_c_during_stop(engine, draw_groups, generate, monkeypatch):
+    groups, reported = draw_groups(4, seed=16), []
+    generation = generate(engine, *groups, on_tokens=lambda *news: reported.append(news))
     decode, end_slots = engine.functions["decode"], engine.functions["end_slots"]
 
     def interrupted(function):
@@ -343,7 +343,7 @@ def test_ctrl_c_while_it_stops(engine, draw_groups, generate, monkeypatch):
     monkeypatch.setitem(engine.functions, "decode", interrupted(decode))
     with pytest.raises(KeyboardInterrupt):
         generation.step()
-    assert not told
+    assert not reported
     monkeypatch.setitem(engine.functions, "end_slots", interrupted(end_slots))
     with pytest.raises(KeyboardInterrupt):
         generation.stop()
@@ -351,10 +351,10 @@ def test_ctrl_c_while_it_stops(engine, draw_groups, generate, monkeypatch):
     assert sorted(g.id for g in rest) == sorted(g.id for g in groups)
     # What was sampled and not yet told of is told before all is handed back.
     lengths = [len(c) for g in rest for c in g.partial.values()]
-    assert sum(len(out.tokens) for *_, out in told) == sum(lengths) > 0
+    assert sum(len(out.tokens) for *_, out in reported) == sum(lengths) > 0
 
 
-def test_other_errors_of_the_device_are_told_as_they_are(engine, generate, monkeypatch):
+def test_other_device_errors_are_raised_unchanged(engine, generate, monkeypatch):
     generation = generate(engine, Group("a", [65], (0,)))
 
     def broken(*arguments):

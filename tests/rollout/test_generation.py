@@ -23,13 +23,13 @@ def bits(completions):
 
 
 @pytest.fixture(scope="module")
-def long_ones(whole):
+def long_ones(reference):
     """``long_ones(prompt, n)``: requests whose responses to a prompt take all 24 tokens."""
 
     def long_ones(prompt, n):
         groups = [Group(i, prompt, tuple(range(6 * i, 6 * i + 6))) for i in range(12)]
-        found = [r for r, c in whole(groups).items() if len(c) == 24]
-        return tuple(found[:n])
+        result = [r for r, c in reference(groups).items() if len(c) == 24]
+        return tuple(result[:n])
 
     return long_ones
 
@@ -37,18 +37,18 @@ def long_ones(whole):
 # Stopping and going on.
 
 
-def test_a_loop_that_is_left_goes_on_bit_for_bit(engine, draw_groups, generate, by_request):
+def test_an_interrupted_loop_resumes_bit_for_bit(engine, draw_groups, generate, by_request):
     groups = draw_groups(7)
-    whole = by_request(list(generate(engine, *groups)))
+    reference = by_request(list(generate(engine, *groups)))
     generation = generate(engine, *groups)
-    found = [next(iter(generation))]
+    result = [next(iter(generation))]
     for done in generation:
-        found.append(done)
-        if len(found) == 3:
+        result.append(done)
+        if len(result) == 3:
             break
     generation.step()
-    found += list(generation)
-    assert bits(by_request(found)) == bits(whole)
+    result += list(generation)
+    assert bits(by_request(result)) == bits(reference)
     assert list(generation) == [] and generation.stop() == []
 
 
@@ -56,11 +56,11 @@ def test_a_loop_that_is_left_goes_on_bit_for_bit(engine, draw_groups, generate, 
     "elsewhere",
     [{"entropy": True}, {"rows": 1, "width": 4, "chunk": 16, "block": 128, "entropy": True}],
 )
-def test_what_was_stopped_goes_on_elsewhere_as_if_it_had_not_been(
-    engine, make, draw_groups, generate, by_request, whole, assert_same, elsewhere
+def test_stopped_groups_resume_in_another_engine(
+    engine, make, draw_groups, generate, by_request, reference, assert_same, elsewhere
 ):
     groups = draw_groups(8)
-    generation, found, known = generate(engine, *groups), [], {}
+    generation, result, known = generate(engine, *groups), [], {}
     # Stopped again and again, each time with all that had begun.
     for steps in (1, 0, 2, 1):
         for _ in range(steps):
@@ -73,12 +73,12 @@ def test_what_was_stopped_goes_on_elsewhere_as_if_it_had_not_been(
     rest = generation.stop()
     assert lengths(rest) == known
     assert {c.finish for g in rest for c in g.partial.values()} == {LENGTH, STOP, UNFINISHED}
-    found = list(generate(make(**elsewhere), *rest))
-    assert sorted(done.id for done in found) == sorted(g.id for g in groups)
-    assert_same(by_request(found), whole(groups))
+    result = list(generate(make(**elsewhere), *rest))
+    assert sorted(done.id for done in result) == sorted(g.id for g in groups)
+    assert_same(by_request(result), reference(groups))
 
 
-def test_what_was_stopped_comes_in_the_order_of_its_start(engine, generate, long_ones):
+def test_stop_returns_groups_in_the_order_of_their_start(engine, generate, long_ones):
     groups = [Group(i, [65], (r,), max_new_tokens=24 - i) for i, r in enumerate(long_ones([65], 6))]
     generation = generate(engine, *groups[::-1])
     generation.step()
@@ -108,14 +108,14 @@ def test_finished_siblings_are_not_sampled_again(engine, tiny, generate, draw_gr
     assert set(ended) >= {0, 2} and len(ended) < 5
     # Under other weights: what had ended stays as it was.
     other = jax.tree.map(lambda x: x * 1.3, tiny[1])
-    found = by_request(list(generate(engine, rest, params=other, version=1)))
-    assert all(found[r] is c for r, c in ended.items())
-    assert any(1 in c.out.version for c in found.values())
+    result = by_request(list(generate(engine, rest, params=other, version=1)))
+    assert all(result[r] is c for r, c in ended.items())
+    assert any(1 in c.out.version for c in result.values())
     # A group of which all has ended needs no slot.
-    finished = group._replace(partial=found)
+    finished = group._replace(partial=result)
     generation = generate(engine, finished, params=other)
     (done,) = generation
-    assert done.completions == tuple(found[r] for r in range(5)) and done.group == group
+    assert done.completions == tuple(result[r] for r in range(5)) and done.group == group
 
 
 # New weights.
@@ -142,9 +142,9 @@ def test_new_weights_keep_the_tokens_and_read_them_again(
     for _ in range(3):
         generation.step()
     generation.update(other, version=3)
-    found = by_request(list(generation))
+    result = by_request(list(generation))
     logits = jax.jit(teacher_forced, static_argnums=(0, 3))
-    for request, completion in found.items():
+    for request, completion in result.items():
         n, out = 12, completion.out
         assert out.version.tolist() == [0] * n + [3] * (len(completion) - n)
         assert out.tokens[:n].tolist() == old[request].tokens[:n].tolist()
@@ -160,17 +160,17 @@ def test_new_weights_keep_the_tokens_and_read_them_again(
 
 
 def test_the_same_weights_again_change_nothing(
-    engine, tiny, draw_groups, generate, by_request, whole, assert_same
+    engine, tiny, draw_groups, generate, by_request, reference, assert_same
 ):
     groups = draw_groups(6, seed=3)
     generation = generate(engine, *groups)
-    found = []
+    result = []
     for version in range(1, 4):
         generation.step()
         generation.update(tiny[1], version=version)
-    found = by_request(list(generation))
-    assert_same(found, whole(groups))
-    versions = [c.out.version for c in found.values()]
+    result = by_request(list(generation))
+    assert_same(result, reference(groups))
+    versions = [c.out.version for c in result.values()]
     assert all((np.diff(v) >= 0).all() for v in versions)
     assert any(len(set(v.tolist())) > 2 for v in versions)
 
@@ -178,14 +178,14 @@ def test_the_same_weights_again_change_nothing(
 # Segments.
 
 
-def test_segments_part_a_response_over_rounds(
-    engine, draw_groups, generate, by_request, whole, assert_same
+def test_segments_split_a_response_over_rounds(
+    engine, draw_groups, generate, by_request, reference, assert_same
 ):
     groups = draw_groups(7, seed=4)
     generation = generate(engine, *groups, segment=7)
-    found, had, rounds = [], {}, 0
+    result, had, rounds = [], {}, 0
     while groups:
-        found += list(generation)
+        result += list(generation)
         groups = generation.stop()
         now = lengths(groups)
         for group in groups:
@@ -197,10 +197,10 @@ def test_segments_part_a_response_over_rounds(
         generation.submit(*groups)
     # 24 tokens are four parts of at most 7.
     assert rounds == 4
-    assert_same(by_request(found), whole(draw_groups(7, seed=4)))
+    assert_same(by_request(result), reference(draw_groups(7, seed=4)))
 
 
-def test_what_is_set_aside_can_be_cancelled(engine, generate, long_ones):
+def test_a_paused_request_can_be_cancelled(engine, generate, long_ones):
     requests = long_ones([65], 2)
     group = Group("a", [65], requests, max_new_tokens=(24, 3))
     generation = generate(engine, group, segment=5)
@@ -214,7 +214,7 @@ def test_what_is_set_aside_can_be_cancelled(engine, generate, long_ones):
 
 
 def test_rounds_lose_nothing_and_finish_what_they_began(
-    engine, draw_groups, generate, by_request, whole, assert_same
+    engine, draw_groups, generate, by_request, reference, assert_same
 ):
     groups = draw_groups(14, seed=5)
     new, buffered, trained, rejected = iter(groups), deque(), [], []
@@ -238,9 +238,9 @@ def test_rounds_lose_nothing_and_finish_what_they_began(
     ids = [x.id for x in (*trained, *rejected, *buffered)]
     assert sorted(ids) == sorted(g.id for g in groups[:taken])
     # Resumed or not, each is what it would have been; at once, where all is wanted.
-    found = by_request([*trained, *rejected])
+    result = by_request([*trained, *rejected])
     done = [g for g in groups[:taken] if g.id in {x.id for x in (*trained, *rejected)}]
-    assert_same(found, whole(done))
+    assert_same(result, reference(done))
     rest = list(sample_round(generation, buffered, iter(()), n=5, target=5))
     assert len(rest) == 2 and not buffered
 
@@ -260,7 +260,7 @@ def test_groups_that_finish_together_train_in_the_next_round(make, generate, lon
     assert {first.id, *(x.id for x in done)} == {0, 1, 2} and generation.slots is before
 
 
-def test_a_round_that_is_left_puts_all_back(engine, draw_groups, generate):
+def test_an_interrupted_round_puts_its_groups_back(engine, draw_groups, generate):
     groups = draw_groups(6, seed=6)
     buffered, new = deque(groups[:2]), iter(groups[2:])
     generation = generate(engine)
@@ -285,8 +285,8 @@ def test_a_round_that_is_left_puts_all_back(engine, draw_groups, generate):
 # Ends that somebody asks for.
 
 
-def test_cancelled_rollouts_keep_what_they_have(
-    engine, generate, by_request, whole, assert_same, long_ones
+def test_cancelled_responses_keep_their_tokens(
+    engine, generate, by_request, reference, assert_same, long_ones
 ):
     first, second, *others = long_ones([65], 5)
     groups = [Group("a", [65], (first, second, *others)), Group("b", [70], (100, 101))]
@@ -303,13 +303,13 @@ def test_cancelled_rollouts_keep_what_they_have(
     generation.cancel(104)
     with pytest.raises(KeyError, match="request 104 is not there, or has ended"):
         generation.cancel(104)
-    found, wanted = by_request(list(generation)), whole(groups)
+    result, expected = by_request(list(generation)), reference(groups)
     for request, n in ((first, 4), (second, 8), (waiting, 0), (104, 0)):
-        completion, free = found.pop(request), wanted.pop(request)
+        completion, free = result.pop(request), expected.pop(request)
         assert completion.finish == CANCELLED
         assert completion.tokens.tolist() == free.tokens[:n].tolist()
-    assert len(found) == 6
-    assert_same(found, wanted)
+    assert len(result) == 6
+    assert_same(result, expected)
 
 
 def test_a_row_whose_siblings_are_all_cancelled_is_free_again(engine, generate, long_ones):
@@ -336,19 +336,19 @@ def test_a_fork_is_a_new_request_with_the_tokens_so_far(
     assert generation.fork(source, 500)
     (done,) = generation
     assert done.group.requests == (source, *others, 500)
-    found = by_request([done])
-    copy = found.pop(500)
+    result = by_request([done])
+    copy = result.pop(500)
     # It equals a request of its id that begins with these tokens.
-    begun = Completion(500, jax.tree.map(lambda x: x[:4], found[source].out), UNFINISHED)
+    begun = Completion(500, jax.tree.map(lambda x: x[:4], result[source].out), UNFINISHED)
     fresh = Group("b", [65], (500,), max_new_tokens=20, partial={500: begun})
     assert_same({500: copy}, by_request(list(generate(engine, fresh))))
-    assert copy.tokens[:4].tolist() == found[source].tokens[:4].tolist()
-    assert copy.tokens.tolist() != found[source].tokens.tolist()
+    assert copy.tokens[:4].tolist() == result[source].tokens[:4].tolist()
+    assert copy.tokens.tolist() != result[source].tokens.tolist()
     # And the others have not noticed.
-    assert_same(found, by_request(list(generate(engine, group))))
+    assert_same(result, by_request(list(generate(engine, group))))
 
 
-def test_forks_that_cannot_be(engine, generate):
+def test_impossible_forks(engine, generate):
     generation = generate(engine, Group("a", [65], (0, 1, 2)), Group("b", [66], (3, 4, 5)))
     generation.admit()
     assert generation.fork(0, 9) is False
@@ -363,39 +363,39 @@ def test_forks_that_cannot_be(engine, generate):
 # What is told.
 
 
-def test_every_token_is_told_once_and_in_order(engine, draw_groups, generate, by_request):
-    told = {}
+def test_every_token_is_reported_once_and_in_order(engine, draw_groups, generate, by_request):
+    reported = {}
 
     def on_tokens(group, request, start, out):
         assert out.tokens.shape == out.entropy.shape == out.version.shape
-        told.setdefault((group, request), []).append((start, out))
+        reported.setdefault((group, request), []).append((start, out))
 
     groups = draw_groups(8, seed=7)
     generation = generate(engine, *groups, on_tokens=on_tokens)
     generation.step()
     rest = generation.stop()
     generation.submit(*rest)
-    found = by_request(list(generation))
-    assert {request for _, request in told} == set(found)
-    for (group, request), news in told.items():
-        whole = jax.tree.map(lambda *parts: np.concatenate(parts), *[out for _, out in news])
+    result = by_request(list(generation))
+    assert {request for _, request in reported} == set(result)
+    for (group, request), news in reported.items():
+        reference = jax.tree.map(lambda *parts: np.concatenate(parts), *[out for _, out in news])
         assert [start for start, _ in news] == np.cumsum(
             [0, *[len(out.tokens) for _, out in news]]
         ).tolist()[:-1]
-        jax.tree.map(np.testing.assert_array_equal, whole, found[request].out)
+        jax.tree.map(np.testing.assert_array_equal, reference, result[request].out)
         assert request in next(g.requests for g in groups if g.id == group)
-    assert max(map(len, told.values())) > 3
+    assert max(map(len, reported.values())) > 3
 
 
-def test_what_is_told_may_cancel_and_fork(engine, generate, long_ones):
+def test_a_callback_may_cancel_and_fork(engine, generate, long_ones):
     first, second = long_ones([65], 2)
-    told = []
+    reported = []
 
     def on_tokens(group, request, start, out):
         if request == first and start == 0:
             assert generation.fork(first, 500)
             generation.cancel(second)
-        told.extend([start] if request == 500 else [])
+        reported.extend([start] if request == 500 else [])
 
     group = Group("a", [65], (first, second), max_new_tokens=9)
     generation = generate(engine, group, on_tokens=on_tokens)
@@ -403,15 +403,15 @@ def test_what_is_told_may_cancel_and_fork(engine, generate, long_ones):
     assert [c.request for c in done.completions] == [first, second, 500]
     assert done.completions[1].finish == CANCELLED and len(done.completions[1]) == 4
     # Of the copy nothing is told that its source was told of.
-    assert told[0] == 4
+    assert reported[0] == 4
 
 
-def test_a_callback_that_raises_is_not_told_twice(engine, generate, long_ones):
-    told, requests = [], long_ones([65], 3)
+def test_a_callback_that_raises_gets_no_token_twice(engine, generate, long_ones):
+    reported, requests = [], long_ones([65], 3)
 
     def on_tokens(group, request, start, out):
-        told.append((request, start))
-        if len(told) == 2:
+        reported.append((request, start))
+        if len(reported) == 2:
             raise OSError("full")
 
     generation = generate(engine, Group("a", [65], requests), on_tokens=on_tokens)
@@ -419,7 +419,7 @@ def test_a_callback_that_raises_is_not_told_twice(engine, generate, long_ones):
         list(generation)
     (done,) = generation
     assert [len(c) for c in done.completions] == [24] * 3
-    assert sorted(told) == sorted((r, start) for r in requests for start in range(0, 24, 4))
+    assert sorted(reported) == sorted((r, start) for r in requests for start in range(0, 24, 4))
 
 
 # Stop strings.
@@ -430,7 +430,7 @@ def text(ids):
 
 
 def test_stop_strings_cut_at_the_token_that_completes_them(
-    engine, draw_groups, generate, by_request, whole
+    engine, draw_groups, generate, by_request, reference
 ):
     groups = draw_groups(16, seed=8)
     stops = ("ab", "q", "zz")
@@ -439,22 +439,24 @@ def test_stop_strings_cut_at_the_token_that_completes_them(
         generation.step()
         assert generation.slots.active.sum() == len(generation.decoding)
     generation.submit(*generation.stop())
-    found, wanted = by_request(list(generation)), whole(groups)
+    result, expected = by_request(list(generation)), reference(groups)
     cut = 0
-    for request, completion in found.items():
-        free = wanted[request].tokens.tolist()
+    for request, completion in result.items():
+        free = expected[request].tokens.tolist()
         ends = [n for n in range(1, len(free) + 1) if any(s in text(free[:n]) for s in stops)]
         n = ends[0] if ends else len(free)
         assert completion.tokens.tolist() == free[:n]
-        assert completion.finish == (STOP if ends else wanted[request].finish)
+        assert completion.finish == (STOP if ends else expected[request].finish)
         np.testing.assert_allclose(
-            completion.out.behavior_logp, wanted[request].out.behavior_logp[:n], atol=1e-5
+            completion.out.behavior_logp,
+            expected[request].out.behavior_logp[:n],
+            atol=1e-5,
         )
         cut += bool(ends)
-    assert 3 < cut < len(found)
+    assert 3 < cut < len(result)
 
 
-def test_options_of_a_generation_that_do_not_fit(engine, generate, tiny):
+def test_bad_options_of_a_generation(engine, generate, tiny):
     with pytest.raises(ValueError, match="stop_strings and decode_text need each other"):
         generate(engine, stop_strings=("a",))
     with pytest.raises(ValueError, match="stop_strings and decode_text need each other"):
@@ -473,7 +475,7 @@ def test_options_of_a_generation_that_do_not_fit(engine, generate, tiny):
 
 
 def test_ten_thousand_requests_through_32_slots(
-    optimized, make, draw_groups, generate, by_request, whole, assert_same
+    optimized, make, draw_groups, generate, by_request, reference, assert_same
 ):
     engine = make(rows=8, width=4, chunk=8, block=16)
     rng, groups = np.random.default_rng(9), draw_groups(2860, seed=9, most=12)
@@ -486,22 +488,22 @@ def test_ten_thousand_requests_through_32_slots(
     for begin in range(0, len(groups), 286):
         generation.submit(*groups[begin : begin + 286])
         generation.step()
-    found = list(generation)
-    assert sorted(done.id for done in found) == sorted(g.id for g in groups)
-    found = by_request(found)
-    assert len(found) == count
-    wanted = whole(groups, size=512, most=12)
+    result = list(generation)
+    assert sorted(done.id for done in result) == sorted(g.id for g in groups)
+    result = by_request(result)
+    assert len(result) == count
+    expected = reference(groups, size=512, most=12)
     # Sums that are rounded in another order may send a number that falls on the border of two
     # tokens to either of them: one token in about 100,000.
-    on_border = {r for r, c in found.items() if c.tokens.tolist() != wanted[r].tokens.tolist()}
+    on_border = {r for r, c in result.items() if c.tokens.tolist() != expected[r].tokens.tolist()}
     for request in on_border:
-        ours, theirs = (x.tokens.astype(int) for x in (found[request], wanted[request]))
+        ours, theirs = (x.tokens.astype(int) for x in (result[request], expected[request]))
         n = min(len(ours), len(theirs))
         place = np.flatnonzero(ours[:n] != theirs[:n])[0]
         assert abs(ours[place] - theirs[place]) == 1
     assert len(on_border) <= 5
-    same = found.keys() - on_border
-    assert_same({r: found[r] for r in same}, {r: wanted[r] for r in same})
+    same = result.keys() - on_border
+    assert_same({r: result[r] for r in same}, {r: expected[r] for r in same})
     # And truly one by one.
     one = make(rows=1, width=1, chunk=24, block=16)
     for i in rng.choice(len(groups), 50, replace=False):
@@ -509,4 +511,4 @@ def test_ten_thousand_requests_through_32_slots(
         most = groups[i].max_new_tokens[:1]
         alone = groups[i]._replace(requests=first, max_new_tokens=most)
         (done,) = generate(one, alone)
-        assert_same({first[0]: done.completions[0]}, {first[0]: found[first[0]]})
+        assert_same({first[0]: done.completions[0]}, {first[0]: result[first[0]]})

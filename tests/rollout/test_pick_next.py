@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from jaxrl_llm.rollout import pick_next
 
 quick = settings(max_examples=80, deadline=None, database=None, derandomize=True)
-NOBODY = np.zeros((3, 2), bool)
+IDLE = np.zeros((3, 2), bool)
 
 
 def entries(starts):
@@ -22,8 +22,8 @@ def test_siblings_of_a_row_come_before_other_groups():
     assert entries(starts) == [(0, 0, 0, 1, 0), (1, 0, 1, 0, 1), (1, 1, 1, 1, 0)]
 
 
-def test_new_groups_take_whole_rows_the_longest_first():
-    starts = pick_next([2, 3, 1, 2], [5, 5, 9, 1], [-1, -1, -1], NOBODY)
+def test_new_groups_take_free_rows_the_longest_first():
+    starts = pick_next([2, 3, 1, 2], [5, 5, 9, 1], [-1, -1, -1], IDLE)
     assert entries(starts) == [
         (2, 0, 0, 0, 1),
         (0, 0, 1, 0, 1),
@@ -34,11 +34,11 @@ def test_new_groups_take_whole_rows_the_longest_first():
 
 
 def test_a_group_gets_a_second_row_only_where_no_other_waits():
-    spread = pick_next([5, 0], [1, 1], [-1, -1, -1], NOBODY)
+    spread = pick_next([5, 0], [1, 1], [-1, -1, -1], IDLE)
     assert spread.row.tolist() == [0, 0, 1, 1, 2]
     assert spread.sibling.tolist() == [0, 1, 2, 3, 4]
     assert spread.prefill.tolist() == [True, False, True, False, True]
-    assert pick_next([5, 1], [9, 1], [-1, -1, -1], NOBODY).group.tolist() == [0, 0, 1, 0, 0]
+    assert pick_next([5, 1], [9, 1], [-1, -1, -1], IDLE).group.tolist() == [0, 0, 1, 0, 0]
     # Among those with a row, the longest expected first, one row each in turn.
     turns = pick_next([9, 9], [1, 2], [-1] * 4, np.zeros((4, 1), bool))
     assert turns.group.tolist() == [1, 0, 1, 0]
@@ -46,13 +46,13 @@ def test_a_group_gets_a_second_row_only_where_no_other_waits():
 
 def test_a_row_goes_on_with_its_group_after_a_pause():
     # No slot is busy, but siblings wait for the prompt that row 1 holds.
-    starts = pick_next([0, 3], [1, 1], [0, 1, -1], NOBODY)
+    starts = pick_next([0, 3], [1, 1], [0, 1, -1], IDLE)
     assert starts.row.tolist() == [1, 1, 0] and starts.prefill.tolist() == [False, False, True]
 
 
 def test_no_more_new_groups_than_allowed():
     for limit, groups in ((0, []), (1, [2, 2]), (2, [2, 2, 1, 1])):
-        starts = pick_next([2, 2, 2], [1, 2, 3], [-1] * 3, NOBODY, max_new_groups=limit)
+        starts = pick_next([2, 2, 2], [1, 2, 3], [-1] * 3, IDLE, max_new_groups=limit)
         assert starts.group.tolist() == groups
     # Siblings of a group that has begun are none of them; free rows are theirs.
     busy = np.array([[True, True], [False, False]])
@@ -61,7 +61,7 @@ def test_no_more_new_groups_than_allowed():
 
 
 def test_nothing_to_do():
-    for waiting, busy in (([0, 0], NOBODY), ([4, 4], ~NOBODY)):
+    for waiting, busy in (([0, 0], IDLE), ([4, 4], ~IDLE)):
         starts = pick_next(waiting, [1, 1], [0, 1, 0], busy)
         assert all(len(x) == 0 for x in starts) and starts.prefill.dtype == bool
     assert len(pick_next([], [], [-1], np.zeros((1, 2), bool)).row) == 0
@@ -143,13 +143,13 @@ def test_a_run_starts_every_request_once_and_leaves_no_slot_idle(lengths, data, 
         if not grid.slots:
             break
         grid.run()
-    wanted = [(g, r) for g, group in enumerate(lengths) for r in range(len(group))]
-    assert sorted(grid.started) == wanted
+    expected = [(g, r) for g, group in enumerate(lengths) for r in range(len(group))]
+    assert sorted(grid.started) == expected
 
 
 @quick
 @given(LENGTHS, st.integers(1, 4), st.integers(1, 4))
-def test_a_prompt_is_taken_in_again_only_for_rows_that_nobody_else_needs(lengths, rows, width):
+def test_a_prompt_is_read_again_only_for_rows_that_would_stay_empty(lengths, rows, width):
     grid = Grid(lengths, [max(group) for group in lengths], rows, width)
     order = sorted(range(len(lengths)), key=lambda g: (-max(lengths[g]), g))
     first: list[int] = []
@@ -173,9 +173,9 @@ def test_a_prompt_is_taken_in_again_only_for_rows_that_nobody_else_needs(lengths
         ({"row_group": [0, -2, -1]}, ValueError, "row_group must be -1 or one of the 2 groups"),
         ({"row_group": [0, -1]}, ValueError, r"row_group must have shape \(3,\); got \(2,\)"),
         ({"row_group": [0.0, -1, -1]}, TypeError, "row_group must hold integers"),
-        ({"busy": ~NOBODY}, ValueError, "row 1 has a busy slot but holds no prompt"),
-        ({"busy": NOBODY.astype(int)}, TypeError, "busy must be bool"),
-        ({"busy": NOBODY[0]}, ValueError, "busy must have 2 axes"),
+        ({"busy": ~IDLE}, ValueError, "row 1 has a busy slot but holds no prompt"),
+        ({"busy": IDLE.astype(int)}, TypeError, "busy must be bool"),
+        ({"busy": IDLE[0]}, ValueError, "busy must have 2 axes"),
         ({"waiting": [1, -1]}, ValueError, "pick_next: waiting must not be negative; got -1"),
         ({"waiting": [0.5, 1]}, TypeError, "waiting must hold integers"),
         ({"expected": [1.0]}, ValueError, r"waiting \(2,\), expected \(1,\)"),
@@ -184,6 +184,6 @@ def test_a_prompt_is_taken_in_again_only_for_rows_that_nobody_else_needs(lengths
     ],
 )
 def test_bad_input(changes, error, words):
-    good = {"waiting": [1, 1], "expected": [1, 1], "row_group": [0, -1, -1], "busy": NOBODY}
+    good = {"waiting": [1, 1], "expected": [1, 1], "row_group": [0, -1, -1], "busy": IDLE}
     with pytest.raises(error, match=words):
         pick_next(**{**good, **changes})

@@ -58,12 +58,12 @@ def alone(tiny):
     return alone
 
 
-def assert_alike(found, wanted, message="", *, atol=2e-4):
+def assert_alike(result, expected, message="", *, atol=2e-4):
     """Tokens, masks and ends are the same, log-probabilities close."""
     for name in ("tokens", "mask", "finish", "version"):
-        np.testing.assert_array_equal(getattr(found, name), getattr(wanted, name), message)
+        np.testing.assert_array_equal(getattr(result, name), getattr(expected, name), message)
     for name in ("behavior_logp", "model_logp", "log_kept"):
-        x, y = getattr(found, name), getattr(wanted, name)
+        x, y = getattr(result, name), getattr(expected, name)
         np.testing.assert_allclose(x, y, atol=atol, err_msg=f"{name} {message}")
 
 
@@ -73,18 +73,18 @@ def cut(rollout, index):
     return jax.tree.map(lambda x: np.asarray(x)[index], bare)
 
 
-def check_members(found, prompts, one, alone, *, shared=True, tries=1, **options):
+def check_members(result, prompts, one, alone, *, shared=True, tries=1, **options):
     """Each response ``[P, G tries]`` is that of its member alone, by its request."""
-    P, width = found.tokens.shape[:2]
+    P, width = result.tokens.shape[:2]
     G = width // tries
     for n in range(G if shared else P * G):
         asked = range(P) if shared else [n // G]
         g = n if shared else n % G
         first = (np.arange(P) * G + g)[:, None] * tries
-        wanted = alone(one(n), prompts, first + np.arange(tries), **options)
+        expected = alone(one(n), prompts, first + np.arange(tries), **options)
         columns = slice(g * tries, (g + 1) * tries)
         for p in asked:
-            assert_alike(cut(found, (p, columns)), cut(wanted, p), f"member {n}, prompt {p}")
+            assert_alike(cut(result, (p, columns)), cut(expected, p), f"member {n}, prompt {p}")
 
 
 CASES = {
@@ -103,19 +103,19 @@ def test_members_in_one_batch_are_members_one_by_one(tiny, noise, alone, case):
     sample = make_population_sampler(
         tiny[0], shared=shared, shared_prefix_len=shared_prefix_len, **STOPS
     )
-    found = sample(tiny[1], deltas, jax.random.key(5), prompts, version=4)
+    result = sample(tiny[1], deltas, jax.random.key(5), prompts, version=4)
     G = N if shared else N // len(prompts)
-    assert found.tokens.shape == (len(prompts), G, T)
-    assert found.prompt_mask.sum(-1).tolist() == [len(p) for p in prompts]
-    check_members(found, prompts, one, alone, shared=shared, temperature=0.0)
+    assert result.tokens.shape == (len(prompts), G, T)
+    assert result.prompt_mask.sum(-1).tolist() == [len(p) for p in prompts]
+    check_members(result, prompts, one, alone, shared=shared, temperature=0.0)
     # Members differ, some stop and some do not; what is behind the end is filled.
-    assert len({tuple(row) for row in found.tokens.reshape(-1, T).tolist()}) > N / 2
-    assert set(found.finish.reshape(-1).tolist()) == {STOP, LENGTH}
-    assert set(found.tokens[~found.mask].tolist()) <= {7}
+    assert len({tuple(row) for row in result.tokens.reshape(-1, T).tolist()}) > N / 2
+    assert set(result.finish.reshape(-1).tolist()) == {STOP, LENGTH}
+    assert set(result.tokens[~result.mask].tolist()) <= {7}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_pairs_that_share_their_factors_answer_alike(tiny, noise, case):
+def test_pairs_with_shared_factors_give_the_same(tiny, noise, case):
     shared, shared_prefix_len, prompts, others = CASES[case]
     sample = make_population_sampler(
         tiny[0], shared=shared, shared_prefix_len=shared_prefix_len, **STOPS
@@ -123,8 +123,8 @@ def test_pairs_that_share_their_factors_answer_alike(tiny, noise, case):
     each, once = (noise(others=others, share_pairs=share)[0] for share in (False, True))
     a, b, scale = once["layers"]["0"]["mlp"]["up"][:3]
     assert len(a) == len(b) == N // 2 and len(scale) == N
-    found, wanted = (sample(tiny[1], deltas, KEY, prompts, version=4) for deltas in (once, each))
-    assert_alike(found, wanted, atol=1e-5)
+    result, expected = (sample(tiny[1], deltas, KEY, prompts, version=4) for deltas in (once, each))
+    assert_alike(result, expected, atol=1e-5)
 
 
 def test_norms_and_biases_move(tiny, noise):
@@ -142,8 +142,8 @@ def test_how_prompts_are_read_changes_nothing(tiny, noise, alone, monkeypatch, p
     deltas, one = noise()
     shared_prefix_len = 2 if prompts == ALIKE else 0
     sample = make_population_sampler(tiny[0], shared_prefix_len=shared_prefix_len, **STOPS)
-    found = sample(tiny[1], deltas, KEY, prompts, version=4)
-    check_members(found, prompts, one, alone, temperature=0.0)
+    result = sample(tiny[1], deltas, KEY, prompts, version=4)
+    check_members(result, prompts, one, alone, temperature=0.0)
 
 
 @pytest.mark.parametrize("shared", [True, False])
@@ -159,27 +159,27 @@ def test_tries_are_drawn_by_their_request(tiny, noise, alone, shared):
         "shared_prefix_len": shared_prefix_len,
     }
     sample = make_population_sampler(tiny[0], **options)
-    found = sample(tiny[1], deltas, jax.random.key(5), ALIKE, version=4)
-    check_members(found, ALIKE, one, alone, shared=shared, tries=3, **drawn)
-    tries = found.tokens.reshape(4, -1, 3, T)
+    result = sample(tiny[1], deltas, jax.random.key(5), ALIKE, version=4)
+    check_members(result, ALIKE, one, alone, shared=shared, tries=3, **drawn)
+    tries = result.tokens.reshape(4, -1, 3, T)
     assert (tries[:, :, 0] != tries[:, :, 1]).any()
     # The first prompt's responses are the same with fewer prompts and members beside them.
     count = 4 if shared else N // 4
     few = sample(tiny[1], noise(count=count)[0], jax.random.key(5), ALIKE[:1], version=4)
-    assert_alike(cut(few, 0), cut(found, (0, slice(0, 3 * count))))
+    assert_alike(cut(few, 0), cut(result, (0, slice(0, 3 * count))))
     other = sample(tiny[1], deltas, jax.random.key(6), ALIKE, version=4)
-    assert (other.tokens != found.tokens).any()
+    assert (other.tokens != result.tokens).any()
 
 
 def test_sigma_0_is_the_model_itself(tiny, noise, alone):
     deltas, _ = noise(others="full", sigma=0.0)
     sample = make_population_sampler(tiny[0], shared_prefix_len=2, **STOPS)
-    found = sample(tiny[1], deltas, KEY, ALIKE, version=4)
+    result = sample(tiny[1], deltas, KEY, ALIKE, version=4)
     plain = alone(tiny[1], ALIKE, np.zeros((4, 1), np.int32), temperature=0.0)
     for n in range(N):
-        assert_alike(cut(found, (slice(None), n)), cut(plain, (slice(None), 0)), atol=1e-5)
-        alike = [x[:, n] for x in (found.tokens, found.model_logp)]
-        assert all(map(np.array_equal, alike, [found.tokens[:, 0], found.model_logp[:, 0]]))
+        assert_alike(cut(result, (slice(None), n)), cut(plain, (slice(None), 0)), atol=1e-5)
+        alike = [x[:, n] for x in (result.tokens, result.model_logp)]
+        assert all(map(np.array_equal, alike, [result.tokens[:, 0], result.model_logp[:, 0]]))
 
 
 @pytest.mark.parametrize(
@@ -190,25 +190,25 @@ def test_devices_change_nothing(tiny, noise, sizes, shared, shared_prefix_len):
     model, params = tiny
     deltas, _ = noise(others="full")
     options = {**STOPS, "shared": shared, "shared_prefix_len": shared_prefix_len}
-    wanted = make_population_sampler(model, **options)(params, deltas, KEY, ALIKE)
+    expected = make_population_sampler(model, **options)(params, deltas, KEY, ALIKE)
     mesh = make_mesh(**sizes)
     placed = shard(params, param_shardings(params, mesh))
     spread = jax.device_put(deltas, batch_sharding(mesh))
-    found = make_population_sampler(model, mesh=mesh, **options)(placed, spread, KEY, ALIKE)
-    assert_alike(found, wanted, atol=1e-4)
+    result = make_population_sampler(model, mesh=mesh, **options)(placed, spread, KEY, ALIKE)
+    assert_alike(result, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("sizes", [{"data": 2, "tensor": 4}, {"fsdp": 4, "tensor": 2}])
-def test_pairs_that_share_their_factors_on_devices(tiny, noise, sizes):
+def test_pairs_with_shared_factors_on_devices(tiny, noise, sizes):
     model, params = tiny
     once = noise(others="full", share_pairs=True)[0]
     options = {**STOPS, "shared_prefix_len": 2}
-    wanted = make_population_sampler(model, **options)(params, once, KEY, ALIKE)
+    expected = make_population_sampler(model, **options)(params, once, KEY, ALIKE)
     mesh = make_mesh(**sizes)
     placed = shard(params, param_shardings(params, mesh))
     spread = jax.device_put(once, batch_sharding(mesh))
     sample = make_population_sampler(model, mesh=mesh, **options)
-    assert_alike(sample(placed, spread, KEY, ALIKE), wanted, atol=1e-4)
+    assert_alike(sample(placed, spread, KEY, ALIKE), expected, atol=1e-4)
 
 
 def test_a_second_call_compiles_nothing(tiny, noise):
@@ -232,7 +232,7 @@ def test_a_second_call_compiles_nothing(tiny, noise):
         ({"top_k": 3}, "no effect"),
     ],
 )
-def test_options_that_make_no_sense(tiny, options, message):
+def test_bad_options_are_named(tiny, options, message):
     with pytest.raises(ValueError, match=message):
         make_population_sampler(tiny[0], **{**STOPS, **options})
 
@@ -261,7 +261,7 @@ def test_options_that_make_no_sense(tiny, options, message):
         ),
     ],
 )
-def test_what_cannot_be_asked(tiny, noise, options, prompts, count, message):
+def test_bad_inputs_are_named(tiny, noise, options, prompts, count, message):
     if "mesh" in options:
         options = {**options, "mesh": make_mesh(**options["mesh"])}
     sample = make_population_sampler(tiny[0], **STOPS, **options)

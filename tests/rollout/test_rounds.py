@@ -170,9 +170,9 @@ def test_usable_by_the_step_of_the_start():
 def test_the_oldest_step_gives_the_fraction():
     start = [3, 2, 3, 4, 3, 3]
     for alpha, kept in ((0.5, 2), (0.75, 3), (0.2, 0)):
-        found = usable(start, step=4, alpha=alpha, batch_size=4)
-        assert (found & (np.array(start) == 3)).sum() == kept
-        assert found[3] and not found[1]
+        result = usable(start, step=4, alpha=alpha, batch_size=4)
+        assert (result & (np.array(start) == 3)).sum() == kept
+        assert result[3] and not result[1]
     # The first ones; a whole alpha has no such bound.
     assert (
         usable(start, step=4, alpha=0.5, batch_size=4).tolist()

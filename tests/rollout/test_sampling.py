@@ -145,7 +145,7 @@ def test_filters_against_numpy(size, spread, step, order):
 
 
 @pytest.mark.parametrize("options", [{"top_k": 300}, {"top_k": 1200, "top_p": 0.9}])
-def test_numbers_of_tokens_that_are_known_when_compiling(options):
+def test_top_k_that_is_known_when_compiling(options):
     logits = np.random.default_rng(0).normal(size=(3, 1500)).astype(np.float32)
     got = np.isfinite(jax.jit(lambda x: filter_logits(x, **options))(logits))
     rest = {"temperature": 1.0, "top_p": 1.0, "min_p": 0.0}
@@ -153,7 +153,7 @@ def test_numbers_of_tokens_that_are_known_when_compiling(options):
     np.testing.assert_array_equal(got, expected)
 
 
-def test_equal_logits_are_kept_by_their_ids():
+def test_ties_are_broken_by_ids():
     kept = jnp.isfinite(filter_logits(jnp.zeros(1000), top_p=0.2995))
     assert kept.tolist() == [True] * 300 + [False] * 700
 
@@ -231,15 +231,15 @@ MIXED = {"temperature": 0.7, "top_k": 20, "top_p": 0.8, "min_p": 0.05}
 
 
 @pytest.mark.parametrize("name", [None, *MIXED])
-def test_numbers_of_a_draw_are_those_of_its_parts(name):
+def test_statistics_of_a_draw_equal_those_of_its_steps(name):
     logits, uniform = _many()
     options = MIXED if name is None else {name: MIXED[name]}
     drawn = jax.jit(lambda x, u: draw_tokens(x, u, **options))(logits, uniform)
     kept = filter_logits(logits, **options)
     temperature = options.get("temperature", 1.0)
-    found = sampled_logprobs(logits, kept, drawn.tokens, temperature=temperature)
+    result = sampled_logprobs(logits, kept, drawn.tokens, temperature=temperature)
     numbers = (drawn.behavior_logp, drawn.model_logp, drawn.log_kept)
-    for got, want in zip(numbers, found, strict=True):
+    for got, want in zip(numbers, result, strict=True):
         np.testing.assert_allclose(got, want, atol=2e-6)
     p = np.exp(kept - jax.nn.logsumexp(kept, -1, keepdims=True))
     entropy = -np.where(p > 0, p * np.log(np.where(p > 0, p, 1)), 0).sum(-1)
@@ -274,7 +274,7 @@ def test_a_bound_on_the_number_of_tokens_holds_for_ties():
     np.testing.assert_allclose(drawn.behavior_logp, np.log(0.5), rtol=1e-6)
 
 
-def test_what_is_sampled_follows_the_recorded_distribution():
+def test_samples_follow_the_recorded_distribution():
     logits = np.random.default_rng(3).normal(size=40).astype(np.float32) * 2
     uniform = jnp.asarray((np.arange(4000) + 0.5) / 4000, jnp.float32)
     seen = jnp.broadcast_to(
@@ -312,7 +312,7 @@ def test_penalty_comes_before_temperature_and_is_no_truncation():
 
 
 @pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"top_p": 0.9}, {"temperature": 0.0}])
-def test_a_row_that_is_no_number_shows_and_spoils_no_other(options):
+def test_a_nonfinite_row_shows_and_changes_no_other(options):
     logits = jnp.stack([FOUR, FOUR.at[2].set(jnp.nan), FOUR.at[1].set(jnp.inf)])
     drawn = draw_tokens(logits, jnp.full(3, 0.3), **options)
     alone = draw_tokens(FOUR[None], jnp.full(1, 0.3), **options)

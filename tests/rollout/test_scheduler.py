@@ -110,7 +110,7 @@ class Run:
 
 @settings(max_examples=60, deadline=None, database=None, derandomize=True)
 @given(st.data())
-def test_requests_are_neither_lost_nor_doubled(data):
+def test_no_request_is_lost_or_handed_out_twice(data):
     run = Run(data.draw, shards=data.draw(st.sampled_from([1, 2])))
     moves = [run.submit, run.begin, run.end, run.end, run.fork, run.take, run.stop]
     for _ in range(data.draw(st.integers(5, 40))):

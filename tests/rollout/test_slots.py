@@ -22,7 +22,7 @@ from jaxrl_llm.rollout.types import CANCELLED, FAILED, LENGTH, UNFINISHED
 KEY = jax.random.key(0)
 PROMPTS = {0: list(range(65, 76)), 1: [200]}
 # Two rows of three slots.
-ALL, NOBODY = np.ones((2, 3), bool), np.zeros((2, 3), bool)
+ALL, IDLE = np.ones((2, 3), bool), np.zeros((2, 3), bool)
 IDS = np.arange(6, dtype=np.int32).reshape(2, 3)
 
 
@@ -62,8 +62,8 @@ def test_prompts_read_in_blocks_have_the_keys_and_values_of_one_pass(tiny, fill,
     assert slots.prompts.length.tolist() == [11, 1]
     tokens, mask = slots.prompts.tokens, np.arange(16) < np.array([[10], [0]])
     # All prompt tokens but the last, which is the first input of each response.
-    whole = jax.jit(prefill, static_argnums=0)(model, params, tokens, jnp.asarray(mask))
-    for ours, theirs in zip(slots.prompts.prefix, whole, strict=True):
+    reference = jax.jit(prefill, static_argnums=0)(model, params, tokens, jnp.asarray(mask))
+    for ours, theirs in zip(slots.prompts.prefix, reference, strict=True):
         np.testing.assert_allclose(ours.keys[0, ..., :10], theirs.keys[0, ..., :10], atol=1e-5)
         np.testing.assert_allclose(ours.values[0, :, :10], theirs.values[0, :, :10], atol=1e-5)
         # Ten tokens are two blocks of seven; nothing is written behind them.
@@ -87,7 +87,7 @@ def test_one_prefill_for_siblings_equals_one_each(fill, decode):
     assert len({slots.out.tokens[1, 0].tobytes() for slots in alone}) == 3
 
 
-def test_slots_that_are_not_active_keep_what_they_have(fill, decode):
+def test_inactive_slots_are_unchanged(fill, decode):
     take = np.array([[False, True, False], [True, False, False]])
     slots = fill(PROMPTS, take, IDS)
     slots = slots._replace(
@@ -107,15 +107,15 @@ def test_slots_that_are_not_active_keep_what_they_have(fill, decode):
 
 
 def test_chunks_of_any_size_give_the_same_bits(fill, decode):
-    whole = copied(decode(fill(PROMPTS, ALL, IDS), 24))
+    reference = copied(decode(fill(PROMPTS, ALL, IDS), 24))
     slots = fill(PROMPTS, ALL, IDS)
     for steps in (1, 2, 3, 5, 13):
         slots = decode(slots, steps)
-    jax.tree.map(np.testing.assert_array_equal, copied(slots), whole)
-    assert not whole.active.any()
+    jax.tree.map(np.testing.assert_array_equal, copied(slots), reference)
+    assert not reference.active.any()
 
 
-def test_decoding_ends_with_its_steps_its_slots_or_without_any(fill, decode):
+def test_decoding_ends_by_steps_or_active_slots(fill, decode):
     slots = decode(fill(PROMPTS, ALL, IDS, limit=3), 2)
     assert slots.length.max() == 2
     slots = fill(PROMPTS, ALL, IDS)
@@ -126,12 +126,12 @@ def test_decoding_ends_with_its_steps_its_slots_or_without_any(fill, decode):
     ended = ~stopped.active
     assert (stopped.length[ended] <= limit[ended]).all()
     # Zero active slots: nothing happens at all.
-    idle = fill(PROMPTS, NOBODY, IDS)
+    idle = fill(PROMPTS, IDLE, IDS)
     before = copied(idle)
     jax.tree.map(np.testing.assert_array_equal, copied(decode(idle, 24)), before)
 
 
-def test_responses_read_again_have_the_keys_and_values_of_decoding(tiny, engine, fill, decode):
+def test_refilled_responses_have_the_keys_and_values_of_decoding(tiny, engine, fill, decode):
     slots = decode(fill(PROMPTS, ALL, IDS), 11)
     before = copied(slots)
     slots = slots._replace(cache=jax.tree.map(lambda x: jnp.full_like(x, 9.0), slots.cache))
@@ -176,7 +176,7 @@ def test_start_resume_and_end_by_hand(engine):
 
 
 @pytest.mark.parametrize("target", [(0, 1), (1, 0)])
-def test_a_copy_has_all_but_the_request(fill, decode, target):
+def test_a_copy_differs_in_the_request_only(fill, decode, target):
     take = np.array([[True, False, False], [False, False, False]])
     slots = decode(fill({0: PROMPTS[0]}, take, IDS), 5)
     assert slots.active[0, 0]

@@ -89,7 +89,7 @@ def test_worked_numbers():
         assert (int(n), int(token)) == (1, expected)
 
 
-def test_drafts_behind_a_rejection_do_not_count():
+def test_drafts_after_a_rejection_do_not_count():
     p = np.stack([P[0], P[0], P[1]])
     q = np.stack([Q[0], P[0]])
     n, token = run(p, q, np.array([1, 0]), np.array([0.9, 0.0]), np.array(0.1))

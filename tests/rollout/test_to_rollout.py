@@ -69,6 +69,6 @@ def test_the_batch_of_an_engine_is_that_of_the_sampler(tiny, make):
         ([finished("a", [2], UNFINISHED)], "request 0 of group 'a' is unfinished"),
     ],
 )
-def test_what_is_no_batch_is_named(groups, message):
+def test_groups_that_are_not_a_batch_are_named(groups, message):
     with pytest.raises(ValueError, match=f"to_rollout: .*{message}"):
         to_rollout(groups, max_new_tokens=4, prompt_width=3)
