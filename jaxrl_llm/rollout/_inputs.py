@@ -38,10 +38,8 @@ def check_ids(function: str, **array) -> np.ndarray:
     if not x.size:
         return x.astype(np.int32)
     checks.check_integer(function, **{name: x})
-    if not (x.min() >= 0 and x.max() < _INT32):
-        raise ValueError(
-            f"{function}: {name} must be from 0 to 2**31 - 1; got {x.min()} to {x.max()}."
-        )
+    if len(wrong := x[(x < 0) | (x >= _INT32)]):
+        raise ValueError(f"{function}: {name} must be from 0 to 2**31 - 1; got {wrong[0]}.")
     return x.astype(np.int32)
 
 

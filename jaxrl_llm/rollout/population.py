@@ -17,7 +17,7 @@ from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.models.protocol import Model, cast_params
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards
-from jaxrl_llm.rollout._inputs import check_sizes
+from jaxrl_llm.rollout._inputs import check_ids, check_sizes
 from jaxrl_llm.rollout.decode import RowDeltas, count_deltas, fill_all, fill_prompts
 from jaxrl_llm.rollout.decode import decode as decode_slots
 from jaxrl_llm.rollout.sampler import BUCKETS, check_shared_prefix, pad_prompts, prompt_room
@@ -137,6 +137,7 @@ def make_population_sampler(
             prompts, vocab_size=model.config.vocab_size, room=room, buckets=buckets
         )
         check_shared_prefix("sample", prompts, shared_prefix_len)
+        check_ids("sample", version=version)
         if deltas is None:
             raise ValueError("sample: a population needs deltas; see evolution.model_delta.")
         members = count_deltas("sample", deltas, pairs=True)
@@ -231,7 +232,7 @@ def _make_decode(model: Model, draw: Draw, T: int, stop_ids: tuple[int, ...], pa
         slots = _read_prompts(model, draw, params, deltas, requests, T)
         slots = decode_slots(
             model,
-            draw.draw,
+            draw.next_token,
             params,
             slots,
             key,

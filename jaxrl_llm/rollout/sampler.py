@@ -203,6 +203,7 @@ def make_sampler(
         if request_ids is None:
             request_ids = np.arange(len(prompts) * group_size).reshape(len(prompts), group_size)
         request_ids = check_ids("sample", request_ids=request_ids)
+        check_ids("sample", version=version)
         checks.check_shape("sample", "request_ids", request_ids, (len(prompts), group_size))
         if mesh is not None:
             shards = batch_shards(mesh)
@@ -241,7 +242,7 @@ def _make_decode(model: Model, draw: Draw, spec: SamplerSpec) -> Callable[..., R
         )
         slots = decode_slots(
             model,
-            draw.draw,
+            draw.next_token,
             params,
             slots,
             key,

@@ -37,7 +37,7 @@ def slots(length=0, *, active=True, **settings):
 
 def test_a_plain_draw_records_neither_entropy_nor_support():
     drawn = make()
-    out = drawn.draw(LOGITS, UNIFORM, slots())
+    out = drawn.next_token(LOGITS, UNIFORM, slots())
     assert out.entropy is None and out.support is None and drawn.settings == {}
     np.testing.assert_array_equal(out.behavior_logp, out.model_logp)
     assert not np.asarray(out.log_kept).any()
@@ -55,7 +55,7 @@ def test_a_plain_draw_records_neither_entropy_nor_support():
 )
 def test_blank_has_the_shapes_of_a_draw(options):
     made = make(**options)
-    out = made.draw(LOGITS, UNIFORM, slots(**made.settings))
+    out = made.next_token(LOGITS, UNIFORM, slots(**made.settings))
     blank = jax.tree.map(lambda x: ((R, W, *x.shape), x.dtype), made.blank)
     assert jax.tree.map(lambda x: (x.shape, x.dtype), out) == blank
 
@@ -68,7 +68,7 @@ def test_requests_set_their_own_options():
     asked = slots(temperature=0.8, top_k=4)
     asked.requests.settings["temperature"] = asked.requests.settings["temperature"].at[0, 0].set(0)
     asked.requests.settings["top_k"] = asked.requests.settings["top_k"].at[0, 1].set(2)
-    out = made.draw(LOGITS, UNIFORM, asked)
+    out = made.next_token(LOGITS, UNIFORM, asked)
     assert out.support.ids.shape == (R, W, 4)
     assert (np.asarray(out.support.ids) >= 0).sum(-1).tolist() == [[1, 2, 4], [4, 4, 4]]
     assert int(out.tokens[0, 0]) == BEST[0, 0] and float(out.behavior_logp[0, 0]) == 0
@@ -76,7 +76,7 @@ def test_requests_set_their_own_options():
 
 def test_idle_slots_are_not_filtered():
     made = make(top_p=0.3)
-    out = made.draw(LOGITS, UNIFORM, slots(active=[[True, False, True]] * 2))
+    out = made.next_token(LOGITS, UNIFORM, slots(active=[[True, False, True]] * 2))
     kept = keep_mask(out.support, V).all(-1)
     assert kept.tolist() == [[False, True, False]] * 2
 
@@ -86,21 +86,21 @@ def test_a_response_that_is_too_short_does_not_end():
     made = make_draw(
         "f", DrawOptions(temperature=0.0, stop_ids=stops, min_new_tokens=2), vocab_size=V
     )
-    early, late = (np.asarray(made.draw(LOGITS, UNIFORM, slots(n)).tokens) for n in (1, 2))
+    early, late = (np.asarray(made.next_token(LOGITS, UNIFORM, slots(n)).tokens) for n in (1, 2))
     assert not np.isin(early, stops).any()
     np.testing.assert_array_equal(late, BEST)
     vary = make_draw(
         "f", DrawOptions(temperature=0.0, stop_ids=stops, vary=("min_new_tokens",)), vocab_size=V
     )
     mixed = slots(1, min_new_tokens=[[0, 1, 2], [0, 1, 2]])
-    is_stop = np.isin(vary.draw(LOGITS, UNIFORM, mixed).tokens, stops)
+    is_stop = np.isin(vary.next_token(LOGITS, UNIFORM, mixed).tokens, stops)
     assert is_stop.tolist() == [[True, True, False]] * 2
 
 
 def test_tokens_of_the_prompt_and_the_response_so_far_are_penalized():
     made = make(repetition_penalty=1.5, temperature=1.0)
     length = np.array([[0, 1, 4], [0, 0, 0]])
-    out = made.draw(LOGITS, UNIFORM, slots(length))
+    out = made.next_token(LOGITS, UNIFORM, slots(length))
     for r, w in np.ndindex(R, W):
         seen = [[5, 6, 7], [8, 9]][r] + list(range(20, 20 + length[r, w]))
         z = LOGITS[r, w].copy()
@@ -112,7 +112,7 @@ def test_tokens_of_the_prompt_and_the_response_so_far_are_penalized():
 def test_allowed_tokens_are_the_support():
     allowed = np.arange(V) % 2 == 0
     made = make(allowed=allowed, entropy=True)
-    out = made.draw(LOGITS, UNIFORM, slots())
+    out = made.next_token(LOGITS, UNIFORM, slots())
     assert not (np.asarray(out.tokens) % 2).any()
     np.testing.assert_array_equal(keep_mask(out.support, V), np.broadcast_to(allowed, LOGITS.shape))
     p = np.asarray(jax.nn.softmax(LOGITS[..., allowed]))
@@ -174,7 +174,9 @@ def test_counts_and_ids_out_of_range_are_refused(options, error, message):
 
 def test_stop_ids_beyond_the_vocabulary_are_never_drawn():
     stops = (int(BEST[0, 0]), V + 5)
-    drawn = make(temperature=0.0, stop_ids=stops, min_new_tokens=2).draw(LOGITS, UNIFORM, slots(1))
+    drawn = make(temperature=0.0, stop_ids=stops, min_new_tokens=2).next_token(
+        LOGITS, UNIFORM, slots(1)
+    )
     assert not np.isin(drawn.tokens, stops).any()
 
 

@@ -48,6 +48,7 @@ def begun(n, finish=UNFINISHED, *, entropy=True):
             "sets 'top_p'; options that may vary with this engine: none",
         ),
         ({"adapter": 1}, "names adapter 1 of 1"),
+        ({"adapter": 0.5}, "names adapter 0.5 of 1"),
         ({"partial": {8: begun(3)}}, "has a partial response of request 8, which it does not list"),
         ({"partial": {7: begun(24)}}, "request 7 has 24 tokens already, and 24 at most"),
         ({"partial": {7: begun(4, LENGTH)}, "max_new_tokens": 3}, "request 7 has 4 tokens already"),

@@ -467,6 +467,8 @@ def test_bad_options_of_a_generation(engine, generate, tiny):
         generate(engine, stop_strings="abc", decode_text=text)
     with pytest.raises(ValueError, match="segment must be above 0"):
         generate(engine, segment=0)
+    with pytest.raises(ValueError, match="version must be from 0 to"):
+        generate(engine, version=2**40)
     with pytest.raises(ValueError, match="update: deltas must be 1, as before"):
         generate(engine).update(tiny[1], version=1, deltas=(jnp.zeros((1, 2, 2)), 1.0))
 

@@ -220,6 +220,8 @@ def test_request_ids_out_of_range(tiny, ids, error, message):
     sample = make_sampler(tiny[0], max_new_tokens=2, group_size=2)
     with pytest.raises(error, match=f"sample: {message}"):
         sample(tiny[1], jax.random.key(0), [[1]], request_ids=ids)
+    with pytest.raises(ValueError, match="sample: version must be from 0 to"):
+        sample(tiny[1], jax.random.key(0), [[1]], version=-1)
 
 
 def test_prompts_that_a_mesh_does_not_divide(tiny):

@@ -325,7 +325,7 @@ def _compile(model: Model, spec: EngineSpec, mesh: jax.sharding.Mesh | None) -> 
         def run(slots):
             return decode_slots(
                 model,
-                spec.draw.draw,
+                spec.draw.next_token,
                 params,
                 slots,
                 key,

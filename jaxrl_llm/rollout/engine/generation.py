@@ -11,7 +11,7 @@ import numpy as np
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime.interrupt import deferred_interrupt
 from jaxrl_llm.models.protocol import cast_params
-from jaxrl_llm.rollout._inputs import check_sizes
+from jaxrl_llm.rollout._inputs import check_ids, check_sizes
 from jaxrl_llm.rollout.decode import count_deltas
 from jaxrl_llm.rollout.engine.compaction import plan_chunk
 from jaxrl_llm.rollout.engine.engine import Engine
@@ -100,6 +100,7 @@ class Generation:
     ):
         if segment is not None:
             check_sizes("Generation", segment=segment)
+        check_ids("Generation", version=version)
         self.engine, self.key, self.version = engine, key, version
         self.params = cast_params(engine.model, params)
         self.deltas, self._num_deltas = deltas, count_deltas("Generation", deltas)
@@ -196,7 +197,12 @@ class Generation:
           params: The new parameters.
           version: Recorded with each token that they sample.
           deltas: New low-rank deltas, as many as before; None for the old ones.
+
+        Raises:
+          ValueError: If the number of deltas changes, or ``version`` is out of range.
+          RuntimeError: If an error has left slots half filled.
         """
+        check_ids("update", version=version)
         if deltas is not None:
             if count_deltas("update", deltas) != self._num_deltas or self.deltas is None:
                 raise ValueError(f"update: deltas must be {self._num_deltas}, as before.")

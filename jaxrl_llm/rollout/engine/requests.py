@@ -119,7 +119,7 @@ def check_group(group: Group, spec: EngineSpec, *, known: Container[int], num_de
             f"{start} sets {min(unknown)!r}; options that may vary with this engine: {vary}."
         )
     spec.draw.check(start, group.settings)
-    if not 0 <= group.adapter < num_deltas:
+    if not (isinstance(group.adapter, Integral) and 0 <= group.adapter < num_deltas):
         raise ValueError(f"{start} names adapter {group.adapter} of {num_deltas}.")
     outputs = jax.tree.structure(spec.draw.blank)
     for request, partial in group.partial.items():

@@ -72,14 +72,14 @@ class Draw(NamedTuple):
     """How a token is drawn.
 
     Attributes:
-      draw: ``draw(logits [R, W, V], uniform [R, W], slots) -> Tokens`` of ``[R, W]``.
+      next_token: ``next_token(logits [R, W, V], uniform [R, W], slots) -> Tokens`` of ``[R, W]``.
       blank: The shapes and dtypes of one token's outputs.
       settings: Options that requests may set for themselves, with their defaults.
       check: ``check(start, settings)`` raises ValueError, in a sentence that begins with ``start``,
         if a request sets one of them to a value out of its range.
     """
 
-    draw: Callable[[Array, Array, Slots], Tokens]
+    next_token: Callable[[Array, Array, Slots], Tokens]
     blank: Tokens
     settings: dict[str, float]
     check: Callable[[str, Mapping[str, float]], None]
@@ -136,7 +136,7 @@ def make_draw(function: str, options: DrawOptions, *, vocab_size: int) -> Draw:
             support=drawn.support,
         )
 
-    def draw(logits: Array, uniform: Array, slots: Slots) -> Tokens:
+    def next_token(logits: Array, uniform: Array, slots: Slots) -> Tokens:
         seen = _seen(slots, vocab_size) if penalizes else None
         rows = merge(slots.requests.settings, slots.length, seen)
         if rows.top_p is not None:
@@ -152,7 +152,7 @@ def make_draw(function: str, options: DrawOptions, *, vocab_size: int) -> Draw:
     def check(start: str, asked: Mapping[str, float]) -> None:
         _check_settings(start, asked, options.top_k, vocab_size)
 
-    return Draw(draw, jax.eval_shape(blank), settings, check)
+    return Draw(next_token, jax.eval_shape(blank), settings, check)
 
 
 def _seen(slots: Slots, vocab_size: int) -> Array:
