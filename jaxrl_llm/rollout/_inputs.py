@@ -37,7 +37,10 @@ def check_ids(function: str, **array) -> np.ndarray:
     x = np.asarray(x)
     if not x.size:
         return x.astype(np.int32)
-    checks.check_integer(function, **{name: x})
+    if x.dtype.kind not in "iu":
+        raise TypeError(
+            f"{function}: {name} must hold integers of 32 bits; got {x.dtype} of shape {x.shape}."
+        )
     if len(wrong := x[(x < 0) | (x >= _INT32)]):
         raise ValueError(f"{function}: {name} must be from 0 to 2**31 - 1; got {wrong[0]}.")
     return x.astype(np.int32)
