@@ -8,6 +8,7 @@ a *sequence* is one row along the last axis, whatever stands before.
 function             sum(loss * weights) is                      names elsewhere
 ===================  ==========================================  ================================
 token_mean           mean over all kept tokens                   token-mean (DAPO)
+token_sum            sum over all kept tokens                    token-sum, sum
 sequence_mean        mean over sequences of their token mean     seq-mean-token-mean (GRPO)
 group_mean           mean over groups of their sequence mean     DRPO
 sequence_sum         mean over sequences of their token sum      seq-mean-token-sum
@@ -64,6 +65,37 @@ def token_mean(mask: Array) -> Array:
     """
     _check("token_mean", mask)
     return mask / jnp.maximum(jnp.sum(mask, dtype=jnp.float32), 1.0)
+
+
+def token_sum(mask: Array) -> Array:
+    """Every kept token weighs 1: the loss grows with the number of tokens.
+
+        w[b, t] = m[b, t]
+
+    The size of a step then depends on how many tokens a batch holds; an optimizer that scales its
+    steps by the gradient's size, as Adam, hides that, plain SGD does not.
+
+    Args:
+      mask: bool ``[..., T]``, True = keep; of the global batch.
+
+    Returns:
+      Weights ``[..., T]``, float32; they add up to the number of kept tokens.
+
+    Raises:
+      TypeError: If ``mask`` is not bool.
+      ValueError: If ``mask`` has no axis.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> jr.aggregate.token_sum(jnp.array([[True, True], [True, False]])).tolist()
+      [[1.0, 1.0], [1.0, 0.0]]
+
+    References:
+      Williams, REINFORCE (Machine Learning 8, 1992), whose updates add up over the steps.
+    """
+    _check("token_sum", mask)
+    return jnp.asarray(mask, jnp.float32)
 
 
 @traits(level="sequence")

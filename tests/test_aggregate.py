@@ -18,6 +18,7 @@ LOSS = jnp.array([[1.0, 2.0, 3.0, 4.0], [10.0, 0.0, 0.0, 0.0]])
 MASK = jnp.array([[True, True, True, True], [True, False, False, False]])
 ALL = {
     "token_mean": aggregate.token_mean,
+    "token_sum": aggregate.token_sum,
     "sequence_mean": aggregate.sequence_mean,
     "sequence_sum": aggregate.sequence_sum,
     "sequence_sum_norm": partial(aggregate.sequence_sum_norm, length=4),
@@ -35,6 +36,7 @@ def reference(name, loss, mask, length=4):
         return 0.0
     return {
         "token_mean": lambda: np.concatenate(rows).mean(),
+        "token_sum": lambda: np.concatenate(rows).sum(),
         "sequence_mean": lambda: np.mean([row.mean() for row in rows]),
         "sequence_sum": lambda: np.mean([row.sum() for row in rows]),
         "sequence_sum_norm": lambda: np.mean([row.sum() for row in rows]) / length,
@@ -50,6 +52,7 @@ def total(name, loss, mask):
     ("name", "expected", "with_empty_row"),
     [
         ("token_mean", 4.0, 4.0),
+        ("token_sum", 20.0, 20.0),
         ("sequence_mean", 6.25, 6.25),
         ("sequence_sum", 10.0, 10.0),
         ("sequence_sum_norm", 2.5, 2.5),

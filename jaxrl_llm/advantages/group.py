@@ -18,6 +18,7 @@ def grpo(
     ddof: int | None = None,
     eps: float | None = None,
     singleton: Singleton = "zero",
+    baseline: Literal["group", "batch", "leave_one_out"] = "group",
 ) -> Array:
     """Rewards minus their group mean, over a standard deviation.
 
@@ -27,9 +28,17 @@ def grpo(
     ``scale="batch"`` it is the deviation of the raw rewards of the whole batch, not of the centered
     ones; with ``scale="none"`` there is no division, which is Dr. GRPO (:func:`dr_grpo`).
 
+    With another ``baseline`` than the group's mean the deviation is the root mean square of what
+    the baseline leaves:
+
+        baseline="batch":          b = mean of the rewards of the whole batch
+        baseline="leave_one_out":  b_i = mean of the other rewards of the group
+        A_i = (r_i - b_i) / (sqrt(sum_j (r_j - b_j)^2 / (n - ddof)) + eps)
+
     A group whose kept rewards are all equal, tested by max == min, gets exactly 0, and so does an
-    empty one. On a batch that is sharded over prompts only ``scale="batch"`` communicates; it must
-    see the global batch, since its value depends on which groups it is given.
+    empty one; with ``baseline="batch"`` only a batch of equal rewards does. On a batch that is
+    sharded over prompts "batch", as ``scale`` or as ``baseline``, communicates; it must see the
+    global batch, since its value depends on which groups it is given.
 
     Args:
       rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
@@ -40,14 +49,18 @@ def grpo(
       eps: Added to the deviation, above 0, in units of reward. None means 1e-6.
       singleton: What the only kept rollout of a group gets: "zero" for 0, or "raw" for its reward
         as if the mean were 0 and the group's deviation 1 (also the batch's, where that is 0).
+      baseline: What is subtracted: the mean of the "group", of the "batch", or of the other
+        rollouts of the group, "leave_one_out". The last two take ``scale="group"``.
 
     Returns:
-      Advantages ``[..., G]``, float32; they add up to 0 over a group, a "raw" singleton excepted.
+      Advantages ``[..., G]``, float32; they add up to 0 over a group, but for a "raw" singleton and
+      ``baseline="batch"``.
 
     Raises:
       TypeError: If ``rewards`` is not floating point or ``where`` is not bool.
-      ValueError: If the shapes differ, an option is unknown, or ``ddof`` or ``eps`` is given
-        together with ``scale="none"``, where it would have no effect.
+      ValueError: If the shapes differ, an option is unknown, ``ddof`` or ``eps`` is given together
+        with ``scale="none"``, where it would have no effect, or ``scale`` is not
+        "group" with another ``baseline``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -60,10 +73,18 @@ def grpo(
       Shao et al., DeepSeekMath (arXiv:2402.03300). ``ddof=1`` is what verl, TRL and tunix compute.
       verl and tunix add 1e-6, TRL 1e-4. TRL's batch scaling is ``scale="batch"``. verl treats a
       group of one as "raw"; our default is 0, and the exact 0 of a group of equal rewards is ours
-      too. Up to 0.8, verl's vectorized form keeps the deviation above 1e-3.
+      too. Up to 0.8, verl's vectorized form keeps the deviation above 1e-3. The other baselines are
+      AReaL's ``mean_level="batch"`` and ``mean_leave1out`` with ``std_level="group"``, where
+      ``std_unbiased=False`` is ``ddof=0``.
     """
     rewards_kept = _inputs.group_rewards("grpo", rewards, where, singleton)
     checks.check_option("grpo", "scale", scale, ("group", "batch", "none"))
+    checks.check_option("grpo", "baseline", baseline, ("group", "batch", "leave_one_out"))
+    if baseline != "group" and scale != "group":
+        raise ValueError(
+            f"grpo: baseline={baseline!r} takes scale='group'; got scale={scale!r}. See rloo and "
+            "batch_normalize."
+        )
     centered = rewards_kept - stats.group_mean(rewards_kept, where)
     if scale == "none":
         checks.check_no_effect("grpo", "with scale='none'", ddof=ddof, eps=eps)
@@ -72,6 +93,8 @@ def grpo(
     eps = 1e-6 if eps is None else eps
     checks.check_option("grpo", "ddof", ddof, (0, 1))
     checks.check_positive("grpo", eps=eps)
+    if baseline != "group":
+        return _root_mean_square_scaled(rewards_kept, where, baseline, ddof, eps, singleton)
     if scale == "group":
         std = stats.group_std(rewards_kept, where, ddof=ddof)
         alone = rewards_kept / (1.0 + eps)
@@ -80,6 +103,25 @@ def grpo(
         # Only singletons are left to scale in a batch without spread; eps must not blow them up.
         alone = rewards_kept / (jnp.where(masking.is_constant(rewards_kept, where), 1.0, std) + eps)
     return _inputs.settle_group(centered / (std + eps), alone, rewards_kept, where, singleton)
+
+
+def _root_mean_square_scaled(rewards, where, baseline, ddof, eps, singleton) -> Array:
+    """Rewards minus a baseline, over the root mean square of these differences in the group."""
+    count = stats.group_count(rewards, where)
+    if baseline == "batch":
+        centered = rewards - masking.masked_mean(rewards, where)
+        centered = jnp.where(masking.is_constant(rewards, where), 0.0, centered)
+    else:
+        centered = rewards - stats.group_mean(rewards, where)
+        centered *= count / jnp.maximum(count - 1.0, 1.0)
+        centered = jnp.where(stats.group_is_constant(rewards, where), 0.0, centered)
+    squares = masking.masked_sum(centered**2, where, axis=-1, keepdims=True)
+    variance = squares / jnp.maximum(count - ddof, 1.0)
+    # The gradient of a square root at zero is infinite.
+    std = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1.0)), 0.0)
+    alone = 0.0 if singleton == "zero" else rewards / (1.0 + eps)
+    advantages = jnp.where(count == 1, alone, centered / (std + eps))
+    return masking.zero_masked(advantages, where)
 
 
 def dr_grpo(rewards: Array, *, where: Array | None = None, singleton: Singleton = "zero") -> Array:

@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxrl_llm.advantages import dr_grpo, grpo
 
-compiled = jax.jit(grpo, static_argnames=("scale", "ddof", "eps", "singleton"))
+compiled = jax.jit(grpo, static_argnames=("scale", "ddof", "eps", "singleton", "baseline"))
 
 
 def reference(rewards, where=None, *, scale="group", ddof=1, eps=1e-6, singleton="zero"):
@@ -48,6 +48,72 @@ def reference(rewards, where=None, *, scale="group", ddof=1, eps=1e-6, singleton
 def test_worked_numbers(rewards, options, expected):
     advantages = compiled(jnp.array(rewards, jnp.float32), **options)
     np.testing.assert_allclose(advantages, expected, atol=1.2e-6)
+
+
+def other_baselines(rewards, where, baseline, ddof, eps, singleton):
+    """Differences to the baseline over their root mean square, group by group in float64."""
+    rewards = np.asarray(rewards, np.float64)
+    out = np.zeros(rewards.shape)
+    batch = rewards[where].mean()
+    for index in np.ndindex(*rewards.shape[:-1]):
+        keep = np.flatnonzero(where[index])
+        row = rewards[index][keep]
+        if len(row) < 2:
+            out[index][keep] = row / (1 + eps) if singleton == "raw" else 0.0
+            continue
+        others = np.array([np.delete(row, i).mean() for i in range(len(row))])
+        left = row - (batch if baseline == "batch" else others)
+        if baseline == "leave_one_out" and row.max() == row.min():
+            continue
+        out[index][keep] = left / (np.sqrt((left**2).sum() / (len(row) - ddof)) + eps)
+    return out
+
+
+@pytest.mark.parametrize("baseline", ["batch", "leave_one_out"])
+@pytest.mark.parametrize("ddof", [0, 1])
+@pytest.mark.parametrize("singleton", ["zero", "raw"])
+def test_other_baselines_equal_the_float64_reference(baseline, ddof, singleton):
+    rng = np.random.default_rng(1)
+    rewards = rng.normal(size=(3, 5, 6)).astype(np.float32)
+    rewards[0, 0] = 0.1
+    where = rng.random(rewards.shape) < 0.6
+    where[1, 0], where[1, 1] = False, np.arange(6) == 2
+    options = {"baseline": baseline, "ddof": ddof, "eps": 1e-4, "singleton": singleton}
+    got = compiled(np.where(where, rewards, np.nan), where=where, **options)
+    np.testing.assert_allclose(got, other_baselines(rewards, where, **options), atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("rewards", "options", "expected"),
+    [
+        (
+            [[1, 0], [1, 1]],
+            {"baseline": "batch"},
+            [[0.316228, -0.948683], [0.707107, 0.707107]],
+        ),
+        ([[0.1, 0.1, 0.1]] * 3, {"baseline": "batch"}, [[0, 0, 0]] * 3),
+        (
+            [3, 0, 0, 0],
+            {"baseline": "leave_one_out", "ddof": 0},
+            [1.732051, -0.577350, -0.577350, -0.577350],
+        ),
+        ([3, 0, 0, 0], {"baseline": "leave_one_out"}, [1.5, -0.5, -0.5, -0.5]),
+        ([0.1, 0.1, 0.1], {"baseline": "leave_one_out", "ddof": 0}, [0, 0, 0]),
+    ],
+)
+def test_worked_numbers_of_other_baselines(rewards, options, expected):
+    rewards = jnp.array(rewards, jnp.float32)
+    np.testing.assert_allclose(compiled(rewards, **options), expected, atol=3e-6)
+    slope = jax.grad(lambda r: (grpo(r, **options) * r).sum())(rewards)
+    assert np.isfinite(slope).all()
+
+
+@pytest.mark.parametrize("scale", ["batch", "none"])
+def test_other_baselines_take_the_deviation_of_the_group(scale):
+    with pytest.raises(ValueError, match=f"baseline='batch' takes scale='group'.*'{scale}'"):
+        grpo(jnp.ones(3), baseline="batch", scale=scale)
+    with pytest.raises(ValueError, match="baseline must be one of 'group'.*'batch'"):
+        grpo(jnp.ones(3), baseline="bach")
 
 
 @pytest.mark.parametrize("scale", ["group", "batch", "none"])

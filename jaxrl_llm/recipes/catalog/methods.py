@@ -43,6 +43,7 @@ METHODS = (
         "regularizers.adaptive_entropy", "regularizers.entropy_controller",
         "regularizers.entropy_from_logits")),
     Method("aggregate", "Loss aggregation, all modes", "", "aggregate", ("aggregate.token_mean",
+        "aggregate.token_sum",
         "aggregate.sequence_mean", "aggregate.sequence_sum", "aggregate.sequence_sum_norm",
         "aggregate.fixed_length", "aggregate.weighted_sum")),
     # Baselines.
@@ -62,8 +63,9 @@ METHODS = (
     Method("gae", "Generalized advantage estimation, from a critic", "1506.02438", "advantage",
         ("advantages.gae", "advantages.gae_returns")),
     Method("ppo_max", "PPO-max, PPO with a critic and scaled scores", "2307.04964", "surrogate",
-        ("advantages.scale_scores", "advantages.score_deviation", "advantages.score_scaler",
-        "advantages.update_moments", "surrogates.ppo_clip"), preset="ppo_max"),
+        ("advantages.clip", "advantages.scale_scores", "advantages.score_deviation",
+        "advantages.score_scaler", "advantages.update_moments", "surrogates.ppo_clip"),
+        preset="ppo_max"),
     # Off-policy rollouts.
     Method("rollout_correction",
         "Truncated importance weights (TIS) and rejection of what is too far off policy", "",
