@@ -6,30 +6,34 @@ import jax.numpy as jnp
 import pytest
 from golden_data import Ours
 
-from jaxrl_llm import advantages, aggregate, surrogates
+from jaxrl_llm import recipes
 
 VERL = golden_data.load("verl_minibatch")
 
 
+RECIPE = recipes.dapo(eps_low=0.2, eps_high=0.2, dual_clip=None)
+
+
 def minibatches(a):
-    """Two minibatches of whole groups, in the order of the case."""
-    values = advantages.grpo(a["rewards"], where=a["where"])
+    """Two minibatches of whole groups, in the order of the case, as the train step takes them."""
+    batch = recipes.Batch(
+        tokens=jnp.zeros(a["mask"].shape, jnp.int32),
+        mask=a["mask"],
+        rewards=a["rewards"],
+        where=a["where"],
+        prompt_tokens=jnp.zeros((len(a["mask"]), 1), jnp.int32),
+        prompt_mask=jnp.ones((len(a["mask"]), 1), bool),
+        old_logp=a["old_logp"],
+    )
+    whole, _ = RECIPE.prepare(batch, RECIPE.init())
     losses, gradients = [], []
     for prompts in a["order"].reshape(2, -1):
-        logp, old_logp, mask, rows = (
-            x[prompts] for x in (a["logp"], a["old_logp"], a["mask"], values)
-        )
-        weights = aggregate.token_mean(mask)
-
-        def loss(logp, old_logp=old_logp, rows=rows, mask=mask, weights=weights):
-            each = surrogates.ppo_clip(logp, old_logp, rows, mask, eps_low=0.2, eps_high=0.2)
-            return aggregate.weighted_sum(each, weights)
-
-        value, gradient = jax.value_and_grad(loss)(logp)
+        part = RECIPE.weigh(jax.tree.map(lambda x, prompts=prompts: x[prompts], whole))
+        value, gradient = jax.value_and_grad(RECIPE.loss)(a["logp"][prompts], part)
         losses.append(value)
         gradients.append(gradient)
     return {
-        "advantages": jnp.where(a["mask"], values[..., None], 0.0),
+        "advantages": jnp.where(a["mask"], whole.advantages[..., None], 0.0),
         "loss": jnp.stack(losses),
         "gradient": jnp.stack(gradients),
     }
