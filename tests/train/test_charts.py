@@ -43,7 +43,7 @@ def test_what_is_no_number_breaks_the_line_and_is_marked():
     tree = drawn(Series("x", [(1, 1.0), (2, 2.0), (3, None), (4, nan), (5, 3.0), (6, 2.0)]))
     assert [len(corners(line)) for line in found(tree, "line")] == [2, 2]
     assert len(found(tree, "lost")) == 2
-    assert "x, step 3: no number" in titles(tree)
+    assert "x, step 3: non-finite" in titles(tree)
     tree = drawn(Series("x", [(1, None), (2, math.inf)]))
     assert not found(tree, "line") and len(found(tree, "lost")) == 2
 
@@ -129,8 +129,8 @@ def test_round_numbers():
         (-1.5e6, "-1.5M"),
         (3.2e9, "3.2G"),
         (9.89e14, "989T"),
-        (math.nan, "no number"),
-        (None, "no number"),
+        (math.nan, "non-finite"),
+        (None, "non-finite"),
     ],
 )
 def test_numbers_to_read(value, expected):

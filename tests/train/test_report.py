@@ -135,15 +135,15 @@ def test_time_is_split_and_adds_up():
     # Ahead of the steps: sampling takes longer than anybody waits for it.
     ahead = [row(n, seconds_wait=0.5, seconds_total=5.5) for n in (1, 2)]
     found = page_of(ahead).text
-    assert "sampling 4 s beside it 2 s 2 s" in found and "waiting for rollouts 1 s 9.1%" in found
-    assert "Sampling and rewards went on beside the training steps." in found
+    assert "sampling 4 s in parallel 2 s 2 s" in found and "waiting for rollouts 1 s 9.1%" in found
+    assert "Sampling and rewards went on during the training steps." in found
 
 
 @pytest.mark.parametrize(
     ("events", "state"),
     [
         ([], "2 steps; how it ended is not known."),
-        ([START], "2 of 3 steps. No end is noted: it is under way, or it was killed."),
+        ([START], "2 of 3 steps. No end is recorded: it is under way, or it was killed."),
         ([START, {"event": "end", "outcome": "SIGTERM"}], "Stopped by SIGTERM after 2 of 3 steps."),
         (
             [START, {"event": "end", "outcome": "RewardError: <no> judge"}],

@@ -1,4 +1,4 @@
-"""Curves as SVG, which a page holds as text: no scripts, no files, no fonts of their own."""
+"""Curves as SVG text that a page embeds, without scripts, files or fonts."""
 
 import math
 import unicodedata
@@ -17,7 +17,7 @@ class Series(NamedTuple):
 
     Attributes:
       name: In the legend.
-      points: ``(step, value)``; a value that is None was no finite number.
+      points: ``(step, value)``; None for a non-finite value.
       intervals: Lower and upper ends, in the order of the points; empty for a plain curve.
     """
 
@@ -52,10 +52,10 @@ def number(value: float | None) -> str:
     Example:
       >>> from jaxrl_llm.train.logging.charts import number
       >>> number(0.123456), number(1234567.0), number(None)
-      ('0.1235', '1.235M', 'no number')
+      ('0.1235', '1.235M', 'non-finite')
     """
     if value is None or not math.isfinite(value):
-        return "no number"
+        return "non-finite"
     for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= size:
             return f"{value / (1e3 if letter == 'k' else size):.4g}{letter}"
@@ -90,16 +90,16 @@ class _Bucket(NamedTuple):
 
 
 def _buckets(points: Sequence[tuple[float, float]]) -> list[_Bucket]:
-    """At most so many buckets as can be told apart."""
+    """As many buckets as can be told apart, at most."""
     size = -(-len(points) // _MOST_POINTS)
-    found = []
+    buckets = []
     for i in range(0, len(points), max(size, 1)):
         part = points[i : i + size]
         values = [y for _, y in part]
         mean = math.fsum(values) / len(values)
         middle = sum(x for x, _ in part) / len(part)
-        found.append(_Bucket(middle, mean, min(values), max(values), len(part)))
-    return found
+        buckets.append(_Bucket(middle, mean, min(values), max(values), len(part)))
+    return buckets
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:
@@ -114,7 +114,7 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 
 
 def chart(series: Sequence[Series], *, title: str) -> str:
-    """Curves over the steps as one SVG; where values are no numbers a cross stands at the bottom.
+    """Curves over the steps as one SVG; a cross at the bottom marks a non-finite value.
 
     Long curves are means of neighboring steps, with a band from the least to the greatest.
 
@@ -138,52 +138,52 @@ def chart(series: Sequence[Series], *, title: str) -> str:
     def place_y(y: float) -> float:
         return HEIGHT - _BOTTOM - (y - low) / (high - low) * (HEIGHT - _TOP - _BOTTOM)
 
-    parts = [_axes(low, high, first, last, place_x, place_y)]
+    html = [_axes(low, high, first, last, place_x, place_y)]
     for i, (each, points) in enumerate(kept):
         color = f"c{i % _COLORS}"
         if each.intervals:
             shift = 3 * (i - len(series) / 2)  # or those of one step would hide each other
-            parts += _intervals(each, color, lambda x, d=shift: place_x(x) + d, place_y)
+            html += _intervals(each, color, lambda x, d=shift: place_x(x) + d, place_y)
         else:
-            parts += _curve(each, points, color, place_x, place_y)
+            html += _curve(each, points, color, place_x, place_y)
         lost = [x for x, y in each.points if not _finite(y)]
         for x in lost[:: max(1, len(lost) // _MOST_POINTS)]:
             bottom = HEIGHT - _BOTTOM
-            parts.append(
+            html.append(
                 f'<path class="lost" d="M{place_x(x) - 3:.1f},{bottom - 3}l6,6m0,-6l-6,6">'
-                f"<title>{text(each.name)}, step {x:g}: no number</title></path>"
+                f"<title>{text(each.name)}, step {x:g}: non-finite</title></path>"
             )
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{text(title)}">'
-        f"{''.join(parts)}</svg>"
+        f"{''.join(html)}</svg>"
     )
 
 
 def _finite(value: float | None) -> bool:
-    """Whether a number can be drawn; beyond 1e300 differences are no longer numbers."""
+    """Whether a number can be drawn; beyond 1e300 differences overflow."""
     return value is not None and abs(value) < 1e300
 
 
 def _axes(low, high, first, last, place_x, place_y) -> str:
-    parts = []
+    html = []
     for value in ticks(low, high):
         y = place_y(value)
-        parts.append(f'<path class="grid" d="M{_LEFT},{y:.1f}H{WIDTH - _RIGHT}"/>')
-        parts.append(f'<text x="{_LEFT - 5}" y="{y + 3.5:.1f}" class="end">{number(value)}</text>')
+        html.append(f'<path class="grid" d="M{_LEFT},{y:.1f}H{WIDTH - _RIGHT}"/>')
+        html.append(f'<text x="{_LEFT - 5}" y="{y + 3.5:.1f}" class="end">{number(value)}</text>')
     for value in ticks(first, last, most=6):
         if value == int(value):
             where = f'x="{place_x(value):.1f}" y="{HEIGHT - 8}"'
-            parts.append(f'<text {where} class="mid">{value:g}</text>')
-    return "".join(parts)
+            html.append(f'<text {where} class="mid">{value:g}</text>')
+    return "".join(html)
 
 
 def _curve(series: Series, points, color: str, place_x, place_y) -> list[str]:
-    """A line, broken where a value is no number, with something to point at on each bucket."""
-    buckets, parts = _buckets(points), []
+    """A line, broken at non-finite values, with a tooltip for each bucket."""
+    buckets, html = _buckets(points), []
     if any(b.count > 1 for b in buckets):
         upper = [f"{place_x(b.x):.1f},{place_y(b.high):.1f}" for b in buckets]
         lower = [f"{place_x(b.x):.1f},{place_y(b.low):.1f}" for b in reversed(buckets)]
-        parts.append(f'<polygon class="band f{color}" points="{" ".join(upper + lower)}"/>')
+        html.append(f'<polygon class="band f{color}" points="{" ".join(upper + lower)}"/>')
         lines = [buckets]
     else:
         lines, line = [], []
@@ -195,32 +195,32 @@ def _curve(series: Series, points, color: str, place_x, place_y) -> list[str]:
         lines = [*lines, line] if line else lines
     for line in lines:
         path = "L".join(f"{place_x(b.x):.1f},{place_y(b.mean):.1f}" for b in line)
-        parts.append(f'<path class="line s{color}" d="M{path}"/>')
+        html.append(f'<path class="line s{color}" d="M{path}"/>')
     dot = 2 if len(buckets) <= 40 else 0
     for b in buckets:
         x, y = place_x(b.x), place_y(b.mean)
         if dot:
-            parts.append(f'<circle class="f{color}" cx="{x:.1f}" cy="{y:.1f}" r="{dot}"/>')
+            html.append(f'<circle class="f{color}" cx="{x:.1f}" cy="{y:.1f}" r="{dot}"/>')
         about = f"step {b.x:g}" if b.count == 1 else f"{b.count} steps around {b.x:.0f}"
-        parts.append(
+        html.append(
             f'<circle class="hit" cx="{x:.1f}" cy="{y:.1f}" r="5">'
             f"<title>{text(series.name)}, {about}: {number(b.mean)}</title></circle>"
         )
-    return parts
+    return html
 
 
 def _intervals(series: Series, color: str, place_x, place_y) -> list[str]:
     """Dots with the interval of each."""
-    parts = []
+    html = []
     for (step, value), (low, high) in zip(series.points, series.intervals, strict=True):
         if not (_finite(value) and _finite(low) and _finite(high)):
             continue
         x, top, bottom = place_x(step), place_y(high), place_y(low)
         about = f"step {step:g}: {number(value)} [{number(low)}, {number(high)}]"
-        parts.append(
+        html.append(
             f'<g class="s{color} whisker"><path d="M{x:.1f},{top:.1f}V{bottom:.1f}M{x - 4:.1f},'
             f'{top:.1f}h8M{x - 4:.1f},{bottom:.1f}h8"/>'
             f'<circle class="f{color}" cx="{x:.1f}" cy="{place_y(value):.1f}" r="3.5">'
             f"<title>{text(series.name)}, {about}</title></circle></g>"
         )
-    return parts
+    return html

@@ -1,4 +1,4 @@
-"""``report.html``: a run on one page that needs nothing else, to look at and to pass on."""
+"""``report.html``: a run on one page without other files, to read and to pass on."""
 
 import statistics
 import time
@@ -12,7 +12,7 @@ from jaxrl_llm.train.logging.results import read_jsonl
 
 Rows = Sequence[Mapping[str, Any]]
 
-# Curves that are looked at first: a title, and the names in metrics.jsonl of what it shows.
+# The first curves of the page: a title, and the names in metrics.jsonl that it shows.
 _CURVES = (
     ("Spread of rewards within a group", ("reward_std",)),
     ("Groups whose rewards differ, share", ("informative",)),
@@ -34,7 +34,7 @@ _CURVES = (
     ("Seconds from step to step", ("seconds_total",)),
 )
 
-_MOST_PARTS = 6  # of a reward in one picture
+_MAX_COMPONENTS = 6  # of a reward in one chart
 
 PHASES = {
     "sample": "sampling",
@@ -51,8 +51,8 @@ PHASES = {
 def write_report(folder: str | Path, path: str | Path | None = None) -> Path:
     """Writes the report of a run: its curves, completions, settings, and where its time went.
 
-    The run may be under way, interrupted or without any step. The page loads nothing from
-    anywhere; all that a model or a data set wrote stands there as text.
+    The run may be under way, interrupted or without any step. The page loads nothing. Whatever a
+    model or a data set wrote is shown as text.
 
     Args:
       folder: Of the run.
@@ -101,7 +101,7 @@ def render(
     held_out = [row for row in metrics if isinstance(row.get("held_out"), Mapping)]
     starts = [row for row in sessions if row.get("event") == "start"]
     settings = starts[-1].get("settings", {}) if starts else {}
-    parts = [
+    sections = [
         f"<h1>{text(name)}</h1>",
         _state(steps, sessions, settings),
         _tiles(steps, held_out, settings),
@@ -113,11 +113,11 @@ def render(
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        # So that a browser would not load or run anything, whatever got into the page.
+        # With this a browser loads and runs nothing, whatever got into the page.
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
         "style-src 'unsafe-inline'\">"
         f"<title>{text(name)}</title><style>{CSS}</style></head>\n<body>"
-        f"{chr(10).join(part for part in parts if part)}</body></html>\n"
+        f"{chr(10).join(section for section in sections if section)}</body></html>\n"
     )
 
 
@@ -129,7 +129,7 @@ def _state(steps, sessions, settings) -> str:
     if not ends:
         state = f"{progress}; how it ended is not known."
     elif ends[-1]["event"] == "start":
-        state = f"{progress}. No end is noted: it is under way, or it was killed."
+        state = f"{progress}. No end is recorded: it is under way, or it was killed."
     elif (outcome := str(ends[-1].get("outcome"))) == "done":
         state = f"Finished: {progress}."
     elif outcome.startswith("SIG"):
@@ -141,12 +141,12 @@ def _state(steps, sessions, settings) -> str:
 
 
 def _tiles(steps, held_out, settings) -> str:
-    """The figures that are asked for first."""
+    """The main numbers of the run."""
     tiles = []
     if rewards := numbers_of(steps, "reward"):
-        part = max(1, len(rewards) // 10)
-        first, last = statistics.fmean(rewards[:part]), statistics.fmean(rewards[-part:])
-        which = "step" if part == 1 else f"{part} steps"
+        count = max(1, len(rewards) // 10)
+        first, last = statistics.fmean(rewards[:count]), statistics.fmean(rewards[-count:])
+        which = "step" if count == 1 else f"{count} steps"
         change = (f"reward, first and last {which}", f"{number(first)} → {number(last)}")
         tiles.append(change if len(rewards) > 1 else ("reward", number(first)))
     for kind in _kinds(held_out):
@@ -167,13 +167,13 @@ def _tiles(steps, held_out, settings) -> str:
 
 
 def _kinds(held_out) -> list[str]:
-    """The ways in which held-out questions were evaluated, that gave a number."""
+    """The kinds of held-out evaluation, such as "greedy", that have a number."""
     names = dict.fromkeys(name for row in held_out for name in row["held_out"])
     return [n for n in names if numbers_of((r["held_out"].get(n, {}) for r in held_out), "mean")]
 
 
 def _curves(steps, held_out) -> str:
-    """All numbers over the steps, those that are looked at first before the others."""
+    """All metrics over the steps, the most important first."""
     if not steps and not held_out:
         return "<h2>Curves</h2><p>No step is finished yet.</p>"
     columns = _columns(steps)
@@ -185,18 +185,18 @@ def _curves(steps, held_out) -> str:
         ends = [(row.get("low"), row.get("high")) for _, row in rows]
         rewards.append(Series(f"held out, {kind}, 95% interval", points, ends))
     first = [_card("Mean reward", rewards, "reward")] if rewards else []
-    parts = [name for name in columns if name.startswith("reward/")][:_MOST_PARTS]
-    if len(parts) > 1:
-        series = [Series(name.partition("/")[2], columns[name]) for name in parts]
-        first.append(_card("Parts of the reward", series, "reward/..."))
-    shown = {"reward", *(parts if len(parts) > 1 else ())}
+    shown = {"reward"}
+    components = [name for name in columns if name.startswith("reward/")][:_MAX_COMPONENTS]
+    if len(components) > 1:
+        series = [Series(name.partition("/")[2], columns[name]) for name in components]
+        first.append(_card("Components of the reward", series, "reward/..."))
+        shown |= set(components)
     for title, names in _CURVES:
-        # What never was anything but zero is no news.
-        found = [n for n in names if any(y != 0 for _, y in columns.get(n, ()))]
-        if found:
-            series = [Series(name.replace("_", " "), columns[name]) for name in found]
-            first.append(_card(title, series, ", ".join(found)))
-            shown |= set(found)
+        nonzero = [n for n in names if any(y != 0 for _, y in columns.get(n, ()))]
+        if nonzero:
+            series = [Series(name.replace("_", " "), columns[name]) for name in nonzero]
+            first.append(_card(title, series, ", ".join(nonzero)))
+            shown |= set(nonzero)
     rest = [
         _card(name.replace("_", " "), [Series(name, points)], name)
         for name, points in columns.items()
@@ -208,7 +208,7 @@ def _curves(steps, held_out) -> str:
 
 
 def _columns(steps) -> dict[str, list[tuple[int, float | None]]]:
-    """The values of each name over the steps; None where one is no finite number."""
+    """The values of each metric over the steps; None for non-finite ones."""
     columns: dict[str, list] = {}
     for row in steps:
         for name, value in row.items():
@@ -229,8 +229,8 @@ def _card(title: str, series: Sequence[Series], names: str) -> str:
 
 def numbers_of(rows: Iterable[Mapping[str, Any]], name: str) -> list[float]:
     """The numbers of a name, in the rows that have one."""
-    found = (row.get(name) for row in rows)
-    return [x for x in found if isinstance(x, int | float) and abs(x) < 1e300]
+    values = (row.get(name) for row in rows)
+    return [x for x in values if isinstance(x, int | float) and abs(x) < 1e300]
 
 
 def last_step(rows: Rows) -> int:
@@ -239,7 +239,7 @@ def last_step(rows: Rows) -> int:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a person says them."""
+    """Seconds in a readable unit."""
     if seconds < 120:
         return f"{seconds:.3g} s"
     minutes = seconds / 60
@@ -253,8 +253,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: int 
         first = len(cells) - numbers
         kinds = [' class="n"' if i >= first else "" for i in range(len(cells))]
         kinds[0] = ' class="name"'
-        found = (f"<{tag}{k}>{c}</{tag}>" for k, c in zip(kinds, cells, strict=True))
-        return f"<tr>{''.join(found)}</tr>"
+        html = (f"<{tag}{k}>{c}</{tag}>" for k, c in zip(kinds, cells, strict=True))
+        return f"<tr>{''.join(html)}</tr>"
 
     body = "".join(line("td", row) for row in rows)
     return f'<div class="scroll"><table>{line("th", header)}{body}</table></div>'
@@ -270,43 +270,43 @@ def times(steps: Rows, sessions: Rows) -> str:
         spent[name] = spent[name] + numbers_of(ends, f"seconds_{name}")
     sums = {name: sum(values) for name, values in spent.items()}
     made = sums["sample"] + sums["reward"]
-    # In turns the loop waits just as long as a batch takes; ahead of it, both happen beside a step.
+    # In turns the loop waits as long as a batch takes; otherwise batches are made during the steps.
     in_turns = made <= 1.05 * sums["wait"] + 1e-3
     if in_turns:
         sums["wait"] = max(sums["wait"] - made, 0.0)
-    parts = [name for name in PHASES if in_turns or name not in ("sample", "reward")]
-    sums["other"] = max(sums["total"] - sum(sums[name] for name in parts), 0.0)
-    whole = max(sum(sums[name] for name in parts), 1e-9)
+    counted = [name for name in PHASES if in_turns or name not in ("sample", "reward")]
+    sums["other"] = max(sums["total"] - sum(sums[name] for name in counted), 0.0)
+    total = max(sum(sums[name] for name in counted), 1e-9)
     bar, rows = [], []
     for i, name in enumerate(PHASES):
-        share = sums[name] / whole
-        if name in parts and share < 0.001 and name in ("wait", "other", "score"):
+        share = sums[name] / total
+        if name in counted and share < 0.001 and name in ("wait", "other", "score"):
             continue
         color = f"b{i}"
         middle = duration(statistics.median(spent[name])) if spent[name] else ""
-        within = f"{100 * share:.1f}%" if name in parts else "beside it"
-        label = f'<i class="{color}"></i>{PHASES[name]}' if name in parts else PHASES[name]
+        within = f"{100 * share:.1f}%" if name in counted else "in parallel"
+        label = f'<i class="{color}"></i>{PHASES[name]}' if name in counted else PHASES[name]
         first = "".join(map(duration, numbers_of(steps[:1], f"seconds_{name}")))
         rows.append((label, duration(sums[name]), within, first, middle))
-        if name in parts:
+        if name in counted:
             bar.append(f'<span class="{color}" style="width:{100 * share:.2f}%"></span>')
     header = ("", "in all", "share", "first step", "median step")
-    note = "" if in_turns else "<p>Sampling and rewards went on beside the training steps.</p>"
+    note = "" if in_turns else "<p>Sampling and rewards went on during the training steps.</p>"
     note += '<p class="soft">A first step compiles its programs.</p>'
     shown = f'<div class="bar">{"".join(bar)}</div>{table(header, rows, numbers=4)}'
     return f'<h2>Time</h2><div class="card">{shown}{note}</div>'
 
 
 def completions(samples: Rows) -> str:
-    """The completions of the first and of the last step that were kept."""
-    found = sorted({row["step"] for row in samples})
-    if not found:
+    """The completions of the first and of the last step that have any."""
+    steps = sorted({row["step"] for row in samples})
+    if not steps:
         return ""
-    parts = []
-    for step in dict.fromkeys((found[0], found[-1])):
+    html = []
+    for step in dict.fromkeys((steps[0], steps[-1])):
         cards = "".join(_completion(row) for row in samples if row["step"] == step)
-        parts.append(f'<h2>Completions of step {step}</h2><div class="grid">{cards}</div>')
-    return "".join(parts)
+        html.append(f'<h2>Completions of step {step}</h2><div class="grid">{cards}</div>')
+    return "".join(html)
 
 
 def _completion(row: Mapping[str, Any]) -> str:
@@ -314,10 +314,10 @@ def _completion(row: Mapping[str, Any]) -> str:
     value = number(reward) if isinstance(reward, int | float | None) else text(reward)
     names = [name for name in row if name.startswith("reward/")]
     numbers = (f"{name.partition('/')[2]} {number(row[name])}" for name in names)
-    parts = f'<p class="soft">{text(", ".join(numbers))}</p>' if names else ""
+    components = f'<p class="soft">{text(", ".join(numbers))}</p>' if names else ""
     name = f" <code>{text(row['id'])}</code>" if row.get("id") is not None else ""
     return (
-        f'<div class="card"><h3>reward {value}{name}</h3>{parts}<small>prompt</small>'
+        f'<div class="card"><h3>reward {value}{name}</h3>{components}<small>prompt</small>'
         f"<pre>{text(row.get('prompt', ''))}</pre><small>completion</small>"
         f"<pre>{text(row.get('completion', ''))}</pre></div>"
     )
@@ -325,15 +325,15 @@ def _completion(row: Mapping[str, Any]) -> str:
 
 def about(settings: Mapping[str, Any], starts: Rows, sessions: Rows) -> str:
     """Settings, sessions, versions and devices."""
-    parts = []
+    html = []
     if settings:
         rows = ((text(name), text(value)) for name, value in settings.items())
-        parts.append(f'<h2>Settings</h2><div class="card">{table(("option", "value"), rows)}</div>')
+        html.append(f'<h2>Settings</h2><div class="card">{table(("option", "value"), rows)}</div>')
     if starts:
-        found = starts[-1].get("about") or {}
-        rows = ((text(name), text(value)) for name, value in found.items())
+        versions = starts[-1].get("about") or {}
+        rows = ((text(name), text(value)) for name, value in versions.items())
         shown = table(("", "last session"), rows)
-        parts.append(f'<h2>Versions and devices</h2><div class="card">{shown}</div>')
+        html.append(f'<h2>Versions and devices</h2><div class="card">{shown}</div>')
     if sessions:
         rows = [
             (
@@ -346,8 +346,8 @@ def about(settings: Mapping[str, Any], starts: Rows, sessions: Rows) -> str:
             for row in sessions
         ]
         shown = table(("time", "", ""), rows)
-        parts.append(f'<h2>Sessions</h2><div class="card">{shown}</div>')
-    return "".join(parts)
+        html.append(f'<h2>Sessions</h2><div class="card">{shown}</div>')
+    return "".join(html)
 
 
 CSS = """

@@ -15,7 +15,7 @@ from jaxrl_llm.train.files import append_whole, write_whole
 class JsonLines:
     """A file of one JSON object a line, each with its "step".
 
-    A line that cannot be written is kept, and written before the next one.
+    A line that cannot be written is stored in memory, and written before the next one.
     """
 
     def __init__(self, path: Path):
@@ -24,17 +24,17 @@ class JsonLines:
 
     @property
     def unwritten(self) -> int:
-        """How many lines are kept."""
+        """How many lines are not written yet."""
         return len(self._unwritten)
 
     def keep_up_to(self, step: int) -> None:
-        """Drops the lines of later steps, which a resumed run will write again."""
+        """Removes the lines of later steps, which a resumed run will write again."""
         rows = read_jsonl(self.path) if self.path.exists() and step else []
-        kept = [json.dumps(row) for row in rows if row["step"] <= step]
-        write_whole(self.path, "".join(f"{line}\n" for line in kept))
+        lines = [json.dumps(row) for row in rows if row["step"] <= step]
+        write_whole(self.path, "".join(f"{line}\n" for line in lines))
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Appends a line: arrays as numbers, what is not a finite number as null.
+        """Appends a line: arrays as numbers, non-finite numbers as null.
 
         Raises:
           OSError: If it cannot be written now.
@@ -43,7 +43,7 @@ class JsonLines:
         self.flush()
 
     def flush(self) -> None:
-        """Writes the lines that are kept, in their order.
+        """Writes the lines that could not be written before, in order.
 
         Raises:
           OSError: If they still cannot be written.
@@ -53,12 +53,12 @@ class JsonLines:
             self._unwritten.clear()
 
     def rows(self) -> list[dict]:
-        """All lines, those that are kept too."""
+        """All lines, also those that are not written yet."""
         return read_jsonl(self.path) + [json.loads(line) for line in self._unwritten]
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON knows it."""
+    """A value that JSON can hold."""
     if isinstance(value, Mapping):
         return {str(k): _plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -71,7 +71,7 @@ def _plain(value: Any) -> Any:
 
 
 def read_jsonl(path: Path) -> list[dict]:
-    """The objects of a JSONL file; a line that is no JSON, such as one cut off, is left out."""
+    """The objects of a JSONL file; a line that is not JSON, such as one cut off, is skipped."""
     rows = []
     for line in Path(path).read_text(errors="replace").splitlines():
         try:
@@ -86,8 +86,8 @@ def samples_table(rows: Sequence[Mapping[str, Any]], *, width: int = 100) -> str
 
     def cell(text: str, size: int) -> str:
         text = repr(text)[1:-1]
-        keep = size // 2 - 1
-        return text if len(text) <= size else f"{text[:keep]}..{text[-keep:]}"
+        half = size // 2 - 1
+        return text if len(text) <= size else f"{text[:half]}..{text[-half:]}"
 
     half = (width - 12) // 2
     lines = [f"{'reward':>7}  {'prompt':<{half}}  completion"]

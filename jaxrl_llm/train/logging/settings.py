@@ -1,4 +1,4 @@
-"""What a run is, in words: its settings, the versions of what it stands on, its devices."""
+"""A run in words: its settings, the versions of its packages, its devices."""
 
 import dataclasses
 import platform
@@ -17,7 +17,7 @@ _PACKAGES = ("jaxrl_llm", "jax", "jaxlib", "numpy", "optax", "flax", "orbax-chec
 
 
 def settings(config: Any) -> dict[str, Any]:
-    """A configuration as texts and numbers by dotted names; functions stand there by their names.
+    """A configuration as texts and numbers by dotted names; functions by their names.
 
     Example:
       >>> from jaxrl_llm.train import SamplingConfig
@@ -75,12 +75,12 @@ def _plain(value: Any) -> Any:
     if named and isinstance(name, str):
         return name
     text = repr(value)
-    # The place of an object in memory says nothing of a run, and differs at every resume.
+    # An address in memory says nothing of a run, and differs at every resume.
     return type(value).__name__ if " at 0x" in text else text
 
 
-# Settings that change nothing of what a run learns, but how long it is and what it reports, and how
-# its work is laid out; a resumed run may have others.
+# Settings of the length of a run, of what it reports and of how its work is laid out. They do not
+# change what is learned, so a resumed run may have others.
 _FREE = (
     "steps", "run_dir", "samples_shown", "samples_every", "max_skipped", "reward_deadline",
     "microbatches", "remat", "packing", "mesh", "checkpoint", "evaluation", "report",
@@ -88,7 +88,7 @@ _FREE = (
 
 
 def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """The settings that a resumed run should not change and that differ, with both values by name.
+    """The settings that differ and that a resumed run should not change, by name, with both values.
 
     Args:
       old: From :func:`settings` of the session before.
@@ -105,23 +105,23 @@ def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str
 
 def surroundings() -> dict[str, str]:
     """Versions and devices of this process."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             if package == "jaxrl_llm":  # run from a checkout
                 import jaxrl_llm
 
-                found[package] = jaxrl_llm.__version__
+                versions[package] = jaxrl_llm.__version__
     kinds = Counter(f"{d.platform} {d.device_kind}" for d in jax.devices())
-    found["devices"] = ", ".join(f"{n} x {_once(kind)}" for kind, n in kinds.items())
-    found["processes"] = str(jax.process_count())
-    found["machine"] = f"{platform.system()} {platform.machine()}"
-    return found
+    versions["devices"] = ", ".join(f"{n} x {_once(kind)}" for kind, n in kinds.items())
+    versions["processes"] = str(jax.process_count())
+    versions["machine"] = f"{platform.system()} {platform.machine()}"
+    return versions
 
 
 def _once(kind: str) -> str:
-    """A platform whose kind is its name says it once."""
+    """The platform alone where the kind of the device repeats it."""
     first, _, rest = kind.partition(" ")
     return first if rest.lower() == first.lower() else kind

@@ -1,4 +1,4 @@
-"""Where the numbers of a run go besides metrics.jsonl: TensorBoard, trackio, Weights & Biases."""
+"""Where the metrics of a run go besides metrics.jsonl: TensorBoard, trackio, Weights & Biases."""
 
 import importlib
 import json
@@ -14,7 +14,7 @@ _BACKLOG = 10_000  # lines that wait for a sink that fails; the oldest is droppe
 
 
 class RunInfo(NamedTuple):
-    """What a sink is told of the run when it is opened.
+    """The run, as a sink is told when it is opened.
 
     Attributes:
       folder: Of the run.
@@ -28,19 +28,19 @@ class RunInfo(NamedTuple):
 
 
 class Sink(Protocol):
-    """Takes the numbers of a run; any object with these two methods is one."""
+    """Takes the metrics of a run; any object with these two methods is a sink."""
 
     def write(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Takes numbers of a step by the names of metrics.jsonl, such as "reward"."""
+        """Takes the metrics of a step by their names in metrics.jsonl, such as "reward"."""
         ...
 
     def close(self) -> None:
-        """Brings what it has taken to where it belongs."""
+        """Sends or writes what is left."""
         ...
 
 
 SinkMaker = Callable[[RunInfo], Sink]
-"""Opens a sink; a name such as "wandb" stands for one of those here."""
+"""Opens a sink; a name such as "wandb" stands for one of this module."""
 
 
 class TensorBoard:
@@ -51,8 +51,8 @@ class TensorBoard:
     def __init__(self, run: RunInfo):
         import tensorboardX
 
-        # Hides what was written of the steps that come now: after a checkpoint, or in a run that
-        # starts over, whose first evaluation is of step 0.
+        # Hides what was written of the steps that come now: those after a checkpoint, or all of
+        # a run that starts over.
         purge = run.first + 1 if run.first else 0
         self._writer = tensorboardX.SummaryWriter(str(run.folder / "tensorboard"), purge_step=purge)
 
@@ -70,7 +70,7 @@ class TensorBoard:
 class Trackio:
     """A trackio run named after the folder, in the project of the folder around it.
 
-    A resumed run writes the steps after its checkpoint a second time.
+    A resumed run logs the steps after its checkpoint a second time.
     """
 
     package = "trackio"
@@ -98,10 +98,10 @@ class Trackio:
 
 
 class WandB:
-    """A Weights & Biases run; WANDB_MODE=offline and its other variables hold.
+    """A Weights & Biases run; WANDB_MODE=offline and its other variables are respected.
 
-    The curves stand over "step", not over wandb's own count, which would refuse the steps that a
-    resumed run makes again; they stand there twice.
+    The curves are over "step", not over wandb's own count, which would refuse the steps that a
+    resumed run repeats; those appear twice.
     """
 
     package = "wandb"
@@ -132,14 +132,14 @@ class WandB:
 SINKS: dict[str, Any] = {"tensorboard": TensorBoard, "trackio": Trackio, "wandb": WandB}
 
 
-def find_sinks(given: Sequence[str | SinkMaker]) -> list[SinkMaker]:
-    """The makers of sinks that are given by name or as they are.
+def find_sinks(sinks: Sequence[str | SinkMaker]) -> list[SinkMaker]:
+    """The functions that open sinks, from names or such functions.
 
     Raises:
       ImportError: If the package of one is not installed; it says how to install it.
     """
     makers: list[SinkMaker] = []
-    for each in given:
+    for each in sinks:
         if not isinstance(each, str):
             makers.append(each)
             continue
@@ -156,7 +156,7 @@ def find_sinks(given: Sequence[str | SinkMaker]) -> list[SinkMaker]:
 
 
 class _Open(NamedTuple):
-    """A sink that is open, by its name, and the lines that it did not take."""
+    """A sink that is open, with its name and the lines that it has not taken yet."""
 
     name: str
     sink: Sink
@@ -164,10 +164,10 @@ class _Open(NamedTuple):
 
 
 class Sinks:
-    """Sinks that cannot harm a run: one that fails is told of once, and loses nothing if it heals.
+    """Sinks that cannot harm a run: a failure is a warning, and nothing is lost if it passes.
 
-    What a sink did not take waits in memory and is offered again with the next step. One that
-    cannot even be opened is left out; metrics.jsonl has all.
+    Lines that a sink did not take wait in memory and are offered again with the next step. A sink
+    that cannot be opened is left out; metrics.jsonl has everything.
 
     Args:
       makers: See :func:`find_sinks`.
@@ -184,21 +184,21 @@ class Sinks:
                 _warn(f"The sink {name} cannot be opened and is left out: {reason(error)}.")
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Hands a line of metrics.jsonl to all."""
+        """Passes a line of metrics.jsonl to all sinks."""
         numbers = {k: v for k, v in flat(row).items() if _is_number(v)}
         step = int(numbers.pop("step"))
         for each in self._open:
-            told = bool(each.waiting)
+            failing = bool(each.waiting)
             each.waiting.append((step, numbers))
             try:
                 while each.waiting:
                     each.sink.write(*each.waiting[0])
                     each.waiting.popleft()
             except Exception as error:
-                if not told:
+                if not failing:
                     _warn(
                         f"The sink {each.name} fails at step {step}: {reason(error)}. It is tried "
-                        "again with each step; metrics.jsonl has all."
+                        "again with each step; metrics.jsonl has everything."
                     )
 
     def close(self) -> None:
@@ -221,14 +221,14 @@ def flat(row: Mapping[str, Any], *, separator: str = "/") -> dict[str, Any]:
       >>> flat({"step": 1, "held_out": {"greedy": {"mean": 0.5}}})
       {'step': 1, 'held_out/greedy/mean': 0.5}
     """
-    found = {}
+    flattened = {}
     for name, value in row.items():
         if isinstance(value, Mapping):
             inner = flat(value, separator=separator)
-            found |= {f"{name}{separator}{k}": v for k, v in inner.items()}
+            flattened |= {f"{name}{separator}{k}": v for k, v in inner.items()}
         else:
-            found[name] = value
-    return found
+            flattened[name] = value
+    return flattened
 
 
 def _is_number(value: Any) -> bool:
@@ -236,7 +236,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _name(maker: SinkMaker) -> str:
-    """How messages call a sink."""
+    """The name of a sink in messages."""
     known = (name for name, each in SINKS.items() if each is maker)
     return next(known, None) or getattr(maker, "__qualname__", type(maker).__name__)
 
@@ -253,7 +253,7 @@ def _random() -> str:
 
 
 def _run_id(run: RunInfo, sink: str, make: Callable[[], str]) -> str:
-    """The name under which a service knows the run, kept in its folder so that it can go on."""
+    """The id of the run at a service, stored in its folder so that a resumed run goes on."""
     path = run.folder / "sinks.json"
     try:
         known = json.loads(path.read_text())
