@@ -176,7 +176,7 @@ def with_adapter(
       model: The model.
       params: Its parameters, on the mesh if there is one.
       config: With a rank or without.
-      mesh: Over which the adapter is split as the matrices beside it.
+      mesh: Splits the adapter as the matrices that it adapts.
     """
     if config.rank is None:
         return model, params
@@ -184,7 +184,7 @@ def with_adapter(
     if mesh is not None:
         from jaxrl_llm.models.sharding import param_shardings, shard
 
-        adapter = shard(adapter, param_shardings(adapter, mesh))
+        adapter = shard(adapter, param_shardings(adapter, mesh, model.sharding_rules))
     # As matrix products take it: what never moves loses nothing in their dtype.
     return adapted_model(model, config), Adapted(cast_params(model, params, rounded=False), adapter)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_llm.core.axes import ArrayTree
-from jaxrl_llm.models.sharding import batch_sharding, param_shardings
+from jaxrl_llm.models.sharding import RULES, ShardingRules, batch_sharding, param_shardings
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.train.state import TrainState, init_state, optimizer_shardings
 
@@ -19,6 +19,7 @@ def abstract_state(
     recipe: Recipe,
     *,
     mesh: jax.sharding.Mesh | None = None,
+    rules: ShardingRules = RULES,
     **options,
 ) -> TrainState:
     """The state before the first step, without its arrays.
@@ -28,6 +29,7 @@ def abstract_state(
       optimizer: Any optax transformation.
       recipe: The method.
       mesh: What the shardings are on; its devices need not be there.
+      rules: How it splits parameters: ``sharding_rules`` of the model.
       **options: Of :func:`~jaxrl_llm.train.init_state`: a critic, a reference.
 
     Returns:
@@ -48,11 +50,11 @@ def abstract_state(
     state = jax.eval_shape(lambda params: make(params), params)
     if mesh is None:
         return state
-    shardings = param_shardings(state, mesh)._replace(
-        opt_state=optimizer_shardings(state.opt_state, recipe, mesh)
+    shardings = param_shardings(state, mesh, rules)._replace(
+        opt_state=optimizer_shardings(state.opt_state, recipe, mesh, rules)
     )
     if state.critic:
-        own = optimizer_shardings(state.critic.opt_state, recipe, mesh)
+        own = optimizer_shardings(state.critic.opt_state, recipe, mesh, rules)
         shardings = shardings._replace(critic=shardings.critic._replace(opt_state=own))
     return _placed(state, shardings)
 

@@ -278,9 +278,8 @@ def make_step(
         return state._replace(critic=CriticState(params, opt_state, target)), metrics
 
     takes_key = recipe.draws or minibatches > 1
-    return CompiledStep(
-        on_mesh(step, mesh), on_mesh(prepare, mesh), donate=donate, takes_key=takes_key
-    )
+    step = on_mesh(step, mesh, model.sharding_rules)
+    return CompiledStep(step, on_mesh(prepare, mesh), donate=donate, takes_key=takes_key)
 
 
 def score_batch(
@@ -519,7 +518,7 @@ def make_gradients(
         check_batch("make_gradients", batch.tokens.shape[0], microbatches, batch_shards(mesh))
         return _policy_gradients(scorer, recipe, base, params, batch, microbatches)
 
-    compiled = jax.jit(on_mesh(gradients, mesh))
+    compiled = jax.jit(on_mesh(gradients, mesh, model.sharding_rules))
     return lambda state, batch: compiled(state.params, state.base, batch)
 
 

@@ -390,7 +390,8 @@ class AsyncRollouts:
         """Weights for the sampler: the next step donates those that it is given."""
         if self._mesh is None:
             return jax.tree.map(jnp.copy, params)
-        return jax.device_put(params, param_shardings(params, self._mesh))
+        rules = self._experiment.model.sharding_rules
+        return jax.device_put(params, param_shardings(params, self._mesh, rules))
 
     def _run(self) -> None:
         """The thread: batch after batch, as soon as each may start."""

@@ -157,7 +157,7 @@ def load_model(config: TrainConfig, mesh, *, frozen=False) -> tuple[Model, Array
     if mesh is not None:
         from jaxrl_llm.models.sharding import param_shardings, shard
 
-        params = shard(params, param_shardings(params, mesh))
+        params = shard(params, param_shardings(params, mesh, model.sharding_rules))
     return model, params, tokenizer
 
 
@@ -364,6 +364,7 @@ def init_experiment(
         key=jax.random.key(config.seed),
         data_cursor=Cursor(),
         mesh=experiment.mesh,
+        rules=experiment.model.sharding_rules,
         copy=shared and not resume,
         critic=critic,
         critic_optimizer=critic_optimizer,

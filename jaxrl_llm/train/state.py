@@ -10,7 +10,7 @@ import optax
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.models.lora import Adapted, merge_adapter, trainable
-from jaxrl_llm.models.sharding import param_shardings, update_shardings
+from jaxrl_llm.models.sharding import RULES, ShardingRules, param_shardings, update_shardings
 from jaxrl_llm.train.critic import CriticState
 from jaxrl_llm.train.mesh import replicated
 
@@ -60,6 +60,7 @@ def init_state(
     key: Array,
     data_cursor: Any = (),
     mesh=None,
+    rules: ShardingRules = RULES,
     copy: bool = True,
     critic: ArrayTree | None = None,
     critic_optimizer: optax.GradientTransformation | None = None,
@@ -78,6 +79,7 @@ def init_state(
       key: A typed key, ``jax.random.key(seed)``.
       data_cursor: Where the prompt order starts, integers only.
       mesh: The mesh; small leaves are replicated over it.
+      rules: How it splits the optimizer's state: ``sharding_rules`` of the model.
       copy: Copy the parameters and those of the critic, since a step gives away (donates) those of
         its state; False spares the memory where nobody else keeps them.
       critic: Parameters from :func:`~jaxrl_llm.train.init_critic`, for a recipe with a critic.
@@ -100,10 +102,10 @@ def init_state(
     _check_critic(recipe, critic, critic_optimizer)
     if mesh is not None:
         rest, critic = jax.tree.map(functools.partial(_place, replicated(mesh)), (rest, critic))
-    opt_state = _optimizer_state(optimizer, params, recipe, mesh)
+    opt_state = _optimizer_state(optimizer, params, recipe, mesh, rules)
     critic_state, anchor = (), ()
     if critic is not None and critic_optimizer is not None:
-        own = _optimizer_state(critic_optimizer, critic, recipe, mesh)
+        own = _optimizer_state(critic_optimizer, critic, recipe, mesh, rules)
         target = () if recipe.critic.target_rate is None else jax.tree.map(jnp.copy, critic)
         kept = jax.tree.map(jnp.copy, critic) if copy else critic
         critic_state = CriticState(kept, own, target)
@@ -127,7 +129,9 @@ def _place(sharding: jax.sharding.NamedSharding, x: Array) -> Array:
     return x if placed else processes.place(x, sharding)
 
 
-def optimizer_shardings(opt_state: ArrayTree, recipe, mesh: jax.sharding.Mesh) -> ArrayTree:
+def optimizer_shardings(
+    opt_state: ArrayTree, recipe, mesh: jax.sharding.Mesh, rules: ShardingRules = RULES
+) -> ArrayTree:
     """Where an optimizer's state lives on a mesh: as the parameters, and split over ``data`` too.
 
     That of an evolution recipe is not: every device makes the whole update from the scores, and
@@ -137,22 +141,28 @@ def optimizer_shardings(opt_state: ArrayTree, recipe, mesh: jax.sharding.Mesh) -
       opt_state: The state, or its shapes.
       recipe: What trains.
       mesh: The mesh.
+      rules: How it splits parameters: ``sharding_rules`` of the model.
 
     Returns:
       A ``NamedSharding`` for each leaf.
     """
-    return (param_shardings if recipe.forward_only else update_shardings)(opt_state, mesh)
+    place = param_shardings if recipe.forward_only else update_shardings
+    return place(opt_state, mesh, rules)
 
 
 def _optimizer_state(
-    optimizer: optax.GradientTransformation, params: ArrayTree, recipe, mesh
+    optimizer: optax.GradientTransformation,
+    params: ArrayTree,
+    recipe,
+    mesh,
+    rules: ShardingRules,
 ) -> ArrayTree:
     def init(params):
         return optimizer.init(jax.tree.map(_statistics, params))
 
     if mesh is None:
         return init(params)
-    shardings = optimizer_shardings(jax.eval_shape(init, params), recipe, mesh)
+    shardings = optimizer_shardings(jax.eval_shape(init, params), recipe, mesh, rules)
     return jax.jit(init, out_shardings=shardings)(params)
 
 
