@@ -22,7 +22,7 @@ _LENGTH = 1024
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Methods:
-    """The methods of this package: which are trained by name, and who confirmed their numbers.
+    """The methods of this package: which train by name, and which peers confirmed their numbers.
 
     Attributes:
       name: A method's key or a preset's name shows all about it; a part of a key, a title or a
@@ -77,8 +77,8 @@ def _preset(name: str) -> list[str]:
     make = {**catalog.PRESETS, **catalog.EVOLUTION_PRESETS}[name]
     recipe = catalog.preset(name, length=_LENGTH)
     lines = ["", "preset", *_signature(f"jr.recipes.{name}", make), ""]
-    given = f", with length={_LENGTH}" if "length" in inspect.signature(make).parameters else ""
-    lines.append(f"its recipe{given}")
+    takes_length = "length" in inspect.signature(make).parameters
+    lines.append(f"its recipe{f' with length={_LENGTH}' if takes_length else ''}")
     for field in dataclasses.fields(recipe):
         value = getattr(recipe, field.name)
         if field.default is dataclasses.MISSING or value != field.default:

@@ -20,8 +20,8 @@ class Batch:
     """What a recipe needs of a set of rollouts; groups lie along axis 1, P is the sharded axis.
 
     A field that is None is absent from the pytree. ``Recipe.prepare`` fills the last three, and
-    adds to ``extras`` what the recipe derives; its numbers for the whole batch stand there as
-    ``[P, 1, 1]``, so that they divide into microbatches and shards like everything else.
+    adds to ``extras`` what the recipe computes; numbers for the whole batch are
+    ``[P, 1, 1]`` there, so that they divide into microbatches and shards like everything else.
 
     Attributes:
       tokens: int32 ``[P, G, T]``, the response.
@@ -40,7 +40,7 @@ class Batch:
       support: The tokens that each one was drawn from, with leading axes ``[P, G, T]``. The policy
         that trains, the proximal one and the reference are renormalized over them, so that a
         sampler that truncates does not make ratios. None for the whole vocabulary.
-      packing: How models are given the responses: several in a row. No number changes but by
+      packing: How the responses are laid out for models: several in a row. No number changes but by
         rounding, and none of the other arrays. None for a row each.
       reward_components: Rewards by name, float32 ``[P, G]`` each, for methods that keep several
         apart; NaN where one does not apply.
@@ -53,10 +53,10 @@ class Batch:
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
-      >>> kept = jnp.ones((1, 2, 3), bool)
+      >>> mask = jnp.ones((1, 2, 3), bool)
       >>> batch = jr.recipes.Batch(
-      ...     tokens=jnp.zeros((1, 2, 3), jnp.int32), mask=kept, rewards=jnp.array([[1.0, 0.0]]),
-      ...     where=kept[..., 0], prompt_tokens=jnp.zeros((1, 4), jnp.int32),
+      ...     tokens=jnp.zeros((1, 2, 3), jnp.int32), mask=mask, rewards=jnp.array([[1.0, 0.0]]),
+      ...     where=mask[..., 0], prompt_tokens=jnp.zeros((1, 4), jnp.int32),
       ...     prompt_mask=jnp.ones((1, 4), bool))
       >>> batch.check().replace(old_logp=jnp.zeros((1, 2, 3))).rewards.shape
       (1, 2)
@@ -152,7 +152,7 @@ def validate_batch(
     """Checks the values of a batch on the host, before it reaches the device.
 
     Inside ``jit`` a bad value can only become a bad number, so this runs where rollouts become a
-    training batch. What is masked is not looked at.
+    training batch. Masked values are not read.
 
     Args:
       batch: Concrete arrays (NumPy or this process's part of a jax array).
@@ -172,9 +172,9 @@ def validate_batch(
     Example:
       >>> import numpy as np
       >>> import jaxrl_llm as jr
-      >>> kept = np.ones((1, 2, 3), bool)
+      >>> mask = np.ones((1, 2, 3), bool)
       >>> batch = jr.recipes.Batch(
-      ...     tokens=np.zeros((1, 2, 3), np.int32), mask=kept, where=kept[..., 0],
+      ...     tokens=np.zeros((1, 2, 3), np.int32), mask=mask, where=mask[..., 0],
       ...     rewards=np.array([[1.0, np.nan]], np.float32),
       ...     prompt_tokens=np.zeros((1, 4), np.int32), prompt_mask=np.ones((1, 4), bool))
       >>> jr.recipes.validate_batch(batch, vocab_size=10, prompt_ids=["sum-17"])
@@ -208,9 +208,9 @@ def validate_batch(
     for (row,) in np.argwhere(where.any(-1) & ~prompt_mask.any(-1))[:1]:
         raise ValueError(f"{name}: {prompt(row)} has no tokens.")
     texts = (("the text", batch.prompt_tokens, prompt_mask), ("a response", batch.tokens, mask))
-    for what, tokens, kept in texts:
+    for what, tokens, read in texts:
         tokens = np.asarray(tokens)
-        for place in np.argwhere(kept & ((tokens < 0) | (tokens >= vocab_size)))[:1]:
+        for place in np.argwhere(read & ((tokens < 0) | (tokens >= vocab_size)))[:1]:
             raise ValueError(
                 f"{name}: {what} of {prompt(place[0])} holds token {tokens[tuple(place)]} at "
                 f"{place[1:].tolist()}, outside the vocabulary of {vocab_size}."

@@ -1,4 +1,4 @@
-"""``Critic``: what a recipe says about a value model that is trained beside the policy."""
+"""``Critic``: the value model of a recipe, trained with the policy."""
 
 import dataclasses
 from collections.abc import Callable
@@ -29,7 +29,7 @@ class Critic:
       heads: C, independent predictions, each trained on the same returns.
       combine: ``[..., C] -> [...]``, the one value that the advantages use.
       weights: ``mask -> weights [..., T]``.
-      target_rate: If given, ``old_values`` come from an average of the critic's parameters that
+      target_rate: If set, ``old_values`` come from an average of the critic's parameters that
         moves by this share every step, and not from the critic itself.
 
     Raises:

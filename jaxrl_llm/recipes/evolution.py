@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import jax.numpy as jnp
 
 from jaxrl_llm import evolution
-from jaxrl_llm.core import Array, ArrayTree, checks
+from jaxrl_llm.core import Array, ArrayTree, bind, checks
 from jaxrl_llm.evolution.gradient import SCALES, Scale
 from jaxrl_llm.evolution.leaves import LeafClass
 from jaxrl_llm.recipes.recipe import AlgoState
@@ -17,21 +17,21 @@ from jaxrl_llm.recipes.wiring import STATUSES
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class EvolutionRecipe:
-    """An evolution strategy: how members differ, what their scores count. It holds no arrays.
+    """An evolution strategy: how members differ and what their scores count. It holds no arrays.
 
         members     W_n = W + sigma E_n,  E_n drawn from (key, leaf, epoch, n)
         fitness     F = fitness(scores [P, G])
         gradient    -c sum_n F_n E_n, as optax takes it
 
     A population is used in one of two ways. ``shared``: all its N = G members answer all P prompts
-    of a step, so that each has a mean over questions. Otherwise the prompts are dealt out, and the
-    G members of a prompt are compared with each other alone: N = P G.
+    of a step, so that each has a mean over questions. Otherwise each prompt has G members of its
+    own, which are compared with each other alone: N = P G.
 
     Attributes:
       name: Short name, for messages and metrics.
       sigma: Scale of the noise, above 0.
       fitness: ``scores [P, G] -> [N]``, finite and higher for better: ``[G]`` where members are
-        shared, ``[P, G]`` (or flat) where they are not. It is given no missing score.
+        shared, ``[P, G]`` (or flat) where they are not. No score that it gets is missing.
       noise: "lowrank": matrices have noise of rank ``rank``, and one batch holds many members.
         "full": every entry has its own; members are evaluated one after the other.
       rank: Of the noise of matrices; with ``noise="full"`` it stays at 1, without a part.
@@ -118,7 +118,9 @@ class EvolutionRecipe:
         if self.noise == "full" and (self.rank != 1 or self.sign):
             raise ValueError(f"{name}: rank and sign have no effect where noise is 'full'.")
         if self.tries > 1 and self.temperature == 0:
-            raise ValueError(f"{name}: tries has no effect at temperature 0, where all are alike.")
+            raise ValueError(
+                f"{name}: tries has no effect at temperature 0, where all tries are equal."
+            )
         if self.tries == 1 and self.outcome != evolution.best_of:
             raise ValueError(f"{name}: outcome has no effect with one try.")
 
@@ -139,7 +141,7 @@ class EvolutionRecipe:
 
         Raises:
           ValueError: If there is one member alone, a pair would be divided, or a group holds
-            nobody but members without noise.
+            only members without noise.
         """
         name = f"recipe {self.name!r}"
         if self.pairs and group_size % 2:
@@ -188,14 +190,16 @@ class EvolutionRecipe:
         classes = evolution.leaf_classes(params, rules=self.rules, others=self.others)
         return evolution.full_rank(classes) if self.noise == "full" else classes
 
-    @property
-    def drawn(self) -> dict:
-        """How noise is drawn, by the options of ``evolution``."""
-        return {
-            "dtype": jnp.dtype(self.dtype),
-            "noise_reuse": self.noise_reuse,
-            "pairs": self.pairs,
-        }
+    def _noise(self, function: Callable) -> Callable:
+        """A function of ``evolution`` with the options of this recipe's noise."""
+        return bind(
+            function,
+            dtype=jnp.dtype(self.dtype),
+            noise_reuse=self.noise_reuse,
+            pairs=self.pairs,
+            sigma=self.sigma,
+            rank=self.rank,
+        )
 
     def delta(
         self,
@@ -211,14 +215,13 @@ class EvolutionRecipe:
 
         With ``share_pairs`` the two members of a pair hold their factors once.
         """
-        options = {"sigma": self.sigma, "rank": self.rank, "baseline": self.baseline}
-        given = (params, classes, key, epoch, members)
-        return evolution.model_delta(*given, share_pairs=share_pairs, **options, **self.drawn)
+        delta = bind(self._noise(evolution.model_delta), baseline=self.baseline)
+        return delta(params, classes, key, epoch, members, share_pairs=share_pairs)
 
     def member(self, params, classes, key: Array, epoch: Array | int, member: Array) -> ArrayTree:
         """The parameters of one member; see ``evolution.perturb``."""
-        options = {"sigma": self.sigma, "rank": self.rank, "baseline": self.baseline}
-        return evolution.perturb(params, classes, key, epoch, member, **options, **self.drawn)
+        perturb = bind(self._noise(evolution.perturb), baseline=self.baseline)
+        return perturb(params, classes, key, epoch, member)
 
     def shape(self, scores: Array, *, where: Array | None = None) -> tuple[Array, Array]:
         """Fitness of the members from what they scored.
@@ -226,7 +229,7 @@ class EvolutionRecipe:
         A score that is absent or no finite number counts as the worst of its prompt.
 
         Args:
-          scores: ``[P, G tries]``, the tries of a member beside each other; higher is better.
+          scores: ``[P, G tries]``, the tries of a member next to each other; higher is better.
           where: bool, True where there is a score; None keeps all.
 
         Returns:
@@ -258,11 +261,15 @@ class EvolutionRecipe:
     ) -> ArrayTree:
         """The gradient from fitness ``[N]``; see ``evolution.eggroll_grad``.
 
-        Members without noise have no part in it but to be counted.
+        Members without noise add nothing to it; they are counted.
         """
-        sigma = None if self.scale == "mean" else self.sigma
-        options: dict = {"sigma": sigma, "scale": self.scale, "sign": self.sign}
-        options |= {"rank": self.rank, "chunk": self.chunk}
         if self.baseline:
             fitness = jnp.where(jnp.arange(fitness.shape[0]) < self.baseline, 0.0, fitness)
-        return evolution.eggroll_grad(params, classes, key, epoch, fitness, **options, **self.drawn)
+        grad = bind(
+            self._noise(evolution.eggroll_grad),
+            sigma=None if self.scale == "mean" else self.sigma,
+            scale=self.scale,
+            sign=self.sign,
+            chunk=self.chunk,
+        )
+        return grad(params, classes, key, epoch, fitness)

@@ -33,10 +33,10 @@ EXTRAS: dict[str, Extra] = {
     "teacher_prompt_tokens": Extra("PGL", "int", "prompts the teacher sees, right padded"),
     "teacher_prompt_mask": Extra("PGL", "bool", "their tokens that exist"),
     # Of a rollout.
-    "flawed": Extra("PG", "bool", "a judge found the reasoning flawed"),
-    "budgets": Extra("PG", "float", "tokens the rollout was told it may use"),
+    "flawed": Extra("PG", "bool", "whether a judge calls the reasoning flawed"),
+    "budgets": Extra("PG", "float", "token budget in the rollout's prompt"),
     "steered": Extra("PG", "bool", "sampled with help, or by another policy"),
-    "has_teacher": Extra("PG", "bool", "the teacher has something to say"),
+    "has_teacher": Extra("PG", "bool", "whether the teacher reads a prompt of its own"),
     "similarity": Extra("PGH", "float", "to the rollouts of the same question's paraphrases"),
     "grad_sq_norms": Extra("PG", "float", "squared norm of the score of the response"),
     "median_advantages": Extra("PG", "float", "rewards minus their group median, scaled"),
@@ -70,7 +70,7 @@ _KINDS = {"float": jnp.floating, "int": jnp.integer, "bool": jnp.bool_}
 
 
 def check_extra(name: str, value: Array, sizes: dict[str, int]) -> None:
-    """Raises unless an extra fits the batch; names that are not in the table need only P.
+    """Raises unless an extra has its name's shape and dtype; other names need only the axis P.
 
     Args:
       name: Key in ``Batch.extras``.
@@ -84,8 +84,8 @@ def check_extra(name: str, value: Array, sizes: dict[str, int]) -> None:
     shape = jnp.shape(value)
     spec = EXTRAS.get(name)
     axes = "P" if spec is None else spec.axes
-    fits = len(shape) >= 1 if spec is None else len(shape) == len(axes)
-    if not fits or any(sizes.get(a, n) != n for a, n in zip(axes, shape, strict=False)):
+    rank_ok = len(shape) >= 1 if spec is None else len(shape) == len(axes)
+    if not rank_ok or any(sizes.get(a, n) != n for a, n in zip(axes, shape, strict=False)):
         want = ", ".join(f"{a}={sizes[a]}" if a in sizes else a for a in axes)
         more = "" if spec is not None else ", ..."
         raise ValueError(f"Batch: extras[{name!r}] must have shape [{want}{more}]; got {shape}.")

@@ -35,12 +35,12 @@ class AlgoState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Recipe:
-    """A policy-gradient method: which function stands in which slot. It holds no arrays.
+    """A policy-gradient method: a function for each slot. It holds no arrays.
 
         loss = sum_t weights_t * (correction_t * surrogate_t + sum_r regularizer_t)
 
-    The slots are orthogonal; construction refuses the combinations that would mean another method
-    than they say, and tells why.
+    The slots are orthogonal. A combination that would mean another method than its functions do is
+    refused when it is made, with the reason.
 
     Attributes:
       name: Short name, for messages and metrics.
@@ -65,12 +65,12 @@ class Recipe:
       computed: Numbers that the method needs beyond the batch: ``Computed(name, function, source)``
         each, with source "controller", "batch", "policy", "old_policy", "reference" or "teacher";
         see :class:`Computed`. Later functions name them; see also ``core.given``.
-      critic: A value model to train beside the policy; see :class:`Critic`.
+      critic: A value model that is trained with the policy; see :class:`Critic`.
       reference: ``(reference, params, step) -> reference``, how the reference model moves after
         each step; None keeps it frozen.
       inputs: Names of extras of your own that the batch holds.
-      epochs: How many times the method passes over a batch; what a run uses unless its config says
-        otherwise.
+      epochs: How many times the method passes over a batch; what a run uses unless its config has
+        another number.
       minibatches: Into how many parts, with an optimizer step each, an epoch divides the batch.
       paper: Reference.
       status: ``"experimental"``, or ``"reproduced"`` once a config reaches a published number.

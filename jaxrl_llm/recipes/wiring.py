@@ -1,7 +1,7 @@
 """What the slots of a Recipe take, what a recipe requires, and the checks when a slot is filled.
 
 A slot calls its function with some arrays by position and with everything else that the function
-names from the slot's context. So signatures alone tell what a recipe requires, and a function that
+names from the slot's context. So a recipe's signatures are what it requires, and a function that
 asks for something that its slot does not have is refused when the recipe is made.
 """
 

@@ -53,18 +53,18 @@ def check_microbatches(recipe: Recipe) -> None:
 def meshes(sizes=MESHES) -> list[jax.sharding.Mesh]:
     """The meshes of these sizes for which there are devices; warns if there are none."""
     devices = jax.devices()
-    found = [
+    available = [
         make_mesh(data=data, fsdp=fsdp, tensor=tensor, devices=devices[: data * fsdp * tensor])
         for data, fsdp, tensor in sizes
         if data * fsdp * tensor <= len(devices)
     ]
-    if not found:
+    if not available:
         warnings.warn(
             "The battery's mesh checks need 8 devices and were left out; on a CPU set "
             "JAX_NUM_CPU_DEVICES=8 before jax is imported.",
             stacklevel=3,
         )
-    return found
+    return available
 
 
 def check_devices(recipe: Recipe) -> None:
@@ -122,8 +122,8 @@ def _junk_in(x, where, mask, junk: float):
     """An array of rollouts or tokens with ``junk`` in those that take no part."""
     if not jnp.issubdtype(x.dtype, jnp.floating) or x.shape[:2] != where.shape:
         return x
-    kept = mask if x.shape[:3] == mask.shape else where
-    return jnp.where(kept.reshape(kept.shape + (1,) * (x.ndim - kept.ndim)), x, junk)
+    read = mask if x.shape[:3] == mask.shape else where
+    return jnp.where(read.reshape(read.shape + (1,) * (x.ndim - read.ndim)), x, junk)
 
 
 def check_junk(recipe: Recipe) -> None:
@@ -150,7 +150,7 @@ def check_permutation(recipe: Recipe) -> None:
     numbers gives them to places, so for it the law holds in distribution only and is not checked.
 
     Raises:
-      AssertionError: If loss or state change, or gradients and advantages are not permuted alike.
+      AssertionError: If loss or state change, or gradients and advantages are not permuted too.
     """
     if recipe.draws:
         return
@@ -162,7 +162,7 @@ def check_permutation(recipe: Recipe) -> None:
         return jax.tree.map(lambda x: x[groups], tree)
 
     def permute_members(tree):
-        # Prompts have no member axis; theirs is told by its size, which no group has.
+        # Prompts have no member axis; their axis is recognized by its size, which no group has.
         return jax.tree.map(lambda x: x[:, members] if x.shape[1:2] == (cases.G,) else x, tree)
 
     for what, permute in (("groups", permute_groups), ("members", permute_members)):
@@ -176,7 +176,7 @@ def check_degenerate_groups(recipe: Recipe) -> None:
     """Groups that agree, with one rollout or with none, and empty batches, give finite numbers.
 
     Rollouts that take no part have advantage 0, and a batch in which nothing takes part has loss
-    and gradient 0. What a group that agrees gets is left to the method, whose docstring says it.
+    and gradient 0. What a group of equal rewards gets is up to the method; its docstring has it.
 
     Raises:
       AssertionError: If a number is not finite, or something that takes no part has one.
@@ -196,9 +196,9 @@ def check_degenerate_groups(recipe: Recipe) -> None:
     for what, batch in variants.items():
         result = evaluate(recipe, case._replace(batch=batch))
         expect_same(name, recipe, f"of {what}", result, result, tolerance=0.0)
-        ready, loss, grads, _ = result
-        advantages = np.asarray(ready.advantages)
-        left_out = ~np.asarray(ready.mask if advantages.ndim == 3 else ready.where)
+        prepared, loss, grads, _ = result
+        advantages = np.asarray(prepared.advantages)
+        left_out = ~np.asarray(prepared.mask if advantages.ndim == 3 else prepared.where)
         if advantages[left_out].any():
             fail(name, recipe, f"{what}: a rollout that takes no part has an advantage.")
         taught = any(np.asarray(x).any() for x in (loss, *jax.tree.leaves(grads)))
@@ -215,10 +215,10 @@ def check_jit(recipe: Recipe) -> None:
     traces = []
 
     def step(case: Case, state):
-        ready, state = cases.prepare(recipe)(case.batch, state)
+        prepared, state = cases.prepare(recipe)(case.batch, state)
         inputs = (case.logp, case.entropy, case.statistics)
-        loss, grads = cases.loss_and_grad(recipe)(*inputs, ready)
-        return Result(ready, loss, grads, state)
+        loss, grads = cases.loss_and_grad(recipe)(*inputs, prepared)
+        return Result(prepared, loss, grads, state)
 
     def traced(case: Case, state):
         traces.append(state)
@@ -251,8 +251,8 @@ def check_precision(recipe: Recipe) -> None:
 
     low = cast(make_case(recipe=recipe), jnp.bfloat16)
     got, want = evaluate(recipe, low), evaluate(recipe, cast(low, jnp.float32))
-    ready = got.batch
-    statistics = {"loss": got.loss, "advantages": ready.advantages, "weights": ready.weights}
+    prepared = got.batch
+    statistics = {"loss": got.loss, "advantages": prepared.advantages, "weights": prepared.weights}
     for what, value in statistics.items():
         if jnp.result_type(value) != jnp.float32:
             fail(name, recipe, f"{what} is {jnp.result_type(value)}, not float32.")
@@ -269,21 +269,22 @@ def expect_policy_gradient(check: str, recipe: Recipe, case: Case, tolerance: fl
     surrogate with an objective of its own has only to be finite.
     """
     result = evaluate(recipe, case)
-    ready, grad = result.batch, result.grads[0]
+    prepared, grad = result.batch, result.grads[0]
     if not traits_of(recipe.surrogate).policy_gradient:
         expect_same(check, recipe, "on policy", result, result, tolerance=0.0)
         return
-    weights, advantages = jnp.asarray(ready.weights), jnp.asarray(ready.advantages)
-    if ready.correction is not None:
-        weights = weights * ready.correction
+    weights, advantages = jnp.asarray(prepared.weights), jnp.asarray(prepared.advantages)
+    if prepared.correction is not None:
+        weights = weights * prepared.correction
     advantages = advantages if advantages.ndim == 3 else advantages[..., None]
 
     def terms(logp, only=""):
-        values = wiring.context(ready, wiring.LOSS_CONTEXT) | dict(case.statistics)
+        values = wiring.context(prepared, wiring.LOSS_CONTEXT) | dict(case.statistics)
         values |= {"logp": logp, "entropy": case.entropy, "old_logp": case.logp}
         called = [t for t in recipe.regularizers if not only or only in accepted(t)]
         losses = [call_with(t, context=values) for t in called]
-        return sum((jnp.sum(jnp.where(ready.mask, x, 0) * ready.weights) for x in losses), 0.0)
+        weighted = (jnp.sum(jnp.where(prepared.mask, x, 0) * prepared.weights) for x in losses)
+        return sum(weighted, 0.0)
 
     want = -weights * advantages
     if recipe.regularizers:
@@ -297,15 +298,15 @@ def expect_policy_gradient(check: str, recipe: Recipe, case: Case, tolerance: fl
 def check_on_policy(recipe: Recipe) -> None:
     """With an unchanged policy the ratio is 1: plain policy gradient, and no distance to itself.
 
-    Both where ``old_logp`` is given and where it is None.
+    With ``old_logp`` in the batch and without.
 
     Raises:
       AssertionError: If the gradient is another one.
     """
     case = make_case(recipe=recipe)
     same = {"ref_logp": case.logp, "behavior_logp": case.logp}
-    given = case._replace(batch=case.batch.replace(old_logp=case.logp, **same))
-    expect_policy_gradient("check_on_policy", recipe, given, 1e-5)
+    present = case._replace(batch=case.batch.replace(old_logp=case.logp, **same))
+    expect_policy_gradient("check_on_policy", recipe, present, 1e-5)
     if "old_logp" not in recipe.required_fields:
         absent = case._replace(batch=case.batch.replace(old_logp=None, **same))
         expect_policy_gradient("check_on_policy", recipe, absent, 1e-5)

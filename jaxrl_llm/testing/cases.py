@@ -19,7 +19,7 @@ KEY = jax.random.key(7)
 
 
 class Case(NamedTuple):
-    """A batch that is not yet prepared, with what a model would say about it.
+    """A batch before ``prepare``, with what a model computes of it.
 
     Attributes:
       batch: All optional log-probabilities are there.
@@ -153,17 +153,17 @@ class Result(NamedTuple):
     def prepared(self) -> dict[str, ArrayTree]:
         """All that ``prepare`` computed, the state too."""
         fields = ("where", "mask", "advantages", "weights", "correction")
-        found = {name: getattr(self.batch, name) for name in fields}
-        return found | {"state": self.state, "extras": _computed(self.batch.extras)}
+        arrays = {name: getattr(self.batch, name) for name in fields}
+        return arrays | {"state": self.state, "extras": _computed(self.batch.extras)}
 
 
 def evaluate(recipe: Recipe, case: Case) -> Result:
     """Prepared batch, loss, gradients and next state of a case."""
     functions = compiled(recipe)
-    ready, state = functions.prepare(case.batch, recipe.init())
+    prepared, state = functions.prepare(case.batch, recipe.init())
     inputs = (case.logp, case.entropy, case.statistics)
-    loss, grads = functions.loss_and_grad(*inputs, ready)
-    return Result(ready, loss, grads, state)
+    loss, grads = functions.loss_and_grad(*inputs, prepared)
+    return Result(prepared, loss, grads, state)
 
 
 def _computed(extras: Mapping[str, Array]) -> dict[str, Array]:
@@ -188,7 +188,7 @@ def expect_close(
 ) -> None:
     """Raises unless two trees agree, within ``tolerance`` of the largest value of each leaf.
 
-    A sum whose terms cancel has an error of the terms' size: ``least_scale`` stands in for a value
+    A sum whose terms cancel has an error of the terms' size: ``least_scale`` replaces a value
     that is smaller.
     """
     for path, (a, b) in _pairs(got, want):

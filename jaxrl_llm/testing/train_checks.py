@@ -2,7 +2,6 @@
 
 import tempfile
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,9 +29,9 @@ def _gradient(recipe: Recipe) -> ArrayTree:
     params, batch = model()[1], model_case(recipe).batch
     way = layout(score_batch, recipe, temperature=TEMPERATURE)
     key = prepare_key(jax.random.key(0), 0) if recipe.draws else None
-    ready, _ = jax.jit(recipe.prepare)(batch, recipe.init(), key=key)
-    grads = compiled(recipe).loss_and_grad(*way.score(params, batch), ready)[1]
-    scale = ready.extras["update_scale"][0, 0, 0] if "update_scale" in ready.extras else 1.0
+    prepared, _ = jax.jit(recipe.prepare)(batch, recipe.init(), key=key)
+    grads = compiled(recipe).loss_and_grad(*way.score(params, batch), prepared)[1]
+    scale = prepared.extras["update_scale"][0, 0, 0] if "update_scale" in prepared.extras else 1.0
     return jax.tree.map(lambda x: scale * x, way.pull(params, batch, grads))
 
 
@@ -41,18 +40,33 @@ def _descended(recipe: Recipe, *, microbatches: int = 1, mesh=None, rows=False) 
     (network, params), batch = model(), model_case(recipe).batch
     batch = packed(batch) if rows else batch
     optimizer = optax.sgd(1.0)
-    critic: dict[str, Any] = {}
     if mesh is not None:
         params = shard(params, param_shardings(params, mesh))
         batch = jax.device_put(batch, batch_sharding(mesh))
+    critic, critic_optimizer = None, None
     if recipe.critic is not None:
         heads = recipe.critic.heads
-        critic["critic"] = init_critic(network, params, heads=heads, key=jax.random.key(1))
-        critic["critic_optimizer"] = optax.sgd(1e-2)
-    state = init_state(params, optimizer, recipe, key=jax.random.key(0), mesh=mesh, **critic)
-    critic.pop("critic", None)
-    options: dict[str, Any] = {"temperature": TEMPERATURE, "remat": "none", **critic}
-    step = make_step(network, recipe, optimizer, microbatches=microbatches, mesh=mesh, **options)
+        critic = init_critic(network, params, heads=heads, key=jax.random.key(1))
+        critic_optimizer = optax.sgd(1e-2)
+    state = init_state(
+        params,
+        optimizer,
+        recipe,
+        key=jax.random.key(0),
+        mesh=mesh,
+        critic=critic,
+        critic_optimizer=critic_optimizer,
+    )
+    step = make_step(
+        network,
+        recipe,
+        optimizer,
+        microbatches=microbatches,
+        temperature=TEMPERATURE,
+        mesh=mesh,
+        remat="none",
+        critic_optimizer=critic_optimizer,
+    )
     after, _ = step(state, batch)
     return jax.tree.map(lambda a, b: np.asarray(b) - np.asarray(a), after.params, params)
 

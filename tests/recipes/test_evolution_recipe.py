@@ -104,7 +104,11 @@ def test_replace_checks_anew_and_suggests_the_field():
         ({"status": "reproducd"}, ValueError, "Did you mean 'reproduced'"),
         ({"noise": "full", "rank": 2}, ValueError, "rank and sign have no effect where noise is"),
         ({"noise": "full", "sign": True}, ValueError, "rank and sign have no effect where noise"),
-        ({"tries": 2}, ValueError, "tries has no effect at temperature 0, where all are alike"),
+        (
+            {"tries": 2},
+            ValueError,
+            "tries has no effect at temperature 0, where all tries are",
+        ),
         ({"outcome": jnp.mean}, ValueError, "outcome has no effect with one try"),
         ({"fitness": None}, TypeError, "fitness must be a function"),
         ({"outcome": 3}, TypeError, "outcome must be a function"),

@@ -1,6 +1,6 @@
 """One preset a paper: a function of the method's own options that returns a Recipe.
 
-A preset changes what differs from this, and its docstring says no more:
+A preset's docstring describes how it differs from this:
 
     A = (r - mean_group r) / (std_group r + 1e-6)
     token loss = -min(ratio A, clip(ratio, 1 - eps_low, 1 + eps_high) A)
@@ -14,7 +14,7 @@ There is no KL term and no critic. Options that several presets share:
     dual_clip: Upper bound of the loss where A < 0, as a multiple of ``-A``; None for none.
 
 Every preset raises ValueError if an option is unknown, out of its range or without effect. The
-recipe's ``epochs`` and ``minibatches`` are stated only where a paper or its code says them.
+recipe's ``epochs`` and ``minibatches`` are set only where a paper or its code has the number.
 """
 
 from jaxrl_llm.recipes.presets.clipping import (

@@ -408,7 +408,7 @@ def drpo_len(
     References:
       DRPO (arXiv:2510.04474), defaults of the authors' scripts, four minibatches among them. There
       the coefficient is that of the very minibatch and the KL a mean over its tokens; here it lags
-      by one update and the KL counts every answer of a group alike, so that the loss adds up over
+      by one update and the KL weighs every answer of a group equally, so that the loss adds up over
       microbatches.
     """
     barrier = given(bind(surrogates.kl_barrier, beta=beta, delta=delta), kl="last_kl")

@@ -28,8 +28,8 @@ def d3s(
 
     Args:
       steps: Updates over which the shares go from the first to the second value.
-      rollouts: Shares of the rollouts kept.
-      tokens: Shares of their tokens kept.
+      rollouts: Shares of the rollouts that train.
+      tokens: Shares of their tokens that train.
       scope: What the variance is taken over: the "batch", or each "group" for itself.
 
     Example:
@@ -103,7 +103,7 @@ def capo(
         computes.
       tau_h: Bound of the change of the objective.
       tau_f: Bound of the change of the policy.
-      symmetric: Whether a step that lowers the objective by less than ``tau_h`` is kept.
+      symmetric: Whether a step that lowers the objective by less than ``tau_h`` trains.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -177,8 +177,8 @@ def fapo(*, lam: float = 1.0, eps_low: float = 0.2, eps_high: float = 0.28) -> R
         R = 1 for a right answer, 1 - lam for a right one with a flaw, -1 for a wrong one
         A = (R - mean_group R) / (std_group R + 1e-6)
 
-    An answer is right if its reward is above 0. The flaws are a judge's verdict, which the batch
-    brings as ``flawed``; the judge's own training reward is ``rewards.genrm_step_reward``.
+    An answer is right if its reward is above 0. The flaws are a judge's verdict, in the batch
+    as ``flawed``; the judge's own training reward is ``rewards.genrm_step_reward``.
 
     Args:
       lam: What a flaw costs.
@@ -216,7 +216,7 @@ def hbpo(
         R = the reward of a right answer by its length and budget, 0 for a wrong one
         A = (R - mean R) / (std R + 1e-6) + intra_weight (mean of R at this budget - its ideal)
 
-    Above 0 a reward of the batch says right, 0 wrong, below 0 that no answer could be read. The
+    A reward of the batch above 0 means right, 0 wrong, below 0 no answer that could be read. The
     groups are split into rollouts that were told different budgets.
 
     Args:
@@ -260,8 +260,8 @@ def ps_grpo(
         A = (R - mean_group R) / (std_group R + 1e-6), in the rollouts of each paraphrase
         loss = mean over responses of the mean over tokens of token loss
 
-    The paraphrases of a question are consecutive prompts of the batch, which brings the
-    similarities: see :func:`jaxrl_llm.rewards.paraphrase_rewards`.
+    The paraphrases of a question are consecutive prompts of the batch, which holds
+    their similarities; see :func:`jaxrl_llm.rewards.paraphrase_rewards`.
 
     Args:
       agreement: Weight of the agreement.
@@ -303,7 +303,7 @@ def llds(
                      + coef max(0, old_logp - logp) where A >= 0 and the action lost in total
 
     The penalty is 0 until the policy has moved: train several updates a batch. Actions are the
-    contiguous runs of the mask, or the extra ``chunk_ids`` if the batch brings it.
+    contiguous runs of the mask, or the extra ``chunk_ids`` if the batch holds it.
 
     Args:
       coef: Weight of the penalty.
@@ -318,14 +318,13 @@ def llds(
     References:
       Deng et al. (arXiv:2512.04220); the code's coefficient is 0.2.
     """
-    options = {"coef": coef, "level": level} | ({"chunk_ids": None} if level == "response" else {})
-    penalty = bind(regularizers.kl_to_reference, estimator="k3", coef=kl_coef)
+    penalty = bind(regularizers.llds, coef=coef, level=level)
+    if level == "response":
+        penalty = bind(penalty, chunk_ids=None)
+    kl = bind(regularizers.kl_to_reference, estimator="k3", coef=kl_coef)
     return from_base(
         name="llds",
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
-        regularizers=(
-            bind(regularizers.llds, **options),
-            *((penalty,) if kl_coef else ()),
-        ),
+        regularizers=(penalty, kl) if kl_coef else (penalty,),
         paper="arXiv:2512.04220",
     )

@@ -90,7 +90,7 @@ def open_es(*, sigma: float = 0.02, temperature: float = 0.0) -> EvolutionRecipe
 
     References:
       OpenAI-ES (arXiv:1703.03864), which steps with Adam and decays the weights. Equal means share
-      the mean of their ranks here, since language models often score alike.
+      the mean of their ranks here, since language models often have equal scores.
     """
     ranks = bind(evolution.centered_ranks, ties="mean")
     return EvolutionRecipe(

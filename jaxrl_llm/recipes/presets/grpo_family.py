@@ -21,7 +21,7 @@ def grpo(
 
         A = (r - mean_group r) / (std_group r + eps)
         token loss = -min(ratio A, clip(ratio, 1 - eps_low, 1 + eps_high) A)
-        dual clip, if given, where A < 0:  token loss = min(token loss, -dual_clip A)
+        dual clip, if any, where A < 0:  token loss = min(token loss, -dual_clip A)
         loss = mean over sequences of the mean over tokens of (token loss + kl_coef KL)
 
     The variant: sample deviation with eps outside the root, groups without a spread get exactly 0,
@@ -253,7 +253,7 @@ def gdpo(
         A = (a - mean_batch a) / (std_batch a + eps)
 
     The rewards are the batch's ``reward_components``; NaN where one does not apply. Their sum, the
-    batch's reward, is not looked at.
+    batch's reward, is not read.
 
     Args:
       weights: Pairs of the name of a reward and its weight, one for every column. None weighs each
@@ -277,11 +277,9 @@ def gdpo(
       differs from task to task.
     """
     checks.check_option("gdpo", "batch_norm", batch_norm, ("sequence", "token", "none"))
-    options = {"weights": weights, "gate": gate}
-    if batch_norm == "token":
-        function = bind(advantages.gdpo_token, **options)
-    else:
-        function = bind(advantages.gdpo, batch_norm=batch_norm, **options)
+    function = bind(advantages.gdpo_token, weights=weights, gate=gate)
+    if batch_norm != "token":
+        function = bind(advantages.gdpo, batch_norm=batch_norm, weights=weights, gate=gate)
     return from_base(
         name="gdpo",
         advantage=stateless(given(function, rewards="reward_components")),
@@ -373,14 +371,14 @@ def v05_baseline(
 
     The prior is the reward that a frozen value model expects of each prompt. It holds where the
     rollouts do not contradict it, which matters with as few as four, or one. Rewards lie in [0, 1].
-    :func:`jaxrl_llm.advantages.osla_continue` says where more rollouts pay.
+    :func:`jaxrl_llm.advantages.osla_continue` decides where more rollouts pay.
 
     Args:
       var: Where s2 comes from: "prior", "sample" or "max".
       scale: "none", or "group" for a division by the group's deviation.
 
     Returns:
-      A Recipe; its batches hold ``prior``, which a training loop brings.
+      A Recipe; its batches hold ``prior``, from the metadata of the prompts.
 
     Example:
       >>> import jaxrl_llm as jr

@@ -206,7 +206,7 @@ def vespo(
 
 
 def vcpo(*, cap: float = 8.0, rho_base: float = 1.0, power: float = 0.5) -> Recipe:
-    """Policy gradient on stale data with its variance kept down.
+    """Policy gradient on stale data with a bounded variance.
 
         w = product over the response of old / behavior;  b = sum w^2 n r / sum w^2 n in each group
         A = (r - b) / std_group r
@@ -264,7 +264,7 @@ def remix(
         loss = mean over tokens of token loss;   share from 1 to 0.5, see regularizers.remix_lambda
 
     The base is the reference model. The advantages are GRPO's. Which rollouts come from a stored
-    past policy is decided where data are gathered, see ``curation.mix_source_mask``. In its second
+    past policy is decided where data are collected, see ``curation.mix_source_mask``. In its second
     half the method resets the base to the policy and goes on with fresh data alone: ``reset_every``
     does the first, and with fresh data, whose sampler is the old policy, the loss is PPO's.
 

@@ -50,7 +50,7 @@ def remax(*, kl_coef: float = 0.0) -> Recipe:
         out, and with it the reference model.
 
     Returns:
-      A Recipe; its batches hold ``greedy_rewards``, which a training loop brings.
+      A Recipe; its batches hold ``greedy_rewards``, which a training run samples.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -137,12 +137,12 @@ def reinforce_pp(
       Hu et al., REINFORCE++ (arXiv:2501.03262). The defaults of the penalty and the clip are ours;
       verl trains its ``reinforce_plus_plus`` advantage with the configured loss.
     """
-    options = {"kl_coef": kl_coef, "gamma": gamma}
+    advantage = bind(advantages.reinforce_pp, kl_coef=kl_coef, gamma=gamma)
     if kl_coef == 0:
-        options |= {"old_logp": None, "ref_logp": None}
+        advantage = bind(advantage, old_logp=None, ref_logp=None)
     return from_base(
         name="reinforce_pp",
-        advantage=stateless(advantages.reinforce_pp, **options),
+        advantage=stateless(advantage),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         paper="arXiv:2501.03262",
         group_relative=False,

@@ -65,10 +65,10 @@ def sdpo(
         loss = mean over taught tokens of min(ratio, is_clip) divergence(student, teacher; alpha)
 
     The divergence is over the ``top`` tokens that the policy found most likely at the start of the
-    step, and their tail. A batch brings ``has_teacher``, and the teacher's prompts as
+    step, and their tail. A batch holds ``has_teacher``, and the teacher's prompts as
     ``teacher_prompt_tokens`` and ``teacher_prompt_mask``, or else ``teacher_logp`` of ``top_ids``;
-    who is shown what is decided from the rewards, outside. Rollouts without a teacher count
-    nowhere.
+    a reward or a rule outside of the recipe decides which rollouts get one. Rollouts without a
+    teacher count nowhere.
 
     Args:
       alpha: 0 for KL(teacher || student), 1 for KL(student || teacher), between for mixtures.
@@ -123,11 +123,11 @@ def srpo(
         token loss = w sdpo where routed, else -min(ratio A, clip(ratio, ...) A)
         w = exp(-beta H_teacher) over its mean over the routed tokens
 
-    The advantages are GRPO's, over the whole group. What a batch brings is as in :func:`sdpo`.
+    The advantages are GRPO's, over the whole group. A batch holds what it does for :func:`sdpo`.
 
     Args:
       correct_at: Least reward of a correct rollout.
-      beta: How much more a sure teacher counts; 0 for all alike.
+      beta: How much more a confident teacher counts; 0 weighs all tokens equally.
       alpha: As in :func:`sdpo`.
       top: As in :func:`sdpo`.
       is_clip: As in :func:`sdpo`.
@@ -173,7 +173,7 @@ def luffy_shaping(*, length: float, gamma: float = 0.1, entropy_coef: float = 1e
         token loss = -A ratio for own rollouts, -A x / (x + gamma), x = exp(logp), for guided ones
         loss = sum over tokens of (token loss - entropy_coef entropy), over rollouts * length
 
-    No clip, no KL term. A batch brings ``steered``, True for the rollouts of the guide.
+    No clip, no KL term. A batch holds ``steered``, True for the rollouts of the guide.
 
     Args:
       length: The constant that replaces each length: the generation budget in tokens.
@@ -215,8 +215,8 @@ def ampo(
         token loss = PPO's with a dual clip for own rollouts, -A x / (x + gamma) for teachers'
         loss = sum over tokens of (token loss - entropy_coef entropy), over rollouts * length
 
-    A batch brings ``steered``, True for the answers of teachers. Which rollouts they replace is
-    decided where data are gathered: see ``curation.ampo_select``; their reward is at least 1.
+    A batch holds ``steered``, True for the answers of teachers. Which rollouts they replace is
+    decided where data are collected: see ``curation.ampo_select``; their reward is at least 1.
 
     Args:
       length: The constant that replaces each length: the generation budget in tokens.
@@ -263,7 +263,7 @@ def icpo(
         token loss = PPO's with a dual clip for own rollouts, -A x / (x + gamma) for steered ones
         loss = mean over tokens of (token loss + kl_coef KL)
 
-    A batch brings ``steered``: 1 of 8 rollouts of a group in the paper.
+    A batch holds ``steered``: 1 of 8 rollouts of a group in the paper.
 
     Args:
       delta: Least reward of a steered rollout that takes part.

@@ -28,7 +28,7 @@ def spo_tracker(
     Args:
       num_prompts: How many prompts the data set has; each is remembered.
       rho: Share of a prompt's past that a visit keeps; None for one that adapts to
-        ``policy_shift``, which the batch then brings.
+        ``policy_shift``, which the batch then holds.
 
     Returns:
       A Recipe; its batches hold ``prompt_ids``.
