@@ -171,9 +171,14 @@ def make_population(
     recipe: EvolutionRecipe,
     *,
     group_size: int,
-    mesh: jax.sharding.Mesh | None = None,
+    max_new_tokens: int,
+    stop_ids: Sequence[int] = (),
+    pad_id: int = 0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
     shared_prefix_len: int = 0,
-    **sampling,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> Population:
     """A sampler of a recipe's members, whose noise is drawn with every batch.
 
@@ -181,81 +186,96 @@ def make_population(
       model: The model.
       recipe: The method.
       group_size: G, members that answer a prompt.
-      mesh: Spreads members (with full noise: prompts) over its axes ``data`` and ``fsdp``.
+      max_new_tokens: T, the longest response in tokens; this and the next five as of
+        ``rollout.make_sampler``.
+      stop_ids: Token ids that end a response.
+      pad_id: Stands behind a response.
+      top_k: Filter of the tokens that a member samples from.
+      top_p: Another.
+      min_p: Another.
       shared_prefix_len: How many first tokens all prompts share.
-      **sampling: Other options of ``rollout.make_population_sampler``.
+      mesh: Spreads members (with full noise: prompts) over its axes ``data`` and ``fsdp``.
 
     Returns:
       A :data:`Population`.
     """
     if recipe.noise == "full":
-        return _one_by_one(
-            model, recipe, group_size, mesh=mesh, shared_prefix_len=shared_prefix_len, **sampling
+        sample = make_sampler(
+            model,
+            group_size=recipe.tries,
+            max_new_tokens=max_new_tokens,
+            stop_ids=stop_ids,
+            pad_id=pad_id,
+            temperature=recipe.temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            shared_prefix_len=shared_prefix_len,
+            mesh=mesh,
         )
+        room = prompt_room("make_population", model, max_new_tokens)
+        return _members_in_turn(model, recipe, group_size, sample, room)
     sample = make_population_sampler(
         model,
         shared=recipe.shared,
         tries=recipe.tries,
+        max_new_tokens=max_new_tokens,
+        stop_ids=stop_ids,
+        pad_id=pad_id,
         temperature=recipe.temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
         shared_prefix_len=shared_prefix_len,
         mesh=mesh,
-        **sampling,
     )
-    placed = {} if mesh is None else {"out_shardings": batch_sharding(mesh)}
-    draw = jax.jit(_delta, static_argnums=(0, 4, 5), **placed)
-    shards = 1 if mesh is None else batch_shards(mesh)
+
+    def delta(recipe, params, key, epoch, count: int, share_pairs: bool):
+        classes, members = recipe.classes(params), np.arange(count)
+        return recipe.delta(params, classes, key, epoch, members, share_pairs=share_pairs)
+
+    sharding = None if mesh is None else batch_sharding(mesh)
+    draw = jax.jit(delta, static_argnums=(0, 4, 5), out_shardings=sharding)
+    shards = batch_shards(mesh)
 
     def population(params: ArrayTree, key: Array, prompts, *, version: int = 0) -> Rollout:
         members = recipe.population(len(prompts), group_size)
         # On a mesh a device has its rows' factors, so that no pair may be on two.
-        share = recipe.pairs and members % (2 * shards) == 0
-        delta = draw(recipe, params, key, np.int32(version), members, share)
-        return sample(params, delta, jax.random.fold_in(key, version), prompts, version=version)
+        share_pairs = recipe.pairs and members % (2 * shards) == 0
+        drawn = draw(recipe, params, key, np.int32(version), members, share_pairs)
+        return sample(params, drawn, jax.random.fold_in(key, version), prompts, version=version)
 
     return population
 
 
-def _delta(recipe: EvolutionRecipe, params: ArrayTree, key: Array, epoch: Array, count: int, share):
-    classes, members = recipe.classes(params), np.arange(count)
-    return recipe.delta(params, classes, key, epoch, members, share_pairs=share)
-
-
-def _one_by_one(
-    model, recipe, group_size: int, *, mesh, shared_prefix_len: int, **sampling
+def _members_in_turn(
+    model: Model, recipe: EvolutionRecipe, group_size: int, sample: Callable, room: int
 ) -> Population:
     """Members with noise of full rank: each has weights of its own, for as long as it answers."""
-    options = {
-        "temperature": recipe.temperature,
-        "shared_prefix_len": shared_prefix_len,
-        "mesh": mesh,
-    }
-    sample = make_sampler(model, group_size=recipe.tries, **options, **sampling)
 
     @jax.jit
     def perturbed(params: ArrayTree, key: Array, epoch: Array, member: Array) -> ArrayTree:
         return recipe.member(params, recipe.classes(params), key, epoch, member)
 
+    def join(rollouts: Sequence[Rollout], *, axis: int) -> Rollout:
+        """Responses along a group (axis 1) or along prompts (axis 0), without their prompts."""
+        rollouts = [each._replace(prompt_tokens=None, prompt_mask=None) for each in rollouts]
+        return jax.tree.map(lambda *x: jnp.concatenate(x, axis=axis), *rollouts)
+
     def population(params: ArrayTree, key: Array, prompts, *, version: int = 0) -> Rollout:
         members = recipe.population(len(prompts), group_size)
-        now, found = jax.random.fold_in(key, version), []
+        batch_key, rollouts = jax.random.fold_in(key, version), []
         for member in range(members):
-            asked = list(prompts) if recipe.shared else [prompts[member // group_size]]
-            first = np.arange(len(asked))[:, None] * members + member
+            answered = list(prompts) if recipe.shared else [prompts[member // group_size]]
+            first = np.arange(len(answered))[:, None] * members + member
             ids = first * recipe.tries + np.arange(recipe.tries)
             weights = perturbed(params, key, np.int32(version), np.int32(member))
-            found.append(sample(weights, now, asked, request_ids=ids, version=version))
+            rollouts.append(sample(weights, batch_key, answered, request_ids=ids, version=version))
         if not recipe.shared:
-            each = range(0, members, group_size)
-            found = [_joined(found[i : i + group_size], axis=1) for i in each]
-        room = prompt_room("make_population", model, sampling["max_new_tokens"])
+            starts = range(0, members, group_size)
+            rollouts = [join(rollouts[i : i + group_size], axis=1) for i in starts]
         tokens, mask = pad_prompts(prompts, vocab_size=model.config.vocab_size, room=room)
-        joined = _joined(found, axis=1 if recipe.shared else 0)
+        joined = join(rollouts, axis=1 if recipe.shared else 0)
         return joined._replace(prompt_tokens=tokens, prompt_mask=mask)
 
     return population
-
-
-def _joined(parts: Sequence[Rollout], *, axis: int) -> Rollout:
-    """Responses side by side (axis 1) or below each other (axis 0), without their prompts."""
-    parts = [part._replace(prompt_tokens=None, prompt_mask=None) for part in parts]
-    return jax.tree.map(lambda *x: jnp.concatenate(x, axis=axis), *parts)

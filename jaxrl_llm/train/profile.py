@@ -256,12 +256,19 @@ class Meter:
         found = {"unique_tokens": tokens, "unique_tokens_per_second": tokens / max(busy, 1e-9)}
         if self._size is None:
             return found
-        given = {"size": self._size, "shared_prefix_len": self._shared_prefix_len}
         if self._forward_only:
-            flops = population_flops(prompts, responses, **given)
+            flops = population_flops(
+                prompts, responses, size=self._size, shared_prefix_len=self._shared_prefix_len
+            )
             spent = seconds["wait"] + seconds["train"]
         else:
-            flops = self._epochs * train_flops(prompts, responses, frozen=self._frozen, **given)
+            flops = self._epochs * train_flops(
+                prompts,
+                responses,
+                size=self._size,
+                shared_prefix_len=self._shared_prefix_len,
+                frozen=self._frozen,
+            )
             spent = seconds["train"]
         found["flops_per_second"] = flops / max(spent, 1e-9)
         if self.peak is not None:

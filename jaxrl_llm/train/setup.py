@@ -149,8 +149,10 @@ def load_model(config: TrainConfig, mesh, *, frozen=False) -> tuple[Model, Array
 
         matrices = config.dtype if frozen else None
         model, params = models.load_model(config.model, mesh=mesh, matrices=matrices)
-        asked = {"dtype": config.dtype, "quantization": config.quantization}
-        model = models.make_model(dataclasses.replace(model.config, **asked))
+        shape = dataclasses.replace(
+            model.config, dtype=config.dtype, quantization=config.quantization
+        )
+        model = models.make_model(shape)
         return model, params, data.load_tokenizer(config.model)
     model, params, tokenizer = config.model()
     params = trees.cast(params, jnp.float32)
@@ -184,9 +186,11 @@ def load_questions(config: TrainConfig, tokenizer, room: int) -> tuple[list, lis
     digest = hashlib.sha256(json.dumps([*texts, config.data.seed]).encode()).hexdigest()
     if config.evaluation.limit is not None:
         held_out = held_out[: config.evaluation.limit]
-    options = {"room": room, "chat": config.data.chat, "system": config.data.system}
-    train = encode_prompts(prompts, tokenizer, **options)
-    return train, encode_prompts(held_out, tokenizer, **options), digest
+    train, held_out = (
+        encode_prompts(each, tokenizer, room=room, chat=config.data.chat, system=config.data.system)
+        for each in (prompts, held_out)
+    )
+    return train, held_out, digest
 
 
 def load_experiment(config: TrainConfig) -> tuple[Experiment, ArrayTree]:
