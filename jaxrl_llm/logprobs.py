@@ -100,7 +100,7 @@ def vocabulary_statistics(
     rows: Mapping[str, Array] | None = None,
     support: Support | None = None,
 ) -> dict[str, Array]:
-    """Numbers of each token that take its whole distribution, in chunks of tokens.
+    """Statistics of each token's distribution over the vocabulary, in chunks of tokens.
 
         out[name][t] = functions[name](logits[t], targets[t], **rows[t]),
         logits = hidden . output_matrix^T / temperature
@@ -126,8 +126,8 @@ def vocabulary_statistics(
       Arrays ``[..., T, ...]`` by name.
 
     Raises:
-      ValueError: If shapes disagree, a function requires a row that is not given or does not return
-        one value a token, or temperature or chunk_size is not above 0.
+      ValueError: If shapes disagree, a function requires a missing row or does not return one value
+        a token, or temperature or chunk_size is not above 0.
       TypeError: If ``targets`` are not integers, ``mask`` is not bool or ``support`` no Support.
 
     Example:
@@ -145,29 +145,29 @@ def vocabulary_statistics(
     checks.check_positive(name, temperature=temperature, chunk_size=chunk_size)
     lead = targets.shape
     temperature = jnp.asarray(temperature, jnp.promote_types(hidden.dtype, jnp.float32))
-    taken = _rows_of(name, functions, rows or {}, lead, mask)
+    selected = _rows_of(name, functions, rows or {}, lead, mask)
 
     @jax.checkpoint
     def chunk(carry, arrays):
-        h, target, kept, parts, among = arrays
-        logits, _ = _logits(h, output_matrix, temperature, among)
-        # Of a token that is not kept, no gradient comes back, even one that is no number.
-        logits = jnp.where(kept[:, None], logits, 0.0)
-        found = {k: call_with(f, logits, target, context=parts) for k, f in functions.items()}
-        for key, value in found.items():
+        h, target, keep, chunk_rows, chunk_support = arrays
+        logits, _ = _logits(h, output_matrix, temperature, chunk_support)
+        # A masked token gets gradient 0, even where the logits are non-finite.
+        logits = jnp.where(keep[:, None], logits, 0.0)
+        values = {k: call_with(f, logits, target, context=chunk_rows) for k, f in functions.items()}
+        for key, value in values.items():
             if jnp.shape(value)[:1] != target.shape:
                 raise ValueError(
                     f"{name}: {key!r} must return one value a token, [N, ...] with N = "
                     f"{target.shape[0]}; it returns shape {jnp.shape(value)}."
                 )
-        return carry, found
+        return carry, values
 
-    kept = jnp.ones(lead, bool) if mask is None else mask
+    keep = jnp.ones(lead, bool) if mask is None else mask
     flat = (
         hidden.reshape(-1, hidden.shape[-1]),
         targets.reshape(-1),
-        kept.reshape(-1),
-        {k: x.reshape(-1, *x.shape[len(lead) :]) for k, x in taken.items()},
+        keep.reshape(-1),
+        {k: x.reshape(-1, *x.shape[len(lead) :]) for k, x in selected.items()},
         _flat(support),
     )
     _, out = _over_chunks(chunk, (), flat, chunk_size)
@@ -176,27 +176,27 @@ def vocabulary_statistics(
 
 
 def _rows_of(name: str, functions, rows, lead: tuple[int, ...], mask) -> dict[str, Array]:
-    """The rows that functions name, checked, 0 where masked."""
-    taken = {}
+    """The rows that the functions name in their signatures, checked, 0 where masked."""
+    selected = {}
     for key, function in functions.items():
         parameters = list(inspect.signature(function).parameters.values())[2:]
         for parameter in parameters:
             by_name = parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD)
             if by_name and parameter.default is parameter.empty and parameter.name not in rows:
-                there = ", ".join(sorted(rows)) or "none"
+                names = ", ".join(sorted(rows)) or "none"
                 raise ValueError(
-                    f"{name}: {key!r} needs row {parameter.name!r}; the rows [..., T, ...] that "
-                    f"are given: {there}."
+                    f"{name}: {key!r} needs row {parameter.name!r}; the rows [..., T, ...] passed: "
+                    f"{names}."
                 )
             if parameter.name in rows:
-                taken[parameter.name] = jnp.asarray(rows[parameter.name])
-    for row, value in taken.items():
+                selected[parameter.name] = jnp.asarray(rows[parameter.name])
+    for row, value in selected.items():
         if value.shape[: len(lead)] != lead:
             raise ValueError(
                 f"{name}: row {row!r} must have leading shape {lead}; got {value.shape}."
             )
-        taken[row] = _zeroed(value, mask)
-    return taken
+        selected[row] = _zeroed(value, mask)
+    return selected
 
 
 def _zeroed(x: Array, mask: Array | None) -> Array:
@@ -235,8 +235,8 @@ def _logits(hidden, matrix, temperature, support) -> tuple[Array, Array | bool]:
     logits = scaled_logits(hidden, matrix, temperature)
     if support is None:
         return logits, True
-    kept = keep_mask(support, matrix.shape[0])
-    return jnp.where(kept, logits, -jnp.inf), kept
+    keep = keep_mask(support, matrix.shape[0])
+    return jnp.where(keep, logits, -jnp.inf), keep
 
 
 def _over_chunks(function, carry, arrays, chunk_size: int):

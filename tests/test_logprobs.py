@@ -549,7 +549,7 @@ def test_compiled_memory_of_statistics_follows_the_chunk(backward):
         (
             {"rows": {"floor": np.zeros((2, 5))}},
             ValueError,
-            "'on_support' needs row 'support'; the rows .* are given: floor",
+            "'on_support' needs row 'support'; the rows .* passed: floor",
         ),
         (
             {"rows": {"floor": np.zeros((2, 5)), "support": np.zeros((2, 3), int)}},

@@ -9,7 +9,8 @@ precision or older weights, and says how much each token counts and which are le
 without a gradient and multiplies the token loss; ``keep`` is bool ``[..., T]`` and narrows the
 mask. Cells where ``mask`` is False are never read. With ``old_logp`` equal to ``behavior_logp``
 every weight is 1 and ``keep`` equals ``mask``. Options are keyword-only and fixed with
-:func:`jaxrl_llm.bind`.
+:func:`jaxrl_llm.bind`. All raise TypeError if ``mask`` is not bool or another array is not floating
+point, and ValueError if shapes differ.
 
 :func:`rollout_correction` is put together from the other functions here: those of the weights
 (:func:`importance_weights`, :func:`masked_importance_weights`) and those of the rules

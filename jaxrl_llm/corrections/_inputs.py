@@ -26,7 +26,7 @@ def sequence_sum(x: Array) -> Array:
 
 
 def sequence_mean(x: Array, mask: Array) -> Array:
-    """Mean over the kept tokens of a sequence, ``[..., 1]``; 0 for an empty one."""
+    """Mean over the unmasked tokens of a sequence, ``[..., 1]``; 0 for an empty one."""
     return sequence_sum(x) / jnp.maximum(masking.lengths(mask), 1.0)[..., None]
 
 

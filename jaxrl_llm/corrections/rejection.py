@@ -31,10 +31,10 @@ def rejection_mask(
         k1 = g        keep if log(lower) <= s <= log(upper)
         k2 = g^2 / 2  keep if s <= upper
         k3 = exp(g) - 1 - g   keep if s <= upper
-        s: the statistic of the token, or its sum or mean over the sequence, which goes as a whole;
+        s: the statistic of the token, or its sum or mean over its sequence, for all its tokens;
         level="sequence_max": a sequence is kept if each of its tokens would be
 
-    The bounds of k1 are ratios ``old / behavior``: of tokens, of whole sequences (sum), or of their
+    The bounds of k1 are ratios ``old / behavior``: of tokens, of sequences (sum), or of their
     geometric mean (mean). Those of k2 and k3 are nats.
 
     Args:
@@ -48,12 +48,11 @@ def rejection_mask(
       invert: For k1 only: the bounds are on ``behavior / old``.
 
     Returns:
-      Keep ``[..., T]``, bool, False where masked. A kept NaN is rejected.
+      Keep ``[..., T]``, bool, False where masked. An unmasked NaN is rejected.
 
     Raises:
       ValueError: If shapes differ, an option is unknown or out of range, or ``lower`` or ``invert``
         is given with another statistic than k1, where it would have no effect.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -79,8 +78,8 @@ def rejection_mask(
         _inputs.check_around_one(function, lower=lower, upper=upper)
         lower, upper = _inputs.log(lower), _inputs.log(upper)
     else:
-        for name, given in (("lower", lower is not None), ("invert", invert)):
-            if given:
+        for name, is_set in (("lower", lower is not None), ("invert", invert)):
+            if is_set:
                 raise ValueError(
                     f"{function}: {name} has no effect with statistic={statistic!r}; leave it out."
                 )
@@ -107,7 +106,7 @@ def _statistic(log_ratio: Array, statistic: Statistic, invert: bool) -> Array:
 def veto_mask(
     old_logp: Array, behavior_logp: Array, mask: Array, *, threshold: float = 1e-4
 ) -> Array:
-    """Drops a whole sequence for one token that the proximal policy would hardly have written.
+    """Drops a sequence with a token that the proximal policy would hardly have produced.
 
         keep a sequence if old / behavior >= threshold at each of its tokens
 
@@ -125,7 +124,6 @@ def veto_mask(
 
     Raises:
       ValueError: If shapes differ or ``threshold`` is not above 0 and at most 1.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -160,8 +158,8 @@ def m2_mask(
 
     The second moment bounds the variance of the weights of the batch where a bound a token looks at
     each by itself, so it drops few tokens even of very old data. Of equal tokens the earlier are
-    kept first. All tokens of the batch are sorted: O(N log N), and on a mesh they are gathered; it
-    belongs where a whole batch is prepared.
+    kept first. All tokens of the batch are sorted, O(N log N), and on a mesh all-gathered: use it
+    where the full batch is prepared.
 
     Args:
       old_logp: ``[..., T]`` log-probabilities (nats) under the proximal policy.
@@ -174,7 +172,6 @@ def m2_mask(
 
     Raises:
       ValueError: If shapes differ or ``threshold`` is not above 0.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -195,8 +192,8 @@ def m2_mask(
     # Means of growing sets of ever larger values only grow: how many are below is where to stop.
     mean = jnp.cumsum(in_order) / (jnp.arange(square.size) + 1.0)
     count = jnp.maximum(jnp.sum(mean < threshold), 1)
-    kept = jnp.zeros(square.size, bool).at[index].set(jnp.arange(square.size) < count)
-    return mask & kept.reshape(jnp.shape(mask))
+    keep = jnp.zeros(square.size, bool).at[index].set(jnp.arange(square.size) < count)
+    return mask & keep.reshape(jnp.shape(mask))
 
 
 def off_policy_sequence_mask(
@@ -211,9 +208,9 @@ def off_policy_sequence_mask(
 
         drop where A < 0 and mean over the sequence of behavior_logp - old_logp > threshold
 
-    To be told off for what another policy did is no lesson and destabilizes; a good example is kept
-    whoever wrote it. It needs advantages, so it stands in the ``selection`` slot of a Recipe: the
-    dropped rollouts have counted in the baseline of their group.
+    Penalizing answers of another policy teaches little and destabilizes; good answers stay,
+    whichever policy sampled them. It needs advantages, so it belongs in the ``selection`` slot of a
+    Recipe: the dropped rollouts have counted in the baseline of their group.
 
     Args:
       advantages: ``[...]``, one a sequence; or ``[..., T]``, then tokens with A < 0 are dropped.
@@ -227,7 +224,6 @@ def off_policy_sequence_mask(
 
     Raises:
       ValueError: If shapes differ or ``threshold`` is negative.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp

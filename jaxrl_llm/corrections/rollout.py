@@ -24,8 +24,8 @@ def rollout_correction(
 
     Weights and rules are functions ``(old_logp, behavior_logp, mask) -> [..., T]`` with their
     options bound: :func:`importance_weights`, :func:`masked_importance_weights`,
-    :func:`rejection_mask`, :func:`veto_mask`, :func:`m2_mask` or one's own. Each sees the whole
-    mask, so a mean weight counts what a rule rejects. With a surrogate that has a ratio to
+    :func:`rejection_mask`, :func:`veto_mask`, :func:`m2_mask` or a custom function. Each gets the
+    full mask, so a mean weight includes what a rule rejects. With a surrogate that has a ratio to
     ``old_logp`` this is the loss with three policies (decoupled). If instead ``old_logp`` is
     ``behavior_logp`` that ratio is the correction, and all weights here are 1.
 
@@ -34,7 +34,7 @@ def rollout_correction(
       behavior_logp: ``[..., T]`` under what sampled the tokens.
       mask: bool ``[..., T]``, True = keep.
       weights: Function that gives a float weight a token; None for 1.
-      reject: Functions that say, in bool, which tokens they keep; all of them must.
+      reject: Functions that return the tokens to keep, bool; a token must pass all.
       keep_denominator: If False, rejected tokens leave the mask, so the loss is an average over
         what is left (verl). If True they stay with weight 0 and count in it (AReaL).
 
@@ -44,7 +44,7 @@ def rollout_correction(
 
     Raises:
       ValueError: If shapes differ, a function returns another shape than ``mask`` has, or
-        ``keep_denominator`` is given without a rule.
+        ``keep_denominator`` is set without a rule.
       TypeError: If an array has a wrong dtype or a function returns one, or ``weights`` or a rule
         is not a function.
 
@@ -79,7 +79,7 @@ def sequence_rollout_correction(
     reject: tuple[Callable, ...] = (),
     keep_denominator: bool = False,
 ) -> tuple[Array, Array]:
-    """:func:`rollout_correction` of whole sequences, for surrogates with one value a sequence.
+    """:func:`rollout_correction` of sequences, for surrogates with one value a sequence.
 
         one weight and one verdict a sequence, repeated over its tokens
 
@@ -92,7 +92,7 @@ def sequence_rollout_correction(
       behavior_logp: ``[..., T]`` under what sampled the tokens.
       mask: bool ``[..., T]``, True = keep.
       weights: Function that gives a float weight a token, the same over a sequence; None for 1.
-      reject: Functions that say, in bool, which sequences they keep; all of them must.
+      reject: Functions that return the sequences to keep, bool; a sequence must pass all.
       keep_denominator: If False, rejected sequences leave the mask; if True they stay with weight
         0.
 
@@ -100,7 +100,7 @@ def sequence_rollout_correction(
       ``(weights, keep)`` as of :func:`rollout_correction`.
 
     Raises:
-      ValueError: As :func:`rollout_correction`, and if a function gives tokens values of their own.
+      ValueError: As :func:`rollout_correction`, and if a function is of the token level.
       TypeError: As :func:`rollout_correction`.
 
     Example:
@@ -115,18 +115,18 @@ def sequence_rollout_correction(
       verl 0.9 (``rollout_corr_helper``), CODE reading.
     """
     function = "sequence_rollout_correction"
-    for part in (*(() if weights is None else (weights,)), *reject):
-        if not _is_of_sequences(part):
+    for function_of in (*(() if weights is None else (weights,)), *reject):
+        if not _is_of_sequences(function_of):
             raise ValueError(
-                f"{function}: {part!r} gives the tokens of a sequence values of their own; bind "
-                "a level of sequences, or decorate it with core.traits(level='sequence')."
+                f"{function}: {function_of!r} is of the token level; bind a level of sequences, "
+                " or decorate it with core.traits(level='sequence')."
             )
     return _correct(function, old_logp, behavior_logp, mask, weights, reject, keep_denominator)
 
 
-def _is_of_sequences(part: Callable) -> bool:
-    level = dict(getattr(part, "options", ())).get("level", "token")
-    return traits_of(part).level == "sequence" or level != "token"
+def _is_of_sequences(function: Callable) -> bool:
+    level = dict(getattr(function, "options", ())).get("level", "token")
+    return traits_of(function).level == "sequence" or level != "token"
 
 
 def _correct(
@@ -149,10 +149,10 @@ def _correct(
         raise ValueError(f"{function}: keep_denominator has no effect without a rule in reject.")
     keep, shape = mask, jnp.shape(mask)
     for rule in reject:
-        kept = rule(old_logp, behavior_logp, mask)
-        checks.check_bool(f"{function}, rule {rule!r}", keep=kept)
-        checks.check_shape(f"{function}, rule {rule!r}", "keep", kept, shape)
-        keep = keep & kept
+        passed = rule(old_logp, behavior_logp, mask)
+        checks.check_bool(f"{function}, rule {rule!r}", keep=passed)
+        checks.check_shape(f"{function}, rule {rule!r}", "keep", passed, shape)
+        keep = keep & passed
     if weights is None:
         value = jnp.ones(shape, jnp.float32)
     else:

@@ -18,10 +18,10 @@ def ess(weights: Array, *, where: Array | None = None) -> Array:
 
     Args:
       weights: Of any shape, floating point, not negative, one a sample.
-      where: bool, of the same shape, True for samples that take part. None keeps all.
+      where: bool, of the same shape, True for samples to include. None for all.
 
     Returns:
-      Number of samples, float32 scalar; 0 where nothing is kept or all weights are 0.
+      Number of samples, float32 scalar; 0 if everything is masked or all weights are 0.
 
     Raises:
       ValueError: If shapes differ.
@@ -70,15 +70,14 @@ def ess_lr_scale(
       old_logp: ``[..., T]`` log-probabilities (nats) under the policy at the start of the update.
       behavior_logp: ``[..., T]`` under what sampled the tokens.
       mask: bool ``[..., T]``, True = keep.
-      rho_base: Share of effective samples from which on the step is whole, above 0.
+      rho_base: Share of effective samples at which the factor reaches 1, above 0.
       power: 0.5 for optimizers that normalize the gradient, as AdamW; 1 for SGD.
 
     Returns:
-      Factor in 0 to 1, float32 scalar, without a gradient; 1 where nothing is kept.
+      Factor in 0 to 1, float32 scalar, without a gradient; 1 if everything is masked.
 
     Raises:
       ValueError: If shapes differ, ``rho_base`` is not above 0 or ``power`` is negative.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -97,6 +96,6 @@ def ess_lr_scale(
     checks.check_non_negative("ess_lr_scale", power=power)
     log_ratio = _inputs.log_ratio("ess_lr_scale", old_logp, behavior_logp, mask)
     weight = jnp.exp(_inputs.clamped(masking.row_sum(log_ratio)))
-    kept = jnp.any(mask, axis=-1)
-    share = ess(weight, where=kept) / jnp.maximum(jnp.sum(kept, dtype=jnp.float32), 1.0)
-    return jnp.where(jnp.any(kept), jnp.minimum(share / rho_base, 1.0) ** power, 1.0)
+    valid = jnp.any(mask, axis=-1)
+    share = ess(weight, where=valid) / jnp.maximum(jnp.sum(valid, dtype=jnp.float32), 1.0)
+    return jnp.where(jnp.any(valid), jnp.minimum(share / rho_base, 1.0) ** power, 1.0)

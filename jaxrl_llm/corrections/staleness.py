@@ -23,7 +23,7 @@ def staleness_mask(
 
         age[t] = current_version - versions[t]
         level="token":     keep if age[t] <= max_staleness
-        level="sequence":  keep if every kept token of the sequence is young enough
+        level="sequence":  keep if every unmasked token of the sequence is young enough
 
     It stands in the ``selection`` slot of a Recipe, with ``versions`` and ``current_version`` among
     the extras of the batch: what is dropped has counted in the baseline of its group.
@@ -34,8 +34,8 @@ def staleness_mask(
       versions: int ``[..., T]``, the version of the weights that sampled each token.
       current_version: Version of the weights being trained: one integer, or an integer array that
         has some of the leading axes of ``versions``, such as ``[P]``.
-      max_staleness: Greatest age that is kept, in versions, not negative.
-      level: What is kept or dropped: "sequence" or "token".
+      max_staleness: Greatest age to keep, in versions, not negative.
+      level: Unit that is valid or dropped: "sequence" or "token".
 
     Returns:
       Keep ``[..., T]``, bool, False where masked.
@@ -79,7 +79,7 @@ def loglinear_prox(
         a[t] = 0 where versions[t] >= v or versions[t] < 0
         prox[t] = (1 - a[t]) * behavior_logp[t] + a[t] * stop_gradient(logp[t])
 
-    The version before the current one is taken to lie on the straight line, in log-probability,
+    The version before the current one is assumed to lie on the straight line, in log-probability,
     from the version that sampled a token to the current one. Data of the last version has itself as
     proximal policy; the older it is, the closer the proximal policy comes to the one being trained.
 
@@ -191,7 +191,7 @@ def version_lags(
         has some of the leading axes of ``versions``, such as ``[P]``.
 
     Returns:
-      Head lag and tail lag, both float32 ``[...]``; 0 where nothing is kept.
+      Head lag and tail lag, both float32 ``[...]``; 0 if everything is masked.
 
     Raises:
       ValueError: If shapes do not match.
@@ -211,8 +211,8 @@ def version_lags(
     age = _age("version_lags", versions, mask, current_version)
     head = jnp.max(age, axis=-1, where=mask, initial=-jnp.inf)
     tail = jnp.min(age, axis=-1, where=mask, initial=jnp.inf)
-    kept = jnp.any(mask, axis=-1)
-    return jnp.where(kept, head, 0.0), jnp.where(kept, tail, 0.0)
+    valid = jnp.any(mask, axis=-1)
+    return jnp.where(valid, head, 0.0), jnp.where(valid, tail, 0.0)
 
 
 def _age(function: str, versions: Array, mask: Array, current_version: Array | int) -> Array:

@@ -30,7 +30,7 @@ def importance_weights(
         level="sequence":   w[t] = min(exp(sum of d over the sequence), cap)     at every token
         level="geometric":  w[t] = min(exp(mean of d over the sequence), cap)    at every token
         floor:              w[t] = max(w[t], floor)
-        normalize:          w[t] = w[t] / mean(w), over kept tokens or non-empty sequences
+        normalize:          w[t] = w[t] / mean(w), over unmasked tokens or non-empty sequences
 
     The token level is biased and of low variance; the sequence level is the exact correction but
     for the cap; the geometric one is the ratio of perplexities and hardly moves. An exponent counts
@@ -45,7 +45,7 @@ def importance_weights(
         are common.
       floor: Least weight, 0 to 1, so that a token that the proximal policy finds improbable keeps a
         part of its gradient; None for none.
-      normalize: Whether to divide by the mean weight of the whole batch, after cap and floor. It is
+      normalize: Whether to divide by the mean weight of the batch, after cap and floor. It is
         left out where that mean is not above 1e-8.
 
     Returns:
@@ -54,7 +54,6 @@ def importance_weights(
     Raises:
       ValueError: If shapes differ, ``level`` is unknown, ``cap`` is below 1 or ``floor`` is not
         between 0 and 1.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -114,14 +113,13 @@ def masked_importance_weights(
       level: What has one weight: "token", "sequence" or "geometric".
       lower: Least ratio that counts, at most 1.
       upper: Greatest ratio that counts, at least 1.
-      normalize: Whether to divide by the mean weight of the whole batch, zeros included.
+      normalize: Whether to divide by the mean weight of the batch, zeros included.
 
     Returns:
       Weights ``[..., T]``, float32, 0 where masked; no gradient flows through them.
 
     Raises:
       ValueError: If shapes differ, ``level`` is unknown, or the bounds have not 1 between them.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -154,7 +152,7 @@ def _raw(function: str, old_logp: Array, behavior_logp: Array, mask: Array, leve
 
 def _finish(weight: Array, mask: Array, level: Level, normalize: bool) -> Array:
     if normalize:
-        kept = mask if level == "token" else jnp.any(mask, axis=-1, keepdims=True)
-        mean = masking.masked_mean(weight, kept)
+        valid = mask if level == "token" else jnp.any(mask, axis=-1, keepdims=True)
+        mean = masking.masked_mean(weight, valid)
         weight = weight / jnp.where(mean > 1e-8, mean, 1.0)
     return jax.lax.stop_gradient(masking.zero_masked(weight, mask))

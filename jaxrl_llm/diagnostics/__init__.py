@@ -1,9 +1,12 @@
-"""What to watch during training: functions of their own, so that a loss returns one array.
+"""Metrics of training, as functions separate from the losses, which return one array.
 
-They take the same arrays as a surrogate, repeat its cheap arithmetic (a compiler folds it into one)
-and return float32 scalars. Give them the global batch: a share or a maximum over parts is not the
-mean over the parts. ``mask`` is bool ``[..., T]``, True = keep; masked cells are never read. A
-ratio is that of the surrogates: the log ratio of a token counts up to +-20.
+They take the arrays of a surrogate, repeat its cheap arithmetic (the compiler merges the two) and
+return float32 scalars. Pass the global batch: shares and maxima of microbatches do not average.
+
+- ``mask`` is bool ``[..., T]``, True = keep; masked cells are never read.
+- Log ratios of tokens are clamped to +-20, as in the surrogates.
+- All raise TypeError if ``mask`` is not bool or another array is not floating point, and ValueError
+  if shapes differ.
 """
 
 from jaxrl_llm.diagnostics.batch import GroupSpread, group_spread, mean_entropy

@@ -25,7 +25,7 @@ def group_spread(rewards: Array, *, where: Array | None = None) -> GroupSpread:
 
     Args:
       rewards: ``[..., G]``, floating point; a group lies along the last axis.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all.
+      where: bool ``[..., G]``, True for rollouts to include. None for all.
 
     Returns:
       ``GroupSpread(informative, mean_std)``, float32 scalars, the second in units of reward; both 0
@@ -56,16 +56,16 @@ def group_spread(rewards: Array, *, where: Array | None = None) -> GroupSpread:
 
 
 def mean_entropy(entropy: Array, mask: Array) -> Array:
-    """Entropy of the policy, averaged over the kept tokens.
+    """Entropy of the policy, averaged over the unmasked tokens.
 
-        mean over kept tokens of H[t]
+        mean over unmasked tokens of H[t]
 
     Args:
       entropy: Entropy of the next-token distribution at each token, ``[..., T]``, nats.
       mask: bool ``[..., T]``, True = keep.
 
     Returns:
-      Nats a token, float32 scalar; 0 where nothing is kept.
+      Nats a token, float32 scalar; 0 if everything is masked.
 
     Raises:
       TypeError: If ``mask`` is not bool or ``entropy`` not floating point.

@@ -43,7 +43,7 @@ def mass_balance(
 
     for a softmax over answers and the objective 1/N sum over the sampled of R_i p_i. Q are the
     masses of all right and wrong answers, P of the sampled ones; A2, B2 are the sums of p^2 over
-    the sampled right and wrong ones, U_pos2, U_neg2 over those not sampled. Only the last part can
+    the sampled right and wrong ones, U_pos2, U_neg2 over those not sampled. Only the last term can
     lower the mass of right answers, and it fades as more are sampled.
 
     Args:
@@ -102,7 +102,7 @@ def unsampled_second_moment(probs: Array, *, rollouts: int) -> Array:
 
         sum_i p_i^2 (1 - p_i)^N
 
-    It bounds the part of :func:`mass_balance` that can lower the mass of right answers.
+    It bounds the term of :func:`mass_balance` that can lower the mass of right answers.
 
     Args:
       probs: ``[..., V]``, floating point, adding up to 1.

@@ -28,7 +28,7 @@ def effective_sample_size(
 
         (sum w)^2 / (n * sum w^2)
         level="sequence":  w = exp(sum over tokens of logp - behavior_logp), n non-empty sequences
-        level="token":     w = exp(logp - behavior_logp), n kept tokens
+        level="token":     w = exp(logp - behavior_logp), n unmasked tokens
 
     1 says that all weights are equal, 1 / n that one sample has all the weight. The weights are
     scaled by the greatest one before they are squared, so long sequences do not overflow.
@@ -40,10 +40,9 @@ def effective_sample_size(
       level: What a sample is: "sequence" or "token".
 
     Returns:
-      A share in 0 to 1, float32 scalar; 0 where nothing is kept.
+      A share in 0 to 1, float32 scalar; 0 if everything is masked.
 
     Raises:
-      TypeError: If ``mask`` is not bool or another array not floating point.
       ValueError: If shapes differ or ``level`` is unknown.
 
     Example:
@@ -61,13 +60,13 @@ def effective_sample_size(
     checks.check_option("effective_sample_size", "level", level, ("token", "sequence"))
     masking.check_tokens("effective_sample_size", mask, logp=logp, behavior_logp=behavior_logp)
     log_weight = masking.safe_log_ratio(logp, behavior_logp, mask)
-    kept = mask
+    valid = mask
     if level == "sequence":
-        log_weight, kept = jnp.sum(log_weight, axis=-1), jnp.any(mask, axis=-1)
-    greatest = jnp.max(log_weight, where=kept, initial=-jnp.inf)
+        log_weight, valid = jnp.sum(log_weight, axis=-1), jnp.any(mask, axis=-1)
+    greatest = jnp.max(log_weight, where=valid, initial=-jnp.inf)
     greatest = jnp.where(jnp.isfinite(greatest), greatest, 0.0)
-    weight = masking.zero_masked(jnp.exp(masking.zero_masked(log_weight - greatest, kept)), kept)
-    count = jnp.sum(kept, dtype=jnp.float32)
+    weight = masking.zero_masked(jnp.exp(masking.zero_masked(log_weight - greatest, valid)), valid)
+    count = jnp.sum(valid, dtype=jnp.float32)
     total, squares = jnp.sum(weight), jnp.sum(weight**2)
     return total**2 / jnp.maximum(count * squares, 1.0)
 
@@ -86,10 +85,9 @@ def mismatch(logp: Array, behavior_logp: Array, mask: Array) -> Mismatch:
       mask: bool ``[..., T]``, True = keep.
 
     Returns:
-      ``Mismatch(mean_abs, max_abs, kl)``, float32 scalars; all 0 where nothing is kept.
+      ``Mismatch(mean_abs, max_abs, kl)``, float32 scalars; all 0 if everything is masked.
 
     Raises:
-      TypeError: If ``mask`` is not bool or another array not floating point.
       ValueError: If shapes differ.
 
     Example:
@@ -126,7 +124,7 @@ class MismatchMetrics(NamedTuple):
 
 
 class WeightMetrics(NamedTuple):
-    """What importance weights look like, float32 scalars; see ``weight_metrics``."""
+    """Statistics of importance weights, float32 scalars; see ``weight_metrics``."""
 
     mean: Array
     std: Array
@@ -140,7 +138,7 @@ def mismatch_metrics(logp: Array, behavior_logp: Array, mask: Array) -> Mismatch
     """Divergences of the policy from what sampled the tokens.
 
         d = logp - behavior_logp,   D = sum of d over a sequence,   m = mean of d over a sequence
-        kl = mean(-d)        k3 = mean(exp(d) - 1 - d)              over kept tokens
+        kl = mean(-d)        k3 = mean(exp(d) - 1 - d)              over unmasked tokens
         log_perplexity_gap = mean(-m)    perplexity_ratio = mean(exp(-m))    over sequences
         chi2_token = mean(exp(d)^2) - 1      chi2_sequence = mean(exp(D)^2) - 1
         ess_token, ess_sequence: effective share of the samples, each from 0 to 1
@@ -155,11 +153,10 @@ def mismatch_metrics(logp: Array, behavior_logp: Array, mask: Array) -> Mismatch
       mask: bool ``[..., T]``, True = keep.
 
     Returns:
-      ``MismatchMetrics``, float32 scalars; kl, k3 and the gap are nats a token. Without kept tokens
-      the ratio is 1 and all else 0.
+      ``MismatchMetrics``, float32 scalars; kl, k3 and the gap are nats a token. If
+      everything is masked the ratio is 1 and all else 0.
 
     Raises:
-      TypeError: If ``mask`` is not bool or another array not floating point.
       ValueError: If shapes differ.
 
     Example:
@@ -179,27 +176,27 @@ def mismatch_metrics(logp: Array, behavior_logp: Array, mask: Array) -> Mismatch
     masking.check_tokens(function, mask, logp=logp, behavior_logp=behavior_logp)
     raw = masking.safe_log_ratio(logp, behavior_logp, mask)
     d, total = _clamped(raw), _clamped(jnp.sum(raw, axis=-1))
-    gap, kept = masking.masked_mean(-raw, mask, axis=-1), jnp.any(mask, axis=-1)
+    gap, valid = masking.masked_mean(-raw, mask, axis=-1), jnp.any(mask, axis=-1)
 
-    def chi2(log_weight: Array, kept: Array) -> Array:
+    def chi2(log_weight: Array, valid: Array) -> Array:
         # expm1, since the square of a weight near 1 minus 1 is lost to rounding.
-        return masking.masked_mean(jnp.expm1(2.0 * log_weight), kept)
+        return masking.masked_mean(jnp.expm1(2.0 * log_weight), valid)
 
     some = jnp.any(mask)
     return MismatchMetrics(
         kl=masking.masked_mean(-raw, mask),
         k3=masking.masked_mean(kl.k3(-d), mask),
-        log_perplexity_gap=masking.masked_mean(gap, kept),
-        perplexity_ratio=jnp.where(some, masking.masked_mean(jnp.exp(_clamped(gap)), kept), 1.0),
+        log_perplexity_gap=masking.masked_mean(gap, valid),
+        perplexity_ratio=jnp.where(some, masking.masked_mean(jnp.exp(_clamped(gap)), valid), 1.0),
         chi2_token=chi2(d, mask),
-        chi2_sequence=chi2(total, kept),
+        chi2_sequence=chi2(total, valid),
         ess_token=effective_sample_size(logp, behavior_logp, mask, level="token"),
         ess_sequence=effective_sample_size(logp, behavior_logp, mask, level="sequence"),
     )
 
 
 def weight_metrics(weights: Array, mask: Array) -> WeightMetrics:
-    """What the weights of a correction look like, over the kept tokens.
+    """Statistics of the weights of a correction, over the unmasked tokens.
 
         mean, std (dividing by n), least, greatest
         ess = (sum w)^2 / (n sum w^2) = 1 / mean((w / mean w)^2)
@@ -210,7 +207,7 @@ def weight_metrics(weights: Array, mask: Array) -> WeightMetrics:
       mask: bool ``[..., T]``, True = keep.
 
     Returns:
-      ``WeightMetrics``, float32 scalars; all 0 where nothing is kept.
+      ``WeightMetrics``, float32 scalars; all 0 if everything is masked.
 
     Raises:
       TypeError: If ``mask`` is not bool or ``weights`` not floating point.
@@ -249,7 +246,7 @@ def _clamped(log_ratio: Array) -> Array:
 class RejectionMetrics(NamedTuple):
     """What rejection rules take out, as shares in 0 to 1, float32."""
 
-    tokens: Array  # [R], of the kept tokens, by each rule alone
+    tokens: Array  # [R], of the unmasked tokens, by each rule alone
     sequences: Array  # [R], of the non-empty sequences, by each rule alone
     any_tokens: Array  # [], by at least one rule
     any_sequences: Array  # []
@@ -277,7 +274,7 @@ def rejection_metrics(
       rules: Functions ``(old_logp, behavior_logp, mask) -> keep [..., T]``, options bound.
 
     Returns:
-      :class:`RejectionMetrics`; all 0 where nothing is kept.
+      :class:`RejectionMetrics`; all 0 if everything is masked.
 
     Raises:
       TypeError: If ``rules`` is not a tuple of functions, ``mask`` or what a rule returns is not

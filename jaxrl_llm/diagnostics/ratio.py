@@ -9,7 +9,7 @@ from jaxrl_llm.core import Array, checks, kl, masking
 
 
 class RatioRange(NamedTuple):
-    """Ratios of the kept tokens, float32 scalars; all 1 where nothing is kept."""
+    """Ratios of the unmasked tokens, float32 scalars; all 1 if everything is masked."""
 
     mean: Array
     least: Array
@@ -26,12 +26,12 @@ def clip_fraction(
     eps_high: float = 0.2,
     level: Literal["token", "sequence"] = "token",
 ) -> Array:
-    """Share of what is kept that a clipped surrogate takes out of the gradient.
+    """Share of tokens or sequences whose gradient a clipped surrogate removes.
 
         clipped = [A > 0 and r > 1 + eps_high] or [A < 0 and r < 1 - eps_low]
-        level="token":     mean over kept tokens,      r = exp(logp - old_logp)
-        level="sequence":  mean over sequences of the mean over their kept tokens,
-                           r = exp(mean over kept tokens of logp - old_logp)
+        level="token":     mean over unmasked tokens,      r = exp(logp - old_logp)
+        level="sequence":  mean over sequences of the mean over their unmasked tokens,
+                           r = exp(mean over unmasked tokens of logp - old_logp)
 
     Give it the options of the surrogate, and the level: "sequence" is that of GSPO, where with one
     advantage a sequence it is the share of the non-empty sequences. What a dual clip takes out is
@@ -47,10 +47,9 @@ def clip_fraction(
       level: What has a ratio: "token" or "sequence".
 
     Returns:
-      A share in 0 to 1, float32 scalar; 0 where nothing is kept.
+      A share in 0 to 1, float32 scalar; 0 if everything is masked.
 
     Raises:
-      TypeError: If ``mask`` is not bool or another array not floating point.
       ValueError: If shapes do not match, an eps is negative or ``level`` is unknown.
 
     Example:
@@ -85,9 +84,9 @@ def clip_fraction(
 def dual_clip_fraction(
     logp: Array, old_logp: Array, advantages: Array, mask: Array, *, dual_clip: float
 ) -> Array:
-    """Share of kept tokens that a dual clip takes out of the gradient.
+    """Share of unmasked tokens whose gradient a dual clip removes.
 
-        mean over kept tokens of [A < 0 and r > dual_clip]      r = exp(logp - old_logp)
+        mean over unmasked tokens of [A < 0 and r > dual_clip]      r = exp(logp - old_logp)
 
     There the loss of PPO would be above ``-A * dual_clip``. A token is never counted here and in
     :func:`clip_fraction`: for a negative advantage that one counts small ratios.
@@ -100,10 +99,9 @@ def dual_clip_fraction(
       dual_clip: Greatest ratio that counts where the advantage is negative, above 1.
 
     Returns:
-      A share in 0 to 1, float32 scalar; 0 where nothing is kept.
+      A share in 0 to 1, float32 scalar; 0 if everything is masked.
 
     Raises:
-      TypeError: If ``mask`` is not bool or another array not floating point.
       ValueError: If shapes do not match or ``dual_clip`` is not above 1.
 
     Example:
@@ -142,10 +140,9 @@ def approx_kl(
       estimator: "k1", "k2" or "k3".
 
     Returns:
-      Nats a token, float32 scalar; 0 where nothing is kept.
+      Nats a token, float32 scalar; 0 if everything is masked.
 
     Raises:
-      TypeError: If ``mask`` is not bool or another array not floating point.
       ValueError: If shapes differ or ``estimator`` is unknown.
 
     Example:
@@ -165,7 +162,7 @@ def approx_kl(
 
 
 def ratio_range(logp: Array, old_logp: Array, mask: Array) -> RatioRange:
-    """Mean, least and greatest ratio of the kept tokens.
+    """Mean, least and greatest ratio of the unmasked tokens.
 
         r = exp(logp - old_logp)
 
@@ -178,10 +175,9 @@ def ratio_range(logp: Array, old_logp: Array, mask: Array) -> RatioRange:
       mask: bool ``[..., T]``, True = keep.
 
     Returns:
-      ``RatioRange(mean, least, greatest)``, float32 scalars; all 1 where nothing is kept.
+      ``RatioRange(mean, least, greatest)``, float32 scalars; all 1 if everything is masked.
 
     Raises:
-      TypeError: If ``mask`` is not bool or another array not floating point.
       ValueError: If shapes differ.
 
     Example:

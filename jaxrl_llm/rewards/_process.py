@@ -20,7 +20,7 @@ from jaxrl_llm.rewards.scoring import name_of
 _START_SECONDS = 120.0  # a worker may import something heavy before its first call
 _END_SECONDS = 5.0  # what a process may take to end
 _GRACE_SECONDS = 5.0  # what a worker may outlive a deadline, should nobody be left to end it
-_SMALL = 4096  # bytes that fit into a pipe which nobody reads
+_SMALL = 4096  # bytes that a pipe takes without a reader
 
 
 class Process:
@@ -131,14 +131,14 @@ def sendable(function: Callable | str) -> str | bytes:
         module, colon, name = function.partition(":")
         if not (module and colon and name):
             raise ValueError(
-                f"VerifierPool: a function given by name is written 'module:name', got "
+                f"VerifierPool: a function named by a text is written 'module:name', got "
                 f"{function!r}."
             )
         try:
-            found = importlib.util.find_spec(module) is not None
+            exists = importlib.util.find_spec(module) is not None
         except (ImportError, ValueError):
-            found = False
-        if not found:
+            exists = False
+        if not exists:
             raise ValueError(f"VerifierPool: there is no module {module!r} to load {name!r} from.")
         return function
     if not callable(function):

@@ -50,12 +50,12 @@ def load(path: list[str], function: str | bytes):
     if isinstance(function, bytes):
         return pickle.loads(function)
     module, _, name = function.partition(":")
-    found = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    if not callable(found):
+    value = importlib.import_module(module)
+    for attribute in name.split("."):
+        value = getattr(value, attribute)
+    if not callable(value):
         raise TypeError(f"{function} is not callable")
-    return found
+    return value
 
 
 def _explain(error: BaseException) -> str:

@@ -33,7 +33,7 @@ def last_integer(prompt: str, completion: str, metadata: Mapping[str, Any]) -> f
     A minus belongs to the number unless it subtracts: "5 - 3", "5 -3" and "3-4" end in 3, 3 and 4,
     while "= -4", "is -4", "5 - -4" and "= - 4" end in -4. Unicode minus signs count as a minus,
     "1,234" is one number, a full stop may follow, and "7.00" is 7. A completion whose last number
-    is not whole, such as "7.5", scores zero.
+    is no integer, such as "7.5", scores zero.
 
     Args:
         prompt: Not read.
@@ -62,7 +62,7 @@ def last_integer(prompt: str, completion: str, metadata: Mapping[str, Any]) -> f
 
 
 def _last_integer(text: str) -> int | None:
-    """The last number of the text, or None if there is none or it is not whole."""
+    """The last number of the text, or None if there is none or it is no integer."""
     last = next(iter(deque(_NUMBER.finditer(text), maxlen=1)), None)
     if last is None or last["fraction"].strip(".0") or _follows_a_point(text, last.start()):
         return None
@@ -96,12 +96,12 @@ def _is_negative(text: str, start: int) -> bool:
 
 
 class reasoning_gym:  # noqa: N801 (used as a function: `reward = reasoning_gym("chain_sum")`)
-    """Scores with reasoning-gym's own scorer of a task.
+    """Scores with reasoning-gym's scorer of a task.
 
         reward = scorer_task(answer, metadata["entry"]),   0 <= reward <= 1
 
-    The answer is what the last `<answer>...</answer>` of the completion holds, or else the whole
-    completion without outer whitespace. Many scorers give part of the reward for a near answer;
+    The answer is what the last `<answer>...</answer>` of the completion holds, or else the
+    completion without outer whitespace. Many scorers give a partial reward for a near answer;
     `chain_sum`, for one, gives a share to a text that holds the right number among other words.
 
     Args:
@@ -166,7 +166,7 @@ def math_verify(prompt: str, completion: str, metadata: Mapping[str, Any]) -> fl
 
         reward = 1[parse(completion) = parse(answer)]   (symbolic equality, package math-verify)
 
-    Parsing and comparing can run for ever on some texts, and the package's own time limits work in
+    Parsing and comparing can run for ever on some texts, and the package's time limits work in
     the main thread only, so they are off here: use `math_verify_pool` in training.
 
     Args:

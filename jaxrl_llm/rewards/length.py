@@ -70,7 +70,7 @@ def overlong_rewards(
       max_length: The limit in tokens.
       buffer: Width of the zone below the limit, tokens.
       factor: What a response at the limit loses, in units of reward.
-      where: bool ``[..., G]``, True for rollouts that take part; the rest are not read and get 0.
+      where: bool ``[..., G]``, True for rollouts to include; the rest are not read and get 0.
 
     Returns:
       Rewards ``[..., G]``, float32.
@@ -193,7 +193,7 @@ def hbpo_rewards(
       scale: Greatest reward.
       slope: Reward lost a token of distance to the budget; None for ``1 / max_length``.
       floor: Least reward of a right answer; None for none.
-      where: bool ``[..., G]``, True for rollouts that take part; the rest are not read and get 0.
+      where: bool ``[..., G]``, True for rollouts to include; the rest are not read and get 0.
 
     Returns:
       Rewards ``[..., G]``, float32.
@@ -229,5 +229,5 @@ def hbpo_rewards(
         parsed=rewards >= 0,
         floor=floor,
     )
-    # Comparisons swallow a NaN, which a kept reward must not hide.
+    # Comparisons swallow a NaN, which an included reward must not hide.
     return masking.zero_masked(jnp.where(jnp.isnan(rewards), jnp.nan, shaped), where)

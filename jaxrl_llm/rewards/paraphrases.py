@@ -23,7 +23,7 @@ def cross_paraphrase_reward(similarity: Array, *, pair_mask: Array | None = None
 
     Returns:
       Rewards ``[..., N, G]``, float32; 0 for a rollout without a pair. An advantage takes them per
-      paraphrase, not over the whole set.
+      paraphrase, not over the set.
 
     Raises:
       TypeError: If ``similarity`` is not floating point or ``pair_mask`` not bool.
@@ -77,7 +77,7 @@ def paraphrase_rewards(
       rewards: ``[P, G]``, floating point, the accuracy; P is a multiple of N.
       similarity: ``[P, G, N G]``, floating point: a rollout with those of its set, the G of the
         set's first prompt first.
-      where: bool ``[P, G]``, True for rollouts that take part; the rest get 0.
+      where: bool ``[P, G]``, True for rollouts to include; the rest get 0.
       agreement: Weight of the agreement.
       accuracy: Weight of ``rewards``; at 0 they are not read.
 
@@ -86,7 +86,7 @@ def paraphrase_rewards(
 
     Raises:
       TypeError: If ``rewards`` or ``similarity`` are not floating point or ``where`` is not bool.
-      ValueError: If the shapes do not fit, or P is not a multiple of N.
+      ValueError: If the shapes disagree, or P is not a multiple of N.
 
     Example:
       >>> import jax.numpy as jnp
@@ -110,13 +110,13 @@ def paraphrase_rewards(
     checks.check_shape(function, "similarity", similarity, (prompts, group, count * group))
     if count == 0 or prompts % count:
         raise ValueError(
-            f"{function}: the prompts of rewards {jnp.shape(rewards)} must come in whole sets of "
-            f"the {count} paraphrases of similarity {jnp.shape(similarity)}."
+            f"{function}: the prompts of rewards {jnp.shape(rewards)} must be sets of the "
+            f"{count} paraphrases of similarity {jnp.shape(similarity)}."
         )
     blocks = (prompts // count, count, group)
-    kept = jnp.ones((prompts, group), bool) if where is None else where
-    kept = kept.reshape(blocks)
-    pairs = jnp.broadcast_to(kept[..., None, None] & kept[:, None, None], (*blocks, count, group))
+    valid = jnp.ones((prompts, group), bool) if where is None else where
+    valid = valid.reshape(blocks)
+    pairs = jnp.broadcast_to(valid[..., None, None] & valid[:, None, None], (*blocks, count, group))
     agreed = cross_paraphrase_reward(
         jnp.reshape(similarity, (*blocks, count, group)), pair_mask=pairs
     )
@@ -172,8 +172,8 @@ def sample_pair_mask(
             )
     among, within = jax.random.split(key)
     lots = jax.random.uniform(among, (*shape, count))
-    own = jnp.eye(count, dtype=bool)[:, None, :]
-    _, place = stats.order_and_ranks(jnp.where(own, 2.0, lots))
+    itself = jnp.eye(count, dtype=bool)[:, None, :]
+    _, place = stats.order_and_ranks(jnp.where(itself, 2.0, lots))
     drawn = place < paraphrases
     lots = jax.random.uniform(within, (*shape, count, group))
     _, place = stats.order_and_ranks(lots)

@@ -1,4 +1,4 @@
-"""Verifiers in processes of their own, each call under a deadline that really ends it."""
+"""Verifiers in worker processes, each call under a deadline that really ends it."""
 
 import os
 import queue
@@ -210,7 +210,7 @@ class VerifierPool:
             if self._silence.seconds() > self.patience:
                 living = sum(p.process.poll() is None for p in list(self._processes))
                 raise RewardError(
-                    f"VerifierPool: {self.__qualname__} has given no value for "
+                    f"VerifierPool: {self.__qualname__} returned no value for "
                     f"{self.patience:g} s, though a call may take {self.deadline:g} s; "
                     f"{living} of {self.workers} workers are alive."
                 )

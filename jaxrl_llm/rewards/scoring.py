@@ -66,11 +66,11 @@ def in_batch(
         return reward.score_batch(prompts, completions, metadata)
     deadline = _BATCH_SECONDS if deadline is None else deadline
 
-    def whole(prompts, completions, metadata):
+    def score_batch(prompts, completions, metadata):
         return reward.score_batch(prompts, completions, metadata)
 
     done: Future = _Threads().submit(
-        contextvars.copy_context().run, whole, prompts, completions, metadata
+        contextvars.copy_context().run, score_batch, prompts, completions, metadata
     )
     try:
         return done.result(timeout=deadline)
@@ -213,7 +213,7 @@ class Scores(NamedTuple):
 
 @runtime_checkable
 class BatchReward(Protocol):
-    """A reward that takes the whole batch.
+    """A reward that scores a batch in one call.
 
     One with an attribute `patience`, such as `VerifierPool`, ends by itself whatever hangs in it.
     """
@@ -242,7 +242,7 @@ def score(
 
     A reward that gives a mapping makes one component a name; its total is the entry "reward" where
     there is one and the sum of the entries otherwise. Results of an async reward are awaited
-    together. A `BatchReward` such as `VerifierPool` gets the batch as a whole.
+    together. A `BatchReward` such as `VerifierPool` gets the batch in one call.
 
     Args:
         reward: Callable `(prompt, completion, metadata) -> number | mapping`, sync or async.
@@ -251,7 +251,7 @@ def score(
         metadata: N mappings, usually with "answer" and "id"; None gives every call an empty one.
         deadline: Seconds that one call may take; None is a minute. Calls run in a thread, so the
             caller is freed even from a call that never ends. The call of a `BatchReward` is that of
-            the whole batch, and None an hour; one with a `patience` keeps its own deadline instead.
+            the batch, and None an hour; one with a `patience` uses its deadline instead.
 
     Returns:
         `Scores(rewards, reward_components, failures)`, in the order of the input.
@@ -259,7 +259,7 @@ def score(
     Raises:
         RewardError: If a call raises, outlasts the deadline, or gives None, a text, NaN, an
             infinity, or other names than the first call gave. The message names the prompt.
-        ValueError: If the batch is empty, its parts differ in length, or deadline is not positive.
+        ValueError: If the batch is empty, the lists differ in length, or deadline is not positive.
 
     Example:
         >>> from jaxrl_llm.rewards import score
@@ -355,10 +355,10 @@ def _table(reward, values: list[Any], metadata: Sequence[Mapping[str, Any]]) -> 
             )
         for name, number in numbers.items():
             components[name][position] = number
-        whole = _number(numbers["reward"] if "reward" in numbers else sum(numbers.values()))
-        if whole is None:
+        row_total = _number(numbers["reward"] if "reward" in numbers else sum(numbers.values()))
+        if row_total is None:
             raise RewardError(f"Reward {name_of(reward)} gave entries of no finite sum for {row}.")
-        total[position] = whole
+        total[position] = row_total
     return Scores(total, {name: c for name, c in components.items() if name is not None}, failures)
 
 

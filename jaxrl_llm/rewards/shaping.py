@@ -27,10 +27,10 @@ def fapo_reward(
       flawed: bool ``[...]``, True where the judge found a flaw. It says nothing of wrong answers;
         a verdict that could not be read is False.
       lam: What a flaw costs, 0 or above.
-      where: bool ``[...]``, True for rollouts that take part; the rest are not read and get 0.
+      where: bool ``[...]``, True for rollouts to include; the rest are not read and get 0.
 
     Returns:
-      Rewards ``[...]``, float32, to be given to any advantage.
+      Rewards ``[...]``, float32, for any advantage.
 
     Raises:
       TypeError: If ``rewards`` is not floating point, or ``flawed`` or ``where`` not bool.
@@ -55,7 +55,7 @@ def fapo_reward(
     rewards = masking.zero_masked(rewards, where)
     right = rewards > 0
     shaped = jnp.where(right, jnp.where(flawed, 1.0 - lam, 1.0), -1.0)
-    # A comparison swallows a NaN, which a kept reward must not hide.
+    # A comparison swallows a NaN, which an included reward must not hide.
     return masking.zero_masked(jnp.where(jnp.isnan(rewards), jnp.nan, shaped), where)
 
 
@@ -118,7 +118,7 @@ def steered_bonus(
       steered: bool ``[..., G]``, True for steered rollouts.
       bonus: The factor, such as ``curation.icpo_bonus``: a number, or an array of one value
         repeated, as a controller gives it.
-      where: bool ``[..., G]``, True for rollouts that take part; the rest are not read and get 0.
+      where: bool ``[..., G]``, True for rollouts to include; the rest are not read and get 0.
 
     Returns:
       Rewards ``[..., G]``, float32.

@@ -12,7 +12,9 @@ Each returns a loss to minimize, one value a token, not reduced: the weights of
   :func:`reinforce`, token by token and so under every weighting. :func:`gspo_token` has it too;
   :func:`gspo` and :func:`gmpo`, whose every value depends on all tokens of its sequence, have it
   under ``aggregate.sequence_mean``, the weighting they belong to. Those that start elsewhere are
-  marked with ``core.traits(policy_gradient=False)`` and say where.
+  marked with ``core.traits(policy_gradient=False)`` and document their starting gradient.
+- All raise TypeError if ``mask`` is not bool or another array is not floating point, and ValueError
+  if shapes differ.
 """
 
 from jaxrl_llm.surrogates.bounded import (

@@ -47,7 +47,6 @@ def gbpo(
 
     Raises:
       ValueError: If shapes differ or an epsilon is negative.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -82,7 +81,7 @@ def median_advantage(rewards: Array, *, where: Array | None = None) -> Array:
 
     Args:
       rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all. The rest count in
+      where: bool ``[..., G]``, True for rollouts to include. None for all. The rest count in
         no statistic, get 0 and may hold anything.
 
     Returns:
@@ -164,7 +163,7 @@ def bpo_mu_loss(
     Args:
       values: ``[..., G]``, the value of each action or rollout.
       center: ``[..., 1]``, one a group.
-      where: bool ``[..., G]``, True for entries that take part. None keeps all.
+      where: bool ``[..., G]``, True for entries to include. None for all.
       temperature: In units of value, above 0.
 
     Returns:
@@ -203,7 +202,7 @@ def bpo_center(values: Array, *, where: Array | None = None, temperature: float 
 
     Args:
       values: ``[..., G]``, the value of each action or rollout.
-      where: bool ``[..., G]``, True for entries that take part. None keeps all.
+      where: bool ``[..., G]``, True for entries to include. None for all.
       temperature: In units of value, above 0.
 
     Returns:

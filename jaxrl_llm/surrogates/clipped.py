@@ -47,7 +47,6 @@ def ppo_clip(
 
     Raises:
       ValueError: If shapes differ, an epsilon is negative, or ``dual_clip`` is not above 1.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -101,7 +100,6 @@ def dapo_clip(
 
     Raises:
       ValueError: If shapes differ, an epsilon is negative, or ``dual_clip`` is not above 1.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -142,7 +140,7 @@ def dcpo_bounds(
 
     Args:
       old_logp: ``[..., T]`` log-probabilities (nats) under the proximal policy.
-      mask: bool ``[..., T]``, True = keep; None keeps all.
+      mask: bool ``[..., T]``, True = keep; None for all.
       eps_low: Width of the band below 1.
       eps_high: Width of the band above 1.
       r_max: Greatest upper bound, at least 1.
@@ -206,7 +204,6 @@ def dcpo_dynamic_clip(
     Raises:
       ValueError: If shapes differ, an epsilon is negative, ``r_max`` is below 1, or ``dual_clip``
         is not above 1.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -273,7 +270,6 @@ def sapo(
 
     Raises:
       ValueError: If shapes differ, or a tau is not above 0 and finite.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax, jax.numpy as jnp

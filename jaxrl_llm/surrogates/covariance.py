@@ -1,8 +1,8 @@
-"""Tokens that drive entropy down, found by covariance.
+"""Tokens that drive entropy down, selected by covariance.
 
-Which tokens those are is a question about the whole batch. A recipe answers it once, before the
-batch is divided, with one of the selections as the computed entry ``selected``; a surrogate that is
-not handed one asks it of the arrays it sees.
+The selection depends on the full batch. A recipe computes it once, before the batch is divided,
+with one of the ``*_selection`` functions, as the computed entry ``selected``. Without ``selected``
+a surrogate selects among the tokens of its arguments.
 """
 
 import jax
@@ -18,7 +18,7 @@ RATIO, LOWER, UPPER = 2e-4, 1.0, 5.0
 def token_covariance(advantages: Array, logp: Array, mask: Array) -> Array:
     """What each token adds to the covariance of advantage and log-probability.
 
-        cov[t] = (A[t] - mean(A)) * (logp[t] - mean(logp))         means over all kept tokens
+        cov[t] = (A[t] - mean(A)) * (logp[t] - mean(logp))         means over all unmasked tokens
 
     Where it is large, a probable token has a high advantage (or an improbable one a low one), and
     the update makes the distribution sharper.
@@ -34,7 +34,6 @@ def token_covariance(advantages: Array, logp: Array, mask: Array) -> Array:
 
     Raises:
       ValueError: If shapes differ.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -62,8 +61,8 @@ def clip_cov_selection(
 ) -> Array:
     """Tokens that :func:`clip_cov` drops: some of those whose covariance is high.
 
-        candidates: kept tokens with lower < cov[t] < upper      (:func:`token_covariance`)
-        selected: max(floor(ratio * kept tokens), 1) of them at random, all if there are fewer
+        candidates: unmasked tokens with lower < cov[t] < upper      (:func:`token_covariance`)
+        selected: max(floor(ratio * unmasked tokens), 1) of them at random, all if there are fewer
 
     In a recipe it is ``Computed("selected", clip_cov_selection, "batch")``: before the first update
     the policy being trained is the old one, and the ratio clip stops nothing.
@@ -73,7 +72,7 @@ def clip_cov_selection(
       old_logp: ``[..., T]`` log-probabilities (nats) under the policy the step starts from.
       mask: bool ``[..., T]``, True = keep.
       key: Typed PRNG key.
-      ratio: Share of the kept tokens to select, above 0.
+      ratio: Share of the unmasked tokens to select, above 0.
       lower: Covariance above which a token is a candidate.
       upper: Covariance below which it is.
       exclude: bool ``[..., T]``, tokens that are no candidates, such as those that the ratio clip
@@ -108,7 +107,7 @@ def kl_cov_selection(
 ) -> Array:
     """Tokens that :func:`kl_cov` restrains: those of the highest covariance.
 
-        selected: the max(floor(ratio * kept tokens), 1) kept tokens with the largest cov[t]
+        selected: the max(floor(ratio * unmasked tokens), 1) unmasked tokens with the largest cov[t]
 
     In a recipe it is ``Computed("selected", kl_cov_selection, "batch")``: before the first update
     the policy being trained is the old one.
@@ -117,14 +116,13 @@ def kl_cov_selection(
       advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
       old_logp: ``[..., T]`` log-probabilities (nats) under the policy the step starts from.
       mask: bool ``[..., T]``, True = keep.
-      ratio: Share of the kept tokens to select, above 0.
+      ratio: Share of the unmasked tokens to select, above 0.
 
     Returns:
       bool ``[..., T]``. Of equal covariances the earlier ones are selected.
 
     Raises:
       ValueError: If shapes differ or ``ratio`` is not above 0.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -201,7 +199,7 @@ def clip_cov(
     A selected token has no gradient and still counts in the denominator. Where nothing is selected
     it is :func:`ppo_clip`. With ``selected=None`` the tokens are chosen from these arrays by
     :func:`clip_cov_selection`, those that the ratio clip stops excluded; in a microbatch that would
-    be a choice among its own tokens, so a Recipe has to be given a selection.
+    select among its tokens alone, so a Recipe requires a selection.
 
     Args:
       logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
@@ -212,7 +210,7 @@ def clip_cov(
       key: Typed PRNG key for the choice. Of ``selected=None`` only, as are the three below.
       eps_low: The ratio is clipped below at ``1 - eps_low``.
       eps_high: The ratio is clipped above at ``1 + eps_high``.
-      ratio: Share of the kept tokens to select, above 0. None means 2e-4.
+      ratio: Share of the unmasked tokens to select, above 0. None means 2e-4.
       lower: Covariance above which a token is a candidate. None means 1.
       upper: Covariance below which it is. None means 5.
 
@@ -273,7 +271,7 @@ def kl_cov(
     There is no clip: the pull alone keeps the selected tokens near. Where the two policies agree
     exactly its gradient is 0; a difference of rounding alone has all of it, of either sign.
     With ``selected=None`` the tokens are chosen from these arrays by :func:`kl_cov_selection`; in a
-    microbatch that would be a choice among its own tokens, so a Recipe has to be given a selection.
+    microbatch that would select among its tokens alone, so a Recipe requires a selection.
 
     Args:
       logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
@@ -282,7 +280,7 @@ def kl_cov(
       mask: bool ``[..., T]``, True = keep.
       selected: bool ``[..., T]``, the tokens to restrain; None to choose here.
       coef: Penalty for a nat of difference, in units of the policy loss.
-      ratio: Share of the kept tokens to select, above 0. None means 2e-4. Of ``selected=None``
+      ratio: Share of the unmasked tokens to select, above 0. None means 2e-4. Of ``selected=None``
         only.
 
     Returns:
@@ -328,4 +326,4 @@ def _check_selected(function: str, selected: Array, mask: Array, **unused) -> No
     checks.check_same_shape(function, mask=mask, selected=selected)
     for name, value in unused.items():
         if value is not None:
-            raise ValueError(f"{function}: {name} has no effect where selected is given.")
+            raise ValueError(f"{function}: {name} has no effect with selected; leave it out.")

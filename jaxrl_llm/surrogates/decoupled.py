@@ -52,8 +52,7 @@ def decoupled_ppo(
 
     Raises:
       ValueError: If shapes differ, an epsilon is negative, ``dual_clip`` is not above 1, ``cap`` is
-        not above 0, or ``beyond_cap`` is unknown or given without a cap.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
+        not above 0, or ``beyond_cap`` is unknown or set without a cap.
 
     Example:
       >>> import jax.numpy as jnp
@@ -124,7 +123,6 @@ def mix_ppg(
 
     Raises:
       ValueError: If shapes differ or an epsilon is negative.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp

@@ -102,7 +102,6 @@ def drpo_len(
     Raises:
       ValueError: If shapes differ, there is no group axis, ``advantages`` has a token axis, or an
         option is not above 0.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -132,7 +131,7 @@ def drpo_len(
     lowered = tau * _log_mean_exp(score / tau, wrong)
     both = jnp.any(right, axis=-1, keepdims=True) & jnp.any(wrong, axis=-1, keepdims=True)
     objective = jnp.where(both, raised - lowered, 0.0)
-    # An advantage that is no number takes no side, and is to be seen.
+    # A NaN advantage has no side and must reach the loss.
     unknown = jnp.any(jnp.isnan(sides), axis=-1, keepdims=True)
     objective = jnp.where(unknown, jnp.nan, objective)
     return x.finish(-jnp.broadcast_to(objective[..., None], jnp.shape(mask)))
@@ -169,7 +168,6 @@ def kl_from_old(
 
     Raises:
       ValueError: If shapes differ, ``estimator`` is unknown, or ``coef`` is negative.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -221,7 +219,7 @@ def kl_barrier(kl: Array, *, beta: float = 1e3, delta: float = 1e-4) -> Array:
       [0.0, 1.0]
 
     References:
-      DRPO (arXiv:2510.04474), where it is taken at every update from the divergence of that very
+      DRPO (arXiv:2510.04474), where it is computed at every update from the divergence of that same
       minibatch; as a controller it lags by one update, so that the loss adds up over microbatches.
     """
     checks.check_float("kl_barrier", kl=kl)

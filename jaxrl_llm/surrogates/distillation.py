@@ -26,10 +26,10 @@ def sdpo(
 
         loss[t] = stop_gradient(min(r[t], is_clip)) * divergence(student[t], teacher[t]; alpha)
 
-    The divergence (:func:`distillation_divergence`) is taken over the student's most probable
+    The divergence (:func:`distillation_divergence`) is summed over the student's most probable
     tokens and their tail. The teacher is the model itself with a successful sibling or feedback in
     its context, under averaged weights (:func:`jaxrl_llm.regularizers.ema_reference`). Rewards and
-    advantages have no influence of their own; they decide what the teacher is shown.
+    advantages have no direct influence; they decide what the teacher's context contains.
 
     Args:
       logp: ``[..., T]`` log-probabilities (nats) of the sampled tokens under the policy being
@@ -186,8 +186,7 @@ def entropy_weights(teacher_entropy: Array, selected: Array, *, beta: float = 1.
 
     Args:
       teacher_entropy: ``[..., T]``, entropy (nats) of the teacher's next-token distribution.
-      selected: bool ``[..., T]``, the distilled tokens of the whole batch, over which the mean is
-        taken.
+      selected: bool ``[..., T]``, the distilled tokens of the batch, the domain of the mean.
       beta: Strength in 1 / nat, not negative; 0 weighs all alike.
 
     Returns:

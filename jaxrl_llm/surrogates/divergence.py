@@ -19,7 +19,7 @@ def top_tokens(logits: Array, targets: Array | None = None, *, count: int) -> Ar
     Args:
       logits: ``[..., V]``; ``[N, V]`` as a statistic of a Recipe, over chunks of tokens.
       targets: ``[...]``. Not used: all statistics are called alike.
-      count: How many, S; at most V are given.
+      count: How many, S; capped at V.
 
     Returns:
       int32 ``[..., S]``, the most probable first.
@@ -52,7 +52,7 @@ def support_log_probs(logits: Array, targets: Array | None = None, *, support: A
     Args:
       logits: ``[..., V]``; ``[N, V]`` as a statistic of a Recipe, over chunks of tokens.
       targets: ``[...]``. Not used: all statistics are called alike.
-      support: Integers ``[..., S]``, distinct at each position: the ids that the student found most
+      support: Integers ``[..., S]``, distinct at each position: the ids that the student makes most
         probable when the teacher was evaluated.
 
     Returns:
@@ -89,8 +89,8 @@ def add_tail(log_probs: Array) -> Array:
 
         tail = log(1 - sum_s p[s])
 
-    The tail's mass is at least 1e-7, with gradient 0 below: a support that is the whole vocabulary
-    gives the divergences of the whole vocabulary. Tokens that cannot be sampled may have -inf.
+    The tail's mass is at least 1e-7, with gradient 0 below: a support of all V tokens
+    gives the divergences over the full vocabulary. Tokens that cannot be sampled may have -inf.
 
     Args:
       log_probs: ``[..., S]`` log-probabilities (nats) of distinct tokens.
@@ -200,11 +200,11 @@ def distillation_divergence(
         return _kl(student, teacher)
     # Where both are -inf the sum of exponentials has no logarithm and nothing to count.
     possible = (student > -jnp.inf) | (teacher > -jnp.inf)
-    parts = jnp.logaddexp(
+    mixture = jnp.logaddexp(
         jnp.where(possible, student, 0.0) + jnp.log1p(-alpha),
         jnp.where(possible, teacher, 0.0) + jnp.log(alpha),
     )
-    return (1.0 - alpha) * _kl(student, parts) + alpha * _kl(teacher, parts)
+    return (1.0 - alpha) * _kl(student, mixture) + alpha * _kl(teacher, mixture)
 
 
 def keep_taught(advantages: Array, mask: Array, *, has_teacher: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Rollouts of a guide among the policy's own: a teacher's answers, or the model's with a hint."""
+"""Rollouts of a guide next to those of the policy: a teacher's answers, or hinted ones."""
 
 import jax
 import jax.numpy as jnp
@@ -55,9 +55,9 @@ def luffy_shaping(
     eps_high: float = float("inf"),
     dual_clip: float | None = None,
 ) -> Array:
-    """The ratio objective for the policy's own rollouts, shaped likelihoods for a guide's.
+    """The ratio objective for the policy's rollouts, shaped likelihoods for a guide's.
 
-        own:      loss[t] = max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high)), dual clip as in PPO
+        policy:   loss[t] = max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high)), dual clip as in PPO
         steered:  loss[t] = -A x / (x + gamma),   x = exp(logp[t])
 
     A guide's tokens have no usable probability under the policy that wrote them, so they have no
@@ -73,8 +73,8 @@ def luffy_shaping(
       mask: bool ``[..., T]``, True = keep.
       steered: bool ``[...]`` or ``[..., T]``, True for the guide's sequences or tokens.
       gamma: As in :func:`shaped_likelihood`, above 0.
-      eps_low: The ratio of own tokens is clipped below at ``1 - eps_low``.
-      eps_high: The ratio of own tokens is clipped above at ``1 + eps_high``.
+      eps_low: The ratio of the policy's tokens is clipped below at ``1 - eps_low``.
+      eps_high: The ratio of the policy's tokens is clipped above at ``1 + eps_high``.
       dual_clip: As in :func:`ppo_clip`.
 
     Returns:
@@ -116,9 +116,9 @@ def ampo(
     eps_high: float = 0.2,
     dual_clip: float | None = 10.0,
 ) -> Array:
-    """PPO with a dual clip for own rollouts, shaped likelihoods for the answers of teachers.
+    """Dual-clip PPO for the policy's rollouts, shaped likelihoods for the answers of teachers.
 
-        own:      loss[t] = max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high)), dual clip as in PPO
+        policy:   loss[t] = max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high)), dual clip as in PPO
         steered:  loss[t] = -A x / (x + gamma),   x = exp(logp[t])
 
     The loss of AMPO, which swaps teachers' answers in only where every rollout of a group fails;
@@ -132,8 +132,8 @@ def ampo(
       mask: bool ``[..., T]``, True = keep.
       steered: bool ``[...]`` or ``[..., T]``, True for the teachers' sequences or tokens.
       gamma: As in :func:`shaped_likelihood`, above 0.
-      eps_low: The ratio of own tokens is clipped below at ``1 - eps_low``.
-      eps_high: The ratio of own tokens is clipped above at ``1 + eps_high``.
+      eps_low: The ratio of the policy's tokens is clipped below at ``1 - eps_low``.
+      eps_high: The ratio of the policy's tokens is clipped above at ``1 + eps_high``.
       dual_clip: Greatest ratio that counts where the advantage is negative, above 1; None for none.
 
     Returns:
@@ -173,9 +173,9 @@ def icpo(
     eps_high: float = 0.2,
     dual_clip: float | None = 3.0,
 ) -> Array:
-    """PPO for own rollouts, shaped likelihoods for those written with a demonstration in context.
+    """PPO for the policy's rollouts, shaped likelihoods for those written after a demonstration.
 
-        own:      loss[t] = max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high)), dual clip as in PPO
+        policy:   loss[t] = max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high)), dual clip as in PPO
         steered:  loss[t] = -A x / (x + gamma),   x = exp(logp[t])
 
     The steered rollouts come from the policy itself, but they are scored and trained without the
@@ -190,8 +190,8 @@ def icpo(
       mask: bool ``[..., T]``, True = keep.
       steered: bool ``[...]`` or ``[..., T]``, True for rollouts with a demonstration.
       gamma: As in :func:`shaped_likelihood`, above 0; lambda of the paper.
-      eps_low: The ratio of own tokens is clipped below at ``1 - eps_low``.
-      eps_high: The ratio of own tokens is clipped above at ``1 + eps_high``.
+      eps_low: The ratio of the policy's tokens is clipped below at ``1 - eps_low``.
+      eps_high: The ratio of the policy's tokens is clipped above at ``1 + eps_high``.
       dual_clip: Greatest ratio that counts where the advantage is negative, above 1; None for none.
 
     Returns:
@@ -235,8 +235,8 @@ def _guided(
         )
     steered = steered if jnp.shape(steered) == shape else steered[..., None]
     # Replaced before the exponential: old_logp may hold anything for tokens of a guide.
-    own = x._replace(log_ratio=masking.zero_masked(x.log_ratio, ~steered))
-    clipped = _inputs.clipped_loss(own.ratio, x.advantages, eps_low, eps_high)
+    unguided = x._replace(log_ratio=masking.zero_masked(x.log_ratio, ~steered))
+    clipped = _inputs.clipped_loss(unguided.ratio, x.advantages, eps_low, eps_high)
     clipped = _inputs.dual_clipped(function, clipped, x.advantages, dual_clip)
     shaped = -x.advantages * shaped_likelihood(x.logp, gamma=gamma)
     return x.finish(jnp.where(steered, shaped, clipped))

@@ -19,7 +19,7 @@ def reinforce(
 ) -> Array:
     """The plain policy gradient: minus the advantage times the log-probability.
 
-        loss[t] = -weight[t] * A[t] * logp[t]          (weight 1 if none is given)
+        loss[t] = -weight[t] * A[t] * logp[t]          (weight 1 by default)
 
     With ``aggregate.sequence_sum`` this is the gradient of the expected return (REINFORCE). With an
     importance weight it is the off-policy form that keeps a gradient at every token.
@@ -37,7 +37,6 @@ def reinforce(
 
     Raises:
       ValueError: If shapes differ.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -87,7 +86,6 @@ def cispo(
     Raises:
       ValueError: If shapes differ, ``w_min`` is negative or above ``w_max``, or ``w_max`` is not
         above 0.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -119,7 +117,7 @@ def cispo_bounds(*, eps_low: float, eps_high: float) -> dict[str, float]:
       eps_high: Distance of the upper bound from 1.
 
     Returns:
-      The options ``w_min`` and ``w_max``, to be given to :func:`cispo` or to ``bind``.
+      The options ``w_min`` and ``w_max`` of :func:`cispo`.
 
     Raises:
       ValueError: If an epsilon is negative.
@@ -146,7 +144,7 @@ def dispo(
     eps_pos: tuple[float, float] = (0.2, 10.0),
     eps_neg: tuple[float, float] = (1.0, 100.0),
 ) -> Array:
-    """Clipped importance weights with bounds of their own for good and for bad tokens.
+    """Clipped importance weights with separate bounds for good and for bad tokens.
 
         (low, high) = eps_pos if A[t] > 0 else eps_neg
         w[t] = stop_gradient(clip(r[t], 1 - low, 1 + high))
@@ -171,7 +169,6 @@ def dispo(
 
     Raises:
       ValueError: If shapes differ, a pair has not two entries, or a distance is negative.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -182,7 +179,7 @@ def dispo(
       [-11.   -0.8 101. ]
 
     References:
-      DISPO (arXiv:2602.00983), PAPER reading; the defaults are its own. Ratios are clamped to
+      DISPO (arXiv:2602.00983), PAPER reading; the defaults are the paper's. Ratios are clamped to
       e^+-20 before the bounds.
     """
     bounds = [*_pair("eps_pos", eps_pos), *_pair("eps_neg", eps_neg)]
@@ -206,7 +203,7 @@ def _pair(name: str, pair):
 def min_prefix_ratio(
     logp: Array, old_logp: Array | None, mask: Array, *, cap_one: bool = False
 ) -> Array:
-    """Least ratio among the kept tokens before each token; 1 where there is none.
+    """Least ratio among the unmasked tokens before each token; 1 where there is none.
 
         m[t] = min over kept i < t of exp(logp[i] - old_logp[i])
 
@@ -225,7 +222,6 @@ def min_prefix_ratio(
 
     Raises:
       ValueError: If shapes differ.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -280,7 +276,6 @@ def minpro(
     Raises:
       ValueError: If shapes differ, ``w_min`` is negative or above ``w_max``, or ``w_max`` is not
         above 0.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -347,7 +342,6 @@ def dppo_tv(
 
     Raises:
       ValueError: If shapes differ, a delta is negative or ``w_max`` is not above 0.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -405,7 +399,6 @@ def dppo_kl(
 
     Raises:
       ValueError: If shapes differ, a delta is negative or ``w_max`` is not above 0.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax, jax.numpy as jnp

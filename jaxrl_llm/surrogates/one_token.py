@@ -168,7 +168,6 @@ def otr(
 
     Raises:
       ValueError: If shapes differ.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -188,7 +187,7 @@ def otr(
 
 
 def _check(function: str, logits: Array, targets: Array, tau) -> Array:
-    """Checks the arguments; returns the log-probabilities of the whole vocabulary."""
+    """Checks the arguments; returns the log-probabilities of all tokens."""
     checks.check_positive(function, tau=tau)
     checks.check_min_rank(function, 1, logits=logits)
     checks.check_float(function, logits=logits)

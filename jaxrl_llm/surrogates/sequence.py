@@ -30,7 +30,6 @@ def sequence_ratio(logp: Array, old_logp: Array | None, mask: Array) -> Array:
 
     Raises:
       ValueError: If shapes differ.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -84,7 +83,6 @@ def gspo(
     Raises:
       ValueError: If shapes differ, ``advantages`` has a token axis, an epsilon is negative, or
         ``dual_clip`` is not above 1.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -121,7 +119,7 @@ def gspo_token(
     eps_high: float = 4e-4,
     dual_clip: float | None = None,
 ) -> Array:
-    """The sequence ratio in value, the token's own log-probability in gradient.
+    """The sequence ratio in value, the token's log-probability in gradient.
 
         s[t] = stop_gradient(s) * exp(logp[t] - stop_gradient(logp[t]))
         loss[t] = max(-A[t] s[t], -A[t] clip(s[t], 1 - eps_low, 1 + eps_high))
@@ -146,7 +144,6 @@ def gspo_token(
 
     Raises:
       ValueError: If shapes differ, an epsilon is negative, or ``dual_clip`` is not above 1.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -162,8 +159,8 @@ def gspo_token(
     checks.check_non_negative("gspo_token", eps_low=eps_low, eps_high=eps_high)
     x = _inputs.prepare("gspo_token", logp, old_logp, advantages, mask)
     log_s = jax.lax.stop_gradient(_mean(x.log_ratio, mask))
-    own = x.logp - jax.lax.stop_gradient(x.logp)
-    ratio = jnp.exp(_capped(log_s[..., None] + own))
+    zero = x.logp - jax.lax.stop_gradient(x.logp)  # 0 in value, the gradient of logp
+    ratio = jnp.exp(_capped(log_s[..., None] + zero))
     loss = _inputs.clipped_loss(ratio, x.advantages, eps_low, eps_high)
     return x.finish(_inputs.dual_clipped("gspo_token", loss, x.advantages, dual_clip))
 
@@ -201,7 +198,6 @@ def luspo(
 
     Raises:
       ValueError: If shapes differ, ``advantages`` has a token axis, or an epsilon is negative.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -254,7 +250,6 @@ def sapo_sequence(
     Raises:
       ValueError: If shapes differ, ``advantages`` has a token axis, or a tau is not above 0 and
         finite.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -308,7 +303,7 @@ def gmpo(
         loss[t] = -A exp(sum_t mask[t] z[t] / length)                 the same at every token
 
     The bounds are bounds of the log ratio: 0.4 lets the ratio range from 0.67 to 1.49. A clipped
-    token stops the gradient of that token alone, where :func:`gspo` clips a whole sequence; without
+    token stops the gradient of that token alone, where :func:`gspo` clips the sequence; without
     bounds the two are one. It belongs with ``aggregate.sequence_mean``: unclipped, each token then
     has the gradient ``-A q / length``, with q the mean.
 
@@ -325,7 +320,6 @@ def gmpo(
 
     Raises:
       ValueError: If shapes differ, ``advantages`` has a token axis, or an epsilon is negative.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -391,7 +385,6 @@ def vespo_weights(
 
     Raises:
       ValueError: If shapes differ or an option is out of its range.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -429,12 +422,12 @@ def vespo(
     k_neg: float = 3.0,
     lambda_neg: float = 2.0,
 ) -> Array:
-    """Policy gradient with a soft weight of the whole sequence in place of a clip.
+    """Policy gradient with a soft weight of the sequence in place of a clip.
 
         loss[t] = -phi[t] * A[t] * logp[t]        phi of :func:`vespo_weights`
 
     The ratio is that of the policy being trained to what sampled, so it corrects a mismatch of the
-    sampler and stale data in one, and no other correction belongs beside it. On policy it is
+    sampler and stale data in one, and no other correction should be added. On policy it is
     :func:`reinforce`.
 
     Args:
@@ -454,7 +447,6 @@ def vespo(
 
     Raises:
       ValueError: If shapes differ or an option is out of its range.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp

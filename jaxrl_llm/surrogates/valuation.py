@@ -13,7 +13,7 @@ def mean_log_probs(logits: Array, targets: Array | None = None) -> Array:
         q = mean_v log softmax(logits)[v] = mean(logits) - logsumexp(logits)
 
     It is at most -log V, with equality for the uniform distribution. A logit of -inf is a token
-    that cannot be sampled and counts as no part of the vocabulary.
+    that cannot be sampled and is excluded from the vocabulary.
 
     Args:
       logits: ``[..., V]``; ``[N, V]`` as a statistic of a Recipe, over chunks of tokens.
@@ -91,8 +91,7 @@ def rover(
 
     Raises:
       ValueError: If shapes differ, ``rho`` is not above 0, ``beta`` is negative, or ``old_logp`` is
-        given without ``old_mean_log_probs``.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
+        passed without ``old_mean_log_probs``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -121,7 +120,7 @@ def rover(
     if old_mean_log_probs is None:
         if old_logp is not None:
             raise ValueError(
-                "rover: old_logp is given without old_mean_log_probs, the mean log-probability "
+                "rover: old_logp needs old_mean_log_probs, the mean log-probability "
                 "over the vocabulary under the same policy."
             )
         old_mean_log_probs = mean_log_probs

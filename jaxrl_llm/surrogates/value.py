@@ -45,7 +45,6 @@ def value_loss(
     Raises:
       ValueError: If shapes differ, ``eps`` or ``huber`` is not above 0, ``combine`` is unknown, or
         one of ``eps`` and ``combine`` is not its default without ``old_values``.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -67,9 +66,9 @@ def value_loss(
     returns = jax.lax.stop_gradient(masking.spread(name, "returns", returns, mask))
     free = _error(values - returns, huber)
     if old_values is None:
-        for option, given, default in (("combine", combine, "max"), ("eps", eps, _EPS)):
-            if given != default:
-                raise ValueError(f"{name}: {option}={given!r} has no effect without old_values.")
+        for option, value, default in (("combine", combine, "max"), ("eps", eps, _EPS)):
+            if value != default:
+                raise ValueError(f"{name}: {option}={value!r} has no effect without old_values.")
         return masking.zero_masked(free, mask)
     old = jax.lax.stop_gradient(masking.zero_masked(old_values, mask))
     bounded = _error(old + jnp.clip(values - old, -eps, eps) - returns, huber)
@@ -121,7 +120,7 @@ def soft_min(values: Array, *, alpha: float = 0.3) -> Array:
 
 
 def _error(difference: Array, huber: float | None) -> Array:
-    """Half the square; linear beyond ``huber`` if that is given."""
+    """Half the square; linear beyond ``huber`` if set."""
     if huber is None:
         return 0.5 * difference**2
     size = jnp.abs(difference)

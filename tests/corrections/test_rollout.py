@@ -104,7 +104,7 @@ def test_sequence_form_is_marked_and_takes_sequence_parts_only():
     assert traits_of(rollout_correction).level == "token"
     for part in (TIS, importance_weights, m2_mask, RULES[0]):
         slot = {"weights": part} if part in (TIS, importance_weights) else {"reject": (part,)}
-        with pytest.raises(ValueError, match="gives the tokens of a sequence values of their own"):
+        with pytest.raises(ValueError, match="is of the token level"):
             sequence_rollout_correction(OLD, BEHAVIOR, MASK, **slot)
 
 

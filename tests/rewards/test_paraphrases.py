@@ -138,7 +138,7 @@ def test_bad_input():
         cross_paraphrase_reward(jnp.ones((4, 4)))
     with pytest.raises(TypeError, match="cross_paraphrase_reward: pair_mask must be bool"):
         cross_paraphrase_reward(jnp.ones((2, 2, 2, 2)), pair_mask=jnp.ones((2, 2, 2, 2)))
-    with pytest.raises(ValueError, match="must come in whole sets of the 2 paraphrases"):
+    with pytest.raises(ValueError, match="must be sets of the 2 paraphrases"):
         paraphrase_rewards(jnp.ones((3, 4)), similarity=jnp.ones((3, 4, 8)))
     with pytest.raises(ValueError, match=r"similarity must have shape \(4, 3, 3\)"):
         paraphrase_rewards(jnp.ones((4, 3)), similarity=jnp.ones((4, 3, 5)))

@@ -482,7 +482,7 @@ def test_a_pool_that_gives_no_value_any_more_ends_the_run(verifiers):
         run(pool, "ab")
         time.sleep(1.2)  # nobody asks: that is no silence
         assert run(pool, "abc").rewards.tolist() == [3]
-        told = r"judge has given no value for 1 s, though a call may take 0.3 s; \d of 2 workers"
+        told = r"judge returned no value for 1 s, though a call may take 0.3 s; \d of 2 workers"
         with pytest.raises(RewardError, match=told), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for _ in range(20):  # batches that all hang, each well within the patience

@@ -214,7 +214,7 @@ def test_a_recipe_has_to_be_given_a_selection_of_the_whole_batch(function):
         (clip_cov, {"key": jnp.zeros(2, jnp.uint32)}, TypeError, "key must be a typed PRNG key"),
         (clip_cov, {"key": KEY, "ratio": 0.0}, ValueError, "ratio must be above 0"),
         (clip_cov, {"key": KEY, "lower": 6.0}, ValueError, "lower must not be above upper"),
-        (clip_cov, {"selected": MASK, "key": KEY}, ValueError, "key has no effect where selected"),
+        (clip_cov, {"selected": MASK, "key": KEY}, ValueError, "key has no effect with selected"),
         (clip_cov, {"selected": MASK, "upper": 2.0}, ValueError, "upper has no effect"),
         (clip_cov, {"selected": TOKENS}, TypeError, "selected must be bool"),
         (clip_cov, {"selected": MASK[0]}, ValueError, r"mask \(3, 4, 6\), selected \(4, 6\)"),

@@ -113,7 +113,7 @@ def test_the_mean_bellman_solution_has_zero_loss():
 
 def test_bad_input_is_named():
     x, mask = jnp.zeros(2), jnp.ones(2, bool)
-    with pytest.raises(ValueError, match="rover: old_logp is given without old_mean_log_probs"):
+    with pytest.raises(ValueError, match="rover: old_logp needs old_mean_log_probs"):
         rover(x, x, jnp.zeros(()), mask, mean_log_probs=x, old_mean_log_probs=None)
     with pytest.raises(ValueError, match="mean_log_probs: logits must have at least 1 axis"):
         mean_log_probs(jnp.float32(1.0))
