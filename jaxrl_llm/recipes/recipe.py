@@ -49,9 +49,9 @@ class Recipe:
         a function with ``stateless``; put several in a row with ``chain``.
       surrogate: ``(logp, old_logp, advantages, mask) -> token loss [..., T]``, and what it names of
         ``wiring.LOSS_CONTEXT``, the extras and everything ``computed``.
-      weights: ``mask -> weights [..., T]``, computed once on the whole batch.
-      regularizers: Functions of what they name of the same, each returning a token loss that is
-        added to the surrogate's.
+      weights: ``mask -> weights [..., T]``, computed once for each optimizer step.
+      regularizers: Functions of what they name of the surrogate's context, each returning a token
+        loss that is added to the surrogate's.
       correction: ``(old_logp, behavior_logp, mask) -> (weights, keep)``, both ``[..., T]``. The
         weights multiply the surrogate alone, not the regularizers. Tokens where ``keep`` is False
         leave the mask before token advantages and ``weights``, so they count in no denominator; a

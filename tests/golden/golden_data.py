@@ -108,7 +108,7 @@ def fingerprint(cases: dict[str, Arrays]) -> str:
     return sha.hexdigest()[:16]
 
 
-def verified_against() -> dict[str, list[str]]:
+def covered_keys() -> dict[str, list[str]]:
     """Keys of the catalog, each with the peers (and versions) whose own code it was compared to."""
     found: dict[str, list[str]] = {}
     for name in manifests():

@@ -594,6 +594,20 @@ def test_a_critic_gets_its_returns_and_weights():
         prepare(plain(critic=kept), make_batch())
 
 
+def test_a_minibatch_has_the_weights_of_its_own_mask():
+    values = {"values": jnp.zeros((P, G, T)), "old_values": jnp.zeros((P, G, T, 1))}
+    recipe = plain(critic=critic(weights=jr.aggregate.sequence_mean))
+    whole, _ = prepare(recipe, make_batch(extras=values))
+    part = recipe.weigh(jax.tree.map(lambda x: x[:1], whole))
+    mask = np.asarray(whole.mask[:1])
+    np.testing.assert_allclose(part.weights, mask / mask.sum(), rtol=1e-6)
+    per_sequence = mask / mask.sum(-1, keepdims=True) / G
+    np.testing.assert_allclose(part.extras["critic_weights"], per_sequence, rtol=1e-6)
+    np.testing.assert_array_equal(part.advantages, whole.advantages[:1])
+    again = recipe.weigh(whole)
+    np.testing.assert_array_equal(again.weights, whole.weights)
+
+
 # Combinations without a meaning
 
 
