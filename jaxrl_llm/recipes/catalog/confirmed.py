@@ -73,11 +73,11 @@ CONFIRMED: dict[str, tuple[Confirmed, ...]] = {
             "defaults"),
     ),
     "dcpo_dynamic_clip": (
+        Confirmed("DCPO (dynamic clipping) 01787b0", "advantages.prompt_stats_init", "defaults"),
+        Confirmed("DCPO (dynamic clipping) 01787b0", "advantages.prompt_stats_update", "defaults"),
         Confirmed("DCPO (dynamic clipping) 01787b0", "advantages.smooth_advantage", "defaults"),
         Confirmed("DCPO (dynamic clipping) 01787b0", "advantages.smooth_standardization",
             "num_prompts=3"),
-        Confirmed("DCPO (dynamic clipping) 01787b0", "advantages.prompt_stats_init", "defaults"),
-        Confirmed("DCPO (dynamic clipping) 01787b0", "advantages.prompt_stats_update", "defaults"),
         Confirmed("DCPO (dynamic clipping) 01787b0", "surrogates.dcpo_bounds", "defaults"),
         Confirmed("DCPO (dynamic clipping) 01787b0", "surrogates.dcpo_dynamic_clip",
             "defaults; eps_high=0.02; eps_low=0.01"),
@@ -264,6 +264,8 @@ CONFIRMED: dict[str, tuple[Confirmed, ...]] = {
         Confirmed("slime 0.3.1", "surrogates.ppo_clip", "defaults"),
         Confirmed("TRL 1.16.0", "surrogates.ppo_clip", "defaults"),
         Confirmed("tunix 0.1.7", "surrogates.ppo_clip", "defaults"),
+        Confirmed("verl 0.9.1", "advantages.grpo", "defaults"),
+        Confirmed("verl 0.9.1", "surrogates.dapo_clip", "dual_clip=None; eps_high=0.2"),
         Confirmed("verl 0.9.1", "surrogates.ppo_clip", "defaults"),
     ),
     "ppo_dual_clip": (
