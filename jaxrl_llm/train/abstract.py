@@ -1,4 +1,4 @@
-"""A train step that is never run: its state as shapes and shardings, for any mesh of any size."""
+"""States and batches as shapes and shardings, to compile or plan a step for a mesh of any size."""
 
 import functools
 import math
@@ -28,7 +28,7 @@ def abstract_state(
       params: Parameters, or their shapes (:func:`~jaxrl_llm.models.param_shapes`).
       optimizer: Any optax transformation.
       recipe: The method.
-      mesh: What the shardings are on; its devices need not be there.
+      mesh: The mesh of the shardings; its devices need not exist.
       rules: How it splits parameters: ``sharding_rules`` of the model.
       **options: Of :func:`~jaxrl_llm.train.init_state`: a critic, a reference.
 
@@ -54,8 +54,8 @@ def abstract_state(
         opt_state=optimizer_shardings(state.opt_state, recipe, mesh, rules)
     )
     if state.critic:
-        own = optimizer_shardings(state.critic.opt_state, recipe, mesh, rules)
-        shardings = shardings._replace(critic=shardings.critic._replace(opt_state=own))
+        moments = optimizer_shardings(state.critic.opt_state, recipe, mesh, rules)
+        shardings = shardings._replace(critic=shardings.critic._replace(opt_state=moments))
     return _placed(state, shardings)
 
 

@@ -1,8 +1,8 @@
-"""The processes of a run and its device mesh, each from three numbers."""
+"""The processes of a run, its device mesh, and the devices that only sample."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import jax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -46,24 +46,24 @@ class MeshConfig:
 class AsyncConfig:
     """Whether the next rollouts are sampled and graded while a step trains.
 
-    Batch n trains version n of the weights. It may be started once version n - max_staleness is
-    there, and then takes the newest there is. A recipe that reads ``behavior_logp`` or has a
-    correction makes up for older weights in its own way; for any other, what sampled is its
-    ``old_logp``, so that its ratio is that of the policy to what sampled. One without a ratio is
-    refused. What a checkpoint finds finished and not yet trained on, it keeps.
+    Batch n trains version n of the weights. Its sampling starts once version n - max_staleness
+    exists, from the newest version. A recipe that reads ``behavior_logp`` or has a correction
+    corrects for older weights itself. For any other, ``behavior_logp`` is its ``old_logp``, so its
+    ratio is that of the policy to the weights that sampled; a recipe without a ratio is refused.
+    Checkpoints contain the batches that are finished and not yet trained on.
 
     On one device rewards overlap with everything else, but a sampler and a step take turns, and
     the sampler has a copy of the weights (two while it ends a batch of older ones). With
-    `sampler_devices` the two go on at once. During an evaluation between steps the reward may be
-    called by two threads.
+    `sampler_devices` both run at once. During an evaluation between steps the reward may be called
+    by two threads.
 
     Attributes:
       max_staleness: Updates by which the weights that sample may be older than those that train.
-        0 samples and trains in turns; 1 does both at once; more evens out batches that take
-        unequally long.
-      sampler_devices: How many devices, the last ones, do nothing but sample; the mesh is made of
-        the others. None shares the one device of a run without a mesh.
-      sampler_mesh: How those are laid out; by default all of them split the batch.
+        0 samples and trains in turns; 1 does both at once; more evens out batches of unequal
+        duration.
+      sampler_devices: How many devices, the last ones, only sample; the mesh has the others. None
+        shares the one device of a run without a mesh.
+      sampler_mesh: The mesh of those devices; by default all of them split the batch.
     """
 
     max_staleness: int = 0
@@ -93,7 +93,7 @@ class DistributedConfig:
       coordinator: HOST:PORT on the host of process 0, reachable from all.
       processes: How many there are.
       process: Which one this is, from 0.
-      silence: Seconds after which a process that gives no sign counts as dead, which ends all; 45
+      silence: Seconds without a sign after which a process counts as dead, which ends all; 45
         by default.
     """
 
@@ -106,10 +106,10 @@ class DistributedConfig:
     def __post_init__(self):
         name = "distributed"
         checks.check_numbers(name, self)
-        given = [x is not None for x in (self.coordinator, self.processes, self.process)]
+        set_options = [x is not None for x in (self.coordinator, self.processes, self.process)]
         checks.check_positive(name, processes=self.processes, silence=self.silence)
         checks.check_non_negative(name, process=self.process)
-        if any(given) and (self.detect or not all(given)):
+        if any(set_options) and (self.detect or not all(set_options)):
             raise ValueError(
                 "distributed: give coordinator, processes and process together, or detect alone."
             )
@@ -118,7 +118,7 @@ class DistributedConfig:
                 f"distributed: process counts from 0, so with {self.processes} processes it is "
                 f"below {self.processes}; got {self.process}."
             )
-        if self.silence is not None and not (self.detect or any(given)):
+        if self.silence is not None and not (self.detect or any(set_options)):
             raise ValueError("distributed: silence has no effect on a single process.")
 
     def start(self) -> None:
@@ -128,8 +128,9 @@ class DistributedConfig:
           RuntimeError: If jax has used a device already, or the others do not answer.
         """
         if self.detect or self.coordinator is not None:
-            where = (self.coordinator, self.processes, self.process)
-            processes.start(*where, silence=self.silence or 45)
+            processes.start(
+                self.coordinator, self.processes, self.process, silence=self.silence or 45
+            )
 
 
 def make_mesh(
@@ -143,7 +144,8 @@ def make_mesh(
     """A mesh with the axes ``data``, ``fsdp`` and ``tensor``.
 
     ``data`` splits the batch, ``fsdp`` splits the batch and the parameters, ``tensor`` splits
-    heads, hidden units and vocabulary. One of the three may be -1: what is left of the devices.
+    heads, hidden units and vocabulary. One of the three may be -1, for the rest
+    of the devices.
 
     Args:
       data: Size of the axis, or -1.
@@ -187,14 +189,14 @@ def make_mesh(
     )
 
 
-def check_batch(function: str, prompts: int, microbatches: int, parts: int) -> None:
+def check_batch(function: str, prompts: int, microbatches: int, shards: int) -> None:
     """Raises ValueError unless the prompts split into equal microbatches, and those over the mesh.
 
     Args:
-      function: Who asks, for the message.
+      function: Name for the message.
       prompts: P, groups of the global batch.
-      microbatches: Into how many parts a step scans over it.
-      parts: Size of the mesh axes ``data`` and ``fsdp`` together.
+      microbatches: Into how many microbatches a step splits them.
+      shards: Over how many devices a microbatch is spread: the axes ``data`` and ``fsdp``.
     """
     checks.check_positive(function, prompts=prompts, microbatches=microbatches)
     if prompts % microbatches:
@@ -202,10 +204,10 @@ def check_batch(function: str, prompts: int, microbatches: int, parts: int) -> N
             f"{function}: {prompts} prompts do not split into {microbatches} microbatches of whole "
             "groups."
         )
-    if (prompts // microbatches) % parts:
+    if (prompts // microbatches) % shards:
         raise ValueError(
             f"{function}: a microbatch of {prompts // microbatches} prompts ({prompts} in "
-            f"{microbatches} microbatch(es)) does not divide over {parts} devices, the mesh axes "
+            f"{microbatches} microbatch(es)) does not divide over {shards} devices, the mesh axes "
             "data x fsdp."
         )
 
@@ -216,48 +218,54 @@ def place_batch(batch: ArrayTree, mesh: Mesh | None) -> ArrayTree:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """The sharding of what every device holds whole."""
+    """The sharding of an array that every device holds entirely."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def load_meshes(
     mesh: MeshConfig, asynchrony: AsyncConfig, prompts: int, microbatches: int
 ) -> tuple[Mesh | None, Mesh | None]:
-    """The mesh of a run and that of the devices which only sample; None where there is none.
+    """The mesh of a run and the mesh of the devices that only sample; None where there is none.
 
     Args:
       mesh: Sizes of the axes.
-      asynchrony: Which devices only sample, and how they are laid out.
+      asynchrony: Which devices only sample, and their mesh.
       prompts: P, groups of a batch.
-      microbatches: Into how many parts a step scans over them.
+      microbatches: Into how many microbatches a step splits them.
 
     Raises:
       ValueError: If the sizes do not fit the devices, the batch or each other.
     """
-    devices, own, sampler_mesh = jax.devices(), asynchrony.sampler_devices, None
+    devices, sampler_devices, sampler_mesh = jax.devices(), asynchrony.sampler_devices, None
     if asynchrony.max_staleness and jax.process_count() > 1:
         raise ValueError(
             "asynchrony: max_staleness works in one process; sampling and training of several take "
             "turns, so set it to 0."
         )
-    if own is not None:
-        if own >= len(devices):
+    if sampler_devices is not None:
+        if sampler_devices >= len(devices):
             raise ValueError(
-                f"asynchrony: sampler_devices {own} leaves none of the {len(devices)} device(s) to "
-                "train on."
+                f"asynchrony: sampler_devices {sampler_devices} leaves none of the "
+                f"{len(devices)} device(s) to train on."
             )
-        layout = asdict(asynchrony.sampler_mesh)
-        sampler_mesh = make_mesh(**layout, devices=devices[-own:], whole=True)
+        split = asynchrony.sampler_mesh
+        sampler_mesh = make_mesh(
+            data=split.data,
+            fsdp=split.fsdp,
+            tensor=split.tensor,
+            devices=devices[-sampler_devices:],
+            whole=True,
+        )
         check_batch("asynchrony", prompts, 1, batch_shards(sampler_mesh))
-        devices = devices[:-own]
-    train_mesh = make_mesh(**asdict(mesh), devices=devices)
+        devices = devices[:-sampler_devices]
+    train_mesh = make_mesh(data=mesh.data, fsdp=mesh.fsdp, tensor=mesh.tensor, devices=devices)
     check_batch("train", prompts, microbatches, batch_shards(train_mesh))
     if train_mesh is None and jax.process_count() > 1:
         raise ValueError(
             f"mesh: the {jax.process_count()} processes share their {len(devices)} devices as one "
             "mesh; lay it out, with fsdp=-1 (--mesh.fsdp -1) for all."
         )
-    if train_mesh is not None and asynchrony.max_staleness and own is None:
+    if train_mesh is not None and asynchrony.max_staleness and sampler_devices is None:
         raise ValueError(
             "asynchrony: a sampler and a step that share several devices would wait for each other "
             "for ever; give the sampler some of its own with sampler_devices."

@@ -16,7 +16,7 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
     """Float32 scalars that describe a prepared batch and the policy on it, before the update.
 
     - ``reward``: mean over the rollouts that take part; ``reward_std`` within groups.
-    - ``informative``: share of groups whose rewards differ; the others teach nothing.
+    - ``informative``: share of groups whose rewards differ; the others give no gradient.
     - ``length``: mean tokens of a response; ``tokens``: how many train.
     - ``entropy``: nats a token.
     - ``approx_kl``, ``ratio_max``, ``clip_fraction``, ``dual_clip_fraction``: against ``old_logp``,
@@ -25,8 +25,8 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
     - ``sampler_gap``, ``sampler_gap_max``, ``sampler_kl``, ``sampler_ess``: mean and greatest
       ``|logp - behavior_logp|``, an estimate of KL(behavior || policy) and effective sample size,
       where the batch has ``behavior_logp``. Both are over the batch's support, so these show older
-      weights and a sampler that computes otherwise than the step, and not what top-k, top-p or
-      min-p cut off.
+      weights and numerical differences of the sampler, and not the effect of top-k, top-p or
+      min-p.
 
     Args:
       recipe: The method, for the bounds of its clip.
@@ -62,12 +62,13 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
 
 
 def rollout_metrics(scores, rollout, ages: np.ndarray) -> dict[str, float]:
-    """The numbers of a batch that only the host knows.
+    """Metrics of a batch that only the host knows.
 
-    - ``reward/NAME``: each column of the reward; ``reward_failures``: hung or crashed verifiers.
-    - ``truncated``: share of responses that ran to their length.
-    - ``staleness``, ``staleness_max``: by how many updates the weights that sampled a token are
-      older than those that it trains, in the mean and at most.
+    - ``reward/NAME``: the mean of each component of the reward; ``reward_failures``: verifiers that
+      hung or crashed.
+    - ``truncated``: share of responses that reached the token limit.
+    - ``staleness``, ``staleness_max``: age in updates of the weights that sampled a token, relative
+      to those that are trained: mean and maximum.
     """
     values = {f"reward/{name}": float(x.mean()) for name, x in scores.reward_components.items()}
     values["reward_failures"] = float(scores.failures)
@@ -78,16 +79,16 @@ def rollout_metrics(scores, rollout, ages: np.ndarray) -> dict[str, float]:
 def host_metrics(
     metrics: Mapping[str, Array], numbers: Mapping[str, float], *, seconds: Mapping[str, float]
 ) -> dict[str, float]:
-    """The numbers of a step as Python floats, with those of its batch.
+    """The metrics of a step as Python floats, with those of its batch.
 
-    - ``seconds_sample``, ``seconds_reward``: what the batch took, wherever that was done; with
-      slots, what grading still took after the last response.
-    - ``seconds_wait``: what the loop waited for the batch, which is the sum of these two where
-      sampling and training take turns.
+    - ``seconds_sample``, ``seconds_reward``: time to sample and grade the batch, also where
+      that was done during another step; with slots, grading after the last response ended.
+    - ``seconds_wait``: how long the loop waited for the batch; the sum of these two where sampling
+      and training take turns.
     - ``seconds_score``: placing the batch and the log-probabilities of a frozen reference.
     - ``seconds_train``: the step; ``tokens_per_second`` is over wait, score and train.
-    - ``seconds_save``, ``seconds_evaluate``: what checkpoints and evaluations took since the step
-      before; ``seconds_total``: all that passed since then.
+    - ``seconds_save``, ``seconds_evaluate``: checkpoints and evaluations since the step before;
+      ``seconds_total``: everything since then.
     """
     values = {name: float(value) for name, value in jax.device_get(metrics).items()}
     values |= numbers
@@ -98,7 +99,7 @@ def host_metrics(
 
 
 def _clip_metrics(surrogate, logp: Array, old_logp: Array, batch: Batch) -> dict[str, Array]:
-    """What the clips of a surrogate cut, read from its options; nothing for one without a clip."""
+    """Shares of tokens that a surrogate clips, by its options; empty for one without a clip."""
     function = getattr(surrogate, "function", surrogate)
     options = {k: p.default for k, p in inspect.signature(function).parameters.items()}
     options |= dict(getattr(surrogate, "options", ()))

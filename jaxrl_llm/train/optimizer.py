@@ -1,4 +1,4 @@
-"""The optimizer of a run, and what is set about it."""
+"""The optimizer of a run and its options."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -24,12 +24,12 @@ class OptimizerConfig:
       b2: Decay of the mean of squared gradients.
       eps: Added to the root of the second.
       weight_decay: Pull of the parameters to zero, times the step size.
-      max_grad_norm: Gradients longer than this are shortened to it; None for no bound.
+      max_grad_norm: Gradients of a larger norm are scaled down to it; None for no bound.
       warmup_steps: Updates over which the step size rises from zero.
       decay_steps: Updates after the warmup over which it falls back to zero; None keeps it.
-      moment_dtype: In which the mean of gradients is kept: "bfloat16" halves it, a quarter of the
-        optimizer's memory. The mean of squares stays float32: with b2 of 0.999 a step changes it by
-        less than a bfloat16 number can.
+      moment_dtype: The dtype of the mean of gradients: "bfloat16" halves it, which saves a quarter
+        of the optimizer's memory. The mean of squares stays float32: with b2 of 0.999 a step
+        changes it by less than a bfloat16 number can.
     """
 
     name: str = "adamw"
@@ -121,21 +121,21 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
         )
     if config.max_grad_norm is None:
         return moves
-    return optax.chain(_shorten(config.max_grad_norm), moves)
+    return optax.chain(_clip_by_norm(config.max_grad_norm), moves)
 
 
-def _shorten(most: float) -> optax.GradientTransformationExtraArgs:
-    """``optax.clip_by_global_norm`` by a norm that the step knows already.
+def _clip_by_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
+    """``optax.clip_by_global_norm`` with a norm that the step has computed already.
 
-    A factor of one number is multiplied where the gradient is next read; optax chooses between two
-    whole gradients, of which one is written for it.
+    The gradient is multiplied by one factor where it is next read; optax selects between two full
+    gradients, and writes one for that.
     """
 
     def update(
         grads: ArrayTree, state, params=None, *, grad_norm: Array | None = None, **_
     ) -> tuple[ArrayTree, Any]:
         norm = trees.norm(grads) if grad_norm is None else grad_norm
-        factor = jnp.minimum(1.0, most / norm)
+        factor = jnp.minimum(1.0, max_norm / norm)
         return jax.tree.map(lambda x: (factor * x).astype(x.dtype), grads), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
@@ -143,9 +143,9 @@ def _shorten(most: float) -> optax.GradientTransformationExtraArgs:
 
 def _sgd(config: OptimizerConfig, rate) -> optax.GradientTransformation:
     """SGD with momentum and, as in AdamW, a decay that the momentum does not see."""
-    parts = []
+    transforms = []
     if config.b1:
-        parts.append(optax.trace(config.b1, accumulator_dtype=config.moment_dtype))
+        transforms.append(optax.trace(config.b1, accumulator_dtype=config.moment_dtype))
     if config.weight_decay:
-        parts.append(optax.add_decayed_weights(config.weight_decay))
-    return optax.chain(*parts, optax.scale_by_learning_rate(rate))
+        transforms.append(optax.add_decayed_weights(config.weight_decay))
+    return optax.chain(*transforms, optax.scale_by_learning_rate(rate))

@@ -1,4 +1,4 @@
-"""Whether the responses of a batch share rows, from the padding that they would leave."""
+"""Packs the responses of a batch into shared rows where that removes enough padding."""
 
 import numpy as np
 
@@ -9,28 +9,28 @@ from jaxrl_llm.recipes import Batch
 
 PACKING = ("auto", "always", "never")
 
-# The share of the cells up to which packed rows are surely quicker, and how many must be spared to
-# make up for compiling another shape.
-_MOST, _LEAST_SAVED = 0.8, 4096
+# Packed rows are used if they have at most this share of the cells and save at least so many, since
+# another shape has to be compiled.
+_MAX_SHARE, _MIN_SAVED = 0.8, 4096
 
 
 def pack_batch(batch: Batch, packing: str, *, model: Model) -> tuple[Batch, dict[str, float]]:
-    """The batch in as few rows as its responses need, if that is worth it.
+    """The batch in as few rows as its responses need, if that saves enough.
 
-    It depends on the lengths alone, so that a resumed run packs as it did before.
+    The choice depends on the lengths alone, so a resumed run packs as before.
 
     Args:
-      batch: On the host, whole.
-      packing: "auto" packs where at most 0.8 of the cells are left, these are fewer by 4,096 at
-        least, and the model can tell the responses of a row apart; "always" whatever is saved;
-        "never" leaves a row each.
-      model: What is trained.
+      batch: On the host, not sharded.
+      packing: "auto" packs where at most 0.8 of the cells remain, at least 4,096 cells are saved,
+        and the model can tell the responses of a row apart; "always" whatever is saved; "never"
+        leaves one row for each response.
+      model: The model that is trained.
 
     Returns:
-      The batch with its ``packing``, or as it is; and, by the names of metrics.jsonl,
+      The batch with its ``packing``, or unchanged; and, by the names of metrics.jsonl,
 
-      - ``padding``: share of the cells of responses, as the models get them, that hold no token.
-      - ``packed``: how many cells they are, relative to a row each; 1 where nothing is packed.
+      - ``padding``: share of the cells of responses that hold no token.
+      - ``packed``: number of cells relative to one row for each response; 1 without packing.
 
     Raises:
       ValueError: If ``packing`` is unknown.
@@ -51,11 +51,11 @@ def pack_batch(batch: Batch, packing: str, *, model: Model) -> tuple[Batch, dict
     """
     checks.check_option("pack_batch", "packing", packing, PACKING)
     mask = np.asarray(batch.mask)
-    worth = min(_MOST, 1 - _LEAST_SAVED / mask.size) if model.reads_segments else 0.0
-    most = {"auto": worth, "always": 1.0, "never": 0.0}[packing]
+    largest = min(_MAX_SHARE, 1 - _MIN_SAVED / mask.size) if model.reads_segments else 0.0
+    most = {"auto": largest, "always": 1.0, "never": 0.0}[packing]
     plan = plan_packing(mask, most=most) if most > 0 else None
     cells = mask.size if plan is None else plan.members.size
-    # Up to the last kept token: what stands between is read.
+    # Up to the last token of the mask: cells in between are read.
     tokens = np.maximum.accumulate(mask[..., ::-1], axis=-1).sum()
     numbers = {"padding": float(1 - tokens / cells), "packed": cells / mask.size}
     return batch.replace(packing=plan), numbers

@@ -42,7 +42,7 @@ SKEWED = [[8, 1, 2, 2], [3, 3, 0, 1]]
     ],
 )
 def test_the_measured_padding_decides(lengths, packing, packed, padding, monkeypatch):
-    monkeypatch.setattr("jaxrl_llm.train.packing._LEAST_SAVED", 8)
+    monkeypatch.setattr("jaxrl_llm.train.packing._MIN_SAVED", 8)
     batch, numbers = pack_batch(batch_of(lengths, 8), packing, model=model()[0])
     assert numbers == pytest.approx({"packed": packed, "padding": padding})
     assert (batch.packing is None) == (packing == "never" or (packed, packing) == (1.0, "auto"))
@@ -131,7 +131,7 @@ def updated(batch, *, mesh=None, **options):
     critic = init_critic(network, params, heads=2, key=jax.random.key(1))
     kept = {"key": jax.random.key(0), "critic": critic, "critic_optimizer": optax.sgd(1.0)}
     state = init_state(params, optax.sgd(0.5), EVERYTHING, mesh=mesh, **kept)
-    options |= {"updates": 2, "temperature": 0.7, "critic_optimizer": optax.sgd(1.0)}
+    options |= {"epochs": 2, "temperature": 0.7, "critic_optimizer": optax.sgd(1.0)}
     step = make_step(network, EVERYTHING, optax.sgd(0.5), mesh=mesh, **options)
     after, metrics = step(state, batch)
     return jax.device_get(((after.params, after.critic.params), metrics))
