@@ -25,7 +25,7 @@ LAYERS = (
 # Of these layers the modules that hold methods; the others grade text, or run a model.
 METHODS = {
     "rewards": ("shaping", "length", "paraphrases"),
-    "rollout": ("ahead", "grid", "partial", "schedule", "speculative"),
+    "rollout": ("admission", "request_arrays", "rounds", "scheduler", "speculative"),
 }
 # No methods of their own, but what a row may point to.
 ELSEWHERE = ("diagnostics", "logprobs", "models", "recipes", "train")
