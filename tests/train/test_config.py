@@ -18,6 +18,7 @@ from jaxrl_llm.train import (
     make_optimizer,
 )
 from jaxrl_llm.train.config import find_prompts, find_recipe
+from jaxrl_llm.train.passes import Passes
 
 
 def batch_reward(prompt, completion, metadata):
@@ -253,3 +254,28 @@ def test_a_preset_by_name_knows_the_size_of_the_data():
     # One rollout a prompt is enough for it, also before the data are read.
     one = SamplingConfig(group_size=1, max_new_tokens=4)
     assert dataclasses.replace(CONFIG, recipe="spo_tracker", sampling=one).recipe == "spo_tracker"
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"recipe": "dapo", "prompts_per_step": 32}, Passes(1, 16, 1)),  # the paper's
+        ({"recipe": "dapo", "prompts_per_step": 8}, Passes(1, 1, 1)),  # which do not divide 8
+        ({"recipe": "dapo", "prompts_per_step": 8, "minibatches": 4}, Passes(1, 4, 1)),
+        (
+            {"recipe": "dapo", "prompts_per_step": 32, "epochs": 2, "microbatches": 8},
+            Passes(2, 16, 8),
+        ),
+        ({"recipe": "dr_grpo", "epochs": 3}, Passes(3, 1, 1)),
+        ({"recipe": "eggroll", "remat": "full"}, Passes()),
+    ],
+)
+def test_a_batch_serves_the_optimizer_steps_of_its_paper_where_it_divides(changes, expected):
+    assert dataclasses.replace(CONFIG, **changes).passes == expected
+
+
+def test_minibatches_that_do_not_divide_the_batch_are_refused():
+    with pytest.raises(ValueError, match="config: 4 prompts do not split into 3 minibatches"):
+        dataclasses.replace(CONFIG, minibatches=3)
+    with pytest.raises(ValueError, match="a minibatch of 2 prompts .* over 4 device"):
+        dataclasses.replace(CONFIG, minibatches=2, mesh=MeshConfig(data=4))

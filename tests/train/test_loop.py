@@ -500,3 +500,26 @@ def test_the_greedy_evaluation_fills_no_more_rows_than_it_has_questions():
         experiment, samplers=experiment.samplers._replace(greedy=greedy)
     ).evaluate(params, jax.random.key(0))
     assert widths == [2] and len(rows) == 2 and found == whole
+
+
+def test_minibatches_resume_exactly_and_are_packed(tmp_path):
+    changes = {"recipe": "dapo", "epochs": 2, "minibatches": 2, "packing": "always"}
+    lines = []
+    done = train(tiny_run(tmp_path / "whole", steps=3, **changes), log=lines.append)
+    assert "4 optimizer steps a batch" in lines[0]
+    train(tiny_run(tmp_path / "parts", steps=1, **changes))
+    resumed = train(tiny_run(tmp_path / "parts", steps=3, **changes), resume=True)
+    assert_same(resumed.state, done.state)
+    padded = train(tiny_run(tmp_path / "padded", steps=1, **changes | {"packing": "never"}))
+    for name in ("loss", "grad_norm", "reward", "tokens"):
+        assert done.history[0][name] == pytest.approx(padded.history[0][name], abs=1e-4)
+
+
+def test_a_gradient_of_exactly_zero_is_warned_of_once(tmp_path):
+    def nothing(logp, old_logp, advantages, mask):
+        return 0.0 * logp
+
+    recipe = jr.recipes.dr_grpo(length=4).replace(name="nothing", surrogate=nothing)
+    with pytest.warns(UserWarning, match="exactly zero in every parameter") as caught:
+        train(tiny_run(tmp_path, recipe=recipe, steps=3))
+    assert len([w for w in caught if "exactly zero" in str(w.message)]) == 1
