@@ -18,12 +18,14 @@ def test_there_are_notebooks():
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_stored_without_outputs(path):
+def test_stored_without_outputs_and_with_headings_that_render(path):
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     for cell in notebook.cells:
         if cell.cell_type == "code":
             assert not cell.outputs and cell.execution_count is None
+        else:
+            assert not cell.source.startswith("# #"), "a heading of a script, not of a page"
 
 
 # A kernel with its imports and compilations takes long to start, so one stands for all.
