@@ -23,7 +23,7 @@ COMMANDS = {
 
 
 class UsageError(Exception):
-    """The command cannot be carried out as it was given."""
+    """The words of a command are wrong, or contradict each other."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -63,12 +63,12 @@ def _run(argv: Sequence[str] | None) -> int:
         warnings.showwarning = _show_warning
         command = importlib.import_module(f"jaxrl_llm.cli.{name}_command")
         return command.run(arguments[1:])
-    except SystemExit as stop:  # tyro has said what was wrong, or shown the help
+    except SystemExit as stop:  # tyro has printed the problem or the help
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except KeyboardInterrupt:
-        print("\njaxrl-llm: stopped; checkpoints that are there stand.", file=sys.stderr)
+        print("\njaxrl-llm: stopped; checkpoints that were saved remain.", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # whoever read our output has seen enough
+    except BrokenPipeError:  # the reader of our output has closed it
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (for the flush at exit)
         return 128 + 13
     except Exception as error:
@@ -90,7 +90,7 @@ def _sentence(error: BaseException) -> str:
 
 
 def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
-    """A warning as one line; those of other packages are of no use to somebody at a terminal."""
+    """A warning as one line; those of other packages are left out."""
     del filename, lineno, file, line
     if issubclass(category, UserWarning):
         print(f"jaxrl-llm: warning: {message}", file=sys.stderr)

@@ -64,19 +64,19 @@ def run(arguments: Sequence[str]) -> int:
         raise UsageError(str(error)) from error
     config = dataclasses.replace(config, evaluation=evaluation)
     options.use_compilation_cache()
-    parts, params = load_experiment(config)
+    experiment, params = load_experiment(config)
     if run_dir is not None:
         marks = base_fingerprint(params, config.lora)
         checkpoints = Checkpoints(
-            run_dir / "checkpoints", model=parts.model, best=config.checkpoint.best, run=marks
+            run_dir / "checkpoints", model=experiment.model, best=config.checkpoint.best, run=marks
         )
         params = checkpoints.restore_policy(params, step=choice.resolve(checkpoints))
     key = jax.random.key(config.seed if args.seed is None else args.seed)
-    results, _ = parts.evaluate(params, key)
+    results, _ = experiment.evaluate(params, key)
     if args.json:
         print(json.dumps({kind: value._asdict() for kind, value in results.items()}))
         return 0
-    print(f"{len(parts.held_out)} held-out questions, mean reward with 95% interval")
+    print(f"{len(experiment.held_out)} held-out questions, mean reward with 95% interval")
     for kind, value in results.items():
         print(f"{kind:<8} {value}")
     return 0

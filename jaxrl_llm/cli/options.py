@@ -255,7 +255,7 @@ class CheckpointChoice(NamedTuple):
     """Which checkpoint of a run a command reads: the last by default.
 
     Attributes:
-      target: The folder of the run, as it was given.
+      target: The folder of the run, as on the command line.
       step: The checkpoint of this step.
       best: The checkpoint that was saved as the best.
     """
@@ -273,7 +273,7 @@ class CheckpointChoice(NamedTuple):
             raise UsageError("--step has no effect with --best.")
         if self.best and config is not None and config.checkpoint.best is None:
             raise UsageError(
-                f"The run {self.target!r} kept no best checkpoint; it has no checkpoint.best."
+                f"The run {self.target!r} saved no best checkpoint; it has no checkpoint.best."
             )
 
     def resolve(self, checkpoints: Checkpoints) -> int | None:

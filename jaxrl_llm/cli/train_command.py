@@ -146,5 +146,5 @@ values in it:
 Ctrl-C ends a run after the step under way, with a checkpoint, and exit code 130; so does SIGTERM,
 with exit code 0, as where a machine is taken away. The same command with --resume goes on.
 
-On several hosts, start it on each with --distributed.detect, or with the three numbers beside it:
-docs/pods.md."""
+On several hosts, start it on each with --distributed.detect, or with the other options of
+--distributed: docs/pods.md."""

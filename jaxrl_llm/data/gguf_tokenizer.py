@@ -7,7 +7,7 @@ if TYPE_CHECKING:
 
     from jaxrl_llm.models.gguf import GgufFile
 
-# Types of llama.cpp's vocabulary entries that are matched whole before any splitting.
+# Types of llama.cpp's vocabulary entries that are matched before any splitting.
 _CONTROL = 3
 _USER_DEFINED = 4
 
@@ -85,8 +85,8 @@ def backend_from_gguf(file: "GgufFile") -> "Backend":
     marked = {
         kind: [
             AddedToken(token, normalized=False, special=kind == _CONTROL)
-            for token, found in zip(tokens, kinds, strict=False)
-            if found == kind
+            for token, other in zip(tokens, kinds, strict=False)
+            if other == kind
         ]
         for kind in (_CONTROL, _USER_DEFINED)
     }
@@ -135,6 +135,6 @@ def _pre_tokenizer(splitting: Splitting) -> Any:
         steps.append(pre_tokenizers.Digits(individual_digits=True))
     if splitting.pattern:
         steps.append(pre_tokenizers.Split(Regex(splitting.pattern), behavior="isolated"))
-    own = not splitting.pattern
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=own))
+    use_regex = not splitting.pattern
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex))
     return pre_tokenizers.Sequence(steps)

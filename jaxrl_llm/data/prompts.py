@@ -23,8 +23,8 @@ class Prompt:
     id: str = ""
 
     def __post_init__(self):
-        own = {"answer": self.answer, "id": self.id}
-        object.__setattr__(self, "metadata", {**self.metadata, **own})
+        metadata = {**self.metadata, "answer": self.answer, "id": self.id}
+        object.__setattr__(self, "metadata", metadata)
 
 
 class PromptSet(Sequence[Prompt]):

@@ -14,15 +14,15 @@ class Question(NamedTuple):
 def encode_prompts(
     prompts: Iterable, tokenizer, *, room: int, chat: bool = True, system: str | None = None
 ) -> list[Question]:
-    """Questions as the model is asked them.
+    """Prompts as the token ids that the model is given.
 
-    A question that spells a special token, such as the end of a turn, is text like any other: it
-    cannot speak for the template.
+    A special token that is spelled in a question, such as the end of a turn, is encoded as plain
+    text: a question cannot imitate the template.
 
     Args:
       prompts: ``data.Prompt`` each.
       tokenizer: A ``data.Tokenizer``.
-      room: Tokens that the model's context leaves beside the response.
+      room: Tokens that the model's context leaves for a prompt.
       chat: Through the chat template, as the user's message; else as plain text.
       system: A system message before it.
 
@@ -41,7 +41,7 @@ def encode_prompts(
         if len(tokens) > room:
             raise ValueError(
                 f"Prompt {name} has {len(tokens)} tokens, but the model's context leaves room for "
-                f"{room} beside the response."
+                f"{room} before the response."
             )
         questions.append(Question(prompt, list(tokens)))
     return questions
@@ -62,7 +62,7 @@ def _encode_chat(text: str, tokenizer, system: str | None) -> list[int]:
     literal = tokenizer.encode(text, allow_special=False)
     if literal == tokenizer.encode(text):
         return tokenizer.encode(render(text))
-    # In parts only where it must be: a tokenizer may merge characters across the seams.
+    # In three pieces only where needed: a tokenizer may merge characters across their borders.
     before, place, after = render(_PLACE).partition(_PLACE)
     if not place or _PLACE in after:
         raise ValueError(

@@ -270,7 +270,7 @@ _STRING_OR_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{\]}]', re.DOTAL
 
 
 def _reason(path: Path, error: Exception) -> str:
-    """Which line is at fault, where that can be found."""
+    """The line that cannot be read, or else the error itself."""
     if path.suffix.lower() == ".jsonl":
         for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
             try:

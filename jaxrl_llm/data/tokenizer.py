@@ -94,7 +94,7 @@ class PretrainedTokenizer:
 
         copy = type(self._backend).from_str(self._backend.to_str())
         if self.prefix_ids and _prefix(copy) != list(self.prefix_ids):
-            # A file without a post-processor of its own, such as GGUF; it has no tokens behind.
+            # A file without a post-processor of its own, such as GGUF; it appends no tokens.
             first = [(copy.id_to_token(i), i) for i in self.prefix_ids]
             start = " ".join(token for token, _ in first)
             copy.post_processor = TemplateProcessing(

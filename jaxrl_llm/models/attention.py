@@ -32,18 +32,18 @@ _LARGEST_MASK = 2**30
 IMPLEMENTATIONS = ("plain", "xla", "cudnn")
 
 
-def _visible(last: Array | None, kept: Array | None, segments, length: int) -> Array | None:
+def _visible(last: Array | None, key_mask: Array | None, segments, length: int) -> Array | None:
     """Which of ``length`` keys each query sees: bool, broadcastable to ``[..., N, S]``."""
-    parts = [] if last is None else [jnp.arange(length) <= last[..., None]]
-    parts += [] if kept is None else [kept[..., None, :]]
-    parts += [] if segments is None else [segments[0][..., None] == segments[1][..., None, :]]
-    return functools.reduce(jnp.logical_and, parts) if parts else None
+    masks = [] if last is None else [jnp.arange(length) <= last[..., None]]
+    masks += [] if key_mask is None else [key_mask[..., None, :]]
+    masks += [] if segments is None else [segments[0][..., None] == segments[1][..., None, :]]
+    return functools.reduce(jnp.logical_and, masks) if masks else None
 
 
-def _attend_block(query: Array, kv: KV, last: Array | None, kept: Array | None, segments):
+def _attend_block(query: Array, kv: KV, last: Array | None, key_mask: Array | None, segments):
     """:func:`attend_set` with all scores at once."""
     scores = jnp.matmul(query, kv.keys, preferred_element_type=jnp.float32)
-    visible = _visible(last, kept, segments, scores.shape[-1])
+    visible = _visible(last, key_mask, segments, scores.shape[-1])
     if visible is not None:
         scores = jnp.where(visible, scores, _MASKED)
     top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
@@ -69,7 +69,7 @@ def attend_set(
     kv: KV,
     *,
     last: Array | None = None,
-    kept: Array | None = None,
+    key_mask: Array | None = None,
     segments: tuple[Array, Array] | None = None,
     blocks: int | None = None,
 ) -> tuple[Array, Array]:
@@ -82,9 +82,9 @@ def attend_set(
       query: ``[..., N, d]``, already scaled.
       kv: Keys ``[..., d, S]`` and values ``[..., S, d]``.
       last: int32, broadcastable to ``[..., N]``: the last key that each query sees; None is all.
-      kept: bool, broadcastable to ``[..., S]``: which keys exist; None is all.
+      key_mask: bool, broadcastable to ``[..., S]``: which keys exist; None is all.
       segments: Ids of the queries, broadcastable to ``[..., N]``, and of the keys, ``[..., S]``: a
-        query sees the keys of its own id. None is all.
+        query sees the keys of its kv id. None is all.
       blocks: Into how many blocks the queries are split; chosen by the shapes where None.
 
     Returns:
@@ -95,7 +95,7 @@ def attend_set(
     count = query.shape[-2]
     blocks = _blocks(query, kv.keys) if blocks is None else min(blocks, count)
     if blocks == 1:
-        return _attend_block(query, kv, last, kept, segments)
+        return _attend_block(query, kv, last, key_mask, segments)
     size = math.ceil(count / blocks)
 
     def split(x: Array, axis: int) -> Array:
@@ -112,13 +112,13 @@ def attend_set(
         return jax.lax.slice_in_dim(x, 0, count, axis=axis - 1)
 
     @jax.checkpoint
-    def block(parts):
-        rows, last, ids = parts
-        return _attend_block(rows, kv, last, kept, None if ids is None else (ids, ids_of_keys))
+    def block(inputs):
+        rows, last, ids = inputs
+        return _attend_block(rows, kv, last, key_mask, None if ids is None else (ids, ids_of_keys))
 
     ids, ids_of_keys = (None, None) if segments is None else segments
-    parts = (split(query, -2), *(None if x is None else split(x, -1) for x in (last, ids)))
-    output, lse = jax.lax.map(block, parts)
+    inputs = (split(query, -2), *(None if x is None else split(x, -1) for x in (last, ids)))
+    output, lse = jax.lax.map(block, inputs)
     return join(output, -2), join(lse, -1)
 
 
@@ -158,10 +158,10 @@ def merge_attention(
     return output, top + jnp.log(total)
 
 
-def _plain(query: Array, own: KV, last: Array, kept, segments, prefix, prefix_kept) -> Array:
+def _plain(query: Array, kv: KV, last: Array, key_mask, segments, prefix, prefix_mask) -> Array:
     """:func:`attend` in plain products; the reference of the other forms."""
     P, G, T, heads, d = query.shape
-    kv_heads = own.keys.shape[-3]
+    kv_heads = kv.keys.shape[-3]
     repeat = heads // kv_heads
     # [P, G, Hk, R, T, d]: the R query heads that share a key head become rows of one product.
     query = (query * d**-0.5).reshape(P, G, T, kv_heads, repeat, d)
@@ -169,13 +169,13 @@ def _plain(query: Array, own: KV, last: Array, kept, segments, prefix, prefix_ke
     rows = query.reshape(P, G, kv_heads, repeat * T, d)
     last = jnp.tile(last, repeat)
     last = last if last.ndim == 1 else last[:, :, None]
-    kept = None if kept is None else kept[:, :, None]
+    key_mask = None if key_mask is None else key_mask[:, :, None]
     if segments is not None:
         segments = jnp.tile(segments, repeat)[:, :, None], segments[:, :, None]
-    output, lse = attend_set(rows, own, last=last, kept=kept, segments=segments)
+    output, lse = attend_set(rows, kv, last=last, key_mask=key_mask, segments=segments)
     if prefix is not None:
         rows = jnp.swapaxes(query, 1, 2).reshape(P, kv_heads, G * repeat * T, d)
-        shared, shared_lse = attend_set(rows, prefix, kept=prefix_kept[:, None])
+        shared, shared_lse = attend_set(rows, prefix, key_mask=prefix_mask[:, None])
         shared = jnp.swapaxes(shared.reshape(P, kv_heads, G, repeat * T, d), 1, 2)
         shared_lse = jnp.swapaxes(shared_lse.reshape(P, kv_heads, G, repeat * T), 1, 2)
         output, _ = merge_attention(output, lse, shared, shared_lse)
@@ -183,22 +183,24 @@ def _plain(query: Array, own: KV, last: Array, kept, segments, prefix, prefix_ke
     return output.reshape(P, G, T, heads, d)
 
 
-def _joint(query, own: KV, last: Array, kept, segments, prefix, prefix_kept, implementation: str):
+def _joint(
+    query, kv: KV, last: Array, key_mask, segments, prefix, prefix_mask, implementation: str
+):
     """:func:`attend` as one call of ``jax.nn.dot_product_attention``.
 
     Its residual has the dtype of the model and no gradient, too little for a merge. So the keys of
-    the prefix stand before those of each rollout.
+    the prefix are put before those of each rollout.
     """
     P, G, T, _, d = query.shape
     pair = None if segments is None else (segments, segments)
-    visible = _visible(last, kept, pair, own.keys.shape[-1])
-    visible = jnp.broadcast_to(visible, (P, G, T, own.keys.shape[-1]))
-    keys, values = jnp.moveaxis(own.keys, -1, 2), jnp.swapaxes(own.values, 2, 3)
+    visible = _visible(last, key_mask, pair, kv.keys.shape[-1])
+    visible = jnp.broadcast_to(visible, (P, G, T, kv.keys.shape[-1]))
+    keys, values = jnp.moveaxis(kv.keys, -1, 2), jnp.swapaxes(kv.values, 2, 3)
     if prefix is not None:
         rows = (P, G, prefix.keys.shape[-1])
         before = KV(jnp.moveaxis(prefix.keys, -1, 1), jnp.swapaxes(prefix.values, 1, 2))
         before = KV(*(jnp.broadcast_to(x[:, None], (*rows, *x.shape[2:])) for x in before))
-        seen = jnp.broadcast_to(prefix_kept[:, None, None], (P, G, T, rows[-1]))
+        seen = jnp.broadcast_to(prefix_mask[:, None, None], (P, G, T, rows[-1]))
         keys = jnp.concatenate([before.keys, keys], axis=2)
         values = jnp.concatenate([before.values, values], axis=2)
         visible = jnp.concatenate([seen, visible], axis=-1)
@@ -226,42 +228,42 @@ def _has_cudnn() -> bool:
     return major.isdigit() and minor.isdigit() and int(major) >= 8
 
 
-def _default(query: Array, own: KV, prefix: KV | None) -> str:
+def _default(query: Array, kv: KV, prefix: KV | None) -> str:
     """Which form to take: that of cuDNN for many tokens in half precision, else the plain one.
 
     While decoding, the cache would have to be copied into the layout of the kernel at every step.
     """
     P, G, T, _, d = query.shape
-    own_length = own.keys.shape[-1]
-    length = own_length + (0 if prefix is None else prefix.keys.shape[-1])
+    row_length = kv.keys.shape[-1]
+    length = row_length + (0 if prefix is None else prefix.keys.shape[-1])
     half = query.dtype in (jnp.bfloat16, jnp.float16)
-    fits = half and d % 8 == 0 and d <= 128 and T % 2 == 0 and length % 2 == 0
-    fits = fits and own_length == T and P * G * T * length <= _LARGEST_MASK
-    return "cudnn" if fits and _has_cudnn() else "plain"
+    supported = half and d % 8 == 0 and d <= 128 and T % 2 == 0 and length % 2 == 0
+    supported = supported and row_length == T and P * G * T * length <= _LARGEST_MASK
+    return "cudnn" if supported and _has_cudnn() else "plain"
 
 
 def attend(
     query: Array,
-    own: KV,
+    kv: KV,
     last: Array,
     *,
-    kept: Array | None = None,
+    key_mask: Array | None = None,
     segments: Array | None = None,
     prefix: KV | None = None,
-    prefix_kept: Array | None = None,
+    prefix_mask: Array | None = None,
     implementation: str | None = None,
 ) -> Array:
-    """Attention of the tokens of G rollouts to their own keys and to those of their prompt.
+    """Attention of the tokens of G rollouts to the keys of their row and of their prompt.
 
     Args:
       query: ``[P, G, T, Hq, d]``, not scaled.
-      own: Keys ``[P, G, Hk, d, S]`` and values ``[P, G, Hk, S, d]``.
-      last: int32 ``[T]`` or ``[P, G, T]``, the last own key that a token sees.
-      kept: bool ``[P, G, S]``, which own keys exist; None is all.
-      segments: int32 ``[P, G, T]``, where several responses lie in one row and the own keys are
-        those of the queries (S = T): a token sees own keys of its segment only. None is one a row.
+      kv: Keys ``[P, G, Hk, d, S]`` and values ``[P, G, Hk, S, d]``.
+      last: int32 ``[T]`` or ``[P, G, T]``, the last key of its row that a token sees.
+      key_mask: bool ``[P, G, S]``, which keys of a row exist; None is all.
+      segments: int32 ``[P, G, T]``, where several responses lie in one row and the keys are
+        those of the queries (S = T): a token sees keys of its segment only. None is one a row.
       prefix: Keys ``[P, Hk, d, Lp]`` and values ``[P, Hk, Lp, d]``, if any.
-      prefix_kept: bool ``[P, Lp]``.
+      prefix_mask: bool ``[P, Lp]``.
       implementation: ``"plain"``, or ``"xla"`` or ``"cudnn"`` of ``jax.nn.dot_product_attention``;
         None takes cuDNN's where the GPU and the shapes allow it, else the plain one.
 
@@ -272,8 +274,10 @@ def attend(
       ValueError: If ``implementation`` is unknown, or it does not take these shapes.
     """
     if implementation is None:
-        implementation = _default(query, own, prefix)
+        implementation = _default(query, kv, prefix)
     checks.check_option("attend", "implementation", implementation, IMPLEMENTATIONS)
-    sets = query, own, last, kept, segments, prefix, prefix_kept
-    output = _plain(*sets) if implementation == "plain" else _joint(*sets, implementation)
+    if implementation == "plain":
+        output = _plain(query, kv, last, key_mask, segments, prefix, prefix_mask)
+    else:
+        output = _joint(query, kv, last, key_mask, segments, prefix, prefix_mask, implementation)
     return output.astype(query.dtype)

@@ -1,4 +1,4 @@
-"""What the tokens of one call attend to, as its :class:`AttentionContext` says."""
+"""Attention of the tokens of one call to what its :class:`AttentionContext` holds."""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +13,7 @@ from jaxrl_llm.models.protocol import KV, AttentionContext
 
 
 def check_context(tokens: Array, context: AttentionContext) -> None:
-    """Raises ValueError unless the parts of a context fit each other and the tokens of a call."""
+    """Raises ValueError unless the fields of a context and the tokens agree."""
     name = "Model.apply"
     if context.prefix is not None and context.prefix_mask is None:
         raise ValueError(f"{name}: context.prefix needs context.prefix_mask.")
@@ -34,63 +34,72 @@ def check_context(tokens: Array, context: AttentionContext) -> None:
     checks.check_same_shape(name, mask=context.mask, segments=context.segments)
 
 
-def _write(cache: KV, own: KV, index: Array) -> KV:
+def _write(cache: KV, new: KV, index: Array) -> KV:
     """The cache with this call's keys and values at ``index``, one place for all rows or each."""
     if jnp.ndim(index) == 0:
-        keys = jax.lax.dynamic_update_slice_in_dim(cache.keys, own.keys, index, axis=-1)
-        values = jax.lax.dynamic_update_slice_in_dim(cache.values, own.values, index, axis=-2)
+        keys = jax.lax.dynamic_update_slice_in_dim(cache.keys, new.keys, index, axis=-1)
+        values = jax.lax.dynamic_update_slice_in_dim(cache.values, new.values, index, axis=-2)
         return KV(keys, values)
 
-    room, length = cache.values.shape[-2], own.values.shape[-2]
+    room, length = cache.values.shape[-2], new.values.shape[-2]
     if length > room:
-        raise ValueError(f"Model.apply: {length} tokens do not fit a cache of {room}.")
+        raise ValueError(f"Model.apply: {length} tokens are more than a cache of {room}.")
 
     # One scatter to distinct places, done where the cache lies. A window of one head each: TPUs
     # write those of several heads one after the other.
-    def put(cache: Array, own: Array, start: Array, axis: int) -> Array:
-        start = jnp.clip(start, 0, cache.shape[axis] - own.shape[axis])
-        places = (slice(None),) * axis + (start + jnp.arange(own.shape[axis]),)
-        known = {"unique_indices": True, "indices_are_sorted": True}
-        return cache.at[places].set(own, mode="promise_in_bounds", **known)
+    def put(cache: Array, new: Array, start: Array, axis: int) -> Array:
+        start = jnp.clip(start, 0, cache.shape[axis] - new.shape[axis])
+        places = (slice(None),) * axis + (start + jnp.arange(new.shape[axis]),)
+        return cache.at[places].set(
+            new, mode="promise_in_bounds", unique_indices=True, indices_are_sorted=True
+        )
 
     def of_rows(axis: int) -> Callable:
         of_heads = jax.vmap(partial(put, axis=axis), in_axes=(0, 0, None))
         return jax.vmap(jax.vmap(of_heads))
 
-    return KV(of_rows(1)(cache.keys, own.keys, index), of_rows(0)(cache.values, own.values, index))
+    return KV(of_rows(1)(cache.keys, new.keys, index), of_rows(0)(cache.values, new.values, index))
 
 
 def context_attention(
-    query: Array, own: KV, context: AttentionContext, layer: int
+    query: Array, new: KV, context: AttentionContext, layer: int
 ) -> tuple[Array, KV]:
     """Attention of this call's tokens to prefix, cache and each other.
 
-    With prompts in the rows of the call, G is 1 and T the tokens of a whole row.
+    With prompts in the rows of the call, G is 1 and T counts the prompt too.
 
     Args:
       query: ``[P, G, T, Hq, d]``, rotary embedding applied, not scaled.
-      own: Keys ``[P, G, Hk, d, T]`` and values ``[P, G, Hk, T, d]`` of this call.
-      context: What else there is to attend to.
+      new: Keys ``[P, G, Hk, d, T]`` and values ``[P, G, Hk, T, d]`` of this call.
+      context: Masks, prefix and cache.
       layer: Which layer's prefix and cache to read.
 
     Returns:
       Outputs ``[P, G, T, Hq, d]`` in the query's dtype, and the KV to hand on: the updated cache,
-      or ``own``.
+      or ``new``.
     """
     if context.prompt_mask is not None:
-        return _behind_prompts(query, own, context, context.prompt_mask), own
+        return _behind_prompts(query, new, context, context.prompt_mask), new
     last = jnp.arange(query.shape[2])
     if context.cache is None:
-        kv, kept = own, context.mask
+        kv, key_mask = new, context.mask
     else:
-        kv, kept = _write(context.cache[layer], own, context.index), None
+        kv, key_mask = _write(context.cache[layer], new, context.index), None
         last = jnp.asarray(context.index)[..., None] + last
     prefix = None if context.prefix is None else context.prefix[layer]
-    sets = {"kept": kept, "segments": context.segments, "prefix": prefix}
-    return attend(query, kv, last, **sets, prefix_kept=context.prefix_mask), kv
+    output = attend(
+        query,
+        kv,
+        last,
+        key_mask=key_mask,
+        segments=context.segments,
+        prefix=prefix,
+        prefix_mask=context.prefix_mask,
+    )
+    return output, kv
 
 
-def _behind_prompts(query: Array, own: KV, context: AttentionContext, prompt_mask: Array) -> Array:
+def _behind_prompts(query: Array, new: KV, context: AttentionContext, prompt_mask: Array) -> Array:
     """Attention in rows of a prompt and the responses to it, ``[P, 1, Lp + G T]``."""
     (P, G, T), length = context.mask.shape, prompt_mask.shape[-1]
 
@@ -101,16 +110,18 @@ def _behind_prompts(query: Array, own: KV, context: AttentionContext, prompt_mas
         x = x.reshape(*x.shape[:axis], G, T, *x.shape[axis + 1 :])
         return jnp.moveaxis(x, axis, 1)
 
-    prompts = KV(own.keys[..., :length], own.values[..., :length, :])
-    before = attend(query[:, :, :length], prompts, jnp.arange(length), kept=prompt_mask[:, None])
+    prompts = KV(new.keys[..., :length], new.values[..., :length, :])
+    before = attend(
+        query[:, :, :length], prompts, jnp.arange(length), key_mask=prompt_mask[:, None]
+    )
     after = attend(
         responses(query, -3),
-        KV(responses(own.keys, -1), responses(own.values, -2)),
+        KV(responses(new.keys, -1), responses(new.values, -2)),
         jnp.arange(T),
-        kept=context.mask,
+        key_mask=context.mask,
         segments=context.segments,
         prefix=KV(prompts.keys[:, 0], prompts.values[:, 0]),
-        prefix_kept=prompt_mask,
+        prefix_mask=prompt_mask,
     )
     after = after.reshape(P, 1, G * T, *after.shape[3:])
     return jnp.concatenate([before, after], axis=2)

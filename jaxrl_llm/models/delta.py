@@ -1,10 +1,10 @@
-"""What stands beside a model's weights: the low-rank delta of one call, and where it may stand.
+"""Low-rank deltas of a model's weights for one call, and the layers that take them.
 
 A delta is a nested dict like the parameters. At a linear layer it is ``(A, B, scale)``, with a
 fourth entry ``[..., 1, out]`` for the bias; at an embedding ``(A, B, scale)``; at a norm an array
 ``[..., 1, size]`` for its scale.
 Leading axes, where there are any, are those of the batch, ``[P, G]``. Factors may have fewer on the
-first, of which each then serves as many rows in a line: the two members of a pair, say.
+first; each then serves as many consecutive rows, such as the two members of a pair.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from jaxrl_llm.core.axes import Array
 
 
 def delta_of(delta: Mapping | None, name: str):
-    """That of one part, or None."""
+    """The entry of one submodule, or None."""
     return None if delta is None else delta.get(name)
 
 
@@ -26,7 +26,7 @@ def over_axes(vector: Array, x: Array) -> Array:
     return vector.reshape(*vector.shape[:-1], *inner, vector.shape[-1])
 
 
-def own_product(x: Array, factor: Array) -> Array:
+def row_product(x: Array, factor: Array) -> Array:
     """Rows ``[P, ..., T, in]`` through factors ``[P / k, ..., in, r]`` of theirs, or one."""
     if factor.ndim != x.ndim or factor.shape[0] == x.shape[0]:
         return jnp.matmul(x, factor)
@@ -35,13 +35,13 @@ def own_product(x: Array, factor: Array) -> Array:
     return low.reshape(*x.shape[:-1], factor.shape[-1])
 
 
-def own_rows(factor: Array, tokens: Array) -> Array:
+def row_embedding(factor: Array, tokens: Array) -> Array:
     """Rows of factors ``[P / k, ..., V, r]`` at ``tokens [P, ..., T]``: ``[P, ..., T, r]``."""
     if factor.ndim == 2:
         return factor[tokens]
     lines = _in_lines(tokens, len(factor))
-    found = jnp.take_along_axis(factor[:, None], lines[..., None], axis=-2)
-    return found.reshape(*tokens.shape, factor.shape[-1])
+    rows = jnp.take_along_axis(factor[:, None], lines[..., None], axis=-2)
+    return rows.reshape(*tokens.shape, factor.shape[-1])
 
 
 def _in_lines(x: Array, count: int) -> Array:
@@ -54,7 +54,7 @@ def _in_lines(x: Array, count: int) -> Array:
 
 
 def check_delta(delta: Mapping, params: Mapping, path: str = "") -> None:
-    """Raises unless every entry of a delta stands where the model takes one."""
+    """Raises unless the model takes every entry of a delta."""
     for name, entry in delta.items():
         here = f"{path}/{name}" if path else str(name)
         target = params.get(name) if isinstance(params, Mapping) else None
@@ -73,4 +73,4 @@ def check_delta(delta: Mapping, params: Mapping, path: str = "") -> None:
         elif isinstance(target, Mapping) and "scale" in target and not isinstance(entry, tuple):
             checks.check_min_rank("Model.apply", 1, **{f"delta {here!r}": entry})
         elif not (isinstance(target, Mapping) and "kernel" in target) or here == "head":
-            raise ValueError(f"Model.apply: delta {here!r} does not stand at a linear layer.")
+            raise ValueError(f"Model.apply: delta {here!r} is not at a linear layer.")

@@ -41,9 +41,9 @@ def save_safetensors(
     Kernels are stored as [out, in]. One file is in memory at a time; a second one, and an index,
     are only there where the weights do not fit into one.
 
-    A model that the folder holds already is replaced once the new one is whole, so both have to fit
-    on the disk. A kill leaves the old one, the new one, or a folder that does not load for want of
-    config.json, never a mix. Other files stay.
+    A model that the folder holds already is replaced once the new one is complete, so the disk
+    needs room for both. A kill leaves the old one, the new one, or a folder without config.json,
+    which does not load; never a mix. Other files stay.
 
     Args:
       params: Parameters of the decoder, without adapter; see `train.merge_lora`.
@@ -118,7 +118,7 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
       Plain values, those of both transformers 4 and 5 where they differ.
 
     Raises:
-      ValueError: If no class of transformers computes it: a Llama with normed queries, say.
+      ValueError: If no class of transformers computes it: such as a Llama with normed queries.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -164,14 +164,14 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
 def _check_known(values: Mapping[str, Any], config: ModelConfig) -> None:
     """Raises ValueError unless what is read back is the configuration itself."""
     try:
-        found = dataclasses.asdict(ModelConfig.from_hf(values))
+        read = dataclasses.asdict(ModelConfig.from_hf(values))
     except ValueError as error:
         raise ValueError(f"hf_config: transformers has no such model: {error}") from error
     for key, value in dataclasses.asdict(config).items():
-        if key not in _COMPUTE and found[key] != value:
+        if key not in _COMPUTE and read[key] != value:
             raise ValueError(
                 f"hf_config: transformers has no {config.architecture} model with {key} {value!r}, "
-                f"only with {found[key]!r}"
+                f"only with {read[key]!r}"
             )
 
 
@@ -189,9 +189,9 @@ def _check_params(
 ) -> None:
     """Raises ValueError unless there is an array for each tensor, in shape, and no other."""
     for path, weight in table.items():
-        found = None if path not in leaves else tuple(getattr(leaves[path], "shape", ()))
-        if found != weight.shape:
-            what = "is missing" if found is None else f"has shape {found}"
+        shape = None if path not in leaves else tuple(getattr(leaves[path], "shape", ()))
+        if shape != weight.shape:
+            what = "is missing" if shape is None else f"has shape {shape}"
             raise ValueError(
                 f"save_safetensors: the parameter {'/'.join(path)} {what}, the configuration asks "
                 f"for {weight.shape}"
@@ -210,12 +210,12 @@ def _files(
     part: list[tuple[str, ...]] = []
     used = 0
     for path, weight in table.items():
-        own = size * int(np.prod(weight.shape))
-        if part and used + own > most:
+        needed = size * int(np.prod(weight.shape))
+        if part and used + needed > most:
             yield part
             part, used = [], 0
         part.append(path)
-        used += own
+        used += needed
     yield part
 
 

@@ -41,7 +41,7 @@ _MISSING: Any = object()
 
 
 def hugging_face_name(name: str) -> str:
-    """The name transformers gives a tensor of a GGUF file; names it does not know are kept.
+    """The name transformers gives a tensor of a GGUF file; other names are returned as they are.
 
     Example:
       >>> hugging_face_name("blk.3.attn_q.weight")
@@ -62,7 +62,7 @@ class GgufFile:
 
     Raises:
       FileNotFoundError: If there is no such file.
-      ValueError: If it is not a whole GGUF file; the sentence names it.
+      ValueError: If it is not a complete GGUF file; the message names it.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -91,14 +91,14 @@ class GgufFile:
     @cached_property
     def architecture(self) -> str:
         """The family of the decoder; an unknown one raises."""
-        found = self.metadata("general.architecture")
+        architecture = self.metadata("general.architecture")
         known = tuple(ARCHITECTURES.values())
-        if found not in known:
+        if architecture not in known:
             raise ValueError(
-                f"GgufFile: {self.path} holds the unknown architecture {found!r}; known: "
+                f"GgufFile: {self.path} holds the unknown architecture {architecture!r}; known: "
                 f"{', '.join(known)}"
             )
-        return found
+        return architecture
 
     def names(self) -> frozenset[str]:
         """Hugging Face names of all tensors that are weights."""
@@ -243,7 +243,7 @@ class GgufFile:
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
-    """Opens a GGUF file; the header of a large vocabulary takes seconds, so the last two are kept.
+    """Opens a GGUF file; the last two are cached, since a large vocabulary takes seconds to read.
 
     Args:
       path: The file. A file that changed is read anew.
@@ -253,7 +253,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
 
     Raises:
       FileNotFoundError: If there is no such file.
-      ValueError: If it is not a whole GGUF file.
+      ValueError: If it is not a complete GGUF file.
     """
     full = Path(path).resolve()
     if not full.is_file():

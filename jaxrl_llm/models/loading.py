@@ -113,7 +113,7 @@ def _layer_table(config: ModelConfig, layer: int) -> dict[tuple[str, ...], Weigh
 def check_source(source: TensorSource, table: Mapping[tuple[str, ...], Weight]) -> None:
     """Raises ValueError unless the source holds every tensor of the table, in shape, and no other.
 
-    A tensor that nobody reads would mean that the decoder leaves out a part of the model.
+    An unread tensor would mean that the decoder leaves out a part of the model.
     """
     held = source.names()
     wanted = {weight.name: weight for weight in table.values()}
@@ -151,7 +151,7 @@ def load_params(
       dtype: Of the parameters.
       matrices: Of those with two axes, if it is another.
       shardings: A tree like the parameters, of shardings. Every process reads only the slices
-        that its own devices hold. None puts whole arrays on the default device.
+        of its devices. None puts the arrays on the default device.
 
     Returns:
       The parameter tree, kernels as [in, out].
@@ -170,8 +170,8 @@ def load_params(
     for path, weight in table.items():
         kind = jnp.dtype(matrices if matrices and len(weight.shape) > 1 else dtype)
         if shardings is None:
-            whole = tuple(slice(None) for _ in weight.shape)
-            array = jnp.asarray(_read(source, weight, whole, kind))
+            everything = tuple(slice(None) for _ in weight.shape)
+            array = jnp.asarray(_read(source, weight, everything, kind))
         else:
             array = _read_sharded(source, weight, kind, _at(shardings, path))
         _put(params, path, array)
@@ -199,7 +199,7 @@ def load_model(
       (model, params).
 
     Raises:
-      FileNotFoundError: If a file or the name is not found.
+      FileNotFoundError: If a file is missing or the name is unknown.
       ValueError: If a file is broken, the architecture unknown, or a tensor missing or misshapen.
       ConnectionError: If the model has to be fetched and cannot be.
     """
@@ -212,8 +212,8 @@ def load_model(
         from jaxrl_llm.models.sharding import param_shardings
 
         shardings = param_shardings(param_shapes(model), mesh)
-    kinds = {"dtype": dtype, "matrices": matrices}
-    return model, load_params(source, config, **kinds, shardings=shardings)
+    params = load_params(source, config, dtype=dtype, matrices=matrices, shardings=shardings)
+    return model, params
 
 
 def open_model(
@@ -236,7 +236,7 @@ def open_model(
 
 
 def read_config(path: Path, *, dtype: str = "float32") -> ModelConfig:
-    """The configuration of a model from its own file; no weights need be there.
+    """The configuration of a model from its file, without its weights.
 
     Args:
       path: A config.json or a .gguf file: ``config`` of `names.ModelFiles`.

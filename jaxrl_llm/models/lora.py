@@ -1,4 +1,4 @@
-"""LoRA: a frozen model with trainable low-rank matrices beside its linear layers."""
+"""LoRA: a frozen model with trainable low-rank matrices at its linear layers."""
 
 import re
 import zlib
@@ -18,12 +18,12 @@ _RANK_ALONE = {"alpha": 32.0, "targets": ("attention", "mlp"), "seed": 0}
 
 @dataclass(frozen=True, kw_only=True)
 class LoRAConfig:
-    """Whether only low-rank matrices are trained, beside a model that stays as it is.
+    """Whether only low-rank matrices are trained, while the model stays frozen.
 
     A linear layer ``y = x W`` becomes ``y = x W + (alpha / rank) (x A) B`` with ``A [in, rank]``
     random and ``B [rank, out]`` zero at first. Gradients and the optimizer have no more than A and
-    B; they want a learning rate about ten times that of the full model. The frozen weights are kept
-    in the dtype of the matrix products: nothing is ever added to them that could be lost.
+    B; they need a learning rate about ten times that of the full model. The frozen weights have the
+    dtype of the matrix products, since no update is added to them that could be lost.
 
     A recipe's frozen reference is the model without the adapter and takes no memory. One that moves
     is an adapter too; an average of adapters is one of their factors.
@@ -31,8 +31,8 @@ class LoRAConfig:
     Attributes:
       rank: Columns of A and rows of B; None trains all parameters and no adapter.
       alpha: The adapter is multiplied by alpha / rank.
-      targets: Which linear layers have one: those in whose path, such as `layers/0/attention/q`, at
-        least one of these regular expressions is found.
+      targets: Regular expressions. A linear layer has an adapter if one of them matches within its
+        path, such as `layers/0/attention/q`.
       seed: Of A.
     """
 
@@ -112,8 +112,8 @@ def init_lora(params: ArrayTree, config: LoRAConfig) -> ArrayTree:
     for rule in config.targets:
         if not any(re.search(rule, path) for path in chosen):
             raise ValueError(
-                f"init_lora: {rule!r} in targets is found in the path of no linear layer; there "
-                f"are {', '.join(sorted(_kinds(shapes)))} in each of the layers."
+                f"init_lora: {rule!r} in targets matches the path of no linear layer; each layer "
+                f"has {', '.join(sorted(_kinds(shapes)))}."
             )
     adapter: dict[str, Any] = {}
     for path in sorted(chosen):
@@ -225,7 +225,7 @@ def merge_lora(params: Adapted, config: LoRAConfig) -> ArrayTree:
 
 
 def trainable(params: ArrayTree) -> ArrayTree:
-    """What moves of some parameters: the adapter if there is one, else all."""
+    """The parameters that are trained: the adapter if there is one, else all."""
     return params.adapter if isinstance(params, Adapted) else params
 
 
@@ -246,7 +246,7 @@ def describe_params(params: ArrayTree) -> str:
 
 
 def is_pair(adapter: Any) -> bool:
-    """Whether a part of an adapter is the two matrices of one layer."""
+    """Whether a subtree of an adapter is the two matrices of one layer."""
     return isinstance(adapter, Mapping) and set(adapter) == {"a", "b"}
 
 
@@ -254,19 +254,19 @@ def _delta(adapter: Any, scale: float) -> Any:
     """The adapter as ``Model.apply`` takes it: ``(A, B, scale)`` for each layer."""
     if is_pair(adapter):
         return adapter["a"], adapter["b"], scale
-    return {name: _delta(part, scale) for name, part in adapter.items()}
+    return {name: _delta(subtree, scale) for name, subtree in adapter.items()}
 
 
 def _linear_shapes(params: Any, path: str = "") -> dict[str, tuple[int, ...]]:
-    """Shapes of the kernels of all linear layers by path; the output matrix is none of them."""
+    """Shapes of the kernels of all linear layers by path, without the output matrix."""
     if not isinstance(params, Mapping):
         return {}
     if "kernel" in params and path != "head":
         return {path: tuple(params["kernel"].shape)}
-    found: dict[str, tuple[int, ...]] = {}
-    for name, part in params.items():
-        found |= _linear_shapes(part, f"{path}/{name}" if path else name)
-    return found
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, subtree in params.items():
+        shapes |= _linear_shapes(subtree, f"{path}/{name}" if path else name)
+    return shapes
 
 
 def _kinds(paths) -> set[str]:

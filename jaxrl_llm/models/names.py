@@ -13,7 +13,7 @@ from jaxrl_llm.models.safetensors import INDEX, SINGLE
 
 
 class ModelFiles(NamedTuple):
-    """Where the parts of a model are; a GGUF file is all three.
+    """The files of a model; a GGUF file is all three.
 
     Args:
       weights: The .gguf file, or the folder of safetensors.
@@ -92,7 +92,7 @@ def resolve(name_or_path: str | Path, *, weights: bool = True) -> ModelFiles:
 
 
 def locate(name_or_path: str | Path, *, weights: bool = True) -> Path:
-    """The local folder or .gguf file behind a name; `resolve` without the look inside.
+    """The local folder or .gguf file behind a name; unlike `resolve`, without opening it.
 
     Args:
       name_or_path: As for `resolve`.
@@ -125,7 +125,7 @@ def locate(name_or_path: str | Path, *, weights: bool = True) -> Path:
 
 
 def cache_folder() -> Path:
-    """Where fetched models are kept: $XDG_CACHE_HOME/jaxrl_llm, or ~/.cache/jaxrl_llm."""
+    """The folder of fetched models: $XDG_CACHE_HOME/jaxrl_llm, or ~/.cache/jaxrl_llm."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "jaxrl_llm"
 
@@ -189,7 +189,7 @@ def _download(requirement: str, folder: Path) -> Path:
                 f"resolve: fetching {requirement} needs pip, which this Python does not have; "
                 "`python -m ensurepip` installs it"
             )
-        reason = next((line for line in words if line.startswith("ERROR")), "no reason given")
+        reason = next((line for line in words if line.startswith("ERROR")), "no reason")
         raise ConnectionError(
             f"resolve: pip could not fetch {requirement} ({reason.removeprefix('ERROR: ')}); is "
             "this machine offline?"

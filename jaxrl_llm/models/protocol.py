@@ -35,8 +35,8 @@ class KV(NamedTuple):
 class AttentionContext(NamedTuple):
     """Everything the tokens of one call may attend to, besides each other.
 
-    A token attends to the kept prefix of its prompt, to what the cache holds, and to the kept
-    tokens before it in the same call. Any part may be absent.
+    A token attends to the unmasked prefix of its prompt, to the cache, and to the unmasked tokens
+    before it in the same call. Any of them may be absent.
 
     Attributes:
       mask: bool ``[P, G, T]``, which tokens of this call exist.
@@ -50,8 +50,8 @@ class AttentionContext(NamedTuple):
       index: int32 ``[]``, or ``[P, G]`` where rows differ: where in the cache the first token of
         this call goes. Positions below it are read, positions after it are not.
       segments: int32 ``[P, G, T]``, where several responses to one prompt lie one after the other
-        in a row: a token attends to the prefix and to the tokens before it in its own segment. None
-        where a row is one response, and always beside a cache.
+        in a row: a token attends to the prefix and to the tokens before it in its segment. None
+        where a row is one response, and always with a cache.
     """
 
     mask: Array
@@ -149,9 +149,9 @@ def prefill(
     rest = (x[None, :, shared_prefix_len:] for x in (tokens, positions))
     _, kv = model.apply(params, *rest, context, delta=delta, **options)
 
-    def joined(before: Array, own: Array, axis: int) -> Array:
+    def joined(before: Array, rest: Array, axis: int) -> Array:
         before = jnp.broadcast_to(before, (tokens.shape[0], *before.shape[1:]))
-        return jnp.concatenate([before, own[0]], axis=axis)
+        return jnp.concatenate([before, rest[0]], axis=axis)
 
     return tuple(
         KV(joined(a.keys, b.keys, -1), joined(a.values, b.values, -2))

@@ -68,7 +68,7 @@ def quantize_block(
         mode="int8":  bound 127: an error of at most scale / 2
 
     Where a block does not divide its axis, the last one is smaller. Rounding what has been rounded
-    to "fp8" changes nothing; a block of zeros stays zero, and NaN makes its whole block NaN.
+    to "fp8" changes nothing; a block of zeros stays zero, and NaN makes all of its block NaN.
 
     Args:
       x: Floating point ``[..., n_1, ..., n_k]``.
@@ -102,8 +102,8 @@ def quantize_block(
     checks.check_float(name, x=x)
     checks.check_min_rank(name, len(block), x=x)
     checks.check_positive(name, **{f"block[{i}]": size for i, size in enumerate(block)})
-    found = _round(x, block, mode)
-    return found.qvalue[tuple(map(slice, x.shape))], found.scale
+    rounded = _round(x, block, mode)
+    return rounded.qvalue[tuple(map(slice, x.shape))], rounded.scale
 
 
 def round_weights(w: Array, mode: str) -> RoundedWeights:
@@ -138,8 +138,8 @@ def quantized_matmul(x: Array, w: Array | RoundedWeights, *, mode: str = "fp8") 
     ``Q`` is :func:`quantize_block` and back. For "fp8" its blocks are 128 inputs of one token, or
     128 x 128 weights; ``Q'`` takes 128 tokens of one column, since the sum of ``dw`` runs over
     tokens. For "int8" a block is a token, or a column of the weights. Sums are float32, or int32.
-    A row of ``y`` depends on its own row of ``x`` alone, so decoding token by token rounds as
-    scoring a whole response does.
+    A row of ``y`` depends on its row of ``x`` alone, so decoding token by token rounds as
+    scoring all of a response does.
 
     qwix rounds, and multiplies for "int8". The backward pass is ours, since qwix has none for
     blocks of two axes; and "fp8" operands return to the dtype of ``x`` before they are multiplied,
@@ -190,15 +190,15 @@ def _forward(x: Array, w: Array | RoundedWeights, mode: str):
     return _product(x, w, mode), (x, w)
 
 
-def _backward(mode: str, kept, dy: Array) -> tuple[Array, Array | None]:
-    x, w = kept
+def _backward(mode: str, residuals, dy: Array) -> tuple[Array, Array | None]:
+    x, w = residuals
     weights = w if isinstance(w, RoundedWeights) else round_weights(w, mode)
     by_token = _rounded_inputs(dy, mode) if mode == "fp8" else dy
     dx = _dot("...n,kn->...k", by_token, _values(weights, x.dtype))
     if weights is w:
         return dx, None
     if mode == "fp8":
-        # What stands in the padding has no gradient, and must not widen the scale of a block.
+        # Padding has no gradient, and must not widen the scale of a block.
         x = jnp.where(jnp.any(dy != 0, axis=-1, keepdims=True), x, 0)
         x, dy = (_rounded(a, (_BLOCK, 1), mode) for a in (x, dy))
     else:
@@ -218,7 +218,7 @@ def _rounded_inputs(x: Array, mode: str) -> Array:
 
 
 def _rounded(x: Array, block: tuple[int | None, ...], mode: str) -> Array:
-    """``x`` after rounding, in its own shape and dtype."""
+    """``x`` after rounding, in the shape and dtype of ``x``."""
     values = _qwix("quantized_matmul").dequantize(_round(x, block, mode))
     return values[tuple(map(slice, x.shape))].astype(x.dtype)
 

@@ -13,14 +13,14 @@ INDEX = "model.safetensors.index.json"
 
 
 class SafetensorsFolder:
-    """Tensors of a folder by name; a read touches only the bytes of the asked slice.
+    """Tensors of a folder by name; a read touches only the bytes of its slice.
 
     Args:
       folder: Holds model.safetensors, or model.safetensors.index.json and the files it names.
 
     Raises:
       FileNotFoundError: If neither is there, or a file of the index is missing.
-      ValueError: If a file is not whole, or the index names a tensor that its file lacks.
+      ValueError: If a file is incomplete, or the index names a tensor that its file lacks.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:

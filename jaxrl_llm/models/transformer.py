@@ -14,7 +14,7 @@ from jaxrl_llm.core.kernels.barriers import once
 from jaxrl_llm.core.kernels.products import project
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.context import check_context, context_attention
-from jaxrl_llm.models.delta import check_delta, delta_of, over_axes, own_product, own_rows
+from jaxrl_llm.models.delta import check_delta, delta_of, over_axes, row_embedding, row_product
 from jaxrl_llm.models.norms import rms_norm
 from jaxrl_llm.models.protocol import KV, AttentionContext, Model
 from jaxrl_llm.models.quantize import quantized_matmul
@@ -56,8 +56,8 @@ class Linear(nnx.Module):
         if delta is not None:
             a, b, scale, *own_bias = delta
             if a is not None:
-                low = own_product(x, a.astype(self.dtype))
-                y = y + scale * own_product(low, b.astype(self.dtype))
+                low = row_product(x, a.astype(self.dtype))
+                y = y + scale * row_product(low, b.astype(self.dtype))
             for bias in own_bias:
                 y = y + over_axes(bias, y)
         return product(y.astype(self.dtype))
@@ -130,8 +130,8 @@ class Attention(nnx.Module):
             query = self.q_norm(query, delta_of(delta, "q_norm"))
             key = self.k_norm(key, delta_of(delta, "k_norm"))
         query, key = rotate(query, *rotary), rotate(key, *rotary)
-        own = KV(jnp.moveaxis(key, -3, -1), jnp.swapaxes(value, -3, -2))
-        output, kv = context_attention(query, own, context, layer)
+        new = KV(jnp.moveaxis(key, -3, -1), jnp.swapaxes(value, -3, -2))
+        output, kv = context_attention(query, new, context, layer)
         output = output.reshape(*output.shape[:-2], -1)
         return self.o(output, delta_of(delta, "o")), kv
 
@@ -194,8 +194,8 @@ class Embedding(nnx.Module):
         if delta is None:
             return x
         a, b, scale = delta
-        own = own_product(own_rows(a, tokens).astype(self.dtype), b.astype(self.dtype))
-        return (x + scale * own).astype(self.dtype)
+        change = row_product(row_embedding(a, tokens).astype(self.dtype), b.astype(self.dtype))
+        return (x + scale * change).astype(self.dtype)
 
 
 class Head(nnx.Module):

@@ -118,4 +118,4 @@ def test_what_cannot_be_done_is_one_sentence(capsys, trained, tmp_path):
     other = tmp_path / "other"
     assert run(capsys, "train", path, "--run-dir", other, "--steps", 1)[0] == 0
     _, _, err = run(capsys, "export", other, new, "--best")
-    one_sentence(err, "kept no best checkpoint")
+    one_sentence(err, "saved no best checkpoint")

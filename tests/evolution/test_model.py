@@ -132,7 +132,7 @@ def test_bad_deltas():
     delta = model_delta(params, classes, KEY, 0, MEMBERS, sigma=0.1)
     with pytest.raises(ValueError, match="would leave the output matrix of a tied model"):
         hidden(model, params, delta)
-    with pytest.raises(ValueError, match="delta 'norm' does not stand at a linear layer"):
+    with pytest.raises(ValueError, match="delta 'norm' is not at a linear layer"):
         hidden(model, params, {"norm": (0, 0, 1)})
     with pytest.raises(ValueError, match="'norm' must have at least 1 axis"):
         hidden(model, params, {"norm": 0.5})

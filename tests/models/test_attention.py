@@ -58,7 +58,7 @@ def _layout(keys, values):
 @pytest.mark.parametrize(
     ("where", "per_row_index"),
     [
-        ("own", False),
+        ("kv", False),
         ("prefix", False),
         ("cache", False),
         ("cache", True),
@@ -106,7 +106,7 @@ def test_every_context_equals_one_joint_attention(where, per_row_index):
 def test_a_query_without_keys_has_a_finite_gradient():
     def loss(q):
         kv = KV(jnp.ones((4, 3)), jnp.ones((3, 4)))
-        output, lse = attend_set(q, kv, kept=jnp.zeros(3, bool))
+        output, lse = attend_set(q, kv, key_mask=jnp.zeros(3, bool))
         merged, _ = merge_attention(output, lse, q, jnp.zeros(2))
         return merged.sum()
 
@@ -124,16 +124,16 @@ def _arguments(G, T, heads, *, prefix, cache, dtype=np.float32):
     (hq, hk), S = heads, C if cache else T
     arrays = {
         "query": draw(P, G, T, hq, d),
-        "own": _layout(draw(P, G, S, hk, d), draw(P, G, S, hk, d)),
+        "kv": _layout(draw(P, G, S, hk, d), draw(P, G, S, hk, d)),
     }
-    fixed = {"last": jnp.arange(T), "kept": jnp.ones((P, G, S), bool).at[:, 0, 1].set(False)}
+    fixed = {"last": jnp.arange(T), "key_mask": jnp.ones((P, G, S), bool).at[:, 0, 1].set(False)}
     if cache:
         start = jnp.asarray(rng.integers(0, C - T + 1, (P, G, 1)))
         fixed = {"last": start + jnp.arange(T)}
     if prefix:
         arrays["prefix"] = _layout(draw(P, Lp, hk, d), draw(P, Lp, hk, d))
         # Of the second prompt nothing is shared.
-        fixed["prefix_kept"] = jnp.arange(Lp) < jnp.array([[4], [0]])
+        fixed["prefix_mask"] = jnp.arange(Lp) < jnp.array([[4], [0]])
     return arrays, fixed
 
 
@@ -178,14 +178,14 @@ def _segments(P, G, T):
 def test_a_segment_attends_as_if_it_were_alone(implementation, prefix):
     G, T = 2, 6
     arrays, fixed = _arguments(G, T, (4, 2), prefix=prefix, cache=False)
-    fixed = fixed | {"kept": None, "segments": _segments(2, G, T)}
+    fixed = fixed | {"key_mask": None, "segments": _segments(2, G, T)}
     output, gradients = _outputs_and_gradients(arrays, fixed, implementation, join=False)
     alone = jnp.zeros_like(output)
     total = jax.tree.map(jnp.zeros_like, gradients)
     for segment in (-1, 0, 1, 2):
         # The same with every other key hidden, read where the segment is.
         here = fixed["segments"] == segment
-        hidden = fixed | {"kept": here, "segments": None}
+        hidden = fixed | {"key_mask": here, "segments": None}
         part, slope = _outputs_and_gradients(arrays, hidden, "plain", where=here, join=False)
         alone = jnp.where(here[..., None, None], part, alone)
         total = jax.tree.map(jnp.add, total, slope)
@@ -252,7 +252,7 @@ def test_blocks_of_queries_change_nothing():
     rng = np.random.default_rng(0)
     query = jnp.asarray(rng.normal(size=(2, 3, 10, 4)), jnp.float32)
     kv = KV(*(jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((2, 3, 4, 7), (2, 3, 7, 4))))
-    fixed = {"last": jnp.arange(10) % 7, "kept": jnp.arange(7) != 3}
+    fixed = {"last": jnp.arange(10) % 7, "key_mask": jnp.arange(7) != 3}
     fixed["segments"] = jnp.arange(10) % 7 // 5, jnp.arange(7) // 5
 
     def compute(blocks):

@@ -101,5 +101,5 @@ def test_each_row_is_written_at_its_own_place():
     one = context._write(cache, own, jnp.int32(2))
     for a, b in zip(one, context._write(cache, own, jnp.full((P, G), 2)), strict=True):
         np.testing.assert_array_equal(a, b)
-    with pytest.raises(ValueError, match="3 tokens do not fit a cache of 2"):
+    with pytest.raises(ValueError, match="3 tokens are more than a cache of 2"):
         context._write(KV(cache.keys[..., :2], cache.values[..., :2, :]), own, index)

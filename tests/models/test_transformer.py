@@ -208,7 +208,7 @@ def _no_mask():
         ({"context": _no_mask()}, "context.prefix needs context.prefix_mask"),
         ({"remat": "everything"}, "remat must be one of 'none', 'full', 'dots'"),
         ({"delta": {"layers": {"9": {}}}}, "delta names 'layers/9', which the model does not have"),
-        ({"delta": {"norm": (0, 0, 1)}}, "delta 'norm' does not stand at a linear layer"),
+        ({"delta": {"norm": (0, 0, 1)}}, "delta 'norm' is not at a linear layer"),
     ],
 )
 def test_bad_input_is_named(change, message):

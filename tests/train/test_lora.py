@@ -116,7 +116,7 @@ def test_bad_options(options, message):
 
 def test_what_does_not_fit_the_model(tiny):
     model, params, policy, adapter = tiny
-    with pytest.raises(ValueError, match="'head' in targets is found in the path of no linear lay"):
+    with pytest.raises(ValueError, match="'head' in targets matches the path of no linear lay"):
         init_lora(params, LoRAConfig(rank=4, targets=("mlp", "head")))
     with pytest.raises(ValueError, match="rank 17 is above the 16 that the matrix layers/0/att"):
         init_lora(params, LoRAConfig(rank=17))
