@@ -1,8 +1,8 @@
 """Evolution strategies over pytrees: noise from keys, shaped fitness, a gradient for optax.
 
 A population is N members, by default pairs ``2k, 2k+1`` that move the parameters in opposite
-directions. A member's noise is never stored: whoever needs it draws it again from the run's key,
-the path of the leaf, the epoch and the id. An update is four steps::
+directions. A member's noise is never stored: it is drawn again from the run's key, the path of the
+leaf, the epoch and the id. An update is four steps::
 
     classes = jr.evolution.leaf_classes(params)                       # once
     delta = jr.evolution.model_delta(params, classes, key, epoch, members, sigma=1e-3)
@@ -29,9 +29,9 @@ int8_table, int8_noise                integers: noise as slices of a table
 egg_matmul, egg_embed, egg_vector,    integers: the layers of a network, with noise
 egg_norm, egg_gru, saturate
 egg_log_likelihood                    integers: the score of a token
-egg_init, egg_noise, egg_scores,      integers: a recurrent language model as a whole
+egg_init, egg_noise, egg_scores,      integers: a recurrent language model
 egg_evolve
-egg_update, egg_step, egg_threshold,  integers: votes of pairs, and who moves by one
+egg_update, egg_step, egg_threshold,  integers: votes of pairs, and entries that move by 1
 egg_alpha
 pack_ternary, unpack_ternary          integers: votes as bytes
 quantize_int8, quantized_step,        int8 weights of a float model

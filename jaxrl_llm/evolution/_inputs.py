@@ -17,12 +17,12 @@ def check_key(function: str, key: Array) -> None:
 
 
 def check_count(function: str, least: int, **values) -> None:
-    """Raises unless every value (None is skipped) is a whole number of at least ``least``."""
+    """Raises unless every value (None is skipped) is an integer of at least ``least``."""
     for name, value in values.items():
         if value is None:
             continue
         if not isinstance(value, numbers.Integral) or isinstance(value, bool):
-            raise TypeError(f"{function}: {name} must be a whole number; got {value!r}.")
+            raise TypeError(f"{function}: {name} must be an integer; got {value!r}.")
         if value < least:
             raise ValueError(f"{function}: {name} must be at least {least}; got {value}.")
 

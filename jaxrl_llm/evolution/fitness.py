@@ -53,11 +53,11 @@ def fill_missing(scores: Array, *, where: Array | None = None) -> tuple[Array, A
       would dominate a z-score.
     """
     stats.check_group("fill_missing", scores, where)
-    kept = jnp.isfinite(scores) if where is None else where & jnp.isfinite(scores)
-    scores = masking.zero_masked(scores, kept)
-    worst = jnp.min(jnp.where(kept, scores, jnp.inf), axis=-1, keepdims=True, initial=jnp.inf)
+    valid = jnp.isfinite(scores) if where is None else where & jnp.isfinite(scores)
+    scores = masking.zero_masked(scores, valid)
+    worst = jnp.min(jnp.where(valid, scores, jnp.inf), axis=-1, keepdims=True, initial=jnp.inf)
     worst = jnp.where(jnp.isfinite(worst), worst, 0.0)
-    return jnp.where(kept, scores, worst), jnp.sum(~kept, axis=-1, dtype=jnp.int32)
+    return jnp.where(valid, scores, worst), jnp.sum(~valid, axis=-1, dtype=jnp.int32)
 
 
 def zscore(
@@ -72,7 +72,7 @@ def zscore(
 
     Args:
       scores: ``[..., N]``, floating point and finite, higher is better.
-      deviation: Of "all" scores given, or of each "group"; the same for ``[N]``.
+      deviation: Of "all" scores, or of each "group"; the same for ``[N]``.
       eps: Added to the variance, in squared units of score; not negative.
 
     Returns:
@@ -248,7 +248,7 @@ def pair_sign(scores: Array) -> Array:
 
 
 def pair_fitness(values: Array) -> Array:
-    """Fitness of members whose difference over a pair is what is given.
+    """Fitness of the members from the difference over each pair.
 
         F_2k = d_k / 2,  F_2k+1 = -d_k / 2
 
@@ -293,7 +293,7 @@ def best_of(scores: Array, *, k: int | None = None) -> Array:
       float32 ``[...]``.
 
     Raises:
-      TypeError: If ``scores`` is not floating point or ``k`` is not a whole number.
+      TypeError: If ``scores`` is not floating point or ``k`` is not an integer.
       ValueError: If ``k`` is below 1 or above S.
 
     Example:

@@ -18,7 +18,7 @@ def eggroll_matmul(
         y = x W^T + (sign sigma / sqrt(r)) (x B) A^T             transpose:  W [out, in]
 
     The first product has the same weights for all members, so that a batch of them is one product;
-    only ``x A`` and what follows are a member's own. The mean over a pair is the plain layer.
+    only ``x A`` and what follows differ by member. The mean over a pair is the plain layer.
 
     Args:
       x: ``[..., T, in]``, with the axes of the members, if any, in front: ``[N, T, in]``.
@@ -31,7 +31,7 @@ def eggroll_matmul(
       ``[..., T, out]``, in the dtype of ``x``.
 
     Raises:
-      ValueError: If the shapes do not fit or ``sigma`` is negative.
+      ValueError: If shapes disagree or ``sigma`` is negative.
 
     Example:
       >>> import jax.numpy as jnp
@@ -51,7 +51,7 @@ def eggroll_matmul(
     checks.check_rank("eggroll_matmul", 2, w=w)
     checks.check_non_negative("eggroll_matmul", sigma=sigma)
     if x.shape[-1] != w.shape[1 if transpose else 0]:
-        raise ValueError(f"eggroll_matmul: x {x.shape} does not fit w {w.shape}.")
+        raise ValueError(f"eggroll_matmul: x {x.shape} does not match w {w.shape}.")
     y = x @ (w.T if transpose else w).astype(x.dtype)
     if perturbation is None:
         return y
@@ -61,8 +61,8 @@ def eggroll_matmul(
         first, second = second, first
     scale = _scale(perturbation, sigma)
     low = jnp.matmul(x, first.astype(x.dtype))
-    own = jnp.matmul(low, jnp.swapaxes(second, -1, -2).astype(x.dtype))
-    return (y + scale * own).astype(x.dtype)
+    change = jnp.matmul(low, jnp.swapaxes(second, -1, -2).astype(x.dtype))
+    return (y + scale * change).astype(x.dtype)
 
 
 def eggroll_embed(tokens: Array, w: Array, perturbation: LowRank | None, *, sigma) -> Array:
@@ -81,7 +81,7 @@ def eggroll_embed(tokens: Array, w: Array, perturbation: LowRank | None, *, sigm
 
     Raises:
       TypeError: If ``tokens`` are not integers.
-      ValueError: If the shapes do not fit or ``sigma`` is negative.
+      ValueError: If shapes disagree or ``sigma`` is negative.
 
     Example:
       >>> import jax
@@ -105,8 +105,8 @@ def eggroll_embed(tokens: Array, w: Array, perturbation: LowRank | None, *, sigm
         return y
     _check_factors("eggroll_embed", w, perturbation)
     low = noise.take_rows(perturbation.a, tokens)
-    own = jnp.matmul(low, jnp.swapaxes(perturbation.b, -1, -2))
-    return (y + _scale(perturbation, sigma) * own).astype(w.dtype)
+    change = jnp.matmul(low, jnp.swapaxes(perturbation.b, -1, -2))
+    return (y + _scale(perturbation, sigma) * change).astype(w.dtype)
 
 
 def _scale(perturbation: LowRank, sigma) -> Array:
@@ -117,7 +117,7 @@ def _scale(perturbation: LowRank, sigma) -> Array:
 def _check_factors(function: str, w: Array, perturbation: LowRank) -> None:
     a, b = perturbation.a, perturbation.b
     if (a.shape[-2], b.shape[-2]) != w.shape or a.shape[-1] != b.shape[-1]:
-        raise ValueError(f"{function}: factors {a.shape} and {b.shape} do not fit w {w.shape}.")
+        raise ValueError(f"{function}: factors {a.shape} and {b.shape} do not match w {w.shape}.")
 
 
 def perturb(
@@ -144,7 +144,7 @@ def perturb(
     Args:
       params: Pytree of arrays.
       classes: Pytree of class names, by :func:`leaf_classes`.
-      key: A typed key, that of the whole run.
+      key: A typed key, that of the run.
       epoch: int ``[]``, updates made so far.
       member: int ``[]``, its id.
       sigma: Scale of the noise, not negative; 0 for the parameters as they are.
@@ -159,7 +159,7 @@ def perturb(
 
     Raises:
       TypeError: If ``key`` is not one typed key or an id is not an integer.
-      ValueError: If ``classes`` does not fit, or an option is out of its range.
+      ValueError: If ``classes`` is wrong, or an option is out of its range.
 
     Example:
       >>> import jax
@@ -231,7 +231,7 @@ def model_delta(
     Args:
       params: Pytree of arrays, or of their shapes: a nested dict.
       classes: Pytree of class names, by :func:`leaf_classes`.
-      key: A typed key, that of the whole run.
+      key: A typed key, that of the run.
       epoch: int ``[]``, updates made so far.
       members: int ``[P, G]``, or ``[N]`` for the sampler: which member each row is.
       sigma: Scale of the noise, not negative; 0 for the plain model.
@@ -240,7 +240,7 @@ def model_delta(
       noise_reuse: For how many epochs a draw stays; 1 draws afresh at each, 0 never.
       pairs: Whether members 2k and 2k+1 share a draw, with opposite signs.
       baseline: How many of the first members carry no noise.
-      share_pairs: Whether the factors of a pair stand there once, ``[N / 2, ...]``, beside a scale
+      share_pairs: Whether the factors of a pair are stored once, ``[N / 2, ...]``, with a scale
         for each member. ``model.apply`` and the sampler of a population take that as well, in half
         of the memory.
 
@@ -249,8 +249,8 @@ def model_delta(
 
     Raises:
       TypeError: If ``key`` is not one typed key or the ids are not integers.
-      ValueError: If ``classes`` does not fit, an option is out of its range, a leaf is none of
-        those above, or pairs are to be shared where ``members`` is no numpy array of whole pairs,
+      ValueError: If ``classes`` is wrong, an option is out of its range, a leaf is none of
+        those above, or pairs are to be shared and ``members`` is no numpy array of complete pairs,
         side by side.
 
     Example:
@@ -274,18 +274,19 @@ def model_delta(
     draw, sign = noise.antithetic(members, pairs=pairs, baseline=baseline)
     if share_pairs and not _whole_pairs(members, pairs):
         raise ValueError(
-            "model_delta: share_pairs needs members [N] that are a numpy array of whole pairs, "
+            "model_delta: share_pairs needs members [N] that are a numpy array of complete pairs, "
             "side by side."
         )
     of_factors = draw[::2] if share_pairs else draw
-    found = leaves.by_leaf(params, classes)
-    for path, _, name in found:
-        *module, own = path.split("/")
+    rows = leaves.by_leaf(params, classes)
+    for path, _, name in rows:
+        *module, leaf_name = path.split("/")
         expected = {"kernel": "lowrank", "embedding": "embedding", "bias": "full", "scale": "full"}
-        if name != "frozen" and (expected.get(own) != name or not module):
+        if name != "frozen" and (expected.get(leaf_name) != name or not module):
             raise ValueError(
                 f"model_delta: no model takes a delta for {path!r} as {name!r}; it can be "
-                f"'frozen'" + (f" or {expected[own]!r}." if own in expected and module else ".")
+                f"'frozen'"
+                + (f" or {expected[leaf_name]!r}." if leaf_name in expected and module else ".")
             )
 
     def entry(key: Array, name: str, leaf):
@@ -299,10 +300,10 @@ def model_delta(
     delta: dict = {}
     scale = noise.sign_and_scale(sign, sigma, rank)[..., None, None]
     entries = leaves.map_alike(params, classes, key, entry)
-    for (path, _, name), made in zip(found, entries, strict=True):
+    for (path, _, name), made in zip(rows, entries, strict=True):
         if name != "frozen":
-            *module, own = path.split("/")
-            _put(delta, module, own, made if name == "full" else (*made, scale))
+            *module, leaf_name = path.split("/")
+            _put(delta, module, leaf_name, made if name == "full" else (*made, scale))
     return delta
 
 
@@ -314,13 +315,13 @@ def _whole_pairs(members: Array, pairs: bool) -> bool:
     return len(members) % 2 == 0 and bool(((first % 2 == 0) & (second == first + 1)).all())
 
 
-def _put(delta: dict, module: list[str], own: str, entry) -> None:
+def _put(delta: dict, module: list[str], leaf_name: str, entry) -> None:
     """Sets the entry of a module; a bias joins that of its kernel."""
-    for part in module[:-1]:
-        delta = delta.setdefault(part, {})
-    there = delta.get(module[-1])
-    if own == "bias":
-        entry = (*(there or (None, None, None)), entry)
-    elif own == "kernel" and there is not None:
-        entry = (*entry, there[3])
+    for name in module[:-1]:
+        delta = delta.setdefault(name, {})
+    previous = delta.get(module[-1])
+    if leaf_name == "bias":
+        entry = (*(previous or (None, None, None)), entry)
+    elif leaf_name == "kernel" and previous is not None:
+        entry = (*entry, previous[3])
     delta[module[-1]] = entry

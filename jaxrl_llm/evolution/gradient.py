@@ -22,7 +22,7 @@ def coefficient(scale: Scale, population: int, sigma) -> Array | float:
 
 
 def check_scale(function: str, scale: str, allowed: tuple[str, ...], sigma) -> None:
-    """Raises unless ``sigma`` is above 0 where it has a part, and is left out where not."""
+    """Raises unless ``sigma`` is above 0 where it is used, and None elsewhere."""
     checks.check_option(function, "scale", scale, allowed)
     if scale == "mean":
         checks.check_no_effect(function, "with scale='mean'", sigma=sigma)
@@ -45,8 +45,8 @@ def sum_chunks(draws: Array, weights: Array, chunk: int, one: Callable) -> Array
     # What fills the last chunk has weight 0.
     draws, weights = (jnp.pad(x, (0, extra)).reshape(-1, chunk) for x in (draws, weights))
 
-    def add(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
-        ids, weights = part
+    def add(total: Array, rows: tuple[Array, Array]) -> tuple[Array, None]:
+        ids, weights = rows
         return total + one(ids, weights), None
 
     shape = jax.eval_shape(one, draws[0], weights[0])
@@ -77,7 +77,7 @@ def _full_sum(draws: noise.Draws, weights, shape, chunk: int) -> Array:
 
 
 def _dtype(leaf: Array):
-    """That of a leaf's gradient: its own; float32 for integers."""
+    """Dtype of a leaf's gradient: that of the leaf; float32 for integers."""
     return leaf.dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.float32
 
 
@@ -116,11 +116,11 @@ def eggroll_grad(
     Args:
       params: Pytree of arrays, or of their shapes.
       classes: Pytree of class names, by :func:`leaf_classes`.
-      key: A typed key, that of the whole run.
+      key: A typed key, that of the run.
       epoch: int ``[]``, updates made so far.
       fitness: ``[N]``, shaped, floating point and finite; or ``[P, G]``, groups of members in
         order.
-      sigma: Scale of the noise that the members had, above 0; has no part in ``scale="mean"``.
+      sigma: Scale of the noise that the members had, above 0; is not used by ``scale="mean"``.
       rank: Of the noise of matrices, as the members had it.
       dtype: Of the noise, as the members had it.
       noise_reuse: As the members had it.
@@ -136,8 +136,8 @@ def eggroll_grad(
 
     Raises:
       TypeError: If ``key`` is not one typed key, ``fitness`` is not floating point, or a count is
-        not a whole number.
-      ValueError: If ``classes`` does not fit, the number of members is odd with pairs, a group ends
+        not an integer.
+      ValueError: If ``classes`` is wrong, the number of members is odd with pairs, a group ends
         inside a pair, ``sigma`` is missing, not above 0 or without effect, or another option is out
         of its range.
 

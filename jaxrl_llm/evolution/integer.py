@@ -1,6 +1,6 @@
 """EGG: a network of int8 weights and activations, with noise in the same integers.
 
-All is fixed point with 16 for 1.0, kept within +-127. The only nonlinearity is that saturation.
+All is fixed point with 16 for 1.0, clipped to +-127. The only nonlinearity is that saturation.
 """
 
 import math
@@ -82,8 +82,8 @@ def read_table(table, key, epoch, draws, shape, *, rank, noise_reuse) -> tuple[A
     first, second = shape if len(shape) == 2 else (shape[0], shape[0])
     count = (first + second) * rank
     place = start[..., None] + jnp.arange(count, dtype=jnp.uint32)
-    found = table[place & jnp.uint32(table.shape[0] - 1)].reshape(*draws.shape, -1, rank)
-    a, b = found[..., second:, :], found[..., :second, :]
+    values = table[place & jnp.uint32(table.shape[0] - 1)].reshape(*draws.shape, -1, rank)
+    a, b = values[..., second:, :], values[..., :second, :]
     return (a, b) if len(shape) == 2 else (a[..., 0], b[..., 0])
 
 
@@ -191,7 +191,7 @@ def egg_matmul(x: Array, w: Array, perturbation: LowRank | None, *, shift: int =
 
     Raises:
       TypeError: If ``x`` or ``w`` is not int8.
-      ValueError: If the shapes do not fit or ``shift`` is negative.
+      ValueError: If shapes disagree or ``shift`` is negative.
 
     Example:
       >>> import jax.numpy as jnp
@@ -212,12 +212,12 @@ def egg_matmul(x: Array, w: Array, perturbation: LowRank | None, *, shift: int =
     checks.check_min_rank("egg_matmul", 2, x=x)
     checks.check_rank("egg_matmul", 2, w=w)
     if x.shape[-1] != w.shape[1]:
-        raise ValueError(f"egg_matmul: x {x.shape} does not fit w {w.shape}.")
+        raise ValueError(f"egg_matmul: x {x.shape} does not match w {w.shape}.")
     total = jnp.matmul(x, w.T, preferred_element_type=jnp.int32)
     if perturbation is not None:
         a, b = perturbation.a, perturbation.b
         if (a.shape[-2], b.shape[-2]) != w.shape:
-            raise ValueError(f"egg_matmul: factors {a.shape}, {b.shape} do not fit w {w.shape}.")
+            raise ValueError(f"egg_matmul: factors {a.shape}, {b.shape} do not match w {w.shape}.")
         low = jnp.matmul(x, b, preferred_element_type=jnp.int32)
         signed = perturbation.sign[..., None, None] * _wide(a)
         total = total + (jnp.matmul(low, jnp.swapaxes(signed, -1, -2)) >> (ONE_BITS + shift))
@@ -240,7 +240,7 @@ def egg_embed(tokens: Array, w: Array, perturbation: LowRank | None, *, shift: i
 
     Raises:
       TypeError: If ``tokens`` are not integers or ``w`` is not int8.
-      ValueError: If the shapes do not fit or ``shift`` is negative.
+      ValueError: If shapes disagree or ``shift`` is negative.
 
     Example:
       >>> import jax.numpy as jnp
@@ -263,10 +263,10 @@ def egg_embed(tokens: Array, w: Array, perturbation: LowRank | None, *, shift: i
         return rows
     a, b = perturbation.a, perturbation.b
     if (a.shape[-2], b.shape[-2]) != w.shape:
-        raise ValueError(f"egg_embed: factors {a.shape}, {b.shape} do not fit w {w.shape}.")
+        raise ValueError(f"egg_embed: factors {a.shape}, {b.shape} do not match w {w.shape}.")
     low = _wide(noise.take_rows(a, tokens)) * perturbation.sign[..., None, None]
-    own = jnp.matmul(low, jnp.swapaxes(_wide(b), -1, -2)) >> (ONE_BITS + shift)
-    return saturate(_wide(rows) + own)
+    change = jnp.matmul(low, jnp.swapaxes(_wide(b), -1, -2)) >> (ONE_BITS + shift)
+    return saturate(_wide(rows) + change)
 
 
 def egg_vector(w: Array, perturbation: LowRank | None, *, shift: int = 4) -> Array:
@@ -284,7 +284,7 @@ def egg_vector(w: Array, perturbation: LowRank | None, *, shift: int = 4) -> Arr
 
     Raises:
       TypeError: If ``w`` is not int8.
-      ValueError: If the shapes do not fit or ``shift`` is negative.
+      ValueError: If shapes disagree or ``shift`` is negative.
 
     Example:
       >>> import jax.numpy as jnp
@@ -304,9 +304,9 @@ def egg_vector(w: Array, perturbation: LowRank | None, *, shift: int = 4) -> Arr
         return w
     a, b = perturbation.a, perturbation.b
     if a.shape[-1:] != w.shape or a.shape != b.shape:
-        raise ValueError(f"egg_vector: factors {a.shape}, {b.shape} do not fit w {w.shape}.")
-    own = (_wide(a) * _wide(b) * perturbation.sign[..., None]) >> (ONE_BITS + shift)
-    return saturate(_wide(w) + own)
+        raise ValueError(f"egg_vector: factors {a.shape}, {b.shape} do not match w {w.shape}.")
+    change = (_wide(a) * _wide(b) * perturbation.sign[..., None]) >> (ONE_BITS + shift)
+    return saturate(_wide(w) + change)
 
 
 _ONE = 2**ONE_BITS
@@ -348,7 +348,7 @@ def egg_norm(x: Array, w: Array) -> Array:
     check_int8("egg_norm", x=x, w=w)
     checks.check_min_rank("egg_norm", 1, x=x, w=w)
     if x.shape[-1] != w.shape[-1]:
-        raise ValueError(f"egg_norm: x {x.shape} does not fit w {w.shape}.")
+        raise ValueError(f"egg_norm: x {x.shape} does not match w {w.shape}.")
     x = x.astype(jnp.int32)
     size = jnp.sum(jnp.abs(x), axis=-1, keepdims=True) // x.shape[-1]
     return saturate((x * w) // jnp.maximum(size, 1))
@@ -407,7 +407,7 @@ def egg_log_likelihood(logits: Array, targets: Array) -> Array:
 
     Raises:
       TypeError: If ``logits`` are not int8 or ``targets`` not integers.
-      ValueError: If the shapes do not fit, or V is so large that the sum could overflow.
+      ValueError: If shapes disagree, or V is so large that the sum could overflow.
 
     Example:
       >>> import jax.numpy as jnp

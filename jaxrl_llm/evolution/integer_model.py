@@ -1,4 +1,4 @@
-"""EGG as a whole: a small recurrent language model that computes in integers alone."""
+"""EGG: a small recurrent language model that computes in integers alone."""
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ def egg_init(key: Array, *, vocab: int = 256, width: int = 256, layers: int = 6)
       Nested dict of int8; matrices are ``[out, in]``.
 
     Raises:
-      TypeError: If ``key`` is not one typed key, or a size is not a whole number.
+      TypeError: If ``key`` is not one typed key, or a size is not an integer.
       ValueError: If a size is below 1, there are more than 4,096 layers, or more than 2^36
         parameters.
 
@@ -97,7 +97,7 @@ def egg_noise(
     Args:
       params: Nested dict of int8, matrices and vectors.
       table: int8 ``[size]``, by :func:`int8_table`.
-      key: A typed key, that of the whole run.
+      key: A typed key, that of the run.
       epoch: int ``[]``, updates made so far.
       members: int ``[...]``, ids; 2k and 2k+1 are a pair.
       noise_reuse: For how many epochs a slice stays; 1 takes another at each, 0 never.
@@ -130,8 +130,8 @@ def egg_noise(
     return trees.map_with_path(one, params)
 
 
-def _add(*parts: Array) -> Array:
-    return saturate(sum((x.astype(jnp.int32) for x in parts), jnp.int32(0)))
+def _add(*terms: Array) -> Array:
+    return saturate(sum((x.astype(jnp.int32) for x in terms), jnp.int32(0)))
 
 
 def egg_scores(
@@ -188,12 +188,12 @@ def egg_scores(
     shape = (len(params["layers"]), *lead, width)
     checks.check_shape("egg_scores", "state", state, shape)
 
-    # A vector's noise is added once for the whole text.
-    def vector(w: Array, own=None) -> Array:
+    # A vector's noise is added once for the text.
+    def vector(w: Array, perturbation=None) -> Array:
         if w.ndim == 2:
             return w
-        w = egg_vector(w, own, shift=shift)
-        return w if own is None else w[..., None, :]
+        w = egg_vector(w, perturbation, shift=shift)
+        return w if perturbation is None else w[..., None, :]
 
     moved = jax.tree.map(vector, params, *([] if perturbations is None else [perturbations]))
 
@@ -210,10 +210,10 @@ def _logits(params, perturbations, token: Array, state: Array, shift: int) -> tu
     """Logits ``[..., V]`` after one token, and the new state; vectors have their noise already."""
 
     def noise_of(*path: str):
-        found = perturbations
-        for name in path if found is not None else ():
-            found = found[name]
-        return found
+        node = perturbations
+        for name in path if node is not None else ():
+            node = node[name]
+        return node
 
     x = egg_embed(token[..., None], params["embed"], noise_of("embed"), shift=shift)
     new = []
@@ -254,7 +254,7 @@ def egg_evolve(
     Args:
       params: Nested dict of int8, matrices and vectors.
       table: int8 ``[size]``, as the members had it.
-      key: A typed key, that of the whole run.
+      key: A typed key, that of the run.
       epoch: int ``[]``, updates made so far.
       signs: int ``[N / 2]``, which side of each pair was better, by :func:`pair_sign`.
       threshold: int ``[]``, by :func:`egg_threshold`.
@@ -267,7 +267,7 @@ def egg_evolve(
     Raises:
       TypeError: If a leaf or ``table`` is not int8, ``signs`` are not integers, or ``key`` is not
         one typed key.
-      ValueError: If ``signs`` is empty or has not one axis, or a leaf does not fit the table.
+      ValueError: If ``signs`` is empty or has not one axis, or a leaf is too large for the table.
 
     Example:
       >>> import jax

@@ -141,7 +141,7 @@ def egg_update(
     Raises:
       TypeError: If ``w`` or ``table`` is not int8, ``signs`` are not integers, or ``key`` is not
         one typed key.
-      ValueError: If ``signs`` is empty or has not one axis, or the leaf does not fit the table.
+      ValueError: If ``signs`` is empty or has not one axis, or the leaf is too large for the table.
 
     Example:
       >>> import jax
@@ -218,8 +218,8 @@ def unpack_ternary(packed: Array, count: int) -> Array:
       int8 ``[..., count]``, each -1, 0 or 1.
 
     Raises:
-      TypeError: If ``packed`` is not uint8 or ``count`` is not a whole number.
-      ValueError: If there are fewer than ``count`` values, or a whole byte too many.
+      TypeError: If ``packed`` is not uint8 or ``count`` is not an integer.
+      ValueError: If there are fewer than ``count`` values, or a byte too many.
 
     Example:
       >>> import jax.numpy as jnp

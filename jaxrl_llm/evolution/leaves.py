@@ -38,7 +38,7 @@ def leaf_classes(
     """The class of every leaf: what noise it gets, if any.
 
         lowrank     a matrix that multiplies activations: noise of rank r
-        embedding   a table ``[V, D]`` that rows are taken from: noise of rank r, row by row
+        embedding   a table ``[V, D]`` that rows are read from: noise of rank r, row by row
         full        any other leaf: a draw for each of its entries
         frozen      none, and no update
 
@@ -56,7 +56,7 @@ def leaf_classes(
       Pytree of the class names, in the form of ``params``.
 
     Raises:
-      ValueError: If a class is unknown, a rule matches no leaf, or a class does not fit a leaf.
+      ValueError: If a class is unknown, a rule matches no leaf, or a class does not suit a leaf.
 
     Example:
       >>> import jax.numpy as jnp
@@ -105,7 +105,7 @@ def _check_fit(path: str, leaf, name: str) -> None:
         raise ValueError(
             f"leaf_classes: {path!r} has shape {tuple(leaf.shape)}, so it cannot be {name!r}."
         )
-    # Integer weights are perturbed as numbers, in units of their own scale.
+    # Integer weights are perturbed as numbers, in units of their scale.
     if not floating and name != "frozen" and leaf.dtype != jnp.int8:
         raise ValueError(f"leaf_classes: {path!r} is {leaf.dtype}, so it cannot be {name!r}.")
 
@@ -143,7 +143,7 @@ def moving(classes: ArrayTree) -> ArrayTree:
 
 
 def check_classes(function: str, params: ArrayTree, classes: ArrayTree, rank: int | None) -> None:
-    """Raises ValueError unless ``classes`` fits ``params`` and something moves."""
+    """Raises ValueError unless ``classes`` matches ``params`` and something moves."""
     if jax.tree.structure(params) != jax.tree.structure(classes):
         raise ValueError(f"{function}: classes must have the form of params; see leaf_classes.")
     if not any(jax.tree.leaves(moving(classes))):
@@ -155,7 +155,7 @@ def check_classes(function: str, params: ArrayTree, classes: ArrayTree, rank: in
 
 
 def check_evolution(function, params, classes, key, *, rank, noise_reuse, sigma=None) -> None:
-    """Raises unless these arguments, which several functions share, fit together."""
+    """Raises unless these arguments, which several functions share, are consistent."""
     _inputs.check_key(function, key)
     _inputs.check_count(function, 0, noise_reuse=noise_reuse)
     check_classes(function, params, classes, rank)
@@ -165,9 +165,9 @@ def check_evolution(function, params, classes, key, *, rank, noise_reuse, sigma=
 def by_leaf(params: ArrayTree, classes: ArrayTree) -> list[tuple[str, jax.Array, str]]:
     """``(path, leaf, class)`` of every leaf, in the order of the tree."""
     names = jax.tree.leaves(classes)
-    found = jax.tree.leaves_with_path(params)
+    rows = jax.tree.leaves_with_path(params)
     return [
-        (trees.path_str(path), leaf, name) for (path, leaf), name in zip(found, names, strict=True)
+        (trees.path_str(path), leaf, name) for (path, leaf), name in zip(rows, names, strict=True)
     ]
 
 
@@ -176,17 +176,17 @@ def map_alike(params, classes, key: Array, one: Callable) -> list:
 
     A model has many leaves of few kinds. Those alike in all layers, which on a mesh are laid out
     alike too, are done one after the other by one piece of program, which compiles in a fraction of
-    the time that each on its own takes. Without ``jit`` it would compile at every call.
+    the time of compiling each alone. Without ``jit`` it would compile at every call.
     """
-    found = by_leaf(params, classes)
-    results: list = [None] * len(found)
+    rows = by_leaf(params, classes)
+    results: list = [None] * len(rows)
     kinds: dict[tuple, list[int]] = {}
-    for i, (path, leaf, name) in enumerate(found):
+    for i, (path, leaf, name) in enumerate(rows):
         if name != "frozen":
             kind = (_in_any_layer(path), name, tuple(leaf.shape), leaf.dtype)
             kinds.setdefault(kind, []).append(i)
     for (_, name, shape, dtype), places in kinds.items():
-        keys = noise.leaf_keys(key, [found[i][0] for i in places])
+        keys = noise.leaf_keys(key, [rows[i][0] for i in places])
         alike = functools.partial(one, name=name, leaf=jax.ShapeDtypeStruct(shape, dtype))
         if len(places) == 1:
             results[places[0]] = alike(keys[0])
@@ -199,7 +199,7 @@ def map_alike(params, classes, key: Array, one: Callable) -> list:
 
 def _in_any_layer(path: str) -> str:
     """A path with its numbers as ``*``."""
-    return "/".join("*" if part.isdigit() else part for part in path.split("/"))
+    return "/".join("*" if name.isdigit() else name for name in path.split("/"))
 
 
 def leaf_table(params: ArrayTree, classes: ArrayTree, *, rank: int = 1) -> str:
@@ -215,7 +215,7 @@ def leaf_table(params: ArrayTree, classes: ArrayTree, *, rank: int = 1) -> str:
       how many random numbers a member draws for them.
 
     Raises:
-      ValueError: If ``classes`` does not fit ``params``, or ``rank`` one of the leaves.
+      ValueError: If ``classes`` does not match ``params``, or ``rank`` one of the leaves.
 
     Example:
       >>> import jax.numpy as jnp

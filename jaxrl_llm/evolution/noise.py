@@ -29,7 +29,7 @@ class LowRank(NamedTuple):
 
 
 class Full(NamedTuple):
-    """The noise of one leaf as a whole, for each of some members.
+    """The dense noise of one leaf, for each of some members.
 
     Attributes:
       eps: ``[..., *shape]``, standard normal.
@@ -46,10 +46,10 @@ def leaf_key(key: Array, path: str) -> Array:
         k = fold_in(fold_in(key, h0), h1)        h: 64 bits of a hash of the path
 
     A leaf keeps its noise whatever other leaves the tree has, so that a tree may be split, merged
-    or loaded in part.
+    or partly loaded.
 
     Args:
-      key: A typed key, that of the whole run.
+      key: A typed key, that of the run.
       path: Where the leaf stands, ``layers/0/mlp/up/kernel``.
 
     Returns:
@@ -295,5 +295,5 @@ def sign_and_scale(sign: Array, sigma, rank: int | None = None) -> Array:
 
 
 def take_rows(a: Array, tokens: Array) -> Array:
-    """Rows of a factor ``[..., V, r]``, a member's own: ``[..., T, r]``."""
+    """Rows of a factor ``[..., V, r]``, of each member: ``[..., T, r]``."""
     return a[tokens] if a.ndim == 2 else jnp.take_along_axis(a, tokens[..., None], axis=-2)

@@ -23,7 +23,7 @@ def quantize_int8(w: Array, *, axis: int = -1, eps: float = 1e-12) -> tuple[Arra
 
     Raises:
       TypeError: If ``w`` is not floating point.
-      ValueError: If ``w`` is not a matrix, ``axis`` is not one of its own, or ``eps`` is not above
+      ValueError: If ``w`` is not a matrix, ``axis`` is not one of its axes, or ``eps`` is not above
         0.
 
     Example:
@@ -139,7 +139,7 @@ def distillation_fitness(logits: Array, teacher_logits: Array, mask: Array) -> A
 
     Args:
       logits: ``[..., T, V]``, floating point, of the member.
-      teacher_logits: ``[..., T, V]``, floating point: of the float model, say.
+      teacher_logits: ``[..., T, V]``, floating point: such as those of the float model.
       mask: bool ``[..., T]``, True = keep; what is masked is not read.
 
     Returns:
@@ -165,9 +165,9 @@ def distillation_fitness(logits: Array, teacher_logits: Array, mask: Array) -> A
     checks.check_float("distillation_fitness", logits=logits, teacher_logits=teacher_logits)
     checks.check_same_shape("distillation_fitness", logits=logits, teacher_logits=teacher_logits)
     checks.check_shape("distillation_fitness", "mask", mask, logits.shape[:-1])
-    kept = mask[..., None]
+    valid = mask[..., None]
     ours, teacher = (
-        jax.nn.log_softmax(masking.zero_masked(x, kept), axis=-1) for x in (logits, teacher_logits)
+        jax.nn.log_softmax(masking.zero_masked(x, valid), axis=-1) for x in (logits, teacher_logits)
     )
     divergence = jnp.sum(jnp.exp(teacher) * (teacher - ours), axis=-1)
     return 0.0 - masking.masked_sum(divergence, mask, axis=-1)

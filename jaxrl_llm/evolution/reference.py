@@ -47,7 +47,7 @@ def open_es_grad(
     scale: Scale = "gradient",
     chunk: int = 1,
 ) -> ArrayTree:
-    """The gradient of OpenAI-ES: every entry of what moves has noise of its own.
+    """The gradient of OpenAI-ES: every entry that moves has independent noise.
 
         grad = -1 / (N sigma) sum_n F_n s_n eps_n
 
@@ -58,11 +58,11 @@ def open_es_grad(
     Args:
       params: Pytree of arrays, or of their shapes.
       classes: Pytree of class names; whatever is not frozen moves.
-      key: A typed key, that of the whole run.
+      key: A typed key, that of the run.
       epoch: int ``[]``, updates made so far.
       fitness: ``[N]`` or ``[P, G]``, shaped, floating point and finite: centered ranks, in the
         paper.
-      sigma: Scale of the noise that the members had, above 0; has no part in ``scale="mean"``.
+      sigma: Scale of the noise that the members had, above 0; is not used by ``scale="mean"``.
       dtype: Of the noise, as the members had it.
       noise_reuse: As the members had it.
       pairs: Whether members 2k and 2k+1 are the two sides of draw k.
@@ -75,7 +75,7 @@ def open_es_grad(
 
     Raises:
       TypeError: If ``key`` is not one typed key or ``fitness`` is not floating point.
-      ValueError: If ``classes`` does not fit, the number of members is odd with pairs, or an option
+      ValueError: If ``classes`` is wrong, the number of members is odd with pairs, or an option
         is out of its range.
 
     Example:
@@ -133,7 +133,7 @@ def es_qiu_grad(
     Args:
       params: Pytree of arrays, or of their shapes.
       classes: Pytree of class names; whatever is not frozen moves.
-      key: A typed key, that of the whole run.
+      key: A typed key, that of the run.
       epoch: int ``[]``, updates made so far.
       fitness: ``[N]``, Z: floating point and finite.
       dtype: Of the noise, as the members had it.
@@ -145,7 +145,7 @@ def es_qiu_grad(
 
     Raises:
       TypeError: If ``key`` is not one typed key or ``fitness`` is not floating point.
-      ValueError: If ``classes`` does not fit, there are no members, or ``chunk`` is below 1.
+      ValueError: If ``classes`` is wrong, there are no members, or ``chunk`` is below 1.
 
     Example:
       >>> import jax

@@ -77,8 +77,8 @@ def _sparse(draws: noise.Draws, shape: tuple[int, int]) -> tuple[Array, Array, A
     count = max(shape)
 
     # Each side alone: the number of an entry may be beyond int32.
-    def places(part: int, end: int) -> Array:
-        of_side = draws._replace(key=jax.random.fold_in(draws.key, part))
+    def places(side: int, end: int) -> Array:
+        of_side = draws._replace(key=jax.random.fold_in(draws.key, side))
         return of_side.each(lambda key: jax.random.randint(key, (count,), 0, end))
 
     values = draws._replace(key=jax.random.fold_in(draws.key, 2)).dense((count,))
@@ -153,7 +153,7 @@ def sparse_matmul(x: Array, w: Array, perturbation: Sparse | None, *, sigma) -> 
       ``[..., T, out]``, in the dtype of ``x``.
 
     Raises:
-      ValueError: If the shapes do not fit or ``sigma`` is negative.
+      ValueError: If shapes disagree or ``sigma`` is negative.
 
     Example:
       >>> import jax
@@ -173,7 +173,7 @@ def sparse_matmul(x: Array, w: Array, perturbation: Sparse | None, *, sigma) -> 
     checks.check_rank("sparse_matmul", 2, w=w)
     checks.check_non_negative("sparse_matmul", sigma=sigma)
     if x.shape[-1] != w.shape[0]:
-        raise ValueError(f"sparse_matmul: x {x.shape} does not fit w {w.shape}.")
+        raise ValueError(f"sparse_matmul: x {x.shape} does not match w {w.shape}.")
     y = x @ w.astype(x.dtype)
     if perturbation is None:
         return y
@@ -182,13 +182,13 @@ def sparse_matmul(x: Array, w: Array, perturbation: Sparse | None, *, sigma) -> 
         raise ValueError(f"sparse_matmul: x {x.shape} needs the members {lead} in front.")
     values = noise.sign_and_scale(perturbation.sign, sigma)[..., None] * perturbation.values
 
-    def own(x: Array, rows: Array, columns: Array, values: Array) -> Array:
+    def change(x: Array, rows: Array, columns: Array, values: Array) -> Array:
         zeros = jnp.zeros((*x.shape[:-1], outputs), jnp.float32)
         return zeros.at[..., columns].add(x[..., rows] * values)
 
     for _ in lead:
-        own = jax.vmap(own)
-    return (y + own(x, perturbation.rows, perturbation.columns, values)).astype(x.dtype)
+        change = jax.vmap(change)
+    return (y + change(x, perturbation.rows, perturbation.columns, values)).astype(x.dtype)
 
 
 def sparse_grad(

@@ -217,7 +217,7 @@ def _evolve(score=lambda members, step: quadratic(flat(members)), **options):
         (lambda: _evolve(population=7), ValueError, "population must be even"),
         (lambda: _evolve(sigma=0.0), ValueError, "sigma must be above 0"),
         (lambda: _evolve(rank=3), ValueError, "smaller side"),
-        (lambda: _evolve(steps=1.5), TypeError, "steps must be a whole number"),
+        (lambda: _evolve(steps=1.5), TypeError, "steps must be an integer"),
         (
             lambda: _evolve(lambda members, step: jnp.zeros(3), population=4),
             ValueError,

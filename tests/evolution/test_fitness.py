@@ -139,7 +139,7 @@ def test_the_best_of_k_tries_is_the_mean_over_all_choices(k):
         (lambda: pair_sign(F[:3]), ValueError, "pair_sign: scores must be of an even number"),
         (lambda: best_of(S, k=5), ValueError, "k must be at most the number of tries, 4; got 5"),
         (lambda: best_of(S, k=0), ValueError, "k must be at least 1"),
-        (lambda: best_of(S, k=1.5), TypeError, "k must be a whole number"),
+        (lambda: best_of(S, k=1.5), TypeError, "k must be an integer"),
         (lambda: fill_missing(F, where=jnp.ones(4)), TypeError, "where must be bool"),
         (lambda: fill_missing(F, where=jnp.ones(3, bool)), ValueError, "must have one shape"),
     ],

@@ -171,7 +171,7 @@ NOISE = LowRank(A, B, jnp.array(1.0))
         (wrong(key=jax.random.PRNGKey(0)), TypeError, "key must be one typed key"),
         (wrong(members=jnp.ones(2)), TypeError, "members must hold integers"),
         (wrong(classes={"w": "full"}), ValueError, "classes must have the form of params"),
-        (wrong(noise_reuse=1.5), TypeError, "noise_reuse must be a whole number"),
+        (wrong(noise_reuse=1.5), TypeError, "noise_reuse must be an integer"),
         (wrong(baseline=1), ValueError, "baseline must not split a pair"),
         *(
             (wrong(share_pairs=True, **given), ValueError, "share_pairs needs members .* side by")
@@ -195,11 +195,15 @@ NOISE = LowRank(A, B, jnp.array(1.0))
             "member must have 0 axes",
         ),
         (lambda: eggroll_matmul(jnp.ones((1, 3)), W, NOISE, sigma=-1.0), ValueError, "negative"),
-        (lambda: eggroll_matmul(jnp.ones((1, 2)), W, NOISE, sigma=0.1), ValueError, "does not fit"),
+        (
+            lambda: eggroll_matmul(jnp.ones((1, 2)), W, NOISE, sigma=0.1),
+            ValueError,
+            "does not match",
+        ),
         (
             lambda: eggroll_matmul(jnp.ones((1, 3)), W, LowRank(B, A, 1.0), sigma=0.1),
             ValueError,
-            r"factors \(2, 1\) and \(3, 1\) do not fit w \(3, 2\)",
+            r"factors \(2, 1\) and \(3, 1\) do not match w \(3, 2\)",
         ),
         (lambda: eggroll_embed(jnp.ones(2), W, NOISE, sigma=0.1), TypeError, "hold integers"),
     ],

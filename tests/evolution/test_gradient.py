@@ -35,7 +35,7 @@ def grad(fitness=FITNESS, params=PARAMS, classes=CLASSES, epoch=3, sigma=0.1, **
 def test_worked_numbers(monkeypatch):
     a = jnp.array([[1.0, 0, -1], [0, 1, 1]])[..., None]
     b = jnp.array([[2.0, 1], [1, -1]])[..., None]
-    monkeypatch.setattr(noise, "factors", lambda key, e, draws, *rest, **more: (a[draws], b[draws]))
+    monkeypatch.setattr(noise.Draws, "factors", lambda self, *_: (a[self.ids], b[self.ids]))
     params = {"w": jnp.zeros((3, 2))}
     classes = leaf_classes(params)
     d = np.array([[0.1, 0.05], [0.025, -0.025], [-0.075, -0.075]])

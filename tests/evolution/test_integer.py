@@ -201,15 +201,15 @@ def test_ternary_values_survive_packing():
             "that of a matrix or vector",
         ),
         (lambda: es.egg_matmul(X.astype(int), W, None), TypeError, "x must be int8; got int32"),
-        (lambda: es.egg_matmul(X[:, :3], W, None), ValueError, "does not fit w"),
+        (lambda: es.egg_matmul(X[:, :3], W, None), ValueError, "does not match w"),
         (
             lambda: es.egg_matmul(X, W, LowRank(B, A, jnp.array(1))),
             ValueError,
-            r"factors \(4, 1\), \(2, 1\) do not fit",
+            r"factors \(4, 1\), \(2, 1\) do not match",
         ),
         (lambda: es.egg_matmul(X, W, None, shift=-1), ValueError, "shift must be at least 0"),
         (lambda: es.egg_embed(jnp.ones(2), W, None), TypeError, "tokens must hold integers"),
-        (lambda: es.egg_norm(X, W[:, :2]), ValueError, "does not fit w"),
+        (lambda: es.egg_norm(X, W[:, :2]), ValueError, "does not match w"),
         (lambda: es.egg_gru(X, X[:, :2], None), ValueError, "must have one shape"),
         (
             lambda: es.egg_log_likelihood(i8(jnp.zeros(3000)), jnp.array(0)),

@@ -24,7 +24,7 @@ CLASSES = leaf_classes(PARAMS, others="full")
 
 def given(monkeypatch, eps):
     eps = jnp.asarray(eps, jnp.float32)
-    monkeypatch.setattr(noise, "dense", lambda key, epoch, draws, *rest, **more: eps[draws])
+    monkeypatch.setattr(noise.Draws, "dense", lambda self, shape: eps[self.ids])
 
 
 def test_worked_numbers_of_open_es(monkeypatch):

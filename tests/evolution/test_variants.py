@@ -93,7 +93,7 @@ NOISE = sparse_noise(KEY, 0, jnp.arange(2), (3, 5))
         (lambda: sparse_noise(KEY, 0, jnp.arange(2), (3, 2), noise_reuse=-1), "at least 0"),
         (
             lambda: sparse_matmul(jnp.ones((1, 4)), jnp.ones((3, 5)), NOISE, sigma=0.1),
-            "does not fit",
+            "does not match",
         ),
         (
             lambda: sparse_matmul(jnp.ones((1, 3)), jnp.ones((3, 5)), NOISE, sigma=0.1),
