@@ -168,8 +168,8 @@ def roll_budget(steps, *, batch_size: int, alpha: float) -> np.ndarray:
       ROLL's scheduler (RollArt, arXiv:2512.22560), CODE reading.
     """
     (steps,) = counts("roll_budget", steps=steps)
-    checks.check_positive("roll_budget", batch_size=batch_size)
-    checks.check_non_negative("roll_budget", alpha=alpha)
+    check_sizes("roll_budget", batch_size=batch_size)
+    _check_alpha("roll_budget", alpha)
     ahead = math.ceil(alpha * batch_size - _ROUNDING)
     return np.where(steps > 0, ahead + steps * batch_size, 0)
 
@@ -207,14 +207,22 @@ def usable(start_step, *, step: int, alpha: float, batch_size: int | None = None
     """
     (start,) = counts("usable", start_step=start_step)
     checks.check_rank("usable", 1, start_step=start)
-    checks.check_non_negative("usable", step=step, alpha=alpha)
-    checks.check_positive("usable", batch_size=batch_size)
+    checks.check_non_negative("usable", step=step)
+    _check_alpha("usable", alpha)
+    if batch_size is not None:
+        check_sizes("usable", batch_size=batch_size)
     oldest = step - math.ceil(alpha)
     keep = start >= oldest
     if batch_size is not None and alpha % 1:
         share = math.floor(alpha % 1 * batch_size + _ROUNDING)
         keep &= (start > oldest) | (np.cumsum(start == oldest) <= share)
     return keep
+
+
+def _check_alpha(function: str, alpha: float) -> None:
+    checks.check_non_negative(function, alpha=alpha)
+    if not math.isfinite(alpha):
+        raise ValueError(f"{function}: alpha must be finite; got {alpha}.")
 
 
 def first_g_finished(finish_time, *, group_size: int) -> np.ndarray:
