@@ -69,18 +69,18 @@ def abstract_batch(
 ) -> Batch:
     """A batch ``[P, G, T]`` of the arrays that every recipe has, without the arrays."""
 
-    def array(*shape: int, dtype) -> jax.ShapeDtypeStruct:
+    def array(shape: tuple[int, ...], dtype) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype)
 
     grid = (prompts, group_size)
     batch = Batch(
-        tokens=array(*grid, length, dtype=jnp.int32),
-        mask=array(*grid, length, dtype=jnp.bool_),
-        rewards=array(*grid, dtype=jnp.float32),
-        where=array(*grid, dtype=jnp.bool_),
-        prompt_tokens=array(prompts, prompt_length, dtype=jnp.int32),
-        prompt_mask=array(prompts, prompt_length, dtype=jnp.bool_),
-        behavior_logp=array(*grid, length, dtype=jnp.float32),
+        tokens=array((*grid, length), jnp.int32),
+        mask=array((*grid, length), jnp.bool_),
+        rewards=array(grid, jnp.float32),
+        where=array(grid, jnp.bool_),
+        prompt_tokens=array((prompts, prompt_length), jnp.int32),
+        prompt_mask=array((prompts, prompt_length), jnp.bool_),
+        behavior_logp=array((*grid, length), jnp.float32),
     )
     if mesh is None:
         return batch

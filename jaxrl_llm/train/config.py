@@ -29,7 +29,7 @@ class DataConfig:
     Attributes:
       prompts: A function that returns the prompts; or a .jsonl, .json or .parquet file, or
         `gym:TASK` for a thousand questions of a reasoning-gym task.
-      evaluation: Prompts of the held-out evaluation, given in the same way; None takes `held_out`.
+      evaluation: Prompts of the held-out evaluation, in the same forms; None takes `held_out`.
       held_out: Share of the distinct questions that is held out; 0 for none. A run without an
         evaluation holds none out and trains on all questions.
       seed: Of the split and of the order.
@@ -52,7 +52,7 @@ class DataConfig:
             raise ValueError(f"data: held_out is a share below 1; got {self.held_out:g}.")
         if self.evaluation is not None and self.held_out:
             raise ValueError(
-                "data: held_out has no effect where evaluation brings its own prompts; set it to 0."
+                "data: held_out has no effect where evaluation has its own prompts; set it to 0."
             )
         if self.system is not None and not self.chat:
             raise ValueError("data: system has no effect without the chat template (chat=False).")
@@ -122,12 +122,12 @@ class SamplingConfig:
 class CheckpointConfig:
     """When the state is saved; it always is at the end of a run, on Ctrl-C and after an error.
 
-    One of the last kind that cannot be written is an error. One between two steps is a warning: the
-    run goes on, and what was saved before stands.
+    One that cannot be written then is an error. Between two steps it is only a warning: the run goes
+    on, and what was saved before is still there.
 
     Attributes:
       every: Steps between two checkpoints; 0 for the last one only.
-      keep: How many of the last are kept.
+      keep: How many of the last stay.
       best: Keep one more, the best by this metric: "reward" of the step's batch; or
         "greedy" or "sampled", the mean reward on held-out questions, which are then to be evaluated
         at each checkpoint.
@@ -186,7 +186,7 @@ class EvaluationConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportConfig:
-    """What a run reports besides metrics.jsonl, samples.jsonl, reward.png and report.html.
+    """What a run reports in addition to metrics.jsonl, samples.jsonl, reward.png and report.html.
 
     Attributes:
       sinks: Where the numbers go as well: "tensorboard", "trackio", "wandb", or functions that make
@@ -206,11 +206,11 @@ class ReportConfig:
         checks.check_numbers(name, self)
         checks.check_positive(name, peak_flops=self.peak_flops)
         for option in ("sinks", "profile"):
-            given = getattr(self, option)
-            if not isinstance(given, tuple):
-                raise TypeError(f"report: {option} must be a tuple; got {given!r}.")
-            if len(set(given)) < len(given):
-                raise ValueError(f"report: {option} names one twice: {given!r}.")
+            values = getattr(self, option)
+            if not isinstance(values, tuple):
+                raise TypeError(f"report: {option} must be a tuple; got {values!r}.")
+            if len(set(values)) < len(values):
+                raise ValueError(f"report: {option} names one twice: {values!r}.")
         for step in self.profile:
             checks.check_positive(name, profile=step)
         for sink in self.sinks:
@@ -220,7 +220,7 @@ class ReportConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """A whole run.
+    """The configuration of a run.
 
     Attributes:
       model: A name or path of a pretrained model; or a function that returns
@@ -232,8 +232,8 @@ class TrainConfig:
         defaults. Of an evolution recipe, `sampling.group_size` members answer a prompt, at the
         recipe's own temperature; that of `sampling` is for the evaluation.
       sampling: How rollouts are sampled.
-      optimizer: How the parameters move.
-      critic: How those of the critic move, for a recipe that has one.
+      optimizer: The optimizer of the policy.
+      critic: The optimizer of the critic, for a recipe that has one.
       lora: Whether an adapter moves and the parameters themselves are frozen.
       mesh: Over which devices.
       asynchrony: Whether sampling goes on while a step trains.
@@ -262,7 +262,7 @@ class TrainConfig:
         reward that takes whole batches. A `VerifierPool` has a deadline and a patience of its own.
       seed: Of the sampling; a run is resumed with the same one.
       samples_shown: Completions of a step that go to samples.jsonl, of as many prompts as possible.
-      samples_every: Steps from one whose completions are kept to the next, from the first on.
+      samples_every: Completions go to samples.jsonl from the first step and every N-th after it.
       run_dir: The folder of the run: checkpoints, metrics.jsonl, samples.jsonl, report.html.
     """
 
@@ -321,10 +321,10 @@ class TrainConfig:
             raise ValueError(f"config: run_dir must name a folder; got {self.run_dir!r}.")
         if not callable(self.reward):
             raise TypeError(f"config: reward must be callable; got {self.reward!r}.")
-        own = isinstance(self.reward, BatchReward) and hasattr(self.reward, "patience")
-        if self.reward_deadline is not None and own:
+        has_deadline = isinstance(self.reward, BatchReward) and hasattr(self.reward, "patience")
+        if self.reward_deadline is not None and has_deadline:
             raise ValueError(
-                "config: reward_deadline has no effect on a reward that keeps its own, such as a "
+                "config: reward_deadline has no effect on a reward that has its own, such as a "
                 "VerifierPool; set the deadline there."
             )
         self.checkpoint.check_evaluated(self.evaluation)
@@ -347,7 +347,7 @@ class TrainConfig:
         recipe.check_staleness(self.asynchrony.max_staleness)
         if recipe.critic is not None and self.critic is None:
             raise ValueError(
-                f"config: recipe {recipe.name!r} has a critic; say how it moves with "
+                f"config: recipe {recipe.name!r} has a critic; set its optimizer with "
                 "critic=OptimizerConfig(...), or --critic.learning-rate on the command line."
             )
         if recipe.critic is None and self.critic is not None:
@@ -368,7 +368,7 @@ class TrainConfig:
         return passes
 
     def _check_evolution(self, recipe: EvolutionRecipe, shards: int) -> None:
-        """Raises ValueError for what has no part in an evolution strategy or does not fit it."""
+        """Raises ValueError for options that an evolution strategy does not use or allow."""
         nothing = {"remat": "full", "packing": "auto", "microbatches": 1}
         for option, default in nothing.items():
             if getattr(self, option) != default:

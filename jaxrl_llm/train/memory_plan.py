@@ -269,7 +269,7 @@ def _mesh_suggestions(config: TrainConfig, elsewhere: bool) -> list[tuple[str, d
 
 
 def _replaced(config: TrainConfig, options: dict) -> TrainConfig:
-    """The configuration with other values, those of a section in a dict of their own."""
+    """The configuration with other values, those of a section in a dict."""
     changes = {
         name: dataclasses.replace(getattr(config, name), **value)
         if isinstance(value, dict)
@@ -339,8 +339,10 @@ def abstract_model(config: TrainConfig) -> tuple[Model, ArrayTree, Any]:
         from jaxrl_llm.models.loading import read_config
 
         files = models.resolve(config.model, weights=False)
-        asked = {"dtype": config.dtype, "quantization": config.quantization}
-        model = models.make_model(dataclasses.replace(read_config(files.config), **asked))
+        shape = dataclasses.replace(
+            read_config(files.config), dtype=config.dtype, quantization=config.quantization
+        )
+        model = models.make_model(shape)
         return model, models.param_shapes(model), data.load_tokenizer(files.tokenizer)
     built: list[Any] = []
 
@@ -586,10 +588,14 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
         sizes["gradients of the critic"] = _gradient_bytes(run, run.base)
     if not run.unknown_sizes:
         prompts = -(-config.prompts_per_step // (config.microbatches * run.shards))
-        grid = (prompts, config.sampling.group_size)
         sizes["activations"] = activation_bytes(
             shape,
-            BatchShape(*grid, run.longest_prompt, config.sampling.max_new_tokens),
+            BatchShape(
+                prompts,
+                config.sampling.group_size,
+                run.longest_prompt,
+                config.sampling.max_new_tokens,
+            ),
             remat=config.remat,
             itemsize=run.itemsize if accelerator else 4,
             adapter=config.lora.rank is not None,
@@ -696,8 +702,8 @@ def _evaluation_shapes(run: _Run) -> list[DecodeShape]:
 
 def _decode_shape(run: _Run, rows: int, slots: int, temperature: float) -> DecodeShape:
     recorded, support = _recorded_bytes(run, temperature)
-    # Besides those of the model and those that are drawn from, a filter over all of them has its
-    # own, sorted and summed.
+    # The logits of the model, those that are drawn from and, with a filter over all of them, sorted
+    # and summed copies.
     everywhere = 8 * support >= run.model.config.vocab_size
     return DecodeShape(rows, slots, recorded, 5 if everywhere else 2)
 
@@ -821,27 +827,26 @@ def activation_bytes(
     adapter: bool = False,
     split: int = 1,
 ) -> int:
-    """Bytes that the forward pass keeps for the backward pass, at their most.
+    """Bytes that the forward pass stores for the backward pass, at their most.
 
     With N = P (Lp + G T) tokens, S = P (Lp^2 + G T (Lp + T)) pairs of them, width D, H query and K
-    key heads of size d, and M hidden units, a layer keeps
+    key heads of size d, and M hidden units, a layer stores
 
         full   N D + 2 P Lp K d
         dots   N (2 D + (H + 2 K) d + 2 M) + 2 P Lp K d
         none   N (4 D + 2 (H + K) d + 3 M) + 2 H S
 
-    numbers: its input and what responses attend to of the prompt, which is kept where prompts go
+    numbers: its input and what responses attend to of the prompt, which is stored where prompts go
     through the layers first; its matrix products too; all.
-    While a layer that keeps less is computed again, all of that one layer is there. With an adapter
-    it is ``2 N M`` more, for what is added to hidden units. The last norm keeps ``2
-    P G T D`` once.
+    While a layer that stores less is computed again, all of that one layer is there. An adapter takes
+    ``2 N M`` more, for what is added to hidden units. The last norm stores ``2 P G T D`` once.
 
     Args:
       config: A ``ModelConfig``.
       batch: What a device works on at one time.
       remat: "none", "dots" or "full".
       itemsize: Bytes of a number; those of attention scores are float32.
-      adapter: Whether linear layers have low-rank matrices beside them.
+      adapter: Whether linear layers have a low-rank adapter.
       split: Size of the ``tensor`` axis: a device has that part of H, K and M.
 
     Example:

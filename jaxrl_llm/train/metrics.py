@@ -44,13 +44,12 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
         "entropy": diagnostics.mean_entropy(entropy, batch.mask),
     }
     if batch.old_logp is not None:
-        pair = (logp, batch.old_logp)
-        metrics["approx_kl"] = diagnostics.approx_kl(*pair, batch.mask, estimator="k3")
-        metrics["ratio_max"] = diagnostics.ratio_range(*pair, batch.mask).greatest
-        metrics |= _clip_metrics(recipe.surrogate, *pair, batch)
+        old_logp = batch.old_logp
+        metrics["approx_kl"] = diagnostics.approx_kl(logp, old_logp, batch.mask, estimator="k3")
+        metrics["ratio_max"] = diagnostics.ratio_range(logp, old_logp, batch.mask).greatest
+        metrics |= _clip_metrics(recipe.surrogate, logp, old_logp, batch)
     if batch.ref_logp is not None:
-        pair = (logp, batch.ref_logp)
-        metrics["ref_kl"] = diagnostics.approx_kl(*pair, batch.mask, estimator="k3")
+        metrics["ref_kl"] = diagnostics.approx_kl(logp, batch.ref_logp, batch.mask, estimator="k3")
     if batch.behavior_logp is not None:
         gap = diagnostics.mismatch(logp, batch.behavior_logp, batch.mask)
         metrics["sampler_gap"], metrics["sampler_gap_max"] = gap.mean_abs, gap.max_abs

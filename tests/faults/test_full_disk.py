@@ -205,7 +205,7 @@ def test_completions_are_written_though_metrics_cannot_be(whole_run, tmp_path, m
 
     monkeypatch.setattr(results, "append_whole", appends)
     with (
-        pytest.warns(UserWarning, match="Its lines are kept"),
+        pytest.warns(UserWarning, match="Its lines stay in memory"),
         pytest.raises(TrainingError, match="metrics.jsonl' cannot be written: no space is left"),
     ):
         train(tiny_run(tmp_path, samples_shown=1))
@@ -217,7 +217,7 @@ def test_lines_that_never_found_room_are_an_error_at_the_end(whole_run, tmp_path
     reward = filling(lines_full, range(3 * 8 + 1, 99))
     evaluation = EvaluationConfig()  # of which the lines are read back
     with (
-        pytest.warns(UserWarning, match="Its lines are kept"),
+        pytest.warns(UserWarning, match="Its lines stay in memory"),
         pytest.raises(TrainingError, match="metrics.jsonl' cannot be written: no space is left"),
     ):
         train(tiny_run(tmp_path, reward=reward, evaluation=evaluation))

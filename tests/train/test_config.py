@@ -114,7 +114,7 @@ def test_a_number_of_another_type_is_refused(kind, options, message):
         ({"quantization": "fp8"}, "quantization has no effect on a model that comes from a func"),
         (
             {"reward": batch_reward, "reward_deadline": 5.0},
-            "reward_deadline has no effect on a reward that keeps its own",
+            "reward_deadline has no effect on a reward that has its own",
         ),
         (
             {"data": DataConfig(prompts="a.jsonl", evaluation="b.jsonl", held_out=0.0)},
@@ -237,7 +237,7 @@ def test_what_sgd_keeps():
 def test_a_critic_has_an_optimizer_and_nothing_else_has():
     critic = OptimizerConfig(learning_rate=1e-3)
     with pytest.raises(
-        ValueError, match="recipe 'ppo_max' has a critic; say how it moves with critic=Opt"
+        ValueError, match="recipe 'ppo_max' has a critic; set its optimizer with critic=Opt"
     ):
         dataclasses.replace(CONFIG, recipe="ppo_max")
     with pytest.raises(ValueError, match="config: critic has no effect: recipe 'dr_grpo' has none"):

@@ -1,4 +1,4 @@
-"""What an error in the middle of a run leaves: a checkpoint of the last whole step."""
+"""After an error in the middle of a run, saves a checkpoint of the last complete step."""
 
 import contextlib
 import warnings
@@ -12,7 +12,7 @@ from jaxrl_llm.train.checkpoint.checkpoints import Checkpoints
 from jaxrl_llm.train.checkpoint.restore import CheckpointError
 from jaxrl_llm.train.state import TrainState
 
-# Seconds that a process which failed waits for the others to come to the same point.
+# Seconds that a process with an error waits for the others to reach the same point.
 _PATIENCE = 10
 
 
@@ -23,26 +23,26 @@ def saved_on_error(
     save: Callable[[TrainState], None],
     log: Callable[[str], Any],
 ) -> Iterator[None]:
-    """Waits for the last checkpoint at its end; after an error, it saves the last whole step first.
+    """A context that waits for the last checkpoint, and after an error saves the state first.
 
     Args:
       checkpoints: Of the run.
-      current: Returns the state after the last whole step.
+      current: Returns the state after the last complete step.
       save: Begins a checkpoint of a state.
       log: Told what was saved.
     """
     try:
         yield
     except BaseException as error:
-        if not _all_here():
+        if not _all_processes_failed():
             if isinstance(error, jax.errors.JaxRuntimeError):
                 raise processes.ProcessError(
-                    "What the processes compute together broke off; one of them has probably "
-                    f"ended. Start all of them again with --resume. {error}"
+                    "The computation of all processes broke off; one of them has probably ended. "
+                    f"Start all of them again with --resume. {error}"
                 ) from error
             raise
         try:
-            # Whoever presses Ctrl-C twice does not want to wait, and a full disk stays full.
+            # A second Ctrl-C should not wait, and a full disk stays full.
             if isinstance(error, Exception) and not isinstance(error, CheckpointError):
                 _save_newer(checkpoints, current(), save, log)
             checkpoints.wait()
@@ -52,11 +52,11 @@ def saved_on_error(
     checkpoints.wait()
 
 
-def _all_here() -> bool:
-    """Whether all processes came to an end here; a checkpoint takes all of them.
+def _all_processes_failed() -> bool:
+    """Whether all processes reached this point; only then can they save a checkpoint.
 
-    They do after an error that is everyone's. Where one has failed alone, the others are waiting
-    for it somewhere else.
+    They do after an error that all have. Where one has failed alone, the others wait for it
+    somewhere else.
     """
     if jax.process_count() == 1:
         return True
@@ -71,10 +71,10 @@ def _all_here() -> bool:
 
 
 def _save_newer(checkpoints: Checkpoints, state: TrainState, save: Callable, log: Callable) -> None:
-    """Saves a state that no checkpoint has yet, unless a failed step has consumed it."""
+    """Saves a state that is not saved yet, unless a failed step has consumed it."""
     if any(x.is_deleted() for x in jax.tree.leaves(state) if isinstance(x, jax.Array)):
         return
-    checkpoints.wait()  # if that one fails, this one is the newer
+    checkpoints.wait()  # if that save fails, this state is newer
     step = int(state.step)
     if processes.from_first(lambda: step > (checkpoints.last or 0)):
         save(state)

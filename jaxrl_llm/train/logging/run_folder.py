@@ -1,4 +1,4 @@
-"""The folder of a run: what is written where, and what the user is told."""
+"""The folder of a run: its files, and the lines for the user."""
 
 import contextlib
 import signal
@@ -27,7 +27,7 @@ class TrainingError(RuntimeError):
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Says in one sentence which file could not be written."""
+    """Raises TrainingError with the file that could not be written."""
     try:
         yield
     except OSError as error:
@@ -38,18 +38,18 @@ class RunFolder:
     """The files of one run; used as a context, which ends with ``report.html``.
 
     ``metrics.jsonl`` and ``samples.jsonl`` have the numbers and some completions of each step,
-    ``sessions.jsonl`` a line when the run is started or resumed and one when it ends; beside them
-    are ``reward.png`` and ``checkpoints``. Lines that cannot be written, as on a full disk, are
-    kept and written once they can be, at the latest when the run ends.
+    ``sessions.jsonl`` a line when the run is started or resumed and one when it ends;
+    ``reward.png`` and ``checkpoints`` are in the same folder. Lines that cannot be written, as on a
+    full disk, stay in memory and are written once they can be, at the latest when the run ends.
 
     Args:
       path: The folder; made if there is none.
       resume: Whether it may hold a run already.
       log: Takes lines for the user; None is silent.
-      sinks: Where the numbers go besides; see :class:`~jaxrl_llm.train.ReportConfig`.
+      sinks: Where the metrics go as well; see :class:`~jaxrl_llm.train.ReportConfig`.
 
     Attributes:
-      resumes: Whether there is a checkpoint to go on from, whole or damaged; never without
+      resumes: Whether there is a checkpoint to resume from, complete or damaged; never without
         ``resume``.
 
     Raises:
@@ -94,9 +94,9 @@ class RunFolder:
             ) from error
         if resume and left_in(self.checkpoints):
             return True
-        if resume:  # whoever restarts what was killed gives one command, however far it came
-            told = "is new or empty, and nothing is resumed" if new else "has no checkpoint yet"
-            self.log(f"The run folder {str(self.path)!r} {told}; the run starts from step 0.")
+        if resume:  # a scheduler restarts with one command, however far the run came
+            state = "is new or empty, and nothing is resumed" if new else "has no checkpoint yet"
+            self.log(f"The run folder {str(self.path)!r} {state}; the run starts from step 0.")
             return False
         if steps_in(self.checkpoints):
             raise TrainingError(
@@ -145,7 +145,7 @@ class RunFolder:
                     lines.flush()
         if error is not None:
             self._note_end(f"{kind.__name__}: {error}" if str(error) else kind.__name__)
-        if kind is None or issubclass(kind, Exception):  # else somebody wants it to end at once
+        if kind is None or issubclass(kind, Exception):  # a second Ctrl-C should end at once
             self._sinks.close()
             path = self.path / "report.html"
             with _optional(path):
@@ -184,7 +184,7 @@ class RunFolder:
         self._sinks = Sinks(self._makers, RunInfo(self.path, step, settings or {}))
 
     def step(self, step: int, metrics: Mapping[str, Any], rows: Iterable[Mapping]) -> None:
-        """Writes the numbers and some completions of a step."""
+        """Writes the metrics and some completions of a step."""
         rows = list(rows)
         self._last_rows = rows or self._last_rows
         self._write({"step": step, **metrics})
@@ -193,19 +193,19 @@ class RunFolder:
         for row in rows:
             _append(self.samples, {"step": step, **row})
 
-    def held_out(self, step: int, found: Mapping[str, Accuracy], rows: list[dict]) -> None:
+    def held_out(self, step: int, results: Mapping[str, Accuracy], rows: list[dict]) -> None:
         """Writes an evaluation, and shows it with some completions."""
-        values = {kind: accuracy._asdict() for kind, accuracy in found.items()}
+        values = {kind: accuracy._asdict() for kind, accuracy in results.items()}
         self._write({"step": step, "held_out": values})
-        text = ", ".join(f"{kind} {accuracy}" for kind, accuracy in found.items())
-        questions = next(iter(found.values())).questions
-        what = "Accuracy" if all(x.binary for x in found.values()) else "Mean reward"
+        text = ", ".join(f"{kind} {accuracy}" for kind, accuracy in results.items())
+        questions = next(iter(results.values())).questions
+        what = "Accuracy" if all(x.binary for x in results.values()) else "Mean reward"
         self.log(f"{what} on {questions} held-out questions after step {step}: {text}")
         if rows:
             self.log(samples_table(rows))
 
     def _write(self, row: Mapping[str, Any]) -> None:
-        """Writes numbers: first to the file, which has all of them, then to the sinks."""
+        """Writes metrics, first to the file, then to the sinks."""
         self._step = row["step"]
         if not self._writes:
             return
@@ -223,22 +223,22 @@ class RunFolder:
 
         def find() -> dict[str, Any]:
             rows = reversed(self.metrics.rows())
-            found = (row["held_out"] for row in rows if row["step"] == step and "held_out" in row)
-            return next(found, {})
+            matches = (row for row in rows if row["step"] == step and "held_out" in row)
+            return next(matches, {}).get("held_out", {})
 
-        found = processes.from_first(find)
-        return {kind: Accuracy(**value) for kind, value in found.items()}
+        results = processes.from_first(find)
+        return {kind: Accuracy(**value) for kind, value in results.items()}
 
     def history(self) -> list[dict]:
         """The lines of metrics.jsonl, as the first process reads them."""
         return processes.from_first(self.metrics.rows)
 
     def end(self, *, interrupted: int | None, seconds: Mapping[str, float]) -> None:
-        """Notes how the run ended and draws reward.png.
+        """Records how the run ended and draws reward.png.
 
         Args:
           interrupted: The signal that ended it early, if one did.
-          seconds: What was done after the last line of metrics.jsonl.
+          seconds: Of the work after the last line of metrics.jsonl.
 
         Raises:
           TrainingError: If lines of metrics.jsonl or samples.jsonl still cannot be written.
@@ -253,7 +253,7 @@ class RunFolder:
                 plot_reward(self.metrics.rows(), path, title=self.path.name)
 
     def _flush(self) -> None:
-        with contextlib.ExitStack() as all_of_them:  # one that fails does not keep the other
+        with contextlib.ExitStack() as all_of_them:  # the second is tried if the first fails
             for lines in (self.metrics, self.samples):
                 all_of_them.callback(self._flush_one, lines)
 
@@ -265,11 +265,11 @@ class RunFolder:
         if not self._writes:
             return
         row = {"step": self._step, "event": "end", "time": _now(), "outcome": outcome}
-        with contextlib.suppress(OSError):  # what went wrong before is said
+        with contextlib.suppress(OSError):  # an error before this one is reported
             self.sessions.write(row | numbers)
 
     def progress(self, first: int, steps: int):
-        """A tqdm bar over the steps; hidden where nobody listens."""
+        """A tqdm bar over the steps; hidden in a silent run."""
         from tqdm import tqdm
 
         return tqdm(
@@ -282,14 +282,14 @@ class RunFolder:
 
 
 def _append(lines: JsonLines, row: Mapping[str, Any]) -> None:
-    """Writes a line or keeps it, which is said of the first one."""
+    """Writes a line, or warns of the first one that cannot be written."""
     try:
         lines.write(row)
     except OSError as error:
         if lines.unwritten == 1:
             warnings.warn(
-                f"{str(lines.path)!r} cannot be written: {reason(error)}. Its lines are kept and "
-                "written once they can be; the run goes on.",
+                f"{str(lines.path)!r} cannot be written: {reason(error)}. Its lines stay in "
+                "memory until they can be written; the run goes on.",
                 stacklevel=4,
             )
 
@@ -300,7 +300,7 @@ def _now() -> str:
 
 @contextlib.contextmanager
 def _optional(path: Path) -> Iterator[None]:
-    """A run is no worse for a file that could not be written."""
+    """Turns an error into a warning: the run does not need this file."""
     try:
         yield
     except Exception as error:
