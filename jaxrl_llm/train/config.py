@@ -122,8 +122,8 @@ class SamplingConfig:
 class CheckpointConfig:
     """When the state is saved; it always is at the end of a run, on Ctrl-C and after an error.
 
-    One that cannot be written then is an error. Between two steps it is only a warning: the run goes
-    on, and what was saved before is still there.
+    One that cannot be written then is an error. Between two steps it is only a warning: the run
+    goes on, and what was saved before is still there.
 
     Attributes:
       every: Steps between two checkpoints; 0 for the last one only.

@@ -838,8 +838,9 @@ def activation_bytes(
 
     numbers: its input and what responses attend to of the prompt, which is stored where prompts go
     through the layers first; its matrix products too; all.
-    While a layer that stores less is computed again, all of that one layer is there. An adapter takes
-    ``2 N M`` more, for what is added to hidden units. The last norm stores ``2 P G T D`` once.
+    While a layer that stores less is computed again, all of that one layer is there. An adapter
+    takes ``2 N M`` more, for what is added to hidden units. The last norm stores
+    ``2 P G T D`` once.
 
     Args:
       config: A ``ModelConfig``.
