@@ -23,6 +23,7 @@ from jaxrl_llm.train import (
 
 _PROMPTS = 10  # of the data set; a number that no other axis of a state has
 _PER_STEP = 4
+_GROUP = 6  # above the k of the methods of pass@k
 _LENGTH = 6
 
 
@@ -35,19 +36,19 @@ def _prompts() -> PromptSet:
 
 
 def _reward(prompt: Prompt, completion: str, metadata) -> dict[str, float]:
-    """0 or 1, and as a second component a number in [0, 1]."""
+    """Two components in [0, 1]; few responses of a group have a reward above a half."""
     low = sum(ord(c) < 64 for c in completion)
-    return {"reward": float(low >= 2), "short": 1.0 / (1 + len(completion))}
+    return {"reward": min(low, 5) / 5, "short": 1.0 / (1 + len(completion))}
 
 
 def assert_loop_runs_whole(recipe: str | Recipe | EvolutionRecipe, *, steps: int = 3) -> None:
     """Trains a tiny model with ``train`` and checks that the method acts in the loop.
 
-    The model has random weights and one layer, the data set 10 prompts, a step 4 of them with 4
-    rollouts each, the reward is 0 or 1 with a second component. After the run the parameters have
-    moved and the losses are finite; the KL of the last update is above 0 if the recipe reads it; a
-    tracker of prompts has seen those that were drawn; the state of every controller, the critic and
-    a reference that moves are not the first ones.
+    The model has random weights and one layer, the data set 10 prompts, a step 4 of them with 6
+    rollouts each, the reward is in [0, 1] with a second component. After the run the parameters
+    have moved and the losses are finite; the KL of the last update is above 0 if the recipe reads
+    it; a tracker of prompts has seen those that were drawn; the state of every controller, the
+    critic and a reference that moves are not the first ones.
 
     Args:
       recipe: The name of a preset, or a recipe.
@@ -76,7 +77,7 @@ def assert_loop_runs_whole(recipe: str | Recipe | EvolutionRecipe, *, steps: int
             data=DataConfig(prompts=_prompts, chat=False),
             reward=_reward,
             recipe=recipe,
-            sampling=SamplingConfig(group_size=4, max_new_tokens=_LENGTH),
+            sampling=SamplingConfig(group_size=_GROUP, max_new_tokens=_LENGTH),
             optimizer=rate,
             checkpoint=CheckpointConfig(every=0),
             evaluation=EvaluationConfig(enabled=False),

@@ -35,9 +35,8 @@ def still(reference, params, step):
 
 def test_what_does_not_move_fails():
     kl = jr.given(jr.bind(jr.regularizers.kl_to_reference), coef="kl_coef")
-    base = jr.recipes.grpo().replace(name="base", regularizers=(kl,))
     controller = Computed("kl_coef", forgetful(), "controller")
-    recipe = base.replace(name="forgetful", computed=(controller,))
+    recipe = jr.recipes.grpo().replace(name="forgetful", regularizers=(kl,), computed=(controller,))
     with pytest.raises(AssertionError, match="'forgetful': the state of its controller 'kl_coef'"):
         assert_loop_runs_whole(recipe, steps=1)
     recipe = jr.recipes.grpo().replace(name="still", reference=still)
