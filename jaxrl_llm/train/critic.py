@@ -1,4 +1,4 @@
-"""A critic: a second model with a head of values, trained beside the policy."""
+"""A critic: a second model with a head of values, trained with the policy."""
 
 from typing import NamedTuple
 
@@ -69,8 +69,8 @@ def critic_values(model: Model, params: ArrayTree, batch: Batch, *, remat: str =
     arrays = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
     packing = batch.packing
     hidden = score_hidden(model, params["model"], *arrays, remat=remat, packing=packing)
-    kept = pack(packing, batch.mask)
-    hidden = jnp.where(kept[..., None], hidden, 0).astype(jnp.float32)
+    mask = pack(packing, batch.mask)
+    hidden = jnp.where(mask[..., None], hidden, 0).astype(jnp.float32)
     values = hidden @ params["head"]["kernel"] + params["head"]["bias"]
     return unpack(packing, values, batch.mask)
 

@@ -150,7 +150,7 @@ def make_step(
 
     With one optimizer step, ``old_logp`` may be left None: the policy being trained is then its own
     proximal policy and the ratio is 1. With more, or where the recipe needs it to prepare, it is
-    computed before the first, unless given.
+    computed before the first, unless the batch brings it.
 
     Args:
       model: The model.
@@ -234,12 +234,17 @@ def make_step(
         def update(carry, part: Batch):
             part = recipe.weigh(part) if minibatches > 1 else part
             params, opt_state = carry
-            found = _policy_gradients(scorer, recipe, base, params, part, passes.accumulated)
+            gradients = _policy_gradients(scorer, recipe, base, params, part, passes.accumulated)
             carry, metrics = apply_if_finite(
-                optimizer, carry, found.loss, found.grads, scale=_scale(recipe, part), finite=finite
+                optimizer,
+                carry,
+                gradients.loss,
+                gradients.grads,
+                scale=_scale(recipe, part),
+                finite=finite,
             )
-            metrics |= batch_metrics(recipe, found.logp, found.entropy, part)
-            return carry, (metrics, found.logp if passes.updates == 1 else None)
+            metrics |= batch_metrics(recipe, gradients.logp, gradients.entropy, part)
+            return carry, (metrics, gradients.logp if passes.updates == 1 else None)
 
         before = (state.params, state.opt_state)
         (params, opt_state), (metrics, logp) = run_passes(passes, update, before, batch, order)
@@ -349,7 +354,7 @@ def score_batch(
 
     moving = recipe.reference is not None
     if moving:
-        reference = state.whole(state.reference)
+        reference = state.with_base(state.reference)
         batch = score_reference(batch, recipe, scorer, reference, microbatches=microbatches)
 
     teacher = absent(recipe.computed_from("teacher"))
@@ -359,7 +364,7 @@ def score_batch(
             f"teacher_prompt_mask in its extras, and no {', '.join(teacher)} computed from them."
         )
     if teacher:
-        params = state.whole(state.reference) if moving else state.policy
+        params = state.with_base(state.reference) if moving else state.policy
         statistics = map_microbatches(
             lambda part: scorer.teacher(params, part, teacher), batch, microbatches
         )

@@ -113,7 +113,7 @@ def train_flops(
     last, V D those of the projection to the vocabulary, which only responses need, C the pairs of
     tokens that attend to each other, and A heads times ``head_dim`` over all layers. A multiply-add
     is two operations, a backward pass twice the forward one. A prompt counts once a group, whatever
-    is computed. What is computed a second time in place of being kept (rematerialization) does not
+    is computed. What is computed a second time instead of stored (rematerialization) does not
     count, nor do padding, a critic, and passes without a gradient. Weights that are frozen below an
     adapter take 4 in place of the first two 6: they have no gradient of their own, and the adapter
     is left out.
@@ -230,8 +230,8 @@ class Meter:
 
     def about(self) -> dict[str, str]:
         """What a utilization is of, in words."""
-        found = "not known" if self.peak is None else f"{self.peak:.4g}, {self._source}"
-        return {"peak FLOP/s": found}
+        values = "not known" if self.peak is None else f"{self.peak:.4g}, {self._source}"
+        return {"peak FLOP/s": values}
 
     def __call__(self, batch: Batch, seconds: dict[str, float]) -> dict[str, float]:
         """Numbers of a step; what is not known is left out.
@@ -244,7 +244,7 @@ class Meter:
         - ``mfu``: their share of the peak, model FLOP utilization.
 
         Args:
-          batch: As it was gathered, on the host.
+          batch: As it was collected, on the host.
           seconds: By phase.
         """
         prompts = np.asarray(batch.prompt_mask).sum(-1)
@@ -253,9 +253,9 @@ class Meter:
         once = prompts.sum() - self._shared_prefix_len * (prompts.size - 1)
         tokens = float(readers * once + responses.sum())
         busy = seconds["wait"] + seconds["score"] + seconds["train"]
-        found = {"unique_tokens": tokens, "unique_tokens_per_second": tokens / max(busy, 1e-9)}
+        values = {"unique_tokens": tokens, "unique_tokens_per_second": tokens / max(busy, 1e-9)}
         if self._size is None:
-            return found
+            return values
         if self._forward_only:
             flops = population_flops(
                 prompts, responses, size=self._size, shared_prefix_len=self._shared_prefix_len
@@ -270,10 +270,10 @@ class Meter:
                 frozen=self._frozen,
             )
             spent = seconds["train"]
-        found["flops_per_second"] = flops / max(spent, 1e-9)
+        values["flops_per_second"] = flops / max(spent, 1e-9)
         if self.peak is not None:
-            found["mfu"] = found["flops_per_second"] / self.peak
-        return found
+            values["mfu"] = values["flops_per_second"] / self.peak
+        return values
 
 
 @contextlib.contextmanager

@@ -248,7 +248,7 @@ class NonFiniteGuard:
           step: Which one, from 1.
           values: Its metrics.
           state: The one after it.
-          batch: What it was given.
+          batch: What it trained on.
 
         Raises:
           TrainingError: If it is one skipped step too many, or parameters are non-finite.

@@ -365,9 +365,9 @@ def split_microbatches(batch: ArrayTree, microbatches: int) -> ArrayTree:
     )
 
 
-def join_microbatches(parts: ArrayTree) -> ArrayTree:
+def join_microbatches(batches: ArrayTree) -> ArrayTree:
     """The inverse of :func:`split_microbatches`."""
-    return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:]), parts)
+    return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:]), batches)
 
 
 def map_microbatches(function: Callable, batch: Batch, microbatches: int) -> ArrayTree:

@@ -370,7 +370,7 @@ def init_experiment(
     if recipe.critic is not None:
         key = jax.random.fold_in(jax.random.key(config.seed), 0x637269)
         critic = init_critic(experiment.model, base, heads=recipe.critic.heads, key=key)
-    # A model that comes from a function may be kept by the code that wrote it.
+    # A model that comes from a function may still be used by the code that made it.
     shared = reference is not None or not isinstance(config.model, str)
     state = init_state(
         params,

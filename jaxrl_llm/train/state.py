@@ -28,7 +28,7 @@ class TrainState(NamedTuple):
       data_cursor: Where the prompt order stands: Python integers, which stay on the host.
       critic: A :class:`~jaxrl_llm.train.CriticState`, or ``()`` for a recipe without a critic.
       reference: A reference that moves, of the kind of ``params``, or ``()``.
-      base: Frozen parameters that an adapter stands beside, or ``()``: handed on from step to step
+      base: Frozen parameters below an adapter, or ``()``: handed on from step to step
         by reference, and no part of a checkpoint.
     """
 
@@ -44,10 +44,10 @@ class TrainState(NamedTuple):
 
     @property
     def policy(self) -> ArrayTree:
-        """Parameters as the model takes them: ``params``, beside their base if they have one."""
-        return self.whole(self.params)
+        """Parameters as the model takes them: ``params``, with their base if there is one."""
+        return self.with_base(self.params)
 
-    def whole(self, params: ArrayTree) -> ArrayTree:
+    def with_base(self, params: ArrayTree) -> ArrayTree:
         """Parameters of the kind of ``params``, as the model takes them."""
         return merge_adapter(self.base, params)
 
@@ -81,7 +81,7 @@ def init_state(
       mesh: The mesh; small leaves are replicated over it.
       rules: How it splits the optimizer's state: ``sharding_rules`` of the model.
       copy: Copy the parameters and those of the critic, since a step gives away (donates) those of
-        its state; False spares the memory where nobody else keeps them.
+        its state; False spares the memory where no other code holds them.
       critic: Parameters from :func:`~jaxrl_llm.train.init_critic`, for a recipe with a critic.
       critic_optimizer: Its optimizer.
       reference: Where a reference that moves begins; the policy's own parameters by default.
@@ -105,10 +105,10 @@ def init_state(
     opt_state = _optimizer_state(optimizer, params, recipe, mesh, rules)
     critic_state, anchor = (), ()
     if critic is not None and critic_optimizer is not None:
-        own = _optimizer_state(critic_optimizer, critic, recipe, mesh, rules)
+        critic_opt = _optimizer_state(critic_optimizer, critic, recipe, mesh, rules)
         target = () if recipe.critic.target_rate is None else jax.tree.map(jnp.copy, critic)
-        kept = jax.tree.map(jnp.copy, critic) if copy else critic
-        critic_state = CriticState(kept, own, target)
+        copied = jax.tree.map(jnp.copy, critic) if copy else critic
+        critic_state = CriticState(copied, critic_opt, target)
     if recipe.reference is not None:
         start = params if reference is None else trainable(reference)
         anchor = jax.tree.map(jnp.copy, start)
@@ -134,8 +134,8 @@ def optimizer_shardings(
 ) -> ArrayTree:
     """Where an optimizer's state lives on a mesh: as the parameters, and split over ``data`` too.
 
-    That of an evolution recipe is not: every device makes the whole update from the scores, and
-    nothing but numbers goes between them.
+    That of an evolution recipe is not: every device makes the full update from the scores, and only
+    scalars go between them.
 
     Args:
       opt_state: The state, or its shapes.
@@ -167,7 +167,7 @@ def _optimizer_state(
 
 
 def _statistics(x: Array) -> Array:
-    """As statistics of it are kept: gradients come in float32 whatever the dtype."""
+    """The array in the dtype of its statistics: gradients are float32 whatever its own is."""
     if not jnp.issubdtype(x.dtype, jnp.floating):
         return x
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
