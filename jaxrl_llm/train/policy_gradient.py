@@ -233,18 +233,15 @@ def make_step(
 
         def update(carry, part: Batch):
             part = recipe.weigh(part) if minibatches > 1 else part
-            params, opt_state = carry
-            gradients = _policy_gradients(scorer, recipe, base, params, part, passes.accumulated)
-            carry, metrics = apply_if_finite(
-                optimizer,
-                carry,
-                gradients.loss,
-                gradients.grads,
-                scale=_scale(recipe, part),
-                finite=finite,
+            loss, grads, logp, entropy = _policy_gradients(
+                scorer, recipe, base, carry[0], part, passes.accumulated
             )
-            metrics |= batch_metrics(recipe, gradients.logp, gradients.entropy, part)
-            return carry, (metrics, gradients.logp if passes.updates == 1 else None)
+            scale = _scale(recipe, part)
+            carry, metrics = apply_if_finite(
+                optimizer, carry, loss, grads, scale=scale, finite=finite
+            )
+            metrics |= batch_metrics(recipe, logp, entropy, part)
+            return carry, (metrics, logp if passes.updates == 1 else None)
 
         before = (state.params, state.opt_state)
         (params, opt_state), (metrics, logp) = run_passes(passes, update, before, batch, order)

@@ -44,8 +44,8 @@ from jaxrl_llm.train.metrics import rollout_metrics
 from jaxrl_llm.train.setup import Experiment
 from jaxrl_llm.train.state import TrainState
 
-# Seconds for which a run that ends early waits for the batch under way, on which no step will train;
-# the second after a second Ctrl-C.
+# Seconds for which a run that ends early waits for the batch under way, which no step will use; the
+# shorter one after a second Ctrl-C.
 _PATIENCE, _AT_ONCE = 5.0, 1.0
 _THREAD = "rollouts"
 
