@@ -69,18 +69,14 @@ def write_report(folder: str | Path, path: str | Path | None = None) -> Path:
     """
     folder = Path(folder)
     path = folder / "report.html" if path is None else Path(path)
-    write_whole(path, render(folder.absolute().name, *map(_rows, _files(folder))))
+    lines = []
+    for name in ("metrics", "samples", "sessions"):
+        file = folder / f"{name}.jsonl"
+        rows = read_jsonl(file) if file.is_file() else []
+        lines.append([row for row in rows if isinstance(row.get("step"), int)])
+    metrics, samples, sessions = lines
+    write_whole(path, render(folder.absolute().name, metrics, samples, sessions))
     return path
-
-
-def _files(folder: Path) -> tuple[Path, ...]:
-    return tuple(folder / f"{name}.jsonl" for name in ("metrics", "samples", "sessions"))
-
-
-def _rows(path: Path) -> list[dict]:
-    """The lines of a file that have a step."""
-    rows = read_jsonl(path) if path.is_file() else []
-    return [row for row in rows if isinstance(row.get("step"), int)]
 
 
 def render(

@@ -246,7 +246,7 @@ class RunFolder:
         self._ended = True
         processes.from_first(self._flush)
         outcome = "done" if interrupted is None else signal.Signals(interrupted).name
-        self._note_end(outcome, **{f"seconds_{k}": v for k, v in seconds.items()})
+        self._note_end(outcome, {f"seconds_{k}": v for k, v in seconds.items()})
         path = self.path / "reward.png"
         if self._writes:
             with _optional(path):
@@ -261,12 +261,12 @@ class RunFolder:
         with writing(lines.path):
             lines.flush()
 
-    def _note_end(self, outcome: str, **numbers: Any) -> None:
+    def _note_end(self, outcome: str, numbers: Mapping[str, Any] | None = None) -> None:
         if not self._writes:
             return
         row = {"step": self._step, "event": "end", "time": _now(), "outcome": outcome}
         with contextlib.suppress(OSError):  # an error before this one is reported
-            self.sessions.write(row | numbers)
+            self.sessions.write(row | dict(numbers or {}))
 
     def progress(self, first: int, steps: int):
         """A tqdm bar over the steps; hidden in a silent run."""
