@@ -2,7 +2,6 @@
 
 import math
 import tempfile
-from typing import Any
 
 import jax
 import numpy as np
@@ -60,7 +59,7 @@ def assert_loop_runs_whole(recipe: str | Recipe | EvolutionRecipe, *, steps: int
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> jr.testing.assert_loop_runs_whole("gspo", steps=1)  # doctest: +SKIP
+      >>> jr.testing.assert_loop_runs_whole("rloo", steps=1)
     """
     made = (
         catalog.preset(recipe, length=_LENGTH, num_prompts=_PROMPTS)
@@ -69,7 +68,6 @@ def assert_loop_runs_whole(recipe: str | Recipe | EvolutionRecipe, *, steps: int
     )
     evolves = isinstance(made, EvolutionRecipe)
     rate = OptimizerConfig(learning_rate=1e-2)
-    options: dict[str, Any] = {} if made.critic is None else {"critic": rate}
     with tempfile.TemporaryDirectory() as folder:
         config = TrainConfig(
             run_dir=folder,
@@ -84,7 +82,7 @@ def assert_loop_runs_whole(recipe: str | Recipe | EvolutionRecipe, *, steps: int
             steps=steps,
             prompts_per_step=_PER_STEP,
             remat="full" if evolves else "none",
-            **options,
+            critic=None if made.critic is None else rate,
         )
         result = train(config)
     state, name = result.state, f"recipe {made.name!r}"
