@@ -225,7 +225,7 @@ def sequence_sum_norm(mask: Array, *, length: float) -> Array:
       verl's ``seq-mean-token-sum-norm`` from 0.9 on, where the constant defaults to T. Up to 0.8
       that mode does not divide by the number of sequences.
     """
-    checks.check_positive("sequence_sum_norm", length=length)
+    checks.check_positive("sequence_sum_norm", finite=True, length=length)
     _check("sequence_sum_norm", mask)
     return mask / (_non_empty(mask) * length)
 
@@ -260,7 +260,7 @@ def fixed_length(mask: Array, *, length: float) -> Array:
       Liu et al., Understanding R1-Zero-Like Training (arXiv:2503.20783). TRL's ``dr_grpo`` loss
       divides by the rows of a microbatch; we divide by those of the global batch.
     """
-    checks.check_positive("fixed_length", length=length)
+    checks.check_positive("fixed_length", finite=True, length=length)
     _check("fixed_length", mask)
     rows = max(math.prod(jnp.shape(mask)[:-1]), 1)
     return mask / (jnp.float32(rows) * length)

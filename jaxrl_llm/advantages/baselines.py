@@ -344,7 +344,7 @@ def mc_grpo(
     if scale == "none":
         checks.check_no_effect("mc_grpo", "with scale='none'", eps=eps)
     eps = 1e-3 if eps is None else eps
-    checks.check_positive("mc_grpo", eps=eps)
+    checks.check_positive("mc_grpo", finite=True, eps=eps)
     rewards = masking.zero_masked(rewards, where)
     advantages = rewards - stats.group_median(rewards, where)
     if scale == "mad":
@@ -487,7 +487,7 @@ def jspo(rewards: Array, *, where: Array | None = None, eps: float = 1e-6) -> Ar
       ``jspo_plus_plus`` pools the group itself too and smooths the share over the steps.
     """
     stats.check_group("jspo", rewards, where)
-    checks.check_positive("jspo", eps=eps)
+    checks.check_positive("jspo", finite=True, eps=eps)
     rewards = masking.zero_masked(rewards, where)
     count = stats.group_count(rewards, where)
     total = jnp.sum(rewards, axis=-1, keepdims=True)

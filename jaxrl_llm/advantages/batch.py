@@ -45,7 +45,7 @@ def whiten(x: Array, mask: Array, *, eps: float = 1e-8, shift_mean: bool = True)
     """
     checks.check_mask("whiten", mask)
     checks.check_min_rank("whiten", 1, mask=mask)
-    checks.check_positive("whiten", eps=eps)
+    checks.check_positive("whiten", finite=True, eps=eps)
     x = masking.spread("whiten", "x", x, mask)
     mean = masking.masked_mean(x, mask)
     scaled = (x - mean) / jnp.sqrt(masking.masked_var(x, mask, ddof=1) + eps)
@@ -79,7 +79,7 @@ def clip(x: Array, *, bound: float) -> Array:
       Zheng et al., PPO-max (arXiv:2307.04964), with a bound of 0.5.
     """
     checks.check_float("clip", x=x)
-    checks.check_positive("clip", bound=bound)
+    checks.check_positive("clip", finite=True, bound=bound)
     return jnp.clip(jnp.asarray(x, jnp.float32), -bound, bound)
 
 
@@ -116,7 +116,7 @@ def batch_normalize(x: Array, *, where: Array | None = None, eps: float = 1e-8) 
     checks.check_float("batch_normalize", x=x)
     checks.check_bool("batch_normalize", where=where)
     checks.check_same_shape("batch_normalize", x=x, where=where)
-    checks.check_positive("batch_normalize", eps=eps)
+    checks.check_positive("batch_normalize", finite=True, eps=eps)
     x = masking.zero_masked(x, where)
     shifted = x - masking.masked_mean(x, where)
     scaled = shifted / (masking.masked_std(x, where, ddof=1) + eps)
@@ -177,7 +177,7 @@ def reinforce_pp_baseline(
     """
     tokens = _inputs.check_tokens("reinforce_pp_baseline", rewards, mask, where)
     checks.check_option("reinforce_pp_baseline", "norm", norm, ("token", "sequence"))
-    checks.check_positive("reinforce_pp_baseline", eps=eps)
+    checks.check_positive("reinforce_pp_baseline", finite=True, eps=eps)
     rewards = masking.zero_masked(rewards, where)
     centered = jnp.where(
         stats.group_is_constant(rewards, where), 0.0, rewards - stats.group_mean(rewards, where)
@@ -249,7 +249,7 @@ def reinforce_pp(
     tokens = _inputs.check_tokens(name, rewards, mask, where, old_logp=old_logp, ref_logp=ref_logp)
     checks.check_share(name, gamma=gamma)
     _inputs.check_coefficients(name, mask, gamma=gamma)
-    checks.check_positive(name, eps=eps)
+    checks.check_positive(name, finite=True, eps=eps)
     token_rewards = returns.shaped(name, rewards, tokens, old_logp, ref_logp, kl_coef)
     return whiten(returns.reward_to_go(token_rewards, tokens, gamma=gamma), tokens, eps=eps)
 
@@ -387,7 +387,7 @@ def score_scaler(*, center: bool = False, clip: float | None = None) -> Transfor
       Zheng et al., PPO-max (arXiv:2307.04964), as in MOSS-RLHF, whose scripts scale without
       centering and do not clip (its default bound is 10). It does not guard the deviation.
     """
-    checks.check_positive("score_scaler", clip=clip)
+    checks.check_positive("score_scaler", finite=True, clip=clip)
     return Transform(_first_moments, _Scale(center, clip))
 
 
@@ -466,7 +466,7 @@ def scale_scores(
     """
     stats.check_group("scale_scores", rewards, where)
     checks.check_min_rank("scale_scores", 0, score_std=score_std)
-    checks.check_positive("scale_scores", score_std=score_std, clip=clip)
+    checks.check_positive("scale_scores", finite=True, score_std=score_std, clip=clip)
     std = jnp.asarray(score_std, jnp.float32)
     shape = jnp.shape(rewards)
     if std.ndim and std.shape not in ((*shape[:-1], 1, 1), (1,) * (len(shape) + 1)):

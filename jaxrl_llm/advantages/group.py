@@ -92,7 +92,7 @@ def grpo(
     ddof = 1 if ddof is None else ddof
     eps = 1e-6 if eps is None else eps
     checks.check_option("grpo", "ddof", ddof, (0, 1))
-    checks.check_positive("grpo", eps=eps)
+    checks.check_positive("grpo", finite=True, eps=eps)
     if baseline != "group":
         return _root_mean_square_scaled(rewards_kept, where, baseline, ddof, eps, singleton)
     if scale == "group":
@@ -270,7 +270,7 @@ def gpg(
             "one counts as no signal, and the factor would blow up what it is given."
         )
     eps = 1e-4 if eps is None else eps
-    checks.check_positive("gpg", eps=eps)
+    checks.check_positive("gpg", finite=True, eps=eps)
     if mode == "informative":
         alpha = 1.0 / (informative_share(rewards, where=where) + _SPREAD)
     else:
@@ -423,8 +423,8 @@ def hbpo(
     checks.check_min_rank(name, 1, budgets=budgets)
     checks.check_float(name, budgets=budgets)
     checks.check_same_shape(name, rewards=rewards, budgets=budgets)
-    checks.check_non_negative(name, intra_weight=intra_weight)
-    checks.check_positive(name, max_length=max_length, eps=eps)
+    checks.check_non_negative(name, finite=True, intra_weight=intra_weight)
+    checks.check_positive(name, finite=True, max_length=max_length, eps=eps)
     checks.check_option(name, "ddof", ddof, (0, 1))
     checks.check_option(name, "singleton", singleton, ("zero", "raw"))
     inter = grpo(rewards, where=where, ddof=ddof, eps=eps, singleton=singleton)

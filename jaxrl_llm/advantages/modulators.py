@@ -61,7 +61,7 @@ def novelty_sharpening(
     """
     name = "novelty_sharpening"
     _check_sequences(name, advantages, mask, where, old_logp=old_logp)
-    checks.check_non_negative(name, bonus=bonus, cap=cap)
+    checks.check_non_negative(name, finite=True, bonus=bonus, cap=cap)
     advantages = masking.zero_masked(advantages, where)
     score = masking.masked_mean(old_logp, mask, axis=-1)
     spoken = jnp.any(mask, axis=-1)
@@ -132,7 +132,7 @@ def ace(
     if wrong is not None:
         checks.check_bool("ace", wrong=wrong)
         checks.check_shape("ace", "wrong", wrong, sequences)
-    checks.check_non_negative("ace", alpha=alpha)
+    checks.check_non_negative("ace", finite=True, alpha=alpha)
     tokens = mask if where is None else mask & where[..., None]
     difference = masking.safe_log_ratio(old_logp, ref_logp, tokens)
     reduce = masking.masked_mean if length_normalize else masking.masked_sum
@@ -193,8 +193,8 @@ def entropy_shaping(
     """
     name = "entropy_shaping"
     _check_any(name, advantages, mask, None, old_entropy=old_entropy)
-    checks.check_non_negative(name, scale=scale)
-    checks.check_positive(name, cap=cap)
+    checks.check_non_negative(name, finite=True, scale=scale)
+    checks.check_positive(name, finite=True, cap=cap)
     advantages = masking.spread(name, "advantages", advantages, mask)
     entropy = masking.zero_masked(old_entropy, mask)
     return advantages + jnp.minimum(scale * entropy, jnp.abs(advantages) / cap)
@@ -351,7 +351,7 @@ def dcpo_distribution(
     checks.check_min_rank(name, 0, policy_entropy=policy_entropy)
     checks.check_float(name, rewards=rewards, policy_entropy=policy_entropy)
     checks.check_shape(name, "rewards", rewards, jnp.shape(mask)[:-1])
-    checks.check_non_negative(name, target_entropy=target_entropy, max_gap=max_gap)
+    checks.check_non_negative(name, finite=True, target_entropy=target_entropy, max_gap=max_gap)
     tokens = mask if where is None else mask & where[..., None]
     advantages = masking.spread(name, "advantages", advantages, tokens)
     entropy = jnp.asarray(policy_entropy, jnp.float32)
@@ -406,7 +406,7 @@ def temperature_logp(logits: Array, targets: Array, *, temperature: float) -> Ar
     checks.check_float(name, logits=logits)
     checks.check_integer(name, targets=targets)
     checks.check_shape(name, "targets", targets, jnp.shape(logits)[:-1])
-    checks.check_positive(name, temperature=temperature)
+    checks.check_positive(name, finite=True, temperature=temperature)
     logp = jax.nn.log_softmax(jnp.asarray(logits, jnp.float32) / temperature, axis=-1)
     return jnp.take_along_axis(logp, targets[..., None], axis=-1)[..., 0]
 
@@ -472,5 +472,5 @@ def sampled_entropy(*, start: float = 0.0) -> Transform:
     References:
       DCPO (arXiv:2601.12730), whose released code measures it during the update.
     """
-    checks.check_non_negative("sampled_entropy", start=start)
+    checks.check_non_negative("sampled_entropy", finite=True, start=start)
     return Transform(_EntropyInit(start), _EntropyUpdate())

@@ -49,7 +49,7 @@ def ospo(
     """
     checks.check_min_rank("ospo", 2, rewards=rewards)
     stats.check_group("ospo", rewards, where)
-    checks.check_non_negative("ospo", fairness=fairness)
+    checks.check_non_negative("ospo", finite=True, fairness=fairness)
     advantages = group.grpo(rewards, where=where, ddof=0, eps=eps)
     fair = fairness * fleet_fairness(rewards, where=where)[..., None]
     return advantages + masking.zero_masked(jnp.broadcast_to(fair, advantages.shape), where)
@@ -147,7 +147,7 @@ def fleet_grpo(
     checks.check_share(name, gamma=gamma)
     checks.check_option(name, "norm", norm, ("all", "time"))
     checks.check_option(name, "punishment", punishment, ("none", "history", "to_go"))
-    checks.check_positive(name, eps=eps)
+    checks.check_positive(name, finite=True, eps=eps)
     kept = masking.zero_masked(rewards, where)
     if norm == "time":
         scaled = group.grpo(kept, where=where, ddof=0, eps=eps)

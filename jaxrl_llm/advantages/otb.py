@@ -168,7 +168,7 @@ def sum_pi_squared(logits: Array, targets: Array | None = None) -> Array:
 
 
 def _advantages(function, token_rewards, tokens, where, arrays, zero_tail, compact, eps) -> Array:
-    checks.check_positive(function, eps=eps)
+    checks.check_positive(function, finite=True, eps=eps)
     for name in ("old_logp", "sum_pi_sq"):
         if arrays[name] is None:
             raise ValueError(f"{function}: {name} is None, and the baseline cannot do without it.")

@@ -150,7 +150,7 @@ def grpo_passk(
         ddof = 1 if ddof is None else ddof
         eps = 1e-6 if eps is None else eps
         checks.check_option("grpo_passk", "ddof", ddof, (0, 1))
-        checks.check_positive("grpo_passk", eps=eps)
+        checks.check_positive("grpo_passk", finite=True, eps=eps)
         lead = lead / (stats.group_std(rewards, where, ddof=ddof) + eps)
     # With a tie at the top the lead is exactly 0, so that which of them is best does not matter.
     first = jnp.argmax(jnp.where(kept, rewards, -jnp.inf), axis=-1, keepdims=True)
@@ -203,7 +203,7 @@ def passk_training(
       Pass@k training (arXiv:2508.10751), as in the authors' code, which takes a reward of exactly 1
       as right and 0 as wrong, and leaves other values as they are. ``k`` has no default there.
     """
-    checks.check_positive("passk_training", eps=eps)
+    checks.check_positive("passk_training", finite=True, eps=eps)
     x = count("passk_training", rewards, where, threshold, k=k)
     fails = comb_ratio(x.wrong, x.total, k)  # of the groups of k, 1 - rho
     blamed = comb_ratio(x.wrong - 1, x.total - 1, k - 1)
@@ -320,7 +320,7 @@ def maxrl(
     """
     stats.check_group("maxrl", rewards, where)
     checks.check_option("maxrl", "scale", scale, ("mean", "root"))
-    checks.check_positive("maxrl", eps=eps)
+    checks.check_positive("maxrl", finite=True, eps=eps)
     rewards = masking.zero_masked(rewards, where)
     mean = stats.group_mean(rewards, where)
     divisor = mean

@@ -159,7 +159,7 @@ def shaped(
 
 def _shaped(function, rewards, mask, old_logp, ref_logp, kl_coef, estimator) -> Array:
     """The rewards on the last tokens minus the penalty; all but ``kl_coef`` has been checked."""
-    checks.check_non_negative(function, kl_coef=kl_coef)
+    checks.check_non_negative(function, finite=True, kl_coef=kl_coef)
     for name, value in (("old_logp", old_logp), ("ref_logp", ref_logp)):
         if value is None:
             raise ValueError(f"{function}: {name} is None, and the KL penalty cannot do without.")

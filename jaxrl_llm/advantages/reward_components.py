@@ -135,7 +135,7 @@ def gdpo_token(
       NaN as a reward of 0, and give the only rollout of a group its reward.
     """
     x = _prepare("gdpo_token", rewards, where, weights, gate, eps, ddof)
-    checks.check_positive("gdpo_token", norm_eps=norm_eps)
+    checks.check_positive("gdpo_token", finite=True, norm_eps=norm_eps)
     tokens = _inputs.check_tokens("gdpo_token", x.total, mask, None) & x.present[..., None]
     return batch.whiten(x.total, tokens, eps=norm_eps)
 
@@ -253,7 +253,7 @@ def _prepare(
         by, threshold = gate
         rewards = gate_rewards(rewards, by=by, threshold=threshold)
     weights = _weights(function, names, weights)
-    checks.check_positive(function, eps=eps)
+    checks.check_positive(function, finite=True, eps=eps)
     checks.check_option(function, "ddof", ddof, (0, 1))
     total, present = 0.0, False
     # In the order of the names: a mapping that has been through a jit comes back sorted.
@@ -359,8 +359,8 @@ def density_weights(
     checks.check_float(name, pass_rates=pass_rates)
     checks.check_bool(name, test_where=test_where)
     checks.check_same_shape(name, pass_rates=pass_rates, test_where=test_where)
-    checks.check_positive(name, sigma=sigma)
-    checks.check_non_negative(name, difficulty=difficulty, delta=delta)
+    checks.check_positive(name, finite=True, sigma=sigma)
+    checks.check_non_negative(name, finite=True, difficulty=difficulty, delta=delta)
     rates = masking.zero_masked(pass_rates, test_where)
     kernel = jnp.exp(-((rates[..., :, None] - rates[..., None, :]) ** 2) / (2.0 * sigma**2))
     others = None if test_where is None else test_where[..., None, :]
@@ -428,7 +428,7 @@ def verpo(
       without a division by a deviation; sigma, difficulty, delta, gamma and turn_weight are ours.
     """
     attempts = _check_tests("verpo", rewards, test_passes, test_where, turn_where, where)
-    checks.check_non_negative("verpo", turn_weight=turn_weight)
+    checks.check_non_negative("verpo", finite=True, turn_weight=turn_weight)
     shape = jnp.shape(test_passes)
     if gamma is None:
         gamma = 0.95 if shape[-2] > 1 else 1.0

@@ -159,7 +159,7 @@ def v05_baseline(
         ddof = 1 if ddof is None else ddof
         eps = 1e-6 if eps is None else eps
         checks.check_option("v05_baseline", "ddof", ddof, (0, 1))
-        checks.check_positive("v05_baseline", eps=eps)
+        checks.check_positive("v05_baseline", finite=True, eps=eps)
         advantages = advantages / (stats.group_std(rewards, where, ddof=ddof) + eps)
         advantages = jnp.where(stats.group_is_constant(rewards, where), 0.0, advantages)
     return masking.zero_masked(advantages, where)
@@ -212,7 +212,7 @@ def osla_continue(
     """
     checks.check_float("osla_continue", mean=mean, prior=prior)
     checks.check_same_shape("osla_continue", mean=mean, count=count, prior=prior)
-    checks.check_non_negative("osla_continue", cost=cost)
+    checks.check_non_negative("osla_continue", finite=True, cost=cost)
     if isinstance(least, numbers.Real) and isinstance(most, numbers.Real) and most < least:
         raise ValueError(
             f"osla_continue: most must not be below least; got {most:g} and {least:g}."

@@ -58,7 +58,7 @@ def spo(
     checks.check_float("spo", values=values)
     checks.check_shape("spo", "values", values, jnp.shape(rewards)[:-1])
     checks.check_option("spo", "ddof", ddof, (0, 1))
-    checks.check_positive("spo", eps=eps)
+    checks.check_positive("spo", finite=True, eps=eps)
     values = jnp.asarray(values, jnp.float32)[..., None]
     gain = masking.zero_masked(masking.zero_masked(rewards, where) - values, where)
     centered = gain - masking.masked_mean(gain, where)
@@ -174,7 +174,7 @@ def spo_tracker(
         checks.check_no_effect(name, f"with rho={rho!r}", half_shift=half_shift, low=low, high=high)
     half_shift = 0.06 if half_shift is None else half_shift
     low, high = 0.875 if low is None else low, 0.96 if high is None else high
-    checks.check_positive(name, half_shift=half_shift, eps=eps)
+    checks.check_positive(name, finite=True, half_shift=half_shift, eps=eps)
     tracker.check_factors(name, low, high)
     update = _AdaptiveSpoUpdate(half_shift, low, high, eps) if rho is None else _SpoUpdate(rho, eps)
     return Transform(_TrackerInit(num_prompts, prior), update)
@@ -284,7 +284,7 @@ def mssr_tracker(
     """
     name = "mssr_tracker"
     tracker.check_tracker(name, num_prompts, prior)
-    checks.check_positive(name, kl_target=kl_target, eps=eps)
+    checks.check_positive(name, finite=True, kl_target=kl_target, eps=eps)
     if not isinstance(window, numbers.Integral) or window < 1:
         raise ValueError(f"{name}: window must be an integer of 1 or more; got {window!r}.")
     tracker.check_factors(name, low, high)

@@ -72,7 +72,7 @@ def beta_tracker_init(
     checks.check_rank(name, 1, successes=successes)
     if jnp.ndim(samples):
         checks.check_same_shape(name, successes=successes, samples=samples)
-    checks.check_non_negative(name, smoothing=smoothing)
+    checks.check_non_negative(name, finite=True, smoothing=smoothing)
     checks.check_share(name, one=False, rho_min=rho_min)
     successes = jnp.asarray(successes, jnp.float32)
     samples = jnp.broadcast_to(jnp.asarray(samples, jnp.float32), successes.shape)
@@ -211,7 +211,7 @@ def uncertainty_sampling_weights(values: Array, *, explore: float = 0.05) -> Arr
     name = "uncertainty_sampling_weights"
     checks.check_min_rank(name, 1, values=values)
     checks.check_float(name, values=values)
-    checks.check_non_negative(name, explore=explore)
+    checks.check_non_negative(name, finite=True, explore=explore)
     values = jnp.asarray(values, jnp.float32)
     variance = values * (1.0 - values)
     spread = variance > 0
@@ -253,7 +253,7 @@ def check_tracker(function: str, num_prompts: int, prior: tuple[float, float]) -
     check_num_prompts(function, num_prompts)
     if not isinstance(prior, tuple) or len(prior) != 2:
         raise ValueError(f"{function}: prior must be a pair (alpha, beta); got {prior!r}.")
-    checks.check_positive(function, **{"prior[0]": prior[0], "prior[1]": prior[1]})
+    checks.check_positive(function, finite=True, **{"prior[0]": prior[0], "prior[1]": prior[1]})
 
 
 def kl_forgetting(
@@ -288,7 +288,7 @@ def kl_forgetting(
       Xu and Ding, SPO (arXiv:2509.13232), and its released code.
     """
     checks.check_float("kl_forgetting", shift=shift)
-    checks.check_positive("kl_forgetting", half_shift=half_shift)
+    checks.check_positive("kl_forgetting", finite=True, half_shift=half_shift)
     check_factors("kl_forgetting", low, high)
     return jnp.clip(jnp.exp2(-jnp.asarray(shift, jnp.float32) / half_shift), low, high)
 
@@ -344,7 +344,7 @@ def window_kl_discount(
     name = "window_kl_discount"
     checks.check_rank(name, 1, kl_window=kl_window)
     checks.check_float(name, kl_window=kl_window)
-    checks.check_positive(name, target=target)
+    checks.check_positive(name, finite=True, target=target)
     check_factors(name, low, high)
     checks.check_option(name, "rule", rule, ("two_sided", "monotone"))
     size = jnp.shape(kl_window)[0]

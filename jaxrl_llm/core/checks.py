@@ -11,7 +11,7 @@ import math
 import numbers
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 
 import chex
 import jax
@@ -27,9 +27,17 @@ def _axes(rank: int) -> str:
     return "1 axis" if rank == 1 else f"{rank} axes"
 
 
+# Kinds of NumPy arrays that jax has no dtype for: objects, text, bytes, dates and durations.
+_NO_NUMBERS = frozenset("OUSMm")
+
+
 def _check_array(function: str, name: str, x) -> None:
     """Raises TypeError for what jax would not take as an array."""
     if isinstance(x, (jax.Array, np.ndarray, np.generic, numbers.Number)) or hasattr(x, "dtype"):
+        if getattr(getattr(x, "dtype", None), "kind", "") in _NO_NUMBERS:
+            raise TypeError(
+                f"{function}: {name} must hold numbers; got an array of {np.asarray(x).dtype}."
+            )
         return
     raise TypeError(f"{function}: {name} must be an array; got {type(x).__name__}.")
 
@@ -110,7 +118,10 @@ def check_mask(function: str, mask) -> None:
 def check_option(function: str, name: str, value, allowed: Iterable) -> None:
     """Raises ValueError unless ``value`` is one of ``allowed``, with the nearest one named."""
     allowed = tuple(allowed)
-    if value in allowed:
+    # True == 1, so truth values match truth values alone; an array has no single truth value.
+    truth = isinstance(value, (bool, np.bool_))
+    same = [a for a in allowed if isinstance(a, bool) == truth]
+    if isinstance(value, Hashable) and value in same:
         return
     near = difflib.get_close_matches(str(value), [str(a) for a in allowed], n=1)
     hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -132,27 +143,53 @@ def check_no_effect(function: str, because: str, **options) -> None:
             raise ValueError(f"{function}: {name}={value!r} has no effect {because}; leave it out.")
 
 
-def _concrete(function: str, name: str, value) -> float | None:
-    """The value as a float, or None for a traced or batched one, which cannot be looked at."""
-    if isinstance(value, numbers.Real):
-        return float(value)
-    if not isinstance(value, (jax.Array, np.ndarray, np.generic)):
+# No option means a finite number beyond this one.
+_LARGEST = 1e18
+
+
+def _concrete(function: str, name: str, value, finite: bool = False) -> float | None:
+    """The value as a float, or None for a traced or batched one, whose value is not known."""
+    dtype = getattr(value, "dtype", None)
+    if isinstance(value, (bool, np.bool_)) or dtype == np.bool_:
         raise TypeError(f"{function}: {name} must be a number; got {value!r}.")
-    return None if isinstance(value, jax.core.Tracer) or value.shape != () else float(value)
+    if isinstance(value, numbers.Real):
+        number = float(value)
+    elif not isinstance(value, (jax.Array, np.ndarray, np.generic)):
+        raise TypeError(f"{function}: {name} must be a number; got {value!r}.")
+    elif isinstance(value, jax.core.Tracer) or value.shape != ():
+        return None
+    else:
+        number = float(value)
+    if number > _LARGEST and (finite or math.isfinite(number)):
+        what = "be finite" if math.isinf(number) else f"be at most {_LARGEST:g}"
+        raise ValueError(f"{function}: {name} must {what}; got {number:g}.")
+    return number
 
 
-def check_positive(function: str, **values) -> None:
-    """Raises ValueError unless every concrete number (None is skipped) is above zero."""
+def check_positive(function: str, *, finite: typing.Any = False, **values) -> None:
+    """Raises ValueError unless every concrete number (None is skipped) is above zero.
+
+    Args:
+      function: Name, for the message.
+      finite: Whether infinity, which is a bound that never acts, is refused.
+      **values: Numbers by name; traced and batched ones are let through.
+    """
     for name, value in values.items():
-        number = None if value is None else _concrete(function, name, value)
+        number = None if value is None else _concrete(function, name, value, finite)
         if number is not None and not number > 0:
             raise ValueError(f"{function}: {name} must be above 0; got {number:g}.")
 
 
-def check_non_negative(function: str, **values) -> None:
-    """Raises ValueError unless every concrete number (None is skipped) is zero or above."""
+def check_non_negative(function: str, *, finite: typing.Any = False, **values) -> None:
+    """Raises ValueError unless every concrete number (None is skipped) is zero or above.
+
+    Args:
+      function: Name, for the message.
+      finite: Whether infinity, which is a bound that never acts, is refused.
+      **values: Numbers by name; traced and batched ones are let through.
+    """
     for name, value in values.items():
-        number = None if value is None else _concrete(function, name, value)
+        number = None if value is None else _concrete(function, name, value, finite)
         if number is not None and (math.isnan(number) or number < 0):
             raise ValueError(f"{function}: {name} must not be negative; got {number:g}.")
 

@@ -55,7 +55,7 @@ def cumulative_advantage(accuracy: Array, *, rollouts: int, scaled: bool = False
       DARS (arXiv:2508.13755); its released trainer.
     """
     accuracy = _check_accuracy("cumulative_advantage", accuracy)
-    checks.check_positive("cumulative_advantage", rollouts=rollouts)
+    checks.check_positive("cumulative_advantage", finite=True, rollouts=rollouts)
     return rollouts * _signal(accuracy, scaled)
 
 
@@ -106,7 +106,7 @@ def dars_extra_rollouts(
     """
     function = "dars_extra_rollouts"
     accuracy = _check_accuracy(function, accuracy)
-    checks.check_positive(function, rollouts=rollouts)
+    checks.check_positive(function, finite=True, rollouts=rollouts)
     checks.check_option(function, "schedule", schedule, ("equal", "hardness"))
     if max_rollouts < rollouts:
         raise ValueError(
@@ -195,7 +195,7 @@ def greedy_allocate(gains: Array, *, total: int, start: int | Array = 0) -> Arra
     checks.check_rank(function, 2, gains=gains)
     checks.check_float(function, gains=gains)
     checks.check_integer(function, start=start)
-    checks.check_non_negative(function, total=total)
+    checks.check_non_negative(function, finite=True, total=total)
     prompts, most = jnp.shape(gains)
     if isinstance(start, int | np.integer):
         if not 0 <= start <= most or start * prompts > total:
@@ -279,7 +279,7 @@ def rollout_priority(
     function = "rollout_priority"
     checks.check_float(function, std=std)
     checks.check_integer(function, count=count)
-    checks.check_non_negative(function, bonus=bonus)
+    checks.check_non_negative(function, finite=True, bonus=bonus)
     if not 0 < level < 1:
         raise ValueError(f"{function}: level must be in (0, 1); got {level:g}.")
     table = _t_quantiles(float(level), int(max_count))

@@ -130,7 +130,7 @@ def capo_scores(
     checks.check_shape(function, "probs", probs, (*shape, *jnp.shape(probs)[-1:]))
     checks.check_same_shape(function, probs=probs, support=support)
     checks.check_option(function, "fisher", fisher, ("sample", "full"))
-    checks.check_non_negative(function, lr=lr)
+    checks.check_non_negative(function, finite=True, lr=lr)
     if moments is None:
         given = {"support": support is not None, "betas": betas != (0.9, 0.999), "eps": eps != 1e-8}
         for name in (name for name, here in given.items() if here):
@@ -280,7 +280,7 @@ def capo_selection(
     checks.check_float(function, **sums)
     checks.check_same_shape(function, **sums, mask=mask)
     checks.check_option(function, "fisher", fisher, ("sample", "full"))
-    checks.check_non_negative(function, lr=lr, hidden_sq=hidden_sq)
+    checks.check_non_negative(function, finite=True, lr=lr, hidden_sq=hidden_sq)
     if jnp.ndim(hidden_sq) > 0:
         checks.check_same_shape(function, hidden_sq=hidden_sq, mask=mask)
         hidden_sq = masking.zero_masked(hidden_sq, mask)

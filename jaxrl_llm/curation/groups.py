@@ -223,7 +223,7 @@ def prs_keep_prob(
     checks.check_float(function, coverage=coverage)
     checks.check_bool(function, correct=correct)
     checks.check_same_shape(function, coverage=coverage, correct=correct)
-    checks.check_positive(function, width=width)
+    checks.check_positive(function, finite=True, width=width)
     ramp = jnp.clip((jnp.asarray(coverage, jnp.float32) - threshold) / width, 0.0, 1.0)
     return jnp.where(correct, ramp, 1.0)
 

@@ -33,7 +33,7 @@ def mix_source_mask(key: Array, *, prompts: int, probability: float | Array = 0.
     References:
       ReMix (arXiv:2507.06892), with 0.4 and policies up to two updates old. PAPER reading.
     """
-    checks.check_non_negative("mix_source_mask", prompts=prompts)
+    checks.check_non_negative("mix_source_mask", finite=True, prompts=prompts)
     checks.check_share("mix_source_mask", probability=probability)
     return jax.random.uniform(key, (prompts,)) < probability
 

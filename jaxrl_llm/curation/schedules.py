@@ -61,7 +61,7 @@ def training_progress(step: Array, *, steps: int) -> Array:
     References:
       None; the clock of the schedules here.
     """
-    checks.check_positive("training_progress", steps=steps)
+    checks.check_positive("training_progress", finite=True, steps=steps)
     return jnp.clip(jnp.asarray(step, jnp.float32) / steps, 0.0, 1.0)
 
 
@@ -89,7 +89,7 @@ def sqrt_lr(lr: float, *, old_size: float, new_size: float) -> float:
     References:
       BroRL (arXiv:2510.01180). PAPER reading.
     """
-    checks.check_positive("sqrt_lr", old_size=old_size, new_size=new_size)
+    checks.check_positive("sqrt_lr", finite=True, old_size=old_size, new_size=new_size)
     return lr * math.sqrt(new_size / old_size)
 
 
@@ -119,8 +119,8 @@ def icpo_bonus(step: Array, *, beta: float = 1.0, anneal: int = 400) -> Array:
       ICPO (arXiv:2510.26519), and its released code, where a right answer that was steered gets it
       in the place of its reward of 1.
     """
-    checks.check_non_negative("icpo_bonus", beta=beta)
-    checks.check_positive("icpo_bonus", anneal=anneal)
+    checks.check_non_negative("icpo_bonus", finite=True, beta=beta)
+    checks.check_positive("icpo_bonus", finite=True, anneal=anneal)
     return 1.0 + beta * jnp.maximum(1.0 - jnp.asarray(step, jnp.float32) / anneal, 0.0)
 
 

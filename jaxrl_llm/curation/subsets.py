@@ -59,7 +59,7 @@ def max_variance_subset(x: Array, n: int | Array, *, where: Array | None = None)
     checks.check_min_rank(function, 1, x=x)
     checks.check_float(function, x=x)
     checks.check_integer(function, n=n)
-    checks.check_non_negative(function, n=n)
+    checks.check_non_negative(function, finite=True, n=n)
     each = (*jnp.shape(x)[:-1], 1)
     if jnp.shape(n) not in ((), each):
         raise ValueError(

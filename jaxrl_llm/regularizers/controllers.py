@@ -59,7 +59,7 @@ def fixed(coef: float) -> Transform:
     References:
       The fixed controller of verl and of Ziegler et al. (arXiv:1909.08593).
     """
-    checks.check_non_negative("fixed", coef=coef)
+    checks.check_non_negative("fixed", finite=True, coef=coef)
     return Transform(First(coef), _Fixed())
 
 
@@ -102,7 +102,7 @@ def adaptive_kl_update(
     """
     name = "adaptive_kl_update"
     checks.check_rank(name, 0, coef=coef, kl=kl, samples=samples)
-    checks.check_positive(name, target=target, horizon=horizon)
+    checks.check_positive(name, finite=True, target=target, horizon=horizon)
     error = jnp.clip(jnp.asarray(kl, jnp.float32) / target - 1.0, -0.2, 0.2)
     return jnp.asarray(coef, jnp.float32) * (1.0 + error * samples / horizon)
 
@@ -171,8 +171,8 @@ def adaptive_kl(
       Ziegler et al. (arXiv:1909.08593). verl puts the penalty into the reward and updates the
       coefficient after its use likewise.
     """
-    checks.check_non_negative("adaptive_kl", initial=initial)
-    checks.check_positive("adaptive_kl", target=target, horizon=horizon)
+    checks.check_non_negative("adaptive_kl", finite=True, initial=initial)
+    checks.check_positive("adaptive_kl", finite=True, target=target, horizon=horizon)
     checks.check_option("adaptive_kl", "estimator", estimator, kl.ESTIMATORS)
     return Transform(First(initial), _AdaptiveKL(target, horizon, estimator))
 
@@ -241,8 +241,8 @@ def adaptive_entropy(
       He et al., Skywork-OR1 (arXiv:2505.22312), and TRL; see :func:`entropy_controller`.
     """
     name = "adaptive_entropy"
-    checks.check_non_negative(name, initial=initial, target=target, low=low)
-    checks.check_positive(name, delta=delta)
+    checks.check_non_negative(name, finite=True, initial=initial, target=target, low=low)
+    checks.check_positive(name, finite=True, delta=delta)
     if not (low <= initial <= high and math.isfinite(high)):
         raise ValueError(
             f"{name}: initial must be between low and a finite high; got low={low:g}, "

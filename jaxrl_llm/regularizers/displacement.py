@@ -101,7 +101,7 @@ def llds(
       (github.com/vengdeng/LLDS) 0.2. The tolerance is ours; 0 is theirs.
     """
     checks.check_option("llds", "level", level, ("action", "response"))
-    checks.check_non_negative("llds", coef=coef, tolerance=tolerance)
+    checks.check_non_negative("llds", finite=True, coef=coef, tolerance=tolerance)
     if chunk_ids is not None and level == "response":
         raise ValueError("llds: chunk_ids has no effect with level='response'; leave it out.")
     checks.check_mask("llds", mask)

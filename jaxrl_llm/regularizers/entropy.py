@@ -111,8 +111,8 @@ def entropy_controller(
     """
     name = "entropy_controller"
     checks.check_rank(name, 0, coef=coef, entropy=entropy)
-    checks.check_non_negative(name, target=target, low=low)
-    checks.check_positive(name, delta=delta)
+    checks.check_non_negative(name, finite=True, target=target, low=low)
+    checks.check_positive(name, finite=True, delta=delta)
     if isinstance(low, numbers.Real) and isinstance(high, numbers.Real) and not low <= high:
         raise ValueError(f"{name}: low must not be above high; got {low:g} and {high:g}.")
     coef, on = jnp.asarray(coef, jnp.float32), jnp.asarray(entropy, jnp.float32) <= target
@@ -149,7 +149,7 @@ def entropy_bonus(entropy: Array, mask: Array, *, coef: float = 1e-3) -> Array:
       Williams and Peng, Function optimization using connectionist reinforcement learning algorithms
       (Connection Science 3, 1991). verl adds ``-coef * aggregated entropy`` likewise.
     """
-    checks.check_non_negative("entropy_bonus", coef=coef)
+    checks.check_non_negative("entropy_bonus", finite=True, coef=coef)
     checks.check_mask("entropy_bonus", mask)
     _inputs.check_tokens("entropy_bonus", mask, entropy=entropy)
     return masking.zero_masked(_inputs.scaled(-coef, entropy), mask)

@@ -201,7 +201,7 @@ def kl_to_reference(
       Shao et al., DeepSeekMath (arXiv:2402.03300), whose coefficient is 0.04; the recipes of
       released trainers mostly use 1e-3.
     """
-    checks.check_non_negative("kl_to_reference", coef=coef)
+    checks.check_non_negative("kl_to_reference", finite=True, coef=coef)
     checks.check_mask("kl_to_reference", mask)
     penalty = checked_estimate("kl_to_reference", logp, ref_logp, mask, estimator, cap)
     return _inputs.scaled(coef, penalty)
@@ -252,7 +252,7 @@ def kl_unbiased(
       DeepSeek-V3.2 (arXiv:2512.02556). TRL has it as ``use_bias_correction_kl`` with k3.
     """
     checks.check_option("kl_unbiased", "estimator", estimator, ("k1", "k3"))
-    checks.check_non_negative("kl_unbiased", coef=coef)
+    checks.check_non_negative("kl_unbiased", finite=True, coef=coef)
     checks.check_mask("kl_unbiased", mask)
     old_logp = logp if old_logp is None else old_logp
     log_ratio = _difference("kl_unbiased", logp, old_logp, mask, name="old_logp")
@@ -271,7 +271,7 @@ def _difference(function, logp, other, mask, *, name="ref_logp") -> Array:
 def checked_estimate(function, logp, ref_logp, mask, estimator: str, cap: float | None) -> Array:
     """An estimate of the divergence, with the checks of arrays and options that all terms need."""
     checks.check_option(function, "estimator", estimator, (*kl.ESTIMATORS, *kl.STRAIGHT_THROUGH))
-    checks.check_positive(function, cap=cap)
+    checks.check_positive(function, finite=True, cap=cap)
     if cap is not None and not estimator.startswith("k3"):
         raise ValueError(
             f"{function}: cap bounds k3 and has no effect with estimator={estimator!r}."
@@ -328,7 +328,7 @@ def kl_convex(
       ReMix (arXiv:2507.06892), PAPER reading. Which estimator and coefficient it uses was not in
       what we read; ours are those of :func:`kl_to_reference`.
     """
-    checks.check_non_negative("kl_convex", coef=coef)
+    checks.check_non_negative("kl_convex", finite=True, coef=coef)
     checks.check_share("kl_convex", share=share)
     checks.check_mask("kl_convex", mask)
     _inputs.check_tokens("kl_convex", mask, logp=logp, ref_logp=ref_logp)

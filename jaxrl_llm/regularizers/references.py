@@ -139,7 +139,7 @@ def reset_reference(
       Liang et al., ReMix (arXiv:2507.06892), once; Liu et al., ProRL (arXiv:2505.24864),
       repeatedly.
     """
-    checks.check_positive("reset_reference", every=every)
+    checks.check_positive("reset_reference", finite=True, every=every)
     _check_alike("reset_reference", "reference and params", reference, params)
     due = (jnp.asarray(step) > 0) & (jnp.asarray(step) % every == 0)
     return jax.tree.map(

@@ -220,7 +220,7 @@ def safe_step(
       has no gradient; here it has one.
     """
     checks.check_rank("safe_step", 0, kl=kl, entropy=entropy, reward=reward)
-    checks.check_non_negative("safe_step", scale=scale)
+    checks.check_non_negative("safe_step", finite=True, scale=scale)
     if not low <= high:
         raise ValueError(f"safe_step: low must not be above high; got {low:g} and {high:g}.")
     kl, reward = jnp.asarray(kl, jnp.float32), jnp.asarray(reward, jnp.float32)
@@ -355,7 +355,7 @@ def asymmetric_init(*, window: int = 50) -> AsymmetricState:
     References:
       Maity, SAFE (arXiv:2602.04651).
     """
-    checks.check_positive("asymmetric_init", window=window)
+    checks.check_positive("asymmetric_init", finite=True, window=window)
     return AsymmetricState(jnp.zeros(window, jnp.float32), jnp.int32(0))
 
 
@@ -399,7 +399,9 @@ def asymmetric_step(
       penalty is a plain number added to the loss, without a gradient.
     """
     checks.check_rank("asymmetric_step", 0, kl=kl)
-    checks.check_non_negative("asymmetric_step", scale=scale, momentum_scale=momentum_scale)
+    checks.check_non_negative(
+        "asymmetric_step", finite=True, scale=scale, momentum_scale=momentum_scale
+    )
     kl = jnp.asarray(kl, jnp.float32)
     window = state.history.shape[0]
     history = jnp.concatenate([state.history[1:], kl[None]])
@@ -481,8 +483,10 @@ def asymmetric_kl(
     References:
       Maity, SAFE (arXiv:2602.04651).
     """
-    checks.check_non_negative("asymmetric_kl", scale=scale, momentum_scale=momentum_scale)
-    checks.check_positive("asymmetric_kl", window=window)
+    checks.check_non_negative(
+        "asymmetric_kl", finite=True, scale=scale, momentum_scale=momentum_scale
+    )
+    checks.check_positive("asymmetric_kl", finite=True, window=window)
     return Transform(_First(window), _Asymmetric(threshold, scale, momentum_scale))
 
 
@@ -511,5 +515,5 @@ def step_scale(kl: float | Array, *, max_kl: float = 0.5) -> Array:
       ``Computed("update_scale", given(step_scale, kl="last_kl"), "batch")`` it takes the last one.
     """
     checks.check_rank("step_scale", 0, kl=kl)
-    checks.check_positive("step_scale", max_kl=max_kl)
+    checks.check_positive("step_scale", finite=True, max_kl=max_kl)
     return max_kl / jnp.maximum(jnp.asarray(kl, jnp.float32), max_kl)

@@ -157,7 +157,9 @@ def test_what_is_right_passes():
     checks.check_float("f", a=X, b=X.astype(jnp.bfloat16), c=np.zeros(2), d=None)
     checks.check_integer("f", a=jnp.arange(3), b=np.arange(3, dtype=np.uint8), c=None)
     checks.check_option("f", "scale", "group", ("group", "batch"))
-    checks.check_positive("f", eps=1e-8, length=16, missing=None, infinite=float("inf"))
+    checks.check_positive("f", eps=1e-8, length=16, missing=None)
+    checks.check_positive("f", bound=float("inf"))
+    checks.check_non_negative("f", bound=float("inf"))
     checks.check_non_negative("f", coef=0, other=0.0, missing=None)
     checks.check_share("f", a=0, b=np.float32(1), c=jnp.float32(0.5), d=None, e=jnp.full(2, 3.0))
     checks.check_share("f", zero=False, one=False, level=0.5)
@@ -180,3 +182,56 @@ def test_work_while_tracing_and_let_traced_numbers_through():
     assert jax.grad(lambda eps: run(X, eps).sum())(1.0) == 6.0
     with pytest.raises(ValueError, match=r"run: x must have 2 axes; got shape \(3,\)"):
         run(X[0], 1.0)
+
+
+@pytest.mark.parametrize("check", [checks.check_positive, checks.check_non_negative])
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        (True, TypeError, "f: eps must be a number; got True"),
+        (np.True_, TypeError, "f: eps must be a number"),
+        (jnp.array(True), TypeError, "f: eps must be a number"),
+        (1e30, ValueError, r"f: eps must be at most 1e\+18; got 1e\+30"),
+        (10**40, ValueError, r"f: eps must be at most 1e\+18"),
+        (float("inf"), ValueError, "f: eps must be finite; got inf"),
+        (np.float32("inf"), ValueError, "f: eps must be finite; got inf"),
+        ([1.0], TypeError, r"f: eps must be a number; got \[1\.0\]"),
+        (1j, TypeError, "f: eps must be a number; got 1j"),
+    ],
+)
+def test_options_that_are_no_sensible_number(check, value, error, message):
+    with pytest.raises(error, match=message):
+        check("f", finite=True, eps=value)
+
+
+@pytest.mark.parametrize("value", [True, False, np.True_])
+def test_a_truth_value_is_no_share_and_no_number_of_a_list(value):
+    with pytest.raises(TypeError, match="f: share must be a number"):
+        checks.check_share("f", share=value)
+    with pytest.raises(ValueError, match="f: ddof must be one of 0, 1"):
+        checks.check_option("f", "ddof", value, (0, 1))
+
+
+def test_an_array_is_none_of_the_options():
+    with pytest.raises(ValueError, match="f: scale must be one of 'group'"):
+        checks.check_option("f", "scale", jnp.ones(2), ("group", "batch"))
+
+
+@pytest.mark.parametrize(
+    "array",
+    [np.array([1.0, None]), np.array(["a", "b"]), np.array([b"a"]), np.array(["2020"], "M8[D]")],
+)
+@pytest.mark.parametrize(
+    "check",
+    [
+        lambda x: checks.check_float("f", rewards=x),
+        lambda x: checks.check_bool("f", rewards=x),
+        lambda x: checks.check_rank("f", 1, rewards=x),
+        lambda x: checks.check_min_rank("f", 1, rewards=x),
+        lambda x: checks.check_same_shape("f", rewards=x),
+        lambda x: checks.check_shape("f", "rewards", x, x.shape),
+    ],
+)
+def test_arrays_without_numbers(check, array):
+    with pytest.raises(TypeError, match="f: rewards must hold numbers; got an array of"):
+        check(array)
