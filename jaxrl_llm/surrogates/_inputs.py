@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, masking
+from jaxrl_llm.core import Array, checks, masking
 
 
 class Inputs(NamedTuple):
@@ -84,6 +84,7 @@ def dual_clipped(function: str, loss: Array, advantages: Array, dual_clip) -> Ar
     """``min(loss, -A dual_clip)`` where the advantage is negative; None changes nothing."""
     if dual_clip is None:
         return loss
+    checks.check_non_negative(function, dual_clip=dual_clip)
     if isinstance(dual_clip, numbers.Real) and not float(dual_clip) > 1:
         raise ValueError(
             f"{function}: dual_clip must be above 1, the ratio of an unchanged policy; "

@@ -226,7 +226,7 @@ def dcpo_dynamic_clip(
 
 
 def _bounds(function: str, old_logp: Array, eps_low, eps_high, r_max) -> tuple[Array, Array]:
-    checks.check_non_negative(function, eps_low=eps_low, eps_high=eps_high)
+    checks.check_non_negative(function, eps_low=eps_low, eps_high=eps_high, r_max=r_max)
     if isinstance(r_max, numbers.Real) and not float(r_max) >= 1:
         raise ValueError(f"{function}: r_max must be at least 1; got {r_max:g}.")
     # The inverse must stay finite, or an epsilon of 0 would turn it into a NaN.

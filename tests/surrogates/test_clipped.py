@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.surrogates import dapo_clip, ppo_clip, reinforce
+from jaxrl_llm.surrogates import dapo_clip, dcpo_dynamic_clip, ppo_clip, reinforce
 
 ONE = jnp.ones(1, bool)
 
@@ -109,3 +109,13 @@ def test_the_ratio_form_has_the_gradient_of_reinforce_at_every_token():
     ratio = jax.grad(lambda x: ppo_clip(x, None, advantages, mask).sum())(logp)
     plain = jax.grad(lambda x: reinforce(x, None, advantages, mask).sum())(logp)
     np.testing.assert_array_equal(ratio, plain)
+
+
+@pytest.mark.parametrize(
+    ("surrogate", "option"),
+    [(ppo_clip, "dual_clip"), (dapo_clip, "eps_low"), (dcpo_dynamic_clip, "r_max")],
+)
+def test_an_option_that_is_a_text_is_named(surrogate, option):
+    message = f"^{surrogate.__name__}: {option} must be a number; got 'x'"
+    with pytest.raises(TypeError, match=message):
+        at(surrogate, 1.0, 1.0, **{option: "x"})
