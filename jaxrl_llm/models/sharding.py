@@ -53,7 +53,7 @@ def param_spec(path: str, shape: tuple[int, ...], mesh: Mesh, rules: ShardingRul
     """The partition of one parameter.
 
     Args:
-      path: Where the parameter stands, as ``layers/0/mlp/up/kernel``.
+      path: Of the parameter, as ``layers/0/mlp/up/kernel``.
       shape: Its shape.
       mesh: The mesh.
       rules: The table.
@@ -126,7 +126,7 @@ def update_spec(path: str, shape: tuple[int, ...], mesh: Mesh, rules: ShardingRu
     two devices compute the same elements of an update. Vectors are split as their parameter.
 
     Args:
-      path: Where it stands; its end is the parameter's own path.
+      path: Of the leaf; it ends with the path of the parameter.
       shape: Its shape.
       mesh: The mesh.
       rules: The table.
@@ -179,8 +179,8 @@ def kv_sharding(shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
 
     Heads that ``tensor`` does not divide are on each of its devices.
     """
-    parts = dict(mesh.shape).get("tensor", 1)
-    if parts == 1 or shape[-3] % parts:
+    size = dict(mesh.shape).get("tensor", 1)
+    if size == 1 or shape[-3] % size:
         return batch_sharding(mesh)
     rows = tuple(batch_spec(mesh)) or (None,)
     return NamedSharding(mesh, P(*rows, *(None,) * (len(shape) - 4), "tensor"))
@@ -219,7 +219,7 @@ def _batch_axes() -> dict[str, int]:
 
 
 def spreads_batch() -> bool:
-    """Whether this is traced for a mesh that spreads a batch, which :func:`on_mesh` says."""
+    """Whether this is traced, inside `on_mesh`, for a mesh that spreads a batch."""
     return bool(_batch_axes())
 
 
@@ -231,8 +231,8 @@ def splits_weights() -> bool:
 def keep_apart(x: Array) -> Array:
     """Activations ``[P, ...]`` with their prompts on the devices of the batch, inside `on_mesh`.
 
-    Left to itself, the compiler may give the axis ``fsdp`` to the width, as the embedding has it:
-    then each device computes with its part of the weights for the whole batch.
+    Otherwise the compiler may split the width over ``fsdp``, as the embedding is split: then each
+    device computes with its shard of the weights for all of the batch.
     """
     axes = _batch_axes()
     if not axes or x.shape[0] % math.prod(axes.values()):
@@ -240,26 +240,26 @@ def keep_apart(x: Array) -> Array:
     return jax.lax.with_sharding_constraint(x, P(tuple(axes)))
 
 
-def on_each_device(function: Callable, batch: ArrayTree, whole: ArrayTree) -> ArrayTree:
-    """``function(batch, whole)`` of each device's part of a batch ``[P, ...]``, inside `on_mesh`.
+def on_each_device(function: Callable, batch: ArrayTree, shared: ArrayTree) -> ArrayTree:
+    """``function(batch, shared)`` of each device's rows of a batch ``[P, ...]``, inside `on_mesh`.
 
-    What is ``whole`` is gathered over the axes of the batch once and its gradient summed once. The
-    compiler would do either in every turn of a loop inside the function.
+    ``shared`` is gathered over the axes of the batch once and its gradient summed once. Otherwise
+    the compiler would do both in every iteration of a loop inside the function.
 
     Args:
       function: Gives arrays ``[P, ...]``, of which each row depends on that row of the batch.
       batch: Arrays ``[P, ...]``; not split where P is no multiple of the devices.
-      whole: All else that the function reads and that is differentiated or traced.
+      shared: All other traced or differentiated arrays that the function reads.
     """
     axes = _batch_axes()
     count = math.prod(axes.values())
     if not axes or any(x.shape[0] % count for x in jax.tree.leaves(batch)):
-        return function(batch, whole)
+        return function(batch, shared)
     rows = P(tuple(axes))
     spread = jax.shard_map(
         function, in_specs=(rows, P()), out_specs=rows, axis_names=set(axes), check_vma=False
     )
-    return spread(batch, whole)
+    return spread(batch, shared)
 
 
 def spread_update(grads: ArrayTree) -> ArrayTree:

@@ -44,7 +44,7 @@ def model() -> tuple[Model, ArrayTree]:
 
 
 class Scored(NamedTuple):
-    """What a model says of a batch.
+    """What a model computes of a batch.
 
     Attributes:
       logp: ``[P, G, T]``.
@@ -80,23 +80,23 @@ def score_rows(
     prompt_length = jnp.sum(batch.prompt_mask, axis=-1)[:, None, None]
     place = jnp.arange(length) - prompt_length
     prompts = jnp.pad(batch.prompt_tokens, ((0, 0), (0, T)))[:, None]
-    own = jnp.take_along_axis(
+    responses = jnp.take_along_axis(
         batch.tokens, jnp.broadcast_to(jnp.clip(place, 0, T - 1), (P, G, length)), axis=-1
     )
     lengths = jnp.sum(batch.mask, axis=-1)[..., None]
-    tokens = jnp.where(place < 0, prompts, own)
-    kept = jnp.broadcast_to(place, tokens.shape) < lengths
-    rows = jnp.where(kept, tokens, 0).reshape(P * G, 1, length)
+    tokens = jnp.where(place < 0, prompts, responses)
+    mask = jnp.broadcast_to(place, tokens.shape) < lengths
+    rows = jnp.where(mask, tokens, 0).reshape(P * G, 1, length)
     positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), rows.shape)
-    context = AttentionContext(mask=kept.reshape(rows.shape))
+    context = AttentionContext(mask=mask.reshape(rows.shape))
     hidden, _ = network.apply(params, rows, positions, context)
     hidden = hidden.reshape(P, G, length, -1)
     before = jnp.broadcast_to(prompt_length - 1 + jnp.arange(T), (P, G, T))
     hidden = jnp.take_along_axis(hidden, before[..., None], axis=2)
     places = (hidden, network.output_matrix(params), batch.tokens)
     rows = {k: x for k, x in batch.extras.items() if x.shape[:3] == batch.mask.shape}
-    found = logprobs.vocabulary_statistics(dict(statistics), *places, mask=batch.mask, rows=rows)
-    return Scored(*logprobs.token_logprobs(*places, mask=batch.mask), found)
+    values = logprobs.vocabulary_statistics(dict(statistics), *places, mask=batch.mask, rows=rows)
+    return Scored(*logprobs.token_logprobs(*places, mask=batch.mask), values)
 
 
 class Layout(NamedTuple):
@@ -210,8 +210,8 @@ def check_layouts(recipe: Recipe) -> None:
     }
     for name, (function, batch) in layouts.items():
         way = layout(function, recipe)
-        ready, _ = functions.prepare(batch, recipe.init())
-        loss, grads = functions.loss_and_grad(*way.score(params, batch), ready)
+        prepared, _ = functions.prepare(batch, recipe.init())
+        loss, grads = functions.loss_and_grad(*way.score(params, batch), prepared)
         results[name] = (loss, way.pull(params, batch, grads))
     want_loss, want = results.pop("shared")
     for name, (loss, got) in results.items():
@@ -224,14 +224,14 @@ def check_layouts(recipe: Recipe) -> None:
 def sampled_batches() -> list[tuple[dict, Batch]]:
     """Sampled rollouts; the policy that sampled is what the sampler reports.
 
-    That is its log-probability over the tokens that its truncation kept, as in the training loop.
+    That is its log-probability over the truncated support, as in the training loop.
     """
     (network, params), template = model(), make_case()
     prompts = [
-        np.asarray(row)[np.asarray(kept)].tolist()
-        for row, kept in zip(template.batch.prompt_tokens, template.batch.prompt_mask, strict=True)
+        np.asarray(row)[np.asarray(mask)].tolist()
+        for row, mask in zip(template.batch.prompt_tokens, template.batch.prompt_mask, strict=True)
     ]
-    found = []
+    batches = []
     for options in SAMPLING:
         sample = make_sampler(
             network, max_new_tokens=cases.T, group_size=cases.G, stop_ids=(0, 1, 2), **options
@@ -246,24 +246,24 @@ def sampled_batches() -> list[tuple[dict, Batch]]:
             behavior_logp=rollout.behavior_logp,
             support=rollout.support,
         )
-        found.append((options, batch))
-    return found
+        batches.append((options, batch))
+    return batches
 
 
 def rollout_cases(recipe: Recipe) -> list[tuple[dict, Case]]:
-    """What the model samples, with what training says of it."""
-    found = []
+    """What the model samples, with what training computes of it."""
+    pairs = []
     for options, batch in sampled_batches():
         way = layout(score_batch, recipe, temperature=options["temperature"])
         scored = way.score(model()[1], batch)
-        found.append((options, Case(batch.replace(ref_logp=scored.logp), *scored)))
-    return found
+        pairs.append((options, Case(batch.replace(ref_logp=scored.logp), *scored)))
+    return pairs
 
 
 def check_rollouts(recipe: Recipe) -> None:
     """On what the model itself sampled, at any temperature and truncation, the ratio is 1.
 
-    The proximal log-probability is the sampler's, at its temperature over what its truncation kept;
+    The proximal log-probability is the sampler's, at its temperature over the truncated support;
     the gradient must be that of the plain policy gradient.
 
     Raises:
@@ -289,12 +289,12 @@ def check_model_precision(recipe: Recipe) -> None:
     scored = jax.jit(lambda params, batch: Scorer(network)(params, batch, statistics))(
         params, batch
     )
-    ready, loss, *_ = evaluate(recipe, Case(batch, *scored))
+    prepared, loss, *_ = evaluate(recipe, Case(batch, *scored))
     values = {
         "logp": scored[0],
         "loss": loss,
-        "advantages": ready.advantages,
-        "weights": ready.weights,
+        "advantages": prepared.advantages,
+        "weights": prepared.weights,
     }
     for what, value in values.items():
         if (dtype := jnp.result_type(value)) != jnp.float32:

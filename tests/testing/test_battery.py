@@ -434,11 +434,11 @@ def test_model_precision_is_caught(monkeypatch):
     """No recipe can make its loss bfloat16, so the mutant is a scorer that does not cast."""
 
     def low(self, *args):
-        logp, *rest = real(self, *args)
-        return logp.astype(jnp.bfloat16), *rest
+        scores = real(self, *args)
+        return scores._replace(logp=scores.logp.astype(jnp.bfloat16))
 
-    real = model_checks.Passes.policy
-    monkeypatch.setattr(model_checks.Passes, "policy", low)
+    real = model_checks.Scorer.__call__
+    monkeypatch.setattr(model_checks.Scorer, "__call__", low)
     with pytest.raises(AssertionError, match="logp is bfloat16"):
         CHECKS["model_precision"](plain())
 
