@@ -86,12 +86,12 @@ def assert_loop_runs_whole(recipe: str | Recipe | EvolutionRecipe, *, steps: int
         )
         result = train(config)
     state, name = result.state, f"recipe {made.name!r}"
-    assert int(state.step) == steps == len(result.history), f"{name}: not all steps were made"
+    _require(int(state.step) == steps == len(result.history), f"{name}: not all steps were made")
     for row in result.history:
         loss = row.get("loss", 0.0)
-        assert math.isfinite(loss), f"{name}: the loss of step {row['step']} is {loss}"
-        assert row.get("skipped", 0) == 0, f"{name}: step {row['step']} was skipped"
-    assert _differ(state.params, _model()[1]), f"{name}: the parameters did not move"
+        _require(math.isfinite(loss), f"{name}: the loss of step {row['step']} is {loss}")
+        _require(row.get("skipped", 0) == 0, f"{name}: step {row['step']} was skipped")
+    _require(_differ(state.params, _model()[1]), f"{name}: the parameters did not move")
     if isinstance(made, Recipe):
         _check_memory(made, state, name, steps)
 
@@ -102,7 +102,7 @@ def _check_memory(recipe: Recipe, state, name: str, steps: int) -> None:
     if recipe.reads_last_kl:
         # A policy that did not move differs from itself by rounding.
         kl = float(algo.last_kl)
-        assert kl > 1e-6, f"{name} reads the KL of the last update, which is {kl:g}"
+        _require(kl > 1e-6, f"{name} reads the KL of the last update, which is {kl:g}")
     for slot in ("advantage", "curation"):
         new, old = (jax.tree.leaves(getattr(x, slot)) for x in (algo, first))
         seen = [
@@ -111,17 +111,23 @@ def _check_memory(recipe: Recipe, state, name: str, steps: int) -> None:
             if np.shape(a)[:1] == (_PROMPTS,)
         ]
         drawn = min(_PROMPTS, steps * _PER_STEP)
-        assert not seen or max(seen) >= drawn, f"{name}: {slot} saw {max(seen)} of {drawn} prompts"
-        assert not new or _differ(new, old), f"{name}: the state of its {slot} did not move"
+        most = max(seen, default=drawn)
+        _require(most >= drawn, f"{name}: {slot} saw {most} of {drawn} prompts")
+        _require(not new or _differ(new, old), f"{name}: the state of its {slot} did not move")
     for key, value in algo.controllers.items():
         moved = not jax.tree.leaves(value) or _differ(value, first.controllers[key])
-        assert moved, f"{name}: the state of its controller {key!r} did not move"
+        _require(moved, f"{name}: the state of its controller {key!r} did not move")
     if recipe.critic is not None:
         body = state.critic.params["model"]
-        assert _differ(body, _model()[1]), f"{name}: the critic did not move"
+        _require(_differ(body, _model()[1]), f"{name}: the critic did not move")
     every = dict(getattr(recipe.reference, "options", ())).get("every", 0)
     if recipe.reference is not None and every <= steps:
-        assert _differ(state.reference, _model()[1]), f"{name}: the reference did not move"
+        _require(_differ(state.reference, _model()[1]), f"{name}: the reference did not move")
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise AssertionError(message)
 
 
 def _differ(a, b) -> bool:
