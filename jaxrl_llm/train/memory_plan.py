@@ -540,7 +540,9 @@ def make_plan(config: TrainConfig, inputs: PlanInputs, *, accelerator: bool | No
     return Plan(
         _loading_bytes(run),
         _state_bytes(run),
-        _step_bytes(run, accelerator) if run.evolution is None else _population_step_bytes(run),
+        _step_bytes(run, accelerator)
+        if run.evolution is None
+        else _population_step_bytes(run, run.evolution),
         sampling,
         overlap,
         _sampler_bytes(run._replace(mesh=sampler_mesh(config))) if separate else {},
@@ -757,10 +759,8 @@ def _made_bytes(run: _Run) -> int:
     return run.bytes_of(jax.tree.map(made, cast, run.params, is_leaf=is_rounded))
 
 
-def _population_step_bytes(run: _Run) -> dict[str, int]:
+def _population_step_bytes(run: _Run, recipe: EvolutionRecipe) -> dict[str, int]:
     """The update of an evolution strategy: a gradient, and the noise of some members at a time."""
-    recipe = run.evolution
-    assert recipe is not None
     members = recipe.population(run.config.prompts_per_step, run.config.sampling.group_size)
     noise = 4 * min(recipe.chunk, members) * _drawn(recipe, run.trained)
     return {"gradients": run.bytes_of(run.trained), "noise of an update": noise}
