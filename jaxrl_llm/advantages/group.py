@@ -216,7 +216,7 @@ def gpg(
     eps: float | None = None,
     singleton: Singleton = "zero",
 ) -> Array:
-    """Rewards minus their group mean, times a factor for the groups that say nothing.
+    """Rewards minus their group mean, times a factor for the groups without a signal.
 
         A_i = alpha (r_i - mean(r)) / F
         mode="informative":     alpha = 1 / (informative_share(r) + 1e-5)

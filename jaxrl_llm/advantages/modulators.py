@@ -274,7 +274,7 @@ def check_evidence(function: str, advantages: Array, mask: Array, where, **token
     checks.check_min_rank(function, 2, mask=mask)
     for name, value in tokens.items():
         if value is None:
-            raise ValueError(f"{function}: {name} is None, and the method cannot do without it.")
+            raise ValueError(f"{function}: {name} is None; the method requires it.")
     checks.check_float(function, advantages=advantages, **tokens)
     checks.check_same_shape(function, mask=mask, **tokens)
     if where is not None:
@@ -435,9 +435,9 @@ class _EntropyUpdate:
         checks.check_mask("sampled_entropy", mask)
         checks.check_same_shape("sampled_entropy", old_logp=old_logp, mask=mask)
         tokens = mask if where is None else mask & where[..., None]
-        # A batch without a token says nothing about the policy.
-        found = -masking.masked_mean(old_logp, tokens)
-        measured = jnp.where(jnp.any(tokens), found, state.entropy)
+        # A batch without a token has no entropy to measure.
+        entropy = -masking.masked_mean(old_logp, tokens)
+        measured = jnp.where(jnp.any(tokens), entropy, state.entropy)
         return state.entropy, SampledEntropy(measured)
 
 

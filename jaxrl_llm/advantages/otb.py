@@ -171,7 +171,7 @@ def _advantages(function, token_rewards, tokens, where, arrays, zero_tail, compa
     checks.check_positive(function, finite=True, eps=eps)
     for name in ("old_logp", "sum_pi_sq"):
         if arrays[name] is None:
-            raise ValueError(f"{function}: {name} is None, and the baseline cannot do without it.")
+            raise ValueError(f"{function}: {name} is None; the baseline requires it.")
     old_logp, sum_pi_sq, weights = (
         None if x is None else masking.zero_masked(x, tokens) for x in arrays.values()
     )

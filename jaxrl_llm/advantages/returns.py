@@ -162,7 +162,7 @@ def _shaped(function, rewards, mask, old_logp, ref_logp, kl_coef, estimator) -> 
     checks.check_non_negative(function, finite=True, kl_coef=kl_coef)
     for name, value in (("old_logp", old_logp), ("ref_logp", ref_logp)):
         if value is None:
-            raise ValueError(f"{function}: {name} is None, and the KL penalty cannot do without.")
+            raise ValueError(f"{function}: {name} is None; the KL penalty requires it.")
     _inputs.check_coefficients(function, mask, kl_coef=kl_coef)
     coef = jnp.asarray(kl_coef, jnp.float32)
     d = masking.safe_log_ratio(old_logp, ref_logp, mask, clamp=masking.LOG_RATIO_CLAMP)

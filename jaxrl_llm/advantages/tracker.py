@@ -310,7 +310,7 @@ def window_kl_discount(
 
     The two agree above the target. Below it "two_sided", which is what the paper and its code do,
     keeps the more the nearer the KL comes to the target and jumps down there; "monotone" keeps the
-    more the less the policy moves, which is what the paper says it wants. Before a KL was measured
+    more the less the policy moves, which is what the paper asks for. Before a KL was measured
     both give the middle, ``(low + high) / 2``.
 
     Args:

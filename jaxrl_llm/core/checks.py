@@ -1,6 +1,6 @@
 """Checks of shapes, dtypes and options at trace time, each ending in one sentence.
 
-They look only at what is static, so they cost nothing in a compiled program and work under ``jit``,
+They read only what is static, so they cost nothing in a compiled program and work under ``jit``,
 ``vmap`` and ``grad``. Values (a NaN reward, a token outside the vocabulary) are checked on the
 host, where a rollout becomes a training batch.
 """
@@ -227,8 +227,8 @@ def check_share(function: str, *, zero: bool = True, one: bool = True, **values)
 
     Args:
       function: Name, for the message.
-      zero: Whether 0 itself will do.
-      one: Whether 1 itself will do.
+      zero: Whether 0 itself is allowed.
+      one: Whether 1 itself is allowed.
       **values: Numbers by name; traced and batched ones are let through.
     """
     for name, value in values.items():

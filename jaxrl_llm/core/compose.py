@@ -353,8 +353,7 @@ def pipe(*functions: Callable) -> Callable:
 def functions_of(transform: Transform | None) -> tuple[Callable, ...]:
     """The functions inside ``stateless``, also those in a ``chain``; none of other transforms.
 
-    Their signatures say what the transform needs; a Transform of another make cannot be looked
-    into.
+    Their signatures name what the transform reads; other Transforms are opaque.
     """
     update = None if transform is None else transform.update
     if isinstance(update, _ChainUpdate):

@@ -42,7 +42,7 @@ def minimum_before(x: Array) -> Array:
 
 def _columns(x: Array, first: Array) -> list[Array]:
     """Running minima of the columns, beginning with ``first``: one more than there are columns."""
-    found = [first]
+    minima = [first]
     for i in range(x.shape[-1]):
-        found.append(jnp.minimum(found[-1], x[..., i]))
-    return found
+        minima.append(jnp.minimum(minima[-1], x[..., i]))
+    return minima

@@ -1,4 +1,4 @@
-"""Which groups and rollouts take part: by what their rewards say, and by how they ended."""
+"""Which groups and rollouts take part: by their rewards, and by how they ended."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

@@ -10,7 +10,7 @@ def check_tokens(function: str, mask: Array | None, **arrays) -> None:
     """Raises unless the arrays are there, floating ``[..., T]``, of one shape with a bool mask."""
     for name, x in arrays.items():
         if x is None:
-            raise ValueError(f"{function}: {name} is None, and this term cannot do without it.")
+            raise ValueError(f"{function}: {name} is None; this term requires it.")
     checks.check_bool(function, mask=mask)
     checks.check_min_rank(function, 1, **arrays)
     checks.check_float(function, **arrays)

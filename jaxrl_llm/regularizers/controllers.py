@@ -87,7 +87,7 @@ def adaptive_kl_update(
       float32 ``[]``.
 
     Raises:
-      ValueError: If ``target`` or ``horizon`` is not above 0 or an input is no scalar.
+      ValueError: If ``target`` or ``horizon`` is not above 0 or an input is not a scalar.
 
     Example:
       >>> import jaxrl_llm as jr

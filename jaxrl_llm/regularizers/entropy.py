@@ -92,7 +92,7 @@ def entropy_controller(
       ``EntropyControl(coef, applied)``.
 
     Raises:
-      ValueError: If ``coef`` or ``entropy`` is no scalar, ``target`` or ``low`` is negative,
+      ValueError: If ``coef`` or ``entropy`` is not a scalar, ``target`` or ``low`` is negative,
         ``delta`` is not above 0, or ``low`` is above ``high``.
 
     Example:

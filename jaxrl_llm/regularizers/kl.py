@@ -1,7 +1,7 @@
 """Estimates of KL(policy || reference) from sampled tokens, and penalties made of them.
 
-An estimate has a value and a gradient, and they are two questions: k1 and k3 have the right
-expected value and a wrong expected gradient, k2 the reverse. The docstrings say which is which.
+The value and the gradient of an estimate may be right or wrong on their own: k1 and k3 have the
+right expected value and a wrong expected gradient, k2 the reverse.
 """
 
 from typing import NamedTuple

@@ -81,7 +81,7 @@ def pid_step(
       The next state and the output, float32 ``[]``.
 
     Raises:
-      ValueError: If ``x`` is no scalar.
+      ValueError: If ``x`` is not a scalar.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -207,7 +207,7 @@ def safe_step(
       The next state and a SafeControl.
 
     Raises:
-      ValueError: If an input is no scalar, ``scale`` is negative or ``low`` is above ``high``.
+      ValueError: If an input is not a scalar, ``scale`` is negative or ``low`` is above ``high``.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -385,7 +385,7 @@ def asymmetric_step(
       The next state and an AsymmetricControl.
 
     Raises:
-      ValueError: If ``kl`` is no scalar or a scale is negative.
+      ValueError: If ``kl`` is not a scalar or a scale is negative.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -503,7 +503,7 @@ def step_scale(kl: float | Array, *, max_kl: float = 0.5) -> Array:
       float32 ``[]``, between 0 and 1.
 
     Raises:
-      ValueError: If ``kl`` is no scalar or ``max_kl`` is not above 0.
+      ValueError: If ``kl`` is not a scalar or ``max_kl`` is not above 0.
 
     Example:
       >>> import jaxrl_llm as jr

@@ -150,8 +150,8 @@ def _forward(hidden, matrix, targets, support, temperature, chunk_size):
             logits = jnp.where(kept, logits, -jnp.inf)
             kept = kept.reshape(tokens, blocks.stripes, width)
         column = blocks.columns(targets, first, width)
-        found = jnp.take_along_axis(logits, column[:, None], axis=1, mode="clip")[:, 0]
-        chosen = jnp.where(column < blocks.stripes * width, found, chosen)
+        at_target = jnp.take_along_axis(logits, column[:, None], axis=1, mode="clip")[:, 0]
+        chosen = jnp.where(column < blocks.stripes * width, at_target, chosen)
         # A sum for each stripe: stripes may lie on several devices, and merge after the last block.
         logits = logits.reshape(tokens, blocks.stripes, width)
         higher = jnp.maximum(top, jnp.max(logits, axis=-1))
