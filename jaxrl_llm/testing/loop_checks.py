@@ -2,6 +2,7 @@
 
 import math
 import tempfile
+from typing import Any
 
 import jax
 import numpy as np
@@ -61,12 +62,11 @@ def assert_loop_runs_whole(recipe: str | Recipe | EvolutionRecipe, *, steps: int
       >>> import jaxrl_llm as jr
       >>> jr.testing.assert_loop_runs_whole("rloo", steps=1)
     """
-    made = (
+    made: Any = (
         catalog.preset(recipe, length=_LENGTH, num_prompts=_PROMPTS)
         if isinstance(recipe, str)
         else recipe
     )
-    evolves = isinstance(made, EvolutionRecipe)
     rate = OptimizerConfig(learning_rate=1e-2)
     with tempfile.TemporaryDirectory() as folder:
         config = TrainConfig(
@@ -81,7 +81,7 @@ def assert_loop_runs_whole(recipe: str | Recipe | EvolutionRecipe, *, steps: int
             evaluation=EvaluationConfig(enabled=False),
             steps=steps,
             prompts_per_step=_PER_STEP,
-            remat="full" if evolves else "none",
+            remat="full" if made.forward_only else "none",
             critic=None if made.critic is None else rate,
         )
         result = train(config)
@@ -92,7 +92,7 @@ def assert_loop_runs_whole(recipe: str | Recipe | EvolutionRecipe, *, steps: int
         _require(math.isfinite(loss), f"{name}: the loss of step {row['step']} is {loss}")
         _require(row.get("skipped", 0) == 0, f"{name}: step {row['step']} was skipped")
     _require(_differ(state.params, _model()[1]), f"{name}: the parameters did not move")
-    if isinstance(made, Recipe):
+    if not made.forward_only:
         _check_memory(made, state, name, steps)
 
 

@@ -76,7 +76,7 @@ class Run:
             inspect=algorithm.inspect,
             history=folder.history(),
         )
-        self._warned = False
+        self._zero_gradients = 0  # steps in a row
 
     @contextlib.contextmanager
     def signals(self) -> Iterator[None]:
@@ -188,15 +188,21 @@ class Run:
             raise _Stopped
 
     def _check_gradient(self, step: int, values: Mapping[str, float]) -> None:
-        """Warns once of a gradient that is exactly zero though rewards differ."""
+        """Warns once if the gradient of three steps in a row is exactly zero though rewards differ.
+
+        One such step alone may be right: a method may learn nothing from some rewards.
+        """
         differs = values.get("informative", 0.0) > 0 and not values.get("flat", 0.0)
-        if self._warned or values["grad_norm"] != 0 or not differs or values["skipped"]:
+        if values["grad_norm"] != 0 or not differs or values["skipped"]:
+            self._zero_gradients = 0
             return
-        self._warned = True
+        self._zero_gradients += 1
+        if self._zero_gradients != 3:
+            return
         warnings.warn(
-            f"The gradient of step {step} is exactly zero in every parameter, though rewards "
-            "differ: nothing is learned. A model whose apply ignores delta, under LoRA, or a "
-            "recipe that masks every token does this.",
+            f"The gradient of steps {step - 2} to {step} is exactly zero in every parameter, "
+            "though rewards differ: nothing is learned. A model whose apply ignores delta, under "
+            "LoRA, or a recipe that masks every token does this.",
             stacklevel=3,
         )
 

@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 import json
 import shutil
 import signal
@@ -519,7 +520,12 @@ def test_a_gradient_of_exactly_zero_is_warned_of_once(tmp_path):
     def nothing(logp, old_logp, advantages, mask):
         return 0.0 * logp
 
+    counts = itertools.count()
+
+    def alternating(prompt, completion, metadata):  # so that the rewards of a group differ
+        return float(next(counts) % 2)
+
     recipe = jr.recipes.dr_grpo(length=4).replace(name="nothing", surrogate=nothing)
     with pytest.warns(UserWarning, match="exactly zero in every parameter") as caught:
-        train(tiny_run(tmp_path, recipe=recipe, steps=3))
+        train(tiny_run(tmp_path, recipe=recipe, steps=8, reward=alternating))
     assert len([w for w in caught if "exactly zero" in str(w.message)]) == 1
