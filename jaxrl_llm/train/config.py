@@ -343,6 +343,7 @@ class TrainConfig:
         if recipe.forward_only:
             self._check_evolution(recipe, parts)
         recipe.check_passes(self.epochs or 1, self.minibatches or 1)
+        recipe.check_passes(self.passes.epochs, self.passes.minibatches)
         self.passes.check(name, self.prompts_per_step, parts)
         recipe.check_staleness(self.asynchrony.max_staleness)
         if recipe.critic is not None and self.critic is None:

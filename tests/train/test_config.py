@@ -274,6 +274,12 @@ def test_a_batch_serves_the_optimizer_steps_of_its_paper_where_it_divides(change
     assert dataclasses.replace(CONFIG, **changes).passes == expected
 
 
+def test_minibatches_of_a_preset_need_a_ratio_too():
+    recipe = jr.recipes.dapo().replace(surrogate=jr.surrogates.reinforce)
+    with pytest.raises(ValueError, match="without a ratio to old_logp.* minibatches 16"):
+        dataclasses.replace(CONFIG, recipe=recipe, prompts_per_step=16)
+
+
 def test_minibatches_that_do_not_divide_the_batch_are_refused():
     with pytest.raises(ValueError, match="config: 4 prompts do not split into 3 minibatches"):
         dataclasses.replace(CONFIG, minibatches=3)
