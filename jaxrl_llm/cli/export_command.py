@@ -41,7 +41,7 @@ class Export:
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
-    from jaxrl_llm import models
+    from jaxrl_llm import data, models
 
     args = options.parse(Export, arguments, command="export")
     config, run_dir = options.load_target(args.run)
@@ -61,14 +61,18 @@ def run(arguments: Sequence[str]) -> int:
     )
     unfinished = folder.with_name(f"{folder.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
+    left_out = ""
     try:
         if args.adapter:
             name = config.model if isinstance(config.model, str) else ""
             save_adapter(params, unfinished, lora=config.lora, config=model_config, base=name)
-            left_out = ""
         else:
             models.save_safetensors(params, unfinished, config=model_config, dtype=args.dtype)
-            left_out = _save_tokenizer(tokenizer, unfinished)
+            try:
+                data.save_tokenizer(tokenizer, unfinished)
+            except TypeError:
+                kind = type(tokenizer).__name__
+                left_out = f" Its {kind} has no files, so there are none of the tokenizer."
         unfinished.rename(folder)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -96,14 +100,3 @@ def _trained(run_dir: Path, config: TrainConfig, choice: options.CheckpointChoic
         del params, policy  # before the checkpoint is read, so that one model is in memory
         trained = checkpoints.restore_params(like, step=step)
     return model.config, checkpoints.last, trained, tokenizer
-
-
-def _save_tokenizer(tokenizer, folder: Path) -> str:
-    """Writes the tokenizer's files; returns a sentence where that is impossible."""
-    from jaxrl_llm.data import save_tokenizer
-
-    try:
-        save_tokenizer(tokenizer, folder)
-    except TypeError:
-        return f" Its {type(tokenizer).__name__} has no files, so there are none of the tokenizer."
-    return ""

@@ -154,7 +154,8 @@ def split_config(path: str) -> tuple[str, str]:
 def load_config(path: str | Path, *, name: str = "config") -> TrainConfig:
     """A configuration that a Python file defines.
 
-    The file is run as a module of its own name, so that worker processes can import its functions.
+    The file is run as a module that has its name, so that worker processes can import its
+    functions.
 
     Args:
       path: The file.
@@ -219,26 +220,20 @@ def load_target(name: str) -> Target:
     if not is_run(name):
         raise UsageError(f"The folder {name!r} is not a run of jaxrl-llm train: no run.json in it.")
     record = json.loads((path / "run.json").read_text())
-    module_name, importable = _private_module(path / "config.py")
+    # The name is private, since the config may itself import a module called `config` from the
+    # folder that it was copied from. Worker processes import a function's module by name, so a
+    # file of that name exists as long as this process.
+    copied = path / "config.py"
+    digest = hashlib.sha256(str(copied.absolute()).encode()).hexdigest()
+    module_name = f"jaxrl_llm_run_{digest[:12]}"
+    importable = tempfile.mkdtemp(prefix="jaxrl_llm_")
+    atexit.register(shutil.rmtree, importable, ignore_errors=True)
+    if copied.is_file():
+        shutil.copy(copied, Path(importable) / f"{module_name}.py")
     folders = [importable, *([record["folder"]] if record.get("folder") else [])]
     config_name = split_config(record["config"])[1]
-    config = _config_of(path / "config.py", config_name, module_name, folders)
+    config = _config_of(copied, config_name, module_name, folders)
     return Target(parse_config(config, record["overrides"]), path)
-
-
-def _private_module(path: Path) -> tuple[str, str]:
-    """A module name for a run's copy of its config file, and a folder to import it from.
-
-    The name is private, since the config may itself import a module called ``config`` from the
-    folder that it was copied from. Worker processes import a function's module by name, so a file
-    of that name exists as long as this process.
-    """
-    name = f"jaxrl_llm_run_{hashlib.sha256(str(path.absolute()).encode()).hexdigest()[:12]}"
-    folder = tempfile.mkdtemp(prefix="jaxrl_llm_")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    if path.is_file():
-        shutil.copy(path, Path(folder) / f"{name}.py")
-    return name, folder
 
 
 def parse_config(config: TrainConfig, overrides: Sequence[str]) -> TrainConfig:

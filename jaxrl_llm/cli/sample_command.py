@@ -392,7 +392,15 @@ def _answer(job: Job, prompts: list[PromptRow], out: OutFile | None) -> int:
     args = job.args
     done = set() if out is None else out.done(prompts, job.name)
     if out is not None:
-        _report_existing(out, len(prompts) * args.n, len(done))
+        total, stored = len(prompts) * args.n, len(done)
+        if stored:
+            left = f"{total - stored:,} are left" if total > stored else "nothing is left to do"
+            _print_status(f"{str(out.path)!r} holds {stored:,} of {total:,} completions; {left}.")
+        if len(out) > stored:
+            _print_status(
+                f"{str(out.path)!r} holds {len(out) - stored:,} of other prompts or options; they "
+                "stay."
+            )
     groups = job.groups(prompts, done)
     if not groups:
         return 0
@@ -417,17 +425,6 @@ def _answer(job: Job, prompts: list[PromptRow], out: OutFile | None) -> int:
         _print_status(f"Stopped: {done:,} of {len(prompts):,} prompts are done; {hint}.")
         return 130
     return int(bool(tally.failed))
-
-
-def _report_existing(out: OutFile, total: int, done: int) -> None:
-    """Prints how many completions a file holds already, and how many are left."""
-    if done:
-        left = f"{total - done:,} are left" if total > done else "nothing is left to do"
-        _print_status(f"{str(out.path)!r} holds {done:,} of {total:,} completions; {left}.")
-    if len(out) > done:
-        _print_status(
-            f"{str(out.path)!r} holds {len(out) - done:,} of other prompts or options; they stay."
-        )
 
 
 def _talk(job: Job, out: OutFile | None) -> int:

@@ -230,7 +230,7 @@ class TrainConfig:
         `VerifierPool`.
       recipe: The method: a `Recipe`, an `EvolutionRecipe`, or the name of a preset with its
         defaults. Of an evolution recipe, `sampling.group_size` members answer a prompt, at the
-        recipe's own temperature; that of `sampling` is for the evaluation.
+        temperature of the recipe; that of `sampling` is for the evaluation.
       sampling: How rollouts are sampled.
       optimizer: The optimizer of the policy.
       critic: The optimizer of the critic, for a recipe that has one.
@@ -242,9 +242,9 @@ class TrainConfig:
       report: What is reported, and where to.
       steps: Batches of rollouts in all, those before a resume included.
       prompts_per_step: Questions of a batch.
-      microbatches: Parts of a batch that are in memory one after the other.
+      microbatches: Parts that a batch is divided into; one is in memory at a time.
       epochs: Passes over one batch; None takes the number of the recipe's paper.
-      minibatches: Optimizer steps of a pass, on disjoint parts of whole groups; None takes the
+      minibatches: Optimizer steps of a pass, on disjoint sets of complete groups; None takes the
         number of the recipe's paper where the batch divides so, else 1.
       packing: Whether responses to one prompt share rows in a step, so that short ones do not cost
         what the longest does: "auto" where that leaves at most 80% of the cells and spares 4,096
@@ -406,8 +406,8 @@ def find_recipe(
 ) -> AnyRecipe:
     """The recipe itself, or the preset of that name.
 
-    A preset that takes a constant ``length`` is given the sampler's budget, one that remembers
-    prompts their number.
+    A preset that takes a constant ``length`` gets the sampler's budget; one that tracks prompts
+    gets their number.
     """
     if not isinstance(recipe, str):
         return recipe
@@ -432,5 +432,5 @@ def find_prompts(source: PromptSource | str):
         return data.from_file(source)
     raise ValueError(
         f"data: {source!r} is neither a .jsonl, .json or .parquet file nor gym:TASK; other sources "
-        "are given as a function in the config file."
+        "are functions in the config file."
     )

@@ -66,9 +66,17 @@ def critic_values(model: Model, params: ArrayTree, batch: Batch, *, remat: str =
       batch: Prompts and responses; where ``mask`` is False the values are 0.
       remat: What the backward pass keeps of a layer.
     """
-    arrays = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
     packing = batch.packing
-    hidden = score_hidden(model, params["model"], *arrays, remat=remat, packing=packing)
+    hidden = score_hidden(
+        model,
+        params["model"],
+        batch.prompt_tokens,
+        batch.prompt_mask,
+        batch.tokens,
+        batch.mask,
+        remat=remat,
+        packing=packing,
+    )
     mask = pack(packing, batch.mask)
     hidden = jnp.where(mask[..., None], hidden, 0).astype(jnp.float32)
     values = hidden @ params["head"]["kernel"] + params["head"]["bias"]

@@ -37,11 +37,11 @@ def make_evolution_step(
 
     Leaves that the recipe freezes stay bit for bit what they were, whatever the optimizer makes of
     their zero gradient. ``optax.masked(optimizer, jr.evolution.moving(classes))`` spares the memory
-    of its state for them. An update that is no finite number is not made, as in :func:`make_step`.
+    of its state for them. A non-finite update is not applied, as in :func:`make_step`.
 
     Args:
       recipe: The method.
-      optimizer: Any optax transformation; the one given to ``init_state``.
+      optimizer: Any optax transformation; the one passed to ``init_state``.
       mesh: The mesh that the state lives on.
       donate: Reuse the memory of the state that comes in, which then cannot be used again.
 
@@ -143,7 +143,7 @@ def moving_only(recipe, optimizer: optax.GradientTransformation) -> optax.Gradie
 def population_metrics(
     recipe: EvolutionRecipe, batch: Batch, fitness: Array, missing: Array
 ) -> dict[str, Array]:
-    """What there is to know of a population's scores; see :func:`make_evolution_step`."""
+    """Metrics of a population's scores; see :func:`make_evolution_step`."""
     where = batch.where & jnp.isfinite(batch.rewards)
     scores = masking.zero_masked(batch.rewards, where)
     spread = diagnostics.group_spread(scores, where=where)
@@ -251,7 +251,7 @@ def make_population(
 def _members_in_turn(
     model: Model, recipe: EvolutionRecipe, group_size: int, sample: Callable, room: int
 ) -> Population:
-    """Members with noise of full rank: each has weights of its own, for as long as it answers."""
+    """Members with noise of full rank: each has separate weights while it answers."""
 
     @jax.jit
     def perturbed(params: ArrayTree, key: Array, epoch: Array, member: Array) -> ArrayTree:

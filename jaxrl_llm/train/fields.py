@@ -76,7 +76,7 @@ def attach_fields(
     """The batch with the extras and reward components that the recipe needs.
 
     One number a rollout comes from the reward's component of that name, one number a prompt from
-    the prompts' metadata. A name of the recipe's own may come from either.
+    the prompts' metadata. A name that only the recipe knows may come from either.
 
     Args:
       batch: P groups of G.
@@ -166,8 +166,8 @@ def _from_metadata(recipe: Recipe, name: str, questions: Sequence[Question]) -> 
             source = "" if spec else ", and the reward returns no mapping that has it"
             raise ValueError(f"{what} has none in its metadata{source}.")
         value = np.asarray(prompt.metadata[name])
-        fits = value.dtype.kind in "biuf" and (spec is None or value.shape == ())
-        if not fits or not np.isfinite(value).all():
+        numeric = value.dtype.kind in "biuf" and (spec is None or value.shape == ())
+        if not numeric or not np.isfinite(value).all():
             raise ValueError(f"{what} has {prompt.metadata[name]!r}, where a number is needed.")
         if values and value.shape != values[0].shape:
             raise ValueError(

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -27,7 +26,13 @@ def append_whole(path: Path, text: str) -> None:
       OSError: If it cannot be written; the file is as it was.
     """
     with path.open("a+b", buffering=0) as file:
-        end = _end_of_lines(file)
+        end = file.seek(0, os.SEEK_END)
+        if end:  # at the end of the last complete line
+            file.seek(end - 1)
+            if file.read(1) != b"\n":
+                file.seek(0)
+                end = file.read().rfind(b"\n") + 1
+                file.truncate(end)
         rest = text.encode()
         try:
             while rest:  # a full disk takes a part and then fails
@@ -35,18 +40,6 @@ def append_whole(path: Path, text: str) -> None:
         except OSError:
             file.truncate(end)
             raise
-
-
-def _end_of_lines(file) -> int:
-    """The end of the last complete line of a file; what comes after is cut off."""
-    end = file.seek(0, os.SEEK_END)
-    if end:
-        file.seek(end - 1)
-        if file.read(1) != b"\n":
-            file.seek(0)
-            end = file.read().rfind(b"\n") + 1
-            file.truncate(end)
-    return end
 
 
 def sync(path: Path) -> None:
@@ -101,7 +94,10 @@ def hindrance(error: BaseException) -> str | None:
     A damaged file does not parse or lacks a part. A machine without the memory for it, or without
     the permission to open it, says nothing about the file.
     """
-    chain = list(_chain(error))
+    chain, cause = [], error
+    while cause is not None:  # the error and what led to it
+        chain.append(cause)
+        cause = cause.__cause__ or cause.__context__
     for each in chain:
         text = str(each)
         if isinstance(each, MemoryError) or "RESOURCE_EXHAUSTED" in text:
@@ -113,10 +109,3 @@ def hindrance(error: BaseException) -> str | None:
     # Orbax wraps the error that says what it was.
     damaged = any(isinstance(each, parsing + missing) for each in chain)
     return None if damaged else reason(error)
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and what led to it."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__

@@ -41,7 +41,7 @@ def apply_if_finite(
 
     Parameters and state are written in place. Compilers for GPUs do that where each leaf is a
     choice between old and new, since one kernel makes all three of its arrays. Compilers for CPUs
-    and TPUs copy the old leaves first, so there the whole update stands in the branches of
+    and TPUs copy the old leaves first, so there the update stands in the branches of
     conditionals, whose results compilers for GPUs would copy. The norm of the update is computed
     before the update is made, since computed with it the norm would keep the old state alive: an
     update without matrix products is computed twice, which costs less than the copy.
@@ -120,5 +120,5 @@ def _item(function, index: int):
 
 
 def _multiplies(function, *args) -> bool:
-    """Whether a function multiplies matrices: then it is not computed twice for little."""
+    """Whether a function multiplies matrices: then computing it twice would cost too much."""
     return "dot_general" in str(jax.make_jaxpr(function)(*args))

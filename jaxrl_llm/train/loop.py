@@ -54,7 +54,7 @@ def train(
     A run is resumed exactly: with the same configuration on the same devices, it goes on as if it
     had not been stopped. Ctrl-C (or SIGTERM) ends it after the step under way, with a checkpoint,
     and leaves an evaluation to the resumed run; a second Ctrl-C ends it at once. An error ends it
-    with a checkpoint of the last whole step. A step whose loss or gradient is non-finite changes
+    with a checkpoint of the last complete step. A step whose loss or gradient is non-finite changes
     nothing (see :func:`make_step`); after ``config.max_skipped`` of them in a row the run ends,
     with a checkpoint, and the batch of the last one is in ``skipped_step_*.npz``. Where rollouts
     are sampled ahead of their step (see :class:`AsyncConfig`), a checkpoint has those that are
@@ -67,7 +67,7 @@ def train(
         none at all, as after a kill before the first one, start from step 0 and say so.
       allow_changed: Resume even where settings differ that change what is learned.
       log: Called with lines for the user; None is silent and hides the progress bar.
-      files: Texts to save in the run folder beside its results, by file name.
+      files: Texts to save in the run folder with its results, by file name.
 
     Returns:
       The final state and what was measured.

@@ -219,7 +219,7 @@ def suggestions(
 
     Args:
       config: The run, the sizes of its mesh in numbers.
-      elsewhere: Whether its devices are not here, so that nobody knows how many there are.
+      elsewhere: Whether its devices are not here, so that their number is not known.
     """
     sampling, count = config.sampling, config.prompts_per_step
     changes: list[tuple[str, dict]] = []
@@ -244,7 +244,13 @@ def suggestions(
         changes.append((f"--sampling.max-new-tokens {tokens}", shorter))
     for text, options in changes:
         try:
-            yield text, _replaced(config, options)
+            values = {
+                name: dataclasses.replace(getattr(config, name), **value)
+                if isinstance(value, dict)
+                else value
+                for name, value in options.items()
+            }
+            yield text, dataclasses.replace(config, **values)
         except ValueError:  # it contradicts the rest of the configuration
             continue
 
@@ -266,17 +272,6 @@ def _mesh_suggestions(config: TrainConfig, elsewhere: bool) -> list[tuple[str, d
         text = f"{name}.data 1 {name}.fsdp {sampler_devices}"
         options.append((text, {"asynchrony": {"sampler_mesh": split}}))
     return options
-
-
-def _replaced(config: TrainConfig, options: dict) -> TrainConfig:
-    """The configuration with other values, those of a section in a dict."""
-    changes = {
-        name: dataclasses.replace(getattr(config, name), **value)
-        if isinstance(value, dict)
-        else value
-        for name, value in options.items()
-    }
-    return dataclasses.replace(config, **changes)
 
 
 def _with_dtype(inputs: PlanInputs, dtype: str, before: str) -> PlanInputs:
@@ -353,7 +348,7 @@ def abstract_model(config: TrainConfig) -> tuple[Model, ArrayTree, Any]:
 
     try:
         shapes = jax.eval_shape(build)
-    except jax.errors.JAXTypeError:  # it looks at values
+    except jax.errors.JAXTypeError:  # it reads values
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), build())
     return built[0], shapes, built[1]
 
@@ -393,7 +388,7 @@ def lay_out(config: TrainConfig, *, elsewhere: bool = False) -> TrainConfig:
 
     Raises:
       ValueError: If the mesh fits neither the batch nor the devices, or has a size of -1 though
-        nobody knows how many devices there are.
+        the number of devices is not known.
     """
     if elsewhere:
         _check_elsewhere(config)
@@ -402,7 +397,8 @@ def lay_out(config: TrainConfig, *, elsewhere: bool = False) -> TrainConfig:
             config.mesh, config.asynchrony, config.prompts_per_step, config.microbatches
         )[0]
         sizes = dict.fromkeys(AXES, 1) if mesh is None else dict(mesh.shape)
-        config = dataclasses.replace(config, mesh=MeshConfig(**sizes))
+        layout = MeshConfig(data=sizes["data"], fsdp=sizes["fsdp"], tensor=sizes["tensor"])
+        config = dataclasses.replace(config, mesh=layout)
     if config.sampling.slots is not None:
         rows, _ = config.sampling.grid(config.prompts_per_step)
         separate = config.asynchrony.sampler_devices is not None
@@ -532,30 +528,33 @@ def make_plan(config: TrainConfig, inputs: PlanInputs, *, accelerator: bool | No
     if accelerator is None:
         accelerator = jax.default_backend() != "cpu"
     run = _make_run(config, inputs)
+    loading, sampler = {}, {}
+    if not isinstance(config.model, str) and isinstance(run.params, Adapted):
+        # A function's weights are float32; those that stay frozen are cast once all are there.
+        loaded, cast = run.bytes_of(run.base), run.bytes_of(run.params.base)
+        if cast < loaded:
+            loading = {"weights in float32": loaded, "weights as kept": cast}
     separate = config.asynchrony.sampler_devices is not None
     overlap = config.asynchrony.max_staleness > 0 and not separate
     sampling = _sampling_bytes(run)
     if overlap:
         sampling["weights of the sampler"] = _published_bytes(run)
+    if separate:
+        other = run._replace(mesh=sampler_mesh(config))
+        frozen = other.bytes_of(other.params) - other.bytes_of(other.trained)
+        weights = {"weights": frozen + _published_bytes(other)}
+        sampler = weights | _decoding_bytes(other, [_rollout_shape(other)])
     return Plan(
-        _loading_bytes(run),
+        loading,
         _state_bytes(run),
         _step_bytes(run, accelerator)
         if run.evolution is None
         else _population_step_bytes(run, run.evolution),
         sampling,
         overlap,
-        _sampler_bytes(run._replace(mesh=sampler_mesh(config))) if separate else {},
+        sampler,
         run.unknown_sizes if run.evolution is None else (),
     )
-
-
-def _loading_bytes(run: _Run) -> dict[str, int]:
-    """A function's weights are float32; those that stay frozen are cast once all are there."""
-    if isinstance(run.config.model, str) or not isinstance(run.params, Adapted):
-        return {}
-    loaded, cast = run.bytes_of(run.base), run.bytes_of(run.params.base)
-    return {"weights in float32": loaded, "weights as kept": cast} if cast < loaded else {}
 
 
 def _state_bytes(run: _Run) -> dict[str, int]:
@@ -652,20 +651,26 @@ def _sampling_bytes(run: _Run) -> dict[str, int]:
 
     Of devices that train: where others sample, it is the evaluation alone.
     """
-    shapes = _evaluation_shapes(run)
+    sampling, evaluation = run.config.sampling, run.config.evaluation
+    prompts, group_size, recipe = run.config.prompts_per_step, sampling.group_size, run.evolution
+    shapes = []
+    if evaluation.enabled:
+        greedy = min(prompts * group_size, max(run.num_held_out, 1))
+        answers = prompts * (evaluation.samples or group_size)
+        shapes.append(_decode_shape(run, greedy, greedy, 0.0))
+        shapes.append(_decode_shape(run, prompts, answers, sampling.temperature))
     if run.config.asynchrony.sampler_devices is None:
         shapes.append(_rollout_shape(run))
     if not shapes:
         return {}
-    members = {} if run.evolution is None else {"members": _member_bytes(run, run.evolution)}
-    return members | _decoding_bytes(run, shapes)
-
-
-def _sampler_bytes(run: _Run) -> dict[str, int]:
-    """All that is on a device which does nothing but sample."""
-    frozen = run.bytes_of(run.params) - run.bytes_of(run.trained)
-    weights = {"weights": frozen + _published_bytes(run)}
-    return weights | _decoding_bytes(run, [_rollout_shape(run)])
+    sizes = _decoding_bytes(run, shapes)
+    if recipe is None:
+        return sizes
+    if recipe.noise == "full":  # the weights of one member
+        return {"members": run.bytes_of(run.params)} | sizes
+    # Factors of all members, those of a pair once.
+    draws = recipe.population(prompts, group_size) // (2 if recipe.pairs else 1)
+    return {"members": 4 * draws * _drawn(recipe, run.params) // run.shards} | sizes
 
 
 def _published_bytes(run: _Run) -> int:
@@ -687,19 +692,6 @@ def _rollout_shape(run: _Run) -> DecodeShape:
     if sampling.slots is not None:
         rows, width = sampling.grid(prompts)
     return _decode_shape(run, rows, rows * width, sampling.temperature)
-
-
-def _evaluation_shapes(run: _Run) -> list[DecodeShape]:
-    """The same of the two evaluations, if there are any."""
-    sampling, prompts = run.config.sampling, run.config.prompts_per_step
-    if not run.config.evaluation.enabled:
-        return []
-    greedy = min(prompts * sampling.group_size, max(run.num_held_out, 1))
-    answers = prompts * (run.config.evaluation.samples or sampling.group_size)
-    return [
-        _decode_shape(run, greedy, greedy, 0.0),
-        _decode_shape(run, prompts, answers, sampling.temperature),
-    ]
 
 
 def _decode_shape(run: _Run, rows: int, slots: int, temperature: float) -> DecodeShape:
@@ -739,13 +731,6 @@ def _decoding_bytes(run: _Run, shapes: list[DecodeShape]) -> dict[str, int]:
         "cache of the sampler": cache // run.shards,
         "logits of the sampler": 4 * run.model.config.vocab_size * logits,
     }
-    if made := _made_bytes(run):
-        sizes["weights as multiplied"] = made
-    return sizes
-
-
-def _made_bytes(run: _Run) -> int:
-    """Bytes of the weights that a sampler makes before it decodes, cast or rounded to 8 bits."""
 
     def is_rounded(x) -> bool:
         return isinstance(x, RoundedWeights)
@@ -755,8 +740,11 @@ def _made_bytes(run: _Run) -> int:
             return new.q
         return None if new.dtype == old.dtype else new
 
+    # The weights that a sampler makes before it decodes, cast or rounded to 8 bits.
     cast = jax.eval_shape(lambda p: cast_params(run.model, p), run.params)
-    return run.bytes_of(jax.tree.map(made, cast, run.params, is_leaf=is_rounded))
+    if size := run.bytes_of(jax.tree.map(made, cast, run.params, is_leaf=is_rounded)):
+        sizes["weights as multiplied"] = size
+    return sizes
 
 
 def _population_step_bytes(run: _Run, recipe: EvolutionRecipe) -> dict[str, int]:
@@ -764,15 +752,6 @@ def _population_step_bytes(run: _Run, recipe: EvolutionRecipe) -> dict[str, int]
     members = recipe.population(run.config.prompts_per_step, run.config.sampling.group_size)
     noise = 4 * min(recipe.chunk, members) * _drawn(recipe, run.trained)
     return {"gradients": run.bytes_of(run.trained), "noise of an update": noise}
-
-
-def _member_bytes(run: _Run, recipe: EvolutionRecipe) -> int:
-    """Factors of all members, those of a pair once; or the weights of one member."""
-    if recipe.noise == "full":
-        return run.bytes_of(run.params)
-    members = recipe.population(run.config.prompts_per_step, run.config.sampling.group_size)
-    draws = members // (2 if recipe.pairs else 1)
-    return 4 * draws * _drawn(recipe, run.params) // run.shards
 
 
 def _drawn(recipe: EvolutionRecipe, params: ArrayTree) -> int:

@@ -152,7 +152,7 @@ def make_mesh(
       fsdp: Size of the axis, or -1.
       tensor: Size of the axis, or -1.
       devices: The devices; all of them by default.
-      whole: Take all of them, even if that is a mesh of one.
+      whole: Use all devices, even if that is a mesh of one.
 
     Returns:
       The mesh, or None for one device, which needs none.

@@ -102,13 +102,20 @@ def _clip_metrics(surrogate, logp: Array, old_logp: Array, batch: Batch) -> dict
     function = getattr(surrogate, "function", surrogate)
     options = {k: p.default for k, p in inspect.signature(function).parameters.items()}
     options |= dict(getattr(surrogate, "options", ()))
-    arrays = (logp, old_logp, batch.advantages, batch.mask)
-    metrics = {}
+    advantages, mask, metrics = batch.advantages, batch.mask, {}
     low, high, dual = (options.get(name) for name in ("eps_low", "eps_high", "dual_clip"))
     if low is not None and high is not None:
         metrics["clip_fraction"] = diagnostics.clip_fraction(
-            *arrays, eps_low=low, eps_high=high, level=traits_of(surrogate).level
+            logp,
+            old_logp,
+            advantages,
+            mask,
+            eps_low=low,
+            eps_high=high,
+            level=traits_of(surrogate).level,
         )
     if dual is not None:
-        metrics["dual_clip_fraction"] = diagnostics.dual_clip_fraction(*arrays, dual_clip=dual)
+        metrics["dual_clip_fraction"] = diagnostics.dual_clip_fraction(
+            logp, old_logp, advantages, mask, dual_clip=dual
+        )
     return metrics

@@ -145,7 +145,7 @@ def make_step(
     An optimizer step whose loss, gradient or scale is non-finite, or with which the recipe's state
     would become so, is skipped: parameters and optimizer stay bit for bit what they were. Where all
     steps of a batch are, so do the recipe's state, the reference and the critic's target, while the
-    step is counted. The critic's update has the same guard of its own. ``skipped`` and
+    step is counted. The critic's update has the same guard. ``skipped`` and
     ``critic_skipped`` count them.
 
     With one optimizer step, ``old_logp`` may be left None: the policy being trained is then its own
@@ -168,7 +168,7 @@ def make_step(
       shared_prefix_len: How many first tokens the prompts of every batch share; the policy computes
         them once for all prompts.
       stale: Whether older weights may have sampled a batch; see :func:`score_batch`.
-      critic_optimizer: For a recipe with a critic, the one given to ``init_state``.
+      critic_optimizer: For a recipe with a critic, the one passed to ``init_state``.
       critic_model: The critic's body, if it is another model than the policy.
 
     Returns:
@@ -249,7 +249,10 @@ def make_step(
         applied = metrics["skipped"] < passes.updates
         if recipe.reads_last_kl:
             old_logp = logp if batch.old_logp is None else batch.old_logp
-            last_kl = _kl_of_update(scorer, state, batch, old_logp, microbatches)
+            new_logp = map_microbatches(
+                lambda part: scorer(state.policy, part).logp, batch, microbatches
+            )
+            last_kl = diagnostics.approx_kl(new_logp, old_logp, batch.mask, estimator="k3")
             last_kl = keep(jnp.isfinite(last_kl), last_kl, state.algo_state.last_kl)
             algo_state = algo_state._replace(last_kl=last_kl)
         algo_state = keep(applied, algo_state, state.algo_state)
@@ -321,7 +324,7 @@ def score_batch(
       critic_model: The critic's body, if it is another model than the policy.
 
     Returns:
-      The batch, ready for ``recipe.prepare``.
+      The batch, as ``recipe.prepare`` takes it.
 
     Raises:
       ValueError: If the recipe has a teacher and the batch brings neither its prompt nor what is
@@ -462,14 +465,6 @@ def _scale(recipe: Recipe, batch: Batch) -> Array | None:
     return batch.extras["update_scale"][0, 0, 0]
 
 
-def _kl_of_update(
-    scorer: Scorer, state: TrainState, batch: Batch, old_logp: Array, microbatches: int
-) -> Array:
-    """KL(old || new) in nats a token, of the policy after the last optimizer step of a batch."""
-    logp = map_microbatches(lambda part: scorer(state.policy, part).logp, batch, microbatches)
-    return diagnostics.approx_kl(logp, old_logp, batch.mask, estimator="k3")
-
-
 def prepare_key(key: Array, step: int | Array) -> Array:
     """The key that ``Recipe.prepare`` gets in a step of a run with this key."""
     return jax.random.fold_in(jax.random.fold_in(key, step), _PREPARE)
@@ -533,7 +528,7 @@ def apply_gradients(
     """One optimizer step, skipped where loss, gradient or update are non-finite.
 
     Args:
-      optimizer: The one given to ``init_state``.
+      optimizer: The one passed to ``init_state``.
       state: The state before it.
       gradients: From :func:`make_gradients`.
 

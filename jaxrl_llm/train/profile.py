@@ -290,20 +290,20 @@ def traced(step: int, steps: Sequence[int], folder: Path) -> Iterator[None]:
     if step not in steps:
         yield
         return
+
+    def stop() -> None:
+        try:
+            jax.profiler.stop_trace()
+        except (RuntimeError, OSError, ValueError) as error:
+            _warn(step, error)
+
     with contextlib.ExitStack() as stack:
         try:
             jax.profiler.start_trace(folder / f"step_{step:08}")
-            stack.callback(_stop_trace, step)
+            stack.callback(stop)
         except (RuntimeError, OSError, ValueError) as error:
             _warn(step, error)
         yield
-
-
-def _stop_trace(step: int) -> None:
-    try:
-        jax.profiler.stop_trace()
-    except (RuntimeError, OSError, ValueError) as error:
-        _warn(step, error)
 
 
 def _warn(step: int, error: Exception) -> None:

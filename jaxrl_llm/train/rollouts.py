@@ -387,7 +387,7 @@ class AsyncRollouts:
         return [batch for batch in self._finished if batch.number >= step]
 
     def _copy(self, params: ArrayTree) -> ArrayTree:
-        """Weights for the sampler: the next step donates those that it is given."""
+        """A copy of the weights for the sampler: the next step donates its input."""
         if self._mesh is None:
             return jax.tree.map(jnp.copy, params)
         rules = self._experiment.model.sharding_rules

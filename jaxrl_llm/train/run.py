@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -45,7 +44,7 @@ class Run:
       files: Texts to save in the run folder, by file name.
 
     Attributes:
-      state: After the last whole step.
+      state: After the last complete step.
       rollouts: Where batches come from.
       clock: Seconds of the loop by phase.
       interrupt: The signal that came, if one did.
@@ -63,7 +62,18 @@ class Run:
         self.experiment, self.algorithm = experiment, algorithm
         self.checkpoints, self.folder, self.state = checkpoints, folder, state
         self.config, self.clock, self.interrupt = experiment.config, Clock(), Interrupt()
-        self._meter = _make_meter(experiment)
+        recipe = experiment.recipe
+        # Members that are dealt out read one prompt each, and share nothing.
+        alone = recipe.forward_only and not recipe.shared
+        self._meter = Meter(
+            experiment.model,
+            peak_flops=self.config.report.peak_flops,
+            devices=1 if experiment.mesh is None else experiment.mesh.size,
+            epochs=self.config.passes.epochs,
+            shared_prefix_len=0 if alone else experiment.shared_prefix_len,
+            frozen=self.config.lora.rank is not None,
+            forward_only=recipe.forward_only,
+        )
         about = surroundings() | self._meter.about()
         folder.start(int(state.step), files, settings=settings(self.config), about=about)
         folder.log(experiment.describe(state.policy))
@@ -87,7 +97,7 @@ class Run:
 
     @contextlib.contextmanager
     def steps(self) -> Iterator[Any]:
-        """Inside, rollouts are made, and an error saves the last whole step; a progress bar."""
+        """Inside, rollouts are made, and an error saves the last complete step; a progress bar."""
         with (
             self.rollouts,  # the checkpoint does not wait for a batch that is under way
             saved_on_error(self.checkpoints, lambda: self.state, self.save, self.folder.log),
@@ -278,7 +288,7 @@ class NonFiniteGuard:
         raise TrainingError(f"{text}{row}; {self._write(step, state, batch)}.")
 
     def _write(self, step: int, state: TrainState, batch: Batch) -> str:
-        """Writes all there is to know of a batch; returns where it is."""
+        """Writes the arrays and texts of a batch; returns a clause that names the file."""
         arrays = {"sampled_mask": batch.mask}
         try:
             prepared, logp = self._inspect(state, batch)
@@ -289,7 +299,18 @@ class NonFiniteGuard:
         plain["prompts"] = self._texts(plain["prompt_tokens"], plain["prompt_mask"])
         plain["completions"] = self._texts(plain["tokens"], plain["sampled_mask"])
         path = self._folder.path / f"skipped_step_{step:08d}.npz"
-        return processes.from_first(lambda: _savez(path, plain))
+
+        def write() -> str:
+            try:
+                with path.open("wb") as file:
+                    np.savez_compressed(file, **plain)
+            except OSError as error:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                return f"its batch cannot be written to {str(path)!r}: {reason(error)}"
+            return f"its batch is in {str(path)!r}"
+
+        return processes.from_first(write)
 
     def _texts(self, tokens: np.ndarray, mask: np.ndarray) -> np.ndarray:
         width = tokens.shape[-1]
@@ -328,33 +349,6 @@ def _plain(x: Any) -> np.ndarray:
     return x if x.dtype.kind in "biufU" else x.astype(np.float32)
 
 
-def _savez(path: Path, arrays: Mapping[str, np.ndarray]) -> str:
-    try:
-        with path.open("wb") as file:
-            np.savez_compressed(file, **arrays)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            path.unlink()
-        return f"its batch cannot be written to {str(path)!r}: {reason(error)}"
-    return f"its batch is in {str(path)!r}"
-
-
 def every(period: int, step: int) -> bool:
     """Whether something that happens every ``period`` steps does after this one; 0 is never."""
     return period > 0 and step % period == 0
-
-
-def _make_meter(experiment: Experiment) -> Meter:
-    """What counts the tokens and operations of a step."""
-    config, recipe = experiment.config, experiment.recipe
-    # Members that are dealt out read one prompt each, and share nothing.
-    alone = recipe.forward_only and not recipe.shared
-    return Meter(
-        experiment.model,
-        peak_flops=config.report.peak_flops,
-        devices=1 if experiment.mesh is None else experiment.mesh.size,
-        epochs=config.passes.epochs,
-        shared_prefix_len=0 if alone else experiment.shared_prefix_len,
-        frozen=config.lora.rank is not None,
-        forward_only=recipe.forward_only,
-    )

@@ -42,8 +42,8 @@ def score(
     both.
 
     A prompt and the responses to it go through the layers together, where the model takes them so:
-    each product is made once for both, and on a mesh each weight gathered and its gradient summed
-    over devices once.
+    each product is computed once for both, and on a mesh the all-gather of a weight and the sum of
+    its gradient run once.
 
     What all prompts begin with, as with a chat template, can be computed once for all of them:
     ``shared_prefix_len`` says how many tokens that is. Then prompts go first. Where the batch is
@@ -267,7 +267,7 @@ class Scorer:
     def teacher(
         self, params: ArrayTree, batch: Batch, statistics: Mapping[str, Callable]
     ) -> dict[str, Array]:
-        """Vocabulary statistics of the teacher, which reads a prompt of its own a response.
+        """Vocabulary statistics of the teacher, which reads a separate prompt for each response.
 
         Args:
           params: Of the teacher.

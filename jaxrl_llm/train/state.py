@@ -16,7 +16,7 @@ from jaxrl_llm.train.mesh import replicated
 
 
 class TrainState(NamedTuple):
-    """The whole state of a run between two steps.
+    """The complete state of a run between two steps.
 
     Attributes:
       params: What the optimizer moves: the parameters of the model, or an adapter.
@@ -84,15 +84,15 @@ def init_state(
         its state; False spares the memory where no other code holds them.
       critic: Parameters from :func:`~jaxrl_llm.train.init_critic`, for a recipe with a critic.
       critic_optimizer: Its optimizer.
-      reference: Where a reference that moves begins; the policy's own parameters by default.
+      reference: Where a reference that moves begins; the parameters of the policy by default.
 
     Returns:
       The state of step 0.
 
     Raises:
       TypeError: If ``key`` is not a typed key.
-      ValueError: If the recipe has a critic and its parameters or optimizer are absent, or they are
-        given and it has none.
+      ValueError: If the recipe has a critic and its parameters or optimizer are absent, or it has
+        none and they are passed.
     """
     if not jnp.issubdtype(getattr(key, "dtype", None), jax.dtypes.prng_key):
         raise TypeError("init_state: key must be a typed key, made by jax.random.key(seed).")
@@ -157,8 +157,14 @@ def _optimizer_state(
     mesh,
     rules: ShardingRules,
 ) -> ArrayTree:
+    def statistics(x: Array) -> Array:
+        # Gradients are float32 whatever the dtype of the parameters is.
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return x
+        return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
     def init(params):
-        return optimizer.init(jax.tree.map(_statistics, params))
+        return optimizer.init(jax.tree.map(statistics, params))
 
     if mesh is None:
         return init(params)
@@ -166,15 +172,8 @@ def _optimizer_state(
     return jax.jit(init, out_shardings=shardings)(params)
 
 
-def _statistics(x: Array) -> Array:
-    """The array in the dtype of its statistics: gradients are float32 whatever its own is."""
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        return x
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
-
-
 def _check_critic(recipe, critic, optimizer) -> None:
-    """Raises ValueError unless a critic is given just where the recipe has one."""
+    """Raises ValueError unless there is a critic just where the recipe has one."""
     if recipe.critic is None and (critic is not None or optimizer is not None):
         raise ValueError(f"init_state: recipe {recipe.name!r} has no critic, but one is given.")
     if recipe.critic is not None and (critic is None or optimizer is None):

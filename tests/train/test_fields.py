@@ -140,7 +140,7 @@ def test_names_of_ones_own_come_from_either():
 @pytest.mark.parametrize(
     ("names", "options", "words"),
     [
-        (["flawed"], {}, r"needs 'flawed' \(a judge .*\); it is no name in the mapping that the"),
+        (["flawed"], {}, r"needs 'flawed' \(whether .*\); it is no name in the mapping that the"),
         (
             ["flawed"],
             {"metadata": {"flawed": [True, False]}},  # a prompt has no flaws

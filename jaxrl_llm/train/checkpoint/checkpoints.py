@@ -1,4 +1,4 @@
-"""Checkpoints of a run: atomic, kept to the last few and the best, restorable on another mesh.
+"""Checkpoints of a run: atomic, limited to the last few and the best, restorable on another mesh.
 
 A checkpoint is a folder ``step_00000010``. It is written under another name and renamed once it is
 complete, has its checksums and is on disk, so a folder of that name is complete or was damaged
@@ -39,7 +39,7 @@ from jaxrl_llm.train.checkpoint.serialization import (
 from jaxrl_llm.train.state import TrainState
 
 _NAME = re.compile(r"step_(\d{8})")
-# Ends the name of a folder that is being written; Orbax' own names for its parts come after it.
+# Ends the name of a folder that is being written; Orbax adds names of parts behind it.
 _UNFINISHED = ".unfinished"
 # The name, and in the metadata the key, of what is saved with the state.
 _EXTRAS = "extras"
@@ -166,8 +166,8 @@ class Checkpoints:
         Args:
           state: The state.
           extras: What :meth:`restore_extras` returns later.
-          required: Whether a failure is an error. If not, it is a warning, given by
-            :meth:`poll` or the next other method that is called.
+          required: Whether a failure is an error. If not, it is a warning, raised by
+            :meth:`poll` or the next method that is called.
 
         Raises:
           CheckpointError: If this one or the one before is required and could not be written. What
@@ -364,10 +364,10 @@ class Checkpoints:
 
 
 def save(folder: str | Path, state: TrainState, *, model: Model) -> None:
-    """Writes the state of a loop of your own, and waits until it is whole.
+    """Writes the state of a loop of your own, and waits until it is complete.
 
     Args:
-      folder: Of the checkpoints; the last two are kept.
+      folder: Of the checkpoints; the last two stay.
       state: The state.
       model: The model; it is checked when the state is restored.
 
@@ -388,7 +388,7 @@ def restore(
       folder: Of the checkpoints.
       like: A state of the same model, optimizer and recipe, such as that of ``init_state``.
       model: The model.
-      step: Which one; by default the last that is whole.
+      step: Which one; by default the last complete one.
 
     Raises:
       ValueError: If it belongs to another model, optimizer or recipe.

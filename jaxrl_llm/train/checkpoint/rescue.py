@@ -44,7 +44,18 @@ def saved_on_error(
         try:
             # A second Ctrl-C should not wait, and a full disk stays full.
             if isinstance(error, Exception) and not isinstance(error, CheckpointError):
-                _save_newer(checkpoints, current(), save, log)
+                state = current()
+                arrays = [x for x in jax.tree.leaves(state) if isinstance(x, jax.Array)]
+                if not any(x.is_deleted() for x in arrays):  # a failed step may have consumed it
+                    checkpoints.wait()  # if that save fails, this state is newer
+                    step = int(state.step)
+                    if processes.from_first(lambda: step > (checkpoints.last or 0)):
+                        save(state)
+                        checkpoints.wait()
+                        log(
+                            f"An error ended the run; the state after step {step} is saved, for "
+                            "--resume."
+                        )
             checkpoints.wait()
         except CheckpointError as failed:
             warnings.warn(str(failed), stacklevel=2)
@@ -68,15 +79,3 @@ def _all_processes_failed() -> bool:
     except Exception:
         return False
     return True
-
-
-def _save_newer(checkpoints: Checkpoints, state: TrainState, save: Callable, log: Callable) -> None:
-    """Saves a state that is not saved yet, unless a failed step has consumed it."""
-    if any(x.is_deleted() for x in jax.tree.leaves(state) if isinstance(x, jax.Array)):
-        return
-    checkpoints.wait()  # if that save fails, this state is newer
-    step = int(state.step)
-    if processes.from_first(lambda: step > (checkpoints.last or 0)):
-        save(state)
-        checkpoints.wait()
-        log(f"An error ended the run; the state after step {step} is saved, for --resume.")

@@ -89,19 +89,6 @@ class _Bucket(NamedTuple):
     count: int
 
 
-def _buckets(points: Sequence[tuple[float, float]]) -> list[_Bucket]:
-    """As many buckets as can be told apart, at most."""
-    size = -(-len(points) // _MOST_POINTS)
-    buckets = []
-    for i in range(0, len(points), max(size, 1)):
-        part = points[i : i + size]
-        values = [y for _, y in part]
-        mean = math.fsum(values) / len(values)
-        middle = sum(x for x, _ in part) / len(part)
-        buckets.append(_Bucket(middle, mean, min(values), max(values), len(part)))
-    return buckets
-
-
 def _range(values: Sequence[float]) -> tuple[float, float]:
     """Least and greatest value, apart from each other, with a little room."""
     low, high = min(values), max(values)
@@ -120,10 +107,10 @@ def chart(series: Sequence[Series], *, title: str) -> str:
 
     Args:
       series: At least one; those without any number are only crosses.
-      title: For who cannot see it.
+      title: For readers who cannot see the image.
     """
-    kept = [(s, [(x, y) for x, y in s.points if _finite(y)]) for s in series]
-    values = [y for _, points in kept for _, y in points if y is not None]
+    curves = [(s, [(x, y) for x, y in s.points if _finite(y)]) for s in series]
+    values = [y for _, points in curves for _, y in points if y is not None]
     ends = [end for s in series for pair in s.intervals for end in pair]
     values += [end for end in ends if end is not None and _finite(end)]
     steps = [x for s in series for x, _ in s.points]
@@ -139,7 +126,7 @@ def chart(series: Sequence[Series], *, title: str) -> str:
         return HEIGHT - _BOTTOM - (y - low) / (high - low) * (HEIGHT - _TOP - _BOTTOM)
 
     html = [_axes(low, high, first, last, place_x, place_y)]
-    for i, (each, points) in enumerate(kept):
+    for i, (each, points) in enumerate(curves):
         color = f"c{i % _COLORS}"
         if each.intervals:
             shift = 3 * (i - len(series) / 2)  # or those of one step would hide each other
@@ -179,7 +166,12 @@ def _axes(low, high, first, last, place_x, place_y) -> str:
 
 def _curve(series: Series, points, color: str, place_x, place_y) -> list[str]:
     """A line, broken at non-finite values, with a tooltip for each bucket."""
-    buckets, html = _buckets(points), []
+    buckets, html = [], []
+    size = max(-(-len(points) // _MOST_POINTS), 1)
+    for i in range(0, len(points), size):
+        steps, values = zip(*points[i : i + size], strict=True)
+        middle, mean = sum(steps) / len(steps), math.fsum(values) / len(values)
+        buckets.append(_Bucket(middle, mean, min(values), max(values), len(values)))
     if any(b.count > 1 for b in buckets):
         upper = [f"{place_x(b.x):.1f},{place_y(b.high):.1f}" for b in buckets]
         lower = [f"{place_x(b.x):.1f},{place_y(b.low):.1f}" for b in reversed(buckets)]

@@ -298,25 +298,25 @@ def completions(samples: Rows) -> str:
     steps = sorted({row["step"] for row in samples})
     if not steps:
         return ""
+
+    def card(row: Mapping[str, Any]) -> str:
+        reward = row.get("reward")
+        value = number(reward) if isinstance(reward, int | float | None) else text(reward)
+        names = [name for name in row if name.startswith("reward/")]
+        numbers = (f"{name.partition('/')[2]} {number(row[name])}" for name in names)
+        components = f'<p class="soft">{text(", ".join(numbers))}</p>' if names else ""
+        name = f" <code>{text(row['id'])}</code>" if row.get("id") is not None else ""
+        return (
+            f'<div class="card"><h3>reward {value}{name}</h3>{components}<small>prompt</small>'
+            f"<pre>{text(row.get('prompt', ''))}</pre><small>completion</small>"
+            f"<pre>{text(row.get('completion', ''))}</pre></div>"
+        )
+
     html = []
     for step in dict.fromkeys((steps[0], steps[-1])):
-        cards = "".join(_completion(row) for row in samples if row["step"] == step)
+        cards = "".join(card(row) for row in samples if row["step"] == step)
         html.append(f'<h2>Completions of step {step}</h2><div class="grid">{cards}</div>')
     return "".join(html)
-
-
-def _completion(row: Mapping[str, Any]) -> str:
-    reward = row.get("reward")
-    value = number(reward) if isinstance(reward, int | float | None) else text(reward)
-    names = [name for name in row if name.startswith("reward/")]
-    numbers = (f"{name.partition('/')[2]} {number(row[name])}" for name in names)
-    components = f'<p class="soft">{text(", ".join(numbers))}</p>' if names else ""
-    name = f" <code>{text(row['id'])}</code>" if row.get("id") is not None else ""
-    return (
-        f'<div class="card"><h3>reward {value}{name}</h3>{components}<small>prompt</small>'
-        f"<pre>{text(row.get('prompt', ''))}</pre><small>completion</small>"
-        f"<pre>{text(row.get('completion', ''))}</pre></div>"
-    )
 
 
 def about(settings: Mapping[str, Any], starts: Rows, sessions: Rows) -> str:

@@ -58,7 +58,7 @@ def _recipe_settings(recipe: Any, *, length: int) -> dict[str, Any]:
 
         names = [field.name for field in dataclasses.fields(presets[0])]
         # Where both presets differ, the slot depends on the number of questions.
-        changed = [k for k in names for own, a, b in [values(k)] if own != a and a == b]
+        changed = [k for k in names for slot, a, b in [values(k)] if slot != a and a == b]
         flat["recipe.changed_slots"] = ", ".join(changed) or "none"
     return flat
 
@@ -114,14 +114,11 @@ def surroundings() -> dict[str, str]:
                 import jaxrl_llm
 
                 versions[package] = jaxrl_llm.__version__
-    kinds = Counter(f"{d.platform} {d.device_kind}" for d in jax.devices())
-    versions["devices"] = ", ".join(f"{n} x {_once(kind)}" for kind, n in kinds.items())
+    devices = Counter((d.platform, d.device_kind) for d in jax.devices())
+    versions["devices"] = ", ".join(
+        f"{n} x {name}" if kind.lower() == name.lower() else f"{n} x {name} {kind}"
+        for (name, kind), n in devices.items()
+    )
     versions["processes"] = str(jax.process_count())
     versions["machine"] = f"{platform.system()} {platform.machine()}"
     return versions
-
-
-def _once(kind: str) -> str:
-    """The platform alone where the kind of the device repeats it."""
-    first, _, rest = kind.partition(" ")
-    return first if rest.lower() == first.lower() else kind

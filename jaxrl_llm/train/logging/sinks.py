@@ -185,7 +185,11 @@ class Sinks:
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Passes a line of metrics.jsonl to all sinks."""
-        numbers = {k: v for k, v in flat(row).items() if _is_number(v)}
+        numbers = {
+            name: value
+            for name, value in flat(row).items()
+            if isinstance(value, int | float) and not isinstance(value, bool)
+        }
         step = int(numbers.pop("step"))
         for each in self._open:
             failing = bool(each.waiting)
@@ -229,10 +233,6 @@ def flat(row: Mapping[str, Any], *, separator: str = "/") -> dict[str, Any]:
         else:
             flattened[name] = value
     return flattened
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _name(maker: SinkMaker) -> str:
