@@ -69,16 +69,21 @@ def backend_from_gguf(file: "GgufFile") -> "Backend":
       uses GPT-2's splitting for `smollm` too and so drops its cutting of digits: two spaces before
       a digit, or a fraction character, get other ids there. We follow the model's own tokenizer.
     """
-    from tokenizers import AddedToken, Tokenizer, decoders
+    from tokenizers import AddedToken, Tokenizer, decoders, normalizers
     from tokenizers.models import BPE
 
     splitting = splitting_of(file)
     tokens = file.metadata("tokenizer.ggml.tokens")
     merges = [tuple(pair.split(" ", 1)) for pair in file.metadata("tokenizer.ggml.merges")]
     vocabulary = {token: number for number, token in enumerate(tokens)}
-    _check_merges(file, merges, vocabulary)
+    for pair in merges:
+        if len(pair) != 2 or "".join(pair) not in vocabulary:
+            raise ValueError(
+                f"load_tokenizer: {file.path} has the merge {' '.join(pair)!r}, whose result is "
+                "not in its vocabulary"
+            )
     backend = Tokenizer(BPE(vocabulary, merges, ignore_merges=splitting.whole_words))
-    backend.normalizer = _normalizer(splitting)
+    backend.normalizer = normalizers.NFC() if splitting.nfc else None
     backend.pre_tokenizer = _pre_tokenizer(splitting)
     backend.decoder = decoders.ByteLevel()
     kinds = file.metadata("tokenizer.ggml.token_type", [])
@@ -110,21 +115,6 @@ def splitting_of(file: "GgufFile") -> Splitting:
             f"{', '.join(SPLITTINGS)}"
         )
     return SPLITTINGS[name]
-
-
-def _check_merges(file: "GgufFile", merges: list[Any], vocabulary: dict[str, int]) -> None:
-    for pair in merges:
-        if len(pair) != 2 or "".join(pair) not in vocabulary:
-            raise ValueError(
-                f"load_tokenizer: {file.path} has the merge {' '.join(pair)!r}, whose result is "
-                "not in its vocabulary"
-            )
-
-
-def _normalizer(splitting: Splitting) -> Any:
-    from tokenizers import normalizers
-
-    return normalizers.NFC() if splitting.nfc else None
 
 
 def _pre_tokenizer(splitting: Splitting) -> Any:

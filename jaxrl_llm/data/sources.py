@@ -239,30 +239,30 @@ def _from_rows(
 
 def _check_json(path: Path) -> None:
     """Raises ValueError for an empty file, and for a row that datasets' parser would die of."""
+
+    def too_deep(text: bytes) -> bool:
+        """Whether brackets outside of JSON strings are nested deeper than pyarrow reads them."""
+        if text.count(b"[") + text.count(b"{") <= _MAX_DEPTH:
+            return False
+        depth = 0
+        for match in _STRING_OR_BRACKET.finditer(text):
+            first = match[0][:1]
+            depth += (first in b"[{") - (first in b"]}")
+            if depth > _MAX_DEPTH:
+                return True
+        return False
+
     lines, empty = path.suffix.lower() == ".jsonl", True
     with path.open("rb") as file:
         for number, text in enumerate(file if lines else [file.read()], 1):
             empty = empty and not text.strip()
-            if _too_deep(text):
+            if too_deep(text):
                 where = f"line {number} of {str(path)!r}" if lines else repr(str(path))
                 raise ValueError(
                     f"from_file: {where} is nested more than {_MAX_DEPTH} levels deep."
                 )
     if empty:
         raise ValueError(_EMPTY.format("from_file", path))
-
-
-def _too_deep(text: bytes) -> bool:
-    """Whether brackets outside of JSON strings are nested deeper than pyarrow reads them."""
-    if text.count(b"[") + text.count(b"{") <= _MAX_DEPTH:
-        return False
-    depth = 0
-    for match in _STRING_OR_BRACKET.finditer(text):
-        first = match[0][:1]
-        depth += (first in b"[{") - (first in b"]}")
-        if depth > _MAX_DEPTH:
-            return True
-    return False
 
 
 _MAX_DEPTH = 63

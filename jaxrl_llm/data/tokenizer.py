@@ -284,15 +284,26 @@ def _from_folder(folder: Path) -> PretrainedTokenizer:
         raise ValueError(f"load_tokenizer: {source} is not a tokenizer ({error})") from error
     file = folder / "tokenizer_config.json"
     settings = _optional_json(file)
-    named = {name: _content(settings[name], name, file) for name in _NAMED if settings.get(name)}
-    known = _end_ids(folder / "generation_config.json")
+    named: dict[str, str] = {}
+    for name in filter(settings.get, _NAMED):
+        token = settings[name]
+        text = token.get("content") if isinstance(token, Mapping) else token
+        if not isinstance(text, str):
+            raise ValueError(f"load_tokenizer: `{name}` of {file} must be a text, got {token!r}")
+        named[name] = text
+    file = folder / "generation_config.json"
+    ids = _optional_json(file).get("eos_token_id")
+    ends = list(ids) if isinstance(ids, list) else [] if ids is None else [ids]
+    for i in ends:
+        if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < 2**31:
+            raise ValueError(f"load_tokenizer: {file} has {i!r} for a token id in `eos_token_id`")
     if (end := backend.token_to_id(named.get("eos_token", ""))) is not None:
-        known.append(end)
-    if not known:
+        ends.append(end)
+    if not ends:
         raise ValueError(f"load_tokenizer: {folder} names no token that ends a text")
     return PretrainedTokenizer(
         backend,
-        eos_ids=known,
+        eos_ids=ends,
         pad_id=backend.token_to_id(named.get("pad_token", "")),
         prefix_ids=prefix,
         template=_template(folder, settings),
@@ -305,16 +316,6 @@ def _prefix(backend: "Backend") -> list[int]:
     plain = backend.encode("a", add_special_tokens=False).ids
     full = backend.encode("a", add_special_tokens=True).ids
     return full[: full.index(plain[0])] if plain and plain[0] in full else []
-
-
-def _end_ids(file: Path) -> list[int]:
-    """The ids that end a reply, as a generation_config.json names them."""
-    ids = _optional_json(file).get("eos_token_id")
-    ids = ids if isinstance(ids, list) else [] if ids is None else [ids]
-    for i in ids:
-        if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < 2**31:
-            raise ValueError(f"load_tokenizer: {file} has {i!r} for a token id in `eos_token_id`")
-    return list(ids)
 
 
 def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
@@ -332,14 +333,6 @@ def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
         path = folder / "tokenizer_config.json"
         raise ValueError(f"load_tokenizer: `chat_template` of {path} must be a text")
     return template
-
-
-def _content(token: Any, name: str, file: Path) -> str:
-    """The text of a special token, which is a text or an object with its content."""
-    text = token.get("content") if isinstance(token, Mapping) else token
-    if not isinstance(text, str):
-        raise ValueError(f"load_tokenizer: `{name}` of {file} must be a text, got {token!r}")
-    return text
 
 
 def _optional_json(path: Path) -> dict[str, Any]:

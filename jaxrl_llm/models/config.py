@@ -254,11 +254,7 @@ def _refuse_unsupported(config: Mapping[str, Any], architecture: str) -> None:
             "ModelConfig.from_hf: `quantization_config` is not supported; take the "
             "unquantized weights or a GGUF file"
         )
-    _refuse_sliding_window(config, architecture)
-
-
-def _refuse_sliding_window(config: Mapping[str, Any], architecture: str) -> None:
-    """A window matters only where some layer uses it and it is shorter than the context."""
+    # A window matters only where some layer uses it and it is shorter than the context.
     kinds = config.get("layer_types")
     if kinds is not None:
         for kind in kinds if isinstance(kinds, list | tuple) else [kinds]:

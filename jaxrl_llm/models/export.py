@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,18 +75,21 @@ def save_safetensors(
     _check_params(leaves, table)
     size = jnp.dtype(dtype).itemsize
     files = list(_files(table, size, file_bytes))
-    names = [SINGLE] if len(files) == 1 else [_FILE.format(n, len(files)) for n in _count(files)]
+    n = len(files)
+    names = [SINGLE] if n == 1 else [_FILE.format(i, n) for i in range(1, n + 1)]
     target, where = Path(folder), {}
+
+    def tensor(path: tuple[str, ...]) -> np.ndarray:
+        array = np.asarray(leaves[path]).astype(jnp.dtype(dtype))
+        return np.ascontiguousarray(array.T if table[path].transposed else array)
+
     unfinished = target / _UNFINISHED
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     try:
         for file, paths in zip(names, files, strict=True):
-            # Not by a name: one file is in memory at a time.
-            save_tensors(
-                {table[p].name: _tensor(leaves[p], table[p], dtype) for p in paths},
-                unfinished / file,
-            )
+            # Without a variable, so that one file is in memory at a time.
+            save_tensors({table[p].name: tensor(p) for p in paths}, unfinished / file)
             where |= {table[path].name: file for path in paths}
         if len(files) > 1:
             total = sum(size * int(np.prod(weight.shape)) for weight in table.values())
@@ -217,15 +220,6 @@ def _files(
         part.append(path)
         used += needed
     yield part
-
-
-def _count(files: Iterable[Any]) -> list[int]:
-    return [number for number, _ in enumerate(files, start=1)]
-
-
-def _tensor(leaf: Any, weight: Weight, dtype: str) -> np.ndarray:
-    array = np.asarray(leaf).astype(jnp.dtype(dtype))
-    return np.ascontiguousarray(array.T if weight.transposed else array)
 
 
 def save_tensors(tensors: dict[str, np.ndarray], path: Path) -> None:

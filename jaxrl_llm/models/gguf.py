@@ -219,7 +219,10 @@ class GgufFile:
         """Llama 3 scaling is stored as its divisors only; find the settings that give them."""
         if _ROPE_TENSOR not in self._tensors:
             return None
-        divisors = self._read_divisors()
+        from gguf.quants import dequantize
+
+        tensor = self._tensors[_ROPE_TENSOR]
+        divisors = np.asarray(dequantize(np.asarray(tensor.data), tensor.tensor_type), np.float32)
         length = self.metadata(f"{kind}.rope.scaling.original_context_length", 8192)
         scaling = RopeScaling(
             factor=_short_float(divisors.max()),
@@ -227,19 +230,19 @@ class GgufFile:
             high_freq_factor=4.0,
             original_max_length=int(length),
         )
-        expected = _llama3_divisors(scaling, theta, head_dim)
+        frequencies = theta ** -(np.arange(0, head_dim, 2) / head_dim)
+        turns = scaling.original_max_length * frequencies / (2 * np.pi)
+        smooth = (turns - scaling.low_freq_factor) / (
+            scaling.high_freq_factor - scaling.low_freq_factor
+        )
+        smooth = np.clip(smooth, 0.0, 1.0)
+        expected = 1.0 / ((1.0 - smooth) / scaling.factor + smooth)
         if expected.shape != divisors.shape or not np.allclose(expected, divisors, rtol=1e-4):
             raise ValueError(
                 f"GgufFile: the tensor {_ROPE_TENSOR} of {self.path} is not the Llama 3 scaling "
                 f"of any released model, and no other is supported"
             )
         return scaling
-
-    def _read_divisors(self) -> np.ndarray:
-        from gguf.quants import dequantize
-
-        tensor = self._tensors[_ROPE_TENSOR]
-        return np.asarray(dequantize(np.asarray(tensor.data), tensor.tensor_type), np.float32)
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
@@ -270,13 +273,3 @@ def _open(path: str, modified: int, size: int) -> GgufFile:
 def _short_float(value: Any) -> float:
     """The shortest decimal with this float32 value: 1e-5, not 9.999999747378752e-06."""
     return float(np.format_float_positional(np.float32(value), unique=True))
-
-
-def _llama3_divisors(scaling: RopeScaling, theta: float, head_dim: int) -> np.ndarray:
-    frequencies = theta ** -(np.arange(0, head_dim, 2) / head_dim)
-    turns = scaling.original_max_length * frequencies / (2 * np.pi)
-    smooth = (turns - scaling.low_freq_factor) / (
-        scaling.high_freq_factor - scaling.low_freq_factor
-    )
-    smooth = np.clip(smooth, 0.0, 1.0)
-    return 1.0 / ((1.0 - smooth) / scaling.factor + smooth)

@@ -274,7 +274,7 @@ def _read_sharded(
         bounds = [s.indices(n)[:2] for s, n in zip(index, weight.shape, strict=True)]
         key = tuple(bounds)
         if key not in read:
-            read[key] = _read(source, weight, [slice(*pair) for pair in bounds], dtype)
+            read[key] = _read(source, weight, [slice(a, b) for a, b in bounds], dtype)
         return read[key]
 
     return jax.make_array_from_callback(weight.shape, sharding, part)

