@@ -14,7 +14,7 @@ def render_chat(
     add_generation_prompt: bool = True,
     special_tokens: Mapping[str, str] | None = None,
 ) -> str:
-    r"""Renders a conversation with a model's own chat template.
+    r"""Renders a conversation with the chat template of a model.
 
     The template comes with the model and is not trusted: it runs in jinja2's immutable sandbox.
 

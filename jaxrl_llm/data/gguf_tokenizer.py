@@ -17,7 +17,7 @@ class Splitting(NamedTuple):
 
     Args:
       pattern: Regular expression of the pieces; "" for GPT-2's, which `tokenizers` has built in.
-      digits: Every numeric character is a piece of its own, cut before all else.
+      digits: Every numeric character is a separate piece, cut before all else.
       nfc: Text is composed (Unicode NFC) first.
       whole_words: A piece that is in the vocabulary is one token, without merging.
       add_bos: Whether BOS is put first when the file does not say.
@@ -67,7 +67,7 @@ def backend_from_gguf(file: "GgufFile") -> "Backend":
       The pre-tokenizer names and their expressions are those of llama.cpp and of the tokenizer.json
       files that they were made from. The GGUF reader of transformers (5.12 and 5.23 were tried)
       uses GPT-2's splitting for `smollm` too and so drops its cutting of digits: two spaces before
-      a digit, or a fraction character, get other ids there. We follow the model's own tokenizer.
+      a digit, or a fraction character, get other ids there. We follow the tokenizer of the model.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, normalizers
     from tokenizers.models import BPE

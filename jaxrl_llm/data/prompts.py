@@ -84,13 +84,13 @@ class PromptSet(Sequence[Prompt]):
 def split_distinct(
     prompts: Iterable[Prompt], *, held_out: float = 0.2, seed: int = 0
 ) -> tuple[PromptSet, PromptSet]:
-    """Parts the distinct texts, so that no question of the one set is in the other.
+    """Splits the distinct texts, so that no question of the one set is in the other.
 
         held out = the round(held_out * D) texts of smallest hash(seed, text), of D distinct ones
 
-    Both sets hold each of their texts once, the first time it came, in the given order. Which side
-    a text falls on hardly depends on the other texts: a set generated with another seed is parted
-    almost alike.
+    Both sets hold each of their texts once, the first time it came, in the order of `prompts`.
+    Which side a text falls on hardly depends on the other texts: a set generated with another seed
+    is split almost alike.
 
     Args:
         prompts: A `PromptSet` or any prompts; repeats of a text are dropped.

@@ -1,11 +1,11 @@
-"""Questions: prompts with the token ids that the model is given for them."""
+"""Questions: prompts with their token ids."""
 
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 
 class Question(NamedTuple):
-    """A prompt and the token ids that the model is given for it."""
+    """A prompt and its token ids, chat template included."""
 
     prompt: Any
     tokens: list[int]
@@ -14,7 +14,7 @@ class Question(NamedTuple):
 def encode_prompts(
     prompts: Iterable, tokenizer, *, room: int, chat: bool = True, system: str | None = None
 ) -> list[Question]:
-    """Prompts as the token ids that the model is given.
+    """Prompts with their token ids, the input of the model.
 
     A special token that is spelled in a question, such as the end of a turn, is encoded as plain
     text: a question cannot imitate the template.

@@ -21,7 +21,7 @@ def from_reasoning_gym(task: str, *, size: int, seed: int = 0, **options: Any) -
 
     The metadata of each holds "task" and "entry", which `rewards.reasoning_gym(task)` reads.
     Question i comes from `random.Random(seed + i)`, so sets of near seeds share questions, and
-    small tasks repeat them: part training from evaluation with `split_distinct`, not by seed.
+    small tasks repeat them: split training from evaluation with `split_distinct`, not by seed.
 
     Args:
         task: Name of a reasoning-gym dataset.
@@ -63,7 +63,7 @@ def from_reasoning_gym(task: str, *, size: int, seed: int = 0, **options: Any) -
             )
     try:
         dataset = gym.create_dataset(task, size=size, seed=seed, **options)
-    except Exception as error:  # the package's own checks are assertions
+    except Exception as error:  # the package checks by assertions
         raise ValueError(
             f"from_reasoning_gym: the task {task!r} refuses the options {options}: {error}."
         ) from error

@@ -1,4 +1,4 @@
-"""Text to token ids and back, with the model's own tokenizer and chat template."""
+"""Text to token ids and back, with the tokenizer and chat template of the model."""
 
 import json
 import os
@@ -94,7 +94,7 @@ class PretrainedTokenizer:
 
         copy = type(self._backend).from_str(self._backend.to_str())
         if self.prefix_ids and _prefix(copy) != list(self.prefix_ids):
-            # A file without a post-processor of its own, such as GGUF; it appends no tokens.
+            # A file without a post-processor, such as GGUF; it appends no tokens.
             first = [(copy.id_to_token(i), i) for i in self.prefix_ids]
             start = " ".join(token for token, _ in first)
             copy.post_processor = TemplateProcessing(
@@ -145,14 +145,14 @@ class PretrainedTokenizer:
     def chat(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
     ) -> str:
-        """Text of a conversation in the model's own format.
+        """Text of a conversation in the format of the model.
 
         Args:
           messages: Mappings with "role" and "content".
           add_generation_prompt: Ends with the opening of the assistant's turn.
 
         Returns:
-          Text, to be given to `encode`.
+          Text for `encode`.
 
         Raises:
           ValueError: If the model has no chat template, or it refuses the conversation.
@@ -312,7 +312,7 @@ def _from_folder(folder: Path) -> PretrainedTokenizer:
 
 
 def _prefix(backend: "Backend") -> list[int]:
-    """What the tokenizer's own post-processor puts before a text."""
+    """What the post-processor of the tokenizer puts before a text."""
     plain = backend.encode("a", add_special_tokens=False).ids
     full = backend.encode("a", add_special_tokens=True).ids
     return full[: full.index(plain[0])] if plain and plain[0] in full else []

@@ -153,7 +153,7 @@ class ModelConfig:
         Args:
           config: The parsed file, written by any transformers version (`rope_theta` and
             `rope_scaling` of 4, `rope_parameters` of 5).
-          dtype: Compute dtype; the file's own dtype says only how the weights are stored.
+          dtype: Compute dtype; the dtype in the file says only how the weights are stored.
 
         Returns:
           The configuration.
@@ -217,9 +217,7 @@ def _size(config: Mapping[str, Any], name: str, default: int | None = None) -> i
     if value is None and default is not None:
         return default
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
-        raise ValueError(
-            f"ModelConfig.from_hf: `{name}` must be a positive whole number, got {value!r}"
-        )
+        raise ValueError(f"ModelConfig.from_hf: `{name}` must be a positive integer, got {value!r}")
     return value
 
 
@@ -269,7 +267,7 @@ def _refuse_unsupported(config: Mapping[str, Any], architecture: str) -> None:
         first = config.get("max_window_layers", 28)
         if isinstance(first, bool) or not isinstance(first, int):
             raise ValueError(
-                f"ModelConfig.from_hf: `max_window_layers` must be a whole number, got {first!r}"
+                f"ModelConfig.from_hf: `max_window_layers` must be an integer, got {first!r}"
             )
         used = used and _size(config, "num_hidden_layers") > first
     limit = _size(config, "max_position_embeddings", _MAX_LENGTH[architecture])

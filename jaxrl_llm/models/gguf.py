@@ -198,7 +198,7 @@ class GgufFile:
         value = self.metadata(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             raise ValueError(
-                f"GgufFile: {key} of {self.path} must be a positive whole number, got {value!r}"
+                f"GgufFile: {key} of {self.path} must be a positive integer, got {value!r}"
             )
         return value
 

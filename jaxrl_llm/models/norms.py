@@ -12,7 +12,8 @@ from jaxrl_llm.core.axes import Array
 def rms_norm(x: Array, scale: Array, eps: float) -> Array:
     """``x / sqrt(mean(x^2) + eps) * scale`` over the last axis, in float32.
 
-    Beside its arguments it keeps one number a row. With ``u = x / sqrt(...)`` and ``g = dy scale``
+    Its residuals are its arguments and one number a row. With ``u = x / sqrt(...)`` and
+    ``g = dy scale``
 
         dx = (g - u mean(g u)) / sqrt(...),   d scale = sum dy u
 

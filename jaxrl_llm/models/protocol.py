@@ -85,7 +85,7 @@ class Model(NamedTuple):
         training makes one pass over the layers instead of two.
       sharding_rules: Which mesh axis ("fsdp" or "tensor") splits each axis of a parameter, by the
         end of the parameter's path, such as ``(("up/kernel", ("fsdp", "tensor")),)``; parameters
-        that no rule names are whole on every device. Those of the built-in decoder by default.
+        that no rule names are replicated. Those of the built-in decoder by default.
     """
 
     config: Any

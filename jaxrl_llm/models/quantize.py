@@ -11,7 +11,7 @@ from jaxrl_llm.core.axes import Array
 
 
 class _Mode(NamedTuple):
-    """How a mode rounds; a block of None is a whole axis."""
+    """How a mode rounds; a block of None is all of an axis."""
 
     dtype: Any
     calibration: str  # of qwix
@@ -72,8 +72,8 @@ def quantize_block(
 
     Args:
       x: Floating point ``[..., n_1, ..., n_k]``.
-      block: Sizes along the last k axes; None is the whole axis. Each index of the other axes has
-        blocks of its own.
+      block: Sizes along the last k axes; None is all of the axis. Each index of the other axes has
+        separate blocks.
       mode: "fp8" or "int8".
 
     Returns:
@@ -115,7 +115,7 @@ def _product(x: Array, w: Array | RoundedWeights, mode: str) -> Array:
     if not isinstance(w, RoundedWeights):
         w = round_weights(w, mode)
     if mode == "int8":
-        # One scale a row and a column: qwix multiplies and adds whole numbers.
+        # One scale a row and a column: qwix multiplies and adds integers.
         qwix = _qwix("quantized_matmul")
         inputs = _round(x, _MODES[mode].inputs, mode)
         numbers = (((x.ndim - 1,), (0,)), ((), ()))
@@ -168,7 +168,8 @@ def quantized_matmul(x: Array, w: Array | RoundedWeights, *, mode: str = "fp8") 
 
     References:
       Jet-RL (arXiv:2601.14243), PAPER reading; that the blocks of ``Q'`` end with a row of ``x`` is
-      ours: so what a row adds to ``dw`` is its own. "int8" is ours, its gradient straight through.
+      ours: so what a row adds to ``dw`` does not depend on other rows. "int8" is ours, its gradient
+      straight through.
     """
     name = "quantized_matmul"
     checks.check_option(name, "mode", mode, _MODES)

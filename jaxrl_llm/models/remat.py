@@ -1,4 +1,4 @@
-"""What the backward pass keeps of a layer, and what it computes again."""
+"""What the backward pass stores of a layer, and what it computes again."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,7 @@ POLICIES: dict[str, Callable | None] = {
 
 
 def product(x: Array) -> Array:
-    """Marks what a linear layer gives, for the policy that keeps it."""
+    """Marks what a linear layer gives, for the policy that stores it."""
     return checkpoint_name(x, _PRODUCT)
 
 
@@ -29,7 +29,7 @@ def rematerialized(function: Callable, policy: Callable) -> Callable:
     """``jax.checkpoint`` that recomputes on CPUs too.
 
     There XLA drops the barriers between the two computations before it looks for common ones, and
-    so keeps everything after all. Here what is kept passes through a choice whose outcome the
+    so stores everything after all. Here what is stored passes through a choice whose outcome the
     compiler cannot know, made from the cotangent.
     """
     if jax.default_backend() != "cpu":
@@ -65,7 +65,7 @@ def gathered_late(weights: ArrayTree, *, after: Array) -> ArrayTree:
     """Weights of a layer that devices gather when there is ``after``, and in each pass again.
 
     Where a mesh splits weights, the compiler for CPUs gathers those of all layers before the first
-    one begins and keeps them until the backward pass: whole models, where parts were meant.
+    one begins and holds them until the backward pass: the full model at once.
     """
     if jax.default_backend() != "cpu" or not splits_weights():
         return weights

@@ -1,7 +1,8 @@
 """Where parameters and batches live on a mesh, as data.
 
 One table decides it: which mesh axis splits each axis of a parameter, by the end of the parameter's
-path. An axis that the mesh does not divide stays whole, so the same rules serve a laptop and a pod.
+path. An axis that the mesh does not divide is not split, so the same rules serve a laptop and a
+pod.
 
 `rules` is such a table wherever it is an argument: that of the built-in decoder by default, or
 ``Model.sharding_rules``. `mesh` may lack axes of :data:`AXES`, which then count as size one.
@@ -36,8 +37,8 @@ _LINEARS = {
     "mlp/down": _ROWS,
 }
 
-# The mesh axis of each array axis, by the end of a parameter's path; other parameters are whole. A
-# bias is split as the columns of its kernel.
+# The mesh axis of each array axis, by the end of a parameter's path; other parameters are
+# replicated. A bias is split as the columns of its kernel.
 RULES: ShardingRules = (
     ("embed/embedding", ("tensor", "fsdp")),
     ("head/kernel", ("tensor", "fsdp")),
@@ -59,7 +60,8 @@ def param_spec(path: str, shape: tuple[int, ...], mesh: Mesh, rules: ShardingRul
       rules: The table.
 
     Returns:
-      A ``PartitionSpec``; an axis is whole where no rule applies or the mesh does not divide it.
+      A ``PartitionSpec``; an axis is not split where no rule applies or the mesh does not divide
+      it.
     """
     sizes = dict(mesh.shape)
     axes = _axes_of(path, rules)
@@ -114,7 +116,7 @@ def _warn_unused(axis: str, size: int) -> None:
     else:
         message = (
             f"The mesh axis {axis!r} splits no parameter: each of its {size} devices holds all of "
-            "them. A model with parameters of its own names needs Model.sharding_rules."
+            "them. A model with other parameter names needs Model.sharding_rules."
         )
     warnings.warn(message, stacklevel=3)
 

@@ -29,13 +29,14 @@ from jaxrl_llm.models.sharding import keep_apart
 
 
 class Linear(nnx.Module):
-    """``y = x W + b``, plus ``scale (x A) B`` where a low-rank delta is given.
+    """``y = x W + b``, plus ``scale (x A) B`` with a low-rank delta.
 
     Quantization rounds ``x`` and ``W`` for their product; the rest stays as it is.
 
     A delta is ``(A, B, scale)`` with ``A`` ``[..., in, r]`` and ``B`` ``[..., r, out]``: without
-    leading axes it is one adapter for all rows, with leading axes ``[P, G]`` each row of the batch
-    has its own. A fourth entry ``[..., 1, out]`` is added to the bias; the others may be None then.
+    leading axes it is one adapter for all rows, with leading axes ``[P, G]`` there is one for
+    each row of the batch. A fourth entry ``[..., 1, out]`` is added to the bias; the others may
+    then be None.
     """
 
     def __init__(self, inputs: int, outputs: int, config: ModelConfig, rngs, *, bias=False):
@@ -223,28 +224,26 @@ class Decoder(nnx.Module):
         x = keep_apart(self.embed(tokens, delta_of(delta, "embed")))
         rotary = once(lambda p: rotary_tables(p, self.config), positions, after=x)
         layer_deltas = delta_of(delta, "layers")
+
+        def run_block(block: Block, x: Array, layer: int, delta):
+            """One block, recomputed in the backward pass as ``remat`` says."""
+            graphdef, weights = nnx.split(block)
+
+            def run(weights, x, rotary, context, delta):
+                block = nnx.merge(graphdef, gathered_late(weights, after=x))
+                return block(x, rotary, context, layer, delta)
+
+            policy = POLICIES[remat]
+            if policy is not None:
+                run = rematerialized(run, policy)
+            return run(weights, x, rotary, context, delta)
+
         kv = []
         for i in range(self.config.num_layers):
-            x, layer_kv = _run_block(
-                self.layers[str(i)], x, rotary, context, i, delta_of(layer_deltas, str(i)), remat
-            )
+            x, layer_kv = run_block(self.layers[str(i)], x, i, delta_of(layer_deltas, str(i)))
             x = keep_apart(x)
             kv.append(layer_kv)
         return self.norm(x, delta_of(delta, "norm")), tuple(kv)
-
-
-def _run_block(block: Block, x, rotary, context, layer, delta, remat: str):
-    """One block, recomputed in the backward pass as ``remat`` says."""
-    graphdef, weights = nnx.split(block)
-
-    def run(weights, x, rotary, context, delta):
-        block = nnx.merge(graphdef, gathered_late(weights, after=x))
-        return block(x, rotary, context, layer, delta)
-
-    policy = POLICIES[remat]
-    if policy is not None:
-        run = rematerialized(run, policy)
-    return run(weights, x, rotary, context, delta)
 
 
 def make_model(config: ModelConfig) -> Model:

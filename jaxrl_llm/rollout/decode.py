@@ -297,7 +297,7 @@ def _advance(slots: Slots, drawn: Tokens, stops: Array) -> Slots:
     finish = jnp.where(stopped, STOP, finish)
     index = jnp.where(writes, slots.length, slots.out.tokens.shape[-1])
 
-    # Mapped over rows and slots, so that on a mesh each device writes its own rows.
+    # Mapped over rows and slots, so that on a mesh each device writes only its rows.
     @jax.vmap
     @jax.vmap
     def record(buffer: Array, new: Array, index: Array) -> Array:

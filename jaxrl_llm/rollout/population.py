@@ -1,8 +1,8 @@
-"""The sampler of a population: each member answers with its own low-rank delta of one model.
+"""The sampler of a population: each member is one model with another low-rank delta.
 
 A member's row of slots begins with the shared prefix of all prompts, which is computed once for the
 member. Its slots go on with the rest of each prompt, and then with the responses. So the cost
-follows unique tokens here as well, and the weights are read once for the whole population.
+follows unique tokens here as well, and the weights are read once for all members.
 """
 
 from collections.abc import Callable, Sequence
@@ -67,7 +67,7 @@ def make_population_sampler(
     shared_prefix_len: int = 0,
     mesh: jax.sharding.Mesh | None = None,
 ) -> Callable[..., Rollout]:
-    """Builds a compiled sampler of the responses of N members, each the model with its own delta.
+    """Builds a compiled sampler of the responses of N members, each the model plus a delta.
 
     Args:
       model: The model.
@@ -247,7 +247,7 @@ def _make_decode(model: Model, draw: Draw, T: int, stop_ids: tuple[int, ...], pa
             return x.reshape(-1, *x.shape[2:])[order]
 
         def responses(x: Array) -> Array:
-            """Those of each prompt, without the prompt's own tokens."""
+            """Those of each prompt, without the tokens of the prompt."""
             index = requests.length[..., None] + jnp.arange(T)
             index = index.reshape(*index.shape, *(1,) * (x.ndim - 3))
             return by_prompt(jnp.take_along_axis(x, index, axis=2))

@@ -242,7 +242,7 @@ def put_rows(x: Array, rows: Array, new: Array) -> Array:
 def copy_slot(slots: Slots, source: Array, target: Array, request: Array) -> Slots:
     """Copies a response with its keys and values into another slot: a fork.
 
-    From here on the copy draws its own random numbers, those of ``request``. In another row the
+    From here on the copy draws the random numbers of ``request``. In another row the
     copy brings its prompt, so no slot of that row may be in use for another prompt.
 
     Args:

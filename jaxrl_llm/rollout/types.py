@@ -32,8 +32,8 @@ class Rollout(NamedTuple):
       behavior_logp: float32 ``[P, G, T]``, log-probability under the distribution really sampled,
         with temperature and truncation applied; 0 for greedy tokens.
       model_logp: float32 ``[P, G, T]``, log-probability under the plain model at temperature 1.
-      log_kept: float32 ``[P, G, T]``, log of the tempered probability mass that truncation kept; 0
-        where nothing was truncated.
+      log_kept: float32 ``[P, G, T]``, log of the tempered probability mass that truncation leaves;
+        0 where nothing was truncated.
       finish: int32 ``[P, G]``: 0 = ran to its length, 1 = ended with a stop token or stop string,
         2 = failed, since the model's logits were non-finite, 3 = cancelled, 4 = unfinished.
       version: int32 ``[P, G, T]``, of the weights that sampled each token; 0 in the padding.
@@ -54,7 +54,7 @@ class Rollout(NamedTuple):
 
     @property
     def tempered_logp(self) -> Array:
-        """Log-probability at the sampling temperature over the whole vocabulary: ``[P, G, T]``."""
+        """Log-probability at the sampling temperature over the full vocabulary: ``[P, G, T]``."""
         return self.behavior_logp + self.log_kept
 
 
@@ -66,7 +66,7 @@ def trim(rollout: Rollout, *, parts: int = 4) -> Rollout:
 
     Args:
       rollout: ``[P, G, T]``.
-      parts: The number of parts of T.
+      parts: Into how many steps T is divided.
 
     Returns:
       The rollout, ``[P, G, T']``.

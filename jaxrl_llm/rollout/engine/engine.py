@@ -240,7 +240,7 @@ def make_engine(
       [[4, 4, 4]]
 
     References:
-      None; ours. Slots as in MaxText's engine, the whole decode in one program as in Tunix.
+      None; ours. Slots as in MaxText's engine, all decoding in one program as in Tunix.
     """
     name = "make_engine"
     check_sizes(name, rows=rows, width=width, chunk=chunk, block=block)

@@ -16,7 +16,7 @@ from jaxrl_llm.rollout._inputs import check_sizes, counts, flags, numbers
 from jaxrl_llm.rollout.engine.generation import Generation
 from jaxrl_llm.rollout.engine.requests import FinishedGroup, Group
 
-# The rounding error allowed in a product before it is rounded to a whole number.
+# The rounding error allowed in a product before it is rounded to an integer.
 _ROUNDING = 1e-9
 
 
@@ -150,7 +150,7 @@ def roll_budget(steps, *, batch_size: int, alpha: float) -> np.ndarray:
     Args:
       steps: int ``[...]``, steps begun so far, the current one included.
       batch_size: Prompts a step trains on, above 0.
-      alpha: How far sampling may be ahead, in batches; a number from 0, not only whole ones.
+      alpha: How far sampling may be ahead, in batches; 0 or more, fractions allowed.
 
     Returns:
       int64 ``[...]``.

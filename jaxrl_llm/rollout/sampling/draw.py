@@ -74,7 +74,7 @@ class Drawn(NamedTuple):
         penalty, temperature and truncation applied; 0 for greedy rows.
       model_logp: float32 ``[...]``, under the plain model at temperature 1; non-finite where a
         logit of the row is.
-      log_kept: float32 ``[...]``, log of the tempered mass that truncation kept.
+      log_kept: float32 ``[...]``, log of the tempered mass that truncation leaves.
       entropy: float32 ``[...]`` of the distribution really sampled, in nats.
       support: The tokens that could have been drawn, or None where no option truncates: as ids
         where ``top_k`` bounds their number, else as bits.
@@ -127,7 +127,7 @@ def draw_tokens(
     repetition_penalty 1) turns a filter off.
 
     Where ``top_k`` or ``max_top_k`` is known when compiling and at most 1,024, all later steps see
-    that many tokens only, and of tokens that tie at the threshold the lowest ids are kept.
+    that many tokens only, and of tokens that tie at the threshold the lowest ids survive.
     Elsewhere the filters are those of :func:`filter_logits`, which keeps all ties. The statistics
     are always those of the distribution that was drawn from.
 
@@ -278,11 +278,11 @@ def sampled_logprobs(
       logits: ``[..., V]`` of the plain model.
       filtered: ``[..., V]`` from :func:`filter_logits` of the same logits.
       tokens: Integers ``[...]``.
-      temperature: The one given to :func:`filter_logits`.
+      temperature: The one of :func:`filter_logits`.
 
     Returns:
       ``(behavior_logp, model_logp, log_kept)``, each ``[...]``: under the distribution really
-      sampled, under the plain model, and the log of the tempered mass that truncation kept.
+      sampled, under the plain model, and the log of the tempered mass that truncation leaves.
       ``behavior_logp + log_kept`` is the tempered log-probability. Greedy rows have ``behavior_logp
       = log_kept = 0``. Where a logit of a row is non-finite, so is ``model_logp``.
     """

@@ -194,11 +194,11 @@ def _check(function: str, options: DrawOptions, vocab_size: int) -> None:
             f"{function}: top_k must be at most the vocabulary of {vocab_size}; got "
             f"{options.top_k}."
         )
-    given = [k for k in filters if getattr(options, k) is not None]
-    if options.temperature < GREEDY_BELOW and given and "temperature" not in options.vary:
-        raise ValueError(f"{function}: {', '.join(given)} has no effect at temperature 0.")
+    enabled = [k for k in filters if getattr(options, k) is not None]
+    if options.temperature < GREEDY_BELOW and enabled and "temperature" not in options.vary:
+        raise ValueError(f"{function}: {', '.join(enabled)} has no effect at temperature 0.")
     checks.check_option(function, "order", options.order, ("hf", "vllm"))
-    if options.order != "hf" and "min_p" not in (*given, *options.vary):
+    if options.order != "hf" and "min_p" not in (*enabled, *options.vary):
         raise ValueError(f"{function}: order={options.order!r} has no effect without min_p.")
     if not len(options.stop_ids) and options.uses("min_new_tokens"):
         raise ValueError(f"{function}: min_new_tokens has no effect without stop_ids.")

@@ -22,7 +22,7 @@ def spec_accept(key: Array, p: Array, q: Array, draft: Array) -> tuple[Array, Ar
     Args:
       key: Typed key; it is consumed.
       p: ``[..., K + 1, V]``, probabilities of the policy for each drafted token and the one after
-        the last, each given the draft before it.
+        the last, each conditioned on the draft before it.
       q: ``[..., K, V]``, probabilities that the draft was sampled from.
       draft: int ``[..., K]``, the drafted tokens.
 
