@@ -248,7 +248,7 @@ def make_step(
         state = state._replace(params=params, opt_state=opt_state)
         applied = metrics["skipped"] < passes.updates
         if recipe.reads_last_kl:
-            old_logp = logp if batch.old_logp is None else batch.old_logp
+            old_logp = batch.old_logp if logp is None else logp
             new_logp = map_microbatches(
                 lambda part: scorer(state.policy, part).logp, batch, microbatches
             )
