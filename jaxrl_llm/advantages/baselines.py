@@ -499,23 +499,18 @@ def jspo(rewards: Array, *, where: Array | None = None, eps: float = 1e-6) -> Ar
 
     groups = _others((count > 0).astype(jnp.float32))
     v = _others(noise) / jnp.maximum(_others((count > 1).astype(jnp.float32)), 1.0)
-    s = _spread_of_others(mean, count > 0, groups)
+    # Around the mean of all, so that the difference of the two terms keeps its digits.
+    centered = jnp.where(count > 0, mean - masking.masked_mean(mean, count > 0), 0.0)
+    others = jnp.maximum(groups, 1.0)
+    s = jnp.maximum(_others(centered**2) / others - (_others(centered) / others) ** 2, 0.0)
     share = jnp.maximum(v, 0.0) / (jnp.maximum(v, 0.0) + s + eps)
     share = jnp.where(groups > 0, jnp.where(count == 1, 1.0, share), 0.0)
 
-    own = jnp.where(constant, 0.0, (rewards - mean) * (count / jnp.maximum(count - 1.0, 1.0)))
+    within = jnp.where(constant, 0.0, (rewards - mean) * (count / jnp.maximum(count - 1.0, 1.0)))
     pooled = rewards - _others(total) / jnp.maximum(_others(count), 1.0)
-    return masking.zero_masked((1.0 - share) * own + share * pooled, where)
+    return masking.zero_masked((1.0 - share) * within + share * pooled, where)
 
 
 def _others(x: Array) -> Array:
-    """The sum over all groups but the own one, of one value a group ``[..., 1]``."""
+    """The sum over all other groups, of one value a group ``[..., 1]``."""
     return jnp.sum(x) - x
-
-
-def _spread_of_others(mean: Array, there: Array, groups: Array) -> Array:
-    """Variance (over n) of the means of the other groups that are not empty; ``[..., 1]``."""
-    # Around the mean of all, so that the difference of the two terms keeps its digits.
-    centered = jnp.where(there, mean - masking.masked_mean(mean, there), 0.0)
-    groups = jnp.maximum(groups, 1.0)
-    return jnp.maximum(_others(centered**2) / groups - (_others(centered) / groups) ** 2, 0.0)

@@ -60,7 +60,8 @@ def novelty_sharpening(
       cap would be negative for wrong answers and push them further down.
     """
     name = "novelty_sharpening"
-    _check_sequences(name, advantages, mask, where, old_logp=old_logp)
+    check_evidence(name, advantages, mask, where, old_logp=old_logp)
+    checks.check_shape(name, "advantages", advantages, jnp.shape(mask)[:-1])
     checks.check_non_negative(name, finite=True, bonus=bonus, cap=cap)
     advantages = masking.zero_masked(advantages, where)
     score = masking.masked_mean(old_logp, mask, axis=-1)
@@ -251,12 +252,6 @@ def sampled_entropy_shaping(
     )
 
 
-def _check_sequences(function: str, advantages: Array, mask: Array, where, **tokens: Array) -> None:
-    """Raises unless ``advantages`` is one value a rollout, and the rest fits ``mask``."""
-    check_evidence(function, advantages, mask, where, **tokens)
-    checks.check_shape(function, "advantages", advantages, jnp.shape(mask)[:-1])
-
-
 def _check_any(function: str, advantages: Array, mask: Array, where, **tokens: Array) -> None:
     """Raises unless ``advantages`` is one value a rollout or a token; the rest fits ``mask``."""
     check_evidence(function, advantages, mask, where, **tokens)
@@ -346,8 +341,9 @@ def dcpo_distribution(
       rollout, starts from H = 0, and has temperatures of 1.2 and 0.8.
     """
     name = "dcpo_distribution"
-    evidence = {"old_logp": old_logp, "hot_logp": hot_logp, "cold_logp": cold_logp}
-    check_evidence(name, advantages, mask, where, **evidence)
+    check_evidence(
+        name, advantages, mask, where, old_logp=old_logp, hot_logp=hot_logp, cold_logp=cold_logp
+    )
     checks.check_min_rank(name, 0, policy_entropy=policy_entropy)
     checks.check_float(name, rewards=rewards, policy_entropy=policy_entropy)
     checks.check_shape(name, "rewards", rewards, jnp.shape(mask)[:-1])

@@ -48,11 +48,10 @@ def prompt_stats_init(num_prompts: int) -> PromptStats:
       DCPO (arXiv:2509.02333).
     """
     tracker.check_num_prompts("prompt_stats_init", num_prompts)
-    # Arrays of their own, so that a train step can donate each.
-    floats = {
-        name: jnp.zeros(num_prompts, jnp.float32) for name in ("mean", "var", "least", "greatest")
-    }
-    return PromptStats(count=jnp.zeros(num_prompts, jnp.int32), **floats)
+    # A separate array for each field, so that a train step can donate it.
+    mean, var, least, greatest = (jnp.zeros(num_prompts, jnp.float32) for _ in range(4))
+    count = jnp.zeros(num_prompts, jnp.int32)
+    return PromptStats(count=count, mean=mean, var=var, least=least, greatest=greatest)
 
 
 def prompt_stats_update(

@@ -34,13 +34,13 @@ def row_sum(x: Array, keepdims: bool = False) -> Array:
     x = jnp.asarray(x, jnp.float32)
     if x.shape[-1] < _LONG:
         return jnp.sum(x, axis=-1, keepdims=keepdims)
-    total = jax.lax.platform_dependent(x, cpu=_product_sum, default=lambda x: jnp.sum(x, axis=-1))
+
+    def product(x: Array) -> Array:
+        ones = jnp.ones((x.shape[-1],), x.dtype)
+        return jnp.matmul(x, ones, precision=jax.lax.Precision.HIGHEST)
+
+    total = jax.lax.platform_dependent(x, cpu=product, default=lambda x: jnp.sum(x, axis=-1))
     return total[..., None] if keepdims else total
-
-
-def _product_sum(x: Array) -> Array:
-    ones = jnp.ones((x.shape[-1],), x.dtype)
-    return jnp.matmul(x, ones, precision=jax.lax.Precision.HIGHEST)
 
 
 def lengths(mask: Array) -> Array:

@@ -66,7 +66,10 @@ def plan_packing(mask: np.ndarray, *, size: int | None = None, most: float = 1.0
             f"plan_packing: a response of {lengths.max()} tokens does not fit into size {size}."
         )
     starts, rows = _first_fit(lengths, size)
-    rows = min(_round_up(rows), G)
+    # The next of 1, 2, 3, 4, 6, 8, 12, ...: few shapes to compile.
+    power = 1 << (rows - 1).bit_length()
+    rounded = power * 3 // 4 if power > 2 and rows <= power * 3 // 4 else power
+    rows = min(rounded, G)
     if rows * size > most * G * T:
         return None
     members = np.full((P, rows * size), -1, np.int32)
@@ -139,12 +142,6 @@ def _first_fit(lengths: np.ndarray, size: int) -> tuple[np.ndarray, int]:
         starts[every, member] = row * size + filled[every, row]
         filled[every, row] += length
     return starts, int((filled > 0).sum(axis=1).max(initial=1))
-
-
-def _round_up(count: int) -> int:
-    """The next of 1, 2, 3, 4, 6, 8, 12, ..."""
-    power = 1 << (count - 1).bit_length()
-    return power * 3 // 4 if power > 2 and count <= power * 3 // 4 else power
 
 
 def _take(x: Array, index: Array) -> Array:

@@ -85,7 +85,10 @@ def rejection_mask(
                 )
         lower = -jnp.inf
     log_ratio = _inputs.clamped(_inputs.log_ratio(function, old_logp, behavior_logp, mask))
-    value = _statistic(log_ratio, statistic, invert)
+    if statistic == "k1":
+        value = -log_ratio if invert else log_ratio
+    else:
+        value = kl.estimate(-log_ratio, statistic)
     if level == "sequence_sum":
         value = _inputs.sequence_sum(value)
     elif level == "sequence_mean":
@@ -94,12 +97,6 @@ def rejection_mask(
     if level == "sequence_max":
         inside = jnp.all(inside | ~mask, axis=-1, keepdims=True)
     return mask & inside
-
-
-def _statistic(log_ratio: Array, statistic: Statistic, invert: bool) -> Array:
-    if statistic == "k1":
-        return -log_ratio if invert else log_ratio
-    return kl.estimate(-log_ratio, statistic)
 
 
 @traits(level="sequence")

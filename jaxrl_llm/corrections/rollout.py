@@ -116,17 +116,13 @@ def sequence_rollout_correction(
     """
     function = "sequence_rollout_correction"
     for function_of in (*(() if weights is None else (weights,)), *reject):
-        if not _is_of_sequences(function_of):
+        level = dict(getattr(function_of, "options", ())).get("level", "token")
+        if level == "token" and traits_of(function_of).level != "sequence":
             raise ValueError(
                 f"{function}: {function_of!r} is of the token level; bind a level of sequences, "
-                " or decorate it with core.traits(level='sequence')."
+                "or decorate it with core.traits(level='sequence')."
             )
     return _correct(function, old_logp, behavior_logp, mask, weights, reject, keep_denominator)
-
-
-def _is_of_sequences(function: Callable) -> bool:
-    level = dict(getattr(function, "options", ())).get("level", "token")
-    return traits_of(function).level == "sequence" or level != "token"
 
 
 def _correct(

@@ -56,17 +56,6 @@ def informative_groups(
     """
     function = "informative_groups"
     stats.check_group(function, rewards, where)
-    values = _metric(function, rewards, metric, name)
-    values = masking.zero_masked(values, where)
-    # A kept NaN compares as neither: the group stays, and the NaN is seen.
-    keep = ~stats.group_is_constant(values, where)
-    if keep_singletons:
-        keep |= stats.group_count(values, where) == 1
-    kept = jnp.ones(jnp.shape(rewards), bool) if where is None else where
-    return kept & keep
-
-
-def _metric(function: str, rewards: Array, metric, name: str | None) -> Array:
     if isinstance(metric, Mapping):
         if name not in metric:
             raise ValueError(
@@ -78,11 +67,16 @@ def _metric(function: str, rewards: Array, metric, name: str | None) -> Array:
         raise ValueError(
             f"{function}: name={name!r} has no effect unless metric is a mapping to arrays."
         )
-    if metric is None:
-        return rewards
-    checks.check_float(function, metric=metric)
-    checks.check_same_shape(function, rewards=rewards, metric=metric)
-    return metric
+    if metric is not None:
+        checks.check_float(function, metric=metric)
+        checks.check_same_shape(function, rewards=rewards, metric=metric)
+    values = masking.zero_masked(rewards if metric is None else metric, where)
+    # A NaN compares as neither: the group stays, and the NaN is seen.
+    keep = ~stats.group_is_constant(values, where)
+    if keep_singletons:
+        keep |= stats.group_count(values, where) == 1
+    kept = jnp.ones(jnp.shape(rewards), bool) if where is None else where
+    return kept & keep
 
 
 class Compacted(NamedTuple):

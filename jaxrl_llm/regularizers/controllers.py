@@ -128,8 +128,9 @@ class _AdaptiveKL:
         kept = mask if where is None else mask & where[..., None]
         kl = sequence_mean(kl_token(old_logp, ref_logp, kept, estimator=self.estimator), kept)
         samples = jnp.sum(jnp.any(kept, axis=-1), dtype=jnp.float32)
-        options = {"target": self.target, "horizon": self.horizon, "samples": samples}
-        return state, adaptive_kl_update(state, kl, **options)
+        return state, adaptive_kl_update(
+            state, kl, target=self.target, horizon=self.horizon, samples=samples
+        )
 
 
 def adaptive_kl(

@@ -112,23 +112,18 @@ def llds(
     kept = mask if answer_tokens is None else mask & ~answer_tokens
     lost = masking.safe_log_ratio(jax.lax.stop_gradient(old_logp), logp, kept)
     lost = jnp.where(jnp.abs(lost) > tolerance, lost, 0.0)
-    total = _total(jax.lax.stop_gradient(lost), mask, chunk_ids, level)
+    constant = jax.lax.stop_gradient(lost)
+    if level == "response":
+        total = jnp.sum(constant, axis=-1, keepdims=True)
+    else:
+        chunk_ids = chunk_ids_from_mask(mask) if chunk_ids is None else chunk_ids
+        checks.check_integer("llds", chunk_ids=chunk_ids)
+        checks.check_same_shape("llds", mask=mask, chunk_ids=chunk_ids)
+        length, count = jnp.shape(mask)[-1], math.prod(jnp.shape(mask)[:-1])
+        # Row 0 of each response collects what is in no action; its tokens then count as no loss.
+        ids = jnp.where(mask, jnp.clip(chunk_ids, 0, length), 0).reshape(count, length)
+        flat = (ids + jnp.arange(count)[:, None] * (length + 1)).ravel()
+        sums = jax.ops.segment_sum(constant.ravel(), flat, num_segments=count * (length + 1))
+        total = jnp.where(ids > 0, sums[flat].reshape(ids.shape), 0.0).reshape(jnp.shape(mask))
     gate = (total > 0) & (masking.spread("llds", "advantages", advantages, mask) >= 0) & kept
     return _inputs.scaled(coef, jnp.where(gate & (lost > 0), lost, 0.0))
-
-
-def _total(lost: Array, mask: Array, chunk_ids: Array | None, level: str) -> Array:
-    """At each token, the sum of ``lost`` over its action or response."""
-    if level == "response":
-        return jnp.sum(lost, axis=-1, keepdims=True)
-    if chunk_ids is None:
-        chunk_ids = chunk_ids_from_mask(mask)
-    checks.check_integer("llds", chunk_ids=chunk_ids)
-    checks.check_same_shape("llds", mask=mask, chunk_ids=chunk_ids)
-    length, count = jnp.shape(mask)[-1], math.prod(jnp.shape(mask)[:-1])
-    # Row 0 of each response collects what is in no action; its tokens are then taken as no loss.
-    ids = jnp.where(mask, jnp.clip(chunk_ids, 0, length), 0).reshape(count, length)
-    rows = jnp.arange(count)[:, None]
-    flat = (ids + rows * (length + 1)).ravel()
-    sums = jax.ops.segment_sum(lost.ravel(), flat, num_segments=count * (length + 1))
-    return jnp.where(ids > 0, sums[flat].reshape(ids.shape), 0.0).reshape(jnp.shape(mask))

@@ -160,16 +160,6 @@ def safe_init() -> SafeState:
     return SafeState(short, long, pid_init(), history, jnp.zeros((), jnp.int32))
 
 
-def _phase(history: Array, count: Array) -> Array:
-    """Index of ``PHASES``, by the last 50 rewards and the 50 before them."""
-    recent = history[_WINDOW:]
-    mean = jnp.mean(recent)
-    before = jnp.where(count >= 2 * _WINDOW, jnp.mean(history[:_WINDOW]), mean)
-    settled = (jnp.std(recent) < 0.02) & (mean > 0.7)
-    phase = jnp.where(mean > before + 0.01, 1, jnp.where(settled, 3, 2))
-    return jnp.where(count < _WINDOW, 0, phase).astype(jnp.int32)
-
-
 def safe_step(
     state: SafeState,
     kl: float | Array,
@@ -228,7 +218,12 @@ def safe_step(
     pid, adjustment = pid_step(state.pid, reward)
     history = jnp.concatenate([state.history[1:], reward[None]])
     count = jnp.minimum(state.count + 1, 2 * _WINDOW)
-    phase = _phase(history, count)
+    recent = history[_WINDOW:]
+    mean = jnp.mean(recent)
+    before = jnp.where(count >= 2 * _WINDOW, jnp.mean(history[:_WINDOW]), mean)
+    settled = (jnp.std(recent) < 0.02) & (mean > 0.7)
+    phase = jnp.where(mean > before + 0.01, 1, jnp.where(settled, 3, 2))
+    phase = jnp.where(count < _WINDOW, 0, phase).astype(jnp.int32)
     threshold = jnp.clip((base + adjustment) * jnp.array(_MULTIPLIERS)[phase], low, high)
     excess = jnp.maximum(short - threshold, 0.0)
     gate = jnp.maximum(0.5, entropy_floor / (jnp.asarray(entropy, jnp.float32) + 0.1))
@@ -240,7 +235,24 @@ def safe_step(
 class _Safe:
     """The update half of :func:`safe_controller`; a value, so that equal ones compare equal."""
 
-    options: tuple[tuple[str, float], ...]
+    base: float
+    low: float
+    high: float
+    scale: float
+    entropy_floor: float
+
+    def step(self, state: SafeState, kl, entropy, reward) -> tuple[SafeState, SafeControl]:
+        return safe_step(
+            state,
+            kl,
+            entropy,
+            reward,
+            base=self.base,
+            low=self.low,
+            high=self.high,
+            scale=self.scale,
+            entropy_floor=self.entropy_floor,
+        )
 
     def __call__(
         self,
@@ -257,7 +269,7 @@ class _Safe:
         kl = sequence_mean(k1(old_logp, ref_logp, kept), kept)
         entropy = sequence_mean(old_entropy, kept)
         reward = masking.masked_mean(rewards, where)
-        state, control = safe_step(state, kl, entropy, reward, **dict(self.options))
+        state, control = self.step(state, kl, entropy, reward)
         return control.coef, state
 
 
@@ -303,10 +315,9 @@ def safe_controller(
     References:
       Maity, SAFE (arXiv:2602.04651).
     """
-    options = {"base": base, "low": low, "high": high, "scale": scale}
-    options["entropy_floor"] = entropy_floor
-    safe_step(safe_init(), 0.0, 1.0, 0.0, **options)  # raises if an option is out of its range
-    return Transform(safe_init, _Safe(tuple(options.items())))
+    update = _Safe(base, low, high, scale, entropy_floor)
+    update.step(safe_init(), 0.0, 1.0, 0.0)  # raises if an option is out of its range
+    return Transform(safe_init, update)
 
 
 class AsymmetricState(NamedTuple):

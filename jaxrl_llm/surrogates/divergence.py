@@ -263,18 +263,18 @@ def token_divergence(
             f"{function}: student_logp must have the shape of mask {shape} and one more axis, the "
             f"support; got {jnp.shape(student_logp)}."
         )
-    # Any distribution will do where nothing is kept; zeros would be one with mass S.
+    # Any distribution will do where the mask is False; zeros would be one with mass S.
     count = jnp.shape(student_logp)[-1]
     filler = -jnp.log(jnp.float32(count + 1))
-    both = []
-    for x in (student_logp, teacher_logp):
+
+    def distribution(x: Array) -> Array:
         x = jnp.where(mask[..., None], jnp.asarray(x, jnp.float32), filler)
         if rest == "tail":
-            x = add_tail(x)
-        elif rest == "renormalize":
-            x = x - jax.nn.logsumexp(x, axis=-1, keepdims=True)
-        both.append(x)
-    return masking.zero_masked(distillation_divergence(*both, alpha=alpha), mask)
+            return add_tail(x)
+        return x - jax.nn.logsumexp(x, axis=-1, keepdims=True) if rest == "renormalize" else x
+
+    student, teacher = distribution(student_logp), distribution(teacher_logp)
+    return masking.zero_masked(distillation_divergence(student, teacher, alpha=alpha), mask)
 
 
 def _check_alpha(function: str, alpha) -> None:
