@@ -1,4 +1,9 @@
-"""Baselines that are not the mean of the group: greedy reward, median, weights, other prompts."""
+"""Baselines that are not the mean of the group: greedy reward, median, weights, other prompts.
+
+``where`` (bool ``[..., G]``) marks the rollouts that take part; None keeps all. The others count in
+no statistic, get 0 and may hold anything. What takes ``rewards`` raises TypeError if it is not
+floating point or ``where`` is not bool, and ValueError if their shapes differ.
+"""
 
 from typing import Literal
 
@@ -28,8 +33,7 @@ def remax(rewards: Array, *, greedy_rewards: Array, where: Array | None = None) 
       rewards: ``[..., G]``, floating point, of the sampled responses.
       greedy_rewards: ``[...]``, floating point, of the response at temperature 0, which is not
         trained on.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all. The rest get 0 and
-        may hold anything.
+      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
 
     Returns:
       Advantages ``[..., G]``, float32, in units of reward.
@@ -70,8 +74,7 @@ def remax_token(
       token_rewards: ``[..., G, T]``, floating point.
       mask: bool ``[..., G, T]``, True for the response tokens that are trained.
       greedy_rewards: ``[...]``, floating point, of the response at temperature 0.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all. The rest get 0 and
-        may hold anything.
+      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
 
     Returns:
       Advantages ``[..., G, T]``, float32, 0 where masked.
@@ -113,8 +116,7 @@ def opo(
     Args:
       rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
       mask: bool ``[..., G, T]``; the lengths are the tokens it keeps.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all. The rest count in
-        no statistic, get 0 and may hold anything.
+      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
       singleton: What the only kept rollout of a group gets: "zero" for 0, "raw" for its reward.
 
     Returns:
@@ -240,8 +242,7 @@ def vcpo_advantage(
       old_logp: ``[..., G, T]`` log-probabilities (nats) under the policy before the update.
       behavior_logp: ``[..., G, T]`` under the policy that sampled.
       mask: bool ``[..., G, T]``, True for the response tokens that are trained.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all. The rest count in
-        no statistic, get 0 and may hold anything.
+      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
       grad_sq_norms: ``[..., G]``, see :func:`opob`. None takes the length of a rollout in its
         place, which is a proxy of ours: exact norms need a gradient a rollout.
       scale: "group" divides by the population deviation where that is above 1e-8, "none" does not.
@@ -314,8 +315,7 @@ def mc_grpo(
 
     Args:
       rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all. The rest count in
-        no statistic, get 0 and may hold anything.
+      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
       scale: What the advantage is divided by: "mad", "std" (around the mean, over n - 1) or "none".
       eps: Added to the divisor, above 0, in units of reward. None means 1e-3.
       rescale_nonzero: Whether the rollouts whose advantage is not 0 make up for those whose is, so
@@ -325,7 +325,6 @@ def mc_grpo(
       Advantages ``[..., G]``, float32; half of a group is not above 0 and half not below.
 
     Raises:
-      TypeError: If ``rewards`` is not floating point or ``where`` is not bool.
       ValueError: If the shapes differ, ``scale`` is unknown, or ``eps`` is not above 0 or is given
         together with ``scale="none"``, where it would have no effect.
 
@@ -375,7 +374,6 @@ def mc_grpo_pivot(rewards: Array, *, where: Array | None = None, key: Array | No
       rewards agree.
 
     Raises:
-      TypeError: If ``rewards`` is not floating point or ``where`` is not bool.
       ValueError: If the shapes differ.
 
     Example:
@@ -463,15 +461,13 @@ def jspo(rewards: Array, *, where: Array | None = None, eps: float = 1e-6) -> Ar
 
     Args:
       rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all. The rest count in
-        no statistic, get 0 and may hold anything.
+      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
       eps: Added to the divisor, above 0, in squared units of reward.
 
     Returns:
       Advantages ``[..., G]``, float32, in units of reward; they do not add up to 0 over a group.
 
     Raises:
-      TypeError: If ``rewards`` is not floating point or ``where`` is not bool.
       ValueError: If the shapes differ or ``eps`` is not above 0.
 
     Example:

@@ -1,4 +1,8 @@
-"""Advantages normalized over the whole batch, and scores scaled by those of all batches so far."""
+"""Advantages normalized over the whole batch, and scores scaled by those of all batches so far.
+
+``where`` (bool ``[..., G]``) marks the rollouts that take part; None keeps all. The others count in
+no statistic, get 0 and may hold anything.
+"""
 
 import dataclasses
 from typing import Literal, NamedTuple
@@ -148,8 +152,7 @@ def reinforce_pp_baseline(
     Args:
       rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
       mask: bool ``[..., G, T]``, True for the response tokens that are trained.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all. The rest, and
-        their tokens, count in no statistic, get 0 and may hold anything.
+      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
       norm: What the normalization counts: "token" or "sequence". A kept rollout without a token
         counts in the second only.
       eps: Above 0; added to the variance (in squared units of reward) for "token", to the deviation
@@ -214,8 +217,7 @@ def reinforce_pp(
     Args:
       rewards: ``[..., G]``, floating point, one a rollout.
       mask: bool ``[..., G, T]``, True for the response tokens that are trained.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all. The rest, and
-        their tokens, count in no statistic, get 0 and may hold anything.
+      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
       old_logp: ``[..., G, T]`` log-probabilities (nats) under the policy that sampled; not needed
         without a penalty.
       ref_logp: ``[..., G, T]`` under the reference; not needed without a penalty.

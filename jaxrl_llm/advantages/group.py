@@ -1,4 +1,9 @@
-"""Advantages relative to the group: each rollout against the others of its prompt."""
+"""Advantages relative to the group: each rollout against the others of its prompt.
+
+``where`` (bool ``[..., G]``) marks the rollouts that take part; None keeps all. The others count in
+no statistic, get 0 and may hold anything. What takes ``rewards`` raises TypeError if it is not
+floating point or ``where`` is not bool, and ValueError if their shapes differ.
+"""
 
 from typing import Literal
 
@@ -42,8 +47,7 @@ def grpo(
 
     Args:
       rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all. The rest count in
-        no statistic, get 0 and may hold anything.
+      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
       scale: What the deviation is taken over: "group", "batch" or "none".
       ddof: Delta degrees of freedom of the deviation: 1 (None means 1) divides by n - 1, 0 by n.
       eps: Added to the deviation, above 0, in units of reward. None means 1e-6.
@@ -57,7 +61,6 @@ def grpo(
       ``baseline="batch"``.
 
     Raises:
-      TypeError: If ``rewards`` is not floating point or ``where`` is not bool.
       ValueError: If the shapes differ, an option is unknown, ``ddof`` or ``eps`` is given together
         with ``scale="none"``, where it would have no effect, or ``scale`` is not
         "group" with another ``baseline``.
@@ -136,8 +139,7 @@ def dr_grpo(rewards: Array, *, where: Array | None = None, singleton: Singleton 
 
     Args:
       rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all. The rest count in
-        no statistic, get 0 and may hold anything.
+      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
       singleton: What the only kept rollout of a group gets: "zero" for 0, "raw" for its reward.
 
     Returns:
@@ -145,7 +147,6 @@ def dr_grpo(rewards: Array, *, where: Array | None = None, singleton: Singleton 
       singleton excepted.
 
     Raises:
-      TypeError: If ``rewards`` is not floating point or ``where`` is not bool.
       ValueError: If the shapes differ or ``singleton`` is unknown.
 
     Example:
@@ -174,8 +175,7 @@ def rloo(rewards: Array, *, where: Array | None = None, singleton: Singleton = "
 
     Args:
       rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all. The rest count in
-        no statistic, get 0 and may hold anything.
+      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
       singleton: What the only kept rollout of a group gets: "zero" for 0, "raw" for its reward.
 
     Returns:
@@ -183,7 +183,6 @@ def rloo(rewards: Array, *, where: Array | None = None, singleton: Singleton = "
       singleton excepted.
 
     Raises:
-      TypeError: If ``rewards`` is not floating point or ``where`` is not bool.
       ValueError: If the shapes differ or ``singleton`` is unknown.
 
     Example:
@@ -230,8 +229,7 @@ def gpg(
 
     Args:
       rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all. The rest count in
-        no statistic, get 0 and may hold anything.
+      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
       scale: "none", or "group" to divide by the sample deviation of the group.
       mode: What the factor counts: "informative" for the share of groups with a spread, or
         "nonzero_reward" for the share of rollouts with a reward, which is verl's.
@@ -243,7 +241,6 @@ def gpg(
       Advantages ``[..., G]``, float32; they add up to 0 over a group, a "raw" singleton excepted.
 
     Raises:
-      TypeError: If ``rewards`` is not floating point or ``where`` is not bool.
       ValueError: If the shapes differ, an option is unknown, or one has no meaning with another.
 
     Example:
@@ -298,7 +295,6 @@ def informative_share(rewards: Array, *, where: Array | None = None) -> Array:
       A float32 scalar; 0 for a batch without a rollout.
 
     Raises:
-      TypeError: If ``rewards`` is not floating point or ``where`` is not bool.
       ValueError: If the shapes differ.
 
     Example:
@@ -330,8 +326,7 @@ def grpo_split(rewards: Array, *, steered: Array, where: Array | None = None) ->
     Args:
       rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
       steered: bool ``[..., G]``, True for the rollouts of a guide.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all. The rest count in
-        no statistic, get 0 and may hold anything.
+      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
 
     Returns:
       Advantages ``[..., G]``, float32, in units of reward; those of the own rollouts add up to 0.
@@ -389,8 +384,7 @@ def hbpo(
     Args:
       rewards: ``[..., G]``, floating point; the reward half is ``rewards.hbpo_rewards``.
       budgets: ``[..., G]``, floating point, the tokens each rollout was told it may use.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all. The rest count in
-        no statistic, get 0 and may hold anything.
+      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
       intra_weight: Weight of the second term, not negative: 1 is the paper, 2 the released code.
       max_length: The length, in tokens, whose ideal is 0; above 0. Also the budget of a rollout
         that was told none.

@@ -2,6 +2,9 @@
 
 They follow an estimator in a chain, ``f(advantages, mask, **evidence) -> advantages``, and none of
 them centers again, so a group need not add up to 0 afterwards.
+
+``where`` (bool ``[..., G]``) marks the rollouts that take part; None keeps all. The others get 0
+and may hold anything. All raise TypeError if a mask is not bool or another array is not floating point.
 """
 
 import dataclasses
@@ -34,8 +37,7 @@ def novelty_sharpening(
       advantages: ``[..., G]``, floating point, one a rollout.
       mask: bool ``[..., G, T]``, True for the response tokens that are trained.
       old_logp: ``[..., G, T]`` log-probabilities (nats) under the policy that sampled.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all; the rest get 0 and
-        may hold anything.
+      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
       bonus: Advantage for a rollout of vanishing probability, not negative.
       cap: Greatest bonus, as a share of the advantage, not negative.
 
@@ -100,8 +102,7 @@ def ace(
       mask: bool ``[..., G, T]``, True for the response tokens that are trained.
       old_logp: ``[..., G, T]`` log-probabilities (nats) under the policy that sampled.
       ref_logp: ``[..., G, T]`` under the reference.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all; the rest get 0 and
-        may hold anything.
+      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
       wrong: bool ``[..., G]``, which rollouts failed. None means those of negative advantage.
       alpha: Strength, not negative; 0 changes nothing.
       length_normalize: Whether c is the mean instead of the sum.
@@ -111,7 +112,6 @@ def ace(
       Advantages of the shape that came in, float32.
 
     Raises:
-      TypeError: If a mask is not bool or another array is not floating point.
       ValueError: If the shapes do not match or ``alpha`` is negative.
 
     Example:
@@ -176,7 +176,6 @@ def entropy_shaping(
       Advantages ``[..., G, T]``, float32, 0 where masked.
 
     Raises:
-      TypeError: If ``mask`` is not bool or another array is not floating point.
       ValueError: If the shapes do not match, or an option is outside its range.
 
     Example:
@@ -228,7 +227,6 @@ def sampled_entropy_shaping(
       Advantages ``[..., G, T]``, float32, 0 where masked.
 
     Raises:
-      TypeError: If ``mask`` is not bool or another array is not floating point.
       ValueError: If the shapes do not match, or an option is outside its range.
 
     Example:
@@ -312,8 +310,7 @@ def dcpo_distribution(
       cold_logp: ``[..., G, T]`` at a lower one (0.8).
       policy_entropy: H, the entropy of the last step in nats a token: a scalar, or an array of size
         one a prompt ``[..., 1, 1]`` as a controller gives it. See :func:`sampled_entropy`.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all; the rest get 0 and
-        may hold anything.
+      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
       target_entropy: In nats a token, not negative.
       max_gap: Greatest distance from the target that counts, in nats, not negative.
       good_above: Rewards above this are good.
@@ -322,7 +319,6 @@ def dcpo_distribution(
       Advantages ``[..., G, T]``, float32, 0 where masked.
 
     Raises:
-      TypeError: If a mask is not bool or another array is not floating point.
       ValueError: If the shapes do not match, or an option is negative.
 
     Example:

@@ -1,4 +1,9 @@
-"""Advantages from the number of right answers: pass@k, the maximum, the likelihood."""
+"""Advantages from the number of right answers: pass@k, the maximum, the likelihood.
+
+``where`` (bool ``[..., G]``) marks the rollouts that take part; None keeps all. The others count in
+no statistic, get 0 and may hold anything. What takes ``rewards`` raises TypeError if it is not
+floating point or ``where`` is not bool, and ValueError if their shapes differ.
+"""
 
 import math
 import numbers
@@ -111,8 +116,7 @@ def grpo_passk(
 
     Args:
       rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all. The rest count in
-        no statistic, get 0 and may hold anything.
+      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
       scale: "group" divides by the deviation of the group's rewards, "none" does not.
       ddof: Delta degrees of freedom of the deviation, 1 (None means 1) or 0.
       eps: Added to the deviation, above 0, in units of reward. None means 1e-6.
@@ -121,7 +125,6 @@ def grpo_passk(
       Advantages ``[..., G]``, float32, none negative; at most one a group is not 0.
 
     Raises:
-      TypeError: If ``rewards`` is not floating point or ``where`` is not bool.
       ValueError: If the shapes differ, an option is unknown, or ``ddof`` or ``eps`` is given
         together with ``scale="none"``, where it would have no effect.
 
@@ -179,8 +182,7 @@ def passk_training(
 
     Args:
       rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all. The rest count in
-        no statistic, get 0 and may hold anything.
+      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
       k: How many answers a prompt may have, at least 1.
       threshold: A reward above it is right, in units of reward.
       eps: Added to the deviation, above 0.
@@ -240,8 +242,7 @@ def pkpo(
 
     Args:
       rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all. The rest count in
-        no statistic, get 0 and may hold anything.
+      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
       k: How many answers a prompt may have, at least 1.
       loo: Whether the mean weight of the others is subtracted.
       threshold: A reward above it is right, in units of reward.
@@ -296,8 +297,7 @@ def maxrl(
 
     Args:
       rewards: ``[..., G]``, floating point, not negative; a group lies along the last axis.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all. The rest count in
-        no statistic, get 0 and may hold anything.
+      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
       scale: "mean", or "root" for its square root, which lies between this and no division.
       eps: Added to the divisor, above 0.
 
@@ -305,7 +305,6 @@ def maxrl(
       Advantages ``[..., G]``, float32; they add up to 0 over a group.
 
     Raises:
-      TypeError: If ``rewards`` is not floating point or ``where`` is not bool.
       ValueError: If the shapes differ, ``scale`` is unknown or ``eps`` is not above 0.
 
     Example:
@@ -396,8 +395,7 @@ def maclaurin(
 
     Args:
       rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all. The rest count in
-        no statistic, get 0 and may hold anything.
+      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
       order: How many terms, at least 1; those beyond the size of a group are left out.
       threshold: A reward above it is right, in units of reward.
 

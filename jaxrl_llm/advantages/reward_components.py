@@ -1,4 +1,8 @@
-"""Several rewards of a rollout: by name, each normalized in its group, or of unit tests."""
+"""Several rewards of a rollout: by name, each normalized in its group, or of unit tests.
+
+``where`` (bool ``[..., G]``) marks the rollouts that take part; None keeps all. The others count in
+no statistic, get 0 and may hold anything.
+"""
 
 import numbers
 from collections.abc import Mapping
@@ -43,8 +47,7 @@ def gdpo(
     Args:
       rewards: Name to ``[..., G]``, floating point, one a rollout; a group lies along the last
         axis. NaN for a reward that does not apply.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all. The rest count in
-        no statistic, get 0 and may hold anything.
+      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
       weights: Name to number, or a tuple of such pairs, which can be bound. None weighs each 1.
         Every component needs one.
       gate: Name of a reward and the least value of it at which the others count, as in
@@ -106,8 +109,7 @@ def gdpo_token(
     Args:
       rewards: Name to ``[..., G]``, floating point; NaN for a reward that does not apply.
       mask: bool ``[..., G, T]``, True for the response tokens that are trained.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all. The rest, and
-        their tokens, count in no statistic, get 0 and may hold anything.
+      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
       weights: As in :func:`gdpo`.
       gate: As in :func:`gdpo`.
       eps: Added to the deviation of each reward, above 0.
@@ -399,8 +401,7 @@ def verpo(
       test_passes: bool ``[..., G, K, U]``, which unit tests each attempt passes.
       test_where: bool ``[..., U]``, True for tests that exist. None keeps all.
       turn_where: bool ``[..., G, K]``, True for attempts that were made. None keeps all.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all. What is dropped
-        counts in no statistic and gets 0.
+      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
       sigma: As in :func:`density_weights`.
       difficulty: As in :func:`density_weights`.
       delta: As in :func:`density_weights`.

@@ -2,7 +2,9 @@
 
 A term takes what it needs by name (``logp``, ``old_logp``, ``ref_logp``, ``entropy``, ``mask``) and
 returns a token loss ``[..., T]``, float32, 0 where masked. What ``mask`` leaves out is never read,
-in the value or in the gradient. ``ref_logp`` and ``old_logp`` are constants.
+in the value or in the gradient. ``ref_logp`` and ``old_logp`` are constants. All terms raise
+TypeError if ``mask`` is not bool or another array is not floating point, and ValueError if shapes
+differ.
 """
 
 from jaxrl_llm.regularizers.controllers import (

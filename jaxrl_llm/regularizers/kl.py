@@ -2,6 +2,9 @@
 
 The value and the gradient of an estimate may be right or wrong on their own: k1 and k3 have the
 right expected value and a wrong expected gradient, k2 the reverse.
+
+Functions of a ``mask`` raise TypeError if it is not bool or another array is not floating point,
+and ValueError if shapes differ.
 """
 
 from typing import NamedTuple
@@ -31,7 +34,6 @@ def k1(logp: Array, ref_logp: Array, mask: Array | None = None) -> Array:
 
     Raises:
       ValueError: If shapes differ or ``ref_logp`` is None.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -61,7 +63,6 @@ def k2(logp: Array, ref_logp: Array, mask: Array | None = None) -> Array:
 
     Raises:
       ValueError: If shapes differ or ``ref_logp`` is None.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -93,7 +94,6 @@ def k3(logp: Array, ref_logp: Array, mask: Array | None = None) -> Array:
 
     Raises:
       ValueError: If shapes differ or ``ref_logp`` is None.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -137,7 +137,6 @@ def kl_token(
     Raises:
       ValueError: If shapes differ, ``estimator`` is unknown, or ``cap`` is not above 0 or is given
         for an estimator without k3.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -187,7 +186,6 @@ def kl_to_reference(
     Raises:
       ValueError: If shapes differ, ``ref_logp`` is None, ``estimator`` is unknown, ``coef``
         is negative, or ``cap`` has no effect.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -238,7 +236,6 @@ def kl_unbiased(
     Raises:
       ValueError: If shapes differ, ``ref_logp`` is None, ``estimator`` is another, or ``coef`` is
         negative.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -314,7 +311,6 @@ def kl_convex(
     Raises:
       ValueError: If shapes differ, ``ref_logp`` is None, ``estimator`` is unknown, ``coef`` is
         negative, or ``share`` is not between 0 and 1.
-      TypeError: If ``mask`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp

@@ -289,7 +289,6 @@ def kl_cov(
     Raises:
       ValueError: If shapes differ, an option is out of its range, or ``ratio`` is given together
         with ``selected``.
-      TypeError: If a mask is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp

@@ -54,7 +54,6 @@ def sdpo(
     Raises:
       ValueError: If shapes differ, ``alpha`` is not within [0, 1], ``rest`` is unknown or
         ``is_clip`` is not above 0.
-      TypeError: If a mask is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -108,7 +107,6 @@ def sdpo_sampled(
 
     Raises:
       ValueError: If shapes differ or ``is_clip`` is not above 0.
-      TypeError: If a mask is not bool or another array is not floating point.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -248,7 +246,6 @@ def srpo_weights(
 
     Raises:
       ValueError: If the shapes disagree or ``beta`` is negative.
-      TypeError: If a mask is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -316,7 +313,6 @@ def srpo(
 
     Raises:
       ValueError: If shapes differ or an option is out of its range.
-      TypeError: If a mask is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp

@@ -82,7 +82,6 @@ def luffy_shaping(
 
     Raises:
       ValueError: If shapes differ or an option is out of its range.
-      TypeError: If a mask is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -141,7 +140,6 @@ def ampo(
 
     Raises:
       ValueError: If shapes differ or an option is out of its range.
-      TypeError: If a mask is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -199,7 +197,6 @@ def icpo(
 
     Raises:
       ValueError: If shapes differ or an option is out of its range.
-      TypeError: If a mask is not bool or another array is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
