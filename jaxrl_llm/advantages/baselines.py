@@ -110,14 +110,14 @@ def opo(
         A_i = r_i - sum_j len_j r_j / sum_j len_j
 
     It is optimal where the squared norm of a rollout's score grows with its length. With equal
-    lengths it is :func:`dr_grpo`. A group whose kept rewards are all equal, or an empty one, gets
-    exactly 0; one without any token uses the plain mean.
+    lengths it is :func:`dr_grpo`. A group whose unmasked rewards are all equal, or an empty one,
+    gets exactly 0; one without any token uses the plain mean.
 
     Args:
       rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
       mask: bool ``[..., G, T]``; the lengths are the tokens it keeps.
       where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
-      singleton: What the only kept rollout of a group gets: "zero" for 0, "raw" for its reward.
+      singleton: What the only unmasked rollout of a group gets: "zero" for 0, "raw" for its reward.
 
     Returns:
       Advantages ``[..., G]``, float32, in units of reward; times the lengths they add up to 0 over
@@ -234,8 +234,8 @@ def vcpo_advantage(
         A_i = (r_i - b) / std(r),   b from :func:`opob`, log w_i = sum_t (old_logp - behavior_logp)
 
     The advantage half of VCPO; the other halves are a truncated weight of the whole rollout and a
-    step size that follows the effective sample size. A group whose kept rewards are all equal, one
-    of a single rollout, and an empty one get exactly 0.
+    step size that follows the effective sample size. A group whose unmasked rewards are all equal,
+    one of a single rollout, and an empty one get exactly 0.
 
     Args:
       rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
@@ -310,7 +310,7 @@ def mc_grpo(
 
     Where more than half of a group has one reward, as it is with most groups of right and wrong
     answers, mad is 0 and the scale is ``1 / eps``: 1000 by default, as in the released code.
-    ``scale="std"`` does not do this. A group whose kept rewards are all equal, one of a single
+    ``scale="std"`` does not do this. A group whose unmasked rewards are all equal, one of a single
     rollout, and an empty one get exactly 0.
 
     Args:

@@ -15,9 +15,9 @@ from jaxrl_llm.core import Array, Transform, checks, masking, stats, traits
 
 @traits(token_values=True)
 def whiten(x: Array, mask: Array, *, eps: float = 1e-8, shift_mean: bool = True) -> Array:
-    """Shifts and scales values so that over the kept tokens they have mean 0 and variance 1.
+    """Shifts and scales values so that over the unmasked tokens they have mean 0 and variance 1.
 
-        y = (x - m) / sqrt(v + eps)         m, v over all kept tokens, v with n - 1
+        y = (x - m) / sqrt(v + eps)         m, v over all unmasked tokens, v with n - 1
         shift_mean=False:  y + m
 
     One value a rollout counts once for each of its tokens, which is what sets this apart from
@@ -90,7 +90,7 @@ def clip(x: Array, *, bound: float) -> Array:
 def batch_normalize(x: Array, *, where: Array | None = None, eps: float = 1e-8) -> Array:
     """Shifts and scales one value a rollout to mean 0 and deviation 1 over the batch.
 
-        y = (x - mean(x)) / (std(x) + eps)         over all kept rollouts, std with n - 1
+        y = (x - mean(x)) / (std(x) + eps)         over all unmasked rollouts, std with n - 1
 
     A rollout counts once, however long; :func:`whiten` counts tokens. Fewer than two rollouts, or
     all of one value, give exactly 0. In a chain it normalizes what another advantage returned.
@@ -140,8 +140,8 @@ def reinforce_pp_baseline(
     """Rewards minus their group mean, then normalized over the batch, one value a token.
 
         a_i = r_i - mean_group(r)
-        norm="token":     A[i, t] = (a_i - m) / sqrt(v + eps)      m, v over all kept tokens
-        norm="sequence":  A[i, t] = (a_i - m) / (sqrt(v) + eps)    m, v over all kept rollouts
+        norm="token":     A[i, t] = (a_i - m) / sqrt(v + eps)      m, v over all unmasked tokens
+        norm="sequence":  A[i, t] = (a_i - m) / (sqrt(v) + eps)    m, v over all unmasked rollouts
 
     Both variances divide by n - 1. The token form counts a rollout once for each of its tokens, so
     its mean is not 0 when lengths differ, and a group of equal rewards then gets an advantage that
@@ -153,8 +153,8 @@ def reinforce_pp_baseline(
       rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
       mask: bool ``[..., G, T]``, True for the response tokens that are trained.
       where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
-      norm: What the normalization counts: "token" or "sequence". A kept rollout without a token
-        counts in the second only.
+      norm: What the normalization counts: "token" or "sequence". An unmasked rollout without a
+        token counts in the second only.
       eps: Above 0; added to the variance (in squared units of reward) for "token", to the deviation
         for "sequence".
 
@@ -207,8 +207,8 @@ def reinforce_pp(
     """Returns of tokens, whitened over the batch; no group and no critic.
 
         R[i, t] = 1[t is last] r_i - kl_coef (old_logp[i, t] - ref_logp[i, t])
-        G[i, t] = R[i, t] + gamma G[i, next kept token]
-        A = (G - m) / sqrt(v + eps)         m, v over all kept tokens of the batch, v with n - 1
+        G[i, t] = R[i, t] + gamma G[i, next unmasked token]
+        A = (G - m) / sqrt(v + eps)         m, v over all unmasked tokens of the batch, v with n - 1
 
     It is :func:`kl_shaped_rewards`, :func:`reward_to_go` and :func:`whiten` one after the other;
     a chain of those takes another estimator of the KL divergence. Long rollouts weigh more in the
@@ -224,7 +224,7 @@ def reinforce_pp(
       kl_coef: Penalty for a nat, in units of reward: a number, or an array with the mask's axes,
         each whole or 1, such as ``[P, 1, 1]`` from a controller. The number 0 leaves the penalty
         out.
-      gamma: Discount for a kept token, in [0, 1].
+      gamma: Discount for an unmasked token, in [0, 1].
       eps: Above 0; added to the variance.
 
     Returns:
@@ -297,7 +297,7 @@ def update_moments(
       where: bool of the same shape, True for scores that count. None keeps all.
 
     Returns:
-      The new moments; the old ones where nothing is kept.
+      The new moments; the old ones where nothing is unmasked.
 
     Raises:
       TypeError: If ``x`` is not floating point or ``where`` is not bool.
@@ -320,13 +320,13 @@ def update_moments(
     checks.check_bool("update_moments", where=where)
     checks.check_same_shape("update_moments", x=x, where=where)
     x = masking.zero_masked(x, where)
-    kept = jnp.ones(x.shape, bool) if where is None else where
-    number = jnp.sum(kept, dtype=jnp.float32)
+    valid = jnp.ones(x.shape, bool) if where is None else where
+    number = jnp.sum(valid, dtype=jnp.float32)
     # The mean of equal float32 scores need not be that score; its error would become a deviation.
-    constant = masking.is_constant(x, kept)
-    score = jnp.max(x, where=kept, initial=-jnp.inf)
-    mean = jnp.where(constant & (number > 0), score, masking.masked_mean(x, kept))
-    var = jnp.where(constant, 0.0, masking.masked_var(x, kept))
+    constant = masking.is_constant(x, valid)
+    score = jnp.max(x, where=valid, initial=-jnp.inf)
+    mean = jnp.where(constant & (number > 0), score, masking.masked_mean(x, valid))
+    var = jnp.where(constant, 0.0, masking.masked_var(x, valid))
     total = moments.count + number
     share = number / jnp.maximum(total, 1.0)
     shift = mean - moments.mean

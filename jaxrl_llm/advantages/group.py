@@ -40,8 +40,8 @@ def grpo(
         baseline="leave_one_out":  b_i = mean of the other rewards of the group
         A_i = (r_i - b_i) / (sqrt(sum_j (r_j - b_j)^2 / (n - ddof)) + eps)
 
-    A group whose kept rewards are all equal, tested by max == min, gets exactly 0, and so does an
-    empty one; with ``baseline="batch"`` only a batch of equal rewards does. On a batch that is
+    A group whose unmasked rewards are all equal, tested by max == min, gets exactly 0, and so does
+    an empty one; with ``baseline="batch"`` only a batch of equal rewards does. On a batch that is
     sharded over prompts "batch", as ``scale`` or as ``baseline``, communicates; it must see the
     global batch, since its value depends on which groups it is given.
 
@@ -51,8 +51,9 @@ def grpo(
       scale: What the deviation is taken over: "group", "batch" or "none".
       ddof: Delta degrees of freedom of the deviation: 1 (None means 1) divides by n - 1, 0 by n.
       eps: Added to the deviation, above 0, in units of reward. None means 1e-6.
-      singleton: What the only kept rollout of a group gets: "zero" for 0, or "raw" for its reward
-        as if the mean were 0 and the group's deviation 1 (also the batch's, where that is 0).
+      singleton: What the only unmasked rollout of a group gets: "zero" for 0, or "raw" for its
+        reward as if the mean were 0 and the group's deviation 1 (also the batch's, where that is
+        0).
       baseline: What is subtracted: the mean of the "group", of the "batch", or of the other
         rollouts of the group, "leave_one_out". The last two take ``scale="group"``.
 
@@ -80,7 +81,7 @@ def grpo(
       AReaL's ``mean_level="batch"`` and ``mean_leave1out`` with ``std_level="group"``, where
       ``std_unbiased=False`` is ``ddof=0``.
     """
-    rewards_kept = _inputs.group_rewards("grpo", rewards, where, singleton)
+    rewards = _inputs.group_rewards("grpo", rewards, where, singleton)
     checks.check_option("grpo", "scale", scale, ("group", "batch", "none"))
     checks.check_option("grpo", "baseline", baseline, ("group", "batch", "leave_one_out"))
     if baseline != "group" and scale != "group":
@@ -88,24 +89,24 @@ def grpo(
             f"grpo: baseline={baseline!r} takes scale='group'; got scale={scale!r}. See rloo and "
             "batch_normalize."
         )
-    centered = rewards_kept - stats.group_mean(rewards_kept, where)
+    centered = rewards - stats.group_mean(rewards, where)
     if scale == "none":
         checks.check_no_effect("grpo", "with scale='none'", ddof=ddof, eps=eps)
-        return _inputs.settle_group(centered, rewards_kept, rewards_kept, where, singleton)
+        return _inputs.settle_group(centered, rewards, rewards, where, singleton)
     ddof = 1 if ddof is None else ddof
     eps = 1e-6 if eps is None else eps
     checks.check_option("grpo", "ddof", ddof, (0, 1))
     checks.check_positive("grpo", finite=True, eps=eps)
     if baseline != "group":
-        return _root_mean_square_scaled(rewards_kept, where, baseline, ddof, eps, singleton)
+        return _root_mean_square_scaled(rewards, where, baseline, ddof, eps, singleton)
     if scale == "group":
-        std = stats.group_std(rewards_kept, where, ddof=ddof)
-        alone = rewards_kept / (1.0 + eps)
+        std = stats.group_std(rewards, where, ddof=ddof)
+        alone = rewards / (1.0 + eps)
     else:
-        std = masking.masked_std(rewards_kept, where, ddof=ddof)
+        std = masking.masked_std(rewards, where, ddof=ddof)
         # Only singletons are left to scale in a batch without spread; eps must not blow them up.
-        alone = rewards_kept / (jnp.where(masking.is_constant(rewards_kept, where), 1.0, std) + eps)
-    return _inputs.settle_group(centered / (std + eps), alone, rewards_kept, where, singleton)
+        alone = rewards / (jnp.where(masking.is_constant(rewards, where), 1.0, std) + eps)
+    return _inputs.settle_group(centered / (std + eps), alone, rewards, where, singleton)
 
 
 def _root_mean_square_scaled(rewards, where, baseline, ddof, eps, singleton) -> Array:
@@ -134,13 +135,13 @@ def dr_grpo(rewards: Array, *, where: Array | None = None, singleton: Singleton 
 
     The advantage half of Dr. GRPO; the other half is a loss over a constant length,
     :func:`jaxrl_llm.aggregate.fixed_length`. It is (n - 1) / n times :func:`rloo` for a group of n,
-    and :func:`grpo` with ``scale="none"``. A group whose kept rewards are all equal, or an empty
-    one, gets exactly 0.
+    and :func:`grpo` with ``scale="none"``. A group whose unmasked rewards are all equal, or an
+    empty one, gets exactly 0.
 
     Args:
       rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
       where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
-      singleton: What the only kept rollout of a group gets: "zero" for 0, "raw" for its reward.
+      singleton: What the only unmasked rollout of a group gets: "zero" for 0, "raw" for its reward.
 
     Returns:
       Advantages ``[..., G]``, float32, in units of reward; they add up to 0 over a group, a "raw"
@@ -170,13 +171,13 @@ def rloo(rewards: Array, *, where: Array | None = None, singleton: Singleton = "
         A_i = r_i - (sum(r) - r_i) / (n - 1)  =  n / (n - 1) * (r_i - mean(r))
 
     The baseline of a rollout does not depend on that rollout, so the policy gradient with it is
-    unbiased for every group size n; it tends to :func:`dr_grpo` as n grows. A group whose kept
-    rewards are all equal, or an empty one, gets exactly 0.
+    unbiased for every group size n; it tends to :func:`dr_grpo` as n grows. A group whose
+    unmasked rewards are all equal, or an empty one, gets exactly 0.
 
     Args:
       rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
       where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
-      singleton: What the only kept rollout of a group gets: "zero" for 0, "raw" for its reward.
+      singleton: What the only unmasked rollout of a group gets: "zero" for 0, "raw" for its reward.
 
     Returns:
       Advantages ``[..., G]``, float32, in units of reward; they add up to 0 over a group, a "raw"
@@ -225,7 +226,7 @@ def gpg(
     The factor belongs to the whole batch, so with ``surrogates.reinforce`` and
     ``aggregate.token_mean`` the loss is the paper's: with equal lengths, about that of the
     informative groups alone. If all groups are informative, it is the policy gradient with
-    :func:`dr_grpo`. A group whose kept rewards are all equal, or an empty one, gets exactly 0.
+    :func:`dr_grpo`. A group whose unmasked rewards are all equal, or an empty one, gets exactly 0.
 
     Args:
       rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
@@ -234,8 +235,9 @@ def gpg(
       mode: What the factor counts: "informative" for the share of groups with a spread, or
         "nonzero_reward" for the share of rollouts with a reward, which is verl's.
       eps: Added to the deviation, above 0, in units of reward. None means 1e-4.
-      singleton: What the only kept rollout of a group gets: "zero" for 0, or "raw" for alpha times
-        its reward, with ``mode="nonzero_reward"`` only: the other mode counts it as no signal.
+      singleton: What the only unmasked rollout of a group gets: "zero" for 0, or "raw" for alpha
+        times its reward, with ``mode="nonzero_reward"`` only: the other mode counts it as no
+        signal.
 
     Returns:
       Advantages ``[..., G]``, float32; they add up to 0 over a group, a "raw" singleton excepted.
@@ -282,7 +284,7 @@ def gpg(
 def informative_share(rewards: Array, *, where: Array | None = None) -> Array:
     """The share of groups whose rewards differ, among those with a rollout.
 
-        phi = groups with std(r) > 1e-5 / groups with a kept rollout
+        phi = groups with std(r) > 1e-5 / groups with an unmasked rollout
 
     A group of one has no spread. It is the inverse of GPG's factor alpha.
 
@@ -425,9 +427,9 @@ def hbpo(
     budgets = masking.zero_masked(budgets, where)
     same = budgets[..., :, None] == budgets[..., None, :]
     same = same if where is None else same & where[..., None, :]
-    kept = masking.zero_masked(rewards, where)
-    mean = masking.masked_mean(jnp.broadcast_to(kept[..., None, :], same.shape), same, axis=-1)
+    rewards = masking.zero_masked(rewards, where)
+    mean = masking.masked_mean(jnp.broadcast_to(rewards[..., None, :], same.shape), same, axis=-1)
     ideal = curves.quarter_cosine(budgets, end=max_length, scale=scale)
-    several = stats.group_count(kept, where) > 1
+    several = stats.group_count(rewards, where) > 1
     intra = masking.zero_masked(jnp.where(several, mean - ideal, 0.0), where)
     return inter + intra_weight * intra

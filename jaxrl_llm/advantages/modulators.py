@@ -4,7 +4,8 @@ They follow an estimator in a chain, ``f(advantages, mask, **evidence) -> advant
 them centers again, so a group need not add up to 0 afterwards.
 
 ``where`` (bool ``[..., G]``) marks the rollouts that take part; None keeps all. The others get 0
-and may hold anything. All raise TypeError if a mask is not bool or another array is not floating point.
+and may hold anything. All raise TypeError if a mask is not bool or another array is not floating
+point.
 """
 
 import dataclasses
@@ -298,7 +299,7 @@ def dcpo_distribution(
 
     Below the target the warmer policy favors rare tokens, above it the cooler one the likely ones.
     At the target a is 0, and without a good rollout too: then the advantages stay as they are. The
-    mean is over all kept rollouts, so it must be given the global batch.
+    mean is over all unmasked rollouts, so it must be given the global batch.
 
     Args:
       advantages: ``[..., G]`` spread over the tokens, or ``[..., G, T]``; floating point.
@@ -436,7 +437,7 @@ class _EntropyUpdate:
 def sampled_entropy(*, start: float = 0.0) -> Transform:
     """A controller that hands each batch the entropy of the batch before.
 
-        H(next) = -mean of old_logp over all kept tokens
+        H(next) = -mean of old_logp over all unmasked tokens
 
     The mean of -logp over tokens drawn from the policy is an unbiased estimate of its entropy.
 

@@ -105,7 +105,7 @@ def fleet_grpo(
 ) -> Array:
     """The variant with returns: z-scored rewards, summed to come, with a term for fairness.
 
-        z = (r - mean) / (std + eps)       over all kept rewards, or over the agents of each time
+        z = (r - mean) / (std + eps)      over all unmasked rewards, or over the agents of each time
         A[t, i] = sum over u >= t of gamma^(u - t) z[u, i] + fair_t
 
     fair is 0 ("none"), :func:`fleet_fairness` ("history"), or minus the population deviation, over
@@ -148,18 +148,18 @@ def fleet_grpo(
     checks.check_option(name, "norm", norm, ("all", "time"))
     checks.check_option(name, "punishment", punishment, ("none", "history", "to_go"))
     checks.check_positive(name, finite=True, eps=eps)
-    kept = masking.zero_masked(rewards, where)
+    rewards = masking.zero_masked(rewards, where)
     if norm == "time":
-        scaled = group.grpo(kept, where=where, ddof=0, eps=eps)
+        scaled = group.grpo(rewards, where=where, ddof=0, eps=eps)
     else:
-        scaled = kept - masking.masked_mean(kept, where)
-        scaled = scaled / (masking.masked_std(kept, where) + eps)
-        scaled = jnp.where(masking.is_constant(kept, where), 0.0, scaled)
+        scaled = rewards - masking.masked_mean(rewards, where)
+        scaled = scaled / (masking.masked_std(rewards, where) + eps)
+        scaled = jnp.where(masking.is_constant(rewards, where), 0.0, scaled)
     advantages = _to_go(scaled, where, gamma)
     if punishment == "history":
-        advantages = advantages + fleet_fairness(kept, where=where)[..., None]
+        advantages = advantages + fleet_fairness(rewards, where=where)[..., None]
     elif punishment == "to_go":
-        advantages = advantages - stats.group_std(_to_go(kept, where, gamma), where, ddof=0)
+        advantages = advantages - stats.group_std(_to_go(rewards, where, gamma), where, ddof=0)
     return masking.zero_masked(advantages, where)
 
 

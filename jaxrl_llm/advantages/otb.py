@@ -44,9 +44,9 @@ def otb(
       weights: ``[..., G, T]``, importance weights that the tokens are trained with; None for none.
       zero_tail: Whether the one longest rollout of a group has no baseline beyond the length of the
         second longest.
-      compact: Whether a position is the rank among the kept tokens of a rollout (for several turns
-        with a tool's answers between) in place of the column; rollouts without a kept token then do
-        not count as members of the group.
+      compact: Whether a position is the rank among the unmasked tokens of a rollout (for several
+        turns with a tool's answers between) in place of the column; rollouts without an unmasked
+        token then do not count as members of the group.
       eps: Above 0; added to the sum of ``W``.
 
     Returns:

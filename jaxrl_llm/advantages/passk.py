@@ -18,7 +18,7 @@ from jaxrl_llm.core import Array, checks, masking, stats, traits
 class Counts(NamedTuple):
     """Which rollouts are right, and how many of each group are wrong, and in all."""
 
-    right: Array  # [..., G], 1, 0, or NaN where a kept reward is NaN; 0 where dropped
+    right: Array  # [..., G], 1, 0, or NaN where an unmasked reward is NaN; 0 where dropped
     wrong: Array  # [..., 1]
     total: Array  # [..., 1]
 
@@ -144,8 +144,8 @@ def grpo_passk(
     rewards = masking.zero_masked(rewards, where)
     if rewards.shape[-1] < 2:
         return jnp.zeros_like(rewards)
-    kept = jnp.ones(rewards.shape, bool) if where is None else where
-    ordered = jnp.sort(jnp.where(kept, rewards, -jnp.inf), axis=-1)
+    present = jnp.ones(rewards.shape, bool) if where is None else where
+    ordered = jnp.sort(jnp.where(present, rewards, -jnp.inf), axis=-1)
     best, second = ordered[..., -1:], ordered[..., -2:-1]
     two = stats.group_count(rewards, where) >= 2
     lead = jnp.where(two, best, 0.0) - jnp.where(two, second, 0.0)
@@ -156,8 +156,8 @@ def grpo_passk(
         checks.check_positive("grpo_passk", finite=True, eps=eps)
         lead = lead / (stats.group_std(rewards, where, ddof=ddof) + eps)
     # With a tie at the top the lead is exactly 0, so that which of them is best does not matter.
-    first = jnp.argmax(jnp.where(kept, rewards, -jnp.inf), axis=-1, keepdims=True)
-    return jnp.where(kept & (jnp.arange(rewards.shape[-1]) == first), lead, 0.0)
+    first = jnp.argmax(jnp.where(present, rewards, -jnp.inf), axis=-1, keepdims=True)
+    return jnp.where(present & (jnp.arange(rewards.shape[-1]) == first), lead, 0.0)
 
 
 def passk_training(
@@ -292,8 +292,8 @@ def maxrl(
     ``A_i grad log pi_i`` has the expectation ``sum_{j < n-1} (1-p)^j grad p`` for n rollouts: with
     many it is ``grad p / p``, the gradient of log p. :func:`maclaurin` has the same for any number
     of terms. It is :func:`dr_grpo` over the success rate, and :func:`grpo` (``ddof=0``) times
-    ``sqrt((1 - mean) / mean)``. A group whose kept rewards are all equal, one of a single rollout,
-    and an empty one get exactly 0; every wrong answer next to a right one gets -1.
+    ``sqrt((1 - mean) / mean)``. A group whose unmasked rewards are all equal, one of a single
+    rollout, and an empty one get exactly 0; every wrong answer next to a right one gets -1.
 
     Args:
       rewards: ``[..., G]``, floating point, not negative; a group lies along the last axis.

@@ -62,9 +62,10 @@ def prompt_stats_update(
         mean <- (n mean + m) / (n + 1)
         var  <- (n var + s^2 + n / (n + 1) (m - mean)^2) / (n + 1)
 
-    m and s^2 are the mean and the unbiased variance (0 for one rollout) of a row's kept rewards, n
-    the visits before. Each row with a kept rollout is a visit; several rows of one prompt count as
-    visits one after the other, in any order, since the result does not depend on it.
+    m and s^2 are the mean and the unbiased variance (0 for one rollout) of a row's unmasked
+    rewards, n the visits before. Each row with an unmasked rollout is a visit; several rows of one
+    prompt count as visits one after the other, in any order, since the result does not depend on
+    it.
 
     Args:
       state: ``PromptStats`` over Q prompts.
@@ -131,14 +132,14 @@ def _before_any(state: PromptStats) -> PromptStats:
 
 
 def _moments(rewards: Array, where: Array | None):
-    """Mean, unbiased variance, least and greatest of each row's kept rewards; whether any is."""
-    kept = True if where is None else where
+    """Mean, unbiased variance, least, greatest of each row's unmasked rewards; whether any is."""
+    valid = True if where is None else where
     rewards = masking.zero_masked(rewards, where)
     return (
         masking.masked_mean(rewards, where, axis=-1),
         masking.masked_var(rewards, where, axis=-1, ddof=1),
-        jnp.min(rewards, axis=-1, where=kept, initial=jnp.inf),
-        jnp.max(rewards, axis=-1, where=kept, initial=-jnp.inf),
+        jnp.min(rewards, axis=-1, where=valid, initial=jnp.inf),
+        jnp.max(rewards, axis=-1, where=valid, initial=-jnp.inf),
         stats.group_count(rewards, where)[..., 0] > 0,
     )
 
@@ -206,9 +207,9 @@ class _VisitsUpdate:
         old = PromptStats(*(tracker.gather(x, prompt_ids) for x in arrays))
         all_mean, all_var = _merge(old.mean, old.var, old.count, mean, var, 1.0)
         varies = jnp.minimum(old.least, least) < jnp.maximum(old.greatest, greatest)
-        rewards_kept = masking.zero_masked(rewards, where)
-        now = _standardized(rewards_kept, mean, var, least < greatest)
-        overall = _standardized(rewards_kept, all_mean, all_var, varies)
+        valid_rewards = masking.zero_masked(rewards, where)
+        now = _standardized(valid_rewards, mean, var, least < greatest)
+        overall = _standardized(valid_rewards, all_mean, all_var, varies)
         advantages = smooth_advantage(now, overall, old.count[..., None] + 1.0)
         next_state = prompt_stats_update(state, prompt_ids, rewards, where=where)
         return masking.zero_masked(advantages, where), next_state
@@ -216,7 +217,7 @@ class _VisitsUpdate:
 
 def _standardized(rewards: Array, mean: Array, var: Array, varies: Array) -> Array:
     """Rewards minus a mean over a deviation, one of each a row; 0 where they do not vary."""
-    # A NaN compares as not varying; a kept one has to be seen.
+    # A NaN compares as not varying; an unmasked one has to be seen.
     varies = ((varies | jnp.isnan(mean)) & ~(var <= 0))[..., None]
     std = jnp.sqrt(jnp.where(varies, var[..., None], 1.0))
     return jnp.where(varies, (rewards - mean[..., None]) / std, 0.0)
@@ -232,8 +233,8 @@ def smooth_standardization(*, num_prompts: int) -> Transform:
     A deviation of 0 gives 0 for its part, without an eps. So a group of equal rewards still gets an
     advantage if the prompt's earlier rewards were others, and a rollout that is alone in its group
     is compared with the earlier visits. Reads ``prompt_ids [P]`` from the batch. An id outside
-    [0, num_prompts) gives NaN to its kept rollouts and changes no entry of the state. Several rows
-    of one prompt in a batch each see the visits before the batch and their own.
+    [0, num_prompts) gives NaN to its unmasked rollouts and changes no entry of the state. Several
+    rows of one prompt in a batch each see the visits before the batch and their own.
 
     Args:
       num_prompts: Q, the prompts of the dataset.

@@ -16,10 +16,10 @@ Estimator = Literal["k1", "k2", "k3", "abs"]
 def terminal_rewards(rewards: Array, mask: Array) -> Array:
     """The reward of a rollout, placed on its last token.
 
-        R[i, t] = r_i where t is the last kept token of rollout i, else 0
+        R[i, t] = r_i where t is the last unmasked token of rollout i, else 0
 
-    The sum over the tokens of a rollout is its reward. A rollout without a kept token loses it, and
-    then its reward may hold anything.
+    The sum over the tokens of a rollout is its reward. A rollout without an unmasked token loses
+    it, and then its reward may hold anything.
 
     Args:
       rewards: ``[..., G]``, floating point, one a rollout.
@@ -107,7 +107,7 @@ def kl_shaped_rewards(
 def reward_to_go(token_rewards: Array, mask: Array, *, gamma: float | Array = 1.0) -> Array:
     """The discounted sum of the rewards from each token on.
 
-        G[t] = R[t] + gamma G[next kept token after t]
+        G[t] = R[t] + gamma G[next unmasked token after t]
 
     Masked tokens (a tool's answer, padding) are stepped over: they cost no discount, their rewards
     are not read and their own value is 0. O(T) work in O(log T) steps.
@@ -115,8 +115,8 @@ def reward_to_go(token_rewards: Array, mask: Array, *, gamma: float | Array = 1.
     Args:
       token_rewards: ``[..., T]``, floating point.
       mask: bool ``[..., T]``, True = keep.
-      gamma: Discount for a kept token, in [0, 1]: a number, or an array with the mask's axes, each
-        whole or 1.
+      gamma: Discount for an unmasked token, in [0, 1]: a number, or an array with the mask's axes,
+        each whole or 1.
 
     Returns:
       ``[..., T]`` float32, 0 where masked.
@@ -193,9 +193,9 @@ def gae(
     """Generalized advantage estimation over the tokens of a response.
 
         delta[t] = R[t] + gamma V[next] - V[t]
-        A[t] = delta[t] + gamma lam A[next]       next: the next kept token
+        A[t] = delta[t] + gamma lam A[next]       next: the next unmasked token
 
-    After the last kept token ``V[next]`` is the bootstrap value and ``A[next]`` is 0. ``lam=1``
+    After the last unmasked token ``V[next]`` is the bootstrap value and ``A[next]`` is 0. ``lam=1``
     gives the return minus the value, ``lam=0`` the one-step error. Masked tokens are stepped over:
     their values are not read and they cost no discount.
 
@@ -207,11 +207,11 @@ def gae(
       values: ``[..., T]``, floating point: the critic's value of the state before each token, in
         units of reward.
       mask: bool ``[..., T]``, True for the response tokens that are trained.
-      gamma: Discount for a kept token, in [0, 1]: a number, or an array with the mask's axes, each
-        whole or 1.
+      gamma: Discount for an unmasked token, in [0, 1]: a number, or an array with the mask's axes,
+        each whole or 1.
       lam: How far the estimate trusts rewards over values, in [0, 1], as ``gamma``.
-      bootstrap_value: ``[...]``, floating point: the value of the state after the last kept token,
-        for responses that were cut off. None means 0, the value of an end.
+      bootstrap_value: ``[...]``, floating point: the value of the state after the last unmasked
+        token, for responses that were cut off. None means 0, the value of an end.
 
     Returns:
       Advantages ``[..., T]``, float32, 0 where masked.
@@ -290,7 +290,7 @@ def _estimate(function, token_rewards, values, mask, gamma, lam, bootstrap_value
     checks.check_share(function, gamma=gamma, lam=lam)
     _inputs.check_coefficients(function, mask, gamma=gamma, lam=lam)
     values = masking.zero_masked(values, mask)
-    # The value at a token or, where it is masked, at the next kept one.
+    # The value at a token or, where it is masked, at the next unmasked one.
     at_or_after = recur_back(jnp.where(mask, 0.0, 1.0), values)
     end = jnp.zeros((*jnp.shape(values)[:-1], 1), jnp.float32)
     following = jnp.concatenate([at_or_after[..., 1:], end], axis=-1)[..., : values.shape[-1]]

@@ -101,7 +101,7 @@ def gdpo_token(
 ) -> Array:
     """:func:`gdpo` with the last step over the tokens of the batch, so that length counts.
 
-        A_it = (a_i - m) / sqrt(v + norm_eps)      m, v of a_i over all kept tokens, v over n - 1
+        A_it = (a_i - m) / sqrt(v + norm_eps)     m, v of a_i over all unmasked tokens, v over n - 1
 
     ``a_i`` is the sum of the normalized rewards, as in :func:`gdpo`. A long rollout counts once for
     each of its tokens; its own value is the same at all of them.
@@ -271,7 +271,7 @@ def _prepare(
 
 
 def _applies(component: Array, where: Array | None) -> Array:
-    """Where a reward takes part: kept and not NaN."""
+    """Where a reward takes part: unmasked and not NaN."""
     applies = ~jnp.isnan(component)
     return applies if where is None else applies & where
 
@@ -392,8 +392,8 @@ def verpo(
         A_outcome[i] = r_i gamma^(turns of i) - mean over the group
         A[i, k] = A_outcome[i] + turn_weight A_turn[i, k]
 
-    The pass rates behind the weights are over all kept attempts of the prompt. A test that all or
-    none pass cancels out. With ``turn_weight=0`` and ``gamma=1`` it is :func:`dr_grpo` for every
+    The pass rates behind the weights are over all unmasked attempts of the prompt. A test that all
+    or none pass cancels out. With ``turn_weight=0`` and ``gamma=1`` it is :func:`dr_grpo` for every
     attempt. Follow it with :func:`turns_to_tokens`.
 
     Args:

@@ -23,9 +23,9 @@ def spo(
         a_i = r_i - v(prompt of i)
         A_i = (a_i - mean(a)) / (std(a) + eps)
 
-    Mean and deviation are over all kept rollouts, so it must be given the global batch. The value
-    must not contain the reward that it is subtracted from, or the gradient is biased. A batch whose
-    kept differences are all equal gets exactly 0.
+    Mean and deviation are over all unmasked rollouts, so it must be given the global batch. The
+    value must not contain the reward that it is subtracted from, or the gradient is biased. A batch
+    whose unmasked differences are all equal gets exactly 0.
 
     Args:
       rewards: ``[..., G]``, floating point; G may be 1.
@@ -132,8 +132,8 @@ def spo_tracker(
     A rollout never sees its own reward in its baseline. The transform reads ``prompt_ids [P]`` from
     the batch, and with ``rho=None`` also ``policy_shift [P]``, from which each prompt gets its own
     rho (:func:`kl_forgetting`). A prompt id outside [0, num_prompts) gives NaN advantages to its
-    kept rollouts, and so to the batch, and changes no entry of the state. Several rollouts a prompt
-    are allowed.
+    unmasked rollouts, and so to the batch, and changes no entry of the state. Several rollouts a
+    prompt are allowed.
 
     Args:
       num_prompts: Q, the prompts of the dataset.

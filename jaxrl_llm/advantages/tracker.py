@@ -127,8 +127,8 @@ def beta_tracker_update(
 
     A prompt forgets once a batch, however many rollouts it has there; if it stands in several rows,
     its rho is the mean over those rows. Prompts that are not in the batch, or only in rows without
-    a kept rollout, stay as they are. Under a constant rho and one rollout a visit, alpha + beta
-    tends to 1 / (1 - rho).
+    an unmasked rollout, stay as they are. Under a constant rho and one rollout a visit, alpha +
+    beta tends to 1 / (1 - rho).
 
     Args:
       state: A ``BetaTracker`` over Q prompts.

@@ -60,9 +60,9 @@ def trloo(
 
         A[i, k] = n / (n - 1) (R[i, k] - mean over rollouts of R[., k])
 
-    R is :func:`turn_returns`, n how many kept rollouts of the prompt have a turn k. A rollout that
-    stopped early does not enter the mean of later turns. With one turn it is :func:`rloo`. Follow
-    it with :func:`turns_to_tokens`.
+    R is :func:`turn_returns`, n how many unmasked rollouts of the prompt have a turn k. A rollout
+    that stopped early does not enter the mean of later turns. With one turn it is :func:`rloo`.
+    Follow it with :func:`turns_to_tokens`.
 
     Args:
       rewards: ``[..., G, K]``, floating point, one a turn; a group lies along the axis before the
@@ -105,7 +105,7 @@ def turns_to_tokens(advantages: Array, mask: Array, *, turn_ids: Array) -> Array
         A[i, t] = A[i, turn of t]
 
     A negative turn id marks a token of no turn, which gets 0. An id of K or more is a mistake and
-    gives NaN where the token is kept.
+    gives NaN where the token is unmasked.
 
     Args:
       advantages: ``[..., G, K]``, floating point, one a turn.
@@ -159,5 +159,5 @@ def check_turns(function: str, rewards: Array, turn_where, where) -> Array | Non
     if where is None:
         return turn_where
     checks.check_shape(function, "where", where, jnp.shape(rewards)[:-1])
-    kept = jnp.broadcast_to(where[..., None], jnp.shape(rewards))
-    return kept if turn_where is None else kept & turn_where
+    valid = jnp.broadcast_to(where[..., None], jnp.shape(rewards))
+    return valid if turn_where is None else valid & turn_where

@@ -44,7 +44,7 @@ def row_sum(x: Array, keepdims: bool = False) -> Array:
 
 
 def lengths(mask: Array) -> Array:
-    """How many tokens of each sequence are kept: ``[..., T] -> [...]`` float32."""
+    """How many unmasked tokens each sequence has: ``[..., T] -> [...]`` float32."""
     length = jnp.shape(mask)[-1]
     # Whole numbers may be added in any order: columns of bytes first, as many as a byte can count.
     if length % _LONG == 0 and 0 < length // _LONG <= 127:
@@ -54,7 +54,7 @@ def lengths(mask: Array) -> Array:
 
 
 def masked_sum(x: Array, mask: Array | None, axis=None, keepdims: bool = False) -> Array:
-    """Sum of the kept entries."""
+    """Sum of the unmasked entries."""
     x = zero_masked(x, mask)
     if axis == -1 and x.ndim:
         return row_sum(x, keepdims)
@@ -62,12 +62,12 @@ def masked_sum(x: Array, mask: Array | None, axis=None, keepdims: bool = False) 
 
 
 def _count(x: Array, mask: Array | None, axis, keepdims: bool) -> Array:
-    kept = jnp.ones(jnp.shape(x), bool) if mask is None else jnp.broadcast_to(mask, jnp.shape(x))
-    return masked_sum(kept, None, axis, keepdims)
+    valid = jnp.ones(jnp.shape(x), bool) if mask is None else jnp.broadcast_to(mask, jnp.shape(x))
+    return masked_sum(valid, None, axis, keepdims)
 
 
 def masked_mean(x: Array, mask: Array | None, axis=None, keepdims: bool = False) -> Array:
-    """Mean of the kept entries; 0 where nothing is kept."""
+    """Mean of the unmasked entries; 0 where nothing is unmasked."""
     count = _count(x, mask, axis, keepdims)
     return masked_sum(x, mask, axis, keepdims) / jnp.maximum(count, 1.0)
 
@@ -75,7 +75,7 @@ def masked_mean(x: Array, mask: Array | None, axis=None, keepdims: bool = False)
 def masked_var(
     x: Array, mask: Array | None, axis=None, keepdims: bool = False, *, ddof: int = 0
 ) -> Array:
-    """Variance of the kept entries in two passes; 0 where no more than ``ddof`` are kept."""
+    """Variance of the unmasked entries in two passes; 0 where there are at most ``ddof``."""
     x = zero_masked(x, mask)
     centered = zero_masked(x - masked_mean(x, mask, axis, keepdims=True), mask)
     count = _count(x, mask, axis, keepdims)
@@ -86,21 +86,21 @@ def masked_var(
 def masked_std(
     x: Array, mask: Array | None, axis=None, keepdims: bool = False, *, ddof: int = 0
 ) -> Array:
-    """Standard deviation of the kept entries; 0, with gradient 0, where they do not vary."""
+    """Standard deviation of the unmasked entries; 0, with gradient 0, where they do not vary."""
     variance = masked_var(x, mask, axis, keepdims, ddof=ddof)
     # The gradient of a square root at zero is infinite.
     return jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1.0)), 0.0)
 
 
 def is_constant(x: Array, mask: Array | None, axis=None, keepdims: bool = False) -> Array:
-    """Whether the kept entries are all equal, one, or none.
+    """Whether the unmasked entries are all equal, one, or none.
 
     Tested by max == min. A threshold on the deviation would not do: three float32 values of 0.1
     have a mean that is not 0.1.
     """
-    kept = True if mask is None else mask
-    largest = jnp.max(x, axis=axis, keepdims=keepdims, where=kept, initial=-jnp.inf)
-    least = jnp.min(x, axis=axis, keepdims=keepdims, where=kept, initial=jnp.inf)
+    valid = True if mask is None else mask
+    largest = jnp.max(x, axis=axis, keepdims=keepdims, where=valid, initial=-jnp.inf)
+    least = jnp.min(x, axis=axis, keepdims=keepdims, where=valid, initial=jnp.inf)
     return largest <= least
 
 
@@ -159,6 +159,6 @@ def spread(function: str, name: str, x: Array, mask: Array) -> Array:
 
 
 def last_token(mask: Array) -> Array:
-    """A mask that is True at the last kept token of each sequence and nowhere else."""
+    """A mask that is True at the last unmasked token of each sequence and nowhere else."""
     later = jnp.cumsum(mask[..., ::-1], axis=-1)[..., ::-1]
     return mask & (later == 1)

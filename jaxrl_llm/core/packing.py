@@ -31,7 +31,7 @@ def plan_packing(mask: np.ndarray, *, size: int | None = None, most: float = 1.0
 
     Args:
       mask: bool ``[P, G, T]`` on the host. A response ends with its last True: what stands between
-        is kept, since later tokens may attend to it.
+        stays in, since later tokens may attend to it.
       size: S, cells of a row; T by default. Longer rows hold hardly more, and attention within a
         row grows with its length.
       most: The largest share of the ``G * T`` cells that is worth it, above 0.
@@ -94,7 +94,7 @@ def pack(packing: Packing | None, tree: ArrayTree) -> ArrayTree:
     begin = jnp.take_along_axis(starts, member.reshape(P, -1), axis=1, mode="clip")
     place = cells - begin.reshape(P, R, S)
     return jax.tree.map(
-        lambda x: _kept(members >= 0, _take(x, member * x.shape[2] + place)),
+        lambda x: _zero_masked(members >= 0, _take(x, member * x.shape[2] + place)),
         tree,
     )
 
@@ -108,9 +108,9 @@ def unpack(packing: Packing | None, tree: ArrayTree, mask: Array) -> ArrayTree:
       mask: bool ``[P, G, T]``; True nowhere behind the end of a response in the plan.
     """
     if packing is None:
-        return jax.tree.map(lambda x: _kept(mask, x), tree)
+        return jax.tree.map(lambda x: _zero_masked(mask, x), tree)
     index = packing.starts[..., None] + jnp.arange(mask.shape[-1], dtype=jnp.int32)
-    return jax.tree.map(lambda x: _kept(mask, _take(x, index)), tree)
+    return jax.tree.map(lambda x: _zero_masked(mask, _take(x, index)), tree)
 
 
 def check_packing(function: str, packing: Packing | None, groups: tuple[int, int]) -> None:
@@ -153,6 +153,6 @@ def _take(x: Array, index: Array) -> Array:
     )
 
 
-def _kept(mask: Array, x: Array) -> Array:
+def _zero_masked(mask: Array, x: Array) -> Array:
     """``x [P, A, B, ...]`` where a mask ``[P, A, B]`` is True, else 0."""
     return jnp.where(mask.reshape(*mask.shape, *(1,) * (x.ndim - 3)), x, jnp.zeros((), x.dtype))

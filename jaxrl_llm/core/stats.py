@@ -23,8 +23,8 @@ def check_group(function: str, rewards: Array, where: Array | None) -> None:
 
 def group_count(x: Array, where: Array | None = None) -> Array:
     """How many entries of each group take part: ``[..., 1]`` float32."""
-    kept = jnp.ones(jnp.shape(x), bool) if where is None else where
-    return jnp.sum(kept, axis=-1, keepdims=True, dtype=jnp.float32)
+    valid = jnp.ones(jnp.shape(x), bool) if where is None else where
+    return jnp.sum(valid, axis=-1, keepdims=True, dtype=jnp.float32)
 
 
 def group_mean(x: Array, where: Array | None = None) -> Array:
@@ -40,18 +40,18 @@ def group_std(x: Array, where: Array | None = None, *, ddof: int = 1) -> Array:
 def group_median(
     x: Array, where: Array | None = None, kind: Literal["lower", "midpoint"] = "lower"
 ) -> Array:
-    """Median of each group: ``[..., 1]``; 0 for an empty one, NaN where a kept entry is.
+    """Median of each group: ``[..., 1]``; 0 for an empty one, NaN where an unmasked entry is.
 
     An even group has two middle values: "lower" takes the smaller, so that the median is always an
     entry of the group, and "midpoint" their mean.
     """
     checks.check_option("group_median", "kind", kind, ("lower", "midpoint"))
-    kept = jnp.ones(jnp.shape(x), bool) if where is None else where
+    valid = jnp.ones(jnp.shape(x), bool) if where is None else where
     x = masking.zero_masked(x, where)
     if x.shape[-1] == 0:
         return jnp.zeros((*x.shape[:-1], 1), jnp.float32)
-    ordered = jnp.sort(jnp.where(kept, x, jnp.inf), axis=-1)
-    count = jnp.sum(kept, axis=-1, keepdims=True)
+    ordered = jnp.sort(jnp.where(valid, x, jnp.inf), axis=-1)
+    count = jnp.sum(valid, axis=-1, keepdims=True)
 
     def entry(i: Array) -> Array:
         return jnp.take_along_axis(ordered, jnp.maximum(i, 0), axis=-1)
@@ -65,7 +65,7 @@ def group_median(
 
 
 def group_is_constant(x: Array, where: Array | None = None) -> Array:
-    """Whether a group has nothing to compare: all kept entries equal, one, or none; ``[..., 1]``.
+    """Whether the unmasked entries of a group are all equal, one, or none: ``[..., 1]``.
 
     See :func:`jaxrl_llm.core.masking.is_constant` for how it is tested.
     """

@@ -70,16 +70,16 @@ def keep_mask(support: Support, vocab_size: int) -> Array:
       [[True, False, True], [True, True, True]]
     """
     if support.ids is None:
-        kept = unpack_bits(support.bits, vocab_size)
+        allowed = unpack_bits(support.bits, vocab_size)
     else:
         ids = jnp.asarray(support.ids)
         flat = ids.reshape(-1, ids.shape[-1])
         # Negative ids would count from the end.
         flat = jnp.where(flat < 0, vocab_size, flat)
-        kept = jnp.zeros((len(flat), vocab_size), bool)
-        kept = kept.at[jnp.arange(len(flat))[:, None], flat].set(True, mode="drop")
-        kept = kept.reshape(*ids.shape[:-1], vocab_size)
-    return kept | ~jnp.any(kept, axis=-1, keepdims=True)
+        allowed = jnp.zeros((len(flat), vocab_size), bool)
+        allowed = allowed.at[jnp.arange(len(flat))[:, None], flat].set(True, mode="drop")
+        allowed = allowed.reshape(*ids.shape[:-1], vocab_size)
+    return allowed | ~jnp.any(allowed, axis=-1, keepdims=True)
 
 
 def check_support(

@@ -20,7 +20,7 @@ def rollout_correction(
     """Weighs tokens by how far they are from what sampled them, and leaves out the farthest.
 
         keep[t] = mask[t] and rule[t] of every rule in ``reject``
-        w[t] = weights(...)[t] where kept (1 without ``weights``), 0 elsewhere
+        w[t] = weights(...)[t] where keep[t] (1 without ``weights``), 0 elsewhere
 
     Weights and rules are functions ``(old_logp, behavior_logp, mask) -> [..., T]`` with their
     options bound: :func:`importance_weights`, :func:`masked_importance_weights`,

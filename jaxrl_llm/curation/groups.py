@@ -75,8 +75,8 @@ def informative_groups(
     keep = ~stats.group_is_constant(values, where)
     if keep_singletons:
         keep |= stats.group_count(values, where) == 1
-    kept = jnp.ones(jnp.shape(rewards), bool) if where is None else where
-    return kept & keep
+    valid = jnp.ones(jnp.shape(rewards), bool) if where is None else where
+    return valid & keep
 
 
 class Compacted(NamedTuple):

@@ -156,12 +156,12 @@ def ampo_select(
     if (mode == "hybrid") != (key is not None):
         has = "needs a key" if key is None else f"has no use for a key, mode={mode!r}"
         raise ValueError(f"{function}: mode='hybrid' alone draws; this call {has}.")
-    kept = jnp.ones(jnp.shape(rewards), bool) if where is None else where
+    valid = jnp.ones(jnp.shape(rewards), bool) if where is None else where
     there = jnp.ones(jnp.shape(scores), bool) if available is None else available
-    wrong = kept & ~(masking.zero_masked(rewards, where) > 0)
+    wrong = valid & ~(masking.zero_masked(rewards, where) > 0)
     takes = jnp.ones(lead, bool)
     if mode == "adaptive":
-        takes = ~jnp.any(kept & ~wrong, axis=-1)
+        takes = ~jnp.any(valid & ~wrong, axis=-1)
     elif mode == "hybrid":
         takes = jax.random.uniform(key, lead) < probability
     count = jnp.minimum(jnp.sum(wrong, axis=-1), jnp.sum(there, axis=-1))
@@ -220,9 +220,9 @@ def icpo_merge(
     checks.check_min_rank(function, 1, steered=steered)
     checks.check_bool(function, steered=steered)
     checks.check_same_shape(function, rewards=rewards, steered=steered)
-    kept = jnp.ones(jnp.shape(rewards), bool) if where is None else where
-    good = kept & steered & (masking.zero_masked(rewards, where) >= delta)
-    plain = kept & ~steered
+    valid = jnp.ones(jnp.shape(rewards), bool) if where is None else where
+    good = valid & steered & (masking.zero_masked(rewards, where) >= delta)
+    plain = valid & ~steered
     leaving = jnp.sum(good, axis=-1, keepdims=True)
     lots = jnp.where(plain, jax.random.uniform(key, jnp.shape(rewards)), 2.0)
     _, rank = stats.order_and_ranks(lots)

@@ -14,7 +14,8 @@ _TIE = 1e-6
 def _ranks(x: Array, valid: Array) -> tuple[Array, Array]:
     """Descending order and rank along the last axis; stable, the invalid entries last.
 
-    A valid NaN comes first, so that it is among what is kept and seen: jax sorts it to the end.
+    A valid NaN comes first, so that it is among the selected ones and seen: jax sorts it to the
+    end.
     """
     falling = jnp.where(jnp.isnan(x), -jnp.inf, -x)
     return stats.order_and_ranks(jnp.where(valid, falling, jnp.inf))
@@ -32,7 +33,7 @@ def max_variance_subset(x: Array, n: int | Array, *, where: Array | None = None)
     Args:
       x: ``[..., B]``, floating point.
       n: How many to keep: an int, or an integer array ``[]`` or ``[..., 1]``, which may be traced.
-        With n at or above the number of entries that take part, all of them are kept.
+        With n at or above the number of entries that take part, all of them are selected.
       where: bool ``[..., B]``, True for entries that take part; the rest are not read.
 
     Returns:
@@ -98,9 +99,9 @@ def max_variance_subset(x: Array, n: int | Array, *, where: Array | None = None)
 
 
 def top_fraction_token_mask(scores: Array, mask: Array, fraction: float | Array) -> Array:
-    """The tokens with the highest scores: a share of all that are kept.
+    """The tokens with the highest scores: a share of all unmasked ones.
 
-        keep[t] = mask[t] and rank(scores[t]) among all kept tokens < round(fraction * their count)
+        keep[t] = mask[t] and rank(scores[t]) among unmasked tokens < round(fraction * their count)
 
     The rank is over the whole array, not over a sequence; of equal scores the earlier position
     comes first.
@@ -111,7 +112,7 @@ def top_fraction_token_mask(scores: Array, mask: Array, fraction: float | Array)
       fraction: In [0, 1]; may be traced.
 
     Returns:
-      bool ``[..., T]``. A kept NaN ranks above all numbers.
+      bool ``[..., T]``. An unmasked NaN ranks above all numbers.
 
     Raises:
       TypeError: If ``scores`` is not floating point or ``mask`` not bool.
@@ -203,18 +204,18 @@ def d3s_selection(
         checks.check_share(function, rollouts=rollouts[i], tokens=tokens[i])
     values = masking.spread(function, "advantages", advantages, mask)
     shape = jnp.shape(mask)[:-1]
-    kept = jnp.any(mask, axis=-1)
+    present = jnp.any(mask, axis=-1)
     if where is not None:
         checks.check_shape(function, "where", where, shape)
-        kept &= where
+        present &= where
     # A controller's value comes as an array that repeats it.
     progress = jnp.max(jnp.asarray(progress, jnp.float32))
     share = linear_schedule(progress, start=rollouts[0], end=rollouts[1])
     level = masking.masked_mean(values, mask, axis=-1)
     if jnp.ndim(advantages) < jnp.ndim(mask):
-        level = masking.zero_masked(advantages, kept)  # as it is: a mean of equals may round
+        level = masking.zero_masked(advantages, present)  # as it is: a mean of equals may round
     rows = (-1,) if scope == "batch" else shape
-    level, taking = level.reshape(rows), kept.reshape(rows)
+    level, taking = level.reshape(rows), present.reshape(rows)
     size = jnp.round(share * jnp.sum(taking, axis=-1, keepdims=True)).astype(jnp.int32)
     chosen = max_variance_subset(level, size, where=taking).reshape(shape)
     mask = mask & chosen[..., None]
@@ -235,7 +236,7 @@ def mpt_mask(
     """Drops well-mastered tokens of right responses whose entropy is too low.
 
         drop[i, t] = rewards[i] > 0  and  exp(logp[i, t]) >= tau  and  H_i < sigma
-        H_i        = mean entropy of the kept tokens of response i
+        H_i        = mean entropy of the unmasked tokens of response i
 
     What is almost certain already is left alone before its entropy collapses. ``sigma=0`` drops
     nothing; an infinite one drops mastered tokens whatever the entropy.

@@ -29,7 +29,7 @@ def group_spread(rewards: Array, *, where: Array | None = None) -> GroupSpread:
 
     Returns:
       ``GroupSpread(informative, mean_std)``, float32 scalars, the second in units of reward; both 0
-      where nothing is kept.
+      where nothing is unmasked.
 
     Raises:
       TypeError: If ``rewards`` is not floating point or ``where`` is not bool.

@@ -125,9 +125,9 @@ class _AdaptiveKL:
         mask: Array,
         where: Array | None = None,
     ) -> tuple[Array, Array]:
-        kept = mask if where is None else mask & where[..., None]
-        kl = sequence_mean(kl_token(old_logp, ref_logp, kept, estimator=self.estimator), kept)
-        samples = jnp.sum(jnp.any(kept, axis=-1), dtype=jnp.float32)
+        valid = mask if where is None else mask & where[..., None]
+        kl = sequence_mean(kl_token(old_logp, ref_logp, valid, estimator=self.estimator), valid)
+        samples = jnp.sum(jnp.any(valid, axis=-1), dtype=jnp.float32)
         return state, adaptive_kl_update(
             state, kl, target=self.target, horizon=self.horizon, samples=samples
         )
@@ -196,11 +196,11 @@ class _AdaptiveEntropy:
         mask: Array,
         where: Array | None = None,
     ) -> tuple[Array, Array]:
-        kept = mask if where is None else mask & where[..., None]
-        entropy = masking.masked_mean(old_entropy, kept)
+        valid = mask if where is None else mask & where[..., None]
+        entropy = masking.masked_mean(old_entropy, valid)
         control = entropy_controller(state, entropy, **dataclasses.asdict(self))
         # A batch without a token has measured nothing.
-        empty = ~jnp.any(kept)
+        empty = ~jnp.any(valid)
         return jnp.where(empty, 0.0, control.applied), jnp.where(empty, state, control.coef)
 
 

@@ -109,8 +109,8 @@ def llds(
     _inputs.check_tokens("llds", mask, logp=logp, old_logp=old_logp)
     checks.check_bool("llds", answer_tokens=answer_tokens)
     checks.check_same_shape("llds", mask=mask, answer_tokens=answer_tokens)
-    kept = mask if answer_tokens is None else mask & ~answer_tokens
-    lost = masking.safe_log_ratio(jax.lax.stop_gradient(old_logp), logp, kept)
+    valid = mask if answer_tokens is None else mask & ~answer_tokens
+    lost = masking.safe_log_ratio(jax.lax.stop_gradient(old_logp), logp, valid)
     lost = jnp.where(jnp.abs(lost) > tolerance, lost, 0.0)
     constant = jax.lax.stop_gradient(lost)
     if level == "response":
@@ -125,5 +125,5 @@ def llds(
         flat = (ids + jnp.arange(count)[:, None] * (length + 1)).ravel()
         sums = jax.ops.segment_sum(constant.ravel(), flat, num_segments=count * (length + 1))
         total = jnp.where(ids > 0, sums[flat].reshape(ids.shape), 0.0).reshape(jnp.shape(mask))
-    gate = (total > 0) & (masking.spread("llds", "advantages", advantages, mask) >= 0) & kept
+    gate = (total > 0) & (masking.spread("llds", "advantages", advantages, mask) >= 0) & valid
     return _inputs.scaled(coef, jnp.where(gate & (lost > 0), lost, 0.0))

@@ -44,9 +44,9 @@ def entropy_from_logits(logits: Array, targets: Array | None = None) -> Array:
     logits = jnp.asarray(logits, jnp.float32)
     # Relative to the greatest: with an offset of 1e4 the two terms above would cancel to noise.
     shifted = logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
-    kept = shifted > -jnp.inf
-    shifted = jnp.where(kept, shifted, 0.0)
-    mass = jnp.where(kept, jnp.exp(shifted), 0.0)
+    possible = shifted > -jnp.inf
+    shifted = jnp.where(possible, shifted, 0.0)
+    mass = jnp.where(possible, jnp.exp(shifted), 0.0)
     total = jnp.sum(mass, axis=-1)
     return jnp.log(total) - jnp.sum(mass * shifted, axis=-1) / total
 

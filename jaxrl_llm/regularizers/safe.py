@@ -265,9 +265,9 @@ class _Safe:
         mask: Array,
         where: Array,
     ) -> tuple[Array, SafeState]:
-        kept = mask & where[..., None]
-        kl = sequence_mean(k1(old_logp, ref_logp, kept), kept)
-        entropy = sequence_mean(old_entropy, kept)
+        valid = mask & where[..., None]
+        kl = sequence_mean(k1(old_logp, ref_logp, valid), valid)
+        entropy = sequence_mean(old_entropy, valid)
         reward = masking.masked_mean(rewards, where)
         state, control = self.step(state, kl, entropy, reward)
         return control.coef, state
@@ -452,8 +452,8 @@ class _Asymmetric:
         mask: Array,
         where: Array,
     ) -> tuple[Array, AsymmetricState]:
-        kept = mask & where[..., None]
-        kl = sequence_mean(k1(old_logp, ref_logp, kept), kept)
+        valid = mask & where[..., None]
+        kl = sequence_mean(k1(old_logp, ref_logp, valid), valid)
         state, control = asymmetric_step(state, kl, **dataclasses.asdict(self))
         return control.coef, state
 

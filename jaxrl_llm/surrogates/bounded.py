@@ -76,7 +76,7 @@ def median_advantage(rewards: Array, *, where: Array | None = None) -> Array:
                                                     of its two middle rewards as median
 
     It is what :func:`gbpo` takes as ``median_advantages``. Half the group or more may sit on the
-    median and get exactly 0. A group whose kept rewards are all equal, or an empty one, gets
+    median and get exactly 0. A group whose unmasked rewards are all equal, or an empty one, gets
     exactly 0.
 
     Args:
@@ -225,9 +225,9 @@ def bpo_center(values: Array, *, where: Array | None = None, temperature: float 
       Bounded Ratio Reinforcement Learning (arXiv:2604.18578), PAPER reading.
     """
     values = jax.lax.stop_gradient(_group("bpo_center", values, where, temperature))
-    kept = True if where is None else where
-    least = jnp.min(values, axis=-1, keepdims=True, where=kept, initial=jnp.inf)
-    greatest = jnp.max(values, axis=-1, keepdims=True, where=kept, initial=-jnp.inf)
+    valid = True if where is None else where
+    least = jnp.min(values, axis=-1, keepdims=True, where=valid, initial=jnp.inf)
+    greatest = jnp.max(values, axis=-1, keepdims=True, where=valid, initial=-jnp.inf)
     empty = stats.group_count(values, where) == 0
     bracket = jnp.where(empty, 0.0, least), jnp.where(empty, 0.0, greatest)
 

@@ -70,9 +70,9 @@ def sdpo(
       feedback, and a cap of 2. It averages over the taught tokens.
     """
     x = _inputs.prepare("sdpo", logp, old_logp, advantages, mask)
-    kept = _kept("sdpo", mask, has_teacher)
-    loss = token_divergence("sdpo", student_logp, teacher_logp, kept, alpha, rest)
-    return masking.zero_masked(capped_ratio("sdpo", x, is_clip) * loss, kept)
+    valid = _taught_mask("sdpo", mask, has_teacher)
+    loss = token_divergence("sdpo", student_logp, teacher_logp, valid, alpha, rest)
+    return masking.zero_masked(capped_ratio("sdpo", x, is_clip) * loss, valid)
 
 
 @traits(policy_gradient=False)
@@ -123,15 +123,15 @@ def sdpo_sampled(
       the code without full logits.
     """
     x = _inputs.prepare("sdpo_sampled", logp, old_logp, advantages, mask)
-    kept = _kept("sdpo_sampled", mask, has_teacher)
+    valid = _taught_mask("sdpo_sampled", mask, has_teacher)
     checks.check_float("sdpo_sampled", teacher_token_logp=teacher_token_logp)
     checks.check_same_shape("sdpo_sampled", logp=logp, teacher_token_logp=teacher_token_logp)
-    cost = x.logp - masking.zero_masked(teacher_token_logp, kept)
+    cost = x.logp - masking.zero_masked(teacher_token_logp, valid)
     weight = jax.lax.stop_gradient(capped_ratio("sdpo_sampled", x, is_clip) * cost)
-    return masking.zero_masked(weight * x.logp, kept)
+    return masking.zero_masked(weight * x.logp, valid)
 
 
-def _kept(function: str, mask: Array, has_teacher: Array | None) -> Array:
+def _taught_mask(function: str, mask: Array, has_teacher: Array | None) -> Array:
     return mask if has_teacher is None else mask & taught(function, has_teacher, mask)[..., None]
 
 

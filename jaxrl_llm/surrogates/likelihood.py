@@ -205,7 +205,7 @@ def min_prefix_ratio(
 ) -> Array:
     """Least ratio among the unmasked tokens before each token; 1 where there is none.
 
-        m[t] = min over kept i < t of exp(logp[i] - old_logp[i])
+        m[t] = min over unmasked i < t of exp(logp[i] - old_logp[i])
 
     A stand-in for the product of those ratios, which is what corrects exactly for a sampler that
     differs, and which explodes or vanishes with the length of the prefix.
@@ -253,7 +253,7 @@ def minpro(
 ) -> Array:
     """Policy gradient off policy, with the least prefix ratio in place of the prefix product.
 
-        m[t] = min over kept i < t of r[i], 1 for the first token     (:func:`min_prefix_ratio`)
+        m[t] = min over unmasked i < t of r[i], 1 for the first token     (:func:`min_prefix_ratio`)
         w[t] = stop_gradient(clip(m[t] * r[t], w_min, w_max))
         loss[t] = -w[t] * A[t] * logp[t]
 
@@ -302,7 +302,7 @@ def minpro(
 
 
 def _least_before(log_ratio: Array, mask: Array, cap_one: bool) -> Array:
-    """Exclusive running minimum of the kept log ratios; 0 before the first of them."""
+    """Exclusive running minimum of the unmasked log ratios; 0 before the first of them."""
     before = minimum_before(jnp.where(mask, log_ratio, jnp.inf))
     before = jnp.where(jnp.isposinf(before), 0.0, before)
     return jnp.minimum(before, 0.0) if cap_one else before
@@ -322,7 +322,7 @@ def dppo_tv(
 
         keep[t] = p[t] - q[t] <= delta_high   where A[t] > 0,    p = exp(logp), q = exp(old_logp)
                   p[t] - q[t] >= -delta_low   elsewhere
-        loss[t] = -stop_gradient(min(r[t], w_max)) * A[t] * logp[t]   where kept, else 0
+        loss[t] = -stop_gradient(min(r[t], w_max)) * A[t] * logp[t]   where keep[t], else 0
 
     ``|p - q|`` is the total variation of "this token or another". Unlike a bound on the ratio it
     lets a rare token rise by a large factor and stops a likely one early. On policy it is
@@ -380,10 +380,10 @@ def dppo_kl(
         D[t] = q log(q / p) + (1 - q) log((1 - q) / (1 - p))
         keep[t] = D[t] <= delta_high or p <= q   where A[t] > 0
                   D[t] <= delta_low or p >= q    elsewhere
-        loss[t] = -stop_gradient(min(r[t], w_max)) * A[t] * logp[t]   where kept, else 0
+        loss[t] = -stop_gradient(min(r[t], w_max)) * A[t] * logp[t]   where keep[t], else 0
 
     D is the KL divergence of "this token or another". Tokens that move back to the old policy are
-    always kept. On policy it is :func:`reinforce`; see :func:`dppo_tv`.
+    never left out. On policy it is :func:`reinforce`; see :func:`dppo_tv`.
 
     Args:
       logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.

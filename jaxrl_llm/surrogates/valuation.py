@@ -42,10 +42,10 @@ def mean_log_probs(logits: Array, targets: Array | None = None) -> Array:
     logits = jnp.asarray(logits, jnp.float32)
     # Relative to the greatest logit: with an offset of 1e4 the difference would cancel to noise.
     below = logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
-    kept = below > -jnp.inf
-    below = jnp.where(kept, below, 0.0)
-    total = jnp.sum(jnp.where(kept, jnp.exp(below), 0.0), axis=-1)
-    count = jnp.sum(kept, axis=-1, dtype=jnp.float32)
+    possible = below > -jnp.inf
+    below = jnp.where(possible, below, 0.0)
+    total = jnp.sum(jnp.where(possible, jnp.exp(below), 0.0), axis=-1)
+    count = jnp.sum(possible, axis=-1, dtype=jnp.float32)
     return jnp.sum(below, axis=-1) / count - jnp.log(total)
 
 

@@ -72,20 +72,20 @@ class _Blocks:
         inside = (word >= first) & (word < first + width) & (ids >= 0) & (stripe < self.stripes)
         return jnp.where(inside, stripe * width + word - first, self.stripes * width)
 
-    def kept(self, support: Support, first, width: int) -> Array:
+    def allowed(self, support: Support, first, width: int) -> Array:
         """Which words of a block are in the sets of the tokens: bool ``[N, stripes * width]``."""
         if support.ids is not None:
             columns = self.columns(support.ids, first, width)
-            kept = jnp.zeros((len(columns), self.stripes * width), bool)
-            kept = kept.at[jnp.arange(len(columns))[:, None], columns].set(True, mode="drop")
+            allowed = jnp.zeros((len(columns), self.stripes * width), bool)
+            allowed = allowed.at[jnp.arange(len(columns))[:, None], columns].set(True, mode="drop")
             known = (support.ids >= 0) & (support.ids < self.stripes * self.words)
         else:
             stripe = self.words * jnp.arange(self.stripes)[:, None]
             ids = (stripe + first + jnp.arange(width)).reshape(-1)
             shift = (ids % 32).astype(jnp.uint32)
-            kept = ((jnp.take(support.bits, ids // 32, axis=1) >> shift) & 1).astype(bool)
+            allowed = ((jnp.take(support.bits, ids // 32, axis=1) >> shift) & 1).astype(bool)
             known = support.bits != 0
-        return kept | ~jnp.any(known, axis=-1, keepdims=True)  # an empty set keeps all
+        return allowed | ~jnp.any(known, axis=-1, keepdims=True)  # an empty set keeps all
 
 
 def scaled_logits(hidden: Array, rows: Array, temperature: Array) -> Array:
@@ -144,11 +144,11 @@ def _forward(hidden, matrix, targets, support, temperature, chunk_size):
 
     def block(carry, first, width):
         top, total, mean, chosen = carry
-        logits, kept = scaled_logits(hidden, blocks.rows(first, width), temperature), True
+        logits, allowed = scaled_logits(hidden, blocks.rows(first, width), temperature), True
         if support is not None:
-            kept = blocks.kept(support, first, width)
-            logits = jnp.where(kept, logits, -jnp.inf)
-            kept = kept.reshape(tokens, blocks.stripes, width)
+            allowed = blocks.allowed(support, first, width)
+            logits = jnp.where(allowed, logits, -jnp.inf)
+            allowed = allowed.reshape(tokens, blocks.stripes, width)
         column = blocks.columns(targets, first, width)
         at_target = jnp.take_along_axis(logits, column[:, None], axis=1, mode="clip")[:, 0]
         chosen = jnp.where(column < blocks.stripes * width, at_target, chosen)
@@ -160,7 +160,7 @@ def _forward(hidden, matrix, targets, support, temperature, chunk_size):
         weights = jnp.exp(below)
         total, mean = _merged(top, total, mean, higher)
         total += jnp.sum(weights, axis=-1)
-        mean += jnp.sum(weights * jnp.where(kept, below, 0.0), axis=-1)
+        mean += jnp.sum(weights * jnp.where(allowed, below, 0.0), axis=-1)
         return higher, total, mean, chosen
 
     zeros = jnp.zeros((tokens, blocks.stripes), temperature.dtype)
@@ -190,7 +190,7 @@ def _backward(chunk_size, saved, cotangents):
         d_logits = jnp.where(chosen, d_logp, 0.0)
         d_logits -= jnp.exp(log_p) * (d_logp + d_entropy * (log_p + entropy))
         if support is not None:
-            d_logits = jnp.where(blocks.kept(support, first, width), d_logits, 0.0)
+            d_logits = jnp.where(blocks.allowed(support, first, width), d_logits, 0.0)
         d_logits = (d_logits / temperature).astype(matrix.dtype)
         d_hidden += jnp.matmul(d_logits, rows, preferred_element_type=temperature.dtype)
         d_rows = sum_over_rows(d_logits, hidden, dtype=temperature.dtype)
