@@ -75,18 +75,18 @@ def check_token_rewards(
 
 
 def check_coefficients(function: str, mask: Array, **values) -> None:
-    """Raises ValueError unless each value is a scalar, or an array of the mask's rank that fits it.
+    """Raises ValueError unless each value is a scalar or broadcasts to the mask at the same rank.
 
     One of fewer axes would broadcast along the last ones: a value a prompt, ``[P]``, over tokens.
     """
     shape = jnp.shape(mask)
     for name, value in values.items():
         got = jnp.shape(value)
-        fits = len(got) == len(shape) and all(
+        broadcasts = len(got) == len(shape) and all(
             size in (1, full) for size, full in zip(got, shape, strict=True)
         )
-        if got and not fits:
+        if got and not broadcasts:
             raise ValueError(
-                f"{function}: {name} must be a number, or an array with the axes, whole or 1, of "
+                f"{function}: {name} must be a number, or an array with the axes, full or 1, of "
                 f"mask {shape}; got {got}."
             )

@@ -62,7 +62,7 @@ def remax(rewards: Array, *, greedy_rewards: Array, where: Array | None = None) 
 def remax_token(
     token_rewards: Array, mask: Array, *, greedy_rewards: Array, where: Array | None = None
 ) -> Array:
-    """What is still to come from each token on, minus the whole reward of the greedy response.
+    """What is still to come from each token on, minus the full reward of the greedy response.
 
         A[i, t] = sum over s >= t of R[i, s]  -  r_greedy
 
@@ -170,7 +170,7 @@ def opob(
 
     Args:
       rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
-      log_weights: ``[..., G]``, floating point: log of the probability of the whole rollout under
+      log_weights: ``[..., G]``, floating point: log of the probability of the full rollout under
         the policy over that under the behavior policy, not truncated.
       grad_sq_norms: ``[..., G]``, floating point, not negative: squared norm of the gradient of the
         rollout's log-probability (summed over its tokens). Any common scale.
@@ -233,7 +233,7 @@ def vcpo_advantage(
 
         A_i = (r_i - b) / std(r),   b from :func:`opob`, log w_i = sum_t (old_logp - behavior_logp)
 
-    The advantage half of VCPO; the other halves are a truncated weight of the whole rollout and a
+    The advantage half of VCPO; the other halves are a truncated weight of the full rollout and a
     step size that follows the effective sample size. A group whose unmasked rewards are all equal,
     one of a single rollout, and an empty one get exactly 0.
 

@@ -1,4 +1,4 @@
-"""Advantages normalized over the whole batch, and scores scaled by those of all batches so far.
+"""Advantages normalized over the full batch, and scores scaled by those of all batches so far.
 
 ``where`` (bool ``[..., G]``) marks the rollouts that take part; None keeps all. The others count in
 no statistic, get 0 and may hold anything.
@@ -222,7 +222,7 @@ def reinforce_pp(
         without a penalty.
       ref_logp: ``[..., G, T]`` under the reference; not needed without a penalty.
       kl_coef: Penalty for a nat, in units of reward: a number, or an array with the mask's axes,
-        each whole or 1, such as ``[P, 1, 1]`` from a controller. The number 0 leaves the penalty
+        each full or 1, such as ``[P, 1, 1]`` from a controller. The number 0 leaves the penalty
         out.
       gamma: Discount for an unmasked token, in [0, 1].
       eps: Above 0; added to the variance.

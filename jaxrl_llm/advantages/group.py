@@ -30,13 +30,13 @@ def grpo(
         A_i = (r_i - mean(r)) / (std(r) + eps)
 
     The mean is over the group, and so is the deviation with ``scale="group"`` (GRPO). With
-    ``scale="batch"`` it is the deviation of the raw rewards of the whole batch, not of the centered
+    ``scale="batch"`` it is the deviation of the raw rewards of the full batch, not of the centered
     ones; with ``scale="none"`` there is no division, which is Dr. GRPO (:func:`dr_grpo`).
 
     With another ``baseline`` than the group's mean the deviation is the root mean square of what
     the baseline leaves:
 
-        baseline="batch":          b = mean of the rewards of the whole batch
+        baseline="batch":          b = mean of the rewards of the full batch
         baseline="leave_one_out":  b_i = mean of the other rewards of the group
         A_i = (r_i - b_i) / (sqrt(sum_j (r_j - b_j)^2 / (n - ddof)) + eps)
 
@@ -223,7 +223,7 @@ def gpg(
         mode="nonzero_reward":  alpha = rollouts / max(rollouts with a reward that is not 0, 1)
         F = 1, or std(r) + eps with scale="group"
 
-    The factor belongs to the whole batch, so with ``surrogates.reinforce`` and
+    The factor belongs to the full batch, so with ``surrogates.reinforce`` and
     ``aggregate.token_mean`` the loss is the paper's: with equal lengths, about that of the
     informative groups alone. If all groups are informative, it is the policy gradient with
     :func:`dr_grpo`. A group whose unmasked rewards are all equal, or an empty one, gets exactly 0.
@@ -317,13 +317,13 @@ def informative_share(rewards: Array, *, where: Array | None = None) -> Array:
 
 
 def grpo_split(rewards: Array, *, steered: Array, where: Array | None = None) -> Array:
-    """Rewards minus the mean of the policy's own rollouts, for all of the group.
+    """Rewards minus the mean of the rollouts of the policy, for all of the group.
 
         A_i = r_i - mean over the rollouts that are not steered of r
 
-    A guide's rollouts do not raise the bar for the policy's own. In a group where all own rollouts
-    fail, these get exactly 0 and a teacher's answer its reward. Without an own rollout the mean is
-    0. There is no division by a deviation.
+    A guide's rollouts do not raise the bar for those of the policy. In a group where all of those
+    fail, they get exactly 0 and a teacher's answer its reward. Without a rollout of the policy the
+    mean is 0. There is no division by a deviation.
 
     Args:
       rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
@@ -331,7 +331,7 @@ def grpo_split(rewards: Array, *, steered: Array, where: Array | None = None) ->
       where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
 
     Returns:
-      Advantages ``[..., G]``, float32, in units of reward; those of the own rollouts add up to 0.
+      Advantages ``[..., G]``, float32, in units of reward; those of the policy add up to 0.
 
     Raises:
       TypeError: If ``rewards`` is not floating point, or ``steered`` or ``where`` is not bool.
@@ -346,17 +346,17 @@ def grpo_split(rewards: Array, *, steered: Array, where: Array | None = None) ->
 
     References:
       Yuan et al., AMPO (arXiv:2510.02227), whose released code has it with and without a division.
-      There a single own rollout has mean 0, as if it were a guide's.
+      There a single rollout of the policy has mean 0, as if it were a guide's.
     """
     stats.check_group("grpo_split", rewards, where)
     checks.check_min_rank("grpo_split", 1, steered=steered)
     checks.check_bool("grpo_split", steered=steered)
     checks.check_same_shape("grpo_split", rewards=rewards, steered=steered)
-    own = ~steered if where is None else where & ~steered
+    unsteered = ~steered if where is None else where & ~steered
     rewards = masking.zero_masked(rewards, where)
-    advantages = rewards - stats.group_mean(rewards, own)
+    advantages = rewards - stats.group_mean(rewards, unsteered)
     # The mean of three float32 rewards of 0.1 is not 0.1.
-    settled = stats.group_is_constant(rewards, own) & own
+    settled = stats.group_is_constant(rewards, unsteered) & unsteered
     return masking.zero_masked(jnp.where(settled, 0.0, advantages), where)
 
 

@@ -252,7 +252,7 @@ def sampled_entropy_shaping(
 
 
 def _check_any(function: str, advantages: Array, mask: Array, where, **tokens: Array) -> None:
-    """Raises unless ``advantages`` is one value a rollout or a token; the rest fits ``mask``."""
+    """Raises unless ``advantages`` is one value a rollout or a token, the rest one a token."""
     check_evidence(function, advantages, mask, where, **tokens)
     shapes = (jnp.shape(mask), jnp.shape(mask)[:-1])
     if jnp.shape(advantages) not in shapes:

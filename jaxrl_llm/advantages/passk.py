@@ -27,17 +27,17 @@ def check_whole(function: str, **values) -> None:
     """Raises unless each value is a Python integer and at least 1."""
     for name, value in values.items():
         if not isinstance(value, numbers.Integral) or isinstance(value, bool):
-            raise TypeError(f"{function}: {name} must be a whole number; got {value!r}.")
+            raise TypeError(f"{function}: {name} must be an integer; got {value!r}.")
         if value < 1:
             raise ValueError(f"{function}: {name} must be at least 1; got {value}.")
 
 
 def count(
-    function: str, rewards: Array, where: Array | None, threshold: float, **whole: int
+    function: str, rewards: Array, where: Array | None, threshold: float, **integers: int
 ) -> Counts:
     """Checks the arguments of ``function`` and counts the answers of each group."""
     stats.check_group(function, rewards, where)
-    check_whole(function, **whole)
+    check_whole(function, **integers)
     if isinstance(threshold, numbers.Real) and not math.isfinite(threshold):
         raise ValueError(f"{function}: threshold must be finite; got {threshold:g}.")
     rewards = masking.zero_masked(rewards, where)
@@ -54,8 +54,8 @@ def comb_ratio(a: Array, n: Array, k: int) -> Array:
     A product of fractions, which neither overflows nor loses digits as factorials do.
 
     Args:
-      a: ``[..., 1]`` whole numbers in float32; below 0 counts as 0.
-      n: ``[..., 1]`` whole numbers in float32.
+      a: ``[..., 1]`` integers in float32; below 0 counts as 0.
+      n: ``[..., 1]`` integers in float32.
       k: How many are drawn; where n is smaller, n.
     """
     j = jnp.arange(k, dtype=jnp.float32)
@@ -191,8 +191,8 @@ def passk_training(
       Advantages ``[..., G]``, float32; they add up to 0 over a group.
 
     Raises:
-      TypeError: If ``rewards`` is not floating point, ``where`` is not bool, or ``k`` is not a
-        whole number.
+      TypeError: If ``rewards`` is not floating point, ``where`` is not bool, or ``k`` is not an
+        integer.
       ValueError: If the shapes differ, ``k`` is below 1 or ``eps`` is not above 0.
 
     Example:
@@ -251,8 +251,8 @@ def pkpo(
       Advantages ``[..., G]``, float32, in [0, 1], or [-1, 1] with ``loo``.
 
     Raises:
-      TypeError: If ``rewards`` is not floating point, ``where`` is not bool, or ``k`` is not a
-        whole number.
+      TypeError: If ``rewards`` is not floating point, ``where`` is not bool, or ``k`` is not an
+        integer.
       ValueError: If the shapes differ or ``k`` is below 1.
 
     Example:
@@ -354,7 +354,7 @@ def maclaurin_weights(right: Array, total: Array, *, order: int) -> tuple[Array,
       for an empty group.
 
     Raises:
-      TypeError: If ``order`` is not a whole number.
+      TypeError: If ``order`` is not an integer.
       ValueError: If the shapes differ or ``order`` is below 1.
 
     Example:
@@ -403,8 +403,8 @@ def maclaurin(
       Advantages ``[..., G]``, float32.
 
     Raises:
-      TypeError: If ``rewards`` is not floating point, ``where`` is not bool, or ``order`` is not a
-        whole number.
+      TypeError: If ``rewards`` is not floating point, ``where`` is not bool, or ``order`` is not an
+        integer.
       ValueError: If the shapes differ or ``order`` is below 1.
 
     Example:

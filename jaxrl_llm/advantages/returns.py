@@ -64,7 +64,7 @@ def kl_shaped_rewards(
         k1 = d      k2 = d^2 / 2      k3 = exp(-d) - 1 + d      abs = |d|
 
     A penalty in the reward is credited to the tokens before it, unlike one in the loss. With k1 the
-    rewards of a rollout add up to ``r_i - kl_coef log(old / reference)`` of the whole rollout. In a
+    rewards of a rollout add up to ``r_i - kl_coef log(old / reference)`` of the full rollout. In a
     chain it stands before :func:`reward_to_go`, :func:`remax_token` or :func:`otb_token`.
 
     Args:
@@ -73,7 +73,7 @@ def kl_shaped_rewards(
       old_logp: ``[..., G, T]`` log-probabilities (nats) under the policy that sampled.
       ref_logp: ``[..., G, T]`` under the reference.
       kl_coef: Penalty for a nat, in units of reward: a number, or an array with the mask's axes,
-        each whole or 1, such as ``[P, 1, 1]`` from a controller.
+        each full or 1, such as ``[P, 1, 1]`` from a controller.
       estimator: "k1", "k2", "k3" or "abs". The difference is clamped to +-20 first.
 
     Returns:
@@ -116,7 +116,7 @@ def reward_to_go(token_rewards: Array, mask: Array, *, gamma: float | Array = 1.
       token_rewards: ``[..., T]``, floating point.
       mask: bool ``[..., T]``, True = keep.
       gamma: Discount for an unmasked token, in [0, 1]: a number, or an array with the mask's axes,
-        each whole or 1.
+        each full or 1.
 
     Returns:
       ``[..., T]`` float32, 0 where masked.
@@ -208,7 +208,7 @@ def gae(
         units of reward.
       mask: bool ``[..., T]``, True for the response tokens that are trained.
       gamma: Discount for an unmasked token, in [0, 1]: a number, or an array with the mask's axes,
-        each whole or 1.
+        each full or 1.
       lam: How far the estimate trusts rewards over values, in [0, 1], as ``gamma``.
       bootstrap_value: ``[...]``, floating point: the value of the state after the last unmasked
         token, for responses that were cut off. None means 0, the value of an end.

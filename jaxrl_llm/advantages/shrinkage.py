@@ -1,4 +1,4 @@
-"""Baselines between a group's own mean and something steadier: a prior, or the other groups."""
+"""Baselines between the mean of a group and something steadier: a prior, or the other groups."""
 
 import numbers
 from typing import Literal
@@ -75,7 +75,7 @@ def shrinkage_baseline(
       var: Where the variance comes from: "prior", "sample" or "max".
 
     Returns:
-      Baseline and weight of the group's own mean, both ``[...]`` float32. An empty group has the
+      Baseline and weight of the group's mean, both ``[...]`` float32. An empty group has the
       prior and 0.
 
     Raises:

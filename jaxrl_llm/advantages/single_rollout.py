@@ -239,7 +239,7 @@ def mssr_tracker(
     prior: tuple[float, float] = (4.0, 4.0),
     eps: float = 1e-8,
 ) -> Transform:
-    """The tracker half of MSSR: SPO's, with one factor of forgetting for the whole batch.
+    """The tracker half of MSSR: SPO's, with one factor of forgetting for the full batch.
 
         rho = the discount of the window of last KLs       :func:`window_kl_discount`
         A   = (a - mean(a)) / (std(a) + eps), a = r - v    :func:`spo`, population deviation

@@ -1,4 +1,4 @@
-"""Advantages of turns: several answers of one rollout, each with a reward of its own."""
+"""Advantages of turns: several answers of one rollout, each with its reward."""
 
 from typing import Literal
 

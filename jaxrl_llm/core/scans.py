@@ -35,8 +35,8 @@ def minimum_before(x: Array) -> Array:
     if extra:
         x = jnp.concatenate([x, jnp.full((*x.shape[:-1], extra), jnp.inf, x.dtype)], axis=-1)
     blocks = x.reshape(*x.shape[:-1], -1, _BLOCK)
-    whole = _columns(blocks, jnp.full(blocks.shape[:-1], jnp.inf, x.dtype))[-1]
-    before = _columns(blocks, minimum_before(whole))[:-1]
+    minima = _columns(blocks, jnp.full(blocks.shape[:-1], jnp.inf, x.dtype))[-1]
+    before = _columns(blocks, minimum_before(minima))[:-1]
     return jnp.stack(before, axis=-1).reshape(x.shape)[..., :length]
 
 

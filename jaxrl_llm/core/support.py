@@ -1,7 +1,7 @@
 """Sets of tokens: the part of the vocabulary that a token was sampled from, one set a token.
 
 A sampler that truncates (top-k, top-p, min-p, a list of allowed tokens) draws from the policy
-renormalized over a set. The set is kept exactly, since a threshold computed again from slightly
+renormalized over a set. The set is stored exactly, since a threshold computed again from slightly
 other numbers would give another one.
 """
 
@@ -19,7 +19,7 @@ _WORD = 32
 class Support(NamedTuple):
     """A set of token ids at each place, in one of two forms.
 
-    An empty set stands for the whole vocabulary.
+    An empty set stands for the full vocabulary.
 
     Attributes:
       ids: int32 ``[..., K]``, at most K distinct ids in any order, -1 where there are fewer. Small

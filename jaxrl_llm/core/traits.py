@@ -28,7 +28,7 @@ class Traits:
       policy_gradient: Whether the gradient of a surrogate at ``old_logp`` is that of
         ``-advantages * logp``.
       takes_correction: Whether an importance weight can correct a surrogate. It cannot where the
-        loss is one number of a whole group, or is over data that no policy sampled.
+        loss is one number of a full group, or is over data that no policy sampled.
       reward_range: The least and the greatest reward that an advantage is defined for.
     """
 

@@ -1,7 +1,7 @@
 """Corrections for data that another policy sampled: the ``correction`` slot of a Recipe and more.
 
 A correction compares the proximal policy with what really sampled the tokens, a sampler of other
-precision or older weights, and says how much each token counts and which are left out::
+precision or older weights, and decides how much each token counts and which are left out::
 
     def correction(old_logp, behavior_logp, mask, *, option=...) -> (weights, keep)
 

@@ -82,7 +82,7 @@ def capo_scores(
         m_H = lr <g, G> + lr^2 / 2 A [(v.u)^2 - Var_pi(u)]
 
     Without ``moments`` the step is that of plain gradient ascent. With them it is Adam's, as if the
-    token were the whole batch; the moments stay as they are. Tokens are taken one by one then,
+    token were the full batch; the moments stay as they are. Tokens are taken one by one then,
     since each has a matrix ``[K, D]`` of its own.
 
     Args:
@@ -96,7 +96,7 @@ def capo_scores(
         expectation, which is the KL divergence to second order.
       moments: Adam's state for the output matrix; None for plain ascent.
       support: int ``[..., T, K]``, the tokens that ``probs`` are of; only with ``moments``, and
-        None if they are the whole vocabulary.
+        None if they are the full vocabulary.
       betas: Adam's decay rates; only with ``moments``.
       eps: Adam's epsilon; only with ``moments``.
 

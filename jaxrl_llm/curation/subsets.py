@@ -103,7 +103,7 @@ def top_fraction_token_mask(scores: Array, mask: Array, fraction: float | Array)
 
         keep[t] = mask[t] and rank(scores[t]) among unmasked tokens < round(fraction * their count)
 
-    The rank is over the whole array, not over a sequence; of equal scores the earlier position
+    The rank is over the full array, not over a sequence; of equal scores the earlier position
     comes first.
 
     Args:
@@ -158,7 +158,7 @@ def d3s_selection(
         rollouts: max_variance_subset(A, round(N * number of rollouts))
         tokens:   the share K of the tokens of those rollouts with the greatest |A| H
 
-    The advantages are those of the whole batch and are not normalized again.
+    The advantages are those of the full batch and are not normalized again.
 
     Args:
       advantages: ``[..., G]``, or ``[..., G, T]``, of which a rollout counts with its mean token.

@@ -30,7 +30,7 @@ def effective_sample_size(
         level="sequence":  w = exp(sum over tokens of logp - behavior_logp), n non-empty sequences
         level="token":     w = exp(logp - behavior_logp), n unmasked tokens
 
-    1 says that all weights are equal, 1 / n that one sample has all the weight. The weights are
+    1 means that all weights are equal, 1 / n that one sample has all the weight. The weights are
     scaled by the greatest one before they are squared, so long sequences do not overflow.
 
     Args:
@@ -143,7 +143,7 @@ def mismatch_metrics(logp: Array, behavior_logp: Array, mask: Array) -> Mismatch
         chi2_token = mean(exp(d)^2) - 1      chi2_sequence = mean(exp(D)^2) - 1
         ess_token, ess_sequence: effective share of the samples, each from 0 to 1
 
-    kl and k3 estimate KL(behavior || policy); a ratio of perplexities above 1 says that what
+    kl and k3 estimate KL(behavior || policy); a ratio of perplexities above 1 means that what
     sampled was surer of its tokens than the policy is; chi2 is the variance of the weights, so
     1 / (1 + chi2) is about the share that is effective. A ratio counts up to e^20.
 

@@ -72,7 +72,7 @@ def llds(
         contiguous runs of the mask. Of "action" level only.
       answer_tokens: bool ``[..., T]``, True for tokens to leave out of the sums and the penalty,
         such as those of the final answer; None for none.
-      level: What must have lost likelihood in total: each "action" or the whole "response".
+      level: What must have lost likelihood in total: each "action" or the full "response".
       coef: Penalty for a nat of likelihood, in units of the policy loss, not negative.
       tolerance: Differences up to this, in nats, count as none: the rounding between two
         computations of one log-probability is no loss, and would be penalized like one.

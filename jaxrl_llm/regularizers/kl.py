@@ -1,6 +1,6 @@
 """Estimates of KL(policy || reference) from sampled tokens, and penalties made of them.
 
-The value and the gradient of an estimate may be right or wrong on their own: k1 and k3 have the
+The value and the gradient of an estimate may be right or wrong separately: k1 and k3 have the
 right expected value and a wrong expected gradient, k2 the reverse.
 
 Functions of a ``mask`` raise TypeError if it is not bool or another array is not floating point,
@@ -214,7 +214,7 @@ def kl_unbiased(
     estimator: str = "k3",
     coef: float | Array = 1e-3,
 ) -> Array:
-    """A penalty for leaving the reference, corrected for who sampled the tokens.
+    """A penalty for leaving the reference, corrected for the policy that sampled the tokens.
 
         loss[t] = coef * r[t] * k[t],   r = exp(logp - stop_gradient(old_logp)), differentiated too
 

@@ -507,7 +507,7 @@ def step_scale(kl: float | Array, *, max_kl: float = 0.5) -> Array:
         scale = min(1, max_kl / kl)
 
     Args:
-      kl: ``[]``, the divergence that the whole step causes, or the last one did.
+      kl: ``[]``, the divergence that the full step causes, or the last one did.
       max_kl: The divergence that is admitted, above 0.
 
     Returns:

@@ -117,7 +117,7 @@ def drpo_len(
       replaces the logarithm by a sum over itself, detached. It takes ``length`` from the padding.
     """
     checks.check_min_rank("drpo_len", 2, logp=logp)
-    hint = " It looks at whether an answer is right, not a token."
+    hint = " It depends on whether an answer is right, not a token."
     _inputs.check_sequence_advantages("drpo_len", logp, advantages, hint)
     checks.check_positive("drpo_len", length=length, lam=lam, tau=tau)
     x = _inputs.prepare("drpo_len", logp, old_logp, advantages, mask)
@@ -197,7 +197,7 @@ def kl_barrier(kl: Array, *, beta: float = 1e3, delta: float = 1e-4) -> Array:
         coef = max(beta (kl - delta), 0)
 
     Times the divergence it is a squared hinge with a stopped factor: the constraint ``kl <= delta``
-    as a penalty. As a controller of a recipe it looks at the last update:
+    as a penalty. As a controller of a recipe it reads the last update:
     ``Computed("kl_coef", stateless(given(kl_barrier, kl="last_kl")), "controller")``.
 
     Args:

@@ -44,7 +44,7 @@ def sdpo(
         of the denominators.
       alpha: 0 for KL(teacher || student), 1 for KL(student || teacher), between for mixtures.
       rest: What stands for the tokens outside the support: one "tail" event, nothing after the rest
-        was made to add up to 1 ("renormalize"), or nothing as the support is the whole vocabulary
+        was made to add up to 1 ("renormalize"), or nothing as the support is the full vocabulary
         ("none").
       is_clip: Cap of the ratio that weighs each token, above 0; None for no such weight.
 

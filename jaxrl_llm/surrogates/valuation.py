@@ -1,4 +1,4 @@
-"""ROVER: fits the value of the uniform policy instead of following a policy gradient."""
+"""ROVER: regression to the value of the uniform policy in place of a policy gradient."""
 
 import jax
 import jax.numpy as jnp

@@ -163,7 +163,7 @@ def test_bad_input():
         maxrl(rewards, scale="std")
     with pytest.raises(ValueError, match="maxrl: eps must be above 0"):
         maxrl(rewards, eps=-1.0)
-    with pytest.raises(TypeError, match="maclaurin: order must be a whole number; got 2.5"):
+    with pytest.raises(TypeError, match="maclaurin: order must be an integer; got 2.5"):
         maclaurin(rewards, order=2.5)
     with pytest.raises(ValueError, match="maclaurin_weights: order must be at least 1; got 0"):
         maclaurin_weights(jnp.ones(2), jnp.ones(2), order=0)

@@ -224,7 +224,7 @@ def test_bad_input():
             function(jnp.ones((2, 3), int))
         with pytest.raises(ValueError, match=rf"{name}: .*rewards \(2, 3\), where \(2, 4\)"):
             function(rewards, where=jnp.ones((2, 4), bool))
-        with pytest.raises(TypeError, match=f"{name}: k must be a whole number; got 2.0"):
+        with pytest.raises(TypeError, match=f"{name}: k must be an integer; got 2.0"):
             function(rewards, k=2.0)
         with pytest.raises(ValueError, match=f"{name}: k must be at least 1; got 0"):
             function(rewards, k=0)

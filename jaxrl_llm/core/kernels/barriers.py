@@ -1,7 +1,7 @@
 """What keeps a computation where it stands in programs for CPUs.
 
-There XLA drops the barriers of ``jax.lax.optimization_barrier`` before it looks for computations
-that it could join or repeat. What it cannot look through is a choice.
+There XLA drops the barriers of ``jax.lax.optimization_barrier`` before it searches for computations
+that it could join or repeat. It cannot see through a conditional.
 """
 
 from collections.abc import Callable

@@ -14,7 +14,7 @@ def largest(x: Array, count: int) -> tuple[Array, Array]:
 
     In descending order, the lower place first of equals. That many blocks with the greatest maxima
     hold all that are wanted, so only their numbers are compared one by one. Compilers for
-    accelerators sort whole rows for ``jax.lax.top_k``.
+    accelerators sort full rows for ``jax.lax.top_k``.
 
     Args:
       x: Floats ``[..., V]``, no NaN.

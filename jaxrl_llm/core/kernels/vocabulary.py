@@ -3,7 +3,7 @@
 Each block of words is projected for all tokens at once. The forward pass is an online softmax: its
 log-sum-exp and entropy grow block by block. The backward pass computes each block of logits again.
 So a row of the output matrix is read once in each pass and its gradient is written once, and tokens
-are never split: on a mesh every device keeps its own.
+are never split: on a mesh every device keeps its slice.
 
 The vocabulary is seen as ``[stripes, words]`` and a block takes some words of every stripe, so a
 matrix whose rows are split over devices is split in every block too.

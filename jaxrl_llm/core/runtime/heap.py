@@ -8,7 +8,7 @@ import jax
 
 # What jax reports once XLA has compiled a program, with the seconds that it took.
 _COMPILED = "/jax/core/compile/backend_compile_duration"
-# Shorter compilations leave too little to look for.
+# Shorter compilations leave too little to search for.
 _SECONDS = 1.0
 
 
@@ -17,7 +17,7 @@ def trim_after_compiling() -> None:
     """From now on, long compilations hand the memory that they freed back to the system.
 
     XLA frees most of what it takes to compile a train step, but glibc keeps that for later, in
-    pieces that no large array fits into: half a gigabyte on top of the step at its peak. On systems
+    pieces too small for any large array: half a gigabyte on top of the step at its peak. On systems
     without glibc nothing changes. Called again, it does nothing more.
     """
     if not sys.platform.startswith("linux"):

@@ -21,7 +21,7 @@ class Interrupt:
 def catch_interrupt(*, notice: str = "") -> Iterator[Interrupt]:
     """Within it, the first Ctrl-C or SIGTERM only sets a flag, for the loop to stop after its step.
 
-    A Ctrl-C after either acts as it did before. A SIGTERM does not: who ends a job often sends it
+    A Ctrl-C after either acts as it did before. A SIGTERM does not: a job manager often sends it
     twice, to the process and to its group, and the second must not cost what the first one saves.
     In a thread other than the main one, where Python does not deliver signals, nothing is caught.
     ``notice`` is what the first one prints.
@@ -53,7 +53,7 @@ def catch_interrupt(*, notice: str = "") -> Iterator[Interrupt]:
 
 @contextlib.contextmanager
 def deferred_interrupt() -> Iterator[None]:
-    """Within it, Ctrl-C waits for the end; then KeyboardInterrupt is raised, with all work whole.
+    """Within it, Ctrl-C waits for the end; then KeyboardInterrupt is raised, with all work done.
 
     Does nothing where somebody else already minds the signal, or outside the main thread.
     """

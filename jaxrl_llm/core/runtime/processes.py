@@ -1,4 +1,4 @@
-"""Several processes that run one program, as on a pod: what they share, and who speaks for them.
+"""Several processes that run one program, as on a pod: what they share, and which one reports.
 
 Every process runs the same Python on the same values; arrays on a mesh are spread over the devices
 of all. What only one of them knows (a reward, a signal, a file) is shared here before anyone acts
@@ -38,7 +38,7 @@ def start(
       coordinator: ``HOST:PORT``, free on the host of process 0 and reachable from all.
       processes: How many there are.
       process: Which one this is, from 0. None of the three asks the cluster: a TPU pod, Slurm, Open
-        MPI or Kubernetes says.
+        MPI or Kubernetes reports.
       silence: Seconds after which a process that gives no sign counts as dead, which ends all.
 
     Raises:
@@ -83,7 +83,7 @@ def is_first() -> bool:
 
 
 def place(tree: ArrayTree, sharding: Any) -> ArrayTree:
-    """Arrays that every process has whole, laid out over the devices of all.
+    """Arrays that every process holds in full, laid out over the devices of all.
 
     Args:
       tree: Arrays, the same in every process; typed keys too.
@@ -103,13 +103,13 @@ def _place(x, sharding: jax.sharding.Sharding):
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
         data = _place(jax.random.key_data(x), sharding)
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
-    whole = np.asarray(x)
+    full = np.asarray(x)
     # Not device_put, which compares the values of all processes each time.
-    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+    return jax.make_array_from_callback(full.shape, sharding, lambda index: full[index])
 
 
 def to_host(tree: ArrayTree) -> ArrayTree:
-    """Arrays as NumPy arrays, whole in every process; all of them must ask for them."""
+    """Arrays as full NumPy arrays in every process; all of them must ask for them."""
     if jax.process_count() == 1:
         return jax.device_get(tree)
     from jax.experimental import multihost_utils
@@ -119,7 +119,7 @@ def to_host(tree: ArrayTree) -> ArrayTree:
             return multihost_utils.process_allgather(x, tiled=True)
         return jax.device_get(x)
 
-    return jax.tree.map(fetch, tree)  # one after the other: each is whole on every device
+    return jax.tree.map(fetch, tree)  # one after the other: each is complete on every device
 
 
 def share(value: T) -> list[T]:
@@ -154,7 +154,7 @@ def together(function: Callable[[], T]) -> list[T]:
     """What a function gives in each process; if it fails in one, it fails in all.
 
     Raises:
-      ProcessError: If it failed in another process. A process where it failed raises its own error.
+      ProcessError: If it failed in another process. A process where it failed raises that error.
     """
     if jax.process_count() == 1:
         return [function()]
