@@ -428,12 +428,26 @@ def verpo(
       Wang et al., VeRPO (arXiv:2601.03525), PAPER reading: the later version, with the density and
       without a division by a deviation; sigma, difficulty, delta, gamma and turn_weight are ours.
     """
-    attempts = _check_tests("verpo", rewards, test_passes, test_where, turn_where, where)
-    checks.check_non_negative("verpo", finite=True, turn_weight=turn_weight)
+    name = "verpo"
+    checks.check_float(name, rewards=rewards)
+    checks.check_bool(
+        name, test_passes=test_passes, test_where=test_where, turn_where=turn_where, where=where
+    )
+    checks.check_min_rank(name, 3, test_passes=test_passes)
     shape = jnp.shape(test_passes)
+    checks.check_shape(name, "rewards", rewards, shape[:-2])
+    if test_where is not None:
+        checks.check_shape(name, "test_where", test_where, (*shape[:-3], shape[-1]))
+    if turn_where is not None:
+        checks.check_shape(name, "turn_where", turn_where, shape[:-1])
+    if where is not None:
+        checks.check_shape(name, "where", where, shape[:-2])
+    checks.check_non_negative(name, finite=True, turn_weight=turn_weight)
+    attempts = jnp.ones(shape[:-1], bool) if turn_where is None else turn_where
+    attempts = attempts if where is None else attempts & where[..., None]
     if gamma is None:
         gamma = 0.95 if shape[-2] > 1 else 1.0
-    checks.check_share("verpo", gamma=gamma)
+    checks.check_share(name, gamma=gamma)
     passed = test_passes & attempts[..., None]
     tests = None if test_where is None else test_where[..., None, None, :]
     passed = passed if tests is None else passed & tests
@@ -451,28 +465,3 @@ def verpo(
     made = count > 0
     outcome = group.dr_grpo(masking.zero_masked(rewards, made) * discount, where=made)
     return masking.zero_masked(outcome[..., None] + turn_weight * turn, attempts)
-
-
-def _check_tests(function: str, rewards, test_passes, test_where, turn_where, where) -> Array:
-    """Checks shapes and dtypes; the attempts that take part, ``[..., G, K]``."""
-    checks.check_float(function, rewards=rewards)
-    checks.check_bool(
-        function,
-        test_passes=test_passes,
-        test_where=test_where,
-        turn_where=turn_where,
-        where=where,
-    )
-    checks.check_min_rank(function, 3, test_passes=test_passes)
-    shape = jnp.shape(test_passes)
-    checks.check_shape(function, "rewards", rewards, shape[:-2])
-    expected = {
-        "test_where": (test_where, (*shape[:-3], shape[-1])),
-        "turn_where": (turn_where, shape[:-1]),
-        "where": (where, shape[:-2]),
-    }
-    for name, (array, want) in expected.items():
-        if array is not None:
-            checks.check_shape(function, name, array, want)
-    attempts = jnp.ones(shape[:-1], bool) if turn_where is None else turn_where
-    return attempts if where is None else attempts & where[..., None]

@@ -104,8 +104,15 @@ def otr_sampled(
     checks.check_same_shape(name, targets=targets, token_seeds=token_seeds)
     scaled = jax.lax.stop_gradient(jnp.asarray(logits, jnp.float32)) / tau
     flat = scaled.reshape(-1, scaled.shape[-1])
-    drawn = jax.vmap(lambda row, seed: _draw(row, seed, samples))(flat, token_seeds.reshape(-1))
-    drawn = drawn.reshape(*targets.shape, samples)
+
+    def draw(row: Array, seed: Array) -> Array:
+        mass = jnp.cumsum(jnp.exp(row - jnp.max(row)))
+        points = jax.random.uniform(jax.random.key(seed), (samples,)) * mass[-1]
+        ids = jnp.searchsorted(mass, points, side="right")
+        # A point that rounds up to the total would fall behind the last token with a probability.
+        return jnp.minimum(ids, jnp.searchsorted(mass, mass[-1], side="left"))
+
+    drawn = jax.vmap(draw)(flat, token_seeds.reshape(-1)).reshape(*targets.shape, samples)
     rewards = jnp.where(drawn == targets[..., None], 1.0, beta)
     return -jnp.mean(rewards * jnp.take_along_axis(log_p, drawn, axis=-1), axis=-1)
 
@@ -194,12 +201,3 @@ def _check(function: str, logits: Array, targets: Array, tau) -> Array:
     checks.check_integer(function, targets=targets)
     checks.check_shape(function, "targets", targets, jnp.shape(logits)[:-1])
     return jax.nn.log_softmax(jnp.asarray(logits, jnp.float32), axis=-1)
-
-
-def _draw(scaled: Array, seed: Array, samples: int) -> Array:
-    """Ids ``[samples]`` drawn from the softmax of ``scaled`` ``[V]``."""
-    mass = jnp.cumsum(jnp.exp(scaled - jnp.max(scaled)))
-    points = jax.random.uniform(jax.random.key(seed), (samples,)) * mass[-1]
-    ids = jnp.searchsorted(mass, points, side="right")
-    # A point that rounds up to the total would fall behind the last token that can be sampled.
-    return jnp.minimum(ids, jnp.searchsorted(mass, mass[-1], side="left"))
