@@ -64,26 +64,20 @@ def describe(method: catalog.Method) -> str:
     for path in method.functions:
         lines += _signature(f"jr.{path}", operator.attrgetter(path)(jaxrl_llm))
     if method.preset:
-        lines += _preset(method.preset)
+        make = {**catalog.PRESETS, **catalog.EVOLUTION_PRESETS}[method.preset]
+        recipe = catalog.preset(method.preset, length=_LENGTH)
+        lines += ["", "preset", *_signature(f"jr.recipes.{method.preset}", make), ""]
+        takes_length = "length" in inspect.signature(make).parameters
+        lines.append(f"its recipe{f' with length={_LENGTH}' if takes_length else ''}")
+        for field in dataclasses.fields(recipe):
+            value = getattr(recipe, field.name)
+            if field.default is dataclasses.MISSING or value != field.default:
+                lines += _wrapped(f"{field.name} = {format_value(value)}")
     lines += ["", "confirmed by"]
     for peer, function, compared in catalog.CONFIRMED.get(method.key, ()):
         lines += _wrapped(f"{peer}: {function}, {compared}")
     lines += _wrapped(f"own checks: {method.verified_against}")
     return "\n".join(lines)
-
-
-def _preset(name: str) -> list[str]:
-    """Lines about a preset: how it is called, and the slots of its recipe."""
-    make = {**catalog.PRESETS, **catalog.EVOLUTION_PRESETS}[name]
-    recipe = catalog.preset(name, length=_LENGTH)
-    lines = ["", "preset", *_signature(f"jr.recipes.{name}", make), ""]
-    takes_length = "length" in inspect.signature(make).parameters
-    lines.append(f"its recipe{f' with length={_LENGTH}' if takes_length else ''}")
-    for field in dataclasses.fields(recipe):
-        value = getattr(recipe, field.name)
-        if field.default is dataclasses.MISSING or value != field.default:
-            lines += _wrapped(f"{field.name} = {format_value(value)}")
-    return lines
 
 
 def _signature(name: str, function: Callable) -> list[str]:

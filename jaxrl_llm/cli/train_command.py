@@ -65,7 +65,14 @@ def run(arguments: Sequence[str]) -> int:
     record |= {"overrides": overrides, "versions": versions}
     files = {"config.py": Path(path).read_text(), "run.json": json.dumps(record, indent=1) + "\n"}
     options.use_compilation_cache()
-    log = _print_line if processes.is_first() else None
+
+    def print_line(line: str) -> None:
+        from tqdm import tqdm
+
+        tqdm.write(line, file=sys.stdout)
+        sys.stdout.flush()
+
+    log = print_line if processes.is_first() else None
     result = train(
         args.run,
         resume=args.resume,
@@ -111,13 +118,6 @@ def _settings(arguments: Sequence[str], path: str) -> list[str]:
         elif word not in (path, "--resume", "--allow-changed"):
             settings.append(word)
     return settings
-
-
-def _print_line(line: str) -> None:
-    from tqdm import tqdm
-
-    tqdm.write(line, file=sys.stdout)
-    sys.stdout.flush()
 
 
 def _summary(result: Result) -> str:

@@ -26,6 +26,7 @@ from jaxrl_llm.models.protocol import Model, cast_params
 from jaxrl_llm.models.quantize import RoundedWeights
 from jaxrl_llm.models.sharding import AXES, RULES, ShardingRules, param_spec, update_spec
 from jaxrl_llm.recipes import EvolutionRecipe
+from jaxrl_llm.rollout.sampler import BUCKETS
 from jaxrl_llm.rollout.sampling.options import DrawOptions, make_draw
 from jaxrl_llm.train.config import TrainConfig, evolution_recipe, find_recipe
 from jaxrl_llm.train.critic import init_critic
@@ -359,18 +360,10 @@ def load_inputs(config: TrainConfig) -> PlanInputs:
     Raises:
       ValueError: If model or questions are such that the run would not start.
     """
-    from jaxrl_llm.rollout.sampler import BUCKETS, prompt_room
-
     model, params, tokenizer = abstract_model(config)
     if config.packing == "always":
         check_reads_segments("train", model)
-    room = prompt_room("sampling", model, config.sampling.max_new_tokens)
-    train, held_out, _ = load_questions(config, tokenizer, room)
-    if config.evaluation.enabled and not held_out:
-        raise ValueError(
-            "evaluation: there are no held-out questions; set data.held_out or data.evaluation, or "
-            "turn the evaluation off."
-        )
+    train, held_out, _ = load_questions(config, model, tokenizer)
     recipe: Any = find_recipe(config.recipe, config.sampling, num_prompts=len(train))
     if evolution_recipe(recipe) is None:
         check_fields(recipe, train)

@@ -269,7 +269,13 @@ class NonFiniteGuard:
         Raises:
           TrainingError: If it is one skipped step too many, or parameters are non-finite.
         """
-        text = f"Step {step} gave {_describe(values)}"
+        norms = [values["loss"], values["grad_norm"]]
+        text = f"Step {step} gave loss {norms[0]:g} and gradient norm {norms[1]:g}"
+        if "critic_loss" in values:
+            critic = [values["critic_loss"], values["critic_grad_norm"]]
+            norms, text = norms + critic, f"{text}, of the critic {critic[0]:g} and {critic[1]:g}"
+        if np.isfinite(norms).all() and values["skipped"]:
+            text += " but a non-finite state or scale of the method"
         if has_nonfinite_update(values):
             raise TrainingError(
                 f"{text} but a non-finite update, which the optimizer or its learning rate made; "
@@ -322,18 +328,6 @@ class NonFiniteGuard:
 def _skipped(values: Mapping[str, Any]) -> bool:
     """Whether an update of a step was skipped."""
     return bool(values["skipped"] or values.get("critic_skipped"))
-
-
-def _describe(values: Mapping[str, float]) -> str:
-    """Loss and gradient norm, or what else is non-finite."""
-    norms = [values["loss"], values["grad_norm"]]
-    text = f"loss {norms[0]:g} and gradient norm {norms[1]:g}"
-    if "critic_loss" in values:
-        critic = [values["critic_loss"], values["critic_grad_norm"]]
-        norms, text = norms + critic, f"{text}, of the critic {critic[0]:g} and {critic[1]:g}"
-    if np.isfinite(norms).all() and values["skipped"]:
-        text += " but a non-finite state or scale of the method"
-    return text
 
 
 def _arrays(batch: Batch) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from jaxrl_llm.models.lora import Adapted, describe_params, with_adapter
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import batch_shards
 from jaxrl_llm.rollout import make_engine, make_sampler
-from jaxrl_llm.rollout.sampler import count_shared_prefix
+from jaxrl_llm.rollout.sampler import count_shared_prefix, prompt_room
 from jaxrl_llm.train.algorithm import Algorithm
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.checkpoint.serialization import base_fingerprint, shapes_of, values_digest
@@ -174,10 +174,16 @@ def load_model(config: TrainConfig, mesh, *, frozen=False) -> tuple[Model, Array
     return model, params, tokenizer
 
 
-def load_questions(config: TrainConfig, tokenizer, room: int) -> tuple[list, list, str]:
-    """The questions to train on and those held out, as tokens, and a digest of all of them."""
+def load_questions(config: TrainConfig, model: Model, tokenizer) -> tuple[list, list, str]:
+    """The questions to train on and those held out, as tokens, and a digest of all of them.
+
+    Raises:
+      ValueError: If there are none for the training or for an evaluation, or the model's context
+        has no room for one.
+    """
     from jaxrl_llm import data
 
+    room = prompt_room("sampling", model, config.sampling.max_new_tokens)
     prompts, held_out = find_prompts(config.data.prompts), ()
     if config.data.evaluation is not None:
         held_out = find_prompts(config.data.evaluation)
@@ -201,6 +207,11 @@ def load_questions(config: TrainConfig, tokenizer, room: int) -> tuple[list, lis
         encode_prompts(each, tokenizer, room=room, chat=config.data.chat, system=config.data.system)
         for each in (prompts, held_out)
     )
+    if config.evaluation.enabled and not held_out:
+        raise ValueError(
+            "evaluation: there are no held-out questions; set data.held_out or data.evaluation, or "
+            "turn the evaluation off."
+        )
     return train, held_out, digest
 
 
@@ -218,20 +229,8 @@ def load_experiment(config: TrainConfig) -> tuple[Experiment, ArrayTree]:
     model, params = with_adapter(model, params, config.lora, mesh=mesh)
     if config.packing == "always":
         check_reads_segments("train", model)
-    sampling = config.sampling
-    room = model.config.max_length - sampling.max_new_tokens
-    if room < 1:
-        raise ValueError(
-            f"sampling: max_new_tokens {sampling.max_new_tokens} leaves no room for a prompt in "
-            f"the model's context of {model.config.max_length}."
-        )
-    train, held_out, digest = load_questions(config, tokenizer, room)
-    if config.evaluation.enabled and not held_out:
-        raise ValueError(
-            "evaluation: there are no held-out questions; set data.held_out or data.evaluation, or "
-            "turn the evaluation off."
-        )
-    recipe = find_recipe(config.recipe, sampling, num_prompts=len(train))
+    train, held_out, digest = load_questions(config, model, tokenizer)
+    recipe = find_recipe(config.recipe, config.sampling, num_prompts=len(train))
     if not recipe.forward_only:
         check_fields(recipe, train)
     shared_prefix_len = count_shared_prefix([q.tokens for q in (*train, *held_out)])

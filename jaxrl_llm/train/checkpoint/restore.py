@@ -90,24 +90,20 @@ def _attempt(function: Callable[[], T]) -> T:
     Raises:
       Unreadable: If it failed in one; the same in all.
     """
-    value, error = None, None
+    value, error, problem = None, None, None
     try:
         value = function()
+    except OtherRun as caught:
+        error, problem = caught, ("other run", str(caught))
     except Exception as caught:
-        error = caught
-    failure = processes.any_of(None if error is None else _judge(error))
+        error, problem = caught, ("damaged", files.reason(caught))
+        if (why := files.hindrance(caught)) is not None:
+            problem = ("hindered", why)
+    failure: tuple[Kind, str] | None = processes.any_of(problem)
     if failure is not None:
         kind, why = failure
         raise Unreadable(kind, why) from error
     return value  # type: ignore[return-value]
-
-
-def _judge(error: Exception) -> tuple[Kind, str]:
-    if isinstance(error, OtherRun):
-        return "other run", str(error)
-    if (why := files.hindrance(error)) is not None:
-        return "hindered", why
-    return "damaged", files.reason(error)
 
 
 def _warn_of(passed: Iterable[str], instead: str) -> None:
