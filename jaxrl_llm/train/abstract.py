@@ -1,6 +1,5 @@
 """States and batches as shapes and shardings, to compile or plan a step for a mesh of any size."""
 
-import functools
 import math
 
 import jax
@@ -20,7 +19,9 @@ def abstract_state(
     *,
     mesh: jax.sharding.Mesh | None = None,
     rules: ShardingRules = RULES,
-    **options,
+    critic: ArrayTree | None = None,
+    critic_optimizer: optax.GradientTransformation | None = None,
+    reference: ArrayTree | None = None,
 ) -> TrainState:
     """The state before the first step, without its arrays.
 
@@ -30,7 +31,9 @@ def abstract_state(
       recipe: The method.
       mesh: The mesh of the shardings; its devices need not exist.
       rules: How it splits parameters: ``sharding_rules`` of the model.
-      **options: Of :func:`~jaxrl_llm.train.init_state`: a critic, a reference.
+      critic: Shapes of a critic's parameters, for a recipe with a critic.
+      critic_optimizer: Its optimizer.
+      reference: Where a reference that moves begins; the parameters of the policy by default.
 
     Returns:
       A state of ``jax.ShapeDtypeStruct``, laid out as :func:`~jaxrl_llm.train.init_state` lays out
@@ -44,10 +47,21 @@ def abstract_state(
       >>> state.opt_state[0].mu["embed"]["embedding"].shape
       (259, 32)
     """
-    make = functools.partial(
-        init_state, optimizer=optimizer, recipe=recipe, key=jax.random.key(0), copy=False, **options
+    state = jax.eval_shape(
+        lambda params, critic, reference: init_state(
+            params,
+            optimizer,
+            recipe,
+            key=jax.random.key(0),
+            copy=False,
+            critic=critic,
+            critic_optimizer=critic_optimizer,
+            reference=reference,
+        ),
+        params,
+        critic,
+        reference,
     )
-    state = jax.eval_shape(lambda params: make(params), params)
     if mesh is None:
         return state
     shardings = param_shardings(state, mesh, rules)._replace(
