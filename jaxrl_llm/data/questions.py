@@ -3,6 +3,10 @@
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+# Stands for the user's message while the template is rendered: of the private use area, so that no
+# template holds or changes it.
+_PLACE = "\ue000\ue001\ue000"
+
 
 class Question(NamedTuple):
     """A prompt and its token ids, chat template included."""
@@ -29,12 +33,31 @@ def encode_prompts(
     Raises:
       ValueError: If a prompt is longer than ``room`` or has no token; it names the prompt.
     """
+    start = [{"role": "system", "content": system}] if system is not None else []
+
+    def render(content: str) -> str:
+        return tokenizer.chat([*start, {"role": "user", "content": content}])
+
+    def encode(text: str) -> list[int]:
+        literal = tokenizer.encode(text, allow_special=False)
+        if not chat:
+            return literal
+        if literal == tokenizer.encode(text):
+            return tokenizer.encode(render(text))
+        # In three pieces only where needed: a tokenizer may merge characters across their borders.
+        before, place, after = render(_PLACE).partition(_PLACE)
+        if not place or _PLACE in after:
+            raise ValueError(
+                f"The question {text[:40]!r} spells a special token, and the chat template does "
+                "not take the user's message as it is, so the two cannot be told apart; leave it "
+                "out."
+            )
+        first = len(tokenizer.encode(""))  # what the tokenizer puts before every text
+        return tokenizer.encode(before) + literal[first:] + tokenizer.encode(after)[first:]
+
     questions = []
     for prompt in prompts:
-        if chat:
-            tokens = _encode_chat(prompt.text, tokenizer, system)
-        else:
-            tokens = tokenizer.encode(prompt.text, allow_special=False)
+        tokens = encode(prompt.text)
         name = repr(prompt.id or prompt.text[:40])
         if not tokens:
             raise ValueError(f"Prompt {name} has no tokens.")
@@ -45,29 +68,3 @@ def encode_prompts(
             )
         questions.append(Question(prompt, list(tokens)))
     return questions
-
-
-# Stands for the user's message while the template is rendered: of the private use area, so that no
-# template holds or changes it.
-_PLACE = "\ue000\ue001\ue000"
-
-
-def _encode_chat(text: str, tokenizer, system: str | None) -> list[int]:
-    """Ids of a conversation that ends where the assistant begins."""
-    start = [{"role": "system", "content": system}] if system is not None else []
-
-    def render(content: str) -> str:
-        return tokenizer.chat([*start, {"role": "user", "content": content}])
-
-    literal = tokenizer.encode(text, allow_special=False)
-    if literal == tokenizer.encode(text):
-        return tokenizer.encode(render(text))
-    # In three pieces only where needed: a tokenizer may merge characters across their borders.
-    before, place, after = render(_PLACE).partition(_PLACE)
-    if not place or _PLACE in after:
-        raise ValueError(
-            f"The question {text[:40]!r} spells a special token, and the chat template does not "
-            "take the user's message as it is, so the two cannot be told apart; leave it out."
-        )
-    first = len(tokenizer.encode(""))  # what the tokenizer puts before every text
-    return tokenizer.encode(before) + literal[first:] + tokenizer.encode(after)[first:]

@@ -227,9 +227,27 @@ def _assign(
 def _make_decode(model: Model, draw: Draw, T: int, stop_ids: tuple[int, ...], pad_id: int):
     """The compiled part: the shared prefix, the rest of the prompts, then a token a step."""
 
+    def read_prompts(params, deltas: RowDeltas, requests: MemberRequests) -> Slots:
+        (R, c), (_, W, n) = requests.prefix.shape, requests.rest.shape
+        slots = init_slots(model, R, W, c, n + T, blank=draw.blank)
+        all_slots = jnp.ones((R, W), bool)
+        lengths = jnp.full(R, c, jnp.int32)
+        slots = put_prompts(slots, all_slots[:, 0], requests.prefix, lengths, requests.member)
+        limit = requests.length + T
+        slots = start(slots, all_slots, Requests(requests.request, limit, slots.requests.settings))
+        if c > 1:
+            rows = jnp.arange(R, dtype=jnp.int32)[None]
+            slots = fill_prompts(model, params, slots, rows, block=c, deltas=deltas)
+        if not n:
+            return slots
+        tokens = jnp.pad(requests.rest, ((0, 0), (0, 0), (0, T)))
+        slots = resume(slots, all_slots, slots.out._replace(tokens=tokens), requests.length)
+        block = max(1, min(n, _READ_TOKENS // (R * W)))
+        return fill_all(model, params, slots, n, block=block, deltas=deltas)
+
     def decode(params, deltas, key, requests: MemberRequests, order, version):
         params, deltas = cast_params(model, params), RowDeltas(deltas)
-        slots = _read_prompts(model, draw, params, deltas, requests, T)
+        slots = read_prompts(params, deltas, requests)
         slots = decode_slots(
             model,
             draw.next_token,
@@ -258,25 +276,3 @@ def _make_decode(model: Model, draw: Draw, T: int, stop_ids: tuple[int, ...], pa
         return out, mask, by_prompt(slots.finish)
 
     return decode
-
-
-def _read_prompts(
-    model: Model, draw: Draw, params, deltas: RowDeltas, requests: MemberRequests, T: int
-) -> Slots:
-    """Slots that have read all of their prompts."""
-    (R, c), (_, W, n) = requests.prefix.shape, requests.rest.shape
-    slots = init_slots(model, R, W, c, n + T, blank=draw.blank)
-    all_slots = jnp.ones((R, W), bool)
-    lengths = jnp.full(R, c, jnp.int32)
-    slots = put_prompts(slots, all_slots[:, 0], requests.prefix, lengths, requests.member)
-    limit = requests.length + T
-    slots = start(slots, all_slots, Requests(requests.request, limit, slots.requests.settings))
-    if c > 1:
-        rows = jnp.arange(R, dtype=jnp.int32)[None]
-        slots = fill_prompts(model, params, slots, rows, block=c, deltas=deltas)
-    if not n:
-        return slots
-    tokens = jnp.pad(requests.rest, ((0, 0), (0, 0), (0, T)))
-    slots = resume(slots, all_slots, slots.out._replace(tokens=tokens), requests.length)
-    block = max(1, min(n, _READ_TOKENS // (R * W)))
-    return fill_all(model, params, slots, n, block=block, deltas=deltas)

@@ -44,6 +44,9 @@ _ROWS_READ = 8
 class Engine:
     """A model with the compiled functions that decode in slots; see :func:`make_engine`.
 
+    Methods that run on the device raise MemoryError if its memory is too small; the message says
+    for how many slots it has room.
+
     Attributes:
       model: The model.
       spec: Its sizes, and how it draws.
@@ -61,28 +64,18 @@ class Engine:
     functions: dict[str, Any]
 
     def init(self) -> Slots:
-        """Empty slots on the device.
-
-        Raises:
-          MemoryError: If the device's memory is too small; the message says for how many slots it
-            has room.
-        """
+        """Empty slots on the device."""
         if not memory.has_room(self.spec.rows, self.row_bytes, shards=self.spec.shards):
             raise MemoryError(self._out_of_memory())
         return self.call("init")
 
     def call(self, name: str, *arguments):
-        """Calls one of the functions, which donates the slots that it gets.
-
-        Raises:
-          MemoryError: If the device's memory is too small; the message says for how many slots it
-            has room.
-        """
+        """Calls one of the functions, which donates the slots that it gets."""
         with self._memory_errors(allocated=name != "init"):
             return self.functions[name](*arguments)
 
     def fetch(self, arrays: ArrayTree) -> ArrayTree:
-        """Arrays on the host, once they are computed; raises as :meth:`call` does."""
+        """Arrays on the host, once they are computed."""
         with self._memory_errors(allocated=True):
             return processes.to_host(arrays)
 
