@@ -80,8 +80,9 @@ def token_logprobs(
     flat = hidden.reshape(-1, hidden.shape[-1])
     # Statistics in float32; in float64 only where that is what came in (checks of exactness).
     temperature = jnp.asarray(temperature, jnp.promote_types(hidden.dtype, jnp.float32))
-    rows = (targets.reshape(-1), _flat(support))
-    logp, entropy = logp_and_entropy(flat, output_matrix, *rows, temperature, chunk_size)
+    logp, entropy = logp_and_entropy(
+        flat, output_matrix, targets.reshape(-1), _flat(support), temperature, chunk_size
+    )
     logp, entropy = logp.reshape(targets.shape), entropy.reshape(targets.shape)
     if mask is not None:
         logp, entropy = jnp.where(mask, logp, 0.0), jnp.where(mask, entropy, 0.0)
@@ -170,8 +171,19 @@ def vocabulary_statistics(
         {k: x.reshape(-1, *x.shape[len(lead) :]) for k, x in selected.items()},
         _flat(support),
     )
-    _, out = _over_chunks(chunk, (), flat, chunk_size)
+    tokens = flat[0].shape[0]
+    chunk_size = min(chunk_size, tokens)
+    count = -(-tokens // chunk_size)
 
+    def split(x):
+        x = jnp.pad(x, [(0, count * chunk_size - tokens)] + [(0, 0)] * (x.ndim - 1))
+        return x.reshape(count, chunk_size, *x.shape[1:])
+
+    if count == 1:
+        _, out = chunk((), flat)
+    else:
+        _, out = jax.lax.scan(chunk, (), jax.tree.map(split, flat))
+        out = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:tokens], out)
     return {k: _zeroed(x.reshape(*lead, *x.shape[1:]), mask) for k, x in out.items()}
 
 
@@ -237,20 +249,3 @@ def _logits(hidden, matrix, temperature, support) -> tuple[Array, Array | bool]:
         return logits, True
     keep = keep_mask(support, matrix.shape[0])
     return jnp.where(keep, logits, -jnp.inf), keep
-
-
-def _over_chunks(function, carry, arrays, chunk_size: int):
-    """``lax.scan`` of ``function`` over rows in chunks; the last chunk is padded with zeros."""
-    rows = arrays[0].shape[0]
-    chunk_size = min(chunk_size, rows)
-    count = -(-rows // chunk_size)
-
-    def split(x):
-        x = jnp.pad(x, [(0, count * chunk_size - rows)] + [(0, 0)] * (x.ndim - 1))
-        return x.reshape(count, chunk_size, *x.shape[1:])
-
-    if count == 1:
-        carry, out = function(carry, arrays)
-        return carry, out
-    carry, out = jax.lax.scan(function, carry, jax.tree.map(split, arrays))
-    return carry, jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:rows], out)

@@ -202,16 +202,16 @@ def centered_ranks(scores: Array, *, ties: Literal["index", "mean"] = "index") -
     if ties == "index":
         ranks = stats.order_and_ranks(scores)[1].astype(jnp.float32)
     else:
-        ranks = _mean_ranks(scores.reshape(-1, scores.shape[-1])).reshape(scores.shape)
+
+        @jax.vmap
+        def mean_ranks(row: Array) -> Array:
+            ordered = jnp.sort(row)
+            below = jnp.searchsorted(ordered, row, side="left")
+            return (below + jnp.searchsorted(ordered, row, side="right") - 1) / 2.0
+
+        ranks = mean_ranks(scores.reshape(-1, scores.shape[-1])).reshape(scores.shape)
     ranks = ranks / max(scores.shape[-1] - 1, 1) - 0.5
     return jnp.where(stats.group_is_constant(scores), 0.0, ranks)
-
-
-@jax.vmap
-def _mean_ranks(row: Array) -> Array:
-    ordered = jnp.sort(row)
-    below = jnp.searchsorted(ordered, row, side="left")
-    return (below + jnp.searchsorted(ordered, row, side="right") - 1) / 2.0
 
 
 def pair_sign(scores: Array) -> Array:

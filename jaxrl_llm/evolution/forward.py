@@ -272,7 +272,7 @@ def model_delta(
         "model_delta", params, classes, key, rank=rank, noise_reuse=noise_reuse, sigma=sigma
     )
     draw, sign = noise.antithetic(members, pairs=pairs, baseline=baseline)
-    if share_pairs and not _whole_pairs(members, pairs):
+    if share_pairs and not _adjacent_pairs(members, pairs):
         raise ValueError(
             "model_delta: share_pairs needs members [N] that are a numpy array of complete pairs, "
             "side by side."
@@ -307,8 +307,8 @@ def model_delta(
     return delta
 
 
-def _whole_pairs(members: Array, pairs: bool) -> bool:
-    """Whether it is known while tracing that members ``2k, 2k + 1`` stand side by side."""
+def _adjacent_pairs(members: Array, pairs: bool) -> bool:
+    """Whether it is known while tracing that members ``2k, 2k + 1`` are neighbors."""
     if not (pairs and isinstance(members, np.ndarray) and members.ndim == 1):
         return False
     first, second = members[::2], members[1::2]

@@ -53,29 +53,6 @@ def sum_chunks(draws: Array, weights: Array, chunk: int, one: Callable) -> Array
     return jax.lax.scan(add, jnp.zeros(shape.shape, shape.dtype), (draws, weights))[0]
 
 
-def _lowrank_sum(draws: noise.Draws, weights, shape, chunk: int, rank: int, sign: bool) -> Array:
-    """``sum_k w_k A_k B_k^T`` as one product of contraction length ``chunk r`` a chunk."""
-
-    def one(ids: Array, weights: Array) -> Array:
-        a, b = map(noise.everywhere, draws._replace(ids=ids).factors(shape, rank))
-        if sign:
-            a, b = jnp.sign(a), jnp.sign(b)
-        a = a.astype(jnp.float32) * weights[:, None, None]
-        return jnp.einsum("kir,kjr->ij", a, b.astype(jnp.float32))
-
-    return sum_chunks(draws.ids, weights, chunk, one)
-
-
-def _full_sum(draws: noise.Draws, weights, shape, chunk: int) -> Array:
-    """``sum_k w_k eps_k``."""
-
-    def one(ids: Array, weights: Array) -> Array:
-        eps = draws._replace(ids=ids).dense(shape)
-        return jnp.tensordot(weights, eps.astype(jnp.float32), 1)
-
-    return sum_chunks(draws.ids, weights, chunk, one)
-
-
 def _dtype(leaf: Array):
     """Dtype of a leaf's gradient: that of the leaf; float32 for integers."""
     return leaf.dtype if jnp.issubdtype(leaf.dtype, jnp.floating) else jnp.float32
@@ -180,11 +157,23 @@ def eggroll_grad(
 
     def one(key: Array, name: str, leaf) -> Array:
         drawn = noise.Draws(key, epoch, draws, dtype, noise_reuse)
+
+        def full(ids: Array, weights: Array) -> Array:
+            eps = drawn._replace(ids=ids).dense(leaf.shape)
+            return jnp.tensordot(weights, eps.astype(jnp.float32), 1)
+
+        def lowrank(ids: Array, weights: Array) -> Array:
+            # sum_k w_k A_k B_k^T as one product of contraction length chunk r.
+            a, b = map(noise.everywhere, drawn._replace(ids=ids).factors(leaf.shape, rank))
+            if sign:
+                a, b = jnp.sign(a), jnp.sign(b)
+            a = a.astype(jnp.float32) * weights[:, None, None]
+            return jnp.einsum("kir,kjr->ij", a, b.astype(jnp.float32))
+
         if name == "full":
-            total = -factor * _full_sum(drawn, weights, leaf.shape, chunk)
+            total = -factor * sum_chunks(draws, weights, chunk, full)
         else:
-            total = _lowrank_sum(drawn, weights, leaf.shape, chunk, rank, sign)
-            total = -factor / math.sqrt(rank) * total
+            total = -factor / math.sqrt(rank) * sum_chunks(draws, weights, chunk, lowrank)
         return total.astype(_dtype(leaf))
 
     moved = leaves.map_alike(params, classes, key, one)

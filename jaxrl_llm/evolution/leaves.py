@@ -20,15 +20,6 @@ FACTORED = ("lowrank", "embedding")
 _TABLES = ("embed/*", "head/*", "*/embed/*", "*/head/*")
 
 
-def _by_shape(path: str, leaf, others: str) -> str:
-    """The class of a leaf that no rule names."""
-    if not jnp.issubdtype(leaf.dtype, jnp.floating):
-        return "frozen"
-    if any(fnmatch.fnmatchcase(path, table) for table in _TABLES):
-        return "frozen"
-    return "lowrank" if len(leaf.shape) == 2 else others
-
-
 def leaf_classes(
     params: ArrayTree,
     *,
@@ -76,13 +67,26 @@ def leaf_classes(
     matched = set()
 
     def one(path: str, leaf) -> str:
+        floating = jnp.issubdtype(leaf.dtype, jnp.floating)
         for i, (pattern, name) in enumerate(rules):
             checks.check_option("leaf_classes", "class", name, CLASSES)
-            if fnmatch.fnmatchcase(path, pattern):
-                matched.add(i)
-                _check_fit(path, leaf, name)
-                return name
-        return _by_shape(path, leaf, others)
+            if not fnmatch.fnmatchcase(path, pattern):
+                continue
+            matched.add(i)
+            if name in FACTORED and len(leaf.shape) != 2:
+                raise ValueError(
+                    f"leaf_classes: {path!r} has shape {tuple(leaf.shape)}, so it cannot be "
+                    f"{name!r}."
+                )
+            # Integer weights are perturbed as numbers, in units of their scale.
+            if not floating and name != "frozen" and leaf.dtype != jnp.int8:
+                raise ValueError(
+                    f"leaf_classes: {path!r} is {leaf.dtype}, so it cannot be {name!r}."
+                )
+            return name
+        if not floating or any(fnmatch.fnmatchcase(path, table) for table in _TABLES):
+            return "frozen"
+        return "lowrank" if len(leaf.shape) == 2 else others
 
     classes = trees.map_with_path(one, params)
     paths = [trees.path_str(path) for path, _ in jax.tree.leaves_with_path(params)]
@@ -91,23 +95,9 @@ def leaf_classes(
         if i not in matched:
             hidden = any(fnmatch.fnmatchcase(path, pattern) for path in paths)
             why = "is behind a rule that matches the same" if hidden else "matches no leaf"
-            raise ValueError(f"leaf_classes: rule {pattern!r} {why}; leaves are {_some(paths)}.")
+            some = ", ".join(paths[:4]) + (f" and {len(paths) - 4} more" if paths[4:] else "")
+            raise ValueError(f"leaf_classes: rule {pattern!r} {why}; leaves are {some}.")
     return classes
-
-
-def _some(paths: list[str]) -> str:
-    return ", ".join(paths[:4]) + (f" and {len(paths) - 4} more" if len(paths) > 4 else "")
-
-
-def _check_fit(path: str, leaf, name: str) -> None:
-    floating = jnp.issubdtype(leaf.dtype, jnp.floating)
-    if name in FACTORED and len(leaf.shape) != 2:
-        raise ValueError(
-            f"leaf_classes: {path!r} has shape {tuple(leaf.shape)}, so it cannot be {name!r}."
-        )
-    # Integer weights are perturbed as numbers, in units of their scale.
-    if not floating and name != "frozen" and leaf.dtype != jnp.int8:
-        raise ValueError(f"leaf_classes: {path!r} is {leaf.dtype}, so it cannot be {name!r}.")
 
 
 def moving(classes: ArrayTree) -> ArrayTree:

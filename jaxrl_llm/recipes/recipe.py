@@ -254,7 +254,7 @@ class Recipe:
         self._check_present(batch, wiring.required_fields(self)[0] - {"entropy"}, "prepare")
         if self.draws and key is None:
             raise ValueError(f"Recipe {self.name!r}.prepare draws random numbers; give it a key.")
-        state = AlgoState(*algo_state)
+        state = AlgoState._make(algo_state)
         step = {"last_kl": state.last_kl} | ({} if key is None else {"key": key})
         rewards = jnp.asarray(batch.rewards, jnp.float32)
 
@@ -362,8 +362,9 @@ class Recipe:
         old_logp = jax.lax.stop_gradient(logp) if batch.old_logp is None else batch.old_logp
         context = wiring.context(batch, wiring.LOSS_CONTEXT) | dict(statistics or {})
         context |= {"logp": logp, "old_logp": old_logp, "entropy": entropy}
-        places = (logp, old_logp, batch.advantages, batch.mask)
-        loss = call_with(self.surrogate, *places, context=context)
+        loss = call_with(
+            self.surrogate, logp, old_logp, batch.advantages, batch.mask, context=context
+        )
         what = f"the loss of surrogate {name_of(self.surrogate)}"
         wiring.check_output(self.name, what, loss, batch.mask.shape)
         if batch.correction is not None:

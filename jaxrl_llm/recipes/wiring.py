@@ -7,7 +7,7 @@ asks for something that its slot does not have is refused when the recipe is mad
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -173,7 +173,7 @@ def unfilled(reader: Reader) -> list[inspect.Parameter]:
 # What a recipe requires
 
 
-def names_computed(recipe, *sources: str) -> set[str]:
+def names_computed(recipe, sources: Sequence[str]) -> set[str]:
     """Names of the entries of ``computed`` that come from any of these sources."""
     return {entry.name for entry in recipe.computed if entry.source in sources}
 
@@ -184,11 +184,11 @@ def required_fields(recipe) -> tuple[frozenset[str], frozenset[str]]:
     Of the standard inputs, those that a function names; of the extras, those without a default.
     """
     prepare, loss = readers(recipe)
-    before_loss = names_computed(recipe, "controller", "batch")
-    in_loss = before_loss | names_computed(recipe, "policy")
+    before_loss = names_computed(recipe, ("controller", "batch"))
+    in_loss = before_loss | names_computed(recipe, ("policy",))
     if recipe.critic is not None:
         in_loss |= {"returns"}
-    known = set(EXTRAS) | set(recipe.inputs) | names_computed(recipe, *BEFORE_PREPARE)
+    known = set(EXTRAS) | set(recipe.inputs) | names_computed(recipe, BEFORE_PREPARE)
 
     def names(functions: list[Reader], standard: frozenset[str], provided: set[str]):
         parameters = [p for reader in functions for p in unfilled(reader)]
@@ -293,28 +293,23 @@ def _check_kinds(recipe) -> None:
         if not isinstance(value, int) or isinstance(value, bool):
             raise TypeError(f"{name}: {field} must be an integer; got {value!r}.")
         checks.check_positive(name, **{field: value})
-    _check_computed(name, recipe.computed)
-
-
-def _check_computed(recipe: str, computed) -> None:
+    computed = recipe.computed
     if not isinstance(computed, tuple) or not all(isinstance(x, Computed) for x in computed):
         raise TypeError(
-            f"{recipe}: computed must be a tuple of Computed(name, function, source); "
+            f"{name}: computed must be a tuple of Computed(name, function, source); "
             f"got {computed!r}."
         )
     for entry in computed:
         if not isinstance(entry.name, str):
-            raise TypeError(f"{recipe}: the name of {entry!r} must be a string.")
-        checks.check_option(f"{recipe}: computed {entry.name!r}", "source", entry.source, SOURCES)
+            raise TypeError(f"{name}: the name of {entry!r} must be a string.")
+        checks.check_option(f"{name}: computed {entry.name!r}", "source", entry.source, SOURCES)
         if entry.source == "controller" and not isinstance(entry.function, Transform):
             raise TypeError(
-                f"{recipe}: {_label(entry)} must be a Transform; got {entry.function!r}. "
+                f"{name}: {_label(entry)} must be a Transform; got {entry.function!r}. "
                 "Lift a function with jaxrl_llm.stateless(function, **options)."
             )
         if entry.source != "controller" and not callable(entry.function):
-            raise TypeError(
-                f"{recipe}: {_label(entry)} must be a function; got {entry.function!r}."
-            )
+            raise TypeError(f"{name}: {_label(entry)} must be a function; got {entry.function!r}.")
 
 
 def _check_arguments(recipe: str, reader: Reader, offered: set[str]) -> None:
@@ -350,7 +345,7 @@ def _check_names(recipe) -> None:
     if recipe.critic is not None:
         taken |= dict.fromkeys(_OF_CRITIC, "the critic")
     # A batch may hold what would otherwise be computed before it is prepared.
-    replaceable = names_computed(recipe, *BEFORE_PREPARE)
+    replaceable = names_computed(recipe, BEFORE_PREPARE)
     entries = [(f"computed ({entry.source})", entry.name) for entry in recipe.computed]
     for slot, name in [*entries, *(("inputs", name) for name in recipe.inputs)]:
         before = taken.get(name)
@@ -384,7 +379,7 @@ def _check_read(recipe) -> None:
 
 def _offers(recipe) -> dict[str, set[str]]:
     """What each slot has besides the arrays that it passes by position, by the reader's slot."""
-    before = names_computed(recipe, *BEFORE_PREPARE)
+    before = names_computed(recipe, BEFORE_PREPARE)
     extras = set(EXTRAS) | set(recipe.inputs) | before
     known = {*PREPARE_CONTEXT, *PREPARE_ONLY} | extras
     offers = {slot: set() for slot in ("weights", "correction")}
@@ -400,7 +395,7 @@ def _offers(recipe) -> dict[str, set[str]]:
     # Row by row, so only what has a value a token.
     of_tokens = {name for name, x in EXTRAS.items() if x.axes.startswith("PGT")}
     of_tokens |= set(recipe.inputs)
-    old_policy, batch = (names_computed(recipe, source) for source in ("old_policy", "batch"))
+    old_policy, batch = (names_computed(recipe, (source,)) for source in ("old_policy", "batch"))
     rows = {
         "old_policy": of_tokens,
         "reference": of_tokens | old_policy,
@@ -408,7 +403,7 @@ def _offers(recipe) -> dict[str, set[str]]:
         "policy": of_tokens | before | batch,
     }
     offers |= {_label(entry): rows[source] for source in rows for entry in by_source[source]}
-    loss = extras | set(LOSS_CONTEXT) | names_computed(recipe, "controller", "batch", "policy")
+    loss = extras | set(LOSS_CONTEXT) | names_computed(recipe, ("controller", "batch", "policy"))
     return offers | {"surrogate": loss, "regularizer": loss}
 
 
@@ -446,7 +441,7 @@ def _check_meaning(recipe) -> None:
             f"was sampled, so correction {name_of(recipe.correction)} has nothing to correct; "
             "leave it out."
         )
-    used = recipe.uses_reference or names_computed(recipe, "teacher")
+    used = recipe.uses_reference or names_computed(recipe, ("teacher",))
     if recipe.reference is not None and not used:
         raise ValueError(
             f"Recipe {recipe.name!r}: reference {name_of(recipe.reference)} moves a model that "
@@ -521,7 +516,7 @@ def validate(recipe):
         ref_logp=logp,
         extras=shaped_extras(recipe, 2, 2, 3),
     )
-    unknown = recipe.inputs or names_computed(recipe, *BEFORE_PREPARE) - set(EXTRAS)
+    unknown = recipe.inputs or names_computed(recipe, BEFORE_PREPARE) - set(EXTRAS)
     if unknown or "reward_components" in recipe.required_fields:
         return recipe  # the shapes of these are known only with a batch
     for source in BEFORE_PREPARE:

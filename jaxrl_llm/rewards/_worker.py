@@ -62,17 +62,6 @@ def _explain(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
-def _read_all(stream, inbox: queue.SimpleQueue) -> None:
-    """Passes calls on; ends the process and those it started once the parent is gone."""
-    try:
-        while True:
-            inbox.put(read_message(stream))
-    except BaseException:
-        if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
-            os.killpg(0, signal.SIGKILL)
-        os._exit(0)
-
-
 def main() -> None:
     """Loads the function, says so, then answers calls until the parent closes the stream."""
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
@@ -81,7 +70,18 @@ def main() -> None:
     os.dup2(nothing, 0)
     os.dup2(2, 1)
     inbox: queue.SimpleQueue = queue.SimpleQueue()
-    threading.Thread(target=_read_all, args=(source, inbox), daemon=True).start()
+
+    def read_all() -> None:
+        # Passes calls on; ends the process and those it started once the parent is gone.
+        try:
+            while True:
+                inbox.put(read_message(source))
+        except BaseException:
+            if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
+                os.killpg(0, signal.SIGKILL)
+            os._exit(0)
+
+    threading.Thread(target=read_all, daemon=True).start()
     try:
         function = load(*inbox.get())
     except BaseException as error:

@@ -1,5 +1,6 @@
 """Rewards that come with the package: the last integer, reasoning-gym scorers, math-verify."""
 
+import functools
 import importlib
 import logging
 import re
@@ -23,6 +24,15 @@ _NUMBER = re.compile(
 )
 _OPENS_A_NUMBER = "=≈(:[{"  # a minus set apart from its number is a sign after these only
 _MOST_DIGITS = 4000  # Python refuses to read longer ones
+_NAMED = ("sqrt", "infinity")  # words that math-verify reads without a backslash
+
+
+class _NoTimeoutWarning(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "Timeout is disabled" not in str(record.msg)
+
+
+_FILTER = _NoTimeoutWarning()
 
 
 def last_integer(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
@@ -64,18 +74,15 @@ def last_integer(prompt: str, completion: str, metadata: Mapping[str, Any]) -> f
 def _last_integer(text: str) -> int | None:
     """The last number of the text, or None if there is none or it is no integer."""
     last = next(iter(deque(_NUMBER.finditer(text), maxlen=1)), None)
-    if last is None or last["fraction"].strip(".0") or _follows_a_point(text, last.start()):
+    if last is None or last["fraction"].strip(".0"):
         return None
+    before = text[max(0, last.start() - 2) : last.start()]
+    if before.endswith(".") and not (before[0].isalnum() or before == ".."):
+        return None  # the digits of a number like .5, not those after a sentence or dots
     digits = text[last.start() : last.start("fraction")].replace(",", "").lstrip("0") or "0"
     if len(digits) > _MOST_DIGITS:
         return None
     return -int(digits) if _is_negative(text, last.start()) else int(digits)
-
-
-def _follows_a_point(text: str, start: int) -> bool:
-    """Whether the digits are those of a number like .5, and not behind a sentence or dots."""
-    before = text[max(0, start - 2) : start]
-    return before.endswith(".") and not (before[0].isalnum() or before == "..")
 
 
 def _is_negative(text: str, start: int) -> bool:
@@ -131,7 +138,7 @@ class reasoning_gym:  # noqa: N801 (used as a function: `reward = reasoning_gym(
         self._load()
 
     def __reduce__(self):
-        return _make_reasoning_gym, (self.task, self.options)
+        return functools.partial(reasoning_gym, self.task, **self.options), ()
 
     def _load(self) -> None:
         gym = _optional("reasoning_gym", "reasoning-gym", "reasoning_gym")
@@ -155,10 +162,6 @@ class reasoning_gym:  # noqa: N801 (used as a function: `reward = reasoning_gym(
         tagged = self._extract(completion)
         answer = completion.strip() if tagged is None else tagged
         return float(self._dataset.score_answer(answer, metadata["entry"]))
-
-
-def _make_reasoning_gym(task: str, options: dict) -> reasoning_gym:
-    return reasoning_gym(task, **options)
 
 
 def math_verify(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
@@ -192,13 +195,17 @@ def math_verify(prompt: str, completion: str, metadata: Mapping[str, Any]) -> fl
     """
     del prompt
     package = _optional("math_verify", "math-verify", "math_verify")
-    _quieten()
+    # The package remarks that its time limits are off: here they are off on purpose.
+    for name in ("math_verify.parser", "math_verify.grader"):
+        logging.getLogger(name).addFilter(_FILTER)
     answer = metadata.get("answer")
     gold = None
     if answer is not None:
         gold = package.parse(str(answer), parsing_timeout=None)
         # Bare LaTeX without an anchor is read only between dollar signs.
-        if not gold and not _is_prose(str(answer)):
+        words = (word.strip(".,;:!?'\"()[]{}") for word in str(answer).split())
+        prose = any(len(w) > 2 and w.isalpha() and w.lower() not in _NAMED for w in words)
+        if not gold and not prose:
             gold = package.parse(f"${answer}$", parsing_timeout=None)
     if not gold:
         raise RewardError(
@@ -207,15 +214,6 @@ def math_verify(prompt: str, completion: str, metadata: Mapping[str, Any]) -> fl
         )
     reply = package.parse(completion, parsing_timeout=None)
     return float(package.verify(gold, reply, timeout_seconds=None))
-
-
-_NAMED = ("sqrt", "infinity")  # words that the package reads without a backslash
-
-
-def _is_prose(answer: str) -> bool:
-    """Whether a bare answer has a word of three letters or more that is not mathematics."""
-    words = (word.strip(".,;:!?'\"()[]{}") for word in answer.split())
-    return any(len(w) > 2 and w.isalpha() and w.lower() not in _NAMED for w in words)
 
 
 def math_verify_pool(*, workers: int = 2, deadline: float = 5.0) -> VerifierPool:
@@ -268,17 +266,3 @@ def _optional(module: str, package: str, function: str):
         raise ImportError(
             f"{function} needs the package {package}: pip install 'jaxrl_llm[train]'."
         ) from error
-
-
-class _NoTimeoutWarning(logging.Filter):
-    def filter(self, record: logging.LogRecord) -> bool:
-        return "Timeout is disabled" not in str(record.msg)
-
-
-_FILTER = _NoTimeoutWarning()
-
-
-def _quieten() -> None:
-    """Drops the package's remark that its time limits are off: here they are off on purpose."""
-    for name in ("math_verify.parser", "math_verify.grader"):
-        logging.getLogger(name).addFilter(_FILTER)

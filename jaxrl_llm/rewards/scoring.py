@@ -147,10 +147,10 @@ def in_thread(
 def _call_all(reward, rows: list[tuple], progress: _Progress) -> None:
     """Fills `progress.values`, or `progress.error` with the first call that raised."""
     awaited: dict[int, Awaitable[Any]] = {}
-    for position, row in enumerate(rows):
+    for position, (prompt, completion, entry) in enumerate(rows):
         progress.start(position)
         try:
-            value = reward(*row)
+            value = reward(prompt, completion, entry)
         except BaseException as error:
             progress.error = (position, error)
             for other in awaited.values():

@@ -43,7 +43,8 @@ def check_microbatches(recipe: Recipe) -> None:
         for i in range(count):
             inputs = (case.logp, case.entropy, case.statistics, whole.batch)
             part = jax.tree.map(lambda x, i=i, count=count: x[i::count], inputs)
-            loss, grads = part_loss(*part)
+            logp, entropy, statistics, batch = part
+            loss, grads = part_loss(logp, entropy, statistics, batch)
             want = jax.tree.map(lambda x, i=i, count=count: x[i::count], whole.grads)
             expect_close("check_microbatches", recipe, f"gradient {where}", grads, want)
             total += loss
@@ -216,8 +217,9 @@ def check_jit(recipe: Recipe) -> None:
 
     def step(case: Case, state):
         prepared, state = cases.prepare(recipe)(case.batch, state)
-        inputs = (case.logp, case.entropy, case.statistics)
-        loss, grads = cases.loss_and_grad(recipe)(*inputs, prepared)
+        loss, grads = cases.loss_and_grad(recipe)(
+            case.logp, case.entropy, case.statistics, prepared
+        )
         return Result(prepared, loss, grads, state)
 
     def traced(case: Case, state):
@@ -304,9 +306,9 @@ def check_on_policy(recipe: Recipe) -> None:
       AssertionError: If the gradient is another one.
     """
     case = make_case(recipe=recipe)
-    same = {"ref_logp": case.logp, "behavior_logp": case.logp}
-    present = case._replace(batch=case.batch.replace(old_logp=case.logp, **same))
+    batch = case.batch.replace(ref_logp=case.logp, behavior_logp=case.logp)
+    present = case._replace(batch=batch.replace(old_logp=case.logp))
     expect_policy_gradient("check_on_policy", recipe, present, 1e-5)
     if "old_logp" not in recipe.required_fields:
-        absent = case._replace(batch=case.batch.replace(old_logp=None, **same))
+        absent = case._replace(batch=batch.replace(old_logp=None))
         expect_policy_gradient("check_on_policy", recipe, absent, 1e-5)

@@ -3,6 +3,7 @@
 Every task scores a population at once, and higher is better. Another one is in ``control``.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -151,23 +152,23 @@ def evolve(
     if population % 2:
         raise ValueError(f"evolve: population must be even, for it is of pairs; got {population}.")
     classes = evolution.leaf_classes(params, others="full")
-    noise: dict[str, Any] = {"sigma": sigma}
+    grad: Callable
     if rank is None:
-        classes, grad = evolution.full_rank(classes), evolution.open_es_grad
+        rank, classes, grad = 1, evolution.full_rank(classes), evolution.open_es_grad
     else:
-        noise["rank"], grad = rank, evolution.eggroll_grad
+        grad = functools.partial(evolution.eggroll_grad, rank=rank)
 
     @jax.jit
     def members_of(params, step):
         def one(member):
-            return evolution.perturb(params, classes, key, step, member, **noise)
+            return evolution.perturb(params, classes, key, step, member, sigma=sigma, rank=rank)
 
         return jax.vmap(one)(jnp.arange(population))
 
     @jax.jit
     def update(params, state, scores, step):
         scores, _ = evolution.fill_missing(scores)
-        grads = grad(params, classes, key, step, shape(scores), scale="step", chunk=64, **noise)
+        grads = grad(params, classes, key, step, shape(scores), sigma=sigma, scale="step", chunk=64)
         updates, state = optimizer.update(grads, state, params)
         return optax.apply_updates(params, updates), state, jnp.mean(scores)
 

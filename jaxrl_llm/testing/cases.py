@@ -154,21 +154,17 @@ class Result(NamedTuple):
         """All that ``prepare`` computed, the state too."""
         fields = ("where", "mask", "advantages", "weights", "correction")
         arrays = {name: getattr(self.batch, name) for name in fields}
-        return arrays | {"state": self.state, "extras": _computed(self.batch.extras)}
+        # Extras that come with a batch may hold junk.
+        extras = {name: x for name, x in self.batch.extras.items() if name not in EXTRAS}
+        return arrays | {"state": self.state, "extras": extras}
 
 
 def evaluate(recipe: Recipe, case: Case) -> Result:
     """Prepared batch, loss, gradients and next state of a case."""
     functions = compiled(recipe)
     prepared, state = functions.prepare(case.batch, recipe.init())
-    inputs = (case.logp, case.entropy, case.statistics)
-    loss, grads = functions.loss_and_grad(*inputs, prepared)
+    loss, grads = functions.loss_and_grad(case.logp, case.entropy, case.statistics, prepared)
     return Result(prepared, loss, grads, state)
-
-
-def _computed(extras: Mapping[str, Array]) -> dict[str, Array]:
-    """The extras that ``prepare`` added; those that come with a batch may hold junk."""
-    return {name: x for name, x in extras.items() if name not in EXTRAS}
 
 
 def fail(check: str, recipe: Recipe, words: str) -> None:
@@ -191,9 +187,10 @@ def expect_close(
     A sum whose terms cancel has an error of the terms' size: ``least_scale`` replaces a value
     that is smaller.
     """
-    for path, (a, b) in _pairs(got, want):
+    flat, _ = jax.tree_util.tree_flatten_with_path(got)
+    for (path, a), b in zip(flat, jax.tree.leaves(want), strict=True):
         a, b = _numbers(a), _numbers(b)
-        where = f"{what}{path}"
+        where = f"{what}{jax.tree_util.keystr(path)}"
         if a.shape != b.shape:
             fail(check, recipe, f"{where} has shape {a.shape} instead of {b.shape}.")
         if not np.isfinite(a).all():
@@ -216,9 +213,3 @@ def _numbers(x) -> np.ndarray:
     if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)
     return np.asarray(x, np.float64)
-
-
-def _pairs(got: ArrayTree, want: ArrayTree):
-    flat, _ = jax.tree_util.tree_flatten_with_path(got)
-    for (path, a), b in zip(flat, jax.tree.leaves(want), strict=True):
-        yield jax.tree_util.keystr(path), (a, b)

@@ -55,8 +55,8 @@ def mlp_init(key: Array, sizes: Sequence[int]) -> ArrayTree:
         kernel = jax.random.normal(key, (inputs, outputs)) / math.sqrt(inputs)
         return {"kernel": kernel, "bias": jnp.zeros(outputs)}
 
-    shapes = zip(jax.random.split(key, len(sizes) - 1), sizes[:-1], sizes[1:], strict=True)
-    return {str(i): layer(*shape) for i, shape in enumerate(shapes)}
+    keys = jax.random.split(key, len(sizes) - 1)
+    return {str(i): layer(keys[i], sizes[i], sizes[i + 1]) for i in range(len(sizes) - 1)}
 
 
 def mlp(params: ArrayTree, x: Array) -> Array:
@@ -130,7 +130,12 @@ def control_returns(params: ArrayTree, seed: int, *, name: str = "CartPole-v1") 
     References:
       Gymnasium (arXiv:2407.17032).
     """
-    gymnasium = _gymnasium("control_returns")
+    try:
+        gymnasium: Any = importlib.import_module("gymnasium")
+    except ImportError as error:
+        raise ImportError(
+            "control_returns needs the package gymnasium: pip install 'jaxrl_llm[envs]'."
+        ) from error
     count = params["0"]["kernel"].shape[0]
     environments = gymnasium.make_vec(name, num_envs=count)
     try:
@@ -146,15 +151,6 @@ def control_returns(params: ArrayTree, seed: int, *, name: str = "CartPole-v1") 
     finally:
         environments.close()
     return total
-
-
-def _gymnasium(function: str) -> Any:
-    try:
-        return importlib.import_module("gymnasium")
-    except ImportError as error:
-        raise ImportError(
-            f"{function} needs the package gymnasium: pip install 'jaxrl_llm[envs]'."
-        ) from error
 
 
 def _check_network(params: ArrayTree, environments, name: str) -> None:

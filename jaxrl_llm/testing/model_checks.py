@@ -26,7 +26,7 @@ from jaxrl_llm.testing.cases import (
     make_case,
 )
 from jaxrl_llm.testing.model import tiny_model
-from jaxrl_llm.train.score import Scorer
+from jaxrl_llm.train.score import Scorer, Scores
 
 # Temperature and truncation of the sampler.
 SAMPLING = (
@@ -43,23 +43,9 @@ def model() -> tuple[Model, ArrayTree]:
     return tiny_model(num_layers=1)
 
 
-class Scored(NamedTuple):
-    """What a model computes of a batch.
-
-    Attributes:
-      logp: ``[P, G, T]``.
-      entropy: ``[P, G, T]``.
-      statistics: Of a recipe, by name.
-    """
-
-    logp: Array
-    entropy: Array
-    statistics: dict[str, Array] = {}
-
-
 def score_batch(
     params: ArrayTree, batch: Batch, *, temperature: float = 1.0, statistics=()
-) -> Scored:
+) -> Scores:
     """What training computes of a batch, prompts shared by their groups.
 
     Args:
@@ -68,12 +54,12 @@ def score_batch(
       temperature: Of the policy.
       statistics: Those of a recipe.
     """
-    return Scored(*Scorer(model()[0], temperature)(params, batch, dict(statistics)))
+    return Scorer(model()[0], temperature)(params, batch, dict(statistics))
 
 
 def score_rows(
     params: ArrayTree, batch: Batch, *, statistics=(), network: Model | None = None
-) -> Scored:
+) -> Scores:
     """The same from one padded row a rollout: the prompt, then at once the response."""
     network, (P, G, T) = network or model()[0], batch.tokens.shape
     length = batch.prompt_tokens.shape[1] + T
@@ -93,18 +79,21 @@ def score_rows(
     hidden = hidden.reshape(P, G, length, -1)
     before = jnp.broadcast_to(prompt_length - 1 + jnp.arange(T), (P, G, T))
     hidden = jnp.take_along_axis(hidden, before[..., None], axis=2)
-    places = (hidden, network.output_matrix(params), batch.tokens)
+    matrix = network.output_matrix(params)
     rows = {k: x for k, x in batch.extras.items() if x.shape[:3] == batch.mask.shape}
-    values = logprobs.vocabulary_statistics(dict(statistics), *places, mask=batch.mask, rows=rows)
-    return Scored(*logprobs.token_logprobs(*places, mask=batch.mask), values)
+    values = logprobs.vocabulary_statistics(
+        dict(statistics), hidden, matrix, batch.tokens, mask=batch.mask, rows=rows
+    )
+    logp, entropy = logprobs.token_logprobs(hidden, matrix, batch.tokens, mask=batch.mask)
+    return Scores(logp, entropy, values)
 
 
 class Layout(NamedTuple):
     """One way to compute log-probabilities, and its gradient, compiled for all recipes.
 
     Attributes:
-      score: ``(params, batch) -> Scored``.
-      pull: ``(params, batch, gradients in what Scored holds) -> d params``.
+      score: ``(params, batch) -> Scores``.
+      pull: ``(params, batch, gradients in what Scores holds) -> d params``.
     """
 
     score: Callable
@@ -125,7 +114,7 @@ def layout(function: Callable, recipe: Recipe, **options) -> Layout:
 def _layout(function: Callable) -> Layout:
 
     def pull(params, batch, cotangents):
-        return jax.vjp(lambda p: function(p, batch), params)[1](Scored(*cotangents))[0]
+        return jax.vjp(lambda p: function(p, batch), params)[1](Scores._make(cotangents))[0]
 
     return Layout(jax.jit(function), jax.jit(pull))
 
@@ -142,7 +131,7 @@ def model_case(recipe: Recipe) -> Case:
         return logp + jnp.asarray(rng.normal(0.0, 0.3, logp.shape), jnp.float32)
 
     batch = batch.replace(old_logp=near(), behavior_logp=near(), ref_logp=near())
-    return Case(batch, *scored)
+    return Case(batch, scored.logp, scored.entropy, scored.statistics)
 
 
 def widened(batch: Batch, more: int) -> Batch:
@@ -155,18 +144,15 @@ def widened(batch: Batch, more: int) -> Batch:
     changes |= {"tokens": pad(batch.tokens, 1), "prompt_tokens": pad(batch.prompt_tokens, 1)}
     for name in ("old_logp", "behavior_logp", "ref_logp"):
         changes[name] = pad(getattr(batch, name), np.nan)
-    return batch.replace(
-        **changes, extras={k: _pad(x, batch, more) for k, x in batch.extras.items()}
-    )
 
+    def pad_extra(x):
+        if x.shape[:3] != batch.mask.shape:
+            return x
+        fill = np.nan if jnp.issubdtype(x.dtype, jnp.floating) else 0
+        widths = [(0, more if axis == 2 else 0) for axis in range(x.ndim)]
+        return jnp.pad(x, widths, constant_values=fill)
 
-def _pad(x, batch: Batch, more: int):
-    """An extra with ``more`` tokens, if it has any."""
-    if x.shape[:3] != batch.mask.shape:
-        return x
-    fill = np.nan if jnp.issubdtype(x.dtype, jnp.floating) else 0
-    widths = [(0, more if axis == 2 else 0) for axis in range(x.ndim)]
-    return jnp.pad(x, widths, constant_values=fill)
+    return batch.replace(**changes, extras={k: pad_extra(x) for k, x in batch.extras.items()})
 
 
 def packed(batch: Batch) -> Batch:
@@ -256,7 +242,8 @@ def rollout_cases(recipe: Recipe) -> list[tuple[dict, Case]]:
     for options, batch in sampled_batches():
         way = layout(score_batch, recipe, temperature=options["temperature"])
         scored = way.score(model()[1], batch)
-        pairs.append((options, Case(batch.replace(ref_logp=scored.logp), *scored)))
+        batch = batch.replace(ref_logp=scored.logp)
+        pairs.append((options, Case(batch, scored.logp, scored.entropy, scored.statistics)))
     return pairs
 
 
@@ -289,9 +276,10 @@ def check_model_precision(recipe: Recipe) -> None:
     scored = jax.jit(lambda params, batch: Scorer(network)(params, batch, statistics))(
         params, batch
     )
-    prepared, loss, *_ = evaluate(recipe, Case(batch, *scored))
+    case = Case(batch, scored.logp, scored.entropy, scored.statistics)
+    prepared, loss, *_ = evaluate(recipe, case)
     values = {
-        "logp": scored[0],
+        "logp": scored.logp,
         "loss": loss,
         "advantages": prepared.advantages,
         "weights": prepared.weights,

@@ -146,11 +146,13 @@ def check_delta(model: Model, params: ArrayTree) -> None:
     moved = [0.1 * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
     adapter, adapted = jax.tree.unflatten(tree, moved), adapted_model(model, config)
     tokens = _tokens(model, (P, G, T))
-    arguments = (tokens, _positions(tokens), _context(tokens))
+    positions, context = _positions(tokens), _context(tokens)
 
     @jax.jit
     def hidden(adapter):
-        return adapted.apply(Adapted(params, adapter), *arguments)[0].astype(jnp.float32)
+        return adapted.apply(Adapted(params, adapter), tokens, positions, context)[0].astype(
+            jnp.float32
+        )
 
     weights = jax.random.normal(jax.random.key(1), hidden(adapter).shape)
     grads = jax.jit(jax.grad(lambda x: jnp.sum(weights * hidden(x))))(adapter)
@@ -160,7 +162,7 @@ def check_delta(model: Model, params: ArrayTree) -> None:
             _fail("delta", f"the delta of {layer} changes nothing: `apply` must add x A B to x W.")
     if not getattr(model.config, "quantization", None):
         merged = merge_lora(Adapted(params, adapter), config)
-        expected, _ = _apply(model, merged, *arguments)
+        expected, _ = _apply(model, merged, tokens, positions, context)
         message = "a delta differs from weights that it is added to"
         _expect_equal("delta", model, hidden(adapter), expected, message)
 
@@ -168,13 +170,13 @@ def check_delta(model: Model, params: ArrayTree) -> None:
 def check_remat(model: Model, params: ArrayTree) -> None:
     """What the backward pass computes again changes neither hidden states nor gradients."""
     tokens = _tokens(model, (P, G, T))
-    arguments = (tokens, _positions(tokens), _context(tokens))
+    positions, context = _positions(tokens), _context(tokens)
     results = {}
     for remat in ("none", "dots", "full"):
 
         @jax.jit
         def loss(params, remat=remat):
-            hidden = model.apply(params, *arguments, remat=remat)[0]
+            hidden = model.apply(params, tokens, positions, context, remat=remat)[0]
             return jnp.sum(jnp.square(hidden.astype(jnp.float32)))
 
         results[remat] = jax.tree.leaves(jax.value_and_grad(loss)(params))

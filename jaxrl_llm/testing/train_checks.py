@@ -24,17 +24,6 @@ from jaxrl_llm.train.policy_gradient import prepare_key
 TEMPERATURE = 0.7
 
 
-def _gradient(recipe: Recipe) -> ArrayTree:
-    """The gradient in the parameters, from the parts of a step put together by hand."""
-    params, batch = model()[1], model_case(recipe).batch
-    way = layout(score_batch, recipe, temperature=TEMPERATURE)
-    key = prepare_key(jax.random.key(0), 0) if recipe.draws else None
-    prepared, _ = jax.jit(recipe.prepare)(batch, recipe.init(), key=key)
-    grads = compiled(recipe).loss_and_grad(*way.score(params, batch), prepared)[1]
-    scale = prepared.extras["update_scale"][0, 0, 0] if "update_scale" in prepared.extras else 1.0
-    return jax.tree.map(lambda x: scale * x, way.pull(params, batch, grads))
-
-
 def _descended(recipe: Recipe, *, microbatches: int = 1, mesh=None, rows=False) -> ArrayTree:
     """What one step of plain gradient descent subtracts: the gradient, as training applies it."""
     (network, params), batch = model(), model_case(recipe).batch
@@ -84,14 +73,24 @@ def check_train_step(recipe: Recipe, *, sizes: Sequence[tuple[int, int, int]] = 
     Raises:
       AssertionError: If an update differs.
     """
-    want = _gradient(recipe)
-    ways: dict[str, dict] = {"in 2 microbatches": {"microbatches": 2}}
-    ways["packed in rows, in 4 microbatches"] = {"microbatches": 4, "rows": True}
+    params, batch = model()[1], model_case(recipe).batch
+    way = layout(score_batch, recipe, temperature=TEMPERATURE)
+    key = prepare_key(jax.random.key(0), 0) if recipe.draws else None
+    prepared, _ = jax.jit(recipe.prepare)(batch, recipe.init(), key=key)
+    scored = way.score(params, batch)
+    loss_and_grad = compiled(recipe).loss_and_grad
+    grads = loss_and_grad(scored.logp, scored.entropy, scored.statistics, prepared)[1]
+    scale = prepared.extras["update_scale"][0, 0, 0] if "update_scale" in prepared.extras else 1.0
+    want = jax.tree.map(lambda x: scale * x, way.pull(params, batch, grads))
+    updates = {
+        "in 2 microbatches": _descended(recipe, microbatches=2),
+        "packed in rows, in 4 microbatches": _descended(recipe, microbatches=4, rows=True),
+    }
     for mesh in meshes(sizes):
         count = min(2, cases.P // batch_shards(mesh))
-        ways[f"on the mesh {dict(mesh.shape)}"] = {"mesh": mesh, "microbatches": count}
-    for where, options in ways.items():
-        got = _descended(recipe, **options)
+        where = f"on the mesh {dict(mesh.shape)}"
+        updates[where] = _descended(recipe, mesh=mesh, microbatches=count)
+    for where, got in updates.items():
         expect_close("check_train_step", recipe, f"the update {where}", got, want, tolerance=1e-4)
 
 

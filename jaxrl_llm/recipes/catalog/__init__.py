@@ -157,8 +157,12 @@ def as_table(methods: Sequence[Method] = CATALOG, *, style: str = "text") -> str
     lines += [(m.key, m.kind, _trains(m), m.arxiv, m.title) for m in methods]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     widths[-1] = max(8, _WIDTH - sum(widths[:-1]) - 2 * (len(widths) - 1))
+
+    def cut(text: str, width: int) -> str:
+        return (text if len(text) <= width else text[: width - 3] + "...").ljust(width)
+
     return "\n".join(
-        "  ".join(_cut(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        "  ".join(cut(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in lines
     )
 
@@ -168,10 +172,6 @@ def _trains(method: Method) -> str:
     if method.preset is None:
         return ""
     return "whole" if method.whole else "in part"
-
-
-def _cut(text: str, width: int) -> str:
-    return (text if len(text) <= width else text[: width - 3] + "...").ljust(width)
 
 
 def _peers(method: Method) -> str:

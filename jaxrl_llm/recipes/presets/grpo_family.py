@@ -141,7 +141,17 @@ def dapo(
       Yu et al. (arXiv:2503.14476), with their 16 updates a batch. The dual clip of 10 is that of
       the released scripts (verl's recipe); the paper does not mention it.
     """
-    _check_effect(dynamic_sampling, metric, max_length, overlong_buffer, overlong_factor)
+    if metric is not None and not dynamic_sampling:
+        raise ValueError(f"dapo: metric={metric!r} has no effect without dynamic_sampling=True.")
+    if (max_length is None) != (overlong_buffer is None):
+        raise ValueError(
+            "dapo: max_length and overlong_buffer go together; got "
+            f"{max_length} and {overlong_buffer}."
+        )
+    if overlong_buffer is None and overlong_factor != 1.0:
+        raise ValueError(
+            f"dapo: overlong_factor={overlong_factor:g} has no effect without overlong_buffer."
+        )
     advantage = stateless(advantages.grpo)
     if overlong_buffer is not None:
         shaped = stateless(
@@ -165,21 +175,6 @@ def dapo(
         minibatches=16,
         paper="arXiv:2503.14476",
     )
-
-
-def _check_effect(dynamic_sampling, metric, max_length, overlong_buffer, overlong_factor) -> None:
-    """Raises ValueError if an option would be ignored, or one that it takes is missing."""
-    if metric is not None and not dynamic_sampling:
-        raise ValueError(f"dapo: metric={metric!r} has no effect without dynamic_sampling=True.")
-    if (max_length is None) != (overlong_buffer is None):
-        raise ValueError(
-            "dapo: max_length and overlong_buffer go together; got "
-            f"{max_length} and {overlong_buffer}."
-        )
-    if overlong_buffer is None and overlong_factor != 1.0:
-        raise ValueError(
-            f"dapo: overlong_factor={overlong_factor:g} has no effect without overlong_buffer."
-        )
 
 
 def mc_grpo(
