@@ -50,7 +50,7 @@ def token_logprobs(
       mask: bool ``[..., T]``, True = keep. Elsewhere both results are 0, and neither hidden states
         nor targets nor support are read.
       support: The tokens each target was drawn from, with leading axes ``[..., T]``; None for the
-        whole vocabulary.
+        full vocabulary.
       chunk_size: Bounds the logits that exist at one time to ``chunk_size * V``, or to twice the
         size of the hidden states where that is more: narrower blocks take longer than they save.
         Three such blocks are in memory at most.

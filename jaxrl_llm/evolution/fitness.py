@@ -2,7 +2,8 @@
 
 Every function takes scores with the members along the last axis and higher for better. Leading axes
 are groups of members that share a prompt: ``[P, G]``, whose shaped values, flattened, are those of
-the population. Where all scores of a group are equal, its members get exactly 0.
+the population. Where all scores of a group are equal, its members get exactly 0. Scores that are
+not floating point raise TypeError; only :func:`pair_sign` also takes integers.
 """
 
 import math
@@ -38,7 +39,7 @@ def fill_missing(scores: Array, *, where: Array | None = None) -> tuple[Array, A
       ``[...]``.
 
     Raises:
-      TypeError: If ``scores`` is not floating point or ``where`` is not bool.
+      TypeError: If ``where`` is not bool.
       ValueError: If the shapes differ.
 
     Example:
@@ -79,7 +80,6 @@ def zscore(
       float32 ``[..., N]``.
 
     Raises:
-      TypeError: If ``scores`` is not floating point.
       ValueError: If ``deviation`` is unknown or ``eps`` is negative.
 
     Example:
@@ -114,7 +114,6 @@ def question_fitness(scores: Array) -> Array:
       float32 ``[N]``; 0 throughout where all scores are equal.
 
     Raises:
-      TypeError: If ``scores`` is not floating point.
       ValueError: If ``scores`` has not two axes.
 
     Example:
@@ -145,7 +144,6 @@ def mean_fitness(scores: Array, *, shape: Callable[[Array], Array] = zscore) -> 
       float32 ``[N]``.
 
     Raises:
-      TypeError: If ``scores`` is not floating point.
       ValueError: If ``scores`` has not two axes.
 
     Example:
@@ -182,7 +180,6 @@ def centered_ranks(scores: Array, *, ties: Literal["index", "mean"] = "index") -
       float32 ``[..., N]``, adding up to 0 over a group.
 
     Raises:
-      TypeError: If ``scores`` is not floating point.
       ValueError: If ``ties`` is unknown.
 
     Example:
@@ -293,7 +290,7 @@ def best_of(scores: Array, *, k: int | None = None) -> Array:
       float32 ``[...]``.
 
     Raises:
-      TypeError: If ``scores`` is not floating point or ``k`` is not an integer.
+      TypeError: If ``k`` is not an integer.
       ValueError: If ``k`` is below 1 or above S.
 
     Example:

@@ -20,7 +20,7 @@ class Batch:
     """What a recipe needs of a set of rollouts; groups lie along axis 1, P is the sharded axis.
 
     A field that is None is absent from the pytree. ``Recipe.prepare`` fills the last three, and
-    adds to ``extras`` what the recipe computes; numbers for the whole batch are
+    adds to ``extras`` what the recipe computes; numbers for the full batch are
     ``[P, 1, 1]`` there, so that they divide into microbatches and shards like everything else.
 
     Attributes:
@@ -39,7 +39,7 @@ class Batch:
       ref_logp: float32 ``[P, G, T]``, of the frozen reference.
       support: The tokens that each one was drawn from, with leading axes ``[P, G, T]``. The policy
         that trains, the proximal one and the reference are renormalized over them, so that a
-        sampler that truncates does not make ratios. None for the whole vocabulary.
+        sampler that truncates does not make ratios. None for the full vocabulary.
       packing: How the responses are laid out for models: several in a row. No number changes but by
         rounding, and none of the other arrays. None for a row each.
       reward_components: Rewards by name, float32 ``[P, G]`` each, for methods that keep several

@@ -17,7 +17,7 @@ def first_head(values: Array) -> Array:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class Critic:
-    """A critic's losses: it is a second model with an optimizer of its own.
+    """A critic's losses: it is a second model with a separate optimizer.
 
     The train step evaluates it before ``Recipe.prepare`` and puts ``old_values [P, G, T, C]`` and
     their combination ``values [P, G, T]`` into the batch, where advantages and ``returns`` name

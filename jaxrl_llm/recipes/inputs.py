@@ -36,7 +36,7 @@ EXTRAS: dict[str, Extra] = {
     "flawed": Extra("PG", "bool", "whether a judge calls the reasoning flawed"),
     "budgets": Extra("PG", "float", "token budget in the rollout's prompt"),
     "steered": Extra("PG", "bool", "sampled with help, or by another policy"),
-    "has_teacher": Extra("PG", "bool", "whether the teacher reads a prompt of its own"),
+    "has_teacher": Extra("PG", "bool", "whether the teacher reads a different prompt"),
     "similarity": Extra("PGH", "float", "to the rollouts of the same question's paraphrases"),
     "grad_sq_norms": Extra("PG", "float", "squared norm of the score of the response"),
     "median_advantages": Extra("PG", "float", "rewards minus their group median, scaled"),

@@ -59,7 +59,7 @@ class Recipe:
         leave their group's baseline. A sequence-level surrogate takes only a correction that is
         marked with ``core.traits(level="sequence")``.
       curation: Transform ``rewards [P, G] -> where [P, G]``, with the same context as
-        ``advantage``; its result is combined with the batch's own ``where`` by "and".
+        ``advantage``; its result is combined with the batch's ``where`` by "and".
       selection: ``(advantages, mask) -> keep [P, G, T]`` and what it names of the same context:
         tokens that leave the mask after the advantages, so that they stay in every baseline.
       computed: Numbers that the method needs beyond the batch: ``Computed(name, function, source)``
@@ -68,7 +68,7 @@ class Recipe:
       critic: A value model that is trained with the policy; see :class:`Critic`.
       reference: ``(reference, params, step) -> reference``, how the reference model moves after
         each step; None keeps it frozen.
-      inputs: Names of extras of your own that the batch holds.
+      inputs: Names of further extras that the batch holds.
       epochs: How many times the method passes over a batch; what a run uses unless its config has
         another number.
       minibatches: Into how many parts, with an optimizer step each, an epoch divides the batch.
@@ -240,7 +240,7 @@ class Recipe:
           key: A typed key, for a recipe that ``draws``; others have no use for it.
 
         Returns:
-          The batch, for ``loss`` in any microbatches of whole groups, and the next state.
+          The batch, for ``loss`` in any microbatches of complete groups, and the next state.
 
         Raises:
           ValueError: If fields of the batch disagree about a shape, the group has one rollout and
@@ -305,7 +305,7 @@ class Recipe:
         return batch.check(), AlgoState(advantage, curation, controllers, state.last_kl)
 
     def weigh(self, batch: Batch) -> Batch:
-        """The batch with the weights of the loss, and of the critic's, from its own mask.
+        """The batch with the weights of the loss, and of the critic's, from its mask.
 
         ``prepare`` ends with it. A train step that divides the batch into minibatches calls it on
         each, so that the weights of every optimizer step add up as those of a batch do.
@@ -331,7 +331,7 @@ class Recipe:
         entropy: Array | None = None,
         statistics: Mapping[str, Array] | None = None,
     ) -> Array:
-        """The whole loss: a weighted sum of token losses, so that parts of a batch simply add.
+        """The loss: a weighted sum of token losses, so that parts of a batch simply add.
 
         Args:
           logp: ``[P, G, T]`` log-probabilities of the policy being trained, of all prompts or of
@@ -342,7 +342,7 @@ class Recipe:
             "policy".
 
         Returns:
-          A float32 scalar. Its gradient over microbatches sums to that of the whole batch.
+          A float32 scalar. Its gradient over microbatches sums to that of the full batch.
 
         Raises:
           ValueError: If the batch was not prepared, shapes differ, a needed input is absent, or the

@@ -75,7 +75,7 @@ class Computed(NamedTuple):
 
         - ``"controller"``: a Transform ``rewards [P, G] -> scalar``, a coefficient with a state.
         - ``"batch"``: ``function(advantages, **context)``, an array with leading axis P or a
-          scalar, computed on the whole batch after the advantages. The name ``"update_scale"`` is
+          scalar, computed on the full batch after the advantages. The name ``"update_scale"`` is
           a scalar by which the train step multiplies the optimizer's update.
         - ``"policy"``: a vocabulary statistic ``function(logits [N, V], targets [N]) -> [N, ...]``
           of the policy being trained, with the extras that it names, row by row; computed in chunks
@@ -360,7 +360,7 @@ def _check_names(recipe) -> None:
 def _check_read(recipe) -> None:
     """Raises ValueError if something is computed under a name that no function reads.
 
-    A function of one's own that takes ``**context`` may read anything. Controllers do not count,
+    A user's function that takes ``**context`` may read anything. Controllers do not count,
     since they all take it.
     """
     prepare, loss = readers(recipe)

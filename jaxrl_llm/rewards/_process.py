@@ -19,7 +19,7 @@ from jaxrl_llm.rewards.scoring import name_of
 
 _START_SECONDS = 120.0  # a worker may import something heavy before its first call
 _END_SECONDS = 5.0  # what a process may take to end
-_GRACE_SECONDS = 5.0  # what a worker may outlive a deadline, should nobody be left to end it
+_GRACE_SECONDS = 5.0  # what a worker may outlive a deadline if its parent is gone
 _SMALL = 4096  # bytes that a pipe takes without a reader
 
 

@@ -61,7 +61,7 @@ def overlong_rewards(
 ) -> Array:
     """Rewards plus :func:`overlong_penalty` of their responses; the form for a chain.
 
-        r_i + penalty(tokens kept in mask_i)
+        r_i + penalty(tokens in mask_i)
 
     Args:
       rewards: ``[..., G]``, floating point.

@@ -26,7 +26,7 @@ def _kill_all(processes: set[Process]) -> None:
 
 
 class _Silence:
-    """How long nothing was heard, on a clock that stands while nobody asks; entered to ask."""
+    """Seconds since the last value, on a clock that stops between calls; entered to make one."""
 
     def __init__(self) -> None:
         self._lock, self._asking = threading.Lock(), 0
@@ -44,7 +44,7 @@ class _Silence:
             self._left = time.monotonic()
 
     def end(self) -> None:
-        """Something was heard."""
+        """A call gave a value."""
         self._heard = time.monotonic()
 
     def seconds(self) -> float:
@@ -232,7 +232,7 @@ class VerifierPool:
         try:
             process, outcome = self._ask(process, arguments)
         except BaseException as error:
-            # Even a dead one: whoever gets it replaces it, and nobody waits for ever.
+            # Even a dead one: the next call replaces it, and no call waits for ever.
             self._idle.put(process)
             if not isinstance(error, OSError):
                 raise

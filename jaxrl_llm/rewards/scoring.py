@@ -75,7 +75,7 @@ def in_batch(
     try:
         return done.result(timeout=deadline)
     except TimeoutError:
-        if done.done():  # its own
+        if done.done():  # raised by the reward itself
             raise
         raise RewardError(
             f"Reward {name_of(reward)} gave nothing for a batch of {len(prompts)} completions "
@@ -84,7 +84,7 @@ def in_batch(
 
 
 class _Threads(ThreadPoolExecutor):
-    """Threads that nobody waits for: neither the end of an event loop nor that of the program."""
+    """Threads that neither the end of an event loop nor that of the program waits for."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -24,7 +24,7 @@ def fapo_reward(
 
     Args:
       rewards: ``[...]``, floating point; above 0 for a right answer, so 0/1 and -1/1 both serve.
-      flawed: bool ``[...]``, True where the judge found a flaw. It says nothing of wrong answers;
+      flawed: bool ``[...]``, True where the judge found a flaw. It does not concern wrong answers;
         a verdict that could not be read is False.
       lam: What a flaw costs, 0 or above.
       where: bool ``[...]``, True for rollouts to include; the rest are not read and get 0.

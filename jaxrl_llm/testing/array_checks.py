@@ -27,28 +27,28 @@ MESHES = ((8, 1, 1), (1, 8, 1), (1, 1, 8), (4, 2, 1), (2, 1, 4), (2, 2, 2))
 
 
 def check_microbatches(recipe: Recipe) -> None:
-    """The gradient of the whole batch is the sum of those of 2 or 4 parts with unequal tokens.
+    """The gradient of the full batch is the sum of those of 2 or 4 parts with unequal tokens.
 
     The parts are those of a train step, every second or fourth prompt. It fails where a loss
-    divides by something that it finds in its own part.
+    divides by something that it computes from its part.
 
     Raises:
       AssertionError: If they differ.
     """
     case = make_case(recipe=recipe)
-    whole = evaluate(recipe, case)
+    full = evaluate(recipe, case)
     part_loss = compiled(recipe).loss_and_grad
     for count in (2, 4):
         total, where = 0.0, f"in {count} microbatches"
         for i in range(count):
-            inputs = (case.logp, case.entropy, case.statistics, whole.batch)
+            inputs = (case.logp, case.entropy, case.statistics, full.batch)
             part = jax.tree.map(lambda x, i=i, count=count: x[i::count], inputs)
             logp, entropy, statistics, batch = part
             loss, grads = part_loss(logp, entropy, statistics, batch)
-            want = jax.tree.map(lambda x, i=i, count=count: x[i::count], whole.grads)
+            want = jax.tree.map(lambda x, i=i, count=count: x[i::count], full.grads)
             expect_close("check_microbatches", recipe, f"gradient {where}", grads, want)
             total += loss
-        expect_close_loss("check_microbatches", recipe, f"loss {where}", total, whole.loss)
+        expect_close_loss("check_microbatches", recipe, f"loss {where}", total, full.loss)
 
 
 def meshes(sizes=MESHES) -> list[jax.sharding.Mesh]:
@@ -77,7 +77,7 @@ def check_devices(recipe: Recipe) -> None:
     case = make_case(recipe=recipe)
     want = evaluate(recipe, case)
     for mesh in meshes():
-        with jax.set_mesh(mesh):  # a function may look at the mesh around it
+        with jax.set_mesh(mesh):  # a function may read the mesh around it
             got = evaluate(recipe, jax.device_put(case, batch_sharding(mesh)))
         where = f"on the mesh {dict(mesh.shape)}"
         expect_same("check_devices", recipe, where, got, want, tolerance=1e-5)
@@ -268,7 +268,7 @@ def expect_policy_gradient(check: str, recipe: Recipe, case: Case, tolerance: fl
     """Raises unless the gradient is that of the plain policy gradient, plus the regularizers'.
 
     The case must be on policy: ``old_logp`` None or equal to ``logp``, and so ``ref_logp``. A
-    surrogate with an objective of its own has only to be finite.
+    surrogate with another objective has only to be finite.
     """
     result = evaluate(recipe, case)
     prepared, grad = result.batch, result.grads[0]

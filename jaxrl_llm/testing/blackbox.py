@@ -50,7 +50,7 @@ def quadratic(x: Array, center: Array | float = 0.0) -> Array:
 
 
 def rastrigin(x: Array) -> Array:
-    """A bowl full of local tops, one near each point of whole numbers; the best is 0 at the origin.
+    """A bowl full of local tops, one near each point of integers; the best is 0 at the origin.
 
         f(x) = -sum_i (x_i^2 + 10 (1 - cos(2 pi x_i)))
 
@@ -108,12 +108,12 @@ def evolve(
 ) -> tuple[ArrayTree, np.ndarray]:
     """Evolution strategies on any score: perturb, score, shape, and one step of an optimizer.
 
-    What a user writes in a few lines for a task of their own, for tests and notebooks. All leaves
+    What a user writes in a few lines for a new task; for tests and notebooks. All leaves
     move; a member whose score is not finite counts as the worst.
 
     Args:
       params: Pytree of floating point arrays.
-      key: A typed key, that of the whole run.
+      key: A typed key, that of the run.
       score: From the parameters of all members, with an axis N in front of every leaf, and the
         number of the step, to scores ``[N]``; need not be traceable.
       steps: How many.
@@ -129,7 +129,7 @@ def evolve(
       ``[steps]``.
 
     Raises:
-      TypeError: If ``key`` is not one typed key or a count is not a whole number.
+      TypeError: If ``key`` is not one typed key or a count is not an integer.
       ValueError: If ``population`` is odd, ``sigma`` is not above 0, or ``rank`` does not fit.
 
     Example:

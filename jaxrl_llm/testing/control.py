@@ -32,7 +32,7 @@ def mlp_init(key: Array, sizes: Sequence[int]) -> ArrayTree:
       ``{"0": {"kernel": [in, out], "bias": [out]}, "1": ...}``, float32.
 
     Raises:
-      TypeError: If ``key`` is not one typed key or a size is not a whole number.
+      TypeError: If ``key`` is not one typed key or a size is not an integer.
       ValueError: If there are fewer than two sizes or one is below 1.
 
     Example:
@@ -71,7 +71,7 @@ def mlp(params: ArrayTree, x: Array) -> Array:
 
     Raises:
       TypeError: If ``x`` is not floating point.
-      ValueError: If ``x`` does not fit the first layer.
+      ValueError: If ``x`` does not match the first layer.
 
     Example:
       >>> import jax
@@ -117,7 +117,7 @@ def control_returns(params: ArrayTree, seed: int, *, name: str = "CartPole-v1") 
 
     Raises:
       ImportError: If gymnasium is not installed.
-      ValueError: If the environment's actions are not discrete, or the network does not fit it.
+      ValueError: If the environment's actions are not discrete, or the network does not match it.
 
     Example:
       >>> import jax

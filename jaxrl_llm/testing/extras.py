@@ -37,7 +37,7 @@ def make_extras(batch: Batch, *, seed: int = 0, heads: int = 1) -> dict[str, Arr
         "grad_sq_norms": rng.uniform(0.5, 2.0, (p, g)),
         "median_advantages": rng.normal(0, 1, (p, g)),
         "turn_rewards": rng.uniform(0, 1, (p, g, _TURNS)),
-        # At least the square of the sampled token's own probability.
+        # At least the square of the sampled token's probability.
         "sum_pi_sq": np.exp(2 * np.minimum(old_logp, 0)) + rng.uniform(0, 0.1, mask.shape),
         "sum_pi_cubed": np.exp(3 * np.minimum(old_logp, 0)) + rng.uniform(0, 0.01, mask.shape),
         "hidden_sq": rng.uniform(20.0, 40.0, mask.shape),

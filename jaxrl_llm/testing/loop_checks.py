@@ -1,4 +1,4 @@
-"""The training loop runs a method whole: steps by its name, after which its state has moved."""
+"""The training loop runs a complete method by its name, and its state moves."""
 
 import math
 import tempfile

@@ -215,7 +215,7 @@ def check_packing(model: Model, params: ArrayTree) -> None:
 def check_sharding(model: Model, params: ArrayTree) -> None:
     """The sharding rules name parameters that exist, with no more axes than they have.
 
-    A model that stays whole on every device says so with ``sharding_rules=()``.
+    A model that is replicated on every device declares it with ``sharding_rules=()``.
     """
     mesh, used = jax.sharding.AbstractMesh((1, 2, 2), AXES), set()
     for path, x in jax.tree_util.tree_leaves_with_path(params):
@@ -260,7 +260,7 @@ def _prompts(model: Model, params: ArrayTree):
 
 
 def _with_and_without_prefix(model: Model, params: ArrayTree) -> tuple[Array, Array]:
-    """Hidden states of responses after a shared prefix, and of whole rows."""
+    """Hidden states of responses after a shared prefix, and of full rows."""
     prompts, lengths, responses, prefix, prefix_mask = _prompts(model, params)
     positions = jnp.broadcast_to(lengths[:, None, None] + jnp.arange(T), responses.shape)
     context = AttentionContext(jnp.ones(responses.shape, bool), prefix, prefix_mask)

@@ -90,27 +90,27 @@ def select(*, kind: str | None = None, name: str | None = None) -> tuple[Method,
       >>> [method.key for method in catalog.select(name="soup")]
       ['salsa_soup_ref']
     """
-    found = CATALOG
+    rows = CATALOG
     if kind is not None:
         checks.check_option("methods", "kind", kind, KINDS)
-        found = tuple(method for method in found if method.kind == kind)
+        rows = tuple(method for method in rows if method.kind == kind)
     if name is None:
-        return found
-    exact = tuple(method for method in found if name in (method.key, method.preset))
+        return rows
+    exact = tuple(method for method in rows if name in (method.key, method.preset))
     if exact:
         return exact
     word = name.lower()
-    found = tuple(
+    rows = tuple(
         method
-        for method in found
+        for method in rows
         if any(word in text.lower() for text in (method.key, method.title, *method.functions))
     )
-    if not found:
+    if not rows:
         near = difflib.get_close_matches(name, [method.key for method in CATALOG], n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         of_kind = "" if kind is None else f" of kind {kind!r}"
         raise ValueError(f"methods: no method{of_kind} matches {name!r}.{hint}")
-    return found
+    return rows
 
 
 def rows(methods: Sequence[Method] = CATALOG) -> list[dict]:
@@ -168,7 +168,7 @@ def as_table(methods: Sequence[Method] = CATALOG, *, style: str = "text") -> str
 
 
 def _trains(method: Method) -> str:
-    """Whether a run by the preset's name is the whole method."""
+    """Whether a run by the preset's name trains the complete method."""
     if method.preset is None:
         return ""
     return "whole" if method.whole else "in part"

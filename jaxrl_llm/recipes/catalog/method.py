@@ -19,7 +19,7 @@ KINDS = (
 
 
 class Confirmed(NamedTuple):
-    """A function whose numbers are held to those of a peer's own code, value and gradient.
+    """A function whose numbers are compared with those of a peer's code, value and gradient.
 
     Attributes:
       peer: Name and version, or the commit of a paper's repository.
@@ -46,7 +46,7 @@ class Method:
       preset: Key in ``PRESETS``, or None.
       missing: What the method asks for and a training run by the preset's name does not do; ""
         where nothing is missing.
-      verified_against: Our own checks of its numbers, besides what peers confirmed.
+      verified_against: Our checks of its numbers, in addition to what peers confirmed.
       confidence: CODE (formula read in released code), PAPER, NOTES or ABSTRACT.
     """
 
@@ -62,5 +62,5 @@ class Method:
 
     @property
     def whole(self) -> bool:
-        """Whether a training run by the preset's name is the whole method."""
+        """Whether a training run by the preset's name trains the complete method."""
         return self.preset is not None and not self.missing

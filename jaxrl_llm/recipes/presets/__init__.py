@@ -1,4 +1,4 @@
-"""One preset a paper: a function of the method's own options that returns a Recipe.
+"""One preset a paper: a function of the method's options that returns a Recipe.
 
 A preset's docstring describes how it differs from this:
 

@@ -267,7 +267,7 @@ def clip_cov(
         token loss = 0 where selected, else -min(r A, clip(r, 1 - eps_low, 1 + eps_high) A)
         loss = mean over tokens of token loss; the selected count in the mean
 
-    The selection is made once, on the whole batch, with the policy at the start of the step.
+    The selection is made once, on the full batch, with the policy at the start of the step.
 
     Args:
       ratio: Share of the tokens that is selected.
@@ -306,7 +306,7 @@ def kl_cov(*, ratio: float = 2e-3, coef: float = 1.0) -> Recipe:
         selected = the ratio of all tokens with the largest cov
         token loss = -r A + coef |logp - old_logp| where selected
 
-    The selection is made once, on the whole batch, with the policy at the start of the step. There
+    The selection is made once, on the full batch, with the policy at the start of the step. There
     is no clip. In the first optimizer step on a batch the policy is the old one and the penalty 0.
 
     Args:

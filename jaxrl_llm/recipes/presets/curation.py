@@ -89,7 +89,7 @@ def capo(
 ) -> Recipe:
     """GRPO without the tokens whose curvature makes a large step dangerous.
 
-        u = A |h|^2 (onehot - pi), what a token's own step of plain ascent adds to its logits
+        u = A |h|^2 (onehot - pi), what a step of plain ascent on one token adds to its logits
         m_F = lr^2 / 2 ((onehot - pi).u)^2;  m_H = lr A (onehot - pi).u + lr^2 / 2 * curvature
         train on the tokens with m_F < tau_f and |m_H| < tau_h
         loss = mean over responses of the mean over the tokens left of token loss
@@ -99,8 +99,8 @@ def capo(
 
     Args:
       lr: Learning rate of the optimizer, as the scores see it.
-      hidden_sq: |h|^2, one number for all tokens; None takes each token's own, which the train step
-        computes.
+      hidden_sq: |h|^2, one number for all tokens; None takes that of each token, which the
+        train step computes.
       tau_h: Bound of the change of the objective.
       tau_f: Bound of the change of the policy.
       symmetric: Whether a step that lowers the objective by less than ``tau_h`` trains.
@@ -178,7 +178,7 @@ def fapo(*, lam: float = 1.0, eps_low: float = 0.2, eps_high: float = 0.28) -> R
         A = (R - mean_group R) / (std_group R + 1e-6)
 
     An answer is right if its reward is above 0. The flaws are a judge's verdict, in the batch
-    as ``flawed``; the judge's own training reward is ``rewards.genrm_step_reward``.
+    as ``flawed``; the judge's training reward is ``rewards.genrm_step_reward``.
 
     Args:
       lam: What a flaw costs.
@@ -307,7 +307,7 @@ def llds(
 
     Args:
       coef: Weight of the penalty.
-      level: What must have lost likelihood in total: each "action" or the whole "response".
+      level: What must have lost likelihood in total: each "action" or the full "response".
       kl_coef: Weight of the KL term (k3); 0 leaves it out, and with it the reference model.
 
     Example:

@@ -55,7 +55,7 @@ def rollout_correction(
 
     References:
       The decoupled mode of verl 0.9's rollout correction, CODE reading; DeepSeek-V3.2
-      (arXiv:2512.02556), NOTES reading. verl's own clip is the same on both sides by default; 0.28
+      (arXiv:2512.02556), NOTES reading. verl's clip is the same on both sides by default; 0.28
       above is DAPO's.
     """
     weights = bind(corrections.importance_weights, level=level, cap=cap, normalize=normalize)
@@ -217,8 +217,8 @@ def vcpo(*, cap: float = 8.0, rho_base: float = 1.0, power: float = 0.5) -> Reci
     bring as ``grad_sq_norms``; without it the length takes its place. Each batch serves one update.
 
     Args:
-      cap: Greatest weight in the loss, at least 1; the baseline and the step take the whole weight.
-      rho_base: Share of effective samples from which on the step is whole.
+      cap: Greatest weight in the loss, at least 1; the baseline and the step are uncapped.
+      rho_base: Share of effective samples from which on the step has full size.
       power: 0.5 for optimizers that normalize the gradient, 1 for SGD.
 
     Returns:

@@ -25,7 +25,7 @@ def rloo() -> Recipe:
     References:
       Ahmadian et al., Back to Basics (arXiv:2402.14740). verl's ``rloo`` is the advantage alone and
       trains with the clipped ratio and the configured aggregation; TRL's RLOOTrainer clips the
-      ratio of whole sequences and may normalize the advantages.
+      ratio of sequences and may normalize the advantages.
     """
     return from_base(
         name="rloo",
@@ -155,11 +155,11 @@ def reinforce_pp_baseline(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """Rewards minus their group mean, scaled by one deviation for the whole batch.
+    """Rewards minus their group mean, scaled by one deviation for the full batch.
 
         a = r - mean_group r;  A = (a - mean a) / std a
 
-    A group that agrees does not get its own tiny deviation; with ``norm="token"`` it gets a small
+    A group that agrees is not divided by its tiny deviation; with ``norm="token"`` it gets a small
     advantage where lengths differ.
 
     Args:
@@ -190,7 +190,7 @@ def trloo(
     eps_high: float = 0.28,
     dual_clip: float | None = 3.0,
 ) -> Recipe:
-    """Turn-level leave-one-out, for rollouts whose turns have rewards of their own.
+    """Turn-level leave-one-out, for rollouts whose turns have separate rewards.
 
         R[i, k] = sum over turns j >= k of gamma^(j - k) r[i, j]
         A[i, t] = R[i, k] - mean over the other rollouts of R[., k]     k the turn of token t

@@ -1,4 +1,4 @@
-"""Learning from something else than one's own rewards: demonstrations, a teacher, a guide."""
+"""Learning from more than the rewards of the policy: demonstrations, a teacher, a guide."""
 
 import jax.numpy as jnp
 
@@ -64,7 +64,7 @@ def sdpo(
         teacher = average of the policy's weights, after a prompt with a solution or feedback
         loss = mean over taught tokens of min(ratio, is_clip) divergence(student, teacher; alpha)
 
-    The divergence is over the ``top`` tokens that the policy found most likely at the start of the
+    The divergence is over the ``top`` most likely tokens of the policy at the start of the
     step, and their tail. A batch holds ``has_teacher``, and the teacher's prompts as
     ``teacher_prompt_tokens`` and ``teacher_prompt_mask``, or else ``teacher_logp`` of ``top_ids``;
     a reward or a rule outside of the recipe decides which rollouts get one. Rollouts without a
@@ -123,7 +123,7 @@ def srpo(
         token loss = w sdpo where routed, else -min(ratio A, clip(ratio, ...) A)
         w = exp(-beta H_teacher) over its mean over the routed tokens
 
-    The advantages are GRPO's, over the whole group. A batch holds what it does for :func:`sdpo`.
+    The advantages are GRPO's, over the full group. A batch holds what it does for :func:`sdpo`.
 
     Args:
       correct_at: Least reward of a correct rollout.
