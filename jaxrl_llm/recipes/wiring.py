@@ -62,7 +62,6 @@ STATUSES = ("experimental", "reproduced")
 SOURCES = ("old_policy", "reference", "teacher", "controller", "batch", "policy")
 # Those that are statistics over the vocabulary, computed before the batch is prepared.
 BEFORE_PREPARE = ("old_policy", "reference", "teacher")
-_STATISTICS = (*BEFORE_PREPARE, "policy")
 
 
 class Computed(NamedTuple):
