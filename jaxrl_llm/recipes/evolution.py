@@ -226,7 +226,7 @@ class EvolutionRecipe:
     def shape(self, scores: Array, *, where: Array | None = None) -> tuple[Array, Array]:
         """Fitness of the members from what they scored.
 
-        A score that is absent or no finite number counts as the worst of its prompt.
+        A score that is absent or non-finite counts as the worst of its prompt.
 
         Args:
           scores: ``[P, G tries]``, the tries of a member next to each other; higher is better.

@@ -62,7 +62,7 @@ class VerifierPool:
     a death of the process all score zero, are counted, and are warned about: one by one at first,
     then one line a batch. The training run goes on, until for `patience` seconds of scoring not one
     call has given a value. A worker that dies while it starts in place of another is replaced in
-    turn. A value that is no finite number is a mistake in the function rather than in a completion,
+    turn. A non-finite value is a mistake in the function rather than in a completion,
     and raises in `score` as usual. So does a `RewardError` of the function: a row that it cannot
     grade, whatever the completion.
 
