@@ -98,7 +98,7 @@ def test_the_number_zero_leaves_the_penalty_out():
         reinforce_pp(rewards, mask, where=where),
         reinforce_pp(rewards, mask, where=where, old_logp=old_logp, ref_logp=ref_logp),
     )
-    with pytest.raises(ValueError, match="reinforce_pp: ref_logp is None, and the KL penalty"):
+    with pytest.raises(ValueError, match="reinforce_pp: ref_logp is None; the KL penalty"):
         reinforce_pp(rewards, mask, old_logp=old_logp, kl_coef=0.1)
     with pytest.raises(ValueError, match="reinforce_pp: old_logp is None"):
         reinforce_pp(rewards, mask, ref_logp=ref_logp, kl_coef=jnp.float32(0.1))
