@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import json
 import operator
+import re
 import textwrap
 from collections.abc import Callable, Sequence
 from typing import Annotated
@@ -85,7 +86,7 @@ def _signature(name: str, function: Callable) -> list[str]:
     signature = inspect.signature(function)
     bare = [p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()]
     plain = signature.replace(parameters=bare, return_annotation=inspect.Signature.empty)
-    return _wrapped(f"{name}{plain}")
+    return _wrapped(re.sub(r"<function (\w+) at 0x[0-9a-f]+>", r"\1", f"{name}{plain}"))
 
 
 def _wrapped(text: str) -> list[str]:

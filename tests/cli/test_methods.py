@@ -178,3 +178,13 @@ def test_a_critic_of_the_config_file_is_changed_or_left_out(capsys):
     with pytest.raises(SystemExit):
         options.parse_config(config, ["--recipe", "dr_grpo"])
     assert "critic has no effect: recipe 'dr_grpo'" in capsys.readouterr().err
+
+
+def test_functions_as_defaults_are_shown_by_their_names(capsys):
+    shown = [
+        run(capsys, "methods", method.key)
+        for method in catalog.CATALOG
+        if any(path.startswith("evolution.") for path in method.functions)
+    ]
+    assert shown and not any(" at 0x" in out for _, out, _ in shown)
+    assert any("=zscore" in out for _, out, _ in shown)

@@ -229,7 +229,7 @@ def test_bad_weight_is_named(name):
         ("ppo_clip", {"eps_low": -0.1}, "eps_low must not be negative"),
         ("ppo_clip", {"eps_high": float("nan")}, "eps_high must not be negative"),
         ("ppo_clip", {"dual_clip": 1.0}, "dual_clip must be above 1"),
-        ("ppo_clip", {"dual_clip": float("nan")}, "dual_clip must be above 1"),
+        ("ppo_clip", {"dual_clip": float("nan")}, "dual_clip must not be negative; got nan"),
         ("dapo_clip", {"eps_high": -0.1}, "eps_high must not be negative"),
         ("dapo_clip", {"dual_clip": 0.5}, "dual_clip must be above 1"),
         ("gspo", {"eps_low": -1e-4}, "eps_low must not be negative"),
