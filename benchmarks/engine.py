@@ -161,7 +161,7 @@ def skewed(model, params, size, rounds: int) -> dict[str, Any]:
         return made
 
     # A static batch keeps its size until its longest response has ended.
-    whole = dataclasses.replace(engine(size["slots"] // group, group), tail=None)
+    whole = dataclasses.replace(engine(size["slots"] // group, group), small_grid=None)
     streaming = engine(size["skewed_rows"], size["slots"] // size["skewed_rows"])
 
     def static():
