@@ -61,7 +61,7 @@ def _run(argv: Sequence[str] | None) -> int:
             hint = f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(COMMANDS)}."
             raise UsageError(f"There is no command {name!r}.{hint}")
         warnings.showwarning = _show_warning
-        command = importlib.import_module(f"jaxrl_llm.cli.{name}_command")
+        command = importlib.import_module(f"jaxrl_llm.cli.{name}")
         return command.run(arguments[1:])
     except SystemExit as stop:  # tyro has printed the problem or the help
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)

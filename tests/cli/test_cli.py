@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jaxrl_llm import rewards
-from jaxrl_llm.cli import COMMANDS, main, train_command
+from jaxrl_llm.cli import COMMANDS, main, train
 from jaxrl_llm.cli.options import find_reward, load_config, load_target, parse_config
 from jaxrl_llm.data.questions import encode_prompts
 from jaxrl_llm.rewards import VerifierPool
@@ -196,7 +196,7 @@ def test_which_process_this_is_is_no_setting_of_the_run():
     words += ["--allow-changed"]
     words += ["--distributed.process", "0", "--distributed.coordinator=a:1", "--mesh.fsdp", "2"]
     kept = ["--steps", "3", "--seed", "1", "--mesh.fsdp", "2"]
-    assert train_command._settings(words, "a.py") == kept
+    assert train._settings(words, "a.py") == kept
 
 
 def test_train_evaluate_sample_and_resume(capsys, tmp_path, monkeypatch):
@@ -321,7 +321,7 @@ def test_a_run_is_sampled_as_it_was_trained(capsys, tmp_path, monkeypatch):
         asked.append((options["chat"], options["system"]))
         return encode_prompts(prompts, tokenizer, **options)
 
-    monkeypatch.setattr("jaxrl_llm.cli.sample_command.encode_prompts", encode)
+    monkeypatch.setattr("jaxrl_llm.cli.sample.encode_prompts", encode)
     changes = "data=dataclasses.replace(config.data, chat=True, system='Be brief.')"
     path = config_file(tmp_path, changes)
     for folder, options in (("chat", []), ("plain", ["--data.no-chat"])):

@@ -7,7 +7,7 @@ import re
 import pytest
 from test_cli import ROOT, config_file, one_sentence, run
 
-from jaxrl_llm.cli import methods_command, options
+from jaxrl_llm.cli import methods, options
 from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, catalog
 from jaxrl_llm.train import OptimizerConfig
 
@@ -64,7 +64,7 @@ def test_one_method_whole(capsys):
 
 @pytest.mark.parametrize("method", catalog.CATALOG, ids=lambda method: method.key)
 def test_every_method_is_described_in_a_terminals_width(method):
-    lines = methods_command.describe(method).splitlines()
+    lines = methods.describe(method).splitlines()
     assert lines[0].startswith(method.key) and len(lines) > 6
     assert all(len(line) <= 100 for line in lines)
 

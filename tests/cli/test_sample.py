@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 import jaxrl_llm as jr
-from jaxrl_llm.cli import completions, main, options, sample_command
+from jaxrl_llm.cli import completions, main, options, sample
 from jaxrl_llm.cli.completions import Live, OutFile, Printer
 
 TOKENIZER = jr.testing.ByteTokenizer()
 PROMPTS = ["one", "a longer prompt than the first", "three", "4", "five", "the sixth"]
 TOKENS = 12
-_make_engine, _engines = sample_command.make_engine, {}
+_make_engine, _engines = sample.make_engine, {}
 
 
 def _same_engine(model, **options):
@@ -42,7 +42,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("jaxrl_llm.models.load_model", lambda name, *, dtype: tiny(dtype))
     monkeypatch.setattr("jaxrl_llm.data.load_tokenizer", lambda name: TOKENIZER)
-    monkeypatch.setattr(sample_command, "make_engine", _same_engine)
+    monkeypatch.setattr(sample, "make_engine", _same_engine)
     Path("prompts.txt").write_text("\n".join(PROMPTS) + "\n")
 
 
@@ -74,13 +74,13 @@ def test_a_file_streams_through_slots_into_jsonl(capsys):
     assert rows[0, 0]["completion"] != rows[0, 1]["completion"]
     # The same requests through the whole-batch sampler.
     model, params = tiny()
-    sample = jr.rollout.make_sampler(
+    sampler = jr.rollout.make_sampler(
         model, max_new_tokens=TOKENS, group_size=2, stop_ids=TOKENIZER.eos_ids
     )
     chats = [TOKENIZER.chat([{"role": "user", "content": text}]) for text in PROMPTS]
-    requests = [[i, sample_command.MOST_PROMPTS + i] for i in range(len(PROMPTS))]
+    requests = [[i, sample.MOST_PROMPTS + i] for i in range(len(PROMPTS))]
     ids = [TOKENIZER.encode(chat) for chat in chats]
-    rollout = jax.device_get(sample(params, jax.random.key(0), ids, request_ids=requests))
+    rollout = jax.device_get(sampler(params, jax.random.key(0), ids, request_ids=requests))
     for (i, k), row in rows.items():
         mask = rollout.mask[i, k]
         assert row["completion"] == TOKENIZER.decode(rollout.tokens[i, k][mask])
@@ -182,7 +182,7 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_does_the_rest(capsys
 
 def test_siblings_that_ended_before_ctrl_c_are_kept(capsys, monkeypatch):
     # One slot: the group is open while its first completion has ended.
-    step, seen = sample_command.Timed.step, []
+    step, seen = sample.Timed.step, []
 
     def stepping(self):
         step(self)
@@ -190,7 +190,7 @@ def test_siblings_that_ended_before_ctrl_c_are_kept(capsys, monkeypatch):
         if len(seen) == 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(sample_command.Timed, "step", stepping)
+    monkeypatch.setattr(sample.Timed, "step", stepping)
     options = ("one", "--n", 3, "--slots", 1, "--out", "out.jsonl")
     _, err = run(capsys, *options, code=130)
     assert "Stopped: 0 of 1 prompts are done" in err
@@ -203,7 +203,7 @@ def test_ctrl_c_without_a_file_says_what_is_lost(capsys, monkeypatch):
     def stepping(self):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sample_command.Timed, "step", stepping)
+    monkeypatch.setattr(sample.Timed, "step", stepping)
     _, err = run(capsys, "one", "three", code=130)
     assert "Stopped: 0 of 2 prompts are done; --out FILE would keep them." in err
 
@@ -250,7 +250,7 @@ def test_options_of_the_draw_reach_it(capsys, monkeypatch):
         assert {name: options[name] for name in asked} == asked
         raise ValueError("make_engine: all of them came.")
 
-    monkeypatch.setattr(sample_command, "make_engine", refusing)
+    monkeypatch.setattr(sample, "make_engine", refusing)
     options = [x for name, value in asked.items() for x in (f"--{name.replace('_', '-')}", value)]
     _, err = run(capsys, "one", *options, code=2)
     assert "error: all of them came." in err
@@ -281,7 +281,7 @@ def test_the_page_of_the_engine_names_every_field():
 def test_commands_of_the_readme_have_options_that_exist():
     text = (Path(__file__).parents[2] / "README.md").read_text()
     lines = [shlex.split(x) for x in text.splitlines() if x.startswith("jaxrl-llm sample ")]
-    found = [options.parse(sample_command.Sample, line[2:], command="sample") for line in lines]
+    found = [options.parse(sample.Sample, line[2:], command="sample") for line in lines]
     assert found[0].prompts and found[1].out == Path("completions.jsonl")
 
 
@@ -363,7 +363,7 @@ def test_lines_of_a_terminal_are_answered_one_by_one(capsys, monkeypatch):
 
 
 def test_ctrl_c_at_a_terminal_ends_the_answer_only(capsys, monkeypatch):
-    step, seen = sample_command.Timed.step, []
+    step, seen = sample.Timed.step, []
 
     def stepping(self):
         seen.append(1)
@@ -371,7 +371,7 @@ def test_ctrl_c_at_a_terminal_ends_the_answer_only(capsys, monkeypatch):
             raise KeyboardInterrupt
         step(self)
 
-    monkeypatch.setattr(sample_command.Timed, "step", stepping)
+    monkeypatch.setattr(sample.Timed, "step", stepping)
     monkeypatch.setattr(sys, "stdin", Terminal("one\nthree\n"))
     run(capsys, "--temperature", 0, "--out", "out.jsonl")
     assert [row["prompt"] for row in rows_of("out.jsonl")] == ["three"]
