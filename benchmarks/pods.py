@@ -56,8 +56,8 @@ def measure(
 
     from jaxrl_llm.models import ModelConfig, make_model, param_shapes
     from jaxrl_llm.train import make_mesh, make_optimizer, make_step
-    from jaxrl_llm.train.abstract import abstract_batch, abstract_state, device_bytes
     from jaxrl_llm.train.config import find_recipe
+    from jaxrl_llm.train.state import abstract_batch, abstract_state, device_bytes
 
     size = dataclasses.replace(ModelConfig.from_hf(QWEN3_8B, dtype=config.dtype), num_layers=layers)
     model, mesh = make_model(size), make_mesh(**dataclasses.asdict(config.mesh))

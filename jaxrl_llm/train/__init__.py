@@ -3,6 +3,7 @@
 from jaxrl_llm.models.lora import Adapted, LoRAConfig, adapted_model, init_lora, merge_lora
 from jaxrl_llm.models.peft import save_adapter
 from jaxrl_llm.train.algorithm import Algorithm
+from jaxrl_llm.train.batches import pack_batch
 from jaxrl_llm.train.checkpoint import CheckpointError, Checkpoints, restore, save
 from jaxrl_llm.train.config import (
     AsyncConfig,
@@ -21,7 +22,6 @@ from jaxrl_llm.train.logging.run_folder import TrainingError
 from jaxrl_llm.train.loop import Result, train
 from jaxrl_llm.train.mesh import DistributedConfig, MeshConfig, make_mesh
 from jaxrl_llm.train.optimizer import OptimizerConfig, make_optimizer
-from jaxrl_llm.train.packing import pack_batch
 from jaxrl_llm.train.policy_gradient import (
     Gradients,
     apply_gradients,

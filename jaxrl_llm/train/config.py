@@ -12,11 +12,10 @@ from jaxrl_llm.models.quantize import check_quantization
 from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, EvolutionRecipe, Recipe
 from jaxrl_llm.recipes.catalog import preset
 from jaxrl_llm.rewards import BatchReward
+from jaxrl_llm.train.batches import PACKING, Passes
 from jaxrl_llm.train.logging.sinks import SINKS
 from jaxrl_llm.train.mesh import AsyncConfig, MeshConfig, check_batch
 from jaxrl_llm.train.optimizer import OptimizerConfig
-from jaxrl_llm.train.packing import PACKING
-from jaxrl_llm.train.passes import Passes
 
 PromptSource = Callable[[], Any]
 """Returns a ``data.PromptSet``; usually a ``bind`` of one of the functions of ``data``."""

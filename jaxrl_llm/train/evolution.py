@@ -16,7 +16,7 @@ from jaxrl_llm.recipes import Batch, EvolutionRecipe
 from jaxrl_llm.rollout import Rollout, make_population_sampler, make_sampler
 from jaxrl_llm.rollout.sampler import pad_prompts, prompt_room
 from jaxrl_llm.train.algorithm import Algorithm, CompiledStep, Step
-from jaxrl_llm.train.guards import apply_if_finite
+from jaxrl_llm.train.optimizer import apply_if_finite
 from jaxrl_llm.train.state import TrainState
 
 

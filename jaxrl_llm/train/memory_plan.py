@@ -28,13 +28,13 @@ from jaxrl_llm.models.sharding import AXES, RULES, ShardingRules, param_spec, up
 from jaxrl_llm.recipes import EvolutionRecipe
 from jaxrl_llm.rollout.sampler import BUCKETS
 from jaxrl_llm.rollout.sampling.options import DrawOptions, make_draw
+from jaxrl_llm.train.batches import check_reads_segments
 from jaxrl_llm.train.config import TrainConfig, evolution_recipe, find_recipe
 from jaxrl_llm.train.critic import init_critic
 from jaxrl_llm.train.evolution import moving_only
 from jaxrl_llm.train.fields import check_fields
 from jaxrl_llm.train.mesh import MeshConfig, check_batch, load_meshes
 from jaxrl_llm.train.optimizer import make_optimizer
-from jaxrl_llm.train.packing import check_reads_segments
 from jaxrl_llm.train.setup import load_questions
 
 # Of a device's memory, what the formulas may fill: compilers and fragments take the rest.

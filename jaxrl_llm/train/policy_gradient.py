@@ -28,12 +28,11 @@ from jaxrl_llm.models.sharding import batch_shards, keep_apart, on_mesh, spread_
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.recipes.critic import Critic
 from jaxrl_llm.train.algorithm import Algorithm, CompiledStep, Step
+from jaxrl_llm.train.batches import Passes, pack_batch
 from jaxrl_llm.train.critic import CriticState, average, critic_values
-from jaxrl_llm.train.guards import apply_if_finite, keep, stays_finite
 from jaxrl_llm.train.mesh import check_batch, place_batch
 from jaxrl_llm.train.metrics import batch_metrics
-from jaxrl_llm.train.packing import pack_batch
-from jaxrl_llm.train.passes import Passes
+from jaxrl_llm.train.optimizer import apply_if_finite, keep, stays_finite
 from jaxrl_llm.train.score import (
     Scorer,
     join_microbatches,

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.core.runtime.files import reason
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.recipes import Batch
-from jaxrl_llm.train.files import reason
 
 PHASES = ("wait", "score", "train", "save", "evaluate")
 """What the loop does, one after the other."""

@@ -22,6 +22,7 @@ from jaxrl_llm.models.sharding import batch_shards
 from jaxrl_llm.rollout import make_engine, make_sampler
 from jaxrl_llm.rollout.sampler import count_shared_prefix, prompt_room
 from jaxrl_llm.train.algorithm import Algorithm
+from jaxrl_llm.train.batches import check_reads_segments
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.checkpoint.serialization import base_fingerprint, shapes_of, values_digest
 from jaxrl_llm.train.config import TrainConfig, find_prompts, find_recipe
@@ -32,7 +33,6 @@ from jaxrl_llm.train.fields import check_fields
 from jaxrl_llm.train.grading import Grader
 from jaxrl_llm.train.mesh import load_meshes
 from jaxrl_llm.train.optimizer import make_optimizer
-from jaxrl_llm.train.packing import check_reads_segments
 from jaxrl_llm.train.policy_gradient import StepOptions, make_policy_gradient
 from jaxrl_llm.train.state import TrainState, init_state
 

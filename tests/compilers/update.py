@@ -11,7 +11,7 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 
 from jaxrl_llm.train import OptimizerConfig, make_optimizer  # noqa: E402
-from jaxrl_llm.train.guards import apply_if_finite  # noqa: E402
+from jaxrl_llm.train.optimizer import apply_if_finite  # noqa: E402
 
 SHAPES = {f"{i}": {"up": (2048, 6144), "down": (6144, 2048)} for i in range(4)}
 

@@ -1,3 +1,6 @@
+"""Checkpoints: saved whole, read back, the last few and the best, with a record of their files."""
+
+import json
 import logging
 import os
 import shutil
@@ -7,13 +10,31 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_run import tiny_run
 
 import jaxrl_llm as jr
+from jaxrl_llm.core.runtime import files as runtime_files
 from jaxrl_llm.data import Cursor
 from jaxrl_llm.models.sharding import param_shardings, shard
 from jaxrl_llm.testing import tiny_model
-from jaxrl_llm.train import CheckpointError, Checkpoints, init_state, make_mesh
-from jaxrl_llm.train import files as train_files
+from jaxrl_llm.train import (
+    CheckpointConfig,
+    CheckpointError,
+    Checkpoints,
+    EvaluationConfig,
+    init_state,
+    make_mesh,
+    train,
+)
+from jaxrl_llm.train.checkpoint.checkpoints import best_of, superseded
+from jaxrl_llm.train.checkpoint.record import (
+    check_record,
+    read_notes,
+    replace_notes,
+    write_record,
+)
 from jaxrl_llm.train.checkpoint.serialization import Extras, shapes_of
 
 RECIPE, OPTIMIZER = jr.recipes.dapo(), optax.adamw(1e-3)
@@ -314,13 +335,13 @@ def test_a_rating_that_cannot_be_noted_is_told_as_that(tmp_path, monkeypatch):
 
 def test_all_is_on_disk_before_it_has_its_name_and_before_old_ones_go(tmp_path, monkeypatch):
     checkpoints, _ = save_steps(tmp_path, 1, keep=1)
-    seen, sync = [], train_files.sync
+    seen, sync = [], runtime_files.sync
 
     def noted(path):
         seen.append((path, checkpoints.steps()))
         sync(path)
 
-    monkeypatch.setattr(train_files, "sync", noted)
+    monkeypatch.setattr(runtime_files, "sync", noted)
     checkpoints.save(make_state(step=2)[1])
     checkpoints.wait()
     *files, last = seen
@@ -411,3 +432,141 @@ def test_eight_devices_four_one_and_back(tmp_path):
         found = jax.device_get(state._replace(key=jax.random.key_data(state.key)))
         assert_same(found._replace(step=expected.step), expected)
         state = state._replace(step=state.step + 1)
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("ratings", "best"),
+    [({}, None), ({1: NAN}, None), ({1: 0.5, 2: 0.25}, 1), ({1: 0.5, 2: 0.5}, 2), ({1: -1.0}, 1)],
+)
+def test_the_best_is_the_latest_of_the_highest(ratings, best):
+    assert best_of(ratings) == best
+
+
+@given(
+    ratings=st.dictionaries(st.integers(0, 50), st.one_of(st.none(), st.floats(-1, 1))),
+    keep=st.integers(1, 5),
+)
+def test_what_stays_is_the_last_and_the_best(ratings, keep):
+    steps = sorted(ratings)
+    known = {step: value for step, value in ratings.items() if value is not None}
+    gone = superseded(steps, known, keep=keep)
+    stays = [step for step in steps if step not in gone]
+    assert stays[-keep:] == steps[-keep:] and len(stays) <= keep + 1
+    assert not known or best_of(known) in stays
+    assert set(gone) <= set(steps)
+
+
+def saved(tmp_path, values, **options):
+    """Checkpoints of these ratings, in steps of one."""
+    model, state = make_state()
+    checkpoints = Checkpoints(tmp_path, model=model, **options)
+    for step, value in enumerate(values, start=1):
+        checkpoints.set_score(step, {"reward": value, "other": -value})
+        checkpoints.save(state._replace(step=state.step + step))
+    checkpoints.wait()
+    return checkpoints
+
+
+def test_the_best_stays_beside_the_last(tmp_path):
+    checkpoints = saved(tmp_path, [0.5, 0.75, 0.25, NAN, 0.0], keep=1, best="reward")
+    assert checkpoints.steps() == [2, 5] and checkpoints.best_step() == 2
+    again = Checkpoints(tmp_path, model=checkpoints.model, best="reward")  # after a resume
+    assert again.best_step() == 2
+    assert again.restore(make_state(seed=4)[1]).step == 5
+    with pytest.raises(ValueError, match="made without best=METRIC"):
+        Checkpoints(tmp_path, model=checkpoints.model).best_step()
+    assert Checkpoints(tmp_path, model=checkpoints.model, best="other").best_step() is None
+
+
+def test_a_step_may_be_rated_after_it_is_saved(tmp_path):
+    model, state = make_state()
+    checkpoints = Checkpoints(tmp_path, model=model, keep=1, best="greedy")
+    for step, value in ((1, 0.75), (2, 0.5), (3, 0.25)):
+        checkpoints.save(state._replace(step=state.step + step))
+        checkpoints.set_score(step, {"greedy": value, "sampled": 1.0})
+    checkpoints.wait()
+    assert checkpoints.steps() == [1, 3] and checkpoints.best_step() == 1
+    assert checkpoints.restore(make_state()[1]).step == 3  # the checksums stay right
+
+
+def test_without_a_metric_only_the_last_stay(tmp_path):
+    assert saved(tmp_path, [0.5, 0.75, 0.25, 0.0], keep=2).steps() == [3, 4]
+
+
+def test_a_run_keeps_its_best(tmp_path):
+    checkpoint = CheckpointConfig(every=1, keep=1, best="reward")
+    done = train(tiny_run(tmp_path, checkpoint=checkpoint))
+    rewards = {row["step"]: row["reward"] for row in done.history}
+    best = best_of(rewards)
+    folder = Checkpoints(tmp_path / "checkpoints", model=None, best="reward")
+    assert folder.steps() == sorted({best, 6}) and folder.best_step() == best
+    other = tmp_path / "greedy"
+    evaluation = EvaluationConfig(every=1)
+    checkpoint = CheckpointConfig(every=1, keep=1, best="greedy")
+    done = train(tiny_run(other, checkpoint=checkpoint, evaluation=evaluation, steps=3))
+    means = {r["step"]: r["held_out"]["greedy"]["mean"] for r in done.history if "held_out" in r}
+    folder = Checkpoints(other / "checkpoints", model=None, best="greedy")
+    assert folder.best_step() == best_of({s: m for s, m in means.items() if s in folder.steps()})
+    assert best_of({s: means[s] for s in (1, 2)}) in folder.steps()
+
+
+def test_a_best_without_effect_is_refused():
+    with pytest.raises(ValueError, match="best has no effect where only the last step is saved"):
+        CheckpointConfig(every=0, best="reward")
+    with pytest.raises(ValueError, match="checkpoint: best must be one of"):
+        CheckpointConfig(best="loss")
+    for evaluation in (
+        EvaluationConfig(),
+        EvaluationConfig(enabled=False),
+        EvaluationConfig(every=3),
+    ):
+        with pytest.raises(ValueError, match="best='greedy' needs an evaluation at each checkpoin"):
+            tiny_run(
+                "x", checkpoint=CheckpointConfig(every=4, best="greedy"), evaluation=evaluation
+            )
+    options = {"checkpoint": CheckpointConfig(every=4, best="sampled")}
+    assert tiny_run("x", **options, evaluation=EvaluationConfig(every=2)).checkpoint.best
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "digits").write_bytes(b"123456789")
+    (tmp_path / "empty").write_bytes(b"")
+    write_record(tmp_path, {"reward": 0.5})
+    return tmp_path
+
+
+def test_the_checksum_is_that_of_every_zip_file(folder):
+    files = json.loads((folder / "record.json").read_text())["files"]
+    assert files == {"empty": [0, 0], "sub/digits": [9, 0xCBF43926]}  # the check value of CRC-32
+    check_record(folder)
+
+
+def test_notes_change_without_the_checksums(folder):
+    assert read_notes(folder) == {"reward": 0.5}
+    replace_notes(folder, {"reward": 0.75})
+    assert read_notes(folder) == {"reward": 0.75}
+    check_record(folder)
+
+
+def test_other_files_do_not_matter(folder):
+    (folder / "new").write_text("x")
+    check_record(folder)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"notes": 3}'])
+def test_notes_that_cannot_be_read_are_none(folder, text):
+    (folder / "record.json").write_text(text)
+    assert read_notes(folder) == {}
+    with pytest.raises((ValueError, LookupError, TypeError)):
+        check_record(folder)
+
+
+def test_bytes_that_are_swapped_are_seen(folder):
+    (folder / "sub" / "digits").write_bytes(b"213456789")
+    with pytest.raises(ValueError, match="its file sub/digits was changed"):
+        check_record(folder)

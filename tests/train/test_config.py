@@ -17,8 +17,8 @@ from jaxrl_llm.train import (
     SamplingConfig,
     make_optimizer,
 )
+from jaxrl_llm.train.batches import Passes
 from jaxrl_llm.train.config import find_prompts, find_recipe
-from jaxrl_llm.train.passes import Passes
 
 
 def batch_reward(prompt, completion, metadata):

@@ -22,10 +22,9 @@ import jax
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import ArrayTree
-from jaxrl_llm.core.runtime import processes
+from jaxrl_llm.core.runtime import files, processes
 from jaxrl_llm.models.lora import Adapted, trainable
 from jaxrl_llm.models.protocol import Model
-from jaxrl_llm.train import files
 from jaxrl_llm.train.checkpoint import record
 from jaxrl_llm.train.checkpoint.restore import CheckpointError, read_last
 from jaxrl_llm.train.checkpoint.serialization import (

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.train.files import write_whole
+from jaxrl_llm.core.runtime.files import write_whole
 
 _RECORD = "record.json"
 _PART = 1 << 22

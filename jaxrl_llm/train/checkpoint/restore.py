@@ -11,8 +11,7 @@ from typing import Any, Literal, TypeVar
 import jax
 
 from jaxrl_llm.core.axes import ArrayTree
-from jaxrl_llm.core.runtime import processes
-from jaxrl_llm.train import files
+from jaxrl_llm.core.runtime import files, processes
 from jaxrl_llm.train.checkpoint import record
 from jaxrl_llm.train.checkpoint.serialization import OtherRun, abstract, check_same_run, orbax
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm.train.files import write_whole
+from jaxrl_llm.core.runtime.files import write_whole
 from jaxrl_llm.train.logging.charts import Series, chart, number, text
 from jaxrl_llm.train.logging.results import read_jsonl
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm.train.files import append_whole, write_whole
+from jaxrl_llm.core.runtime.files import append_whole, write_whole
 
 
 class JsonLines:

@@ -11,10 +11,10 @@ from typing import Any
 import jax
 
 from jaxrl_llm.core.runtime import processes
+from jaxrl_llm.core.runtime.files import reason, write_whole
 from jaxrl_llm.train.checkpoint import CheckpointError
 from jaxrl_llm.train.checkpoint.checkpoints import left_in, steps_in
 from jaxrl_llm.train.evaluate import Accuracy
-from jaxrl_llm.train.files import reason, write_whole
 from jaxrl_llm.train.logging.report import write_report
 from jaxrl_llm.train.logging.results import JsonLines, plot_reward, samples_table
 from jaxrl_llm.train.logging.settings import changed_settings

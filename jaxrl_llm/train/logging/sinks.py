@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from jaxrl_llm.train.files import reason, write_whole
+from jaxrl_llm.core.runtime.files import reason, write_whole
 
 _BACKLOG = 10_000  # lines that wait for a sink that fails; the oldest is dropped first
 

@@ -15,12 +15,12 @@ from jaxrl_llm.core import Transform
 from jaxrl_llm.testing import tiny_model
 from jaxrl_llm.train import (
     OptimizerConfig,
-    guards,
     init_critic,
     init_state,
     make_optimizer,
     make_step,
 )
+from jaxrl_llm.train import optimizer as module
 
 NAN, INF = jnp.float32(jnp.nan), jnp.float32(jnp.inf)
 PARAMS = {"a": jnp.array([1.0, -0.0, 3.0]), "b": jnp.array([[2.0]])}
@@ -30,7 +30,7 @@ GRADS = {"a": jnp.array([0.5, 0.0, -1.0]), "b": jnp.array([[1.0]])}
 @pytest.fixture(params=["cpu", "gpu"])
 def platform(request, monkeypatch):
     """Each way in which an update is left out, on the devices of this machine."""
-    monkeypatch.setattr(guards.jax, "default_backend", lambda: request.param)
+    monkeypatch.setattr(module.jax, "default_backend", lambda: request.param)
     return request.param
 
 
@@ -48,7 +48,7 @@ def bits(tree):
 def test_one_update_by_hand():
     optimizer = optax.sgd(0.5)
     carry = (PARAMS, optimizer.init(PARAMS))
-    (params, _), metrics = guards.apply_if_finite(optimizer, carry, jnp.float32(2.0), GRADS)
+    (params, _), metrics = module.apply_if_finite(optimizer, carry, jnp.float32(2.0), GRADS)
     np.testing.assert_array_equal(params["a"], [0.75, 0.0, 3.5])
     np.testing.assert_array_equal(params["b"], [[1.5]])
     assert float(metrics["loss"]) == 2.0 and float(metrics["skipped"]) == 0.0
@@ -61,7 +61,7 @@ def test_an_update_that_is_non_finite_is_left_out():
     spoil = optax.stateless(lambda updates, params: jax.tree.map(jnp.log, updates))
     optimizer = optax.chain(optax.sgd(0.5, momentum=0.9), spoil)
     carry = (PARAMS, optimizer.init(PARAMS))
-    after, metrics = jax.jit(functools.partial(guards.apply_if_finite, optimizer))(
+    after, metrics = jax.jit(functools.partial(module.apply_if_finite, optimizer))(
         carry, jnp.float32(2.0), GRADS
     )
     assert bits(after) == bits(carry)
@@ -82,7 +82,7 @@ def test_an_update_with_matrix_products_is_computed_once():
     ):
         calls.clear()
         carry = (PARAMS, optimizer.init(PARAMS))
-        _, metrics = guards.apply_if_finite(optimizer, carry, jnp.float32(2.0), GRADS)
+        _, metrics = module.apply_if_finite(optimizer, carry, jnp.float32(2.0), GRADS)
         jax.block_until_ready(metrics)
         jax.effects_barrier()
         assert len(calls) == times
@@ -96,7 +96,7 @@ def test_gradients_are_shortened_by_the_norm_that_is_known(length):
     ours = make_optimizer(config)
     theirs = optax.chain(optax.clip_by_global_norm(1.0), optax.sgd(0.5))
     found, expected = (
-        guards.apply_if_finite(each, (PARAMS, each.init(PARAMS)), jnp.float32(2.0), grads)
+        module.apply_if_finite(each, (PARAMS, each.init(PARAMS)), jnp.float32(2.0), grads)
         for each in (ours, theirs)
     )
     jax.tree.map(
@@ -129,26 +129,26 @@ OPTIMIZERS = {
 @pytest.mark.usefixtures("platform")
 def test_what_is_non_finite_changes_no_bit(name, bad):
     optimizer = OPTIMIZERS[name]
-    carry, _ = guards.apply_if_finite(
+    carry, _ = module.apply_if_finite(
         optimizer, (PARAMS, optimizer.init(PARAMS)), jnp.float32(1.0), GRADS
     )
     options = {"loss": jnp.float32(1.0), "grads": GRADS} | BAD[bad]
     loss, grads = options.pop("loss"), options.pop("grads")
-    after, metrics = guards.apply_if_finite(optimizer, carry, loss, grads, **options)
+    after, metrics = module.apply_if_finite(optimizer, carry, loss, grads, **options)
     assert bits(after) == bits(carry)
     assert float(metrics["skipped"]) == 1.0 and float(metrics["update_norm"]) == 0.0
-    better, metrics = guards.apply_if_finite(optimizer, after, jnp.float32(1.0), GRADS)
+    better, metrics = module.apply_if_finite(optimizer, after, jnp.float32(1.0), GRADS)
     assert bits(better) != bits(after) and float(metrics["skipped"]) == 0.0
     assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(better[0]))
 
 
 def test_a_state_stays_finite():
     state = {"mean": jnp.array([0.0, 1.0]), "least": jnp.float32(jnp.inf), "n": jnp.int32(2)}
-    assert guards.stays_finite(state, state)  # what was infinite before may stay so
-    assert guards.stays_finite(state, state | {"least": jnp.float32(0.5)})
-    assert not guards.stays_finite(state, state | {"mean": jnp.array([0.0, jnp.nan])})
-    assert not guards.stays_finite(state, state | {"mean": jnp.array([jnp.inf, 0.0])})
-    assert guards.stays_finite((), ())
+    assert module.stays_finite(state, state)  # what was infinite before may stay so
+    assert module.stays_finite(state, state | {"least": jnp.float32(0.5)})
+    assert not module.stays_finite(state, state | {"mean": jnp.array([0.0, jnp.nan])})
+    assert not module.stays_finite(state, state | {"mean": jnp.array([jnp.inf, 0.0])})
+    assert module.stays_finite((), ())
 
 
 # A method that breaks where the batch tells it to.
@@ -297,7 +297,7 @@ def test_a_state_that_changes_its_dtype_is_refused():
 
     optimizer = optax.GradientTransformation(lambda params: params, update)
     with pytest.raises(TypeError):
-        guards.apply_if_finite(optimizer, (half, half), jnp.float32(1.0), half)
+        module.apply_if_finite(optimizer, (half, half), jnp.float32(1.0), half)
 
 
 def test_a_step_makes_one_update_in_either_way(monkeypatch):
@@ -305,8 +305,8 @@ def test_a_step_makes_one_update_in_either_way(monkeypatch):
     recipe = FRAGILE.replace(reference=None, regularizers=())
     state = init_state(params, OPTIMIZER, recipe, key=jax.random.key(0))
     found = []
-    for write in (guards._by_branch, guards._by_choice):
-        monkeypatch.setattr(guards, "_by_branch", write)
+    for write in (module._by_branch, module._by_choice):
+        monkeypatch.setattr(module, "_by_branch", write)
         step = make_step(model, recipe, OPTIMIZER, donate=False)
         found.append([step(state, sick()), step(state, sick(poison=1.0))])
     for one, other in zip(*found, strict=True):
@@ -329,7 +329,7 @@ def test_the_guard_takes_no_second_set_of_parameters(monkeypatch):
         return step.lower(state, sick()).compile().memory_analysis()
 
     guarded = memory()
-    monkeypatch.setattr(guards, "keep", lambda made, new, old: new)
+    monkeypatch.setattr(module, "keep", lambda made, new, old: new)
     bare = memory()
     # All of the old state is written over: parameters and two moments.
     assert guarded.alias_size_in_bytes == bare.alias_size_in_bytes > 3 * size

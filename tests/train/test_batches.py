@@ -18,8 +18,8 @@ from jaxrl_llm.recipes import Critic, Recipe
 from jaxrl_llm.testing import ByteTokenizer, tiny_model
 from jaxrl_llm.testing.model_checks import model, packed
 from jaxrl_llm.train import SamplingConfig, init_critic, init_state, make_step, train
+from jaxrl_llm.train.batches import pack_batch
 from jaxrl_llm.train.mesh import make_mesh
-from jaxrl_llm.train.packing import pack_batch
 
 
 def batch_of(lengths, size):
@@ -42,7 +42,7 @@ SKEWED = [[8, 1, 2, 2], [3, 3, 0, 1]]
     ],
 )
 def test_the_measured_padding_decides(lengths, packing, packed, padding, monkeypatch):
-    monkeypatch.setattr("jaxrl_llm.train.packing._MIN_SAVED", 8)
+    monkeypatch.setattr("jaxrl_llm.train.batches._MIN_SAVED", 8)
     batch, numbers = pack_batch(batch_of(lengths, 8), packing, model=model()[0])
     assert numbers == pytest.approx({"packed": packed, "padding": padding})
     assert (batch.packing is None) == (packing == "never" or (packed, packing) == (1.0, "auto"))

@@ -1,0 +1,581 @@
+"""The step of policy gradients: its gradient, its parts, and all that it computes besides."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from helpers import make_batch
+
+import jaxrl_llm as jr
+from jaxrl_llm.models.sharding import param_shardings, shard
+from jaxrl_llm.recipes import Computed, Critic, Recipe
+from jaxrl_llm.testing import tiny_model
+from jaxrl_llm.testing.cases import compiled
+from jaxrl_llm.testing.model_checks import model, model_case
+from jaxrl_llm.train import (
+    apply_gradients,
+    critic_values,
+    init_critic,
+    init_state,
+    make_gradients,
+    make_mesh,
+    make_scorer,
+    make_step,
+)
+from jaxrl_llm.train.batches import Passes
+from jaxrl_llm.train.mesh import place_batch
+from jaxrl_llm.train.policy_gradient import order_key, prepare_key
+from jaxrl_llm.train.score import score_hidden
+
+OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
+
+
+def run(recipe, batch, *, mesh=None, steps=1, optimizer=OPTIMIZER, **options):
+    model, params = tiny_model()
+    if mesh is not None:
+        params = shard(params, param_shardings(params, mesh))
+    state = init_state(params, optimizer, recipe, key=jax.random.key(0), mesh=mesh)
+    step = make_step(model, recipe, optimizer, mesh=mesh, **options)
+    for _ in range(steps):
+        state, metrics = step(state, place_batch(batch, mesh))
+    return state, metrics, step
+
+
+def assert_close(a, b, atol=2e-5):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=atol), a, b)
+
+
+def test_one_step_is_the_gradient_of_the_recipe():
+    model, params = tiny_model()
+    recipe, batch = jr.recipes.rloo(), make_batch(prompts=2)
+    state, metrics, _ = run(recipe, batch, optimizer=optax.sgd(1.0))
+
+    def loss(params):
+        logp, _ = jr.train.score(
+            model, params, batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask
+        )
+        return recipe.loss(logp, recipe.prepare(batch, recipe.init())[0])
+
+    value, gradient = jax.jit(jax.value_and_grad(loss))(params)
+    assert_close(state.params, jax.tree.map(lambda p, g: p - g, params, gradient))
+    np.testing.assert_allclose(metrics["loss"], value, atol=1e-6)
+    np.testing.assert_allclose(metrics["grad_norm"], optax.tree.norm(gradient), rtol=1e-5)
+    np.testing.assert_allclose(metrics["update_norm"], optax.tree.norm(gradient), rtol=1e-5)
+    np.testing.assert_allclose(metrics["reward"], batch.rewards.mean(), rtol=1e-6)
+    np.testing.assert_allclose(metrics["length"], batch.mask.sum(-1).mean(), rtol=1e-6)
+    assert int(state.step) == 1
+
+
+@pytest.mark.parametrize("microbatches", [2, 4])
+def test_microbatches_add_up(microbatches):
+    recipe, batch = jr.recipes.dapo(), make_batch()
+    plain = optax.sgd(1.0)  # Adam would blow rounding up where a gradient is nearly zero
+    whole, metrics, _ = run(recipe, batch, optimizer=plain)
+    parts, part_metrics, _ = run(recipe, batch, optimizer=plain, microbatches=microbatches)
+    assert_close(whole.params, parts.params)
+    assert_close(metrics, part_metrics)
+
+
+@pytest.mark.parametrize("axes", [{"data": 8}, {"data": 2, "fsdp": 2, "tensor": 2}])
+def test_a_mesh_changes_nothing(axes):
+    recipe, batch = jr.recipes.grpo(kl_coef=0.0), make_batch(prompts=16)
+    plain, mesh = optax.sgd(1.0), make_mesh(**axes)
+    one, metrics, _ = run(recipe, batch, optimizer=plain, microbatches=2)
+    many, mesh_metrics, step = run(
+        recipe, batch, optimizer=plain, microbatches=2, mesh=mesh, steps=1
+    )
+    assert_close(one.params, jax.device_get(many.params))
+    assert_close(metrics, jax.device_get(mesh_metrics))
+    kernel = many.params["layers"]["0"]["mlp"]["up"]["kernel"]
+    assert len(kernel.sharding.device_set) == 8
+    assert kernel.sharding.is_fully_replicated == (axes == {"data": 8})
+    many, _ = step(many, place_batch(batch, mesh))
+    assert step.compiled._cache_size() <= 1  # none where a long session evicted it
+
+
+def test_second_call_does_not_compile_and_state_is_donated():
+    recipe, batch = jr.recipes.dr_grpo(length=5), make_batch(prompts=2)
+    model, params = tiny_model()
+    state = init_state(params, OPTIMIZER, recipe, key=jax.random.key(0), data_cursor=(0, 3))
+    step = make_step(model, recipe, OPTIMIZER)
+    after, _ = step(state, batch)
+    last, _ = step(after, batch)
+    assert step.compiled._cache_size() <= 1  # none where a long session evicted it
+    assert state.params["norm"]["scale"].is_deleted()
+    assert not params["norm"]["scale"].is_deleted()  # what the caller gave is still theirs
+    assert last.data_cursor == (0, 3) and int(last.step) == 2
+    np.testing.assert_array_equal(jax.random.key_data(last.key), jax.random.key_data(state.key))
+
+
+def test_epochs_hold_old_logp_fixed():
+    recipe, batch = jr.recipes.grpo(kl_coef=0.0), make_batch(prompts=4)
+    model, params = tiny_model()
+    scored = batch.replace(old_logp=make_scorer(model, microbatches=2)(params, batch))
+    computed, metrics, _ = run(recipe, batch, epochs=3, optimizer=optax.sgd(1.0))
+    state = init_state(params, optax.sgd(1.0), recipe, key=jax.random.key(0))
+    step, rows = make_step(model, recipe, optax.sgd(1.0)), []
+    for _ in range(3):
+        state, row = step(state, scored)
+        rows.append(row)
+    assert_close(computed.params, state.params, atol=1e-4)
+    values = {name: np.array([row[name] for row in rows]) for name in rows[0]}
+    first = {"entropy", "reward", "reward_std", "informative", "length", "tokens"}
+    expected = {name: x[0] if name in first else x.mean() for name, x in values.items()}
+    expected |= {"approx_kl": values["approx_kl"][-1], "ratio_max": values["ratio_max"].max()}
+    assert_close(metrics, expected | {"skipped": 0.0}, atol=1e-3)
+    assert float(metrics["approx_kl"]) > 0
+    assert int(computed.step) == 1 and int(state.step) == 3
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 4])
+def test_minibatches_are_optimizer_steps_on_disjoint_groups(microbatches):
+    """Advantages of the whole batch, weights of each minibatch, one old policy, a random order."""
+    recipe, batch = jr.recipes.dapo(), make_batch(prompts=8)
+    model, params = tiny_model()
+    optimizer, key = optax.sgd(1.0), jax.random.key(0)
+    options = {"epochs": 2, "minibatches": 4, "microbatches": microbatches}
+    after, metrics, _ = run(recipe, batch, optimizer=optimizer, **options)
+
+    order = np.asarray(Passes(2, 4).order(order_key(key, 0), 8))
+    assert order.shape == (8, 2)
+    assert all(sorted(epoch.ravel()) == list(range(8)) for epoch in order.reshape(2, -1))
+    assert not np.array_equal(order[:4], order[4:])
+    scored = batch.replace(old_logp=make_scorer(model)(params, batch))
+    whole, _ = recipe.prepare(scored, recipe.init())
+    state = init_state(params, optimizer, recipe, key=key)
+    gradients, rows = make_gradients(model, recipe), []
+    for groups in order:
+        part = recipe.weigh(jax.tree.map(lambda x, groups=groups: x[groups], whole))
+        np.testing.assert_allclose(part.weights.sum(), 1.0, rtol=1e-6)
+        state, row = apply_gradients(optimizer, state, gradients(state, part))
+        rows.append(row)
+    assert_close(after.params, state.params)
+    np.testing.assert_allclose(metrics["loss"], np.mean([r["loss"] for r in rows]), atol=1e-5)
+    np.testing.assert_allclose(metrics["tokens"], batch.mask.sum())
+    np.testing.assert_allclose(metrics["reward"], batch.rewards.mean(), rtol=1e-6)
+    assert int(after.step) == 1 and float(metrics["skipped"]) == 0
+
+
+def test_minibatches_are_the_same_on_a_mesh():
+    recipe, batch = jr.recipes.dapo(), make_batch(prompts=16)
+    options = {"optimizer": optax.sgd(1.0), "minibatches": 4}
+    one, metrics, _ = run(recipe, batch, **options)
+    many, mesh_metrics, _ = run(recipe, batch, mesh=make_mesh(data=2, fsdp=2, tensor=2), **options)
+    assert_close(one.params, jax.device_get(many.params))
+    assert_close(metrics, jax.device_get(mesh_metrics))
+
+
+def test_gap_to_the_sampler_is_of_the_policy_before_its_first_update():
+    recipe, batch = jr.recipes.grpo(kl_coef=0.0), make_batch(prompts=4)
+    model, params = tiny_model()
+    batch = batch.replace(behavior_logp=make_scorer(model)(params, batch))
+    for options in ({"epochs": 3}, {"minibatches": 2}, {}):
+        _, metrics, _ = run(recipe, batch, optimizer=optax.sgd(1.0), **options)
+        assert float(metrics["sampler_gap_max"]) < 1e-5
+        np.testing.assert_allclose(metrics["sampler_ess"], 1.0, atol=1e-4)
+
+
+@pytest.mark.parametrize("options", [{}, {"epochs": 2}, {"minibatches": 2}])
+def test_the_kl_of_an_update_is_measured_after_it(options):
+    """Also where there is one: a method that reads it would otherwise see 0 for ever."""
+    recipe, batch = jr.recipes.drpo_len(length=5), make_batch(prompts=4)
+    model, params = tiny_model()
+    before = make_scorer(model)(params, batch)
+    state, *_ = run(recipe, batch, optimizer=optax.sgd(1.0), **options)
+    after = make_scorer(model)(state.params, batch)
+    expected = jr.diagnostics.approx_kl(after, before, batch.mask, estimator="k3")
+    assert expected > 1e-4
+    np.testing.assert_allclose(state.algo_state.last_kl, expected, rtol=1e-3)
+    if not options:  # older weights may have sampled: the update is measured all the same
+        stale = batch.replace(old_logp=before - 0.5 * batch.mask)
+        state, *_ = run(recipe, stale, optimizer=optax.sgd(1.0))
+        after = make_scorer(model)(state.params, batch)
+        expected = jr.diagnostics.approx_kl(after, before, batch.mask, estimator="k3")
+        np.testing.assert_allclose(state.algo_state.last_kl, expected, rtol=1e-3)
+    unread, *_ = run(jr.recipes.dapo(), batch, optimizer=optax.sgd(1.0), **options)
+    assert float(unread.algo_state.last_kl) == 0
+
+
+def test_several_updates_need_a_ratio():
+    with pytest.raises(ValueError, match="'rloo' has a surrogate without a ratio to old_logp"):
+        make_step(tiny_model()[0], jr.recipes.rloo(), OPTIMIZER, epochs=2)
+
+
+def test_bad_numbers_are_named():
+    model, params = tiny_model()
+    recipe, batch = jr.recipes.dapo(), make_batch()
+    for options in (
+        {"microbatches": 0},
+        {"epochs": 0},
+        {"minibatches": 0},
+        {"temperature": 0.0},
+    ):
+        name = next(iter(options))
+        with pytest.raises(ValueError, match=f"make_step: {name} must be above 0"):
+            make_step(model, recipe, OPTIMIZER, **options)
+    with pytest.raises(ValueError, match="8 prompts do not split into 3 microbatches"):
+        run(recipe, batch, microbatches=3)
+    with pytest.raises(ValueError, match="8 prompts do not split into 3 minibatches"):
+        run(recipe, batch, minibatches=3)
+    with pytest.raises(ValueError, match="a minibatch of 2 prompts .* over 8 device"):
+        run(recipe, batch, minibatches=4, mesh=make_mesh(data=8))
+    with pytest.raises(ValueError, match="a microbatch of 4 prompts .* over 8 devices"):
+        run(recipe, batch, microbatches=2, mesh=make_mesh(data=8))
+    with pytest.raises(TypeError, match="init_state: key must be a typed key"):
+        init_state(params, OPTIMIZER, recipe, key=jnp.zeros(2, jnp.uint32))
+    with pytest.raises(ValueError, match="the batch has no ref_logp"):
+        run(jr.recipes.grpo(kl_coef=0.1), batch)
+
+
+def test_an_optimizer_keeps_float32_beside_bfloat16_parameters():
+    recipe, batch = jr.recipes.dr_grpo(length=5), make_batch()
+    model, params = tiny_model(dtype="bfloat16")
+    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    optimizer = optax.adamw(1e-2)
+    state = init_state(params, optimizer, recipe, key=jax.random.key(0))
+    after, _ = make_step(model, recipe, optimizer)(state, batch)
+    assert {x.dtype for x in jax.tree.leaves(after.params)} == {jnp.dtype("bfloat16")}
+    assert {x.dtype.name for x in jax.tree.leaves(after.opt_state)} == {"float32", "int32"}
+
+
+def test_a_bfloat16_model_gathers_gradients_in_float32():
+    recipe, batch = jr.recipes.dr_grpo(length=5), make_batch()
+    model, params = tiny_model(dtype="bfloat16")
+    params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+    seen = {}
+
+    def spy(updates, state, params=None):
+        seen["dtypes"] = {x.dtype for x in jax.tree.leaves(updates)}
+        return updates, state
+
+    optimizer = optax.chain(optax.GradientTransformation(lambda p: (), spy), optax.sgd(0.1))
+    state = init_state(params, optimizer, recipe, key=jax.random.key(0))
+    state, metrics = make_step(model, recipe, optimizer, microbatches=2)(state, batch)
+    assert seen["dtypes"] == {jnp.dtype("float32")}
+    assert {x.dtype for x in jax.tree.leaves(state.params)} == {jnp.dtype("bfloat16")}
+    assert {x.dtype for x in jax.tree.leaves(metrics)} == {jnp.dtype("float32")}
+
+
+SEED = 3
+
+
+def top(logits, targets):
+    return jax.nn.log_softmax(logits).max(-1)
+
+
+def nothing(logp, old_logp, advantages, mask):
+    """A surrogate that leaves the loss to the regularizers."""
+    return jnp.where(mask, 0.0 * logp, 0.0)
+
+
+def plain(**changes) -> Recipe:
+    slots = {
+        "name": "plain",
+        "advantage": jr.stateless(jr.advantages.dr_grpo),
+        "surrogate": jr.surrogates.ppo_clip,
+    }
+    return Recipe(**{**slots, **changes})
+
+
+def batch_of(recipe, *, without=(), **changes):
+    batch = model_case(recipe).batch
+    extras = {k: x for k, x in batch.extras.items() if k not in without}
+    return batch.replace(extras=extras, **changes)
+
+
+def run_steps(recipe, batch, *, steps=1, optimizer=None, critic=None, reference=None, **options):
+    """The state and the metrics after some steps on one batch."""
+    network, params = model()
+    optimizer = optimizer or optax.sgd(1.0)
+    first = {"critic": critic, "critic_optimizer": options.get("critic_optimizer")}
+    key = jax.random.key(SEED)
+    state = init_state(params, optimizer, recipe, key=key, reference=reference, **first)
+    step = make_step(network, recipe, optimizer, remat="none", **options)
+    for _ in range(steps):
+        state, metrics = step(state, batch)
+    return state, metrics
+
+
+@jax.jit
+def whole_hidden(params, batch, prompts=None):
+    places = prompts or (batch.prompt_tokens, batch.prompt_mask)
+    return score_hidden(model()[0], params, *places, batch.tokens, batch.mask)
+
+
+@jax.jit
+def whole_logits(params, batch, prompts=None):
+    """Logits ``[P, G, T, V]`` of all tokens at once."""
+    return whole_hidden(params, batch, prompts) @ model()[0].output_matrix(params).T
+
+
+@jax.jit
+def values_of(critic, batch):
+    return critic_values(model()[0], critic, batch)
+
+
+def expect_same(a, b, tolerance=1e-5):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, rtol=0, atol=tolerance * max(1.0, np.abs(y).max()))
+
+
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_a_statistic_reaches_the_loss_and_its_gradient(microbatches):
+    def lower_the_top(top, mask):
+        return jnp.where(mask, top, 0.0)
+
+    terms = {"computed": (Computed("top", top, "policy"),), "regularizers": (lower_the_top,)}
+    recipe = plain(surrogate=nothing, **terms)
+    batch, params = batch_of(recipe), model()[1]
+    ready, _ = compiled(recipe).prepare(batch, recipe.init())
+
+    @jax.jit
+    @jax.value_and_grad
+    def want(p):
+        best = jax.nn.log_softmax(whole_logits(p, batch)).max(-1)
+        return jnp.sum(jnp.where(batch.mask, best, 0.0) * ready.weights)
+
+    loss, grads = want(params)
+    after, metrics = run_steps(recipe, batch, microbatches=microbatches)
+    np.testing.assert_allclose(metrics["loss"], loss, rtol=1e-5)
+    expect_same(jax.tree.map(lambda a, b: a - b, params, after.params), grads)
+
+
+def test_what_is_scored_is_of_the_policy_at_the_start_of_the_step():
+    seen = []
+
+    def probe(rewards, *, where, old_entropy, sum_pi_sq, old_logp, hidden_sq):
+        jax.debug.callback(lambda *x: seen.append(x), old_entropy, sum_pi_sq, old_logp, hidden_sq)
+        return jr.advantages.dr_grpo(rewards, where=where)
+
+    def squares(logits, targets):
+        return jnp.sum(jax.nn.softmax(logits) ** 2, -1)
+
+    recipe = plain(
+        advantage=jr.stateless(probe), computed=(Computed("sum_pi_sq", squares, "old_policy"),)
+    )
+    batch = batch_of(recipe, without=("old_entropy", "sum_pi_sq", "hidden_sq"), old_logp=None)
+    run_steps(recipe, batch, microbatches=2, temperature=0.7)
+    jax.effects_barrier()
+    logits = whole_logits(model()[1], batch) / 0.7
+    log_p = np.asarray(jax.nn.log_softmax(logits), np.float64)
+    kept = np.asarray(batch.mask)
+    ids = np.clip(np.asarray(batch.tokens), 0, log_p.shape[-1] - 1)
+    taken = np.take_along_axis(log_p, ids[..., None], -1)[..., 0]
+    hidden = np.asarray(whole_hidden(model()[1], batch), np.float64)
+    want = (-(np.exp(log_p) * log_p).sum(-1), np.exp(2 * log_p).sum(-1), taken)
+    want = (*want, (hidden**2).sum(-1))
+    for found, expected in zip(seen[0], want, strict=True):
+        np.testing.assert_allclose(found[kept], expected[kept], rtol=2e-5)
+
+
+def test_what_the_batch_brings_is_not_computed_again():
+    def missing(logits, targets):
+        return jnp.full(targets.shape, jnp.nan)
+
+    recipe = plain(
+        advantage=jr.stateless(lambda rewards, *, sum_pi_sq: rewards + sum_pi_sq.sum(-1)),
+        computed=(Computed("sum_pi_sq", missing, "old_policy"),),
+    )
+    _, metrics = run_steps(recipe, batch_of(recipe))
+    assert np.isfinite(metrics["loss"])
+    _, metrics = run_steps(recipe, batch_of(recipe, without=("sum_pi_sq",)))
+    assert not np.isfinite(metrics["loss"])
+
+
+def test_a_teacher_reads_prompts_of_its_own():
+    seen = []
+
+    def probe(advantages, *, teacher_top):
+        jax.debug.callback(seen.append, teacher_top)
+        return teacher_top
+
+    recipe = plain(
+        computed=(Computed("teacher_top", top, "teacher"), Computed("again", probe, "batch")),
+        inputs=("teacher_top",),
+        regularizers=(lambda again, mask: jnp.where(mask, 0.0, 0.0),),
+    )
+    batch = batch_of(recipe)
+    run_steps(recipe, batch, microbatches=2)
+    jax.effects_barrier()
+    P, G, T = batch.tokens.shape
+    rows = batch.replace(
+        tokens=batch.tokens.reshape(P * G, 1, T), mask=batch.mask.reshape(P * G, 1, T)
+    )
+    prompts = [batch.extras[f"teacher_prompt_{x}"].reshape(P * G, -1) for x in ("tokens", "mask")]
+    want = jax.nn.log_softmax(whole_logits(model()[1], rows, prompts)).max(-1).reshape(P, G, T)
+    np.testing.assert_allclose(seen[0], np.where(batch.mask, want, 0.0), atol=2e-5)
+    missing = batch_of(recipe, without=("teacher_prompt_tokens",))
+    with pytest.raises(ValueError, match="no teacher_prompt_tokens"):
+        run_steps(recipe, missing)
+
+
+CRITIC = Critic(
+    returns=jr.pipe(jr.advantages.terminal_rewards, jr.advantages.gae_returns),
+    loss=jr.bind(jr.surrogates.value_loss, eps=0.2),
+    heads=2,
+    combine=jr.surrogates.soft_min,
+)
+
+
+def with_critic(**changes) -> Recipe:
+    advantage = jr.chain(
+        jr.stateless(jr.advantages.terminal_rewards),
+        jr.stateless(jr.advantages.gae),
+        jr.stateless(jr.advantages.whiten),
+    )
+    return plain(advantage=advantage, critic=CRITIC, **changes)
+
+
+def test_a_critic_learns_its_returns_and_the_policy_uses_its_values():
+    recipe, network, params = with_critic(), *model()
+    critic = init_critic(network, params, heads=2, key=jax.random.key(1))
+    batch = batch_of(recipe, without=("values", "old_values"))
+    options = {"critic": critic, "critic_optimizer": optax.adam(1e-2)}
+    _, first = run_steps(recipe, batch, **options)
+    state, last = run_steps(recipe, batch, steps=30, optimizer=optax.sgd(0.0), **options)
+    assert float(last["critic_loss"]) < 0.3 * float(first["critic_loss"])
+    values = values_of(state.critic.params, batch)
+    assert values.shape == (*batch.mask.shape, 2)
+    assert not np.asarray(values)[~np.asarray(batch.mask)].any()
+
+
+def test_a_critics_step_is_the_gradient_of_its_loss():
+    recipe, network, params = with_critic(), *model()
+    critic = init_critic(network, params, heads=2, key=jax.random.key(1))
+    batch = batch_of(recipe, without=("values", "old_values"))
+    options = {"critic": critic, "critic_optimizer": optax.sgd(1.0)}
+    after, _ = run_steps(recipe, batch, microbatches=2, **options)
+    values = values_of(critic, batch)
+    extras = {**batch.extras, "old_values": values, "values": jr.surrogates.soft_min(values)}
+    ready, _ = compiled(recipe).prepare(batch.replace(extras=extras), recipe.init())
+    grads = jax.grad(lambda p: recipe.critic.total_loss(values_of(p, batch), ready))
+    want = jax.tree.map(lambda a, g: a - g, critic, jax.jit(grads)(critic))
+    expect_same(after.critic.params, want)
+
+
+def test_a_critic_must_be_given_where_the_recipe_has_one():
+    network, params = model()
+    critic = init_critic(network, params, key=jax.random.key(1))
+    options = {"key": jax.random.key(0)}
+    with pytest.raises(ValueError, match="has a critic; give critic=init_critic"):
+        init_state(params, optax.sgd(1.0), with_critic(), **options)
+    with pytest.raises(ValueError, match="has no critic, but one is given"):
+        init_state(params, optax.sgd(1.0), plain(), critic=critic, **options)
+    with pytest.raises(ValueError, match="a critic but no critic_optimizer"):
+        make_step(network, with_critic(), optax.sgd(1.0))
+    with pytest.raises(ValueError, match="no critic but a critic_optimizer"):
+        make_step(network, plain(), optax.sgd(1.0), critic_optimizer=optax.sgd(1.0))
+    with pytest.raises(ValueError, match="the advantage reads values, and there is no critic"):
+        plain(
+            advantage=jr.chain(
+                jr.stateless(jr.advantages.terminal_rewards),
+                jr.stateless(jr.advantages.gae),
+                jr.stateless(jr.advantages.whiten),
+            )
+        )
+    with pytest.raises(ValueError, match="heads must be above 0"):
+        init_critic(network, params, heads=0, key=jax.random.key(0))
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_no_more_of_a_critic_is_copied_than_must_be(copy):
+    recipe = with_critic().replace(critic=dataclasses.replace(CRITIC, target_rate=0.25))
+    network, params = model()
+    critic = init_critic(network, params, heads=2, key=jax.random.key(1))
+    made = []
+
+    def init(params):
+        made.append(jax.tree.map(jnp.zeros_like, params))
+        return made[-1]
+
+    optimizer = optax.sgd(1.0)
+    given = {"critic": critic, "critic_optimizer": optimizer._replace(init=init), "copy": copy}
+    state = init_state(params, optimizer, recipe, key=jax.random.key(0), **given)
+
+    def same(a, b):
+        return {x is y for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)}
+
+    assert same(state.critic.opt_state, made[0]) == {True}
+    assert same(state.critic.params, critic) == {not copy}
+    # A step gives away the buffers of both.
+    assert same(state.critic.target, critic) == same(*state.critic[::2]) == {False}
+
+
+def test_a_critics_target_is_an_average():
+    slow = dataclasses.replace(CRITIC, target_rate=0.25)
+    recipe = with_critic().replace(critic=slow)
+    network, params = model()
+    critic = init_critic(network, params, heads=2, key=jax.random.key(1))
+    batch = batch_of(recipe, without=("values", "old_values"))
+    after, _ = run_steps(recipe, batch, critic=critic, critic_optimizer=optax.sgd(1.0))
+    want = jax.tree.map(lambda a, b: 0.75 * a + 0.25 * b, critic, after.critic.params)
+    expect_same(after.critic.target, want, 1e-6)
+
+
+def test_a_reference_moves_after_each_step_and_is_what_ref_logp_is_of():
+    term = jr.bind(jr.regularizers.kl_to_reference, estimator="k1", coef=1.0)
+    rule = jr.bind(jr.regularizers.ema_reference, rate=0.5)
+    recipe = plain(surrogate=nothing, regularizers=(term,), reference=rule)
+    network, params = model()
+    start = jax.tree.map(lambda x: 0.9 * x, params)
+    batch = batch_of(recipe, ref_logp=None)
+    after, metrics = run_steps(recipe, batch, reference=start)
+    score = jr.train.make_scorer(network)
+    ready, _ = compiled(recipe).prepare(batch.replace(ref_logp=score(start, batch)), recipe.init())
+    logp = score(params, batch)
+    np.testing.assert_allclose(metrics["loss"], recipe.loss(logp, ready), rtol=1e-4, atol=1e-6)
+    expect_same(after.reference, jax.tree.map(lambda a, b: (a + b) / 2, start, after.params), 1e-6)
+    with pytest.raises(ValueError, match="keeps its reference frozen"):
+        run_steps(plain(), batch_of(plain()), reference=start)
+
+
+def test_the_update_is_scaled_where_the_recipe_says_so():
+    def half(advantages):
+        return jnp.float32(0.5)
+
+    batch, params = batch_of(plain()), model()[1]
+    whole, _ = run_steps(plain(), batch)
+    scaled, _ = run_steps(plain(computed=(Computed("update_scale", half, "batch"),)), batch)
+    want = jax.tree.map(lambda a, b: a + 0.5 * (b - a), params, whole.params)
+    expect_same(scaled.params, want, 1e-6)
+
+
+def test_a_recipe_draws_anew_in_each_step_from_the_runs_key():
+    seen = []
+
+    def drop(advantages, mask, *, key):
+        keep = jax.random.bernoulli(key, 0.5, mask.shape)
+        jax.debug.callback(lambda x: seen.append(np.asarray(x)), keep)
+        return keep
+
+    recipe = plain(selection=drop)
+    batch = batch_of(recipe)
+    run_steps(recipe, batch, steps=2)
+    jax.effects_barrier()
+    assert (seen[0] != seen[1]).any()
+    for step, keep in enumerate(seen):
+        key = prepare_key(jax.random.key(SEED), step)
+        want = jax.random.bernoulli(key, 0.5, batch.mask.shape)
+        np.testing.assert_array_equal(keep, want)
+    with pytest.raises(ValueError, match="draws random numbers; give it a key"):
+        recipe.prepare(batch, recipe.init())
+
+
+def test_a_controller_sees_how_far_the_last_update_went():
+    def watch():
+        def update(rewards, state, *, last_kl, **context):
+            return last_kl, state + 1
+
+        return jr.Transform(lambda: jnp.int32(0), update)
+
+    def term(watched, mask):
+        return jnp.where(mask, watched, 0.0)
+
+    recipe = plain(computed=(Computed("watched", watch(), "controller"),), regularizers=(term,))
+    state, metrics = run_steps(recipe, batch_of(recipe, old_logp=None), epochs=3)
+    # Measured after the last of the three, so beyond what the last saw before it.
+    assert float(state.algo_state.last_kl) > float(metrics["approx_kl"]) > 0
+    assert int(state.algo_state.controllers["watched"]) == 1
