@@ -1,4 +1,8 @@
-"""The fields of a batch that the loop attaches on the host; the train step computes the rest."""
+"""The fields of a batch that the loop attaches on the host; the train step computes the rest.
+
+Shared arguments: ``recipe``, the method; ``questions``, P of them. Every function raises ValueError
+where the recipe cannot be trained on what the run has.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -28,8 +32,7 @@ def host_fields(recipe: Recipe) -> frozenset[str]:
 def check_fields(recipe: Recipe, questions: Sequence[Question]) -> None:
     """Raises ValueError if a recipe needs arrays that no training run on these questions has.
 
-    What a reward gives is not known before it is called, so its components are looked for in the
-    first step.
+    Components of a reward are not known before it is called: the first step checks them.
     """
     for name in sorted(host_fields(recipe)):
         axes = EXTRAS[name].axes if name in EXTRAS else None
@@ -80,18 +83,15 @@ def attach_fields(
 
     Args:
       batch: P groups of G.
-      recipe: The method.
+      recipe, questions: See the module.
       scores: Rewards, with their components ``[P * G]``.
       rollout: What was sampled.
       step: Updates made when it is trained on: the version of the weights by then.
       indices: Places of the prompts in the data set.
-      questions: P.
       greedy: Grades the most likely response of each prompt: ``[P]``; called only if needed.
 
     Raises:
-      ValueError: If a field is neither a component of the reward nor in the metadata, or is not a
-        number there; if the component would be added to the reward that is trained on; or if a
-        reward is outside the range that the recipe is defined for.
+      ValueError: Also if a component of the reward would be added to the reward that is trained on.
     """
     check_rewards(recipe, np.asarray(batch.rewards), questions)
     shape, names = batch.rewards.shape, host_fields(recipe)
@@ -124,20 +124,13 @@ def attach_fields(
                 f"recipe {recipe.name!r} needs {name!r} ({spec.about}); it is no name in the "
                 "mapping that the reward returns."
             )
-        extras[name] = value if spec is None else _of_kind(recipe, name, value)
+        extras[name] = value if spec is None else value.astype(_DTYPES[spec.kind])
+        if spec and spec.kind != "float" and (wrong := value[extras[name] != value]).size:
+            what = "0 and 1" if spec.kind == "bool" else "integers"
+            raise ValueError(
+                f"recipe {recipe.name!r} needs {what} in {name!r} ({spec.about}); got {wrong[0]:g}."
+            )
     return batch.replace(extras={**batch.extras, **extras}).check() if extras else batch
-
-
-def _of_kind(recipe: Recipe, name: str, value: np.ndarray) -> np.ndarray:
-    """The value in the dtype of the table of extras, if it is of that kind."""
-    spec = EXTRAS[name]
-    cast = value.astype(_DTYPES[spec.kind])
-    if spec.kind != "float" and (wrong := value[cast != value]).size:
-        what = "0 and 1" if spec.kind == "bool" else "integers"
-        raise ValueError(
-            f"recipe {recipe.name!r} needs {what} in {name!r} ({spec.about}); got {wrong[0]:g}."
-        )
-    return cast
 
 
 def _components(recipe: Recipe, scores: Scores, names, shape) -> dict[str, np.ndarray]:

@@ -1,4 +1,7 @@
-"""Rollouts as text, and the rewards of text."""
+"""Rollouts as text, and the rewards of text.
+
+Shared arguments: ``questions``, P of them; ``completions``, P groups of G texts.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,8 +60,8 @@ def texts_of(rollout, tokenizer) -> list[list[str]]:
     """The responses as text: P lists of G."""
     tokens, mask = processes.to_host((rollout.tokens, rollout.mask))
     return [
-        [tokenizer.decode(row[keep].tolist()) for row, keep in zip(*group, strict=True)]
-        for group in zip(tokens, mask, strict=True)
+        [tokenizer.decode(row[where].tolist()) for row, where in zip(rows, masks, strict=True)]
+        for rows, masks in zip(tokens, mask, strict=True)
     ]
 
 
@@ -93,13 +96,7 @@ def join_scores(calls: Sequence[Scores]) -> Scores:
 def sample_rows(
     questions: Sequence[Question], completions: Sequence[Sequence[str]], scores: Scores
 ) -> list[dict]:
-    """One record a completion: id, prompt, completion, reward, ``reward/NAME`` of each component.
-
-    Args:
-      questions: P.
-      completions: P groups of G.
-      scores: ``[P * G]``.
-    """
+    """One record a completion: id, prompt, text, reward, ``reward/NAME`` of each component."""
     groups = zip(questions, completions, strict=True)
     texts = [(question.prompt, text) for question, group in groups for text in group]
     rewards = {"reward": scores.rewards}

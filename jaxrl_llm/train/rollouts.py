@@ -8,6 +8,9 @@ order of the cursor::
 
     sampler   0 | 1 |   2   | 3 | ...        max_staleness=1: batch 2 waits for version 1
     trainer       0 | 1 |     2 | 3 | ...
+
+Shared arguments: ``experiment``, the run; ``state``, where it begins; ``questions``, P of them;
+``pending``, batches from a checkpoint, from ``state.step`` on.
 """
 
 import atexit
@@ -88,9 +91,8 @@ class Graded(NamedTuple):
 
 def next_questions(experiment: Experiment, cursor: Cursor) -> tuple[list[int], Cursor]:
     """The questions of a batch by their places, and where those of the next one begin."""
-    config = experiment.config
-    size, seed = len(experiment.train), config.data.seed
-    return take(cursor, config.prompts_per_step, size=size, seed=seed)
+    config, size = experiment.config, len(experiment.train)
+    return take(cursor, config.prompts_per_step, size=size, seed=config.data.seed)
 
 
 def collect_rollouts(
@@ -105,7 +107,7 @@ def collect_rollouts(
     """Samples and grades a batch; it depends on the key, its number and the weights alone.
 
     Args:
-      experiment: The run.
+      experiment: See the module.
       params: The weights that sample.
       key: That of the run's state.
       cursor: Where its questions begin.
@@ -114,7 +116,7 @@ def collect_rollouts(
 
     Raises:
       ValueError: If something in it cannot be trained on; it names the prompt.
-      RewardError: If the reward fails.
+      RewardError: If the reward fails; it names the prompt.
     """
     start = time.perf_counter()
     indices, cursor = next_questions(experiment, cursor)
@@ -122,8 +124,7 @@ def collect_rollouts(
     recipe = experiment.recipe
     if not recipe.forward_only:  # the noise of a population is drawn from the run's key itself
         key = jax.random.fold_in(key, number)
-    sample = _sample_together if experiment.samplers.engine is None else _sample_in_slots
-    graded = sample(experiment, params, key, questions, version=version)
+    graded = sample_and_grade(experiment, params, key, questions, version=version)
     graded = graded._replace(rollout=trim(graded.rollout))
     rollout, scores = graded.rollout, graded.scores
     batch = to_batch(
@@ -133,6 +134,12 @@ def collect_rollouts(
         vocab_size=experiment.model.config.vocab_size,
         drop_failed=recipe.forward_only,
     )
+
+    def greedy_rewards() -> np.ndarray:
+        tokens = [question.tokens for question in questions]
+        likely = experiment.samplers.baseline(params, key, tokens)
+        return experiment.grader(questions, texts_of(likely, experiment.tokenizer)).rewards
+
     if not recipe.forward_only:
         batch = attach_fields(
             batch,
@@ -142,7 +149,7 @@ def collect_rollouts(
             step=number,
             indices=indices,
             questions=questions,
-            greedy=lambda: _greedy_rewards(experiment, params, key, questions),
+            greedy=greedy_rewards,
         )
     end = time.perf_counter()
     ages = number - np.asarray(rollout.version)[batch.mask]
@@ -160,7 +167,7 @@ def collect_rollouts(
     )
 
 
-def _sample_together(
+def sample_and_grade(
     experiment: Experiment,
     params: ArrayTree,
     key: Array,
@@ -168,30 +175,21 @@ def _sample_together(
     *,
     version: int,
 ) -> Graded:
-    """All rollouts of a batch in one program, then their rewards."""
-    tokens = [question.tokens for question in questions]
-    sampler = experiment.samplers.rollouts
-    rollout = processes.to_host(sampler(params, key, tokens, version=version))
-    completions = texts_of(rollout, experiment.tokenizer)
-    sampled = time.perf_counter()
-    return Graded(rollout, completions, experiment.grader(questions, completions), sampled)
+    """All rollouts of a batch in one program, then their rewards.
 
-
-def _sample_in_slots(
-    experiment: Experiment,
-    params: ArrayTree,
-    key: Array,
-    questions: Sequence[Question],
-    *,
-    version: int,
-) -> Graded:
-    """The same rollouts in slots: each group is graded as it finishes, while others decode.
-
-    Raises:
-      ValueError: If a response failed; it names the question.
-      RewardError: If the reward fails; it names the prompt.
+    The engine samples the same rollouts in slots: a group is graded once it finishes, while others
+    decode.
     """
-    sampling, engine = experiment.config.sampling, experiment.samplers.engine
+    engine = experiment.samplers.engine
+    if engine is None:
+        tokens = [question.tokens for question in questions]
+        sampler = experiment.samplers.rollouts
+        rollout = processes.to_host(sampler(params, key, tokens, version=version))
+        completions = texts_of(rollout, experiment.tokenizer)
+        sampled = time.perf_counter()
+        return Graded(rollout, completions, experiment.grader(questions, completions), sampled)
+
+    sampling = experiment.config.sampling
     size, texts = sampling.group_size, {}
     generation = Generation(engine, params, key=key, version=version)
     for i, question in enumerate(questions):
@@ -226,15 +224,6 @@ def _sample_in_slots(
     return Graded(rollout, [texts[i] for i in places], join_scores(sum(scores, [])), sampled)
 
 
-def _greedy_rewards(
-    experiment: Experiment, params: ArrayTree, key: Array, questions: Sequence[Question]
-) -> np.ndarray:
-    """Rewards ``[P]`` of the most likely responses."""
-    tokens = [question.tokens for question in questions]
-    rollout = experiment.samplers.baseline(params, key, tokens)
-    return experiment.grader(questions, texts_of(rollout, experiment.tokenizer)).rewards
-
-
 def to_batch(
     rollout: Rollout,
     rewards: np.ndarray,
@@ -248,7 +237,7 @@ def to_batch(
     Args:
       rollout: P groups of G.
       rewards: float ``[P * G]`` or ``[P, G]``.
-      questions: P, for the names in messages.
+      questions: See the module.
       vocab_size: Tokens lie below it.
       drop_failed: Clear ``where`` of rollouts that failed or have no finite reward, instead of
         raising: for a population, some members of which may be broken.
@@ -280,12 +269,7 @@ def may_start(number: int, version: int, *, max_staleness: int) -> bool:
 
 
 class SyncRollouts:
-    """Batches that are sampled when they are asked for, by the weights that they train.
-
-    Args:
-      experiment: The run.
-      state: Where it begins.
-    """
+    """Batches that are sampled when they are asked for, by the weights that they train."""
 
     def __init__(self, experiment: Experiment, state: TrainState):
         self._experiment, self._state = experiment, state
@@ -323,11 +307,6 @@ class AsyncRollouts:
 
     Enter it before the first ``next``. An error in the thread is raised by ``next``, after the
     batches before it.
-
-    Args:
-      experiment: The run.
-      state: Where it begins.
-      pending: Batches that a checkpoint brought, from ``state.step`` on.
     """
 
     def __init__(
@@ -432,13 +411,7 @@ class AsyncRollouts:
 def make_rollouts(
     experiment: Experiment, state: TrainState, pending: Sequence[RolloutBatch] = ()
 ) -> SyncRollouts | AsyncRollouts:
-    """The rollouts of a run, as its configuration says.
-
-    Args:
-      experiment: The run.
-      state: Where it begins.
-      pending: Batches that a checkpoint brought, from ``state.step`` on.
-    """
+    """The rollouts of a run, as its configuration says."""
     for thread in threading.enumerate():
         # Of a run that ended early in this process, in the middle of a batch: two that sample at
         # once take twice the memory, and on several devices wait for each other.
@@ -465,13 +438,21 @@ def unpack_pending(arrays: dict[str, Any], notes: dict[str, Any]) -> RolloutBatc
     """The inverse of :func:`pack_pending`, of one batch.
 
     Raises:
+      LookupError: If a field is absent.
       ValueError: If shapes disagree.
       TypeError: If a field is unknown or of a wrong dtype.
     """
-    notes = notes | {"cursor": Cursor(*notes["cursor"])}
+    arrays = dict(arrays)
     if "support" in arrays:
-        arrays = arrays | {"support": Support(**arrays["support"])}
-    return RolloutBatch(batch=Batch(**arrays).check(), **notes)
+        arrays["support"] = Support(**arrays["support"])
+    return RolloutBatch(
+        number=notes["number"],
+        cursor=Cursor(*notes["cursor"]),
+        batch=Batch(**arrays).check(),
+        metrics=notes["metrics"],
+        rows=notes["rows"],
+        seconds=notes["seconds"],
+    )
 
 
 def restore_pending(
@@ -484,8 +465,7 @@ def restore_pending(
 
     Args:
       checkpoints: The one that was restored last; nothing if none was.
-      experiment: The run.
-      state: As it was restored.
+      experiment, state: See the module.
       log: Told how many are dropped.
     """
     stored = checkpoints.restore_extras()

@@ -38,8 +38,7 @@ class Run:
     Args:
       experiment: What is trained, on what.
       algorithm: How.
-      checkpoints: Of the run.
-      folder: Of the run.
+      checkpoints, folder: Of the run.
       state: Where the session begins.
       files: Texts to save in the run folder, by file name.
 
@@ -258,13 +257,7 @@ class NonFiniteGuard:
     def __call__(
         self, step: int, values: Mapping[str, float], state: TrainState, batch: Batch
     ) -> None:
-        """Counts a step.
-
-        Args:
-          step: Which one, from 1.
-          values: Its metrics.
-          state: The one after it.
-          batch: What it trained on.
+        """Counts a step, from 1, by its metrics, the state after it and what it trained on.
 
         Raises:
           TrainingError: If it is one skipped step too many, or parameters are non-finite.
@@ -301,7 +294,10 @@ class NonFiniteGuard:
             arrays |= _arrays(prepared) | {"logp": logp}
         except Exception:  # such as no memory; the batch as it was sampled says much by itself
             arrays |= _arrays(batch)
-        plain = {name: _plain(x) for name, x in processes.to_host(arrays).items()}
+        plain = {name: np.asarray(x) for name, x in processes.to_host(arrays).items()}
+        for name, x in plain.items():
+            if x.dtype.kind not in "biufU":  # such as bfloat16, which NumPy alone cannot read back
+                plain[name] = x.astype(np.float32)
         plain["prompts"] = self._texts(plain["prompt_tokens"], plain["prompt_mask"])
         plain["completions"] = self._texts(plain["tokens"], plain["sampled_mask"])
         path = self._folder.path / f"skipped_step_{step:08d}.npz"
@@ -335,12 +331,6 @@ def _arrays(batch: Batch) -> dict[str, Any]:
     fields = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
     leaves = jax.tree_util.tree_leaves_with_path(fields)
     return {jax.tree_util.keystr(path, simple=True, separator="."): x for path, x in leaves}
-
-
-def _plain(x: Any) -> np.ndarray:
-    """A dtype that NumPy reads back without help."""
-    x = np.asarray(x)
-    return x if x.dtype.kind in "biufU" else x.astype(np.float32)
 
 
 def every(period: int, step: int) -> bool:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
@@ -352,8 +351,27 @@ def init_experiment(
     reference = base if frozen else None
     optimizer = moving_only(recipe, make_optimizer(config.optimizer))
     critic_optimizer = make_optimizer(config.critic) if config.critic is not None else None
-    algorithm = _make_algorithm(experiment, optimizer, critic_optimizer, reference)
-
+    sampler = experiment.samplers.rollouts
+    if recipe.forward_only:
+        algorithm = make_evolution(recipe, optimizer, sampler, mesh=experiment.mesh)
+    else:
+        algorithm = make_policy_gradient(
+            experiment.model,
+            recipe,
+            optimizer,
+            sampler,
+            options=StepOptions(
+                passes=config.passes,
+                temperature=config.sampling.temperature,
+                remat=config.remat,
+                shared_prefix_len=experiment.shared_prefix_len,
+                packing=config.packing,
+                stale=config.asynchrony.max_staleness > 0,
+                mesh=experiment.mesh,
+            ),
+            critic_optimizer=critic_optimizer,
+            reference=reference,
+        )
     fingerprint = {"questions": experiment.questions, "seed": config.seed}
     fingerprint |= base_fingerprint(params, config.lora)
     if frozen and "base" not in fingerprint:  # it is loaded anew, also by a resumed run
@@ -389,34 +407,3 @@ def init_experiment(
         checkpoints.sweep()
         state = checkpoints.restore(state)
     return experiment, algorithm, checkpoints, state
-
-
-def _make_algorithm(
-    experiment: Experiment,
-    optimizer: optax.GradientTransformation,
-    critic_optimizer: optax.GradientTransformation | None,
-    reference: ArrayTree | None,
-) -> Algorithm:
-    """What trains the recipe of an experiment."""
-    config, recipe = experiment.config, experiment.recipe
-    sampler = experiment.samplers.rollouts
-    if recipe.forward_only:
-        return make_evolution(recipe, optimizer, sampler, mesh=experiment.mesh)
-    options = StepOptions(
-        passes=config.passes,
-        temperature=config.sampling.temperature,
-        remat=config.remat,
-        shared_prefix_len=experiment.shared_prefix_len,
-        packing=config.packing,
-        stale=config.asynchrony.max_staleness > 0,
-        mesh=experiment.mesh,
-    )
-    return make_policy_gradient(
-        experiment.model,
-        recipe,
-        optimizer,
-        sampler,
-        options=options,
-        critic_optimizer=critic_optimizer,
-        reference=reference,
-    )
