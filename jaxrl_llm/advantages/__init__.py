@@ -65,6 +65,11 @@ from jaxrl_llm.advantages.batch import (
     whiten,
 )
 from jaxrl_llm.advantages.group import dr_grpo, gpg, grpo, grpo_split, hbpo, informative_share, rloo
+from jaxrl_llm.advantages.hinted import (
+    adhint,
+    hint_consistency,
+    hint_preservation,
+)
 from jaxrl_llm.advantages.modulators import (
     SampledEntropy,
     ace,
@@ -127,17 +132,18 @@ from jaxrl_llm.advantages.tracker import (
 from jaxrl_llm.advantages.turns import trloo, turn_returns, turns_to_tokens
 
 __all__ = [
-    "clip",
     "BetaTracker",
     "MssrTracker",
+    "PromptStats",
     "RunningMoments",
     "SampledEntropy",
-    "PromptStats",
     "ace",
+    "adhint",
     "batch_normalize",
     "beta_tracker_init",
     "beta_tracker_update",
     "beta_tracker_value",
+    "clip",
     "dcpo_distribution",
     "density_weights",
     "dr_grpo",
@@ -154,6 +160,8 @@ __all__ = [
     "grpo_passk",
     "grpo_split",
     "hbpo",
+    "hint_consistency",
+    "hint_preservation",
     "informative_share",
     "jspo",
     "kl_forgetting",
@@ -176,6 +184,8 @@ __all__ = [
     "passk_training",
     "pkpo",
     "positive_part",
+    "prompt_stats_init",
+    "prompt_stats_update",
     "reinforce_pp",
     "reinforce_pp_baseline",
     "remax",
@@ -204,8 +214,6 @@ __all__ = [
     "v05_baseline",
     "vcpo_advantage",
     "verpo",
-    "prompt_stats_init",
-    "prompt_stats_update",
     "whiten",
     "window_kl_discount",
 ]

@@ -1,0 +1,120 @@
+"""ADHint: rollouts with and without a hint in one group, and the tokens of the hint."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.advantages import adhint, grpo, hint_consistency, hint_preservation
+from jaxrl_llm.core import traits_of
+
+compiled = jax.jit(adhint)
+
+
+def reference(rewards, hinted, where, kappa=1.0):
+    rewards = np.float64(rewards)
+    out = np.zeros(rewards.shape)
+    for p, (r, h, w) in enumerate(zip(rewards, hinted, where, strict=True)):
+        if w.sum() < 2 or np.ptp(r[w]) == 0:
+            continue
+        base = (r - r[w].mean()) / (r[w].std(ddof=1) + 1e-6)
+        both = (w & h).any() and (w & ~h).any()
+        d = r[w & h].mean() - r[w & ~h].mean() if both else 0.0
+        up = np.where(h, base < 0, base > 0)
+        out[p] = np.where(w, base * np.exp(kappa * d * np.where(up, 1, -1)), 0.0)
+    return out
+
+
+def arrays(seed=0, prompts=6, group=6):
+    rng = np.random.default_rng(seed)
+    rewards = rng.choice([0.0, 0.5, 1.0], (prompts, group)).astype(np.float32)
+    hinted, where = rng.random((2, prompts, group)) < 0.6
+    hinted[0], hinted[1] = False, True
+    where[2] = False
+    return rewards, hinted, where
+
+
+def test_equals_the_reference():
+    for seed in range(5):
+        rewards, hinted, where = arrays(seed)
+        junk = np.where(where, rewards, np.nan).astype(np.float32)
+        ours = compiled(junk, hinted=hinted, where=where)
+        np.testing.assert_allclose(ours, reference(rewards, hinted, where), atol=2e-5)
+
+
+def test_without_a_difference_it_is_grpo():
+    rewards, hinted, _ = arrays()
+    plain = grpo(rewards, eps=1e-6)
+    np.testing.assert_allclose(adhint(rewards, hinted=hinted, kappa=0.0), plain, atol=1e-6)
+    none = np.zeros_like(hinted)
+    np.testing.assert_allclose(compiled(rewards, hinted=none), plain, atol=1e-6)
+    np.testing.assert_allclose(compiled(rewards, hinted=~none), plain, atol=1e-6)
+
+
+def test_a_hint_that_helps_weighs_the_exceptions():
+    rewards, hinted = (
+        jnp.array([1.0, 0.0, 1.0, 0.0, 1.0]),
+        jnp.array([False, False, True, True, True]),
+    )
+    ours, plain = compiled(rewards, hinted=hinted), grpo(rewards)
+    grown = jnp.abs(ours) > jnp.abs(plain)
+    assert grown.tolist() == [True, False, False, True, False]  # D = 2/3 - 1/2 > 0
+    np.testing.assert_array_equal(jnp.sign(ours), jnp.sign(plain))
+
+
+def test_members_of_a_group_may_be_permuted():
+    rewards, hinted, where = arrays(3)
+    order = np.random.default_rng(1).permutation(6)
+    ours = compiled(rewards, hinted=hinted, where=where)
+    moved = compiled(rewards[:, order], hinted=hinted[:, order], where=where[:, order])
+    np.testing.assert_allclose(moved, ours[:, order], atol=1e-6)
+
+
+def test_hint_tokens_count_by_their_consistency():
+    mask = jnp.array([[True, True, True, True, False]])
+    hint = jnp.array([[True, True, False, False, False]])
+    entropy = jnp.array([[1.2, 0.1, 0.3, 0.5, jnp.nan]])
+    shaped = jax.jit(hint_consistency)(jnp.array([3.0]), mask, hint_mask=hint, old_entropy=entropy)
+    np.testing.assert_allclose(shaped, [[1.0, 0.75, 3.0, 3.0, 0.0]], rtol=1e-6)
+    silent = hint_consistency(jnp.array([3.0]), mask, hint_mask=hint, old_entropy=0.0 * mask)
+    np.testing.assert_array_equal(silent, [[0.0, 0.0, 3.0, 3.0, 0.0]])
+
+
+def test_a_failed_rollout_does_not_blame_its_hint():
+    mask = jnp.array([[True, True, True, False]] * 2)
+    hint = jnp.array([[True, False, False, True]] * 2)
+    kept = jax.jit(hint_preservation)(jnp.array([2.0, -2.0]), mask, hint_mask=hint)
+    assert kept.tolist() == [[2.0, 2.0, 2.0, 0.0], [0.0, -2.0, -2.0, 0.0]]
+    assert traits_of(hint_preservation).token_values and traits_of(hint_consistency).token_values
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (
+            lambda: adhint(jnp.zeros(2), hinted=jnp.zeros(2)),
+            TypeError,
+            "adhint: hinted must be bool",
+        ),
+        (
+            lambda: adhint(jnp.zeros(2), hinted=jnp.zeros(3, bool)),
+            ValueError,
+            "adhint: these must have one shape",
+        ),
+        (
+            lambda: adhint(jnp.zeros(2), hinted=jnp.zeros(2, bool), kappa=-1.0),
+            ValueError,
+            "adhint: kappa must not be negative; got -1",
+        ),
+        (
+            lambda: hint_preservation(
+                jnp.zeros(2), jnp.ones((2, 3), bool), hint_mask=jnp.ones((2, 2), bool)
+            ),
+            ValueError,
+            "hint_preservation: these must have one shape",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(call, error, words):
+    with pytest.raises(error, match=words):
+        call()

@@ -1,0 +1,218 @@
+"""Hints: who gets one, how much of it, which rollouts give way, and what is spliced."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import curation
+from jaxrl_llm.advantages import grpo
+
+JUNK = (jnp.nan, jnp.inf, -jnp.inf, 1e4)
+
+
+# --- triggers and slots ----------------------------------------------------------------------
+
+
+def test_a_group_without_a_right_answer_needs_a_hint():
+    rewards = jnp.array([[0.0, 0.0], [0.0, 0.5], [-1.0, 0.0], [jnp.nan, 0.0]])
+    assert curation.needs_hint(rewards).tolist() == [True, False, True, False]
+    assert curation.needs_hint(rewards, threshold=0.5).tolist() == [True, True, True, False]
+
+
+@pytest.mark.parametrize("junk", JUNK)
+def test_masked_rewards_decide_nothing(junk):
+    rewards, where = jnp.array([[0.0, junk], [1.0, junk]]), jnp.array([[True, False]] * 2)
+    assert curation.needs_hint(rewards, where=where).tolist() == [True, False]
+    assert curation.minimal_hint(rewards, where=where).tolist() == [-1, 0]
+    assert curation.first_bad_step(rewards, where=where).tolist() == [0, 2]
+    assert curation.distilled_where(rewards, jnp.array([1, 1]), where=where).tolist() == [
+        [False, False],
+        [True, False],
+    ]
+    np.testing.assert_allclose(curation.adhint_ratio(rewards, where=where), [0.8, 0.0])
+
+
+def test_a_group_without_rollouts_is_left_alone():
+    nothing = jnp.zeros((1, 2), bool)
+    assert not curation.needs_hint(jnp.zeros((1, 2)), where=nothing).any()
+    assert curation.adhint_ratio(jnp.zeros((1, 2)), where=nothing, low=0.25).tolist() == [0.25]
+
+
+def test_nurl_keeps_one_plain_rollout():
+    slots = curation.hint_slots(jnp.array([True, False]), group_size=8)
+    assert slots.sum(-1).tolist() == [7, 0] and not slots[0, 0]
+    assert curation.hint_slots(jnp.array([True]), group_size=3, plain=0).all()
+    # One plain failure, three of seven hinted rollouts right.
+    advantages = grpo(jnp.array([0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0]), ddof=0, eps=1e-9)
+    np.testing.assert_allclose(advantages[:2], [-0.774597, 1.290994], atol=1e-5)
+
+
+# --- levels ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("level", "accuracy", "after"),
+    [(0, 0.0, 1), (1, 0.1, 2), (3, 0.05, 3), (2, 0.36, 1), (2, 0.35, 2), (0, 0.9, 0), (2, None, 0)],
+)
+def test_levels_of_sage_light(level, accuracy, after):
+    accuracy = jnp.float32(jnp.nan if accuracy is None else accuracy)
+    assert int(curation.hint_level(jnp.int32(level), accuracy)) == after
+
+
+def test_stages_rise_where_a_group_is_hard_and_stop_at_the_last():
+    stage, hard = jnp.zeros(3, jnp.int32), jnp.array([True, True, False])
+    for expected in ([1, 1, 0], [2, 2, 0], [3, 3, 0], [3, 3, 0]):
+        stage = curation.guidance_stage(stage, hard)
+        assert stage.tolist() == expected
+    assert curation.guidance_stage(jnp.array([2]), jnp.array([True]), stages=2).tolist() == [2]
+
+
+def test_lengths_of_prefixes_round_half_to_even():
+    lengths = np.arange(1, 200)
+    for ratio in (0.25, 0.5, 0.75):
+        shown = curation.prefix_length(jnp.asarray(lengths), ratio)
+        assert shown.tolist() == [round(n * ratio) for n in lengths.tolist()]
+    assert curation.prefix_length(jnp.array(101), jnp.array([0.25, 0.5, 0.75])).tolist() == [
+        25,
+        50,
+        76,
+    ]
+    assert curation.prefix_length(jnp.array(10), jnp.array([-1.0, 2.0])).tolist() == [0, 10]
+
+
+def test_the_least_hint_that_helps_replaces_the_first_rollout():
+    level = curation.minimal_hint(jnp.array([[0.0, 1.0, 1.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0]]))
+    assert level.tolist() == [1, -1, 0]
+    slots = curation.scaffold_slots(level, group_size=8)
+    assert slots.sum(-1).tolist() == [1, 0, 1] and slots[0, 0]
+    where = jnp.array([[False, True, True, True]])
+    two = curation.scaffold_slots(jnp.array([0]), group_size=4, where=where, count=2)
+    assert two.tolist() == [[False, True, True, False]]
+    # One success in a group of eight.
+    advantages = grpo(jnp.eye(8)[0], eps=1e-9)
+    np.testing.assert_allclose(advantages[:2], [2.474874, -0.353553], atol=1e-5)
+
+
+def test_what_is_distilled_is_right_and_was_helped():
+    rewards, stage = jnp.array([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), jnp.array([0, 1, 2])
+    assert curation.distilled_where(rewards, stage).tolist() == [
+        [False, False],
+        [False, True],
+        [True, True],
+    ]
+
+
+# --- ADHint and PrefixRL ---------------------------------------------------------------------
+
+
+def test_harder_prompts_see_more_of_the_solution():
+    rewards = jnp.array([[1.0, 0.0, 0.0, 0.0], [1.0] * 4, [0.0] * 4])
+    ratio = curation.adhint_ratio(rewards, low=0.1, high=0.9)
+    np.testing.assert_allclose(ratio, [0.7, 0.1, 0.9], rtol=1e-6)
+    keys = jax.random.split(jax.random.key(0), 500)
+    drawn = jax.vmap(lambda k: curation.adhint_ratio(rewards, key=k, noise=0.3))(keys)
+    assert drawn.min() >= 0.0 and drawn.max() <= 1.0
+    assert (jnp.abs(drawn - curation.adhint_ratio(rewards)) <= 0.3 + 1e-6).all()
+    np.testing.assert_allclose(drawn[:, 0].mean(), 0.6, atol=0.03)
+
+
+def test_cuts_lie_between_their_bounds():
+    length = jnp.array([1000, 7, 0])
+    cuts = curation.prefix_cuts(jax.random.key(1), length, cuts=400)
+    assert cuts.shape == (3, 400)
+    assert (cuts >= jnp.floor(0.4 * length)[:, None]).all()
+    assert (cuts <= jnp.floor(0.8 * length)[:, None]).all()
+    np.testing.assert_allclose(cuts[0].mean(), 600, rtol=0.03)
+    fixed = curation.prefix_cuts(jax.random.key(1), jnp.array(10), cuts=2, low=0.5, high=0.5)
+    assert fixed.tolist() == [5, 5]
+
+
+def test_tokens_of_a_prefix_have_no_gradient():
+    mask = curation.continuation_mask(jnp.array([0, 2, 4]), jnp.array([3, 4, 4]), size=5)
+    assert mask.astype(int).tolist() == [[1, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 0]]
+    gradient = jax.grad(lambda x: -jnp.sum(jnp.where(mask, x, 0.0)))(jnp.zeros((3, 5)))
+    np.testing.assert_array_equal(gradient, -mask.astype(np.float32))
+
+
+# --- SCOPE -----------------------------------------------------------------------------------
+
+
+def test_the_first_rejected_step():
+    scores = jnp.array([[0.9, 0.8, 0.2, 0.7], [0.9] * 4, [0.1] * 4])
+    assert curation.first_bad_step(scores).tolist() == [2, 4, 0]
+    assert curation.first_bad_step(scores, threshold=0.85).tolist() == [1, 4, 0]
+    assert curation.first_bad_step(jnp.zeros((2, 0))).tolist() == [0, 0]
+
+
+def test_splicing_equals_joining_lists():
+    rng = np.random.default_rng(0)
+    tokens, more = rng.integers(1, 99, (20, 6)), rng.integers(1, 99, (20, 4))
+    keep, length = rng.integers(0, 7, 20), rng.integers(0, 5, 20)
+    out = jax.jit(curation.splice)(tokens, keep, more, length)
+    for i in range(20):
+        joined = [*tokens[i, : keep[i]], *more[i, : length[i]]][:6]
+        assert out.tokens[i].tolist() == joined + [0] * (6 - len(joined))
+        assert int(out.length[i]) == len(joined)
+        assert out.foreign[i].tolist() == [keep[i] <= t < len(joined) for t in range(6)]
+    # A first step that is wrong is the replacement of the complete response.
+    assert not curation.splice(tokens, keep, more, 0 * length).foreign.any()
+
+
+# --- bad input -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: curation.needs_hint(jnp.array([0, 1])), TypeError, "needs_hint: rewards must be"),
+        (
+            lambda: curation.hint_slots(jnp.array([True]), group_size=2, plain=3),
+            ValueError,
+            "hint_slots: plain must be from 0 to 2; got 3",
+        ),
+        (
+            lambda: curation.hint_level(jnp.array([0]), jnp.array([0.0]), low=0.5, high=0.1),
+            ValueError,
+            "hint_level: low must not be above high; got 0.5 and 0.1",
+        ),
+        (
+            lambda: curation.guidance_stage(jnp.array([0.0]), jnp.array([True])),
+            TypeError,
+            "guidance_stage: stage must hold integers",
+        ),
+        (
+            lambda: curation.scaffold_slots(jnp.array([0]), group_size=2, count=3),
+            ValueError,
+            "scaffold_slots: count must be from 1 to 2; got 3",
+        ),
+        (
+            lambda: curation.distilled_where(jnp.zeros((2, 2)), jnp.zeros(3, int)),
+            ValueError,
+            "distilled_where: stage must have shape",
+        ),
+        (
+            lambda: curation.adhint_ratio(jnp.zeros(2), noise=0.1),
+            ValueError,
+            "adhint_ratio: noise=0.1 has no effect without a key",
+        ),
+        (
+            lambda: curation.adhint_ratio(jnp.zeros(2), low=0.5, high=0.2),
+            ValueError,
+            "adhint_ratio: low must not be above high",
+        ),
+        (
+            lambda: curation.prefix_cuts(jax.random.key(0), jnp.array(3), low=0.9),
+            ValueError,
+            "prefix_cuts: low must not be above high; got 0.9 and 0.8",
+        ),
+        (
+            lambda: curation.splice(jnp.ones(3, int), jnp.int32(1), jnp.ones(0, int), jnp.int32(0)),
+            ValueError,
+            "splice: continuation must have at least one column",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
