@@ -13,14 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import (
-    Transform,
-    accepted,
-    checks,
-    functions_of,
-    parts_of,
-    traits_of,
-)
+from jaxrl_llm.core import Transform, accepted, checks, functions_of, parts_of, traits_of
 from jaxrl_llm.recipes.batch import Batch
 from jaxrl_llm.recipes.critic import Critic
 from jaxrl_llm.recipes.inputs import EXTRAS, shaped_extras

@@ -201,3 +201,78 @@ def test_presets_state_the_optimizer_steps_of_their_papers():
     }
     for recipe in made.values():
         recipe.check_passes(recipe.epochs, recipe.minibatches)
+
+
+# What the recipe of each preset requires beyond rewards, tokens and masks.
+REQUIRED = {
+    "ace": "old_logp ref_logp",
+    "adaptive_kl": "old_logp old_values ref_logp values",
+    "ampo": "entropy steered",
+    "areal": "behavior_logp old_logp",
+    "brorl": "behavior_logp old_logp ref_logp",
+    "capo": "hidden_sq old_logp sum_pi_cubed sum_pi_sq",
+    "clip_cov": "old_logp",
+    "d3s": "old_entropy",
+    "dcpo_distribution": "cold_logp hot_logp old_logp",
+    "dcpo_dynamic_clip": "prompt_ids",
+    "fapo": "flawed",
+    "gdpo": "reward_components",
+    "grpo": "ref_logp",
+    "hbpo": "budgets",
+    "icepop": "behavior_logp old_logp",
+    "icpo": "ref_logp steered",
+    "kl_cov": "old_logp",
+    "llds": "ref_logp",
+    "luffy_shaping": "entropy steered",
+    "mc_grpo": "ref_logp",
+    "minpro": "behavior_logp",
+    "mssr": "old_logp prompt_ids ref_logp",
+    "otb": "old_logp sum_pi_sq",
+    "ppo_max": "old_logp old_values ref_logp values",
+    "ps_grpo": "similarity",
+    "remax": "greedy_rewards",
+    "remix": "behavior_logp ref_logp",
+    "rollout_correction": "behavior_logp old_logp",
+    "rover": "old_mean_log_probs",
+    "safe": "entropy old_entropy old_logp old_values ref_logp values",
+    "sdpo": "has_teacher teacher_logp top_ids",
+    "spo_tracker": "prompt_ids",
+    "srpo": "has_teacher teacher_entropy teacher_logp top_ids",
+    "trloo": "turn_ids turn_rewards turn_where",
+    "ulorl": "old_entropy old_logp",
+    "v05_baseline": "prior",
+    "vcpo": "behavior_logp old_logp",
+    "verpo": "test_passes test_where turn_ids turn_where",
+    "vespo": "behavior_logp",
+    "xrpo": "old_logp",
+}
+# Those that come with the data, the sampler or the rewards; the train step computes the others.
+WITH_THE_BATCH = """
+    behavior_logp budgets flawed greedy_rewards has_teacher prior prompt_ids reward_components
+    similarity steered test_passes test_where turn_ids turn_rewards turn_where
+"""
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_what_a_preset_requires(name):
+    recipe = catalog.preset(name, length=8, num_prompts=4)
+    required = set(REQUIRED.get(name, "").split())
+    assert recipe.required_fields == required
+    assert recipe.required_fields - recipe.step_fields == required & set(WITH_THE_BATCH.split())
+
+
+@pytest.mark.parametrize(
+    ("trait", "value", "names"),
+    [
+        (
+            "group_relative",
+            False,
+            "adaptive_kl mssr otr ppo_max reinforce_pp remax safe sdpo spo_tracker v05_baseline",
+        ),
+        ("uses_ratio", False, "gpg opo otr remax rloo vcpo"),
+        ("draws", True, "clip_cov icpo mc_grpo"),
+    ],
+)
+def test_presets_without_a_group_or_a_ratio_and_those_that_draw(trait, value, names):
+    made = [catalog.preset(name, length=8, num_prompts=4) for name in PRESETS]
+    assert [r.name for r in made if getattr(r, trait) is value] == names.split()

@@ -117,10 +117,7 @@ def rows(methods: Sequence[Method] = CATALOG) -> list[dict]:
     """Rows as plain dictionaries for ``json.dumps``, with what peers confirmed of each."""
     return [
         dataclasses.asdict(method)
-        | {
-            "whole": method.whole,
-            "confirmed": [x._asdict() for x in CONFIRMED.get(method.key, ())],
-        }
+        | {"whole": method.whole, "confirmed": [x._asdict() for x in CONFIRMED.get(method.key, ())]}
         for method in methods
     ]
 

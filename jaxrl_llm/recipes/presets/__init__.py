@@ -1,20 +1,37 @@
 """One preset a paper: a function of the method's options that returns a Recipe.
 
-A preset's docstring describes how it differs from this:
+A preset's docstring says how the method differs from this, which is GRPO without a KL term:
 
     A = (r - mean_group r) / (std_group r + 1e-6)
     token loss = -min(ratio A, clip(ratio, 1 - eps_low, 1 + eps_high) A)
     dual clip, if there is one, where A < 0:  token loss = min(token loss, -dual_clip A)
     loss = mean over tokens of token loss
 
-There is no KL term and no critic. Options that several presets share:
+Options that several presets share:
 
     eps_low: The ratio is clipped at ``1 - eps_low``.
     eps_high: The ratio is clipped at ``1 + eps_high``.
     dual_clip: Upper bound of the loss where A < 0, as a multiple of ``-A``; None for none.
+    kl_coef: Weight of the KL to the reference model (k3), which is added to the token loss;
+      0 leaves out both.
+    entropy_coef: Weight of an entropy bonus; 0 leaves it out.
+    length: The generation budget in tokens (the sampler's ``max_new_tokens``). It has no default,
+      since the width of a batch changes with its padding.
+    num_prompts: How many prompts the data set has; each is remembered.
 
-Every preset raises ValueError if an option is unknown, out of its range or without effect. The
-recipe's ``epochs`` and ``minibatches`` are set only where a paper or its code has the number.
+Every preset raises ValueError if an option is unknown, out of its range or without effect. What a
+batch must hold for it is ``required_fields``; what of that the train step computes,
+``step_fields``. The recipe's ``epochs`` and ``minibatches`` are set only where a paper or its code
+has the number. PAPER, NOTES and ABSTRACT are what was read of a method, where it was not released
+code.
+
+Example:
+  >>> import jaxrl_llm as jr
+  >>> recipe = jr.recipes.fapo(eps_high=0.3)
+  >>> recipe.surrogate
+  ppo_clip(eps_high=0.3, eps_low=0.2)
+  >>> sorted(recipe.required_fields - recipe.step_fields)
+  ['flawed']
 """
 
 from jaxrl_llm.recipes.presets.clipping import (
@@ -31,21 +48,8 @@ from jaxrl_llm.recipes.presets.clipping import (
     rover,
     sapo,
 )
-from jaxrl_llm.recipes.presets.critics import (
-    adaptive_kl,
-    ppo_max,
-    safe,
-)
-from jaxrl_llm.recipes.presets.curation import (
-    capo,
-    d3s,
-    dars,
-    fapo,
-    hbpo,
-    llds,
-    ps_grpo,
-    xrpo,
-)
+from jaxrl_llm.recipes.presets.critics import adaptive_kl, ppo_max, safe
+from jaxrl_llm.recipes.presets.curation import capo, d3s, dars, fapo, hbpo, llds, ps_grpo, xrpo
 from jaxrl_llm.recipes.presets.grpo_family import (
     ace,
     dapo,
@@ -68,12 +72,7 @@ from jaxrl_llm.recipes.presets.off_policy import (
     vcpo,
     vespo,
 )
-from jaxrl_llm.recipes.presets.passk import (
-    grpo_passk,
-    maxrl,
-    passk_training,
-    pkpo,
-)
+from jaxrl_llm.recipes.presets.passk import grpo_passk, maxrl, passk_training, pkpo
 from jaxrl_llm.recipes.presets.reinforce_family import (
     gpg,
     reinforce_pp,
@@ -83,14 +82,7 @@ from jaxrl_llm.recipes.presets.reinforce_family import (
     trloo,
     verpo,
 )
-from jaxrl_llm.recipes.presets.teachers import (
-    ampo,
-    icpo,
-    luffy_shaping,
-    otr,
-    sdpo,
-    srpo,
-)
+from jaxrl_llm.recipes.presets.teachers import ampo, icpo, luffy_shaping, otr, sdpo, srpo
 from jaxrl_llm.recipes.presets.tracked import (
     dcpo_distribution,
     dcpo_dynamic_clip,

@@ -1,4 +1,8 @@
-"""Other objectives of the ratio: of sequences, soft gates, bounded weights, squared errors."""
+"""Other objectives of the ratio: of sequences, soft gates, bounded weights, squared errors.
+
+``s = exp(mean over tokens of (logp - old_logp))`` is the ratio of a sequence. Objectives of it are
+averaged over sequences, empty rows left out; TRL, and verl up to 0.8, count those too.
+"""
 
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import Array, bind, given, stateless
@@ -10,24 +14,13 @@ from jaxrl_llm.recipes.wiring import Computed
 def gspo(*, eps_low: float = 3e-4, eps_high: float = 4e-4) -> Recipe:
     """Group sequence policy optimization.
 
-        s = exp(mean over tokens of (logp - old_logp))
         loss = mean over sequences of -min(s A, clip(s, 1 - eps_low, 1 + eps_high) A)
 
-    The advantages are GRPO's; no KL term. The loss is a statement about sequences, so the Recipe
-    admits only weightings that keep it one.
-
-    Args:
-      eps_low: The ratio is clipped at ``1 - eps_low``; s is a mean, so the range is narrow.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.gspo().surrogate
-      gspo(eps_high=0.0004, eps_low=0.0003)
+    s is a mean, so the range of the clip is narrow. The Recipe admits only weightings of sequences.
 
     References:
-      Zheng et al. (arXiv:2507.18071), whose batches serve four minibatches. TRL averages over all
-      rows, the empty ones too; in verl from 0.9 on the aggregation is a setting, and token-mean
-      there is another loss.
+      Zheng et al. (arXiv:2507.18071), whose batches serve four minibatches. In verl from 0.9 on the
+      aggregation is a setting, and token-mean there is another loss.
     """
     return from_base(
         name="gspo",
@@ -39,22 +32,12 @@ def gspo(*, eps_low: float = 3e-4, eps_high: float = 4e-4) -> Recipe:
 
 
 def luspo(*, eps_low: float = 2e-3, eps_high: float = 2.5e-3) -> Recipe:
-    """Length-unbiased sequence policy optimization.
+    """Length-unbiased sequence policy optimization: :func:`gspo` times the length.
 
-        s = exp(mean over tokens of (logp - old_logp))
         loss = mean over sequences of -length min(s A, clip(s, 1 - eps_low, 1 + eps_high) A)
 
-    Args:
-      eps_low: The ratio is clipped at ``1 - eps_low``; s is a mean, so the range is narrow.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.luspo().surrogate
-      luspo(eps_high=0.0025, eps_low=0.002)
-
     References:
-      LUSPO (arXiv:2602.05261); formula and epsilons as TRL has them. TRL averages over all rows,
-      the empty ones too.
+      LUSPO (arXiv:2602.05261); formula and epsilons as TRL has them.
     """
     return from_base(
         name="luspo",
@@ -74,14 +57,8 @@ def gmpo(*, eps_low: float = 0.4, eps_high: float = 0.4) -> Recipe:
       eps_low: The log ratio is clipped at ``-eps_low``, in nats.
       eps_high: The log ratio is clipped at ``eps_high``, in nats.
 
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.gmpo(eps_high=0.5).surrogate
-      gmpo(eps_high=0.5, eps_low=0.4)
-
     References:
-      Zhao et al., GMPO (arXiv:2507.20673). verl (``geo_mean``) and TRL average over all rows, the
-      empty ones too.
+      Zhao et al., GMPO (arXiv:2507.20673); verl's loss is ``geo_mean``.
     """
     return from_base(
         name="gmpo",
@@ -92,7 +69,7 @@ def gmpo(*, eps_low: float = 0.4, eps_high: float = 0.4) -> Recipe:
 
 
 def cispo(*, w_min: float = 0.0, w_max: float = 5.0) -> Recipe:
-    """Clipped importance-weighted policy gradient: every token keeps a gradient.
+    """Clipped importance-weighted policy gradient: every token has a gradient.
 
         w = stop_gradient(clip(ratio, w_min, w_max))
         loss = mean over tokens of -w A logp
@@ -100,11 +77,6 @@ def cispo(*, w_min: float = 0.0, w_max: float = 5.0) -> Recipe:
     Args:
       w_min: Least weight, absolute (1 - eps in verl's terms).
       w_max: Greatest weight, absolute (1 + eps in verl's terms).
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.cispo(w_max=3.0).surrogate
-      cispo(w_max=3.0, w_min=0.0)
 
     References:
       MiniMax-M1 (arXiv:2506.13585), with its 16 updates a batch. The bounds are those of TRL and
@@ -120,9 +92,7 @@ def cispo(*, w_min: float = 0.0, w_max: float = 5.0) -> Recipe:
 
 
 def dispo(
-    *,
-    eps_pos: tuple[float, float] = (0.2, 10.0),
-    eps_neg: tuple[float, float] = (1.0, 100.0),
+    *, eps_pos: tuple[float, float] = (0.2, 10.0), eps_neg: tuple[float, float] = (1.0, 100.0)
 ) -> Recipe:
     """Importance-weighted policy gradient with four bounds.
 
@@ -130,20 +100,13 @@ def dispo(
         w = stop_gradient(clip(ratio, 1 - low, 1 + high))
         loss = mean over tokens of -w A logp
 
-    The advantages are GRPO's; no KL term. The paper also leaves out groups whose rewards agree,
-    which belongs to the ``curation`` slot; here they count in the denominator.
-
     Args:
       eps_pos: Distances of the lower and of the upper bound from 1 where A > 0.
       eps_neg: The same elsewhere.
 
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.dispo().surrogate
-      dispo(eps_neg=(1.0, 100.0), eps_pos=(0.2, 10.0))
-
     References:
-      DISPO (arXiv:2602.00983), PAPER reading.
+      DISPO (arXiv:2602.00983), PAPER. The paper also leaves out groups whose rewards agree, which
+      is ``curation``; here they count in the denominator.
     """
     return from_base(
         name="dispo",
@@ -158,23 +121,15 @@ def minpro(*, w_min: float = 0.0, w_max: float = 5.0, cap_one: bool = False) -> 
         r = exp(logp - behavior_logp),   m = least r of the tokens before, 1 for the first
         loss = mean over tokens of -stop_gradient(clip(m r, w_min, w_max)) A logp
 
-    The ratios are to the policy that sampled, however old. The advantages are GRPO's; no KL term.
+    The ratios are to the policy that sampled, however old.
 
     Args:
       w_min: Least weight, absolute.
       w_max: Greatest weight, absolute.
       cap_one: Whether the prefix may only shrink a weight.
 
-    Returns:
-      A Recipe; its batches hold ``behavior_logp``.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.minpro(w_max=2.0).surrogate
-      given(minpro(cap_one=False, w_max=2.0, w_min=0.0), old_logp='behavior_logp')
-
     References:
-      MinPRO (arXiv:2601.22718), NOTES reading; the bounds are ours.
+      MinPRO (arXiv:2601.22718), NOTES; the bounds are ours.
     """
     surrogate = bind(surrogates.minpro, w_min=w_min, w_max=w_max, cap_one=cap_one)
     return from_base(
@@ -190,21 +145,14 @@ def sapo(*, tau_pos: float = 1.0, tau_neg: float = 1.05) -> Recipe:
         tau = tau_pos where A > 0, else tau_neg
         loss = mean over sequences of the mean over tokens of -(4 / tau) sigmoid(tau (ratio - 1)) A
 
-    The advantages are GRPO's; no KL term. On policy the gradient is that of the plain policy
-    gradient.
+    On policy the gradient is that of the plain policy gradient.
 
     Args:
       tau_pos: Sharpness of the gate for A > 0.
       tau_neg: Sharpness for the others; larger, so that tokens pushed down are let go sooner.
 
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.sapo().surrogate
-      sapo(tau_neg=1.05, tau_pos=1.0)
-
     References:
-      Gao et al. (arXiv:2511.20347). The formula and defaults are those of verl and TRL, which
-      agree.
+      Gao et al. (arXiv:2511.20347); formula and defaults of verl and TRL, which agree.
     """
     return from_base(
         name="sapo",
@@ -221,21 +169,11 @@ def gbpo(*, eps_low: float = 0.2, eps_high: float = 0.2) -> Recipe:
         target = 1 + eps_high where M > 0,  1 - eps_low where M < 0,  1 where M = 0
         loss = mean over sequences of the mean over tokens of |A| |ratio - target|
 
-    The deviations divide by n. Where most rollouts of a group agree, those are the median: they are
-    held where they are, and only the others move.
-
-    Args:
-      eps_low: Distance of the lower bound from 1.
-      eps_high: Distance of the upper bound from 1.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.gbpo().surrogate
-      gbpo(eps_high=0.2, eps_low=0.2)
+    The deviations divide by n. Where most rollouts of a group agree, those are the median: their
+    target is 1, and only the others move.
 
     References:
-      Bounded Ratio Reinforcement Learning (arXiv:2604.18578), PAPER reading; the weighting is our
-      reading.
+      Bounded Ratio Reinforcement Learning (arXiv:2604.18578), PAPER; the weighting is our reading.
     """
     return from_base(
         name="gbpo",
@@ -264,8 +202,7 @@ def clip_cov(
 
         cov = (A - mean A) (logp - mean logp)           means over the tokens of the batch
         selected = ratio of all tokens, at random among those with lower < cov < upper
-        token loss = 0 where selected, else -min(r A, clip(r, 1 - eps_low, 1 + eps_high) A)
-        loss = mean over tokens of token loss; the selected count in the mean
+        token loss = 0 where selected, and counted in the mean
 
     The selection is made once, on the full batch, with the policy at the start of the step.
 
@@ -273,14 +210,6 @@ def clip_cov(
       ratio: Share of the tokens that is selected.
       lower: Covariance above which a token may be selected.
       upper: Covariance below which it may be.
-
-    Returns:
-      A Recipe. It draws random numbers.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.clip_cov().required_fields)
-      ['old_logp']
 
     References:
       Cui et al. (arXiv:2505.22617), with their 8 updates a batch. The defaults are those of the
@@ -300,29 +229,20 @@ def clip_cov(
 
 
 def kl_cov(*, ratio: float = 2e-3, coef: float = 1.0) -> Recipe:
-    """The plain ratio objective with a penalty on the tokens of the highest covariance.
+    """The ratio without a clip, and a penalty on the tokens of the highest covariance.
 
-        cov = (A - mean A) (logp - mean logp)           means over the tokens of the batch
-        selected = the ratio of all tokens with the largest cov
+        selected = the ratio of all tokens with the largest cov of :func:`clip_cov`
         token loss = -r A + coef |logp - old_logp| where selected
 
-    The selection is made once, on the full batch, with the policy at the start of the step. There
-    is no clip. In the first optimizer step on a batch the policy is the old one and the penalty 0.
+    In the first optimizer step on a batch the policy is the old one and the penalty 0.
 
     Args:
       ratio: Share of the tokens that is selected.
       coef: Penalty for a nat of difference.
 
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.kl_cov(coef=0.5).surrogate
-      kl_cov(coef=0.5)
-
     References:
       Cui et al. (arXiv:2505.22617), with their 8 updates a batch. The defaults are those of the
-      released script for 7B; the one for 32B selects a tenth of that. The scripts also sample on
-      until no group's rewards agree: ``curation.informative_groups``. verl selects anew in each
-      microbatch, with the log-probabilities of the moment.
+      released script for 7B; the one for 32B selects a tenth of that. Else as for :func:`clip_cov`.
     """
     selection = bind(surrogates.kl_cov_selection, ratio=ratio)
     return from_base(
@@ -341,17 +261,12 @@ def rover(*, rho: float = 1.0, beta: float = 1.0) -> Recipe:
         Q[t] = rho (logp - old_logp),   q[t] = mean over the vocabulary of the same difference
         loss = mean over tokens of (Q[t] - A - beta rho q[t + 1])^2
 
-    No clip, no KL term. The means over the vocabulary are computed in chunks of tokens, under the
-    policy being trained and under the one at the start of the step.
+    The means over the vocabulary are computed in chunks of tokens, under the policy being trained
+    and under the one at the start of the step.
 
     Args:
       rho: Temperature of the Q-values.
       beta: Weight of the continuation.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.rover(beta=0.5).surrogate
-      rover(beta=0.5, rho=1.0)
 
     References:
       He et al., Random Policy Valuation is Enough (arXiv:2509.24981), with minibatches of 32 of 128
@@ -389,25 +304,19 @@ def drpo_len(
         kl_coef = max(beta (kl - delta), 0)        kl of the last update
 
     A long right answer is raised less than a short one and never lowered. An answer is right if its
-    reward is above the group's mean, so rewards are 0 and 1. Nothing holds the policy within a
-    batch but the KL term, whose coefficient comes from the divergence that the last update made.
+    reward is above the group's mean, so rewards are 0 and 1. Only the KL term, whose coefficient
+    follows the last update's divergence, holds the policy within a batch.
 
     Args:
-      length: The generation budget in tokens (the sampler's ``max_new_tokens``).
       lam: Temperature of the shares of right answers; the smaller, the more shortness counts.
       tau: Temperature of the wrong answers, in nats a token.
       beta: Growth of the KL coefficient a nat of excess. 0 leaves the term out of the gradient.
       delta: Divergence that is free, in nats a token.
       kl_estimator: "k1" or "k3".
 
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.drpo_len(length=16).surrogate
-      drpo_len(lam=0.1, length=16, tau=10.0)
-
     References:
       DRPO (arXiv:2510.04474), defaults of the authors' scripts, four minibatches among them. There
-      the coefficient is that of the very minibatch and the KL a mean over its tokens; here it lags
+      the coefficient is that of the same minibatch and the KL a mean over its tokens; here it lags
       by one update and the KL weighs every answer of a group equally, so that the loss adds up over
       microbatches.
     """

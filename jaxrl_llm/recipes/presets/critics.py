@@ -1,4 +1,11 @@
-"""Methods with a critic, and controllers of the KL penalty."""
+"""Methods with a critic, and controllers of the KL penalty. One response a prompt is enough.
+
+Options that they share:
+
+    value_eps: Greatest change of a value that is rewarded in one step.
+    gamma: Discount for a token, in [0, 1].
+    lam: How far the estimate trusts rewards over values, in [0, 1].
+"""
 
 from jaxrl_llm import advantages, regularizers, surrogates
 from jaxrl_llm.core import bind, chain, checks, given, pipe, stateless
@@ -23,24 +30,13 @@ def adaptive_kl(
 
         reward of a token = -beta (old_logp - ref_logp), on the last one plus r
         A = generalized advantage estimation, whitened over the tokens of the batch
-        loss = mean over tokens of token loss;  the critic's: its clipped squared error
+        critic's loss: its clipped squared error
         beta' = beta (1 + clip(KL / target - 1, -0.2, 0.2) sequences / horizon), after each step
 
     Args:
       initial: beta of the first step, in units of reward for a nat.
       target: The divergence to hold, in nats a token.
       horizon: Sequences after which a constant error has moved beta by about a fifth.
-      value_eps: Change of a value that is rewarded in one step.
-      gamma: Discount for a token, in [0, 1].
-      lam: How far the estimate trusts rewards over values, in [0, 1].
-
-    Returns:
-      A Recipe with a critic; it needs ``ref_logp``.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> [entry.name for entry in jr.recipes.adaptive_kl(target=0.05).computed]
-      ['kl_coef']
 
     References:
       Ziegler et al. (arXiv:1909.08593); the controller and its numbers are verl's, with the mean
@@ -85,23 +81,15 @@ def ppo_max(
         R[t] = 1[t is last] s - kl_coef log(old[t] / ref[t])
         A = gae(R, V; gamma, lam), whitened and clipped if asked;  returns = gae + V
         critic's token loss = max((V - returns)^2, (clipped V - returns)^2) / 2
-        both averaged over tokens
 
-    One response a prompt is enough. The critic starts best from a reward model, policy and
-    reference from the same fine-tuned model.
+    The critic starts best from a reward model, policy and reference from the same fine-tuned model.
 
     Args:
-      value_eps: Greatest change of a value that is rewarded.
       kl_coef: Penalty for a nat of divergence from the reference, in scaled reward. 0 leaves it
         out, and with it the reference model.
-      gamma: Discount for a token, in [0, 1].
-      lam: How far the estimate trusts rewards over values, in [0, 1].
       score_clip: Greatest size of a scaled score; None for none.
       whiten: Whether advantages are shifted and scaled over the tokens of the batch.
       advantage_clip: Greatest size of an advantage (0.5 in the paper's study); None for none.
-
-    Returns:
-      A Recipe with a critic.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -125,9 +113,7 @@ def ppo_max(
     return from_base(
         name="ppo_max",
         advantage=chain(
-            stateless(token_rewards),
-            stateless(advantages.gae, gamma=gamma, lam=lam),
-            *after,
+            stateless(token_rewards), stateless(advantages.gae, gamma=gamma, lam=lam), *after
         ),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         computed=(Computed("score_std", advantages.score_deviation(), "controller"),),
@@ -157,7 +143,7 @@ def safe(
     """Stable alignment fine-tuning with an entropy-aware controller of the KL penalty.
 
         V = soft minimum of two critics;  A = r - V, whitened over the tokens of the batch
-                     + coef KL - entropy_coef entropy
+        loss = mean over tokens of (token loss + coef KL - entropy_coef entropy)
         coef = slope of scale max(0, mean KL - moving threshold)^2 max(0.5, floor / entropy)
         critic: mean over tokens of the mean of two Huber errors, one with a clipped value
 
@@ -167,24 +153,14 @@ def safe(
       threshold: KL, in nats a token, beyond which there is a penalty, before adjustments.
       scale: Penalty for a squared nat.
       entropy_floor: The lower the entropy is below about this, the greater the penalty.
-      kl_estimator: Estimator of the KL term, see ``regularizers.kl_to_reference``.
-      entropy_coef: Weight of the entropy bonus; 0 leaves it out.
+      kl_estimator: See ``regularizers.kl_to_reference``.
       alpha: Temperature of the soft minimum, in units of reward.
-      value_eps: Change of a value that is rewarded in one step.
       huber: Distance beyond which the critics' errors count linearly.
       target_rate: Share of a critic in its slow copy, which then gives the values; None for none.
 
-    Returns:
-      A Recipe with a critic of two heads.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.safe().critic.heads
-      2
-
     References:
       Maity, SAFE (arXiv:2602.04651). In the released code the penalty has no gradient; the critic
-      sees the whole response, here the part before each token; rewards are divided by a running
+      sees the full response, here the part before each token; rewards are divided by a running
       deviation; and a slow copy of the critic (rate 0.05) is computed and not used.
     """
     checks.check_positive("safe", alpha=alpha, value_eps=value_eps, huber=huber)

@@ -22,9 +22,8 @@ def d3s(
 
         train on the share N of the rollouts with the greatest variance of A, and in those on the
         share K of the tokens with the greatest |A| entropy;  N, K linear in the step
-        loss = mean over those tokens of token loss
 
-    The entropy is that of the policy at the start of the step, which the train step computes.
+    The entropy is that of the policy at the start of the step.
 
     Args:
       steps: Updates over which the shares go from the first to the second value.
@@ -32,13 +31,8 @@ def d3s(
       tokens: Shares of their tokens that train.
       scope: What the variance is taken over: the "batch", or each "group" for itself.
 
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.d3s(steps=200, scope="group").selection
-      d3s_selection(rollouts=(0.25, 0.75), scope='group', tokens=(0.2, 1.0))
-
     References:
-      D3S (arXiv:2509.22115), PAPER reading, from a note. The shares and the steps are ours.
+      D3S (arXiv:2509.22115), PAPER, from a note. The shares and the steps are ours.
     """
     progress = curation.scheduled(curation.training_progress, steps=steps)
     return from_base(
@@ -56,14 +50,9 @@ def dars(*, eps_low: float = 0.2, eps_high: float = 0.2) -> Recipe:
         A = r - mean_group r, over the first and the extra rollouts of a prompt
         groups that are all right or all wrong take no part
 
-    How many extra rollouts a prompt gets is :func:`jaxrl_llm.curation.dars_extra_rollouts`, asked
-    between two rounds of sampling; groups are padded to the largest with ``where=False``. The form
-    with breadth (DARS-B) is a large batch with several updates, each on all of it.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.dars().surrogate
-      ppo_clip(eps_high=0.2, eps_low=0.2)
+    :func:`jaxrl_llm.curation.dars_extra_rollouts`, asked between two rounds of sampling, decides
+    how many extra rollouts a prompt gets; groups are padded to the largest with ``where=False``.
+    The form with breadth (DARS-B) is a large batch with several updates, each on all of it.
 
     References:
       DARS (arXiv:2508.13755) and its released trainer.
@@ -105,23 +94,11 @@ def capo(
       tau_f: Bound of the change of the policy.
       symmetric: Whether a step that lowers the objective by less than ``tau_h`` trains.
 
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.capo().required_fields - jr.recipes.capo().step_fields)
-      []
-
     References:
       CAPO (arXiv:2510.00819). The released trainer takes Adam's direction: see
-      ``curation.capo_scores``. Bounds are those of its GRPO base; 5e-4 and 1e-3 go
-      with Dr. GRPO.
+      ``curation.capo_scores``. Bounds are those of its GRPO base; 5e-4 and 1e-3 go with Dr. GRPO.
     """
-    selection = bind(
-        curation.capo_selection,
-        lr=lr,
-        tau_h=tau_h,
-        tau_f=tau_f,
-        symmetric=symmetric,
-    )
+    selection = bind(curation.capo_selection, lr=lr, tau_h=tau_h, tau_f=tau_f, symmetric=symmetric)
     if hidden_sq is not None:
         selection = bind(selection, hidden_sq=hidden_sq)
     return from_base(
@@ -144,7 +121,6 @@ def xrpo(
 
         A+ = A + min(max(bonus (1 - eta), 0), cap A)        where A > 0
         eta = exp(mean logp of the rollout - the group's mean of that)
-        token loss = -min(ratio A+, clip(ratio, 1 - eps_low, 1 + eps_high) A+)
         loss = mean over sequences of the mean over tokens of token loss
 
     The other half decides which prompts get more rollouts.
@@ -153,13 +129,8 @@ def xrpo(
       bonus: Advantage for a right rollout of vanishing probability.
       cap: Greatest bonus, as a share of the advantage.
 
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.xrpo().required_fields)
-      ['old_logp']
-
     References:
-      XRPO (arXiv:2510.06672), PAPER reading; clip and weighting are GRPO's.
+      XRPO (arXiv:2510.06672), PAPER; clip and weighting are GRPO's.
     """
     sharpen = stateless(advantages.novelty_sharpening, bonus=bonus, cap=cap)
     return from_base(
@@ -177,19 +148,11 @@ def fapo(*, lam: float = 1.0, eps_low: float = 0.2, eps_high: float = 0.28) -> R
         R = 1 for a right answer, 1 - lam for a right one with a flaw, -1 for a wrong one
         A = (R - mean_group R) / (std_group R + 1e-6)
 
-    An answer is right if its reward is above 0. The flaws are a judge's verdict, in the batch
-    as ``flawed``; the judge's training reward is ``rewards.genrm_step_reward``.
+    An answer is right if its reward is above 0. The flaws are a judge's verdict, in the batch as
+    ``flawed``; the judge's training reward is ``rewards.genrm_step_reward``.
 
     Args:
       lam: What a flaw costs.
-
-    Returns:
-      A Recipe; its batches hold ``flawed``.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.fapo().required_fields)
-      ['flawed']
 
     References:
       Flawed-aware policy optimization (arXiv:2510.22543) and its released script (verl-recipe),
@@ -217,20 +180,12 @@ def hbpo(
         A = (R - mean R) / (std R + 1e-6) + intra_weight (mean of R at this budget - its ideal)
 
     A reward of the batch above 0 means right, 0 wrong, below 0 no answer that could be read. The
-    groups are split into rollouts that were told different budgets.
+    groups are split into rollouts that were told different ``budgets``.
 
     Args:
       length: The limit in tokens, 4096 in the paper; a longer right answer counts as wrong.
       intra_weight: Weight of the comparison with the ideal: 1 is the paper, 2 the released code.
       floor: Least reward of a right answer; None for none.
-
-    Returns:
-      A Recipe; its batches hold ``budgets``.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.hbpo(length=4096).required_fields)
-      ['budgets']
 
     References:
       HBPO (arXiv:2507.15844), and the reward and advantage of the released code. The clip and the
@@ -248,11 +203,7 @@ def hbpo(
 
 
 def ps_grpo(
-    *,
-    agreement: float = 1.0,
-    accuracy: float = 1.0,
-    eps_low: float = 0.2,
-    eps_high: float = 0.2,
+    *, agreement: float = 1.0, accuracy: float = 1.0, eps_low: float = 0.2, eps_high: float = 0.2
 ) -> Recipe:
     """GRPO on agreement with the other paraphrases, and on accuracy.
 
@@ -260,24 +211,16 @@ def ps_grpo(
         A = (R - mean_group R) / (std_group R + 1e-6), in the rollouts of each paraphrase
         loss = mean over responses of the mean over tokens of token loss
 
-    The paraphrases of a question are consecutive prompts of the batch, which holds
-    their similarities; see :func:`jaxrl_llm.rewards.paraphrase_rewards`.
+    The paraphrases of a question are consecutive prompts of the batch, which holds their
+    ``similarity``; see :func:`jaxrl_llm.rewards.paraphrase_rewards`.
 
     Args:
       agreement: Weight of the agreement.
       accuracy: Weight of the reward that the batch holds; 0 for long answers without one.
 
-    Returns:
-      A Recipe; its batches hold ``similarity``.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.ps_grpo(accuracy=0.0).required_fields)
-      ['similarity']
-
     References:
-      Con-RAG, PS-GRPO (arXiv:2510.04392), PAPER reading, with six paraphrases of four rollouts; the
-      weights are ours.
+      Con-RAG, PS-GRPO (arXiv:2510.04392), PAPER, with six paraphrases of four rollouts; the weights
+      are ours.
     """
     shaped = stateless(rewards.paraphrase_rewards, agreement=agreement, accuracy=accuracy)
     return from_base(
@@ -299,8 +242,8 @@ def llds(
 ) -> Recipe:
     """GRPO and a penalty for likelihood lost where the advantage is not negative.
 
-        token loss = -min(ratio A, clip(ratio, 1 - eps_low, 1 + eps_high) A) + kl_coef KL
-                     + coef max(0, old_logp - logp) where A >= 0 and the action lost in total
+        token loss + kl_coef KL
+            + coef max(0, old_logp - logp) where A >= 0 and the action lost in total
 
     The penalty is 0 until the policy has moved: train several updates a batch. Actions are the
     contiguous runs of the mask, or the extra ``chunk_ids`` if the batch holds it.
@@ -308,12 +251,6 @@ def llds(
     Args:
       coef: Weight of the penalty.
       level: What must have lost likelihood in total: each "action" or the full "response".
-      kl_coef: Weight of the KL term (k3); 0 leaves it out, and with it the reference model.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.llds(level="response", kl_coef=0.0).regularizers
-      (llds(chunk_ids=None, coef=0.1, level='response'),)
 
     References:
       Deng et al. (arXiv:2512.04220); the code's coefficient is 0.2.

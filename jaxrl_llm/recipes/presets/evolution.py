@@ -1,4 +1,11 @@
-"""Presets of evolution strategies, each named by the method's short key."""
+"""Presets of evolution strategies, each named by the method's short key.
+
+Each returns an :class:`EvolutionRecipe` and raises ValueError if an option is out of its range.
+Options that they share:
+
+    sigma: Scale of the noise.
+    temperature: At which members answer.
+"""
 
 from collections.abc import Callable
 
@@ -27,21 +34,14 @@ def eggroll(
     root of the number of weights.
 
     Args:
-      sigma: Scale of the noise. So large that members differ in what they answer, and so small that
-        few of them are broken: for small language models 1e-3 to 4e-3.
+      sigma: So large that members differ in what they answer, and so small that few of them are
+        broken: for small language models 1e-3 to 4e-3.
       rank: Of the noise.
       fitness: ``scores [P, G] -> [N]``; by default the z-score of the members' mean scores.
       shared: Whether every member answers every prompt; if not, take a fitness of groups, such as
         ``evolution.zscore``.
       noise_reuse: For how many epochs a draw stays; 1 draws afresh at each, 0 never.
       sign: The variant that updates by the signs of the factors.
-      temperature: At which members answer.
-
-    Returns:
-      An EvolutionRecipe.
-
-    Raises:
-      ValueError: If an option is out of its range.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -73,21 +73,6 @@ def open_es(*, sigma: float = 0.02, temperature: float = 0.0) -> EvolutionRecipe
 
     Members are evaluated one after the other, each with a copy of the weights.
 
-    Args:
-      sigma: Scale of the noise.
-      temperature: At which members answer.
-
-    Returns:
-      An EvolutionRecipe.
-
-    Raises:
-      ValueError: If an option is out of its range.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.open_es().noise
-      'full'
-
     References:
       OpenAI-ES (arXiv:1703.03864), which steps with Adam and decays the weights. Equal means share
       the mean of their ranks here, since language models often have equal scores.
@@ -112,20 +97,6 @@ def es_qiu(*, sigma: float = 1e-3) -> EvolutionRecipe:
 
     No pairs, no ranks, greedy answers, and every parameter moves, the embedding too. It is
     ``optax.sgd(alpha)``; the paper has N = 30 and alpha = 5e-4.
-
-    Args:
-      sigma: Scale of the noise.
-
-    Returns:
-      An EvolutionRecipe.
-
-    Raises:
-      ValueError: If ``sigma`` is not above 0.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.es_qiu().pairs
-      False
 
     References:
       Qiu et al., Evolution Strategies at Scale (arXiv:2509.24372).

@@ -20,21 +20,15 @@ def grpo(
     """Group relative policy optimization, as in DeepSeekMath.
 
         A = (r - mean_group r) / (std_group r + eps)
-        token loss = -min(ratio A, clip(ratio, 1 - eps_low, 1 + eps_high) A)
-        dual clip, if any, where A < 0:  token loss = min(token loss, -dual_clip A)
         loss = mean over sequences of the mean over tokens of (token loss + kl_coef KL)
 
-    The variant: sample deviation with eps outside the root, groups without a spread get exactly 0,
-    k3 to the reference added to the loss, sequence mean of token means.
+    The deviation is the sample's with eps outside the root; a group without a spread gets exactly
+    0.
 
     Args:
       ddof: 1 divides by the sample deviation, as released trainers do; 0 by the population's.
       eps: Added to the deviation.
-      kl_coef: Weight of the KL term. 0 leaves it out, and with it the reference model.
-      kl_estimator: Estimator of the KL term, see ``regularizers.kl_to_reference``; None means "k3".
-
-    Returns:
-      A Recipe that needs ``ref_logp`` unless ``kl_coef`` is 0.
+      kl_estimator: See ``regularizers.kl_to_reference``; None means "k3".
 
     Example:
       >>> import jaxrl_llm as jr
@@ -42,10 +36,10 @@ def grpo(
       [['ref_logp'], []]
 
     References:
-      Shao et al., DeepSeekMath (arXiv:2402.03300). The paper's KL weight is 0.04; 1e-3 is verl's,
-      and TRL's default is none. verl and tunix use eps 1e-6, TRL 1e-4. verl 0.9 and TRL 1.16
-      average over the tokens of the batch by default. verl gives a group of one its raw reward
-      where ours gives 0.
+      Shao et al., DeepSeekMath (arXiv:2402.03300), where the KL weight is 0.04; 1e-3 is verl's, and
+      TRL has no KL term by default. verl and tunix use eps 1e-6, TRL 1e-4. verl 0.9 and TRL 1.16
+      average over the tokens of the batch by default. verl gives a group of one its raw reward;
+      here it gets 0.
     """
     checks.check_non_negative("grpo", kl_coef=kl_coef)
     if kl_coef == 0 and kl_estimator is not None:
@@ -70,15 +64,6 @@ def dr_grpo(*, length: float, eps_low: float = 0.2, eps_high: float = 0.2) -> Re
         loss = sum over tokens of token loss / (B length)
 
     B counts every rollout of the batch, also those that are masked out.
-
-    Args:
-      length: The constant, in tokens: the generation budget (the sampler's ``max_new_tokens``). It
-        has no default: the width of a batch would be one, but it changes with padding.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.dr_grpo(length=16).weights
-      fixed_length(length=16)
 
     References:
       Liu et al., Understanding R1-Zero-Like Training (arXiv:2503.20783). TRL divides by the rows of
@@ -108,34 +93,25 @@ def dapo(
 ) -> Recipe:
     """Decoupled clip and dynamic sampling policy optimization.
 
-        A = (r - mean_group r) / (std_group r + 1e-6)
-        token loss = -min(ratio A, clip(ratio, 1 - eps_low, 1 + eps_high) A)
-        dual clip, where A < 0:  token loss = min(token loss, -dual_clip A)
-        loss = mean over tokens of token loss
         dynamic sampling:  groups whose metric agrees take no part
         overlong buffer:   r + clip(-factor (length - (max_length - buffer)) / buffer, -factor, 0)
 
-    By default it is the loss half. Groups whose rewards agree have advantage 0; without dynamic
-    sampling they count in the denominator. What the batch loses by it is sampled anew by the
-    paper's loop, see :func:`jaxrl_llm.curation.compact_groups`.
+    By default only the loss differs. Groups whose rewards agree have advantage 0; without dynamic
+    sampling they count in the denominator. The paper's loop samples anew what they leave free: see
+    :func:`jaxrl_llm.curation.compact_groups`.
 
     Args:
       dynamic_sampling: Whether groups that agree are dropped.
-      metric: Name of the reward column that dynamic sampling compares, such as the accuracy; None
-        for the reward as it is before the overlong penalty.
+      metric: Name of the reward component that dynamic sampling compares, such as the accuracy;
+        None
+        for the reward before the overlong penalty.
       max_length: The generation budget in tokens; with ``overlong_buffer`` only.
       overlong_buffer: Width in tokens of the zone below the budget where the reward falls (4096 of
         20480 in the paper); None for no penalty.
-      overlong_factor: What a response at the budget loses, in units of reward.
-      overlong_filter: Whether responses that were cut off do not train. They stay in the baselines.
-
-    Returns:
-      A Recipe; with ``overlong_filter``, its batches hold ``truncated``.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.dapo(dual_clip=None).surrogate
-      dapo_clip(dual_clip=None, eps_high=0.28, eps_low=0.2)
+      overlong_factor: Reward that a response at the budget loses.
+      overlong_filter: Whether responses that were cut off (``truncated``) do not train. They stay
+        in
+        the baselines.
 
     References:
       Yu et al. (arXiv:2503.14476), with their 16 updates a batch. The dual clip of 10 is that of
@@ -189,30 +165,19 @@ def mc_grpo(
     """Median-centered group relative policy optimization.
 
         A = (r - median_group r) / (mad_group r + eps)
-        token loss = -min(ratio A, clip(ratio, 1 - eps_low, 1 + eps_high) A) + kl_coef * k3
-        loss = mean over sequences of mean over tokens of token loss
+        loss = mean over sequences of the mean over tokens of (token loss + kl_coef KL)
 
-    Of each group the rollout that holds the median is sampled and not trained on, one drawn at
-    random among several: ask for one rollout more than are to be trained, an odd number in all. It
-    is meant for small groups, where the mean turns the sign of many advantages.
+    The rollout of a group that holds the median is sampled and not trained on, one drawn at random
+    among several: ask for one rollout more than are to be trained, an odd number in all. It is
+    meant for small groups, where the mean turns the sign of many advantages.
 
     Args:
       scale: What the advantage is divided by: "mad", "std" or "none". With right and wrong answers
-        mad is mostly 0, so that the advantages are ``1 / eps``; the step is then bounded by the
-        clip and the optimizer alone.
+        mad is mostly 0, so that the advantages are ``1 / eps`` and only the clip and the optimizer
+        bound the step.
       eps: Added to the divisor, in units of reward. None means 1e-3.
       rescale_nonzero: Whether the rollouts of a group whose advantage is not 0 make up for the
         others, as the authors do for GSM8K.
-      kl_coef: Penalty for a nat of divergence from the reference (k3). 0 leaves it out, and with
-        it the reference model.
-
-    Returns:
-      A Recipe. It draws random numbers.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.mc_grpo(kl_coef=0.0).selection
-      <function mc_grpo_keep at ...>
 
     References:
       MC-GRPO (arXiv:2601.22582). The defaults are those of the authors' scripts, whose choice among
@@ -247,18 +212,16 @@ def gdpo(
         a = sum_k w_k z_k
         A = (a - mean_batch a) / (std_batch a + eps)
 
-    The rewards are the batch's ``reward_components``; NaN where one does not apply. Their sum, the
-    batch's reward, is not read.
+    The rewards are the batch's ``reward_components``, NaN where one does not apply. The batch's
+    reward, their sum, is not read.
 
     Args:
-      weights: Pairs of the name of a reward and its weight, one for every column. None weighs each
+      weights: Pairs of the name of a reward and its weight, one for every component. None weighs
+        each
         1.
       gate: Name of a reward and the least value of it at which the others count; None opens all.
       batch_norm: What the last step counts: "sequence", "token" (a long response counts more), or
         "none" to leave it out.
-
-    Returns:
-      A Recipe; its batches hold ``reward_components``.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -296,27 +259,16 @@ def ace(
 
         A' = A (1 + alpha softplus(min(c, c_max)))          where A < 0
         c = sum over tokens of the log-ratio of policy and reference
-        token loss = -min(ratio A', clip(ratio, 1 - eps_low, 1 + eps_high) A')
-        dual clip, where A' < 0:  token loss = min(token loss, -dual_clip A')
 
-    The reference enters through the advantages only; there is no KL term.
+    The reference enters through the advantages only.
 
     Args:
       alpha: Strength of the penalty; 0 for none.
       length_normalize: Whether c is the mean over the tokens.
       c_max: Greatest c that counts, in nats; None for no bound.
 
-    Returns:
-      A Recipe that needs ``ref_logp``.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.ace().required_fields)
-      ['old_logp', 'ref_logp']
-
     References:
-      Xu et al., ACE (arXiv:2602.21420), ABSTRACT reading, as ACE-DAPO: the paper also pairs it with
-      GRPO.
+      Xu et al., ACE (arXiv:2602.21420), ABSTRACT, as ACE-DAPO: the paper also pairs it with GRPO.
     """
     penalty = stateless(advantages.ace, alpha=alpha, length_normalize=length_normalize, c_max=c_max)
     return from_base(
@@ -334,14 +286,8 @@ def jspo(*, eps_low: float = 0.2, eps_high: float = 0.28) -> Recipe:
 
         A_i = r_i - (1 - l) mean(others of the group) - l mean(rollouts of the other groups)
 
-    The share l is the larger the noisier the group means are, compared with how far prompts lie
-    apart; the gradient stays unbiased on the policy that sampled. No division by a deviation, no KL
-    term. A batch needs several prompts.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.jspo().surrogate
-      ppo_clip(eps_high=0.28, eps_low=0.2)
+    The share l grows with the noise of the group means, relative to the distance between prompts;
+    the gradient stays unbiased on the policy that sampled. A batch needs several prompts.
 
     References:
       Zeng et al., Shrinkage baselines (arXiv:2511.03710); advantage, clip and mean as in the
@@ -362,28 +308,19 @@ def v05_baseline(
 
         w = max(0, 1 - (s2 / n) / (mean_group r - prior)^2)
         A = r - w mean_group r - (1 - w) prior
-        loss = mean over sequences of mean over tokens of token loss
+        loss = mean over sequences of the mean over tokens of token loss
 
-    The prior is the reward that a frozen value model expects of each prompt. It holds where the
-    rollouts do not contradict it, which matters with as few as four, or one. Rewards lie in [0, 1].
-    :func:`jaxrl_llm.advantages.osla_continue` decides where more rollouts pay.
+    The prior, in the batch as ``prior``, is the reward that a frozen value model expects of each
+    prompt; it counts where the rollouts do not contradict it, which matters with as few as four, or
+    one. Rewards lie in [0, 1]. :func:`jaxrl_llm.advantages.osla_continue` decides where more
+    rollouts pay.
 
     Args:
       var: Where s2 comes from: "prior", "sample" or "max".
       scale: "none", or "group" for a division by the group's deviation.
 
-    Returns:
-      A Recipe; its batches hold ``prior``, from the metadata of the prompts.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> recipe = jr.recipes.v05_baseline()
-      >>> sorted(recipe.required_fields), recipe.group_relative
-      (['prior'], False)
-
     References:
-      V_0.5 (arXiv:2603.10848). ABSTRACT reading: the equations, and all that is not the baseline,
-      are ours.
+      V_0.5 (arXiv:2603.10848), ABSTRACT: the equations, and all that is not the baseline, are ours.
     """
     return from_base(
         name="v05_baseline",
@@ -401,17 +338,12 @@ def opo() -> Recipe:
         A_i = r_i - sum_j len_j r_j / sum_j len_j       over the group
         loss = mean over tokens of -A logp
 
-    No ratio, no clip, no KL term, no entropy bonus: every batch serves one update, and the whole
-    batch is that update.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.opo().uses_ratio
-      False
+    There is no ratio: the full batch serves one update.
 
     References:
-      Hao et al., OPO (arXiv:2505.23585). verl reaches it with its ``opo`` advantage and a minibatch
-      as large as the batch, where the clipped ratio is 1; the mean over tokens is verl's default.
+      Hao et al., OPO (arXiv:2505.23585), without an entropy bonus. verl reaches it with its ``opo``
+      advantage and a minibatch as large as the batch, where the clipped ratio is 1; the mean over
+      tokens is verl's default.
     """
     return from_base(
         name="opo",
@@ -422,27 +354,18 @@ def opo() -> Recipe:
 
 
 def otb(
-    *,
-    zero_tail: bool = False,
-    compact: bool = False,
-    eps_low: float = 0.2,
-    eps_high: float = 0.2,
+    *, zero_tail: bool = False, compact: bool = False, eps_low: float = 0.2, eps_high: float = 0.2
 ) -> Recipe:
     """The optimal token baseline: rewards are averaged by the gradient that came before a token.
 
         A[i, t] = r_i - sum_j r_j W[j, t] / sum_j W[j, t]
         W[j, t] = sum over s <= t of |onehot - pi|^2 at token s of rollout j
 
-    The sum of squared probabilities that ``W`` takes is computed with the old log-probabilities.
+    The sum of squared probabilities in ``W`` is computed with the old log-probabilities.
 
     Args:
       zero_tail: Whether the one longest rollout of a group has no baseline where it is alone.
       compact: Whether positions are counted among trained tokens only, for several turns.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.otb().required_fields - jr.recipes.otb().step_fields)
-      []
 
     References:
       Li et al., The Optimal Token Baseline (arXiv:2602.07078), trained on policy there. The clip is

@@ -1,16 +1,13 @@
-"""Rollouts of another policy than the one that trains: a correction, or a ratio to what sampled."""
+"""Rollouts of another policy than the one that trains: a correction, or a ratio to what sampled.
+
+Their batches hold ``behavior_logp`` (:func:`ulorl` only with ``old="sampled"``). ``w`` below is a
+constant; what has weight 0 counts in the mean over tokens.
+"""
 
 from collections.abc import Callable
 from typing import Literal
 
-from jaxrl_llm import (
-    advantages,
-    aggregate,
-    corrections,
-    curation,
-    regularizers,
-    surrogates,
-)
+from jaxrl_llm import advantages, aggregate, corrections, curation, regularizers, surrogates
 from jaxrl_llm.core import bind, chain, checks, given, stateless
 from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.recipe import Recipe
@@ -30,11 +27,10 @@ def rollout_correction(
 ) -> Recipe:
     """Three policies: what sampled, the proximal one, the one being trained (TIS).
 
-        w = min(old / behavior, cap), a constant
-        token loss = -w min(ratio A, clip(ratio, 1 - eps_low, 1 + eps_high) A)
+        w = min(old / behavior, cap);  token loss times w
 
-    The advantages are GRPO's and there is no KL term. With ``off_policy_threshold``, rollouts with
-    A < 0 that are farther than that from what sampled them are left out (DeepSeek-V3.2).
+    With ``off_policy_threshold``, rollouts with A < 0 that are farther than that from what sampled
+    them are left out (DeepSeek-V3.2).
 
     Args:
       level: What has one weight: "token", "sequence" or "geometric".
@@ -45,18 +41,14 @@ def rollout_correction(
       keep_denominator: Whether what a rule leaves out still counts in the mean over tokens.
       off_policy_threshold: Nats a token, or None.
 
-    Returns:
-      A Recipe; its batches hold ``behavior_logp``.
-
     Example:
       >>> import jaxrl_llm as jr
       >>> sorted(jr.recipes.rollout_correction(cap=3.0).required_fields)
       ['behavior_logp', 'old_logp']
 
     References:
-      The decoupled mode of verl 0.9's rollout correction, CODE reading; DeepSeek-V3.2
-      (arXiv:2512.02556), NOTES reading. verl's clip is the same on both sides by default; 0.28
-      above is DAPO's.
+      The decoupled mode of verl 0.9's rollout correction; DeepSeek-V3.2 (arXiv:2512.02556), NOTES.
+      verl's clip is the same on both sides by default; 0.28 above is DAPO's.
     """
     weights = bind(corrections.importance_weights, level=level, cap=cap, normalize=normalize)
     selection = None
@@ -80,25 +72,15 @@ def icepop(
 ) -> Recipe:
     """A clipped ratio, weighted by the mismatch where that is small and by zero elsewhere.
 
-        w = old / behavior where that is within [lower, upper], else 0; a constant
-        token loss = -w min(ratio A, clip(ratio, 1 - eps_low, 1 + eps_high) A)
-        loss = mean over tokens of token loss; what has weight 0 counts in the mean
+        w = old / behavior where that is within [lower, upper], else 0;  token loss times w
 
     Args:
       lower: Least ratio of a token that counts, at most 1.
       upper: Greatest ratio of a token that counts, at least 1.
 
-    Returns:
-      A Recipe; its batches hold ``behavior_logp``.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.icepop(upper=2.0).correction
-      rollout_correction(weights=masked_importance_weights(lower=0.5, upper=2.0))
-
     References:
-      Ling team, Every Step Evolves (arXiv:2510.18855), NOTES reading; the range is theirs. verl has
-      the weights as the threshold "0.5_5.0", TRL as ``token_mask``.
+      Ling team, Every Step Evolves (arXiv:2510.18855), NOTES; the range is theirs. verl has the
+      weights as the threshold "0.5_5.0", TRL as ``token_mask``.
     """
     weights = bind(corrections.masked_importance_weights, lower=lower, upper=upper)
     return from_base(
@@ -119,31 +101,20 @@ def areal(
 ) -> Recipe:
     """Decoupled PPO: one policy sampled, another is what the clip is around.
 
-        w = old / behavior where that is at most cap, else 0; a constant
-        token loss = -w min(ratio A, clip(ratio, 1 - eps_low, 1 + eps_high) A)
-        loss = mean over tokens of token loss; what has weight 0 counts in the mean
+        w = old / behavior where that is at most cap, else 0;  token loss times w
 
-    Each token keeps the log-probability of the version of the weights that drew it, so a response
-    that was interrupted by an update is nothing special. The advantages are GRPO's. How old the
-    data may be is decided where it is sampled, see ``corrections.staleness_capacity``.
+    Each token has the log-probability of the version of the weights that drew it, so an update may
+    interrupt a response. ``corrections.staleness_capacity`` bounds the age of the data where it is
+    sampled.
 
     Args:
       cap: Greatest weight that counts, at least 1.
       m2_threshold: Tokens are left out, those farthest from what sampled them first, until the mean
         square of ``log(old / behavior)`` is below it (M2PO); None for none.
 
-    Returns:
-      A Recipe; its batches hold ``behavior_logp``.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.areal(m2_threshold=0.04).required_fields)
-      ['behavior_logp', 'old_logp']
-
     References:
-      Fu et al., AReaL (arXiv:2505.24298), CODE reading: a weight above the cap of 5 takes a token
-      out of the loss and not out of its denominator. The paper trains with a critic. M2PO is
-      arXiv:2510.01161.
+      Fu et al., AReaL (arXiv:2505.24298): a weight above the cap of 5 takes a token out of the loss
+      and not out of its denominator. The paper trains with a critic. M2PO is arXiv:2510.01161.
     """
     reject = ()
     if m2_threshold is not None:
@@ -163,11 +134,7 @@ def areal(
 
 
 def vespo(
-    *,
-    k_pos: float = 2.0,
-    lambda_pos: float = 3.0,
-    k_neg: float = 3.0,
-    lambda_neg: float = 2.0,
+    *, k_pos: float = 2.0, lambda_pos: float = 3.0, k_neg: float = 3.0, lambda_neg: float = 2.0
 ) -> Recipe:
     """Policy gradient, weighted by a bump around a sequence ratio of about 1.
 
@@ -181,25 +148,13 @@ def vespo(
       k_neg: Power where the advantage is negative.
       lambda_neg: Rate where the advantage is negative.
 
-    Returns:
-      A Recipe; its batches hold ``behavior_logp``.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.vespo(k_neg=2.0).surrogate
-      vespo(k_neg=2.0, k_pos=2.0, lambda_neg=2.0, lambda_pos=3.0)
-
     References:
-      VESPO (arXiv:2602.10693), by way of TRL's loss type of that name, CODE reading.
+      VESPO (arXiv:2602.10693), by way of TRL's loss type of that name.
     """
     return from_base(
         name="vespo",
         surrogate=bind(
-            surrogates.vespo,
-            k_pos=k_pos,
-            lambda_pos=lambda_pos,
-            k_neg=k_neg,
-            lambda_neg=lambda_neg,
+            surrogates.vespo, k_pos=k_pos, lambda_pos=lambda_pos, k_neg=k_neg, lambda_neg=lambda_neg
         ),
         paper="arXiv:2602.10693",
     )
@@ -213,25 +168,17 @@ def vcpo(*, cap: float = 8.0, rho_base: float = 1.0, power: float = 0.5) -> Reci
         loss = mean over responses of the mean over tokens of -min(w, cap) A logp
         update = min(1, effective share of samples / rho_base)^power times the optimizer's
 
-    ``n`` is the squared norm of the gradient of a response's log-probability, which the batch may
-    bring as ``grad_sq_norms``; without it the length takes its place. Each batch serves one update.
+    ``n`` is the squared norm of the gradient of a response's log-probability, the optional extra
+    ``grad_sq_norms``; without it the length takes its place. Each batch serves one update.
 
     Args:
       cap: Greatest weight in the loss, at least 1; the baseline and the step are uncapped.
       rho_base: Share of effective samples from which on the step has full size.
       power: 0.5 for optimizers that normalize the gradient, 1 for SGD.
 
-    Returns:
-      A Recipe; its batches hold ``behavior_logp``.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.vcpo(rho_base=0.8).computed[0].function
-      ess_lr_scale(power=0.5, rho_base=0.8)
-
     References:
-      VCPO, Stable Asynchrony (arXiv:2602.17616), CODE reading. The released code measures ``n`` in
-      a first backward pass.
+      VCPO, Stable Asynchrony (arXiv:2602.17616). The released code measures ``n`` in a first
+      backward pass.
     """
     weights = bind(corrections.importance_weights, level="sequence", cap=cap)
     scale = bind(corrections.ess_lr_scale, rho_base=rho_base, power=power)
@@ -261,32 +208,23 @@ def remix(
         token loss = -min(q A, clip(q, c - eps_low, c + eps_high) A)
                      + kl_coef (share KL(policy || base) + (1 - share) KL(policy || old))
                      - entropy_coef entropy
-        loss = mean over tokens of token loss;   share from 1 to 0.5, see regularizers.remix_lambda
+        share from 1 to 0.5, see regularizers.remix_lambda
 
-    The base is the reference model. The advantages are GRPO's. Which rollouts come from a stored
-    past policy is decided where data are collected, see ``curation.mix_source_mask``. In its second
-    half the method resets the base to the policy and goes on with fresh data alone: ``reset_every``
-    does the first, and with fresh data, whose sampler is the old policy, the loss is PPO's.
+    The base is the reference model. ``curation.mix_source_mask`` decides, where data are collected,
+    which rollouts come from a stored past policy. In its second half the method resets the base to
+    the policy and goes on with fresh data alone: ``reset_every`` does the first, and with fresh
+    data, whose sampler is the old policy, the loss is PPO's.
 
     Args:
       eps_low: Distance of the lower bound from c.
       eps_high: Distance of the upper bound from c.
       kl_coef: Weight of the two divergences.
       kl_estimator: How they are estimated, see :func:`jaxrl_llm.regularizers.kl_token`.
-      entropy_coef: Weight of an entropy bonus; 0 leaves it out.
-      reset_every: Steps after which the base becomes the policy, and again after as many; None
-        keeps it. The paper resets it once, after 50 or 100 steps.
-
-    Returns:
-      A Recipe; its batches hold ``behavior_logp`` and ``ref_logp``.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.remix().required_fields)
-      ['behavior_logp', 'ref_logp']
+      reset_every: Steps after which the base becomes the policy, and again after as many; None for
+        never. The paper resets it once, after 50 or 100 steps.
 
     References:
-      ReMix (arXiv:2507.06892), PAPER reading; the coefficients and the estimator are ours.
+      ReMix (arXiv:2507.06892), PAPER; the coefficients and the estimator are ours.
     """
     penalty = bind(regularizers.kl_convex, coef=kl_coef, estimator=kl_estimator)
     bonus = (bind(regularizers.entropy_bonus, coef=entropy_coef),) if entropy_coef else ()
@@ -316,9 +254,7 @@ def brorl(
 
         a = r - mean_group r;  A = (a - mean a) / std a, over rollouts
         groups whose rewards agree take no part
-        token loss = -w min(ratio A, clip(ratio, 1 - eps_low, 1 + eps_high) A)
-                     + kl_coef KL(policy || reference)
-        w = min(old / behavior, cap), a constant;  loss = mean over tokens of token loss
+        token loss times w, + kl_coef KL;   w = min(old / behavior, cap)
 
     What is new is outside of the loss: 512 rollouts of 128 prompts a step in place of 16 of 512,
     the learning rate times the root of the batch ratio (:func:`jaxrl_llm.curation.sqrt_lr`), the
@@ -326,22 +262,12 @@ def brorl(
 
     Args:
       cap: Greatest importance weight of a token.
-      kl_coef: Weight of the divergence from the reference. 0 leaves it out, and with it the
-        reference and its resets.
-      reset_every: Steps after which the reference becomes the policy, again and again; None keeps
-        it.
-
-    Returns:
-      A Recipe; its batches hold ``behavior_logp``, and ``ref_logp`` unless ``kl_coef`` is 0.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.brorl(cap=3.0).correction
-      rollout_correction(weights=importance_weights(cap=3.0))
+      reset_every: Steps after which the reference becomes the policy, again and again; None for
+        never, as with ``kl_coef`` 0.
 
     References:
-      BroRL (arXiv:2510.01180), PAPER reading; the cap, the weight of the divergence and the period
-      of the reset are ours.
+      BroRL (arXiv:2510.01180), PAPER; the cap, the weight of the divergence and the period of the
+      reset are ours.
     """
     checks.check_positive("brorl", reset_every=reset_every)
     checks.check_non_negative("brorl", kl_coef=kl_coef)
@@ -372,8 +298,7 @@ def ulorl(
     """PPO's clip without the tokens that a policy of low entropy has mastered.
 
         drop = (r > 0) and (p >= tau) and (mean entropy of the response < sigma)
-        token loss = 0 where dropped, else -min(ratio A, clip(ratio, 1 - eps_low, 1 + eps_high) A)
-        loss = mean over all tokens of token loss; those dropped count in the mean
+        token loss = 0 where dropped, and counted in the mean
 
     The tokens of a response may be of several versions of the weights, one a segment. The ratio is
     to the policy at the start of the step for all of them, or to the version that sampled each.
@@ -385,26 +310,17 @@ def ulorl(
         token is clipped (pseudo on-policy importance sampling); "sampled" for ``behavior_logp``, as
         each segment was sampled (segment-aware importance sampling).
 
-    Returns:
-      A Recipe; with ``old="sampled"``, its batches hold ``behavior_logp``.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.ulorl().required_fields)
-      ['old_entropy', 'old_logp']
-
     References:
-      UloRL (arXiv:2507.19766), PAPER reading. The paper trains on rewards of 0 and 1 with 1024
-      rollouts and one update a step. ``rollout.Generation(segment=)`` samples a
-      segment, by ``rollout.resume_budget``.
+      UloRL (arXiv:2507.19766), PAPER. The paper trains on rewards of 0 and 1 with 1024 rollouts and
+      one update a step. ``rollout.Generation(segment=)`` samples a segment, by
+      ``rollout.resume_budget``.
     """
     checks.check_option("ulorl", "old", old, ("recomputed", "sampled"))
     surrogate = bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high)
     return from_base(
         name="ulorl",
         advantage=chain(
-            stateless(advantages.grpo),
-            stateless(curation.mpt_advantages, tau=tau, sigma=sigma),
+            stateless(advantages.grpo), stateless(curation.mpt_advantages, tau=tau, sigma=sigma)
         ),
         surrogate=surrogate if old == "recomputed" else given(surrogate, old_logp="behavior_logp"),
         paper="arXiv:2507.19766",

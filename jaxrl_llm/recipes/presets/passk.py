@@ -17,11 +17,6 @@ def grpo_passk(*, scale: str = "group", eps_low: float = 0.2, eps_high: float = 
     Args:
       scale: "group" divides by the deviation of the group's rewards, "none" does not.
 
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.grpo_passk().surrogate
-      ppo_clip(eps_high=0.2, eps_low=0.2)
-
     References:
       Tang et al. (arXiv:2503.19595); advantage, clip and mean as verl has them by default.
     """
@@ -45,14 +40,9 @@ def passk_training(
     Groups in which every k rollouts pass, or none, have advantage 0 and count in the mean.
 
     Args:
-      k: How many answers a prompt may have, at least 1, and below the group's size to mean
-        anything.
+      k: How many answers a prompt may have, at least 1; without effect unless below the group's
+        size.
       threshold: A reward above it is right, in units of reward.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.passk_training(k=2).advantage.update.function
-      passk_training(k=2, threshold=0.5)
 
     References:
       Pass@k training (arXiv:2508.10751) for the advantage, after the authors' code, which has no
@@ -79,18 +69,13 @@ def pkpo(
         A = right C(n - c, k - 1) / C(n - 1, k - 1)        c right of n rollouts
         loss = mean over sequences of the sum over tokens of token loss
 
-    On the policy that sampled, the gradient has exactly that of -pass@k, over k, as its
-    expectation. Only right answers train, unless ``loo`` is set.
+    On the policy that sampled, the expectation of the gradient is exactly that of -pass@k, over k.
+    Only right answers train, unless ``loo`` is set.
 
     Args:
       k: How many answers a prompt may have, at least 1.
       loo: Whether the mean weight of the others is subtracted, which is biased for k above 1.
       threshold: A reward above it is right, in units of reward.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.pkpo(k=2).advantage.update.function
-      pkpo(k=2, loo=False, threshold=0.5)
 
     References:
       PKPO (arXiv:2505.15201) for right and wrong answers. The sum over tokens is what makes the
@@ -111,16 +96,10 @@ def maxrl(*, scale: str = "mean", eps_low: float = 0.2, eps_high: float = 0.2) -
 
         A = (r - mean_group r) / (mean_group r + 1e-6)
 
-    Rewards must not be negative. The fewer answers of a prompt are right, the more each counts. No
-    KL term.
+    Rewards must not be negative. The fewer answers of a prompt are right, the more each counts.
 
     Args:
       scale: "mean", or "root" to divide by the square root of the mean.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.maxrl().advantage.update.function
-      maxrl(scale='mean')
 
     References:
       MaxRL (arXiv:2602.02710); clip and mean as in the authors' scripts.

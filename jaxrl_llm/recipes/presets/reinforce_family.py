@@ -1,4 +1,7 @@
-"""REINFORCE with a baseline: leave-one-out, greedy, per batch, per turn."""
+"""REINFORCE with a baseline: leave-one-out, greedy, per batch, per turn.
+
+A token loss of ``-A logp`` has no ratio and no clip, so that every batch serves one update.
+"""
 
 from typing import Literal
 
@@ -14,18 +17,10 @@ def rloo() -> Recipe:
         A_i = r_i - mean of the other rewards of the group
         loss = mean over sequences of the sum over tokens of -A logp
 
-    There is no ratio and no clip, so every batch serves one update. The paper's KL penalty belongs
-    in the reward; it is not part of this preset.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.rloo().surrogate is jr.surrogates.reinforce
-      True
-
     References:
-      Ahmadian et al., Back to Basics (arXiv:2402.14740). verl's ``rloo`` is the advantage alone and
-      trains with the clipped ratio and the configured aggregation; TRL's RLOOTrainer clips the
-      ratio of sequences and may normalize the advantages.
+      Ahmadian et al., Back to Basics (arXiv:2402.14740), whose KL penalty belongs in the reward.
+      verl's ``rloo`` is the advantage alone and trains with the clipped ratio and the configured
+      aggregation; TRL's RLOOTrainer clips the ratio of sequences and may normalize the advantages.
     """
     return from_base(
         name="rloo",
@@ -42,20 +37,12 @@ def remax(*, kl_coef: float = 0.0) -> Recipe:
         A[t] = r - r_greedy - kl_coef (sum over s >= t of log(old / reference))
         loss = mean over sequences of the sum over tokens of -A logp
 
-    One sampled response a prompt is enough; the greedy one is graded and not trained on. There is
-    no ratio and no clip, so every batch serves one update.
+    One sampled response a prompt is enough; a run samples and grades the greedy one, for
+    ``greedy_rewards``, and does not train on it.
 
     Args:
       kl_coef: Penalty in the reward for a nat of divergence from the reference (k1). 0 leaves it
         out, and with it the reference model.
-
-    Returns:
-      A Recipe; its batches hold ``greedy_rewards``, which a training run samples.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.remax().required_fields), jr.recipes.remax().group_relative
-      (['greedy_rewards'], False)
 
     References:
       Li et al., ReMax (arXiv:2310.10505). verl's ``remax`` is the advantage alone and trains with
@@ -86,16 +73,9 @@ def gpg(
         A = alpha (r - mean_group r)             alpha = 1 / share of groups with a spread
         loss = mean over tokens of -A logp
 
-    Every batch serves one update.
-
     Args:
       scale: "group" also divides by the deviation of the group.
       mode: What alpha counts, see :func:`jaxrl_llm.advantages.group`; "nonzero_reward" is verl's.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.gpg().surrogate is jr.surrogates.reinforce
-      True
 
     References:
       Chu et al., GPG (arXiv:2504.02546). The released loop also samples on until enough groups are
@@ -110,11 +90,7 @@ def gpg(
 
 
 def reinforce_pp(
-    *,
-    kl_coef: float = 0.0,
-    gamma: float = 1.0,
-    eps_low: float = 0.2,
-    eps_high: float = 0.2,
+    *, kl_coef: float = 0.0, gamma: float = 1.0, eps_low: float = 0.2, eps_high: float = 0.2
 ) -> Recipe:
     """Token returns with the KL penalty inside, whitened over all tokens of the batch.
 
@@ -150,10 +126,7 @@ def reinforce_pp(
 
 
 def reinforce_pp_baseline(
-    *,
-    norm: Literal["token", "sequence"] = "token",
-    eps_low: float = 0.2,
-    eps_high: float = 0.2,
+    *, norm: Literal["token", "sequence"] = "token", eps_low: float = 0.2, eps_high: float = 0.2
 ) -> Recipe:
     """Rewards minus their group mean, scaled by one deviation for the full batch.
 
@@ -164,11 +137,6 @@ def reinforce_pp_baseline(
 
     Args:
       norm: What mean and deviation count: all tokens, or all rollouts.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.reinforce_pp_baseline(norm="sequence").surrogate
-      ppo_clip(eps_high=0.2, eps_low=0.2)
 
     References:
       Hu et al., REINFORCE++ (arXiv:2501.03262). ``norm="token"`` is verl's
@@ -196,16 +164,12 @@ def trloo(
         A[i, t] = R[i, k] - mean over the other rollouts of R[., k]     k the turn of token t
         loss = mean over sequences of the sum over tokens of token loss
 
-    The rewards of the rollouts themselves are not read.
+    The rewards are the batch's ``turn_rewards``, with ``turn_ids`` and ``turn_where``; those of the
+    rollouts are not read.
 
     Args:
       gamma: Discount for a turn, in [0, 1].
       singleton: What the only rollout that has a turn gets: "raw" for its return, "zero" for 0.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.trloo().required_fields)
-      ['turn_ids', 'turn_rewards', 'turn_where']
 
     References:
       Dr. Kernel (arXiv:2602.05885), and the settings of the released script. There a turn is a row
@@ -243,7 +207,8 @@ def verpo(
         loss = mean over sequences of the mean over tokens of token loss
 
     A test weighs more the fewer attempts pass it and the fewer tests are like it
-    (``advantages.density_weights``). No division by a deviation, no KL term.
+    (``advantages.density_weights``). The batch holds ``test_passes`` and ``test_where``,
+    ``turn_ids`` and ``turn_where``.
 
     Args:
       sigma: Width within which pass rates count as alike.
@@ -251,21 +216,12 @@ def verpo(
       gamma: Discount of the outcome for each attempt; None for 0.95, and 1 with a single turn.
       turn_weight: Weight of the unit tests.
 
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.verpo().required_fields)
-      ['test_passes', 'test_where', 'turn_ids', 'turn_where']
-
     References:
-      Wang et al., VeRPO (arXiv:2601.03525), PAPER reading; the constants, the clip and the
-      weighting are ours.
+      Wang et al., VeRPO (arXiv:2601.03525), PAPER; the constants, the clip and the weighting are
+      ours.
     """
     attempts = bind(
-        advantages.verpo,
-        sigma=sigma,
-        difficulty=difficulty,
-        gamma=gamma,
-        turn_weight=turn_weight,
+        advantages.verpo, sigma=sigma, difficulty=difficulty, gamma=gamma, turn_weight=turn_weight
     )
     return from_base(
         name="verpo",

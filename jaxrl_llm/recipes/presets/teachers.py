@@ -35,8 +35,7 @@ def otr(*, beta: float = -0.1, tau: float = 1.3, samples: int | None = None) -> 
       (False, True)
 
     References:
-      Ming et al., One-Token Rollout (arXiv:2509.26313), PAPER reading; tau and the exact form are
-      ours.
+      Ming et al., One-Token Rollout (arXiv:2509.26313), PAPER; tau and the exact form are ours.
     """
     loss, seeds = bind(surrogates.otr_exact, beta=beta, tau=tau), ()
     if samples is not None:
@@ -53,11 +52,7 @@ def otr(*, beta: float = -0.1, tau: float = 1.3, samples: int | None = None) -> 
 
 
 def sdpo(
-    *,
-    alpha: float = 0.5,
-    top: int = 100,
-    is_clip: float | None = 2.0,
-    teacher_rate: float = 0.05,
+    *, alpha: float = 0.5, top: int = 100, is_clip: float | None = 2.0, teacher_rate: float = 0.05
 ) -> Recipe:
     """Self-distillation policy optimization.
 
@@ -117,30 +112,22 @@ def srpo(
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """Sample-routed policy optimization: GRPO and SDPO, each for the rollouts it can teach.
+    """Sample-routed policy optimization: GRPO and :func:`sdpo`, each for the rollouts it can teach.
 
         routed = reward < correct_at and there is a teacher
-        token loss = w sdpo where routed, else -min(ratio A, clip(ratio, ...) A)
+        token loss = w sdpo where routed
         w = exp(-beta H_teacher) over its mean over the routed tokens
 
-    The advantages are GRPO's, over the full group. A batch holds what it does for :func:`sdpo`.
+    The advantages are over the full group. A batch holds what it does for :func:`sdpo`.
 
     Args:
       correct_at: Least reward of a correct rollout.
       beta: How much more a confident teacher counts; 0 weighs all tokens equally.
-      alpha: As in :func:`sdpo`.
-      top: As in :func:`sdpo`.
-      is_clip: As in :func:`sdpo`.
-      teacher_rate: As in :func:`sdpo`.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.srpo().required_fields - jr.recipes.srpo().step_fields)
-      ['has_teacher']
+      alpha, top, is_clip, teacher_rate: As in :func:`sdpo`.
 
     References:
       Unifying Group-Relative and Self-Distillation Policy Optimization via Sample Routing
-      (arXiv:2604.02288), PAPER reading; the clip is ours.
+      (arXiv:2604.02288), PAPER; the clip is ours.
     """
     weights = bind(surrogates.srpo_weights, beta=beta, correct_at=correct_at)
     log_probs = given(surrogates.support_log_probs, support="top_ids")
@@ -167,23 +154,16 @@ def srpo(
 
 
 def luffy_shaping(*, length: float, gamma: float = 0.1, entropy_coef: float = 1e-3) -> Recipe:
-    """Learning under off-policy guidance: the ratio for own rollouts, a shaped likelihood for some.
+    """Learning under off-policy guidance: the ratio, and a shaped likelihood for guided rollouts.
 
         A = r - mean_group r
-        token loss = -A ratio for own rollouts, -A x / (x + gamma), x = exp(logp), for guided ones
-        loss = sum over tokens of (token loss - entropy_coef entropy), over rollouts * length
+        token loss = -A ratio for the policy's rollouts, -A x / (x + gamma), x = exp(logp), for
+        guided loss = sum over tokens of (token loss - entropy_coef entropy), over rollouts * length
 
-    No clip, no KL term. A batch holds ``steered``, True for the rollouts of the guide.
+    There is no clip. A batch holds ``steered``, True for the rollouts of the guide.
 
     Args:
-      length: The constant that replaces each length: the generation budget in tokens.
       gamma: The likelihood at which a guided token is pushed most.
-      entropy_coef: Weight of the entropy bonus; 0 leaves it out.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.recipes.luffy_shaping(length=8192).surrogate
-      luffy_shaping(gamma=0.1)
 
     References:
       Yan et al., LUFFY (arXiv:2504.14945), with the settings of the released scripts, in which
@@ -211,22 +191,15 @@ def ampo(
 ) -> Recipe:
     """Adaptive multi-guidance policy optimization.
 
-        A = r - mean over the group's own rollouts of r
-        token loss = PPO's with a dual clip for own rollouts, -A x / (x + gamma) for teachers'
+        A = r - mean over the group's rollouts of the policy of r
+        token loss = -A x / (x + gamma), x = exp(logp), for the answers of teachers
         loss = sum over tokens of (token loss - entropy_coef entropy), over rollouts * length
 
-    A batch holds ``steered``, True for the answers of teachers. Which rollouts they replace is
-    decided where data are collected: see ``curation.ampo_select``; their reward is at least 1.
+    A batch holds ``steered``, True for the answers of teachers. ``curation.ampo_select`` decides,
+    where data are collected, which rollouts they replace; their reward is at least 1.
 
     Args:
-      length: The constant that replaces each length: the generation budget in tokens.
       gamma: The likelihood at which a teacher's token is pushed most.
-      entropy_coef: Weight of the entropy bonus; 0 leaves it out.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.ampo(length=8192).required_fields)
-      ['entropy', 'steered']
 
     References:
       Yuan et al., AMPO (arXiv:2510.02227), with the settings of the released scripts, in which
@@ -258,9 +231,9 @@ def icpo(
 ) -> Recipe:
     """In-context steered policy optimization.
 
-        a steered rollout with reward >= delta takes the place of a random own one; others leave
+        a steered rollout with reward >= delta takes the place of a random other; the rest leave
         rewards of steered rollouts times 1 + bonus max(0, 1 - step / anneal)
-        token loss = PPO's with a dual clip for own rollouts, -A x / (x + gamma) for steered ones
+        token loss = -A x / (x + gamma), x = exp(logp), for steered rollouts
         loss = mean over tokens of (token loss + kl_coef KL)
 
     A batch holds ``steered``: 1 of 8 rollouts of a group in the paper.
@@ -270,16 +243,10 @@ def icpo(
       bonus: What is added to the factor of its reward at the first step.
       anneal: Steps over which the bonus falls to 0.
       gamma: The likelihood at which a steered token is pushed most.
-      kl_coef: Weight of the KL term (k3); 0 leaves it out, and with it the reference model.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.icpo().required_fields)
-      ['ref_logp', 'steered']
 
     References:
-      In-context steered policy optimization (arXiv:2510.26519), PAPER reading but for the token
-      loss, which is that of the released code.
+      In-context steered policy optimization (arXiv:2510.26519), PAPER but for the token loss, which
+      is that of the released code.
     """
     factor = bind(curation.icpo_bonus, beta=bonus, anneal=anneal)
     penalty = bind(regularizers.kl_to_reference, estimator="k3", coef=kl_coef)

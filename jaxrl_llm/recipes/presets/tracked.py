@@ -1,4 +1,7 @@
-"""Methods that remember prompts, or follow the entropy, from step to step."""
+"""Methods that remember prompts, or follow the entropy, from step to step.
+
+A batch of those with ``num_prompts`` holds ``prompt_ids``.
+"""
 
 from typing import Literal
 
@@ -26,12 +29,8 @@ def spo_tracker(
     the prompts with ``advantages.uncertainty_sampling_weights`` of the tracked rates.
 
     Args:
-      num_prompts: How many prompts the data set has; each is remembered.
-      rho: Share of a prompt's past that a visit keeps; None for one that adapts to
+      rho: Share of a prompt's past that a visit leaves; None for one that adapts to
         ``policy_shift``, which the batch then holds.
-
-    Returns:
-      A Recipe; its batches hold ``prompt_ids``.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -67,25 +66,15 @@ def mssr(
 
         A = (r - v - mean(r - v)) / std(r - v)              over the batch, v tracked
         A[t] = A + min(0.4 H[t], |A| / 2)
-        loss = mean over tokens of (token loss + kl_coef k3)
+        loss = mean over tokens of (token loss + kl_coef KL)
 
     Rewards lie in [0, 1]. H is the entropy of the policy that sampled, or of it the term of the
     sampled token.
 
     Args:
-      num_prompts: How many prompts the data set has; each is remembered.
       entropy: "sampled" for ``-p log p`` of the token, as released; "policy" for the entropy, as
         the paper says.
       rule: How the tracker forgets: ``advantages.window_kl_discount``.
-      kl_coef: Weight of the KL term. 0 leaves it out, and with it the reference model.
-
-    Returns:
-      A Recipe; its batches hold ``prompt_ids``.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.mssr(num_prompts=100, kl_coef=0.0).required_fields)
-      ['old_logp', 'prompt_ids']
 
     References:
       Liu et al., MSSR (arXiv:2512.18215), and the released code with its settings, 16 minibatches
@@ -93,10 +82,8 @@ def mssr(
     """
     checks.check_option("mssr", "entropy", entropy, ("sampled", "policy"))
     checks.check_non_negative("mssr", kl_coef=kl_coef)
-    shaping = {
-        "sampled": advantages.sampled_entropy_shaping,
-        "policy": advantages.entropy_shaping,
-    }[entropy]
+    sampled = entropy == "sampled"
+    shaping = advantages.sampled_entropy_shaping if sampled else advantages.entropy_shaping
     return from_base(
         name="mssr",
         advantage=chain(
@@ -130,18 +117,9 @@ def dcpo_dynamic_clip(
     A group whose rewards agree still trains if the prompt's earlier rewards were others.
 
     Args:
-      num_prompts: How many prompts the data set has; each is remembered.
       eps_low: Width of the band below 1.
       eps_high: Width of the band above 1.
       r_max: Greatest upper bound.
-
-    Returns:
-      A Recipe; its batches hold ``prompt_ids``.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.dcpo_dynamic_clip(num_prompts=100).required_fields)
-      ['prompt_ids']
 
     References:
       Yang et al., DCPO (arXiv:2509.02333), whose released script has epsilons of 0.2 and 0.28.
@@ -179,7 +157,8 @@ def dcpo_distribution(
         a = x / (1 + x),  x = min(|target_entropy - entropy|, max_gap) / share of good rollouts
 
     The entropy is that of the batch before, estimated from its sampled tokens; the first batch
-    counts as entropy 0. Both temperatures are relative to the sampler's.
+    counts as entropy 0. Both temperatures are relative to the sampler's; the train step computes
+    their log-probabilities.
 
     Args:
       target_entropy: In nats a token.
@@ -187,15 +166,6 @@ def dcpo_distribution(
       good_above: Rewards above this are good.
       hot: The temperature that flattens, above ``cold``.
       cold: The temperature that sharpens.
-
-    Returns:
-      A Recipe; the train step computes the two other log-probabilities itself.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> recipe = jr.recipes.dcpo_distribution()
-      >>> sorted(recipe.required_fields - recipe.step_fields)
-      []
 
     References:
       DCPO (arXiv:2601.12730), and the released code; the best reported target is 0.25.
