@@ -74,11 +74,7 @@ def run(arguments: Sequence[str]) -> int:
 
     log = print_line if processes.is_first() else None
     result = train(
-        args.run,
-        resume=args.resume,
-        allow_changed=args.allow_changed,
-        log=log,
-        files=files,
+        args.run, resume=args.resume, allow_changed=args.allow_changed, log=log, files=files
     )
     if log is not None:
         log(_summary(result))

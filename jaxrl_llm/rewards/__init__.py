@@ -9,12 +9,7 @@ of a recipe's advantage chain: `fapo_reward`, `steered_bonus`, `overlong_rewards
 """
 
 from jaxrl_llm.rewards.builtin import last_integer, math_verify, math_verify_pool, reasoning_gym
-from jaxrl_llm.rewards.length import (
-    hbpo_reward,
-    hbpo_rewards,
-    overlong_penalty,
-    overlong_rewards,
-)
+from jaxrl_llm.rewards.length import hbpo_reward, hbpo_rewards, overlong_penalty, overlong_rewards
 from jaxrl_llm.rewards.paraphrases import (
     cross_paraphrase_reward,
     paraphrase_rewards,

@@ -92,11 +92,7 @@ def test_decode_and_fill_do_not_copy_the_cache(optimized):
     )
     assert engine.row_bytes == total // 8
     key, n = jax.random.key(0), np.int32(1)
-    rows, where, slot = (
-        np.zeros((1, 8), np.int32),
-        np.zeros((8, 4), bool),
-        np.zeros((1, 2), int),
-    )
+    rows, where, slot = (np.zeros((1, 8), np.int32), np.zeros((8, 4), bool), np.zeros((1, 2), int))
     arguments = {
         "decode": (params, slots, key, n, n, n, None),
         "fill_prompts": (params, slots, rows[:, :1], None),
@@ -199,11 +195,7 @@ def test_heads_that_a_mesh_does_not_divide_are_on_each_device():
 def test_slots_need_no_communication_on_a_mesh(tiny, make):
     engine, params = make(rows=16, mesh=make_mesh(data=8)), tiny[1]
     slots, n = jax.eval_shape(engine.functions["init"]), np.int32(1)
-    rows, where, slot = (
-        np.zeros((8, 2), np.int32),
-        np.zeros((16, 3), bool),
-        np.zeros((8, 2), int),
-    )
+    rows, where, slot = (np.zeros((8, 2), np.int32), np.zeros((16, 3), bool), np.zeros((8, 2), int))
     arguments = {
         "decode": (params, slots, jax.random.key(0), n, n, n, None),
         "fill_prompts": (params, slots, rows, None),

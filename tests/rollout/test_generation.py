@@ -448,9 +448,7 @@ def test_stop_strings_cut_at_the_token_that_completes_them(
         assert completion.tokens.tolist() == free[:n]
         assert completion.finish == (STOP if ends else expected[request].finish)
         np.testing.assert_allclose(
-            completion.out.behavior_logp,
-            expected[request].out.behavior_logp[:n],
-            atol=1e-5,
+            completion.out.behavior_logp, expected[request].out.behavior_logp[:n], atol=1e-5
         )
         cut += bool(ends)
     assert 3 < cut < len(result)

@@ -56,11 +56,7 @@ def test_greedy_equals_decoding_without_a_cache(tiny):
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"temperature": 0.7},
-        {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.05},
-    ],
+    [{}, {"temperature": 0.7}, {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.05}],
 )
 def test_log_probabilities_are_those_of_the_sampled_tokens(tiny, options):
     model, params = tiny

@@ -193,10 +193,7 @@ def draw_rows(logits: Array, uniform: Array, options: RowOptions) -> Drawn:
     if options.repetition_penalty is not None and options.seen is not None:
         penalized = penalize_repetition(plain, options.seen, penalty=options.repetition_penalty)
     candidates = only_allowed(
-        penalized,
-        allowed=options.allowed,
-        stop_ids=options.stop_ids,
-        too_short=options.too_short,
+        penalized, allowed=options.allowed, stop_ids=options.stop_ids, too_short=options.too_short
     )
     size = plain.shape[-1]
     top_k, top_p, min_p = (
