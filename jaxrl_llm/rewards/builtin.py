@@ -46,22 +46,22 @@ def last_integer(prompt: str, completion: str, metadata: Mapping[str, Any]) -> f
     is no integer, such as "7.5", scores zero.
 
     Args:
-        prompt: Not read.
-        completion: The reply.
-        metadata: Has "answer", an integer or a text that ends in one (as "#### 18" does).
+      prompt: Not read.
+      completion: The reply.
+      metadata: Has "answer", an integer or a text that ends in one (as "#### 18" does).
 
     Returns:
-        1.0 or 0.0.
+      1.0 or 0.0.
 
     Raises:
-        ValueError: If metadata has no "answer" or there is no integer in it.
+      ValueError: If metadata has no "answer" or there is no integer in it.
 
     Example:
-        >>> from jaxrl_llm.rewards import last_integer
-        >>> last_integer("5 - 9 =", "5 - 9 = -4.", {"answer": "-4"})
-        1.0
-        >>> last_integer("5 - 2 =", "5 - 3", {"answer": "-3"})
-        0.0
+      >>> from jaxrl_llm.rewards import last_integer
+      >>> last_integer("5 - 9 =", "5 - 9 = -4.", {"answer": "-4"})
+      1.0
+      >>> last_integer("5 - 2 =", "5 - 3", {"answer": "-3"})
+      0.0
     """
     del prompt
     answer = metadata.get("answer")
@@ -107,29 +107,27 @@ class reasoning_gym:  # noqa: N801 (used as a function: `reward = reasoning_gym(
 
         reward = scorer_task(answer, metadata["entry"]),   0 <= reward <= 1
 
-    The answer is what the last `<answer>...</answer>` of the completion holds, or else the
-    completion without outer whitespace. Many scorers give a partial reward for a near answer;
-    `chain_sum`, for one, gives a share to a text that holds the right number among other words.
+    The answer is the text of the last `<answer>...</answer>` of the completion, or else the
+    completion without outer whitespace. Many scorers return a partial reward for a near answer;
+    `chain_sum`, for one, returns a share for a text that holds the right number among other words.
+    The reward reads the entry that `data.from_reasoning_gym` puts into the metadata. It pickles, so
+    `VerifierPool` takes it.
 
     Args:
-        task: Name of the reasoning-gym dataset.
-        **options: Its options, where the scorer depends on them.
-
-    Returns:
-        A reward `(prompt, completion, metadata) -> float` that reads the stored entry which
-        `data.from_reasoning_gym` puts into the metadata. It pickles, so `VerifierPool` takes it.
+      task: Name of the reasoning-gym dataset.
+      **options: Its options, where the scorer depends on them.
 
     Raises:
-        ValueError: If there is no such task.
+      ValueError: If there is no such task.
 
     Example:
-        >>> from jaxrl_llm import rewards
-        >>> reward = rewards.reasoning_gym("chain_sum")
-        >>> reward("2 + 2 =", "<answer>4</answer>", {"entry": {"answer": "4"}})
-        1.0
+      >>> from jaxrl_llm import rewards
+      >>> reward = rewards.reasoning_gym("chain_sum")
+      >>> reward("2 + 2 =", "<answer>4</answer>", {"entry": {"answer": "4"}})
+      1.0
 
     References:
-        Stojanovski et al., Reasoning Gym (arXiv:2505.24760).
+      Stojanovski et al., Reasoning Gym (arXiv:2505.24760).
     """
 
     def __init__(self, task: str, **options: Any):
@@ -173,25 +171,25 @@ def math_verify(prompt: str, completion: str, metadata: Mapping[str, Any]) -> fl
     the main thread only, so they are off here: use `math_verify_pool` in training.
 
     Args:
-        prompt: Not read.
-        completion: The reply; the last formula or number in it counts, a boxed one first.
-        metadata: Has "answer": LaTeX with or without dollar signs, or a number.
+      prompt: Not read.
+      completion: The reply; the last formula or number in it counts, a boxed one first.
+      metadata: Has "answer": LaTeX with or without dollar signs, or a number.
 
     Returns:
-        1.0 or 0.0.
+      1.0 or 0.0.
 
     Raises:
-        RewardError: If metadata has no "answer", or one that is not mathematics: an empty text, or
-            prose, which LaTeX would read as a product of its letters and no reply would match.
-        ImportError: If math-verify is not installed.
+      RewardError: If metadata has no "answer", or one that is not mathematics: an empty text, or
+        prose, which LaTeX would read as a product of its letters and no reply would match.
+      ImportError: If math-verify is not installed.
 
     Example:
-        >>> from jaxrl_llm import rewards
-        >>> rewards.math_verify("Half of one?", r"It is $\frac{2}{4}$.", {"answer": "1/2"})
-        1.0
+      >>> from jaxrl_llm import rewards
+      >>> rewards.math_verify("Half of one?", r"It is $\frac{2}{4}$.", {"answer": "1/2"})
+      1.0
 
     References:
-        Kydlíček, Math-Verify (the package math-verify; there is no paper).
+      Kydlíček, Math-Verify (the package math-verify; there is no paper).
     """
     del prompt
     package = _optional("math_verify", "math-verify", "math_verify")
@@ -217,26 +215,20 @@ def math_verify(prompt: str, completion: str, metadata: Mapping[str, Any]) -> fl
 
 
 def math_verify_pool(*, workers: int = 2, deadline: float = 5.0) -> VerifierPool:
-    """`math_verify` in worker processes under a hard deadline.
+    """`math_verify` in worker processes under a hard deadline; see :class:`VerifierPool`.
 
-    An answer that `math_verify` refuses ends the scoring; a completion that hangs scores zero.
-
-    Args:
-        workers: Number of processes.
-        deadline: Seconds a completion may take; one that takes longer scores zero.
-
-    Returns:
-        A `VerifierPool`; close it, or use it in a `with` statement.
+    An answer that `math_verify` refuses ends the scoring; a completion that takes longer than
+    ``deadline`` seconds scores zero. Close the pool, or use it in a `with` statement.
 
     Raises:
-        ImportError: If math-verify is not installed.
-        ValueError: If workers or deadline is not positive.
+      ImportError: If math-verify is not installed.
+      ValueError: If workers or deadline is not positive.
 
     Example:
-        >>> from jaxrl_llm import rewards
-        >>> with rewards.math_verify_pool(workers=1, deadline=20.0) as pool:
-        ...     rewards.score(pool, ["1/2 + 1/2 ="], ["$1$"], [{"answer": "1"}]).rewards.tolist()
-        [1.0]
+      >>> from jaxrl_llm import rewards
+      >>> with rewards.math_verify_pool(workers=1, deadline=20.0) as pool:
+      ...     rewards.score(pool, ["1/2 + 1/2 ="], ["$1$"], [{"answer": "1"}]).rewards.tolist()
+      [1.0]
     """
     _optional("math_verify", "math-verify", "math_verify_pool")
     return VerifierPool(_MathVerify(), workers=workers, deadline=deadline)

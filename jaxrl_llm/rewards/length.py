@@ -1,4 +1,20 @@
-"""Rewards that depend on how long a response is."""
+"""Rewards that depend on the length of a response.
+
+``max_length`` is the limit in tokens. Of a batch, ``rewards`` are floating point ``[..., G]``,
+``mask`` is bool ``[..., G, T]``, True for the tokens of the response (tokens that a correction has
+rejected no longer count as length), and ``where`` is bool ``[..., G]``, True for rollouts to
+include; the rest are not read and get 0. Every function returns float32, and raises TypeError for
+another dtype and ValueError where shapes differ or a number is out of its range.
+
+Of the overlong functions, ``buffer`` is the width of the zone below the limit in tokens, above 0
+and at most ``max_length``, and ``factor`` is what a response at the limit or beyond loses, in units
+of reward, 0 or above.
+
+Of the HBPO functions, ``budgets`` are the tokens that each prompt's prefix allowed, ``max_length``
+for no prefix; ``scale`` is the greatest reward; ``slope`` is the reward lost a token of distance to
+the budget, None for ``1 / max_length``; ``floor`` is the least reward of a right answer, None for
+none.
+"""
 
 import jax.numpy as jnp
 
@@ -12,20 +28,14 @@ def overlong_penalty(
 
         penalty = clip(-factor (length - (max_length - buffer)) / buffer, -factor, 0)
 
-    A response that stops before the buffer begins loses nothing; one that reaches the limit loses
-    ``factor``. It softens the cliff between an answer just in time and one cut off.
+    It softens the cliff between an answer just in time and one cut off.
 
     Args:
       lengths: ``[...]``, tokens of each response, integers or floating point.
-      max_length: The limit in tokens.
-      buffer: Width of the zone below the limit, tokens, above 0 and at most ``max_length``.
-      factor: What a response of ``max_length`` tokens or more loses, in units of reward.
+      max_length, buffer, factor: See the module.
 
     Returns:
-      Penalties ``[...]``, float32, 0 or below, to be added to the rewards.
-
-    Raises:
-      ValueError: If ``buffer`` is not in (0, max_length] or ``factor`` is negative.
+      Penalties ``[...]``, 0 or below, to be added to the rewards.
 
     Example:
       >>> import jax.numpy as jnp
@@ -35,8 +45,8 @@ def overlong_penalty(
       [0.0, 0.0, -0.5, -1.0]
 
     References:
-      Yu et al., DAPO (arXiv:2503.14476), with 20480 and 4096 tokens, rewards of -1 and 1. verl's
-      reward manager has no lower bound; responses do not outgrow the limit there.
+      DAPO (arXiv:2503.14476), with 20480 and 4096 tokens and rewards of -1 and 1. verl's reward
+      manager has no lower bound; responses do not outgrow the limit there.
     """
     function = "overlong_penalty"
     checks.check_positive(function, max_length=max_length, buffer=buffer)
@@ -64,20 +74,10 @@ def overlong_rewards(
         r_i + penalty(tokens in mask_i)
 
     Args:
-      rewards: ``[..., G]``, floating point.
-      mask: bool ``[..., G, T]``, True for the tokens of the response. In a recipe, tokens that a
-        correction has rejected no longer count as length.
-      max_length: The limit in tokens.
-      buffer: Width of the zone below the limit, tokens.
-      factor: What a response at the limit loses, in units of reward.
-      where: bool ``[..., G]``, True for rollouts to include; the rest are not read and get 0.
+      rewards, mask, max_length, buffer, factor, where: See the module.
 
     Returns:
-      Rewards ``[..., G]``, float32.
-
-    Raises:
-      TypeError: If ``rewards`` is not floating point, or ``mask`` or ``where`` not bool.
-      ValueError: If shapes differ, or a number is out of its range.
+      Rewards ``[..., G]``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -87,8 +87,8 @@ def overlong_rewards(
       [1.0, 0.5, 0.0]
 
     References:
-      Yu et al., DAPO (arXiv:2503.14476). With it a group of right answers has rewards that differ;
-      DAPO therefore filters its groups on accuracy, not on this.
+      DAPO (arXiv:2503.14476). With it a group of right answers has rewards that differ; DAPO
+      therefore filters its groups on accuracy, not on this.
     """
     function = "overlong_rewards"
     stats.check_group(function, rewards, where)
@@ -118,26 +118,17 @@ def hbpo_reward(
         right, no budget:         R = f(n)
         wrong, or n > max_length: R = 0        not parsed: R = -1
 
-    A rollout whose budget is ``max_length`` or more was told none. A right answer far beyond a
-    small budget can score below a wrong one's 0, as in the released code; ``floor=0.0`` forbids it.
+    A budget of ``max_length`` or more is none. A right answer far beyond a small budget can score
+    below a wrong one's 0, as in the released code; ``floor=0.0`` forbids it.
 
     Args:
       correct: bool ``[...]``, True where the answer is right.
       lengths: ``[...]``, tokens of each response.
-      budgets: ``[...]``, tokens that the prompt's prefix allowed; ``max_length`` for no prefix.
-      max_length: The limit in tokens.
-      scale: Greatest reward.
-      slope: Reward lost a token of distance to the budget; None for ``1 / max_length``.
-      parsed: bool ``[...]``, False where no answer could be read. None means all could.
-      floor: Least reward of a right answer; None for none.
+      budgets, max_length, scale, slope, floor: See the module.
+      parsed: bool ``[...]``, False where the answer is illegible. None means all are legible.
 
     Returns:
-      Rewards ``[...]``, float32.
-
-    Raises:
-      TypeError: If ``correct`` or ``parsed`` is not bool.
-      ValueError: If the shapes differ, ``max_length`` or ``scale`` is not above 0, or ``slope`` is
-        negative.
+      Rewards ``[...]``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -183,24 +174,15 @@ def hbpo_rewards(
 ) -> Array:
     """:func:`hbpo_reward` of a batch; the form for a chain.
 
-        rewards > 0: right    rewards = 0: wrong    rewards < 0: no answer could be read
+        rewards > 0: right    rewards = 0: wrong    rewards < 0: illegible
 
     Args:
-      rewards: ``[..., G]``, floating point; only their sign counts.
-      mask: bool ``[..., G, T]``, True for the tokens of the response.
-      budgets: ``[..., G]``, tokens that the prompt's prefix allowed; ``max_length`` for no prefix.
-      max_length: The limit in tokens.
-      scale: Greatest reward.
-      slope: Reward lost a token of distance to the budget; None for ``1 / max_length``.
-      floor: Least reward of a right answer; None for none.
-      where: bool ``[..., G]``, True for rollouts to include; the rest are not read and get 0.
+      rewards, mask, max_length, scale, slope, floor, where: See the module. Of the rewards only the
+        sign counts.
+      budgets: ``[..., G]``; see the module.
 
     Returns:
-      Rewards ``[..., G]``, float32.
-
-    Raises:
-      TypeError: If ``rewards`` is not floating point, or ``mask`` or ``where`` not bool.
-      ValueError: If shapes differ, or a number is out of its range.
+      Rewards ``[..., G]``.
 
     Example:
       >>> import jax.numpy as jnp

@@ -1,4 +1,10 @@
-"""Rewards for agreeing with the rollouts of other paraphrases of a question."""
+"""Rewards for agreeing with the rollouts of other paraphrases of a question.
+
+N paraphrases of a question have G rollouts each. ``similarity`` is floating point, of two decoded
+texts (BLEU in the paper); computing it, on the host, is up to the user. Its size is quadratic in
+N G because the method compares every pair. Rewards are float32. Every function raises TypeError for
+another dtype and ValueError where shapes disagree or a number is out of its range.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -11,23 +17,17 @@ def cross_paraphrase_reward(similarity: Array, *, pair_mask: Array | None = None
 
         r[n, i] = mean over m != n and all j of similarity[n, i, m, j]
 
-    N paraphrases of a question have G rollouts each. The similarities inside a paraphrase, the
-    diagonal among them, are never read. ``pair_mask`` (see :func:`sample_pair_mask`) leaves a
-    sample of the pairs, which costs ``N G kappa s`` similarities in place of ``N (N - 1) G^2``.
+    The similarities inside a paraphrase, the diagonal among them, are never read. ``pair_mask``
+    (:func:`sample_pair_mask`) leaves a sample of the pairs, which costs ``N G kappa s``
+    similarities in place of ``N (N - 1) G^2``.
 
     Args:
-      similarity: ``[..., N, G, N, G]``, floating point, of two decoded texts (BLEU in the paper);
-        it is the user's to compute, on the host. Its size is quadratic in N G because the method
-        compares every pair.
+      similarity: ``[..., N, G, N, G]``; see the module.
       pair_mask: bool ``[..., N, G, N, G]``, True for pairs that count. None counts all.
 
     Returns:
-      Rewards ``[..., N, G]``, float32; 0 for a rollout without a pair. An advantage takes them per
+      Rewards ``[..., N, G]``; 0 for a rollout without a pair. An advantage takes them per
       paraphrase, not over the set.
-
-    Raises:
-      TypeError: If ``similarity`` is not floating point or ``pair_mask`` not bool.
-      ValueError: If the shape is not ``[..., N, G, N, G]``, or the two shapes differ.
 
     Example:
       >>> import jax.numpy as jnp
@@ -69,24 +69,19 @@ def paraphrase_rewards(
 
         r = agreement * cross_paraphrase_reward + accuracy * rewards
 
-    The form of :func:`cross_paraphrase_reward` for a training batch: N consecutive prompts are the
-    paraphrases of one question, and each row carries its similarities to those N. A rollout with
-    ``where=False`` is not compared with, either.
+    N consecutive prompts are the paraphrases of one question, and each row carries its similarities
+    to those N. A rollout with ``where=False`` is not compared with, either.
 
     Args:
       rewards: ``[P, G]``, floating point, the accuracy; P is a multiple of N.
-      similarity: ``[P, G, N G]``, floating point: a rollout with those of its set, the G of the
-        set's first prompt first.
+      similarity: ``[P, G, N G]``: a rollout with those of its set, the G of the set's first prompt
+        first. See the module.
       where: bool ``[P, G]``, True for rollouts to include; the rest get 0.
       agreement: Weight of the agreement.
       accuracy: Weight of ``rewards``; at 0 they are not read.
 
     Returns:
-      Rewards ``[P, G]``, float32.
-
-    Raises:
-      TypeError: If ``rewards`` or ``similarity`` are not floating point or ``where`` is not bool.
-      ValueError: If the shapes disagree, or P is not a multiple of N.
+      Rewards ``[P, G]``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -138,15 +133,12 @@ def sample_pair_mask(
 
     Args:
       key: Typed PRNG key.
-      shape: ``(..., N, G)``: N paraphrases of G rollouts.
+      shape: ``(..., N, G)``.
       paraphrases: How many others a rollout is compared with, 1 to N - 1.
       rollouts: How many rollouts of each, 1 to G.
 
     Returns:
       bool ``[..., N, G, N, G]``, True for the pairs drawn; ``paraphrases * rollouts`` in each row.
-
-    Raises:
-      ValueError: If ``shape`` has fewer than two axes or a number is out of its range.
 
     Example:
       >>> import jax

@@ -61,35 +61,35 @@ class VerifierPool:
     A call that outlasts the deadline has its worker killed and replaced. A hang, an exception and
     a death of the process all score zero, are counted, and are warned about: one by one at first,
     then one line a batch. The training run goes on, until for `patience` seconds of scoring not one
-    call has given a value. A worker that dies while it starts in place of another is replaced in
-    turn. A non-finite value is a mistake in the function rather than in a completion,
-    and raises in `score` as usual. So does a `RewardError` of the function: a row that it cannot
-    grade, whatever the completion.
+    call has returned a value. A worker that dies while it starts in place of another is replaced in
+    turn. A non-finite value is a mistake in the function rather than in a completion, and raises in
+    `score` as usual. So does a `RewardError` of the function: a row that it cannot grade, whatever
+    the completion.
 
     Workers end with this process, however it ends, and with them the programs that a call has
     started; a call that holds the interpreter then ends alone, a few seconds after its deadline.
 
     Args:
-        function: A reward that another process can import: a function of a module, a picklable
-            object, or a text "module:name". It may be async. Its module may make the pool itself,
-            as a config file does; in the workers that one stays without workers.
-        workers: Number of processes.
-        deadline: Seconds one call may take; starting a worker does not count.
-        patience: Seconds of scoring without any value after which it raises `RewardError`: whatever
-            hangs, the caller is freed. At least the deadline; None is ten minutes, or two deadlines
-            where that is longer.
+      function: A reward that another process can import: a function of a module, a picklable
+        object, or a text "module:name". It may be async. Its module may make the pool itself,
+        as a config file does; in the workers that one stays without workers.
+      workers: Number of processes.
+      deadline: Seconds one call may take; starting a worker does not count.
+      patience: Seconds of scoring without any value after which it raises `RewardError`: whatever
+        hangs, the caller is freed. At least the deadline; None is ten minutes, or two deadlines
+        where that is longer.
 
     Raises:
-        ValueError: If the function cannot be sent to or loaded in a worker, workers, deadline or
-            patience is not positive, or patience is below the deadline.
-        RewardError: In scoring, after that patience, where a worker that replaces another cannot
-            be started or cannot load the function, or where the function raises it.
+      ValueError: If the function cannot be sent to or loaded in a worker, workers, deadline or
+        patience is not positive, or patience is below the deadline.
+      RewardError: In scoring, after that patience, where a worker that replaces another cannot
+        be started or cannot load the function, or where the function raises it.
 
     Example:
-        >>> from jaxrl_llm.rewards import VerifierPool, score
-        >>> with VerifierPool("jaxrl_llm.rewards:last_integer", workers=1) as pool:
-        ...     score(pool, ["2 + 2 ="] * 2, ["4", "five"], [{"answer": "4"}] * 2).rewards.tolist()
-        [1.0, 0.0]
+      >>> from jaxrl_llm.rewards import VerifierPool, score
+      >>> with VerifierPool("jaxrl_llm.rewards:last_integer", workers=1) as pool:
+      ...     score(pool, ["2 + 2 ="] * 2, ["4", "five"], [{"answer": "4"}] * 2).rewards.tolist()
+      [1.0, 0.0]
     """
 
     def __init__(

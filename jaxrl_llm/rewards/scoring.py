@@ -201,9 +201,9 @@ class Scores(NamedTuple):
     """Rewards of N completions.
 
     Attributes:
-        rewards: float32 [N], the number that training uses.
-        reward_components: one float32 [N] a name, when the reward gives a mapping; else empty.
-        failures: how many completions got zero because a verifier process hung or crashed.
+      rewards: float32 [N], the number that training uses.
+      reward_components: one float32 [N] a name, when the reward returns a mapping; else empty.
+      failures: how many completions got zero because a verifier process hung or crashed.
     """
 
     rewards: np.ndarray
@@ -240,34 +240,31 @@ def score(
 
         rewards[n] = reward(prompts[n], completions[n], metadata[n])
 
-    A reward that gives a mapping makes one component a name; its total is the entry "reward" where
-    there is one and the sum of the entries otherwise. Results of an async reward are awaited
-    together. A `BatchReward` such as `VerifierPool` gets the batch in one call.
+    A reward that returns a mapping makes one component a name; its total is the entry "reward" if
+    there is one, else the sum of the entries. Results of an async reward are awaited together. A
+    `BatchReward` such as `VerifierPool` gets the batch in one call.
 
     Args:
-        reward: Callable `(prompt, completion, metadata) -> number | mapping`, sync or async.
-        prompts: N texts, as the reward should see them.
-        completions: N texts.
-        metadata: N mappings, usually with "answer" and "id"; None gives every call an empty one.
-        deadline: Seconds that one call may take; None is a minute. Calls run in a thread, so the
-            caller is freed even from a call that never ends. The call of a `BatchReward` is that of
-            the batch, and None an hour; one with a `patience` uses its deadline instead.
-
-    Returns:
-        `Scores(rewards, reward_components, failures)`, in the order of the input.
+      reward: Callable `(prompt, completion, metadata) -> number | mapping`, sync or async.
+      prompts: N texts, as the reward should see them.
+      completions: N texts.
+      metadata: N mappings, usually with "answer" and "id"; None gives every call an empty one.
+      deadline: Seconds that one call may take; None is a minute. Calls run in a thread, so the
+        caller is freed even from a call that never ends. The call of a `BatchReward` is that of
+        the batch, and None an hour; one with a `patience` uses its deadline instead.
 
     Raises:
-        RewardError: If a call raises, outlasts the deadline, or gives None, a text, NaN, an
-            infinity, or other names than the first call gave. The message names the prompt.
-        ValueError: If the batch is empty, the lists differ in length, or deadline is not positive.
+      RewardError: If a call raises, outlasts the deadline, or returns None, a text, NaN, an
+        infinity, or other names than the first call. The message names the prompt.
+      ValueError: If the batch is empty, the lists differ in length, or deadline is not positive.
 
     Example:
-        >>> from jaxrl_llm.rewards import score
-        >>> def short(prompt, completion, metadata):
-        ...     return {"short": len(completion) < 4, "right": completion == metadata["answer"]}
-        >>> scores = score(short, ["2 + 2 ="] * 2, ["4", "five"], [{"answer": "4"}] * 2)
-        >>> scores.rewards.tolist(), scores.reward_components["right"].tolist()
-        ([2.0, 0.0], [1.0, 0.0])
+      >>> from jaxrl_llm.rewards import score
+      >>> def short(prompt, completion, metadata):
+      ...     return {"short": len(completion) < 4, "right": completion == metadata["answer"]}
+      >>> scores = score(short, ["2 + 2 ="] * 2, ["4", "five"], [{"answer": "4"}] * 2)
+      >>> scores.rewards.tolist(), scores.reward_components["right"].tolist()
+      ([2.0, 0.0], [1.0, 0.0])
     """
     if metadata is None:
         metadata = [{}] * len(prompts)

@@ -1,9 +1,13 @@
-"""Rewards made from what a judge says: plain functions of arrays, for a chain or for the host.
+"""Rewards made from a judge's verdict: plain functions of arrays, for a chain or for the host.
 
-They run before the advantage, so they belong at the head of its chain, and the advantage that
-follows sees only their result::
+They run before the advantage, at the head of its chain::
 
     chain(stateless(fapo_reward, lam=1.0), stateless(advantages.grpo))
+
+``rewards`` are floating point ``[..., G]`` and ``where`` is bool ``[..., G]``, True for rollouts to
+include; the rest are not read and get 0. Every function returns rewards of the same shape, float32,
+for any advantage, and raises TypeError for another dtype and ValueError where shapes differ or a
+number is out of its range.
 """
 
 import jax.numpy as jnp
@@ -20,21 +24,16 @@ def fapo_reward(
 
     With ``lam=1`` a clean right answer gets 1, a flawed one 0, a wrong one -1. Under a group mean
     that makes the advantage of a flawed answer positive as long as wrong answers outnumber clean
-    ones, and negative later. ``lam=0`` takes no notice of flaws, ``lam=2`` counts them as wrong.
+    ones, and negative later. ``lam=0`` ignores flaws, ``lam=2`` counts them as wrong.
 
     Args:
-      rewards: ``[...]``, floating point; above 0 for a right answer, so 0/1 and -1/1 both serve.
-      flawed: bool ``[...]``, True where the judge found a flaw. It does not concern wrong answers;
-        a verdict that could not be read is False.
+      rewards, where: See the module. Above 0 is a right answer, so 0/1 and -1/1 both serve.
+      flawed: bool ``[..., G]``, True where the judge found a flaw. It does not concern wrong
+        answers; an illegible verdict is False.
       lam: What a flaw costs, 0 or above.
-      where: bool ``[...]``, True for rollouts to include; the rest are not read and get 0.
 
     Returns:
-      Rewards ``[...]``, float32, for any advantage.
-
-    Raises:
-      TypeError: If ``rewards`` is not floating point, or ``flawed`` or ``where`` not bool.
-      ValueError: If the shapes differ or ``lam`` is negative.
+      Rewards ``[..., G]``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -44,7 +43,7 @@ def fapo_reward(
       [1.0, 0.0, -1.0, -1.0]
 
     References:
-      Flawed-aware policy optimization (arXiv:2510.22543). As in the released reward function
+      FAPO, flawed-aware policy optimization (arXiv:2510.22543), as in the released reward function
       (verl-recipe), with GRPO's advantage after it.
     """
     checks.check_min_rank("fapo_reward", 0, rewards=rewards, flawed=flawed)
@@ -72,14 +71,11 @@ def genrm_step_reward(
       predicted: int ``[...]``, the step that the judge names, from 0; -1 for "no error".
       truth: int ``[...]``, the first wrong step, or -1.
       steps: int ``[...]``, how many steps the solution has.
-      valid: bool ``[...]``, False where the judge's answer could not be read. None means all can.
+      valid: bool ``[...]``, False where the judge's answer is illegible; None where all are
+        legible.
 
     Returns:
-      Rewards ``[...]``, float32, in [-1, 1].
-
-    Raises:
-      TypeError: If ``predicted``, ``truth`` or ``steps`` are not integers, or ``valid`` not bool.
-      ValueError: If the shapes differ.
+      Rewards ``[...]`` in [-1, 1].
 
     Example:
       >>> import jax.numpy as jnp
@@ -89,8 +85,7 @@ def genrm_step_reward(
       [1.0, 0.6..., -1.0, -1.0]
 
     References:
-      FAPO (arXiv:2510.22543), the training reward of its generative judge, as in the released
-      reward function (verl-recipe).
+      FAPO (arXiv:2510.22543), the training reward of its generative judge (verl-recipe).
     """
     function = "genrm_step_reward"
     checks.check_min_rank(function, 0, predicted=predicted, truth=truth, steps=steps)
@@ -114,18 +109,13 @@ def steered_bonus(
         r_i bonus where steered, else r_i
 
     Args:
-      rewards: ``[..., G]``, floating point.
+      rewards, where: See the module.
       steered: bool ``[..., G]``, True for steered rollouts.
       bonus: The factor, such as ``curation.icpo_bonus``: a number, or an array of one value
-        repeated, as a controller gives it.
-      where: bool ``[..., G]``, True for rollouts to include; the rest are not read and get 0.
+        repeated, as a controller returns it.
 
     Returns:
-      Rewards ``[..., G]``, float32.
-
-    Raises:
-      TypeError: If ``rewards`` is not floating point, or ``steered`` or ``where`` not bool.
-      ValueError: If the shapes differ.
+      Rewards ``[..., G]``.
 
     Example:
       >>> import jax.numpy as jnp

@@ -2,14 +2,12 @@
 
 The last prompt token is the first input of every response, in sampling as in training. So a row's
 prefix holds all prompt tokens but the last, and entry ``t`` of a slot's cache belongs to the input
-from which response token ``t`` is predicted.
+from which response token ``t`` is predicted. Known tokens are read ``block`` at a time: one program
+then serves every length, and no array grows with the square of a length.
 
-Known tokens are read a block at a time. One program then serves every length, and no array grows
-with the square of a length.
-
-All functions take the model, its parameters and the slots. ``deltas`` are low-rank deltas with a
-leading axis ``[N]``, of which each row takes one, or None. ``rows`` are int32 ``[S, k]`` as in
-:func:`~jaxrl_llm.rollout.slots.take_rows`.
+All functions take the model, its parameters and the slots, and return slots. ``deltas`` are
+low-rank deltas with a leading axis ``[N]``, of which each row takes one, or None. ``rows`` are
+int32 ``[S, k]``, distinct; see :mod:`~jaxrl_llm.rollout.slots`.
 """
 
 from collections.abc import Callable
@@ -28,8 +26,7 @@ from jaxrl_llm.rollout.types import FAILED, LENGTH, STOP
 class RowDeltas(NamedTuple):
     """Deltas in the order of the rows, so that no row needs a copy of its factors.
 
-    Attributes:
-      deltas: Factors ``[R / k, in, r]``, each for k consecutive rows, and scales ``[N, ...]``.
+    Factors are ``[R / k, in, r]``, each for k consecutive rows, and scales ``[N, ...]``.
     """
 
     deltas: ArrayTree
@@ -61,16 +58,7 @@ def count_deltas(function: str, deltas: ArrayTree | None, *, pairs: bool = False
 def fill_prompts(
     model: Model, params: ArrayTree, slots: Slots, rows: Array, *, block: int, deltas=None
 ) -> Slots:
-    """Computes the keys and values of the prompts of some rows.
-
-    Args:
-      model: The model.
-      params: Its parameters.
-      slots: The slots.
-      rows: int32 ``[S, k]``, distinct; results for rows beyond the end of a shard are dropped.
-      block: Tokens read in one pass.
-      deltas: See the module.
-    """
+    """Computes the keys and values of the prompts of some rows; rows beyond a shard are dropped."""
     tokens, ends, delta = _prompts_of(slots, rows, deltas)
     cache = empty_cache(model, (rows.size, 1), tokens.shape[-1])
     start = jnp.zeros_like(ends)[:, None]
@@ -93,15 +81,8 @@ def fill_responses(
 ) -> Slots:
     """Computes the keys and values of resumed responses, one row after the other.
 
-    Args:
-      model: The model.
-      params: Its parameters.
-      slots: The slots, with the keys and values of the prompts.
-      rows: int32 ``[S, n]``, distinct.
-      count: int32 scalar: the first ``count`` of the n columns are filled.
-      where: bool ``[R, W]``, the slots to fill; the others are unchanged.
-      block: Tokens read in one pass.
-      deltas: See the module.
+    The slots have the keys and values of their prompts. Of the rows, those of the first ``count``
+    columns are filled, and of their slots those of ``where``, bool ``[R, W]``.
     """
     shards, width = rows.shape[0], slots.length.shape[1]
 
@@ -135,15 +116,8 @@ def fill_all(
 ) -> Slots:
     """Computes the keys and values of the first ``count`` tokens of all responses at once.
 
-    Entries beyond the length of a response are junk; decoding overwrites them before reading them.
-
-    Args:
-      model: The model.
-      params: Its parameters.
-      slots: The slots, with the keys and values of the prompts.
-      count: Tokens of each response.
-      block: Tokens read in one pass.
-      deltas: See the module.
+    The slots have the keys and values of their prompts. Entries beyond the length of a response are
+    junk; decoding overwrites them before reading them.
     """
     prompts = slots.prompts
     ends, delta = jnp.maximum(prompts.length - 1, 0), _deltas_of(deltas, prompts.adapter)
@@ -188,10 +162,7 @@ def _read(
 
 
 def _prompts_of(slots: Slots, rows: Array, deltas) -> tuple[Array, Array, ArrayTree]:
-    """The prompts of some rows, the position of the last token of each, and the rows' deltas.
-
-    The position is 0 for rows beyond the end of a shard.
-    """
+    """The rows' prompts, the position of each one's last token (0 beyond a shard), their deltas."""
     prompts = slots.prompts
     tokens, length, adapter = (
         take_rows(x, rows) for x in (prompts.tokens, prompts.length, prompts.adapter)
@@ -236,16 +207,13 @@ def decode(
     """Decodes until ``steps`` tokens are sampled or at most ``leave_at`` slots are active.
 
     Args:
-      model: The model.
+      model, params, slots, deltas: See the module.
       draw: ``draw(logits [R, W, V], uniform [R, W], slots) -> Tokens``: one token of every slot.
-      params: Parameters of the model.
-      slots: The slots.
       key: The key of all requests.
       version: int32 scalar, recorded with each token.
       steps: The most tokens a slot decodes.
       leave_at: Decoding ends as soon as no more than this number of slots are active.
       stop_ids: Tokens that end a response; they belong to it.
-      deltas: See the module.
       prompt_tokens: int ``[R, W]``, how many first tokens of a slot belong to its prompt; the
         random numbers of a response are counted from there.
     """

@@ -70,18 +70,12 @@ def make_population_sampler(
     """Builds a compiled sampler of the responses of N members, each the model plus a delta.
 
     Args:
-      model: The model.
-      max_new_tokens: T, the longest response in tokens.
+      model, max_new_tokens, stop_ids, top_k, top_p, min_p, order, pad_id: As in
+        :func:`~jaxrl_llm.rollout.make_sampler`.
       shared: Whether every member answers every prompt, so that G = N; else the members are dealt
         out in order, G = N / P to a prompt.
       tries: Responses of a member to a prompt; more than one needs a temperature.
-      stop_ids: Token ids that end a response; they belong to it.
       temperature: 0 is greedy: then all that differs between responses is the members' weights.
-      top_k: See :func:`~jaxrl_llm.rollout.filter_logits`, as for the next three.
-      top_p: Likewise.
-      min_p: Likewise.
-      order: Likewise.
-      pad_id: Fills ``tokens`` after the end of a response.
       buckets: Lengths of prompts, less the shared prefix, that are compiled.
       shared_prefix_len: How many first tokens all prompts share; a member computes them once.
       mesh: Spreads the members over its axes ``data`` and ``fsdp``, which must divide their number.
@@ -93,9 +87,8 @@ def make_population_sampler(
       consumed; a greedy sampler reads none of it.
 
     Raises:
-      ValueError: If an option is out of range, has no effect, or ``max_new_tokens`` leaves no room
-        for a prompt. ``sample`` raises for a bad prompt, and where the prompts or the mesh do not
-        divide the members.
+      ValueError: As in :func:`~jaxrl_llm.rollout.make_sampler`, and where the prompts or the mesh
+        do not divide the members.
 
     Example:
       >>> import jax

@@ -1,7 +1,9 @@
 """The sampler: groups of responses to prompts, all decoding inside one compiled function.
 
 A prompt's keys and values are computed once and shared by its group. Prompts and responses are the
-rows and slots of :mod:`jaxrl_llm.rollout.slots`, all of which start together.
+rows and slots of :mod:`jaxrl_llm.rollout.slots`, all of which start together. ``sample`` in a
+message is the function that :func:`make_sampler` or
+:func:`~jaxrl_llm.rollout.make_population_sampler` builds.
 """
 
 import os
@@ -53,11 +55,7 @@ def check_shared_prefix(
 
 
 def prompt_room(function: str, model: Model, max_new_tokens: int) -> int:
-    """The longest prompt that leaves room for a response in the model's context.
-
-    Raises:
-      ValueError: If there is none.
-    """
+    """The longest prompt that leaves room for a response in the context; raises if none does."""
     room = model.config.max_length - max_new_tokens
     if room < 1:
         raise ValueError(
@@ -74,20 +72,11 @@ def pad_prompts(
     room: int,
     buckets: Sequence[int] = BUCKETS,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Prompts of token ids as one right-padded array, its width rounded up to a bucket.
+    """Prompts of token ids as right-padded tokens int32 ``[P, Lp]`` and mask bool ``[P, Lp]``.
 
-    Args:
-      prompts: P lists of token ids, none empty.
-      vocab_size: Ids must lie below it.
-      room: The longest prompt that leaves room for a response in the model's context.
-      buckets: Widths to round up to, so that a few shapes are compiled and not one a prompt.
-
-    Returns:
-      Tokens int32 ``[P, Lp]`` and mask bool ``[P, Lp]``.
-
-    Raises:
-      ValueError: If there is no prompt, or one is empty, too long or holds an id outside the
-        vocabulary; it names the prompt by its index.
+    The width is rounded up to one of ``buckets``, so that few shapes are compiled. Raises
+    ValueError without prompts, and for one that is empty, longer than ``room`` or holds an id
+    outside the vocabulary; it names the prompt by its index.
     """
     if not len(prompts):
         raise ValueError("sample: there are no prompts.")
@@ -143,10 +132,7 @@ def make_sampler(
       group_size: G, responses a prompt.
       stop_ids: Token ids that end a response; they belong to it.
       temperature: 0 is greedy; then all responses of a group are alike.
-      top_k: See :func:`~jaxrl_llm.rollout.filter_logits`, as for the next three.
-      top_p: Likewise.
-      min_p: Likewise.
-      order: Likewise.
+      top_k, top_p, min_p, order: See :func:`~jaxrl_llm.rollout.filter_logits`.
       pad_id: Fills ``tokens`` after the end of a response.
       buckets: Prompt widths that are compiled.
       shared_prefix_len: How many first tokens all prompts share, such as those of a chat template.
@@ -156,7 +142,7 @@ def make_sampler(
     Returns:
       ``sample(params, key, prompts, *, request_ids=None, version=0) -> Rollout``. ``prompts`` are P
       lists of token ids; ``request_ids`` int ``[P, G]`` name the requests (default: their index),
-      and a request gives the same response in any batch; ``version`` is recorded. The key is
+      and a request has the same response in any batch; ``version`` is recorded. The key is
       consumed.
 
     Raises:

@@ -6,7 +6,10 @@ no shape ever changes. The random number of a token depends only on the key, the
 token's position, so a response does not depend on its slot, its neighbors, or on how often decoding
 was interrupted.
 
-Below, R, W, L and T are rows, slots of a row, room for a prompt's tokens and room for a response's.
+R, W, L and T are rows, slots of a row, room for a prompt's tokens and room for a response's.
+``where`` is bool ``[R, W]``, the slots to change; other arrays are read in these only. Rows of an
+array that lies in S equal shards, one a device, are named by int32 ``[S, k]``, row numbers within
+each shard, so that nothing is sent from device to device.
 """
 
 from typing import Any, NamedTuple
@@ -36,12 +39,12 @@ class Prompts(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """The requests in ``[R, W]`` slots.
+    """The requests in the slots, arrays ``[R, W]``.
 
     Attributes:
       id: int32, names the stream of random numbers.
       limit: int32, the longest response, at most T.
-      settings: Arrays ``[R, W]`` by name: the draw options that may differ between requests.
+      settings: By name, the draw options that may differ between requests.
     """
 
     id: Array
@@ -50,16 +53,9 @@ class Requests(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """Sampled tokens, ``[R, W, T]``, with the fields of :class:`~jaxrl_llm.rollout.Rollout`.
+    """Sampled tokens ``[R, W, T]``, named as in :class:`~jaxrl_llm.rollout.Rollout`.
 
-    Attributes:
-      tokens: int32.
-      behavior_logp: float32.
-      model_logp: float32.
-      log_kept: float32.
-      version: int32, of the weights that sampled each token.
-      entropy: float32 of the distribution sampled from, in nats, or None.
-      support: The set of tokens that each one was drawn from, or None.
+    ``entropy`` is float32 of the distribution sampled from, in nats, or None.
     """
 
     tokens: Array
@@ -108,14 +104,8 @@ def init_slots(
 ) -> Slots:
     """Empty slots.
 
-    Args:
-      model: The model.
-      rows: R.
-      width: W.
-      prompt_length: L.
-      max_new_tokens: T.
-      blank: Outputs of one token, as shapes or arrays ``[...]``; the buffers have their dtypes.
-      settings: Draw options that may differ between requests, with their defaults.
+    ``blank`` has the outputs of one token, as shapes or arrays ``[...]``; the buffers have their
+    dtypes. ``settings`` are the draw options that may differ between requests, with their defaults.
     """
     grid = (rows, width)
 
@@ -148,12 +138,8 @@ def init_slots(
 def put_prompts(slots: Slots, where: Array, tokens: Array, length: Array, adapter: Array) -> Slots:
     """Writes prompts into rows; ``decode.fill_prompts`` then computes their keys and values.
 
-    Args:
-      slots: The slots.
-      where: bool ``[R]``, the rows to write; the other arrays are read in these rows only.
-      tokens: int32 ``[R, L]``, right padded.
-      length: int32 ``[R]``, at least 1.
-      adapter: int32 ``[R]``, 0 where there are no deltas.
+    ``where`` is bool ``[R]``, ``tokens`` int32 ``[R, L]``, right padded; ``length`` int32 ``[R]``,
+    at least 1; ``adapter`` int32 ``[R]``, 0 where there are no deltas.
     """
     old = slots.prompts
     prompts = old._replace(
@@ -165,13 +151,7 @@ def put_prompts(slots: Slots, where: Array, tokens: Array, length: Array, adapte
 
 
 def start(slots: Slots, where: Array, requests: Requests) -> Slots:
-    """Starts new requests in the slots where ``where`` is True, in place of the old ones.
-
-    Args:
-      slots: The slots.
-      where: bool ``[R, W]``.
-      requests: Arrays ``[R, W]``, read where ``where`` is True.
-    """
+    """Starts new requests in place of the old ones."""
     merged = jax.tree.map(lambda new, old: jnp.where(where, new, old), requests, slots.requests)
     return slots._replace(
         requests=merged,
@@ -182,15 +162,9 @@ def start(slots: Slots, where: Array, requests: Requests) -> Slots:
 
 
 def resume(slots: Slots, where: Array, out: Tokens, length: Array) -> Slots:
-    """Writes the first tokens of responses into slots that have just started.
+    """Writes the first tokens of responses that have just started: ``length [R, W]`` of ``out``.
 
     ``decode.fill_responses`` then computes their keys and values.
-
-    Args:
-      slots: The slots.
-      where: bool ``[R, W]``; the other arrays are read where it is True.
-      out: Arrays ``[R, W, T]``.
-      length: int32 ``[R, W]``, the number of these tokens.
     """
     return slots._replace(
         out=jax.tree.map(
@@ -206,33 +180,20 @@ def expand_mask(mask: Array, x: Array) -> Array:
 
 
 def end_slots(slots: Slots, where: Array, finish: Array | int) -> Slots:
-    """Ends the active slots where ``where [R, W]`` is True; their tokens stay."""
+    """Ends the active slots among ``where``; their tokens stay."""
     ends = where & slots.active
     return slots._replace(active=slots.active & ~ends, finish=jnp.where(ends, finish, slots.finish))
 
 
 def take_rows(x: Array, rows: Array) -> Array:
-    """Some rows of an array ``[R, ...]`` that lies in S equal shards, one a device.
-
-    Nothing is sent from device to device.
-
-    Args:
-      x: The array.
-      rows: int32 ``[S, k]``, row numbers within each shard; beyond its end means its last row.
-
-    Returns:
-      ``[S k, ...]``.
-    """
+    """Some rows of an array ``[R, ...]``: ``[S k, ...]``; beyond a shard's end is its last row."""
     shards = x.reshape(rows.shape[0], -1, *x.shape[1:])
     taken = jax.vmap(lambda shard, row: shard.at[row].get(mode="clip"))(shards, rows)
     return taken.reshape(-1, *x.shape[1:])
 
 
 def put_rows(x: Array, rows: Array, new: Array) -> Array:
-    """The array with some rows set to ``new [S k, ...]``; see :func:`take_rows`.
-
-    Rows beyond the end of a shard are dropped.
-    """
+    """The array with some rows set to ``new [S k, ...]``; rows beyond a shard's end are dropped."""
     shards = x.reshape(rows.shape[0], -1, *x.shape[1:])
     new = new.reshape(*rows.shape, *x.shape[1:]).astype(x.dtype)
     put = jax.vmap(lambda shard, row, value: shard.at[row].set(value, mode="drop"))
@@ -242,15 +203,10 @@ def put_rows(x: Array, rows: Array, new: Array) -> Array:
 def copy_slot(slots: Slots, source: Array, target: Array, request: Array) -> Slots:
     """Copies a response with its keys and values into another slot: a fork.
 
-    From here on the copy draws the random numbers of ``request``. In another row the
-    copy brings its prompt, so no slot of that row may be in use for another prompt.
-
-    Args:
-      slots: The slots.
-      source: int32 ``[S, 2]``, row and column within each of S shards of the grid; see
-        :func:`take_rows`. Shards in which nothing is copied have a row beyond their end.
-      target: int32 ``[S, 2]``, likewise.
-      request: int32 scalar, the id of the copy.
+    From here on the copy draws the random numbers of the request ``request``. In another row the
+    copy brings its prompt, so no slot of that row may be in use for another prompt. ``source`` and
+    ``target`` are int32 ``[S, 2]``, row and column within each of S shards of the grid; shards in
+    which nothing is copied have a row beyond their end.
     """
     width = slots.active.shape[1]
     from_row, to_row = source[:, :1], target[:, :1]
@@ -269,6 +225,6 @@ def copy_slot(slots: Slots, source: Array, target: Array, request: Array) -> Slo
 
 
 def clear_cache(slots: Slots, where: Array) -> Slots:
-    """Zeroes the keys and values of the slots where ``where [R, W]`` is True."""
+    """Zeroes keys and values."""
     cache = jax.tree.map(lambda x: jnp.where(expand_mask(where, x), 0, x), slots.cache)
     return slots._replace(cache=cache, nonfinite=slots.nonfinite & ~where)

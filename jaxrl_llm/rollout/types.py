@@ -59,17 +59,10 @@ class Rollout(NamedTuple):
 
 
 def trim(rollout: Rollout, *, parts: int = 4) -> Rollout:
-    """A rollout without the last columns that no response reaches.
+    """A rollout ``[P, G, T']`` without the last columns that no response reaches.
 
-    Training on it costs less and gives the same result. The width is rounded up to a multiple of
+    Training on it costs less and has the same result. The width is rounded up to a multiple of
     ``T / parts``, so that at most ``parts`` shapes are compiled.
-
-    Args:
-      rollout: ``[P, G, T]``.
-      parts: Into how many steps T is divided.
-
-    Returns:
-      The rollout, ``[P, G, T']``.
 
     Example:
       >>> import jax

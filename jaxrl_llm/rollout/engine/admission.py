@@ -2,6 +2,12 @@
 
 They are for a cache that requests share, where a response takes room as it grows. The engine's
 slots reserve room for the longest response, so there a free slot is enough.
+
+``used`` are int ``[..., N]``, tokens held now: those of the prompt, those sampled, and one for the
+next. ``remaining`` are int ``[..., N]``, how many more are expected (:func:`predict_remaining`).
+``active`` is bool ``[..., N]``, True for rows that are running; None for all. Counts are int64.
+Every function raises TypeError for counts that are not integers or a mask that is not bool, and
+ValueError where shapes do not match, a count is negative or an option is out of its range.
 """
 
 import numpy as np
@@ -19,17 +25,10 @@ def future_peak(used, remaining, *, active=None) -> np.ndarray:
     total peaks right before an end. Another row never lowers the peak. Without rows it is 0.
 
     Args:
-      used: int ``[..., N]``, tokens held now: those of the prompt, those sampled, and one for the
-        next.
-      remaining: int ``[..., N]``, how many more are expected (:func:`predict_remaining`).
-      active: bool ``[..., N]``, True for rows that count; None for all.
+      used, remaining, active: See the module.
 
     Returns:
-      int64 ``[...]``.
-
-    Raises:
-      TypeError: If counts are not integers or ``active`` is not bool.
-      ValueError: If shapes differ or a count is negative.
+      The peak, ``[...]``.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -68,11 +67,7 @@ def predict_remaining(history, generated, *, max_new_tokens, quantile: float = 0
       quantile: In (0, 1]; higher is more careful.
 
     Returns:
-      int64 ``[N]``.
-
-    Raises:
-      TypeError: If counts are not integers.
-      ValueError: If shapes do not match, a count is negative or ``quantile`` is out of its range.
+      Counts ``[N]``.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -116,20 +111,14 @@ def admit(
     First in, first out: it stops at the first request without room, however short the later ones.
 
     Args:
-      used: int ``[N]``, tokens held by the running rows (see :func:`future_peak`).
-      remaining: int ``[N]``, how many more they are expected to take.
+      used, remaining, active: See the module; ``[N]``.
       queue_used: int ``[Q]``, tokens that each waiting request would hold at its start.
       queue_remaining: int ``[Q]``, how many more it is expected to take.
       capacity: Tokens that the cache holds.
       free_slots: How many may start at all.
-      active: bool ``[N]``, True for rows that are running; None for all.
 
     Returns:
       A count.
-
-    Raises:
-      TypeError: If counts are not integers or ``active`` is not bool.
-      ValueError: If shapes do not match or a count is negative.
 
     Example:
       >>> import jaxrl_llm as jr

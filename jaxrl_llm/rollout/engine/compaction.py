@@ -18,7 +18,7 @@ from jaxrl_llm.rollout.slots import Slots
 
 
 class Compaction(NamedTuple):
-    """Which slots go into a smaller grid.
+    """Which slots go into a smaller grid of R' rows of W' slots.
 
     Attributes:
       rows: int32 ``[R']``, the row that each row of the smaller grid copies.
@@ -46,13 +46,9 @@ def smaller_grid(rows: int, width: int) -> tuple[int, int] | None:
 
 
 def compact_slots(slots: Iterable[SlotIndex], grid: tuple[int, int]) -> Compaction | None:
-    """Where slots go in a smaller grid, or None if it has not enough rows.
+    """Where slots go in a smaller grid ``(rows, width)``, or None if it has not enough rows.
 
     Slots of one row may be split over several, each with a copy of the prompt.
-
-    Args:
-      slots: Row and column of each slot.
-      grid: Rows and width of the smaller grid.
     """
     rows, width = grid
     siblings: dict[int, list[int]] = {}
@@ -78,12 +74,7 @@ def compact_slots(slots: Iterable[SlotIndex], grid: tuple[int, int]) -> Compacti
 def plan_chunk(
     scheduler: Scheduler, small_grid: tuple[int, int] | None
 ) -> tuple[int, Compaction | None]:
-    """The number of active slots at which the next chunk ends early, and its compaction.
-
-    Args:
-      scheduler: The scheduler.
-      small_grid: The result of :func:`smaller_grid`.
-    """
+    """The number of active slots at which the next chunk ends early, and its compaction."""
     active = len(scheduler.slots)
     if scheduler.has_waiting:
         return active - max(1, active // 4), None  # That many free slots are worth a refill.
@@ -98,13 +89,7 @@ def plan_chunk(
 def decode_compacted(
     decode: Callable[[Slots], Slots], slots: Slots, compaction: Compaction
 ) -> Slots:
-    """``decode`` of some slots in a smaller grid; the others are unchanged.
-
-    Args:
-      decode: Slots to slots.
-      slots: The slots.
-      compaction: From :func:`compact_slots`.
-    """
+    """``decode``, from slots to slots, of some slots in a smaller grid; the rest are unchanged."""
     rows, columns, used = compaction
     prompts = jax.tree.map(lambda x: x[rows], slots.prompts)
     fields = tuple(slots)[1:]

@@ -130,10 +130,8 @@ class Engine:
     ) -> None:
         """Compiles every program that :class:`~jaxrl_llm.rollout.Generation` may call.
 
-        Args:
-          params: Parameters like those to come.
-          resumed: Also compile those that resume responses, after a stop or new weights.
-          deltas: Deltas like those to come, if any.
+        ``params`` and ``deltas`` are like those to come; ``resumed`` also compiles what resumes
+        responses, after a stop or new weights.
         """
         call, spec, zero = self.call, self.spec, np.int32(0)
         params = cast_params(self.model, params)
@@ -197,22 +195,14 @@ def make_engine(
       width: W, slots of a row.
       prompt_length: The longest prompt, in tokens.
       max_new_tokens: The longest response, in tokens; a request may ask for less.
-      stop_ids: Token ids that end a response; they belong to it.
       pad_id: Any id of the vocabulary.
       chunk: Tokens a slot decodes before the host collects what has ended.
       block: Tokens of a prompt, or of a resumed response, that are read in one pass.
       mesh: Spreads the rows over its axes ``data`` and ``fsdp``, which must divide them, and keys
         and values over ``tensor`` where it divides their heads.
-      temperature: See :class:`~jaxrl_llm.rollout.DrawOptions`, as for all that follow.
-      top_k: Likewise.
-      top_p: Likewise.
-      min_p: Likewise.
-      order: Likewise.
-      repetition_penalty: Likewise.
-      allowed: Likewise.
-      min_new_tokens: Likewise.
-      vary: Likewise.
-      entropy: Likewise.
+      stop_ids, temperature, top_k, top_p, min_p, order, repetition_penalty, allowed: See
+        :class:`~jaxrl_llm.rollout.DrawOptions`.
+      min_new_tokens, vary, entropy: Likewise.
 
     Returns:
       The engine; :class:`~jaxrl_llm.rollout.Generation` runs it.

@@ -1,4 +1,8 @@
-"""``Generation``: the host's loop around an engine, between two chunks of decoding."""
+"""``Generation``: the host's loop around an engine, between two chunks of decoding.
+
+Methods that decode raise MemoryError if the device's memory is too small; the message says for how
+many slots it has room. Those that touch slots raise RuntimeError after an error that has lost them.
+"""
 
 from collections import ChainMap, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -65,8 +69,6 @@ class Generation:
       TypeError: If ``stop_strings`` is one string.
       ValueError: If only one of ``stop_strings`` and ``decode_text`` is set, a stop string is
         empty, ``segment`` is not above 0 or the deltas differ in their leading axis.
-      MemoryError: If the device's memory is too small; the message says for how many slots it has
-        room. All methods that decode raise it too.
 
     Example:
       >>> import jax
@@ -162,11 +164,7 @@ class Generation:
 
     @deferred_interrupt()
     def admit(self) -> None:
-        """Assigns empty rows to waiting groups and free slots to waiting siblings.
-
-        Raises:
-          RuntimeError: If an error has left slots half filled.
-        """
+        """Assigns empty rows to waiting groups and free slots to waiting siblings."""
         self._check_slots()
         started, engine = self._scheduler.start_requests(), self.engine
         if not started:
@@ -192,15 +190,11 @@ class Generation:
         """New weights in the middle of decoding.
 
         The tokens so far stay; their keys and values are computed again, and decoding goes on.
-
-        Args:
-          params: The new parameters.
-          version: Recorded with each token that they sample.
-          deltas: New low-rank deltas, as many as before; None for the old ones.
+        ``version`` is recorded with each token from now on; ``deltas`` are as many as before, and
+        None leaves the old ones.
 
         Raises:
           ValueError: If the number of deltas changes, or ``version`` is out of range.
-          RuntimeError: If an error has left slots half filled.
         """
         check_ids("update", version=version)
         if deltas is not None:
@@ -248,13 +242,8 @@ class Generation:
     def fork(self, request: int, new: int) -> bool:
         """A second response that shares the tokens of ``request`` so far and differs from here on.
 
-        Args:
-          request: One that is decoding.
-          new: The id of the copy, which joins the group.
-
-        Returns:
-          False if neither the row of the request has a free slot nor another row of its device is
-          empty.
+        ``new`` is its id; it joins the group. Returns False if neither the row of the request has a
+        free slot nor another row of its device is empty.
 
         Raises:
           KeyError: If ``request`` is not decoding.
@@ -351,19 +340,9 @@ class Generation:
 
 
 class StopStringMonitor:
-    """Searches new tokens for stop strings, and reports them to a callback.
+    """Searches new tokens for stop strings and reports them to a callback; see :class:`Generation`.
 
-    Args:
-      stop_strings: Texts that end a response.
-      decode_text: ``decode_text(ids) -> str``; None without stop strings.
-      on_tokens: ``on_tokens(group_id, request, start, out)``, or None.
-
-    Attributes:
-      needs_tokens: Whether it needs the tokens of all slots after each chunk.
-
-    Raises:
-      TypeError: If ``stop_strings`` is one string.
-      ValueError: If only one of the first two is set, or a stop string is empty.
+    ``needs_tokens`` is whether it needs the tokens of all slots after each chunk.
     """
 
     def __init__(

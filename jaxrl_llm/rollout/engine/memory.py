@@ -39,14 +39,10 @@ def has_room(rows: int, row_bytes: int, *, shards: int = 1) -> bool:
 def out_of_memory(
     rows: int, width: int, row_bytes: int, *, shards: int = 1, allocated: bool = False
 ) -> str:
-    """The message for a device that is out of memory: how many slots it has room for.
+    """The message for devices that are out of memory: how many rows of slots they have room for.
 
-    Args:
-      rows: R, of all devices.
-      width: W, slots of a row.
-      row_bytes: Bytes of a row of slots.
-      shards: The number of devices over which the rows are spread.
-      allocated: Whether the memory in use includes the slots.
+    ``row_bytes`` are those of a row of slots; ``allocated`` says if the memory in use includes
+    them.
     """
     text = (
         f"The engine's {rows} rows of {width} slots take {_gib(rows * row_bytes)} GiB for keys, "

@@ -69,10 +69,7 @@ def request_arrays(
 ) -> tuple[np.ndarray, Requests]:
     """Requests by slot: ``(where, requests)`` of ``slots.start``.
 
-    Args:
-      spec: The engine's.
-      started: The requests that start.
-      segment: The most tokens that a response adds from here on.
+    ``segment`` is the most tokens that a response adds from here on.
     """
     where, limit = np.zeros(spec.grid, bool), np.ones(spec.grid, np.int32)
     ids = np.zeros(spec.grid, np.int32)
@@ -103,16 +100,10 @@ def partial_arrays(
 
 
 def row_arrays(spec: EngineSpec, rows: Iterable[int], sizes: Sequence[int]) -> list[np.ndarray]:
-    """Rows as ``decode.fill_prompts`` takes them.
+    """Distinct rows as ``decode.fill_prompts`` takes them: at least one array int32 ``[S, k]``.
 
-    Args:
-      spec: The engine's.
-      rows: The rows, distinct.
-      sizes: How many rows of each shard an array may hold, ascending; rows beyond the last size go
-        into further arrays.
-
-    Returns:
-      Arrays int32 ``[S, k]``, padded with a row beyond the end of a shard; at least one.
+    ``sizes`` are how many rows of each shard an array may hold, ascending; rows beyond the last
+    size go into further arrays. The padding is a row beyond the end of a shard.
     """
     size, most = spec.shard_rows, sizes[-1]
     shards: list[list[int]] = [[] for _ in range(spec.shards)]

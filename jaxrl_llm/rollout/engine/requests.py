@@ -99,13 +99,9 @@ def limits_of(group: Group, most: int) -> dict[int, int]:
 
 
 def check_group(group: Group, spec: EngineSpec, *, known: Container[int], num_deltas: int) -> None:
-    """Raises ValueError, naming the group, unless an engine can run it.
+    """Raises ValueError, naming the group, unless an engine with ``num_deltas`` deltas can run it.
 
-    Args:
-      group: The group.
-      spec: The engine's.
-      known: Requests that the engine already has.
-      num_deltas: How many low-rank deltas there are.
+    ``known`` are the requests that the engine already has.
     """
     start = f"submit: group {group.id!r}"
     check_tokens(f"{start}: its prompt", group.prompt, spec.vocab_size)
@@ -170,7 +166,7 @@ def _check_requests(start: str, group: Group, known: Container[int], *, most: in
 def to_rollout(
     groups: Sequence[FinishedGroup], *, max_new_tokens: int, prompt_width: int, pad_id: int = 0
 ) -> Rollout:
-    """Finished groups of one size as the arrays of a :class:`~jaxrl_llm.rollout.Rollout`.
+    """Finished groups of one size as a :class:`~jaxrl_llm.rollout.Rollout` of NumPy arrays.
 
     Cancelled responses keep their tokens; ``finish`` tells them from the others.
 
@@ -179,9 +175,6 @@ def to_rollout(
       max_new_tokens: T, the width of the responses.
       prompt_width: The width of the prompts.
       pad_id: Fills ``tokens`` after the end of a response.
-
-    Returns:
-      A Rollout of NumPy arrays.
 
     Raises:
       ValueError: If there are no groups, they differ in size, a response failed or is unfinished,

@@ -1,8 +1,11 @@
 """Rounds of groups: rounds that end early, and how far sampling may run ahead of training.
 
 :func:`sample_round` runs a :class:`~jaxrl_llm.rollout.Generation`. The rest are pure rules for the
-host, NumPy in and NumPy out. :func:`roll_budget` and :func:`usable` bound staleness by steps;
-``corrections.staleness_capacity`` bounds it by versions of the weights.
+host, NumPy in and NumPy out. :func:`roll_budget` and :func:`usable` bound staleness by steps, with
+``alpha``, how far sampling may be ahead, in batches: 0 or more, fractions allowed;
+``corrections.staleness_capacity`` bounds it by versions of the weights. Every function raises
+TypeError for steps or versions that are not integers or a mask that is not bool, and ValueError
+where shapes differ or a number is NaN or out of its range.
 """
 
 import math
@@ -54,8 +57,7 @@ def sample_round(
       An iterator of finished groups, as they finish; fewer than ``n`` if groups run out.
 
     Raises:
-      ValueError: If ``n`` is not above 0, ``target`` is below ``n``, or the engine cannot run a
-        group; then only that group is lost.
+      ValueError: Also if the engine cannot run a group; then only that group is lost.
 
     Example:
       >>> import collections, jax
@@ -119,10 +121,6 @@ def off_policy_fraction(versions, mask, *, current_version: int) -> float:
     Returns:
       A number in [0, 1].
 
-    Raises:
-      TypeError: If versions are not integers or ``mask`` is not bool.
-      ValueError: If the shapes differ.
-
     Example:
       >>> import jaxrl_llm as jr
       >>> mask = [[True, True, True], [True, False, False]]
@@ -130,7 +128,7 @@ def off_policy_fraction(versions, mask, *, current_version: int) -> float:
       0.5
 
     References:
-      APRIL (arXiv:2509.18521), whose authors find about 0.4.
+      APRIL (arXiv:2509.18521), whose authors report about 0.4.
     """
     versions = np.asarray(versions)
     if versions.size:
@@ -150,14 +148,10 @@ def roll_budget(steps, *, batch_size: int, alpha: float) -> np.ndarray:
     Args:
       steps: int ``[...]``, steps begun so far, the current one included.
       batch_size: Prompts a step trains on, above 0.
-      alpha: How far sampling may be ahead, in batches; 0 or more, fractions allowed.
+      alpha: See the module.
 
     Returns:
       int64 ``[...]``.
-
-    Raises:
-      TypeError: If steps are not integers.
-      ValueError: If a number is out of its range.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -179,7 +173,7 @@ def usable(start_step, *, step: int, alpha: float, batch_size: int | None = None
 
         start_step >= step - ceil(alpha)
 
-    With ``batch_size`` and a fractional ``alpha``, the oldest of these steps gives at most
+    With ``batch_size`` and a fractional ``alpha``, the oldest of these steps supplies at most
     ``floor(frac(alpha) batch_size)`` prompts, the first ones. Train on the oldest first. Once the
     batch of ``step`` is complete, prompts that are not usable at ``step + 1`` can be dropped, and
     aborted if they are running.
@@ -187,15 +181,11 @@ def usable(start_step, *, step: int, alpha: float, batch_size: int | None = None
     Args:
       start_step: int ``[N]``, the step in which each prompt started.
       step: The step that trains.
-      alpha: As in :func:`roll_budget`.
+      alpha: See the module.
       batch_size: Prompts a step trains on; None for no bound on the oldest step.
 
     Returns:
       bool ``[N]``.
-
-    Raises:
-      TypeError: If steps are not integers.
-      ValueError: If a number is out of its range.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -238,9 +228,6 @@ def first_g_finished(finish_time, *, group_size: int) -> np.ndarray:
 
     Returns:
       bool ``[..., M]``; fewer than G where fewer have finished.
-
-    Raises:
-      ValueError: If ``group_size`` is out of its range or a time is NaN.
 
     Example:
       >>> import jaxrl_llm as jr

@@ -4,6 +4,10 @@ It is the host's bookkeeping of a :class:`~jaxrl_llm.rollout.Generation`; nothin
 device. The slots are a grid of R rows of W slots. A row holds the keys and values of one prompt,
 and each of its slots one response at a time; a group with more requests than slots streams through
 its row.
+
+The two rules, :func:`pick_next` and :func:`longest_first`, are NumPy in and NumPy out; they raise
+TypeError for counts that are not integers or a mask that is not bool, and ValueError where shapes
+do not match or a number is NaN or out of its range.
 """
 
 import bisect
@@ -23,10 +27,7 @@ SlotIndex = tuple[int, int]
 
 
 class OpenGroup:
-    """A group that is not finished.
-
-    Each of its requests waits, decodes in a slot, has ended, or is paused at the end of its
-    segment.
+    """A group whose requests wait, decode in slots, have ended, or are paused after a segment.
 
     Attributes:
       group: The submitted group, with its forks.
@@ -267,11 +268,6 @@ def pick_next(waiting, expected, row_group, busy, *, max_new_groups: int | None 
     Returns:
       :class:`Starts`; empty arrays where nothing can start.
 
-    Raises:
-      TypeError: If counts are not integers or ``busy`` is not bool.
-      ValueError: If shapes do not match, a number is out of its range, or a slot is busy in a row
-        that holds no prompt.
-
     Example:
       >>> import numpy as np
       >>> import jaxrl_llm as jr
@@ -342,7 +338,7 @@ def longest_first(expected, group) -> np.ndarray:
 
         groups by their longest expected response, descending; ties, and siblings, in their order
 
-    A long response that starts last keeps the other slots idle until it ends, and neighboring
+    A long response that starts last leaves the other slots idle until it ends, and neighboring
     siblings share one pass over their prompt.
 
     Args:
@@ -351,10 +347,6 @@ def longest_first(expected, group) -> np.ndarray:
 
     Returns:
       int64 ``[N]``: the indices of the requests in the order of their start.
-
-    Raises:
-      TypeError: If ``group`` does not hold integers.
-      ValueError: If shapes do not match or an expected length is NaN.
 
     Example:
       >>> import jaxrl_llm as jr

@@ -26,15 +26,9 @@ _BLOCK = 256
 def sample_from(logits: Array, uniform: Array) -> Array:
     """Draws a token from ``softmax(logits)`` by inverting its cumulative distribution.
 
-    One uniform number a row and two levels of sums (blocks of 256, then inside one block) instead
-    of random noise for every entry of the vocabulary. A token at -inf is never drawn.
-
-    Args:
-      logits: ``[..., V]``, at least one finite a row.
-      uniform: ``[...]`` in [0, 1).
-
-    Returns:
-      int32 ``[...]``.
+    One uniform number in [0, 1) a row and two levels of sums (blocks of 256, then inside one block)
+    instead of random noise for every entry of the vocabulary. At least one logit of a row is
+    finite; a token at -inf is never drawn. Returns int32 ``[...]``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -128,24 +122,17 @@ def draw_tokens(
 
     Where ``top_k`` or ``max_top_k`` is known when compiling and at most 1,024, all later steps see
     that many tokens only, and of tokens that tie at the threshold the lowest ids survive.
-    Elsewhere the filters are those of :func:`filter_logits`, which keeps all ties. The statistics
+    Elsewhere the filters are those of :func:`filter_logits`, where all ties survive. The statistics
     are always those of the distribution that was drawn from.
 
     Args:
       logits: ``[..., V]`` of the plain model.
       uniform: ``[...]`` in [0, 1).
-      temperature: See :func:`filter_logits`, as for the next four.
-      top_k: Likewise.
-      top_p: Likewise.
-      min_p: Likewise.
-      order: Likewise.
-      max_top_k: The greatest ``top_k`` of all rows, where that is an array. No row keeps more, not
-        even one whose ``top_k`` is off.
-      seen: Tokens that ``repetition_penalty`` makes less likely: see :func:`penalize_repetition`.
-      repetition_penalty: Likewise.
-      allowed: Which tokens may be drawn: see :func:`only_allowed`, as for the next two.
-      stop_ids: Likewise.
-      too_short: Likewise.
+      temperature, top_k, top_p, min_p, order: See :func:`filter_logits`.
+      max_top_k: The greatest ``top_k`` of all rows, where that is an array. It bounds every row,
+        also one whose ``top_k`` is off.
+      seen, repetition_penalty: ``seen`` and ``penalty`` of :func:`penalize_repetition`.
+      allowed, stop_ids, too_short: See :func:`only_allowed`.
 
     Returns:
       A :class:`Drawn`.
@@ -269,19 +256,10 @@ def _logprobs(plain, logits, filtered, tokens, index, temperature) -> tuple[Arra
 def sampled_logprobs(
     logits: Array, filtered: Array, tokens: Array, *, temperature=1.0
 ) -> tuple[Array, Array, Array]:
-    """The log-probabilities of drawn tokens, under the names a :class:`Rollout` gives them.
+    """``(behavior_logp, model_logp, log_kept)`` of drawn tokens ``[...]``: see :class:`Drawn`.
 
-    Args:
-      logits: ``[..., V]`` of the plain model.
-      filtered: ``[..., V]`` from :func:`filter_logits` of the same logits.
-      tokens: Integers ``[...]``.
-      temperature: The one of :func:`filter_logits`.
-
-    Returns:
-      ``(behavior_logp, model_logp, log_kept)``, each ``[...]``: under the distribution really
-      sampled, under the plain model, and the log of the tempered mass that truncation leaves.
-      ``behavior_logp + log_kept`` is the tempered log-probability. Greedy rows have ``behavior_logp
-      = log_kept = 0``. Where a logit of a row is non-finite, so is ``model_logp``.
+    ``filtered`` is from :func:`filter_logits` of the same logits of the plain model, at the same
+    temperature. Greedy rows have ``behavior_logp = log_kept = 0``.
     """
     logits = jnp.asarray(logits, jnp.float32)
     return _logprobs(logits, logits, filtered, tokens, tokens, temperature)

@@ -2,7 +2,7 @@
 
 Temperature comes first, then top-k, top-p and min-p, the order of Hugging Face transformers;
 ``order="vllm"`` applies min-p before top-k. The two differ only where min-p is on. Every filter
-keeps some of the most likely tokens, so a filter is a threshold: min-p needs the greatest logit
+retains some of the most likely tokens, so a filter is a threshold: min-p needs the greatest logit
 alone, top-k and top-p the first few in order, and nothing sorts a large vocabulary.
 """
 
@@ -62,19 +62,20 @@ def filter_logits(
 ) -> Array:
     """Logits of the distribution that is really sampled: tempered, with the dropped tokens at -inf.
 
-    In this order: ``z / temperature``; top-k keeps ``z_i >= k-th largest`` (all ties at the
-    threshold); top-p keeps tokens in descending order (the lower id first where they are equal)
+    In this order: ``z / temperature``; top-k retains ``z_i >= k-th largest`` (all ties at the
+    threshold); top-p retains tokens in descending order (the lower id first where they are equal)
     while the probability before them, renormalized over the survivors, is below ``top_p``; min-p
-    keeps ``p_i >= min_p max p``. A temperature below 1e-5 keeps the most likely token alone.
+    retains ``p_i >= min_p max p``. A temperature below 1e-5 leaves the most likely token alone.
+    None of the filters costs anything where it is None.
 
     Args:
-      logits: ``[..., V]``. A row with a NaN keeps nothing.
+      logits: ``[..., V]``. Of a row with a NaN nothing survives.
       temperature: Scalar or ``[...]``, one a row. Values may be traced: another value does not
-        compile again. None of the filters costs anything where it is None.
-      top_k: How many to keep; 0 or less, or V and more, is off. Above 256, and not one number for
+        compile again.
+      top_k: How many survive; 0 or less, or V and more, is off. Above 256, and not one number for
         all rows, it costs several times as much.
-      top_p: Mass to keep, in (0, 1]; 1 is off. It costs several times as much where some row keeps
-        more than 256 tokens.
+      top_p: Mass that survives, in (0, 1]; 1 is off. It costs several times as much where more than
+        256 tokens of some row survive.
       min_p: Least probability relative to the greatest, in [0, 1); 0 is off.
       order: ``"hf"``, or ``"vllm"``: min-p before top-k.
 
@@ -82,7 +83,7 @@ def filter_logits(
       float32 ``[..., V]``.
 
     Raises:
-      ValueError: If ``order`` is unknown, or has no effect (no ``min_p``).
+      ValueError: If an option is out of range, or ``order`` has no effect (no ``min_p``).
 
     Example:
       >>> import jax.numpy as jnp
@@ -177,15 +178,9 @@ def _boundary(
 ) -> tuple[Array, Array]:
     """The token, in descending order, at which the running weight first reaches the target.
 
-    Args:
-      logits: ``[..., V]``.
-      first: ``[..., S]``, the greatest of them in descending order, the lower id first of equals.
-      ids: ``[..., S]``, their token ids.
-      weigh: The weights of some of the logits, none negative.
-      target: ``[..., 1]``.
-
-    Returns:
-      The logit and the id of the last token needed, each ``[..., 1]``.
+    ``first`` and ``ids`` ``[..., S]`` are the greatest logits in descending order, the lower id
+    first of equals; ``weigh`` maps logits to weights, none negative; ``target`` is ``[..., 1]``.
+    Returns the logit and the id of the last token needed, each ``[..., 1]``.
     """
     total = jnp.cumsum(weigh(first), axis=-1)
     index = jnp.sum(total < target, axis=-1, keepdims=True)
@@ -234,13 +229,10 @@ def _from_key(key: Array) -> Array:
 
 
 def _bisect(up_to: Callable, target: Array, low: Array, high: Array) -> Array:
-    """The least integer up to which weights sum to the target.
+    """The least integer up to which weights sum to the target, or ``high`` if no sum reaches it.
 
-    Args:
-      up_to: Integers ``[..., 1]`` to the weights ``[..., V]`` up to them, the others 0.
-      target: ``[..., 1]``.
-      low: ``[..., 1]``, below the answer, or equal to ``high`` where that is the answer.
-      high: ``[..., 1]``, at least the answer; what is returned if no sum reaches the target.
+    ``up_to`` maps integers ``[..., 1]`` to the weights ``[..., V]`` up to them, the others 0.
+    ``low`` is below the answer, or equal to ``high`` where that is the answer.
     """
 
     def middle(low, high):

@@ -35,10 +35,7 @@ class DrawOptions:
     Attributes:
       stop_ids: Tokens that end a response.
       temperature: 0 is greedy.
-      top_k: See :func:`~jaxrl_llm.rollout.filter_logits`, as for the next three.
-      top_p: Likewise.
-      min_p: Likewise.
-      order: Likewise.
+      top_k: See :func:`~jaxrl_llm.rollout.filter_logits`, as for ``top_p``, ``min_p``, ``order``.
       repetition_penalty: Makes tokens of the prompt and of the response so far less likely: see
         :func:`~jaxrl_llm.rollout.penalize_repetition`. Training does not penalize, so rollouts
         drawn with it are off-policy.
@@ -46,7 +43,7 @@ class DrawOptions:
       min_new_tokens: No stop token is drawn before a response has this many tokens.
       vary: Options that requests may set for themselves, of temperature, top_k, top_p, min_p,
         repetition_penalty and min_new_tokens; their values here are then the defaults. ``top_k``,
-        if it is not None, is also the most that a request may set, which keeps drawing cheap and
+        if it is not None, is also the most that a request may set, so that drawing stays cheap and
         the recorded support small.
       entropy: Record the entropy of the distribution that each token was drawn from.
     """
@@ -86,12 +83,7 @@ class Draw(NamedTuple):
 
 
 def make_draw(function: str, options: DrawOptions, *, vocab_size: int) -> Draw:
-    """Builds the function that draws one token of every slot.
-
-    Args:
-      function: The caller's name, for messages.
-      options: How tokens are drawn.
-      vocab_size: V.
+    """Builds the function that draws one token of every slot; ``function`` is named in messages.
 
     Raises:
       ValueError: If an option is out of range or has no effect.

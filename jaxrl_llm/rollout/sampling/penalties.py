@@ -19,15 +19,10 @@ from jaxrl_llm.rollout.sampling.filters import per_row
 
 
 def seen_tokens(tokens: Array, mask: Array, *, vocab_size: int) -> Array:
-    """The set of tokens that a text holds, 32 to a word.
+    """The set of tokens that a text holds, 32 to a word: uint32 ``[..., ceil(V / 32)]``.
 
-    Args:
-      tokens: Integers ``[..., L]``.
-      mask: bool ``[..., L]``, True for those that exist.
-      vocab_size: V.
-
-    Returns:
-      uint32 ``[..., ceil(V / 32)]``, as :func:`~jaxrl_llm.core.support.pack_bits` makes it.
+    ``tokens`` are integers ``[..., L]``, ``mask`` is True for those that exist. The words are those
+    of :func:`~jaxrl_llm.core.support.pack_bits`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -46,12 +41,7 @@ def seen_tokens(tokens: Array, mask: Array, *, vocab_size: int) -> Array:
 
 
 def add_seen(seen: Array, token: Array, where: Array | bool = True) -> Array:
-    """The sets with one more token each.
-
-    Args:
-      seen: uint32 ``[..., ceil(V / 32)]``.
-      token: Integers ``[...]``.
-      where: bool ``[...]``, which sets get theirs.
+    """The sets of :func:`seen_tokens` with one more token ``[...]`` each, where ``where`` is True.
 
     Example:
       >>> import jax.numpy as jnp
@@ -78,7 +68,7 @@ def penalize_repetition(logits: Array, seen: Array, *, penalty) -> Array:
       float32 ``[..., V]``.
 
     Raises:
-      ValueError: If the penalty is not above 0 or ``seen`` does not fit.
+      ValueError: If the penalty is not above 0 or the shape of ``seen`` is another.
       TypeError: If ``seen`` is not uint32.
 
     Example:
@@ -121,8 +111,8 @@ def only_allowed(
       float32 ``[..., V]``. A row without any token left has a non-finite log-probability.
 
     Raises:
-      ValueError: If ``allowed`` does not fit or ``too_short`` has no stop tokens to hold back.
-      TypeError: If one of the two is not bool.
+      ValueError: If shapes differ or ``too_short`` has no stop tokens to hold back.
+      TypeError: If one of the two masks is not bool.
 
     Example:
       >>> import jax.numpy as jnp

@@ -32,7 +32,7 @@ def spec_accept(key: Array, p: Array, q: Array, draft: Array) -> tuple[Array, Ar
 
     Raises:
       TypeError: If ``draft`` does not hold integers or another array is not floating point.
-      ValueError: If the shapes do not fit.
+      ValueError: If the shapes differ.
 
     Example:
       >>> import jax
