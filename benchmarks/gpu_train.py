@@ -32,9 +32,10 @@ from benchmarks import harness, workload
 from benchmarks.accelerator import Timed, in_turns, make_model, model_name, rounded
 from benchmarks.worker import jax_device_memory, package_versions, peak_memory
 from jaxrl_llm.core import trees
+from jaxrl_llm.train.batches import split_microbatches
 from jaxrl_llm.train.optimizer import apply_if_finite
 from jaxrl_llm.train.profile import Meter, measured_peak
-from jaxrl_llm.train.score import score_hidden, split_microbatches
+from jaxrl_llm.train.score import score_hidden
 
 # By the memory they need: a device does not forget its peak.
 REMAT = ("full", "dots", "none")

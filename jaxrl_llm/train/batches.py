@@ -1,14 +1,17 @@
-"""How a batch of rollouts becomes optimizer steps: its passes and parts, and its packed rows."""
+"""How a batch becomes optimizer steps: passes, minibatches, microbatches, packed rows."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.core import checks
-from jaxrl_llm.core.axes import Array
+from jaxrl_llm.core import checks, trees
+from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.packing import plan_packing
 from jaxrl_llm.models.protocol import Model
+from jaxrl_llm.models.sharding import keep_apart, spread_update
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.train.mesh import check_batch
 
@@ -69,6 +72,106 @@ class Passes(NamedTuple):
         return rows.reshape(self.updates, -1)
 
 
+# How a metric of several optimizer steps becomes one of the batch; others are the mean over all.
+_FIRST_PASS = ("reward", "reward_std", "informative", "length", "entropy")
+_BEFORE_UPDATE = ("sampler_gap", "sampler_gap_max", "sampler_kl", "sampler_ess", "ref_kl")
+
+
+def summarize_updates(history: dict[str, Array], minibatches: int) -> dict[str, Array]:
+    """Metrics ``[updates]`` of the optimizer steps of one batch as metrics of the batch.
+
+    - Of the rollouts and of the policy's entropy: the mean over the first pass; ``tokens`` its sum.
+    - ``sampler_*`` and ``ref_kl``: of the first minibatch, before any update of the batch.
+    - ``approx_kl``: of the last one; ``ratio_max``: the greatest; ``skipped``: the sum.
+    - The rest, such as ``loss``, ``grad_norm`` and ``clip_fraction``: the mean over all.
+    """
+
+    def summarize(name: str, x: Array) -> Array:
+        if name in _FIRST_PASS:
+            return jnp.mean(x[:minibatches])
+        if name in _BEFORE_UPDATE:
+            return x[0]
+        rules = {
+            "tokens": lambda x: jnp.sum(x[:minibatches]),
+            "approx_kl": lambda x: x[-1],
+            "ratio_max": jnp.max,
+            "skipped": jnp.sum,
+        }
+        return rules.get(name, jnp.mean)(x)
+
+    return {name: summarize(name, x) for name, x in history.items()}
+
+
+def run_passes(
+    passes: Passes, update: Callable, carry: Any, batch: Batch, order: Array | None
+) -> tuple[Any, tuple[dict[str, Array], Array | None]]:
+    """``update(carry, minibatch) -> (carry, (metrics, logp))`` for every optimizer step of a batch.
+
+    The log-probabilities are handed on where there is one step alone.
+    """
+    if passes.updates == 1:
+        return update(carry, batch)
+
+    def one(carry, rows):
+        part = batch if rows is None else jax.tree.map(lambda x: keep_apart(x[rows]), batch)
+        return update(carry, part)
+
+    carry, (history, _) = jax.lax.scan(one, carry, order, length=passes.updates)
+    return carry, (summarize_updates(history, passes.minibatches), None)
+
+
+def split_microbatches(batch: ArrayTree, microbatches: int) -> ArrayTree:
+    """``[P, ...] -> [M, P / M, ...]``: prompt ``i`` goes to microbatch ``i % M``.
+
+    Strided, so that on a mesh each microbatch still has prompts on every device.
+    """
+    return jax.tree.map(
+        lambda x: jnp.swapaxes(x.reshape(-1, microbatches, *x.shape[1:]), 0, 1), batch
+    )
+
+
+def join_microbatches(batches: ArrayTree) -> ArrayTree:
+    """The inverse of :func:`split_microbatches`."""
+    return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:]), batches)
+
+
+def map_microbatches(function: Callable, batch: Batch, microbatches: int) -> ArrayTree:
+    """``function`` of the whole batch, one microbatch after the other."""
+    if microbatches == 1:
+        return function(batch)
+    parts = split_microbatches(batch, microbatches)
+    _, out = jax.lax.scan(lambda _, part: (None, function(part)), None, parts)
+    return join_microbatches(out)
+
+
+def accumulate_gradients(
+    loss: Callable, params: ArrayTree, batch: Batch, microbatches: int
+) -> tuple[Array, Any, ArrayTree]:
+    """Value, auxiliary output and float32 gradient of a loss that is a sum over microbatches.
+
+    Args:
+      loss: ``(params, batch) -> (value, aux)``.
+      params: What is differentiated.
+      batch: ``[P, ...]``.
+      microbatches: Parts of whole groups that are in memory one after the other.
+    """
+    grad = jax.value_and_grad(loss, has_aux=True)
+    if microbatches == 1:
+        (value, aux), grads = grad(params, batch)
+        return value, aux, trees.cast(spread_update(grads), jnp.float32)
+
+    def add(total, part):
+        (value, aux), grads = grad(params, part)
+        grads = spread_update(grads)
+        added = jax.tree.map(lambda a, g: a + g.astype(jnp.float32), total[1], grads)
+        return (total[0] + value, added), aux
+
+    zeros = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), params)
+    start = (jnp.float32(0), spread_update(zeros))
+    (value, grads), aux = jax.lax.scan(add, start, split_microbatches(batch, microbatches))
+    return value, join_microbatches(aux), grads
+
+
 def pack_batch(batch: Batch, packing: str, *, model: Model) -> tuple[Batch, dict[str, float]]:
     """The batch in as few rows as its responses need, if that saves enough.
 
@@ -93,14 +196,13 @@ def pack_batch(batch: Batch, packing: str, *, model: Model) -> tuple[Batch, dict
     Example:
       >>> import numpy as np
       >>> import jaxrl_llm as jr
-      >>> from jaxrl_llm.train.packing import pack_batch
       >>> mask = np.arange(4) < np.array([[[4], [1], [2], [1]]])
       >>> batch = jr.recipes.Batch(
       ...     tokens=np.ones(mask.shape, int), mask=mask, rewards=np.zeros((1, 4)),
       ...     where=np.ones((1, 4), bool), prompt_tokens=np.ones((1, 2), int),
       ...     prompt_mask=np.ones((1, 2), bool))
       >>> model, _ = jr.testing.tiny_model()
-      >>> batch, numbers = pack_batch(batch, "always", model=model)
+      >>> batch, numbers = jr.train.pack_batch(batch, "always", model=model)
       >>> batch.packing.members.tolist(), numbers
       ([[[0, 0, 0, 0], [2, 2, 1, 3]]], {'padding': 0.0, 'packed': 0.5})
     """

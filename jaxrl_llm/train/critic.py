@@ -60,13 +60,9 @@ def init_critic(model: Model, params: ArrayTree, *, heads: int = 1, key: Array) 
 def critic_values(model: Model, params: ArrayTree, batch: Batch, *, remat: str = "none") -> Array:
     """Value of the state before each response token, of each head: ``[P, G, T, C]`` float32.
 
-    Args:
-      model: The critic's body.
-      params: From :func:`init_critic`.
-      batch: Prompts and responses; where ``mask`` is False the values are 0.
-      remat: What the backward pass keeps of a layer.
+    ``model`` is the critic's body, ``params`` are those of :func:`init_critic`. Where ``mask`` is
+    False the values are 0. ``remat`` is what the backward pass keeps of a layer.
     """
-    packing = batch.packing
     hidden = score_hidden(
         model,
         params["model"],
@@ -75,12 +71,12 @@ def critic_values(model: Model, params: ArrayTree, batch: Batch, *, remat: str =
         batch.tokens,
         batch.mask,
         remat=remat,
-        packing=packing,
+        packing=batch.packing,
     )
-    mask = pack(packing, batch.mask)
+    mask = pack(batch.packing, batch.mask)
     hidden = jnp.where(mask[..., None], hidden, 0).astype(jnp.float32)
     values = hidden @ params["head"]["kernel"] + params["head"]["bias"]
-    return unpack(packing, values, batch.mask)
+    return unpack(batch.packing, values, batch.mask)
 
 
 def average(target: ArrayTree, params: ArrayTree, rate: float | None) -> ArrayTree:

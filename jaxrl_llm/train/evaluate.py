@@ -16,23 +16,14 @@ _Z = 1.959963984540054  # 97.5% quantile of the normal distribution
 
 
 class Accuracy(NamedTuple):
-    """A mean reward and its 95% interval.
+    """A mean reward and its 95% interval."""
 
-    Attributes:
-      mean: Over all completions.
-      low: Lower end.
-      high: Upper end.
-      questions: How many.
-      samples: Completions of each.
-      binary: Whether every reward is 0 or 1, so that the mean is an accuracy.
-    """
-
-    mean: float
+    mean: float  # over all completions
     low: float
     high: float
     questions: int
-    samples: int
-    binary: bool = False
+    samples: int  # completions of each question
+    binary: bool = False  # whether every reward is 0 or 1, so that the mean is an accuracy
 
     def __str__(self) -> str:
         return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"

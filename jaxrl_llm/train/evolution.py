@@ -116,11 +116,7 @@ def make_evolution(
 ) -> Algorithm:
     """The algorithm of a run that trains by evolution: every device has all scores.
 
-    Args:
-      recipe: The method.
-      optimizer: Of the parameters, see :func:`moving_only`.
-      sampler: Of the population, see :func:`make_population`.
-      mesh: The mesh that the state lives on.
+    ``optimizer`` comes from :func:`moving_only`, ``sampler`` from :func:`make_population`.
     """
     return Algorithm(
         sampler=sampler,
@@ -186,18 +182,10 @@ def make_population(
       model: The model.
       recipe: The method.
       group_size: G, members that answer a prompt.
-      max_new_tokens: T, the longest response in tokens; this and the next five as of
+      max_new_tokens, stop_ids, pad_id, top_k, top_p, min_p, shared_prefix_len: As of
         ``rollout.make_sampler``.
-      stop_ids: Token ids that end a response.
-      pad_id: Stands behind a response.
-      top_k: Filter of the tokens that a member samples from.
-      top_p: Another.
-      min_p: Another.
-      shared_prefix_len: How many first tokens all prompts share.
       mesh: Spreads members (with full noise: prompts) over its axes ``data`` and ``fsdp``.
 
-    Returns:
-      A :data:`Population`.
     """
     if recipe.noise == "full":
         sample = make_sampler(

@@ -4,6 +4,9 @@
 ``check_memory`` refuses a run whose state alone is more than a device has. Below these come what is
 planned (``load_inputs``), the plan (``make_plan``), a step, a sampler, and the formulas of single
 things. All numbers are bytes on one device.
+
+Shared arguments: ``config``, the run; ``elsewhere``, whether it is planned for devices that are not
+here, as many as the sizes of its mesh say. A ``ModelConfig`` is what formulas read of a model.
 """
 
 import dataclasses
@@ -36,6 +39,7 @@ from jaxrl_llm.train.fields import check_fields
 from jaxrl_llm.train.mesh import MeshConfig, check_batch, load_meshes
 from jaxrl_llm.train.optimizer import make_optimizer
 from jaxrl_llm.train.setup import load_questions
+from jaxrl_llm.train.state import device_bytes
 
 # Of a device's memory, what the formulas may fill: compilers and fragments take the rest.
 _SHARE = 0.95
@@ -105,42 +109,28 @@ class Plan(NamedTuple):
 
 
 class BatchShape(NamedTuple):
-    """The part of a batch that a device works on at one time.
+    """The part of a batch that a device works on at one time."""
 
-    Attributes:
-      prompts: P.
-      group_size: G.
-      prompt_length: Lp, padding included.
-      length: T.
-    """
-
-    prompts: int
-    group_size: int
-    prompt_length: int
-    length: int
+    prompts: int  # P
+    group_size: int  # G
+    prompt_length: int  # Lp, padding included
+    length: int  # T
 
 
 class DecodeShape(NamedTuple):
-    """What a sampler decodes at one time.
+    """What a sampler decodes at one time."""
 
-    Attributes:
-      rows: Prompts.
-      slots: Responses.
-      recorded: Bytes of the outputs of a token.
-      blocks: How often the logits of all slots are there.
-    """
-
-    rows: int
-    slots: int
-    recorded: int
-    blocks: int
+    rows: int  # prompts
+    slots: int  # responses
+    recorded: int  # bytes of the outputs of a token
+    blocks: int  # how often the logits of all slots are there
 
 
 def plan_text(config: TrainConfig, *, memory: float | None = None) -> str:
     """The plan of a run as a table, if it fits.
 
     Args:
-      config: The run; its questions are read, its weights are not.
+      config: Its questions are read, its weights are not.
       memory: Bytes of one device, an accelerator that need not be here, of which there are as many
         as the mesh says; None asks those that are here.
 
@@ -149,6 +139,8 @@ def plan_text(config: TrainConfig, *, memory: float | None = None) -> str:
       ValueError: If the run could not start: the configuration does not fit the model, the data or
         the devices.
     """
+    from jaxrl_llm import models
+
     elsewhere = memory is not None
     wanted, present = math.prod(dataclasses.astuple(config.mesh)), jax.device_count()
     if not elsewhere and wanted > present:
@@ -161,7 +153,14 @@ def plan_text(config: TrainConfig, *, memory: float | None = None) -> str:
     available = _device_memory(config) if memory is None else int(memory)
     inputs = load_inputs(config)
     plan = make_plan(config, inputs, accelerator=accelerator)
-    lines = [_title(config, inputs), *_table(plan)]
+    name = config.model if isinstance(config.model, str) else "model"
+    sampling = config.sampling
+    title = (
+        f"{name}: {config.prompts_per_step} prompts of up to {inputs.longest_prompt} tokens x "
+        f"{sampling.group_size} rollouts of up to {sampling.max_new_tokens}, in "
+        f"{config.microbatches} microbatch(es); bytes on each device"
+    )
+    lines = [title, *_table(plan)]
     if plan.unknown:
         names = ", ".join(plan.unknown)
         lines.append(f"Activations are not counted: the model's configuration has no {names}.")
@@ -174,8 +173,12 @@ def plan_text(config: TrainConfig, *, memory: float | None = None) -> str:
     for text, changed in suggestions(config, elsewhere=elsewhere):
         try:
             changed = lay_out(changed, elsewhere=elsewhere)
-            changed_inputs = _with_dtype(inputs, changed.dtype, config.dtype)
-            most = make_plan(changed, changed_inputs, accelerator=accelerator).most
+            if changed.dtype != config.dtype:
+                shape = dataclasses.replace(inputs.model.config, dtype=changed.dtype)
+                inputs_then = inputs._replace(model=models.make_model(shape))
+            else:
+                inputs_then = inputs
+            most = make_plan(changed, inputs_then, accelerator=accelerator).most
         except ValueError:  # such as a rank above the size of a matrix
             continue
         if most < 0.99 * plan.most:
@@ -218,11 +221,9 @@ def suggestions(
 ) -> Iterator[tuple[str, TrainConfig]]:
     """Options that make a run smaller; those that change least of what is learned come first.
 
-    Args:
-      config: The run, the sizes of its mesh in numbers.
-      elsewhere: Whether its devices are not here, so that their number is not known.
+    The sizes of the mesh in ``config`` are numbers.
     """
-    sampling, count = config.sampling, config.prompts_per_step
+    sampling, count, mesh = config.sampling, config.prompts_per_step, config.mesh
     changes: list[tuple[str, dict]] = []
     if config.remat != "full":
         changes.append(("--remat full", {"remat": "full"}))
@@ -230,7 +231,19 @@ def suggestions(
     changes += [(f"--microbatches {n}", {"microbatches": n}) for n in more]
     if sampling.slots is None and count > 1:
         changes.append((f"--sampling.slots {count // 2}", {"sampling": {"slots": count // 2}}))
-    changes += _mesh_suggestions(config, elsewhere)
+    if mesh.fsdp == 1 and mesh.data > 1:
+        size = mesh.data if elsewhere else -1
+        split = {"mesh": {"data": 1, "fsdp": size}}
+        changes.append((f"--mesh.data 1 --mesh.fsdp {size}", split))
+    elif mesh.fsdp == 1:
+        for size in (2, 4, 8) if elsewhere else (-1,):
+            changes += [
+                (f"--mesh.{axis} {size}", {"mesh": {axis: size}}) for axis in ("data", "fsdp")
+            ]
+    if (sampler_devices := config.asynchrony.sampler_devices or 1) > 1:
+        name, split = "--asynchrony.sampler-mesh", MeshConfig(fsdp=sampler_devices)
+        text = f"{name}.data 1 {name}.fsdp {sampler_devices}"
+        changes.append((text, {"asynchrony": {"sampler_mesh": split}}))
     if isinstance(config.model, str) and config.dtype == "float32":
         changes.append(("--dtype bfloat16", {"dtype": "bfloat16"}))
     if config.optimizer.moment_dtype == "float32":
@@ -256,46 +269,6 @@ def suggestions(
             continue
 
 
-def _mesh_suggestions(config: TrainConfig, elsewhere: bool) -> list[tuple[str, dict]]:
-    """Options that spread a run over more devices, or split more of it."""
-    mesh, sampler_devices = config.mesh, config.asynchrony.sampler_devices or 1
-    options: list[tuple[str, dict]] = []
-    if mesh.fsdp == 1 and mesh.data > 1:
-        size = mesh.data if elsewhere else -1
-        options.append((f"--mesh.data 1 --mesh.fsdp {size}", {"mesh": {"data": 1, "fsdp": size}}))
-    elif mesh.fsdp == 1:
-        for size in (2, 4, 8) if elsewhere else (-1,):
-            options += [
-                (f"--mesh.{axis} {size}", {"mesh": {axis: size}}) for axis in ("data", "fsdp")
-            ]
-    if sampler_devices > 1:
-        name, split = "--asynchrony.sampler-mesh", MeshConfig(fsdp=sampler_devices)
-        text = f"{name}.data 1 {name}.fsdp {sampler_devices}"
-        options.append((text, {"asynchrony": {"sampler_mesh": split}}))
-    return options
-
-
-def _with_dtype(inputs: PlanInputs, dtype: str, before: str) -> PlanInputs:
-    """The inputs with a model that computes in another dtype than before, if it is another."""
-    if dtype == before:
-        return inputs
-    from jaxrl_llm import models
-
-    return inputs._replace(
-        model=models.make_model(dataclasses.replace(inputs.model.config, dtype=dtype))
-    )
-
-
-def _title(config: TrainConfig, inputs: PlanInputs) -> str:
-    name = config.model if isinstance(config.model, str) else "model"
-    sampling = config.sampling
-    return (
-        f"{name}: {config.prompts_per_step} prompts of up to {inputs.longest_prompt} tokens x "
-        f"{sampling.group_size} rollouts of up to {sampling.max_new_tokens}, in "
-        f"{config.microbatches} microbatch(es); bytes on each device"
-    )
-
-
 def _table(plan: Plan) -> list[str]:
     lines = []
     for title, parts, needed in (
@@ -317,7 +290,7 @@ def _row(indent: int, name: str, count: int) -> str:
 
 
 def _size(count: float) -> str:
-    """Bytes in words."""
+    """Bytes in a readable unit."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
         if count >= size:
             return f"{count / size:,.2f} {unit}"
@@ -375,16 +348,28 @@ def load_inputs(config: TrainConfig) -> PlanInputs:
 def lay_out(config: TrainConfig, *, elsewhere: bool = False) -> TrainConfig:
     """The configuration with the sizes of its mesh in numbers, if a run may have it.
 
-    Args:
-      config: The run.
-      elsewhere: Whether it is planned for devices that are not here; as many as the sizes say.
-
     Raises:
       ValueError: If the mesh fits neither the batch nor the devices, or has a size of -1 though
         the number of devices is not known.
     """
     if elsewhere:
-        _check_elsewhere(config)
+        sizes, asynchrony = dataclasses.asdict(config.mesh), config.asynchrony
+        for axis, size in sizes.items():
+            if size == -1:
+                raise ValueError(
+                    "mesh: how many devices there are elsewhere is not known here; give "
+                    f"{axis} a size in place of -1 (--mesh.{axis})."
+                )
+        if asynchrony.sampler_devices is not None:
+            layout = sampler_mesh(config)
+            if math.prod(layout.values()) != asynchrony.sampler_devices:
+                text = " x ".join(f"{name} {size}" for name, size in layout.items())
+                raise ValueError(
+                    f"asynchrony: a sampler_mesh of {text} is not that of "
+                    f"{asynchrony.sampler_devices} sampler_devices."
+                )
+            check_batch("asynchrony", config.prompts_per_step, 1, layout["data"] * layout["fsdp"])
+        asynchrony.check_apart(math.prod(sizes.values()))
     else:
         mesh = load_meshes(
             config.mesh, config.asynchrony, config.prompts_per_step, config.microbatches
@@ -404,31 +389,6 @@ def lay_out(config: TrainConfig, *, elsewhere: bool = False) -> TrainConfig:
     return config
 
 
-def _check_elsewhere(config: TrainConfig) -> None:
-    """Raises ValueError for a mesh that a run refuses, or whose size is not known here."""
-    sizes, asynchrony = dataclasses.asdict(config.mesh), config.asynchrony
-    for axis, size in sizes.items():
-        if size == -1:
-            raise ValueError(
-                f"mesh: how many devices there are elsewhere is not known here; give {axis} a size "
-                f"in place of -1 (--mesh.{axis})."
-            )
-    if asynchrony.sampler_devices is not None:
-        layout = sampler_mesh(config)
-        if math.prod(layout.values()) != asynchrony.sampler_devices:
-            text = " x ".join(f"{name} {size}" for name, size in layout.items())
-            raise ValueError(
-                f"asynchrony: a sampler_mesh of {text} is not that of {asynchrony.sampler_devices} "
-                "sampler_devices."
-            )
-        check_batch("asynchrony", config.prompts_per_step, 1, layout["data"] * layout["fsdp"])
-    elif asynchrony.max_staleness and math.prod(sizes.values()) > 1:
-        raise ValueError(
-            "asynchrony: a sampler and a step that share several devices would wait for each other "
-            "for ever; give the sampler some of its own with sampler_devices."
-        )
-
-
 def sampler_mesh(config: TrainConfig) -> dict[str, int]:
     """Sizes of the mesh axes of the devices which only sample."""
     sizes = dataclasses.asdict(config.asynchrony.sampler_mesh)
@@ -438,31 +398,18 @@ def sampler_mesh(config: TrainConfig) -> dict[str, int]:
 
 
 class _Run(NamedTuple):
-    """A run as the formulas read it.
-
-    Attributes:
-      config: The configuration.
-      recipe: The method.
-      evolution: The same if it is an evolution strategy, else None.
-      model: The model, without an adapter.
-      base: Shapes of its parameters.
-      params: The same with the adapter, if the run has one.
-      trained: Those that move.
-      longest_prompt: Tokens of the longest prompt.
-      num_held_out: How many questions are held out.
-      mesh: Sizes of the mesh axes.
-    """
+    """A run as the formulas read it."""
 
     config: TrainConfig
     recipe: Any
-    evolution: EvolutionRecipe | None
-    model: Model
-    base: ArrayTree
-    params: ArrayTree
-    trained: ArrayTree
-    longest_prompt: int
-    num_held_out: int
-    mesh: dict[str, int]
+    evolution: EvolutionRecipe | None  # the recipe, if it is an evolution strategy
+    model: Model  # without an adapter
+    base: ArrayTree  # shapes of its parameters
+    params: ArrayTree  # the same with the adapter, if the run has one
+    trained: ArrayTree  # those that move
+    longest_prompt: int  # tokens
+    num_held_out: int  # questions
+    mesh: dict[str, int]  # sizes of the axes
 
     @property
     def shards(self) -> int:
@@ -506,7 +453,7 @@ def make_plan(config: TrainConfig, inputs: PlanInputs, *, accelerator: bool | No
     """Bytes of a run on each device.
 
     Args:
-      config: The run, the sizes of its mesh in numbers; see :func:`lay_out`.
+      config: With the sizes of its mesh in numbers; see :func:`lay_out`.
       inputs: From :func:`load_inputs`, of this configuration or of one that differs in nothing that
         they depend on.
       accelerator: Whether the device multiplies bfloat16 numbers as they are; by default, whether
@@ -540,9 +487,7 @@ def make_plan(config: TrainConfig, inputs: PlanInputs, *, accelerator: bool | No
     return Plan(
         loading,
         _state_bytes(run),
-        _step_bytes(run, accelerator)
-        if run.evolution is None
-        else _population_step_bytes(run, run.evolution),
+        _step_bytes(run, accelerator),
         sampling,
         overlap,
         sampler,
@@ -575,8 +520,15 @@ def _state_bytes(run: _Run) -> dict[str, int]:
 
 
 def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
-    """Gradients, casts, activations and logits of one microbatch."""
+    """Gradients, casts, activations and logits of one microbatch.
+
+    The update of an evolution strategy: a gradient, and the noise of some members at a time.
+    """
     config, recipe, shape = run.config, run.recipe, run.model.config
+    if run.evolution is not None:
+        members = recipe.population(config.prompts_per_step, config.sampling.group_size)
+        noise = 4 * min(recipe.chunk, members) * _drawn(recipe, run.trained)
+        return {"gradients": run.bytes_of(run.trained), "noise of an update": noise}
     sizes = {"gradients": _gradient_bytes(run, run.trained)}
     if recipe.critic is not None:  # a whole model, whatever of the policy moves
         sizes["gradients of the critic"] = _gradient_bytes(run, run.base)
@@ -611,8 +563,17 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
     if run.itemsize < 4 and (config.lora.rank is None or recipe.critic is not None):
         matrices = jax.tree.map(lambda x: x if x.ndim > 1 else None, run.base)
         sizes["weights as multiplied"] = run.bytes_of(matrices) * run.itemsize // 4
-    if run.mesh["fsdp"] > 1:
-        sizes["weights gathered"] = _gathered_bytes(run)
+    if run.mesh["fsdp"] > 1:  # of other devices: two layers and what is no layer, or everything
+        across = run._replace(mesh=dict.fromkeys(AXES, 1) | {"tensor": run.mesh["tensor"]})
+        layers = run.base.get("layers") if isinstance(run.base, Mapping) else None
+        if isinstance(layers, Mapping):
+            layer = max(across.bytes_of(x) for x in layers.values())
+            table = across.bytes_of({k: x for k, x in run.base.items() if k != "layers"})
+            gathered = (2 * layer + table) * run.itemsize // 4 + table
+        else:
+            everything = across.bytes_of(run.base)
+            gathered = everything if everything > run.bytes_of(run.base) else 0
+        sizes["weights gathered"] = gathered
     required = ("gradients", "gradients of the critic", "activations", "logits")
     return {name: size for name, size in sizes.items() if size or name in required}
 
@@ -625,18 +586,6 @@ def _gradient_bytes(run: _Run, trained: ArrayTree) -> int:
     leaves = jax.tree_util.tree_leaves_with_path(trained)
     largest = max(run.bytes_of({trees.path_str(path): x}) for path, x in leaves)
     return update + (largest if run.mesh["data"] > 1 else 0)
-
-
-def _gathered_bytes(run: _Run) -> int:
-    """Weights that a device gathers of others: two layers and what is no layer, or everything."""
-    across = run._replace(mesh=dict.fromkeys(AXES, 1) | {"tensor": run.mesh["tensor"]})
-    layers = run.base.get("layers") if isinstance(run.base, Mapping) else None
-    if not isinstance(layers, Mapping):
-        everything = across.bytes_of(run.base)
-        return everything if everything > run.bytes_of(run.base) else 0
-    layer = max(across.bytes_of(x) for x in layers.values())
-    table = across.bytes_of({k: x for k, x in run.base.items() if k != "layers"})
-    return (2 * layer + table) * run.itemsize // 4 + table
 
 
 def _sampling_bytes(run: _Run) -> dict[str, int]:
@@ -738,13 +687,6 @@ def _decoding_bytes(run: _Run, shapes: list[DecodeShape]) -> dict[str, int]:
     if size := run.bytes_of(jax.tree.map(made, cast, run.params, is_leaf=is_rounded)):
         sizes["weights as multiplied"] = size
     return sizes
-
-
-def _population_step_bytes(run: _Run, recipe: EvolutionRecipe) -> dict[str, int]:
-    """The update of an evolution strategy: a gradient, and the noise of some members at a time."""
-    members = recipe.population(run.config.prompts_per_step, run.config.sampling.group_size)
-    noise = 4 * min(recipe.chunk, members) * _drawn(recipe, run.trained)
-    return {"gradients": run.bytes_of(run.trained), "noise of an update": noise}
 
 
 def _drawn(recipe: EvolutionRecipe, params: ArrayTree) -> int:
@@ -898,7 +840,7 @@ def recorded_bytes(vocab_size: int, options: DrawOptions) -> tuple[int, int]:
       ((20, 0), (40, 20))
     """
     blank = make_draw("recorded_bytes", options, vocab_size=vocab_size).blank
-    return _bytes(blank), _bytes(blank.support)
+    return device_bytes(blank), device_bytes(blank.support)
 
 
 def cache_bytes(
@@ -927,10 +869,6 @@ def cache_bytes(
     each = 2 * config.num_layers * config.head_dim * (heads if heads % split else heads // split)
     each *= np.dtype(jax.numpy.dtype(config.dtype)).itemsize
     return each * (prompts * prompt_length + slots * length) + recorded * slots * length
-
-
-def _bytes(tree: ArrayTree) -> int:
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def available_memory(devices: int = 1, *, root: str = "/") -> int | None:

@@ -83,6 +83,14 @@ class AsyncConfig:
         if self.sampler_devices is None and self.sampler_mesh != MeshConfig(data=-1):
             raise ValueError("asynchrony: sampler_mesh has no effect without sampler_devices.")
 
+    def check_apart(self, devices: int) -> None:
+        """Raises ValueError if a step and the sampler share several devices at one time."""
+        if devices > 1 and self.max_staleness and self.sampler_devices is None:
+            raise ValueError(
+                "asynchrony: a sampler and a step that share several devices would wait for each "
+                "other for ever; give the sampler some of its own with sampler_devices."
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class DistributedConfig:
@@ -148,9 +156,7 @@ def make_mesh(
     of the devices.
 
     Args:
-      data: Size of the axis, or -1.
-      fsdp: Size of the axis, or -1.
-      tensor: Size of the axis, or -1.
+      data, fsdp, tensor: Size of the axis, or -1.
       devices: The devices; all of them by default.
       whole: Use all devices, even if that is a mesh of one.
 
@@ -190,13 +196,9 @@ def make_mesh(
 
 
 def check_batch(function: str, prompts: int, microbatches: int, shards: int) -> None:
-    """Raises ValueError unless the prompts split into equal microbatches, and those over the mesh.
+    """Raises ValueError unless P prompts split into equal microbatches, and those over the mesh.
 
-    Args:
-      function: Name for the message.
-      prompts: P, groups of the global batch.
-      microbatches: Into how many microbatches a step splits them.
-      shards: Over how many devices a microbatch is spread: the axes ``data`` and ``fsdp``.
+    A microbatch is spread over ``shards`` devices: the axes ``data`` and ``fsdp``.
     """
     checks.check_positive(function, prompts=prompts, microbatches=microbatches)
     if prompts % microbatches:
@@ -230,11 +232,10 @@ def load_meshes(
     Args:
       mesh: Sizes of the axes.
       asynchrony: Which devices only sample, and their mesh.
-      prompts: P, groups of a batch.
-      microbatches: Into how many microbatches a step splits them.
+      prompts, microbatches: As of :func:`check_batch`.
 
     Raises:
-      ValueError: If the sizes do not fit the devices, the batch or each other.
+      ValueError: If the sizes do not divide the devices or the batch, or contradict each other.
     """
     devices, sampler_devices, sampler_mesh = jax.devices(), asynchrony.sampler_devices, None
     if asynchrony.max_staleness and jax.process_count() > 1:
@@ -265,9 +266,6 @@ def load_meshes(
             f"mesh: the {jax.process_count()} processes share their {len(devices)} devices as one "
             "mesh; lay it out, with fsdp=-1 (--mesh.fsdp -1) for all."
         )
-    if train_mesh is not None and asynchrony.max_staleness and sampler_devices is None:
-        raise ValueError(
-            "asynchrony: a sampler and a step that share several devices would wait for each other "
-            "for ever; give the sampler some of its own with sampler_devices."
-        )
+    if train_mesh is not None:
+        asynchrony.check_apart(len(devices))
     return train_mesh, sampler_mesh

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm import diagnostics
+from jaxrl_llm import corrections, diagnostics
 from jaxrl_llm.core import Array, masking, traits_of
 from jaxrl_llm.recipes import Batch, Recipe
 
@@ -58,6 +58,35 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
             logp, batch.behavior_logp, batch.mask
         )
     return jax.tree.map(lambda x: jax.lax.stop_gradient(jnp.asarray(x, jnp.float32)), metrics)
+
+
+def rejection_metrics(recipe: Recipe, batch: Batch, mask: Array) -> dict[str, Array]:
+    """Shares of the sampled tokens and sequences that the rules of a correction reject.
+
+    ``rejected_tokens`` and ``rejected_sequences`` are by at least one rule; of several rules also
+    by each alone, as ``rejected_tokens/RULE``. Empty for a recipe without rules.
+
+    Args:
+      recipe: The method; a rule is one of ``reject`` of ``corrections.rollout_correction``.
+      batch: The prepared batch.
+      mask: bool ``[P, G, T]``, the tokens before any was left out.
+    """
+    known = (corrections.rollout_correction, corrections.sequence_rollout_correction)
+    if getattr(recipe.correction, "function", None) not in known:
+        return {}
+    if not (rules := dict(getattr(recipe.correction, "options", ())).get("reject")):
+        return {}
+    shares = diagnostics.rejection_metrics(batch.old_logp, batch.behavior_logp, mask, rules=rules)
+    metrics = {
+        "rejected_tokens": shares.any_tokens,
+        "rejected_sequences": shares.any_sequences,
+    }
+    names = [getattr(getattr(rule, "function", rule), "__name__", "rule") for rule in rules]
+    for i, name in enumerate(names if len(names) > 1 else ()):
+        label = name if names.count(name) == 1 else f"{name}_{i + 1}"
+        metrics[f"rejected_tokens/{label}"] = shares.tokens[i]
+        metrics[f"rejected_sequences/{label}"] = shares.sequences[i]
+    return metrics
 
 
 def rollout_metrics(scores, rollout, ages: np.ndarray) -> dict[str, float]:

@@ -84,10 +84,6 @@ def make_schedule(config: OptimizerConfig) -> float | optax.Schedule:
 def learning_rate(config: OptimizerConfig, opt_state: ArrayTree) -> float:
     """The step size of the last update, or of the first if there was none yet.
 
-    Args:
-      config: What the optimizer was made from.
-      opt_state: Its state.
-
     Example:
       >>> import jax.numpy as jnp
       >>> from jaxrl_llm.train.optimizer import OptimizerConfig, learning_rate, make_optimizer
@@ -109,8 +105,13 @@ def learning_rate(config: OptimizerConfig, opt_state: ArrayTree) -> float:
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
     """The optax transformation that a configuration describes."""
     rate = make_schedule(config)
-    if config.name == "sgd":
-        moves = _sgd(config, rate)
+    if config.name == "sgd":  # with momentum and, as in AdamW, a decay that it does not see
+        transforms = []
+        if config.b1:
+            transforms.append(optax.trace(config.b1, accumulator_dtype=config.moment_dtype))
+        if config.weight_decay:
+            transforms.append(optax.add_decayed_weights(config.weight_decay))
+        moves = optax.chain(*transforms, optax.scale_by_learning_rate(rate))
     else:
         moves = optax.adamw(
             rate,
@@ -140,16 +141,6 @@ def _clip_by_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
         return jax.tree.map(lambda x: (factor * x).astype(x.dtype), grads), state
 
     return optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
-
-
-def _sgd(config: OptimizerConfig, rate) -> optax.GradientTransformation:
-    """SGD with momentum and, as in AdamW, a decay that the momentum does not see."""
-    transforms = []
-    if config.b1:
-        transforms.append(optax.trace(config.b1, accumulator_dtype=config.moment_dtype))
-    if config.weight_decay:
-        transforms.append(optax.add_decayed_weights(config.weight_decay))
-    return optax.chain(*transforms, optax.scale_by_learning_rate(rate))
 
 
 def keep(applied: Array, new: ArrayTree, old: ArrayTree) -> ArrayTree:
@@ -257,10 +248,10 @@ def _by_choice(applied: Array, changed: Callable, grads: ArrayTree, carry):
     return keep(applied, new, carry), jnp.where(applied, norm, 0.0), applied
 
 
-def _item(function, index: int):
-    return lambda *args: function(*args)[index]
+def _item(function: Callable, index: int) -> Callable:
+    return lambda grads, carry: function(grads, carry)[index]
 
 
-def _multiplies(function, *args) -> bool:
+def _multiplies(function: Callable, grads: ArrayTree, carry) -> bool:
     """Whether a function multiplies matrices: then computing it twice would cost too much."""
-    return "dot_general" in str(jax.make_jaxpr(function)(*args))
+    return "dot_general" in str(jax.make_jaxpr(function)(grads, carry))

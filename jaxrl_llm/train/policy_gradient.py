@@ -9,9 +9,18 @@
 
 :func:`make_step` compiles all of it. :func:`score_batch`, :func:`make_gradients` and
 :func:`apply_gradients` are the parts, for a loop of your own.
+
+Shared arguments: ``model``; ``recipe``, the method; ``optimizer``, any optax transformation,
+clipping and schedule included; ``batch`` ``[P, G, T]``; ``scorer``, the model and how the policy is
+scored; ``microbatches``, parts of the batch that are in memory one after the other, which divide P;
+``temperature`` of the policy that is trained, that of the sampler; ``mesh`` that state and batch
+live on; ``remat``, what the backward pass keeps of a layer: "none", "dots" or "full" (recompute
+all); ``chunk_size`` as of ``logprobs``, which chooses if it is None, a bound on the logits in
+memory; ``shared_prefix_len``, how many first tokens the prompts of every batch share, which are
+computed once for all of them; ``critic_optimizer``, for a recipe with a critic, the one passed to
+``init_state``; ``critic_model``, the critic's body, if it is another model than the policy.
 """
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,25 +29,26 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_llm import diagnostics
-from jaxrl_llm.core import checks, trees
+from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.lora import merge_adapter
 from jaxrl_llm.models.protocol import Model
-from jaxrl_llm.models.sharding import batch_shards, keep_apart, on_mesh, spread_update
+from jaxrl_llm.models.sharding import batch_shards, on_mesh
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.recipes.critic import Critic
 from jaxrl_llm.train.algorithm import Algorithm, CompiledStep, Step
-from jaxrl_llm.train.batches import Passes, pack_batch
+from jaxrl_llm.train.batches import (
+    Passes,
+    accumulate_gradients,
+    map_microbatches,
+    pack_batch,
+    run_passes,
+)
 from jaxrl_llm.train.critic import CriticState, average, critic_values
 from jaxrl_llm.train.mesh import check_batch, place_batch
-from jaxrl_llm.train.metrics import batch_metrics
+from jaxrl_llm.train.metrics import batch_metrics, rejection_metrics
 from jaxrl_llm.train.optimizer import apply_if_finite, keep, stays_finite
-from jaxrl_llm.train.score import (
-    Scorer,
-    join_microbatches,
-    map_microbatches,
-    split_microbatches,
-)
+from jaxrl_llm.train.score import Scorer
 from jaxrl_llm.train.state import TrainState
 
 # Set the numbers that a recipe draws, and the order of minibatches, apart from those of the sampler
@@ -60,54 +70,6 @@ class Gradients(NamedTuple):
     grads: ArrayTree
     logp: Array
     entropy: Array
-
-
-# How a metric of several optimizer steps becomes one of the batch; others are the mean over all.
-_FIRST_PASS = ("reward", "reward_std", "informative", "length", "entropy")
-_BEFORE_UPDATE = ("sampler_gap", "sampler_gap_max", "sampler_kl", "sampler_ess", "ref_kl")
-
-
-def summarize_updates(history: dict[str, Array], minibatches: int) -> dict[str, Array]:
-    """Metrics ``[updates]`` of the optimizer steps of one batch as metrics of the batch.
-
-    - Of the rollouts and of the policy's entropy: the mean over the first pass; ``tokens`` its sum.
-    - ``sampler_*`` and ``ref_kl``: of the first minibatch, before any update of the batch.
-    - ``approx_kl``: of the last one; ``ratio_max``: the greatest; ``skipped``: the sum.
-    - The rest, such as ``loss``, ``grad_norm`` and ``clip_fraction``: the mean over all.
-    """
-
-    def summarize(name: str, x: Array) -> Array:
-        if name in _FIRST_PASS:
-            return jnp.mean(x[:minibatches])
-        if name in _BEFORE_UPDATE:
-            return x[0]
-        rules = {
-            "tokens": lambda x: jnp.sum(x[:minibatches]),
-            "approx_kl": lambda x: x[-1],
-            "ratio_max": jnp.max,
-            "skipped": jnp.sum,
-        }
-        return rules.get(name, jnp.mean)(x)
-
-    return {name: summarize(name, x) for name, x in history.items()}
-
-
-def run_passes(
-    passes: Passes, update: Callable, carry: Any, batch: Batch, order: Array | None
-) -> tuple[Any, tuple[dict[str, Array], Array | None]]:
-    """``update(carry, minibatch) -> (carry, (metrics, logp))`` for every optimizer step of a batch.
-
-    The log-probabilities are handed on where there is one step alone.
-    """
-    if passes.updates == 1:
-        return update(carry, batch)
-
-    def one(carry, rows):
-        part = batch if rows is None else jax.tree.map(lambda x: keep_apart(x[rows]), batch)
-        return update(carry, part)
-
-    carry, (history, _) = jax.lax.scan(one, carry, order, length=passes.updates)
-    return carry, (summarize_updates(history, passes.minibatches), None)
 
 
 def make_step(
@@ -152,30 +114,23 @@ def make_step(
     computed before the first, unless the batch brings it.
 
     Args:
-      model: The model.
-      recipe: The method.
-      optimizer: Any optax transformation, clipping and schedule included.
+      model, recipe, optimizer, temperature, mesh, remat, chunk_size, shared_prefix_len: See the
+        module.
+      critic_optimizer, critic_model: See the module.
       epochs: Passes over a batch.
       minibatches: Optimizer steps of a pass; divides P.
-      microbatches: Parts of the batch that are in memory one after the other; divides P. A
-        minibatch takes its share of them.
-      temperature: Of the policy that is trained; the one that sampled.
-      mesh: The mesh that state and batch live on.
-      remat: What the backward pass keeps of a layer: "none", "dots" or "full" (recompute all).
+      microbatches: See the module; a minibatch takes its share of them.
       donate: Reuse the memory of the state that comes in, which then cannot be used again.
-      chunk_size: As of ``logprobs``, which chooses if it is None: bounds the logits in memory.
-      shared_prefix_len: How many first tokens the prompts of every batch share; the policy computes
-        them once for all prompts.
       stale: Whether older weights may have sampled a batch; see :func:`score_batch`.
-      critic_optimizer: For a recipe with a critic, the one passed to ``init_state``.
-      critic_model: The critic's body, if it is another model than the policy.
 
     Returns:
       ``step(state, batch) -> (state, metrics)``; metrics are float32 scalars: ``loss``,
       ``grad_norm`` (before any clipping) and ``update_norm`` (of what was added to the parameters,
       0 where nothing was), means over the optimizer steps; ``skipped``, how many of them were
-      skipped; the same four of a critic after ``critic_``; and those of
-      :func:`~jaxrl_llm.train.metrics.batch_metrics`, as :func:`summarize_updates` says.
+      skipped; the same four of a critic after ``critic_``; those of
+      :func:`~jaxrl_llm.train.metrics.batch_metrics`, as
+      :func:`~jaxrl_llm.train.batches.summarize_updates` says; and, for a correction with rejection
+      rules, those of :func:`~jaxrl_llm.train.metrics.rejection_metrics`.
 
     Raises:
       ValueError: When made, if a number is not positive, or the recipe has a critic and there is no
@@ -224,6 +179,7 @@ def make_step(
 
     def step(state: TrainState, batch: Batch, key: Array | None, base: ArrayTree):
         state = state._replace(base=base)
+        sampled = batch.mask & batch.where[..., None]
         batch, algo_state = prepare(state, batch, key)
         finite = stays_finite(state.algo_state, algo_state)
         order = None
@@ -235,7 +191,8 @@ def make_step(
             loss, grads, logp, entropy = _policy_gradients(
                 scorer, recipe, base, carry[0], part, passes.accumulated
             )
-            scale = _scale(recipe, part)
+            scaled = "update_scale" in recipe.computed_from("batch")
+            scale = part.extras["update_scale"][0, 0, 0] if scaled else None
             carry, metrics = apply_if_finite(
                 optimizer, carry, loss, grads, scale=scale, finite=finite
             )
@@ -258,32 +215,56 @@ def make_step(
         if recipe.reference is not None:
             reference = recipe.reference(state.reference, params, state.step + 1)
             state = state._replace(reference=keep(applied, reference, state.reference))
-        if recipe.critic is not None:
-            state, critic_metrics = update_critic(recipe.critic, state, batch, order)
+        if recipe.critic is not None and critic_optimizer is not None:
+            critic, critic_metrics = update_critic(
+                recipe.critic,
+                state.critic,
+                recipe,
+                batch,
+                order,
+                passes=passes,
+                model=critic_model or model,
+                optimizer=critic_optimizer,
+                remat=remat,
+            )
+            state = state._replace(critic=critic)
             metrics |= {f"critic_{name}": value for name, value in critic_metrics.items()}
+        metrics |= rejection_metrics(recipe, batch, sampled)
         return state._replace(algo_state=algo_state, step=state.step + 1, base=()), metrics
-
-    def update_critic(critic: Critic, state: TrainState, batch: Batch, order: Array | None):
-        def loss(params: ArrayTree, part: Batch):
-            values = critic_values(critic_model or model, params, part, remat=remat)
-            return critic.total_loss(values, part), ()
-
-        def update(carry, part: Batch):
-            part = recipe.weigh(part) if minibatches > 1 else part
-            value, _, grads = accumulate_gradients(loss, carry[0], part, passes.accumulated)
-            carry, metrics = apply_if_finite(critic_optimizer, carry, value, grads)
-            return carry, (metrics, None)
-
-        old = state.critic
-        before = (old.params, old.opt_state)
-        (params, opt_state), (metrics, _) = run_passes(passes, update, before, batch, order)
-        target = average(old.target, params, critic.target_rate)
-        target = keep(metrics["skipped"] < passes.updates, target, old.target)
-        return state._replace(critic=CriticState(params, opt_state, target)), metrics
 
     takes_key = recipe.draws or minibatches > 1
     step = on_mesh(step, mesh, model.sharding_rules)
     return CompiledStep(step, on_mesh(prepare, mesh), donate=donate, takes_key=takes_key)
+
+
+def update_critic(
+    critic: Critic,
+    state: CriticState,
+    recipe: Recipe,
+    batch: Batch,
+    order: Array | None,
+    *,
+    passes: Passes,
+    model: Model,
+    optimizer: optax.GradientTransformation,
+    remat: str,
+) -> tuple[CriticState, dict[str, Array]]:
+    """The critic after the optimizer steps of a prepared batch, and their metrics."""
+
+    def loss(params: ArrayTree, part: Batch):
+        return critic.total_loss(critic_values(model, params, part, remat=remat), part), ()
+
+    def update(carry, part: Batch):
+        part = recipe.weigh(part) if passes.minibatches > 1 else part
+        value, _, grads = accumulate_gradients(loss, carry[0], part, passes.accumulated)
+        carry, metrics = apply_if_finite(optimizer, carry, value, grads)
+        return carry, (metrics, None)
+
+    before = (state.params, state.opt_state)
+    (params, opt_state), (metrics, _) = run_passes(passes, update, before, batch, order)
+    target = average(state.target, params, critic.target_rate)
+    target = keep(metrics["skipped"] < passes.updates, target, state.target)
+    return CriticState(params, opt_state, target), metrics
 
 
 def score_batch(
@@ -313,14 +294,10 @@ def score_batch(
     - ``old_values`` and ``values``: of the critic.
 
     Args:
-      batch: ``[P, G, T]``.
-      recipe: The method.
-      scorer: The model, and how the policy is scored.
+      batch, recipe, scorer, microbatches, critic_model: See the module.
       state: The state before the update.
-      microbatches: Parts of the batch that are in memory one after the other.
       score_old: Whether ``old_logp`` is needed whatever the recipe reads.
       stale: Whether older weights may have sampled the batch.
-      critic_model: The critic's body, if it is another model than the policy.
 
     Returns:
       The batch, as ``recipe.prepare`` takes it.
@@ -331,15 +308,19 @@ def score_batch(
     """
     needs = recipe.required_fields
 
-    def absent(functions):
+    def absent(source):
+        functions = recipe.computed_from(source)
         return {name: f for name, f in functions.items() if name not in batch.extras}
+
+    def with_extras(extras):
+        return batch.replace(extras={**batch.extras, **extras})
 
     if stale and not recipe.reads_behavior and batch.old_logp is None:
         batch = batch.replace(old_logp=batch.behavior_logp)
     old_logp = (score_old or "old_logp" in needs) and batch.old_logp is None
     entropy = "old_entropy" in needs and "old_entropy" not in batch.extras
     hidden_sq = "hidden_sq" in needs and "hidden_sq" not in batch.extras
-    statistics = absent(recipe.computed_from("old_policy"))
+    statistics = absent("old_policy")
     if old_logp or entropy or hidden_sq or statistics:
         scores = map_microbatches(
             lambda part: scorer(state.policy, part, statistics, hidden_sq=hidden_sq),
@@ -348,15 +329,16 @@ def score_batch(
         )
         if old_logp:
             batch = batch.replace(old_logp=scores.logp)
-        computed = scores.statistics | ({"old_entropy": scores.entropy} if entropy else {})
-        batch = batch.replace(extras={**batch.extras, **computed})
+        batch = with_extras(
+            scores.statistics | ({"old_entropy": scores.entropy} if entropy else {})
+        )
 
     moving = recipe.reference is not None
     if moving:
         reference = state.with_base(state.reference)
         batch = score_reference(batch, recipe, scorer, reference, microbatches=microbatches)
 
-    teacher = absent(recipe.computed_from("teacher"))
+    teacher = absent("teacher")
     if teacher and "teacher_prompt_tokens" not in batch.extras:
         raise ValueError(
             f"Recipe {recipe.name!r}: the batch has no teacher_prompt_tokens and "
@@ -364,10 +346,11 @@ def score_batch(
         )
     if teacher:
         params = state.with_base(state.reference) if moving else state.policy
-        statistics = map_microbatches(
-            lambda part: scorer.teacher(params, part, teacher), batch, microbatches
+        batch = with_extras(
+            map_microbatches(
+                lambda part: scorer.teacher(params, part, teacher), batch, microbatches
+            )
         )
-        batch = batch.replace(extras={**batch.extras, **statistics})
 
     if recipe.critic is not None and "old_values" not in batch.extras:
         critic = state.critic
@@ -377,8 +360,7 @@ def score_batch(
             batch,
             microbatches,
         )
-        values = {"old_values": values, "values": recipe.critic.combine(values)}
-        batch = batch.replace(extras={**batch.extras, **values})
+        batch = with_extras({"old_values": values, "values": recipe.critic.combine(values)})
     return batch
 
 
@@ -387,12 +369,7 @@ def score_reference(
 ) -> Batch:
     """The batch with ``ref_logp`` and statistics with source "reference", as the recipe reads them.
 
-    Args:
-      batch: ``[P, G, T]``.
-      recipe: The method.
-      scorer: The model, and how the policy is scored.
-      params: Of the reference.
-      microbatches: Parts of the batch that are in memory one after the other.
+    ``params`` are those of the reference.
     """
     functions = recipe.computed_from("reference")
     statistics = {name: f for name, f in functions.items() if name not in batch.extras}
@@ -406,34 +383,6 @@ def score_reference(
         computed = jax.tree.map(jax.lax.stop_gradient, scores.statistics)
         batch = batch.replace(extras={**batch.extras, **computed})
     return batch
-
-
-def accumulate_gradients(
-    loss: Callable, params: ArrayTree, batch: Batch, microbatches: int
-) -> tuple[Array, Any, ArrayTree]:
-    """Value, auxiliary output and float32 gradient of a loss that is a sum over microbatches.
-
-    Args:
-      loss: ``(params, batch) -> (value, aux)``.
-      params: What is differentiated.
-      batch: ``[P, ...]``.
-      microbatches: Parts of whole groups that are in memory one after the other.
-    """
-    grad = jax.value_and_grad(loss, has_aux=True)
-    if microbatches == 1:
-        (value, aux), grads = grad(params, batch)
-        return value, aux, trees.cast(spread_update(grads), jnp.float32)
-
-    def add(total, part):
-        (value, aux), grads = grad(params, part)
-        grads = spread_update(grads)
-        added = jax.tree.map(lambda a, g: a + g.astype(jnp.float32), total[1], grads)
-        return (total[0] + value, added), aux
-
-    zeros = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), params)
-    start = (jnp.float32(0), spread_update(zeros))
-    (value, grads), aux = jax.lax.scan(add, start, split_microbatches(batch, microbatches))
-    return value, join_microbatches(aux), grads
 
 
 def _policy_gradients(
@@ -455,13 +404,6 @@ def _policy_gradients(
 
     value, (logp, entropy), grads = accumulate_gradients(loss, params, batch, microbatches)
     return Gradients(value, grads, logp, entropy)
-
-
-def _scale(recipe: Recipe, batch: Batch) -> Array | None:
-    """What the optimizer's update is multiplied by, if the recipe computes that."""
-    if "update_scale" not in recipe.computed_from("batch"):
-        return None
-    return batch.extras["update_scale"][0, 0, 0]
 
 
 def prepare_key(key: Array, step: int | Array) -> Array:
@@ -487,8 +429,7 @@ def make_gradients(
 ) -> Callable[[TrainState, Batch], Gradients]:
     """A compiled ``gradients(state, batch) -> Gradients`` of the recipe's loss on a prepared batch.
 
-    With :func:`apply_gradients` it is one optimizer step, for a loop of your own; options as of
-    :func:`make_step`.
+    With :func:`apply_gradients` it is one optimizer step, for a loop of your own.
 
     Example:
       >>> import jax, optax
@@ -587,12 +528,9 @@ def make_policy_gradient(
     """The algorithm of a run that trains by policy gradients.
 
     Args:
-      model: The model.
-      recipe: The method.
-      optimizer: Of the policy.
+      model, recipe, optimizer, critic_optimizer: See the module.
       sampler: Of rollouts, see ``rollout.make_sampler``.
       options: Of the updates.
-      critic_optimizer: For a recipe with a critic.
       reference: Parameters of a frozen reference, for a recipe that reads it.
     """
     passes, mesh = options.passes, options.mesh
@@ -611,10 +549,11 @@ def make_policy_gradient(
         critic_optimizer=critic_optimizer,
     )
     scorer = Scorer(model, options.temperature, shared_prefix_len=options.shared_prefix_len)
-    score_frozen = functools.partial(
-        score_reference, recipe=recipe, scorer=scorer, microbatches=passes.microbatches
-    )
-    scored = jax.jit(on_mesh(lambda params, batch: score_frozen(batch, params=params), mesh))
+
+    def score_frozen(params: ArrayTree, batch: Batch) -> Batch:
+        return score_reference(batch, recipe, scorer, params, microbatches=passes.microbatches)
+
+    scored = jax.jit(on_mesh(score_frozen, mesh))
     logp_of = make_scorer(
         model,
         microbatches=passes.microbatches,

@@ -1,4 +1,9 @@
-"""Where the time of a step goes: seconds by phase, model FLOP utilization, profiler traces."""
+"""Where the time of a step goes: seconds by phase, model FLOP utilization, profiler traces.
+
+Shared arguments: ``prompt_lengths``, int ``[P]``; ``lengths``, int ``[P, G]``, of the responses;
+``size`` of the model; ``shared_prefix_len``, how many first tokens all prompts share, which are
+computed once; ``frozen``, whether an adapter is trained in place of the weights.
+"""
 
 import contextlib
 import functools
@@ -72,10 +77,9 @@ class ModelSize(NamedTuple):
 
 
 def model_size(model: Model) -> ModelSize | None:
-    """The size of a model; None if its configuration does not say how many heads there are.
+    """The size of a model; None if its configuration lacks the number of heads.
 
-    Args:
-      model: The model; nothing is allocated.
+    Nothing is allocated.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -108,8 +112,8 @@ def train_flops(
         C = sum_p l_p (l_p + 1) / 2 - (P - 1) c (c + 1) / 2
             + sum_pg (t_pg l_p + t_pg (t_pg + 1) / 2)
 
-    with ``l_p`` the tokens of a prompt, c the first ones that all P prompts share and that are
-    computed once, ``t_pg`` the tokens of a response, N the weights of all matrix products but the
+    with ``l_p`` the tokens of a prompt, c the ``shared_prefix_len``, ``t_pg`` the tokens of a
+    response, N the weights of all matrix products but the
     last, V D those of the projection to the vocabulary, which only responses need, C the pairs of
     tokens that attend to each other, and A heads times ``head_dim`` over all layers. A multiply-add
     is two operations, a backward pass twice the forward one. A prompt counts once a group, whatever
@@ -117,13 +121,6 @@ def train_flops(
     count, nor do padding, a critic, and passes without a gradient. Weights that are frozen below an
     adapter take 4 in place of the first two 6: they have no gradient of their own, and the adapter
     is left out.
-
-    Args:
-      prompt_lengths: int ``[P]``.
-      lengths: int ``[P, G]``.
-      size: Of the model.
-      shared_prefix_len: c.
-      frozen: Whether an adapter is trained in place of the weights.
 
     Example:
       >>> from jaxrl_llm.train.profile import ModelSize, train_flops
@@ -151,12 +148,6 @@ def population_flops(
 
     with the letters of :func:`train_flops`: every member has weights of its own, so that it reads
     the prompts itself, what they share once. The noise is left out.
-
-    Args:
-      prompt_lengths: int ``[P]``.
-      lengths: int ``[P, G]``.
-      size: Of the model.
-      shared_prefix_len: c.
 
     Example:
       >>> from jaxrl_llm.train.profile import ModelSize, population_flops
@@ -200,8 +191,7 @@ class Meter:
         devices share its cores, and leaves other devices unknown.
       devices: How many train.
       epochs: Passes over a batch.
-      shared_prefix_len: How many first tokens all prompts share.
-      frozen: Whether an adapter is trained in place of the weights.
+      shared_prefix_len, frozen: See the module.
       forward_only: Whether a batch is that of a population, which has no backward pass.
     """
 
@@ -217,11 +207,8 @@ class Meter:
         forward_only: bool = False,
     ):
         self._size, self._epochs = model_size(model), epochs
-        self._shared_prefix_len, self._frozen, self._forward_only = (
-            shared_prefix_len,
-            frozen,
-            forward_only,
-        )
+        self._shared_prefix_len = shared_prefix_len
+        self._frozen, self._forward_only = frozen, forward_only
         self.peak = None if peak_flops is None else peak_flops * devices
         self._source = f"as given for each of {devices}"
         if self.peak is None and jax.default_backend() == "cpu" and jax.process_count() == 1:
@@ -243,9 +230,7 @@ class Meter:
           :func:`population_flops`; over wait and train.
         - ``mfu``: their share of the peak, model FLOP utilization.
 
-        Args:
-          batch: As it was collected, on the host.
-          seconds: By phase.
+        ``batch`` is as it was collected, on the host; ``seconds`` are by phase.
         """
         prompts = np.asarray(batch.prompt_mask).sum(-1)
         responses = (np.asarray(batch.mask) & np.asarray(batch.where)[..., None]).sum(-1)

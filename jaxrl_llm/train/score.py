@@ -186,10 +186,7 @@ class Responses(NamedTuple):
     """The response tokens that log-probabilities are of.
 
     Attributes:
-      tokens: int32 ``[P, G, T]``.
-      mask: bool ``[P, G, T]``, the tokens that are scored.
-      support: As of :func:`score`.
-      packing: As of :func:`score`.
+      tokens, mask, support, packing: As of :func:`score`.
     """
 
     tokens: Array
@@ -217,11 +214,7 @@ class Scorer:
     """A model and how it is scored: everything but parameters and batch.
 
     Attributes:
-      model: The model.
-      temperature: Of the policy; the logits are divided by it.
-      chunk_size: As of ``logprobs``, which chooses if it is None.
-      remat: What the backward pass keeps of a layer.
-      shared_prefix_len: How many first tokens all prompts share.
+      model, temperature, chunk_size, remat, shared_prefix_len: As of :func:`score`.
     """
 
     model: Model
@@ -353,27 +346,3 @@ class Scorer:
 def _in_vocabulary(model: Model, tokens: Array) -> Array:
     """Ids that exist: padding may hold anything."""
     return jnp.clip(tokens, 0, model.config.vocab_size - 1)
-
-
-def split_microbatches(batch: ArrayTree, microbatches: int) -> ArrayTree:
-    """``[P, ...] -> [M, P / M, ...]``: prompt ``i`` goes to microbatch ``i % M``.
-
-    Strided, so that on a mesh each microbatch still has prompts on every device.
-    """
-    return jax.tree.map(
-        lambda x: jnp.swapaxes(x.reshape(-1, microbatches, *x.shape[1:]), 0, 1), batch
-    )
-
-
-def join_microbatches(batches: ArrayTree) -> ArrayTree:
-    """The inverse of :func:`split_microbatches`."""
-    return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:]), batches)
-
-
-def map_microbatches(function: Callable, batch: Batch, microbatches: int) -> ArrayTree:
-    """``function`` of the whole batch, one microbatch after the other."""
-    if microbatches == 1:
-        return function(batch)
-    parts = split_microbatches(batch, microbatches)
-    _, out = jax.lax.scan(lambda _, part: (None, function(part)), None, parts)
-    return join_microbatches(out)

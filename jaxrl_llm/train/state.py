@@ -1,6 +1,12 @@
 """``TrainState``: everything that a resumed run needs, in one pytree, as arrays or as shapes.
 
 Shapes and shardings alone are enough to compile or plan a step for a mesh of any size.
+
+Shared arguments: ``params``, those of the model, or their shapes; ``optimizer``, any optax
+transformation; ``recipe``, the method; ``mesh``, which need not be there where only shapes are
+asked for; ``rules``, how it splits parameters, the ``sharding_rules`` of the model; ``critic``, the
+parameters (or shapes) of :func:`~jaxrl_llm.train.init_critic` for a recipe with a critic, and
+``critic_optimizer``; ``reference``, where a reference that moves begins, by default the policy.
 """
 
 import functools
@@ -83,22 +89,14 @@ def init_state(
     themselves, and split as :func:`optimizer_shardings` says.
 
     Args:
-      params: Parameters of the model, already placed on the mesh if there is one. Of
-        :class:`~jaxrl_llm.train.Adapted` ones the adapter is trained, and the base never copied.
-      optimizer: Any optax transformation.
-      recipe: A :class:`~jaxrl_llm.recipes.Recipe`, for its own state.
+      optimizer, recipe, rules, critic, critic_optimizer, reference: See the module.
+      params: Already placed on the mesh if there is one. Of :class:`~jaxrl_llm.train.Adapted` ones
+        the adapter is trained, and the base never copied.
       key: A typed key, ``jax.random.key(seed)``.
       data_cursor: Where the prompt order starts, integers only.
-      mesh: The mesh; small leaves are replicated over it.
-      rules: How it splits the optimizer's state: ``sharding_rules`` of the model.
+      mesh: Small leaves are replicated over it.
       copy: Copy the parameters and those of the critic, since a step gives away (donates) those of
         its state; False spares the memory where no other code holds them.
-      critic: Parameters from :func:`~jaxrl_llm.train.init_critic`, for a recipe with a critic.
-      critic_optimizer: Its optimizer.
-      reference: Where a reference that moves begins; the parameters of the policy by default.
-
-    Returns:
-      The state of step 0.
 
     Raises:
       TypeError: If ``key`` is not a typed key.
@@ -110,7 +108,14 @@ def init_state(
     base = params.base if isinstance(params, Adapted) else ()
     params = trainable(params)
     rest = (recipe.init(), key, jnp.zeros((), jnp.int32))
-    _check_critic(recipe, critic, critic_optimizer)
+    if recipe.critic is None and (critic is not None or critic_optimizer is not None):
+        raise ValueError(f"init_state: recipe {recipe.name!r} has no critic, but one is given.")
+    if recipe.critic is not None and (critic is None or critic_optimizer is None):
+        raise ValueError(
+            f"init_state: recipe {recipe.name!r} has a critic; give critic="
+            f"init_critic(model, params, heads={recipe.critic.heads}, key=...) and its "
+            "critic_optimizer."
+        )
     if mesh is not None:
         rest, critic = jax.tree.map(functools.partial(_place, replicated(mesh)), (rest, critic))
     opt_state = _optimizer_state(optimizer, params, recipe, mesh, rules)
@@ -146,16 +151,7 @@ def optimizer_shardings(
     """Where an optimizer's state lives on a mesh: as the parameters, and split over ``data`` too.
 
     That of an evolution recipe is not: every device makes the full update from the scores, and only
-    scalars go between them.
-
-    Args:
-      opt_state: The state, or its shapes.
-      recipe: What trains.
-      mesh: The mesh.
-      rules: How it splits parameters: ``sharding_rules`` of the model.
-
-    Returns:
-      A ``NamedSharding`` for each leaf.
+    scalars go between them. A ``NamedSharding`` for each leaf.
     """
     place = param_shardings if recipe.forward_only else update_shardings
     return place(opt_state, mesh, rules)
@@ -183,18 +179,6 @@ def _optimizer_state(
     return jax.jit(init, out_shardings=shardings)(params)
 
 
-def _check_critic(recipe, critic, optimizer) -> None:
-    """Raises ValueError unless there is a critic just where the recipe has one."""
-    if recipe.critic is None and (critic is not None or optimizer is not None):
-        raise ValueError(f"init_state: recipe {recipe.name!r} has no critic, but one is given.")
-    if recipe.critic is not None and (critic is None or optimizer is None):
-        raise ValueError(
-            f"init_state: recipe {recipe.name!r} has a critic; give critic="
-            f"init_critic(model, params, heads={recipe.critic.heads}, key=...) and its "
-            "critic_optimizer."
-        )
-
-
 def abstract_state(
     params: ArrayTree,
     optimizer: optax.GradientTransformation,
@@ -206,21 +190,10 @@ def abstract_state(
     critic_optimizer: optax.GradientTransformation | None = None,
     reference: ArrayTree | None = None,
 ) -> TrainState:
-    """The state before the first step, without its arrays.
+    """The state before the first step, without its arrays: of ``jax.ShapeDtypeStruct``.
 
-    Args:
-      params: Parameters, or their shapes (:func:`~jaxrl_llm.models.param_shapes`).
-      optimizer: Any optax transformation.
-      recipe: The method.
-      mesh: The mesh of the shardings; its devices need not exist.
-      rules: How it splits parameters: ``sharding_rules`` of the model.
-      critic: Shapes of a critic's parameters, for a recipe with a critic.
-      critic_optimizer: Its optimizer.
-      reference: Where a reference that moves begins; the parameters of the policy by default.
-
-    Returns:
-      A state of ``jax.ShapeDtypeStruct``, laid out as :func:`~jaxrl_llm.train.init_state` lays out
-      arrays.
+    It is laid out as :func:`init_state` lays out arrays. Shapes of parameters come from
+    :func:`~jaxrl_llm.models.param_shapes`.
 
     Example:
       >>> import optax
@@ -265,11 +238,7 @@ def abstract_batch(
     mesh: jax.sharding.Mesh | None = None,
 ) -> Batch:
     """A batch ``[P, G, T]`` of the arrays that every recipe has, without the arrays."""
-
-    def array(shape: tuple[int, ...], dtype) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype)
-
-    grid = (prompts, group_size)
+    array, grid = jax.ShapeDtypeStruct, (prompts, group_size)
     batch = Batch(
         tokens=array((*grid, length), jnp.int32),
         mask=array((*grid, length), jnp.bool_),

@@ -6,7 +6,7 @@ from helpers import make_batch
 import jaxrl_llm as jr
 from jaxrl_llm.train.logging.results import JsonLines, plot_reward, read_jsonl, samples_table
 from jaxrl_llm.train.mesh import check_batch, make_mesh
-from jaxrl_llm.train.metrics import batch_metrics
+from jaxrl_llm.train.metrics import batch_metrics, rejection_metrics
 
 
 def test_numbers_of_a_batch():
@@ -109,3 +109,14 @@ def test_mesh_sizes():
     check_batch("f", 8, 2, 4)
     with pytest.raises(ValueError, match="f: a microbatch of 4 prompts .* over 8 devices"):
         check_batch("f", 8, 2, 8)
+
+
+def test_two_rules_of_one_function_have_numbers():
+    batch = make_batch()
+    zeros = jnp.zeros(batch.mask.shape)
+    tight, wide = (jr.bind(jr.corrections.veto_mask, threshold=x) for x in (0.5, 0.1))
+    recipe = jr.recipes.rollout_correction(reject=(tight, wide))
+    batch = batch.replace(old_logp=zeros - 1.0, behavior_logp=zeros)
+    shares = rejection_metrics(recipe, batch, batch.mask)
+    assert shares["rejected_tokens/veto_mask_1"] == shares["rejected_tokens"] == 1
+    assert shares["rejected_tokens/veto_mask_2"] == shares["rejected_sequences/veto_mask_2"] == 0

@@ -579,3 +579,34 @@ def test_a_controller_sees_how_far_the_last_update_went():
     # Measured after the last of the three, so beyond what the last saw before it.
     assert float(state.algo_state.last_kl) > float(metrics["approx_kl"]) > 0
     assert int(state.algo_state.controllers["watched"]) == 1
+
+
+def test_what_a_correction_rejects_is_reported_of_all_that_was_sampled():
+    """Two rules: one takes out a sequence, the other tokens, and neither counts the padding."""
+    model, params = tiny_model()
+    batch = make_batch(prompts=2)
+    prompts = (batch.prompt_tokens, batch.prompt_mask)
+    logp, _ = jr.train.score(model, params, *prompts, batch.tokens, batch.mask)
+    shift = jnp.zeros(batch.mask.shape).at[0, 0, 0].set(12.0).at[1, 1, 0].set(-1.0)
+    token = jr.bind(jr.corrections.rejection_mask, statistic="k1", level="token", upper=2.0)
+    recipe = jr.recipes.rollout_correction(reject=(jr.corrections.veto_mask, token))
+    _, metrics, _ = run(recipe, batch.replace(behavior_logp=logp + shift))
+    mask = np.asarray(batch.mask)
+    expected = {
+        "rejected_tokens": (mask[0, 0].sum() + 1) / mask.sum(),
+        "rejected_sequences": 2 / 6,
+        "rejected_tokens/veto_mask": mask[0, 0].sum() / mask.sum(),
+        "rejected_sequences/veto_mask": 1 / 6,
+        "rejected_tokens/rejection_mask": 2 / mask.sum(),
+        "rejected_sequences/rejection_mask": 2 / 6,
+    }
+    for name, value in expected.items():
+        np.testing.assert_allclose(metrics[name], value, rtol=1e-6, err_msg=name)
+    once = jr.recipes.rollout_correction(reject=(token,))
+    _, metrics, _ = run(once, batch.replace(behavior_logp=logp + shift))
+    assert {name for name in metrics if name.startswith("rejected")} == {
+        "rejected_tokens",
+        "rejected_sequences",
+    }
+    _, metrics, _ = run(jr.recipes.rloo(), batch)
+    assert not [name for name in metrics if name.startswith("rejected")]

@@ -141,9 +141,7 @@ class Checkpoints:
     def set_score(self, step: int, values: Mapping[str, float]) -> None:
         """Sets the score of a step, before or after it is saved; needed only with ``best``.
 
-        Args:
-          step: Which one.
-          values: Metrics by name; that of ``best`` counts, more is better.
+        Of the metrics by name, that of ``best`` counts; more is better.
         """
         if self.best is None or self.best not in values:
             return
@@ -365,10 +363,7 @@ class Checkpoints:
 def save(folder: str | Path, state: TrainState, *, model: Model) -> None:
     """Writes the state of a loop of your own, and waits until it is complete.
 
-    Args:
-      folder: Of the checkpoints; the last two stay.
-      state: The state.
-      model: The model; it is checked when the state is restored.
+    The last two in the folder stay. The model is checked when the state is restored.
 
     Raises:
       CheckpointError: If it cannot be written. What was there before stands.

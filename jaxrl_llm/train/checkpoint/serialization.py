@@ -141,7 +141,7 @@ def from_arrays(tree: dict[str, Any], like: TrainState) -> TrainState:
     key = jax.random.wrap_key_data(tree.pop("key"), impl=jax.random.key_impl(like.key))
     leaves = [int(x) for x in tree.pop("data_cursor")]
     cursor = jax.tree.unflatten(jax.tree.structure(like.data_cursor), leaves)
-    return TrainState(**tree, key=key, data_cursor=cursor, base=like.base)
+    return like._replace(**tree, key=key, data_cursor=cursor)
 
 
 def abstract(x):

@@ -111,9 +111,10 @@ def plot_reward(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str = "
     figure = Figure(figsize=(7, 4), layout="constrained")
     FigureCanvasAgg(figure)  # no global state, no display
     axes = figure.add_subplot()
-    train = [(row["step"], row["reward"]) for row in rows if row.get("reward") is not None]
+    train = [row for row in rows if row.get("reward") is not None]
     if train:
-        axes.plot(*zip(*train, strict=True), marker=".", label="training batch, sampled")
+        steps, rewards = [row["step"] for row in train], [row["reward"] for row in train]
+        axes.plot(steps, rewards, marker=".", label="training batch, sampled")
     for kind, marker in (("greedy", "s"), ("sampled", "o")):
         held_out = [(r["step"], r["held_out"][kind]) for r in rows if kind in r.get("held_out", {})]
         if held_out:
