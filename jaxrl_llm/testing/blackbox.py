@@ -1,6 +1,7 @@
-"""Tasks that give a score and nothing else, and a loop that climbs them: functions of a point.
+"""Tasks that give a score and nothing else, and a loop that climbs them.
 
-Every task scores a population at once, and higher is better. Another one is in ``control``.
+``x [..., D]`` is a point, floating point; its score ``[...]`` is at most 0, and higher is better. A
+wrong dtype raises TypeError, a point without an axis ValueError. Another task is in ``control``.
 """
 
 import functools
@@ -24,26 +25,13 @@ def quadratic(x: Array, center: Array | float = 0.0) -> Array:
         f(x) = -sum_i (x_i - c_i)^2
 
     Of noise ``e`` of mean 0 and variance 1 in each entry, ``E f(x + sigma e) = f(x) - sigma^2 D``.
-
-    Args:
-      x: ``[..., D]``, floating point.
-      center: c, ``[D]`` or a number.
-
-    Returns:
-      ``[...]``, at most 0.
-
-    Raises:
-      TypeError: If ``x`` is not floating point.
-      ValueError: If ``x`` has no axis.
+    ``center`` is c, ``[D]`` or a number. It is the sphere function of every benchmark.
 
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
       >>> jr.testing.quadratic(jnp.array([[1.0, 2.0], [0.0, 0.0]]), 1.0).tolist()
       [-1.0, -2.0]
-
-    References:
-      The sphere function of every benchmark of black-box optimization.
     """
     _check_point("quadratic", x)
     return -jnp.sum(jnp.square(x - center), axis=-1)
@@ -64,16 +52,6 @@ def rastrigin(x: Array) -> Array:
 
     so that noise of rank 1, most of whose entries are small, smooths the least.
 
-    Args:
-      x: ``[..., D]``, floating point.
-
-    Returns:
-      ``[...]``, at most 0.
-
-    Raises:
-      TypeError: If ``x`` is not floating point.
-      ValueError: If ``x`` has no axis.
-
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
@@ -81,8 +59,7 @@ def rastrigin(x: Array) -> Array:
       [-20.0, -5.0]
 
     References:
-      Rastrigin (1974), as the usual benchmarks of black-box optimization have it; theirs is to be
-      made small.
+      Rastrigin (1974), with the sign turned: in the usual benchmarks it is to be made small.
     """
     _check_point("rastrigin", x)
     waves = 10.0 * (1.0 - jnp.cos(2.0 * math.pi * x))
@@ -108,8 +85,8 @@ def evolve(
 ) -> tuple[ArrayTree, np.ndarray]:
     """Evolution strategies on any score: perturb, score, shape, and one step of an optimizer.
 
-    What a user writes in a few lines for a new task; for tests and notebooks. All leaves
-    move; a member whose score is not finite counts as the worst.
+    For tests and notebooks. All leaves move; a member whose score is not finite counts as the
+    worst.
 
     Args:
       params: Pytree of floating point arrays.
@@ -125,18 +102,17 @@ def evolve(
       shape: From scores ``[N]`` to fitness.
 
     Returns:
-      ``(params, history)``: the parameters, and the mean score of each step's population, float32
+      ``(params, history)``; the history is the mean score of each step's population, float32
       ``[steps]``.
 
     Raises:
       TypeError: If ``key`` is not one typed key or a count is not an integer.
-      ValueError: If ``population`` is odd, ``sigma`` is not above 0, or ``rank`` does not fit.
+      ValueError: If ``population`` is odd, ``sigma`` is not above 0, or ``rank`` is out of range.
 
     Example:
-      >>> import jax
+      >>> import jax, optax
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
-      >>> import optax
       >>> params, history = jr.testing.evolve(
       ...     {"x": jnp.ones((2, 3))}, jax.random.key(0),
       ...     lambda members, step: jr.testing.quadratic(members["x"].reshape(-1, 6)),

@@ -19,13 +19,11 @@ KEY = jax.random.key(7)
 
 
 class Case(NamedTuple):
-    """A batch before ``prepare``, with what a model computes of it.
+    """A batch before ``prepare``, and what a model computes of it.
 
-    Attributes:
-      batch: All optional log-probabilities are there.
-      logp: float32 ``[P, G, T]`` of the policy being trained.
-      entropy: float32 ``[P, G, T]``.
-      statistics: What the recipe's vocabulary statistics would be, by name.
+    The batch holds all optional log-probabilities. ``logp`` (of the policy being trained) and
+    ``entropy`` are float32 ``[P, G, T]``; ``statistics`` stands for the recipe's statistics of the
+    vocabulary, by name.
     """
 
     batch: Batch
@@ -40,15 +38,13 @@ def make_case(seed: int = 0, *, vocab_size: int = 259, recipe: Recipe | None = N
     Group 2 agrees on its reward, in group 4 one rollout takes no part, in group 5 only one does, in
     group 6 none, and group 7 holds an empty response. Divided into 2 or 4 parts, of neighbors or
     (as a train step does) of every second or fourth prompt, no two parts have the same number of
-    tokens, and the greatest has at least 1.5 times those of the least.
+    tokens, and the greatest has at least 1.5 times those of the least. Cells that are masked hold
+    ordinary numbers.
 
     Args:
       seed: Of the random numbers.
       vocab_size: Tokens are below it.
       recipe: The recipe the case is for: its statistics, and a critic's heads.
-
-    Returns:
-      A Case; cells that are masked hold ordinary numbers.
     """
     rng = np.random.default_rng(seed)
     least = np.array([T - 1, 1, T - 1, 2, T - 2, 1, 1, 1])[:, None]
@@ -101,20 +97,14 @@ def made_up_statistics(recipe: Recipe, batch: Batch, seed: int = 0) -> dict[str,
 
 
 class Compiled(NamedTuple):
-    """A recipe's two functions, compiled.
-
-    Attributes:
-      prepare: ``(batch, state) -> (batch, state)``.
-      loss_and_grad: ``(logp, entropy, statistics, prepared batch) -> (loss, gradients)``, the
-        gradients in the first three.
-    """
+    """A recipe's :func:`prepare` and :func:`loss_and_grad`, compiled."""
 
     prepare: Callable
     loss_and_grad: Callable
 
 
 def loss_and_grad(recipe: Recipe) -> Callable:
-    """``(logp, entropy, statistics, prepared batch) -> (loss, gradients)``, not compiled."""
+    """``(logp, entropy, statistics, prepared batch) -> (loss, gradients in the first three)``."""
 
     def loss(logp, entropy, statistics, batch):
         return recipe.loss(logp, batch, entropy=entropy, statistics=statistics)
@@ -137,11 +127,8 @@ def compiled(recipe: Recipe) -> Compiled:
 class Result(NamedTuple):
     """What a recipe makes of a case.
 
-    Attributes:
-      batch: Prepared.
-      loss: A scalar.
-      grads: In logp, entropy and statistics.
-      state: The state after ``prepare``, from the first one.
+    ``batch`` is prepared, ``grads`` are in logp, entropy and statistics, ``state`` is that after
+    ``prepare``, from the first one.
     """
 
     batch: Batch

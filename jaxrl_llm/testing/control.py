@@ -34,16 +34,6 @@ def mlp_init(key: Array, sizes: Sequence[int]) -> ArrayTree:
     Raises:
       TypeError: If ``key`` is not one typed key or a size is not an integer.
       ValueError: If there are fewer than two sizes or one is below 1.
-
-    Example:
-      >>> import jax
-      >>> import jaxrl_llm as jr
-      >>> params = jr.testing.mlp_init(jax.random.key(0), (4, 16, 2))
-      >>> params["1"]["kernel"].shape, params["1"]["bias"].shape
-      ((16, 2), (2,))
-
-    References:
-      Ours.
     """
     _inputs.check_key("mlp_init", key)
     if len(sizes) < 2:
@@ -80,9 +70,6 @@ def mlp(params: ArrayTree, x: Array) -> Array:
       >>> params = jr.testing.mlp_init(jax.random.key(0), (4, 16, 2))
       >>> jr.testing.mlp(params, jnp.ones((3, 4))).shape
       (3, 2)
-
-    References:
-      Ours.
     """
     checks.check_min_rank("mlp", 1, x=x)
     checks.check_float("mlp", x=x)
@@ -104,8 +91,8 @@ def _actions(params: ArrayTree, observations: Array) -> Array:
 def control_returns(params: ArrayTree, seed: int, *, name: str = "CartPole-v1") -> np.ndarray:
     """What each network of a population earns in one episode of a control task.
 
-    The environments run side by side on the host; all members choose their action, the largest of
-    their outputs, in one compiled call a step.
+    The environments run next to each other on the host; all members choose their action, the
+    largest of their outputs, in one compiled call a step.
 
     Args:
       params: By :func:`mlp_init`, with the axis of the population in front of every leaf.
@@ -139,7 +126,20 @@ def control_returns(params: ArrayTree, seed: int, *, name: str = "CartPole-v1") 
     count = params["0"]["kernel"].shape[0]
     environments = gymnasium.make_vec(name, num_envs=count)
     try:
-        _check_network(params, environments, name)
+        actions = getattr(environments.single_action_space, "n", None)
+        if actions is None:
+            raise ValueError(
+                f"control_returns: name must be of a task with discrete actions; {name!r} has "
+                f"{environments.single_action_space}."
+            )
+        inputs = params["0"]["kernel"].shape[-2]
+        outputs = params[str(len(params) - 1)]["bias"].shape[-1]
+        shape = environments.single_observation_space.shape
+        if (inputs,) != shape or outputs != actions:
+            raise ValueError(
+                f"control_returns: a network for {name!r} reads {shape} and has {actions} outputs; "
+                f"got one of {inputs} and {outputs}."
+            )
         observations, _ = environments.reset(seed=seed)
         total, running = np.zeros(count, np.float32), np.ones(count, bool)
         while running.any():
@@ -151,22 +151,3 @@ def control_returns(params: ArrayTree, seed: int, *, name: str = "CartPole-v1") 
     finally:
         environments.close()
     return total
-
-
-def _check_network(params: ArrayTree, environments, name: str) -> None:
-    actions = getattr(environments.single_action_space, "n", None)
-    if actions is None:
-        raise ValueError(
-            f"control_returns: name must be of a task with discrete actions; {name!r} has "
-            f"{environments.single_action_space}."
-        )
-    inputs, outputs = (
-        params["0"]["kernel"].shape[-2],
-        params[str(len(params) - 1)]["bias"].shape[-1],
-    )
-    shape = environments.single_observation_space.shape
-    if (inputs,) != shape or outputs != actions:
-        raise ValueError(
-            f"control_returns: a network for {name!r} reads {shape} and has {actions} outputs; "
-            f"got one of {inputs} and {outputs}."
-        )

@@ -13,10 +13,7 @@ _TURNS, _TESTS, _SUPPORT = 3, 3, 3
 def make_extras(batch: Batch, *, seed: int = 0, heads: int = 1) -> dict[str, Array]:
     """All of ``recipes.inputs.EXTRAS``, with values such as a run would have.
 
-    Args:
-      batch: With its log-probabilities.
-      seed: Of the random numbers.
-      heads: Predictions of a critic.
+    ``batch`` has its log-probabilities; ``heads`` is the number of a critic's predictions.
     """
     rng = np.random.default_rng(seed + 1000)
     mask = np.asarray(batch.mask)

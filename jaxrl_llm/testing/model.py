@@ -24,14 +24,7 @@ def tiny_config(**overrides) -> ModelConfig:
     """The shape of :func:`tiny_model`: two layers of width 32 over bytes.
 
     Args:
-      **overrides: Fields of ``models.ModelConfig``.
-
-    Returns:
-      A ModelConfig.
-
-    Raises:
-      TypeError: If a field does not exist.
-      ValueError: If the fields do not fit together.
+      **overrides: Fields of ``models.ModelConfig``, which checks them.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -42,18 +35,11 @@ def tiny_config(**overrides) -> ModelConfig:
 
 
 def tiny_model(*, seed: int = 0, **overrides) -> tuple[Model, ArrayTree]:
-    """A Llama of 27 thousand random parameters, for tests and notebooks.
+    """A Llama of 27 thousand random parameters, for tests and notebooks: ``(model, params)``.
 
     Args:
       seed: Of the parameters.
-      **overrides: Fields of ``models.ModelConfig``, such as ``architecture="qwen3", qk_norm=True``.
-
-    Returns:
-      ``(model, params)``.
-
-    Raises:
-      TypeError: If a field does not exist.
-      ValueError: If the fields do not fit together.
+      **overrides: As for :func:`tiny_config`, such as ``architecture="qwen3", qk_norm=True``.
 
     Example:
       >>> import jaxrl_llm as jr

@@ -1,4 +1,7 @@
-"""Checks of a recipe together with a model and the sampler."""
+"""Checks of a recipe together with a model and the sampler.
+
+Each raises AssertionError with its name, the recipe and the number that differs.
+"""
 
 import functools
 from collections.abc import Callable
@@ -48,11 +51,7 @@ def score_batch(
 ) -> Scores:
     """What training computes of a batch, prompts shared by their groups.
 
-    Args:
-      params: Of the model.
-      batch: The batch.
-      temperature: Of the policy.
-      statistics: Those of a recipe.
+    ``statistics`` are pairs of a name and a function, those of a recipe.
     """
     return Scorer(model()[0], temperature)(params, batch, dict(statistics))
 
@@ -91,27 +90,25 @@ def score_rows(
 class Layout(NamedTuple):
     """One way to compute log-probabilities, and its gradient, compiled for all recipes.
 
-    Attributes:
-      score: ``(params, batch) -> Scores``.
-      pull: ``(params, batch, gradients in what Scores holds) -> d params``.
+    ``score`` is ``(params, batch) -> Scores``, ``pull`` is ``(params, batch, gradients in what
+    Scores holds) -> d params``.
     """
 
     score: Callable
     pull: Callable
 
 
-def layout(function: Callable, recipe: Recipe, **options) -> Layout:
+def layout(function: Callable, recipe: Recipe) -> Layout:
     """The compiled forms of :func:`score_batch` or :func:`score_rows` with a recipe's statistics.
 
     Recipes without any share one.
     """
-    return _layout(
-        bind(function, statistics=tuple(recipe.computed_from("policy").items()), **options)
-    )
+    return compiled_layout(bind(function, statistics=tuple(recipe.computed_from("policy").items())))
 
 
 @functools.lru_cache(maxsize=8)
-def _layout(function: Callable) -> Layout:
+def compiled_layout(function: Callable) -> Layout:
+    """The compiled forms of a function of parameters and a batch."""
 
     def pull(params, batch, cotangents):
         return jax.vjp(lambda p: function(p, batch), params)[1](Scores._make(cotangents))[0]
@@ -140,11 +137,6 @@ def widened(batch: Batch, more: int) -> Batch:
     def pad(x, fill):
         return jnp.pad(x, ((0, 0),) * (x.ndim - 1) + ((0, more),), constant_values=fill)
 
-    changes = {"mask": pad(batch.mask, False), "prompt_mask": pad(batch.prompt_mask, False)}
-    changes |= {"tokens": pad(batch.tokens, 1), "prompt_tokens": pad(batch.prompt_tokens, 1)}
-    for name in ("old_logp", "behavior_logp", "ref_logp"):
-        changes[name] = pad(getattr(batch, name), np.nan)
-
     def pad_extra(x):
         if x.shape[:3] != batch.mask.shape:
             return x
@@ -152,7 +144,16 @@ def widened(batch: Batch, more: int) -> Batch:
         widths = [(0, more if axis == 2 else 0) for axis in range(x.ndim)]
         return jnp.pad(x, widths, constant_values=fill)
 
-    return batch.replace(**changes, extras={k: pad_extra(x) for k, x in batch.extras.items()})
+    return batch.replace(
+        mask=pad(batch.mask, False),
+        prompt_mask=pad(batch.prompt_mask, False),
+        tokens=pad(batch.tokens, 1),
+        prompt_tokens=pad(batch.prompt_tokens, 1),
+        old_logp=pad(batch.old_logp, np.nan),
+        behavior_logp=pad(batch.behavior_logp, np.nan),
+        ref_logp=pad(batch.ref_logp, np.nan),
+        extras={k: pad_extra(x) for k, x in batch.extras.items()},
+    )
 
 
 def packed(batch: Batch) -> Batch:
@@ -180,9 +181,6 @@ def check_layouts(recipe: Recipe) -> None:
     A prompt shared by its group, more padding behind prompts and responses, ids in the padding that
     no vocabulary has, several responses packed in a row, and one padded row a rollout that repeats
     the prompt.
-
-    Raises:
-      AssertionError: If they differ.
     """
     params, case = model()[1], model_case(recipe)
     functions, results = compiled(recipe), {}
@@ -208,9 +206,10 @@ def check_layouts(recipe: Recipe) -> None:
 
 @functools.lru_cache(maxsize=1)
 def sampled_batches() -> list[tuple[dict, Batch]]:
-    """Sampled rollouts; the policy that sampled is what the sampler reports.
+    """Sampled rollouts, by the options of the sampler.
 
-    That is its log-probability over the truncated support, as in the training loop.
+    The policy that sampled is what the sampler reports: its log-probability over the truncated
+    support, as in the training loop.
     """
     (network, params), template = model(), make_case()
     prompts = [
@@ -220,7 +219,14 @@ def sampled_batches() -> list[tuple[dict, Batch]]:
     batches = []
     for options in SAMPLING:
         sample = make_sampler(
-            network, max_new_tokens=cases.T, group_size=cases.G, stop_ids=(0, 1, 2), **options
+            network,
+            max_new_tokens=cases.T,
+            group_size=cases.G,
+            stop_ids=(0, 1, 2),
+            temperature=options["temperature"],
+            top_k=options.get("top_k"),
+            top_p=options.get("top_p"),
+            min_p=options.get("min_p"),
         )
         rollout = sample(params, jax.random.key(0), prompts)
         batch = template.batch.replace(
@@ -240,7 +246,7 @@ def rollout_cases(recipe: Recipe) -> list[tuple[dict, Case]]:
     """What the model samples, with what training computes of it."""
     pairs = []
     for options, batch in sampled_batches():
-        way = layout(score_batch, recipe, temperature=options["temperature"])
+        way = layout(bind(score_batch, temperature=options["temperature"]), recipe)
         scored = way.score(model()[1], batch)
         batch = batch.replace(ref_logp=scored.logp)
         pairs.append((options, Case(batch, scored.logp, scored.entropy, scored.statistics)))
@@ -252,9 +258,6 @@ def check_rollouts(recipe: Recipe) -> None:
 
     The proximal log-probability is the sampler's, at its temperature over the truncated support;
     the gradient must be that of the plain policy gradient.
-
-    Raises:
-      AssertionError: If the ratio is not 1 or the gradient another one.
     """
     for options, case in rollout_cases(recipe):
         mask = np.asarray(case.batch.mask)
@@ -265,11 +268,7 @@ def check_rollouts(recipe: Recipe) -> None:
 
 
 def check_model_precision(recipe: Recipe) -> None:
-    """A bfloat16 model goes in; loss, advantages and weights are float32.
-
-    Raises:
-      AssertionError: If one is not.
-    """
+    """A bfloat16 model goes in; loss, advantages and weights are float32."""
     network, params = tiny_model(num_layers=1, dtype="bfloat16")
     batch = model_case(recipe).batch
     statistics = recipe.computed_from("policy")

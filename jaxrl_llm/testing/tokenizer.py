@@ -34,13 +34,8 @@ class ByteTokenizer:
     def encode(self, text: str, *, allow_special: bool = True) -> list[int]:
         """Ids of a text.
 
-        Args:
-          text: Any string.
-          allow_special: Read ``<bos>``, ``<eos>`` and ``<pad>`` as one id each. False for text that
-            comes from outside, where they are bytes like any other.
-
-        Returns:
-          A list of ids.
+        Without ``allow_special``, for text that comes from outside, ``<bos>``, ``<eos>`` and
+        ``<pad>`` are bytes like any other and not one id each.
         """
         parts = _SPLIT.split(text) if allow_special else [text]
         ids: list[int] = []
@@ -51,15 +46,8 @@ class ByteTokenizer:
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of ids; bytes that are not UTF-8 become the replacement character.
 
-        Args:
-          ids: Ids below 259.
-          skip_special: Leave special tokens out instead of writing their names.
-
-        Returns:
-          A string.
-
-        Raises:
-          ValueError: If an id is outside the vocabulary.
+        Without ``skip_special``, special tokens are written by their names and not left out. Raises
+        ValueError if an id is outside the vocabulary.
         """
         data = bytearray()
         for i in map(int, ids):
@@ -76,12 +64,8 @@ class ByteTokenizer:
     ) -> str:
         r"""Messages as one text: ``<bos>role``, a new line, the content, ``<eos>``.
 
-        Args:
-          messages: Each with "role" and "content".
-          add_generation_prompt: End with the opening of the assistant's message.
-
-        Returns:
-          A string for :meth:`encode`.
+        Each message has "role" and "content"; with ``add_generation_prompt`` the text ends with the
+        opening of the assistant's message.
 
         Example:
           >>> ByteTokenizer().chat([{"role": "user", "content": "2+2?"}])

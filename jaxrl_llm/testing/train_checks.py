@@ -1,4 +1,7 @@
-"""Checks of a recipe together with the train step and a checkpoint."""
+"""Checks of a recipe together with the train step and a checkpoint.
+
+Each raises AssertionError with its name, the recipe and the number that differs.
+"""
 
 import tempfile
 from collections.abc import Sequence
@@ -8,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxrl_llm.core import ArrayTree
+from jaxrl_llm.core import ArrayTree, bind
 from jaxrl_llm.models import param_shardings
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards, shard
 from jaxrl_llm.recipes import Recipe
@@ -63,18 +66,11 @@ def _descended(recipe: Recipe, *, microbatches: int = 1, mesh=None, rows=False) 
 def check_train_step(recipe: Recipe, *, sizes: Sequence[tuple[int, int, int]] = ((2, 2, 2),)):
     """One train step is the gradient of the loss: in 2 and 4 microbatches, packed, and on a mesh.
 
-    At a temperature other than 1; the gradient it is held to is put together by hand. The mesh has
-    all three axes at once; :func:`check_devices` takes them one by one.
-
-    Args:
-      recipe: A Recipe.
-      sizes: Of the meshes.
-
-    Raises:
-      AssertionError: If an update differs.
+    At a temperature other than 1; the expected gradient is put together by hand. The mesh, one of
+    ``sizes``, has all three axes at once; :func:`check_devices` takes them one by one.
     """
     params, batch = model()[1], model_case(recipe).batch
-    way = layout(score_batch, recipe, temperature=TEMPERATURE)
+    way = layout(bind(score_batch, temperature=TEMPERATURE), recipe)
     key = prepare_key(jax.random.key(0), 0) if recipe.draws else None
     prepared, _ = jax.jit(recipe.prepare)(batch, recipe.init(), key=key)
     scored = way.score(params, batch)
@@ -95,11 +91,7 @@ def check_train_step(recipe: Recipe, *, sizes: Sequence[tuple[int, int, int]] = 
 
 
 def check_checkpoint(recipe: Recipe) -> None:
-    """The state survives a checkpoint, and what follows depends on it alone.
-
-    Raises:
-      AssertionError: If a leaf is no array, does not come back, or the next step differs.
-    """
+    """The state survives a checkpoint, and what follows depends on it alone."""
     name = "check_checkpoint"
     first, second = (make_case(seed, recipe=recipe).batch for seed in (0, 1))
     prepare = cases.prepare(recipe)
