@@ -37,6 +37,43 @@ pack_ternary, unpack_ternary          integers: votes as bytes
 quantize_int8, quantized_step,        int8 weights of a float model
 apply_quantized, distillation_fitness
 ====================================  ==============================================================
+
+Arguments that the functions share, and what they raise:
+
+===========================  =======================================================================
+``params``                   pytree of arrays, or of their shapes
+``classes``                  pytree of class names in the form of ``params``, by `leaf_classes`
+``key``                      a typed key: of the run, or (`leaf_key`) of the leaf of a function that
+                             takes a ``shape``
+``epoch``                    int ``[]``, updates made so far
+``members``, ``member``      int ``[...]``, ids from 0
+``fitness``                  shaped, floating point and finite: ``[N]``, or ``[P, G]``, groups of
+                             members in order
+``shape``                    of the leaf, ``[a, b]`` of a matrix
+``sigma``                    scale of the noise: 0 for the plain model, above 0 in an update
+``rank``                     r of the noise of matrices, at most the smaller side of each
+``dtype``                    of the noise. It decides what is drawn, not only how it is stored
+``noise_reuse``              for how many epochs a draw stays; 1 draws afresh at each, 0 never
+``pairs``                    whether members 2k and 2k+1 share draw k, with opposite signs
+``baseline``                 how many of the first members carry no noise; even with pairs
+``draws``                    int, the draw of each pair (of each member without pairs); None for
+                             0, 1, 2, ...
+``chunk``                    how many draws are in memory at a time; it changes nothing else
+``x``                        activations ``[..., T, in]``, axes of members in front: ``[N, T, in]``
+``tokens``                   int ``[..., T]``, axes of members in front
+``perturbation``             the noise of ``w`` of the shape of ``w``; None for the plain layer
+``table``                    integers: int8 ``[size]``, by `int8_table`
+``signs``                    integers: int ``[N / 2]``, which side of each pair was better, by
+                             `pair_sign`
+``threshold``                integers: int ``[]``, by `egg_threshold`
+``shift``                    integers: the noise has scale ``2^-shift``
+===========================  =======================================================================
+
+An update draws the noise again, so ``sigma``, ``rank``, ``dtype``, ``noise_reuse``, ``pairs`` and
+``shift`` must be those that the members had. Every function raises TypeError for a wrong dtype, a
+``key`` that is not one typed key, and a count that is not an integer; ValueError for shapes that
+disagree, ``classes`` of another form, an odd number of members with ``pairs``, and an option that
+is unknown or out of its range. Its ``Raises`` lists only what goes beyond that.
 """
 
 from jaxrl_llm.evolution.fitness import (

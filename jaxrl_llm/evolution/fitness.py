@@ -1,9 +1,13 @@
 """Scores of members to shaped fitness: what each counts in the update.
 
-Every function takes scores with the members along the last axis and higher for better. Leading axes
-are groups of members that share a prompt: ``[P, G]``, whose shaped values, flattened, are those of
-the population. Where all scores of a group are equal, its members get exactly 0. Scores that are
-not floating point raise TypeError; only :func:`pair_sign` also takes integers.
+``scores`` are floating point and finite, higher is better, with members along the last axis:
+``[..., N]``. Leading axes are groups of members that share a prompt: ``[P, G]``, whose shaped
+values, flattened, are those of the population. Functions of several questions take ``[Q, N]``,
+question by member. What is shaped is float32; where all scores of a group are equal, its members
+get exactly 0.
+
+Scores that are not floating point raise TypeError, except for :func:`pair_sign`; a wrong number of
+axes or of members, and an option out of its range, ValueError.
 """
 
 import math
@@ -38,10 +42,6 @@ def fill_missing(scores: Array, *, where: Array | None = None) -> tuple[Array, A
       ``(scores, missing)``: float32 ``[..., N]``, and how many were missing of each group, int32
       ``[...]``.
 
-    Raises:
-      TypeError: If ``where`` is not bool.
-      ValueError: If the shapes differ.
-
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
@@ -72,15 +72,12 @@ def zscore(
     values of a group add up to 0.
 
     Args:
-      scores: ``[..., N]``, floating point and finite, higher is better.
+      scores: See the module.
       deviation: Of "all" scores, or of each "group"; the same for ``[N]``.
       eps: Added to the variance, in squared units of score; not negative.
 
     Returns:
       float32 ``[..., N]``.
-
-    Raises:
-      ValueError: If ``deviation`` is unknown or ``eps`` is negative.
 
     Example:
       >>> import jax.numpy as jnp
@@ -108,13 +105,10 @@ def question_fitness(scores: Array) -> Array:
         F_n = mean_q (S[q, n] - mean_n S[q, n]) / std(S)          std over all of S, population form
 
     Args:
-      scores: ``[Q, N]``, floating point and finite: question by member.
+      scores: See the module.
 
     Returns:
       float32 ``[N]``; 0 throughout where all scores are equal.
-
-    Raises:
-      ValueError: If ``scores`` has not two axes.
 
     Example:
       >>> import jax.numpy as jnp
@@ -137,14 +131,11 @@ def mean_fitness(scores: Array, *, shape: Callable[[Array], Array] = zscore) -> 
         F = shape(mean_q S[q, n])
 
     Args:
-      scores: ``[Q, N]``, floating point and finite: question by member.
+      scores: See the module.
       shape: Shapes the means ``[N]``: any function of this module that keeps their number.
 
     Returns:
       float32 ``[N]``.
-
-    Raises:
-      ValueError: If ``scores`` has not two axes.
 
     Example:
       >>> import jax.numpy as jnp
@@ -171,16 +162,13 @@ def centered_ranks(scores: Array, *, ties: Literal["index", "mean"] = "index") -
     A group that is all equal, or of one member, gets 0.
 
     Args:
-      scores: ``[..., N]``, floating point and finite, higher is better.
+      scores: See the module.
       ties: Of equal scores the "index" gives the earlier member the lower rank; "mean" gives all
         the mean of their ranks. With few distinct scores only the latter is fair to the two sides
         of a pair.
 
     Returns:
       float32 ``[..., N]``, adding up to 0 over a group.
-
-    Raises:
-      ValueError: If ``ties`` is unknown.
 
     Example:
       >>> import jax.numpy as jnp
@@ -222,9 +210,6 @@ def pair_sign(scores: Array) -> Array:
     Returns:
       int8 ``[..., N / 2]``. :func:`pair_fitness` makes fitness of members of it.
 
-    Raises:
-      ValueError: If the number of members is odd.
-
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
@@ -255,10 +240,6 @@ def pair_fitness(values: Array) -> Array:
     Returns:
       float32 ``[..., 2 K]``.
 
-    Raises:
-      TypeError: If ``values`` is not an array.
-      ValueError: If ``values`` has no axis.
-
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
@@ -288,10 +269,6 @@ def best_of(scores: Array, *, k: int | None = None) -> Array:
 
     Returns:
       float32 ``[...]``.
-
-    Raises:
-      TypeError: If ``k`` is not an integer.
-      ValueError: If ``k`` is below 1 or above S.
 
     Example:
       >>> import jax.numpy as jnp

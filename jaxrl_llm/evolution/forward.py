@@ -1,4 +1,7 @@
-"""The perturbed model: products, rows of a table, a tree of one member, a delta of a population."""
+"""The perturbed model: products, rows of a table, a tree of one member, a delta of a population.
+
+The package describes shared arguments, and the TypeError and ValueError that every function raises.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -21,17 +24,12 @@ def eggroll_matmul(
     only ``x A`` and what follows differ by member. The mean over a pair is the plain layer.
 
     Args:
-      x: ``[..., T, in]``, with the axes of the members, if any, in front: ``[N, T, in]``.
+      x, perturbation, sigma: See the package.
       w: ``[in, out]``, or ``[out, in]`` with ``transpose``.
-      perturbation: By :func:`lowrank_noise` of the shape of ``w``; None for the plain layer.
-      sigma: Scale of the noise, not negative.
       transpose: Whether ``w`` is ``[out, in]``.
 
     Returns:
       ``[..., T, out]``, in the dtype of ``x``.
-
-    Raises:
-      ValueError: If shapes disagree or ``sigma`` is negative.
 
     Example:
       >>> import jax.numpy as jnp
@@ -71,17 +69,11 @@ def eggroll_embed(tokens: Array, w: Array, perturbation: LowRank | None, *, sigm
         y[t] = W[t] + (sign sigma / sqrt(r)) A[t] B^T
 
     Args:
-      tokens: int ``[..., T]``, with the axes of the members, if any, in front.
+      tokens, perturbation, sigma: See the package.
       w: ``[V, D]``.
-      perturbation: By :func:`lowrank_noise` of the shape of ``w``; None for the plain rows.
-      sigma: Scale of the noise, not negative.
 
     Returns:
       ``[..., T, D]``, in the dtype of ``w``.
-
-    Raises:
-      TypeError: If ``tokens`` are not integers.
-      ValueError: If shapes disagree or ``sigma`` is negative.
 
     Example:
       >>> import jax
@@ -142,24 +134,11 @@ def perturb(
     :func:`model_delta` exists; both have the same noise.
 
     Args:
-      params: Pytree of arrays.
-      classes: Pytree of class names, by :func:`leaf_classes`.
-      key: A typed key, that of the run.
-      epoch: int ``[]``, updates made so far.
-      member: int ``[]``, its id.
-      sigma: Scale of the noise, not negative; 0 for the parameters as they are.
-      rank: Of the noise of matrices.
-      dtype: Of the noise; it decides what is drawn.
-      noise_reuse: For how many epochs a draw stays; 1 draws afresh at each, 0 never.
-      pairs: Whether members 2k and 2k+1 share a draw, with opposite signs.
-      baseline: How many of the first members carry no noise.
+      params, classes, key, epoch, member, sigma, rank, dtype, noise_reuse, pairs, baseline: See the
+        package.
 
     Returns:
       Parameters of the same form and dtypes; int8 leaves become float32.
-
-    Raises:
-      TypeError: If ``key`` is not one typed key or an id is not an integer.
-      ValueError: If ``classes`` is wrong, or an option is out of its range.
 
     Example:
       >>> import jax
@@ -229,17 +208,9 @@ def model_delta(
     holds many members; the sampler takes one with a single leading axis, as ``deltas``.
 
     Args:
-      params: Pytree of arrays, or of their shapes: a nested dict.
-      classes: Pytree of class names, by :func:`leaf_classes`.
-      key: A typed key, that of the run.
-      epoch: int ``[]``, updates made so far.
+      params, classes, key, epoch, sigma, rank, dtype, noise_reuse, pairs, baseline: See the
+        package.
       members: int ``[P, G]``, or ``[N]`` for the sampler: which member each row is.
-      sigma: Scale of the noise, not negative; 0 for the plain model.
-      rank: Of the noise of matrices.
-      dtype: Of the noise; it decides what is drawn.
-      noise_reuse: For how many epochs a draw stays; 1 draws afresh at each, 0 never.
-      pairs: Whether members 2k and 2k+1 share a draw, with opposite signs.
-      baseline: How many of the first members carry no noise.
       share_pairs: Whether the factors of a pair are stored once, ``[N / 2, ...]``, with a scale
         for each member. ``model.apply`` and the sampler of a population take that as well, in half
         of the memory.
@@ -248,10 +219,8 @@ def model_delta(
       Nested dict, without what is frozen.
 
     Raises:
-      TypeError: If ``key`` is not one typed key or the ids are not integers.
-      ValueError: If ``classes`` is wrong, an option is out of its range, a leaf is none of
-        those above, or pairs are to be shared and ``members`` is no numpy array of complete pairs,
-        side by side.
+      ValueError: If a leaf that moves is none of those above, or pairs are to be shared and
+        ``members`` is not a numpy array of complete pairs, side by side.
 
     Example:
       >>> import jax

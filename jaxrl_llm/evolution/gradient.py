@@ -1,4 +1,7 @@
-"""The update: shaped fitness and noise that is drawn again, contracted to a gradient a leaf."""
+"""The update: shaped fitness and noise that is drawn again, contracted to a gradient a leaf.
+
+The package describes shared arguments, and the TypeError and ValueError that every function raises.
+"""
 
 import math
 from collections.abc import Callable
@@ -91,32 +94,19 @@ def eggroll_grad(
     them with :func:`moving`.
 
     Args:
-      params: Pytree of arrays, or of their shapes.
-      classes: Pytree of class names, by :func:`leaf_classes`.
-      key: A typed key, that of the run.
-      epoch: int ``[]``, updates made so far.
-      fitness: ``[N]``, shaped, floating point and finite; or ``[P, G]``, groups of members in
-        order.
+      params, classes, key, epoch, fitness, rank, dtype, noise_reuse, pairs, draws, chunk: See the
+        package.
       sigma: Scale of the noise that the members had, above 0; is not used by ``scale="mean"``.
-      rank: Of the noise of matrices, as the members had it.
-      dtype: Of the noise, as the members had it.
-      noise_reuse: As the members had it.
-      pairs: Whether members 2k and 2k+1 are the two sides of draw k.
-      draws: int ``[N / 2]`` (``[N]`` without pairs), the draw of each pair; None for 0, 1, 2, ...
       scale: What stands before the sum.
       sign: Whether the signs of the factors take their place in the update; the members have the
         factors themselves.
-      chunk: How many draws are in memory at a time; it changes nothing else.
 
     Returns:
       Pytree of the form of ``params``, in the dtypes of its leaves; float32 for integer leaves.
 
     Raises:
-      TypeError: If ``key`` is not one typed key, ``fitness`` is not floating point, or a count is
-        not an integer.
-      ValueError: If ``classes`` is wrong, the number of members is odd with pairs, a group ends
-        inside a pair, ``sigma`` is missing, not above 0 or without effect, or another option is out
-        of its range.
+      ValueError: If a group ends inside a pair, ``sigma`` is missing or without effect, or ``sign``
+        is.
 
     Example:
       >>> import jax

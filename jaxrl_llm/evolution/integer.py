@@ -1,6 +1,9 @@
 """EGG: a network of int8 weights and activations, with noise in the same integers.
 
 All is fixed point with 16 for 1.0, clipped to +-127. The only nonlinearity is that saturation.
+Activations and weights, noisy or not, are int8; other dtypes raise TypeError, and shapes that
+disagree ValueError. The noise of a leaf ``w`` is by :func:`int8_noise`. The package describes
+shared arguments and errors.
 """
 
 import math
@@ -27,9 +30,6 @@ def saturate(x: Array) -> Array:
     Returns:
       int8 of the same shape.
 
-    Raises:
-      TypeError: If ``x`` does not hold integers.
-
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
@@ -47,15 +47,11 @@ def int8_table(key: Array, *, size: int = 2**20) -> Array:
     """The table that all integer noise is read from: ``trunc(16 normal)``.
 
     Args:
-      key: A typed key.
+      key: See the package.
       size: How many entries, a power of two.
 
     Returns:
       int8 ``[size]``.
-
-    Raises:
-      TypeError: If ``key`` is not one typed key.
-      ValueError: If ``size`` is not a power of two.
 
     Example:
       >>> import jax
@@ -105,22 +101,16 @@ def int8_noise(
     multiplied entry by entry. Reading wraps at the end of the table.
 
     Args:
-      table: int8 ``[size]``, by :func:`int8_table`.
-      key: A typed key, that of the leaf (see :func:`leaf_key`).
-      epoch: int ``[]``, updates made so far.
-      members: int ``[...]``, ids; 2k and 2k+1 are a pair.
+      table, key, epoch, members, rank, noise_reuse: See the package.
       shape: ``[a, b]`` or ``[n]``, of the leaf.
-      rank: r, of a matrix's noise.
-      noise_reuse: For how many epochs a slice stays; 1 takes another at each, 0 never.
 
     Returns:
       :class:`LowRank` of int8 factors ``[..., a, r]`` and ``[..., b, r]``, or ``[..., n]`` twice,
       and int32 signs.
 
     Raises:
-      TypeError: If ``table`` is not int8, ``key`` not one typed key, or an id not an integer.
-      ValueError: If the leaf is neither a matrix nor a vector, needs more than the table has, or a
-        count is out of its range.
+      ValueError: If the leaf is neither a matrix nor a vector, or reads more entries than ``table``
+        has.
 
     Example:
       >>> import jax
@@ -181,17 +171,12 @@ def egg_matmul(x: Array, w: Array, perturbation: LowRank | None, *, shift: int =
     of usual size. The shift rounds down, so that a pair is not exactly antithetic.
 
     Args:
+      perturbation, shift: See the package.
       x: int8 ``[..., T, in]``, with the axes of the members, if any, in front.
       w: int8 ``[out, in]``.
-      perturbation: By :func:`int8_noise` of the shape of ``w``; None for the plain layer.
-      shift: The noise has scale ``2^-shift``.
 
     Returns:
       int8 ``[..., T, out]``.
-
-    Raises:
-      TypeError: If ``x`` or ``w`` is not int8.
-      ValueError: If shapes disagree or ``shift`` is negative.
 
     Example:
       >>> import jax.numpy as jnp
@@ -230,17 +215,11 @@ def egg_embed(tokens: Array, w: Array, perturbation: LowRank | None, *, shift: i
         y[t] = sat(W[t] + ((sign A[t] B^T) >> (4 + shift)))
 
     Args:
-      tokens: int ``[..., T]``, with the axes of the members, if any, in front.
+      tokens, perturbation, shift: See the package.
       w: int8 ``[V, D]``.
-      perturbation: By :func:`int8_noise` of the shape of ``w``; None for the plain rows.
-      shift: The noise has scale ``2^-shift``.
 
     Returns:
       int8 ``[..., T, D]``.
-
-    Raises:
-      TypeError: If ``tokens`` are not integers or ``w`` is not int8.
-      ValueError: If shapes disagree or ``shift`` is negative.
 
     Example:
       >>> import jax.numpy as jnp
@@ -275,16 +254,11 @@ def egg_vector(w: Array, perturbation: LowRank | None, *, shift: int = 4) -> Arr
         y = sat(w + ((sign e1 e2) >> (4 + shift)))
 
     Args:
+      perturbation, shift: See the package.
       w: int8 ``[n]``.
-      perturbation: By :func:`int8_noise` of the shape of ``w``; None for the plain vector.
-      shift: The noise has scale ``2^-shift``.
 
     Returns:
       int8 ``[..., n]``, with the axes of the members in front.
-
-    Raises:
-      TypeError: If ``w`` is not int8.
-      ValueError: If shapes disagree or ``shift`` is negative.
 
     Example:
       >>> import jax.numpy as jnp
@@ -328,10 +302,6 @@ def egg_norm(x: Array, w: Array) -> Array:
     Returns:
       int8 ``[..., n]``, of mean size about 16 for ``w`` of 16.
 
-    Raises:
-      TypeError: If an argument is not int8.
-      ValueError: If the last axes differ.
-
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
@@ -366,10 +336,6 @@ def egg_gru(state: Array, forget: Array, propose: Callable[[Array], Array]) -> A
 
     Returns:
       int8 ``[..., D]``, between the old state and the proposed one.
-
-    Raises:
-      TypeError: If an array is not int8.
-      ValueError: If the shapes differ.
 
     Example:
       >>> import jax.numpy as jnp
@@ -406,8 +372,7 @@ def egg_log_likelihood(logits: Array, targets: Array) -> Array:
       int32 ``[...]``.
 
     Raises:
-      TypeError: If ``logits`` are not int8 or ``targets`` not integers.
-      ValueError: If shapes disagree, or V is so large that the sum could overflow.
+      ValueError: If V is so large that the sum could overflow.
 
     Example:
       >>> import jax.numpy as jnp

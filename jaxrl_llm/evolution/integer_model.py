@@ -1,4 +1,9 @@
-"""EGG: a small recurrent language model that computes in integers alone."""
+"""EGG: a small recurrent language model that computes in integers alone.
+
+``params`` is a nested dict of int8 matrices ``[out, in]`` and vectors, by :func:`egg_init`. The
+package describes the other shared arguments, and the TypeError and ValueError that every function
+raises.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +35,7 @@ def egg_init(key: Array, *, vocab: int = 256, width: int = 256, layers: int = 6)
     Matrices are ``round(16 normal)``, weights of norms 16, biases 0.
 
     Args:
-      key: A typed key.
+      key: See the package.
       vocab: V, how many tokens there are.
       width: D.
       layers: How many layers, each a recurrent cell and an MLP of width 4 D.
@@ -39,9 +44,7 @@ def egg_init(key: Array, *, vocab: int = 256, width: int = 256, layers: int = 6)
       Nested dict of int8; matrices are ``[out, in]``.
 
     Raises:
-      TypeError: If ``key`` is not one typed key, or a size is not an integer.
-      ValueError: If a size is below 1, there are more than 4,096 layers, or more than 2^36
-        parameters.
+      ValueError: If there are more than 4,096 layers, or more than 2^36 parameters.
 
     Example:
       >>> import jax
@@ -95,19 +98,13 @@ def egg_noise(
     """The noise of some members for every leaf of an integer model, of rank 1.
 
     Args:
-      params: Nested dict of int8, matrices and vectors.
-      table: int8 ``[size]``, by :func:`int8_table`.
-      key: A typed key, that of the run.
-      epoch: int ``[]``, updates made so far.
-      members: int ``[...]``, ids; 2k and 2k+1 are a pair.
-      noise_reuse: For how many epochs a slice stays; 1 takes another at each, 0 never.
+      params, table, key, epoch, members, noise_reuse: See the package.
 
     Returns:
       The tree with a :class:`LowRank` for each leaf, by :func:`int8_noise`.
 
     Raises:
-      TypeError: If ``table`` is not int8, ``key`` not one typed key, or an id not an integer.
-      ValueError: If a leaf needs more than the table has.
+      ValueError: If a leaf reads more entries than ``table`` has.
 
     Example:
       >>> import jax
@@ -150,19 +147,17 @@ def egg_scores(
     fitness is the sum of its scores over a window.
 
     Args:
-      params: By :func:`egg_init`.
+      params, shift: See the package.
       tokens: int ``[..., T + 1]``, with the axes of the members in front if there are any.
       state: int8 ``[layers, ..., D]``, what the text before left; None for its beginning.
       perturbations: By :func:`egg_noise` of members with the leading axes of ``tokens``; None for
         the plain model.
-      shift: The noise has scale ``2^-shift``.
 
     Returns:
       ``(scores, state)``: int32 ``[..., T]`` and int8 ``[layers, ..., D]``.
 
     Raises:
-      TypeError: If ``tokens`` are not integers or ``state`` is not int8.
-      ValueError: If there are fewer than two tokens, or the shapes do not fit.
+      ValueError: If there are fewer than two tokens.
 
     Example:
       >>> import jax
@@ -252,22 +247,13 @@ def egg_evolve(
     """All leaves of an integer model after an update, each by :func:`egg_update`.
 
     Args:
-      params: Nested dict of int8, matrices and vectors.
-      table: int8 ``[size]``, as the members had it.
-      key: A typed key, that of the run.
-      epoch: int ``[]``, updates made so far.
-      signs: int ``[N / 2]``, which side of each pair was better, by :func:`pair_sign`.
-      threshold: int ``[]``, by :func:`egg_threshold`.
-      noise_reuse: As the members had it.
-      chunk: How many pairs are in memory at a time; it changes nothing else.
+      params, table, key, epoch, signs, threshold, noise_reuse, chunk: See the package.
 
     Returns:
       Parameters of the same form, int8; none moves by more than 1.
 
     Raises:
-      TypeError: If a leaf or ``table`` is not int8, ``signs`` are not integers, or ``key`` is not
-        one typed key.
-      ValueError: If ``signs`` is empty or has not one axis, or a leaf is too large for the table.
+      ValueError: If ``signs`` is empty, or a leaf reads more entries than ``table`` has.
 
     Example:
       >>> import jax

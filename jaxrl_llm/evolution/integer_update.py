@@ -1,4 +1,7 @@
-"""EGG's update: pairs vote on every weight, and those moved by more than chance move by one."""
+"""EGG's update: pairs vote on every weight, and those moved by more than chance move by one.
+
+The package describes shared arguments, and the TypeError and ValueError that every function raises.
+"""
 
 import math
 
@@ -24,9 +27,6 @@ def egg_alpha(step: Array | int, *, decay: float = 0.015) -> Array:
     Returns:
       float32 ``[...]``, in (0, 1].
 
-    Raises:
-      ValueError: If ``decay`` is negative.
-
     Example:
       >>> import jaxrl_llm as jr
       >>> float(jr.evolution.egg_alpha(1000))
@@ -49,9 +49,6 @@ def egg_threshold(alpha: Array | float) -> Array:
 
     Returns:
       int32 ``[...]``.
-
-    Raises:
-      ValueError: If ``alpha`` is not in (0, 1].
 
     Example:
       >>> import jax.numpy as jnp
@@ -76,17 +73,13 @@ def egg_step(w: Array, votes: Array, *, num_pairs: int, threshold: Array | int) 
     Under random fitness ``Z / (256 sqrt(pairs))`` is about standard normal, for noise of rank 1.
 
     Args:
+      threshold: See the package.
       w: int8 of any shape.
       votes: int32 of the same shape, Z: the sum of ``F_k A_k B_k^T`` over pairs.
       num_pairs: How many pairs voted, or were tied.
-      threshold: int ``[]``, by :func:`egg_threshold`.
 
     Returns:
       int8 of the same shape.
-
-    Raises:
-      TypeError: If ``w`` is not int8 or ``votes`` not integers.
-      ValueError: If the shapes differ or ``num_pairs`` is below 1.
 
     Example:
       >>> import jax.numpy as jnp
@@ -125,23 +118,14 @@ def egg_update(
         Z = sum_k F_k A_k B_k^T                     a vector:  Z = sum_k F_k e1_k e2_k
 
     Args:
+      table, key, epoch, signs, threshold, rank, noise_reuse, chunk: See the package.
       w: int8 ``[a, b]`` or ``[n]``.
-      table: int8 ``[size]``, as the members had it.
-      key: A typed key, that of the leaf.
-      epoch: int ``[]``, updates made so far.
-      signs: int ``[N / 2]``, which side of each pair was better, by :func:`pair_sign`.
-      threshold: int ``[]``, by :func:`egg_threshold`.
-      rank: Of the noise of a matrix, as the members had it.
-      noise_reuse: As the members had it.
-      chunk: How many pairs are in memory at a time; it changes nothing else.
 
     Returns:
       int8 of the shape of ``w``; no weight moves by more than 1.
 
     Raises:
-      TypeError: If ``w`` or ``table`` is not int8, ``signs`` are not integers, or ``key`` is not
-        one typed key.
-      ValueError: If ``signs`` is empty or has not one axis, or the leaf is too large for the table.
+      ValueError: If ``signs`` is empty, or the leaf reads more entries than ``table`` has.
 
     Example:
       >>> import jax
@@ -185,10 +169,6 @@ def pack_ternary(values: Array) -> Array:
     Returns:
       uint8 ``[..., ceil(N / 5)]``; zeros fill the last byte.
 
-    Raises:
-      TypeError: If ``values`` are not integers.
-      ValueError: If ``values`` has no axis.
-
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
@@ -218,7 +198,6 @@ def unpack_ternary(packed: Array, count: int) -> Array:
       int8 ``[..., count]``, each -1, 0 or 1.
 
     Raises:
-      TypeError: If ``packed`` is not uint8 or ``count`` is not an integer.
       ValueError: If there are fewer than ``count`` values, or a byte too many.
 
     Example:

@@ -1,4 +1,8 @@
-"""Which noise each leaf of a model's parameters gets: classes by a rule, and a table of them."""
+"""Which noise each leaf of a model's parameters gets: classes by a rule, and a table of them.
+
+The package describes ``params`` and ``classes``. What does not match, and an unknown class, raises
+ValueError.
+"""
 
 import fnmatch
 import functools
@@ -38,7 +42,7 @@ def leaf_classes(
     the vocabulary (``embed/...``, ``head/...``) and integers are frozen.
 
     Args:
-      params: Pytree of arrays, or of their shapes.
+      params: See the package.
       rules: ``(pattern, class)``; in a pattern ``*`` stands for any text, also with ``/`` in it:
         ``("*/mlp/*", "frozen")``.
       others: Class of norms, biases and other leaves that are no matrix.
@@ -47,7 +51,7 @@ def leaf_classes(
       Pytree of the class names, in the form of ``params``.
 
     Raises:
-      ValueError: If a class is unknown, a rule matches no leaf, or a class does not suit a leaf.
+      ValueError: If a rule matches no leaf, or its class does not suit a leaf.
 
     Example:
       >>> import jax.numpy as jnp
@@ -107,13 +111,10 @@ def moving(classes: ArrayTree) -> ArrayTree:
     gradient is zero but whose weights are not, and holds no state for them.
 
     Args:
-      classes: Pytree of class names, by :func:`leaf_classes`.
+      classes: See the package.
 
     Returns:
       Pytree of bool.
-
-    Raises:
-      ValueError: If a leaf is no class name.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -196,16 +197,11 @@ def leaf_table(params: ArrayTree, classes: ArrayTree, *, rank: int = 1) -> str:
     """The classes as a table for people: one line for leaves alike, numbers in paths as ``*``.
 
     Args:
-      params: Pytree of arrays, or of their shapes.
-      classes: Pytree of class names, by :func:`leaf_classes`.
-      rank: Of the noise.
+      params, classes, rank: See the package.
 
     Returns:
       Lines without a final newline: path, class, shape, how many such leaves, their parameters, and
       how many random numbers a member draws for them.
-
-    Raises:
-      ValueError: If ``classes`` does not match ``params``, or ``rank`` one of the leaves.
 
     Example:
       >>> import jax.numpy as jnp

@@ -1,4 +1,7 @@
-"""Noise that is never stored: drawn again from a key, the leaf's path, the epoch and the member."""
+"""Noise that is never stored: drawn again from a key, the leaf's path, the epoch and the member.
+
+The package describes shared arguments, and the TypeError and ValueError that every function raises.
+"""
 
 import hashlib
 import math
@@ -49,14 +52,11 @@ def leaf_key(key: Array, path: str) -> Array:
     or partly loaded.
 
     Args:
-      key: A typed key, that of the run.
+      key: See the package.
       path: Where the leaf stands, ``layers/0/mlp/up/kernel``.
 
     Returns:
       A typed key.
-
-    Raises:
-      TypeError: If ``key`` is not one typed key.
 
     Example:
       >>> import jax
@@ -95,17 +95,12 @@ def antithetic(members: Array, *, pairs: bool = True, baseline: int = 0) -> tupl
     are the unperturbed model.
 
     Args:
+      pairs, baseline: See the package.
       members: int ``[...]``, ids from 0. What is made of a numpy array is one, too, so that it is
         known while tracing which draws are there twice.
-      pairs: Whether members come in pairs.
-      baseline: How many of the first members carry no noise; even with pairs.
 
     Returns:
       ``(draw, sign)``, int32 and float32 ``[...]``.
-
-    Raises:
-      TypeError: If the ids, or ``baseline``, are not integers.
-      ValueError: If ``baseline`` is negative, or would split a pair.
 
     Example:
       >>> import jax.numpy as jnp
@@ -200,23 +195,10 @@ def lowrank_noise(
     devices.
 
     Args:
-      key: A typed key, that of the leaf (see :func:`leaf_key`).
-      epoch: int ``[]``, updates made so far.
-      members: int ``[...]``, ids of members.
-      shape: Of the leaf.
-      rank: r, at most the smaller side.
-      dtype: Of the noise. It decides what is drawn, not only how it is stored, so that sampling and
-        update have to agree on it.
-      noise_reuse: For how many epochs a draw stays; 1 draws afresh at each, 0 never.
-      pairs: Whether members 2k and 2k+1 share a draw, with opposite signs.
-      baseline: How many of the first members carry no noise.
+      key, epoch, members, shape, rank, dtype, noise_reuse, pairs, baseline: See the package.
 
     Returns:
       :class:`LowRank`, with the axes of ``members`` in front.
-
-    Raises:
-      TypeError: If ``key`` is not one typed key or the ids are not integers.
-      ValueError: If ``shape`` is not that of a matrix, or an option is out of its range.
 
     Example:
       >>> import jax
@@ -256,21 +238,10 @@ def full_noise(
         eps = normal(fold_in(fold_in(key, epoch // noise_reuse), draw), shape)
 
     Args:
-      key: A typed key, that of the leaf (see :func:`leaf_key`).
-      epoch: int ``[]``, updates made so far.
-      members: int ``[...]``, ids of members.
-      shape: Of the leaf.
-      dtype: Of the noise; it decides what is drawn.
-      noise_reuse: For how many epochs a draw stays; 1 draws afresh at each, 0 never.
-      pairs: Whether members 2k and 2k+1 share a draw, with opposite signs.
-      baseline: How many of the first members carry no noise.
+      key, epoch, members, shape, dtype, noise_reuse, pairs, baseline: See the package.
 
     Returns:
       :class:`Full`, with the axes of ``members`` in front.
-
-    Raises:
-      TypeError: If ``key`` is not one typed key or the ids are not integers.
-      ValueError: If an option is out of its range.
 
     Example:
       >>> import jax

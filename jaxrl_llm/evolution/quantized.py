@@ -1,4 +1,10 @@
-"""Fine-tuning of int8 weights by evolution: floats propose, and weights move by one unit."""
+"""Fine-tuning of int8 weights by evolution: floats propose, and weights move by one unit.
+
+``updates`` are what an optax optimizer proposes to add, floating point, of the form of the weights.
+A weight moves where its update is at least ``tau`` deviations from the mean of its leaf; ``tau``
+is not negative. A wrong dtype raises TypeError; shapes or forms that differ, and an option out of
+its range, ValueError.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +26,6 @@ def quantize_int8(w: Array, *, axis: int = -1, eps: float = 1e-12) -> tuple[Arra
     Returns:
       ``(Q, scale)``: int8 of the shape of ``w``, and float32 that broadcasts with it; ``Q scale``
       is within half a scale of ``w``.
-
-    Raises:
-      TypeError: If ``w`` is not floating point.
-      ValueError: If ``w`` is not a matrix, ``axis`` is not one of its axes, or ``eps`` is not above
-        0.
 
     Example:
       >>> import jax.numpy as jnp
@@ -53,16 +54,11 @@ def quantized_step(q: Array, updates: Array, *, tau: float) -> Array:
         z = (u - mean(u)) / (std(u) + 1e-8),   Q <- sat(Q + sign(z) [|z| >= tau])
 
     Args:
+      updates, tau: See the module.
       q: int8 of any shape.
-      updates: Floating point of the same shape, u: what an optax optimizer proposes to add.
-      tau: How many deviations an update must be from the mean, not negative.
 
     Returns:
       int8 of the same shape.
-
-    Raises:
-      TypeError: If ``q`` is not int8 or ``updates`` not floating point.
-      ValueError: If the shapes differ or ``tau`` is negative.
 
     Example:
       >>> import jax.numpy as jnp
@@ -94,16 +90,14 @@ def apply_quantized(params: ArrayTree, updates: ArrayTree, *, tau: float) -> Arr
     perturb the integers as numbers, in units of the scale.
 
     Args:
+      updates, tau: See the module.
       params: Pytree of arrays, int8 and floating.
-      updates: Pytree of the same form, floating: what an optax optimizer proposes to add.
-      tau: How many deviations an update of an int8 leaf must be from the mean of its leaf.
 
     Returns:
       Pytree of the form and dtypes of ``params``.
 
     Raises:
-      TypeError: If a leaf is neither int8 nor floating point.
-      ValueError: If the forms or shapes differ, ``tau`` is negative, or no leaf is int8.
+      ValueError: If no leaf is int8.
 
     Example:
       >>> import jax.numpy as jnp
@@ -144,10 +138,6 @@ def distillation_fitness(logits: Array, teacher_logits: Array, mask: Array) -> A
 
     Returns:
       float32 ``[...]``, at most 0.
-
-    Raises:
-      TypeError: If a dtype is wrong.
-      ValueError: If the shapes differ.
 
     Example:
       >>> import jax.numpy as jnp

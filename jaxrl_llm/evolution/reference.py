@@ -1,4 +1,8 @@
-"""Evolution strategies with noise of full rank, which those of low rank are measured by."""
+"""Evolution strategies with noise of full rank, the reference for those of low rank.
+
+The package describes shared arguments, and the TypeError and ValueError that every function raises.
+Every leaf that is not frozen moves, and a draw is as large as the parameters: so ``chunk`` is 1.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +16,10 @@ def full_rank(classes: ArrayTree) -> ArrayTree:
     """The same leaves move, all with noise of full rank: the limit of a rank without bound.
 
     Args:
-      classes: Pytree of class names, by :func:`leaf_classes`.
+      classes: See the package.
 
     Returns:
       Pytree of "full" and "frozen".
-
-    Raises:
-      ValueError: If a leaf is no class name.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -56,27 +57,12 @@ def open_es_grad(
     of the loss -F.
 
     Args:
-      params: Pytree of arrays, or of their shapes.
-      classes: Pytree of class names; whatever is not frozen moves.
-      key: A typed key, that of the run.
-      epoch: int ``[]``, updates made so far.
-      fitness: ``[N]`` or ``[P, G]``, shaped, floating point and finite: centered ranks, in the
-        paper.
-      sigma: Scale of the noise that the members had, above 0; is not used by ``scale="mean"``.
-      dtype: Of the noise, as the members had it.
-      noise_reuse: As the members had it.
-      pairs: Whether members 2k and 2k+1 are the two sides of draw k.
-      draws: int, the draw of each pair, or of each member; None for 0, 1, 2, ...
+      params, classes, key, epoch, fitness, sigma, dtype, noise_reuse, pairs, draws, chunk: See the
+        package.
       scale: As in :func:`eggroll_grad`; "step" makes the two comparable at one learning rate.
-      chunk: How many draws are in memory at a time, each as large as the parameters.
 
     Returns:
       Pytree of the form of ``params``, in the dtypes of its leaves.
-
-    Raises:
-      TypeError: If ``key`` is not one typed key or ``fitness`` is not floating point.
-      ValueError: If ``classes`` is wrong, the number of members is odd with pairs, or an option
-        is out of its range.
 
     Example:
       >>> import jax
@@ -131,21 +117,11 @@ def es_qiu_grad(
     reward of greedy answers, Z ``zscore(R, eps=0.0)``; the paper has N = 30 and alpha = 5e-4.
 
     Args:
-      params: Pytree of arrays, or of their shapes.
-      classes: Pytree of class names; whatever is not frozen moves.
-      key: A typed key, that of the run.
-      epoch: int ``[]``, updates made so far.
+      params, classes, key, epoch, dtype, draws, chunk: See the package.
       fitness: ``[N]``, Z: floating point and finite.
-      dtype: Of the noise, as the members had it.
-      draws: int ``[N]``, the draw of each member; None for 0, 1, 2, ...
-      chunk: How many draws are in memory at a time, each as large as the parameters.
 
     Returns:
       Pytree of the form of ``params``, in the dtypes of its leaves.
-
-    Raises:
-      TypeError: If ``key`` is not one typed key or ``fitness`` is not floating point.
-      ValueError: If ``classes`` is wrong, there are no members, or ``chunk`` is below 1.
 
     Example:
       >>> import jax

@@ -1,6 +1,7 @@
 """Variants of EGGROLL: a baseline of the unperturbed model, and noise at a few entries alone.
 
-The third of its repository, an update by signs, is an option of the gradient.
+The third of its repository, an update by signs, is an option of the gradient. The package describes
+shared arguments, and the TypeError and ValueError that every function raises.
 """
 
 from typing import Literal, NamedTuple
@@ -42,8 +43,7 @@ def baseline_fitness(scores: Array, *, eps: float = 1e-8) -> Array:
       float32 ``[G]``.
 
     Raises:
-      TypeError: If ``scores`` is not floating point.
-      ValueError: If there are not two axes, or fewer than four members or an odd number of them.
+      ValueError: If there are fewer than four members, or an odd number of them.
 
     Example:
       >>> import jax.numpy as jnp
@@ -103,21 +103,10 @@ def sparse_noise(
     An entry of S has mean 0 and variance ``q = k / (a b)``.
 
     Args:
-      key: A typed key, that of the leaf (see :func:`leaf_key`).
-      epoch: int ``[]``, updates made so far.
-      members: int ``[...]``, ids of members.
-      shape: ``[a, b]`` of the leaf.
-      dtype: Of the values; it decides what is drawn.
-      noise_reuse: For how many epochs a draw stays; 1 draws afresh at each, 0 never.
-      pairs: Whether members 2k and 2k+1 share a draw, with opposite signs.
-      baseline: How many of the first members carry no noise.
+      key, epoch, members, shape, dtype, noise_reuse, pairs, baseline: See the package.
 
     Returns:
       :class:`Sparse`, with the axes of ``members`` in front.
-
-    Raises:
-      TypeError: If ``key`` is not one typed key or the ids are not integers.
-      ValueError: If ``shape`` is not that of a matrix, or an option is out of its range.
 
     Example:
       >>> import jax
@@ -144,16 +133,11 @@ def sparse_matmul(x: Array, w: Array, perturbation: Sparse | None, *, sigma) -> 
         y = x W,   y[..., c_j] += sign sigma v_j x[..., i_j]
 
     Args:
-      x: ``[..., T, in]``, with the axes of the members, if any, in front.
+      x, perturbation, sigma: See the package.
       w: ``[in, out]``.
-      perturbation: By :func:`sparse_noise` of the shape of ``w``; None for the plain layer.
-      sigma: Scale of the noise, not negative.
 
     Returns:
       ``[..., T, out]``, in the dtype of ``x``.
-
-    Raises:
-      ValueError: If shapes disagree or ``sigma`` is negative.
 
     Example:
       >>> import jax
@@ -211,22 +195,11 @@ def sparse_grad(
         scale="gradient":  c = 1 / (N sigma q)           an estimate of the gradient
 
     Args:
-      key: A typed key, that of the leaf.
-      epoch: int ``[]``, updates made so far.
-      fitness: ``[N]`` or ``[P, G]``, shaped, floating point and finite.
-      shape: ``[a, b]`` of the leaf.
-      sigma: Scale of the noise that the members had, above 0.
-      dtype: Of the noise, as the members had it.
-      noise_reuse: As the members had it.
-      pairs: Whether members 2k and 2k+1 are the two sides of draw k.
+      key, epoch, fitness, shape, sigma, dtype, noise_reuse, pairs: See the package.
       scale: What stands before the sum.
 
     Returns:
       float32 ``[a, b]``, for an optimizer that descends.
-
-    Raises:
-      TypeError: If ``key`` is not one typed key or ``fitness`` is not floating point.
-      ValueError: If the number of members is odd with pairs, or an option is out of its range.
 
     Example:
       >>> import jax
