@@ -7,6 +7,9 @@ softmax average of the values. Two disjoint sets merge into their union by
     o = (w_A o_A + w_B o_B) / (w_A + w_B),   l = m + log(w_A + w_B)
 
 so the keys of a prompt can be held once and attended to by every rollout of its group.
+
+In a mask argument None is all: every key is seen. What a query that sees no key gives is
+meaningless.
 """
 
 import functools
@@ -55,15 +58,6 @@ def _attend_block(query: Array, kv: KV, last: Array | None, key_mask: Array | No
     return output / total, (top + jnp.log(total))[..., 0]
 
 
-def _blocks(query: Array, keys: Array) -> int:
-    """Into how many blocks the queries are split."""
-    budget = _SCORES.get(jax.default_backend(), _SCORES_ELSEWHERE)
-    queries, scores_of_one = query.shape[-2], math.prod(query.shape[:-2]) * keys.shape[-1]
-    if queries * scores_of_one <= 2 * budget:
-        return 1
-    return math.ceil(queries / max(_SMALLEST_BLOCK, budget // scores_of_one))
-
-
 def attend_set(
     query: Array,
     kv: KV,
@@ -81,19 +75,24 @@ def attend_set(
     Args:
       query: ``[..., N, d]``, already scaled.
       kv: Keys ``[..., d, S]`` and values ``[..., S, d]``.
-      last: int32, broadcastable to ``[..., N]``: the last key that each query sees; None is all.
-      key_mask: bool, broadcastable to ``[..., S]``: which keys exist; None is all.
+      last: int32, broadcastable to ``[..., N]``: the last key that each query sees.
+      key_mask: bool, broadcastable to ``[..., S]``: which keys exist.
       segments: Ids of the queries, broadcastable to ``[..., N]``, and of the keys, ``[..., S]``: a
-        query sees the keys of its kv id. None is all.
+        query sees the keys of its segment.
       blocks: Into how many blocks the queries are split; chosen by the shapes where None.
 
     Returns:
-      Outputs ``[..., N, d]`` and log-sum-exp ``[..., N]``, float32. Where no key is seen the output
-      is meaningless and the log-sum-exp about -1e30, so that it vanishes in
-      :func:`merge_attention`.
+      Outputs ``[..., N, d]`` and log-sum-exp ``[..., N]``, float32. Where no key is seen the
+      log-sum-exp is about -1e30, so that the set vanishes in :func:`merge_attention`.
     """
     count = query.shape[-2]
-    blocks = _blocks(query, kv.keys) if blocks is None else min(blocks, count)
+    if blocks is None:
+        budget = _SCORES.get(jax.default_backend(), _SCORES_ELSEWHERE)
+        scores_of_one = math.prod(query.shape[:-2]) * kv.keys.shape[-1]
+        few = count * scores_of_one <= 2 * budget
+        blocks = 1 if few else math.ceil(count / max(_SMALLEST_BLOCK, budget // scores_of_one))
+    else:
+        blocks = min(blocks, count)
     if blocks == 1:
         return _attend_block(query, kv, last, key_mask, segments)
     size = math.ceil(count / blocks)
@@ -128,16 +127,14 @@ def merge_attention(
     """Attention to the union of two disjoint sets of keys from the attention to each.
 
     Args:
-      output_a: ``[..., d]`` outputs for the first set.
-      lse_a: ``[...]`` log-sum-exp of its scores; -1e30 or less for an empty set.
-      output_b: ``[..., d]`` outputs for the second set.
-      lse_b: ``[...]`` log-sum-exp of its scores.
+      output_a, output_b: ``[..., d]`` outputs for each set.
+      lse_a, lse_b: ``[...]`` log-sum-exp of its scores; -1e30 or less for an empty set.
 
     Returns:
       The merged output and log-sum-exp. Associative and commutative.
 
     Raises:
-      TypeError: If the shapes do not fit each other.
+      TypeError: If the shapes disagree.
 
     Example:
       >>> import jax.numpy as jnp
@@ -259,16 +256,16 @@ def attend(
       query: ``[P, G, T, Hq, d]``, not scaled.
       kv: Keys ``[P, G, Hk, d, S]`` and values ``[P, G, Hk, S, d]``.
       last: int32 ``[T]`` or ``[P, G, T]``, the last key of its row that a token sees.
-      key_mask: bool ``[P, G, S]``, which keys of a row exist; None is all.
+      key_mask: bool ``[P, G, S]``, which keys of a row exist.
       segments: int32 ``[P, G, T]``, where several responses lie in one row and the keys are
-        those of the queries (S = T): a token sees keys of its segment only. None is one a row.
+        those of the queries (S = T): a token sees keys of its segment only.
       prefix: Keys ``[P, Hk, d, Lp]`` and values ``[P, Hk, Lp, d]``, if any.
       prefix_mask: bool ``[P, Lp]``.
       implementation: ``"plain"``, or ``"xla"`` or ``"cudnn"`` of ``jax.nn.dot_product_attention``;
         None takes cuDNN's where the GPU and the shapes allow it, else the plain one.
 
     Returns:
-      ``[P, G, T, Hq, d]`` in the query's dtype; meaningless for a token that sees no key.
+      ``[P, G, T, Hq, d]`` in the query's dtype.
 
     Raises:
       ValueError: If ``implementation`` is unknown, or it does not take these shapes.

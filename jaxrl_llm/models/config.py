@@ -42,9 +42,9 @@ class RopeScaling:
 
     Args:
       factor: How much longer the context becomes.
-      low_freq_factor: L divided by the shortest wavelength that is fully stretched.
-      high_freq_factor: L divided by the longest wavelength that is left alone.
-      original_max_length: L, tokens the model was first trained on.
+      low_freq_factor: L over the shortest wavelength that is fully stretched.
+      high_freq_factor: L over the longest wavelength that is not stretched.
+      original_max_length: L, tokens.
 
     References:
       The Llama 3 herd of models (arXiv:2407.21783); the factors are in the released config.json.
@@ -73,17 +73,13 @@ class ModelConfig:
 
     Args:
       architecture: "llama", "qwen2" or "qwen3"; only names the family, the flags below decide.
-      vocab_size: V, rows of the embedding.
-      width: D, size of the residual stream.
-      num_layers: Decoder blocks.
-      num_heads: Query heads.
-      num_kv_heads: Key and value heads; divides num_heads.
+      vocab_size, width: V and D, the size of the residual stream.
+      num_layers, max_length: Decoder blocks, and the longest sequence in tokens.
+      num_heads, num_kv_heads: Query heads, and key and value heads, whose number divides them.
       head_dim: Size of one head, even; num_heads * head_dim need not be the width.
       mlp_width: Hidden size of the gated MLP.
-      max_length: Longest sequence in tokens.
       norm_eps: Added to the mean square inside every RMS norm.
-      rope_theta: Base of the rotary frequencies.
-      rope_scaling: Llama 3 stretching of the frequencies, or None.
+      rope_theta, rope_scaling: Base of the rotary frequencies, and their Llama 3 stretching if any.
       tied: The head is the embedding.
       attention_bias: q, k and v have a bias (Qwen2); the output projection has none.
       mlp_bias: gate, up and down have a bias.
@@ -155,9 +151,6 @@ class ModelConfig:
             `rope_scaling` of 4, `rope_parameters` of 5).
           dtype: Compute dtype; the dtype in the file says only how the weights are stored.
 
-        Returns:
-          The configuration.
-
         Raises:
           ValueError: If the architecture is unknown, a size is missing, or the file asks for
             something that this decoder does not compute.
@@ -168,7 +161,21 @@ class ModelConfig:
           ...     "intermediate_size": 48}).head_dim
           8
         """
-        architecture = _architecture(config)
+        if not isinstance(config, Mapping):
+            raise TypeError(
+                f"ModelConfig.from_hf: `config` must be a mapping, got {type(config).__name__}"
+            )
+        names = config.get("architectures")
+        name = names[0] if isinstance(names, list | tuple) and names else None
+        if name is None:
+            by_type = {kind: name for name, kind in ARCHITECTURES.items()}
+            name = by_type.get(str(config.get("model_type")), config.get("model_type"))
+        if not isinstance(name, str) or name not in ARCHITECTURES:
+            raise ValueError(
+                f"ModelConfig.from_hf: unknown architecture {name!r}; known: "
+                f"{', '.join(ARCHITECTURES)}"
+            )
+        architecture = ARCHITECTURES[name]
         _refuse_unsupported(config, architecture)
         width = _size(config, "hidden_size")
         num_heads = _size(config, "num_attention_heads")
@@ -193,23 +200,6 @@ class ModelConfig:
             qk_norm=architecture == "qwen3",
             dtype=dtype,
         )
-
-
-def _architecture(config: Mapping[str, Any]) -> str:
-    if not isinstance(config, Mapping):
-        raise TypeError(
-            f"ModelConfig.from_hf: `config` must be a mapping, got {type(config).__name__}"
-        )
-    names = config.get("architectures")
-    name = names[0] if isinstance(names, list | tuple) and names else None
-    if name is None:
-        by_type = {kind: name for name, kind in ARCHITECTURES.items()}
-        name = by_type.get(str(config.get("model_type")), config.get("model_type"))
-    if not isinstance(name, str) or name not in ARCHITECTURES:
-        raise ValueError(
-            f"ModelConfig.from_hf: unknown architecture {name!r}; known: {', '.join(ARCHITECTURES)}"
-        )
-    return ARCHITECTURES[name]
 
 
 def _size(config: Mapping[str, Any], name: str, default: int | None = None) -> int:

@@ -23,7 +23,7 @@ def delta_of(delta: Mapping | None, name: str):
 def over_axes(vector: Array, x: Array) -> Array:
     """A vector of each row, ``[..., 1, size]``, as it adds to ``x`` of more axes between them."""
     inner = (1,) * (x.ndim - vector.ndim)
-    return vector.reshape(*vector.shape[:-1], *inner, vector.shape[-1])
+    return vector.reshape(vector.shape[:-1] + inner + vector.shape[-1:])
 
 
 def row_product(x: Array, factor: Array) -> Array:

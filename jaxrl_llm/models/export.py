@@ -38,8 +38,8 @@ def save_safetensors(
 ) -> None:
     """Writes config.json and weights under the names of Hugging Face.
 
-    Kernels are stored as [out, in]. One file is in memory at a time; a second one, and an index,
-    are only there where the weights do not fit into one.
+    Kernels are stored as [out, in]. One file is in memory at a time; above ``file_bytes`` another
+    one is begun, with an index.
 
     A model that the folder holds already is replaced once the new one is complete, so the disk
     needs room for both. A kill leaves the old one, the new one, or a folder without config.json,
@@ -47,10 +47,10 @@ def save_safetensors(
 
     Args:
       params: Parameters of the decoder, without adapter; see `train.merge_lora`.
-      folder: Made if it is not there.
-      config: That of the decoder.
+      folder: Made if it is absent.
+      config: Of the decoder.
       dtype: Of the stored weights.
-      file_bytes: Size above which another file is begun.
+      file_bytes: Size of a file, at most.
 
     Raises:
       ValueError: If the parameters are not those of the configuration, transformers has no class
@@ -96,29 +96,20 @@ def save_safetensors(
             index = {"metadata": {"total_size": total}, "weight_map": where}
             write_json(unfinished / INDEX, index)
         write_json(unfinished / _CONFIG, settings)
-        _replace_model(target, unfinished)
+        # Without config.json a folder does not load: it goes first and comes last.
+        (target / _CONFIG).unlink(missing_ok=True)
+        for old in (target / SINGLE, target / INDEX, *target.glob(_FILES)):
+            old.unlink(missing_ok=True)
+        for new in sorted(unfinished.iterdir(), key=lambda path: path.name == _CONFIG):
+            new.replace(target / new.name)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def _replace_model(folder: Path, unfinished: Path) -> None:
-    """Moves the files of a model to its folder, in place of the model there."""
-    # Without config.json a folder does not load: it goes first and comes last.
-    (folder / _CONFIG).unlink(missing_ok=True)
-    for old in (folder / SINGLE, folder / INDEX, *folder.glob(_FILES)):
-        old.unlink(missing_ok=True)
-    for new in sorted(unfinished.iterdir(), key=lambda path: path.name == _CONFIG):
-        new.replace(folder / new.name)
 
 
 def hf_config(config: ModelConfig) -> dict[str, Any]:
     """The configuration as config.json has it; the inverse of `ModelConfig.from_hf`.
 
-    Args:
-      config: That of a decoder.
-
-    Returns:
-      Plain values, those of both transformers 4 and 5 where they differ.
+    Where transformers 4 and 5 differ it has the values of both.
 
     Raises:
       ValueError: If no class of transformers computes it: such as a Llama with normed queries.
@@ -160,12 +151,6 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
     }
     if config.mlp_bias:
         values["mlp_bias"] = True
-    _check_known(values, config)
-    return values
-
-
-def _check_known(values: Mapping[str, Any], config: ModelConfig) -> None:
-    """Raises ValueError unless what is read back is the configuration itself."""
     try:
         read = dataclasses.asdict(ModelConfig.from_hf(values))
     except ValueError as error:
@@ -176,6 +161,7 @@ def _check_known(values: Mapping[str, Any], config: ModelConfig) -> None:
                 f"hf_config: transformers has no {config.architecture} model with {key} {value!r}, "
                 f"only with {read[key]!r}"
             )
+    return values
 
 
 def _leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -209,21 +195,21 @@ def _check_params(
 def _files(
     table: Mapping[tuple[str, ...], Weight], size: int, most: int
 ) -> Iterator[list[tuple[str, ...]]]:
-    """The paths of each file: as many as fit, at least one."""
-    part: list[tuple[str, ...]] = []
+    """The paths of each file: at least one, of at most ``most`` bytes together if several."""
+    file: list[tuple[str, ...]] = []
     used = 0
     for path, weight in table.items():
         needed = size * int(np.prod(weight.shape))
-        if part and used + needed > most:
-            yield part
-            part, used = [], 0
-        part.append(path)
+        if file and used + needed > most:
+            yield file
+            file, used = [], 0
+        file.append(path)
         used += needed
-    yield part
+    yield file
 
 
 def save_tensors(tensors: dict[str, np.ndarray], path: Path) -> None:
-    """Writes a safetensors file, with the mode of any new file; the library makes it private."""
+    """Writes a safetensors file with the mode of a new file; safetensors makes it private."""
     from safetensors.numpy import save_file
 
     path.unlink(missing_ok=True)

@@ -57,9 +57,6 @@ def hugging_face_name(name: str) -> str:
 class GgufFile:
     """An open GGUF file: metadata, configuration, and tensors by their Hugging Face name.
 
-    Args:
-      path: The file.
-
     Raises:
       FileNotFoundError: If there is no such file.
       ValueError: If it is not a complete GGUF file; the message names it.
@@ -121,15 +118,7 @@ class GgufFile:
         return tuple(int(n) for n in reversed(self._tensors[name].shape))
 
     def read(self, name: str, index: Sequence[slice]) -> np.ndarray:
-        """De-quantizes a part of one tensor.
-
-        Args:
-          name: Hugging Face name.
-          index: One slice an axis, first the rows; other rows are not touched.
-
-        Returns:
-          float32 array.
-        """
+        """De-quantizes one slice an axis of a tensor, in float32; other rows are not touched."""
         from gguf.quants import dequantize
 
         tensor = self._tensors[name]
@@ -163,11 +152,11 @@ class GgufFile:
         """The shape of the decoder, from the metadata and from which tensors there are."""
         kind = self.architecture
         self._refuse_unsupported(kind)
-        heads = self._whole(f"{kind}.attention.head_count")
-        width = self._whole(f"{kind}.embedding_length")
-        head_dim = self._whole(f"{kind}.attention.key_length", width // heads)
+        heads = self._count(f"{kind}.attention.head_count")
+        width = self._count(f"{kind}.embedding_length")
+        head_dim = self._count(f"{kind}.attention.key_length", width // heads)
         for key in (f"{kind}.attention.value_length", f"{kind}.rope.dimension_count"):
-            if self._whole(key, head_dim) != head_dim:
+            if self._count(key, head_dim) != head_dim:
                 raise ValueError(
                     f"GgufFile: {key} of {self.path} is {self.metadata(key)}, which must equal "
                     f"the head size {head_dim}"
@@ -180,12 +169,12 @@ class GgufFile:
             architecture=kind,
             vocab_size=self.shape(embedding)[0],
             width=width,
-            num_layers=self._whole(f"{kind}.block_count"),
+            num_layers=self._count(f"{kind}.block_count"),
             num_heads=heads,
-            num_kv_heads=self._whole(f"{kind}.attention.head_count_kv", heads),
+            num_kv_heads=self._count(f"{kind}.attention.head_count_kv", heads),
             head_dim=head_dim,
-            mlp_width=self._whole(f"{kind}.feed_forward_length"),
-            max_length=self._whole(f"{kind}.context_length"),
+            mlp_width=self._count(f"{kind}.feed_forward_length"),
+            max_length=self._count(f"{kind}.context_length"),
             norm_eps=_short_float(self.metadata(f"{kind}.attention.layer_norm_rms_epsilon")),
             rope_theta=theta,
             rope_scaling=self._rope_scaling(kind, theta, head_dim),
@@ -194,7 +183,7 @@ class GgufFile:
             qk_norm=kind == "qwen3",
         )
 
-    def _whole(self, key: str, default: Any = _MISSING) -> int:
+    def _count(self, key: str, default: Any = _MISSING) -> int:
         value = self.metadata(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
             raise ValueError(
@@ -209,7 +198,7 @@ class GgufFile:
                 f"GgufFile: {self.path} asks for {scaling!r} rope scaling, which is not supported"
             )
         window = self.metadata(f"{kind}.attention.sliding_window", 0)
-        if window and window < self._whole(f"{kind}.context_length"):
+        if window and window < self._count(f"{kind}.context_length"):
             raise ValueError(
                 f"GgufFile: {self.path} asks for sliding-window attention over {window} tokens, "
                 "which is not supported"
@@ -232,10 +221,8 @@ class GgufFile:
         )
         frequencies = theta ** -(np.arange(0, head_dim, 2) / head_dim)
         turns = scaling.original_max_length * frequencies / (2 * np.pi)
-        smooth = (turns - scaling.low_freq_factor) / (
-            scaling.high_freq_factor - scaling.low_freq_factor
-        )
-        smooth = np.clip(smooth, 0.0, 1.0)
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
         expected = 1.0 / ((1.0 - smooth) / scaling.factor + smooth)
         if expected.shape != divisors.shape or not np.allclose(expected, divisors, rtol=1e-4):
             raise ValueError(
@@ -248,15 +235,7 @@ class GgufFile:
 def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
     """Opens a GGUF file; the last two are cached, since a large vocabulary takes seconds to read.
 
-    Args:
-      path: The file. A file that changed is read anew.
-
-    Returns:
-      The open file.
-
-    Raises:
-      FileNotFoundError: If there is no such file.
-      ValueError: If it is not a complete GGUF file.
+    A file that changed is read anew. Errors are those of :class:`GgufFile`.
     """
     full = Path(path).resolve()
     if not full.is_file():

@@ -1,4 +1,8 @@
-"""Pretrained weights as the parameters of the decoder, on one device or over a mesh."""
+"""Pretrained weights as the parameters of the decoder, on one device or over a mesh.
+
+``dtype`` is that of the parameters and of the matrix products; ``matrices`` that of the parameters
+with two axes, if it is another.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -39,7 +43,7 @@ class TensorSource(Protocol):
         ...
 
     def read(self, name: str, index: Sequence[slice]) -> np.ndarray:
-        """A part of the tensor."""
+        """One slice an axis of the tensor."""
         ...
 
 
@@ -54,36 +58,21 @@ class Weight(NamedTuple):
 def parameter_table(config: ModelConfig) -> dict[tuple[str, ...], Weight]:
     """Maps the path of every parameter to the tensor that holds it.
 
-    Args:
-      config: The decoder.
-
-    Returns:
-      Path in the parameter tree -> `Weight`.
-
     Example:
       >>> config = ModelConfig(architecture="llama", vocab_size=16, width=8, num_layers=1,
       ...     num_heads=2, num_kv_heads=1, head_dim=4, mlp_width=12, max_length=32, tied=True)
       >>> parameter_table(config)["layers", "0", "attention", "k", "kernel"]
       Weight(name='model.layers.0.self_attn.k_proj.weight', shape=(8, 4), transposed=True)
     """
-    width = config.width
+    width, hidden = config.width, config.mlp_width
+    queries, keys = (n * config.head_dim for n in (config.num_heads, config.num_kv_heads))
+    vocabulary = (config.vocab_size, width)
     table: dict[tuple[str, ...], Weight] = {
-        ("embed", "embedding"): Weight(
-            "model.embed_tokens.weight", (config.vocab_size, width), False
-        ),
+        ("embed", "embedding"): Weight("model.embed_tokens.weight", vocabulary, False),
         ("norm", "scale"): Weight("model.norm.weight", (width,), False),
     }
     if not config.tied:
-        table["head", "kernel"] = Weight("lm_head.weight", (config.vocab_size, width), False)
-    for layer in range(config.num_layers):
-        table |= _layer_table(config, layer)
-    return table
-
-
-def _layer_table(config: ModelConfig, layer: int) -> dict[tuple[str, ...], Weight]:
-    width, hidden = config.width, config.mlp_width
-    queries, keys = (n * config.head_dim for n in (config.num_heads, config.num_kv_heads))
-    path, name = ("layers", str(layer)), f"model.layers.{layer}"
+        table["head", "kernel"] = Weight("lm_head.weight", vocabulary, False)
     linears: dict[tuple[str, ...], tuple[str, int, int, bool]] = {
         ("attention", "q"): ("self_attn.q_proj", width, queries, config.attention_bias),
         ("attention", "k"): ("self_attn.k_proj", width, keys, config.attention_bias),
@@ -100,20 +89,22 @@ def _layer_table(config: ModelConfig, layer: int) -> dict[tuple[str, ...], Weigh
     if config.qk_norm:
         norms["attention", "q_norm"] = ("self_attn.q_norm", config.head_dim)
         norms["attention", "k_norm"] = ("self_attn.k_norm", config.head_dim)
-    table: dict[tuple[str, ...], Weight] = {}
-    for ours, (theirs, inputs, outputs, bias) in linears.items():
-        table[*path, *ours, "kernel"] = Weight(f"{name}.{theirs}.weight", (inputs, outputs), True)
-        if bias:
-            table[*path, *ours, "bias"] = Weight(f"{name}.{theirs}.bias", (outputs,), False)
-    for ours, (theirs, size) in norms.items():
-        table[*path, *ours, "scale"] = Weight(f"{name}.{theirs}.weight", (size,), False)
+    for layer in range(config.num_layers):
+        path, name = ("layers", str(layer)), f"model.layers.{layer}"
+        for ours, (theirs, inputs, outputs, bias) in linears.items():
+            weight = Weight(f"{name}.{theirs}.weight", (inputs, outputs), True)
+            table[*path, *ours, "kernel"] = weight
+            if bias:
+                table[*path, *ours, "bias"] = Weight(f"{name}.{theirs}.bias", (outputs,), False)
+        for ours, (theirs, size) in norms.items():
+            table[*path, *ours, "scale"] = Weight(f"{name}.{theirs}.weight", (size,), False)
     return table
 
 
 def check_source(source: TensorSource, table: Mapping[tuple[str, ...], Weight]) -> None:
     """Raises ValueError unless the source holds every tensor of the table, in shape, and no other.
 
-    An unread tensor would mean that the decoder leaves out a part of the model.
+    With an unread tensor the decoder would be another model.
     """
     held = source.names()
     wanted = {weight.name: weight for weight in table.values()}
@@ -148,8 +139,7 @@ def load_params(
     Args:
       source: The tensors.
       config: The decoder.
-      dtype: Of the parameters.
-      matrices: Of those with two axes, if it is another.
+      dtype, matrices: See the module.
       shardings: A tree like the parameters, of shardings. Every process reads only the slices
         of its devices. None puts the arrays on the default device.
 
@@ -191,9 +181,8 @@ def load_model(
       name_or_path: A folder with config.json and safetensors, a .gguf file, a short name such as
         `smollm2-135m-instruct`, or a Hugging Face repository `owner/name`.
       mesh: Spreads the parameters by the rules of `models.sharding`; None uses one device.
-      dtype: Of the parameters and of the matrix products.
-      matrices: Of the parameters with two axes, if it is another: what `cast_params` makes of
-        them, without the memory of both.
+      dtype: See the module.
+      matrices: See the module: what `cast_params` makes of them, without the memory of both.
 
     Returns:
       (model, params).
@@ -219,15 +208,7 @@ def load_model(
 def open_model(
     name_or_path: str | Path, *, dtype: str = "float32"
 ) -> tuple[TensorSource, ModelConfig]:
-    """Opens the weights of a model and reads its configuration; no tensor is read.
-
-    Args:
-      name_or_path: As for `load_model`.
-      dtype: The configuration's compute dtype.
-
-    Returns:
-      (source, config).
-    """
+    """Opens the weights of a model and reads its configuration; no tensor is read."""
     files = resolve(name_or_path)
     if files.config.suffix == ".gguf":
         file = open_gguf(files.config)
@@ -236,14 +217,9 @@ def open_model(
 
 
 def read_config(path: Path, *, dtype: str = "float32") -> ModelConfig:
-    """The configuration of a model from its file, without its weights.
+    """The configuration of a model from its config.json or .gguf file, without its weights.
 
-    Args:
-      path: A config.json or a .gguf file: ``config`` of `names.ModelFiles`.
-      dtype: The configuration's compute dtype.
-
-    Raises:
-      ValueError: If it is of a decoder that `ModelConfig` does not describe; it names the file.
+    Raises ValueError, which names the file, for a decoder that `ModelConfig` does not describe.
     """
     if path.suffix == ".gguf":
         return replace(open_gguf(path).config, dtype=dtype)

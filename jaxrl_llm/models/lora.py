@@ -1,4 +1,8 @@
-"""LoRA: a frozen model with trainable low-rank matrices at its linear layers."""
+"""LoRA: a frozen model with trainable low-rank matrices at its linear layers.
+
+``config`` is a :class:`LoRAConfig`, with a rank where nothing else is said; one without raises
+ValueError.
+"""
 
 import re
 import zlib
@@ -86,14 +90,13 @@ def init_lora(params: ArrayTree, config: LoRAConfig) -> ArrayTree:
 
     Args:
       params: Of the model, or their shapes; nothing but shapes is read.
-      config: With a rank.
+      config: See the module.
 
     Returns:
       The adapter of :class:`Adapted`. What a layer gets does not depend on the other targets.
 
     Raises:
-      ValueError: If there is no rank, a rule finds no linear layer, or the rank is above the size
-        of a matrix.
+      ValueError: If a rule matches no linear layer, or the rank is above the size of a matrix.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -111,9 +114,10 @@ def init_lora(params: ArrayTree, config: LoRAConfig) -> ArrayTree:
     chosen = {path for path in shapes if any(re.search(rule, path) for rule in config.targets)}
     for rule in config.targets:
         if not any(re.search(rule, path) for path in chosen):
+            in_a_layer = {re.sub(r"^layers/\d+/", "", path) for path in shapes}
             raise ValueError(
                 f"init_lora: {rule!r} in targets matches the path of no linear layer; each layer "
-                f"has {', '.join(sorted(_kinds(shapes)))}."
+                f"has {', '.join(sorted(in_a_layer))}."
             )
     adapter: dict[str, Any] = {}
     for path in sorted(chosen):
@@ -126,7 +130,11 @@ def init_lora(params: ArrayTree, config: LoRAConfig) -> ArrayTree:
         key = jax.random.fold_in(jax.random.key(config.seed), zlib.crc32(path.encode()))
         a = jax.random.normal(key, (*lead, inputs, config.rank), jnp.float32) * inputs**-0.5
         b = jnp.zeros((*lead, config.rank, outputs), jnp.float32)
-        _put(adapter, path, {"a": a, "b": b})
+        *parents, name = path.split("/")
+        tree = adapter
+        for parent in parents:
+            tree = tree.setdefault(parent, {})
+        tree[name] = {"a": a, "b": b}
     return adapter
 
 
@@ -136,10 +144,6 @@ def adapted_model(model: Model, config: LoRAConfig) -> Model:
     Sampling, scoring and evaluating take either. All of them add the adapter to the activations:
     the policy that samples is then the one that trains, to the bit of its precision. Adding it to
     the weights would take a second copy of them, and in bfloat16 would swallow small changes.
-
-    Args:
-      model: The model.
-      config: With a rank.
 
     Example:
       >>> import jax
@@ -154,12 +158,12 @@ def adapted_model(model: Model, config: LoRAConfig) -> Model:
     """
     scale = config.scale
 
-    def apply(params, tokens, positions, context, *, delta=None, **options):
+    def apply(params, tokens, positions, context, *, delta=None, remat="none"):
         if isinstance(params, Adapted):
             if delta is not None:
                 raise ValueError("Model.apply: a model with an adapter takes no further delta.")
             params, delta = params.base, _delta(params.adapter, scale)
-        return model.apply(params, tokens, positions, context, delta=delta, **options)
+        return model.apply(params, tokens, positions, context, delta=delta, remat=remat)
 
     def output_matrix(params: ArrayTree) -> Array:
         return model.output_matrix(params.base if isinstance(params, Adapted) else params)
@@ -172,11 +176,7 @@ def with_adapter(
 ) -> tuple[Model, ArrayTree]:
     """Model and parameters with the adapter that a configuration asks for; as they are if none.
 
-    Args:
-      model: The model.
-      params: Its parameters, on the mesh if there is one.
-      config: With a rank or without.
-      mesh: Splits the adapter as the matrices that it adapts.
+    A mesh, on which the parameters are, splits the adapter as the matrices that it adapts.
     """
     if config.rank is None:
         return model, params
@@ -196,7 +196,7 @@ def merge_lora(params: Adapted, config: LoRAConfig) -> ArrayTree:
 
     Args:
       params: Base and adapter; a base in float32 loses nothing in the sum.
-      config: That of the adapter.
+      config: See the module.
 
     Returns:
       Parameters like ``params.base``, in its dtypes; what has no adapter is not copied.
@@ -267,15 +267,3 @@ def _linear_shapes(params: Any, path: str = "") -> dict[str, tuple[int, ...]]:
     for name, subtree in params.items():
         shapes |= _linear_shapes(subtree, f"{path}/{name}" if path else name)
     return shapes
-
-
-def _kinds(paths) -> set[str]:
-    """Paths without the number of their layer."""
-    return {re.sub(r"^layers/\d+/", "", path) for path in paths}
-
-
-def _put(tree: dict[str, Any], path: str, value: Any) -> None:
-    *parents, name = path.split("/")
-    for parent in parents:
-        tree = tree.setdefault(parent, {})
-    tree[name] = value

@@ -13,13 +13,7 @@ from jaxrl_llm.models.safetensors import INDEX, SINGLE
 
 
 class ModelFiles(NamedTuple):
-    """The files of a model; a GGUF file is all three.
-
-    Args:
-      weights: The .gguf file, or the folder of safetensors.
-      config: The .gguf file, or config.json.
-      tokenizer: The .gguf file, or the folder of the tokenizer's files.
-    """
+    """The files of a model: a folder, its config.json and the folder; or one .gguf file thrice."""
 
     weights: Path
     config: Path
@@ -62,9 +56,6 @@ def resolve(name_or_path: str | Path, *, weights: bool = True) -> ModelFiles:
       weights: False where only configuration and tokenizer are read: a folder need not hold the
         weights then, and those of a repository are not fetched.
 
-    Returns:
-      The files; they exist.
-
     Raises:
       FileNotFoundError: If nothing has that name, or the folder is no model.
       ConnectionError: If it has to be fetched and cannot be.
@@ -92,19 +83,7 @@ def resolve(name_or_path: str | Path, *, weights: bool = True) -> ModelFiles:
 
 
 def locate(name_or_path: str | Path, *, weights: bool = True) -> Path:
-    """The local folder or .gguf file behind a name; unlike `resolve`, without opening it.
-
-    Args:
-      name_or_path: As for `resolve`.
-      weights: Likewise.
-
-    Returns:
-      An existing folder or .gguf file.
-
-    Raises:
-      FileNotFoundError: If nothing has that name.
-      ConnectionError: If it has to be fetched and cannot be.
-    """
+    """The local folder or .gguf file behind a name; as `resolve`, without opening it."""
     name = os.fspath(name_or_path)
     path = Path(name).expanduser()
     if name and path.is_dir():

@@ -1,4 +1,4 @@
-"""The norm of a layer, with a backward pass that keeps and reads less."""
+"""RMS norm with a backward pass that stores and reads less than the automatic one."""
 
 import functools
 
@@ -12,18 +12,10 @@ from jaxrl_llm.core.axes import Array
 def rms_norm(x: Array, scale: Array, eps: float) -> Array:
     """``x / sqrt(mean(x^2) + eps) * scale`` over the last axis, in float32.
 
-    Its residuals are its arguments and one number a row. With ``u = x / sqrt(...)`` and
-    ``g = dy scale``
+    ``x`` is ``[..., size]`` and ``scale`` float32, broadcastable to it. The residuals are the
+    arguments and one number a row. With ``u = x / sqrt(...)`` and ``g = dy scale``
 
         dx = (g - u mean(g u)) / sqrt(...),   d scale = sum dy u
-
-    Args:
-      x: ``[..., size]``.
-      scale: float32, broadcastable to ``x``.
-      eps: Added to the mean square.
-
-    Returns:
-      ``[..., size]``, float32.
     """
     return _forward(x, scale, eps)[0]
 

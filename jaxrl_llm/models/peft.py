@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -15,6 +14,8 @@ from jaxrl_llm.models.loading import parameter_table
 from jaxrl_llm.models.lora import LoRAConfig
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
+_PREFIX = "base_model.model."
+_FACTORS = {"a": "lora_A", "b": "lora_B"}
 
 
 def save_adapter(
@@ -63,20 +64,12 @@ def save_adapter(
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     save_tensors(tensors, target / WEIGHTS)
-    write_json(target / CONFIG, _settings(tensors, lora, config, base))
-
-
-_PREFIX = "base_model.model."
-_FACTORS = {"a": "lora_A", "b": "lora_B"}
-
-
-def _settings(tensors, lora: LoRAConfig, config: ModelConfig, base: str) -> dict[str, Any]:
-    """The fields that PEFT builds the adapter's layers from."""
+    # The fields that PEFT builds the adapter's layers from.
     layers = {name.removeprefix(_PREFIX).rsplit(".", 2)[0] for name in tensors}
     kinds = {name.rsplit(".", 1)[1] for name in layers}
     # A short name means all layers; where some have no adapter, each is named in full.
     everywhere = len(layers) == len(kinds) * config.num_layers
-    return {
+    settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
@@ -90,3 +83,4 @@ def _settings(tensors, lora: LoRAConfig, config: ModelConfig, base: str) -> dict
         "use_dora": False,
         "inference_mode": True,
     }
+    write_json(target / CONFIG, settings)

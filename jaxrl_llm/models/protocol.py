@@ -1,8 +1,8 @@
 """What the rest of the library asks of a model: four functions and a configuration.
 
-Sampling, scoring, training and evolution see a model only through :class:`Model`, a pure function
-of a pytree. Anything that provides these four functions can be trained; the decoder in
-``transformer.py`` is one.
+Sampling, scoring, training and evolution see a model only through :class:`Model`, pure functions of
+a pytree. Whatever provides them can be trained; the decoder in ``transformer.py`` is one. In what
+follows ``model`` is a :class:`Model` and ``params`` its parameters.
 """
 
 from collections.abc import Callable
@@ -105,32 +105,31 @@ def prefill(
     *,
     shared_prefix_len: int = 0,
     delta=None,
-    **options,
+    remat: str = "none",
 ) -> tuple[KV, ...]:
     """Keys and values of prompts, computed once and shared by the rollouts of each.
 
     Args:
-      model: The model.
-      params: Its parameters.
+      model, params: See the module.
       tokens: int32 ``[P, Lp]``, right padded.
       mask: bool ``[P, Lp]``, True for the tokens that rollouts may attend to.
       shared_prefix_len: How many first tokens all prompts share, none masked; below Lp. They are
         computed once, and the rest of each prompt attends to them.
       delta: Low-rank delta that is shared by all rows, if any.
-      **options: Passed to ``model.apply`` (``remat``).
+      remat: As ``model.apply`` takes it.
 
     Returns:
       One :class:`KV` a layer, without a group axis: the ``prefix`` of an :class:`AttentionContext`.
 
     Raises:
       ValueError: If ``shared_prefix_len`` is not below Lp. Whether the prompts do share these
-        tokens is left to the caller to check.
+        tokens is for the caller to check.
     """
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[-1], dtype=jnp.int32), tokens.shape)
     if not shared_prefix_len:
         context = AttentionContext(mask=mask[:, None])
         _, kv = model.apply(
-            params, tokens[:, None], positions[:, None], context, delta=delta, **options
+            params, tokens[:, None], positions[:, None], context, delta=delta, remat=remat
         )
         return tuple(KV(layer.keys[:, 0], layer.values[:, 0]) for layer in kv)
     if shared_prefix_len >= tokens.shape[-1]:
@@ -139,15 +138,11 @@ def prefill(
             f"got {shared_prefix_len}."
         )
     n = shared_prefix_len
-    shared = prefill(model, params, tokens[:1, :n], mask[:1, :n], delta=delta, **options)
+    shared = prefill(model, params, tokens[:1, :n], mask[:1, :n], delta=delta, remat=remat)
     # To what they have in common, prompts are what rollouts are to a prompt: a group of one row.
-    context = AttentionContext(
-        mask=mask[None, :, n:],
-        prefix=shared,
-        prefix_mask=mask[:1, :n],
-    )
+    context = AttentionContext(mask[None, :, n:], prefix=shared, prefix_mask=mask[:1, :n])
     rest, positions = tokens[None, :, n:], positions[None, :, n:]
-    _, kv = model.apply(params, rest, positions, context, delta=delta, **options)
+    _, kv = model.apply(params, rest, positions, context, delta=delta, remat=remat)
 
     def joined(before: Array, rest: Array, axis: int) -> Array:
         before = jnp.broadcast_to(before, (tokens.shape[0], *before.shape[1:]))
@@ -177,8 +172,7 @@ def cast_params(model: Model, params: ArrayTree, *, rounded: bool = True) -> Arr
     weights of linear layers that the model rounds to 8 bits are rounded here too.
 
     Args:
-      model: The model.
-      params: Its parameters.
+      model, params: See the module.
       rounded: False leaves the weights of linear layers as matrices, where they are read as such.
 
     Example:

@@ -1,4 +1,8 @@
-"""Matrix products of operands rounded to 8 bits, the same wherever a policy samples or trains."""
+"""Matrix products of operands rounded to 8 bits, the same wherever a policy samples or trains.
+
+``mode`` is "fp8" or "int8". An unknown one, and shapes that disagree, raise ValueError; what is not
+floating point TypeError; a missing qwix ImportError.
+"""
 
 import importlib
 from typing import Any, NamedTuple
@@ -72,19 +76,13 @@ def quantize_block(
 
     Args:
       x: Floating point ``[..., n_1, ..., n_k]``.
-      block: Sizes along the last k axes; None is all of the axis. Each index of the other axes has
-        separate blocks.
-      mode: "fp8" or "int8".
+      block: Sizes along the last k axes, each positive; None is all of the axis. Each index of the
+        other axes has separate blocks.
+      mode: See the module.
 
     Returns:
       ``(q, scale)``: ``q`` float8_e4m3fn or int8 in the shape of ``x``, and ``scale`` float32 with
       the number of blocks along the last k axes.
-
-    Raises:
-      ImportError: If qwix is not installed.
-      TypeError: If ``x`` is not floating point.
-      ValueError: If ``mode`` is unknown, or ``block`` has more sizes than ``x`` has axes, or one
-        that is not positive.
 
     Example:
       >>> import jax.numpy as jnp
@@ -119,7 +117,7 @@ def _product(x: Array, w: Array | RoundedWeights, mode: str) -> Array:
         qwix = _qwix("quantized_matmul")
         inputs = _round(x, _MODES[mode].inputs, mode)
         numbers = (((x.ndim - 1,), (0,)), ((), ()))
-        return qwix.dot_general(inputs, qwix.QArray(*w), numbers).astype(x.dtype)
+        return qwix.dot_general(inputs, qwix.QArray(w.q, w.scale), numbers).astype(x.dtype)
     # For blocks along the contraction qwix would keep a product for every 128 inputs in memory.
     return _dot("...k,kn->...n", _rounded_inputs(x, mode), _values(w, x.dtype))
 
@@ -149,15 +147,10 @@ def quantized_matmul(x: Array, w: Array | RoundedWeights, *, mode: str = "fp8") 
       x: Activations ``[..., T, K]``; blocks of tokens lie along T and never cross to another row.
       w: Weights ``[K, N]``, taken in the dtype of ``x``; or :func:`round_weights` of them, which
         have no gradient.
-      mode: "fp8" or "int8".
+      mode: See the module.
 
     Returns:
       ``[..., T, N]`` in the dtype of ``x``.
-
-    Raises:
-      ImportError: If qwix is not installed.
-      TypeError: If an array is not floating point.
-      ValueError: If ``mode`` is unknown or the shapes do not fit.
 
     Example:
       >>> import jax.numpy as jnp
@@ -228,21 +221,24 @@ def _values(w: RoundedWeights, dtype) -> Array:
     """The weights that rounded ones stand for."""
     qwix = _qwix("quantized_matmul")
     mode = "int8" if w.q.dtype == jnp.int8 else "fp8"
-    q, _ = _whole_blocks(w.q, _MODES[mode].weights)
+    q, _ = _pad_blocks(w.q, _MODES[mode].weights)
     values = qwix.dequantize(qwix.QArray(q, w.scale))
     return values[tuple(map(slice, w.q.shape))].astype(dtype)
 
 
 def _round(x: Array, block: tuple[int | None, ...], mode: str) -> Any:
     """A ``qwix.QArray``, with zeros behind ``x`` where a block does not divide its axis."""
-    x, tiles = _whole_blocks(x.astype(jnp.float32), block)
-    each = range(x.ndim - len(block))
-    kind, options = _MODES[mode], {"channelwise_axes": each, "tiled_axes": tiles}
-    quantize = _qwix("quantize_block").quantize
-    return quantize(x, kind.dtype, calibration_method=kind.calibration, **options)
+    x, tiles = _pad_blocks(x.astype(jnp.float32), block)
+    return _qwix("quantize_block").quantize(
+        x,
+        _MODES[mode].dtype,
+        calibration_method=_MODES[mode].calibration,
+        channelwise_axes=range(x.ndim - len(block)),
+        tiled_axes=tiles,
+    )
 
 
-def _whole_blocks(x: Array, block: tuple[int | None, ...]) -> tuple[Array, dict[int, int]]:
+def _pad_blocks(x: Array, block: tuple[int | None, ...]) -> tuple[Array, dict[int, int]]:
     """``x`` with zeros behind it, so that blocks divide their axes, and their size by axis."""
     axes = range(x.ndim - len(block), x.ndim)
     sizes = zip(axes, block, strict=True)

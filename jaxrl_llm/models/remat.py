@@ -28,9 +28,9 @@ def product(x: Array) -> Array:
 def rematerialized(function: Callable, policy: Callable) -> Callable:
     """``jax.checkpoint`` that recomputes on CPUs too.
 
-    There XLA drops the barriers between the two computations before it looks for common ones, and
-    so stores everything after all. Here what is stored passes through a choice whose outcome the
-    compiler cannot know, made from the cotangent.
+    There XLA drops the barriers between the two computations before it searches for common ones,
+    and so stores everything after all. Here what is stored passes through a choice whose outcome
+    the compiler cannot know, made from the cotangent.
     """
     if jax.default_backend() != "cpu":
         return jax.checkpoint(function, policy=policy)
@@ -57,15 +57,15 @@ def rematerialized(function: Callable, policy: Callable) -> Callable:
 
 
 def recomputed(function: Callable) -> Callable:
-    """A function of which the backward pass has nothing but the arguments."""
+    """A function whose backward pass stores nothing but the arguments."""
     return rematerialized(function, jax.checkpoint_policies.nothing_saveable)
 
 
-def gathered_late(weights: ArrayTree, *, after: Array) -> ArrayTree:
-    """Weights of a layer that devices gather when there is ``after``, and in each pass again.
+def all_gather_after(weights: ArrayTree, *, after: Array) -> ArrayTree:
+    """Weights of a layer whose all-gather waits for ``after``, and is repeated in each pass.
 
-    Where a mesh splits weights, the compiler for CPUs gathers those of all layers before the first
-    one begins and holds them until the backward pass: the full model at once.
+    Where a mesh splits weights, the compiler for CPUs puts the all-gathers of all layers before the
+    first one and holds the results until the backward pass: the full model at once.
     """
     if jax.default_backend() != "cpu" or not splits_weights():
         return weights

@@ -15,8 +15,7 @@ INDEX = "model.safetensors.index.json"
 class SafetensorsFolder:
     """Tensors of a folder by name; a read touches only the bytes of its slice.
 
-    Args:
-      folder: Holds model.safetensors, or model.safetensors.index.json and the files it names.
+    The folder holds model.safetensors, or model.safetensors.index.json and the files it names.
 
     Raises:
       FileNotFoundError: If neither is there, or a file of the index is missing.
@@ -84,23 +83,15 @@ class SafetensorsFolder:
         return tuple(self._where[name].get_slice(name).get_shape())
 
     def read(self, name: str, index: Sequence[slice]) -> np.ndarray:
-        """Reads a part of one tensor.
-
-        Args:
-          name: The tensor.
-          index: One slice an axis.
-
-        Returns:
-          An array of the stored dtype, bfloat16 as `ml_dtypes.bfloat16`.
-        """
-        part = self._where[name].get_slice(name)
-        kind = part.get_dtype()
+        """One slice an axis of a tensor, in the stored dtype; bfloat16 is that of `ml_dtypes`."""
+        tensor = self._where[name].get_slice(name)
+        kind = tensor.get_dtype()
         if kind not in ("F32", "F16", "BF16", "F64"):
             raise ValueError(
                 f"SafetensorsFolder: tensor {name} of {self.path} is {kind}, not a plain "
                 "floating-point type"
             )
-        return part[tuple(index)]
+        return tensor[tuple(index)]
 
 
 def read_json(path: Path) -> dict[str, Any]:

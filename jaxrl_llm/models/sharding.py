@@ -4,10 +4,13 @@ One table decides it: which mesh axis splits each axis of a parameter, by the en
 path. An axis that the mesh does not divide is not split, so the same rules serve a laptop and a
 pod.
 
-`rules` is such a table wherever it is an argument: that of the built-in decoder by default, or
-``Model.sharding_rules``. `mesh` may lack axes of :data:`AXES`, which then count as size one.
+``rules`` is such a table: that of the built-in decoder by default, or ``Model.sharding_rules``.
+``mesh`` may lack axes of :data:`AXES`, which then count as size one. ``path`` is that of a leaf,
+such as ``layers/0/mlp/up/kernel``, and ``shape`` its shape; trees may hold shapes in place of
+arrays.
 """
 
+import contextlib
 import contextvars
 import functools
 import math
@@ -51,18 +54,7 @@ _traced_rules = contextvars.ContextVar("traced_rules", default=RULES)
 
 
 def param_spec(path: str, shape: tuple[int, ...], mesh: Mesh, rules: ShardingRules = RULES) -> P:
-    """The partition of one parameter.
-
-    Args:
-      path: Of the parameter, as ``layers/0/mlp/up/kernel``.
-      shape: Its shape.
-      mesh: The mesh.
-      rules: The table.
-
-    Returns:
-      A ``PartitionSpec``; an axis is not split where no rule applies or the mesh does not divide
-      it.
-    """
+    """The partition of one parameter; an axis is not split where no rule applies to it."""
     sizes = dict(mesh.shape)
     axes = _axes_of(path, rules)
     names = [
@@ -87,11 +79,6 @@ def _axes_of(path: str, rules: ShardingRules) -> tuple[str | None, ...]:
 
 def param_shardings(params: ArrayTree, mesh: Mesh, rules: ShardingRules = RULES) -> ArrayTree:
     """A ``NamedSharding`` for each parameter, or for each array of an adapter.
-
-    Args:
-      params: Arrays or their shapes.
-      mesh: The mesh.
-      rules: The table.
 
     Warns:
       UserWarning: If there are matrices and an axis ``fsdp`` or ``tensor`` splits none of them, or
@@ -124,18 +111,9 @@ def _warn_unused(axis: str, size: int) -> None:
 def update_spec(path: str, shape: tuple[int, ...], mesh: Mesh, rules: ShardingRules = RULES) -> P:
     """The partition of a gradient, and of what an optimizer stores for a parameter.
 
-    That of the parameter, split over ``data`` as well along the first axis that allows it, so no
-    two devices compute the same elements of an update. Vectors are split as their parameter.
-
-    Args:
-      path: Of the leaf; it ends with the path of the parameter.
-      shape: Its shape.
-      mesh: The mesh.
-      rules: The table.
-
-    Returns:
-      A ``PartitionSpec``: that of :func:`param_spec` where ``data`` is 1, the leaf is a vector, or
-      no axis divides.
+    That of the parameter, with whose path ``path`` ends, split over ``data`` as well along the
+    first axis that allows it, so no two devices compute the same elements of an update. It is
+    :func:`param_spec` where ``data`` is 1, the leaf is a vector, or no axis divides.
 
     Example:
       >>> mesh = jax.sharding.AbstractMesh((2, 4, 1), AXES)
@@ -159,7 +137,7 @@ def update_spec(path: str, shape: tuple[int, ...], mesh: Mesh, rules: ShardingRu
 
 
 def update_shardings(tree: ArrayTree, mesh: Mesh, rules: ShardingRules = RULES) -> ArrayTree:
-    """A ``NamedSharding`` for each leaf of gradients or an optimizer's state, or of its shape."""
+    """A ``NamedSharding`` for each leaf of gradients or an optimizer's state."""
     return trees.map_with_path(
         lambda path, x: NamedSharding(mesh, update_spec(path, x.shape, mesh, rules)), tree
     )
@@ -202,16 +180,16 @@ def on_mesh(function: Callable, mesh: Mesh | None, rules: ShardingRules = RULES)
     if mesh is None:
         return function
 
-    @functools.wraps(function)
-    def traced(*arguments, **options):
+    @contextlib.contextmanager
+    def traced():
         token = _traced_rules.set(rules)
         try:
             with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-                return function(*arguments, **options)
+                yield
         finally:
             _traced_rules.reset(token)
 
-    return traced
+    return traced()(function)
 
 
 def _batch_axes() -> dict[str, int]:
@@ -226,7 +204,7 @@ def spreads_batch() -> bool:
 
 
 def splits_weights() -> bool:
-    """Whether this is traced, inside `on_mesh`, for a mesh whose devices gather weights."""
+    """Whether this is traced, inside `on_mesh`, for a mesh that splits weights over ``fsdp``."""
     return dict(jax.sharding.get_abstract_mesh().shape).get("fsdp", 1) > 1
 
 
@@ -245,7 +223,7 @@ def keep_apart(x: Array) -> Array:
 def on_each_device(function: Callable, batch: ArrayTree, shared: ArrayTree) -> ArrayTree:
     """``function(batch, shared)`` of each device's rows of a batch ``[P, ...]``, inside `on_mesh`.
 
-    ``shared`` is gathered over the axes of the batch once and its gradient summed once. Otherwise
+    ``shared`` takes one all-gather over the axes of the batch, and its gradient one sum. Otherwise
     the compiler would do both in every iteration of a loop inside the function.
 
     Args:
@@ -267,7 +245,7 @@ def on_each_device(function: Callable, batch: ArrayTree, shared: ArrayTree) -> A
 def spread_update(grads: ArrayTree) -> ArrayTree:
     """Gradients on the devices that compute their elements of the update, inside `on_mesh`.
 
-    Each device then receives the sum of its elements only, and their updates are gathered.
+    Each device then receives the sum of its elements only, and an all-gather follows the update.
     """
     mesh, rules = jax.sharding.get_abstract_mesh(), _traced_rules.get()
     if dict(mesh.shape).get("data", 1) == 1:

@@ -18,13 +18,7 @@ from jaxrl_llm.models.delta import check_delta, delta_of, over_axes, row_embeddi
 from jaxrl_llm.models.norms import rms_norm
 from jaxrl_llm.models.protocol import KV, AttentionContext, Model
 from jaxrl_llm.models.quantize import quantized_matmul
-from jaxrl_llm.models.remat import (
-    POLICIES,
-    gathered_late,
-    product,
-    recomputed,
-    rematerialized,
-)
+from jaxrl_llm.models.remat import POLICIES, all_gather_after, product, recomputed, rematerialized
 from jaxrl_llm.models.sharding import keep_apart
 
 
@@ -226,11 +220,11 @@ class Decoder(nnx.Module):
         layer_deltas = delta_of(delta, "layers")
 
         def run_block(block: Block, x: Array, layer: int, delta):
-            """One block, recomputed in the backward pass as ``remat`` says."""
+            """One block, recomputed in the backward pass by the policy of ``remat``."""
             graphdef, weights = nnx.split(block)
 
             def run(weights, x, rotary, context, delta):
-                block = nnx.merge(graphdef, gathered_late(weights, after=x))
+                block = nnx.merge(graphdef, all_gather_after(weights, after=x))
                 return block(x, rotary, context, layer, delta)
 
             policy = POLICIES[remat]
@@ -254,8 +248,8 @@ def make_model(config: ModelConfig) -> Model:
 
     Returns:
       A :class:`~jaxrl_llm.models.protocol.Model`. Its ``params`` are a plain nested dict; kernels
-      are ``[in, out]``. ``apply`` takes ``remat`` = ``"none"``, ``"full"`` (a block keeps only its
-      input for the backward pass) or ``"dots"`` (it also keeps its matrix products).
+      are ``[in, out]``. ``apply`` takes ``remat`` = ``"none"``, ``"full"`` (the backward pass of a
+      block stores only its input) or ``"dots"`` (also its matrix products).
 
     Example:
       >>> import jax
