@@ -3,6 +3,10 @@
 They read only what is static, so they cost nothing in a compiled program and work under ``jit``,
 ``vmap`` and ``grad``. Values (a NaN reward, a token outside the vocabulary) are checked on the
 host, where a rollout becomes a training batch.
+
+``function`` is the name that begins the message. Arrays, numbers and options are passed by name;
+those that may be None are then skipped. Of numbers the concrete are checked: traced and batched
+ones pass. ``finite`` refuses infinity, which is a bound that never acts.
 """
 
 import dataclasses
@@ -11,7 +15,7 @@ import math
 import numbers
 import types
 import typing
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Iterator
 
 import chex
 import jax
@@ -65,7 +69,7 @@ def check_min_rank(function: str, rank: int, **arrays) -> None:
 
 
 def check_same_shape(function: str, **arrays) -> None:
-    """Raises ValueError unless all arrays (None is skipped) share one shape."""
+    """Raises ValueError unless all arrays share one shape."""
     present = {name: x for name, x in arrays.items() if x is not None}
     for name, x in present.items():
         _check_array(function, name, x)
@@ -82,7 +86,7 @@ def check_shape(function: str, name: str, array, shape: tuple[int, ...]) -> None
 
 
 def _check_dtype(function: str, must: str, dtype, arrays) -> None:
-    """Raises TypeError unless the dtype of every array (None is skipped) is a kind of ``dtype``."""
+    """Raises TypeError unless the dtype of every array is a kind of ``dtype``."""
     for name, x in arrays.items():
         if x is None:
             continue
@@ -94,22 +98,22 @@ def _check_dtype(function: str, must: str, dtype, arrays) -> None:
 
 
 def check_bool(function: str, **masks) -> None:
-    """Raises TypeError unless every mask (None is skipped) is bool."""
+    """Raises TypeError unless every mask is bool."""
     _check_dtype(function, "be bool, True = keep", jnp.bool_, masks)
 
 
 def check_float(function: str, **arrays) -> None:
-    """Raises TypeError unless every array (None is skipped) is floating point."""
+    """Raises TypeError unless every array is floating point."""
     _check_dtype(function, "be floating point", jnp.floating, arrays)
 
 
 def check_integer(function: str, **arrays) -> None:
-    """Raises TypeError unless every array (None is skipped) holds integers."""
+    """Raises TypeError unless every array holds integers."""
     _check_dtype(function, "hold integers", jnp.integer, arrays)
 
 
 def check_mask(function: str, mask) -> None:
-    """Raises TypeError unless ``mask`` is there and bool."""
+    """Raises TypeError unless ``mask`` is a bool array, not None."""
     if mask is None:
         raise TypeError(f"{function}: mask must be a bool array, True = keep; got None.")
     check_bool(function, mask=mask)
@@ -131,12 +135,9 @@ def check_option(function: str, name: str, value, allowed: Iterable) -> None:
 
 
 def check_no_effect(function: str, because: str, **options) -> None:
-    """Raises ValueError if an option is given (is not None) where it would be ignored.
+    """Raises ValueError if an option is set where it would be ignored.
 
-    Args:
-      function: Name, for the message.
-      because: What makes it so, in words: "with scale='none'".
-      **options: Options by name, whose default is None.
+    ``because`` is what makes it so, in words: "with scale='none'".
     """
     for name, value in options.items():
         if value is not None:
@@ -166,31 +167,25 @@ def _concrete(function: str, name: str, value, finite: bool = False) -> float | 
     return number
 
 
-def check_positive(function: str, *, finite: typing.Any = False, **values) -> None:
-    """Raises ValueError unless every concrete number (None is skipped) is above zero.
-
-    Args:
-      function: Name, for the message.
-      finite: Whether infinity, which is a bound that never acts, is refused.
-      **values: Numbers by name; traced and batched ones are let through.
-    """
+def _concrete_numbers(function: str, values, finite: bool = False) -> Iterator[tuple[str, float]]:
+    """The numbers whose value is known, with their names."""
     for name, value in values.items():
         number = None if value is None else _concrete(function, name, value, finite)
-        if number is not None and not number > 0:
+        if number is not None:
+            yield name, number
+
+
+def check_positive(function: str, *, finite: typing.Any = False, **values) -> None:
+    """Raises ValueError unless every number is above zero."""
+    for name, number in _concrete_numbers(function, values, finite):
+        if not number > 0:
             raise ValueError(f"{function}: {name} must be above 0; got {number:g}.")
 
 
 def check_non_negative(function: str, *, finite: typing.Any = False, **values) -> None:
-    """Raises ValueError unless every concrete number (None is skipped) is zero or above.
-
-    Args:
-      function: Name, for the message.
-      finite: Whether infinity, which is a bound that never acts, is refused.
-      **values: Numbers by name; traced and batched ones are let through.
-    """
-    for name, value in values.items():
-        number = None if value is None else _concrete(function, name, value, finite)
-        if number is not None and (math.isnan(number) or number < 0):
+    """Raises ValueError unless every number is zero or above."""
+    for name, number in _concrete_numbers(function, values, finite):
+        if math.isnan(number) or number < 0:
             raise ValueError(f"{function}: {name} must not be negative; got {number:g}.")
 
 
@@ -198,11 +193,8 @@ def check_numbers(function: str, record) -> None:
     """Raises unless every field of a dataclass that is a number is one of its type, and sensible.
 
     A field of type int takes integers of 32 bits, one of type float what float32 can hold; True is
-    neither. Fields of other types, and None where the type allows it, are let through.
-
-    Raises:
-      TypeError: If the value is of another type.
-      ValueError: If it is non-finite or too large.
+    neither. Fields of other types, and None where the type allows it, pass. A value of another type
+    raises TypeError, one that is non-finite or too large ValueError.
     """
     for field in dataclasses.fields(record):
         value, kinds = getattr(record, field.name), (field.type,)
@@ -223,17 +215,9 @@ def check_numbers(function: str, record) -> None:
 
 
 def check_share(function: str, *, zero: bool = True, one: bool = True, **values) -> None:
-    """Raises ValueError unless every concrete number (None is skipped) lies between 0 and 1.
-
-    Args:
-      function: Name, for the message.
-      zero: Whether 0 itself is allowed.
-      one: Whether 1 itself is allowed.
-      **values: Numbers by name; traced and batched ones are let through.
-    """
-    for name, value in values.items():
-        number = None if value is None else _concrete(function, name, value)
-        if number is None or 0 < number < 1 or (zero and number == 0) or (one and number == 1):
+    """Raises ValueError unless every number is in [0, 1]; ``zero`` and ``one`` admit the ends."""
+    for name, number in _concrete_numbers(function, values):
+        if 0 < number < 1 or (zero and number == 0) or (one and number == 1):
             continue
         within = f"{'[' if zero else '('}0, 1{']' if one else ')'}"
         raise ValueError(f"{function}: {name} must be in {within}; got {number:g}.")

@@ -12,7 +12,7 @@ from jaxrl_llm.core.traits import Traits, traits_of
 
 
 def accepted(function: Callable) -> dict[str, inspect.Parameter]:
-    """The parameters of ``function`` by name; those already bound are left out."""
+    """The parameters of ``function`` by name, without those already bound."""
     return dict(inspect.signature(function).parameters)
 
 
@@ -44,7 +44,7 @@ def _typed(value: Any) -> Any:
 
 
 class _Left:
-    """The signature of what is left to give, for ``inspect.signature`` of a Bound."""
+    """The signature of a Bound: the parameters that are not bound."""
 
     def __get__(self, bound, owner) -> inspect.Signature | None:
         if bound is None:
@@ -72,7 +72,7 @@ class Bound:
     __signature__ = _Left()
 
     def __call__(self, *args, **kwargs):
-        """Calls the function; an option given here wins over the bound one."""
+        """Calls the function; an option of the call wins over the bound one."""
         return self.function(*args, **{**dict(self.options), **kwargs})
 
     @property
@@ -152,8 +152,8 @@ class _Given:
         for name, parameter in accepted(self.function).items():
             place = parameter.kind is not parameter.KEYWORD_ONLY
             if name in taken:
-                new = {"name": taken[name], "kind": parameter.KEYWORD_ONLY}
-                renamed.append(parameter.replace(**new, default=parameter.empty))
+                entry = parameter.replace(name=taken[name], kind=parameter.KEYWORD_ONLY)
+                renamed.append(entry.replace(default=parameter.empty))
                 # What the slot hands over at this place is ignored; its name may be the entry's.
                 parameter = parameter.replace(name=f"_{name}")
             if place or name not in taken:
@@ -308,11 +308,10 @@ class _Piped:
         object.__setattr__(self, "__signature__", inspect.Signature([first, *rest.values()]))
 
     def __call__(self, *args, **context):
-        if not args:
-            args = (context.pop(next(iter(accepted(self)))),)
+        (x,) = args or (context.pop(next(iter(accepted(self)))),)
         for function in self.functions:
-            args = (call_with(function, *args, context=context),)
-        return args[0]
+            x = call_with(function, x, context=context)
+        return x
 
     @property
     def __traits__(self) -> Traits:

@@ -12,15 +12,8 @@ def quarter_cosine(x: Array, *, end: float, scale: float) -> Array:
 
         scale cos(pi x / (2 end))
 
-    In float32 the cosine of half of pi is not 0, and beyond ``end`` it is negative.
-
-    Args:
-      x: Any shape, from 0 on.
-      end: Where it reaches 0; above 0.
-      scale: Value at 0.
-
-    Returns:
-      Float32 of the shape of ``x``.
+    Of any shape from 0 on, in float32, where the cosine of half of pi is not 0; beyond ``end``,
+    which is above 0, the cosine is negative.
     """
     x = jnp.asarray(x, jnp.float32)
     return jnp.where(x >= end, 0.0, scale * jnp.cos((math.pi / 2) * x / end))

@@ -39,12 +39,6 @@ def estimate(d: Array, estimator: str, *, cap: float | None = None) -> Array:
       estimator: One of ``ESTIMATORS`` or ``STRAIGHT_THROUGH``.
       cap: Greatest value of k3, with gradient 0 above it; None for none.
 
-    Returns:
-      ``[...]`` float32.
-
-    Raises:
-      ValueError: If ``estimator`` is unknown.
-
     Example:
       >>> import jax.numpy as jnp
       >>> estimate(jnp.array([0.5, -1.0]), "k3").round(4).tolist()

@@ -107,9 +107,7 @@ def is_constant(x: Array, mask: Array | None, axis=None, keepdims: bool = False)
 def check_tokens(function: str, mask: Array, **arrays) -> None:
     """Raises unless arrays (None is skipped) are floating ``[..., T]`` of the shape of a bool mask.
 
-    Raises:
-      TypeError: If ``mask`` is not bool or an array not floating point.
-      ValueError: If there is no axis or shapes differ.
+    A dtype raises TypeError, a shape ValueError.
     """
     checks.check_mask(function, mask)
     checks.check_min_rank(function, 1, **{k: x for k, x in arrays.items() if x is not None})
@@ -139,12 +137,8 @@ def distance(x: Array) -> Array:
 def spread(function: str, name: str, x: Array, mask: Array) -> Array:
     """One value a token ``[..., T]``, or one a sequence ``[...]``, as one float32 value a token.
 
-    Zero where masked; nothing but the two shapes is guessed.
-
-    Raises:
-      ValueError: If the shape is neither that of ``mask`` nor that of ``mask`` without its last
-        axis.
-      TypeError: If ``x`` is not floating point.
+    Zero where masked. Another shape than these two, that of ``mask`` with or without its last axis,
+    raises ValueError; what is not floating point TypeError.
     """
     checks.check_float(function, **{name: x})
     shape, target = jnp.shape(x), jnp.shape(mask)

@@ -40,9 +40,7 @@ def plan_packing(mask: np.ndarray, *, size: int | None = None, most: float = 1.0
       Host arrays, or None if there would be more cells than ``most`` allows.
 
     Raises:
-      ValueError: If ``mask`` has not three axes, a response is longer than ``size``, or ``most`` is
-        not above 0.
-      TypeError: If ``mask`` is not bool.
+      ValueError: If a response is longer than ``size``.
 
     Example:
       >>> import numpy as np
@@ -79,11 +77,9 @@ def plan_packing(mask: np.ndarray, *, size: int | None = None, most: float = 1.0
 
 
 def pack(packing: Packing | None, tree: ArrayTree) -> ArrayTree:
-    """Arrays ``[P, G, T, ...]`` in the cells of the rows, ``[P, R, S, ...]``.
+    """Arrays ``[P, G, T, ...]`` in the cells of the rows, ``[P, R, S, ...]``; as they are for None.
 
-    Args:
-      packing: Where the responses lie; None leaves the arrays as they are.
-      tree: Arrays, or a pytree of them. A cell without a token gets 0 (False).
+    A cell without a token gets 0 (False).
     """
     if packing is None:
         return tree
@@ -102,10 +98,7 @@ def pack(packing: Packing | None, tree: ArrayTree) -> ArrayTree:
 def unpack(packing: Packing | None, tree: ArrayTree, mask: Array) -> ArrayTree:
     """The inverse of :func:`pack`: ``[P, R, S, ...] -> [P, G, T, ...]``, 0 where ``mask`` is False.
 
-    Args:
-      packing: Where the responses lie; None for arrays that were never packed.
-      tree: Arrays, or a pytree of them.
-      mask: bool ``[P, G, T]``; True nowhere behind the end of a response in the plan.
+    The mask, bool ``[P, G, T]``, is True nowhere behind the end of a response in the plan.
     """
     if packing is None:
         return jax.tree.map(lambda x: _zero_masked(mask, x), tree)
@@ -114,12 +107,7 @@ def unpack(packing: Packing | None, tree: ArrayTree, mask: Array) -> ArrayTree:
 
 
 def check_packing(function: str, packing: Packing | None, groups: tuple[int, int]) -> None:
-    """Raises unless a packing (None is skipped) is one of P prompts with G responses each.
-
-    Raises:
-      ValueError: If a shape disagrees.
-      TypeError: If it is no :class:`Packing`, or not of integers.
-    """
+    """Raises unless a packing (None is skipped) is one of ``groups = (P, G)``."""
     if packing is None:
         return
     if not isinstance(packing, Packing):

@@ -13,13 +13,8 @@ def minimum_before(x: Array) -> Array:
 
         out[t] = min over i < t of x[i]
 
-    Blocks of eight are scanned by hand and their minima recursively, which takes O(T) work.
-
-    Args:
-      x: ``[..., T]`` float32.
-
-    Returns:
-      ``[..., T]``.
+    Of ``[..., T]`` float32. Blocks of eight are scanned by hand and their minima recursively, which
+    takes O(T) work.
 
     Example:
       >>> import jax.numpy as jnp

@@ -65,23 +65,15 @@ def group_median(
 
 
 def group_is_constant(x: Array, where: Array | None = None) -> Array:
-    """Whether the unmasked entries of a group are all equal, one, or none: ``[..., 1]``.
-
-    See :func:`jaxrl_llm.core.masking.is_constant` for how it is tested.
-    """
+    """:func:`jaxrl_llm.core.masking.is_constant` of each group: ``[..., 1]``."""
     return masking.is_constant(x, where, axis=-1, keepdims=True)
 
 
 def order_and_ranks(x: Array) -> tuple[Array, Array]:
     """Which entry comes at each place of the ascending order, and the place of each entry.
 
-    Ties go by position: of equal entries the earlier one comes first. A NaN comes last.
-
-    Args:
-      x: ``[..., N]``.
-
-    Returns:
-      Two int arrays ``[..., N]``, both from 0: places to entries, and its inverse.
+    Of ``[..., N]`` two int arrays ``[..., N]``, both from 0: places to entries, and its inverse. Of
+    equal entries the earlier one comes first; a NaN comes last.
     """
     order = jnp.argsort(x, axis=-1, stable=True)
     return order, jnp.argsort(order, axis=-1)

@@ -60,10 +60,6 @@ def keep_mask(support: Support, vocab_size: int) -> Array:
 
     Ids outside the vocabulary belong to no set.
 
-    Args:
-      support: Sets at places ``[...]``.
-      vocab_size: V.
-
     Example:
       >>> import jax.numpy as jnp
       >>> keep_mask(Support(ids=jnp.array([[2, 0, -1], [-1, -1, -1]])), 3).tolist()
@@ -87,15 +83,8 @@ def check_support(
 ) -> None:
     """Raises unless a support (None is skipped) has one form, for tokens of shape ``leading``.
 
-    Args:
-      function: Name, for the message.
-      support: The sets.
-      leading: Shape of the tokens.
-      vocab_size: V where it is known.
-
-    Raises:
-      ValueError: If both or neither form is given, or a shape disagrees.
-      TypeError: If it is no :class:`Support`, ids are not integers or bits not uint32.
+    What is no :class:`Support`, ids that are not integers and bits that are not uint32 raise
+    TypeError; both forms, neither, and a shape that disagrees ValueError.
     """
     if support is None:
         return

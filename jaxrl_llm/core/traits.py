@@ -114,11 +114,7 @@ def traits(**changes: Any) -> Callable[[Callable], Callable]:
 def traits_of(function: Callable) -> Traits:
     """The traits of a function, also through ``bind``, ``functools.partial`` and ``jax.jit``.
 
-    Args:
-      function: Any callable.
-
-    Returns:
-      Its :class:`Traits`; the defaults where none were stated.
+    The defaults where none were stated.
 
     Example:
       >>> import jaxrl_llm as jr

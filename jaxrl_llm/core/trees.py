@@ -13,9 +13,9 @@ def path_str(path) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
-def map_with_path(f: Callable[..., ArrayTree], tree: ArrayTree, *rest: ArrayTree) -> ArrayTree:
-    """Like ``jax.tree.map``, with the leaf's path as text for the first argument."""
-    return jax.tree_util.tree_map_with_path(lambda p, *x: f(path_str(p), *x), tree, *rest)
+def map_with_path(f: Callable[[str, Array], ArrayTree], tree: ArrayTree) -> ArrayTree:
+    """``f(path, leaf)`` of every leaf, with its path as text."""
+    return jax.tree_util.tree_map_with_path(lambda path, x: f(path_str(path), x), tree)
 
 
 def cast(tree: ArrayTree, dtype) -> ArrayTree:

@@ -14,7 +14,7 @@ def render_chat(
     add_generation_prompt: bool = True,
     special_tokens: Mapping[str, str] | None = None,
 ) -> str:
-    r"""Renders a conversation with the chat template of a model.
+    r"""The text of a conversation by the chat template of a model, special tokens spelled out.
 
     The template comes with the model and is not trusted: it runs in jinja2's immutable sandbox.
 
@@ -23,9 +23,6 @@ def render_chat(
       messages: Mappings with "role" and "content".
       add_generation_prompt: Ends with the opening of the assistant's turn.
       special_tokens: Names the template may use, such as `bos_token`.
-
-    Returns:
-      The text of the conversation, special tokens spelled out.
 
     Raises:
       TypeError: If a message is not a mapping with a role.
@@ -65,7 +62,7 @@ def _compile(template: str) -> Any:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     class Generation(Extension):
-        """`{% generation %}` marks the assistant's words for a training mask; here it is inert."""
+        """`{% generation %}` marks the tokens of the assistant for a training mask; ignored."""
 
         tags = {"generation"}  # noqa: RUF012
 
@@ -94,7 +91,7 @@ def _compile(template: str) -> Any:
     def strftime_now(form: str) -> str:
         return datetime.now().strftime(form)
 
-    # These two settings and four helpers are what published templates rely on.
+    # Published templates need these settings, the filter and the two functions.
     environment: Any = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )

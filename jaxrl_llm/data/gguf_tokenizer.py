@@ -52,13 +52,7 @@ SPLITTINGS = {
 
 
 def backend_from_gguf(file: "GgufFile") -> "Backend":
-    """Builds the `tokenizers` tokenizer that a GGUF file describes.
-
-    Args:
-      file: The open file.
-
-    Returns:
-      A tokenizer that adds no BOS; control tokens are special.
+    """The `tokenizers` tokenizer of a GGUF file; it adds no BOS, and control tokens are special.
 
     Raises:
       ValueError: If the vocabulary is not byte-level BPE, or the pre-tokenizer is unknown.
@@ -69,7 +63,7 @@ def backend_from_gguf(file: "GgufFile") -> "Backend":
       uses GPT-2's splitting for `smollm` too and so drops its cutting of digits: two spaces before
       a digit, or a fraction character, get other ids there. We follow the tokenizer of the model.
     """
-    from tokenizers import AddedToken, Tokenizer, decoders, normalizers
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
     from tokenizers.models import BPE
 
     splitting = splitting_of(file)
@@ -84,7 +78,14 @@ def backend_from_gguf(file: "GgufFile") -> "Backend":
             )
     backend = Tokenizer(BPE(vocabulary, merges, ignore_merges=splitting.whole_words))
     backend.normalizer = normalizers.NFC() if splitting.nfc else None
-    backend.pre_tokenizer = _pre_tokenizer(splitting)
+    steps: list[Any] = []
+    if splitting.digits:
+        steps.append(pre_tokenizers.Digits(individual_digits=True))
+    if splitting.pattern:
+        steps.append(pre_tokenizers.Split(Regex(splitting.pattern), behavior="isolated"))
+    use_regex = not splitting.pattern
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(steps)
     backend.decoder = decoders.ByteLevel()
     kinds = file.metadata("tokenizer.ggml.token_type", [])
     marked = {
@@ -115,16 +116,3 @@ def splitting_of(file: "GgufFile") -> Splitting:
             f"{', '.join(SPLITTINGS)}"
         )
     return SPLITTINGS[name]
-
-
-def _pre_tokenizer(splitting: Splitting) -> Any:
-    from tokenizers import Regex, pre_tokenizers
-
-    steps: list[Any] = []
-    if splitting.digits:
-        steps.append(pre_tokenizers.Digits(individual_digits=True))
-    if splitting.pattern:
-        steps.append(pre_tokenizers.Split(Regex(splitting.pattern), behavior="isolated"))
-    use_regex = not splitting.pattern
-    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex))
-    return pre_tokenizers.Sequence(steps)

@@ -10,8 +10,8 @@ class Cursor(NamedTuple):
     """The next place to read.
 
     Attributes:
-        epoch: Which pass over the prompts, from 0.
-        index: Place within that pass, from 0.
+      epoch: Which pass over the prompts, from 0.
+      index: Place within that pass, from 0.
     """
 
     epoch: int = 0
@@ -28,24 +28,24 @@ def take(cursor: Cursor, n: int, *, size: int, seed: int) -> tuple[list[int], Cu
     as each one larger than `size` does, may hold a prompt twice.
 
     Args:
-        cursor: Where to begin; `Cursor()` is the start.
-        n: How many to take.
-        size: Number of prompts.
-        seed: Any integer from 0; another seed gives another order.
+      cursor: Where to begin; `Cursor()` is the start.
+      n: How many to take.
+      size: Number of prompts.
+      seed: Any integer from 0; another seed gives another order.
 
     Returns:
-        n indices in `range(size)`, and the cursor after them.
+      n indices in `range(size)`, and the cursor after them.
 
     Raises:
-        ValueError: If n or size is below one, seed or epoch is negative, or the cursor's index is
-            not below size (then it belongs to another set of prompts).
+      ValueError: If the cursor's index is not below size: then it belongs to another set of
+        prompts.
 
     Example:
-        >>> from jaxrl_llm.data import Cursor, take
-        >>> first, cursor = take(Cursor(), 3, size=4, seed=0)
-        >>> rest, cursor = take(cursor, 1, size=4, seed=0)
-        >>> sorted(first + rest), cursor
-        ([0, 1, 2, 3], Cursor(epoch=1, index=0))
+      >>> from jaxrl_llm.data import Cursor, take
+      >>> first, cursor = take(Cursor(), 3, size=4, seed=0)
+      >>> rest, cursor = take(cursor, 1, size=4, seed=0)
+      >>> sorted(first + rest), cursor
+      ([0, 1, 2, 3], Cursor(epoch=1, index=0))
     """
     epoch, index = int(cursor[0]), int(cursor[1])
     if size < 1:

@@ -11,10 +11,10 @@ class Prompt:
     """One question.
 
     Attributes:
-        text: The user's message, before any chat template.
-        answer: The right answer as a text, where there is one.
-        metadata: What a reward may read. "answer" and "id" are added to it.
-        id: Names the prompt in messages and tables.
+      text: The user's message, before any chat template.
+      answer: The right answer as a text, where there is one.
+      metadata: What a reward may read. "answer" and "id" are added to it.
+      id: Names the prompt in messages and tables.
     """
 
     text: str
@@ -30,18 +30,13 @@ class Prompt:
 class PromptSet(Sequence[Prompt]):
     """An immutable sequence of prompts that is never empty and knows its source.
 
-    Args:
-        prompts: At least one `Prompt`.
-        source: Where they come from, for messages.
-
-    Raises:
-        ValueError: If there is no prompt, or one has an empty text.
+    No prompt, and one with an empty text, raise ValueError. ``source`` is for messages.
 
     Example:
-        >>> from jaxrl_llm.data import Prompt, PromptSet
-        >>> prompts = PromptSet([Prompt("1 + 1 =", "2", id="a"), Prompt("2 + 2 =", "4", id="b")])
-        >>> len(prompts), prompts[1].answer, prompts[:1].texts
-        (2, '4', ('1 + 1 =',))
+      >>> from jaxrl_llm.data import Prompt, PromptSet
+      >>> prompts = PromptSet([Prompt("1 + 1 =", "2", id="a"), Prompt("2 + 2 =", "4", id="b")])
+      >>> len(prompts), prompts[1].answer, prompts[:1].texts
+      (2, '4', ('1 + 1 =',))
     """
 
     def __init__(self, prompts: Iterable[Prompt], *, source: str = "prompts"):
@@ -93,23 +88,23 @@ def split_distinct(
     is split almost alike.
 
     Args:
-        prompts: A `PromptSet` or any prompts; repeats of a text are dropped.
-        held_out: Share of the distinct texts to hold out, above 0 and below 1; at least one text
-            goes to each side.
-        seed: Another seed holds out other texts.
+      prompts: A `PromptSet` or any prompts; repeats of a text are dropped.
+      held_out: Share of the distinct texts to hold out, above 0 and below 1; at least one text
+        goes to each side.
+      seed: Another seed holds out other texts.
 
     Returns:
-        `(train, held_out)`.
+      `(train, held_out)`.
 
     Raises:
-        ValueError: If held_out is not between 0 and 1, or there are fewer than two distinct texts.
+      ValueError: If there are fewer than two distinct texts.
 
     Example:
-        >>> from jaxrl_llm.data import Prompt, split_distinct
-        >>> repeated = [Prompt(f"{i % 10} + 1 =") for i in range(50)]
-        >>> train, held_out = split_distinct(repeated)
-        >>> len(train), len(held_out), set(train.texts) & set(held_out.texts)
-        (8, 2, set())
+      >>> from jaxrl_llm.data import Prompt, split_distinct
+      >>> repeated = [Prompt(f"{i % 10} + 1 =") for i in range(50)]
+      >>> train, held_out = split_distinct(repeated)
+      >>> len(train), len(held_out), set(train.texts) & set(held_out.texts)
+      (8, 2, set())
     """
     if not 0 < held_out < 1:
         raise ValueError(f"split_distinct: held_out must be between 0 and 1, got {held_out!r}.")

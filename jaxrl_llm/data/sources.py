@@ -1,11 +1,18 @@
-"""Where prompts come from: reasoning-gym tasks, files, the Hugging Face hub."""
+"""Where prompts come from: reasoning-gym tasks, files, the Hugging Face hub.
+
+Each function returns a `PromptSet`. Of a table every row is a prompt: ``prompt_field`` names the
+field with the user's message, and ``answer_field`` the one with the right answer, which becomes a
+text, or None if there is none. Every other field is metadata; "id" names the prompt, or else its
+source and row do. Empty and malformed data, a missing field and an unknown name raise ValueError; a
+package that is not installed ImportError.
+"""
 
 import difflib
 import importlib
 import json
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,6 +21,8 @@ from jaxrl_llm.data.prompts import Prompt, PromptSet
 
 _READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
 _EMPTY = "{}: {} is empty, there is no prompt in it."
+_MAX_DEPTH = 63
+_STRING_OR_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{\]}]', re.DOTALL)
 
 
 def from_reasoning_gym(task: str, *, size: int, seed: int = 0, **options: Any) -> PromptSet:
@@ -24,27 +33,20 @@ def from_reasoning_gym(task: str, *, size: int, seed: int = 0, **options: Any) -
     small tasks repeat them: split training from evaluation with `split_distinct`, not by seed.
 
     Args:
-        task: Name of a reasoning-gym dataset.
-        size: How many to generate, repeats counted.
-        seed: Seed of the first question.
-        **options: Options of the task, such as min_terms or max_digits.
-
-    Returns:
-        A `PromptSet` of `size` prompts.
-
-    Raises:
-        ValueError: If the task or an option is unknown or refused, or size is below one.
-        ImportError: If reasoning-gym is not installed.
+      task: Name of a reasoning-gym dataset.
+      size: How many to generate, repeats counted.
+      seed: Seed of the first question.
+      **options: Options of the task, such as min_terms or max_digits.
 
     Example:
-        >>> from jaxrl_llm.data import from_reasoning_gym
-        >>> prompts = from_reasoning_gym("chain_sum", size=2, min_terms=2, max_terms=2,
-        ...                              min_digits=1, max_digits=1)
-        >>> prompts[0].text[-7:], prompts[0].answer
-        ('0 - 4 =', '-4')
+      >>> from jaxrl_llm.data import from_reasoning_gym
+      >>> prompts = from_reasoning_gym("chain_sum", size=2, min_terms=2, max_terms=2,
+      ...                              min_digits=1, max_digits=1)
+      >>> prompts[0].text[-7:], prompts[0].answer
+      ('0 - 4 =', '-4')
 
     References:
-        Stojanovski et al., Reasoning Gym (arXiv:2505.24760).
+      Stojanovski et al., Reasoning Gym (arXiv:2505.24760).
     """
     gym = _optional("reasoning_gym", "reasoning-gym", "from_reasoning_gym")
     if size < 1:
@@ -88,28 +90,20 @@ def from_file(
     """Prompts of a JSON-lines, JSON or Parquet file, one a row.
 
     Args:
-        path: A file that ends in .jsonl, .json or .parquet. Nothing is cached or downloaded.
-        prompt_field: The field with the user's message.
-        answer_field: The field with the right answer; None if there is none. An answer that is
-            not a text becomes one.
-
-    Returns:
-        A `PromptSet`; every other field is metadata. The field "id" names the prompt, or else
-        the file and row do.
+      path: A file that ends in .jsonl, .json or .parquet. Nothing is cached or downloaded.
+      prompt_field, answer_field: See the module.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        ValueError: If the file is empty, of another kind or malformed, or a field is missing.
-        ImportError: If datasets is not installed.
+      FileNotFoundError: If there is no such file.
 
     Example:
-        >>> import pathlib, tempfile
-        >>> from jaxrl_llm.data import from_file
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = pathlib.Path(folder, "sums.jsonl")
-        ...     _ = path.write_text('{"prompt": "1 + 1 =", "answer": 2}')
-        ...     from_file(path)[0].answer
-        '2'
+      >>> import pathlib, tempfile
+      >>> from jaxrl_llm.data import from_file
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     path = pathlib.Path(folder, "sums.jsonl")
+      ...     _ = path.write_text('{"prompt": "1 + 1 =", "answer": 2}')
+      ...     from_file(path)[0].answer
+      '2'
     """
     path = Path(path)
     reader = _READERS.get(path.suffix.lower())
@@ -122,26 +116,19 @@ def from_file(
     if reader == "json":
         _check_json(path)
     datasets = _optional("datasets", "datasets", "from_file")
-    with tempfile.TemporaryDirectory() as folder, _quiet(datasets):
-        try:
-            table = datasets.load_dataset(
-                reader, data_files=str(path), split="train", cache_dir=folder, keep_in_memory=True
-            )
-            rows = list(table)
-        except Exception as error:
-            _refuse_no_data(error, "from_file", str(path))
-            raise ValueError(
-                f"from_file: {str(path)!r} cannot be read as {reader}: {_reason(path, error)}."
-            ) from error
-    return _from_rows(
-        rows,
-        list(table.features or ()),
-        "from_file",
-        str(path),
-        path.name,
-        prompt_field,
-        answer_field,
-    )
+
+    def failure(error: Exception) -> str:
+        return f"{str(path)!r} cannot be read as {reader}: {_reason(path, error)}"
+
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        _reading(datasets, "from_file", str(path), failure),
+    ):
+        table = datasets.load_dataset(
+            reader, data_files=str(path), split="train", cache_dir=folder, keep_in_memory=True
+        )
+        rows, fields = list(table), list(table.features or ())
+    return _from_rows(rows, fields, "from_file", str(path), path.name, prompt_field, answer_field)
 
 
 def from_hub(
@@ -156,44 +143,27 @@ def from_hub(
     """Prompts of a Hugging Face dataset.
 
     Args:
-        name: A repository of the hub, or a local folder laid out as one.
-        split: The split to read, such as "train" or "test[:100]".
-        config: The configuration of a dataset that has several.
-        revision: The commit, tag or branch to read.
-        prompt_field: The field with the user's message.
-        answer_field: The field with the right answer; None if there is none.
-
-    Returns:
-        A `PromptSet`, as `from_file` makes it.
-
-    Raises:
-        ValueError: If the dataset cannot be loaded, is empty, or a field is missing.
-        ImportError: If datasets is not installed.
+      name: A repository of the hub, or a local folder laid out as one.
+      split: The split to read, such as "train" or "test[:100]".
+      config: The configuration of a dataset that has several.
+      revision: The commit, tag or branch to read.
+      prompt_field, answer_field: See the module.
 
     Example:
-        >>> from jaxrl_llm.data import from_hub
-        >>> prompts = from_hub("openai/gsm8k", config="main", split="train",
-        ...                    prompt_field="question")  # doctest: +SKIP
+      >>> from jaxrl_llm.data import from_hub
+      >>> prompts = from_hub("openai/gsm8k", config="main", split="train",
+      ...                    prompt_field="question")  # doctest: +SKIP
     """
-    datasets = _optional("datasets", "datasets", "from_hub")
-    with _quiet(datasets):
-        try:
-            table = datasets.load_dataset(name, config, split=split, revision=revision)
-            rows = list(table)
-        except Exception as error:
-            _refuse_no_data(error, "from_hub", f"{name} ({split})")
-            raise ValueError(
-                f"from_hub: the split {split!r} of the dataset {name!r} cannot be loaded: "
-                f"{_one_line(error)}."
-            ) from error
+    datasets, source = _optional("datasets", "datasets", "from_hub"), f"{name} ({split})"
+
+    def failure(error: Exception) -> str:
+        return f"the split {split!r} of the dataset {name!r} cannot be loaded: {_one_line(error)}"
+
+    with _reading(datasets, "from_hub", source, failure):
+        table = datasets.load_dataset(name, config, split=split, revision=revision)
+        rows, fields = list(table), list(table.features or ())
     return _from_rows(
-        rows,
-        list(table.features or ()),
-        "from_hub",
-        f"{name} ({split})",
-        f"{name}/{split}",
-        prompt_field,
-        answer_field,
+        rows, fields, "from_hub", source, f"{name}/{split}", prompt_field, answer_field
     )
 
 
@@ -265,10 +235,6 @@ def _check_json(path: Path) -> None:
         raise ValueError(_EMPTY.format("from_file", path))
 
 
-_MAX_DEPTH = 63
-_STRING_OR_BRACKET = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[{\]}]', re.DOTALL)
-
-
 def _reason(path: Path, error: Exception) -> str:
     """The line that cannot be read, or else the error itself."""
     if path.suffix.lower() == ".jsonl":
@@ -281,12 +247,6 @@ def _reason(path: Path, error: Exception) -> str:
             except ValueError as fault:
                 return f"line {number} is not JSON ({fault})"
     return _one_line(error.__cause__ or error)
-
-
-def _refuse_no_data(error: Exception, function: str, source: str) -> None:
-    """Raises if datasets' error only says that a split has no rows."""
-    if "corresponds to no data" in str(error):
-        raise ValueError(_EMPTY.format(function, source)) from error
 
 
 def _one_line(error: BaseException) -> str:
@@ -304,8 +264,8 @@ def _optional(module: str, package: str, function: str) -> Any:
 
 
 @contextmanager
-def _quiet(datasets: Any):
-    """Keeps datasets' progress bars off the terminal, then leaves them as they were."""
+def _reading(datasets: Any, function: str, source: str, failure: Callable[[Exception], str]):
+    """Without the progress bars of datasets, and with its errors as ValueError of a function."""
     were_on = not datasets.utils.are_progress_bars_disabled()
     datasets.utils.disable_progress_bars()
     logger = datasets.logging.get_logger("datasets")
@@ -313,6 +273,10 @@ def _quiet(datasets: Any):
     logger.setLevel(datasets.logging.CRITICAL)  # its message is in our error
     try:
         yield
+    except Exception as error:
+        if "corresponds to no data" in str(error):
+            raise ValueError(_EMPTY.format(function, source)) from error
+        raise ValueError(f"{function}: {failure(error)}.") from error
     finally:
         logger.setLevel(level)
         if were_on:

@@ -103,18 +103,10 @@ class PretrainedTokenizer:
         return copy
 
     def encode(self, text: str, *, allow_special: bool = True) -> list[int]:
-        """Token ids of a text.
+        """Token ids of a text. A model that wants BOS gets exactly one, also where the text has it.
 
-        Args:
-          text: Any text.
-          allow_special: Whether the spelling of a special token becomes that token. False for
-            text that must not speak for the template, such as a question from a data set.
-
-        Returns:
-          Ids. A model that wants BOS gets exactly one, also where the text spells it out.
-
-        Raises:
-          TypeError: If `text` is not a string.
+        ``allow_special``: whether the spelling of a special token becomes that token. False for
+        text that must not imitate the template, such as a question from a data set.
         """
         if not isinstance(text, str):
             raise TypeError(f"encode: `text` must be a string, got {type(text).__name__}")
@@ -124,18 +116,11 @@ class PretrainedTokenizer:
         return ids if ids[: len(prefix)] == prefix else prefix + ids
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        """Text of token ids.
+        """Text of token ids; bytes that are not UTF-8 become the replacement character.
 
-        Args:
-          ids: Token ids. Those that no token has are left out: the vocabulary of a model is often
-            padded, so it can sample them.
-          skip_special: Leaves out special tokens such as the end of the turn.
-
-        Returns:
-          Text; bytes that are not UTF-8 become the replacement character.
-
-        Raises:
-          ValueError: If an id is negative.
+        Ids that no token has are left out: the vocabulary of a model is often padded, so it can
+        sample them. A negative one raises ValueError. ``skip_special`` leaves out special tokens
+        such as the end of the turn.
         """
         numbers = [int(i) for i in ids]
         if min(numbers, default=0) < 0:
@@ -145,17 +130,9 @@ class PretrainedTokenizer:
     def chat(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
     ) -> str:
-        """Text of a conversation in the format of the model.
+        """Text of a conversation in the format of the model, by :func:`render_chat`.
 
-        Args:
-          messages: Mappings with "role" and "content".
-          add_generation_prompt: Ends with the opening of the assistant's turn.
-
-        Returns:
-          Text for `encode`.
-
-        Raises:
-          ValueError: If the model has no chat template, or it refuses the conversation.
+        Raises ValueError if the model has no chat template, or it refuses the conversation.
         """
         if self.template is None:
             raise ValueError("chat: this model has no chat template; give plain text to `encode`")
@@ -173,9 +150,6 @@ def load_tokenizer(name_or_path: str | Path) -> PretrainedTokenizer:
     Args:
       name_or_path: A folder with tokenizer.json, a .gguf file, a short name such as
         `smollm2-135m-instruct`, or a Hugging Face repository `owner/name`.
-
-    Returns:
-      The tokenizer.
 
     Raises:
       FileNotFoundError: If nothing has that name, or the folder has no tokenizer.json.
@@ -198,16 +172,12 @@ def save_tokenizer(tokenizer: PretrainedTokenizer, folder: str | os.PathLike[str
     """Writes what `load_tokenizer` and transformers read.
 
     tokenizer.json cuts text as the tokenizer does and puts its BOS first; tokenizer_config.json
-    names the special tokens and holds the chat template; generation_config.json says which tokens
-    end a reply, and which one fills a batch.
-
-    Args:
-      tokenizer: From `load_tokenizer`.
-      folder: Made if it is not there.
-
-    Raises:
-      TypeError: If the tokenizer is of another kind: only its maker knows how to write it.
+    names the special tokens and holds the chat template; generation_config.json has the tokens that
+    end a reply, and the one that fills a batch. The folder is made if it is absent. A tokenizer
+    that is not from `load_tokenizer` raises TypeError: only its maker knows how to write it.
     """
+    from jaxrl_llm.models.export import write_json
+
     if not isinstance(tokenizer, PretrainedTokenizer):
         raise TypeError(
             f"save_tokenizer: a {type(tokenizer).__name__} did not come from load_tokenizer, so it "
@@ -227,13 +197,13 @@ def save_tokenizer(tokenizer: PretrainedTokenizer, folder: str | os.PathLike[str
     if tokenizer.template is not None:
         settings["chat_template"] = tokenizer.template
         (target / "chat_template.jinja").write_text(tokenizer.template, encoding="utf-8")
-    _write(target / "tokenizer_config.json", settings)
+    write_json(target / "tokenizer_config.json", settings)
     ends = list(tokenizer.eos_ids)
     generation = {"eos_token_id": ends[0] if len(ends) == 1 else ends}
     generation["pad_token_id"] = tokenizer.pad_id
     if "bos_token" in names:
         generation["bos_token_id"] = backend.token_to_id(names["bos_token"])
-    _write(target / "generation_config.json", generation)
+    write_json(target / "generation_config.json", generation)
 
 
 def _from_gguf(file: "GgufFile") -> PretrainedTokenizer:
@@ -345,7 +315,3 @@ def _optional_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"load_tokenizer: {path} must hold a JSON object")
     return value
-
-
-def _write(path: Path, values: dict[str, Any]) -> None:
-    path.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

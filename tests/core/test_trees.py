@@ -10,7 +10,7 @@ TREE = {"layers": {"0": {"kernel": jnp.ones((2, 3)), "ids": jnp.arange(4)}}, "li
 
 def test_map_with_path_names_each_leaf():
     paths = []
-    out = trees.map_with_path(lambda p, x, y: paths.append(p) or x + y, TREE, TREE)
+    out = trees.map_with_path(lambda p, x: paths.append(p) or x + x, TREE)
     assert sorted(paths) == ["layers/0/ids", "layers/0/kernel", "list/0"]
     assert out["layers"]["0"]["ids"].tolist() == [0, 2, 4, 6]
 

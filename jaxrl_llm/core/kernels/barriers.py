@@ -18,17 +18,17 @@ def always(x: Array) -> Array:
     return (jax.lax.bitcast_convert_type(first, jnp.int32) & 1) < 2
 
 
-def once(function: Callable, *args: Array, after: Array) -> ArrayTree:
-    """``function(*args)``, computed one time however many read it, as soon as there is ``after``.
+def once(function: Callable, x: Array, *, after: Array) -> ArrayTree:
+    """``function(x)``, computed one time however many read it, and not before ``after``.
 
     On CPUs XLA would compute sines again inside each elementwise function that reads them, in every
     layer. It leaves the branch of a conditional in its place.
     """
     if jax.default_backend() != "cpu":
-        return function(*args)
-    shapes = jax.eval_shape(function, *args)
+        return function(x)
+    shapes = jax.eval_shape(function, x)
 
-    def never(*args):
+    def never(x):
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
-    return jax.lax.cond(always(jax.lax.stop_gradient(after)), function, never, *args)
+    return jax.lax.cond(always(jax.lax.stop_gradient(after)), function, never, x)

@@ -18,10 +18,7 @@ def largest(x: Array, count: int) -> tuple[Array, Array]:
 
     Args:
       x: Floats ``[..., V]``, no NaN.
-      count: How many, at most V.
-
-    Returns:
-      ``(values, places)``, each ``[..., count]``, places int32.
+      count: At most V.
 
     Example:
       >>> import jax.numpy as jnp

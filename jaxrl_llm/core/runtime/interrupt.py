@@ -55,10 +55,10 @@ def catch_interrupt(*, notice: str = "") -> Iterator[Interrupt]:
 def deferred_interrupt() -> Iterator[None]:
     """Within it, Ctrl-C waits for the end; then KeyboardInterrupt is raised, with all work done.
 
-    Does nothing where somebody else already minds the signal, or outside the main thread.
+    Does nothing where the signal has another handler already, or outside the main thread.
     """
-    minded = signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-    if minded or threading.current_thread() is not threading.main_thread():
+    handled = signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    if handled or threading.current_thread() is not threading.main_thread():
         yield
         return
     caught = []

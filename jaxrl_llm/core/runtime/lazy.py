@@ -8,14 +8,9 @@ from typing import Any
 def lazy(
     package: str, homes: Mapping[str, str]
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """``__getattr__`` and ``__dir__`` of a package (PEP 562).
+    """``__getattr__`` and ``__dir__`` for the ``__init__`` of a package (PEP 562).
 
-    Args:
-      package: Its ``__name__``.
-      homes: Public name -> the submodule that defines it.
-
-    Returns:
-      The two functions, to be assigned in the package's ``__init__``.
+    ``package`` is its ``__name__``; ``homes`` has the submodule that defines each public name.
     """
 
     def get(name: str) -> Any:

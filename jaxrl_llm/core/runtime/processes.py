@@ -46,9 +46,12 @@ def start(
     """
     # Ours: a process that is told to end agrees with the others on the step after which all do.
     jax.config.update("jax_enable_preemption_service", False)
-    detect = {} if coordinator is None else {"cluster_detection_method": "deactivate"}
     jax.distributed.initialize(
-        coordinator, processes, process, heartbeat_timeout_seconds=silence, **detect
+        coordinator,
+        processes,
+        process,
+        cluster_detection_method=None if coordinator is None else "deactivate",
+        heartbeat_timeout_seconds=silence,
     )
 
 
@@ -56,11 +59,8 @@ def leave(code: int, error: BaseException | None = None) -> None:
     """Ends a process that has failed, if there are others; otherwise it returns.
 
     The usual end waits for the others, which wait for this process in a computation. Without it
-    they fail, at the latest after the silence that :func:`start` allows.
-
-    Args:
-      code: Its exit code.
-      error: Printed with where it came from.
+    they fail, at the latest after the silence that :func:`start` allows. ``error`` is printed with
+    its traceback.
     """
     if jax.distributed.is_initialized() and jax.process_count() > 1:
         if error is not None:
@@ -83,11 +83,9 @@ def is_first() -> bool:
 
 
 def place(tree: ArrayTree, sharding: Any) -> ArrayTree:
-    """Arrays that every process holds in full, laid out over the devices of all.
+    """Arrays or typed keys that every process holds in full, laid out over the devices of all.
 
-    Args:
-      tree: Arrays, the same in every process; typed keys too.
-      sharding: Of all of them, or a tree of shardings.
+    ``sharding`` is that of all of them, or a tree of shardings.
     """
     if jax.process_count() == 1:
         return jax.device_put(tree, sharding)
@@ -123,11 +121,7 @@ def to_host(tree: ArrayTree) -> ArrayTree:
 
 
 def share(value: T) -> list[T]:
-    """The value of each process, in their order; all of them must call it.
-
-    Args:
-      value: Anything that pickles.
-    """
+    """The value of each process, which pickles, in their order; all of them must call it."""
     if jax.process_count() == 1:
         return [value]
     from jax.experimental import multihost_utils
@@ -153,8 +147,7 @@ def from_first(function: Callable[[], T]) -> T:
 def together(function: Callable[[], T]) -> list[T]:
     """What a function gives in each process; if it fails in one, it fails in all.
 
-    Raises:
-      ProcessError: If it failed in another process. A process where it failed raises that error.
+    A process where it failed raises that error, the others :class:`ProcessError`.
     """
     if jax.process_count() == 1:
         return [function()]
@@ -174,6 +167,6 @@ def together(function: Callable[[], T]) -> list[T]:
 
 
 def portion(count: int) -> slice:
-    """Which of ``count`` things this process does, so that all of them together do all."""
+    """Which of ``count`` items this process does, so that each is done by one process."""
     index, processes = jax.process_index(), jax.process_count()
     return slice(index * count // processes, (index + 1) * count // processes)
