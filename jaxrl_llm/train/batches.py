@@ -27,8 +27,8 @@ class Passes(NamedTuple):
 
     Attributes:
       epochs: Passes over the batch.
-      minibatches: Optimizer steps of a pass, on disjoint parts of P / minibatches groups.
-      microbatches: Parts of the whole batch that are in memory one after the other.
+      minibatches: Optimizer steps of a pass, on disjoint sets of P / minibatches groups.
+      microbatches: Slices of the full batch that are in memory one after the other.
     """
 
     epochs: int = 1
@@ -42,7 +42,7 @@ class Passes(NamedTuple):
 
     @property
     def accumulated(self) -> int:
-        """Microbatches of a minibatch, none larger than those of the whole batch."""
+        """Microbatches of a minibatch, none larger than those of the full batch."""
         return -(-self.microbatches // self.minibatches)
 
     def divides(self, prompts: int, shards: int) -> bool:
@@ -51,12 +51,12 @@ class Passes(NamedTuple):
         return not left and each % (self.accumulated * shards) == 0
 
     def check(self, function: str, prompts: int, shards: int) -> None:
-        """Raises ValueError unless P groups divide into these parts and over the mesh."""
+        """Raises ValueError unless P groups divide so, and over the mesh."""
         check_batch(function, prompts, self.microbatches, shards)
         if self.minibatches > 1 and prompts % self.minibatches:
             raise ValueError(
                 f"{function}: {prompts} prompts do not split into {self.minibatches} minibatches "
-                "of whole groups."
+                "of full groups."
             )
         if self.minibatches > 1 and not self.divides(prompts, shards):
             raise ValueError(
@@ -136,7 +136,7 @@ def join_microbatches(batches: ArrayTree) -> ArrayTree:
 
 
 def map_microbatches(function: Callable, batch: Batch, microbatches: int) -> ArrayTree:
-    """``function`` of the whole batch, one microbatch after the other."""
+    """``function`` of the full batch, one microbatch after the other."""
     if microbatches == 1:
         return function(batch)
     parts = split_microbatches(batch, microbatches)
@@ -153,7 +153,7 @@ def accumulate_gradients(
       loss: ``(params, batch) -> (value, aux)``.
       params: What is differentiated.
       batch: ``[P, ...]``.
-      microbatches: Parts of whole groups that are in memory one after the other.
+      microbatches: Sets of full groups that are in memory one after the other.
     """
     grad = jax.value_and_grad(loss, has_aux=True)
     if microbatches == 1:

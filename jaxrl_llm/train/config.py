@@ -1,6 +1,5 @@
 """The configuration of a run: frozen records whose every option has an effect or is refused."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -51,7 +50,7 @@ class DataConfig:
             raise ValueError(f"data: held_out is a share below 1; got {self.held_out:g}.")
         if self.evaluation is not None and self.held_out:
             raise ValueError(
-                "data: held_out has no effect where evaluation has its own prompts; set it to 0."
+                "data: held_out has no effect where evaluation has other prompts; set it to 0."
             )
         if self.system is not None and not self.chat:
             raise ValueError("data: system has no effect without the chat template (chat=False).")
@@ -258,7 +257,7 @@ class TrainConfig:
       quantization: "fp8" or "int8" rounds the operands of linear layers to 8 bits, where the policy
         samples and where it trains alike; None does not.
       reward_deadline: Seconds that one call of the reward may take; None is 60, and 3600 for a
-        reward that takes whole batches. A `VerifierPool` has a deadline and a patience of its own.
+        reward that takes full batches. A `VerifierPool` has another deadline, and a patience.
       seed: Of the sampling; a run is resumed with the same one.
       samples_shown: Completions of a step that go to samples.jsonl, of as many prompts as possible.
       samples_every: Completions go to samples.jsonl from the first step and every N-th after it.
@@ -332,18 +331,20 @@ class TrainConfig:
         if max(self.report.profile, default=0) > self.steps:
             last = max(self.report.profile)
             raise ValueError(f"report: profile names step {last}, but there are {self.steps}.")
-        sizes = (self.mesh.data, self.mesh.fsdp)
-        parts = 1 if -1 in sizes else math.prod(sizes)
-        check_batch(name, self.prompts_per_step, self.microbatches, parts)
+        check_batch(name, self.prompts_per_step, self.microbatches, self.mesh.shards)
+        self._check_recipe(name)
+
+    def _check_recipe(self, name: str) -> None:
+        """Raises ValueError for options that the recipe does not use or allow."""
         recipe = find_recipe(self.recipe, self.sampling)
         recipe.check_group_size(self.sampling.group_size)
         if self.sampling.slots is not None:
             self.sampling.grid(self.prompts_per_step)
         if recipe.forward_only:
-            self._check_evolution(recipe, parts)
+            self._check_evolution(recipe)
         recipe.check_passes(self.epochs or 1, self.minibatches or 1)
         recipe.check_passes(self.passes.epochs, self.passes.minibatches)
-        self.passes.check(name, self.prompts_per_step, parts)
+        self.passes.check(name, self.prompts_per_step, self.mesh.shards)
         recipe.check_staleness(self.asynchrony.max_staleness)
         if recipe.critic is not None and self.critic is None:
             raise ValueError(
@@ -361,14 +362,12 @@ class TrainConfig:
             return Passes()
         epochs = self.epochs or recipe.epochs
         passes = Passes(epochs, self.minibatches or recipe.minibatches, self.microbatches)
-        sizes = (self.mesh.data, self.mesh.fsdp)
-        shards = 1 if -1 in sizes else math.prod(sizes)
-        if self.minibatches is None and not passes.divides(self.prompts_per_step, shards):
+        divides = passes.divides(self.prompts_per_step, self.mesh.shards)
+        if self.minibatches is None and not divides:
             return passes._replace(minibatches=1)
         return passes
 
-    def _check_evolution(self, recipe: EvolutionRecipe, shards: int) -> None:
-        """Raises ValueError for options that an evolution strategy does not use or allow."""
+    def _check_evolution(self, recipe: EvolutionRecipe) -> None:
         nothing = {"remat": "full", "packing": "auto", "microbatches": 1}
         for option, default in nothing.items():
             if getattr(self, option) != default:
@@ -384,20 +383,15 @@ class TrainConfig:
                 "leave the rank out."
             )
         members = recipe.population(self.prompts_per_step, self.sampling.group_size)
-        if recipe.noise == "lowrank" and members % shards:
+        if recipe.noise == "lowrank" and members % self.mesh.shards:
             raise ValueError(
-                f"config: {members} members do not divide over the {shards} parts of the mesh axes "
-                "data and fsdp."
+                f"config: {members} members do not divide over the {self.mesh.shards} parts of the "
+                "mesh axes data and fsdp."
             )
 
 
-# A Recipe or an EvolutionRecipe: which of the two, it says itself (``forward_only``).
+# A Recipe or an EvolutionRecipe; its ``forward_only`` tells which of the two.
 AnyRecipe = Any
-
-
-def evolution_recipe(recipe: AnyRecipe) -> EvolutionRecipe | None:
-    """The recipe if it is an evolution strategy, else None."""
-    return recipe if recipe.forward_only else None
 
 
 def find_recipe(

@@ -36,7 +36,7 @@ def wilson(mean: float, n: float) -> tuple[float, float]:
 
     Args:
       mean: p, the share of successes, in [0, 1].
-      n: Number of independent trials; need not be whole.
+      n: Number of independent trials; need not be an integer.
 
     Returns:
       Lower and upper end, within [0, 1].

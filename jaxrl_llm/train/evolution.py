@@ -1,5 +1,6 @@
 """Evolution strategies: how members answer, and one update from what they scored."""
 
+import functools
 from collections.abc import Callable, Sequence
 
 import jax
@@ -187,26 +188,13 @@ def make_population(
       mesh: Spreads members (with full noise: prompts) over its axes ``data`` and ``fsdp``.
 
     """
-    if recipe.noise == "full":
-        sample = make_sampler(
-            model,
-            group_size=recipe.tries,
-            max_new_tokens=max_new_tokens,
-            stop_ids=stop_ids,
-            pad_id=pad_id,
-            temperature=recipe.temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            shared_prefix_len=shared_prefix_len,
-            mesh=mesh,
-        )
-        room = prompt_room("make_population", model, max_new_tokens)
-        return _members_in_turn(model, recipe, group_size, sample, room)
-    sample = make_population_sampler(
+    full = recipe.noise == "full"
+    if full:
+        make: Callable = functools.partial(make_sampler, group_size=recipe.tries)
+    else:
+        make = functools.partial(make_population_sampler, shared=recipe.shared, tries=recipe.tries)
+    sample = make(
         model,
-        shared=recipe.shared,
-        tries=recipe.tries,
         max_new_tokens=max_new_tokens,
         stop_ids=stop_ids,
         pad_id=pad_id,
@@ -217,6 +205,9 @@ def make_population(
         shared_prefix_len=shared_prefix_len,
         mesh=mesh,
     )
+    if full:
+        room = prompt_room("make_population", model, max_new_tokens)
+        return _members_in_turn(model, recipe, group_size, sample, room)
 
     def delta(recipe, params, key, epoch, count: int, share_pairs: bool):
         classes, members = recipe.classes(params), np.arange(count)

@@ -64,7 +64,7 @@ def train(
     Args:
       config: The run.
       resume: Go on from the last checkpoint in ``config.run_dir`` that can be read; where there is
-        none at all, as after a kill before the first one, start from step 0 and say so.
+        none at all, as after a kill before the first one, start from step 0 and log that.
       allow_changed: Resume even where settings differ that change what is learned.
       log: Called with lines for the user; None is silent and hides the progress bar.
       files: Texts to save in the run folder with its results, by file name.
@@ -117,7 +117,7 @@ def _train(run: Run) -> None:
 
 
 def _result(run: Run) -> Result:
-    """Ends the files of a run and says what it left."""
+    """Ends the files of a run, and sums it up."""
     folder, state, enabled = run.folder, run.state, run.config.evaluation.enabled
     before, after = folder.accuracy_at(0), folder.accuracy_at(int(state.step))
     finished = int(state.step) == run.config.steps and bool(after or not enabled)

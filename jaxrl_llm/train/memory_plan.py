@@ -6,7 +6,7 @@ planned (``load_inputs``), the plan (``make_plan``), a step, a sampler, and the 
 things. All numbers are bytes on one device.
 
 Shared arguments: ``config``, the run; ``elsewhere``, whether it is planned for devices that are not
-here, as many as the sizes of its mesh say. A ``ModelConfig`` is what formulas read of a model.
+here, as many as the sizes of its mesh ask for. A ``ModelConfig`` is what formulas read of a model.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from jaxrl_llm.recipes import EvolutionRecipe
 from jaxrl_llm.rollout.sampler import BUCKETS
 from jaxrl_llm.rollout.sampling.options import DrawOptions, make_draw
 from jaxrl_llm.train.batches import check_reads_segments
-from jaxrl_llm.train.config import TrainConfig, evolution_recipe, find_recipe
+from jaxrl_llm.train.config import TrainConfig, find_recipe
 from jaxrl_llm.train.critic import init_critic
 from jaxrl_llm.train.evolution import moving_only
 from jaxrl_llm.train.fields import check_fields
@@ -74,7 +74,7 @@ class Plan(NamedTuple):
 
     Attributes:
       loading: Until the state is there.
-      state: There for the whole run.
+      state: There from the first step to the last.
       step: In addition, while a step trains.
       sampling: In addition, while rollouts are sampled or the policy is evaluated.
       overlap: Whether a step and the sampler work at the same time.
@@ -92,7 +92,7 @@ class Plan(NamedTuple):
 
     @property
     def resident(self) -> int:
-        """Bytes that are there for the whole run."""
+        """Bytes that are there from the first step to the last."""
         return sum(self.state.values())
 
     @property
@@ -132,7 +132,7 @@ def plan_text(config: TrainConfig, *, memory: float | None = None) -> str:
     Args:
       config: Its questions are read, its weights are not.
       memory: Bytes of one device, an accelerator that need not be here, of which there are as many
-        as the mesh says; None asks those that are here.
+        as the mesh has; None asks those that are here.
 
     Raises:
       OutOfMemory: If it does not fit; the message holds the table and the options that would help.
@@ -188,7 +188,7 @@ def plan_text(config: TrainConfig, *, memory: float | None = None) -> str:
 
 
 def check_memory(config: TrainConfig) -> None:
-    """Raises OutOfMemory if what is there for the whole run is already more than a device has.
+    """Raises OutOfMemory if the state of a run is already more than a device has.
 
     Only for a pretrained model, whose shapes are known before its weights are read.
     """
@@ -338,7 +338,7 @@ def load_inputs(config: TrainConfig) -> PlanInputs:
         check_reads_segments("train", model)
     train, held_out, _ = load_questions(config, model, tokenizer)
     recipe: Any = find_recipe(config.recipe, config.sampling, num_prompts=len(train))
-    if evolution_recipe(recipe) is None:
+    if not recipe.forward_only:
         check_fields(recipe, train)
     longest = max(len(question.tokens) for question in [*train, *held_out])
     longest = next((size for size in BUCKETS if size >= longest), longest)
@@ -349,7 +349,7 @@ def lay_out(config: TrainConfig, *, elsewhere: bool = False) -> TrainConfig:
     """The configuration with the sizes of its mesh in numbers, if a run may have it.
 
     Raises:
-      ValueError: If the mesh fits neither the batch nor the devices, or has a size of -1 though
+      ValueError: If the mesh does not divide the batch or the devices, or has a size of -1 though
         the number of devices is not known.
     """
     if elsewhere:
@@ -402,7 +402,6 @@ class _Run(NamedTuple):
 
     config: TrainConfig
     recipe: Any
-    evolution: EvolutionRecipe | None  # the recipe, if it is an evolution strategy
     model: Model  # without an adapter
     base: ArrayTree  # shapes of its parameters
     params: ArrayTree  # the same with the adapter, if the run has one
@@ -438,7 +437,6 @@ def _make_run(config: TrainConfig, inputs: PlanInputs) -> _Run:
     return _Run(
         config,
         recipe,
-        evolution_recipe(recipe),
         model,
         base,
         params,
@@ -491,7 +489,7 @@ def make_plan(config: TrainConfig, inputs: PlanInputs, *, accelerator: bool | No
         sampling,
         overlap,
         sampler,
-        run.unknown_sizes if run.evolution is None else (),
+        run.unknown_sizes if not run.recipe.forward_only else (),
     )
 
 
@@ -501,7 +499,7 @@ def _state_bytes(run: _Run) -> dict[str, int]:
     optimizer = jax.eval_shape(
         moving_only(recipe, make_optimizer(config.optimizer)).init, run.trained
     )
-    spec = update_spec if run.evolution is None else param_spec
+    spec = update_spec if not run.recipe.forward_only else param_spec
     sizes = {
         "weights": run.bytes_of(run.params),
         "optimizer": run.bytes_of(optimizer, spec=spec),
@@ -525,12 +523,12 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
     The update of an evolution strategy: a gradient, and the noise of some members at a time.
     """
     config, recipe, shape = run.config, run.recipe, run.model.config
-    if run.evolution is not None:
+    if run.recipe.forward_only:
         members = recipe.population(config.prompts_per_step, config.sampling.group_size)
         noise = 4 * min(recipe.chunk, members) * _drawn(recipe, run.trained)
         return {"gradients": run.bytes_of(run.trained), "noise of an update": noise}
     sizes = {"gradients": _gradient_bytes(run, run.trained)}
-    if recipe.critic is not None:  # a whole model, whatever of the policy moves
+    if recipe.critic is not None:  # all of a model, whatever of the policy moves
         sizes["gradients of the critic"] = _gradient_bytes(run, run.base)
     if not run.unknown_sizes:
         prompts = -(-config.prompts_per_step // (config.microbatches * run.shards))
@@ -594,7 +592,7 @@ def _sampling_bytes(run: _Run) -> dict[str, int]:
     Of devices that train: where others sample, it is the evaluation alone.
     """
     sampling, evaluation = run.config.sampling, run.config.evaluation
-    prompts, group_size, recipe = run.config.prompts_per_step, sampling.group_size, run.evolution
+    prompts, group_size, recipe = run.config.prompts_per_step, sampling.group_size, run.recipe
     shapes = []
     if evaluation.enabled:
         greedy = min(prompts * group_size, max(run.num_held_out, 1))
@@ -606,7 +604,7 @@ def _sampling_bytes(run: _Run) -> dict[str, int]:
     if not shapes:
         return {}
     sizes = _decoding_bytes(run, shapes)
-    if recipe is None:
+    if not recipe.forward_only:
         return sizes
     if recipe.noise == "full":  # the weights of one member
         return {"members": run.bytes_of(run.params)} | sizes
@@ -627,9 +625,9 @@ def _published_bytes(run: _Run) -> int:
 def _rollout_shape(run: _Run) -> DecodeShape:
     """What decodes at one time of a step's rollouts."""
     sampling, prompts = run.config.sampling, run.config.prompts_per_step
-    if run.evolution is not None:  # a member reads the prompts itself
-        count = prompts * sampling.group_size * run.evolution.tries
-        return _decode_shape(run, count, count, run.evolution.temperature)
+    if run.recipe.forward_only:  # a member reads the prompts itself
+        count = prompts * sampling.group_size * run.recipe.tries
+        return _decode_shape(run, count, count, run.recipe.temperature)
     rows, width = prompts, sampling.group_size
     if sampling.slots is not None:
         rows, width = sampling.grid(prompts)
@@ -913,7 +911,7 @@ def _left_in_groups(root: Path) -> Iterator[int]:
             if kind not in names.split(","):
                 continue
             here = PurePosixPath(path.lstrip("/"))
-            for part in (here, *here.parents):  # in a container its own group may be the first
+            for part in (here, *here.parents):  # in a container its group may be the first
                 folder = root / "sys/fs/cgroup" / kind / part
                 try:
                     most, taken = (int((folder / name).read_text()) for name in (limit, used))

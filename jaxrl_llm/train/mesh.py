@@ -41,6 +41,11 @@ class MeshConfig:
         sizes = {"data": self.data, "fsdp": self.fsdp, "tensor": self.tensor}
         check_mesh_sizes("mesh", sizes)
 
+    @property
+    def shards(self) -> int:
+        """Over how many devices a batch is split; 1 where one of the two sizes is -1."""
+        return 1 if -1 in (self.data, self.fsdp) else self.data * self.fsdp
+
 
 @dataclass(frozen=True, kw_only=True)
 class AsyncConfig:
@@ -94,10 +99,10 @@ class AsyncConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DistributedConfig:
-    """The processes of a run: one, unless the cluster or the three numbers say otherwise.
+    """The processes of a run: one, unless the cluster or the three numbers tell otherwise.
 
     Attributes:
-      detect: The cluster says how many there are: a TPU pod, Slurm, Open MPI or Kubernetes.
+      detect: The cluster tells how many there are: a TPU pod, Slurm, Open MPI or Kubernetes.
       coordinator: HOST:PORT on the host of process 0, reachable from all.
       processes: How many there are.
       process: Which one this is, from 0.
@@ -178,7 +183,7 @@ def make_mesh(
     if -1 in sizes.values():
         if len(devices) % known:
             raise ValueError(
-                f"make_mesh: {known} (the sizes given) does not divide the {len(devices)} devices."
+                f"make_mesh: {known} (the other sizes) does not divide the {len(devices)} devices."
             )
         sizes = {k: len(devices) // known if v == -1 else v for k, v in sizes.items()}
     total = math.prod(sizes.values())
@@ -203,7 +208,7 @@ def check_batch(function: str, prompts: int, microbatches: int, shards: int) -> 
     checks.check_positive(function, prompts=prompts, microbatches=microbatches)
     if prompts % microbatches:
         raise ValueError(
-            f"{function}: {prompts} prompts do not split into {microbatches} microbatches of whole "
+            f"{function}: {prompts} prompts do not split into {microbatches} microbatches of full "
             "groups."
         )
     if (prompts // microbatches) % shards:

@@ -1,18 +1,18 @@
 """The policy-gradient update, in the order of a paper.
 
     batch = score_batch(batch)                 old_logp, ref_logp, the teacher's, the critic's
-    batch, algo_state = recipe.prepare(batch)  advantages, corrections, weights: whole batch
-    for epoch, minibatch:                      disjoint parts of whole groups, in random order
+    batch, algo_state = recipe.prepare(batch)  advantages, corrections, weights: full batch
+    for epoch, minibatch:                      disjoint sets of full groups, in random order
         gradients = accumulate_gradients(loss, microbatches)
         params = apply_if_finite(optimizer, gradients)
     last_kl = KL(old || new)                   for the recipes that read it
 
 :func:`make_step` compiles all of it. :func:`score_batch`, :func:`make_gradients` and
-:func:`apply_gradients` are the parts, for a loop of your own.
+:func:`apply_gradients` are its steps, for a loop that you write.
 
 Shared arguments: ``model``; ``recipe``, the method; ``optimizer``, any optax transformation,
 clipping and schedule included; ``batch`` ``[P, G, T]``; ``scorer``, the model and how the policy is
-scored; ``microbatches``, parts of the batch that are in memory one after the other, which divide P;
+scored; ``microbatches``, slices of the batch that are in memory one after the other and divide P;
 ``temperature`` of the policy that is trained, that of the sampler; ``mesh`` that state and batch
 live on; ``remat``, what the backward pass keeps of a layer: "none", "dots" or "full" (recompute
 all); ``chunk_size`` as of ``logprobs``, which chooses if it is None, a bound on the logits in
@@ -92,13 +92,13 @@ def make_step(
 ) -> Step:
     """A compiled function that makes one batch of rollouts into an update of the state.
 
-    In order: :func:`score_batch`; ``recipe.prepare`` on the whole batch; for each epoch and
-    minibatch the gradient, accumulated in float32 over microbatches of whole groups, and one step
+    In order: :func:`score_batch`; ``recipe.prepare`` on the full batch; for each epoch and
+    minibatch the gradient, accumulated in float32 over microbatches of full groups, and one step
     of the optimizer; the same for the critic.
 
     As in PPO, ``epochs`` times ``minibatches`` optimizer steps are made on a batch. Minibatches are
-    disjoint parts of whole groups in an order drawn from the run's key. Advantages come from the
-    whole batch, weights (the denominators of the loss) from each minibatch, and ``old_logp`` is
+    disjoint sets of full groups in an order drawn from the run's key. Advantages come from the
+    full batch, weights (the denominators of the loss) from each minibatch, and ``old_logp`` is
     scored once before the first step, as in verl, TRL and OpenRLHF. Since a minibatch's weights are
     known before it is divided, the number of microbatches and of devices changes nothing but
     rounding.
@@ -128,8 +128,8 @@ def make_step(
       ``grad_norm`` (before any clipping) and ``update_norm`` (of what was added to the parameters,
       0 where nothing was), means over the optimizer steps; ``skipped``, how many of them were
       skipped; the same four of a critic after ``critic_``; those of
-      :func:`~jaxrl_llm.train.metrics.batch_metrics`, as
-      :func:`~jaxrl_llm.train.batches.summarize_updates` says; and, for a correction with rejection
+      :func:`~jaxrl_llm.train.metrics.batch_metrics`, summarized by
+      :func:`~jaxrl_llm.train.batches.summarize_updates`; and, for a correction with rejection
       rules, those of :func:`~jaxrl_llm.train.metrics.rejection_metrics`.
 
     Raises:
@@ -429,7 +429,7 @@ def make_gradients(
 ) -> Callable[[TrainState, Batch], Gradients]:
     """A compiled ``gradients(state, batch) -> Gradients`` of the recipe's loss on a prepared batch.
 
-    With :func:`apply_gradients` it is one optimizer step, for a loop of your own.
+    With :func:`apply_gradients` it is one optimizer step, for a loop that you write.
 
     Example:
       >>> import jax, optax

@@ -119,7 +119,7 @@ def train_flops(
     is two operations, a backward pass twice the forward one. A prompt counts once a group, whatever
     is computed. What is computed a second time instead of stored (rematerialization) does not
     count, nor do padding, a critic, and passes without a gradient. Weights that are frozen below an
-    adapter take 4 in place of the first two 6: they have no gradient of their own, and the adapter
+    adapter take 4 in place of the first two 6: they have no gradient, and the adapter
     is left out.
 
     Example:
@@ -146,7 +146,7 @@ def population_flops(
         2 N U + 2 V D R + 4 A C
         U = G (sum_p l_p - (P - 1) c) + R,   C as if each of G members read the prompts itself
 
-    with the letters of :func:`train_flops`: every member has weights of its own, so that it reads
+    with the letters of :func:`train_flops`: every member has separate weights, so that it reads
     the prompts itself, what they share once. The noise is left out.
 
     Example:
@@ -210,7 +210,7 @@ class Meter:
         self._shared_prefix_len = shared_prefix_len
         self._frozen, self._forward_only = frozen, forward_only
         self.peak = None if peak_flops is None else peak_flops * devices
-        self._source = f"as given for each of {devices}"
+        self._source = f"as configured for each of {devices}"
         if self.peak is None and jax.default_backend() == "cpu" and jax.process_count() == 1:
             self.peak = measured_peak(str(jnp.dtype(model.config.dtype)))
             self._source = "of a matrix product, measured at the start"

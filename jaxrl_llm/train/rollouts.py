@@ -411,7 +411,7 @@ class AsyncRollouts:
 def make_rollouts(
     experiment: Experiment, state: TrainState, pending: Sequence[RolloutBatch] = ()
 ) -> SyncRollouts | AsyncRollouts:
-    """The rollouts of a run, as its configuration says."""
+    """The rollouts of a run, as configured."""
     for thread in threading.enumerate():
         # Of a run that ended early in this process, in the middle of a batch: two that sample at
         # once take twice the memory, and on several devices wait for each other.

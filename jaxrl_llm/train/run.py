@@ -124,7 +124,7 @@ class Run:
           metrics: What the step returned.
           rollouts: What it was trained on, on the host.
           batch: The same on the devices.
-          packing: What the algorithm's ``score`` says of it.
+          packing: The metrics of the algorithm's ``score``.
           bar: The progress bar.
 
         Returns:
@@ -167,7 +167,7 @@ class Run:
     def evaluate_first(self) -> None:
         """The evaluation before the first step of a session, where one is due.
 
-        A signal may have kept the session before from it.
+        A signal may have prevented it in the session before.
         """
         config, step = self.config.evaluation, int(self.state.step)
         due = every(config.every, step) or (config.enabled and not step)
@@ -292,7 +292,7 @@ class NonFiniteGuard:
         try:
             prepared, logp = self._inspect(state, batch)
             arrays |= _arrays(prepared) | {"logp": logp}
-        except Exception:  # such as no memory; the batch as it was sampled says much by itself
+        except Exception:  # such as no memory; the batch as it was sampled tells much by itself
             arrays |= _arrays(batch)
         plain = {name: np.asarray(x) for name, x in processes.to_host(arrays).items()}
         for name, x in plain.items():

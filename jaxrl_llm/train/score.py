@@ -46,14 +46,14 @@ def score(
     its gradient run once.
 
     What all prompts begin with, as with a chat template, can be computed once for all of them:
-    ``shared_prefix_len`` says how many tokens that is. Then prompts go first. Where the batch is
+    that is ``shared_prefix_len`` tokens. Then prompts go first. Where the batch is
     spread over devices this would save next to nothing, so each prompt reads those tokens itself.
 
     With a ``packing`` several responses of a prompt share a row, so that a short one does not cost
     what the longest does.
 
     The prompt's last token is the first input of each response. Tokens are attended to by position
-    whatever ``mask`` says, since a token that an environment wrote is context though it is not
+    whatever ``mask`` is, since a token that an environment wrote is context though it is not
     trained on; so padding must stand behind the response.
 
     Args:
@@ -159,7 +159,7 @@ def _rows(of_prompts: Array, of_responses: Array) -> Array:
 def _check(
     model: Model, prompt_tokens, prompt_mask, tokens, mask, packing, shared_prefix_len
 ) -> None:
-    """Raises what :func:`score` says."""
+    """The errors of :func:`score`."""
     checks.check_rank("score", 2, prompt_tokens=prompt_tokens, prompt_mask=prompt_mask)
     checks.check_rank("score", 3, tokens=tokens, mask=mask)
     checks.check_same_shape("score", prompt_tokens=prompt_tokens, prompt_mask=prompt_mask)
@@ -196,7 +196,7 @@ class Responses(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """What one forward pass says of the responses of a batch; 0 where masked.
+    """The numbers of one forward pass on the responses of a batch; 0 where masked.
 
     Attributes:
       logp: float32 ``[P, G, T]``, log-probabilities in nats.

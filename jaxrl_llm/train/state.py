@@ -86,7 +86,7 @@ def init_state(
     """The state before the first step.
 
     The optimizer's state is float32 also for parameters in bfloat16, which lose small updates
-    themselves, and split as :func:`optimizer_shardings` says.
+    themselves, and split as by :func:`optimizer_shardings`.
 
     Args:
       optimizer, recipe, rules, critic, critic_optimizer, reference: See the module.
@@ -109,7 +109,7 @@ def init_state(
     params = trainable(params)
     rest = (recipe.init(), key, jnp.zeros((), jnp.int32))
     if recipe.critic is None and (critic is not None or critic_optimizer is not None):
-        raise ValueError(f"init_state: recipe {recipe.name!r} has no critic, but one is given.")
+        raise ValueError(f"init_state: recipe {recipe.name!r} has no critic, but one is passed.")
     if recipe.critic is not None and (critic is None or critic_optimizer is None):
         raise ValueError(
             f"init_state: recipe {recipe.name!r} has a critic; give critic="

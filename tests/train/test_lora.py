@@ -114,14 +114,24 @@ def test_bad_options(options, message):
         LoRAConfig(**options)
 
 
-def test_what_does_not_fit_the_model(tiny):
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"rank": 4, "targets": ("mlp", "head")},
+            "'head' in targets matches the path of no linear lay",
+        ),
+        ({"rank": 17}, "rank 17 is above the 16 that the matrix layers/0/att"),
+        ({}, "init_lora: the configuration has no rank"),
+    ],
+)
+def test_an_adapter_that_the_model_has_no_matrices_for_is_refused(tiny, options, message):
+    with pytest.raises(ValueError, match=message):
+        init_lora(tiny[1], LoRAConfig(**options))
+
+
+def test_a_model_with_an_adapter_has_no_other(tiny):
     model, params, policy, adapter = tiny
-    with pytest.raises(ValueError, match="'head' in targets matches the path of no linear lay"):
-        init_lora(params, LoRAConfig(rank=4, targets=("mlp", "head")))
-    with pytest.raises(ValueError, match="rank 17 is above the 16 that the matrix layers/0/att"):
-        init_lora(params, LoRAConfig(rank=17))
-    with pytest.raises(ValueError, match="init_lora: the configuration has no rank"):
-        init_lora(params, LoRAConfig())
     with pytest.raises(ValueError, match="takes no further delta"):
         hidden(policy, Adapted(params, adapter), delta={})
     with pytest.raises(ValueError, match="without a rank there is no adapter"):

@@ -199,35 +199,38 @@ def test_the_kl_of_an_update_is_measured_after_it(options):
     assert float(unread.algo_state.last_kl) == 0
 
 
-def test_several_updates_need_a_ratio():
-    with pytest.raises(ValueError, match="'rloo' has a surrogate without a ratio to old_logp"):
-        make_step(tiny_model()[0], jr.recipes.rloo(), OPTIMIZER, epochs=2)
+@pytest.mark.parametrize(
+    ("recipe", "options", "message"),
+    [
+        (jr.recipes.dapo(), {"microbatches": 0}, "make_step: microbatches must be above 0"),
+        (jr.recipes.dapo(), {"epochs": 0}, "make_step: epochs must be above 0"),
+        (jr.recipes.dapo(), {"minibatches": 0}, "make_step: minibatches must be above 0"),
+        (jr.recipes.dapo(), {"temperature": 0.0}, "make_step: temperature must be above 0"),
+        (jr.recipes.rloo(), {"epochs": 2}, "'rloo' has a surrogate without a ratio to old_logp"),
+        (jr.recipes.dapo(), {"microbatches": 3}, "8 prompts do not split into 3 microbatches"),
+        (jr.recipes.dapo(), {"minibatches": 3}, "8 prompts do not split into 3 minibatches"),
+        (
+            jr.recipes.dapo(),
+            {"minibatches": 4, "mesh": make_mesh(data=8)},
+            "a minibatch of 2 prompts .* over 8 device",
+        ),
+        (
+            jr.recipes.dapo(),
+            {"microbatches": 2, "mesh": make_mesh(data=8)},
+            "a microbatch of 4 prompts .* over 8 devices",
+        ),
+        (jr.recipes.grpo(kl_coef=0.1), {}, "the batch has no ref_logp"),
+    ],
+)
+def test_bad_numbers_are_named(recipe, options, message):
+    with pytest.raises(ValueError, match=message):
+        run(recipe, make_batch(), **options)
 
 
-def test_bad_numbers_are_named():
-    model, params = tiny_model()
-    recipe, batch = jr.recipes.dapo(), make_batch()
-    for options in (
-        {"microbatches": 0},
-        {"epochs": 0},
-        {"minibatches": 0},
-        {"temperature": 0.0},
-    ):
-        name = next(iter(options))
-        with pytest.raises(ValueError, match=f"make_step: {name} must be above 0"):
-            make_step(model, recipe, OPTIMIZER, **options)
-    with pytest.raises(ValueError, match="8 prompts do not split into 3 microbatches"):
-        run(recipe, batch, microbatches=3)
-    with pytest.raises(ValueError, match="8 prompts do not split into 3 minibatches"):
-        run(recipe, batch, minibatches=3)
-    with pytest.raises(ValueError, match="a minibatch of 2 prompts .* over 8 device"):
-        run(recipe, batch, minibatches=4, mesh=make_mesh(data=8))
-    with pytest.raises(ValueError, match="a microbatch of 4 prompts .* over 8 devices"):
-        run(recipe, batch, microbatches=2, mesh=make_mesh(data=8))
+def test_an_old_style_key_is_refused():
+    params = tiny_model()[1]
     with pytest.raises(TypeError, match="init_state: key must be a typed key"):
-        init_state(params, OPTIMIZER, recipe, key=jnp.zeros(2, jnp.uint32))
-    with pytest.raises(ValueError, match="the batch has no ref_logp"):
-        run(jr.recipes.grpo(kl_coef=0.1), batch)
+        init_state(params, OPTIMIZER, jr.recipes.dapo(), key=jnp.zeros(2, jnp.uint32))
 
 
 def test_an_optimizer_keeps_float32_beside_bfloat16_parameters():
@@ -456,28 +459,42 @@ def test_a_critics_step_is_the_gradient_of_its_loss():
     expect_same(after.critic.params, want)
 
 
-def test_a_critic_must_be_given_where_the_recipe_has_one():
-    network, params = model()
-    critic = init_critic(network, params, key=jax.random.key(1))
-    options = {"key": jax.random.key(0)}
-    with pytest.raises(ValueError, match="has a critic; give critic=init_critic"):
-        init_state(params, optax.sgd(1.0), with_critic(), **options)
-    with pytest.raises(ValueError, match="has no critic, but one is given"):
-        init_state(params, optax.sgd(1.0), plain(), critic=critic, **options)
-    with pytest.raises(ValueError, match="a critic but no critic_optimizer"):
-        make_step(network, with_critic(), optax.sgd(1.0))
-    with pytest.raises(ValueError, match="no critic but a critic_optimizer"):
-        make_step(network, plain(), optax.sgd(1.0), critic_optimizer=optax.sgd(1.0))
-    with pytest.raises(ValueError, match="the advantage reads values, and there is no critic"):
-        plain(
-            advantage=jr.chain(
-                jr.stateless(jr.advantages.terminal_rewards),
-                jr.stateless(jr.advantages.gae),
-                jr.stateless(jr.advantages.whiten),
-            )
-        )
-    with pytest.raises(ValueError, match="heads must be above 0"):
-        init_critic(network, params, heads=0, key=jax.random.key(0))
+def advantages_of_values():
+    """As of PPO; they read the values of a critic."""
+    functions = (jr.advantages.terminal_rewards, jr.advantages.gae, jr.advantages.whiten)
+    return jr.chain(*map(jr.stateless, functions))
+
+
+def start(recipe, **options):
+    return init_state(model()[1], optax.sgd(1.0), recipe, key=jax.random.key(0), **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: start(with_critic()), "has a critic; give critic=init_critic"),
+        (lambda: start(plain(), critic=model()[1]), "has no critic, but one is passed"),
+        (
+            lambda: make_step(model()[0], with_critic(), optax.sgd(1.0)),
+            "a critic but no critic_optimizer",
+        ),
+        (
+            lambda: make_step(model()[0], plain(), OPTIMIZER, critic_optimizer=OPTIMIZER),
+            "no critic but a critic_optimizer",
+        ),
+        (
+            lambda: plain(advantage=advantages_of_values()),
+            "the advantage reads values, and there is no critic",
+        ),
+        (
+            lambda: init_critic(*model(), heads=0, key=jax.random.key(0)),
+            "heads must be above 0",
+        ),
+    ],
+)
+def test_a_critic_must_be_given_where_the_recipe_has_one(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 @pytest.mark.parametrize("copy", [True, False])

@@ -149,7 +149,7 @@ def test_speed_of_a_step(monkeypatch):
     assert meter.peak is None and "mfu" not in meter(batch, seconds)
     assert meter.about() == {"peak FLOP/s": "not known"}
     given = Meter(model, peak_flops=1e14, devices=4).about()
-    assert given == {"peak FLOP/s": "4e+14, as given for each of 4"}
+    assert given == {"peak FLOP/s": "4e+14, as configured for each of 4"}
 
 
 def test_speed_of_a_population():

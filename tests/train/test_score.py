@@ -130,31 +130,6 @@ def test_gradient_reaches_the_prompt_and_survives_remat():
     assert abs(float(slope)) > 1e-4
 
 
-def test_bad_shapes_are_named():
-    model, params = tiny_model()
-    batch = make_batch(prompts=2)
-    with pytest.raises(ValueError, match=r"score: prompt_tokens \(1, 6\) and tokens \(2, 3, 5\)"):
-        score(
-            model, params, batch.prompt_tokens[:1], batch.prompt_mask[:1], batch.tokens, batch.mask
-        )
-    with pytest.raises(TypeError, match="score: mask must be bool"):
-        score(model, params, batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.tokens)
-    arrays = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
-    for seen in (model, model._replace(takes_prompts=False)):
-        with pytest.raises(
-            ValueError, match="score: shared_prefix_len must not be negative; got -1"
-        ):
-            score(seen, params, *arrays, shared_prefix_len=-1)
-        with pytest.raises(
-            ValueError, match="score: shared_prefix_len must be below the 6 tokens of a prom"
-        ):
-            score(seen, params, *arrays, shared_prefix_len=6)
-    with pytest.raises(
-        ValueError, match="make_scorer: shared_prefix_len must not be negative; got -1"
-    ):
-        make_scorer(model, shared_prefix_len=-1)
-
-
 def packed_batch():
     """Responses of unequal lengths, one of them empty, one with a hole, in two rows of four."""
     batch = make_batch(prompts=3, group=4, length=6)
@@ -181,15 +156,47 @@ def test_equals_packed_rows_in_value_and_gradient():
     expect_equal(gradient, want_gradient)
 
 
-def test_a_model_that_reads_no_segments_is_not_given_any():
+PACKING = packed_batch().packing
+
+
+@pytest.mark.parametrize("takes_prompts", [True, False])
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        ({"prompts": 2}, {}, r"score: prompt_tokens \(2, 6\) and tokens \(3, 4, 6\)"),
+        ({}, {"shared_prefix_len": -1}, "score: shared_prefix_len must not be negative; got -1"),
+        ({}, {"shared_prefix_len": 6}, "score: shared_prefix_len must be below the 6 tokens of a"),
+        (
+            {"reads_segments": False},
+            {"packing": PACKING},
+            "score: packing needs a model whose reads_segments",
+        ),
+        (
+            {},
+            {"packing": PACKING._replace(starts=PACKING.starts[:, :3])},
+            r"score: packing.starts must have shape \(3, 4\)",
+        ),
+    ],
+)
+def test_bad_inputs_are_named(takes_prompts, changes, options, message):
     model, params = tiny_model()
-    batch = packed_batch()
-    arrays = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
-    with pytest.raises(ValueError, match="score: packing needs a model whose reads_segments"):
-        score(model._replace(reads_segments=False), params, *arrays, packing=batch.packing)
-    with pytest.raises(ValueError, match=r"score: packing.starts must have shape \(3, 4\)"):
-        wrong = batch.packing._replace(starts=batch.packing.starts[:, :3])
-        score(model, params, *arrays, packing=wrong)
+    reads = changes.get("reads_segments", True)
+    model = model._replace(takes_prompts=takes_prompts, reads_segments=reads)
+    batch, prompts = packed_batch(), changes.get("prompts", 3)
+    arrays = (batch.prompt_tokens[:prompts], batch.prompt_mask[:prompts], batch.tokens, batch.mask)
+    with pytest.raises(ValueError, match=message):
+        score(model, params, *arrays, **options)
+
+
+def test_a_mask_is_bool_and_a_shared_prefix_not_negative():
+    model, params = tiny_model()
+    batch = make_batch(prompts=2)
+    with pytest.raises(TypeError, match="score: mask must be bool"):
+        score(model, params, batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.tokens)
+    for make in (make_scorer, jr.rollout.make_sampler):
+        options = {} if make is make_scorer else {"max_new_tokens": 2, "group_size": 1}
+        with pytest.raises(ValueError, match="shared_prefix_len must not be negative"):
+            make(model, shared_prefix_len=-1, **options)
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -323,16 +330,3 @@ def test_a_prompt_without_the_shared_prefix_is_named(tiny, prompts):
     )
     with pytest.raises(ValueError, match=rf"prompt {len(prompts) - 1} does not begin with the 6"):
         sample(params, jax.random.key(0), prompts)
-
-
-def test_as_many_as_a_prompt_has_are_refused(tiny):
-    with pytest.raises(ValueError, match="shared_prefix_len must be below the 11 tokens"):
-        score(
-            *tiny,
-            *_padded(),
-            jnp.zeros((3, 1, 2), int),
-            jnp.ones((3, 1, 2), bool),
-            shared_prefix_len=11,
-        )
-    with pytest.raises(ValueError, match="shared_prefix_len must not be negative"):
-        jr.rollout.make_sampler(tiny[0], max_new_tokens=2, group_size=1, shared_prefix_len=-1)

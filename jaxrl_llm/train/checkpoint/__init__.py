@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written whole or not at all, checked when read, restorable on any mesh."""
+"""Checkpoints of a run: written atomically, checked when read, restorable on any mesh."""
 
 from jaxrl_llm.train.checkpoint.checkpoints import Checkpoints, restore, save
 from jaxrl_llm.train.checkpoint.restore import CheckpointError

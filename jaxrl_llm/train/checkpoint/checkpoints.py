@@ -38,7 +38,7 @@ from jaxrl_llm.train.checkpoint.serialization import (
 from jaxrl_llm.train.state import TrainState
 
 _NAME = re.compile(r"step_(\d{8})")
-# Ends the name of a folder that is being written; Orbax adds names of parts behind it.
+# Ends the name of a folder that is being written; Orbax adds further names behind it.
 _UNFINISHED = ".unfinished"
 # The name, and in the metadata the key, of what is saved with the state.
 _EXTRAS = "extras"
@@ -361,7 +361,7 @@ class Checkpoints:
 
 
 def save(folder: str | Path, state: TrainState, *, model: Model) -> None:
-    """Writes the state of a loop of your own, and waits until it is complete.
+    """Writes the state of a loop that you write, and waits until it is complete.
 
     The last two in the folder stay. The model is checked when the state is restored.
 

@@ -55,7 +55,7 @@ def replace_notes(folder: Path, notes: Mapping[str, Any]) -> None:
 
 
 def _size_and_checksum(file: Path) -> tuple[int, int]:
-    """Size and CRC-32 of a file, read in parts, since large files do not fit in memory."""
+    """Size and CRC-32 of a file, read piece by piece, since memory may be smaller."""
     size, value = 0, 0
     with file.open("rb") as source:
         while part := source.read(_PART):

@@ -107,7 +107,7 @@ def chart(series: Sequence[Series], *, title: str) -> str:
 
     Args:
       series: At least one; those without any number are only crosses.
-      title: For readers who cannot see the image.
+      title: For readers without the image.
     """
     curves = [(s, [(x, y) for x, y in s.points if _finite(y)]) for s in series]
     values = [y for _, points in curves for _, y in points if y is not None]

@@ -75,7 +75,7 @@ def _plain(value: Any) -> Any:
     if named and isinstance(name, str):
         return name
     text = repr(value)
-    # An address in memory says nothing of a run, and differs at every resume.
+    # An address in memory differs at every resume.
     return type(value).__name__ if " at 0x" in text else text
 
 

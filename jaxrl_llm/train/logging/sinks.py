@@ -100,7 +100,7 @@ class Trackio:
 class WandB:
     """A Weights & Biases run; WANDB_MODE=offline and its other variables are respected.
 
-    The curves are over "step", not over wandb's own count, which would refuse the steps that a
+    The curves are over "step", not over wandb's count, which would refuse the steps that a
     resumed run repeats; those appear twice.
     """
 
@@ -136,7 +136,7 @@ def find_sinks(sinks: Sequence[str | SinkMaker]) -> list[SinkMaker]:
     """The functions that open sinks, from names or such functions.
 
     Raises:
-      ImportError: If the package of one is not installed; it says how to install it.
+      ImportError: If the package of one is not installed; it tells how to install it.
     """
     makers: list[SinkMaker] = []
     for each in sinks:
