@@ -14,17 +14,11 @@ from jaxrl_llm.train.score import score_hidden
 
 
 class CriticState(NamedTuple):
-    """What a critic carries from step to step.
+    """What a critic carries from step to step."""
 
-    Attributes:
-      params: ``{"model": parameters of the body, "head": {"kernel" [D, C], "bias" [C]}}``.
-      opt_state: State of its optimizer.
-      target: An average of ``params``, or ``()`` where the recipe asks for none.
-    """
-
-    params: ArrayTree
+    params: ArrayTree  # {"model": those of the body, "head": {"kernel" [D, C], "bias" [C]}}
     opt_state: ArrayTree
-    target: ArrayTree
+    target: ArrayTree  # an average of ``params``, or ``()`` where the recipe asks for none
 
 
 def init_critic(model: Model, params: ArrayTree, *, heads: int = 1, key: Array) -> ArrayTree:

@@ -54,41 +54,24 @@ class OutOfMemory(ValueError):
 
 
 class PlanInputs(NamedTuple):
-    """What a plan depends on besides the configuration, as shapes.
+    """What a plan depends on besides the configuration, as shapes."""
 
-    Attributes:
-      model: The model, without an adapter.
-      params: Shapes of its parameters.
-      longest_prompt: Tokens of the longest prompt, as the sampler pads it.
-      num_held_out: How many questions are held out.
-    """
-
-    model: Model
-    params: ArrayTree
-    longest_prompt: int
-    num_held_out: int
+    model: Model  # without an adapter
+    params: ArrayTree  # shapes of its parameters
+    longest_prompt: int  # tokens, as the sampler pads it
+    num_held_out: int  # questions
 
 
 class Plan(NamedTuple):
-    """Bytes on one device, by what they are for.
+    """Bytes on one device, by what they are for."""
 
-    Attributes:
-      loading: Until the state is there.
-      state: There from the first step to the last.
-      step: In addition, while a step trains.
-      sampling: In addition, while rollouts are sampled or the policy is evaluated.
-      overlap: Whether a step and the sampler work at the same time.
-      sampler: On a device that does nothing but sample; empty if there is none.
-      unknown: Sizes that the model's configuration lacks, so that activations are not counted.
-    """
-
-    loading: dict[str, int]
-    state: dict[str, int]
-    step: dict[str, int]
-    sampling: dict[str, int]
-    overlap: bool
-    sampler: dict[str, int]
-    unknown: tuple[str, ...] = ()
+    loading: dict[str, int]  # until the state is there
+    state: dict[str, int]  # from the first step to the last
+    step: dict[str, int]  # in addition, while a step trains
+    sampling: dict[str, int]  # in addition, while rollouts are sampled or the policy is evaluated
+    overlap: bool  # whether a step and the sampler work at the same time
+    sampler: dict[str, int]  # on a device that does nothing but sample; empty if there is none
+    unknown: tuple[str, ...] = ()  # sizes without which activations are not counted
 
     @property
     def resident(self) -> int:

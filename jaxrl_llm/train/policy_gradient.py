@@ -57,19 +57,12 @@ _PREPARE, _ORDER = 0x70726570, 0x6F726472
 
 
 class Gradients(NamedTuple):
-    """The gradient of a loss on a prepared batch.
+    """The gradient of a loss on a prepared batch; all of it float32."""
 
-    Attributes:
-      loss: float32 ``[]``.
-      grads: float32, like the parameters that the optimizer moves.
-      logp: float32 ``[P, G, T]`` of the policy that the gradient was taken at.
-      entropy: float32 ``[P, G, T]``.
-    """
-
-    loss: Array
-    grads: ArrayTree
-    logp: Array
-    entropy: Array
+    loss: Array  # []
+    grads: ArrayTree  # like the parameters that the optimizer moves
+    logp: Array  # [P, G, T], of the policy that the gradient was taken at
+    entropy: Array  # [P, G, T]
 
 
 def make_step(
@@ -435,14 +428,9 @@ def make_gradients(
       >>> import jax, optax
       >>> import jaxrl_llm as jr
       >>> model, params = jr.testing.tiny_model()
-      >>> recipe, optimizer = jr.recipes.dr_grpo(length=4), optax.sgd(0.1)
+      >>> recipe, optimizer = jr.recipes.dr_grpo(length=6), optax.sgd(0.1)
       >>> state = jr.train.init_state(params, optimizer, recipe, key=jax.random.key(0))
-      >>> mask = jax.numpy.ones((1, 2, 4), bool)
-      >>> batch = jr.recipes.Batch(
-      ...     tokens=jax.numpy.arange(8).reshape(1, 2, 4), mask=mask,
-      ...     rewards=jax.numpy.array([[1.0, 0.0]]), where=mask[..., 0],
-      ...     prompt_tokens=jax.numpy.ones((1, 3), int), prompt_mask=jax.numpy.ones((1, 3), bool))
-      >>> batch, algo_state = recipe.prepare(batch, state.algo_state)
+      >>> batch, _ = recipe.prepare(jr.testing.make_case().batch, state.algo_state)
       >>> gradients = jr.train.make_gradients(model, recipe)(state, batch)
       >>> state, metrics = jr.train.apply_gradients(optimizer, state, gradients)
       >>> int(state.step), float(metrics["skipped"])

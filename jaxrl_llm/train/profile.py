@@ -63,17 +63,11 @@ class Clock:
 
 
 class ModelSize(NamedTuple):
-    """What decides how many operations a token takes.
+    """What decides how many operations a token takes."""
 
-    Attributes:
-      matrices: Weights of the matrix products of all layers.
-      projection: V D, weights of the projection to the vocabulary.
-      attention: Sum over the layers of heads times ``head_dim``.
-    """
-
-    matrices: int
-    projection: int
-    attention: int
+    matrices: int  # weights of the matrix products of all layers
+    projection: int  # V D, weights of the projection to the vocabulary
+    attention: int  # sum over the layers of heads times ``head_dim``
 
 
 def model_size(model: Model) -> ModelSize | None:

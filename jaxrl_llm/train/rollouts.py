@@ -54,39 +54,23 @@ _THREAD = "rollouts"
 
 
 class RolloutBatch(NamedTuple):
-    """A batch of graded rollouts, all of it on the host.
+    """A batch of graded rollouts, all of it on the host."""
 
-    Attributes:
-      number: Which batch of the run it is, from 0: it trains the weights of that version.
-      cursor: Where the questions of the next batch begin.
-      batch: What the algorithm trains on.
-      metrics: What the host knows of it, by the names of metrics.jsonl.
-      rows: The completions that are shown, one record each.
-      seconds: Time spent, by the names "sample" and "reward".
-    """
-
-    number: int
-    cursor: Cursor
-    batch: Batch
-    metrics: dict[str, float]
-    rows: list[dict]
-    seconds: dict[str, float]
+    number: int  # which of the run, from 0: it trains the weights of that version
+    cursor: Cursor  # where the questions of the next batch begin
+    batch: Batch  # what the algorithm trains on
+    metrics: dict[str, float]  # what the host knows of it, by the names of metrics.jsonl
+    rows: list[dict]  # the completions that are shown, one record each
+    seconds: dict[str, float]  # time spent, by the names "sample" and "reward"
 
 
 class Graded(NamedTuple):
-    """Rollouts with their texts and rewards.
+    """Rollouts with their texts and rewards."""
 
-    Attributes:
-      rollout: ``[P, G]``.
-      completions: P groups of G texts.
-      scores: ``[P * G]``.
-      sampled: ``time.perf_counter()`` when the last response was sampled.
-    """
-
-    rollout: Rollout
-    completions: list[list[str]]
-    scores: Scores
-    sampled: float
+    rollout: Rollout  # [P, G]
+    completions: list[list[str]]  # P groups of G
+    scores: Scores  # [P * G]
+    sampled: float  # time.perf_counter() when the last response was sampled
 
 
 def next_questions(experiment: Experiment, cursor: Cursor) -> tuple[list[int], Cursor]:

@@ -183,11 +183,7 @@ def _check(
 
 
 class Responses(NamedTuple):
-    """The response tokens that log-probabilities are of.
-
-    Attributes:
-      tokens, mask, support, packing: As of :func:`score`.
-    """
+    """The response tokens that log-probabilities are of; fields as of :func:`score`."""
 
     tokens: Array
     mask: Array
@@ -196,26 +192,16 @@ class Responses(NamedTuple):
 
 
 class Scores(NamedTuple):
-    """The numbers of one forward pass on the responses of a batch; 0 where masked.
+    """The numbers of one forward pass on the responses of a batch; 0 where masked."""
 
-    Attributes:
-      logp: float32 ``[P, G, T]``, log-probabilities in nats.
-      entropy: float32 ``[P, G, T]``.
-      statistics: Vocabulary statistics ``[P, G, T, ...]`` by name.
-    """
-
-    logp: Array
-    entropy: Array
-    statistics: dict[str, Array]
+    logp: Array  # float32 [P, G, T], log-probabilities in nats
+    entropy: Array  # float32 [P, G, T]
+    statistics: dict[str, Array]  # over the vocabulary [P, G, T, ...], by name
 
 
 @dataclass(frozen=True)
 class Scorer:
-    """A model and how it is scored: everything but parameters and batch.
-
-    Attributes:
-      model, temperature, chunk_size, remat, shared_prefix_len: As of :func:`score`.
-    """
+    """A model and how it is scored: everything but parameters and batch; see :func:`score`."""
 
     model: Model
     temperature: float | Array = 1.0

@@ -37,22 +37,13 @@ from jaxrl_llm.train.state import TrainState, init_state
 
 
 class Samplers(NamedTuple):
-    """The samplers of a run; those that agree are one, so that nothing is compiled twice.
+    """The samplers of a run; those that agree are one, so that nothing is compiled twice."""
 
-    Attributes:
-      rollouts: Of training, on the sampler's mesh if there is one; of an evolution recipe, its
-        population.
-      baseline: One most likely response a question, in the same place.
-      greedy: The same for the evaluation, on the mesh.
-      sampled: Responses of the sampled evaluation.
-      engine: Slots in which rollouts decode instead, or None.
-    """
-
-    rollouts: Callable
-    baseline: Callable
-    greedy: Callable
-    sampled: Callable
-    engine: Any
+    rollouts: Callable  # on the sampler's mesh if there is one; or the population of an evolution
+    baseline: Callable  # one most likely response a question, in the same place
+    greedy: Callable  # the same for the evaluation, on the mesh
+    sampled: Callable  # responses of the sampled evaluation
+    engine: Any  # slots in which rollouts decode instead, or None
 
 
 @dataclass(frozen=True, kw_only=True)

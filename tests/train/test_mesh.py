@@ -22,7 +22,7 @@ from jaxrl_llm.train import (
     make_optimizer,
     make_step,
 )
-from jaxrl_llm.train.mesh import place_batch
+from jaxrl_llm.train.mesh import check_batch, place_batch
 from jaxrl_llm.train.state import abstract_batch, abstract_state, device_bytes
 
 SPLITS = [s for s in itertools.product((1, 2, 4, 8), repeat=3) if math.prod(s) == 8]
@@ -246,3 +246,24 @@ def test_its_parameters_and_moments_are_split_and_train_alike(sizes):
                 assert tree.addressable_shards[0].data.size <= tree.size // sizes["fsdp"]
     on_one, on_mesh = results.values()
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=2e-5), on_mesh, on_one)
+
+
+def test_mesh_sizes():
+    assert make_mesh() is None and make_mesh(devices=[object()], data=-1) is None
+    assert dict(make_mesh(data=-1, tensor=2).shape) == {"data": 4, "fsdp": 1, "tensor": 2}
+    assert dict(make_mesh(fsdp=8).shape) == {"data": 1, "fsdp": 8, "tensor": 1}
+    check_batch("f", 8, 2, 4)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: make_mesh(data=2), "data 2 x fsdp 1 x tensor 1 needs 2 devices, .* are 8"),
+        (lambda: make_mesh(data=-1, tensor=3), "3 .* does not divide the 8 devices"),
+        (lambda: make_mesh(fsdp=-2), "fsdp must be above 0"),
+        (lambda: check_batch("f", 8, 2, 8), "f: a microbatch of 4 prompts .* over 8 devices"),
+    ],
+)
+def test_sizes_that_do_not_divide_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

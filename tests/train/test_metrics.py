@@ -1,11 +1,8 @@
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from helpers import make_batch
 
 import jaxrl_llm as jr
-from jaxrl_llm.train.logging.results import JsonLines, plot_reward, read_jsonl, samples_table
-from jaxrl_llm.train.mesh import check_batch, make_mesh
 from jaxrl_llm.train.metrics import batch_metrics, rejection_metrics
 
 
@@ -68,47 +65,6 @@ def test_a_dual_clip_is_reported():
     share = negative.sum() / np.asarray(prepared.mask).sum()
     assert share > 0
     np.testing.assert_allclose(found["dual_clip_fraction"], share, rtol=1e-5)
-
-
-def test_json_lines(tmp_path):
-    file = JsonLines(tmp_path / "m.jsonl")
-    file.keep_up_to(0)
-    for step in (1, 2, 3):
-        file.write({"step": step, "x": jnp.float32(step), "bad": float("nan"), "v": np.ones(2)})
-    assert read_jsonl(file.path)[0] == {"step": 1, "x": 1.0, "bad": None, "v": [1.0, 1.0]}
-    with file.path.open("a") as handle:
-        handle.write('{"step": 4, "x"')  # cut off in the middle
-    file.keep_up_to(2)
-    assert [row["step"] for row in read_jsonl(file.path)] == [1, 2]
-    file.keep_up_to(0)
-    assert read_jsonl(file.path) == []
-
-
-def test_table_and_curve(tmp_path):
-    rows = [{"reward": 0.5, "prompt": "a\nb", "completion": "x" * 200}]
-    table = samples_table(rows, width=60)
-    assert "a\\nb" in table and "xx..xx" in table and max(map(len, table.splitlines())) <= 60
-    accuracy = {"mean": 0.5, "low": 0.3, "high": 0.7}
-    history = [{"step": 0, "held_out": {"greedy": accuracy}}, {"step": 1, "reward": 0.2}]
-    plot_reward(history, tmp_path / "reward.png", title="t")
-    plot_reward([], tmp_path / "empty.png")
-    for name in ("reward.png", "empty.png"):
-        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
-
-
-def test_mesh_sizes():
-    assert make_mesh() is None and make_mesh(devices=[object()], data=-1) is None
-    assert dict(make_mesh(data=-1, tensor=2).shape) == {"data": 4, "fsdp": 1, "tensor": 2}
-    assert dict(make_mesh(fsdp=8).shape) == {"data": 1, "fsdp": 8, "tensor": 1}
-    with pytest.raises(ValueError, match="data 2 x fsdp 1 x tensor 1 needs 2 devices, .* are 8"):
-        make_mesh(data=2)
-    with pytest.raises(ValueError, match="3 .* does not divide the 8 devices"):
-        make_mesh(data=-1, tensor=3)
-    with pytest.raises(ValueError, match="fsdp must be above 0"):
-        make_mesh(fsdp=-2)
-    check_batch("f", 8, 2, 4)
-    with pytest.raises(ValueError, match="f: a microbatch of 4 prompts .* over 8 devices"):
-        check_batch("f", 8, 2, 8)
 
 
 def test_two_rules_of_one_function_have_numbers():

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from tiny_run import low_bytes, tiny_run
@@ -10,7 +11,7 @@ import jaxrl_llm as jr
 from jaxrl_llm.train import LoRAConfig, OptimizerConfig, ReportConfig, accuracy, train
 from jaxrl_llm.train.grading import spread_rows
 from jaxrl_llm.train.logging import RunFolder
-from jaxrl_llm.train.logging.results import read_jsonl
+from jaxrl_llm.train.logging.results import JsonLines, plot_reward, read_jsonl, samples_table
 from jaxrl_llm.train.logging.settings import changed_settings, settings
 
 
@@ -117,3 +118,29 @@ def test_a_run_is_resumed_with_other_settings_only_if_they_are_accepted(tmp_path
         train(slower, resume=True)
     assert int(train(slower, resume=True, allow_changed=True).state.step) == 2
     assert int(train(dataclasses.replace(slower, steps=3), resume=True).state.step) == 3
+
+
+def test_json_lines(tmp_path):
+    file = JsonLines(tmp_path / "m.jsonl")
+    file.keep_up_to(0)
+    for step in (1, 2, 3):
+        file.write({"step": step, "x": jnp.float32(step), "bad": float("nan"), "v": np.ones(2)})
+    assert read_jsonl(file.path)[0] == {"step": 1, "x": 1.0, "bad": None, "v": [1.0, 1.0]}
+    with file.path.open("a") as handle:
+        handle.write('{"step": 4, "x"')  # cut off in the middle
+    file.keep_up_to(2)
+    assert [row["step"] for row in read_jsonl(file.path)] == [1, 2]
+    file.keep_up_to(0)
+    assert read_jsonl(file.path) == []
+
+
+def test_table_and_curve(tmp_path):
+    rows = [{"reward": 0.5, "prompt": "a\nb", "completion": "x" * 200}]
+    table = samples_table(rows, width=60)
+    assert "a\\nb" in table and "xx..xx" in table and max(map(len, table.splitlines())) <= 60
+    accuracy = {"mean": 0.5, "low": 0.3, "high": 0.7}
+    history = [{"step": 0, "held_out": {"greedy": accuracy}}, {"step": 1, "reward": 0.2}]
+    plot_reward(history, tmp_path / "reward.png", title="t")
+    plot_reward([], tmp_path / "empty.png")
+    for name in ("reward.png", "empty.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

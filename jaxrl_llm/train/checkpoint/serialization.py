@@ -24,15 +24,10 @@ _PATIENCE = 10**9
 
 
 class Extras(NamedTuple):
-    """Arrays that are saved with a state and are not part of it; reading them needs no shapes.
+    """Arrays that are saved with a state and are not part of it; reading them needs no shapes."""
 
-    Attributes:
-      arrays: NumPy arrays in dicts and lists.
-      notes: Anything that JSON can hold.
-    """
-
-    arrays: ArrayTree
-    notes: Any
+    arrays: ArrayTree  # NumPy arrays in dicts and lists
+    notes: Any  # anything that JSON can hold
 
 
 def shapes_of(state: TrainState) -> TrainState:

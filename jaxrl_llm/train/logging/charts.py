@@ -13,16 +13,11 @@ _COLORS = 6
 
 
 class Series(NamedTuple):
-    """One curve.
+    """One curve."""
 
-    Attributes:
-      name: In the legend.
-      points: ``(step, value)``; None for a non-finite value.
-      intervals: Lower and upper ends, in the order of the points; empty for a plain curve.
-    """
-
-    name: str
-    points: Sequence[tuple[float, float | None]]
+    name: str  # in the legend
+    points: Sequence[tuple[float, float | None]]  # (step, value); None if non-finite
+    # Lower and upper ends, in the order of the points; empty for a plain curve.
     intervals: Sequence[tuple[float | None, float | None]] = ()
 
 

@@ -14,17 +14,11 @@ _BACKLOG = 10_000  # lines that wait for a sink that fails; the oldest is droppe
 
 
 class RunInfo(NamedTuple):
-    """The run, as a sink is told when it is opened.
-
-    Attributes:
-      folder: Of the run.
-      first: Steps that were made before; above 0 the run is resumed, and its curves go on.
-      settings: The configuration, flat: texts and numbers by dotted names.
-    """
+    """The run, as a sink is told when it is opened."""
 
     folder: Path
-    first: int
-    settings: Mapping[str, Any]
+    first: int  # steps made before; above 0 the run is resumed, and its curves go on
+    settings: Mapping[str, Any]  # the configuration: texts and numbers by dotted names
 
 
 class Sink(Protocol):
