@@ -1,8 +1,10 @@
 """From a mask to weights: how a token loss becomes one number.
 
 A weighting is called once, on the mask of the global batch; the loss is then a weighted sum, so
-that microbatches and devices only add. ``mask`` is bool ``[..., T]`` and its leading axes are free:
-a *sequence* is one row along the last axis, whatever stands before.
+that microbatches and devices only add. ``mask`` is bool ``[..., T]``, True = keep, and its leading
+axes are free: a *sequence* is one row along the last axis, whatever stands before. ``length`` is a
+constant in tokens, above 0; as a rule the most tokens that a response may have. All raise TypeError
+for another dtype and ValueError for a ``mask`` without an axis or an option out of its range.
 
 ===================  ==========================================  ================================
 function             sum(loss * weights) is                      names elsewhere
@@ -45,14 +47,10 @@ def token_mean(mask: Array) -> Array:
         w[b, t] = m[b, t] / max(sum(m), 1)
 
     Args:
-      mask: bool ``[..., T]``, True = keep; of the global batch.
+      mask: See the module.
 
     Returns:
       Weights ``[..., T]``, float32; they add up to 1, or to 0 where nothing is kept.
-
-    Raises:
-      TypeError: If ``mask`` is not bool.
-      ValueError: If ``mask`` has no axis.
 
     Example:
       >>> import jax.numpy as jnp
@@ -76,14 +74,10 @@ def token_sum(mask: Array) -> Array:
     steps by the gradient's size, as Adam, hides that, plain SGD does not.
 
     Args:
-      mask: bool ``[..., T]``, True = keep; of the global batch.
+      mask: See the module.
 
     Returns:
       Weights ``[..., T]``, float32; they add up to the number of kept tokens.
-
-    Raises:
-      TypeError: If ``mask`` is not bool.
-      ValueError: If ``mask`` has no axis.
 
     Example:
       >>> import jax.numpy as jnp
@@ -105,14 +99,10 @@ def sequence_mean(mask: Array) -> Array:
         w[b, t] = m[b, t] / (N[b] * S)    N[b] kept tokens of b, S sequences with N > 0
 
     Args:
-      mask: bool ``[..., T]``, True = keep; of the global batch.
+      mask: See the module.
 
     Returns:
       Weights ``[..., T]``, float32; they add up to 1 / S over a sequence.
-
-    Raises:
-      TypeError: If ``mask`` is not bool.
-      ValueError: If ``mask`` has no axis.
 
     Example:
       >>> import jax.numpy as jnp
@@ -138,14 +128,10 @@ def group_mean(mask: Array) -> Array:
     is one number a group, repeated over its sequences and tokens, is averaged over the groups.
 
     Args:
-      mask: bool ``[..., G, T]``, True = keep; of the global batch, with the group axis before last.
+      mask: bool ``[..., G, T]``, with the group axis before last; fewer axes raise ValueError.
 
     Returns:
       Weights ``[..., G, T]``, float32; they add up to the same over every non-empty group.
-
-    Raises:
-      TypeError: If ``mask`` is not bool.
-      ValueError: If ``mask`` has fewer than two axes.
 
     Example:
       >>> import jax.numpy as jnp
@@ -174,14 +160,10 @@ def sequence_sum(mask: Array) -> Array:
     With the REINFORCE token loss this is the gradient of the expected reward.
 
     Args:
-      mask: bool ``[..., T]``, True = keep; of the global batch.
+      mask: See the module.
 
     Returns:
       Weights ``[..., T]``, float32.
-
-    Raises:
-      TypeError: If ``mask`` is not bool.
-      ValueError: If ``mask`` has no axis.
 
     Example:
       >>> import jax.numpy as jnp
@@ -204,15 +186,10 @@ def sequence_sum_norm(mask: Array, *, length: float) -> Array:
     It equals :func:`fixed_length` while no sequence is empty.
 
     Args:
-      mask: bool ``[..., T]``, True = keep; of the global batch.
-      length: A constant in tokens, above 0; as a rule the most tokens that a response may have.
+      mask, length: See the module.
 
     Returns:
       Weights ``[..., T]``, float32.
-
-    Raises:
-      TypeError: If ``mask`` is not bool.
-      ValueError: If ``mask`` has no axis or ``length`` is not above 0.
 
     Example:
       >>> import jax.numpy as jnp
@@ -239,15 +216,10 @@ def fixed_length(mask: Array, *, length: float) -> Array:
     is favored for what it is divided by.
 
     Args:
-      mask: bool ``[..., T]``, True = keep; of the global batch.
-      length: A constant in tokens, above 0; as a rule the most tokens that a response may have.
+      mask, length: See the module.
 
     Returns:
       Weights ``[..., T]``, float32.
-
-    Raises:
-      TypeError: If ``mask`` is not bool.
-      ValueError: If ``mask`` has no axis or ``length`` is not above 0.
 
     Example:
       >>> import jax.numpy as jnp
@@ -272,18 +244,14 @@ def weighted_sum(loss: Array, weights: Array) -> Array:
         sum(loss * weights) over the cells where weights != 0
 
     A cell of weight 0 is never read, neither in the value nor in the gradient, so a NaN there does
-    no harm. The sums of disjoint parts of a batch add up to that of the whole.
+    no harm. The sums of disjoint pieces of a batch add up to that of the batch.
 
     Args:
       loss: Token losses ``[..., T]``, floating point.
-      weights: ``[..., T]``, floating point, from one of the weightings of this module.
+      weights: ``[..., T]``, floating point (a mask is not a weight), from one of the weightings.
 
     Returns:
       The loss, a float32 scalar.
-
-    Raises:
-      TypeError: If an argument is not floating point; a mask is not a weight.
-      ValueError: If the shapes differ.
 
     Example:
       >>> import jax.numpy as jnp

@@ -3,6 +3,19 @@
 The projection to the vocabulary, its log-sum-exp, the target's logit and the entropy are computed
 over blocks of the vocabulary; the backward pass computes each block again. Memory grows with
 ``chunk_size * V``, or with the hidden states, instead of with all tokens times V.
+
+- ``hidden``: ``[..., T, D]`` hidden states after the last norm, any floating dtype.
+- ``output_matrix``: ``[V, D]``.
+- ``targets``: Integers ``[..., T]``; under a mask that is False they may hold anything.
+- ``temperature``: Divides the logits; above 0. The log-probabilities are those of a policy that was
+  sampled at this temperature.
+- ``mask``: bool ``[..., T]``, True = keep. Elsewhere all results are 0, and neither hidden states
+  nor targets nor support are read.
+- ``support``: The tokens each target was drawn from, with leading axes ``[..., T]``; None for the
+  full vocabulary. Tokens outside have logit -inf.
+
+Both functions raise ValueError if shapes disagree, or temperature or chunk_size is not above 0, and
+TypeError if ``targets`` are not integers, ``mask`` is not bool or ``support`` no Support.
 """
 
 import inspect
@@ -34,23 +47,15 @@ def token_logprobs(
         logp    = z[target] - log sum_v exp z_v
         entropy = log sum_v exp z_v - sum_v p_v z_v,    p = softmax(z)
 
-    Both are differentiable in ``hidden`` and ``output_matrix``, with d logp / dz = onehot - p and
-    d entropy / dz = -p (log p + entropy).
+    Both are differentiable in ``hidden`` and ``output_matrix``, with d logp / dz = onehot - p and d
+    entropy / dz = -p (log p + entropy).
 
     With a ``support``, sums and softmax run over the tokens in it alone: the policy that a sampler
     draws from which truncates. Logits outside have no gradient, and a target outside has
     log-probability -inf.
 
     Args:
-      hidden: ``[..., T, D]`` hidden states after the last norm, any floating dtype.
-      output_matrix: ``[V, D]``.
-      targets: Integers ``[..., T]``; under a mask that is False they may hold anything.
-      temperature: Divides the logits; above 0. The log-probabilities of a policy that was sampled
-        at this temperature.
-      mask: bool ``[..., T]``, True = keep. Elsewhere both results are 0, and neither hidden states
-        nor targets nor support are read.
-      support: The tokens each target was drawn from, with leading axes ``[..., T]``; None for the
-        full vocabulary.
+      hidden, output_matrix, targets, temperature, mask, support: See the module.
       chunk_size: Bounds the logits that exist at one time to ``chunk_size * V``, or to twice the
         size of the hidden states where that is more: narrower blocks take longer than they save.
         Three such blocks are in memory at most.
@@ -59,9 +64,6 @@ def token_logprobs(
       ``(logp, entropy)``, each ``[..., T]`` float32 (float64 for float64 hidden states), in nats.
       ``logp`` of a target outside the vocabulary is NaN.
 
-    Raises:
-      ValueError: If shapes disagree, or temperature or chunk_size is not above 0.
-      TypeError: If ``targets`` are not integers, ``mask`` is not bool or ``support`` no Support.
 
     Example:
       >>> import jax.numpy as jnp
@@ -108,28 +110,20 @@ def vocabulary_statistics(
 
     For whatever :func:`token_logprobs` does not give: the mean over the vocabulary, the sum of
     squared probabilities, a divergence on the most likely tokens. The logits of a chunk are
-    computed again in the backward pass, so that they never exist for all tokens. Logits outside a
-    ``support`` are -inf: tokens that cannot be sampled.
+    computed again in the backward pass, so that they never exist for all tokens.
 
     Args:
+      hidden, output_matrix, targets, temperature, mask, support: See the module.
       functions: ``function(logits [N, V], targets [N], **rows) -> [N, ...]`` by name; each gets the
         rows that it names.
-      hidden: ``[..., T, D]`` hidden states after the last norm.
-      output_matrix: ``[V, D]``.
-      targets: Integers ``[..., T]``.
-      temperature: Divides the logits; above 0.
-      mask: bool ``[..., T]``, True = keep; elsewhere the results are 0 and nothing is read.
       chunk_size: Tokens whose logits exist at one time.
       rows: Arrays ``[..., T, ...]`` that functions may name.
-      support: The tokens each target was drawn from, as in :func:`token_logprobs`.
 
     Returns:
       Arrays ``[..., T, ...]`` by name.
 
     Raises:
-      ValueError: If shapes disagree, a function requires a missing row or does not return one value
-        a token, or temperature or chunk_size is not above 0.
-      TypeError: If ``targets`` are not integers, ``mask`` is not bool or ``support`` no Support.
+      ValueError: If a function requires a missing row or does not return one value a token.
 
     Example:
       >>> import jax, jax.numpy as jnp

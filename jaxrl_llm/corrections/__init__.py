@@ -5,18 +5,23 @@ precision or older weights, and decides how much each token counts and which are
 
     def correction(old_logp, behavior_logp, mask, *, option=...) -> (weights, keep)
 
-``old_logp``, ``behavior_logp`` and ``mask`` are ``[..., T]``. ``weights`` is float32 ``[..., T]``
-without a gradient and multiplies the token loss; ``keep`` is bool ``[..., T]`` and narrows the
-mask. Cells where ``mask`` is False are never read. With ``old_logp`` equal to ``behavior_logp``
-every weight is 1 and ``keep`` equals ``mask``. Options are keyword-only and fixed with
-:func:`jaxrl_llm.bind`. All raise TypeError if ``mask`` is not bool or another array is not floating
-point, and ValueError if shapes differ.
+- ``old_logp``, ``behavior_logp``: ``[..., T]`` log-probabilities (nats) under the proximal policy
+  and under what sampled the tokens; ``logp`` is that of the policy being trained.
+- ``mask``: bool ``[..., T]``, True = keep. Cells where it is False are never read.
+- ``weights``: float32 ``[..., T]`` without a gradient, 0 where masked; it multiplies the token
+  loss.
+- ``keep``: bool ``[..., T]``, False where masked; it narrows the mask.
 
-:func:`rollout_correction` is put together from the other functions here: those of the weights
-(:func:`importance_weights`, :func:`masked_importance_weights`) and those of the rules
-(:func:`rejection_mask`, :func:`veto_mask`, :func:`m2_mask`). Those that need advantages or versions
-stand in the ``selection`` slot (:func:`off_policy_sequence_mask`, :func:`staleness_mask`), and
-:func:`ess_lr_scale` among the ``computed`` entries.
+With ``old_logp`` equal to ``behavior_logp`` every weight is 1 and ``keep`` equals ``mask``. Options
+are keyword-only and fixed with :func:`jaxrl_llm.bind`. All raise TypeError if ``mask`` is not bool,
+versions or counts are not integers or another array is not floating point; and ValueError if shapes
+differ, or an option is outside the range that its entry states or has no effect beside the others.
+
+:func:`rollout_correction` composes the other functions: the weights (:func:`importance_weights`,
+:func:`masked_importance_weights`) and the rules (:func:`rejection_mask`, :func:`veto_mask`,
+:func:`m2_mask`). Those that need advantages or versions stand in the ``selection`` slot
+(:func:`off_policy_sequence_mask`, :func:`staleness_mask`), and :func:`ess_lr_scale` among the
+``computed`` entries.
 """
 
 from jaxrl_llm.corrections.rejection import (

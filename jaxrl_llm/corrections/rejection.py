@@ -1,4 +1,8 @@
-"""Which tokens and sequences are too far from what sampled them to be learned from."""
+"""Which tokens and sequences are too far from what sampled them to be learned from.
+
+Each returns which tokens to keep. Shared arguments, TypeError and ValueError: see
+:mod:`jaxrl_llm.corrections`.
+"""
 
 import numbers
 from typing import Literal
@@ -38,9 +42,7 @@ def rejection_mask(
     geometric mean (mean). Those of k2 and k3 are nats.
 
     Args:
-      old_logp: ``[..., T]`` log-probabilities (nats) under the proximal policy.
-      behavior_logp: ``[..., T]`` under what sampled the tokens.
-      mask: bool ``[..., T]``, True = keep.
+      old_logp, behavior_logp, mask: See the package.
       statistic: "k1", "k2" or "k3".
       level: "token", "sequence_sum", "sequence_mean" or "sequence_max".
       upper: Greatest value that is kept: a ratio, at least 1, for k1; nats, above 0, for the rest.
@@ -50,10 +52,6 @@ def rejection_mask(
     Returns:
       Keep ``[..., T]``, bool, False where masked. An unmasked NaN is rejected.
 
-    Raises:
-      ValueError: If shapes differ, an option is unknown or out of range, or ``lower`` or ``invert``
-        is given with another statistic than k1, where it would have no effect.
-
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
@@ -61,13 +59,11 @@ def rejection_mask(
       >>> reject = jr.bind(jr.corrections.rejection_mask, statistic="k2", upper=0.2)
       >>> reject(old_logp, jnp.zeros(4), mask, level="token").tolist()
       [True, True, False, True]
-      >>> reject(old_logp, jnp.zeros(4), mask, level="sequence_mean").tolist()
-      [True, True, True, True]
 
     References:
       The rejection rules of verl 0.9 (``rollout_rs``), CODE reading. verl tests ``-g`` against the
-      bounds of k1 while its text speaks of ``old / behavior``: ``invert=True`` is what it computes,
-      and bounds that are symmetric (``lower=None``) do not care. verl has no "sequence_max" of k1.
+      bounds of k1 while its text speaks of ``old / behavior``: ``invert=True`` is what it computes;
+      for symmetric bounds (``lower=None``) the two agree. verl has no "sequence_max" of k1.
     """
     function = "rejection_mask"
     checks.check_option(function, "statistic", statistic, ("k1", "k2", "k3"))
@@ -111,16 +107,11 @@ def veto_mask(
     share in a sum or a mean.
 
     Args:
-      old_logp: ``[..., T]`` log-probabilities (nats) under the proximal policy.
-      behavior_logp: ``[..., T]`` under what sampled the tokens.
-      mask: bool ``[..., T]``, True = keep.
+      old_logp, behavior_logp, mask: See the package.
       threshold: Least ratio of a token, above 0 and at most 1.
 
     Returns:
       Keep ``[..., T]``, bool, False where masked.
-
-    Raises:
-      ValueError: If shapes differ or ``threshold`` is not above 0 and at most 1.
 
     Example:
       >>> import jax.numpy as jnp
@@ -153,22 +144,17 @@ def m2_mask(
         keep the n tokens with the least d^2, n as great as  mean of their d^2 < threshold  allows
         d = old_logp - behavior_logp; at least one token is kept
 
-    The second moment bounds the variance of the weights of the batch where a bound a token looks at
+    The second moment bounds the variance of the weights of the batch, where a bound a token judges
     each by itself, so it drops few tokens even of very old data. Of equal tokens the earlier are
     kept first. All tokens of the batch are sorted, O(N log N), and on a mesh all-gathered: use it
     where the full batch is prepared.
 
     Args:
-      old_logp: ``[..., T]`` log-probabilities (nats) under the proximal policy.
-      behavior_logp: ``[..., T]`` under what sampled the tokens.
-      mask: bool ``[..., T]``, True = keep.
+      old_logp, behavior_logp, mask: See the package.
       threshold: The mean square of the log ratio stays strictly below it, above 0.
 
     Returns:
       Keep ``[..., T]``, bool, False where masked.
-
-    Raises:
-      ValueError: If shapes differ or ``threshold`` is not above 0.
 
     Example:
       >>> import jax.numpy as jnp
@@ -211,31 +197,25 @@ def off_policy_sequence_mask(
 
     Args:
       advantages: ``[...]``, one a sequence; or ``[..., T]``, then tokens with A < 0 are dropped.
-      mask: bool ``[..., T]``, True = keep.
-      old_logp: ``[..., T]`` log-probabilities (nats) under the policy at the start of the update.
-      behavior_logp: ``[..., T]`` under what sampled the tokens.
+      mask, old_logp, behavior_logp: See the package; the old policy starts the update.
       threshold: Nats a token, not negative.
 
     Returns:
       Keep ``[..., T]``, bool, False where masked.
 
-    Raises:
-      ValueError: If shapes differ or ``threshold`` is negative.
-
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
-      >>> old_logp, behavior_logp = jnp.full((3, 2), -2.0), jnp.array([[-1.0], [-1.0], [-2.0]])
-      >>> behavior_logp = jnp.broadcast_to(behavior_logp, (3, 2))
+      >>> old_logp, behavior_logp = jnp.full((3, 1), -2.0), jnp.array([[-1.0], [-1.0], [-2.0]])
       >>> jr.corrections.off_policy_sequence_mask(
-      ...     jnp.array([-1.0, 1.0, -1.0]), jnp.ones((3, 2), bool),
+      ...     jnp.array([-1.0, 1.0, -1.0]), jnp.ones((3, 1), bool),
       ...     old_logp=old_logp, behavior_logp=behavior_logp)[:, 0].tolist()
       [False, True, True]
 
     References:
       DeepSeek-V3.2 (arXiv:2512.02556), NOTES reading. TRL's ``off_policy_mask_threshold`` compares
-      the policy being trained, token by token of the update; here it is the policy at its start, so
-      that the mask is known before the batch is divided.
+      the policy being trained, token by token of the update; here the mask is known before the
+      batch is divided.
     """
     checks.check_non_negative("off_policy_sequence_mask", threshold=threshold)
     log_ratio = _inputs.log_ratio("off_policy_sequence_mask", old_logp, behavior_logp, mask)

@@ -1,4 +1,10 @@
-"""Weights and rejection rules put together: what stands in the correction slot of a Recipe."""
+"""Weights and rejection rules together: what stands in the correction slot of a Recipe.
+
+``weights`` gives a float weight a token, None for 1; ``reject`` are functions that return the
+tokens to keep, bool, and a token must pass all. Without a rule, ``keep_denominator`` has no effect.
+A function that returns another shape raises ValueError, one of another dtype TypeError. Other
+shared arguments, TypeError and ValueError: see :mod:`jaxrl_llm.corrections`.
+"""
 
 from collections.abc import Callable
 
@@ -30,23 +36,13 @@ def rollout_correction(
     ``behavior_logp`` that ratio is the correction, and all weights here are 1.
 
     Args:
-      old_logp: ``[..., T]`` log-probabilities (nats) under the proximal policy.
-      behavior_logp: ``[..., T]`` under what sampled the tokens.
-      mask: bool ``[..., T]``, True = keep.
-      weights: Function that gives a float weight a token; None for 1.
-      reject: Functions that return the tokens to keep, bool; a token must pass all.
+      old_logp, behavior_logp, mask: See the package.
+      weights, reject: See the module.
       keep_denominator: If False, rejected tokens leave the mask, so the loss is an average over
         what is left (verl). If True they stay with weight 0 and count in it (AReaL).
 
     Returns:
-      ``(weights, keep)``: float32 ``[..., T]``, 0 where masked or rejected, without a gradient; and
-      bool ``[..., T]``, False where masked.
-
-    Raises:
-      ValueError: If shapes differ, a function returns another shape than ``mask`` has, or
-        ``keep_denominator`` is set without a rule.
-      TypeError: If an array has a wrong dtype or a function returns one, or ``weights`` or a rule
-        is not a function.
+      ``(weights, keep)``, as in the package; a rejected token has weight 0.
 
     Example:
       >>> import jax.numpy as jnp
@@ -62,8 +58,7 @@ def rollout_correction(
 
     References:
       verl 0.9 (``rollout_corr_helper``) and AReaL (arXiv:2505.24298), CODE reading. Weights and
-      masks agree with verl's on random data, but for the sign in the bounds of k1: see
-      :func:`rejection_mask`.
+      masks agree with verl's on random data, but for the sign in :func:`rejection_mask`.
     """
     function = "rollout_correction"
     return _correct(function, old_logp, behavior_logp, mask, weights, reject, keep_denominator)
@@ -83,25 +78,16 @@ def sequence_rollout_correction(
 
         one weight and one verdict a sequence, repeated over its tokens
 
-    It takes only weights and rules that do not tell the tokens of a sequence apart: those with a
-    ``level`` other than "token" bound to them, and those with
-    ``core.traits(level="sequence")``.
+    A function that tells the tokens of a sequence apart raises ValueError: each must have a
+    ``level`` other than "token" bound to it, or ``core.traits(level="sequence")``.
 
     Args:
-      old_logp: ``[..., T]`` log-probabilities (nats) under the proximal policy.
-      behavior_logp: ``[..., T]`` under what sampled the tokens.
-      mask: bool ``[..., T]``, True = keep.
-      weights: Function that gives a float weight a token, the same over a sequence; None for 1.
-      reject: Functions that return the sequences to keep, bool; a sequence must pass all.
-      keep_denominator: If False, rejected sequences leave the mask; if True they stay with weight
-        0.
+      old_logp, behavior_logp, mask: See the package.
+      weights, reject: See the module.
+      keep_denominator: As in :func:`rollout_correction`, of sequences.
 
     Returns:
       ``(weights, keep)`` as of :func:`rollout_correction`.
-
-    Raises:
-      ValueError: As :func:`rollout_correction`, and if a function is of the token level.
-      TypeError: As :func:`rollout_correction`.
 
     Example:
       >>> import jaxrl_llm as jr

@@ -1,4 +1,7 @@
-"""How many samples the weighted samples are worth, and a step that shrinks with it."""
+"""How many samples the weighted samples are worth, and a step that shrinks with it.
+
+Shared arguments, TypeError and ValueError: see :mod:`jaxrl_llm.corrections`.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +15,9 @@ def ess(weights: Array, *, where: Array | None = None) -> Array:
 
         (sum w)^2 / sum w^2
 
-    Equal weights give the number of samples, one weight that dwarfs the rest gives 1. The weights
-    are divided by the greatest first, so that no square overflows. For a share of the samples, from
-    log-probabilities, see :func:`jaxrl_llm.diagnostics.effective_sample_size`.
+    Equal weights give the number of samples, one weight that dwarfs the rest gives 1. No square
+    overflows. For a share of the samples, from log-probabilities, see
+    :func:`jaxrl_llm.diagnostics.effective_sample_size`.
 
     Args:
       weights: Of any shape, floating point, not negative, one a sample.
@@ -22,10 +25,6 @@ def ess(weights: Array, *, where: Array | None = None) -> Array:
 
     Returns:
       Number of samples, float32 scalar; 0 if everything is masked or all weights are 0.
-
-    Raises:
-      ValueError: If shapes differ.
-      TypeError: If ``weights`` is not floating point or ``where`` is not bool.
 
     Example:
       >>> import jax.numpy as jnp
@@ -61,32 +60,26 @@ def ess_lr_scale(
         rho = (sum w)^2 / sum w^2 / number of non-empty sequences
         scale = min(1, rho / rho_base)^power
 
-    Stale data gives a gradient of fewer effective samples, hence more variance; the step is shrunk
-    as a smaller batch would ask for. It stands among the ``computed`` entries of a Recipe under the
-    name ``update_scale``, by which the update is multiplied.
+    Stale data gives a gradient of fewer effective samples; the step is shrunk as a smaller batch
+    would ask for. It stands among the ``computed`` entries of a Recipe under the name
+    ``update_scale``, by which the update is multiplied.
 
     Args:
       advantages: Not read: the slot hands them over first.
-      old_logp: ``[..., T]`` log-probabilities (nats) under the policy at the start of the update.
-      behavior_logp: ``[..., T]`` under what sampled the tokens.
-      mask: bool ``[..., T]``, True = keep.
+      mask, old_logp, behavior_logp: See the package; the old policy starts the update.
       rho_base: Share of effective samples at which the factor reaches 1, above 0.
-      power: 0.5 for optimizers that normalize the gradient, as AdamW; 1 for SGD.
+      power: 0.5 for optimizers that normalize the gradient, as AdamW; 1 for SGD; not negative.
 
     Returns:
       Factor in 0 to 1, float32 scalar, without a gradient; 1 if everything is masked.
-
-    Raises:
-      ValueError: If shapes differ, ``rho_base`` is not above 0 or ``power`` is negative.
 
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
       >>> old_logp, mask = jnp.log(jnp.array([[1.0], [2.0], [0.5], [4.0]])), jnp.ones((4, 1), bool)
-      >>> scale = jr.corrections.ess_lr_scale(
-      ...     jnp.zeros(4), old_logp=old_logp, behavior_logp=jnp.zeros((4, 1)), mask=mask)
-      >>> round(float(scale), 4)
-      0.8135
+      >>> jr.corrections.ess_lr_scale(
+      ...     None, old_logp=old_logp, behavior_logp=jnp.zeros((4, 1)), mask=mask).round(4).item()
+      0.813...
 
     References:
       VCPO, Stable Asynchrony (arXiv:2602.17616), CODE reading.

@@ -1,4 +1,13 @@
-"""Data of several versions of the weights: how old it may be, and a proximal policy for it."""
+"""Data of several versions of the weights: how old it may be, and a proximal policy for it.
+
+- ``versions``: int ``[..., T]``, the version of the weights that sampled each token; negative where
+  none did, as in a prompt.
+- ``current_version``: Version of the weights being trained: one integer, or an integer array that
+  has some of the leading axes of ``versions``, such as ``[P]``.
+- ``max_staleness``: Greatest age in versions, not negative.
+
+Other shared arguments, TypeError and ValueError: see :mod:`jaxrl_llm.corrections`.
+"""
 
 import numbers
 from typing import Literal
@@ -30,19 +39,12 @@ def staleness_mask(
 
     Args:
       advantages: Not read: the slot hands them over first.
-      mask: bool ``[..., T]``, True = keep.
-      versions: int ``[..., T]``, the version of the weights that sampled each token.
-      current_version: Version of the weights being trained: one integer, or an integer array that
-        has some of the leading axes of ``versions``, such as ``[P]``.
-      max_staleness: Greatest age to keep, in versions, not negative.
+      mask: See the package.
+      versions, current_version, max_staleness: See the module.
       level: Unit that is valid or dropped: "sequence" or "token".
 
     Returns:
       Keep ``[..., T]``, bool, False where masked.
-
-    Raises:
-      ValueError: If shapes do not match, ``max_staleness`` is negative or ``level`` is unknown.
-      TypeError: If ``mask`` is not bool or versions are not integers.
 
     Example:
       >>> import jax.numpy as jnp
@@ -84,21 +86,11 @@ def loglinear_prox(
     proximal policy; the older it is, the closer the proximal policy comes to the one being trained.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
-      behavior_logp: ``[..., T]`` under what sampled the tokens.
-      versions: int ``[..., T]``, the version of the weights that sampled each token; negative where
-        none did, as in a prompt.
-      mask: bool ``[..., T]``, True = keep.
-      current_version: Version of the weights being trained: one integer, or an integer array that
-        has some of the leading axes of ``versions``, such as ``[P]``.
+      logp, behavior_logp, mask: See the package.
+      versions, current_version: See the module.
 
     Returns:
       Log-probabilities ``[..., T]``, float32 nats, 0 where masked; no gradient flows through them.
-
-    Raises:
-      ValueError: If shapes do not match.
-      TypeError: If ``mask`` is not bool, versions are not integers, or another array is not
-        floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -134,24 +126,20 @@ def staleness_capacity(
             max_concurrent - running)
 
     The batch trained next has the version's number, so what is started now, behind all that is
-    accepted or running, is used at most ``max_staleness`` versions later. ``max_staleness=0`` is
-    synchronous training. Start a rollout only while the result is above 0. On a resume
-    ``accepted`` is ``version * batch_size``.
+    accepted or running, is used at most ``max_staleness`` versions later; 0 is synchronous
+    training. Start a rollout only while the result is above 0. On a resume ``accepted`` is
+    ``version * batch_size``.
 
     Args:
       version: Version of the weights being trained, an integer from 0.
       accepted: Rollouts finished and accepted since version 0, an integer.
       running: Rollouts under way, an integer.
+      max_staleness: See the module.
       batch_size: Rollouts that one version uses up, above 0.
-      max_staleness: Greatest age in versions, not negative.
       max_concurrent: Greatest number of rollouts under way, above 0.
 
     Returns:
       int32, of the common shape of the three counts; negative if there are too many already.
-
-    Raises:
-      TypeError: If a count does not hold integers.
-      ValueError: If an option is out of its range.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -185,17 +173,11 @@ def version_lags(
     (:func:`staleness_capacity`) holds for the head lag.
 
     Args:
-      versions: int ``[..., T]``, the version of the weights that sampled each token.
-      mask: bool ``[..., T]``, True = keep.
-      current_version: Version of the weights being trained: one integer, or an integer array that
-        has some of the leading axes of ``versions``, such as ``[P]``.
+      mask: See the package.
+      versions, current_version: See the module.
 
     Returns:
       Head lag and tail lag, both float32 ``[...]``; 0 if everything is masked.
-
-    Raises:
-      ValueError: If shapes do not match.
-      TypeError: If ``mask`` is not bool or versions are not integers.
 
     Example:
       >>> import jax.numpy as jnp

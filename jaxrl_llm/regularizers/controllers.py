@@ -1,8 +1,9 @@
 """Coefficients that move from step to step, a Recipe's ``computed`` controllers.
 
 A controller is a Transform: ``update(rewards, state, **context) -> (coefficient, state)``. The
-coefficient stands in the context under the controller's name, and ``core.given`` connects it to a
-term: ``given(kl_to_reference, coef="kl_coef")``.
+coefficient, float32 ``[]``, stands in the context under the controller's name, and ``core.given``
+connects it to a term: ``given(kl_to_reference, coef="kl_coef")``. It is what the step before has
+left; the batch moves the next one. An option out of the range of its entry raises ValueError.
 """
 
 import dataclasses
@@ -46,9 +47,6 @@ def fixed(coef: float) -> Transform:
     Returns:
       A Transform whose update returns the coefficient, float32 ``[]``.
 
-    Raises:
-      ValueError: If ``coef`` is negative.
-
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
@@ -80,21 +78,16 @@ def adaptive_kl_update(
       kl: ``[]``, the measured divergence, in the same units as ``target``.
       target: The divergence to hold, above 0.
       samples: Sequences in this step.
-      horizon: Sequences after which a constant error of the greatest size has moved the
-        coefficient by about a fifth, above 0.
+      horizon: Sequences after which a constant error of the greatest size has moved the coefficient
+        by about a fifth, above 0.
 
     Returns:
       float32 ``[]``.
 
-    Raises:
-      ValueError: If ``target`` or ``horizon`` is not above 0 or an input is not a scalar.
-
     Example:
       >>> import jaxrl_llm as jr
-      >>> coef = jr.regularizers.adaptive_kl_update(
-      ...     0.1, 0.02, target=0.01, samples=64, horizon=1000.0)
-      >>> round(float(coef), 5)
-      0.10128
+      >>> jr.regularizers.adaptive_kl_update(0.1, 0.02, target=0.01, samples=64).round(5).item()
+      0.100...
 
     References:
       Ziegler et al. (arXiv:1909.08593), as in verl; target 6 summed over a response in the paper,
@@ -143,7 +136,7 @@ def adaptive_kl(
     """:func:`adaptive_kl_update` at every step, on the divergence measured on the batch.
 
     The divergence is the mean over sequences of the mean over tokens of ``kl_token(old_logp,
-    ref_logp)``. It moves the coefficient of the next step; this one gets the coefficient as it was.
+    ref_logp)``.
 
     Args:
       initial: Coefficient of the first step, not negative.
@@ -152,11 +145,7 @@ def adaptive_kl(
       estimator: As in :func:`kl_token`.
 
     Returns:
-      A Transform whose update names ``old_logp``, ``ref_logp``, ``mask`` and ``where`` and returns
-      the coefficient, float32 ``[]``.
-
-    Raises:
-      ValueError: If an option is out of its range.
+      A Transform whose update names ``old_logp``, ``ref_logp``, ``mask`` and ``where``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -169,8 +158,7 @@ def adaptive_kl(
       (0.1, 0.1008)
 
     References:
-      Ziegler et al. (arXiv:1909.08593). verl puts the penalty into the reward and updates the
-      coefficient after its use likewise.
+      Ziegler et al. (arXiv:1909.08593). verl puts the penalty into the reward.
     """
     checks.check_non_negative("adaptive_kl", finite=True, initial=initial)
     checks.check_positive("adaptive_kl", finite=True, target=target, horizon=horizon)
@@ -216,17 +204,10 @@ def adaptive_entropy(
 
     Args:
       initial: Coefficient of the first step, between ``low`` and ``high``.
-      target: The entropy, in nats a token, up to which the bonus is on and grows.
-      delta: What a step changes, above 0.
-      low: Least coefficient, not negative.
-      high: Greatest coefficient, finite.
+      target, delta, low, high: As in :func:`entropy_controller`; ``high`` is finite.
 
     Returns:
-      A Transform whose update names ``old_entropy``, ``mask`` and ``where`` and returns the
-      coefficient to apply, float32 ``[]``.
-
-    Raises:
-      ValueError: If an option is out of its range.
+      A Transform whose update names ``old_entropy``, ``mask`` and ``where``.
 
     Example:
       >>> import jax.numpy as jnp

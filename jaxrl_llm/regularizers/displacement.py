@@ -1,4 +1,7 @@
-"""LLDS: correct and neutral responses may not lose likelihood."""
+"""LLDS: correct and neutral responses may not lose likelihood.
+
+Shared arguments, TypeError and ValueError: see :mod:`jaxrl_llm.regularizers`.
+"""
 
 import math
 from typing import Literal
@@ -19,15 +22,10 @@ def chunk_ids_from_mask(mask: Array) -> Array:
     Returns:
       int32 ``[..., T]``: 1 to K in each row, 0 outside the mask.
 
-    Raises:
-      ValueError: If ``mask`` has no axis.
-      TypeError: If ``mask`` is not bool.
-
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
-      >>> mask = jnp.array([False, True, True, False, True])
-      >>> jr.regularizers.chunk_ids_from_mask(mask).tolist()
+      >>> jr.regularizers.chunk_ids_from_mask(jnp.array([False, True, True, False, True])).tolist()
       [0, 1, 1, 0, 2]
 
     References:
@@ -59,38 +57,28 @@ def llds(
 
     Only an action that has lost likelihood in total is touched, and in it only the tokens that
     lost: the gradient is -coef there and 0 elsewhere. Nothing happens before the policy has moved,
-    so a batch must serve several updates. The paper divides by the number of all response tokens,
-    which is ``aggregate.token_mean``.
+    so a batch must serve several updates. The paper's weighting is ``aggregate.token_mean``.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
+      logp, mask, coef: See the package.
       old_logp: ``[..., T]`` under the policy at the start of the step; None for the policy being
         trained, which makes the term 0.
-      mask: bool ``[..., T]``, True = keep.
       advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
       chunk_ids: int32 ``[..., T]``, 1 to at most T in each row, 0 outside any action; None for the
         contiguous runs of the mask. Of "action" level only.
       answer_tokens: bool ``[..., T]``, True for tokens to leave out of the sums and the penalty,
         such as those of the final answer; None for none.
       level: What must have lost likelihood in total: each "action" or the full "response".
-      coef: Penalty for a nat of likelihood, in units of the policy loss, not negative.
-      tolerance: Differences up to this, in nats, count as none: the rounding between two
-        computations of one log-probability is no loss, and would be penalized like one.
+      tolerance: Differences up to this, in nats, not negative, count as none: the rounding between
+        two computations of one log-probability is no loss.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
 
-    Raises:
-      ValueError: If shapes differ, ``level`` is unknown, ``coef`` or ``tolerance`` is negative,
-        or ``chunk_ids`` is given where it has no effect.
-      TypeError: If a mask is not bool, ``chunk_ids`` does not hold integers, or another array is
-        not floating point.
-
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
-      >>> old_logp = jnp.array([-1.0, -0.5, -2.0, -1.0])
-      >>> logp = jnp.array([-1.5, -0.4, -2.1, -0.4])
+      >>> logp, old_logp = jnp.array([[-1.5, -0.4, -2.1, -0.4], [-1.0, -0.5, -2.0, -1.0]])
       >>> jr.regularizers.llds(logp, old_logp, jnp.ones(4, bool), jnp.array(0.0), coef=1.0,
       ...                      chunk_ids=jnp.array([1, 1, 2, 2]))
       Array([0.5, 0. , 0. , 0. ], dtype=float32)

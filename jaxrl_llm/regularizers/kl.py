@@ -1,10 +1,11 @@
 """Estimates of KL(policy || reference) from sampled tokens, and penalties made of them.
 
-The value and the gradient of an estimate may be right or wrong separately: k1 and k3 have the
-right expected value and a wrong expected gradient, k2 the reverse.
+The value and the gradient of an estimate may be right or wrong separately: k1 and k3 have the right
+expected value and a wrong expected gradient, k2 the reverse. Log ratios are clamped to +-20. The
+estimates are those of Schulman, Approximating KL divergence (joschu.net/blog/kl-approx.html).
 
-Functions of a ``mask`` raise TypeError if it is not bool or another array is not floating point,
-and ValueError if shapes differ.
+Shared arguments, TypeError and ValueError: see :mod:`jaxrl_llm.regularizers`. A ``coef`` may be an
+array that broadcasts to ``[..., T]``, such as a controller's value, and is a constant.
 """
 
 from typing import NamedTuple
@@ -24,16 +25,10 @@ def k1(logp: Array, ref_logp: Array, mask: Array | None = None) -> Array:
     Its expected gradient is zero: as a loss it does nothing but add noise. It belongs in a reward.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) of tokens sampled from the policy, under the
-        policy.
-      ref_logp: ``[..., T]`` under the reference, a constant.
-      mask: bool ``[..., T]``, True = keep; None keeps all.
+      logp, ref_logp, mask: See the package.
 
     Returns:
-      ``[..., T]`` float32, 0 where masked. Differences are clamped to +-20.
-
-    Raises:
-      ValueError: If shapes differ or ``ref_logp`` is None.
+      ``[..., T]`` float32, 0 where masked.
 
     Example:
       >>> import jax.numpy as jnp
@@ -53,16 +48,10 @@ def k2(logp: Array, ref_logp: Array, mask: Array | None = None) -> Array:
         k2[t] = (logp[t] - ref_logp[t])^2 / 2
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) of tokens sampled from the policy, under the
-        policy.
-      ref_logp: ``[..., T]`` under the reference, a constant.
-      mask: bool ``[..., T]``, True = keep; None keeps all.
+      logp, ref_logp, mask: See the package.
 
     Returns:
       ``[..., T]`` float32, never negative, 0 where masked.
-
-    Raises:
-      ValueError: If shapes differ or ``ref_logp`` is None.
 
     Example:
       >>> import jax.numpy as jnp
@@ -84,16 +73,10 @@ def k3(logp: Array, ref_logp: Array, mask: Array | None = None) -> Array:
     Its expected gradient is that of KL(reference || policy), the other direction.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) of tokens sampled from the policy, under the
-        policy.
-      ref_logp: ``[..., T]`` under the reference, a constant.
-      mask: bool ``[..., T]``, True = keep; None keeps all.
+      logp, ref_logp, mask: See the package.
 
     Returns:
-      ``[..., T]`` float32, never negative, 0 where masked. Differences are clamped to +-20.
-
-    Raises:
-      ValueError: If shapes differ or ``ref_logp`` is None.
+      ``[..., T]`` float32, never negative, 0 where masked.
 
     Example:
       >>> import jax.numpy as jnp
@@ -123,20 +106,13 @@ def kl_token(
     Where the policies agree "abs" has gradient 0.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) of tokens sampled from the policy, under the
-        policy.
-      ref_logp: ``[..., T]`` under the reference, a constant.
-      mask: bool ``[..., T]``, True = keep; None keeps all.
+      logp, ref_logp, mask: See the package.
       estimator: "k1", "k2", "k3", "abs", "k1+", "k3+" or "abs+".
-      cap: Greatest value of k3, with gradient 0 above it; None for none. Of "k3" and "k3+" only;
-        the gradient of "k3+" is that of k2 with or without it.
+      cap: Greatest value of k3, above 0, with gradient 0 above it; None for none. Of "k3" and "k3+"
+        only; the gradient of "k3+" is that of k2 with or without it.
 
     Returns:
       ``[..., T]`` float32, 0 where masked.
-
-    Raises:
-      ValueError: If shapes differ, ``estimator`` is unknown, or ``cap`` is not above 0 or is given
-        for an estimator without k3.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -170,29 +146,20 @@ def kl_to_reference(
     "k2", "k1+" or "k3+" on policy, or :func:`kl_unbiased`.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) of tokens sampled from the policy, under the
-        policy.
-      ref_logp: ``[..., T]`` under the reference, a constant.
-      mask: bool ``[..., T]``, True = keep.
+      logp, ref_logp, mask: See the package.
+      coef: See the module.
       estimator: As in :func:`kl_token`. On policy the expected gradient of "k1" is zero.
-      coef: Penalty for a nat of divergence, in units of the policy loss. 0 switches it off. A
-        number, or an array that broadcasts to ``[..., T]``, such as a controller's value; a
-        constant.
       cap: Greatest value of k3, as in :func:`kl_token`.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
 
-    Raises:
-      ValueError: If shapes differ, ``ref_logp`` is None, ``estimator`` is unknown, ``coef``
-        is negative, or ``cap`` has no effect.
-
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
-      >>> logp, ref_logp = jnp.array([-1.0, -2.0]), jnp.array([-1.5, -1.0])
-      >>> mask = jnp.array([True, False])
-      >>> jr.regularizers.kl_to_reference(logp, ref_logp, mask, estimator="k2", coef=2.0)
+      >>> logp, ref_logp = jnp.array([[-1.0, -2.0], [-1.5, -1.0]])
+      >>> jr.regularizers.kl_to_reference(
+      ...     logp, ref_logp, jnp.array([True, False]), estimator="k2", coef=2.0)
       Array([0.25, 0.  ], dtype=float32)
 
     References:
@@ -223,19 +190,13 @@ def kl_unbiased(
     not for k2.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
+      logp, ref_logp, mask: See the package; a ``coef`` of 1 gives the estimate itself.
+      coef: See the module.
       old_logp: ``[..., T]`` under the policy that sampled; None for the policy being trained.
-      ref_logp: ``[..., T]`` under the reference, a constant.
-      mask: bool ``[..., T]``, True = keep.
       estimator: "k1" or "k3".
-      coef: As in :func:`kl_to_reference`; 1 gives the estimate itself.
 
     Returns:
-      Token loss ``[..., T]``, float32, 0 where masked. Both log ratios are clamped to +-20.
-
-    Raises:
-      ValueError: If shapes differ, ``ref_logp`` is None, ``estimator`` is another, or ``coef`` is
-        negative.
+      Token loss ``[..., T]``, float32, 0 where masked.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -295,22 +256,15 @@ def kl_convex(
     (:func:`remix_lambda`).
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
+      logp, ref_logp, mask, estimator: See the package.
+      coef: See the module.
       old_logp: ``[..., T]`` under the policy at the start of the update, a constant; None for the
         policy being trained, from which the divergence is 0.
-      ref_logp: ``[..., T]`` under the base policy, a constant.
-      mask: bool ``[..., T]``, True = keep.
-      share: Weight of the base, between 0 and 1; a number, or an array that broadcasts to
-        ``[..., T]``; a constant.
-      coef: Penalty for a nat of divergence, in units of the policy loss. 0 switches it off.
-      estimator: As in :func:`kl_token`, of both divergences.
+      share: Weight of the base, between 0 and 1; a number, or an array that broadcasts to ``[...,
+        T]``; a constant.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
-
-    Raises:
-      ValueError: If shapes differ, ``ref_logp`` is None, ``estimator`` is unknown, ``coef`` is
-        negative, or ``share`` is not between 0 and 1.
 
     Example:
       >>> import jax.numpy as jnp
@@ -346,9 +300,6 @@ def remix_lambda(step: int | Array) -> Array:
 
     Returns:
       ``[...]`` float32, from 1 down to 0.5.
-
-    Raises:
-      TypeError: If ``step`` does not hold integers.
 
     Example:
       >>> import jax.numpy as jnp

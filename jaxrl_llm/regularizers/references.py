@@ -1,4 +1,9 @@
-"""Reference policies that are not the first checkpoint: soups, moving averages, resets."""
+"""Reference policies that are not the first checkpoint: soups, moving averages, resets.
+
+``reference`` and ``params`` are pytrees of parameters of one structure and of leaves of one shape
+each; otherwise ValueError is raised. A rule works leaf by leaf, in float32 where it computes, and
+returns a pytree in the dtypes of the ``reference``.
+"""
 
 import numbers
 from collections.abc import Sequence
@@ -14,19 +19,14 @@ def soup(trees: Sequence[ArrayTree], weights: Sequence[float] | Array | None = N
 
         soup = sum_i weights[i] * trees[i]
 
-    Leaf by leaf in float32, cast back to the dtype of the first tree. A leaf that is not floating
-    point is taken from the first tree.
+    A leaf that is not floating point is taken from the first tree.
 
     Args:
       trees: Pytrees of one structure with leaves of one shape each.
       weights: One number a tree, adding up to 1; None for equal ones.
 
     Returns:
-      A pytree like the first.
-
-    Raises:
-      ValueError: If there is no tree, structures or shapes differ, or the weights are not as many
-        as the trees or, being plain numbers, do not add up to 1.
+      A pytree in the dtypes of the first.
 
     Example:
       >>> import jax.numpy as jnp
@@ -71,21 +71,16 @@ def ema_reference(
 
         reference = (1 - rate) * reference + rate * params
 
-    Leaf by leaf in float32, cast back to the dtype of the reference. Keep the reference in float32:
-    in bfloat16 a small step from a close policy rounds to nothing. A leaf that is not floating
-    point is taken from the policy.
+    Hold the reference in float32: in bfloat16 a small step from a close policy rounds to nothing. A
+    leaf that is not floating point is taken from the policy.
 
     Args:
-      reference: Pytree of parameters.
-      params: Pytree of the policy, of the same structure and shapes.
+      reference, params: See the module.
       step: Not used: a Recipe calls all rules for its reference alike.
       rate: Share of the policy in the new reference, between 0 and 1.
 
     Returns:
       A pytree like ``reference``.
-
-    Raises:
-      ValueError: If the trees differ or ``rate`` is not within [0, 1].
 
     Example:
       >>> import jax.numpy as jnp
@@ -94,8 +89,8 @@ def ema_reference(
       {'w': Array([0.25], dtype=float32)}
 
     References:
-      The teacher of SDPO (arXiv:2601.20802): 0.05 a step, 0.01 with rich feedback. The
-      Polyak average of SAFE's target critic is the same with 0.05.
+      The teacher of SDPO (arXiv:2601.20802): 0.05 a step, 0.01 with rich feedback. The Polyak
+      average of SAFE's target critic is the same with 0.05.
     """
     checks.check_share("ema_reference", rate=rate)
     _check_alike("ema_reference", "reference and params", reference, params)
@@ -117,16 +112,12 @@ def reset_reference(
         reference = params if step > 0 and step % every == 0 else reference
 
     Args:
-      reference: Pytree of parameters.
-      params: Pytree of the policy, of the same structure and shapes.
+      reference, params: See the module.
       step: How many updates have been made; may be traced.
       every: Steps between resets, above 0.
 
     Returns:
-      A pytree like ``reference``, in its dtypes.
-
-    Raises:
-      ValueError: If the trees differ or ``every`` is not above 0.
+      A pytree like ``reference``.
 
     Example:
       >>> import jax.numpy as jnp

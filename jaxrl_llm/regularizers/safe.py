@@ -1,4 +1,19 @@
-"""SAFE: a KL penalty beyond a threshold that follows rewards, with a gate of entropy."""
+"""SAFE: a KL penalty beyond a threshold that follows rewards, with a gate of entropy.
+
+The method is of Maity, SAFE (arXiv:2602.04651), whose constants are the defaults. There a penalty
+is a plain number added to the loss, without a gradient; here it is differentiable in the KL, and
+``coef``, its derivative, is the coefficient of a KL term with the same gradient. All numbers are
+float32 ``[]`` where nothing else is stated; another shape, or an option outside the range that its
+entry states, raises ValueError.
+
+- ``state``: Of the last call, or from the ``*_init`` function.
+- ``kl``: ``[]``, KL of the policy from its reference, in nats a token.
+- ``base``: Threshold before any adjustment; ``low``, ``high``: Its bounds, in order, in nats.
+- ``scale``: Penalty for a squared nat beyond the threshold, not negative.
+- ``entropy_floor``: The lower the entropy is below about this, the greater the penalty.
+- ``threshold``: In nats; ``momentum_scale``: Penalty for a squared nat a step, not negative.
+- ``window``: Steps over which the momentum is measured, above 0.
+"""
 
 import dataclasses
 from typing import NamedTuple
@@ -16,11 +31,11 @@ _MULTIPLIERS = (1.5, 1.2, 0.8, 1.0)
 
 
 class PidState(NamedTuple):
-    """State of :func:`pid_step`, float32 ``[]`` but for the last.
+    """State of :func:`pid_step`.
 
     Attributes:
       average: Moving average of what was observed.
-      integral: Sum of the errors, kept within [-1, 1].
+      integral: Sum of the errors, within [-1, 1].
       error: The last error.
       started: bool ``[]``, whether anything was observed.
     """
@@ -69,19 +84,14 @@ def pid_step(
     The first observation sets the average and gives 0.
 
     Args:
-      state: Of the last call, or from :func:`pid_init`.
+      state: See the module.
       x: ``[]``, the observation, such as the mean reward of a step.
-      kp: Gain of the error.
-      ki: Gain of its sum.
-      kd: Gain of its change.
+      kp, ki, kd: Gains of the error, of its sum and of its change.
       target: Velocity to hold.
       decay: Weight of the past in the average, between 0 and 1.
 
     Returns:
-      The next state and the output, float32 ``[]``.
-
-    Raises:
-      ValueError: If ``x`` is not a scalar.
+      The next state and the output.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -91,7 +101,7 @@ def pid_step(
       (0.0, 0.01764)
 
     References:
-      Maity, SAFE (arXiv:2602.04651), whose gains are the defaults.
+      Maity, SAFE (arXiv:2602.04651).
     """
     checks.check_rank("pid_step", 0, x=x)
     x = jnp.asarray(x, jnp.float32)
@@ -110,7 +120,7 @@ class SafeState(NamedTuple):
     """State of :func:`safe_step`.
 
     Attributes:
-      kl_short: Fast moving average of the KL, float32 ``[]``.
+      kl_short: Fast moving average of the KL.
       kl_long: Slow one, for the record.
       pid: State of the threshold's PID controller.
       history: float32 ``[100]``, the last rewards, the newest last.
@@ -128,10 +138,9 @@ class SafeControl(NamedTuple):
     """What :func:`safe_step` decides.
 
     Attributes:
-      penalty: float32 ``[]``, to be added to the loss.
-      coef: float32 ``[]``, its derivative by the KL of this step: the coefficient of a KL term with
-        the same gradient.
-      threshold: float32 ``[]``, in nats.
+      penalty: To be added to the loss.
+      coef: Its derivative by the KL of this step.
+      threshold: In nats.
       phase: int32 ``[]``, an index of ``PHASES``.
     """
 
@@ -180,24 +189,15 @@ def safe_step(
 
     The phase is warmup (multiplier 1.5) for 49 rewards; then climbing (1.2) if the mean of the last
     50 exceeds that of the 50 before by 0.01, converged (1.0) if their deviation is below 0.02 and
-    their mean above 0.7, else plateau (0.8). The penalty is differentiable in ``kl``.
+    their mean above 0.7, else plateau (0.8).
 
     Args:
-      state: Of the last call, or from :func:`safe_init`.
-      kl: ``[]``, KL of the policy from its reference, in nats a token.
+      state, kl, base, low, high, scale, entropy_floor: See the module.
       entropy: ``[]``, mean entropy of the policy, in nats a token.
       reward: ``[]``, mean reward of the step.
-      base: Threshold before any adjustment, in nats.
-      low: Least threshold.
-      high: Greatest threshold, not below ``low``.
-      scale: Penalty for a squared nat, not negative.
-      entropy_floor: The lower the entropy is below about this, the greater the penalty.
 
     Returns:
       The next state and a SafeControl.
-
-    Raises:
-      ValueError: If an input is not a scalar, ``scale`` is negative or ``low`` is above ``high``.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -206,8 +206,7 @@ def safe_step(
       [0.001, 0.004, 0.45, 0.0]
 
     References:
-      Maity, SAFE (arXiv:2602.04651). There the penalty is a plain number added to the loss, which
-      has no gradient; here it has one.
+      Maity, SAFE (arXiv:2602.04651).
     """
     checks.check_rank("safe_step", 0, kl=kl, entropy=entropy, reward=reward)
     checks.check_non_negative("safe_step", finite=True, scale=scale)
@@ -283,23 +282,15 @@ def safe_controller(
 ) -> Transform:
     """:func:`safe_step` at every step, as the coefficient of a KL term.
 
-    The coefficient is the derivative of the penalty by the KL of the step, so that the term
-    ``given(kl_to_reference, coef=...)`` has the gradient of the penalty. KL (k1), entropy and
-    reward are measured on the batch, before the update.
+    The term is ``given(kl_to_reference, coef=...)``. KL (k1), entropy and reward are measured on
+    the batch, before the update.
 
     Args:
-      base: As in :func:`safe_step`.
-      low: As in :func:`safe_step`.
-      high: As in :func:`safe_step`.
-      scale: As in :func:`safe_step`.
-      entropy_floor: As in :func:`safe_step`.
+      base, low, high, scale, entropy_floor: See the module.
 
     Returns:
       A Transform whose update names ``old_logp``, ``ref_logp``, ``old_entropy``, ``mask`` and
-      ``where`` and returns the coefficient, float32 ``[]``.
-
-    Raises:
-      ValueError: If ``scale`` is negative or ``low`` is above ``high``.
+      ``where`` and returns the coefficient.
 
     Example:
       >>> import jax.numpy as jnp
@@ -333,7 +324,7 @@ class AsymmetricState(NamedTuple):
 
 
 class AsymmetricControl(NamedTuple):
-    """What :func:`asymmetric_step` decides, float32 ``[]``.
+    """What :func:`asymmetric_step` decides.
 
     Attributes:
       penalty: To be added to the loss.
@@ -350,13 +341,10 @@ def asymmetric_init(*, window: int = 50) -> AsymmetricState:
     """The first state of :func:`asymmetric_step`.
 
     Args:
-      window: Steps over which the momentum is measured, above 0.
+      window: See the module.
 
     Returns:
       An AsymmetricState.
-
-    Raises:
-      ValueError: If ``window`` is not above 0.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -383,20 +371,13 @@ def asymmetric_step(
         momentum = (kl - kl of window - 1 steps ago) / window
         penalty = scale max(0, kl - threshold)^2 + momentum_scale max(0, momentum)^2
 
-    A KL below the threshold, or a falling one, costs nothing. Differentiable in ``kl``.
+    A KL below the threshold, or a falling one, costs nothing.
 
     Args:
-      state: Of the last call, or from :func:`asymmetric_init`.
-      kl: ``[]``, KL of the policy from its reference, in nats a token.
-      threshold: In nats.
-      scale: Penalty for a squared nat beyond the threshold, not negative.
-      momentum_scale: Penalty for a squared nat a step of momentum, not negative.
+      state, kl, threshold, scale, momentum_scale: See the module.
 
     Returns:
       The next state and an AsymmetricControl.
-
-    Raises:
-      ValueError: If ``kl`` is not a scalar or a scale is negative.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -406,8 +387,7 @@ def asymmetric_step(
       (0.004, 0.0)
 
     References:
-      Maity, SAFE (arXiv:2602.04651), the controller that its code calls asymmetric. There the
-      penalty is a plain number added to the loss, without a gradient.
+      Maity, SAFE (arXiv:2602.04651), the controller that its code calls asymmetric.
     """
     checks.check_rank("asymmetric_step", 0, kl=kl)
     checks.check_non_negative(
@@ -468,17 +448,11 @@ def asymmetric_kl(
     """:func:`asymmetric_step` at every step, as the coefficient of a KL term.
 
     Args:
-      threshold: As in :func:`asymmetric_step`.
-      scale: As in :func:`asymmetric_step`.
-      momentum_scale: As in :func:`asymmetric_step`.
-      window: As in :func:`asymmetric_init`.
+      threshold, scale, momentum_scale, window: See the module.
 
     Returns:
       A Transform whose update names ``old_logp``, ``ref_logp``, ``mask`` and ``where`` and returns
-      the coefficient, float32 ``[]``.
-
-    Raises:
-      ValueError: If a scale is negative or ``window`` is not above 0.
+      the coefficient.
 
     Example:
       >>> import jax.numpy as jnp
@@ -512,9 +486,6 @@ def step_scale(kl: float | Array, *, max_kl: float = 0.5) -> Array:
 
     Returns:
       float32 ``[]``, between 0 and 1.
-
-    Raises:
-      ValueError: If ``kl`` is not a scalar or ``max_kl`` is not above 0.
 
     Example:
       >>> import jaxrl_llm as jr

@@ -1,20 +1,30 @@
 """Policy-gradient surrogates: ``(logp, old_logp, advantages, mask) -> token loss [..., T]``.
 
 Each returns a loss to minimize, one value a token, not reduced: the weights of
-``jaxrl_llm.aggregate`` decide how tokens and sequences count. They share these rules:
+``jaxrl_llm.aggregate`` decide how tokens and sequences count. They share these arguments:
 
-- ``r = exp(logp - old_logp)`` is the ratio of the policy being trained to the proximal one.
-  ``old_logp=None`` means that the two are the same policy: r = 1, and the gradient still flows.
-- ``old_logp``, ``advantages`` and ``weight`` are constants: the gradient stops at them.
-- ``advantages`` has one value a token ``[..., T]`` or one a sequence ``[...]``.
-- What ``mask`` leaves out is never read, in the value or in the gradient, and comes back as 0.
-- At r = 1, if the bounds admit it, every token-level surrogate has the gradient of
-  :func:`reinforce`, token by token and so under every weighting. :func:`gspo_token` has it too;
-  :func:`gspo` and :func:`gmpo`, whose every value depends on all tokens of its sequence, have it
-  under ``aggregate.sequence_mean``, the weighting they belong to. Those that start elsewhere are
-  marked with ``core.traits(policy_gradient=False)`` and document their starting gradient.
-- All raise TypeError if ``mask`` is not bool or another array is not floating point, and ValueError
-  if shapes differ.
+- ``logp``: ``[..., T]`` log-probabilities (nats) of the sampled tokens under the trained policy.
+- ``old_logp``: ``[..., T]`` under the proximal policy, a constant; None for the policy being
+  trained. Then the ratio ``r = exp(logp - old_logp)`` is 1, and the gradient still flows.
+- ``advantages``: ``[..., T]``, or ``[...]`` for one value a sequence; constants.
+- ``mask``: bool ``[..., T]``, True = keep. What it leaves out is never read, in the value or in the
+  gradient, and comes back as 0.
+- ``eps_low``, ``eps_high``: A ratio is clipped to ``[1 - eps_low, 1 + eps_high]``; not negative.
+- ``dual_clip``: Greatest ratio that counts where A is negative, above 1; None for none.
+- ``weight``: ``[..., T]`` or ``[...]``, an importance weight of the behavior policy, a constant.
+- ``logits``: ``[..., V]``, floating point; ``[N, V]`` as a statistic of a Recipe, over chunks of
+  tokens. A logit of -inf is a token that cannot be sampled and counts as nothing.
+- ``targets``: Integers ``[...]``, the tokens. Statistics that do not use them accept them too.
+
+All raise TypeError if a mask is not bool, an array of ids holds no integers or another array is not
+floating point; and ValueError if shapes disagree, or an option is outside the range that its entry
+states or has no effect beside the others.
+
+At r = 1, if the bounds admit it, every token-level surrogate has the gradient of :func:`reinforce`,
+token by token and so under every weighting. :func:`gspo_token` has it too; :func:`gspo` and
+:func:`gmpo`, whose every value depends on all tokens of its sequence, have it under
+``aggregate.sequence_mean``, the weighting they belong to. Those that start elsewhere are marked
+with ``core.traits(policy_gradient=False)`` and document their starting gradient.
 """
 
 from jaxrl_llm.surrogates.bounded import (

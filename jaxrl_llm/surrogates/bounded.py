@@ -1,4 +1,9 @@
-"""Regression of the ratio to a bound: BPO and its form for groups."""
+"""Regression of the ratio to a bound: BPO and its form for groups.
+
+All but :func:`gbpo` work on groups along the last axis: ``values`` or ``rewards`` ``[..., G]``,
+floating point, one an action or rollout; ``where`` bool ``[..., G]``, True for entries to include,
+None for all. Other shared arguments, TypeError and ValueError: see :mod:`jaxrl_llm.surrogates`.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -27,26 +32,18 @@ def gbpo(
         loss[t] = |A[t]| |r[t] - target[t]|
 
     M is the reward relative to the median of its group and decides the direction; A is relative to
-    the mean and decides the weight. Unlike PPO's clip it has a gradient beyond the bound, which
-    leads back. Inside the band, where A and M have one sign, the gradient is that of ``-A * r``.
-    Where they differ in sign it is not: such a token is moved to the side of M. The gradient jumps
-    at the target, so where M = 0 a ratio that differs from 1 by rounding has all of it.
+    the mean and decides the weight. Inside the band, where A and M have one sign, the gradient is
+    that of ``-A * r``; beyond the bound, where PPO has none, it leads back. Where the signs differ
+    the token moves to the side of M. The gradient jumps at the target, so where M = 0 a ratio that
+    differs from 1 by rounding has all of it.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
-      old_logp: ``[..., T]`` under the proximal policy; None for the policy being trained.
-      advantages: ``[..., T]``, or ``[...]`` for one value a sequence; relative to a mean.
-      mask: bool ``[..., T]``, True = keep.
-      median_advantages: Of either shape, relative to a median; only its sign counts. See
+      logp, old_logp, advantages, mask, eps_low, eps_high: See the package.
+      median_advantages: ``[..., T]`` or ``[...]``, relative to a median; only the sign counts. See
         :func:`median_advantage`.
-      eps_low: Distance of the lower bound from 1.
-      eps_high: Distance of the upper bound from 1.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked; never negative.
-
-    Raises:
-      ValueError: If shapes differ or an epsilon is negative.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -75,21 +72,15 @@ def median_advantage(rewards: Array, *, where: Array | None = None) -> Array:
         M_i = (r_i - median(r)) / std(r)            population deviation; an even group has the mean
                                                     of its two middle rewards as median
 
-    It is what :func:`gbpo` takes as ``median_advantages``. Half the group or more may sit on the
-    median and get exactly 0. A group whose unmasked rewards are all equal, or an empty one, gets
-    exactly 0.
+    It is the ``median_advantages`` of :func:`gbpo`. Rewards on the median, which may be half the
+    group or more, get exactly 0, and so does a group that is empty or whose unmasked rewards are
+    all equal.
 
     Args:
-      rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
-      where: bool ``[..., G]``, True for rollouts to include. None for all. The rest count in
-        no statistic, get 0 and may hold anything.
+      rewards, where: See the module. What is masked counts in no statistic and gets 0.
 
     Returns:
       ``[..., G]``, float32.
-
-    Raises:
-      TypeError: If ``rewards`` is not floating point or ``where`` is not bool.
-      ValueError: If the shapes differ.
 
     Example:
       >>> import jax.numpy as jnp
@@ -119,28 +110,24 @@ def bpo_soft_target(
     :func:`bpo_center` the targets of a group average to 1, as ratios must.
 
     Args:
-      values: ``[..., G]``, the value of each action or rollout.
+      values: See the module.
       center: ``[..., 1]`` or whatever broadcasts.
-      eps: Greatest distance of the target from 1.
+      eps: Greatest distance of the target from 1, not negative.
       temperature: In units of value, above 0.
 
     Returns:
       ``[..., G]`` float32.
 
-    Raises:
-      ValueError: If shapes do not broadcast, ``eps`` is negative or ``temperature`` is not above 0.
-      TypeError: If an array is not floating point.
-
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
-      >>> target = jr.surrogates.bpo_soft_target(jnp.array([0.0, 1.0, 3.0]), 1.0, temperature=1.0)
-      >>> [round(x, 4) for x in target.tolist()]
-      [0.9076, 1.0, 1.1523]
+      >>> values = jnp.array([0.0, 1.0, 3.0])
+      >>> jr.surrogates.bpo_soft_target(values, 1.0, temperature=1.0).round(4).tolist()
+      [0.907..., 1.0, 1.152...]
 
     References:
-      Bounded Ratio Reinforcement Learning (arXiv:2604.18578), PAPER reading: the hyperbolic form is
-      ours, equal to the paper's logistic one.
+      Bounded Ratio Reinforcement Learning (arXiv:2604.18578), PAPER reading; the hyperbolic form is
+      ours, equal to the logistic one of the paper.
     """
     checks.check_non_negative("bpo_soft_target", eps=eps)
     checks.check_positive("bpo_soft_target", temperature=temperature)
@@ -158,20 +145,15 @@ def bpo_mu_loss(
 
     Its derivative in the center is ``-mean(tanh(x / 2)) / 2``. As the temperature goes to 0 it is
     ``mean |Q - center| / 2``, and the minimizer the median. It serves a center that is learned;
-    for one of a group that is at hand see :func:`bpo_center`.
+    :func:`bpo_center` solves for the center of a group.
 
     Args:
-      values: ``[..., G]``, the value of each action or rollout.
+      values, where: See the module.
       center: ``[..., 1]``, one a group.
-      where: bool ``[..., G]``, True for entries to include. None for all.
       temperature: In units of value, above 0.
 
     Returns:
       ``[...]`` float32, 0 for an empty group.
-
-    Raises:
-      ValueError: If shapes differ or ``temperature`` is not above 0.
-      TypeError: If ``where`` is not bool or another array is not floating point.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -198,28 +180,21 @@ def bpo_center(values: Array, *, where: Array | None = None, temperature: float 
         mean_G tanh((Q - center) / (2 temperature)) = 0
 
     It is the minimizer of :func:`bpo_mu_loss`: near the median where the temperature is small
-    against the spread, the mean where it is large. Found by halving the range of the group.
+    against the spread, the mean where it is large. The range of the group is halved to find it.
 
     Args:
-      values: ``[..., G]``, the value of each action or rollout.
-      where: bool ``[..., G]``, True for entries to include. None for all.
+      values, where: See the module.
       temperature: In units of value, above 0.
 
     Returns:
-      ``[..., 1]`` float32, a constant; 0 for an empty group. Where all of an interval solves the
-      equation to float32, some point of it.
-
-    Raises:
-      ValueError: If shapes differ or ``temperature`` is not above 0.
-      TypeError: If ``where`` is not bool or ``values`` is not floating point.
+      ``[..., 1]`` float32, a constant; 0 for an empty group, any solution where an interval solves
+      it.
 
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
-      >>> values = jnp.array([0.0, 0.1, 0.9, 1.2, 3.0])
-      >>> print(jr.surrogates.bpo_center(values),
-      ...       jr.surrogates.bpo_center(values, temperature=1.0))
-      [0.9...] [0.96...]
+      >>> print(jr.surrogates.bpo_center(jnp.array([0.0, 0.1, 0.9, 1.2, 3.0])))
+      [0.9...]
 
     References:
       Bounded Ratio Reinforcement Learning (arXiv:2604.18578), PAPER reading.

@@ -1,8 +1,13 @@
 """Tokens that drive entropy down, selected by covariance.
 
 The selection depends on the full batch. A recipe computes it once, before the batch is divided,
-with one of the ``*_selection`` functions, as the computed entry ``selected``. Without ``selected``
-a surrogate selects among the tokens of its arguments.
+with one of the ``*_selection`` functions, as the computed entry ``selected``: before the first
+update the policy being trained is the old one. With ``selected=None`` a surrogate selects among the
+tokens of its arguments, in a microbatch among those alone, so a Recipe requires a selection.
+
+The method is of Cui et al., The Entropy Mechanism of RL (arXiv:2505.22617). ``ratio`` is the share
+of the unmasked tokens to select, above 0. Shared arguments, TypeError and ValueError: see
+:mod:`jaxrl_llm.surrogates`.
 """
 
 import jax
@@ -24,16 +29,10 @@ def token_covariance(advantages: Array, logp: Array, mask: Array) -> Array:
     the update makes the distribution sharper.
 
     Args:
-      advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
-      logp: ``[..., T]`` log-probabilities (nats).
-      mask: bool ``[..., T]``, True = keep.
+      advantages, logp, mask: See the package.
 
     Returns:
-      ``[..., T]`` float32, a constant; 0 where masked. It depends on all the arrays hold, so on a
-      sharded batch it communicates.
-
-    Raises:
-      ValueError: If shapes differ.
+      ``[..., T]`` float32, a constant; 0 where masked. On a sharded batch it communicates.
 
     Example:
       >>> import jax.numpy as jnp
@@ -64,26 +63,21 @@ def clip_cov_selection(
         candidates: unmasked tokens with lower < cov[t] < upper      (:func:`token_covariance`)
         selected: max(floor(ratio * unmasked tokens), 1) of them at random, all if there are fewer
 
-    In a recipe it is ``Computed("selected", clip_cov_selection, "batch")``: before the first update
-    the policy being trained is the old one, and the ratio clip stops nothing.
+    In a recipe it is ``Computed("selected", clip_cov_selection, "batch")``; the ratio clip stops
+    nothing before the first update.
 
     Args:
-      advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
-      old_logp: ``[..., T]`` log-probabilities (nats) under the policy the step starts from.
-      mask: bool ``[..., T]``, True = keep.
-      key: Typed PRNG key.
-      ratio: Share of the unmasked tokens to select, above 0.
-      lower: Covariance above which a token is a candidate.
+      advantages, mask: See the package.
+      old_logp: See the package.
+      ratio: See the module.
+      key: Typed PRNG key; another one raises TypeError.
+      lower: Covariance above which a token is a candidate, not above ``upper``.
       upper: Covariance below which it is.
       exclude: bool ``[..., T]``, tokens that are no candidates, such as those that the ratio clip
         stops already; None for none.
 
     Returns:
       bool ``[..., T]``.
-
-    Raises:
-      ValueError: If shapes differ, ``ratio`` is not above 0, or ``lower`` is above ``upper``.
-      TypeError: If a mask is not bool, another array is not floating point, or ``key`` is no key.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -109,20 +103,15 @@ def kl_cov_selection(
 
         selected: the max(floor(ratio * unmasked tokens), 1) unmasked tokens with the largest cov[t]
 
-    In a recipe it is ``Computed("selected", kl_cov_selection, "batch")``: before the first update
-    the policy being trained is the old one.
+    In a recipe it is ``Computed("selected", kl_cov_selection, "batch")``.
 
     Args:
-      advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
-      old_logp: ``[..., T]`` log-probabilities (nats) under the policy the step starts from.
-      mask: bool ``[..., T]``, True = keep.
-      ratio: Share of the unmasked tokens to select, above 0.
+      advantages, mask: See the package.
+      old_logp: See the package.
+      ratio: See the module.
 
     Returns:
       bool ``[..., T]``. Of equal covariances the earlier ones are selected.
-
-    Raises:
-      ValueError: If shapes differ or ``ratio`` is not above 0.
 
     Example:
       >>> import jax.numpy as jnp
@@ -197,31 +186,21 @@ def clip_cov(
         loss[t] = 0 if selected[t] else max(-A[t] r[t], -A[t] clip(r[t], 1 - eps_low, 1 + eps_high))
 
     A selected token has no gradient and still counts in the denominator. Where nothing is selected
-    it is :func:`ppo_clip`. With ``selected=None`` the tokens are chosen from these arrays by
-    :func:`clip_cov_selection`, those that the ratio clip stops excluded; in a microbatch that would
-    select among its tokens alone, so a Recipe requires a selection.
+    it is :func:`ppo_clip`. With ``selected=None`` :func:`clip_cov_selection` chooses, without the
+    tokens that the ratio clip stops.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
-      old_logp: ``[..., T]`` under the proximal policy; None for the policy being trained.
-      advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
-      mask: bool ``[..., T]``, True = keep.
+      logp, advantages, mask, eps_low, eps_high: See the package.
+      old_logp: See the package.
       selected: bool ``[..., T]``, the tokens to drop; None to choose here.
-      key: Typed PRNG key for the choice. Of ``selected=None`` only, as are the three below.
-      eps_low: The ratio is clipped below at ``1 - eps_low``.
-      eps_high: The ratio is clipped above at ``1 + eps_high``.
+      key: Typed PRNG key for the choice, without which it raises TypeError. Of ``selected=None``
+        only, as are the three below.
       ratio: Share of the unmasked tokens to select, above 0. None means 2e-4.
       lower: Covariance above which a token is a candidate. None means 1.
       upper: Covariance below which it is. None means 5.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
-
-    Raises:
-      ValueError: If shapes differ, an option is out of its range, or an option of the choice is
-        given together with ``selected``.
-      TypeError: If a mask is not bool, another array is not floating point, or both ``selected``
-        and ``key`` are None.
 
     Example:
       >>> import jax.numpy as jnp
@@ -268,35 +247,26 @@ def kl_cov(
 
         loss[t] = -A[t] r[t] + selected[t] coef |logp[t] - old_logp[t]|
 
-    There is no clip: the pull alone keeps the selected tokens near. Where the two policies agree
+    There is no clip: the pull alone holds the selected tokens near. Where the two policies agree
     exactly its gradient is 0; a difference of rounding alone has all of it, of either sign.
-    With ``selected=None`` the tokens are chosen from these arrays by :func:`kl_cov_selection`; in a
-    microbatch that would select among its tokens alone, so a Recipe requires a selection.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
-      old_logp: ``[..., T]`` under the proximal policy; None for the policy being trained.
-      advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
-      mask: bool ``[..., T]``, True = keep.
-      selected: bool ``[..., T]``, the tokens to restrain; None to choose here.
-      coef: Penalty for a nat of difference, in units of the policy loss.
+      logp, advantages, mask: See the package.
+      old_logp: See the package.
+      selected: bool ``[..., T]``, the tokens to restrain; None for :func:`kl_cov_selection` here.
+      coef: Penalty for a nat of difference, in units of the policy loss, not negative.
       ratio: Share of the unmasked tokens to select, above 0. None means 2e-4. Of ``selected=None``
         only.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
 
-    Raises:
-      ValueError: If shapes differ, an option is out of its range, or ``ratio`` is given together
-        with ``selected``.
-
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
       >>> logp, mask = jnp.array([-1.0, -1.0]), jnp.ones(2, bool)
-      >>> selected = jnp.array([True, False])
-      >>> loss = jr.surrogates.kl_cov(logp, logp + 0.5, jnp.zeros(2), mask, selected=selected)
-      >>> loss.tolist()
+      >>> jr.surrogates.kl_cov(
+      ...     logp, logp + 0.5, jnp.zeros(2), mask, selected=jnp.array([True, False])).tolist()
       [0.5, 0.0]
 
     References:

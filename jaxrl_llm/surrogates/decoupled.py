@@ -1,4 +1,9 @@
-"""Three policies: one that sampled, one that the clip is centered on, one that is trained."""
+"""Three policies: one that sampled, one that the clip is centered on, one that is trained.
+
+``behavior_logp`` is ``[..., T]`` under the policy that sampled, a constant; None raises ValueError.
+Log ratios are clamped to +-20. Other shared arguments, TypeError and ValueError: see
+:mod:`jaxrl_llm.surrogates`.
+"""
 
 from typing import Literal
 
@@ -28,31 +33,20 @@ def decoupled_ppo(
         r[t] = exp(logp[t] - old_logp[t])
         loss[t] = w[t] * max(-A[t] r[t], -A[t] clip(r[t], 1 - eps_low, 1 + eps_high))
 
-    Here ``old_logp`` is the proximal policy, recomputed at the start of the update, and
-    ``behavior_logp`` was recorded when the token was sampled, by whichever version sampled it.
-    Where the two agree it is :func:`ppo_clip`; with ``old_logp=None`` the gradient is w times that
-    of :func:`reinforce`. The weight does what a recipe's correction does, so a recipe with this
-    surrogate takes no correction for the same gap besides.
+    ``old_logp`` is recomputed at the start of the update; ``behavior_logp`` was recorded when the
+    token was sampled, by whichever version sampled it. Where the two agree it is :func:`ppo_clip`;
+    with ``old_logp=None`` the gradient is w times that of :func:`reinforce`. The weight does what a
+    recipe's correction does, so such a recipe takes no correction for the same gap.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
-      old_logp: ``[..., T]`` under the proximal policy; None for the policy being trained.
-      advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
-      mask: bool ``[..., T]``, True = keep.
-      behavior_logp: ``[..., T]`` under the policy that sampled.
-      eps_low: The ratio is clipped below at ``1 - eps_low``.
-      eps_high: The ratio is clipped above at ``1 + eps_high``.
-      dual_clip: Greatest ratio that counts where the advantage is negative, above 1; None for none.
-      cap: Greatest weight; None for none.
+      logp, old_logp, advantages, mask, eps_low, eps_high, dual_clip: See the package.
+      behavior_logp: See the module.
+      cap: Greatest weight, above 0; None for none.
       beyond_cap: What becomes of a token whose weight is above the cap: "clamp" (None means this)
         gives it the cap, "mask" no loss at all. It still counts in the denominator.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
-
-    Raises:
-      ValueError: If shapes differ, an epsilon is negative, ``dual_clip`` is not above 1, ``cap`` is
-        not above 0, or ``beyond_cap`` is unknown or set without a cap.
 
     Example:
       >>> import jax.numpy as jnp
@@ -66,8 +60,7 @@ def decoupled_ppo(
     References:
       Fu et al., AReaL (arXiv:2505.24298); Hilton et al., Batch size-invariance for policy
       optimization (arXiv:2110.00641). As in AReaL the denominator counts the tokens beyond the cap;
-      verl takes rejected tokens out of it, which in a recipe is a correction's ``keep``. Both log
-      ratios are clamped to +-20.
+      verl takes rejected tokens out of it, which in a recipe is a correction's ``keep``.
     """
     checks.check_non_negative("decoupled_ppo", eps_low=eps_low, eps_high=eps_high)
     checks.check_positive("decoupled_ppo", cap=cap)
@@ -104,25 +97,18 @@ def mix_ppg(
         loss[t] = max(-A[t] q[t], -A[t] clip(q[t], c[t] - eps_low, c[t] + eps_high))
 
     For data that a mixture of the last few policies has sampled: the weight corrects for the
-    sampler, while the step is counted from the policy at the start of the update. Where the two are
-    one it is :func:`ppo_clip`. The other half of the method is a KL term between two anchors,
-    :func:`jaxrl_llm.regularizers.kl_convex`.
+    sampler, while the step is counted from the policy at the start of the update, ``old_logp``.
+    Where the two are one it is :func:`ppo_clip`. The other half of the method is a KL term between
+    two anchors, :func:`jaxrl_llm.regularizers.kl_convex`.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
-      old_logp: ``[..., T]`` under the policy at the start of the update; None for the policy being
-        trained.
-      advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
-      mask: bool ``[..., T]``, True = keep.
-      behavior_logp: ``[..., T]`` under the policy that sampled.
-      eps_low: Distance of the lower bound from the center, in units of q.
-      eps_high: Distance of the upper bound from the center.
+      logp, old_logp, advantages, mask: See the package.
+      behavior_logp: See the module.
+      eps_low: Distance of the lower bound from the center, in units of q, not negative.
+      eps_high: Distance of the upper bound from the center, not negative.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
-
-    Raises:
-      ValueError: If shapes differ or an epsilon is negative.
 
     Example:
       >>> import jax.numpy as jnp
@@ -134,7 +120,7 @@ def mix_ppg(
       [-1.]
 
     References:
-      ReMix (arXiv:2507.06892), PAPER reading. Both log ratios are clamped to +-20.
+      ReMix (arXiv:2507.06892), PAPER reading.
     """
     checks.check_non_negative("mix_ppg", eps_low=eps_low, eps_high=eps_high)
     x = _inputs.prepare("mix_ppg", logp, old_logp, advantages, mask)

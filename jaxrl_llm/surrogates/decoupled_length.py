@@ -1,4 +1,9 @@
-"""DRPO: right answers against wrong ones, with shortness weighed among the right ones alone."""
+"""DRPO: right answers against wrong ones, with shortness weighed among the right ones alone.
+
+The method is that of DRPO (arXiv:2510.04474). ``length``, the most tokens that a response may have,
+and ``lam``, the temperature of the shares, are above 0: the smaller ``lam``, the more the shortest
+answer gets. Other shared arguments, TypeError and ValueError: see :mod:`jaxrl_llm.surrogates`.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -20,16 +25,11 @@ def length_softmax_weights(
     Args:
       lengths: ``[..., G]``, tokens of each rollout, floating point.
       where: bool ``[..., G]``, True for the rollouts that share, as a rule the right ones.
-      length: The most tokens that a response may have, above 0.
-      lam: Temperature, above 0. The smaller, the more the shortest gets.
+      length, lam: See the module.
 
     Returns:
-      ``[..., G]`` float32, 0 outside ``where``; they add up to 1 over a group, or to 0 where no
-      rollout shares.
-
-    Raises:
-      TypeError: If ``lengths`` is not floating point or ``where`` is not bool.
-      ValueError: If the shapes differ, or ``length`` or ``lam`` is not above 0.
+      ``[..., G]`` float32, 0 outside ``where``; they add up to 1 over a group, to 0 where none
+      shares.
 
     Example:
       >>> import jax.numpy as jnp
@@ -73,35 +73,30 @@ def drpo_len(
         J = sum_{i right} w_i s_i - tau log(mean_{j wrong} exp(s_j / tau))
         loss[i, t] = -J of the group                        at every token of the group
 
-    ``w`` are the shares of :func:`length_softmax_weights`: being short counts only against other
-    right answers, so a long right answer is raised less and never lowered, as it would be by a
-    reward for shortness with a group baseline. Wrong answers that are probable are lowered most;
-    an infinite ``tau`` lowers all alike. The coefficients of the right ones add up to 1, those of
-    the wrong ones to -1. A group without both kinds has J = 0 and counts in the mean.
+    ``w`` are the shares of :func:`length_softmax_weights`: a long right answer is raised less and
+    never lowered, as it would be by a reward for shortness with a group baseline. Wrong answers
+    that are probable are lowered most; an infinite ``tau`` lowers all alike. The coefficients of
+    the right ones add up to 1, those of the wrong ones to -1. A group without both kinds has J = 0
+    and counts in the mean.
 
-    An answer is right where its advantage is above 0 and wrong where it is below; at 0 it takes no
-    side. Nothing else of the advantages counts, so give it :func:`jaxrl_llm.advantages.dr_grpo` of
-    a 0-1 reward, or any other baseline between the two. An answer without a token takes no side.
+    An answer is right where its advantage is above 0 and wrong where it is below; at 0, or without
+    a token, it takes no side. Nothing else of the advantages counts:
+    :func:`jaxrl_llm.advantages.dr_grpo` of a 0-1 reward serves, or any other baseline between the
+    two.
 
-    J is one number a group. ``aggregate.group_mean`` makes the loss its mean over the groups, and
-    so does ``aggregate.sequence_mean`` where all groups have equally many answers. The objective is
-    defined on samples of the old policy; :func:`kl_from_old` is what keeps the new one near it.
+    ``aggregate.group_mean`` makes the loss the mean of J over the groups, and so does
+    ``aggregate.sequence_mean`` where all groups have equally many answers. The objective is defined
+    on samples of the old policy; :func:`kl_from_old` holds the new one near it.
 
     Args:
-      logp: ``[..., G, T]`` log-probabilities (nats) under the policy being trained.
-      old_logp: ``[..., G, T]`` or None. Checked and not used: J has no ratio.
+      logp, old_logp, mask: See the package; here ``[..., G, T]``. J has no ratio, so ``old_logp``
+        is checked and not used.
+      length, lam: See the module.
       advantages: ``[..., G]``, one value a sequence, of which the sign counts.
-      mask: bool ``[..., G, T]``, True = keep.
-      length: The most tokens that a response may have, above 0.
-      lam: Temperature of the shares, above 0.
       tau: Temperature of the wrong answers, above 0, in nats a token.
 
     Returns:
       Token loss ``[..., G, T]``, float32, 0 where masked.
-
-    Raises:
-      ValueError: If shapes differ, there is no group axis, ``advantages`` has a token axis, or an
-        option is not above 0.
 
     Example:
       >>> import jax.numpy as jnp
@@ -156,18 +151,13 @@ def kl_from_old(
     where the policies agree.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
-      old_logp: ``[..., T]`` under the policy that sampled, a constant.
-      mask: bool ``[..., T]``, True = keep.
-      coef: Penalty for a nat of divergence, not negative; a number, or an array that broadcasts
-        with ``logp``, such as the value of :func:`kl_barrier`. The gradient stops at it.
+      logp, old_logp, mask: See the package; ``old_logp`` is not None.
+      coef: Penalty for a nat of divergence, not negative, a constant: a number, or an array that
+        broadcasts with ``logp``, such as the value of :func:`kl_barrier`.
       estimator: "k1" or "k3".
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked. Inside k3 the difference is clamped to +-20.
-
-    Raises:
-      ValueError: If shapes differ, ``estimator`` is unknown, or ``coef`` is negative.
 
     Example:
       >>> import jax.numpy as jnp
@@ -197,8 +187,8 @@ def kl_barrier(kl: Array, *, beta: float = 1e3, delta: float = 1e-4) -> Array:
         coef = max(beta (kl - delta), 0)
 
     Times the divergence it is a squared hinge with a stopped factor: the constraint ``kl <= delta``
-    as a penalty. As a controller of a recipe it reads the last update:
-    ``Computed("kl_coef", stateless(given(kl_barrier, kl="last_kl")), "controller")``.
+    as a penalty. As a controller of a recipe it reads the last update: ``Computed("kl_coef",
+    stateless(given(kl_barrier, kl="last_kl")), "controller")``.
 
     Args:
       kl: Measured divergence, in nats a token, floating point, of any shape.
@@ -207,10 +197,6 @@ def kl_barrier(kl: Array, *, beta: float = 1e3, delta: float = 1e-4) -> Array:
 
     Returns:
       float32 of the shape of ``kl``.
-
-    Raises:
-      TypeError: If ``kl`` is not floating point.
-      ValueError: If ``beta`` or ``delta`` is negative.
 
     Example:
       >>> import jax.numpy as jnp

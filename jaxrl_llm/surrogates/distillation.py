@@ -1,4 +1,19 @@
-"""Self-distillation: the model, shown more in its context, teaches its plain-prompt tokens."""
+"""Self-distillation: the model, shown more in its context, teaches its plain-prompt tokens.
+
+- ``student_logp``: ``[..., T, S]``, the statistic :func:`support_log_probs`.
+- ``teacher_logp``: ``[..., T, S]`` of the same ids under the teacher, a constant.
+- ``has_teacher``: bool ``[...]``, False for sequences without a teacher, whose teacher's arrays are
+  not read; None, where admitted, if all have one.
+- ``teacher_entropy``: ``[..., T]``, entropy (nats) of the teacher's next-token distribution.
+- ``rewards``: ``[...]``, one a rollout; ``correct_at``: Least reward of a correct rollout.
+- ``alpha``: 0 for KL(teacher || student), 1 for KL(student || teacher), between for mixtures.
+- ``rest``: What stands for the tokens outside the support: one "tail" event, nothing after the rest
+  was made to add up to 1 ("renormalize"), or nothing as the support is the full vocabulary
+  ("none").
+- ``is_clip``: Cap of the ratio that weighs each token, above 0; None for no such weight.
+
+Other shared arguments, TypeError and ValueError: see :mod:`jaxrl_llm.surrogates`.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -29,39 +44,23 @@ def sdpo(
     The divergence (:func:`distillation_divergence`) is summed over the student's most probable
     tokens and their tail. The teacher is the model itself with a successful sibling or feedback in
     its context, under averaged weights (:func:`jaxrl_llm.regularizers.ema_reference`). Rewards and
-    advantages have no direct influence; they decide what the teacher's context contains.
+    advantages decide only what the teacher's context contains. Sequences without a teacher have
+    loss 0; :func:`keep_taught` also takes them out of the denominators.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) of the sampled tokens under the policy being
-        trained; only the ratio reads them.
-      old_logp: ``[..., T]`` under the proximal policy; None for the policy being trained.
-      advantages: ``[..., T]`` or ``[...]``. Checked and not used: all surrogates are called alike.
-      mask: bool ``[..., T]``, True = keep.
-      student_logp: ``[..., T, S]``, the statistic :func:`support_log_probs`.
-      teacher_logp: ``[..., T, S]`` of the same ids under the teacher; the gradient stops at it.
-      has_teacher: bool ``[...]``, False for sequences without a teacher, whose loss is 0 and whose
-        ``teacher_logp`` is not read. None if all have one. :func:`keep_taught` also takes them out
-        of the denominators.
-      alpha: 0 for KL(teacher || student), 1 for KL(student || teacher), between for mixtures.
-      rest: What stands for the tokens outside the support: one "tail" event, nothing after the rest
-        was made to add up to 1 ("renormalize"), or nothing as the support is the full vocabulary
-        ("none").
-      is_clip: Cap of the ratio that weighs each token, above 0; None for no such weight.
+      logp, old_logp, mask: See the package; only the ratio reads the log-probabilities.
+      advantages: Checked and not used: all surrogates are called alike.
+      student_logp, teacher_logp, has_teacher, alpha, rest, is_clip: See the module.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
-
-    Raises:
-      ValueError: If shapes differ, ``alpha`` is not within [0, 1], ``rest`` is unknown or
-        ``is_clip`` is not above 0.
 
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
       >>> student, teacher = jnp.log(jnp.array([[[0.7, 0.2]], [[0.5, 0.3]]]))
-      >>> logp, mask = jnp.array([-0.3567]), jnp.ones(1, bool)
-      >>> options = {"student_logp": student, "teacher_logp": teacher}
-      >>> jr.surrogates.sdpo(logp, None, jnp.zeros(()), mask, **options).round(4)
+      >>> jr.surrogates.sdpo(jnp.array([-0.3567]), None, jnp.zeros(()), jnp.ones(1, bool),
+      ...                    student_logp=student, teacher_logp=teacher).round(4)
       Array([0.0219], dtype=float32)
 
     References:
@@ -94,27 +93,19 @@ def sdpo_sampled(
     to the teacher is a cost in the policy gradient.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
-      old_logp: ``[..., T]`` under the proximal policy; None for the policy being trained.
-      advantages: ``[..., T]`` or ``[...]``. Checked and not used: all surrogates are called alike.
-      mask: bool ``[..., T]``, True = keep.
+      logp, old_logp, mask: See the package.
+      advantages: Checked and not used: all surrogates are called alike.
       teacher_token_logp: ``[..., T]`` of the same tokens under the teacher, a constant.
-      has_teacher: bool ``[...]``, False for sequences without a teacher; None if all have one.
-      is_clip: Cap of the ratio that weighs each token, above 0; None for no such weight.
+      has_teacher, is_clip: See the module.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
 
-    Raises:
-      ValueError: If shapes differ or ``is_clip`` is not above 0.
-
     Example:
       >>> import jax, jax.numpy as jnp
       >>> import jaxrl_llm as jr
-      >>> def loss(logp):
-      ...     teacher, mask = jnp.array([-0.5]), jnp.ones(1, bool)
-      ...     return jr.surrogates.sdpo_sampled(
-      ...         logp, None, jnp.zeros(()), mask, teacher_token_logp=teacher).sum()
+      >>> loss = lambda logp: jr.surrogates.sdpo_sampled(
+      ...     logp, None, 0.0, jnp.ones(1, bool), teacher_token_logp=jnp.array([-0.5])).sum()
       >>> jax.grad(loss)(jnp.array([-1.5]))  # the teacher likes the token better
       Array([-1.], dtype=float32)
 
@@ -149,16 +140,10 @@ def srpo_route(rewards: Array, has_teacher: Array, *, correct_at: float = 1.0) -
     All others learn from their rewards.
 
     Args:
-      rewards: ``[...]``, one a rollout.
-      has_teacher: bool ``[...]``.
-      correct_at: Least reward of a correct rollout.
+      rewards, has_teacher, correct_at: See the module.
 
     Returns:
       bool ``[...]``.
-
-    Raises:
-      ValueError: If the shapes differ.
-      TypeError: If ``rewards`` is not floating point or ``has_teacher`` is not bool.
 
     Example:
       >>> import jax.numpy as jnp
@@ -183,23 +168,19 @@ def entropy_weights(teacher_entropy: Array, selected: Array, *, beta: float = 1.
         w[t] = exp(-beta H[t]) / mean over selected tokens of exp(-beta H)
 
     Args:
-      teacher_entropy: ``[..., T]``, entropy (nats) of the teacher's next-token distribution.
+      teacher_entropy: See the module.
       selected: bool ``[..., T]``, the distilled tokens of the batch, the domain of the mean.
       beta: Strength in 1 / nat, not negative; 0 weighs all alike.
 
     Returns:
       ``[..., T]`` float32, 0 where not selected.
 
-    Raises:
-      ValueError: If the shapes differ or ``beta`` is negative.
-      TypeError: If ``teacher_entropy`` is not floating point or ``selected`` is not bool.
-
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
-      >>> entropy, selected = jnp.array([0.0, 1.0, 2.0, 9.0]), jnp.array([True, True, True, False])
-      >>> [round(x, 4) for x in jr.surrogates.entropy_weights(entropy, selected).tolist()]
-      [1.9957, 0.7342, 0.2701, 0.0]
+      >>> entropy, selected = jnp.array([0.0, 1.0, 9.0]), jnp.array([True, True, False])
+      >>> jr.surrogates.entropy_weights(entropy, selected).tolist()
+      [1.462..., 0.537..., 0.0]
 
     References:
       Unifying Group-Relative and Self-Distillation Policy Optimization via Sample Routing
@@ -234,18 +215,12 @@ def srpo_weights(
 
     Args:
       advantages: Not used: everything computed from the batch is called alike.
-      rewards: ``[...]``, one a rollout.
-      has_teacher: bool ``[...]``.
-      teacher_entropy: ``[..., T]``, entropy (nats) of the teacher's next-token distribution.
-      mask: bool ``[..., T]``, True = keep.
+      mask: See the package.
+      rewards, has_teacher, teacher_entropy, correct_at: See the module.
       beta: As in :func:`entropy_weights`.
-      correct_at: Least reward of a correct rollout.
 
     Returns:
       ``[..., T]`` float32, 0 where nothing is distilled.
-
-    Raises:
-      ValueError: If the shapes disagree or ``beta`` is negative.
 
     Example:
       >>> import jax.numpy as jnp
@@ -292,27 +267,13 @@ def srpo(
     without a failure, it is GRPO's loss.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
-      old_logp: ``[..., T]`` under the proximal policy; None for the policy being trained.
-      advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
-      mask: bool ``[..., T]``, True = keep.
-      rewards: ``[...]``, one a rollout.
-      has_teacher: bool ``[...]``. Where it is False the teacher's arrays are not read.
-      student_logp: ``[..., T, S]``, the statistic :func:`support_log_probs`.
-      teacher_logp: ``[..., T, S]`` of the same ids under the teacher, a constant.
+      logp, old_logp, advantages, mask, eps_low, eps_high: See the package.
+      rewards, has_teacher, student_logp, teacher_logp, correct_at, alpha, rest, is_clip: See the
+        module.
       distillation_weights: ``[..., T]``, from :func:`srpo_weights`, a constant.
-      correct_at: Least reward of a correct rollout.
-      eps_low: The ratio is clipped below at ``1 - eps_low``.
-      eps_high: The ratio is clipped above at ``1 + eps_high``.
-      alpha: As in :func:`sdpo`.
-      rest: As in :func:`sdpo`.
-      is_clip: As in :func:`sdpo`.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
-
-    Raises:
-      ValueError: If shapes differ or an option is out of its range.
 
     Example:
       >>> import jax.numpy as jnp
@@ -329,8 +290,8 @@ def srpo(
 
     References:
       Unifying Group-Relative and Self-Distillation Policy Optimization via Sample Routing
-      (arXiv:2604.02288), PAPER reading; the clip of the part that
-      learns from rewards is not stated, PPO's is ours.
+      (arXiv:2604.02288), PAPER reading; the clip of the rollouts that learn from rewards is not
+      stated, PPO's is ours.
     """
     checks.check_non_negative("srpo", eps_low=eps_low, eps_high=eps_high)
     x = _inputs.prepare("srpo", logp, old_logp, advantages, mask)

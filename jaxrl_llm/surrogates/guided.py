@@ -1,4 +1,11 @@
-"""Rollouts of a guide next to those of the policy: a teacher's answers, or hinted ones."""
+"""Rollouts of a guide next to those of the policy: a teacher's answers, or hinted ones.
+
+- ``steered``: bool ``[...]`` or ``[..., T]``, True for the guide's sequences or tokens. There
+  ``old_logp`` is not read, and ``logp`` is taken after the plain prompt.
+- ``gamma``: The likelihood at which the shaping is one half, above 0.
+
+Other shared arguments, TypeError and ValueError: see :mod:`jaxrl_llm.surrogates`.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -17,21 +24,16 @@ def shaped_likelihood(logp: Array, *, gamma: float = 0.1) -> Array:
 
     Args:
       logp: ``[...]`` log-probabilities (nats).
-      gamma: The likelihood at which f is one half, above 0.
+      gamma: See the module.
 
     Returns:
       ``[...]`` float32, between 0 and 1.
 
-    Raises:
-      ValueError: If ``gamma`` is not above 0.
-      TypeError: If ``logp`` is not floating point.
-
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
-      >>> shaped = jr.surrogates.shaped_likelihood(jnp.log(jnp.array([0.01, 0.1, 0.9])))
-      >>> [round(x, 4) for x in shaped.tolist()]
-      [0.0909, 0.5, 0.9]
+      >>> jr.surrogates.shaped_likelihood(jnp.log(jnp.array([0.01, 0.1, 0.9]))).round(4)
+      Array([0.0909, 0.5   , 0.9   ], dtype=float32)
 
     References:
       Yan et al., LUFFY (arXiv:2504.14945); gamma 0.1 there, in AMPO and in ICPO.
@@ -61,27 +63,16 @@ def luffy_shaping(
         steered:  loss[t] = -A x / (x + gamma),   x = exp(logp[t])
 
     A guide's tokens have no usable probability under the policy that wrote them, so they have no
-    ratio and no clip; the shaping gives their improbable tokens the greater gradient. The defaults
-    are LUFFY's, without a clip; :func:`ampo` and :func:`icpo` clip.
+    ratio and no clip; the shaping (:func:`shaped_likelihood`) gives their improbable tokens the
+    greater gradient. The defaults are LUFFY's, without a clip; :func:`ampo` and :func:`icpo` clip.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained, of all rollouts
-        after the plain prompt.
-      old_logp: ``[..., T]`` under the proximal policy; None for the policy being trained. Not read
-        where steered.
-      advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
-      mask: bool ``[..., T]``, True = keep.
-      steered: bool ``[...]`` or ``[..., T]``, True for the guide's sequences or tokens.
-      gamma: As in :func:`shaped_likelihood`, above 0.
-      eps_low: The ratio of the policy's tokens is clipped below at ``1 - eps_low``.
-      eps_high: The ratio of the policy's tokens is clipped above at ``1 + eps_high``.
-      dual_clip: As in :func:`ppo_clip`.
+      advantages, mask, eps_low, eps_high, dual_clip: See the package.
+      logp, old_logp: See the module.
+      steered, gamma: See the module.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
-
-    Raises:
-      ValueError: If shapes differ or an option is out of its range.
 
     Example:
       >>> import jax.numpy as jnp
@@ -96,10 +87,8 @@ def luffy_shaping(
       Yan et al., LUFFY (arXiv:2504.14945), whose scripts switch the clip and the division by the
       group's deviation off and divide by a constant length.
     """
-    name = "luffy_shaping"
-    return _guided(
-        name, logp, old_logp, advantages, mask, steered, gamma, eps_low, eps_high, dual_clip
-    )
+    x = _inputs.prepare("luffy_shaping", logp, old_logp, advantages, mask)
+    return _guided("luffy_shaping", x, steered, gamma, eps_low, eps_high, dual_clip)
 
 
 @traits(policy_gradient=False)
@@ -115,31 +104,20 @@ def ampo(
     eps_high: float = 0.2,
     dual_clip: float | None = 10.0,
 ) -> Array:
-    """Dual-clip PPO for the policy's rollouts, shaped likelihoods for the answers of teachers.
+    """:func:`luffy_shaping` with dual-clip PPO, for the answers of teachers.
 
         policy:   loss[t] = max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high)), dual clip as in PPO
         steered:  loss[t] = -A x / (x + gamma),   x = exp(logp[t])
 
-    The loss of AMPO, which swaps teachers' answers in only where every rollout of a group fails;
-    :func:`luffy_shaping` with other defaults.
+    AMPO swaps teachers' answers in only where every rollout of a group fails.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
-      old_logp: ``[..., T]`` under the proximal policy; None for the policy being trained. Not read
-        where steered.
-      advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
-      mask: bool ``[..., T]``, True = keep.
-      steered: bool ``[...]`` or ``[..., T]``, True for the teachers' sequences or tokens.
-      gamma: As in :func:`shaped_likelihood`, above 0.
-      eps_low: The ratio of the policy's tokens is clipped below at ``1 - eps_low``.
-      eps_high: The ratio of the policy's tokens is clipped above at ``1 + eps_high``.
-      dual_clip: Greatest ratio that counts where the advantage is negative, above 1; None for none.
+      advantages, mask, eps_low, eps_high, dual_clip: See the package.
+      logp, old_logp: See the module.
+      steered, gamma: See the module.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
-
-    Raises:
-      ValueError: If shapes differ or an option is out of its range.
 
     Example:
       >>> import jax.numpy as jnp
@@ -153,9 +131,8 @@ def ampo(
       Yuan et al., AMPO (arXiv:2510.02227), and its released code: dual clip 10, advantages without
       a division by the deviation, token sums divided by a constant length.
     """
-    return _guided(
-        "ampo", logp, old_logp, advantages, mask, steered, gamma, eps_low, eps_high, dual_clip
-    )
+    x = _inputs.prepare("ampo", logp, old_logp, advantages, mask)
+    return _guided("ampo", x, steered, gamma, eps_low, eps_high, dual_clip)
 
 
 @traits(policy_gradient=False)
@@ -171,32 +148,21 @@ def icpo(
     eps_high: float = 0.2,
     dual_clip: float | None = 3.0,
 ) -> Array:
-    """PPO for the policy's rollouts, shaped likelihoods for those written after a demonstration.
+    """:func:`luffy_shaping` with dual-clip PPO, for rollouts written after a demonstration.
 
         policy:   loss[t] = max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high)), dual clip as in PPO
         steered:  loss[t] = -A x / (x + gamma),   x = exp(logp[t])
 
     The steered rollouts come from the policy itself, but they are scored and trained without the
-    demonstration; :func:`luffy_shaping` with other defaults.
+    demonstration. Gamma is the paper's lambda.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained, of all rollouts
-        after the plain prompt.
-      old_logp: ``[..., T]`` under the proximal policy; None for the policy being trained. Not read
-        where steered.
-      advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
-      mask: bool ``[..., T]``, True = keep.
-      steered: bool ``[...]`` or ``[..., T]``, True for rollouts with a demonstration.
-      gamma: As in :func:`shaped_likelihood`, above 0; lambda of the paper.
-      eps_low: The ratio of the policy's tokens is clipped below at ``1 - eps_low``.
-      eps_high: The ratio of the policy's tokens is clipped above at ``1 + eps_high``.
-      dual_clip: Greatest ratio that counts where the advantage is negative, above 1; None for none.
+      advantages, mask, eps_low, eps_high, dual_clip: See the package.
+      logp, old_logp: See the module.
+      steered, gamma: See the module.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
-
-    Raises:
-      ValueError: If shapes differ or an option is out of its range.
 
     Example:
       >>> import jax.numpy as jnp
@@ -211,20 +177,18 @@ def icpo(
       dual clip of 3 and no clip for steered tokens; the paper prints one, and a note of it says
       0.01 for gamma.
     """
-    return _guided(
-        "icpo", logp, old_logp, advantages, mask, steered, gamma, eps_low, eps_high, dual_clip
-    )
+    x = _inputs.prepare("icpo", logp, old_logp, advantages, mask)
+    return _guided("icpo", x, steered, gamma, eps_low, eps_high, dual_clip)
 
 
 def _guided(
-    function, logp, old_logp, advantages, mask, steered, gamma, eps_low, eps_high, dual_clip
+    function: str, x: _inputs.Inputs, steered: Array, gamma, eps_low, eps_high, dual_clip
 ) -> Array:
     """``ppo_clip`` where not steered, the shaped likelihood where steered."""
     checks.check_positive(function, gamma=gamma)
     checks.check_non_negative(function, eps_low=eps_low, eps_high=eps_high)
-    x = _inputs.prepare(function, logp, old_logp, advantages, mask)
     checks.check_bool(function, steered=steered)
-    shape = jnp.shape(mask)
+    shape = jnp.shape(x.mask)
     if jnp.shape(steered) not in (shape, shape[:-1]):
         raise ValueError(
             f"{function}: steered must have the shape of mask {shape} or of its sequences "

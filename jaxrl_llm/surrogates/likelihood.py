@@ -1,4 +1,12 @@
-"""Log-likelihood times a constant weight: REINFORCE, CISPO, DISPO, MinPRO, DPPO."""
+"""Log-likelihood times a constant weight: REINFORCE, CISPO, DISPO, MinPRO, DPPO.
+
+- ``w_min``: Least weight, absolute, not negative and not above ``w_max``. 0 is no lower bound.
+- ``w_max``: Greatest weight, absolute, above 0, not an epsilon: see :func:`cispo_bounds`.
+- ``cap_one``: Whether a prefix may only shrink a weight, never enlarge it: its ratio is at most 1.
+
+Other shared arguments, TypeError and ValueError: see :mod:`jaxrl_llm.surrogates`. The papers pair
+these losses with ``aggregate.token_mean``.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -25,18 +33,11 @@ def reinforce(
     importance weight it is the off-policy form that keeps a gradient at every token.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
-      old_logp: ``[..., T]`` or None. Checked and not used: all surrogates are called alike, and
-        this one has no ratio.
-      advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
-      mask: bool ``[..., T]``, True = keep.
-      weight: ``[..., T]`` or ``[...]``, an importance weight. The gradient stops at it.
+      logp, old_logp, advantages, mask, weight: See the package. There is no ratio; ``old_logp`` is
+        checked and not used: all surrogates are called alike.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
-
-    Raises:
-      ValueError: If shapes differ.
 
     Example:
       >>> import jax.numpy as jnp
@@ -70,22 +71,14 @@ def cispo(
         loss[t] = -w[t] * A[t] * logp[t]
 
     Without bounds (``w_max=inf``) the gradient is that of ``-A * r``; with both bounds 1 the loss
-    is :func:`reinforce`. The papers pair it with ``aggregate.token_mean``.
+    is :func:`reinforce`.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
-      old_logp: ``[..., T]`` under the proximal policy; None for the policy being trained.
-      advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
-      mask: bool ``[..., T]``, True = keep.
-      w_min: Least weight, absolute. 0 is no lower bound.
-      w_max: Greatest weight, absolute, not an epsilon: see :func:`cispo_bounds`.
+      logp, old_logp, advantages, mask: See the package.
+      w_min, w_max: See the module.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
-
-    Raises:
-      ValueError: If shapes differ, ``w_min`` is negative or above ``w_max``, or ``w_max`` is not
-        above 0.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -113,14 +106,11 @@ def cispo_bounds(*, eps_low: float, eps_high: float) -> dict[str, float]:
         w_min = max(1 - eps_low, 0)        w_max = 1 + eps_high
 
     Args:
-      eps_low: Distance of the lower bound from 1; 1 or more is no lower bound.
-      eps_high: Distance of the upper bound from 1.
+      eps_low: Distance of the lower bound from 1, not negative; 1 or more is no lower bound.
+      eps_high: Distance of the upper bound from 1, not negative.
 
     Returns:
       The options ``w_min`` and ``w_max`` of :func:`cispo`.
-
-    Raises:
-      ValueError: If an epsilon is negative.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -153,22 +143,16 @@ def dispo(
     The four bounds act on four things: how far a good token that became likelier is amplified, how
     much of its gradient a good token that became rarer keeps, how hard a bad token that became
     likelier is pushed down, and how far the push on a bad token fades as it becomes rarer. With the
-    same bounds for both signs it is :func:`cispo`. The paper pairs it with
-    ``aggregate.token_mean``.
+    same bounds for both signs it is :func:`cispo`.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
-      old_logp: ``[..., T]`` under the proximal policy; None for the policy being trained.
-      advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
-      mask: bool ``[..., T]``, True = keep.
-      eps_pos: Distances of the lower and of the upper bound from 1 where the advantage is positive.
+      logp, old_logp, advantages, mask: See the package.
+      eps_pos: Distances of the lower and of the upper bound from 1 where the advantage is positive,
+        a pair, not negative.
       eps_neg: The same elsewhere. A lower distance of 1 or more is no lower bound.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
-
-    Raises:
-      ValueError: If shapes differ, a pair has not two entries, or a distance is negative.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -211,17 +195,11 @@ def min_prefix_ratio(
     differs, and which explodes or vanishes with the length of the prefix.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
-      old_logp: ``[..., T]`` under the policy that sampled, a constant; None for the policy being
-        trained.
-      mask: bool ``[..., T]``, True = keep. Masked tokens (the output of a tool) change nothing.
-      cap_one: Whether m is at most 1 even where all ratios before are greater.
+      logp, old_logp, mask: See the package. Masked tokens (the output of a tool) change nothing.
+      cap_one: See the module.
 
     Returns:
       ``[..., T]`` float32, clamped to e^+-20; 0 where masked.
-
-    Raises:
-      ValueError: If shapes differ.
 
     Example:
       >>> import jax.numpy as jnp
@@ -229,8 +207,6 @@ def min_prefix_ratio(
       >>> logp, mask = jnp.log(jnp.array([2.0, 0.5, 1.2])), jnp.ones(3, bool)
       >>> print(jr.surrogates.min_prefix_ratio(logp, jnp.zeros(3), mask))
       [1.  2.  0.5]
-      >>> print(jr.surrogates.min_prefix_ratio(logp, jnp.zeros(3), mask, cap_one=True))
-      [1.  1.  0.5]
 
     References:
       MinPRO (arXiv:2601.22718), NOTES reading. ``cap_one`` is ours.
@@ -257,25 +233,15 @@ def minpro(
         w[t] = stop_gradient(clip(m[t] * r[t], w_min, w_max))
         loss[t] = -w[t] * A[t] * logp[t]
 
-    On policy it is :func:`reinforce`, and for a sequence of one token :func:`cispo`. The papers of
-    this kind pair it with ``aggregate.token_mean``. The running minimum costs more than all the
-    rest: on CPUs about twenty times one pass over the arrays.
+    On policy it is :func:`reinforce`, and for a sequence of one token :func:`cispo`. The running
+    minimum costs more than all the rest: on CPUs about twenty times one pass over the arrays.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
-      old_logp: ``[..., T]`` under the policy that sampled; None for the policy being trained.
-      advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
-      mask: bool ``[..., T]``, True = keep.
-      w_min: Least weight, absolute. 0 is no lower bound.
-      w_max: Greatest weight, absolute; from epsilons by :func:`cispo_bounds`.
-      cap_one: Whether the prefix may only shrink a weight, never enlarge it.
+      logp, old_logp, advantages, mask: See the package; the old policy is the one that sampled.
+      w_min, w_max, cap_one: See the module.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
-
-    Raises:
-      ValueError: If shapes differ, ``w_min`` is negative or above ``w_max``, or ``w_max`` is not
-        above 0.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -286,9 +252,8 @@ def minpro(
       [-0.5 -0.6 -1. ]
 
     References:
-      MinPRO (arXiv:2601.22718), NOTES reading: the equation as a survey quotes it. The bounds of
-      the weight were not in what we read; the defaults are those of :func:`cispo`, and ``cap_one``
-      is ours.
+      MinPRO (arXiv:2601.22718), NOTES reading: the equation as a survey quotes it. The bounds were
+      not in what we read; the defaults are those of :func:`cispo`, and ``cap_one`` is ours.
     """
     checks.check_non_negative("minpro", w_min=w_min)
     checks.check_positive("minpro", w_max=w_max)
@@ -329,28 +294,21 @@ def dppo_tv(
     :func:`reinforce`. A token that is left out stays in the denominator of the weighting.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
-      old_logp: ``[..., T]`` under the policy that sampled; None for the policy being trained.
-      advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
-      mask: bool ``[..., T]``, True = keep.
+      logp, old_logp, advantages, mask: See the package; the old policy is the one that sampled.
       delta_low: Greatest loss of probability, in 0 to 1, where the advantage is not positive.
       delta_high: Greatest gain of probability, in 0 to 1, where the advantage is positive.
-      w_max: Greatest ratio that counts.
+      w_max: Greatest ratio that counts, above 0.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
-
-    Raises:
-      ValueError: If shapes differ, a delta is negative or ``w_max`` is not above 0.
 
     Example:
       >>> import jax, jax.numpy as jnp
       >>> import jaxrl_llm as jr
       >>> old_logp, mask = jnp.log(jnp.array([0.01, 0.5, 0.5])), jnp.ones(3, bool)
       >>> loss = lambda x: jr.surrogates.dppo_tv(x, old_logp, jnp.ones(3), mask).sum()
-      >>> gradient = jax.grad(loss)(jnp.log(jnp.array([0.04, 0.6, 0.7])))
-      >>> [round(x, 4) for x in gradient.tolist()]
-      [-4.0, -1.2, 0.0]
+      >>> jax.grad(loss)(jnp.log(jnp.array([0.04, 0.6, 0.7]))).round(1).tolist()
+      [-4.0, -1.2..., 0.0]
 
     References:
       Rethinking the Trust Region in LLM Reinforcement Learning (arXiv:2602.04879), DPPO-Binary-TV,
@@ -358,10 +316,13 @@ def dppo_tv(
       prime-rl's default loss is the same with bounds of 0.2; its gradient is that of ``-A r``
       without ``w_max``, and a squared log ratio is added.
     """
-    x = _prepare_dppo("dppo_tv", logp, old_logp, advantages, mask, delta_low, delta_high, w_max)
-    change = jnp.exp(x.logp) - jnp.exp(_old(x, old_logp))
-    keep = jnp.where(x.advantages > 0, change <= delta_high, change >= -delta_low)
-    return x.finish(_kept_likelihood(x, keep, w_max))
+
+    def allowed(x: _inputs.Inputs, old: Array) -> tuple[Array, Array]:
+        change = jnp.exp(x.logp) - jnp.exp(old)
+        return change <= delta_high, change >= -delta_low
+
+    checks.check_non_negative("dppo_tv", delta_low=delta_low, delta_high=delta_high)
+    return _dppo("dppo_tv", logp, old_logp, advantages, mask, w_max, allowed)
 
 
 def dppo_kl(
@@ -374,7 +335,7 @@ def dppo_kl(
     delta_high: float = 0.05,
     w_max: float = 20.0,
 ) -> Array:
-    """Policy gradient off policy, without the tokens whose divergence grew too large.
+    """:func:`dppo_tv` with a bound on the divergence of the token in place of its probability.
 
         p = exp(logp[t]), q = exp(old_logp[t])
         D[t] = q log(q / p) + (1 - q) log((1 - q) / (1 - p))
@@ -383,59 +344,50 @@ def dppo_kl(
         loss[t] = -stop_gradient(min(r[t], w_max)) * A[t] * logp[t]   where keep[t], else 0
 
     D is the KL divergence of "this token or another". Tokens that move back to the old policy are
-    never left out. On policy it is :func:`reinforce`; see :func:`dppo_tv`.
+    never left out.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
-      old_logp: ``[..., T]`` under the policy that sampled; None for the policy being trained.
-      advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
-      mask: bool ``[..., T]``, True = keep.
+      logp, old_logp, advantages, mask: See the package; the old policy is the one that sampled.
       delta_low: Greatest divergence (nats) of a token that fell, for advantages not above 0.
       delta_high: Greatest divergence (nats) of a token that rose, for advantages above 0.
-      w_max: Greatest ratio that counts.
+      w_max: Greatest ratio that counts, above 0.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
-
-    Raises:
-      ValueError: If shapes differ, a delta is negative or ``w_max`` is not above 0.
 
     Example:
       >>> import jax, jax.numpy as jnp
       >>> import jaxrl_llm as jr
       >>> old_logp, mask = jnp.log(jnp.array([0.01, 0.5, 0.5])), jnp.ones(3, bool)
       >>> loss = lambda x: jr.surrogates.dppo_kl(x, old_logp, jnp.ones(3), mask).sum()
-      >>> gradient = jax.grad(loss)(jnp.log(jnp.array([0.04, 0.6, 0.7])))
-      >>> [round(x, 4) for x in gradient.tolist()]
-      [-4.0, -1.2, 0.0]
+      >>> jax.grad(loss)(jnp.log(jnp.array([0.04, 0.6, 0.7]))).round(1).tolist()
+      [-4.0, -1.2..., 0.0]
 
     References:
       Rethinking the Trust Region in LLM Reinforcement Learning (arXiv:2602.04879), DPPO-Binary-KL,
       as verl 0.9 computes it (``dppo_kl``), with 1e-8 added to 1 - p and 1 - q; the bounds are
       those of its example script. Log ratios are clamped to +-20 in D.
     """
-    x = _prepare_dppo("dppo_kl", logp, old_logp, advantages, mask, delta_low, delta_high, w_max)
-    old = _old(x, old_logp)
-    # Rounding may leave a log-probability above 0.
-    rest, old_rest = (-jnp.expm1(jnp.minimum(y, 0.0)) for y in (x.logp, old))
-    clamp = masking.LOG_RATIO_CLAMP
-    divergence = old_rest * jnp.log((old_rest + 1e-8) / (rest + 1e-8))
-    divergence -= jnp.exp(old) * jnp.clip(x.log_ratio, -clamp, clamp)
-    rose = (divergence <= delta_high) | (x.logp <= old)
-    fell = (divergence <= delta_low) | (x.logp >= old)
-    return x.finish(_kept_likelihood(x, jnp.where(x.advantages > 0, rose, fell), w_max))
+
+    def allowed(x: _inputs.Inputs, old: Array) -> tuple[Array, Array]:
+        # Rounding may leave a log-probability above 0.
+        rest, old_rest = (-jnp.expm1(jnp.minimum(y, 0.0)) for y in (x.logp, old))
+        clamp = masking.LOG_RATIO_CLAMP
+        divergence = old_rest * jnp.log((old_rest + 1e-8) / (rest + 1e-8))
+        divergence -= jnp.exp(old) * jnp.clip(x.log_ratio, -clamp, clamp)
+        rise = (divergence <= delta_high) | (x.logp <= old)
+        return rise, (divergence <= delta_low) | (x.logp >= old)
+
+    checks.check_non_negative("dppo_kl", delta_low=delta_low, delta_high=delta_high)
+    return _dppo("dppo_kl", logp, old_logp, advantages, mask, w_max, allowed)
 
 
-def _prepare_dppo(function, logp, old_logp, advantages, mask, delta_low, delta_high, w_max):
-    checks.check_non_negative(function, delta_low=delta_low, delta_high=delta_high)
+def _dppo(function: str, logp, old_logp, advantages, mask, w_max, allowed) -> Array:
+    """Weighted likelihood of the tokens that may still rise or fall: the two that are ``allowed``."""
     checks.check_positive(function, w_max=w_max)
-    return _inputs.prepare(function, logp, old_logp, advantages, mask)
-
-
-def _old(x: _inputs.Inputs, old_logp: Array | None) -> Array:
-    return x.logp if old_logp is None else masking.zero_masked(old_logp, x.mask)
-
-
-def _kept_likelihood(x: _inputs.Inputs, keep: Array, w_max) -> Array:
+    x = _inputs.prepare(function, logp, old_logp, advantages, mask)
+    old = x.logp if old_logp is None else masking.zero_masked(old_logp, mask)
+    rise, fall = allowed(x, old)
+    keep = jnp.where(x.advantages > 0, rise, fall)
     weight = jax.lax.stop_gradient(jnp.minimum(x.ratio, w_max))
-    return -weight * x.advantages * jnp.where(keep, x.logp, 0.0)
+    return x.finish(-weight * x.advantages * jnp.where(keep, x.logp, 0.0))

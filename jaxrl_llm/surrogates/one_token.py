@@ -1,4 +1,13 @@
-"""One-token rollouts: supervised data trained as a bandit over the next token."""
+"""One-token rollouts: supervised data trained as a bandit over the next token.
+
+- ``beta``: Reward of a token other than the target, whose reward is 1.
+- ``tau``: Temperature of the sampling, above 0, on top of whatever the logits are divided by. The
+  paper (Ming et al., One-Token Rollout, arXiv:2509.26313) states only that it is above 1; the value
+  is ours.
+
+``targets`` are the data's next tokens, and ``logits`` are teacher-forced on the data. Other shared
+arguments, TypeError and ValueError: see :mod:`jaxrl_llm.surrogates`.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -18,18 +27,10 @@ def otr_exact(logits: Array, targets: Array, *, beta: float = -0.1, tau: float =
     for beta = 1 every token is rewarded alike and the gradient vanishes.
 
     Args:
-      logits: ``[..., V]``, teacher-forced on the data; ``[N, V]`` as a statistic of a Recipe.
-        A logit of -inf is a token that cannot be sampled and counts as nothing.
-      targets: Integers ``[...]``, the data's next tokens.
-      beta: Reward of a token other than the target, whose reward is 1.
-      tau: Temperature of the sampling, above 0, on top of whatever the logits are divided by.
+      logits, targets, beta, tau: See the module.
 
     Returns:
       Loss ``[...]``, float32, one a token.
-
-    Raises:
-      ValueError: If shapes disagree or ``tau`` is not above 0.
-      TypeError: If ``logits`` is not floating point or ``targets`` are not integers.
 
     Example:
       >>> import jax.numpy as jnp
@@ -39,8 +40,7 @@ def otr_exact(logits: Array, targets: Array, *, beta: float = -0.1, tau: float =
       0.215032
 
     References:
-      Ming et al., One-Token Rollout (arXiv:2509.26313), PAPER reading. The closed form is ours, and
-      so is the value of tau, of which the text says only that it is above 1.
+      Ming et al., One-Token Rollout (arXiv:2509.26313), PAPER reading. The closed form is ours.
     """
     log_p = _check("otr_exact", logits, targets, tau)
     q = jax.lax.stop_gradient(jax.nn.softmax(jnp.asarray(logits, jnp.float32) / tau, axis=-1))
@@ -67,22 +67,13 @@ def otr_sampled(
     Its expected value and gradient are those of :func:`otr_exact`, which costs no more.
 
     Args:
-      logits: ``[..., V]``, teacher-forced on the data; ``[N, V]`` as a statistic of a Recipe.
-        A logit of -inf is a token that is never sampled.
-      targets: Integers ``[...]``, the data's next tokens.
+      logits, targets, beta, tau: See the module.
       token_seeds: uint32 ``[...]``, one a token, so that the samples depend neither on the chunk
         nor on the microbatch: see :func:`token_seeds`.
-      samples: Tokens drawn at each position, K of the paper.
-      beta: Reward of a token other than the target, whose reward is 1.
-      tau: Temperature of the sampling, above 0, on top of whatever the logits are divided by.
+      samples: Tokens drawn at each position, K of the paper, above 0.
 
     Returns:
       Loss ``[...]``, float32, one a token.
-
-    Raises:
-      ValueError: If shapes disagree, or ``tau`` or ``samples`` is not above 0.
-      TypeError: If ``logits`` is not floating point, or ``targets`` or ``token_seeds`` are not
-        integers.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -94,8 +85,8 @@ def otr_sampled(
       Array([1.3863, 1.3863], dtype=float32)
 
     References:
-      Ming et al., One-Token Rollout (arXiv:2509.26313), PAPER reading; the value of tau is ours.
-      Tokens are drawn by inverting the cumulative distribution in float32.
+      Ming et al., One-Token Rollout (arXiv:2509.26313), PAPER reading. Tokens are drawn by
+      inverting the cumulative distribution in float32.
     """
     name = "otr_sampled"
     checks.check_positive(name, samples=samples)
@@ -123,21 +114,16 @@ def token_seeds(advantages: Array, *, key: Array, mask: Array) -> Array:
     Args:
       advantages: Not used: everything computed from the batch is called alike.
       key: Typed PRNG key of the step.
-      mask: bool ``[..., T]``, of which only the shape counts.
+      mask: See the package; only its shape counts.
 
     Returns:
       uint32 ``[..., T]``.
 
-    Raises:
-      TypeError: If ``mask`` is not bool.
-
     Example:
       >>> import jax, jax.numpy as jnp
       >>> import jaxrl_llm as jr
-      >>> key, mask = jax.random.key(0), jnp.ones((2, 3), bool)
-      >>> seeds = jr.surrogates.token_seeds(None, key=key, mask=mask)
-      >>> seeds.shape, seeds.dtype.name
-      ((2, 3), 'uint32')
+      >>> jr.surrogates.token_seeds(None, key=jax.random.key(0), mask=jnp.ones((2, 3), bool)).shape
+      (2, 3)
 
     References:
       Ours; the samples of :func:`otr_sampled` depend on it.
@@ -163,18 +149,12 @@ def otr(
     gradient flows through the statistic, :func:`otr_exact` or :func:`otr_sampled`.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) of the data under the policy being trained.
-        Checked and not used, as are the next two: all surrogates are called alike.
-      old_logp: ``[..., T]`` or None.
-      advantages: ``[..., T]`` or ``[...]``.
-      mask: bool ``[..., T]``, True = keep.
+      logp, old_logp, advantages, mask: See the package. All but the mask are checked and not used:
+        all surrogates are called alike.
       one_token_loss: ``[..., T]``, from the statistic.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
-
-    Raises:
-      ValueError: If shapes differ.
 
     Example:
       >>> import jax.numpy as jnp

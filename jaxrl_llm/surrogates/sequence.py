@@ -1,4 +1,19 @@
-"""One ratio or weight a sequence: GSPO and its token form, LUSPO, SAPO, GMPO, VESPO."""
+"""One ratio or weight a sequence: GSPO and its token form, LUSPO, SAPO, GMPO, VESPO.
+
+With the geometric mean of the token ratios of a sequence as its ratio::
+
+    s = exp(sum_t mask[t] (logp[t] - old_logp[t]) / max(sum_t mask[t], 1))
+
+the loss of most is one number a sequence, the same at every token, for ``aggregate.sequence_mean``:
+the loss is then the mean over sequences. For those ``advantages`` is ``[...]``, one value a
+sequence; one a token raises ValueError. The mean log ratio is capped at 10, as in verl. An empty
+sequence is 0 and left out of the mean over sequences; TRL and verl divide by all rows.
+
+- ``k_pos``, ``lambda_pos``: Power, not negative, and rate, above 0, of :func:`vespo_weights` where
+  the advantage is not negative; ``k_neg``, ``lambda_neg``: the same elsewhere.
+
+Other shared arguments, TypeError and ValueError: see :mod:`jaxrl_llm.surrogates`.
+"""
 
 import math
 
@@ -20,16 +35,10 @@ def sequence_ratio(logp: Array, old_logp: Array | None, mask: Array) -> Array:
     An empty sequence has s = 1.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
-      old_logp: ``[..., T]`` under the proximal policy, a constant; None for the policy being
-        trained.
-      mask: bool ``[..., T]``, True = keep.
+      logp, old_logp, mask: See the package.
 
     Returns:
       ``[...]`` float32, at most e^10.
-
-    Raises:
-      ValueError: If shapes differ.
 
     Example:
       >>> import jax.numpy as jnp
@@ -39,8 +48,7 @@ def sequence_ratio(logp: Array, old_logp: Array | None, mask: Array) -> Array:
       1.0513
 
     References:
-      Zheng et al., GSPO (arXiv:2507.18071). The mean log ratio is capped at 10 as in verl; the
-      token differences in it are not clamped.
+      Zheng et al., GSPO (arXiv:2507.18071). The token differences are not clamped.
     """
     difference = _inputs.log_ratio("sequence_ratio", logp, old_logp, mask)
     return jnp.exp(_capped(_mean(difference, mask)))
@@ -63,48 +71,32 @@ def gspo(
         loss[t] = max(-A s, -A clip(s, 1 - eps_low, 1 + eps_high))      the same at every token
         dual clip, where A < 0 only:  loss[t] = min(loss[t], -A dual_clip)
 
-    The value is repeated over the tokens, so it belongs with ``aggregate.sequence_mean``: the loss
-    is then the mean over sequences, with unclipped gradient ``-A s / length`` at each token. A
+    Under ``aggregate.sequence_mean`` the unclipped gradient is ``-A s / length`` at each token. A
     sequence of one token is :func:`ppo_clip`.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
-      old_logp: ``[..., T]`` under the proximal policy; None for the policy being trained.
-      advantages: ``[...]``, one value a sequence. For one a token see :func:`gspo_token`.
-      mask: bool ``[..., T]``, True = keep.
-      eps_low: The sequence ratio is clipped below at ``1 - eps_low``.
-      eps_high: The sequence ratio is clipped above at ``1 + eps_high``.
-      dual_clip: Greatest sequence ratio that counts where the advantage is negative, above 1; None
-        for none.
+      logp, old_logp, mask, eps_low, eps_high, dual_clip: See the package.
+      advantages: See the module. For one a token see :func:`gspo_token`.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
-
-    Raises:
-      ValueError: If shapes differ, ``advantages`` has a token axis, an epsilon is negative, or
-        ``dual_clip`` is not above 1.
 
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
       >>> logp, mask = jnp.array([0.2, -0.1, 0.05]), jnp.array([True, True, False])
-      >>> loss = jr.surrogates.gspo(logp, jnp.zeros(3), jnp.array(-1.0), mask)
-      >>> [round(x, 4) for x in loss.tolist()]
-      [1.0513, 1.0513, 0.0]
-      >>> far = jr.surrogates.gspo(logp + 1.0, jnp.zeros(3), jnp.array(-1.0), mask, dual_clip=2.0)
-      >>> far.tolist()  # the ratio is 2.8577
-      [2.0, 2.0, 0.0]
+      >>> jr.surrogates.gspo(logp, jnp.zeros(3), jnp.array(-1.0), mask).tolist()
+      [1.051..., 1.051..., 0.0]
 
     References:
-      Zheng et al., GSPO (arXiv:2507.18071). The mean log ratio is capped at 10 as in verl. The dual
-      clip is the ``delta`` of TRL at its sequence level. An empty sequence is 0 and left out of the
-      mean over sequences; TRL divides by all rows.
+      Zheng et al., GSPO (arXiv:2507.18071). The dual clip is the ``delta`` of TRL at its sequence
+      level.
     """
     hint = " For one value a token use gspo_token."
     _inputs.check_sequence_advantages("gspo", logp, advantages, hint)
     checks.check_non_negative("gspo", eps_low=eps_low, eps_high=eps_high)
     x = _inputs.prepare("gspo", logp, old_logp, advantages, mask)
-    loss = _clipped(x, eps_low, eps_high)
+    loss = _inputs.clipped_loss(_ratio(x), x.advantages, eps_low, eps_high)
     return x.finish(_inputs.dual_clipped("gspo", loss, x.advantages, dual_clip))
 
 
@@ -130,20 +122,11 @@ def gspo_token(
     of :func:`gspo`.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
-      old_logp: ``[..., T]`` under the proximal policy; None for the policy being trained.
+      logp, old_logp, mask, eps_low, eps_high, dual_clip: See the package.
       advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
-      mask: bool ``[..., T]``, True = keep.
-      eps_low: The sequence ratio is clipped below at ``1 - eps_low``.
-      eps_high: The sequence ratio is clipped above at ``1 + eps_high``.
-      dual_clip: Greatest sequence ratio that counts where the advantage is negative, above 1; None
-        for none.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
-
-    Raises:
-      ValueError: If shapes differ, an epsilon is negative, or ``dual_clip`` is not above 1.
 
     Example:
       >>> import jax.numpy as jnp
@@ -177,27 +160,18 @@ def luspo(
 ) -> Array:
     """GSPO times the length of the sequence, so that long answers are not learned more slowly.
 
-        s = exp(sum_t mask[t] (logp[t] - old_logp[t]) / length)
         loss[t] = length * max(-A s, -A clip(s, 1 - eps_low, 1 + eps_high))  the same at every token
 
-    With ``aggregate.sequence_mean``, the weighting it belongs to, each token has the unclipped
-    gradient ``-A s`` whatever the length: at s = 1 that of :func:`reinforce` under
-    ``aggregate.sequence_sum``. Where all sequences have one length it is that many times
-    :func:`gspo`.
+    Under ``aggregate.sequence_mean`` each token has the unclipped gradient ``-A s`` whatever the
+    length: at s = 1 that of :func:`reinforce` under ``aggregate.sequence_sum``. Where all sequences
+    have one length it is that many times :func:`gspo`.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
-      old_logp: ``[..., T]`` under the proximal policy; None for the policy being trained.
-      advantages: ``[...]``, one value a sequence.
-      mask: bool ``[..., T]``, True = keep.
-      eps_low: The sequence ratio is clipped below at ``1 - eps_low``.
-      eps_high: The sequence ratio is clipped above at ``1 + eps_high``.
+      logp, old_logp, mask, eps_low, eps_high: See the package.
+      advantages: See the module.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
-
-    Raises:
-      ValueError: If shapes differ, ``advantages`` has a token axis, or an epsilon is negative.
 
     Example:
       >>> import jax.numpy as jnp
@@ -207,14 +181,13 @@ def luspo(
       [[-2.0, -2.0, 0.0, 0.0]]
 
     References:
-      LUSPO (arXiv:2602.05261); the epsilons are those that TRL lists for the paper. The mean log
-      ratio is capped at 10, as in :func:`gspo`. An empty sequence is 0 and left out of the mean
-      over sequences; TRL divides by all rows.
+      LUSPO (arXiv:2602.05261); the epsilons are those that TRL lists for the paper.
     """
     _inputs.check_sequence_advantages("luspo", logp, advantages)
     checks.check_non_negative("luspo", eps_low=eps_low, eps_high=eps_high)
     x = _inputs.prepare("luspo", logp, old_logp, advantages, mask)
-    return x.finish(masking.lengths(mask)[..., None] * _clipped(x, eps_low, eps_high))
+    loss = _inputs.clipped_loss(_ratio(x), x.advantages, eps_low, eps_high)
+    return x.finish(masking.lengths(mask)[..., None] * loss)
 
 
 @traits(level="sequence")
@@ -229,27 +202,19 @@ def sapo_sequence(
 ) -> Array:
     """The sigmoid gate of :func:`sapo` on one ratio a sequence.
 
-        s = exp(sum_t mask[t] (logp[t] - old_logp[t]) / length)
         tau = tau_pos if A > 0 else tau_neg
         loss[t] = -A (4 / tau) sigmoid(tau (s - 1))                the same at every token
 
-    It belongs with ``aggregate.sequence_mean``, and there starts from the gradient of :func:`gspo`.
-    A sequence of one token is :func:`sapo`.
+    It starts from the gradient of :func:`gspo`. A sequence of one token is :func:`sapo`.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
-      old_logp: ``[..., T]`` under the proximal policy; None for the policy being trained.
-      advantages: ``[...]``, one value a sequence.
-      mask: bool ``[..., T]``, True = keep.
-      tau_pos: Sharpness of the gate where the advantage is positive.
-      tau_neg: Sharpness elsewhere.
+      logp, old_logp, mask: See the package.
+      advantages: See the module.
+      tau_pos: Sharpness of the gate where the advantage is positive, above 0 and finite.
+      tau_neg: Sharpness elsewhere, above 0 and finite.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked. At s = 1 it is ``-2 A / tau``, not ``-A``.
-
-    Raises:
-      ValueError: If shapes differ, ``advantages`` has a token axis, or a tau is not above 0 and
-        finite.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -261,24 +226,22 @@ def sapo_sequence(
 
     References:
       Soft Adaptive Policy Optimization (arXiv:2511.20347) at the sequence level that TRL offers for
-      it (``importance_sampling_level="sequence"``). The mean log ratio is capped at 10.
+      it (``importance_sampling_level="sequence"``).
     """
     _inputs.check_sequence_advantages("sapo_sequence", logp, advantages, " Use sapo for those.")
     checks.check_positive("sapo_sequence", tau_pos=tau_pos, tau_neg=tau_neg)
     _inputs.check_finite("sapo_sequence", tau_pos=tau_pos, tau_neg=tau_neg)
     x = _inputs.prepare("sapo_sequence", logp, old_logp, advantages, mask)
-    ratio = jnp.exp(_capped(_mean(x.log_ratio, mask)))[..., None]
-    return x.finish(_inputs.gated_loss(ratio, x.advantages, tau_pos, tau_neg))
+    return x.finish(_inputs.gated_loss(_ratio(x), x.advantages, tau_pos, tau_neg))
 
 
-def _clipped(x: _inputs.Inputs, eps_low, eps_high) -> Array:
-    """The clipped loss of the sequence ratio, at every token."""
-    ratio = jnp.exp(_capped(_mean(x.log_ratio, x.mask)))[..., None]
-    return _inputs.clipped_loss(ratio, x.advantages, eps_low, eps_high)
+def _ratio(x: _inputs.Inputs) -> Array:
+    """The ratio of each sequence, ``[..., 1]``."""
+    return jnp.exp(_capped(_mean(x.log_ratio, x.mask)))[..., None]
 
 
 def _mean(log_ratio: Array, mask: Array) -> Array:
-    """Mean log ratio of each sequence, 0 for an empty one."""
+    """Mean over each sequence, 0 for an empty one."""
     return masking.row_sum(log_ratio) / jnp.maximum(masking.lengths(mask), 1.0)
 
 
@@ -304,36 +267,29 @@ def gmpo(
 
     The bounds are bounds of the log ratio: 0.4 lets the ratio range from 0.67 to 1.49. A clipped
     token stops the gradient of that token alone, where :func:`gspo` clips the sequence; without
-    bounds the two are one. It belongs with ``aggregate.sequence_mean``: unclipped, each token then
-    has the gradient ``-A q / length``, with q the mean.
+    bounds the two are one. Unclipped, each token has the gradient ``-A q / length`` under
+    ``aggregate.sequence_mean``, with q the mean.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
-      old_logp: ``[..., T]`` under the proximal policy; None for the policy being trained.
-      advantages: ``[...]``, one value a sequence.
-      mask: bool ``[..., T]``, True = keep.
-      eps_low: The log ratio is clipped below at ``-eps_low``, in nats.
-      eps_high: The log ratio is clipped above at ``eps_high``, in nats.
+      logp, old_logp, mask: See the package.
+      advantages: See the module.
+      eps_low: The log ratio is clipped below at ``-eps_low``, in nats; not negative.
+      eps_high: The log ratio is clipped above at ``eps_high``, in nats; not negative.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
-
-    Raises:
-      ValueError: If shapes differ, ``advantages`` has a token axis, or an epsilon is negative.
 
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
       >>> logp, mask = jnp.array([0.6, -0.1, 0.2]), jnp.ones(3, bool)
-      >>> loss = jr.surrogates.gmpo(logp, jnp.zeros(3), jnp.array(1.0), mask)
-      >>> [round(x, 4) for x in loss.tolist()]
-      [-1.1814, -1.1814, -1.1814]
+      >>> jr.surrogates.gmpo(logp, jnp.zeros(3), jnp.array(1.0), mask).round(4)
+      Array([-1.1814, -1.1814, -1.1814], dtype=float32)
 
     References:
       Zhao et al., GMPO (arXiv:2507.20673). As in verl (``geo_mean``) and TRL nothing but the clip
-      bounds the mean, so a log ratio far above 0 counts in full where A < 0. Both of them divide by
-      all rows; under ``aggregate.sequence_mean`` an empty sequence does not count. On a bound
-      itself the gradient is the unclipped one.
+      bounds the mean, so a log ratio far above 0 counts in full where A < 0. On a bound itself the
+      gradient is the unclipped one.
     """
     _inputs.check_sequence_advantages("gmpo", logp, advantages)
     checks.check_non_negative("gmpo", eps_low=eps_low, eps_high=eps_high)
@@ -341,9 +297,7 @@ def gmpo(
     clipped = _inputs.pessimistic(x.log_ratio, x.advantages, -eps_low, eps_high)
     # Nothing would bound the mean of a sequence whose advantage is 0, and 0 times infinity is NaN.
     clipped = jnp.where(x.advantages == 0, 0.0, clipped)
-    length = jnp.maximum(masking.lengths(mask), 1.0)
-    mean = jnp.exp(masking.row_sum(clipped) / length)[..., None]
-    return x.finish(-x.advantages * mean)
+    return x.finish(-x.advantages * jnp.exp(_mean(clipped, mask))[..., None])
 
 
 # The weight of a sequence counts in [1e-8, e^20], as in the released code.
@@ -371,28 +325,21 @@ def vespo_weights(
     normalization, which a product of ratios otherwise does.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
+      logp, mask: See the package.
       behavior_logp: ``[..., T]`` under what sampled the tokens.
-      advantages: ``[..., T]``, or ``[...]`` for one value a sequence; only the sign is used.
-      mask: bool ``[..., T]``, True = keep.
-      k_pos: Power for advantages that are not negative, itself not negative.
-      lambda_pos: Rate for advantages that are not negative, above 0.
-      k_neg: Power for negative advantages, not negative.
-      lambda_neg: Rate for negative advantages, above 0.
+      advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
+      k_pos, lambda_pos, k_neg, lambda_neg: See the module.
 
     Returns:
       Weights ``[..., T]``, float32, 0 where masked; no gradient flows through them.
-
-    Raises:
-      ValueError: If shapes differ or an option is out of its range.
 
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
       >>> logp, mask = jnp.log(jnp.array([[0.5], [2.0]])), jnp.ones((2, 1), bool)
       >>> phi = jr.surrogates.vespo_weights(logp, jnp.zeros((2, 1)), jnp.array([1.0, -1.0]), mask)
-      >>> [round(x, 4) for x in phi[:, 0].tolist()]
-      [1.1204, 1.0827]
+      >>> phi[:, 0].round(4)
+      Array([1.1204, 1.0827], dtype=float32)
 
     References:
       VESPO (arXiv:2602.10693), by way of TRL's ``get_gamma_weights``, CODE reading. TRL clamps each
@@ -431,22 +378,15 @@ def vespo(
     :func:`reinforce`.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
-      old_logp: ``[..., T]`` under the proximal policy, used where ``behavior_logp`` is None; None
-        for the policy being trained.
+      logp, mask: See the package.
+      old_logp: ``[..., T]`` under the proximal policy, for ``behavior_logp=None``; None for the
+        trained policy.
       advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
-      mask: bool ``[..., T]``, True = keep.
       behavior_logp: ``[..., T]`` under what sampled the tokens; None for ``old_logp``.
-      k_pos: Power for advantages that are not negative, itself not negative.
-      lambda_pos: Rate for advantages that are not negative, above 0.
-      k_neg: Power for negative advantages, not negative.
-      lambda_neg: Rate for negative advantages, above 0.
+      k_pos, lambda_pos, k_neg, lambda_neg: See the module.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
-
-    Raises:
-      ValueError: If shapes differ or an option is out of its range.
 
     Example:
       >>> import jax.numpy as jnp

@@ -1,4 +1,7 @@
-"""ROVER: regression to the value of the uniform policy in place of a policy gradient."""
+"""ROVER: regression to the value of the uniform policy in place of a policy gradient.
+
+Shared arguments, TypeError and ValueError: see :mod:`jaxrl_llm.surrogates`.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -12,26 +15,19 @@ def mean_log_probs(logits: Array, targets: Array | None = None) -> Array:
 
         q = mean_v log softmax(logits)[v] = mean(logits) - logsumexp(logits)
 
-    It is at most -log V, with equality for the uniform distribution. A logit of -inf is a token
-    that cannot be sampled and is excluded from the vocabulary.
+    It is at most -log V, with equality for the uniform distribution. V leaves out the tokens that
+    cannot be sampled.
 
     Args:
-      logits: ``[..., V]``; ``[N, V]`` as a statistic of a Recipe, over chunks of tokens.
-      targets: ``[...]``. Not used: all statistics are called alike, and this one does not depend on
-        the sampled token.
+      logits, targets: See the package.
 
     Returns:
       ``[...]`` float32, in nats.
 
-    Raises:
-      ValueError: If ``logits`` has no axis.
-      TypeError: If ``logits`` is not floating point.
-
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
-      >>> logits = jnp.log(jnp.array([[0.5, 0.3, 0.2]]))
-      >>> jr.surrogates.mean_log_probs(logits).round(4)
+      >>> jr.surrogates.mean_log_probs(jnp.log(jnp.array([[0.5, 0.3, 0.2]]))).round(4)
       Array([-1.1689], dtype=float32)
 
     References:
@@ -73,25 +69,19 @@ def rover(
     a policy gradient it does not vanish where A is 0 and the policy has moved: Q is drawn to q.
 
     Args:
-      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
-      old_logp: ``[..., T]`` under the policy at the start of the step; None for the policy being
-        trained.
+      logp, old_logp: See the package; the old policy is the one at the start of the step.
       advantages: ``[..., T]``, or ``[...]`` for one value a sequence: rewards minus their group
         mean (:func:`jaxrl_llm.advantages.dr_grpo`), as the reward of every token.
-      mask: bool ``[..., T]``, True = keep. The continuation across a masked token is 0.
+      mask: See the package. The continuation across a masked token is 0.
       mean_log_probs: ``[..., T]``, :func:`mean_log_probs` of the policy being trained before each
         token; the gradient stops at it.
-      old_mean_log_probs: ``[..., T]``, the same of the policy at the start of the step; None if
-        that is the policy being trained, and only then.
+      old_mean_log_probs: ``[..., T]``, the same of the old policy; None if ``old_logp`` is None,
+        and only then.
       rho: Temperature of the Q-values, above 0.
       beta: Weight of the continuation, not negative; 0 leaves the reward alone.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
-
-    Raises:
-      ValueError: If shapes differ, ``rho`` is not above 0, ``beta`` is negative, or ``old_logp`` is
-        passed without ``old_mean_log_probs``.
 
     Example:
       >>> import jax.numpy as jnp

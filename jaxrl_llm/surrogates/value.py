@@ -1,4 +1,7 @@
-"""Losses of a critic, and the pessimistic value of two."""
+"""Losses of a critic, and the pessimistic value of two.
+
+TypeError and ValueError: see :mod:`jaxrl_llm.surrogates`.
+"""
 
 from typing import Literal
 
@@ -27,14 +30,14 @@ def value_loss(
         loss[t] = max(h(values[t] - returns[t]), h(vc[t] - returns[t])),   h(d) = d^2 / 2
 
     With ``huber`` the error counts linearly beyond that distance: h(d) = huber (|d| - huber / 2).
-    With ``combine="mean"`` the two are averaged, so that the gradient is halved but never cut off.
+    With ``combine="mean"`` the two are averaged: the gradient is halved but never cut off.
 
     Args:
       values: ``[..., T]`` values under the critic being trained.
       old_values: ``[..., T]`` under the critic at the start of the step, a constant; None for no
         clip, and then ``eps`` and ``combine`` keep their defaults.
       returns: ``[..., T]``, or ``[...]`` for one return a sequence; constants.
-      mask: bool ``[..., T]``, True = keep.
+      mask: See the package.
       eps: Greatest change of a value that is rewarded, above 0, in units of return.
       huber: Distance beyond which errors count linearly, above 0; None for squares throughout.
       combine: How the two errors make one loss: "max" or "mean".
@@ -42,17 +45,12 @@ def value_loss(
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
 
-    Raises:
-      ValueError: If shapes differ, ``eps`` or ``huber`` is not above 0, ``combine`` is unknown, or
-        one of ``eps`` and ``combine`` is not its default without ``old_values``.
-
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
       >>> values, old_values, returns = jnp.array([[1.5], [1.0], [2.0]])
-      >>> loss = jr.surrogates.value_loss(values, old_values, returns, jnp.ones(1, bool))
-      >>> round(float(loss[0]), 4)
-      0.32
+      >>> jr.surrogates.value_loss(values, old_values, returns, jnp.ones(1, bool)).round(4)
+      Array([0.32], dtype=float32)
 
     References:
       Schulman et al., PPO (arXiv:1707.06347), in the form of verl, whose critic has eps 0.5 by
@@ -87,14 +85,10 @@ def soft_min(values: Array, *, alpha: float = 0.3) -> Array:
 
     Args:
       values: ``[..., C]``, one a critic.
-      alpha: Temperature, above 0, in units of value.
+      alpha: Temperature, above 0 and finite, in units of value.
 
     Returns:
       ``[...]`` float32.
-
-    Raises:
-      ValueError: If ``values`` has no axis or ``alpha`` is not above 0 or not finite.
-      TypeError: If ``values`` is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
