@@ -383,7 +383,7 @@ def dppo_kl(
 
 
 def _dppo(function: str, logp, old_logp, advantages, mask, w_max, allowed) -> Array:
-    """Weighted likelihood of the tokens that may still rise or fall: the two that are ``allowed``."""
+    """Weighted likelihood of tokens that may move on; ``allowed`` returns which may rise, fall."""
     checks.check_positive(function, w_max=w_max)
     x = _inputs.prepare(function, logp, old_logp, advantages, mask)
     old = x.logp if old_logp is None else masking.zero_masked(old_logp, mask)

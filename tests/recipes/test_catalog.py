@@ -210,6 +210,7 @@ LISTED = sorted({f for method in catalog.CATALOG for f in method.functions})
 def test_a_function_has_the_whole_docstring(path):
     function = operator.attrgetter(path)(jr)
     text, module_text = inspect.getdoc(function), inspect.getdoc(inspect.getmodule(function))
+    package_text = inspect.getdoc(getattr(jr, path.split(".")[0]))
     sections = {"Returns:", "Example:", "References:"}
     if inspect.signature(function).parameters:
         sections.add("Args:")
@@ -226,8 +227,9 @@ def test_a_function_has_the_whole_docstring(path):
         described |= {name.strip("*"): entry[2] for name in entry[1].split(", ")}
     for name in inspect.signature(function).parameters:
         assert name in described, f"{name} is not described"
-        if "See the module." in described[name]:
-            assert f"``{name}``" in module_text, f"the module does not describe {name}"
+        for place, place_text in (("module", module_text), ("package", package_text)):
+            if f"See the {place}" in described[name]:
+                assert f"``{name}``" in place_text, f"the {place} does not describe {name}"
 
 
 def test_every_paper_is_named_by_a_function_of_its_row():
