@@ -198,12 +198,9 @@ def make_step(
         applied = metrics["skipped"] < passes.updates
         if recipe.reads_last_kl:
             old_logp = batch.old_logp if logp is None else logp
-            new_logp = map_microbatches(
-                lambda part: scorer(state.policy, part).logp, batch, microbatches
+            algo_state = algo_state._replace(
+                last_kl=measure_last_kl(scorer, state, batch, old_logp, microbatches)
             )
-            last_kl = diagnostics.approx_kl(new_logp, old_logp, batch.mask, estimator="k3")
-            last_kl = keep(jnp.isfinite(last_kl), last_kl, state.algo_state.last_kl)
-            algo_state = algo_state._replace(last_kl=last_kl)
         algo_state = keep(applied, algo_state, state.algo_state)
         if recipe.reference is not None:
             reference = recipe.reference(state.reference, params, state.step + 1)
@@ -228,6 +225,15 @@ def make_step(
     takes_key = recipe.draws or minibatches > 1
     step = on_mesh(step, mesh, model.sharding_rules)
     return CompiledStep(step, on_mesh(prepare, mesh), donate=donate, takes_key=takes_key)
+
+
+def measure_last_kl(
+    scorer: Scorer, state: TrainState, batch: Batch, old_logp: Array, microbatches: int
+) -> Array:
+    """KL(old || new) of the update just made, in nats a token; the last one where non-finite."""
+    logp = map_microbatches(lambda part: scorer(state.policy, part).logp, batch, microbatches)
+    last_kl = diagnostics.approx_kl(logp, old_logp, batch.mask, estimator="k3")
+    return keep(jnp.isfinite(last_kl), last_kl, state.algo_state.last_kl)
 
 
 def update_critic(
@@ -308,6 +314,9 @@ def score_batch(
     def with_extras(extras):
         return batch.replace(extras={**batch.extras, **extras})
 
+    def of_parts(function):
+        return map_microbatches(function, batch, microbatches)
+
     if stale and not recipe.reads_behavior and batch.old_logp is None:
         batch = batch.replace(old_logp=batch.behavior_logp)
     old_logp = (score_old or "old_logp" in needs) and batch.old_logp is None
@@ -315,16 +324,11 @@ def score_batch(
     hidden_sq = "hidden_sq" in needs and "hidden_sq" not in batch.extras
     statistics = absent("old_policy")
     if old_logp or entropy or hidden_sq or statistics:
-        scores = map_microbatches(
-            lambda part: scorer(state.policy, part, statistics, hidden_sq=hidden_sq),
-            batch,
-            microbatches,
-        )
+        scores = of_parts(lambda part: scorer(state.policy, part, statistics, hidden_sq=hidden_sq))
         if old_logp:
             batch = batch.replace(old_logp=scores.logp)
-        batch = with_extras(
-            scores.statistics | ({"old_entropy": scores.entropy} if entropy else {})
-        )
+        computed = scores.statistics | ({"old_entropy": scores.entropy} if entropy else {})
+        batch = with_extras(computed)
 
     moving = recipe.reference is not None
     if moving:
@@ -339,20 +343,12 @@ def score_batch(
         )
     if teacher:
         params = state.with_base(state.reference) if moving else state.policy
-        batch = with_extras(
-            map_microbatches(
-                lambda part: scorer.teacher(params, part, teacher), batch, microbatches
-            )
-        )
+        batch = with_extras(of_parts(lambda part: scorer.teacher(params, part, teacher)))
 
     if recipe.critic is not None and "old_values" not in batch.extras:
-        critic = state.critic
+        critic, body = state.critic, critic_model or scorer.model
         params = critic.params if recipe.critic.target_rate is None else critic.target
-        values = map_microbatches(
-            lambda part: critic_values(critic_model or scorer.model, params, part),
-            batch,
-            microbatches,
-        )
+        values = of_parts(lambda part: critic_values(body, params, part))
         batch = with_extras({"old_values": values, "values": recipe.critic.combine(values)})
     return batch
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
@@ -323,6 +324,36 @@ def _make_samplers(
     return Samplers(rollouts, baseline, greedy, sampled, engine)
 
 
+def make_algorithm(
+    experiment: Experiment,
+    optimizer: optax.GradientTransformation,
+    critic_optimizer: optax.GradientTransformation | None,
+    reference: ArrayTree | None,
+) -> Algorithm:
+    """What trains the recipe of an experiment."""
+    config, recipe, sampler = experiment.config, experiment.recipe, experiment.samplers.rollouts
+    if recipe.forward_only:
+        return make_evolution(recipe, optimizer, sampler, mesh=experiment.mesh)
+    options = StepOptions(
+        passes=config.passes,
+        temperature=config.sampling.temperature,
+        remat=config.remat,
+        shared_prefix_len=experiment.shared_prefix_len,
+        packing=config.packing,
+        stale=config.asynchrony.max_staleness > 0,
+        mesh=experiment.mesh,
+    )
+    return make_policy_gradient(
+        experiment.model,
+        recipe,
+        optimizer,
+        sampler,
+        options=options,
+        critic_optimizer=critic_optimizer,
+        reference=reference,
+    )
+
+
 def init_experiment(
     config: TrainConfig, folder: Path, *, resume: bool
 ) -> tuple[Experiment, Algorithm, Checkpoints, TrainState]:
@@ -342,27 +373,7 @@ def init_experiment(
     reference = base if frozen else None
     optimizer = moving_only(recipe, make_optimizer(config.optimizer))
     critic_optimizer = make_optimizer(config.critic) if config.critic is not None else None
-    sampler = experiment.samplers.rollouts
-    if recipe.forward_only:
-        algorithm = make_evolution(recipe, optimizer, sampler, mesh=experiment.mesh)
-    else:
-        algorithm = make_policy_gradient(
-            experiment.model,
-            recipe,
-            optimizer,
-            sampler,
-            options=StepOptions(
-                passes=config.passes,
-                temperature=config.sampling.temperature,
-                remat=config.remat,
-                shared_prefix_len=experiment.shared_prefix_len,
-                packing=config.packing,
-                stale=config.asynchrony.max_staleness > 0,
-                mesh=experiment.mesh,
-            ),
-            critic_optimizer=critic_optimizer,
-            reference=reference,
-        )
+    algorithm = make_algorithm(experiment, optimizer, critic_optimizer, reference)
     fingerprint = {"questions": experiment.questions, "seed": config.seed}
     fingerprint |= base_fingerprint(params, config.lora)
     if frozen and "base" not in fingerprint:  # it is loaded anew, also by a resumed run
