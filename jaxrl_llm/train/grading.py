@@ -111,10 +111,7 @@ def sample_rows(
 def spread_rows(rows: Sequence[dict], groups: int, count: int) -> list[dict]:
     """At most ``count`` records of a batch, of as many groups as possible, in their order.
 
-    Args:
-      rows: From :func:`sample_rows`, group after group, all groups of one size.
-      groups: How many groups they are.
-      count: How many to take at most.
+    ``rows`` are from :func:`sample_rows`, group after group, all groups of one size.
 
     Example:
       >>> spread_rows(["a0", "a1", "b0", "b1", "c0", "c1"], 3, 2)

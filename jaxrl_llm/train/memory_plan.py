@@ -810,10 +810,6 @@ def _chunk_of(scorer: Callable) -> int:
 def recorded_bytes(vocab_size: int, options: DrawOptions) -> tuple[int, int]:
     """Bytes that a sampler records of one token, and how many of them are its support.
 
-    Args:
-      vocab_size: V.
-      options: How tokens are drawn.
-
     Example:
       >>> from jaxrl_llm.rollout.sampling.options import DrawOptions
       >>> from jaxrl_llm.train.memory_plan import recorded_bytes
@@ -837,7 +833,7 @@ def cache_bytes(
     """Bytes of a sampler's keys, values and outputs.
 
     Args:
-      config: A ``ModelConfig``.
+      config: Of the model.
       prompts: Whose keys and values are there once each.
       prompt_length: Room for a prompt.
       slots: Responses that decode at one time.
@@ -856,11 +852,7 @@ def available_memory(devices: int = 1, *, root: str = "/") -> int | None:
     """Bytes that one device has for a run; None if it does not tell.
 
     On CPUs it is what the machine or the container has left, an equal share for each of the run's
-    ``devices`` there.
-
-    Args:
-      devices: How many the run has.
-      root: Where the files of the operating system begin.
+    ``devices`` there. The files of the operating system are below ``root``.
     """
     stats = jax.local_devices()[0].memory_stats()
     if stats and "bytes_limit" in stats:

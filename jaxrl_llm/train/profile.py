@@ -162,9 +162,8 @@ def population_flops(
 def measured_peak(dtype: str, *, size: int = _MEASURED_SIZE) -> float:
     """Operations a second of the quickest of some matrix products on the default device.
 
-    Args:
-      dtype: Of the matrices, which are random: accelerators multiply equal numbers faster.
-      size: Rows and columns; a CPU is busy with the default one, an accelerator with 16,384.
+    The matrices are random, since accelerators multiply equal numbers faster. A CPU is busy with
+    the default ``size``, an accelerator with 16,384.
     """
     a, product = jax.random.normal(jax.random.key(0), (size, size), dtype), jax.jit(jnp.matmul)
     product(a, a).block_until_ready()
@@ -259,12 +258,8 @@ class Meter:
 def traced(step: int, steps: Sequence[int], folder: Path) -> Iterator[None]:
     """A trace of jax.profiler of what is done inside, if the step is among ``steps``.
 
-    A trace that cannot be made is a warning: the run is worth more.
-
-    Args:
-      step: The step that begins.
-      steps: Those that are traced.
-      folder: Where the traces go, a folder each; ``tensorboard --logdir`` or xprof reads them.
+    A trace that cannot be made is a warning: the run is worth more. Each has a folder inside
+    ``folder``, which ``tensorboard --logdir`` or xprof reads.
     """
     if step not in steps:
         yield

@@ -359,10 +359,7 @@ def init_experiment(
 ) -> tuple[Experiment, Algorithm, Checkpoints, TrainState]:
     """The experiment, its algorithm, its checkpoints, and the state it begins from.
 
-    Args:
-      config: The run.
-      folder: Of the checkpoints.
-      resume: Begin from the last checkpoint that can be read.
+    ``folder`` is that of the checkpoints; ``resume`` begins from the last that can be read.
     """
     from jaxrl_llm.data import Cursor
 

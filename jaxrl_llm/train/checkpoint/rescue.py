@@ -25,11 +25,8 @@ def saved_on_error(
 ) -> Iterator[None]:
     """A context that waits for the last checkpoint, and after an error saves the state first.
 
-    Args:
-      checkpoints: Of the run.
-      current: Returns the state after the last complete step.
-      save: Begins a checkpoint of a state.
-      log: Told what was saved.
+    ``current`` returns the state after the last complete step, ``save`` begins its checkpoint, and
+    ``log`` is told what was saved.
     """
     try:
         yield

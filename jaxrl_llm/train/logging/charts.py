@@ -98,11 +98,8 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 def chart(series: Sequence[Series], *, title: str) -> str:
     """Curves over the steps as one SVG; a cross at the bottom marks a non-finite value.
 
-    Long curves are means of neighboring steps, with a band from the least to the greatest.
-
-    Args:
-      series: At least one; those without any number are only crosses.
-      title: For readers without the image.
+    Long curves are means of neighboring steps, with a band from the least to the greatest. Series
+    without any number are only crosses. The title is for readers without the image.
     """
     curves = [(s, [(x, y) for x, y in s.points if _finite(y)]) for s in series]
     values = [y for _, points in curves for _, y in points if y is not None]

@@ -53,14 +53,8 @@ def write_report(folder: str | Path, path: str | Path | None = None) -> Path:
     """Writes the report of a run: its curves, completions, settings, and where its time went.
 
     The run may be under way, interrupted or without any step. The page loads nothing. Whatever a
-    model or a data set wrote is shown as text.
-
-    Args:
-      folder: Of the run.
-      path: Where the page goes; by default report.html in the folder.
-
-    Returns:
-      The path.
+    model or a data set wrote is shown as text. By default ``path``, which is returned, is
+    report.html in the folder of the run.
 
     Example:
       >>> import tempfile
@@ -80,20 +74,8 @@ def write_report(folder: str | Path, path: str | Path | None = None) -> Path:
     return path
 
 
-def render(
-    name: str,
-    metrics: Sequence[Mapping[str, Any]],
-    samples: Sequence[Mapping[str, Any]],
-    sessions: Sequence[Mapping[str, Any]],
-) -> str:
-    """The page as text.
-
-    Args:
-      name: Of the run.
-      metrics: Lines of metrics.jsonl.
-      samples: Of samples.jsonl.
-      sessions: Of sessions.jsonl.
-    """
+def render(name: str, metrics: Rows, samples: Rows, sessions: Rows) -> str:
+    """The page of a run of this name as text, from the lines of its three JSONL files."""
     steps = [row for row in metrics if "held_out" not in row]
     held_out = [row for row in metrics if isinstance(row.get("held_out"), Mapping)]
     starts = [row for row in sessions if row.get("event") == "start"]

@@ -100,10 +100,7 @@ def samples_table(rows: Sequence[Mapping[str, Any]], *, width: int = 100) -> str
 def plot_reward(rows: Sequence[Mapping[str, Any]], path: Path, *, title: str = "") -> None:
     """A PNG of the reward of each step, and on held-out questions with its interval.
 
-    Args:
-      rows: Lines of the metrics file.
-      path: Where the PNG goes.
-      title: Above the plot.
+    ``rows`` are the lines of the metrics file.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -110,8 +110,7 @@ class RunFolder:
     def check_unchanged(self, settings: Mapping[str, Any]) -> None:
         """Raises ValueError if the run that is resumed had other settings, which it names.
 
-        Args:
-          settings: Of this session; those that do not change what is learned are free.
+        Those that do not change what is learned are free.
         """
 
         def find() -> dict[str, tuple]:

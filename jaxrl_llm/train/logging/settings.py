@@ -90,10 +90,6 @@ _FREE = (
 def changed_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
     """The settings that differ and that a resumed run should not change, by name, with both values.
 
-    Args:
-      old: From :func:`settings` of the session before.
-      new: Those of the session that resumes it.
-
     Example:
       >>> changed_settings({"seed": 1, "steps": 5}, {"seed": 2, "steps": 9})
       {'seed': (1, 2)}
