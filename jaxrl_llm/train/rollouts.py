@@ -383,13 +383,14 @@ class AsyncRollouts:
         """The newest weights, once the next batch may start; None if there is none to come."""
         if self._number >= self._experiment.config.steps:
             return None
-        with self._changed:
-            self._changed.wait_for(lambda: self._stopped or self._may_start())
-            return None if self._stopped else self._weights
-
-    def _may_start(self) -> bool:
         most = self._experiment.config.asynchrony.max_staleness
-        return may_start(self._number, self._weights[0], max_staleness=most)
+
+        def may_go_on() -> bool:
+            return self._stopped or may_start(self._number, self._weights[0], max_staleness=most)
+
+        with self._changed:
+            self._changed.wait_for(may_go_on)
+            return None if self._stopped else self._weights
 
 
 def make_rollouts(

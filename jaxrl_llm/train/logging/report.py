@@ -102,7 +102,7 @@ def render(name: str, metrics: Rows, samples: Rows, sessions: Rows) -> str:
 
 def _state(steps, sessions, settings) -> str:
     """How far the run is, and whether it goes on."""
-    done, wanted = last_step(steps), settings.get("steps")
+    done, wanted = max((row["step"] for row in steps), default=0), settings.get("steps")
     progress = text(f"{done} of {wanted} steps" if wanted else f"{done} steps")
     ends = [row for row in sessions if row.get("event") in ("start", "end")]
     if not ends:
@@ -210,11 +210,6 @@ def numbers_of(rows: Iterable[Mapping[str, Any]], name: str) -> list[float]:
     """The numbers of a name, in the rows that have one."""
     values = (row.get(name) for row in rows)
     return [x for x in values if isinstance(x, int | float) and abs(x) < 1e300]
-
-
-def last_step(rows: Rows) -> int:
-    """The greatest step; 0 without any."""
-    return max((row["step"] for row in rows), default=0)
 
 
 def duration(seconds: float) -> str:
