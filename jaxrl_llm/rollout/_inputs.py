@@ -19,6 +19,15 @@ def check_sizes(function: str, **values) -> None:
             raise ValueError(f"{function}: {name} must be below 2**31; got {value}.")
 
 
+def check_spread(start: str, count: int, noun: str, shards: int) -> None:
+    """Raises, in a sentence that begins with ``start``, unless S devices have equally many."""
+    if count % shards:
+        raise ValueError(
+            f"{start}: {count} {noun} cannot be spread over the {shards} devices of the mesh axes "
+            "data and fsdp."
+        )
+
+
 def check_tokens(start: str, tokens: Sequence[int], vocab_size: int) -> None:
     """Raises, in a sentence that begins with ``start``, unless all are ids of the vocabulary."""
     try:

@@ -17,12 +17,20 @@ from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.models.protocol import Model, cast_params
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards
-from jaxrl_llm.rollout._inputs import check_ids, check_sizes
+from jaxrl_llm.rollout._inputs import check_ids, check_sizes, check_spread
 from jaxrl_llm.rollout.decode import RowDeltas, count_deltas, fill_all, fill_prompts
 from jaxrl_llm.rollout.decode import decode as decode_slots
 from jaxrl_llm.rollout.sampler import BUCKETS, check_shared_prefix, pad_prompts, prompt_room
 from jaxrl_llm.rollout.sampling.options import Draw, DrawOptions, make_draw
-from jaxrl_llm.rollout.slots import Requests, Slots, init_slots, put_prompts, resume, start
+from jaxrl_llm.rollout.slots import (
+    Requests,
+    Slots,
+    init_slots,
+    join_rollout,
+    put_prompts,
+    resume,
+    start,
+)
 from jaxrl_llm.rollout.types import Rollout
 
 # Compiled lengths of short prompts without their shared prefix: every member reads them.
@@ -144,26 +152,10 @@ def make_population_sampler(
             buckets=buckets,
         )
         if mesh is not None:
-            rows, shards = len(requests.member), batch_shards(mesh)
-            if rows % shards:
-                raise ValueError(
-                    f"sample: {rows} rows of members cannot be spread over the {shards} devices of "
-                    "the mesh axes data and fsdp."
-                )
+            check_spread("sample", len(requests.member), "rows of members", batch_shards(mesh))
             requests = processes.place(requests, batch_sharding(mesh))
         out, response_mask, finish = decode(params, deltas, key, requests, order, np.int32(version))
-        return Rollout(
-            prompt_tokens=tokens,
-            prompt_mask=mask,
-            tokens=out.tokens,
-            mask=response_mask,
-            behavior_logp=out.behavior_logp,
-            model_logp=out.model_logp,
-            log_kept=out.log_kept,
-            finish=finish,
-            version=out.version,
-            support=out.support,
-        )
+        return join_rollout(tokens, mask, out, response_mask, finish)
 
     sample.compiled = decode  # type: ignore[attr-defined]
     return sample

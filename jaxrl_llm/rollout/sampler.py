@@ -19,10 +19,10 @@ from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.models.protocol import Model, cast_params, prefill
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards
-from jaxrl_llm.rollout._inputs import check_ids, check_sizes, check_tokens
+from jaxrl_llm.rollout._inputs import check_ids, check_sizes, check_spread, check_tokens
 from jaxrl_llm.rollout.decode import decode as decode_slots
 from jaxrl_llm.rollout.sampling.options import Draw, DrawOptions, make_draw
-from jaxrl_llm.rollout.slots import Prompts, Requests, init_slots, start
+from jaxrl_llm.rollout.slots import Prompts, Requests, init_slots, join_rollout, start
 from jaxrl_llm.rollout.types import Rollout
 
 # Prompt widths: powers of two and the numbers halfway between, so padding is at most a third.
@@ -192,12 +192,7 @@ def make_sampler(
         check_ids("sample", version=version)
         checks.check_shape("sample", "request_ids", request_ids, (len(prompts), group_size))
         if mesh is not None:
-            shards = batch_shards(mesh)
-            if len(prompts) % shards:
-                raise ValueError(
-                    f"sample: {len(prompts)} prompts cannot be spread over the {shards} devices of "
-                    "the mesh axes data and fsdp."
-                )
+            check_spread("sample", len(prompts), "prompts", batch_shards(mesh))
             tokens, mask, request_ids = processes.place(
                 (tokens, mask, request_ids), batch_sharding(mesh)
             )
@@ -237,17 +232,7 @@ def _make_decode(model: Model, draw: Draw, spec: SamplerSpec) -> Callable[..., R
             stop_ids=spec.stop_ids,
         )
         mask, out = jnp.arange(T) < slots.length[..., None], slots.out
-        return Rollout(
-            prompt_tokens=prompt_tokens,
-            prompt_mask=prompt_mask,
-            tokens=jnp.where(mask, out.tokens, spec.pad_id),
-            mask=mask,
-            behavior_logp=out.behavior_logp,
-            model_logp=out.model_logp,
-            log_kept=out.log_kept,
-            finish=slots.finish,
-            version=out.version,
-            support=out.support,
-        )
+        out = out._replace(tokens=jnp.where(mask, out.tokens, spec.pad_id))
+        return join_rollout(prompt_tokens, prompt_mask, out, mask, slots.finish)
 
     return decode

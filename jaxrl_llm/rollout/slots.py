@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.axes import Array
 from jaxrl_llm.models.protocol import KV, Model, empty_cache
-from jaxrl_llm.rollout.types import UNFINISHED
+from jaxrl_llm.rollout.types import UNFINISHED, Rollout
 
 
 class Prompts(NamedTuple):
@@ -90,6 +90,24 @@ class Slots(NamedTuple):
     finish: Array
     nonfinite: Array
     out: Tokens
+
+
+def join_rollout(
+    prompt_tokens: Array, prompt_mask: Array, out: Tokens, mask: Array, finish: Array
+) -> Rollout:
+    """Prompts ``[P, Lp]`` and their sampled tokens ``[P, G, T]`` as one rollout."""
+    return Rollout(
+        prompt_tokens=prompt_tokens,
+        prompt_mask=prompt_mask,
+        tokens=out.tokens,
+        mask=mask,
+        behavior_logp=out.behavior_logp,
+        model_logp=out.model_logp,
+        log_kept=out.log_kept,
+        finish=finish,
+        version=out.version,
+        support=out.support,
+    )
 
 
 def init_slots(

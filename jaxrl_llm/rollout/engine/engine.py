@@ -5,7 +5,7 @@ host side is a :class:`~jaxrl_llm.rollout.Generation`, which fills slots and col
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.models.protocol import Model, cast_params
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards, kv_sharding
 from jaxrl_llm.rollout import slots as slot_functions
-from jaxrl_llm.rollout._inputs import check_sizes
+from jaxrl_llm.rollout._inputs import check_sizes, check_spread
 from jaxrl_llm.rollout.decode import decode as decode_slots
 from jaxrl_llm.rollout.decode import fill_prompts as fill_prompt_slots
 from jaxrl_llm.rollout.decode import fill_responses as fill_response_slots
@@ -237,11 +237,7 @@ def make_engine(
     if not 0 <= pad_id < vocab_size:
         raise ValueError(f"{name}: pad_id {pad_id} lies outside the vocabulary of {vocab_size}.")
     shards = batch_shards(mesh)
-    if rows % shards:
-        raise ValueError(
-            f"{name}: {rows} rows cannot be spread over the {shards} devices of the mesh axes data "
-            "and fsdp."
-        )
+    check_spread(name, rows, "rows", shards)
     options = DrawOptions(
         stop_ids=stop_ids,
         temperature=temperature,
@@ -268,22 +264,11 @@ def make_engine(
         shards=shards,
         draw=make_draw(name, options, vocab_size=vocab_size),
     )
-    functions = _compile(model, spec, mesh)
-    shapes = jax.eval_shape(functions["init"])
-    shardings = None if mesh is None else _shardings(shapes, mesh)
-    return Engine(
-        model=model,
-        spec=spec,
-        row_counts=tuple(sorted({1, min(spec.shard_rows, _ROWS_READ)})),
-        # On a mesh, slots would have to move from device to device.
-        small_grid=smaller_grid(rows, width) if shards == 1 else None,
-        row_bytes=memory.row_bytes(shapes, shardings),
-        functions=functions,
-    )
+    return _build_engine(model, spec, mesh)
 
 
-def _compile(model: Model, spec: EngineSpec, mesh: jax.sharding.Mesh | None) -> dict[str, Callable]:
-    """The functions of slots, compiled; each donates the slots that it gets."""
+def _build_engine(model: Model, spec: EngineSpec, mesh: jax.sharding.Mesh | None) -> Engine:
+    """The engine with its compiled functions, each of which donates the slots that it gets."""
 
     def init():
         return slot_functions.init_slots(
@@ -324,19 +309,31 @@ def _compile(model: Model, spec: EngineSpec, mesh: jax.sharding.Mesh | None) -> 
     def take_tokens(out, rows, columns):
         return jax.tree.map(lambda x: x[rows, columns], out)
 
-    # On a mesh, every array of the slots keeps its sharding, whatever the compiler would prefer.
-    placement = {} if mesh is None else {"out_shardings": _shardings(jax.eval_shape(init), mesh)}
-    compiled = partial(jax.jit, **placement)
+    shapes = jax.eval_shape(init)
+    shardings, compiled = None, jax.jit
+    if mesh is not None:
+        # Every array of the slots has a fixed sharding, whatever the compiler would prefer.
+        shardings = _shardings(shapes, mesh)
+        compiled = partial(jax.jit, out_shardings=shardings)
     first, second = partial(compiled, donate_argnums=0), partial(compiled, donate_argnums=1)
     names = ("put_prompts", "start", "resume", "end_slots", "copy_slot", "clear_cache")
     # Each partial is a new function, so engines do not share compiled programs.
-    return {name: first(partial(getattr(slot_functions, name))) for name in names} | {
+    functions = {name: first(partial(getattr(slot_functions, name))) for name in names} | {
         "init": compiled(init),
         "fill_prompts": second(fill_prompts),
         "fill_responses": second(fill_responses),
         "decode": second(decode),
         "take_tokens": jax.jit(take_tokens),
     }
+    return Engine(
+        model=model,
+        spec=spec,
+        row_counts=tuple(sorted({1, min(spec.shard_rows, _ROWS_READ)})),
+        # On a mesh, slots would have to move from device to device.
+        small_grid=smaller_grid(spec.rows, spec.width) if spec.shards == 1 else None,
+        row_bytes=memory.row_bytes(shapes, shardings),
+        functions=functions,
+    )
 
 
 def _shardings(slots: Slots, mesh: jax.sharding.Mesh) -> Slots:

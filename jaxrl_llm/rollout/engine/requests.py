@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl_llm.rollout._inputs import check_tokens
 from jaxrl_llm.rollout.engine.spec import EngineSpec
-from jaxrl_llm.rollout.slots import Tokens
+from jaxrl_llm.rollout.slots import Tokens, join_rollout
 from jaxrl_llm.rollout.types import FAILED, UNFINISHED, Rollout
 
 
@@ -212,18 +212,8 @@ def to_rollout(
             leaves = jax.tree.leaves(completion.out)
             for buffer, new in zip(jax.tree.leaves(out), leaves, strict=True):
                 buffer[p, g, :n] = new
-    return Rollout(
-        prompt_tokens=prompts,
-        prompt_mask=prompt_mask,
-        tokens=out.tokens,
-        mask=mask,
-        behavior_logp=out.behavior_logp,
-        model_logp=out.model_logp,
-        log_kept=out.log_kept,
-        finish=np.array([[c.finish for c in done.completions] for done in groups], np.int32),
-        version=out.version,
-        support=out.support,
-    )
+    finish = np.array([[c.finish for c in done.completions] for done in groups], np.int32)
+    return join_rollout(prompts, prompt_mask, out, mask, finish)
 
 
 def _check_finished(

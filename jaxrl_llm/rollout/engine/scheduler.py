@@ -280,39 +280,6 @@ def pick_next(waiting, expected, row_group, busy, *, max_new_groups: int | None 
       None; ours.
     """
     function = "pick_next"
-    waiting, expected, row_group, busy = _check_grid(function, waiting, expected, row_group, busy)
-    checks.check_non_negative(function, max_new_groups=max_new_groups)
-    left, empty = waiting.copy(), np.zeros(0, np.int64)
-    starts = [Starts(empty, empty, empty, empty, empty.astype(bool))]
-
-    def fill(row: int, group: int, prefill: bool) -> None:
-        slots = np.flatnonzero(~busy[row])[: left[group]]
-        n = len(slots)
-        siblings = waiting[group] - left[group] + np.arange(n)
-        first = prefill & (np.arange(n) == 0)
-        starts.append(Starts(np.full(n, group), siblings, np.full(n, row), slots, first))
-        left[group] -= n
-
-    for row in np.flatnonzero((row_group >= 0) & ~busy.all(axis=1)):
-        fill(row, row_group[row], prefill=False)
-    in_use = busy.any(axis=1)
-    in_use[np.concatenate([each.row for each in starts])] = True
-    free = np.flatnonzero(~in_use).tolist()
-
-    order = longest_first(expected, np.arange(len(expected)))
-    has_row = np.zeros(len(left), bool)
-    has_row[row_group[in_use]] = True
-    groups = order[~has_row[order] & (left[order] > 0)][:max_new_groups]
-    has_row[groups] = True
-    while free and (left[has_row] > 0).any():
-        for group in groups[: len(free)]:
-            fill(free.pop(0), group, prefill=True)
-        groups = order[has_row[order] & (left[order] > 0)]
-    return Starts(*map(np.concatenate, zip(*starts, strict=True)))
-
-
-def _check_grid(function: str, waiting, expected, row_group, busy):
-    """The arguments of :func:`pick_next` as NumPy arrays; raises its errors."""
     (waiting,) = counts(function, waiting=waiting)
     expected = numbers(function, expected=expected)
     row_group, busy = np.asarray(row_group), np.asarray(busy)
@@ -330,7 +297,33 @@ def _check_grid(function: str, waiting, expected, row_group, busy):
             )
     for row in np.flatnonzero(busy.any(axis=1) & (row_group < 0))[:1]:
         raise ValueError(f"{function}: row {row} has a busy slot but holds no prompt.")
-    return waiting, expected, row_group.astype(np.int64), busy
+    checks.check_non_negative(function, max_new_groups=max_new_groups)
+    row_group, left = row_group.astype(np.int64), waiting.copy()
+    starts: list[tuple[int, int, int, int, bool]] = []
+
+    def fill(row: int, group: int, prefill: bool) -> None:
+        for slot in np.flatnonzero(~busy[row])[: left[group]]:
+            starts.append((group, waiting[group] - left[group], row, slot, prefill))
+            left[group] -= 1
+            prefill = False
+
+    for row in np.flatnonzero((row_group >= 0) & ~busy.all(axis=1)):
+        fill(row, row_group[row], prefill=False)
+    in_use = busy.any(axis=1)
+    in_use[[row for _, _, row, _, _ in starts]] = True
+    free = np.flatnonzero(~in_use).tolist()
+
+    order = longest_first(expected, np.arange(len(expected)))
+    has_row = np.zeros(len(left), bool)
+    has_row[row_group[in_use]] = True
+    groups = order[~has_row[order] & (left[order] > 0)][:max_new_groups]
+    has_row[groups] = True
+    while free and (left[has_row] > 0).any():
+        for group in groups[: len(free)]:
+            fill(free.pop(0), group, prefill=True)
+        groups = order[has_row[order] & (left[order] > 0)]
+    group, sibling, row, slot, prefill = np.array(starts, np.int64).reshape(-1, 5).T
+    return Starts(group, sibling, row, slot, prefill.astype(bool))
 
 
 def longest_first(expected, group) -> np.ndarray:

@@ -190,10 +190,11 @@ def draw_rows(logits: Array, uniform: Array, options: RowOptions) -> Drawn:
     truncates = any(
         x is not None for x in (top_k, top_p, min_p, options.allowed, options.too_short)
     )
-    bound = _bound(name, top_k, options.max_top_k, size)
-    ids = None
-    if bound is not None:
-        candidates, ids = largest(candidates, bound)
+    if options.max_top_k is not None and (top_k is None or is_number(top_k)):
+        raise ValueError(f"{name}: max_top_k has no effect without an array of top_k.")
+    most, ids = int(top_k) if is_number(top_k) else options.max_top_k, None
+    if most is not None and most <= min(MAX_SORTED, size):
+        candidates, ids = largest(candidates, most)
         top_k = None if is_number(top_k) else top_k
     filtered = filter_logits(
         candidates,
@@ -217,14 +218,6 @@ def draw_rows(logits: Array, uniform: Array, options: RowOptions) -> Drawn:
             else Support(ids=jnp.where(in_support, ids, -1))
         )
     return Drawn(tokens, behavior_logp, model_logp, log_kept, _entropy(filtered), support)
-
-
-def _bound(name: str, top_k, max_top_k: int | None, vocab_size: int) -> int | None:
-    """The most tokens that any row keeps, if that is known when compiling and small."""
-    if max_top_k is not None and (top_k is None or is_number(top_k)):
-        raise ValueError(f"{name}: max_top_k has no effect without an array of top_k.")
-    bound = int(top_k) if is_number(top_k) else max_top_k
-    return bound if bound is not None and bound <= min(MAX_SORTED, vocab_size) else None
 
 
 def _entropy(logits: Array) -> Array:
