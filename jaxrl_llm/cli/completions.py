@@ -1,4 +1,7 @@
-"""What ``jaxrl-llm sample`` reads and writes: prompts, rows of a JSONL file, text on a terminal."""
+"""What ``jaxrl-llm sample`` reads and writes: prompts, rows of a JSONL file, text on a terminal.
+
+A file that cannot be read or written, or has a wrong row, raises UsageError.
+"""
 
 import hashlib
 import json
@@ -27,13 +30,7 @@ FIELDS = (
 
 
 class PromptRow(NamedTuple):
-    """A prompt of the command line, a file or a pipe.
-
-    Attributes:
-      index: Its place among the prompts, from 0.
-      text: The prompt.
-      fields: The other fields of its row of a JSONL file.
-    """
+    """A prompt, its index from 0, and the other fields of its row of a JSONL file."""
 
     index: int
     text: str
@@ -43,13 +40,8 @@ class PromptRow(NamedTuple):
 def read_prompts(texts: Sequence[str], file: Path | None) -> list[PromptRow] | None:
     """All prompts, or None if they are to be typed at a terminal.
 
-    Args:
-      texts: Of the command line; without any, a file or a pipe is read.
-      file: A prompt a line; if it ends in .jsonl, an object a line with a field "prompt" and none
-        of the :data:`FIELDS` of its completions.
-
-    Raises:
-      UsageError: If the file cannot be read, a row has no prompt, or there is no row.
+    ``texts`` are of the command line; without any, a file or a pipe is read, a prompt a line. A
+    line of a .jsonl file is an object with a field "prompt" and none of :data:`FIELDS`.
     """
     if texts:
         rows, source = [(text, {}) for text in texts], "the command line"
@@ -126,14 +118,7 @@ def digest(settings: Mapping[str, Any]) -> str:
 
 
 class OutFile:
-    """A JSONL file to which completions are appended, group by group.
-
-    Args:
-      path: The file; its folder must exist.
-
-    Raises:
-      UsageError: If it cannot be written, or what it holds is not JSONL.
-    """
+    """A JSONL file, in a folder that exists, to which completions are appended by group."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -187,12 +172,7 @@ class OutFile:
 
 
 class Printer:
-    """Prints the completions of prompts in the order of the prompts.
-
-    Args:
-      order: The places of all prompts.
-      as_json: One JSON object a line instead of text.
-    """
+    """Prints the completions of prompts in the order of the prompts, as text or JSON objects."""
 
     def __init__(self, order: Sequence[int], *, as_json: bool):
         self._order, self._as_json = list(order), as_json
@@ -222,12 +202,7 @@ class Printer:
 
 
 class Live:
-    """Prints one completion while it is sampled: the ``on_tokens`` of a generation.
-
-    Args:
-      tokenizer: A ``data.Tokenizer``.
-      stops: Stop strings, which are not printed.
-    """
+    """Prints one completion while it is sampled: the ``on_tokens`` of a generation."""
 
     def __init__(self, tokenizer, stops: Sequence[str]):
         self._tokenizer, self._stops = tokenizer, tuple(stops)

@@ -53,15 +53,13 @@ def run(arguments: Sequence[str]) -> int:
             "evaluation, on all of its questions."
         )
     default = config.evaluation
-    try:
+    with options.usage_errors():
         evaluation = dataclasses.replace(
             default,
             enabled=True,
             limit=default.limit if args.limit is None else args.limit,
             samples=default.samples if args.samples is None else args.samples,
         )
-    except ValueError as error:
-        raise UsageError(str(error)) from error
     config = dataclasses.replace(config, evaluation=evaluation)
     options.use_compilation_cache()
     experiment, params = load_experiment(config)

@@ -12,7 +12,7 @@ from typing import Annotated
 import tyro
 
 import jaxrl_llm
-from jaxrl_llm.cli import UsageError, options
+from jaxrl_llm.cli import options
 from jaxrl_llm.recipes import catalog
 from jaxrl_llm.recipes.records import format_value
 
@@ -40,10 +40,8 @@ class Methods:
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
     wanted = options.parse(Methods, arguments, command="methods")
-    try:
+    with options.usage_errors():
         methods = catalog.select(kind=wanted.kind, name=wanted.name)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
     if wanted.json:
         print(json.dumps(catalog.rows(methods), indent=1))
     elif wanted.name is not None and len(methods) == 1:

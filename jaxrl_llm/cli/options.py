@@ -1,6 +1,10 @@
-"""From words on the command line to options, configurations, runs and their checkpoints."""
+"""From words on the command line to options, configurations, runs and their checkpoints.
+
+Words that are wrong, or contradict each other, raise UsageError.
+"""
 
 import atexit
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -9,7 +13,7 @@ import sys
 import tempfile
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,14 +26,20 @@ from jaxrl_llm.train import Checkpoints, TrainConfig
 T = TypeVar("T")
 
 
+@contextlib.contextmanager
+def usage_errors(prefix: str = "") -> Iterator[None]:
+    """A ValueError becomes a UsageError, its message without the prefix."""
+    try:
+        yield
+    except ValueError as error:
+        raise UsageError(str(error).removeprefix(prefix)) from error
+
+
 def parse(kind: type[T], arguments: Sequence[str], *, command: str, default=None) -> T:
     """Options of a command as a dataclass; tyro exits with 2 and a suggestion for unknown ones.
 
     A boolean of a configuration has two flags, ``--data.chat`` and ``--data.no-chat``, since the
     config file may set it either way. A boolean of a command is off by default and has one flag.
-
-    Raises:
-      UsageError: If the options are known but contradict each other.
     """
     of_config = command == "train"
     registry = tyro.constructors.ConstructorRegistry()
@@ -101,11 +111,7 @@ def _name(value: Any) -> str:
 
 
 def find_reward(name: str) -> Callable:
-    """The built-in reward of a name.
-
-    Raises:
-      ValueError: If there is none of that name.
-    """
+    """The built-in reward of a name."""
     from jaxrl_llm import rewards
 
     kind, _, task = name.partition(":")
@@ -152,17 +158,10 @@ def split_config(path: str) -> tuple[str, str]:
 
 
 def load_config(path: str | Path, *, name: str = "config") -> TrainConfig:
-    """A configuration that a Python file defines.
+    """The configuration ``name`` that a Python file defines.
 
     The file is run as a module that has its name, so that worker processes can import its
     functions.
-
-    Args:
-      path: The file.
-      name: Of the configuration in it.
-
-    Raises:
-      UsageError: If there is no such file, it fails, or it defines no TrainConfig.
     """
     path = Path(path)
     module_name = path.stem
@@ -206,11 +205,7 @@ class Target(NamedTuple):
 
 
 def load_target(name: str) -> Target:
-    """A run folder that ``jaxrl-llm train`` made, or a config file.
-
-    Raises:
-      UsageError: If it is neither.
-    """
+    """A run folder that ``jaxrl-llm train`` made, or a config file."""
     if not name:
         raise UsageError("The name of a run folder or config file must not be empty.")
     path = Path(name)
@@ -247,13 +242,7 @@ def is_run(name: str) -> bool:
 
 
 class CheckpointChoice(NamedTuple):
-    """Which checkpoint of a run a command reads: the last by default.
-
-    Attributes:
-      target: The folder of the run, as on the command line.
-      step: The checkpoint of this step.
-      best: The checkpoint that was saved as the best.
-    """
+    """Which checkpoint of a run, ``target``, a command reads: the last by default."""
 
     target: str
     step: int | None

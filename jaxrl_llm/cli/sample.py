@@ -30,7 +30,7 @@ from jaxrl_llm.rollout import FinishedGroup, Generation, Group, make_engine
 from jaxrl_llm.rollout.engine.requests import has_ended
 from jaxrl_llm.rollout.sampler import BUCKETS
 from jaxrl_llm.rollout.types import FAILED
-from jaxrl_llm.train import Checkpoints, TrainConfig
+from jaxrl_llm.train import Checkpoints
 
 # The request of a completion, which names its random numbers, is sample * MOST_PROMPTS + index: it
 # does not depend on n, so a larger n only adds completions.
@@ -129,10 +129,10 @@ def run(arguments: Sequence[str]) -> int:
 
 
 class Timed(Generation):
-    """A generation that measures how long it compiled."""
+    """A generation that measures how long it compiled, from :meth:`start_timing` on."""
 
-    def __init__(self, *arguments, **options):
-        super().__init__(*arguments, **options)
+    def start_timing(self) -> None:
+        """Forgets the rounds so far."""
         self.steps: list[tuple[float, bool]] = []  # seconds of a round, and whether it compiled
 
     def step(self) -> None:
@@ -153,14 +153,8 @@ class Timed(Generation):
 class Job:
     """A model with the options by which it completes prompts.
 
-    Args:
-      model: The model.
-      params: Its parameters.
-      tokenizer: Its ``data.Tokenizer``.
-      args: Options of the command.
-      chat: Whether prompts go through the chat template.
-      system: A system message before each prompt.
-      step: The step of the run's checkpoint; None if it is not a run.
+    ``chat`` is whether prompts go through the chat template; ``step`` is that of the run's
+    checkpoint, None if the model is not a run's.
     """
 
     def __init__(
@@ -197,20 +191,14 @@ class Job:
         self.name = digest(settings)
 
     def groups(self, prompts: Sequence[PromptRow], done: set[tuple[int, int]]) -> list[Group]:
-        """Prompts as groups, without the completions (index, sample) that are done.
-
-        Raises:
-          UsageError: If a prompt is too long, or there are too many.
-        """
+        """Prompts as groups, without the completions (index, sample) that are done."""
         if prompts[-1].index >= MOST_PROMPTS:
             raise UsageError(f"There are more than {MOST_PROMPTS:,} prompts; give fewer at a time.")
         texts = [SimpleNamespace(text=each.text, id="") for each in prompts]
-        try:
+        with options.usage_errors():
             questions = encode_prompts(
                 texts, self.tokenizer, room=self._room, chat=self._chat, system=self._system
             )
-        except ValueError as error:
-            raise UsageError(str(error)) from error
         groups = []
         for each, question in zip(prompts, questions, strict=True):
             samples = [k for k in range(self.args.n) if (each.index, k) not in done]
@@ -221,17 +209,13 @@ class Job:
     def generation(
         self, *, longest: int, prompts: int, on_tokens: Callable[..., Any] | None = None
     ) -> Timed:
-        """An engine for this many prompts of up to ``longest`` tokens.
-
-        Raises:
-          UsageError: If an option of the draw is out of range, or the device is too small.
-        """
+        """A generation of an engine for this many prompts of up to ``longest`` tokens."""
         args, stops = self.args, self.args.stop
         length = min(next((b for b in BUCKETS if b >= longest), longest), self._room)
         # Siblings share a row up to eight; more of them only where there are few prompts.
         width = min(args.n, args.slots, max(8, -(-args.slots // prompts)))
         rows = max(1, min(args.slots // width, prompts * -(-args.n // width)))
-        try:
+        with options.usage_errors("make_engine: "):
             engine = make_engine(
                 self.model,
                 rows=rows,
@@ -248,8 +232,6 @@ class Job:
                 repetition_penalty=args.repetition_penalty,
                 min_new_tokens=args.min_new_tokens or 0,
             )
-        except ValueError as error:
-            raise UsageError(str(error).removeprefix("make_engine: ")) from error
         try:
             return Timed(
                 engine,
@@ -267,13 +249,9 @@ _DRAW = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "min_ne
 
 
 class Tally:
-    """Writes the completions of a generation as they finish, and counts them.
+    """Writes the completions of a generation to sinks as they finish, and counts them.
 
-    Args:
-      job: The model and the options.
-      prompts: The prompts.
-      generation: Samples the completions.
-      sinks: Each takes rows with ``write`` and ends with ``flush``.
+    A sink takes rows with ``write`` and ends with ``flush``.
     """
 
     def __init__(
@@ -282,7 +260,7 @@ class Tally:
         self._job, self._generation, self._sinks = job, generation, sinks
         self._prompts = {each.index: each for each in prompts}
         self._start = time.perf_counter()
-        generation.steps.clear()
+        generation.start_timing()
         self.groups = self.completions = self.tokens = 0
         self.failed: set[int] = set()
 
@@ -292,9 +270,8 @@ class Tally:
 
         self._generation.submit(*groups)
         disable = None if bar else True
-        with tqdm(
-            total=len(groups), unit="prompt", dynamic_ncols=True, disable=disable
-        ) as progress:
+        progress = tqdm(total=len(groups), unit="prompt", dynamic_ncols=True, disable=disable)
+        with progress:
             try:
                 for done in self._generation:
                     self._write(done, complete=True)
@@ -362,7 +339,8 @@ def _load(args: Sample) -> Job:
         if chat and system is None:
             system = config.data.system
         if args.dtype is not None:
-            config = _with_dtype(config, args.dtype)
+            with options.usage_errors():
+                config = dataclasses.replace(config, dtype=args.dtype)
         model, params, tokenizer = load_model(config, None)
         model, params = with_adapter(model, params, config.lora)
         marks = {} if config.lora.rank is None else {"lora": repr(config.lora)}
@@ -378,13 +356,6 @@ def _load(args: Sample) -> Job:
         model, params = models.load_model(name, dtype=args.dtype or "float32")
         tokenizer = data.load_tokenizer(name)
     return Job(model, params, tokenizer, args=args, chat=chat, system=system, step=step)
-
-
-def _with_dtype(config: TrainConfig, dtype: str) -> TrainConfig:
-    try:
-        return dataclasses.replace(config, dtype=dtype)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
 
 
 def _answer(job: Job, prompts: list[PromptRow], out: OutFile | None) -> int:
