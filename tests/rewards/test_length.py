@@ -128,25 +128,64 @@ def test_hbpo_rewards_read_signs_and_lengths_of_a_batch():
     assert jnp.isnan(hbpo_rewards(rewards, mask, budgets=budgets, max_length=32)[0, 4])
 
 
-def test_bad_input():
-    rewards, mask = jnp.ones((2, 3)), jnp.ones((2, 3, 4), bool)
-    with pytest.raises(ValueError, match="overlong_penalty: buffer must not exceed max_length"):
-        overlong_penalty(jnp.ones(2), max_length=4, buffer=5)
-    with pytest.raises(ValueError, match="overlong_penalty: buffer must be above 0; got 0"):
-        overlong_rewards(rewards, mask, max_length=4, buffer=0)
-    with pytest.raises(ValueError, match="overlong_penalty: factor must not be negative"):
-        overlong_penalty(jnp.ones(2), max_length=4, buffer=2, factor=-1.0)
-    with pytest.raises(ValueError, match=r"overlong_rewards: mask must have shape \(2, 3, 4\)"):
-        overlong_rewards(rewards, mask[:, :2], max_length=4, buffer=2)
-    with pytest.raises(TypeError, match="overlong_rewards: mask must be bool"):
-        overlong_rewards(rewards, mask * 1.0, max_length=4, buffer=2)
-    with pytest.raises(TypeError, match="hbpo_reward: correct must be an array; got NoneType"):
-        hbpo_reward(None, rewards, rewards)
-    with pytest.raises(TypeError, match="hbpo_reward: correct must be bool"):
-        hbpo_reward(rewards, rewards, rewards)
-    with pytest.raises(ValueError, match="hbpo_reward: these must have one shape"):
-        hbpo_reward(rewards > 0, rewards, rewards[:1])
-    with pytest.raises(ValueError, match=r"hbpo_rewards: budgets must have shape \(2, 3\)"):
-        hbpo_rewards(rewards, mask, budgets=rewards[:1])
-    with pytest.raises(ValueError, match="hbpo_reward: max_length must be above 0"):
-        hbpo_rewards(rewards, mask, budgets=rewards, max_length=0)
+REWARDS, MASK = jnp.ones((2, 3)), jnp.ones((2, 3, 4), bool)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: overlong_penalty(jnp.ones(2), max_length=4, buffer=5),
+            ValueError,
+            "overlong_penalty: buffer must not exceed max_length",
+        ),
+        (
+            lambda: overlong_rewards(REWARDS, MASK, max_length=4, buffer=0),
+            ValueError,
+            "overlong_penalty: buffer must be above 0; got 0",
+        ),
+        (
+            lambda: overlong_penalty(jnp.ones(2), max_length=4, buffer=2, factor=-1.0),
+            ValueError,
+            "overlong_penalty: factor must not be negative",
+        ),
+        (
+            lambda: overlong_rewards(REWARDS, MASK[:, :2], max_length=4, buffer=2),
+            ValueError,
+            r"overlong_rewards: mask must have shape \(2, 3, 4\)",
+        ),
+        (
+            lambda: overlong_rewards(REWARDS, MASK * 1.0, max_length=4, buffer=2),
+            TypeError,
+            "overlong_rewards: mask must be bool",
+        ),
+        (
+            lambda: hbpo_reward(None, REWARDS, REWARDS),
+            TypeError,
+            "hbpo_reward: correct must be an array; got NoneType",
+        ),
+        (
+            lambda: hbpo_reward(REWARDS, REWARDS, REWARDS),
+            TypeError,
+            "hbpo_reward: correct must be bool",
+        ),
+        (
+            lambda: hbpo_reward(REWARDS > 0, REWARDS, REWARDS[:1]),
+            ValueError,
+            "hbpo_reward: these must have one shape",
+        ),
+        (
+            lambda: hbpo_rewards(REWARDS, MASK, budgets=REWARDS[:1]),
+            ValueError,
+            r"hbpo_rewards: budgets must have shape \(2, 3\)",
+        ),
+        (
+            lambda: hbpo_rewards(REWARDS, MASK, budgets=REWARDS, max_length=0),
+            ValueError,
+            "hbpo_reward: max_length must be above 0",
+        ),
+    ],
+)
+def test_bad_input(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

@@ -129,21 +129,47 @@ def test_at_the_head_of_a_chain():
     np.testing.assert_allclose(out, [[-0.7071, 0.7071], [-0.7071, 0.7071]], atol=1e-4)
 
 
-def test_bad_input():
-    with pytest.raises(ValueError, match=r"similarity must be \[..., N, G, N, G\].*\(2, 3, 3, 2\)"):
-        cross_paraphrase_reward(jnp.ones((2, 3, 3, 2)))
-    with pytest.raises(
-        ValueError, match="cross_paraphrase_reward: similarity must have at least 4"
-    ):
-        cross_paraphrase_reward(jnp.ones((4, 4)))
-    with pytest.raises(TypeError, match="cross_paraphrase_reward: pair_mask must be bool"):
-        cross_paraphrase_reward(jnp.ones((2, 2, 2, 2)), pair_mask=jnp.ones((2, 2, 2, 2)))
-    with pytest.raises(ValueError, match="must be sets of the 2 paraphrases"):
-        paraphrase_rewards(jnp.ones((3, 4)), similarity=jnp.ones((3, 4, 8)))
-    with pytest.raises(ValueError, match=r"similarity must have shape \(4, 3, 3\)"):
-        paraphrase_rewards(jnp.ones((4, 3)), similarity=jnp.ones((4, 3, 5)))
-    for options in ({"paraphrases": 0}, {"paraphrases": 4}, {"rollouts": 3}):
-        with pytest.raises(ValueError, match="sample_pair_mask: .* must be from 1 to"):
-            sample_pair_mask(jax.random.key(0), shape=(4, 2), **options)
-    with pytest.raises(ValueError, match="sample_pair_mask: shape must be"):
-        sample_pair_mask(jax.random.key(0), shape=(4,))
+def sampled(shape=(4, 2), **options):
+    return sample_pair_mask(jax.random.key(0), shape=shape, **options)
+
+
+SQUARE = jnp.ones((2, 2, 2, 2))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (
+            lambda: cross_paraphrase_reward(jnp.ones((2, 3, 3, 2))),
+            ValueError,
+            r"similarity must be \[..., N, G, N, G\].*\(2, 3, 3, 2\)",
+        ),
+        (
+            lambda: cross_paraphrase_reward(jnp.ones((4, 4))),
+            ValueError,
+            "cross_paraphrase_reward: similarity must have at least 4",
+        ),
+        (
+            lambda: cross_paraphrase_reward(SQUARE, pair_mask=SQUARE),
+            TypeError,
+            "cross_paraphrase_reward: pair_mask must be bool",
+        ),
+        (
+            lambda: paraphrase_rewards(jnp.ones((3, 4)), similarity=jnp.ones((3, 4, 8))),
+            ValueError,
+            "must be sets of the 2 paraphrases",
+        ),
+        (
+            lambda: paraphrase_rewards(jnp.ones((4, 3)), similarity=jnp.ones((4, 3, 5))),
+            ValueError,
+            r"similarity must have shape \(4, 3, 3\)",
+        ),
+        (lambda: sampled(paraphrases=0), ValueError, "sample_pair_mask: .* must be from 1 to"),
+        (lambda: sampled(paraphrases=4), ValueError, "sample_pair_mask: .* must be from 1 to"),
+        (lambda: sampled(rollouts=3), ValueError, "sample_pair_mask: .* must be from 1 to"),
+        (lambda: sampled(shape=(4,)), ValueError, "sample_pair_mask: shape must be"),
+    ],
+)
+def test_bad_input(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

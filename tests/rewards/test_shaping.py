@@ -103,35 +103,74 @@ def test_an_illegible_judgement_gets_minus_one():
     assert genrm_step_reward(ones, ones, 3 * ones, valid=valid).tolist() == [1.0, -1.0]
 
 
-def test_bad_input():
-    rewards, flawed = jnp.ones((2, 3)), jnp.zeros((2, 3), bool)
-    with pytest.raises(TypeError, match="fapo_reward: rewards must be floating point; got int32"):
-        fapo_reward(jnp.ones((2, 3), int), flawed=flawed)
-    with pytest.raises(TypeError, match="fapo_reward: flawed must be an array; got NoneType"):
-        fapo_reward(jnp.ones(3), flawed=None)
-    with pytest.raises(TypeError, match="genrm_step_reward: truth must be an array; got NoneType"):
-        genrm_step_reward(jnp.arange(3), None, jnp.arange(3))
-    with pytest.raises(TypeError, match="fapo_reward: flawed must be bool"):
-        fapo_reward(rewards, flawed=rewards)
-    with pytest.raises(ValueError, match=r"fapo_reward: .*rewards \(2, 3\), flawed \(2, 2\)"):
-        fapo_reward(rewards, flawed=flawed[:, :2])
-    with pytest.raises(ValueError, match="fapo_reward: lam must not be negative; got -1"):
-        fapo_reward(rewards, flawed=flawed, lam=-1.0)
-    with pytest.raises(TypeError, match="genrm_step_reward: truth must hold integers"):
-        genrm_step_reward(jnp.ones(2, int), jnp.ones(2), jnp.ones(2, int))
-    with pytest.raises(ValueError, match="genrm_step_reward: these must have one shape"):
-        genrm_step_reward(jnp.ones(2, int), jnp.ones(3, int), jnp.ones(2, int))
-
-
 def test_steered_bonus_in_a_chain_with_a_controllers_value():
     rewards = jnp.array([[1.0, 0.5, jnp.nan]])
     steered, where = jnp.array([[True, False, True]]), jnp.array([[True, True, False]])
     bonus = jnp.full((1, 1, 1), 1.5)
     out = steered_bonus(rewards, steered=steered, bonus=bonus, where=where)
     assert out.tolist() == [[1.5, 0.5, 0.0]]
-    with pytest.raises(TypeError, match="steered_bonus: steered must be an array; got NoneType"):
-        steered_bonus(rewards, steered=None, bonus=1.0)
-    with pytest.raises(TypeError, match="steered_bonus: steered must be bool"):
-        steered_bonus(rewards, steered=rewards, bonus=1.0)
-    with pytest.raises(ValueError, match="steered_bonus: these must have one shape"):
-        steered_bonus(rewards, steered=steered[:, :2], bonus=1.0)
+
+
+REWARDS, FLAGS = jnp.ones((2, 3)), jnp.zeros((2, 3), bool)
+INTEGERS = jnp.ones(2, int)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: fapo_reward(jnp.ones((2, 3), int), flawed=FLAGS),
+            "fapo_reward: rewards must be floating point; got int32",
+        ),
+        (
+            lambda: fapo_reward(jnp.ones(3), flawed=None),
+            "fapo_reward: flawed must be an array; got NoneType",
+        ),
+        (
+            lambda: genrm_step_reward(jnp.arange(3), None, jnp.arange(3)),
+            "genrm_step_reward: truth must be an array; got NoneType",
+        ),
+        (lambda: fapo_reward(REWARDS, flawed=REWARDS), "fapo_reward: flawed must be bool"),
+        (
+            lambda: genrm_step_reward(INTEGERS, jnp.ones(2), INTEGERS),
+            "genrm_step_reward: truth must hold integers",
+        ),
+        (
+            lambda: steered_bonus(REWARDS, steered=None, bonus=1.0),
+            "steered_bonus: steered must be an array; got NoneType",
+        ),
+        (
+            lambda: steered_bonus(REWARDS, steered=REWARDS, bonus=1.0),
+            "steered_bonus: steered must be bool",
+        ),
+    ],
+)
+def test_inputs_of_another_type(call, message):
+    with pytest.raises(TypeError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: fapo_reward(REWARDS, flawed=FLAGS[:, :2]),
+            r"fapo_reward: .*rewards \(2, 3\), flawed \(2, 2\)",
+        ),
+        (
+            lambda: fapo_reward(REWARDS, flawed=FLAGS, lam=-1.0),
+            "fapo_reward: lam must not be negative; got -1",
+        ),
+        (
+            lambda: genrm_step_reward(INTEGERS, jnp.ones(3, int), INTEGERS),
+            "genrm_step_reward: these must have one shape",
+        ),
+        (
+            lambda: steered_bonus(REWARDS, steered=FLAGS[:, :2], bonus=1.0),
+            "steered_bonus: these must have one shape",
+        ),
+    ],
+)
+def test_other_shapes_and_options_out_of_range(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

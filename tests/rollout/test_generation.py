@@ -454,19 +454,27 @@ def test_stop_strings_cut_at_the_token_that_completes_them(
     assert 3 < cut < len(result)
 
 
-def test_bad_options_of_a_generation(engine, generate, tiny):
-    with pytest.raises(ValueError, match="stop_strings and decode_text need each other"):
-        generate(engine, stop_strings=("a",))
-    with pytest.raises(ValueError, match="stop_strings and decode_text need each other"):
-        generate(engine, decode_text=text)
-    with pytest.raises(ValueError, match="a stop string is empty"):
-        generate(engine, stop_strings=("a", ""), decode_text=text)
-    with pytest.raises(TypeError, match="stop_strings must be several; got one string"):
-        generate(engine, stop_strings="abc", decode_text=text)
-    with pytest.raises(ValueError, match="segment must be above 0"):
-        generate(engine, segment=0)
-    with pytest.raises(ValueError, match="version must be from 0 to"):
-        generate(engine, version=2**40)
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"stop_strings": ("a",)}, ValueError, "stop_strings and decode_text need each other"),
+        ({"decode_text": text}, ValueError, "stop_strings and decode_text need each other"),
+        ({"stop_strings": ("a", ""), "decode_text": text}, ValueError, "a stop string is empty"),
+        (
+            {"stop_strings": "abc", "decode_text": text},
+            TypeError,
+            "stop_strings must be several; got one string",
+        ),
+        ({"segment": 0}, ValueError, "segment must be above 0"),
+        ({"version": 2**40}, ValueError, "version must be from 0 to"),
+    ],
+)
+def test_bad_options_of_a_generation(engine, generate, options, error, message):
+    with pytest.raises(error, match=message):
+        generate(engine, **options)
+
+
+def test_an_update_with_another_number_of_deltas(engine, generate, tiny):
     with pytest.raises(ValueError, match="update: deltas must be 1, as before"):
         generate(engine).update(tiny[1], version=1, deltas=(jnp.zeros((1, 2, 2)), 1.0))
 
