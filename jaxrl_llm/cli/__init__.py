@@ -21,6 +21,21 @@ COMMANDS = {
     "methods": "list the methods this package holds",
 }
 
+_HELP = """usage: jaxrl-llm COMMAND [options]
+
+Reinforcement learning of language models in JAX.
+
+commands:
+{commands}
+
+options:
+  -h, --help  this text; after a command, its options
+  --version   the version of the package
+  --debug     show where an error came from
+
+example:
+  jaxrl-llm train configs/quickstart.py --optimizer.learning-rate 1e-5"""
+
 
 class UsageError(Exception):
     """The words of a command are wrong, or contradict each other."""
@@ -47,7 +62,9 @@ def _run(argv: Sequence[str] | None) -> int:
     debug = "--debug" in arguments
     arguments = [a for a in arguments if a != "--debug"]
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(_help())
+        width = max(map(len, COMMANDS))
+        lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
+        print(_HELP.format(commands="\n".join(lines)))
         return 0 if arguments else 2
     if arguments[0] == "--version":
         from jaxrl_llm import __version__
@@ -94,26 +111,3 @@ def _show_warning(message, category, filename, lineno, file=None, line=None) -> 
     del filename, lineno, file, line
     if issubclass(category, UserWarning):
         print(f"jaxrl-llm: warning: {message}", file=sys.stderr)
-
-
-def _help() -> str:
-    width = max(map(len, COMMANDS))
-    lines = [f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()]
-    return "\n".join(
-        [
-            "usage: jaxrl-llm COMMAND [options]",
-            "",
-            "Reinforcement learning of language models in JAX.",
-            "",
-            "commands:",
-            *lines,
-            "",
-            "options:",
-            "  -h, --help  this text; after a command, its options",
-            "  --version   the version of the package",
-            "  --debug     show where an error came from",
-            "",
-            "example:",
-            "  jaxrl-llm train configs/quickstart.py --optimizer.learning-rate 1e-5",
-        ]
-    )

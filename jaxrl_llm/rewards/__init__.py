@@ -1,7 +1,7 @@
 """Rewards of completions: any callable, verifiers in processes, a few built in, and their shaping.
 
-A reward is any callable `(prompt, completion, metadata)` that gives a number or a mapping of names
-to numbers. `score` runs it over a batch, on the host, and refuses what is not a finite number.
+A reward is any callable `(prompt, completion, metadata)` that returns a number or a mapping of
+names to numbers. `score` runs it over a batch, on the host, and refuses a non-finite value.
 
 The functions of arrays shape rewards afterwards. Those that take `rewards` first stand at the head
 of a recipe's advantage chain: `fapo_reward`, `steered_bonus`, `overlong_rewards`, `hbpo_rewards`,

@@ -120,7 +120,28 @@ def in_thread(
     context = contextvars.copy_context()
 
     def work() -> None:
-        _call_all(reward, list(zip(prompts, completions, metadata, strict=True)), progress)
+        awaited: dict[int, Awaitable[Any]] = {}
+        rows = zip(prompts, completions, metadata, strict=True)
+        for position, (prompt, completion, entry) in enumerate(rows):
+            progress.start(position)
+            try:
+                value = reward(prompt, completion, entry)
+            except BaseException as error:
+                progress.error = (position, error)
+                for other in awaited.values():
+                    if inspect.iscoroutine(other):
+                        other.close()
+                return
+            finally:
+                progress.waiting.pop(position, None)
+            if inspect.isawaitable(value):
+                awaited[position] = value
+            progress.values[position] = value
+        if awaited:
+            try:
+                asyncio.run(_gather(awaited, progress))
+            except BaseException as error:
+                progress.error = progress.error or (min(awaited), error)
 
     thread = threading.Thread(
         target=context.run, args=(work,), daemon=True, name=f"reward {name_of(reward)}"
@@ -144,31 +165,6 @@ def in_thread(
     return progress.values
 
 
-def _call_all(reward, rows: list[tuple], progress: _Progress) -> None:
-    """Fills `progress.values`, or `progress.error` with the first call that raised."""
-    awaited: dict[int, Awaitable[Any]] = {}
-    for position, (prompt, completion, entry) in enumerate(rows):
-        progress.start(position)
-        try:
-            value = reward(prompt, completion, entry)
-        except BaseException as error:
-            progress.error = (position, error)
-            for other in awaited.values():
-                if inspect.iscoroutine(other):
-                    other.close()
-            return
-        finally:
-            progress.waiting.pop(position, None)
-        if inspect.isawaitable(value):
-            awaited[position] = value
-        progress.values[position] = value
-    if awaited:
-        try:
-            asyncio.run(_gather(awaited, progress))
-        except BaseException as error:
-            progress.error = progress.error or (min(awaited), error)
-
-
 async def _gather(awaited: dict[int, Awaitable[Any]], progress: _Progress) -> None:
     asyncio.get_running_loop().set_default_executor(_Threads())
 
@@ -186,7 +182,7 @@ async def _gather(awaited: dict[int, Awaitable[Any]], progress: _Progress) -> No
 
 
 Value = float | int | bool | Mapping[str, float]
-"""What a reward gives for one completion."""
+"""What a reward returns for one completion."""
 
 Reward = Callable[[str, str, Mapping[str, Any]], Value | Awaitable[Value]]
 """A reward: `(prompt, completion, metadata)` to a number, or to one number a name."""

@@ -112,7 +112,33 @@ def check_group(group: Group, spec: EngineSpec, *, known: Container[int], num_de
             f"{start} has a prompt of {len(group.prompt)} tokens; the engine's slots hold "
             f"prompt_length {spec.prompt_length}."
         )
-    _check_requests(start, group, known, most=spec.max_new_tokens)
+    requests, limits = group.requests, group.max_new_tokens
+    if not requests:
+        raise ValueError(f"{start} has no requests.")
+    if wrong := [r for r in requests if not (isinstance(r, Integral) and 0 <= r < 2**31)]:
+        raise ValueError(f"{start}: request {wrong[0]!r} must be an integer from 0 to 2**31 - 1.")
+    if twice := [r for r in requests if r in known or requests.count(r) > 1]:
+        raise ValueError(f"{start}: request {twice[0]} is there twice.")
+    if unknown := set(group.partial) - set(requests):
+        raise ValueError(
+            f"{start} has a partial response of request {min(unknown)}, which it does not list."
+        )
+    if isinstance(limits, Sequence) and len(limits) != len(requests):
+        raise ValueError(
+            f"{start} has {len(requests)} requests and max_new_tokens for {len(limits)}."
+        )
+    for request, limit in limits_of(group, spec.max_new_tokens).items():
+        if not (isinstance(limit, Integral) and 1 <= limit <= spec.max_new_tokens):
+            raise ValueError(
+                f"{start} asks for {limit} new tokens; the engine's slots hold between 1 and "
+                f"max_new_tokens {spec.max_new_tokens}."
+            )
+        partial = group.partial.get(request)
+        if partial is not None and len(partial) > limit - (not has_ended(partial)):
+            raise ValueError(
+                f"{start}: request {request} has {len(partial)} tokens already, and {limit} at "
+                "most."
+            )
     if group.expected is not None and not group.expected >= 0:
         raise ValueError(f"{start} expects {group.expected} tokens; it must be 0 or more.")
     if unknown := set(group.settings) - set(spec.draw.settings):
@@ -129,37 +155,6 @@ def check_group(group: Group, spec: EngineSpec, *, known: Container[int], num_de
             raise ValueError(
                 f"{start}: the tokens of request {request} were sampled with other outputs "
                 "(entropy, support) than this engine has."
-            )
-
-
-def _check_requests(start: str, group: Group, known: Container[int], *, most: int) -> None:
-    """Raises ValueError for requests, or limits of their responses, that cannot run."""
-    requests, limits = group.requests, group.max_new_tokens
-    if not requests:
-        raise ValueError(f"{start} has no requests.")
-    if wrong := [r for r in requests if not (isinstance(r, Integral) and 0 <= r < 2**31)]:
-        raise ValueError(f"{start}: request {wrong[0]!r} must be an integer from 0 to 2**31 - 1.")
-    if twice := [r for r in requests if r in known or requests.count(r) > 1]:
-        raise ValueError(f"{start}: request {twice[0]} is there twice.")
-    if unknown := set(group.partial) - set(requests):
-        raise ValueError(
-            f"{start} has a partial response of request {min(unknown)}, which it does not list."
-        )
-    if isinstance(limits, Sequence) and len(limits) != len(requests):
-        raise ValueError(
-            f"{start} has {len(requests)} requests and max_new_tokens for {len(limits)}."
-        )
-    for request, limit in limits_of(group, most).items():
-        if not (isinstance(limit, Integral) and 1 <= limit <= most):
-            raise ValueError(
-                f"{start} asks for {limit} new tokens; the engine's slots hold between 1 and "
-                f"max_new_tokens {most}."
-            )
-        partial = group.partial.get(request)
-        if partial is not None and len(partial) > limit - (not has_ended(partial)):
-            raise ValueError(
-                f"{start}: request {request} has {len(partial)} tokens already, and {limit} at "
-                "most."
             )
 
 
@@ -196,7 +191,24 @@ def to_rollout(
         raise ValueError("to_rollout: there are no groups.")
     P, G, T = len(groups), len(groups[0].completions), max_new_tokens
     for done in groups:
-        _check_finished(done, size=G, max_new_tokens=T, prompt_width=prompt_width)
+        count, length = len(done.completions), len(done.group.prompt)
+        if count != G:
+            raise ValueError(
+                f"to_rollout: group {done.id!r} has {count} completions, the first {G}."
+            )
+        if length > prompt_width:
+            raise ValueError(
+                f"to_rollout: the prompt of group {done.id!r} has {length} tokens, more than "
+                f"prompt_width {prompt_width}."
+            )
+        for each in done.completions:
+            start = f"to_rollout: request {each.request} of group {done.id!r}"
+            if each.finish == FAILED:
+                raise ValueError(f"{start} failed: the model's logits were non-finite.")
+            if each.finish == UNFINISHED:
+                raise ValueError(f"{start} is unfinished.")
+            if len(each) > T:
+                raise ValueError(f"{start} has {len(each)} tokens, more than max_new_tokens {T}.")
     prompts = np.full((P, prompt_width), 0, np.int32)
     prompt_mask, mask = np.zeros((P, prompt_width), bool), np.zeros((P, G, T), bool)
     out = jax.tree.map(
@@ -214,29 +226,3 @@ def to_rollout(
                 buffer[p, g, :n] = new
     finish = np.array([[c.finish for c in done.completions] for done in groups], np.int32)
     return join_rollout(prompts, prompt_mask, out, mask, finish)
-
-
-def _check_finished(
-    done: FinishedGroup, *, size: int, max_new_tokens: int, prompt_width: int
-) -> None:
-    """Raises ValueError unless a group can be part of a batch."""
-    count, length = len(done.completions), len(done.group.prompt)
-    if count != size:
-        raise ValueError(
-            f"to_rollout: group {done.id!r} has {count} completions, the first {size}."
-        )
-    if length > prompt_width:
-        raise ValueError(
-            f"to_rollout: the prompt of group {done.id!r} has {length} tokens, more than "
-            f"prompt_width {prompt_width}."
-        )
-    for each in done.completions:
-        start = f"to_rollout: request {each.request} of group {done.id!r}"
-        if each.finish == FAILED:
-            raise ValueError(f"{start} failed: the model's logits were non-finite.")
-        if each.finish == UNFINISHED:
-            raise ValueError(f"{start} is unfinished.")
-        if len(each) > max_new_tokens:
-            raise ValueError(
-                f"{start} has {len(each)} tokens, more than max_new_tokens {max_new_tokens}."
-            )

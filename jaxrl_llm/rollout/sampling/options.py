@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 from typing import NamedTuple
 
@@ -64,6 +65,73 @@ class DrawOptions:
         """Whether an option is on, or may be turned on by a request."""
         return option in self.vary or getattr(self, option) not in (None, 0)
 
+    def check(self, function: str, vocab_size: int) -> None:
+        """Raises ValueError for an option out of range or without effect."""
+        if isinstance(self.vary, str):
+            raise TypeError(f"{function}: vary must be a list of options; got {self.vary!r}.")
+        for option in self.vary:
+            checks.check_option(function, "vary", option, _PER_REQUEST)
+        checks.check_numbers(function, self)
+        check_ids(function, stop_ids=np.asarray(self.stop_ids))
+        filters = ("top_k", "top_p", "min_p")
+        checks.check_non_negative(
+            function, temperature=self.temperature, min_new_tokens=self.min_new_tokens
+        )
+        for option in (*filters, "repetition_penalty"):
+            checks.check_positive(function, **{option: getattr(self, option)})
+        for option in ("top_p", "min_p"):
+            value = getattr(self, option)
+            if value is not None and value >= 1:
+                raise ValueError(
+                    f"{function}: {option} must be below 1; got {value:g}. None is off."
+                )
+        for option, most in (("temperature", MAX_TEMPERATURE), ("repetition_penalty", 1e6)):
+            value = getattr(self, option)
+            if value is not None and value > most:
+                raise ValueError(f"{function}: {option} must be at most {most:g}; got {value:g}.")
+        if self.top_k is not None and self.top_k > vocab_size:
+            raise ValueError(
+                f"{function}: top_k must be at most the vocabulary of {vocab_size}; got "
+                f"{self.top_k}."
+            )
+        enabled = [k for k in filters if getattr(self, k) is not None]
+        if self.temperature < GREEDY_BELOW and enabled and "temperature" not in self.vary:
+            raise ValueError(f"{function}: {', '.join(enabled)} has no effect at temperature 0.")
+        checks.check_option(function, "order", self.order, ("hf", "vllm"))
+        if self.order != "hf" and "min_p" not in (*enabled, *self.vary):
+            raise ValueError(f"{function}: order={self.order!r} has no effect without min_p.")
+        if not len(self.stop_ids) and self.uses("min_new_tokens"):
+            raise ValueError(f"{function}: min_new_tokens has no effect without stop_ids.")
+        if self.allowed is not None:
+            checks.check_bool(function, allowed=self.allowed)
+            checks.check_shape(function, "allowed", self.allowed, (vocab_size,))
+            if not np.any(self.allowed):
+                raise ValueError(f"{function}: allowed has no token.")
+
+    def check_request(self, start: str, settings: Mapping[str, float], vocab_size: int) -> None:
+        """Raises ValueError for a setting of a request that is out of range."""
+        most = {
+            "temperature": MAX_TEMPERATURE,
+            "repetition_penalty": 1e6,
+            "top_k": self.top_k or vocab_size,
+            "top_p": 1,
+            "min_p": 1,
+            "min_new_tokens": 2**31,
+        }
+        # Where top_k is bounded it is never off.
+        above_zero = ("top_p", "repetition_penalty") + (("top_k",) if self.top_k else ())
+        for option, value in settings.items():
+            if isinstance(value, bool) or not isinstance(value, Real):
+                raise TypeError(f"{start} sets {option} to {value!r}; it must be a number.")
+            if not 0 <= value <= most[option] or (value == 0 and option in above_zero):
+                low = "above 0" if option in above_zero else "at least 0"
+                raise ValueError(
+                    f"{start} sets {option} to {value:g}; it must be {low} and at most "
+                    f"{most[option]:g}."
+                )
+            if option in ("top_k", "min_new_tokens") and value != int(value):
+                raise ValueError(f"{start} sets {option} to {value:g}; it must be an integer.")
+
 
 class Draw(NamedTuple):
     """How a token is drawn.
@@ -88,7 +156,7 @@ def make_draw(function: str, options: DrawOptions, *, vocab_size: int) -> Draw:
     Raises:
       ValueError: If an option is out of range or has no effect.
     """
-    _check(function, options, vocab_size)
+    options.check(function, vocab_size)
     penalizes = options.uses("repetition_penalty")
     settings = {
         name: _PER_REQUEST[name] if (x := getattr(options, name)) is None else float(x)
@@ -141,9 +209,7 @@ def make_draw(function: str, options: DrawOptions, *, vocab_size: int) -> Draw:
         rows = merge({k: jnp.zeros(()) for k in settings}, jnp.zeros((), jnp.int32), seen)
         return record(draw_rows(jnp.zeros(vocab_size), jnp.zeros(()), rows))
 
-    def check(start: str, asked: Mapping[str, float]) -> None:
-        _check_settings(start, asked, options.top_k, vocab_size)
-
+    check = partial(options.check_request, vocab_size=vocab_size)
     return Draw(next_token, jax.eval_shape(blank), settings, check)
 
 
@@ -157,72 +223,3 @@ def _seen(slots: Slots, vocab_size: int) -> Array:
     in_response = jnp.arange(out.shape[-1]) < slots.length[..., None]
     before = seen_tokens(prompts.tokens, in_prompt, vocab_size=vocab_size)
     return before[:, None] | seen_tokens(out, in_response, vocab_size=vocab_size)
-
-
-def _check(function: str, options: DrawOptions, vocab_size: int) -> None:
-    """Raises ValueError for an option out of range or without effect."""
-    if isinstance(options.vary, str):
-        raise TypeError(f"{function}: vary must be a list of options; got {options.vary!r}.")
-    for option in options.vary:
-        checks.check_option(function, "vary", option, _PER_REQUEST)
-    checks.check_numbers(function, options)
-    check_ids(function, stop_ids=np.asarray(options.stop_ids))
-    filters = ("top_k", "top_p", "min_p")
-    checks.check_non_negative(
-        function, temperature=options.temperature, min_new_tokens=options.min_new_tokens
-    )
-    for option in (*filters, "repetition_penalty"):
-        checks.check_positive(function, **{option: getattr(options, option)})
-    for option in ("top_p", "min_p"):
-        value = getattr(options, option)
-        if value is not None and value >= 1:
-            raise ValueError(f"{function}: {option} must be below 1; got {value:g}. None is off.")
-    for option, most in (("temperature", MAX_TEMPERATURE), ("repetition_penalty", 1e6)):
-        value = getattr(options, option)
-        if value is not None and value > most:
-            raise ValueError(f"{function}: {option} must be at most {most:g}; got {value:g}.")
-    if options.top_k is not None and options.top_k > vocab_size:
-        raise ValueError(
-            f"{function}: top_k must be at most the vocabulary of {vocab_size}; got "
-            f"{options.top_k}."
-        )
-    enabled = [k for k in filters if getattr(options, k) is not None]
-    if options.temperature < GREEDY_BELOW and enabled and "temperature" not in options.vary:
-        raise ValueError(f"{function}: {', '.join(enabled)} has no effect at temperature 0.")
-    checks.check_option(function, "order", options.order, ("hf", "vllm"))
-    if options.order != "hf" and "min_p" not in (*enabled, *options.vary):
-        raise ValueError(f"{function}: order={options.order!r} has no effect without min_p.")
-    if not len(options.stop_ids) and options.uses("min_new_tokens"):
-        raise ValueError(f"{function}: min_new_tokens has no effect without stop_ids.")
-    if options.allowed is not None:
-        checks.check_bool(function, allowed=options.allowed)
-        checks.check_shape(function, "allowed", options.allowed, (vocab_size,))
-        if not np.any(options.allowed):
-            raise ValueError(f"{function}: allowed has no token.")
-
-
-def _check_settings(
-    start: str, asked: Mapping[str, float], top_k: int | None, vocab_size: int
-) -> None:
-    """Raises ValueError for a setting of a request that is out of range."""
-    most = {
-        "temperature": MAX_TEMPERATURE,
-        "repetition_penalty": 1e6,
-        "top_k": top_k or vocab_size,
-        "top_p": 1,
-        "min_p": 1,
-        "min_new_tokens": 2**31,
-    }
-    # Where top_k is bounded it is never off.
-    above_zero = ("top_p", "repetition_penalty") + (("top_k",) if top_k else ())
-    for option, value in asked.items():
-        if isinstance(value, bool) or not isinstance(value, Real):
-            raise TypeError(f"{start} sets {option} to {value!r}; it must be a number.")
-        if not 0 <= value <= most[option] or (value == 0 and option in above_zero):
-            low = "above 0" if option in above_zero else "at least 0"
-            raise ValueError(
-                f"{start} sets {option} to {value:g}; it must be {low} and at most "
-                f"{most[option]:g}."
-            )
-        if option in ("top_k", "min_new_tokens") and value != int(value):
-            raise ValueError(f"{start} sets {option} to {value:g}; it must be an integer.")
