@@ -96,19 +96,18 @@ def text_of(ids: Sequence[int], tokenizer, stops: Sequence[str]) -> str:
 def to_row(prompt: PromptRow, sample: int, text: str, completion: Completion, run: str) -> dict:
     """A completion as an object of the JSONL file; log-probabilities are sums over its tokens."""
     out = completion.out
-    values = (
-        prompt.index,
-        sample,
-        text,
-        FINISH[completion.finish],
-        len(completion),
-        round(float(np.sum(out.behavior_logp, dtype=np.float64)), 5),
-        round(float(np.sum(out.model_logp, dtype=np.float64)), 5),
-        run,
-    )
-    row = dict(zip(FIELDS, values, strict=True))
-    head = {name: row.pop(name) for name in FIELDS[:2]}
-    return {**head, **prompt.fields, "prompt": prompt.text, **row}
+    return {
+        "index": prompt.index,
+        "sample": sample,
+        **prompt.fields,
+        "prompt": prompt.text,
+        "completion": text,
+        "finish": FINISH[completion.finish],
+        "num_tokens": len(completion),
+        "behavior_logp": round(float(np.sum(out.behavior_logp, dtype=np.float64)), 5),
+        "model_logp": round(float(np.sum(out.model_logp, dtype=np.float64)), 5),
+        "run": run,
+    }
 
 
 def digest(settings: Mapping[str, Any]) -> str:

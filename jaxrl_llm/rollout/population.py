@@ -20,7 +20,7 @@ from jaxrl_llm.models.sharding import batch_sharding, batch_shards
 from jaxrl_llm.rollout._inputs import check_ids, check_sizes, check_spread
 from jaxrl_llm.rollout.decode import RowDeltas, count_deltas, fill_all, fill_prompts
 from jaxrl_llm.rollout.decode import decode as decode_slots
-from jaxrl_llm.rollout.sampler import BUCKETS, check_shared_prefix, pad_prompts, prompt_room
+from jaxrl_llm.rollout.sampler import BUCKETS, PromptSpec, pad_rows, prompt_room
 from jaxrl_llm.rollout.sampling.options import Draw, DrawOptions, make_draw
 from jaxrl_llm.rollout.slots import (
     Requests,
@@ -129,28 +129,18 @@ def make_population_sampler(
     )
     draw = make_draw(name, options, vocab_size=model.config.vocab_size)
     room = prompt_room(name, model, max_new_tokens)
+    prompt_spec = PromptSpec(model.config.vocab_size, room, buckets, shared_prefix_len)
     decode = jax.jit(_make_decode(model, draw, max_new_tokens, tuple(stop_ids), pad_id))
 
     def sample(
         params: ArrayTree, deltas: ArrayTree, key: Array, prompts, *, version: int = 0
     ) -> Rollout:
-        tokens, mask = pad_prompts(
-            prompts, vocab_size=model.config.vocab_size, room=room, buckets=buckets
-        )
-        check_shared_prefix("sample", prompts, shared_prefix_len)
+        tokens, mask = prompt_spec.pad(prompts)
         check_ids("sample", version=version)
         if deltas is None:
             raise ValueError("sample: a population needs deltas; see evolution.model_delta.")
         members = count_deltas("sample", deltas, pairs=True)
-        requests, order = _assign(
-            prompts,
-            members,
-            shared=shared,
-            tries=tries,
-            prefix_len=max(shared_prefix_len, 1),
-            one_row=shared and shared_prefix_len > 0,
-            buckets=buckets,
-        )
+        requests, order = _assign(prompts, prompt_spec, members, shared=shared, tries=tries)
         if mesh is not None:
             check_spread("sample", len(requests.member), "rows of members", batch_shards(mesh))
             requests = processes.place(requests, batch_sharding(mesh))
@@ -162,20 +152,13 @@ def make_population_sampler(
 
 
 def _assign(
-    prompts,
-    members: int,
-    *,
-    shared: bool,
-    tries: int,
-    prefix_len: int,
-    one_row: bool,
-    buckets: Sequence[int],
+    prompts, spec: PromptSpec, members: int, *, shared: bool, tries: int
 ) -> tuple[MemberRequests, np.ndarray]:
     """Which slot answers which prompt, and where in the grid the responses ``[P, G * tries]`` are.
 
-    With ``one_row``, a member has one row for all prompts; else it has a row for each prompt.
+    Where all members share a prefix, each has one row for all prompts; else a row for each prompt.
     """
-    P, N = len(prompts), members
+    P, N, prefix_len = len(prompts), members, max(spec.shared_prefix_len, 1)
     if not shared and N % P:
         raise ValueError(f"sample: {N} members cannot be dealt out to {P} prompts.")
     group = N if shared else N // P
@@ -185,17 +168,14 @@ def _assign(
     prompt_of, member_of = index // group, index % group if shared else index
     request = index[..., None] * tries + np.arange(tries)
     # Rows [R], their slots [W], and the prompt of each.
-    grid = (N, P * tries) if one_row else (P * group, tries)
+    grid = (N, P * tries) if shared and spec.shared_prefix_len else (P * group, tries)
     prompt_of = np.repeat(prompt_of, tries).reshape(grid)
     member_of = np.repeat(member_of, tries).reshape(grid)[:, 0]
     ids = request.reshape(grid)
     rest = [list(prompt[prefix_len:]) for prompt in prompts]
     longest = max(map(len, rest))
-    sizes = (*_SHORT_BUCKETS, *sorted(buckets))
-    width = next((b for b in sizes if b >= longest), longest)
-    tokens = np.zeros((P, width), np.int32)
-    for row, prompt_rest in zip(tokens, rest, strict=True):
-        row[: len(prompt_rest)] = prompt_rest
+    sizes = (*_SHORT_BUCKETS, *sorted(spec.buckets))
+    tokens = pad_rows(rest, next((b for b in sizes if b >= longest), longest))
     prefix = np.array([prompt[:prefix_len] for prompt in prompts], np.int32)
     order = np.empty(P * group * tries, np.int32)
     order[ids.reshape(-1)] = np.arange(ids.size)

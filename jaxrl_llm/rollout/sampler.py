@@ -39,21 +39,6 @@ def count_shared_prefix(prompts: Sequence[Sequence[int]]) -> int:
     return shared if shared >= _MIN_SHARED else 0
 
 
-def check_shared_prefix(
-    function: str, prompts: Sequence[Sequence[int]], shared_prefix_len: int
-) -> None:
-    """Raises ValueError unless all prompts share so many first tokens and are longer."""
-    if not shared_prefix_len:
-        return
-    first = list(prompts[0][:shared_prefix_len])
-    for i, prompt in enumerate(prompts):
-        if len(prompt) <= shared_prefix_len or list(prompt[:shared_prefix_len]) != first:
-            raise ValueError(
-                f"{function}: prompt {i} does not begin with the {shared_prefix_len} tokens that "
-                "all prompts share by shared_prefix_len, or has no more."
-            )
-
-
 def prompt_room(function: str, model: Model, max_new_tokens: int) -> int:
     """The longest prompt that leaves room for a response in the context; raises if none does."""
     room = model.config.max_length - max_new_tokens
@@ -65,37 +50,54 @@ def prompt_room(function: str, model: Model, max_new_tokens: int) -> int:
     return room
 
 
-def pad_prompts(
-    prompts: Sequence[Sequence[int]],
-    *,
-    vocab_size: int,
-    room: int,
-    buckets: Sequence[int] = BUCKETS,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Prompts of token ids as right-padded tokens int32 ``[P, Lp]`` and mask bool ``[P, Lp]``.
+def pad_rows(rows: Sequence[Sequence[int]], width: int) -> np.ndarray:
+    """Lists of token ids as int32 ``[N, width]``, padded with 0 on the right."""
+    tokens = np.zeros((len(rows), width), np.int32)
+    for padded, row in zip(tokens, rows, strict=True):
+        padded[: len(row)] = row
+    return tokens
 
-    The width is rounded up to one of ``buckets``, so that few shapes are compiled. Raises
-    ValueError without prompts, and for one that is empty, longer than ``room`` or holds an id
-    outside the vocabulary; it names the prompt by its index.
+
+class PromptSpec(NamedTuple):
+    """The prompts that a sampler takes: ids below ``vocab_size``, at most ``room`` of them.
+
+    The widths of ``buckets`` are compiled, few shapes and not one a prompt. All prompts begin with
+    the same ``shared_prefix_len`` tokens and are longer.
     """
-    if not len(prompts):
-        raise ValueError("sample: there are no prompts.")
-    for i, prompt in enumerate(prompts):
-        check_tokens(f"sample: prompt {i}", prompt, vocab_size)
-        if not len(prompt):
-            raise ValueError(f"sample: prompt {i} is empty; it needs at least one token.")
-        if len(prompt) > room:
-            raise ValueError(
-                f"sample: prompt {i} has {len(prompt)} tokens, but the model's context leaves room "
-                f"for {room} before the response."
-            )
-    longest = max(map(len, prompts))
-    width = min((b for b in sorted(buckets) if b >= longest), default=longest)
-    tokens = np.zeros((len(prompts), width), np.int32)
-    for row, prompt in zip(tokens, prompts, strict=True):
-        row[: len(prompt)] = prompt
-    mask = np.arange(width) < np.array([len(p) for p in prompts])[:, None]
-    return tokens, mask
+
+    vocab_size: int
+    room: int
+    buckets: Sequence[int] = BUCKETS
+    shared_prefix_len: int = 0
+
+    def pad(self, prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens int32 ``[P, Lp]``, right padded, and mask bool ``[P, Lp]``.
+
+        Raises ValueError without prompts, and for a wrong one, which it names by its index.
+        """
+        if not len(prompts):
+            raise ValueError("sample: there are no prompts.")
+        for i, prompt in enumerate(prompts):
+            check_tokens(f"sample: prompt {i}", prompt, self.vocab_size)
+            if not len(prompt):
+                raise ValueError(f"sample: prompt {i} is empty; it needs at least one token.")
+            if len(prompt) > self.room:
+                raise ValueError(
+                    f"sample: prompt {i} has {len(prompt)} tokens, but the model's context leaves "
+                    f"room for {self.room} before the response."
+                )
+        shared = self.shared_prefix_len
+        first = list(prompts[0][:shared])
+        for i, prompt in enumerate(prompts if shared else ()):
+            if len(prompt) <= shared or list(prompt[:shared]) != first:
+                raise ValueError(
+                    f"sample: prompt {i} does not begin with the {shared} tokens that all prompts "
+                    "share by shared_prefix_len, or has no more."
+                )
+        longest = max(map(len, prompts))
+        width = min((b for b in sorted(self.buckets) if b >= longest), default=longest)
+        mask = np.arange(width) < np.array([len(p) for p in prompts])[:, None]
+        return pad_rows(prompts, width), mask
 
 
 class SamplerSpec(NamedTuple):
@@ -170,6 +172,7 @@ def make_sampler(
     )
     draw = make_draw(name, options, vocab_size=model.config.vocab_size)
     room = prompt_room(name, model, max_new_tokens)
+    prompt_spec = PromptSpec(model.config.vocab_size, room, buckets, shared_prefix_len)
     spec = SamplerSpec(
         max_new_tokens=max_new_tokens,
         group_size=group_size,
@@ -182,10 +185,7 @@ def make_sampler(
     def sample(
         params: ArrayTree, key: Array, prompts, *, request_ids=None, version: int = 0
     ) -> Rollout:
-        tokens, mask = pad_prompts(
-            prompts, vocab_size=model.config.vocab_size, room=room, buckets=buckets
-        )
-        check_shared_prefix("sample", prompts, shared_prefix_len)
+        tokens, mask = prompt_spec.pad(prompts)
         if request_ids is None:
             request_ids = np.arange(len(prompts) * group_size).reshape(len(prompts), group_size)
         request_ids = check_ids("sample", request_ids=request_ids)

@@ -15,7 +15,7 @@ from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards, on_mesh
 from jaxrl_llm.recipes import Batch, EvolutionRecipe
 from jaxrl_llm.rollout import Rollout, make_population_sampler, make_sampler
-from jaxrl_llm.rollout.sampler import pad_prompts, prompt_room
+from jaxrl_llm.rollout.sampler import PromptSpec, prompt_room
 from jaxrl_llm.train.algorithm import Algorithm, CompiledStep, Step
 from jaxrl_llm.train.optimizer import apply_if_finite
 from jaxrl_llm.train.state import TrainState
@@ -253,7 +253,7 @@ def _members_in_turn(
         if not recipe.shared:
             starts = range(0, members, group_size)
             rollouts = [join(rollouts[i : i + group_size], axis=1) for i in starts]
-        tokens, mask = pad_prompts(prompts, vocab_size=model.config.vocab_size, room=room)
+        tokens, mask = PromptSpec(model.config.vocab_size, room).pad(prompts)
         joined = join(rollouts, axis=1 if recipe.shared else 0)
         return joined._replace(prompt_tokens=tokens, prompt_mask=mask)
 

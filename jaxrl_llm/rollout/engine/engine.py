@@ -5,7 +5,7 @@ host side is a :class:`~jaxrl_llm.rollout.Generation`, which fills slots and col
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -267,19 +267,44 @@ def make_engine(
     return _build_engine(model, spec, mesh)
 
 
+def _init_slots(model: Model, spec: EngineSpec) -> Slots:
+    return slot_functions.init_slots(
+        model,
+        spec.rows,
+        spec.width,
+        spec.prompt_length,
+        spec.max_new_tokens,
+        blank=spec.draw.blank,
+        settings=spec.draw.settings,
+    )
+
+
 def _build_engine(model: Model, spec: EngineSpec, mesh: jax.sharding.Mesh | None) -> Engine:
-    """The engine with its compiled functions, each of which donates the slots that it gets."""
+    """The engine; on a mesh, slots are spread by rows, and keys and values also by their heads."""
+    shapes, shardings = jax.eval_shape(lambda: _init_slots(model, spec)), None
+    if mesh is not None:
+        shardings = jax.tree.map(lambda x: batch_sharding(mesh), shapes)
+        prefix, cache = jax.tree.map(
+            lambda x: kv_sharding(x.shape, mesh), (shapes.prompts.prefix, shapes.cache)
+        )
+        prompts = shardings.prompts._replace(prefix=prefix)
+        shardings = shardings._replace(prompts=prompts, cache=cache)
+    return Engine(
+        model=model,
+        spec=spec,
+        row_counts=tuple(sorted({1, min(spec.shard_rows, _ROWS_READ)})),
+        # On a mesh, slots would have to move from device to device.
+        small_grid=smaller_grid(spec.rows, spec.width) if spec.shards == 1 else None,
+        row_bytes=memory.row_bytes(shapes, shardings),
+        functions=_compile(model, spec, shardings),
+    )
+
+
+def _compile(model: Model, spec: EngineSpec, shardings: Slots | None) -> dict[str, Callable]:
+    """The functions of slots, compiled; each donates the slots that it gets."""
 
     def init():
-        return slot_functions.init_slots(
-            model,
-            spec.rows,
-            spec.width,
-            spec.prompt_length,
-            spec.max_new_tokens,
-            blank=spec.draw.blank,
-            settings=spec.draw.settings,
-        )
+        return _init_slots(model, spec)
 
     def fill_prompts(params, slots, rows, deltas):
         return fill_prompt_slots(model, params, slots, rows, block=spec.block, deltas=deltas)
@@ -309,40 +334,18 @@ def _build_engine(model: Model, spec: EngineSpec, mesh: jax.sharding.Mesh | None
     def take_tokens(out, rows, columns):
         return jax.tree.map(lambda x: x[rows, columns], out)
 
-    shapes = jax.eval_shape(init)
-    shardings, compiled = None, jax.jit
-    if mesh is not None:
-        # Every array of the slots has a fixed sharding, whatever the compiler would prefer.
-        shardings = _shardings(shapes, mesh)
-        compiled = partial(jax.jit, out_shardings=shardings)
+    # On a mesh, every array of the slots has a fixed sharding, whatever the compiler would prefer.
+    compiled = jax.jit if shardings is None else partial(jax.jit, out_shardings=shardings)
     first, second = partial(compiled, donate_argnums=0), partial(compiled, donate_argnums=1)
     names = ("put_prompts", "start", "resume", "end_slots", "copy_slot", "clear_cache")
     # Each partial is a new function, so engines do not share compiled programs.
-    functions = {name: first(partial(getattr(slot_functions, name))) for name in names} | {
+    return {name: first(partial(getattr(slot_functions, name))) for name in names} | {
         "init": compiled(init),
         "fill_prompts": second(fill_prompts),
         "fill_responses": second(fill_responses),
         "decode": second(decode),
         "take_tokens": jax.jit(take_tokens),
     }
-    return Engine(
-        model=model,
-        spec=spec,
-        row_counts=tuple(sorted({1, min(spec.shard_rows, _ROWS_READ)})),
-        # On a mesh, slots would have to move from device to device.
-        small_grid=smaller_grid(spec.rows, spec.width) if spec.shards == 1 else None,
-        row_bytes=memory.row_bytes(shapes, shardings),
-        functions=functions,
-    )
-
-
-def _shardings(slots: Slots, mesh: jax.sharding.Mesh) -> Slots:
-    """The shardings of slots: by rows, and keys and values also by their heads."""
-    shardings = jax.tree.map(lambda x: batch_sharding(mesh), slots)
-    prefix, cache = jax.tree.map(
-        lambda x: kv_sharding(x.shape, mesh), (slots.prompts.prefix, slots.cache)
-    )
-    return shardings._replace(prompts=shardings.prompts._replace(prefix=prefix), cache=cache)
 
 
 def powers(most: int) -> tuple[int, ...]:
