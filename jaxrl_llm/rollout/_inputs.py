@@ -68,6 +68,16 @@ def counts(function: str, **arrays) -> list[np.ndarray]:
     return converted
 
 
+def check_limits(function: str, limits: np.ndarray, **like) -> None:
+    """Raises unless ``max_new_tokens`` is one number or has the shape of another array."""
+    ((name, x),) = like.items()
+    if limits.shape not in ((), x.shape):
+        raise ValueError(
+            f"{function}: max_new_tokens must be one number or have the shape of {name} {x.shape}; "
+            f"got {limits.shape}."
+        )
+
+
 def flags(function: str, like: np.ndarray, **mask) -> np.ndarray | None:
     """A mask that may be None; raises unless it is bool and of the shape of ``like``."""
     ((name, x),) = mask.items()

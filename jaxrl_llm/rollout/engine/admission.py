@@ -13,7 +13,7 @@ ValueError where shapes do not match, a count is negative or an option is out of
 import numpy as np
 
 from jaxrl_llm.core import checks
-from jaxrl_llm.rollout._inputs import counts, flags
+from jaxrl_llm.rollout._inputs import check_limits, counts, flags
 
 
 def future_peak(used, remaining, *, active=None) -> np.ndarray:
@@ -84,11 +84,7 @@ def predict_remaining(history, generated, *, max_new_tokens, quantile: float = 0
         function, history=history, generated=generated, max_new_tokens=max_new_tokens
     )
     checks.check_rank(function, 1, history=history, generated=generated)
-    if limit.shape not in ((), generated.shape):
-        raise ValueError(
-            f"{function}: max_new_tokens must be one number or have the shape of generated "
-            f"{generated.shape}; got {limit.shape}."
-        )
+    check_limits(function, limit, generated=generated)
     checks.check_share(function, quantile=quantile, zero=False)
     ended = np.sort(history)
     first = np.searchsorted(ended, generated, side="right")

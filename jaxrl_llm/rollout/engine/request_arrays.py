@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.core import checks
-from jaxrl_llm.rollout._inputs import counts
+from jaxrl_llm.rollout._inputs import check_limits, counts
 from jaxrl_llm.rollout.engine.requests import Completion, Group
 from jaxrl_llm.rollout.engine.scheduler import SlotIndex, StartedRequest
 from jaxrl_llm.rollout.engine.spec import EngineSpec
@@ -43,11 +43,7 @@ def resume_budget(length, *, max_new_tokens, segment: int | None = None) -> np.n
     """
     function = "resume_budget"
     length, limit = counts(function, length=length, max_new_tokens=max_new_tokens)
-    if limit.shape not in ((), length.shape):
-        raise ValueError(
-            f"{function}: max_new_tokens must be one number or have the shape of length "
-            f"{length.shape}; got {limit.shape}."
-        )
+    check_limits(function, limit, length=length)
     checks.check_positive(function, segment=segment)
     left = np.maximum(limit - length, 0)
     return left if segment is None else np.minimum(left, segment)
