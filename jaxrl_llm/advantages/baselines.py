@@ -1,8 +1,12 @@
 """Baselines that are not the mean of the group: greedy reward, median, weights, other prompts.
 
-``where`` (bool ``[..., G]``) marks the rollouts that take part; None keeps all. The others count in
-no statistic, get 0 and may hold anything. What takes ``rewards`` raises TypeError if it is not
-floating point or ``where`` is not bool, and ValueError if their shapes differ.
+- ``rewards``: floating point ``[..., G]``, one a rollout; a group lies along the last axis.
+- ``where``: bool ``[..., G]``, True for rollouts that take part; None for all. The others count in
+  no statistic, get 0 and may hold anything.
+- ``mask``: bool ``[..., G, T]``, True for the response tokens that are trained.
+- Advantages are float32 ``[..., G]`` or ``[..., G, T]``, 0 where masked.
+- A wrong dtype raises TypeError; shapes that do not match, and an option that is unknown, out of
+  its range or without effect, raise ValueError.
 """
 
 from typing import Literal
@@ -30,17 +34,12 @@ def remax(rewards: Array, *, greedy_rewards: Array, where: Array | None = None) 
     response earned the same.
 
     Args:
-      rewards: ``[..., G]``, floating point, of the sampled responses.
-      greedy_rewards: ``[...]``, floating point, of the response at temperature 0, which is not
-        trained on.
-      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
+      rewards, where: See the module.
+      greedy_rewards: ``[...]``, floating point, of the response at temperature 0, which does not
+        train.
 
     Returns:
-      Advantages ``[..., G]``, float32, in units of reward.
-
-    Raises:
-      TypeError: If a reward is not floating point or ``where`` is not bool.
-      ValueError: If the shapes do not match.
+      Advantages ``[..., G]``, in units of reward.
 
     Example:
       >>> import jax.numpy as jnp
@@ -62,26 +61,21 @@ def remax(rewards: Array, *, greedy_rewards: Array, where: Array | None = None) 
 def remax_token(
     token_rewards: Array, mask: Array, *, greedy_rewards: Array, where: Array | None = None
 ) -> Array:
-    """What is still to come from each token on, minus the full reward of the greedy response.
+    """The reward to go of each token, minus the full reward of the greedy response.
 
         A[i, t] = sum over s >= t of R[i, s]  -  r_greedy
 
-    The baseline is the greedy response's total at every token, not its reward-to-go. With the
-    reward on the last token (:func:`terminal_rewards`) it is :func:`remax` at every token; with
-    :func:`kl_shaped_rewards` before it in a chain, ReMax with a KL penalty.
+    The baseline is the greedy response's total at every token, not its reward to go. After
+    :func:`terminal_rewards` it is :func:`remax` at every token; after :func:`kl_shaped_rewards`,
+    ReMax with a KL penalty.
 
     Args:
+      mask, where: See the module.
       token_rewards: ``[..., G, T]``, floating point.
-      mask: bool ``[..., G, T]``, True for the response tokens that are trained.
       greedy_rewards: ``[...]``, floating point, of the response at temperature 0.
-      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
 
     Returns:
-      Advantages ``[..., G, T]``, float32, 0 where masked.
-
-    Raises:
-      TypeError: If a reward is not floating point, or ``mask`` or ``where`` is not bool.
-      ValueError: If the shapes do not match.
+      Advantages ``[..., G, T]``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -109,23 +103,18 @@ def opo(
 
         A_i = r_i - sum_j len_j r_j / sum_j len_j
 
-    It is optimal where the squared norm of a rollout's score grows with its length. With equal
-    lengths it is :func:`dr_grpo`. A group whose unmasked rewards are all equal, or an empty one,
-    gets exactly 0; one without any token uses the plain mean.
+    It is optimal where the squared norm of a rollout's score grows with its length; with equal
+    lengths it is :func:`dr_grpo`. A group of equal rewards, or an empty one, gets exactly 0; one
+    without a token uses the plain mean.
 
     Args:
-      rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
-      mask: bool ``[..., G, T]``; the lengths are the tokens it keeps.
-      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
+      rewards, where: See the module.
+      mask: As in the module; the lengths count its tokens.
       singleton: What the only unmasked rollout of a group gets: "zero" for 0, "raw" for its reward.
 
     Returns:
-      Advantages ``[..., G]``, float32, in units of reward; times the lengths they add up to 0 over
-      a group, a "raw" singleton excepted.
-
-    Raises:
-      TypeError: If ``rewards`` is not floating point, or ``mask`` or ``where`` is not bool.
-      ValueError: If the shapes do not match or ``singleton`` is unknown.
+      Advantages ``[..., G]``, in units of reward; times the lengths they add up to 0 over a group,
+      a "raw" singleton excepted.
 
     Example:
       >>> import jax.numpy as jnp
@@ -165,24 +154,18 @@ def opob(
         b = sum_i w_i^2 n_i r_i / sum_i w_i^2 n_i,   w_i = exp(log_weights_i)
 
     With equal ``w`` and ``n`` it is the group mean; with equal ``w`` and ``n`` the length, the
-    baseline of :func:`opo`. Only the ratios of the weights matter, so they are taken relative to
-    the greatest of the group and none overflows.
+    baseline of :func:`opo`. The weights are taken relative to the greatest of the group, so that
+    none overflows.
 
     Args:
-      rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
+      rewards, where: See the module.
       log_weights: ``[..., G]``, floating point: log of the probability of the full rollout under
         the policy over that under the behavior policy, not truncated.
       grad_sq_norms: ``[..., G]``, floating point, not negative: squared norm of the gradient of the
         rollout's log-probability (summed over its tokens). Any common scale.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all. The rest count in
-        nothing and may hold anything.
 
     Returns:
       Baselines ``[...]``, float32; the mean reward where all norms are 0, and 0 for an empty group.
-
-    Raises:
-      TypeError: If an array is not floating point or ``where`` is not bool.
-      ValueError: If the shapes differ.
 
     Example:
       >>> import jax.numpy as jnp
@@ -193,9 +176,8 @@ def opob(
       0.6751
 
     References:
-      Huang et al., VCPO (arXiv:2602.17616), the formula of the paper. The released code adds 1e-8
-      to the denominator, and measures the gradient with the truncated weight already inside, which
-      makes its effective weight ``min(w, C)^2 w^2 n``.
+      Huang et al., VCPO (arXiv:2602.17616). The released code adds 1e-8 to the denominator, and
+      measures the gradient with the truncated weight inside: its weight is ``min(w, C)^2 w^2 n``.
     """
     stats.check_group("opob", rewards, where)
     checks.check_min_rank("opob", 1, log_weights=log_weights, grad_sq_norms=grad_sq_norms)
@@ -233,26 +215,19 @@ def vcpo_advantage(
 
         A_i = (r_i - b) / std(r),   b from :func:`opob`, log w_i = sum_t (old_logp - behavior_logp)
 
-    The advantage half of VCPO; the other halves are a truncated weight of the full rollout and a
-    step size that follows the effective sample size. A group whose unmasked rewards are all equal,
-    one of a single rollout, and an empty one get exactly 0.
+    VCPO also has a truncated weight of the full rollout and a step size that follows the effective
+    sample size. A group of equal rewards, of one rollout or of none gets exactly 0.
 
     Args:
-      rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
+      rewards, mask, where: See the module.
       old_logp: ``[..., G, T]`` log-probabilities (nats) under the policy before the update.
       behavior_logp: ``[..., G, T]`` under the policy that sampled.
-      mask: bool ``[..., G, T]``, True for the response tokens that are trained.
-      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
-      grad_sq_norms: ``[..., G]``, see :func:`opob`. None takes the length of a rollout in its
-        place, which is a proxy of ours: exact norms need a gradient a rollout.
+      grad_sq_norms: As in :func:`opob`. None takes the lengths, a proxy of ours: exact norms need a
+        gradient a rollout.
       scale: "group" divides by the population deviation where that is above 1e-8, "none" does not.
 
     Returns:
-      Advantages ``[..., G]``, float32.
-
-    Raises:
-      TypeError: If ``mask`` or ``where`` is not bool or another array is not floating point.
-      ValueError: If the shapes do not match or ``scale`` is unknown.
+      Advantages ``[..., G]``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -305,28 +280,21 @@ def mc_grpo(
         rescale_nonzero: times n / #(|A| > 1e-6), n rollouts in the group
 
     Of an even group the median is the lower of the two middle values, so it is always the reward of
-    some rollout; :func:`mc_grpo_pivot` says which, and that one does not train. A few outliers do
-    not move the median, which in small groups turns the sign of fewer advantages than the mean.
+    a rollout (:func:`mc_grpo_pivot`), which does not train. A few outliers do not move it, so in
+    small groups fewer advantages change sign than with the mean.
 
-    Where more than half of a group has one reward, as it is with most groups of right and wrong
-    answers, mad is 0 and the scale is ``1 / eps``: 1000 by default, as in the released code.
-    ``scale="std"`` does not do this. A group whose unmasked rewards are all equal, one of a single
-    rollout, and an empty one get exactly 0.
+    Where more than half of a group has one reward, as in most groups of right and wrong answers,
+    mad is 0 and the scale is ``1 / eps``: 1000 by default, as in the released code; not so with
+    ``scale="std"``. A group of equal rewards, of one rollout or of none gets exactly 0.
 
     Args:
-      rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
-      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
+      rewards, where: See the module.
       scale: What the advantage is divided by: "mad", "std" (around the mean, over n - 1) or "none".
       eps: Added to the divisor, above 0, in units of reward. None means 1e-3.
-      rescale_nonzero: Whether the rollouts whose advantage is not 0 make up for those whose is, so
-        that a group counts the same however many agree with the median.
+      rescale_nonzero: Whether a group counts the same however many agree with the median.
 
     Returns:
-      Advantages ``[..., G]``, float32; half of a group is not above 0 and half not below.
-
-    Raises:
-      ValueError: If the shapes differ, ``scale`` is unknown, or ``eps`` is not above 0 or is given
-        together with ``scale="none"``, where it would have no effect.
+      Advantages ``[..., G]``; half of a group is not above 0 and half not below.
 
     Example:
       >>> import jax.numpy as jnp
@@ -358,23 +326,18 @@ def mc_grpo(
 
 
 def mc_grpo_pivot(rewards: Array, *, where: Array | None = None, key: Array | None = None) -> Array:
-    """The rollout of each group whose reward is the median: the one that is not trained.
+    """The rollout of each group whose reward is the median: the one that does not train.
 
-    It has advantage 0, so training on it would only fill the batch: sample one rollout more than
-    are to be trained and drop it with :func:`mc_grpo_keep`. Of several that hold the median it is
-    one drawn at random, or without a key the first, which makes the order of the group count.
+    Its advantage is 0: sample one rollout more than are to be trained and drop it with
+    :func:`mc_grpo_keep`.
 
     Args:
-      rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
-      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
-      key: A typed key, for the draw among equals. None takes the first of them.
+      rewards, where: See the module.
+      key: A typed key, for the draw among several that hold the median. None takes the first, which
+        makes the order of the group count.
 
     Returns:
-      bool ``[..., G]``, True at exactly one rollout of each group that is not empty, also where all
-      rewards agree.
-
-    Raises:
-      ValueError: If the shapes differ.
+      bool ``[..., G]``, True at exactly one rollout of each group that is not empty.
 
     Example:
       >>> import jax.numpy as jnp
@@ -383,8 +346,8 @@ def mc_grpo_pivot(rewards: Array, *, where: Array | None = None, key: Array | No
       [[False, True, False], [False, True, False]]
 
     References:
-      MC-GRPO (arXiv:2601.22582). The released code takes whichever index ``torch.median`` gives,
-      which is not defined where rewards are equal.
+      MC-GRPO (arXiv:2601.22582). The released code takes the index of ``torch.median``, which is
+      not defined where rewards are equal.
     """
     stats.check_group("mc_grpo_pivot", rewards, where)
     rewards = masking.zero_masked(rewards, where)
@@ -412,18 +375,12 @@ def mc_grpo_keep(
     """All tokens but those of the median rollout of each group; for the selection of a recipe.
 
     Args:
-      advantages: ``[..., G]`` or ``[..., G, T]``; not read, since every selection gets them.
-      mask: bool ``[..., G, T]``, True for the response tokens that are trained.
-      rewards: ``[..., G]``, floating point: those that the median is taken of.
-      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
-      key: A typed key, for the draw among several that hold the median. None takes the first.
+      rewards, mask, where: See the module.
+      advantages: Not read; every selection gets them.
+      key: As in :func:`mc_grpo_pivot`.
 
     Returns:
       bool ``[..., G, T]``, False on the rollout of :func:`mc_grpo_pivot` and where masked.
-
-    Raises:
-      TypeError: If ``rewards`` is not floating point, or ``mask`` or ``where`` is not bool.
-      ValueError: If the shapes do not match.
 
     Example:
       >>> import jax.numpy as jnp
@@ -449,26 +406,21 @@ def jspo(rewards: Array, *, where: Array | None = None, eps: float = 1e-6) -> Ar
         v = mean over the other groups of var(r) / n
         s = mean over the other groups of (mean(r) - mean of those means)^2
 
-    A group of a few rollouts has an uncertain mean; the share l of the batch's mean is the larger
-    the noisier the means are (v) compared with how far prompts lie apart (s). Neither part of the
-    baseline, nor the share, depends on rollout i, so the policy gradient with it is unbiased; it is
-    :func:`rloo` where l is 0. A group whose rewards agree still trains where the batch does not
-    agree with it.
+    The noisier the means of small groups are (v) compared with how far prompts lie apart (s), the
+    larger the share l of the batch's mean. Nothing in the baseline depends on rollout i, so the
+    policy gradient with it is unbiased; it is :func:`rloo` where l is 0. A group of equal rewards
+    still trains where the batch does not agree with it.
 
     It must see the global batch: all groups of all leading axes are one pool. The only rollout of a
-    group is compared with the other groups alone (l = 1); it has no variance and does not count in
-    v. Without another group that has rollouts the result is :func:`rloo`.
+    group is compared with the other groups alone (l = 1) and does not count in v. Without another
+    group that has rollouts the result is :func:`rloo`.
 
     Args:
-      rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
-      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
+      rewards, where: See the module.
       eps: Added to the divisor, above 0, in squared units of reward.
 
     Returns:
-      Advantages ``[..., G]``, float32, in units of reward; they do not add up to 0 over a group.
-
-    Raises:
-      ValueError: If the shapes differ or ``eps`` is not above 0.
+      Advantages ``[..., G]``, in units of reward; they do not add up to 0 over a group.
 
     Example:
       >>> import jax.numpy as jnp
@@ -478,9 +430,9 @@ def jspo(rewards: Array, *, where: Array | None = None, eps: float = 1e-6) -> Ar
       [[0.5, 0.5], [-1.0, 1.0], [-0.5, -0.5]]
 
     References:
-      Zeng et al., Shrinkage baselines (arXiv:2511.03710), as ``jspo`` of the authors' code, which
-      has groups of one size; groups that differ, and that of one rollout, are our extension. Their
-      ``jspo_plus_plus`` pools the group itself too and smooths the share over the steps.
+      Zeng et al., Shrinkage baselines (arXiv:2511.03710), ``jspo`` of the authors' code; groups of
+      different sizes and of one rollout are our extension. Their ``jspo_plus_plus`` pools the group
+      itself too and smooths the share over the steps.
     """
     stats.check_group("jspo", rewards, where)
     checks.check_positive("jspo", finite=True, eps=eps)

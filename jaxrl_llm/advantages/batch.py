@@ -1,7 +1,12 @@
 """Advantages normalized over the full batch, and scores scaled by those of all batches so far.
 
-``where`` (bool ``[..., G]``) marks the rollouts that take part; None keeps all. The others count in
-no statistic, get 0 and may hold anything.
+- ``rewards``: floating point ``[..., G]``, one a rollout; a group lies along the last axis.
+- ``where``: bool ``[..., G]``, True for rollouts that take part; None for all. The others count in
+  no statistic, get 0 and may hold anything.
+- ``mask``: bool ``[..., G, T]``, True for the response tokens that are trained.
+- Statistics are of the global batch. Results are float32, 0 where masked.
+- A wrong dtype raises TypeError; shapes that do not match, and an option that is unknown or out of
+  its range, raise ValueError. A Transform raises for arrays on update.
 """
 
 import dataclasses
@@ -20,22 +25,17 @@ def whiten(x: Array, mask: Array, *, eps: float = 1e-8, shift_mean: bool = True)
         y = (x - m) / sqrt(v + eps)         m, v over all unmasked tokens, v with n - 1
         shift_mean=False:  y + m
 
-    One value a rollout counts once for each of its tokens, which is what sets this apart from
-    :func:`batch_normalize`. Fewer than two tokens, or all of one value, give exactly 0 (``m`` with
-    ``shift_mean=False``).
+    A rollout counts once for each of its tokens, unlike in :func:`batch_normalize`. Fewer than two
+    tokens, or all of one value, give exactly 0 (``m`` with ``shift_mean=False``).
 
     Args:
       x: ``[..., T]`` or one value a sequence ``[...]``, floating point.
-      mask: bool ``[..., T]``, True = keep. The rest are never read.
+      mask: bool ``[..., T]``, True = keep.
       eps: Above 0; added to the variance.
-      shift_mean: Whether the mean is taken out; if not, it is added back after the scaling.
+      shift_mean: Whether the mean is taken out, not added back after the scaling.
 
     Returns:
-      ``[..., T]`` float32, 0 where masked.
-
-    Raises:
-      TypeError: If ``mask`` is not bool or ``x`` is not floating point.
-      ValueError: If the shapes do not match or ``eps`` is not above 0.
+      ``[..., T]``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -67,11 +67,7 @@ def clip(x: Array, *, bound: float) -> Array:
       bound: Greatest size, above 0.
 
     Returns:
-      Float32 of the same shape.
-
-    Raises:
-      TypeError: If ``x`` is not floating point.
-      ValueError: If ``bound`` is not above 0.
+      An array of the same shape.
 
     Example:
       >>> import jax.numpy as jnp
@@ -92,21 +88,16 @@ def batch_normalize(x: Array, *, where: Array | None = None, eps: float = 1e-8) 
 
         y = (x - mean(x)) / (std(x) + eps)         over all unmasked rollouts, std with n - 1
 
-    A rollout counts once, however long; :func:`whiten` counts tokens. Fewer than two rollouts, or
-    all of one value, give exactly 0. In a chain it normalizes what another advantage returned.
+    A rollout counts once, however long. Fewer than two rollouts, or all of one value, give exactly
+    0. In a chain it normalizes what another advantage returned.
 
     Args:
       x: ``[...]``, floating point, such as advantages ``[P, G]``.
-      where: bool of the same shape, True for entries that take part. None keeps all. The rest count
-        in no statistic, get 0 and may hold anything.
+      where: bool of the same shape; None keeps all.
       eps: Above 0; added to the deviation, in units of ``x``.
 
     Returns:
-      Float32 of the same shape.
-
-    Raises:
-      TypeError: If ``x`` is not floating point or ``where`` is not bool.
-      ValueError: If the shapes differ or ``eps`` is not above 0.
+      An array of the same shape.
 
     Example:
       >>> import jax.numpy as jnp
@@ -143,27 +134,19 @@ def reinforce_pp_baseline(
         norm="token":     A[i, t] = (a_i - m) / sqrt(v + eps)      m, v over all unmasked tokens
         norm="sequence":  A[i, t] = (a_i - m) / (sqrt(v) + eps)    m, v over all unmasked rollouts
 
-    Both variances divide by n - 1. The token form counts a rollout once for each of its tokens, so
-    its mean is not 0 when lengths differ, and a group of equal rewards then gets an advantage that
-    is not 0. With equal lengths the two differ only in n - 1 and eps. A group of one keeps its
-    reward, ``a_i = r_i``, before the normalization. Fewer than two entries to normalize over, or
-    all of them equal, give exactly 0.
+    Both variances divide by n - 1. The token form (:func:`whiten`) has a mean other than 0 when
+    lengths differ, and a group of equal rewards then gets an advantage. With equal lengths the two
+    differ only in n - 1 and eps. A group of one has ``a_i = r_i``. Fewer than two entries, or all
+    of them equal, give exactly 0.
 
     Args:
-      rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
-      mask: bool ``[..., G, T]``, True for the response tokens that are trained.
-      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
-      norm: What the normalization counts: "token" or "sequence". An unmasked rollout without a
-        token counts in the second only.
+      rewards, mask, where: See the module.
+      norm: What counts: "token" or "sequence". A rollout without a token counts in the second only.
       eps: Above 0; added to the variance (in squared units of reward) for "token", to the deviation
         for "sequence".
 
     Returns:
-      Advantages ``[..., G, T]``, float32, 0 where masked.
-
-    Raises:
-      TypeError: If ``rewards`` is not floating point, or ``mask`` or ``where`` is not bool.
-      ValueError: If the shapes do not match, ``norm`` is unknown or ``eps`` is not above 0.
+      Advantages ``[..., G, T]``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -211,29 +194,21 @@ def reinforce_pp(
         A = (G - m) / sqrt(v + eps)         m, v over all unmasked tokens of the batch, v with n - 1
 
     It is :func:`kl_shaped_rewards`, :func:`reward_to_go` and :func:`whiten` one after the other;
-    a chain of those takes another estimator of the KL divergence. Long rollouts weigh more in the
-    statistics. Fewer than two tokens, or returns that are all equal, give exactly 0.
+    a chain of those takes another estimator of the KL divergence. Fewer than two tokens, or returns
+    that are all equal, give exactly 0.
 
     Args:
-      rewards: ``[..., G]``, floating point, one a rollout.
-      mask: bool ``[..., G, T]``, True for the response tokens that are trained.
-      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
-      old_logp: ``[..., G, T]`` log-probabilities (nats) under the policy that sampled; not needed
-        without a penalty.
-      ref_logp: ``[..., G, T]`` under the reference; not needed without a penalty.
-      kl_coef: Penalty for a nat, in units of reward: a number, or an array with the mask's axes,
-        each full or 1, such as ``[P, 1, 1]`` from a controller. The number 0 leaves the penalty
-        out.
+      rewards, mask, where: See the module.
+      old_logp: ``[..., G, T]`` log-probabilities (nats) under the policy that sampled; required by
+        the penalty.
+      ref_logp: ``[..., G, T]`` under the reference; required by the penalty.
+      kl_coef: Penalty for a nat, in units of reward: a number (0 for no penalty), or an array with
+        the mask's axes, each full or 1, such as ``[P, 1, 1]`` from a controller.
       gamma: Discount for an unmasked token, in [0, 1].
       eps: Above 0; added to the variance.
 
     Returns:
-      Advantages ``[..., G, T]``, float32, 0 where masked.
-
-    Raises:
-      TypeError: If ``mask`` or ``where`` is not bool or another array is not floating point.
-      ValueError: If the shapes do not match, an option is out of its range, or ``kl_coef`` is not 0
-        and a log-probability is None.
+      Advantages ``[..., G, T]``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -285,7 +260,7 @@ def _first_moments() -> RunningMoments:
 def update_moments(
     moments: RunningMoments, x: Array, *, where: Array | None = None
 ) -> RunningMoments:
-    """Running mean and variance after another batch, as if all scores had been there at once.
+    """Running mean and variance after another batch, as if of all scores at once.
 
         d = mean_b - mean,  n = count + n_b
         mean' = mean + d n_b / n
@@ -294,14 +269,10 @@ def update_moments(
     Args:
       moments: So far; those of ``score_scaler().init()`` forget themselves with the first batch.
       x: Scores of any shape, floating point.
-      where: bool of the same shape, True for scores that count. None keeps all.
+      where: bool of the same shape; None keeps all.
 
     Returns:
       The new moments; the old ones where nothing is unmasked.
-
-    Raises:
-      TypeError: If ``x`` is not floating point or ``where`` is not bool.
-      ValueError: If the shapes differ.
 
     Example:
       >>> import jax.numpy as jnp
@@ -363,19 +334,15 @@ def score_scaler(*, center: bool = False, clip: float | None = None) -> Transfor
         s = r / std        center=True:  s = (r - mean) / std        clip:  s to [-clip, clip]
 
     It stands first in a chain, before the advantage. While there is no deviation (one score, or all
-    of one value) it divides by 1. The moments are those of the global batch, and are saved with the
-    train state.
+    of one value) it divides by 1. The moments are saved with the train state.
 
     Args:
       center: Whether to subtract the running mean first.
       clip: Greatest size of a scaled score, above 0; None for none.
 
     Returns:
-      A Transform ``rewards [...] -> [...]`` float32 that takes ``where`` of the context; its state
-      is a :class:`RunningMoments`. Rollouts that take no part get 0.
-
-    Raises:
-      ValueError: If ``clip`` is not above 0.
+      A Transform ``rewards [...] -> [...]`` that takes ``where`` of the context; its state is a
+      :class:`RunningMoments`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -405,17 +372,12 @@ class _Deviation:
 def score_deviation() -> Transform:
     """The deviation of all scores so far, the present batch among them: a controller of a Recipe.
 
-    With it under the name ``score_std``, advantages and a critic's returns both scale the rewards
-    by it, :func:`scale_scores`; :func:`score_scaler` in a chain changes those of the advantage
-    alone.
+    Under the name ``score_std`` it scales the rewards of advantages and of a critic's returns
+    alike, with :func:`scale_scores`; :func:`score_scaler` in a chain changes the advantage alone.
 
     Returns:
       A Transform ``rewards [...] -> float32 []`` that takes ``where`` of the context; its state is
       a :class:`RunningMoments`. 1 while there is no deviation.
-
-    Raises:
-      TypeError: On update, if the rewards are not floating point or ``where`` is not bool.
-      ValueError: On update, if the shapes differ.
 
     Example:
       >>> import jax.numpy as jnp
@@ -438,23 +400,17 @@ def scale_scores(
     where: Array | None = None,
     clip: float | None = None,
 ) -> Array:
-    """Rewards over a given deviation, clipped if asked.
+    """Rewards over a deviation, clipped if asked.
 
         s = r / score_std, then to [-clip, clip]
 
     Args:
-      rewards: ``[..., G]``, floating point.
-      score_std: Above 0: a number, or ``[..., 1, 1]`` as a controller gives it.
-      where: bool ``[..., G]``, True for rollouts that take part. The rest get 0 and may hold
-        anything.
+      rewards, where: See the module.
+      score_std: Above 0: a number, or ``[..., 1, 1]`` from a controller.
       clip: Greatest size of a scaled reward, above 0; None for none.
 
     Returns:
-      ``[..., G]`` float32.
-
-    Raises:
-      TypeError: If ``rewards`` is not floating point or ``where`` is not bool.
-      ValueError: If the shapes do not match, or a number is not above 0.
+      Scaled rewards ``[..., G]``.
 
     Example:
       >>> import jax.numpy as jnp

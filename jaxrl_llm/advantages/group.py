@@ -1,8 +1,14 @@
 """Advantages relative to the group: each rollout against the others of its prompt.
 
-``where`` (bool ``[..., G]``) marks the rollouts that take part; None keeps all. The others count in
-no statistic, get 0 and may hold anything. What takes ``rewards`` raises TypeError if it is not
-floating point or ``where`` is not bool, and ValueError if their shapes differ.
+- ``rewards``: floating point ``[..., G]``, one a rollout; a group lies along the last axis.
+- ``where``: bool ``[..., G]``, True for rollouts that take part; None for all. The others count in
+  no statistic, get 0 and may hold anything.
+- ``singleton``: what the only unmasked rollout of a group gets: "zero" for 0, "raw" for its reward.
+- Advantages are float32 ``[..., G]``. Where they add up to 0 over a group, a "raw" singleton does
+  not. A group whose unmasked rewards are all equal (max == min), or an empty one, gets exactly 0
+  unless a function's page differs.
+- A wrong dtype raises TypeError; shapes that do not match, and an option that is unknown, out of
+  its range or without effect, raise ValueError.
 """
 
 from typing import Literal
@@ -29,9 +35,8 @@ def grpo(
 
         A_i = (r_i - mean(r)) / (std(r) + eps)
 
-    The mean is over the group, and so is the deviation with ``scale="group"`` (GRPO). With
-    ``scale="batch"`` it is the deviation of the raw rewards of the full batch, not of the centered
-    ones; with ``scale="none"`` there is no division, which is Dr. GRPO (:func:`dr_grpo`).
+    The deviation is that of the group with ``scale="group"`` (GRPO), that of the raw, not centered,
+    rewards of the full batch with ``"batch"``; ``"none"`` does not divide (:func:`dr_grpo`).
 
     With another ``baseline`` than the group's mean the deviation is the root mean square of what
     the baseline leaves:
@@ -40,31 +45,21 @@ def grpo(
         baseline="leave_one_out":  b_i = mean of the other rewards of the group
         A_i = (r_i - b_i) / (sqrt(sum_j (r_j - b_j)^2 / (n - ddof)) + eps)
 
-    A group whose unmasked rewards are all equal, tested by max == min, gets exactly 0, and so does
-    an empty one; with ``baseline="batch"`` only a batch of equal rewards does. On a batch that is
-    sharded over prompts "batch", as ``scale`` or as ``baseline``, communicates; it must see the
-    global batch, since its value depends on which groups it is given.
+    With ``baseline="batch"`` only a batch of equal rewards gets exactly 0. "batch", as ``scale`` or
+    as ``baseline``, must see the global batch; on one that is sharded over prompts it communicates.
 
     Args:
-      rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
-      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
+      rewards, where: See the module.
       scale: What the deviation is taken over: "group", "batch" or "none".
       ddof: Delta degrees of freedom of the deviation: 1 (None means 1) divides by n - 1, 0 by n.
       eps: Added to the deviation, above 0, in units of reward. None means 1e-6.
-      singleton: What the only unmasked rollout of a group gets: "zero" for 0, or "raw" for its
-        reward as if the mean were 0 and the group's deviation 1 (also the batch's, where that is
-        0).
+      singleton: As in the module; "raw" is the reward as if the mean were 0 and the deviation 1
+        (also the batch's, where that is 0).
       baseline: What is subtracted: the mean of the "group", of the "batch", or of the other
-        rollouts of the group, "leave_one_out". The last two take ``scale="group"``.
+        rollouts of the group, "leave_one_out". The last two require ``scale="group"``.
 
     Returns:
-      Advantages ``[..., G]``, float32; they add up to 0 over a group, but for a "raw" singleton and
-      ``baseline="batch"``.
-
-    Raises:
-      ValueError: If the shapes differ, an option is unknown, ``ddof`` or ``eps`` is given together
-        with ``scale="none"``, where it would have no effect, or ``scale`` is not
-        "group" with another ``baseline``.
+      Advantages ``[..., G]``; they add up to 0 over a group, but not with ``baseline="batch"``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -74,11 +69,11 @@ def grpo(
       [[0.866..., -0.866..., -0.866..., 0.866...], [0.0, 0.0, 0.0, 0.0]]
 
     References:
-      Shao et al., DeepSeekMath (arXiv:2402.03300). ``ddof=1`` is what verl, TRL and tunix compute.
-      verl and tunix add 1e-6, TRL 1e-4. TRL's batch scaling is ``scale="batch"``. verl treats a
-      group of one as "raw"; our default is 0, and the exact 0 of a group of equal rewards is ours
-      too. Up to 0.8, verl's vectorized form keeps the deviation above 1e-3. The other baselines are
-      AReaL's ``mean_level="batch"`` and ``mean_leave1out`` with ``std_level="group"``, where
+      Shao et al., DeepSeekMath (arXiv:2402.03300). verl, TRL and tunix have ``ddof=1``; verl and
+      tunix add 1e-6, TRL 1e-4. TRL's batch scaling is ``scale="batch"``. verl treats a group of one
+      as "raw"; our default of 0, and the exact 0 of equal rewards, are ours. Up to 0.8, verl's
+      vectorized form holds the deviation above 1e-3. The other baselines are AReaL's
+      ``mean_level="batch"`` and ``mean_leave1out`` with ``std_level="group"``, where
       ``std_unbiased=False`` is ``ddof=0``.
     """
     rewards = _inputs.group_rewards("grpo", rewards, where, singleton)
@@ -135,20 +130,13 @@ def dr_grpo(rewards: Array, *, where: Array | None = None, singleton: Singleton 
 
     The advantage half of Dr. GRPO; the other half is a loss over a constant length,
     :func:`jaxrl_llm.aggregate.fixed_length`. It is (n - 1) / n times :func:`rloo` for a group of n,
-    and :func:`grpo` with ``scale="none"``. A group whose unmasked rewards are all equal, or an
-    empty one, gets exactly 0.
+    and :func:`grpo` with ``scale="none"``.
 
     Args:
-      rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
-      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
-      singleton: What the only unmasked rollout of a group gets: "zero" for 0, "raw" for its reward.
+      rewards, where, singleton: See the module.
 
     Returns:
-      Advantages ``[..., G]``, float32, in units of reward; they add up to 0 over a group, a "raw"
-      singleton excepted.
-
-    Raises:
-      ValueError: If the shapes differ or ``singleton`` is unknown.
+      Advantages ``[..., G]``, in units of reward; they add up to 0 over a group.
 
     Example:
       >>> import jax.numpy as jnp
@@ -171,20 +159,13 @@ def rloo(rewards: Array, *, where: Array | None = None, singleton: Singleton = "
         A_i = r_i - (sum(r) - r_i) / (n - 1)  =  n / (n - 1) * (r_i - mean(r))
 
     The baseline of a rollout does not depend on that rollout, so the policy gradient with it is
-    unbiased for every group size n; it tends to :func:`dr_grpo` as n grows. A group whose
-    unmasked rewards are all equal, or an empty one, gets exactly 0.
+    unbiased for every group size n; it tends to :func:`dr_grpo` as n grows.
 
     Args:
-      rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
-      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
-      singleton: What the only unmasked rollout of a group gets: "zero" for 0, "raw" for its reward.
+      rewards, where, singleton: See the module.
 
     Returns:
-      Advantages ``[..., G]``, float32, in units of reward; they add up to 0 over a group, a "raw"
-      singleton excepted.
-
-    Raises:
-      ValueError: If the shapes differ or ``singleton`` is unknown.
+      Advantages ``[..., G]``, in units of reward; they add up to 0 over a group.
 
     Example:
       >>> import jax.numpy as jnp
@@ -226,24 +207,19 @@ def gpg(
     The factor belongs to the full batch, so with ``surrogates.reinforce`` and
     ``aggregate.token_mean`` the loss is the paper's: with equal lengths, about that of the
     informative groups alone. If all groups are informative, it is the policy gradient with
-    :func:`dr_grpo`. A group whose unmasked rewards are all equal, or an empty one, gets exactly 0.
+    :func:`dr_grpo`.
 
     Args:
-      rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
-      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
+      rewards, where: See the module.
       scale: "none", or "group" to divide by the sample deviation of the group.
       mode: What the factor counts: "informative" for the share of groups with a spread, or
         "nonzero_reward" for the share of rollouts with a reward, which is verl's.
       eps: Added to the deviation, above 0, in units of reward. None means 1e-4.
-      singleton: What the only unmasked rollout of a group gets: "zero" for 0, or "raw" for alpha
-        times its reward, with ``mode="nonzero_reward"`` only: the other mode counts it as no
-        signal.
+      singleton: As in the module; "raw" is alpha times the reward, and requires
+        ``mode="nonzero_reward"``: the other mode counts it as no signal.
 
     Returns:
-      Advantages ``[..., G]``, float32; they add up to 0 over a group, a "raw" singleton excepted.
-
-    Raises:
-      ValueError: If the shapes differ, an option is unknown, or one has no meaning with another.
+      Advantages ``[..., G]``; they add up to 0 over a group.
 
     Example:
       >>> import jax.numpy as jnp
@@ -253,10 +229,9 @@ def gpg(
       [[1.0, -1.0], [0.0, 0.0]]
 
     References:
-      Chu et al., GPG (arXiv:2504.02546). verl's ``gpg`` is ``mode="nonzero_reward"``: another
-      quantity (4/3 in the example), of which it leaves a group of one its reward ("raw"). The
-      released loop samples on while the share is below 0.4 (0.5 in some versions), which is a
-      matter of curation.
+      Chu et al., GPG (arXiv:2504.02546). verl's ``gpg`` is ``mode="nonzero_reward"``, another
+      quantity (4/3 in the example), with "raw". The released loop samples on while the share is
+      below 0.4 (0.5 in some versions), which is a matter of curation.
     """
     rewards = _inputs.group_rewards("gpg", rewards, where, singleton)
     checks.check_option("gpg", "scale", scale, ("none", "group"))
@@ -289,15 +264,10 @@ def informative_share(rewards: Array, *, where: Array | None = None) -> Array:
     A group of one has no spread. It is the inverse of GPG's factor alpha.
 
     Args:
-      rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all. The rest may hold
-        anything.
+      rewards, where: See the module.
 
     Returns:
       A float32 scalar; 0 for a batch without a rollout.
-
-    Raises:
-      ValueError: If the shapes differ.
 
     Example:
       >>> import jax.numpy as jnp
@@ -321,21 +291,15 @@ def grpo_split(rewards: Array, *, steered: Array, where: Array | None = None) ->
 
         A_i = r_i - mean over the rollouts that are not steered of r
 
-    A guide's rollouts do not raise the bar for those of the policy. In a group where all of those
-    fail, they get exactly 0 and a teacher's answer its reward. Without a rollout of the policy the
-    mean is 0. There is no division by a deviation.
+    A guide's rollouts do not raise the bar for those of the policy. Where all of those fail they
+    get exactly 0, and a teacher's answer its reward. Without a rollout of the policy the mean is 0.
 
     Args:
-      rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
+      rewards, where: See the module.
       steered: bool ``[..., G]``, True for the rollouts of a guide.
-      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
 
     Returns:
-      Advantages ``[..., G]``, float32, in units of reward; those of the policy add up to 0.
-
-    Raises:
-      TypeError: If ``rewards`` is not floating point, or ``steered`` or ``where`` is not bool.
-      ValueError: If the shapes differ.
+      Advantages ``[..., G]``, in units of reward; those of the policy add up to 0.
 
     Example:
       >>> import jax.numpy as jnp
@@ -378,29 +342,24 @@ def hbpo(
         A_i = (r_i - mean(r)) / (std(r) + eps)
               + intra_weight (mean of r over the rollouts of budget b_i - ideal(b_i))
 
-    The second term does not depend on the other budgets and need not vanish when all rewards are
-    equal; the first one does then. A right answer can get a negative advantage where its budget
-    mostly fails. A group of one gets no second term. Rollouts are matched by equal budgets, all
-    pairs of a group, so the work grows with G squared.
+    When all rewards are equal the first term vanishes, the second need not. A right answer can get
+    a negative advantage where its budget mostly fails. A group of one gets no second term. Rollouts
+    are matched by equal budgets, all pairs of a group, so the work grows with G squared.
 
     Args:
-      rewards: ``[..., G]``, floating point; the reward half is ``rewards.hbpo_rewards``.
+      where: See the module.
+      rewards: As in the module; the reward half is ``rewards.hbpo_rewards``.
       budgets: ``[..., G]``, floating point, the tokens each rollout was told it may use.
-      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
       intra_weight: Weight of the second term, not negative: 1 is the paper, 2 the released code.
-      max_length: The length, in tokens, whose ideal is 0; above 0. Also the budget of a rollout
-        that was told none.
+      max_length: The length, in tokens, whose ideal is 0, and the budget of a rollout without one;
+        above 0.
       scale: Reward of a right answer of length 0.
       ddof: Delta degrees of freedom of the deviation, 1 or 0.
       eps: Added to the deviation, above 0, in units of reward.
-      singleton: What a group of one gets: "zero" for 0, "raw" for its reward over 1 + eps.
+      singleton: As in the module; "raw" is the reward over 1 + eps.
 
     Returns:
-      Advantages ``[..., G]``, float32.
-
-    Raises:
-      TypeError: If an array is not floating point or ``where`` is not bool.
-      ValueError: If the shapes differ, or an option is unknown or outside its range.
+      Advantages ``[..., G]``.
 
     Example:
       >>> import jax.numpy as jnp

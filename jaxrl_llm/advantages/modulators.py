@@ -1,11 +1,16 @@
-"""Changes to advantages that are already there, by evidence about each rollout or token.
+"""Changes to advantages by evidence about each rollout or token.
 
-They follow an estimator in a chain, ``f(advantages, mask, **evidence) -> advantages``, and none of
-them centers again, so a group need not add up to 0 afterwards.
+They follow an estimator in a chain, ``f(advantages, mask, **evidence) -> advantages``; none of them
+centers again, so a group need not add up to 0 afterwards.
 
-``where`` (bool ``[..., G]``) marks the rollouts that take part; None keeps all. The others get 0
-and may hold anything. All raise TypeError if a mask is not bool or another array is not floating
-point.
+- ``advantages``: floating point, ``[..., G]`` spread over the tokens, or ``[..., G, T]``.
+- ``mask``: bool ``[..., G, T]``, True for the response tokens that are trained.
+- ``where``: bool ``[..., G]``, True for rollouts that take part; None for all. The others count in
+  no statistic, get 0 and may hold anything.
+- ``old_logp``: ``[..., G, T]`` log-probabilities (nats) under the policy that sampled.
+- Results are float32, ``[..., G, T]`` unless a function's page differs, 0 where masked.
+- A wrong dtype raises TypeError; shapes that do not match, and an option that is unknown or out of
+  its range raise ValueError.
 """
 
 import dataclasses
@@ -31,23 +36,17 @@ def novelty_sharpening(
         s_i = mean of old_logp over the tokens of i,   eta_i = exp(s_i - mean of s over the group)
         A+_i = A_i + min(max(bonus (1 - eta_i), 0), cap A_i)    where A_i > 0, else A_i
 
-    An advantage grows by the factor ``1 + cap`` at most and never shrinks. Rollouts without a token
-    count in no mean and get no bonus; nor does a rollout that is alone in its group.
+    An advantage grows by the factor ``1 + cap`` at most. Rollouts without a token count in no mean
+    and get no bonus; nor does a rollout that is alone in its group.
 
     Args:
-      advantages: ``[..., G]``, floating point, one a rollout.
-      mask: bool ``[..., G, T]``, True for the response tokens that are trained.
-      old_logp: ``[..., G, T]`` log-probabilities (nats) under the policy that sampled.
-      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
+      mask, old_logp, where: See the module.
+      advantages: ``[..., G]`` only.
       bonus: Advantage for a rollout of vanishing probability, not negative.
       cap: Greatest bonus, as a share of the advantage, not negative.
 
     Returns:
-      Advantages ``[..., G]``, float32.
-
-    Raises:
-      TypeError: If ``mask`` or ``where`` is not bool or another array is not floating point.
-      ValueError: If the shapes do not match, or an option is negative.
+      Advantages ``[..., G]``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -58,9 +57,9 @@ def novelty_sharpening(
       [0.75, 1.125, -0.75]
 
     References:
-      XRPO (arXiv:2510.06672), PAPER reading: the formula and the defaults through two restatements;
-      no released code was found. The gate on ``A_i > 0`` is the paper's "correct"; without it the
-      cap would be negative for wrong answers and push them further down.
+      XRPO (arXiv:2510.06672), PAPER reading: the formula and the defaults through two restatements,
+      without released code. The gate on ``A_i > 0`` is the paper's "correct"; without it the cap
+      would be negative for wrong answers and push them further down.
     """
     name = "novelty_sharpening"
     check_evidence(name, advantages, mask, where, old_logp=old_logp)
@@ -95,25 +94,19 @@ def ace(
         A'_i = A_i (1 + alpha softplus(min(c_i, c_max)))    for wrong rollouts, else A_i
 
     A wrong rollout that the policy has moved away from (c far below 0) keeps its advantage; where
-    policy and reference agree (c = 0) the factor is ``1 + alpha log 2``. The sum reaches tens of
-    nats for long answers, which is what ``c_max`` is for.
+    policy and reference agree (c = 0) the factor is ``1 + alpha log 2``. ``c_max`` bounds the sum,
+    which reaches tens of nats for long answers.
 
     Args:
-      advantages: ``[..., G]``, or ``[..., G, T]`` of tokens; floating point.
-      mask: bool ``[..., G, T]``, True for the response tokens that are trained.
-      old_logp: ``[..., G, T]`` log-probabilities (nats) under the policy that sampled.
+      advantages, mask, old_logp, where: See the module.
       ref_logp: ``[..., G, T]`` under the reference.
-      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
       wrong: bool ``[..., G]``, which rollouts failed. None means those of negative advantage.
       alpha: Strength, not negative; 0 changes nothing.
       length_normalize: Whether c is the mean instead of the sum.
       c_max: Greatest c that counts, in nats; None for no bound.
 
     Returns:
-      Advantages of the shape that came in, float32.
-
-    Raises:
-      ValueError: If the shapes do not match or ``alpha`` is negative.
+      Advantages of the shape that came in.
 
     Example:
       >>> import jax.numpy as jnp
@@ -163,21 +156,16 @@ def entropy_shaping(
 
         A'[i, t] = A[i, t] + min(scale H[i, t], |A[i, t]| / cap)
 
-    With ``cap`` of 1 or more no advantage changes its sign. Where the advantage or the entropy is 0
-    nothing is added.
+    With ``cap`` of 1 or more no advantage changes its sign.
 
     Args:
-      advantages: ``[..., G]`` spread over the tokens, or ``[..., G, T]``; floating point.
-      mask: bool ``[..., G, T]``, True for the response tokens that are trained.
+      advantages, mask: See the module.
       old_entropy: ``[..., G, T]`` entropy (nats) of the policy that sampled, not negative.
       scale: Advantage for a nat of entropy, not negative.
       cap: The bonus is at most the advantage's size divided by this; above 0.
 
     Returns:
-      Advantages ``[..., G, T]``, float32, 0 where masked.
-
-    Raises:
-      ValueError: If the shapes do not match, or an option is outside its range.
+      Advantages ``[..., G, T]``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -214,21 +202,15 @@ def sampled_entropy_shaping(
 
         H[i, t] = -p log p,   p = exp(old_logp[i, t])
 
-    That is one term of the sum that the entropy is, at most 1 / e, and small for a token that was
-    almost certain and for one that was very unlikely. It takes no pass over the vocabulary.
+    It is one term of the entropy's sum, at most 1 / e, small for a token that was almost certain or
+    very unlikely, and takes no pass over the vocabulary.
 
     Args:
-      advantages: ``[..., G]`` spread over the tokens, or ``[..., G, T]``; floating point.
-      mask: bool ``[..., G, T]``, True for the response tokens that are trained.
-      old_logp: ``[..., G, T]`` log-probabilities (nats) under the policy that sampled.
-      scale: As in :func:`entropy_shaping`.
-      cap: As in :func:`entropy_shaping`.
+      advantages, mask, old_logp: See the module.
+      scale, cap: As in :func:`entropy_shaping`.
 
     Returns:
-      Advantages ``[..., G, T]``, float32, 0 where masked.
-
-    Raises:
-      ValueError: If the shapes do not match, or an option is outside its range.
+      Advantages ``[..., G, T]``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -298,29 +280,23 @@ def dcpo_distribution(
         a = x / (1 + x),   A'[i, t] = (1 - a) A[i, t] + a good_i rho[i, t]
 
     Below the target the warmer policy favors rare tokens, above it the cooler one the likely ones.
-    At the target a is 0, and without a good rollout too: then the advantages stay as they are. The
-    mean is over all unmasked rollouts, so it must be given the global batch.
+    At the target, and without a good rollout, a is 0: the advantages stay as they are. The mean is
+    over all unmasked rollouts of the global batch.
 
     Args:
-      advantages: ``[..., G]`` spread over the tokens, or ``[..., G, T]``; floating point.
-      mask: bool ``[..., G, T]``, True for the response tokens that are trained.
+      advantages, mask, where: See the module.
       rewards: ``[..., G]``, floating point.
-      old_logp: ``[..., G, T]`` log-probabilities (nats) under the policy that sampled, at its own
-        temperature.
+      old_logp: As in the module, at the temperature of the policy.
       hot_logp: ``[..., G, T]`` under the same policy at a higher temperature (1.2).
       cold_logp: ``[..., G, T]`` at a lower one (0.8).
-      policy_entropy: H, the entropy of the last step in nats a token: a scalar, or an array of size
-        one a prompt ``[..., 1, 1]`` as a controller gives it. See :func:`sampled_entropy`.
-      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
+      policy_entropy: H, the entropy of the last step in nats a token (:func:`sampled_entropy`): a
+        scalar, or ``[..., 1, 1]`` from a controller.
       target_entropy: In nats a token, not negative.
       max_gap: Greatest distance from the target that counts, in nats, not negative.
       good_above: Rewards above this are good.
 
     Returns:
-      Advantages ``[..., G, T]``, float32, 0 where masked.
-
-    Raises:
-      ValueError: If the shapes do not match, or an option is negative.
+      Advantages ``[..., G, T]``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -368,7 +344,7 @@ def dcpo_distribution(
 
 
 def temperature_logp(logits: Array, targets: Array, *, temperature: float) -> Array:
-    """Log-probability of some tokens after the logits are divided by a temperature.
+    """Log-probability of tokens after the logits are divided by a temperature.
 
         log softmax(logits / temperature)[target]
 
@@ -379,10 +355,6 @@ def temperature_logp(logits: Array, targets: Array, *, temperature: float) -> Ar
 
     Returns:
       ``[...]`` float32, in nats.
-
-    Raises:
-      TypeError: If ``logits`` is not floating point or ``targets`` does not hold integers.
-      ValueError: If the shapes do not match or ``temperature`` is not above 0.
 
     Example:
       >>> import jax.numpy as jnp
@@ -435,7 +407,7 @@ class _EntropyUpdate:
 
 
 def sampled_entropy(*, start: float = 0.0) -> Transform:
-    """A controller that hands each batch the entropy of the batch before.
+    """A controller whose value is the entropy of the batch before.
 
         H(next) = -mean of old_logp over all unmasked tokens
 
@@ -446,11 +418,7 @@ def sampled_entropy(*, start: float = 0.0) -> Transform:
 
     Returns:
       A Transform ``rewards -> H``, a float32 scalar; its state is :class:`SampledEntropy`. It reads
-      ``old_logp [P, G, T]``, ``mask`` and, if there, ``where [P, G]`` of the batch, which must be
-      the global one.
-
-    Raises:
-      ValueError: If ``start`` is negative; on update, if shapes differ.
+      ``old_logp``, ``mask`` and, if there, ``where`` of the global batch.
 
     Example:
       >>> import jax.numpy as jnp

@@ -1,4 +1,12 @@
-"""OSPO: many alike agents that act at the same time; those of one moment are a group."""
+"""OSPO: many alike agents that act at the same time; those of one moment are a group.
+
+- ``rewards``: floating point ``[..., time, agents]``.
+- ``where``: bool ``[..., time, agents]``, True where an agent had a task; None for everywhere. The
+  rest earn nothing, get 0 and may hold anything.
+- Advantages are float32 ``[..., time, agents]``.
+- A wrong dtype raises TypeError; shapes that do not match, and an option that is unknown or out of
+  its range raise ValueError.
+"""
 
 from typing import Literal
 
@@ -15,28 +23,21 @@ def ospo(
     fairness: float = 1.0,
     eps: float = 1e-8,
 ) -> Array:
-    """One step is enough: the reward of each agent against the agents of the same moment.
+    """The reward of each agent against the agents of the same moment.
 
         A[t, i] = (r[t, i] - mean over agents) / (std over agents + eps) + fairness f_t
 
     Means are over the agents that had a task at time t, with the population deviation, so with
-    ``fairness=0`` it is :func:`grpo` with ``ddof=0``. f is :func:`fleet_fairness`, the same for all
-    agents of a moment. There is no return to go and no critic. An agent alone at its time gets the
-    fairness only.
+    ``fairness=0`` it is :func:`grpo` with ``ddof=0``. f is :func:`fleet_fairness`. There is no
+    return to go and no critic. An agent alone at its time gets the fairness only.
 
     Args:
-      rewards: ``[..., time, agents]``, floating point.
-      where: bool ``[..., time, agents]``, True where an agent had a task. None for everywhere. The
-        rest earn nothing, get 0 and may hold anything.
+      rewards, where: See the module.
       fairness: Weight of the fairness term, not negative.
       eps: Added to the deviation, above 0, in units of reward.
 
     Returns:
-      Advantages ``[..., time, agents]``, float32.
-
-    Raises:
-      TypeError: If ``rewards`` is not floating point or ``where`` is not bool.
-      ValueError: If the shapes differ, there is no time axis, or an option is outside its range.
+      Advantages ``[..., time, agents]``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -64,16 +65,10 @@ def fleet_fairness(rewards: Array, *, where: Array | None = None) -> Array:
     counts, one that never had a task with 0: the axis must not be padded.
 
     Args:
-      rewards: ``[..., time, agents]``, floating point.
-      where: bool ``[..., time, agents]``, True where an agent had a task. None for everywhere. The
-        rest earn nothing and may hold anything.
+      rewards, where: See the module.
 
     Returns:
       ``[..., time]`` float32, in units of reward; positive where earnings drew together.
-
-    Raises:
-      TypeError: If ``rewards`` is not floating point or ``where`` is not bool.
-      ValueError: If the shapes differ or there is no time axis.
 
     Example:
       >>> import jax.numpy as jnp
@@ -103,31 +98,24 @@ def fleet_grpo(
     punishment: Literal["none", "history", "to_go"] = "history",
     eps: float = 1e-8,
 ) -> Array:
-    """The variant with returns: z-scored rewards, summed to come, with a term for fairness.
+    """The variant with returns: discounted sums of z-scored rewards, with a term for fairness.
 
         z = (r - mean) / (std + eps)      over all unmasked rewards, or over the agents of each time
         A[t, i] = sum over u >= t of gamma^(u - t) z[u, i] + fair_t
 
     fair is 0 ("none"), :func:`fleet_fairness` ("history"), or minus the population deviation, over
-    the agents with a task at time t, of the raw rewards still to come ("to_go"). With ``gamma=0``,
+    the agents with a task at time t, of the raw rewards to go ("to_go"). With ``gamma=0``,
     ``norm="time"`` and "history" it is :func:`ospo`.
 
     Args:
-      rewards: ``[..., time, agents]``, floating point.
-      where: bool ``[..., time, agents]``, True where an agent had a task. None for everywhere. The
-        rest earn nothing, get 0 and may hold anything.
+      rewards, where: See the module.
       gamma: Discount for a time step, in [0, 1].
       norm: "all" needs the global batch; "time" is over the agents of one time.
       punishment: "none", "history" or "to_go".
       eps: Added to the deviation, above 0, in units of reward.
 
     Returns:
-      Advantages ``[..., time, agents]``, float32.
-
-    Raises:
-      TypeError: If ``rewards`` is not floating point or ``where`` is not bool.
-      ValueError: If the shapes differ, there is no time axis, or an option is unknown or outside
-        its range.
+      Advantages ``[..., time, agents]``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -137,9 +125,9 @@ def fleet_grpo(
       [[0.5, -0.5], [-1.0, 1.0]]
 
     References:
-      The GRPO baseline of OSPO (arXiv:2507.15351), in its released code. There the "history" term
-      has the other sign than in OSPO itself; both are OSPO's here. Its discount is by the time that
-      passes until an agent's next task, which is what steps without a task do here.
+      The GRPO baseline of OSPO (arXiv:2507.15351), in its released code, where the "history" term
+      has the other sign than in OSPO itself; here both have OSPO's. Its discount is by the time
+      until an agent's next task, which is what steps without a task do here.
     """
     name = "fleet_grpo"
     checks.check_min_rank(name, 2, rewards=rewards)

@@ -1,4 +1,22 @@
-"""The optimal token baseline: one baseline for every position of a group."""
+"""The optimal token baseline: one baseline for every position of a group.
+
+- ``rewards``: floating point ``[..., G]``, one a rollout; a group lies along the last axis.
+- ``where``: bool ``[..., G]``, True for rollouts that take part; None for all. The others count in
+  no statistic, get 0 and may hold anything.
+- ``mask``: bool ``[..., G, T]``, True for the response tokens that are trained.
+- ``old_logp``: ``[..., G, T]`` log-probabilities (nats) under the policy that sampled.
+- ``sum_pi_sq``: ``[..., G, T]``, :func:`sum_pi_squared` of that policy where the token was drawn.
+- ``weights``: ``[..., G, T]``, importance weights that the tokens are trained with; None for none.
+- ``zero_tail``: whether the one longest rollout of a group has no baseline beyond the length of the
+  second longest.
+- ``compact``: whether a position is the rank among the unmasked tokens of a rollout (for several
+  turns with a tool's answers between) in place of the column; rollouts without an unmasked token
+  then do not count as members of the group.
+- ``eps``: above 0; added to the sum of ``W``.
+- Advantages are float32 ``[..., G, T]``, in units of reward, 0 where masked.
+- A wrong dtype raises TypeError; shapes that do not match, and an option out of its range, raise
+  ValueError.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -28,33 +46,14 @@ def otb(
 
     ``w`` is the squared norm of the gradient of the log-probability in the logits, so ``W`` stands
     for the squared norm of the score up to the token. With the same ``w`` everywhere and equal
-    lengths it is :func:`dr_grpo`. :func:`otb_token` is the same for token rewards.
-
-    A group of one rollout has no baseline: ``A = r_i``. Where only one rollout of a group is left,
-    its advantage is 0, or its reward with ``zero_tail``.
+    lengths it is :func:`dr_grpo`. A group of one rollout has no baseline: ``A = r_i``. Where only
+    one rollout of a group is left, its advantage is 0, or its reward with ``zero_tail``.
 
     Args:
-      rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
-      mask: bool ``[..., G, T]``, True for the response tokens that are trained.
-      old_logp: ``[..., G, T]`` log-probabilities (nats) under the policy that sampled.
-      sum_pi_sq: ``[..., G, T]``, the sum over the vocabulary of that policy's squared probabilities
-        where the token was drawn: :func:`sum_pi_squared`.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all. The rest, and
-        their tokens, count in no statistic, get 0 and may hold anything.
-      weights: ``[..., G, T]``, importance weights that the tokens are trained with; None for none.
-      zero_tail: Whether the one longest rollout of a group has no baseline beyond the length of the
-        second longest.
-      compact: Whether a position is the rank among the unmasked tokens of a rollout (for several
-        turns with a tool's answers between) in place of the column; rollouts without an unmasked
-        token then do not count as members of the group.
-      eps: Above 0; added to the sum of ``W``.
+      rewards, mask, old_logp, sum_pi_sq, where, weights, zero_tail, compact, eps: See the module.
 
     Returns:
-      Advantages ``[..., G, T]``, float32, in units of reward, 0 where masked.
-
-    Raises:
-      TypeError: If ``mask`` or ``where`` is not bool or another array is not floating point.
-      ValueError: If the shapes do not match or ``eps`` is not above 0.
+      Advantages ``[..., G, T]``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -65,10 +64,9 @@ def otb(
       [[0.5, 0.5], [-0.5, -0.5]]
 
     References:
-      Li et al., The Optimal Token Baseline (arXiv:2602.07078). As in verl; rounding
-      can leave ``w`` a little below 0, which we set to 0. verl's single-turn form has ``zero_tail``
-      on from 0.9 and off before; ``compact`` is its ``tir_optimal_token_baseline``, with
-      ``zero_tail`` on.
+      Li et al., The Optimal Token Baseline (arXiv:2602.07078). As in verl; where rounding leaves
+      ``w`` a little below 0, ours is 0. verl's single-turn form has ``zero_tail`` on from 0.9 and
+      off before; ``compact`` is its ``tir_optimal_token_baseline``, with ``zero_tail`` on.
     """
     arrays = {"old_logp": old_logp, "sum_pi_sq": sum_pi_sq, "weights": weights}
     tokens = _inputs.check_tokens("otb", rewards, mask, where, **arrays)
@@ -89,31 +87,20 @@ def otb_token(
     compact: bool = False,
     eps: float = 1e-8,
 ) -> Array:
-    """The optimal token baseline for rewards that tokens have.
+    """:func:`otb` for token rewards.
 
         G[i, t] = sum over s >= t of R[i, s]
         A[i, t] = G[i, t] - sum_j G[j, t] W[j, t] / (sum_j W[j, t] + eps)
 
-    ``W`` is as in :func:`otb`, which is this with the reward on the last token. In a chain it
-    follows :func:`kl_shaped_rewards`.
+    :func:`otb` is this with the reward on the last token. In a chain it follows
+    :func:`kl_shaped_rewards`.
 
     Args:
+      mask, old_logp, sum_pi_sq, where, weights, zero_tail, compact, eps: See the module.
       token_rewards: ``[..., G, T]``, floating point; a group lies along the axis before the last.
-      mask: bool ``[..., G, T]``, True for the response tokens that are trained.
-      old_logp: As in :func:`otb`.
-      sum_pi_sq: As in :func:`otb`.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all.
-      weights: As in :func:`otb`.
-      zero_tail: As in :func:`otb`.
-      compact: As in :func:`otb`.
-      eps: Above 0; added to the sum of ``W``.
 
     Returns:
-      Advantages ``[..., G, T]``, float32, in units of reward, 0 where masked.
-
-    Raises:
-      TypeError: If ``mask`` or ``where`` is not bool or another array is not floating point.
-      ValueError: If the shapes do not match or ``eps`` is not above 0.
+      Advantages ``[..., G, T]``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -144,10 +131,6 @@ def sum_pi_squared(logits: Array, targets: Array | None = None) -> Array:
 
     Returns:
       ``[...]`` float32, between 1 / V (uniform) and 1 (one token alone).
-
-    Raises:
-      TypeError: If ``logits`` is not floating point.
-      ValueError: If ``logits`` has no axis.
 
     Example:
       >>> import jax.numpy as jnp

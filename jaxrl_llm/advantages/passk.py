@@ -1,8 +1,14 @@
 """Advantages from the number of right answers: pass@k, the maximum, the likelihood.
 
-``where`` (bool ``[..., G]``) marks the rollouts that take part; None keeps all. The others count in
-no statistic, get 0 and may hold anything. What takes ``rewards`` raises TypeError if it is not
-floating point or ``where`` is not bool, and ValueError if their shapes differ.
+- ``rewards``: floating point ``[..., G]``, one a rollout; a group lies along the last axis.
+- ``where``: bool ``[..., G]``, True for rollouts that take part; None for all. The others count in
+  no statistic, get 0 and may hold anything.
+- ``k``: how many answers a prompt may have, at least 1.
+- ``threshold``: a reward above it is right, in units of reward.
+- Below, c of the n rollouts of a group are right, each with probability p.
+- Advantages are float32 ``[..., G]``.
+- A wrong dtype, and a ``k`` or ``order`` that is no integer, raise TypeError; shapes that do not
+  match, and an option that is unknown, out of its range or without effect, raise ValueError.
 """
 
 import math
@@ -75,9 +81,6 @@ def log_comb(n: Array, k: Array) -> Array:
     Returns:
       float32 of the broadcast shape. The error grows with n: about 2e-5 at 64, 3e-3 at 4096.
 
-    Raises:
-      TypeError: If an argument is not an array or a number.
-
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
@@ -85,8 +88,8 @@ def log_comb(n: Array, k: Array) -> Array:
       Array([6..., 1..., 0...], dtype=float32)
 
     References:
-      The Gamma function of the standard library. The estimators of this module use products of
-      fractions instead, which are exact to a few units of the last place.
+      The Gamma function. The estimators of this module use products of fractions instead, which are
+      exact to a few units of the last place.
     """
     checks.check_min_rank("log_comb", 0, n=n, k=k)
     n, k = jnp.broadcast_arrays(jnp.asarray(n, jnp.float32), jnp.asarray(k, jnp.float32))
@@ -110,23 +113,18 @@ def grpo_passk(
         A_best = (r_best - r_second) / (std(r) + eps)        all others 0
 
     Without the division, the sum over a group of ``A_i grad log pi_i`` has the gradient of the
-    expected best reward of the group as its expectation, not that of the expected reward. With
-    right and wrong answers only a group with exactly one right answer trains. A tie at the top, one
-    rollout, or none, gives exactly 0. The advantages of a group do not add up to 0.
+    expected best reward of the group as its expectation. With right and wrong answers only a group
+    with exactly one right answer trains. A tie at the top, one rollout, or none, gives exactly 0.
+    The advantages of a group do not add up to 0.
 
     Args:
-      rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
-      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
+      rewards, where: See the module.
       scale: "group" divides by the deviation of the group's rewards, "none" does not.
       ddof: Delta degrees of freedom of the deviation, 1 (None means 1) or 0.
       eps: Added to the deviation, above 0, in units of reward. None means 1e-6.
 
     Returns:
-      Advantages ``[..., G]``, float32, none negative; at most one a group is not 0.
-
-    Raises:
-      ValueError: If the shapes differ, an option is unknown, or ``ddof`` or ``eps`` is given
-        together with ``scale="none"``, where it would have no effect.
+      Advantages ``[..., G]``, none negative; at most one a group is not 0.
 
     Example:
       >>> import jax.numpy as jnp
@@ -174,26 +172,17 @@ def passk_training(
         right:  A = (1 - rho) / (sigma + eps)
         wrong:  A = (1 - rho - C(n - c - 1, k - 1) / C(n - 1, k - 1)) / (sigma + eps)
 
-    c of the n rollouts of a group are right. A group of k passes if one of its members is right; a
-    wrong rollout is blamed only for those groups of k in which all are wrong. The harder the
-    prompt, the more its right answers count. ``k=1`` is :func:`grpo` with ``ddof=0``. Where every
-    group of k passes (n - c < k), or none (c = 0), all get exactly 0. A group smaller than k counts
-    as if k were its size.
+    A group of k passes if one of its members is right; a wrong rollout is blamed only for those
+    groups of k in which all are wrong. The harder the prompt, the more its right answers count.
+    ``k=1`` is :func:`grpo` with ``ddof=0``. Where every group of k passes (n - c < k), or none
+    (c = 0), all get exactly 0. A group smaller than k counts as if k were its size.
 
     Args:
-      rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
-      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
-      k: How many answers a prompt may have, at least 1.
-      threshold: A reward above it is right, in units of reward.
+      rewards, where, k, threshold: See the module.
       eps: Added to the deviation, above 0.
 
     Returns:
-      Advantages ``[..., G]``, float32; they add up to 0 over a group.
-
-    Raises:
-      TypeError: If ``rewards`` is not floating point, ``where`` is not bool, or ``k`` is not an
-        integer.
-      ValueError: If the shapes differ, ``k`` is below 1 or ``eps`` is not above 0.
+      Advantages ``[..., G]``; they add up to 0 over a group.
 
     Example:
       >>> import jax.numpy as jnp
@@ -202,8 +191,8 @@ def passk_training(
       [1.0, -0.333..., -0.333..., -0.333...]
 
     References:
-      Pass@k training (arXiv:2508.10751), as in the authors' code, which takes a reward of exactly 1
-      as right and 0 as wrong, and leaves other values as they are. ``k`` has no default there.
+      Pass@k training (arXiv:2508.10751), as in the authors' code, where a reward of exactly 1 is
+      right, 0 is wrong, other values stay as they are, and ``k`` has no default.
     """
     checks.check_positive("passk_training", finite=True, eps=eps)
     x = count("passk_training", rewards, where, threshold, k=k)
@@ -231,29 +220,20 @@ def pkpo(
         w_i = right_i C(n - c, k - 1) / C(n - 1, k - 1)
         A_i = w_i                     loo=True:  A_i = w_i - (sum(w) - w_i) / (n - 1)
 
-    c of the n rollouts of a group are right. The mean over the group of ``w_i grad log pi_i`` has
-    exactly the gradient of pass@k, over k, as its expectation: an answer counts where it is what
-    makes the group pass, so it has its baseline already. The further step of ``loo`` makes the
-    advantages add up to 0; since the weights of the others depend on rollout i, too, the estimate
-    is then biased for k above 1. ``k=1`` with it is :func:`rloo`.
+    The mean over the group of ``w_i grad log pi_i`` has exactly the gradient of pass@k, over k, as
+    its expectation: an answer counts where it makes the group pass, so it needs no baseline. With
+    ``loo`` the advantages add up to 0; since the weights of the others depend on rollout i too, the
+    estimate is then biased for k above 1. ``k=1`` with it is :func:`rloo`.
 
     A group with no right answer, or with fewer than k - 1 wrong ones, gets 0. A group smaller than
-    k counts as if k were its size, so the only rollout of a group keeps its right (1) or wrong (0).
+    k counts as if k were its size, so the only rollout of a group gets 1 if right, 0 if wrong.
 
     Args:
-      rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
-      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
-      k: How many answers a prompt may have, at least 1.
+      rewards, where, k, threshold: See the module.
       loo: Whether the mean weight of the others is subtracted.
-      threshold: A reward above it is right, in units of reward.
 
     Returns:
-      Advantages ``[..., G]``, float32, in [0, 1], or [-1, 1] with ``loo``.
-
-    Raises:
-      TypeError: If ``rewards`` is not floating point, ``where`` is not bool, or ``k`` is not an
-        integer.
-      ValueError: If the shapes differ or ``k`` is below 1.
+      Advantages ``[..., G]`` in [0, 1], or [-1, 1] with ``loo``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -288,24 +268,20 @@ def maxrl(
         A_i = (r_i - mean(r)) / (mean(r) + eps)              scale="mean", MaxRL
         A_i = (r_i - mean(r)) / (sqrt(mean(r)) + eps)        scale="root", one-sided
 
-    With right (1) and wrong (0) answers of probability p of being right, the mean over the group of
-    ``A_i grad log pi_i`` has the expectation ``sum_{j < n-1} (1-p)^j grad p`` for n rollouts: with
-    many it is ``grad p / p``, the gradient of log p. :func:`maclaurin` has the same for any number
-    of terms. It is :func:`dr_grpo` over the success rate, and :func:`grpo` (``ddof=0``) times
-    ``sqrt((1 - mean) / mean)``. A group whose unmasked rewards are all equal, one of a single
-    rollout, and an empty one get exactly 0; every wrong answer next to a right one gets -1.
+    With right (1) and wrong (0) answers, the mean over the group of ``A_i grad log pi_i`` has the
+    expectation ``sum_{j < n-1} (1-p)^j grad p``: with many rollouts ``grad p / p``, the gradient of
+    log p. :func:`maclaurin` has the same for any number of terms. It is :func:`dr_grpo` over the
+    success rate, and :func:`grpo` (``ddof=0``) times ``sqrt((1 - mean) / mean)``. A group of equal
+    rewards, of one rollout or of none gets exactly 0; every wrong answer next to a right one -1.
 
     Args:
-      rewards: ``[..., G]``, floating point, not negative; a group lies along the last axis.
-      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
+      where: See the module.
+      rewards: As in the module, and not negative.
       scale: "mean", or "root" for its square root, which lies between this and no division.
       eps: Added to the divisor, above 0.
 
     Returns:
-      Advantages ``[..., G]``, float32; they add up to 0 over a group.
-
-    Raises:
-      ValueError: If the shapes differ, ``scale`` is unknown or ``eps`` is not above 0.
+      Advantages ``[..., G]``; they add up to 0 over a group.
 
     Example:
       >>> import jax.numpy as jnp
@@ -339,23 +315,18 @@ def maclaurin_weights(right: Array, total: Array, *, order: int) -> tuple[Array,
         w_wrong = -(1 / n) sum_{j=2..order} C(n - c - 1, j - 1) / C(n - 1, j - 1)
 
     ``-log p = sum_j (1 - p)^j / j``; the first ``order`` terms have the gradient
-    ``-sum_{j < order} (1-p)^j grad p``, and this is an unbiased estimate of its opposite, for every
-    order up to n: the sum over the group (not the mean) of the weights times ``grad log pi_i``.
-    Order 1 is the plain policy gradient without a baseline. Terms beyond n have no estimate and are
-    left out.
+    ``-sum_{j < order} (1-p)^j grad p``. The sum over the group (not the mean) of the weights times
+    ``grad log pi_i`` is an unbiased estimate of its opposite, for every order up to n; terms beyond
+    n are left out. Order 1 is the plain policy gradient without a baseline.
 
     Args:
-      right: Whole numbers c of any shape: right answers of each group.
-      total: Whole numbers n of the same shape: answers of each group.
+      right: Whole numbers c of any shape.
+      total: Whole numbers n of the same shape.
       order: How many terms, at least 1.
 
     Returns:
       The weight of a right and that of a wrong answer, float32 of the shape of ``right``; both 0
       for an empty group.
-
-    Raises:
-      TypeError: If ``order`` is not an integer.
-      ValueError: If the shapes differ or ``order`` is below 1.
 
     Example:
       >>> import jax.numpy as jnp
@@ -387,25 +358,16 @@ def maclaurin(
         right:  A = 1
         wrong:  A = -sum_{j=2..order} C(n - c - 1, j - 1) / C(n - 1, j - 1)
 
-    n times :func:`maclaurin_weights`, since the loss is a mean over rollouts. c of the n rollouts
-    of a group are right, each with probability p. The mean over the group of ``A_i grad log pi_i``
-    has the expectation ``sum_{j < order} (1-p)^j grad p`` for every order up to n; the larger the
-    order, the more hard prompts count. The advantages do not add up to 0, and a group of wrong
-    answers alone gets ``1 - min(order, n)``, which pushes all of them down.
+    n times :func:`maclaurin_weights`, since the loss is a mean over rollouts. The larger the order,
+    the more hard prompts count. The advantages do not add up to 0, and a group of wrong answers
+    alone gets ``1 - min(order, n)``, which pushes all of them down.
 
     Args:
-      rewards: ``[..., G]``, floating point, one a rollout; a group lies along the last axis.
-      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
+      rewards, where, threshold: See the module.
       order: How many terms, at least 1; those beyond the size of a group are left out.
-      threshold: A reward above it is right, in units of reward.
 
     Returns:
-      Advantages ``[..., G]``, float32.
-
-    Raises:
-      TypeError: If ``rewards`` is not floating point, ``where`` is not bool, or ``order`` is not an
-        integer.
-      ValueError: If the shapes differ or ``order`` is below 1.
+      Advantages ``[..., G]``.
 
     Example:
       >>> import jax.numpy as jnp

@@ -1,4 +1,12 @@
-"""DCPO (dynamic clipping): advantages standardized over all visits to a prompt, smoothly."""
+"""DCPO (dynamic clipping): advantages standardized over all visits to a prompt, smoothly.
+
+- ``num_prompts``: Q, the prompts of the dataset, at least 1.
+- ``rewards``: floating point ``[P, G]``, one a rollout.
+- ``where``: bool ``[P, G]``, True for rollouts that take part; None for all. The others count in no
+  statistic, get 0 and may hold anything.
+- A wrong dtype raises TypeError; shapes that do not match, and an option out of its range, raise
+  ValueError. A Transform raises for arrays on update.
+"""
 
 import dataclasses
 from typing import NamedTuple
@@ -31,13 +39,10 @@ def prompt_stats_init(num_prompts: int) -> PromptStats:
     """The statistics before any visit.
 
     Args:
-      num_prompts: Q, the prompts of the dataset.
+      num_prompts: See the module.
 
     Returns:
       ``PromptStats`` with arrays ``[Q]``.
-
-    Raises:
-      ValueError: If ``num_prompts`` is not a positive integer.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -63,24 +68,16 @@ def prompt_stats_update(
         var  <- (n var + s^2 + n / (n + 1) (m - mean)^2) / (n + 1)
 
     m and s^2 are the mean and the unbiased variance (0 for one rollout) of a row's unmasked
-    rewards, n the visits before. Each row with an unmasked rollout is a visit; several rows of one
-    prompt count as visits one after the other, in any order, since the result does not depend on
-    it.
+    rewards, n the visits before. Each row with an unmasked rollout is a visit; the order of several
+    rows of one prompt does not matter.
 
     Args:
+      rewards, where: See the module.
       state: ``PromptStats`` over Q prompts.
       prompt_ids: integer ``[P]``, in [0, Q); a row with another id changes nothing.
-      rewards: ``[P, G]``, floating point.
-      where: bool ``[P, G]``, True for rollouts that take part. None keeps all; the rest may hold
-        anything.
 
     Returns:
       The next ``PromptStats``.
-
-    Raises:
-      TypeError: If ``prompt_ids`` does not hold integers, ``rewards`` is not floating point or
-        ``where`` is not bool.
-      ValueError: If the shapes do not match.
 
     Example:
       >>> import jax.numpy as jnp
@@ -158,7 +155,7 @@ def smooth_advantage(current: Array, total: Array, visits: Array) -> Array:
         S1 = ((i - 1) A_now + A_all) / i,   S2 = (A_now + (i - 1) A_all) / i
         A = S1 where |S1| < |S2|, else S2
 
-    At the first visit (i = 1) S1 is A_all and S2 is A_now; the two arguments are then equal.
+    At the first visit (i = 1) the two advantages are equal.
 
     Args:
       current: ``[...]``, floating point: the advantage by the statistics of this visit.
@@ -167,10 +164,6 @@ def smooth_advantage(current: Array, total: Array, visits: Array) -> Array:
 
     Returns:
       ``[...]`` float32.
-
-    Raises:
-      TypeError: If an advantage is not floating point.
-      ValueError: If the two advantages differ in shape.
 
     Example:
       >>> import jax.numpy as jnp
@@ -230,20 +223,17 @@ def smooth_standardization(*, num_prompts: int) -> Transform:
         A_all = (r - M) / S         the same over all visits, this one included
         A = smooth_advantage(A_now, A_all, i) at the i-th visit
 
-    A deviation of 0 gives 0 for its part, without an eps. So a group of equal rewards still gets an
-    advantage if the prompt's earlier rewards were others, and a rollout that is alone in its group
-    is compared with the earlier visits. Reads ``prompt_ids [P]`` from the batch. An id outside
-    [0, num_prompts) gives NaN to its unmasked rollouts and changes no entry of the state. Several
-    rows of one prompt in a batch each see the visits before the batch and their own.
+    A deviation of 0 gives 0 for its term, without an eps. So a group of equal rewards still gets an
+    advantage if the prompt's earlier rewards were others, and an only rollout is compared with the
+    earlier visits. Reads ``prompt_ids [P]`` from the batch; an id outside [0, num_prompts) gives
+    NaN to its unmasked rollouts and changes no entry of the state. Several rows of one prompt in a
+    batch each see the visits before the batch and their own.
 
     Args:
-      num_prompts: Q, the prompts of the dataset.
+      num_prompts: See the module.
 
     Returns:
       A Transform ``rewards [P, G] -> advantages [P, G]`` whose state is :class:`PromptStats`.
-
-    Raises:
-      ValueError: If ``num_prompts`` is not a positive integer; on update, if shapes do not match.
 
     Example:
       >>> import jax.numpy as jnp

@@ -1,4 +1,16 @@
-"""Rewards of tokens, what is still to come from each token on, and advantages from a critic."""
+"""Rewards of tokens, rewards to go, and advantages from a critic.
+
+- ``rewards``: floating point ``[..., G]``, one a rollout; ``token_rewards``: ``[..., T]``.
+- ``mask``: bool, with the token axis last, True for the response tokens that are trained. Masked
+  tokens (a tool's answer, padding) are stepped over: they are not read and cost no discount.
+- ``old_logp``, ``ref_logp``: ``[..., G, T]`` log-probabilities (nats) under the policy that sampled
+  and under the reference.
+- ``gamma``: discount for an unmasked token, in [0, 1]: a number, or an array with the mask's axes,
+  each full or 1.
+- Results are float32 in the mask's shape, 0 where masked.
+- A wrong dtype raises TypeError; shapes that do not match, and an option that is unknown or out of
+  its range, raise ValueError.
+"""
 
 import numbers
 from typing import Literal
@@ -18,19 +30,13 @@ def terminal_rewards(rewards: Array, mask: Array) -> Array:
 
         R[i, t] = r_i where t is the last unmasked token of rollout i, else 0
 
-    The sum over the tokens of a rollout is its reward. A rollout without an unmasked token loses
-    it, and then its reward may hold anything.
+    A rollout without an unmasked token loses its reward, which then may hold anything.
 
     Args:
-      rewards: ``[..., G]``, floating point, one a rollout.
-      mask: bool ``[..., G, T]``, True for the response tokens that are trained.
+      rewards, mask: See the module.
 
     Returns:
-      Token rewards ``[..., G, T]``, float32.
-
-    Raises:
-      TypeError: If ``rewards`` is not floating point or ``mask`` is not bool.
-      ValueError: If the shapes do not match.
+      Token rewards ``[..., G, T]``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -68,21 +74,13 @@ def kl_shaped_rewards(
     chain it stands before :func:`reward_to_go`, :func:`remax_token` or :func:`otb_token`.
 
     Args:
-      rewards: ``[..., G]``, floating point, one a rollout.
-      mask: bool ``[..., G, T]``, True for the response tokens that are trained.
-      old_logp: ``[..., G, T]`` log-probabilities (nats) under the policy that sampled.
-      ref_logp: ``[..., G, T]`` under the reference.
+      rewards, mask, old_logp, ref_logp: See the module.
       kl_coef: Penalty for a nat, in units of reward: a number, or an array with the mask's axes,
         each full or 1, such as ``[P, 1, 1]`` from a controller.
       estimator: "k1", "k2", "k3" or "abs". The difference is clamped to +-20 first.
 
     Returns:
-      Token rewards ``[..., G, T]``, float32, 0 where masked.
-
-    Raises:
-      TypeError: If ``mask`` is not bool or another array is not floating point.
-      ValueError: If the shapes do not match, ``estimator`` is unknown, or ``kl_coef`` is negative
-        or does not fit the mask.
+      Token rewards ``[..., G, T]``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -109,21 +107,13 @@ def reward_to_go(token_rewards: Array, mask: Array, *, gamma: float | Array = 1.
 
         G[t] = R[t] + gamma G[next unmasked token after t]
 
-    Masked tokens (a tool's answer, padding) are stepped over: they cost no discount, their rewards
-    are not read and their own value is 0. O(T) work in O(log T) steps.
+    O(T) work in O(log T) steps.
 
     Args:
-      token_rewards: ``[..., T]``, floating point.
-      mask: bool ``[..., T]``, True = keep.
-      gamma: Discount for an unmasked token, in [0, 1]: a number, or an array with the mask's axes,
-        each full or 1.
+      token_rewards, mask, gamma: See the module.
 
     Returns:
-      ``[..., T]`` float32, 0 where masked.
-
-    Raises:
-      TypeError: If ``mask`` is not bool or ``token_rewards`` is not floating point.
-      ValueError: If the shapes do not fit or ``gamma`` is outside [0, 1].
+      ``[..., T]``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -196,29 +186,19 @@ def gae(
         A[t] = delta[t] + gamma lam A[next]       next: the next unmasked token
 
     After the last unmasked token ``V[next]`` is the bootstrap value and ``A[next]`` is 0. ``lam=1``
-    gives the return minus the value, ``lam=0`` the one-step error. Masked tokens are stepped over:
-    their values are not read and they cost no discount.
-
-    PPO is a chain: :func:`terminal_rewards` or :func:`kl_shaped_rewards`, ``gae``, :func:`whiten`
-    and :func:`clip`.
+    gives the return minus the value, ``lam=0`` the one-step error. PPO is a chain:
+    :func:`terminal_rewards` or :func:`kl_shaped_rewards`, ``gae``, :func:`whiten` and :func:`clip`.
 
     Args:
-      token_rewards: ``[..., T]``, floating point.
+      token_rewards, mask, gamma: See the module.
       values: ``[..., T]``, floating point: the critic's value of the state before each token, in
         units of reward.
-      mask: bool ``[..., T]``, True for the response tokens that are trained.
-      gamma: Discount for an unmasked token, in [0, 1]: a number, or an array with the mask's axes,
-        each full or 1.
       lam: How far the estimate trusts rewards over values, in [0, 1], as ``gamma``.
       bootstrap_value: ``[...]``, floating point: the value of the state after the last unmasked
         token, for responses that were cut off. None means 0, the value of an end.
 
     Returns:
-      Advantages ``[..., T]``, float32, 0 where masked.
-
-    Raises:
-      TypeError: If ``mask`` is not bool or another array is not floating point.
-      ValueError: If the shapes do not match, ``values`` is None or an option is out of its range.
+      Advantages ``[..., T]``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -255,19 +235,10 @@ def gae_returns(
     ``lam=1`` gives the discounted return of the rewards.
 
     Args:
-      token_rewards: As in :func:`gae`.
-      values: As in :func:`gae`.
-      mask: As in :func:`gae`.
-      gamma: As in :func:`gae`.
-      lam: As in :func:`gae`.
-      bootstrap_value: As in :func:`gae`.
+      token_rewards, values, mask, gamma, lam, bootstrap_value: As in :func:`gae`.
 
     Returns:
-      ``[..., T]`` float32, in units of reward, 0 where masked.
-
-    Raises:
-      TypeError: If ``mask`` is not bool or another array is not floating point.
-      ValueError: If the shapes do not match, ``values`` is None or an option is out of its range.
+      ``[..., T]``, in units of reward.
 
     Example:
       >>> import jax.numpy as jnp

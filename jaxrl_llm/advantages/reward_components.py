@@ -1,7 +1,15 @@
 """Several rewards of a rollout: by name, each normalized in its group, or of unit tests.
 
-``where`` (bool ``[..., G]``) marks the rollouts that take part; None keeps all. The others count in
-no statistic, get 0 and may hold anything.
+- ``rewards``: name to floating point ``[..., G]``, one a rollout; a group lies along the last axis.
+  NaN means that a reward does not apply to a rollout.
+- ``weights``: name to number, or a tuple of such pairs, which can be bound; one for every reward.
+  None weighs each 1.
+- ``where``: bool ``[..., G]``, True for rollouts that take part; None for all. The others count in
+  no statistic, get 0 and may hold anything.
+- ``mask``: bool ``[..., G, T]``, True for the response tokens that are trained.
+- Results are float32, 0 where masked.
+- A wrong type or dtype raises TypeError; shapes that do not match, names without a counterpart, and
+  an option that is unknown or out of its range raise ValueError.
 """
 
 import numbers
@@ -33,37 +41,24 @@ def gdpo(
         a_i = sum_k w_k z_ik
         A_i = (a_i - mean_batch(a)) / (std_batch(a) + eps)        batch_norm="none": A_i = a_i
 
-    Adding the rewards first and normalizing their sum (:func:`sum_components`, then :func:`grpo`)
-    lets the reward with the widest spread decide, and cannot tell two satisfied rewards from one;
-    here distinct combinations of rewards keep distinct advantages, and multiplying a reward by a
-    constant changes nothing.
+    Normalizing the sum instead (:func:`sum_components`, then :func:`grpo`) lets the reward with the
+    widest spread decide, and cannot tell two satisfied rewards from one. Here distinct combinations
+    have distinct advantages, and a reward times a constant changes nothing.
 
-    NaN means that a reward does not apply to a rollout: it counts in no statistic of its component
-    and adds 0. A rollout to which no reward applies gets 0 and is left out of the batch's
-    statistics. A component that has fewer than two values in a group, or equal ones, adds 0 there.
-    The batch's statistics must see the global batch; where all sums are equal the result is exactly
-    0.
+    A reward that does not apply counts in no statistic and adds 0; a rollout to which none applies
+    gets 0 and does not count in the batch's statistics. A component with fewer than two values in a
+    group, or equal ones, adds 0 there. The last step must see the global batch; where all sums are
+    equal the result is exactly 0.
 
     Args:
-      rewards: Name to ``[..., G]``, floating point, one a rollout; a group lies along the last
-        axis. NaN for a reward that does not apply.
-      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
-      weights: Name to number, or a tuple of such pairs, which can be bound. None weighs each 1.
-        Every component needs one.
-      gate: Name of a reward and the least value of it at which the others count, as in
-        :func:`gate_rewards`. None opens all.
+      rewards, where, weights: See the module.
+      gate: ``by`` and ``threshold`` of :func:`gate_rewards`. None opens all.
       batch_norm: "sequence" or "none". For a normalization over tokens see :func:`gdpo_token`.
       eps: Added to each deviation, above 0.
       ddof: Delta degrees of freedom of the deviations: 1 divides by n - 1, 0 by n.
 
     Returns:
-      Advantages ``[..., G]``, float32.
-
-    Raises:
-      TypeError: If ``rewards`` is not a mapping, a component is not floating point, ``where`` is
-        not bool, or a weight is not a number.
-      ValueError: If there is no component, shapes differ, a name of ``weights`` or of a component
-        has no counterpart, or an option is unknown.
+      Advantages ``[..., G]``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -103,26 +98,17 @@ def gdpo_token(
 
         A_it = (a_i - m) / sqrt(v + norm_eps)     m, v of a_i over all unmasked tokens, v over n - 1
 
-    ``a_i`` is the sum of the normalized rewards, as in :func:`gdpo`. A long rollout counts once for
-    each of its tokens; its own value is the same at all of them.
+    ``a_i`` is the sum of the normalized rewards, as in :func:`gdpo`; it counts once for each token.
 
     Args:
-      rewards: Name to ``[..., G]``, floating point; NaN for a reward that does not apply.
-      mask: bool ``[..., G, T]``, True for the response tokens that are trained.
-      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
-      weights: As in :func:`gdpo`.
-      gate: As in :func:`gdpo`.
+      rewards, mask, where: See the module.
+      weights, gate: As in :func:`gdpo`.
       eps: Added to the deviation of each reward, above 0.
       norm_eps: Added to the variance over tokens, above 0.
       ddof: Of the deviation of each reward, 1 or 0.
 
     Returns:
-      Advantages ``[..., G, T]``, float32, 0 where masked.
-
-    Raises:
-      TypeError: If ``rewards`` is not a mapping, a component is not floating point, ``mask`` or
-        ``where`` is not bool, or a weight is not a number.
-      ValueError: As in :func:`gdpo`, and if the mask does not match the components.
+      Advantages ``[..., G, T]``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -150,18 +136,10 @@ def sum_components(
         r_i = sum_k w_k r_ik
 
     Args:
-      rewards: Name to ``[..., G]``, floating point; NaN for a reward that does not apply.
-      where: bool ``[..., G]``, True for rollouts that take part; the rest get 0.
-      weights: Name to number, or a tuple of such pairs. None weighs each 1.
+      rewards, where, weights: See the module.
 
     Returns:
-      Rewards ``[..., G]``, float32; 0 where no reward applies.
-
-    Raises:
-      TypeError: If ``rewards`` is not a mapping, a component is not floating point, ``where`` is
-        not bool, or a weight is not a number.
-      ValueError: If there is no component, shapes differ, or a name of ``weights`` or of a
-        component has no counterpart.
+      Rewards ``[..., G]``; 0 where no reward applies.
 
     Example:
       >>> import jax.numpy as jnp
@@ -188,22 +166,17 @@ def gate_rewards(
 
         r_ik <- r_ik  where r_i,by >= threshold,  else 0
 
-    Apply it before :func:`gdpo`, so that an easy reward is not earned at the cost of the hard one.
-    A reward that does not apply (NaN) stays so; where the gate itself does not apply it is shut.
+    Before :func:`gdpo`, an easy reward is then not earned at the cost of the hard one. A reward
+    that does not apply (NaN) stays so; where the gate itself does not apply it is shut.
 
     Args:
-      rewards: Name to ``[..., G]``, floating point.
-      by: The name of the reward that opens the gate; itself it stays as it is.
+      rewards: See the module.
+      by: The name of the reward that opens the gate, which does not change.
       threshold: Least value of it at which the others count, in its units.
       components: The names of the rewards behind the gate; None for all but ``by``.
 
     Returns:
-      Name to ``[..., G]``, float32: all components, the gated and the others.
-
-    Raises:
-      TypeError: If ``rewards`` is not a mapping or a component is not floating point.
-      ValueError: If a name is unknown, ``by`` is among ``components``, no reward stands behind the
-        gate, or shapes differ.
+      Name to ``[..., G]``: all components, the gated and the others.
 
     Example:
       >>> import jax.numpy as jnp
@@ -213,7 +186,7 @@ def gate_rewards(
       [0.0, 0.5]
 
     References:
-      GDPO (arXiv:2601.05242) conditions rewards in this way; NOTES reading, no code was read.
+      GDPO (arXiv:2601.05242) conditions rewards in this way; NOTES reading.
     """
     names = _check("gate_rewards", rewards, None)
     checks.check_option("gate_rewards", "by", by, names)
@@ -327,8 +300,8 @@ def density_weights(
         N_j = sum over k of exp(-(p_j - p_k)^2 / (2 sigma^2))
         w_j = exp(-difficulty p_j) / (N_j + delta)
 
-    The sum includes j itself; k tests of one pass rate share about the weight of one. All pairs of
-    a prompt's U tests are compared, so time and memory grow with U squared.
+    The sum includes j itself; k tests of one pass rate share about the weight of one. Time and
+    memory grow with U squared.
 
     Args:
       pass_rates: ``[..., U]``, floating point, share of the attempts that pass each test.
@@ -339,11 +312,7 @@ def density_weights(
       delta: Added to the density, not negative.
 
     Returns:
-      Weights ``[..., U]``, float32.
-
-    Raises:
-      TypeError: If ``pass_rates`` is not floating point or ``test_where`` is not bool.
-      ValueError: If the shapes differ or an option is outside its range.
+      Weights ``[..., U]``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -397,24 +366,18 @@ def verpo(
     attempt. Follow it with :func:`turns_to_tokens`.
 
     Args:
+      where: See the module.
       rewards: ``[..., G]``, floating point, the outcome of each rollout in {0, 1}.
       test_passes: bool ``[..., G, K, U]``, which unit tests each attempt passes.
       test_where: bool ``[..., U]``, True for tests that exist. None keeps all.
       turn_where: bool ``[..., G, K]``, True for attempts that were made. None keeps all.
-      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
-      sigma: As in :func:`density_weights`.
-      difficulty: As in :func:`density_weights`.
-      delta: As in :func:`density_weights`.
-      gamma: Discount of the outcome for each attempt, in [0, 1]; None means 0.95, and 1 where K
-        is 1.
+      sigma, difficulty, delta: As in :func:`density_weights`.
+      gamma: Discount of the outcome for each attempt, in [0, 1]; None means 0.95, and 1 where K is
+        1.
       turn_weight: Weight of the unit tests, not negative.
 
     Returns:
-      Advantages ``[..., G, K]``, float32.
-
-    Raises:
-      TypeError: If ``rewards`` is not floating point or another array is not bool.
-      ValueError: If the shapes do not match or an option is outside its range.
+      Advantages ``[..., G, K]``.
 
     Example:
       >>> import jax.numpy as jnp

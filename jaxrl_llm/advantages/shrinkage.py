@@ -1,4 +1,14 @@
-"""Baselines between the mean of a group and something steadier: a prior, or the other groups."""
+"""Baselines between the mean of a group and something steadier: a prior, or the other groups.
+
+- ``rewards``: floating point ``[..., G]``, in [0, 1]; a group lies along the last axis.
+- ``prior``: floating point ``[...]``, the reward expected of each prompt.
+- ``where``: bool ``[..., G]``, True for rollouts that take part; None for all. The others count in
+  no statistic, get 0 and may hold anything.
+- ``var``: where the variance comes from: "prior", "sample" or "max"; see
+  :func:`shrinkage_baseline`.
+- A wrong dtype raises TypeError; shapes that do not match, and an option that is unknown, out of
+  its range or without effect, raise ValueError.
+"""
 
 import numbers
 from typing import Literal
@@ -15,14 +25,13 @@ _LEAST_PRIOR = 1e-3
 
 
 def positive_part(distance_sq: Array, error_sq: Array) -> Array:
-    """How much of an estimate to keep when it is shrunk towards another value.
+    """The weight of an estimate that is shrunk towards another value.
 
         w = max(0, 1 - error_sq / distance_sq)        0 where the distance is 0
 
-    The positive part of the James-Stein rule: an estimate within its own standard error of the
-    target is given up for the target, and one that is far from it is kept. With the bias estimate
-    ``D = max(distance_sq - error_sq, 0)`` it is ``D / (D + error_sq)``, the weight of least mean
-    squared error.
+    The positive part of the James-Stein rule: an estimate within its standard error of the target
+    has weight 0, one far from it about 1. With the bias estimate ``D = max(distance_sq - error_sq,
+    0)`` it is ``D / (D + error_sq)``, the weight of least mean squared error.
 
     Args:
       distance_sq: Squared distance of the estimate from the target, of any shape.
@@ -30,9 +39,6 @@ def positive_part(distance_sq: Array, error_sq: Array) -> Array:
 
     Returns:
       Weights in [0, 1], float32 of the broadcast shape.
-
-    Raises:
-      TypeError: If an argument is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -61,26 +67,18 @@ def shrinkage_baseline(
         w = max(0, 1 - (s2 / n) / (mean(r) - q)^2)
         b = w mean(r) + (1 - w) q
 
-    A prior that agrees with the rewards within their standard error is taken as it is; one that
-    they contradict is given up, the faster the more rollouts there are. The variance is that of
-    right (1) and wrong (0) answers if the prior is true. ``var="sample"`` takes
-    ``mean (1 - mean)`` instead, which is 0 in a group that agrees: the mean then wins, and with it
-    the advantages of that group vanish. ``"max"`` takes the larger of the two.
+    A prior that agrees with the rewards within their standard error is the baseline; the more
+    rollouts contradict it, the less it weighs. The variance is that of right (1) and wrong (0)
+    answers if the prior is true. ``var="sample"`` takes ``mean (1 - mean)`` instead, which is 0 in
+    a group that agrees: the mean is then the baseline, and the advantages of that group vanish.
+    ``"max"`` takes the larger of the two.
 
     Args:
-      rewards: ``[..., G]``, floating point, in [0, 1]; a group lies along the last axis.
-      prior: ``[...]``, floating point, the reward expected of each prompt.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all; the rest may hold
-        anything.
-      var: Where the variance comes from: "prior", "sample" or "max".
+      rewards, prior, where, var: See the module.
 
     Returns:
-      Baseline and weight of the group's mean, both ``[...]`` float32. An empty group has the
-      prior and 0.
-
-    Raises:
-      TypeError: If ``rewards`` or ``prior`` is not floating point, or ``where`` is not bool.
-      ValueError: If the shapes do not match or ``var`` is unknown.
+      Baseline and weight of the group's mean, both ``[...]`` float32; for an empty group the prior
+      and 0.
 
     Example:
       >>> import jax.numpy as jnp
@@ -116,27 +114,17 @@ def v05_baseline(
         A_i = r_i - b        b from :func:`shrinkage_baseline`
         scale="group":  A_i = (r_i - b) / (std(r) + eps)
 
-    A group whose rewards agree still trains where the prior does not: all right where the prior
-    said 0.5 get a positive advantage. With ``scale="group"`` it gets exactly 0, since there is no
-    deviation to divide by. An only rollout of a group is compared with the prior.
+    A group of equal rewards still trains where the prior differs; with ``scale="group"`` it gets
+    exactly 0, since there is no deviation to divide by. An only rollout is compared with the prior.
 
     Args:
-      rewards: ``[..., G]``, floating point, in [0, 1]; a group lies along the last axis.
-      prior: ``[...]``, floating point, the reward expected of each prompt.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all. The rest count in
-        no statistic, get 0 and may hold anything.
-      var: As in :func:`shrinkage_baseline`.
+      rewards, prior, where, var: See the module.
       scale: "none", or "group" for a division by the group's deviation.
       ddof: Delta degrees of freedom of the deviation, 1 (None means 1) or 0.
       eps: Added to the deviation, above 0, in units of reward. None means 1e-6.
 
     Returns:
       Advantages ``[..., G]``, float32; they do not add up to 0.
-
-    Raises:
-      TypeError: If ``rewards`` or ``prior`` is not floating point, or ``where`` is not bool.
-      ValueError: If the shapes do not match, an option is unknown, or ``ddof`` or ``eps`` is given
-        together with ``scale="none"``, where it would have no effect.
 
     Example:
       >>> import jax.numpy as jnp
@@ -175,30 +163,24 @@ def osla_continue(
     most: int = 16,
     var: Variance = "prior",
 ) -> Array:
-    """Whether one more rollout of a prompt pays, looking one step ahead.
+    """Whether one more rollout of a prompt pays, one step ahead.
 
         mse(n) = e(n) D / (e(n) + D),   e(n) = s2 / n,   D = max((mean - q)^2 - e(count), 0)
         continue  =  count < least  or  (count < most and mse(count) - mse(count + 1) > cost)
 
-    The error of the baseline of :func:`shrinkage_baseline` with what is known so far of the prior's
-    bias D. Where the rewards agree with the prior D is 0, and nothing more is to be gained.
+    mse is the error of :func:`shrinkage_baseline` with the estimate D of the prior's bias so far.
+    Where the rewards agree with the prior D is 0, and nothing is to be gained.
 
     Args:
+      prior, var: See the module.
       mean: ``[...]``, floating point, the mean reward of the rollouts so far, in [0, 1].
       count: ``[...]``, how many they are, integer or floating point.
-      prior: ``[...]``, floating point, the reward expected of each prompt.
       cost: Price of a rollout, in squared units of reward, not negative.
       least: Rollouts that every prompt gets.
       most: Rollouts that no prompt exceeds, at least ``least``.
-      var: As in :func:`shrinkage_baseline`.
 
     Returns:
       bool ``[...]``.
-
-    Raises:
-      TypeError: If ``mean`` or ``prior`` is not floating point.
-      ValueError: If the shapes differ, ``var`` is unknown, ``cost`` is negative, or ``most`` is
-        below ``least``.
 
     Example:
       >>> import jax.numpy as jnp

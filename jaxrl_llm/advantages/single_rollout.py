@@ -1,4 +1,14 @@
-"""Advantages of methods that need one rollout a prompt: the baseline is a tracked success rate."""
+"""Advantages of methods that need one rollout a prompt: the baseline is a tracked success rate.
+
+- ``num_prompts``: Q, the prompts of the dataset, at least 1.
+- ``prior``: alpha and beta of a prompt that was never visited, both above 0.
+- ``eps``: added to the deviation of the batch, above 0, in units of reward.
+- Trackers read ``prompt_ids`` int ``[P]`` from the batch. An id outside [0, Q) gives NaN advantages
+  to its unmasked rollouts, and so to the batch, and changes no entry of the state.
+- Advantages are float32. Batches must be the global ones.
+- A wrong dtype raises TypeError; shapes that do not match, and an option that is unknown, out of
+  its range or without effect, raise ValueError. A Transform raises for arrays on update.
+"""
 
 import dataclasses
 import numbers
@@ -18,29 +28,24 @@ def spo(
     ddof: int = 1,
     eps: float = 1e-8,
 ) -> Array:
-    """Rewards minus a value of their prompt that was known before, normalized over the batch.
+    """Rewards minus a value of their prompt from before the batch, normalized over the batch.
 
         a_i = r_i - v(prompt of i)
         A_i = (a_i - mean(a)) / (std(a) + eps)
 
-    Mean and deviation are over all unmasked rollouts, so it must be given the global batch. The
-    value must not contain the reward that it is subtracted from, or the gradient is biased. A batch
-    whose unmasked differences are all equal gets exactly 0.
+    Mean and deviation are over all unmasked rollouts. A value that contains the reward that it is
+    subtracted from biases the gradient. A batch of equal differences gets exactly 0.
 
     Args:
       rewards: ``[..., G]``, floating point; G may be 1.
+      eps: See the module.
       values: ``[...]``, floating point, one a prompt, in units of reward.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all. The rest count in
+      where: bool ``[..., G]``, True for rollouts that take part; None for all. The others count in
         no statistic, get 0 and may hold anything.
       ddof: Delta degrees of freedom of the deviation: 1 (SPO) or 0 (MSSR).
-      eps: Added to the deviation, above 0, in units of reward.
 
     Returns:
-      Advantages ``[..., G]``, float32.
-
-    Raises:
-      TypeError: If an array is not floating point or ``where`` is not bool.
-      ValueError: If the shapes do not match, or an option is outside its range.
+      Advantages ``[..., G]``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -129,29 +134,22 @@ def spo_tracker(
         A = (a - mean(a)) / (std(a) + eps), a = r - v                  :func:`spo`
         alpha <- rho alpha + sum(r), beta <- rho beta + sum(1 - r)     :func:`beta_tracker_update`
 
-    A rollout never sees its own reward in its baseline. The transform reads ``prompt_ids [P]`` from
-    the batch, and with ``rho=None`` also ``policy_shift [P]``, from which each prompt gets its own
-    rho (:func:`kl_forgetting`). A prompt id outside [0, num_prompts) gives NaN advantages to its
-    unmasked rollouts, and so to the batch, and changes no entry of the state. Several rollouts a
-    prompt are allowed.
+    A rollout's reward is not in its baseline. With ``rho=None`` the transform also reads
+    ``policy_shift [P]`` from the batch, from which each prompt gets its rho
+    (:func:`kl_forgetting`). Several rollouts a prompt are allowed.
 
     Args:
-      num_prompts: Q, the prompts of the dataset.
+      num_prompts, eps: See the module.
       rho: Share of a prompt's past that a visit keeps, in [0, 1); None for one that adapts.
       half_shift: With ``rho=None`` only; None means 0.06 nats a token.
       low: With ``rho=None`` only: least factor; None means 0.875.
       high: With ``rho=None`` only: greatest factor; None means 0.96.
-      prior: alpha and beta of a prompt that was never visited, both above 0. For values from
-        earlier rollouts, put :func:`beta_tracker_init` in place of the state.
-      eps: Added to the deviation of the batch, above 0.
+      prior: As in the module. For values from earlier rollouts, put :func:`beta_tracker_init` in
+        place of the state.
 
     Returns:
       A Transform ``rewards [P, G] -> advantages [P, G]`` whose state is a :class:`BetaTracker`.
       Rewards must lie in [0, 1].
-
-    Raises:
-      ValueError: If an option is outside its range, or given where it has no effect; on update, if
-        shapes do not match.
 
     Example:
       >>> import jax.numpy as jnp
@@ -165,7 +163,7 @@ def spo_tracker(
     References:
       Xu and Ding, SPO (arXiv:2509.13232). In the released code the shift compares the stored last
       response under the policy after this update and after the last visit's; here the caller
-      measures it when the batch is made, one update earlier, and gives 0 at a first visit.
+      measures it when the batch is made, one update earlier, with 0 at a first visit.
     """
     name = "spo_tracker"
     tracker.check_tracker(name, num_prompts, prior)
@@ -245,27 +243,20 @@ def mssr_tracker(
         A   = (a - mean(a)) / (std(a) + eps), a = r - v    :func:`spo`, population deviation
 
     The other half, an entropy bonus inside the advantage, is :func:`entropy_shaping`, which follows
-    in a chain. It reads ``prompt_ids [P]`` and ``last_kl`` from the batch: the KL of the update
-    before, which counts from the second batch on. Prompt ids outside the dataset do as in
-    :func:`spo_tracker`.
+    in a chain. It reads ``last_kl`` from the batch: the KL of the update before, which counts from
+    the second batch on.
 
     Args:
-      num_prompts: Q, the prompts of the dataset.
+      num_prompts, prior, eps: See the module.
       kl_target: The KL that is aimed at, in nats a token, above 0.
       window: How many updates the mean KL is over.
       low: Least factor of forgetting, in [0, 1).
       high: Greatest factor, not below ``low``, in [0, 1).
       rule: "two_sided" as released, or "monotone"; see :func:`window_kl_discount`.
-      prior: alpha and beta of a prompt that was never visited, both above 0.
-      eps: Added to the deviation of the batch, above 0.
 
     Returns:
       A Transform ``rewards [P, G] -> advantages [P, G]`` whose state is a :class:`MssrTracker`.
       Rewards must lie in [0, 1].
-
-    Raises:
-      ValueError: If an option is outside its range or ``rule`` is unknown; on update, if shapes do
-        not match.
 
     Example:
       >>> import jax.numpy as jnp
@@ -278,9 +269,9 @@ def mssr_tracker(
       ([1.0, -1.0], Array([4.67, 3.67], dtype=float32))
 
     References:
-      Liu et al., MSSR (arXiv:2512.18215), and its released code: the prior there is one of value
-      1/2 and weight 1 / (1 - low); its KL is to the reference, ours that of the last update, as the
-      paper says; rewards count as 1 above 1/2 there and as they are here.
+      Liu et al., MSSR (arXiv:2512.18215). In its released code the prior has value 1/2 and weight
+      1 / (1 - low), the KL is to the reference (ours is that of the last update, as in the paper),
+      and a reward above 1/2 counts as 1.
     """
     name = "mssr_tracker"
     tracker.check_tracker(name, num_prompts, prior)

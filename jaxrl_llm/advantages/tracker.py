@@ -1,9 +1,16 @@
 """A success rate for every prompt of the dataset, as a Beta distribution that forgets.
 
-A method with one rollout a prompt has no group to compare with; its baseline is what the prompt's
-earlier rollouts earned. The state is arrays over the Q prompts of the dataset, so it rides in the
-train state. Prompt ids outside ``[0, Q)`` have no entry: their value is NaN, which reaches the loss
-and is seen there, and an update leaves every entry as it was.
+A method with one rollout a prompt has no group to compare with; its baseline is the success rate of
+the prompt's earlier rollouts. The state is arrays over the Q prompts of the dataset, so it rides in
+the train state. Prompt ids outside ``[0, Q)`` have no entry: their value is NaN, which reaches the
+loss, and an update leaves every entry as it was.
+
+- ``state``: a :class:`BetaTracker` over Q prompts.
+- ``prompt_ids``: integer ``[P]``, each in [0, Q).
+- ``low``, ``high``: least and greatest factor of forgetting, ``0 <= low <= high < 1``.
+- Results are float32.
+- A wrong dtype raises TypeError; shapes that do not match, and an option that is unknown or out of
+  its range, raise ValueError.
 """
 
 import numbers
@@ -40,8 +47,8 @@ def beta_tracker_init(
         beta  = N0 (n - S + smoothing) / (n + 2 smoothing)
 
     N0 is the weight that alpha + beta settle to under the constant factor ``rho_min``. A prompt
-    without samples gets alpha = beta = ``smoothing``, or N0 / 2 each with ``smoothing=0``. With
-    0.5 it is SPO's start, with 0 that of MSSR, where a prompt may start at a value of 0 or 1.
+    without samples gets alpha = beta = ``smoothing``, or N0 / 2 each with ``smoothing=0``. SPO
+    starts with 0.5, MSSR with 0, where a prompt may start at a value of 0 or 1.
 
     Args:
       successes: ``[Q]``, integer or floating point: the sum S of the rewards of each prompt, each
@@ -51,11 +58,7 @@ def beta_tracker_init(
       smoothing: Pseudo-counts of one success and one failure, not negative.
 
     Returns:
-      ``BetaTracker`` with arrays ``[Q]``, float32.
-
-    Raises:
-      ValueError: If ``successes`` is not ``[Q]``, ``samples`` has another shape, ``rho_min`` is
-        outside [0, 1) or ``smoothing`` is negative.
+      A :class:`BetaTracker`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -90,14 +93,11 @@ def beta_tracker_value(state: BetaTracker, prompt_ids: Array) -> Array:
         v = alpha / (alpha + beta)
 
     Args:
-      state: A ``BetaTracker`` over Q prompts.
+      state: See the module.
       prompt_ids: integer ``[...]``, each in [0, Q).
 
     Returns:
       ``[...]`` float32 in [0, 1]; NaN for an id outside [0, Q).
-
-    Raises:
-      TypeError: If ``prompt_ids`` does not hold integers.
 
     Example:
       >>> import jax.numpy as jnp
@@ -125,26 +125,19 @@ def beta_tracker_update(
 
         alpha <- rho alpha + sum(r),   beta <- rho beta + sum(1 - r)
 
-    A prompt forgets once a batch, however many rollouts it has there; if it stands in several rows,
-    its rho is the mean over those rows. Prompts that are not in the batch, or only in rows without
-    an unmasked rollout, stay as they are. Under a constant rho and one rollout a visit, alpha +
-    beta tends to 1 / (1 - rho).
+    A prompt forgets once a batch, however many rollouts it has there; in several rows, with the
+    mean of their rho. A prompt without an unmasked rollout in the batch stays as it is. Under a
+    constant rho and one rollout a visit, alpha + beta tends to 1 / (1 - rho).
 
     Args:
-      state: A ``BetaTracker`` over Q prompts.
-      prompt_ids: integer ``[P]``, in [0, Q); a row with another id changes nothing.
+      state, prompt_ids: See the module.
       rewards: ``[P, G]``, floating point, each in [0, 1].
-      rho: Share of the past that is kept, in [0, 1]: a number, or ``[P]``.
-      where: bool ``[P, G]``, True for rollouts that take part. None keeps all; the rest may hold
+      rho: The factor of forgetting, in [0, 1]: a number, or ``[P]``.
+      where: bool ``[P, G]``, True for rollouts that take part; None for all. The rest may hold
         anything.
 
     Returns:
-      The next ``BetaTracker``.
-
-    Raises:
-      TypeError: If ``prompt_ids`` does not hold integers, ``rewards`` is not floating point or
-        ``where`` is not bool.
-      ValueError: If the shapes do not match.
+      The next :class:`BetaTracker`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -181,21 +174,17 @@ def beta_tracker_update(
 
 
 def uncertainty_sampling_weights(values: Array, *, explore: float = 0.05) -> Array:
-    """With what probability to draw each prompt next: those of unsure outcome more.
+    """Probability of drawing each prompt next: more where the outcome is unsure.
 
         w_q = sqrt(v_q (1 - v_q)) + explore,   p = w / sum(w)
 
     Args:
       values: ``[..., Q]``, floating point, the success rate of each prompt, in [0, 1].
-      explore: What every prompt gets, not negative. With 0, prompts at 0 or 1 are never drawn
-        unless all are there, when all are drawn alike.
+      explore: What every prompt gets, not negative. With 0, prompts at 0 or 1 are never drawn,
+        unless all are there: then all are drawn alike.
 
     Returns:
-      Probabilities ``[..., Q]``, float32; they add up to 1 over the last axis.
-
-    Raises:
-      TypeError: If ``values`` is not floating point.
-      ValueError: If ``values`` has no axis or ``explore`` is negative.
+      Probabilities ``[..., Q]``; they add up to 1 over the last axis.
 
     Example:
       >>> import jax.numpy as jnp
@@ -259,23 +248,18 @@ def check_tracker(function: str, num_prompts: int, prior: tuple[float, float]) -
 def kl_forgetting(
     shift: Array, *, half_shift: float = 0.06, low: float = 0.875, high: float = 0.96
 ) -> Array:
-    """How much of a prompt's past to keep, given how far the policy has moved since.
+    """The factor of forgetting of a prompt, by how far the policy has moved since its last visit.
 
         rho = clip(2 ** (-D / half_shift), low, high)
 
     Args:
+      low, high: See the module.
       shift: ``[...]``, floating point: D, the mean |log-ratio| in nats a token of the prompt's last
         response, now against its last visit. 0 for a prompt that is visited first.
-      half_shift: The shift, in nats a token, at which half would be kept; above 0.
-      low: Least factor, in [0, 1).
-      high: Greatest factor, not below ``low``, in [0, 1).
+      half_shift: The shift, in nats a token, at which the factor is 1/2; above 0.
 
     Returns:
-      ``[...]`` float32.
-
-    Raises:
-      TypeError: If ``shift`` is not floating point.
-      ValueError: If an option is outside its range.
+      Factors ``[...]``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -308,25 +292,19 @@ def window_kl_discount(
         "two_sided":  rho = low + tau (high - low) where tau <= 1, else low
         "monotone":   rho = high - min(tau, 1) (high - low)
 
-    The two agree above the target. Below it "two_sided", which is what the paper and its code do,
-    keeps the more the nearer the KL comes to the target and jumps down there; "monotone" keeps the
-    more the less the policy moves, which is what the paper asks for. Before a KL was measured
-    both give the middle, ``(low + high) / 2``.
+    The two agree above the target. Below it "two_sided" (paper and code) rises as the KL comes near
+    the target and jumps down there; "monotone" rises the less the policy moves, which is what the
+    paper asks for. Before a KL was measured both give the middle, ``(low + high) / 2``.
 
     Args:
+      low, high: See the module.
       kl_window: ``[N]``, floating point: KL of the last updates in nats a token, in any order.
       count: How many of its first entries are measured; None for all of them.
       target: The KL that is aimed at, above 0.
-      low: Least factor, in [0, 1).
-      high: Greatest factor, not below ``low``, in [0, 1).
       rule: "two_sided" or "monotone".
 
     Returns:
       Float32 scalar.
-
-    Raises:
-      TypeError: If ``kl_window`` is not floating point.
-      ValueError: If it is not ``[N]``, an option is outside its range or ``rule`` is unknown.
 
     Example:
       >>> import jax.numpy as jnp

@@ -1,4 +1,13 @@
-"""Advantages of turns: several answers of one rollout, each with its reward."""
+"""Advantages of turns: several answers of one rollout, each with its reward.
+
+- ``turn_where``: bool in the shape of ``rewards``, True for turns that happened; None for all.
+- ``where``: bool ``[..., G]``, True for rollouts that take part; None for all. What is dropped
+  counts in no mean, gets 0 and may hold anything.
+- ``gamma``: discount for a turn, in [0, 1].
+- Results are float32.
+- A wrong dtype raises TypeError; shapes that do not match, and an option that is unknown or out of
+  its range, raise ValueError.
+"""
 
 from typing import Literal
 
@@ -13,20 +22,14 @@ def turn_returns(rewards: Array, *, turn_where: Array | None = None, gamma: floa
 
         R_k = sum over j >= k of gamma^(j - k) r_j
 
-    Turns that did not happen earn nothing and get 0; in between others they still cost a discount.
+    Turns that did not happen earn nothing; in between others they still cost a discount.
 
     Args:
+      turn_where, gamma: See the module.
       rewards: ``[..., K]``, floating point, one a turn.
-      turn_where: bool ``[..., K]``, True for turns that happened. None keeps all; the rest may hold
-        anything.
-      gamma: Discount for a turn, in [0, 1].
 
     Returns:
-      ``[..., K]`` float32, in units of reward.
-
-    Raises:
-      TypeError: If ``rewards`` is not floating point or ``turn_where`` is not bool.
-      ValueError: If the shapes differ or ``gamma`` is outside [0, 1].
+      ``[..., K]``, in units of reward.
 
     Example:
       >>> import jax.numpy as jnp
@@ -65,21 +68,13 @@ def trloo(
     Follow it with :func:`turns_to_tokens`.
 
     Args:
+      turn_where, where, gamma: See the module.
       rewards: ``[..., G, K]``, floating point, one a turn; a group lies along the axis before the
         last.
-      turn_where: bool ``[..., G, K]``, True for turns that happened. None keeps all.
-      where: bool ``[..., G]``, True for rollouts that take part. None keeps all. What is dropped
-        counts in no mean, gets 0 and may hold anything.
-      gamma: Discount for a turn, in [0, 1].
       singleton: What the only rollout that has a turn k gets: "raw" for its return, "zero" for 0.
 
     Returns:
-      Advantages ``[..., G, K]``, float32, in units of reward.
-
-    Raises:
-      TypeError: If ``rewards`` is not floating point or a mask is not bool.
-      ValueError: If the shapes do not match, ``gamma`` is outside [0, 1] or ``singleton`` is
-        unknown.
+      Advantages ``[..., G, K]``, in units of reward.
 
     Example:
       >>> import jax.numpy as jnp
@@ -113,12 +108,7 @@ def turns_to_tokens(advantages: Array, mask: Array, *, turn_ids: Array) -> Array
       turn_ids: integer ``[..., G, T]``, the turn of each token, from 0.
 
     Returns:
-      Advantages ``[..., G, T]``, float32, 0 where masked.
-
-    Raises:
-      TypeError: If ``advantages`` is not floating point, ``mask`` is not bool or ``turn_ids`` does
-        not hold integers.
-      ValueError: If the shapes do not match.
+      Advantages ``[..., G, T]``, 0 where masked.
 
     Example:
       >>> import jax.numpy as jnp
