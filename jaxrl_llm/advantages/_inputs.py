@@ -6,7 +6,7 @@ from jaxrl_llm.core import Array, checks, masking, stats
 
 
 def group_rewards(function: str, rewards: Array, where: Array | None, singleton: str) -> Array:
-    """Checks the arguments; returns the rewards in float32 with zeros where they take no part."""
+    """Checks the arguments; returns the rewards in float32, 0 where they take no part."""
     stats.check_group(function, rewards, where)
     checks.check_option(function, "singleton", singleton, ("zero", "raw"))
     return masking.zero_masked(rewards, where)
@@ -17,12 +17,8 @@ def settle_group(
 ) -> Array:
     """Writes the cases that the formula leaves open: constant, singleton and dropped entries.
 
-    Args:
-      advantages: What the formula gives, ``[..., G]``.
-      alone: What a group of one gets under ``singleton="raw"``, ``[..., G]``.
-      rewards: From :func:`group_rewards`.
-      where: Which entries take part.
-      singleton: The caller's option.
+    ``alone`` is what a group of one gets under ``singleton="raw"``; ``rewards`` are those of
+    :func:`group_rewards`.
     """
     # The mean of three float32 rewards of 0.1 is not 0.1, and the difference over eps is visible.
     advantages = jnp.where(stats.group_is_constant(rewards, where), 0.0, advantages)
@@ -36,16 +32,7 @@ def check_tokens(
 ) -> Array:
     """Checks ``rewards [..., G]``, ``mask [..., G, T]`` and arrays of the mask's shape.
 
-    Args:
-      function: Name, for messages.
-      rewards: Floating point.
-      mask: bool, with one axis more.
-      where: bool, of the shape of ``rewards``, or None.
-      **arrays: Floating point, of the mask's shape; None is skipped.
-
-    Returns:
-      The tokens that take part, ``[..., G, T]`` bool: those of ``mask`` in the rollouts of
-      ``where``.
+    Returns the tokens that take part: those of ``mask`` in the rollouts of ``where``.
     """
     stats.check_group(function, rewards, where)
     checks.check_mask(function, mask)
@@ -54,8 +41,7 @@ def check_tokens(
             f"{function}: mask must have the shape of rewards and a token axis more; got "
             f"rewards {jnp.shape(rewards)} and mask {jnp.shape(mask)}."
         )
-    checks.check_float(function, **arrays)
-    checks.check_same_shape(function, mask=mask, **arrays)
+    masking.check_tokens(function, mask, **arrays)
     return mask if where is None else mask & where[..., None]
 
 
@@ -64,9 +50,7 @@ def check_token_rewards(
 ) -> Array:
     """As :func:`check_tokens`, for ``token_rewards`` of the mask's shape."""
     checks.check_min_rank(function, 1, token_rewards=token_rewards)
-    checks.check_mask(function, mask)
-    checks.check_float(function, token_rewards=token_rewards, **arrays)
-    checks.check_same_shape(function, token_rewards=token_rewards, mask=mask, **arrays)
+    masking.check_tokens(function, mask, token_rewards=token_rewards, **arrays)
     if where is None:
         return mask
     checks.check_bool(function, where=where)

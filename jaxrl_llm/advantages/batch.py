@@ -320,7 +320,7 @@ class _Scale:
     clip: float | None
 
     def __call__(self, rewards, state, *, where=None, **context):
-        moments = update_moments(RunningMoments(*state), rewards, where=where)
+        moments = update_moments(RunningMoments._make(state), rewards, where=where)
         scores = masking.zero_masked(rewards, where)
         scaled = (scores - moments.mean if self.center else scores) / moments.std
         if self.clip is not None:
@@ -365,7 +365,7 @@ class _Deviation:
     """The update half of :func:`score_deviation`."""
 
     def __call__(self, rewards, state, *, where=None, **context):
-        moments = update_moments(RunningMoments(*state), rewards, where=where)
+        moments = update_moments(RunningMoments._make(state), rewards, where=where)
         return moments.std, moments
 
 

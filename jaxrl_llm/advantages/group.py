@@ -93,7 +93,19 @@ def grpo(
     checks.check_option("grpo", "ddof", ddof, (0, 1))
     checks.check_positive("grpo", finite=True, eps=eps)
     if baseline != "group":
-        return _root_mean_square_scaled(rewards, where, baseline, ddof, eps, singleton)
+        if baseline == "leave_one_out":
+            centered = rloo(rewards, where=where)
+        else:
+            centered = rewards - masking.masked_mean(rewards, where)
+            centered = jnp.where(masking.is_constant(rewards, where), 0.0, centered)
+        count = stats.group_count(rewards, where)
+        squares = masking.masked_sum(centered**2, where, axis=-1, keepdims=True)
+        variance = squares / jnp.maximum(count - ddof, 1.0)
+        # The gradient of a square root at zero is infinite.
+        std = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1.0)), 0.0)
+        alone = 0.0 if singleton == "zero" else rewards / (1.0 + eps)
+        advantages = jnp.where(count == 1, alone, centered / (std + eps))
+        return masking.zero_masked(advantages, where)
     if scale == "group":
         std = stats.group_std(rewards, where, ddof=ddof)
         alone = rewards / (1.0 + eps)
@@ -102,25 +114,6 @@ def grpo(
         # Only singletons are left to scale in a batch without spread; eps must not blow them up.
         alone = rewards / (jnp.where(masking.is_constant(rewards, where), 1.0, std) + eps)
     return _inputs.settle_group(centered / (std + eps), alone, rewards, where, singleton)
-
-
-def _root_mean_square_scaled(rewards, where, baseline, ddof, eps, singleton) -> Array:
-    """Rewards minus a baseline, over the root mean square of these differences in the group."""
-    count = stats.group_count(rewards, where)
-    if baseline == "batch":
-        centered = rewards - masking.masked_mean(rewards, where)
-        centered = jnp.where(masking.is_constant(rewards, where), 0.0, centered)
-    else:
-        centered = rewards - stats.group_mean(rewards, where)
-        centered *= count / jnp.maximum(count - 1.0, 1.0)
-        centered = jnp.where(stats.group_is_constant(rewards, where), 0.0, centered)
-    squares = masking.masked_sum(centered**2, where, axis=-1, keepdims=True)
-    variance = squares / jnp.maximum(count - ddof, 1.0)
-    # The gradient of a square root at zero is infinite.
-    std = jnp.where(variance > 0, jnp.sqrt(jnp.where(variance > 0, variance, 1.0)), 0.0)
-    alone = 0.0 if singleton == "zero" else rewards / (1.0 + eps)
-    advantages = jnp.where(count == 1, alone, centered / (std + eps))
-    return masking.zero_masked(advantages, where)
 
 
 def dr_grpo(rewards: Array, *, where: Array | None = None, singleton: Singleton = "zero") -> Array:

@@ -62,7 +62,7 @@ def novelty_sharpening(
       would be negative for wrong answers and push them further down.
     """
     name = "novelty_sharpening"
-    check_evidence(name, advantages, mask, where, old_logp=old_logp)
+    _check_evidence(name, advantages, mask, where, old_logp=old_logp)
     checks.check_shape(name, "advantages", advantages, jnp.shape(mask)[:-1])
     checks.check_non_negative(name, finite=True, bonus=bonus, cap=cap)
     advantages = masking.zero_masked(advantages, where)
@@ -122,7 +122,7 @@ def ace(
       Xu et al., ACE (arXiv:2602.21420), ABSTRACT reading: c and the softplus are the paper's; the
       "1 +", what ``alpha`` scales, its default and ``c_max`` are ours.
     """
-    _check_any("ace", advantages, mask, where, old_logp=old_logp, ref_logp=ref_logp)
+    _check_evidence("ace", advantages, mask, where, old_logp=old_logp, ref_logp=ref_logp)
     sequences = jnp.shape(mask)[:-1]
     if wrong is not None:
         checks.check_bool("ace", wrong=wrong)
@@ -181,7 +181,7 @@ def entropy_shaping(
       :func:`sampled_entropy_shaping` takes.
     """
     name = "entropy_shaping"
-    _check_any(name, advantages, mask, None, old_entropy=old_entropy)
+    _check_evidence(name, advantages, mask, None, old_entropy=old_entropy)
     checks.check_non_negative(name, finite=True, scale=scale)
     checks.check_positive(name, finite=True, cap=cap)
     advantages = masking.spread(name, "advantages", advantages, mask)
@@ -224,7 +224,7 @@ def sampled_entropy_shaping(
       The released code of MSSR (arXiv:2512.18215).
     """
     name = "sampled_entropy_shaping"
-    _check_any(name, advantages, mask, None, old_logp=old_logp)
+    _check_evidence(name, advantages, mask, None, old_logp=old_logp)
     logp = masking.zero_masked(old_logp, mask)
     # A token that cannot have been sampled, logp = -inf, has no share, not 0 * inf of it.
     logp = jnp.maximum(logp, -100.0)
@@ -233,29 +233,24 @@ def sampled_entropy_shaping(
     )
 
 
-def _check_any(function: str, advantages: Array, mask: Array, where, **tokens: Array) -> None:
+def _check_evidence(function: str, advantages: Array, mask: Array, where, **tokens: Array) -> None:
     """Raises unless ``advantages`` is one value a rollout or a token, the rest one a token."""
-    check_evidence(function, advantages, mask, where, **tokens)
+    checks.check_mask(function, mask)
+    checks.check_min_rank(function, 2, mask=mask)
+    for name, value in tokens.items():
+        if value is None:
+            raise ValueError(f"{function}: {name} is None; the method requires it.")
+    checks.check_float(function, advantages=advantages)
+    masking.check_tokens(function, mask, **tokens)
+    if where is not None:
+        checks.check_bool(function, where=where)
+        checks.check_shape(function, "where", where, jnp.shape(mask)[:-1])
     shapes = (jnp.shape(mask), jnp.shape(mask)[:-1])
     if jnp.shape(advantages) not in shapes:
         raise ValueError(
             f"{function}: advantages must have the shape of mask {shapes[0]} or of its rollouts "
             f"{shapes[1]}; got {jnp.shape(advantages)}."
         )
-
-
-def check_evidence(function: str, advantages: Array, mask: Array, where, **tokens: Array) -> None:
-    """Checks dtypes, and that arrays of tokens have the shape of ``mask``, ``where`` one less."""
-    checks.check_mask(function, mask)
-    checks.check_min_rank(function, 2, mask=mask)
-    for name, value in tokens.items():
-        if value is None:
-            raise ValueError(f"{function}: {name} is None; the method requires it.")
-    checks.check_float(function, advantages=advantages, **tokens)
-    checks.check_same_shape(function, mask=mask, **tokens)
-    if where is not None:
-        checks.check_bool(function, where=where)
-        checks.check_shape(function, "where", where, jnp.shape(mask)[:-1])
 
 
 @traits(token_values=True)
@@ -314,7 +309,7 @@ def dcpo_distribution(
       rollout, starts from H = 0, and has temperatures of 1.2 and 0.8.
     """
     name = "dcpo_distribution"
-    check_evidence(
+    _check_evidence(
         name, advantages, mask, where, old_logp=old_logp, hot_logp=hot_logp, cold_logp=cold_logp
     )
     checks.check_min_rank(name, 0, policy_entropy=policy_entropy)

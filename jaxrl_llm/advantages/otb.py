@@ -68,10 +68,12 @@ def otb(
       ``w`` a little below 0, ours is 0. verl's single-turn form has ``zero_tail`` on from 0.9 and
       off before; ``compact`` is its ``tir_optimal_token_baseline``, with ``zero_tail`` on.
     """
-    arrays = {"old_logp": old_logp, "sum_pi_sq": sum_pi_sq, "weights": weights}
-    tokens = _inputs.check_tokens("otb", rewards, mask, where, **arrays)
+    tokens = _inputs.check_tokens(
+        "otb", rewards, mask, where, old_logp=old_logp, sum_pi_sq=sum_pi_sq, weights=weights
+    )
+    energy = _energy("otb", tokens, old_logp, sum_pi_sq, weights)
     token_rewards = returns.terminal_rewards(rewards, tokens)
-    return _advantages("otb", token_rewards, tokens, where, arrays, zero_tail, compact, eps)
+    return _advantages("otb", token_rewards, energy, tokens, where, zero_tail, compact, eps)
 
 
 @traits(token_values=True)
@@ -115,15 +117,23 @@ def otb_token(
       Li et al., The Optimal Token Baseline (arXiv:2602.07078). As in verl.
     """
     checks.check_min_rank("otb_token", 2, token_rewards=token_rewards)
-    arrays = {"old_logp": old_logp, "sum_pi_sq": sum_pi_sq, "weights": weights}
-    tokens = _inputs.check_token_rewards("otb_token", token_rewards, mask, where, **arrays)
-    return _advantages("otb_token", token_rewards, tokens, where, arrays, zero_tail, compact, eps)
+    tokens = _inputs.check_token_rewards(
+        "otb_token",
+        token_rewards,
+        mask,
+        where,
+        old_logp=old_logp,
+        sum_pi_sq=sum_pi_sq,
+        weights=weights,
+    )
+    energy = _energy("otb_token", tokens, old_logp, sum_pi_sq, weights)
+    return _advantages("otb_token", token_rewards, energy, tokens, where, zero_tail, compact, eps)
 
 
 def sum_pi_squared(logits: Array, targets: Array | None = None) -> Array:
     """The probability that two draws from a distribution agree.
 
-        sum over v of pi(v)^2 = exp(logsumexp(2 logits) - 2 logsumexp(logits))
+        sum over v of pi(v)^2 = exp(logsumexp(2 z) - 2 logsumexp(z)),  z = logits - max(logits)
 
     Args:
       logits: ``[..., V]``, floating point.
@@ -145,28 +155,31 @@ def sum_pi_squared(logits: Array, targets: Array | None = None) -> Array:
     checks.check_min_rank("sum_pi_squared", 1, logits=logits)
     checks.check_float("sum_pi_squared", logits=logits)
     logits = jnp.asarray(logits, jnp.float32)
-    return jnp.exp(
-        jax.nn.logsumexp(2.0 * logits, axis=-1) - 2.0 * jax.nn.logsumexp(logits, axis=-1)
-    )
+    # A common shift of the logits cancels; without it the two terms round at the logits' size.
+    z = logits - jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
+    return jnp.exp(jax.nn.logsumexp(2.0 * z, axis=-1) - 2.0 * jax.nn.logsumexp(z, axis=-1))
 
 
-def _advantages(function, token_rewards, tokens, where, arrays, zero_tail, compact, eps) -> Array:
-    checks.check_positive(function, finite=True, eps=eps)
-    for name in ("old_logp", "sum_pi_sq"):
-        if arrays[name] is None:
+def _energy(function: str, tokens, old_logp, sum_pi_sq, weights) -> Array:
+    """``W``, the weight of each position of a rollout."""
+    for name, value in (("old_logp", old_logp), ("sum_pi_sq", sum_pi_sq)):
+        if value is None:
             raise ValueError(f"{function}: {name} is None; the baseline requires it.")
-    old_logp, sum_pi_sq, weights = (
-        None if x is None else masking.zero_masked(x, tokens) for x in arrays.values()
-    )
-    norms = jnp.maximum(1.0 - 2.0 * jnp.exp(old_logp) + sum_pi_sq, 0.0)
-    norms = norms if weights is None else norms * weights**2
-    energy = jnp.cumsum(masking.zero_masked(norms, tokens), axis=-1)
+    probs = jnp.exp(masking.zero_masked(old_logp, tokens))
+    norms = jnp.maximum(1.0 - 2.0 * probs + masking.zero_masked(sum_pi_sq, tokens), 0.0)
+    if weights is not None:
+        norms = norms * masking.zero_masked(weights, tokens) ** 2
+    return jnp.cumsum(masking.zero_masked(norms, tokens), axis=-1)
+
+
+def _advantages(function, token_rewards, energy, tokens, where, zero_tail, compact, eps) -> Array:
+    checks.check_positive(function, finite=True, eps=eps)
     to_go = returns.reward_to_go(token_rewards, tokens)
     if not compact:
         members = jnp.ones(jnp.shape(tokens)[:-1], bool) if where is None else where
         baseline = _baseline(to_go, energy, tokens, members, zero_tail, eps)
         return masking.zero_masked(to_go - baseline, tokens)
-    # Kept tokens to the front, in their order; their rank leads back.
+    # Unmasked tokens to the front, in their order; their rank leads back.
     order = jnp.argsort(~tokens, axis=-1, stable=True)
     front = jnp.arange(tokens.shape[-1]) < jnp.sum(tokens, axis=-1, keepdims=True)
     to_go_front, energy_front = (jnp.take_along_axis(x, order, axis=-1) for x in (to_go, energy))

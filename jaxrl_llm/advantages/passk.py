@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from jaxrl_llm.core import Array, checks, masking, stats, traits
 
 
-class Counts(NamedTuple):
+class _Counts(NamedTuple):
     """Which rollouts are right, and how many of each group are wrong, and in all."""
 
     right: Array  # [..., G], 1, 0, or NaN where an unmasked reward is NaN; 0 where dropped
@@ -29,21 +29,17 @@ class Counts(NamedTuple):
     total: Array  # [..., 1]
 
 
-def check_whole(function: str, **values) -> None:
-    """Raises unless each value is a Python integer and at least 1."""
-    for name, value in values.items():
-        if not isinstance(value, numbers.Integral) or isinstance(value, bool):
-            raise TypeError(f"{function}: {name} must be an integer; got {value!r}.")
-        if value < 1:
-            raise ValueError(f"{function}: {name} must be at least 1; got {value}.")
+def _check_whole(function: str, name: str, value: int) -> None:
+    """Raises unless the value is a Python integer and at least 1."""
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        raise TypeError(f"{function}: {name} must be an integer; got {value!r}.")
+    if value < 1:
+        raise ValueError(f"{function}: {name} must be at least 1; got {value}.")
 
 
-def count(
-    function: str, rewards: Array, where: Array | None, threshold: float, **integers: int
-) -> Counts:
+def _count(function: str, rewards: Array, where: Array | None, threshold: float) -> _Counts:
     """Checks the arguments of ``function`` and counts the answers of each group."""
     stats.check_group(function, rewards, where)
-    check_whole(function, **integers)
     if isinstance(threshold, numbers.Real) and not math.isfinite(threshold):
         raise ValueError(f"{function}: threshold must be finite; got {threshold:g}.")
     rewards = masking.zero_masked(rewards, where)
@@ -51,18 +47,14 @@ def count(
     # A NaN is not above the threshold; as a wrong answer it would be hidden.
     right = masking.zero_masked(jnp.where(jnp.isnan(rewards), jnp.nan, right), where)
     total = stats.group_count(rewards, where)
-    return Counts(right, total - jnp.sum(right, axis=-1, keepdims=True), total)
+    return _Counts(right, total - jnp.sum(right, axis=-1, keepdims=True), total)
 
 
-def comb_ratio(a: Array, n: Array, k: int) -> Array:
+def _comb_ratio(a: Array, n: Array, k: int) -> Array:
     """``C(a, k) / C(n, k)``: the chance that k drawn of n all come from the a chosen ones.
 
-    A product of fractions, which neither overflows nor loses digits as factorials do.
-
-    Args:
-      a: ``[..., 1]`` integers in float32; below 0 counts as 0.
-      n: ``[..., 1]`` integers in float32.
-      k: How many are drawn; where n is smaller, n.
+    A product of fractions, which neither overflows nor loses digits as factorials do. ``a`` and
+    ``n`` are ``[..., 1]``; a below 0 counts as 0, k above n as n.
     """
     j = jnp.arange(k, dtype=jnp.float32)
     fractions = jnp.maximum(a - j, 0.0) / jnp.maximum(n - j, 1.0)
@@ -195,9 +187,10 @@ def passk_training(
       right, 0 is wrong, other values stay as they are, and ``k`` has no default.
     """
     checks.check_positive("passk_training", finite=True, eps=eps)
-    x = count("passk_training", rewards, where, threshold, k=k)
-    fails = comb_ratio(x.wrong, x.total, k)  # of the groups of k, 1 - rho
-    blamed = comb_ratio(x.wrong - 1, x.total - 1, k - 1)
+    _check_whole("passk_training", "k", k)
+    x = _count("passk_training", rewards, where, threshold)
+    fails = _comb_ratio(x.wrong, x.total, k)  # of the groups of k, 1 - rho
+    blamed = _comb_ratio(x.wrong - 1, x.total - 1, k - 1)
     variance = fails * (1.0 - fails)
     spread = variance > 0
     sigma = jnp.where(spread, jnp.sqrt(jnp.where(spread, variance, 1.0)), 0.0)
@@ -246,9 +239,10 @@ def pkpo(
       MaxRL (arXiv:2602.02710), which has ``loo=True``. The paper's form for other rewards was not
       read.
     """
-    x = count("pkpo", rewards, where, threshold, k=k)
+    _check_whole("pkpo", "k", k)
+    x = _count("pkpo", rewards, where, threshold)
     checks.check_option("pkpo", "loo", loo, (False, True))
-    weights = x.right * comb_ratio(x.wrong, x.total - 1, k - 1)
+    weights = x.right * _comb_ratio(x.wrong, x.total - 1, k - 1)
     if loo:
         others = jnp.sum(weights, axis=-1, keepdims=True) - weights
         weights = weights - others / jnp.maximum(x.total - 1, 1.0)
@@ -340,7 +334,7 @@ def maclaurin_weights(right: Array, total: Array, *, order: int) -> tuple[Array,
     """
     checks.check_min_rank("maclaurin_weights", 0, right=right, total=total)
     checks.check_same_shape("maclaurin_weights", right=right, total=total)
-    check_whole("maclaurin_weights", order=order)
+    _check_whole("maclaurin_weights", "order", order)
     n = jnp.asarray(total, jnp.float32)[..., None]
     wrong = n - jnp.asarray(right, jnp.float32)[..., None]
     each = jnp.where(n > 0, 1.0 / jnp.maximum(n, 1.0), 0.0)
@@ -378,7 +372,8 @@ def maclaurin(
     References:
       MaxRL (arXiv:2602.02710); the authors' code leaves the factor n to the aggregation.
     """
-    x = count("maclaurin", rewards, where, threshold, order=order)
+    _check_whole("maclaurin", "order", order)
+    x = _count("maclaurin", rewards, where, threshold)
     order = min(order, max(jnp.shape(rewards)[-1], 1))
     _, wrong = maclaurin_weights((x.total - x.wrong)[..., 0], x.total[..., 0], order=order)
     # A NaN takes neither side, and stays.

@@ -95,8 +95,9 @@ def kl_shaped_rewards(
       Ziegler et al. (arXiv:1909.08593); Zheng et al., PPO-max (arXiv:2307.04964). verl clamps only
       inside k3, MOSS-RLHF (k1) not at all.
     """
-    arrays = {"old_logp": old_logp, "ref_logp": ref_logp}
-    _inputs.check_tokens("kl_shaped_rewards", rewards, mask, None, **arrays)
+    _inputs.check_tokens(
+        "kl_shaped_rewards", rewards, mask, None, old_logp=old_logp, ref_logp=ref_logp
+    )
     checks.check_option("kl_shaped_rewards", "estimator", estimator, kl.ESTIMATORS)
     return _shaped("kl_shaped_rewards", rewards, mask, old_logp, ref_logp, kl_coef, estimator)
 

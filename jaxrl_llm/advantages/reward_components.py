@@ -260,9 +260,9 @@ def _check(function: str, rewards: Components, where: Array | None) -> tuple[str
         raise ValueError(f"{function}: rewards has no component.")
     for name, component in rewards.items():
         checks.check_min_rank(function, 1, **{f"rewards[{name!r}]": component})
-    arrays = {f"rewards[{name!r}]": component for name, component in rewards.items()}
-    checks.check_float(function, **arrays)
+        checks.check_float(function, **{f"rewards[{name!r}]": component})
     checks.check_bool(function, where=where)
+    arrays = {f"rewards[{name!r}]": component for name, component in rewards.items()}
     checks.check_same_shape(function, **arrays, where=where)
     return tuple(rewards)
 

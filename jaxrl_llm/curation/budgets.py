@@ -1,4 +1,11 @@
-"""How many rollouts each prompt gets."""
+"""How many rollouts each prompt gets.
+
+- ``accuracy``: floating point ``[...]``, u in [0, 1], the share of right ones among ``rollouts``.
+- ``rollouts``: N, above 0, the (first) rollouts of a prompt.
+- ``scaled``: whether the advantages are divided by their deviation.
+- A wrong dtype raises TypeError; shapes that do not match, and an option that is unknown or out of
+  its range, raise ValueError.
+"""
 
 import functools
 from typing import Literal
@@ -34,16 +41,10 @@ def cumulative_advantage(accuracy: Array, *, rollouts: int, scaled: bool = False
     Greatest at an accuracy of 1/2: hard prompts weigh little in a GRPO batch.
 
     Args:
-      accuracy: ``[...]``, u in [0, 1], share of right rollouts.
-      rollouts: N, above 0.
-      scaled: Whether the advantages are divided by their deviation.
+      accuracy, rollouts, scaled: See the module.
 
     Returns:
       ``[...]`` float32.
-
-    Raises:
-      TypeError: If ``accuracy`` is not floating point.
-      ValueError: If ``rollouts`` is not above 0.
 
     Example:
       >>> import jax.numpy as jnp
@@ -74,24 +75,16 @@ def dars_extra_rollouts(
         extra  = min(ceil((target - N S) / S), max_rollouts - N),   N S = cumulative_advantage at u
         extra  = 0 for u >= 1/2;   u = 0 counts as half a success, 1 / (2 N)
 
-    The extra rollouts join the first ones; the advantage is taken over all of them
-    (``advantages.dr_grpo``), and prompts that stay all right or all wrong are dropped
-    (:func:`informative_groups`).
+    The advantage is taken over all of a prompt's rollouts (``advantages.dr_grpo``); prompts that
+    stay all right or all wrong are dropped (:func:`informative_groups`).
 
     Args:
-      accuracy: ``[...]``, u in [0, 1], share of right ones among the first rollouts.
-      rollouts: N, how many the first were.
+      accuracy, rollouts, scaled: See the module.
       max_rollouts: Greatest number in all, at least N. Released: 32 for "equal", 64 for "hardness".
       schedule: "equal" (equal treatment) or "hardness" (hardness weighted).
-      scaled: Whether the advantages are divided by their deviation.
 
     Returns:
       ``[...]`` int32, in 0 .. max_rollouts - N.
-
-    Raises:
-      TypeError: If ``accuracy`` is not floating point.
-      ValueError: If ``rollouts`` is not above 0, ``max_rollouts`` is below it, or ``schedule`` is
-        unknown.
 
     Example:
       >>> import jax.numpy as jnp
@@ -129,7 +122,7 @@ def grpo_signal_utility(count: Array, success: Array) -> Array:
 
         U(b, p) = b (1 - p) [1 - (1 - p)^(b - 1)]
 
-    A stand-in for the expected sum of |advantage| of a group of b rollouts. As b grows it tends to
+    It stands for the expected sum of |advantage| of a group of b rollouts. As b grows it tends to
     b (1 - p), so without a cap the hardest prompts would take every rollout.
 
     Args:
@@ -138,9 +131,6 @@ def grpo_signal_utility(count: Array, success: Array) -> Array:
 
     Returns:
       float32, of the two shapes broadcast.
-
-    Raises:
-      TypeError: If ``success`` is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -162,8 +152,8 @@ def greedy_allocate(gains: Array, *, total: int, start: int | Array = 0) -> Arra
 
         b = start;  while sum(b) < total:  b_i += 1 for i = argmax_i gains[i, b_i]
 
-    Ties go to the first prompt, and a prompt at the end of its row gets no more. Where the gains of
-    each row fall, the result is the best allocation; where they rise, as those of
+    Ties go to the first prompt; a prompt at the end of its row gets no more. Where the gains of
+    each row fall, this is the best allocation; where they rise, as those of
     :func:`grpo_signal_utility` do for small p, it need not be.
 
     Args:
@@ -173,12 +163,7 @@ def greedy_allocate(gains: Array, *, total: int, start: int | Array = 0) -> Arra
       start: Rollouts that a prompt has beforehand: an int, or integers ``[P]``.
 
     Returns:
-      int32 ``[P]``, rollouts of each prompt; they add up to ``total`` unless all rows are full.
-
-    Raises:
-      TypeError: If ``gains`` is not floating point or ``start`` not an integer.
-      ValueError: If ``gains`` is not ``[P, B]``, ``start`` has another shape, or a number is out of
-        its range.
+      int32 ``[P]``; they add up to ``total`` unless all rows are full.
 
     Example:
       >>> import jax.numpy as jnp
@@ -243,9 +228,9 @@ def rollout_priority(
         h(n)     = t_{1 - level/2, n - 1} s / sqrt(n)        half width of the interval
         priority = h(n) - h(n + 1) + bonus sqrt(log(1 + total) / n)
 
-    A prompt with fewer than two rollouts has no interval and goes first, with infinite priority.
-    Where all rewards agree (s = 0) only the bonus acts. Give :func:`greedy_allocate` the table of
-    all counts to spend the budget of a round::
+    A prompt with fewer than two rollouts has infinite priority. Where all rewards agree (s = 0)
+    only the bonus acts. :func:`greedy_allocate` spends the budget of a round by the table of all
+    counts::
 
         rollout_priority(std[:, None], jnp.arange(max_n), total)
 
@@ -255,15 +240,11 @@ def rollout_priority(
       total: Rollouts of all prompts so far.
       level: 1 minus the confidence of the interval, in (0, 1).
       bonus: Weight of the exploration bonus, 0 or above.
-      max_count: Length of the table of quantiles; beyond it they are held, with 1024 at the level
-        0.05 by 0.13% too large at most.
+      max_count: Length of the table of quantiles. The last one serves beyond it: with 1024 at the
+        level 0.05, 0.13% too large at most.
 
     Returns:
       float32, of the two shapes broadcast.
-
-    Raises:
-      TypeError: If ``std`` is not floating point or ``count`` not an integer.
-      ValueError: If ``level`` is outside (0, 1) or ``bonus`` negative.
 
     Example:
       >>> import jax.numpy as jnp
@@ -273,8 +254,8 @@ def rollout_priority(
       [0.20..., 0.17..., 0.0]
 
     References:
-      XRPO (arXiv:2510.06672). ABSTRACT reading of the bonus: its arguments were read, its form is
-      the usual one. The interval and the sum are a PAPER reading.
+      XRPO (arXiv:2510.06672). ABSTRACT reading of the bonus (its arguments; the form is the usual
+      one), PAPER reading of the interval and the sum.
     """
     function = "rollout_priority"
     checks.check_float(function, std=std)

@@ -3,6 +3,16 @@
 The logits are ``W h``, so the gradient of ``A log pi(a)`` with respect to W is ``A v h'`` with
 ``v = onehot(a) - pi``: everything about a token follows from its last hidden state, its
 distribution and its advantage.
+
+- ``advantages``: ``[..., T]``, or ``[...]`` for one value a sequence.
+- ``mask``: bool ``[..., T]``, True = keep; what is masked is not read.
+- ``lr``: learning rate of the step, not negative.
+- ``fisher``: "sample" for the squared score of the sampled token, as released; "full" for its
+  expectation, which is the KL divergence to second order.
+- ``tau_h``, ``tau_f``: bounds of the change of the objective and of the policy, above 0.
+- ``symmetric``: whether a step that lowers the objective by less than ``tau_h`` is allowed.
+- A wrong dtype raises TypeError; shapes that do not match, and an option that is unknown, out of
+  its range or without effect, raise ValueError.
 """
 
 from typing import Literal, NamedTuple
@@ -81,32 +91,22 @@ def capo_scores(
         m_F = lr^2 / 2 (v.u)^2                 fisher="full":  lr^2 / 2 Var_pi(u)
         m_H = lr <g, G> + lr^2 / 2 A [(v.u)^2 - Var_pi(u)]
 
-    Without ``moments`` the step is that of plain gradient ascent. With them it is Adam's, as if the
-    token were the full batch; the moments stay as they are. Tokens are taken one by one then,
-    since each has a matrix ``[K, D]`` of its own.
+    With ``moments`` the step is Adam's, as if the token were the full batch; the moments do not
+    change. Tokens are then taken one by one, since each has a matrix ``[K, D]``.
 
     Args:
+      advantages, mask, lr, fisher: See the module.
       hidden: ``[..., T, D]``, floating point, last hidden states, as the output matrix takes them.
       probs: ``[..., T, K]``, floating point: the distribution, or its K most likely tokens.
       actions: int ``[..., T]``, place of the sampled token in ``probs``.
-      advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
-      mask: bool ``[..., T]``, True = keep; what is masked is not read.
-      lr: Learning rate of the step.
-      fisher: "sample" for the squared score of the sampled token, as released; "full" for its
-        expectation, which is the KL divergence to second order.
       moments: Adam's state for the output matrix; None for plain ascent.
-      support: int ``[..., T, K]``, the tokens that ``probs`` are of; only with ``moments``, and
-        None if they are the full vocabulary.
+      support: int ``[..., T, K]``, the tokens of ``probs``; None for the full vocabulary. Only with
+        ``moments``.
       betas: Adam's decay rates; only with ``moments``.
       eps: Adam's epsilon; only with ``moments``.
 
     Returns:
       :class:`CapoScores`; 0 where masked.
-
-    Raises:
-      TypeError: If a dtype is wrong.
-      ValueError: If shapes differ, ``fisher`` is unknown, ``lr`` is negative, or ``support``,
-        ``betas`` or ``eps`` is given without ``moments``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -132,8 +132,12 @@ def capo_scores(
     checks.check_option(function, "fisher", fisher, ("sample", "full"))
     checks.check_non_negative(function, finite=True, lr=lr)
     if moments is None:
-        given = {"support": support is not None, "betas": betas != (0.9, 0.999), "eps": eps != 1e-8}
-        for name in (name for name, here in given.items() if here):
+        changed = {
+            "support": support is not None,
+            "betas": betas != (0.9, 0.999),
+            "eps": eps != 1e-8,
+        }
+        for name in (name for name, is_changed in changed.items() if is_changed):
             raise ValueError(f"{function}: {name} has no effect without moments; leave it out.")
     advantages = masking.spread(function, "advantages", advantages, mask)
     hidden = masking.zero_masked(hidden, mask[..., None])
@@ -178,7 +182,7 @@ def _adam(hidden, probs, actions, advantages, places, moments: CapoMoments, beta
 def capo_mask(
     scores: CapoScores, mask: Array, *, tau_h: float, tau_f: float, symmetric: bool = True
 ) -> Array:
-    """Keeps the tokens whose step is small enough.
+    """The tokens whose step is small enough.
 
         keep = mask and m_F < tau_F and |m_H| < tau_H      symmetric
         keep = mask and m_F < tau_F and 0 <= m_H < tau_H   otherwise
@@ -186,18 +190,11 @@ def capo_mask(
     A token whose score is NaN stays, so that the loss shows it.
 
     Args:
+      mask, tau_h, tau_f, symmetric: See the module.
       scores: From :func:`capo_scores`.
-      mask: bool ``[..., T]``, True = keep.
-      tau_h: Bound of the change of the objective.
-      tau_f: Bound of the change of the policy.
-      symmetric: Whether a step that lowers the objective by less than ``tau_h`` is kept.
 
     Returns:
       bool ``[..., T]``.
-
-    Raises:
-      TypeError: If ``mask`` is not bool.
-      ValueError: If the shapes differ, or a bound is not above 0.
 
     Example:
       >>> import jax.numpy as jnp
@@ -240,26 +237,15 @@ def capo_selection(
         u = A |h|^2 v,  and m_F, m_H and the mask as in capo_scores and capo_mask
 
     Args:
-      advantages: ``[..., G]`` or ``[..., G, T]``.
-      mask: bool ``[..., G, T]``, True = keep.
+      advantages, mask, lr, tau_h, tau_f, symmetric, fisher: See the module.
       old_logp: ``[..., G, T]``, nats: log p of the sampled token.
       sum_pi_sq: ``[..., G, T]``, sum of the squared probabilities of the vocabulary.
       sum_pi_cubed: ``[..., G, T]``, sum of their cubes; see :func:`sum_pi_cubed`.
       hidden_sq: ``[..., G, T]``, squared norm of the last hidden state; or a number for all. A
-        model that ends with an RMS norm has about its width there, times the squared scale.
-      lr: Learning rate.
-      tau_h: Bound of the change of the objective.
-      tau_f: Bound of the change of the policy.
-      symmetric: Whether a step that lowers the objective by less than ``tau_h`` is kept.
-      fisher: As in :func:`capo_scores`.
+        model that ends with an RMS norm has about its width, times the squared scale.
 
     Returns:
       bool ``[..., G, T]``.
-
-    Raises:
-      TypeError: If a dtype is wrong.
-      ValueError: If shapes differ, an option is unknown, a bound is not above 0, or ``lr`` or
-        ``hidden_sq`` is negative.
 
     Example:
       >>> import jax.numpy as jnp
@@ -274,11 +260,11 @@ def capo_selection(
       CAPO (arXiv:2510.00819). The reduction of its plain-ascent scores to these sums is ours.
     """
     function = "capo_selection"
-    checks.check_mask(function, mask)
-    sums = {"old_logp": old_logp, "sum_pi_sq": sum_pi_sq, "sum_pi_cubed": sum_pi_cubed}
-    checks.check_min_rank(function, 1, **sums)
-    checks.check_float(function, **sums)
-    checks.check_same_shape(function, **sums, mask=mask)
+    checks.check_min_rank(function, 1, sum_pi_sq=sum_pi_sq, sum_pi_cubed=sum_pi_cubed)
+    checks.check_min_rank(function, 1, old_logp=old_logp)
+    masking.check_tokens(
+        function, mask, old_logp=old_logp, sum_pi_sq=sum_pi_sq, sum_pi_cubed=sum_pi_cubed
+    )
     checks.check_option(function, "fisher", fisher, ("sample", "full"))
     checks.check_non_negative(function, finite=True, lr=lr, hidden_sq=hidden_sq)
     if jnp.ndim(hidden_sq) > 0:
@@ -292,19 +278,16 @@ def capo_selection(
 
 
 def sum_pi_cubed(logits: Array, targets: Array) -> Array:
-    """Sum of the cubed probabilities of the vocabulary, computed from a recipe's "old_policy".
+    """Sum of the cubed probabilities of the vocabulary, for :func:`capo_selection`.
 
         sum_j softmax(logits)_j^3
 
     Args:
       logits: ``[..., V]``, floating point.
-      targets: ``[...]``, the sampled tokens; not read.
+      targets: Not read; the sampled tokens that a recipe passes.
 
     Returns:
       ``[...]`` float32.
-
-    Raises:
-      TypeError: If ``logits`` is not floating point.
 
     Example:
       >>> import jax.numpy as jnp
@@ -313,7 +296,7 @@ def sum_pi_cubed(logits: Array, targets: Array) -> Array:
       0.0625
 
     References:
-      None; what :func:`capo_selection` needs of the vocabulary.
+      CAPO (arXiv:2510.00819); the reduction to this sum is ours.
     """
     del targets
     checks.check_float("sum_pi_cubed", logits=logits)

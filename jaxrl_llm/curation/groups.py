@@ -1,4 +1,12 @@
-"""Which groups and rollouts take part: by their rewards, and by how they ended."""
+"""Which groups and rollouts take part: by their rewards, and by how they ended.
+
+- ``where``: bool ``[..., G]``, True for rollouts that take part; None for all. The rest are not
+  read.
+- ``threshold``: the coverage at and below which a right answer is dropped.
+- ``width``: how far above it all are kept, above 0.
+- A wrong dtype raises TypeError; shapes that do not match, and an option that is unknown or out of
+  its range, raise ValueError.
+"""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -17,31 +25,26 @@ def informative_groups(
     name: str | None = None,
     keep_singletons: bool = False,
 ) -> Array:
-    """Keeps the groups whose members differ: dynamic sampling.
+    """The groups whose members differ: dynamic sampling.
 
         keep_g = max over g of metric > min over g of metric
 
-    A group whose rewards agree has advantage 0 in every group-relative method. Dropping it changes
-    the denominators alone: the other groups count for more. To go on sampling until enough groups
-    are kept is the loop's work (:func:`compact_groups`).
+    A group whose rewards agree has advantage 0 in every group-relative method; dropping it changes
+    the denominators alone. Sampling until enough groups are left is the loop's work
+    (:func:`compact_groups`).
 
     Args:
+      where: As in the module; a group without one is dropped.
       rewards: ``[..., G]``, floating point; compared unless ``metric`` is given.
-      where: bool ``[..., G]``, True for rollouts that take part. A group without one is dropped.
       metric: ``[..., G]``, floating point, compared in place of the rewards, such as the accuracy
-        where the reward is shaped by length; or a mapping of names to such arrays, as a batch's
-        reward components are: ``given(bind(informative_groups, name="accuracy"),
+        where length shapes the reward; or a mapping of names to such arrays, as a batch's reward
+        components: ``given(bind(informative_groups, name="accuracy"),
         metric="reward_components")``.
       name: Which entry of the mapping.
       keep_singletons: Whether a group of one takes part; it has nothing to differ from.
 
     Returns:
       bool ``[..., G]``: ``where``, less the groups that are dropped.
-
-    Raises:
-      TypeError: If ``rewards`` or ``metric`` is not floating point or ``where`` is not bool.
-      ValueError: If shapes differ, a mapping has no entry ``name``, or ``name`` is given without a
-        mapping.
 
     Example:
       >>> import jax.numpy as jnp
@@ -94,11 +97,11 @@ class Compacted(NamedTuple):
 
 
 def compact_groups(tree: ArrayTree, keep: Array, *, n_target: int) -> Compacted:
-    """The first ``n_target`` kept groups, in their order, at a size that does not depend on data.
+    """The first ``n_target`` groups of ``keep``, in their order, at a static size.
 
         row i of the result = the i-th row with keep = True;  rows beyond the last are filler
 
-    Filler rows hold groups that were not kept; mask them with ``where``.
+    Filler rows hold other groups; mask them with ``where``.
 
     Args:
       tree: Arrays ``[P, ...]`` of one P.
@@ -107,10 +110,6 @@ def compact_groups(tree: ArrayTree, keep: Array, *, n_target: int) -> Compacted:
 
     Returns:
       :class:`Compacted`.
-
-    Raises:
-      TypeError: If ``keep`` is not bool.
-      ValueError: If ``n_target`` is not in 1 .. P, or an array has another first axis.
 
     Example:
       >>> import jax.numpy as jnp
@@ -152,16 +151,12 @@ def truncation_mask(advantages: Array, mask: Array, *, truncated: Array) -> Arra
     Their rewards stay in the baselines of their groups.
 
     Args:
-      advantages: ``[..., G]`` or ``[..., G, T]``; not read, a selection is handed them.
+      advantages: Not read; every selection gets them.
       mask: bool ``[..., G, T]``, True = keep.
       truncated: bool ``[..., G]``, True where the response ended by its length, not by a stop.
 
     Returns:
       bool ``[..., G, T]``.
-
-    Raises:
-      TypeError: If ``mask`` or ``truncated`` is not bool.
-      ValueError: If the shapes do not fit.
 
     Example:
       >>> import jax.numpy as jnp
@@ -183,24 +178,19 @@ def truncation_mask(advantages: Array, mask: Array, *, truncated: Array) -> Arra
 def prs_keep_prob(
     coverage: Array, correct: Array, *, threshold: float = 0.3, width: float = 0.1
 ) -> Array:
-    """How likely a rollout is to be kept, by the share of its time that its work covers.
+    """The probability of keeping a rollout, by the share of its time that its work covers.
 
         p = clip((coverage - threshold) / width, 0, 1) where correct, else 1
 
-    Right answers that avoid the work are dropped; wrong ones are always kept, since they teach.
+    Right answers that avoid the work are dropped; wrong ones never are, since they teach.
 
     Args:
+      threshold, width: See the module.
       coverage: ``[...]``, floating point, in [0, 1].
       correct: bool ``[...]``.
-      threshold: Coverage at and below which a right answer is dropped.
-      width: How far above it all are kept, above 0.
 
     Returns:
       Probabilities ``[...]``, float32.
-
-    Raises:
-      TypeError: If ``coverage`` is not floating point or ``correct`` not bool.
-      ValueError: If the shapes differ or ``width`` is not above 0.
 
     Example:
       >>> import jax.numpy as jnp
@@ -231,24 +221,18 @@ def prs_where(
     threshold: float = 0.3,
     width: float = 0.1,
 ) -> Array:
-    """Draws which rollouts are kept with :func:`prs_keep_prob`; the form for a curation slot.
+    """A draw of rollouts with :func:`prs_keep_prob`; the form for a curation slot.
 
         keep_i = u_i < p_i,   u_i uniform in [0, 1),   correct_i = rewards_i > 0
 
     Args:
+      where, threshold, width: See the module.
       rewards: ``[..., G]``, floating point; above 0 for a right answer.
       coverage: ``[..., G]``, floating point, in [0, 1].
       key: Typed PRNG key.
-      where: bool ``[..., G]``, True for rollouts that take part.
-      threshold: Coverage at and below which a right answer is dropped.
-      width: How far above it all are kept, above 0.
 
     Returns:
       bool ``[..., G]``.
-
-    Raises:
-      TypeError: If ``rewards`` or ``coverage`` is not floating point or ``where`` is not bool.
-      ValueError: If the shapes differ or ``width`` is not above 0.
 
     Example:
       >>> import jax

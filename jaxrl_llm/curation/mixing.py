@@ -1,4 +1,11 @@
-"""Where a group's rollouts come from: stored policies, teachers, demonstrations in the prompt."""
+"""Where a group's rollouts come from: stored policies, teachers, demonstrations in the prompt.
+
+- ``key``: a typed PRNG key.
+- ``rewards``: floating point ``[..., G]``, one a rollout.
+- ``where``: bool ``[..., G]``, True for rollouts that take part; None for all.
+- A wrong dtype raises TypeError; shapes that do not match, and an option that is unknown, missing,
+  out of its range or without effect, raise ValueError.
+"""
 
 from typing import Literal, NamedTuple
 
@@ -14,15 +21,12 @@ def mix_source_mask(key: Array, *, prompts: int, probability: float | Array = 0.
         stored_p = u_p < probability,   u_p uniform in [0, 1)
 
     Args:
-      key: Typed PRNG key.
+      key: See the module.
       prompts: P.
       probability: Share of stored prompts on average, in [0, 1]. After reincarnation it is 0.
 
     Returns:
       bool ``[P]``, True for stored, False for fresh rollouts.
-
-    Raises:
-      ValueError: If ``prompts`` or ``probability`` is a number out of its range.
 
     Example:
       >>> import jax
@@ -44,16 +48,12 @@ def comprehension_score(answer_logp: Array, answer_mask: Array) -> Array:
         mean over the tokens of the reference answer of exp(logp[t])
 
     Args:
-      answer_logp: ``[..., T]``, nats: log-probabilities of the reference answer under the policy
+      answer_logp: ``[..., T]`` log-probabilities (nats) of the reference answer under the policy
         being trained, after the prompt and the teacher's reasoning.
       answer_mask: bool ``[..., T]``, True for the tokens of the answer.
 
     Returns:
       ``[...]`` float32 in [0, 1]; 0 without a token.
-
-    Raises:
-      TypeError: If ``answer_logp`` is not floating point or ``answer_mask`` not bool.
-      ValueError: If the shapes differ.
 
     Example:
       >>> import jax.numpy as jnp
@@ -105,14 +105,14 @@ def ampo_select(
         the first k wrong rollouts give way to the k answers of the highest scores
 
     A rollout is wrong if its reward is not above 0. Of equal scores the earlier answer comes first.
-    An answer that is put in gets the reward max(its own, 1), and the mean of the group is over the
+    A teacher's answer then gets at least the reward 1, and the mean of the group is over the
     rollouts of the policy.
 
     Args:
-      rewards: ``[..., G]``, floating point.
+      rewards: See the module.
       scores: ``[..., M]``, floating point, of the teacher answers: :func:`comprehension_score`.
       k_max: Most answers a group takes, at least 1 and at most G and M.
-      where: bool ``[..., G]``, True for rollouts that take part; the rest are not replaced.
+      where: As in the module; the rest are not replaced.
       available: bool ``[..., M]``, True for answers that exist.
       mode: When a group takes answers.
       key: Typed PRNG key; only in mode "hybrid", which needs one.
@@ -120,11 +120,6 @@ def ampo_select(
 
     Returns:
       :class:`Replacement`.
-
-    Raises:
-      TypeError: If a dtype is wrong.
-      ValueError: If shapes differ, a number is out of its range, ``mode`` is unknown, or ``key``
-        is missing, or it or ``probability`` has no effect.
 
     Example:
       >>> import jax.numpy as jnp
@@ -180,26 +175,20 @@ def icpo_merge(
     where: Array | None = None,
     delta: float = 1.0,
 ) -> Array:
-    """Lets steered rollouts take part if they are good enough, each in the place of another.
+    """Good steered rollouts take part, each in the place of another.
 
         a steered rollout stays iff reward >= delta
         for each that stays, one rollout of the plain prompt, drawn at random, leaves its group
 
-    So a group keeps the size of its plain part. Without a good steered rollout it is that part.
+    So a group has the size of its plain rollouts, and is those without a good steered one.
 
     Args:
-      rewards: ``[..., G]``, floating point.
+      rewards, key, where: See the module.
       steered: bool ``[..., G]``, True for rollouts sampled with demonstrations in the prompt.
-      key: Typed PRNG key.
-      where: bool ``[..., G]``, True for rollouts that take part.
       delta: Least reward of a steered rollout that stays.
 
     Returns:
       bool ``[..., G]``, for the slot ``curation``.
-
-    Raises:
-      TypeError: If ``rewards`` is not floating point, or ``steered`` or ``where`` not bool.
-      ValueError: If the shapes differ.
 
     Example:
       >>> import jax

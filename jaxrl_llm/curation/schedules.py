@@ -1,4 +1,8 @@
-"""Numbers that change as training goes on, as functions and as controllers of a recipe."""
+"""Numbers that change as training goes on, as functions and as controllers of a recipe.
+
+- ``step``: int ``[...]``, updates made so far.
+- Results are float32 ``[...]``. A number out of its range raises ValueError.
+"""
 
 import dataclasses
 import math
@@ -20,7 +24,7 @@ def linear_schedule(progress: Array, *, start: float, end: float) -> Array:
       end: Value at 1 and beyond.
 
     Returns:
-      ``[...]`` float32.
+      ``[...]``.
 
     Raises:
       TypeError: If ``progress`` is not a number or an array.
@@ -44,14 +48,11 @@ def training_progress(step: Array, *, steps: int) -> Array:
         min(step / steps, 1)
 
     Args:
-      step: int ``[...]``, updates made so far.
+      step: See the module.
       steps: Updates in all, above 0.
 
     Returns:
-      ``[...]`` float32 in [0, 1].
-
-    Raises:
-      ValueError: If ``steps`` is not above 0.
+      ``[...]`` in [0, 1].
 
     Example:
       >>> import jaxrl_llm as jr
@@ -78,9 +79,6 @@ def sqrt_lr(lr: float, *, old_size: float, new_size: float) -> float:
     Returns:
       A number.
 
-    Raises:
-      ValueError: If a size is not above 0.
-
     Example:
       >>> import jaxrl_llm as jr
       >>> jr.curation.sqrt_lr(1e-6, old_size=512 * 16, new_size=128 * 512)
@@ -99,15 +97,12 @@ def icpo_bonus(step: Array, *, beta: float = 1.0, anneal: int = 400) -> Array:
         1 + beta max(0, 1 - step / anneal)
 
     Args:
-      step: int ``[...]``, updates made so far.
+      step: See the module.
       beta: Bonus at the start, 0 or above, as a share of the reward.
       anneal: Updates until it is gone, above 0.
 
     Returns:
-      ``[...]`` float32, 1 or above.
-
-    Raises:
-      ValueError: If ``beta`` is negative or ``anneal`` not above 0.
+      ``[...]``, 1 or above.
 
     Example:
       >>> import jax.numpy as jnp
@@ -116,8 +111,8 @@ def icpo_bonus(step: Array, *, beta: float = 1.0, anneal: int = 400) -> Array:
       [2.0, 1.5, 1.0, 1.0]
 
     References:
-      ICPO (arXiv:2510.26519), and its released code, where a right answer that was steered gets it
-      in the place of its reward of 1.
+      ICPO (arXiv:2510.26519), and its released code, where it replaces the reward of 1 of a right
+      answer that was steered.
     """
     checks.check_non_negative("icpo_bonus", finite=True, beta=beta)
     checks.check_positive("icpo_bonus", finite=True, anneal=anneal)
@@ -151,7 +146,7 @@ def scheduled(function: Callable, **options) -> Transform:
       A Transform for a recipe's ``computed`` "controller"; its state is the step.
 
     Raises:
-      TypeError: If ``function`` has no option of a given name.
+      TypeError: If ``function`` has no option of that name.
 
     Example:
       >>> import jax.numpy as jnp

@@ -1,4 +1,11 @@
-"""Which rollouts and tokens of a batch train: by rank (D3S), and without those mastered (UloRL)."""
+"""Which rollouts and tokens of a batch train: by rank (D3S), and without those mastered (UloRL).
+
+- ``mask``: bool, with the token axis ``T`` last, True = keep; what is masked is not read.
+- ``tau``: the probability from which a token is mastered, in (0, 1].
+- ``sigma``: the entropy below which the rule applies to a response, in nats, not negative.
+- A wrong dtype raises TypeError; shapes that do not match, and an option that is unknown or out of
+  its range, raise ValueError.
+"""
 
 from typing import Literal
 
@@ -33,16 +40,12 @@ def max_variance_subset(x: Array, n: int | Array, *, where: Array | None = None)
     Args:
       x: ``[..., B]``, floating point.
       n: How many to keep: an int, or an integer array ``[]`` or ``[..., 1]``, which may be traced.
-        With n at or above the number of entries that take part, all of them are selected.
+        If fewer take part, all of them are selected.
       where: bool ``[..., B]``, True for entries that take part; the rest are not read.
 
     Returns:
       bool ``[..., B]``, at most n True in each row. A row with a NaN that takes part keeps its n
       greatest, the NaN before all numbers.
-
-    Raises:
-      TypeError: If ``x`` is not floating point, ``n`` not an integer, or ``where`` not bool.
-      ValueError: If the shapes do not fit or ``n`` is a negative number.
 
     Example:
       >>> import jax.numpy as jnp
@@ -107,16 +110,12 @@ def top_fraction_token_mask(scores: Array, mask: Array, fraction: float | Array)
     comes first.
 
     Args:
+      mask: See the module.
       scores: ``[..., T]``, floating point.
-      mask: bool ``[..., T]``, True = keep; what is masked is not read.
       fraction: In [0, 1]; may be traced.
 
     Returns:
       bool ``[..., T]``. An unmasked NaN ranks above all numbers.
-
-    Raises:
-      TypeError: If ``scores`` is not floating point or ``mask`` not bool.
-      ValueError: If the shapes differ, or ``fraction`` is a number outside [0, 1].
 
     Example:
       >>> import jax.numpy as jnp
@@ -161,8 +160,8 @@ def d3s_selection(
     The advantages are those of the full batch and are not normalized again.
 
     Args:
+      mask: See the module.
       advantages: ``[..., G]``, or ``[..., G, T]``, of which a rollout counts with its mean token.
-      mask: bool ``[..., G, T]``, True = keep.
       old_entropy: ``[..., G, T]``, floating point, nats: entropy of the policy that sampled.
       where: bool ``[..., G]``, True for rollouts that take part.
       progress: How much of the training is done, in [0, 1]: a number, or an array of one value
@@ -173,10 +172,6 @@ def d3s_selection(
 
     Returns:
       bool ``[..., G, T]``, for the slot ``selection``; pair it with ``aggregate.token_mean``.
-
-    Raises:
-      TypeError: If a mask is not bool or another array not floating point.
-      ValueError: If shapes differ, ``scope`` is unknown, or a share is outside [0, 1].
 
     Example:
       >>> import jax.numpy as jnp
@@ -190,8 +185,8 @@ def d3s_selection(
       [[4, 0], [0, 0]]
 
     References:
-      D3S (arXiv:2509.22115). PAPER reading, from a note; its schedule was not in what we read, and
-      the shares here are ours (the paper speaks of under 20% of the tokens).
+      D3S (arXiv:2509.22115). PAPER reading, from a note without the schedule: the shares here are
+      ours (the paper has under 20% of the tokens).
     """
     function = "d3s_selection"
     checks.check_mask(function, mask)
@@ -238,23 +233,16 @@ def mpt_mask(
         drop[i, t] = rewards[i] > 0  and  exp(logp[i, t]) >= tau  and  H_i < sigma
         H_i        = mean entropy of the unmasked tokens of response i
 
-    What is almost certain already is left alone before its entropy collapses. ``sigma=0`` drops
-    nothing; an infinite one drops mastered tokens whatever the entropy.
+    ``sigma=0`` drops nothing; an infinite one drops mastered tokens whatever the entropy.
 
     Args:
+      mask, tau, sigma: See the module.
       logp: ``[..., T]`` log-probabilities (nats) under the policy.
       entropy: ``[..., T]`` entropy (nats) of the policy at each token.
-      mask: bool ``[..., T]``, True = keep; what is masked is not read.
       rewards: ``[...]``, floating point, above 0 for a right response.
-      tau: Probability from which a token is mastered, in (0, 1].
-      sigma: Entropy below which a response is watched, in nats, not negative.
 
     Returns:
       Keep: bool ``[..., T]``, False where masked.
-
-    Raises:
-      TypeError: If ``mask`` is not bool or another array is not floating point.
-      ValueError: If the shapes do not match or an option is out of its range.
 
     Example:
       >>> import jax.numpy as jnp
@@ -296,24 +284,18 @@ def mpt_advantages(
 
         A'[i, t] = A[i] where mpt_mask keeps the token, else 0
 
-    A token without an advantage has no gradient and still counts in the mean. A ``selection`` would
-    take it out of the mean as well, which is another method.
+    A token without an advantage still counts in the mean; a ``selection`` would take it out of the
+    mean as well, which is another method.
 
     Args:
+      mask, tau, sigma: See the module.
       advantages: ``[..., G]`` spread over the tokens, or ``[..., G, T]``; floating point.
-      mask: bool ``[..., G, T]``, True for the response tokens that are trained.
       rewards: ``[..., G]``, floating point, above 0 for a right response.
       old_logp: ``[..., G, T]`` log-probabilities (nats) under the policy the step starts from.
       old_entropy: ``[..., G, T]``, nats: its entropy.
-      tau: Probability from which a token is mastered, in (0, 1].
-      sigma: Entropy below which a response is watched, in nats, not negative.
 
     Returns:
       Advantages ``[..., G, T]``, float32, 0 where masked.
-
-    Raises:
-      TypeError: If ``mask`` is not bool or another array is not floating point.
-      ValueError: If the shapes do not match or an option is out of its range.
 
     Example:
       >>> import jax.numpy as jnp

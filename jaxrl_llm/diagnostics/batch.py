@@ -1,4 +1,7 @@
-"""What a batch has to teach, and how sure the policy is on it."""
+"""What a batch has to teach, and how sure the policy is on it.
+
+A wrong dtype raises TypeError; shapes that differ raise ValueError.
+"""
 
 from typing import NamedTuple
 
@@ -25,15 +28,11 @@ def group_spread(rewards: Array, *, where: Array | None = None) -> GroupSpread:
 
     Args:
       rewards: ``[..., G]``, floating point; a group lies along the last axis.
-      where: bool ``[..., G]``, True for rollouts to include. None for all.
+      where: bool ``[..., G]``, True for rollouts that take part; None for all.
 
     Returns:
       ``GroupSpread(informative, mean_std)``, float32 scalars, the second in units of reward; both 0
       where nothing is unmasked.
-
-    Raises:
-      TypeError: If ``rewards`` is not floating point or ``where`` is not bool.
-      ValueError: If the shapes differ.
 
     Example:
       >>> import jax.numpy as jnp
@@ -66,10 +65,6 @@ def mean_entropy(entropy: Array, mask: Array) -> Array:
 
     Returns:
       Nats a token, float32 scalar; 0 if everything is masked.
-
-    Raises:
-      TypeError: If ``mask`` is not bool or ``entropy`` not floating point.
-      ValueError: If shapes differ.
 
     Example:
       >>> import jax.numpy as jnp

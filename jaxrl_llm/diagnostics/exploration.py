@@ -1,4 +1,9 @@
-"""What more rollouts a prompt buy: where the probability mass goes, and what is never sampled."""
+"""What more rollouts a prompt buy: where the probability mass goes, and what is never sampled.
+
+- ``probs``: floating point ``[..., V]``, adding up to 1.
+- A wrong dtype raises TypeError; shapes that differ, and a number out of its range, raise
+  ValueError.
+"""
 
 from typing import NamedTuple
 
@@ -8,7 +13,7 @@ from jaxrl_llm.core import Array, checks
 
 
 class MassBalance(NamedTuple):
-    """Parts of the first change of the mass on right answers, ``[...]`` float32.
+    """Terms of the first change of the mass on right answers, ``[...]`` float32.
 
     Their sum, times the learning rate over the number of rollouts, is the change itself.
 
@@ -47,7 +52,7 @@ def mass_balance(
     lower the mass of right answers, and it fades as more are sampled.
 
     Args:
-      probs: ``[..., V]``, floating point, adding up to 1.
+      probs: See the module.
       correct: bool ``[..., V]``, True for right answers.
       sampled: bool ``[..., V]``, True for answers drawn at least once.
       correct_reward: R_c, 0 or above.
@@ -55,10 +60,6 @@ def mass_balance(
 
     Returns:
       :class:`MassBalance`.
-
-    Raises:
-      TypeError: If ``probs`` is not floating point or another array not bool.
-      ValueError: If the shapes differ or a reward has the wrong sign.
 
     Example:
       >>> import jax.numpy as jnp
@@ -105,15 +106,11 @@ def unsampled_second_moment(probs: Array, *, rollouts: int) -> Array:
     It bounds the term of :func:`mass_balance` that can lower the mass of right answers.
 
     Args:
-      probs: ``[..., V]``, floating point, adding up to 1.
+      probs: See the module.
       rollouts: N, 0 or above.
 
     Returns:
       ``[...]`` float32.
-
-    Raises:
-      TypeError: If ``probs`` is not floating point.
-      ValueError: If ``rollouts`` is negative.
 
     Example:
       >>> import jax.numpy as jnp

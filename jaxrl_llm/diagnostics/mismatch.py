@@ -1,4 +1,11 @@
-"""How far what sampled the tokens is from what scores them, and what weights do about it."""
+"""How far what sampled the tokens is from what scores them, and what weights do about it.
+
+- ``logp``: ``[..., T]`` log-probabilities (nats) under the policy that scores, which an estimate is
+  for; ``behavior_logp``: of the same tokens under what sampled them.
+- ``mask``: bool ``[..., T]``, True = keep.
+- Results are float32 scalars, 0 if everything is masked.
+- A wrong dtype raises TypeError; shapes that differ, and an unknown option, raise ValueError.
+"""
 
 import functools
 from collections.abc import Callable
@@ -24,7 +31,7 @@ def effective_sample_size(
     *,
     level: Literal["token", "sequence"] = "sequence",
 ) -> Array:
-    """Share of the samples that are worth anything after importance weighting (Kish).
+    """Effective share of the samples after importance weighting (Kish).
 
         (sum w)^2 / (n * sum w^2)
         level="sequence":  w = exp(sum over tokens of logp - behavior_logp), n non-empty sequences
@@ -34,16 +41,11 @@ def effective_sample_size(
     scaled by the greatest one before they are squared, so long sequences do not overflow.
 
     Args:
-      logp: Log-probabilities of the policy that the estimate is for, ``[..., T]``, nats.
-      behavior_logp: The same tokens under what sampled them, ``[..., T]``, nats.
-      mask: bool ``[..., T]``, True = keep.
+      logp, behavior_logp, mask: See the module.
       level: What a sample is: "sequence" or "token".
 
     Returns:
-      A share in 0 to 1, float32 scalar; 0 if everything is masked.
-
-    Raises:
-      ValueError: If shapes differ or ``level`` is unknown.
+      A share in 0 to 1.
 
     Example:
       >>> import jax.numpy as jnp
@@ -80,15 +82,10 @@ def mismatch(logp: Array, behavior_logp: Array, mask: Array) -> Mismatch:
     wrong token, or a truncation that was left out of the log-probability, in ``max_abs``.
 
     Args:
-      logp: Log-probabilities under the policy that scores, ``[..., T]``, nats.
-      behavior_logp: The same tokens under what sampled them, ``[..., T]``, nats.
-      mask: bool ``[..., T]``, True = keep.
+      logp, behavior_logp, mask: See the module.
 
     Returns:
-      ``Mismatch(mean_abs, max_abs, kl)``, float32 scalars; all 0 if everything is masked.
-
-    Raises:
-      ValueError: If shapes differ.
+      ``Mismatch(mean_abs, max_abs, kl)``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -143,21 +140,16 @@ def mismatch_metrics(logp: Array, behavior_logp: Array, mask: Array) -> Mismatch
         chi2_token = mean(exp(d)^2) - 1      chi2_sequence = mean(exp(D)^2) - 1
         ess_token, ess_sequence: effective share of the samples, each from 0 to 1
 
-    kl and k3 estimate KL(behavior || policy); a ratio of perplexities above 1 means that what
-    sampled was surer of its tokens than the policy is; chi2 is the variance of the weights, so
-    1 / (1 + chi2) is about the share that is effective. A ratio counts up to e^20.
+    kl and k3 estimate KL(behavior || policy); with a ratio of perplexities above 1 what sampled was
+    surer of its tokens than the policy is; chi2 is the variance of the weights, so 1 / (1 + chi2)
+    is about the effective share. A ratio counts up to e^20.
 
     Args:
-      logp: Log-probabilities under the policy that scores, ``[..., T]``, nats.
-      behavior_logp: The same tokens under what sampled them, ``[..., T]``, nats.
-      mask: bool ``[..., T]``, True = keep.
+      logp, behavior_logp, mask: See the module.
 
     Returns:
-      ``MismatchMetrics``, float32 scalars; kl, k3 and the gap are nats a token. If
-      everything is masked the ratio is 1 and all else 0.
-
-    Raises:
-      ValueError: If shapes differ.
+      ``MismatchMetrics``; kl, k3 and the gap are nats a token. The ratio is 1 if everything is
+      masked.
 
     Example:
       >>> import jax.numpy as jnp
@@ -203,15 +195,11 @@ def weight_metrics(weights: Array, mask: Array) -> WeightMetrics:
         zeroed = share of tokens with w = 0
 
     Args:
+      mask: See the module.
       weights: ``[..., T]``, floating point, not negative, as a correction returns them.
-      mask: bool ``[..., T]``, True = keep.
 
     Returns:
-      ``WeightMetrics``, float32 scalars; all 0 if everything is masked.
-
-    Raises:
-      TypeError: If ``mask`` is not bool or ``weights`` not floating point.
-      ValueError: If shapes differ.
+      ``WeightMetrics``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -268,18 +256,15 @@ def rejection_metrics(
     The rules are those of ``corrections.rollout_correction``, in its order.
 
     Args:
+      behavior_logp, mask: See the module.
       old_logp: ``[..., T]`` log-probabilities (nats) under the proximal policy.
-      behavior_logp: ``[..., T]`` under what sampled the tokens.
-      mask: bool ``[..., T]``, True = keep.
       rules: Functions ``(old_logp, behavior_logp, mask) -> keep [..., T]``, options bound.
 
     Returns:
-      :class:`RejectionMetrics`; all 0 if everything is masked.
+      :class:`RejectionMetrics`.
 
     Raises:
-      TypeError: If ``rules`` is not a tuple of functions, ``mask`` or what a rule returns is not
-        bool, or another array not floating point.
-      ValueError: If shapes differ or ``rules`` is empty.
+      TypeError: If ``rules`` is not a tuple of functions that return bool arrays.
 
     Example:
       >>> import jax.numpy as jnp

@@ -1,4 +1,13 @@
-"""The policy being trained against the one before the update."""
+"""The policy being trained against the one before the update.
+
+- ``logp``, ``old_logp``: ``[..., T]`` log-probabilities (nats) under the policy being trained and
+  under the proximal policy.
+- ``advantages``: ``[..., T]``, or ``[...]`` for one a sequence.
+- ``mask``: bool ``[..., T]``, True = keep.
+- Results are float32 scalars; shares are 0 if everything is masked.
+- A wrong dtype raises TypeError; shapes that do not match, and an option that is unknown or out of
+  its range, raise ValueError.
+"""
 
 import numbers
 from typing import Literal, NamedTuple
@@ -33,24 +42,18 @@ def clip_fraction(
         level="sequence":  mean over sequences of the mean over their unmasked tokens,
                            r = exp(mean over unmasked tokens of logp - old_logp)
 
-    Give it the options of the surrogate, and the level: "sequence" is that of GSPO, where with one
-    advantage a sequence it is the share of the non-empty sequences. What a dual clip takes out is
+    The options are those of the surrogate; "sequence" is the level of GSPO, where with one
+    advantage a sequence it is the share of the non-empty sequences. For a dual clip see
     :func:`dual_clip_fraction`.
 
     Args:
-      logp: Log-probabilities of the policy being trained, ``[..., T]``, nats.
-      old_logp: The same tokens under the proximal policy, ``[..., T]``, nats.
-      advantages: ``[..., T]``, or ``[...]`` for one a sequence.
-      mask: bool ``[..., T]``, True = keep.
+      logp, old_logp, advantages, mask: See the module.
       eps_low: How far below 1 the ratio may go, not negative.
       eps_high: How far above 1 the ratio may go, not negative.
       level: What has a ratio: "token" or "sequence".
 
     Returns:
-      A share in 0 to 1, float32 scalar; 0 if everything is masked.
-
-    Raises:
-      ValueError: If shapes do not match, an eps is negative or ``level`` is unknown.
+      A share in 0 to 1.
 
     Example:
       >>> import jax.numpy as jnp
@@ -88,21 +91,15 @@ def dual_clip_fraction(
 
         mean over unmasked tokens of [A < 0 and r > dual_clip]      r = exp(logp - old_logp)
 
-    There the loss of PPO would be above ``-A * dual_clip``. A token is never counted here and in
-    :func:`clip_fraction`: for a negative advantage that one counts small ratios.
+    There the loss of PPO would be above ``-A * dual_clip``. No token counts here and in
+    :func:`clip_fraction` at once: for a negative advantage that one counts small ratios.
 
     Args:
-      logp: Log-probabilities of the policy being trained, ``[..., T]``, nats.
-      old_logp: The same tokens under the proximal policy, ``[..., T]``, nats.
-      advantages: ``[..., T]``, or ``[...]`` for one a sequence.
-      mask: bool ``[..., T]``, True = keep.
+      logp, old_logp, advantages, mask: See the module.
       dual_clip: Greatest ratio that counts where the advantage is negative, above 1.
 
     Returns:
-      A share in 0 to 1, float32 scalar; 0 if everything is masked.
-
-    Raises:
-      ValueError: If shapes do not match or ``dual_clip`` is not above 1.
+      A share in 0 to 1.
 
     Example:
       >>> import jax.numpy as jnp
@@ -130,20 +127,15 @@ def approx_kl(
         k1 = mean(-d)    k2 = mean(d^2) / 2    k3 = mean(exp(d) - 1 - d)    d = logp - old_logp
 
     k1 is unbiased and may be negative; k3 is unbiased too, never negative, and has less variance
-    while the policies are close; k2 is never negative and biased. It is a measurement and not a
-    penalty: for that see :mod:`jaxrl_llm.regularizers`.
+    while the policies are close; k2 is never negative and biased. For a penalty see
+    :mod:`jaxrl_llm.regularizers`.
 
     Args:
-      logp: Log-probabilities of the policy being trained, ``[..., T]``, nats.
-      old_logp: The same tokens under the policy that sampled them, ``[..., T]``, nats.
-      mask: bool ``[..., T]``, True = keep.
+      logp, old_logp, mask: See the module.
       estimator: "k1", "k2" or "k3".
 
     Returns:
-      Nats a token, float32 scalar; 0 if everything is masked.
-
-    Raises:
-      ValueError: If shapes differ or ``estimator`` is unknown.
+      Nats a token; 0 if everything is masked.
 
     Example:
       >>> import jax.numpy as jnp
@@ -166,19 +158,14 @@ def ratio_range(logp: Array, old_logp: Array, mask: Array) -> RatioRange:
 
         r = exp(logp - old_logp)
 
-    Before the first update on a batch all three are 1; what is off by more than rounding then is a
-    mistake in scoring, as other temperature, truncation or tokens.
+    Before the first update on a batch all three are 1; more than rounding off it then is a mistake
+    in scoring, such as another temperature, truncation or other tokens.
 
     Args:
-      logp: Log-probabilities of the policy being trained, ``[..., T]``, nats.
-      old_logp: The same tokens under the proximal policy, ``[..., T]``, nats.
-      mask: bool ``[..., T]``, True = keep.
+      logp, old_logp, mask: See the module.
 
     Returns:
-      ``RatioRange(mean, least, greatest)``, float32 scalars; all 1 if everything is masked.
-
-    Raises:
-      ValueError: If shapes differ.
+      ``RatioRange(mean, least, greatest)``; all 1 if everything is masked.
 
     Example:
       >>> import jax.numpy as jnp

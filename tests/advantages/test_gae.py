@@ -180,8 +180,3 @@ X, MASK = jnp.ones((2, 3)), jnp.ones((2, 3), bool)
 def test_bad_input(function, error, match, arrays, options):
     with pytest.raises(error, match=f"{function.__name__}: .*({match})"):
         function(*arrays, **options)
-
-
-def test_bad_bound():
-    with pytest.raises(ValueError, match="clip: bound must be above 0; got 0"):
-        clip(X, bound=0.0)

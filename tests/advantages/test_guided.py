@@ -58,12 +58,6 @@ def test_own_rollouts_that_agree_get_exactly_zero(value):
     np.testing.assert_allclose(out[3], 2.0 - value, rtol=1e-6)
 
 
-def test_bfloat16_and_bad_input():
+def test_bfloat16_rewards():
     rewards = jnp.ones((2, 3), jnp.bfloat16)
     assert grpo_split(rewards, steered=jnp.zeros((2, 3), bool)).dtype == jnp.float32
-    with pytest.raises(TypeError, match="grpo_split: steered must be bool"):
-        grpo_split(rewards, steered=jnp.zeros((2, 3)))
-    with pytest.raises(ValueError, match=r"grpo_split: .*steered \(3,\)"):
-        grpo_split(rewards, steered=jnp.zeros(3, bool))
-    with pytest.raises(TypeError, match="grpo_split: rewards must be floating"):
-        grpo_split(jnp.ones(3, int), steered=jnp.zeros(3, bool))

@@ -136,17 +136,3 @@ def test_gradient_permutation_bfloat16_and_eager():
     np.testing.assert_array_equal(
         compiled(half, **options), compiled(half.astype(jnp.float32), **options)
     )
-
-
-def test_bad_input():
-    rewards = jnp.ones((2, 3))
-    with pytest.raises(ValueError, match=r"hbpo: .*rewards \(2, 3\), budgets \(3,\)"):
-        hbpo(rewards, budgets=jnp.ones(3))
-    with pytest.raises(TypeError, match="hbpo: budgets must be floating point"):
-        hbpo(rewards, budgets=jnp.ones((2, 3), int))
-    with pytest.raises(ValueError, match="hbpo: intra_weight must not be negative"):
-        hbpo(rewards, budgets=rewards, intra_weight=-1.0)
-    with pytest.raises(ValueError, match="hbpo: max_length must be above 0"):
-        hbpo(rewards, budgets=rewards, max_length=0)
-    with pytest.raises(ValueError, match="hbpo: singleton must be one of"):
-        hbpo(rewards, budgets=rewards, singleton="keep")

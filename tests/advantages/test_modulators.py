@@ -272,27 +272,3 @@ def test_they_follow_an_estimator_in_a_chain():
     base = jr.advantages.grpo(rewards, where=x["where"])
     np.testing.assert_allclose(out, ace(base, alpha=2.0, **context), rtol=1e-6)
     assert traits_of(entropy_shaping).token_values and not traits_of(ace).token_values
-
-
-def test_bad_input():
-    a, mask, x = jnp.ones((2, 3)), jnp.ones((2, 3, 4), bool), jnp.zeros((2, 3, 4))
-    with pytest.raises(ValueError, match=r"novelty_sharpening: advantages must have shape \(2, 3"):
-        novelty_sharpening(x, mask, old_logp=x)
-    with pytest.raises(ValueError, match="novelty_sharpening: old_logp is None"):
-        novelty_sharpening(a, mask, old_logp=None)
-    with pytest.raises(ValueError, match="novelty_sharpening: cap must not be negative"):
-        novelty_sharpening(a, mask, old_logp=x, cap=-1.0)
-    with pytest.raises(ValueError, match=r"ace: advantages must have the shape of mask"):
-        ace(a[0], mask, old_logp=x, ref_logp=x)
-    with pytest.raises(ValueError, match="ace: ref_logp is None"):
-        ace(a, mask, old_logp=x, ref_logp=None)
-    with pytest.raises(TypeError, match="ace: wrong must be bool"):
-        ace(a, mask, old_logp=x, ref_logp=x, wrong=a)
-    with pytest.raises(ValueError, match=r"ace: where must have shape \(2, 3\)"):
-        ace(a, mask, old_logp=x, ref_logp=x, where=jnp.ones((3,), bool))
-    with pytest.raises(ValueError, match="entropy_shaping: cap must be above 0"):
-        entropy_shaping(a, mask, old_entropy=x, cap=0.0)
-    with pytest.raises(TypeError, match="entropy_shaping: mask must be bool"):
-        entropy_shaping(a, x, old_entropy=x)
-    with pytest.raises(ValueError, match=r"these must have one shape: mask \(2, 3, 4\), old_logp"):
-        sampled_entropy_shaping(a, mask, old_logp=x[0])

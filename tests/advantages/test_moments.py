@@ -127,16 +127,3 @@ def test_the_controller_and_the_scaling_make_the_scaler(clip):
             )
     assert values(state) == values(other)
     assert score_deviation() == score_deviation()
-
-
-def test_bad_input():
-    with pytest.raises(ValueError, match=r"scale_scores: score_std must .*\(2, 1, 1\); got \(2,\)"):
-        scale_scores(jnp.ones((2, 3)), score_std=jnp.ones(2))
-    with pytest.raises(ValueError, match="scale_scores: score_std must be above 0; got 0"):
-        scale_scores(jnp.ones((2, 3)), score_std=0.0)
-    with pytest.raises(ValueError, match="score_scaler: clip must be above 0; got 0"):
-        score_scaler(clip=0.0)
-    with pytest.raises(TypeError, match="update_moments: x must be floating point"):
-        update_moments(FIRST, jnp.ones(3, int))
-    with pytest.raises(ValueError, match=r"update_moments: .*x \(3,\), where \(2,\)"):
-        update_moments(FIRST, jnp.ones(3), where=jnp.ones(2, bool))

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -94,12 +93,3 @@ def test_gradient_dtype_and_jit():
     half = compiled(rewards.astype(jnp.bfloat16), mask)
     assert half.dtype == jnp.float32
     np.testing.assert_array_equal(half, compiled(rewards, mask))
-
-
-def test_bad_input():
-    with pytest.raises(ValueError, match=r"opo: mask .* rewards \(2,\) and mask \(3, 6\)"):
-        opo(jnp.ones(2), of_lengths([1, 2, 3]))
-    with pytest.raises(TypeError, match="opo: mask must be bool"):
-        opo(jnp.ones(2), jnp.ones((2, 3)))
-    with pytest.raises(ValueError, match="opo: singleton must be one of 'zero', 'raw'"):
-        opo(jnp.ones(2), of_lengths([1, 2]), singleton="keep")

@@ -203,19 +203,3 @@ def test_state_is_float32_compares_by_value_and_eager_equals_compiled():
     for a, b in zip(jax.tree.leaves(eager), jax.tree.leaves(compiled), strict=True):
         assert a.dtype == b.dtype
         np.testing.assert_allclose(a, b, rtol=1e-6)
-
-
-def test_bad_input():
-    state = prompt_stats_init(2)
-    with pytest.raises(ValueError, match="prompt_stats_init: num_prompts must be an integer"):
-        prompt_stats_init(0)
-    with pytest.raises(ValueError, match="smooth_standardization: num_prompts must be an int"):
-        smooth_standardization(num_prompts=2.5)
-    with pytest.raises(ValueError, match=r"prompt_stats_update: prompt_ids must have shape \(2,\)"):
-        prompt_stats_update(state, jnp.arange(3), jnp.ones((2, 4)))
-    with pytest.raises(TypeError, match="smooth_standardization: where must be bool"):
-        smooth.update(jnp.ones((2, 4)), smooth.init(), prompt_ids=jnp.arange(2), where=jnp.ones(2))
-    with pytest.raises(TypeError, match="prompt_ids"):
-        smooth.update(jnp.ones((2, 4)), smooth.init())
-    with pytest.raises(ValueError, match="smooth_advantage: these must have one shape"):
-        smooth_advantage(jnp.ones(2), jnp.ones(3), 1)

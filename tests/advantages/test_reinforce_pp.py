@@ -10,7 +10,6 @@ from jaxrl_llm.advantages import (
     batch_normalize,
     kl_shaped_rewards,
     reinforce_pp,
-    reinforce_pp_baseline,
     reward_to_go,
     whiten,
 )
@@ -98,10 +97,6 @@ def test_the_number_zero_leaves_the_penalty_out():
         reinforce_pp(rewards, mask, where=where),
         reinforce_pp(rewards, mask, where=where, old_logp=old_logp, ref_logp=ref_logp),
     )
-    with pytest.raises(ValueError, match="reinforce_pp: ref_logp is None; the KL penalty"):
-        reinforce_pp(rewards, mask, old_logp=old_logp, kl_coef=0.1)
-    with pytest.raises(ValueError, match="reinforce_pp: old_logp is None"):
-        reinforce_pp(rewards, mask, ref_logp=ref_logp, kl_coef=jnp.float32(0.1))
 
 
 def test_without_spread_everything_is_exactly_zero():
@@ -184,27 +179,3 @@ def test_jit_equals_eager_and_bfloat16_comes_out_as_float32():
     assert out.dtype == jnp.float32
     np.testing.assert_array_equal(out, compiled(half.astype(jnp.float32), mask))
     assert whiten(half, mask).dtype == batch_normalize(half).dtype == jnp.float32
-
-
-def test_bad_input():
-    rewards = jnp.ones(2)
-    with pytest.raises(ValueError, match=r"reinforce_pp: mask .* rewards \(2,\) and mask \(3, 3\)"):
-        reinforce_pp(rewards, jnp.ones((3, 3), bool))
-    with pytest.raises(TypeError, match="reinforce_pp: mask must be bool"):
-        reinforce_pp(rewards, MASK.astype(jnp.float32))
-    with pytest.raises(ValueError, match=r"reinforce_pp: gamma must be in \[0, 1\]; got 2"):
-        reinforce_pp(rewards, MASK, gamma=2.0)
-    with pytest.raises(ValueError, match="reinforce_pp: kl_coef must not be negative"):
-        reinforce_pp(rewards, MASK, kl_coef=-0.1)
-    with pytest.raises(ValueError, match=r"reinforce_pp: .*mask \(2, 3\), old_logp \(2, 2\)"):
-        reinforce_pp(rewards, MASK, old_logp=jnp.ones((2, 2)))
-    with pytest.raises(ValueError, match=r"reinforce_pp: kl_coef must be .*\(2, 3\); got \(4,\)"):
-        logp = jnp.zeros((2, 3))
-        reinforce_pp(rewards, MASK, old_logp=logp, ref_logp=logp, kl_coef=jnp.ones(4))
-    for function in (whiten, reinforce_pp, reinforce_pp_baseline):
-        with pytest.raises(ValueError, match=f"{function.__name__}: eps must be above 0; got 0"):
-            function(rewards, MASK, eps=0.0)
-    with pytest.raises(ValueError, match=r"whiten: x must have .*\(2, 3\).*got \(4,\)"):
-        whiten(jnp.ones(4), MASK)
-    with pytest.raises(ValueError, match=r"batch_normalize: .*x \(2,\), where \(2, 3\)"):
-        batch_normalize(rewards, where=MASK)

@@ -167,17 +167,3 @@ def test_leading_axes_are_free_and_one_batch():
         rtol=1e-5,
         atol=1e-7,
     )
-
-
-def test_bad_input():
-    name = "reinforce_pp_baseline"
-    with pytest.raises(ValueError, match=rf"{name}: mask .* rewards \(2, 2\) and mask \(2, 3\)"):
-        reinforce_pp_baseline(REWARDS, jnp.ones((2, 3), bool))
-    with pytest.raises(ValueError, match=rf"{name}: mask must have the shape of rewards"):
-        reinforce_pp_baseline(REWARDS, jnp.array(True))
-    with pytest.raises(TypeError, match=f"{name}: mask must be bool"):
-        reinforce_pp_baseline(REWARDS, MASK.astype(jnp.float32))
-    with pytest.raises(ValueError, match=f"{name}: norm must be one of .* Did you mean 'token'"):
-        reinforce_pp_baseline(REWARDS, MASK, norm="tokens")
-    with pytest.raises(ValueError, match=f"{name}: eps must be above 0; got 0"):
-        reinforce_pp_baseline(REWARDS, MASK, eps=0.0)

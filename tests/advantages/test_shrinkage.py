@@ -136,8 +136,6 @@ def test_positive_part():
     np.testing.assert_allclose(positive_part(d2, jnp.array(0.25)), bias / (bias + 0.25), atol=1e-7)
     assert np.isfinite(jax.grad(lambda d: positive_part(d, jnp.array(0.25)).sum())(d2)).all()
     assert np.isnan(positive_part(jnp.array(jnp.nan), jnp.array(0.1)))
-    with pytest.raises(TypeError, match="positive_part: error_sq must be floating"):
-        positive_part(d2, jnp.array(1))
 
 
 def test_one_step_ahead():
@@ -156,14 +154,6 @@ def test_one_step_ahead():
         np.testing.assert_array_equal(got, expected)
     assert osla_continue(jnp.array([jnp.nan]), jnp.array([0]), prior=jnp.array([0.5])).all()
     assert not osla_continue(jnp.zeros(1), jnp.array([16]), prior=jnp.array([0.7]), cost=0.0).any()
-    with pytest.raises(
-        ValueError, match="osla_continue: most must not be below least; got 2 and 4"
-    ):
-        osla_continue(mean, count, prior=prior, most=2)
-    with pytest.raises(ValueError, match="osla_continue: cost must not be negative"):
-        osla_continue(mean, count, prior=prior, cost=-1.0)
-    with pytest.raises(ValueError, match=r"osla_continue: .*mean \(6,\), count \(5,\)"):
-        osla_continue(mean, count[:5], prior=prior)
 
 
 @quick
@@ -245,28 +235,3 @@ def test_shapes():
     assert jspo(jnp.zeros((0, 4))).shape == (0, 4)
     assert jspo(jnp.zeros((4, 0))).shape == (4, 0)
     assert v05_baseline(jnp.ones(4), prior=jnp.array(0.5)).shape == (4,)
-
-
-def test_bad_input():
-    rewards, prior = jnp.ones((2, 3)), jnp.ones(2)
-    for name, function in (("shrinkage_baseline", shrinkage_baseline), ("v05_baseline", fused)):
-        with pytest.raises(TypeError, match=f"{name}: rewards must be floating point"):
-            function(jnp.ones((2, 3), int), prior=prior)
-        with pytest.raises(TypeError, match=f"{name}: prior must be floating point"):
-            function(rewards, prior=jnp.ones(2, int))
-        with pytest.raises(ValueError, match=rf"{name}: prior must .*\(2,\); got \(2, 3\)"):
-            function(rewards, prior=rewards)
-        with pytest.raises(ValueError, match=rf"{name}: .*rewards \(2, 3\), where \(2, 4\)"):
-            function(rewards, prior=prior, where=jnp.ones((2, 4), bool))
-        with pytest.raises(ValueError, match=f"{name}: var must be one of 'prior', 'sample'"):
-            function(rewards, prior=prior, var="mean")
-    with pytest.raises(ValueError, match="v05_baseline: eps=0.1 has no effect with scale='none'"):
-        v05_baseline(rewards, prior=prior, eps=0.1)
-    with pytest.raises(ValueError, match="v05_baseline: scale must be one of 'none', 'group'"):
-        v05_baseline(rewards, prior=prior, scale="batch")
-    with pytest.raises(ValueError, match="v05_baseline: ddof must be one of 0, 1; got 2"):
-        v05_baseline(rewards, prior=prior, scale="group", ddof=2)
-    with pytest.raises(ValueError, match=r"jspo: .*rewards \(2, 3\), where \(2, 4\)"):
-        jspo(rewards, where=jnp.ones((2, 4), bool))
-    with pytest.raises(ValueError, match="jspo: eps must be above 0; got 0"):
-        jspo(rewards, eps=0.0)

@@ -169,26 +169,3 @@ def test_the_controller_hands_on_the_entropy_of_the_batch_before():
     _, state = step(state, jnp.full(SHAPE, jnp.nan), np.zeros(SHAPE, bool))
     np.testing.assert_allclose(state.entropy, expected, rtol=1e-6)
     assert sampled_entropy() == sampled_entropy() != sampled_entropy(start=1.0)
-
-
-def test_bad_input():
-    x = sample(7)
-    with pytest.raises(ValueError, match="dcpo_distribution: hot_logp is None"):
-        call(x | {"hot_logp": None}, dcpo_distribution)
-    with pytest.raises(ValueError, match=r"dcpo_distribution: rewards must have shape \(2, 3\)"):
-        call(x | {"rewards": x["rewards"][0]})
-    with pytest.raises(ValueError, match=r"policy_entropy must be a scalar or of shape \(2, 1, 1"):
-        call(x | {"policy_entropy": jnp.ones(2)})
-    one = {k: v[0] if np.ndim(v) > 1 else v for k, v in x.items()}
-    with pytest.raises(ValueError, match=r"policy_entropy must be a scalar or of shape \(1, 1\)"):
-        call(one | {"policy_entropy": jnp.ones((3, 1, 1))})
-    with pytest.raises(TypeError, match="dcpo_distribution: policy_entropy must be an array"):
-        call(x | {"policy_entropy": None}, dcpo_distribution)
-    with pytest.raises(ValueError, match="dcpo_distribution: max_gap must not be negative"):
-        call(x | {"max_gap": -0.1}, dcpo_distribution)
-    with pytest.raises(ValueError, match="temperature_logp: temperature must be above 0"):
-        temperature_logp(jnp.ones((2, 3)), jnp.array([0, 1]), temperature=0.0)
-    with pytest.raises(ValueError, match=r"temperature_logp: targets must have shape \(2,\)"):
-        temperature_logp(jnp.ones((2, 3)), jnp.array([0]), temperature=1.0)
-    with pytest.raises(ValueError, match="sampled_entropy: start must not be negative"):
-        sampled_entropy(start=-1.0)

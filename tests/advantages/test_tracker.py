@@ -182,33 +182,3 @@ def test_gradients():
     assert np.isfinite(gradient).all()
     slope = jax.grad(lambda d: kl_forgetting(d).sum())(jnp.array([0.0, 0.005, 0.5]))
     assert slope[0] == 0.0 and slope[1] < 0.0 and slope[2] == 0.0
-
-
-def test_bad_input():
-    state, rewards, ids = start(), jnp.ones((2, 2)), jnp.array([0, 1])
-    with pytest.raises(TypeError, match="beta_tracker_value: prompt_ids must hold integers"):
-        beta_tracker_value(state, jnp.ones(2))
-    with pytest.raises(ValueError, match=r"beta_tracker_update: prompt_ids must have shape \(2,\)"):
-        beta_tracker_update(state, jnp.array([0]), rewards, 0.9)
-    with pytest.raises(ValueError, match=r"beta_tracker_update: rho must have shape \(2,\)"):
-        beta_tracker_update(state, ids, rewards, jnp.ones(3))
-    with pytest.raises(ValueError, match="beta_tracker_update: rewards must have 2 axes"):
-        beta_tracker_update(state, ids, rewards[0], 0.9)
-    with pytest.raises(TypeError, match="beta_tracker_update: where must be bool"):
-        beta_tracker_update(state, ids, rewards, 0.9, where=jnp.ones((2, 2)))
-    with pytest.raises(ValueError, match=r"beta_tracker_init: rho_min must be in \[0, 1\); got 1"):
-        beta_tracker_init(jnp.ones(2), 8, rho_min=1.0)
-    with pytest.raises(ValueError, match=r"beta_tracker_init: .*successes \(2,\), samples \(3,\)"):
-        beta_tracker_init(jnp.ones(2), jnp.ones(3, int))
-    with pytest.raises(ValueError, match="beta_tracker_init: smoothing must not be negative"):
-        beta_tracker_init(jnp.ones(2), 8, smoothing=-1.0)
-    with pytest.raises(ValueError, match="kl_forgetting: low must not be above high"):
-        kl_forgetting(jnp.ones(2), low=0.9, high=0.8)
-    with pytest.raises(ValueError, match="kl_forgetting: half_shift must be above 0"):
-        kl_forgetting(jnp.ones(2), half_shift=0.0)
-    with pytest.raises(ValueError, match="window_kl_discount: rule must be one of"):
-        window_kl_discount(jnp.ones(2), rule="linear")
-    with pytest.raises(ValueError, match="window_kl_discount: kl_window must have 1 axis"):
-        window_kl_discount(jnp.float32(0.1))
-    with pytest.raises(ValueError, match="uncertainty_sampling_weights: explore must not be neg"):
-        uncertainty_sampling_weights(jnp.ones(2), explore=-0.1)

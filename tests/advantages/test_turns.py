@@ -154,26 +154,3 @@ def test_in_a_chain_the_rewards_are_those_of_the_turns():
     np.testing.assert_allclose(
         out, compiled(rewards, turn_where=turn_where, where=where), atol=1e-6
     )
-
-
-def test_bad_input():
-    rewards = jnp.ones((2, 3, 4))
-    with pytest.raises(ValueError, match="trloo: rewards must have at least 2 axes"):
-        trloo(rewards[0, 0])
-    with pytest.raises(ValueError, match=r"trloo: where must have shape \(2, 3\)"):
-        trloo(rewards, where=jnp.ones((2, 4), bool))
-    with pytest.raises(ValueError, match=r"trloo: .*rewards \(2, 3, 4\), turn_where \(2, 3\)"):
-        trloo(rewards, turn_where=jnp.ones((2, 3), bool))
-    with pytest.raises(ValueError, match="trloo: singleton must be one of 'zero', 'raw'"):
-        trloo(rewards, singleton="keep")
-    with pytest.raises(TypeError, match="turn_returns: turn_where must be bool"):
-        turn_returns(rewards, turn_where=rewards)
-    with pytest.raises(ValueError, match=r"turn_returns: gamma must be in \[0, 1\]"):
-        turn_returns(rewards, gamma=1.5)
-    ids, mask = jnp.zeros((2, 3, 5), int), jnp.ones((2, 3, 5), bool)
-    with pytest.raises(TypeError, match="turns_to_tokens: turn_ids must hold integers"):
-        turns_to_tokens(rewards, mask, turn_ids=jnp.ones((2, 3, 5)))
-    with pytest.raises(ValueError, match="turns_to_tokens: advantages must hold at least one turn"):
-        turns_to_tokens(rewards[0], mask, turn_ids=ids)
-    with pytest.raises(ValueError, match="turns_to_tokens: advantages must hold at least one turn"):
-        turns_to_tokens(rewards[..., :0], mask, turn_ids=ids)

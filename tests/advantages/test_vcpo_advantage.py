@@ -147,19 +147,3 @@ def test_gradient_dtype_and_jit():
     )
     half = jnp.asarray(rewards, jnp.bfloat16)
     assert compiled(half, old_logp=old_logp, **options).dtype == jnp.float32
-
-
-def test_bad_input():
-    logp, mask = jnp.zeros((4, 3)), jnp.ones((4, 3), bool)
-    options = {"old_logp": logp, "behavior_logp": logp, "mask": mask}
-    name = "vcpo_advantage"
-    with pytest.raises(ValueError, match=f"{name}: scale must be one of 'group', 'none'"):
-        vcpo_advantage(REWARDS, **options, scale="batch")
-    with pytest.raises(ValueError, match=rf"{name}: .*behavior_logp \(4, 2\)"):
-        vcpo_advantage(REWARDS, **options | {"behavior_logp": logp[:, :2]})
-    with pytest.raises(ValueError, match=rf"{name}: grad_sq_norms must have shape \(4,\); got \("):
-        vcpo_advantage(REWARDS, **options, grad_sq_norms=jnp.ones(3))
-    with pytest.raises(ValueError, match=r"opob: .*rewards \(4,\), log_weights \(3,\)"):
-        opob(REWARDS, jnp.zeros(3), NORMS)
-    with pytest.raises(TypeError, match="opob: grad_sq_norms must be floating point"):
-        opob(REWARDS, LOG_WEIGHTS, jnp.ones(4, int))

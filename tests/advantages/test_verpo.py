@@ -172,21 +172,3 @@ def test_constant_empty_and_eager():
     np.testing.assert_allclose(call(x, verpo), call(x), atol=1e-6)
     half = {**x, "rewards": jnp.asarray(x["rewards"], jnp.bfloat16)}
     np.testing.assert_array_equal(call(half), call(x))
-
-
-def test_bad_input():
-    x = sample(12)
-    with pytest.raises(TypeError, match="verpo: test_passes must be bool"):
-        call({**x, "test_passes": x["test_passes"].astype(np.float32)})
-    with pytest.raises(ValueError, match=r"verpo: rewards must have shape \(2, 4\); got \(2, 3\)"):
-        call({**x, "rewards": x["rewards"][:, :3]})
-    with pytest.raises(ValueError, match=r"verpo: test_where must have shape \(2, 5\)"):
-        call({**x, "test_where": x["test_where"][:, :3]})
-    with pytest.raises(ValueError, match="verpo: turn_weight must not be negative"):
-        call(x, turn_weight=-1.0)
-    with pytest.raises(ValueError, match=r"verpo: gamma must be in \[0, 1\]"):
-        call(x, gamma=1.5)
-    with pytest.raises(ValueError, match="density_weights: sigma must be above 0"):
-        density_weights(jnp.ones(3), sigma=0.0)
-    with pytest.raises(ValueError, match=r"pass_rates \(3,\), test_where \(2,\)"):
-        density_weights(jnp.ones(3), test_where=jnp.ones(2, bool))
