@@ -30,8 +30,8 @@ class Batch:
       where: bool ``[P, G]``, True for rollouts that take part (False: padding, or a failed grader).
       prompt_tokens: int32 ``[P, Lp]``.
       prompt_mask: bool ``[P, Lp]``.
-      old_logp: float32 ``[P, G, T]``, log-probabilities of the proximal policy. None means the
-        policy that is being trained, as in one update per batch.
+      old_logp: float32 ``[P, G, T]``, of the proximal policy. None means the policy that is being
+        trained, as in one update per batch.
       behavior_logp: float32 ``[P, G, T]``, of the policy that sampled, at the temperature it
         sampled with and over ``support``: what a scorer of the same weights computes, and so what a
         ratio may be taken against. That is ``Rollout.behavior_logp`` with ``Rollout.support``, and
@@ -40,10 +40,10 @@ class Batch:
       support: The tokens that each one was drawn from, with leading axes ``[P, G, T]``. The policy
         that trains, the proximal one and the reference are renormalized over them, so that a
         sampler that truncates does not make ratios. None for the full vocabulary.
-      packing: How the responses are laid out for models: several in a row. No number changes but by
-        rounding, and none of the other arrays. None for a row each.
-      reward_components: Rewards by name, float32 ``[P, G]`` each, for methods that keep several
-        apart; NaN where one does not apply.
+      packing: How models see the responses, several in a row; no number changes but by rounding.
+        None for a row each.
+      reward_components: Rewards by name, float32 ``[P, G]`` each, for methods that read several;
+        NaN where one does not apply.
       extras: Arrays that only some methods need, by name, with leading axis P; see
         ``recipes.inputs.EXTRAS``.
       advantages: float32 ``[P, G]`` or ``[P, G, T]``.
@@ -86,7 +86,7 @@ class Batch:
         Args:
           rollout: P groups of G; any record with its fields.
           rewards: ``[P, G]``, or flat ``[P G]``.
-          where: bool ``[P, G]``, True for rollouts that take part; None keeps all.
+          where: bool ``[P, G]``, True for rollouts that take part; None for all.
         """
         shape = rollout.mask.shape[:2]
         return cls(
@@ -106,7 +106,7 @@ class Batch:
         return dataclasses.replace(self, **changes)
 
     def check(self) -> "Batch":
-        """Checks ranks, shapes and dtypes; costs nothing under ``jit``. Returns the batch.
+        """The batch, after a check of ranks, shapes and dtypes that costs nothing under ``jit``.
 
         Raises:
           ValueError: If two fields disagree about a shape.
@@ -149,7 +149,7 @@ class Batch:
 def validate_batch(
     batch: Batch, *, vocab_size: int, prompt_ids: Sequence[str] | None = None
 ) -> Batch:
-    """Checks the values of a batch on the host, before it reaches the device.
+    """The batch unchanged, after a check of its values on the host, before it reaches the device.
 
     Inside ``jit`` a bad value can only become a bad number, so this runs where rollouts become a
     training batch. Masked values are not read.
@@ -158,9 +158,6 @@ def validate_batch(
       batch: Concrete arrays (NumPy or this process's part of a jax array).
       vocab_size: V; tokens are in ``[0, V)``.
       prompt_ids: P names for the messages; the row number without.
-
-    Returns:
-      The batch, unchanged.
 
     Raises:
       ValueError: One sentence that names the prompt: a reward that is not finite, a token outside

@@ -59,14 +59,10 @@ class Critic:
         return f"Critic({format_fields(self)})"
 
     def total_loss(self, values: Array, batch) -> Array:
-        """The weighted sum of the losses of all heads, so that parts of a batch simply add.
+        """The weighted sum of the losses of all heads, a float32 scalar: parts of a batch add.
 
-        Args:
-          values: ``[P, G, T, C]`` of the critic being trained.
-          batch: A prepared batch, or some rows of it.
-
-        Returns:
-          A float32 scalar.
+        ``values`` are ``[P, G, T, C]`` of the critic being trained, ``batch`` a prepared batch, or
+        some rows of it.
         """
         extras = batch.extras
         losses = [

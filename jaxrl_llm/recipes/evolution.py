@@ -24,8 +24,8 @@ class EvolutionRecipe:
         gradient    -c sum_n F_n E_n, as optax takes it
 
     A population is used in one of two ways. ``shared``: all its N = G members answer all P prompts
-    of a step, so that each has a mean over questions. Otherwise each prompt has G members of its
-    own, which are compared with each other alone: N = P G.
+    of a step, so that each has a mean over questions. Otherwise each prompt has G separate members,
+    which are compared with each other alone: N = P G.
 
     Attributes:
       name: Short name, for messages and metrics.
@@ -33,8 +33,8 @@ class EvolutionRecipe:
       fitness: ``scores [P, G] -> [N]``, finite and higher for better: ``[G]`` where members are
         shared, ``[P, G]`` (or flat) where they are not. No score that it gets is missing.
       noise: "lowrank": matrices have noise of rank ``rank``, and one batch holds many members.
-        "full": every entry has its own; members are evaluated one after the other.
-      rank: Of the noise of matrices; with ``noise="full"`` it stays at 1, without a part.
+        "full": every entry has separate noise; members are evaluated one after the other.
+      rank: Of the noise of matrices; 1 with ``noise="full"``, where it is not read.
       shared: Whether every member answers every prompt.
       pairs: Whether members 2k and 2k+1 have opposite noise.
       baseline: How many of the first members carry no noise.
@@ -56,7 +56,7 @@ class EvolutionRecipe:
       ValueError: If an option is out of its range or has no effect.
 
     Example:
-      >>> import jax, optax
+      >>> import jax
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
       >>> recipe = jr.recipes.eggroll(sigma=0.1)
@@ -129,19 +129,14 @@ class EvolutionRecipe:
         return f"EvolutionRecipe({format_fields(self)})"
 
     def replace(self, **changes) -> "EvolutionRecipe":
-        """A copy with some fields changed, checked anew.
-
-        Raises:
-          TypeError: If a name is not a field, with the nearest one.
-        """
+        """A copy with some fields changed, checked anew; TypeError if a name is not a field."""
         return replace_fields(self, changes)
 
     def population(self, prompts: int, group_size: int) -> int:
         """N, how many members there are for P prompts with G each.
 
-        Raises:
-          ValueError: If there is one member alone, a pair would be divided, or a group holds
-            only members without noise.
+        Raises ValueError if there is one member alone, a pair would be divided, or a group holds
+        only members without noise.
         """
         name = f"recipe {self.name!r}"
         if self.pairs and group_size % 2:
@@ -224,16 +219,13 @@ class EvolutionRecipe:
         return perturb(params, classes, key, epoch, member)
 
     def shape(self, scores: Array, *, where: Array | None = None) -> tuple[Array, Array]:
-        """Fitness of the members from what they scored.
+        """Fitness of the members from what they scored: float32 ``[N]``, and how many were missing.
 
         A score that is absent or non-finite counts as the worst of its prompt.
 
         Args:
           scores: ``[P, G tries]``, the tries of a member next to each other; higher is better.
-          where: bool, True where there is a score; None keeps all.
-
-        Returns:
-          float32 ``[N]``, and how many scores were missing.
+          where: bool, True where there is a score; None for all.
 
         Raises:
           ValueError: If the tries do not divide the scores, or ``fitness`` returns another shape.

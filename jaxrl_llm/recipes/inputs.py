@@ -9,12 +9,9 @@ from jaxrl_llm.core import Array
 
 
 class Extra(NamedTuple):
-    """An array of ``Batch.extras``.
+    """An array of ``Batch.extras``: its axes, its kind ("float", "int" or "bool"), what it holds.
 
-    Attributes:
-      axes: One letter an axis: P prompts, G rollouts, T tokens; any other letter is free.
-      kind: "float", "int" or "bool".
-      about: What it holds.
+    ``axes`` has one letter an axis: P prompts, G rollouts, T tokens; any other letter is free.
     """
 
     axes: str
@@ -72,14 +69,8 @@ _KINDS = {"float": jnp.floating, "int": jnp.integer, "bool": jnp.bool_}
 def check_extra(name: str, value: Array, sizes: dict[str, int]) -> None:
     """Raises unless an extra has its name's shape and dtype; other names need only the axis P.
 
-    Args:
-      name: Key in ``Batch.extras``.
-      value: The array.
-      sizes: P, G and T.
-
-    Raises:
-      ValueError: If the shape disagrees with the batch.
-      TypeError: If the dtype is of another kind.
+    ValueError if the shape disagrees with ``sizes``, those of P, G and T; TypeError if the dtype is
+    of another kind.
     """
     shape = jnp.shape(value)
     spec = EXTRAS.get(name)
@@ -97,14 +88,7 @@ def check_extra(name: str, value: Array, sizes: dict[str, int]) -> None:
 
 
 def shaped_extras(recipe, prompts: int, group: int, length: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """Shapes and dtypes of all extras that the recipe needs, for a dry run.
-
-    Args:
-      recipe: A Recipe.
-      prompts: P.
-      group: G.
-      length: T.
-    """
+    """Shapes and dtypes of all extras that the recipe needs, for a dry run."""
     dtypes = {"float": jnp.float32, "int": jnp.int32, "bool": jnp.bool_}
     heads = 1 if recipe.critic is None else recipe.critic.heads
     sizes = {"P": prompts, "G": group, "T": length, "H": group, "C": heads}

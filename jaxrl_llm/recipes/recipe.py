@@ -54,20 +54,19 @@ class Recipe:
         loss that is added to the surrogate's.
       correction: ``(old_logp, behavior_logp, mask) -> (weights, keep)``, both ``[..., T]``. The
         weights multiply the surrogate alone, not the regularizers. Tokens where ``keep`` is False
-        leave the mask before token advantages and ``weights``, so they count in no denominator; a
-        correction that wants to keep the denominator returns weight 0 instead. Rollouts do not
-        leave their group's baseline. A sequence-level surrogate takes only a correction that is
-        marked with ``core.traits(level="sequence")``.
+        leave the mask before token advantages and ``weights``, so they count in no denominator;
+        with weight 0 instead they count. Rollouts do not leave their group's baseline. A
+        sequence-level surrogate takes only a correction that is marked with
+        ``core.traits(level="sequence")``.
       curation: Transform ``rewards [P, G] -> where [P, G]``, with the same context as
         ``advantage``; its result is combined with the batch's ``where`` by "and".
       selection: ``(advantages, mask) -> keep [P, G, T]`` and what it names of the same context:
         tokens that leave the mask after the advantages, so that they stay in every baseline.
-      computed: Numbers that the method needs beyond the batch: ``Computed(name, function, source)``
-        each, with source "controller", "batch", "policy", "old_policy", "reference" or "teacher";
-        see :class:`Computed`. Later functions name them; see also ``core.given``.
+      computed: Numbers that the method needs beyond the batch, each a :class:`Computed`. Later
+        functions name them; see also ``core.given``.
       critic: A value model that is trained with the policy; see :class:`Critic`.
       reference: ``(reference, params, step) -> reference``, how the reference model moves after
-        each step; None keeps it frozen.
+        each step; None for a frozen one.
       inputs: Names of further extras that the batch holds.
       epochs: How many times the method passes over a batch; what a run uses unless its config has
         another number.
@@ -123,11 +122,7 @@ class Recipe:
         return f"Recipe({format_fields(self)})"
 
     def replace(self, **changes) -> "Recipe":
-        """A copy with some slots changed, checked anew.
-
-        Raises:
-          TypeError: If a name is not a field, with the nearest one.
-        """
+        """A copy with some slots changed, checked anew; TypeError if a name is not a field."""
         return replace_fields(self, changes)
 
     def computed_from(self, *sources: str) -> dict[str, Any]:
@@ -228,19 +223,17 @@ class Recipe:
     def prepare(
         self, batch: Batch, algo_state: AlgoState, *, key: Array | None = None
     ) -> tuple[Batch, AlgoState]:
-        """Fills advantages, weights, correction and what is computed, before the batch is divided.
+        """The batch with advantages, weights and all else that ``loss`` reads, and the next state.
 
         In order: controllers; curation clears ``where`` and with it ``mask``; the correction drops
         tokens from ``mask``; advantages; the selection drops more; what is computed from the batch;
         the critic's returns; weights. All in float32.
 
         Args:
-          batch: ``[P, G, T]`` arrays of all prompts of this update.
+          batch: ``[P, G, T]`` arrays of all prompts of this update. The prepared one may be divided
+            into any microbatches of complete groups.
           algo_state: From ``init()`` or the last call.
-          key: A typed key, for a recipe that ``draws``; others have no use for it.
-
-        Returns:
-          The batch, for ``loss`` in any microbatches of complete groups, and the next state.
+          key: A typed key, for a recipe that ``draws``.
 
         Raises:
           ValueError: If fields of the batch disagree about a shape, the group has one rollout and
@@ -305,17 +298,11 @@ class Recipe:
         return batch.check(), AlgoState(advantage, curation, controllers, state.last_kl)
 
     def weigh(self, batch: Batch) -> Batch:
-        """The batch with the weights of the loss, and of the critic's, from its mask.
+        """The batch with the weights of the loss, and of the critic's, from its final mask.
 
         ``prepare`` ends with it. A train step that divides the batch into minibatches calls it on
-        each, so that the weights of every optimizer step add up as those of a batch do.
-
-        Args:
-          batch: A batch with its final ``mask``: all prompts of an optimizer step.
-
-        Raises:
-          ValueError: If a weighting returns a wrong shape.
-          TypeError: If it returns an array that is not floating point.
+        each, so that the weights of every optimizer step add up as those of a batch do. Raises
+        ValueError if a weighting returns a wrong shape, TypeError if it is not floating point.
         """
         batch = batch.replace(weights=_weights(self, self.weights, batch))
         if self.critic is not None:

@@ -203,8 +203,8 @@ def prepare_names(recipe, name: str) -> bool:
 def reward_range(advantage: Transform) -> tuple[float, float]:
     """The rewards that an advantage is defined for (see ``core.traits(reward_range=...)``).
 
-    Only the first part of a chain gets the rewards unchanged, so only its range counts: it may be
-    there to bring them into the range of the next.
+    Only the first part of a chain gets the rewards unchanged; it may be there to move them into the
+    range of the next.
     """
     parts = parts_of(advantage)
     if parts is not None:

@@ -103,15 +103,13 @@ def dapo(
     Args:
       dynamic_sampling: Whether groups that agree are dropped.
       metric: Name of the reward component that dynamic sampling compares, such as the accuracy;
-        None
-        for the reward before the overlong penalty.
+        None for the reward before the overlong penalty.
       max_length: The generation budget in tokens; with ``overlong_buffer`` only.
       overlong_buffer: Width in tokens of the zone below the budget where the reward falls (4096 of
         20480 in the paper); None for no penalty.
       overlong_factor: Reward that a response at the budget loses.
       overlong_filter: Whether responses that were cut off (``truncated``) do not train. They stay
-        in
-        the baselines.
+        in the baselines.
 
     References:
       Yu et al. (arXiv:2503.14476), with their 16 updates a batch. The dual clip of 10 is that of
@@ -217,8 +215,7 @@ def gdpo(
 
     Args:
       weights: Pairs of the name of a reward and its weight, one for every component. None weighs
-        each
-        1.
+        each 1.
       gate: Name of a reward and the least value of it at which the others count; None opens all.
       batch_norm: What the last step counts: "sequence", "token" (a long response counts more), or
         "none" to leave it out.
