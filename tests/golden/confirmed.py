@@ -147,21 +147,30 @@ def module() -> str:
         "",
         "from jaxrl_llm.recipes.catalog.method import Confirmed",
         "",
+        "# Key of the catalog, peer, function, options.",
         "# fmt: off",
-        "CONFIRMED: dict[str, tuple[Confirmed, ...]] = {",
+        "_ROWS = (",
     ]
     for key, row in confirmed().items():
-        lines.append(f'    "{key}": (')
         for peer, path, options in row:
             quoted = options.replace('"', '\\"')
-            head = f'        Confirmed("{peer}", "{path}",'
+            head = f'    ("{key}", "{peer}", "{path}",'
             one = f'{head} "{quoted}"),'
             lines += [one] if len(one) <= 100 else [head, *_split(quoted)]
-        lines.append("    ),")
-    return "\n".join([*lines, "}", "# fmt: on", ""])
+    lines += [
+        ")",
+        "# fmt: on",
+        "",
+        "CONFIRMED: dict[str, tuple[Confirmed, ...]] = {}",
+        "for _key, _peer, _function, _options in _ROWS:",
+        "    _row = Confirmed(_peer, _function, _options)",
+        "    CONFIRMED[_key] = (*CONFIRMED.get(_key, ()), _row)",
+        "",
+    ]
+    return "\n".join(lines)
 
 
-def _split(options: str, width: int = 80) -> list[str]:
+def _split(options: str, width: int = 84) -> list[str]:
     """A long text as literals in lines of their own."""
     parts, line = [], ""
     for word in options.split(" "):
@@ -170,7 +179,7 @@ def _split(options: str, width: int = 80) -> list[str]:
             line = ""
         line += word + " "
     parts.append(line.rstrip())
-    lines = [f'            "{part}"' for part in parts]
+    lines = [f'        "{part}"' for part in parts]
     return [*lines[:-1], lines[-1] + "),"]
 
 
