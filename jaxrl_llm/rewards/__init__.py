@@ -18,10 +18,16 @@ from jaxrl_llm.rewards.paraphrases import (
 from jaxrl_llm.rewards.pool import VerifierPool, VerifierWarning
 from jaxrl_llm.rewards.scoring import FAILED, BatchReward, Reward, RewardError, Scores, score
 from jaxrl_llm.rewards.shaping import fapo_reward, genrm_step_reward, steered_bonus
+from jaxrl_llm.rewards.votes import (
+    Majority,
+    majority_label,
+    majority_rewards,
+)
 
 __all__ = [
-    "FAILED",
     "BatchReward",
+    "FAILED",
+    "Majority",
     "Reward",
     "RewardError",
     "Scores",
@@ -33,6 +39,8 @@ __all__ = [
     "hbpo_reward",
     "hbpo_rewards",
     "last_integer",
+    "majority_label",
+    "majority_rewards",
     "math_verify",
     "math_verify_pool",
     "overlong_penalty",

@@ -1,0 +1,404 @@
+"""Some rollouts of a group that is larger than what trains: extremes, clean ones, pairs.
+
+Shared arguments:
+  ``rewards``: ``[..., G]``, floating point, of the rollouts of a group.
+  ``where``: bool ``[..., G]``, True for the rollouts that take part; the others are not read and
+    never chosen. None keeps all.
+
+Ties go by position. All raise TypeError for a wrong dtype and ValueError for a wrong shape or an
+option out of range.
+"""
+
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.core import Array, checks, masking, stats
+
+
+def first_rollouts(where: Array, *, count: int) -> Array:
+    """The first rollouts of each group that take part.
+
+        keep_i = where_i  and  fewer than count before it
+
+    Args:
+      where: bool ``[..., G]``.
+      count: How many, not negative.
+
+    Returns:
+      bool ``[..., G]``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> jr.curation.first_rollouts(jnp.array([False, True, True, True]), count=2).tolist()
+      [False, True, True, False]
+
+    References:
+      TTRL (arXiv:2504.16084) votes with 64 rollouts and trains on the first 32 of them.
+    """
+    checks.check_min_rank("first_rollouts", 1, where=where)
+    checks.check_bool("first_rollouts", where=where)
+    checks.check_non_negative("first_rollouts", finite=True, count=count)
+    return jnp.asarray(where) & (jnp.cumsum(where, axis=-1) <= count)
+
+
+def select_extremes(rewards: Array, *, best: int, worst: int, where: Array | None = None) -> Array:
+    """The rollouts of the highest rewards, and those of the lowest among the rest.
+
+        keep = best of the greatest  +  worst of the least
+
+    Of equal rewards the earlier comes first, at both ends. A group of no more than ``best + worst``
+    is kept as it is. The advantage is taken over what is kept.
+
+    Args:
+      rewards, where: See the module.
+      best: How many of the highest, not negative.
+      worst: How many of the lowest, not negative.
+
+    Returns:
+      bool ``[..., G]``, for the slot ``curation``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> rewards = jnp.array([5.0, 1.0, 3.0, 2.0, 4.0, 0.0])
+      >>> jr.curation.select_extremes(rewards, best=2, worst=2).tolist()
+      [True, True, False, False, True, True]
+
+    References:
+      Sol-RL (arXiv:2604.06916): 24 of 96 candidates that a low-precision policy sampled, which are
+      then scored and trained in full precision; that best and worst are 12 each is our reading.
+    """
+    function = "select_extremes"
+    stats.check_group(function, rewards, where)
+    checks.check_non_negative(function, finite=True, best=best, worst=worst)
+    valid = jnp.ones(jnp.shape(rewards), bool) if where is None else where
+    rewards = masking.zero_masked(rewards, where)
+    # A NaN comes first, so that it is seen.
+    falling = jnp.where(jnp.isnan(rewards), -jnp.inf, -rewards)
+    _, from_top = stats.order_and_ranks(jnp.where(valid, falling, jnp.inf))
+    top = valid & (from_top < best)
+    rest = valid & ~top
+    _, from_bottom = stats.order_and_ranks(jnp.where(rest, rewards, jnp.inf))
+    return top | (rest & (from_bottom < worst))
+
+
+def filtration_weights(
+    rewards: Array,
+    *,
+    rule: Literal["best", "best_random", "best_worst", "power"] = "best_worst",
+    where: Array | None = None,
+    power: float | None = None,
+) -> Array:
+    """How often each rollout is drawn: the more, the better its reward tells right from wrong.
+
+        "best"          1 for the best
+        "best_random"   0.4 for the best, 0.1 for every other one
+        "best_worst"    1 for the best and the worst
+        "power"         |reward|^power
+
+    A reward model is most reliable at its extremes. :func:`r_squared` on rollouts of known
+    quality says which rule suits it. Of equal rewards the last is the best and the first the worst.
+
+    Args:
+      rewards, where: See the module.
+      rule: As above.
+      power: Not negative; only with "power". None means 2.
+
+    Returns:
+      ``[..., G]`` float32, not negative, 0 where dropped; for :func:`resample_rollouts`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> rewards = jnp.array([0.0, 1.0, 2.0, 3.0])
+      >>> jr.curation.filtration_weights(rewards).tolist()
+      [1.0, 0.0, 0.0, 1.0]
+
+    References:
+      PF-PPO (arXiv:2409.06957); ties as in the released code, which sorts. verl takes all that
+      equal the extremes, of the batch and not of the group.
+    """
+    function = "filtration_weights"
+    stats.check_group(function, rewards, where)
+    checks.check_option(function, "rule", rule, ("best", "best_random", "best_worst", "power"))
+    if rule != "power":
+        checks.check_no_effect(function, f"with rule={rule!r}", power=power)
+    checks.check_non_negative(function, finite=True, power=power)
+    valid = jnp.ones(jnp.shape(rewards), bool) if where is None else where
+    rewards = masking.zero_masked(rewards, where)
+    if rule == "power":
+        return masking.zero_masked(jnp.abs(rewards) ** (2.0 if power is None else power), where)
+    _, rank = stats.order_and_ranks(jnp.where(valid, rewards, jnp.inf))
+    best = valid & (rank == jnp.sum(valid, axis=-1, keepdims=True) - 1)
+    if rule == "best":
+        return best.astype(jnp.float32)
+    if rule == "best_worst":
+        return (best | (valid & (rank == 0))).astype(jnp.float32)
+    return jnp.where(best, 0.4, jnp.where(valid, 0.1, 0.0)).astype(jnp.float32)
+
+
+def resample_rollouts(key: Array, weights: Array, *, count: int) -> Array:
+    """Draws rollouts of a batch with replacement.
+
+        P(i) = weights_i / sum of weights
+
+    Args:
+      key: Typed PRNG key.
+      weights: ``[...]``, floating point, not negative: :func:`filtration_weights`. All alike if
+        all are 0.
+      count: How many, at least 1; the released code draws as many as there are.
+
+    Returns:
+      int32 ``[count]``, places in the flattened ``weights``.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> jr.curation.resample_rollouts(
+      ...     jax.random.key(0), jnp.array([[0.0, 0.0], [0.0, 2.0]]), count=3).tolist()
+      [3, 3, 3]
+
+    References:
+      PF-PPO (arXiv:2409.06957).
+    """
+    function = "resample_rollouts"
+    checks.check_min_rank(function, 1, weights=weights)
+    checks.check_float(function, weights=weights)
+    checks.check_positive(function, finite=True, count=count)
+    weights = jnp.ravel(jnp.asarray(weights, jnp.float32))
+    weights = jnp.where(jnp.any(weights > 0), weights, 1.0)
+    drawn = jax.random.categorical(key, jnp.log(weights), shape=(count,))
+    return drawn.astype(jnp.int32)
+
+
+def r_squared(rewards: Array, quality: Array, *, weights: Array | None = None) -> Array:
+    """How much of the true quality a straight line in the reward explains.
+
+        R^2 = cov(r, y)^2 / (var(r) var(y)),   over all entries, weighted
+
+    The rule of :func:`filtration_weights` with the greatest value on a probe set is the one to use.
+
+    Args:
+      rewards: ``[...]``, floating point.
+      quality: ``[...]``, floating point, the true scores.
+      weights: ``[...]``, floating point, not negative; entries of weight 0 are not read. None
+        for equal ones.
+
+    Returns:
+      float32 ``[]`` in [0, 1]; 0 where either does not vary.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> rewards, quality = jnp.arange(4.0), jnp.array([0.0, 1.0, 0.0, 1.0])
+      >>> round(float(jr.curation.r_squared(rewards, quality)), 4)
+      0.2
+
+    References:
+      PF-PPO (arXiv:2409.06957), the choice of its rule.
+    """
+    function = "r_squared"
+    checks.check_min_rank(function, 1, rewards=rewards, quality=quality)
+    checks.check_float(function, rewards=rewards, quality=quality, weights=weights)
+    checks.check_same_shape(function, rewards=rewards, quality=quality, weights=weights)
+    w = jnp.ones(jnp.shape(rewards)) if weights is None else jnp.asarray(weights, jnp.float32)
+    used = w > 0
+    x, y = masking.zero_masked(rewards, used), masking.zero_masked(quality, used)
+    total = jnp.maximum(jnp.sum(w), jnp.finfo(jnp.float32).tiny)
+    x, y = x - jnp.sum(w * x) / total, y - jnp.sum(w * y) / total
+    var_x, var_y, cov = jnp.sum(w * x * x), jnp.sum(w * y * y), jnp.sum(w * x * y)
+    varies = (var_x > 0) & (var_y > 0)
+    # One deviation at a time: the product of two small variances would vanish.
+    safe_x, safe_y = jnp.where(varies, var_x, 1.0), jnp.where(varies, var_y, 1.0)
+    r = (cov / jnp.sqrt(safe_x)) / jnp.sqrt(safe_y)
+    return jnp.where(varies, jnp.minimum(r * r, 1.0), 0.0)
+
+
+def trace_penalty(
+    tool_errors: Array,
+    tool_calls: Array,
+    *,
+    answers: Array,
+    opened: Array,
+    closed: Array,
+    turns: Array,
+) -> Array:
+    """How untidy the trace of an agent is.
+
+        tools  = tool_errors / tool_calls,  1/2 without a call
+        format = 1                              no tag, opened or closed != answers, or no turn
+                 min((answers - 1) / turns, 1)  else
+        penalty = tools + format
+
+    Args:
+      tool_errors: ``[...]`` integers, calls that failed.
+      tool_calls: ``[...]`` integers.
+      answers: ``[...]`` integers, pairs of answer tags.
+      opened: ``[...]`` integers, opening answer tags.
+      closed: ``[...]`` integers, closing answer tags.
+      turns: ``[...]`` integers, turns of the assistant.
+
+    Returns:
+      ``[...]`` float32 in [0, 2], for :func:`resample_on_correct`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> one = jnp.array([1, 1])
+      >>> jr.curation.trace_penalty(
+      ...     jnp.array([1, 0]), jnp.array([4, 0]), answers=one, opened=one, closed=one,
+      ...     turns=one).tolist()
+      [0.25, 0.5]
+
+    References:
+      rStar2-Agent (arXiv:2508.20722), GRPO-RoC; the released code.
+    """
+    function = "trace_penalty"
+    counts = {"tool_errors": tool_errors, "tool_calls": tool_calls, "answers": answers}
+    counts |= {"opened": opened, "closed": closed, "turns": turns}
+    checks.check_integer(function, **counts)
+    checks.check_same_shape(function, **counts)
+    calls = jnp.asarray(tool_calls, jnp.float32)
+    tools = jnp.where(calls > 0, jnp.asarray(tool_errors) / jnp.maximum(calls, 1.0), 0.5)
+    opened, closed, answers = jnp.asarray(opened), jnp.asarray(closed), jnp.asarray(answers)
+    broken = (opened == 0) | (closed == 0) | (opened != answers) | (closed != answers)
+    repeated = jnp.minimum((answers - 1) / jnp.maximum(turns, 1), 1.0)
+    form = jnp.where(broken | (jnp.asarray(turns) == 0), 1.0, repeated)
+    return (tools + form).astype(jnp.float32)
+
+
+def resample_on_correct(
+    rewards: Array,
+    *,
+    penalty: Array,
+    count: int,
+    min_wrong: int = 2,
+    min_right: int = 2,
+    where: Array | None = None,
+) -> Array:
+    """Clean right traces and the first wrong ones, in the shares that the group has.
+
+        a = round(count wrong / N), half to even;   b = count - a
+        a = min(min_wrong, wrong) where a is not above that, and b = count - a
+        b = min(min_right, right) where b is not above that, and a = count - b
+        keep the b right ones of the lowest penalty and the first a wrong ones
+
+    A rollout is right if its reward is above 0. A group of fewer than ``count`` is dropped and one
+    of ``count`` kept as it is. Groups whose rewards agree are dropped by
+    :func:`informative_groups` before.
+
+    Args:
+      rewards, where: See the module.
+      penalty: ``[..., G]``, floating point: :func:`trace_penalty`.
+      count: Rollouts of a group that train, at least 1.
+      min_wrong: Least number of wrong ones, where there are so many; not negative.
+      min_right: Least number of right ones; with ``min_wrong`` at most ``count``.
+
+    Returns:
+      bool ``[..., G]``, for the slot ``curation``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> rewards = jnp.array([1.0, 1.0, 1.0, 0.0, 0.0, 0.0])
+      >>> penalty = jnp.array([0.5, 0.0, 1.0, 0.0, 0.0, 0.0])
+      >>> jr.curation.resample_on_correct(
+      ...     rewards, penalty=penalty, count=4, min_wrong=1, min_right=1).tolist()
+      [True, True, False, True, True, False]
+
+    References:
+      rStar2-Agent (arXiv:2508.20722), GRPO-RoC, 16 of 32. The released code, which rounds both
+      shares and fails where they do not add up to ``count``; the paper draws right traces at random
+      by the inverse of their penalty.
+    """
+    function = "resample_on_correct"
+    stats.check_group(function, rewards, where)
+    checks.check_min_rank(function, 1, penalty=penalty)
+    checks.check_float(function, penalty=penalty)
+    checks.check_same_shape(function, rewards=rewards, penalty=penalty)
+    checks.check_positive(function, finite=True, count=count)
+    checks.check_non_negative(function, finite=True, min_wrong=min_wrong, min_right=min_right)
+    if min_wrong + min_right > count:
+        raise ValueError(
+            f"{function}: min_wrong + min_right must be at most count={count}; got "
+            f"{min_wrong} + {min_right}."
+        )
+    valid = jnp.ones(jnp.shape(rewards), bool) if where is None else where
+    right = valid & (masking.zero_masked(rewards, where) > 0)
+    wrong = valid & ~right
+    size, rights, wrongs = (
+        jnp.sum(x, axis=-1, keepdims=True, dtype=jnp.int32) for x in (valid, right, wrong)
+    )
+    # Integers, so that a half is exactly one.
+    some = jnp.maximum(size, 1)
+    whole, rest = wrongs * count // some, wrongs * count % some
+    a = whole + ((2 * rest > some) | ((2 * rest == some) & (whole % 2 == 1)))
+    b = count - a
+    least = jnp.minimum(min_wrong, wrongs)
+    a, b = jnp.where(a <= least, least, a), jnp.where(a <= least, count - least, b)
+    least = jnp.minimum(min_right, rights)
+    a, b = jnp.where(b <= least, count - least, a), jnp.where(b <= least, least, b)
+    tidy = jnp.where(right, masking.zero_masked(penalty, right), jnp.inf)
+    _, rank = stats.order_and_ranks(tidy)
+    chosen = (right & (rank < b)) | (wrong & (jnp.cumsum(wrong, axis=-1) <= a))
+    return jnp.where(size > count, chosen, valid & (size == count))
+
+
+class Pairs(NamedTuple):
+    """A better and a worse rollout of each group.
+
+    Attributes:
+      chosen: int32 ``[...]``, a place in the group; -1 where there is no pair.
+      rejected: int32 ``[...]``, likewise.
+      where: bool ``[...]``, True where there is a pair.
+    """
+
+    chosen: Array
+    rejected: Array
+    where: Array
+
+
+def constrained_pairs(rewards: Array, *, satisfied: Array, where: Array | None = None) -> Pairs:
+    """The best rollout that satisfies all constraints, against the worst that violates one.
+
+        chosen   = argmax of rewards among the satisfied
+        rejected = argmin of rewards among the violating, or among all where none violates
+
+    A group without a satisfied rollout has no pair, nor has one whose two are the same.
+
+    Args:
+      rewards, where: See the module.
+      satisfied: bool ``[..., G]``, True where all judges agree.
+
+    Returns:
+      :class:`Pairs`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> pairs = jr.curation.constrained_pairs(
+      ...     jnp.array([1.0, 2.0, -1.0]), satisfied=jnp.array([True, False, True]))
+      >>> int(pairs.chosen), int(pairs.rejected), bool(pairs.where)
+      (0, 1, True)
+
+    References:
+      CGPO (arXiv:2409.20370), its CODPO. The code that was read multiplies rewards by the verdict,
+      which chooses a violating response where rewards are negative; here it cannot be chosen.
+    """
+    function = "constrained_pairs"
+    stats.check_group(function, rewards, where)
+    checks.check_min_rank(function, 1, satisfied=satisfied)
+    checks.check_bool(function, satisfied=satisfied)
+    checks.check_same_shape(function, rewards=rewards, satisfied=satisfied)
+    valid = jnp.ones(jnp.shape(rewards), bool) if where is None else where
+    rewards = masking.zero_masked(rewards, where)
+    good, bad = valid & satisfied, valid & ~jnp.asarray(satisfied)
+    bad = jnp.where(jnp.any(bad, axis=-1, keepdims=True), bad, valid)
+    chosen = jnp.argmax(jnp.where(good, rewards, -jnp.inf), axis=-1)
+    rejected = jnp.argmin(jnp.where(bad, rewards, jnp.inf), axis=-1)
+    use = jnp.any(good, axis=-1) & (chosen != rejected)
+    return Pairs(*(jnp.where(use, x, -1).astype(jnp.int32) for x in (chosen, rejected)), use)
