@@ -401,4 +401,5 @@ def constrained_pairs(rewards: Array, *, satisfied: Array, where: Array | None =
     chosen = jnp.argmax(jnp.where(good, rewards, -jnp.inf), axis=-1)
     rejected = jnp.argmin(jnp.where(bad, rewards, jnp.inf), axis=-1)
     use = jnp.any(good, axis=-1) & (chosen != rejected)
-    return Pairs(*(jnp.where(use, x, -1).astype(jnp.int32) for x in (chosen, rejected)), use)
+    chosen, rejected = (jnp.where(use, x, -1).astype(jnp.int32) for x in (chosen, rejected))
+    return Pairs(chosen, rejected, use)
