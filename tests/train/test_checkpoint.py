@@ -513,24 +513,6 @@ def test_a_run_keeps_its_best(tmp_path):
     assert best_of({s: means[s] for s in (1, 2)}) in folder.steps()
 
 
-def test_a_best_without_effect_is_refused():
-    with pytest.raises(ValueError, match="best has no effect where only the last step is saved"):
-        CheckpointConfig(every=0, best="reward")
-    with pytest.raises(ValueError, match="checkpoint: best must be one of"):
-        CheckpointConfig(best="loss")
-    for evaluation in (
-        EvaluationConfig(),
-        EvaluationConfig(enabled=False),
-        EvaluationConfig(every=3),
-    ):
-        with pytest.raises(ValueError, match="best='greedy' needs an evaluation at each checkpoin"):
-            tiny_run(
-                "x", checkpoint=CheckpointConfig(every=4, best="greedy"), evaluation=evaluation
-            )
-    options = {"checkpoint": CheckpointConfig(every=4, best="sampled")}
-    assert tiny_run("x", **options, evaluation=EvaluationConfig(every=2)).checkpoint.best
-
-
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "sub").mkdir()

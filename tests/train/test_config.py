@@ -11,9 +11,12 @@ import jaxrl_llm as jr
 from jaxrl_llm.train import (
     CheckpointConfig,
     DataConfig,
+    DistributedConfig,
     EvaluationConfig,
+    LoRAConfig,
     MeshConfig,
     OptimizerConfig,
+    ReportConfig,
     SamplingConfig,
     make_optimizer,
 )
@@ -72,8 +75,39 @@ batch_reward.patience = 60.0
         (MeshConfig, {"data": 0}, "data must be above 0"),
         (MeshConfig, {"data": -1, "fsdp": -1}, "only one mesh axis may be -1"),
         (CheckpointConfig, {"keep": 0}, "keep must be above 0"),
+        (CheckpointConfig, {"every": 0, "best": "reward"}, "best has no effect where only the la"),
+        (CheckpointConfig, {"best": "loss"}, "checkpoint: best must be one of"),
         (EvaluationConfig, {"enabled": False, "every": 2}, "no effect if not enabled"),
         (EvaluationConfig, {"samples": 0}, "samples must be above 0"),
+        (ReportConfig, {"sinks": ("tensorbord",)}, "Did you mean 'tensorboard'"),
+        (ReportConfig, {"sinks": ("wandb", "wandb")}, "sinks names one twice"),
+        (ReportConfig, {"profile": (0,)}, "profile must be above 0"),
+        (ReportConfig, {"peak_flops": 0.0}, "peak_flops must be above 0"),
+        (
+            DistributedConfig,
+            {"coordinator": "a:1"},
+            "give coordinator, processes and process together, or detect",
+        ),
+        (DistributedConfig, {"detect": True, "process": 0}, "together, or detect alone"),
+        (
+            DistributedConfig,
+            {"coordinator": "a:1", "processes": 2, "process": 2},
+            "below 2; got 2",
+        ),
+        (DistributedConfig, {"silence": 9}, "silence has no effect on a single process"),
+        (DistributedConfig, {"detect": True, "silence": 0}, "silence must be above 0"),
+        (LoRAConfig, {"alpha": 8.0}, "lora: alpha has no effect without a rank"),
+        (LoRAConfig, {"targets": ("q",)}, "lora: targets has no effect without a rank"),
+        (LoRAConfig, {"seed": 3}, "lora: seed has no effect without a rank"),
+        (LoRAConfig, {"rank": 0}, "lora: rank must be"),
+        (LoRAConfig, {"rank": 4, "alpha": 0.0}, "lora: alpha must be"),
+        (LoRAConfig, {"rank": 4, "targets": ()}, "lora: targets must be a tuple of rules"),
+        (LoRAConfig, {"rank": 4, "targets": "mlp"}, "lora: targets must be a tuple of rules"),
+        (
+            LoRAConfig,
+            {"rank": 4, "targets": ("mlp(",)},
+            r"'mlp\(' in targets is no regular expression",
+        ),
     ],
 )
 def test_options_that_make_no_sense_are_refused(kind, options, message):
@@ -91,9 +125,11 @@ def test_options_that_make_no_sense_are_refused(kind, options, message):
         (CheckpointConfig, {"every": 2.5}, "checkpoint: every must be an integer; got 2.5"),
         (EvaluationConfig, {"limit": float("inf")}, "limit must be an integer; got inf"),
         (MeshConfig, {"fsdp": 1e30}, r"mesh: fsdp must be an integer; got 1e\+30"),
+        (ReportConfig, {"sinks": "wandb"}, "sinks must be a tuple; got 'wandb'"),
+        (ReportConfig, {"profile": [2]}, "profile must be a tuple"),
     ],
 )
-def test_a_number_of_another_type_is_refused(kind, options, message):
+def test_a_value_of_another_type_is_refused(kind, options, message):
     with pytest.raises(TypeError, match=message):
         kind(**options)
 
@@ -137,11 +173,35 @@ def test_a_number_of_another_type_is_refused(kind, options, message):
             "without a ratio to old_logp.* minibatches 16",
         ),
         ({"sampling": SamplingConfig(group_size=1)}, "group_size must be at least 2; got 1"),
+        (
+            {"steps": 6, "report": ReportConfig(profile=(2, 7))},
+            "profile names step 7, but there are 6",
+        ),
+        *(
+            (
+                {
+                    "checkpoint": CheckpointConfig(every=4, best="greedy"),
+                    "evaluation": evaluation,
+                },
+                "best='greedy' needs an evaluation at each checkpoint",
+            )
+            for evaluation in (
+                EvaluationConfig(),
+                EvaluationConfig(enabled=False),
+                EvaluationConfig(every=3),
+            )
+        ),
     ],
 )
 def test_runs_that_do_not_fit_together_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(CONFIG, **changes)
+
+
+def test_a_best_is_chosen_by_evaluations_more_frequent_than_checkpoints():
+    checkpoint, evaluation = CheckpointConfig(every=4, best="sampled"), EvaluationConfig(every=2)
+    run = dataclasses.replace(CONFIG, checkpoint=checkpoint, evaluation=evaluation)
+    assert run.checkpoint.best == "sampled"
 
 
 def test_reward_must_be_callable():

@@ -97,24 +97,6 @@ def test_what_a_layer_gets_does_not_depend_on_the_other_targets(tiny):
 
 
 @pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"alpha": 8.0}, "lora: alpha has no effect without a rank"),
-        ({"targets": ("q",)}, "lora: targets has no effect without a rank"),
-        ({"seed": 3}, "lora: seed has no effect without a rank"),
-        ({"rank": 0}, "lora: rank must be"),
-        ({"rank": 4, "alpha": 0.0}, "lora: alpha must be"),
-        ({"rank": 4, "targets": ()}, "lora: targets must be a tuple of rules"),
-        ({"rank": 4, "targets": "mlp"}, "lora: targets must be a tuple of rules"),
-        ({"rank": 4, "targets": ("mlp(",)}, "'mlp\\(' in targets is no regular expression"),
-    ],
-)
-def test_bad_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        LoRAConfig(**options)
-
-
-@pytest.mark.parametrize(
     ("options", "message"),
     [
         (

@@ -15,7 +15,7 @@ import pytest
 from pod_config import config
 from test_checkpoint import truncate
 
-from jaxrl_llm.train import Checkpoints, DistributedConfig, MeshConfig, train
+from jaxrl_llm.train import Checkpoints, MeshConfig, train
 from jaxrl_llm.train.checkpoint.checkpoints import steps_in
 from jaxrl_llm.train.logging.results import read_jsonl
 from jaxrl_llm.train.mesh import AsyncConfig, load_meshes
@@ -165,21 +165,6 @@ def test_a_reward_that_fails_in_one_process_fails_in_all(tmp_path):
         assert "Process 1 failed: RewardError" in pod.logs[0].read_text(), pod.text()
         assert "no such verifier" in pod.logs[0].read_text()
         assert "raised ValueError on prompt" in pod.logs[1].read_text()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"coordinator": "a:1"}, "give coordinator, processes and process together, or detect"),
-        ({"detect": True, "process": 0}, "together, or detect alone"),
-        ({"coordinator": "a:1", "processes": 2, "process": 2}, "below 2; got 2"),
-        ({"silence": 9}, "silence has no effect on a single process"),
-        ({"detect": True, "silence": 0}, "silence must be above 0"),
-    ],
-)
-def test_processes_that_do_not_fit_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        DistributedConfig(**options)
 
 
 @pytest.mark.parametrize(

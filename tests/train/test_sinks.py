@@ -233,24 +233,3 @@ def test_a_failing_sink_costs_a_run_nothing(tmp_path):
     assert "Finished: 3 of 3 steps." in page and "resumed" in page
     traces = [p.name for p in (tmp_path / "run" / "profile").iterdir()]
     assert traces == ["step_00000002"]
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        ({"sinks": ("tensorbord",)}, ValueError, "Did you mean 'tensorboard'"),
-        ({"sinks": ("wandb", "wandb")}, ValueError, "sinks names one twice"),
-        ({"sinks": "wandb"}, TypeError, "sinks must be a tuple; got 'wandb'"),
-        ({"profile": (0,)}, ValueError, "profile must be above 0"),
-        ({"profile": [2]}, TypeError, "profile must be a tuple"),
-        ({"peak_flops": 0.0}, ValueError, "peak_flops must be above 0"),
-    ],
-)
-def test_options_of_a_report_that_make_no_sense_are_refused(options, error, message):
-    with pytest.raises(error, match=message):
-        ReportConfig(**options)
-
-
-def test_a_trace_of_a_step_that_never_comes_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="profile names step 7, but there are 6"):
-        tiny_run(tmp_path, report=ReportConfig(profile=(2, 7)))
