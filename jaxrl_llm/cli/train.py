@@ -58,7 +58,7 @@ def run(arguments: Sequence[str]) -> int:
     if args.allow_changed and not args.resume:
         raise UsageError("--allow-changed has no effect without --resume.")
     args.distributed.start()
-    overrides = _settings(arguments, word)
+    overrides = config_words(arguments, word)
     versions = {"jaxrl_llm": jaxrl_llm.__version__, "jax": jax.__version__}
     # The folder, since the config may import modules from it.
     record = {"config": word, "folder": str(Path(path).absolute().parent)}
@@ -104,7 +104,7 @@ def _plan(args: Train) -> int:
     return 0
 
 
-def _settings(arguments: Sequence[str], path: str) -> list[str]:
+def config_words(arguments: Sequence[str], path: str) -> list[str]:
     """The words that set the configuration, without those about this start of the run."""
     words, settings = iter(arguments), []
     for word in words:

@@ -27,7 +27,7 @@ def fapo_reward(
     ones, and negative later. ``lam=0`` ignores flaws, ``lam=2`` counts them as wrong.
 
     Args:
-      rewards, where: See the module. Above 0 is a right answer, so 0/1 and -1/1 both serve.
+      rewards, where: See the module; any shape. Above 0 is a right answer, as 0/1 or -1/1.
       flawed: bool ``[..., G]``, True where the judge found a flaw. It does not concern wrong
         answers; an illegible verdict is False.
       lam: What a flaw costs, 0 or above.

@@ -196,7 +196,7 @@ def test_which_process_this_is_is_no_setting_of_the_run():
     words += ["--allow-changed"]
     words += ["--distributed.process", "0", "--distributed.coordinator=a:1", "--mesh.fsdp", "2"]
     kept = ["--steps", "3", "--seed", "1", "--mesh.fsdp", "2"]
-    assert train._settings(words, "a.py") == kept
+    assert train.config_words(words, "a.py") == kept
 
 
 def test_train_evaluate_sample_and_resume(capsys, tmp_path, monkeypatch):

@@ -243,33 +243,33 @@ def make_deltas(params):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "error", "message"),
     [
-        ({"rows": 0}, "rows must be above 0"),
-        ({"width": 0}, "width must be above 0"),
-        ({"chunk": 0}, "chunk must be above 0"),
-        ({"block": 0}, "block must be above 0"),
-        ({"prompt_length": 0}, "prompt_length must be above 0"),
-        ({"max_new_tokens": 250}, "prompt_length 16 and max_new_tokens 250 together are longer"),
-        ({"pad_id": 259}, "pad_id 259 lies outside the vocabulary of 259"),
-        ({"temperature": -1.0}, "make_engine: temperature must not be negative"),
-        ({"top_p": 2.0}, "make_engine: top_p must be below 1"),
+        ({"rows": 0}, ValueError, "rows must be above 0"),
+        ({"width": 0}, ValueError, "width must be above 0"),
+        ({"chunk": 0}, ValueError, "chunk must be above 0"),
+        ({"block": 0}, ValueError, "block must be above 0"),
+        ({"prompt_length": 0}, ValueError, "prompt_length must be above 0"),
+        (
+            {"max_new_tokens": 250},
+            ValueError,
+            "prompt_length 16 and max_new_tokens 250 together are longer",
+        ),
+        ({"pad_id": 259}, ValueError, "pad_id 259 lies outside the vocabulary of 259"),
+        ({"temperature": -1.0}, ValueError, "temperature must not be negative"),
+        ({"top_p": 2.0}, ValueError, "top_p must be below 1"),
+        ({"rows": 2.5}, TypeError, "rows must be an integer; got 2.5"),
+        ({"width": 2.5}, TypeError, "width must be an integer; got 2.5"),
+        ({"prompt_length": 2.5}, TypeError, "prompt_length must be an integer; got 2.5"),
+        ({"max_new_tokens": 2.5}, TypeError, "max_new_tokens must be an integer; got 2.5"),
+        ({"chunk": 2.5}, TypeError, "chunk must be an integer; got 2.5"),
+        ({"rows": 3, "mesh": 8}, ValueError, "3 rows cannot be spread over the 8 devices"),
     ],
 )
-def test_bad_options_are_named(make, options, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_options_are_named(make, options, error, message):
+    options = {**options, "mesh": make_mesh(data=8)} if "mesh" in options else options
+    with pytest.raises(error, match=f"make_engine: {message}"):
         make(**options)
-
-
-@pytest.mark.parametrize("option", ["rows", "width", "prompt_length", "max_new_tokens", "chunk"])
-def test_sizes_are_integers(make, option):
-    with pytest.raises(TypeError, match=f"make_engine: {option} must be an integer; got 2.5"):
-        make(**{option: 2.5})
-
-
-def test_rows_that_a_mesh_does_not_divide(make):
-    with pytest.raises(ValueError, match="3 rows cannot be spread over the 8 devices"):
-        make(rows=3, mesh=make_mesh(data=8))
 
 
 @pytest.mark.parametrize(

@@ -142,23 +142,6 @@ def test_a_mesh_samples_the_same_tokens(tiny, shape):
 
 
 @pytest.mark.parametrize(
-    ("prompts", "message"),
-    [
-        ([], "there are no prompts"),
-        ([[1], []], "prompt 1 is empty"),
-        ([[1], [2, 999_999]], "prompt 1 holds token 999999, outside the vocabulary of"),
-        ([[1], [-3]], "prompt 1 holds token -3"),
-        ([[1], [1] * 5000], "prompt 1 has 5000 tokens, but the model's context leaves room for"),
-    ],
-)
-def test_a_bad_prompt_is_named(tiny, prompts, message):
-    model, params = tiny
-    sample = make_sampler(model, max_new_tokens=2, group_size=2)
-    with pytest.raises(ValueError, match=message):
-        sample(params, jax.random.key(0), prompts)
-
-
-@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"max_new_tokens": 0}, "max_new_tokens must be above 0"),
@@ -189,47 +172,39 @@ def test_sizes_are_integers(tiny, value):
 
 
 @pytest.mark.parametrize(
-    ("prompts", "message"),
+    ("prompts", "options", "error", "message"),
     [
-        ([[1], [1.5]], r"prompt 1 must be a list of token ids; got \[1.5\]"),
-        ([[True]], "prompt 0 must be a list of token ids"),
-        (["ab"], "prompt 0 must be a list of token ids; got ab"),
-        ([1, 2], "prompt 0 must be a list of token ids; got 1"),
-        ([[[1], [2, 3]]], "prompt 0 must be a list of token ids"),
+        ([], {}, ValueError, "there are no prompts"),
+        ([[1], []], {}, ValueError, "prompt 1 is empty"),
+        ([[1], [2, 999_999]], {}, ValueError, "prompt 1 holds token 999999, outside the vocab"),
+        ([[1], [-3]], {}, ValueError, "prompt 1 holds token -3"),
+        ([[1], [1] * 5000], {}, ValueError, "prompt 1 has 5000 tokens, but the model's context"),
+        ([[1], [1.5]], {}, TypeError, r"prompt 1 must be a list of token ids; got \[1.5\]"),
+        ([[True]], {}, TypeError, "prompt 0 must be a list of token ids"),
+        (["ab"], {}, TypeError, "prompt 0 must be a list of token ids; got ab"),
+        ([1, 2], {}, TypeError, "prompt 0 must be a list of token ids; got 1"),
+        ([[[1], [2, 3]]], {}, TypeError, "prompt 0 must be a list of token ids"),
+        ([[1]], {"request_ids": [[-1, 0]]}, ValueError, "request_ids must be from 0 to"),
+        ([[1]], {"request_ids": [[0, 2**31]]}, ValueError, "request_ids must be from 0 to"),
+        ([[1]], {"request_ids": [[0, 0.5]]}, TypeError, "request_ids must hold integers"),
+        ([[1]], {"version": -1}, ValueError, "version must be from 0 to"),
+        (
+            PROMPTS,
+            {"request_ids": [[1, 2]]},
+            ValueError,
+            r"request_ids must have shape \(3, 2\); got \(1, 2\)",
+        ),
+        (
+            PROMPTS,
+            {"mesh": {"data": 8}},
+            ValueError,
+            "3 prompts cannot be spread over the 8 devices",
+        ),
     ],
 )
-def test_prompts_are_lists_of_token_ids(tiny, prompts, message):
-    sample = make_sampler(tiny[0], max_new_tokens=2, group_size=2)
-    with pytest.raises(TypeError, match=f"sample: {message}"):
-        sample(tiny[1], jax.random.key(0), prompts)
-
-
-@pytest.mark.parametrize(
-    ("ids", "error", "message"),
-    [
-        ([[-1, 0]], ValueError, "request_ids must be from 0 to"),
-        ([[0, 2**31]], ValueError, "request_ids must be from 0 to"),
-        ([[0, 0.5]], TypeError, "request_ids must hold integers"),
-    ],
-)
-def test_request_ids_out_of_range(tiny, ids, error, message):
-    sample = make_sampler(tiny[0], max_new_tokens=2, group_size=2)
+def test_bad_inputs_are_named(tiny, prompts, options, error, message):
+    options = dict(options)
+    mesh = make_mesh(**options.pop("mesh")) if "mesh" in options else None
+    sample = make_sampler(tiny[0], max_new_tokens=2, group_size=2, mesh=mesh)
     with pytest.raises(error, match=f"sample: {message}"):
-        sample(tiny[1], jax.random.key(0), [[1]], request_ids=ids)
-    with pytest.raises(ValueError, match="sample: version must be from 0 to"):
-        sample(tiny[1], jax.random.key(0), [[1]], version=-1)
-
-
-def test_prompts_that_a_mesh_does_not_divide(tiny):
-    model, params = tiny
-    mesh = make_mesh(data=8)
-    sample = make_sampler(model, max_new_tokens=2, group_size=2, mesh=mesh)
-    with pytest.raises(ValueError, match="3 prompts cannot be spread over the 8 devices"):
-        sample(params, jax.random.key(0), PROMPTS)
-
-
-def test_request_ids_of_another_shape(tiny):
-    model, params = tiny
-    sample = make_sampler(model, max_new_tokens=2, group_size=2)
-    with pytest.raises(ValueError, match=r"request_ids must have shape \(3, 2\); got \(1, 2\)"):
-        sample(params, jax.random.key(0), PROMPTS, request_ids=[[1, 2]])
+        sample(tiny[1], jax.random.key(0), prompts, **options)
