@@ -270,7 +270,16 @@ class Recipe:
         # A correction that another recipe left in the batch would be multiplied in silently.
         batch = batch.replace(where=where, mask=batch.mask & where[..., None], correction=None)
         if self.correction is not None:
-            batch = _corrected(self, batch)
+            returned = self.correction(batch.old_logp, batch.behavior_logp, batch.mask)
+            name = f"correction of recipe {self.name!r}"
+            if not (isinstance(returned, tuple) and len(returned) == 2):
+                raise TypeError(
+                    f"{name} must return (weights, keep); got {type(returned).__name__}. A "
+                    "function of weights, or a rule, goes into corrections.rollout_correction."
+                )
+            weights, keep = returned
+            checks.check_shape(name, "weights", weights, batch.mask.shape)
+            batch = _without(self, "correction", batch.replace(correction=weights), keep)
         mask = batch.mask
 
         update = self.advantage.update
@@ -280,7 +289,8 @@ class Recipe:
         per_token = jnp.ndim(advantages) == mask.ndim
         advantages = masking.zero_masked(advantages, mask if per_token else where)
         if self.selection is not None:
-            batch = _selected(self, batch, advantages, context())
+            keep = call_with(self.selection, advantages, batch.mask, context=context())
+            batch = _without(self, "selection", batch, keep)
             advantages = masking.zero_masked(advantages, batch.mask) if per_token else advantages
 
         batch = batch.replace(advantages=advantages)
@@ -377,31 +387,12 @@ def _with_scalar(recipe, batch: Batch, name: str, value: Array) -> Batch:
     return batch.replace(extras={**batch.extras, name: spread})
 
 
-def _corrected(recipe, batch: Batch) -> Batch:
-    """The batch with the correction's weights, and without the tokens that it rejects."""
-    name = f"correction of recipe {recipe.name!r}"
-    returned = recipe.correction(batch.old_logp, batch.behavior_logp, batch.mask)
-    if not (isinstance(returned, tuple) and len(returned) == 2):
-        raise TypeError(
-            f"{name} must return (weights, keep); got {type(returned).__name__}. A function of "
-            "weights, or a rule, goes into corrections.rollout_correction."
-        )
-    weights, keep = returned
-    checks.check_shape(name, "weights", weights, batch.mask.shape)
+def _without(recipe, slot: str, batch: Batch, keep: Array) -> Batch:
+    """The batch without the tokens that a slot leaves out."""
+    name = f"{slot} of recipe {recipe.name!r}"
     checks.check_shape(name, "keep", keep, batch.mask.shape)
     checks.check_bool(name, keep=keep)
-    mask = batch.mask & keep
-    return batch.replace(mask=mask, correction=masking.zero_masked(weights, mask))
-
-
-def _selected(recipe, batch: Batch, advantages: Array, context: dict) -> Batch:
-    """The batch without the tokens that the selection leaves out."""
-    name = f"selection of recipe {recipe.name!r}"
-    keep = call_with(recipe.selection, advantages, batch.mask, context=context)
-    checks.check_shape(name, "keep", keep, batch.mask.shape)
-    checks.check_bool(name, keep=keep)
-    mask = batch.mask & keep
-    correction = batch.correction
+    mask, correction = batch.mask & keep, batch.correction
     if correction is not None:
         correction = masking.zero_masked(correction, mask)
     return batch.replace(mask=mask, correction=correction)

@@ -110,10 +110,8 @@ POSITIONAL = {
 
 def context(batch: Batch, names: tuple[str, ...]) -> dict[str, Any]:
     """Fields and extras of a batch by name, for functions that take what they name."""
-    return {
-        **batch.extras,
-        **{name: getattr(batch, name) for name in names if hasattr(batch, name)},
-    }
+    fields = {name: getattr(batch, name) for name in names if hasattr(batch, name)}
+    return {**batch.extras, **fields}
 
 
 def transform_readers(slot: str, transform: Transform | None) -> list[Reader]:
@@ -404,18 +402,16 @@ def _check_functions(recipe) -> None:
     offers = _offers(recipe)
     for reader in (r for phase in readers(recipe) for r in phase):
         _check_arguments(recipe.name, reader, offers[reader.slot])
-    plain = []
     if recipe.reference is not None:
-        plain.append(Reader("reference", recipe.reference, ("reference", "params", "step")))
+        reference = Reader("reference", recipe.reference, ("reference", "params", "step"))
+        _check_arguments(recipe.name, reference, set())
     if (critic := recipe.critic) is not None:
-        arguments = ("values", "old_values", "returns", "mask")
-        plain += [
-            Reader("critic's loss", critic.loss, arguments),
-            Reader("critic's combine", critic.combine, ("values",)),
-            Reader("critic's weights", critic.weights, ("mask",)),
-        ]
-    for reader in plain:
-        _check_arguments(recipe.name, reader, set())
+        for slot, function, arguments in (
+            ("loss", critic.loss, ("values", "old_values", "returns", "mask")),
+            ("combine", critic.combine, ("values",)),
+            ("weights", critic.weights, ("mask",)),
+        ):
+            _check_arguments(recipe.name, Reader(f"critic's {slot}", function, arguments), set())
 
 
 def _check_meaning(recipe) -> None:

@@ -1,6 +1,7 @@
 """Slots, refusals, and what prepare and loss compute, against float64 NumPy."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxrl_llm as jr
-from jaxrl_llm.core import traits
+from jaxrl_llm.core import traits, traits_of
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.recipes.recipe import AlgoState
 
@@ -51,32 +52,43 @@ def prepare(recipe, batch):
 # Construction
 
 
-def test_a_sequence_surrogate_refuses_a_token_weighting_and_says_why():
-    with pytest.raises(ValueError, match="gspo is one value per sequence.*token_mean.*long sequen"):
-        plain(surrogate=jr.surrogates.gspo)
-    with pytest.raises(ValueError, match="fixed_length"):
-        jr.recipes.gspo().replace(weights=jr.bind(jr.aggregate.fixed_length, length=4))
-
-
-def test_a_bound_sequence_surrogate_is_seen_through():
-    surrogate = jr.bind(jr.surrogates.gspo, eps_low=1e-3)
-    with pytest.raises(ValueError, match="sequence_mean"):
-        plain(surrogate=surrogate)
-    assert plain(surrogate=surrogate, weights=jr.aggregate.sequence_mean).surrogate == surrogate
-
-
-def test_a_weighting_of_ones_own_may_declare_itself():
-    def mine(mask):
-        return jr.aggregate.sequence_mean(mask)
-
-    with pytest.raises(ValueError, match="mine"):
-        plain(surrogate=jr.surrogates.gspo, weights=mine)
-    plain(surrogate=jr.surrogates.gspo, weights=traits(level="sequence")(mine))
-
-
 def test_replace_suggests_the_field():
     with pytest.raises(TypeError, match="no field 'weigths'. Did you mean 'weights'"):
         plain().replace(weigths=jr.aggregate.sequence_mean)
+
+
+def ratio_without_mask(logp, old_logp, advantages):
+    return logp
+
+
+def tempered(logp, old_logp, advantages, mask, temperature):
+    return logp
+
+
+@jr.core.traits(level="sequence")
+def one_weight(old_logp, behavior_logp, mask):
+    return jnp.ones(mask.shape), mask
+
+
+def by_token(old_logp, behavior_logp, mask):
+    return jnp.exp(old_logp - behavior_logp), mask
+
+
+def mine(mask):
+    return jr.aggregate.sequence_mean(mask)
+
+
+def term(logp, temperature):
+    return logp * temperature
+
+
+def past_critic(rewards, critic):
+    return rewards - critic
+
+
+FIXED = jr.bind(jr.aggregate.fixed_length, length=4)
+GSPO = {"surrogate": jr.surrogates.gspo, "weights": jr.aggregate.sequence_mean}
+BOUND_GSPO = jr.bind(jr.surrogates.gspo, eps_low=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -90,36 +102,37 @@ def test_replace_suggests_the_field():
         ({"regularizers": jr.regularizers.entropy_bonus}, TypeError, r"such as \(term,\)"),
         ({"name": ""}, TypeError, "name must be a string"),
         ({"status": "reproducd"}, ValueError, "Did you mean 'reproduced'"),
+        # Inputs that do not exist.
+        ({"regularizers": (term,)}, ValueError, "regularizer term needs 'temperature'.*bind"),
+        (
+            {"advantage": jr.stateless(past_critic)},
+            ValueError,
+            "advantage past_critic needs 'critic'.*mask.*where",
+        ),
+        (
+            {"advantage": jr.chain(jr.stateless(jr.advantages.rloo), jr.stateless(past_critic))},
+            ValueError,
+            "advantage past_critic needs 'critic'",
+        ),
+        # A surrogate of sequences.
+        (
+            {"surrogate": jr.surrogates.gspo},
+            ValueError,
+            "gspo is one value per sequence.*token_mean.*long sequen",
+        ),
+        ({**GSPO, "weights": FIXED}, ValueError, "fixed_length"),
+        ({"surrogate": BOUND_GSPO}, ValueError, "sequence_mean"),
+        ({**GSPO, "weights": mine}, ValueError, "mine"),
+        (
+            {**GSPO, "correction": by_token},
+            ValueError,
+            "gspo is one value.*correction by_token.*level='sequence'",
+        ),
     ],
 )
 def test_wrong_slots_are_refused(changes, error, words):
     with pytest.raises(error, match=words):
         plain(**changes)
-
-
-def test_inputs_that_do_not_exist_are_refused():
-    def term(logp, temperature):
-        return logp * temperature
-
-    with pytest.raises(ValueError, match="regularizer term needs 'temperature'.*bind"):
-        plain(regularizers=(term,))
-    plain(regularizers=(jr.bind(term, temperature=0.5),))
-
-    def advantage(rewards, critic):
-        return rewards - critic
-
-    with pytest.raises(ValueError, match="advantage advantage needs 'critic'.*mask.*where"):
-        plain(advantage=jr.stateless(advantage))
-    with pytest.raises(ValueError, match="advantage advantage needs 'critic'"):
-        plain(advantage=jr.chain(jr.stateless(jr.advantages.rloo), jr.stateless(advantage)))
-
-
-def ratio_without_mask(logp, old_logp, advantages):
-    return logp
-
-
-def tempered(logp, old_logp, advantages, mask, temperature):
-    return logp
 
 
 @pytest.mark.parametrize(
@@ -145,24 +158,13 @@ def test_functions_that_a_slot_cannot_call_are_refused_when_it_is_filled(changes
 
 
 def test_functions_that_a_slot_can_call():
-    plain(weights=jr.bind(jr.aggregate.fixed_length, length=4))
+    plain(weights=FIXED)
     plain(surrogate=jr.bind(tempered, temperature=1.0))
     plain(surrogate=lambda *arrays, **options: arrays[0])
-
-
-@jr.core.traits(level="sequence")
-def one_weight(old_logp, behavior_logp, mask):
-    return jnp.ones(mask.shape), mask
-
-
-def test_a_token_correction_of_a_sequence_surrogate_is_refused():
-    def by_token(old_logp, behavior_logp, mask):
-        return jnp.exp(old_logp - behavior_logp), mask
-
-    with pytest.raises(
-        ValueError, match="gspo is one value.*correction by_token.*level='sequence'"
-    ):
-        jr.recipes.gspo().replace(correction=by_token)
+    plain(regularizers=(jr.bind(term, temperature=0.5),))
+    bound = plain(surrogate=BOUND_GSPO, weights=jr.aggregate.sequence_mean)
+    assert bound.surrogate == BOUND_GSPO
+    plain(**{**GSPO, "weights": traits(level="sequence")(mine)})
     jr.recipes.gspo().replace(correction=one_weight)
     jr.recipes.dapo().replace(correction=by_token)
 
@@ -227,27 +229,14 @@ def test_needs_come_from_signatures():
     assert plain(regularizers=(kl,)).required_fields == {"ref_logp"}
 
 
-def test_an_input_that_is_needed_to_prepare_must_be_there():
-    def drift(rewards, old_logp):
-        return rewards
-
-    for slot in ("advantage", "curation"):
-        recipe = plain(**{slot: jr.chain(jr.stateless(drift))})
-        with pytest.raises(ValueError, match="prepare: the batch has no old_logp"):
-            prepare(recipe, make_batch(old_logp=None))
-
-
 def test_group_size_one_is_refused_by_name():
-    with pytest.raises(ValueError, match="recipe 'grpo' compares.*at least 2; got 1"):
-        jr.recipes.grpo().check_group_size(1)
+    one = jax.tree.map(lambda x: x[:, :1] if x.shape[1:2] == (3,) else x, make_batch())
+    grpo = jr.recipes.grpo()
+    for refused in (lambda: grpo.check_group_size(1), lambda: prepare(grpo, one)):
+        with pytest.raises(ValueError, match="recipe 'grpo' compares.*at least 2; got 1"):
+            refused()
     jr.recipes.grpo().check_group_size(2)
     jr.recipes.grpo().replace(group_relative=False).check_group_size(1)
-
-
-def test_prepare_refuses_group_size_one():
-    batch = jax.tree.map(lambda x: x[:, :1] if x.shape[1:2] == (3,) else x, make_batch())
-    with pytest.raises(ValueError, match="group_size"):
-        prepare(plain(), batch)
 
 
 # prepare
@@ -287,11 +276,65 @@ def test_curation_comes_before_everything():
     np.testing.assert_allclose(batch.weights[1, 1], 1 / 5)
 
 
-def test_curation_must_return_where():
-    with pytest.raises(TypeError, match="curation of recipe 'plain': where must be bool"):
-        prepare(plain(curation=jr.stateless(lambda rewards: rewards)), make_batch())
-    with pytest.raises(ValueError, match=r"where must have shape \(2, 3\); got \(2,\)"):
-        prepare(plain(curation=jr.stateless(lambda rewards: rewards[:, 0] > 0)), make_batch())
+def capped(old_logp, behavior_logp, mask, *, cap, veto):
+    ratio = jnp.exp(jr.core.masking.safe_log_ratio(old_logp, behavior_logp, mask))
+    return jnp.minimum(ratio, cap), ratio < veto
+
+
+def drift(rewards, old_logp):
+    return rewards
+
+
+@pytest.mark.parametrize(
+    ("slots", "absent", "error", "words"),
+    [
+        (
+            {"curation": jr.stateless(lambda rewards: rewards)},
+            (),
+            TypeError,
+            "curation of recipe 'plain': where must be bool",
+        ),
+        (
+            {"curation": jr.stateless(lambda rewards: rewards[:, 0] > 0)},
+            (),
+            ValueError,
+            r"where must have shape \(2, 3\); got \(2,\)",
+        ),
+        (
+            {"advantage": jr.stateless(lambda rewards: rewards > 0)},
+            (),
+            TypeError,
+            "advantages must be floating point",
+        ),
+        ({"weights": lambda mask: mask}, (), TypeError, "weights must be floating point"),
+        (
+            {"correction": jr.corrections.importance_weights},
+            (),
+            TypeError,
+            r"correction of recipe 'plain' must return \(weights, keep\); got .*rollout_correction",
+        ),
+        (
+            {"correction": jr.bind(capped, cap=2.0, veto=100.0)},
+            ("behavior_logp",),
+            ValueError,
+            "Recipe 'plain'.prepare: the batch has no behavior_logp",
+        ),
+        *(
+            (
+                {slot: jr.chain(jr.stateless(drift))},
+                ("old_logp",),
+                ValueError,
+                "prepare: the batch has no old_logp",
+            )
+            for slot in ("advantage", "curation")
+        ),
+    ],
+)
+def test_what_prepare_refuses(slots, absent, error, words):
+    batch = make_batch()
+    batch = batch.replace(behavior_logp=batch.old_logp)
+    with pytest.raises(error, match=words):
+        prepare(plain(**slots), batch.replace(**dict.fromkeys(absent)))
 
 
 BAD_OUTPUTS = {
@@ -326,21 +369,6 @@ def test_what_a_slot_returns_is_never_broadcast(name):
         recipe.loss(LOGP, prepare(recipe, make_batch())[0])
 
 
-def test_advantages_and_weights_are_floating():
-    with pytest.raises(TypeError, match="advantages must be floating point"):
-        prepare(plain(advantage=jr.stateless(lambda rewards: rewards > 0)), make_batch())
-    with pytest.raises(TypeError, match="weights must be floating point"):
-        prepare(plain(weights=lambda mask: mask), make_batch())
-
-
-def test_a_correction_must_return_a_pair():
-    recipe = plain(correction=jr.corrections.importance_weights)
-    words = r"correction of recipe 'plain' must return \(weights, keep\); got .*rollout_correction"
-    batch = make_batch()
-    with pytest.raises(TypeError, match=words):
-        prepare(recipe, batch.replace(behavior_logp=batch.old_logp))
-
-
 def test_a_correction_of_another_recipe_is_not_kept():
     batch = make_batch()
     batch = batch.replace(behavior_logp=batch.old_logp - 0.5)
@@ -370,11 +398,6 @@ def test_state_goes_through_both_transforms():
     assert int(state.curation) == 2
 
 
-def capped(old_logp, behavior_logp, mask, *, cap, veto):
-    ratio = jnp.exp(jr.core.masking.safe_log_ratio(old_logp, behavior_logp, mask))
-    return jnp.minimum(ratio, cap), ratio < veto
-
-
 def test_a_correction_weighs_the_surrogate_and_rejected_tokens_leave_the_denominator():
     gap = np.zeros((2, 3, 4), np.float32)
     gap[0, 0] = [0.1, -0.3, 0.9, 5.0]
@@ -399,12 +422,6 @@ def test_a_correction_weighs_the_surrogate_and_rejected_tokens_leave_the_denomin
     )
 
 
-def test_a_correction_needs_what_it_compares():
-    recipe = plain(correction=jr.bind(capped, cap=2.0, veto=100.0))
-    with pytest.raises(ValueError, match=r"Recipe 'plain'.prepare: the batch has no behavior_logp"):
-        prepare(recipe, make_batch())
-
-
 # loss
 
 
@@ -419,25 +436,78 @@ def test_without_old_logp_the_policy_is_its_own():
     assert np.abs(grad).sum() > 0
 
 
-def test_loss_says_what_is_missing():
-    recipe = jr.recipes.grpo()
-    with pytest.raises(ValueError, match=r"grpo'.loss: the batch has no advantages; call prepare"):
-        recipe.loss(LOGP, make_batch())
-    batch, _ = prepare(recipe, make_batch(ref_logp=None))
-    with pytest.raises(ValueError, match="no ref_logp"):
-        recipe.loss(LOGP, batch)
-    with pytest.raises(ValueError, match=r"logp \(2, 3, 3\), mask \(2, 3, 4\)"):
-        recipe.loss(LOGP[..., :3], batch.replace(ref_logp=batch.old_logp))
-    bonus = plain(regularizers=(jr.bind(jr.regularizers.entropy_bonus, coef=0.1),))
-    batch, _ = prepare(bonus, make_batch())
-    with pytest.raises(ValueError, match="needs entropy"):
-        bonus.loss(LOGP, batch)
+BONUS = jr.bind(jr.regularizers.entropy_bonus, coef=0.1)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "changes", "logp", "words"),
+    [
+        (jr.recipes.grpo(), {"advantages": None}, LOGP, "the batch has no advantages; call prep"),
+        (jr.recipes.grpo(), {"ref_logp": None}, LOGP, "no ref_logp"),
+        (jr.recipes.grpo(), {}, LOGP[..., :3], r"logp \(2, 3, 3\), mask \(2, 3, 4\)"),
+        (plain(regularizers=(BONUS,)), {}, LOGP, "needs entropy"),
+    ],
+)
+def test_loss_says_what_is_missing(recipe, changes, logp, words):
+    batch, _ = prepare(recipe, make_batch())
+    with pytest.raises(ValueError, match=f"Recipe '{recipe.name}'.loss: .*{words}"):
+        recipe.loss(logp, batch.replace(**changes))
 
 
 def test_entropy_reaches_the_bonus():
-    bonus = plain(regularizers=(jr.bind(jr.regularizers.entropy_bonus, coef=0.1),))
+    bonus = plain(regularizers=(BONUS,))
     batch, _ = prepare(bonus, make_batch())
     difference = bonus.loss(LOGP, batch, entropy=jnp.full((2, 3, 4), 2.0)) - plain().loss(
         LOGP, batch
     )
     assert float(difference) == pytest.approx(-0.2, rel=1e-5)
+
+
+# Which rewards a recipe is defined for
+
+ANY = (-math.inf, math.inf)
+
+
+@pytest.mark.parametrize(
+    ("advantage", "expected"),
+    [
+        (jr.stateless(jr.advantages.grpo), ANY),
+        (jr.stateless(jr.advantages.maxrl, scale="root"), (0.0, math.inf)),
+        (jr.stateless(jr.advantages.v05_baseline), (0.0, 1.0)),
+        (jr.advantages.spo_tracker(num_prompts=2), (0.0, 1.0)),
+        (jr.advantages.spo_tracker(num_prompts=2, rho=None), (0.0, 1.0)),
+        (jr.advantages.mssr_tracker(num_prompts=2), (0.0, 1.0)),
+        (
+            jr.chain(
+                jr.advantages.mssr_tracker(num_prompts=2),
+                jr.stateless(jr.advantages.positive_part, error_sq=1.0),
+            ),
+            (0.0, 1.0),
+        ),
+        (jr.chain(), ANY),
+    ],
+)
+def test_the_advantage_says_which_rewards_it_is_defined_for(advantage, expected):
+    recipe = jr.recipes.grpo(kl_coef=0.0).replace(advantage=advantage, inputs=("prior",))
+    assert recipe.reward_range == expected
+
+
+def test_what_comes_first_in_a_chain_may_bring_rewards_into_range():
+    def right(rewards):
+        return (rewards > 0).astype("float32")
+
+    maxrl = jr.stateless(jr.advantages.maxrl)
+    recipe = jr.recipes.maxrl()
+    assert recipe.replace(advantage=jr.chain(jr.stateless(right), maxrl)).reward_range == ANY
+    inner = jr.chain(jr.chain(maxrl, jr.stateless(abs)))
+    assert recipe.replace(advantage=inner).reward_range == (0.0, math.inf)
+
+
+def test_the_mark_is_seen_through_wrappings_and_leaves_the_function_as_it_was():
+    def unmarked(rewards, *, where=None):
+        return rewards
+
+    marked = traits(reward_range=(-1.0, 1.0))(unmarked)
+    assert traits_of(jr.bind(marked, where=None)).reward_range == (-1.0, 1.0)
+    assert traits_of(unmarked).reward_range == ANY
+    assert jr.recipes.maxrl().replace(advantage=jr.stateless(marked)).reward_range == (-1.0, 1.0)
