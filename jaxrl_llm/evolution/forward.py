@@ -175,9 +175,8 @@ def perturb(
         return (leaf + by).astype(to)
 
     changes = leaves.map_alike(params, classes, key, change)
-    pairs_of_leaves = zip(jax.tree.leaves(params), changes, strict=True)
-    new = [moved(leaf, by) for leaf, by in pairs_of_leaves]
-    return jax.tree.unflatten(jax.tree.structure(params), new)
+    leaves_of_params, form = jax.tree.flatten(params)
+    return jax.tree.unflatten(form, map(moved, leaves_of_params, changes))
 
 
 def model_delta(

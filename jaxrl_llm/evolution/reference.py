@@ -52,9 +52,9 @@ def open_es_grad(
 
         grad = -1 / (N sigma) sum_n F_n s_n eps_n
 
-    The members are ``perturb(params, full_rank(classes), ...)``. With two members, not shaped, it
-    is the estimate of MeZO, ``g = (L(theta + sigma eps) - L(theta - sigma eps)) / (2 sigma) eps``
-    of the loss -F.
+    The members are ``perturb(params, full_rank(classes), ...)``. With two members and fitness that
+    is not shaped it is the estimate of MeZO, of the loss L = -F:
+    ``g = (L(theta + sigma eps) - L(theta - sigma eps)) / (2 sigma) eps``.
 
     Args:
       params, classes, key, epoch, fitness, sigma, dtype, noise_reuse, pairs, draws, chunk: See the
