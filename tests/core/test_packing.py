@@ -122,22 +122,44 @@ def test_without_a_packing_arrays_stay_as_they_are():
     assert unpack(None, x, mask).tolist() == [[[0, 0, 0], [3, 4, 0]]]
 
 
-def test_bad_input_is_named():
-    with pytest.raises(ValueError, match="plan_packing: mask must have 3 axes"):
-        plan_packing(np.ones((2, 3), bool))
-    with pytest.raises(TypeError, match="plan_packing: mask must be bool"):
-        plan_packing(np.ones((1, 2, 3)))
-    with pytest.raises(ValueError, match="a response of 3 tokens does not fit into size 2"):
-        plan_packing(np.ones((1, 2, 3), bool), size=2)
-    with pytest.raises(ValueError, match="plan_packing: most must be above 0"):
-        plan_packing(np.ones((1, 2, 3), bool), most=0.0)
-    packing = plan_packing(np.ones((1, 2, 3), bool))
-    check_packing("f", packing, (1, 2))
-    with pytest.raises(ValueError, match=r"f: packing.starts must have shape \(1, 4\)"):
-        check_packing("f", packing, (1, 4))
-    with pytest.raises(ValueError, match=r"f: packing.members must have shape \(5, 2, 3\)"):
-        check_packing("f", packing, (5, 2))
-    with pytest.raises(TypeError, match="f: members must hold integers"):
-        check_packing("f", Packing(packing.members * 1.0, packing.starts), (1, 2))
-    with pytest.raises(TypeError, match="f: packing must be a Packing; got tuple"):
-        check_packing("f", tuple(packing), (1, 2))
+ONES = np.ones((1, 2, 3), bool)
+PACKING = plan_packing(ONES)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: plan_packing(ONES[0]), ValueError, "plan_packing: mask must have 3 axes"),
+        (lambda: plan_packing(1.0 * ONES), TypeError, "plan_packing: mask must be bool"),
+        (
+            lambda: plan_packing(ONES, size=2),
+            ValueError,
+            "a response of 3 tokens does not fit into size 2",
+        ),
+        (lambda: plan_packing(ONES, most=0.0), ValueError, "plan_packing: most must be above 0"),
+        (
+            lambda: check_packing("f", PACKING, (1, 4)),
+            ValueError,
+            r"f: packing.starts must have shape \(1, 4\)",
+        ),
+        (
+            lambda: check_packing("f", PACKING, (5, 2)),
+            ValueError,
+            r"f: packing.members must have shape \(5, 2, 3\)",
+        ),
+        (
+            lambda: check_packing("f", Packing(PACKING.members * 1.0, PACKING.starts), (1, 2)),
+            TypeError,
+            "f: members must hold integers",
+        ),
+        (
+            lambda: check_packing("f", tuple(PACKING), (1, 2)),
+            TypeError,
+            "f: packing must be a Packing; got tuple",
+        ),
+    ],
+)
+def test_bad_input_is_named(call, error, message):
+    check_packing("f", PACKING, (1, 2))
+    with pytest.raises(error, match=message):
+        call()

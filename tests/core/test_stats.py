@@ -38,12 +38,14 @@ def test_constant_is_decided_by_the_values_and_not_by_the_deviation(value):
 def test_check_group():
     stats.check_group("f", X, WHERE)
     stats.check_group("f", X, None)
-    with pytest.raises(ValueError, match="f: rewards must have at least 1 axis"):
-        stats.check_group("f", jnp.float32(1.0), None)
-    with pytest.raises(TypeError, match="f: rewards must be floating point"):
-        stats.check_group("f", WHERE, None)
-    with pytest.raises(ValueError, match=r"f: .*rewards \(3, 4\), where \(3, 1\)"):
-        stats.check_group("f", X, WHERE[:, :1])
+    bad = [
+        ((jnp.float32(1.0), None), ValueError, "f: rewards must have at least 1 axis"),
+        ((WHERE, None), TypeError, "f: rewards must be floating point"),
+        ((X, WHERE[:, :1]), ValueError, r"f: .*rewards \(3, 4\), where \(3, 1\)"),
+    ]
+    for arrays, error, message in bad:
+        with pytest.raises(error, match=message):
+            stats.check_group("f", *arrays)
 
 
 def test_median_of_ragged_groups():

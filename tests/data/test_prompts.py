@@ -33,14 +33,21 @@ def test_a_set_is_a_sequence():
     assert prompts[1:].source == "letters" and "3 prompts from letters" in repr(prompts)
 
 
-def test_an_empty_set_is_refused_by_its_source():
-    with pytest.raises(ValueError, match="PromptSet: letters is empty"):
-        PromptSet([], source="letters")
-
-
-def test_a_prompt_without_text_is_refused_by_its_id():
-    with pytest.raises(ValueError, match="prompt 'x' of letters has no text"):
-        PromptSet([Prompt("a"), Prompt(" \n", id="x")], source="letters")
+@pytest.mark.parametrize(
+    ("prompts", "share", "told"),
+    [
+        ([], 0.2, "PromptSet: letters is empty"),
+        ([Prompt("a"), Prompt(" \n", id="x")], 0.2, "prompt 'x' of letters has no text"),
+        ([Prompt("a"), Prompt("a")], 0.2, "letters has 1 distinct text"),
+        *(
+            ([Prompt("a"), Prompt("b")], share, "held_out must be between 0 and 1")
+            for share in (0, 1, -0.1, 1.5, float("nan"))
+        ),
+    ],
+)
+def test_a_set_or_a_split_that_cannot_be_is_refused(prompts, share, told):
+    with pytest.raises(ValueError, match=told):
+        split_distinct(PromptSet(prompts, source="letters"), held_out=share)
 
 
 def test_reasoning_gym():
@@ -114,18 +121,6 @@ def test_another_seed_holds_out_others():
     prompts = [Prompt(str(n)) for n in range(100)]
     sides = {split_distinct(prompts, seed=seed)[1].texts for seed in range(4)}
     assert len(sides) == 4
-
-
-@pytest.mark.parametrize("share", [0, 1, -0.1, 1.5, float("nan")])
-def test_a_share_outside_its_range(share):
-    with pytest.raises(ValueError, match="held_out must be between 0 and 1"):
-        split_distinct([Prompt("a"), Prompt("b")], held_out=share)
-
-
-def test_one_distinct_text_cannot_be_parted():
-    prompts = PromptSet([Prompt("a"), Prompt("a")], source="letters")
-    with pytest.raises(ValueError, match="letters has 1 distinct text"):
-        split_distinct(prompts)
 
 
 def test_importing_data_is_light():

@@ -64,44 +64,39 @@ def test_answers_that_are_lists_become_text(tmp_path):
 
 
 def test_a_missing_file(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no file .*gone.jsonl"):
-        from_file(tmp_path / "gone.jsonl")
-    with pytest.raises(FileNotFoundError):
-        from_file(tmp_path)
+    for path, told in [(tmp_path / "gone.jsonl", "gone.jsonl"), (tmp_path, tmp_path.name)]:
+        with pytest.raises(FileNotFoundError, match=f"no file .*{told}"):
+            from_file(path)
 
 
-def test_another_kind_of_file(tmp_path):
-    (tmp_path / "sums.csv").write_text("prompt,answer\n1,2\n")
-    with pytest.raises(ValueError, match="sums.csv' must end in one of .json, .jsonl, .parquet"):
-        from_file(tmp_path / "sums.csv")
-
-
-@pytest.mark.parametrize("text", ["", "\n\n"])
-def test_an_empty_file(tmp_path, text):
-    (tmp_path / "f.jsonl").write_text(text)
-    with pytest.raises(ValueError, match="f.jsonl is empty, there is no prompt in it"):
-        from_file(tmp_path / "f.jsonl")
-
-
-def test_an_empty_parquet_file(tmp_path):
-    table = datasets.Dataset.from_dict({"prompt": [], "answer": []})
-    table.to_parquet(tmp_path / "f.parquet")
-    with pytest.raises(ValueError, match="f.parquet is empty, there is no prompt in it"):
-        from_file(tmp_path / "f.parquet")
+FIRST = b'{"prompt": "a", "answer": "1"}\n'
+UNREADABLE = "f.jsonl' cannot be read as json: "
 
 
 @pytest.mark.parametrize(
-    ("line", "told"),
+    ("name", "content", "told"),
     [
-        (b'{"prompt": "b", "answ', "line 2 is not JSON"),
-        (b"[1, 2]", "line 2 is not a JSON object"),
-        (b'{"prompt": "\xff", "answer": "1"}', "line 2 is not UTF-8"),
+        ("sums.csv", b"prompt,answer", "sums.csv' must end in one of .json, .jsonl, .parquet"),
+        ("f.jsonl", b"", "f.jsonl is empty, there is no prompt in it"),
+        ("f.jsonl", b"\n\n", "f.jsonl is empty, there is no prompt in it"),
+        ("f.parquet", None, "f.parquet is empty, there is no prompt in it"),
+        ("f.parquet", b"PAR1 not really", "f.parquet' cannot be read as parquet"),
+        ("f.jsonl", FIRST + b'{"prompt": "b", "answ\n', UNREADABLE + "line 2 is not JSON"),
+        ("f.jsonl", FIRST + b"[1, 2]\n", UNREADABLE + "line 2 is not a JSON object"),
+        ("f.jsonl", FIRST + b'{"prompt": "\xff"}\n', UNREADABLE + "line 2 is not UTF-8"),
+        ("f.jsonl", FIRST + b'{"prompt": null}\n', "the field 'prompt' of row 1 .* got None"),
+        ("f.jsonl", FIRST + b'{"prompt": "  "}\n', "the field 'prompt' of row 1 .* not empty"),
+        ("f.jsonl", FIRST + b'{"prompt": "b"}\n', "the field 'answer' of row 1 .* is missing"),
+        ("f.jsonl", b'{"prompt": [{"role": "a"}], "answer": "1"}', "row 0 .* must be a text"),
     ],
 )
-def test_a_malformed_line_is_named(tmp_path, line, told):
-    (tmp_path / "f.jsonl").write_bytes(b'{"prompt": "a", "answer": "1"}\n' + line + b"\n")
-    with pytest.raises(ValueError, match=f"f.jsonl' cannot be read as json: {told}") as caught:
-        from_file(tmp_path / "f.jsonl")
+def test_what_is_wrong_with_a_file_is_told_in_one_line(tmp_path, name, content, told):
+    if content is None:
+        datasets.Dataset.from_dict({"prompt": [], "answer": []}).to_parquet(tmp_path / name)
+    else:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"from_file: .*{told}") as caught:
+        from_file(tmp_path / name)
     assert "\n" not in str(caught.value)
 
 
@@ -128,35 +123,10 @@ def test_a_row_may_be_nested_and_its_texts_may_hold_brackets(tmp_path):
     assert value == text
 
 
-def test_a_malformed_parquet_file(tmp_path):
-    (tmp_path / "f.parquet").write_bytes(b"PAR1 not really")
-    with pytest.raises(ValueError, match="f.parquet' cannot be read as parquet"):
-        from_file(tmp_path / "f.parquet")
-
-
 @pytest.mark.parametrize("missing", ["prompt", "answer"])
 def test_a_missing_field_is_named(tmp_path, missing):
     rows = [{k: v for k, v in row.items() if k != missing} for row in ROWS]
     with pytest.raises(ValueError, match=f"has no field '{missing}'; its fields are .*level"):
-        from_file(write(tmp_path / "f.jsonl", rows))
-
-
-@pytest.mark.parametrize(
-    ("row", "told"),
-    [
-        ({"prompt": None, "answer": "1"}, "'prompt' of row 1 .* got None"),
-        ({"prompt": "  ", "answer": "1"}, "'prompt' of row 1 .* not empty"),
-        ({"prompt": "b"}, "'answer' of row 1 .* is missing"),
-    ],
-)
-def test_a_missing_entry_is_named(tmp_path, row, told):
-    with pytest.raises(ValueError, match=f"from_file: the field {told}"):
-        from_file(write(tmp_path / "f.jsonl", [{"prompt": "a", "answer": "1"}, row]))
-
-
-def test_a_prompt_that_is_no_text(tmp_path):
-    rows = [{"prompt": [{"role": "user", "content": "a"}], "answer": "1"}]
-    with pytest.raises(ValueError, match="row 0 .* must be a text"):
         from_file(write(tmp_path / "f.jsonl", rows))
 
 
