@@ -122,11 +122,20 @@ def test_refuses_when_it_is_made(options, message):
         bind(bind(gate, tau_neg=2.0), **options)
 
 
-def test_what_is_not_a_function_is_refused():
-    with pytest.raises(TypeError, match="bind: expected a function; got float 3.0"):
-        bind(3.0, tau_pos=2.0)
-    with pytest.raises(TypeError, match="bind: the options of getattr cannot be read"):
-        bind(getattr, default=2.0)
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: bind(3.0, tau_pos=2.0), "bind: expected a function; got float 3.0"),
+        (lambda: bind(getattr, default=2.0), "bind: the options of getattr cannot be read"),
+        (lambda: call_with(gate, 2.0, context={}), "mask"),
+        (lambda: given(combined, reward="columns"), "combined has no parameter 'reward'"),
+        (lambda: stateless(scaled).update(2.0, ()), "factor"),
+        (lambda: stateless(scaled, facto=3.0), "Did you mean 'factor'"),
+    ],
+)
+def test_what_cannot_be_called_is_refused(call, message):
+    with pytest.raises(TypeError, match=message):
+        call()
 
 
 def test_accepted_leaves_out_what_is_bound():
@@ -147,11 +156,6 @@ def test_call_with_passes_only_what_is_named():
     # A positional-only parameter cannot be given by name.
     assert call_with(jnp.negative, 2.0, context=context) == -2.0
     assert call_with(lambda x, mask=5, /: (x, mask), 2.0, context=context) == (2.0, 5)
-
-
-def test_call_with_says_what_is_missing():
-    with pytest.raises(TypeError, match="mask"):
-        call_with(gate, 2.0, context={})
 
 
 def combined(rewards, *, where=None, weights=None):
@@ -189,11 +193,6 @@ def test_it_compares_by_value_and_prints_itself():
     assert repr(given(combined, rewards="columns")) == "given(combined, rewards='columns')"
 
 
-def test_an_unknown_parameter_is_told():
-    with pytest.raises(TypeError, match="combined has no parameter 'reward'"):
-        given(combined, reward="columns")
-
-
 def running_mean():
     """Subtracts the mean of all batches so far; the smallest transform with state."""
 
@@ -219,8 +218,6 @@ def test_stateless_hands_over_only_the_context_that_is_named():
 def test_stateless_takes_needed_context():
     transform = stateless(scaled)
     assert transform.update(2.0, (), factor=4.0)[0] == 8.0
-    with pytest.raises(TypeError, match="factor"):
-        transform.update(2.0, ())
 
 
 def test_a_bound_option_is_not_replaced_by_the_context():
@@ -233,11 +230,6 @@ def test_stateless_passes_where_to_an_advantage():
     rewards, where = jnp.array([[1.0, 0.0, jnp.nan]]), jnp.array([[True, True, False]])
     out, _ = transform.update(rewards, transform.init(), where=where, mask=None)
     assert jnp.array_equal(out, advantages.grpo(rewards, where=where, ddof=0))
-
-
-def test_stateless_refuses_unknown_options_when_made():
-    with pytest.raises(TypeError, match="Did you mean 'factor'"):
-        stateless(scaled, facto=3.0)
 
 
 def test_compare_by_value_and_do_not_trace_again():

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from jaxrl_llm.models.config import ModelConfig, RopeScaling
@@ -25,6 +27,9 @@ LLAMA3 = {
     "original_max_position_embeddings": 8192,
     "rope_type": "llama3",
 }
+
+
+GOOD = ModelConfig.from_hf(SMOLLM2)
 
 
 def changed(**changes):
@@ -140,11 +145,6 @@ def test_refusals_name_the_entry(changes, words):
         ModelConfig.from_hf(changed(**changes))
 
 
-def test_not_a_mapping():
-    with pytest.raises(TypeError, match="mapping"):
-        ModelConfig.from_hf([1, 2])
-
-
 def test_sliding_window_is_refused_only_where_it_acts():
     qwen = changed(architectures=["Qwen2ForCausalLM"], sliding_window=1024)
     assert ModelConfig.from_hf({**qwen, "use_sliding_window": False}).max_length == 8192
@@ -161,16 +161,20 @@ def test_sliding_window_is_refused_only_where_it_acts():
             ModelConfig.from_hf({**qwen, **active})
 
 
-def test_direct_construction_is_checked():
-    good = ModelConfig.from_hf(SMOLLM2)
-    values = {name: getattr(good, name) for name in good.__dataclass_fields__}
-    for name, bad in [("architecture", "gpt2"), ("dtype", "int8"), ("width", 0)]:
-        with pytest.raises(ValueError, match=name):
-            ModelConfig(**{**values, name: bad})
+SCALING = RopeScaling(factor=2, low_freq_factor=1, high_freq_factor=4, original_max_length=8)
 
 
-def test_rope_scaling_is_checked():
-    with pytest.raises(ValueError, match="high_freq_factor"):
-        RopeScaling(factor=2, low_freq_factor=4, high_freq_factor=1, original_max_length=8)
-    with pytest.raises(ValueError, match="factor"):
-        RopeScaling(factor=0, low_freq_factor=1, high_freq_factor=4, original_max_length=8)
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: ModelConfig.from_hf([1, 2]), TypeError, "mapping"),
+        (lambda: replace(GOOD, architecture="gpt2"), ValueError, "architecture"),
+        (lambda: replace(GOOD, dtype="int8"), ValueError, "dtype"),
+        (lambda: replace(GOOD, width=0), ValueError, "width"),
+        (lambda: replace(SCALING, low_freq_factor=4), ValueError, "high_freq_factor"),
+        (lambda: replace(SCALING, factor=0), ValueError, "factor"),
+    ],
+)
+def test_direct_construction_is_checked(make, error, words):
+    with pytest.raises(error, match=words):
+        make()

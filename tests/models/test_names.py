@@ -82,16 +82,19 @@ def test_home_is_expanded(tmp_path, monkeypatch):
     assert locate("~/m/a.gguf") == tmp_path / "m" / "a.gguf"
 
 
-def test_incomplete_folders(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"a holds no config\.json"):
-        resolve(model_folder(tmp_path / "a"))
-    with pytest.raises(FileNotFoundError, match=r"2 \.gguf files: name one"):
-        resolve(model_folder(tmp_path / "b", "x.gguf", "y.gguf"))
-    with pytest.raises(FileNotFoundError, match=r"c holds neither model\.safetensors nor"):
-        resolve(model_folder(tmp_path / "c", "config.json"))
-    (tmp_path / "weights.bin").write_bytes(b"")
-    with pytest.raises(FileNotFoundError, match=r"weights\.bin is a file but not a \.gguf"):
-        resolve(tmp_path / "weights.bin")
+@pytest.mark.parametrize(
+    ("files", "name", "words"),
+    [
+        ([], "m", r"m holds no config\.json"),
+        (["x.gguf", "y.gguf"], "m", r"2 \.gguf files: name one"),
+        (["config.json"], "m", r"m holds neither model\.safetensors nor"),
+        (["weights.bin"], "m/weights.bin", r"weights\.bin is a file but not a \.gguf"),
+    ],
+)
+def test_incomplete_folders(tmp_path, files, name, words):
+    model_folder(tmp_path / "m", *files)
+    with pytest.raises(FileNotFoundError, match=words):
+        resolve(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -136,37 +139,40 @@ def test_weights_that_nobody_reads_are_not_fetched(tmp_path, monkeypatch):
     assert not any("safetensors" in pattern for pattern in asked)
 
 
-def test_hugging_face_offline(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "failure", "error", "words"),
+    [
+        (
+            "owner/name",
+            LocalEntryNotFoundError("a long story"),
+            ConnectionError,
+            "'owner/name' is not in the local cache .*offline",
+        ),
+        (
+            "owner/name",
+            OSError(28, "No space left on device"),
+            OSError,
+            "cannot store .*'owner/name' .*No space left",
+        ),
+        # The real function must end in our sentence, too; the suite sets HF_HUB_OFFLINE.
+        (
+            "no-owner/no-name",
+            None,
+            ConnectionError,
+            "'no-owner/no-name' is not in the local cache",
+        ),
+        ("own er/na me", None, FileNotFoundError, "no Hugging Face repository 'own er/na me'"),
+    ],
+)
+def test_hugging_face_fails(monkeypatch, tmp_path, name, failure, error, words):
     def fail(repository, **_):
-        raise LocalEntryNotFoundError("a long story")
+        raise failure
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    with pytest.raises(ConnectionError, match="'owner/name' is not in the local cache .*offline"):
-        resolve("owner/name")
-
-
-def test_a_full_disk_is_not_called_offline(monkeypatch, tmp_path):
-    def fail(repository, **_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
-    with pytest.raises(OSError, match="cannot store .*'owner/name' .*No space left"):
-        resolve("owner/name")
-
-
-def test_hugging_face_really_offline(monkeypatch, tmp_path):
-    """The suite sets HF_HUB_OFFLINE; the real function must end in our sentence."""
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConnectionError, match="'no-owner/no-name' is not in the local cache"):
-        resolve("no-owner/no-name")
-
-
-def test_a_bad_repository_name(monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(FileNotFoundError, match="no Hugging Face repository 'own er/na me'"):
-        resolve("own er/na me")
+    if failure is not None:
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(error, match=words):
+        resolve(name)
 
 
 def test_short_name_is_fetched_once(cache, pip, capfd):
