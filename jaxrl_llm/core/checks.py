@@ -148,43 +148,34 @@ def check_no_effect(function: str, because: str, **options) -> None:
 _LARGEST = 1e18
 
 
-def _concrete(function: str, name: str, value, finite: bool = False) -> float | None:
-    """The value as a float, or None for a traced or batched one, whose value is not known."""
-    dtype = getattr(value, "dtype", None)
-    if isinstance(value, (bool, np.bool_)) or dtype == np.bool_:
-        raise TypeError(f"{function}: {name} must be a number; got {value!r}.")
-    if isinstance(value, numbers.Real):
-        number = float(value)
-    elif not isinstance(value, (jax.Array, np.ndarray, np.generic)):
-        raise TypeError(f"{function}: {name} must be a number; got {value!r}.")
-    elif isinstance(value, jax.core.Tracer) or value.shape != ():
-        return None
-    else:
-        number = float(value)
-    if number > _LARGEST and (finite or math.isfinite(number)):
-        what = "be finite" if math.isinf(number) else f"be at most {_LARGEST:g}"
-        raise ValueError(f"{function}: {name} must {what}; got {number:g}.")
-    return number
-
-
-def _concrete_numbers(function: str, values, finite: bool = False) -> Iterator[tuple[str, float]]:
-    """The numbers whose value is known, with their names."""
+def _concrete(function: str, values, finite: bool = False) -> Iterator[tuple[str, float]]:
+    """The numbers whose value is known, with their names; traced and batched ones are not."""
     for name, value in values.items():
-        number = None if value is None else _concrete(function, name, value, finite)
-        if number is not None:
-            yield name, number
+        if value is None:
+            continue
+        real = isinstance(value, numbers.Real)
+        truth = isinstance(value, (bool, np.bool_)) or getattr(value, "dtype", None) == np.bool_
+        if truth or not (real or isinstance(value, (jax.Array, np.ndarray, np.generic))):
+            raise TypeError(f"{function}: {name} must be a number; got {value!r}.")
+        if not real and (isinstance(value, jax.core.Tracer) or value.shape != ()):
+            continue
+        number = float(value)
+        if number > _LARGEST and (finite or math.isfinite(number)):
+            what = "be finite" if math.isinf(number) else f"be at most {_LARGEST:g}"
+            raise ValueError(f"{function}: {name} must {what}; got {number:g}.")
+        yield name, number
 
 
 def check_positive(function: str, *, finite: typing.Any = False, **values) -> None:
     """Raises ValueError unless every number is above zero."""
-    for name, number in _concrete_numbers(function, values, finite):
+    for name, number in _concrete(function, values, finite):
         if not number > 0:
             raise ValueError(f"{function}: {name} must be above 0; got {number:g}.")
 
 
 def check_non_negative(function: str, *, finite: typing.Any = False, **values) -> None:
     """Raises ValueError unless every number is zero or above."""
-    for name, number in _concrete_numbers(function, values, finite):
+    for name, number in _concrete(function, values, finite):
         if math.isnan(number) or number < 0:
             raise ValueError(f"{function}: {name} must not be negative; got {number:g}.")
 
@@ -216,7 +207,7 @@ def check_numbers(function: str, record) -> None:
 
 def check_share(function: str, *, zero: bool = True, one: bool = True, **values) -> None:
     """Raises ValueError unless every number is in [0, 1]; ``zero`` and ``one`` admit the ends."""
-    for name, number in _concrete_numbers(function, values):
+    for name, number in _concrete(function, values):
         if 0 < number < 1 or (zero and number == 0) or (one and number == 1):
             continue
         within = f"{'[' if zero else '('}0, 1{']' if one else ')'}"

@@ -162,8 +162,8 @@ def kv_sharding(shape: tuple[int, ...], mesh: Mesh) -> NamedSharding:
     size = dict(mesh.shape).get("tensor", 1)
     if size == 1 or shape[-3] % size:
         return batch_sharding(mesh)
-    rows = tuple(batch_spec(mesh)) or (None,)
-    return NamedSharding(mesh, P(*rows, *(None,) * (len(shape) - 4), "tensor"))
+    rows = next(iter(batch_spec(mesh)), None)
+    return NamedSharding(mesh, P(rows, *(None,) * (len(shape) - 4), "tensor"))
 
 
 def batch_shards(mesh: Mesh | None) -> int:

@@ -130,13 +130,13 @@ def test_bad_deltas():
     model, params = tiny_model(num_layers=1)
     classes = leaf_classes(params, rules=[("embed/*", "embedding"), ("*", "frozen")])
     delta = model_delta(params, classes, KEY, 0, MEMBERS, sigma=0.1)
-    with pytest.raises(ValueError, match="would leave the output matrix of a tied model"):
-        hidden(model, params, delta)
-    with pytest.raises(ValueError, match="delta 'norm' is not at a linear layer"):
-        hidden(model, params, {"norm": (0, 0, 1)})
-    with pytest.raises(ValueError, match="'norm' must have at least 1 axis"):
-        hidden(model, params, {"norm": 0.5})
-    with pytest.raises(ValueError, match="3 factors of a delta do not divide 2 rows"):
-        three = jnp.array([[0, 1], [5, 2], [3, 4]])
-        classes = leaf_classes(params)
-        hidden(model, params, model_delta(params, classes, KEY, 0, three, sigma=0.1))
+    three = jnp.array([[0, 1], [5, 2], [3, 4]])
+    of_three = model_delta(params, leaf_classes(params), KEY, 0, three, sigma=0.1)
+    for bad, message in [
+        (delta, "would leave the output matrix of a tied model"),
+        ({"norm": (0, 0, 1)}, "delta 'norm' is not at a linear layer"),
+        ({"norm": 0.5}, "'norm' must have at least 1 axis"),
+        (of_three, "3 factors of a delta do not divide 2 rows"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            hidden(model, params, bad)

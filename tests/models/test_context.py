@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.models import KV, AttentionContext, context
+from jaxrl_llm.models import KV, AttentionContext
 from jaxrl_llm.models.context import check_context, context_attention
 from jaxrl_llm.testing import tiny_model
 
@@ -89,8 +89,14 @@ def test_each_row_is_written_at_its_own_place():
     room, length, heads, d = 7, 3, 2, 4
     cache = KV(draw(1, P, G, heads, d, room), draw(2, P, G, heads, room, d))
     own = KV(draw(3, P, G, heads, d, length), draw(4, P, G, heads, length, d))
+
+    def written(cache, index):
+        query = draw(5, P, G, length, heads, d)
+        context = AttentionContext(jnp.ones((P, G, length), bool), cache=(cache,), index=index)
+        return context_attention(query, own, context, 0)[1]
+
     index = jnp.array([[0, 2, 4], [3, 9, 1]])  # one lies too far, and is moved back
-    found = context._write(cache, own, index)
+    found = written(cache, index)
     keys, values = np.array(cache.keys), np.array(cache.values)
     for p, g in np.ndindex(P, G):
         start = min(int(index[p, g]), room - length)
@@ -98,8 +104,8 @@ def test_each_row_is_written_at_its_own_place():
         values[p, g, :, start : start + length] = own.values[p, g]
     np.testing.assert_array_equal(found.keys, keys)
     np.testing.assert_array_equal(found.values, values)
-    one = context._write(cache, own, jnp.int32(2))
-    for a, b in zip(one, context._write(cache, own, jnp.full((P, G), 2)), strict=True):
+    one = written(cache, jnp.int32(2))
+    for a, b in zip(one, written(cache, jnp.full((P, G), 2)), strict=True):
         np.testing.assert_array_equal(a, b)
     with pytest.raises(ValueError, match="3 tokens are more than a cache of 2"):
-        context._write(KV(cache.keys[..., :2], cache.values[..., :2, :]), own, index)
+        written(KV(cache.keys[..., :2], cache.values[..., :2, :]), index)

@@ -165,16 +165,19 @@ def test_parameters_of_a_mesh_are_whole(tmp_path):
 
 def test_what_is_not_the_model_is_refused(tmp_path):
     model, params = tiny_model(num_layers=1)
-    save = {"folder": tmp_path / "new", "config": model.config}
-    with pytest.raises(ValueError, match="norm/scale is missing, the configuration asks for"):
-        save_safetensors({k: v for k, v in params.items() if k != "norm"}, **save)
-    with pytest.raises(ValueError, match="norm/scale has shape"):
-        save_safetensors(params | {"norm": {"scale": jnp.ones(3)}}, **save)
-    adapted = params | {"delta": {"a": jnp.ones(3)}}
-    with pytest.raises(ValueError, match="no parameter delta/a .* merged first"):
-        save_safetensors(adapted, **save)
-    with pytest.raises(ValueError, match="save_safetensors: dtype must be one of"):
-        save_safetensors(params, **save, dtype="int8")
+    without = {k: v for k, v in params.items() if k != "norm"}
+    for changed, dtype, message in [
+        (without, "float32", "norm/scale is missing, the configuration asks for"),
+        (params | {"norm": {"scale": jnp.ones(3)}}, "float32", "norm/scale has shape"),
+        (
+            params | {"delta": {"a": jnp.ones(3)}},
+            "float32",
+            "no parameter delta/a .* merged first",
+        ),
+        (params, "int8", "save_safetensors: dtype must be one of"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            save_safetensors(changed, tmp_path / "new", config=model.config, dtype=dtype)
     assert not (tmp_path / "new").exists()
 
 
