@@ -9,8 +9,8 @@ for another dtype and ValueError for a ``mask`` without an axis or an option out
 ===================  ==========================================  ================================
 function             sum(loss * weights) is                      names elsewhere
 ===================  ==========================================  ================================
-token_mean           mean over all kept tokens                   token-mean (DAPO)
-token_sum            sum over all kept tokens                    token-sum, sum
+token_mean           mean over all unmasked tokens               token-mean (DAPO)
+token_sum            sum over all unmasked tokens                token-sum, sum
 sequence_mean        mean over sequences of their token mean     seq-mean-token-mean (GRPO)
 group_mean           mean over groups of their sequence mean     DRPO
 sequence_sum         mean over sequences of their token sum      seq-mean-token-sum
@@ -18,7 +18,7 @@ sequence_sum_norm    the same over a constant length             seq-mean-token-
 fixed_length         sum over rows times a constant length       Dr. GRPO
 ===================  ==========================================  ================================
 
-All but ``fixed_length`` leave sequences without a kept token out of the mean. Only
+All but ``fixed_length`` leave sequences without an unmasked token out of the mean. Only
 ``sequence_mean`` and ``group_mean`` keep the meaning of a sequence-level loss, whose value is
 repeated over the tokens: they count that value once a sequence.
 """
@@ -37,12 +37,12 @@ def _check(function: str, mask: Array) -> None:
 
 
 def _non_empty(mask: Array) -> Array:
-    """How many sequences have a kept token, at least 1, so that an empty batch weighs 0."""
+    """How many sequences have an unmasked token, at least 1, so that an empty batch weighs 0."""
     return jnp.maximum(jnp.sum(jnp.any(mask, axis=-1), dtype=jnp.float32), 1.0)
 
 
 def token_mean(mask: Array) -> Array:
-    """Every kept token of the batch counts the same; a long sequence counts more than a short one.
+    """Every unmasked token of the batch counts the same; a long sequence counts more.
 
         w[b, t] = m[b, t] / max(sum(m), 1)
 
@@ -50,7 +50,7 @@ def token_mean(mask: Array) -> Array:
       mask: See the module.
 
     Returns:
-      Weights ``[..., T]``, float32; they add up to 1, or to 0 where nothing is kept.
+      Weights ``[..., T]``, float32; they add up to 1, or to 0 where all is masked.
 
     Example:
       >>> import jax.numpy as jnp
@@ -66,7 +66,7 @@ def token_mean(mask: Array) -> Array:
 
 
 def token_sum(mask: Array) -> Array:
-    """Every kept token weighs 1: the loss grows with the number of tokens.
+    """Every unmasked token weighs 1: the loss grows with the number of tokens.
 
         w[b, t] = m[b, t]
 
@@ -77,7 +77,7 @@ def token_sum(mask: Array) -> Array:
       mask: See the module.
 
     Returns:
-      Weights ``[..., T]``, float32; they add up to the number of kept tokens.
+      Weights ``[..., T]``, float32; they add up to the number of unmasked tokens.
 
     Example:
       >>> import jax.numpy as jnp
@@ -94,9 +94,9 @@ def token_sum(mask: Array) -> Array:
 
 @traits(level="sequence")
 def sequence_mean(mask: Array) -> Array:
-    """Every non-empty sequence counts the same, and so does every kept token within one.
+    """Every non-empty sequence counts the same, and so does every unmasked token within one.
 
-        w[b, t] = m[b, t] / (N[b] * S)    N[b] kept tokens of b, S sequences with N > 0
+        w[b, t] = m[b, t] / (N[b] * S)    N[b] unmasked tokens of b, S sequences with N > 0
 
     Args:
       mask: See the module.
@@ -119,10 +119,10 @@ def sequence_mean(mask: Array) -> Array:
 
 @traits(level="sequence")
 def group_mean(mask: Array) -> Array:
-    """Every non-empty group counts the same, every non-empty sequence in it, and every kept token.
+    """Every non-empty group counts the same, every non-empty sequence in it, and every token in it.
 
         w[p, b, t] = m[p, b, t] / (N[p, b] * S[p] * G)
-        N[p, b] kept tokens of a sequence, S[p] sequences with N > 0, G groups with S > 0
+        N[p, b] unmasked tokens of a sequence, S[p] sequences with N > 0, G groups with S > 0
 
     It is :func:`sequence_mean` where all groups have equally many non-empty sequences. A loss that
     is one number a group, repeated over its sequences and tokens, is averaged over the groups.
@@ -155,7 +155,7 @@ def group_mean(mask: Array) -> Array:
 def sequence_sum(mask: Array) -> Array:
     """Token losses are added within a sequence and averaged over the non-empty sequences.
 
-        w[b, t] = m[b, t] / S    S sequences with a kept token
+        w[b, t] = m[b, t] / S    S sequences with an unmasked token
 
     With the REINFORCE token loss this is the gradient of the expected reward.
 
@@ -181,7 +181,7 @@ def sequence_sum(mask: Array) -> Array:
 def sequence_sum_norm(mask: Array, *, length: float) -> Array:
     """:func:`sequence_sum` over a constant length; the mean is over the non-empty sequences.
 
-        w[b, t] = m[b, t] / (S * length)    S sequences with a kept token
+        w[b, t] = m[b, t] / (S * length)    S sequences with an unmasked token
 
     It equals :func:`fixed_length` while no sequence is empty.
 
@@ -208,7 +208,7 @@ def sequence_sum_norm(mask: Array, *, length: float) -> Array:
 
 
 def fixed_length(mask: Array, *, length: float) -> Array:
-    """Every kept token of every batch of this shape counts the same: a constant denominator.
+    """Every unmasked token of every batch of this shape counts the same: a constant denominator.
 
         w[b, t] = m[b, t] / (B * length)    B rows of the mask, the empty ones too
 

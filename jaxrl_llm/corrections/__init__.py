@@ -15,7 +15,7 @@ precision or older weights, and decides how much each token counts and which are
 With ``old_logp`` equal to ``behavior_logp`` every weight is 1 and ``keep`` equals ``mask``. Options
 are keyword-only and fixed with :func:`jaxrl_llm.bind`. All raise TypeError if ``mask`` is not bool,
 versions or counts are not integers or another array is not floating point; and ValueError if shapes
-differ, or an option is outside the range that its entry states or has no effect beside the others.
+differ, or an option is outside the range that its entry states or has no effect with the others.
 
 :func:`rollout_correction` composes the other functions: the weights (:func:`importance_weights`,
 :func:`masked_importance_weights`) and the rules (:func:`rejection_mask`, :func:`veto_mask`,

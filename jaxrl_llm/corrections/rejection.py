@@ -36,7 +36,7 @@ def rejection_mask(
         k2 = g^2 / 2  keep if s <= upper
         k3 = exp(g) - 1 - g   keep if s <= upper
         s: the statistic of the token, or its sum or mean over its sequence, for all its tokens;
-        level="sequence_max": a sequence is kept if each of its tokens would be
+        level="sequence_max": a sequence stays if each of its tokens would
 
     The bounds of k1 are ratios ``old / behavior``: of tokens, of sequences (sum), or of their
     geometric mean (mean). Those of k2 and k3 are nats.
@@ -45,8 +45,8 @@ def rejection_mask(
       old_logp, behavior_logp, mask: See the package.
       statistic: "k1", "k2" or "k3".
       level: "token", "sequence_sum", "sequence_mean" or "sequence_max".
-      upper: Greatest value that is kept: a ratio, at least 1, for k1; nats, above 0, for the rest.
-      lower: Least ratio that is kept, for k1 only; None for ``1 / upper``, 0 for no bound.
+      upper: Greatest value that stays: a ratio, at least 1, for k1; nats, above 0, for the rest.
+      lower: Least ratio that stays, for k1 only; None for ``1 / upper``, 0 for no bound.
       invert: For k1 only: the bounds are on ``behavior / old``.
 
     Returns:
@@ -142,12 +142,12 @@ def m2_mask(
     """Drops the tokens farthest from what sampled them until the rest is close on average (M2PO).
 
         keep the n tokens with the least d^2, n as great as  mean of their d^2 < threshold  allows
-        d = old_logp - behavior_logp; at least one token is kept
+        d = old_logp - behavior_logp; at least one token stays
 
     The second moment bounds the variance of the weights of the batch, where a bound a token judges
-    each by itself, so it drops few tokens even of very old data. Of equal tokens the earlier are
-    kept first. All tokens of the batch are sorted, O(N log N), and on a mesh all-gathered: use it
-    where the full batch is prepared.
+    each by itself, so it drops few tokens even of very old data. Of equal tokens the earlier stay.
+    All tokens of the batch are sorted, O(N log N), and on a mesh all-gathered: use it where the
+    full batch is prepared.
 
     Args:
       old_logp, behavior_logp, mask: See the package.

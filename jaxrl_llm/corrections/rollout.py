@@ -29,11 +29,10 @@ def rollout_correction(
         w[t] = weights(...)[t] where keep[t] (1 without ``weights``), 0 elsewhere
 
     Weights and rules are functions ``(old_logp, behavior_logp, mask) -> [..., T]`` with their
-    options bound: :func:`importance_weights`, :func:`masked_importance_weights`,
-    :func:`rejection_mask`, :func:`veto_mask`, :func:`m2_mask` or a custom function. Each gets the
-    full mask, so a mean weight includes what a rule rejects. With a surrogate that has a ratio to
-    ``old_logp`` this is the loss with three policies (decoupled). If instead ``old_logp`` is
-    ``behavior_logp`` that ratio is the correction, and all weights here are 1.
+    options bound, of this package or custom ones. Each gets the full mask, so a mean weight
+    includes what a rule rejects. With a surrogate that has a ratio to ``old_logp`` this is the loss
+    with three policies (decoupled). If instead ``old_logp`` is ``behavior_logp`` that ratio is the
+    correction, and all weights here are 1.
 
     Args:
       old_logp, behavior_logp, mask: See the package.

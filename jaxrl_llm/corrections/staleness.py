@@ -95,9 +95,8 @@ def loglinear_prox(
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
-      >>> logp, behavior_logp = jnp.full(3, -1.0), jnp.full(3, -2.0)
-      >>> jr.corrections.loglinear_prox(
-      ...     logp, behavior_logp, jnp.array([3, 4, 5]), jnp.ones(3, bool), current_version=5)
+      >>> logp, versions, mask = jnp.full(3, -1.0), jnp.array([3, 4, 5]), jnp.ones(3, bool)
+      >>> jr.corrections.loglinear_prox(logp, logp - 1.0, versions, mask, current_version=5)
       Array([-1.5, -2. , -2. ], dtype=float32)
 
     References:

@@ -61,10 +61,9 @@ def importance_weights(
 
     References:
       Yao et al., Your efficient RL framework secretly brings you off-policy RL training
-      (fengyao.notion.site/off-policy-rl). Token and sequence level, cap and normalization are those
-      of verl 0.9 (``rollout_is``); TRL has the two levels as ``token_truncate`` and
-      ``sequence_truncate``, whose ``clip_min`` is ``floor``, and no clamp of the exponent. AReaL's
-      sequence weight is the geometric.
+      (fengyao.notion.site/off-policy-rl). Token and sequence level, cap and normalization as in
+      verl 0.9 (``rollout_is``). TRL's ``token_truncate`` and ``sequence_truncate`` do not clamp the
+      exponent; their ``clip_min`` is ``floor``. AReaL's sequence weight is the geometric.
     """
     weight = _raw("importance_weights", old_logp, behavior_logp, mask, level)
     if cap is not None:

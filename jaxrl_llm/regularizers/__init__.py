@@ -12,7 +12,7 @@ A term takes what it needs by name and returns a token loss ``[..., T]``, float3
 
 All raise TypeError if a mask is not bool, an array of ids or steps holds no integers or another
 array is not floating point; and ValueError if shapes differ, what is to be a scalar is not, or an
-option is outside the range that its entry states or has no effect beside the others.
+option is outside the range that its entry states or has no effect with the others.
 """
 
 from jaxrl_llm.regularizers.controllers import (

@@ -48,10 +48,9 @@ def fixed(coef: float) -> Transform:
       A Transform whose update returns the coefficient, float32 ``[]``.
 
     Example:
-      >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
       >>> controller = jr.regularizers.fixed(0.5)
-      >>> controller.update(jnp.zeros((1, 2)), controller.init())[0]
+      >>> controller.update(None, controller.init())[0]
       Array(0.5, dtype=float32)
 
     References:

@@ -18,7 +18,7 @@ Each returns a loss to minimize, one value a token, not reduced: the weights of
 
 All raise TypeError if a mask is not bool, an array of ids holds no integers or another array is not
 floating point; and ValueError if shapes disagree, or an option is outside the range that its entry
-states or has no effect beside the others.
+states or has no effect with the others.
 
 At r = 1, if the bounds admit it, every token-level surrogate has the gradient of :func:`reinforce`,
 token by token and so under every weighting. :func:`gspo_token` has it too; :func:`gspo` and

@@ -1,6 +1,5 @@
 """What every surrogate does first: check its arrays, mask them, and stop gradients."""
 
-import math
 import numbers
 from typing import NamedTuple
 
@@ -117,10 +116,3 @@ def check_order(function: str, **pair) -> None:
         raise ValueError(
             f"{function}: {low_name} must not be above {high_name}; got {low:g} and {high:g}."
         )
-
-
-def check_finite(function: str, **values) -> None:
-    """Raises ValueError if a Python number is infinite."""
-    for name, value in values.items():
-        if isinstance(value, numbers.Real) and math.isinf(value):
-            raise ValueError(f"{function}: {name} must be finite; got {value:g}.")

@@ -89,7 +89,7 @@ def median_advantage(rewards: Array, *, where: Array | None = None) -> Array:
       [0.0, 0.0, 0.0, -2.04..., -2.04...]
 
     References:
-      Bounded Ratio Reinforcement Learning (arXiv:2604.18578), PAPER reading.
+      BPO (arXiv:2604.18578), PAPER reading.
     """
     stats.check_group("median_advantage", rewards, where)
     rewards = masking.zero_masked(rewards, where)
@@ -126,8 +126,7 @@ def bpo_soft_target(
       [0.907..., 1.0, 1.152...]
 
     References:
-      Bounded Ratio Reinforcement Learning (arXiv:2604.18578), PAPER reading; the hyperbolic form is
-      ours, equal to the logistic one of the paper.
+      BPO (arXiv:2604.18578), PAPER reading; the hyperbolic form is ours, equal to the logistic one.
     """
     checks.check_non_negative("bpo_soft_target", eps=eps)
     checks.check_positive("bpo_soft_target", temperature=temperature)
@@ -164,8 +163,7 @@ def bpo_mu_loss(
       [0.166...] 0.833...
 
     References:
-      Bounded Ratio Reinforcement Learning (arXiv:2604.18578), PAPER reading; the algebra of this
-      form is ours.
+      BPO (arXiv:2604.18578), PAPER reading; the algebra of this form is ours.
     """
     values = _group("bpo_mu_loss", values, where, temperature)
     checks.check_float("bpo_mu_loss", center=center)
@@ -187,8 +185,7 @@ def bpo_center(values: Array, *, where: Array | None = None, temperature: float 
       temperature: In units of value, above 0.
 
     Returns:
-      ``[..., 1]`` float32, a constant; 0 for an empty group, any solution where an interval solves
-      it.
+      ``[..., 1]`` float32, a constant; 0 for an empty group. Any point of an interval may solve it.
 
     Example:
       >>> import jax.numpy as jnp
@@ -197,7 +194,7 @@ def bpo_center(values: Array, *, where: Array | None = None, temperature: float 
       [0.9...]
 
     References:
-      Bounded Ratio Reinforcement Learning (arXiv:2604.18578), PAPER reading.
+      BPO (arXiv:2604.18578), PAPER reading.
     """
     values = jax.lax.stop_gradient(_group("bpo_center", values, where, temperature))
     valid = True if where is None else where

@@ -69,8 +69,6 @@ def dapo_clip(
 ) -> Array:
     """:func:`ppo_clip` with a wider upper bound, so that improbable tokens can rise.
 
-        loss[t] = max(-A[t] r[t], -A[t] clip(r[t], 1 - eps_low, 1 + eps_high)), dual clip as in PPO
-
     Only the defaults differ. The paper pairs it with ``aggregate.token_mean`` and no KL term.
 
     Args:
@@ -235,7 +233,6 @@ def sapo(
       Soft Adaptive Policy Optimization (arXiv:2511.20347). The factor ``4 / tau`` makes the slope
       at r = 1 equal to 1 for every tau; verl and TRL have it, and some descriptions leave it out.
     """
-    checks.check_positive("sapo", tau_pos=tau_pos, tau_neg=tau_neg)
-    _inputs.check_finite("sapo", tau_pos=tau_pos, tau_neg=tau_neg)
+    checks.check_positive("sapo", finite=True, tau_pos=tau_pos, tau_neg=tau_neg)
     x = _inputs.prepare("sapo", logp, old_logp, advantages, mask)
     return x.finish(_inputs.gated_loss(x.ratio, x.advantages, tau_pos, tau_neg))

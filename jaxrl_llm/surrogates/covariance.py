@@ -42,7 +42,7 @@ def token_covariance(advantages: Array, logp: Array, mask: Array) -> Array:
       [1.4..., -1.4..., -1.4..., 1.4...]
 
     References:
-      Cui et al., The Entropy Mechanism of RL (arXiv:2505.22617).
+      Cui et al. (arXiv:2505.22617).
     """
     return covariance_of("token_covariance", advantages, logp, mask)
 
@@ -88,7 +88,7 @@ def clip_cov_selection(
       [True, False, False, True]
 
     References:
-      Cui et al., The Entropy Mechanism of RL (arXiv:2505.22617).
+      Cui et al. (arXiv:2505.22617).
     """
     covariance = covariance_of("clip_cov_selection", advantages, old_logp, mask, "old_logp")
     checks.check_bool("clip_cov_selection", exclude=exclude)
@@ -121,7 +121,7 @@ def kl_cov_selection(
       [False, False, False, True]
 
     References:
-      Cui et al., The Entropy Mechanism of RL (arXiv:2505.22617).
+      Cui et al. (arXiv:2505.22617).
     """
     checks.check_positive("kl_cov_selection", ratio=ratio)
     covariance = covariance_of("kl_cov_selection", advantages, old_logp, mask, "old_logp")
@@ -190,12 +190,11 @@ def clip_cov(
     tokens that the ratio clip stops.
 
     Args:
-      logp, advantages, mask, eps_low, eps_high: See the package.
-      old_logp: See the package.
+      logp, old_logp, advantages, mask, eps_low, eps_high: See the package.
       selected: bool ``[..., T]``, the tokens to drop; None to choose here.
-      key: Typed PRNG key for the choice, without which it raises TypeError. Of ``selected=None``
-        only, as are the three below.
-      ratio: Share of the unmasked tokens to select, above 0. None means 2e-4.
+      key: Typed PRNG key for the choice, without which it raises TypeError. Like the three below,
+        it has an effect with ``selected=None`` only.
+      ratio: See the module; None means 2e-4.
       lower: Covariance above which a token is a candidate. None means 1.
       upper: Covariance below which it is. None means 5.
 
@@ -211,8 +210,7 @@ def clip_cov(
       Array([ 0. , -1.2], dtype=float32)
 
     References:
-      Cui et al., The Entropy Mechanism of RL (arXiv:2505.22617). As in verl, whose loss chooses in
-      each microbatch.
+      Cui et al. (arXiv:2505.22617). As in verl, whose loss chooses in each microbatch.
     """
     checks.check_non_negative("clip_cov", eps_low=eps_low, eps_high=eps_high)
     x = _inputs.prepare("clip_cov", logp, old_logp, advantages, mask)
@@ -251,12 +249,10 @@ def kl_cov(
     exactly its gradient is 0; a difference of rounding alone has all of it, of either sign.
 
     Args:
-      logp, advantages, mask: See the package.
-      old_logp: See the package.
+      logp, old_logp, advantages, mask: See the package.
       selected: bool ``[..., T]``, the tokens to restrain; None for :func:`kl_cov_selection` here.
       coef: Penalty for a nat of difference, in units of the policy loss, not negative.
-      ratio: Share of the unmasked tokens to select, above 0. None means 2e-4. Of ``selected=None``
-        only.
+      ratio: See the module; None means 2e-4. It has an effect with ``selected=None`` only.
 
     Returns:
       Token loss ``[..., T]``, float32, 0 where masked.
@@ -270,8 +266,8 @@ def kl_cov(
       [0.5, 0.0]
 
     References:
-      Cui et al., The Entropy Mechanism of RL (arXiv:2505.22617). The default coefficient is that of
-      verl's function; its configuration file has 0.1. Unlike there, the ratio is clamped to e^+-20.
+      Cui et al. (arXiv:2505.22617). The default coefficient is that of verl's function; its
+      configuration file has 0.1. Unlike there, the ratio is clamped to e^+-20.
     """
     checks.check_non_negative("kl_cov", coef=coef)
     x = _inputs.prepare("kl_cov", logp, old_logp, advantages, mask)

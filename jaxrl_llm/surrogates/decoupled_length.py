@@ -80,13 +80,11 @@ def drpo_len(
     and counts in the mean.
 
     An answer is right where its advantage is above 0 and wrong where it is below; at 0, or without
-    a token, it takes no side. Nothing else of the advantages counts:
-    :func:`jaxrl_llm.advantages.dr_grpo` of a 0-1 reward serves, or any other baseline between the
-    two.
-
-    ``aggregate.group_mean`` makes the loss the mean of J over the groups, and so does
-    ``aggregate.sequence_mean`` where all groups have equally many answers. The objective is defined
-    on samples of the old policy; :func:`kl_from_old` holds the new one near it.
+    a token, it takes no side. So :func:`jaxrl_llm.advantages.dr_grpo` of a 0-1 reward serves, or
+    any other baseline between the two. ``aggregate.group_mean`` makes the loss the mean of J over
+    the groups; ``aggregate.sequence_mean`` does where all groups have equally many answers. The
+    objective is defined on samples of the old policy; :func:`kl_from_old` holds the new one near
+    it.
 
     Args:
       logp, old_logp, mask: See the package; here ``[..., G, T]``. J has no ratio, so ``old_logp``

@@ -43,9 +43,9 @@ def sdpo(
 
     The divergence (:func:`distillation_divergence`) is summed over the student's most probable
     tokens and their tail. The teacher is the model itself with a successful sibling or feedback in
-    its context, under averaged weights (:func:`jaxrl_llm.regularizers.ema_reference`). Rewards and
-    advantages decide only what the teacher's context contains. Sequences without a teacher have
-    loss 0; :func:`keep_taught` also takes them out of the denominators.
+    its context, under averaged weights (:func:`jaxrl_llm.regularizers.ema_reference`). Rewards
+    decide only what that context contains. A sequence without a teacher has loss 0;
+    :func:`keep_taught` also takes it out of the denominators.
 
     Args:
       logp, old_logp, mask: See the package; only the ratio reads the log-probabilities.
@@ -110,8 +110,7 @@ def sdpo_sampled(
       Array([-1.], dtype=float32)
 
     References:
-      Hübotter et al., Reinforcement Learning via Self-Distillation (arXiv:2601.20802), the mode of
-      the code without full logits.
+      SDPO (arXiv:2601.20802), the mode of the code without full logits.
     """
     x = _inputs.prepare("sdpo_sampled", logp, old_logp, advantages, mask)
     valid = _taught_mask("sdpo_sampled", mask, has_teacher)
@@ -153,8 +152,7 @@ def srpo_route(rewards: Array, has_teacher: Array, *, correct_at: float = 1.0) -
       [False, True, False]
 
     References:
-      Unifying Group-Relative and Self-Distillation Policy Optimization via Sample Routing
-      (arXiv:2604.02288), PAPER reading.
+      SRPO (arXiv:2604.02288), PAPER reading.
     """
     checks.check_float("srpo_route", rewards=rewards)
     checks.check_bool("srpo_route", has_teacher=has_teacher)
@@ -183,8 +181,7 @@ def entropy_weights(teacher_entropy: Array, selected: Array, *, beta: float = 1.
       [1.462..., 0.537..., 0.0]
 
     References:
-      Unifying Group-Relative and Self-Distillation Policy Optimization via Sample Routing
-      (arXiv:2604.02288), PAPER reading.
+      SRPO (arXiv:2604.02288), PAPER reading.
     """
     name = "entropy_weights"
     checks.check_non_negative(name, beta=beta)
@@ -231,8 +228,7 @@ def srpo_weights(
       [[1.0], [0.0]]
 
     References:
-      Unifying Group-Relative and Self-Distillation Policy Optimization via Sample Routing
-      (arXiv:2604.02288), PAPER reading.
+      SRPO (arXiv:2604.02288), PAPER reading.
     """
     checks.check_mask("srpo_weights", mask)
     checks.check_shape("srpo_weights", "rewards", rewards, jnp.shape(mask)[:-1])
@@ -290,8 +286,7 @@ def srpo(
 
     References:
       Unifying Group-Relative and Self-Distillation Policy Optimization via Sample Routing
-      (arXiv:2604.02288), PAPER reading; the clip of the rollouts that learn from rewards is not
-      stated, PPO's is ours.
+      (arXiv:2604.02288), PAPER reading. PPO's clip for rollouts that learn from rewards is ours.
     """
     checks.check_non_negative("srpo", eps_low=eps_low, eps_high=eps_high)
     x = _inputs.prepare("srpo", logp, old_logp, advantages, mask)

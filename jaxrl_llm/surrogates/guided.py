@@ -106,9 +106,6 @@ def ampo(
 ) -> Array:
     """:func:`luffy_shaping` with dual-clip PPO, for the answers of teachers.
 
-        policy:   loss[t] = max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high)), dual clip as in PPO
-        steered:  loss[t] = -A x / (x + gamma),   x = exp(logp[t])
-
     AMPO swaps teachers' answers in only where every rollout of a group fails.
 
     Args:
@@ -150,9 +147,6 @@ def icpo(
 ) -> Array:
     """:func:`luffy_shaping` with dual-clip PPO, for rollouts written after a demonstration.
 
-        policy:   loss[t] = max(-A r, -A clip(r, 1 - eps_low, 1 + eps_high)), dual clip as in PPO
-        steered:  loss[t] = -A x / (x + gamma),   x = exp(logp[t])
-
     The steered rollouts come from the policy itself, but they are scored and trained without the
     demonstration. Gamma is the paper's lambda.
 
@@ -174,8 +168,8 @@ def icpo(
 
     References:
       In-context steered policy optimization (arXiv:2510.26519) and its released code, which has the
-      dual clip of 3 and no clip for steered tokens; the paper prints one, and a note of it says
-      0.01 for gamma.
+      dual clip of 3 and no clip for steered tokens; the paper prints one, and a note of it has 0.01
+      for gamma.
     """
     x = _inputs.prepare("icpo", logp, old_logp, advantages, mask)
     return _guided("icpo", x, steered, gamma, eps_low, eps_high, dual_clip)

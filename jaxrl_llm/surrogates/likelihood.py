@@ -140,10 +140,9 @@ def dispo(
         w[t] = stop_gradient(clip(r[t], 1 - low, 1 + high))
         loss[t] = -w[t] * A[t] * logp[t]
 
-    The four bounds act on four things: how far a good token that became likelier is amplified, how
-    much of its gradient a good token that became rarer keeps, how hard a bad token that became
-    likelier is pushed down, and how far the push on a bad token fades as it becomes rarer. With the
-    same bounds for both signs it is :func:`cispo`.
+    The upper bounds limit how far a good token that became likelier is amplified, and how hard such
+    a bad one is pushed down; the lower ones, how much gradient a token that became rarer retains.
+    With the same bounds for both signs it is :func:`cispo`.
 
     Args:
       logp, old_logp, advantages, mask: See the package.

@@ -67,7 +67,6 @@ def gspo(
 ) -> Array:
     """One importance ratio a sequence, clipped once a sequence.
 
-        s = exp(sum_t mask[t] (logp[t] - old_logp[t]) / sum_t mask[t])
         loss[t] = max(-A s, -A clip(s, 1 - eps_low, 1 + eps_high))      the same at every token
         dual clip, where A < 0 only:  loss[t] = min(loss[t], -A dual_clip)
 
@@ -89,8 +88,7 @@ def gspo(
       [1.051..., 1.051..., 0.0]
 
     References:
-      Zheng et al., GSPO (arXiv:2507.18071). The dual clip is the ``delta`` of TRL at its sequence
-      level.
+      Zheng et al., GSPO (arXiv:2507.18071). The dual clip is TRL's ``delta`` at its sequence level.
     """
     hint = " For one value a token use gspo_token."
     _inputs.check_sequence_advantages("gspo", logp, advantages, hint)
@@ -229,8 +227,7 @@ def sapo_sequence(
       it (``importance_sampling_level="sequence"``).
     """
     _inputs.check_sequence_advantages("sapo_sequence", logp, advantages, " Use sapo for those.")
-    checks.check_positive("sapo_sequence", tau_pos=tau_pos, tau_neg=tau_neg)
-    _inputs.check_finite("sapo_sequence", tau_pos=tau_pos, tau_neg=tau_neg)
+    checks.check_positive("sapo_sequence", finite=True, tau_pos=tau_pos, tau_neg=tau_neg)
     x = _inputs.prepare("sapo_sequence", logp, old_logp, advantages, mask)
     return x.finish(_inputs.gated_loss(_ratio(x), x.advantages, tau_pos, tau_neg))
 

@@ -64,9 +64,9 @@ def rover(
         loss[t] = (Q[t] - stop_gradient(A[t] + beta rho q[t+1]))^2,  q = 0 after the last token
 
     The value of a uniformly random policy is enough to act well where rewards come once, at the
-    end; softmax of Q on top of the old policy is the language model itself, so nothing but the loss
-    changes. Where the policy has not moved, the gradient is twice that of :func:`reinforce`. Unlike
-    a policy gradient it does not vanish where A is 0 and the policy has moved: Q is drawn to q.
+    end; softmax of Q on top of the old policy is the language model itself. Where the policy has
+    not moved, the gradient is twice that of :func:`reinforce`. Unlike a policy gradient it does not
+    vanish where A is 0 and the policy has moved: Q is drawn to q.
 
     Args:
       logp, old_logp: See the package; the old policy is the one at the start of the step.

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks, masking
-from jaxrl_llm.surrogates import _inputs
 
 _EPS = 0.2
 
@@ -101,8 +100,7 @@ def soft_min(values: Array, *, alpha: float = 0.3) -> Array:
     """
     checks.check_min_rank("soft_min", 1, values=values)
     checks.check_float("soft_min", values=values)
-    checks.check_positive("soft_min", alpha=alpha)
-    _inputs.check_finite("soft_min", alpha=alpha)
+    checks.check_positive("soft_min", finite=True, alpha=alpha)
     values = jnp.asarray(values, jnp.float32)
     mean, least = (jnp.mean(values, -1), jnp.min(values, -1))
     below = (mean[..., None] - values) / alpha

@@ -208,38 +208,47 @@ def test_off_policy_mask_equals_the_reference():
     assert (expected != mask).any()
 
 
-def test_bad_options():
-    arrays = (jnp.zeros(2), jnp.zeros(2), jnp.ones(2, bool))
-    k1 = {"statistic": "k1", "level": "token"}
-    with pytest.raises(ValueError, match="rejection_mask: lower has no effect with .*'k2'"):
-        rejection_mask(*arrays, statistic="k2", level="token", upper=1.0, lower=0.5)
-    with pytest.raises(ValueError, match="rejection_mask: invert has no effect with .*'k3'"):
-        rejection_mask(*arrays, statistic="k3", level="token", upper=1.0, invert=True)
-    with pytest.raises(ValueError, match="lower and upper must have 1 between them"):
-        rejection_mask(*arrays, upper=0.5, **k1)
-    with pytest.raises(ValueError, match="lower and upper must have 1 between them"):
-        rejection_mask(*arrays, lower=1.1, upper=2.0, **k1)
-    for upper in (0.0, -1.0):
-        with pytest.raises(ValueError, match="upper must be above 0"):
-            rejection_mask(*arrays, upper=upper, **k1)
-    with pytest.raises(ValueError, match="level must be one of .* Did you mean 'sequence_max'"):
-        rejection_mask(*arrays, statistic="k1", level="seq_max", upper=2.0)
-    with pytest.raises(ValueError, match="statistic must be one of 'k1', 'k2', 'k3'; got 'k4'"):
-        rejection_mask(*arrays, statistic="k4", level="token", upper=2.0)
-    with pytest.raises(ValueError, match="veto_mask: threshold must not be above 1"):
-        veto_mask(*arrays, threshold=2.0)
-    with pytest.raises(ValueError, match="veto_mask: threshold must be above 0"):
-        veto_mask(*arrays, threshold=0.0)
-    with pytest.raises(ValueError, match="m2_mask: threshold must be above 0"):
-        m2_mask(*arrays, threshold=0.0)
-    with pytest.raises(ValueError, match="threshold must not be negative"):
-        off_policy_sequence_mask(
-            jnp.zeros(()), arrays[2], old_logp=arrays[0], behavior_logp=arrays[1], threshold=-1.0
-        )
-    with pytest.raises(ValueError, match="advantages must have the shape"):
-        off_policy_sequence_mask(
-            jnp.zeros(3), arrays[2], old_logp=arrays[0], behavior_logp=arrays[1]
-        )
+ZEROS = (jnp.zeros(2), jnp.zeros(2), jnp.ones(2, bool))
+K1 = {"statistic": "k1", "level": "token"}
+
+
+@pytest.mark.parametrize(
+    ("message", "call"),
+    {
+        "rejection_mask: lower has no effect with .*'k2'": lambda: rejection_mask(
+            *ZEROS, statistic="k2", level="token", upper=1.0, lower=0.5
+        ),
+        "rejection_mask: invert has no effect with .*'k3'": lambda: rejection_mask(
+            *ZEROS, statistic="k3", level="token", upper=1.0, invert=True
+        ),
+        "lower and upper must have 1 between .*got 2 and 0.5": lambda: rejection_mask(
+            *ZEROS, upper=0.5, **K1
+        ),
+        "lower and upper must have 1 between .*got 1.1 and 2": lambda: rejection_mask(
+            *ZEROS, lower=1.1, upper=2.0, **K1
+        ),
+        "upper must be above 0; got 0": lambda: rejection_mask(*ZEROS, upper=0, **K1),
+        "upper must be above 0; got -1": lambda: rejection_mask(*ZEROS, upper=-1, **K1),
+        "level must be one of .* Did you mean 'sequence_max'": lambda: rejection_mask(
+            *ZEROS, statistic="k1", level="seq_max", upper=2.0
+        ),
+        "statistic must be one of 'k1', 'k2', 'k3'; got 'k4'": lambda: rejection_mask(
+            *ZEROS, statistic="k4", level="token", upper=2.0
+        ),
+        "veto_mask: threshold must not be above 1": lambda: veto_mask(*ZEROS, threshold=2.0),
+        "veto_mask: threshold must be above 0": lambda: veto_mask(*ZEROS, threshold=0.0),
+        "m2_mask: threshold must be above 0": lambda: m2_mask(*ZEROS, threshold=0.0),
+        "threshold must not be negative": lambda: off_policy_sequence_mask(
+            jnp.zeros(()), ZEROS[2], old_logp=ZEROS[0], behavior_logp=ZEROS[1], threshold=-1.0
+        ),
+        "advantages must have the shape": lambda: off_policy_sequence_mask(
+            jnp.zeros(3), ZEROS[2], old_logp=ZEROS[0], behavior_logp=ZEROS[1]
+        ),
+    }.items(),
+)
+def test_bad_values_are_named(message, call):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 def test_compiled_equals_eager_on_leading_axes():

@@ -135,19 +135,45 @@ def test_three_policies_on_one_token():
     np.testing.assert_allclose(jax.grad(near)(logp), [[-1.2]], rtol=1e-6)
 
 
-def test_bad_input():
-    arrays = (OLD, BEHAVIOR, MASK)
-    with pytest.raises(ValueError, match="keep_denominator has no effect without a rule"):
-        rollout_correction(*arrays, keep_denominator=True)
-    with pytest.raises(TypeError, match="reject must be a tuple of functions"):
-        rollout_correction(*arrays, reject=veto_mask)
-    with pytest.raises(TypeError, match="weights must be a function or None; got 'token'"):
-        rollout_correction(*arrays, weights="token")
-    with pytest.raises(TypeError, match="rule .* keep must be bool"):
-        rollout_correction(*arrays, reject=(importance_weights,))
-    with pytest.raises(TypeError, match="weights .* weights must be floating point"):
-        rollout_correction(*arrays, weights=veto_mask)
-    with pytest.raises(ValueError, match="keep must have shape"):
-        rollout_correction(*arrays, reject=(lambda old, behavior, mask: mask[0],))
-    with pytest.raises(ValueError, match="weights must have shape"):
-        rollout_correction(*arrays, weights=lambda old, behavior, mask: old[..., 0])
+ARRAYS = (OLD, BEHAVIOR, MASK)
+
+
+@pytest.mark.parametrize(
+    ("message", "call"),
+    {
+        "keep_denominator has no effect without a rule": lambda: rollout_correction(
+            *ARRAYS, keep_denominator=True
+        ),
+        "keep must have shape": lambda: rollout_correction(
+            *ARRAYS, reject=(lambda old, behavior, mask: mask[0],)
+        ),
+        "weights must have shape": lambda: rollout_correction(
+            *ARRAYS, weights=lambda old, behavior, mask: old[..., 0]
+        ),
+    }.items(),
+)
+def test_bad_values_are_named(message, call):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("message", "call"),
+    {
+        "reject must be a tuple of functions": lambda: rollout_correction(
+            *ARRAYS, reject=veto_mask
+        ),
+        "weights must be a function or None; got 'token'": lambda: rollout_correction(
+            *ARRAYS, weights="token"
+        ),
+        "rule .* keep must be bool": lambda: rollout_correction(
+            *ARRAYS, reject=(importance_weights,)
+        ),
+        "weights .* weights must be floating point": lambda: rollout_correction(
+            *ARRAYS, weights=veto_mask
+        ),
+    }.items(),
+)
+def test_bad_types_are_named(message, call):
+    with pytest.raises(TypeError, match=message):
+        call()

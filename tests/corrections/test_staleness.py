@@ -109,20 +109,45 @@ def test_the_mask_of_sequences_is_a_bound_on_the_head_lag():
     assert keep.any() and (MASK & ~keep).any()
 
 
-def test_bad_input():
-    with pytest.raises(TypeError, match="staleness_mask: versions must hold integers"):
-        staleness_mask(VERSIONS * 1.0, MASK, current_version=7, max_staleness=1)
-    with pytest.raises(ValueError, match=r"current_version must be one integer .*got \(3,\)"):
-        staleness_mask(VERSIONS, MASK, current_version=jnp.zeros(3, int), max_staleness=1)
-    with pytest.raises(ValueError, match="max_staleness must not be negative"):
-        staleness_mask(VERSIONS, MASK, current_version=7, max_staleness=-1)
-    with pytest.raises(ValueError, match="level must be one of 'token', 'sequence'"):
-        staleness_mask(VERSIONS, MASK, current_version=7, max_staleness=1, level="group")
-    with pytest.raises(ValueError, match="these must have one shape: versions"):
-        staleness_mask(VERSIONS[0], MASK, current_version=7, max_staleness=1)
-    with pytest.raises(TypeError, match="version_lags: versions must hold integers"):
-        version_lags(VERSIONS * 1.0, MASK, current_version=7)
-    with pytest.raises(TypeError, match="staleness_capacity: accepted must hold integers"):
-        staleness_capacity(0, 0.5, 0, batch_size=1, max_staleness=0, max_concurrent=1)
-    with pytest.raises(ValueError, match="staleness_capacity: batch_size must be above 0"):
-        staleness_capacity(0, 0, 0, batch_size=0, max_staleness=0, max_concurrent=1)
+@pytest.mark.parametrize(
+    ("message", "call"),
+    {
+        r"current_version must be one integer .*got \(3,\)": lambda: staleness_mask(
+            VERSIONS, MASK, current_version=jnp.zeros(3, int), max_staleness=1
+        ),
+        "max_staleness must not be negative": lambda: staleness_mask(
+            VERSIONS, MASK, current_version=7, max_staleness=-1
+        ),
+        "level must be one of 'token', 'sequence'": lambda: staleness_mask(
+            VERSIONS, MASK, current_version=7, max_staleness=1, level="group"
+        ),
+        "these must have one shape: versions": lambda: staleness_mask(
+            VERSIONS[0], MASK, current_version=7, max_staleness=1
+        ),
+        "staleness_capacity: batch_size must be above 0": lambda: staleness_capacity(
+            0, 0, 0, batch_size=0, max_staleness=0, max_concurrent=1
+        ),
+    }.items(),
+)
+def test_bad_values_are_named(message, call):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("message", "call"),
+    {
+        "staleness_mask: versions must hold integers": lambda: staleness_mask(
+            VERSIONS * 1.0, MASK, current_version=7, max_staleness=1
+        ),
+        "version_lags: versions must hold integers": lambda: version_lags(
+            VERSIONS * 1.0, MASK, current_version=7
+        ),
+        "staleness_capacity: accepted must hold integers": lambda: staleness_capacity(
+            0, 0.5, 0, batch_size=1, max_staleness=0, max_concurrent=1
+        ),
+    }.items(),
+)
+def test_bad_types_are_named(message, call):
+    with pytest.raises(TypeError, match=message):
+        call()

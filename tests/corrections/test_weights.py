@@ -129,21 +129,30 @@ def test_a_sequence_has_one_weight():
             assert not row[~keep].any()
 
 
-def test_bad_options():
-    arrays = (jnp.zeros(2), jnp.zeros(2), jnp.ones(2, bool))
-    with pytest.raises(ValueError, match="importance_weights: level must be one of .*'sequence'?"):
-        importance_weights(*arrays, level="sequences")
-    with pytest.raises(ValueError, match="cap must be at least 1, .* got 0.5"):
-        importance_weights(*arrays, cap=0.5)
-    with pytest.raises(ValueError, match="cap must be above 0"):
-        importance_weights(*arrays, cap=-1.0)
-    with pytest.raises(ValueError, match=r"floor must be in \[0, 1\]; got 1.5"):
-        importance_weights(*arrays, floor=1.5)
-    for bounds in ({"lower": 1.5}, {"upper": 0.5}):
-        with pytest.raises(ValueError, match="lower and upper must have 1 between them"):
-            masked_importance_weights(*arrays, **bounds)
-    with pytest.raises(ValueError, match="lower must not be negative"):
-        masked_importance_weights(*arrays, lower=-0.1)
+ZEROS = (jnp.zeros(2), jnp.zeros(2), jnp.ones(2, bool))
+
+
+@pytest.mark.parametrize(
+    ("message", "call"),
+    {
+        "importance_weights: level must be one of .*'sequence'?": lambda: importance_weights(
+            *ZEROS, level="sequences"
+        ),
+        "cap must be at least 1, .* got 0.5": lambda: importance_weights(*ZEROS, cap=0.5),
+        "cap must be above 0": lambda: importance_weights(*ZEROS, cap=-1.0),
+        r"floor must be in \[0, 1\]; got 1.5": lambda: importance_weights(*ZEROS, floor=1.5),
+        "lower and upper must have 1 between .*got 1.5 and 2": lambda: masked_importance_weights(
+            *ZEROS, lower=1.5
+        ),
+        "lower and upper must have 1 between .*got 0.5 and 0.5": lambda: masked_importance_weights(
+            *ZEROS, upper=0.5
+        ),
+        "lower must not be negative": lambda: masked_importance_weights(*ZEROS, lower=-0.1),
+    }.items(),
+)
+def test_bad_values_are_named(message, call):
+    with pytest.raises(ValueError, match=message):
+        call()
 
 
 def test_a_traced_cap_works():

@@ -148,25 +148,42 @@ def test_constants_bfloat16_and_no_tokens():
     assert llds(*(jnp.zeros((2, 0)),) * 2, jnp.zeros((2, 0), bool), jnp.zeros(2)).shape == (2, 0)
 
 
-def test_bad_input_is_named():
-    zero = jnp.zeros(1)
-    with pytest.raises(ValueError, match="llds: chunk_ids has no effect with level='response'"):
-        llds(NEW, OLD, ALL, zero, chunk_ids=CHUNKS, level="response")
-    with pytest.raises(ValueError, match="llds: level must be one of 'action', 'response'"):
-        llds(NEW, OLD, ALL, zero, level="turn")
-    with pytest.raises(ValueError, match="llds: coef must not be negative"):
-        llds(NEW, OLD, ALL, zero, coef=-0.1)
-    with pytest.raises(ValueError, match="llds: tolerance must not be negative"):
-        llds(NEW, OLD, ALL, zero, tolerance=-0.1)
-    with pytest.raises(TypeError, match="llds: chunk_ids must hold integers"):
-        llds(NEW, OLD, ALL, zero, chunk_ids=jnp.ones((1, 4)))
-    with pytest.raises(ValueError, match=r"llds: .*chunk_ids \(1, 3\)"):
-        llds(NEW, OLD, ALL, zero, chunk_ids=CHUNKS[:, :3])
-    with pytest.raises(ValueError, match=r"llds: .*old_logp \(1, 3\)"):
-        llds(NEW, OLD[:, :3], ALL, zero)
-    with pytest.raises(TypeError, match="llds: mask must be a bool array.*None"):
-        llds(NEW, OLD, None, zero)
-    with pytest.raises(TypeError, match="llds: answer_tokens must be bool"):
-        llds(NEW, OLD, ALL, zero, answer_tokens=jnp.ones((1, 4)))
-    with pytest.raises(TypeError, match="chunk_ids_from_mask: mask must be bool"):
-        chunk_ids_from_mask(jnp.ones(3))
+ZERO = jnp.zeros(1)
+
+
+@pytest.mark.parametrize(
+    ("message", "call"),
+    {
+        "llds: chunk_ids has no effect with level='response'": lambda: llds(
+            NEW, OLD, ALL, ZERO, chunk_ids=CHUNKS, level="response"
+        ),
+        "llds: level must be one of 'action', 'response'": lambda: llds(
+            NEW, OLD, ALL, ZERO, level="turn"
+        ),
+        "llds: coef must not be negative": lambda: llds(NEW, OLD, ALL, ZERO, coef=-0.1),
+        "llds: tolerance must not be negative": lambda: llds(NEW, OLD, ALL, ZERO, tolerance=-0.1),
+        r"llds: .*chunk_ids \(1, 3\)": lambda: llds(NEW, OLD, ALL, ZERO, chunk_ids=CHUNKS[:, :3]),
+        r"llds: .*old_logp \(1, 3\)": lambda: llds(NEW, OLD[:, :3], ALL, ZERO),
+    }.items(),
+)
+def test_bad_values_are_named(message, call):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("message", "call"),
+    {
+        "llds: chunk_ids must hold integers": lambda: llds(
+            NEW, OLD, ALL, ZERO, chunk_ids=jnp.ones((1, 4))
+        ),
+        "llds: mask must be a bool array.*None": lambda: llds(NEW, OLD, None, ZERO),
+        "llds: answer_tokens must be bool": lambda: llds(
+            NEW, OLD, ALL, ZERO, answer_tokens=jnp.ones((1, 4))
+        ),
+        "chunk_ids_from_mask: mask must be bool": lambda: chunk_ids_from_mask(jnp.ones(3)),
+    }.items(),
+)
+def test_bad_types_are_named(message, call):
+    with pytest.raises(TypeError, match=message):
+        call()

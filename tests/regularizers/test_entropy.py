@@ -74,22 +74,40 @@ def test_masked_cells_are_never_read(junk):
     np.testing.assert_array_equal(gradient, [-2.0, 0.0])
 
 
-def test_bad_input_is_named():
-    mask = jnp.ones(3, bool)
-    with pytest.raises(ValueError, match=r"entropy_bonus: .*entropy \(2,\).*mask \(3,\)"):
-        entropy_bonus(jnp.ones(2), mask)
-    with pytest.raises(ValueError, match="entropy_bonus: entropy is None"):
-        entropy_bonus(None, mask)
-    with pytest.raises(TypeError, match="entropy_bonus: mask must be a bool array.*None"):
-        entropy_bonus(jnp.ones(3), None)
-    with pytest.raises(TypeError, match="entropy_bonus: mask must be bool"):
-        entropy_bonus(jnp.ones(3), jnp.ones(3))
-    with pytest.raises(ValueError, match="entropy_bonus: coef must not be negative; got -0.1"):
-        entropy_bonus(jnp.ones(3), mask, coef=-0.1)
-    with pytest.raises(ValueError, match=r"entropy_from_logits: logits must have at least 1"):
-        entropy_from_logits(jnp.float32(1.0))
-    with pytest.raises(TypeError, match="entropy_from_logits: logits must be floating"):
-        entropy_from_logits(jnp.ones(3, int))
+MASK = jnp.ones(3, bool)
+
+
+@pytest.mark.parametrize(
+    ("message", "call"),
+    {
+        r"entropy_bonus: .*entropy \(2,\).*mask \(3,\)": lambda: entropy_bonus(jnp.ones(2), MASK),
+        "entropy_bonus: entropy is None": lambda: entropy_bonus(None, MASK),
+        "entropy_bonus: coef must not be negative; got -0.1": lambda: entropy_bonus(
+            jnp.ones(3), MASK, coef=-0.1
+        ),
+        r"entropy_from_logits: logits must have at least 1": lambda: entropy_from_logits(
+            jnp.float32(1.0)
+        ),
+    }.items(),
+)
+def test_bad_values_are_named(message, call):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("message", "call"),
+    {
+        "entropy_bonus: mask must be a bool array.*None": lambda: entropy_bonus(jnp.ones(3), None),
+        "entropy_bonus: mask must be bool": lambda: entropy_bonus(jnp.ones(3), jnp.ones(3)),
+        "entropy_from_logits: logits must be floating": lambda: entropy_from_logits(
+            jnp.ones(3, int)
+        ),
+    }.items(),
+)
+def test_bad_types_are_named(message, call):
+    with pytest.raises(TypeError, match=message):
+        call()
 
 
 def test_the_controller_below_and_above_its_target():

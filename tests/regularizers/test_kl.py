@@ -6,7 +6,17 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import regularizers
-from jaxrl_llm.regularizers import k1, k2, k3, kl_to_reference, kl_token, kl_unbiased
+from jaxrl_llm.regularizers import (
+    k1,
+    k2,
+    k3,
+    kl_convex,
+    kl_to_reference,
+    kl_token,
+    kl_unbiased,
+    remix_lambda,
+    remix_schedule,
+)
 
 P = np.array([0.5, 0.3, 0.2])
 R = np.array([0.4, 0.4, 0.2])
@@ -232,35 +242,66 @@ def test_jit_eager_and_bfloat16(name):
     np.testing.assert_array_equal(out, TERMS[name](*(x.astype(jnp.float32) for x in low), MASK))
 
 
-def test_bad_input_is_named():
-    logp, ref = make()
-    with pytest.raises(ValueError, match=r"kl_to_reference: .*logp \(3, 4\).*ref_logp \(3, 3\)"):
-        kl_to_reference(logp, ref[:, :3], MASK)
-    with pytest.raises(ValueError, match=r"k3: .*mask \(4,\)"):
-        k3(logp, ref, MASK[0])
-    with pytest.raises(ValueError, match=r"kl_unbiased: .*old_logp \(3, 2\)"):
-        kl_unbiased(logp, ref[:, :2], ref, MASK)
-    with pytest.raises(ValueError, match="kl_to_reference: ref_logp is None"):
-        kl_to_reference(logp, None, MASK)
-    with pytest.raises(TypeError, match="kl_to_reference: mask must be a bool array.*None"):
-        kl_to_reference(logp, ref, None)
-    with pytest.raises(TypeError, match="kl_token: mask must be bool"):
-        kl_token(logp, ref, MASK.astype(int))
-    with pytest.raises(TypeError, match="k1: ref_logp must be floating"):
-        k1(logp, jnp.ones(MASK.shape, int))
-    with pytest.raises(ValueError, match="kl_to_reference: estimator must be one of .*'K3'"):
-        kl_to_reference(logp, ref, MASK, estimator="K3")
-    with pytest.raises(ValueError, match="kl_unbiased: estimator must be one of 'k1', 'k3'"):
-        kl_unbiased(logp, None, ref, MASK, estimator="k2")
-    with pytest.raises(ValueError, match="kl_to_reference: coef must not be negative"):
-        kl_to_reference(logp, ref, MASK, coef=-1.0)
-    with pytest.raises(ValueError, match="kl_unbiased: coef must not be negative"):
-        kl_unbiased(logp, None, ref, MASK, coef=-1.0)
-    with pytest.raises(ValueError, match="kl_token: cap must be above 0"):
-        kl_token(logp, ref, MASK, cap=0.0)
-    for estimator in ("k1", "k2", "abs", "k1+", "abs+"):
-        with pytest.raises(ValueError, match="kl_token: cap .* no effect"):
-            kl_token(logp, ref, MASK, estimator=estimator, cap=10.0)
+LOGP, REF = make()
+
+
+@pytest.mark.parametrize(
+    ("message", "call"),
+    {
+        r"kl_to_reference: .*logp \(3, 4\).*ref_logp \(3, 3\)": lambda: kl_to_reference(
+            LOGP, REF[:, :3], MASK
+        ),
+        r"k3: .*mask \(4,\)": lambda: k3(LOGP, REF, MASK[0]),
+        r"kl_unbiased: .*old_logp \(3, 2\)": lambda: kl_unbiased(LOGP, REF[:, :2], REF, MASK),
+        "kl_to_reference: ref_logp is None": lambda: kl_to_reference(LOGP, None, MASK),
+        "kl_to_reference: estimator must be one of .*'K3'": lambda: kl_to_reference(
+            LOGP, REF, MASK, estimator="K3"
+        ),
+        "kl_unbiased: estimator must be one of 'k1', 'k3'": lambda: kl_unbiased(
+            LOGP, None, REF, MASK, estimator="k2"
+        ),
+        "kl_to_reference: coef must not be negative": lambda: kl_to_reference(
+            LOGP, REF, MASK, coef=-1.0
+        ),
+        "kl_unbiased: coef must not be negative": lambda: kl_unbiased(
+            LOGP, None, REF, MASK, coef=-1.0
+        ),
+        "kl_token: cap must be above 0": lambda: kl_token(LOGP, REF, MASK, cap=0.0),
+        "kl_token: cap .* no effect .*'k1'": lambda: kl_token(
+            LOGP, REF, MASK, estimator="k1", cap=10.0
+        ),
+        "kl_token: cap .* no effect .*'k2'": lambda: kl_token(
+            LOGP, REF, MASK, estimator="k2", cap=10.0
+        ),
+        "kl_token: cap .* no effect .*'abs'": lambda: kl_token(
+            LOGP, REF, MASK, estimator="abs", cap=10.0
+        ),
+        "kl_token: cap .* no effect .*'k1.'": lambda: kl_token(
+            LOGP, REF, MASK, estimator="k1+", cap=10.0
+        ),
+        "kl_token: cap .* no effect .*'abs.'": lambda: kl_token(
+            LOGP, REF, MASK, estimator="abs+", cap=10.0
+        ),
+    }.items(),
+)
+def test_bad_values_are_named(message, call):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("message", "call"),
+    {
+        "kl_to_reference: mask must be a bool array.*None": lambda: kl_to_reference(
+            LOGP, REF, None
+        ),
+        "kl_token: mask must be bool": lambda: kl_token(LOGP, REF, MASK.astype(int)),
+        "k1: ref_logp must be floating": lambda: k1(LOGP, jnp.ones(MASK.shape, int)),
+    }.items(),
+)
+def test_bad_types_are_named(message, call):
+    with pytest.raises(TypeError, match=message):
+        call()
 
 
 def test_terms_name_what_they_need():
@@ -274,3 +315,138 @@ def test_terms_name_what_they_need():
         "kl_unbiased": {"logp", "old_logp", "ref_logp", "mask"},
         "entropy_bonus": {"entropy", "mask"},
     }
+
+
+# ReMix: two anchors in shares that add up to 1.
+
+RNG = np.random.default_rng(0)
+SHAPE = (2, 3, 5)
+CONVEX_LOGP = RNG.normal(-1.5, 0.6, SHAPE).astype(np.float32)
+OLD = CONVEX_LOGP + RNG.normal(0, 0.3, SHAPE).astype(np.float32)
+CONVEX_REF = CONVEX_LOGP + RNG.normal(0, 0.5, SHAPE).astype(np.float32)
+CONVEX_MASK = RNG.random(SHAPE) < 0.8
+
+
+@pytest.mark.parametrize(
+    ("step", "share"), [(1, 1), (50, 1), (51, 0.9), (60, 0.9), (61, 0.8), (100, 0.5), (900, 0.5)]
+)
+def test_worked_shares(step, share):
+    np.testing.assert_allclose(remix_lambda(step), share, rtol=1e-6)
+
+
+def test_schedule_counts_the_updates_from_one():
+    schedule = remix_schedule()
+
+    def step(state, _):
+        share, state = schedule.update(jnp.zeros((2, 3)), state, mask=CONVEX_MASK)
+        return state, share
+
+    _, shares = jax.lax.scan(step, schedule.init(), length=105)
+    np.testing.assert_allclose(shares, remix_lambda(jnp.arange(1, 106)), rtol=1e-6)
+    assert shares.shape == (105,) and shares.dtype == jnp.float32
+    assert schedule == remix_schedule()
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "k3+"])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_it_mixes_the_two_divergences(estimator, share):
+    def loss(x):
+        return kl_convex(
+            x, OLD, CONVEX_REF, CONVEX_MASK, share=share, coef=0.5, estimator=estimator
+        )
+
+    def expected(x):
+        base, last = (
+            kl_token(x, other, CONVEX_MASK, estimator=estimator) for other in (CONVEX_REF, OLD)
+        )
+        return 0.5 * (share * base + (1 - share) * last)
+
+    np.testing.assert_allclose(loss(CONVEX_LOGP), expected(CONVEX_LOGP), rtol=1e-5, atol=1e-7)
+    gradients = [jax.grad(lambda x, f=f: f(x).sum())(CONVEX_LOGP) for f in (loss, expected)]
+    np.testing.assert_allclose(*gradients, rtol=1e-5, atol=1e-6)
+
+
+def test_value_in_float64():
+    def k3(d):
+        return np.exp(-d) - 1 + d
+
+    logp, old, ref = (x.astype(np.float64) for x in (CONVEX_LOGP, OLD, CONVEX_REF))
+    expected = np.where(CONVEX_MASK, 0.25 * (0.7 * k3(logp - ref) + 0.3 * k3(logp - old)), 0)
+    got = kl_convex(CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, share=0.7, coef=0.25)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-7)
+
+
+def test_a_share_of_one_is_the_penalty_of_the_base():
+    np.testing.assert_array_equal(
+        kl_convex(CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, coef=0.1),
+        kl_to_reference(CONVEX_LOGP, CONVEX_REF, CONVEX_MASK, coef=0.1),
+    )
+
+
+def test_without_an_old_policy_only_the_base_counts():
+    np.testing.assert_allclose(
+        kl_convex(CONVEX_LOGP, None, CONVEX_REF, CONVEX_MASK, share=0.6, coef=1.0),
+        0.6 * kl_to_reference(CONVEX_LOGP, CONVEX_REF, CONVEX_MASK, coef=1.0),
+        rtol=1e-6,
+    )
+
+
+def test_a_base_that_was_reset_to_the_policy_costs_nothing():
+    loss = lambda x: kl_convex(x, CONVEX_LOGP, CONVEX_LOGP, CONVEX_MASK, share=0.5, coef=1.0).sum()  # noqa: E731
+    value, gradient = jax.value_and_grad(loss)(CONVEX_LOGP)
+    assert value == 0
+    assert not np.any(gradient)
+
+
+def test_share_and_coefficient_may_come_from_controllers():
+    share, coef = jnp.array([1.0, 0.5])[:, None, None], jnp.full((2, 1, 1), 0.1)
+    got = jax.jit(kl_convex)(CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, share=share, coef=coef)
+    np.testing.assert_allclose(
+        got[0], kl_convex(CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, coef=0.1)[0], rtol=1e-5
+    )
+    half = kl_convex(CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, share=0.5, coef=0.1)
+    np.testing.assert_allclose(got[1], half[1], rtol=1e-5)
+
+
+def test_no_gradient_reaches_share_and_coefficient():
+    def loss(numbers):
+        return kl_convex(
+            CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, share=numbers[0], coef=numbers[1]
+        ).sum()
+
+    np.testing.assert_array_equal(jax.grad(loss)(jnp.array([0.7, 0.1])), [0.0, 0.0])
+
+
+def test_masked_cells_are_not_read_and_anchors_are_constants():
+    clean = kl_convex(CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, share=0.5)
+    dirty = [np.where(CONVEX_MASK, x, np.float32(np.nan)) for x in (CONVEX_LOGP, OLD, CONVEX_REF)]
+    np.testing.assert_array_equal(kl_convex(*dirty, CONVEX_MASK, share=0.5), clean)
+    gradients = jax.grad(lambda *x: kl_convex(*x, CONVEX_MASK, share=0.5).sum(), argnums=(0, 1, 2))
+    moving, *fixed = gradients(*map(jnp.asarray, dirty))
+    assert np.isfinite(moving).all() and np.any(moving)
+    assert not np.any(fixed)
+    low = [jnp.asarray(x, jnp.bfloat16) for x in (CONVEX_LOGP, OLD, CONVEX_REF)]
+    assert kl_convex(*low, CONVEX_MASK).dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"share": 1.5}, r"share must be in \[0, 1\]; got 1.5"),
+        ({"share": -0.5}, r"share must be in \[0, 1\]; got -0\.5"),
+        ({"coef": -1.0}, "coef must not be negative"),
+        ({"estimator": "k4"}, "estimator must be one of"),
+    ],
+)
+def test_bad_options_are_named(options, message):
+    with pytest.raises(ValueError, match=f"^kl_convex: {message}"):
+        kl_convex(CONVEX_LOGP, OLD, CONVEX_REF, CONVEX_MASK, **options)
+
+
+def test_bad_arrays_are_named():
+    with pytest.raises(ValueError, match="kl_convex: ref_logp is None"):
+        kl_convex(CONVEX_LOGP, OLD, None, CONVEX_MASK)
+    with pytest.raises(ValueError, match=r"kl_convex: .*old_logp \(3, 5\)"):
+        kl_convex(CONVEX_LOGP, OLD[0], CONVEX_REF, CONVEX_MASK)
+    with pytest.raises(TypeError, match="remix_lambda: step must hold integers"):
+        remix_lambda(1.5)

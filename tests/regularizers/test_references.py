@@ -78,19 +78,25 @@ def test_resets_come_at_multiples_but_not_at_the_start():
     np.testing.assert_array_equal(step(4)["head"], a["head"])
 
 
-def test_bad_input_is_named():
-    a = tree(1)
-    with pytest.raises(ValueError, match="soup: there must be at least one tree"):
-        soup(())
-    with pytest.raises(ValueError, match="soup: 2 trees need 2 weights; got 3"):
-        soup((a, a), (0.2, 0.3, 0.5))
-    with pytest.raises(ValueError, match="soup: the weights must add up to 1; got 0.9"):
-        soup((a, a), (0.4, 0.5))
-    with pytest.raises(ValueError, match="soup: the trees must have one structure"):
-        soup((a, {"head": a["head"]}))
-    with pytest.raises(ValueError, match=r"ema_reference: .*layers/0 has \(2, 3\) and \(3, 2\)"):
-        ema_reference(a, {**a, "layers": [jnp.zeros((3, 2))]})
-    with pytest.raises(ValueError, match=r"ema_reference: rate must be in \[0, 1\]; got 1.5"):
-        ema_reference(a, a, rate=1.5)
-    with pytest.raises(ValueError, match="reset_reference: every must be above 0"):
-        reset_reference(a, a, 0, every=0)
+TREE = tree(1)
+
+
+@pytest.mark.parametrize(
+    ("message", "call"),
+    {
+        "soup: there must be at least one tree": lambda: soup(()),
+        "soup: 2 trees need 2 weights; got 3": lambda: soup((TREE, TREE), (0.2, 0.3, 0.5)),
+        "soup: the weights must add up to 1; got 0.9": lambda: soup((TREE, TREE), (0.4, 0.5)),
+        "soup: the trees must have one structure": lambda: soup((TREE, {"head": TREE["head"]})),
+        r"ema_reference: .*layers/0 has \(2, 3\) and \(3, 2\)": lambda: ema_reference(
+            TREE, {**TREE, "layers": [jnp.zeros((3, 2))]}
+        ),
+        r"ema_reference: rate must be in \[0, 1\]; got 1.5": lambda: ema_reference(
+            TREE, TREE, rate=1.5
+        ),
+        "reset_reference: every must be above 0": lambda: reset_reference(TREE, TREE, 0, every=0),
+    }.items(),
+)
+def test_bad_values_are_named(message, call):
+    with pytest.raises(ValueError, match=message):
+        call()

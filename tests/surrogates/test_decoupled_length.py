@@ -279,33 +279,46 @@ def test_the_coefficient_as_a_controller():
     assert state == ()
 
 
-def test_bad_input():
-    mask = jnp.asarray(MASK)
-    with pytest.raises(
-        ValueError, match=r"drpo_len: advantages must have one value a sequence \(4, 3\)"
-    ):  # noqa: E501
-        drpo_len(LOGP, None, jnp.zeros(SHAPE), mask, length=4)
-    with pytest.raises(
-        ValueError, match=r"drpo_len: logp must have at least 2 axes; got shape \(5,\)"
-    ):  # noqa: E501
-        drpo_len(LOGP[0, 0], None, jnp.float32(1.0), mask[0, 0], length=4)
-    with pytest.raises(ValueError, match=r"drpo_len: advantages .*\(4,\)"):
-        drpo_len(LOGP, None, jnp.zeros(4), mask, length=4)
-    with pytest.raises(ValueError, match=r"drpo_len: .*old_logp \(4, 3, 4\)"):
-        drpo_len(LOGP, LOGP[..., :4], ADVANTAGES, mask, length=4)
+MASKED = jnp.asarray(MASK)
+
+
+@pytest.mark.parametrize(
+    ("message", "call"),
+    {
+        r"drpo_len: advantages must have one value a sequence \(4, 3\)": lambda: drpo_len(
+            LOGP, None, jnp.zeros(SHAPE), MASKED, length=4
+        ),
+        r"drpo_len: logp must have at least 2 axes; got shape \(5,\)": lambda: drpo_len(
+            LOGP[0, 0], None, jnp.float32(1.0), MASKED[0, 0], length=4
+        ),
+        r"drpo_len: advantages .*\(4,\)": lambda: drpo_len(
+            LOGP, None, jnp.zeros(4), MASKED, length=4
+        ),
+        r"drpo_len: .*old_logp \(4, 3, 4\)": lambda: drpo_len(
+            LOGP, LOGP[..., :4], ADVANTAGES, MASKED, length=4
+        ),
+        "drpo_len: length must be above 0": lambda: loss(LOGP, length=0),
+        "drpo_len: lam must be above 0": lambda: loss(LOGP, lam=0.0),
+        "drpo_len: tau must be above 0": lambda: loss(LOGP, tau=-1.0),
+        r"length_softmax_weights: .*lengths \(2,\), where \(3,\)": lambda: length_softmax_weights(
+            jnp.ones(2), jnp.ones(3, bool), length=4
+        ),
+        "kl_from_old: estimator must be one of 'k1', 'k3'": lambda: kl_from_old(
+            LOGP, LOGP, MASKED, estimator="k2"
+        ),
+        "kl_from_old: coef must not be negative": lambda: kl_from_old(
+            LOGP, LOGP, MASKED, coef=-1.0
+        ),
+        "kl_barrier: beta must not be negative": lambda: kl_barrier(jnp.float32(0.0), beta=-1.0),
+    }.items(),
+)
+def test_bad_values_are_named(message, call):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_bad_types_are_named():
     with pytest.raises(TypeError, match="drpo_len: mask must be bool"):
-        drpo_len(LOGP, None, ADVANTAGES, mask.astype(float), length=4)
-    for option in ({"length": 0}, {"length": 4, "lam": 0.0}, {"length": 4, "tau": -1.0}):
-        name = list(option)[-1]
-        with pytest.raises(ValueError, match=f"drpo_len: {name} must be above 0"):
-            drpo_len(LOGP, None, ADVANTAGES, mask, **option)
-    with pytest.raises(ValueError, match=r"length_softmax_weights: .*lengths \(2,\), where \(3,\)"):
-        length_softmax_weights(jnp.ones(2), jnp.ones(3, bool), length=4)
-    with pytest.raises(ValueError, match="kl_from_old: estimator must be one of 'k1', 'k3'"):
-        kl_from_old(LOGP, LOGP, mask, estimator="k2")
-    with pytest.raises(ValueError, match="kl_from_old: coef must not be negative"):
-        kl_from_old(LOGP, LOGP, mask, coef=-1.0)
-    with pytest.raises(ValueError, match="kl_barrier: beta must not be negative"):
-        kl_barrier(jnp.float32(0.0), beta=-1.0)
+        drpo_len(LOGP, None, ADVANTAGES, MASKED.astype(float), length=4)
     with pytest.raises(TypeError, match="kl_barrier: kl must be floating point"):
         kl_barrier(jnp.array(1))

@@ -294,30 +294,51 @@ def test_the_routed_do_not_read_advantages_nor_the_others_a_teacher():
         assert np.isfinite(one).all()
 
 
-def test_bad_input_is_named():
-    with pytest.raises(ValueError, match="distillation_divergence: alpha must be between 0 and 1"):
-        distillation_divergence(jnp.log(S), jnp.log(T), alpha=2.0)
-    with pytest.raises(ValueError, match="distillation_divergence: .*teacher_logp"):
-        distillation_divergence(jnp.log(S), jnp.log(T[:2]))
-    with pytest.raises(ValueError, match=r"support_log_probs: support must have shape \(2, 2\)"):
-        support_log_probs(jnp.zeros((2, 5)), support=jnp.zeros((3, 2), int))
-    with pytest.raises(TypeError, match="support_log_probs: support must hold integers"):
-        support_log_probs(jnp.zeros(5), support=jnp.zeros(2))
-    with pytest.raises(ValueError, match="top_tokens: count must be above 0"):
-        top_tokens(jnp.zeros(5), count=0)
-    with pytest.raises(TypeError, match="keep_taught: has_teacher must be bool"):
-        keep_taught(None, jnp.ones((2, 1), bool), has_teacher=jnp.ones(2))
-    with pytest.raises(ValueError, match=r"keep_taught: has_teacher must have shape \(2,\)"):
-        keep_taught(None, jnp.ones((2, 1), bool), has_teacher=jnp.ones(3, bool))
-    with pytest.raises(ValueError, match="entropy_weights: beta must not be negative"):
-        entropy_weights(jnp.zeros(2), jnp.ones(2, bool), beta=-1.0)
-    with pytest.raises(ValueError, match="srpo_route: .*has_teacher"):
-        srpo_route(jnp.zeros(2), jnp.ones(3, bool))
-    with pytest.raises(ValueError, match="srpo_weights: rewards must have shape"):
-        srpo_weights(
+@pytest.mark.parametrize(
+    ("message", "call"),
+    {
+        "distillation_divergence: alpha must be between 0 and 1": lambda: distillation_divergence(
+            jnp.log(S), jnp.log(T), alpha=2.0
+        ),
+        "distillation_divergence: .*teacher_logp": lambda: distillation_divergence(
+            jnp.log(S), jnp.log(T[:2])
+        ),
+        r"support_log_probs: support must have shape \(2, 2\)": lambda: support_log_probs(
+            jnp.zeros((2, 5)), support=jnp.zeros((3, 2), int)
+        ),
+        "top_tokens: count must be above 0": lambda: top_tokens(jnp.zeros(5), count=0),
+        r"keep_taught: has_teacher must have shape \(2,\)": lambda: keep_taught(
+            None, jnp.ones((2, 1), bool), has_teacher=jnp.ones(3, bool)
+        ),
+        "entropy_weights: beta must not be negative": lambda: entropy_weights(
+            jnp.zeros(2), jnp.ones(2, bool), beta=-1.0
+        ),
+        "srpo_route: .*has_teacher": lambda: srpo_route(jnp.zeros(2), jnp.ones(3, bool)),
+        "srpo_weights: rewards must have shape": lambda: srpo_weights(
             None,
             rewards=jnp.zeros(3),
             has_teacher=jnp.ones(3, bool),
             teacher_entropy=jnp.zeros((2, 1)),
             mask=jnp.ones((2, 1), bool),
-        )
+        ),
+    }.items(),
+)
+def test_bad_values_are_named(message, call):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("message", "call"),
+    {
+        "support_log_probs: support must hold integers": lambda: support_log_probs(
+            jnp.zeros(5), support=jnp.zeros(2)
+        ),
+        "keep_taught: has_teacher must be bool": lambda: keep_taught(
+            None, jnp.ones((2, 1), bool), has_teacher=jnp.ones(2)
+        ),
+    }.items(),
+)
+def test_bad_types_are_named(message, call):
+    with pytest.raises(TypeError, match=message):
+        call()

@@ -2,9 +2,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 import jaxrl_llm as jr
-from jaxrl_llm.surrogates import cispo, cispo_bounds, ppo_clip, reinforce
+from jaxrl_llm.surrogates import (
+    cispo,
+    cispo_bounds,
+    dispo,
+    dppo_kl,
+    dppo_tv,
+    min_prefix_ratio,
+    minpro,
+    ppo_clip,
+    reinforce,
+)
 
 TWO = jnp.ones(2, bool)
 
@@ -88,3 +101,168 @@ def test_cispo_bounds():
     np.testing.assert_allclose(gradient(jnp.log(jnp.array([8.0]))), [-1.25], rtol=1e-6)
     with pytest.raises(ValueError, match="cispo_bounds: eps_low must not be negative"):
         cispo_bounds(eps_low=-0.1, eps_high=0.2)
+
+
+# DISPO, MinPRO and DPPO: constant weights of the likelihood.
+
+ALL = jnp.ones(3, bool)
+RATIOS = np.array([0.5, 1.2, 2.0, 0.9, 1.1], np.float32)
+
+
+def weights(surrogate, ratios, advantage=1.0, **options):
+    """What each token's advantage is multiplied by in the gradient."""
+    old, mask = jnp.full(len(ratios), -2.0), jnp.ones(len(ratios), bool)
+    advantages = jnp.full(len(ratios), advantage)
+    loss = lambda x: surrogate(x, old, advantages, mask, **options).sum()  # noqa: E731
+    return -jax.grad(loss)(old + jnp.log(jnp.asarray(ratios, jnp.float32))) / advantage
+
+
+@pytest.mark.parametrize(
+    ("advantage", "ratio", "expected"),
+    [(1.0, 1.5, 1.5), (1.0, 20.0, 11.0), (1.0, 0.5, 0.8), (-1.0, 200.0, 101.0), (-1.0, 0.01, 0.01)],
+)
+def test_dispo_worked_numbers(advantage, ratio, expected):
+    np.testing.assert_allclose(weights(dispo, [ratio], advantage), [expected], rtol=1e-5)
+
+
+RNG = np.random.default_rng(0)
+LOGP, OLD, TOKENS = (jnp.asarray(RNG.normal(size=(4, 6)), jnp.float32) for _ in range(3))
+MASK = jnp.asarray(RNG.random((4, 6)) < 0.8)
+
+
+@pytest.mark.parametrize("epsilons", [(0.2, 0.3), (1.0, 4.0), (3.0, np.inf)])
+def test_dispo_with_equal_bounds_is_cispo(epsilons):
+    low, high = epsilons
+    np.testing.assert_array_equal(
+        dispo(LOGP, OLD, TOKENS, MASK, eps_pos=epsilons, eps_neg=epsilons),
+        cispo(LOGP, OLD, TOKENS, MASK, **cispo_bounds(eps_low=low, eps_high=high)),
+    )
+
+
+@pytest.mark.parametrize("surrogate", [dispo, minpro])
+def test_on_policy_it_is_reinforce(surrogate):
+    for old in (None, LOGP):
+        np.testing.assert_array_equal(
+            surrogate(LOGP, old, TOKENS, MASK), reinforce(LOGP, None, TOKENS, MASK)
+        )
+
+
+@pytest.mark.parametrize("surrogate", [dispo, minpro])
+def test_the_gradient_never_changes_sign(surrogate):
+    ratios = np.geomspace(1e-4, 1e4, 15)
+    assert all((weights(surrogate, ratios, a) > 0).all() for a in (2.0, -2.0))
+
+
+def test_minpro_worked_numbers():
+    mask = jnp.ones(5, bool)
+    prefix = min_prefix_ratio(jnp.log(RATIOS), jnp.zeros(5), mask)
+    np.testing.assert_allclose(prefix, [1.0, 0.5, 0.5, 0.5, 0.5], rtol=1e-6)
+    got = weights(minpro, RATIOS)
+    np.testing.assert_allclose(got, [0.5, 0.6, 1.0, 0.45, 0.55], rtol=1e-6)
+    clipped = weights(minpro, RATIOS, w_min=0.5, w_max=0.9)
+    np.testing.assert_allclose(clipped, [0.5, 0.6, 0.9, 0.5, 0.55], rtol=1e-6)
+
+
+def test_the_prefix_may_enlarge_unless_capped():
+    ratios = [2.0, 1.5, 0.5, 3.0]
+    prefix = [1.0, 2.0, 1.5, 0.5]
+    logp, old, mask = jnp.log(jnp.array(ratios)), jnp.zeros(4), jnp.ones(4, bool)
+    np.testing.assert_allclose(min_prefix_ratio(logp, old, mask), prefix, rtol=1e-6)
+    capped = np.minimum(prefix, 1)
+    np.testing.assert_allclose(min_prefix_ratio(logp, old, mask, cap_one=True), capped, rtol=1e-6)
+    np.testing.assert_allclose(
+        weights(minpro, ratios, cap_one=True, w_max=np.inf), capped * ratios, rtol=1e-6
+    )
+
+
+def test_masked_tokens_in_the_middle_change_nothing():
+    mask = jnp.array([True, False, True, False, False, True, True, True])
+    for junk in (-30.0, np.nan, np.inf):
+        logp = jnp.full(8, junk).at[jnp.flatnonzero(mask)].set(jnp.log(RATIOS))
+        advantages = jnp.arange(1.0, 9.0)
+        got = minpro(logp, jnp.zeros(8), advantages, mask)
+        kept = minpro(jnp.log(RATIOS), jnp.zeros(5), advantages[mask], jnp.ones(5, bool))
+        np.testing.assert_array_equal(got[mask], kept)
+        prefix = min_prefix_ratio(logp, jnp.zeros(8), mask)
+        assert not np.asarray(prefix)[~mask].any()
+
+
+@pytest.mark.parametrize("options", [{}, {"w_min": 0.3, "w_max": 1.5}])
+def test_one_token_is_cispo(options):
+    one = [x[:, :1] for x in (LOGP, OLD, TOKENS)]
+    mask = jnp.ones((4, 1), bool)
+    np.testing.assert_array_equal(minpro(*one, mask, **options), cispo(*one, mask, **options))
+
+
+prefixes = jax.jit(min_prefix_ratio)
+masked = jnp.array([True, False, True, True, True, False, True])
+
+
+@settings(max_examples=40, deadline=None)
+@given(arrays(np.float32, 7, elements=st.floats(-3, 3, width=32)))
+def test_the_prefix_minimum_is_written_out(log_ratio):
+    got = prefixes(log_ratio, jnp.zeros(7), masked)
+    for t in range(7):
+        before = [np.exp(log_ratio[i]) for i in range(t) if masked[i]]
+        expected = min(before, default=1.0) if masked[t] else 0.0
+        np.testing.assert_allclose(got[t], expected, rtol=1e-6)
+
+
+def test_far_ratios_stay_finite():
+    # Least prefix e^-25, next ratio e^25: the weight is 1, though each factor alone is clamped.
+    logp, mask = jnp.array([-25.0, 25.0, 60.0]), jnp.ones(3, bool)
+    np.testing.assert_allclose(
+        min_prefix_ratio(logp, jnp.zeros(3), mask), [1.0, np.exp(-20.0), np.exp(-20.0)], rtol=1e-5
+    )
+    loss = lambda x: minpro(x, jnp.zeros(3), jnp.ones(3), mask, w_max=np.inf).sum()  # noqa: E731
+    expected = -np.exp([-20.0, 0.0, 20.0])
+    np.testing.assert_allclose(jax.grad(loss)(logp), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("surrogate", "options", "message"),
+    [
+        (dispo, {"eps_pos": 0.2}, r"dispo: eps_pos must be a pair \(eps_low, eps_high\); got 0.2"),
+        (dispo, {"eps_neg": (0.1, 0.2, 0.3)}, "dispo: eps_neg must be a pair"),
+        (dispo, {"eps_pos": (-0.1, 1.0)}, r"dispo: eps_pos\[0\] must not be negative; got -0.1"),
+        (dispo, {"eps_neg": (0.1, float("nan"))}, r"dispo: eps_neg\[1\] must not be negative"),
+        (minpro, {"w_min": -0.1}, "minpro: w_min must not be negative"),
+        (minpro, {"w_max": 0.0}, "minpro: w_max must be above 0"),
+        (minpro, {"w_min": 2.0, "w_max": 1.0}, "minpro: w_min must not be above w_max"),
+    ],
+)
+def test_bad_options_are_named(surrogate, options, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        surrogate(LOGP, OLD, TOKENS, MASK, **options)
+
+
+def test_prefix_of_bad_arrays():
+    with pytest.raises(ValueError, match=r"min_prefix_ratio: .*logp \(4, 6\), old_logp \(4, 5\)"):
+        min_prefix_ratio(LOGP, OLD[:, :5], MASK)
+    with pytest.raises(TypeError, match="min_prefix_ratio: mask must be bool"):
+        min_prefix_ratio(LOGP, OLD, MASK.astype(jnp.float32))
+
+
+def test_dppo_bounds_the_probability_and_not_the_ratio():
+    """A rare token that rises fourfold is kept; a likely one is cut at a much smaller ratio."""
+    old, new = np.log([0.01, 0.5, 0.5]), np.log([0.04, 0.6, 0.7])
+    for surrogate in (dppo_tv, dppo_kl):
+        loss = lambda x, f=surrogate: f(x, old.astype(np.float32), jnp.ones(3), ALL).sum()  # noqa: E731
+        gradient = jax.grad(loss)(new.astype(np.float32))
+        np.testing.assert_allclose(gradient, [-4.0, -1.2, 0.0], rtol=1e-5)
+
+
+@pytest.mark.parametrize("surrogate", [dppo_tv, dppo_kl])
+def test_dppo_of_certain_and_impossible_tokens_is_finite(surrogate):
+    logp, old = jnp.array([0.0, -1e-9, -80.0]), jnp.array([-80.0, 0.0, -1e-9])
+    for sign in (1.0, -1.0):
+        loss = lambda x, a=sign: surrogate(x, old, jnp.full(3, a), ALL).sum()  # noqa: E731
+        value, gradient = jax.value_and_grad(loss)(logp)
+        assert np.isfinite(value) and np.isfinite(gradient).all()
+
+
+@pytest.mark.parametrize("surrogate", [dppo_tv, dppo_kl])
+@pytest.mark.parametrize("option", ["delta_low", "delta_high", "w_max"])
+def test_dppo_refuses_bad_options(surrogate, option):
+    with pytest.raises(ValueError, match=f"^{surrogate.__name__}: {option} must"):
+        surrogate(jnp.zeros(3), None, jnp.ones(3), ALL, **{option: -1.0})

@@ -149,19 +149,41 @@ def test_token_seeds_come_from_the_key():
     assert len(np.unique(np.concatenate([one, other]))) == 12
 
 
-def test_bad_input_is_named():
-    with pytest.raises(ValueError, match="otr_exact: tau must be above 0"):
-        otr_exact(LOGITS, TARGET, tau=0.0)
-    with pytest.raises(ValueError, match=r"otr_exact: targets must have shape \(2,\)"):
-        otr_exact(jnp.zeros((2, 3)), jnp.zeros(3, int))
-    with pytest.raises(TypeError, match="otr_exact: targets must hold integers"):
-        otr_exact(LOGITS, jnp.float32(0.0))
-    with pytest.raises(ValueError, match="otr_sampled: samples must be above 0"):
-        otr_sampled(LOGITS, TARGET, token_seeds=jnp.uint32(0), samples=0)
-    with pytest.raises(ValueError, match="otr_sampled: .*token_seeds"):
-        otr_sampled(jnp.zeros((2, 3)), jnp.zeros(2, int), token_seeds=seeds(3))
-    with pytest.raises(TypeError, match="token_seeds: mask must be bool"):
-        token_seeds(None, key=jax.random.key(0), mask=jnp.ones(3))
-    mask = jnp.ones(2, bool)
-    with pytest.raises(ValueError, match="otr: .*one_token_loss"):
-        otr(jnp.zeros(2), None, jnp.zeros(()), mask, one_token_loss=jnp.zeros(3))
+MASK = jnp.ones(2, bool)
+
+
+@pytest.mark.parametrize(
+    ("message", "call"),
+    {
+        "otr_exact: tau must be above 0": lambda: otr_exact(LOGITS, TARGET, tau=0.0),
+        r"otr_exact: targets must have shape \(2,\)": lambda: otr_exact(
+            jnp.zeros((2, 3)), jnp.zeros(3, int)
+        ),
+        "otr_sampled: samples must be above 0": lambda: otr_sampled(
+            LOGITS, TARGET, token_seeds=jnp.uint32(0), samples=0
+        ),
+        "otr_sampled: .*token_seeds": lambda: otr_sampled(
+            jnp.zeros((2, 3)), jnp.zeros(2, int), token_seeds=seeds(3)
+        ),
+        "otr: .*one_token_loss": lambda: otr(
+            jnp.zeros(2), None, jnp.zeros(()), MASK, one_token_loss=jnp.zeros(3)
+        ),
+    }.items(),
+)
+def test_bad_values_are_named(message, call):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("message", "call"),
+    {
+        "otr_exact: targets must hold integers": lambda: otr_exact(LOGITS, jnp.float32(0.0)),
+        "token_seeds: mask must be bool": lambda: token_seeds(
+            None, key=jax.random.key(0), mask=jnp.ones(3)
+        ),
+    }.items(),
+)
+def test_bad_types_are_named(message, call):
+    with pytest.raises(TypeError, match=message):
+        call()

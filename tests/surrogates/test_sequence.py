@@ -2,9 +2,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from jaxrl_llm.aggregate import sequence_mean, sequence_sum, weighted_sum
 from jaxrl_llm.surrogates import (
+    gmpo,
     gspo,
     gspo_token,
     luspo,
@@ -13,6 +17,8 @@ from jaxrl_llm.surrogates import (
     sapo,
     sapo_sequence,
     sequence_ratio,
+    vespo,
+    vespo_weights,
 )
 
 RNG = np.random.default_rng(0)
@@ -196,3 +202,247 @@ def test_sapo_sequence_refuses_bad_options(advantages, options, message):
 def test_one_token_sequences_are_sapo():
     ones = (LOGP[:, :1], OLD[:, :1], ADVANTAGES, MASK[:, :1])
     np.testing.assert_allclose(sapo_sequence(*ones), sapo(*ones), rtol=1e-6)
+
+
+# GMPO: the geometric mean of clipped ratios.
+
+FULL = jnp.ones(3, bool)
+
+
+@jax.jit
+def value_and_gradient(log_ratio, advantage, eps_low=0.4, eps_high=0.4):
+    """Loss of one sequence and its gradient, under the mean over sequences."""
+    old = jnp.full(log_ratio.shape, -2.0)
+    mask = jnp.ones(log_ratio.shape, bool)
+
+    def loss(x):
+        tokens = gmpo(x, old, advantage, mask, eps_low=eps_low, eps_high=eps_high)
+        return weighted_sum(tokens, sequence_mean(mask))
+
+    return jax.value_and_grad(loss)(old + log_ratio)
+
+
+@pytest.mark.parametrize(
+    ("advantage", "value", "gradient"),
+    [
+        (1.0, -1.181360, [0.0, -0.393787, -0.393787]),
+        (-1.0, 1.262802, [0.420934, 0.420934, 0.420934]),
+        (0.0, 0.0, [0.0, 0.0, 0.0]),
+    ],
+)
+def test_worked_numbers(advantage, value, gradient):
+    got = value_and_gradient(jnp.array([0.6, -0.1, 0.2]), jnp.float32(advantage))
+    np.testing.assert_allclose(got[0], value, atol=2e-6)
+    np.testing.assert_allclose(got[1], gradient, atol=2e-6)
+    assert (np.asarray(got[1]) == 0).tolist() == [g == 0 for g in gradient]
+
+
+def test_a_clipped_token_keeps_the_others_moving():
+    # Far above for a good sequence, far below for a bad one: that token alone has no gradient.
+    for sign in (1.0, -1.0):
+        _, gradient = value_and_gradient(sign * jnp.array([0.5, 0.1, -0.1]), jnp.float32(sign))
+        assert (np.asarray(gradient) == 0).tolist() == [True, False, False]
+
+
+GMPO_RNG = np.random.default_rng(0)
+GMPO_OLD = jnp.asarray(GMPO_RNG.normal(-1.0, 0.5, (6, 5)), jnp.float32)
+GMPO_LOGP = GMPO_OLD + jnp.asarray(GMPO_RNG.normal(0, 0.3, (6, 5)), jnp.float32)
+FREE = {"eps_low": np.inf, "eps_high": np.inf}
+
+
+def test_without_bounds_it_is_gspo():
+    def both(function):
+        def loss(x):
+            tokens = function(x, GMPO_OLD, ADVANTAGES, MASK, **FREE)
+            return weighted_sum(tokens, sequence_mean(MASK))
+
+        return jax.value_and_grad(loss)(GMPO_LOGP)
+
+    for got, expected in zip(both(gmpo), both(gspo), strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-6)
+    ratio = -gmpo(GMPO_LOGP, GMPO_OLD, jnp.ones(6), MASK, **FREE)[:, 0]
+    np.testing.assert_allclose(
+        np.delete(ratio, 4), np.delete(sequence_ratio(GMPO_LOGP, GMPO_OLD, MASK), 4), rtol=1e-6
+    )
+
+
+def test_on_policy_the_gradient_is_the_advantage_over_the_length():
+    def loss(x):
+        return weighted_sum(gmpo(x, GMPO_LOGP, ADVANTAGES, MASK), sequence_mean(MASK))
+
+    lengths = jnp.maximum(MASK.sum(-1, keepdims=True), 1)
+    expected = jnp.where(MASK, -ADVANTAGES[:, None] / lengths / 5, 0.0)
+    np.testing.assert_allclose(jax.grad(loss)(GMPO_LOGP), expected, rtol=1e-6)
+
+
+def test_an_empty_sequence_is_zero_and_does_not_count():
+    mask = jnp.array([[True, True], [False, False]])
+    loss = gmpo(jnp.zeros((2, 2)), None, jnp.array([1.0, jnp.nan]), mask)
+    assert loss.tolist() == [[-1.0, -1.0], [0.0, 0.0]]
+    assert weighted_sum(loss, sequence_mean(mask)) == -1.0
+
+
+def test_nothing_but_the_clip_bounds_the_mean():
+    value, _ = value_and_gradient(jnp.array([30.0]), jnp.float32(-1.0))
+    np.testing.assert_allclose(value, np.exp(30.0), rtol=1e-5)
+    value, gradient = value_and_gradient(jnp.array([30.0]), jnp.float32(1.0))
+    np.testing.assert_allclose(value, -np.exp(0.4), rtol=1e-6)
+    assert gradient[0] == 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    arrays(np.float32, 4, elements=st.floats(-2, 2, width=32)),
+    st.sampled_from([-2.0, 1.5]),
+    st.sampled_from([0.05, 0.4, 1.0]),
+)
+def test_the_clip_never_makes_the_objective_larger(log_ratio, advantage, epsilon):
+    value, _ = value_and_gradient(log_ratio, jnp.float32(advantage), epsilon, epsilon)
+    free, _ = value_and_gradient(log_ratio, jnp.float32(advantage), jnp.inf, jnp.inf)
+    assert value >= free - 1e-5 * abs(free)
+
+
+def test_bad_options_are_named():
+    with pytest.raises(ValueError, match=r"gmpo: advantages .*\(6,\); got \(6, 5\)\."):
+        gmpo(GMPO_LOGP, GMPO_OLD, jnp.ones((6, 5)), MASK)
+    with pytest.raises(ValueError, match="gmpo: eps_high must not be negative"):
+        gmpo(GMPO_LOGP, GMPO_OLD, ADVANTAGES, MASK, eps_high=-0.1)
+
+
+def test_without_an_advantage_no_ratio_is_too_far():
+    mask, advantages = jnp.ones((1, 2), bool), jnp.zeros(1)
+    loss = lambda x: gmpo(x, jnp.zeros((1, 2)), advantages, mask).sum()  # noqa: E731
+    value, gradient = jax.value_and_grad(loss)(jnp.full((1, 2), 200.0))
+    assert value == 0
+    np.testing.assert_array_equal(gradient, [[0.0, 0.0]])
+
+
+# VESPO: the soft weight of a sequence, and the policy gradient with it.
+
+VESPO_RNG = np.random.default_rng(0)
+VESPO_OLD = VESPO_RNG.normal(-2, 1, (3, 4, 5)).astype(np.float32)
+VESPO_LOGP = (VESPO_OLD + VESPO_RNG.normal(0, 0.4, VESPO_OLD.shape)).astype(np.float32)
+BEHAVIOR = (VESPO_OLD + VESPO_RNG.normal(0, 0.2, VESPO_OLD.shape)).astype(np.float32)
+VESPO_MASK = VESPO_RNG.random(VESPO_OLD.shape) < 0.7
+VESPO_MASK[0, 0] = False
+VESPO_ADVANTAGES = VESPO_RNG.normal(size=VESPO_MASK.shape[:-1]).astype(np.float32)
+
+
+def reference(logp, behavior, advantages, mask, pos=(2.0, 3.0), neg=(3.0, 2.0)):
+    """Sequence by sequence in float64."""
+    out = np.zeros(mask.shape)
+    for i in np.ndindex(advantages.shape):
+        d = (logp[i].astype(np.float64) - behavior[i])[mask[i]]
+        log_w = np.clip(d.sum(), np.log(1e-8), 20.0)
+        k, rate = pos if advantages[i] >= 0 else neg
+        out[i][mask[i]] = np.exp(log_w * k + rate * (1 - np.exp(log_w)))
+    return out
+
+
+def test_vespo_worked_numbers():
+    logp, mask = jnp.log(jnp.array([[0.5], [2.0], [1.0], [1.0]])), jnp.ones((4, 1), bool)
+    advantages = jnp.array([1.0, -1.0, 1.0, -1.0])
+    phi = vespo_weights(logp, jnp.zeros((4, 1)), advantages, mask)
+    np.testing.assert_allclose(phi[:, 0], [1.120422, 1.082682, 1.0, 1.0], atol=2e-6)
+
+
+def test_weights_equal_the_float64_reference():
+    phi = vespo_weights(VESPO_LOGP, BEHAVIOR, VESPO_ADVANTAGES, VESPO_MASK)
+    np.testing.assert_allclose(
+        phi, reference(VESPO_LOGP, BEHAVIOR, VESPO_ADVANTAGES, VESPO_MASK), rtol=2e-5, atol=1e-7
+    )
+    options = {"k_pos": 1.0, "lambda_pos": 0.5, "k_neg": 0.0, "lambda_neg": 4.0}
+    phi = vespo_weights(VESPO_LOGP, BEHAVIOR, VESPO_ADVANTAGES, VESPO_MASK, **options)
+    expected = reference(
+        VESPO_LOGP, BEHAVIOR, VESPO_ADVANTAGES, VESPO_MASK, pos=(1.0, 0.5), neg=(0.0, 4.0)
+    )
+    np.testing.assert_allclose(phi, expected, rtol=2e-5, atol=1e-7)
+
+
+def test_the_weight_is_greatest_at_k_over_lambda_and_dies_out():
+    w = np.array([0.1, 0.5, 2 / 3, 0.9, 3.0, 40.0], np.float32)
+    phi = vespo_weights(
+        np.log(w)[:, None],
+        np.zeros((6, 1), np.float32),
+        np.ones(6, np.float32),
+        np.ones((6, 1), bool),
+    )[:, 0]
+    assert int(jnp.argmax(phi)) == 2
+    assert float(phi[-1]) < 1e-40
+
+
+@pytest.mark.parametrize("shift", [-1e4, -30.0, 30.0, 1e4])
+def test_far_off_it_is_finite(shift):
+    phi = vespo_weights(VESPO_OLD + shift, VESPO_OLD, VESPO_ADVANTAGES, VESPO_MASK)
+    loss = vespo(VESPO_OLD + shift, VESPO_OLD, VESPO_ADVANTAGES, VESPO_MASK)
+    assert np.isfinite(phi).all() and np.isfinite(loss).all()
+
+
+def test_token_advantages_choose_their_branch_token_by_token():
+    advantages = np.where(VESPO_RNG.random(VESPO_MASK.shape) < 0.5, 1.0, -1.0).astype(np.float32)
+    phi = vespo_weights(VESPO_LOGP, BEHAVIOR, advantages, VESPO_MASK)
+    good = vespo_weights(
+        VESPO_LOGP, BEHAVIOR, np.ones(VESPO_MASK.shape[:-1], np.float32), VESPO_MASK
+    )
+    bad = vespo_weights(
+        VESPO_LOGP, BEHAVIOR, -np.ones(VESPO_MASK.shape[:-1], np.float32), VESPO_MASK
+    )
+    np.testing.assert_array_equal(phi, jnp.where(advantages > 0, good, bad))
+
+
+def test_loss_and_gradient_are_those_of_weighted_reinforce():
+    phi = reference(VESPO_LOGP, BEHAVIOR, VESPO_ADVANTAGES, VESPO_MASK)
+    options = {"behavior_logp": BEHAVIOR}
+    loss = vespo(VESPO_LOGP, VESPO_OLD, VESPO_ADVANTAGES, VESPO_MASK, **options)
+    expected = np.where(VESPO_MASK, -phi * VESPO_ADVANTAGES[..., None] * VESPO_LOGP, 0.0)
+    np.testing.assert_allclose(loss, expected, rtol=2e-5, atol=1e-6)
+    gradient = jax.grad(
+        lambda x: vespo(x, VESPO_OLD, VESPO_ADVANTAGES, VESPO_MASK, **options).sum()
+    )(VESPO_LOGP)
+    np.testing.assert_allclose(gradient, -phi * VESPO_ADVANTAGES[..., None], rtol=2e-5, atol=1e-6)
+
+
+def test_without_a_behavior_policy_it_takes_the_proximal_one():
+    np.testing.assert_array_equal(
+        vespo(VESPO_LOGP, VESPO_OLD, VESPO_ADVANTAGES, VESPO_MASK),
+        vespo(VESPO_LOGP, BEHAVIOR, VESPO_ADVANTAGES, VESPO_MASK, behavior_logp=VESPO_OLD),
+    )
+    for old, behavior in ((None, None), (None, VESPO_LOGP), (VESPO_OLD, VESPO_LOGP)):
+        np.testing.assert_array_equal(
+            vespo(VESPO_LOGP, old, VESPO_ADVANTAGES, VESPO_MASK, behavior_logp=behavior),
+            reinforce(VESPO_LOGP, None, VESPO_ADVANTAGES, VESPO_MASK),
+        )
+
+
+def test_masked_cells_are_never_read():
+    cotangent = jnp.ones(VESPO_MASK.shape)
+
+    def both(logp, old, behavior, advantages):
+        loss = lambda x: vespo(x, old, advantages, VESPO_MASK, behavior_logp=behavior)  # noqa: E731
+        value, pullback = jax.vjp(loss, logp)
+        return value, pullback(cotangent)[0]
+
+    clean = both(VESPO_LOGP, VESPO_OLD, BEHAVIOR, VESPO_ADVANTAGES)
+    for junk in (1e4, np.nan, np.inf):
+        arrays = [
+            np.where(VESPO_MASK, x, np.float32(junk)) for x in (VESPO_LOGP, VESPO_OLD, BEHAVIOR)
+        ]
+        advantages = np.where(VESPO_MASK.any(-1), VESPO_ADVANTAGES, np.float32(junk))
+        value, gradient = both(*arrays, advantages)
+        np.testing.assert_array_equal(value, clean[0])
+        np.testing.assert_array_equal(gradient, clean[1])
+
+
+def test_compiled_in_bfloat16_and_bad_input():
+    low = [jnp.asarray(x, jnp.bfloat16) for x in (VESPO_LOGP, VESPO_OLD, VESPO_ADVANTAGES)]
+    loss = jax.jit(vespo)(*low, VESPO_MASK)
+    assert loss.dtype == jnp.float32
+    np.testing.assert_allclose(loss, vespo(*low, VESPO_MASK), rtol=1e-5, atol=1e-6)
+    for name in ("lambda_pos", "lambda_neg"):
+        with pytest.raises(ValueError, match=f"{name} must be above 0"):
+            vespo(VESPO_LOGP, VESPO_OLD, VESPO_ADVANTAGES, VESPO_MASK, **{name: 0.0})
+    for name in ("k_pos", "k_neg"):
+        with pytest.raises(ValueError, match=f"{name} must not be negative"):
+            vespo(VESPO_LOGP, VESPO_OLD, VESPO_ADVANTAGES, VESPO_MASK, **{name: -1.0})
+    with pytest.raises(ValueError, match="vespo: .*behavior_logp"):
+        vespo(VESPO_LOGP, VESPO_OLD, VESPO_ADVANTAGES, VESPO_MASK, behavior_logp=VESPO_OLD[..., :3])

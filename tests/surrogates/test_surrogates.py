@@ -193,24 +193,27 @@ def test_all_masked_is_finite(name):
 @pytest.mark.parametrize("name", CASES)
 def test_bad_arrays_are_named(name):
     function, options, _ = CASES[name]
-    called = function.__name__
     logp, old, advantages = map(jnp.asarray, make())
-    with pytest.raises(ValueError, match=rf"{called}: .*logp \(2, 3, 5\).*old_logp \(2, 3, 4\)"):
-        function(logp, old[..., :4], advantages, MASK, **options)
-    with pytest.raises(ValueError, match=rf"{called}: .*mask \(2, 3, 1\)"):
-        function(logp, old, advantages, MASK[..., :1], **options)
-    with pytest.raises(TypeError, match=f"{called}: mask must be bool.*float32"):
-        function(logp, old, advantages, MASK.astype(np.float32), **options)
-    with pytest.raises(TypeError, match=f"{called}: mask must be a bool array.*None"):
-        function(logp, old, advantages, None, **options)
-    with pytest.raises(ValueError, match=rf"{called}: advantages .*\(2, 3, 5\).*\(2, 3\).*\(2,\)"):
-        function(logp, old, advantages[:, 0], MASK, **options)
-    with pytest.raises(TypeError, match=f"{called}: advantages must be floating"):
-        function(logp, old, jnp.ones((2, 3), int), MASK, **options)
-    with pytest.raises(TypeError, match=f"{called}: logp must be floating"):
-        function(jnp.ones(SHAPE, int), old, advantages, MASK, **options)
-    with pytest.raises(TypeError, match=f"{called}: old_logp must be floating"):
-        function(logp, jnp.ones(SHAPE, int), advantages, MASK, **options)
+    arrays = {"logp": logp, "old_logp": old, "advantages": advantages, "mask": MASK}
+    integers = jnp.ones(SHAPE, int)
+    for argument, bad, error, message in (
+        ("old_logp", old[..., :4], ValueError, r".*logp \(2, 3, 5\).*old_logp \(2, 3, 4\)"),
+        ("mask", MASK[..., :1], ValueError, r".*mask \(2, 3, 1\)"),
+        ("mask", MASK.astype(np.float32), TypeError, "mask must be bool.*float32"),
+        ("mask", None, TypeError, "mask must be a bool array.*None"),
+        (
+            "advantages",
+            advantages[:, 0],
+            ValueError,
+            r"advantages .*\(2, 3, 5\).*\(2, 3\).*\(2,\)",
+        ),
+        ("advantages", integers[..., 0], TypeError, "advantages must be floating"),
+        ("logp", integers, TypeError, "logp must be floating"),
+        ("old_logp", integers, TypeError, "old_logp must be floating"),
+    ):
+        places = {**arrays, argument: bad}.values()
+        with pytest.raises(error, match=f"{function.__name__}: {message}"):
+            function(*places, **options)
 
 
 @pytest.mark.parametrize("name", ["reinforce", "ppo_clip", "dapo_clip"])

@@ -128,27 +128,37 @@ def test_soft_min_gradient_is_a_distribution_over_the_critics(alpha):
     np.testing.assert_allclose(gradient, jax.nn.softmax(-values / alpha), rtol=1e-4, atol=1e-6)
 
 
-def test_bad_input_is_named():
-    values, old, returns = make()
-    with pytest.raises(ValueError, match="value_loss: eps must be above 0"):
-        value_loss(values, old, returns, MASK, eps=0.0)
-    with pytest.raises(ValueError, match="value_loss: huber must be above 0"):
-        value_loss(values, old, returns, MASK, huber=-1.0)
-    with pytest.raises(ValueError, match="value_loss: combine must be one of 'max', 'mean'"):
-        value_loss(values, old, returns, MASK, combine="min")
-    with pytest.raises(ValueError, match="value_loss: combine='mean' has no effect without"):
-        value_loss(values, None, returns, MASK, combine="mean")
-    with pytest.raises(ValueError, match="value_loss: eps=0.5 has no effect without"):
-        value_loss(values, None, returns, MASK, eps=0.5)
-    with pytest.raises(ValueError, match="value_loss: .*old_values"):
-        value_loss(values, old[..., :2], returns, MASK)
-    with pytest.raises(ValueError, match="value_loss: returns must"):
-        value_loss(values, old, returns[..., :2], MASK)
+VALUES, OLD, RETURNS = make()
+
+
+@pytest.mark.parametrize(
+    ("message", "call"),
+    {
+        "value_loss: eps must be above 0": lambda: value_loss(VALUES, OLD, RETURNS, MASK, eps=0.0),
+        "value_loss: huber must be above 0": lambda: value_loss(
+            VALUES, OLD, RETURNS, MASK, huber=-1.0
+        ),
+        "value_loss: combine must be one of 'max', 'mean'": lambda: value_loss(
+            VALUES, OLD, RETURNS, MASK, combine="min"
+        ),
+        "value_loss: combine='mean' has no effect without": lambda: value_loss(
+            VALUES, None, RETURNS, MASK, combine="mean"
+        ),
+        "value_loss: eps=0.5 has no effect without": lambda: value_loss(
+            VALUES, None, RETURNS, MASK, eps=0.5
+        ),
+        "value_loss: .*old_values": lambda: value_loss(VALUES, OLD[..., :2], RETURNS, MASK),
+        "value_loss: returns must": lambda: value_loss(VALUES, OLD, RETURNS[..., :2], MASK),
+        "soft_min: alpha must be above 0": lambda: soft_min(VALUES, alpha=0.0),
+        "soft_min: alpha must be finite": lambda: soft_min(VALUES, alpha=np.inf),
+        "soft_min: values must have at least 1 axis": lambda: soft_min(jnp.float32(0.0)),
+    }.items(),
+)
+def test_bad_values_are_named(message, call):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_a_mask_of_integers_is_named():
     with pytest.raises(TypeError, match="value_loss: mask must be bool"):
-        value_loss(values, old, returns, MASK.astype(int))
-    with pytest.raises(ValueError, match="soft_min: alpha must be above 0"):
-        soft_min(values, alpha=0.0)
-    with pytest.raises(ValueError, match="soft_min: alpha must be finite"):
-        soft_min(values, alpha=np.inf)
-    with pytest.raises(ValueError, match="soft_min: values must have at least 1 axis"):
-        soft_min(jnp.float32(0.0))
+        value_loss(VALUES, OLD, RETURNS, MASK.astype(int))
