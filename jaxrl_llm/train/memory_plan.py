@@ -384,14 +384,16 @@ class _Run(NamedTuple):
     """A run as the formulas read it."""
 
     config: TrainConfig
+    inputs: PlanInputs
     recipe: Any
-    model: Model  # without an adapter
-    base: ArrayTree  # shapes of its parameters
-    params: ArrayTree  # the same with the adapter, if the run has one
+    params: ArrayTree  # shapes, with those of the adapter if the run has one
     trained: ArrayTree  # those that move
-    longest_prompt: int  # tokens
-    num_held_out: int  # questions
     mesh: dict[str, int]  # sizes of the axes
+
+    @property
+    def model(self) -> Model:
+        """The model, without an adapter."""
+        return self.inputs.model
 
     @property
     def shards(self) -> int:
@@ -414,20 +416,9 @@ class _Run(NamedTuple):
 
 
 def _make_run(config: TrainConfig, inputs: PlanInputs) -> _Run:
-    model, base = inputs.model, inputs.params
-    recipe = find_recipe(config.recipe, config.sampling)
-    params = jax.eval_shape(lambda p: with_adapter(model, p, config.lora)[1], base)
-    return _Run(
-        config,
-        recipe,
-        model,
-        base,
-        params,
-        trainable(params),
-        inputs.longest_prompt,
-        inputs.num_held_out,
-        dataclasses.asdict(config.mesh),
-    )
+    recipe, mesh = find_recipe(config.recipe, config.sampling), dataclasses.asdict(config.mesh)
+    params = jax.eval_shape(lambda p: with_adapter(inputs.model, p, config.lora)[1], inputs.params)
+    return _Run(config, inputs, recipe, params, trainable(params), mesh)
 
 
 def make_plan(config: TrainConfig, inputs: PlanInputs, *, accelerator: bool | None = None) -> Plan:
@@ -452,7 +443,7 @@ def make_plan(config: TrainConfig, inputs: PlanInputs, *, accelerator: bool | No
     loading, sampler = {}, {}
     if not isinstance(config.model, str) and isinstance(run.params, Adapted):
         # A function's weights are float32; those that stay frozen are cast once all are there.
-        loaded, cast = run.bytes_of(run.base), run.bytes_of(run.params.base)
+        loaded, cast = run.bytes_of(run.inputs.params), run.bytes_of(run.params.base)
         if cast < loaded:
             loading = {"weights in float32": loaded, "weights as kept": cast}
     separate = config.asynchrony.sampler_devices is not None
@@ -512,7 +503,7 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
         return {"gradients": run.bytes_of(run.trained), "noise of an update": noise}
     sizes = {"gradients": _gradient_bytes(run, run.trained)}
     if recipe.critic is not None:  # all of a model, whatever of the policy moves
-        sizes["gradients of the critic"] = _gradient_bytes(run, run.base)
+        sizes["gradients of the critic"] = _gradient_bytes(run, run.inputs.params)
     if not run.unknown_sizes:
         prompts = -(-config.prompts_per_step // (config.microbatches * run.shards))
         sizes["activations"] = activation_bytes(
@@ -520,7 +511,7 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
             BatchShape(
                 prompts,
                 config.sampling.group_size,
-                run.longest_prompt,
+                run.inputs.longest_prompt,
                 config.sampling.max_new_tokens,
             ),
             remat=config.remat,
@@ -542,18 +533,18 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
     support, parts = each * tokens // run.shards, config.microbatches
     sizes["support of tokens"] = 2 * support if parts == 1 else 3 * support + support // parts
     if run.itemsize < 4 and (config.lora.rank is None or recipe.critic is not None):
-        matrices = jax.tree.map(lambda x: x if x.ndim > 1 else None, run.base)
+        matrices = jax.tree.map(lambda x: x if x.ndim > 1 else None, run.inputs.params)
         sizes["weights as multiplied"] = run.bytes_of(matrices) * run.itemsize // 4
     if run.mesh["fsdp"] > 1:  # of other devices: two layers and what is no layer, or everything
         across = run._replace(mesh=dict.fromkeys(AXES, 1) | {"tensor": run.mesh["tensor"]})
-        layers = run.base.get("layers") if isinstance(run.base, Mapping) else None
+        layers = run.inputs.params.get("layers") if isinstance(run.inputs.params, Mapping) else None
         if isinstance(layers, Mapping):
             layer = max(across.bytes_of(x) for x in layers.values())
-            table = across.bytes_of({k: x for k, x in run.base.items() if k != "layers"})
+            table = across.bytes_of({k: x for k, x in run.inputs.params.items() if k != "layers"})
             gathered = (2 * layer + table) * run.itemsize // 4 + table
         else:
-            everything = across.bytes_of(run.base)
-            gathered = everything if everything > run.bytes_of(run.base) else 0
+            everything = across.bytes_of(run.inputs.params)
+            gathered = everything if everything > run.bytes_of(run.inputs.params) else 0
         sizes["weights gathered"] = gathered
     required = ("gradients", "gradients of the critic", "activations", "logits")
     return {name: size for name, size in sizes.items() if size or name in required}
@@ -578,7 +569,7 @@ def _sampling_bytes(run: _Run) -> dict[str, int]:
     prompts, group_size, recipe = run.config.prompts_per_step, sampling.group_size, run.recipe
     shapes = []
     if evaluation.enabled:
-        greedy = min(prompts * group_size, max(run.num_held_out, 1))
+        greedy = min(prompts * group_size, max(run.inputs.num_held_out, 1))
         answers = prompts * (evaluation.samples or group_size)
         shapes.append(_decode_shape(run, greedy, greedy, 0.0))
         shapes.append(_decode_shape(run, prompts, answers, sampling.temperature))
@@ -641,7 +632,7 @@ def _decoding_bytes(run: _Run, shapes: list[DecodeShape]) -> dict[str, int]:
         cache_bytes(
             run.model.config,
             prompts=shape.rows,
-            prompt_length=run.longest_prompt,
+            prompt_length=run.inputs.longest_prompt,
             slots=shape.slots,
             length=run.config.sampling.max_new_tokens,
             recorded=shape.recorded,

@@ -314,7 +314,7 @@ def score_batch(
     def with_extras(extras):
         return batch.replace(extras={**batch.extras, **extras})
 
-    def of_parts(function):
+    def scored(function):
         return map_microbatches(function, batch, microbatches)
 
     if stale and not recipe.reads_behavior and batch.old_logp is None:
@@ -324,7 +324,7 @@ def score_batch(
     hidden_sq = "hidden_sq" in needs and "hidden_sq" not in batch.extras
     statistics = absent("old_policy")
     if old_logp or entropy or hidden_sq or statistics:
-        scores = of_parts(lambda part: scorer(state.policy, part, statistics, hidden_sq=hidden_sq))
+        scores = scored(lambda part: scorer(state.policy, part, statistics, hidden_sq=hidden_sq))
         if old_logp:
             batch = batch.replace(old_logp=scores.logp)
         computed = scores.statistics | ({"old_entropy": scores.entropy} if entropy else {})
@@ -343,12 +343,12 @@ def score_batch(
         )
     if teacher:
         params = state.with_base(state.reference) if moving else state.policy
-        batch = with_extras(of_parts(lambda part: scorer.teacher(params, part, teacher)))
+        batch = with_extras(scored(lambda part: scorer.teacher(params, part, teacher)))
 
     if recipe.critic is not None and "old_values" not in batch.extras:
         critic, body = state.critic, critic_model or scorer.model
         params = critic.params if recipe.critic.target_rate is None else critic.target
-        values = of_parts(lambda part: critic_values(body, params, part))
+        values = scored(lambda part: critic_values(body, params, part))
         batch = with_extras({"old_values": values, "values": recipe.critic.combine(values)})
     return batch
 
