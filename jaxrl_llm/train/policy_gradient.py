@@ -10,15 +10,19 @@
 :func:`make_step` compiles all of it. :func:`score_batch`, :func:`make_gradients` and
 :func:`apply_gradients` are its steps, for a loop that you write.
 
-Shared arguments: ``model``; ``recipe``, the method; ``optimizer``, any optax transformation,
-clipping and schedule included; ``batch`` ``[P, G, T]``; ``scorer``, the model and how the policy is
-scored; ``microbatches``, slices of the batch that are in memory one after the other and divide P;
-``temperature`` of the policy that is trained, that of the sampler; ``mesh`` that state and batch
-live on; ``remat``, what the backward pass keeps of a layer: "none", "dots" or "full" (recompute
-all); ``chunk_size`` as of ``logprobs``, which chooses if it is None, a bound on the logits in
-memory; ``shared_prefix_len``, how many first tokens the prompts of every batch share, which are
-computed once for all of them; ``critic_optimizer``, for a recipe with a critic, the one passed to
-``init_state``; ``critic_model``, the critic's body, if it is another model than the policy.
+Shared arguments:
+
+- ``model``, ``recipe``, ``optimizer``: any optax transformation, clipping and schedule included.
+- ``batch``: ``[P, G, T]``. ``scorer``: the model and how the policy is scored.
+- ``microbatches``: into how many the batch is divided; one is in memory at a time. It divides P.
+- ``temperature``: of the policy that is trained, that of the sampler.
+- ``mesh``: what state and batch live on.
+- ``remat``: what the backward pass keeps of a layer: "none", "dots" or "full" (recompute all).
+- ``chunk_size``: as of ``logprobs``, which chooses if it is None; it bounds the logits in memory.
+- ``shared_prefix_len``: how many first tokens the prompts of every batch share; the policy computes
+  them once for all prompts.
+- ``critic_optimizer``: for a recipe with a critic, the one passed to ``init_state``.
+- ``critic_model``: the critic's body, if it is another model than the policy.
 """
 
 from collections.abc import Callable

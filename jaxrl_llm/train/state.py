@@ -2,11 +2,15 @@
 
 Shapes and shardings alone are enough to compile or plan a step for a mesh of any size.
 
-Shared arguments: ``params``, those of the model, or their shapes; ``optimizer``, any optax
-transformation; ``recipe``, the method; ``mesh``, which need not be there where only shapes are
-asked for; ``rules``, how it splits parameters, the ``sharding_rules`` of the model; ``critic``, the
-parameters (or shapes) of :func:`~jaxrl_llm.train.init_critic` for a recipe with a critic, and
-``critic_optimizer``; ``reference``, where a reference that moves begins, by default the policy.
+Shared arguments:
+
+- ``params``: those of the model, or their shapes.
+- ``optimizer``, ``recipe``: any optax transformation, and the method.
+- ``mesh``: it need not be there where only shapes are asked for.
+- ``rules``: how the mesh splits parameters, the ``sharding_rules`` of the model.
+- ``critic``, ``critic_optimizer``: for a recipe with a critic, parameters (or shapes) from
+  :func:`~jaxrl_llm.train.init_critic`.
+- ``reference``: where a reference that moves begins, by default the policy.
 """
 
 import functools
