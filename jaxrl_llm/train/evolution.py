@@ -64,18 +64,11 @@ def make_evolution_step(
       >>> model, params = jr.testing.tiny_model()
       >>> recipe, optimizer = jr.recipes.eggroll(sigma=0.01), optax.sgd(0.5)
       >>> state = jr.train.init_state(params, optimizer, recipe, key=jax.random.key(0))
-      >>> sample = jr.rollout.make_population_sampler(model, max_new_tokens=4)
-      >>> step = jr.train.make_evolution_step(recipe, optimizer)
-      >>> prompts, members = [[1, 2, 3], [4]], jnp.arange(8)
-      >>> classes = recipe.classes(params)
-      >>> delta = jax.jit(lambda state: recipe.delta(
-      ...     state.params, classes, state.key, state.step, members))(state)
-      >>> rollout = sample(state.params, delta, state.key, prompts)
+      >>> population = jr.train.make_population(model, recipe, group_size=4, max_new_tokens=4)
+      >>> rollout = population(state.params, state.key, [[1, 2, 3], [4]])
       >>> scores = (rollout.tokens > 100).mean(axis=-1, dtype=jnp.float32)
-      >>> batch = jr.recipes.Batch(
-      ...     tokens=rollout.tokens, mask=rollout.mask, rewards=scores,
-      ...     where=jnp.ones_like(scores, bool), prompt_tokens=rollout.prompt_tokens,
-      ...     prompt_mask=rollout.prompt_mask)
+      >>> batch = jr.recipes.Batch.from_rollout(rollout, scores)
+      >>> step = jr.train.make_evolution_step(recipe, optimizer)
       >>> state, metrics = step(state, batch)
       >>> int(state.step), float(metrics["missing"])
       (1, 0.0)
