@@ -98,7 +98,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _sentence(error: BaseException) -> str:
-    """An error on one line; its type is named where the message alone would say little."""
+    """An error on one line; its type is named where the message alone is not clear."""
     text = " ".join(str(error).split())
     clear = isinstance(error, UsageError | ValueError | TypeError | OSError | RuntimeError)
     if text and (clear or isinstance(error, ImportError)):

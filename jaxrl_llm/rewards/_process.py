@@ -126,7 +126,7 @@ def _forward(stream, messages: queue.SimpleQueue) -> None:
 
 
 def sendable(function: Callable | str) -> str | bytes:
-    """What a worker needs to find the function, or a ValueError that says why it cannot."""
+    """What a worker needs to find the function, or a ValueError with the reason why it cannot."""
     if isinstance(function, str):
         module, colon, name = function.partition(":")
         if not (module and colon and name):

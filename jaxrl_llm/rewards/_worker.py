@@ -63,7 +63,7 @@ def _explain(error: BaseException) -> str:
 
 
 def main() -> None:
-    """Loads the function, says so, then answers calls until the parent closes the stream."""
+    """Loads the function, reports it, then answers calls until the parent closes the stream."""
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     # What the function reads or prints must not get into the messages.
     nothing = os.open(os.devnull, os.O_RDWR)

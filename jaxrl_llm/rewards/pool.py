@@ -202,7 +202,7 @@ class VerifierPool:
         return [value if kind == "value" else FAILED for kind, value in outcomes]
 
     def _join(self, thread: threading.Thread) -> None:
-        """Waits for a thread as long as the pool gives signs of life."""
+        """Waits for a thread as long as the pool shows signs of life."""
         alive = True
         while alive:
             thread.join(timeout=min(self.patience, 1.0))
@@ -256,7 +256,7 @@ class VerifierPool:
                 break
             self._discard(process)
             process = self._start()
-            # A worker that died while idle says nothing about this completion: ask the next.
+            # The death of an idle worker is not due to this completion: ask the next.
             if kind != "gone":
                 break
         lost = ("crashed", "lost its process twice")

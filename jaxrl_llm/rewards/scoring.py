@@ -66,11 +66,8 @@ def in_batch(
         return reward.score_batch(prompts, completions, metadata)
     deadline = _BATCH_SECONDS if deadline is None else deadline
 
-    def score_batch(prompts, completions, metadata):
-        return reward.score_batch(prompts, completions, metadata)
-
     done: Future = _Threads().submit(
-        contextvars.copy_context().run, score_batch, prompts, completions, metadata
+        contextvars.copy_context().run, reward.score_batch, prompts, completions, metadata
     )
     try:
         return done.result(timeout=deadline)

@@ -44,8 +44,8 @@ _ROWS_READ = 8
 class Engine:
     """A model with the compiled functions that decode in slots; see :func:`make_engine`.
 
-    Methods that run on the device raise MemoryError if its memory is too small; the message says
-    for how many slots it has room.
+    Methods that run on the device raise MemoryError if its memory is too small; the message names
+    the number of slots for which it has room.
 
     Attributes:
       model: The model.

@@ -1,7 +1,8 @@
 """``Generation``: the host's loop around an engine, between two chunks of decoding.
 
-Methods that decode raise MemoryError if the device's memory is too small; the message says for how
-many slots it has room. Those that touch slots raise RuntimeError after an error that has lost them.
+Methods that decode raise MemoryError if the device's memory is too small; the message names the
+number of slots for which it has room. Those that touch slots raise RuntimeError after an error that
+has lost them.
 """
 
 from collections import ChainMap, deque

@@ -41,8 +41,7 @@ def out_of_memory(
 ) -> str:
     """The message for devices that are out of memory: how many rows of slots they have room for.
 
-    ``row_bytes`` are those of a row of slots; ``allocated`` says if the memory in use includes
-    them.
+    ``row_bytes`` are those of a row of slots; ``allocated`` is whether the memory in use has them.
     """
     text = (
         f"The engine's {rows} rows of {width} slots take {_gib(rows * row_bytes)} GiB for keys, "
