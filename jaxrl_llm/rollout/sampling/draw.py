@@ -60,18 +60,14 @@ def sample_from(logits: Array, uniform: Array) -> Array:
 
 
 class Drawn(NamedTuple):
-    """One token a row, with its statistics. An unused field costs nothing under ``jit``.
+    """One token a row with its statistics ``[...]``, as in :class:`~jaxrl_llm.rollout.Rollout`.
 
-    Attributes:
-      tokens: int32 ``[...]``.
-      behavior_logp: float32 ``[...]``, log-probability under the distribution really sampled, with
-        penalty, temperature and truncation applied; 0 for greedy rows.
-      model_logp: float32 ``[...]``, under the plain model at temperature 1; non-finite where a
-        logit of the row is.
-      log_kept: float32 ``[...]``, log of the tempered mass that truncation leaves.
-      entropy: float32 ``[...]`` of the distribution really sampled, in nats.
-      support: The tokens that could have been drawn, or None where no option truncates: as ids
-        where ``top_k`` bounds their number, else as bits.
+    An unused field costs nothing under ``jit``. ``behavior_logp`` has penalty, temperature and
+    truncation applied; ``model_logp`` is non-finite where a logit of the row is. ``entropy`` is
+    float32 of the distribution really sampled, in nats. ``support`` holds the tokens that could
+    have been drawn, or is None where no option truncates: as ids where ``top_k`` bounds their
+      number, else
+    as bits.
     """
 
     tokens: Array
