@@ -65,9 +65,8 @@ class Drawn(NamedTuple):
     An unused field costs nothing under ``jit``. ``behavior_logp`` has penalty, temperature and
     truncation applied; ``model_logp`` is non-finite where a logit of the row is. ``entropy`` is
     float32 of the distribution really sampled, in nats. ``support`` holds the tokens that could
-    have been drawn, or is None where no option truncates: as ids where ``top_k`` bounds their
-      number, else
-    as bits.
+    have been drawn, as ids where ``top_k`` bounds their number, else as bits; it is None where no
+    option truncates.
     """
 
     tokens: Array
