@@ -33,76 +33,84 @@ def test_a_good_batch_passes_unchanged():
     assert batch.tokens is a["tokens"]
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_reward_that_is_no_number(value):
-    a = arrays()
-    a["rewards"][1, 0] = value
-    with pytest.raises(ValueError, match=f"reward of prompt 'sum-23', rollout 0, is {value}"):
-        check(a)
-    with pytest.raises(ValueError, match="reward of prompt 1, rollout 0"):
-        check(a, prompt_ids=None)
-    a["where"][1, 0] = False
-    check(a)
+def put(field, place, value):
+    """A change of one cell, or of all that a place names."""
+
+    def change(a):
+        if field not in a:
+            a[field] = np.zeros((2, 2, 3), np.float32)
+        a[field][place] = value
+        return a
+
+    return change
 
 
-@pytest.mark.parametrize("token", [-1, 10])
-def test_token_outside_the_vocabulary(token):
+# What is refused, and where it is masked and so passes.
+VALUES = [
+    *(
+        (
+            put("rewards", (1, 0), value),
+            put("where", (1, 0), False),
+            f"reward of prompt 'sum-23', rollout 0, is {value}",
+        )
+        for value in (np.nan, np.inf)
+    ),
+    *(
+        (
+            put("tokens", (1, 1, 1), token),
+            put("mask", (1, 1, 1), False),
+            rf"a response of prompt 'sum-23' holds token {token} at \[1, 1\].*vocabulary of 10",
+        )
+        for token in (-1, 10)
+    ),
+    *(
+        (
+            put("prompt_tokens", (0, 3), token),
+            put("prompt_mask", (0, 3), False),
+            r"the text of prompt 'sum-17' .* at \[3\]",
+        )
+        for token in (-1, 10)
+    ),
+    *(
+        (
+            put(field, (0, 1, 2), value),
+            put("mask", (0, 1, 2), False),
+            f"{field} of prompt 'sum-17', rollout 1, token 2 is {value}",
+        )
+        for field in ("old_logp", "behavior_logp", "ref_logp")
+        for value in (np.nan, -np.inf)
+    ),
+    (
+        put("mask", 0, False),
+        put("where", 0, False),
+        "every token of prompt 'sum-17' is masked",
+    ),
+    (put("prompt_mask", 1, False), put("where", 1, False), "prompt 'sum-23' has no tokens"),
+]
+
+
+@pytest.mark.parametrize(("spoil", "leave_out", "words"), VALUES)
+def test_bad_values_are_named_and_masked_ones_are_not_read(spoil, leave_out, words):
     a = arrays()
-    a["tokens"][1, 1, 2] = token  # masked
-    check(a)
-    a["tokens"][1, 1, 1] = token
-    words = rf"a response of prompt 'sum-23' holds token {token} at \[1, 1\].*vocabulary of 10"
+    spoil(a)
     with pytest.raises(ValueError, match=words):
         check(a)
-    a = arrays()
-    a["prompt_tokens"][0, 3] = token
-    with pytest.raises(ValueError, match=r"the text of prompt 'sum-17' .* at \[3\]"):
-        check(a)
-
-
-def test_empty_batch():
-    a = {k: v[:0] for k, v in arrays().items()}
-    with pytest.raises(ValueError, match=r"batch is empty.*\(0, 2, 3\)"):
-        check(a, prompt_ids=[])
-
-
-def test_nothing_takes_part():
-    a = arrays()
-    a["where"][:] = False
-    with pytest.raises(ValueError, match="no rollout takes part"):
-        check(a)
-
-
-def test_all_tokens_of_a_prompt_masked():
-    a = arrays()
-    a["mask"][0] = False
-    with pytest.raises(ValueError, match="every token of prompt 'sum-17' is masked"):
-        check(a)
-    a["where"][0] = False
+    leave_out(a)
     check(a)
 
 
-def test_prompt_without_tokens():
-    a = arrays()
-    a["prompt_mask"][1] = False
-    with pytest.raises(ValueError, match="prompt 'sum-23' has no tokens"):
-        check(a)
-
-
-@pytest.mark.parametrize("field", ["old_logp", "behavior_logp", "ref_logp"])
-def test_logp_that_is_no_number(field):
-    a = arrays()
-    a[field] = np.zeros((2, 2, 3), np.float32)
-    a[field][1, 1, 2] = np.nan  # masked
-    check(a)
-    a[field][0, 1, 2] = -np.inf
-    with pytest.raises(ValueError, match=f"{field} of prompt 'sum-17', rollout 1, token 2 is -inf"):
-        check(a)
-
-
-def test_names_must_fit():
-    with pytest.raises(ValueError, match="3 names for 2 prompts"):
-        check(arrays(), prompt_ids=["a", "b", "c"])
+@pytest.mark.parametrize(
+    ("change", "prompt_ids", "words"),
+    [
+        (put("rewards", (1, 0), np.nan), None, "reward of prompt 1, rollout 0"),
+        (lambda a: {k: v[:0] for k, v in a.items()}, [], r"batch is empty.*\(0, 2, 3\)"),
+        (put("where", ..., False), IDS, "no rollout takes part"),
+        (lambda a: a, ["a", "b", "c"], "3 names for 2 prompts"),
+    ],
+)
+def test_what_a_batch_cannot_be(change, prompt_ids, words):
+    with pytest.raises(ValueError, match=words):
+        check(change(arrays()), prompt_ids=prompt_ids)
 
 
 @pytest.mark.parametrize(

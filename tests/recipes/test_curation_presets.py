@@ -238,40 +238,6 @@ def test_dynamic_sampling_looks_at_the_named_column():
     assert not recipe.prepare(agreeing, recipe.init())[0].where.any()
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"metric": "accuracy"}, "metric='accuracy' has no effect without dynamic_sampling"),
-        ({"max_length": 8}, "max_length and overlong_buffer go together"),
-        ({"overlong_buffer": 8}, "max_length and overlong_buffer go together"),
-        ({"overlong_factor": 2.0}, "overlong_factor=2 has no effect"),
-        ({"max_length": 4, "overlong_buffer": 8}, "buffer must not exceed max_length"),
-    ],
-)
-def test_dapo_refuses_options_that_do_nothing(options, words):
-    with pytest.raises(ValueError, match=words):
-        jr.recipes.dapo(**options)
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: jr.recipes.fapo(lam=-1.0), "lam must not be negative"),
-        (lambda: jr.recipes.d3s(steps=0), "steps must be above 0"),
-        (lambda: jr.recipes.d3s(rollouts=(0.5, 1.5)), r"rollouts must be in \[0, 1\]"),
-        (lambda: jr.recipes.d3s(scope="prompt"), "scope must be one of"),
-        (lambda: jr.recipes.capo(tau_h=0.0), "tau_h must be above 0"),
-        (lambda: jr.recipes.brorl(reset_every=0), "reset_every must be above 0"),
-        (lambda: jr.recipes.brorl(cap=0.0), "cap"),
-        (lambda: jr.recipes.brorl(kl_coef=-1.0), "brorl: kl_coef must not be negative"),
-        (lambda: jr.recipes.dars(eps_low=-0.1), "eps_low must not be negative"),
-    ],
-)
-def test_options_out_of_range_are_refused_when_the_recipe_is_made(make, words):
-    with pytest.raises(ValueError, match=words):
-        make()
-
-
 def test_brorl_without_a_penalty_has_no_reference():
     free = jr.recipes.brorl(kl_coef=0.0)
     assert (

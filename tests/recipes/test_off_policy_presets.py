@@ -225,32 +225,3 @@ def test_the_baseline_still_sees_what_the_correction_drops():
     want, _ = plain.prepare(batch, plain.init())
     np.testing.assert_allclose(ready.advantages, want.advantages, rtol=1e-6)
     assert ready.mask.sum() < want.mask.sum()
-
-
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: jr.recipes.rollout_correction(cap=0.5), "cap must be at least 1"),
-        (lambda: jr.recipes.rollout_correction(level="batch"), "level must be one of"),
-        (lambda: jr.recipes.rollout_correction(keep_denominator=True), "has no effect"),
-        (lambda: jr.recipes.rollout_correction(off_policy_threshold=-1.0), "must not be negative"),
-        (lambda: jr.recipes.icepop(lower=1.5), "must have 1 between them"),
-        (lambda: jr.recipes.areal(m2_threshold=0.0), "threshold must be above 0"),
-        (lambda: jr.recipes.areal(cap=0.5), "must have 1 between them"),
-        (lambda: jr.recipes.vespo(lambda_pos=0.0), "lambda_pos must be above 0"),
-        (lambda: jr.recipes.vcpo(rho_base=0.0), "rho_base must be above 0"),
-    ],
-)
-def test_options_out_of_range_are_refused_when_the_recipe_is_made(make, words):
-    with pytest.raises(ValueError, match=words):
-        make()
-
-
-def test_vespo_takes_no_correction_beside_it():
-    with pytest.raises(ValueError, match="would count the same mismatch twice"):
-        jr.recipes.vespo().replace(correction=jr.corrections.rollout_correction)
-
-
-def test_vcpo_serves_one_update_a_batch():
-    with pytest.raises(ValueError, match="surrogate without a ratio"):
-        jr.recipes.vcpo().check_passes(1, 2)

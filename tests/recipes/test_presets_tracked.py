@@ -324,35 +324,11 @@ def test_temperatures_reach_the_statistics_of_the_old_policy():
         np.testing.assert_allclose(scored[name](logits, targets), [expected], rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "words"),
-    [
-        ("ace", {"alpha": -1.0}, "ace: alpha must not be negative"),
-        ("dcpo_distribution", {"hot": 0.5}, "dcpo_distribution: cold must be below hot"),
-        ("dcpo_distribution", {"max_gap": -1.0}, "max_gap must not be negative"),
-        ("hbpo", {"length": 0}, "must be above 0"),
-        ("mssr", {"num_prompts": 0}, "num_prompts must be an integer of 1 or more"),
-        ("mssr", {"num_prompts": 1, "entropy": "both"}, "mssr: entropy must be one of"),
-        ("mssr", {"num_prompts": 1, "kl_coef": -1.0}, "mssr: kl_coef must not be negative"),
-        ("spo_tracker", {"num_prompts": 1, "rho": 1.0}, r"spo_tracker: rho must be in \[0, 1\)"),
-        ("trloo", {"gamma": 2.0}, r"gamma must be in \[0, 1\]"),
-        ("trloo", {"singleton": "keep"}, "trloo: singleton must be one of"),
-        ("verpo", {"sigma": 0.0}, "density_weights: sigma must be above 0"),
-        ("xrpo", {"cap": -1.0}, "novelty_sharpening: cap must not be negative"),
-    ],
-)
-def test_options_out_of_range_are_refused_when_the_recipe_is_made(name, options, words):
-    with pytest.raises(ValueError, match=words):
-        PRESETS[name](**options)
-
-
 @pytest.mark.parametrize("name", ["spo_tracker", "mssr"])
 def test_one_rollout_a_prompt_is_enough(name):
     recipe = PRESETS[name](num_prompts=2)
     recipe.check_group_size(1)
     assert "prompt_ids" in recipe.required_fields
-    with pytest.raises(ValueError, match="compares the rollouts of one prompt"):
-        jr.recipes.xrpo().check_group_size(1)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,0 +1,225 @@
+"""What each preset asks of a batch and of a run, and the options that it refuses."""
+
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm.recipes import PRESETS, catalog
+
+CORRECTION = jr.corrections.rollout_correction
+
+# What the recipe of each preset requires beyond rewards, tokens and masks.
+REQUIRED = {
+    "ace": "old_logp ref_logp",
+    "adaptive_kl": "old_logp old_values ref_logp values",
+    "ampo": "entropy steered",
+    "areal": "behavior_logp old_logp",
+    "brorl": "behavior_logp old_logp ref_logp",
+    "capo": "hidden_sq old_logp sum_pi_cubed sum_pi_sq",
+    "clip_cov": "old_logp",
+    "d3s": "old_entropy",
+    "dcpo_distribution": "cold_logp hot_logp old_logp",
+    "dcpo_dynamic_clip": "prompt_ids",
+    "fapo": "flawed",
+    "gdpo": "reward_components",
+    "grpo": "ref_logp",
+    "hbpo": "budgets",
+    "icepop": "behavior_logp old_logp",
+    "icpo": "ref_logp steered",
+    "kl_cov": "old_logp",
+    "llds": "ref_logp",
+    "luffy_shaping": "entropy steered",
+    "mc_grpo": "ref_logp",
+    "minpro": "behavior_logp",
+    "mssr": "old_logp prompt_ids ref_logp",
+    "otb": "old_logp sum_pi_sq",
+    "ppo_max": "old_logp old_values ref_logp values",
+    "ps_grpo": "similarity",
+    "remax": "greedy_rewards",
+    "remix": "behavior_logp ref_logp",
+    "rollout_correction": "behavior_logp old_logp",
+    "rover": "old_mean_log_probs",
+    "safe": "entropy old_entropy old_logp old_values ref_logp values",
+    "sdpo": "has_teacher teacher_logp top_ids",
+    "spo_tracker": "prompt_ids",
+    "srpo": "has_teacher teacher_entropy teacher_logp top_ids",
+    "trloo": "turn_ids turn_rewards turn_where",
+    "ulorl": "old_entropy old_logp",
+    "v05_baseline": "prior",
+    "vcpo": "behavior_logp old_logp",
+    "verpo": "test_passes test_where turn_ids turn_where",
+    "vespo": "behavior_logp",
+    "xrpo": "old_logp",
+}
+# Those that come with the data, the sampler or the rewards; the train step computes the others.
+WITH_THE_BATCH = """
+    behavior_logp budgets flawed greedy_rewards has_teacher prior prompt_ids reward_components
+    similarity steered test_passes test_where turn_ids turn_rewards turn_where
+"""
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_what_a_preset_requires(name):
+    recipe = catalog.preset(name, length=8, num_prompts=4)
+    required = set(REQUIRED.get(name, "").split())
+    assert recipe.required_fields == required
+    assert recipe.required_fields - recipe.step_fields == required & set(WITH_THE_BATCH.split())
+
+
+@pytest.mark.parametrize(
+    ("trait", "value", "names"),
+    [
+        (
+            "group_relative",
+            False,
+            "adaptive_kl mssr otr ppo_max reinforce_pp remax safe sdpo spo_tracker v05_baseline",
+        ),
+        ("uses_ratio", False, "gpg opo otr remax rloo vcpo"),
+        ("draws", True, "clip_cov icpo mc_grpo"),
+    ],
+)
+def test_presets_without_a_group_or_a_ratio_and_those_that_draw(trait, value, names):
+    made = [catalog.preset(name, length=8, num_prompts=4) for name in PRESETS]
+    assert [r.name for r in made if getattr(r, trait) is value] == names.split()
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: jr.recipes.remax(kl_coef=-1.0), "remax: kl_coef must not be negative"),
+        (lambda: jr.recipes.reinforce_pp(gamma=1.5), r"gamma must be in \[0, 1\]"),
+        (lambda: jr.recipes.reinforce_pp(kl_coef=-0.1), "kl_coef must not be negative"),
+        (lambda: jr.recipes.reinforce_pp_baseline(norm="tokens"), "norm must be one of"),
+        (lambda: jr.recipes.otb(eps_low=-0.1), "eps_low must not be negative"),
+        (lambda: jr.recipes.gpg(mode="all"), "mode must be one of"),
+        (lambda: jr.recipes.ppo_max(lam=2.0), r"lam must be in \[0, 1\]"),
+        (lambda: jr.recipes.ppo_max(value_eps=0.0), "ppo_max: value_eps must be above 0"),
+        (lambda: jr.recipes.ppo_max(score_clip=0.0), "clip must be above 0"),
+        (lambda: jr.recipes.ppo_max(advantage_clip=-1.0), "bound must be above 0"),
+        (lambda: jr.recipes.mc_grpo(kl_coef=-1.0), "mc_grpo: kl_coef must not be negative"),
+        (lambda: jr.recipes.mc_grpo(scale="none", eps=0.1), "eps=0.1 has no effect"),
+        (lambda: jr.recipes.mc_grpo(scale="mean"), "mc_grpo: scale must be one of"),
+        (lambda: jr.recipes.gdpo(batch_norm="group"), "gdpo: batch_norm must be one of"),
+        (lambda: jr.recipes.passk_training(k=0), "k must be at least 1"),
+        (lambda: jr.recipes.pkpo(k=0), "k must be at least 1"),
+        (lambda: jr.recipes.maxrl(scale="std"), "maxrl: scale must be one of"),
+        (lambda: jr.recipes.v05_baseline(var="none"), "var must be one of"),
+        (lambda: jr.recipes.jspo(eps_low=-0.1), "eps_low must not be negative"),
+        (lambda: jr.recipes.grpo_passk(scale="batch"), "scale must be one of"),
+        (lambda: jr.recipes.drpo_len(length=0), "length must be above 0"),
+        (lambda: jr.recipes.drpo_len(length=8, tau=0.0), "tau must be above 0"),
+        (lambda: jr.recipes.drpo_len(length=8, beta=-1.0), "beta must not be negative"),
+        (lambda: jr.recipes.drpo_len(length=8, kl_estimator="k2"), "estimator must be one of"),
+        (lambda: jr.recipes.fapo(lam=-1.0), "lam must not be negative"),
+        (lambda: jr.recipes.d3s(steps=0), "steps must be above 0"),
+        (lambda: jr.recipes.d3s(rollouts=(0.5, 1.5)), r"rollouts must be in \[0, 1\]"),
+        (lambda: jr.recipes.d3s(scope="prompt"), "scope must be one of"),
+        (lambda: jr.recipes.capo(tau_h=0.0), "tau_h must be above 0"),
+        (lambda: jr.recipes.brorl(reset_every=0), "reset_every must be above 0"),
+        (lambda: jr.recipes.brorl(cap=0.0), "cap"),
+        (lambda: jr.recipes.brorl(kl_coef=-1.0), "brorl: kl_coef must not be negative"),
+        (lambda: jr.recipes.dars(eps_low=-0.1), "eps_low must not be negative"),
+        (lambda: jr.recipes.rollout_correction(cap=0.5), "cap must be at least 1"),
+        (lambda: jr.recipes.rollout_correction(level="batch"), "level must be one of"),
+        (lambda: jr.recipes.rollout_correction(keep_denominator=True), "has no effect"),
+        (lambda: jr.recipes.rollout_correction(off_policy_threshold=-1.0), "must not be negative"),
+        (lambda: jr.recipes.icepop(lower=1.5), "must have 1 between them"),
+        (lambda: jr.recipes.areal(m2_threshold=0.0), "threshold must be above 0"),
+        (lambda: jr.recipes.areal(cap=0.5), "must have 1 between them"),
+        (lambda: jr.recipes.vespo(lambda_pos=0.0), "lambda_pos must be above 0"),
+        (lambda: jr.recipes.vcpo(rho_base=0.0), "rho_base must be above 0"),
+        (lambda: jr.recipes.grpo(kl_coef=-1.0), "kl_coef must not be negative"),
+        (lambda: jr.recipes.dr_grpo(length=0), "length must be above 0"),
+        (lambda: jr.recipes.dr_grpo(length=8, eps_low=-0.1), "eps_low must not be negative"),
+        (lambda: jr.recipes.cispo(w_min=2.0, w_max=1.0), "w_min"),
+        (lambda: jr.recipes.gspo(eps_high=-1.0), "eps_high must not be negative"),
+        (lambda: jr.recipes.dapo(dual_clip=0.5), "dual_clip must be above 1"),
+        (lambda: jr.recipes.sapo(tau_pos=0.0), "tau_pos must be above 0"),
+        (lambda: jr.recipes.luspo(eps_low=-0.1), "luspo: eps_low must not be negative"),
+        (lambda: jr.recipes.gmpo(eps_high=-0.1), "gmpo: eps_high must not be negative"),
+        (lambda: jr.recipes.dispo(eps_pos=(0.1, -0.1)), "dispo: eps_pos"),
+        (lambda: jr.recipes.minpro(w_min=6.0), "minpro: w_min must not be above w_max"),
+        (lambda: jr.recipes.clip_cov(ratio=0.0), "clip_cov_selection: ratio must be above 0"),
+        (
+            lambda: jr.recipes.clip_cov(lower=9.0),
+            "clip_cov_selection: lower must not be above upper",
+        ),
+        (lambda: jr.recipes.kl_cov(coef=-1.0), "kl_cov: coef must not be negative"),
+        (lambda: jr.recipes.gbpo(eps_low=-0.1), "gbpo: eps_low must not be negative"),
+        (lambda: jr.recipes.remix(entropy_coef=-1.0), "entropy_bonus: coef must not be negative"),
+        (lambda: jr.recipes.remix(reset_every=0), "remix: reset_every must be above 0"),
+        (
+            lambda: jr.recipes.dcpo_dynamic_clip(num_prompts=4, r_max=0.5),
+            "r_max must be at least 1",
+        ),
+        (lambda: jr.recipes.ace(alpha=-1.0), "ace: alpha must not be negative"),
+        (
+            lambda: jr.recipes.dcpo_distribution(hot=0.5),
+            "dcpo_distribution: cold must be below hot",
+        ),
+        (lambda: jr.recipes.dcpo_distribution(max_gap=-1.0), "max_gap must not be negative"),
+        (lambda: jr.recipes.hbpo(length=0), "must be above 0"),
+        (lambda: jr.recipes.mssr(num_prompts=0), "num_prompts must be an integer of 1 or more"),
+        (lambda: jr.recipes.mssr(num_prompts=1, entropy="both"), "mssr: entropy must be one of"),
+        (
+            lambda: jr.recipes.mssr(num_prompts=1, kl_coef=-1.0),
+            "mssr: kl_coef must not be negative",
+        ),
+        (
+            lambda: jr.recipes.spo_tracker(num_prompts=1, rho=1.0),
+            r"spo_tracker: rho must be in \[0, 1\)",
+        ),
+        (lambda: jr.recipes.trloo(gamma=2.0), r"gamma must be in \[0, 1\]"),
+        (lambda: jr.recipes.trloo(singleton="keep"), "trloo: singleton must be one of"),
+        (lambda: jr.recipes.verpo(sigma=0.0), "density_weights: sigma must be above 0"),
+        (lambda: jr.recipes.xrpo(cap=-1.0), "novelty_sharpening: cap must not be negative"),
+        (
+            lambda: jr.recipes.dapo(metric="accuracy"),
+            "metric='accuracy' has no effect without dynamic_sampling",
+        ),
+        (lambda: jr.recipes.dapo(max_length=8), "max_length and overlong_buffer go together"),
+        (lambda: jr.recipes.dapo(overlong_buffer=8), "max_length and overlong_buffer go together"),
+        (lambda: jr.recipes.dapo(overlong_factor=2.0), "overlong_factor=2 has no effect"),
+        (
+            lambda: jr.recipes.dapo(max_length=4, overlong_buffer=8),
+            "buffer must not exceed max_length",
+        ),
+        (lambda: jr.recipes.ulorl(old="pois"), "ulorl: old must be one of 'recomputed', 'sampled'"),
+        (lambda: jr.recipes.ulorl(tau=0.0), r"tau must be in \(0, 1\]"),
+        (lambda: jr.recipes.ulorl(sigma=-1.0), "sigma must not be negative"),
+        (
+            lambda: jr.recipes.grpo(kl_coef=0.0, kl_estimator="k2"),
+            "grpo: kl_estimator has no effect with kl_coef=0",
+        ),
+        # Combinations.
+        *(
+            (
+                lambda make=make: make().replace(correction=CORRECTION),
+                "count the same mismatch twice",
+            )
+            for make in (jr.recipes.vespo, jr.recipes.remix, jr.recipes.minpro)
+        ),
+        *(
+            (lambda make=make: make().check_passes(2, 1), "surrogate without a ratio")
+            for make in (jr.recipes.vcpo, jr.recipes.remax, jr.recipes.opo, jr.recipes.gpg)
+        ),
+        *(
+            (lambda make=make: make().check_group_size(1), "compares the rollouts of one prompt")
+            for make in (jr.recipes.opo, jr.recipes.xrpo)
+        ),
+        (
+            lambda: jr.recipes.ulorl().replace(
+                surrogate=jr.surrogates.gspo, weights=jr.aggregate.sequence_mean
+            ),
+            "average away",
+        ),
+    ],
+)
+def test_what_is_refused(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+@pytest.mark.parametrize("make", [jr.recipes.dr_grpo, jr.recipes.drpo_len])
+def test_a_length_has_no_default(make):
+    with pytest.raises(TypeError, match="length"):
+        make()
