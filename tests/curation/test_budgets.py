@@ -187,26 +187,3 @@ def test_priority_spends_a_round_on_what_is_uncertain():
     assert counts.tolist() == [7, 4, 7]
     # Without two rollouts there is no interval: such a prompt goes first.
     assert greedy_allocate(table, total=10, start=jnp.array([4, 0, 4])).tolist() == [4, 2, 4]
-
-
-def test_bad_input():
-    with pytest.raises(TypeError, match="dars_extra_rollouts: accuracy must be floating point"):
-        dars_extra_rollouts(jnp.ones(2, int), rollouts=8, max_rollouts=8)
-    with pytest.raises(ValueError, match="max_rollouts must be at least rollouts; got 4 and 8"):
-        dars_extra_rollouts(jnp.ones(2), rollouts=8, max_rollouts=4)
-    with pytest.raises(ValueError, match="schedule must be one of 'equal', 'hardness'"):
-        dars_extra_rollouts(jnp.ones(2), rollouts=8, max_rollouts=8, schedule="hw")
-    with pytest.raises(ValueError, match="cumulative_advantage: rollouts must be above 0"):
-        cumulative_advantage(jnp.ones(2), rollouts=0)
-    gains = jnp.ones((2, 3))
-    with pytest.raises(ValueError, match="greedy_allocate: gains must have 2 axes"):
-        greedy_allocate(gains[0], total=1)
-    for options in ({"total": 1, "start": 1}, {"total": 99, "start": 4}, {"total": 9, "start": -1}):
-        with pytest.raises(ValueError, match="greedy_allocate: start=.* must be within"):
-            greedy_allocate(gains, **options)
-    with pytest.raises(ValueError, match=r"greedy_allocate: start must have shape \(2,\)"):
-        greedy_allocate(gains, total=3, start=jnp.ones(3, int))
-    with pytest.raises(ValueError, match=r"rollout_priority: level must be in \(0, 1\); got 0"):
-        rollout_priority(jnp.ones(2), jnp.ones(2, int), 3, level=0.0)
-    with pytest.raises(TypeError, match="rollout_priority: count must hold integers"):
-        rollout_priority(jnp.ones(2), jnp.ones(2), 3)

@@ -216,29 +216,3 @@ def test_sum_of_cubes():
         sum_pi_cubed(logits.astype(jnp.float32), jnp.array([1])), [0.352], rtol=1e-5
     )
     assert sum_pi_cubed(logits.astype(jnp.bfloat16), jnp.array([1])).dtype == jnp.float32
-
-
-def test_bad_input():
-    hidden, probs, actions, advantages, mask = batch()
-    arrays = (hidden, probs, actions, advantages, mask)
-    with pytest.raises(ValueError, match=r"capo_scores: hidden must have shape \(2, 3, 4\)"):
-        capo_scores(hidden[:1], *arrays[1:], lr=0.1)
-    with pytest.raises(TypeError, match="capo_scores: actions must hold integers"):
-        capo_scores(hidden, probs, mask * 1.0, advantages, mask, lr=0.1)
-    with pytest.raises(ValueError, match="fisher must be one of 'sample', 'full'"):
-        capo_scores(*arrays, lr=0.1, fisher="exact")
-    for option in ({"eps": 1e-6}, {"betas": (0.8, 0.9)}, {"support": np.zeros((2, 3, 5), int)}):
-        with pytest.raises(ValueError, match="has no effect without moments"):
-            capo_scores(*arrays, lr=0.1, **option)
-    with pytest.raises(ValueError, match="capo_mask: tau_f must be above 0"):
-        capo_mask(CapoScores(advantages, advantages), mask[:, 0], tau_h=1.0, tau_f=0.0)
-    sums = {"sum_pi_sq": hidden[..., 0], "sum_pi_cubed": hidden[..., 0]}
-    with pytest.raises(TypeError, match="capo_selection: old_logp must be an array; got NoneType"):
-        capo_selection(advantages, mask, old_logp=None, **sums, hidden_sq=1.0, lr=0.1)
-    with pytest.raises(ValueError, match="capo_selection: these must have one shape: old_logp"):
-        capo_selection(advantages, mask, old_logp=hidden, **sums, hidden_sq=1.0, lr=0.1)
-    for name in ("lr", "hidden_sq"):
-        sums = dict.fromkeys(("old_logp", "sum_pi_sq", "sum_pi_cubed"), hidden[..., 0])
-        options = {"lr": 0.1, "hidden_sq": 1.0} | {name: -1.0}
-        with pytest.raises(ValueError, match=f"capo_selection: {name} must not be negative"):
-            capo_selection(advantages, mask, **sums, **options)

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -82,18 +81,6 @@ def test_another_metric_than_the_reward():
     np.testing.assert_array_equal(where, kept)
 
 
-def test_bad_input_of_dynamic_sampling():
-    rewards = jnp.ones((2, 3))
-    with pytest.raises(TypeError, match="informative_groups: rewards must be floating point"):
-        informative_groups(jnp.ones((2, 3), int))
-    with pytest.raises(ValueError, match=r"rewards \(2, 3\), metric \(3,\)"):
-        informative_groups(rewards, metric=jnp.ones(3))
-    with pytest.raises(ValueError, match="name must be one of 'a', 'b'; got None"):
-        informative_groups(rewards, metric={"b": rewards, "a": rewards})
-    with pytest.raises(ValueError, match="name='a' has no effect"):
-        informative_groups(rewards, metric=rewards, name="a")
-
-
 @quick
 @given(keep=hnp.arrays(np.bool_, 6), target=st.sampled_from([1, 3, 6]))
 def test_compacting_keeps_the_first_kept_groups_in_order(keep, target):
@@ -118,26 +105,11 @@ def test_compacting_compiles_once_for_all_masks():
     assert function._cache_size() <= 1  # none where a long session evicted it
 
 
-def test_bad_input_of_compacting():
-    keep = jnp.ones(3, bool)
-    for target in (0, 4):
-        with pytest.raises(ValueError, match="compact_groups: n_target must be from 1 to 3"):
-            compact_groups(jnp.arange(3), keep, n_target=target)
-    with pytest.raises(ValueError, match=r"the 3 rows of keep; got shape \(2,\)"):
-        compact_groups({"x": jnp.arange(2)}, keep, n_target=1)
-    with pytest.raises(TypeError, match="compact_groups: keep must be bool"):
-        compact_groups(jnp.arange(3), jnp.ones(3), n_target=1)
-
-
 def test_truncated_responses_leave_the_mask():
     mask = jnp.array([[[True, True], [True, False]], [[True, True], [False, False]]])
     truncated = jnp.array([[False, True], [True, False]])
     keep = truncation_mask(jnp.full((2, 2), jnp.nan), mask, truncated=truncated)
     np.testing.assert_array_equal(keep, np.asarray(mask) & ~np.asarray(truncated)[..., None])
-    with pytest.raises(ValueError, match=r"truncated must have shape \(2, 2\); got \(2,\)"):
-        truncation_mask(truncated, mask, truncated=truncated[0])
-    with pytest.raises(TypeError, match="truncated must be bool"):
-        truncation_mask(truncated, mask, truncated=truncated * 1.0)
 
 
 def test_probability_of_keeping_by_coverage():
@@ -150,12 +122,6 @@ def test_probability_of_keeping_by_coverage():
         np.clip(coverage / 0.5, 0, 1),
         rtol=1e-6,
     )
-    with pytest.raises(ValueError, match="prs_keep_prob: width must be above 0"):
-        prs_keep_prob(coverage, right, width=0.0)
-    with pytest.raises(TypeError, match="prs_keep_prob: correct must be bool"):
-        prs_keep_prob(coverage, coverage)
-    with pytest.raises(TypeError, match="prs_where: coverage must be an array; got NoneType"):
-        prs_where(coverage, coverage=None, key=jax.random.key(0))
 
 
 def test_drawing_by_coverage_keeps_the_share_that_it_says():

@@ -105,7 +105,3 @@ def test_bad_input(changes, error, words):
     good = {"logp": LOGP, "entropy": jnp.ones(3), "mask": ALL, "rewards": ONE}
     with pytest.raises(error, match=words):
         mpt_mask(**{**good, **changes})
-    with pytest.raises(ValueError, match="advantages must have the shape of logp"):
-        mpt_advantages(
-            jnp.ones(2), ALL, rewards=ONE, old_logp=LOGP, old_entropy=jnp.ones(3), sigma=0.1
-        )

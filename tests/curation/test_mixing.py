@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -21,18 +20,12 @@ def test_stored_prompts_are_drawn_with_their_probability():
     np.testing.assert_allclose(masks.mean(0), 0.4, atol=0.05)
     assert not mix_source_mask(jax.random.key(0), prompts=5, probability=0.0).any()
     assert mix_source_mask(jax.random.key(0), prompts=5, probability=1.0).all()
-    with pytest.raises(ValueError, match=r"mix_source_mask: probability must be in \[0, 1\]"):
-        mix_source_mask(jax.random.key(0), prompts=5, probability=1.5)
-    with pytest.raises(ValueError, match=r"mix_source_mask: probability must be in \[0, 1\]"):
-        mix_source_mask(jax.random.key(0), prompts=5, probability=-0.5)
 
 
 def test_comprehension_is_the_mean_probability_of_the_answer():
     logp = jnp.log(jnp.array([[0.5, 0.25, 0.9], [0.1, 0.2, 0.3]])).at[1].set(jnp.nan)
     mask = jnp.array([[True, True, False], [False, False, False]])
     np.testing.assert_allclose(comprehension_score(logp, mask), [0.375, 0.0], rtol=1e-6)
-    with pytest.raises(ValueError, match="comprehension_score: these must have one shape"):
-        comprehension_score(logp, mask[:1])
 
 
 def test_only_groups_that_all_fail_take_teacher_answers():
@@ -66,25 +59,6 @@ def test_hybrid_injects_by_chance():
     )
     taken = draw(jax.random.split(jax.random.key(0), 2000)) >= 0
     np.testing.assert_allclose(taken.mean(), 0.3, atol=0.05)
-
-
-def test_bad_input_of_the_teachers():
-    rewards, scores = jnp.zeros((2, 3)), jnp.zeros((2, 4))
-    for k_max in (0, 4):
-        with pytest.raises(ValueError, match="ampo_select: k_max must be from 1 to 3"):
-            ampo_select(rewards, scores, k_max=k_max)
-    with pytest.raises(ValueError, match="hybrid' alone draws; this call needs a key"):
-        ampo_select(rewards, scores, mode="hybrid")
-    with pytest.raises(ValueError, match="has no use for a key, mode='adaptive'"):
-        ampo_select(rewards, scores, key=jax.random.key(0))
-    with pytest.raises(ValueError, match=r"ampo_select: scores must have shape \(2, 4\)"):
-        ampo_select(rewards, scores[:1])
-    with pytest.raises(ValueError, match="mode must be one of 'adaptive', 'hybrid', 'always'"):
-        ampo_select(rewards, scores, mode="adapt")
-    with pytest.raises(ValueError, match="probability has no effect with mode='always'"):
-        ampo_select(rewards, scores, mode="always", probability=0.3)
-    with pytest.raises(ValueError, match=r"ampo_select: probability must be in \[0, 1\]; got 3"):
-        ampo_select(rewards, scores, mode="hybrid", key=jax.random.key(0), probability=3.0)
 
 
 @quick
@@ -122,13 +96,3 @@ def test_all_steered_rejected_leaves_the_plain_group():
     assert kept.tolist() == [[True, True, False]]
     kept = icpo_merge(rewards, steered=steered, key=jax.random.key(0), delta=0.5)
     assert kept.sum() == 2 and kept[0, 2]
-
-
-def test_bad_input_of_the_merge():
-    rewards = jnp.zeros((2, 3))
-    with pytest.raises(TypeError, match="icpo_merge: steered must be an array; got NoneType"):
-        icpo_merge(jnp.ones((2, 3)), steered=None, key=jax.random.key(0))
-    with pytest.raises(TypeError, match="icpo_merge: steered must be bool"):
-        icpo_merge(rewards, steered=rewards, key=jax.random.key(0))
-    with pytest.raises(ValueError, match="icpo_merge: these must have one shape"):
-        icpo_merge(rewards, steered=jnp.ones((2, 2), bool), key=jax.random.key(0))

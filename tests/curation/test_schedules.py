@@ -23,8 +23,6 @@ def test_progress():
     np.testing.assert_allclose(
         training_progress(jnp.array([0, 5, 10, 99]), steps=10), [0, 0.5, 1, 1]
     )
-    with pytest.raises(ValueError, match="training_progress: steps must be above 0"):
-        training_progress(1, steps=0)
 
 
 def test_icpo_bonus_fades():
@@ -32,10 +30,6 @@ def test_icpo_bonus_fades():
     np.testing.assert_array_equal(icpo_bonus(steps), [2, 1.5, 1, 1])
     np.testing.assert_array_equal(icpo_bonus(steps, beta=0.0), [1, 1, 1, 1])
     np.testing.assert_allclose(icpo_bonus(50, beta=0.5, anneal=100), 1.25)
-    with pytest.raises(ValueError, match="icpo_bonus: beta must not be negative"):
-        icpo_bonus(0, beta=-1.0)
-    with pytest.raises(ValueError, match="icpo_bonus: anneal must be above 0"):
-        icpo_bonus(0, anneal=0)
 
 
 def test_a_schedule_as_a_controller_counts_its_steps():
@@ -48,12 +42,8 @@ def test_a_schedule_as_a_controller_counts_its_steps():
         values.append(float(value))
     assert values == [2.0, 1.5, 1.0, 1.0]
     assert clock == scheduled(icpo_bonus, anneal=2) != scheduled(icpo_bonus, anneal=3)
-    with pytest.raises(TypeError, match="icpo_bonus has no option 'anneall'"):
-        scheduled(icpo_bonus, anneall=3)
 
 
 def test_learning_rate_of_another_batch():
     assert sqrt_lr(1e-6, old_size=16, new_size=64) == pytest.approx(2e-6)
     assert sqrt_lr(1e-6, old_size=16, new_size=16) == 1e-6
-    with pytest.raises(ValueError, match="sqrt_lr: old_size must be above 0"):
-        sqrt_lr(1e-6, old_size=0, new_size=1)

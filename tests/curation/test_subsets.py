@@ -212,28 +212,3 @@ def test_token_advantages_count_with_their_mean():
     np.testing.assert_array_equal(
         d3s_selection(tokens, mask, **options), d3s_selection(advantages, mask, **options)
     )
-
-
-def test_bad_input():
-    advantages, mask, entropy = arrays()
-    with pytest.raises(TypeError, match="max_variance_subset: n must hold integers"):
-        max_variance_subset(jnp.ones(3), 1.5)
-    with pytest.raises(ValueError, match="max_variance_subset: n must not be negative"):
-        max_variance_subset(jnp.ones(3), -1)
-    with pytest.raises(ValueError, match=r"max_variance_subset: .*x \(3,\), where \(2,\)"):
-        max_variance_subset(jnp.ones(3), 1, where=jnp.ones(2, bool))
-    for size in (3, 1):
-        with pytest.raises(ValueError, match=r"n must be one number or have shape \(3, 1\)"):
-            max_variance_subset(jnp.ones((3, 2)), jnp.ones(size, int))
-    with pytest.raises(TypeError, match="d3s_selection: old_entropy must be an array"):
-        d3s_selection(advantages, mask, old_entropy=None)
-    with pytest.raises(ValueError, match=r"fraction must be in \[0, 1\]; got 1.5"):
-        top_fraction_token_mask(entropy, mask, 1.5)
-    with pytest.raises(TypeError, match="top_fraction_token_mask: mask must be bool"):
-        top_fraction_token_mask(entropy, entropy, 0.5)
-    with pytest.raises(ValueError, match="d3s_selection: scope must be one of 'batch', 'group'"):
-        d3s_selection(advantages, mask, old_entropy=entropy, scope="prompt")
-    with pytest.raises(ValueError, match=r"rollouts must be in \[0, 1\]; got 2"):
-        d3s_selection(advantages, mask, old_entropy=entropy, rollouts=(0.5, 2))
-    with pytest.raises(ValueError, match="d3s_selection: these must have one shape: old_entropy"):
-        d3s_selection(advantages, mask, old_entropy=entropy[:1])

@@ -93,17 +93,6 @@ def test_weights_of_nothing_and_all_zero():
     assert [float(x) for x in weight_metrics(jnp.zeros(3), jnp.ones(3, bool))] == [0, 0, 0, 0, 0, 1]
 
 
-def test_bad_input():
-    with pytest.raises(TypeError, match="mismatch_metrics: mask must be bool"):
-        mismatch_metrics(LOGP, BEHAVIOR, MASK * 1.0)
-    with pytest.raises(ValueError, match="mismatch_metrics: .*behavior_logp"):
-        mismatch_metrics(LOGP, BEHAVIOR[0], MASK)
-    with pytest.raises(TypeError, match="weight_metrics: weights must be floating point"):
-        weight_metrics(MASK, MASK)
-    with pytest.raises(ValueError, match="weight_metrics: these must have one shape"):
-        weight_metrics(LOGP[0], MASK)
-
-
 def test_rejection_metrics_count_what_each_rule_rejects():
     keep = np.array([[[1, 0, 1], [1, 1, 1]], [[1, 1, 1], [0, 1, 1]]], bool)
     rules = tuple((lambda old_logp, behavior_logp, mask, k=k: mask & k) for k in keep)
@@ -114,6 +103,23 @@ def test_rejection_metrics_count_what_each_rule_rejects():
     np.testing.assert_allclose([shares.any_tokens, shares.any_sequences], [0.4, 1.0])
     empty = rejection_metrics(np.zeros((2, 3)), np.zeros((2, 3)), mask & False, rules=rules)
     assert not np.concatenate([np.ravel(x) for x in empty]).any()
+
+
+ONES, TRUE = np.ones((2, 3)), np.ones((2, 3), bool)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (mismatch_metrics, TypeError, "mismatch_metrics: mask must be bool"),
+        (lambda x, y, _: mismatch_metrics(x, y[0], TRUE), ValueError, "metrics: .*behavior_logp"),
+        (lambda *_: weight_metrics(TRUE, TRUE), TypeError, "weights must be floating point"),
+        (lambda x, *_: weight_metrics(x[0], TRUE), ValueError, "these must have one shape"),
+    ],
+)
+def test_bad_input(call, error, message):
+    with pytest.raises(error, match=message):
+        call(ONES, ONES, ONES)
 
 
 @pytest.mark.parametrize(
@@ -127,4 +133,4 @@ def test_rejection_metrics_count_what_each_rule_rejects():
 )
 def test_bad_rules_are_named(rules, error, message):
     with pytest.raises(error, match=message):
-        rejection_metrics(np.zeros((2, 3)), np.zeros((2, 3)), np.ones((2, 3), bool), rules=rules)
+        rejection_metrics(ONES, ONES, TRUE, rules=rules)
