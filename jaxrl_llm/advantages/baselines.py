@@ -30,13 +30,11 @@ def remax(rewards: Array, *, greedy_rewards: Array, where: Array | None = None) 
         A_i = r_i - r_greedy
 
     The baseline depends on the prompt alone, so the policy gradient with it is unbiased, also for
-    one sampled response a prompt. A group of equal rewards has an advantage unless the greedy
-    response earned the same.
+    one response a prompt. A group of equal rewards trains unless the greedy response earned that.
 
     Args:
       rewards, where: See the module.
-      greedy_rewards: ``[...]``, floating point, of the response at temperature 0, which does not
-        train.
+      greedy_rewards: ``[...]``, floating point, of the (untrained) response at temperature 0.
 
     Returns:
       Advantages ``[..., G]``, in units of reward.
@@ -65,9 +63,8 @@ def remax_token(
 
         A[i, t] = sum over s >= t of R[i, s]  -  r_greedy
 
-    The baseline is the greedy response's total at every token, not its reward to go. After
-    :func:`terminal_rewards` it is :func:`remax` at every token; after :func:`kl_shaped_rewards`,
-    ReMax with a KL penalty.
+    The baseline is the greedy response's total at every token, not its reward to go. It follows
+    :func:`terminal_rewards` or, for a KL penalty, :func:`kl_shaped_rewards`.
 
     Args:
       mask, where: See the module.
@@ -85,8 +82,7 @@ def remax_token(
       [[[0.25, 0.5]]]
 
     References:
-      Li et al., ReMax (arXiv:2310.10505). As in verl, which leaves the bare return on masked tokens
-      where ours is 0.
+      Li et al., ReMax (arXiv:2310.10505). As in verl, where masked tokens have the bare return.
     """
     checks.check_min_rank("remax_token", 2, token_rewards=token_rewards)
     tokens = _inputs.check_token_rewards("remax_token", token_rewards, mask, where)
@@ -113,8 +109,7 @@ def opo(
       singleton: What the only unmasked rollout of a group gets: "zero" for 0, "raw" for its reward.
 
     Returns:
-      Advantages ``[..., G]``, in units of reward; times the lengths they add up to 0 over a group,
-      a "raw" singleton excepted.
+      Advantages ``[..., G]``; times the lengths they add up to 0 over a group.
 
     Example:
       >>> import jax.numpy as jnp
@@ -154,8 +149,7 @@ def opob(
         b = sum_i w_i^2 n_i r_i / sum_i w_i^2 n_i,   w_i = exp(log_weights_i)
 
     With equal ``w`` and ``n`` it is the group mean; with equal ``w`` and ``n`` the length, the
-    baseline of :func:`opo`. The weights are taken relative to the greatest of the group, so that
-    none overflows.
+    baseline of :func:`opo`. No weight overflows: they are relative to the group's greatest.
 
     Args:
       rewards, where: See the module.
@@ -222,8 +216,7 @@ def vcpo_advantage(
       rewards, mask, where: See the module.
       old_logp: ``[..., G, T]`` log-probabilities (nats) under the policy before the update.
       behavior_logp: ``[..., G, T]`` under the policy that sampled.
-      grad_sq_norms: As in :func:`opob`. None takes the lengths, a proxy of ours: exact norms need a
-        gradient a rollout.
+      grad_sq_norms: As in :func:`opob`; None takes the lengths in their place, a proxy of ours.
       scale: "group" divides by the population deviation where that is above 1e-8, "none" does not.
 
     Returns:
@@ -328,8 +321,7 @@ def mc_grpo(
 def mc_grpo_pivot(rewards: Array, *, where: Array | None = None, key: Array | None = None) -> Array:
     """The rollout of each group whose reward is the median: the one that does not train.
 
-    Its advantage is 0: sample one rollout more than are to be trained and drop it with
-    :func:`mc_grpo_keep`.
+    Its advantage is 0: sample one rollout more and drop this one with :func:`mc_grpo_keep`.
 
     Args:
       rewards, where: See the module.

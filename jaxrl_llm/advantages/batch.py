@@ -5,8 +5,8 @@
   no statistic, get 0 and may hold anything.
 - ``mask``: bool ``[..., G, T]``, True for the response tokens that are trained.
 - Statistics are of the global batch. Results are float32, 0 where masked.
-- A wrong dtype raises TypeError; shapes that do not match, and an option that is unknown or out of
-  its range, raise ValueError. A Transform raises for arrays on update.
+- A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError. The
+  arrays of a Transform are checked on update.
 """
 
 import dataclasses
@@ -136,14 +136,13 @@ def reinforce_pp_baseline(
 
     Both variances divide by n - 1. The token form (:func:`whiten`) has a mean other than 0 when
     lengths differ, and a group of equal rewards then gets an advantage. With equal lengths the two
-    differ only in n - 1 and eps. A group of one has ``a_i = r_i``. Fewer than two entries, or all
-    of them equal, give exactly 0.
+    differ only in n - 1 and eps. A group of one has ``a_i = r_i``. Fewer than two entries, or equal
+    ones, give exactly 0.
 
     Args:
       rewards, mask, where: See the module.
       norm: What counts: "token" or "sequence". A rollout without a token counts in the second only.
-      eps: Above 0; added to the variance (in squared units of reward) for "token", to the deviation
-        for "sequence".
+      eps: Above 0; added to the variance for "token", to the deviation for "sequence".
 
     Returns:
       Advantages ``[..., G, T]``.
@@ -199,9 +198,8 @@ def reinforce_pp(
 
     Args:
       rewards, mask, where: See the module.
-      old_logp: ``[..., G, T]`` log-probabilities (nats) under the policy that sampled; required by
-        the penalty.
-      ref_logp: ``[..., G, T]`` under the reference; required by the penalty.
+      old_logp: ``[..., G, T]`` log-probabilities (nats) of the sampler; for the penalty.
+      ref_logp: ``[..., G, T]`` of the reference; for the penalty.
       kl_coef: Penalty for a nat, in units of reward: a number (0 for no penalty), or an array with
         the mask's axes, each full or 1, such as ``[P, 1, 1]`` from a controller.
       gamma: Discount for an unmasked token, in [0, 1].
@@ -284,8 +282,7 @@ def update_moments(
       (3.0, 3.5, 2.1602)
 
     References:
-      Chan et al., Updating formulae (1979); Zheng et al., PPO-max (arXiv:2307.04964), as in
-      MOSS-RLHF.
+      Chan et al., Updating formulae (1979); PPO-max (arXiv:2307.04964), as in MOSS-RLHF.
     """
     checks.check_float("update_moments", x=x)
     checks.check_bool("update_moments", where=where)
@@ -341,8 +338,7 @@ def score_scaler(*, center: bool = False, clip: float | None = None) -> Transfor
       clip: Greatest size of a scaled score, above 0; None for none.
 
     Returns:
-      A Transform ``rewards [...] -> [...]`` that takes ``where`` of the context; its state is a
-      :class:`RunningMoments`.
+      A Transform ``rewards [...] -> [...]``, with ``where`` of the batch, over ``RunningMoments``.
 
     Example:
       >>> import jax.numpy as jnp
@@ -376,8 +372,8 @@ def score_deviation() -> Transform:
     alike, with :func:`scale_scores`; :func:`score_scaler` in a chain changes the advantage alone.
 
     Returns:
-      A Transform ``rewards [...] -> float32 []`` that takes ``where`` of the context; its state is
-      a :class:`RunningMoments`. 1 while there is no deviation.
+      A Transform ``rewards [...] -> []``, with ``where`` of the batch, over ``RunningMoments``; 1
+      while there is no deviation.
 
     Example:
       >>> import jax.numpy as jnp

@@ -5,8 +5,8 @@
   no statistic, get 0 and may hold anything.
 - ``singleton``: what the only unmasked rollout of a group gets: "zero" for 0, "raw" for its reward.
 - Advantages are float32 ``[..., G]``. Where they add up to 0 over a group, a "raw" singleton does
-  not. A group whose unmasked rewards are all equal (max == min), or an empty one, gets exactly 0
-  unless a function's page differs.
+  not. A group of equal unmasked rewards (max == min), or an empty one, gets exactly 0, except where
+  a function's page has another rule.
 - A wrong dtype raises TypeError; shapes that do not match, and an option that is unknown, out of
   its range or without effect, raise ValueError.
 """
@@ -38,8 +38,7 @@ def grpo(
     The deviation is that of the group with ``scale="group"`` (GRPO), that of the raw, not centered,
     rewards of the full batch with ``"batch"``; ``"none"`` does not divide (:func:`dr_grpo`).
 
-    With another ``baseline`` than the group's mean the deviation is the root mean square of what
-    the baseline leaves:
+    With another ``baseline`` the deviation is the root mean square of what the baseline leaves:
 
         baseline="batch":          b = mean of the rewards of the full batch
         baseline="leave_one_out":  b_i = mean of the other rewards of the group
@@ -199,8 +198,7 @@ def gpg(
 
     The factor belongs to the full batch, so with ``surrogates.reinforce`` and
     ``aggregate.token_mean`` the loss is the paper's: with equal lengths, about that of the
-    informative groups alone. If all groups are informative, it is the policy gradient with
-    :func:`dr_grpo`.
+    informative groups alone. If all groups are informative, it is that of :func:`dr_grpo`.
 
     Args:
       rewards, where: See the module.
@@ -234,7 +232,7 @@ def gpg(
     if singleton == "raw" and mode == "informative":
         raise ValueError(
             "gpg: singleton='raw' needs mode='nonzero_reward'; with mode='informative' a group of "
-            "one counts as no signal, and the factor would blow up what it is given."
+            "one counts as no signal, and the factor would blow up its reward."
         )
     eps = 1e-4 if eps is None else eps
     checks.check_positive("gpg", finite=True, eps=eps)
@@ -344,8 +342,7 @@ def hbpo(
       rewards: As in the module; the reward half is ``rewards.hbpo_rewards``.
       budgets: ``[..., G]``, floating point, the tokens each rollout was told it may use.
       intra_weight: Weight of the second term, not negative: 1 is the paper, 2 the released code.
-      max_length: The length, in tokens, whose ideal is 0, and the budget of a rollout without one;
-        above 0.
+      max_length: Tokens whose ideal is 0, and the budget of a rollout without one; above 0.
       scale: Reward of a right answer of length 0.
       ddof: Delta degrees of freedom of the deviation, 1 or 0.
       eps: Added to the deviation, above 0, in units of reward.

@@ -9,8 +9,7 @@ centers again, so a group need not add up to 0 afterwards.
   no statistic, get 0 and may hold anything.
 - ``old_logp``: ``[..., G, T]`` log-probabilities (nats) under the policy that sampled.
 - Results are float32, ``[..., G, T]`` unless a function's page differs, 0 where masked.
-- A wrong dtype raises TypeError; shapes that do not match, and an option that is unknown or out of
-  its range raise ValueError.
+- A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError.
 """
 
 import dataclasses
@@ -70,7 +69,7 @@ def novelty_sharpening(
     spoken = jnp.any(mask, axis=-1)
     spoken = spoken if where is None else spoken & where
     relative = masking.zero_masked(score - masking.masked_mean(score, spoken, -1, True), spoken)
-    # Above the group's mean there is no bonus, so exp is kept from growing there.
+    # Above the group's mean there is no bonus, so exp must not grow there.
     raw = jnp.maximum(bonus * -jnp.expm1(jnp.minimum(relative, 0.0)), 0.0)
     added = jnp.minimum(raw, cap * jnp.maximum(advantages, 0.0))
     return advantages + jnp.where(advantages > 0, added, 0.0)

@@ -4,8 +4,7 @@
 - ``where``: bool ``[..., time, agents]``, True where an agent had a task; None for everywhere. The
   rest earn nothing, get 0 and may hold anything.
 - Advantages are float32 ``[..., time, agents]``.
-- A wrong dtype raises TypeError; shapes that do not match, and an option that is unknown or out of
-  its range raise ValueError.
+- A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError.
 """
 
 from typing import Literal

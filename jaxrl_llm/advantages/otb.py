@@ -7,15 +7,13 @@
 - ``old_logp``: ``[..., G, T]`` log-probabilities (nats) under the policy that sampled.
 - ``sum_pi_sq``: ``[..., G, T]``, :func:`sum_pi_squared` of that policy where the token was drawn.
 - ``weights``: ``[..., G, T]``, importance weights that the tokens are trained with; None for none.
-- ``zero_tail``: whether the one longest rollout of a group has no baseline beyond the length of the
-  second longest.
+- ``zero_tail``: whether the one longest rollout has no baseline beyond the second longest.
 - ``compact``: whether a position is the rank among the unmasked tokens of a rollout (for several
   turns with a tool's answers between) in place of the column; rollouts without an unmasked token
   then do not count as members of the group.
 - ``eps``: above 0; added to the sum of ``W``.
 - Advantages are float32 ``[..., G, T]``, in units of reward, 0 where masked.
-- A wrong dtype raises TypeError; shapes that do not match, and an option out of its range, raise
-  ValueError.
+- A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError.
 """
 
 import jax
@@ -40,7 +38,7 @@ def otb(
 ) -> Array:
     """Rewards minus a baseline of their position, weighted by how much gradient came before it.
 
-        w[i, t] = 1 - 2 exp(old_logp[i, t]) + sum_pi_sq[i, t]       (times weights[i, t]^2 if given)
+        w[i, t] = 1 - 2 exp(old_logp[i, t]) + sum_pi_sq[i, t]       (times weights[i, t]^2, if any)
         W[i, t] = sum over s <= t of w[i, s]
         A[i, t] = r_i - sum_j r_j W[j, t] / (sum_j W[j, t] + eps)   over rollouts j with a token t
 

@@ -236,8 +236,7 @@ def pkpo(
 
     References:
       PKPO (arXiv:2505.15201) for right and wrong answers, after the ``pkpo`` of the authors of
-      MaxRL (arXiv:2602.02710), which has ``loo=True``. The paper's form for other rewards was not
-      read.
+      MaxRL (arXiv:2602.02710) with ``loo=True``. The paper's form for other rewards was not read.
     """
     _check_whole("pkpo", "k", k)
     x = _count("pkpo", rewards, where, threshold)
@@ -319,8 +318,7 @@ def maclaurin_weights(right: Array, total: Array, *, order: int) -> tuple[Array,
       order: How many terms, at least 1.
 
     Returns:
-      The weight of a right and that of a wrong answer, float32 of the shape of ``right``; both 0
-      for an empty group.
+      Weights of a right and of a wrong answer, float32 of ``right``'s shape; 0 without answers.
 
     Example:
       >>> import jax.numpy as jnp

@@ -102,7 +102,7 @@ def prompt_stats_update(
     def at_row(x):
         return x[jnp.minimum(row, size - 1)]
 
-    # Moments of the batch's own visits to each prompt in two passes, then both are merged.
+    # Moments of the batch's visits to each prompt in two passes, then merged with the state.
     new = added(jnp.ones_like(mean))
     new_mean = added(mean) / jnp.maximum(new, 1.0)
     new_sum = added(var + (mean - at_row(new_mean)) ** 2)
@@ -227,7 +227,7 @@ def smooth_standardization(*, num_prompts: int) -> Transform:
     advantage if the prompt's earlier rewards were others, and an only rollout is compared with the
     earlier visits. Reads ``prompt_ids [P]`` from the batch; an id outside [0, num_prompts) gives
     NaN to its unmasked rollouts and changes no entry of the state. Several rows of one prompt in a
-    batch each see the visits before the batch and their own.
+    batch each count the visits before the batch and their row.
 
     Args:
       num_prompts: See the module.

@@ -3,13 +3,11 @@
 - ``rewards``: floating point ``[..., G]``, one a rollout; ``token_rewards``: ``[..., T]``.
 - ``mask``: bool, with the token axis last, True for the response tokens that are trained. Masked
   tokens (a tool's answer, padding) are stepped over: they are not read and cost no discount.
-- ``old_logp``, ``ref_logp``: ``[..., G, T]`` log-probabilities (nats) under the policy that sampled
-  and under the reference.
+- ``old_logp``, ``ref_logp``: ``[..., G, T]`` log-probabilities (nats) of sampler and reference.
 - ``gamma``: discount for an unmasked token, in [0, 1]: a number, or an array with the mask's axes,
   each full or 1.
 - Results are float32 in the mask's shape, 0 where masked.
-- A wrong dtype raises TypeError; shapes that do not match, and an option that is unknown or out of
-  its range, raise ValueError.
+- A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError.
 """
 
 import numbers
@@ -46,8 +44,7 @@ def terminal_rewards(rewards: Array, mask: Array) -> Array:
       [[0.0, 1.0, 0.0], [0.0, 0.0, 0.5]]
 
     References:
-      Ouyang et al., InstructGPT (arXiv:2203.02155), which adds a KL penalty at every token:
-      :func:`kl_shaped_rewards`.
+      Ouyang et al., InstructGPT (arXiv:2203.02155), with the penalty of :func:`kl_shaped_rewards`.
     """
     mask = _inputs.check_tokens("terminal_rewards", rewards, mask, None)
     rewards = jnp.asarray(rewards, jnp.float32)[..., None]
@@ -192,8 +189,7 @@ def gae(
 
     Args:
       token_rewards, mask, gamma: See the module.
-      values: ``[..., T]``, floating point: the critic's value of the state before each token, in
-        units of reward.
+      values: ``[..., T]``, floating point: the critic's value of the state before each token.
       lam: How far the estimate trusts rewards over values, in [0, 1], as ``gamma``.
       bootstrap_value: ``[...]``, floating point: the value of the state after the last unmasked
         token, for responses that were cut off. None means 0, the value of an end.
@@ -212,9 +208,8 @@ def gae(
       [[0.625, 1.75]]
 
     References:
-      Schulman et al., GAE (arXiv:1506.02438). verl's always whitens. Zheng et al., PPO-max
-      (arXiv:2307.04964) clips to 0.5; MOSS-RLHF has both off in its scripts and whitens minibatches
-      with the population variance.
+      Schulman et al., GAE (arXiv:1506.02438). verl's always whitens. PPO-max (arXiv:2307.04964)
+      clips to 0.5; MOSS-RLHF's scripts do neither, its whitening is of minibatches, over n.
     """
     return _estimate("gae", token_rewards, values, mask, gamma, lam, bootstrap_value)
 

@@ -2,8 +2,7 @@
 
 - ``rewards``: name to floating point ``[..., G]``, one a rollout; a group lies along the last axis.
   NaN means that a reward does not apply to a rollout.
-- ``weights``: name to number, or a tuple of such pairs, which can be bound; one for every reward.
-  None weighs each 1.
+- ``weights``: name to number for every reward, or a tuple of such pairs; None weighs each 1.
 - ``where``: bool ``[..., G]``, True for rollouts that take part; None for all. The others count in
   no statistic, get 0 and may hold anything.
 - ``mask``: bool ``[..., G, T]``, True for the response tokens that are trained.
@@ -300,13 +299,11 @@ def density_weights(
         N_j = sum over k of exp(-(p_j - p_k)^2 / (2 sigma^2))
         w_j = exp(-difficulty p_j) / (N_j + delta)
 
-    The sum includes j itself; k tests of one pass rate share about the weight of one. Time and
-    memory grow with U squared.
+    The sum includes j; k tests of one pass rate share about the weight of one. The cost is U^2.
 
     Args:
       pass_rates: ``[..., U]``, floating point, share of the attempts that pass each test.
-      test_where: bool ``[..., U]``, True for tests that exist. None keeps all; the rest get 0 and
-        may hold anything.
+      test_where: bool ``[..., U]``, True for tests that exist; None for all. The rest get 0.
       sigma: Width within which pass rates count as alike, above 0.
       difficulty: How fast the weight falls with the pass rate, not negative; 0 for not at all.
       delta: Added to the density, not negative.
@@ -322,8 +319,7 @@ def density_weights(
       Array([0.1296, 0.2137, 0.581 , 0.9579], dtype=float32)
 
     References:
-      Wang et al., VeRPO (arXiv:2601.03525), PAPER reading of its later version; the constants are
-      ours.
+      Wang et al., VeRPO (arXiv:2601.03525), PAPER reading (later version); the constants are ours.
     """
     name = "density_weights"
     checks.check_min_rank(name, 1, pass_rates=pass_rates)
@@ -372,8 +368,7 @@ def verpo(
       test_where: bool ``[..., U]``, True for tests that exist. None keeps all.
       turn_where: bool ``[..., G, K]``, True for attempts that were made. None keeps all.
       sigma, difficulty, delta: As in :func:`density_weights`.
-      gamma: Discount of the outcome for each attempt, in [0, 1]; None means 0.95, and 1 where K is
-        1.
+      gamma: Discount of the outcome for each attempt, in [0, 1]; None means 0.95, or 1 if K is 1.
       turn_weight: Weight of the unit tests, not negative.
 
     Returns:

@@ -20,7 +20,7 @@ from jaxrl_llm.core.axes import Array
 
 Variance = Literal["prior", "sample", "max"]
 
-# A prior of exactly 0 or 1 has no variance, and so would never be doubted or never given up.
+# A prior of exactly 0 or 1 has no variance: its weight would never change.
 _LEAST_PRIOR = 1e-3
 
 
@@ -77,8 +77,7 @@ def shrinkage_baseline(
       rewards, prior, where, var: See the module.
 
     Returns:
-      Baseline and weight of the group's mean, both ``[...]`` float32; for an empty group the prior
-      and 0.
+      Baseline and weight of the mean, both ``[...]`` float32; an empty group has the prior and 0.
 
     Example:
       >>> import jax.numpy as jnp

@@ -5,7 +5,7 @@
 - ``eps``: added to the deviation of the batch, above 0, in units of reward.
 - Trackers read ``prompt_ids`` int ``[P]`` from the batch. An id outside [0, Q) gives NaN advantages
   to its unmasked rollouts, and so to the batch, and changes no entry of the state.
-- Advantages are float32. Batches must be the global ones.
+- Trackers take rewards in [0, 1]. Advantages are float32. Batches must be the global ones.
 - A wrong dtype raises TypeError; shapes that do not match, and an option that is unknown, out of
   its range or without effect, raise ValueError. A Transform raises for arrays on update.
 """
@@ -56,8 +56,7 @@ def spo(
 
     References:
       Xu and Ding, SPO (arXiv:2509.13232), and its released code. Liu et al., MSSR
-      (arXiv:2512.18215) divides by n and, in its code, by a deviation of 1e-3 at least instead of
-      adding eps.
+      (arXiv:2512.18215) divides by n and, in its code, bounds the deviation by 1e-3 without an eps.
     """
     stats.check_group("spo", rewards, where)
     checks.check_float("spo", values=values)
@@ -144,12 +143,10 @@ def spo_tracker(
       half_shift: With ``rho=None`` only; None means 0.06 nats a token.
       low: With ``rho=None`` only: least factor; None means 0.875.
       high: With ``rho=None`` only: greatest factor; None means 0.96.
-      prior: As in the module. For values from earlier rollouts, put :func:`beta_tracker_init` in
-        place of the state.
+      prior: As in the module; for values from earlier rollouts see :func:`beta_tracker_init`.
 
     Returns:
-      A Transform ``rewards [P, G] -> advantages [P, G]`` whose state is a :class:`BetaTracker`.
-      Rewards must lie in [0, 1].
+      A Transform ``rewards [P, G] -> advantages [P, G]`` over a :class:`BetaTracker`.
 
     Example:
       >>> import jax.numpy as jnp
@@ -243,8 +240,7 @@ def mssr_tracker(
         A   = (a - mean(a)) / (std(a) + eps), a = r - v    :func:`spo`, population deviation
 
     The other half, an entropy bonus inside the advantage, is :func:`entropy_shaping`, which follows
-    in a chain. It reads ``last_kl`` from the batch: the KL of the update before, which counts from
-    the second batch on.
+    in a chain. It reads ``last_kl``, the KL of the update before, from the second batch on.
 
     Args:
       num_prompts, prior, eps: See the module.
@@ -255,8 +251,7 @@ def mssr_tracker(
       rule: "two_sided" as released, or "monotone"; see :func:`window_kl_discount`.
 
     Returns:
-      A Transform ``rewards [P, G] -> advantages [P, G]`` whose state is a :class:`MssrTracker`.
-      Rewards must lie in [0, 1].
+      A Transform ``rewards [P, G] -> advantages [P, G]`` over a :class:`MssrTracker`.
 
     Example:
       >>> import jax.numpy as jnp

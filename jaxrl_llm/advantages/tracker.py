@@ -9,8 +9,7 @@ loss, and an update leaves every entry as it was.
 - ``prompt_ids``: integer ``[P]``, each in [0, Q).
 - ``low``, ``high``: least and greatest factor of forgetting, ``0 <= low <= high < 1``.
 - Results are float32.
-- A wrong dtype raises TypeError; shapes that do not match, and an option that is unknown or out of
-  its range, raise ValueError.
+- A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError.
 """
 
 import numbers
@@ -51,8 +50,7 @@ def beta_tracker_init(
     starts with 0.5, MSSR with 0, where a prompt may start at a value of 0 or 1.
 
     Args:
-      successes: ``[Q]``, integer or floating point: the sum S of the rewards of each prompt, each
-        reward in [0, 1].
+      successes: ``[Q]``, integer or floating point: sums S of each prompt's rewards in [0, 1].
       samples: How many rollouts n each prompt had: a number, or ``[Q]``.
       rho_min: The least factor of forgetting, in [0, 1).
       smoothing: Pseudo-counts of one success and one failure, not negative.
@@ -68,8 +66,7 @@ def beta_tracker_init(
       [3.111, 0.444, 4.889, 7.556]
 
     References:
-      Xu and Ding, SPO (arXiv:2509.13232); Liu et al., MSSR (arXiv:2512.18215). Both as in the
-      released code.
+      SPO (arXiv:2509.13232) and MSSR (arXiv:2512.18215), both as in the released code.
     """
     name = "beta_tracker_init"
     checks.check_rank(name, 1, successes=successes)
@@ -133,8 +130,7 @@ def beta_tracker_update(
       state, prompt_ids: See the module.
       rewards: ``[P, G]``, floating point, each in [0, 1].
       rho: The factor of forgetting, in [0, 1]: a number, or ``[P]``.
-      where: bool ``[P, G]``, True for rollouts that take part; None for all. The rest may hold
-        anything.
+      where: bool ``[P, G]``, True for rollouts that take part; None for all. The rest are not read.
 
     Returns:
       The next :class:`BetaTracker`.
@@ -317,7 +313,7 @@ def window_kl_discount(
 
     References:
       Liu et al., MSSR (arXiv:2512.18215), and its released code, where the window holds 10 entries
-      whatever its setting says (20) and the KL is that to the reference.
+      whatever its setting is (20) and the KL is that to the reference.
     """
     name = "window_kl_discount"
     checks.check_rank(name, 1, kl_window=kl_window)

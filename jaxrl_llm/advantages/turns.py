@@ -5,8 +5,7 @@
   counts in no mean, gets 0 and may hold anything.
 - ``gamma``: discount for a turn, in [0, 1].
 - Results are float32.
-- A wrong dtype raises TypeError; shapes that do not match, and an option that is unknown or out of
-  its range, raise ValueError.
+- A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError.
 """
 
 from typing import Literal
@@ -69,8 +68,7 @@ def trloo(
 
     Args:
       turn_where, where, gamma: See the module.
-      rewards: ``[..., G, K]``, floating point, one a turn; a group lies along the axis before the
-        last.
+      rewards: ``[..., G, K]``, floating point, one a turn.
       singleton: What the only rollout that has a turn k gets: "raw" for its return, "zero" for 0.
 
     Returns:

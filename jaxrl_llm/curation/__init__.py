@@ -1,4 +1,4 @@
-"""What trains: groups, rollouts and tokens that are kept, and how many rollouts a prompt gets.
+"""What trains: which groups, rollouts and tokens, and how many rollouts a prompt gets.
 
 A curation of a recipe goes from rewards to ``where`` before the advantages, so that what it drops
 leaves the baselines as well; a selection goes from advantages to ``keep`` after them. Budgets are

@@ -3,8 +3,7 @@
 - ``accuracy``: floating point ``[...]``, u in [0, 1], the share of right ones among ``rollouts``.
 - ``rollouts``: N, above 0, the (first) rollouts of a prompt.
 - ``scaled``: whether the advantages are divided by their deviation.
-- A wrong dtype raises TypeError; shapes that do not match, and an option that is unknown or out of
-  its range, raise ValueError.
+- A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError.
 """
 
 import functools

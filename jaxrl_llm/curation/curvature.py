@@ -100,8 +100,7 @@ def capo_scores(
       probs: ``[..., T, K]``, floating point: the distribution, or its K most likely tokens.
       actions: int ``[..., T]``, place of the sampled token in ``probs``.
       moments: Adam's state for the output matrix; None for plain ascent.
-      support: int ``[..., T, K]``, the tokens of ``probs``; None for the full vocabulary. Only with
-        ``moments``.
+      support: int ``[..., T, K]``, the tokens of ``probs``, with ``moments``; None for all.
       betas: Adam's decay rates; only with ``moments``.
       eps: Adam's epsilon; only with ``moments``.
 
@@ -157,7 +156,7 @@ def capo_scores(
 
 
 def _adam(hidden, probs, actions, advantages, places, moments: CapoMoments, betas, eps):
-    """``v.u`` and ``Var_pi(u)`` of each token's own Adam step."""
+    """``v.u`` and ``Var_pi(u)`` of the Adam step of each token."""
     mu, nu = (jnp.asarray(x, jnp.float32) for x in moments[:2])
     count = jnp.asarray(moments.count, jnp.float32) + 1.0
     first, second = (1.0 - beta**count for beta in betas)

@@ -1,11 +1,9 @@
 """Which groups and rollouts take part: by their rewards, and by how they ended.
 
-- ``where``: bool ``[..., G]``, True for rollouts that take part; None for all. The rest are not
-  read.
+- ``where``: bool ``[..., G]``, True for rollouts that take part; None for all.
 - ``threshold``: the coverage at and below which a right answer is dropped.
-- ``width``: how far above it all are kept, above 0.
-- A wrong dtype raises TypeError; shapes that do not match, and an option that is unknown or out of
-  its range, raise ValueError.
+- ``width``: how far above it nothing is dropped, above 0.
+- A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError.
 """
 
 from collections.abc import Mapping
@@ -30,12 +28,11 @@ def informative_groups(
         keep_g = max over g of metric > min over g of metric
 
     A group whose rewards agree has advantage 0 in every group-relative method; dropping it changes
-    the denominators alone. Sampling until enough groups are left is the loop's work
-    (:func:`compact_groups`).
+    the denominators alone. The loop samples until enough are left (:func:`compact_groups`).
 
     Args:
       where: As in the module; a group without one is dropped.
-      rewards: ``[..., G]``, floating point; compared unless ``metric`` is given.
+      rewards: ``[..., G]``, floating point; compared without a ``metric``.
       metric: ``[..., G]``, floating point, compared in place of the rewards, such as the accuracy
         where length shapes the reward; or a mapping of names to such arrays, as a batch's reward
         components: ``given(bind(informative_groups, name="accuracy"),
@@ -54,8 +51,7 @@ def informative_groups(
       [False, False, True]
 
     References:
-      Yu et al., DAPO (arXiv:2503.14476), with accuracy as the metric. The released trainer keeps
-      singletons.
+      DAPO (arXiv:2503.14476), with accuracy as the metric; its released trainer keeps singletons.
     """
     function = "informative_groups"
     stats.check_group(function, rewards, where)
@@ -87,8 +83,8 @@ class Compacted(NamedTuple):
 
     Attributes:
       tree: The arrays, each ``[n_target, ...]``.
-      where: bool ``[n_target]``, True for rows that hold a kept group.
-      count: int32 ``[]``, how many groups were kept of all; it may exceed ``n_target``.
+      where: bool ``[n_target]``, True for rows that hold a group of ``keep``.
+      count: int32 ``[]``, how many groups ``keep`` has; it may exceed ``n_target``.
     """
 
     tree: ArrayTree

@@ -105,8 +105,7 @@ def ampo_select(
         the first k wrong rollouts give way to the k answers of the highest scores
 
     A rollout is wrong if its reward is not above 0. Of equal scores the earlier answer comes first.
-    A teacher's answer then gets at least the reward 1, and the mean of the group is over the
-    rollouts of the policy.
+    A teacher's answer gets at least the reward 1; the group's mean is over the policy's rollouts.
 
     Args:
       rewards: See the module.
@@ -201,8 +200,7 @@ def icpo_merge(
       ([3, 3], [True, False])
 
     References:
-      ICPO (arXiv:2510.26519), expert-region reject sampling. PAPER reading: the released trainer
-      keeps every steered rollout.
+      ICPO (arXiv:2510.26519). PAPER reading: the released trainer keeps every steered rollout.
     """
     function = "icpo_merge"
     stats.check_group(function, rewards, where)

@@ -111,8 +111,7 @@ def icpo_bonus(step: Array, *, beta: float = 1.0, anneal: int = 400) -> Array:
       [2.0, 1.5, 1.0, 1.0]
 
     References:
-      ICPO (arXiv:2510.26519), and its released code, where it replaces the reward of 1 of a right
-      answer that was steered.
+      ICPO (arXiv:2510.26519); in its released code it replaces the reward 1 of a right answer.
     """
     checks.check_non_negative("icpo_bonus", finite=True, beta=beta)
     checks.check_positive("icpo_bonus", finite=True, anneal=anneal)

@@ -3,8 +3,7 @@
 - ``mask``: bool, with the token axis ``T`` last, True = keep; what is masked is not read.
 - ``tau``: the probability from which a token is mastered, in (0, 1].
 - ``sigma``: the entropy below which the rule applies to a response, in nats, not negative.
-- A wrong dtype raises TypeError; shapes that do not match, and an option that is unknown or out of
-  its range, raise ValueError.
+- A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError.
 """
 
 from typing import Literal
@@ -21,8 +20,7 @@ _TIE = 1e-6
 def _ranks(x: Array, valid: Array) -> tuple[Array, Array]:
     """Descending order and rank along the last axis; stable, the invalid entries last.
 
-    A valid NaN comes first, so that it is among the selected ones and seen: jax sorts it to the
-    end.
+    A valid NaN comes first, so that it is selected and seen; jax would sort it to the end.
     """
     falling = jnp.where(jnp.isnan(x), -jnp.inf, -x)
     return stats.order_and_ranks(jnp.where(valid, falling, jnp.inf))
@@ -106,8 +104,7 @@ def top_fraction_token_mask(scores: Array, mask: Array, fraction: float | Array)
 
         keep[t] = mask[t] and rank(scores[t]) among unmasked tokens < round(fraction * their count)
 
-    The rank is over the full array, not over a sequence; of equal scores the earlier position
-    comes first.
+    The rank is over the full array, not a sequence; of equal scores the earlier comes first.
 
     Args:
       mask: See the module.
@@ -166,9 +163,9 @@ def d3s_selection(
       where: bool ``[..., G]``, True for rollouts that take part.
       progress: How much of the training is done, in [0, 1]: a number, or an array of one value
         repeated, as a controller gives it.
-      scope: What the variance is taken over: the "batch", or each "group" with N of its own.
-      rollouts: Shares of the rollouts kept at the start and at the end.
-      tokens: Shares of their tokens kept at the start and at the end.
+      scope: What the variance is taken over: the "batch", or each "group" with its N.
+      rollouts: Shares of the rollouts that train at the start and at the end.
+      tokens: Shares of their tokens that train at the start and at the end.
 
     Returns:
       bool ``[..., G, T]``, for the slot ``selection``; pair it with ``aggregate.token_mean``.

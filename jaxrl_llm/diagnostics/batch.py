@@ -23,16 +23,14 @@ def group_spread(rewards: Array, *, where: Array | None = None) -> GroupSpread:
         informative = share of non-empty groups with max(r) > min(r)
         mean_std    = mean over non-empty groups of std(r), dividing by n - 1
 
-    A group without a difference has advantage 0 in every group-relative method: it costs sampling
-    and teaches nothing.
+    A group without a difference has advantage 0 in every group-relative method.
 
     Args:
       rewards: ``[..., G]``, floating point; a group lies along the last axis.
       where: bool ``[..., G]``, True for rollouts that take part; None for all.
 
     Returns:
-      ``GroupSpread(informative, mean_std)``, float32 scalars, the second in units of reward; both 0
-      where nothing is unmasked.
+      ``GroupSpread(informative, mean_std)``, float32 scalars; both 0 where nothing is unmasked.
 
     Example:
       >>> import jax.numpy as jnp

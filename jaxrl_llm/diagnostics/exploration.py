@@ -1,8 +1,7 @@
 """What more rollouts a prompt buy: where the probability mass goes, and what is never sampled.
 
 - ``probs``: floating point ``[..., V]``, adding up to 1.
-- A wrong dtype raises TypeError; shapes that differ, and a number out of its range, raise
-  ValueError.
+- A wrong dtype raises TypeError; shapes that differ and a bad number raise ValueError.
 """
 
 from typing import NamedTuple

@@ -148,8 +148,7 @@ def mismatch_metrics(logp: Array, behavior_logp: Array, mask: Array) -> Mismatch
       logp, behavior_logp, mask: See the module.
 
     Returns:
-      ``MismatchMetrics``; kl, k3 and the gap are nats a token. The ratio is 1 if everything is
-      masked.
+      ``MismatchMetrics``; kl, k3 and the gap are nats a token. Without a token the ratio is 1.
 
     Example:
       >>> import jax.numpy as jnp

@@ -1,12 +1,10 @@
 """The policy being trained against the one before the update.
 
-- ``logp``, ``old_logp``: ``[..., T]`` log-probabilities (nats) under the policy being trained and
-  under the proximal policy.
+- ``logp``, ``old_logp``: ``[..., T]`` log-probabilities (nats) of the policy and the proximal one.
 - ``advantages``: ``[..., T]``, or ``[...]`` for one a sequence.
 - ``mask``: bool ``[..., T]``, True = keep.
 - Results are float32 scalars; shares are 0 if everything is masked.
-- A wrong dtype raises TypeError; shapes that do not match, and an option that is unknown or out of
-  its range, raise ValueError.
+- A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError.
 """
 
 import numbers
@@ -145,8 +143,7 @@ def approx_kl(
       0.25
 
     References:
-      Schulman, Approximating KL Divergence (joschu.net/blog/kl-approx.html). verl's ``ppo_kl`` is
-      k1.
+      Schulman, Approximating KL Divergence (joschu.net/blog/kl-approx.html). verl has k1.
     """
     checks.check_option("approx_kl", "estimator", estimator, ("k1", "k2", "k3"))
     d = _log_ratio("approx_kl", logp, old_logp, mask)
