@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm import aggregate
 from jaxrl_llm.core import Array, ArrayTree, Transform, call_with, checks, masking, traits_of
+from jaxrl_llm.curation import Collector
 from jaxrl_llm.recipes import wiring
 from jaxrl_llm.recipes.batch import Batch
 from jaxrl_llm.recipes.critic import Critic
@@ -62,6 +63,8 @@ class Recipe:
         ``advantage``; its result is combined with the batch's ``where`` by "and".
       selection: ``(advantages, mask) -> keep [P, G, T]`` and what it names of the same context:
         tokens that leave the mask after the advantages, so that they stay in every baseline.
+      collector: Which prompts a batch asks for, how often, and which groups it is made of; None
+        for each prompt once an epoch. See :mod:`jaxrl_llm.curation.collectors`.
       computed: Numbers that the method needs beyond the batch, each a :class:`Computed`. Later
         functions name them; see also ``core.given``.
       critic: A value model that is trained with the policy; see :class:`Critic`.
@@ -102,6 +105,7 @@ class Recipe:
     correction: Callable | None = None
     curation: Transform | None = None
     selection: Callable | None = None
+    collector: Collector | None = None
     computed: tuple[Computed, ...] = ()
     critic: Critic | None = None
     reference: Callable | None = None

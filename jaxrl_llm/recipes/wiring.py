@@ -276,6 +276,12 @@ def _check_kinds(recipe) -> None:
         )
     if not (recipe.critic is None or isinstance(recipe.critic, Critic)):
         raise TypeError(f"{name}: critic must be a Critic; got {recipe.critic!r}.")
+    collector, functions = recipe.collector, ("init", "propose", "observe")
+    if not (collector is None or all(callable(getattr(collector, f, None)) for f in functions)):
+        raise TypeError(
+            f"{name}: collector must have the functions init, propose and observe, as "
+            f"curation.refill has; got {collector!r}."
+        )
     if not isinstance(recipe.inputs, tuple) or not all(isinstance(x, str) for x in recipe.inputs):
         raise TypeError(f"{name}: inputs must be a tuple of names; got {recipe.inputs!r}.")
     for field in ("epochs", "minibatches"):

@@ -196,12 +196,54 @@ class Scores(NamedTuple):
     Attributes:
       rewards: float32 [N], the number that training uses.
       reward_components: one float32 [N] a name, when the reward returns a mapping; else empty.
-      failures: how many completions got zero because a verifier process hung or crashed.
+      failed: bool [N], True for completions without a reward, since a verifier process hung or
+        crashed; their numbers are zero.
     """
 
     rewards: np.ndarray
     reward_components: dict[str, np.ndarray]
-    failures: int
+    failed: np.ndarray
+
+    @property
+    def failures(self) -> int:
+        """How many completions have no reward."""
+        return int(self.failed.sum())
+
+    def take(self, rows: np.ndarray) -> "Scores":
+        """The scores of rows [M]; a row of -1 counts as failed."""
+        absent = rows < 0
+
+        def values(x: np.ndarray) -> np.ndarray:
+            return np.where(absent, np.zeros((), x.dtype), x[rows])
+
+        components = {name: values(x) for name, x in self.reward_components.items()}
+        return Scores(values(self.rewards), components, self.failed[rows] | absent)
+
+
+def join_scores(calls: Sequence[Scores]) -> Scores:
+    """Scores of several calls as those of one.
+
+    A call all of whose verifiers failed has no components; it counts zero in those of the others.
+
+    Raises:
+        RewardError: If calls differ in the names of their components.
+    """
+    answered = [call for call in calls if not call.failed.all()]
+    names = answered[0].reward_components.keys() if answered else ()
+    for call in answered:
+        if call.reward_components.keys() != set(names):
+            raise RewardError(
+                f"The reward gave the names {sorted(call.reward_components)} for one prompt and "
+                f"{sorted(names)} for another."
+            )
+    components = {
+        name: np.concatenate(
+            [x.reward_components.get(name, np.zeros_like(x.rewards)) for x in calls]
+        )
+        for name in names
+    }
+    rewards = np.concatenate([call.rewards for call in calls])
+    return Scores(rewards, components, np.concatenate([call.failed for call in calls]))
 
 
 @runtime_checkable
@@ -329,10 +371,9 @@ def _table(reward, values: list[Any], metadata: Sequence[Mapping[str, Any]]) -> 
     """Checks every value and lays them out by name; failed calls are zero in each."""
     components: dict[str | None, np.ndarray] = {}
     total = np.zeros(len(values), np.float32)
-    failures = 0
+    failed = np.array([value is FAILED for value in values])
     for position, value in enumerate(values):
         if value is FAILED:
-            failures += 1
             continue
         row = describe(position, metadata[position])
         numbers = _numbers(reward, value, row)
@@ -349,7 +390,7 @@ def _table(reward, values: list[Any], metadata: Sequence[Mapping[str, Any]]) -> 
         if row_total is None:
             raise RewardError(f"Reward {name_of(reward)} gave entries of no finite sum for {row}.")
         total[position] = row_total
-    return Scores(total, {name: c for name, c in components.items() if name is not None}, failures)
+    return Scores(total, {name: c for name, c in components.items() if name is not None}, failed)
 
 
 def _kind(names: Mapping[str | None, Any]) -> str:

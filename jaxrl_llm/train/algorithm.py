@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from jaxrl_llm.core.axes import Array
 from jaxrl_llm.core.runtime.heap import trim_after_compiling
@@ -31,11 +32,23 @@ class Algorithm(NamedTuple):
     inspect: Callable[[TrainState, Batch], tuple[Batch, Array]]
 
 
+def without_update(state: TrainState, reward: float) -> tuple[TrainState, dict[str, Array]]:
+    """The state after a step whose batch has no signal, and its metrics: nothing but time passes.
+
+    Args:
+      state: Before it.
+      reward: Mean reward of what was sampled.
+    """
+    zeros = ("loss", "grad_norm", "update_norm", "skipped", "reward_std", "informative", "tokens")
+    metrics = {name: jnp.zeros(()) for name in zeros} | {"reward": jnp.float32(reward)}
+    return state._replace(step=state.step + 1), metrics
+
+
 class CompiledStep:
     """``jit`` of a step that hands the state back where it came from, so that it compiles once.
 
-    The key, the data cursor and frozen base parameters do not change in a step: they stay outside
-    of what is donated.
+    The key, the data cursor, the collector's state and frozen base parameters do not change in a
+    step: they stay outside of what is donated.
 
     Args:
       step: ``step(state, batch, key, base) -> (state, metrics)``, on a state without key, cursor
@@ -57,7 +70,12 @@ class CompiledStep:
         if self.compiled is None:
             self.compiled = self._jit(inner)
         new, metrics = self.compiled(inner, batch, key, state.base)
-        new = new._replace(key=state.key, data_cursor=state.data_cursor, base=state.base)
+        new = new._replace(
+            key=state.key,
+            data_cursor=state.data_cursor,
+            base=state.base,
+            collector_state=state.collector_state,
+        )
         return new, metrics
 
     def lower(self, state: TrainState, batch: Batch) -> jax.stages.Lowered:
@@ -68,10 +86,11 @@ class CompiledStep:
     def prepared(self, state: TrainState, batch: Batch) -> Batch:
         """The batch with all that the step computes of it before its update."""
         _, key = self._split(state)
-        return jax.jit(self._prepare)(state._replace(data_cursor=()), batch, key)[0]
+        state = state._replace(data_cursor=(), collector_state=())
+        return jax.jit(self._prepare)(state, batch, key)[0]
 
     def _split(self, state: TrainState) -> tuple[TrainState, Array | None]:
-        inner = state._replace(key=(), data_cursor=(), base=())
+        inner = state._replace(key=(), data_cursor=(), base=(), collector_state=())
         return inner, state.key if self._takes_key else None
 
     def _jit(self, inner: TrainState) -> Any:

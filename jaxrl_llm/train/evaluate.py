@@ -10,7 +10,8 @@ import numpy as np
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.data.questions import Question
-from jaxrl_llm.train.grading import Grader, sample_rows, texts_of
+from jaxrl_llm.rollout.collect import texts_of
+from jaxrl_llm.train.grading import Grader, sample_rows
 
 _Z = 1.959963984540054  # 97.5% quantile of the normal distribution
 
@@ -131,7 +132,7 @@ def evaluate(
         part = list(questions[start : start + batch_size])
         filled = part + [part[-1]] * (batch_size - len(part))
         rollout = sampler(params, jax.random.fold_in(key, start), [q.tokens for q in filled])
-        completions = texts_of(rollout, tokenizer)[: len(part)]
+        completions = texts_of(rollout, tokenizer.decode)[: len(part)]
         scores = Grader(reward, deadline)(part, completions)
         rewards.append(scores.rewards.reshape(len(part), -1))
         rows += sample_rows(part, completions, scores)

@@ -11,8 +11,9 @@ import numpy as np
 
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.data.questions import Question
-from jaxrl_llm.rewards import RewardError, Scores
+from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rewards import score as score_completions
+from jaxrl_llm.rewards.scoring import join_scores
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Grader:
     def local(self, questions: Sequence[Question], completions: Sequence[Sequence[str]]) -> Scores:
         """The same, all of it by this process; empty for no groups."""
         if not questions:
-            return Scores(np.zeros(0, np.float32), {}, 0)
+            return Scores(np.zeros(0, np.float32), {}, np.zeros(0, bool))
         rows = [
             (q, text) for q, group in zip(questions, completions, strict=True) for text in group
         ]
@@ -54,43 +55,6 @@ class Grader:
             [question.prompt.metadata for question, _ in rows],
             deadline=self.deadline,
         )
-
-
-def texts_of(rollout, tokenizer) -> list[list[str]]:
-    """The responses as text: P lists of G."""
-    tokens, mask = processes.to_host((rollout.tokens, rollout.mask))
-    return [
-        [tokenizer.decode(row[where].tolist()) for row, where in zip(rows, masks, strict=True)]
-        for rows, masks in zip(tokens, mask, strict=True)
-    ]
-
-
-def join_scores(calls: Sequence[Scores]) -> Scores:
-    """Scores of several calls as those of one.
-
-    A call all of whose verifiers failed has no components; it counts zero in those of the others.
-
-    Raises:
-      RewardError: If calls differ in the names of their components.
-    """
-    if len(calls) == 1:
-        return calls[0]
-    answered = [call for call in calls if call.failures < len(call.rewards)]
-    names = answered[0].reward_components.keys() if answered else ()
-    for call in answered:
-        if call.reward_components.keys() != set(names):
-            raise RewardError(
-                f"The reward gave the names {sorted(call.reward_components)} for one prompt and "
-                f"{sorted(names)} for another."
-            )
-    components = {
-        name: np.concatenate(
-            [x.reward_components.get(name, np.zeros_like(x.rewards)) for x in calls]
-        )
-        for name in names
-    }
-    rewards = np.concatenate([call.rewards for call in calls])
-    return Scores(rewards, components, sum(call.failures for call in calls))
 
 
 def sample_rows(

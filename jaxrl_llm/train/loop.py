@@ -7,13 +7,17 @@ from typing import Any
 
 import jax
 
+from jaxrl_llm.core.axes import Array
 from jaxrl_llm.core.runtime import processes
+from jaxrl_llm.recipes import Batch
+from jaxrl_llm.train.algorithm import without_update
 from jaxrl_llm.train.config import TrainConfig
 from jaxrl_llm.train.evaluate import Accuracy
 from jaxrl_llm.train.logging.run_folder import RunFolder
 from jaxrl_llm.train.logging.settings import settings
 from jaxrl_llm.train.memory_plan import check_memory
 from jaxrl_llm.train.profile import traced
+from jaxrl_llm.train.rollouts import RolloutBatch
 from jaxrl_llm.train.run import Run
 from jaxrl_llm.train.setup import init_experiment
 from jaxrl_llm.train.state import TrainState
@@ -100,20 +104,33 @@ def train(
 
 def _train(run: Run) -> None:
     """The steps: a batch of rollouts, its scores, one update."""
-    config, algorithm, clock = run.config, run.algorithm, run.clock
+    config = run.config
     with run.steps() as bar:
         for step in range(int(run.state.step) + 1, config.steps + 1):
             with traced(step, config.report.profile, run.folder.path / "profile"):
-                with clock("wait"):
+                with run.clock("wait"):
                     rollouts = run.rollouts.next()
-                with clock("score"):
-                    batch, packing = jax.block_until_ready(algorithm.score(rollouts.batch))
-                with clock("train"):
-                    state = run.state._replace(data_cursor=rollouts.cursor)
-                    state, metrics = algorithm.step(state, batch)
-                    jax.block_until_ready(metrics)
+                state, metrics, batch, packing = _update(run, rollouts)
             if run.after_step(state, metrics, rollouts, batch, packing, bar):
                 break
+
+
+def _update(
+    run: Run, rollouts: RolloutBatch
+) -> tuple[TrainState, Mapping[str, Array], Batch, Mapping[str, float]]:
+    """One update: state, metrics, the batch on the devices and the metrics of its packing."""
+    state = run.state._replace(
+        data_cursor=rollouts.cursor, collector_state=rollouts.collector_state
+    )
+    if rollouts.metrics["no_signal"]:
+        state, metrics = without_update(state, rollouts.metrics["sampled_reward"])
+        return state, metrics, rollouts.batch, {}
+    with run.clock("score"):
+        batch, packing = jax.block_until_ready(run.algorithm.score(rollouts.batch))
+    with run.clock("train"):
+        state, metrics = run.algorithm.step(state, batch)
+        jax.block_until_ready(metrics)
+    return state, metrics, batch, packing
 
 
 def _result(run: Run) -> Result:

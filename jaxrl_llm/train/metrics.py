@@ -89,19 +89,29 @@ def rejection_metrics(recipe: Recipe, batch: Batch, mask: Array) -> dict[str, Ar
     return metrics
 
 
-def rollout_metrics(scores, rollout, ages: np.ndarray) -> dict[str, float]:
+def rollout_metrics(collected, rollout, *, ages: np.ndarray) -> dict[str, float]:
     """Metrics of a batch that only the host knows.
 
-    - ``reward/NAME``: the mean of each component of the reward; ``reward_failures``: verifiers that
-      hung or crashed.
+    - ``reward/NAME``: the mean of each component of the reward; ``reward_failures``: responses
+      without a reward, since a verifier hung or crashed.
     - ``truncated``: share of responses that reached the token limit.
     - ``staleness``, ``staleness_max``: age in updates of the weights that sampled a token, relative
       to those that are trained: mean and maximum.
+    - ``groups_sampled``: groups that the collector asked for; ``sampled_reward``: the mean reward
+      of their rollouts, where ``reward`` is that of the batch.
+    - ``no_signal``: 1 for a batch in which no rollout takes part, which makes no update.
     """
-    values = {f"reward/{name}": float(x.mean()) for name, x in scores.reward_components.items()}
-    values["reward_failures"] = float(scores.failures)
-    values["truncated"] = float(np.mean(np.asarray(rollout.finish) == 0))
-    return values | {"staleness": float(ages.mean()), "staleness_max": float(ages.max())}
+    where, scores = collected.where, collected.scores
+    present = where.reshape(-1) if where.any() else np.ones(where.size, bool)
+    components = scores.reward_components.items()
+    values = {f"reward/{name}": float(x[present].mean()) for name, x in components}
+    values["reward_failures"] = float(collected.failures)
+    values["truncated"] = float(np.mean(rollout.finish[present.reshape(where.shape)] == 0))
+    ages = ages[rollout.mask]
+    values |= {"staleness": float(ages.mean()), "staleness_max": float(ages.max())}
+    values["groups_sampled"] = float(collected.groups)
+    values["no_signal"] = float(not where.any())
+    return values | {"sampled_reward": collected.reward}
 
 
 def host_metrics(

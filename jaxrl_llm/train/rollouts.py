@@ -19,7 +19,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
@@ -34,14 +33,22 @@ from jaxrl_llm.data.questions import Question
 from jaxrl_llm.models.lora import merge_adapter
 from jaxrl_llm.models.sharding import param_shardings
 from jaxrl_llm.recipes import Batch, validate_batch
-from jaxrl_llm.rewards import Scores
+from jaxrl_llm.rewards import RewardError
 from jaxrl_llm.rewards.scoring import name_of
-from jaxrl_llm.rollout import Generation, Group, Rollout, to_rollout, trim
+from jaxrl_llm.rollout import Rollout, trim
+from jaxrl_llm.rollout.collect import (
+    Collected,
+    EngineBackend,
+    SamplerBackend,
+    collect,
+    mean_reward,
+    texts_of,
+)
 from jaxrl_llm.rollout.types import FAILED
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.checkpoint.serialization import Extras
 from jaxrl_llm.train.fields import attach_fields
-from jaxrl_llm.train.grading import join_scores, sample_rows, spread_rows, texts_of
+from jaxrl_llm.train.grading import sample_rows, spread_rows
 from jaxrl_llm.train.mesh import replicated
 from jaxrl_llm.train.metrics import rollout_metrics
 from jaxrl_llm.train.setup import Experiment
@@ -51,32 +58,28 @@ from jaxrl_llm.train.state import TrainState
 # shorter one after a second Ctrl-C.
 _PATIENCE, _AT_ONCE = 5.0, 1.0
 _THREAD = "rollouts"
+# Makes the collector's key of that of the batch; above every number of a request.
+_COLLECTOR = 2**32 - 1
 
 
 class RolloutBatch(NamedTuple):
     """A batch of graded rollouts, all of it on the host."""
 
     number: int  # which of the run, from 0: it trains the weights of that version
-    cursor: Cursor  # where the questions of the next batch begin
+    begin: Cursor  # where its questions begin in the order of the data
+    cursor: Cursor  # where those of the next batch begin
+    collector_state: ArrayTree  # of the recipe's collector after it
     batch: Batch  # what the algorithm trains on
     metrics: dict[str, float]  # what the host knows of it, by the names of metrics.jsonl
     rows: list[dict]  # the completions that are shown, one record each
     seconds: dict[str, float]  # time spent, by the names "sample" and "reward"
 
 
-class Graded(NamedTuple):
-    """Rollouts with their texts and rewards."""
-
-    rollout: Rollout  # [P, G]
-    completions: list[list[str]]  # P groups of G
-    scores: Scores  # [P * G]
-    sampled: float  # time.perf_counter() when the last response was sampled
-
-
-def next_questions(experiment: Experiment, cursor: Cursor) -> tuple[list[int], Cursor]:
-    """The questions of a batch by their places, and where those of the next one begin."""
-    config, size = experiment.config, len(experiment.train)
-    return take(cursor, config.prompts_per_step, size=size, seed=config.data.seed)
+def next_questions(experiment: Experiment, cursor: Cursor, count: int) -> tuple[list[int], Cursor]:
+    """The next questions by their places, and where those after them begin."""
+    if not count:
+        return [], cursor
+    return take(cursor, count, size=len(experiment.train), seed=experiment.config.data.seed)
 
 
 def collect_rollouts(
@@ -84,17 +87,19 @@ def collect_rollouts(
     params: ArrayTree,
     key: Array,
     cursor: Cursor,
+    collector_state: ArrayTree = (),
     *,
     number: int,
     version: int,
 ) -> RolloutBatch:
-    """Samples and grades a batch; it depends on the key, its number and the weights alone.
+    """Samples and grades a batch; it depends on the key, its number, the weights and the states.
 
     Args:
       experiment: See the module.
       params: The weights that sample.
       key: That of the run's state.
       cursor: Where its questions begin.
+      collector_state: State of the recipe's collector.
       number: Which batch it is, from 0.
       version: Of the weights.
 
@@ -102,19 +107,27 @@ def collect_rollouts(
       ValueError: If something in it cannot be trained on; it names the prompt.
       RewardError: If the reward fails; it names the prompt.
     """
-    start = time.perf_counter()
-    indices, cursor = next_questions(experiment, cursor)
-    questions = [experiment.train[i] for i in indices]
-    recipe = experiment.recipe
-    if not recipe.forward_only:  # the noise of a population is drawn from the run's key itself
+    config, recipe = experiment.config, experiment.recipe
+    if recipe.forward_only:
+        collected = _sample_population(experiment, params, key, cursor, version=version)
+    else:
         key = jax.random.fold_in(key, number)
-    graded = sample_and_grade(experiment, params, key, questions, version=version)
-    graded = graded._replace(rollout=trim(graded.rollout))
-    rollout, scores = graded.rollout, graded.scores
+        collected = _play_collector(
+            experiment, params, key, cursor, collector_state, number=number, version=version
+        )
+    if collected.scores.failed.all():
+        raise RewardError(
+            f"The reward failed on all {collected.failures} responses of step {number + 1}."
+        )
+    start = time.perf_counter()
+    begin, (_, cursor) = cursor, next_questions(experiment, cursor, collected.in_order)
+    questions, scores = collected.questions, collected.scores
+    rollout = trim(collected.rollout)
     batch = to_batch(
         rollout,
         scores.rewards,
         questions,
+        where=collected.where,
         vocab_size=experiment.model.config.vocab_size,
         drop_failed=recipe.forward_only,
     )
@@ -122,7 +135,8 @@ def collect_rollouts(
     def greedy_rewards() -> np.ndarray:
         tokens = [question.tokens for question in questions]
         likely = experiment.samplers.baseline(params, key, tokens)
-        return experiment.grader(questions, texts_of(likely, experiment.tokenizer)).rewards
+        texts = texts_of(likely, experiment.tokenizer.decode)
+        return experiment.grader(questions, texts).rewards
 
     if not recipe.forward_only:
         batch = attach_fields(
@@ -131,81 +145,101 @@ def collect_rollouts(
             scores=scores,
             rollout=rollout,
             step=number,
-            indices=indices,
+            indices=collected.places,
             questions=questions,
             greedy=greedy_rewards,
         )
-    end = time.perf_counter()
-    ages = number - np.asarray(rollout.version)[batch.mask]
     rows = []
-    if number % experiment.config.samples_every == 0:
-        rows = sample_rows(questions, graded.completions, scores)
-        rows = spread_rows(rows, len(questions), experiment.config.samples_shown)
-    return RolloutBatch(
-        number,
-        cursor,
-        batch,
-        rollout_metrics(scores, rollout, ages),
-        rows,
-        {"sample": graded.sampled - start, "reward": end - graded.sampled},
-    )
+    if number % config.samples_every == 0:
+        rows = sample_rows(questions, collected.texts, scores)
+        rows = spread_rows(rows, len(questions), config.samples_shown)
+    seconds = dict(collected.seconds)
+    seconds["reward"] += time.perf_counter() - start
+    metrics = rollout_metrics(collected, rollout, ages=number - np.asarray(rollout.version))
+    return RolloutBatch(number, begin, cursor, collected.state, batch, metrics, rows, seconds)
 
 
-def sample_and_grade(
+def _play_collector(
     experiment: Experiment,
     params: ArrayTree,
     key: Array,
-    questions: Sequence[Question],
+    cursor: Cursor,
+    collector_state: ArrayTree,
     *,
+    number: int,
     version: int,
-) -> Graded:
-    """All rollouts of a batch in one program, then their rewards.
+) -> Collected:
+    """A batch as the recipe's collector asks for it, by the sampler or in slots."""
+    config, tokenizer = experiment.config, experiment.tokenizer
+    sampling, backend = config.sampling, None
+    if experiment.samplers.engine is not None:
+        backend = EngineBackend(
+            experiment.samplers.engine,
+            params,
+            key,
+            experiment.train,
+            version=version,
+            decode=tokenizer.decode,
+            grade=experiment.grader.local,
+            max_new_tokens=sampling.max_new_tokens,
+            pad_id=tokenizer.pad_id,
+        )
+    else:
 
-    The engine samples the same rollouts in slots: a group is graded once it finishes, while others
-    decode.
-    """
-    engine = experiment.samplers.engine
-    if engine is None:
-        tokens = [question.tokens for question in questions]
-        sampler = experiment.samplers.rollouts
-        rollout = processes.to_host(sampler(params, key, tokens, version=version))
-        completions = texts_of(rollout, experiment.tokenizer)
-        sampled = time.perf_counter()
-        return Graded(rollout, completions, experiment.grader(questions, completions), sampled)
+        def sample(prompts: list[list[int]], ids: np.ndarray) -> Rollout:
+            sampler = experiment.samplers.rollouts
+            rollout = sampler(params, key, prompts, request_ids=ids, version=version)
+            return processes.to_host(rollout)
 
-    sampling = experiment.config.sampling
-    size, texts = sampling.group_size, {}
-    generation = Generation(engine, params, key=key, version=version)
-    for i, question in enumerate(questions):
-        requests = tuple(range(i * size, (i + 1) * size))
-        generation.submit(Group(id=i, prompt=question.tokens, requests=requests))
-    groups, graded = {}, {}
-    share = range(len(questions))[processes.portion(len(questions))]
-    pool = ThreadPoolExecutor(1, thread_name_prefix="rewards")
-    try:
-        for done in generation:
-            groups[done.id] = done
-            decode = experiment.tokenizer.decode
-            texts[done.id] = [decode(c.tokens.tolist()) for c in done.completions]
-            if done.id in share:
-                grade = experiment.grader.local
-                graded[done.id] = pool.submit(grade, [questions[done.id]], [texts[done.id]])
-        sampled = time.perf_counter()
-        scores = processes.together(lambda: [graded[i].result() for i in share])
-    finally:
-        # Where one call fails the others may too, each after its deadline.
-        pool.shutdown(wait=False, cancel_futures=True)
-    for i, question in enumerate(questions):
-        name = question.prompt.id or question.prompt.text[:40]
-        groups[i] = groups[i]._replace(group=groups[i].group._replace(id=name))
-    places = range(len(questions))
-    rollout = to_rollout(
-        [groups[i] for i in places],
-        max_new_tokens=sampling.max_new_tokens,
-        prompt_width=engine.spec.prompt_length,
-        pad_id=experiment.tokenizer.pad_id,
+        backend = SamplerBackend(
+            sample,
+            experiment.train,
+            decode=tokenizer.decode,
+            grade=experiment.grader,
+            num_groups=config.prompts_per_step,
+            group_size=sampling.group_size,
+        )
+    return collect(
+        experiment.collector,
+        collector_state,
+        jax.random.fold_in(key, _COLLECTOR),
+        backend,
+        experiment.train,
+        next_places=lambda count: next_questions(experiment, cursor, count)[0],
+        num_groups=config.prompts_per_step,
+        group_size=sampling.group_size,
+        step=number,
+        pad_id=tokenizer.pad_id,
     )
-    return Graded(rollout, [texts[i] for i in places], join_scores(sum(scores, [])), sampled)
+
+
+def _sample_population(
+    experiment: Experiment, params: ArrayTree, key: Array, cursor: Cursor, *, version: int
+) -> Collected:
+    """The rollouts of a population; its noise is drawn from the run's key itself."""
+    start, tokenizer = time.perf_counter(), experiment.tokenizer
+    places, _ = next_questions(experiment, cursor, experiment.config.prompts_per_step)
+    questions = [experiment.train[place] for place in places]
+    tokens = [question.tokens for question in questions]
+    rollout = experiment.samplers.rollouts(params, key, tokens, version=version)
+    rollout = processes.to_host(rollout)
+    texts = texts_of(rollout, tokenizer.decode)
+    sampled = time.perf_counter()
+    scores = experiment.grader(questions, texts)
+    return Collected(
+        rollout=rollout,
+        where=~scores.failed.reshape(rollout.finish.shape),
+        questions=questions,
+        places=places,
+        texts=texts,
+        scores=scores,
+        state=(),
+        in_order=len(places),
+        groups=len(places),
+        reward=mean_reward([scores]),
+        failures=scores.failures,
+        seconds={"sample": sampled - start, "reward": time.perf_counter() - sampled},
+    )
 
 
 def to_batch(
@@ -214,15 +248,17 @@ def to_batch(
     questions: Sequence[Question],
     *,
     vocab_size: int,
+    where: np.ndarray | None = None,
     drop_failed: bool = False,
 ) -> Batch:
-    """A checked training batch of graded rollouts, as host arrays.
+    """A training batch of graded rollouts, as host arrays; checked if any of them takes part.
 
     Args:
       rollout: P groups of G.
       rewards: float ``[P * G]`` or ``[P, G]``.
       questions: See the module.
       vocab_size: Tokens lie below it.
+      where: bool ``[P, G]``, True for rollouts that take part; None for all.
       drop_failed: Clear ``where`` of rollouts that failed or have no finite reward, instead of
         raising: for a population, some members of which may be broken.
 
@@ -232,14 +268,17 @@ def to_batch(
     host = processes.to_host(rollout)
     shape = host.mask.shape[:2]
     ids = [q.prompt.id or q.prompt.text[:40] for q in questions]
-    rewards, where = np.asarray(rewards, np.float32).reshape(shape), np.ones(shape, bool)
+    rewards = np.asarray(rewards, np.float32).reshape(shape)
+    where, failed = np.ones(shape, bool) if where is None else where, host.finish == FAILED
     if drop_failed:
-        where = np.isfinite(rewards) & (host.finish != FAILED)
+        where = where & np.isfinite(rewards) & ~failed
         rewards = np.where(where, rewards, 0.0)
-    elif (failed := (host.finish == FAILED).any(axis=-1)).any():
-        name = ids[int(np.argmax(failed))]
+    elif (failed & where).any():
+        name = ids[int(np.argmax((failed & where).any(axis=-1)))]
         raise ValueError(f"to_batch: the logits of a response to prompt {name!r} are non-finite.")
     batch = Batch.from_rollout(host, rewards, where=where)
+    if not where.any():
+        return batch
     return validate_batch(batch, vocab_size=vocab_size, prompt_ids=ids)
 
 
@@ -272,6 +311,7 @@ class SyncRollouts:
             state.policy,
             state.key,
             state.data_cursor,
+            state.collector_state,
             number=number,
             version=number,
         )
@@ -303,7 +343,9 @@ class AsyncRollouts:
             self._base = self._copy(state.base)
         self._finished = deque(pending)  # in order; a batch stays until it has been trained on
         self._number = int(state.step) + len(pending)
-        self._cursor = pending[-1].cursor if pending else state.data_cursor
+        self._cursor, self._collector_state = state.data_cursor, state.collector_state
+        if pending:
+            self._cursor, self._collector_state = pending[-1].cursor, pending[-1].collector_state
         self._changed = threading.Condition()
         self._stopped = False
         self._error: BaseException | None = None
@@ -366,6 +408,7 @@ class AsyncRollouts:
                     params,
                     self._key,
                     self._cursor,
+                    self._collector_state,
                     number=self._number,
                     version=version,
                 )
@@ -373,6 +416,7 @@ class AsyncRollouts:
                 with self._changed:
                     self._finished.append(batch)
                     self._number, self._cursor = batch.number + 1, batch.cursor
+                    self._collector_state = batch.collector_state
                     self._changed.notify_all()
         except BaseException as error:
             with self._changed:
@@ -414,25 +458,38 @@ def pack_pending(experiment: Experiment, batches: Sequence[RolloutBatch]) -> Ext
     arrays, notes = [], []
     for each in batches:
         fields = {f.name: getattr(each.batch, f.name) for f in dataclasses.fields(Batch)}
-        arrays.append(_without_none(fields))
-        notes.append({k: x for k, x in each._asdict().items() if k != "batch"})
+        leaves = dict(enumerate(jax.tree.leaves(each.collector_state)))
+        collector = {f"collector_state/{i}": np.asarray(x) for i, x in leaves.items()}
+        arrays.append(_without_none(fields) | collector)
+        host = ("number", "begin", "cursor", "metrics", "rows", "seconds")
+        notes.append({name: getattr(each, name) for name in host})
     return Extras(arrays, {"run": _conditions(experiment), "batches": notes})
 
 
-def unpack_pending(arrays: dict[str, Any], notes: dict[str, Any]) -> RolloutBatch:
+def unpack_pending(
+    arrays: dict[str, Any], notes: dict[str, Any], collector_state: ArrayTree = ()
+) -> RolloutBatch:
     """The inverse of :func:`pack_pending`, of one batch.
+
+    Args:
+      arrays: Of the batch.
+      notes: The rest of it.
+      collector_state: A state of the structure that it was saved with.
 
     Raises:
       LookupError: If a field is absent.
       ValueError: If shapes disagree.
       TypeError: If a field is unknown or of a wrong dtype.
     """
-    arrays = dict(arrays)
+    arrays, structure = dict(arrays), jax.tree.structure(collector_state)
+    leaves = [arrays.pop(f"collector_state/{i}") for i in range(structure.num_leaves)]
     if "support" in arrays:
         arrays["support"] = Support(**arrays["support"])
     return RolloutBatch(
         number=notes["number"],
+        begin=Cursor(*notes["begin"]),
         cursor=Cursor(*notes["cursor"]),
+        collector_state=jax.tree.unflatten(structure, leaves),
         batch=Batch(**arrays).check(),
         metrics=notes["metrics"],
         rows=notes["rows"],
@@ -463,15 +520,15 @@ def restore_pending(
     cursor = state.data_cursor
     for arrays, notes in zip(stored.arrays, stored.notes["batches"], strict=True):
         try:
-            batch = unpack_pending(arrays, notes)
+            batch = unpack_pending(arrays, notes, state.collector_state)
         except (LookupError, TypeError, ValueError):
             break
-        _, cursor = next_questions(experiment, cursor)
-        expected = (int(state.step) + len(pending), cursor)
         fresh = batch.metrics["staleness_max"] <= most
-        if (batch.number, batch.cursor) != expected or not same_run or not fresh:
+        expected = (int(state.step) + len(pending), cursor)
+        if (batch.number, batch.begin) != expected or not same_run or not fresh:
             break
         pending.append(batch)
+        cursor = batch.cursor
     if dropped := total - len(pending):
         log(
             f"{dropped} of {total} batches of rollouts in the checkpoint do not fit this "
@@ -495,4 +552,5 @@ def _conditions(experiment: Experiment) -> dict[str, str]:
         "recipe": repr(experiment.recipe),
         "reward": name_of(config.reward),
         "sampling": repr(config.sampling),
+        "prompts": repr((config.prompts_per_step, len(experiment.train))),
     }

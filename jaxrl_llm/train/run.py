@@ -142,6 +142,8 @@ class Run:
         step = int(state.step)
         self.checkpoints.poll()  # what a save that failed left makes room for the metrics
         self.folder.step(step, values, rollouts.rows)
+        if values["no_signal"]:
+            self._check_signal(step, rollouts)
         self._guard(step, values, self.state, batch)
         self._check_gradient(step, values)
         self.checkpoints.set_score(step, values)
@@ -195,6 +197,27 @@ class Run:
     def _raise_if_stopped(self) -> None:
         if self.stopped():
             raise _Stopped
+
+    def _check_signal(self, step: int, rollouts: RolloutBatch) -> None:
+        """Says that a step made no update, and ends the run after too many in a row.
+
+        Raises:
+          TrainingError: If it is one too many.
+        """
+        rows = [row["step"] for row in self.folder.history() if not row.get("no_signal")]
+        in_a_row, limit = step - max(rows, default=0), self.config.max_skipped
+        groups = int(rollouts.metrics["groups_sampled"])
+        text = (
+            f"Step {step} makes no update: none of the {groups} groups that "
+            f"{self.experiment.collector!r} asked for takes part"
+        )
+        if in_a_row < limit:
+            self.folder.log(f"{text} ({in_a_row} in a row; {limit} end the run).")
+            return
+        raise TrainingError(
+            f"{text}, as in each of the last {limit} steps; prompts that the policy solves neither "
+            "always nor never, another rule or more rounds would help."
+        )
 
     def _check_gradient(self, step: int, values: Mapping[str, float]) -> None:
         """Warns once if the gradient of three steps in a row is exactly zero though rewards differ.

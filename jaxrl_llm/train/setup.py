@@ -11,10 +11,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.curation import Collector, in_order
 from jaxrl_llm.data.questions import Question, encode_prompts
 from jaxrl_llm.models.lora import Adapted, describe_params, with_adapter
 from jaxrl_llm.models.protocol import Model
@@ -76,6 +78,11 @@ class Experiment:
     samplers: Samplers
     questions: str
     shared_prefix_len: int
+
+    @property
+    def collector(self) -> Collector:
+        """That of the recipe, or the one that takes each prompt in the order of the data."""
+        return getattr(self.recipe, "collector", None) or in_order()
 
     @property
     def grader(self) -> Grader:
@@ -400,6 +407,8 @@ def init_experiment(
         critic=critic,
         critic_optimizer=critic_optimizer,
     )
+    collector_state = experiment.collector.init(len(experiment.train))
+    state = state._replace(collector_state=jax.tree.map(np.asarray, collector_state))
     if resume:
         state = shapes_of(state)
         del params, base, critic  # before others are read, so that one state is in memory

@@ -51,6 +51,7 @@ class TrainState(NamedTuple):
       reference: A reference that moves, of the kind of ``params``, or ``()``.
       base: Frozen parameters below an adapter, or ``()``: handed on from step to step
         by reference, and no part of a checkpoint.
+      collector_state: State of the recipe's collector: NumPy arrays, which stay on the host.
     """
 
     params: ArrayTree
@@ -62,6 +63,7 @@ class TrainState(NamedTuple):
     critic: ArrayTree = ()
     reference: ArrayTree = ()
     base: ArrayTree = ()
+    collector_state: ArrayTree = ()
 
     @property
     def policy(self) -> ArrayTree:

@@ -11,7 +11,7 @@ from jaxrl_llm import recipes
 VERL = golden_data.load("verl_minibatch")
 
 
-RECIPE = recipes.dapo(eps_low=0.2, eps_high=0.2, dual_clip=None)
+RECIPE = recipes.dapo(eps_low=0.2, eps_high=0.2, dual_clip=None, dynamic_sampling=False)
 
 
 def minibatches(a):

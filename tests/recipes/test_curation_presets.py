@@ -189,11 +189,16 @@ def test_d3s_relaxes_as_training_goes_on():
 
 def options_of_dapo():
     return {
-        "plain": {},
-        "dynamic_sampling": {"dynamic_sampling": True},
-        "metric": {"dynamic_sampling": True, "metric": "accuracy"},
-        "overlong": {"max_length": 5, "overlong_buffer": 3, "overlong_factor": 0.5},
-        "filter": {"overlong_filter": True},
+        "plain": {"dynamic_sampling": False},
+        "dynamic_sampling": {},
+        "metric": {"metric": "accuracy"},
+        "overlong": {
+            "dynamic_sampling": False,
+            "max_length": 5,
+            "overlong_buffer": 3,
+            "overlong_factor": 0.5,
+        },
+        "filter": {"dynamic_sampling": False, "overlong_filter": True},
     }
 
 
@@ -230,7 +235,7 @@ def test_the_options_of_dapo(form):
 def test_dynamic_sampling_looks_at_the_named_column():
     _, batch = make_batch()
     agreeing = batch.replace(reward_components={"accuracy": jnp.ones((P, G))})
-    recipe = jr.recipes.dapo(dynamic_sampling=True, metric="accuracy")
+    recipe = jr.recipes.dapo(metric="accuracy")
     assert (
         "reward_components" in recipe.required_fields
         and "reward_components" not in jr.recipes.dapo().required_fields

@@ -173,8 +173,12 @@ def test_presets_without_a_group_or_a_ratio_and_those_that_draw(trait, value, na
         (lambda: jr.recipes.verpo(sigma=0.0), "density_weights: sigma must be above 0"),
         (lambda: jr.recipes.xrpo(cap=-1.0), "novelty_sharpening: cap must not be negative"),
         (
-            lambda: jr.recipes.dapo(metric="accuracy"),
+            lambda: jr.recipes.dapo(metric="accuracy", dynamic_sampling=False),
             "metric='accuracy' has no effect without dynamic_sampling",
+        ),
+        (
+            lambda: jr.recipes.dapo(max_rounds=2, dynamic_sampling=False),
+            "max_rounds=2 has no effect without dynamic_sampling",
         ),
         (lambda: jr.recipes.dapo(max_length=8), "max_length and overlong_buffer go together"),
         (lambda: jr.recipes.dapo(overlong_buffer=8), "max_length and overlong_buffer go together"),

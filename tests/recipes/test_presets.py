@@ -76,6 +76,8 @@ def reference(name, logp, batch) -> float:
     for p in range(P):
         members = np.flatnonzero(batch.where[p])
         r = np.asarray(batch.rewards[p], float)[members]
+        if name == "dapo" and r.max() == r.min():
+            continue  # dynamic sampling
         for g, a in zip(members, group_advantages(name, r), strict=True):
             m = np.asarray(batch.mask[p, g])
             if m.any():

@@ -61,7 +61,7 @@ def bring(recipe, *, reward_components=(), failures=0, metadata=(), greedy=None,
     return attach_fields(
         batch,
         recipe,
-        scores=Scores(REWARDS, reward_components, failures),
+        scores=Scores(REWARDS, reward_components, np.arange(P * G) < failures),
         rollout=SimpleNamespace(
             finish=jnp.array([[0, 1, 1], [1, 0, 1]]), version=jnp.full((P, G, T), 6), **rollout
         ),

@@ -19,6 +19,7 @@ import jaxrl_llm as jr
 from jaxrl_llm.cli.options import parse_config
 from jaxrl_llm.data import Cursor, take
 from jaxrl_llm.rewards import RewardError, Scores
+from jaxrl_llm.rewards.scoring import join_scores
 from jaxrl_llm.rollout import Generation
 from jaxrl_llm.train import (
     AsyncConfig,
@@ -33,7 +34,6 @@ from jaxrl_llm.train import (
 from jaxrl_llm.train import (
     rollouts as rollouts_module,
 )
-from jaxrl_llm.train.grading import join_scores
 from jaxrl_llm.train.logging.results import JsonLines, read_jsonl
 from jaxrl_llm.train.rollouts import (
     AsyncRollouts,
@@ -124,10 +124,10 @@ class Fake(SimpleNamespace):
 def ahead(monkeypatch, most, make, pending=(), steps=40, start=0):
     """Batches from ``make(number, version, params)``."""
 
-    def fake(experiment, params, key, cursor, *, number, version):
+    def fake(experiment, params, key, cursor, collector_state, *, number, version):
         assert cursor == number
         make(number, version, params)
-        return Fake(number=number, cursor=number + 1, version=version)
+        return Fake(number=number, cursor=number + 1, version=version, collector_state=())
 
     monkeypatch.setattr(rollouts_module, "collect_rollouts", fake)
     config = SimpleNamespace(steps=steps, asynchrony=AsyncConfig(max_staleness=most))
@@ -279,7 +279,7 @@ def test_ctrl_c_reaches_a_loop_that_waits_for_a_batch(monkeypatch):
 
 
 def test_a_batch_waits_until_a_step_has_trained_on_it(monkeypatch):
-    old = [Fake(number=n, cursor=n + 1, version=2) for n in (3, 4)]
+    old = [Fake(number=n, cursor=n + 1, version=2, collector_state=()) for n in (3, 4)]
     made = []
     with ahead(monkeypatch, 2, lambda n, v, p: made.append((n, v)), old, start=3) as rollouts:
         until(lambda: len(rollouts.pending(3)) == 3)
@@ -729,8 +729,8 @@ def test_columns_and_errors_come_through(tmp_path):
 
 
 def test_a_group_whose_verifiers_all_failed_counts_zero():
-    good = Scores(np.ones(2, np.float32), {"a": np.array([1, 2], np.float32)}, 0)
-    dead = Scores(np.zeros(2, np.float32), {}, 2)
+    good = Scores(np.ones(2, np.float32), {"a": np.array([1, 2], np.float32)}, np.zeros(2, bool))
+    dead = Scores(np.zeros(2, np.float32), {}, np.ones(2, bool))
     for order in ([good, dead], [dead, good]):
         found = join_scores(order)
         at = slice(0, 2) if order[0] is good else slice(2, 4)
@@ -738,7 +738,7 @@ def test_a_group_whose_verifiers_all_failed_counts_zero():
         assert found.reward_components["a"].sum() == 3 and found.rewards.sum() == 2
     assert join_scores([dead, dead]).reward_components == {}
     with pytest.raises(RewardError, match="names"):
-        join_scores([good, Scores(np.ones(2, np.float32), {}, 0)])
+        join_scores([good, Scores(np.ones(2, np.float32), {}, np.zeros(2, bool))])
 
 
 def test_a_run_in_slots_is_a_run(tmp_path):

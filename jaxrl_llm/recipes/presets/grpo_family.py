@@ -84,7 +84,8 @@ def dapo(
     eps_low: float = 0.2,
     eps_high: float = 0.28,
     dual_clip: float | None = 10.0,
-    dynamic_sampling: bool = False,
+    dynamic_sampling: bool = True,
+    max_rounds: int | None = None,
     metric: str | None = None,
     max_length: int | None = None,
     overlong_buffer: int | None = None,
@@ -93,15 +94,15 @@ def dapo(
 ) -> Recipe:
     """Decoupled clip and dynamic sampling policy optimization.
 
-        dynamic sampling:  groups whose metric agrees take no part
+        dynamic sampling:  groups whose metric agrees are replaced, see curation.refill
         overlong buffer:   r + clip(-factor (length - (max_length - buffer)) / buffer, -factor, 0)
 
-    By default only the loss differs. Groups whose rewards agree have advantage 0; without dynamic
-    sampling they count in the denominator. The paper's loop samples anew what they leave free: see
-    :func:`jaxrl_llm.curation.compact_groups`.
+    Groups whose rewards agree have advantage 0; without dynamic sampling they count in the
+    denominator.
 
     Args:
-      dynamic_sampling: Whether groups that agree are dropped.
+      dynamic_sampling: Whether groups that agree are dropped, and others asked for instead.
+      max_rounds: Groups of a batch that are asked for at most, over its size; None for 10.
       metric: Name of the reward component that dynamic sampling compares, such as the accuracy;
         None for the reward before the overlong penalty.
       max_length: The generation budget in tokens; with ``overlong_buffer`` only.
@@ -113,8 +114,13 @@ def dapo(
 
     References:
       Yu et al. (arXiv:2503.14476), with their 16 updates a batch. The dual clip of 10 is that of
-      the released scripts (verl's recipe); the paper does not mention it.
+      the released scripts (verl's recipe), as is the bound of 10 rounds, after which they end the
+      run; the paper mentions neither.
     """
+    if max_rounds is not None and not dynamic_sampling:
+        raise ValueError(
+            f"dapo: max_rounds={max_rounds} has no effect without dynamic_sampling=True."
+        )
     if metric is not None and not dynamic_sampling:
         raise ValueError(f"dapo: metric={metric!r} has no effect without dynamic_sampling=True.")
     if (max_length is None) != (overlong_buffer is None):
@@ -145,6 +151,9 @@ def dapo(
             surrogates.dapo_clip, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip
         ),
         curation=stateless(informative) if dynamic_sampling else None,
+        collector=curation.refill(informative, max_rounds=max_rounds or 10)
+        if dynamic_sampling
+        else None,
         selection=curation.truncation_mask if overlong_filter else None,
         minibatches=16,
         paper="arXiv:2503.14476",

@@ -17,7 +17,7 @@ from jaxrl_llm.models.lora import Adapted, LoRAConfig
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.train.state import TrainState
 
-FORMAT = 4
+FORMAT = 5
 # Seconds that a save may take: no limit in one process, since Orbax counts by the time of day,
 # which may be corrected. Several processes have Orbax' limit, to hear of one that is lost.
 _PATIENCE = 10**9
@@ -45,7 +45,15 @@ def fingerprint(model: Model, state: TrainState) -> dict[str, Any]:
         "format": FORMAT,
         "model": repr(model.config),
         "params": shapes_digest(state.params),
-        "state": shapes_digest((state.opt_state, state.algo_state, state.critic, state.reference)),
+        "state": shapes_digest(
+            (
+                state.opt_state,
+                state.algo_state,
+                state.critic,
+                state.reference,
+                state.collector_state,
+            )
+        ),
     }
 
 
@@ -127,6 +135,7 @@ def to_arrays(state: TrainState) -> dict[str, Any]:
     # The frozen parameters of an adapter are loaded anew; a digest stands for them.
     tree = {name: x for name, x in state._asdict().items() if name != "base"}
     tree["key"] = jax.random.key_data(state.key)
+    tree["collector_state"] = jax.tree.map(np.asarray, state.collector_state)
     tree["data_cursor"] = [np.asarray(x, np.int64) for x in jax.tree.leaves(state.data_cursor)]
     return tree
 

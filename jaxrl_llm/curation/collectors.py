@@ -1,0 +1,328 @@
+"""Collectors: which prompts a batch asks for, how often, and which groups it is made of.
+
+A collector is a value with three functions on the host. They are pure, NumPy in and NumPy out, and
+their state is a pytree of arrays that is saved with the run::
+
+    init(num_prompts)                      -> state
+    propose(state, key, collection, count) -> (requests, state)   the next groups to ask for
+    observe(state, collection)             -> (decision, state)   ask for more, or the rows
+
+:func:`jaxrl_llm.rollout.collect` plays them. It calls ``observe`` before anything is asked and
+after groups have finished, and hands ``propose`` the count that ``observe`` asked for. An outcome
+is None while its group is sampled. The state that ``observe`` returns counts once it has decided on
+the rows; until then it may be called any number of times.
+
+What every collector promises: the requests are the same however many are proposed at once; the rows
+depend on which groups finished and not on the order in which they did; the number of requests has a
+bound. Then a batch depends on key, state and weights alone.
+"""
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from jaxrl_llm.core import Array, ArrayTree, call_with, checks
+from jaxrl_llm.core.compose import stable_repr
+
+
+class Request(NamedTuple):
+    """A group that is asked for.
+
+    Attributes:
+      rollouts: How many responses.
+      prompt: Place of the prompt in the data set; None for the next one in the order of the data.
+    """
+
+    rollouts: int
+    prompt: int | None = None
+
+
+class Outcome(NamedTuple):
+    """What a collector sees of a finished group of n rollouts.
+
+    Attributes:
+      prompt: Place of the prompt in the data set.
+      rewards: float32 ``[n]``.
+      where: bool ``[n]``, False where there is no reward, as after a failure of the grader.
+      lengths: int32 ``[n]``, tokens of each response.
+      truncated: bool ``[n]``, True where the response ended by its length.
+      reward_components: Rewards by name, float32 ``[n]`` each.
+    """
+
+    prompt: int
+    rewards: np.ndarray
+    where: np.ndarray
+    lengths: np.ndarray
+    truncated: np.ndarray
+    reward_components: Mapping[str, np.ndarray]
+
+
+class Collection(NamedTuple):
+    """A batch in the making.
+
+    Attributes:
+      num_groups: P, groups of a batch.
+      group_size: G, rollouts of a group.
+      step: Which batch of the run it is, from 0.
+      requests: All requests so far, in their order.
+      outcomes: Of each request, or None while it is sampled.
+    """
+
+    num_groups: int
+    group_size: int
+    step: int = 0
+    requests: tuple[Request, ...] = ()
+    outcomes: tuple[Outcome | None, ...] = ()
+
+    @property
+    def waiting(self) -> int:
+        """How many requests are still sampled."""
+        return sum(outcome is None for outcome in self.outcomes)
+
+
+class Row(NamedTuple):
+    """One group of a batch.
+
+    Attributes:
+      members: Its rollouts as ``(request, rollout)``, both from 0, at most G, all of one prompt.
+      takes_part: False for a row that only fills the batch: nothing of it trains.
+    """
+
+    members: tuple[tuple[int, int], ...]
+    takes_part: bool = True
+
+
+class Decision(NamedTuple):
+    """What a collector wants next.
+
+    Attributes:
+      ask: How many further groups to propose.
+      rows: The P groups of the batch, which is complete with them; None before.
+    """
+
+    ask: int = 0
+    rows: tuple[Row, ...] | None = None
+
+
+class Collector(Protocol):
+    """Who is rolled out for a batch; see the module."""
+
+    def init(self, num_prompts: int) -> ArrayTree:
+        """The state before the first batch.
+
+        Args:
+          num_prompts: N, size of the data set.
+        """
+        ...
+
+    def propose(
+        self, state: ArrayTree, key: Array, collection: Collection, count: int
+    ) -> tuple[tuple[Request, ...], ArrayTree]:
+        """The next ``count`` groups to ask for, after ``collection.requests``.
+
+        Args:
+          state: The state.
+          key: A typed key, the same for all proposals of a batch.
+          collection: What has been asked for.
+          count: How many.
+        """
+        ...
+
+    def observe(self, state: ArrayTree, collection: Collection) -> tuple[Decision, ArrayTree]:
+        """What to do next, and the state after the batch if the decision completes it."""
+        ...
+
+
+def _full_row(request: int, rollouts: int, takes_part: bool = True) -> Row:
+    return Row(tuple((request, member) for member in range(rollouts)), takes_part)
+
+
+@dataclasses.dataclass(frozen=True)
+class _InOrder:
+    """Made by :func:`in_order`."""
+
+    def init(self, num_prompts: int) -> ArrayTree:
+        del num_prompts
+        return ()
+
+    def propose(self, state, key, collection: Collection, count: int):
+        del key
+        return (Request(collection.group_size),) * count, state
+
+    def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
+        if (missing := collection.num_groups - len(collection.requests)) > 0:
+            return Decision(ask=missing), state
+        if collection.waiting:
+            return Decision(), state
+        requests = enumerate(collection.requests)
+        return Decision(rows=tuple(_full_row(i, each.rollouts) for i, each in requests)), state
+
+    def __repr__(self) -> str:
+        return "in_order()"
+
+
+def in_order() -> Collector:
+    """Each prompt once an epoch, in the order of the data: P prompts, G rollouts each.
+
+    Returns:
+      A collector without state: what a run uses whose recipe has none.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> collector = jr.curation.in_order()
+      >>> collection = jr.curation.Collection(num_groups=2, group_size=4)
+      >>> collector.observe(collector.init(10), collection)[0]
+      Decision(ask=2, rows=None)
+
+    References:
+      What verl, TRL and tunix do by default: shuffled passes over the data.
+    """
+    return _InOrder()
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Refill:
+    """Made by :func:`refill`."""
+
+    rule: Callable
+    oversample: float
+    max_rounds: int
+    source: Collector
+
+    def init(self, num_prompts: int) -> ArrayTree:
+        return self.source.init(num_prompts)
+
+    def propose(self, state, key, collection: Collection, count: int):
+        return self.source.propose(state, key, collection, count)
+
+    def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
+        target, asked = collection.num_groups, len(collection.requests)
+        most = target * self.max_rounds
+        if not asked:
+            return Decision(ask=min(math.ceil(target * self.oversample), most)), state
+        keep = self._kept(collection)
+        passed = [i for i, passes in enumerate(keep) if passes]
+        # The first P in the order of requests, whichever finished first.
+        waits = collection.outcomes[: passed[target - 1]] if len(passed) >= target else (None,)
+        if None not in waits:
+            return self._complete(state, collection, passed[:target])
+        missing = target - len(passed) - collection.waiting
+        if missing <= 0:
+            return Decision(), state
+        if asked < most:
+            return Decision(ask=min(missing, most - asked)), state
+        if collection.waiting:
+            return Decision(), state
+        return self._complete(state, collection, passed)
+
+    def _complete(self, state, collection, passed: list[int]):
+        sizes = [request.rollouts for request in collection.requests]
+        dropped = [i for i in range(len(sizes)) if i not in set(passed)]
+        filler = dropped[: collection.num_groups - len(passed)]
+        chosen = sorted(passed + filler)
+        rows = [_full_row(i, sizes[i], takes_part=i not in set(filler)) for i in chosen]
+        return Decision(rows=tuple(rows)), self.source.observe(state, collection)[1]
+
+    def _kept(self, collection: Collection) -> np.ndarray:
+        """Which requests have finished and pass the rule: bool ``[n]``."""
+        outcomes = collection.outcomes
+        # A multiple of P rows, so that the rule meets few shapes.
+        rows = -(-len(outcomes) // collection.num_groups) * collection.num_groups
+        shape = (rows, max(request.rollouts for request in collection.requests))
+        rewards, where = np.zeros(shape, np.float32), np.zeros(shape, bool)
+        lengths, truncated = np.zeros(shape, np.int32), np.zeros(shape, bool)
+        components: dict[str, np.ndarray] = {}
+        for i, outcome in enumerate(outcomes):
+            if outcome is None:
+                continue
+            size = len(outcome.rewards)
+            where[i, :size], rewards[i, :size] = outcome.where, outcome.rewards
+            lengths[i, :size], truncated[i, :size] = outcome.lengths, outcome.truncated
+            for name, values in outcome.reward_components.items():
+                components.setdefault(name, np.zeros(shape, np.float32))[i, :size] = values
+        context = {"where": where, "lengths": lengths, "truncated": truncated}
+        with on_host():
+            keep = call_with(
+                self.rule, rewards, context=context | {"reward_components": components}
+            )
+        checks.check_shape(repr(self), "the rule's result", keep, shape)
+        checks.check_bool(repr(self), rule=keep)
+        return (np.asarray(keep) & where).any(axis=-1)[: len(outcomes)]
+
+    def __repr__(self) -> str:
+        text = stable_repr(self.rule)
+        if self.oversample != 1.0:
+            text += f", oversample={self.oversample}"
+        source = "" if self.source == _InOrder() else f", source={self.source!r}"
+        return f"refill({text}, max_rounds={self.max_rounds}{source})"
+
+
+def refill(
+    rule: Callable,
+    *,
+    oversample: float = 1.0,
+    max_rounds: int = 10,
+    source: Collector | None = None,
+) -> Collector:
+    """Asks for another group in place of each that a rule drops: dynamic sampling.
+
+        batch = the first P groups, in the order of requests, that pass the rule
+        requests <= max_rounds * P
+
+    A replacement is asked for as soon as a group is dropped, while the others are still sampled. So
+    no more groups are asked for than it takes; which they are does not depend on timing. With
+    ``oversample`` above 1 the first requests are more than P; the batch is the same, sooner, and
+    what is sampled beyond it is discarded. Where the bound is reached, the batch is filled with
+    dropped groups that do not take part, and if no group passed, the step makes no update.
+
+    Args:
+      rule: ``rewards [n, G] -> keep [n, G]``, bool, such as
+        :func:`~jaxrl_llm.curation.informative_groups`; a group passes if any rollout is kept. Of
+        ``where``, ``reward_components``, ``lengths`` and ``truncated`` it receives what it names.
+      oversample: Groups of the first requests, over P; at least 1 and at most ``max_rounds``.
+      max_rounds: Bound of all requests, over P.
+      source: The collector that proposes the groups; None for :func:`in_order`.
+
+    Returns:
+      A collector; its state is that of ``source``.
+
+    Raises:
+      TypeError: If the rule is no function, or ``max_rounds`` no integer.
+      ValueError: If ``max_rounds`` is below 1 or ``oversample`` out of its range.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.curation.refill(jr.curation.informative_groups, max_rounds=4)
+      refill(informative_groups, max_rounds=4)
+
+    References:
+      Yu et al., DAPO (arXiv:2503.14476). The released trainer samples three times the batch at once
+      (``oversample=3.0``), again as often as needed, and ends the run after 10 rounds.
+    """
+    if not callable(rule):
+        raise TypeError(f"refill: rule must be a function; got {rule!r}.")
+    if isinstance(max_rounds, bool) or not isinstance(max_rounds, int):
+        raise TypeError(f"refill: max_rounds must be an integer; got {max_rounds!r}.")
+    checks.check_positive("refill", max_rounds=max_rounds)
+    if not 1.0 <= oversample <= max_rounds:
+        raise ValueError(
+            f"refill: oversample must be from 1 to max_rounds {max_rounds}; got {oversample!r}."
+        )
+    return _Refill(rule, float(oversample), max_rounds, in_order() if source is None else source)
+
+
+@contextlib.contextmanager
+def on_host() -> Iterator[None]:
+    """Runs small array functions on the CPU, so that they do not wait for an accelerator."""
+    try:
+        device: Any = jax.local_devices(backend="cpu")[0]
+    except RuntimeError:  # a program that was started without the CPU's backend
+        yield
+        return
+    with jax.default_device(device):
+        yield

@@ -1,0 +1,355 @@
+"""Collectors played on a backend of numbers, and on the sampler and the slots of a tiny model."""
+
+import dataclasses
+import types
+
+import jax
+import numpy as np
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm.curation import Decision, Request, Row, in_order, refill
+from jaxrl_llm.data import Prompt
+from jaxrl_llm.data.questions import Question
+from jaxrl_llm.rewards import Scores
+from jaxrl_llm.rollout import Rollout
+from jaxrl_llm.rollout.collect import EngineBackend, Graded, SamplerBackend, collect
+
+P, G, N = 3, 4, 50
+KEY = jax.random.key(0)
+QUESTIONS = [Question(Prompt(f"prompt {i}", id=str(i)), [1, 2, 3 + i % 5]) for i in range(N)]
+
+
+def solvable(place):
+    """Whether the rewards of a prompt differ: of two in five."""
+    return place % 5 in (1, 4)
+
+
+def graded(asked):
+    """A group whose tokens are the numbers of its requests."""
+    n = len(asked.requests)
+    rewards = np.float32(np.arange(n) % 2 if solvable(asked.question) else np.ones(n))
+    tokens = np.repeat(np.int32(asked.requests)[None, :, None], 2, axis=2)
+    ones = np.ones((1, n, 2), np.float32)
+    rollout = Rollout(
+        prompt_tokens=np.int32([QUESTIONS[asked.question].tokens]),
+        prompt_mask=np.ones((1, 3), bool),
+        tokens=tokens,
+        mask=ones.astype(bool),
+        behavior_logp=-ones,
+        model_logp=-ones,
+        log_kept=0 * ones,
+        finish=np.ones((1, n), np.int32),
+        version=np.zeros((1, n, 2), np.int32),
+    )
+    scores = Scores(rewards, {"right": rewards}, np.zeros(n, bool))
+    return Graded(rollout, [str(i) for i in asked.requests], scores)
+
+
+class Shuffled:
+    """Finishes what is queued one by one in an order of its own, or all of it at once."""
+
+    def __init__(self, seed, *, spare=0, at_once=False):
+        self.random, self._spare, self._at_once = np.random.default_rng(seed), spare, at_once
+        self.queue, self.seen, self.closed = [], [], False
+        self.seconds = {"sample": 0.0, "reward": 0.0}
+
+    def submit(self, asked):
+        self.queue += asked
+        self.seen += asked
+
+    def spare(self):
+        return max(self._spare - len(self.queue), 0)
+
+    def wait(self):
+        size = len(self.queue) if self._at_once else 1
+        chosen = self.random.permutation(len(self.queue))[:size]
+        done = [self.queue[i] for i in chosen]
+        self.queue = [each for each in self.queue if each not in done]
+        return {each: graded(each) for each in done}
+
+    def close(self):
+        self.closed = True
+
+
+def play(collector, backend, *, state=None, step=0, first=0):
+    state = collector.init(N) if state is None else state
+    return collect(
+        collector,
+        state,
+        KEY,
+        backend,
+        QUESTIONS,
+        next_places=lambda count: [(first + i) % N for i in range(count)],
+        num_groups=P,
+        group_size=G,
+        step=step,
+    )
+
+
+COLLECTORS = {
+    "in_order": in_order(),
+    "refill": refill(jr.curation.informative_groups),
+    "refill_oversampled": refill(jr.curation.informative_groups, oversample=2.5),
+    "refill_bounded": refill(jr.curation.informative_groups, max_rounds=1),
+    "refill_nothing": refill(lambda rewards: np.zeros(rewards.shape, bool), max_rounds=2),
+    "refill_by_length": refill(lambda rewards, lengths: lengths > 1),
+}
+
+
+@pytest.mark.parametrize("name", COLLECTORS)
+def test_a_batch_does_not_depend_on_timing(name):
+    collector = COLLECTORS[name]
+    backends = [Shuffled(seed) for seed in range(5)]
+    backends += [Shuffled(7, at_once=True), Shuffled(8, spare=P), Shuffled(9, spare=2 * P)]
+    batches = [play(collector, backend) for backend in backends]
+    for backend, batch in zip(backends, batches, strict=True):
+        jax.tree.map(np.testing.assert_array_equal, batch.rollout, batches[0].rollout)
+        np.testing.assert_array_equal(batch.where, batches[0].where)
+        assert (batch.places, batch.texts) == (batches[0].places, batches[0].texts)
+        assert (batch.in_order, batch.groups) == (batches[0].in_order, batches[0].groups)
+        assert len(backend.seen) == len(set(backend.seen))  # none twice
+        numbers = [number for each in backend.seen for number in each.requests]
+        assert len(numbers) == len(set(numbers)) and backend.closed
+
+
+@pytest.mark.parametrize("name", COLLECTORS)
+def test_the_groups_of_a_batch_are_in_the_order_of_their_requests(name):
+    batch = play(COLLECTORS[name], Shuffled(0))
+    assert batch.rollout.tokens.shape == (P, G, 2) and batch.where.shape == (P, G)
+    assert (np.diff(batch.rollout.tokens[:, 0, 0]) > 0).all()
+    np.testing.assert_array_equal(np.diff(batch.rollout.tokens[..., 0], axis=-1), 1)
+
+
+@pytest.mark.parametrize("name", COLLECTORS)
+def test_proposals_are_the_same_one_by_one_and_at_once(name):
+    collector = COLLECTORS[name]
+    empty = jr.curation.Collection(P, G)
+    at_once, _ = collector.propose(collector.init(N), KEY, empty, 4)
+    state, one_by_one = collector.init(N), ()
+    for _ in range(4):
+        collection = empty._replace(requests=one_by_one, outcomes=(None,) * len(one_by_one))
+        new, state = collector.propose(state, KEY, collection, 1)
+        one_by_one += new
+    assert one_by_one == at_once
+
+
+@pytest.mark.parametrize(
+    ("name", "places", "asked"),
+    [
+        ("in_order", [0, 1, 2], 3),
+        ("refill", [1, 4, 6], 7),  # the third that differs is the seventh in the order
+        ("refill_oversampled", [1, 4, 6], 8),
+        ("refill_bounded", [0, 1, 2], 3),
+        ("refill_nothing", [0, 1, 2], 6),
+        ("refill_by_length", [0, 1, 2], 3),
+    ],
+)
+def test_worked_batches(name, places, asked):
+    batch = play(COLLECTORS[name], Shuffled(0))
+    assert (batch.places, batch.groups, batch.in_order) == (places, asked, asked)
+    takes_part = [name != "refill_nothing" and (name != "refill_bounded" or i == 1) for i in places]
+    np.testing.assert_array_equal(batch.where, np.repeat([takes_part], G, 0).T)
+    assert [q.prompt.id for q in batch.questions] == [str(i) for i in places]
+    numbers = [[int(text) for text in group] for group in batch.texts]
+    np.testing.assert_array_equal(batch.rollout.tokens[..., 0], numbers)
+    np.testing.assert_array_equal(batch.scores.rewards, batch.scores.reward_components["right"])
+
+
+def test_the_mean_reward_is_of_all_groups_that_were_asked_for():
+    batch = play(COLLECTORS["refill"], Shuffled(0))
+    assert batch.reward == pytest.approx((4 * 1.0 + 3 * 0.5) / 7)
+    assert float(batch.scores.rewards.mean()) == 0.5
+
+
+def test_rollouts_without_a_reward_take_no_part():
+    class Flaky(Shuffled):
+        def wait(self):
+            done = super().wait()
+            for asked, each in done.items():
+                failed = np.arange(G) == asked.question
+                scores = each.scores._replace(failed=failed, rewards=each.scores.rewards * ~failed)
+                done[asked] = each._replace(scores=scores)
+            return done
+
+    batch = play(in_order(), Flaky(0))
+    np.testing.assert_array_equal(batch.where, np.arange(G) != np.arange(P)[:, None])
+    assert batch.failures == 3 and batch.scores.failures == 3
+    assert batch.reward == pytest.approx((3 + 1 + 3) / 9)
+
+
+def test_rows_may_have_members_of_several_requests():
+    @dataclasses.dataclass(frozen=True)
+    class Twice:
+        """Two rollouts of two prompts, five of another, then one more of the first."""
+
+        def init(self, num_prompts):
+            return np.zeros(num_prompts)
+
+        def propose(self, state, key, collection, count):
+            first = len(collection.requests)
+            plan = [Request(2, 9), Request(2, 8), Request(5, 7), Request(1, 9)]
+            return tuple(plan[first : first + count]), state
+
+        def observe(self, state, collection):
+            if len(collection.requests) < 4:
+                return Decision(ask=4 - len(collection.requests)), state
+            if collection.waiting:
+                return Decision(), state
+            seen = np.array([outcome.prompt for outcome in collection.outcomes])
+            rows = (Row(((0, 0), (0, 1), (3, 0))), Row(((1, 0), (1, 1))), Row(((2, 4),)))
+            return Decision(rows=rows), state + np.isin(np.arange(N), seen)
+
+    batch = play(Twice(), Shuffled(3))
+    assert batch.places == [9, 8, 7] and batch.in_order == 0
+    assert batch.rollout.tokens[..., 0].tolist() == [[0, 1, 9, 0], [2, 3, 0, 0], [8, 0, 0, 0]]
+    np.testing.assert_array_equal(batch.where.sum(-1), [3, 2, 1])
+    assert batch.texts[0] == ["0", "1", "9", ""] and not batch.rollout.mask[1, 2:].any()
+    assert np.flatnonzero(batch.state).tolist() == [7, 8, 9]
+
+
+def odd(**functions):
+    """A collector with the functions of ``in_order`` but for these."""
+    plain = in_order()
+    names = ("init", "propose", "observe")
+    return types.SimpleNamespace(**{n: functions.get(n, getattr(plain, n)) for n in names})
+
+
+def decide(*rows):
+    def observe(state, collection):
+        if not collection.requests:
+            return Decision(ask=P), state
+        return (Decision() if collection.waiting else Decision(rows=rows)), state
+
+    return observe
+
+
+WHOLE = tuple(Row(((i, 0),)) for i in range(P))
+
+
+@pytest.mark.parametrize(
+    ("functions", "message"),
+    [
+        ({"observe": lambda s, c: (Decision(), s)}, "neither completes the batch of 3 groups nor"),
+        ({"propose": lambda s, k, c, n: ((Request(G),), s)}, "proposes 1 groups where 3 are asked"),
+        ({"propose": lambda s, k, c, n: ((Request(0),) * n, s)}, "asks for 0 rollouts"),
+        ({"propose": lambda s, k, c, n: ((Request(G, N),) * n, s)}, "asks for prompt 50"),
+        ({"observe": decide(*WHOLE[:2])}, "decides on 2 rows; a batch has 3"),
+        ({"observe": decide(*WHOLE[:2], Row(()))}, "row 2 has 0 members; a group has 1 to 4"),
+        ({"observe": decide(*WHOLE[:2], Row(((7, 0),)))}, "row 2 names request 7, which has not"),
+        ({"observe": decide(*WHOLE[:2], Row(((2, 4),)))}, "row 2 names rollout 4 of request 2"),
+        ({"observe": decide(*WHOLE[:2], Row(((1, 0), (2, 0))))}, "row 2 mixes the prompts"),
+    ],
+)
+def test_a_collector_that_makes_no_batch_is_refused(functions, message):
+    backend = Shuffled(0)
+    with pytest.raises(ValueError) as error:
+        play(odd(**functions), backend)
+    assert message in str(error.value) and backend.closed
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"max_rounds": 0}, ValueError, "max_rounds must be above 0; got 0"),
+        ({"max_rounds": 2.0}, TypeError, "max_rounds must be an integer; got 2.0"),
+        ({"oversample": 0.5}, ValueError, "oversample must be from 1 to max_rounds 10; got 0.5"),
+        ({"oversample": 11.0}, ValueError, "oversample must be from 1 to max_rounds 10"),
+        ({"oversample": float("nan")}, ValueError, "oversample must be from 1"),
+        ({"rule": "all"}, TypeError, "rule must be a function; got 'all'"),
+    ],
+)
+def test_options_of_refill(options, error, message):
+    with pytest.raises(error) as raised:
+        refill(**{"rule": jr.curation.informative_groups} | options)
+    assert message in str(raised.value)
+
+
+def test_a_rule_of_the_wrong_shape_is_refused():
+    with pytest.raises(ValueError) as error:
+        play(refill(lambda rewards: rewards.any(-1)), Shuffled(0))
+    assert "refill(<lambda>, max_rounds=10)" in str(error.value) and "(3, 4)" in str(error.value)
+
+
+def test_refill_is_a_value_that_prints_itself():
+    rule = jr.bind(jr.curation.informative_groups, keep_singletons=True)
+    first, second = refill(rule, max_rounds=3), refill(rule, max_rounds=3)
+    assert first == second and hash(first) == hash(second) and first != refill(rule)
+    assert repr(first) == "refill(informative_groups(keep_singletons=True), max_rounds=3)"
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    model, params = jr.testing.tiny_model()
+    return model, params
+
+
+def grade(questions, texts):
+    """Rewards that differ within a group for prompts of an even last token."""
+    rows = [
+        (i % 2 if question.tokens[-1] % 2 == 0 else 1)
+        for question, group in zip(questions, texts, strict=True)
+        for i, _ in enumerate(group)
+    ]
+    return Scores(np.float32(rows), {}, np.zeros(len(rows), bool))
+
+
+def test_the_sampler_and_the_slots_give_one_batch(tiny):
+    model, params = tiny
+    collector, key = COLLECTORS["refill"], jax.random.key(5)
+    sample = jr.rollout.make_sampler(model, max_new_tokens=4, group_size=G)
+    rounds = []
+
+    def round_of(prompts, ids):
+        rounds.append(ids)
+        return jax.device_get(sample(params, key, prompts, request_ids=ids))
+
+    options = {"decode": str, "grade": grade}
+    sampler = SamplerBackend(round_of, QUESTIONS, num_groups=P, group_size=G, **options)
+    engine = jr.rollout.make_engine(model, rows=2, width=3, prompt_length=16, max_new_tokens=4)
+    more = {"version": 0, "max_new_tokens": 4, "pad_id": 0}
+    slots = EngineBackend(engine, params, key, QUESTIONS, **options, **more)
+    first, second = play(collector, sampler), play(collector, slots)
+    assert first.places == second.places == [1, 3, 6] and first.groups == second.groups == 7
+    assert len(rounds) == 3 and all(ids.shape == (P, G) for ids in rounds)
+    np.testing.assert_array_equal(first.rollout.tokens, second.rollout.tokens)
+    np.testing.assert_array_equal(first.rollout.mask, second.rollout.mask)
+    close = {"rtol": 1e-5, "atol": 1e-5}
+    names = ("behavior_logp", "model_logp")
+    for name in names:
+        np.testing.assert_allclose(
+            getattr(first.rollout, name), getattr(second.rollout, name), **close
+        )
+    assert first.texts == second.texts
+
+
+@pytest.mark.parametrize("sizes", [(4, 4, 4), (9, 1, 2)])
+def test_groups_of_any_size_are_sampled_in_rows(tiny, sizes):
+    model, params = tiny
+    sample = jr.rollout.make_sampler(model, max_new_tokens=2, group_size=G)
+
+    def round_of(prompts, ids):
+        return jax.device_get(sample(params, KEY, prompts, request_ids=ids))
+
+    backend = SamplerBackend(
+        round_of, QUESTIONS, decode=str, grade=grade, num_groups=P, group_size=G
+    )
+    first = np.cumsum([0, *sizes])
+    from jaxrl_llm.rollout.collect import Asked
+
+    asked = [Asked(i, tuple(range(first[i], first[i + 1]))) for i in range(3)]
+    backend.submit(asked)
+    done = {}
+    while len(done) < 3:
+        done |= backend.wait()
+    for each in asked:
+        one = sample(
+            params,
+            KEY,
+            [QUESTIONS[each.question].tokens] * 3,
+            request_ids=np.resize(each.requests, (3, G)),
+        )
+        n = len(each.requests)
+        tokens = np.asarray(one.tokens).reshape(12, -1)[:n]
+        np.testing.assert_array_equal(done[each].rollout.tokens[0], tokens)
+        assert len(done[each].texts) == len(done[each].scores.rewards) == n

@@ -1,0 +1,160 @@
+"""Whole runs with a collector: what is dropped is asked for again, whatever the timing."""
+
+import dataclasses
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from test_checkpoint import assert_same
+from tiny_run import tiny_run
+
+import jaxrl_llm as jr
+from jaxrl_llm.curation import Request
+from jaxrl_llm.train import AsyncConfig, CheckpointConfig, SamplingConfig, TrainingError, train
+
+SLOTS = SamplingConfig(group_size=2, max_new_tokens=4, slots=4)
+
+
+def first_is_low(prompt, completion, metadata):
+    """0 or 1, so that half of all groups of two agree."""
+    return float(completion[:1] < "@")
+
+
+def never(prompt, completion, metadata):
+    return 0.0
+
+
+DAPO = jr.recipes.dapo(max_rounds=6)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Three steps of dapo: by rounds of the sampler, in slots, and ahead of the training."""
+
+    def run(name, **changes):
+        folder = tmp_path_factory.mktemp(name)
+        options = {"recipe": DAPO, "reward": first_is_low, "steps": 3}
+        config = tiny_run(
+            folder, **options, checkpoint=CheckpointConfig(every=1, keep=3), **changes
+        )
+        return config, train(config)
+
+    return {
+        "rounds": run("rounds"),
+        "slots": run("slots", sampling=SLOTS),
+        "ahead": run("ahead", asynchrony=AsyncConfig(max_staleness=1)),
+    }
+
+
+@pytest.mark.parametrize("name", ["rounds", "slots", "ahead"])
+def test_dapo_trains_on_groups_that_differ_alone(runs, name):
+    config, result = runs[name]
+    assert [row["informative"] for row in result.history] == [1.0] * 3
+    assert [row["reward"] for row in result.history] == [0.5] * 3
+    asked = [row["groups_sampled"] for row in result.history]
+    assert all(4 <= n <= 24 for n in asked) and max(asked) > 4
+    # Each prompt that was asked for is used up, and no other.
+    cursor = result.state.data_cursor
+    assert cursor.epoch * 10 + cursor.index == sum(asked)
+    assert all(row["no_signal"] == 0 and row["grad_norm"] > 0 for row in result.history)
+
+
+def test_rounds_and_slots_collect_the_same_groups(runs):
+    (_, rounds), (_, slots) = runs["rounds"], runs["slots"]
+    for name in ("groups_sampled", "sampled_reward", "length"):
+        assert rounds.history[0][name] == slots.history[0][name]
+    assert rounds.history[0]["loss"] == pytest.approx(slots.history[0]["loss"], abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["rounds", "slots"])
+def test_resume_is_exact_in_the_middle_of_an_epoch(runs, name, tmp_path):
+    config, whole = runs[name]
+    shutil.copytree(config.run_dir, tmp_path / "run")
+    for step in (2, 3):
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step_{step:08d}")
+    again = train(dataclasses.replace(config, run_dir=str(tmp_path / "run")), resume=True)
+    assert_same(again.state, whole.state)
+    assert again.state.data_cursor == whole.state.data_cursor
+
+
+@dataclasses.dataclass(frozen=True)
+class LeastAsked:
+    """Takes the prompts that were asked for least often, and remembers their mean rewards."""
+
+    def init(self, num_prompts):
+        return {"count": np.zeros(num_prompts, np.int32), "mean": np.zeros(num_prompts)}
+
+    def propose(self, state, key, collection, count):
+        first = len(collection.requests)
+        order = np.argsort(state["count"], kind="stable")[first : first + count]
+        return tuple(Request(collection.group_size, int(place)) for place in order), state
+
+    def observe(self, state, collection):
+        decision, _ = jr.curation.in_order().observe((), collection)
+        if decision.rows is None:
+            return decision, state
+        count, mean = state["count"].copy(), state["mean"].copy()
+        for outcome in collection.outcomes:
+            count[outcome.prompt] += 1
+            mean[outcome.prompt] = outcome.rewards.mean()
+        return decision, {"count": count, "mean": mean}
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_the_state_of_a_collector_is_saved_with_the_run(tmp_path, staleness):
+    config = tiny_run(
+        tmp_path,
+        recipe=jr.recipes.grpo().replace(name="least", collector=LeastAsked()),
+        steps=4,
+        checkpoint=CheckpointConfig(every=1, keep=4),
+        asynchrony=AsyncConfig(max_staleness=staleness),
+    )
+    whole = train(config)
+    state = whole.state.collector_state
+    assert sorted(state["count"].tolist()) == [1] * 4 + [2] * 6 and (state["mean"] > 0).any()
+    assert whole.state.data_cursor == (0, 0)  # no prompt was taken in order
+    for step in (2, 3, 4):
+        shutil.rmtree(tmp_path / "checkpoints" / f"step_{step:08d}")
+    again = train(config, resume=True)
+    np.testing.assert_array_equal(again.state.collector_state["count"], state["count"])
+    if not staleness:
+        assert_same(again.state, whole.state)
+        jax.tree.map(np.testing.assert_array_equal, again.state.collector_state, state)
+
+
+def test_a_batch_without_signal_makes_no_update_and_says_so(tmp_path):
+    told = []
+    recipe = jr.recipes.dapo(max_rounds=2)
+    config = tiny_run(tmp_path, recipe=recipe, reward=never, steps=2, max_skipped=3)
+    result = train(config, log=told.append)
+    rows = result.history
+    assert [row["no_signal"] for row in rows] == [1.0, 1.0]
+    assert [row["groups_sampled"] for row in rows] == [8.0, 8.0]
+    assert all(row["loss"] == row["update_norm"] == row["reward"] == 0.0 for row in rows)
+    for x, y in zip(
+        jax.tree.leaves(config.model()[1]), jax.tree.leaves(result.state.params), strict=True
+    ):
+        np.testing.assert_array_equal(x, y)
+    assert int(result.state.step) == 2 and result.state.data_cursor == (1, 6)
+    text = "Step 2 makes no update: none of the 8 groups that refill(informative_groups, "
+    assert any(line.startswith(text) and "(2 in a row; 3 end the run)" in line for line in told)
+    with pytest.raises(TrainingError) as error:
+        train(dataclasses.replace(config, steps=5), resume=True, allow_changed=True)
+    assert "Step 3 makes no update" in str(error.value) and "last 3 steps" in str(error.value)
+    assert (tmp_path / "checkpoints" / "step_00000003").is_dir()
+
+
+def test_a_checkpoint_of_another_collector_is_refused(tmp_path):
+    recipe = jr.recipes.grpo().replace(name="least", collector=LeastAsked())
+    config = tiny_run(tmp_path, recipe=recipe, steps=1)
+    train(config)
+    other = dataclasses.replace(config, recipe=recipe.replace(collector=None), steps=2)
+    with pytest.raises(ValueError, match="another optimizer or recipe"):
+        train(other, resume=True, allow_changed=True)
+
+
+def test_a_slot_that_is_no_collector_is_refused():
+    with pytest.raises(TypeError) as error:
+        jr.recipes.dapo().replace(collector=jr.curation.informative_groups)
+    assert "collector must have the functions init, propose and observe" in str(error.value)
