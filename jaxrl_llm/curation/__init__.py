@@ -1,10 +1,19 @@
 """What trains: which groups, rollouts and tokens, and how many rollouts a prompt gets.
 
+Before there is a batch, beliefs and scores say which prompts are rolled out, and budgets how often.
 A curation of a recipe goes from rewards to ``where`` before the advantages, so that what it drops
-leaves the baselines as well; a selection goes from advantages to ``keep`` after them. Budgets are
-counts, for the loop that samples.
+leaves the baselines as well; a selection goes from advantages to ``keep`` after them.
 
 =====================  =============================================================================
+belief_update          belief: the success rate of every prompt, as a Beta that forgets
+thompson_rates         belief: a rate drawn for each prompt
+learnability, ...      scores: p (1 - p), VADE's gain, InSight's information, a target rate
+attention_rates        rates of prompts that were not rolled out, from those near them
+select_top             prompts: the greatest scores
+draw_prompts           prompts: by weight, without replacement
+prompt_gdro            advantage: weighed by an adversary over bins of difficulty
+choose_arms            budget: rollouts of each bin, within a total
+replay_add, ...        a buffer of past rollouts; replay_sample draws from it
 informative_groups     curation: groups whose rewards differ (dynamic sampling)
 prs_where, icpo_merge  curation: by coverage; steered rollouts that are good enough
 truncation_mask        selection: no response that was cut off (overlong filtering)
@@ -17,6 +26,15 @@ greedy_allocate        budget: one by one, to the greatest gain
 =====================  =============================================================================
 """
 
+from jaxrl_llm.curation.beliefs import (
+    PromptBelief,
+    belief_init,
+    belief_mean,
+    belief_update,
+    beta_bernoulli_information,
+    thompson_rates,
+    variance_reduction,
+)
 from jaxrl_llm.curation.budgets import (
     cumulative_advantage,
     dars_extra_rollouts,
@@ -96,12 +114,66 @@ from jaxrl_llm.curation.recycling import (
     swarm_groups,
     top_entropy_steps,
 )
+from jaxrl_llm.curation.replay import (
+    ReplayBuffer,
+    ReplaySample,
+    SelectiveSample,
+    Window,
+    fading_probs,
+    recency_weights,
+    replacements,
+    replay_add,
+    replay_fresh,
+    replay_importance,
+    replay_init,
+    replay_priorities,
+    replay_sample,
+    replay_scores,
+    ssb_sample,
+    window_push,
+)
+from jaxrl_llm.curation.robust import (
+    BinScores,
+    PassHistory,
+    PromptGdroState,
+    arm_scores_update,
+    bin_advantage_weights,
+    bin_means,
+    bin_scores_update,
+    choose_arms,
+    difficulty_bins,
+    exponential_weights,
+    pass_history_init,
+    pass_history_rate,
+    pass_history_update,
+    prompt_gdro,
+    shadow_price,
+)
 from jaxrl_llm.curation.schedules import (
     icpo_bonus,
     linear_schedule,
     scheduled,
     sqrt_lr,
     training_progress,
+)
+from jaxrl_llm.curation.selection import (
+    candidate_pool,
+    draw_prompts,
+    gumbel_top,
+    insight_scores,
+    learnability,
+    nearest_target,
+    select_top,
+    target_logits,
+    vade_information_gain,
+    within_band,
+)
+from jaxrl_llm.curation.similarity import (
+    RateCalibration,
+    attention_rates,
+    calibrate_rates,
+    linear_recalibration,
+    nearest_solved,
 )
 from jaxrl_llm.curation.subsets import (
     d3s_selection,
@@ -112,6 +184,7 @@ from jaxrl_llm.curation.subsets import (
 )
 
 __all__ = [
+    "BinScores",
     "CapoMoments",
     "CapoScores",
     "Collection",
@@ -121,19 +194,39 @@ __all__ = [
     "JudgeItems",
     "Outcome",
     "Pairs",
+    "PassHistory",
     "PooledGroups",
+    "PromptBelief",
+    "PromptGdroState",
+    "RateCalibration",
     "Replacement",
+    "ReplayBuffer",
+    "ReplaySample",
     "Request",
     "Row",
+    "SelectiveSample",
     "SharedGroups",
     "Spliced",
+    "Window",
     "adaptive_rollouts",
     "adhint_ratio",
     "ampo_select",
+    "arm_scores_update",
+    "attention_rates",
+    "belief_init",
+    "belief_mean",
+    "belief_update",
+    "beta_bernoulli_information",
+    "bin_advantage_weights",
+    "bin_means",
+    "bin_scores_update",
+    "calibrate_rates",
+    "candidate_pool",
     "cap_items",
     "capo_mask",
     "capo_scores",
     "capo_selection",
+    "choose_arms",
     "compact_groups",
     "comprehension_score",
     "constrained_pairs",
@@ -141,20 +234,28 @@ __all__ = [
     "cumulative_advantage",
     "d3s_selection",
     "dars_extra_rollouts",
+    "difficulty_bins",
     "distilled_where",
+    "draw_prompts",
+    "exponential_weights",
+    "fading_probs",
     "filtration_weights",
     "first_bad_step",
     "first_rollouts",
     "greedy_allocate",
     "grpo_signal_utility",
     "guidance_stage",
+    "gumbel_top",
     "hint_level",
     "hint_slots",
     "icpo_bonus",
     "icpo_merge",
     "in_order",
     "informative_groups",
+    "insight_scores",
     "judge_items",
+    "learnability",
+    "linear_recalibration",
     "linear_schedule",
     "max_variance_subset",
     "minimal_hint",
@@ -162,27 +263,51 @@ __all__ = [
     "mixed_subset",
     "mpt_advantages",
     "mpt_mask",
+    "nearest_solved",
+    "nearest_target",
     "needs_hint",
+    "pass_history_init",
+    "pass_history_rate",
+    "pass_history_update",
     "pooled_groups",
     "prefix_cuts",
     "prefix_length",
+    "prompt_gdro",
     "prs_keep_prob",
     "prs_where",
     "r_squared",
+    "recency_weights",
     "refill",
+    "replacements",
+    "replay_add",
+    "replay_fresh",
+    "replay_importance",
+    "replay_init",
+    "replay_priorities",
+    "replay_sample",
+    "replay_scores",
     "resample_on_correct",
     "resample_rollouts",
     "rollout_priority",
     "scaffold_slots",
     "scheduled",
     "select_extremes",
+    "select_top",
+    "shadow_price",
     "splice",
     "sqrt_lr",
+    "ssb_sample",
     "sum_pi_cubed",
     "swarm_groups",
+    "target_logits",
+    "thompson_rates",
     "top_entropy_steps",
     "top_fraction_token_mask",
     "trace_penalty",
     "training_progress",
     "truncation_mask",
+    "vade_information_gain",
+    "variance_reduction",
+    "window_push",
+    "within_band",
 ]

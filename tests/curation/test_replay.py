@@ -1,0 +1,338 @@
+"""The replay buffer, who leaves it, and what is drawn from it."""
+
+import heapq
+import re
+from collections import deque
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxrl_llm.advantages import grpo
+from jaxrl_llm.curation import (
+    Window,
+    fading_probs,
+    recency_weights,
+    replacements,
+    replay_add,
+    replay_fresh,
+    replay_importance,
+    replay_init,
+    replay_priorities,
+    replay_sample,
+    replay_scores,
+    ssb_sample,
+    window_push,
+)
+from jaxrl_llm.surrogates import decoupled_ppo, ppo_clip
+
+KEY = jax.random.key(0)
+KEYS = jax.random.split(jax.random.key(1), 3000)
+ADD = jax.jit(replay_add, static_argnames=("evict", "unique"))
+
+
+def batches(seed, size=4, prompts=6, steps=9):
+    """Items that say when they came: (step, row), with prompt, score and whether they are added."""
+    rng = np.random.default_rng(seed)
+    for step in range(steps):
+        items = np.stack([np.full(size, step), np.arange(size)], -1).astype(np.float32)
+        scores = rng.permutation(100)[:size].astype(np.float32)
+        yield step, items, rng.integers(0, prompts, size), scores, rng.random(size) < 0.7
+
+
+def held(buffer):
+    """What a buffer holds, from old to new: (item, prompt, version)."""
+    order = np.asarray(buffer.order)
+    places = [p for p in np.argsort(order, kind="stable") if order[p] >= 0]
+    return [
+        (tuple(np.asarray(buffer.items["x"][p]).tolist()), int(buffer.prompt_ids[p]),
+         int(buffer.versions[p])) for p in places
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("capacity", [2, 5, 9])
+@pytest.mark.parametrize("unique", [False, True])
+def test_the_newest_stay(capacity, unique):
+    buffer, expected = replay_init({"x": jnp.zeros(2)}, capacity=capacity), deque(maxlen=capacity)
+    for step, items, ids, _, where in batches(0):
+        buffer = ADD(
+            buffer, {"x": jnp.asarray(items)}, prompt_ids=jnp.asarray(ids), version=step,
+            where=jnp.asarray(where), unique=unique,
+        )  # fmt: skip
+        # Of one batch the last item of a prompt alone enters, and the prompt's older ones leave.
+        rows = [i for i in range(len(ids)) if where[i]]
+        if unique:
+            rows = [i for i in rows if ids[i] not in [ids[j] for j in rows if j > i]]
+            kept = [x for x in expected if x[1] not in ids[rows]]
+            expected = deque(kept, maxlen=capacity)
+        expected.extend((tuple(items[i].tolist()), int(ids[i]), step) for i in rows)
+        assert held(buffer) == list(expected)
+
+
+@pytest.mark.parametrize("capacity", [1, 3, 8])
+def test_the_best_stay_as_in_a_heap(capacity):
+    buffer, heap = replay_init({"x": jnp.zeros(2)}, capacity=capacity), []
+    for step, items, ids, scores, where in batches(1):
+        scores = scores + step / 64  # no ties between batches
+        junk = np.where(where, scores, np.nan)
+        buffer = ADD(
+            buffer, {"x": jnp.asarray(items)}, prompt_ids=jnp.asarray(ids), version=step,
+            scores=jnp.asarray(junk, jnp.float32), evict="lowest",
+        )  # fmt: skip
+        for i in np.flatnonzero(where):
+            entry = (float(scores[i]), tuple(items[i].tolist()))
+            if len(heap) < capacity:
+                heapq.heappush(heap, entry)
+            else:
+                heapq.heappushpop(heap, entry)
+        filled = np.flatnonzero(np.asarray(buffer.order) >= 0)
+        ours = {(float(buffer.scores[p]), tuple(buffer.items["x"][p].tolist())) for p in filled}
+        assert ours == set(heap)
+
+
+def test_an_equal_score_does_not_replace_and_a_full_batch_keeps_its_last():
+    buffer = replay_init(jnp.zeros(()), capacity=1)
+    for x in (1.0, 2.0):
+        buffer = replay_add(
+            buffer, jnp.array([x]), prompt_ids=jnp.zeros(1, int), version=0,
+            scores=jnp.ones(1), evict="lowest",
+        )  # fmt: skip
+    assert buffer.items.tolist() == [1.0]
+    many = replay_init(jnp.zeros(()), capacity=2)
+    many = replay_add(many, jnp.arange(5.0), prompt_ids=jnp.arange(5), version=jnp.arange(5))
+    assert sorted(many.items.tolist()) == [3.0, 4.0] and int(many.added) == 5
+
+
+def test_items_may_be_any_arrays_and_the_state_survives_jit():
+    item = {"tokens": jnp.zeros((2, 3), jnp.int32), "mask": jnp.zeros((2, 3), bool)}
+    buffer = replay_init(jax.eval_shape(lambda: item), capacity=3)
+    new = {"tokens": jnp.ones((1, 2, 3), jnp.int32), "mask": jnp.ones((1, 2, 3), bool)}
+    out = ADD(buffer, new, prompt_ids=jnp.array([4]), version=7)
+    assert jax.tree.structure(out) == jax.tree.structure(buffer)
+    kinds = [(x.shape, x.dtype) for x in jax.tree.leaves(buffer)]
+    assert [(x.shape, x.dtype) for x in jax.tree.leaves(out)] == kinds
+    sample = jax.jit(lambda k, b: replay_sample(k, b, count=2))(KEY, out)
+    assert sample.items["tokens"][0].tolist() == [[1] * 3] * 2 and sample.where.tolist() == [
+        True,
+        False,
+    ]
+
+
+def filled(weights=4, versions=None):
+    buffer = replay_init(jnp.zeros(()), capacity=weights)
+    version = 0 if versions is None else jnp.asarray(versions)
+    return replay_add(
+        buffer, jnp.arange(float(weights)), prompt_ids=jnp.arange(weights), version=version
+    )
+
+
+@pytest.mark.parametrize(("max_lag", "expected"), [(0, 1), (2, 2), (5, 4), (None, 4)])
+def test_no_draw_is_older_than_allowed(max_lag, expected):
+    buffer = filled(versions=[6, 4, 1, 3])
+    fresh = replay_fresh(buffer, version=6, max_lag=max_lag)
+    sample = replay_sample(KEY, buffer, count=4, where=fresh)
+    assert int(sample.where.sum()) == expected
+    ages = 6 - np.asarray(buffer.versions)[np.asarray(sample.index[sample.where])]
+    assert max_lag is None or (ages <= max_lag).all()
+    assert not replay_fresh(replay_init(jnp.zeros(()), capacity=2), version=0).any()
+
+
+def test_draws_follow_the_weights():
+    buffer, probs = filled(), np.array([0.5, 0.2, 0.0, 0.3])
+    weights = jnp.asarray(probs).at[2].set(jnp.nan)
+    for replace in (False, True):
+        options = {"count": 2, "weights": weights, "replace": replace}
+        draw = jax.vmap(lambda key, o=options: replay_sample(key, buffer, **o).index)
+        ids = np.asarray(jax.jit(draw)(KEYS))
+        first = np.bincount(ids[:, 0], minlength=4)
+        assert first[2] == 0
+        assert stats.chisquare(first[[0, 1, 3]], probs[[0, 1, 3]] * len(KEYS)).pvalue > 0.01
+        assert (ids[:, 0] == ids[:, 1]).any() == replace
+    few = replay_sample(KEY, buffer, count=4, weights=weights)
+    assert few.index[3] == -1 and few.where.tolist() == [True, True, True, False]
+    empty = replay_init(jnp.zeros(()), capacity=2)
+    assert not replay_sample(KEY, empty, count=3, replace=True).where.any()
+
+
+def test_scores_of_groups():
+    rewards = jnp.array([[1.0, 0.0, 1.0, 0.0], [0.1, 0.1, 0.1, 0.1], [1.0, 0.0, jnp.nan, 9.0]])
+    where = jnp.array([[True] * 4, [True] * 4, [True, True, False, False]])
+    advantages = jnp.where(where, jnp.array([1.0, -1.0, 1.0, -1.0]), jnp.inf)
+    std = rewards[0].std(ddof=1)
+    scores = replay_scores(advantages, rewards, where=where)
+    np.testing.assert_allclose(scores, [4 * std, 0.0, 2 * np.sqrt(0.5)], rtol=1e-6)
+    assert scores[1] == 0
+    # As the paper of the entry has it, where the deviation is 1.
+    unit = jnp.array([1.0, -1.0, 1.0, -1.0]) * np.sqrt(0.75)
+    np.testing.assert_allclose(replay_scores(advantages[0], unit), 4.0, rtol=1e-6)
+    assert replay_scores(grpo(rewards[1]), rewards[1]) == 0
+
+
+def test_priorities_and_their_undoing():
+    scores, where = jnp.array([1.0, 4.0, jnp.nan, 9.0]), jnp.array([True, True, False, True])
+    np.testing.assert_allclose(
+        replay_priorities(scores, power=0.5, where=where), [1 / 6, 2 / 6, 0, 3 / 6], rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        replay_priorities(scores, power=0.0, where=where), [1 / 3, 1 / 3, 0, 1 / 3], rtol=1e-6
+    )
+    huge = replay_priorities(jnp.array([1e30, 1e30]), power=2.0)
+    np.testing.assert_allclose(huge, 0.5)
+    assert not replay_priorities(jnp.zeros(3)).any()
+    probs = replay_priorities(scores, where=where)
+    weights = replay_importance(probs, where=where)
+    # At a power of 1 every item counts alike in expectation.
+    np.testing.assert_allclose((weights * probs)[where], probs[0], rtol=1e-6)
+    assert weights[2] == 0 and weights.max() == 1
+    flat = replay_importance(probs, power=0.0, where=where)
+    assert flat.tolist() == [1, 1, 0, 1]
+
+
+def test_recency():
+    out = recency_weights(
+        jnp.array([4, 2, 9, -50]), version=4, scale=2.0, where=jnp.array([True, True, True, False])
+    )
+    np.testing.assert_allclose(out, [1.0, np.exp(-1), 1.0, 0.0], rtol=1e-6)
+
+
+def test_fading_worked_numbers():
+    expected = [0, 0.088971, 0.263279, 0.321820, 0.325930]
+    np.testing.assert_allclose(fading_probs(jnp.arange(5)), expected, atol=1e-6)
+    order = jnp.array([12, -1, 3, 40, 7, 9])
+    shuffled = np.array(expected)[[3, 0, 0, 4, 1, 2]] * [1, 0, 1, 1, 1, 1]
+    np.testing.assert_allclose(fading_probs(order), shuffled, atol=1e-6)
+    x = np.arange(6) / 6
+    sharp = np.tanh(70 * x**30 + 0.02 * x**2)
+    np.testing.assert_allclose(
+        fading_probs(jnp.arange(6), form="sharp"), sharp / sharp.sum(), rtol=1e-5
+    )
+    assert fading_probs(jnp.array([-1, 5])).tolist() == [0.0, 1.0]
+    assert not fading_probs(jnp.full(3, -1)).any()
+    for factor in (0.01, 7.0, 100.0):
+        probs = fading_probs(jnp.arange(20), factor=factor)
+        assert (jnp.diff(probs) >= 0).all() and probs[0] == 0
+        np.testing.assert_allclose(probs.sum(), 1.0, rtol=1e-5)
+
+
+def test_groups_that_teach_nothing_are_replaced_while_there_are_others():
+    keep = jnp.array([False, True, False, False])
+    assert replacements(keep, 2).tolist() == [0, -1, 1, -1]
+    assert replacements(keep, jnp.int32(9)).tolist() == [0, -1, 1, 2]
+    assert replacements(keep, 0).tolist() == [-1] * 4
+
+
+def test_selective_samples_are_fresh_first_and_by_advantage():
+    advantages = jnp.array([0.5, -1.5, 0.0, 2.0, jnp.nan])
+    where = jnp.array([True, True, True, True, False])
+    stored = jnp.array([1.0, 0.0, -3.0, jnp.inf])
+    stored_where = jnp.array([True, True, True, False])
+    draw = jax.jit(jax.vmap(lambda key: ssb_sample(
+        key, advantages, stored, count=5, where=where, stored_where=stored_where
+    )))  # fmt: skip
+    sample = draw(KEYS)
+    assert (np.asarray(sample.stored) == [False, False, False, True, True]).all()
+    fresh = np.bincount(np.asarray(sample.index[:, 0]), minlength=4)
+    assert fresh[2] == 0
+    expected = np.array([0.125, 0.375, 0.5]) * len(KEYS)
+    assert stats.chisquare(fresh[[0, 1, 3]], expected).pvalue > 0.01
+    old = np.bincount(np.asarray(sample.index[:, 4]), minlength=3)
+    assert (
+        old[1] == 0
+        and stats.chisquare(old[[0, 2]], [len(KEYS) / 4, 3 * len(KEYS) / 4]).pvalue > 0.01
+    )
+
+
+def test_selective_samples_without_an_advantage():
+    none, some = jnp.zeros(3), jnp.array([0.0, -1.0])
+    assert ssb_sample(KEY, none, none, count=2).index.tolist() == [-1, -1]
+    only_old = ssb_sample(KEY, none, some, count=2)
+    assert only_old.index.tolist() == [1, 1] and only_old.stored.all()
+    only_new = ssb_sample(KEY, some, none, count=3)
+    assert only_new.index.tolist() == [1, -1, -1] and not only_new.stored.any()
+    even = jax.vmap(lambda key: ssb_sample(
+        key, jnp.array([1.0, 100.0]), none, count=1, power=0.0
+    ).index[0])(KEYS[:500])  # fmt: skip
+    assert 150 < int(even.sum()) < 350
+
+
+def test_a_window_holds_the_latest():
+    window, expected = Window(jnp.zeros(4, jnp.int32), jnp.int32(0)), deque(maxlen=4)
+    rng = np.random.default_rng(0)
+    push = jax.jit(window_push)
+    for size in (2, 3, 7, 1):
+        values, where = rng.integers(0, 99, 7), (np.arange(7) < size) & (rng.random(7) < 0.8)
+        window = push(window, jnp.asarray(values, jnp.int32), where=jnp.asarray(where))
+        expected.extend(values[where].tolist())
+        seen = min(int(window.count), 4)
+        latest = [(int(window.count) - seen + i) % 4 for i in range(seen)]
+        assert [int(window.values[i]) for i in latest] == list(expected)
+
+
+def test_the_objective_of_rollout_replay():
+    """max(-A r, -A clip(r, r_old (1 - eps), r_old (1 + eps))), ratios to what sampled."""
+    rng = np.random.default_rng(3)
+    logp, old, behavior = np.log(rng.uniform(0.2, 0.9, (3, 50)))
+    advantages = rng.normal(size=50)
+    r, r_old = np.exp(logp - behavior), np.exp(old - behavior)
+    expected = np.maximum(-advantages * r, -advantages * np.clip(r, 0.8 * r_old, 1.2 * r_old))
+    arrays = (jnp.asarray(x, jnp.float32) for x in (logp, old, advantages))
+    mask = jnp.ones(50, bool)
+    loss = decoupled_ppo(*arrays, mask, behavior_logp=jnp.asarray(behavior, jnp.float32))
+    np.testing.assert_allclose(loss, expected, rtol=1e-4, atol=1e-6)
+    one = jnp.log(jnp.array([[0.9], [0.6], [0.5]]))
+    single = decoupled_ppo(one[0], one[1], jnp.ones(1), jnp.ones(1, bool), behavior_logp=one[2])
+    np.testing.assert_allclose(single, -1.44, rtol=1e-5)
+    fresh = decoupled_ppo(one[0], one[1], jnp.ones(1), jnp.ones(1, bool), behavior_logp=one[1])
+    np.testing.assert_allclose(fresh, ppo_clip(one[0], one[1], jnp.ones(1), jnp.ones(1, bool)))
+
+
+BUFFER = replay_init(jnp.zeros(2), capacity=3)
+IDS, TWO = jnp.zeros(2, int), jnp.zeros(2)
+BAD = {
+    "replay_init: capacity must be an integer above 0; got 0": lambda: replay_init(TWO, capacity=0),
+    "replay_add: items must have shape (2, 2); got (2,)": lambda: replay_add(
+        BUFFER, TWO, prompt_ids=IDS, version=0
+    ),
+    "replay_add: items must have the structure": lambda: replay_add(
+        BUFFER, {"x": jnp.zeros((2, 2))}, prompt_ids=IDS, version=0
+    ),
+    "replay_add: evict='lowest' needs scores": lambda: replay_add(
+        BUFFER, jnp.zeros((2, 2)), prompt_ids=IDS, version=0, evict="lowest"
+    ),
+    "replay_add: evict must be one of 'oldest', 'lowest'": lambda: replay_add(
+        BUFFER, jnp.zeros((2, 2)), prompt_ids=IDS, version=0, evict="worst"
+    ),
+    "replay_add: where must be bool": lambda: replay_add(
+        BUFFER, jnp.zeros((2, 2)), prompt_ids=IDS, version=0, where=TWO
+    ),
+    "replay_fresh: max_lag must not be negative; got -1": lambda: replay_fresh(
+        BUFFER, version=3, max_lag=-1
+    ),
+    "replay_sample: count must be an integer from 1, and at most the 3 places": lambda: (
+        replay_sample(KEY, BUFFER, count=4)
+    ),
+    "replay_sample: weights must have shape (3,)": lambda: replay_sample(
+        KEY, BUFFER, count=1, weights=TWO
+    ),
+    "replay_scores: these must have one shape": lambda: replay_scores(TWO, jnp.zeros(3)),
+    "replay_priorities: power must not be negative": lambda: replay_priorities(TWO, power=-1.0),
+    "replay_importance: power must be in [0, 1]": lambda: replay_importance(TWO, power=2.0),
+    "recency_weights: scale must be above 0": lambda: recency_weights(IDS, version=1, scale=0.0),
+    "fading_probs: form must be one of 'smooth', 'sharp'": lambda: fading_probs(IDS, form="linear"),
+    "fading_probs: order must hold integers": lambda: fading_probs(TWO),
+    "replacements: keep must be bool": lambda: replacements(IDS, 1),
+    "ssb_sample: count must be an integer above 0; got 0": lambda: ssb_sample(
+        KEY, TWO, TWO, count=0
+    ),
+    "window_push: values must be int32 as the window; got float32": lambda: window_push(
+        Window(jnp.zeros(2, jnp.int32), jnp.int32(0)), TWO
+    ),
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_bad_input(words):
+    with pytest.raises((TypeError, ValueError), match=re.escape(words)):
+        BAD[words]()

@@ -1,0 +1,247 @@
+"""Writes the data of rules that choose prompts: mopps.*, dots.* and gdro.*.
+
+python tests/golden/make/prompt_selection.py MOPPS COMMIT DOTS COMMIT GDRO COMMIT
+
+Checkouts of thu-rllab/MoPPS, ASTRAL-Group/data-efficient-llm-rl and kishanpb/verl-gdro.
+"""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import source_tree
+import torch
+from estimator_cases import Writer
+from paper_code import take
+
+ROLLOUTS = 8
+PROMPTS = 12
+
+
+def writer(name, package, commit, repository):
+    facts = {"version": commit[:7], "repository": repository, "commit": commit}
+    return Writer(name, package, ["torch", "numpy"], "prompt_selection.py", **facts)
+
+
+def mopps(root, commit):
+    """The sampler's counts over three batches, and which candidates it takes at given rates."""
+    out = writer("mopps", "MoPPS", commit, "thu-rllab/MoPPS")
+    (sampler,) = take(root / "recipe/ours/mopps.py", "PosteriorSampler")
+    rng = np.random.default_rng(41)
+    ids = np.stack([rng.permutation(PROMPTS)[:5] for _ in range(3)]).astype(np.int32)
+    rewards = rng.integers(0, 2, (3, 5, ROLLOUTS)).astype(np.float32)
+    out.inputs("visits", {"random": {"ids": ids, "rewards": rewards}})
+    rates = rng.random(PROMPTS).astype(np.float32)
+    out.inputs("rates", {"random": {"rates": rates}})
+
+    def made(strategy, decay=0.5, batch=4):
+        options = SimpleNamespace(
+            bandit_decay_ratio=decay,
+            bandit_target_mean=0.4,
+            bandit_lower_bound=0.1,
+            bandit_upper_bound=0.2,
+            bandit_sample_strategy=strategy,
+            bandit_no_update=False,
+        )
+        rollout = SimpleNamespace(n=ROLLOUTS)
+        return sampler(
+            SimpleNamespace(
+                tasksampler=options,
+                data=SimpleNamespace(train_batch_size=batch),
+                actor_rollout_ref=SimpleNamespace(rollout=rollout),
+            ),
+            PROMPTS,
+        )
+
+    def counts(case, a, decay):
+        one = made("topk", decay)
+        for i in range(PROMPTS):
+            one.alpha[str(i)], one.beta[str(i)] = one.prior_alpha, one.prior_beta
+        for row, values in zip(a["ids"], a["rewards"], strict=True):
+            one.train({"index": row}, values.mean(-1))
+        order = [str(i) for i in range(PROMPTS)]
+        return {
+            "alpha": np.array([one.alpha[i] for i in order]),
+            "beta": np.array([one.beta[i] for i in order]),
+        }
+
+    path = "recipe/ours/mopps.py: PosteriorSampler"
+    for name, decay in (("counts_half", 0.5), ("counts_one", 1.0)):
+        arguments = {"bandit_decay_ratio": decay}
+        out.add(
+            name, ["mopps"], f"{path}.train", lambda case, a, d=decay: counts(case, a, d),
+            inputs="visits", arguments=arguments,
+        )  # fmt: skip
+
+    def chosen(case, a, strategy):
+        one, drawn = made(strategy), np.random.beta
+        np.random.beta = lambda alpha, beta: a["rates"]
+        try:
+            rows, _ = one.sample_batch({"index": np.arange(PROMPTS)})
+        finally:
+            np.random.beta = drawn
+        return {"ids": rows["index"]}
+
+    # Of the threshold's band there are fewer than are taken, so that nothing is left to chance.
+    for strategy in ("topk", "threshold"):
+        out.add(
+            f"sample_{strategy}", ["mopps"], f"{path}.sample_batch",
+            lambda case, a, s=strategy: chosen(case, a, s), inputs="rates",
+            arguments={"strategy": strategy},
+        )  # fmt: skip
+    out.save()
+
+
+def dots(root, commit):
+    """Attention to the references, the calibration, and the objective on replayed rollouts."""
+    out = writer("dots", "DOTS", commit, "ASTRAL-Group/data-efficient-llm-rl")
+    base = root / "rl_training/verl/verl/trainer/ppo"
+    head, residual = take(
+        base / "teacher_utils.py",
+        "RegressionHead",
+        "ResidualHead",
+        build_projection=lambda *a, **k: torch.nn.Identity(),
+    )
+    residual.forward.__globals__["RegressionHead"] = head
+    rng = np.random.default_rng(42)
+
+    def case(rates):
+        sizes = {"hidden": (2, 10), "hidden_bias": (10,), "out": (10, 2), "out_bias": (2,)}
+        arrays = {name: rng.normal(size=size) for name, size in sizes.items()}
+        arrays |= {"queries": rng.normal(size=(5, 4)), "references": rng.normal(size=(6, 4))}
+        arrays["reference_rates"] = rates
+        return {name: np.asarray(x, np.float32) for name, x in arrays.items()}
+
+    cases = {
+        "random": case(rng.random(6)),
+        "hard": case(rng.random(6) * 0.1),
+        "equal": case(np.full(6, 0.5)),
+    }
+    out.inputs("references", cases)
+
+    def predict(case, a, scaling, top):
+        model = residual(4, 4, scaling=scaling, top_k=top)
+        if scaling == "group_logit_temp":
+            first, last = model.mlp[0], model.mlp[2]
+            weights = {first: ("hidden", "hidden_bias"), last: ("out", "out_bias")}
+            for layer, (weight, bias) in weights.items():
+                layer.weight.data = torch.from_numpy(a[weight].T.copy())
+                layer.bias.data = torch.from_numpy(a[bias].copy())
+        queries = torch.from_numpy(a["queries"])
+        references = torch.from_numpy(a["references"]).expand(len(queries), -1, -1)
+        rates = torch.from_numpy(a["reference_rates"])[None]
+        return {"rates": model(queries, references, rates).detach().numpy()}
+
+    path = "rl_training/verl/verl/trainer/ppo"
+    for name, scaling, top in (
+        ("attention", "plain", None),
+        ("attention_top3", "plain", 3),
+        ("calibrated", "group_logit_temp", None),
+    ):
+        out.add(
+            name, ["dots"], f"{path}/teacher_utils.py: ResidualHead",
+            lambda case, a, s=scaling, k=top: predict(case, a, s, k), inputs="references",
+            arguments={"scaling": scaling, "top_k": top},
+        )  # fmt: skip
+    out.save()
+
+
+def gdro(root, commit):
+    """Bins, scores and weights of the adversary, and the choice of rollouts."""
+    out = writer("gdro", "verl-gdro", commit, "kishanpb/verl-gdro")
+    (module,) = source_tree.load(root, "verl", ["verl.trainer.group_dro_grpo"])
+    config, allocator = module.Exp3pConfig, module.ClassDroExp3p
+    rng = np.random.default_rng(43)
+    bins = 4
+
+    def case(spread):
+        return {
+            "bins": rng.integers(0, bins - 1, (3, 16)).astype(np.int32),
+            "losses": (spread * rng.normal(size=(3, 16))).astype(np.float32),
+            "last": np.array([0, 1, 2, 3, 0, 1], np.int32),
+            "passes": rng.integers(0, 2, (20, 6)).astype(np.float32),
+            "counts": rng.integers(1, 9, bins).astype(np.int32),
+            "arm_scores": rng.normal(size=(bins, 5)).astype(np.float32),
+        }
+
+    out.inputs("batches", {"small": case(0.1), "large": case(3.0)})
+
+    def weights(case, a, **options):
+        made = allocator(config(debias_scores_ema=True, **options))
+        for labels, losses in zip(a["bins"], a["losses"], strict=True):
+            made.update_with_losses(labels.tolist(), torch.from_numpy(losses))
+        found = made.compute_weights(a["bins"][-1].tolist())
+        scores = made.class_ema_scores
+        return {
+            "scores": np.array([scores.get(b, 0.0) for b in range(bins)]),
+            "weights": np.array([found.get(b, 0.0) for b in range(bins)]),
+        }
+
+    path = "verl/trainer/group_dro_grpo.py: ClassDroExp3p"
+    script = {"eta_q": 0.65, "gamma": 0.01, "ema_beta": 0.12, "max_class_weight": 15.0}
+    for name, options in (
+        ("weights", script),
+        ("weights_by_share", script | {"loss_norm_by_class": True}),
+        ("weights_standardized", script | {"use_zscore": True, "eta_q": 2.0, "gamma": 0.2}),
+    ):
+        out.add(
+            name, ["prompt_gdro"], f"{path}.compute_weights",
+            lambda case, a, o=options: weights(case, a, **o), inputs="batches", arguments=options,
+        )  # fmt: skip
+
+    def classes(case, a):
+        made = allocator(
+            config(
+                prompt_classifier="passk_online",
+                passk_edges="0.4,0.75",
+                passk_history_len=5,
+                passk_hysteresis=0.05,
+            )
+        )
+        uids, rows = [str(i) for i in range(6)], []
+        for passes in a["passes"]:
+            made.update_with_passk(uids, passes.tolist())
+            labels = made.classify_batch([""] * 6, [{"uid": uid} for uid in uids])
+            rows.append([int(label.removeprefix("accbin_")) for label in labels])
+        return {"bins": np.array(rows)}
+
+    out.add("bins", ["prompt_gdro"], f"{path}.classify_batch", classes, inputs="batches")
+
+    def arms(case, a, total):
+        made = allocator(config(eta_q=0.65, gamma=0.01))
+        made.set_rollout_arms([2, 3, 4, 6, 8])
+        made._rollout_arm_scores = {b: x for b, x in enumerate(a["arm_scores"].astype(float))}
+        made._rollout_arm_counts = {b: np.zeros(5) for b in range(bins)}
+        counts = dict(enumerate(a["counts"].tolist()))
+        probs = np.stack([made.rollout_arm_probs([b])[b] for b in range(bins)])
+        chosen, spent = made.rollout_choose_arms(counts, total * sum(counts.values()), 2)
+        before = np.stack([made._rollout_arm_scores[b] for b in range(bins)])
+        losses = torch.from_numpy(a["losses"][0])
+        made.update_rollout_arm_losses(chosen, list(a["bins"][0]), losses, 4.0, 0.25)
+        after = np.stack([made._rollout_arm_scores[b] for b in range(bins)])
+        return {
+            "probs": probs,
+            "rollouts": np.array([chosen[b] for b in range(bins)]),
+            "spent": np.array(spent),
+            "before": before,
+            "after": after,
+        }
+
+    for total in (3, 5):
+        out.add(
+            f"arms_{total}", ["rollout_gdro"], f"{path}.rollout_choose_arms",
+            lambda case, a, t=total: arms(case, a, t), inputs="batches",
+            arguments={"mean_rollouts": total},
+        )  # fmt: skip
+    out.save()
+
+
+def main():
+    places = iter(sys.argv[1:])
+    for make in (mopps, dots, gdro):
+        make(Path(next(places)), next(places))
+
+
+if __name__ == "__main__":
+    main()

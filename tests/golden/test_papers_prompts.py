@@ -1,0 +1,134 @@
+"""Our choice of prompts and rollouts against the numbers of the papers' own released code."""
+
+import golden_data
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from golden_data import Ours
+
+from jaxrl_llm import curation
+
+
+def mopps_counts(**options):
+    def run(a):
+        state = curation.belief_init(12)
+        for ids, rewards in zip(a["ids"], a["rewards"], strict=True):
+            state = curation.belief_update(state, ids, rewards, **options)
+        return state._asdict()
+
+    return Ours(run)
+
+
+def mopps_nearest(a):
+    scores = curation.nearest_target(a["rates"], target=0.4)
+    return {"ids": curation.select_top(scores, count=4)}
+
+
+def mopps_band(a):
+    scores = curation.within_band(jax.random.key(0), a["rates"], low=0.1, high=0.2)
+    return {"ids": curation.select_top(scores, count=4)}
+
+
+def attention(**options):
+    def run(a):
+        arrays = (a[name] for name in ("queries", "references", "reference_rates"))
+        return {"rates": curation.attention_rates(*arrays, **options)}
+
+    return Ours(run)
+
+
+def calibrated(a):
+    rates = curation.attention_rates(a["queries"], a["references"], a["reference_rates"])
+    params = curation.RateCalibration(*(a[x] for x in curation.RateCalibration._fields))
+    return {"rates": curation.calibrate_rates(rates, a["reference_rates"], params)}
+
+
+def adversary(*, by_share=False, **options):
+    def run(a):
+        state = curation.BinScores(jnp.zeros(4), jnp.zeros(4, bool))
+        for bins, losses in zip(a["bins"], a["losses"], strict=True):
+            means, present = curation.bin_means(losses, bins, num_bins=4, by_share=by_share)
+            state = curation.bin_scores_update(state, means, present, rate=0.12)
+        seen = {"seen": state.seen} if options.get("standardize") else {}
+        weights = curation.exponential_weights(state.scores, present=present, **seen, **options)
+        return {"scores": state.scores, "weights": weights}
+
+    return Ours(run)
+
+
+def bins(a):
+    history, last, rows = curation.pass_history_init(6, 5), jnp.full(6, -1), []
+    for passes in a["passes"]:
+        history = curation.pass_history_update(history, jnp.arange(6), passes > 0.5)
+        rates = curation.pass_history_rate(history)
+        last = curation.difficulty_bins(rates, edges=(0.4, 0.75), last=last, hysteresis=0.05)
+        rows.append(last)
+    return {"bins": jnp.stack(rows)}
+
+
+ARMS = (2, 3, 4, 6, 8)
+
+
+def arms(mean):
+    def run(a):
+        scores, counts = a["arm_scores"], a["counts"]
+        probs = curation.exponential_weights(scores, eta=0.65, explore=0.01)
+        chosen = jax.pure_callback(
+            lambda p, c: curation.choose_arms(
+                np.log(p), np.asarray(c), arms=ARMS, total=mean * int(np.sum(c))
+            ),
+            jax.ShapeDtypeStruct((4,), jnp.int32),
+            probs,
+            counts,
+        )
+        rollouts = jnp.array(ARMS)[chosen]
+        means, present = curation.bin_means(a["losses"][0], a["bins"][0], num_bins=4)
+        # A bin without a loss learns nothing.
+        after = curation.arm_scores_update(
+            scores, jnp.where(present, chosen, -1), means, arms=ARMS, price=0.25, mean_rollouts=4.0
+        )
+        return {
+            "probs": probs,
+            "rollouts": rollouts,
+            "spent": jnp.sum(rollouts * counts),
+            "before": scores,
+            "after": after,
+        }
+
+    return Ours(run)
+
+
+TABLES = {
+    "mopps": {
+        "counts_half": mopps_counts(retain=0.5),
+        "counts_one": mopps_counts(),
+        "sample_topk": Ours(mopps_nearest),
+        "sample_threshold": Ours(mopps_band),
+    },
+    "dots": {
+        "attention": attention(),
+        "attention_top3": attention(top=3),
+        "calibrated": Ours(calibrated),
+    },
+    "gdro": {
+        "weights": adversary(),
+        "weights_by_share": adversary(by_share=True),
+        "weights_standardized": adversary(standardize=True, eta=2.0, explore=0.2),
+        "bins": Ours(bins),
+        "arms_3": arms(3),
+        "arms_5": arms(5),
+    },
+}
+PEERS = {name: golden_data.load(name) for name in TABLES}
+CASES = [(name, *case) for name, peer in PEERS.items() for case in peer.cases()]
+
+
+@pytest.mark.parametrize(("peer", "name", "case"), CASES)
+def test_numbers_of_the_authors(peer, name, case):
+    golden_data.check(PEERS[peer], TABLES[peer], name, case)
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_every_entry_is_compared(peer):
+    golden_data.check_complete(PEERS[peer], TABLES[peer])
