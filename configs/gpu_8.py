@@ -1,9 +1,9 @@
 """Qwen3-8B learns grade-school math on one node of eight GPUs.
 
 Command: jaxrl-llm train configs/gpu_8.py
-Hardware: eight GPUs of 80 GB that see each other (one node); docs/pods.md says how to start it, and
-how to go on to more nodes. Shapes and memory are checked by abstract evaluation; the run itself has
-not been made here.
+Hardware: eight GPUs of 80 GB that see each other (one node); for how to start it, and how to go on
+to more nodes, see docs/pods.md. Shapes and memory are checked by abstract evaluation; the run
+itself has not been made here.
 Method: Dr. GRPO; float32 weights and AdamW, split over the GPUs, bfloat16 products.
 """
 

@@ -1,9 +1,9 @@
 """Qwen3-8B learns grade-school math on a TPU v5e slice of 64 chips: sixteen hosts of four.
 
 Command, on every host: jaxrl-llm train configs/tpu_v5e_64.py --distributed.detect
-Hardware: 64 chips of 16 GB; a folder that all hosts share, which `run_dir` names. docs/pods.md says
-how to start it. Shapes and memory are checked by abstract evaluation; the run itself has not been
-made here.
+Hardware: 64 chips of 16 GB; a folder that all hosts share, which `run_dir` names; for how to start
+it, see docs/pods.md. Shapes and memory are checked by abstract evaluation; the run itself has not
+been made here.
 Method: as configs/gpu_8.py, with twice the prompts of a step.
 """
 

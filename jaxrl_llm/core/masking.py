@@ -46,7 +46,7 @@ def row_sum(x: Array, keepdims: bool = False) -> Array:
 def lengths(mask: Array) -> Array:
     """How many unmasked tokens each sequence has: ``[..., T] -> [...]`` float32."""
     length = jnp.shape(mask)[-1]
-    # Whole numbers may be added in any order: columns of bytes first, as many as a byte can count.
+    # Integers may be added in any order: columns of bytes first, as many as a byte can count.
     if length % _LONG == 0 and 0 < length // _LONG <= 127:
         columns = jnp.reshape(mask, (*jnp.shape(mask)[:-1], length // _LONG, _LONG))
         mask = jnp.sum(columns, axis=-2, dtype=jnp.int8)
@@ -118,7 +118,7 @@ def check_tokens(function: str, mask: Array, **arrays) -> None:
 def safe_log_ratio(
     logp: Array, other_logp: Array, mask: Array | None = None, *, clamp: float | None = None
 ) -> Array:
-    """``logp - other_logp`` in float32, 0 where masked, clamped to ``[-clamp, clamp]`` if given.
+    """``logp - other_logp`` in float32, 0 where masked, clamped to ``[-clamp, clamp]``.
 
     It is 0, without a gradient, where both are -inf: a token that neither policy can produce has
     ratio 1.

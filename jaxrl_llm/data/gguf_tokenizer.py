@@ -20,7 +20,7 @@ class Splitting(NamedTuple):
       digits: Every numeric character is a separate piece, cut before all else.
       nfc: Text is composed (Unicode NFC) first.
       whole_words: A piece that is in the vocabulary is one token, without merging.
-      add_bos: Whether BOS is put first when the file does not say.
+      add_bos: Whether BOS is put first where the file has no entry for it.
     """
 
     pattern: str = ""

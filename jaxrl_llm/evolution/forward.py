@@ -25,8 +25,7 @@ def eggroll_matmul(
 
     Args:
       x, perturbation, sigma: See the package.
-      w: ``[in, out]``, or ``[out, in]`` with ``transpose``.
-      transpose: Whether ``w`` is ``[out, in]``.
+      w, transpose: ``[in, out]``, or ``[out, in]`` with ``transpose``.
 
     Returns:
       ``[..., T, out]``, in the dtype of ``x``.
@@ -240,7 +239,12 @@ def model_delta(
         "model_delta", params, classes, key, rank=rank, noise_reuse=noise_reuse, sigma=sigma
     )
     draw, sign = noise.antithetic(members, pairs=pairs, baseline=baseline)
-    if share_pairs and not _adjacent_pairs(members, pairs):
+    # Known while tracing: a jax array of ids may hold any.
+    known = pairs and isinstance(members, np.ndarray) and members.ndim == 1
+    known = known and len(members) % 2 == 0
+    if share_pairs and not (
+        known and ((members[::2] % 2 == 0) & (members[1::2] == members[::2] + 1)).all()
+    ):
         raise ValueError(
             "model_delta: share_pairs needs members [N] that are a numpy array of complete pairs, "
             "side by side."
@@ -273,14 +277,6 @@ def model_delta(
             *module, leaf_name = path.split("/")
             _put(delta, module, leaf_name, made if name == "full" else (*made, scale))
     return delta
-
-
-def _adjacent_pairs(members: Array, pairs: bool) -> bool:
-    """Whether it is known while tracing that members ``2k, 2k + 1`` are neighbors."""
-    if not (pairs and isinstance(members, np.ndarray) and members.ndim == 1):
-        return False
-    first, second = members[::2], members[1::2]
-    return len(members) % 2 == 0 and bool(((first % 2 == 0) & (second == first + 1)).all())
 
 
 def _put(delta: dict, module: list[str], leaf_name: str, entry) -> None:

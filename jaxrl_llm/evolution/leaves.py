@@ -20,7 +20,7 @@ LeafClass = Literal["lowrank", "embedding", "full", "frozen"]
 CLASSES: tuple[LeafClass, ...] = ("lowrank", "embedding", "full", "frozen")
 # Their noise is a product of two thin factors.
 FACTORED = ("lowrank", "embedding")
-# Tables of the vocabulary: nothing perturbs them unless a rule says so.
+# Tables of the vocabulary: nothing perturbs them unless a rule matches.
 _TABLES = ("embed/*", "head/*", "*/embed/*", "*/head/*")
 
 
@@ -38,7 +38,7 @@ def leaf_classes(
         frozen      none, and no update
 
     A leaf has the class of the first rule whose pattern matches its path. Of the rest, a matrix of
-    floating point is ``lowrank``, other floating leaves are what ``others`` says, and the tables of
+    floating point is ``lowrank``, other floating leaves are ``others``, and the tables of
     the vocabulary (``embed/...``, ``head/...``) and integers are frozen.
 
     Args:

@@ -126,12 +126,7 @@ def antithetic(members: Array, *, pairs: bool = True, baseline: int = 0) -> tupl
 class Draws(NamedTuple):
     """Which noise of a leaf: everything that decides it but its shape.
 
-    Attributes:
-      key: A typed key, that of the leaf.
-      epoch: int ``[]``, updates made so far.
-      ids: int ``[...]``. Where they are a numpy array of pairs side by side, each is drawn once.
-      dtype: Of the noise.
-      noise_reuse: For how many epochs a draw stays; 1 draws afresh at each, 0 never.
+    Where ``ids``, int ``[...]``, are a numpy array of pairs side by side, each is drawn once.
     """
 
     key: Array
@@ -142,9 +137,8 @@ class Draws(NamedTuple):
 
     def each(self, sample: Callable) -> Array:
         """``sample(key)`` of every draw, with the axes of the ids in front; unchecked."""
-        fresh = (
-            0 if not self.noise_reuse else jnp.asarray(self.epoch, jnp.int32) // self.noise_reuse
-        )
+        reuse = self.noise_reuse
+        fresh = jnp.asarray(self.epoch, jnp.int32) // reuse if reuse else 0
         key = jax.random.fold_in(self.key, fresh)
         known = isinstance(self.ids, np.ndarray)
         ids = self.ids.reshape(-1) if known else jnp.reshape(self.ids, -1)

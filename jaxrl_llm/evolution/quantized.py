@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, ArrayTree, checks, masking
-from jaxrl_llm.evolution.integer import LIMIT, saturate
+from jaxrl_llm.evolution.integer import LIMIT, check_int8, saturate
 
 
 def quantize_int8(w: Array, *, axis: int = -1, eps: float = 1e-12) -> tuple[Array, Array]:
@@ -71,8 +71,7 @@ def quantized_step(q: Array, updates: Array, *, tau: float) -> Array:
       EGGROLL (arXiv:2511.16652), app. K, PAPER reading; it does not give tau. A tensor without
       updates stays as it is, at any tau.
     """
-    if jnp.result_type(q) != jnp.int8:
-        raise TypeError(f"quantized_step: q must be int8; got {jnp.result_type(q)}.")
+    check_int8("quantized_step", q=q)
     checks.check_float("quantized_step", updates=updates)
     checks.check_same_shape("quantized_step", q=q, updates=updates)
     checks.check_non_negative("quantized_step", tau=tau)

@@ -149,7 +149,7 @@ class ModelConfig:
         Args:
           config: The parsed file, written by any transformers version (`rope_theta` and
             `rope_scaling` of 4, `rope_parameters` of 5).
-          dtype: Compute dtype; the dtype in the file says only how the weights are stored.
+          dtype: Compute dtype; that of the file is only of the stored weights.
 
         Raises:
           ValueError: If the architecture is unknown, a size is missing, or the file asks for
