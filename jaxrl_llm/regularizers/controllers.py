@@ -85,8 +85,8 @@ def adaptive_kl_update(
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> jr.regularizers.adaptive_kl_update(0.1, 0.02, target=0.01, samples=64).round(5).item()
-      0.100...
+      >>> jr.regularizers.adaptive_kl_update(0.1, 0.02, target=0.01, samples=64).item()
+      0.10012...
 
     References:
       Ziegler et al. (arXiv:1909.08593), as in verl; target 6 summed over a response in the paper,
@@ -157,7 +157,8 @@ def adaptive_kl(
       (0.1, 0.1008)
 
     References:
-      Ziegler et al. (arXiv:1909.08593). verl puts the penalty into the reward.
+      Ziegler et al. (arXiv:1909.08593). verl puts the penalty into the reward and also updates the
+      coefficient after its use.
     """
     checks.check_non_negative("adaptive_kl", finite=True, initial=initial)
     checks.check_positive("adaptive_kl", finite=True, target=target, horizon=horizon)

@@ -1,7 +1,7 @@
 """Rollouts of a guide next to those of the policy: a teacher's answers, or hinted ones.
 
-- ``steered``: bool ``[...]`` or ``[..., T]``, True for the guide's sequences or tokens. There
-  ``old_logp`` is not read, and ``logp`` is taken after the plain prompt.
+- ``steered``: bool ``[...]`` or ``[..., T]``, True for the guide's sequences or tokens. There the
+  old policy is not read, and log-probabilities are those after the plain prompt.
 - ``gamma``: The likelihood at which the shaping is one half, above 0.
 
 Other shared arguments, TypeError and ValueError: see :mod:`jaxrl_llm.surrogates`.
@@ -67,8 +67,7 @@ def luffy_shaping(
     greater gradient. The defaults are LUFFY's, without a clip; :func:`ampo` and :func:`icpo` clip.
 
     Args:
-      advantages, mask, eps_low, eps_high, dual_clip: See the package.
-      logp, old_logp: See the module.
+      logp, old_logp, advantages, mask, eps_low, eps_high, dual_clip: See the package.
       steered, gamma: See the module.
 
     Returns:
@@ -109,8 +108,7 @@ def ampo(
     AMPO swaps teachers' answers in only where every rollout of a group fails.
 
     Args:
-      advantages, mask, eps_low, eps_high, dual_clip: See the package.
-      logp, old_logp: See the module.
+      logp, old_logp, advantages, mask, eps_low, eps_high, dual_clip: See the package.
       steered, gamma: See the module.
 
     Returns:
@@ -151,8 +149,7 @@ def icpo(
     demonstration. Gamma is the paper's lambda.
 
     Args:
-      advantages, mask, eps_low, eps_high, dual_clip: See the package.
-      logp, old_logp: See the module.
+      logp, old_logp, advantages, mask, eps_low, eps_high, dual_clip: See the package.
       steered, gamma: See the module.
 
     Returns:

@@ -5,7 +5,7 @@
   paper (Ming et al., One-Token Rollout, arXiv:2509.26313) states only that it is above 1; the value
   is ours.
 
-``targets`` are the data's next tokens, and ``logits`` are teacher-forced on the data. Other shared
+Targets are the data's next tokens, and logits are teacher-forced on the data. Other shared
 arguments, TypeError and ValueError: see :mod:`jaxrl_llm.surrogates`.
 """
 
@@ -27,7 +27,8 @@ def otr_exact(logits: Array, targets: Array, *, beta: float = -0.1, tau: float =
     for beta = 1 every token is rewarded alike and the gradient vanishes.
 
     Args:
-      logits, targets, beta, tau: See the module.
+      logits, targets: See the package.
+      beta, tau: See the module.
 
     Returns:
       Loss ``[...]``, float32, one a token.
@@ -67,7 +68,8 @@ def otr_sampled(
     Its expected value and gradient are those of :func:`otr_exact`, which costs no more.
 
     Args:
-      logits, targets, beta, tau: See the module.
+      logits, targets: See the package.
+      beta, tau: See the module.
       token_seeds: uint32 ``[...]``, one a token, so that the samples depend neither on the chunk
         nor on the microbatch: see :func:`token_seeds`.
       samples: Tokens drawn at each position, K of the paper, above 0.

@@ -7,7 +7,7 @@ With the geometric mean of the token ratios of a sequence as its ratio::
 the loss of most is one number a sequence, the same at every token, for ``aggregate.sequence_mean``:
 the loss is then the mean over sequences. For those ``advantages`` is ``[...]``, one value a
 sequence; one a token raises ValueError. The mean log ratio is capped at 10, as in verl. An empty
-sequence is 0 and left out of the mean over sequences; TRL and verl divide by all rows.
+sequence is 0 and left out of the mean over sequences; TRL divides by all rows.
 
 - ``k_pos``, ``lambda_pos``: Power, not negative, and rate, above 0, of :func:`vespo_weights` where
   the advantage is not negative; ``k_neg``, ``lambda_neg``: the same elsewhere.
@@ -285,8 +285,8 @@ def gmpo(
 
     References:
       Zhao et al., GMPO (arXiv:2507.20673). As in verl (``geo_mean``) and TRL nothing but the clip
-      bounds the mean, so a log ratio far above 0 counts in full where A < 0. On a bound itself the
-      gradient is the unclipped one.
+      bounds the mean, so a log ratio far above 0 counts in full where A < 0. verl divides by all
+      rows too. On a bound itself the gradient is the unclipped one.
     """
     _inputs.check_sequence_advantages("gmpo", logp, advantages)
     checks.check_non_negative("gmpo", eps_low=eps_low, eps_high=eps_high)
