@@ -180,12 +180,7 @@ def m2_mask(
 
 
 def off_policy_sequence_mask(
-    advantages: Array,
-    mask: Array,
-    *,
-    old_logp: Array,
-    behavior_logp: Array,
-    threshold: float = 0.5,
+    advantages: Array, mask: Array, *, old_logp: Array, behavior_logp: Array, threshold: float = 0.5
 ) -> Array:
     """Drops bad sequences that the policy would no longer write.
 

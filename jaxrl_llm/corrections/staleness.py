@@ -68,12 +68,7 @@ def staleness_mask(
 
 
 def loglinear_prox(
-    logp: Array,
-    behavior_logp: Array,
-    versions: Array,
-    mask: Array,
-    *,
-    current_version: Array | int,
+    logp: Array, behavior_logp: Array, versions: Array, mask: Array, *, current_version: Array | int
 ) -> Array:
     """A proximal policy put between what sampled and what is trained, without a forward pass.
 

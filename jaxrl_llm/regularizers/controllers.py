@@ -126,11 +126,7 @@ class _AdaptiveKL:
 
 
 def adaptive_kl(
-    *,
-    initial: float = 1e-3,
-    target: float = 0.1,
-    horizon: float = 10_000.0,
-    estimator: str = "k1",
+    *, initial: float = 1e-3, target: float = 0.1, horizon: float = 10_000.0, estimator: str = "k1"
 ) -> Transform:
     """:func:`adaptive_kl_update` at every step, on the divergence measured on the batch.
 

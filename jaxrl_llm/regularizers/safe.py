@@ -439,11 +439,7 @@ class _Asymmetric:
 
 
 def asymmetric_kl(
-    *,
-    threshold: float = 0.3,
-    scale: float = 0.1,
-    momentum_scale: float = 5.0,
-    window: int = 50,
+    *, threshold: float = 0.3, scale: float = 0.1, momentum_scale: float = 5.0, window: int = 50
 ) -> Transform:
     """:func:`asymmetric_step` at every step, as the coefficient of a KL term.
 

@@ -218,11 +218,7 @@ def clip_cov(
     if selected is None:
         if key is None:
             raise TypeError("clip_cov: without selected it takes a key to choose tokens by.")
-        chosen = (
-            _or(ratio, RATIO),
-            _or(lower, LOWER),
-            _or(upper, UPPER),
-        )
+        chosen = (_or(ratio, RATIO), _or(lower, LOWER), _or(upper, UPPER))
         cov = covariance_of("clip_cov", advantages, logp, mask)
         selected = pick("clip_cov", cov, mask, loss > -x.advantages * x.ratio, key, chosen)
     else:

@@ -131,12 +131,7 @@ def drpo_len(
 
 
 def kl_from_old(
-    logp: Array,
-    old_logp: Array,
-    mask: Array,
-    *,
-    coef: float | Array = 1.0,
-    estimator: str = "k1",
+    logp: Array, old_logp: Array, mask: Array, *, coef: float | Array = 1.0, estimator: str = "k1"
 ) -> Array:
     """A penalty for leaving the policy that sampled, in the direction KL(old || policy).
 

@@ -136,12 +136,7 @@ def token_seeds(advantages: Array, *, key: Array, mask: Array) -> Array:
 
 @traits(takes_correction=False, policy_gradient=False, has_ratio=False)
 def otr(
-    logp: Array,
-    old_logp: Array | None,
-    advantages: Array,
-    mask: Array,
-    *,
-    one_token_loss: Array,
+    logp: Array, old_logp: Array | None, advantages: Array, mask: Array, *, one_token_loss: Array
 ) -> Array:
     """The loss of one-token rollouts, which a statistic of the logits has computed.
 
