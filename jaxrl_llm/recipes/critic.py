@@ -59,7 +59,7 @@ class Critic:
         return f"Critic({format_fields(self)})"
 
     def total_loss(self, values: Array, batch) -> Array:
-        """The weighted sum of the losses of all heads, a float32 scalar: parts of a batch add.
+        """The weighted sum of the losses of all heads, a float32 scalar: microbatches add.
 
         ``values`` are ``[P, G, T, C]`` of the critic being trained, ``batch`` a prepared batch, or
         some rows of it.

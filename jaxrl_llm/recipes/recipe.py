@@ -332,7 +332,7 @@ class Recipe:
         entropy: Array | None = None,
         statistics: Mapping[str, Array] | None = None,
     ) -> Array:
-        """The loss: a weighted sum of token losses, so that parts of a batch simply add.
+        """The loss: a weighted sum of token losses, so that microbatches add.
 
         Args:
           logp: ``[P, G, T]`` log-probabilities of the policy being trained, of all prompts or of

@@ -115,7 +115,7 @@ def context(batch: Batch, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def transform_readers(slot: str, transform: Transform | None) -> list[Reader]:
-    """The functions inside a transform; of one that cannot be looked into, its update."""
+    """The functions inside a transform; of one that is opaque, its update."""
     if transform is None:
         return []
     if (parts := parts_of(transform)) is not None:
@@ -327,7 +327,7 @@ def _check_arguments(recipe: str, reader: Reader, offered: set[str]) -> None:
             if set(EXTRAS) & offered:
                 which = "" if set(EXTRAS) <= offered else " that have a value a token"
                 known.append(f"and the extras of recipes.inputs.EXTRAS{which}")
-                hint += "; an array of your own that the batch holds in extras is named in "
+                hint += "; another array that the batch holds in extras is named in "
                 hint += "Recipe(inputs=...)"
             raise ValueError(
                 f"{what} needs {parameter.name!r}, which its slot does not have; it has "
@@ -421,7 +421,7 @@ def _check_functions(recipe) -> None:
 
 
 def _check_meaning(recipe) -> None:
-    """Raises ValueError if two slots together would say something that neither means."""
+    """Raises ValueError if two slots together would mean what neither does."""
     reader = Reader("surrogate", recipe.surrogate, POSITIONAL["surrogate"])
     if recipe.correction is not None and "behavior_logp" in {p.name for p in unfilled(reader)}:
         raise ValueError(
@@ -452,7 +452,7 @@ def _check_meaning(recipe) -> None:
 
 
 def _check_levels(recipe) -> None:
-    """Raises ValueError if a function of tokens would change what a sequence surrogate says."""
+    """Raises ValueError if a function of tokens would change what a sequence surrogate means."""
     if traits_of(recipe.surrogate).level != "sequence":
         return
     what = (
@@ -462,7 +462,7 @@ def _check_levels(recipe) -> None:
         raise ValueError(
             f"{what}, repeated over its tokens, and weights {name_of(recipe.weights)} would count "
             "it once per token, so long sequences more; use aggregate.sequence_mean, or mark a "
-            "weighting that keeps the meaning with core.traits(level='sequence')."
+            "weighting of sequences with core.traits(level='sequence')."
         )
     if recipe.correction is not None and traits_of(recipe.correction).level != "sequence":
         raise ValueError(
@@ -474,8 +474,8 @@ def _check_levels(recipe) -> None:
             continue
         if not traits_of(recipe.surrogate).takes_token_advantages:
             raise ValueError(
-                f"{what}, and advantage {name_of(reader.function)} gives each token a value of its "
-                "own, which it would have to average away; take a token-level surrogate."
+                f"{what}, and advantage {name_of(reader.function)} gives each token a separate "
+                "value, which it would have to average away; take a token-level surrogate."
             )
 
 

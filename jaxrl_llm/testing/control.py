@@ -75,7 +75,7 @@ def mlp(params: ArrayTree, x: Array) -> Array:
     checks.check_float("mlp", x=x)
     kernel = params["0"]["kernel"]
     if x.shape[-1] != kernel.shape[-2]:
-        raise ValueError(f"mlp: x {x.shape} does not fit the first kernel {kernel.shape}.")
+        raise ValueError(f"mlp: x {x.shape} does not match the first kernel {kernel.shape}.")
     for i in range(len(params)):
         x = jnp.tanh(x) if i else x
         layer = params[str(i)]

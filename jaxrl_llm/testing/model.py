@@ -1,4 +1,4 @@
-"""A decoder that trains in milliseconds, with all the parts of a real one."""
+"""A decoder that trains in milliseconds, with every component of a real one."""
 
 import jax
 

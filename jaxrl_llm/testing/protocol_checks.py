@@ -1,4 +1,4 @@
-"""Checks of a model: whether it keeps what :class:`jaxrl_llm.models.Model` promises."""
+"""Checks of a model: whether it is as :class:`jaxrl_llm.models.Model` promises."""
 
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -75,7 +75,7 @@ def check_shapes(model: Model, params: ArrayTree) -> None:
 
 
 def check_causality(model: Model, params: ArrayTree) -> None:
-    """A token depends on itself, on the tokens before it that the mask keeps, and on no others."""
+    """A token depends on itself, on the unmasked tokens before it, and on no others."""
     tokens = _tokens(model, (P, G, T))
     mask = jnp.ones(tokens.shape, bool).at[:, :, 1].set(False)
 
@@ -227,8 +227,8 @@ def check_sharding(model: Model, params: ArrayTree) -> None:
     if model.sharding_rules and not used:
         _fail(
             "sharding",
-            "sharding_rules split no parameter in two; a model with parameters of its own names "
-            "needs rules of its own, or () to stay whole on every device.",
+            "sharding_rules split no parameter in two; a model with other names of parameters "
+            "needs other rules, or () for a copy on every device.",
         )
 
 

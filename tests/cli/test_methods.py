@@ -57,7 +57,7 @@ def test_one_method_whole(capsys):
     assert "  jr.recipes.gspo(*, eps_low=0.0003, eps_high=0.0004)" in lines
     assert "  surrogate = gspo(eps_high=0.0004, eps_low=0.0003)" in lines
     assert "  verl 0.9.1: surrogates.gspo, eps_high=0.04; eps_low=0.03" in lines
-    assert "  own checks: own float64 NumPy, worked numbers" in lines
+    assert "  own checks: float64 NumPy, worked numbers" in lines
     code, out, _ = run(capsys, "methods", "sdpo")
     assert code == 0 and "trains      without prompts for the teacher" in out.splitlines()
 

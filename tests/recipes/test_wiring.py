@@ -643,7 +643,7 @@ def test_token_advantages_are_not_for_a_sequence_level_surrogate():
     with pytest.raises(
         ValueError,
         match="gspo is one value per sequence, and advantage reinforce_pp_baseline gives each "
-        "token a value of its own, .* take a token-level surrogate",
+        "token a separate value, .* take a token-level surrogate",
     ):
         plain(advantage=tokens, **slots)
     with pytest.raises(ValueError, match="advantage reinforce_pp_baseline gives each token"):

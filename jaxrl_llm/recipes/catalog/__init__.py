@@ -42,7 +42,7 @@ EVOLUTION_PRESETS: dict[str, Callable[..., EvolutionRecipe]] = {
     name: getattr(evolution_presets, name) for name in ("eggroll", "es_qiu", "open_es")
 }
 
-# Columns of a terminal that the table as text fits.
+# Width of the table as text, in columns of a terminal.
 _WIDTH = 100
 
 

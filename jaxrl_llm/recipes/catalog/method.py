@@ -57,7 +57,7 @@ class Method:
     functions: tuple[str, ...]
     preset: str | None = None
     missing: str = ""
-    verified_against: str = "own float64 NumPy, worked numbers"
+    verified_against: str = "float64 NumPy, worked numbers"
     confidence: str = "CODE"
 
     @property

@@ -3,7 +3,7 @@
 from jaxrl_llm.recipes.catalog.method import Method
 
 # Own checks that several rows share.
-NUMPY = "own float64 NumPy, worked numbers"
+NUMPY = "float64 NumPy, worked numbers"
 BANDIT = NUMPY + ", enumeration of a bandit"
 
 # fmt: off
@@ -83,7 +83,7 @@ METHODS = (
         preset="areal"),
     Method("m2po", "M2PO, a bound on the second moment of the log ratios of a batch", "2510.01161",
         "correction", ("corrections.m2_mask",)),
-    Method("vespo", "VESPO, a soft weight of the whole sequence", "2602.10693", "surrogate",
+    Method("vespo", "VESPO, a soft weight of the full sequence", "2602.10693", "surrogate",
         ("surrogates.vespo", "surrogates.vespo_weights"), preset="vespo"),
     Method("vcpo", "VCPO, the step and the baseline follow the effective sample size",
         "2602.17616", "correction", ("advantages.opob", "advantages.vcpo_advantage",
@@ -135,7 +135,7 @@ METHODS = (
         "2509.22115", "curation", ("curation.d3s_selection", "curation.linear_schedule",
         "curation.max_variance_subset", "curation.scheduled", "curation.top_fraction_token_mask",
         "curation.training_progress"), preset="d3s",
-        verified_against="every subset, own float64 NumPy, worked numbers", confidence="PAPER"),
+        verified_against="every subset, float64 NumPy, worked numbers", confidence="PAPER"),
     Method("dars", "DARS, more rollouts for hard prompts", "2508.13755", "curation",
         ("curation.cumulative_advantage", "curation.dars_extra_rollouts",
         "curation.informative_groups"), preset="dars", missing="extra rollouts of hard prompts"),
@@ -216,7 +216,7 @@ METHODS = (
     Method("trloo", "Turn-level leave-one-out (Dr. Kernel)", "2602.05885", "advantage",
         ("advantages.trloo", "advantages.turn_returns", "advantages.turns_to_tokens",
         "curation.prs_keep_prob", "curation.prs_where"), preset="trloo",
-        missing="turns with rewards of their own"),
+        missing="turns with separate rewards"),
     Method("verpo", "VeRPO, dense reward from weighted unit tests", "2601.03525", "advantage",
         ("advantages.density_weights", "advantages.verpo"), preset="verpo",
         missing="turns with unit tests", confidence="PAPER"),
@@ -285,7 +285,7 @@ METHODS = (
     # Hints and guidance.
     Method("nurl", "NuRL, a clue for prompts that no rollout solves", "2509.25666", "curation",
         ("curation.hint_slots", "curation.needs_hint"), confidence="PAPER"),
-    Method("sage", "SAGE, hints of the policy's own that grow until one helps", "2602.03143",
+    Method("sage", "SAGE, hints by the policy that grow until one helps", "2602.03143",
         "curation", ("curation.hint_level", "curation.hint_slots", "curation.needs_hint")),
     Method("scaf_grpo", "Scaf-GRPO, the least hint that leads to a right answer", "2510.19807",
         "curation", ("curation.minimal_hint", "curation.needs_hint", "curation.scaffold_slots")),
@@ -332,7 +332,7 @@ METHODS = (
         "regularizers.safe_step", "regularizers.pid_init", "regularizers.pid_step",
         "regularizers.asymmetric_init", "regularizers.asymmetric_kl",
         "regularizers.asymmetric_step", "regularizers.step_scale", "surrogates.soft_min"),
-        preset="safe", verified_against="own simulation with plain numbers, worked numbers"),
+        preset="safe", verified_against="simulation with plain numbers, worked numbers"),
     Method("adaptive_kl", "Adaptive KL controller, and the KL in the reward", "1909.08593",
         "regularizer", ("regularizers.adaptive_kl", "regularizers.adaptive_kl_update",
         "regularizers.fixed"), preset="adaptive_kl"),
@@ -342,25 +342,25 @@ METHODS = (
     # Rollouts.
     Method("april", "APRIL, rounds that end early and groups that go on in the next", "2509.18521",
         "rollout", ("rollout.off_policy_fraction", "rollout.resume_budget",
-        "rollout.sample_round"), verified_against="own simulation of rounds, worked numbers"),
+        "rollout.sample_round"), verified_against="simulation of rounds, worked numbers"),
     Method("ulorl", "UloRL, responses in segments; mastered tokens do not train", "2507.19766",
         "curation", ("curation.mpt_advantages", "curation.mpt_mask", "rollout.resume_budget"),
         preset="ulorl", missing="responses that go on in segments", confidence="PAPER"),
     Method("roll_async", "ROLL, a bounded lead of sampling over training, redundant rollouts",
         "2512.22560", "rollout", ("rollout.first_g_finished", "rollout.roll_budget",
-        "rollout.usable"), verified_against="own simulation of its buffer, worked numbers"),
+        "rollout.usable"), verified_against="simulation of its buffer, worked numbers"),
     Method("past_future", "Past-Future scheduler, admission by the expected peak of the cache",
         "2507.10150", "rollout", ("curation.window_push", "rollout.admit", "rollout.future_peak",
         "rollout.predict_remaining"),
         verified_against="a count of tokens at every step, worked numbers", confidence="ABSTRACT"),
     Method("slot_sampler", "Continuous batching of groups in a grid of slots", "", "rollout",
         ("rollout.longest_first", "rollout.make_engine", "rollout.pick_next"),
-        verified_against="decoding one by one, own simulation of the slots"),
+        verified_against="decoding one by one, simulation of the slots"),
     Method("sampling_reference",
         "Temperature, top-k, top-p and min-p in the order of transformers or vLLM", "", "rollout",
         ("rollout.draw_tokens", "rollout.filter_logits")),
     Method("prefix_shared_attention",
-        "Attention to a shared prompt; speculative sampling that keeps the distribution",
+        "Attention to a shared prompt; speculative sampling with an exact distribution",
         "2302.01318", "rollout", ("models.merge_attention", "rollout.spec_accept"),
         verified_against="attention to all keys at once; enumeration over drafts"),
     Method("jet_rl", "Jet-RL, one 8-bit precision where a policy samples and where it trains",
@@ -393,7 +393,7 @@ METHODS = (
         "evolution.egg_threshold", "evolution.egg_update", "evolution.egg_vector",
         "evolution.int8_noise", "evolution.int8_table", "evolution.pack_ternary",
         "evolution.saturate", "evolution.unpack_ternary"),
-        verified_against="own int64 NumPy, worked numbers"),
+        verified_against="int64 NumPy, worked numbers"),
     Method("es_int8_adam", "Fine-tuning of int8 weights by evolution, one unit at a time",
         "2511.16652", "evolution", ("evolution.apply_quantized", "evolution.distillation_fitness",
         "evolution.quantize_int8", "evolution.quantized_step"), confidence="PAPER"),

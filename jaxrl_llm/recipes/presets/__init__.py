@@ -1,6 +1,6 @@
 """One preset a paper: a function of the method's options that returns a Recipe.
 
-A preset's docstring says how the method differs from this, which is GRPO without a KL term:
+A preset's docstring describes how the method differs from this, which is GRPO without a KL term:
 
     A = (r - mean_group r) / (std_group r + 1e-6)
     token loss = -min(ratio A, clip(ratio, 1 - eps_low, 1 + eps_high) A)

@@ -73,7 +73,7 @@ def mssr(
 
     Args:
       entropy: "sampled" for ``-p log p`` of the token, as released; "policy" for the entropy, as
-        the paper says.
+        in the paper.
       rule: How the tracker forgets: ``advantages.window_kl_discount``.
 
     References:
