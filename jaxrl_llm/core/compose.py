@@ -241,14 +241,11 @@ def _no_state() -> tuple[()]:
 
 
 def stateless(function: Callable, **options) -> Transform:
-    """Lifts a plain function into a Transform without state.
+    """Lifts a plain function into a Transform whose state is the empty tuple.
 
     Args:
       function: ``function(x, **options)``; of the context it receives only the keywords it names.
       **options: Fixed with :func:`bind`, which rejects unknown names.
-
-    Returns:
-      A Transform whose state is the empty tuple.
 
     Example:
       >>> import jax.numpy as jnp
@@ -333,9 +330,6 @@ def pipe(*functions: Callable) -> Callable:
 
     Returns:
       A callable that compares by value and prints itself.
-
-    Raises:
-      ValueError: If there is no function.
 
     Example:
       >>> import jax.numpy as jnp

@@ -169,11 +169,8 @@ def cast_params(model: Model, params: ArrayTree, *, rounded: bool = True) -> Arr
 
     A model casts its matrices wherever it uses them, so that training can keep them in float32. A
     loop over tokens would cast all of them at every token; cast before it, they give the same. The
-    weights of linear layers that the model rounds to 8 bits are rounded here too.
-
-    Args:
-      model, params: See the module.
-      rounded: False leaves the weights of linear layers as matrices, where they are read as such.
+    weights of linear layers that the model rounds to 8 bits are rounded here too, unless
+    ``rounded`` is False.
 
     Example:
       >>> import jaxrl_llm as jr

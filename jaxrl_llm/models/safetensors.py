@@ -95,7 +95,7 @@ class SafetensorsFolder:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Parses a JSON file that must hold an object; every failure names the file."""
+    """A JSON file that must hold an object; every failure names the file."""
     try:
         with open(path, encoding="utf-8") as file:
             value = json.load(file)
