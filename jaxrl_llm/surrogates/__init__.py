@@ -34,7 +34,14 @@ from jaxrl_llm.surrogates.bounded import (
     gbpo,
     median_advantage,
 )
-from jaxrl_llm.surrogates.clipped import dapo_clip, dcpo_bounds, dcpo_dynamic_clip, ppo_clip, sapo
+from jaxrl_llm.surrogates.clipped import (
+    dapo_clip,
+    dcpo_bounds,
+    dcpo_dynamic_clip,
+    hapo,
+    ppo_clip,
+    sapo,
+)
 from jaxrl_llm.surrogates.covariance import (
     clip_cov,
     clip_cov_selection,
@@ -114,6 +121,7 @@ __all__ = [
     "gmpo",
     "gspo",
     "gspo_token",
+    "hapo",
     "icpo",
     "keep_taught",
     "kl_barrier",

@@ -8,7 +8,7 @@ import numbers
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, checks, masking
+from jaxrl_llm.core import Array, checks, masking, traits
 from jaxrl_llm.surrogates import _inputs
 
 
@@ -95,6 +95,81 @@ def _clip(function: str, x: _inputs.Inputs, eps_low, eps_high, dual_clip) -> Arr
     checks.check_non_negative(function, eps_low=eps_low, eps_high=eps_high)
     loss = _inputs.clipped_loss(x.ratio, x.advantages, eps_low, eps_high)
     return x.finish(_inputs.dual_clipped(function, loss, x.advantages, dual_clip))
+
+
+@traits(policy_gradient=False)
+def hapo(
+    logp: Array,
+    old_logp: Array | None,
+    advantages: Array,
+    mask: Array,
+    *,
+    signal: Array,
+    eps_low: float = 0.2,
+    eps_high: float = 0.28,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    dual_clip: float | None = 10.0,
+) -> Array:
+    """A clip and an advantage of each token by how uncertain the policy was.
+
+        eps_low[t]  = eps_low (1 - alpha h[t])   where h <= 0, else eps_low
+        eps_high[t] = eps_high (1 + alpha h[t])  where h > 0,  else eps_high
+        near[t]     = 1 - eps_low[t] / 2 < r[t] < 1 + eps_high[t] / 2
+        A'[t]       = A[t] (1 + beta h[t])   where h > 0 and not near, or h <= 0 and near; else A[t]
+        loss[t]     = max(-A' r, -A' clip(r, 1 - eps_low[t], 1 + eps_high[t])), dual clip as in PPO
+
+    Certain tokens may fall further and count less while they stay near the old policy; uncertain
+    ones may rise further and count more once they have moved. With ``alpha`` and ``beta`` 0 it is
+    :func:`dapo_clip`.
+
+    Args:
+      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
+      old_logp: ``[..., T]`` under the proximal policy; None for the policy being trained.
+      advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
+      mask: bool ``[..., T]``, True = keep.
+      signal: ``[..., T]``, floating point in [-1, 1]: ``advantages.entropy_signal``.
+      eps_low: The ratio of a token at the pivot is clipped below at ``1 - eps_low``.
+      eps_high: And above at ``1 + eps_high``.
+      alpha: How far the signal moves the bounds, not negative.
+      beta: How far the signal moves the advantage, from 0 to 1.
+      dual_clip: As in :func:`ppo_clip`.
+
+    Returns:
+      Token loss ``[..., T]``, float32, 0 where masked.
+
+    Raises:
+      ValueError: If shapes differ or an option is out of its range.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> logp, mask = jnp.log(jnp.array([1.0, 1.5])), jnp.ones(2, bool)
+      >>> signal = jnp.array([-0.5, 1.0])
+      >>> loss = jr.surrogates.hapo(logp, jnp.zeros(2), jnp.ones(2), mask, signal=signal)
+      >>> loss.round(4).tolist()
+      [-0.5, -3.0]
+
+    References:
+      HAPO (arXiv:2509.16591); the released code, whose recipe has ``eps_high=0.2`` and where the
+      signal of certain tokens has the other sign.
+    """
+    name = "hapo"
+    x = _inputs.prepare(name, logp, old_logp, advantages, mask)
+    checks.check_non_negative(name, eps_low=eps_low, eps_high=eps_high)
+    checks.check_non_negative(name, finite=True, alpha=alpha)
+    checks.check_share(name, beta=beta)
+    checks.check_float(name, signal=signal)
+    checks.check_shape(name, "signal", signal, jnp.shape(mask))
+    h = jax.lax.stop_gradient(masking.zero_masked(signal, mask))
+    low = eps_low * (1.0 - alpha * jnp.minimum(h, 0.0))
+    high = eps_high * (1.0 + alpha * jnp.maximum(h, 0.0))
+    ratio = jax.lax.stop_gradient(x.ratio)
+    near = (ratio > 1.0 - low / 2.0) & (ratio < 1.0 + high / 2.0)
+    scaled = x.advantages * (1.0 + beta * h)
+    values = jnp.where((h > 0) != near, scaled, x.advantages)
+    loss = _inputs.clipped_loss(x.ratio, values, low, high)
+    return x.finish(_inputs.dual_clipped(name, loss, values, dual_clip))
 
 
 def dcpo_bounds(

@@ -55,6 +55,13 @@ def _improbable(logp, old_logp, advantages):
     return {"selected": jnp.asarray(logp) < -1.8}
 
 
+SIGNAL = np.linspace(-1, 1, SHAPE[-1], dtype=np.float32)
+
+
+def _signal(logp, old_logp, advantages):
+    return {"signal": jnp.broadcast_to(SIGNAL, jnp.shape(logp))}
+
+
 def _same_side(logp, old_logp, advantages):
     return {"median_advantages": advantages}
 
@@ -88,6 +95,17 @@ def ref_ppo_dual(x, fixed, old, a, mask):
 def ref_dapo_clip(x, fixed, old, a, mask):
     loss = clipped(ratio(x, old), a, 0.8, 1.28)
     return np.where(a < 0, np.minimum(loss, -a * 10.0), loss)
+
+
+def ref_hapo(x, fixed, old, a, mask):
+    h = np.float64(SIGNAL)
+    low, high = 0.2 * (1 - 0.5 * np.minimum(h, 0)), 0.28 * (1 + 0.5 * np.maximum(h, 0))
+    now = np.exp(fixed - old)
+    near = (now > 1 - low / 2) & (now < 1 + high / 2)
+    a = a * np.where(np.where(h > 0, ~near, near), 1 + 0.8 * h, 1.0)
+    r = np.exp(x - old)
+    loss = np.maximum(-a * r, -a * np.clip(r, 1 - low, 1 + high))
+    return np.where(a < 0, np.minimum(loss, -a * 1.4), loss)
 
 
 def ref_gspo(x, fixed, old, a, mask):
@@ -191,6 +209,11 @@ CASES = {
     "ppo_clip": (S.ppo_clip, {}, ref_ppo_clip),
     "ppo_dual": (S.ppo_clip, {"eps_high": 0.3, "dual_clip": 1.4}, ref_ppo_dual),
     "dapo_clip": (S.dapo_clip, {}, ref_dapo_clip),
+    "hapo": (
+        with_context(S.hapo, _signal),
+        {"alpha": 0.5, "beta": 0.8, "dual_clip": 1.4},
+        ref_hapo,
+    ),
     "gspo": (S.gspo, {"eps_low": 0.1, "eps_high": 0.15}, ref_gspo),
     "gspo_token": (S.gspo_token, {"eps_low": 0.1, "eps_high": 0.15}, ref_gspo_token),
     "gspo_dual": (S.gspo, {"eps_low": 0.1, "eps_high": 0.15, "dual_clip": 1.05}, ref_gspo_dual),

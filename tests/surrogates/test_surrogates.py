@@ -253,7 +253,13 @@ def test_bad_options_are_named(function, options, message):
 def test_levels():
     sequence = {name for name, case in CASES.items() if traits_of(case[0]).level == "sequence"}
     assert sequence == SEQUENCE_ADVANTAGES | {"gspo_token", "gspo_token_dual"}
-    assert set(CASES) - set(POLICY_GRADIENTS) == {"luspo", "clip_cov", "kl_cov", "gbpo"}
+    assert set(CASES) - set(POLICY_GRADIENTS) == {
+        "luspo",
+        "clip_cov",
+        "kl_cov",
+        "gbpo",
+        "hapo",
+    }
 
 
 def test_which_surrogates_know_the_old_policy():

@@ -1,0 +1,552 @@
+"""Advantages shaped by the entropy of tokens and by the rank of hidden states.
+
+HAPO:   :func:`entropy_signal` for ``surrogates.hapo`` and :func:`signal_temperature`, and
+        :func:`token_grpo`, whose mean counts tokens.
+ETTRL:  :func:`entropy_reshaping`, less advantage for uncertain answers.
+VERL:   :func:`effective_rank` and :func:`rank_growth` of a response, :func:`rank_bonus` of both
+        against a moving baseline, :func:`bounded_bonus` on the advantage.
+
+Shared arguments:
+  ``mask``: bool ``[..., T]``, True for the response tokens that are trained.
+  ``where``: bool ``[..., G]``, True for the rollouts that take part; the others are not read.
+
+All raise TypeError for a wrong dtype and ValueError for a wrong shape or an option out of range.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.core import Array, checks, masking, stats
+
+_FLOOR = 1e-8
+
+
+class EntropyStats(NamedTuple):
+    """What normalizes log-entropies; float32 ``[]``.
+
+    Attributes:
+      pivot: The log-entropy whose signal is 0.
+      scale: Root mean square of the distance to the pivot.
+      high: The greatest distance above, in units of the scale; 0 before anything was measured.
+      low: The greatest distance below, not negative, in the same units.
+    """
+
+    pivot: Array
+    scale: Array
+    high: Array
+    low: Array
+
+
+class EntropySignal(NamedTuple):
+    """What :func:`entropy_signal` returns.
+
+    Attributes:
+      signal: float32 of the shape of the entropies, in [-1, 1], 0 where masked.
+      stats: :class:`EntropyStats` of the batch.
+    """
+
+    signal: Array
+    stats: EntropyStats
+
+
+def entropy_signal(old_entropy: Array, mask: Array, *, quantile: float = 0.8) -> EntropySignal:
+    """How uncertain each token is among all tokens of the batch, between -1 and 1.
+
+        l = log max(H, 1e-8),   q = the quantile of l (nearest),   s = sqrt(mean (l - q)^2)
+        z = (l - q) / s,        h = z / max z above 0,  z / |min z| below
+
+    Multiplying all entropies by a number changes nothing. Statistics are over all axes.
+
+    Args:
+      old_entropy: ``[..., T]`` entropy (nats) of the policy that sampled, floating point.
+      mask: See the module.
+      quantile: Share of tokens below the pivot, in [0, 1].
+
+    Returns:
+      :class:`EntropySignal`; all 0 without a token.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> entropy = jnp.array([0.1, 0.2, 0.4, 0.8, 1.6])
+      >>> jr.advantages.entropy_signal(entropy, jnp.ones(5, bool)).signal.round(3).tolist()
+      [-1.0, -0.66..., -0.33..., 0.0, 1.0]
+
+    References:
+      HAPO (arXiv:2509.16591), the released code but for the sign below the pivot: its values there
+      are positive, so that no token would ever count as certain.
+    """
+    function = "entropy_signal"
+    masking.check_tokens(function, mask, old_entropy=old_entropy)
+    checks.check_share(function, quantile=quantile)
+    level = jnp.log(jnp.maximum(masking.zero_masked(old_entropy, mask), _FLOOR))
+    ordered = jnp.sort(jnp.where(mask, level, jnp.inf), axis=None)
+    count = jnp.sum(mask, dtype=jnp.int32)
+    place = jnp.round(quantile * jnp.maximum(count - 1, 0)).astype(jnp.int32)
+    pivot = jnp.where(count > 0, ordered[place] if ordered.size else 0.0, 0.0)
+    away = masking.zero_masked(level - pivot, mask)
+    scale = jnp.sqrt(jnp.maximum(masking.masked_mean(away**2, mask), _FLOOR))
+    z = away / scale
+    high = jnp.max(z, initial=0.0)
+    low = jnp.max(-z, initial=0.0)
+    span = jnp.where(z > 0, jnp.maximum(high, _FLOOR), jnp.maximum(low, _FLOOR))
+    return EntropySignal(z / span, EntropyStats(pivot, scale, high, low))
+
+
+def signal_temperature(
+    entropy: Array, stats: EntropyStats, *, base: float = 1.0, tau: float = 0.05
+) -> Array:
+    """The temperature of a token to be sampled, higher where the policy is uncertain.
+
+        T = base (1 + tau h),   h as in entropy_signal with the statistics of the last batch
+
+    Args:
+      entropy: ``[...]`` entropy (nats) of the next-token distribution at temperature 1.
+      stats: :class:`EntropyStats` of the last step; before the first one all zeros, and T = base.
+      base: Temperature of a token at the pivot, above 0.
+      tau: Strength, in [0, 1).
+
+    Returns:
+      ``[...]`` float32.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> batch = jnp.array([0.1, 0.2, 0.4, 0.8, 1.6])
+      >>> stats = jr.advantages.entropy_signal(batch, jnp.ones(5, bool)).stats
+      >>> jr.advantages.signal_temperature(jnp.array([0.8, 9.0]), stats).round(3).tolist()
+      [1.0, 1.0...]
+
+    References:
+      HAPO (arXiv:2509.16591): ``tau`` is 0.05 in the released code and 0.1 in the paper.
+    """
+    function = "signal_temperature"
+    checks.check_float(function, entropy=entropy)
+    checks.check_positive(function, finite=True, base=base)
+    checks.check_share(function, one=False, tau=tau)
+    level = jnp.log(jnp.maximum(jnp.asarray(entropy, jnp.float32), _FLOOR))
+    known = stats.scale > 0
+    z = jnp.where(known, (level - stats.pivot) / jnp.where(known, stats.scale, 1.0), 0.0)
+    span = jnp.where(z > 0, jnp.maximum(stats.high, _FLOOR), jnp.maximum(stats.low, _FLOOR))
+    return base * (1.0 + tau * jnp.clip(z / span, -1.0, 1.0))
+
+
+def token_grpo(
+    rewards: Array,
+    mask: Array,
+    *,
+    where: Array | None = None,
+    eps: float = 1e-6,
+    limit: float = 5.0,
+) -> Array:
+    """GRPO whose mean and deviation count every token of the group once.
+
+        mean = sum n_i r_i / sum n_i,   std^2 = sum n_i (r_i - mean)^2 / sum n_i,   n_i tokens of i
+        A_i  = (r_i - mean) / (std + eps)
+        where any |A| of the group >= limit: plain GRPO (ddof 1) for all of the group
+
+    The sum of A over the tokens is 0, so under ``aggregate.token_mean`` no length has a bias.
+
+    Args:
+      rewards: ``[..., G]``, floating point.
+      mask: bool ``[..., G, T]``, True for the response tokens that are trained.
+      where: See the module.
+      eps: Added to the deviation, above 0.
+      limit: Size from which a group takes plain GRPO, above 0.
+
+    Returns:
+      Advantages ``[..., G]``, float32; 0 where all rewards agree and for rollouts that take no
+      part.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> mask = jnp.arange(6) < jnp.array([[2], [6]])
+      >>> jr.advantages.token_grpo(jnp.array([1.0, 0.0]), mask).round(3).tolist()
+      [1.73..., -0.57...]
+
+    References:
+      HAPO (arXiv:2509.16591); the released code.
+    """
+    function = "token_grpo"
+    stats.check_group(function, rewards, where)
+    checks.check_mask(function, mask)
+    checks.check_shape(function, "mask", mask, (*jnp.shape(rewards), jnp.shape(mask)[-1]))
+    checks.check_positive(function, finite=True, eps=eps, limit=limit)
+    rewards = masking.zero_masked(rewards, where)
+    lengths = masking.zero_masked(masking.lengths(mask), where)
+    total = jnp.maximum(jnp.sum(lengths, axis=-1, keepdims=True), 1.0)
+    centered = rewards - jnp.sum(lengths * rewards, axis=-1, keepdims=True) / total
+    std = jnp.sqrt(jnp.sum(lengths * centered**2, axis=-1, keepdims=True) / total)
+    by_token = centered / (std + eps)
+    spoken = lengths > 0
+    plain = rewards - stats.group_mean(rewards, where)
+    plain = plain / (stats.group_std(rewards, where, ddof=1) + eps)
+    large = jnp.any(spoken & (jnp.abs(by_token) >= limit), axis=-1, keepdims=True)
+    advantages = jnp.where(large, plain, by_token)
+    advantages = jnp.where(stats.group_is_constant(rewards, where), 0.0, advantages)
+    return masking.zero_masked(advantages, where)
+
+
+def entropy_reshaping(
+    advantages: Array,
+    mask: Array,
+    *,
+    old_entropy: Array,
+    where: Array | None = None,
+    floor: float | None = 0.0,
+) -> Array:
+    """More advantage for responses that are more certain than their group, less for the others.
+
+        A'_i = A_i (2 - H_i / mean H),   H_i = mean entropy of the tokens of i
+
+    The factors of a group have the mean 1. They are 1 where the mean entropy is 0.
+
+    Args:
+      advantages: ``[..., G]``, floating point, one a rollout.
+      mask: bool ``[..., G, T]``, True for the response tokens that are trained.
+      old_entropy: ``[..., G, T]`` entropy (nats) of the policy that sampled, not negative.
+      where: See the module.
+      floor: Least factor; None for the literal formula, which flips the sign of an advantage whose
+        response has more than twice the mean entropy.
+
+    Returns:
+      Advantages ``[..., G]``, float32.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> entropy, mask = jnp.array([[0.2], [0.4], [0.6]]), jnp.ones((3, 1), bool)
+      >>> jr.advantages.entropy_reshaping(
+      ...     jnp.array([2.0, -0.5, -0.5]), mask, old_entropy=entropy).round(4).tolist()
+      [3.0, -0.5, -0.25]
+
+    References:
+      ETTRL (arXiv:2508.11356), NOTES reading, three that agree; the floor is ours. Its alternative
+      is ``advantages.clip`` at 2.
+    """
+    function = "entropy_reshaping"
+    masking.check_tokens(function, mask, old_entropy=old_entropy)
+    sequences = jnp.shape(mask)[:-1]
+    checks.check_float(function, advantages=advantages)
+    checks.check_shape(function, "advantages", advantages, sequences)
+    checks.check_bool(function, where=where)
+    tokens = mask
+    if where is not None:
+        checks.check_shape(function, "where", where, sequences)
+        tokens = mask & where[..., None]
+    certainty = masking.masked_mean(masking.zero_masked(old_entropy, tokens), tokens, axis=-1)
+    spoken = jnp.any(tokens, axis=-1)
+    mean = stats.group_mean(certainty, spoken)
+    known = spoken & (mean > _FLOOR)
+    factor = jnp.where(known, 2.0 - certainty / jnp.where(mean > _FLOOR, mean, 1.0), 1.0)
+    if floor is not None:
+        factor = jnp.maximum(factor, floor)
+    return masking.zero_masked(masking.zero_masked(advantages, where) * factor, where)
+
+
+def _rank_of(values: Array) -> Array:
+    """Exponential of the entropy of singular values, ``[..., K] -> [...]``."""
+    share = values / (jnp.sum(values, axis=-1, keepdims=True) + _FLOOR)
+    return jnp.exp(-jnp.sum(share * jnp.log(share + _FLOOR), axis=-1))
+
+
+def _centered_values(x: Array, rows: Array) -> Array:
+    """Singular values of the rows that count, less their mean."""
+    x = jnp.where(rows[..., None], x, 0.0)
+    count = jnp.maximum(jnp.sum(rows, axis=-1), 1)[..., None, None]
+    mean = jnp.sum(x, axis=-2, keepdims=True) / count
+    centered = jnp.where(rows[..., None], x - mean, 0.0)
+    return jnp.linalg.svd(centered, compute_uv=False)
+
+
+def effective_rank(hidden: Array, mask: Array) -> Array:
+    """How many directions the hidden states of a response spread over.
+
+        p_i = s_i / (sum s + 1e-8),   rank = exp(-sum p_i log(p_i + 1e-8))
+        s = singular values of the states of the unmasked tokens, less their mean
+
+    Between 1 and the dimension. Moving, turning or scaling all states changes nothing.
+
+    Args:
+      hidden: ``[..., T, D]``, floating point, states of the last layer.
+      mask: See the module.
+
+    Returns:
+      ``[...]`` float32; 0 with fewer than two tokens.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> hidden = jnp.array([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+      >>> round(float(jr.advantages.effective_rank(hidden, jnp.ones(4, bool))), 4)
+      2.0
+
+    References:
+      Roy and Vetterli, The effective rank (EUSIPCO 2007); VERL (arXiv:2509.23808), whose released
+      code takes singular values and not their squares.
+    """
+    _check_hidden("effective_rank", hidden, mask)
+    rank = _rank_of(_centered_values(jnp.asarray(hidden, jnp.float32), mask))
+    return jnp.where(jnp.sum(mask, axis=-1) < 2, 0.0, rank)
+
+
+def _check_hidden(function: str, hidden: Array, mask: Array) -> None:
+    checks.check_mask(function, mask)
+    checks.check_min_rank(function, 1, mask=mask)
+    checks.check_min_rank(function, 2, hidden=hidden)
+    checks.check_float(function, hidden=hidden)
+    checks.check_shape(function, "hidden", hidden, (*jnp.shape(mask), jnp.shape(hidden)[-1]))
+
+
+class RankGrowth(NamedTuple):
+    """The rank of a response and how it grows; float32 ``[...]``.
+
+    Attributes:
+      rank: :func:`effective_rank` of the complete response.
+      velocity: Mean rise of the rank of a prefix above the mean of the prefixes before it.
+      acceleration: Mean change of that rise.
+    """
+
+    rank: Array
+    velocity: Array
+    acceleration: Array
+
+
+def rank_growth(
+    hidden: Array, mask: Array, *, stride: int = 40, max_tokens: int = 512
+) -> RankGrowth:
+    """The effective rank of a response, of its prefixes, and the differences of those.
+
+        m_j = rank of the first j stride + 1 tokens,   j = 1, 2, ...   j stride < n
+        d_j = m_j - mean(m_1 .. m_{j-1}),   velocity = mean of d_j from j = 2
+        acceleration = mean of d_j - d_{j-1} from j = 3
+
+    n counts the last ``max_tokens`` tokens. With too few prefixes a difference is 0. It costs a
+    singular value decomposition of T rows for each prefix.
+
+    Args:
+      hidden: ``[..., T, D]``, floating point, states of the last layer.
+      mask: See the module.
+      stride: Tokens between prefixes, at least 1.
+      max_tokens: Tokens that are considered, at least 2.
+
+    Returns:
+      :class:`RankGrowth`.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> hidden = jax.random.normal(jax.random.key(0), (9, 4))
+      >>> growth = jr.advantages.rank_growth(hidden, jnp.ones(9, bool), stride=2)
+      >>> bool(growth.velocity > 0)
+      True
+
+    References:
+      VERL (arXiv:2509.23808); the released code.
+    """
+    function = "rank_growth"
+    _check_hidden(function, hidden, mask)
+    checks.check_positive(function, finite=True, stride=stride)
+    if max_tokens < 2:
+        raise ValueError(f"{function}: max_tokens must be at least 2; got {max_tokens}.")
+    window = min(max_tokens, jnp.shape(mask)[-1])
+    # The last tokens of the window, in their order, moved to the front.
+    count = jnp.sum(mask, axis=-1, keepdims=True)
+    place = jnp.cumsum(mask, axis=-1) - 1
+    order = jnp.argsort(~(mask & (place >= count - window)), axis=-1, stable=True)[..., :window]
+    rows = jnp.where(mask[..., None], jnp.asarray(hidden, jnp.float32), 0.0)
+    rows = jnp.take_along_axis(rows, order[..., None], axis=-2)
+    n = jnp.minimum(count, window)
+    # The rows of this triangle have the same products with one another, in fewer columns.
+    rows = jnp.swapaxes(jnp.linalg.qr(jnp.swapaxes(rows, -1, -2), mode="r"), -1, -2)
+    prefixes = range(stride, window, stride)
+    series = [_rank_of(_centered_values(rows, jnp.arange(window) <= t)) for t in prefixes]
+    rank = effective_rank(hidden, mask)
+    nothing = jnp.zeros_like(rank)
+    if len(series) < 2:
+        return RankGrowth(rank, nothing, nothing)
+    m = jnp.stack(series, axis=-1)
+    there = jnp.asarray(list(prefixes)) < n
+    before = (jnp.cumsum(m, axis=-1)[..., :-1]) / jnp.arange(1, m.shape[-1])
+    d = m[..., 1:] - before
+    velocity = masking.masked_mean(d, there[..., 1:], axis=-1)
+    acceleration = nothing
+    if d.shape[-1] > 1:
+        acceleration = masking.masked_mean(d[..., 1:] - d[..., :-1], there[..., 2:], axis=-1)
+    return RankGrowth(rank, velocity, acceleration)
+
+
+class RankBaseline(NamedTuple):
+    """Moving averages of :class:`RankGrowth` over the steps.
+
+    Attributes:
+      rank: float32 ``[]``.
+      velocity: float32 ``[]``.
+      acceleration: float32 ``[]``.
+      steps: int32 ``[]``, how many batches were measured.
+    """
+
+    rank: Array
+    velocity: Array
+    acceleration: Array
+    steps: Array
+
+
+def rank_baseline_init() -> RankBaseline:
+    """The state before the first batch: zeros.
+
+    Returns:
+      :class:`RankBaseline`.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> int(jr.advantages.rank_baseline_init().steps)
+      0
+
+    References:
+      VERL (arXiv:2509.23808).
+    """
+    zero = jnp.zeros((), jnp.float32)
+    return RankBaseline(zero, zero, zero, jnp.zeros((), jnp.int32))
+
+
+def rank_baseline_update(
+    state: RankBaseline, growth: RankGrowth, *, where: Array | None = None, rate: float = 0.3
+) -> RankBaseline:
+    """The averages after a batch.
+
+        mu = (1 - rate) mu + rate mean,   mu = mean at the first batch
+
+    Args:
+      state: The averages before.
+      growth: Of the batch, ``[...]``.
+      where: bool ``[...]``, True for the responses that count. None keeps all.
+      rate: Share of the new batch, in (0, 1].
+
+    Returns:
+      :class:`RankBaseline`; as before if no response counts.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> growth = jr.advantages.RankGrowth(*(jnp.array([1.0, 3.0]) for _ in range(3)))
+      >>> state = jr.advantages.rank_baseline_init()
+      >>> float(jr.advantages.rank_baseline_update(state, growth).rank)
+      2.0
+
+    References:
+      VERL (arXiv:2509.23808); the released code starts at 0, so that every deviation of its second
+      step is cut.
+    """
+    function = "rank_baseline_update"
+    checks.check_share(function, zero=False, rate=rate)
+    checks.check_bool(function, where=where)
+    checks.check_same_shape(function, rank=growth.rank, where=where)
+    some = jnp.asarray(True) if where is None else jnp.any(where)
+
+    def moved(old: Array, x: Array) -> Array:
+        mean = masking.masked_mean(x, where)
+        new = jnp.where(state.steps == 0, mean, (1.0 - rate) * old + rate * mean)
+        return jnp.where(some, new, old)
+
+    return RankBaseline(
+        rank=moved(state.rank, growth.rank),
+        velocity=moved(state.velocity, growth.velocity),
+        acceleration=moved(state.acceleration, growth.acceleration),
+        steps=state.steps + some.astype(jnp.int32),
+    )
+
+
+def rank_bonus(
+    growth: RankGrowth, baseline: RankBaseline, *, gain: float = 2.0, weight: float = 1.0
+) -> Array:
+    """A bonus for responses of higher rank and faster growth than usual.
+
+        dev(x) = clip((x - mu) / (|mu| + 1e-8), -5, 5)
+        b      = sigmoid(gain dev(acceleration))
+        bonus  = weight (b tanh(dev(rank)) + (1 - b) tanh(dev(velocity)))
+
+    Args:
+      growth: ``[...]``, :func:`rank_growth`.
+      baseline: Of the steps before. Before the first batch the bonus is 0.
+      gain: How sharply the acceleration decides between rank and velocity, not negative.
+      weight: Strength, not negative.
+
+    Returns:
+      ``[...]`` float32, in [-weight, weight].
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> growth = jr.advantages.RankGrowth(jnp.array(4.0), jnp.array(1.0), jnp.array(0.2))
+      >>> baseline = jr.advantages.RankBaseline(
+      ...     jnp.array(3.0), jnp.array(0.5), jnp.array(0.1), jnp.array(1))
+      >>> round(float(jr.advantages.rank_bonus(growth, baseline)), 4)
+      0.374
+
+    References:
+      VERL (arXiv:2509.23808); the released code, with the fixed weight.
+    """
+    checks.check_non_negative("rank_bonus", finite=True, gain=gain, weight=weight)
+
+    def deviation(x: Array, mu: Array) -> Array:
+        return jnp.clip((jnp.asarray(x, jnp.float32) - mu) / (jnp.abs(mu) + _FLOOR), -5.0, 5.0)
+
+    share = jax.nn.sigmoid(gain * deviation(growth.acceleration, baseline.acceleration))
+    explore = jnp.tanh(deviation(growth.rank, baseline.rank))
+    exploit = jnp.tanh(deviation(growth.velocity, baseline.velocity))
+    bonus = weight * (share * explore + (1.0 - share) * exploit)
+    return jnp.where(baseline.steps > 0, bonus, 0.0)
+
+
+def bounded_bonus(
+    advantages: Array, mask: Array, *, bonus: Array, where: Array | None = None, cap: float = 2.0
+) -> Array:
+    """Adds a bonus that may raise an advantage by a share of its size and no more.
+
+        A' = A + min(max(bonus, 0), |A| / cap)
+
+    With ``cap`` above 1 no advantage changes its sign, and one of 0 stays 0.
+
+    Args:
+      advantages: ``[..., G]``, floating point, one a rollout.
+      mask: bool ``[..., G, T]``; a rollout without a token gets no bonus.
+      bonus: ``[..., G]``, floating point.
+      where: See the module.
+      cap: At least 1.
+
+    Returns:
+      Advantages ``[..., G]``, float32.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> advantages, bonus = jnp.array([1.0, -1.0, 0.2]), jnp.full(3, 0.374)
+      >>> jr.advantages.bounded_bonus(
+      ...     advantages, jnp.ones((3, 1), bool), bonus=bonus).round(3).tolist()
+      [1.37..., -0.62..., 0.3...]
+
+    References:
+      VERL (arXiv:2509.23808): the released code puts the bonus on the last token of the response,
+      here it is on all of them.
+    """
+    function = "bounded_bonus"
+    checks.check_mask(function, mask)
+    checks.check_float(function, advantages=advantages, bonus=bonus)
+    sequences = jnp.shape(mask)[:-1]
+    for name, x in (("advantages", advantages), ("bonus", bonus)):
+        checks.check_shape(function, name, x, sequences)
+    checks.check_bool(function, where=where)
+    checks.check_same_shape(function, advantages=advantages, where=where)
+    if not cap >= 1:
+        raise ValueError(f"{function}: cap must be at least 1; got {cap:g}.")
+    advantages = masking.zero_masked(advantages, where)
+    spoken = jnp.any(mask, axis=-1) if where is None else jnp.any(mask, axis=-1) & where
+    added = jnp.minimum(
+        jnp.maximum(masking.zero_masked(bonus, spoken), 0.0), jnp.abs(advantages) / cap
+    )
+    return advantages + added

@@ -1,0 +1,441 @@
+"""Trees of rollouts: where they fork, which forks are given up, which edges train.
+
+Rules of shapes and numbers; the caller samples, copies slots and ends rows.
+``advantages.node_rewards`` and ``advantages.depth_advantages`` credit the nodes of a tree.
+
+All raise TypeError for a wrong dtype and ValueError for a wrong shape or an option out of range.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.core import Array, checks, masking, stats
+
+
+def top_entropy_forks(old_entropy: Array, mask: Array, *, count: int) -> Array:
+    """The tokens of a response before which it forks: those of the greatest entropy.
+
+    A fork keeps the tokens before its place and samples the rest again, the token at the place
+    included. M roots with N forks of B branches give M (1 + B N) rollouts, for about
+    (1 + B N / 2) / (1 + B N) of the tokens of as many independent ones.
+
+    Args:
+      old_entropy: ``[..., T]`` entropy (nats) of the policy that sampled, floating point.
+      mask: bool ``[..., T]``, True for the tokens of the response.
+      count: Forks a response, at least 1.
+
+    Returns:
+      int32 ``[..., count]``, places of falling entropy, of equal ones the earlier first; -1 where
+      the response has fewer tokens.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> entropy, mask = jnp.array([0.1, 0.9, 0.5]), jnp.array([True, True, True])
+      >>> jr.curation.top_entropy_forks(entropy, mask, count=2).tolist()
+      [1, 2]
+
+    References:
+      ETTRL (arXiv:2508.11356), NOTES reading: 12 roots, 2 forks, 2 branches. That the token at the
+      fork is sampled again is ours.
+    """
+    function = "top_entropy_forks"
+    masking.check_tokens(function, mask, old_entropy=old_entropy)
+    checks.check_positive(function, finite=True, count=count)
+    falling = jnp.where(mask, -masking.zero_masked(old_entropy, mask), jnp.inf)
+    order = jnp.argsort(falling, axis=-1, stable=True)[..., :count]
+    missing = count - order.shape[-1]
+    order = jnp.pad(order, [(0, 0)] * (order.ndim - 1) + [(0, missing)])
+    there = jnp.arange(count) < jnp.sum(mask, axis=-1, keepdims=True)
+    return jnp.where(there, order, -1).astype(jnp.int32)
+
+
+class Candidates(NamedTuple):
+    """The most probable tokens of each row.
+
+    Attributes:
+      tokens: int32 ``[..., m]``, of falling probability.
+      keep: bool ``[..., m]``, True where a branch goes on with the token; the first always.
+    """
+
+    tokens: Array
+    keep: Array
+
+
+def branch_candidates(
+    probs: Array,
+    *,
+    candidates: int = 2,
+    min_prob: float = 0.25,
+    max_gap: float = 0.15,
+    done: Array | None = None,
+) -> Candidates:
+    """Tokens at which a row splits: the runners-up that are almost as probable as the first.
+
+        keep_j = p_j > min_prob  and  p_1 - p_j < max_gap,   j = 2 .. candidates
+
+    The row itself goes on with the first, a copy of it with each other one.
+
+    Args:
+      probs: ``[..., V]``, floating point: probabilities of the next token at temperature 1.
+      candidates: m, from 1 to V.
+      min_prob: In [0, 1].
+      max_gap: In [0, 1].
+      done: bool ``[...]``, True for rows that have ended, which do not split. None for none.
+
+    Returns:
+      :class:`Candidates`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> out = jr.curation.branch_candidates(
+      ...     jnp.array([0.5, 0.3, 0.2]), candidates=3, max_gap=0.25)
+      >>> out.tokens.tolist(), out.keep.tolist()
+      ([0, 1, 2], [True, True, False])
+
+    References:
+      LATR (arXiv:2510.24302); the defaults of the released class. Its script for mathematics has
+      0.15 and 0.25.
+    """
+    function = "branch_candidates"
+    checks.check_min_rank(function, 1, probs=probs)
+    checks.check_float(function, probs=probs)
+    checks.check_share(function, min_prob=min_prob, max_gap=max_gap)
+    checks.check_bool(function, done=done)
+    vocab = jnp.shape(probs)[-1]
+    if not 1 <= candidates <= vocab:
+        raise ValueError(f"{function}: candidates must be from 1 to {vocab}; got {candidates}.")
+    top, tokens = jax.lax.top_k(jnp.asarray(probs, jnp.float32), candidates)
+    keep = (top > min_prob) & (top[..., :1] - top < max_gap)
+    if done is not None:
+        checks.check_shape(function, "done", done, jnp.shape(probs)[:-1])
+        keep &= ~jnp.asarray(done)[..., None]
+    return Candidates(tokens.astype(jnp.int32), keep | (jnp.arange(candidates) == 0))
+
+
+def branch_capacity(keep: Array, roots: Array, *, capacity: int) -> Array:
+    """Of the branches of one root as many as there are slots for.
+
+    All first candidates come before all second ones, and within a rank the rows in their order.
+
+    Args:
+      keep: bool ``[R, m]``, :func:`branch_candidates`.
+      roots: ``[R]`` integers, the root of each row.
+      capacity: Rows a root may have, at least 1.
+
+    Returns:
+      bool ``[R, m]``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> keep, roots = jnp.ones((3, 2), bool), jnp.array([0, 0, 1])
+      >>> jr.curation.branch_capacity(keep, roots, capacity=3).tolist()
+      [[True, True], [True, False], [True, True]]
+
+    References:
+      LATR (arXiv:2510.24302); the released code.
+    """
+    function = "branch_capacity"
+    checks.check_rank(function, 2, keep=keep)
+    checks.check_bool(function, keep=keep)
+    checks.check_integer(function, roots=roots)
+    checks.check_shape(function, "roots", roots, jnp.shape(keep)[:1])
+    checks.check_positive(function, finite=True, capacity=capacity)
+    rows, width = jnp.shape(keep)
+    keep = jnp.asarray(keep)
+    # By rank, then by row: how many of the same root come before.
+    flat, owner = keep.T.reshape(-1), jnp.tile(jnp.asarray(roots), width)
+    place = jnp.arange(flat.size)
+    before = (owner[:, None] == owner) & flat & (place < place[:, None])
+    fits = flat & (jnp.sum(before, axis=-1) < capacity)
+    return fits.reshape(width, rows).T
+
+
+def edit_distance(a: Array, b: Array) -> Array:
+    """Levenshtein distance: the least insertions, deletions and substitutions from a to b.
+
+        d[i, j] = min(d[i-1, j] + 1, d[i, j-1] + 1, d[i-1, j-1] + [a_i != b_j])
+
+    Args:
+      a: ``[..., N]`` integers.
+      b: ``[..., M]`` integers, with the same leading axes.
+
+    Returns:
+      int32 ``[...]``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> int(jr.curation.edit_distance(jnp.array([1, 2, 3, 4]), jnp.array([9, 2, 3, 4])))
+      1
+
+    References:
+      As LATR (arXiv:2510.24302) compares branches.
+    """
+    function = "edit_distance"
+    checks.check_integer(function, a=a, b=b)
+    checks.check_min_rank(function, 1, a=a, b=b)
+    a, b = jnp.asarray(a), jnp.asarray(b)
+    checks.check_shape(function, "b", b, (*a.shape[:-1], b.shape[-1]))
+    size = b.shape[-1]
+    places = jnp.arange(size + 1)
+    first = jnp.broadcast_to(places, (*b.shape[:-1], size + 1))
+
+    def row(previous: Array, token: Array) -> tuple[Array, None]:
+        other = previous[..., :-1] + (token[..., None] != b)
+        start = previous[..., :1] + 1
+        best = jnp.concatenate([start, jnp.minimum(other, previous[..., 1:] + 1)], axis=-1)
+        # Insertions run along the row: each costs one more than its neighbor.
+        return jax.lax.cummin(best - places, axis=best.ndim - 1) + places, None
+
+    last, _ = jax.lax.scan(row, first, jnp.moveaxis(a, -1, 0))
+    return last[..., -1].astype(jnp.int32)
+
+
+def lookahead_prune(
+    tokens: Array,
+    parents: Array,
+    birth: Array,
+    step: int | Array,
+    *,
+    ages: Sequence[int] = (20, 30, 50),
+    max_distance: float = 0.4,
+    eos_id: int,
+) -> Array:
+    """Branches that turn out like their parents.
+
+        dropped at age r in ages:  edit distance of the last r tokens of branch and parent, both
+        from the token at which they differ, < max_distance * r
+
+    A pair in which either has ended stays, and so do roots.
+
+    Args:
+      tokens: ``[R, T]`` integers, what the rows wrote up to ``step``.
+      parents: ``[R]`` integers, the row of the parent; -1 for a root.
+      birth: ``[R]`` integers, the step at which the branch took its own token.
+      step: How many tokens the rows have.
+      ages: Ages at which a branch is compared, each from 1 to T.
+      max_distance: Share of the tokens, in [0, 1].
+      eos_id: The token that ends a response.
+
+    Returns:
+      bool ``[R]``, True for rows that are dropped.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> tokens = jnp.array([[5, 1, 2, 3, 4], [5, 9, 2, 3, 4], [5, 9, 8, 7, 6]])
+      >>> jr.curation.lookahead_prune(
+      ...     tokens, jnp.array([-1, 0, 0]), jnp.array([0, 1, 1]), 5, ages=(4,), eos_id=0).tolist()
+      [False, True, False]
+
+    References:
+      LATR (arXiv:2510.24302); the released code, its rule of edit distances.
+    """
+    function = "lookahead_prune"
+    checks.check_rank(function, 2, tokens=tokens)
+    checks.check_integer(function, tokens=tokens, parents=parents, birth=birth)
+    rows, size = jnp.shape(tokens)
+    for name, x in (("parents", parents), ("birth", birth)):
+        checks.check_shape(function, name, x, (rows,))
+    checks.check_share(function, max_distance=max_distance)
+    for age in ages:
+        if not 1 <= age <= size:
+            raise ValueError(f"{function}: each of ages must be from 1 to {size}; got {age}.")
+    tokens, parents = jnp.asarray(tokens), jnp.asarray(parents)
+    drop = jnp.zeros(rows, bool)
+    for age in ages:
+        start = jnp.clip(jnp.asarray(step) - age, 0, size - age)
+        mine = jax.lax.dynamic_slice_in_dim(tokens, start, age, axis=1)
+        theirs = mine[jnp.maximum(parents, 0)]
+        ended = jnp.any((mine == eos_id) | (theirs == eos_id), axis=-1)
+        alike = edit_distance(mine, theirs) < max_distance * age
+        due = (jnp.asarray(step) - jnp.asarray(birth) == age) & (parents >= 0)
+        drop |= due & alike & ~ended
+    return drop
+
+
+def tree_rollouts(
+    step: int | Array,
+    *,
+    group_size: int,
+    starts: Sequence[int] = (0, 100, 200, 300),
+    shares: Sequence[float] = (1.0, 0.75, 0.5, 0.25),
+) -> Array:
+    """How many rollouts of a group come from the tree; the others are sampled plainly.
+
+        round(share group_size), half to even;   share = that of the last start <= step
+
+    Args:
+      step: ``[...]`` integers, the training step, not before the first start.
+      group_size: G, at least 1.
+      starts: Rising steps, from 0.
+      shares: One for each start, in [0, 1].
+
+    Returns:
+      int32 ``[...]``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> jr.curation.tree_rollouts(jnp.array([0, 150, 999]), group_size=8).tolist()
+      [8, 6, 2]
+
+    References:
+      LATR (arXiv:2510.24302); the released script.
+    """
+    function = "tree_rollouts"
+    checks.check_integer(function, step=step)
+    checks.check_positive(function, finite=True, group_size=group_size)
+    if len(starts) != len(shares) or list(starts) != sorted(set(starts)) or not starts:
+        raise ValueError(
+            f"{function}: starts must rise and match shares; got {tuple(starts)} and "
+            f"{tuple(shares)}."
+        )
+    for share in shares:
+        checks.check_share(function, shares=share)
+    place = jnp.searchsorted(jnp.asarray(starts), jnp.asarray(step), side="right") - 1
+    counts = jnp.round(jnp.asarray(shares, jnp.float32) * group_size).astype(jnp.int32)
+    return counts[jnp.maximum(place, 0)]
+
+
+def split_points(
+    length: int, *, rounds: int | None = None, points: Sequence[int] | None = None
+) -> tuple[int, ...]:
+    """The steps at which every branch of a tree splits in two.
+
+        i * (length // rounds),  i = 0 .. rounds - 1;   or the points themselves, in order
+        cut to 0 .. length - 1
+
+    With s splits a tree has 2^s leaves. A step is whatever a depth is: tokens, a turn, a denoising
+    step.
+
+    Args:
+      length: Steps of a rollout, at least 1.
+      rounds: How many splits, from 1 to ``length``; None with ``points``.
+      points: The steps; None with ``rounds``.
+
+    Returns:
+      A tuple of ints; computed on the host.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.curation.split_points(20, rounds=4)
+      (0, 5, 10, 15)
+
+    References:
+      BranchGRPO (arXiv:2509.06040): 0, 3, 6, 9 of 20 steps. A diffusion method; text is ours.
+    """
+    function = "split_points"
+    checks.check_positive(function, finite=True, length=length)
+    if (rounds is None) == (points is None):
+        raise ValueError(
+            f"{function}: give rounds or points; got rounds={rounds!r} and points={points!r}."
+        )
+    if points is None:
+        if not 1 <= rounds <= length:
+            raise ValueError(f"{function}: rounds must be from 1 to {length}; got {rounds}.")
+        points = [i * (length // rounds) for i in range(rounds)]
+    return tuple(sorted(min(max(int(p), 0), length - 1) for p in points))
+
+
+def depth_prune(
+    depth: Array,
+    *,
+    window: Sequence[int],
+    step: int | Array = 0,
+    interval: int | None = None,
+    stop: int = 0,
+) -> Array:
+    """Edges that train: those that do not end in a window of depths.
+
+        keep = depth not in window - shift
+        shift = min(step // interval, max(min(window) - stop, 0))
+
+    Pruned edges still count for rewards and for the statistics of a depth.
+
+    Args:
+      depth: ``[...]`` integers, the depth of the node that an edge leads to.
+      window: Depths that are left out.
+      step: The training step.
+      interval: Steps after which the window slides up by one; None for a fixed one.
+      stop: Depth that the window does not pass, such as the last split.
+
+    Returns:
+      bool ``[...]``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> jr.curation.depth_prune(
+      ...     jnp.arange(4), window=(2, 3), step=40, interval=30, stop=1).tolist()
+      [True, False, False, True]
+
+    References:
+      BranchGRPO (arXiv:2509.06040), the released code: a window of 15 to 17 of 20 steps that slides
+      every 30 steps.
+    """
+    function = "depth_prune"
+    checks.check_integer(function, depth=depth, step=step)
+    checks.check_positive(function, finite=True, interval=interval)
+    if not window:
+        raise ValueError(f"{function}: window must name at least one depth; got none.")
+    shift = 0
+    if interval is not None:
+        shift = jnp.minimum(jnp.asarray(step) // interval, max(min(window) - stop, 0))
+    inside = jnp.asarray(depth)[..., None] == jnp.asarray(window) - shift
+    return ~jnp.any(inside, axis=-1)
+
+
+def width_prune(
+    advantages: Array,
+    *,
+    ratio: float = 0.5,
+    keep: Literal["best", "extremes"] = "extremes",
+    where: Array | None = None,
+) -> Array:
+    """Edges after the last split that train: the best ones, or the best and the worst.
+
+        "best"      the max(1, floor(ratio n)) of the greatest advantage
+        "extremes"  max(2, floor(ratio n)): half of them the greatest (rounded down), else the least
+
+    Of equal advantages the earlier counts as the greater. With "best" a row is a branch of the last
+    split, with "extremes" a tree.
+
+    Args:
+      advantages: ``[..., N]``, floating point, of the edges of a row.
+      ratio: Share that stays, in [0, 1].
+      keep: As above.
+      where: bool ``[..., N]``, True for the edges that there are. None for all.
+
+    Returns:
+      bool ``[..., N]``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> jr.curation.width_prune(jnp.array([0.1, -2.0, 3.0, 0.2, 0.3, -0.1])).tolist()
+      [False, True, True, False, False, True]
+
+    References:
+      BranchGRPO (arXiv:2509.06040), the released code, its modes 1 and 2.
+    """
+    function = "width_prune"
+    stats.check_group(function, advantages, where)
+    checks.check_share(function, ratio=ratio)
+    checks.check_option(function, "keep", keep, ("best", "extremes"))
+    valid = jnp.ones(jnp.shape(advantages), bool) if where is None else where
+    falling = jnp.where(valid, -masking.zero_masked(advantages, where), jnp.inf)
+    _, rank = stats.order_and_ranks(falling)
+    n = jnp.sum(valid, axis=-1, keepdims=True)
+    least = 1 if keep == "best" else 2
+    count = jnp.maximum(jnp.floor(ratio * n + 1e-4).astype(jnp.int32), least)
+    if keep == "best":
+        return valid & (rank < count)
+    best = count // 2
+    return valid & ((rank < best) | (rank >= n - (count - best)))

@@ -1,0 +1,305 @@
+"""HAPO's signal and group mean, ETTRL's reshaping, VERL's ranks: worked numbers and float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import advantages as adv
+from jaxrl_llm.surrogates import hapo
+
+WORKED = jnp.array([0.1, 0.2, 0.4, 0.8, 1.6])
+JUNK = (jnp.nan, jnp.inf, -jnp.inf, 1e4)
+signal_of = jax.jit(adv.entropy_signal, static_argnames="quantile")
+token_grpo = jax.jit(adv.token_grpo)
+reshaped = jax.jit(adv.entropy_reshaping, static_argnames="floor")
+
+
+# --- HAPO ------------------------------------------------------------------------------------
+
+
+def test_the_worked_signal():
+    signal, stats = signal_of(WORKED, jnp.ones(5, bool))
+    np.testing.assert_allclose(signal, [-1, -2 / 3, -1 / 3, 0, 1], atol=1e-5)
+    np.testing.assert_allclose(stats, [np.log(0.8), 1.200566, 0.577350, 1.732051], atol=1e-5)
+    # The bounds that the surrogate makes of it.
+    ratio = jnp.array([0.61, 0.59, 1.55, 1.57])
+    h = jnp.array([-1.0, -1.0, 1.0, 1.0])
+    rising = jnp.where(h > 0, 1.0, -1.0)
+    slope = jax.grad(
+        lambda x: hapo(
+            jnp.log(x), jnp.zeros(4), rising, jnp.ones(4, bool), signal=h, beta=0.0
+        ).sum()
+    )(ratio)
+    assert (slope != 0).tolist() == [True, False, True, False]  # 1 - 0.4, 1 + 0.56
+
+
+def numpy_signal(entropy, mask, quantile):
+    level = np.log(np.maximum(np.float64(entropy), 1e-8))
+    kept = np.sort(level[mask])
+    if not kept.size:
+        return np.zeros(entropy.shape)
+    z = level - kept[round(quantile * (kept.size - 1))]
+    z = np.where(mask, z / np.sqrt(max((z[mask] ** 2).mean(), 1e-8)), 0.0)
+    return np.where(z > 0, z / max(z.max(), 1e-8), z / max(-z.min(), 1e-8))
+
+
+@pytest.mark.parametrize("quantile", [0.0, 0.5, 0.8, 1.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_signal_equals_float64(quantile, seed):
+    rng = np.random.default_rng(seed)
+    entropy = rng.exponential(0.5, (2, 3, 4)).astype(np.float32)
+    mask = rng.random(entropy.shape) < 0.7
+    junk = np.where(mask, entropy, np.nan).astype(np.float32)
+    ours = signal_of(junk, mask, quantile=quantile).signal
+    np.testing.assert_allclose(ours, numpy_signal(entropy, mask, quantile), atol=2e-5)
+    np.testing.assert_allclose(
+        signal_of(3.0 * junk, mask, quantile=quantile).signal, ours, atol=1e-5
+    )
+
+
+def test_a_batch_without_tokens_has_no_signal():
+    empty = adv.entropy_signal(WORKED, jnp.zeros(5, bool))
+    assert not empty.signal.any() and float(empty.stats.high) == 0.0
+    assert not adv.entropy_signal(jnp.ones(5), jnp.ones(5, bool)).signal.any()
+
+
+def test_temperatures_follow_the_signal_of_the_last_step():
+    signal, stats = signal_of(WORKED, jnp.ones(5, bool))
+    again = adv.signal_temperature(WORKED, stats, base=0.8, tau=0.1)
+    np.testing.assert_allclose(again, 0.8 * (1 + 0.1 * signal), rtol=1e-5)
+    far = adv.signal_temperature(jnp.array([0.0, 100.0]), stats, tau=0.1)
+    np.testing.assert_allclose(far, [0.9, 1.1], rtol=1e-5)
+    zero = adv.EntropyStats(*jnp.zeros(4))
+    assert adv.signal_temperature(WORKED, zero).tolist() == [1.0] * 5
+
+
+def test_a_mean_over_tokens():
+    mask = jnp.arange(6) < jnp.array([[2], [6]])
+    ours = token_grpo(jnp.array([1.0, 0.0]), mask)
+    np.testing.assert_allclose(ours, [1.732047, -0.577349], atol=1e-5)
+    assert abs(float((mask * ours[:, None]).sum())) < 1e-5
+    even = token_grpo(jnp.array([1.0, 0.0, 0.0]), jnp.ones((3, 4), bool))
+    np.testing.assert_allclose(even, adv.grpo(jnp.array([1.0, 0.0, 0.0]), ddof=0), atol=1e-5)
+
+
+def numpy_token_grpo(rewards, lengths, where):
+    out = np.zeros(rewards.shape)
+    for p, (r, n, w) in enumerate(zip(np.float64(rewards), lengths, where, strict=True)):
+        tokens = np.repeat(r[w], n[w])
+        if not w.any() or np.ptp(r[w]) == 0 or not tokens.size:
+            continue
+        a = (r - tokens.mean()) / (tokens.std() + 1e-6)
+        if (np.abs(a[w & (n > 0)]) >= 5).any():
+            a = (r - r[w].mean()) / (r[w].std(ddof=1) + 1e-6)
+        out[p] = np.where(w, a, 0.0)
+    return out
+
+
+def test_the_mean_over_tokens_equals_float64_and_falls_back():
+    rng = np.random.default_rng(0)
+    rewards = rng.choice([0.0, 1.0], (6, 4)).astype(np.float32)
+    lengths = rng.integers(1, 40, (6, 4))
+    rewards[0], lengths[0] = [1, 0, 0, 0], [1, 40, 40, 40]  # a deviation of 10 for the first
+    where = rng.random((6, 4)) < 0.8
+    where[0] = True
+    mask = np.arange(40) < lengths[..., None]
+    junk = np.where(where, rewards, np.nan).astype(np.float32)
+    ours = token_grpo(junk, mask, where=where)
+    np.testing.assert_allclose(ours, numpy_token_grpo(rewards, lengths, where), atol=1e-4)
+    np.testing.assert_allclose(ours[0], adv.grpo(jnp.asarray(rewards[0])), atol=1e-5)
+
+
+# --- ETTRL -----------------------------------------------------------------------------------
+
+
+def test_certain_answers_count_for_more():
+    entropy, mask = jnp.array([[0.2], [0.4], [0.6]]), jnp.ones((3, 1), bool)
+    advantages = jnp.array([2.0, -0.5, -0.5])
+    np.testing.assert_allclose(
+        reshaped(advantages, mask, old_entropy=entropy), [3.0, -0.5, -0.25], atol=1e-6
+    )
+    ones = reshaped(jnp.ones(3), mask, old_entropy=entropy)
+    np.testing.assert_allclose(ones.mean(), 1.0, rtol=1e-6)
+    scaled = reshaped(advantages, mask, old_entropy=7.0 * entropy)
+    np.testing.assert_allclose(scaled, [3.0, -0.5, -0.25], atol=1e-5)
+    same = reshaped(advantages, mask, old_entropy=jnp.full((3, 1), 0.3))
+    np.testing.assert_allclose(same, advantages, rtol=1e-6)
+    none = reshaped(advantages, mask, old_entropy=0.0 * entropy)
+    np.testing.assert_array_equal(none, advantages)
+
+
+def test_a_floor_keeps_the_sign():
+    entropy, mask = jnp.array([[0.1], [0.1], [1.0]]), jnp.ones((3, 1), bool)
+    literal = reshaped(jnp.ones(3), mask, old_entropy=entropy, floor=None)
+    np.testing.assert_allclose(literal[2], -0.5, rtol=1e-5)
+    assert float(reshaped(jnp.ones(3), mask, old_entropy=entropy)[2]) == 0.0
+
+
+@pytest.mark.parametrize("junk", JUNK)
+def test_dropped_rollouts_and_tokens_are_not_read(junk):
+    mask = jnp.array([[True, False], [True, True], [True, True]])
+    entropy = jnp.array([[0.2, junk], [0.4, 0.8], [junk, junk]])
+    where = jnp.array([True, True, False])
+    ours = reshaped(jnp.array([1.0, 1.0, junk]), mask, old_entropy=entropy, where=where)
+    np.testing.assert_allclose(ours, [1.5, 0.5, 0.0], rtol=1e-5)
+    bonus = jnp.array([1.0, 1.0, junk])
+    raised = adv.bounded_bonus(jnp.array([1.0, 1.0, junk]), mask, bonus=bonus, where=where)
+    assert raised.tolist() == [1.5, 1.5, 0.0]
+
+
+# --- VERL ------------------------------------------------------------------------------------
+
+
+def numpy_rank(x):
+    if len(x) < 2:
+        return 0.0
+    s = np.linalg.svd(x - x.mean(0), compute_uv=False)
+    p = s / (s.sum() + 1e-8)
+    return float(np.exp(-np.sum(p * np.log(p + 1e-8))))
+
+
+def numpy_growth(x, stride, most):
+    window = x[-most:]
+    m = [numpy_rank(window[: t + 1]) for t in range(stride, len(window), stride)]
+    d = [m[j] - np.mean(m[:j]) for j in range(1, len(m))]
+    e = np.diff(d)
+    return numpy_rank(x), np.mean(d) if d else 0.0, np.mean(e) if e.size else 0.0
+
+
+CROSS = np.array([[1.0, 0], [-1, 0], [0, 1], [0, -1]], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "rank"),
+    [
+        (CROSS, 2.0),
+        (CROSS * np.array([1.0, 0.5], np.float32), 1.889882),
+        (np.outer(np.arange(4.0), [1.0, 2.0]).astype(np.float32), 1.0),
+        (CROSS[:1], 0.0),
+    ],
+)
+def test_worked_ranks(hidden, rank):
+    assert float(adv.effective_rank(hidden, jnp.ones(len(hidden), bool))) == pytest.approx(
+        rank, abs=1e-4
+    )
+
+
+def test_a_rank_knows_no_origin_scale_or_direction():
+    rng = np.random.default_rng(0)
+    hidden = rng.normal(size=(6, 4)).astype(np.float32)
+    turn, _ = np.linalg.qr(rng.normal(size=(4, 4)))
+    moved = (3.0 * hidden @ turn + rng.normal(size=4)).astype(np.float32)
+    mask = jnp.ones(6, bool)
+    rank = adv.effective_rank(hidden, mask)
+    np.testing.assert_allclose(adv.effective_rank(moved, mask), rank, rtol=1e-4)
+    np.testing.assert_allclose(rank, numpy_rank(np.float64(hidden)), rtol=1e-4)
+    assert 1.0 <= rank <= 4.0
+
+
+@pytest.mark.parametrize("dimension", [3, 12])
+def test_growth_equals_float64(dimension):
+    rng = np.random.default_rng(1)
+    hidden = rng.normal(size=(5, 11, dimension)).astype(np.float32)
+    lengths = np.array([11, 9, 5, 3, 1])
+    mask = np.stack([np.isin(np.arange(11), rng.permutation(11)[:n]) for n in lengths])
+    junk = np.where(mask[..., None], hidden, np.nan)
+    for stride, most in ((2, 512), (3, 8)):
+        growth = jax.jit(adv.rank_growth, static_argnames=("stride", "max_tokens"))(
+            junk, mask, stride=stride, max_tokens=most
+        )
+        for i in range(5):
+            expected = numpy_growth(np.float64(hidden[i][mask[i]]), stride, most)
+            np.testing.assert_allclose([x[i] for x in growth], expected, atol=2e-3)
+
+
+def test_the_worked_differences():
+    """m = 2, 3, 5, 4 gives d = 1, 2.5, 2/3."""
+    m = [2.0, 3.0, 5.0, 4.0]
+    d = [m[j] - np.mean(m[:j]) for j in (1, 2, 3)]
+    np.testing.assert_allclose([np.mean(d), np.mean(np.diff(d))], [1.388889, -0.166667], atol=1e-6)
+    short = adv.rank_growth(jnp.asarray(CROSS), jnp.ones(4, bool), stride=2)
+    assert float(short.velocity) == float(short.acceleration) == 0.0
+
+
+def test_the_worked_bonus():
+    growth = adv.RankGrowth(jnp.array(4.0), jnp.array(1.0), jnp.array(0.2))
+    baseline = adv.RankBaseline(jnp.array(3.0), jnp.array(0.5), jnp.array(0.1), jnp.array(1))
+    bonus = adv.rank_bonus(growth, baseline)
+    np.testing.assert_allclose(bonus, 0.373972, atol=1e-5)
+    raised = adv.bounded_bonus(
+        jnp.array([1.0, -1.0, 0.2, 0.0]), jnp.ones((4, 1), bool), bonus=jnp.full(4, bonus)
+    )
+    np.testing.assert_allclose(raised, [1.373972, -0.626028, 0.3, 0.0], atol=1e-5)
+    nothing = adv.bounded_bonus(jnp.ones(2), jnp.ones((2, 1), bool), bonus=-jnp.ones(2))
+    assert nothing.tolist() == [1.0, 1.0]
+    assert float(adv.rank_bonus(growth, adv.rank_baseline_init())) == 0.0
+
+
+def test_the_baseline_starts_at_the_first_mean_and_moves():
+    def growth(*values):
+        return adv.RankGrowth(*(scale * jnp.array(values) for scale in (1.0, 0.1, -0.5)))
+
+    state = adv.rank_baseline_init()
+    empty = jnp.zeros(2, bool)
+    assert int(adv.rank_baseline_update(state, growth(1.0, jnp.nan), where=empty).steps) == 0
+    state = adv.rank_baseline_update(state, growth(1.0, 3.0, jnp.nan), where=jnp.arange(3) < 2)
+    state = adv.rank_baseline_update(state, growth(4.0, 4.0))
+    np.testing.assert_allclose(state[:3], [2.6, 0.26, -1.3], rtol=1e-6)
+    assert int(state.steps) == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (
+            lambda: adv.entropy_signal(WORKED, jnp.ones(5, bool), quantile=1.2),
+            ValueError,
+            r"entropy_signal: quantile must be in \[0, 1\]; got 1.2",
+        ),
+        (
+            lambda: adv.signal_temperature(WORKED, adv.EntropyStats(*jnp.zeros(4)), tau=1.0),
+            ValueError,
+            r"signal_temperature: tau must be in \[0, 1\); got 1",
+        ),
+        (
+            lambda: adv.token_grpo(jnp.zeros(2), jnp.ones((3, 4), bool)),
+            ValueError,
+            "token_grpo: mask must have shape",
+        ),
+        (
+            lambda: adv.entropy_reshaping(
+                jnp.zeros((2, 3)), jnp.ones((2, 3), bool), old_entropy=jnp.zeros((2, 3))
+            ),
+            ValueError,
+            "entropy_reshaping: advantages must have shape",
+        ),
+        (
+            lambda: adv.effective_rank(jnp.zeros((3, 2)), jnp.ones(4, bool)),
+            ValueError,
+            r"effective_rank: hidden must have shape \(4, 2\)",
+        ),
+        (
+            lambda: adv.rank_growth(jnp.zeros((3, 2)), jnp.ones(3, bool), max_tokens=1),
+            ValueError,
+            "rank_growth: max_tokens must be at least 2; got 1",
+        ),
+        (
+            lambda: adv.bounded_bonus(
+                jnp.zeros(2), jnp.ones((2, 1), bool), bonus=jnp.zeros(2), cap=0.5
+            ),
+            ValueError,
+            "bounded_bonus: cap must be at least 1; got 0.5",
+        ),
+        (
+            lambda: hapo(
+                jnp.zeros(2), jnp.zeros(2), jnp.zeros(2), jnp.ones(2, bool), signal=jnp.zeros(3)
+            ),
+            ValueError,
+            r"hapo: signal must have shape \(2,\)",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(call, error, words):
+    with pytest.raises(error, match=words):
+        call()

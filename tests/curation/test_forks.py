@@ -1,0 +1,203 @@
+"""Trees: where they fork, what is given up, which edges train; against plain Python."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from jaxrl_llm import curation
+
+quick = settings(max_examples=30, deadline=None, database=None, derandomize=True)
+few = st.sampled_from([0.0, 0.25, 0.5, 1.0])
+forks = jax.jit(curation.top_entropy_forks, static_argnames="count")
+distance = jax.jit(curation.edit_distance)
+capacity = jax.jit(curation.branch_capacity, static_argnames="capacity")
+width = jax.jit(curation.width_prune, static_argnames=("ratio", "keep"))
+
+
+@quick
+@given(entropy=hnp.arrays(np.float32, (3, 5), elements=few), mask=hnp.arrays(np.bool_, (3, 5)))
+def test_forks_are_at_the_greatest_entropies(entropy, mask):
+    for count in (2, 7):
+        places = forks(np.where(mask, entropy, np.nan), mask, count=count)
+        for row, e, m in zip(places, entropy, mask, strict=True):
+            order = sorted(np.flatnonzero(m), key=lambda t: (-e[t], t))[:count]
+            assert row.tolist() == order + [-1] * (count - len(order))
+
+
+# --- LATR ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("probs", "options", "keep"),
+    [
+        ([0.5, 0.3, 0.2], {"candidates": 3, "max_gap": 0.25}, [True, True, False]),
+        ([0.3, 0.5, 0.2], {"candidates": 2}, [True, False]),
+        ([1.0, 0.0, 0.0], {"candidates": 3, "min_prob": 0.0, "max_gap": 1.0}, [True, False, False]),
+        ([0.4, 0.35, 0.25], {"candidates": 3, "min_prob": 0.2, "max_gap": 0.3}, [True] * 3),
+    ],
+)
+def test_close_runners_up_branch(probs, options, keep):
+    out = curation.branch_candidates(jnp.array(probs), **options)
+    assert out.keep.tolist() == keep
+    assert out.tokens.tolist() == np.argsort(-np.array(probs), kind="stable").tolist()[: len(keep)]
+    ended = curation.branch_candidates(jnp.array(probs), done=jnp.array(True), **options)
+    assert ended.keep.tolist() == [True] + [False] * (len(keep) - 1)
+
+
+@quick
+@given(
+    keep=hnp.arrays(np.bool_, (5, 3)),
+    roots=hnp.arrays(np.int32, 5, elements=st.integers(0, 2)),
+    limit=st.integers(2, 4),
+)
+def test_a_root_has_a_limited_number_of_rows(keep, roots, limit):
+    keep[:, 0] = True
+    ours = np.asarray(capacity(keep, roots, capacity=limit))
+    expected = np.zeros_like(keep)
+    for root in range(3):
+        rows = np.flatnonzero(roots == root)
+        order = [(j, i) for j in range(3) for i in rows if keep[i, j]][:limit]
+        for j, i in order:
+            expected[i, j] = True
+    np.testing.assert_array_equal(ours, expected)
+
+
+def plain_distance(a, b):
+    d = np.zeros((len(a) + 1, len(b) + 1), int)
+    d[:, 0], d[0] = range(len(a) + 1), range(len(b) + 1)
+    for i, x in enumerate(a, 1):
+        for j, y in enumerate(b, 1):
+            d[i, j] = min(d[i - 1, j] + 1, d[i, j - 1] + 1, d[i - 1, j - 1] + (x != y))
+    return d[-1, -1]
+
+
+@quick
+@given(
+    a=hnp.arrays(np.int32, (2, 5), elements=st.integers(0, 2)),
+    b=hnp.arrays(np.int32, (2, 4), elements=st.integers(0, 2)),
+)
+def test_distances_equal_the_table(a, b):
+    ours = distance(a, b)
+    assert ours.tolist() == [plain_distance(x, y) for x, y in zip(a, b, strict=True)]
+    np.testing.assert_array_equal(distance(b, a), ours)
+
+
+def test_branches_like_their_parents_are_dropped():
+    tokens = jnp.array(
+        [[5, 1, 2, 3, 4], [5, 9, 2, 3, 4], [5, 9, 8, 7, 6], [5, 1, 9, 3, 4], [5, 9, 2, 0, 4]]
+    )
+    parents, birth = jnp.array([-1, 0, 0, 0, 0]), jnp.array([1, 1, 1, 2, 1])
+    prune = jax.jit(curation.lookahead_prune, static_argnames=("ages", "max_distance", "eos_id"))
+    options = {"max_distance": 0.4, "eos_id": 0}
+    at_four = prune(tokens, parents, birth, 5, ages=(4,), **options)
+    assert at_four.tolist() == [False, True, False, False, False]
+    both = prune(tokens, parents, birth, 5, ages=(3, 4), **options)
+    assert both.tolist() == [False, True, False, True, False]
+    assert not prune(tokens, parents, birth, 4, ages=(4,), **options).any()
+    strict = prune(tokens, parents, birth, 5, ages=(4,), max_distance=0.25, eos_id=0)
+    assert not strict.any()  # the share must be below the threshold
+
+
+def test_the_share_of_tree_rollouts_falls():
+    steps = jnp.array([0, 99, 100, 199, 200, 300, 5000])
+    assert curation.tree_rollouts(steps, group_size=8).tolist() == [8, 8, 6, 6, 4, 2, 2]
+    none = curation.tree_rollouts(steps, group_size=8, starts=(0,), shares=(0.0,))
+    assert not none.any()
+
+
+# --- BranchGRPO ------------------------------------------------------------------------------
+
+
+def test_points_of_splits():
+    assert curation.split_points(20, rounds=4) == (0, 5, 10, 15)
+    assert curation.split_points(10, rounds=3) == (0, 3, 6)
+    assert curation.split_points(8, points=(9, -1, 3)) == (0, 3, 7)
+
+
+def test_the_window_slides_up_to_its_stop():
+    depth = jnp.arange(20)
+    for step, left_out in (
+        (0, {15, 16, 17}),
+        (29, {15, 16, 17}),
+        (65, {13, 14, 15}),
+        (999, {9, 10, 11}),
+    ):
+        keep = curation.depth_prune(depth, window=(15, 16, 17), step=step, interval=30, stop=9)
+        assert set(np.flatnonzero(~np.asarray(keep))) == left_out
+    fixed = curation.depth_prune(depth, window=(2,), step=999)
+    assert np.flatnonzero(~np.asarray(fixed)).tolist() == [2]
+
+
+@quick
+@given(
+    advantages=hnp.arrays(np.float32, (2, 8), elements=few),
+    where=hnp.arrays(np.bool_, (2, 8)),
+    ratio=st.sampled_from([0.0, 0.3, 0.5, 1.0]),
+)
+def test_the_best_and_the_worst_edges(advantages, where, ratio):
+    junk = np.where(where, advantages, np.nan)
+    best = np.asarray(width(junk, ratio=ratio, keep="best", where=where))
+    both = np.asarray(width(junk, ratio=ratio, where=where))
+    for i in range(2):
+        order = sorted(np.flatnonzero(where[i]), key=lambda j: (-advantages[i, j], j))
+        n = len(order)
+        assert set(np.flatnonzero(best[i])) == set(order[: max(1, int(ratio * n))])
+        count = max(2, int(ratio * n))
+        ends = order[: count // 2] + order[max(n - (count - count // 2), 0) :]
+        assert set(np.flatnonzero(both[i])) == set(ends)
+
+
+def test_the_worked_extremes_of_eight_edges():
+    keep = width(jnp.array([3.0, 1.0, -2.0, 0.5, -1.0, 2.0, 0.0, 0.1]))
+    assert np.flatnonzero(keep).tolist() == [0, 2, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (
+            lambda: curation.branch_candidates(jnp.ones(3), candidates=4),
+            ValueError,
+            "branch_candidates: candidates must be from 1 to 3; got 4",
+        ),
+        (
+            lambda: curation.branch_capacity(jnp.ones((2, 2), bool), jnp.zeros(3, int), capacity=1),
+            ValueError,
+            r"branch_capacity: roots must have shape \(2,\)",
+        ),
+        (
+            lambda: curation.lookahead_prune(
+                jnp.zeros((1, 4), int), jnp.array([-1]), jnp.array([0]), 4, eos_id=0
+            ),
+            ValueError,
+            "lookahead_prune: each of ages must be from 1 to 4; got 20",
+        ),
+        (
+            lambda: curation.tree_rollouts(0, group_size=4, starts=(0, 10), shares=(1.0,)),
+            ValueError,
+            "tree_rollouts: starts must rise and match shares",
+        ),
+        (
+            lambda: curation.split_points(4),
+            ValueError,
+            "split_points: give rounds or points; got rounds=None and points=None",
+        ),
+        (
+            lambda: curation.depth_prune(jnp.arange(3), window=()),
+            ValueError,
+            "depth_prune: window must name at least one depth",
+        ),
+        (
+            lambda: curation.width_prune(jnp.zeros(3), keep="wrst"),
+            ValueError,
+            "width_prune: keep must be one of 'best', 'extremes'",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
