@@ -38,6 +38,12 @@ entropy_shaping              then: a bonus for tokens of high entropy
 dcpo_distribution            then: a pull of good rollouts toward another temperature
 v05_baseline                 minus a value prior fused with the group mean
 jspo                         minus the others of the group, drawn to the other groups' mean
+token_grpo                   minus the group's mean over tokens, over their deviation
+adhint                       over a group with and without hints, by how much the hint helped
+depth_advantages             nodes of a tree among those of their depth; node_rewards before
+hint_consistency, ...        then: hint tokens by the policy's certainty; hint_preservation
+entropy_reshaping            then: more for certain answers, less for uncertain ones
+bounded_bonus                then: a bonus for hidden states of growing rank
 ===========================  =======================================================================
 """
 

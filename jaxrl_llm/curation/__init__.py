@@ -20,6 +20,10 @@ truncation_mask        selection: no response that was cut off (overlong filteri
 d3s_selection          selection: the most varied rollouts, their most telling tokens
 capo_selection         selection: no token whose step would be too large
 mpt_mask               advantage: 0 for tokens that a policy of low entropy has mastered
+needs_hint, ...        hints: which prompts get one, how much of it, which rollouts change
+select_extremes, ...   curation: parts of a large group; resample_on_correct, mixed_subset
+judge_items, ...       rollouts used again: by a judge, a swarm, a pool of successes
+branch_candidates      trees: where rollouts fork; lookahead_prune, depth_prune give up branches
 dars_extra_rollouts    budget: more rollouts for hard prompts
 rollout_priority       budget: the prompt whose mean reward would become better known
 greedy_allocate        budget: one by one, to the greatest gain

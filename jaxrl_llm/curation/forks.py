@@ -333,14 +333,14 @@ def split_points(
     """
     function = "split_points"
     checks.check_positive(function, finite=True, length=length)
-    if (rounds is None) == (points is None):
-        raise ValueError(
-            f"{function}: give rounds or points; got rounds={rounds!r} and points={points!r}."
-        )
-    if points is None:
+    if rounds is not None and points is None:
         if not 1 <= rounds <= length:
             raise ValueError(f"{function}: rounds must be from 1 to {length}; got {rounds}.")
         points = [i * (length // rounds) for i in range(rounds)]
+    elif rounds is not None or points is None:
+        raise ValueError(
+            f"{function}: give rounds or points; got rounds={rounds!r} and points={points!r}."
+        )
     return tuple(sorted(min(max(int(p), 0), length - 1) for p in points))
 
 
