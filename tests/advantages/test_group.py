@@ -1,12 +1,17 @@
-"""grpo against the worked numbers of the papers' formulas and a float64 reference."""
+"""grpo, dr_grpo, rloo and grpo_split: worked numbers, float64 references, and how they relate."""
+
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxrl_llm.advantages import dr_grpo, grpo
+from jaxrl_llm.advantages import dr_grpo, grpo, grpo_split, rloo
 
 compiled = jax.jit(grpo, static_argnames=("scale", "ddof", "eps", "singleton", "baseline"))
 
@@ -191,3 +196,145 @@ def test_only_the_batch_scale_communicates_on_a_mesh():
     assert collectives("group") == 0
     assert collectives("none") == 0
     assert collectives("batch") > 0
+
+
+def test_dr_grpo_worked_numbers():
+    assert dr_grpo(jnp.array([1.0, 0.0, 0.0, 0.0])).tolist() == [0.75, -0.25, -0.25, -0.25]
+
+
+def test_dr_grpo_equals_the_float64_reference_with_dropped_rollouts():
+    rng = np.random.default_rng(1)
+    rewards = rng.normal(size=(5, 6)).astype(np.float32)
+    where = rng.random((5, 6)) < 0.7
+    expected = np.zeros((5, 6))
+    for row, keep, out in zip(rewards.astype(np.float64), where, expected, strict=True):
+        if keep.sum() > 1:
+            out[keep] = row[keep] - row[keep].mean()
+    np.testing.assert_allclose(dr_grpo(jnp.asarray(rewards), where=where), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("kept", [2, 3, 7])
+def test_dr_grpo_is_rloo_times_n_minus_one_over_n(kept):
+    rewards = jax.random.normal(jax.random.key(kept), (3, 7))
+    where = jnp.broadcast_to(jnp.arange(7) < kept, (3, 7))
+    np.testing.assert_allclose(
+        dr_grpo(rewards, where=where),
+        rloo(rewards, where=where) * (kept - 1) / kept,
+        rtol=1e-5,
+        atol=1e-6,
+    )
+
+
+def test_dr_grpo_scales_with_the_rewards_where_grpo_does_not():
+    rewards = jnp.array([1.0, 0.0, 0.5, 0.0])
+    np.testing.assert_allclose(dr_grpo(4 * rewards), 4 * dr_grpo(rewards), rtol=1e-6)
+    np.testing.assert_allclose(grpo(4 * rewards), grpo(rewards), rtol=1e-5)
+
+
+def test_dr_grpo_raw_singleton_keeps_its_reward():
+    rewards, where = jnp.array([[3.0, jnp.nan]]), jnp.array([[True, False]])
+    assert dr_grpo(rewards, where=where, singleton="raw").tolist() == [[3.0, 0.0]]
+    assert dr_grpo(rewards, where=where).tolist() == [[0.0, 0.0]]
+
+
+def test_rloo_worked_numbers():
+    third = 1.0 / 3.0
+    np.testing.assert_allclose(
+        rloo(jnp.array([1.0, 0.0, 0.0, 0.0])), [1.0, -third, -third, -third], rtol=1e-6
+    )
+
+
+def test_rloo_is_the_reward_minus_the_mean_of_the_others():
+    rng = np.random.default_rng(2)
+    rewards = rng.normal(size=(4, 5)).astype(np.float32)
+    where = rng.random((4, 5)) < 0.8
+    where[0] = True
+    expected = np.zeros((4, 5))
+    for p, g in itertools.product(range(4), range(5)):
+        others = where[p] & (np.arange(5) != g)
+        if where[p, g] and others.any():
+            expected[p, g] = rewards[p, g] - rewards[p][others].astype(np.float64).mean()
+    np.testing.assert_allclose(rloo(jnp.asarray(rewards), where=where), expected, atol=1e-6)
+
+
+def test_rloo_tends_to_dr_grpo_in_a_large_group():
+    rewards = jax.random.normal(jax.random.key(0), (1, 4096))
+    np.testing.assert_allclose(rloo(rewards), dr_grpo(rewards), rtol=1e-3)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_rloo_the_policy_gradient_is_unbiased_on_a_three_armed_bandit(size):
+    # Every possible group of a softmax policy, each with its probability: the expectation is exact.
+    theta = np.array([0.3, -0.2, 0.5])
+    pay = np.array([1.0, 0.2, -0.7])
+    pi = np.exp(theta) / np.exp(theta).sum()
+    true_gradient = pi * (pay - pi @ pay)
+    arms = np.array(list(itertools.product(range(3), repeat=size)))
+    probability = pi[arms].prod(-1)
+    score = np.eye(3)[arms] - pi
+
+    def expected(estimator):
+        advantages = np.asarray(estimator(jnp.asarray(pay[arms], jnp.float32)), np.float64)
+        return np.einsum("n,ng,nga->a", probability, advantages / size, score)
+
+    np.testing.assert_allclose(expected(rloo), true_gradient, atol=1e-6)
+    # Not leaving the rollout out shrinks the gradient; the test can tell the two apart.
+    np.testing.assert_allclose(expected(dr_grpo), true_gradient * (size - 1) / size, atol=1e-6)
+
+
+def test_rloo_raw_singleton_keeps_its_reward():
+    assert rloo(jnp.array([[3.0]]), singleton="raw").tolist() == [[3.0]]
+    assert rloo(jnp.array([[3.0]])).tolist() == [[0.0]]
+
+
+SHAPE = (3, 4)
+eighths = hnp.arrays(np.float32, SHAPE, elements=st.integers(-40, 40).map(lambda i: i / 8))
+bools = hnp.arrays(np.bool_, SHAPE)
+quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
+split = jax.jit(grpo_split)
+
+
+def split_reference(rewards, steered, where):
+    out = np.zeros(rewards.shape)
+    for row in range(len(rewards)):
+        plain = rewards[row][where[row] & ~steered[row]].astype(np.float64)
+        out[row] = np.where(where[row], rewards[row] - (plain.mean() if len(plain) else 0.0), 0.0)
+    return out
+
+
+def test_grpo_split_worked_numbers():
+    # Only the teachers are right: rollouts of the policy get exactly 0, the teachers' 1.
+    rewards = jnp.array([0.0, 0.0, 1.0, 1.0])
+    out = grpo_split(rewards, steered=jnp.array([False, False, True, True]))
+    np.testing.assert_array_equal(out, [0.0, 0.0, 1.0, 1.0])
+
+
+@quick
+@given(rewards=eighths, steered=bools, where=bools)
+def test_grpo_split_against_float64(rewards, steered, where):
+    junk = np.where(where, rewards, np.nan)
+    out = np.asarray(split(junk, steered=steered, where=where))
+    np.testing.assert_allclose(out, split_reference(rewards, steered, where), atol=1e-5)
+    np.testing.assert_allclose(np.where(~steered, out, 0).sum(-1), 0.0, atol=2e-5)
+
+
+@quick
+@given(rewards=eighths, where=bools)
+def test_grpo_split_without_a_guide_it_is_dr_grpo(rewards, where):
+    none = np.zeros(SHAPE, bool)
+    np.testing.assert_array_equal(
+        split(rewards, steered=none, where=where), dr_grpo(rewards, where=where)
+    )
+
+
+@pytest.mark.parametrize("value", [0.1, 1.1, -3.3])
+def test_grpo_split_rollouts_of_the_policy_that_agree_get_exactly_zero(value):
+    rewards = jnp.array([value, value, value, 2.0])
+    out = grpo_split(rewards, steered=jnp.array([False, False, False, True]))
+    assert not np.any(out[:3])
+    np.testing.assert_allclose(out[3], 2.0 - value, rtol=1e-6)
+
+
+def test_grpo_split_bfloat16_rewards():
+    rewards = jnp.ones((2, 3), jnp.bfloat16)
+    assert grpo_split(rewards, steered=jnp.zeros((2, 3), bool)).dtype == jnp.float32
