@@ -4,7 +4,7 @@
 - ``prior``: floating point ``[...]``, the reward expected of each prompt.
 - ``where``: bool ``[..., G]``, True for rollouts that take part; None for all. The others count in
   no statistic, get 0 and may hold anything.
-- ``var``: where the variance comes from: "prior", "sample" or "max"; see
+- ``var``: where the variance comes from: "prior", "sample", "max" or "bound"; see
   :func:`shrinkage_baseline`.
 - A wrong dtype raises TypeError; shapes that do not match, and an option that is unknown, out of
   its range or without effect, raise ValueError.
@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxrl_llm.core import checks, masking, stats, traits
 from jaxrl_llm.core.axes import Array
 
-Variance = Literal["prior", "sample", "max"]
+Variance = Literal["prior", "sample", "max", "bound"]
 
 # A prior of exactly 0 or 1 has no variance: its weight would never change.
 _LEAST_PRIOR = 1e-3
@@ -71,7 +71,8 @@ def shrinkage_baseline(
     rollouts contradict it, the less it weighs. The variance is that of right (1) and wrong (0)
     answers if the prior is true. ``var="sample"`` takes ``mean (1 - mean)`` instead, which is 0 in
     a group that agrees: the mean is then the baseline, and the advantages of that group vanish.
-    ``"max"`` takes the larger of the two.
+    ``"max"`` takes the larger of the two, and ``"bound"`` 1/4, the most that rewards in [0, 1]
+    can have.
 
     Args:
       rewards, prior, where, var: See the module.
@@ -88,8 +89,8 @@ def shrinkage_baseline(
       ([0.699..., 0.074...], [0.0, 0.892...])
 
     References:
-      V_0.5 (arXiv:2603.10848). ABSTRACT reading: the paper fuses prior and mean by a shrinkage of
-      least mean squared error with a test of the prior; these equations are ours.
+      V_0.5 (arXiv:2603.10848), NOTES reading: an outline by others has these equations with the
+      bound, 1 for rewards of -1 and 1, which is ``var="bound"`` here. The other variances are ours.
     """
     mean, count, prior = _prepare("shrinkage_baseline", rewards, prior, where)
     error_sq = _variance("shrinkage_baseline", mean, prior, var) / jnp.maximum(count, 1.0)
@@ -189,7 +190,9 @@ def osla_continue(
       [False, True]
 
     References:
-      V_0.5 (arXiv:2603.10848). ABSTRACT reading; ``cost`` and ``most`` are ours.
+      V_0.5 (arXiv:2603.10848), NOTES reading: 4 to 16 rollouts, ``var="bound"`` and a cost of
+      0.0039 for rewards of -1 and 1, which is 1/1024 for 0 and 1. With it even a prior that is far
+      off stops at 16. The default of ``var`` is ours.
     """
     checks.check_float("osla_continue", mean=mean, prior=prior)
     checks.check_same_shape("osla_continue", mean=mean, count=count, prior=prior)
@@ -235,7 +238,9 @@ def _prepare(
 
 def _variance(function: str, mean: Array, prior: Array, var: str) -> Array:
     """Variance of one reward, each right or wrong."""
-    checks.check_option(function, "var", var, ("prior", "sample", "max"))
+    checks.check_option(function, "var", var, ("prior", "sample", "max", "bound"))
+    if var == "bound":
+        return jnp.full_like(mean, 0.25)
     sample = jnp.maximum(mean * (1.0 - mean), 0.0)
     if var == "sample":
         return sample

@@ -26,7 +26,7 @@ judge_items, ...       rollouts used again: by a judge, a swarm, a pool of succe
 branch_candidates      trees: where rollouts fork; lookahead_prune, depth_prune give up branches
 dars_extra_rollouts    budget: more rollouts for hard prompts
 rollout_priority       budget: the prompt whose mean reward would become better known
-greedy_allocate        budget: one by one, to the greatest gain
+greedy_allocate        budget: one by one, to the greatest gain; best_allocate: exactly
 =====================  =============================================================================
 """
 
@@ -40,11 +40,16 @@ from jaxrl_llm.curation.beliefs import (
     variance_reduction,
 )
 from jaxrl_llm.curation.budgets import (
+    best_allocate,
     cumulative_advantage,
     dars_extra_rollouts,
+    dars_keep,
     greedy_allocate,
     grpo_signal_utility,
     rollout_priority,
+    round_to_budget,
+    sqrt_allocation,
+    xrpo_extra_rollouts,
 )
 from jaxrl_llm.curation.collectors import (
     Collection,
@@ -233,6 +238,7 @@ __all__ = [
     "belief_init",
     "belief_mean",
     "belief_update",
+    "best_allocate",
     "beta_bernoulli_information",
     "bin_advantage_weights",
     "bin_means",
@@ -253,6 +259,7 @@ __all__ = [
     "cumulative_advantage",
     "d3s_selection",
     "dars_extra_rollouts",
+    "dars_keep",
     "depth_prune",
     "difficulty_bins",
     "distilled_where",
@@ -311,6 +318,7 @@ __all__ = [
     "resample_on_correct",
     "resample_rollouts",
     "rollout_priority",
+    "round_to_budget",
     "scaffold_slots",
     "scheduled",
     "select_extremes",
@@ -318,6 +326,7 @@ __all__ = [
     "shadow_price",
     "splice",
     "split_points",
+    "sqrt_allocation",
     "sqrt_lr",
     "ssb_sample",
     "sum_pi_cubed",
@@ -336,4 +345,5 @@ __all__ = [
     "width_prune",
     "window_push",
     "within_band",
+    "xrpo_extra_rollouts",
 ]

@@ -3,6 +3,7 @@
 - ``accuracy``: floating point ``[...]``, u in [0, 1], the share of right ones among ``rollouts``.
 - ``rollouts``: N, above 0, the (first) rollouts of a prompt.
 - ``scaled``: whether the advantages are divided by their deviation.
+- ``total``: rollouts of all prompts together.
 - A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError.
 """
 
@@ -13,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.core import Array, checks
+from jaxrl_llm.core import Array, checks, stats
 
 # A count that is an integer in exact arithmetic may come out just above it in float32.
 _CEIL_SLACK = 1e-4
@@ -116,6 +117,36 @@ def dars_extra_rollouts(
     return jnp.where(hard, extra, 0).astype(jnp.int32)
 
 
+def dars_keep(rewards: Array, *, where: Array | None = None, upper: float = 1.0) -> Array:
+    """What trains after the second stage: groups that are neither all wrong nor too easy.
+
+        keep_g = 0 < mean of the rewards of g, over both stages < upper
+
+    Args:
+      rewards: ``[..., G]``, floating point, 0 or 1: of the first rollouts and the extra ones.
+      where: bool ``[..., G]``, True for rollouts that there are; the rest may hold anything.
+      upper: Share of right ones from which a group is left out, in (0, 1].
+
+    Returns:
+      bool ``[..., G]``: ``where``, less the groups that are dropped.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> rewards = jnp.array([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0]])
+      >>> jr.curation.dars_keep(rewards)[:, 0].tolist()
+      [False, True, False]
+
+    References:
+      DARS (arXiv:2508.13755); its released trainer.
+    """
+    stats.check_group("dars_keep", rewards, where)
+    checks.check_share("dars_keep", zero=False, upper=upper)
+    mean = stats.group_mean(rewards, where)
+    valid = jnp.ones(jnp.shape(rewards), bool) if where is None else where
+    return valid & (mean > 0) & (mean < upper)
+
+
 def grpo_signal_utility(count: Array, success: Array) -> Array:
     """Expected number of wrong rollouts in a group that also has a right one.
 
@@ -205,6 +236,163 @@ def greedy_allocate(gains: Array, *, total: int, start: int | Array = 0) -> Arra
     return jax.lax.fori_loop(0, total - jnp.sum(counts), give, counts)
 
 
+def best_allocate(utility: Array, *, total: int, low: int = 0) -> np.ndarray:
+    """The allocation of the greatest utility, whatever the shape of the utilities.
+
+        argmax of sum over i of utility[i, b_i]   with  sum over i of b_i <= total,  low <= b_i <= B
+
+    Where the gains rise, as those of :func:`grpo_signal_utility` do for hard prompts,
+    :func:`greedy_allocate` starves them and this does not. Runs on the host, in time P total B.
+
+    Args:
+      utility: ``[P, B + 1]``, floating point: of 0 .. B rollouts; -inf or NaN for what may not be.
+      total: See the module.
+      low: Least rollouts of a prompt, from 0 to B.
+
+    Returns:
+      int32 ``[P]``; of equally good ones the fewest rollouts.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> p = jnp.array([0.25, 0.5, 0.75])
+      >>> utility = jr.curation.grpo_signal_utility(jnp.arange(9), p[:, None])
+      >>> jr.curation.best_allocate(utility, total=12, low=2).tolist()
+      [8, 2, 2]
+
+    References:
+      V0 (arXiv:2602.03584) allocates greedily; the exact solution is ours.
+    """
+    function = "best_allocate"
+    checks.check_rank(function, 2, utility=utility)
+    checks.check_float(function, utility=utility)
+    values = np.asarray(utility, np.float64)
+    values = np.where(np.isnan(values), -np.inf, values)
+    prompts, most = len(values), values.shape[1] - 1
+    if not 0 <= low <= most or low * prompts > total:
+        raise ValueError(
+            f"{function}: low={low} for each of {prompts} prompts must be within the {most} of "
+            f"utility and total={total}."
+        )
+    # best[t]: of the prompts so far, with t rollouts beyond low for each.
+    free = total - low * prompts
+    best, tables = np.zeros(free + 1), np.zeros((prompts, free + 1), np.int32)
+    for i in range(prompts):
+        found = np.full(free + 1, -np.inf)
+        for more in range(min(most - low, free) + 1):
+            value = best[: free + 1 - more] + values[i, low + more]
+            better = value > found[more:]
+            found[more:][better] = value[better]
+            tables[i, more:][better] = more
+        best = found
+    if best[free] == -np.inf:
+        raise ValueError(f"{function}: no allocation of total={total} has a finite utility.")
+    counts, left = np.zeros(prompts, np.int32), free
+    for i in reversed(range(prompts)):
+        counts[i] = low + tables[i, left]
+        left -= int(tables[i, left])
+    return counts
+
+
+def sqrt_allocation(share: Array, variance: Array, *, mean_rollouts: float) -> Array:
+    """Rollouts by the square root of the variance: what makes the error of a batch least.
+
+        n_b = mean_rollouts sqrt(v_b) / sum over j of share_j sqrt(v_j)
+
+    Minimizes ``sum share v / n`` with ``sum share n = mean_rollouts``.
+
+    Args:
+      share: ``[..., Nb]``, floating point: the share of each bin (or prompt) in the batch, adding
+        up to 1.
+      variance: ``[..., Nb]``, floating point, not negative: p (1 - p) for rewards of 0 and 1.
+      mean_rollouts: Rollouts a prompt on average, above 0.
+
+    Returns:
+      ``[..., Nb]`` float32, for :func:`round_to_budget`; ``mean_rollouts`` where no variance is
+      above 0.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> share, variance = jnp.array([0.5, 0.5]), jnp.array([0.09, 0.01])
+      >>> jr.curation.sqrt_allocation(share, variance, mean_rollouts=4.0).round(2).tolist()
+      [6.0, 2.0]
+
+    References:
+      The analysis of Rollout-GDRO (arXiv:2601.19280), PAPER reading; the proof is ours.
+    """
+    function = "sqrt_allocation"
+    checks.check_min_rank(function, 1, share=share, variance=variance)
+    checks.check_float(function, share=share, variance=variance)
+    checks.check_same_shape(function, share=share, variance=variance)
+    checks.check_positive(function, finite=True, mean_rollouts=mean_rollouts)
+    spread = jnp.sqrt(jnp.maximum(jnp.asarray(variance, jnp.float32), 0.0))
+    mean = jnp.sum(jnp.asarray(share, jnp.float32) * spread, axis=-1, keepdims=True)
+    return jnp.where(
+        mean > 0, mean_rollouts * spread / jnp.where(mean > 0, mean, 1.0), mean_rollouts
+    )
+
+
+def round_to_budget(
+    rollouts: Array, *, total: int, low: int, high: int, counts: Array | None = None
+) -> np.ndarray:
+    """Whole numbers within bounds that keep to a budget: the largest remainders get one more.
+
+        start:  n_b = floor(rollouts_b), clipped to [low, high]
+        below:  n_b += 1 for the b of the largest  rollouts_b - n_b  that may and fits
+        above:  n_b -= 1 for the b of the smallest rollouts_b - n_b  that may
+
+    With counts above 1 the total may be out of reach; the result then stays below it. Runs on the
+    host.
+
+    Args:
+      rollouts: ``[Nb]``, floating point: what each bin (or prompt) should have.
+      total: See the module; ``sum counts n`` will be that.
+      low: Least number, 0 or more.
+      high: Greatest number, not below ``low``.
+      counts: int ``[Nb]``, prompts of each bin; None for 1.
+
+    Returns:
+      int32 ``[Nb]``; a bin without prompts keeps its clipped floor.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> wanted = jnp.array([1.48, 5.93, 7.41])
+      >>> jr.curation.round_to_budget(wanted, total=15, low=2, high=8).tolist()
+      [2, 6, 7]
+
+    References:
+      Hamilton's method of the largest remainders. Rollout-GDRO (arXiv:2601.19280) has a mean to
+      keep to.
+    """
+    function = "round_to_budget"
+    checks.check_rank(function, 1, rollouts=rollouts)
+    checks.check_float(function, rollouts=rollouts)
+    checks.check_integer(function, counts=counts)
+    wanted = np.asarray(rollouts, np.float64)
+    prompts = np.ones(len(wanted), np.int64) if counts is None else np.asarray(counts, np.int64)
+    checks.check_shape(function, "counts", prompts, wanted.shape)
+    if not 0 <= low <= high:
+        raise ValueError(f"{function}: low must be from 0 to high; got {low} and {high}.")
+    if np.any(prompts < 0) or not np.all(np.isfinite(wanted)):
+        raise ValueError(f"{function}: counts must not be negative and rollouts must be finite.")
+    if low * int(prompts.sum()) > total:
+        raise ValueError(
+            f"{function}: low={low} for each of {int(prompts.sum())} prompts exceeds total={total}."
+        )
+    numbers = np.clip(np.floor(wanted + 1e-9), low, high).astype(np.int64)
+    left = total - int(np.sum(prompts * numbers))
+    while left < 0:
+        able = (numbers > low) & (prompts > 0)
+        b = int(np.argmin(np.where(able, wanted - numbers, np.inf)))
+        numbers[b], left = numbers[b] - 1, left + int(prompts[b])
+    while np.any(able := (numbers < high) & (prompts > 0) & (prompts <= left)):
+        b = int(np.argmax(np.where(able, wanted - numbers, -np.inf)))
+        numbers[b], left = numbers[b] + 1, left - int(prompts[b])
+    return numbers.astype(np.int32)
+
+
 @functools.lru_cache(maxsize=16)
 def _t_quantiles(level: float, size: int) -> np.ndarray:
     """Quantile ``1 - level / 2`` of Student's t with 1 .. size degrees of freedom, float32."""
@@ -253,8 +441,8 @@ def rollout_priority(
       [0.20..., 0.17..., 0.0]
 
     References:
-      XRPO (arXiv:2510.06672). ABSTRACT reading of the bonus (its arguments; the form is the usual
-      one), PAPER reading of the interval and the sum.
+      XRPO (arXiv:2510.06672). PAPER reading; the form of the bonus is a NOTES reading of two
+      outlines by others: one has the root, as here, the other ``bonus log(1 + total) / n``.
     """
     function = "rollout_priority"
     checks.check_float(function, std=std)
@@ -273,3 +461,63 @@ def rollout_priority(
     explore = bonus * jnp.sqrt(jnp.log1p(jnp.asarray(total, jnp.float32)) / n)
     priority = half_width(n) - half_width(n + 1) + explore
     return jnp.where(count < 2, jnp.inf, priority)
+
+
+def xrpo_extra_rollouts(
+    rewards: Array,
+    *,
+    budget: int,
+    max_rollouts: int,
+    where: Array | None = None,
+    level: float = 0.05,
+    bonus: float = 1.0,
+) -> Array:
+    """A round of XRPO: who gets the next rollouts, by what the ones before have shown.
+
+        one by one to the prompt of the greatest rollout_priority; deviations and the total stay
+        those before the round
+
+    The first round gives every prompt the same number, 2 or more; XRPO has three rounds in all, and
+    puts solved examples (:func:`nearest_solved`) before prompts that have failed throughout.
+
+    Args:
+      rewards: ``[P, G]``, floating point, of the rollouts so far.
+      budget: Rollouts of this round, 0 or more.
+      max_rollouts: Most rollouts of a prompt, those so far among them.
+      where: bool ``[P, G]``, True for rollouts that there are; the rest may hold anything.
+      level: As in :func:`rollout_priority`.
+      bonus: As in :func:`rollout_priority`.
+
+    Returns:
+      int32 ``[P]``; they add up to ``budget`` unless every prompt has its most.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> rewards = jnp.array([[1.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
+      >>> jr.curation.xrpo_extra_rollouts(
+      ...     rewards, budget=3, max_rollouts=16, bonus=0.0).tolist()
+      [3, 0]
+
+    References:
+      XRPO (arXiv:2510.06672). PAPER reading; the bonus as in :func:`rollout_priority`.
+    """
+    function = "xrpo_extra_rollouts"
+    checks.check_rank(function, 2, rewards=rewards)
+    stats.check_group(function, rewards, where)
+    checks.check_non_negative(function, finite=True, budget=budget)
+    if isinstance(max_rollouts, bool) or not isinstance(max_rollouts, int) or max_rollouts < 1:
+        raise ValueError(
+            f"{function}: max_rollouts must be an integer above 0; got {max_rollouts!r}."
+        )
+    count = stats.group_count(rewards, where)[:, 0].astype(jnp.int32)
+    std = stats.group_std(rewards, where)
+    total = jnp.sum(count)
+    table = rollout_priority(
+        jnp.where(stats.group_is_constant(rewards, where), 0.0, std),
+        jnp.arange(max_rollouts),
+        total,
+        level=level,
+        bonus=bonus,
+    )
+    return greedy_allocate(table, total=total + budget, start=count) - count

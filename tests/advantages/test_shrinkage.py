@@ -33,7 +33,7 @@ def ref_baseline(r, prior, var="prior"):
         return q, 0.0
     mean = r.mean()
     s2 = {"prior": q * (1 - q), "sample": mean * (1 - mean)}
-    s2["max"] = max(s2.values())
+    s2 |= {"max": max(s2.values()), "bound": 0.25}
     d2 = (mean - q) ** 2
     w = max(0.0, 1 - s2[var] / len(r) / d2) if d2 > 0 else 0.0
     return w * mean + (1 - w) * q, w
@@ -136,6 +136,30 @@ def test_positive_part():
     np.testing.assert_allclose(positive_part(d2, jnp.array(0.25)), bias / (bias + 0.25), atol=1e-7)
     assert np.isfinite(jax.grad(lambda d: positive_part(d, jnp.array(0.25)).sum())(d2)).all()
     assert np.isnan(positive_part(jnp.array(jnp.nan), jnp.array(0.1)))
+
+
+@pytest.mark.parametrize(
+    ("mean", "prior", "count", "baseline", "weight", "goes_on"),
+    [
+        (0.5, 0.4, 4, 0.4, 0.0, False),
+        (1.0, -0.5, 4, 0.833333, 0.888889, True),
+        (1.0, -0.5, 15, 0.955556, 0.970370, True),
+        (1.0, -0.5, 16, 0.958333, 0.972222, False),
+        (0.547723, 0.0, 4, 0.091287, 0.166667, False),  # D = 0.05
+    ],
+)
+def test_the_numbers_of_v05_on_rewards_of_minus_one_and_one(
+    mean, prior, count, baseline, weight, goes_on
+):
+    """Its variance bound of 1 and cost of 0.0039 are 1/4 and 0.0039 / 4 for rewards of 0 and 1."""
+    rewards = jnp.full((1, count), 0.5 + 0.5 * mean)
+    halved = jnp.array([0.5 + 0.5 * prior])
+    fused, share = shrinkage_baseline(rewards, prior=halved, var="bound")
+    np.testing.assert_allclose(2 * fused - 1, baseline, atol=2e-6)
+    np.testing.assert_allclose(share, weight, atol=2e-6)
+    options = {"prior": halved, "cost": 0.0039 / 4, "var": "bound"}
+    counts = jnp.array([count])
+    assert bool(osla_continue(rewards[:, 0], counts, **options)[0]) == goes_on
 
 
 def test_one_step_ahead():

@@ -40,6 +40,29 @@ BAD_VALUES = {
     r"rollout_priority: level must be in \(0, 1\); got 0": lambda: cur.rollout_priority(
         THREE, INTS, 3, level=0.0
     ),
+    "dars_keep: upper must be in": lambda: cur.dars_keep(REWARDS, upper=0.0),
+    "best_allocate: low=3 for each of 2 prompts must be within": lambda: cur.best_allocate(
+        REWARDS, total=9, low=3
+    ),
+    "best_allocate: low=2 .* and total=3": lambda: cur.best_allocate(REWARDS, total=3, low=2),
+    "best_allocate: no allocation of total=4": lambda: cur.best_allocate(
+        REWARDS * jnp.nan, total=4
+    ),
+    "sqrt_allocation: these must have one shape": lambda: cur.sqrt_allocation(
+        TWO, THREE, mean_rollouts=4.0
+    ),
+    "round_to_budget: low must be from 0 to high; got 5 and 2": lambda: cur.round_to_budget(
+        THREE, total=9, low=5, high=2
+    ),
+    "round_to_budget: low=4 for each of 3 prompts exceeds total=9": lambda: cur.round_to_budget(
+        THREE, total=9, low=4, high=5
+    ),
+    "round_to_budget: .* rollouts must be finite": lambda: cur.round_to_budget(
+        THREE * jnp.inf, total=9, low=1, high=5
+    ),
+    "xrpo_extra_rollouts: max_rollouts must be an integer above 0": lambda: cur.xrpo_extra_rollouts(
+        REWARDS, budget=3, max_rollouts=0
+    ),
     # curvature
     r"capo_scores: hidden must have shape \(2, 3, 4\)": lambda: cur.capo_scores(
         TOKENS[:1], *CAPO[1:], lr=0.1

@@ -1,5 +1,6 @@
 """Budgets: DARS, the utility of V0, greedy allocation, XRPO's priority."""
 
+import itertools
 import math
 
 import jax
@@ -12,11 +13,17 @@ from hypothesis.extra import numpy as hnp
 
 from jaxrl_llm.advantages import dr_grpo, grpo
 from jaxrl_llm.curation import (
+    best_allocate,
     cumulative_advantage,
     dars_extra_rollouts,
+    dars_keep,
     greedy_allocate,
     grpo_signal_utility,
+    informative_groups,
     rollout_priority,
+    round_to_budget,
+    sqrt_allocation,
+    xrpo_extra_rollouts,
 )
 
 quick = settings(max_examples=40, deadline=None, database=None, derandomize=True)
@@ -150,6 +157,138 @@ def test_greedy_gives_a_nan_nothing_and_stops_when_all_are_full():
     assert greedy_allocate(gains, total=4).tolist() == [0, 2]
     assert greedy_allocate(jnp.ones((2, 3)), total=100).tolist() == [3, 3]
     assert greedy_allocate(jnp.ones((0, 3)), total=0).shape == (0,)
+
+
+def utilities(success, most):
+    return grpo_signal_utility(jnp.arange(most + 1), jnp.array(success)[:, None])
+
+
+@pytest.mark.parametrize(
+    ("success", "total", "expected", "value"),
+    [
+        ([0.25, 0.5, 0.75], 12, [8, 2, 2], 6.074097),
+        ([0.05, 0.1, 0.5, 0.9], 32, [2, 26, 2, 2], 22.4951),
+    ],
+)
+def test_best_worked_numbers(success, total, expected, value):
+    utility = utilities(success, 32)
+    counts = best_allocate(utility, total=total, low=2)
+    assert counts.dtype == np.int32 and counts.tolist() == expected
+    np.testing.assert_allclose(sum(utility[i, c] for i, c in enumerate(counts)), value, rtol=1e-4)
+    greedy = greedy_allocate(jnp.diff(utility), total=total, start=2).tolist()
+    assert sum(utility[i, c] for i, c in enumerate(greedy)) < value - 0.5
+
+
+@quick
+@given(
+    utility=hnp.arrays(np.float32, (3, 5), elements=st.integers(-3, 9).map(float)),
+    total=st.integers(3, 14),
+    low=st.integers(0, 1),
+)
+def test_best_is_the_best_of_all_allocations(utility, total, low):
+    counts = best_allocate(utility, total=total, low=low)
+    value = sum(utility[i, c] for i, c in enumerate(counts))
+    every = itertools.product(range(low, 5), repeat=3)
+    assert value == max(
+        sum(utility[i, c] for i, c in enumerate(each)) for each in every if sum(each) <= total
+    )
+    assert low <= counts.min() and counts.max() <= 4 and counts.sum() <= total
+
+
+def test_best_never_gives_what_may_not_be():
+    utility = jnp.array([[0.0, jnp.nan, 5.0, -jnp.inf], [0.0, 1.0, 1.5, 9.0]])
+    assert best_allocate(utility, total=4).tolist() == [0, 3]
+    assert best_allocate(utility, total=2).tolist() == [2, 0]
+
+
+def test_square_root_worked_numbers():
+    share, variance = jnp.array([0.5, 0.3, 0.2]), jnp.array([0.01, 0.16, 0.25])
+    wanted = sqrt_allocation(share, variance, mean_rollouts=4.0)
+    np.testing.assert_allclose(wanted, [1.481481, 5.925926, 7.407407], rtol=1e-5)
+    np.testing.assert_allclose((share * wanted).sum(), 4.0, rtol=1e-6)
+    np.testing.assert_allclose((share * variance / wanted).sum(), 0.018225, rtol=1e-5)
+    np.testing.assert_allclose((share * variance / 4.0).sum(), 0.025750, rtol=1e-5)
+    again = sqrt_allocation(share, 9.0 * variance, mean_rollouts=4.0)
+    np.testing.assert_allclose(again, wanted, rtol=1e-6)
+    for even in (jnp.full(3, 0.3), jnp.zeros(3)):
+        np.testing.assert_allclose(sqrt_allocation(share, even, mean_rollouts=4.0), 4.0, rtol=1e-6)
+
+
+@quick
+@given(
+    wanted=hnp.arrays(np.float32, 4, elements=st.floats(0, 12, width=32)),
+    counts=hnp.arrays(np.int32, 4, elements=st.integers(0, 3)),
+    total=st.integers(12, 80),
+)
+def test_rounding_keeps_the_budget_and_the_bounds(wanted, counts, total):
+    numbers = round_to_budget(wanted, total=total, low=1, high=9, counts=counts)
+    assert numbers.min() >= 1 and numbers.max() <= 9
+    spent = int((counts * numbers).sum())
+    assert spent <= total
+    # Nothing more would fit.
+    more = (numbers < 9) & (counts > 0)
+    assert not (more & (spent + counts <= total)).any()
+
+
+def test_rounding_gives_the_largest_remainders_one_more():
+    wanted = jnp.array([1.4815, 5.9259, 7.4074])
+    assert round_to_budget(wanted, total=15, low=2, high=8).tolist() == [2, 6, 7]
+    wanted = jnp.array([2.2, 2.7, 2.5, 2.6])
+    for total, expected in (
+        (8, [2, 2, 2, 2]),
+        (9, [2, 3, 2, 2]),
+        (10, [2, 3, 2, 3]),
+        (7, [1, 2, 2, 2]),
+    ):
+        assert round_to_budget(wanted, total=total, low=1, high=8).tolist() == expected
+
+
+def test_second_stage_keeps_groups_that_are_mixed_and_not_too_easy():
+    rewards = jnp.array([[0, 0, 9, 0], [1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1], [9, 9, 9, 9.0]])
+    where = jnp.array([[1, 1, 0, 1], [1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 1, 1], [0, 0, 0, 0]], bool)
+    rewards = jnp.where(where, rewards, jnp.nan)
+    keep = dars_keep(rewards, where=where)
+    np.testing.assert_array_equal(keep, where & np.array([[0], [1], [1], [0], [0]], bool))
+    easy = dars_keep(rewards, where=where, upper=0.75)
+    np.testing.assert_array_equal(easy, where & np.array([[0], [1], [0], [0], [0]], bool))
+    # As dynamic sampling where rewards are 0 and 1.
+    np.testing.assert_array_equal(keep, informative_groups(rewards, where=where))
+
+
+def test_the_two_stages_of_dars():
+    """Extra rollouts by the first accuracy, and statistics over all of them."""
+    first = jnp.array([[1, 0, 0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0, 0, 0.0]])
+    extra = dars_extra_rollouts(first.mean(-1), rollouts=8, max_rollouts=32)
+    assert extra.tolist() == [11, 0]
+    joined = jnp.concatenate([first, jnp.full((2, 11), jnp.nan).at[0].set(0.0)], -1)
+    where = jnp.arange(19) < 8 + extra[:, None]
+    assert dars_keep(joined, where=where).sum(-1).tolist() == [19, 8]
+    np.testing.assert_allclose(dr_grpo(joined, where=where)[0, 0], 18 / 19, rtol=1e-6)
+
+
+def test_a_round_of_xrpo_is_its_parts():
+    rng = np.random.default_rng(0)
+    where = np.arange(8) < rng.integers(1, 7, 6)[:, None]
+    rewards = jnp.where(where, rng.integers(0, 2, (6, 8)).astype(np.float32), jnp.nan)
+    extra = xrpo_extra_rollouts(rewards, budget=20, max_rollouts=16, where=jnp.asarray(where))
+    counts = where.sum(-1)
+    std = np.array(
+        [np.std(r[w], ddof=1) if w.sum() > 1 else 0 for r, w in zip(rewards, where, strict=True)]
+    )
+    table = rollout_priority(jnp.asarray(std, jnp.float32)[:, None], jnp.arange(16), counts.sum())
+    expected = by_hand(table.tolist(), counts.sum() + 20, counts)
+    assert (counts + np.asarray(extra)).tolist() == expected
+    assert int(extra.sum()) == 20 and (extra >= 0).all()
+
+
+def test_xrpo_prefers_a_coin_flip_and_ends_when_all_are_full():
+    rewards = jnp.array([[1, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 0], [1, 1, 1, 1.0]])
+    first = xrpo_extra_rollouts(rewards, budget=1, max_rollouts=16, bonus=0.0)
+    assert first.tolist() == [1, 0, 0, 0]
+    some = jax.jit(lambda r: xrpo_extra_rollouts(r, budget=4, max_rollouts=16, bonus=0.0))(rewards)
+    assert some[2:].tolist() == [0, 0] and some[0] >= some[1] >= 1
+    everything = xrpo_extra_rollouts(rewards, budget=99, max_rollouts=6)
+    assert everything.tolist() == [2, 2, 2, 2]
 
 
 def test_priority_worked_numbers():

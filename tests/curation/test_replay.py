@@ -105,6 +105,22 @@ def test_an_equal_score_does_not_replace_and_a_full_batch_keeps_its_last():
     assert sorted(many.items.tolist()) == [3.0, 4.0] and int(many.added) == 5
 
 
+def test_an_older_item_of_a_prompt_leaves_even_if_the_new_one_is_not_taken():
+    buffer = replay_init(jnp.zeros(()), capacity=2)
+    rounds = [
+        ([1.0, 2.0], [0, 1], [5.0, 6.0]),
+        ([3.0], [1], [1.0]),
+        ([4.0, 5.0], [2, 0], [2.0, 0.5]),
+    ]
+    expected = [{1.0: 5.0, 2.0: 6.0}, {1.0: 5.0, 3.0: 1.0}, {3.0: 1.0, 4.0: 2.0}]
+    for (items, ids, scores), held_now in zip(rounds, expected, strict=True):
+        buffer = replay_add(
+            buffer, jnp.array(items), prompt_ids=jnp.array(ids), version=0,
+            scores=jnp.array(scores), evict="lowest", unique=True,
+        )  # fmt: skip
+        assert dict(zip(buffer.items.tolist(), buffer.scores.tolist(), strict=True)) == held_now
+
+
 def test_items_may_be_any_arrays_and_the_state_survives_jit():
     item = {"tokens": jnp.zeros((2, 3), jnp.int32), "mask": jnp.zeros((2, 3), bool)}
     buffer = replay_init(jax.eval_shape(lambda: item), capacity=3)

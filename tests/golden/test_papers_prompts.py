@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from golden_data import Ours
 
-from jaxrl_llm import curation
+from jaxrl_llm import aggregate, curation, surrogates
 
 
 def mopps_counts(**options):
@@ -42,6 +42,16 @@ def calibrated(a):
     rates = curation.attention_rates(a["queries"], a["references"], a["reference_rates"])
     params = curation.RateCalibration(*(a[x] for x in curation.RateCalibration._fields))
     return {"rates": curation.calibrate_rates(rates, a["reference_rates"], params)}
+
+
+def replay_clip(a):
+    def total(logp):
+        rest = (a["old_logp"], a["advantages"], a["mask"])
+        each = surrogates.decoupled_ppo(logp, *rest, behavior_logp=a["behavior_logp"])
+        return aggregate.weighted_sum(each, aggregate.token_mean(a["mask"]))
+
+    value, gradient = jax.value_and_grad(total)(a["logp"])
+    return {"loss": value, "gradient": gradient}
 
 
 def adversary(*, by_share=False, **options):
@@ -110,6 +120,11 @@ TABLES = {
         "attention": attention(),
         "attention_top3": attention(top=3),
         "calibrated": Ours(calibrated),
+        "replay_clip": Ours(replay_clip),
+    },
+    "symphony": {
+        "smooth": Ours(lambda a: {"probs": curation.fading_probs(a["order"])}),
+        "sharp": Ours(lambda a: {"probs": curation.fading_probs(a["order"], form="sharp")}),
     },
     "gdro": {
         "weights": adversary(),

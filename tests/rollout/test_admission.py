@@ -51,6 +51,20 @@ def test_another_row_never_lowers_the_peak(rows, used, remaining):
     assert future_peak(*columns([*rows, (used, remaining)])) >= future_peak(*columns(rows))
 
 
+def test_a_quantile_of_each_row_draws_from_what_is_longer():
+    history, rng = [10, 20, 30, 40, 40], np.random.default_rng(0)
+    options = {"max_new_tokens": 99}
+    each = predict_remaining(history, [15, 15], **options, quantile=np.array([0.2, 1.0]))
+    assert each.tolist() == [20 - 16, 40 - 16]
+    draws = 1.0 - rng.random(4000)
+    drawn = predict_remaining(history, np.full(4000, 15), **options, quantile=draws) + 16
+    lengths, counts = np.unique(drawn, return_counts=True)
+    assert lengths.tolist() == [20, 30, 40]
+    np.testing.assert_allclose(counts / 4000, [0.25, 0.25, 0.5], atol=0.03)
+    with pytest.raises(ValueError, match=r"predict_remaining: quantile must have shape \(1,\)"):
+        predict_remaining(history, [15], **options, quantile=np.array([0.5, 0.5]))
+
+
 def test_prediction_worked_numbers():
     history = [10, 20, 30, 40]
     assert predict_remaining(history, [15], max_new_tokens=40).tolist() == [24]

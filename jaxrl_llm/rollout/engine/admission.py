@@ -51,7 +51,7 @@ def future_peak(used, remaining, *, active=None) -> np.ndarray:
     return np.max(np.take_along_axis(remaining, order, -1) * rows + held, axis=-1, initial=0)
 
 
-def predict_remaining(history, generated, *, max_new_tokens, quantile: float = 0.8) -> np.ndarray:
+def predict_remaining(history, generated, *, max_new_tokens, quantile=0.8) -> np.ndarray:
     """How many more tokens each row will take, by the lengths of rows that have ended.
 
         pred_i = the ceil(quantile n)-th smallest of the n lengths in history above generated_i
@@ -64,7 +64,8 @@ def predict_remaining(history, generated, *, max_new_tokens, quantile: float = 0
       history: int ``[H]``, lengths in tokens of responses that have ended; may be empty.
       generated: int ``[N]``, tokens each row has so far; 0 for one that waits.
       max_new_tokens: int or ``[N]``, the most a row may have.
-      quantile: In (0, 1]; higher is more careful.
+      quantile: In (0, 1], a number or one a row; higher is more careful. Uniform random numbers
+        draw a length from those above the current one.
 
     Returns:
       Counts ``[N]``.
@@ -76,8 +77,8 @@ def predict_remaining(history, generated, *, max_new_tokens, quantile: float = 0
 
     References:
       Past-Future scheduler (arXiv:2507.10150), ABSTRACT reading: it draws from the lengths above
-      the current one; the quantile in place of the draw is ours. LightLLM's code takes 1.1 times
-      the current length, at least a default.
+      the current one; one quantile for all in place of the draw is ours. LightLLM's code takes 1.1
+      times the current length, at least a default.
     """
     function = "predict_remaining"
     history, generated, limit = counts(
@@ -86,6 +87,8 @@ def predict_remaining(history, generated, *, max_new_tokens, quantile: float = 0
     checks.check_rank(function, 1, history=history, generated=generated)
     check_limits(function, limit, generated=generated)
     checks.check_share(function, quantile=quantile, zero=False)
+    if np.ndim(quantile):
+        checks.check_shape(function, "quantile", quantile, generated.shape)
     ended = np.sort(history)
     first = np.searchsorted(ended, generated, side="right")
     longer = len(ended) - first

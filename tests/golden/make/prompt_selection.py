@@ -1,8 +1,9 @@
-"""Writes the data of rules that choose prompts: mopps.*, dots.* and gdro.*.
+"""Writes the data of rules that choose prompts and replay: mopps.*, dots.*, gdro.*, symphony.*.
 
-python tests/golden/make/prompt_selection.py MOPPS COMMIT DOTS COMMIT GDRO COMMIT
+python tests/golden/make/prompt_selection.py MOPPS COMMIT DOTS COMMIT GDRO COMMIT SYMPHONY COMMIT
 
-Checkouts of thu-rllab/MoPPS, ASTRAL-Group/data-efficient-llm-rl and kishanpb/verl-gdro.
+Checkouts of thu-rllab/MoPPS, ASTRAL-Group/data-efficient-llm-rl, kishanpb/verl-gdro and
+timurgepard/Simphony.
 """
 
 import sys
@@ -13,7 +14,7 @@ import numpy as np
 import source_tree
 import torch
 from estimator_cases import Writer
-from paper_code import take
+from paper_code import loss_of, spread, take, tensor, token_inputs
 
 ROLLOUTS = 8
 PROMPTS = 12
@@ -144,6 +145,28 @@ def dots(root, commit):
             lambda case, a, s=scaling, k=top: predict(case, a, s, k), inputs="references",
             arguments={"scaling": scaling, "top_k": top},
         )  # fmt: skip
+    (clip,) = take(
+        base / "core_algos.py",
+        "compute_policy_loss_temp",
+        verl_F=SimpleNamespace(masked_mean=lambda x, mask: (x * mask).sum() / mask.sum()),
+    )
+
+    # The released names: "old" is what sampled, "temp" the policy before the update.
+    def loss(case, a):
+        def total(case, a, logp):
+            rest = (tensor(case, a[name]) for name in ("behavior_logp", "old_logp", "mask"))
+            behavior, old, mask = rest
+            return clip(behavior, logp, spread(case, a), mask, 0.2, old)[0]
+
+        return loss_of(total)(case, a)
+
+    cases = ("ragged", "on_policy", "holes", "zero_advantage")
+    names = ("logp", "old_logp", "behavior_logp", "advantages", "mask")
+    out.inputs("replayed", token_inputs(names, cases))
+    out.add(
+        "replay_clip", ["rollout_replay"], f"{path}/core_algos.py: compute_policy_loss_temp", loss,
+        inputs="replayed", arguments={"cliprange": 0.2},
+    )  # fmt: skip
     out.save()
 
 
@@ -237,9 +260,36 @@ def gdro(root, commit):
     out.save()
 
 
+def symphony(root, commit):
+    """Probabilities by age alone, of both versions."""
+    out = writer("symphony", "Symphony", commit, "timurgepard/Simphony")
+    (smooth,) = take(root / "2_1/symphony_op_2_1.py", "generate_probs")
+    (sharp,) = take(root / "1_0/symphony.py", "fade")
+    cases = {"nine": {"order": np.arange(9, dtype=np.int32) + 5}}
+    out.inputs("orders", cases)
+
+    def smooth_probs(case, a):
+        length = len(a["order"])
+        made = SimpleNamespace(
+            step=0, capacity=100, length=length, indexes=np.arange(length), fade_factor=7
+        )
+        return {"probs": smooth(made)}
+
+    def sharp_probs(case, a):
+        length = len(a["order"])
+        return {"probs": sharp(np.arange(length) / length)}
+
+    for name, path, function in (
+        ("smooth", "2_1/symphony_op_2_1.py: generate_probs", smooth_probs),
+        ("sharp", "1_0/symphony.py: fade", sharp_probs),
+    ):
+        out.add(name, ["fading_replay"], path, function, inputs="orders")
+    out.save()
+
+
 def main():
     places = iter(sys.argv[1:])
-    for make in (mopps, dots, gdro):
+    for make in (mopps, dots, gdro, symphony):
         make(Path(next(places)), next(places))
 
 
