@@ -123,6 +123,7 @@ from jaxrl_llm.curation.mixing import (
     icpo_merge,
     mix_source_mask,
 )
+from jaxrl_llm.curation.prioritized import prioritized
 from jaxrl_llm.curation.recycling import (
     JudgeItems,
     PooledGroups,
@@ -301,6 +302,7 @@ __all__ = [
     "pooled_groups",
     "prefix_cuts",
     "prefix_length",
+    "prioritized",
     "prompt_gdro",
     "prs_keep_prob",
     "prs_where",

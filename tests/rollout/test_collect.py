@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxrl_llm as jr
-from jaxrl_llm.curation import Decision, Request, Row, in_order, refill
+from jaxrl_llm.curation import Decision, Request, Row, in_order, prioritized, refill
 from jaxrl_llm.data import Prompt
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.rewards import Scores
@@ -72,12 +72,12 @@ class Shuffled:
         self.closed = True
 
 
-def play(collector, backend, *, state=None, step=0, first=0):
+def play(collector, backend, *, state=None, step=0, first=0, key=KEY):
     state = collector.init(N) if state is None else state
     return collect(
         collector,
         state,
-        KEY,
+        key,
         backend,
         QUESTIONS,
         next_places=lambda count: [(first + i) % N for i in range(count)],
@@ -93,6 +93,12 @@ COLLECTORS = {
     "refill_oversampled": refill(jr.curation.informative_groups, oversample=2.5),
     "refill_bounded": refill(jr.curation.informative_groups, max_rounds=1),
     "refill_nothing": refill(lambda rewards: np.zeros(rewards.shape, bool), max_rounds=2),
+    "prioritized": prioritized(jr.curation.learnability),
+    "thompson": prioritized(jr.curation.vade_information_gain, choose="top", thompson=True),
+    "candidates": prioritized(jr.curation.learnability, candidates=4, choose="top", thompson=True),
+    "refill_prioritized": refill(
+        jr.curation.informative_groups, source=prioritized(jr.curation.learnability)
+    ),
     "refill_by_length": refill(lambda rewards, lengths: lengths > 1),
 }
 
@@ -108,6 +114,7 @@ def test_a_batch_does_not_depend_on_timing(name):
         np.testing.assert_array_equal(batch.where, batches[0].where)
         assert (batch.places, batch.texts) == (batches[0].places, batches[0].texts)
         assert (batch.in_order, batch.groups) == (batches[0].in_order, batches[0].groups)
+        jax.tree.map(np.testing.assert_array_equal, batch.state, batches[0].state)
         assert len(backend.seen) == len(set(backend.seen))  # none twice
         numbers = [number for each in backend.seen for number in each.requests]
         assert len(numbers) == len(set(numbers)) and backend.closed
@@ -154,6 +161,51 @@ def test_worked_batches(name, places, asked):
     numbers = [[int(text) for text in group] for group in batch.texts]
     np.testing.assert_array_equal(batch.rollout.tokens[..., 0], numbers)
     np.testing.assert_array_equal(batch.scores.rewards, batch.scores.reward_components["right"])
+
+
+def test_prioritized_prefers_what_it_believes_to_be_half_solved():
+    collector = COLLECTORS["prioritized"]
+    state, seen = collector.init(N), []
+    for step in range(100):
+        batch = play(collector, Shuffled(step), state=state, step=step, key=jax.random.key(step))
+        state, seen = batch.state, seen + batch.places
+        assert batch.in_order == 0 and len(set(batch.places)) == P
+    # Of two in five prompts the rewards differ: 1/2 there, 1 elsewhere.
+    assert np.mean([solvable(place) for place in seen[-120:]]) > 0.65
+    counts = np.bincount(seen, minlength=N)
+    np.testing.assert_allclose(state.alpha + state.beta, 2 + G * counts)
+    half = np.array([solvable(place) for place in range(N)])
+    np.testing.assert_allclose(state.beta, np.where(half, 1 + G / 2 * counts, 1))
+
+
+def test_a_batch_larger_than_the_data_begins_again():
+    collector = prioritized(jr.curation.learnability)
+    small = jr.curation.Collection(5, G)
+    requests, _ = collector.propose(collector.init(2), KEY, small, 5)
+    places = [request.prompt for request in requests]
+    assert sorted(places[:2]) == [0, 1] and places == (places[:2] * 3)[:5]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"score": None}, TypeError, "score must be a function; got None"),
+        ({"choose": "best"}, ValueError, "choose must be one of 'weight', 'top'"),
+        ({"retain": 1.5}, ValueError, "retain must be in [0, 1]"),
+        ({"candidates": 0}, ValueError, "candidates must be above 0"),
+        ({"prior": (0.0, 1.0)}, ValueError, "must be above 0"),
+    ],
+)
+def test_options_of_prioritized(options, error, message):
+    with pytest.raises(error) as raised:
+        prioritized(**{"score": jr.curation.learnability} | options)
+    assert "prioritized" in str(raised.value) and message in str(raised.value)
+
+
+def test_a_score_of_the_wrong_shape_is_refused():
+    with pytest.raises(ValueError) as error:
+        play(prioritized(lambda rates: rates[:3]), Shuffled(0))
+    assert "(50,)" in str(error.value) and "(3,)" in str(error.value)
 
 
 def test_the_mean_reward_is_of_all_groups_that_were_asked_for():

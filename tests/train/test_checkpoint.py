@@ -160,12 +160,12 @@ def test_another_optimizer_is_refused(tmp_path):
 def test_a_checkpoint_of_an_older_format_is_refused_with_one_sentence(tmp_path, monkeypatch):
     model, state = make_state()
     with monkeypatch.context() as patch:
-        patch.setattr("jaxrl_llm.train.checkpoint.serialization.FORMAT", 3)
+        patch.setattr("jaxrl_llm.train.checkpoint.serialization.FORMAT", 4)
         checkpoints = Checkpoints(tmp_path, model=model)
         checkpoints.save(state._replace(step=state.step + 1))
         checkpoints.wait()
-    sentence = r"^The checkpoint '.*00001' was written by another version: it has format 3, this "
-    with pytest.raises(ValueError, match=sentence + r"one reads 4\.$"):
+    sentence = r"^The checkpoint '.*00001' was written by another version: it has format 4, this "
+    with pytest.raises(ValueError, match=sentence + r"one reads 5\.$"):
         Checkpoints(tmp_path, model=model).restore(state)
 
 

@@ -1,0 +1,186 @@
+"""A collector that chooses prompts by what is believed of their success rates."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Literal
+
+import jax
+import numpy as np
+
+from jaxrl_llm.core import Array, ArrayTree, call_with, checks
+from jaxrl_llm.core.compose import stable_repr
+from jaxrl_llm.curation.beliefs import (
+    PromptBelief,
+    belief_init,
+    belief_mean,
+    belief_update,
+    thompson_rates,
+)
+from jaxrl_llm.curation.collectors import (
+    Collection,
+    Collector,
+    Decision,
+    Request,
+    in_order,
+    on_host,
+)
+from jaxrl_llm.curation.selection import candidate_pool, draw_prompts, select_top
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Prioritized:
+    """Made by :func:`prioritized`."""
+
+    score: Callable
+    choose: str
+    thompson: bool
+    candidates: int | None
+    prior: tuple[float, float]
+    retain: float
+    retain_rest: float
+
+    def init(self, num_prompts: int) -> PromptBelief:
+        belief = belief_init(num_prompts, prior=self.prior)
+        return jax.tree.map(np.asarray, belief)
+
+    def propose(self, state, key, collection: Collection, count: int):
+        first = len(collection.requests)
+        places = self._order(PromptBelief(*state), key, collection, first + count)[first:]
+        return tuple(Request(collection.group_size, int(place)) for place in places), state
+
+    def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
+        decision, _ = in_order().observe((), collection)
+        groups = [outcome for outcome in collection.outcomes if outcome is not None]
+        if decision.rows is None and (collection.waiting or not groups):
+            return decision, state
+        shape = (len(groups), max(len(outcome.rewards) for outcome in groups))
+        rewards, where = np.zeros(shape, np.float32), np.zeros(shape, bool)
+        for i, outcome in enumerate(groups):
+            size = len(outcome.rewards)
+            rewards[i, :size], where[i, :size] = outcome.rewards, outcome.where
+        places = np.array([outcome.prompt for outcome in groups], np.int32)
+        with on_host():
+            belief = belief_update(
+                PromptBelief(*state),
+                places,
+                rewards,
+                where=where,
+                retain=self.retain,
+                retain_rest=self.retain_rest,
+                prior=self.prior,
+            )
+        return decision, jax.tree.map(np.asarray, belief)
+
+    def _order(
+        self, belief: PromptBelief, key: Array, collection: Collection, count: int
+    ) -> np.ndarray:
+        """The first ``count`` prompts of a batch, the same for every count."""
+        total = len(belief.alpha)
+        with on_host():
+            key = jax.random.wrap_key_data(np.asarray(jax.random.key_data(key)))
+            pool_key, rate_key, draw_key = jax.random.split(key, 3)
+            pool = None
+            if self.candidates is not None:
+                size = min(total, self.candidates * collection.num_groups)
+                pool = np.asarray(candidate_pool(pool_key, num_prompts=total, size=size))
+                belief = PromptBelief(belief.alpha[pool], belief.beta[pool])
+            rates = thompson_rates(rate_key, belief) if self.thompson else belief_mean(belief)
+            context = {"rates": rates, "state": belief, "rollouts": collection.group_size}
+            scores = call_with(self.score, context=context)
+            checks.check_shape(repr(self), "the score's result", scores, rates.shape)
+            # A power of two, so that few shapes are compiled.
+            most = min(len(rates), 1 << (count - 1).bit_length())
+            if self.choose == "weight":
+                ids = draw_prompts(draw_key, scores, count=most)
+            else:
+                ids = select_top(scores, count=most)
+            ids = np.asarray(ids)
+        ids = np.resize(ids[ids >= 0], count)
+        return ids if pool is None else pool[ids]
+
+    def __repr__(self) -> str:
+        options = {
+            field.name: value
+            for field in dataclasses.fields(self)[1:]
+            if (value := getattr(self, field.name)) != _DEFAULTS[field.name]
+        }
+        text = "".join(f", {name}={value!r}" for name, value in options.items())
+        return f"prioritized({stable_repr(self.score)}{text})"
+
+
+_DEFAULTS = {
+    "choose": "weight",
+    "thompson": False,
+    "candidates": None,
+    "prior": (1.0, 1.0),
+    "retain": 1.0,
+    "retain_rest": 1.0,
+}
+
+
+def prioritized(
+    score: Callable,
+    *,
+    choose: Literal["weight", "top"] = "weight",
+    thompson: bool = False,
+    candidates: int | None = None,
+    prior: tuple[float, float] = (1.0, 1.0),
+    retain: float = 1.0,
+    retain_rest: float = 1.0,
+) -> Collector:
+    """Asks for the prompts of the greatest score, or draws them with their score as the weight.
+
+        rates = mean of each prompt's belief, or a draw from it (Thompson sampling)
+        batch = P prompts without replacement, by score(rates)
+        belief <- belief_update(belief, rewards)      once the batch is complete
+
+    Rewards must be in [0, 1]. Prompts of weight 0 come after all others, in random order; of equal
+    scores the first prompt is taken. Where a batch takes more prompts than there are candidates,
+    their order begins again.
+
+    Args:
+      score: ``rates [M] -> scores [M]``, such as :func:`~jaxrl_llm.curation.learnability`. It names
+        what it takes: ``rates``, ``state`` (a :class:`~jaxrl_llm.curation.PromptBelief` of the M
+        candidates) or ``rollouts`` (G).
+      choose: "weight" draws by scores, which are not negative; "top" takes the greatest.
+      thompson: Whether rates are drawn from the belief.
+      candidates: Score only this many times P prompts, one of each stretch of the data; None for
+        all. Drawing rates for a million prompts takes a quarter of a second.
+      prior: Pseudo-counts of success and failure of a prompt never seen.
+      retain: See :func:`~jaxrl_llm.curation.belief_update`, as for the next.
+      retain_rest: The same for prompts that were not asked for.
+
+    Returns:
+      A collector; its state is a PromptBelief ``[N]``.
+
+    Raises:
+      TypeError: If ``score`` is no function.
+      ValueError: If an option is out of its range.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.curation.prioritized(jr.curation.learnability, retain=0.5)
+      prioritized(learnability, retain=0.5)
+
+    References:
+      VADE (arXiv:2511.18902), MoPPS (arXiv:2507.04632), InSight (arXiv:2603.01907) and SPO
+      (arXiv:2509.13232), which differ in score, choice and belief.
+    """
+    name = "prioritized"
+    if not callable(score):
+        raise TypeError(f"{name}: score must be a function; got {score!r}.")
+    checks.check_option(name, "choose", choose, ("weight", "top"))
+    checks.check_share(name, retain=retain, retain_rest=retain_rest)
+    if candidates is not None:
+        checks.check_positive(name, candidates=candidates)
+    prior = (float(prior[0]), float(prior[1]))
+    checks.check_positive(name, **{"prior[0]": prior[0], "prior[1]": prior[1]})
+    return _Prioritized(
+        score=score,
+        choose=choose,
+        thompson=thompson,
+        candidates=candidates,
+        prior=prior,
+        retain=retain,
+        retain_rest=retain_rest,
+    )
