@@ -45,7 +45,7 @@ class _Prioritized:
 
     def propose(self, state, key, collection: Collection, count: int):
         first = len(collection.requests)
-        places = self._order(PromptBelief(*state), key, collection, first + count)[first:]
+        places = self._order(state, key, collection, first + count)[first:]
         return tuple(Request(collection.group_size, int(place)) for place in places), state
 
     def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
@@ -61,7 +61,7 @@ class _Prioritized:
         places = np.array([outcome.prompt for outcome in groups], np.int32)
         with on_host():
             belief = belief_update(
-                PromptBelief(*state),
+                state,
                 places,
                 rewards,
                 where=where,
