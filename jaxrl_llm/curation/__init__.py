@@ -22,6 +22,7 @@ capo_selection         selection: no token whose step would be too large
 mpt_mask               advantage: 0 for tokens that a policy of low entropy has mastered
 needs_hint, ...        hints: which prompts get one, how much of it, which rollouts change
 select_extremes, ...   curation: parts of a large group; resample_on_correct, mixed_subset
+survival_rates, ...    pruning: which partial rollouts go on; predictive_gate, length_cutoff
 judge_items, ...       rollouts used again: by a judge, a swarm, a pool of successes
 branch_candidates      trees: where rollouts fork; lookahead_prune, depth_prune give up branches
 dars_extra_rollouts    budget: more rollouts for hard prompts
@@ -124,6 +125,17 @@ from jaxrl_llm.curation.mixing import (
     mix_source_mask,
 )
 from jaxrl_llm.curation.prioritized import prioritized
+from jaxrl_llm.curation.pruning import (
+    ScoreBins,
+    length_cutoff,
+    predictive_gate,
+    quality_loss,
+    score_bins_init,
+    score_bins_update,
+    score_rates,
+    survival_rates,
+    systematic_survivors,
+)
 from jaxrl_llm.curation.recycling import (
     JudgeItems,
     PooledGroups,
@@ -227,6 +239,7 @@ __all__ = [
     "ReplaySample",
     "Request",
     "Row",
+    "ScoreBins",
     "SelectiveSample",
     "SharedGroups",
     "Spliced",
@@ -284,6 +297,7 @@ __all__ = [
     "insight_scores",
     "judge_items",
     "learnability",
+    "length_cutoff",
     "linear_recalibration",
     "linear_schedule",
     "lookahead_prune",
@@ -300,12 +314,14 @@ __all__ = [
     "pass_history_rate",
     "pass_history_update",
     "pooled_groups",
+    "predictive_gate",
     "prefix_cuts",
     "prefix_length",
     "prioritized",
     "prompt_gdro",
     "prs_keep_prob",
     "prs_where",
+    "quality_loss",
     "r_squared",
     "recency_weights",
     "refill",
@@ -323,6 +339,9 @@ __all__ = [
     "round_to_budget",
     "scaffold_slots",
     "scheduled",
+    "score_bins_init",
+    "score_bins_update",
+    "score_rates",
     "select_extremes",
     "select_top",
     "shadow_price",
@@ -332,7 +351,9 @@ __all__ = [
     "sqrt_lr",
     "ssb_sample",
     "sum_pi_cubed",
+    "survival_rates",
     "swarm_groups",
+    "systematic_survivors",
     "target_logits",
     "thompson_rates",
     "top_entropy_forks",

@@ -15,6 +15,13 @@ array is not floating point; and ValueError if shapes differ, what is to be a sc
 option is outside the range that its entry states or has no effect with the others.
 """
 
+from jaxrl_llm.regularizers.bands import (
+    EntropyHistory,
+    entropy_band,
+    entropy_history_init,
+    entropy_history_update,
+    epo_phase_weight,
+)
 from jaxrl_llm.regularizers.controllers import (
     adaptive_entropy,
     adaptive_kl,
@@ -62,6 +69,7 @@ __all__ = [
     "AsymmetricControl",
     "AsymmetricState",
     "EntropyControl",
+    "EntropyHistory",
     "PidState",
     "RemixState",
     "SafeControl",
@@ -74,9 +82,13 @@ __all__ = [
     "asymmetric_step",
     "chunk_ids_from_mask",
     "ema_reference",
+    "entropy_band",
     "entropy_bonus",
     "entropy_controller",
     "entropy_from_logits",
+    "entropy_history_init",
+    "entropy_history_update",
+    "epo_phase_weight",
     "fixed",
     "k1",
     "k2",

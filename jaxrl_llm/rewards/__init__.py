@@ -10,6 +10,12 @@ of a recipe's advantage chain: `fapo_reward`, `steered_bonus`, `overlong_rewards
 
 from jaxrl_llm.rewards.builtin import last_integer, math_verify, math_verify_pool, reasoning_gym
 from jaxrl_llm.rewards.length import hbpo_reward, hbpo_rewards, overlong_penalty, overlong_rewards
+from jaxrl_llm.rewards.meta import (
+    Prediction,
+    calibrated_rewards,
+    constrained_rewards,
+    meta_rewards,
+)
 from jaxrl_llm.rewards.paraphrases import (
     cross_paraphrase_reward,
     paraphrase_rewards,
@@ -28,11 +34,14 @@ __all__ = [
     "BatchReward",
     "FAILED",
     "Majority",
+    "Prediction",
     "Reward",
     "RewardError",
     "Scores",
     "VerifierPool",
     "VerifierWarning",
+    "calibrated_rewards",
+    "constrained_rewards",
     "cross_paraphrase_reward",
     "fapo_reward",
     "genrm_step_reward",
@@ -43,6 +52,7 @@ __all__ = [
     "majority_rewards",
     "math_verify",
     "math_verify_pool",
+    "meta_rewards",
     "overlong_penalty",
     "overlong_rewards",
     "paraphrase_rewards",

@@ -24,7 +24,7 @@ LAYERS = (
 )
 # Of these layers the modules that hold methods; the others grade text, or run a model.
 METHODS = {
-    "rewards": ("shaping", "length", "paraphrases"),
+    "rewards": ("shaping", "length", "meta", "paraphrases", "votes"),
     "rollout": ("admission", "request_arrays", "rounds", "scheduler", "speculative"),
 }
 # No methods of their own, but what a row may point to.

@@ -1,0 +1,194 @@
+"""EPO: entropy that stays in a band around its history, turn by turn.
+
+Shared arguments:
+  ``turn_ids``: int ``[..., T]``, the turn of each token; below 0 for tokens of an environment.
+  ``mask``: bool ``[..., T]``, True = keep.
+
+All raise TypeError for a wrong dtype and ValueError for a wrong shape or an option out of range.
+"""
+
+from typing import Literal, NamedTuple
+
+import jax.numpy as jnp
+
+from jaxrl_llm.core import Array, checks, masking
+
+
+class EntropyHistory(NamedTuple):
+    """The mean entropy of each turn over the steps so far.
+
+    Attributes:
+      total: float32 ``[S]``, sum over the steps of the mean entropy of the turn's tokens.
+      steps: float32 ``[S]``, steps in which the turn occurred.
+    """
+
+    total: Array
+    steps: Array
+
+    @property
+    def mean(self) -> Array:
+        """float32 ``[S]``; 0 for turns that never occurred."""
+        return self.total / jnp.maximum(self.steps, 1.0)
+
+
+def entropy_history_init(*, turns: int) -> EntropyHistory:
+    """The history before the first step.
+
+    Args:
+      turns: S, the most turns a rollout has, at least 1.
+
+    Returns:
+      :class:`EntropyHistory` of zeros.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.regularizers.entropy_history_init(turns=2).mean.tolist()
+      [0.0, 0.0]
+
+    References:
+      EPO (arXiv:2509.22576).
+    """
+    checks.check_positive("entropy_history_init", finite=True, turns=turns)
+    return EntropyHistory(jnp.zeros(turns, jnp.float32), jnp.zeros(turns, jnp.float32))
+
+
+def entropy_history_update(
+    state: EntropyHistory, old_entropy: Array, mask: Array, *, turn_ids: Array
+) -> EntropyHistory:
+    """The history with a step more.
+
+        total[s] += mean entropy of the tokens of turn s,  steps[s] += 1    where turn s occurred
+
+    Args:
+      state: The history before.
+      old_entropy: ``[..., T]`` entropy (nats) of the policy that sampled.
+      mask, turn_ids: See the module.
+
+    Returns:
+      :class:`EntropyHistory`.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> state = jr.regularizers.entropy_history_init(turns=2)
+      >>> state = jr.regularizers.entropy_history_update(
+      ...     state, jnp.array([1.0, 3.0]), jnp.ones(2, bool), turn_ids=jnp.array([0, 0]))
+      >>> state.mean.tolist(), state.steps.tolist()
+      ([2.0, 0.0], [1.0, 0.0])
+
+    References:
+      EPO (arXiv:2509.22576). The released code counts a turn that did not occur as entropy 0.
+    """
+    function = "entropy_history_update"
+    masking.check_tokens(function, mask, old_entropy=old_entropy)
+    checks.check_integer(function, turn_ids=turn_ids)
+    checks.check_same_shape(function, mask=mask, turn_ids=turn_ids)
+    turns = state.total.shape[0]
+    counted = mask & (jnp.asarray(turn_ids) >= 0) & (jnp.asarray(turn_ids) < turns)
+    place = jnp.where(counted, turn_ids, turns).reshape(-1)
+    entropy = masking.zero_masked(old_entropy, counted).reshape(-1)
+    sums = jnp.zeros(turns).at[place].add(entropy, mode="drop")
+    tokens = jnp.zeros(turns).at[place].add(1.0, mode="drop")
+    there = (tokens > 0).astype(jnp.float32)
+    return EntropyHistory(state.total + sums / jnp.maximum(tokens, 1.0), state.steps + there)
+
+
+def epo_phase_weight(progress: float | Array) -> Array:
+    """The weight of the band over the training: falling slowly, then fast.
+
+        p <= 1/2:   1 - 0.2 (1 - exp(-4 p))
+        p > 1/2:    0.8 exp(-6 (p - 1/2))
+
+    It jumps from 0.827 to 0.8 in the middle and ends at 0.040.
+
+    Args:
+      progress: ``[...]``, share of the training that is done, in [0, 1].
+
+    Returns:
+      ``[...]`` float32.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> [round(float(jr.regularizers.epo_phase_weight(p)), 3) for p in (0.0, 0.5, 1.0)]
+      [1.0, 0.827, 0.04]
+
+    References:
+      EPO (arXiv:2509.22576), the released code. The abstract of its second version has the weight
+      grow instead.
+    """
+    checks.check_min_rank("epo_phase_weight", 0, progress=progress)
+    p = jnp.clip(jnp.asarray(progress, jnp.float32), 0.0, 1.0)
+    slow = 1.0 - 0.2 * (1.0 - jnp.exp(-4.0 * p))
+    return jnp.where(p <= 0.5, slow, 0.8 * jnp.exp(-6.0 * (p - 0.5)))
+
+
+def entropy_band(
+    entropy: Array,
+    mask: Array,
+    *,
+    turn_ids: Array,
+    history: Array,
+    coef: float = 1e-3,
+    low: float = 0.0,
+    high: float = 2.0,
+    alpha: float = 0.1,
+    weight: float | Array = 1.0,
+    from_turn: int = 0,
+    form: Literal["hinge", "indicator"] = "hinge",
+) -> Array:
+    """An entropy bonus, less a penalty of tokens outside a band around the history of their turn.
+
+        loss[t] = -coef (H[t] - weight P[t])
+        "indicator"  P = alpha [not low h < H < high h],              h = history of the turn
+        "hinge"      P = alpha (max(low h - H, 0) + max(H - high h, 0)) / h
+
+    Args:
+      entropy: ``[..., T]`` entropy (nats) under the policy being trained.
+      mask, turn_ids: See the module.
+      history: ``[S]``, floating point: ``EntropyHistory.mean``.
+      coef: Worth of a nat, in units of the policy loss, not negative.
+      low: The band begins at this share of the history, not negative.
+      high: And ends at this one, not below ``low``.
+      alpha: Size of the penalty, not negative.
+      weight: ``[]``, such as :func:`epo_phase_weight`.
+      from_turn: First turn that is penalized; the released code starts at half of the turns.
+      form: "indicator" is the released form, whose gradient is 0: it changes the loss that is
+        reported and not the update. "hinge" is 0 inside the band and has a gradient outside.
+
+    Returns:
+      Token loss ``[..., T]``, float32, 0 where masked. Turns without a history have no penalty.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> loss = jr.regularizers.entropy_band(
+      ...     jnp.array([0.4, 1.0, 2.0]), jnp.ones(3, bool), turn_ids=jnp.zeros(3, int),
+      ...     history=jnp.array([1.0]), coef=1.0, low=0.5, high=1.5)
+      >>> loss.round(3).tolist()
+      [-0.39..., -1.0, -1.95...]
+
+    References:
+      EPO (arXiv:2509.22576), the released code; the hinge is ours.
+    """
+    function = "entropy_band"
+    masking.check_tokens(function, mask, entropy=entropy)
+    checks.check_integer(function, turn_ids=turn_ids)
+    checks.check_same_shape(function, mask=mask, turn_ids=turn_ids)
+    checks.check_rank(function, 1, history=history)
+    checks.check_float(function, history=history)
+    checks.check_non_negative(function, finite=True, coef=coef, low=low, alpha=alpha)
+    checks.check_option(function, "form", form, ("hinge", "indicator"))
+    if not low <= high:
+        raise ValueError(f"{function}: low must not be above high; got {low:g} and {high:g}.")
+    turns = jnp.shape(history)[0]
+    turn = jnp.asarray(turn_ids)
+    mean = jnp.asarray(history, jnp.float32)[jnp.clip(turn, 0, turns - 1)]
+    known = mask & (turn >= from_turn) & (turn >= 0) & (turn < turns) & (mean > 0)
+    mean = jnp.where(known, mean, 1.0)
+    entropy = masking.zero_masked(entropy, mask)
+    if form == "indicator":
+        penalty = alpha * ~((entropy > low * mean) & (entropy < high * mean))
+    else:
+        below, above = low * mean - entropy, entropy - high * mean
+        penalty = alpha * (jnp.maximum(below, 0.0) + jnp.maximum(above, 0.0)) / mean
+    return masking.zero_masked(-coef * (entropy - weight * jnp.where(known, penalty, 0.0)), mask)

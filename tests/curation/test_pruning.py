@@ -1,0 +1,146 @@
+"""Pruning of rollouts: calibrated scores, balanced survivors, gates and cuts by predictions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import curation
+
+JUNK = (jnp.nan, jnp.inf, -jnp.inf, 1e4)
+survivors = jax.jit(curation.systematic_survivors, static_argnames="count")
+keys = jax.random.split(jax.random.key(0), 3000)
+
+
+def test_the_loss_of_the_head_is_cross_entropy():
+    logits, rewards = jnp.array([0.3, -2.0, 1.0]), jnp.array([1.0, 0.0, 0.0])
+    p = 1 / (1 + np.exp(-np.float64(logits)))
+    expected = -(np.log(p[0]) + np.log(1 - p[1])) / 2
+    where = jnp.array([True, True, False])
+    for junk in JUNK:
+        dirty = jnp.where(where, logits, junk), jnp.where(where, rewards, junk)
+        ours = curation.quality_loss(*dirty, where=where)
+        np.testing.assert_allclose(ours, expected, rtol=1e-6)
+    slope = jax.grad(curation.quality_loss)(logits, rewards)
+    np.testing.assert_allclose(slope, (p - np.array([1, 0, 0])) / 3, atol=1e-6)
+
+
+def test_bins_count_outcomes_and_give_rates():
+    state = curation.score_bins_init(bins=4)
+    scores = jnp.array([[0.0, 0.24, 1.0], [0.26, 0.74, jnp.nan]])
+    rewards = jnp.array([[0.0, 1.0, 1.0], [1.0, 0.0, jnp.nan]])
+    where = jnp.array([[True, True, True], [True, True, False]])
+    state = curation.score_bins_update(state, scores, rewards, where=where)
+    assert state.count.tolist() == [2.0, 1.0, 1.0, 1.0]
+    assert state.right.tolist() == [1.0, 1.0, 0.0, 1.0]
+    rates = curation.score_rates(state, jnp.array([0.1, 0.3, 0.6, 0.9]))
+    np.testing.assert_allclose(rates, [1 / 2, 2 / 3, 1 / 3, 2 / 3], rtol=1e-6)
+    faded = curation.score_bins_update(state, scores[:, :1], rewards[:, :1], decay=0.5)
+    np.testing.assert_allclose(faded.count, [2.0, 1.5, 0.5, 0.5])
+
+
+def test_a_calibrated_score_finds_the_rate():
+    rng = np.random.default_rng(0)
+    scores = rng.random(20_000).astype(np.float32)
+    right = (rng.random(20_000) < scores**2).astype(np.float32)  # overconfident scores
+    state = curation.score_bins_update(curation.score_bins_init(), scores, right)
+    middles = (np.arange(20) + 0.5) / 20
+    ours = curation.score_rates(state, jnp.asarray(middles, jnp.float32))
+    np.testing.assert_allclose(ours, middles**2, atol=0.05)
+
+
+def test_worked_survival():
+    rates = jnp.array([0.9, 0.9, 0.9, 0.1])
+    ours = curation.survival_rates(rates)
+    np.testing.assert_allclose(ours, [0.404762] * 3 + [0.785714], atol=1e-5)
+    np.testing.assert_allclose(ours.sum(), 2.0, rtol=1e-6)
+    even = curation.survival_rates(jnp.full(4, 0.3), keep=0.25)
+    np.testing.assert_allclose(even, 0.25, rtol=1e-6)
+    certain = curation.survival_rates(jnp.array([1.0, 1.0, 1.0, 0.0]))
+    np.testing.assert_allclose([certain[:3].sum(), certain[3]], [1.0, 1.0], rtol=1e-5)
+    assert (curation.survival_rates(jnp.full(4, 0.5), keep=1.0) == 1.0).all()
+    for junk in JUNK:
+        where = jnp.array([True, True, True, True, False])
+        padded = curation.survival_rates(jnp.append(rates, junk), where=where)
+        np.testing.assert_allclose(padded, [*ours, 0.0], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "rates",
+    [[0.4, 0.4, 0.4, 0.8], [1.0, 0.2, 0.3, 0.5], [0.05, 0.05, 0.95, 0.95], [0.5] * 4],
+)
+def test_survivors_are_as_many_as_asked_and_drawn_by_their_rates(rates):
+    rates = jnp.array(rates)
+    drawn = jax.vmap(lambda k: survivors(k, rates, count=2))(keys)
+    assert (drawn.sum(-1) == 2).all()
+    np.testing.assert_allclose(drawn.mean(0), rates, atol=0.04)
+
+
+def test_few_likely_rollouts_are_filled_up():
+    rates = jnp.array([[1.0, 1.0, 0.0, 0.0], [0.0] * 4, [1.0] * 4])
+    where = jnp.array([[True] * 4, [True] * 4, [True, True, False, False]])
+    drawn = jax.vmap(lambda k: survivors(k, rates, count=3, where=where))(keys[:50])
+    assert (drawn[:, 0, :2]).all() and (drawn[:, :2].sum(-1) == 3).all()
+    assert (drawn[:, 2] == where[2]).all()
+    one = survivors(keys[0], jnp.array([0.9, 0.9, 0.9]), count=1)
+    assert int(one.sum()) == 1
+
+
+@pytest.mark.parametrize(
+    ("predicted", "keep"),
+    [
+        ([1.0, 1.0, 1.0], False),
+        ([0.0, 0.0, 0.0], False),
+        ([0.0, 0.0, 1.0], True),  # the predictions differ
+        ([0.5, 0.5, 0.5], True),
+        ([0.875, 1.0, 1.0], True),  # not sure enough by default
+    ],
+)
+def test_prompts_of_a_known_outcome_are_skipped(predicted, keep):
+    assert bool(curation.predictive_gate(jnp.array(predicted))) == keep
+    if keep and max(predicted) - min(predicted) < 0.2:
+        assert not curation.predictive_gate(jnp.array(predicted), low=0.5, high=0.9)
+    unknown = jnp.full(3, jnp.nan)
+    assert curation.predictive_gate(unknown, where=jnp.zeros(3, bool))
+
+
+def test_rollouts_stop_at_twice_the_prediction():
+    lengths = jnp.array([[100.0, 201.0], [900.0, 900.0], [jnp.nan, 7.0], [jnp.nan, jnp.nan]])
+    stop = curation.length_cutoff(lengths, max_length=1024, where=~jnp.isnan(lengths))
+    assert stop.tolist() == [301, 1024, 14, 1024]
+    assert int(curation.length_cutoff(jnp.array([0, 0]), max_length=8)) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (
+            lambda: curation.score_bins_init(bins=0),
+            ValueError,
+            "score_bins_init: bins must be above 0; got 0",
+        ),
+        (
+            lambda: curation.survival_rates(jnp.zeros(3), keep=0.0),
+            ValueError,
+            r"survival_rates: keep must be in \(0, 1\]; got 0",
+        ),
+        (
+            lambda: curation.systematic_survivors(keys[0], jnp.zeros(3), count=0),
+            ValueError,
+            "systematic_survivors: count must be above 0; got 0",
+        ),
+        (
+            lambda: curation.predictive_gate(jnp.zeros(3), max_std=-0.1),
+            ValueError,
+            "predictive_gate: max_std must not be negative",
+        ),
+        (
+            lambda: curation.quality_loss(jnp.zeros(3), jnp.zeros(2)),
+            ValueError,
+            "quality_loss: these must have one shape",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(call, error, words):
+    with pytest.raises(error, match=words):
+        call()

@@ -1,0 +1,107 @@
+"""EPO: the history of a turn's entropy, the phase of the training, the penalty outside a band."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import regularizers as reg
+
+MASK, TURNS = jnp.ones(3, bool), jnp.zeros(3, int)
+ENTROPY, HISTORY = jnp.array([0.4, 1.0, 2.0]), jnp.array([1.0])
+BAND = {"turn_ids": TURNS, "history": HISTORY, "coef": 1.0, "low": 0.5, "high": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("epoch", "weight"),
+    [(0, 1.0), (25, 0.873576), (50, 0.827067), (51, 0.753412), (75, 0.178504), (100, 0.039830)],
+)
+def test_weights_of_the_phases(epoch, weight):
+    np.testing.assert_allclose(reg.epo_phase_weight(epoch / 100), weight, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("form", "penalty"), [("indicator", [0.1, 0.0, 0.1]), ("hinge", [0.01, 0.0, 0.05])]
+)
+def test_worked_penalties(form, penalty):
+    loss = reg.entropy_band(ENTROPY, MASK, form=form, **BAND)
+    np.testing.assert_allclose(loss + ENTROPY, penalty, atol=1e-6)
+    none = reg.entropy_band(ENTROPY, MASK, form=form, weight=0.0, **BAND)
+    bonus = reg.entropy_bonus(ENTROPY, MASK, coef=1.0)
+    np.testing.assert_allclose(none, bonus, rtol=1e-6)
+
+
+def test_the_released_penalty_has_no_gradient_and_the_hinge_has():
+    def slope(form):
+        return jax.grad(lambda h: reg.entropy_band(h, MASK, form=form, **BAND).sum())(ENTROPY)
+
+    np.testing.assert_allclose(slope("indicator"), -np.ones(3))
+    np.testing.assert_allclose(slope("hinge"), [-1.1, -1.0, -0.9], rtol=1e-5)
+
+
+def test_penalties_begin_at_a_turn_and_need_a_history():
+    turns, history = jnp.array([0, 1, 2]), jnp.array([1.0, 0.0, 1.0])
+    options = BAND | {"turn_ids": turns, "history": history}
+    far = jnp.full(3, 9.0)
+    loss = reg.entropy_band(far, MASK, form="indicator", **options)
+    np.testing.assert_allclose(loss + far, [0.1, 0.0, 0.1], atol=1e-5)
+    late = reg.entropy_band(far, MASK, form="indicator", from_turn=1, **options)
+    np.testing.assert_allclose(late + far, [0.0, 0.0, 0.1], atol=1e-5)
+    outside = reg.entropy_band(far, MASK, form="indicator", **BAND | {"turn_ids": turns + 5})
+    np.testing.assert_allclose(outside, -far)
+
+
+@pytest.mark.parametrize("junk", [jnp.nan, jnp.inf, -jnp.inf, 1e4])
+def test_masked_tokens_are_not_read(junk):
+    mask, turns = jnp.array([True, False, True, True]), jnp.array([0, 0, 1, -1])
+    entropy = jnp.array([1.0, junk, 3.0, 5.0])
+    options = BAND | {"turn_ids": turns}
+    loss, slope = jax.value_and_grad(lambda h: reg.entropy_band(h, mask, **options).sum())(entropy)
+    assert np.isfinite(loss) and slope[1] == 0
+    state = reg.entropy_history_init(turns=2)
+    state = jax.jit(reg.entropy_history_update)(state, entropy, mask, turn_ids=turns)
+    assert state.mean.tolist() == [1.0, 3.0] and state.steps.tolist() == [1.0, 1.0]
+
+
+def test_a_history_is_the_mean_over_the_steps_in_which_a_turn_occurred():
+    state = reg.entropy_history_init(turns=3)
+    for entropy, turns in (
+        ([1.0, 3.0, 8.0], [0, 0, 1]),
+        ([4.0, 4.0, 4.0], [0, 0, 0]),
+        ([6.0, 6.0, 9.0], [1, 1, 7]),
+    ):
+        state = reg.entropy_history_update(
+            state, jnp.array(entropy), MASK, turn_ids=jnp.array(turns)
+        )
+    np.testing.assert_allclose(state.mean, [3.0, 7.0, 0.0])
+    assert state.steps.tolist() == [2.0, 2.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (
+            lambda: reg.entropy_band(ENTROPY, MASK, **BAND | {"low": 2.0}),
+            ValueError,
+            "entropy_band: low must not be above high; got 2 and 1.5",
+        ),
+        (
+            lambda: reg.entropy_band(ENTROPY, MASK, form="hnge", **BAND),
+            ValueError,
+            "entropy_band: form must be one of .*Did you mean 'hinge'",
+        ),
+        (
+            lambda: reg.entropy_band(ENTROPY, MASK, **BAND | {"turn_ids": 1.0 * TURNS}),
+            TypeError,
+            "entropy_band: turn_ids must hold integers",
+        ),
+        (
+            lambda: reg.entropy_history_init(turns=0),
+            ValueError,
+            "entropy_history_init: turns must be above 0; got 0",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
