@@ -1,9 +1,9 @@
-"""What is believed of the success rate of every prompt of the dataset, as Beta distributions.
+"""Beliefs about the success rate of every prompt of the dataset, as Beta distributions.
 
-The state is two arrays over the N prompts, so that it rides in the train state, and both hold the
-prior: a prompt never seen has ``alpha, beta = prior``. Prompt ids are integers in [0, N); a row
-with another id changes nothing. Any NamedTuple with fields ``alpha`` and ``beta`` serves as state,
-``advantages.BetaTracker`` too.
+The state is two arrays over the N prompts, part of the train state. The counts include the prior:
+a prompt never seen has ``alpha, beta = prior``. Prompt ids are integers in [0, N); a row with
+another id changes nothing. Any NamedTuple with fields ``alpha`` and ``beta`` serves as state, such
+as ``advantages.BetaTracker``.
 
 Every function raises TypeError for an array of the wrong dtype, and ValueError for shapes that do
 not match or an option out of its range.
@@ -38,7 +38,7 @@ def belief_init(
     samples: Array | None = None,
     weight: float = 1.0,
 ) -> PromptBelief:
-    """The belief before training: a prior, and what earlier rollouts of the prompts gave.
+    """The belief before training: a prior, and the outcomes of earlier rollouts.
 
         alpha = prior_a + weight successes,   beta = prior_b + weight (samples - successes)
 
@@ -46,8 +46,8 @@ def belief_init(
       num_prompts: N.
       prior: Pseudo-counts of success and failure, each above 0. (1, 1) is the uniform prior.
       successes: ``[N]``, sum of the rewards (in [0, 1]) of earlier rollouts; None for none.
-      samples: ``[N]``, how many these were; given together with ``successes``.
-      weight: What an earlier rollout counts, not negative. MoPPS takes 3.
+      samples: ``[N]``, the number of earlier rollouts; required with ``successes``.
+      weight: Pseudo-counts of an earlier rollout, not negative. MoPPS takes 3.
 
     Returns:
       :class:`PromptBelief`.
@@ -69,7 +69,7 @@ def belief_init(
     _check_prior(name, prior, zero=False)
     checks.check_non_negative(name, finite=True, weight=weight)
     if (successes is None) != (samples is None):
-        raise ValueError(f"{name}: successes and samples must be given together.")
+        raise ValueError(f"{name}: successes and samples are required together.")
     alpha, beta = (jnp.full(num_prompts, x, jnp.float32) for x in prior)
     if successes is not None and samples is not None:
         checks.check_shape(name, "successes", successes, (num_prompts,))
@@ -89,25 +89,24 @@ def belief_update(
     prior: tuple[float, float] = (1.0, 1.0),
     where: Array | None = None,
 ) -> PromptBelief:
-    """The belief after a batch: what was visited forgets, then counts; the rest may forget as well.
+    """The belief after a batch: visited prompts decay, then count; the others may decay as well.
 
         visited:   alpha <- retain alpha + (1 - retain) prior_a + sum(r)
                    beta  <- retain beta  + (1 - retain) prior_b + sum(1 - r)
         the rest:  the same with retain_rest, and nothing to count
 
-    What is forgotten falls back to the prior. MoPPS and InSight keep the rest as it is; VADE
-    forgets at two speeds, ``retain=0.2, retain_rest=0.999``, and stores its counts without the
-    prior of (1, 1), which is the same recursion. ``prior=(0, 0)`` forgets towards nothing, as the
-    tracker of SPO.
+    The decay is towards the prior. MoPPS and InSight leave the rest unchanged. VADE decays at two
+    rates, ``retain=0.2, retain_rest=0.999``; it stores its counts without the prior of (1, 1),
+    which is the same recursion. ``prior=(0, 0)`` decays towards 0, as the tracker of SPO does.
 
     Args:
       state: :class:`PromptBelief` over N prompts.
-      prompt_ids: integer ``[P]``. A prompt that stands in several rows forgets once, by the mean
-        of the rows' ``retain``, and counts all of them.
-      rewards: ``[P, G]``, floating point, each in [0, 1]; what is between counts in part.
-      retain: Share of the past that a visited prompt keeps, in [0, 1]: a number, or ``[P]``.
+      prompt_ids: integer ``[P]``. A prompt with several rows decays once, by the mean of their
+        ``retain``, and counts all of them.
+      rewards: ``[P, G]``, floating point, each in [0, 1]; a fraction counts as both in part.
+      retain: Share of the past counts that remains, in [0, 1]: a number, or ``[P]``.
       retain_rest: The same for prompts that are not in the batch.
-      prior: Pseudo-counts that forgetting leads to, not negative.
+      prior: Pseudo-counts that the decay leads to, not negative.
       where: bool ``[P, G]``, True for rollouts that take part; the rest may hold anything. A row
         without one is no visit.
 
@@ -183,14 +182,13 @@ def belief_mean(state: PromptBelief) -> Array:
 
 
 def thompson_rates(key: Array, state: PromptBelief, prompt_ids: Array | None = None) -> Array:
-    """A success rate drawn for each prompt from what is believed of it.
+    """A success rate drawn for each prompt from its belief.
 
         p_i ~ Beta(alpha_i, beta_i)
 
-    Prompts that are little known spread wide, so that they are picked now and then whatever is
-    wanted: Thompson sampling. A draw for 16,000 prompts takes milliseconds, one for a million a
-    good part of a second on a CPU; give :func:`candidate_pool` to draw for some of them, as the
-    papers do.
+    Thompson sampling: the draws of prompts with few outcomes spread widely, so that such prompts
+    are selected now and then. On a CPU 16,000 draws take milliseconds and a million take a quarter
+    of a second; :func:`candidate_pool` limits the draw to some prompts, as the papers do.
 
     Args:
       key: Typed PRNG key.
@@ -261,15 +259,15 @@ def _log_gamma_variates(key: Array, shape: Array) -> Array:
 
 
 def beta_bernoulli_information(alpha: Array, beta: Array, *, rollouts: int) -> Array:
-    """What the next rollouts of a prompt will tell of its success rate, in nats.
+    """The information that the next rollouts of a prompt carry about its success rate, in nats.
 
         I(S; Phi) = sum over s = 0 .. K of P(S = s) KL( Beta(alpha + s, beta + K - s)
                                                         || Beta(alpha, beta) )
         P(S = s) = C(K, s) B(alpha + s, beta + K - s) / B(alpha, beta)
 
-    The mutual information of the number of right ones among K rollouts with the rate Phi that is
-    believed to be Beta(alpha, beta). It falls about as K / (2 (alpha + beta)) once much is known.
-    The logarithms of the Beta functions are never subtracted, whose error would exceed it there.
+    The mutual information between the number S of right answers among K rollouts and the rate Phi,
+    which is Beta(alpha, beta). For large counts it falls as K / (2 (alpha + beta)); logarithms of
+    Beta functions, whose rounding would exceed it there, are never subtracted.
 
     Args:
       alpha: ``[...]``, floating point, above 0.
@@ -326,11 +324,11 @@ def _digamma_less_log(x: Array) -> Array:
 
 
 def variance_reduction(alpha: Array, beta: Array, *, rollouts: int) -> Array:
-    """How much the variance of the believed success rate will fall by the next rollouts.
+    """The expected decrease of the variance of a success rate by the next rollouts.
 
         m (1 - m) K / ((n + 1) (n + K)),   n = alpha + beta,  m = alpha / n
 
-    A factor of difficulty times one of what is still unknown: the cheap stand-in for
+    A factor of difficulty times a factor of evidence: the cheap substitute for
     :func:`beta_bernoulli_information`.
 
     Args:

@@ -118,14 +118,14 @@ def dars_extra_rollouts(
 
 
 def dars_keep(rewards: Array, *, where: Array | None = None, upper: float = 1.0) -> Array:
-    """What trains after the second stage: groups that are neither all wrong nor too easy.
+    """The groups that train after the second stage: neither all wrong nor too easy.
 
         keep_g = 0 < mean of the rewards of g, over both stages < upper
 
     Args:
       rewards: ``[..., G]``, floating point, 0 or 1: of the first rollouts and the extra ones.
-      where: bool ``[..., G]``, True for rollouts that there are; the rest may hold anything.
-      upper: Share of right ones from which a group is left out, in (0, 1].
+      where: bool ``[..., G]``, True for rollouts that exist; the rest may hold anything.
+      upper: Share of right rollouts from which a group is dropped, in (0, 1].
 
     Returns:
       bool ``[..., G]``: ``where``, less the groups that are dropped.
@@ -237,20 +237,20 @@ def greedy_allocate(gains: Array, *, total: int, start: int | Array = 0) -> Arra
 
 
 def best_allocate(utility: Array, *, total: int, low: int = 0) -> np.ndarray:
-    """The allocation of the greatest utility, whatever the shape of the utilities.
+    """The allocation of the greatest utility, by dynamic programming.
 
         argmax of sum over i of utility[i, b_i]   with  sum over i of b_i <= total,  low <= b_i <= B
 
-    Where the gains rise, as those of :func:`grpo_signal_utility` do for hard prompts,
-    :func:`greedy_allocate` starves them and this does not. Runs on the host, in time P total B.
+    Exact also where gains rise, as those of :func:`grpo_signal_utility` do for hard prompts, which
+    :func:`greedy_allocate` starves. Runs on the host, in time P total B.
 
     Args:
-      utility: ``[P, B + 1]``, floating point: of 0 .. B rollouts; -inf or NaN for what may not be.
+      utility: ``[P, B + 1]``, floating point: of 0 .. B rollouts; -inf or NaN forbids a number.
       total: See the module.
       low: Least rollouts of a prompt, from 0 to B.
 
     Returns:
-      int32 ``[P]``; of equally good ones the fewest rollouts.
+      int32 ``[P]``; of equal utilities the fewest rollouts, from the last prompt on.
 
     Example:
       >>> import jax.numpy as jnp
@@ -278,13 +278,13 @@ def best_allocate(utility: Array, *, total: int, low: int = 0) -> np.ndarray:
     free = total - low * prompts
     best, tables = np.zeros(free + 1), np.zeros((prompts, free + 1), np.int32)
     for i in range(prompts):
-        found = np.full(free + 1, -np.inf)
+        value = np.full(free + 1, -np.inf)
         for more in range(min(most - low, free) + 1):
-            value = best[: free + 1 - more] + values[i, low + more]
-            better = value > found[more:]
-            found[more:][better] = value[better]
+            other = best[: free + 1 - more] + values[i, low + more]
+            better = other > value[more:]
+            value[more:][better] = other[better]
             tables[i, more:][better] = more
-        best = found
+        best = value
     if best[free] == -np.inf:
         raise ValueError(f"{function}: no allocation of total={total} has a finite utility.")
     counts, left = np.zeros(prompts, np.int32), free
@@ -295,17 +295,18 @@ def best_allocate(utility: Array, *, total: int, low: int = 0) -> np.ndarray:
 
 
 def sqrt_allocation(share: Array, variance: Array, *, mean_rollouts: float) -> Array:
-    """Rollouts by the square root of the variance: what makes the error of a batch least.
+    """Rollouts in proportion to the square root of the variance.
 
         n_b = mean_rollouts sqrt(v_b) / sum over j of share_j sqrt(v_j)
 
-    Minimizes ``sum share v / n`` with ``sum share n = mean_rollouts``.
+    Minimizes ``sum share v / n``, the variance of a mean over the batch, with
+    ``sum share n = mean_rollouts``.
 
     Args:
       share: ``[..., Nb]``, floating point: the share of each bin (or prompt) in the batch, adding
         up to 1.
       variance: ``[..., Nb]``, floating point, not negative: p (1 - p) for rewards of 0 and 1.
-      mean_rollouts: Rollouts a prompt on average, above 0.
+      mean_rollouts: Mean rollouts a prompt, above 0.
 
     Returns:
       ``[..., Nb]`` float32, for :func:`round_to_budget`; ``mean_rollouts`` where no variance is
@@ -336,18 +337,18 @@ def sqrt_allocation(share: Array, variance: Array, *, mean_rollouts: float) -> A
 def round_to_budget(
     rollouts: Array, *, total: int, low: int, high: int, counts: Array | None = None
 ) -> np.ndarray:
-    """Whole numbers within bounds that keep to a budget: the largest remainders get one more.
+    """Integers within bounds and a budget, by the method of largest remainders.
 
-        start:  n_b = floor(rollouts_b), clipped to [low, high]
-        below:  n_b += 1 for the b of the largest  rollouts_b - n_b  that may and fits
-        above:  n_b -= 1 for the b of the smallest rollouts_b - n_b  that may
+        first:  n_b = floor(rollouts_b), clipped to [low, high]
+        below the total:  n_b += 1 for the largest  rollouts_b - n_b  within bounds and total
+        above the total:  n_b -= 1 for the smallest rollouts_b - n_b  within bounds
 
-    With counts above 1 the total may be out of reach; the result then stays below it. Runs on the
+    With counts above 1 the total may not be reachable; the result is then below it. Runs on the
     host.
 
     Args:
-      rollouts: ``[Nb]``, floating point: what each bin (or prompt) should have.
-      total: See the module; ``sum counts n`` will be that.
+      rollouts: ``[Nb]``, floating point: the wanted rollouts of each bin (or prompt).
+      total: See the module; the bound on ``sum counts n``.
       low: Least number, 0 or more.
       high: Greatest number, not below ``low``.
       counts: int ``[Nb]``, prompts of each bin; None for 1.
@@ -363,8 +364,7 @@ def round_to_budget(
       [2, 6, 7]
 
     References:
-      Hamilton's method of the largest remainders. Rollout-GDRO (arXiv:2601.19280) has a mean to
-      keep to.
+      Hamilton's method, for the fixed mean of Rollout-GDRO (arXiv:2601.19280).
     """
     function = "round_to_budget"
     checks.check_rank(function, 1, rollouts=rollouts)
@@ -472,24 +472,24 @@ def xrpo_extra_rollouts(
     level: float = 0.05,
     bonus: float = 1.0,
 ) -> Array:
-    """A round of XRPO: who gets the next rollouts, by what the ones before have shown.
+    """A round of XRPO: the next rollouts go to the prompts of the greatest priority.
 
-        one by one to the prompt of the greatest rollout_priority; deviations and the total stay
-        those before the round
+        one by one to the greatest rollout_priority, with the deviations and the total before
+        the round
 
-    The first round gives every prompt the same number, 2 or more; XRPO has three rounds in all, and
-    puts solved examples (:func:`nearest_solved`) before prompts that have failed throughout.
+    Before it every prompt has the same number of rollouts, 2 or more. XRPO has three rounds in all,
+    and puts solved examples (:func:`nearest_solved`) before prompts that have only failed.
 
     Args:
       rewards: ``[P, G]``, floating point, of the rollouts so far.
       budget: Rollouts of this round, 0 or more.
-      max_rollouts: Most rollouts of a prompt, those so far among them.
-      where: bool ``[P, G]``, True for rollouts that there are; the rest may hold anything.
+      max_rollouts: Most rollouts of a prompt, including those so far.
+      where: bool ``[P, G]``, True for rollouts that exist; the rest may hold anything.
       level: As in :func:`rollout_priority`.
       bonus: As in :func:`rollout_priority`.
 
     Returns:
-      int32 ``[P]``; they add up to ``budget`` unless every prompt has its most.
+      int32 ``[P]``; they add up to ``budget`` unless every prompt has ``max_rollouts``.
 
     Example:
       >>> import jax.numpy as jnp

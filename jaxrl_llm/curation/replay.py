@@ -1,10 +1,10 @@
-"""Rollouts that are used again: a buffer of fixed size, who leaves it, and what is drawn from it.
+"""Replay of rollouts: a buffer of fixed size, its eviction, and draws by priority.
 
-The buffer is a pytree of arrays with C places, so that it rides in the train state. What it holds
-is the caller's: a group with its tokens, masks, rewards and ``behavior_logp`` (never recomputed,
-for the correction of a stale sampler: ``surrogates.decoupled_ppo``), or one rollout. ``versions``
-and ``version`` are those of the weights that sampled. Priorities of places are ``[C]``; ``where``
-(bool, True = takes part) leaves entries out, and what is left out may hold anything.
+The buffer is a pytree of arrays with C places, part of the train state. An item is a group, with
+tokens, masks, rewards and ``behavior_logp`` (never recomputed, so that ``surrogates.decoupled_ppo``
+can correct for the stale sampler), or one rollout. ``versions`` and ``version`` are those of the
+weights that sampled. Priorities of places are ``[C]``; ``where`` (bool, True = takes part) excludes
+entries, which may hold anything.
 
 Every function raises TypeError for an array of the wrong dtype, and ValueError for shapes that do
 not match or an option out of its range.
@@ -26,8 +26,8 @@ class ReplayBuffer(NamedTuple):
       prompt_ids: int32 ``[C]``.
       versions: int32 ``[C]``.
       scores: ``[C]`` float32.
-      order: int32 ``[C]``, the running number of each item; -1 for an empty place.
-      added: int32 ``[]``, how many items were ever added.
+      order: int32 ``[C]``, the serial number of each item; -1 for an empty place.
+      added: int32 ``[]``, the number of items added so far.
     """
 
     items: ArrayTree
@@ -83,12 +83,12 @@ def replay_add(
     evict: Literal["oldest", "lowest"] = "oldest",
     unique: bool = False,
 ) -> ReplayBuffer:
-    """The buffer with new items, which take empty places first.
+    """The buffer with new items, which fill empty places first.
 
-        "oldest":  then the places of those that came first; the newest C stay
-        "lowest":  then those of the lowest scores, where the new score is higher; the C best stay
+        "oldest":  then replace the oldest items; the newest C stay
+        "lowest":  then replace items of lower score, the lowest first; the C best stay
 
-    Writes no more than the new items.
+    Only the new items are written.
 
     Args:
       buffer: :class:`ReplayBuffer` with C places.
@@ -98,7 +98,8 @@ def replay_add(
       scores: ``[B]``, floating point; None for 0. A NaN is not added.
       where: bool ``[B]``, True for items to add, such as groups whose rewards differ.
       evict: "oldest" or "lowest".
-      unique: Whether a prompt has at most one item, its last.
+      unique: Whether a prompt has at most one item: an older one is removed, even if the new one
+        is not added for its score.
 
     Returns:
       The next :class:`ReplayBuffer`.
@@ -175,7 +176,7 @@ def replay_add(
 def replay_fresh(
     buffer: ReplayBuffer, *, version: int | Array, max_lag: int | None = None
 ) -> Array:
-    """Which places hold an item that is young enough.
+    """The places whose items are within a bound on their age.
 
         version - versions_i <= max_lag
 
@@ -208,11 +209,11 @@ def replay_fresh(
 
 
 class ReplaySample(NamedTuple):
-    """What was drawn.
+    """Items drawn from a buffer.
 
     Attributes:
       items: Arrays ``[k, ...]``; filler where ``where`` is False.
-      index: int32 ``[k]``, the places; -1 where there was nothing to draw.
+      index: int32 ``[k]``, the places; -1 where no item was left.
       where: bool ``[k]``.
     """
 
@@ -242,7 +243,7 @@ def replay_sample(
       replace: Whether an item may be drawn twice.
 
     Returns:
-      :class:`ReplaySample`; without replacement what is there comes first.
+      :class:`ReplaySample`, with the filler at the end.
 
     Example:
       >>> import jax
@@ -266,8 +267,8 @@ def replay_sample(
     for option, x in {"weights": weights, "where": where}.items():
         if x is not None:
             checks.check_shape(name, option, x, (capacity,))
-    whole = not isinstance(count, bool) and isinstance(count, int) and count >= 1
-    if not whole or (count > capacity and not replace):
+    positive = not isinstance(count, bool) and isinstance(count, int) and count >= 1
+    if not positive or (count > capacity and not replace):
         raise ValueError(
             f"{name}: count must be an integer from 1, and at most the {capacity} places where an "
             f"item is drawn once; got {count!r}."
@@ -290,11 +291,11 @@ def replay_sample(
 
 
 def replay_scores(advantages: Array, rewards: Array, *, where: Array | None = None) -> Array:
-    """How much a group can teach: what TRL keeps the groups of.
+    """Scores of groups by their advantages and the spread of their rewards.
 
         sum over i of |A_i|, times the deviation of the rewards (dividing by n - 1)
 
-    A group whose rewards agree scores exactly 0, and is not worth a place.
+    A group with equal rewards scores exactly 0; TRL does not store it.
 
     Args:
       advantages: ``[..., G]``, floating point.
@@ -365,9 +366,9 @@ def replay_priorities(scores: Array, *, power: float = 1.0, where: Array | None 
 
 
 def replay_importance(probs: Array, *, power: float = 1.0, where: Array | None = None) -> Array:
-    """Weights that undo a draw by priority, the greatest of them 1.
+    """Importance weights that undo a draw by priority; the greatest is 1.
 
-        (n p_i)^(-power) / max over j of (n p_j)^(-power),   n = how many take part
+        (n p_i)^(-power) / max over j of (n p_j)^(-power),   n items that take part
 
     Args:
       probs: ``[C]``, floating point, as :func:`replay_priorities` gives them.
@@ -401,7 +402,7 @@ def replay_importance(probs: Array, *, power: float = 1.0, where: Array | None =
 def recency_weights(
     versions: Array, *, version: int | Array, scale: float, where: Array | None = None
 ) -> Array:
-    """What a score is multiplied by, the less the older the item.
+    """Factors of scores that fall with the age of the item.
 
         exp(-(version - versions_i) / scale)
 
@@ -412,7 +413,7 @@ def recency_weights(
       where: ``[C]``. See the module.
 
     Returns:
-      ``[C]`` float32, 0 where left out.
+      ``[C]`` float32, 0 where excluded.
 
     Example:
       >>> import jax.numpy as jnp
@@ -436,22 +437,22 @@ def recency_weights(
 def fading_probs(
     order: Array, *, factor: float = 7.0, form: Literal["smooth", "sharp"] = "smooth"
 ) -> Array:
-    """Probabilities of a draw by age alone: items fade, and the oldest is gone.
+    """Probabilities of a draw by age alone; the oldest item has probability 0.
 
         x_i = i / L for the i-th oldest of L items, from 0
         "smooth":  p_i proportional to tanh(factor x_i^2)
         "sharp":   p_i proportional to tanh(70 x_i^30 + 0.02 x_i^2)
 
-    A factor of 1 forgets almost with the square of the age; with 100 some 70% are about alike.
-    "sharp" remembers the latest well and all others a little.
+    With a factor of 1 the probabilities are almost quadratic in x; with 100 the newest 70% are
+    almost equal. "sharp" favors the very latest and gives all others a little.
 
     Args:
-      order: int ``[C]``, running numbers as a buffer's ``order``; negative for an empty place.
+      order: int ``[C]``, serial numbers such as a buffer's ``order``; negative for empty places.
       factor: Above 0; for "smooth" only.
       form: "smooth" or "sharp".
 
     Returns:
-      ``[C]`` float32, adding up to 1 unless all places are empty. An only item has 1.
+      ``[C]`` float32, adding up to 1 unless all places are empty. A single item has 1.
 
     Example:
       >>> import jax.numpy as jnp
@@ -460,8 +461,8 @@ def fading_probs(
       [0.395, 0.0, 0.0, 0.605]
 
     References:
-      Symphony (arXiv:2512.10477), versions 2.1 and 1.0 of its released code, where an only item
-      divides by 0.
+      Symphony (arXiv:2512.10477), versions 2.1 and 1.0 of its released code, where a single
+      item divides by 0.
     """
     name = "fading_probs"
     checks.check_rank(name, 1, order=order)
@@ -478,15 +479,15 @@ def fading_probs(
 
 
 def replacements(keep: Array, available: int | Array) -> Array:
-    """Which replayed group takes the place of which group that teaches nothing.
+    """The replayed groups that take the places of uninformative ones.
 
     Args:
       keep: bool ``[P]``, True for groups that stay (``informative_groups``).
-      available: How many replayed groups there are.
+      available: Number of replayed groups.
 
     Returns:
       int32 ``[P]``: 0, 1, .. at the places that are replaced, in their order; -1 for groups that
-      stay, and for places that are left when the replayed groups run out.
+      stay, and for places beyond the number of replayed groups.
 
     Example:
       >>> import jax.numpy as jnp
@@ -506,7 +507,7 @@ def replacements(keep: Array, available: int | Array) -> Array:
 
 
 class SelectiveSample(NamedTuple):
-    """Where each item of a batch comes from.
+    """The origin of each item of a batch.
 
     Attributes:
       index: int32 ``[k]``, the item among the fresh or the stored ones; -1 for none.
@@ -528,14 +529,14 @@ def ssb_sample(
     where: Array | None = None,
     stored_where: Array | None = None,
 ) -> SelectiveSample:
-    """A batch of rollouts with an advantage: the fresh ones, filled up with stored ones.
+    """A batch of rollouts with non-zero advantages: fresh ones, then stored ones.
 
         E = fresh rollouts with A != 0
         min(|E|, count) of E, with replacement, in proportion to |A|^power
         the rest of what is stored, with replacement, in proportion to |A|^power + floor
 
-    Fewer and fewer groups have rollouts that differ as a policy gets better; what differed lately
-    makes up for them. Store E afterwards (:func:`replay_add` with "oldest").
+    As a policy improves, fewer of its groups have rollouts that differ, and stored rollouts take
+    their places. Store E afterwards (:func:`replay_add` with "oldest").
 
     Args:
       key: Typed PRNG key.
@@ -543,7 +544,7 @@ def ssb_sample(
       stored_advantages: ``[C]``, floating point.
       count: k, the size of the batch, above 0.
       power: Not negative; 0 draws uniformly.
-      floor: What a stored rollout has at least, not negative.
+      floor: Least weight of a stored rollout, not negative.
       where: ``[B]``. See the module.
       stored_where: bool ``[C]``, the same for the stored ones.
 
@@ -560,8 +561,8 @@ def ssb_sample(
       ([1, 0, 0], [False, True, True])
 
     References:
-      Skywork R1V2 (arXiv:2504.16656), selective sample buffer, ABSTRACT reading: it says what is
-      kept and that it is drawn by priority. The draw is that of VL-Rethinker's released code
+      Skywork R1V2 (arXiv:2504.16656), selective sample buffer, ABSTRACT reading: it stores
+      non-zero advantages and draws by priority. The draw is that of VL-Rethinker's released code
       (arXiv:2504.08837), whose batch is half of the fresh rollouts, with up to 10% of right ones
       without an advantage.
     """
@@ -597,7 +598,7 @@ def ssb_sample(
 
 
 class Window(NamedTuple):
-    """The latest numbers of a series, such as lengths of responses that have ended.
+    """The latest numbers of a series, such as lengths of finished responses.
 
     Attributes:
       values: ``[H]``, a ring.
@@ -643,7 +644,7 @@ def window_push(window: Window, values: Array, *, where: Array | None = None) ->
     (size,) = window.values.shape
     new = jnp.ones(jnp.shape(values), bool) if where is None else where
     rank, total = jnp.cumsum(new) - 1, jnp.sum(new, dtype=jnp.int32)
-    # Of more than H numbers the last H are written, each to a place of its own.
+    # Of more than H numbers only the last H are written: no place is written twice.
     place = jnp.where(new & (total - rank <= size), (window.count + rank) % size, size)
     return Window(window.values.at[place].set(values, mode="drop"), window.count + total)
 

@@ -1,10 +1,9 @@
-"""Bins of prompts by difficulty: an adversary weighs them, a bandit gives them rollouts.
+"""Bins of prompts by difficulty: an adversary sets their weights, a bandit their rollouts.
 
-Prompts are sorted into Nb bins by how often a group of theirs had a right answer of late. Bins are
-int32; -1 stands for none. Numbers of a bin are ``[Nb]``: ``scores`` (how hard the bin was of late,
-as the adversary sees it), ``present`` (bool, whether the batch has prompts of it) and ``seen``
-(bool, whether any batch had). ``where`` (bool, True = takes part) leaves entries out, and what is
-left out may hold anything.
+Prompts are sorted into Nb bins by the share of their latest groups that had a right answer. Bins
+are int32; -1 means none. Statistics of bins are ``[Nb]``: ``scores`` (recent difficulty),
+``present`` (bool, whether the batch has prompts of the bin) and ``seen`` (bool, whether any batch
+had). ``where`` (bool, True = takes part) excludes entries, which may hold anything.
 
 Every function raises TypeError for an array of the wrong dtype, and ValueError for shapes that do
 not match or an option out of its range.
@@ -97,7 +96,7 @@ def pass_history_update(
     same = (row[:, None] == row) & valid
     earlier = jnp.sum(jnp.tril(same, -1), axis=-1)
     left = jnp.sum(same, axis=-1) - earlier
-    # Of more than H rows of one prompt the last H are written, each to a place of its own.
+    # Of more than H rows of one prompt only the last H are written: no place is written twice.
     row = jnp.where(left <= window, row, size)
     place = (history.count[jnp.minimum(row, size - 1)] + earlier) % window
     return PassHistory(
@@ -139,9 +138,9 @@ def difficulty_bins(
     hysteresis: float = 0.0,
     extremes: bool = True,
 ) -> Array:
-    """The bin of each prompt by its rate, left only when the rate has moved well past the border.
+    """The bin of each prompt by its rate, with hysteresis at the borders.
 
-        raw = how many edges are at most the rate
+        raw = number of edges that are at most the rate
         raw > last:   raw if rate >= edges[last] + hysteresis,      else last
         raw < last:   raw if rate <= edges[last - 1] - hysteresis,  else last
 
@@ -149,7 +148,7 @@ def difficulty_bins(
       rates: ``[...]``, floating point, in [0, 1]: such as :func:`pass_history_rate`.
       edges: Inner borders in ascending order, within (0, 1); Nb is one more than they are.
       last: int ``[...]``, the bins before; negative for none. None for no hysteresis.
-      hysteresis: How far past the border a rate must be, not negative.
+      hysteresis: Distance past a border at which a prompt changes its bin, not negative.
       extremes: Whether rates of exactly 0 or 1 have a bin; where not, theirs is -1.
 
     Returns:
@@ -207,8 +206,8 @@ def bin_means(
       values: ``[...]``, floating point: losses of sequences, or ``1 - reward``.
       bins: int ``[...]``, of the same shape; -1 for values of no bin.
       num_bins: Nb, above 0.
-      by_share: Whether the mean is divided by the bin's share of the batch, so that rare bins
-        score higher. The released runs do.
+      by_share: Whether the mean is divided by the bin's share of the batch, which raises rare
+        bins, as the released runs do.
       where: ``[...]``. See the module.
 
     Returns:
@@ -247,7 +246,7 @@ def bin_means(
 
 
 class BinScores(NamedTuple):
-    """What the adversary remembers of each bin.
+    """State of the adversary.
 
     Attributes:
       scores: ``[Nb]`` float32, moving average of the bin's means; 0 before the first.
@@ -307,7 +306,7 @@ def exponential_weights(
     standardize: bool = False,
     seen: Array | None = None,
 ) -> Array:
-    """Weights of an adversary: the harder a bin was, the more.
+    """Weights of an adversary, which grow with the scores.
 
         q_b = (1 - explore) exp(eta s_b) / sum exp(eta s) + explore / count    over present bins
 
@@ -316,7 +315,7 @@ def exponential_weights(
     Args:
       scores: ``[..., Nb]``, floating point.
       eta: Sharpness, not negative; 0 for equal weights.
-      explore: Share that goes to all alike, in [0, 1].
+      explore: Share that is uniform, in [0, 1].
       present: bool ``[..., Nb]``; None for all. See the module.
       bound: Scores are clipped to [-bound, bound], above 0; None for no bound.
       standardize: Whether the scores are first taken less the mean of all ``seen`` bins, over
@@ -363,19 +362,19 @@ def exponential_weights(
 def bin_advantage_weights(
     weights: Array, bins: Array, *, most: float = 15.0, where: Array | None = None
 ) -> Array:
-    """What the advantages of each sequence are multiplied by: its bin's weight, of mean 1.
+    """Factors of the advantages of each sequence: the weight of its bin, with mean 1.
 
         w_j = min(q[bin_j] / mean of q[bin] over the batch, most)
 
     Args:
       weights: ``[Nb]``, floating point, as :func:`exponential_weights` gives them.
-      bins: int ``[...]``: of each prompt, or of each sequence. Those of no bin (-1) get 1, and
-        count in no mean.
+      bins: int ``[...]``, of prompts or of sequences. Entries without a bin (-1) get 1 and are
+        not in the mean.
       most: Greatest factor, above 0.
       where: ``[...]``. See the module.
 
     Returns:
-      ``[...]`` float32; 1 where left out.
+      ``[...]`` float32; 1 where excluded.
 
     Example:
       >>> import jax.numpy as jnp
@@ -387,7 +386,7 @@ def bin_advantage_weights(
     References:
       Prompt-GDRO (arXiv:2601.19280), and its released code; the paper multiplies by
       ``min(exp(eta s), most)``, of the same ratios between bins but for the exploration. In the
-      released code what is in no bin is a bin of its own.
+      released code the prompts without a bin are another bin.
     """
     name = "bin_advantage_weights"
     checks.check_rank(name, 1, weights=weights)
@@ -500,13 +499,13 @@ def prompt_gdro(
     most: float = 15.0,
     correct: float = 0.5,
 ) -> Transform:
-    """Advantages weighed by an adversary who raises the bins of prompts that fail most.
+    """Advantages with weights of an adversary, which raises the bins that fail most.
 
         bin of a prompt       difficulty_bins of its last `window` groups
         weight of the batch   exponential_weights of the bins' scores, of mean 1, up to `most`
         afterwards            score <- moving average of the bin's mean 1 - reward, over its share
 
-    A batch is weighed by what was known before it. Reads ``prompt_ids [P]``, ``rewards [P, G]`` and
+    A batch has the weights of the state before it. Reads ``prompt_ids [P]``, ``rewards [P, G]`` and
     ``where`` from the batch; put it after an advantage with :func:`jaxrl_llm.chain`.
 
     Args:
@@ -536,9 +535,8 @@ def prompt_gdro(
 
     References:
       Prompt-GDRO (arXiv:2601.19280). The paper's score is the mean clipped loss of the bin, which
-      with centered advantages is close to 0 at a ratio of 1; the rate of failure in its place is
-      ours, as the released code has it for budgets. With losses at hand, :func:`bin_means` and
-      :func:`bin_scores_update` take them.
+      with centered advantages is close to 0 at a ratio of 1; the failure rate instead is ours.
+      :func:`bin_means` and :func:`bin_scores_update` take losses as well.
     """
     name = "prompt_gdro"
     pass_history_init(num_prompts, window)
@@ -556,23 +554,23 @@ def prompt_gdro(
 def choose_arms(
     log_probs: Array, counts: Array, *, arms: tuple[int, ...], total: int
 ) -> np.ndarray:
-    """How many rollouts the prompts of each bin get, so that the batch has what it may spend.
+    """The number of rollouts of each bin's prompts, within the budget of the batch.
 
         argmax of sum over b of log_probs[b, arm_b]
         with      sum over b of counts_b arms[arm_b] = total
 
-    Where no choice reaches the total, the nearest sum is taken, of two the likelier. Runs on the
-    host, over all sums that can be reached.
+    If no choice has the total, the nearest sum is taken, and of two the more probable. Runs on the
+    host, by dynamic programming over the sums.
 
     Args:
-      log_probs: ``[Nb, M]``, floating point: how much each bin would like each arm, as the
-        logarithm of :func:`exponential_weights` of its arm scores.
+      log_probs: ``[Nb, M]``, floating point: the logarithm of :func:`exponential_weights` of the
+        arm scores of each bin.
       counts: int ``[Nb]``, prompts of each bin in the batch.
       arms: M numbers of rollouts, each above 0, in ascending order.
       total: Rollouts of the batch, above 0.
 
     Returns:
-      int32 ``[Nb]``, the place of the chosen arm; -1 for a bin without prompts.
+      int32 ``[Nb]``, the index of the chosen arm; -1 for a bin without prompts.
 
     Example:
       >>> import jax.numpy as jnp
@@ -629,7 +627,7 @@ def arm_scores_update(
     price: float | Array,
     mean_rollouts: float,
 ) -> Array:
-    """What a bin thinks of the arm it had: better for a hard bin, worse for a dear arm.
+    """Scores of the arms after a batch: the loss of the bin, less the price of its rollouts.
 
         scores[b, chosen_b] += means_b - price (arms[chosen_b] - mean_rollouts)
 
@@ -639,7 +637,7 @@ def arm_scores_update(
       means: ``[Nb]``, floating point, the mean loss of each bin, or its rate of failure.
       arms: M numbers of rollouts.
       price: Of a rollout, as :func:`shadow_price` moves it.
-      mean_rollouts: Rollouts a prompt that may be spent on average.
+      mean_rollouts: The target of the mean rollouts a prompt.
 
     Returns:
       ``[Nb, M]`` float32.
@@ -675,14 +673,14 @@ def arm_scores_update(
 def shadow_price(
     price: float | Array, realized: float | Array, *, mean_rollouts: float, rate: float = 0.05
 ) -> Array:
-    """The price of a rollout, raised while more are spent than may be.
+    """The price of a rollout, which rises while the mean number of rollouts is above its target.
 
         price + rate (realized - mean_rollouts)
 
     Args:
       price: The price before, 0 at first. It may fall below 0.
-      realized: Rollouts a prompt that the batch had on average.
-      mean_rollouts: Rollouts a prompt that may be spent on average.
+      realized: Mean rollouts a prompt of the batch.
+      mean_rollouts: Their target.
       rate: Above 0.
 
     Returns:

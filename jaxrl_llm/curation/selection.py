@@ -1,11 +1,11 @@
 """Which prompts are rolled out next: scores of a success rate, and draws by score or weight.
 
-``rates`` ``[...]`` are success rates in [0, 1]: those believed (:func:`belief_mean`), drawn
-(:func:`thompson_rates`), tracked or predicted. A score is one number a prompt, the greater the
-better. A selection takes scores, weights or logits ``[N]`` and gives ``count`` prompt ids, int32
-``[count]``, each at most once; -1 stands at the end where there are fewer prompts than that.
-``where`` (bool ``[N]``, True = may be selected) leaves prompts out, and a NaN leaves out its own;
-what is left out may hold anything.
+``rates`` ``[...]``, floating point, are success rates in [0, 1]: expected (:func:`belief_mean`),
+drawn (:func:`thompson_rates`), tracked or predicted. A score is one number a prompt; greater is
+better. A selection takes scores, weights or logits ``[N]`` and returns ``count`` prompt ids, int32
+``[count]``, each at most once, with -1 at the end if there are fewer prompts. ``where`` (bool
+``[N]``, True = may be selected) excludes prompts, and so does a NaN; excluded entries may hold
+anything.
 
 Every function raises TypeError for an array of the wrong dtype, and ValueError for shapes that do
 not match or an option out of its range.
@@ -52,7 +52,7 @@ def learnability(rates: Array, *, power: float = 1.0) -> Array:
 
 
 def vade_information_gain(rates: Array) -> Array:
-    """What a rollout is worth by the success rate, with a leaning to hard prompts.
+    """The value of a rollout by the success rate, with a preference for hard prompts.
 
         p (1 - p)^2         greatest at p = 1/3
 
@@ -78,7 +78,7 @@ def vade_information_gain(rates: Array) -> Array:
 
 
 def nearest_target(rates: Array, *, target: float = 0.5) -> Array:
-    """The nearer to a target rate, the better.
+    """Scores by the distance from a target rate.
 
         -(p - target)^2
 
@@ -149,19 +149,18 @@ def insight_scores(
     sharpness: float = 3.0,
     information: Literal["mutual", "variance"] = "mutual",
 ) -> Array:
-    """Difficulty at the expected rate, times what the next rollouts would tell of it.
+    """A weight of the expected difficulty, times the information of the next rollouts.
 
         w(m) I(S; Phi),   w(m) = m (1 - m) exp(-sharpness (m - target)^2)
         m = alpha / (alpha + beta)
 
-    I is :func:`beta_bernoulli_information`, so that a prompt that is well known stops being picked
-    even where its difficulty is right; or :func:`variance_reduction`. The scores of the prompts
-    that a batch did not visit stay as they are (with ``retain_rest=1``), so that a step need only
-    renew those of the batch.
+    I is :func:`beta_bernoulli_information` or :func:`variance_reduction`, so that a prompt with
+    much evidence is no longer selected, whatever its difficulty. With ``retain_rest=1`` a batch
+    changes the scores of its own prompts only.
 
     Args:
       state: :class:`PromptBelief` with arrays ``[...]``.
-      rollouts: K, how many rollouts a prompt will get, 1 or more.
+      rollouts: K, the rollouts a prompt will get, 1 or more.
       target: mu, the preferred rate, in [0, 1].
       sharpness: eta, not negative; 0 for no preference but that for 1/2.
       information: "mutual", or "variance" for the cheaper one.
@@ -225,12 +224,12 @@ def select_top(scores: Array, *, count: int, where: Array | None = None) -> Arra
     """The prompts of the greatest scores, best first; of equal ones the first.
 
     Args:
-      scores: ``[N]``, floating point; -inf never leaves the pool.
+      scores: ``[N]``, floating point; -inf is never selected.
       count: How many, from 1 to N.
       where: See the module.
 
     Returns:
-      Prompt ids, int32 ``[count]``, -1 where there are none left.
+      Prompt ids, int32 ``[count]``; see the module.
 
     Example:
       >>> import jax.numpy as jnp
@@ -259,7 +258,7 @@ def gumbel_top(key: Array, logits: Array, *, count: int, where: Array | None = N
       where: See the module.
 
     Returns:
-      Prompt ids in the order of the draw, int32 ``[count]``, -1 where there are none left.
+      Prompt ids in the order of the draw, int32 ``[count]``; see the module.
 
     Example:
       >>> import jax
@@ -284,7 +283,7 @@ def draw_prompts(
     uniform: float = 0.0,
     where: Array | None = None,
 ) -> Array:
-    """Draws prompts without replacement by weights, and a part of them whatever their weight.
+    """Draws prompts without replacement, in part by weight and in part uniformly.
 
         round((1 - uniform) count) by weight, then the others uniformly from the rest
 
@@ -300,7 +299,7 @@ def draw_prompts(
       where: See the module.
 
     Returns:
-      Prompt ids in the order of the draw, int32 ``[count]``, -1 where there are none left.
+      Prompt ids in the order of the draw, int32 ``[count]``; see the module.
 
     Example:
       >>> import jax
@@ -334,7 +333,7 @@ def draw_prompts(
 
 
 def candidate_pool(key: Array, *, num_prompts: int, size: int) -> Array:
-    """Prompts drawn uniformly, one of each stretch of the dataset: what a costly score is for.
+    """Prompts drawn uniformly, one of each stretch of the dataset: candidates for costly scores.
 
         id_i uniform in the i-th of `size` stretches, whose lengths differ by one at most
 

@@ -1,8 +1,8 @@
-"""What embeddings of prompts tell: success rates of prompts not rolled out, solved ones like them.
+"""Rules over embeddings of prompts: predicted success rates, and solved problems that are alike.
 
 Embeddings come from a frozen encoder, one vector a prompt. ``reference_rates`` ``[R]`` are the mean
 rewards, in [0, 1], of the few reference prompts that are rolled out each round; ``where`` (bool,
-True = takes part) leaves some of them out, and what is left out may hold anything.
+True = takes part) excludes some of them; excluded entries may hold anything.
 
 Every function raises TypeError for an array of the wrong dtype, and ValueError for shapes that do
 not match or an option out of its range.
@@ -32,7 +32,7 @@ def attention_rates(
 
     Args:
       queries: ``[..., H]``, floating point: projected embeddings of the prompts.
-      references: ``[R, H]``, those of the references by their own projection.
+      references: ``[R, H]``, floating point: projected embeddings of the references.
       reference_rates: ``[R]``. See the module.
       temperature: Above 0.
       top: How many references a prompt attends to, those of the greatest products; None for all.
@@ -72,8 +72,8 @@ def attention_rates(
     scores = jnp.where(valid, scores, -jnp.inf)
     if top is not None and top < count:
         _, nearest = jax.lax.top_k(scores, top)
-        kept = jax.nn.one_hot(nearest, count, dtype=bool).any(axis=-2)
-        scores = jnp.where(kept, scores, -jnp.inf)
+        attended = jax.nn.one_hot(nearest, count, dtype=bool).any(axis=-2)
+        scores = jnp.where(attended, scores, -jnp.inf)
     # Without a reference all scores are -inf, and the softmax NaN.
     weights = jnp.where(jnp.any(valid), jax.nn.softmax(scores, axis=-1), 0.0)
     return weights @ masking.zero_masked(reference_rates, valid)
@@ -102,7 +102,7 @@ def calibrate_rates(
     *,
     where: Array | None = None,
 ) -> Array:
-    """Predicted rates, made bolder or milder and shifted as the references of the round ask for.
+    """Predicted rates, with a temperature and a shift computed from the round's references.
 
         t, b = relu([mean, std] hidden + hidden_bias) out + out_bias
         sigmoid(logit(clip(p, 1e-4, 1 - 1e-4)) / clip(softplus(t), 0.01, 10) + tanh(b))
@@ -144,11 +144,11 @@ def calibrate_rates(
 def linear_recalibration(
     rates: Array, reference_ids: Array, reference_rates: Array, *, where: Array | None = None
 ) -> Array:
-    """Predictions moved along the line that fits the references best, anew each round.
+    """Predictions corrected by a least-squares line through the references of the round.
 
         u p + v,   (u, v) = argmin of sum over j of (u p[id_j] + v - rate_j)^2
 
-    What comes out may leave [0, 1]. Where the references have one prediction, u is 0.
+    The result may leave [0, 1]. If all references have the same prediction, u is 0.
 
     Args:
       rates: ``[N]``, floating point: the predictions for all prompts.
@@ -196,12 +196,12 @@ def nearest_solved(
     where: Array | None = None,
     threshold: float | None = None,
 ) -> Array:
-    """The solved problems most like a prompt, to be put before it: in-context seeding.
+    """The solved problems most similar to a prompt, for in-context seeding.
 
         the count greatest of  cos(q, c_j)
 
-    XRPO seeds prompts whose rollouts have all failed with K = 2 solved problems of the corpus that
-    training fills.
+    XRPO puts the K = 2 nearest solved problems of a corpus, which training fills, before a prompt
+    whose rollouts have all failed. The corpus may be the items of a :class:`ReplayBuffer`.
 
     Args:
       queries: ``[..., D]``, floating point: embeddings of the prompts.

@@ -203,7 +203,7 @@ IDS, REWARDS = jnp.array([0]), jnp.ones((1, 2))
 BAD = {
     "belief_init: num_prompts must be an integer above 0": lambda: belief_init(0),
     "belief_init: prior[0] must be above 0": lambda: belief_init(2, prior=(0.0, 1.0)),
-    "successes and samples must be given together": lambda: belief_init(2, successes=IDS),
+    "successes and samples are required together": lambda: belief_init(2, successes=IDS),
     "belief_update: retain must be in [0, 1]; got 1.5": lambda: belief_update(
         STATE, IDS, REWARDS, retain=1.5
     ),

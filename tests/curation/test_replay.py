@@ -1,4 +1,4 @@
-"""The replay buffer, who leaves it, and what is drawn from it."""
+"""The replay buffer: eviction, draws, priorities."""
 
 import heapq
 import re
@@ -34,7 +34,7 @@ ADD = jax.jit(replay_add, static_argnames=("evict", "unique"))
 
 
 def batches(seed, size=4, prompts=6, steps=9):
-    """Items that say when they came: (step, row), with prompt, score and whether they are added."""
+    """Items that hold their (step, row), with prompt, score and whether they are added."""
     rng = np.random.default_rng(seed)
     for step in range(steps):
         items = np.stack([np.full(size, step), np.arange(size)], -1).astype(np.float32)
@@ -65,8 +65,8 @@ def test_the_newest_stay(capacity, unique):
         rows = [i for i in range(len(ids)) if where[i]]
         if unique:
             rows = [i for i in rows if ids[i] not in [ids[j] for j in rows if j > i]]
-            kept = [x for x in expected if x[1] not in ids[rows]]
-            expected = deque(kept, maxlen=capacity)
+            others = [x for x in expected if x[1] not in ids[rows]]
+            expected = deque(others, maxlen=capacity)
         expected.extend((tuple(items[i].tolist()), int(ids[i]), step) for i in rows)
         assert held(buffer) == list(expected)
 

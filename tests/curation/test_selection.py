@@ -12,6 +12,8 @@ from scipy import stats
 from jaxrl_llm.advantages import uncertainty_sampling_weights
 from jaxrl_llm.curation import (
     PromptBelief,
+    belief_init,
+    belief_update,
     beta_bernoulli_information,
     candidate_pool,
     draw_prompts,
@@ -21,6 +23,7 @@ from jaxrl_llm.curation import (
     nearest_target,
     select_top,
     target_logits,
+    thompson_rates,
     vade_information_gain,
     within_band,
 )
@@ -164,6 +167,43 @@ def test_permuting_the_prompts_permutes_the_scores_and_the_choice():
         np.testing.assert_array_equal(score(rates)[order], score(rates[order]))
         chosen = select_top(score(rates), count=2)
         assert order[select_top(score(rates[order]), count=2)].tolist() == chosen.tolist()
+
+
+def vade(key, belief):
+    return vade_information_gain(thompson_rates(key, belief))
+
+
+def mopps(key, belief):
+    return nearest_target(thompson_rates(key, belief), target=0.7)
+
+
+def insight(key, belief):
+    return insight_scores(belief, rollouts=8)
+
+
+@pytest.mark.parametrize(
+    ("score", "options", "low", "high"),
+    [
+        (vade, {"retain": 0.2, "retain_rest": 0.999}, 0.2, 0.5),
+        (mopps, {"retain": 0.5}, 0.6, 0.8),
+        (insight, {"retain": 0.5}, 0.25, 0.6),
+    ],
+)
+def test_selection_and_belief_together_find_the_prompts_that_are_wanted(score, options, low, high):
+    """200 prompts of constant success rates, of which 20 a step get 8 rollouts."""
+    rates = jnp.linspace(0.0, 1.0, 200)
+
+    def step(belief, key):
+        draw, outcome = jax.random.split(key)
+        ids = select_top(score(draw, belief), count=20)
+        rewards = jax.random.uniform(outcome, (20, 8)) < rates[ids][:, None]
+        return belief_update(belief, ids, rewards.astype(jnp.float32), **options), rates[ids]
+
+    _, chosen = jax.lax.scan(step, belief_init(200), KEYS[:80])
+    assert low < chosen[-40:].mean() < high
+    wanted = (low + high) / 2
+    spread = jnp.abs(chosen - wanted).mean(-1)
+    assert spread[-40:].mean() < 0.75 * spread[:4].mean()
 
 
 RATES = jnp.array([0.1, 0.9])
