@@ -77,6 +77,22 @@ def bins(a):
     return {"bins": jnp.stack(rows)}
 
 
+def heap(a):
+    buffer = curation.replay_init(jnp.zeros((), jnp.int32), capacity=4)
+    for batch, scores in enumerate(a["scores"]):
+        items = 5 * batch + jnp.arange(5)
+        buffer = curation.replay_add(
+            buffer, items, prompt_ids=items, version=batch, scores=scores, evict="lowest"
+        )
+    order = jnp.argsort(buffer.items)
+    probs = curation.replay_priorities(buffer.scores)
+    return {"items": buffer.items[order], "probs": probs[order]}
+
+
+def group_scores(a):
+    return {"scores": curation.replay_scores(a["advantages"], a["rewards"])}
+
+
 ARMS = (2, 3, 4, 6, 8)
 
 
@@ -122,6 +138,7 @@ TABLES = {
         "calibrated": Ours(calibrated),
         "replay_clip": Ours(replay_clip),
     },
+    "trl_replay": {"heap": Ours(heap), "group_scores": Ours(group_scores)},
     "symphony": {
         "smooth": Ours(lambda a: {"probs": curation.fading_probs(a["order"])}),
         "sharp": Ours(lambda a: {"probs": curation.fading_probs(a["order"], form="sharp")}),

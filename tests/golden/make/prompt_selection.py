@@ -1,11 +1,13 @@
-"""Writes the data of rules that choose prompts and replay: mopps.*, dots.*, gdro.*, symphony.*.
+"""Writes data of what chooses prompts and replays: mopps, dots, gdro, symphony, trl_replay.
 
 python tests/golden/make/prompt_selection.py MOPPS COMMIT DOTS COMMIT GDRO COMMIT SYMPHONY COMMIT
+    TRL COMMIT
 
-Checkouts of thu-rllab/MoPPS, ASTRAL-Group/data-efficient-llm-rl, kishanpb/verl-gdro and
-timurgepard/Simphony.
+Checkouts of thu-rllab/MoPPS, ASTRAL-Group/data-efficient-llm-rl, kishanpb/verl-gdro,
+timurgepard/Simphony and huggingface/trl.
 """
 
+import heapq
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -287,9 +289,65 @@ def symphony(root, commit):
     out.save()
 
 
+def trl_replay(root, commit):
+    """The heap of groups, the probabilities of its draw, and the scores of groups."""
+    out = writer("trl_replay", "trl", commit, "huggingface/trl")
+    path = "trl/experimental/grpo_with_replay_buffer/grpo_with_replay_buffer_trainer.py"
+    (buffer,) = take(root / path, "ReplayBuffer", heapq=heapq)
+    (update,) = take(root / path, "update_replay_buffer")
+    rng = np.random.default_rng(44)
+    scores = rng.permutation(15).reshape(3, 5).astype(np.float32) + 1
+    out.inputs("scores", {"random": {"scores": scores}})
+    rewards = rng.integers(0, 2, (6, 4)).astype(np.float32)
+    rewards[2], rewards[4] = 1.0, 0.5
+    advantages = rng.normal(size=(6, 4)).astype(np.float32)
+    out.inputs("groups", {"random": {"rewards": rewards, "advantages": advantages}})
+
+    def heap(case, a):
+        made = buffer(4)
+        for batch, row in enumerate(a["scores"].tolist()):
+            made.add(row, [5 * batch + i for i in range(5)])
+        probs, drawn = [], torch.multinomial
+        torch.multinomial = lambda p, *rest, **options: (probs.append(p), torch.tensor([0]))[1]
+        try:
+            made.sample(2)
+        finally:
+            torch.multinomial = drawn
+        order = sorted(range(4), key=lambda i: made.heap[i][1])
+        return {
+            "items": np.array([made.heap[i][1] for i in order]),
+            "probs": probs[0].numpy()[order],
+        }
+
+    def group_scores(case, a):
+        stored = []
+        rewards, advantages = (torch.from_numpy(a[name]) for name in ("rewards", "advantages"))
+        std = rewards.std(dim=1, keepdim=True).expand(-1, 4)
+        varied = std.max(dim=1).values > 0
+        made = SimpleNamespace(
+            replay_buffer=SimpleNamespace(add=lambda scores, data: stored.extend(scores)),
+            slice_group_data=lambda *rest: (None, None),
+            use_vllm=False,
+        )
+        update(made, varied, advantages, std, *[None] * 4, {}, [])
+        scores = torch.zeros(6)
+        scores[varied] = torch.tensor(stored)
+        return {"scores": scores.numpy()}
+
+    out.add("heap", ["llm_replay"], f"{path}: ReplayBuffer", heap, inputs="scores")
+    out.add(
+        "group_scores",
+        ["llm_replay"],
+        f"{path}: update_replay_buffer",
+        group_scores,
+        inputs="groups",
+    )
+    out.save()
+
+
 def main():
     places = iter(sys.argv[1:])
-    for make in (mopps, dots, gdro, symphony):
+    for make in (mopps, dots, gdro, symphony, trl_replay):
         make(Path(next(places)), next(places))
 
 
