@@ -201,6 +201,9 @@ class Writer:
         """The cases of a shared set, or those given, which become a set of this peer alone."""
         if name not in self.sets:
             self.sets[name] = cases or load_inputs(name)
+            for arrays in self.sets[name].values():
+                # jax has no integers of 64 bits.
+                arrays |= {k: x.astype(np.int32) for k, x in arrays.items() if x.dtype == np.int64}
             if cases is not None:
                 for key, x in stack(cases).items():
                     self.arrays[f"inputs/{name}/{key}"] = x

@@ -1,0 +1,81 @@
+"""Writes tests/golden/estimators/latr.*: starreeze/latr's candidates and its limit of branches.
+
+python tests/golden/make/latr.py CHECKOUT COMMIT
+"""
+
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from paper_code import passage, start, take
+
+FILTER, GENERATION = "model/sample_filter.py", "model/generation.py"
+
+
+def rows():
+    rng = np.random.default_rng(9)
+    probs = rng.dirichlet(np.full(6, 0.6), 12).astype(np.float32)
+    return {"random": {"probs": probs, "roots": rng.integers(0, 3, 12)}}
+
+
+def main():
+    root, writer = start("latr", "LATR", "starreeze/latr")
+    writer.inputs("rows", rows())
+    (ProbFilter,) = take(
+        root / FILTER, "ProbFilter", KeyTokenFilter=object, PreTrainedTokenizer=object
+    )
+
+    def candidates(a, low, gap):
+        top, ids = torch.from_numpy(a["probs"]).topk(3, dim=-1)
+        rule = SimpleNamespace(prob_filter_abs_thres=low, prob_filter_rel_thres=gap)
+        found = ProbFilter.__call__(rule, None, ids, top)
+        return torch.cat([torch.ones(len(found), 1, dtype=torch.bool), found], 1), ids
+
+    def branches(low, gap):
+        def compute(case, a):
+            keep, ids = candidates(a, low, gap)
+            return {"keep": keep.numpy(), "tokens": ids.numpy()}
+
+        return compute
+
+    for low, gap in ((0.25, 0.15), (0.15, 0.25)):
+        writer.add(
+            f"branches_{low:g}",
+            ["latr"],
+            f"{FILTER}: ProbFilter",
+            branches(low, gap),
+            inputs="rows",
+            arguments={"abs": low, "rel": gap},
+        )
+
+    def limit(most):
+        def compute(case, a):
+            keep, _ = candidates(a, 0.05, 0.5)
+            groups = {r: np.flatnonzero(a["roots"] == r).tolist() for r in range(3)}
+            made = passage(
+                root / GENERATION,
+                "groups = branch_info.group_by_root()",
+                "assert (sample_masks == 0).sum() <=",
+                branch_info=SimpleNamespace(group_by_root=lambda: groups),
+                sample_masks=1 - keep.to(torch.int8),
+                num_return_sequences=most,
+                device="cpu",
+            )
+            return {"keep": (made["sample_masks"] == 0).numpy()}
+
+        return compute
+
+    for most in (6, 8):
+        writer.add(
+            f"limit_{most}",
+            ["latr"],
+            f"{GENERATION}: _sample_new_sequence_with_rollout",
+            limit(most),
+            inputs="rows",
+            arguments={"num_return_sequences": most},
+        )
+    writer.save()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Which rollouts train, how trees are credited and what certainty does, against released code."""
+
+import golden_data
+import jax
+import jax.numpy as jnp
+import pytest
+from golden_data import Ours
+
+from jaxrl_llm import advantages, aggregate, curation, regularizers, rewards, surrogates
+
+
+def selection(count, least):
+    def run(a):
+        options = {"count": count, "min_wrong": least, "min_right": least}
+        keep = curation.resample_on_correct(a["rewards"], penalty=a["penalty"], **options)
+        return {"keep": keep}
+
+    return Ours(run)
+
+
+def penalty(a):
+    counts = {name: a[name] for name in ("answers", "opened", "closed", "turns")}
+    return {"penalty": curation.trace_penalty(a["errors"], a["calls"], **counts)}
+
+
+def filtration(rule):
+    return Ours(lambda a: {"weights": curation.filtration_weights(a["rewards"], rule=rule)})
+
+
+def magnitude(a):
+    """The released signal of certain tokens has the other sign."""
+    return {"magnitude": jnp.abs(advantages.entropy_signal(a["entropy"], a["mask"]).signal)}
+
+
+def hapo(dual_clip):
+    def run(a):
+        def loss(logp):
+            tokens = surrogates.hapo(
+                logp,
+                a["old_logp"],
+                a["advantages"],
+                a["mask"],
+                signal=a["signal"],
+                dual_clip=dual_clip,
+            )
+            return aggregate.weighted_sum(tokens, aggregate.token_mean(a["mask"]))
+
+        value, gradient = jax.value_and_grad(loss)(a["logp"])
+        return {"loss": value, "gradient": gradient}
+
+    return Ours(run)
+
+
+def growth(stride, most):
+    def run(a):
+        found = advantages.rank_growth(a["hidden"], a["mask"], stride=stride, max_tokens=most)
+        return {"growth": jnp.stack(found, axis=-1)}
+
+    return Ours(run)
+
+
+def tree(weighted):
+    def run(a):
+        more = {"edge_logp": a["logp"]} if weighted else {}
+        nodes = advantages.node_rewards(a["parents"], a["depth"], a["rewards"], max_depth=2, **more)
+        values = advantages.depth_advantages(nodes, a["depth"], a["tree"], trees=2, max_depth=2)
+        return {"rewards": nodes, "advantages": values}
+
+    return Ours(run)
+
+
+def branches(low, gap):
+    def run(a):
+        found = curation.branch_candidates(a["probs"], candidates=3, min_prob=low, max_gap=gap)
+        return {"keep": found.keep, "tokens": found.tokens}
+
+    return Ours(run)
+
+
+def limit(most):
+    def run(a):
+        found = curation.branch_candidates(a["probs"], candidates=3, min_prob=0.05, max_gap=0.5)
+        return {"keep": curation.branch_capacity(found.keep, a["roots"], capacity=most)}
+
+    return Ours(run)
+
+
+def band(a):
+    """The penalty alone, as what it takes off the bonus."""
+    loss = regularizers.entropy_band(
+        a["entropy"],
+        jnp.ones_like(a["turn_ids"], bool),
+        turn_ids=a["turn_ids"],
+        history=a["history"],
+        coef=1.0,
+        low=0.8,
+        high=1.2,
+        form="indicator",
+    )
+    return {"penalty": loss + a["entropy"]}
+
+
+def predictions(a):
+    def appears(right):
+        counted = jnp.where(right[:, None], a["has"], False)
+        return jnp.sum(counted, axis=0)
+
+    notions = appears(a["rewards"] == 1) - appears(a["rewards"] == 0)
+    guess = rewards.Prediction(
+        a["length"], a["eighths"] / 8, jnp.broadcast_to(notions, a["chosen"].shape), a["chosen"]
+    )
+    return {"rewards": rewards.meta_rewards(guess, a["rewards"], a["lengths"])}
+
+
+def crpg(a):
+    calibrated = rewards.calibrated_rewards(a["rewards"], baseline=a["baseline"])
+    constraints = {"satisfied": a["satisfied"], "log_ratio": a["log_ratio"]}
+    return {"rewards": rewards.constrained_rewards(calibrated, budget=5.0, **constraints)}
+
+
+TABLES = {
+    "rstar": {
+        f"select_{count}_{least}": selection(count, least)
+        for count, least in ((4, 1), (4, 2), (6, 2), (2, 1))
+    }
+    | {"penalty": Ours(penalty)},
+    "pf_ppo": {rule: filtration(rule) for rule in ("best_worst", "best_random", "power")},
+    "hapo": {
+        "signal": Ours(magnitude),
+        "loss_3": hapo(3.0),
+        "loss_10": hapo(10.0),
+        "advantages": Ours(
+            lambda a: {"advantages": advantages.token_grpo(a["rewards"], a["mask"])}
+        ),
+    },
+    "verl_erank": {f"growth_{k}_{n}": growth(k, n) for k, n in ((4, 512), (3, 16))},
+    "branch_grpo": {"mean": tree(False), "weighted": tree(True)},
+    "latr": {"branches_0.25": branches(0.25, 0.15), "branches_0.15": branches(0.15, 0.25)}
+    | {f"limit_{most}": limit(most) for most in (6, 8)},
+    "epo": {
+        "weight": Ours(lambda a: {"weight": regularizers.epo_phase_weight(a["epoch"] / 100)}),
+        "penalty": Ours(band),
+    },
+    "masa": {"rewards": Ours(predictions)},
+    "sage": {"levels": Ours(lambda a: {"level": curation.hint_level(a["level"], a["accuracy"])})},
+    "cgpo": {"crpg": Ours(crpg)},
+}
+PEERS = {name: golden_data.load(name) for name in TABLES}
+CASES = [(name, *case) for name, peer in PEERS.items() for case in peer.cases()]
+
+
+@pytest.mark.parametrize(("peer", "name", "case"), CASES)
+def test_numbers_of_the_authors(peer, name, case):
+    golden_data.check(PEERS[peer], TABLES[peer], name, case)
+
+
+@pytest.mark.parametrize("peer", PEERS)
+def test_every_entry_is_compared(peer):
+    golden_data.check_complete(PEERS[peer], TABLES[peer])
