@@ -35,9 +35,12 @@ def _prompts() -> PromptSet:
     return PromptSet((Prompt(f"q{n:02}", id=f"q{n:02}") for n in range(_PROMPTS)), source="tiny")
 
 
-def _reward(prompt: Prompt, completion: str, metadata) -> dict[str, float]:
-    """Two components in [0, 1]; few responses of a group have a reward above a half."""
-    low = sum(ord(c) < 64 for c in completion)
+def _reward(prompt: str, completion: str, metadata) -> dict[str, float]:
+    """Two components in [0, 1]; few responses of a group have a reward above a half.
+
+    Those of two prompts in ten all have the same reward, so that their groups teach nothing.
+    """
+    low = sum(ord(c) < 64 for c in completion) if prompt[-1] not in "37" else 0
     return {"reward": min(low, 5) / 5, "short": 1.0 / (1 + len(completion))}
 
 
@@ -48,7 +51,8 @@ def assert_loop_runs_whole(recipe: str | Recipe | EvolutionRecipe, *, steps: int
     rollouts each, the reward is in [0, 1] with a second component. After the run the parameters
     have moved and the losses are finite; the KL of the last update is above 0 if the recipe reads
     it; a tracker of prompts has seen those that were drawn; the state of every controller, the
-    critic and a reference that moves are not the first ones.
+    critic and a reference that moves are not the first ones. All rewards of two prompts are equal:
+    a collector that refills has asked for others, and what a collector remembers has moved.
 
     Args:
       recipe: The name of a preset, or a recipe.
@@ -94,6 +98,8 @@ def assert_loop_runs_whole(recipe: str | Recipe | EvolutionRecipe, *, steps: int
     _require(_differ(state.params, _model()[1]), f"{name}: the parameters did not move")
     if not made.forward_only:
         _check_memory(made, state, name, steps)
+        if made.collector is not None:
+            _check_collector(made.collector, result, name)
 
 
 def _check_memory(recipe: Recipe, state, name: str, steps: int) -> None:
@@ -110,7 +116,8 @@ def _check_memory(recipe: Recipe, state, name: str, steps: int) -> None:
             for a, b in zip(new, old, strict=True)
             if np.shape(a)[:1] == (_PROMPTS,)
         ]
-        drawn = min(_PROMPTS, steps * _PER_STEP)
+        # A collector may draw a prompt again before others.
+        drawn = min(_PROMPTS, steps * _PER_STEP) if recipe.collector is None else _PER_STEP
         most = max(seen, default=drawn)
         _require(most >= drawn, f"{name}: {slot} saw {most} of {drawn} prompts")
         _require(not new or _differ(new, old), f"{name}: the state of its {slot} did not move")
@@ -123,6 +130,21 @@ def _check_memory(recipe: Recipe, state, name: str, steps: int) -> None:
     every = dict(getattr(recipe.reference, "options", ())).get("every", 0)
     if recipe.reference is not None and every <= steps:
         _require(_differ(state.reference, _model()[1]), f"{name}: the reference did not move")
+
+
+def _check_collector(collector, result, name: str) -> None:
+    """Raises AssertionError unless a collector asked for what it drops, or learned."""
+    first, state = collector.init(_PROMPTS), result.state.collector_state
+    remembers = bool(jax.tree.leaves(first))
+    if remembers:
+        _require(_differ(state, first), f"{name}: the state of its collector did not move")
+    asked = sum(row["groups_sampled"] for row in result.history)
+    whole_epoch = _PER_STEP * len(result.history) >= _PROMPTS
+    if whole_epoch and not remembers:
+        _require(
+            asked > _PER_STEP * len(result.history),
+            f"{name}: its collector asked for no group in place of those whose rewards agree",
+        )
 
 
 def _require(condition: bool, message: str) -> None:

@@ -70,6 +70,8 @@ def test_presets_and_catalog_agree():
 def modules_in(recipe: Recipe) -> set[str]:
     """Modules of all functions in the slots of a recipe."""
     left, found = [r.function for part in wiring.readers(recipe) for r in part], set()
+    if recipe.collector is not None:
+        found |= {type(recipe.collector).__module__}
     while left:
         function = left.pop()
         options = [value for _, value in getattr(function, "options", ())]

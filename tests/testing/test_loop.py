@@ -1,6 +1,9 @@
 """The training loop runs each preset that the catalog calls whole, and the check can fail."""
 
+import dataclasses
+
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxrl_llm as jr
@@ -29,6 +32,21 @@ def forgetful():
     return jr.Transform(lambda: jnp.float32(0.0), update)
 
 
+@dataclasses.dataclass(frozen=True)
+class Idle:
+    """A collector that asks in order and never learns what it says it remembers."""
+
+    def init(self, num_prompts):
+        return np.zeros(num_prompts)
+
+    def propose(self, state, key, collection, count):
+        requests, _ = jr.curation.in_order().propose((), key, collection, count)
+        return requests, state
+
+    def observe(self, state, collection):
+        return jr.curation.in_order().observe((), collection)[0], state
+
+
 def still(reference, params, step):
     return reference
 
@@ -38,6 +56,9 @@ def test_what_does_not_move_fails():
     controller = Computed("kl_coef", forgetful(), "controller")
     recipe = jr.recipes.grpo().replace(name="forgetful", regularizers=(kl,), computed=(controller,))
     with pytest.raises(AssertionError, match="'forgetful': the state of its controller 'kl_coef'"):
+        assert_loop_runs_whole(recipe, steps=1)
+    recipe = jr.recipes.grpo().replace(name="idle", collector=Idle())
+    with pytest.raises(AssertionError, match="'idle': the state of its collector did not move"):
         assert_loop_runs_whole(recipe, steps=1)
     recipe = jr.recipes.grpo().replace(name="still", reference=still)
     with pytest.raises(AssertionError, match="'still': the reference did not move"):

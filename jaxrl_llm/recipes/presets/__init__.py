@@ -17,6 +17,9 @@ Options that several presets share:
     entropy_coef: Weight of an entropy bonus; 0 leaves it out.
     length: The generation budget in tokens (the sampler's ``max_new_tokens``). It has no default,
       since the width of a batch changes with its padding.
+    dynamic_sampling: Whether another group is asked for in place of each whose rewards agree, up to
+      10 times the batch (``curation.refill``); where the training has a loop of its own, that is
+      the loop's work.
     num_prompts: How many prompts the data set has; each is remembered.
 
 Every preset raises ValueError if an option is unknown, out of its range or without effect. What a
@@ -50,6 +53,7 @@ from jaxrl_llm.recipes.presets.clipping import (
 )
 from jaxrl_llm.recipes.presets.critics import adaptive_kl, ppo_max, safe
 from jaxrl_llm.recipes.presets.curation import capo, d3s, dars, fapo, hbpo, llds, ps_grpo, xrpo
+from jaxrl_llm.recipes.presets.curricula import insight, learnability, mopps, vade
 from jaxrl_llm.recipes.presets.grpo_family import (
     ace,
     dapo,
@@ -118,14 +122,17 @@ __all__ = [
     "hbpo",
     "icepop",
     "icpo",
+    "insight",
     "jspo",
     "kl_cov",
+    "learnability",
     "llds",
     "luffy_shaping",
     "luspo",
     "maxrl",
     "mc_grpo",
     "minpro",
+    "mopps",
     "mssr",
     "opo",
     "otb",
@@ -149,6 +156,7 @@ __all__ = [
     "trloo",
     "ulorl",
     "v05_baseline",
+    "vade",
     "vcpo",
     "verpo",
     "vespo",

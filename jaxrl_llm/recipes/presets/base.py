@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxrl_llm import advantages, aggregate, surrogates
+from jaxrl_llm import advantages, aggregate, curation, surrogates
 from jaxrl_llm.core import stateless
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import validate
@@ -18,3 +18,10 @@ BASE = Recipe(
 def from_base(**changes: Any) -> Recipe:
     """``BASE`` with these slots changed, after a dry run that checks their options."""
     return validate(BASE.replace(**changes))
+
+
+def refilled(recipe: Recipe, enabled: bool = True) -> Recipe:
+    """The recipe with another group asked for in place of each whose rewards agree, or as it is."""
+    if not enabled:
+        return recipe
+    return recipe.replace(collector=curation.refill(curation.informative_groups))

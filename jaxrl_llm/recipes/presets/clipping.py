@@ -6,7 +6,7 @@ averaged over sequences, empty rows left out; TRL, and verl up to 0.8, count tho
 
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import Array, bind, given, stateless
-from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.presets.base import from_base, refilled
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
 
@@ -92,7 +92,10 @@ def cispo(*, w_min: float = 0.0, w_max: float = 5.0) -> Recipe:
 
 
 def dispo(
-    *, eps_pos: tuple[float, float] = (0.2, 10.0), eps_neg: tuple[float, float] = (1.0, 100.0)
+    *,
+    eps_pos: tuple[float, float] = (0.2, 10.0),
+    eps_neg: tuple[float, float] = (1.0, 100.0),
+    dynamic_sampling: bool = True,
 ) -> Recipe:
     """Importance-weighted policy gradient with four bounds.
 
@@ -105,14 +108,15 @@ def dispo(
       eps_neg: The same elsewhere.
 
     References:
-      DISPO (arXiv:2602.00983), PAPER. The paper also leaves out groups whose rewards agree, which
-      is ``curation``; here they count in the denominator.
+      DISPO (arXiv:2602.00983), PAPER. The paper leaves out groups whose rewards agree; that others
+      take their places is DAPO's form of it.
     """
-    return from_base(
+    recipe = from_base(
         name="dispo",
         surrogate=bind(surrogates.dispo, eps_pos=eps_pos, eps_neg=eps_neg),
         paper="arXiv:2602.00983",
     )
+    return refilled(recipe, dynamic_sampling)
 
 
 def minpro(*, w_min: float = 0.0, w_max: float = 5.0, cap_one: bool = False) -> Recipe:
@@ -197,6 +201,7 @@ def clip_cov(
     upper: float = 5.0,
     eps_low: float = 1.0,
     eps_high: float = 1.0,
+    dynamic_sampling: bool = True,
 ) -> Recipe:
     """PPO's clip without some of the tokens whose advantage and log-probability covary.
 
@@ -213,22 +218,22 @@ def clip_cov(
 
     References:
       Cui et al. (arXiv:2505.22617), with their 8 updates a batch. The defaults are those of the
-      released script for 7B, whose epsilons of 1 leave little of the ratio clip. The scripts also
-      sample on until no group's rewards agree: ``curation.informative_groups``. verl selects anew
+      released script for 7B, whose epsilons of 1 leave little of the ratio clip. verl selects anew
       in each microbatch, with the log-probabilities of the moment, and leaves out tokens that the
       ratio clip stops.
     """
     selection = bind(surrogates.clip_cov_selection, ratio=ratio, lower=lower, upper=upper)
-    return from_base(
+    recipe = from_base(
         name="clip_cov",
         computed=(Computed("selected", selection, "batch"),),
         surrogate=bind(surrogates.clip_cov, eps_low=eps_low, eps_high=eps_high),
         minibatches=8,
         paper="arXiv:2505.22617",
     )
+    return refilled(recipe, dynamic_sampling)
 
 
-def kl_cov(*, ratio: float = 2e-3, coef: float = 1.0) -> Recipe:
+def kl_cov(*, ratio: float = 2e-3, coef: float = 1.0, dynamic_sampling: bool = True) -> Recipe:
     """The ratio without a clip, and a penalty on the tokens of the highest covariance.
 
         selected = the ratio of all tokens with the largest cov of :func:`clip_cov`
@@ -245,13 +250,14 @@ def kl_cov(*, ratio: float = 2e-3, coef: float = 1.0) -> Recipe:
       released script for 7B; the one for 32B selects a tenth of that. Else as for :func:`clip_cov`.
     """
     selection = bind(surrogates.kl_cov_selection, ratio=ratio)
-    return from_base(
+    recipe = from_base(
         name="kl_cov",
         computed=(Computed("selected", selection, "batch"),),
         surrogate=bind(surrogates.kl_cov, coef=coef),
         minibatches=8,
         paper="arXiv:2505.22617",
     )
+    return refilled(recipe, dynamic_sampling)
 
 
 def rover(*, rho: float = 1.0, beta: float = 1.0) -> Recipe:

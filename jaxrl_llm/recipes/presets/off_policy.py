@@ -9,7 +9,7 @@ from typing import Literal
 
 from jaxrl_llm import advantages, aggregate, corrections, curation, regularizers, surrogates
 from jaxrl_llm.core import bind, chain, checks, given, stateless
-from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.presets.base import from_base, refilled
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
 
@@ -249,6 +249,7 @@ def brorl(
     cap: float = 2.0,
     kl_coef: float = 1e-4,
     reset_every: int | None = 500,
+    dynamic_sampling: bool = True,
 ) -> Recipe:
     """The recipe that BroRL scales in the number of rollouts.
 
@@ -275,7 +276,7 @@ def brorl(
     if kl_coef and reset_every is not None:
         reset = bind(regularizers.reset_reference, every=reset_every)
     weights = bind(corrections.importance_weights, cap=cap)
-    return from_base(
+    recipe = from_base(
         name="brorl",
         advantage=stateless(advantages.reinforce_pp_baseline, norm="sequence"),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
@@ -285,6 +286,7 @@ def brorl(
         reference=reset,
         paper="arXiv:2510.01180",
     )
+    return refilled(recipe, dynamic_sampling)
 
 
 def ulorl(

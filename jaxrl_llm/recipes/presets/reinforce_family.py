@@ -7,7 +7,7 @@ from typing import Literal
 
 from jaxrl_llm import advantages, aggregate, surrogates
 from jaxrl_llm.core import bind, chain, checks, given, stateless
-from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.presets.base import from_base, refilled
 from jaxrl_llm.recipes.recipe import Recipe
 
 
@@ -67,6 +67,7 @@ def gpg(
     *,
     scale: Literal["none", "group"] = "none",
     mode: Literal["informative", "nonzero_reward"] = "informative",
+    dynamic_sampling: bool = True,
 ) -> Recipe:
     """Group policy gradient: no ratio, no clip, no KL term, no critic.
 
@@ -78,15 +79,16 @@ def gpg(
       mode: What alpha counts, see :func:`jaxrl_llm.advantages.group`; "nonzero_reward" is verl's.
 
     References:
-      Chu et al., GPG (arXiv:2504.02546). The released loop also samples on until enough groups are
-      informative, which belongs to the sampling of prompts.
+      Chu et al., GPG (arXiv:2504.02546), whose released loop samples on until enough groups are
+      informative.
     """
-    return from_base(
+    recipe = from_base(
         name="gpg",
         advantage=stateless(advantages.gpg, scale=scale, mode=mode),
         surrogate=surrogates.reinforce,
         paper="arXiv:2504.02546",
     )
+    return refilled(recipe, dynamic_sampling)
 
 
 def reinforce_pp(

@@ -5,8 +5,8 @@ A batch of those with ``num_prompts`` holds ``prompt_ids``.
 
 from typing import Literal
 
-from jaxrl_llm import advantages, aggregate, regularizers, surrogates
-from jaxrl_llm.core import bind, chain, checks, stateless
+from jaxrl_llm import advantages, aggregate, curation, regularizers, surrogates
+from jaxrl_llm.core import bind, chain, checks, given, stateless
 from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
@@ -19,16 +19,18 @@ def spo_tracker(
     eps_low: float = 0.2,
     eps_high: float = 0.28,
     dual_clip: float | None = 10.0,
+    prioritized: bool = True,
 ) -> Recipe:
     """Single-stream policy optimization.
 
         v = the tracked success rate of the prompt, before this batch
         A = (r - v - mean(r - v)) / std(r - v)              over the batch
 
-    One rollout a prompt is enough, and several are allowed. Rewards lie in [0, 1]. Draw
-    the prompts with ``advantages.uncertainty_sampling_weights`` of the tracked rates.
+    One rollout a prompt is enough, and several are allowed. Rewards lie in [0, 1]. Prompts are
+    drawn by ``advantages.uncertainty_sampling_weights`` of their success rates.
 
     Args:
+      prioritized: Whether prompts are drawn so; else each comes once an epoch.
       rho: Share of a prompt's past that a visit leaves; None for one that adapts to
         ``policy_shift``, which the batch then holds.
 
@@ -39,8 +41,12 @@ def spo_tracker(
 
     References:
       Xu and Ding, SPO (arXiv:2509.13232), and the setting of the released script, whose rho adapts.
-      Its tracker starts from 8 rollouts a prompt: ``advantages.beta_tracker_init``.
+      Its tracker starts from 8 rollouts a prompt: ``advantages.beta_tracker_init``. The belief that
+      prompts are drawn by is the collector's; it forgets toward its prior, the tracker toward
+      nothing.
     """
+    weights = advantages.uncertainty_sampling_weights
+    retain = 0.875 if rho is None else rho
     return from_base(
         name="spo_tracker",
         advantage=advantages.spo_tracker(num_prompts=num_prompts, rho=rho),
@@ -48,6 +54,11 @@ def spo_tracker(
             surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip
         ),
         paper="arXiv:2509.13232",
+        collector=curation.prioritized(
+            given(weights, values="rates"), prior=(0.5, 0.5), retain=retain
+        )
+        if prioritized
+        else None,
         group_relative=False,
     )
 
