@@ -178,7 +178,7 @@ def vocabulary_statistics(
     else:
         _, out = jax.lax.scan(chunk, (), jax.tree.map(split, flat))
         out = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:tokens], out)
-    return {k: _zeroed(x.reshape(*lead, *x.shape[1:]), mask) for k, x in out.items()}
+    return {k: _zeroed(x.reshape(lead + x.shape[1:]), mask) for k, x in out.items()}
 
 
 def _rows_of(name: str, functions, rows, lead: tuple[int, ...], mask) -> dict[str, Array]:

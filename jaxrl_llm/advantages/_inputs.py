@@ -41,7 +41,7 @@ def check_tokens(
             f"{function}: mask must have the shape of rewards and a token axis more; got "
             f"rewards {jnp.shape(rewards)} and mask {jnp.shape(mask)}."
         )
-    masking.check_tokens(function, mask, **arrays)
+    checks.check_arrays(function, arrays, mask=mask)
     return mask if where is None else mask & where[..., None]
 
 
@@ -50,7 +50,8 @@ def check_token_rewards(
 ) -> Array:
     """As :func:`check_tokens`, for ``token_rewards`` of the mask's shape."""
     checks.check_min_rank(function, 1, token_rewards=token_rewards)
-    masking.check_tokens(function, mask, token_rewards=token_rewards, **arrays)
+    checks.check_mask(function, mask)
+    checks.check_arrays(function, {"token_rewards": token_rewards} | arrays, mask=mask)
     if where is None:
         return mask
     checks.check_bool(function, where=where)

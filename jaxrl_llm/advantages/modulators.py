@@ -240,7 +240,7 @@ def _check_evidence(function: str, advantages: Array, mask: Array, where, **toke
         if value is None:
             raise ValueError(f"{function}: {name} is None; the method requires it.")
     checks.check_float(function, advantages=advantages)
-    masking.check_tokens(function, mask, **tokens)
+    checks.check_arrays(function, tokens, mask=mask)
     if where is not None:
         checks.check_bool(function, where=where)
         checks.check_shape(function, "where", where, jnp.shape(mask)[:-1])

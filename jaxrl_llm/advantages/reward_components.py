@@ -257,12 +257,11 @@ def _check(function: str, rewards: Components, where: Array | None) -> tuple[str
         )
     if not rewards:
         raise ValueError(f"{function}: rewards has no component.")
-    for name, component in rewards.items():
-        checks.check_min_rank(function, 1, **{f"rewards[{name!r}]": component})
-        checks.check_float(function, **{f"rewards[{name!r}]": component})
-    checks.check_bool(function, where=where)
     arrays = {f"rewards[{name!r}]": component for name, component in rewards.items()}
-    checks.check_same_shape(function, **arrays, where=where)
+    for name, component in arrays.items():
+        checks.check_min_rank(function, 1, **{name: component})
+    checks.check_bool(function, where=where)
+    checks.check_arrays(function, arrays, where=where)
     return tuple(rewards)
 
 

@@ -268,7 +268,8 @@ class Tally:
         """Samples the groups; True if Ctrl-C came first, after writing what has ended by then."""
         from tqdm import tqdm
 
-        self._generation.submit(*groups)
+        for group in groups:
+            self._generation.submit(group)
         disable = None if bar else True
         progress = tqdm(total=len(groups), unit="prompt", dynamic_ncols=True, disable=disable)
         with progress:

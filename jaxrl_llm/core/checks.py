@@ -15,7 +15,7 @@ import math
 import numbers
 import types
 import typing
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 
 import chex
 import jax
@@ -58,8 +58,7 @@ def check_rank(function: str, rank: int, **arrays) -> None:
             ) from error
 
 
-def check_min_rank(function: str, rank: int, **arrays) -> None:
-    """Raises ValueError unless every array has at least ``rank`` axes."""
+def _check_min_rank(function: str, rank: int, arrays) -> None:
     for name, x in arrays.items():
         _check_array(function, name, x)
         if len(_shape(x)) < rank:
@@ -68,14 +67,23 @@ def check_min_rank(function: str, rank: int, **arrays) -> None:
             )
 
 
-def check_same_shape(function: str, **arrays) -> None:
-    """Raises ValueError unless all arrays share one shape."""
+def check_min_rank(function: str, rank: int, **arrays) -> None:
+    """Raises ValueError unless every array has at least ``rank`` axes."""
+    _check_min_rank(function, rank, arrays)
+
+
+def _check_same_shape(function: str, arrays) -> None:
     present = {name: x for name, x in arrays.items() if x is not None}
     for name, x in present.items():
         _check_array(function, name, x)
     if len({_shape(x) for x in present.values()}) > 1:
         shapes = ", ".join(f"{name} {_shape(x)}" for name, x in present.items())
         raise ValueError(f"{function}: these must have one shape: {shapes}.")
+
+
+def check_same_shape(function: str, **arrays) -> None:
+    """Raises ValueError unless all arrays share one shape."""
+    _check_same_shape(function, arrays)
 
 
 def check_shape(function: str, name: str, array, shape: tuple[int, ...]) -> None:
@@ -110,6 +118,16 @@ def check_float(function: str, **arrays) -> None:
 def check_integer(function: str, **arrays) -> None:
     """Raises TypeError unless every array holds integers."""
     _check_dtype(function, "hold integers", jnp.integer, arrays)
+
+
+def check_arrays(function: str, arrays: Mapping[str, typing.Any], **masks) -> None:
+    """Raises unless arrays by name are floating, of at least one axis, and of the masks' shape.
+
+    A dtype raises TypeError, a shape ValueError.
+    """
+    _check_min_rank(function, 1, {name: x for name, x in arrays.items() if x is not None})
+    _check_dtype(function, "be floating point", jnp.floating, arrays)
+    _check_same_shape(function, {**arrays, **masks})
 
 
 def check_mask(function: str, mask) -> None:

@@ -110,9 +110,7 @@ def check_tokens(function: str, mask: Array, **arrays) -> None:
     A dtype raises TypeError, a shape ValueError.
     """
     checks.check_mask(function, mask)
-    checks.check_min_rank(function, 1, **{k: x for k, x in arrays.items() if x is not None})
-    checks.check_float(function, **arrays)
-    checks.check_same_shape(function, **arrays, mask=mask)
+    checks.check_arrays(function, arrays, mask=mask)
 
 
 def safe_log_ratio(

@@ -258,10 +258,17 @@ def trace_penalty(
       rStar2-Agent (arXiv:2508.20722), GRPO-RoC; the released code.
     """
     function = "trace_penalty"
-    counts = {"tool_errors": tool_errors, "tool_calls": tool_calls, "answers": answers}
-    counts |= {"opened": opened, "closed": closed, "turns": turns}
-    checks.check_integer(function, **counts)
-    checks.check_same_shape(function, **counts)
+    checks.check_integer(function, tool_errors=tool_errors, tool_calls=tool_calls, answers=answers)
+    checks.check_integer(function, opened=opened, closed=closed, turns=turns)
+    checks.check_same_shape(
+        function,
+        tool_errors=tool_errors,
+        tool_calls=tool_calls,
+        answers=answers,
+        opened=opened,
+        closed=closed,
+        turns=turns,
+    )
     calls = jnp.asarray(tool_calls, jnp.float32)
     tools = jnp.where(calls > 0, jnp.asarray(tool_errors) / jnp.maximum(calls, 1.0), 0.5)
     opened, closed, answers = jnp.asarray(opened), jnp.asarray(closed), jnp.asarray(answers)

@@ -514,12 +514,13 @@ def splice(tokens: Array, keep: Array, continuation: Array, length: Array) -> Sp
       SCOPE (arXiv:2602.24110), ABSTRACT reading; what the loss of the continuation is, is ours.
     """
     function = "splice"
-    arrays = {"tokens": tokens, "keep": keep, "continuation": continuation, "length": length}
-    checks.check_integer(function, **arrays)
+    checks.check_integer(
+        function, tokens=tokens, keep=keep, continuation=continuation, length=length
+    )
     checks.check_min_rank(function, 1, tokens=tokens, continuation=continuation)
     lead, size = jnp.shape(tokens)[:-1], jnp.shape(tokens)[-1]
-    for name in ("keep", "length"):
-        checks.check_shape(function, name, arrays[name], lead)
+    checks.check_shape(function, "keep", keep, lead)
+    checks.check_shape(function, "length", length, lead)
     checks.check_shape(function, "continuation", continuation, (*lead, jnp.shape(continuation)[-1]))
     if jnp.shape(continuation)[-1] == 0:
         raise ValueError(f"{function}: continuation must have at least one column; got none.")

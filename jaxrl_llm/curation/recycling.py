@@ -111,8 +111,17 @@ def judge_items(
     possible = jnp.where(single, alone >= 0, (good >= 0) & (bad >= 0))
     label = jnp.where(single, of_right, swapped).astype(jnp.int32)
     kind = jnp.where(possible, jnp.where(single, POINT, PAIR), NONE).astype(jnp.int32)
-    found = (jnp.where(possible, x, -1).astype(jnp.int32) for x in (first, second, label))
-    return JudgeItems(kind, *found, reflect=_draw(keys[5], wrong))
+
+    def where_possible(x: Array) -> Array:
+        return jnp.where(possible, x, -1).astype(jnp.int32)
+
+    return JudgeItems(
+        kind=kind,
+        first=where_possible(first),
+        second=where_possible(second),
+        label=where_possible(label),
+        reflect=_draw(keys[5], wrong),
+    )
 
 
 def cap_items(key: Array, flags: Array, *, count: int) -> Array:
@@ -212,8 +221,12 @@ def swarm_groups(
         there = jnp.arange(size) < jnp.sum(eligible)
         return jnp.where(there, order, 0), there
 
-    parts = draw(own, local, count), draw(other, jnp.asarray(informative) & ~local, foreign)
-    return SharedGroups(*(jnp.concatenate(pair) for pair in zip(*parts, strict=True)))
+    local_index, local_there = draw(own, local, count)
+    foreign_index, foreign_there = draw(other, jnp.asarray(informative) & ~local, foreign)
+    return SharedGroups(
+        index=jnp.concatenate([local_index, foreign_index]),
+        where=jnp.concatenate([local_there, foreign_there]),
+    )
 
 
 class PooledGroups(NamedTuple):

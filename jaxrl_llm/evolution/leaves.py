@@ -230,7 +230,7 @@ def leaf_table(params: ArrayTree, classes: ArrayTree, *, rank: int = 1) -> str:
     totals = [f"{sum(column):,}" for column in zip(*kinds.values(), strict=True)]
     header = ("leaf", "class", "shape", "leaves", "parameters", "drawn")
     rows = [header, *rows, ("total", "", "", *totals)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(header))]
     lines = []
     for row in rows:
         cells = list(zip(row, widths, strict=True))

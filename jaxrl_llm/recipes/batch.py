@@ -12,6 +12,7 @@ from jaxrl_llm.core import Array, checks
 from jaxrl_llm.core.packing import Packing, check_packing
 from jaxrl_llm.core.support import Support, check_support
 from jaxrl_llm.recipes.inputs import check_extra
+from jaxrl_llm.recipes.records import replace_fields
 
 
 @jax.tree_util.register_dataclass
@@ -103,7 +104,7 @@ class Batch:
 
     def replace(self, **changes) -> "Batch":
         """A copy with some fields changed."""
-        return dataclasses.replace(self, **changes)
+        return replace_fields(self, changes)
 
     def check(self) -> "Batch":
         """The batch, after a check of ranks, shapes and dtypes that costs nothing under ``jit``.

@@ -12,9 +12,7 @@ def check_tokens(function: str, mask: Array | None, **arrays) -> None:
         if x is None:
             raise ValueError(f"{function}: {name} is None; this term requires it.")
     checks.check_bool(function, mask=mask)
-    checks.check_min_rank(function, 1, **arrays)
-    checks.check_float(function, **arrays)
-    checks.check_same_shape(function, **arrays, mask=mask)
+    checks.check_arrays(function, arrays, mask=mask)
 
 
 def scaled(coef, x: Array) -> Array:

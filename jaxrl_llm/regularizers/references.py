@@ -52,12 +52,14 @@ def soup(trees: Sequence[ArrayTree], weights: Sequence[float] | Array | None = N
         _check_alike("soup", "the trees", trees[0], tree)
 
     def mix(*leaves):
+        if not _floating(leaves[0]):
+            return leaves[0]
         total = jnp.float32(0)
         for weight, leaf in zip(weights, leaves, strict=True):
             total = total + weight * jnp.asarray(leaf, jnp.float32)
         return total.astype(jnp.result_type(leaves[0]))
 
-    return jax.tree.map(lambda *x: mix(*x) if _floating(x[0]) else x[0], *trees)
+    return jax.tree.map(mix, *trees)
 
 
 def ema_reference(

@@ -445,11 +445,9 @@ class SamplerBackend:
     def _join_rows(self, asked: Asked) -> Rollout:
         """The rows of a group as one."""
         rows, size = self._rows.pop(asked), len(asked.requests)
-        joined = rows[0]._asdict()
-        for name in joined.keys() - {"prompt_tokens", "prompt_mask"}:
-            leaves = (getattr(row, name) for row in rows)
-            joined[name] = jax.tree.map(lambda *x: np.concatenate(x, axis=1)[:, :size], *leaves)
-        return Rollout(**joined)
+        responses = [row._replace(prompt_tokens=None, prompt_mask=None) for row in rows]
+        joined = jax.tree.map(lambda *x: np.concatenate(x, axis=1)[:, :size], *responses)
+        return joined._replace(prompt_tokens=rows[0].prompt_tokens, prompt_mask=rows[0].prompt_mask)
 
 
 class EngineBackend:

@@ -4,20 +4,21 @@ import jax
 
 from jaxrl_llm.core import ArrayTree
 from jaxrl_llm.models import Model, ModelConfig, make_model
+from jaxrl_llm.recipes.records import replace_fields
 from jaxrl_llm.testing.tokenizer import ByteTokenizer
 
-_SHAPE = {
-    "architecture": "llama",
-    "vocab_size": ByteTokenizer.vocab_size,
-    "width": 32,
-    "num_layers": 2,
-    "num_heads": 4,
-    "num_kv_heads": 2,
-    "head_dim": 8,
-    "mlp_width": 64,
-    "max_length": 256,
-    "tied": True,
-}
+_CONFIG = ModelConfig(
+    architecture="llama",
+    vocab_size=ByteTokenizer.vocab_size,
+    width=32,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    mlp_width=64,
+    max_length=256,
+    tied=True,
+)
 
 
 def tiny_config(**overrides) -> ModelConfig:
@@ -31,7 +32,7 @@ def tiny_config(**overrides) -> ModelConfig:
       >>> jr.testing.tiny_config(num_layers=1).num_layers
       1
     """
-    return ModelConfig(**{**_SHAPE, **overrides})
+    return replace_fields(_CONFIG, overrides)
 
 
 def tiny_model(*, seed: int = 0, **overrides) -> tuple[Model, ArrayTree]:
@@ -47,5 +48,5 @@ def tiny_model(*, seed: int = 0, **overrides) -> tuple[Model, ArrayTree]:
       >>> model.output_matrix(params).shape
       (259, 32)
     """
-    model = make_model(tiny_config(**overrides))
+    model = make_model(replace_fields(_CONFIG, overrides))
     return model, model.init(jax.random.key(seed))

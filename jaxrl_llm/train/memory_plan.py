@@ -29,6 +29,7 @@ from jaxrl_llm.models.protocol import Model, cast_params
 from jaxrl_llm.models.quantize import RoundedWeights
 from jaxrl_llm.models.sharding import AXES, RULES, ShardingRules, param_spec, update_spec
 from jaxrl_llm.recipes import EvolutionRecipe
+from jaxrl_llm.recipes.records import replace_fields
 from jaxrl_llm.rollout.sampler import BUCKETS
 from jaxrl_llm.rollout.sampling.options import DrawOptions, make_draw
 from jaxrl_llm.train.batches import check_reads_segments
@@ -242,12 +243,12 @@ def suggestions(
     for text, options in changes:
         try:
             values = {
-                name: dataclasses.replace(getattr(config, name), **value)
+                name: replace_fields(getattr(config, name), value)
                 if isinstance(value, dict)
                 else value
                 for name, value in options.items()
             }
-            yield text, dataclasses.replace(config, **values)
+            yield text, replace_fields(config, values)
         except ValueError:  # it contradicts the rest of the configuration
             continue
 

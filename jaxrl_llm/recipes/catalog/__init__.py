@@ -150,9 +150,10 @@ def as_table(methods: Sequence[Method] = CATALOG, *, style: str = "text") -> str
             trains = f"not: {m.missing}" if m.missing else _trains(m)
             table.append((f"`{m.key}`", m.kind, preset, trains, link, _peers(m), m.title))
         return "\n".join(f"| {' | '.join(row)} |" for row in table)
-    lines = [("method", "kind", "trains", "paper", "title")]
+    header = ("method", "kind", "trains", "paper", "title")
+    lines = [header]
     lines += [(m.key, m.kind, _trains(m), m.arxiv, m.title) for m in methods]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
     widths[-1] = max(8, _WIDTH - sum(widths[:-1]) - 2 * (len(widths) - 1))
 
     def cut(text: str, width: int) -> str:

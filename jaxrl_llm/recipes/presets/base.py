@@ -5,6 +5,7 @@ from typing import Any
 from jaxrl_llm import advantages, aggregate, curation, surrogates
 from jaxrl_llm.core import stateless
 from jaxrl_llm.recipes.recipe import Recipe
+from jaxrl_llm.recipes.records import replace_fields
 from jaxrl_llm.recipes.wiring import validate
 
 BASE = Recipe(
@@ -17,7 +18,7 @@ BASE = Recipe(
 
 def from_base(**changes: Any) -> Recipe:
     """``BASE`` with these slots changed, after a dry run that checks their options."""
-    return validate(BASE.replace(**changes))
+    return validate(replace_fields(BASE, changes))
 
 
 def refilled(recipe: Recipe, enabled: bool = True) -> Recipe:

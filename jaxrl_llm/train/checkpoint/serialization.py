@@ -142,10 +142,21 @@ def to_arrays(state: TrainState) -> dict[str, Any]:
 
 def from_arrays(tree: dict[str, Any], like: TrainState) -> TrainState:
     """The inverse of :func:`to_arrays`, for a state with the structure of ``like``."""
-    key = jax.random.wrap_key_data(tree.pop("key"), impl=jax.random.key_impl(like.key))
-    leaves = [int(x) for x in tree.pop("data_cursor")]
+    key = jax.random.wrap_key_data(tree["key"], impl=jax.random.key_impl(like.key))
+    leaves = [int(x) for x in tree["data_cursor"]]
     cursor = jax.tree.unflatten(jax.tree.structure(like.data_cursor), leaves)
-    return like._replace(**tree, key=key, data_cursor=cursor)
+    return TrainState(
+        params=tree["params"],
+        opt_state=tree["opt_state"],
+        algo_state=tree["algo_state"],
+        key=key,
+        step=tree["step"],
+        data_cursor=cursor,
+        critic=tree["critic"],
+        reference=tree["reference"],
+        base=like.base,
+        collector_state=tree["collector_state"],
+    )
 
 
 def abstract(x):

@@ -226,7 +226,17 @@ class RunFolder:
             return next(matches, {}).get("held_out", {})
 
         results = processes.from_first(find)
-        return {kind: Accuracy(**value) for kind, value in results.items()}
+        return {
+            kind: Accuracy(
+                mean=value["mean"],
+                low=value["low"],
+                high=value["high"],
+                questions=value["questions"],
+                samples=value["samples"],
+                binary=value["binary"],
+            )
+            for kind, value in results.items()
+        }
 
     def history(self) -> list[dict]:
         """The lines of metrics.jsonl, as the first process reads them."""
