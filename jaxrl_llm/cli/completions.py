@@ -215,7 +215,10 @@ class Live:
         text = text_of(self._ids, self._tokenizer, self._stops)
         # A character may still lack bytes, and a stop string its end.
         text = text.rstrip("\ufffd")
-        self._print(text[: len(text) - self._partial_stop(text)])
+        # How many of the last characters may be the beginning of a stop string.
+        starts = {stop[:n] for stop in self._stops for n in range(1, len(stop))}
+        partial = max((len(s) for s in starts if text.endswith(s)), default=0)
+        self._print(text[: len(text) - partial])
 
     def write(self, rows: Sequence[dict]) -> None:
         """The completion has ended: prints the rest of it."""
@@ -227,11 +230,6 @@ class Live:
         if self._ids:
             print(flush=True)
         self._ids, self._printed = [], ""
-
-    def _partial_stop(self, text: str) -> int:
-        """How many of the last characters may be the beginning of a stop string."""
-        starts = {stop[:n] for stop in self._stops for n in range(1, len(stop))}
-        return max((len(s) for s in starts if text.endswith(s)), default=0)
 
     def _print(self, text: str) -> None:
         # Printed text stays, even if later tokens change how the tokenizer reads earlier ones.

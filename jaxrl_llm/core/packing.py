@@ -63,7 +63,7 @@ def plan_packing(mask: np.ndarray, *, size: int | None = None, most: float = 1.0
         raise ValueError(
             f"plan_packing: a response of {lengths.max()} tokens does not fit into size {size}."
         )
-    starts, rows = _first_fit(lengths, size)
+    starts, rows = first_fit(lengths, size)
     # The next of 1, 2, 3, 4, 6, 8, 12, ...: few shapes to compile.
     power = 1 << (rows - 1).bit_length()
     rounded = power * 3 // 4 if power > 2 and rows <= power * 3 // 4 else power
@@ -119,7 +119,7 @@ def check_packing(function: str, packing: Packing | None, groups: tuple[int, int
     checks.check_shape(function, "packing.starts", packing.starts, groups)
 
 
-def _first_fit(lengths: np.ndarray, size: int) -> tuple[np.ndarray, int]:
+def first_fit(lengths: np.ndarray, size: int) -> tuple[np.ndarray, int]:
     """Where each response begins, the longest first, and how many rows the fullest prompt has."""
     P, G = lengths.shape
     every, filled = np.arange(P), np.zeros((P, G), np.int64)

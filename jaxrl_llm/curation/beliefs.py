@@ -221,11 +221,11 @@ def thompson_rates(key: Array, state: PromptBelief, prompt_ids: Array | None = N
         known = (prompt_ids >= 0) & (prompt_ids < alpha.shape[0])
         at = jnp.where(known, prompt_ids, 0)
         alpha, beta = (jnp.where(known, x[at], jnp.nan) for x in (alpha, beta))
-    log_x, log_y = _log_gamma_variates(key, jnp.stack([alpha, beta]))
+    log_x, log_y = log_gamma_variates(key, jnp.stack([alpha, beta]))
     return jnp.where(jnp.isnan(alpha + beta), jnp.nan, jax.nn.sigmoid(log_x - log_y))
 
 
-def _log_gamma_variates(key: Array, shape: Array) -> Array:
+def log_gamma_variates(key: Array, shape: Array) -> Array:
     """Logarithms of Gamma(shape, 1) variates: proposals for all elements until each has one.
 
     jax.random.gamma loops over elements one by one, which takes 13 times as long on a CPU.

@@ -394,7 +394,7 @@ def round_to_budget(
 
 
 @functools.lru_cache(maxsize=16)
-def _t_quantiles(level: float, size: int) -> np.ndarray:
+def student_t_quantiles(level: float, size: int) -> np.ndarray:
     """Quantile ``1 - level / 2`` of Student's t with 1 .. size degrees of freedom, float32."""
     from scipy import special  # jax depends on it
 
@@ -450,7 +450,7 @@ def rollout_priority(
     checks.check_non_negative(function, finite=True, bonus=bonus)
     if not 0 < level < 1:
         raise ValueError(f"{function}: level must be in (0, 1); got {level:g}.")
-    table = _t_quantiles(float(level), int(max_count))
+    table = student_t_quantiles(float(level), int(max_count))
     count = jnp.asarray(count, jnp.int32)
     n = jnp.maximum(count, 2)
 

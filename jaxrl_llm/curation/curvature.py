@@ -150,12 +150,12 @@ def capo_scores(
         tokens = probs.shape[-1]
         places = jnp.broadcast_to(jnp.arange(tokens), probs.shape) if support is None else support
         places = jnp.where(mask[..., None], places, 0)
-        slope, spread = _adam(hidden, probs, actions, advantages, places, moments, betas, eps)
+        slope, spread = adam(hidden, probs, actions, advantages, places, moments, betas, eps)
         scores = _scores(advantages, lr, slope, spread, fisher)
     return CapoScores(*(masking.zero_masked(x, mask) for x in scores))
 
 
-def _adam(hidden, probs, actions, advantages, places, moments: CapoMoments, betas, eps):
+def adam(hidden, probs, actions, advantages, places, moments: CapoMoments, betas, eps):
     """``v.u`` and ``Var_pi(u)`` of the Adam step of each token."""
     mu, nu = (jnp.asarray(x, jnp.float32) for x in moments[:2])
     count = jnp.asarray(moments.count, jnp.float32) + 1.0

@@ -171,7 +171,12 @@ def difficulty_bins(
     checks.check_min_rank(name, 0, rates=rates)
     checks.check_float(name, rates=rates)
     checks.check_non_negative(name, finite=True, hysteresis=hysteresis)
-    _check_edges(name, edges)
+    rising = isinstance(edges, tuple) and all(a < b for a, b in itertools.pairwise(edges))
+    if not rising or not edges or not (edges[0] > 0 and edges[-1] < 1):
+        raise ValueError(
+            f"{name}: edges must be a tuple of numbers within (0, 1) in ascending order; "
+            f"got {edges!r}."
+        )
     rates = jnp.asarray(rates, jnp.float32)
     borders = jnp.array(edges, jnp.float32)
     bins = jnp.sum(rates[..., None] >= borders, axis=-1, dtype=jnp.int32)
@@ -230,7 +235,8 @@ def bin_means(
     checks.check_integer(name, bins=bins)
     checks.check_bool(name, where=where)
     checks.check_same_shape(name, values=values, bins=bins, where=where)
-    _check_num_bins(name, num_bins)
+    if isinstance(num_bins, bool) or not isinstance(num_bins, int) or num_bins < 1:
+        raise ValueError(f"{name}: num_bins must be an integer above 0; got {num_bins!r}.")
     inside = (bins >= 0) & (bins < num_bins)
     valid = inside if where is None else inside & where
     row = jnp.where(valid, bins, num_bins).ravel()
@@ -696,17 +702,3 @@ def shadow_price(
     """
     checks.check_positive("shadow_price", finite=True, rate=rate)
     return jnp.asarray(price, jnp.float32) + rate * (realized - mean_rollouts)
-
-
-def _check_num_bins(function: str, num_bins: int) -> None:
-    if isinstance(num_bins, bool) or not isinstance(num_bins, int) or num_bins < 1:
-        raise ValueError(f"{function}: num_bins must be an integer above 0; got {num_bins!r}.")
-
-
-def _check_edges(function: str, edges: tuple[float, ...]) -> None:
-    rising = isinstance(edges, tuple) and all(a < b for a, b in itertools.pairwise(edges))
-    if not rising or not edges or not (edges[0] > 0 and edges[-1] < 1):
-        raise ValueError(
-            f"{function}: edges must be a tuple of numbers within (0, 1) in ascending order; "
-            f"got {edges!r}."
-        )

@@ -60,7 +60,7 @@ def take(cursor: Cursor, n: int, *, size: int, seed: int) -> tuple[list[int], Cu
         )
     indices: list[int] = []
     while len(indices) < n:
-        part = _permutation(seed, epoch, size)[index : index + n - len(indices)]
+        part = permutation(seed, epoch, size)[index : index + n - len(indices)]
         indices.extend(part.tolist())
         index += len(part)
         if index == size:
@@ -69,6 +69,7 @@ def take(cursor: Cursor, n: int, *, size: int, seed: int) -> tuple[list[int], Cu
 
 
 @lru_cache(maxsize=2)
-def _permutation(seed: int, epoch: int, size: int) -> np.ndarray:
+def permutation(seed: int, epoch: int, size: int) -> np.ndarray:
+    """The order of the prompts in one epoch."""
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch])))
     return generator.permutation(size)

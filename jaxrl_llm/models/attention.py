@@ -216,7 +216,7 @@ def _joint(
     return output.reshape(query.shape)
 
 
-def _has_cudnn() -> bool:
+def has_cudnn() -> bool:
     """Whether programs run on a GPU that has cuDNN's attention."""
     if jax.default_backend() != "gpu":
         return False
@@ -236,7 +236,7 @@ def _default(query: Array, kv: KV, prefix: KV | None) -> str:
     half = query.dtype in (jnp.bfloat16, jnp.float16)
     supported = half and d % 8 == 0 and d <= 128 and T % 2 == 0 and length % 2 == 0
     supported = supported and row_length == T and P * G * T * length <= _LARGEST_MASK
-    return "cudnn" if supported and _has_cudnn() else "plain"
+    return "cudnn" if supported and has_cudnn() else "plain"
 
 
 def attend(

@@ -121,7 +121,7 @@ def drpo_len(
     right, wrong = sides > 0, sides < 0
     shares = length_softmax_weights(lengths, right, length=length, lam=lam)
     raised = jnp.sum(shares * score, axis=-1, keepdims=True)
-    lowered = tau * _log_mean_exp(score / tau, wrong)
+    lowered = tau * log_mean_exp(score / tau, wrong)
     both = jnp.any(right, axis=-1, keepdims=True) & jnp.any(wrong, axis=-1, keepdims=True)
     objective = jnp.where(both, raised - lowered, 0.0)
     # A NaN advantage has no side and must reach the loss.
@@ -206,7 +206,7 @@ def kl_barrier(kl: Array, *, beta: float = 1e3, delta: float = 1e-4) -> Array:
     return jnp.maximum(beta * (jnp.asarray(kl, jnp.float32) - delta), 0.0)
 
 
-def _log_mean_exp(x: Array, where: Array) -> Array:
+def log_mean_exp(x: Array, where: Array) -> Array:
     """``log(mean(exp(x)))`` over the entries of ``where`` along the last axis; 0 without one."""
     some = jnp.any(where, axis=-1, keepdims=True)
     count = jnp.sum(where, axis=-1, keepdims=True, dtype=jnp.float32)

@@ -123,10 +123,10 @@ def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:
         )
     if config.max_grad_norm is None:
         return moves
-    return optax.chain(_clip_by_norm(config.max_grad_norm), moves)
+    return optax.chain(clip_by_norm(config.max_grad_norm), moves)
 
 
-def _clip_by_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
+def clip_by_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
     """``optax.clip_by_global_norm`` with a norm that the step has computed already.
 
     The gradient is multiplied by one factor where it is next read; optax selects between two full
@@ -205,7 +205,7 @@ def apply_if_finite(
             changes = jax.tree.map(lambda x: (scale * x).astype(x.dtype), changes)
         return (optax.apply_updates(params, changes), opt_state), trees.norm(changes)
 
-    write = _by_choice if jax.default_backend() == "gpu" else _by_branch
+    write = update_by_choice if jax.default_backend() == "gpu" else update_by_branch
     carry, update_norm, applied = write(applied, changed, grads, carry)
     metrics = {
         "loss": loss,
@@ -216,7 +216,7 @@ def apply_if_finite(
     return carry, metrics
 
 
-def _by_branch(applied: Array, changed: Callable, grads: ArrayTree, carry):
+def update_by_branch(applied: Array, changed: Callable, grads: ArrayTree, carry):
     """Parameters and state after ``changed``, the norm of the update, whether it was applied."""
 
     def stay(grads, carry):
@@ -232,8 +232,8 @@ def _by_branch(applied: Array, changed: Callable, grads: ArrayTree, carry):
     return carry, jnp.where(applied, norm, 0.0), applied
 
 
-def _by_choice(applied: Array, changed: Callable, grads: ArrayTree, carry):
-    """:func:`_by_branch`, leaf by leaf."""
+def update_by_choice(applied: Array, changed: Callable, grads: ArrayTree, carry):
+    """:func:`update_by_branch`, leaf by leaf."""
     new, norm = changed(grads, carry)
     if not _multiplies(changed, grads, carry):
         applied &= jnp.isfinite(norm)

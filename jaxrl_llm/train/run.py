@@ -182,21 +182,22 @@ class Run:
         A signal ends it without a result.
         """
         step, folder = int(self.state.step), self.folder
+
+        def raise_if_stopped() -> None:
+            if self.stopped():
+                raise _Stopped
+
         if not folder.accuracy_at(step):  # a run that is resumed may have it
             try:
                 with self.clock("evaluate"):
                     accuracy, rows = self.experiment.evaluate(
-                        self.state.policy, self.state.key, check=self._raise_if_stopped
+                        self.state.policy, self.state.key, check=raise_if_stopped
                     )
             except _Stopped:
                 return
             folder.held_out(step, accuracy, rows[: self.config.samples_shown])
         means = {kind: accuracy.mean for kind, accuracy in folder.accuracy_at(step).items()}
         self.checkpoints.set_score(step, means)
-
-    def _raise_if_stopped(self) -> None:
-        if self.stopped():
-            raise _Stopped
 
     def _check_signal(self, step: int, rollouts: RolloutBatch) -> None:
         """Says that a step made no update, and ends the run after too many in a row.

@@ -133,22 +133,18 @@ class Experiment:
             sampling = config.asynchrony.sampler_devices
             used += f" and {sampling} more that sample" if sampling else ""
             used += f", rollouts at most {most} update(s) behind"
+        # How many optimizer steps a batch serves, where that is not plainly one.
+        passes, paper, steps = config.passes, self.recipe.minibatches, ""
+        if not self.recipe.forward_only:
+            steps = f", {passes.updates} optimizer steps a batch" if passes.updates > 1 else ""
+            if config.minibatches is None and paper != passes.minibatches:
+                steps += f", not in the {paper} minibatches of its paper, which do not divide it"
         return (
             f"{name}, {describe_params(params)}, {used}; {self.recipe.name}, "
             f"{config.prompts_per_step} prompts x {config.sampling.group_size} rollouts a step"
-            f"{self._describe_passes()}; "
+            f"{steps}; "
             f"{len(self.train)} questions to train on, {len(self.held_out)} held out"
         )
-
-    def _describe_passes(self) -> str:
-        """How many optimizer steps a batch serves, where that is not plainly one."""
-        if self.recipe.forward_only:
-            return ""
-        passes, paper = self.config.passes, self.recipe.minibatches
-        text = f", {passes.updates} optimizer steps a batch" if passes.updates > 1 else ""
-        if self.config.minibatches is None and paper != passes.minibatches:
-            text += f", not in the {paper} minibatches of its paper, which do not divide it"
-        return text
 
 
 def load_model(config: TrainConfig, mesh, *, frozen=False) -> tuple[Model, ArrayTree, Any]:

@@ -214,10 +214,10 @@ def test_an_unknown_form_is_named():
     ("capability", "found"), [("9.0", True), ("7.5", False), ("12.0", True), ("gfx942", False)]
 )
 def test_the_kernel_is_known_by_the_device(capability, found, monkeypatch):
-    assert not attention._has_cudnn()  # a CPU has none
+    assert not attention.has_cudnn()  # a CPU has none
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(compute_capability=capability)])
-    assert attention._has_cudnn() == found
+    assert attention.has_cudnn() == found
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_the_kernel_is_taken_where_it_fits(options, form, monkeypatch):
         return query
 
     monkeypatch.setattr(jax.nn, "dot_product_attention", record)
-    monkeypatch.setattr(attention, "_has_cudnn", lambda: True)
+    monkeypatch.setattr(attention, "has_cudnn", lambda: True)
     output = jax.eval_shape(lambda: attend(**arrays, **fixed))
     assert (output.shape, output.dtype) == (arrays["query"].shape, options["dtype"])
     assert used == (["cudnn"] if form == "cudnn" else [])

@@ -305,8 +305,8 @@ def test_a_step_makes_one_update_in_either_way(monkeypatch):
     recipe = FRAGILE.replace(reference=None, regularizers=())
     state = init_state(params, OPTIMIZER, recipe, key=jax.random.key(0))
     found = []
-    for write in (module._by_branch, module._by_choice):
-        monkeypatch.setattr(module, "_by_branch", write)
+    for write in (module.update_by_branch, module.update_by_choice):
+        monkeypatch.setattr(module, "update_by_branch", write)
         step = make_step(model, recipe, OPTIMIZER, donate=False)
         found.append([step(state, sick()), step(state, sick(poison=1.0))])
     for one, other in zip(*found, strict=True):

@@ -214,7 +214,13 @@ class Checkpoints:
         unfinished.rename(self.path(step))
         files.sync(self.folder)  # before older ones are deleted
         try:
-            self._delete_superseded(step)
+            for damaged in list(self._passed):
+                self._set_aside(damaged)
+            steps = [s for s in self.steps() if s <= step]  # later ones are not of this run
+            scores = self._read_scores(steps) if self.best is not None else {}
+            for old in superseded(steps, scores, keep=self.keep):
+                # Under this name, what may be left of it is swept later.
+                shutil.rmtree(self.path(old).rename(self._unfinished(old)))
         except OSError as error:
             return error
         return None
@@ -224,15 +230,6 @@ class Checkpoints:
         if (path := self.path(step)).exists():
             path.rename(files.free_name(path))
         self._passed = [damaged for damaged in self._passed if damaged != step]
-
-    def _delete_superseded(self, step: int) -> None:
-        for damaged in list(self._passed):
-            self._set_aside(damaged)
-        steps = [s for s in self.steps() if s <= step]  # later ones are not of this run
-        scores = self._read_scores(steps) if self.best is not None else {}
-        for old in superseded(steps, scores, keep=self.keep):
-            # Under this name, what may be left of it is swept later.
-            shutil.rmtree(self.path(old).rename(self._unfinished(old)))
 
     def best_step(self) -> int | None:
         """The step of the best checkpoint by the metric that ``best`` names; None if none has it.

@@ -84,7 +84,7 @@ class _Bucket(NamedTuple):
     count: int
 
 
-def _range(values: Sequence[float]) -> tuple[float, float]:
+def axis_limits(values: Sequence[float]) -> tuple[float, float]:
     """Least and greatest value, apart from each other, with a little room."""
     low, high = min(values), max(values)
     room = (high - low) / 20
@@ -106,7 +106,7 @@ def chart(series: Sequence[Series], *, title: str) -> str:
     ends = [end for s in series for pair in s.intervals for end in pair]
     values += [end for end in ends if end is not None and _finite(end)]
     steps = [x for s in series for x, _ in s.points]
-    low, high = _range(values or [0.0, 1.0])
+    low, high = axis_limits(values or [0.0, 1.0])
     first, last = (min(steps), max(steps)) if steps else (0.0, 1.0)
     if first == last:
         first, last = first - 1, last + 1

@@ -78,7 +78,16 @@ class RunFolder:
         self.checkpoints = self.path / "checkpoints"
         self._last_rows: list[Mapping] = []
         self.resumes = processes.from_first(lambda: self._open(resume))
-        processes.together(self._check_shared)
+
+        def check_shared() -> None:
+            if not self.path.is_dir():
+                raise CheckpointError(
+                    f"The run folder {str(self.path)!r} is not there for process "
+                    f"{jax.process_index()}; all processes of a run need it, on a shared file "
+                    "system."
+                )
+
+        processes.together(check_shared)
 
     def _open(self, resume: bool) -> bool:
         """Makes the folder; whether there is something to resume from."""
@@ -123,13 +132,6 @@ class RunFolder:
             raise ValueError(
                 f"train: the run in {str(self.path)!r} had other settings: {text}. Resume it with "
                 "the same ones, or accept the change (--allow-changed)."
-            )
-
-    def _check_shared(self) -> None:
-        if not self.path.is_dir():
-            raise CheckpointError(
-                f"The run folder {str(self.path)!r} is not there for process "
-                f"{jax.process_index()}; all processes of a run need it, on a shared file system."
             )
 
     def __enter__(self) -> "RunFolder":
@@ -253,22 +255,23 @@ class RunFolder:
           TrainingError: If lines of metrics.jsonl or samples.jsonl still cannot be written.
         """
         self._ended = True
-        processes.from_first(self._flush)
+
+        def flush(lines: JsonLines) -> None:
+            with writing(lines.path):
+                lines.flush()
+
+        def flush_both() -> None:
+            with contextlib.ExitStack() as stack:  # the second is tried if the first fails
+                for lines in (self.metrics, self.samples):
+                    stack.callback(flush, lines)
+
+        processes.from_first(flush_both)
         outcome = "done" if interrupted is None else signal.Signals(interrupted).name
         self._note_end(outcome, {f"seconds_{k}": v for k, v in seconds.items()})
         path = self.path / "reward.png"
         if self._writes:
             with _optional(path):
                 plot_reward(self.metrics.rows(), path, title=self.path.name)
-
-    def _flush(self) -> None:
-        with contextlib.ExitStack() as all_of_them:  # the second is tried if the first fails
-            for lines in (self.metrics, self.samples):
-                all_of_them.callback(self._flush_one, lines)
-
-    def _flush_one(self, lines: JsonLines) -> None:
-        with writing(lines.path):
-            lines.flush()
 
     def _note_end(self, outcome: str, numbers: Mapping[str, Any] | None = None) -> None:
         if not self._writes:
