@@ -1,7 +1,8 @@
 """Rewards of completions: any callable, verifiers in processes, a few built in, and their shaping.
 
 A reward is any callable `(prompt, completion, metadata)` that returns a number or a mapping of
-names to numbers. `score` runs it over a batch, on the host, and refuses a non-finite value.
+names to numbers. `score` runs it over a batch, on the host, and refuses a non-finite value;
+NaN in a mapping says that a name does not apply.
 
 The functions of arrays shape rewards afterwards. Those that take `rewards` first stand at the head
 of a recipe's advantage chain: `fapo_reward`, `steered_bonus`, `overlong_rewards`, `hbpo_rewards`,
@@ -21,8 +22,16 @@ from jaxrl_llm.rewards.paraphrases import (
     paraphrase_rewards,
     sample_pair_mask,
 )
-from jaxrl_llm.rewards.pool import VerifierPool, VerifierWarning
-from jaxrl_llm.rewards.scoring import FAILED, BatchReward, Reward, RewardError, Scores, score
+from jaxrl_llm.rewards.pool import VerifierPool
+from jaxrl_llm.rewards.scoring import (
+    FAILED,
+    BatchReward,
+    Reward,
+    RewardError,
+    Scores,
+    VerifierWarning,
+    score,
+)
 from jaxrl_llm.rewards.shaping import fapo_reward, genrm_step_reward, steered_bonus
 from jaxrl_llm.rewards.votes import (
     Majority,

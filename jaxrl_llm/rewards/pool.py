@@ -12,11 +12,23 @@ from typing import Any
 
 from jaxrl_llm.rewards import _worker
 from jaxrl_llm.rewards._process import Process, sendable
-from jaxrl_llm.rewards.scoring import FAILED, Reward, RewardError, describe, name_of
+from jaxrl_llm.rewards.scoring import (
+    Failure,
+    Reward,
+    RewardError,
+    VerifierWarning,
+    describe,
+    name_of,
+)
 
 _WARNED_ONE_BY_ONE = 5
 _PATIENCE_SECONDS = 600.0
 _RETRY_SECONDS = 1.0  # between workers that die while they start
+
+
+def _clause(kind: str, payload: str) -> str:
+    """A failure in words, after the name of the function."""
+    return f"raised {payload}" if kind == "raised" else payload
 
 
 def _kill_all(processes: set[Process]) -> None:
@@ -51,20 +63,16 @@ class _Silence:
         return time.monotonic() - self._heard
 
 
-class VerifierWarning(UserWarning):
-    """A verifier hung, raised or died, and the completion scores zero."""
-
-
 class VerifierPool:
     """Runs a reward in worker processes with a hard deadline a call.
 
-    A call that outlasts the deadline has its worker killed and replaced. A hang, an exception and
-    a death of the process all score zero, are counted, and are warned about: one by one at first,
-    then one line a batch. The training run goes on, until for `patience` seconds of scoring not one
-    call has returned a value. A worker that dies while it starts in place of another is replaced in
-    turn. A non-finite value is a mistake in the function rather than in a completion, and raises in
-    `score` as usual. So does a `RewardError` of the function: a row that it cannot grade, whatever
-    the completion.
+    A call that outlasts the deadline has its worker killed and replaced. A hang, an exception and a
+    death of the process are failed calls: `on_error` of `score` says what becomes of them. They are
+    counted, and are warned about: one by one at first, then one line a batch. The training run goes
+    on, until for `patience` seconds of scoring not one call has returned a value. A worker that
+    dies while it starts in place of another is replaced in turn. A non-finite value is a mistake in
+    the function rather than in a completion, and raises in `score` as usual. So does a
+    `RewardError` of the function: a row that it cannot grade, whatever the completion.
 
     Workers end with this process, however it ends, and with them the programs that a call has
     started; a call that holds the interpreter then ends alone, a few seconds after its deadline.
@@ -152,7 +160,7 @@ class VerifierPool:
     def __call__(self, prompt: str, completion: str, metadata: Mapping[str, Any]) -> Any:
         """Scores one completion; a hang or crash is 0.0."""
         (value,) = self.score_batch([prompt], [completion], [metadata])
-        return 0.0 if value is FAILED else value
+        return 0.0 if isinstance(value, Failure) else value
 
     def score_batch(
         self,
@@ -160,7 +168,7 @@ class VerifierPool:
         completions: Sequence[str],
         metadata: Sequence[Mapping[str, Any]],
     ) -> list[Any]:
-        """The function's values in the order of the input, `FAILED` where it hung or crashed."""
+        """The function's values in the order of the input, a `Failure` where a call failed."""
         rows = list(zip(prompts, completions, metadata, strict=True))
         outcomes: list[tuple[str, Any]] = [("crashed", "was not run")] * len(rows)
         todo: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -199,7 +207,10 @@ class VerifierPool:
         if errors:
             raise errors[0]
         self._warn(outcomes, metadata)
-        return [value if kind == "value" else FAILED for kind, value in outcomes]
+        return [
+            payload if kind == "value" else Failure(_clause(kind, payload))
+            for kind, payload in outcomes
+        ]
 
     def _join(self, thread: threading.Thread) -> None:
         """Waits for a thread as long as the pool shows signs of life."""
@@ -286,10 +297,9 @@ class VerifierPool:
         self.failures += len(failed)
         for position in alone:
             kind, payload = outcomes[position]
-            what = f"raised {payload}" if kind == "raised" else payload
             warnings.warn(
-                f"Verifier {self.__qualname__} {what} on "
-                f"{describe(position, metadata[position])}; the completion scores zero.",
+                f"Verifier {self.__qualname__} {_clause(kind, payload)} on "
+                f"{describe(position, metadata[position])}.",
                 VerifierWarning,
                 stacklevel=3,
             )
@@ -298,7 +308,7 @@ class VerifierPool:
             kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(rest.items()))
             warnings.warn(
                 f"Verifier {self.__qualname__} failed on {rest.total()} more of {len(outcomes)} "
-                f"completions ({kinds}); they score zero, {self.failures} so far.",
+                f"completions ({kinds}), {self.failures} so far.",
                 VerifierWarning,
                 stacklevel=3,
             )

@@ -1,23 +1,55 @@
 """Calls a reward on every completion of a batch and checks what comes back."""
 
 import asyncio
+import contextlib
 import contextvars
 import inspect
 import math
 import threading
 import time
+import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
 
 import numpy as np
+
+from jaxrl_llm.core import checks
 
 _CALL_SECONDS, _BATCH_SECONDS = 60.0, 3600.0
 _THREADS = 32  # of calls that an async reward sends to threads
 
 
+OnError = Literal["drop", "zero", "raise"]
+"""What becomes of a completion whose call failed: no reward, a reward of 0, or `RewardError`."""
+
+ON_ERROR = get_args(OnError)
+
+
 class RewardError(RuntimeError):
     """A reward raised, hung, or gave something that is not a finite number."""
+
+
+class VerifierWarning(UserWarning):
+    """Calls of a reward hung, raised or crashed."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Stands in a batch for a completion whose call failed.
+
+    Attributes:
+      reason: What happened, after the name of the reward: "raised KeyError: 'x'".
+      error: The exception, if it is one of this process.
+    """
+
+    reason: str = "failed"
+    error: BaseException | None = field(default=None, compare=False, repr=False)
+
+
+FAILED = Failure()
+"""A `Failure` for no reason that is known."""
 
 
 def name_of(reward: Any) -> str:
@@ -37,21 +69,76 @@ def one_line(text: str) -> str:
     return " ".join(text.split()).rstrip(".")[:300] or "no message"
 
 
-class _Progress:
-    """Which calls are under way and since when; written by the thread, read by the caller."""
+class _Calls:
+    """The calls of a batch, made in one thread and supervised by another."""
 
     def __init__(self) -> None:
-        self.waiting: dict[int, float] = {}
-        self.values: list[Any] = []
+        self.values: dict[int, Any] = {}
+        self.waiting: dict[int, float] = {}  # calls under way, and since when
+        self.tasks: dict[int, asyncio.Task] = {}  # of awaited calls
         self.error: tuple[int, BaseException] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._moved = time.monotonic()  # when a call last began or ended
+        self._stopped = False
 
     def start(self, position: int) -> None:
-        self.waiting[position] = time.monotonic()
+        self.waiting[position] = self._moved = time.monotonic()
 
-    def overdue(self, deadline: float) -> int | None:
+    def end(self, position: int) -> None:
+        self.waiting.pop(position, None)
+        self._moved = time.monotonic()
+
+    def overdue(self, deadline: float) -> list[int]:
+        """Calls that outlast the deadline, in order."""
         now = time.monotonic()
-        late = [n for n, since in self.waiting.copy().items() if now - since > deadline]
-        return min(late) if late else None
+        late = {n for n, since in self.waiting.copy().items() if now - since > deadline}
+        if now - self._moved > deadline:  # a call that blocks the event loop lets no other begin
+            late |= self.tasks.keys() - self.values.keys() - self.waiting.copy().keys()
+        return sorted(late)
+
+    async def gather(self, awaited: dict[int, Awaitable[Any]], *, stop_on_error: bool) -> None:
+        """Awaits all; only an error that ends the batch ends the others."""
+        self._loop = asyncio.get_running_loop()
+        self._loop.set_default_executor(_Threads())
+
+        async def one(position: int, value: Awaitable[Any]) -> None:
+            if self._stopped or position in self.values:
+                _close(value)
+                return
+            self.start(position)
+            try:
+                result = await value
+            except BaseException as error:
+                if stop_on_error or isinstance(error, RewardError):
+                    self.error = self.error or (position, error)
+                text = one_line(str(error))
+                result = Failure(f"raised {type(error).__name__}: {text}", error)
+            self.values.setdefault(position, result)
+            self.end(position)
+
+        self.tasks = {n: asyncio.ensure_future(one(n, value)) for n, value in awaited.items()}
+        await asyncio.wait(self.tasks.values())
+
+    def abandon(self, position: int, failure: Failure) -> None:
+        """Gives up an awaited call, which may or may not heed that it is cancelled."""
+        self.values.setdefault(position, failure)
+        self._cancel([position])
+
+    def stop(self) -> None:
+        """Cancels every awaited call that is under way."""
+        self._stopped = True
+        self._cancel(self.tasks)
+
+    def _cancel(self, positions: Sequence[int] | Mapping[int, Any]) -> None:
+        for position in positions:
+            if self.waiting.pop(position, None) is not None and self._loop is not None:
+                with contextlib.suppress(RuntimeError):  # the loop has ended
+                    self._loop.call_soon_threadsafe(self.tasks[position].cancel)
+
+
+def _close(value: Awaitable[Any]) -> None:
+    if inspect.iscoroutine(value):
+        value.close()
 
 
 def in_batch(
@@ -109,73 +196,64 @@ def in_thread(
     completions: Sequence[str],
     metadata: Sequence[Mapping[str, Any]],
     deadline: float | None,
+    *,
+    stop_on_error: bool,
 ) -> list[Any]:
-    """Values of all calls; raises in the caller when one raises or outlasts the deadline."""
+    """Values of all calls, a `Failure` for an awaited one that raises or outlasts the deadline.
+
+    A plain call that does, and with `stop_on_error` an awaited one, raises in the caller.
+    """
     deadline = _CALL_SECONDS if deadline is None else deadline
-    progress = _Progress()
-    progress.values = [None] * len(prompts)
-    context = contextvars.copy_context()
+    calls, context = _Calls(), contextvars.copy_context()
 
     def work() -> None:
         awaited: dict[int, Awaitable[Any]] = {}
         rows = zip(prompts, completions, metadata, strict=True)
         for position, (prompt, completion, entry) in enumerate(rows):
-            progress.start(position)
+            calls.start(position)
             try:
                 value = reward(prompt, completion, entry)
             except BaseException as error:
-                progress.error = (position, error)
+                calls.error = (position, error)
                 for other in awaited.values():
-                    if inspect.iscoroutine(other):
-                        other.close()
+                    _close(other)
                 return
             finally:
-                progress.waiting.pop(position, None)
+                calls.end(position)
             if inspect.isawaitable(value):
                 awaited[position] = value
-            progress.values[position] = value
+            else:
+                calls.values[position] = value
         if awaited:
             try:
-                asyncio.run(_gather(awaited, progress))
+                asyncio.run(calls.gather(awaited, stop_on_error=stop_on_error))
             except BaseException as error:
-                progress.error = progress.error or (min(awaited), error)
+                calls.error = calls.error or (min(awaited), error)
 
     thread = threading.Thread(
         target=context.run, args=(work,), daemon=True, name=f"reward {name_of(reward)}"
     )
     thread.start()
-    # After an error the others are told to end, which some may refuse.
-    while thread.is_alive() and progress.error is None:
-        thread.join(timeout=min(deadline / 4, 0.5))
-        late = progress.overdue(deadline) if thread.is_alive() else None
-        if late is not None:
-            raise RewardError(
-                f"Reward {name_of(reward)} gave nothing for {describe(late, metadata[late])} "
-                f"within {deadline:g} s."
-            )
-    if progress.error is not None:
-        position, error = progress.error
+    try:
+        # Calls that are cancelled may refuse to end; nobody waits for them.
+        while thread.is_alive() and calls.error is None and len(calls.values) < len(prompts):
+            thread.join(timeout=min(deadline / 4, 0.5))
+            for late in calls.overdue(deadline) if thread.is_alive() else ():
+                if not calls.tasks or stop_on_error:
+                    raise RewardError(
+                        f"Reward {name_of(reward)} gave nothing for "
+                        f"{describe(late, metadata[late])} within {deadline:g} s."
+                    )
+                calls.abandon(late, Failure(f"gave nothing within {deadline:g} s"))
+    finally:
+        calls.stop()
+    if calls.error is not None:
+        position, error = calls.error
         raise RewardError(
             f"Reward {name_of(reward)} raised {type(error).__name__} on "
             f"{describe(position, metadata[position])}: {one_line(str(error))}."
         ) from error
-    return progress.values
-
-
-async def _gather(awaited: dict[int, Awaitable[Any]], progress: _Progress) -> None:
-    asyncio.get_running_loop().set_default_executor(_Threads())
-
-    async def one(position: int, value: Awaitable[Any]) -> None:
-        progress.start(position)
-        try:
-            progress.values[position] = await value
-        except BaseException as error:
-            progress.error = progress.error or (position, error)
-            raise  # ends the others too: the first error is the one that is told
-        finally:
-            progress.waiting.pop(position, None)
-
-    await asyncio.gather(*(one(position, value) for position, value in awaited.items()))
+    return [calls.values[position] for position in range(len(prompts))]
 
 
 Value = float | int | bool | Mapping[str, float]
@@ -186,28 +264,36 @@ Reward = Callable[[str, str, Mapping[str, Any]], Value | Awaitable[Value]]
 
 _LARGEST = float(np.finfo(np.float32).max)
 
-FAILED = type("_Failed", (), {"__repr__": lambda self: "FAILED"})()
-"""Stands in a batch for a completion whose verifier hung or crashed; it scores zero."""
-
 
 class Scores(NamedTuple):
     """Rewards of N completions.
 
     Attributes:
-      rewards: float32 [N], the number that training uses.
-      reward_components: one float32 [N] a name, when the reward returns a mapping; else empty.
-      failed: bool [N], True for completions without a reward, since a verifier process hung or
-        crashed; their numbers are zero.
+      rewards: float32 [N], the number that training uses; 0 where the call failed.
+      reward_components: one float32 [N] a name, when the reward returns a mapping; else empty. NaN
+        where one does not apply, 0 where the call failed.
+      failed: bool [N], True for completions without a reward, since their call failed: it hung,
+        raised or crashed.
+      zeroed: bool [N], True for completions whose call failed and whose reward is 0 by
+        `on_error="zero"`; None for none.
+      error: The first failure, as in "raised KeyError: 'x' on prompt 1"; empty for none.
     """
 
     rewards: np.ndarray
     reward_components: dict[str, np.ndarray]
     failed: np.ndarray
+    zeroed: np.ndarray | None = None
+    error: str = ""
+
+    @property
+    def unanswered(self) -> np.ndarray:
+        """Completions whose call failed, bool [N]."""
+        return self.failed if self.zeroed is None else self.failed | self.zeroed
 
     @property
     def failures(self) -> int:
-        """How many completions have no reward."""
-        return int(self.failed.sum())
+        """How many calls failed."""
+        return int(self.unanswered.sum())
 
     def take(self, rows: np.ndarray) -> "Scores":
         """The scores of rows [M]; a row of -1 counts as failed."""
@@ -217,18 +303,20 @@ class Scores(NamedTuple):
             return np.where(absent, np.zeros((), x.dtype), x[rows])
 
         components = {name: values(x) for name, x in self.reward_components.items()}
-        return Scores(values(self.rewards), components, self.failed[rows] | absent)
+        zeroed = None if self.zeroed is None else values(self.zeroed)
+        failed = self.failed[rows] | absent
+        return Scores(values(self.rewards), components, failed, zeroed, self.error)
 
 
 def join_scores(calls: Sequence[Scores]) -> Scores:
-    """Scores of several calls as those of one.
+    """Scores of several batches as those of one.
 
-    A call all of whose verifiers failed has no components; it counts zero in those of the others.
+    A batch all of whose calls failed has no components; it counts zero in those of the others.
 
     Raises:
-        RewardError: If calls differ in the names of their components.
+        RewardError: If batches differ in the names of their components.
     """
-    answered = [call for call in calls if not call.failed.all()]
+    answered = [call for call in calls if not call.unanswered.all()]
     names = answered[0].reward_components.keys() if answered else ()
     for call in answered:
         if call.reward_components.keys() != set(names):
@@ -243,7 +331,12 @@ def join_scores(calls: Sequence[Scores]) -> Scores:
         for name in names
     }
     rewards = np.concatenate([call.rewards for call in calls])
-    return Scores(rewards, components, np.concatenate([call.failed for call in calls]))
+    failed = np.concatenate([call.failed for call in calls])
+    zeroed = None
+    if any(call.zeroed is not None for call in calls):
+        zeroed = np.concatenate([call.unanswered & ~call.failed for call in calls])
+    error = next((call.error for call in calls if call.error), "")
+    return Scores(rewards, components, failed, zeroed, error)
 
 
 @runtime_checkable
@@ -259,7 +352,7 @@ class BatchReward(Protocol):
         completions: Sequence[str],
         metadata: Sequence[Mapping[str, Any]],
     ) -> list[Any]:
-        """One value, or `FAILED`, a completion."""
+        """One value, or a `Failure` such as `FAILED`, a completion."""
         ...
 
 
@@ -270,14 +363,20 @@ def score(
     metadata: Sequence[Mapping[str, Any]] | None = None,
     *,
     deadline: float | None = None,
+    on_error: OnError = "drop",
 ) -> Scores:
     """Rewards of a batch, each checked to be a finite number.
 
         rewards[n] = reward(prompts[n], completions[n], metadata[n])
 
     A reward that returns a mapping makes one component a name; its total is the entry "reward" if
-    there is one, else the sum of the entries. Results of an async reward are awaited together. A
-    `BatchReward` such as `VerifierPool` gets the batch in one call.
+    there is one, else the sum of the entries. An entry of NaN does not apply to that completion and
+    is left out of the sum. Results of an async reward are awaited together. A `BatchReward` such as
+    `VerifierPool` gets the batch in one call.
+
+    A call fails where an awaited result raises or outlasts the deadline, or where a verifier
+    process hangs, raises or dies; the others go on, and a warning says how many failed and why. A
+    plain function that raises or hangs is a mistake in the code and always raises here.
 
     Args:
       reward: Callable `(prompt, completion, metadata) -> number | mapping`, sync or async.
@@ -287,11 +386,16 @@ def score(
       deadline: Seconds that one call may take; None is a minute. Calls run in a thread, so the
         caller is freed even from a call that never ends. The call of a `BatchReward` is that of
         the batch, and None an hour; one with a `patience` uses its deadline instead.
+      on_error: What a failed call gives: "drop" no reward, marked in `Scores.failed`; "zero" a
+        reward of 0, which trains as such; "raise" raises.
 
     Raises:
-      RewardError: If a call raises, outlasts the deadline, or returns None, a text, NaN, an
-        infinity, or other names than the first call. The message names the prompt.
-      ValueError: If the batch is empty, the lists differ in length, or deadline is not positive.
+      RewardError: If a call raises or outlasts the deadline, other than above; if all calls of an
+        async reward fail; if one raises `RewardError`, as for a row that cannot be graded; or if
+        one returns None, a text, an infinity, NaN for the total, or other names than the first
+        call. The message names the prompt.
+      ValueError: If the batch is empty, the lists differ in length, deadline is not positive, or
+        on_error is unknown.
 
     Example:
       >>> from jaxrl_llm.rewards import score
@@ -301,6 +405,32 @@ def score(
       >>> scores.rewards.tolist(), scores.reward_components["right"].tolist()
       ([2.0, 0.0], [1.0, 0.0])
     """
+    scores = grade(reward, prompts, completions, metadata, deadline=deadline, on_error=on_error)
+    # What has a patience decides by that how long it goes on without a value.
+    if not hasattr(reward, "patience"):
+        check_answered([scores])
+    return scores
+
+
+def check_answered(batches: Sequence[Scores], where: str = "") -> None:
+    """Raises RewardError, with the first failure, if every call of these batches failed."""
+    if all(scores.unanswered.all() for scores in batches):
+        size = sum(len(scores.failed) for scores in batches)
+        error = next((scores.error for scores in batches if scores.error), "")
+        first = f"; the first {error}" if error else ""
+        raise RewardError(f"The reward failed on all {size} responses{where}{first}.")
+
+
+def grade(
+    reward: Reward | BatchReward,
+    prompts: Sequence[str],
+    completions: Sequence[str],
+    metadata: Sequence[Mapping[str, Any]] | None = None,
+    *,
+    deadline: float | None = None,
+    on_error: OnError = "drop",
+) -> Scores:
+    """:func:`score` of a part of a batch, all calls of which may fail."""
     if metadata is None:
         metadata = [{}] * len(prompts)
     sizes = (len(prompts), len(completions), len(metadata))
@@ -313,6 +443,7 @@ def score(
         raise ValueError("score: the batch is empty, there is nothing to score.")
     if deadline is not None and not deadline > 0:
         raise ValueError(f"score: deadline must be positive, got {deadline!r}.")
+    checks.check_option("score", "on_error", on_error, ON_ERROR)
     if isinstance(reward, BatchReward):
         values = in_batch(reward, prompts, completions, metadata, deadline)
         if len(values) != len(prompts):
@@ -320,10 +451,19 @@ def score(
                 f"Reward {name_of(reward)} gave {len(values)} values for {len(prompts)} prompts."
             )
     elif callable(reward):
-        values = in_thread(reward, prompts, completions, metadata, deadline)
+        stop = on_error == "raise"
+        values = in_thread(reward, prompts, completions, metadata, deadline, stop_on_error=stop)
     else:
         raise TypeError(f"score: reward must be callable, got {type(reward).__name__}.")
-    return _table(reward, values, metadata)
+    scores = _table(reward, values, metadata, on_error)
+    if scores.error and not hasattr(reward, "patience"):  # a pool has warned already
+        warnings.warn(
+            f"Reward {name_of(reward)} failed on {scores.failures} of {len(values)} completions; "
+            f"the first {scores.error}.",
+            VerifierWarning,
+            stacklevel=3,
+        )
+    return scores
 
 
 def _show(value: Any) -> str:
@@ -334,7 +474,7 @@ def _show(value: Any) -> str:
 
 
 def _number(value: Any) -> float | None:
-    """The value as a finite float32 number, or None where it is not one."""
+    """The value as a float32 number, finite or NaN, or None where it is not one."""
     if isinstance(value, str | bytes | complex) or value is None:
         return None
     if getattr(value, "shape", ()) != ():
@@ -343,11 +483,14 @@ def _number(value: Any) -> float | None:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         return None
-    return number if math.isfinite(number) and abs(number) <= _LARGEST else None
+    return number if math.isnan(number) or abs(number) <= _LARGEST else None
 
 
 def _numbers(reward, value: Any, row: str) -> dict[str | None, float]:
-    """The entries of one value, all finite; a plain number is the one entry named None."""
+    """The entries of one value; a plain number is the one entry named None.
+
+    They are finite, but for NaN in a mapping where one does not apply.
+    """
     named = value if isinstance(value, Mapping) else {None: value}
     if isinstance(value, Mapping) and not (value and all(isinstance(name, str) for name in value)):
         raise RewardError(
@@ -357,7 +500,7 @@ def _numbers(reward, value: Any, row: str) -> dict[str | None, float]:
     numbers: dict[str | None, float] = {}
     for name, entry in named.items():
         number = _number(entry)
-        if number is None:
+        if number is None or (math.isnan(number) and name in (None, "reward")):
             where = "" if name is None else f" as {name!r}"
             raise RewardError(
                 f"Reward {name_of(reward)} gave {_show(entry)}{where} for {row}, "
@@ -367,15 +510,37 @@ def _numbers(reward, value: Any, row: str) -> dict[str | None, float]:
     return numbers
 
 
-def _table(reward, values: list[Any], metadata: Sequence[Mapping[str, Any]]) -> Scores:
+def _total(reward, numbers: Mapping[str | None, float], row: str) -> float:
+    """The entry "reward", or the sum of the entries that apply."""
+    if "reward" in numbers:
+        return numbers["reward"]
+    apply = [number for number in numbers.values() if not math.isnan(number)]
+    if not apply:
+        raise RewardError(
+            f"Reward {name_of(reward)} gave NaN in every entry for {row}; where none applies, an "
+            "entry 'reward' must say what the completion is worth."
+        )
+    total = _number(sum(apply))
+    if total is None:
+        raise RewardError(f"Reward {name_of(reward)} gave entries of no finite sum for {row}.")
+    return total
+
+
+def _table(
+    reward, values: list[Any], metadata: Sequence[Mapping[str, Any]], on_error: OnError
+) -> Scores:
     """Checks every value and lays them out by name; failed calls are zero in each."""
     components: dict[str | None, np.ndarray] = {}
-    total = np.zeros(len(values), np.float32)
-    failed = np.array([value is FAILED for value in values])
+    rewards, error = np.zeros(len(values), np.float32), ""
+    failed = np.array([isinstance(value, Failure) for value in values])
     for position, value in enumerate(values):
-        if value is FAILED:
-            continue
         row = describe(position, metadata[position])
+        if isinstance(value, Failure):
+            clause = f"{value.reason} on {row}"
+            if on_error == "raise":
+                raise RewardError(f"Reward {name_of(reward)} {clause}.") from value.error
+            error = error or clause
+            continue
         numbers = _numbers(reward, value, row)
         if not components:
             components = {name: np.zeros(len(values), np.float32) for name in numbers}
@@ -386,11 +551,11 @@ def _table(reward, values: list[Any], metadata: Sequence[Mapping[str, Any]]) -> 
             )
         for name, number in numbers.items():
             components[name][position] = number
-        row_total = _number(numbers["reward"] if "reward" in numbers else sum(numbers.values()))
-        if row_total is None:
-            raise RewardError(f"Reward {name_of(reward)} gave entries of no finite sum for {row}.")
-        total[position] = row_total
-    return Scores(total, {name: c for name, c in components.items() if name is not None}, failed)
+        rewards[position] = _total(reward, numbers, row)
+    named = {name: c for name, c in components.items() if name is not None}
+    if on_error == "zero":
+        return Scores(rewards, named, np.zeros_like(failed), failed, error)
+    return Scores(rewards, named, failed, None, error)
 
 
 def _kind(names: Mapping[str | None, Any]) -> str:

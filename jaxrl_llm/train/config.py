@@ -11,6 +11,7 @@ from jaxrl_llm.models.quantize import check_quantization
 from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, EvolutionRecipe, Recipe
 from jaxrl_llm.recipes.catalog import preset
 from jaxrl_llm.rewards import BatchReward
+from jaxrl_llm.rewards.scoring import ON_ERROR
 from jaxrl_llm.train.batches import PACKING, Passes
 from jaxrl_llm.train.logging.sinks import SINKS
 from jaxrl_llm.train.mesh import AsyncConfig, MeshConfig, check_batch
@@ -258,6 +259,9 @@ class TrainConfig:
         samples and where it trains alike; None does not.
       reward_deadline: Seconds that one call of the reward may take; None is 60, and 3600 for a
         reward that takes full batches. A `VerifierPool` has another deadline, and a patience.
+      reward_on_error: What becomes of a response if a verifier process hangs or dies, or an async
+        reward raises or outlasts the deadline: "drop" leaves it out of the step, "zero" trains on a
+        reward of 0, "raise" ends the run. A batch all of whose calls fail ends it in any case.
       seed: Of the sampling; a run is resumed with the same one.
       samples_shown: Completions of a step that go to samples.jsonl, of as many prompts as possible.
       samples_every: Completions go to samples.jsonl from the first step and every N-th after it.
@@ -288,6 +292,7 @@ class TrainConfig:
     dtype: str = "float32"
     quantization: str | None = None
     reward_deadline: float | None = None
+    reward_on_error: str = "drop"
     seed: int = 0
     samples_shown: int = 4
     samples_every: int = 1
@@ -306,6 +311,7 @@ class TrainConfig:
         checks.check_option(name, "packing", self.packing, PACKING)
         if self.packing == "always" and self.sampling.group_size == 1:
             raise ValueError('config: packing "always" has no effect with one rollout a prompt.')
+        checks.check_option(name, "reward_on_error", self.reward_on_error, ON_ERROR)
         checks.check_option(name, "remat", self.remat, ("none", "dots", "full"))
         checks.check_option(name, "dtype", self.dtype, ("float32", "bfloat16"))
         check_quantization(name, self.quantization)

@@ -10,6 +10,7 @@ import numpy as np
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.data.questions import Question
+from jaxrl_llm.rewards.scoring import OnError, check_answered
 from jaxrl_llm.rollout.collect import texts_of
 from jaxrl_llm.train.grading import Grader, sample_rows
 
@@ -107,6 +108,7 @@ def evaluate(
     tokenizer,
     batch_size: int,
     deadline: float | None = None,
+    on_error: OnError = "drop",
 ) -> tuple[Accuracy, list[dict]]:
     """Mean reward of a policy on questions.
 
@@ -120,20 +122,26 @@ def evaluate(
       batch_size: Questions sampled at one time; the last batch is filled up, so that every batch
         has one shape.
       deadline: Seconds that one call of the reward may take, as :func:`~jaxrl_llm.rewards.score`.
+      on_error: As there; a response whose call failed counts 0 here unless it is "raise".
 
     Returns:
       The mean reward, and one record a completion: prompt, completion, reward, id.
+
+    Raises:
+      RewardError: If the reward fails, or every call of it.
     """
     checks.check_positive("evaluate", batch_size=batch_size)
     if not questions:
         raise ValueError("evaluate: there are no questions.")
-    rows, rewards = [], []
+    rows, rewards, graded = [], [], []
     for start in range(0, len(questions), batch_size):
         part = list(questions[start : start + batch_size])
         filled = part + [part[-1]] * (batch_size - len(part))
         rollout = sampler(params, jax.random.fold_in(key, start), [q.tokens for q in filled])
         completions = texts_of(rollout, tokenizer.decode)[: len(part)]
-        scores = Grader(reward, deadline)(part, completions)
+        scores = Grader(reward, deadline, on_error)(part, completions)
+        graded.append(scores)
         rewards.append(scores.rewards.reshape(len(part), -1))
         rows += sample_rows(part, completions, scores)
+    check_answered(graded, " of the evaluation")
     return accuracy(np.concatenate(rewards)), rows

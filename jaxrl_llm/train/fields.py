@@ -124,6 +124,12 @@ def attach_fields(
                 f"recipe {recipe.name!r} needs {name!r} ({spec.about}); it is no name in the "
                 "mapping that the reward returns."
             )
+        if value.dtype.kind == "f" and (absent := np.isnan(value)).any():
+            prompt = questions[int(np.argmax(absent.reshape(len(questions), -1).any(1)))].prompt
+            raise ValueError(
+                f"recipe {recipe.name!r} needs a number in {name!r} for every response; the reward "
+                f"gave NaN for prompt {prompt.id or prompt.text[:40]!r}."
+            )
         extras[name] = value if spec is None else value.astype(_DTYPES[spec.kind])
         if spec and spec.kind != "float" and (wrong := value[extras[name] != value]).size:
             what = "0 and 1" if spec.kind == "bool" else "integers"

@@ -12,8 +12,7 @@ import numpy as np
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.rewards import Scores
-from jaxrl_llm.rewards import score as score_completions
-from jaxrl_llm.rewards.scoring import join_scores
+from jaxrl_llm.rewards.scoring import OnError, grade, join_scores
 
 
 @dataclass(frozen=True)
@@ -23,15 +22,20 @@ class Grader:
     Attributes:
       reward: As in ``TrainConfig``.
       deadline: Seconds that one call may take; None leaves it to the kind of reward.
+      on_error: What a failed call gives, as in :func:`~jaxrl_llm.rewards.score`.
     """
 
     reward: Any
     deadline: float | None = None
+    on_error: OnError = "drop"
 
     def __call__(
         self, questions: Sequence[Question], completions: Sequence[Sequence[str]]
     ) -> Scores:
         """Rewards ``[P * G]`` of P groups of completions; every process grades its share.
+
+        All calls of a group may fail: :func:`~jaxrl_llm.rewards.scoring.check_answered` is for the
+        batch.
 
         Raises:
           RewardError: If the reward fails; it names the prompt.
@@ -48,12 +52,13 @@ class Grader:
         rows = [
             (q, text) for q, group in zip(questions, completions, strict=True) for text in group
         ]
-        return score_completions(
+        return grade(
             self.reward,
             [question.prompt.text for question, _ in rows],
             [text for _, text in rows],
             [question.prompt.metadata for question, _ in rows],
             deadline=self.deadline,
+            on_error=self.on_error,
         )
 
 

@@ -92,8 +92,8 @@ def rejection_metrics(recipe: Recipe, batch: Batch, mask: Array) -> dict[str, Ar
 def rollout_metrics(collected, rollout, *, ages: np.ndarray) -> dict[str, float]:
     """Metrics of a batch that only the host knows.
 
-    - ``reward/NAME``: the mean of each component of the reward; ``reward_failures``: responses
-      without a reward, since a verifier hung or crashed.
+    - ``reward/NAME``: the mean of each component of the reward over the responses to which it
+      applies, NaN if there is none; ``reward_failures``: responses whose call of the reward failed.
     - ``truncated``: share of responses that reached the token limit.
     - ``staleness``, ``staleness_max``: age in updates of the weights that sampled a token, relative
       to those that are trained: mean and maximum.
@@ -104,7 +104,10 @@ def rollout_metrics(collected, rollout, *, ages: np.ndarray) -> dict[str, float]
     where, scores = collected.where, collected.scores
     present = where.reshape(-1) if where.any() else np.ones(where.size, bool)
     components = scores.reward_components.items()
-    values = {f"reward/{name}": float(x[present].mean()) for name, x in components}
+    values = {}
+    for name, x in components:
+        apply = x[present & ~np.isnan(x)]
+        values[f"reward/{name}"] = float(apply.mean()) if apply.size else float("nan")
     values["reward_failures"] = float(collected.failures)
     values["truncated"] = float(np.mean(rollout.finish[present.reshape(where.shape)] == 0))
     ages = ages[rollout.mask]

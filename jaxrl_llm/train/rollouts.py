@@ -33,8 +33,7 @@ from jaxrl_llm.data.questions import Question
 from jaxrl_llm.models.lora import merge_adapter
 from jaxrl_llm.models.sharding import param_shardings
 from jaxrl_llm.recipes import Batch, validate_batch
-from jaxrl_llm.rewards import RewardError
-from jaxrl_llm.rewards.scoring import name_of
+from jaxrl_llm.rewards.scoring import check_answered, name_of
 from jaxrl_llm.rollout import Rollout, trim
 from jaxrl_llm.rollout.collect import (
     Collected,
@@ -115,10 +114,7 @@ def collect_rollouts(
         collected = _play_collector(
             experiment, params, key, cursor, collector_state, number=number, version=version
         )
-    if collected.scores.failed.all():
-        raise RewardError(
-            f"The reward failed on all {collected.failures} responses of step {number + 1}."
-        )
+    check_answered([collected.scores], f" of step {number + 1}")
     start = time.perf_counter()
     begin, (_, cursor) = cursor, next_questions(experiment, cursor, collected.in_order)
     questions, scores = collected.questions, collected.scores

@@ -87,7 +87,8 @@ class Experiment:
     @property
     def grader(self) -> Grader:
         """The reward of the run."""
-        return Grader(self.config.reward, self.config.reward_deadline)
+        config = self.config
+        return Grader(config.reward, config.reward_deadline, config.reward_on_error)
 
     def evaluate(
         self, params: ArrayTree, key: jax.Array, *, check: Callable[[], None] = lambda: None
@@ -117,6 +118,7 @@ class Experiment:
                 reward=config.reward,
                 tokenizer=self.tokenizer,
                 deadline=config.reward_deadline,
+                on_error=config.reward_on_error,
                 batch_size=batch_size,
             )
 

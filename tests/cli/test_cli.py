@@ -30,7 +30,7 @@ def interrupts(prompt, completion, metadata):
     return 1.0
 
 def dies(prompt, completion, metadata):
-    os._exit(3)
+    return 1.0 if int(prompt[1:]) % 2 else os._exit(3)
 
 def hangs(prompt, completion, metadata):
     threading.Event().wait(30)
@@ -293,7 +293,7 @@ def test_a_verifier_that_dies_is_told(capsys, tmp_path, monkeypatch):
     assert code == 0
     assert "jaxrl-llm: warning: Verifier dies ended its process with exit status 3" in err
     row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[0])
-    assert row["reward_failures"] == 8 and row["reward"] == 0
+    assert 0 < row["reward_failures"] < 8 and row["reward"] == 1
 
 
 def test_a_run_finds_the_modules_beside_its_config(capsys, tmp_path, monkeypatch):

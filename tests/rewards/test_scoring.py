@@ -3,12 +3,14 @@ import contextlib
 import functools
 import threading
 import time
+import warnings
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.rewards import RewardError, score
+from jaxrl_llm.rewards import FAILED, RewardError, Scores, VerifierWarning, score
+from jaxrl_llm.rewards.scoring import join_scores
 
 PROMPTS, COMPLETIONS = ["p"] * 3, ["a", "bb", "ccc"]
 METADATA = [{"id": "one"}, {"id": "two"}, {}]
@@ -132,7 +134,9 @@ class Short:
     [
         (lambda p, c, m: {"right": 1.0, "style": None}, "as 'style' for prompt 0"),
         (lambda p, c, m: {"right": 1.0, "style": "x"}, "as 'style' for prompt 0"),
-        (lambda p, c, m: {"right": 1.0, "style": float("nan")}, "as 'style' for prompt 0"),
+        (lambda p, c, m: {"right": 1.0, "style": float("inf")}, "as 'style' for prompt 0"),
+        (lambda p, c, m: {"reward": float("nan"), "a": 1.0}, "nan as 'reward' for prompt 0"),
+        (lambda p, c, m: {"a": float("nan"), "b": float("nan")}, "NaN in every entry for prompt 0"),
         (lambda p, c, m: {}, "at least one name"),
         (lambda p, c, m: {1: 1.0}, "at least one name"),
         (lambda p, c, m: {"a": 3e38, "b": 3e38}, "no finite sum for prompt 0"),
@@ -159,7 +163,7 @@ def test_an_exception_is_told_and_chained():
     assert "\n" not in str(caught.value)
 
 
-def test_an_async_exception_ends_the_others():
+def test_an_async_exception_that_is_raised_ends_the_others():
     async def reward(prompt, completion, metadata):
         if completion == "bb":
             raise KeyError("no answer")
@@ -167,7 +171,7 @@ def test_an_async_exception_ends_the_others():
 
     began = time.monotonic()
     with pytest.raises(RewardError, match="KeyError on prompt 1"):
-        run(reward, deadline=30)
+        run(reward, deadline=30, on_error="raise")
     assert time.monotonic() - began < 10
 
 
@@ -195,7 +199,7 @@ def test_an_async_hang_gives_control_back():
         return 0.0
 
     with pytest.raises(RewardError, match="nothing for prompt 2 within 0.2 s"):
-        run(reward, deadline=0.2)
+        run(reward, deadline=0.2, on_error="raise")
     release.set()
 
 
@@ -215,6 +219,7 @@ def test_the_deadline_is_for_one_call_not_for_the_batch():
         (lambda: run(giving(1.0), deadline=0), ValueError, "deadline must be positive"),
         (lambda: run(giving(1.0), deadline=-1.0), ValueError, "deadline must be positive"),
         (lambda: run(giving(1.0), deadline=float("nan")), ValueError, "deadline must be positive"),
+        (lambda: run(giving(1.0), on_error="ignore"), ValueError, "on_error must be .*'ignore'"),
         (lambda: run(1.0), TypeError, "must be callable, got float"),
     ],
 )
@@ -274,5 +279,134 @@ def test_the_first_error_is_told_though_another_call_refuses_to_end():
 
     before = time.monotonic()
     with pytest.raises(RewardError, match="raised ValueError"):
-        run(reward)
+        run(reward, on_error="raise")
     assert time.monotonic() - before < 5
+
+
+async def faulty(prompt, completion, metadata):
+    """Fails at "bb" in the way that FAULT names; other calls answer after that."""
+    fault = FAULT[0]
+    if completion != "bb":
+        await asyncio.sleep(0.05)
+        return {"length": len(completion), "one": 1}
+    if fault == "raises":
+        raise KeyError("no answer")
+    if fault == "exits":
+        raise SystemExit(3)
+    while True:
+        try:
+            await asyncio.sleep(0.1)
+        except asyncio.CancelledError:
+            if fault != "refuses" or RELEASE.is_set():
+                raise
+
+
+FAULT, RELEASE = ["raises"], threading.Event()
+FAULTS = {
+    "raises": "raised KeyError: 'no answer'",
+    "exits": "raised SystemExit: 3",
+    "hangs": "gave nothing within 0.4 s",
+    "refuses": "gave nothing within 0.4 s",
+}
+
+
+@pytest.mark.parametrize(("fault", "reason"), FAULTS.items())
+@pytest.mark.parametrize("on_error", ["drop", "zero", "raise"])
+def test_one_call_of_an_async_reward_may_fail(fault, reason, on_error):
+    FAULT[0] = fault
+    RELEASE.clear()
+    if on_error == "raise":
+        what = r"raised \w+ on prompt 1 \(id 'two'\)|gave nothing for prompt 1 \(id 'two'\)"
+        with pytest.raises(RewardError, match=what):
+            run(faulty, deadline=0.4, on_error=on_error)
+    else:
+        told = rf"faulty failed on 1 of 3 completions; the first {reason} on prompt 1 \(id 'two'\)"
+        with pytest.warns(VerifierWarning, match=told) as caught:
+            scores = run(faulty, deadline=0.4, on_error=on_error)
+        assert len(caught) == 1 and scores.failures == 1
+        assert scores.rewards.tolist() == [2, 0, 4]
+        assert scores.reward_components["length"].tolist() == [1, 0, 3]
+        assert scores.failed.tolist() == [False, on_error == "drop", False]
+        assert scores.unanswered.tolist() == [False, True, False]
+    RELEASE.set()
+
+
+def test_a_call_that_blocks_the_event_loop_frees_the_caller():
+    async def reward(prompt, completion, metadata):
+        if completion == "bb":
+            time.sleep(1.5)  # the third call cannot begin
+        return 1.0
+
+    before = time.monotonic()
+    with pytest.warns(VerifierWarning, match="2 of 3 .* nothing within 0.3 s on prompt 1"):
+        scores = run(reward, deadline=0.3)
+    assert time.monotonic() - before < 1.4
+    assert scores.failed.tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("on_error", ["drop", "zero", "raise"])
+def test_all_calls_of_an_async_reward_may_not_fail(on_error):
+    async def reward(prompt, completion, metadata):
+        raise OSError("the judge is away")
+
+    told = "OSError" if on_error == "raise" else "on all 3 responses; the first raised OSError: the"
+    with warnings.catch_warnings(), pytest.raises(RewardError, match=told):
+        warnings.simplefilter("ignore")
+        run(reward, on_error=on_error)
+
+
+@pytest.mark.parametrize("on_error", ["drop", "zero", "raise"])
+def test_mistakes_of_the_code_are_raised_whatever_the_option(on_error):
+    async def ungradable(prompt, completion, metadata):
+        raise RewardError("the answer is prose")
+
+    async def empty(prompt, completion, metadata):
+        return None
+
+    for reward, told in [
+        (dividing, "ZeroDivisionError on prompt 1"),
+        (ungradable, "RewardError on prompt . .*: the answer is prose"),
+        (empty, "gave None for prompt 0"),
+    ]:
+        with pytest.raises(RewardError, match=told):
+            run(reward, on_error=on_error)
+
+
+class Partial:
+    """A reward of batches one value of which is missing."""
+
+    def score_batch(self, prompts, completions, metadata):
+        return [{"a": 2.0}, FAILED, {"a": 3.0}]
+
+
+def test_failures_of_a_batch_reward():
+    with pytest.warns(VerifierWarning, match="Partial failed on 1 of 3 .* failed on prompt 1"):
+        dropped, zeroed = run(Partial()), run(Partial(), on_error="zero")
+    assert dropped.failed.tolist() == zeroed.zeroed.tolist() == [False, True, False]
+    assert not zeroed.failed.any() and dropped.failures == zeroed.failures == 1
+    with pytest.raises(RewardError, match="Reward Partial failed on prompt 1"):
+        run(Partial(), on_error="raise")
+
+
+def test_components_that_do_not_apply_are_left_out_of_the_sum():
+    nan = float("nan")
+    scores = run(lambda p, c, m: {"a": len(c), "b": nan if c == "bb" else 10.0})
+    assert scores.rewards.tolist() == [11, 2, 13] and not scores.failed.any()
+    np.testing.assert_array_equal(scores.reward_components["b"], [10, nan, 10])
+    whole = run(lambda p, c, m: {"reward": 0.5, "a": nan})
+    assert whole.rewards.tolist() == [0.5] * 3 and np.isnan(whole.reward_components["a"]).all()
+
+
+def test_taken_and_joined_scores_keep_what_does_not_apply_and_what_failed():
+    nan, no = float("nan"), np.zeros(2, bool)
+    first = Scores(np.float32([1, 2]), {"a": np.float32([nan, 2])}, no)
+    second = Scores(np.float32([3, 0]), {"a": np.float32([3, 0])}, no, ~no & [False, True], "hung")
+    dead = Scores(np.zeros(2, np.float32), {}, no, ~no, "died")
+    joined = join_scores([first, dead, second])
+    np.testing.assert_array_equal(joined.reward_components["a"], [nan, 2, 0, 0, 3, 0])
+    assert joined.zeroed.tolist() == [False, False, True, True, False, True]
+    assert joined.failures == 3 and not joined.failed.any() and joined.error == "died"
+    taken = joined.take(np.array([5, 0, -1]))
+    np.testing.assert_array_equal(taken.reward_components["a"], [0, nan, 0])
+    assert taken.failed.tolist() == [False, False, True]
+    assert taken.zeroed.tolist() == [True, False, False] and taken.failures == 2

@@ -230,6 +230,29 @@ def test_rollouts_without_a_reward_take_no_part():
     assert batch.reward == pytest.approx((3 + 1 + 3) / 9)
 
 
+def test_a_reward_of_zero_after_a_failure_takes_part_and_nan_components_stay():
+    class Flaky(Shuffled):
+        def wait(self):
+            done = super().wait()
+            for asked, each in done.items():
+                zeroed = np.arange(G) == asked.question
+                style = np.where(zeroed, np.nan, np.float32(asked.question))
+                scores = each.scores._replace(
+                    zeroed=zeroed,
+                    reward_components={"style": style},
+                    rewards=each.scores.rewards * ~zeroed,
+                )
+                done[asked] = each._replace(scores=scores)
+            return done
+
+    batch = play(in_order(), Flaky(0))
+    assert batch.where.all() and batch.failures == 3
+    same = np.arange(G) == np.arange(P)[:, None]
+    style = batch.scores.reward_components["style"].reshape(P, G)
+    np.testing.assert_array_equal(style, np.where(same, np.nan, np.arange(P)[:, None]))
+    assert batch.reward == pytest.approx((3 + 1 + 3) / 12)
+
+
 def test_rows_may_have_members_of_several_requests():
     @dataclasses.dataclass(frozen=True)
     class Twice:

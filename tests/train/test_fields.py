@@ -160,6 +160,11 @@ def test_names_of_ones_own_come_from_either():
             "needs 0 and 1 in 'flawed' .*; got 0.5",
         ),
         (
+            ["flawed"],
+            {"reward_components": {"reward": REWARDS, "flawed": [0, 1, 0, 1, np.nan, 0]}},
+            "needs a number in 'flawed' for every response; the reward gave NaN for prompt 'q1'",
+        ),
+        (
             ["prior"],
             {"reward_components": {"reward": REWARDS, "prior": REWARDS}},
             r"needs 'prior' \(predicted .*\); prompt 'q0' has none in its metadata\.",

@@ -183,6 +183,53 @@ def test_a_bad_reward_ends_the_run_and_names_the_prompt(tmp_path, name):
     assert not (tmp_path / "checkpoints").exists()
 
 
+async def moody(prompt, completion, metadata):
+    """A judge that is away for every odd prompt."""
+    if int(prompt[1:]) % 2:
+        raise OSError("the judge is away")
+    return {"one": 1.0, "absent": float("nan"), "even": float("nan" if prompt == "q00" else 2.0)}
+
+
+@pytest.mark.filterwarnings("default:Reward moody failed")
+@pytest.mark.parametrize("on_error", ["drop", "zero"])
+def test_a_call_of_the_reward_that_fails_costs_its_response_alone(tmp_path, on_error):
+    changes = {"recipe": "gdpo"} if on_error == "drop" else {}
+    history = train(
+        tiny_run(tmp_path, reward=moody, reward_on_error=on_error, steps=3, **changes)
+    ).history
+    failures = [row["reward_failures"] for row in history]
+    assert 0 < sum(failures) < 24
+    assert all(np.isfinite(row["loss"]) for row in history)
+    if on_error == "drop":
+        assert all(row["reward/absent"] is None for row in history)
+        assert all(row["reward/one"] == 1 for row in history)
+        assert all(row["reward/even"] in (None, 2.0) for row in history)
+        assert all(1 <= row["reward"] <= 3 for row in history)
+    else:
+        expected = [1 - failed / 8 for failed in failures]
+        assert [row["reward/one"] for row in history] == expected
+
+
+@pytest.mark.filterwarnings("ignore:Reward")
+@pytest.mark.parametrize(
+    ("evaluates", "on_error", "message"),
+    [
+        (False, "drop", "on all 8 responses of step 1; the first raised OSError: no on prompt 0"),
+        (False, "zero", "on all 8 responses of step 1; the first raised OSError: no on prompt 0"),
+        (False, "raise", "raised OSError on prompt 0 .id 'q"),
+        (True, "drop", "on all 2 responses of the evaluation; the first raised OSError"),
+    ],
+)
+def test_a_batch_all_of_whose_calls_fail_ends_the_run(tmp_path, evaluates, on_error, message):
+    async def away(prompt, completion, metadata):
+        raise OSError("no")
+
+    evaluation = EvaluationConfig(enabled=evaluates)
+    config = tiny_run(tmp_path, reward=away, reward_on_error=on_error, evaluation=evaluation)
+    with pytest.raises(RewardError, match=message):
+        train(config)
+
+
 def test_what_does_not_fit_is_one_sentence(tmp_path):
     cases = {
         "has 3 tokens, but the model's context leaves room for 2": {
