@@ -11,7 +11,7 @@ from jaxrl_llm.models.quantize import check_quantization
 from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, EvolutionRecipe, Recipe
 from jaxrl_llm.recipes.catalog import preset
 from jaxrl_llm.rewards import BatchReward
-from jaxrl_llm.rewards.scoring import ON_ERROR
+from jaxrl_llm.rewards.scoring import ON_ERROR, OnError
 from jaxrl_llm.train.batches import PACKING, Passes
 from jaxrl_llm.train.logging.sinks import SINKS
 from jaxrl_llm.train.mesh import AsyncConfig, MeshConfig, check_batch
@@ -292,7 +292,7 @@ class TrainConfig:
     dtype: str = "float32"
     quantization: str | None = None
     reward_deadline: float | None = None
-    reward_on_error: str = "drop"
+    reward_on_error: OnError = "drop"
     seed: int = 0
     samples_shown: int = 4
     samples_every: int = 1
