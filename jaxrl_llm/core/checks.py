@@ -223,6 +223,15 @@ def check_numbers(function: str, record) -> None:
             )
 
 
+def check_count(function: str, *, most: int | None = None, **values) -> None:
+    """Raises ValueError unless every value is an integer from 1 to ``most``."""
+    for name, value in values.items():
+        integer = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+        if not integer or value < 1 or (most is not None and value > most):
+            within = "above 0" if most is None else f"from 1 to {most}"
+            raise ValueError(f"{function}: {name} must be an integer {within}; got {value!r}.")
+
+
 def check_share(function: str, *, zero: bool = True, one: bool = True, **values) -> None:
     """Raises ValueError unless every number is in [0, 1]; ``zero`` and ``one`` admit the ends."""
     for name, number in _concrete(function, values):

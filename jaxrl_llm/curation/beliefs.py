@@ -64,8 +64,7 @@ def belief_init(
       MoPPS (arXiv:2507.04632), and its released code, for the start from earlier rollouts.
     """
     name = "belief_init"
-    if isinstance(num_prompts, bool) or not isinstance(num_prompts, int) or num_prompts < 1:
-        raise ValueError(f"{name}: num_prompts must be an integer above 0; got {num_prompts!r}.")
+    checks.check_count(name, num_prompts=num_prompts)
     _check_prior(name, prior, zero=False)
     checks.check_non_negative(name, finite=True, weight=weight)
     if (successes is None) != (samples is None):
@@ -359,8 +358,7 @@ def _counts(function: str, alpha: Array, beta: Array, rollouts: int) -> tuple[Ar
     checks.check_min_rank(function, 0, alpha=alpha, beta=beta)
     checks.check_float(function, alpha=alpha, beta=beta)
     checks.check_same_shape(function, alpha=alpha, beta=beta)
-    if isinstance(rollouts, bool) or not isinstance(rollouts, int) or rollouts < 1:
-        raise ValueError(f"{function}: rollouts must be an integer above 0; got {rollouts!r}.")
+    checks.check_count(function, rollouts=rollouts)
     return jnp.asarray(alpha, jnp.float32), jnp.asarray(beta, jnp.float32)
 
 

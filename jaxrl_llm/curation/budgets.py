@@ -506,10 +506,7 @@ def xrpo_extra_rollouts(
     checks.check_rank(function, 2, rewards=rewards)
     stats.check_group(function, rewards, where)
     checks.check_non_negative(function, finite=True, budget=budget)
-    if isinstance(max_rollouts, bool) or not isinstance(max_rollouts, int) or max_rollouts < 1:
-        raise ValueError(
-            f"{function}: max_rollouts must be an integer above 0; got {max_rollouts!r}."
-        )
+    checks.check_count(function, max_rollouts=max_rollouts)
     count = stats.group_count(rewards, where)[:, 0].astype(jnp.int32)
     std = stats.group_std(rewards, where)
     total = jnp.sum(count)

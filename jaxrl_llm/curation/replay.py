@@ -58,8 +58,7 @@ def replay_init(item: ArrayTree, *, capacity: int) -> ReplayBuffer:
     References:
       DOTS (arXiv:2506.05316), rollout replay: 512 groups.
     """
-    if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1:
-        raise ValueError(f"replay_init: capacity must be an integer above 0; got {capacity!r}.")
+    checks.check_count("replay_init", capacity=capacity)
     return ReplayBuffer(
         items=jax.tree.map(
             lambda x: jnp.zeros((capacity, *jnp.shape(x)), jnp.result_type(x)), item
@@ -267,12 +266,7 @@ def replay_sample(
     for option, x in {"weights": weights, "where": where}.items():
         if x is not None:
             checks.check_shape(name, option, x, (capacity,))
-    positive = not isinstance(count, bool) and isinstance(count, int) and count >= 1
-    if not positive or (count > capacity and not replace):
-        raise ValueError(
-            f"{name}: count must be an integer from 1, and at most the {capacity} places where an "
-            f"item is drawn once; got {count!r}."
-        )
+    checks.check_count(name, most=None if replace else capacity, count=count)
     able = buffer.order >= 0 if where is None else (buffer.order >= 0) & where
     logits = jnp.zeros(capacity)
     if weights is not None:
@@ -567,8 +561,7 @@ def ssb_sample(
       without an advantage.
     """
     name = "ssb_sample"
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ValueError(f"{name}: count must be an integer above 0; got {count!r}.")
+    checks.check_count(name, count=count)
     checks.check_non_negative(name, finite=True, power=power, floor=floor)
     pools = (
         ("advantages", advantages, where),

@@ -51,9 +51,7 @@ def pass_history_init(num_prompts: int, window: int) -> PassHistory:
       Prompt-GDRO (arXiv:2601.19280).
     """
     name = "pass_history_init"
-    for option, value in {"num_prompts": num_prompts, "window": window}.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}: {option} must be an integer above 0; got {value!r}.")
+    checks.check_count(name, num_prompts=num_prompts, window=window)
     return PassHistory(jnp.zeros((num_prompts, window), bool), jnp.zeros(num_prompts, jnp.int32))
 
 
@@ -235,8 +233,7 @@ def bin_means(
     checks.check_integer(name, bins=bins)
     checks.check_bool(name, where=where)
     checks.check_same_shape(name, values=values, bins=bins, where=where)
-    if isinstance(num_bins, bool) or not isinstance(num_bins, int) or num_bins < 1:
-        raise ValueError(f"{name}: num_bins must be an integer above 0; got {num_bins!r}.")
+    checks.check_count(name, num_bins=num_bins)
     inside = (bins >= 0) & (bins < num_bins)
     valid = inside if where is None else inside & where
     row = jnp.where(valid, bins, num_bins).ravel()

@@ -360,11 +360,8 @@ def candidate_pool(key: Array, *, num_prompts: int, size: int) -> Array:
       one of each stretch, in place of a shuffle, is ours.
     """
     name = "candidate_pool"
-    for option, value in {"num_prompts": num_prompts, "size": size}.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name}: {option} must be an integer above 0; got {value!r}.")
-    if size > num_prompts:
-        raise ValueError(f"{name}: size must be at most num_prompts={num_prompts}; got {size}.")
+    checks.check_count(name, num_prompts=num_prompts)
+    checks.check_count(name, most=num_prompts, size=size)
     # Products such as i N would overflow int32.
     step, rest = divmod(num_prompts, size)
     edges = jnp.arange(size + 1) * step + jnp.minimum(jnp.arange(size + 1), rest)
@@ -385,8 +382,7 @@ def _pool(function: str, name: str, values: Array, count: int, where: Array | No
     (size,) = jnp.shape(values)
     if where is not None:
         checks.check_shape(function, "where", where, (size,))
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= size:
-        raise ValueError(f"{function}: count must be an integer from 1 to {size}; got {count!r}.")
+    checks.check_count(function, most=size, count=count)
     values = jnp.asarray(values, jnp.float32)
     keep = ~jnp.isnan(values) if where is None else where & ~jnp.isnan(values)
     return jnp.where(keep, values, -jnp.inf)

@@ -65,8 +65,8 @@ def attention_rates(
         )
     valid = _check_references(name, reference_rates, where, count)
     checks.check_positive(name, finite=True, temperature=temperature)
-    if top is not None and not (isinstance(top, int) and 1 <= top <= count):
-        raise ValueError(f"{name}: top must be an integer from 1 to {count}; got {top!r}.")
+    if top is not None:
+        checks.check_count(name, most=count, top=top)
     keys = masking.zero_masked(references, valid[:, None])
     scores = jnp.asarray(queries, jnp.float32) @ keys.T / (math.sqrt(width) * temperature)
     scores = jnp.where(valid, scores, -jnp.inf)
@@ -236,8 +236,7 @@ def nearest_solved(
             f"{name}: queries and corpus must have vectors of one length; got "
             f"{jnp.shape(queries)} and {jnp.shape(corpus)}."
         )
-    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= size:
-        raise ValueError(f"{name}: count must be an integer from 1 to {size}; got {count!r}.")
+    checks.check_count(name, most=size, count=count)
     if threshold is not None and not -1 <= threshold <= 1:
         raise ValueError(f"{name}: threshold must be in [-1, 1]; got {threshold!r}.")
     valid = jnp.ones(size, bool)

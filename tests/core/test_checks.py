@@ -1,5 +1,7 @@
 """Checks: one sentence that names function, argument and shapes, also while tracing."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -202,6 +204,17 @@ def test_work_while_tracing_and_let_traced_numbers_through():
 def test_options_that_are_no_sensible_number(check, value, error, message):
     with pytest.raises(error, match=message):
         check("f", finite=True, eps=value)
+
+
+@pytest.mark.parametrize("value", [0, -3, 5, True, 2.0, "2", None])
+def test_a_count_is_an_integer_within_its_bounds(value):
+    checks.check_count("f", n=1, m=np.int64(7))
+    checks.check_count("f", most=4, n=4)
+    words = re.escape(f"f: n must be an integer from 1 to 4; got {value!r}.")
+    with pytest.raises(ValueError, match=words):
+        checks.check_count("f", most=4, n=value)
+    with pytest.raises(ValueError, match="f: n must be an integer above 0; got 0"):
+        checks.check_count("f", n=0)
 
 
 @pytest.mark.parametrize("value", [True, False, np.True_])

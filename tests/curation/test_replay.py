@@ -326,8 +326,8 @@ BAD = {
     "replay_fresh: max_lag must not be negative; got -1": lambda: replay_fresh(
         BUFFER, version=3, max_lag=-1
     ),
-    "replay_sample: count must be an integer from 1, and at most the 3 places": lambda: (
-        replay_sample(KEY, BUFFER, count=4)
+    "replay_sample: count must be an integer from 1 to 3; got 4": lambda: replay_sample(
+        KEY, BUFFER, count=4
     ),
     "replay_sample: weights must have shape (3,)": lambda: replay_sample(
         KEY, BUFFER, count=1, weights=TWO

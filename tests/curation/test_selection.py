@@ -227,8 +227,12 @@ BAD = {
         KEY, RATES, count=1, where=jnp.ones(3, bool)
     ),
     "uniform must be in [0, 1]; got -0.1": lambda: draw_prompts(KEY, RATES, count=1, uniform=-0.1),
-    "size must be at most num_prompts=3; got 4": lambda: candidate_pool(KEY, num_prompts=3, size=4),
-    "size must be an integer above 0; got 0": lambda: candidate_pool(KEY, num_prompts=3, size=0),
+    "size must be an integer from 1 to 3; got 4": lambda: candidate_pool(
+        KEY, num_prompts=3, size=4
+    ),
+    "size must be an integer from 1 to 3; got 0": lambda: candidate_pool(
+        KEY, num_prompts=3, size=0
+    ),
 }
 
 

@@ -187,6 +187,38 @@ def test_d3s_relaxes_as_training_goes_on():
     assert kept == sorted(kept) and kept[0] < kept[3] < kept[4] == kept[5]
 
 
+def test_prompt_gdro_weighs_the_advantages_of_grpo_by_what_failed_before():
+    logp, batch = make_batch()
+    ids = jnp.array([3, 0, 5, 9])
+    batch = batch.replace(extras={"prompt_ids": ids})
+    recipe = jr.recipes.prompt_gdro(num_prompts=10, edges=(0.5,), eta=2.0, kl_coef=0.0)
+    robust = jr.curation.prompt_gdro(num_prompts=10, edges=(0.5,), eta=2.0)
+    state, parts = recipe.init(), robust.init()
+    plain = jr.advantages.grpo(batch.rewards, where=batch.where)
+    context = {"prompt_ids": ids, "rewards": batch.rewards, "where": batch.where}
+    for seen in range(3):
+        ready, state = recipe.prepare(batch, state)
+        expected, parts = robust.update(plain, parts, **context)
+        expected = jnp.where(batch.where, expected, 0.0)
+        np.testing.assert_allclose(ready.advantages, expected, rtol=1e-6)
+        rows = np.asarray(ready.mask.any(-1))
+        each = [losses(logp, batch, p, g, ready.advantages, 1.28) for p, g in np.argwhere(rows)]
+        mean = np.concatenate(each).mean()
+        assert float(recipe.loss(logp, ready)) == pytest.approx(mean, rel=5e-6), seen
+    flat = jr.recipes.prompt_gdro(num_prompts=10, eta=0.0)
+    ready, _ = flat.prepare(batch, flat.prepare(batch, flat.init())[1])
+    np.testing.assert_allclose(ready.advantages, jnp.where(batch.where, plain, 0.0), rtol=1e-6)
+
+
+def losses(logp, batch, p, g, advantages, high):
+    """Clipped losses of the tokens of a response, in float64."""
+    m, a = np.asarray(batch.mask[p, g]), float(advantages[p, g])
+    ratio = np.exp(
+        np.asarray(logp[p, g], np.float64) - np.asarray(batch.old_logp[p, g], np.float64)
+    )
+    return -np.minimum(ratio * a, np.clip(ratio, 0.8, high) * a)[m]
+
+
 def options_of_dapo():
     return {
         "plain": {"dynamic_sampling": False},

@@ -33,6 +33,7 @@ REQUIRED = {
     "mssr": "old_logp prompt_ids ref_logp",
     "otb": "old_logp sum_pi_sq",
     "ppo_max": "old_logp old_values ref_logp values",
+    "prompt_gdro": "prompt_ids ref_logp",
     "ps_grpo": "similarity",
     "remax": "greedy_rewards",
     "remix": "behavior_logp ref_logp",

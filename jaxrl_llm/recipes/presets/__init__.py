@@ -52,7 +52,17 @@ from jaxrl_llm.recipes.presets.clipping import (
     sapo,
 )
 from jaxrl_llm.recipes.presets.critics import adaptive_kl, ppo_max, safe
-from jaxrl_llm.recipes.presets.curation import capo, d3s, dars, fapo, hbpo, llds, ps_grpo, xrpo
+from jaxrl_llm.recipes.presets.curation import (
+    capo,
+    d3s,
+    dars,
+    fapo,
+    hbpo,
+    llds,
+    prompt_gdro,
+    ps_grpo,
+    xrpo,
+)
 from jaxrl_llm.recipes.presets.curricula import insight, learnability, mopps, vade
 from jaxrl_llm.recipes.presets.grpo_family import (
     ace,
@@ -140,6 +150,7 @@ __all__ = [
     "passk_training",
     "pkpo",
     "ppo_max",
+    "prompt_gdro",
     "ps_grpo",
     "reinforce_pp",
     "reinforce_pp_baseline",

@@ -44,6 +44,43 @@ def d3s(
     )
 
 
+def prompt_gdro(
+    *,
+    num_prompts: int,
+    edges: tuple[float, ...] = (0.4, 0.75),
+    eta: float = 0.65,
+    eps_low: float = 0.2,
+    eps_high: float = 0.28,
+    kl_coef: float = 0.001,
+) -> Recipe:
+    """GRPO with weights of an adversary, which raises the bins of prompts that fail most.
+
+        A = grpo(rewards) times the weight of the prompt's bin
+        loss = mean over tokens of (clipped loss + kl_coef k3(logp, ref_logp))
+
+    A batch holds ``prompt_ids``.
+
+    Args:
+      edges: Borders of the bins: ``curation.difficulty_bins``.
+      eta: Sharpness of the adversary: ``curation.exponential_weights``.
+
+    References:
+      Prompt-GDRO (arXiv:2601.19280), and the settings of the released script for three bins, four
+      minibatches among them. The adversary's score is the failure rate; theirs is the mean loss.
+    """
+    return from_base(
+        name="prompt_gdro",
+        advantage=chain(
+            stateless(advantages.grpo),
+            curation.prompt_gdro(num_prompts=num_prompts, edges=edges, eta=eta),
+        ),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        regularizers=(bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else (),
+        minibatches=4,
+        paper="arXiv:2601.19280",
+    )
+
+
 def dars(*, eps_low: float = 0.2, eps_high: float = 0.2) -> Recipe:
     """Policy optimization on groups that are the larger the harder the prompt.
 
