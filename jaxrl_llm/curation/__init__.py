@@ -216,6 +216,7 @@ from jaxrl_llm.curation.subsets import (
     mpt_mask,
     top_fraction_token_mask,
 )
+from jaxrl_llm.curation.two_phase import two_phase
 
 __all__ = [
     "BinScores",
@@ -363,6 +364,7 @@ __all__ = [
     "training_progress",
     "tree_rollouts",
     "truncation_mask",
+    "two_phase",
     "vade_information_gain",
     "variance_reduction",
     "width_prune",

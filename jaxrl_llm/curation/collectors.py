@@ -10,7 +10,9 @@ their state is a pytree of arrays that is saved with the run::
 :func:`jaxrl_llm.rollout.collect` plays them. It calls ``observe`` before anything is asked and
 after groups have finished, and hands ``propose`` the count that ``observe`` asked for. An outcome
 is None while its group is sampled. The state that ``observe`` returns counts once it has decided on
-the rows; until then it may be called any number of times.
+the rows; until then it may be called any number of times. A collector whose groups may be larger
+than G has a fourth function, ``width(group_size)``, the most rollouts of a group: the width of the
+batch.
 
 What every collector promises: the requests are the same however many are proposed at once; the rows
 depend on which groups finished and not on the order in which they did; the number of requests has a
@@ -36,10 +38,14 @@ class Request(NamedTuple):
     Attributes:
       rollouts: How many responses.
       prompt: Place of the prompt in the data set; None for the next one in the order of the data.
+      extends: An earlier request, by its place in the batch, whose prompt is asked for again.
+      round: Which round of the collector it is of.
     """
 
     rollouts: int
     prompt: int | None = None
+    extends: int | None = None
+    round: int = 0
 
 
 class Outcome(NamedTuple):
@@ -89,7 +95,8 @@ class Row(NamedTuple):
     """One group of a batch.
 
     Attributes:
-      members: Its rollouts as ``(request, rollout)``, both from 0, at most G, all of one prompt.
+      members: Its rollouts as ``(request, rollout)``, both from 0, all of one prompt; at most G, or
+        the collector's ``width``.
       takes_part: False for a row that only fills the batch: nothing of it trains.
     """
 
@@ -103,10 +110,12 @@ class Decision(NamedTuple):
     Attributes:
       ask: How many further groups to propose.
       rows: The P groups of the batch, which is complete with them; None before.
+      requests: What is asked for besides, such as more rollouts of a group that has finished.
     """
 
     ask: int = 0
     rows: tuple[Row, ...] | None = None
+    requests: tuple[Request, ...] = ()
 
 
 class Collector(Protocol):
@@ -177,7 +186,7 @@ def in_order() -> Collector:
       >>> collector = jr.curation.in_order()
       >>> collection = jr.curation.Collection(num_groups=2, group_size=4)
       >>> collector.observe(collector.init(10), collection)[0]
-      Decision(ask=2, rows=None)
+      Decision(ask=2, rows=None, requests=())
 
     References:
       What verl, TRL and tunix do by default: shuffled passes over the data.

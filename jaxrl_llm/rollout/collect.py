@@ -59,7 +59,7 @@ class Collected(NamedTuple):
     """A complete batch.
 
     Attributes:
-      rollout: ``[P, G]``, on the host.
+      rollout: ``[P, G]``, on the host; G is the collector's ``width``.
       where: bool ``[P, G]``, False where a row has no such member or takes no part.
       questions: P, of the rows.
       places: Places of these questions in the data set.
@@ -68,6 +68,7 @@ class Collected(NamedTuple):
       state: Of the collector.
       in_order: How many prompts it took in the order of the data.
       groups: How many groups were asked for.
+      rollouts: How many rollouts of them.
       reward: Mean reward of all rollouts that were asked for.
       failures: How many of them have no reward.
       seconds: By "sample" and "reward".
@@ -82,6 +83,7 @@ class Collected(NamedTuple):
     state: ArrayTree
     in_order: int
     groups: int
+    rollouts: int
     reward: float
     failures: int
     seconds: dict[str, float]
@@ -148,9 +150,9 @@ def collect(
             decision, learned = collector.observe(book.state, book.collection())
             if decision.rows is not None:
                 break
-            if decision.ask:
+            if decision.ask or decision.requests:
                 fresh, book.state = book.propose(decision.ask)
-                backend.submit(book.ask(fresh))
+                backend.submit(book.ask([*fresh, *decision.requests]))
                 if book.take():
                     continue
             if not book.waiting:
@@ -158,8 +160,9 @@ def collect(
                     f"collector {collector!r} neither completes the batch of {num_groups} groups "
                     f"nor asks for more, after {len(book.asked)} groups."
                 )
-            # Rows of the sampler that would be empty sample what may be asked for next.
-            if spare := backend.spare():
+            # Rows of the sampler that would be empty sample what may be asked for next; a collector
+            # with a width asks for more of the same groups.
+            if not hasattr(collector, "width") and (spare := backend.spare()):
                 backend.submit(book.ahead(spare))
             book.finished |= backend.wait()
             book.take()
@@ -169,6 +172,12 @@ def collect(
     return book.assemble(decision.rows, learned, pad_id=pad_id, seconds=backend.seconds)
 
 
+def batch_width(collector: Collector, group_size: int) -> int:
+    """The most rollouts of a group: G, or more for a collector that says so."""
+    width = getattr(collector, "width", None)
+    return group_size if width is None else width(group_size)
+
+
 class _Book:
     """What was asked for in a batch, and what came of it."""
 
@@ -176,6 +185,7 @@ class _Book:
         self.collector, self.state, self._key = collector, state, key
         self._questions, self._next_places = questions, next_places
         self._empty = Collection(num_groups, group_size, step)
+        self._width = batch_width(collector, group_size)
         self.requests: list[Request] = []
         self.outcomes: list[Outcome | None] = []
         self.asked: list[Asked] = []
@@ -190,19 +200,10 @@ class _Book:
         return sum(outcome is None for outcome in self.outcomes)
 
     def propose(self, count: int) -> tuple[Sequence[Request], ArrayTree]:
-        """The next requests of the collector, checked, and its state after them."""
+        """The next requests of the collector, and its state after them."""
+        if not count:
+            return (), self.state
         requests, state = self.collector.propose(self.state, self._key, self.collection(), count)
-        for request in requests:
-            if request.rollouts < 1:
-                raise ValueError(
-                    f"collector {self.collector!r} asks for {request.rollouts} rollouts of a "
-                    "prompt; it must be at least 1."
-                )
-            if request.prompt is not None and not 0 <= request.prompt < len(self._questions):
-                raise ValueError(
-                    f"collector {self.collector!r} asks for prompt {request.prompt}; the data set "
-                    f"has prompts 0 to {len(self._questions) - 1}."
-                )
         if len(requests) != count:
             raise ValueError(
                 f"collector {self.collector!r} proposes {len(requests)} groups where {count} are "
@@ -212,16 +213,40 @@ class _Book:
 
     def _resolve(self, requests: Sequence[Request]) -> list[Asked]:
         """Requests that follow those so far, with the places of their prompts and their numbers."""
+        self._check(requests)
         number = sum(len(asked.requests) for asked in self.asked)
-        ordered = sum(request.prompt is None for request in self.requests)
-        new = sum(request.prompt is None for request in requests)
+        ordered, new = _in_order(self.requests), _in_order(requests)
         places = iter(self._next_places(ordered + new)[ordered:])
         resolved = []
         for request in requests:
-            place = next(places) if request.prompt is None else int(request.prompt)
+            if request.extends is not None:
+                place = [*self.asked, *resolved][request.extends].question
+            else:
+                place = next(places) if request.prompt is None else int(request.prompt)
             resolved.append(Asked(place, tuple(range(number, number + request.rollouts))))
             number += request.rollouts
         return resolved
+
+    def _check(self, requests: Sequence[Request]) -> None:
+        """Raises ValueError for requests that nothing can serve."""
+        for i, request in enumerate(requests, len(self.requests)):
+            start = f"collector {self.collector!r} asks for"
+            if request.rollouts < 1:
+                raise ValueError(
+                    f"{start} {request.rollouts} rollouts of a prompt; it must be at least 1."
+                )
+            if request.prompt is not None and not 0 <= request.prompt < len(self._questions):
+                raise ValueError(
+                    f"{start} prompt {request.prompt}; the data set has prompts 0 to "
+                    f"{len(self._questions) - 1}."
+                )
+            if request.extends is None:
+                continue
+            if request.prompt is not None or not 0 <= request.extends < i:
+                raise ValueError(
+                    f"{start} more rollouts of request {request.extends} in request {i}; it must "
+                    "be an earlier one, and prompt None."
+                )
 
     def ask(self, requests: Sequence[Request]) -> list[Asked]:
         """Enters requests; those that nothing samples yet."""
@@ -252,7 +277,7 @@ class _Book:
 
     def check(self, rows: Sequence[Row]) -> None:
         """Raises ValueError unless rows can be a batch."""
-        who, P, G = f"collector {self.collector!r}", *self._empty[:2]
+        who, P, G = f"collector {self.collector!r}", self._empty.num_groups, self._width
         if len(rows) != P:
             raise ValueError(f"{who} decides on {len(rows)} rows; a batch has {P}.")
         for p, row in enumerate(rows):
@@ -275,7 +300,7 @@ class _Book:
         self, rows: Sequence[Row], state: ArrayTree, *, pad_id: int, seconds: dict[str, float]
     ) -> Collected:
         """The batch of these rows."""
-        G = self._empty.group_size
+        G = self._width
         groups = [[(self.finished[self.asked[r]], i) for r, i in row.members] for row in rows]
         places = [self.asked[row.members[0][0]].question for row in rows]
         where = np.zeros((len(rows), G), bool)
@@ -291,12 +316,18 @@ class _Book:
             texts=[[done.texts[i] for done, i in g] + [""] * (G - len(g)) for g in groups],
             scores=scores,
             state=state,
-            in_order=sum(request.prompt is None for request in self.requests),
-            groups=len(self.requests),
+            in_order=_in_order(self.requests),
+            groups=sum(request.extends is None for request in self.requests),
+            rollouts=sum(request.rollouts for request in self.requests),
             reward=mean_reward(graded),
             failures=sum(scores.failures for scores in graded),
             seconds=dict(seconds),
         )
+
+
+def _in_order(requests: Sequence[Request]) -> int:
+    """How many requests take the next prompt in the order of the data."""
+    return sum(request.prompt is None and request.extends is None for request in requests)
 
 
 def mean_reward(scores: Sequence[Scores]) -> float:

@@ -138,12 +138,12 @@ def _check_collector(collector, result, name: str) -> None:
     remembers = bool(jax.tree.leaves(first))
     if remembers:
         _require(_differ(state, first), f"{name}: the state of its collector did not move")
-    asked = sum(row["groups_sampled"] for row in result.history)
+    asked = sum(row["rollouts_sampled"] for row in result.history)
     whole_epoch = _PER_STEP * len(result.history) >= _PROMPTS
     if whole_epoch and not remembers:
         _require(
-            asked > _PER_STEP * len(result.history),
-            f"{name}: its collector asked for no group in place of those whose rewards agree",
+            asked > _PER_STEP * _GROUP * len(result.history),
+            f"{name}: its collector asked for no more rollouts though the rewards of groups agree",
         )
 
 

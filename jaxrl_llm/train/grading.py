@@ -5,7 +5,7 @@ Shared arguments: ``questions``, P of them; ``completions``, P groups of G texts
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rewards.scoring import OnError, grade, join_scores
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def sample_rows(
     ]
 
 
-def spread_rows(rows: Sequence[dict], groups: int, count: int) -> list[dict]:
+def spread_rows(rows: Sequence[T], groups: int, count: int) -> list[T]:
     """At most ``count`` records of a batch, of as many groups as possible, in their order.
 
     ``rows`` are from :func:`sample_rows`, group after group, all groups of one size.

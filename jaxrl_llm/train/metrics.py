@@ -97,8 +97,8 @@ def rollout_metrics(collected, rollout, *, ages: np.ndarray) -> dict[str, float]
     - ``truncated``: share of responses that reached the token limit.
     - ``staleness``, ``staleness_max``: age in updates of the weights that sampled a token, relative
       to those that are trained: mean and maximum.
-    - ``groups_sampled``: groups that the collector asked for; ``sampled_reward``: the mean reward
-      of their rollouts, where ``reward`` is that of the batch.
+    - ``groups_sampled``, ``rollouts_sampled``: what the collector asked for; ``sampled_reward``:
+      the mean reward of it, where ``reward`` is that of the batch.
     - ``no_signal``: 1 for a batch in which no rollout takes part, which makes no update.
     """
     where, scores = collected.where, collected.scores
@@ -113,6 +113,7 @@ def rollout_metrics(collected, rollout, *, ages: np.ndarray) -> dict[str, float]
     ages = ages[rollout.mask]
     values |= {"staleness": float(ages.mean()), "staleness_max": float(ages.max())}
     values["groups_sampled"] = float(collected.groups)
+    values["rollouts_sampled"] = float(collected.rollouts)
     values["no_signal"] = float(not where.any())
     return values | {"sampled_reward": collected.reward}
 

@@ -147,8 +147,10 @@ def collect_rollouts(
         )
     rows = []
     if number % config.samples_every == 0:
-        rows = sample_rows(questions, collected.texts, scores)
-        rows = spread_rows(rows, len(questions), config.samples_shown)
+        present = rollout.mask.any(axis=-1).reshape(-1)
+        every = list(zip(sample_rows(questions, collected.texts, scores), present, strict=True))
+        shown = spread_rows(every, len(questions), config.samples_shown)
+        rows = [row for row, there in shown if there]
     seconds = dict(collected.seconds)
     seconds["reward"] += time.perf_counter() - start
     metrics = rollout_metrics(collected, rollout, ages=number - np.asarray(rollout.version))
@@ -232,6 +234,7 @@ def _sample_population(
         state=(),
         in_order=len(places),
         groups=len(places),
+        rollouts=rollout.finish.size,
         reward=mean_reward([scores]),
         failures=scores.failures,
         seconds={"sample": sampled - start, "reward": time.perf_counter() - sampled},

@@ -138,7 +138,7 @@ def test_a_table_for_a_terminal_is_aligned_and_at_most_100_wide():
     for start in (text[0].index("kind"), text[0].index("title")):
         assert all(line[start - 1] == " " and line[start] != " " for line in text)
     by_key = {line.split()[0]: line for line in text[1:]}
-    assert "whole" in by_key["gspo"] and "in part" in by_key["dars"]
+    assert "whole" in by_key["gspo"] and "in part" in by_key["remix"]
     assert "whole" not in by_key["ppo_clip"] and "in part" not in by_key["ppo_clip"]
 
 
@@ -192,7 +192,7 @@ def test_what_is_missing_stands_where_a_preset_is():
         assert method.preset or not method.missing
         assert method.whole == (method.preset is not None and not method.missing)
     missing = {m.preset for m in catalog.CATALOG if m.missing}
-    assert {"sdpo", "srpo", "trloo", "verpo", "ps_grpo", "remix", "dars"} <= missing
+    assert {"sdpo", "srpo", "trloo", "verpo", "ps_grpo", "remix"} <= missing
     assert {"grpo", "dr_grpo", "gspo", "mssr", "ppo_max", "eggroll"}.isdisjoint(missing)
 
 

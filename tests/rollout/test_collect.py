@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxrl_llm as jr
-from jaxrl_llm.curation import Decision, Request, Row, in_order, prioritized, refill
+from jaxrl_llm.curation import Decision, Request, Row, in_order, prioritized, refill, two_phase
 from jaxrl_llm.data import Prompt
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.rewards import Scores
@@ -87,6 +87,16 @@ def play(collector, backend, *, state=None, step=0, first=0, key=KEY):
     )
 
 
+def more_where_mixed(accuracy):
+    """Three more where some are right."""
+    return np.where((accuracy > 0) & (accuracy < 1), 3, 0)
+
+
+def one_more_each(rewards, where, budget):
+    """One more of each group, as long as the budget of a round allows it."""
+    return np.full(len(rewards), int(budget >= len(rewards)))
+
+
 COLLECTORS = {
     "in_order": in_order(),
     "refill": refill(jr.curation.informative_groups),
@@ -99,6 +109,8 @@ COLLECTORS = {
     "refill_prioritized": refill(
         jr.curation.informative_groups, source=prioritized(jr.curation.learnability)
     ),
+    "two_phase": two_phase(more_where_mixed, max_rollouts=6, first=2),
+    "three_rounds": two_phase(one_more_each, max_rollouts=5, first=2, rounds=2),
     "refill_by_length": refill(lambda rewards, lengths: lengths > 1),
 }
 
@@ -123,9 +135,11 @@ def test_a_batch_does_not_depend_on_timing(name):
 @pytest.mark.parametrize("name", COLLECTORS)
 def test_the_groups_of_a_batch_are_in_the_order_of_their_requests(name):
     batch = play(COLLECTORS[name], Shuffled(0))
-    assert batch.rollout.tokens.shape == (P, G, 2) and batch.where.shape == (P, G)
+    width = getattr(COLLECTORS[name], "width", lambda size: size)(G)
+    assert batch.rollout.tokens.shape == (P, width, 2) and batch.where.shape == (P, width)
     assert (np.diff(batch.rollout.tokens[:, 0, 0]) > 0).all()
-    np.testing.assert_array_equal(np.diff(batch.rollout.tokens[..., 0], axis=-1), 1)
+    numbers = [group[where] for group, where in zip(batch.rollout.tokens, batch.where, strict=True)]
+    assert all((np.diff(group[:, 0]) > 0).all() for group in numbers)
 
 
 @pytest.mark.parametrize("name", COLLECTORS)
@@ -206,6 +220,53 @@ def test_a_score_of_the_wrong_shape_is_refused():
     with pytest.raises(ValueError) as error:
         play(prioritized(lambda rates: rates[:3]), Shuffled(0))
     assert "(50,)" in str(error.value) and "(3,)" in str(error.value)
+
+
+def test_more_rollouts_go_to_the_groups_that_the_allocator_names():
+    batch = play(COLLECTORS["two_phase"], Shuffled(0))
+    assert batch.places == [0, 1, 2] and (batch.groups, batch.rollouts) == (3, 9)
+    np.testing.assert_array_equal(batch.where.sum(-1), [2, 5, 2])
+    assert batch.rollout.tokens[1, :, 0].tolist() == [2, 3, 6, 7, 8, 0]
+    batch = play(COLLECTORS["three_rounds"], Shuffled(0))
+    # P G = 12 rollouts: 6 first, then 6 // 2 and 3 more.
+    np.testing.assert_array_equal(batch.where.sum(-1), [4, 4, 4])
+    assert batch.rollout.tokens[..., 0].tolist() == [
+        [0, 1, 6, 9, 0],
+        [2, 3, 7, 10, 0],
+        [4, 5, 8, 11, 0],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("allocate", "message"),
+    [
+        (lambda accuracy: np.full(3, -1), "gives group 0, which has 2 rollouts, -1 more"),
+        (lambda accuracy: np.arange(3) * 4, "gives group 2, which has 2 rollouts, 8 more; from 0"),
+        (lambda accuracy: np.ones(3), "must return 3 integers; got shape (3,) of float64"),
+        (lambda accuracy: np.ones(2, int), "must return 3 integers; got shape (2,)"),
+    ],
+)
+def test_allocators_that_make_no_batch_are_refused(allocate, message):
+    backend = Shuffled(0)
+    with pytest.raises(ValueError) as error:
+        play(two_phase(allocate, max_rollouts=6, first=2), backend)
+    assert message in str(error.value) and backend.closed
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"allocate": None}, TypeError, "allocate must be a function; got None"),
+        ({"max_rollouts": 2.0}, TypeError, "max_rollouts must be an integer; got 2.0"),
+        ({"first": 0}, ValueError, "first must be above 0"),
+        ({"first": 9}, ValueError, "first must be at most max_rollouts 8; got 9"),
+        ({"rounds": True}, TypeError, "rounds must be an integer; got True"),
+    ],
+)
+def test_options_of_two_phase(options, error, message):
+    with pytest.raises(error) as raised:
+        two_phase(**{"allocate": more_where_mixed, "max_rollouts": 8} | options)
+    assert message in str(raised.value)
 
 
 def test_the_mean_reward_is_of_all_groups_that_were_asked_for():
@@ -309,6 +370,7 @@ WHOLE = tuple(Row(((i, 0),)) for i in range(P))
         ({"propose": lambda s, k, c, n: ((Request(G),), s)}, "proposes 1 groups where 3 are asked"),
         ({"propose": lambda s, k, c, n: ((Request(0),) * n, s)}, "asks for 0 rollouts"),
         ({"propose": lambda s, k, c, n: ((Request(G, N),) * n, s)}, "asks for prompt 50"),
+        ({"propose": lambda s, k, c, n: ((Request(G, extends=3),) * n, s)}, "of request 3 in req"),
         ({"observe": decide(*WHOLE[:2])}, "decides on 2 rows; a batch has 3"),
         ({"observe": decide(*WHOLE[:2], Row(()))}, "row 2 has 0 members; a group has 1 to 4"),
         ({"observe": decide(*WHOLE[:2], Row(((7, 0),)))}, "row 2 names request 7, which has not"),

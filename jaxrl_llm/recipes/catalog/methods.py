@@ -134,7 +134,7 @@ METHODS = (
         verified_against="every subset, float64 NumPy, worked numbers", confidence="PAPER"),
     Method("dars", "DARS, more rollouts for hard prompts", "2508.13755", "curation",
         ("curation.cumulative_advantage", "curation.dars_extra_rollouts", "curation.dars_keep",
-        "curation.informative_groups"), preset="dars", missing="extra rollouts of hard prompts"),
+        "curation.informative_groups", "curation.two_phase"), preset="dars"),
     Method("v0_budget", "V0, rollouts by the expected signal of a group", "2602.03584", "curation",
         ("curation.best_allocate", "curation.greedy_allocate", "curation.grpo_signal_utility"),
         verified_against="every allocation, own float64 NumPy, worked numbers",

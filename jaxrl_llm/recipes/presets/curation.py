@@ -81,24 +81,36 @@ def prompt_gdro(
     )
 
 
-def dars(*, eps_low: float = 0.2, eps_high: float = 0.2) -> Recipe:
+def dars(
+    *,
+    max_rollouts: int = 32,
+    schedule: Literal["equal", "hardness"] = "equal",
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
     """Policy optimization on groups that are the larger the harder the prompt.
 
         A = r - mean_group r, over the first and the extra rollouts of a prompt
         groups that are all right or all wrong take no part
 
-    :func:`jaxrl_llm.curation.dars_extra_rollouts`, asked between two rounds of sampling, decides
-    how many extra rollouts a prompt gets; groups are padded to the largest with ``where=False``.
-    The form with breadth (DARS-B) is a large batch with several updates, each on all of it.
+    How many extra rollouts a prompt gets is :func:`jaxrl_llm.curation.dars_extra_rollouts`. Rewards
+    are 0 or 1. A batch is as wide as ``max_rollouts``.
+
+    Args:
+      max_rollouts: Most rollouts of a prompt; released: 32 for "equal", 64 for "hardness".
+      schedule: "equal" (equal treatment) or "hardness" (hardness weighted).
 
     References:
-      DARS (arXiv:2508.13755) and its released trainer.
+      DARS (arXiv:2508.13755) and its released trainer. The form with breadth (DARS-B) is a large
+      batch with two epochs, each on all of it.
     """
+    allocate = bind(curation.dars_extra_rollouts, schedule=schedule)
     return from_base(
         name="dars",
         advantage=stateless(advantages.dr_grpo),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         curation=stateless(curation.informative_groups),
+        collector=curation.two_phase(allocate, max_rollouts=max_rollouts),
         paper="arXiv:2508.13755",
     )
 
