@@ -209,6 +209,13 @@ from jaxrl_llm.curation.similarity import (
     linear_recalibration,
     nearest_solved,
 )
+from jaxrl_llm.curation.strategies import (
+    Operation,
+    apply_operations,
+    nearest_centroid,
+    regret_matching,
+    regret_update,
+)
 from jaxrl_llm.curation.subsets import (
     d3s_selection,
     max_variance_subset,
@@ -228,6 +235,7 @@ __all__ = [
     "Compacted",
     "Decision",
     "JudgeItems",
+    "Operation",
     "Outcome",
     "Pairs",
     "PassHistory",
@@ -248,6 +256,7 @@ __all__ = [
     "adaptive_rollouts",
     "adhint_ratio",
     "ampo_select",
+    "apply_operations",
     "arm_scores_update",
     "attention_rates",
     "belief_init",
@@ -308,6 +317,7 @@ __all__ = [
     "mixed_subset",
     "mpt_advantages",
     "mpt_mask",
+    "nearest_centroid",
     "nearest_solved",
     "nearest_target",
     "needs_hint",
@@ -326,6 +336,8 @@ __all__ = [
     "r_squared",
     "recency_weights",
     "refill",
+    "regret_matching",
+    "regret_update",
     "replacements",
     "replay_add",
     "replay_fresh",

@@ -353,6 +353,11 @@ METHODS = (
     Method("epo", "EPO, an entropy bonus that holds each turn's entropy in a band", "2509.22576",
         "regularizer", ("regularizers.entropy_band", "regularizers.entropy_history_init",
         "regularizers.entropy_history_update", "regularizers.epo_phase_weight")),
+    Method("training_free_grpo", "Training-free GRPO, a library of experiences in the prompt",
+        "2510.08191", "curation", ("curation.apply_operations", "curation.informative_groups")),
+    Method("lspo", "LSPO, a policy over latent strategies of utterances", "2502.04686", "curation",
+        ("curation.nearest_centroid", "curation.regret_matching", "curation.regret_update"),
+        confidence="ABSTRACT"),
     Method("value_loss", "Clipped loss of a critic, also with Huber's error", "1707.06347",
         "surrogate", ("surrogates.value_loss",)),
     # Regularizers and their controllers.

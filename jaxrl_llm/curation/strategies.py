@@ -1,0 +1,176 @@
+"""What improves outside of the weights: experiences in words, a policy over kinds of actions.
+
+Experiences are a mapping of ids to texts that stands in the prompt; a language model compares the
+rollouts of a group and proposes operations (:func:`apply_operations`, on the host). Latent
+strategies are clusters of utterances; a game is solved over them by regrets, and preference pairs
+teach the language model to speak as the solution acts.
+
+All raise TypeError for a wrong dtype and ValueError for a wrong shape or an option out of range.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from jaxrl_llm.core import Array, checks
+
+_KINDS = ("add", "update", "delete")
+
+
+class Operation(NamedTuple):
+    """A change of a library of experiences.
+
+    Attributes:
+      kind: "add", "update" or "delete".
+      text: The new text. An operation without one is ignored, also "delete".
+      id: Of the experience to change; None with "add".
+    """
+
+    kind: str
+    text: str
+    id: str | None = None
+
+
+def apply_operations(library: Mapping[str, str], operations: Iterable[Operation]) -> dict[str, str]:
+    """A library of experiences after a batch of operations, in their order, numbered again.
+
+        add      a new experience at the end
+        update   the text of an experience; a new one if the id is unknown
+        delete   out of the library; nothing if the id is unknown
+
+    Runs on the host. The ids of the result are G0, G1, ... in order.
+
+    Args:
+      library: Texts by id.
+      operations: :class:`Operation` values.
+
+    Returns:
+      A new dict; the old one stays as it was.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> Operation = jr.curation.Operation
+      >>> jr.curation.apply_operations(
+      ...     {"G0": "check units", "G1": "guess"},
+      ...     [Operation("delete", "guess", "G1"), Operation("add", "draw a figure")])
+      {'G0': 'check units', 'G1': 'draw a figure'}
+
+    References:
+      Training-free GRPO (arXiv:2510.08191), the released code. Groups with a mean reward of 0 or 1
+      propose nothing (:func:`informative_groups`).
+    """
+    function = "apply_operations"
+    result = dict(library)
+    # A key that no id can be, so that an id of the caller is never overwritten.
+    new = 0
+    for operation in operations:
+        checks.check_option(function, "kind", operation.kind, _KINDS)
+        if not operation.text:
+            continue
+        known = operation.id is not None and operation.id in result
+        if operation.kind == "delete":
+            if known:
+                del result[operation.id]
+        elif operation.kind == "update" and known:
+            result[operation.id] = operation.text
+        else:
+            while (name := f"new {new}") in result:
+                new += 1
+            result[name] = operation.text
+    return {f"G{i}": text for i, text in enumerate(result.values())}
+
+
+def nearest_centroid(embeddings: Array, centroids: Array) -> Array:
+    """The latent strategy of an utterance: the nearest center of a cluster.
+
+        argmin over k of |x - c_k|^2
+
+    Args:
+      embeddings: ``[..., D]``, floating point.
+      centroids: ``[K, D]``, floating point.
+
+    Returns:
+      int32 ``[...]``; of equal distances the first.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> centroids = jnp.array([[0.0, 0.0], [1.0, 1.0]])
+      >>> jr.curation.nearest_centroid(jnp.array([[0.9, 0.8], [0.1, 0.4]]), centroids).tolist()
+      [1, 0]
+
+    References:
+      LSPO (arXiv:2502.04686), ABSTRACT reading; the clusters come from k-means.
+    """
+    function = "nearest_centroid"
+    checks.check_min_rank(function, 1, embeddings=embeddings)
+    checks.check_rank(function, 2, centroids=centroids)
+    checks.check_float(function, embeddings=embeddings, centroids=centroids)
+    size = jnp.shape(centroids)[-1]
+    checks.check_shape(function, "embeddings", embeddings, (*jnp.shape(embeddings)[:-1], size))
+    x, c = (jnp.asarray(a, jnp.float32) for a in (embeddings, centroids))
+    distance = jnp.sum((x[..., None, :] - c) ** 2, axis=-1)
+    return jnp.argmin(distance, axis=-1).astype(jnp.int32)
+
+
+def regret_matching(regrets: Array) -> Array:
+    """A policy over actions in proportion to their positive regrets.
+
+        p_a = max(R_a, 0) / sum over b of max(R_b, 0);   uniform where none is positive
+
+    Args:
+      regrets: ``[..., A]``, floating point, cumulative.
+
+    Returns:
+      ``[..., A]`` float32, adding up to 1.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> jr.curation.regret_matching(jnp.array([3.0, -1.0, 1.0])).tolist()
+      [0.75, 0.0, 0.25]
+
+    References:
+      Hart and Mas-Colell (Econometrica 68, 2000). LSPO (arXiv:2502.04686) solves a game over latent
+      strategies; that it does by these regrets is an ABSTRACT reading.
+    """
+    checks.check_min_rank("regret_matching", 1, regrets=regrets)
+    checks.check_float("regret_matching", regrets=regrets)
+    positive = jnp.maximum(jnp.asarray(regrets, jnp.float32), 0.0)
+    total = jnp.sum(positive, axis=-1, keepdims=True)
+    even = jnp.full(jnp.shape(regrets), 1.0 / max(jnp.shape(regrets)[-1], 1))
+    return jnp.where(total > 0, positive / jnp.where(total > 0, total, 1.0), even)
+
+
+def regret_update(regrets: Array, utilities: Array, policy: Array) -> Array:
+    """Cumulative regrets after a round.
+
+        R_a += u_a - sum over b of p_b u_b
+
+    Args:
+      regrets: ``[..., A]``, floating point, before.
+      utilities: ``[..., A]``, floating point, what each action would have earned.
+      policy: ``[..., A]``, floating point, the policy of the round.
+
+    Returns:
+      ``[..., A]`` float32.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> jr.curation.regret_update(
+      ...     jnp.zeros(2), jnp.array([1.0, 0.0]), jnp.array([0.5, 0.5])).tolist()
+      [0.5, -0.5]
+
+    References:
+      As :func:`regret_matching`, for LSPO (arXiv:2502.04686). The average policy over the rounds is
+      the solution.
+    """
+    function = "regret_update"
+    arrays = {"regrets": regrets, "utilities": utilities, "policy": policy}
+    checks.check_min_rank(function, 1, **arrays)
+    checks.check_float(function, **arrays)
+    checks.check_same_shape(function, **arrays)
+    r, u, p = (jnp.asarray(x, jnp.float32) for x in (regrets, utilities, policy))
+    return r + u - jnp.sum(p * u, axis=-1, keepdims=True)

@@ -1,0 +1,101 @@
+"""Libraries of experiences, and regrets over kinds of actions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import curation
+from jaxrl_llm.curation import Operation
+
+LIBRARY = {"G0": "a", "G1": "b", "G2": "c"}
+
+
+@pytest.mark.parametrize(
+    ("operations", "texts"),
+    [
+        ([], "abc"),
+        ([Operation("add", "d")], "abcd"),
+        ([Operation("update", "d", "G1")], "adc"),
+        ([Operation("update", "d", "G9")], "abcd"),
+        ([Operation("update", "d")], "abcd"),
+        ([Operation("delete", "b", "G1")], "ac"),
+        ([Operation("delete", "b", "G9")], "abc"),
+        (
+            [Operation("delete", "", "G1"), Operation("add", ""), Operation("update", "", "G0")],
+            "abc",
+        ),
+        ([Operation("delete", "a", "G0"), Operation("update", "d", "G0")], "bcd"),
+        ([Operation("add", "d"), Operation("add", "e"), Operation("delete", "c", "G2")], "abde"),
+    ],
+)
+def test_operations_in_their_order(operations, texts):
+    before = dict(LIBRARY)
+    after = curation.apply_operations(LIBRARY, operations)
+    assert "".join(after.values()) == texts and before == LIBRARY
+    assert list(after) == [f"G{i}" for i in range(len(texts))]
+
+
+def test_an_id_of_the_caller_is_never_overwritten():
+    after = curation.apply_operations({"new 0": "a", "3": "b"}, [Operation("add", "c")])
+    assert list(after.values()) == ["a", "b", "c"]
+
+
+def test_centroids():
+    rng = np.random.default_rng(0)
+    x, c = rng.normal(size=(2, 5, 3)), rng.normal(size=(4, 3))
+    ours = curation.nearest_centroid(jnp.asarray(x, jnp.float32), jnp.asarray(c, jnp.float32))
+    expected = np.linalg.norm(x[:, :, None] - c, axis=-1).argmin(-1)
+    np.testing.assert_array_equal(ours, expected)
+
+
+@pytest.mark.parametrize(
+    ("regrets", "policy"),
+    [
+        ([2.0, -1.0, 1.0], [2 / 3, 0, 1 / 3]),
+        ([0.0, -1.0, -2.0], [1 / 3] * 3),
+        ([5.0, 0.0, 0.0], [1, 0, 0]),
+    ],
+)
+def test_policies_of_regrets(regrets, policy):
+    np.testing.assert_allclose(curation.regret_matching(jnp.array(regrets)), policy, rtol=1e-6)
+
+
+def test_self_play_finds_the_solution_of_a_game():
+    """Rock, paper, scissors with a rock that wins double: 1/4, 1/2, 1/4."""
+    payoff = jnp.array([[0.0, -1.0, 2.0], [1.0, 0.0, -1.0], [-2.0, 1.0, 0.0]])
+
+    def play(state, _):
+        regrets, total = state
+        policies = curation.regret_matching(regrets)
+        utilities = policies[::-1] @ payoff.T
+        return (curation.regret_update(regrets, utilities, policies), total + policies), None
+
+    start = jnp.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]), jnp.zeros((2, 3))
+    (_, total), _ = jax.lax.scan(play, start, length=20_000)
+    np.testing.assert_allclose(total / 20_000, [[0.25, 0.5, 0.25]] * 2, atol=0.02)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (
+            lambda: curation.apply_operations({}, [Operation("ad", "x")]),
+            ValueError,
+            "apply_operations: kind must be one of .*Did you mean 'add'",
+        ),
+        (
+            lambda: curation.nearest_centroid(jnp.zeros((2, 3)), jnp.zeros((4, 2))),
+            ValueError,
+            r"nearest_centroid: embeddings must have shape \(2, 2\)",
+        ),
+        (
+            lambda: curation.regret_update(jnp.zeros(2), jnp.zeros(3), jnp.zeros(2)),
+            ValueError,
+            "regret_update: these must have one shape",
+        ),
+    ],
+)
+def test_bad_input_is_one_sentence(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
