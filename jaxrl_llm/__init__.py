@@ -26,6 +26,7 @@ _NAMESPACES = (
     "evolution",
     "logprobs",
     "models",
+    "preferences",
     "recipes",
     "regularizers",
     "rewards",

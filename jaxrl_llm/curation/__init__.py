@@ -72,6 +72,7 @@ from jaxrl_llm.curation.curvature import (
 )
 from jaxrl_llm.curation.downsampling import (
     Pairs,
+    best_constrained,
     constrained_pairs,
     filtration_weights,
     first_rollouts,
@@ -263,6 +264,7 @@ __all__ = [
     "belief_mean",
     "belief_update",
     "best_allocate",
+    "best_constrained",
     "beta_bernoulli_information",
     "bin_advantage_weights",
     "bin_means",

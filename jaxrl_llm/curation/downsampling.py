@@ -410,3 +410,44 @@ def constrained_pairs(rewards: Array, *, satisfied: Array, where: Array | None =
     use = jnp.any(good, axis=-1) & (chosen != rejected)
     chosen, rejected = (jnp.where(use, x, -1).astype(jnp.int32) for x in (chosen, rejected))
     return Pairs(chosen, rejected, use)
+
+
+def best_constrained(
+    rewards: Array, *, reference: Array | None = None, where: Array | None = None
+) -> Array:
+    """The weight of the best rollout of each group, 0 for the others; an advantage for imitation.
+
+        A_i = rewards_i    i = argmax of rewards, if that is above 0
+        A_i = rewards_i    the best of the reference answers, if no other one is above 0
+
+    Args:
+      rewards, where: See the module; ``rewards.constrained_rewards(soft=False)``.
+      reference: bool ``[..., G]``, True for answers of a data set that stand by; their calibrated
+        reward is 1/2. None for none.
+
+    Returns:
+      ``[..., G]`` float32, not negative.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> rewards = jnp.array([[0.7, 0.2, 0.5], [0.0, 0.0, 0.5]])
+      >>> reference = jnp.array([[False, False, True]] * 2)
+      >>> jr.curation.best_constrained(rewards, reference=reference).round(1).tolist()[1]
+      [0.0, 0.0, 0.5]
+
+    References:
+      CGPO (arXiv:2409.20370), its CRRAFT; a third party's code that cites its equations.
+    """
+    function = "best_constrained"
+    stats.check_group(function, rewards, where)
+    checks.check_bool(function, reference=reference)
+    checks.check_same_shape(function, rewards=rewards, reference=reference)
+    valid = jnp.ones(jnp.shape(rewards), bool) if where is None else where
+    rewards = masking.zero_masked(rewards, where)
+    aside = jnp.zeros(jnp.shape(rewards), bool) if reference is None else jnp.asarray(reference)
+    positive = valid & (rewards > 0)
+    first = positive & ~aside
+    eligible = jnp.where(jnp.any(first, axis=-1, keepdims=True), first, positive)
+    _, rank = stats.order_and_ranks(jnp.where(eligible, -rewards, jnp.inf))
+    return jnp.where(eligible & (rank == 0), rewards, 0.0)

@@ -68,12 +68,11 @@ def apply_operations(library: Mapping[str, str], operations: Iterable[Operation]
         checks.check_option(function, "kind", operation.kind, _KINDS)
         if not operation.text:
             continue
-        known = operation.id is not None and operation.id in result
+        target = operation.id
         if operation.kind == "delete":
-            if known:
-                del result[operation.id]
-        elif operation.kind == "update" and known:
-            result[operation.id] = operation.text
+            result = {name: text for name, text in result.items() if name != target}
+        elif operation.kind == "update" and target is not None and target in result:
+            result[target] = operation.text
         else:
             while (name := f"new {new}") in result:
                 new += 1

@@ -194,6 +194,22 @@ def test_what_takes_no_part_is_in_no_pair(junk):
     assert (int(pairs.chosen), int(pairs.rejected)) == (0, 2)
 
 
+def test_the_best_rollout_is_imitated_or_the_reference():
+    rewards = jnp.array([[0.73, 0.0, 0.27, 0.5], [0.0, 0.0, 0.0, 0.5], [0.0, 0.0, 0.0, 0.0]])
+    reference = jnp.array([[False, False, False, True]] * 3)
+    ours = jax.jit(curation.best_constrained)(rewards, reference=reference)
+    np.testing.assert_allclose(ours, [[0.73, 0, 0, 0], [0, 0, 0, 0.5], [0] * 4], rtol=1e-6)
+    ties = curation.best_constrained(jnp.array([0.5, 0.5, 0.1]))
+    assert ties.tolist() == [0.5, 0.0, 0.0]
+    where = jnp.array([False, True, True])
+    for junk in JUNK:
+        assert curation.best_constrained(jnp.array([junk, 0.25, 0.5]), where=where).tolist() == [
+            0.0,
+            0.0,
+            0.5,
+        ]
+
+
 def test_the_first_rollouts():
     where = jnp.array([[True, False, True, True], [False] * 4])
     two = curation.first_rollouts(where, count=2)

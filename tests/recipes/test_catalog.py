@@ -14,6 +14,7 @@ from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, EvolutionRecipe, Recip
 LAYERS = (
     "advantages",
     "surrogates",
+    "preferences",
     "corrections",
     "regularizers",
     "curation",

@@ -9,6 +9,7 @@ KINDS = (
     "advantage",
     "surrogate",
     "correction",
+    "preference",
     "regularizer",
     "aggregate",
     "reference",

@@ -324,8 +324,8 @@ METHODS = (
         "2509.23866", "curation", ("corrections.importance_weights", "curation.adaptive_rollouts",
         "curation.mixed_subset", "curation.pooled_groups", "curation.top_entropy_steps")),
     Method("cgpo", "CGPO, rewards that count where all judges agree", "2409.20370", "curation",
-        ("curation.constrained_pairs", "rewards.calibrated_rewards",
-        "rewards.constrained_rewards")),
+        ("curation.best_constrained", "curation.constrained_pairs", "preferences.mpo",
+        "rewards.calibrated_rewards", "rewards.constrained_rewards")),
     # Exploration, and trees of rollouts.
     Method("hapo", "HAPO, the clip and the advantage of a token by its entropy", "2509.16591",
         "surrogate", ("advantages.entropy_signal", "advantages.signal_temperature",
@@ -358,6 +358,8 @@ METHODS = (
     Method("lspo", "LSPO, a policy over latent strategies of utterances", "2502.04686", "curation",
         ("curation.nearest_centroid", "curation.regret_matching", "curation.regret_update"),
         confidence="ABSTRACT"),
+    Method("mpo", "MPO, preference, quality and likelihood of a pair (Skywork R1V2)", "2504.16656",
+        "preference", ("preferences.bco", "preferences.dpo", "preferences.mpo")),
     Method("value_loss", "Clipped loss of a critic, also with Huber's error", "1707.06347",
         "surrogate", ("surrogates.value_loss",)),
     # Regularizers and their controllers.
