@@ -91,7 +91,7 @@ def main(argv: list[str] | None = None) -> None:
                     runs.append(run(checkout, *given))
         finally:
             subprocess.run([*tree, "remove", "--force", str(old)], check=True)
-    sides = {name: _side(runs) for name, runs in found.items()}
+    sides = {name: summarize_runs(runs) for name, runs in found.items()}
     middle = {name: {k: v["median"] for k, v in s["seconds"].items()} for name, s in sides.items()}
     factor = {k: float(f"{middle['before'][k] / x:.3g}") for k, x in middle["after"].items()}
     result = {
@@ -108,7 +108,7 @@ def main(argv: list[str] | None = None) -> None:
     harness.finish(result, to_file=options.save)
 
 
-def _side(runs: Sequence[Run]) -> dict[str, Any]:
+def summarize_runs(runs: Sequence[Run]) -> dict[str, Any]:
     """Seconds by part over all turns, and the largest process."""
     rows = [row for one in runs for row in one.rows]
     return {

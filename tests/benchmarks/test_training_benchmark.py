@@ -53,6 +53,6 @@ def test_a_step_of_either_version_has_the_same_parts():
 
 def test_runs_of_a_version_are_summed_up():
     one, two = ([{"whole": 1.0}, {"whole": 3.0}], 10), ([{"whole": 2.5}], 30)
-    side = quickstart_step._side([quickstart_step.Run(*one), quickstart_step.Run(*two)])
+    side = quickstart_step.summarize_runs([quickstart_step.Run(*one), quickstart_step.Run(*two)])
     assert side["seconds"]["whole"] == {"median": 2.5, "min": 1.0, "max": 3.0}
     assert side["peak_memory_bytes"] == 30

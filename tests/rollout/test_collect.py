@@ -50,7 +50,7 @@ class Shuffled:
     """Finishes what is queued one by one in an order of its own, or all of it at once."""
 
     def __init__(self, seed, *, spare=0, at_once=False):
-        self.random, self._spare, self._at_once = np.random.default_rng(seed), spare, at_once
+        self.random, self.most_spare, self.at_once = np.random.default_rng(seed), spare, at_once
         self.queue, self.seen, self.closed = [], [], False
         self.seconds = {"sample": 0.0, "reward": 0.0}
 
@@ -59,10 +59,10 @@ class Shuffled:
         self.seen += asked
 
     def spare(self):
-        return max(self._spare - len(self.queue), 0)
+        return max(self.most_spare - len(self.queue), 0)
 
     def wait(self):
-        size = len(self.queue) if self._at_once else 1
+        size = len(self.queue) if self.at_once else 1
         chosen = self.random.permutation(len(self.queue))[:size]
         done = [self.queue[i] for i in chosen]
         self.queue = [each for each in self.queue if each not in done]

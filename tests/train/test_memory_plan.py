@@ -99,8 +99,7 @@ def compiled_bytes(config, batch):
     )
     rollouts = make_batch(batch.prompts, batch.group_size, batch.length, batch.prompt_length)
     step = make_step(model, recipe, optimizer, remat="none")
-    given = (state._replace(key=(), data_cursor=()), rollouts, None, ())
-    program = jax.jit(step._step, donate_argnums=0).lower(*given).compile()
+    program = step.lower(state, rollouts).compile()
     estimate = tree_bytes(state.params) + logits_bytes(
         config.vocab_size, batch.prompts * batch.group_size * batch.length, config.width
     )
@@ -326,13 +325,12 @@ def test_a_support_in_a_compiled_step():
     state = jax.eval_shape(
         lambda p: init_state(p, optimizer, recipe, key=jax.random.key(0)), param_shapes(model)
     )
-    state = state._replace(key=(), data_cursor=())
     plain = make_batch(batch.prompts, batch.group_size, batch.length, batch.prompt_length)
     bits = jnp.ones((*plain.mask.shape, vocab_size // 32), jnp.uint32)
     step = make_step(model, recipe, optimizer, microbatches=2)
 
     def taken(rollouts):
-        program = jax.jit(step._step, donate_argnums=0).lower(state, rollouts, None, ()).compile()
+        program = step.lower(state, rollouts).compile()
         found = program.memory_analysis()
         return found.temp_size_in_bytes + found.argument_size_in_bytes
 
