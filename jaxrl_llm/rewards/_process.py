@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,20 @@ from jaxrl_llm.rewards.scoring import name_of
 _START_SECONDS = 120.0  # a worker may import something heavy before its first call
 _END_SECONDS = 5.0  # what a process may take to end
 _GRACE_SECONDS = 5.0  # what a worker may outlive a deadline if its parent is gone
+_LAG_SECONDS = 1.0  # what the answer of a worker that minds the deadline itself may be late
 _SMALL = 4096  # bytes that a pipe takes without a reader
+
+Outcome = tuple[str, Any]
+"""How a call ended, and its value or the reason."""
 
 
 class Process:
-    """One worker process. `call` gives ("value" | "raised" | "hung" | "crashed", payload)."""
+    """One worker process.
+
+    Attributes:
+      ready, unloadable, lost: Whether it has loaded the function, cannot, or was killed.
+      concurrent: Whether the function is async, so that several calls run in it at one time.
+    """
 
     def __init__(self, function: str | bytes):
         # A fresh interpreter, never a fork: jax holds threads and locks. It is started by path,
@@ -42,7 +51,7 @@ class Process:
         )
         self.messages: queue.SimpleQueue = queue.SimpleQueue()
         self.input: Any = self.process.stdin
-        self.ready = self.unloadable = self.lost = False
+        self.ready = self.unloadable = self.lost = self.concurrent = False
         self.started = time.monotonic()
         threading.Thread(
             target=_forward, args=(self.process.stdout, self.messages), daemon=True
@@ -78,18 +87,35 @@ class Process:
             return f"it {self._ended()}"
         kind, payload = message
         self.ready, self.unloadable = kind == "ready", kind == "unloadable"
+        self.concurrent = payload is True
         return None if self.ready else payload
 
-    def call(self, arguments: tuple, deadline: float) -> tuple[str, Any]:
-        if not self._send((deadline + _GRACE_SECONDS, arguments), deadline):
-            return "gone", None
-        try:
-            message = self.messages.get(timeout=deadline)
-        except queue.Empty:
-            return "hung", f"gave nothing within {deadline:g} s"
-        if message is None:
-            return "crashed", self._ended()
-        return message
+    def call(self, calls: Sequence[tuple], deadline: float) -> list[Outcome]:
+        """Outcomes of calls by their arguments; of one, unless the function is async.
+
+        A kind is "value", "raised", "refused" or "late"; or, of the calls that a worker was in when
+        it was lost, "hung", "crashed" or "unreadable"; or "gone" for one that had ended before.
+        """
+        if not self._send((deadline, _GRACE_SECONDS, list(calls)), deadline):
+            return [("gone", None)] * len(calls)
+        outcomes: dict[int, Outcome] = {}
+        lost: Outcome = ("hung", f"gave nothing within {deadline:g} s")
+        while len(outcomes) < len(calls):
+            try:
+                # An async call that hangs is answered for, unless it blocks the others.
+                lag = _LAG_SECONDS if self.concurrent else 0.0
+                message = self.messages.get(timeout=deadline + lag)
+            except queue.Empty:
+                break
+            if message is None:
+                lost = ("crashed", self._ended())
+                break
+            index, kind, payload = message
+            if index is None:
+                lost = (kind, payload)
+                break
+            outcomes[index] = (kind, payload)
+        return [outcomes.get(n, lost) for n in range(len(calls))]
 
     def _ended(self) -> str:
         """What became of a process that sends no more."""
@@ -119,7 +145,8 @@ def _forward(stream, messages: queue.SimpleQueue) -> None:
             messages.put(_worker.read_message(stream))
     except BaseException as error:
         if not isinstance(error, EOFError | OSError | ValueError):
-            messages.put(("raised", f"{type(error).__name__} while its result was read: {error}"))
+            what = f"gave a value that cannot be read, for {type(error).__name__}: {error}"
+            messages.put((None, "unreadable", what))
         messages.put(None)
     finally:
         stream.close()

@@ -1,8 +1,9 @@
 """Body of a verifier process: started by path, it imports nothing of the package by itself.
 
 Messages are pickles, each behind its length in eight bytes, on the standard streams. The first
-from the parent holds `sys.path` and the function; each later one holds how many seconds the worker
-may live on in a call, and its arguments.
+from the parent holds `sys.path` and the function; each later one holds the deadline of a call, how
+many seconds after it the worker may live on, and the arguments of calls: one, or several that run
+at one time if the function is async. Each call has one answer, with its index.
 """
 
 import asyncio
@@ -16,8 +17,10 @@ import signal
 import struct
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 HEADER = struct.Struct(">Q")
+THREADS = 64
 LOADING = "JAXRL_LLM_VERIFIER_LOADING"  # in the environment of a worker until it is ready
 
 
@@ -88,25 +91,84 @@ def main() -> None:
         write_message(sink, ("unloadable", _explain(error)))
         return
     os.environ.pop(LOADING, None)
-    write_message(sink, ("ready", None))
+    write_message(sink, ("ready", is_async(function)))
+    runner, concurrent = asyncio.Runner(), is_async(function)
+    if concurrent:  # a thread for each call that sends work to one
+        runner.get_loop().set_default_executor(ThreadPoolExecutor(THREADS))
     while True:
-        seconds, arguments = inbox.get()
-        # The thread that sees the parent go needs the interpreter, which a call in C may hold.
-        faulthandler.dump_traceback_later(seconds, exit=True, file=nothing)
-        try:
-            value = function(*arguments)
-            if inspect.isawaitable(value):
-                value = asyncio.run(_wait(value))
-            write_message(sink, ("value", value))
-        except BaseException as error:
-            # By name: this file imports nothing of the package.
-            refused = any(kind.__name__ == "RewardError" for kind in type(error).__mro__)
-            write_message(sink, ("refused" if refused else "raised", _explain(error)))
+        deadline, grace, calls = inbox.get()
+
+        def watch(seconds: float = deadline + grace) -> None:
+            # The thread that sees the parent go needs the interpreter, which C code may hold.
+            faulthandler.dump_traceback_later(seconds, exit=True, file=nothing)
+
+        def answer(index: int, kind: str, payload, watch=watch) -> None:
+            watch()
+            try:
+                write_message(sink, (index, kind, payload))
+            except Exception as error:  # the value cannot be pickled
+                write_message(sink, (index, *_failure(error)))
+
+        watch()
+        if concurrent:
+            runner.run(_gather(function, calls, deadline, answer))
+        for index, arguments in enumerate(() if concurrent else calls):
+            try:
+                value = function(*arguments)
+                if inspect.isawaitable(value):
+                    value = asyncio.run(_wait(value))
+            except BaseException as error:
+                answer(index, *_failure(error))
+            else:
+                answer(index, "value", value)
         faulthandler.cancel_dump_traceback_later()
+
+
+def is_async(function) -> bool:
+    """Whether a function is async, so that calls of it can run at one time."""
+    if type(function).__name__ == "Bound":  # of the package, by name; a partial needs no care
+        function = function.function
+    return any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
+
+
+def _failure(error: BaseException) -> tuple[str, str]:
+    # By name: this file imports nothing of the package.
+    refused = any(kind.__name__ == "RewardError" for kind in type(error).__mro__)
+    return ("refused" if refused else "raised"), _explain(error)
 
 
 async def _wait(value):
     return await value
+
+
+async def _gather(function, calls, deadline: float, answer) -> None:
+    """Answers calls as they end, each within the deadline after it began."""
+    loop, finished = asyncio.get_running_loop(), asyncio.Event()
+    unanswered = set(range(len(calls)))
+
+    def end(index: int, kind: str, payload) -> None:
+        if index in unanswered:
+            unanswered.remove(index)
+            answer(index, kind, payload)
+            if not unanswered:
+                finished.set()
+
+    def late(index: int) -> None:
+        end(index, "late", f"gave nothing within {deadline:g} s")
+        tasks[index].cancel()
+
+    async def one(index: int, arguments: tuple) -> None:
+        timer = loop.call_later(deadline, late, index)
+        try:
+            value = await function(*arguments)
+        except BaseException as error:
+            end(index, *_failure(error))
+        else:
+            end(index, "value", value)
+        timer.cancel()
+
+    tasks = [loop.create_task(one(n, arguments)) for n, arguments in enumerate(calls)]
+    await finished.wait()  # and not for a task that ignores that it is cancelled
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxrl_llm.rewards import _worker
-from jaxrl_llm.rewards._process import Process, sendable
+from jaxrl_llm.rewards._process import Outcome, Process, sendable
 from jaxrl_llm.rewards.scoring import (
     Failure,
     Reward,
@@ -23,6 +23,8 @@ from jaxrl_llm.rewards.scoring import (
 
 _WARNED_ONE_BY_ONE = 5
 _PATIENCE_SECONDS = 600.0
+_TOGETHER = 32  # calls of an async function in one worker
+_LOST = ("hung", "crashed", "unreadable")  # ends of the worker rather than of a call
 _RETRY_SECONDS = 1.0  # between workers that die while they start
 
 
@@ -79,8 +81,10 @@ class VerifierPool:
 
     Args:
       function: A reward that another process can import: a function of a module, a picklable
-        object, or a text "module:name". It may be async. Its module may make the pool itself,
-        as a config file does; in the workers that one stays without workers.
+        object, or a text "module:name". Its module may make the pool itself, as a config file
+        does; in the workers that one stays without workers. Of an async function each worker runs
+        up to 32 calls at one time; one that blocks or crashes the worker takes the others along,
+        and those that had not ended are run again, each alone.
       workers: Number of processes.
       deadline: Seconds one call may take; starting a worker does not count.
       patience: Seconds of scoring without any value after which it raises `RewardError`: whatever
@@ -124,7 +128,7 @@ class VerifierPool:
                 f"deadline of {deadline:g} s."
             )
         self.workers, self.deadline, self.patience = workers, float(deadline), float(patience)
-        self.failures, self._silence = 0, _Silence()
+        self.failures, self._silence, self._concurrent = 0, _Silence(), False
         self.__qualname__ = function if isinstance(function, str) else name_of(function)
         self._function = sendable(function)
         self._processes: set[Process] = set()
@@ -144,6 +148,7 @@ class VerifierPool:
             raise ValueError(
                 f"VerifierPool: a worker process could not load {self.__qualname__}: {trouble}."
             )
+        self._concurrent = started[0].concurrent
         for process in started:
             self._idle.put(process)
 
@@ -170,23 +175,30 @@ class VerifierPool:
     ) -> list[Any]:
         """The function's values in the order of the input, a `Failure` where a call failed."""
         rows = list(zip(prompts, completions, metadata, strict=True))
-        outcomes: list[tuple[str, Any]] = [("crashed", "was not run")] * len(rows)
-        todo: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for position in range(len(rows)):
-            todo.put(position)
+        outcomes: list[Outcome] = [("crashed", "was not run")] * len(rows)
+        todo: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
+        # Calls of an async function run several at a time, spread over all workers.
+        together = min(_TOGETHER, -(-len(rows) // self.workers)) if self._concurrent else 1
+        for first in range(0, len(rows), together):
+            todo.put(list(range(len(rows)))[first : first + together])
         errors: list[BaseException] = []
         stop = threading.Event()
 
         def drain() -> None:
             try:
                 while not stop.is_set():
-                    position = todo.get_nowait()
-                    outcomes[position] = kind, payload = self._call(rows[position])
-                    if kind == "refused":
-                        row = describe(position, metadata[position])
-                        raise RewardError(
-                            f"Verifier {self.__qualname__} cannot grade {row}: {payload}."
-                        )
+                    positions = todo.get_nowait()
+                    ended = self._call([rows[position] for position in positions])
+                    for position, (kind, payload) in zip(positions, ended, strict=True):
+                        if kind in _LOST and len(positions) > 1:
+                            todo.put([position])  # which of them it was is known once it runs alone
+                            continue
+                        outcomes[position] = kind, payload
+                        if kind == "refused":
+                            row = describe(position, metadata[position])
+                            raise RewardError(
+                                f"Verifier {self.__qualname__} cannot grade {row}: {payload}."
+                            )
             except queue.Empty:
                 pass
             except BaseException as error:
@@ -235,13 +247,13 @@ class VerifierPool:
         process.kill()
         raise RuntimeError("VerifierPool: the pool is closed.")
 
-    def _call(self, arguments: tuple) -> tuple[str, Any]:
-        """One call on an idle worker, which goes back to the idle ones or is replaced."""
+    def _call(self, calls: list[tuple]) -> list[Outcome]:
+        """Calls on an idle worker, which goes back to the idle ones or is replaced."""
         if not self._finalizer.alive:
             raise RuntimeError("VerifierPool: the pool is closed.")
         process = self._idle.get()
         try:
-            process, outcome = self._ask(process, arguments)
+            process, outcomes = self._ask(process, calls)
         except BaseException as error:
             # Even a dead one: the next call replaces it, and no call waits for ever.
             self._idle.put(process)
@@ -252,26 +264,27 @@ class VerifierPool:
                 f"{(error.strerror or str(error)).lower()}."
             ) from error
         self._idle.put(process)
-        if outcome[0] == "value":
+        if any(kind == "value" for kind, _ in outcomes):
             self._silence.end()
-        return outcome
+        return outcomes
 
-    def _ask(self, process: Process, arguments: tuple) -> tuple[Process, tuple[str, Any]]:
-        """The outcome of a call, and the process that the next one may have."""
+    def _ask(self, process: Process, calls: list[tuple]) -> tuple[Process, list[Outcome]]:
+        """The outcomes of calls, and the process that the next ones may have."""
         if process.lost:
             process = self._start()
         for _ in range(2):
             process = self._ready(process)
-            kind, payload = process.call(arguments, self.deadline)
-            if kind in ("value", "raised", "refused"):
-                break
+            outcomes = process.call(calls, self.deadline)
+            kinds = {kind for kind, _ in outcomes}
+            if kinds <= {"value", "raised", "refused"}:
+                return process, outcomes
+            # Also after a call that was cancelled: it may have left something that goes on.
             self._discard(process)
             process = self._start()
-            # The death of an idle worker is not due to this completion: ask the next.
-            if kind != "gone":
-                break
-        lost = ("crashed", "lost its process twice")
-        return process, lost if kind == "gone" else (kind, payload)
+            # The death of an idle worker is not due to these completions: ask the next.
+            if kinds != {"gone"}:
+                return process, outcomes
+        return process, [("crashed", "lost its process twice")] * len(calls)
 
     def _ready(self, process: Process) -> Process:
         """The process once it has loaded the function, or another if it dies before."""
@@ -291,7 +304,7 @@ class VerifierPool:
         with self._lock:
             self._processes.discard(process)
 
-    def _warn(self, outcomes: list[tuple[str, Any]], metadata: Sequence[Mapping[str, Any]]) -> None:
+    def _warn(self, outcomes: list[Outcome], metadata: Sequence[Mapping[str, Any]]) -> None:
         failed = [n for n, (kind, _) in enumerate(outcomes) if kind != "value"]
         alone = failed[: max(0, _WARNED_ONE_BY_ONE - self.failures)]
         self.failures += len(failed)

@@ -1,3 +1,4 @@
+import functools
 import gc
 import os
 import signal
@@ -51,6 +52,52 @@ def columns(prompt, completion, metadata):
 
 async def later(prompt, completion, metadata):
     await asyncio.sleep(0.01)
+    return len(completion)
+
+async def slow(prompt, completion, metadata):
+    await asyncio.sleep(0.2)
+    return len(completion)
+
+async def moody(prompt, completion, metadata):
+    if completion == "crash":
+        await asyncio.sleep(0.05)
+        os._exit(7)
+    if completion == "block":
+        time.sleep(600)
+    if completion == "unpicklable":
+        return lambda: 0
+    while completion in ("sleep", "deaf"):
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            if completion == "sleep":
+                raise
+    if completion == "raise":
+        raise KeyError("no such\\nthing")
+    if completion == "prose":
+        raise RewardError("no number")
+    await asyncio.sleep(0.2)
+    return len(completion)
+
+class RewardError(Exception):
+    pass
+
+class AsyncScale:
+    def __init__(self, weight):
+        self.weight = weight
+    async def __call__(self, prompt, completion, metadata):
+        return await meeting(prompt, completion, metadata)
+
+arrived = []
+
+async def meeting(prompt, completion, metadata, *, size=3):
+    arrived.append(completion)
+    while len(arrived) < size:  # passes only if the calls are in one worker at one time
+        await asyncio.sleep(0.01)
+    return 1.0
+
+async def busy(prompt, completion, metadata):
+    time.sleep(0.2)
     return len(completion)
 
 def nap(prompt, completion, metadata):
@@ -212,6 +259,79 @@ def test_what_the_function_prints_or_reads_does_no_harm(pool, capfd):
 def test_async_functions(verifiers):
     with VerifierPool(verifiers.later, workers=1) as pool:
         assert run(pool, "a", "bb").rewards.tolist() == [1, 2]
+
+
+def test_calls_of_an_async_function_run_at_one_time(verifiers):
+    """64 calls of 0.2 s in two workers take 6.4 s one after the other, and 0.2 s in one batch."""
+    with VerifierPool(verifiers.slow, workers=2) as pool:
+        before = time.monotonic()
+        assert run(pool, *["x" * n for n in range(64)]).rewards.tolist() == list(range(64))
+        assert time.monotonic() - before < 3
+
+
+@pytest.mark.parametrize("kind", ["name", "object", "bind", "partial"])
+def test_async_functions_of_every_kind_run_at_one_time(verifiers, kind):
+    function = {
+        "name": "pool_verifiers:meeting",
+        "object": verifiers.AsyncScale(2),
+        "bind": bind(verifiers.meeting, size=3),
+        "partial": functools.partial(verifiers.meeting, size=3),
+    }[kind]
+    with VerifierPool(function, workers=1, deadline=20.0) as pool:
+        assert run(pool, "a", "b", "c").rewards.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("completion", "told"),
+    [
+        ("sleep", "gave nothing within 1 s"),
+        ("deaf", "gave nothing within 1 s"),
+        ("block", "gave nothing within 1 s"),
+        ("crash", "ended its process with exit status 7"),
+        ("raise", "raised KeyError: 'no such.*thing'"),
+        ("unpicklable", "raised .*lambda.*"),
+    ],
+)
+def test_an_async_call_that_fails_costs_no_other(verifiers, completion, told):
+    with VerifierPool(verifiers.moody, workers=2, deadline=1.0) as pool:
+        texts = ["a", "bb", completion, "ccc", "dddd", "eeeee"]
+        with pytest.warns(VerifierWarning, match=rf"moody {told} on prompt 2 ") as caught:
+            scores = run(pool, *texts)
+        assert len(caught) == 1 and scores.failed.tolist() == [text == completion for text in texts]
+        assert scores.rewards.tolist() == [1, 2, 0, 3, 4, 5]
+        assert run(pool, "abcd").failures == 0 and pool.failures == 1
+
+
+def test_an_async_call_that_refuses_a_row_is_raised(verifiers):
+    with (
+        VerifierPool(verifiers.moody, workers=1) as pool,
+        pytest.raises(RewardError, match="moody cannot grade prompt 1 .*no number"),
+    ):
+        run(pool, "a", "prose", "bb")
+
+
+def test_the_deadline_of_an_async_call_begins_with_the_call(verifiers):
+    """Calls that never wait run one after the other, each within the deadline."""
+    with VerifierPool(verifiers.busy, workers=1, deadline=0.6) as pool:
+        assert run(pool, *["x"] * 8).rewards.tolist() == [1] * 8 and pool.failures == 0
+
+
+@pytest.mark.parametrize("on_error", ["drop", "zero", "raise"])
+def test_what_becomes_of_a_failed_call_is_an_option(verifiers, on_error):
+    rows = (["p"] * 3, ["ab", "crash", "abc"], [{"id": f"q{n}"} for n in range(3)])
+    with (
+        VerifierPool(verifiers.columns, workers=1) as pool,
+        pytest.warns(VerifierWarning, match="status 7 on prompt 1"),
+    ):
+        if on_error == "raise":
+            with pytest.raises(RewardError, match=r"columns ended .* on prompt 1 \(id 'q1'\)"):
+                score(pool, *rows, on_error=on_error)
+            return
+        scores = score(pool, *rows, on_error=on_error)
+    assert scores.rewards.tolist() == [3, 0, 4] and scores.failures == 1
+    assert scores.failed.tolist() == [False, on_error == "drop", False]
+    assert scores.unanswered.tolist() == [False, True, False]
+    assert "status 7 on prompt 1 (id 'q1')" in scores.error
 
 
 def test_workers_work_at_the_same_time(verifiers, tmp_path):
