@@ -50,7 +50,7 @@ def select_extremes(rewards: Array, *, best: int, worst: int, where: Array | Non
         keep = best of the greatest  +  worst of the least
 
     Of equal rewards the earlier comes first, at both ends. A group of no more than ``best + worst``
-    is kept as it is. The advantage is taken over what is kept.
+    stays as it is. The advantage is taken over what stays.
 
     Args:
       rewards, where: See the module.
@@ -99,8 +99,8 @@ def filtration_weights(
         "best_worst"    1 for the best and the worst
         "power"         |reward|^power
 
-    A reward model is most reliable at its extremes. :func:`r_squared` on rollouts of known
-    quality says which rule suits it. Of equal rewards the last is the best and the first the worst.
+    A reward model is most reliable at its extremes. :func:`r_squared` on rollouts of known quality
+    shows which rule suits it. Of equal rewards the last is the best and the first the worst.
 
     Args:
       rewards, where: See the module.
@@ -295,7 +295,7 @@ def resample_on_correct(
         keep the b right ones of the lowest penalty and the first a wrong ones
 
     A rollout is right if its reward is above 0. A group of fewer than ``count`` is dropped and one
-    of ``count`` kept as it is. Groups whose rewards agree are dropped by
+    of ``count`` stays as it is. Groups whose rewards agree are dropped by
     :func:`informative_groups` before.
 
     Args:
@@ -342,8 +342,8 @@ def resample_on_correct(
     )
     # Integers, so that a half is exactly one.
     some = jnp.maximum(size, 1)
-    whole, rest = wrongs * count // some, wrongs * count % some
-    a = whole + ((2 * rest > some) | ((2 * rest == some) & (whole % 2 == 1)))
+    floor, rest = wrongs * count // some, wrongs * count % some
+    a = floor + ((2 * rest > some) | ((2 * rest == some) & (floor % 2 == 1)))
     b = count - a
     least = jnp.minimum(min_wrong, wrongs)
     a, b = jnp.where(a <= least, least, a), jnp.where(a <= least, count - least, b)

@@ -152,8 +152,8 @@ def branch_capacity(keep: Array, roots: Array, *, capacity: int) -> Array:
     flat, owner = keep.T.reshape(-1), jnp.tile(jnp.asarray(roots), width)
     place = jnp.arange(flat.size)
     before = (owner[:, None] == owner) & flat & (place < place[:, None])
-    fits = flat & (jnp.sum(before, axis=-1) < capacity)
-    return fits.reshape(width, rows).T
+    within = flat & (jnp.sum(before, axis=-1) < capacity)
+    return within.reshape(width, rows).T
 
 
 def edit_distance(a: Array, b: Array) -> Array:
@@ -217,7 +217,7 @@ def lookahead_prune(
     Args:
       tokens: ``[R, T]`` integers, what the rows wrote up to ``step``.
       parents: ``[R]`` integers, the row of the parent; -1 for a root.
-      birth: ``[R]`` integers, the step at which the branch took its own token.
+      birth: ``[R]`` integers, the step at which the branch took another token.
       step: How many tokens the rows have.
       ages: Ages at which a branch is compared, each from 1 to T.
       max_distance: Share of the tokens, in [0, 1].

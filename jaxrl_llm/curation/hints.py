@@ -1,7 +1,7 @@
 """Hints for prompts that the policy cannot solve: which, how much of a hint, which rollouts change.
 
 A hint is text before the response: a clue in the prompt, the start of a reference solution, or a
-prefix of the response. A rule here takes the rewards of the rollouts that exist and says what is
+prefix of the response. A rule here takes the rewards of the rollouts that exist and decides what is
 sampled next; the caller samples, and computes log-probabilities after the prompt that a rollout was
 really sampled from. The methods differ in three choices.
 
@@ -149,7 +149,7 @@ def guidance_stage(stage: Array, hard: Array, *, stages: int = 3) -> Array:
 
     GHPO's stages are shares of a reference solution, 1/4, 1/2 and 3/4 (:func:`prefix_length`);
     Cog-Rethinker's two are templates, one that decomposes the problem and one that refines a wrong
-    answer. A group whose stage changes is sampled again as a whole; a prompt that is hard at the
+    answer. A group whose stage changes is sampled again completely; a prompt that is hard at the
     last stage keeps what it has.
 
     Args:
@@ -226,7 +226,7 @@ def minimal_hint(rewards: Array, *, where: Array | None = None, threshold: float
       [1, -1]
 
     References:
-      Scaf-GRPO (arXiv:2510.19807): knowledge, then solution, each in four cumulative parts (the
+      Scaf-GRPO (arXiv:2510.19807): knowledge, then solution, each in four cumulative steps (the
       planning tier is commented out in the released code). The rollout of that level takes the
       place of the group's first (:func:`scaffold_slots`).
     """
@@ -306,7 +306,7 @@ def distilled_where(
 
     References:
       Cog-Rethinker (arXiv:2510.15979), ABSTRACT reading; reviews confirm that the loss of
-      fine-tuning is added to DAPO's with a coefficient lambda, whose value was not found.
+      fine-tuning is added to DAPO's with a coefficient lambda, whose value is not public.
     """
     stats.check_group("distilled_where", rewards, where)
     checks.check_integer("distilled_where", stage=stage)
@@ -378,8 +378,8 @@ def prefix_cuts(
 
         h = floor(u length),   u uniform in [low, high)
 
-    A prompt with the first h tokens of its trace is a prompt of its own, with a group and a
-    baseline of its own; no token of the prefix is trained (:func:`continuation_mask`). The cuts are
+    A prompt with the first h tokens of its trace is a separate prompt, with a separate group and
+    baseline; no token of the prefix is trained (:func:`continuation_mask`). The cuts are
     drawn once, and the prompts without a prefix stay.
 
     Args:

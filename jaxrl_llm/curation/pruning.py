@@ -1,9 +1,9 @@
 """Rollouts that end early: by a quality score of the part that exists, by predictions of the rest.
 
-ARRoL: a head reads the hidden state of a rollout at a fixed token and says how likely it is to be
+ARRoL: a head reads the hidden state of a rollout at a fixed token and predicts whether it will be
 right; :class:`ScoreBins` turn its score into a rate, and about half of the group goes on, so chosen
 that right and wrong ones balance. MASA: rollouts that predict the pass rate and the length of a
-solution say which prompts to skip and where to stop.
+solution decide which prompts to skip and where to stop.
 
 ``where`` is bool of the shape of the first array, True for the entries that take part; the others
 are not read. None keeps all. All raise TypeError for a wrong dtype and ValueError for a wrong shape

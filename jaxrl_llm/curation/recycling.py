@@ -82,7 +82,7 @@ def judge_items(
       ([1, 2], [-1, 1])
 
     References:
-      SPARK (arXiv:2509.22624), the released code, which draws without a look at the answers of a
+      SPARK (arXiv:2509.22624), the released code, which draws without regard to the answers of a
       mixed group and drops the task if one is missing. It shows a reflection the complete reasoning
       in the first half of the batch and the answer alone in the second.
     """
@@ -157,7 +157,7 @@ def cap_items(key: Array, flags: Array, *, count: int) -> Array:
 
 
 class SharedGroups(NamedTuple):
-    """Groups of several trainers, those of one's own first.
+    """Groups of several trainers, the local ones first.
 
     Attributes:
       index: int32 ``[local + foreign]``, places among the candidates; 0 where there is none.
@@ -171,20 +171,20 @@ class SharedGroups(NamedTuple):
 def swarm_groups(
     key: Array, informative: Array, *, local: Array, count: int, foreign: int
 ) -> SharedGroups:
-    """Groups of one's own, and groups of other trainers that still teach something.
+    """Local groups, and groups of other trainers that still teach something.
 
-        own      ``count`` of those that are local, drawn without replacement
+        local    ``count`` of those that are local, drawn without replacement
         foreign  ``foreign`` of those that are not local and whose rewards differ, likewise
 
-    All are scored by the trainer's own model and rewarded again: foreign rollouts come as text, and
+    All are scored by the local model and rewarded again: foreign rollouts come as text, and
     no importance weight corrects for the policy that wrote them.
 
     Args:
       key: See the module.
       informative: bool ``[N]``, True for groups whose rewards differ
         (:func:`informative_groups`).
-      local: bool ``[N]``, True for groups of one's own.
-      count: Groups of one's own, not negative.
+      local: bool ``[N]``, True for local groups.
+      count: Local groups, not negative.
       foreign: Groups of others, not negative.
 
     Returns:
@@ -210,7 +210,7 @@ def swarm_groups(
     checks.check_bool(function, informative=informative, local=local)
     checks.check_same_shape(function, informative=informative, local=local)
     checks.check_non_negative(function, finite=True, count=count, foreign=foreign)
-    own, other = jax.random.split(key)
+    here, elsewhere = jax.random.split(key)
     local = jnp.asarray(local)
 
     def draw(key: Array, eligible: Array, size: int) -> tuple[Array, Array]:
@@ -221,8 +221,8 @@ def swarm_groups(
         there = jnp.arange(size) < jnp.sum(eligible)
         return jnp.where(there, order, 0), there
 
-    local_index, local_there = draw(own, local, count)
-    foreign_index, foreign_there = draw(other, jnp.asarray(informative) & ~local, foreign)
+    local_index, local_there = draw(here, local, count)
+    foreign_index, foreign_there = draw(elsewhere, jnp.asarray(informative) & ~local, foreign)
     return SharedGroups(
         index=jnp.concatenate([local_index, foreign_index]),
         where=jnp.concatenate([local_there, foreign_there]),
@@ -305,7 +305,7 @@ def mixed_subset(key: Array, rewards: Array, *, count: int, where: Array | None 
 
     Args:
       key, rewards, where: See the module.
-      count: How many stay, at least 2. A group of no more is kept as it is.
+      count: How many stay, at least 2. A group of no more stays as it is.
 
     Returns:
       bool ``[..., G]``.

@@ -2,7 +2,7 @@
 
 ===  ==============================================================================================
 dpo  the chosen response is likelier than the rejected one, against a reference
-bco  the chosen response is good and the rejected one bad, each on its own
+bco  the chosen response is good and the rejected one bad, one by one
 mpo  both, and the likelihood of the chosen response
 ===  ==============================================================================================
 """

@@ -64,7 +64,7 @@ def bco(
     center: float | Array = 0.0,
     where: Array | None = None,
 ) -> Array:
-    """Binary classification of the two responses, each on its own.
+    """Binary classification of the two responses, one by one.
 
         loss = -log sigmoid(x_w - d) - log sigmoid(-(x_l - d)),   x = beta (logp - ref_logp)
 

@@ -1,4 +1,4 @@
-"""Rewards of predictions about a policy's own rollouts, and of rollouts under constraints.
+"""Rewards of predictions about a policy's rollouts, and of rollouts under constraints.
 
 All raise TypeError for a wrong dtype and ValueError for a wrong shape or an option out of range.
 """
@@ -45,8 +45,8 @@ def meta_rewards(
         notion = share of the predicted notions that right solutions have more often than wrong ones
         reward = (length + rate + notion) / 3
 
-    What is missing scores 0, and the divisor stays. The predicting rollouts form a group of their
-    own and train with the same loss.
+    What is missing scores 0, and the divisor stays. The predicting rollouts form a separate
+    group and train with the same loss.
 
     Args:
       prediction: :class:`Prediction`.
@@ -93,9 +93,9 @@ def meta_rewards(
         inside &= (guess != least) & (guess != most)
     inside &= guess >= 0
     mean = stats.group_mean(masking.zero_masked(rewards, where), where)
-    told = ~jnp.isnan(prediction.rate)
-    error = jnp.abs(jnp.where(told, prediction.rate, 0.0) - mean)
-    rate = jnp.where(told & jnp.any(valid, -1, keepdims=True), base**error, 0.0)
+    known = ~jnp.isnan(prediction.rate)
+    error = jnp.abs(jnp.where(known, prediction.rate, 0.0) - mean)
+    rate = jnp.where(known & jnp.any(valid, -1, keepdims=True), base**error, 0.0)
     telling = (jnp.asarray(prediction.notions) > 0).astype(jnp.float32)
     notion = masking.masked_mean(telling, prediction.notion_where, axis=-1)
     return (inside.astype(jnp.float32) + rate + notion) / 3.0

@@ -1,4 +1,4 @@
-"""Hints: who gets one, how much of it, which rollouts give way, and what is spliced."""
+"""Hints: which prompts get one, how much of it, which rollouts give way, and what is spliced."""
 
 import jax
 import jax.numpy as jnp

@@ -118,6 +118,18 @@ def crpg(a):
     return {"rewards": rewards.constrained_rewards(calibrated, budget=5.0, **constraints)}
 
 
+def majority(a):
+    ids = a["answer_ids"]
+    votes = rewards.majority_rewards(jnp.zeros(ids.shape), answer_ids=ids)
+    return {"rewards": votes, "share": rewards.majority_label(ids).share}
+
+
+def pool(a):
+    """The age of a rollout is how long ago it was made."""
+    pooled = curation.pooled_groups(a["rewards"], age=-a["time"], stored=a["stored"], count=4)
+    return {"replace": pooled.replace, "keep": pooled.keep}
+
+
 TABLES = {
     "rstar": {
         f"select_{count}_{least}": selection(count, least)
@@ -144,6 +156,9 @@ TABLES = {
     "masa": {"rewards": Ours(predictions)},
     "sage": {"levels": Ours(lambda a: {"level": curation.hint_level(a["level"], a["accuracy"])})},
     "cgpo": {"crpg": Ours(crpg)},
+    "ttrl": {"majority": Ours(majority)},
+    "scaf_grpo": {"least": Ours(lambda a: {"level": curation.minimal_hint(a["rewards"])})},
+    "dart": {"pool": Ours(pool)},
 }
 PEERS = {name: golden_data.load(name) for name in TABLES}
 CASES = [(name, *case) for name, peer in PEERS.items() for case in peer.cases()]
