@@ -29,10 +29,24 @@ def host_fields(recipe: Recipe) -> frozenset[str]:
     return (names - recipe.step_fields) & (frozenset(EXTRAS) | frozenset(recipe.inputs))
 
 
+def reads_reward(recipe: Recipe) -> bool:
+    """Whether a recipe reads more of a reward than one number, which no check sees before a batch.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> reads_reward(jr.recipes.fapo()), reads_reward(jr.recipes.grpo())
+      (True, False)
+    """
+    if "reward_components" in recipe.required_fields:
+        return True
+    names = host_fields(recipe) - set(_KNOWN)
+    return any(name not in EXTRAS or EXTRAS[name].axes == "PG" for name in names)
+
+
 def check_fields(recipe: Recipe, questions: Sequence[Question]) -> None:
     """Raises ValueError if a recipe needs arrays that no training run on these questions has.
 
-    Components of a reward are not known before it is called: the first step checks them.
+    Components of a reward are not known before it is called: the first batch checks them.
     """
     for name in sorted(host_fields(recipe)):
         axes = EXTRAS[name].axes if name in EXTRAS else None

@@ -295,6 +295,11 @@ class SyncRollouts:
 
     def __init__(self, experiment: Experiment, state: TrainState):
         self._experiment, self._state = experiment, state
+        self._prepared: RolloutBatch | None = None
+
+    def prepare(self) -> None:
+        """Samples and grades the first batch, which `next` then returns, in the caller's thread."""
+        self._prepared = self.next()
 
     def __enter__(self) -> "SyncRollouts":
         return self
@@ -305,6 +310,9 @@ class SyncRollouts:
     def next(self) -> RolloutBatch:
         """The batch that the newest state trains on."""
         state, number = self._state, int(self._state.step)
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None and prepared.number == number:
+            return prepared
         return collect_rollouts(
             self._experiment,
             state.policy,
@@ -350,6 +358,11 @@ class AsyncRollouts:
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=_THREAD, daemon=True)
         self.publish(state)
+
+    def prepare(self) -> None:
+        """Samples and grades the first batch in the caller's thread; before it is entered."""
+        if not self._finished:
+            self._collect(*self._weights)
 
     def __enter__(self) -> "AsyncRollouts":
         self._thread.start()
@@ -401,26 +414,29 @@ class AsyncRollouts:
         """The thread: batch after batch, as soon as each may start."""
         try:
             while (weights := self._admitted()) is not None:
-                version, params = weights
-                batch = collect_rollouts(
-                    self._experiment,
-                    params,
-                    self._key,
-                    self._cursor,
-                    self._collector_state,
-                    number=self._number,
-                    version=version,
-                )
-                del weights, params  # nothing holds old weights while it waits for new ones
-                with self._changed:
-                    self._finished.append(batch)
-                    self._number, self._cursor = batch.number + 1, batch.cursor
-                    self._collector_state = batch.collector_state
-                    self._changed.notify_all()
+                self._collect(*weights)
+                del weights  # nothing holds old weights while it waits for new ones
         except BaseException as error:
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
+
+    def _collect(self, version: int, params: ArrayTree) -> None:
+        """The next batch, by weights of a version."""
+        batch = collect_rollouts(
+            self._experiment,
+            params,
+            self._key,
+            self._cursor,
+            self._collector_state,
+            number=self._number,
+            version=version,
+        )
+        with self._changed:
+            self._finished.append(batch)
+            self._number, self._cursor = batch.number + 1, batch.cursor
+            self._collector_state = batch.collector_state
+            self._changed.notify_all()
 
     def _admitted(self) -> tuple[int, ArrayTree] | None:
         """The newest weights, once the next batch may start; None if there is none to come."""

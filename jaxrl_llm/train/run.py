@@ -17,6 +17,7 @@ from jaxrl_llm.recipes import Batch
 from jaxrl_llm.train.algorithm import Algorithm
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.checkpoint.checkpoints import saved_on_error
+from jaxrl_llm.train.fields import reads_reward
 from jaxrl_llm.train.logging.run_folder import RunFolder, TrainingError
 from jaxrl_llm.train.logging.settings import settings, surroundings
 from jaxrl_llm.train.metrics import host_metrics
@@ -169,11 +170,17 @@ class Run:
     def evaluate_first(self) -> None:
         """The evaluation before the first step of a session, where one is due.
 
-        A signal may have prevented it in the session before.
+        A signal may have prevented it in the session before. Where the recipe reads more of a
+        reward than one number, the first batch comes before it: a reward that does not return
+        that ends the run at once.
         """
         config, step = self.config.evaluation, int(self.state.step)
         due = every(config.every, step) or (config.enabled and not step)
         if due and step < self.config.steps:
+            recipe, measured = self.experiment.recipe, self.folder.accuracy_at(step)
+            if not measured and not recipe.forward_only and reads_reward(recipe):
+                with self.clock("wait"):
+                    self.rollouts.prepare()
             self.evaluate()
 
     def evaluate(self) -> None:

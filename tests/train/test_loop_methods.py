@@ -13,14 +13,16 @@ from tiny_run import prompts as tiny_prompts
 import jaxrl_llm as jr
 from jaxrl_llm.data import PromptSet
 from jaxrl_llm.train import (
+    AsyncConfig,
     CheckpointConfig,
+    EvaluationConfig,
     MeshConfig,
     OptimizerConfig,
     SamplingConfig,
     TrainingError,
     train,
 )
-from jaxrl_llm.train.setup import load_experiment
+from jaxrl_llm.train.setup import Experiment, load_experiment
 
 CRITIC = OptimizerConfig(learning_rate=1e-2)
 
@@ -152,6 +154,47 @@ def test_rewards_by_name_reach_the_method(tmp_path):
     ):
         train(tiny_run(tmp_path / "one", **changes))
     assert not (tmp_path / "one" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize(
+    ("recipe", "reward", "message"),
+    [
+        (jr.recipes.fapo(), lambda p, c, m: 1.0, "recipe 'fapo' needs 'flawed'"),
+        (
+            jr.recipes.luffy_shaping(length=4),
+            lambda p, c, m: {"reward": 1.0, "other": 0.0},
+            "recipe 'luffy_shaping' needs 'steered'",
+        ),
+        (jr.recipes.gdpo(), lambda p, c, m: 1.0, "recipe 'gdpo' keeps several rewards apart"),
+    ],
+)
+def test_what_a_reward_does_not_return_is_told_before_the_evaluation(
+    tmp_path, monkeypatch, recipe, reward, message, staleness
+):
+    monkeypatch.setattr(Experiment, "evaluate", lambda *args, **options: pytest.fail("evaluated"))
+    changes = {"evaluation": EvaluationConfig(), "asynchrony": AsyncConfig(max_staleness=staleness)}
+    with pytest.raises(ValueError, match=message):
+        train(tiny_run(tmp_path, recipe=recipe, reward=reward, **changes))
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_batch_that_came_before_the_evaluation_is_the_first(tmp_path, monkeypatch, staleness):
+    def reward(prompt, completion, metadata):
+        return {"reward": float(len(completion)), "flawed": completion > "a"}
+
+    changes = {"recipe": "fapo", "reward": reward, "steps": 2, "evaluation": EvaluationConfig()}
+    changes["asynchrony"] = AsyncConfig(max_staleness=staleness)
+    result = train(tiny_run(tmp_path / "a", **changes))
+    monkeypatch.setattr("jaxrl_llm.train.run.reads_reward", lambda recipe: False)
+    plain = train(tiny_run(tmp_path / "b", **changes))
+    assert str(result.before) == str(plain.before)
+    steps = 2 - staleness  # which weights sample a second batch ahead is a matter of timing
+    rows, others = ([x for x in run.history if "loss" in x][:steps] for run in (result, plain))
+    assert len(rows) == steps
+    for row, other in zip(rows, others, strict=True):
+        for name in ("reward", "reward/flawed", "loss", "tokens"):
+            assert row[name] == other[name]
 
 
 def test_greedy_responses_are_graded_where_a_method_asks(tmp_path):
