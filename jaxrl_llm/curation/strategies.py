@@ -168,8 +168,6 @@ def regret_update(regrets: Array, utilities: Array, policy: Array) -> Array:
     """
     function = "regret_update"
     arrays = {"regrets": regrets, "utilities": utilities, "policy": policy}
-    checks.check_min_rank(function, 1, **arrays)
-    checks.check_float(function, **arrays)
-    checks.check_same_shape(function, **arrays)
+    checks.check_arrays(function, arrays)
     r, u, p = (jnp.asarray(x, jnp.float32) for x in (regrets, utilities, policy))
     return r + u - jnp.sum(p * u, axis=-1, keepdims=True)

@@ -140,8 +140,9 @@ def mpo(
       the likelihood over the tokens of a batch, here it is over those of a response.
     """
     function = "mpo"
-    arrays = (chosen_logp, rejected_logp, chosen_ref_logp, rejected_ref_logp)
-    chosen, rejected, valid = _implicit(function, *arrays, beta, where)
+    chosen, rejected, valid = _implicit(
+        function, chosen_logp, rejected_logp, chosen_ref_logp, rejected_ref_logp, beta, where
+    )
     checks.check_same_shape(function, chosen_logp=chosen_logp, lengths=lengths)
     checks.check_non_negative(
         function, finite=True, preference=preference, quality=quality, likelihood=likelihood
@@ -161,11 +162,22 @@ def _implicit(
     function, chosen_logp, rejected_logp, chosen_ref_logp, rejected_ref_logp, beta, where
 ) -> tuple[Array, Array, Array]:
     """Checks the shared arguments; returns both implicit rewards and which pairs there are."""
-    arrays = {"chosen_logp": chosen_logp, "rejected_logp": rejected_logp}
-    arrays |= {"chosen_ref_logp": chosen_ref_logp, "rejected_ref_logp": rejected_ref_logp}
-    checks.check_float(function, **arrays)
+    checks.check_float(
+        function,
+        chosen_logp=chosen_logp,
+        rejected_logp=rejected_logp,
+        chosen_ref_logp=chosen_ref_logp,
+        rejected_ref_logp=rejected_ref_logp,
+    )
     checks.check_bool(function, where=where)
-    checks.check_same_shape(function, **arrays, where=where)
+    checks.check_same_shape(
+        function,
+        chosen_logp=chosen_logp,
+        rejected_logp=rejected_logp,
+        chosen_ref_logp=chosen_ref_logp,
+        rejected_ref_logp=rejected_ref_logp,
+        where=where,
+    )
     checks.check_positive(function, finite=True, beta=beta)
 
     def reward(logp: Array, ref_logp: Array) -> Array:

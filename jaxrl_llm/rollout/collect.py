@@ -587,6 +587,6 @@ def texts_of(rollout: Rollout, decode: Callable[[list[int]], str]) -> list[list[
     """The responses as text: P lists of G."""
     tokens, mask = processes.to_host((rollout.tokens, rollout.mask))
     return [
-        [decode(row[keep].tolist()) for row, keep in zip(*group, strict=True)]
-        for group in zip(tokens, mask, strict=True)
+        [decode(row[keep].tolist()) for row, keep in zip(rows, masks, strict=True)]
+        for rows, masks in zip(tokens, mask, strict=True)
     ]
