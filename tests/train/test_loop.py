@@ -190,10 +190,12 @@ async def moody(prompt, completion, metadata):
     return {"one": 1.0, "absent": float("nan"), "even": float("nan" if prompt == "q00" else 2.0)}
 
 
-@pytest.mark.filterwarnings("default:Reward moody failed")
+@pytest.mark.filterwarnings("ignore:Reward moody failed")
 @pytest.mark.parametrize("on_error", ["drop", "zero"])
-def test_a_call_of_the_reward_that_fails_costs_its_response_alone(tmp_path, on_error):
-    changes = {"recipe": "gdpo"} if on_error == "drop" else {}
+@pytest.mark.parametrize("slots", [None, 4])  # with slots all calls of a group fail together
+def test_a_call_of_the_reward_that_fails_costs_its_response_alone(tmp_path, on_error, slots):
+    changes = {"sampling": dataclasses.replace(CONFIG.sampling, slots=slots)}
+    changes |= {"recipe": "gdpo"} if on_error == "drop" else {}
     history = train(
         tiny_run(tmp_path, reward=moody, reward_on_error=on_error, steps=3, **changes)
     ).history
