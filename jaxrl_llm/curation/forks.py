@@ -177,11 +177,7 @@ def edit_distance(a: Array, b: Array) -> Array:
     References:
       As LATR (arXiv:2510.24302) compares branches.
     """
-    function = "edit_distance"
-    checks.check_integer(function, a=a, b=b)
-    checks.check_min_rank(function, 1, a=a, b=b)
-    a, b = jnp.asarray(a), jnp.asarray(b)
-    checks.check_shape(function, "b", b, (*a.shape[:-1], b.shape[-1]))
+    a, b = _sequences("edit_distance", a, b)
     size = b.shape[-1]
     places = jnp.arange(size + 1)
     first = jnp.broadcast_to(places, (*b.shape[:-1], size + 1))
@@ -197,6 +193,89 @@ def edit_distance(a: Array, b: Array) -> Array:
     return last[..., -1].astype(jnp.int32)
 
 
+def _sequences(function: str, a: Array, b: Array) -> tuple[Array, Array]:
+    checks.check_integer(function, a=a, b=b)
+    checks.check_min_rank(function, 1, a=a, b=b)
+    a, b = jnp.asarray(a), jnp.asarray(b)
+    checks.check_shape(function, "b", b, (*a.shape[:-1], b.shape[-1]))
+    return a, b
+
+
+def suffix_match(a: Array, b: Array) -> Array:
+    """How much of the end of either sequence occurs anywhere in the other.
+
+        max(longest suffix of a that occurs in b, longest suffix of b that occurs in a) / N
+
+    Args:
+      a: ``[..., N]`` integers, N at least 1.
+      b: ``[..., N]`` integers.
+
+    Returns:
+      ``[...]`` float32 in [0, 1].
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> float(jr.curation.suffix_match(jnp.array([1, 2, 3, 4]), jnp.array([3, 4, 7, 8])))
+      0.5
+
+    References:
+      LATR (arXiv:2510.24302); the released code.
+    """
+    a, b = _sequences("suffix_match", a, b)
+    size = a.shape[-1]
+    if size == 0 or b.shape[-1] != size:
+        raise ValueError(
+            f"suffix_match: a and b must have one length of at least 1; got {a.shape} and "
+            f"{b.shape}."
+        )
+    # run[i, j]: tokens that agree when both are read backwards from places i and j.
+    start = jnp.zeros((*b.shape[:-1], size + 1), jnp.int32)
+
+    def row(previous: Array, token: Array) -> tuple[Array, Array]:
+        run = jnp.where(token[..., None] == b, previous[..., :-1] + 1, 0)
+        run = jnp.concatenate([jnp.zeros_like(run[..., :1]), run], axis=-1)
+        return run, run[..., -1]
+
+    last, ends = jax.lax.scan(row, start, jnp.moveaxis(a, -1, 0))
+    longest = jnp.maximum(jnp.max(last, axis=-1), jnp.max(ends, axis=0))
+    return longest.astype(jnp.float32) / size
+
+
+def rouge_l(a: Array, b: Array) -> Array:
+    """The F1 score of the longest common subsequence.
+
+        2 lcs / (N + M)
+
+    Args:
+      a: ``[..., N]`` integers.
+      b: ``[..., M]`` integers, with the same leading axes.
+
+    Returns:
+      ``[...]`` float32 in [0, 1]; 0 for two empty sequences.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> float(jr.curation.rouge_l(jnp.array([1, 2, 3, 4]), jnp.array([1, 9, 3, 8])))
+      0.5
+
+    References:
+      Lin, ROUGE (2004), as LATR (arXiv:2510.24302) compares branches.
+    """
+    a, b = _sequences("rouge_l", a, b)
+    total = a.shape[-1] + b.shape[-1]
+    start = jnp.zeros((*b.shape[:-1], b.shape[-1] + 1), jnp.int32)
+
+    def row(previous: Array, token: Array) -> tuple[Array, None]:
+        extended = jnp.where(token[..., None] == b, previous[..., :-1] + 1, previous[..., 1:])
+        best = jnp.concatenate([jnp.zeros_like(extended[..., :1]), extended], axis=-1)
+        return jax.lax.cummax(best, axis=best.ndim - 1), None
+
+    last, _ = jax.lax.scan(row, start, jnp.moveaxis(a, -1, 0))
+    return 2.0 * last[..., -1].astype(jnp.float32) / max(total, 1)
+
+
 def lookahead_prune(
     tokens: Array,
     parents: Array,
@@ -204,15 +283,18 @@ def lookahead_prune(
     step: int | Array,
     *,
     ages: Sequence[int] = (20, 30, 50),
-    max_distance: float = 0.4,
+    max_distance: float | None = 0.4,
+    min_suffix: float | None = None,
+    min_overlap: float | None = None,
     eos_id: int,
 ) -> Array:
     """Branches that turn out like their parents.
 
-        dropped at age r in ages:  edit distance of the last r tokens of branch and parent, both
-        from the token at which they differ, < max_distance * r
+        dropped at age r in ages, if of the last r tokens of branch and parent
+            edit_distance / r < max_distance,  suffix_match > min_suffix  or  rouge_l > min_overlap
 
-    A pair in which either has ended stays, and so do roots.
+    Both are read from the token at which they differ. A pair in which either has ended stays, and
+    so do roots.
 
     Args:
       tokens: ``[R, T]`` integers, what the rows wrote up to ``step``.
@@ -220,7 +302,9 @@ def lookahead_prune(
       birth: ``[R]`` integers, the step at which the branch took another token.
       step: How many tokens the rows have.
       ages: Ages at which a branch is compared, each from 1 to T.
-      max_distance: Share of the tokens, in [0, 1].
+      max_distance: In [0, 1]; None switches the rule off, as it does for the other two.
+      min_suffix: In [0, 1].
+      min_overlap: In [0, 1].
       eos_id: The token that ends a response.
 
     Returns:
@@ -235,7 +319,8 @@ def lookahead_prune(
       [False, True, False]
 
     References:
-      LATR (arXiv:2510.24302); the released code, its rule of edit distances.
+      LATR (arXiv:2510.24302), the released code. Its script for mathematics has ``min_suffix=0.2``,
+      ``min_overlap=0.5`` and no distance.
     """
     function = "lookahead_prune"
     checks.check_rank(function, 2, tokens=tokens)
@@ -243,7 +328,11 @@ def lookahead_prune(
     rows, size = jnp.shape(tokens)
     for name, x in (("parents", parents), ("birth", birth)):
         checks.check_shape(function, name, x, (rows,))
-    checks.check_share(function, max_distance=max_distance)
+    checks.check_share(
+        function, max_distance=max_distance, min_suffix=min_suffix, min_overlap=min_overlap
+    )
+    if max_distance is None and min_suffix is None and min_overlap is None:
+        raise ValueError(f"{function}: one of the three rules must be on; all are None.")
     for age in ages:
         if not 1 <= age <= size:
             raise ValueError(f"{function}: each of ages must be from 1 to {size}; got {age}.")
@@ -254,7 +343,13 @@ def lookahead_prune(
         mine = jax.lax.dynamic_slice_in_dim(tokens, start, age, axis=1)
         theirs = mine[jnp.maximum(parents, 0)]
         ended = jnp.any((mine == eos_id) | (theirs == eos_id), axis=-1)
-        alike = edit_distance(mine, theirs) < max_distance * age
+        alike = jnp.zeros(rows, bool)
+        if max_distance is not None:
+            alike |= edit_distance(mine, theirs) < max_distance * age
+        if min_suffix is not None:
+            alike |= suffix_match(mine, theirs) > min_suffix
+        if min_overlap is not None:
+            alike |= rouge_l(mine, theirs) > min_overlap
         due = (jnp.asarray(step) - jnp.asarray(birth) == age) & (parents >= 0)
         drop |= due & alike & ~ended
     return drop

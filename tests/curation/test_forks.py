@@ -14,6 +14,7 @@ quick = settings(max_examples=30, deadline=None, database=None, derandomize=True
 few = st.sampled_from([0.0, 0.25, 0.5, 1.0])
 forks = jax.jit(curation.top_entropy_forks, static_argnames="count")
 distance = jax.jit(curation.edit_distance)
+suffix, overlap = jax.jit(curation.suffix_match), jax.jit(curation.rouge_l)
 capacity = jax.jit(curation.branch_capacity, static_argnames="capacity")
 width = jax.jit(curation.width_prune, static_argnames=("ratio", "keep"))
 
@@ -84,6 +85,46 @@ def test_distances_equal_the_table(a, b):
     ours = distance(a, b)
     assert ours.tolist() == [plain_distance(x, y) for x, y in zip(a, b, strict=True)]
     np.testing.assert_array_equal(distance(b, a), ours)
+
+
+def plain_suffix(a, b):
+    def longest(x, y):
+        windows = {tuple(y[i:j]) for i in range(len(y)) for j in range(i + 1, len(y) + 1)}
+        return max((k for k in range(1, len(x) + 1) if tuple(x[-k:]) in windows), default=0)
+
+    return max(longest(a, b), longest(b, a)) / len(a)
+
+
+def plain_overlap(a, b):
+    table = np.zeros((len(a) + 1, len(b) + 1), int)
+    for i, x in enumerate(a, 1):
+        for j, y in enumerate(b, 1):
+            longer = max(table[i - 1, j], table[i, j - 1])
+            table[i, j] = table[i - 1, j - 1] + 1 if x == y else longer
+    return 2 * table[-1, -1] / (len(a) + len(b))
+
+
+@quick
+@given(
+    a=hnp.arrays(np.int32, (2, 5), elements=st.integers(0, 2)),
+    b=hnp.arrays(np.int32, (2, 5), elements=st.integers(0, 2)),
+)
+def test_similarities_equal_plain_searches(a, b):
+    pairs = list(zip(a.tolist(), b.tolist(), strict=True))
+    np.testing.assert_allclose(suffix(a, b), [plain_suffix(*p) for p in pairs], rtol=1e-6)
+    np.testing.assert_allclose(overlap(a, b), [plain_overlap(*p) for p in pairs], rtol=1e-6)
+    shorter = [plain_overlap(x, y[:3]) for x, y in pairs]
+    np.testing.assert_allclose(overlap(a, b[:, :3]), shorter, rtol=1e-6)
+
+
+def test_branches_with_the_same_end_or_order_are_dropped():
+    tokens = jnp.array([[1, 2, 3, 4], [9, 8, 3, 4], [9, 1, 8, 3], [9, 8, 7, 6]])
+    parents, birth = jnp.array([-1, 0, 0, 0]), jnp.zeros(4, int)
+    options = {"ages": (4,), "eos_id": 0, "max_distance": None}
+    ends = curation.lookahead_prune(tokens, parents, birth, 4, min_suffix=0.4, **options)
+    assert ends.tolist() == [False, True, False, False]
+    order = curation.lookahead_prune(tokens, parents, birth, 4, min_overlap=0.4, **options)
+    assert order.tolist() == [False, True, True, False]
 
 
 def test_branches_like_their_parents_are_dropped():
@@ -175,6 +216,24 @@ def test_the_worked_extremes_of_eight_edges():
             ),
             ValueError,
             "lookahead_prune: each of ages must be from 1 to 4; got 20",
+        ),
+        (
+            lambda: curation.lookahead_prune(
+                jnp.zeros((1, 4), int),
+                jnp.array([-1]),
+                jnp.array([0]),
+                4,
+                ages=(2,),
+                max_distance=None,
+                eos_id=0,
+            ),
+            ValueError,
+            "lookahead_prune: one of the three rules must be on",
+        ),
+        (
+            lambda: curation.suffix_match(jnp.zeros(3, int), jnp.zeros(2, int)),
+            ValueError,
+            "suffix_match: a and b must have one length of at least 1",
         ),
         (
             lambda: curation.tree_rollouts(0, group_size=4, starts=(0, 10), shares=(1.0,)),

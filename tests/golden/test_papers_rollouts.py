@@ -148,7 +148,11 @@ TABLES = {
     "verl_erank": {f"growth_{k}_{n}": growth(k, n) for k, n in ((4, 512), (3, 16))},
     "branch_grpo": {"mean": tree(False), "weighted": tree(True)},
     "latr": {"branches_0.25": branches(0.25, 0.15), "branches_0.15": branches(0.15, 0.25)}
-    | {f"limit_{most}": limit(most) for most in (6, 8)},
+    | {f"limit_{most}": limit(most) for most in (6, 8)}
+    | {
+        "suffix": Ours(lambda a: {"suffix": curation.suffix_match(a["a"], a["b"])}),
+        "overlap": Ours(lambda a: {"overlap": curation.rouge_l(a["a"], a["b"])}),
+    },
     "epo": {
         "weight": Ours(lambda a: {"weight": regularizers.epo_phase_weight(a["epoch"] / 100)}),
         "penalty": Ours(band),

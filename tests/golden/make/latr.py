@@ -10,6 +10,7 @@ import torch
 from paper_code import passage, start, take
 
 FILTER, GENERATION = "model/sample_filter.py", "model/generation.py"
+METRICS = "model/metrics.py"
 
 
 def rows():
@@ -74,6 +75,19 @@ def main():
             inputs="rows",
             arguments={"num_return_sequences": most},
         )
+    pairs = np.random.default_rng(17).integers(0, 3, (2, 40, 8))
+    writer.inputs("pairs", {"random": {"a": pairs[0], "b": pairs[1]}})
+    names = ("longest_prefix_in_text", "suffix_match_score", "lcs_len", "rouge_l_score")
+    functions = dict(zip(names, take(root / METRICS, *names), strict=True))
+    for function in functions.values():
+        function.__globals__.update(functions)
+    for name, output in (("suffix_match_score", "suffix"), ("rouge_l_score", "overlap")):
+
+        def similarity(case, a, function=functions[name], output=output):
+            rows = zip(a["a"].tolist(), a["b"].tolist(), strict=True)
+            return {output: np.array([function(x, y) for x, y in rows])}
+
+        writer.add(output, ["latr"], f"{METRICS}: {name}", similarity, inputs="pairs")
     writer.save()
 
 
