@@ -157,6 +157,8 @@ _ROWS = (
     ("latr", "LATR 2adb0ed", "curation.branch_candidates",
         "candidates=3; max_gap=0.25 or 0.5; min_prob=0.05 or 0.15"),
     ("latr", "LATR 2adb0ed", "curation.branch_capacity", "capacity=6 or 8"),
+    ("latr", "LATR 2adb0ed", "curation.rouge_l", "defaults"),
+    ("latr", "LATR 2adb0ed", "curation.suffix_match", "defaults"),
     ("llds", "qgre-engine e6e4005", "regularizers.llds", "coef=1; level='response'; tolerance=0"),
     ("llm_replay", "TRL f2cd577", "curation.replay_add", "evict='lowest'; version=0 or 1 or 2"),
     ("llm_replay", "TRL f2cd577", "curation.replay_priorities", "defaults"),
