@@ -414,8 +414,9 @@ class AsyncRollouts:
         """The thread: batch after batch, as soon as each may start."""
         try:
             while (weights := self._admitted()) is not None:
-                self._collect(*weights)
-                del weights  # nothing holds old weights while it waits for new ones
+                version, params = weights
+                self._collect(version, params)
+                del weights, params  # nothing holds old weights while it waits for new ones
         except BaseException as error:
             with self._changed:
                 self._error = error
