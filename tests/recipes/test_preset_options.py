@@ -22,6 +22,7 @@ REQUIRED = {
     "fapo": "flawed",
     "gdpo": "reward_components",
     "grpo": "ref_logp",
+    "hapo": "old_entropy",
     "hbpo": "budgets",
     "icepop": "behavior_logp old_logp",
     "icpo": "ref_logp steered",

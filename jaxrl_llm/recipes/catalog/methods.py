@@ -329,7 +329,8 @@ METHODS = (
     # Exploration, and trees of rollouts.
     Method("hapo", "HAPO, the clip and the advantage of a token by its entropy", "2509.16591",
         "surrogate", ("advantages.entropy_signal", "advantages.signal_temperature",
-        "advantages.token_grpo", "surrogates.hapo")),
+        "advantages.token_grpo", "surrogates.hapo"), preset="hapo",
+        missing="a sampling temperature that follows the entropy"),
     Method("ettrl", "ETTRL, votes of trees that fork where entropy is high", "2508.11356",
         "advantage", ("advantages.clip", "advantages.entropy_reshaping",
         "curation.top_entropy_forks", "rewards.majority_rewards"), confidence="NOTES"),

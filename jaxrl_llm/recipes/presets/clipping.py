@@ -194,6 +194,56 @@ def _median_advantages(advantages: Array, *, rewards: Array, where: Array) -> Ar
     return surrogates.median_advantage(rewards, where=where)
 
 
+def hapo(
+    *,
+    quantile: float = 0.8,
+    alpha: float = 1.0,
+    beta: float = 1.0,
+    eps_low: float = 0.2,
+    eps_high: float = 0.28,
+    dual_clip: float | None = 10.0,
+) -> Recipe:
+    """A clip and an advantage of each token by its entropy, and a group mean over tokens.
+
+        h = entropy of the token, normalized over the batch to [-1, 1]: advantages.entropy_signal
+        A = (r - mean) / std over the tokens of the group: advantages.token_grpo
+        token loss = surrogates.hapo
+
+    The signal is taken once, from the policy at the start of the step.
+
+    Args:
+      quantile: Share of tokens that count as certain.
+      alpha: How far the signal moves the bounds of the clip.
+      beta: How far it moves the advantage.
+
+    References:
+      HAPO (arXiv:2509.16591). The released code takes the signal anew in each microbatch, and
+      samples at a temperature that follows the entropy (``advantages.signal_temperature``).
+    """
+    surrogate = bind(
+        surrogates.hapo,
+        alpha=alpha,
+        beta=beta,
+        eps_low=eps_low,
+        eps_high=eps_high,
+        dual_clip=dual_clip,
+    )
+    return from_base(
+        name="hapo",
+        advantage=stateless(advantages.token_grpo),
+        computed=(Computed("entropy_signal", bind(_entropy_signal, quantile=quantile), "batch"),),
+        surrogate=given(surrogate, signal="entropy_signal"),
+        paper="arXiv:2509.16591",
+    )
+
+
+def _entropy_signal(
+    advantages_: Array, *, old_entropy: Array, mask: Array, quantile: float = 0.8
+) -> Array:
+    del advantages_  # which every entry computed from the batch gets
+    return advantages.entropy_signal(old_entropy, mask, quantile=quantile).signal
+
+
 def clip_cov(
     *,
     ratio: float = 2e-4,
