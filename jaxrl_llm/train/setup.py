@@ -136,8 +136,9 @@ class Experiment:
             used += f" and {sampling} more that sample" if sampling else ""
             used += f", rollouts at most {most} update(s) behind"
         # How many optimizer steps a batch serves, where that is not plainly one.
-        passes, paper, steps = config.passes, self.recipe.minibatches, ""
+        steps = ""
         if not self.recipe.forward_only:
+            passes, paper = config.passes, self.recipe.minibatches
             steps = f", {passes.updates} optimizer steps a batch" if passes.updates > 1 else ""
             if config.minibatches is None and paper != passes.minibatches:
                 steps += f", not in the {paper} minibatches of its paper, which do not divide it"
