@@ -85,6 +85,7 @@ TERMS = (
     _surrogate("sapo_sequence", S.sapo_sequence),
     _surrogate("dppo_tv", S.dppo_tv),
     _surrogate("dppo_kl", S.dppo_kl),
+    _surrogate("hapo", S.hapo, signal="entropy"),
     _surrogate("cispo", S.cispo),
     _surrogate("dispo", S.dispo),
     _surrogate("minpro", S.minpro),

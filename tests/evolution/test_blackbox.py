@@ -213,7 +213,11 @@ def _evolve(score=lambda members, step: quadratic(flat(members)), **options):
         (lambda: rastrigin(jnp.arange(3)), TypeError, "x must be floating point"),
         (lambda: mlp_init(KEY, (4,)), ValueError, "sizes must be of input and output"),
         (lambda: mlp_init(KEY, (4, 0)), ValueError, "sizes must be at least 1"),
-        (lambda: mlp(mlp_init(KEY, (4, 2)), jnp.ones(3)), ValueError, r"\(3,\) does not fit"),
+        (
+            lambda: mlp(mlp_init(KEY, (4, 2)), jnp.ones(3)),
+            ValueError,
+            r"\(3,\) does not match",
+        ),
         (lambda: _evolve(population=7), ValueError, "population must be even"),
         (lambda: _evolve(sigma=0.0), ValueError, "sigma must be above 0"),
         (lambda: _evolve(rank=3), ValueError, "smaller side"),

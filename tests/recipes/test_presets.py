@@ -173,6 +173,7 @@ def test_presets_state_the_optimizer_steps_of_their_papers():
         "gspo": 4,
         "kl_cov": 8,
         "mssr": 16,
+        "prompt_gdro": 4,
         "rover": 4,
     }
     for recipe in made.values():
