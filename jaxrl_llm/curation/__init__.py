@@ -31,15 +31,6 @@ greedy_allocate        budget: one by one, to the greatest gain; best_allocate: 
 =====================  =============================================================================
 """
 
-from jaxrl_llm.curation.beliefs import (
-    PromptBelief,
-    belief_init,
-    belief_mean,
-    belief_update,
-    beta_bernoulli_information,
-    thompson_rates,
-    variance_reduction,
-)
 from jaxrl_llm.curation.budgets import (
     best_allocate,
     cumulative_advantage,
@@ -52,7 +43,8 @@ from jaxrl_llm.curation.budgets import (
     sqrt_allocation,
     xrpo_extra_rollouts,
 )
-from jaxrl_llm.curation.collectors import (
+from jaxrl_llm.curation.collectors.prioritized import prioritized
+from jaxrl_llm.curation.collectors.protocol import (
     Collection,
     Collector,
     Decision,
@@ -62,6 +54,7 @@ from jaxrl_llm.curation.collectors import (
     in_order,
     refill,
 )
+from jaxrl_llm.curation.collectors.two_phase import two_phase
 from jaxrl_llm.curation.curvature import (
     CapoMoments,
     CapoScores,
@@ -81,20 +74,6 @@ from jaxrl_llm.curation.downsampling import (
     resample_rollouts,
     select_extremes,
     trace_penalty,
-)
-from jaxrl_llm.curation.forks import (
-    Candidates,
-    branch_candidates,
-    branch_capacity,
-    depth_prune,
-    edit_distance,
-    lookahead_prune,
-    rouge_l,
-    split_points,
-    suffix_match,
-    top_entropy_forks,
-    tree_rollouts,
-    width_prune,
 )
 from jaxrl_llm.curation.groups import (
     Compacted,
@@ -127,17 +106,50 @@ from jaxrl_llm.curation.mixing import (
     icpo_merge,
     mix_source_mask,
 )
-from jaxrl_llm.curation.prioritized import prioritized
-from jaxrl_llm.curation.pruning import (
-    ScoreBins,
-    length_cutoff,
-    predictive_gate,
-    quality_loss,
-    score_bins_init,
-    score_bins_update,
-    score_rates,
-    survival_rates,
-    systematic_survivors,
+from jaxrl_llm.curation.prompts.beliefs import (
+    PromptBelief,
+    belief_init,
+    belief_mean,
+    belief_update,
+    beta_bernoulli_information,
+    thompson_rates,
+    variance_reduction,
+)
+from jaxrl_llm.curation.prompts.robust import (
+    BinScores,
+    PassHistory,
+    PromptGdroState,
+    arm_scores_update,
+    bin_advantage_weights,
+    bin_means,
+    bin_scores_update,
+    choose_arms,
+    difficulty_bins,
+    exponential_weights,
+    pass_history_init,
+    pass_history_rate,
+    pass_history_update,
+    prompt_gdro,
+    shadow_price,
+)
+from jaxrl_llm.curation.prompts.selection import (
+    candidate_pool,
+    draw_prompts,
+    gumbel_top,
+    insight_scores,
+    learnability,
+    nearest_target,
+    select_top,
+    target_logits,
+    vade_information_gain,
+    within_band,
+)
+from jaxrl_llm.curation.prompts.similarity import (
+    RateCalibration,
+    attention_rates,
+    calibrate_rates,
+    linear_recalibration,
+    nearest_solved,
 )
 from jaxrl_llm.curation.recycling import (
     JudgeItems,
@@ -169,48 +181,12 @@ from jaxrl_llm.curation.replay import (
     ssb_sample,
     window_push,
 )
-from jaxrl_llm.curation.robust import (
-    BinScores,
-    PassHistory,
-    PromptGdroState,
-    arm_scores_update,
-    bin_advantage_weights,
-    bin_means,
-    bin_scores_update,
-    choose_arms,
-    difficulty_bins,
-    exponential_weights,
-    pass_history_init,
-    pass_history_rate,
-    pass_history_update,
-    prompt_gdro,
-    shadow_price,
-)
 from jaxrl_llm.curation.schedules import (
     icpo_bonus,
     linear_schedule,
     scheduled,
     sqrt_lr,
     training_progress,
-)
-from jaxrl_llm.curation.selection import (
-    candidate_pool,
-    draw_prompts,
-    gumbel_top,
-    insight_scores,
-    learnability,
-    nearest_target,
-    select_top,
-    target_logits,
-    vade_information_gain,
-    within_band,
-)
-from jaxrl_llm.curation.similarity import (
-    RateCalibration,
-    attention_rates,
-    calibrate_rates,
-    linear_recalibration,
-    nearest_solved,
 )
 from jaxrl_llm.curation.strategies import (
     Operation,
@@ -226,7 +202,31 @@ from jaxrl_llm.curation.subsets import (
     mpt_mask,
     top_fraction_token_mask,
 )
-from jaxrl_llm.curation.two_phase import two_phase
+from jaxrl_llm.curation.trees.forks import (
+    Candidates,
+    branch_candidates,
+    branch_capacity,
+    depth_prune,
+    edit_distance,
+    lookahead_prune,
+    rouge_l,
+    split_points,
+    suffix_match,
+    top_entropy_forks,
+    tree_rollouts,
+    width_prune,
+)
+from jaxrl_llm.curation.trees.pruning import (
+    ScoreBins,
+    length_cutoff,
+    predictive_gate,
+    quality_loss,
+    score_bins_init,
+    score_bins_update,
+    score_rates,
+    survival_rates,
+    systematic_survivors,
+)
 
 __all__ = [
     "BinScores",

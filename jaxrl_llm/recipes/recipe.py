@@ -64,7 +64,7 @@ class Recipe:
       selection: ``(advantages, mask) -> keep [P, G, T]`` and what it names of the same context:
         tokens that leave the mask after the advantages, so that they stay in every baseline.
       collector: Which prompts a batch asks for, how often, and which groups it is made of; None
-        for each prompt once an epoch. See :mod:`jaxrl_llm.curation.collectors`.
+        for each prompt once an epoch. See :mod:`jaxrl_llm.curation.collectors.protocol`.
       computed: Numbers that the method needs beyond the batch, each a :class:`Computed`. Later
         functions name them; see also ``core.given``.
       critic: A value model that is trained with the policy; see :class:`Critic`.

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
-from jaxrl_llm.curation.collectors import Collection, Collector, Outcome, Request, Row
+from jaxrl_llm.curation.collectors.protocol import Collection, Collector, Outcome, Request, Row
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rewards.scoring import join_scores

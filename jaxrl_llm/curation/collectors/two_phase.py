@@ -7,7 +7,7 @@ import numpy as np
 
 from jaxrl_llm.core import ArrayTree, call_with, checks
 from jaxrl_llm.core.compose import stable_repr
-from jaxrl_llm.curation.collectors import (
+from jaxrl_llm.curation.collectors.protocol import (
     Collection,
     Collector,
     Decision,

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks
-from jaxrl_llm.curation.beliefs import (
+from jaxrl_llm.curation.prompts.beliefs import (
     PromptBelief,
     belief_mean,
     beta_bernoulli_information,

@@ -9,14 +9,7 @@ import numpy as np
 
 from jaxrl_llm.core import Array, ArrayTree, call_with, checks
 from jaxrl_llm.core.compose import stable_repr
-from jaxrl_llm.curation.beliefs import (
-    PromptBelief,
-    belief_init,
-    belief_mean,
-    belief_update,
-    thompson_rates,
-)
-from jaxrl_llm.curation.collectors import (
+from jaxrl_llm.curation.collectors.protocol import (
     Collection,
     Collector,
     Decision,
@@ -24,7 +17,14 @@ from jaxrl_llm.curation.collectors import (
     in_order,
     on_host,
 )
-from jaxrl_llm.curation.selection import candidate_pool, draw_prompts, select_top
+from jaxrl_llm.curation.prompts.beliefs import (
+    PromptBelief,
+    belief_init,
+    belief_mean,
+    belief_update,
+    thompson_rates,
+)
+from jaxrl_llm.curation.prompts.selection import candidate_pool, draw_prompts, select_top
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""Collectors: which prompts a batch asks for, how often, and which groups it is made of."""

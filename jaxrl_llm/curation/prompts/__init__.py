@@ -1,0 +1,1 @@
+"""Which prompts are rolled out: what is believed of them, scores, draws, and their weights."""

@@ -1,0 +1,1 @@
+"""Trees of rollouts: where they fork, and which branches stay."""
