@@ -28,7 +28,7 @@ def informative_groups(
         keep_g = max over g of metric > min over g of metric
 
     A group whose rewards agree has advantage 0 in every group-relative method; dropping it changes
-    the denominators alone. The loop samples until enough are left (:func:`compact_groups`).
+    the denominators alone. :func:`refill` asks for others in their place.
 
     Args:
       where: As in the module; a group without one is dropped.
@@ -36,7 +36,8 @@ def informative_groups(
       metric: ``[..., G]``, floating point, compared in place of the rewards, such as the accuracy
         where length shapes the reward; or a mapping of names to such arrays, as a batch's reward
         components: ``given(bind(informative_groups, name="accuracy"),
-        metric="reward_components")``.
+        metric="reward_components")``. An entry of it that is NaN does not apply and is not
+        compared.
       name: Which entry of the mapping.
       keep_singletons: Whether a group of one takes part; it has nothing to differ from.
 
@@ -55,6 +56,8 @@ def informative_groups(
     """
     function = "informative_groups"
     stats.check_group(function, rewards, where)
+    valid = jnp.ones(jnp.shape(rewards), bool) if where is None else where
+    compared = valid
     if isinstance(metric, Mapping):
         if name not in metric:
             raise ValueError(
@@ -62,6 +65,7 @@ def informative_groups(
                 f"got {name!r}."
             )
         metric = metric[name]
+        compared = ~jnp.isnan(metric)
     elif name is not None:
         raise ValueError(
             f"{function}: name={name!r} has no effect unless metric is a mapping to arrays."
@@ -69,12 +73,12 @@ def informative_groups(
     if metric is not None:
         checks.check_float(function, metric=metric)
         checks.check_same_shape(function, rewards=rewards, metric=metric)
-    values = masking.zero_masked(rewards if metric is None else metric, where)
+    compared = valid & compared
+    values = masking.zero_masked(rewards if metric is None else metric, compared)
     # A NaN compares as neither: the group stays, and the NaN is seen.
-    keep = ~stats.group_is_constant(values, where)
+    keep = ~stats.group_is_constant(values, compared)
     if keep_singletons:
-        keep |= stats.group_count(values, where) == 1
-    valid = jnp.ones(jnp.shape(rewards), bool) if where is None else where
+        keep |= stats.group_count(values, compared) == 1
     return valid & keep
 
 

@@ -57,6 +57,16 @@ def test_what_is_dropped_had_advantage_zero(rewards, where, shift, log_scale):
     np.testing.assert_array_equal(compiled(moved, where=where), kept)
 
 
+def test_entries_that_do_not_apply_are_not_compared():
+    nan = jnp.nan
+    accuracy = jnp.array([[1.0, nan, 1.0], [1.0, nan, 0.0], [nan, nan, nan], [nan, 1.0, nan]])
+    rewards, components = jnp.arange(12.0).reshape(4, 3), {"accuracy": accuracy}
+    keep = informative_groups(rewards, metric=components, name="accuracy")
+    assert keep.tolist() == [[False] * 3, [True] * 3, [False] * 3, [False] * 3]
+    alone = informative_groups(rewards, metric=components, name="accuracy", keep_singletons=True)
+    assert alone[:, 0].tolist() == [False, True, False, True]
+
+
 def test_dropped_rewards_are_never_read_and_a_kept_nan_is_seen():
     where = jnp.array([[True, True, False]])
     for junk in (jnp.nan, jnp.inf, -jnp.inf):
