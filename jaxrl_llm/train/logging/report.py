@@ -16,6 +16,7 @@ Rows = Sequence[Mapping[str, Any]]
 _CURVES = (
     ("Spread of rewards within a group", ("reward_std",)),
     ("Groups whose rewards differ, share", ("informative",)),
+    ("Groups sampled for a batch", ("groups_sampled",)),
     ("Length of a response, tokens", ("length",)),
     ("Cut off at their longest, share", ("truncated",)),
     ("Entropy, nats a token", ("entropy",)),
