@@ -9,7 +9,13 @@ of a recipe's advantage chain: `fapo_reward`, `steered_bonus`, `overlong_rewards
 `paraphrase_rewards`.
 """
 
-from jaxrl_llm.rewards.builtin import last_integer, math_verify, math_verify_pool, reasoning_gym
+from jaxrl_llm.rewards.builtin import (
+    last_integer,
+    last_integer_vote,
+    math_verify,
+    math_verify_pool,
+    reasoning_gym,
+)
 from jaxrl_llm.rewards.length import hbpo_reward, hbpo_rewards, overlong_penalty, overlong_rewards
 from jaxrl_llm.rewards.meta import (
     Prediction,
@@ -57,6 +63,7 @@ __all__ = [
     "hbpo_reward",
     "hbpo_rewards",
     "last_integer",
+    "last_integer_vote",
     "majority_label",
     "majority_rewards",
     "math_verify",

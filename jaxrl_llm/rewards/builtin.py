@@ -71,6 +71,37 @@ def last_integer(prompt: str, completion: str, metadata: Mapping[str, Any]) -> f
     return float(_last_integer(completion) == wanted)
 
 
+def last_integer_vote(
+    prompt: str, completion: str, metadata: Mapping[str, Any]
+) -> dict[str, float]:
+    """The last number of the completion as a vote, for questions whose answer nobody knows.
+
+        reward = last_integer where metadata has "answer", else 0
+        answer_ids = a number for each integer, -1 for none
+
+    ``recipes.ttrl_majority`` trains on agreement alone, so that the reward is only shown.
+
+    Args:
+      prompt: Not read.
+      completion: The reply.
+      metadata: May have "answer".
+
+    Returns:
+      ``{"reward": 0.0 or 1.0, "answer_ids": ...}``; integers that differ by a multiple of 2^23 get
+      the same id.
+
+    Example:
+      >>> from jaxrl_llm.rewards import last_integer_vote
+      >>> last_integer_vote("5 - 9 =", "5 - 9 = -4.", {})
+      {'reward': 0.0, 'answer_ids': 8388604.0}
+    """
+    known = metadata.get("answer") is not None
+    reward = last_integer(prompt, completion, metadata) if known else 0.0
+    number = _last_integer(completion)
+    # A component is float32, which holds integers below 2^24 exactly.
+    return {"reward": reward, "answer_ids": float(-1 if number is None else number % 2**23)}
+
+
 def _last_integer(text: str) -> int | None:
     """The last number of the text, or None if there is none or it is no integer."""
     last = next(iter(deque(_NUMBER.finditer(text), maxlen=1)), None)

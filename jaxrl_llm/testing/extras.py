@@ -69,5 +69,8 @@ def make_extras(batch: Batch, *, seed: int = 0, heads: int = 1) -> dict[str, Arr
         "test_passes": rng.random((p, g, _TURNS, _TESTS)) < 0.5,
         "selected": mask & (rng.random(mask.shape) < 0.3),
     }
+    # Drawn last, so that the others stay what they were. One of each group disagrees with all
+    # others: of equal votes the first wins, which is not what a permutation leaves.
+    ints["answer_ids"] = rng.permuted(np.broadcast_to(np.arange(g) == 0, (p, g)), axis=1)
     kinds = ((floats, jnp.float32), (ints, jnp.int32), (bools, jnp.bool_))
     return {name: jnp.asarray(x, dtype) for group, dtype in kinds for name, x in group.items()}

@@ -36,12 +36,14 @@ def _prompts() -> PromptSet:
 
 
 def _reward(prompt: str, completion: str, metadata) -> dict[str, float]:
-    """Two components in [0, 1]; few responses of a group have a reward above a half.
+    """Components in [0, 1] and an answer; few rewards of a group are above a half.
 
     Those of two prompts in ten all have the same reward, so that their groups teach nothing.
     """
     low = sum(ord(c) < 64 for c in completion) if prompt[-1] not in "37" else 0
-    return {"reward": min(low, 5) / 5, "short": 1.0 / (1 + len(completion))}
+    answer = ord(completion[0]) % 3 if completion else -1
+    short = 1.0 / (1 + len(completion))
+    return {"reward": min(low, 5) / 5, "short": short, "answer_ids": answer}
 
 
 def assert_loop_runs_whole(recipe: str | Recipe | EvolutionRecipe, *, steps: int = 3) -> None:

@@ -45,6 +45,7 @@ REQUIRED = {
     "spo_tracker": "prompt_ids",
     "srpo": "has_teacher teacher_entropy teacher_logp top_ids",
     "trloo": "turn_ids turn_rewards turn_where",
+    "ttrl_majority": "answer_ids ref_logp",
     "ulorl": "old_entropy old_logp",
     "v05_baseline": "prior",
     "vcpo": "behavior_logp old_logp",
@@ -54,8 +55,8 @@ REQUIRED = {
 }
 # Those that come with the data, the sampler or the rewards; the train step computes the others.
 WITH_THE_BATCH = """
-    behavior_logp budgets flawed greedy_rewards has_teacher prior prompt_ids reward_components
-    similarity steered test_passes test_where turn_ids turn_rewards turn_where
+    answer_ids behavior_logp budgets flawed greedy_rewards has_teacher prior prompt_ids
+    reward_components similarity steered test_passes test_where turn_ids turn_rewards turn_where
 """
 
 

@@ -7,6 +7,7 @@ import pytest
 
 import jaxrl_llm as jr
 from jaxrl_llm.recipes import PRESETS, Batch, catalog
+from jaxrl_llm.testing.cases import make_case
 
 P, G, T = 3, 4, 5
 NAMES = (
@@ -227,3 +228,15 @@ def test_a_preset_carries_its_key_and_its_paper(name):
     (row,) = [m for m in catalog.CATALOG if m.preset == name]
     assert (recipe.name, recipe.paper) == (name, f"arXiv:{row.arxiv}")
     assert f"surrogates.{recipe.surrogate.__name__}" in row.functions
+
+
+def test_hapo_is_its_three_functions_in_a_row():
+    case = make_case()
+    batch, recipe = case.batch, jr.recipes.hapo(quantile=0.6, alpha=0.5)
+    ready, _ = recipe.prepare(batch, recipe.init())
+    mask = batch.mask & batch.where[..., None]
+    signal = jr.advantages.entropy_signal(batch.extras["old_entropy"], mask, quantile=0.6).signal
+    advantages = jr.advantages.token_grpo(batch.rewards, mask=mask, where=batch.where)
+    loss = jr.surrogates.hapo(case.logp, batch.old_logp, advantages, mask, signal=signal, alpha=0.5)
+    expected = jr.aggregate.weighted_sum(loss, jr.aggregate.token_mean(mask))
+    assert float(recipe.loss(case.logp, ready)) == pytest.approx(float(expected), rel=1e-6)

@@ -3,12 +3,13 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxrl_llm import rewards
-from jaxrl_llm.rewards import VerifierWarning, last_integer, score
+from jaxrl_llm.rewards import VerifierWarning, last_integer, last_integer_vote, score
 
 LAST = [
     ("4", 4),
@@ -216,3 +217,18 @@ def test_rewards_import_nothing_heavy():
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
     )
     assert told.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("completion", "metadata", "expected"),
+    [
+        ("it is 7", {}, {"reward": 0.0, "answer_ids": 7.0}),
+        ("it is 7", {"answer": 7}, {"reward": 1.0, "answer_ids": 7.0}),
+        ("it is 7", {"answer": "8"}, {"reward": 0.0, "answer_ids": 7.0}),
+        ("= -1", {}, {"reward": 0.0, "answer_ids": 2.0**23 - 1}),
+        ("no idea", {}, {"reward": 0.0, "answer_ids": -1.0}),
+    ],
+)
+def test_a_vote_is_the_last_integer(completion, metadata, expected):
+    assert last_integer_vote("q", completion, metadata) == expected
+    assert np.float32(expected["answer_ids"]) == expected["answer_ids"]

@@ -309,7 +309,7 @@ METHODS = (
     # Parts of a group, rollouts used again.
     Method("ttrl_majority", "TTRL, agreement with the majority in place of a label", "2504.16084",
         "reward", ("curation.first_rollouts", "rewards.majority_label",
-        "rewards.majority_rewards")),
+        "rewards.majority_rewards"), preset="ttrl_majority"),
     Method("pf_ppo", "PF-PPO, rollouts whose reward is reliable", "2409.06957", "curation",
         ("curation.filtration_weights", "curation.r_squared", "curation.resample_rollouts")),
     Method("sol_rl", "Sol-RL, the extremes of many candidates of low precision", "2604.06916",

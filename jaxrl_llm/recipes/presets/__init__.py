@@ -75,6 +75,7 @@ from jaxrl_llm.recipes.presets.grpo_family import (
     mc_grpo,
     opo,
     otb,
+    ttrl_majority,
     v05_baseline,
 )
 from jaxrl_llm.recipes.presets.off_policy import (
@@ -167,6 +168,7 @@ __all__ = [
     "spo_tracker",
     "srpo",
     "trloo",
+    "ttrl_majority",
     "ulorl",
     "v05_baseline",
     "vade",

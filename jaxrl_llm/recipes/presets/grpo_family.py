@@ -384,3 +384,25 @@ def otb(
         computed=(Computed("sum_pi_sq", advantages.sum_pi_squared, "old_policy"),),
         paper="arXiv:2602.07078",
     )
+
+
+def ttrl_majority(*, kl_coef: float = 0.001, eps_low: float = 0.2, eps_high: float = 0.2) -> Recipe:
+    """Test-time reinforcement learning: agreement with the majority in place of a label.
+
+        r = 1 for the most common answer of the group, else 0;   A = grpo(r)
+
+    The reward returns the answer of a rollout as ``answer_ids``, such as
+    ``rewards.last_integer_vote``; its own number is not read. Questions need no answer.
+
+    References:
+      TTRL (arXiv:2504.16084). The released code votes with 64 rollouts and trains on the first 32
+      of them (``curation.first_rollouts``); here all that vote train. Its weight of the KL is the
+      trainer's default.
+    """
+    return from_base(
+        name="ttrl_majority",
+        advantage=chain(stateless(rewards.majority_rewards), stateless(advantages.grpo)),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        regularizers=(bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else (),
+        paper="arXiv:2504.16084",
+    )
