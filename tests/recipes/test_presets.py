@@ -172,6 +172,7 @@ def test_presets_state_the_optimizer_steps_of_their_papers():
         "drpo_len": 4,
         "gspo": 4,
         "kl_cov": 8,
+        "llds": 2,
         "mssr": 16,
         "prompt_gdro": 4,
         "rover": 4,

@@ -366,8 +366,7 @@ METHODS = (
         "surrogate", ("surrogates.value_loss",)),
     # Regularizers and their controllers.
     Method("llds", "LLDS, no lazy displacement of likelihood", "2512.04220", "regularizer",
-        ("regularizers.llds", "regularizers.chunk_ids_from_mask"), preset="llds",
-        missing="several optimizer steps a batch, without which its penalty is 0"),
+        ("regularizers.llds", "regularizers.chunk_ids_from_mask"), preset="llds"),
     Method("safe", "SAFE, entropy-aware control of the KL with pessimistic critics", "2602.04651",
         "regularizer", ("regularizers.safe_controller", "regularizers.safe_init",
         "regularizers.safe_step", "regularizers.pid_init", "regularizers.pid_step",

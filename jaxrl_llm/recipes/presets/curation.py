@@ -294,7 +294,7 @@ def llds(
         token loss + kl_coef KL
             + coef max(0, old_logp - logp) where A >= 0 and the action lost in total
 
-    The penalty is 0 until the policy has moved: train several updates a batch. Actions are the
+    The penalty is 0 until the policy has moved, so a batch has several updates. Actions are the
     contiguous runs of the mask, or the extra ``chunk_ids`` if the batch holds it.
 
     Args:
@@ -302,7 +302,8 @@ def llds(
       level: What must have lost likelihood in total: each "action" or the full "response".
 
     References:
-      Deng et al. (arXiv:2512.04220); the code's coefficient is 0.2.
+      Deng et al. (arXiv:2512.04220); the code's coefficient is 0.2. Two minibatches are those of
+      the scripts of Search-R1, whose training the paper mends.
     """
     penalty = bind(regularizers.llds, coef=coef, level=level)
     if level == "response":
@@ -312,5 +313,6 @@ def llds(
         name="llds",
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         regularizers=(penalty, kl) if kl_coef else (penalty,),
+        minibatches=2,
         paper="arXiv:2512.04220",
     )
