@@ -260,10 +260,10 @@ class _Book:
         """The ``count`` groups that would be asked for next and that nothing samples yet."""
         planned = len(self._submitted - set(self.asked))
         requests, _ = self.propose(planned + count)
-        return self._new(self._resolve(requests))[:count]
+        return self._new(self._resolve(requests), count)
 
-    def _new(self, asked: list[Asked]) -> list[Asked]:
-        new = [each for each in asked if each not in self._submitted]
+    def _new(self, asked: list[Asked], most: int | None = None) -> list[Asked]:
+        new = [each for each in asked if each not in self._submitted][:most]
         self._submitted.update(new)
         return new
 
@@ -578,9 +578,9 @@ class EngineBackend:
 
     def close(self) -> None:
         """Drops what is queued, decoding or not graded yet."""
-        self._generation.stop()
         # Where one call failed the others may too, each after its deadline.
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._generation.stop()
 
 
 def texts_of(rollout: Rollout, decode: Callable[[list[int]], str]) -> list[list[str]]:

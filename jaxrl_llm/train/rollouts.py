@@ -169,7 +169,8 @@ def _play_collector(
 ) -> Collected:
     """A batch as the recipe's collector asks for it, by the sampler or in slots."""
     config, tokenizer = experiment.config, experiment.tokenizer
-    sampling, backend = config.sampling, None
+    sampling = config.sampling
+    backend: EngineBackend | SamplerBackend
     if experiment.samplers.engine is not None:
         backend = EngineBackend(
             experiment.samplers.engine,

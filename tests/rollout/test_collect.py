@@ -111,6 +111,11 @@ COLLECTORS = {
     ),
     "two_phase": two_phase(more_where_mixed, max_rollouts=6, first=2),
     "three_rounds": two_phase(one_more_each, max_rollouts=5, first=2, rounds=2),
+    "refill_prioritized_oversampled": refill(
+        jr.curation.informative_groups,
+        oversample=3.0,
+        source=prioritized(jr.curation.learnability),
+    ),
     "refill_by_length": refill(lambda rewards, lengths: lengths > 1),
 }
 
@@ -214,6 +219,56 @@ def test_options_of_prioritized(options, error, message):
     with pytest.raises(error) as raised:
         prioritized(**{"score": jr.curation.learnability} | options)
     assert "prioritized" in str(raised.value) and message in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("reward", "score", "message"),
+    [
+        (1.5, jr.curation.learnability, "rewards must be in [0, 1]; prompt"),
+        (1.0, lambda rates: rates * np.nan, "the score is NaN for every prompt"),
+    ],
+)
+def test_what_beliefs_cannot_take_is_one_sentence(reward, score, message):
+    class Generous(Shuffled):
+        def wait(self):
+            done = super().wait()
+            return {
+                asked: each._replace(scores=each.scores._replace(rewards=np.full(G, reward)))
+                for asked, each in done.items()
+            }
+
+    with pytest.raises(ValueError) as error:
+        play(prioritized(score), Generous(0))
+    assert message in str(error.value)
+
+
+class Wandering:
+    """Asks for a group that it did not propose, so that the numbers of those ahead shift."""
+
+    def init(self, num_prompts):
+        return ()
+
+    def propose(self, state, key, collection, count):
+        return (Request(G),) * count, state
+
+    def observe(self, state, collection):
+        asked = len(collection.requests)
+        if asked == 0:
+            return Decision(ask=1), state
+        if collection.waiting:
+            return Decision(), state
+        if asked == 1:
+            return Decision(requests=(Request(2),)), state
+        if asked == 2:
+            return Decision(ask=P), state
+        return Decision(rows=tuple(Row(((i, 0),)) for i in range(2, 2 + P))), state
+
+
+@pytest.mark.parametrize("spare", [0, 1, 2, 3, 5, 9])
+def test_what_was_sampled_ahead_in_vain_is_sampled_again(spare):
+    backend = Shuffled(0, spare=spare)
+    batch = play(Wandering(), backend)
+    assert batch.rollout.tokens[:, 0, 0].tolist() == [6, 10, 14] and batch.groups == 2 + P
 
 
 def test_a_score_of_the_wrong_shape_is_refused():

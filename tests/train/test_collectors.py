@@ -60,6 +60,18 @@ def test_dapo_trains_on_groups_that_differ_alone(runs, name):
     assert all(row["no_signal"] == 0 and row["grad_norm"] > 0 for row in result.history)
 
 
+def test_dapo_compares_a_component_of_the_reward(tmp_path):
+    def shaped(prompt, completion, metadata):
+        right = first_is_low(prompt, completion, metadata)
+        return {"reward": right - 0.01 * len(completion), "accuracy": right}
+
+    recipe = jr.recipes.dapo(metric="accuracy", max_rounds=6)
+    config = tiny_run(tmp_path, recipe=recipe, reward=shaped, steps=2, sampling=SLOTS)
+    result = train(config)
+    assert [row["reward/accuracy"] for row in result.history] == [0.5, 0.5]
+    assert sum(row["groups_sampled"] for row in result.history) > 8
+
+
 def test_rounds_and_slots_collect_the_same_groups(runs):
     (_, rounds), (_, slots) = runs["rounds"], runs["slots"]
     for name in ("groups_sampled", "sampled_reward", "length"):

@@ -16,6 +16,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Request,
     in_order,
     on_host,
+    stack_outcomes,
 )
 from jaxrl_llm.curation.prompts.beliefs import (
     PromptBelief,
@@ -32,12 +33,12 @@ class _Prioritized:
     """Made by :func:`prioritized`."""
 
     score: Callable
-    choose: str
-    thompson: bool
-    candidates: int | None
-    prior: tuple[float, float]
-    retain: float
-    retain_rest: float
+    choose: str = "weight"
+    thompson: bool = False
+    candidates: int | None = None
+    prior: tuple[float, float] = (1.0, 1.0)
+    retain: float = 1.0
+    retain_rest: float = 1.0
 
     def init(self, num_prompts: int) -> PromptBelief:
         belief = belief_init(num_prompts, prior=self.prior)
@@ -53,18 +54,19 @@ class _Prioritized:
         groups = [outcome for outcome in collection.outcomes if outcome is not None]
         if decision.rows is None and (collection.waiting or not groups):
             return decision, state
-        shape = (len(groups), max(len(outcome.rewards) for outcome in groups))
-        rewards, where = np.zeros(shape, np.float32), np.zeros(shape, bool)
-        for i, outcome in enumerate(groups):
-            size = len(outcome.rewards)
-            rewards[i, :size], where[i, :size] = outcome.rewards, outcome.where
-        places = np.array([outcome.prompt for outcome in groups], np.int32)
+        seen = stack_outcomes(groups, rows=len(groups))
+        outside = seen.where & ~((seen.rewards >= 0) & (seen.rewards <= 1))
+        for row, member in np.argwhere(outside)[:1]:
+            raise ValueError(
+                f"{self!r}: rewards must be in [0, 1]; prompt {groups[row].prompt} has "
+                f"{seen.rewards[row, member]:g}."
+            )
         with on_host():
             belief = belief_update(
                 state,
-                places,
-                rewards,
-                where=where,
+                seen.prompt,
+                seen.rewards,
+                where=seen.where,
                 retain=self.retain,
                 retain_rest=self.retain_rest,
                 prior=self.prior,
@@ -95,27 +97,17 @@ class _Prioritized:
             else:
                 ids = select_top(scores, count=most)
             ids = np.asarray(ids)
-        ids = np.resize(ids[ids >= 0], count)
+        if not (ids := ids[ids >= 0]).size:
+            raise ValueError(f"{self!r}: the score is NaN for every prompt.")
+        ids = np.resize(ids, count)
         return ids if pool is None else pool[ids]
 
     def __repr__(self) -> str:
-        options = {
-            field.name: value
-            for field in dataclasses.fields(self)[1:]
-            if (value := getattr(self, field.name)) != _DEFAULTS[field.name]
-        }
-        text = "".join(f", {name}={value!r}" for name, value in options.items())
-        return f"prioritized({stable_repr(self.score)}{text})"
-
-
-_DEFAULTS = {
-    "choose": "weight",
-    "thompson": False,
-    "candidates": None,
-    "prior": (1.0, 1.0),
-    "retain": 1.0,
-    "retain_rest": 1.0,
-}
+        text = stable_repr(self.score)
+        for field in dataclasses.fields(self)[1:]:
+            if (value := getattr(self, field.name)) != field.default:
+                text += f", {field.name}={value!r}"
+        return f"prioritized({text})"
 
 
 def prioritized(
@@ -155,7 +147,8 @@ def prioritized(
 
     Raises:
       TypeError: If ``score`` is no function.
-      ValueError: If an option is out of its range.
+      ValueError: If an option is out of its range; in a run, if a reward is outside [0, 1] or the
+        score has another shape than ``[M]`` or is NaN for every prompt.
 
     Example:
       >>> import jaxrl_llm as jr

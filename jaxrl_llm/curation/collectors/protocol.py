@@ -22,7 +22,7 @@ bound. Then a batch depends on key, state and weights alone.
 import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -49,7 +49,7 @@ class Request(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a collector sees of a finished group of n rollouts.
+    """What a collector sees of a finished group of n rollouts, or of several with a leading axis.
 
     Attributes:
       prompt: Place of the prompt in the data set.
@@ -60,7 +60,7 @@ class Outcome(NamedTuple):
       reward_components: Rewards by name, float32 ``[n]`` each.
     """
 
-    prompt: int
+    prompt: int | np.ndarray
     rewards: np.ndarray
     where: np.ndarray
     lengths: np.ndarray
@@ -145,6 +145,35 @@ class Collector(Protocol):
     def observe(self, state: ArrayTree, collection: Collection) -> tuple[Decision, ArrayTree]:
         """What to do next, and the state after the batch if the decision completes it."""
         ...
+
+
+def stack_outcomes(outcomes: Sequence[Outcome | None], *, rows: int) -> Outcome:
+    """Outcomes as arrays ``[rows, n]``, n of the largest group; zero, and no part, elsewhere.
+
+    Args:
+      outcomes: At most ``rows``, at least one of which is not None; ``prompt`` is -1 elsewhere.
+      rows: How many rows the arrays have.
+    """
+    shape = (rows, max((len(x.rewards) for x in outcomes if x is not None), default=1))
+    names = {name for x in outcomes if x is not None for name in x.reward_components}
+    prompts = np.full(rows, -1, np.int32)
+    stacked = Outcome(
+        prompt=prompts,
+        rewards=np.zeros(shape, np.float32),
+        where=np.zeros(shape, bool),
+        lengths=np.zeros(shape, np.int32),
+        truncated=np.zeros(shape, bool),
+        reward_components={name: np.zeros(shape, np.float32) for name in sorted(names)},
+    )
+    for i, outcome in enumerate(outcomes):
+        if outcome is None:
+            continue
+        size, prompts[i] = len(outcome.rewards), outcome.prompt
+        for name in ("rewards", "where", "lengths", "truncated"):
+            getattr(stacked, name)[i, :size] = getattr(outcome, name)
+        for name, values in outcome.reward_components.items():
+            stacked.reward_components[name][i, :size] = values
+    return stacked
 
 
 def _full_row(request: int, rollouts: int, takes_part: bool = True) -> Row:
@@ -235,31 +264,26 @@ class _Refill:
         filler = dropped[: collection.num_groups - len(passed)]
         chosen = sorted(passed + filler)
         rows = [_full_row(i, sizes[i], takes_part=i not in set(filler)) for i in chosen]
-        return Decision(rows=tuple(rows)), self.source.observe(state, collection)[1]
+        # The source learns from the groups up to the last of the batch: which of those behind it
+        # have finished depends on timing.
+        count = passed[-1] + 1 if not filler else len(sizes)
+        seen = collection._replace(
+            requests=collection.requests[:count], outcomes=collection.outcomes[:count]
+        )
+        return Decision(rows=tuple(rows)), self.source.observe(state, seen)[1]
 
     def _kept(self, collection: Collection) -> np.ndarray:
         """Which requests have finished and pass the rule: bool ``[n]``."""
         outcomes = collection.outcomes
         # A multiple of P rows, so that the rule meets few shapes.
         rows = -(-len(outcomes) // collection.num_groups) * collection.num_groups
-        shape = (rows, max(request.rollouts for request in collection.requests))
-        rewards, where = np.zeros(shape, np.float32), np.zeros(shape, bool)
-        lengths, truncated = np.zeros(shape, np.int32), np.zeros(shape, bool)
-        components: dict[str, np.ndarray] = {}
-        for i, outcome in enumerate(outcomes):
-            if outcome is None:
-                continue
-            size = len(outcome.rewards)
-            where[i, :size], rewards[i, :size] = outcome.where, outcome.rewards
-            lengths[i, :size], truncated[i, :size] = outcome.lengths, outcome.truncated
-            for name, values in outcome.reward_components.items():
-                components.setdefault(name, np.zeros(shape, np.float32))[i, :size] = values
-        context = {"where": where, "lengths": lengths, "truncated": truncated}
+        arrays = stack_outcomes(outcomes, rows=rows)
+        rewards, where = arrays.rewards, arrays.where
+        if not where.any():
+            return np.zeros(len(outcomes), bool)
         with on_host():
-            keep = call_with(
-                self.rule, rewards, context=context | {"reward_components": components}
-            )
-        checks.check_shape(repr(self), "the rule's result", keep, shape)
+            keep = call_with(self.rule, rewards, context=arrays._asdict())
+        checks.check_shape(repr(self), "the rule's result", keep, rewards.shape)
         checks.check_bool(repr(self), rule=keep)
         return (np.asarray(keep) & where).any(axis=-1)[: len(outcomes)]
 
