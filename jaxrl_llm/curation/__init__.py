@@ -45,11 +45,17 @@ from jaxrl_llm.curation.budgets import (
 )
 from jaxrl_llm.curation.collectors.prioritized import prioritized
 from jaxrl_llm.curation.collectors.protocol import (
+    DEMONSTRATION,
+    HINTED,
+    JUDGE,
+    OWN,
+    REPLAYED,
     Collection,
     Collector,
     Decision,
     Outcome,
     Request,
+    Response,
     Row,
     in_order,
     refill,
@@ -229,6 +235,12 @@ from jaxrl_llm.curation.trees.pruning import (
 )
 
 __all__ = [
+    "DEMONSTRATION",
+    "HINTED",
+    "JUDGE",
+    "OWN",
+    "REPLAYED",
+    "Response",
     "BinScores",
     "Candidates",
     "CapoMoments",

@@ -31,6 +31,36 @@ import numpy as np
 from jaxrl_llm.core import Array, ArrayTree, call_with, checks
 from jaxrl_llm.core.compose import stable_repr
 
+# Roles of a rollout: sampled for this batch; the same with help in its prompt; written by another
+# policy; sampled for an earlier batch; an answer to a question about other rollouts.
+OWN, HINTED, DEMONSTRATION, REPLAYED, JUDGE = range(5)
+
+
+class Response(NamedTuple):
+    """A response, or the beginning of one, of t tokens.
+
+    Attributes:
+      tokens: int32 ``[t]``.
+      behavior_logp: float32 ``[t]``, of the policy that sampled; None if it is not known, as in a
+        demonstration.
+      model_logp: float32 ``[t]``, of the plain model that sampled; None if it is not known.
+      version: int32 ``[t]``, of the weights that sampled each token; None if it is not known.
+      trains: bool ``[t]``, False for tokens that are only context; None for all True.
+      entropy: float32 ``[t]``, of the distribution that each token was drawn from; None where the
+        sampler does not record it.
+      finish: Why it ended, as in :class:`~jaxrl_llm.rollout.Rollout`.
+      reward: Its reward; None to have it graded.
+    """
+
+    tokens: np.ndarray
+    behavior_logp: np.ndarray | None = None
+    model_logp: np.ndarray | None = None
+    version: np.ndarray | None = None
+    trains: np.ndarray | None = None
+    entropy: np.ndarray | None = None
+    finish: int = 1
+    reward: float | None = None
+
 
 class Request(NamedTuple):
     """A group that is asked for.
@@ -40,12 +70,33 @@ class Request(NamedTuple):
       prompt: Place of the prompt in the data set; None for the next one in the order of the data.
       extends: An earlier request, by its place in the batch, whose prompt is asked for again.
       round: Which round of the collector it is of.
+      text: The user's message in place of the prompt's own: with a hint, a paraphrase, examples, or
+        a question about other rollouts. None for the prompt's own.
+      train_as_prompt: Whether the responses to ``text`` train as responses to the prompt's own
+        message.
+      responses: One a rollout, or none: what they begin with if they are ``sampled``, else what
+        they are.
+      sampled: False if ``responses`` are complete: nothing is sampled, and what has no reward is
+        graded.
+      limit: Tokens of the longest response, what it begins with included; None for the run's.
+      temperature: Of the sampler; None for the run's.
+      role: What its rollouts are to the batch: ``OWN``, ``HINTED``, ``DEMONSTRATION``, ``REPLAYED``
+        or ``JUDGE``.
+      reward: ``texts -> rewards [n]`` in place of the run's reward, as for a judge.
     """
 
     rollouts: int
     prompt: int | None = None
     extends: int | None = None
     round: int = 0
+    text: str | None = None
+    train_as_prompt: bool = False
+    responses: tuple[Response, ...] = ()
+    sampled: bool = True
+    limit: int | None = None
+    temperature: float | None = None
+    role: int = OWN
+    reward: Callable[[Sequence[str]], Sequence[float]] | None = None
 
 
 class Outcome(NamedTuple):
@@ -58,6 +109,9 @@ class Outcome(NamedTuple):
       lengths: int32 ``[n]``, tokens of each response.
       truncated: bool ``[n]``, True where the response ended by its length.
       reward_components: Rewards by name, float32 ``[n]`` each.
+      responses: The n responses, for collectors that go on from them, fork or store them; not
+        stacked.
+      texts: The same as text.
     """
 
     prompt: int | np.ndarray
@@ -66,6 +120,8 @@ class Outcome(NamedTuple):
     lengths: np.ndarray
     truncated: np.ndarray
     reward_components: Mapping[str, np.ndarray]
+    responses: tuple[Response, ...] = ()
+    texts: tuple[str, ...] = ()
 
 
 class Collection(NamedTuple):
@@ -77,6 +133,9 @@ class Collection(NamedTuple):
       step: Which batch of the run it is, from 0.
       requests: All requests so far, in their order.
       outcomes: Of each request, or None while it is sampled.
+      data: Of each prompt of the data set, its ``text`` and the columns of its row: hints,
+        demonstrations, paraphrases, difficulty.
+      version: Of the weights that sample.
     """
 
     num_groups: int
@@ -84,6 +143,8 @@ class Collection(NamedTuple):
     step: int = 0
     requests: tuple[Request, ...] = ()
     outcomes: tuple[Outcome | None, ...] = ()
+    data: Sequence[Mapping[str, Any]] = ()
+    version: int = 0
 
     @property
     def waiting(self) -> int:
