@@ -21,8 +21,20 @@ def model():
     return *tiny_model(), ByteTokenizer()
 
 
+def columns(n):
+    """What some methods read of a question: help, other words for it, how hard it is."""
+    return {
+        "hints": ["use letters", "use lower-case letters", "write: abcdef"],  # weakest first
+        "demonstration": "abcdefgh"[: 4 + n % 5],
+        "paraphrases": [f"please write {n}", f"{n}: write"],
+        "difficulty": n / 20,
+        "prior": 0.1 + 0.02 * n,
+    }
+
+
 def prompts():
-    return PromptSet((Prompt(f"write {n}", id=str(n)) for n in range(20)), source="configs/tiny.py")
+    rows = (Prompt(f"write {n}", metadata=columns(n), id=str(n)) for n in range(20))
+    return PromptSet(rows, source="configs/tiny.py")
 
 
 def lower_case(prompt, completion, metadata):
