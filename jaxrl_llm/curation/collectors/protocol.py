@@ -124,6 +124,11 @@ class Outcome(NamedTuple):
     texts: tuple[str, ...] = ()
 
 
+def no_tokenizer(value: Any) -> Any:
+    """Raises RuntimeError: what a collection has in the place of a tokenizer outside of a run."""
+    raise RuntimeError(f"This collection has no tokenizer, which {value!r} needs.")
+
+
 class Collection(NamedTuple):
     """A batch in the making.
 
@@ -136,6 +141,8 @@ class Collection(NamedTuple):
       data: Of each prompt of the data set, its ``text`` and the columns of its row: hints,
         demonstrations, paraphrases, difficulty.
       version: Of the weights that sample.
+      encode: ``text -> tokens`` of a response, without the token that ends it.
+      decode: ``tokens -> text``.
     """
 
     num_groups: int
@@ -145,6 +152,8 @@ class Collection(NamedTuple):
     outcomes: tuple[Outcome | None, ...] = ()
     data: Sequence[Mapping[str, Any]] = ()
     version: int = 0
+    encode: Callable[[str], Sequence[int]] = no_tokenizer
+    decode: Callable[[Sequence[int]], str] = no_tokenizer
 
     @property
     def waiting(self) -> int:
