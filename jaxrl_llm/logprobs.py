@@ -145,7 +145,9 @@ def vocabulary_statistics(
     @jax.checkpoint
     def chunk(carry, arrays):
         h, target, keep, chunk_rows, chunk_support = arrays
-        logits, _ = _logits(h, output_matrix, temperature, chunk_support)
+        logits = scaled_logits(h, output_matrix, temperature)
+        if chunk_support is not None:
+            logits = jnp.where(keep_mask(chunk_support, len(output_matrix)), logits, -jnp.inf)
         # A masked token gets gradient 0, even where the logits are non-finite.
         logits = jnp.where(keep[:, None], logits, 0.0)
         values = {k: call_with(f, logits, target, context=chunk_rows) for k, f in functions.items()}
@@ -234,12 +236,3 @@ def _checked(name: str, hidden, output_matrix, targets, mask, support) -> tuple[
     if mask is None:
         return hidden, targets
     return jnp.where(mask[..., None], hidden, 0), jnp.where(mask, targets, 0)
-
-
-def _logits(hidden, matrix, temperature, support) -> tuple[Array, Array | bool]:
-    """Logits of a chunk, -inf outside the support, and which are inside."""
-    logits = scaled_logits(hidden, matrix, temperature)
-    if support is None:
-        return logits, True
-    keep = keep_mask(support, matrix.shape[0])
-    return jnp.where(keep, logits, -jnp.inf), keep

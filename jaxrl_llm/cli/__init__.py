@@ -58,6 +58,12 @@ def _leave(code: int, error: BaseException | None = None) -> None:
 
 
 def _run(argv: Sequence[str] | None) -> int:
+    def show_warning(message, category, filename, lineno, file=None, line=None) -> None:
+        """A warning as one line; those of other packages are left out."""
+        del filename, lineno, file, line
+        if issubclass(category, UserWarning):
+            print(f"jaxrl-llm: warning: {message}", file=sys.stderr)
+
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     arguments = [a for a in arguments if a != "--debug"]
@@ -77,7 +83,7 @@ def _run(argv: Sequence[str] | None) -> int:
             near = difflib.get_close_matches(name, COMMANDS, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(COMMANDS)}."
             raise UsageError(f"There is no command {name!r}.{hint}")
-        warnings.showwarning = _show_warning
+        warnings.showwarning = show_warning
         command = importlib.import_module(f"jaxrl_llm.cli.{name}")
         return command.run(arguments[1:])
     except SystemExit as stop:  # tyro has printed the problem or the help
@@ -93,21 +99,9 @@ def _run(argv: Sequence[str] | None) -> int:
             _leave(1, error)
             raise
         prefix = f"jaxrl-llm {name}" if name in COMMANDS else "jaxrl-llm"
-        print(f"{prefix}: error: {_sentence(error)}", file=sys.stderr)
+        text = " ".join(str(error).split())
+        clear = (UsageError, ValueError, TypeError, OSError, RuntimeError, ImportError)
+        if not text or not isinstance(error, clear):  # the message alone does not tell
+            text = f"{type(error).__name__}: {text} (--debug shows where)".replace(": (", " (")
+        print(f"{prefix}: error: {text}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
-
-
-def _sentence(error: BaseException) -> str:
-    """An error on one line; its type is named where the message alone is not clear."""
-    text = " ".join(str(error).split())
-    clear = isinstance(error, UsageError | ValueError | TypeError | OSError | RuntimeError)
-    if text and (clear or isinstance(error, ImportError)):
-        return text
-    return f"{type(error).__name__}: {text} (--debug shows where)".replace(": (", " (")
-
-
-def _show_warning(message, category, filename, lineno, file=None, line=None) -> None:
-    """A warning as one line; those of other packages are left out."""
-    del filename, lineno, file, line
-    if issubclass(category, UserWarning):
-        print(f"jaxrl-llm: warning: {message}", file=sys.stderr)

@@ -6,7 +6,7 @@ A file that cannot be read or written, or has a wrong row, raises UsageError.
 import hashlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -70,21 +70,42 @@ def _rows_of(file: Path) -> list[tuple[str, dict[str, Any]]]:
         raise UsageError(f"The file {str(file)!r} cannot be read: {error.strerror}.") from error
     if file.suffix.lower() != ".jsonl":
         return [(line, {}) for line in _lines(text)]
-    lines = enumerate(text.split("\n"), 1)
-    return [_row(line, f"Line {n} of {str(file)!r}") for n, line in lines if line.strip()]
+    rows = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        where = f"Line {number} of {str(file)!r}"
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{where} is not JSON: {error}.") from error
+        prompt = row.pop("prompt", None) if isinstance(row, dict) else None
+        if not isinstance(prompt, str) or not prompt.strip():
+            raise UsageError(f"{where} must be a JSON object whose field 'prompt' is a text.")
+        if both := sorted(set(row) & set(FIELDS)):
+            raise UsageError(f"{where} has a field {both[0]!r}, which its completions have too.")
+        rows.append((prompt, row))
+    return rows
 
 
-def _row(line: str, where: str) -> tuple[str, dict[str, Any]]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where} is not JSON: {error}.") from error
-    prompt = row.get("prompt") if isinstance(row, dict) else None
-    if not isinstance(prompt, str) or not prompt.strip():
-        raise UsageError(f"{where} must be a JSON object whose field 'prompt' is a text.")
-    if both := sorted(set(row) & set(FIELDS)):
-        raise UsageError(f"{where} has a field {both[0]!r}, which its completions have too.")
-    return prompt, {name: value for name, value in row.items() if name != "prompt"}
+def typed_lines() -> Iterator[str]:
+    """Prompts as they are typed at a terminal, a line each, until Ctrl-D or Ctrl-C."""
+    import readline  # noqa: F401 (input() then knows the arrow keys)
+
+    while True:
+        try:
+            if sys.stdout.isatty():
+                line = input(">>> ")
+            else:  # the sign must not be among the completions
+                print(">>> ", end="", flush=True, file=sys.stderr)
+                line = sys.stdin.readline()
+                if not line:
+                    return
+        except (EOFError, KeyboardInterrupt):
+            print(file=sys.stderr)
+            return
+        if line.strip():
+            yield line.rstrip("\n")
 
 
 def text_of(ids: Sequence[int], tokenizer, stops: Sequence[str]) -> str:
@@ -121,32 +142,30 @@ class OutFile:
 
     def __init__(self, path: Path):
         self.path = path
+        self._rows: list[dict] = []
         with self._opened() as file:
-            self._rows = self._read(file)
+            file.seek(0)
+            end = 0
+            for number, line in enumerate(file.read().split(b"\n"), 1):
+                try:
+                    row = json.loads(line) if line.strip() else {}
+                except ValueError as error:
+                    if end + len(line) < file.tell():
+                        message = f"Line {number} of {str(path)!r} is not JSON."
+                        raise UsageError(message) from error
+                    file.truncate(end)  # an incomplete last row
+                    break
+                self._rows += [row] if isinstance(row, dict) and "index" in row else []
+                end += len(line) + 1
+            else:
+                if line:
+                    file.write(b"\n")
 
     def _opened(self) -> BinaryIO:
         try:
             return self.path.open("a+b")
         except OSError as error:
             raise UsageError(f"{str(self.path)!r} cannot be written: {error.strerror}.") from error
-
-    def _read(self, file: BinaryIO) -> list[dict]:
-        """The rows of the file; an incomplete last row is removed from it."""
-        file.seek(0)
-        rows, end = [], 0
-        for number, line in enumerate(file.read().split(b"\n"), 1):
-            try:
-                row = json.loads(line) if line.strip() else {}
-            except ValueError as error:
-                if end + len(line) < file.tell():
-                    raise UsageError(f"Line {number} of {str(self.path)!r} is not JSON.") from error
-                file.truncate(end)
-                return rows
-            rows += [row] if isinstance(row, dict) and "index" in row else []
-            end += len(line) + 1
-        if line:
-            file.write(b"\n")
-        return rows
 
     def __len__(self) -> int:
         return len(self._rows)

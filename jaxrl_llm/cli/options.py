@@ -95,19 +95,18 @@ def _by_name(info: tyro.constructors.PrimitiveTypeInfo):
             raise ValueError(f"no preset {words[0]!r}; there are {', '.join(presets)}")
         return words[0] if str in kinds else find_reward(words[0])
 
+    def to_words(value: Any) -> list[str]:
+        if value is None or isinstance(value, str):
+            return [str(value)]
+        return [getattr(value, "name", None) or getattr(value, "__qualname__", None) or repr(value)]
+
     return tyro.constructors.PrimitiveConstructorSpec(
         nargs=1,
         metavar="PRESET" if Recipe in kinds else "NAME",
         instance_from_str=from_words,
         is_instance=lambda x: True,
-        str_from_instance=lambda x: [x if isinstance(x, str) else _name(x)],
+        str_from_instance=to_words,
     )
-
-
-def _name(value: Any) -> str:
-    if value is None:
-        return "None"
-    return getattr(value, "name", None) or getattr(value, "__qualname__", None) or repr(value)
 
 
 def find_reward(name: str) -> Callable:

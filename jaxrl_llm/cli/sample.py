@@ -4,7 +4,7 @@ import dataclasses
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from jaxrl_llm.cli.completions import (
     read_prompts,
     text_of,
     to_row,
+    typed_lines,
 )
 from jaxrl_llm.core.runtime.interrupt import deferred_interrupt
 from jaxrl_llm.data.questions import encode_prompts
@@ -406,7 +407,7 @@ def _talk(job: Job, out: OutFile | None) -> int:
         live = Live(job.tokenizer, args.stop)
     generation, room = None, 0
     _print_status("Each line is a prompt of its own. Ctrl-C ends an answer, Ctrl-D everything.")
-    for index, line in enumerate(_typed()):
+    for index, line in enumerate(typed_lines()):
         prompts = [PromptRow(index, line, {})]
         try:
             groups = job.groups(prompts, set())
@@ -425,26 +426,6 @@ def _talk(job: Job, out: OutFile | None) -> int:
         if not tally.run(groups, bar=False):
             _print_status(tally.summary())
     return 0
-
-
-def _typed() -> Iterator[str]:
-    """Lines of the terminal."""
-    import readline  # noqa: F401 (input() then knows the arrow keys)
-
-    while True:
-        try:
-            if sys.stdout.isatty():
-                line = input(">>> ")
-            else:  # the sign must not be among the completions
-                print(">>> ", end="", flush=True, file=sys.stderr)
-                line = sys.stdin.readline()
-                if not line:
-                    return
-        except (EOFError, KeyboardInterrupt):
-            print(file=sys.stderr)
-            return
-        if line.strip():
-            yield line.rstrip("\n")
 
 
 def _print_status(line: str, *, progress: bool = False) -> None:

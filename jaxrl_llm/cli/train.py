@@ -14,7 +14,7 @@ import tyro
 import jaxrl_llm
 from jaxrl_llm.cli import UsageError, options
 from jaxrl_llm.core.runtime import processes
-from jaxrl_llm.train import DistributedConfig, Result, TrainConfig, train
+from jaxrl_llm.train import DistributedConfig, TrainConfig, train
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,15 @@ def run(arguments: Sequence[str]) -> int:
         args.run, resume=args.resume, allow_changed=args.allow_changed, log=log, files=files
     )
     if log is not None:
-        log(_summary(result))
+        for kind, after in result.after.items():
+            before = result.before.get(kind)
+            gain = f" ({after.mean - before.mean:+.3f})" if before else ""
+            log(f"held out, {kind:<7}  before {before}  after {after}{gain}")
+        step = int(result.state.step)
+        if result.interrupted is not None:
+            log(f"Interrupted after step {step}; go on with the same command and --resume.")
+        checkpoint = f"The checkpoint of step {step}, metrics.jsonl" if step else "metrics.jsonl"
+        log(f"{checkpoint} and report.html: {result.run_dir}")
     processes.finish()
     # After SIGTERM, as where a machine is taken away, the exit code is 0: nothing is lost.
     return 128 + signal.SIGINT if result.interrupted == signal.SIGINT else 0
@@ -114,20 +122,6 @@ def config_words(arguments: Sequence[str], path: str) -> list[str]:
         elif word not in (path, "--resume", "--allow-changed"):
             settings.append(word)
     return settings
-
-
-def _summary(result: Result) -> str:
-    lines = []
-    for kind, after in result.after.items():
-        before = result.before.get(kind)
-        gain = f" ({after.mean - before.mean:+.3f})" if before else ""
-        lines.append(f"held out, {kind:<7}  before {before}  after {after}{gain}")
-    step = int(result.state.step)
-    if result.interrupted is not None:
-        lines.append(f"Interrupted after step {step}; go on with the same command and --resume.")
-    checkpoint = f"The checkpoint of step {step}, metrics.jsonl" if step else "metrics.jsonl"
-    lines.append(f"{checkpoint} and report.html: {result.run_dir}")
-    return "\n".join(lines)
 
 
 _HELP = """usage: jaxrl-llm train CONFIG [options]

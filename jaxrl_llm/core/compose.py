@@ -236,10 +236,6 @@ class _Stateless:
         return call_with(self.function, x, context=context), state
 
 
-def _no_state() -> tuple[()]:
-    return ()
-
-
 def stateless(function: Callable, **options) -> Transform:
     """Lifts a plain function into a Transform whose state is the empty tuple.
 
@@ -255,7 +251,7 @@ def stateless(function: Callable, **options) -> Transform:
       >>> advantages.tolist()
       [0.5, -0.5]
     """
-    return Transform(_no_state, _Stateless(bind(function, **options) if options else function))
+    return Transform(tuple, _Stateless(bind(function, **options) if options else function))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -118,7 +118,19 @@ def from_file(
     datasets = _optional("datasets", "datasets", "from_file")
 
     def failure(error: Exception) -> str:
-        return f"{str(path)!r} cannot be read as {reader}: {_reason(path, error)}"
+        """A sentence with the line that cannot be read, or else the error itself."""
+        reason, rows = _one_line(error.__cause__ or error), path.suffix.lower() == ".jsonl"
+        for number, line in enumerate(path.read_bytes().split(b"\n") if rows else (), 1):
+            try:
+                if not line.strip() or isinstance(json.loads(line), dict):
+                    continue
+                reason = f"line {number} is not a JSON object"
+            except UnicodeDecodeError as fault:
+                reason = f"line {number} is not UTF-8 ({fault.reason})"
+            except ValueError as fault:
+                reason = f"line {number} is not JSON ({fault})"
+            break
+        return f"{str(path)!r} cannot be read as {reader}: {reason}"
 
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -233,20 +245,6 @@ def _check_json(path: Path) -> None:
                 )
     if empty:
         raise ValueError(_EMPTY.format("from_file", path))
-
-
-def _reason(path: Path, error: Exception) -> str:
-    """The line that cannot be read, or else the error itself."""
-    if path.suffix.lower() == ".jsonl":
-        for number, line in enumerate(path.read_bytes().split(b"\n"), 1):
-            try:
-                if line.strip() and not isinstance(json.loads(line), dict):
-                    return f"line {number} is not a JSON object"
-            except UnicodeDecodeError as fault:
-                return f"line {number} is not UTF-8 ({fault.reason})"
-            except ValueError as fault:
-                return f"line {number} is not JSON ({fault})"
-    return _one_line(error.__cause__ or error)
 
 
 def _one_line(error: BaseException) -> str:

@@ -3,6 +3,8 @@
 The package describes shared arguments, and the TypeError and ValueError that every function raises.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -273,19 +275,14 @@ def model_delta(
     scale = noise.sign_and_scale(sign, sigma, rank)[..., None, None]
     entries = leaves.map_alike(params, classes, key, entry)
     for (path, _, name), made in zip(rows, entries, strict=True):
-        if name != "frozen":
-            *module, leaf_name = path.split("/")
-            _put(delta, module, leaf_name, made if name == "full" else (*made, scale))
+        if name == "frozen":
+            continue
+        *around, module, leaf_name = path.split("/")
+        made = made if name == "full" else (*made, scale)
+        node = functools.reduce(lambda node, part: node.setdefault(part, {}), around, delta)
+        if leaf_name == "bias":  # it joins the entry of its kernel
+            made = (*node.get(module, (None, None, None)), made)
+        elif leaf_name == "kernel" and module in node:
+            made = (*made, node[module][3])
+        node[module] = made
     return delta
-
-
-def _put(delta: dict, module: list[str], leaf_name: str, entry) -> None:
-    """Sets the entry of a module; a bias joins that of its kernel."""
-    for name in module[:-1]:
-        delta = delta.setdefault(name, {})
-    previous = delta.get(module[-1])
-    if leaf_name == "bias":
-        entry = (*(previous or (None, None, None)), entry)
-    elif leaf_name == "kernel" and previous is not None:
-        entry = (*entry, previous[3])
-    delta[module[-1]] = entry

@@ -225,20 +225,6 @@ def has_cudnn() -> bool:
     return major.isdigit() and minor.isdigit() and int(major) >= 8
 
 
-def _default(query: Array, kv: KV, prefix: KV | None) -> str:
-    """Which form to take: that of cuDNN for many tokens in half precision, else the plain one.
-
-    While decoding, the cache would have to be copied into the layout of the kernel at every step.
-    """
-    P, G, T, _, d = query.shape
-    row_length = kv.keys.shape[-1]
-    length = row_length + (0 if prefix is None else prefix.keys.shape[-1])
-    half = query.dtype in (jnp.bfloat16, jnp.float16)
-    supported = half and d % 8 == 0 and d <= 128 and T % 2 == 0 and length % 2 == 0
-    supported = supported and row_length == T and P * G * T * length <= _LARGEST_MASK
-    return "cudnn" if supported and has_cudnn() else "plain"
-
-
 def attend(
     query: Array,
     kv: KV,
@@ -271,7 +257,15 @@ def attend(
       ValueError: If ``implementation`` is unknown, or it does not take these shapes.
     """
     if implementation is None:
-        implementation = _default(query, kv, prefix)
+        # cuDNN's for many tokens in half precision. While decoding, the cache would have to be
+        # copied into the layout of its kernel at every step.
+        P, G, T, _, d = query.shape
+        row_length = kv.keys.shape[-1]
+        length = row_length + (0 if prefix is None else prefix.keys.shape[-1])
+        half = query.dtype in (jnp.bfloat16, jnp.float16)
+        takes = half and d % 8 == 0 and d <= 128 and T % 2 == 0 and length % 2 == 0
+        takes = takes and row_length == T and P * G * T * length <= _LARGEST_MASK
+        implementation = "cudnn" if takes and has_cudnn() else "plain"
     checks.check_option("attend", "implementation", implementation, IMPLEMENTATIONS)
     if implementation == "plain":
         output = _plain(query, kv, last, key_mask, segments, prefix, prefix_mask)

@@ -180,10 +180,6 @@ def quantized_matmul(x: Array, w: Array | RoundedWeights, *, mode: str = "fp8") 
     return y if x.ndim > 1 else y[0]
 
 
-def _forward(x: Array, w: Array | RoundedWeights, mode: str):
-    return _product(x, w, mode), (x, w)
-
-
 def _backward(mode: str, residuals, dy: Array) -> tuple[Array, Array | None]:
     x, w = residuals
     weights = w if isinstance(w, RoundedWeights) else round_weights(w, mode)
@@ -200,7 +196,7 @@ def _backward(mode: str, residuals, dy: Array) -> tuple[Array, Array | None]:
     return dx, _dot("...k,...n->kn", x, dy)
 
 
-_differentiable.defvjp(_forward, _backward)
+_differentiable.defvjp(lambda x, w, mode: (_product(x, w, mode), (x, w)), _backward)
 
 
 def _dot(equation: str, a: Array, b: Array) -> Array:

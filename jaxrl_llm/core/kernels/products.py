@@ -23,10 +23,6 @@ def project(x: Array, kernel: Array) -> Array:
     return _product(x, kernel, ((x.ndim - 1,), (0,)), x.dtype)
 
 
-def _forward(x, kernel):
-    return project(x, kernel), (x, kernel)
-
-
 def _backward(saved, dy):
     x, kernel = saved
     rows, d_rows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
@@ -35,7 +31,7 @@ def _backward(saved, dy):
     return d_x, sum_over_rows(rows, d_rows, dtype=kernel.dtype)
 
 
-project.defvjp(_forward, _backward)
+project.defvjp(lambda x, kernel: (project(x, kernel), (x, kernel)), _backward)
 
 
 def sum_over_rows(a: Array, b: Array, *, dtype: jnp.dtype) -> Array:

@@ -298,7 +298,12 @@ def beta_bernoulli_information(alpha: Array, beta: Array, *, rollouts: int) -> A
         # Sum over j < s of log((x + s) / (x + j)), as a sum of small terms.
         spread = _from_zero((steps + 1.0) * jnp.log1p(1.0 / each))
         counts = jnp.arange(rollouts + 1, dtype=jnp.float32)
-        return log_rising, spread + counts * _digamma_less_log(x[..., None] + counts)
+        last = x[..., None] + counts
+        # digamma(last) - log(last), without the cancellation for large ones.
+        near, y = jnp.minimum(last, 6.0), 1.0 / jnp.maximum(last, 6.0)
+        series = -y * (0.5 + y * (1 / 12 - y**2 * (1 / 120 - y**2 / 252)))
+        plain = jax.scipy.special.digamma(near) - jnp.log(near)
+        return log_rising, spread + counts * jnp.where(last < 6.0, plain, series)
 
     (log_a, gain_a), (log_b, gain_b), (log_m, gain_m) = map(rising, (alpha, beta, total))
     log_b, gain_b = log_b[..., ::-1], gain_b[..., ::-1]
@@ -312,14 +317,6 @@ def _from_zero(x: Array) -> Array:
     """Sums of the first 0, 1, .., K entries of the last axis."""
     total = jnp.cumsum(x, axis=-1)
     return jnp.concatenate([jnp.zeros_like(total[..., :1]), total], axis=-1)
-
-
-def _digamma_less_log(x: Array) -> Array:
-    """``digamma(x) - log(x)`` without the cancellation for large x."""
-    y = 1.0 / jnp.maximum(x, 6.0)
-    series = -y * (0.5 + y * (1 / 12 - y**2 * (1 / 120 - y**2 / 252)))
-    near = jnp.minimum(x, 6.0)
-    return jnp.where(x < 6.0, jax.scipy.special.digamma(near) - jnp.log(near), series)
 
 
 def variance_reduction(alpha: Array, beta: Array, *, rollouts: int) -> Array:
