@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array
@@ -76,6 +77,29 @@ def keep_mask(support: Support, vocab_size: int) -> Array:
         allowed = allowed.at[jnp.arange(len(flat))[:, None], flat].set(True, mode="drop")
         allowed = allowed.reshape(*ids.shape[:-1], vocab_size)
     return allowed | ~jnp.any(allowed, axis=-1, keepdims=True)
+
+
+def in_support(support: Support, tokens: np.ndarray) -> np.ndarray:
+    """Whether each token is in its set, or the set is empty; on the host.
+
+    Args:
+      support: Sets ``[..., K]`` or ``[..., ceil(V / 32)]``.
+      tokens: Integers ``[...]``, inside the vocabulary.
+
+    Returns:
+      bool ``[...]``.
+
+    Example:
+      >>> import numpy as np
+      >>> in_support(Support(ids=np.array([[2, 0, -1], [2, 0, -1]])), np.array([0, 1])).tolist()
+      [True, False]
+    """
+    if support.bits is None:
+        ids = np.asarray(support.ids)
+        return (ids == tokens[..., None]).any(-1) | (ids < 0).all(-1)
+    bits = np.asarray(support.bits)
+    words = np.take_along_axis(bits, tokens[..., None] // _WORD, axis=-1)[..., 0]
+    return (words >> (tokens % _WORD).astype(np.uint32) & 1).astype(bool) | ~bits.any(-1)
 
 
 def check_support(

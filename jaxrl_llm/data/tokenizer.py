@@ -81,6 +81,97 @@ class PretrainedTokenizer:
         self.template = template
         self.special_tokens = dict(special_tokens or {})
 
+    @classmethod
+    def from_gguf(cls, file: "GgufFile") -> "PretrainedTokenizer":
+        """The tokenizer of an open GGUF file.
+
+        Raises:
+          ValueError: If the file is incomplete, or of an unknown kind.
+        """
+        from jaxrl_llm.data.gguf_tokenizer import backend_from_gguf, splitting_of
+
+        backend = backend_from_gguf(file)
+        ids = {
+            name: file.metadata(f"tokenizer.ggml.{key}_token_id", None)
+            for name, key in {
+                "bos_token": "bos",
+                "eos_token": "eos",
+                "unk_token": "unknown",
+                "pad_token": "padding",
+                "eot": "eot",
+                "eom": "eom",
+            }.items()
+        }
+        add_bos = file.metadata("tokenizer.ggml.add_bos_token", splitting_of(file).add_bos)
+        bos = ids["bos_token"]
+        if add_bos and bos is None:
+            raise ValueError(f"load_tokenizer: {file.path} asks for a BOS token and names none")
+        ends = [ids[name] for name in ("eos_token", "eot", "eom") if ids[name] is not None]
+        if not ends:
+            raise ValueError(f"load_tokenizer: {file.path} names no token that ends a text")
+        named = {
+            name: backend.id_to_token(ids[name]) for name in _NAMED if ids.get(name) is not None
+        }
+        return cls(
+            backend,
+            eos_ids=ends,
+            pad_id=ids["pad_token"],
+            prefix_ids=[bos] if add_bos else [],
+            template=file.metadata("tokenizer.chat_template", None),
+            special_tokens=named,
+        )
+
+    @classmethod
+    def from_folder(cls, folder: Path) -> "PretrainedTokenizer":
+        """The tokenizer of a folder with tokenizer.json, and what else transformers writes there.
+
+        Raises:
+          ValueError: If a file is broken, or names no token that ends a text.
+        """
+        from tokenizers import Tokenizer as Backend
+
+        source = folder / "tokenizer.json"
+        try:
+            backend = Backend.from_file(str(source))
+            backend.no_padding()
+            backend.no_truncation()
+            prefix = _prefix(backend)
+        except BaseException as error:  # a bare Exception, or a panic of the parser
+            if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+                raise
+            raise ValueError(f"load_tokenizer: {source} is not a tokenizer ({error})") from error
+        file = folder / "tokenizer_config.json"
+        settings = _optional_json(file)
+        named: dict[str, str] = {}
+        for name in filter(settings.get, _NAMED):
+            token = settings[name]
+            text = token.get("content") if isinstance(token, Mapping) else token
+            if not isinstance(text, str):
+                raise ValueError(
+                    f"load_tokenizer: `{name}` of {file} must be a text, got {token!r}"
+                )
+            named[name] = text
+        file = folder / "generation_config.json"
+        ids = _optional_json(file).get("eos_token_id")
+        ends = list(ids) if isinstance(ids, list) else [] if ids is None else [ids]
+        for i in ends:
+            if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < 2**31:
+                raise ValueError(
+                    f"load_tokenizer: {file} has {i!r} for a token id in `eos_token_id`"
+                )
+        if (end := backend.token_to_id(named.get("eos_token", ""))) is not None:
+            ends.append(end)
+        if not ends:
+            raise ValueError(f"load_tokenizer: {folder} names no token that ends a text")
+        return cls(
+            backend,
+            eos_ids=ends,
+            pad_id=backend.token_to_id(named.get("pad_token", "")),
+            prefix_ids=prefix,
+            template=_template(folder, settings),
+            special_tokens=named,
+        )
+
     @cached_property
     def _literal(self) -> "Backend":
         """The same tokenizer, blind to special tokens; a copy, for the switch is its state."""
@@ -165,7 +256,9 @@ def load_tokenizer(name_or_path: str | Path) -> PretrainedTokenizer:
         if len(files) != 1:
             raise FileNotFoundError(f"load_tokenizer: the folder {path} holds no tokenizer.json")
         path = files[0]
-    return _from_folder(path) if path.is_dir() else _from_gguf(open_gguf(path))
+    if path.is_dir():
+        return PretrainedTokenizer.from_folder(path)
+    return PretrainedTokenizer.from_gguf(open_gguf(path))
 
 
 def save_tokenizer(tokenizer: PretrainedTokenizer, folder: str | os.PathLike[str]) -> None:
@@ -204,81 +297,6 @@ def save_tokenizer(tokenizer: PretrainedTokenizer, folder: str | os.PathLike[str
     if "bos_token" in names:
         generation["bos_token_id"] = backend.token_to_id(names["bos_token"])
     write_json(target / "generation_config.json", generation)
-
-
-def _from_gguf(file: "GgufFile") -> PretrainedTokenizer:
-    from jaxrl_llm.data.gguf_tokenizer import backend_from_gguf, splitting_of
-
-    backend = backend_from_gguf(file)
-    ids = {
-        name: file.metadata(f"tokenizer.ggml.{key}_token_id", None)
-        for name, key in {
-            "bos_token": "bos",
-            "eos_token": "eos",
-            "unk_token": "unknown",
-            "pad_token": "padding",
-            "eot": "eot",
-            "eom": "eom",
-        }.items()
-    }
-    add_bos = file.metadata("tokenizer.ggml.add_bos_token", splitting_of(file).add_bos)
-    bos = ids["bos_token"]
-    if add_bos and bos is None:
-        raise ValueError(f"load_tokenizer: {file.path} asks for a BOS token and names none")
-    ends = [ids[name] for name in ("eos_token", "eot", "eom") if ids[name] is not None]
-    if not ends:
-        raise ValueError(f"load_tokenizer: {file.path} names no token that ends a text")
-    named = {name: backend.id_to_token(ids[name]) for name in _NAMED if ids.get(name) is not None}
-    return PretrainedTokenizer(
-        backend,
-        eos_ids=ends,
-        pad_id=ids["pad_token"],
-        prefix_ids=[bos] if add_bos else [],
-        template=file.metadata("tokenizer.chat_template", None),
-        special_tokens=named,
-    )
-
-
-def _from_folder(folder: Path) -> PretrainedTokenizer:
-    from tokenizers import Tokenizer as Backend
-
-    source = folder / "tokenizer.json"
-    try:
-        backend = Backend.from_file(str(source))
-        backend.no_padding()
-        backend.no_truncation()
-        prefix = _prefix(backend)
-    except BaseException as error:  # a bare Exception, or a panic of the parser
-        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
-            raise
-        raise ValueError(f"load_tokenizer: {source} is not a tokenizer ({error})") from error
-    file = folder / "tokenizer_config.json"
-    settings = _optional_json(file)
-    named: dict[str, str] = {}
-    for name in filter(settings.get, _NAMED):
-        token = settings[name]
-        text = token.get("content") if isinstance(token, Mapping) else token
-        if not isinstance(text, str):
-            raise ValueError(f"load_tokenizer: `{name}` of {file} must be a text, got {token!r}")
-        named[name] = text
-    file = folder / "generation_config.json"
-    ids = _optional_json(file).get("eos_token_id")
-    ends = list(ids) if isinstance(ids, list) else [] if ids is None else [ids]
-    for i in ends:
-        if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < 2**31:
-            raise ValueError(f"load_tokenizer: {file} has {i!r} for a token id in `eos_token_id`")
-    if (end := backend.token_to_id(named.get("eos_token", ""))) is not None:
-        ends.append(end)
-    if not ends:
-        raise ValueError(f"load_tokenizer: {folder} names no token that ends a text")
-    return PretrainedTokenizer(
-        backend,
-        eos_ids=ends,
-        pad_id=backend.token_to_id(named.get("pad_token", "")),
-        prefix_ids=prefix,
-        template=_template(folder, settings),
-        special_tokens=named,
-    )
 
 
 def _prefix(backend: "Backend") -> list[int]:

@@ -34,8 +34,20 @@ def check_context(tokens: Array, context: AttentionContext) -> None:
     checks.check_same_shape(name, mask=context.mask, segments=context.segments)
 
 
-def _write(cache: KV, new: KV, index: Array) -> KV:
-    """The cache with this call's keys and values at ``index``, one place for all rows or each."""
+def update_cache(cache: KV, new: KV, index: Array) -> KV:
+    """The cache of a layer with the keys and values of one call written into it.
+
+    Args:
+      cache: Keys ``[P, G, Hk, d, S]`` and values ``[P, G, Hk, S, d]``.
+      new: The same of T tokens.
+      index: int32, the first place to write: ``[]`` for all rows, or ``[P, G]``.
+
+    Returns:
+      The cache of the same shape.
+
+    Raises:
+      ValueError: If there are more tokens than the cache has room for.
+    """
     if jnp.ndim(index) == 0:
         keys = jax.lax.dynamic_update_slice_in_dim(cache.keys, new.keys, index, axis=-1)
         values = jax.lax.dynamic_update_slice_in_dim(cache.values, new.values, index, axis=-2)
@@ -84,7 +96,7 @@ def context_attention(
     if context.cache is None:
         kv, key_mask = new, context.mask
     else:
-        kv, key_mask = _write(context.cache[layer], new, context.index), None
+        kv, key_mask = update_cache(context.cache[layer], new, context.index), None
         last = jnp.asarray(context.index)[..., None] + last
     prefix = None if context.prefix is None else context.prefix[layer]
     output = attend(

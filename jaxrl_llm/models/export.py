@@ -74,7 +74,14 @@ def save_safetensors(
     leaves = dict(_leaves(params))
     _check_params(leaves, table)
     size = jnp.dtype(dtype).itemsize
-    files = list(_files(table, size, file_bytes))
+    files: list[list[tuple[str, ...]]] = []
+    used = 0
+    for path, weight in table.items():
+        needed = size * int(np.prod(weight.shape))
+        if not files or used + needed > file_bytes:
+            files, used = [*files, []], 0
+        files[-1].append(path)
+        used += needed
     n = len(files)
     names = [SINGLE] if n == 1 else [_FILE.format(i, n) for i in range(1, n + 1)]
     target, where = Path(folder), {}
@@ -190,22 +197,6 @@ def _check_params(
             f"save_safetensors: the decoder has no parameter {extra[0]} ({len(extra)} such); an "
             "adapter is merged first, by train.merge_lora"
         )
-
-
-def _files(
-    table: Mapping[tuple[str, ...], Weight], size: int, most: int
-) -> Iterator[list[tuple[str, ...]]]:
-    """The paths of each file: at least one, of at most ``most`` bytes together if several."""
-    file: list[tuple[str, ...]] = []
-    used = 0
-    for path, weight in table.items():
-        needed = size * int(np.prod(weight.shape))
-        if file and used + needed > most:
-            yield file
-            file, used = [], 0
-        file.append(path)
-        used += needed
-    yield file
 
 
 def save_tensors(tensors: dict[str, np.ndarray], path: Path) -> None:

@@ -128,30 +128,37 @@ class GgufFile:
                 f"GgufFile: tensor {tensor.name} of {self.path} has the unsupported block format "
                 f"{kind.name}; supported: {', '.join(READABLE)}"
             )
-        rows = self._row_order(name)
-        picked: Any = index[0] if rows is None else rows[index[0]]
+        picked: Any = index[0]
+        projection = re.search(r"self_attn\.([qk])_proj\.", name)
+        if self.architecture == "llama" and projection is not None:
+            heads = self.config.num_heads if projection[1] == "q" else self.config.num_kv_heads
+            rows = self.shape(name)[0]
+            if rows % (2 * heads):
+                raise ValueError(
+                    f"GgufFile: tensor {self.label(name)} of {self.path} has {rows} rows, which "
+                    f"{heads} heads do not divide into rotary pairs"
+                )
+            # For each row of transformers' q or k, the row of the file that holds it.
+            order = np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
+            picked = order[index[0]]
         values = dequantize(np.ascontiguousarray(tensor.data[picked]), kind)
         return np.asarray(values, np.float32)[(slice(None), *index[1:])]
-
-    def _row_order(self, name: str) -> np.ndarray | None:
-        """For each row of transformers' q or k, the row of the file that holds it."""
-        projection = re.search(r"self_attn\.([qk])_proj\.", name)
-        if self.architecture != "llama" or projection is None:
-            return None
-        heads = self.config.num_heads if projection[1] == "q" else self.config.num_kv_heads
-        rows = self.shape(name)[0]
-        if rows % (2 * heads):
-            raise ValueError(
-                f"GgufFile: tensor {self.label(name)} of {self.path} has {rows} rows, which "
-                f"{heads} heads do not divide into rotary pairs"
-            )
-        return np.arange(rows).reshape(heads, -1, 2).swapaxes(1, 2).reshape(-1)
 
     @cached_property
     def config(self) -> ModelConfig:
         """The shape of the decoder, from the metadata and from which tensors there are."""
         kind = self.architecture
-        self._refuse_unsupported(kind)
+        scaling = self.metadata(f"{kind}.rope.scaling.type", "none")
+        if scaling != "none":
+            raise ValueError(
+                f"GgufFile: {self.path} asks for {scaling!r} rope scaling, which is not supported"
+            )
+        window = self.metadata(f"{kind}.attention.sliding_window", 0)
+        if window and window < self._count(f"{kind}.context_length"):
+            raise ValueError(
+                f"GgufFile: {self.path} asks for sliding-window attention over {window} tokens, "
+                "which is not supported"
+            )
         heads = self._count(f"{kind}.attention.head_count")
         width = self._count(f"{kind}.embedding_length")
         head_dim = self._count(f"{kind}.attention.key_length", width // heads)
@@ -190,19 +197,6 @@ class GgufFile:
                 f"GgufFile: {key} of {self.path} must be a positive integer, got {value!r}"
             )
         return value
-
-    def _refuse_unsupported(self, kind: str) -> None:
-        scaling = self.metadata(f"{kind}.rope.scaling.type", "none")
-        if scaling != "none":
-            raise ValueError(
-                f"GgufFile: {self.path} asks for {scaling!r} rope scaling, which is not supported"
-            )
-        window = self.metadata(f"{kind}.attention.sliding_window", 0)
-        if window and window < self._count(f"{kind}.context_length"):
-            raise ValueError(
-                f"GgufFile: {self.path} asks for sliding-window attention over {window} tokens, "
-                "which is not supported"
-            )
 
     def _rope_scaling(self, kind: str, theta: float, head_dim: int) -> RopeScaling | None:
         """Llama 3 scaling is stored as its divisors only; find the settings that give them."""

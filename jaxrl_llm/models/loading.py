@@ -4,6 +4,8 @@
 with two axes, if it is another.
 """
 
+import functools
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -163,8 +165,11 @@ def load_params(
             everything = tuple(slice(None) for _ in weight.shape)
             array = jnp.asarray(_read(source, weight, everything, kind))
         else:
-            array = _read_sharded(source, weight, kind, _at(shardings, path))
-        _put(params, path, array)
+            sharding: Any = functools.reduce(operator.getitem, path, shardings)
+            array = _read_sharded(source, weight, kind, sharding)
+        *modules, leaf = path
+        node = functools.reduce(lambda tree, key: tree.setdefault(key, {}), modules, params)
+        node[leaf] = array
     return params
 
 
@@ -254,15 +259,3 @@ def _read_sharded(
         return read[key]
 
     return jax.make_array_from_callback(weight.shape, sharding, part)
-
-
-def _at(tree: Mapping[str, Any], path: tuple[str, ...]) -> Any:
-    for key in path:
-        tree = tree[key]
-    return tree
-
-
-def _put(tree: dict[str, Any], path: tuple[str, ...], leaf: Any) -> None:
-    for key in path[:-1]:
-        tree = tree.setdefault(key, {})
-    tree[path[-1]] = leaf

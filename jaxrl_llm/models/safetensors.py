@@ -28,7 +28,22 @@ class SafetensorsFolder:
         self._where: dict[str, Any] = {}
         index = self.path / INDEX
         if index.is_file():
-            self._read_index(index)
+            weight_map = read_json(index).get("weight_map")
+            if not isinstance(weight_map, dict):
+                raise ValueError(f"SafetensorsFolder: {index} lacks its `weight_map`")
+            for tensor, name in weight_map.items():
+                if not isinstance(name, str) or Path(name).name != name:
+                    raise ValueError(
+                        f"SafetensorsFolder: {index} names {name!r}, outside its folder"
+                    )
+                self._where[tensor] = self._open(name)
+            held = {name: set(file.keys()) for name, file in self._files.items()}
+            for tensor, name in weight_map.items():
+                if tensor not in held[name]:
+                    raise ValueError(
+                        f"SafetensorsFolder: {self.path / name} lacks the tensor {tensor} that "
+                        f"{INDEX} places there"
+                    )
         elif (self.path / SINGLE).is_file():
             file = self._open(SINGLE)
             self._where = dict.fromkeys(file.keys(), file)
@@ -53,22 +68,6 @@ class SafetensorsFolder:
                     f"truncated ({error})"
                 ) from error
         return self._files[name]
-
-    def _read_index(self, index: Path) -> None:
-        weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise ValueError(f"SafetensorsFolder: {index} lacks its `weight_map`")
-        for tensor, name in weight_map.items():
-            if not isinstance(name, str) or Path(name).name != name:
-                raise ValueError(f"SafetensorsFolder: {index} names {name!r}, outside its folder")
-            self._where[tensor] = self._open(name)
-        held = {name: set(file.keys()) for name, file in self._files.items()}
-        for tensor, name in weight_map.items():
-            if tensor not in held[name]:
-                raise ValueError(
-                    f"SafetensorsFolder: {self.path / name} lacks the tensor {tensor} that "
-                    f"{INDEX} places there"
-                )
 
     def names(self) -> frozenset[str]:
         """Names of all tensors."""

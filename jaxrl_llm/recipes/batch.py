@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxrl_llm.core import Array, checks
 from jaxrl_llm.core.packing import Packing, check_packing
-from jaxrl_llm.core.support import Support, check_support
+from jaxrl_llm.core.support import Support, check_support, in_support
 from jaxrl_llm.recipes.inputs import check_extra
 from jaxrl_llm.recipes.records import replace_fields
 
@@ -222,19 +222,9 @@ def validate_batch(
             )
     if batch.support is not None:
         check_support(name, batch.support, (p, g, t), vocab_size)
-        outside = mask & ~_in_support(batch.support, np.where(mask, batch.tokens, 0))
+        outside = mask & ~in_support(batch.support, np.where(mask, batch.tokens, 0))
         for row, member, token in np.argwhere(outside)[:1]:
             raise ValueError(
                 f"{name}: token {token} of {prompt(row)}, rollout {member}, is not in its support."
             )
     return batch
-
-
-def _in_support(support: Support, tokens: np.ndarray) -> np.ndarray:
-    """Whether each token is in its set, or the set is empty, on the host."""
-    if support.bits is None:
-        ids = np.asarray(support.ids)
-        return (ids == tokens[..., None]).any(-1) | (ids < 0).all(-1)
-    bits = np.asarray(support.bits)
-    words = np.take_along_axis(bits, tokens[..., None] // 32, axis=-1)[..., 0]
-    return (words >> (tokens % 32).astype(np.uint32) & 1).astype(bool) | ~bits.any(-1)

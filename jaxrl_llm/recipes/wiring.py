@@ -247,9 +247,7 @@ def check_recipe(recipe) -> None:
     checks.check_option(f"Recipe {recipe.name!r}", "status", recipe.status, STATUSES)
     _check_names(recipe)
     _check_functions(recipe)
-    _check_read(recipe)
     _check_meaning(recipe)
-    _check_levels(recipe)
 
 
 def _check_kinds(recipe) -> None:
@@ -353,26 +351,6 @@ def _check_names(recipe) -> None:
         taken[name] = slot
 
 
-def _check_read(recipe) -> None:
-    """Raises ValueError if something is computed under a name that no function reads.
-
-    A user's function that takes ``**context`` may read anything. Controllers do not count,
-    since they all take it.
-    """
-    prepare, loss = readers(recipe)
-    controllers = {_label(entry) for entry in recipe.computed if entry.source == "controller"}
-    others = [r for r in (*prepare, *loss) if r.slot not in controllers]
-    if any(p.kind is p.VAR_KEYWORD for r in others for p in accepted(r.function).values()):
-        return
-    read = {p.name for r in (*prepare, *loss) for p in unfilled(r)} | {"update_scale"}
-    for entry in recipe.computed:
-        if entry.name not in read:
-            raise ValueError(
-                f"Recipe {recipe.name!r}: no function reads {_label(entry)}; name it in one, or "
-                f"connect it with jaxrl_llm.given(function, parameter={entry.name!r})."
-            )
-
-
 def _offers(recipe) -> dict[str, set[str]]:
     """What each slot has besides the arrays that it passes by position, by the reader's slot."""
     before = names_computed(recipe, BEFORE_PREPARE)
@@ -404,9 +382,13 @@ def _offers(recipe) -> dict[str, set[str]]:
 
 
 def _check_functions(recipe) -> None:
-    """Raises ValueError unless each function can be called as its slot calls it."""
-    offers = _offers(recipe)
-    for reader in (r for phase in readers(recipe) for r in phase):
+    """Raises ValueError unless each function can be called as its slot calls it.
+
+    Also if something is computed under a name that none reads. A user's function that takes
+    ``**context`` may read anything; controllers do not count, since they all take it.
+    """
+    offers, called = _offers(recipe), [r for phase in readers(recipe) for r in phase]
+    for reader in called:
         _check_arguments(recipe.name, reader, offers[reader.slot])
     if recipe.reference is not None:
         reference = Reader("reference", recipe.reference, ("reference", "params", "step"))
@@ -418,10 +400,24 @@ def _check_functions(recipe) -> None:
             ("weights", critic.weights, ("mask",)),
         ):
             _check_arguments(recipe.name, Reader(f"critic's {slot}", function, arguments), set())
+    controllers = {_label(entry) for entry in recipe.computed if entry.source == "controller"}
+    others = [accepted(r.function).values() for r in called if r.slot not in controllers]
+    if any(p.kind is p.VAR_KEYWORD for parameters in others for p in parameters):
+        return
+    read = {p.name for r in called for p in unfilled(r)} | {"update_scale"}
+    for entry in recipe.computed:
+        if entry.name not in read:
+            raise ValueError(
+                f"Recipe {recipe.name!r}: no function reads {_label(entry)}; name it in one, or "
+                f"connect it with jaxrl_llm.given(function, parameter={entry.name!r})."
+            )
 
 
 def _check_meaning(recipe) -> None:
-    """Raises ValueError if two slots together would mean what neither does."""
+    """Raises ValueError if two slots together would mean what neither does.
+
+    Such as a function of tokens behind a surrogate of sequences.
+    """
     reader = Reader("surrogate", recipe.surrogate, POSITIONAL["surrogate"])
     if recipe.correction is not None and "behavior_logp" in {p.name for p in unfilled(reader)}:
         raise ValueError(
@@ -449,10 +445,6 @@ def _check_meaning(recipe) -> None:
                 f"Recipe {recipe.name!r}: the advantage reads values, and there is no critic; "
                 "give Recipe(critic=Critic(...)), or inputs=('values',) if the batch holds them."
             )
-
-
-def _check_levels(recipe) -> None:
-    """Raises ValueError if a function of tokens would change what a sequence surrogate means."""
     if traits_of(recipe.surrogate).level != "sequence":
         return
     what = (

@@ -19,8 +19,7 @@ import numpy as np
 
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.protocol import KV, AttentionContext, Model, empty_cache
-from jaxrl_llm.rollout.slots import Slots, Tokens, expand_mask, put_rows, take_rows
-from jaxrl_llm.rollout.types import FAILED, LENGTH, STOP
+from jaxrl_llm.rollout.slots import Slots, advance, expand_mask, put_rows, take_rows
 
 
 class RowDeltas(NamedTuple):
@@ -243,38 +242,10 @@ def decode(
         )
         drawn = draw(logits, uniform(keys, length - prompt_tokens), slots)
         drawn = drawn._replace(version=jnp.broadcast_to(version, active.shape))
-        return n + 1, _advance(slots._replace(cache=cache), drawn, stops)
+        return n + 1, advance(slots._replace(cache=cache), drawn, stops)
 
     def running(carry: tuple[Array, Slots]) -> Array:
         n, slots = carry
         return (n < steps) & (jnp.sum(slots.active) > leave_at)
 
     return jax.lax.while_loop(running, step, (jnp.int32(0), slots))[1]
-
-
-def _advance(slots: Slots, drawn: Tokens, stops: Array) -> Slots:
-    """The slots after one token each: active slots record it, and some end with it."""
-    nonfinite = ~jnp.isfinite(drawn.model_logp)
-    # An empty set of tokens to draw from is a failure too, though the cache stays finite.
-    failed = slots.active & ~(jnp.isfinite(drawn.model_logp) & jnp.isfinite(drawn.behavior_logp))
-    writes = slots.active & ~failed
-    length = slots.length + writes
-    stopped = writes & jnp.isin(drawn.tokens, stops)
-    full = writes & (length >= slots.requests.limit)
-    finish = jnp.where(full, LENGTH, slots.finish)
-    finish = jnp.where(stopped, STOP, finish)
-    index = jnp.where(writes, slots.length, slots.out.tokens.shape[-1])
-
-    # Mapped over rows and slots, so that on a mesh each device writes only its rows.
-    @jax.vmap
-    @jax.vmap
-    def record(buffer: Array, new: Array, index: Array) -> Array:
-        return buffer.at[index].set(new.astype(buffer.dtype), mode="drop", unique_indices=True)
-
-    return slots._replace(
-        active=writes & ~stopped & ~full,
-        length=length,
-        finish=jnp.where(failed, FAILED, finish),
-        nonfinite=slots.nonfinite | nonfinite,
-        out=jax.tree.map(lambda x, new: record(x, new, index), slots.out, drawn),
-    )

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core.axes import Array
 from jaxrl_llm.models.protocol import KV, Model, empty_cache
-from jaxrl_llm.rollout.types import UNFINISHED, Rollout
+from jaxrl_llm.rollout.types import FAILED, LENGTH, STOP, UNFINISHED, Rollout
 
 
 class Prompts(NamedTuple):
@@ -189,6 +189,37 @@ def resume(slots: Slots, where: Array, out: Tokens, length: Array) -> Slots:
             lambda new, old: jnp.where(expand_mask(where, old), new, old), out, slots.out
         ),
         length=jnp.where(where, length, slots.length),
+    )
+
+
+def advance(slots: Slots, drawn: Tokens, stops: Array) -> Slots:
+    """The slots after one token each: active slots record it, and some end with it.
+
+    ``drawn`` has arrays ``[R, W]``; a token among ``stops`` ends its response and belongs to it.
+    """
+    nonfinite = ~jnp.isfinite(drawn.model_logp)
+    # An empty set of tokens to draw from is a failure too, though the cache stays finite.
+    failed = slots.active & ~(jnp.isfinite(drawn.model_logp) & jnp.isfinite(drawn.behavior_logp))
+    writes = slots.active & ~failed
+    length = slots.length + writes
+    stopped = writes & jnp.isin(drawn.tokens, stops)
+    full = writes & (length >= slots.requests.limit)
+    finish = jnp.where(full, LENGTH, slots.finish)
+    finish = jnp.where(stopped, STOP, finish)
+    index = jnp.where(writes, slots.length, slots.out.tokens.shape[-1])
+
+    # Mapped over rows and slots, so that on a mesh each device writes only its rows.
+    @jax.vmap
+    @jax.vmap
+    def record(buffer: Array, new: Array, index: Array) -> Array:
+        return buffer.at[index].set(new.astype(buffer.dtype), mode="drop", unique_indices=True)
+
+    return slots._replace(
+        active=writes & ~stopped & ~full,
+        length=length,
+        finish=jnp.where(failed, FAILED, finish),
+        nonfinite=slots.nonfinite | nonfinite,
+        out=jax.tree.map(lambda x, new: record(x, new, index), slots.out, drawn),
     )
 
 

@@ -347,7 +347,26 @@ class TrainConfig:
         if self.sampling.slots is not None:
             self.sampling.grid(self.prompts_per_step)
         if recipe.forward_only:
-            self._check_evolution(recipe)
+            nothing = {"remat": "full", "packing": "auto", "microbatches": 1}
+            for option, default in nothing.items():
+                if getattr(self, option) != default:
+                    raise ValueError(
+                        f"config: {option} has no effect with {recipe.name!r}, which has no "
+                        "backward pass."
+                    )
+            if self.sampling.slots is not None:
+                raise ValueError(f"sampling: slots has no effect with {recipe.name!r}.")
+            if self.lora.rank is not None:
+                raise ValueError(
+                    f"lora: {recipe.name!r} moves the weights of the model itself, by low-rank "
+                    "noise; leave the rank out."
+                )
+            members = recipe.population(self.prompts_per_step, self.sampling.group_size)
+            if recipe.noise == "lowrank" and members % self.mesh.shards:
+                raise ValueError(
+                    f"config: {members} members do not divide over the {self.mesh.shards} parts of "
+                    "the mesh axes data and fsdp."
+                )
         recipe.check_passes(self.epochs or 1, self.minibatches or 1)
         recipe.check_passes(self.passes.epochs, self.passes.minibatches)
         self.passes.check(name, self.prompts_per_step, self.mesh.shards)
@@ -372,28 +391,6 @@ class TrainConfig:
         if self.minibatches is None and not divides:
             return passes._replace(minibatches=1)
         return passes
-
-    def _check_evolution(self, recipe: EvolutionRecipe) -> None:
-        nothing = {"remat": "full", "packing": "auto", "microbatches": 1}
-        for option, default in nothing.items():
-            if getattr(self, option) != default:
-                raise ValueError(
-                    f"config: {option} has no effect with {recipe.name!r}, which has no backward "
-                    "pass."
-                )
-        if self.sampling.slots is not None:
-            raise ValueError(f"sampling: slots has no effect with {recipe.name!r}.")
-        if self.lora.rank is not None:
-            raise ValueError(
-                f"lora: {recipe.name!r} moves the weights of the model itself, by low-rank noise; "
-                "leave the rank out."
-            )
-        members = recipe.population(self.prompts_per_step, self.sampling.group_size)
-        if recipe.noise == "lowrank" and members % self.mesh.shards:
-            raise ValueError(
-                f"config: {members} members do not divide over the {self.mesh.shards} parts of the "
-                "mesh axes data and fsdp."
-            )
 
 
 # A Recipe or an EvolutionRecipe; its ``forward_only`` tells which of the two.

@@ -7,9 +7,7 @@ from typing import Any
 
 import jax
 
-from jaxrl_llm.core.axes import Array
 from jaxrl_llm.core.runtime import processes
-from jaxrl_llm.recipes import Batch
 from jaxrl_llm.train.algorithm import without_update
 from jaxrl_llm.train.config import TrainConfig
 from jaxrl_llm.train.evaluate import Accuracy
@@ -17,7 +15,6 @@ from jaxrl_llm.train.logging.run_folder import RunFolder
 from jaxrl_llm.train.logging.settings import settings
 from jaxrl_llm.train.memory_plan import check_memory
 from jaxrl_llm.train.profile import traced
-from jaxrl_llm.train.rollouts import RolloutBatch
 from jaxrl_llm.train.run import Run
 from jaxrl_llm.train.setup import init_experiment
 from jaxrl_llm.train.state import TrainState
@@ -99,7 +96,15 @@ def train(
                 _train(run)
             if config.evaluation.enabled and not run.stopped():
                 run.evaluate()
-        return _result(run)
+        state, enabled = run.state, config.evaluation.enabled
+        before, after = folder.accuracy_at(0), folder.accuracy_at(int(state.step))
+        finished = int(state.step) == config.steps and bool(after or not enabled)
+        signal = None if finished else processes.any_of(run.interrupt.signal)
+        if not enabled:
+            folder.show_samples()
+        folder.end(interrupted=signal, seconds=run.clock.read())
+        after = after if finished else {}
+        return Result(state, folder.path, folder.history(), before, after, signal)
 
 
 def _train(run: Run) -> None:
@@ -110,37 +115,18 @@ def _train(run: Run) -> None:
             with traced(step, config.report.profile, run.folder.path / "profile"):
                 with run.clock("wait"):
                     rollouts = run.rollouts.next()
-                state, metrics, batch, packing = _update(run, rollouts)
+                state = run.state._replace(
+                    data_cursor=rollouts.cursor, collector_state=rollouts.collector_state
+                )
+                if rollouts.metrics["no_signal"]:
+                    state, metrics = without_update(state, rollouts.metrics["sampled_reward"])
+                    batch, packing = rollouts.batch, {}
+                else:
+                    with run.clock("score"):
+                        scored = run.algorithm.score(rollouts.batch)
+                        batch, packing = jax.block_until_ready(scored)
+                    with run.clock("train"):
+                        state, metrics = run.algorithm.step(state, batch)
+                        jax.block_until_ready(metrics)
             if run.after_step(state, metrics, rollouts, batch, packing, bar):
                 break
-
-
-def _update(
-    run: Run, rollouts: RolloutBatch
-) -> tuple[TrainState, Mapping[str, Array], Batch, Mapping[str, float]]:
-    """One update: state, metrics, the batch on the devices and the metrics of its packing."""
-    state = run.state._replace(
-        data_cursor=rollouts.cursor, collector_state=rollouts.collector_state
-    )
-    if rollouts.metrics["no_signal"]:
-        state, metrics = without_update(state, rollouts.metrics["sampled_reward"])
-        return state, metrics, rollouts.batch, {}
-    with run.clock("score"):
-        batch, packing = jax.block_until_ready(run.algorithm.score(rollouts.batch))
-    with run.clock("train"):
-        state, metrics = run.algorithm.step(state, batch)
-        jax.block_until_ready(metrics)
-    return state, metrics, batch, packing
-
-
-def _result(run: Run) -> Result:
-    """Ends the files of a run, and sums it up."""
-    folder, state, enabled = run.folder, run.state, run.config.evaluation.enabled
-    before, after = folder.accuracy_at(0), folder.accuracy_at(int(state.step))
-    finished = int(state.step) == run.config.steps and bool(after or not enabled)
-    signal = None if finished else processes.any_of(run.interrupt.signal)
-    if not enabled:
-        folder.show_samples()
-    folder.end(interrupted=signal, seconds=run.clock.read())
-    after = after if finished else {}
-    return Result(state, folder.path, folder.history(), before, after, signal)

@@ -91,6 +91,22 @@ class Plan(NamedTuple):
         """The most that is at one time on any device."""
         return max(self.peak, sum(self.sampler.values()))
 
+    def table(self) -> list[str]:
+        """The lines of a table: what each time takes, and what of it is for what."""
+        lines = []
+        for title, parts, needed in (
+            ("until all is loaded", self.loading, False),
+            ("always", self.state, True),
+            ("while a step trains", self.step, True),
+            ("while the policy samples", self.sampling, True),
+            ("at most", {"": self.peak}, True),
+            ("on a device that samples", self.sampler, False),
+        ):
+            if parts or needed:
+                lines.append(_row(2, title, sum(parts.values())))
+                lines += [_row(4, name, count) for name, count in parts.items() if name]
+        return lines
+
 
 class BatchShape(NamedTuple):
     """The part of a batch that a device works on at one time."""
@@ -144,7 +160,7 @@ def plan_text(config: TrainConfig, *, memory: float | None = None) -> str:
         f"{sampling.group_size} rollouts of up to {sampling.max_new_tokens}, in "
         f"{config.microbatches} microbatch(es); bytes on each device"
     )
-    lines = [title, *_table(plan)]
+    lines = [title, *plan.table()]
     if plan.unknown:
         names = ", ".join(plan.unknown)
         lines.append(f"Activations are not counted: the model's configuration has no {names}.")
@@ -251,22 +267,6 @@ def suggestions(
             yield text, replace_fields(config, values)
         except ValueError:  # it contradicts the rest of the configuration
             continue
-
-
-def _table(plan: Plan) -> list[str]:
-    lines = []
-    for title, parts, needed in (
-        ("until all is loaded", plan.loading, False),
-        ("always", plan.state, True),
-        ("while a step trains", plan.step, True),
-        ("while the policy samples", plan.sampling, True),
-        ("at most", {"": plan.peak}, True),
-        ("on a device that samples", plan.sampler, False),
-    ):
-        if parts or needed:
-            lines.append(_row(2, title, sum(parts.values())))
-            lines += [_row(4, name, count) for name, count in parts.items() if name]
-    return lines
 
 
 def _row(indent: int, name: str, count: int) -> str:

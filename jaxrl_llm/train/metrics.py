@@ -47,7 +47,7 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
         old_logp = batch.old_logp
         metrics["approx_kl"] = diagnostics.approx_kl(logp, old_logp, batch.mask, estimator="k3")
         metrics["ratio_max"] = diagnostics.ratio_range(logp, old_logp, batch.mask).greatest
-        metrics |= _clip_metrics(recipe.surrogate, logp, old_logp, batch)
+        metrics |= clip_metrics(recipe.surrogate, logp, batch)
     if batch.ref_logp is not None:
         metrics["ref_kl"] = diagnostics.approx_kl(logp, batch.ref_logp, batch.mask, estimator="k3")
     if batch.behavior_logp is not None:
@@ -140,12 +140,21 @@ def host_metrics(
     return values
 
 
-def _clip_metrics(surrogate, logp: Array, old_logp: Array, batch: Batch) -> dict[str, Array]:
-    """Shares of tokens that a surrogate clips, by its options; empty for one without a clip."""
+def clip_metrics(surrogate, logp: Array, batch: Batch) -> dict[str, Array]:
+    """Shares of tokens that a surrogate clips, by its options; empty for one without a clip.
+
+    ``clip_fraction`` for one with ``eps_low`` and ``eps_high``, ``dual_clip_fraction`` for one with
+    ``dual_clip``.
+
+    Args:
+      surrogate: A surrogate, bound or not.
+      logp: ``[P, G, T]``, of the policy before the update.
+      batch: The prepared batch, with ``old_logp``.
+    """
     function = getattr(surrogate, "function", surrogate)
     options = {k: p.default for k, p in inspect.signature(function).parameters.items()}
     options |= dict(getattr(surrogate, "options", ()))
-    advantages, mask, metrics = batch.advantages, batch.mask, {}
+    old_logp, advantages, mask, metrics = batch.old_logp, batch.advantages, batch.mask, {}
     low, high, dual = (options.get(name) for name in ("eps_low", "eps_high", "dual_clip"))
     if low is not None and high is not None:
         metrics["clip_fraction"] = diagnostics.clip_fraction(

@@ -13,7 +13,6 @@ Shared arguments:
 - ``reference``: where a reference that moves begins, by default the policy.
 """
 
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -123,7 +122,14 @@ def init_state(
             "critic_optimizer."
         )
     if mesh is not None:
-        rest, critic = jax.tree.map(functools.partial(_place, replicated(mesh)), (rest, critic))
+        sharding = replicated(mesh)
+
+        def place(x: Array) -> Array:
+            """On the mesh; as it is where it is on one already."""
+            placed = isinstance(x.sharding, jax.sharding.NamedSharding)
+            return x if placed else processes.place(x, sharding)
+
+        rest, critic = jax.tree.map(place, (rest, critic))
     opt_state = _optimizer_state(optimizer, params, recipe, mesh, rules)
     critic_state, anchor = (), ()
     if critic is not None and critic_optimizer is not None:
@@ -143,12 +149,6 @@ def init_state(
     params = jax.tree.map(jnp.copy, params) if copy else params
     state = TrainState(params, opt_state, algo_state, key, step, data_cursor)
     return state._replace(critic=critic_state, reference=anchor, base=base)
-
-
-def _place(sharding: jax.sharding.NamedSharding, x: Array) -> Array:
-    """On a mesh; as it is where it is on one already."""
-    placed = isinstance(x.sharding, jax.sharding.NamedSharding)
-    return x if placed else processes.place(x, sharding)
 
 
 def optimizer_shardings(

@@ -141,6 +141,17 @@ def as_table(methods: Sequence[Method] = CATALOG, *, style: str = "text") -> str
       ['grpo', 'advantage', 'whole', '2402.03300']
     """
     checks.check_option("as_table", "style", style, ("text", "markdown"))
+
+    def peers(method: Method) -> str:
+        """The peers that confirmed something of a method, each with what it confirmed."""
+        by_peer: dict[str, list[str]] = {}
+        for peer, function, options in CONFIRMED.get(method.key, ()):
+            name = "" if len(method.functions) == 1 else f"`{function.split('.')[-1]}`"
+            values = "" if options == "defaults" else options
+            by_peer.setdefault(peer, []).append(" ".join(x for x in (name, values) if x))
+        texts = ((peer, ", ".join(x for x in what if x)) for peer, what in by_peer.items())
+        return "; ".join(f"{peer} ({text})" if text else peer for peer, text in texts)
+
     if style == "markdown":
         header = ("method", "kind", "preset", "trains", "paper", "confirmed by", "title")
         table = [header, ("---",) * len(header)]
@@ -148,7 +159,7 @@ def as_table(methods: Sequence[Method] = CATALOG, *, style: str = "text") -> str
             link = f"[{m.arxiv}](https://arxiv.org/abs/{m.arxiv})" if m.arxiv else ""
             preset = f"`{m.preset}`" if m.preset else ""
             trains = f"not: {m.missing}" if m.missing else _trains(m)
-            table.append((f"`{m.key}`", m.kind, preset, trains, link, _peers(m), m.title))
+            table.append((f"`{m.key}`", m.kind, preset, trains, link, peers(m), m.title))
         return "\n".join(f"| {' | '.join(row)} |" for row in table)
     header = ("method", "kind", "trains", "paper", "title")
     lines = [header]
@@ -170,17 +181,3 @@ def _trains(method: Method) -> str:
     if method.preset is None:
         return ""
     return "whole" if method.whole else "in part"
-
-
-def _peers(method: Method) -> str:
-    """The peers that confirmed something of a method, each with what it confirmed."""
-    by_peer: dict[str, list[str]] = {}
-    for peer, function, options in CONFIRMED.get(method.key, ()):
-        name = "" if len(method.functions) == 1 else f"`{function.split('.')[-1]}`"
-        values = "" if options == "defaults" else options
-        by_peer.setdefault(peer, []).append(" ".join(x for x in (name, values) if x))
-    cells = []
-    for peer, what in by_peer.items():
-        text = ", ".join(x for x in what if x)
-        cells.append(f"{peer} ({text})" if text else peer)
-    return "; ".join(cells)

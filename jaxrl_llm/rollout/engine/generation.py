@@ -296,26 +296,23 @@ class Generation:
             outputs = dict(zip(read, self.engine.outputs(slots, list(read.values())), strict=True))
             for request, slot in list(scheduler.slots.items()):
                 n, reason = int(length[slot]), None if active[slot] else int(finish[slot])
-                if request in outputs:
-                    stopped[slot] = self._record(request, outputs[request], n, reason)
-                else:
+                if request not in outputs:
                     scheduler.lengths[request] = n
+                    continue
+                group, out = scheduler.groups[request], outputs[request]
+                start = scheduler.lengths[request]
+                stop = self._monitor.stop_length(out, start, n)
+                if stop is not None:
+                    n, reason = stop, STOP
+                elif reason == LENGTH and n < group.limits[request]:
+                    reason = UNFINISHED  # The end of its segment.
+                scheduler.lengths[request] = n
+                self._monitor.add(group.group.id, request, out, start, n)
+                if reason is not None:
+                    scheduler.end(request, Completion(request, slice_tokens(out, 0, n), reason))
+                stopped[slot] = stop is not None
             self._end_slots(stopped & active, STOP)
         scheduler.free_rows()
-
-    def _record(self, request: int, out: Tokens, length: int, finish: int | None) -> bool:
-        """Records the new tokens of a request; True if a stop string has ended it."""
-        scheduler, start = self._scheduler, self._scheduler.lengths[request]
-        group, stop = scheduler.groups[request], self._monitor.stop_length(out, start, length)
-        if stop is not None:
-            length, finish = stop, STOP
-        elif finish == LENGTH and length < group.limits[request]:
-            finish = UNFINISHED  # The end of its segment.
-        scheduler.lengths[request] = length
-        self._monitor.add(group.group.id, request, out, start, length)
-        if finish is not None:
-            scheduler.end(request, Completion(request, slice_tokens(out, 0, length), finish))
-        return stop is not None
 
     def _end_slots(self, where: np.ndarray, finish: int) -> None:
         if where.any():

@@ -174,13 +174,21 @@ class Checkpoints:
         """
         self.wait()
         step = int(state.step)
+
+        def make_room() -> None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.sweep()
+            # A write that fails halfway is cleaned up too, but Orbax' threads log a page of errors.
+            if shutil.disk_usage(self.folder).free < size:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
         with self._failing_clearly(step, required), orbax() as ocp:
             items = {"state": to_arrays(state)}
             metadata = fingerprint(self.model, state) | self.run
             if extras is not None:
                 items[_EXTRAS], metadata[_EXTRAS] = extras.arrays, extras.notes
             size = sum(x.nbytes for x in jax.tree.leaves(items))
-            processes.from_first(lambda: self._make_room(size))
+            processes.from_first(make_room)
             written = ocp.save_checkpointables_async(
                 self._unfinished(step), items, custom_metadata=metadata
             )
@@ -189,14 +197,6 @@ class Checkpoints:
             finishing = pool.submit(self._finish, step, written, notes)
             pool.shutdown(wait=False)
             self._pending, self.last = _Pending(step, finishing, required, self.last), step
-
-    def _make_room(self, size: int) -> None:
-        """Raises OSError unless there is a folder with room for so many bytes."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.sweep()
-        # A write that fails halfway is cleaned up too, but Orbax' threads log a page of errors.
-        if shutil.disk_usage(self.folder).free < size:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _finish(self, step: int, written: Any, notes: Mapping[str, Any]) -> OSError | None:
         """Runs in a thread: ends the write, adds checksums, renames, and deletes old checkpoints.

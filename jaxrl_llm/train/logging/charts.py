@@ -29,16 +29,13 @@ def text(value: object) -> str:
       >>> print(text("<b> \x00"))
       &lt;b&gt; \x00
     """
-    return "".join(_visible(c) for c in escape(str(value)))
-
-
-def _visible(character: str) -> str:
     # Cc: control, Cf: format, such as a change of direction, Cs: half of a character. Joiners of
     # emoji and of scripts that need them are text.
-    hidden = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn")
-    if not hidden or character in "\n\t\u200c\u200d":
-        return character
-    return ascii(character)[1:-1]
+    hidden, joiners = ("Cc", "Cf", "Cs", "Co", "Cn"), "\n\t\u200c\u200d"
+    return "".join(
+        ascii(c)[1:-1] if unicodedata.category(c) in hidden and c not in joiners else c
+        for c in escape(str(value))
+    )
 
 
 def number(value: float | None) -> str:
@@ -117,7 +114,15 @@ def chart(series: Sequence[Series], *, title: str) -> str:
     def place_y(y: float) -> float:
         return HEIGHT - _BOTTOM - (y - low) / (high - low) * (HEIGHT - _TOP - _BOTTOM)
 
-    html = [_axes(low, high, first, last, place_x, place_y)]
+    html = []
+    for value in ticks(low, high):
+        y = place_y(value)
+        html.append(f'<path class="grid" d="M{_LEFT},{y:.1f}H{WIDTH - _RIGHT}"/>')
+        html.append(f'<text x="{_LEFT - 5}" y="{y + 3.5:.1f}" class="end">{number(value)}</text>')
+    for value in ticks(first, last, most=6):
+        if value == int(value):
+            where = f'x="{place_x(value):.1f}" y="{HEIGHT - 8}"'
+            html.append(f'<text {where} class="mid">{value:g}</text>')
     for i, (each, points) in enumerate(curves):
         color = f"c{i % _COLORS}"
         if each.intervals:
@@ -141,19 +146,6 @@ def chart(series: Sequence[Series], *, title: str) -> str:
 def _finite(value: float | None) -> bool:
     """Whether a number can be drawn; beyond 1e300 differences overflow."""
     return value is not None and abs(value) < 1e300
-
-
-def _axes(low, high, first, last, place_x, place_y) -> str:
-    html = []
-    for value in ticks(low, high):
-        y = place_y(value)
-        html.append(f'<path class="grid" d="M{_LEFT},{y:.1f}H{WIDTH - _RIGHT}"/>')
-        html.append(f'<text x="{_LEFT - 5}" y="{y + 3.5:.1f}" class="end">{number(value)}</text>')
-    for value in ticks(first, last, most=6):
-        if value == int(value):
-            where = f'x="{place_x(value):.1f}" y="{HEIGHT - 8}"'
-            html.append(f'<text {where} class="mid">{value:g}</text>')
-    return "".join(html)
 
 
 def _curve(series: Series, points, color: str, place_x, place_y) -> list[str]:

@@ -83,9 +83,9 @@ def render(name: str, metrics: Rows, samples: Rows, sessions: Rows) -> str:
     settings = starts[-1].get("settings", {}) if starts else {}
     sections = [
         f"<h1>{text(name)}</h1>",
-        _state(steps, sessions, settings),
-        _tiles(steps, held_out, settings),
-        _curves(steps, held_out),
+        progress(steps, sessions, settings),
+        tiles(steps, held_out, settings),
+        curves(steps, held_out),
         times(steps, sessions),
         completions(samples),
         about(settings, starts, sessions),
@@ -101,7 +101,7 @@ def render(name: str, metrics: Rows, samples: Rows, sessions: Rows) -> str:
     )
 
 
-def _state(steps, sessions, settings) -> str:
+def progress(steps: Rows, sessions: Rows, settings: Mapping[str, Any]) -> str:
     """How far the run is, and whether it goes on."""
     done, wanted = max((row["step"] for row in steps), default=0), settings.get("steps")
     progress = text(f"{done} of {wanted} steps" if wanted else f"{done} steps")
@@ -120,30 +120,29 @@ def _state(steps, sessions, settings) -> str:
     return f'<p>{state}</p><p class="soft">Written {written}.</p>'
 
 
-def _tiles(steps, held_out, settings) -> str:
+def tiles(steps: Rows, held_out: Rows, settings: Mapping[str, Any]) -> str:
     """The main numbers of the run."""
-    tiles = []
+    shown = []
     if rewards := numbers_of(steps, "reward"):
         count = max(1, len(rewards) // 10)
         first, last = statistics.fmean(rewards[:count]), statistics.fmean(rewards[-count:])
         which = "step" if count == 1 else f"{count} steps"
         change = (f"reward, first and last {which}", f"{number(first)} → {number(last)}")
-        tiles.append(change if len(rewards) > 1 else ("reward", number(first)))
+        shown.append(change if len(rewards) > 1 else ("reward", number(first)))
     for kind in _kinds(held_out):
         means = numbers_of((row["held_out"].get(kind, {}) for row in held_out), "mean")
         ends = [number(x) for x in (means[:1] if len(means) == 1 else [means[0], means[-1]])]
-        tiles.append((f"held out, {kind}", " → ".join(ends)))
+        shown.append((f"held out, {kind}", " → ".join(ends)))
     if seconds := numbers_of(steps, "seconds_total"):
-        tiles.append(("time of all steps", duration(sum(seconds))))
+        shown.append(("time of all steps", duration(sum(seconds))))
     for name, label in (("tokens_per_second", "tokens/s, median"), ("mfu", "model FLOP util.")):
         if values := numbers_of(steps, name):
             value = statistics.median(values)
-            tiles.append((label, f"{100 * value:.3g}%" if name == "mfu" else number(value)))
-    model = settings.get("model")
-    if model:
-        tiles.append(("model", str(model)))
-    cards = (f'<div class="card"><small>{text(k)}</small><b>{text(v)}</b></div>' for k, v in tiles)
-    return f'<div class="tiles">{"".join(cards)}</div>' if tiles else ""
+            shown.append((label, f"{100 * value:.3g}%" if name == "mfu" else number(value)))
+    if model := settings.get("model"):
+        shown.append(("model", str(model)))
+    cards = (f'<div class="card"><small>{text(k)}</small><b>{text(v)}</b></div>' for k, v in shown)
+    return f'<div class="tiles">{"".join(cards)}</div>' if shown else ""
 
 
 def _kinds(held_out) -> list[str]:
@@ -152,11 +151,15 @@ def _kinds(held_out) -> list[str]:
     return [n for n in names if numbers_of((r["held_out"].get(n, {}) for r in held_out), "mean")]
 
 
-def _curves(steps, held_out) -> str:
+def curves(steps: Rows, held_out: Rows) -> str:
     """All metrics over the steps, the most important first."""
     if not steps and not held_out:
         return "<h2>Curves</h2><p>No step is finished yet.</p>"
-    columns = _columns(steps)
+    columns: dict[str, list[tuple[int, float | None]]] = {}  # by metric; None is non-finite
+    for row in steps:
+        for name, value in row.items():
+            if name != "step" and isinstance(value, int | float | None):
+                columns.setdefault(name, []).append((row["step"], value))
     rewards = [Series("training batch", columns["reward"])] if "reward" in columns else []
     for kind in _kinds(held_out):
         rows = [(r["step"], r["held_out"].get(kind, {})) for r in held_out]
@@ -185,16 +188,6 @@ def _curves(steps, held_out) -> str:
     more = f'<details><summary>{len(rest)} more curves</summary><div class="grid">' if rest else ""
     more += "".join(rest) + ("</div></details>" if rest else "")
     return f'<h2>Curves</h2><div class="grid">{"".join(first)}</div>{more}'
-
-
-def _columns(steps) -> dict[str, list[tuple[int, float | None]]]:
-    """The values of each metric over the steps; None for non-finite ones."""
-    columns: dict[str, list] = {}
-    for row in steps:
-        for name, value in row.items():
-            if name != "step" and isinstance(value, int | float | None):
-                columns.setdefault(name, []).append((row["step"], value))
-    return columns
 
 
 def _card(title: str, series: Sequence[Series], names: str) -> str:

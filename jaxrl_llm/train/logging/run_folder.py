@@ -77,7 +77,35 @@ class RunFolder:
         self.sessions = JsonLines(self.path / "sessions.jsonl")
         self.checkpoints = self.path / "checkpoints"
         self._last_rows: list[Mapping] = []
-        self.resumes = processes.from_first(lambda: self._open(resume))
+
+        def make() -> bool:
+            """Makes the folder; whether there is something to resume from."""
+            try:
+                new = not self.path.is_dir() or not any(self.path.iterdir())
+                self.path.mkdir(parents=True, exist_ok=True)
+                probe = self.path / ".writable"
+                probe.write_text("")
+                probe.unlink()
+            except OSError as error:
+                raise CheckpointError(
+                    f"The run folder {str(self.path)!r} cannot be written: {error.strerror}."
+                ) from error
+            if resume and left_in(self.checkpoints):
+                return True
+            if resume:  # a scheduler restarts with one command, however far the run came
+                state = (
+                    "is new or empty, and nothing is resumed" if new else "has no checkpoint yet"
+                )
+                self.log(f"The run folder {str(self.path)!r} {state}; the run starts from step 0.")
+                return False
+            if steps_in(self.checkpoints):
+                raise TrainingError(
+                    f"The run folder {str(self.path)!r} already holds a run; go on with it "
+                    "(--resume) or name another folder (--run-dir)."
+                )
+            if self.metrics.path.exists():
+                self.log(f"{str(self.path)!r} holds a run without a checkpoint; it starts over.")
+            return False
 
         def check_shared() -> None:
             if not self.path.is_dir():
@@ -87,34 +115,8 @@ class RunFolder:
                     "system."
                 )
 
+        self.resumes = processes.from_first(make)
         processes.together(check_shared)
-
-    def _open(self, resume: bool) -> bool:
-        """Makes the folder; whether there is something to resume from."""
-        try:
-            new = not self.path.is_dir() or not any(self.path.iterdir())
-            self.path.mkdir(parents=True, exist_ok=True)
-            probe = self.path / ".writable"
-            probe.write_text("")
-            probe.unlink()
-        except OSError as error:
-            raise CheckpointError(
-                f"The run folder {str(self.path)!r} cannot be written: {error.strerror}."
-            ) from error
-        if resume and left_in(self.checkpoints):
-            return True
-        if resume:  # a scheduler restarts with one command, however far the run came
-            state = "is new or empty, and nothing is resumed" if new else "has no checkpoint yet"
-            self.log(f"The run folder {str(self.path)!r} {state}; the run starts from step 0.")
-            return False
-        if steps_in(self.checkpoints):
-            raise TrainingError(
-                f"The run folder {str(self.path)!r} already holds a run; go on with it (--resume) "
-                "or name another folder (--run-dir)."
-            )
-        if self.metrics.path.exists():
-            self.log(f"{str(self.path)!r} holds a run without a checkpoint; it starts over.")
-        return False
 
     def check_unchanged(self, settings: Mapping[str, Any]) -> None:
         """Raises ValueError if the run that is resumed had other settings, which it names.

@@ -171,7 +171,8 @@ class Sinks:
     def __init__(self, makers: Sequence[SinkMaker], run: RunInfo):
         self._open: list[_Open] = []
         for maker in makers:
-            name = _name(maker)
+            known = [name for name, each in SINKS.items() if each is maker]
+            name = known[0] if known else getattr(maker, "__qualname__", type(maker).__name__)
             try:
                 self._open.append(_Open(name, maker(run), deque(maxlen=_BACKLOG)))
             except Exception as error:
@@ -227,12 +228,6 @@ def flat(row: Mapping[str, Any], *, separator: str = "/") -> dict[str, Any]:
         else:
             flattened[name] = value
     return flattened
-
-
-def _name(maker: SinkMaker) -> str:
-    """The name of a sink in messages."""
-    known = (name for name, each in SINKS.items() if each is maker)
-    return next(known, None) or getattr(maker, "__qualname__", type(maker).__name__)
 
 
 def _names(folder: Path) -> tuple[str, str]:
