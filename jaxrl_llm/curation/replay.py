@@ -160,7 +160,7 @@ def replay_add(
     place = jnp.where(taken, place, capacity)
 
     def put(old: Array, values: Array) -> Array:
-        return old.at[place].set(jnp.asarray(values).astype(old.dtype), mode="drop")
+        return jnp.asarray(old).at[place].set(jnp.asarray(values).astype(old.dtype), mode="drop")
 
     return ReplayBuffer(
         items=jax.tree.map(put, buffer.items, items),

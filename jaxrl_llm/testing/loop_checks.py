@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl_llm.curation import sized
 from jaxrl_llm.data import Prompt, PromptSet
 from jaxrl_llm.recipes import EvolutionRecipe, Recipe, catalog
 from jaxrl_llm.testing.model import tiny_model
@@ -136,6 +137,7 @@ def _check_memory(recipe: Recipe, state, name: str, steps: int) -> None:
 
 def _check_collector(collector, result, name: str) -> None:
     """Raises AssertionError unless a collector asked for what it drops, or learned."""
+    collector = sized(collector, group_size=_GROUP, max_new_tokens=_LENGTH)
     first, state = collector.init(_PROMPTS), result.state.collector_state
     remembers = bool(jax.tree.leaves(first))
     if remembers:

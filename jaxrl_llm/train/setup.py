@@ -16,7 +16,7 @@ import optax
 
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
-from jaxrl_llm.curation import Collector, in_order
+from jaxrl_llm.curation import Collector, in_order, sized
 from jaxrl_llm.data.questions import Question, encode_prompts
 from jaxrl_llm.models.lora import Adapted, describe_params, with_adapter
 from jaxrl_llm.models.protocol import Model
@@ -82,7 +82,12 @@ class Experiment:
     @property
     def collector(self) -> Collector:
         """That of the recipe, or the one that takes each prompt in the order of the data."""
-        return getattr(self.recipe, "collector", None) or in_order()
+        sampling = self.config.sampling
+        return sized(
+            getattr(self.recipe, "collector", None) or in_order(),
+            group_size=sampling.group_size,
+            max_new_tokens=sampling.max_new_tokens,
+        )
 
     @property
     def grader(self) -> Grader:

@@ -12,7 +12,8 @@ after groups have finished, and hands ``propose`` the count that ``observe`` ask
 is None while its group is sampled. The state that ``observe`` returns counts once it has decided on
 the rows; until then it may be called any number of times. A collector whose groups may be larger
 than G has a fourth function, ``width(group_size)``, the most rollouts of a group: the width of the
-batch.
+batch. One whose state depends on the sizes of a run has ``for_run(group_size, max_new_tokens)``,
+the collector that the run plays.
 
 What every collector promises: the requests are the same however many are proposed at once; the rows
 depend on which groups finished and not on the order in which they did; the number of requests has a
@@ -160,6 +161,13 @@ class Collection(NamedTuple):
         """How many requests are still sampled."""
         return sum(outcome is None for outcome in self.outcomes)
 
+    def outcome(self, request: int) -> Outcome:
+        """That of a request that has finished."""
+        outcome = self.outcomes[request]
+        if outcome is None:
+            raise ValueError(f"Collection: request {request} has not finished.")
+        return outcome
+
 
 class Row(NamedTuple):
     """One group of a batch.
@@ -215,6 +223,18 @@ class Collector(Protocol):
     def observe(self, state: ArrayTree, collection: Collection) -> tuple[Decision, ArrayTree]:
         """What to do next, and the state after the batch if the decision completes it."""
         ...
+
+
+def sized(collector: Collector, *, group_size: int, max_new_tokens: int) -> Collector:
+    """The collector with the sizes of a run: what its ``for_run`` returns, or the same one."""
+    for_run = getattr(collector, "for_run", None)
+    return collector if for_run is None else for_run(group_size, max_new_tokens)
+
+
+def width_of(collector: Collector, group_size: int) -> int:
+    """The most rollouts of a group: G, or more for a collector that says so."""
+    width = getattr(collector, "width", None)
+    return group_size if width is None else width(group_size)
 
 
 def stack_outcomes(outcomes: Sequence[Outcome | None], *, rows: int) -> Outcome:
@@ -301,6 +321,10 @@ class _Refill:
     oversample: float
     max_rounds: int
     source: Collector
+
+    def for_run(self, group_size: int, max_new_tokens: int) -> "_Refill":
+        source = sized(self.source, group_size=group_size, max_new_tokens=max_new_tokens)
+        return dataclasses.replace(self, source=source)
 
     def init(self, num_prompts: int) -> ArrayTree:
         return self.source.init(num_prompts)

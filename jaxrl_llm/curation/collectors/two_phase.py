@@ -15,6 +15,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Row,
     in_order,
     on_host,
+    sized,
 )
 
 
@@ -27,6 +28,11 @@ class _TwoPhase:
     first: int | None
     rounds: int
     source: Collector
+
+    def for_run(self, group_size: int, max_new_tokens: int) -> "_TwoPhase":
+        size = self.first or group_size
+        source = sized(self.source, group_size=size, max_new_tokens=max_new_tokens)
+        return dataclasses.replace(self, source=source)
 
     def width(self, group_size: int) -> int:
         return max(self.max_rollouts, self.first or group_size)

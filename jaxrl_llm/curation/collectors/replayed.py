@@ -1,0 +1,544 @@
+"""A collector that trains on stored groups of earlier batches among fresh ones."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_llm.core import Array, ArrayTree, call_with, checks
+from jaxrl_llm.core.compose import stable_repr
+from jaxrl_llm.curation.collectors.protocol import (
+    OWN,
+    REPLAYED,
+    Collection,
+    Collector,
+    Decision,
+    Request,
+    Response,
+    Row,
+    in_order,
+    on_host,
+    sized,
+    width_of,
+)
+from jaxrl_llm.curation.mixing import mix_source_mask
+from jaxrl_llm.curation.replay import (
+    ReplayBuffer,
+    replay_add,
+    replay_fresh,
+    replay_init,
+    replay_sample,
+)
+
+
+class StoredGroups(NamedTuple):
+    """The items of a buffer: groups of at most G rollouts of at most T tokens; 0 elsewhere.
+
+    Attributes:
+      tokens: int32 ``[C, G, T]``.
+      trains: bool ``[C, G, T]``, False for tokens that are only context.
+      behavior_logp: float32 ``[C, G, T]``, of the policy that sampled.
+      model_logp: float32 ``[C, G, T]``, of the plain model that sampled.
+      versions: int32 ``[C, G, T]``, of the weights that sampled each token.
+      lengths: int32 ``[C, G]``.
+      finish: int32 ``[C, G]``.
+      rewards: float32 ``[C, G]``.
+      sizes: int32 ``[C]``, rollouts of each group.
+    """
+
+    tokens: np.ndarray
+    trains: np.ndarray
+    behavior_logp: np.ndarray
+    model_logp: np.ndarray
+    versions: np.ndarray
+    lengths: np.ndarray
+    finish: np.ndarray
+    rewards: np.ndarray
+    sizes: np.ndarray
+
+
+class ReplayedState(NamedTuple):
+    """State of :func:`replayed`: NumPy arrays.
+
+    Attributes:
+      buffer: Its items are :class:`StoredGroups`.
+      source: State of the collector of fresh groups.
+    """
+
+    buffer: ReplayBuffer
+    source: ArrayTree
+
+
+def stored_request(
+    buffer: ReplayBuffer, place: int, *, version: int, max_staleness: int | None = None
+) -> Request:
+    """A request for the group at a place of a buffer, as it was sampled and rewarded.
+
+    Args:
+      buffer: Of :func:`replayed`.
+      place: From 0.
+      version: Of the weights being trained.
+      max_staleness: Greatest age in versions; None for no bound.
+
+    Raises:
+      ValueError: If the place is empty or its group too old.
+    """
+    order, stored = buffer.order, int(buffer.versions[place])
+    if order[place] < 0:
+        raise ValueError(f"stored_request: place {place} of the buffer is empty.")
+    if max_staleness is not None and version - stored > max_staleness:
+        raise ValueError(
+            f"stored_request: the group at place {place} was sampled by version {stored} of the "
+            f"weights, {version - stored} before version {version}; max_staleness is "
+            f"{max_staleness}."
+        )
+    items = buffer.items
+    responses = []
+    for member in range(int(items.sizes[place])):
+        cut = (place, member, slice(int(items.lengths[place, member])))
+        responses.append(
+            Response(
+                tokens=items.tokens[cut],
+                behavior_logp=items.behavior_logp[cut],
+                model_logp=items.model_logp[cut],
+                version=items.versions[cut],
+                trains=items.trains[cut],
+                finish=int(items.finish[place, member]),
+                reward=float(items.rewards[place, member]),
+            )
+        )
+    return Request(
+        rollouts=len(responses),
+        prompt=int(buffer.prompt_ids[place]),
+        responses=tuple(responses),
+        sampled=False,
+        role=REPLAYED,
+    )
+
+
+def store_groups(
+    buffer: ReplayBuffer,
+    groups: Sequence[Sequence[Response]],
+    *,
+    prompts: Sequence[int],
+    scores: np.ndarray,
+    evict: Literal["oldest", "lowest"] = "oldest",
+    unique: bool = False,
+) -> ReplayBuffer:
+    """The buffer with more groups, all of whose responses have rewards.
+
+    Args:
+      buffer: Of :func:`replayed`.
+      groups: n groups; one that is larger or longer than the buffer's is left out.
+      prompts: n places in the data set.
+      scores: float32 ``[n]``.
+      evict, unique: See :func:`~jaxrl_llm.curation.replay_add`.
+    """
+    _, size, length = buffer.items.tokens.shape
+    where = [
+        len(group) <= size and all(len(response.tokens) <= length for response in group)
+        for group in groups
+    ]
+    versions = [min(_versions(response).min(initial=2**30) for response in g) for g in groups]
+    # A power of two, so that few shapes are compiled.
+    spare = (0, (1 << (len(groups) - 1).bit_length()) - len(groups))
+    numbers = np.pad(np.arange(1, len(groups) + 1, dtype=np.int32), spare)
+    with on_host():
+        # The rule moves the numbers of groups, and the groups follow.
+        places = replay_add(
+            buffer._replace(items=np.zeros(len(buffer.order), np.int32)),
+            numbers,
+            prompt_ids=np.pad(np.asarray(prompts, np.int32), spare),
+            version=np.pad(np.asarray(versions, np.int32), spare),
+            scores=np.pad(np.asarray(scores, np.float32), spare),
+            where=np.pad(np.asarray(where, bool), spare),
+            evict=evict,
+            unique=unique,
+        )
+    moved = jax.tree.map(np.asarray, places)
+    items = jax.tree.map(np.copy, buffer.items)
+    for place in np.flatnonzero(moved.items):
+        for array in items:
+            array[place] = 0
+        group = groups[moved.items[place] - 1]
+        items.sizes[place] = len(group)
+        for member, response in enumerate(group):
+            count = len(response.tokens)
+            cut = (place, member, slice(count))
+            items.tokens[cut] = response.tokens
+            items.trains[cut] = True if response.trains is None else response.trains
+            items.behavior_logp[cut] = response.behavior_logp
+            plain = response.model_logp
+            items.model_logp[cut] = response.behavior_logp if plain is None else plain
+            items.versions[cut] = _versions(response)
+            items.lengths[place, member] = count
+            items.finish[place, member] = response.finish
+            items.rewards[place, member] = response.reward
+    return moved._replace(items=items)
+
+
+def _versions(response: Response) -> np.ndarray:
+    if response.version is None:
+        return np.zeros(len(response.tokens), np.int32)
+    return np.asarray(response.version)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class _Replayed:
+    """Made by :func:`replayed`."""
+
+    capacity: int
+    share: float | None = None
+    draw: str = "count"
+    replace: Callable | None = None
+    store: Callable | None = None
+    score: Callable | None = None
+    priority: Callable | None = None
+    evict: Literal["oldest", "lowest"] = "oldest"
+    unique: bool = False
+    max_staleness: int | None = None
+    until: int | None = None
+    source: Collector = dataclasses.field(default_factory=in_order)
+    group_size: int | None = None
+    max_new_tokens: int | None = None
+
+    def for_run(self, group_size: int, max_new_tokens: int) -> "_Replayed":
+        source = sized(self.source, group_size=group_size, max_new_tokens=max_new_tokens)
+        size = width_of(source, group_size)
+        return dataclasses.replace(
+            self, source=source, group_size=size, max_new_tokens=max_new_tokens
+        )
+
+    def width(self, group_size: int) -> int:
+        return width_of(self.source, group_size)
+
+    def init(self, num_prompts: int) -> ReplayedState:
+        if self.group_size is None or self.max_new_tokens is None:
+            raise ValueError(
+                f"{self!r}: the size of its buffer is unknown before "
+                "for_run(group_size, max_new_tokens)."
+            )
+        rollouts, tokens = (self.group_size,), (self.group_size, self.max_new_tokens)
+        item = StoredGroups(
+            tokens=np.zeros(tokens, np.int32),
+            trains=np.zeros(tokens, bool),
+            behavior_logp=np.zeros(tokens, np.float32),
+            model_logp=np.zeros(tokens, np.float32),
+            versions=np.zeros(tokens, np.int32),
+            lengths=np.zeros(rollouts, np.int32),
+            finish=np.zeros(rollouts, np.int32),
+            rewards=np.zeros(rollouts, np.float32),
+            sizes=np.zeros((), np.int32),
+        )
+        with on_host():
+            buffer = jax.tree.map(np.asarray, replay_init(item, capacity=self.capacity))
+        return ReplayedState(buffer, self.source.init(num_prompts))
+
+    def propose(self, state: ReplayedState, key, collection: Collection, count: int):
+        with on_host():
+            key = jax.random.wrap_key_data(np.asarray(jax.random.key_data(key)))
+        drawn = self._drawn(state, key, collection)
+        first, groups = len(collection.requests), collection.num_groups
+        if self.replace is not None:
+            after = self._fresh(state, collection)[0].rows is not None
+            replay = [after] * count
+        else:
+            start = groups - self._count(key, len(drawn), collection)
+            replay = [start <= i < groups for i in range(first, first + count)]
+        used = sum(request.role == REPLAYED for request in collection.requests)
+        places = iter(drawn[used:])
+        requests: list[Request | None] = [
+            self._stored(state, next(places), collection) if stored else None for stored in replay
+        ]
+        part, _ = _part(collection)
+        fresh, source = self.source.propose(state.source, key, part, requests.count(None))
+        following = iter(fresh)
+        filled = tuple(next(following) if each is None else each for each in requests)
+        return filled, state._replace(source=source)
+
+    def observe(self, state: ReplayedState, collection: Collection):
+        requests = collection.requests
+        if not requests:
+            return Decision(ask=collection.num_groups), state
+        decision, learned, rows = self._fresh(state, collection)
+        if decision.rows is None:
+            return decision, state
+        stored = [i for i, request in enumerate(requests) if request.role == REPLAYED]
+        kept = rows
+        if self.replace is not None:
+            kept = self._informative(rows, collection)
+            missing = min(len(rows) - len(kept), self._available(state, collection)) - len(stored)
+            if missing > 0:
+                return Decision(ask=missing), state
+            # Rows that nothing takes the place of stay.
+            spare = len(rows) - len(kept) - len(stored)
+            kept = kept + [row for row in rows if row not in kept][:spare]
+        if any(collection.outcomes[i] is None for i in stored):
+            return Decision(), state
+        full = [Row(tuple((i, j) for j in range(requests[i].rollouts))) for i in stored]
+        batch = sorted([*kept, *full], key=lambda row: row.members[0])
+        buffer = self._add(state.buffer, rows, collection)
+        return Decision(rows=tuple(batch)), ReplayedState(buffer, learned)
+
+    def _fresh(self, state, collection: Collection) -> tuple[Decision, ArrayTree, list[Row]]:
+        """What the source wants, in requests of this batch; its state, and its rows."""
+        part, places = _part(collection)
+        decision, learned = self.source.observe(state.source, part)
+        rows = [
+            row._replace(members=tuple((places[i], j) for i, j in row.members))
+            for row in decision.rows or ()
+        ]
+        more = tuple(
+            each if each.extends is None else each._replace(extends=places[each.extends])
+            for each in decision.requests
+        )
+        return decision._replace(requests=more), learned, rows
+
+    def _weights(self, state, collection: Collection) -> np.ndarray:
+        """What each place is drawn by, 0 for those that cannot be: float32 ``[C]``."""
+        buffer = state.buffer
+        weights = np.ones(self.capacity, np.float32)
+        if self.until is not None and collection.step >= self.until:
+            return np.zeros_like(weights)
+        with on_host():
+            able = replay_fresh(buffer, version=collection.version, max_lag=self.max_staleness)
+            if self.priority is not None:
+                context = {
+                    "scores": buffer.scores,
+                    "order": buffer.order,
+                    "versions": buffer.versions,
+                    "version": collection.version,
+                    "where": able,
+                }
+                weights = np.asarray(call_with(self.priority, context=context), np.float32)
+                checks.check_shape(repr(self), "the priority's result", weights, able.shape)
+        return np.where(np.asarray(able) & (weights > 0), weights, 0.0)
+
+    def _available(self, state, collection: Collection) -> int:
+        return int(np.count_nonzero(self._weights(state, collection)))
+
+    def _drawn(self, state, key: Array, collection: Collection) -> list[int]:
+        """The places of this batch in the order in which they are drawn."""
+        meta = state.buffer._replace(items=())
+        with on_host():
+            sample = replay_sample(
+                jax.random.fold_in(key, 0),
+                meta,
+                count=self.capacity,
+                weights=self._weights(state, collection),
+            )
+        index = np.asarray(sample.index)
+        return index[index >= 0].tolist()
+
+    def _count(self, key: Array, available: int, collection: Collection) -> int:
+        """How many groups of the batch are stored ones; one at least is fresh."""
+        groups, share = collection.num_groups, self.share or 0.0
+        wanted = round(share * groups)
+        if self.draw == "each":
+            with on_host():
+                key = jax.random.fold_in(key, 1)
+                mask = mix_source_mask(key, prompts=groups, probability=share)
+            wanted = int(np.count_nonzero(mask))
+        return min(wanted, available, groups - 1)
+
+    def _stored(self, state, place: int, collection: Collection) -> Request:
+        version, most = collection.version, self.max_staleness
+        return stored_request(state.buffer, place, version=version, max_staleness=most)
+
+    def _informative(self, rows: list[Row], collection: Collection) -> list[Row]:
+        """The rows that stay: they take part and pass the rule of ``replace``."""
+        keep = _passing(self, "replace", self.replace, rows, collection)
+        return [row for row, passes in zip(rows, keep, strict=True) if passes and row.takes_part]
+
+    def _add(self, buffer: ReplayBuffer, rows: list[Row], collection: Collection) -> ReplayBuffer:
+        """The buffer with the fresh groups of the batch."""
+        requests = collection.requests
+        own = [
+            row
+            for row in rows
+            if row.takes_part
+            and all(
+                requests[i].role == OWN and collection.outcome(i).where[j] for i, j in row.members
+            )
+        ]
+        if self.store is not None:
+            keep = _passing(self, "store", self.store, own, collection)
+            own = [row for row, passes in zip(own, keep, strict=True) if passes]
+        if not own:
+            return buffer
+        groups = []
+        for row in own:
+            group = []
+            for i, j in row.members:
+                outcome = collection.outcome(i)
+                if len(outcome.responses) != requests[i].rollouts:
+                    raise ValueError(f"{self!r}: the outcome of request {i} has no responses.")
+                group.append(outcome.responses[j]._replace(reward=float(outcome.rewards[j])))
+            groups.append(group)
+        scores = np.zeros(len(own), np.float32)
+        if self.score is not None:
+            rewards, where = _rewards(own, collection)
+            mean = rewards.sum(-1, where=where, keepdims=True) / where.sum(-1, keepdims=True)
+            spread = np.sqrt(
+                ((rewards - mean) ** 2).sum(-1, where=where, keepdims=True)
+                / np.maximum(where.sum(-1, keepdims=True) - 1, 1)
+            )
+            signal = np.where(where, (rewards - mean) / (spread + 1e-6), 0.0)
+            context = {"rewards": rewards, "where": where, "advantages": np.float32(signal)}
+            with on_host():
+                scores = np.asarray(call_with(self.score, context=context), np.float32)
+            checks.check_shape(repr(self), "the score's result", scores, (len(own),))
+        prompts = [int(collection.outcome(row.members[0][0]).prompt) for row in own]
+        return store_groups(
+            buffer, groups, prompts=prompts, scores=scores, evict=self.evict, unique=self.unique
+        )
+
+    def __repr__(self) -> str:
+        shown = []
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name in ("group_size", "max_new_tokens") or value == field.default:
+                continue
+            if field.name == "source" and value == in_order():
+                continue
+            shown.append(f"{field.name}={stable_repr(value) if callable(value) else repr(value)}")
+        return f"replayed({', '.join(shown)})"
+
+
+def _part(collection: Collection) -> tuple[Collection, list[int]]:
+    """The batch without its stored groups, as its source sees it, and their places in the batch.
+
+    Stored groups that take the place of fresh ones are asked for last, after P of them.
+    """
+    requests = collection.requests
+    places = [i for i, request in enumerate(requests) if request.role != REPLAYED]
+    number = {place: i for i, place in enumerate(places)}
+    first = requests[: collection.num_groups]
+    part = collection._replace(
+        num_groups=collection.num_groups - sum(each.role == REPLAYED for each in first),
+        requests=tuple(
+            each if each.extends is None else each._replace(extends=number[each.extends])
+            for each in (requests[i] for i in places)
+        ),
+        outcomes=tuple(collection.outcomes[i] for i in places),
+    )
+    return part, places
+
+
+def _rewards(rows: Sequence[Row], collection: Collection) -> tuple[np.ndarray, np.ndarray]:
+    """Rewards of the members of rows, and which there are: ``[n, G]``."""
+    shape = (len(rows), max(len(row.members) for row in rows))
+    rewards, where = np.zeros(shape, np.float32), np.zeros(shape, bool)
+    for p, row in enumerate(rows):
+        for g, (i, j) in enumerate(row.members):
+            outcome = collection.outcome(i)
+            rewards[p, g], where[p, g] = outcome.rewards[j], outcome.where[j]
+    return rewards, where
+
+
+def _passing(collector, option: str, rule, rows: Sequence[Row], collection) -> np.ndarray:
+    """Which rows a rule keeps any rollout of: bool ``[n]``."""
+    if not rows:
+        return np.zeros(0, bool)
+    rewards, where = _rewards(rows, collection)
+    with on_host():
+        keep = call_with(rule, rewards, context={"rewards": rewards, "where": where})
+    checks.check_shape(repr(collector), f"the result of {option}", keep, rewards.shape)
+    checks.check_bool(repr(collector), **{option: keep})
+    return (np.asarray(keep) & where).any(axis=-1)
+
+
+def replayed(
+    *,
+    capacity: int,
+    share: float | None = None,
+    draw: Literal["count", "each"] = "count",
+    replace: Callable | None = None,
+    store: Callable | None = None,
+    score: Callable | None = None,
+    priority: Callable | None = None,
+    evict: Literal["oldest", "lowest"] = "oldest",
+    unique: bool = False,
+    max_staleness: int | None = None,
+    until: int | None = None,
+    source: Collector | None = None,
+) -> Collector:
+    """Trains on stored groups of earlier batches: a part of each batch, or in place of dull ones.
+
+        with ``share``:    round(share P) stored groups and P - round(share P) fresh ones
+        with ``replace``:  P fresh groups; stored ones take the places of those that the rule drops
+        buffer <- fresh groups of the batch, once it is complete
+
+    A stored group has the tokens, rewards and ``behavior_logp`` of the weights that sampled it, and
+    it stays in the buffer. Where there are fewer stored groups than wanted, fresh ones are asked
+    for, or dull ones stay. A batch has at least one fresh group, and a stored one at most once.
+
+    Args:
+      capacity: C, groups in the buffer.
+      share: Share of the groups of a batch that are stored ones, above 0 and below 1.
+      draw: "count" for that share of every batch; "each" draws for each group with that
+        probability whether it is a stored one.
+      replace: ``rewards [n, G] -> keep [n, G]``, such as
+        :func:`~jaxrl_llm.curation.informative_groups`, in place of ``share``.
+      store: The same for groups that are stored; None for all. Of hinted groups none is.
+      score: Scores ``[n]`` of new groups from ``rewards``, ``where`` and ``advantages`` (GRPO's),
+        ``[n, G]``, such as :func:`~jaxrl_llm.curation.replay_scores`.
+      priority: Weights ``[C]`` of draws from ``scores``, ``order``, ``versions``, ``version`` and
+        ``where``, such as :func:`~jaxrl_llm.curation.replay_priorities`; None for equal ones.
+      evict: What a full buffer loses: its "oldest" groups, or those of the "lowest" score.
+      unique: Whether a prompt has at most one group in the buffer, its last one.
+      max_staleness: Groups that are older than this many versions of the weights are not drawn.
+      until: The step from which on no group is replayed.
+      source: The collector of fresh groups; None for :func:`in_order`.
+
+    Returns:
+      A collector; its state is a :class:`ReplayedState`.
+
+    Raises:
+      TypeError: If an option that must be a function is none.
+      ValueError: If not exactly one of ``share`` and ``replace`` is there, or an option is out of
+        its range or has no effect.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.curation.replayed(share=0.5, capacity=512, max_staleness=8)
+      replayed(capacity=512, share=0.5, max_staleness=8)
+
+    References:
+      DOTS (arXiv:2506.05316), Skywork R1V2 (arXiv:2504.16656), ReMix (arXiv:2507.06892) and TRL's
+      GRPO with a replay buffer, which differ in share, priority and bounds.
+    """
+    name = "replayed"
+    checks.check_count(name, capacity=capacity)
+    if (share is None) == (replace is None):
+        raise ValueError(f"{name}: give one of share and replace; got {share!r} and {replace!r}.")
+    if share is not None and not 0.0 < share < 1.0:
+        raise ValueError(f"{name}: share must be above 0 and below 1; got {share!r}.")
+    checks.check_option(name, "draw", draw, ("count", "each"))
+    checks.check_option(name, "evict", evict, ("oldest", "lowest"))
+    if share is None and draw != "count":
+        raise ValueError(f"{name}: draw has no effect with replace.")
+    rules = {"replace": replace, "store": store, "score": score, "priority": priority}
+    for option, rule in rules.items():
+        if rule is not None and not callable(rule):
+            raise TypeError(f"{name}: {option} must be a function; got {rule!r}.")
+    if evict == "lowest" and score is None:
+        raise ValueError(f"{name}: evict='lowest' needs a score.")
+    checks.check_non_negative(name, max_staleness=max_staleness)
+    checks.check_positive(name, until=until)
+    return _Replayed(
+        capacity=capacity,
+        share=None if share is None else float(share),
+        draw=draw,
+        replace=replace,
+        store=store,
+        score=score,
+        priority=priority,
+        evict=evict,
+        unique=unique,
+        max_staleness=max_staleness,
+        until=until,
+        source=in_order() if source is None else source,
+    )

@@ -1,0 +1,289 @@
+"""Stored groups among fresh ones: what is drawn, what is stored, and what never happens."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm.curation import OWN, REPLAYED, Collection, Outcome, Response, replayed
+from jaxrl_llm.curation.collectors.protocol import sized
+
+P, G, T, N = 4, 2, 5, 10
+KEY = jax.random.key(3)
+
+
+def for_run(collector):
+    return sized(collector, group_size=G, max_new_tokens=T)
+
+
+def response(step, request, member):
+    """Tokens that name their rollout."""
+    size = 2 + (request + member) % (T - 1)
+    tokens = np.full(size, 100 * step + 10 * request + member, np.int32)
+    logp = np.float32(-0.1 * (1 + member) * np.ones(size))
+    return Response(tokens, logp, logp - 1, np.full(size, step, np.int32), np.ones(size, bool))
+
+
+def outcome(step, number, request, place, reward):
+    if request.responses:
+        responses = request.responses
+        rewards = np.float32([each.reward for each in responses])
+    else:
+        responses = tuple(response(step, number, j) for j in range(request.rollouts))
+        rewards = np.float32(reward(step, number)[: request.rollouts])
+    return Outcome(
+        prompt=place if request.prompt is None else request.prompt,
+        rewards=rewards,
+        where=np.ones(len(rewards), bool),
+        lengths=np.array([len(each.tokens) for each in responses], np.int32),
+        truncated=np.zeros(len(rewards), bool),
+        reward_components={},
+        responses=tuple(responses),
+    )
+
+
+def differ(step, number):
+    return [0.0, 1.0]
+
+
+def some_differ(step, number):
+    return [0.0, float((step + number) % 3 > 0)]
+
+
+def ask(collection, requests):
+    return collection._replace(
+        requests=collection.requests + tuple(requests),
+        outcomes=collection.outcomes + (None,) * len(requests),
+    )
+
+
+def play(collector, state, step, *, reward=differ, together=True, order=None, version=None):
+    """One batch: its decision, the requests and the outcomes, and the state after it."""
+    version = step if version is None else version
+    collection = Collection(P, G, step, version=version)
+    key = jax.random.fold_in(KEY, step)
+    for _ in range(40):
+        decision, learned = collector.observe(state, collection)
+        if decision.rows is not None:
+            return decision, collection, learned
+        for count in [decision.ask] if together else [1] * decision.ask:
+            requests, state = collector.propose(state, key, collection, count)
+            collection = ask(collection, requests)
+        collection = ask(collection, decision.requests)
+        if decision.ask or decision.requests:
+            continue
+        waits = [i for i, done in enumerate(collection.outcomes) if done is None]
+        which = waits[0] if order is None else waits[order % len(waits)]
+        done = list(collection.outcomes)
+        place_of = (step * P + which) % N
+        done[which] = outcome(step, which, collection.requests[which], place_of, reward)
+        collection = collection._replace(outcomes=tuple(done))
+    raise AssertionError("a batch without an end")
+
+
+def run(collector, steps, **options):
+    state, batches = collector.init(N), []
+    for step in range(steps):
+        decision, collection, state = play(collector, state, step, **options)
+        batches.append((decision, collection))
+    return batches, state
+
+
+def roles(batch):
+    decision, collection = batch
+    return [collection.requests[row.members[0][0]].role for row in decision.rows]
+
+
+def test_half_of_a_batch_is_stored_once_there_is_enough():
+    batches, state = run(for_run(replayed(capacity=8, share=0.5)), 4)
+    assert roles(batches[0]) == [OWN] * 4
+    assert all(roles(batch) == [OWN] * 2 + [REPLAYED] * 2 for batch in batches[1:])
+    # 4 + 2 + 2 + 2 fresh groups went into 8 places, the newest stay.
+    assert int(state.buffer.added) == 10
+    assert sorted(state.buffer.order.tolist()) == list(range(2, 10))
+
+
+def test_a_stored_group_comes_back_as_it_was_sampled():
+    batches, _ = run(for_run(replayed(capacity=8, share=0.5)), 3)
+    sampled = {}
+    for step, (_, collection) in enumerate(batches):
+        for i, (request, done) in enumerate(
+            zip(collection.requests, collection.outcomes, strict=True)
+        ):
+            if request.role == OWN:
+                sampled[done.responses[0].tokens[0]] = (step, i, done)
+                continue
+            assert not request.sampled and request.rollouts == G
+            past, number, first = sampled[request.responses[0].tokens[0]]
+            assert past < step and request.prompt == first.prompt
+            for j, stored in enumerate(request.responses):
+                expected = response(past, number, j)
+                for name in ("tokens", "behavior_logp", "model_logp", "version", "trains"):
+                    np.testing.assert_array_equal(getattr(stored, name), getattr(expected, name))
+                assert stored.reward == first.rewards[j]
+
+
+@pytest.mark.parametrize(
+    "collector",
+    [
+        replayed(capacity=6, share=0.5),
+        replayed(capacity=6, share=0.4, draw="each", until=5),
+        replayed(capacity=6, replace=jr.curation.informative_groups, max_staleness=2),
+        replayed(capacity=6, share=0.5, source=jr.curation.refill(jr.curation.informative_groups)),
+        replayed(
+            capacity=6,
+            share=0.5,
+            source=jr.curation.two_phase(
+                lambda rewards: np.full(len(rewards), 1), max_rollouts=3, first=2
+            ),
+        ),
+    ],
+    ids=["share", "each", "replace", "refill", "two_phase"],
+)
+def test_a_batch_does_not_depend_on_timing_or_on_how_many_are_proposed(collector):
+    collector = for_run(collector)
+
+    def play_all(**options):
+        batches, state = run(collector, 5, reward=some_differ, **options)
+        return [
+            (decision, [each._replace(responses=()) for each in collection.requests])
+            for decision, collection in batches
+        ], state
+
+    first, state = play_all()
+    for options in ({"together": False}, {"order": 1}, {"order": 2, "together": False}):
+        again, other = play_all(**options)
+        assert again == first
+        jax.tree.map(np.testing.assert_array_equal, state, other)
+    for decision, requests in first:
+        members = [member for row in decision.rows for member in row.members]
+        assert len(decision.rows) == P and len(set(members)) == len(members)
+        begins = [row.members[0] for row in decision.rows]
+        assert begins == sorted(begins)
+        assert len(requests) <= 10 * P
+    orders = state.buffer.order[state.buffer.order >= 0]
+    assert len(set(orders.tolist())) == len(orders)
+    tokens = [group[0, 0] for group in state.buffer.items.tokens if group.any()]
+    assert len(set(tokens)) == len(tokens) > 2  # no rollout twice
+
+
+def test_stored_groups_take_the_places_of_dull_ones():
+    collector = for_run(
+        replayed(
+            capacity=8,
+            replace=jr.curation.informative_groups,
+            store=jr.curation.informative_groups,
+        )
+    )
+    batches, state = run(collector, 3, reward=some_differ)
+    # Group number i of step s differs unless s + i divides by 3: 0 and 3 of the first batch.
+    assert roles(batches[0]) == [OWN] * 4  # nothing is stored yet, so the dull ones stay
+    assert [len(collection.requests) for _, collection in batches] == [4, 5, 5]
+    for batch in batches[1:]:
+        assert roles(batch) == [OWN] * 3 + [REPLAYED]
+    assert (state.buffer.items.rewards[state.buffer.order >= 0].std(axis=-1) > 0).all()
+    assert int(state.buffer.added) == 2 + 3 + 3
+
+
+def test_groups_too_old_are_not_drawn_and_an_explicit_request_is_refused():
+    collector = for_run(replayed(capacity=8, share=0.5, max_staleness=2))
+    batches, state = run(collector, 3)
+    decision, collection, _ = play(collector, state, 4)
+    old = [r for r in collection.requests if r.role == REPLAYED]
+    assert all(r.responses[0].version[0] == 2 for r in old) and old
+    decision, collection, _ = play(collector, state, 5)
+    assert all(request.role == OWN for request in collection.requests)
+    place = int(np.argmin(state.buffer.versions))
+    with pytest.raises(ValueError) as error:
+        jr.curation.stored_request(state.buffer, place, version=7, max_staleness=2)
+    assert str(error.value) == (
+        f"stored_request: the group at place {place} was sampled by version 0 of the weights, 7 "
+        "before version 7; max_staleness is 2."
+    )
+    with pytest.raises(ValueError, match="place 1 of the buffer is empty"):
+        jr.curation.stored_request(collector.init(N).buffer, 1, version=0)
+
+
+def test_the_draw_follows_the_priority():
+    def newest(order):
+        return np.float32(order == order.max())
+
+    collector = for_run(replayed(capacity=8, share=0.5, priority=newest))
+    batches, _ = run(collector, 4)
+    for step, batch in enumerate(batches[1:], 1):
+        # A single group has a weight, the last one that was stored; fresh ones fill the batch.
+        assert roles(batch) == [OWN] * 3 + [REPLAYED]
+        stored = batch[1].requests[-1]
+        assert stored.responses[0].version[0] == step - 1
+
+
+def test_each_group_is_a_stored_one_with_the_probability_and_until_a_step():
+    options = {"capacity": 16, "share": 0.4, "draw": "each", "until": 20}
+    batches, _ = run(for_run(replayed(**options)), 25)
+    counts = [roles(batch).count(REPLAYED) for batch in batches]
+    assert set(counts[1:20]) <= {0, 1, 2, 3} and len(set(counts[1:20])) > 2
+    assert 0.25 < np.mean(counts[1:20]) / P < 0.55
+    assert counts[0] == 0 and counts[20:] == [0] * 5
+
+
+def test_scores_decide_who_stays():
+    def mean(rewards):
+        return rewards.mean(axis=-1)
+
+    collector = for_run(replayed(capacity=2, share=0.5, score=mean, evict="lowest", unique=False))
+    _, state = run(collector, 3, reward=lambda step, number: [step + 0.1 * number] * 2)
+    np.testing.assert_allclose(np.sort(state.buffer.scores), [2.0, 2.1], rtol=1e-6)
+
+
+def test_what_cannot_be_stored_is_left_out():
+    collector = for_run(replayed(capacity=4, share=0.5))
+    state = collector.init(N)
+    _, collection, _ = play(collector, state, 0)
+    failed = collection.outcomes[1]._replace(where=np.array([True, False]))
+    long = response(0, 2, 0)._replace(tokens=np.zeros(T + 1, np.int32))
+    outcomes = list(collection.outcomes)
+    outcomes[1] = failed
+    outcomes[2] = outcomes[2]._replace(responses=(long, long))
+    _, learned = collector.observe(state, collection._replace(outcomes=tuple(outcomes)))
+    assert sorted(learned.buffer.order.tolist()) == [-1, -1, 0, 1]
+
+
+BAD = {
+    "neither": (dict(capacity=4), "replayed: give one of share and replace; got None and None."),
+    "share": (dict(capacity=4, share=1.0), "share must be above 0 and below 1; got 1.0."),
+    "draw": (dict(capacity=4, replace=len, draw="each"), "draw has no effect with replace."),
+    "capacity": (dict(capacity=0, share=0.5), "capacity must be an integer above 0; got 0."),
+    "lowest": (dict(capacity=4, share=0.5, evict="lowest"), "evict='lowest' needs a score."),
+    "until": (dict(capacity=4, share=0.5, until=0), "until must be above 0"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_options_are_refused(name):
+    options, message = BAD[name]
+    with pytest.raises(ValueError) as error:
+        replayed(**options)
+    assert message in str(error.value)
+
+
+def test_other_mistakes_are_refused():
+    with pytest.raises(TypeError, match="store must be a function; got 3"):
+        replayed(capacity=4, share=0.5, store=3)
+    with pytest.raises(ValueError, match="unknown before for_run"):
+        replayed(capacity=4, share=0.5).init(N)
+    wrong = for_run(replayed(capacity=4, share=0.5, priority=lambda scores: scores[:1]))
+    with pytest.raises(ValueError, match="the priority's result"):
+        run(wrong, 1)
+
+
+def test_it_prints_what_differs():
+    text = "replayed(capacity=8, replace=informative_groups, source=refill("
+    collector = replayed(
+        capacity=8,
+        replace=jr.curation.informative_groups,
+        source=jr.curation.refill(jr.curation.informative_groups),
+    )
+    assert repr(for_run(collector)).startswith(text)
+    assert dataclasses.is_dataclass(collector)
