@@ -39,6 +39,7 @@ EXTRAS: dict[str, Extra] = {
     "grad_sq_norms": Extra("PG", "float", "squared norm of the score of the response"),
     "median_advantages": Extra("PG", "float", "rewards minus their group median, scaled"),
     "truncated": Extra("PG", "bool", "ended by its length and not by a stop token"),
+    "roles": Extra("PG", "int", "what each rollout is to the batch, as in curation.Request"),
     # Of a turn.
     "turn_rewards": Extra("PGK", "float", "reward of each turn"),
     "turn_where": Extra("PGK", "bool", "turns that exist"),
@@ -52,6 +53,7 @@ EXTRAS: dict[str, Extra] = {
     "old_mean_log_probs": Extra("PGT", "float", "mean log-probability of the vocabulary, old"),
     "hot_logp": Extra("PGT", "float", "the same at a temperature above the sampler's"),
     "cold_logp": Extra("PGT", "float", "the same at one below"),
+    "behavior_known": Extra("PGT", "bool", "whether behavior_logp is known"),
     "versions": Extra("PGT", "int", "weights that drew the token; -1 unknown"),
     "values": Extra("PGT", "float", "critic's value of the state before the token"),
     "old_values": Extra("PGTC", "float", "the same, of each head"),

@@ -1,114 +1,99 @@
 """Plays a collector: samples and grades the groups that it asks for, until its batch is complete.
 
-What samples is a :class:`Backend`: the whole-batch sampler in rounds (:class:`SamplerBackend`), or
-the slots of an engine, which take a new group while others decode (:class:`EngineBackend`). Both
-give the same batch: a rollout depends on the key, its number and the weights, and the number counts
-the rollouts in the order of requests.
+A rollout depends on the key, its number and the weights, and the number counts the rollouts in the
+order of requests: a batch is the same whatever :mod:`backend <jaxrl_llm.rollout.backends>` samples.
 """
 
-import time
-from collections import deque
+import hashlib
+import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from jaxrl_llm.core.axes import Array, ArrayTree
-from jaxrl_llm.core.runtime import processes
-from jaxrl_llm.curation.collectors.protocol import Collection, Collector, Outcome, Request, Row
-from jaxrl_llm.data.questions import Question
+from jaxrl_llm.core.support import Support
+from jaxrl_llm.curation.collectors.protocol import (
+    JUDGE,
+    OWN,
+    Collection,
+    Collector,
+    Outcome,
+    Request,
+    Response,
+    Row,
+    collector_needs,
+    width_of,
+)
+from jaxrl_llm.data.questions import Question, TextEncoder
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rewards.scoring import join_scores
-from jaxrl_llm.rollout.engine.engine import Engine
-from jaxrl_llm.rollout.engine.generation import Generation
-from jaxrl_llm.rollout.engine.requests import Group, to_rollout
-from jaxrl_llm.rollout.types import LENGTH, Rollout
+from jaxrl_llm.rollout._inputs import check_tokens
+from jaxrl_llm.rollout.backends import Asked, Backend, Graded
+from jaxrl_llm.rollout.sampler import BUCKETS
+from jaxrl_llm.rollout.types import CANCELLED, LENGTH, STOP, UNFINISHED, Rollout
 
-Grade = Callable[[Sequence[Question], Sequence[Sequence[str]]], Scores]
-
-
-class Asked(NamedTuple):
-    """A group to sample.
-
-    Attributes:
-      question: Its place in the data set.
-      requests: One number a rollout: each names a stream of random numbers.
-    """
-
-    question: int
-    requests: tuple[int, ...]
-
-
-class Graded(NamedTuple):
-    """A group of n rollouts with their texts and rewards.
-
-    Attributes:
-      rollout: ``[1, n]``, on the host.
-      texts: n.
-      scores: ``[n]``.
-    """
-
-    rollout: Rollout
-    texts: list[str]
-    scores: Scores
+_ROLES = range(OWN, JUDGE + 1)
 
 
 class Collected(NamedTuple):
     """A complete batch.
 
     Attributes:
-      rollout: ``[P, G]``, on the host; G is the collector's ``width``.
+      rollout: ``[P, G]``, on the host; G is the collector's ``width``. The prompt of a row is what
+        the prompts of its members begin with alike; the rest of a member's prompt stands before its
+        response in ``tokens``, where ``mask`` is False. It is also False where a response does not
+        train.
       where: bool ``[P, G]``, False where a row has no such member or takes no part.
+      roles: int32 ``[P, G]``, of each rollout.
+      known: bool ``[P, G, T]``, whether ``behavior_logp`` is known; None if it is for every token
+        that trains.
       questions: P, of the rows.
       places: Places of these questions in the data set.
       texts: P groups of G.
+      messages: The user's message of each rollout, where it is not the question's; P groups of G.
       scores: ``[P * G]``.
       state: Of the collector.
       in_order: How many prompts it took in the order of the data.
-      groups: How many groups were asked for.
-      rollouts: How many rollouts of them.
-      reward: Mean reward of all rollouts that were asked for.
-      failures: How many of them have no reward.
+      groups: How many groups were sampled.
+      rollouts: How many rollouts were.
+      continued: How many tokens of them had been sampled before.
+      reward: Mean reward of all rollouts that were sampled.
+      failures: How many calls of the reward failed.
       seconds: By "sample" and "reward".
     """
 
     rollout: Rollout
     where: np.ndarray
+    roles: np.ndarray
+    known: np.ndarray | None
     questions: list[Question]
     places: list[int]
     texts: list[list[str]]
+    messages: list[list[str | None]]
     scores: Scores
     state: ArrayTree
     in_order: int
     groups: int
     rollouts: int
+    continued: int
     reward: float
     failures: int
     seconds: dict[str, float]
 
 
-class Backend(Protocol):
-    """What samples and grades groups."""
+class Limits(NamedTuple):
+    """What a run can serve.
 
-    seconds: dict[str, float]
+    Attributes:
+      encoder: Encodes texts, with the room that prompts have.
+      max_new_tokens: T, of the longest response.
+      vocab_size: Tokens lie below it.
+    """
 
-    def submit(self, asked: Sequence[Asked]) -> None:
-        """Queues groups."""
-        ...
-
-    def spare(self) -> int:
-        """How many more groups of G rollouts the next ``wait`` could sample at no cost."""
-        ...
-
-    def wait(self) -> dict[Asked, Graded]:
-        """Samples until at least one queued group has finished; those that have."""
-        ...
-
-    def close(self) -> None:
-        """Drops what is queued."""
-        ...
+    encoder: TextEncoder
+    max_new_tokens: int
+    vocab_size: int
 
 
 def collect(
@@ -122,6 +107,8 @@ def collect(
     num_groups: int,
     group_size: int,
     step: int,
+    version: int = 0,
+    limits: Limits | None = None,
     pad_id: int = 0,
 ) -> Collected:
     """Collects a batch.
@@ -137,6 +124,8 @@ def collect(
       num_groups: P.
       group_size: G.
       step: Which batch of the run it is, from 0.
+      version: Of the weights.
+      limits: What the run can serve; requests with a text or responses need it.
       pad_id: Fills ``tokens`` after the end of a response.
 
     Raises:
@@ -144,7 +133,11 @@ def collect(
         batch.
       RewardError: If the reward fails.
     """
-    book = _Book(collector, state, key, questions, next_places, num_groups, group_size, step)
+    start = Collection(num_groups, group_size, step, data=_Rows(questions), version=version)
+    if limits is not None:
+        encoder = limits.encoder
+        start = start._replace(encode=encoder.response, decode=encoder.tokenizer.decode)
+    book = _Book(collector, state, key, questions, next_places, start, limits)
     try:
         while True:
             decision, learned = collector.observe(book.state, book.collection())
@@ -162,7 +155,7 @@ def collect(
                 )
             # Rows of the sampler that would be empty sample what may be asked for next; a collector
             # with a width asks for more of the same groups.
-            if not hasattr(collector, "width") and (spare := backend.spare()):
+            if width_of(collector, group_size) == group_size and (spare := backend.spare()):
                 backend.submit(book.ahead(spare))
             book.finished |= backend.wait()
             book.take()
@@ -172,32 +165,45 @@ def collect(
     return book.assemble(decision.rows, learned, pad_id=pad_id, seconds=backend.seconds)
 
 
-def batch_width(collector: Collector, group_size: int) -> int:
-    """The most rollouts of a group: G, or more for a collector that says so."""
-    width = getattr(collector, "width", None)
-    return group_size if width is None else width(group_size)
+class _Rows(Sequence):
+    """The rows of the data as a collector sees them."""
+
+    def __init__(self, questions: Sequence[Question]):
+        self._questions = questions
+
+    def __len__(self) -> int:
+        return len(self._questions)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return _Rows(self._questions[index])
+        prompt = self._questions[index].prompt
+        return {**prompt.metadata, "text": prompt.text}
 
 
 class _Book:
     """What was asked for in a batch, and what came of it."""
 
-    def __init__(self, collector, state, key, questions, next_places, num_groups, group_size, step):
+    def __init__(self, collector, state, key, questions, next_places, start, limits):
         self.collector, self.state, self._key = collector, state, key
-        self._questions, self._next_places = questions, next_places
-        self._empty = Collection(num_groups, group_size, step)
-        self._width = batch_width(collector, group_size)
+        self._questions, self._next_places, self._limits = questions, next_places, limits
+        self._start: Collection = start
+        self._width = width_of(collector, start.group_size)
         self.requests: list[Request] = []
         self.outcomes: list[Outcome | None] = []
         self.asked: list[Asked] = []
         self.finished: dict[Asked, Graded] = {}  # also of groups that are not asked for yet
+        self.waiting = 0
+        self._open: dict[Asked, int] = {}  # asked for and without an outcome, by their places
         self._submitted: set[Asked] = set()
+        self._planned = 0  # submitted and not asked for
+        self._number = 0  # of the next rollout
+        self._in_order = 0  # requests that take the next prompt
+        self._places: list[int] = []
+        self._texts: dict[tuple[int, str], tuple[int, ...]] = {}
 
     def collection(self) -> Collection:
-        return self._empty._replace(requests=tuple(self.requests), outcomes=tuple(self.outcomes))
-
-    @property
-    def waiting(self) -> int:
-        return sum(outcome is None for outcome in self.outcomes)
+        return self._start._replace(requests=tuple(self.requests), outcomes=tuple(self.outcomes))
 
     def propose(self, count: int) -> tuple[Sequence[Request], ArrayTree]:
         """The next requests of the collector, and its state after them."""
@@ -211,21 +217,110 @@ class _Book:
             )
         return requests, state
 
+    def ask(self, requests: Sequence[Request]) -> list[Asked]:
+        """Enters requests; those that nothing samples yet."""
+        resolved = self._resolve(requests)
+        self._open |= {each: i for i, each in enumerate(resolved, len(self.asked))}
+        self._planned -= sum(each in self._submitted for each in resolved)
+        self._number += sum(request.rollouts for request in requests)
+        self._in_order += _in_order(requests)
+        self.requests += requests
+        self.asked += resolved
+        self.outcomes += [None] * len(requests)
+        self.waiting += len(requests)
+        new = [each for each in resolved if each not in self._submitted]
+        self._submitted.update(new)
+        return new
+
+    def ahead(self, count: int) -> list[Asked]:
+        """The ``count`` groups that would be asked for next and that nothing samples yet."""
+        requests, _ = self.propose(self._planned + count)
+        resolved = self._resolve(requests)
+        # A reward of a request's own is not compared.
+        new = [x for x in resolved if x not in self._submitted and x.request.reward is None][:count]
+        self._submitted.update(new)
+        self._planned += len(new)
+        return new
+
+    def take(self) -> bool:
+        """Enters the outcomes of requests that have finished; whether there is a new one."""
+        done = [asked for asked in self._open if asked in self.finished]
+        for asked in done:
+            self.outcomes[self._open.pop(asked)] = _outcome(asked, self.finished[asked])
+        self.waiting -= len(done)
+        return bool(done)
+
     def _resolve(self, requests: Sequence[Request]) -> list[Asked]:
         """Requests that follow those so far, with the places of their prompts and their numbers."""
         self._check(requests)
-        number = sum(len(asked.requests) for asked in self.asked)
-        ordered, new = _in_order(self.requests), _in_order(requests)
-        places = iter(self._next_places(ordered + new)[ordered:])
-        resolved = []
+        number, first = self._number, self._in_order
+        if (needed := first + _in_order(requests)) > len(self._places):
+            self._places = list(self._next_places(max(needed, 2 * len(self._places))))
+        places = iter(self._places[first:needed])
+        resolved: list[Asked] = []
         for request in requests:
             if request.extends is not None:
-                place = [*self.asked, *resolved][request.extends].question
+                earlier = request.extends - len(self.asked)
+                place = (self.asked[request.extends] if earlier < 0 else resolved[earlier]).question
             else:
                 place = next(places) if request.prompt is None else int(request.prompt)
-            resolved.append(Asked(place, tuple(range(number, number + request.rollouts))))
+            numbers = tuple(range(number, number + request.rollouts))
+            prompt = None if request.text is None else self._encode(place, request.text)
+            responses = self._responses(request, place)
+            content = _content(request, responses)
+            resolved.append(Asked(place, numbers, request, prompt, responses, content))
             number += request.rollouts
         return resolved
+
+    def _name(self, place: int) -> str:
+        prompt = self._questions[place].prompt
+        return repr(prompt.id or prompt.text[:40])
+
+    def _encode(self, place: int, text: str) -> tuple[int, ...]:
+        """The tokens of a message for a prompt."""
+        if self._limits is None or not collector_needs(self.collector, "sends_text"):
+            raise ValueError(
+                f"collector {self.collector!r} sends a text; its attribute sends_text must be "
+                "True, so that prompts have room for it."
+            )
+        if (place, text) not in self._texts:
+            name = f"{self._name(place)}, with the text of collector {self.collector!r},"
+            self._texts[place, text] = tuple(self._limits.encoder.prompt(text, name))
+        return self._texts[place, text]
+
+    def _responses(self, request: Request, place: int) -> tuple[Response, ...]:
+        """The responses of a request as arrays; raises ValueError for what cannot be used."""
+        if not request.responses:
+            return ()
+        if self._limits is None:
+            raise ValueError(
+                f"collector {self.collector!r} brings responses; collect has no limits."
+            )
+        T = self._limits.max_new_tokens
+        most = T if request.limit is None else request.limit
+        start = f"collector {self.collector!r}: a response to prompt {self._name(place)}"
+        arrays = []
+        for response in request.responses:
+            tokens = response.tokens
+            if isinstance(tokens, str):
+                tokens = self._limits.encoder.response(tokens, ends=not request.sampled)
+            check_tokens(start, tokens, self._limits.vocab_size)
+            n = len(tokens)
+            if n > most - request.sampled:
+                what = "begins with" if request.sampled else "has"
+                raise ValueError(f"{start} {what} {n} tokens; the longest response has {most}.")
+            if not n and not request.sampled:
+                raise ValueError(f"{start} has no tokens.")
+            if request.sampled and response.reward is not None:
+                raise ValueError(f"{start} is to go on, but brings its reward.")
+            if not request.sampled and response.finish not in (LENGTH, STOP, CANCELLED):
+                raise ValueError(f"{start} is not sampled, but its finish is {response.finish}.")
+            for name in ("behavior_logp", "model_logp", "version", "trains", "entropy"):
+                x = getattr(response, name)
+                if x is not None and np.shape(x) != (n,):
+                    raise ValueError(f"{start} has {n} tokens, and {name} of shape {np.shape(x)}.")
+            arrays.append(response._replace(tokens=np.asarray(tokens, np.int32).reshape(n)))
+        return tuple(arrays)
 
     def _check(self, requests: Sequence[Request]) -> None:
         """Raises ValueError for requests that nothing can serve."""
@@ -240,6 +335,8 @@ class _Book:
                     f"{start} prompt {request.prompt}; the data set has prompts 0 to "
                     f"{len(self._questions) - 1}."
                 )
+            for problem in _problems(request, self._limits):
+                raise ValueError(f"{start} request {i} {problem}.")
             if request.extends is None:
                 continue
             if request.prompt is not None or not 0 <= request.extends < i:
@@ -248,36 +345,9 @@ class _Book:
                     "be an earlier one, and prompt None."
                 )
 
-    def ask(self, requests: Sequence[Request]) -> list[Asked]:
-        """Enters requests; those that nothing samples yet."""
-        resolved = self._resolve(requests)
-        self.requests += requests
-        self.asked += resolved
-        self.outcomes += [None] * len(requests)
-        return self._new(resolved)
-
-    def ahead(self, count: int) -> list[Asked]:
-        """The ``count`` groups that would be asked for next and that nothing samples yet."""
-        planned = len(self._submitted - set(self.asked))
-        requests, _ = self.propose(planned + count)
-        return self._new(self._resolve(requests), count)
-
-    def _new(self, asked: list[Asked], most: int | None = None) -> list[Asked]:
-        new = [each for each in asked if each not in self._submitted][:most]
-        self._submitted.update(new)
-        return new
-
-    def take(self) -> bool:
-        """Enters the outcomes of requests that have finished; whether there is a new one."""
-        new = False
-        for i, asked in enumerate(self.asked):
-            if self.outcomes[i] is None and asked in self.finished:
-                self.outcomes[i], new = _outcome(asked, self.finished[asked]), True
-        return new
-
     def check(self, rows: Sequence[Row]) -> None:
         """Raises ValueError unless rows can be a batch."""
-        who, P, G = f"collector {self.collector!r}", self._empty.num_groups, self._width
+        who, P, G = f"collector {self.collector!r}", self._start.num_groups, self._width
         if len(rows) != P:
             raise ValueError(f"{who} decides on {len(rows)} rows; a batch has {P}.")
         for p, row in enumerate(rows):
@@ -301,28 +371,99 @@ class _Book:
     ) -> Collected:
         """The batch of these rows."""
         G = self._width
-        groups = [[(self.finished[self.asked[r]], i) for r, i in row.members] for row in rows]
+        groups = [[self._member(*each) for each in row.members] for row in rows]
         places = [self.asked[row.members[0][0]].question for row in rows]
-        where = np.zeros((len(rows), G), bool)
-        for p, row in enumerate(rows):
-            where[p, : len(row.members)] = row.takes_part
+        where, roles = np.zeros((len(rows), G), bool), np.zeros((len(rows), G), np.int32)
+        for p, (row, group) in enumerate(zip(rows, groups, strict=True)):
+            where[p, : len(group)] = row.takes_part
+            roles[p, : len(group)] = [each.asked.request.role for each in group]
+            if not os.path.commonprefix([each.context for each in group]):
+                raise ValueError(
+                    f"collector {self.collector!r}: the prompts of row {p}, of prompt "
+                    f"{self._name(places[p])}, do not begin with the same token, so they cannot "
+                    "share a row; a text must begin as the prompt does."
+                )
         scores = _join_scores(groups, G)
-        graded = [self.finished[asked].scores for asked in self.asked if asked in self.finished]
+        sampled = [x for x in self.asked if x.request.sampled and x.request.role != JUDGE]
+        graded = [self.finished[x] for x in sampled or self.asked if x in self.finished]
+        rollout, known = _join_rollouts(groups, G, pad_id)
         return Collected(
-            rollout=_join_rollouts(groups, G, pad_id),
+            rollout=rollout,
             where=where & ~scores.failed.reshape(where.shape),
+            roles=roles,
+            known=known,
             questions=[self._questions[place] for place in places],
             places=places,
-            texts=[[done.texts[i] for done, i in g] + [""] * (G - len(g)) for g in groups],
+            texts=[[x.done.texts[x.index] for x in g] + [""] * (G - len(g)) for g in groups],
+            messages=[[x.asked.request.text for x in g] + [None] * (G - len(g)) for g in groups],
             scores=scores,
             state=state,
-            in_order=_in_order(self.requests),
-            groups=sum(request.extends is None for request in self.requests),
-            rollouts=sum(request.rollouts for request in self.requests),
-            reward=mean_reward(graded),
-            failures=sum(scores.failures for scores in graded),
+            in_order=self._in_order,
+            groups=sum(x.request.extends is None for x in self.asked if x.request.sampled),
+            rollouts=sum(x.request.rollouts for x in self.asked if x.request.sampled),
+            continued=sum(len(y.tokens) for x in sampled for y in x.responses),
+            reward=mean_reward([each.scores for each in graded]),
+            failures=sum(_failures(self.finished[x]) for x in self.asked if x in self.finished),
             seconds=dict(seconds),
         )
+
+    def _member(self, request: int, index: int) -> "_Member":
+        asked = self.asked[request]
+        context = asked.prompt
+        if context is None or asked.request.train_as_prompt:
+            context = tuple(self._questions[asked.question].tokens)
+        return _Member(asked, self.finished[asked], index, context)
+
+
+class _Member(NamedTuple):
+    """A rollout of a row, and the prompt that it trains with."""
+
+    asked: Asked
+    done: Graded
+    index: int
+    context: tuple[int, ...]
+
+    @property
+    def begins(self) -> Response | None:
+        """What the request brought of it."""
+        return self.asked.responses[self.index] if self.asked.responses else None
+
+
+def _problems(request: Request, limits: Limits | None) -> list[str]:
+    """What is wrong with the options of a request."""
+    wrong, n = [], len(request.responses)
+    if n not in (0, request.rollouts):
+        wrong.append(f"with {n} responses for {request.rollouts} rollouts")
+    if not request.sampled and not n:
+        wrong.append("of complete responses, but brings none")
+    if not request.sampled and (request.limit is not None or request.temperature is not None):
+        wrong.append("of complete responses, for which limit and temperature have no effect")
+    if request.train_as_prompt and request.text is None:
+        wrong.append("with train_as_prompt, which has no effect without a text")
+    if request.pauses and request.limit is None:
+        wrong.append("that pauses, which has no effect without a limit")
+    T = request.limit if limits is None else limits.max_new_tokens
+    if request.limit is not None and not 1 <= request.limit <= T:  # type: ignore[operator]
+        wrong.append(f"with limit {request.limit}; it must be from 1 to max_new_tokens {T}")
+    if request.temperature is not None and not 0 <= request.temperature < float("inf"):
+        wrong.append(f"with temperature {request.temperature}; it must be finite and at least 0")
+    if request.role not in _ROLES:
+        wrong.append(f"with role {request.role}; roles are {_ROLES.start} to {_ROLES.stop - 1}")
+    return wrong
+
+
+def _content(request: Request, responses: tuple[Response, ...]) -> bytes:
+    """A digest of all of a request but prompt, rollouts and reward; empty for a plain one."""
+    options = (request.text, request.sampled, request.limit, request.pauses, request.temperature)
+    options = (*options, request.train_as_prompt, request.role, request.reward is None)
+    if options == (None, True, None, False, None, False, OWN, True) and not responses:
+        return b""
+    digest = hashlib.blake2b(repr(options).encode(), digest_size=16)
+    for response in responses:
+        for x in response:
+            digest.update(b"|" if x is None else np.asarray(x).tobytes())
+            digest.update(str(np.shape(x)).encode())
+    return digest.digest()
 
 
 def _in_order(requests: Sequence[Request]) -> int:
@@ -336,8 +477,14 @@ def mean_reward(scores: Sequence[Scores]) -> float:
     return float(rewards.mean()) if rewards.size else float("nan")
 
 
+def _failures(done: Graded) -> int:
+    """How many calls of the reward failed for a group; what is unfinished was not graded."""
+    return int((done.scores.unanswered & (done.rollout.finish[0] != UNFINISHED)).sum())
+
+
 def _outcome(asked: Asked, done: Graded) -> Outcome:
     rollout, scores = done.rollout, done.scores
+    size = range(len(asked.requests))
     return Outcome(
         prompt=asked.question,
         rewards=np.asarray(scores.rewards, np.float32),
@@ -345,248 +492,127 @@ def _outcome(asked: Asked, done: Graded) -> Outcome:
         lengths=rollout.mask[0].sum(axis=-1, dtype=np.int32),
         truncated=rollout.finish[0] == LENGTH,
         reward_components=scores.reward_components,
+        responses=tuple(_response(asked, done, i) for i in size),
+        texts=tuple(done.texts),
     )
 
 
-def _join_rollouts(groups: list[list[tuple[Graded, int]]], size: int, pad_id: int) -> Rollout:
-    """P groups of at most G members as arrays ``[P, G]``; the rest is padding."""
-    rollouts = [done.rollout for group in groups for done, _ in group]
-    width = max(rollout.prompt_tokens.shape[1] for rollout in rollouts)
-
-    def prompts(name: str) -> np.ndarray:
-        rows = [getattr(group[0][0].rollout, name)[0] for group in groups]
-        return np.stack([np.pad(row, (0, width - len(row))) for row in rows])
-
-    def members(name: str, fill: int = 0) -> Any:
-        def stack(*leaves: np.ndarray) -> np.ndarray:
-            out = np.full((len(groups), size, *leaves[0].shape[2:]), fill, leaves[0].dtype)
-            rest = iter(leaves)
-            for p, group in enumerate(groups):
-                for g, (_, member) in enumerate(group):
-                    out[p, g] = next(rest)[0, member]
-            return out
-
-        return jax.tree.map(stack, *(getattr(rollout, name) for rollout in rollouts))
-
-    return Rollout(
-        prompt_tokens=prompts("prompt_tokens"),
-        prompt_mask=prompts("prompt_mask"),
-        tokens=members("tokens", pad_id),
-        mask=members("mask"),
-        behavior_logp=members("behavior_logp"),
-        model_logp=members("model_logp"),
-        log_kept=members("log_kept"),
-        finish=members("finish", LENGTH),
-        version=members("version"),
-        support=members("support"),
+def _response(asked: Asked, done: Graded, index: int) -> Response:
+    """A rollout as a response that a later request may bring; what is not known stays so."""
+    rollout = done.rollout
+    n = int(rollout.mask[0, index].sum())
+    begin = asked.responses[index] if asked.responses else None
+    behavior_logp = rollout.tempered_logp[0, index, :n].astype(np.float32)
+    model_logp = rollout.model_logp[0, index, :n].astype(np.float32)
+    trains = None
+    if begin is not None:
+        first = len(begin.tokens)
+        for x, values in ((begin.behavior_logp, behavior_logp), (begin.model_logp, model_logp)):
+            values[:first] = np.nan if x is None else x
+        if begin.trains is not None:
+            trains = np.append(begin.trains, np.ones(n - first, bool)).astype(bool)
+    return Response(
+        tokens=rollout.tokens[0, index, :n].astype(np.int32),
+        behavior_logp=behavior_logp,
+        model_logp=model_logp,
+        version=rollout.version[0, index, :n].astype(np.int32),
+        trains=trains,
+        entropy=None if done.entropy is None else done.entropy[0, index, :n],
+        finish=int(rollout.finish[0, index]),
+        reward=None if done.scores.failed[index] else float(done.scores.rewards[index]),
     )
 
 
-def _join_scores(groups: list[list[tuple[Graded, int]]], size: int) -> Scores:
+def _bucket(size: int) -> int:
+    """A width that few sizes have in common; 0 stays 0."""
+    return min((b for b in BUCKETS if b >= size), default=size) if size else 0
+
+
+def _join_rollouts(
+    groups: list[list[_Member]], size: int, pad_id: int
+) -> tuple[Rollout, np.ndarray | None]:
+    """P groups of at most G members as arrays ``[P, G]``, the rest padding, and what is known."""
+    members = [each for group in groups for each in group]
+    prefixes = [os.path.commonprefix([each.context for each in group]) for group in groups]
+    before = max(
+        len(each.context) - len(prefix)
+        for group, prefix in zip(groups, prefixes, strict=True)
+        for each in group
+    )
+    plain = all(each.asked.prompt is None for each in members)
+    width = max(each.done.rollout.prompt_tokens.shape[1] for each in members)
+    if not plain:
+        width = _bucket(max(map(len, prefixes)))
+    T = _bucket(before) + max(each.done.rollout.tokens.shape[2] for each in members)
+    support = next((x.done.rollout.support for x in members if x.done.rollout.support), None)
+    shape = (len(groups), size, T)
+    present, known = np.zeros(shape, bool), np.ones(shape, bool)
+    out = {
+        name: np.zeros(shape, getattr(members[0].done.rollout, name).dtype)
+        for name in ("tokens", "mask", "behavior_logp", "model_logp", "log_kept", "version")
+    }
+    if support is not None:
+        support = Support(
+            *(
+                x if x is None else np.full((*shape, x.shape[-1]), fill, x.dtype)
+                for x, fill in zip(support, (-1, 0), strict=True)
+            )
+        )
+    finish = np.full(shape[:2], LENGTH, np.int32)
+    for p, (group, prefix) in enumerate(zip(groups, prefixes, strict=True)):
+        for g, each in enumerate(group):
+            rollout, i, rest = each.done.rollout, each.index, each.context[len(prefix) :]
+            first, end = len(rest), len(rest) + rollout.tokens.shape[2]
+            for name, array in out.items():
+                array[p, g, first:end] = getattr(rollout, name)[0, i]
+            if support is not None and rollout.support is not None:
+                for to, value in zip(support, rollout.support, strict=True):
+                    if to is not None and value is not None:
+                        to[p, g, first:end] = value[0, i]
+            finish[p, g] = rollout.finish[0, i]
+            present[p, g, :end] = np.append(np.ones(first, bool), rollout.mask[0, i])
+            out["tokens"][p, g, :first] = rest
+            if (begin := each.begins) is not None:
+                end = first + len(begin.tokens)
+                logp = begin.behavior_logp
+                known[p, g, first:end] = False if logp is None else ~np.isnan(logp)
+                if begin.trains is not None:
+                    out["mask"][p, g, first:end] &= np.asarray(begin.trains, bool)
+    out["tokens"] = np.where(present, out["tokens"], pad_id).astype(np.int32)
+    prompts = np.zeros((len(groups), width), np.int32)
+    for row, prefix in zip(prompts, prefixes, strict=True):
+        row[: len(prefix)] = prefix
+    lengths = np.array([len(prefix) for prefix in prefixes])
+    rollout = Rollout(
+        prompt_tokens=prompts,
+        prompt_mask=np.arange(width) < lengths[:, None],
+        tokens=out["tokens"],
+        mask=out["mask"],
+        behavior_logp=out["behavior_logp"],
+        model_logp=out["model_logp"],
+        log_kept=out["log_kept"],
+        finish=finish,
+        version=out["version"],
+        support=support,
+    )
+    return rollout, None if known[out["mask"]].all() else known
+
+
+def _join_scores(groups: list[list[_Member]], size: int) -> Scores:
     """Scores ``[P * G]`` of groups of at most G members; the rest counts as failed."""
-    calls = list({id(done): done for group in groups for done, _ in group}.values())
+    calls = list({id(each.done): each.done for group in groups for each in group}.values())
+    names = {name for done in calls if done.by_run for name in done.scores.reward_components}
     sizes = [len(done.texts) for done in calls]
     first = dict(zip(map(id, calls), np.cumsum([0, *sizes[:-1]]), strict=True))
     rows = np.full((len(groups), size), -1)
     for p, group in enumerate(groups):
-        rows[p, : len(group)] = [first[id(done)] + member for done, member in group]
-    return join_scores([done.scores for done in calls]).take(rows.reshape(-1))
+        rows[p, : len(group)] = [first[id(each.done)] + each.index for each in group]
 
+    def scores(done: Graded) -> Scores:
+        """With NaN in the components of the run's reward where it did not grade."""
+        if done.by_run or not names:
+            return done.scores
+        absent = np.full(len(done.texts), np.nan, np.float32)
+        return done.scores._replace(reward_components=dict.fromkeys(names, absent))
 
-class SamplerBackend:
-    """Rounds of the whole-batch sampler, each of P rows of G; a round is sampled, then graded.
-
-    Args:
-      sample: ``(prompts, request_ids) -> Rollout`` of P lists of tokens and numbers ``[P, G]``, on
-        the host.
-      questions: The data set.
-      decode: Text of token ids.
-      grade: Rewards of groups of texts; on several processes all of them call it together.
-      num_groups: P.
-      group_size: G.
-    """
-
-    def __init__(
-        self,
-        sample: Callable[[list[list[int]], np.ndarray], Rollout],
-        questions: Sequence[Question],
-        *,
-        decode: Callable[[list[int]], str],
-        grade: Grade,
-        num_groups: int,
-        group_size: int,
-    ):
-        self._sample, self._questions = sample, questions
-        self._decode, self._grade = decode, grade
-        self._shape = (num_groups, group_size)
-        self._queue: deque[tuple[Asked, int]] = deque()  # groups by rows, the first of which is 0
-        self._rows: dict[Asked, list[Rollout]] = {}
-        self.seconds = {"sample": 0.0, "reward": 0.0}
-
-    def submit(self, asked: Sequence[Asked]) -> None:
-        """Queues groups, those of more than G rollouts as several rows."""
-        for each in asked:
-            self._queue.extend((each, row) for row in range(self._num_rows(each)))
-
-    def spare(self) -> int:
-        """Rows of the next round that nothing fills."""
-        return max(self._shape[0] - len(self._queue), 0)
-
-    def wait(self) -> dict[Asked, Graded]:
-        """Samples and grades the next round."""
-        start, size = time.perf_counter(), self._shape[0]
-        rows = [self._queue.popleft() for _ in range(min(size, len(self._queue)))]
-        filled = rows + rows[:1] * (size - len(rows))
-        ids = np.array([self._requests_of(asked, row) for asked, row in filled])
-        prompts = [self._questions[asked.question].tokens for asked, _ in filled]
-        rollout = self._sample(prompts, ids)
-        complete = []
-        for i, (asked, _) in enumerate(rows):
-            done = self._rows.setdefault(asked, [])
-            done.append(jax.tree.map(lambda x, i=i: x[i : i + 1], rollout))
-            if len(done) == self._num_rows(asked):
-                complete.append(asked)
-        groups = [self._join_rows(asked) for asked in complete]
-        texts = [texts_of(rollout, self._decode)[0] for rollout in groups]
-        sampled = time.perf_counter()
-        scores = self._grade([self._questions[asked.question] for asked in complete], texts)
-        self.seconds["sample"] += sampled - start
-        self.seconds["reward"] += time.perf_counter() - sampled
-        graded, first = {}, 0
-        for asked, rollout, group in zip(complete, groups, texts, strict=True):
-            rows = np.arange(first, first + len(group))
-            graded[asked] = Graded(rollout, group, scores.take(rows))
-            first += len(group)
-        return graded
-
-    def close(self) -> None:
-        """Drops what is queued."""
-        self._queue.clear()
-        self._rows.clear()
-
-    def _num_rows(self, asked: Asked) -> int:
-        return -(-len(asked.requests) // self._shape[1])
-
-    def _requests_of(self, asked: Asked, row: int) -> list[int]:
-        """The numbers of a row; one that is not full repeats its first."""
-        size = self._shape[1]
-        requests = list(asked.requests[row * size : (row + 1) * size])
-        return requests + requests[:1] * (size - len(requests))
-
-    def _join_rows(self, asked: Asked) -> Rollout:
-        """The rows of a group as one."""
-        rows, size = self._rows.pop(asked), len(asked.requests)
-        responses = [row._replace(prompt_tokens=None, prompt_mask=None) for row in rows]
-        joined = jax.tree.map(lambda *x: np.concatenate(x, axis=1)[:, :size], *responses)
-        return joined._replace(prompt_tokens=rows[0].prompt_tokens, prompt_mask=rows[0].prompt_mask)
-
-
-class EngineBackend:
-    """An engine's slots: groups are graded as they finish, while others decode.
-
-    On several processes, which must ask for the same groups, rewards are exchanged once all groups
-    that were asked for have finished: there a replacement waits for the others.
-
-    Args:
-      engine: From :func:`~jaxrl_llm.rollout.make_engine`.
-      params: Parameters of its model.
-      key: Typed key of all requests.
-      version: Of the parameters.
-      questions: The data set.
-      decode: Text of token ids.
-      grade: Rewards of groups of texts, by this process alone.
-      max_new_tokens: T.
-      pad_id: Fills ``tokens`` after the end of a response.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        params: ArrayTree,
-        key: Array,
-        questions: Sequence[Question],
-        *,
-        version: int,
-        decode: Callable[[list[int]], str],
-        grade: Grade,
-        max_new_tokens: int,
-        pad_id: int,
-    ):
-        self._generation = Generation(engine, params, key=key, version=version)
-        self._finished = iter(self._generation)
-        self._questions, self._decode, self._grade = questions, decode, grade
-        self._width, self._pad_id = max_new_tokens, pad_id
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="rewards")
-        self._sampled: dict[Asked, tuple[Rollout, list[str]]] = {}
-        self._grading: dict[Asked, Future] = {}
-        self.seconds = {"sample": 0.0, "reward": 0.0}
-
-    def submit(self, asked: Sequence[Asked]) -> None:
-        """Queues groups."""
-        for each in asked:
-            tokens = self._questions[each.question].tokens
-            self._generation.submit(Group(id=each, prompt=tokens, requests=each.requests))
-
-    def spare(self) -> int:
-        """None: a slot that nothing fills costs little."""
-        return 0
-
-    def wait(self) -> dict[Asked, Graded]:
-        """Decodes until a group has been graded; on several processes, until all have been."""
-        alone = jax.process_count() == 1
-        start = time.perf_counter()
-        while not (alone and any(future.done() for future in self._grading.values())):
-            if not self._decode_group():
-                break
-        sampled = time.perf_counter()
-        if alone:
-            wait(self._grading.values(), return_when=FIRST_COMPLETED)
-            scores = {x: f.result() for x, f in self._grading.items() if f.done()}
-        else:
-            futures = list(self._grading.items())
-            shared = processes.together(lambda: {x: f.result() for x, f in futures})
-            scores = {asked: value for each in shared for asked, value in each.items()}
-        self.seconds["sample"] += sampled - start
-        self.seconds["reward"] += time.perf_counter() - sampled
-        graded = {}
-        for asked in [asked for asked in self._sampled if asked in scores]:
-            self._grading.pop(asked, None)
-            rollout, texts = self._sampled.pop(asked)
-            graded[asked] = Graded(rollout, texts, scores[asked])
-        return graded
-
-    def _decode_group(self) -> bool:
-        """Decodes until the next group has finished, and hands it to the reward; False for none."""
-        done = next(self._finished, None)
-        if done is None:
-            self._finished = iter(self._generation)  # more may be submitted
-            return False
-        asked, question = done.id, self._questions[done.id.question]
-        name = question.prompt.id or question.prompt.text[:40]
-        rollout = to_rollout(
-            [done._replace(group=done.group._replace(id=name))],
-            max_new_tokens=self._width,
-            prompt_width=self._generation.engine.spec.prompt_length,
-            pad_id=self._pad_id,
-        )
-        texts = texts_of(rollout, self._decode)[0]
-        self._sampled[asked] = (rollout, texts)
-        # Every process decodes all groups and grades its share of them.
-        if sum(asked.requests) % jax.process_count() == jax.process_index():
-            self._grading[asked] = self._pool.submit(self._grade, [question], [texts])
-        return True
-
-    def close(self) -> None:
-        """Drops what is queued, decoding or not graded yet."""
-        # Where one call failed the others may too, each after its deadline.
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        self._generation.stop()
-
-
-def texts_of(rollout: Rollout, decode: Callable[[list[int]], str]) -> list[list[str]]:
-    """The responses as text: P lists of G."""
-    tokens, mask = processes.to_host((rollout.tokens, rollout.mask))
-    return [
-        [decode(row[keep].tolist()) for row, keep in zip(rows, masks, strict=True)]
-        for rows, masks in zip(tokens, mask, strict=True)
-    ]
+    return join_scores([scores(done) for done in calls]).take(rows.reshape(-1))

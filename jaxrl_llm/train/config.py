@@ -75,6 +75,8 @@ class SamplingConfig:
       slots: How many rollouts decode at a time. Rewards then begin with the first group that is
         finished, and the last long responses decode in fewer slots; the rollouts are the same. None
         decodes all rollouts of a step in one program, which is quickest where lengths are alike.
+      prompt_length: Room for prompts that a collector writes, in tokens; None for 1,024 more than
+        the longest of the data, at most what the context leaves.
     """
 
     group_size: int = 8
@@ -84,6 +86,7 @@ class SamplingConfig:
     top_p: float | None = None
     min_p: float | None = None
     slots: int | None = None
+    prompt_length: int | None = None
 
     def __post_init__(self):
         name = "sampling"
@@ -97,7 +100,7 @@ class SamplingConfig:
                 raise ValueError(
                     f"sampling: {option} must be below 1; got {value:g}. None turns it off."
                 )
-        checks.check_positive(name, slots=self.slots)
+        checks.check_positive(name, slots=self.slots, prompt_length=self.prompt_length)
 
     def grid(self, prompts: int) -> tuple[int, int]:
         """Rows and width of the slots for a batch: a row for each prompt, as far as slots go.

@@ -11,7 +11,7 @@ from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.rewards.scoring import OnError, check_answered
-from jaxrl_llm.rollout.collect import texts_of
+from jaxrl_llm.rollout.backends import texts_of
 from jaxrl_llm.train.grading import Grader, sample_rows
 
 _Z = 1.959963984540054  # 97.5% quantile of the normal distribution

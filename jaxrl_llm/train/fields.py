@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from jaxrl_llm.curation.collectors.protocol import DEMONSTRATION, HINTED
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.recipes.inputs import EXTRAS
@@ -18,7 +19,7 @@ _DTYPES = {"float": np.float32, "int": np.int32, "bool": np.bool_}
 # Parts of a reward that add up to 1 on paper may come out as the next float32 above it.
 _ROUNDING = 1e-6
 # What the loop knows without the reward or the data.
-_KNOWN = ("prompt_ids", "truncated", "greedy_rewards", "versions", "current_version")
+_KNOWN = ("prompt_ids", "truncated", "greedy_rewards", "versions", "current_version", "roles")
 
 
 def host_fields(recipe: Recipe) -> frozenset[str]:
@@ -89,6 +90,7 @@ def attach_fields(
     indices: Sequence[int],
     questions: Sequence[Question],
     greedy: Callable[[], np.ndarray],
+    roles: np.ndarray | None = None,
 ) -> Batch:
     """The batch with the extras and reward components that the recipe needs.
 
@@ -103,6 +105,7 @@ def attach_fields(
       step: Updates made when it is trained on: the version of the weights by then.
       indices: Places of the prompts in the data set.
       greedy: Grades the most likely response of each prompt: ``[P]``; called only if needed.
+      roles: int ``[P, G]``, of each rollout; None for all own.
 
     Raises:
       ValueError: Also if a component of the reward would be added to the reward that is trained on.
@@ -117,7 +120,10 @@ def attach_fields(
         "versions": lambda: rollout.version,
         "current_version": lambda: np.full(shape[0], step),
         "greedy_rewards": greedy,
+        "roles": lambda: np.zeros(shape, np.int32) if roles is None else roles,
     }
+    if recipe.collector is not None and roles is not None:
+        known["steered"] = lambda: np.isin(roles, (HINTED, DEMONSTRATION))
     extras = {}
     for name in sorted(names):
         spec = EXTRAS.get(name)

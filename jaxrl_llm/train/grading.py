@@ -65,17 +65,27 @@ class Grader:
 
 
 def sample_rows(
-    questions: Sequence[Question], completions: Sequence[Sequence[str]], scores: Scores
+    questions: Sequence[Question],
+    completions: Sequence[Sequence[str]],
+    scores: Scores,
+    messages: Sequence[Sequence[str | None]] | None = None,
 ) -> list[dict]:
-    """One record a completion: id, prompt, text, reward, ``reward/NAME`` of each component."""
-    groups = zip(questions, completions, strict=True)
-    texts = [(question.prompt, text) for question, group in groups for text in group]
+    """One record a completion: id, prompt, text, reward, ``reward/NAME`` of each component.
+
+    ``messages`` are those in place of the question's own, or None for each.
+    """
+    messages = [[None] * len(group) for group in completions] if messages is None else messages
+    texts = [
+        (question.prompt, text, message or question.prompt.text)
+        for question, group, sent in zip(questions, completions, messages, strict=True)
+        for text, message in zip(group, sent, strict=True)
+    ]
     rewards = {"reward": scores.rewards}
     rewards |= {f"reward/{name}": x for name, x in scores.reward_components.items()}
     return [
-        {"id": prompt.id, "prompt": prompt.text, "completion": text}
+        {"id": prompt.id, "prompt": message, "completion": text}
         | {name: float(x[i]) for name, x in rewards.items()}
-        for i, (prompt, text) in enumerate(texts)
+        for i, (prompt, text, message) in enumerate(texts)
     ]
 
 

@@ -11,6 +11,9 @@ from jaxrl_llm import corrections, diagnostics
 from jaxrl_llm.core import Array, masking, traits_of
 from jaxrl_llm.recipes import Batch, Recipe
 
+# By the numbers of curation.collectors.protocol.
+_ROLES = ("own", "hinted", "demonstration", "replayed", "judge")
+
 
 def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> dict[str, Array]:
     """Float32 scalars that describe a prepared batch and the policy on it, before the update.
@@ -96,9 +99,13 @@ def rollout_metrics(collected, rollout, *, ages: np.ndarray) -> dict[str, float]
       applies, NaN if there is none; ``reward_failures``: responses whose call of the reward failed.
     - ``truncated``: share of responses that reached the token limit.
     - ``staleness``, ``staleness_max``: age in updates of the weights that sampled a token, relative
-      to those that are trained: mean and maximum.
-    - ``groups_sampled``, ``rollouts_sampled``: what the collector asked for; ``sampled_reward``:
+      to those that are trained: mean and maximum over the tokens that train and whose weights are
+      known.
+    - ``groups_sampled``, ``rollouts_sampled``: what the collector had sampled; ``sampled_reward``:
       the mean reward of it, where ``reward`` is that of the batch.
+    - ``rollouts/ROLE``: how many rollouts of the batch have a role other than own, where it has
+      any; ``tokens_continued``: tokens of responses that went on, sampled before this batch, where
+      there are any.
     - ``no_signal``: 1 for a batch in which no rollout takes part, which makes no update.
     """
     where, scores = collected.where, collected.scores
@@ -110,8 +117,14 @@ def rollout_metrics(collected, rollout, *, ages: np.ndarray) -> dict[str, float]
         values[f"reward/{name}"] = float(apply.mean()) if apply.size else float("nan")
     values["reward_failures"] = float(collected.failures)
     values["truncated"] = float(np.mean(rollout.finish[present.reshape(where.shape)] == 0))
-    ages = ages[rollout.mask]
-    values |= {"staleness": float(ages.mean()), "staleness_max": float(ages.max())}
+    ages = ages[rollout.mask & (np.asarray(rollout.version) >= 0)]
+    known = ages if ages.size else np.zeros(1)
+    values |= {"staleness": float(known.mean()), "staleness_max": float(known.max())}
+    counts = np.bincount(collected.roles[where], minlength=len(_ROLES))
+    named = zip(_ROLES, counts, strict=True)
+    values |= {f"rollouts/{role}": float(n) for role, n in named if n and role != "own"}
+    if collected.continued:
+        values["tokens_continued"] = float(collected.continued)
     values["groups_sampled"] = float(collected.groups)
     values["rollouts_sampled"] = float(collected.rollouts)
     values["no_signal"] = float(not where.any())

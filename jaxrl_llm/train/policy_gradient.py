@@ -285,6 +285,9 @@ def score_batch(
 
     Nowhere else are these set; what the batch already brings stays as it is.
 
+    - ``behavior_logp`` of tokens that nobody knows it of, as in a demonstration (extra
+      ``behavior_known``): that of the policy at the start of the step, so that no ratio and no
+      correction sees anything in them.
     - ``old_logp``, of the proximal policy: where ``score_old`` or the recipe's ``prepare`` asks for
       it, of the policy at the start of the step. A recipe that does not read ``behavior_logp``
       takes that in its place if older weights may have sampled (``stale``): its ratio is then that
@@ -321,6 +324,13 @@ def score_batch(
     def scored(function):
         return map_microbatches(function, batch, microbatches)
 
+    known = batch.extras.get("behavior_known")
+    if known is not None and batch.behavior_logp is not None:
+        logp = batch.old_logp
+        if logp is None:
+            logp = scored(lambda part: scorer(state.policy, part).logp)
+        logp = jnp.where(known, batch.behavior_logp, jax.lax.stop_gradient(logp))
+        batch = batch.replace(behavior_logp=logp)
     if stale and not recipe.reads_behavior and batch.old_logp is None:
         batch = batch.replace(old_logp=batch.behavior_logp)
     old_logp = (score_old or "old_logp" in needs) and batch.old_logp is None

@@ -35,14 +35,8 @@ from jaxrl_llm.models.sharding import param_shardings
 from jaxrl_llm.recipes import Batch, validate_batch
 from jaxrl_llm.rewards.scoring import check_answered, name_of
 from jaxrl_llm.rollout import Rollout, trim
-from jaxrl_llm.rollout.collect import (
-    Collected,
-    EngineBackend,
-    SamplerBackend,
-    collect,
-    mean_reward,
-    texts_of,
-)
+from jaxrl_llm.rollout.backends import EngineBackend, SamplerBackend, texts_of
+from jaxrl_llm.rollout.collect import Collected, Limits, collect, mean_reward
 from jaxrl_llm.rollout.types import FAILED
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.checkpoint.serialization import Extras
@@ -65,6 +59,7 @@ class RolloutBatch(NamedTuple):
     """A batch of graded rollouts, all of it on the host."""
 
     number: int  # which of the run, from 0: it trains the weights of that version
+    version: int  # of the weights that sampled
     begin: Cursor  # where its questions begin in the order of the data
     cursor: Cursor  # where those of the next batch begin
     collector_state: ArrayTree  # of the recipe's collector after it
@@ -126,6 +121,7 @@ def collect_rollouts(
         where=collected.where,
         vocab_size=experiment.model.config.vocab_size,
         drop_failed=recipe.forward_only,
+        known=collected.known,
     )
 
     def greedy_rewards() -> np.ndarray:
@@ -142,19 +138,31 @@ def collect_rollouts(
             rollout=rollout,
             step=number,
             indices=collected.places,
+            roles=collected.roles,
             questions=questions,
             greedy=greedy_rewards,
         )
     rows = []
     if number % config.samples_every == 0:
         present = rollout.mask.any(axis=-1).reshape(-1)
-        every = list(zip(sample_rows(questions, collected.texts, scores), present, strict=True))
+        records = sample_rows(questions, collected.texts, scores, collected.messages)
+        every = list(zip(records, present, strict=True))
         shown = spread_rows(every, len(questions), config.samples_shown)
         rows = [row for row, there in shown if there]
     seconds = dict(collected.seconds)
     seconds["reward"] += time.perf_counter() - start
     metrics = rollout_metrics(collected, rollout, ages=number - np.asarray(rollout.version))
-    return RolloutBatch(number, begin, cursor, collected.state, batch, metrics, rows, seconds)
+    return RolloutBatch(
+        number=number,
+        version=version,
+        begin=begin,
+        cursor=cursor,
+        collector_state=collected.state,
+        batch=batch,
+        metrics=metrics,
+        rows=rows,
+        seconds=seconds,
+    )
 
 
 def _play_collector(
@@ -208,6 +216,10 @@ def _play_collector(
         num_groups=config.prompts_per_step,
         group_size=sampling.group_size,
         step=number,
+        version=version,
+        limits=Limits(
+            experiment.encoder, sampling.max_new_tokens, experiment.model.config.vocab_size
+        ),
         pad_id=tokenizer.pad_id,
     )
 
@@ -228,14 +240,18 @@ def _sample_population(
     return Collected(
         rollout=rollout,
         where=~scores.failed.reshape(rollout.finish.shape),
+        roles=np.zeros(rollout.finish.shape, np.int32),
+        known=None,
         questions=questions,
         places=places,
         texts=texts,
+        messages=[[None] * len(group) for group in texts],
         scores=scores,
         state=(),
         in_order=len(places),
         groups=len(places),
         rollouts=rollout.finish.size,
+        continued=0,
         reward=mean_reward([scores]),
         failures=scores.failures,
         seconds={"sample": sampled - start, "reward": time.perf_counter() - sampled},
@@ -250,6 +266,7 @@ def to_batch(
     vocab_size: int,
     where: np.ndarray | None = None,
     drop_failed: bool = False,
+    known: np.ndarray | None = None,
 ) -> Batch:
     """A training batch of graded rollouts, as host arrays; checked if any of them takes part.
 
@@ -261,6 +278,7 @@ def to_batch(
       where: bool ``[P, G]``, True for rollouts that take part; None for all.
       drop_failed: Clear ``where`` of rollouts that failed or have no finite reward, instead of
         raising: for a population, some members of which may be broken.
+      known: bool ``[P, G, T']``, T' at least T, whether ``behavior_logp`` is known; None if it is.
 
     Raises:
       ValueError: If a value is unusable; it names the prompt.
@@ -277,6 +295,9 @@ def to_batch(
         name = ids[int(np.argmax((failed & where).any(axis=-1)))]
         raise ValueError(f"to_batch: the logits of a response to prompt {name!r} are non-finite.")
     batch = Batch.from_rollout(host, rewards, where=where)
+    if known is not None:
+        known = known[..., : batch.tokens.shape[-1]]
+        batch = batch.replace(extras={"behavior_known": known})
     if not where.any():
         return batch
     return validate_batch(batch, vocab_size=vocab_size, prompt_ids=ids)
@@ -478,7 +499,7 @@ def pack_pending(experiment: Experiment, batches: Sequence[RolloutBatch]) -> Ext
         leaves = dict(enumerate(jax.tree.leaves(each.collector_state)))
         collector = {f"collector_state/{i}": np.asarray(x) for i, x in leaves.items()}
         arrays.append(_without_none(fields) | collector)
-        host = ("number", "begin", "cursor", "metrics", "rows", "seconds")
+        host = ("number", "version", "begin", "cursor", "metrics", "rows", "seconds")
         notes.append({name: getattr(each, name) for name in host})
     return Extras(arrays, {"run": _conditions(experiment), "batches": notes})
 
@@ -504,6 +525,7 @@ def unpack_pending(
         arrays["support"] = Support(**arrays["support"])
     return RolloutBatch(
         number=notes["number"],
+        version=notes["version"],
         begin=Cursor(*notes["begin"]),
         cursor=Cursor(*notes["cursor"]),
         collector_state=jax.tree.unflatten(structure, leaves),
@@ -540,7 +562,7 @@ def restore_pending(
             batch = unpack_pending(arrays, notes, state.collector_state)
         except (LookupError, TypeError, ValueError):
             break
-        fresh = batch.metrics["staleness_max"] <= most
+        fresh = batch.number - batch.version <= most
         expected = (int(state.step) + len(pending), cursor)
         if (batch.number, batch.begin) != expected or not same_run or not fresh:
             break

@@ -17,7 +17,8 @@ import optax
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.curation import Collector, in_order, sized
-from jaxrl_llm.data.questions import Question, encode_prompts
+from jaxrl_llm.curation.collectors.protocol import collector_needs
+from jaxrl_llm.data.questions import Question, TextEncoder, encode_prompts
 from jaxrl_llm.models.lora import Adapted, describe_params, with_adapter
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import batch_shards
@@ -37,6 +38,9 @@ from jaxrl_llm.train.mesh import load_meshes
 from jaxrl_llm.train.optimizer import make_optimizer
 from jaxrl_llm.train.policy_gradient import StepOptions, make_policy_gradient
 from jaxrl_llm.train.state import TrainState, init_state
+
+# Tokens that a collector's text may be longer than the longest prompt, unless the run says more.
+_TEXT_ROOM = 1024
 
 
 class Samplers(NamedTuple):
@@ -64,7 +68,9 @@ class Experiment:
       held_out: Questions that never are; empty if none are held out.
       samplers: Of rollouts and evaluations.
       questions: A digest of all questions, before any limit, and of their split and order.
-      shared_prefix_len: How many first tokens all questions share; they are computed once a batch.
+      shared_prefix_len: How many first tokens all prompts share; they are computed once a batch. 0
+        where a collector sends texts.
+      encoder: Encodes what a collector sends.
     """
 
     config: TrainConfig
@@ -78,6 +84,7 @@ class Experiment:
     samplers: Samplers
     questions: str
     shared_prefix_len: int
+    encoder: TextEncoder
 
     @property
     def collector(self) -> Collector:
@@ -235,7 +242,20 @@ def load_experiment(config: TrainConfig) -> tuple[Experiment, ArrayTree]:
     recipe = find_recipe(config.recipe, config.sampling, num_prompts=len(train))
     if not recipe.forward_only:
         check_fields(recipe, train)
+    collector = getattr(recipe, "collector", None)
+    sends_text = collector_needs(collector, "sends_text")
     shared_prefix_len = count_shared_prefix([q.tokens for q in (*train, *held_out)])
+    shared_prefix_len = 0 if sends_text else shared_prefix_len
+    longest = max(len(q.tokens) for q in train)
+    if config.sampling.prompt_length is not None and not sends_text:
+        raise ValueError(
+            f"sampling: prompt_length has no effect with recipe {recipe.name!r}, whose collector "
+            "sends no text."
+        )
+    if sends_text:
+        room = prompt_room("sampling", model, config.sampling.max_new_tokens)
+        longest = max(longest, min(room, config.sampling.prompt_length or longest + _TEXT_ROOM))
+    encoder = TextEncoder(tokenizer, longest, config.data.chat, config.data.system)
     experiment = Experiment(
         config=config,
         mesh=mesh,
@@ -252,11 +272,12 @@ def load_experiment(config: TrainConfig) -> tuple[Experiment, ArrayTree]:
             tokenizer,
             mesh,
             sampler_mesh,
-            longest=max(len(q.tokens) for q in train),
+            longest=longest,
             shared_prefix_len=shared_prefix_len,
         ),
         questions=digest,
         shared_prefix_len=shared_prefix_len,
+        encoder=encoder,
     )
     return experiment, params
 
@@ -315,9 +336,11 @@ def _make_samplers(
     else:
         rollouts = sampler(mesh, group_size)
         sampled = rollouts if samples == group_size else sampler(mesh, samples)
-    engine = None
-    if sampling.slots is not None:
-        rows, width = sampling.grid(config.prompts_per_step)
+    engine, collector = None, getattr(recipe, "collector", None)
+    if sampling.slots is not None or collector_needs(collector, "needs_slots"):
+        every = config.prompts_per_step * group_size
+        slotted = sampling if sampling.slots else dataclasses.replace(sampling, slots=every)
+        rows, width = slotted.grid(config.prompts_per_step)
         engine = make_engine(
             model,
             mesh=mesh if sampler_mesh is None else sampler_mesh,
@@ -331,6 +354,8 @@ def _make_samplers(
             max_new_tokens=sampling.max_new_tokens,
             stop_ids=tokenizer.eos_ids,
             pad_id=tokenizer.pad_id,
+            vary=("temperature",) if collector_needs(collector, "varies_temperature") else (),
+            entropy=collector_needs(collector, "records_entropy"),
         )
     return Samplers(rollouts, baseline, greedy, sampled, engine)
 

@@ -13,7 +13,8 @@ from jaxrl_llm.data import Prompt
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rollout import Rollout
-from jaxrl_llm.rollout.collect import EngineBackend, Graded, SamplerBackend, collect
+from jaxrl_llm.rollout.backends import EngineBackend, Graded, SamplerBackend
+from jaxrl_llm.rollout.collect import collect
 
 P, G, N = 3, 4, 50
 KEY = jax.random.key(0)
@@ -527,7 +528,7 @@ def test_groups_of_any_size_are_sampled_in_rows(tiny, sizes):
         round_of, QUESTIONS, decode=str, grade=grade, num_groups=P, group_size=G
     )
     first = np.cumsum([0, *sizes])
-    from jaxrl_llm.rollout.collect import Asked
+    from jaxrl_llm.rollout.backends import Asked
 
     asked = [Asked(i, tuple(range(first[i], first[i + 1]))) for i in range(3)]
     backend.submit(asked)

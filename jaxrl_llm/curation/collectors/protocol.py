@@ -18,6 +18,14 @@ the collector that the run plays.
 What every collector promises: the requests are the same however many are proposed at once; the rows
 depend on which groups finished and not on the order in which they did; the number of requests has a
 bound. Then a batch depends on key, state and weights alone.
+
+A collector says by attributes what its requests need of a run before the model is loaded, and one
+that is built of others has theirs (:func:`collector_needs`):
+
+- ``sends_text = True``: requests with a ``text``. Prompts then get room for it.
+- ``needs_slots = True``: responses that go on, a ``limit`` or a ``temperature``, which the
+  whole-batch sampler cannot serve; the run decodes in slots.
+- ``varies_temperature = True``, ``records_entropy = True``: what the slots then do besides.
 """
 
 import contextlib
@@ -41,19 +49,22 @@ class Response(NamedTuple):
     """A response, or the beginning of one, of t tokens.
 
     Attributes:
-      tokens: int32 ``[t]``.
-      behavior_logp: float32 ``[t]``, of the policy that sampled; None if it is not known, as in a
+      tokens: int32 ``[t]``; or a text, which is encoded with the run's tokenizer and, if the
+        response is complete, ends with the stop token.
+      behavior_logp: float32 ``[t]``, of the policy that sampled, at its temperature and over the
+        full vocabulary; NaN for tokens, or None for all, of which it is not known, as in a
         demonstration.
-      model_logp: float32 ``[t]``, of the plain model that sampled; None if it is not known.
-      version: int32 ``[t]``, of the weights that sampled each token; None if it is not known.
+      model_logp: float32 ``[t]``, of the plain model that sampled; NaN or None likewise.
+      version: int32 ``[t]``, of the weights that sampled each token; -1 or None likewise.
       trains: bool ``[t]``, False for tokens that are only context; None for all True.
       entropy: float32 ``[t]``, of the distribution that each token was drawn from; None where the
         sampler does not record it.
-      finish: Why it ended, as in :class:`~jaxrl_llm.rollout.Rollout`.
-      reward: Its reward; None to have it graded.
+      finish: Why it ended, as in :class:`~jaxrl_llm.rollout.Rollout`; of a beginning it means
+        nothing.
+      reward: Its reward; None to have it graded. A beginning has none.
     """
 
-    tokens: np.ndarray
+    tokens: np.ndarray | str
     behavior_logp: np.ndarray | None = None
     model_logp: np.ndarray | None = None
     version: np.ndarray | None = None
@@ -80,6 +91,8 @@ class Request(NamedTuple):
       sampled: False if ``responses`` are complete: nothing is sampled, and what has no reward is
         graded.
       limit: Tokens of the longest response, what it begins with included; None for the run's.
+      pauses: Whether responses that reach ``limit``, below that of the run, are unfinished and not
+        graded, so that a later request may go on from them.
       temperature: Of the sampler; None for the run's.
       role: What its rollouts are to the batch: ``OWN``, ``HINTED``, ``DEMONSTRATION``, ``REPLAYED``
         or ``JUDGE``.
@@ -95,6 +108,7 @@ class Request(NamedTuple):
     responses: tuple[Response, ...] = ()
     sampled: bool = True
     limit: int | None = None
+    pauses: bool = False
     temperature: float | None = None
     role: int = OWN
     reward: Callable[[Sequence[str]], Sequence[float]] | None = None
@@ -108,7 +122,8 @@ class Outcome(NamedTuple):
       rewards: float32 ``[n]``.
       where: bool ``[n]``, False where there is no reward, as after a failure of the grader.
       lengths: int32 ``[n]``, tokens of each response.
-      truncated: bool ``[n]``, True where the response ended by its length.
+      truncated: bool ``[n]``, True where the response ended by its length; not where it is
+        unfinished.
       reward_components: Rewards by name, float32 ``[n]`` each.
       responses: The n responses, for collectors that go on from them, fork or store them; not
         stacked.
@@ -235,6 +250,21 @@ def width_of(collector: Collector, group_size: int) -> int:
     """The most rollouts of a group: G, or more for a collector that says so."""
     width = getattr(collector, "width", None)
     return group_size if width is None else width(group_size)
+
+
+def collector_needs(collector: Any, name: str) -> bool:
+    """Whether a collector, or one that it is built of, has an attribute that is True.
+
+    Example:
+      >>> collector_needs(in_order(), "sends_text")
+      False
+    """
+    if getattr(collector, name, False):
+        return True
+    inner = vars(collector).values() if hasattr(collector, "__dict__") else ()
+    several = [y for x in inner for y in (x if isinstance(x, tuple | list) else (x,))]
+    parts = [x for x in several if all(hasattr(x, f) for f in ("init", "propose", "observe"))]
+    return any(collector_needs(each, name) for each in parts)
 
 
 def stack_outcomes(outcomes: Sequence[Outcome | None], *, rows: int) -> Outcome:

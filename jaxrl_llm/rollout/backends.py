@@ -1,0 +1,470 @@
+"""What samples and grades the groups that a collector asks for.
+
+A :class:`Backend` is the whole-batch sampler in rounds (:class:`SamplerBackend`), or the slots of
+an engine, which take a new group while others decode (:class:`EngineBackend`). Both give the same
+rollouts: one depends on the key, its number and the weights. Responses that are complete already
+are only graded.
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.core.runtime import processes
+from jaxrl_llm.core.support import Support
+from jaxrl_llm.curation.collectors.protocol import Request, Response
+from jaxrl_llm.data.questions import Question
+from jaxrl_llm.rewards import Scores
+from jaxrl_llm.rollout.engine.engine import Engine
+from jaxrl_llm.rollout.engine.generation import Generation
+from jaxrl_llm.rollout.engine.requests import Completion, FinishedGroup, Group, to_rollout
+from jaxrl_llm.rollout.slots import Tokens
+from jaxrl_llm.rollout.types import LENGTH, UNFINISHED, Rollout
+
+Grade = Callable[[Sequence[Question], Sequence[Sequence[str]]], Scores]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A group to sample or to grade; two are equal if they ask for the same.
+
+    Attributes:
+      question: Its place in the data set.
+      requests: One number a rollout: each names a stream of random numbers.
+      request: What the collector asked for.
+      prompt: Tokens of the request's text; None for the question's.
+      responses: The request's, as arrays.
+      content: Tells requests apart that differ in more than place and numbers.
+    """
+
+    question: int
+    requests: tuple[int, ...]
+    request: Request = field(default=Request(1), compare=False, repr=False)
+    prompt: tuple[int, ...] | None = field(default=None, compare=False, repr=False)
+    responses: tuple[Response, ...] = field(default=(), compare=False, repr=False)
+    content: bytes = field(default=b"", repr=False)
+
+
+class Graded(NamedTuple):
+    """A group of n rollouts with their texts and rewards.
+
+    Attributes:
+      rollout: ``[1, n]``, on the host.
+      texts: n.
+      scores: ``[n]``; what is unfinished counts as failed.
+      entropy: float32 ``[1, n, T]`` of the distributions that were drawn from, where recorded.
+      by_run: Whether the run's reward graded any of it.
+    """
+
+    rollout: Rollout
+    texts: list[str]
+    scores: Scores
+    entropy: np.ndarray | None = None
+    by_run: bool = True
+
+
+class Backend(Protocol):
+    """What samples and grades groups."""
+
+    seconds: dict[str, float]
+
+    def submit(self, asked: Sequence[Asked]) -> None:
+        """Queues groups."""
+        ...
+
+    def spare(self) -> int:
+        """How many more groups of G rollouts the next ``wait`` could sample at no cost."""
+        ...
+
+    def wait(self) -> dict[Asked, Graded]:
+        """Samples until at least one queued group has finished; those that have."""
+        ...
+
+    def close(self) -> None:
+        """Drops what is queued."""
+        ...
+
+
+def tokens_of(response: Response, blank: Tokens | None = None) -> Tokens:
+    """A response as a sampler's outputs: what is not known is 0, of versions -1.
+
+    ``blank`` is one token of the engine that is to go on from it.
+    """
+    n = len(response.tokens)
+
+    def known(x: np.ndarray | None) -> np.ndarray:
+        return np.zeros(n, np.float32) if x is None else np.nan_to_num(np.float32(x))
+
+    support = entropy = None
+    if blank is not None and blank.support is not None:
+        # An empty set stands for the full vocabulary.
+        ids, bits = blank.support
+        support = Support(
+            None if ids is None else np.full((n, *ids.shape), -1, ids.dtype),
+            None if bits is None else np.zeros((n, *bits.shape), bits.dtype),
+        )
+    if blank is not None and blank.entropy is not None:
+        entropy = known(response.entropy)
+    return Tokens(
+        tokens=np.asarray(response.tokens, np.int32),
+        behavior_logp=known(response.behavior_logp),
+        model_logp=known(response.model_logp),
+        log_kept=np.zeros(n, np.float32),
+        version=np.full(n, -1, np.int32)
+        if response.version is None
+        else np.asarray(response.version, np.int32),
+        entropy=entropy,
+        support=support,
+    )
+
+
+def complete_rollout(asked: Asked, prompt: Sequence[int]) -> Rollout:
+    """A request's responses that are complete, as a rollout of the width of the longest."""
+    pairs = zip(asked.requests, asked.responses, strict=True)
+    done = tuple(Completion(n, tokens_of(x), x.finish) for n, x in pairs)
+    group = Group(id=asked.question, prompt=prompt, requests=asked.requests)
+    return to_rollout(
+        [FinishedGroup(group, done)],
+        max_new_tokens=max(map(len, done)),
+        prompt_width=len(prompt),
+    )
+
+
+def ungraded(asked: Asked, rollout: Rollout) -> list[int]:
+    """The members of a group that have ended and have no reward."""
+    rewards = [x.reward for x in asked.responses] or [None] * len(asked.requests)
+    finish = rollout.finish[0]
+    return [i for i, r in enumerate(rewards) if r is None and finish[i] != UNFINISHED]
+
+
+def own_scores(asked: Asked, texts: Sequence[str]) -> Scores:
+    """The rewards of a request that brings its reward; NaN counts as none."""
+    rewards = np.asarray(asked.request.reward(texts), np.float32)  # type: ignore[misc]
+    if rewards.shape != (len(texts),):
+        raise ValueError(
+            f"The reward of a request for prompt {asked.question} gives shape {rewards.shape} for "
+            f"{len(texts)} texts."
+        )
+    return Scores(np.nan_to_num(rewards, nan=0.0), {}, np.isnan(rewards))
+
+
+def all_scores(asked: Asked, members: list[int], scores: Scores | None) -> Scores:
+    """Scores of a group, of which ``members`` were graded; the others bring theirs or have none."""
+    size = len(asked.requests)
+    if len(members) == size and scores is not None:
+        return scores
+    if scores is None:
+        scores = Scores(np.zeros(1, np.float32), {}, np.ones(1, bool))
+        members = []
+    rows = np.full(size, -1)
+    rows[members] = np.arange(len(members))
+    scores = scores.take(rows)
+    for i, response in enumerate(asked.responses):
+        if response.reward is not None:
+            scores.rewards[i], scores.failed[i] = response.reward, False
+            for values in scores.reward_components.values():
+                values[i] = np.nan
+    return scores
+
+
+class SamplerBackend:
+    """Rounds of the whole-batch sampler, each of P rows of G; a round is sampled, then graded.
+
+    Args:
+      sample: ``(prompts, request_ids) -> Rollout`` of P lists of tokens and numbers ``[P, G]``, on
+        the host.
+      questions: The data set.
+      decode: Text of token ids.
+      grade: Rewards of groups of texts; on several processes all of them call it together.
+      num_groups: P.
+      group_size: G.
+    """
+
+    def __init__(
+        self,
+        sample: Callable[[list[list[int]], np.ndarray], Rollout],
+        questions: Sequence[Question],
+        *,
+        decode: Callable[[list[int]], str],
+        grade: Grade,
+        num_groups: int,
+        group_size: int,
+    ):
+        self._sample, self._questions = sample, questions
+        self._decode, self._grade = decode, grade
+        self._shape = (num_groups, group_size)
+        self._queue: deque[tuple[Asked, int]] = deque()  # groups by rows, the first of which is 0
+        self._rows: dict[Asked, list[Rollout]] = {}
+        self._complete: list[Asked] = []
+        self.seconds = {"sample": 0.0, "reward": 0.0}
+
+    def submit(self, asked: Sequence[Asked]) -> None:
+        """Queues groups, those of more than G rollouts as several rows.
+
+        Raises:
+          ValueError: If a request needs slots.
+        """
+        for each in asked:
+            if not each.request.sampled:
+                self._complete.append(each)
+                continue
+            request = each.request
+            if each.responses or request.limit is not None or request.temperature is not None:
+                raise ValueError(
+                    "a collector asks for responses that go on, a limit or a temperature, which "
+                    "the whole-batch sampler cannot serve; its attribute needs_slots must be True, "
+                    "or sampling.slots set."
+                )
+            self._queue.extend((each, row) for row in range(self._num_rows(each)))
+
+    def spare(self) -> int:
+        """Rows of the next round that nothing fills."""
+        return max(self._shape[0] - len(self._queue), 0) if self._queue else 0
+
+    def wait(self) -> dict[Asked, Graded]:
+        """Samples and grades the next round."""
+        start = time.perf_counter()
+        rollouts = {asked: complete_rollout(asked, self._prompt(asked)) for asked in self._complete}
+        self._complete.clear()
+        rollouts |= self._round() if self._queue else {}
+        texts = {asked: texts_of(rollout, self._decode)[0] for asked, rollout in rollouts.items()}
+        sampled = time.perf_counter()
+        graded = self._graded(rollouts, texts)
+        self.seconds["sample"] += sampled - start
+        self.seconds["reward"] += time.perf_counter() - sampled
+        return graded
+
+    def _round(self) -> dict[Asked, Rollout]:
+        """Samples the next round; the groups that it completes."""
+        size = self._shape[0]
+        rows = [self._queue.popleft() for _ in range(min(size, len(self._queue)))]
+        filled = rows + rows[:1] * (size - len(rows))
+        ids = np.array([self._requests_of(asked, row) for asked, row in filled])
+        rollout = self._sample([self._prompt(asked) for asked, _ in filled], ids)
+        complete = []
+        for i, (asked, _) in enumerate(rows):
+            done = self._rows.setdefault(asked, [])
+            done.append(jax.tree.map(lambda x, i=i: x[i : i + 1], rollout))
+            if len(done) == self._num_rows(asked):
+                complete.append(asked)
+        return {asked: self._join_rows(asked) for asked in complete}
+
+    def _graded(
+        self, rollouts: dict[Asked, Rollout], texts: dict[Asked, list[str]]
+    ) -> dict[Asked, Graded]:
+        """Groups with their rewards; those of the run in one call."""
+        members = {asked: ungraded(asked, rollout) for asked, rollout in rollouts.items()}
+        chosen = {asked: [texts[asked][i] for i in rows] for asked, rows in members.items() if rows}
+        by_run = [asked for asked in chosen if asked.request.reward is None]
+        scores: dict[Asked, Scores] = {}
+        if by_run:
+            questions = [self._questions[asked.question] for asked in by_run]
+            joined, first = self._grade(questions, [chosen[asked] for asked in by_run]), 0
+            for asked in by_run:
+                rows = np.arange(first, first + len(chosen[asked]))
+                scores[asked], first = joined.take(rows), first + len(rows)
+        for asked, group in chosen.items():
+            if asked.request.reward is not None:
+                scores[asked] = processes.from_first(lambda a=asked, g=group: own_scores(a, g))
+        return {
+            asked: Graded(
+                rollout,
+                texts[asked],
+                all_scores(asked, members[asked], scores.get(asked)),
+                by_run=asked in by_run,
+            )
+            for asked, rollout in rollouts.items()
+        }
+
+    def _prompt(self, asked: Asked) -> list[int]:
+        if asked.prompt is not None:
+            return list(asked.prompt)
+        return self._questions[asked.question].tokens
+
+    def close(self) -> None:
+        """Drops what is queued."""
+        self._queue.clear()
+        self._rows.clear()
+        self._complete.clear()
+
+    def _num_rows(self, asked: Asked) -> int:
+        return -(-len(asked.requests) // self._shape[1])
+
+    def _requests_of(self, asked: Asked, row: int) -> list[int]:
+        """The numbers of a row; one that is not full repeats its first."""
+        size = self._shape[1]
+        requests = list(asked.requests[row * size : (row + 1) * size])
+        return requests + requests[:1] * (size - len(requests))
+
+    def _join_rows(self, asked: Asked) -> Rollout:
+        """The rows of a group as one."""
+        rows, size = self._rows.pop(asked), len(asked.requests)
+        responses = [row._replace(prompt_tokens=None, prompt_mask=None) for row in rows]
+        joined = jax.tree.map(lambda *x: np.concatenate(x, axis=1)[:, :size], *responses)
+        return joined._replace(prompt_tokens=rows[0].prompt_tokens, prompt_mask=rows[0].prompt_mask)
+
+
+class EngineBackend:
+    """An engine's slots: groups are graded as they finish, while others decode.
+
+    On several processes, which must ask for the same groups, rewards are exchanged once all groups
+    that were asked for have finished: there a replacement waits for the others.
+
+    Args:
+      engine: From :func:`~jaxrl_llm.rollout.make_engine`.
+      params: Parameters of its model.
+      key: Typed key of all requests.
+      version: Of the parameters.
+      questions: The data set.
+      decode: Text of token ids.
+      grade: Rewards of groups of texts, by this process alone.
+      max_new_tokens: T.
+      pad_id: Fills ``tokens`` after the end of a response.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        params: ArrayTree,
+        key: Array,
+        questions: Sequence[Question],
+        *,
+        version: int,
+        decode: Callable[[list[int]], str],
+        grade: Grade,
+        max_new_tokens: int,
+        pad_id: int,
+    ):
+        self._generation = Generation(engine, params, key=key, version=version)
+        self._finished = iter(self._generation)
+        self._questions, self._decode, self._grade = questions, decode, grade
+        self._width, self._pad_id = max_new_tokens, pad_id
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="rewards")
+        # In the order in which they finished, which is the same in all processes.
+        self._sampled: dict[Asked, tuple[Rollout, list[str], np.ndarray | None]] = {}
+        self._grading: dict[Asked, Future] = {}
+        self.seconds = {"sample": 0.0, "reward": 0.0}
+
+    def submit(self, asked: Sequence[Asked]) -> None:
+        """Queues groups."""
+        for each in asked:
+            question, request = self._questions[each.question], each.request
+            prompt = question.tokens if each.prompt is None else list(each.prompt)
+            if not request.sampled:
+                self._hand_over(each, complete_rollout(each, prompt), None)
+                continue
+            blank = self._generation.engine.spec.draw.blank
+            begun = zip(each.requests, each.responses, strict=False)
+            partial = {
+                number: Completion(number, tokens_of(response, blank), UNFINISHED)
+                for number, response in begun
+                if len(response.tokens)
+            }
+            temperature = request.temperature
+            self._generation.submit(
+                Group(
+                    id=each,
+                    prompt=prompt,
+                    requests=each.requests,
+                    max_new_tokens=request.limit,
+                    settings={} if temperature is None else {"temperature": temperature},
+                    partial=partial,
+                )
+            )
+
+    def spare(self) -> int:
+        """None: a slot that nothing fills costs little."""
+        return 0
+
+    def wait(self) -> dict[Asked, Graded]:
+        """Decodes until a group has been graded; on several processes, until all have been."""
+        alone = jax.process_count() == 1
+        start = time.perf_counter()
+        while not (alone and any(future.done() for future in self._grading.values())):
+            if not self._decode_group():
+                break
+        sampled = time.perf_counter()
+        if alone:
+            wait(self._grading.values(), return_when=FIRST_COMPLETED)
+            scores = {x: f.result() for x, f in self._grading.items() if f.done()}
+        else:
+            # By their places: requests need not pickle.
+            order = list(self._sampled)
+            places = {asked: i for i, asked in enumerate(order)}
+            futures = [(places[asked], future) for asked, future in self._grading.items()]
+            shared = processes.together(lambda: {i: f.result() for i, f in futures})
+            scores = {order[i]: value for each in shared for i, value in each.items()}
+        self.seconds["sample"] += sampled - start
+        self.seconds["reward"] += time.perf_counter() - sampled
+        graded = {}
+        for asked in [asked for asked in self._sampled if asked in scores]:
+            self._grading.pop(asked, None)
+            rollout, texts, entropy = self._sampled.pop(asked)
+            by_run = asked.request.reward is None and bool(ungraded(asked, rollout))
+            graded[asked] = Graded(rollout, texts, scores[asked], entropy, by_run)
+        return graded
+
+    def _decode_group(self) -> bool:
+        """Decodes until the next group has finished, and hands it to the reward; False for none."""
+        done = next(self._finished, None)
+        if done is None:
+            self._finished = iter(self._generation)  # more may be submitted
+            return False
+        asked, question = done.id, self._questions[done.id.question]
+        name = question.prompt.id or question.prompt.text[:40]
+        rollout = to_rollout(
+            [done._replace(group=done.group._replace(id=name))],
+            max_new_tokens=self._width,
+            prompt_width=self._generation.engine.spec.prompt_length,
+            pad_id=self._pad_id,
+        )
+        lengths = rollout.mask[0].sum(axis=-1)
+        if asked.request.pauses:
+            paused = (rollout.finish[0] == LENGTH) & (lengths < self._width)
+            rollout = rollout._replace(finish=np.where(paused, UNFINISHED, rollout.finish))
+        entropy = None
+        if done.completions[0].out.entropy is not None:
+            entropy = np.zeros(rollout.mask.shape, np.float32)
+            for i, completion in enumerate(done.completions):
+                entropy[0, i, : len(completion)] = completion.out.entropy
+        self._hand_over(asked, rollout, entropy)
+        return True
+
+    def _hand_over(self, asked: Asked, rollout: Rollout, entropy: np.ndarray | None) -> None:
+        """Hands a group to the reward; every process holds all of them and grades its share."""
+        texts = texts_of(rollout, self._decode)[0]
+        self._sampled[asked] = (rollout, texts, entropy)
+        if sum(asked.requests) % jax.process_count() == jax.process_index():
+            self._grading[asked] = self._pool.submit(self._scores, asked, rollout, texts)
+
+    def _scores(self, asked: Asked, rollout: Rollout, texts: list[str]) -> Scores:
+        members, scores = ungraded(asked, rollout), None
+        if members:
+            chosen = [texts[i] for i in members]
+            if asked.request.reward is not None:
+                scores = own_scores(asked, chosen)
+            else:
+                scores = self._grade([self._questions[asked.question]], [chosen])
+        return all_scores(asked, members, scores)
+
+    def close(self) -> None:
+        """Drops what is queued, decoding or not graded yet."""
+        # Where one call failed the others may too, each after its deadline.
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._generation.stop()
+
+
+def texts_of(rollout: Rollout, decode: Callable[[list[int]], str]) -> list[list[str]]:
+    """The responses as text: P lists of G."""
+    tokens, mask = processes.to_host((rollout.tokens, rollout.mask))
+    return [
+        [decode(row[keep].tolist()) for row, keep in zip(rows, masks, strict=True)]
+        for rows, masks in zip(tokens, mask, strict=True)
+    ]
