@@ -1,22 +1,50 @@
-"""Rewards of completions: any callable, verifiers in processes, a few built in, and their shaping.
+"""Rewards of completions: any callable, verifiers in processes, those of the field, their shaping.
 
 A reward is any callable `(prompt, completion, metadata)` that returns a number or a mapping of
 names to numbers. `score` runs it over a batch, on the host, and refuses a non-finite value;
 NaN in a mapping says that a name does not apply.
 
+Verifiers: `last_integer`, `math_verify`, `boxed_math`, `reasoning_accuracy`, `dapo_math`, `f1`,
+`exact_match`, `multiple_choice`, `reasoning_gym`; formats: `think_format`, `word_repetition`.
+`weighted_sum` adds several up, `majority_vote` votes where there is no answer.
+
 The functions of arrays shape rewards afterwards. Those that take `rewards` first stand at the head
-of a recipe's advantage chain: `fapo_reward`, `steered_bonus`, `overlong_rewards`, `hbpo_rewards`,
-`paraphrase_rewards`.
+of a recipe's advantage chain: `fapo_reward`, `steered_bonus`, `paraphrase_rewards`,
+`overlong_rewards`, `cosine_length_rewards`, `group_length_rewards`, `budget_rewards`,
+`hbpo_rewards`, `repetition_rewards`.
 """
 
+from jaxrl_llm.rewards.answers import (
+    Extract,
+    after_thinking,
+    answer_of,
+    boxed_answer,
+    choice_letter,
+    extracts,
+    final_answer,
+    normalize_math,
+    normalize_words,
+)
 from jaxrl_llm.rewards.builtin import (
+    boxed_math,
     last_integer,
     last_integer_vote,
     math_verify,
     math_verify_pool,
+    reasoning_accuracy,
     reasoning_gym,
 )
-from jaxrl_llm.rewards.length import hbpo_reward, hbpo_rewards, overlong_penalty, overlong_rewards
+from jaxrl_llm.rewards.composed import majority_vote, weighted_sum
+from jaxrl_llm.rewards.length import (
+    budget_rewards,
+    cosine_length_reward,
+    cosine_length_rewards,
+    group_length_rewards,
+    hbpo_reward,
+    hbpo_rewards,
+    overlong_penalty,
+    overlong_rewards,
+)
 from jaxrl_llm.rewards.meta import (
     Prediction,
     calibrated_rewards,
@@ -29,6 +57,7 @@ from jaxrl_llm.rewards.paraphrases import (
     sample_pair_mask,
 )
 from jaxrl_llm.rewards.pool import VerifierPool
+from jaxrl_llm.rewards.repetition import repetition_penalty, repetition_rewards
 from jaxrl_llm.rewards.scoring import (
     FAILED,
     BatchReward,
@@ -39,6 +68,14 @@ from jaxrl_llm.rewards.scoring import (
     score,
 )
 from jaxrl_llm.rewards.shaping import fapo_reward, genrm_step_reward, steered_bonus
+from jaxrl_llm.rewards.verifiers import (
+    dapo_math,
+    exact_match,
+    f1,
+    multiple_choice,
+    think_format,
+    word_repetition,
+)
 from jaxrl_llm.rewards.votes import (
     Majority,
     majority_label,
@@ -47,6 +84,7 @@ from jaxrl_llm.rewards.votes import (
 
 __all__ = [
     "BatchReward",
+    "Extract",
     "FAILED",
     "Majority",
     "Prediction",
@@ -55,25 +93,49 @@ __all__ = [
     "Scores",
     "VerifierPool",
     "VerifierWarning",
+    "after_thinking",
+    "answer_of",
+    "boxed_answer",
+    "boxed_math",
+    "budget_rewards",
     "calibrated_rewards",
+    "choice_letter",
     "constrained_rewards",
+    "cosine_length_reward",
+    "cosine_length_rewards",
     "cross_paraphrase_reward",
+    "dapo_math",
+    "exact_match",
+    "extracts",
+    "f1",
     "fapo_reward",
+    "final_answer",
     "genrm_step_reward",
+    "group_length_rewards",
     "hbpo_reward",
     "hbpo_rewards",
     "last_integer",
     "last_integer_vote",
     "majority_label",
     "majority_rewards",
+    "majority_vote",
     "math_verify",
     "math_verify_pool",
     "meta_rewards",
+    "multiple_choice",
+    "normalize_math",
+    "normalize_words",
     "overlong_penalty",
     "overlong_rewards",
     "paraphrase_rewards",
+    "reasoning_accuracy",
     "reasoning_gym",
+    "repetition_penalty",
+    "repetition_rewards",
     "sample_pair_mask",
     "score",
     "steered_bonus",
+    "think_format",
+    "weighted_sum",
+    "word_repetition",
 ]

@@ -1,4 +1,4 @@
-"""Rewards that come with the package: the last integer, reasoning-gym scorers, math-verify."""
+"""Rewards of two packages and the last integer: reasoning-gym's scorers, math-verify."""
 
 import functools
 import importlib
@@ -8,8 +8,16 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from jaxrl_llm.rewards.answers import (
+    after_thinking,
+    answer_of,
+    boxed_answer,
+    boxed_text,
+    extracts,
+    math_text,
+)
 from jaxrl_llm.rewards.pool import VerifierPool
-from jaxrl_llm.rewards.scoring import RewardError
+from jaxrl_llm.rewards.scoring import Reward, RewardError, name_of
 
 _MINUS = "-\u2212\u2010\u2011\u2013\ufe63\uff0d"  # hyphen, minus, and what models write for them
 _NUMBER = re.compile(
@@ -35,6 +43,13 @@ class _NoTimeoutWarning(logging.Filter):
 _FILTER = _NoTimeoutWarning()
 
 
+def last_integer_text(text: str) -> str | None:
+    """The last number of a text if it is an integer, as :func:`last_integer` reads it."""
+    number = _last_integer(text)
+    return None if number is None else str(number)
+
+
+@extracts(last_integer_text)
 def last_integer(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
     """One if the last number of the completion is the integer `metadata["answer"]`, else zero.
 
@@ -71,6 +86,7 @@ def last_integer(prompt: str, completion: str, metadata: Mapping[str, Any]) -> f
     return float(_last_integer(completion) == wanted)
 
 
+@extracts(last_integer_text)
 def last_integer_vote(
     prompt: str, completion: str, metadata: Mapping[str, Any]
 ) -> dict[str, float]:
@@ -193,6 +209,7 @@ class reasoning_gym:  # noqa: N801 (used as a function: `reward = reasoning_gym(
         return float(self._dataset.score_answer(answer, metadata["entry"]))
 
 
+@extracts(math_text)
 def math_verify(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
     r"""One if the completion's mathematical answer equals `metadata["answer"]`, else zero.
 
@@ -223,7 +240,81 @@ def math_verify(prompt: str, completion: str, metadata: Mapping[str, Any]) -> fl
       Kydlíček, Math-Verify (the package math-verify; there is no paper).
     """
     del prompt
-    package = _optional("math_verify", "math-verify", "math_verify")
+    return _equals("math_verify", completion, metadata)
+
+
+@extracts(boxed_text)
+def boxed_math(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
+    r"""One if the last ``\boxed{...}`` equals `metadata["answer"]` as mathematics, else zero.
+
+        reward = 1[parse(last box) = parse(answer)]
+
+    The box ends at the brace that closes it. A completion without a box, or cut off in its last
+    one, scores zero, whatever numbers it has. Use ``math_verify_pool(boxed_math)`` in training.
+
+    Args:
+      prompt, completion, metadata: As of :func:`math_verify`.
+
+    Returns:
+      1.0 or 0.0.
+
+    Raises:
+      RewardError, ImportError: As :func:`math_verify`.
+
+    Example:
+      >>> from jaxrl_llm import rewards
+      >>> rewards.boxed_math("", r"\boxed{\frac{2}{4}}", {"answer": "1/2"})
+      1.0
+      >>> rewards.boxed_math("", "It is 1/2.", {"answer": "1/2"})
+      0.0
+
+    References:
+      slime's `math` and TRL's `accuracy_reward` grade boxes too; slime compares with sympy rules of
+      its own, TRL takes another formula where there is no box.
+    """
+    del prompt
+    box = boxed_answer(completion)
+    return _equals("boxed_math", None if box is None else rf"\boxed{{{box}}}", metadata)
+
+
+def _reasoned_text(text: str) -> str | None:
+    answer = after_thinking(text)
+    return None if answer is None else math_text(answer)
+
+
+@extracts(_reasoned_text)
+def reasoning_accuracy(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
+    r""":func:`math_verify` of what follows the last ``</think>``; zero where there is none.
+
+    A number within the thinking does not count, and a completion that never ends its thinking is
+    wrong. Use ``math_verify_pool(reasoning_accuracy)`` in training.
+
+    Args:
+      prompt, completion, metadata: As of :func:`math_verify`.
+
+    Returns:
+      1.0 or 0.0.
+
+    Raises:
+      RewardError, ImportError: As :func:`math_verify`.
+
+    Example:
+      >>> from jaxrl_llm import rewards
+      >>> rewards.reasoning_accuracy("", "<think> 3? </think> It is $4$.", {"answer": "4"})
+      1.0
+      >>> rewards.reasoning_accuracy("", "<think> It is $4$.", {"answer": "4"})
+      0.0
+
+    References:
+      TRL's `reasoning_accuracy_reward`, which reads LaTeX alone; here a plain number counts too.
+    """
+    del prompt
+    return _equals("reasoning_accuracy", after_thinking(completion), metadata)
+
+
+def _equals(function: str, reply: str | None, metadata: Mapping[str, Any]) -> float:
+    """Whether a reply, None for none, is the answer as mathematics."""
+    package = _optional("math_verify", "math-verify", function)
     # The package remarks that its time limits are off: here they are off on purpose.
     for name in ("math_verify.parser", "math_verify.grader"):
         logging.getLogger(name).addFilter(_FILTER)
@@ -238,18 +329,28 @@ def math_verify(prompt: str, completion: str, metadata: Mapping[str, Any]) -> fl
             gold = package.parse(f"${answer}$", parsing_timeout=None)
     if not gold:
         raise RewardError(
-            f"math_verify: metadata['answer'] must be readable as mathematics, got {answer!r}; "
+            f"{function}: metadata['answer'] must be readable as mathematics, got {answer!r}; "
             "write LaTeX (a product of letters between dollar signs), or grade prose otherwise"
         )
-    reply = package.parse(completion, parsing_timeout=None)
-    return float(package.verify(gold, reply, timeout_seconds=None))
+    if reply is None:
+        return 0.0
+    return float(
+        package.verify(gold, package.parse(reply, parsing_timeout=None), timeout_seconds=None)
+    )
 
 
-def math_verify_pool(*, workers: int = 2, deadline: float = 5.0) -> VerifierPool:
+def math_verify_pool(
+    reward: Reward = math_verify, *, workers: int = 2, deadline: float = 5.0
+) -> VerifierPool:
     """`math_verify` in worker processes under a hard deadline; see :class:`VerifierPool`.
 
     An answer that `math_verify` refuses ends the scoring; a completion that takes longer than
-    ``deadline`` seconds scores zero. Close the pool, or use it in a `with` statement.
+    ``deadline`` seconds is a failed call. Close the pool, or use it in a `with` statement.
+
+    Args:
+      reward: Or another reward that compares with the package: `boxed_math`, `reasoning_accuracy`,
+        or a `weighted_sum` or `majority_vote` of them.
+      workers, deadline: As of :class:`VerifierPool`.
 
     Raises:
       ImportError: If math-verify is not installed.
@@ -262,24 +363,26 @@ def math_verify_pool(*, workers: int = 2, deadline: float = 5.0) -> VerifierPool
       [1.0]
     """
     _optional("math_verify", "math-verify", "math_verify_pool")
-    return VerifierPool(_MathVerify(), workers=workers, deadline=deadline)
+    return VerifierPool(_Warm(reward), workers=workers, deadline=deadline)
 
 
-class _MathVerify:
-    """Becomes `math_verify` in a worker, with sympy imported before the first deadline runs."""
+class _Warm:
+    """Becomes a reward in a worker, with sympy imported before the first deadline runs."""
 
-    __qualname__ = "math_verify"
+    def __init__(self, reward: Reward):
+        self.reward, self.answer = reward, answer_of(reward)
+        self.__qualname__ = name_of(reward)
 
-    def __call__(self, prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
-        return math_verify(prompt, completion, metadata)
+    def __call__(self, prompt: str, completion: str, metadata: Mapping[str, Any]) -> Any:
+        return self.reward(prompt, completion, metadata)
 
     def __reduce__(self):
-        return _warm_math_verify, ()
+        return _warm, (self.reward,)
 
 
-def _warm_math_verify():
+def _warm(reward: Reward) -> Reward:
     math_verify("", "$1$", {"answer": "1"})
-    return math_verify
+    return reward
 
 
 def _optional(module: str, package: str, function: str):

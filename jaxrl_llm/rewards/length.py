@@ -16,6 +16,8 @@ the budget, None for ``1 / max_length``; ``floor`` is the least reward of a righ
 none.
 """
 
+from typing import Literal
+
 import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks, curves, masking, stats
@@ -91,13 +93,9 @@ def overlong_rewards(
       therefore filters its groups on accuracy, not on this.
     """
     function = "overlong_rewards"
-    stats.check_group(function, rewards, where)
-    checks.check_mask(function, mask)
-    checks.check_shape(function, "mask", mask, (*jnp.shape(rewards), jnp.shape(mask)[-1]))
-    penalty = overlong_penalty(
-        masking.lengths(mask), max_length=max_length, buffer=buffer, factor=factor
-    )
-    return masking.zero_masked(masking.zero_masked(rewards, where) + penalty, where)
+    rewards, lengths = _lengths(function, rewards, mask, where)
+    penalty = overlong_penalty(lengths, max_length=max_length, buffer=buffer, factor=factor)
+    return masking.zero_masked(rewards + penalty, where)
 
 
 def hbpo_reward(
@@ -196,14 +194,11 @@ def hbpo_rewards(
       Hierarchical budget policy optimization (arXiv:2507.15844).
     """
     function = "hbpo_rewards"
-    stats.check_group(function, rewards, where)
-    checks.check_mask(function, mask)
-    checks.check_shape(function, "mask", mask, (*jnp.shape(rewards), jnp.shape(mask)[-1]))
+    rewards, lengths = _lengths(function, rewards, mask, where)
     checks.check_shape(function, "budgets", budgets, jnp.shape(rewards))
-    rewards = masking.zero_masked(rewards, where)
     shaped = hbpo_reward(
         rewards > 0,
-        masking.lengths(mask),
+        lengths,
         masking.zero_masked(budgets, where),
         max_length=max_length,
         scale=scale,
@@ -211,5 +206,226 @@ def hbpo_rewards(
         parsed=rewards >= 0,
         floor=floor,
     )
-    # Comparisons swallow a NaN, which an included reward must not hide.
+    return _finish(rewards, shaped, where)
+
+
+def cosine_length_reward(
+    correct: Array,
+    lengths: Array,
+    *,
+    max_length: float,
+    min_right: float = 0.5,
+    max_right: float = 1.0,
+    min_wrong: float = -1.0,
+    max_wrong: float = -0.5,
+    exceeded: float | None = None,
+) -> Array:
+    """A reward that falls with the length of right answers and rises with that of wrong ones.
+
+        right: min_right + (max_right - min_right) (1 + cos(pi n / max_length)) / 2
+        wrong: max_wrong - (max_wrong - min_wrong) (1 + cos(pi n / max_length)) / 2
+
+    Short right answers get ``max_right``, short wrong ones ``min_wrong``: a policy that is wrong
+    had better think longer. Beyond ``max_length`` the value there holds, or ``exceeded`` from
+    ``max_length`` on.
+
+    Args:
+      correct: bool ``[...]``, True where the answer is right.
+      lengths: ``[...]``, tokens of each response.
+      max_length: See the module.
+      min_right, max_right: Rewards of a right answer of ``max_length`` tokens and of none.
+      min_wrong, max_wrong: Rewards of a wrong answer of no tokens and of ``max_length``.
+      exceeded: Reward of a response of ``max_length`` tokens or more, right or wrong; None for
+        none.
+
+    Returns:
+      Rewards ``[...]``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> correct, lengths = jnp.array([True, True, False]), jnp.array([50, 200, 50])
+      >>> jr.rewards.cosine_length_reward(correct, lengths, max_length=100).round(4).tolist()
+      [0.75, 0.5, -0.75]
+
+    References:
+      Demystifying long chain-of-thought reasoning (arXiv:2502.03373), which has right answers in
+      [1, 2], wrong ones in [-10, 0] and ``exceeded=-10``. The defaults are those of TRL; open-r1
+      counts characters and lets the cosine rise again beyond ``max_length``.
+    """
+    function = "cosine_length_reward"
+    checks.check_min_rank(function, 0, correct=correct, lengths=lengths)
+    checks.check_bool(function, correct=correct)
+    checks.check_same_shape(function, correct=correct, lengths=lengths)
+    checks.check_positive(function, max_length=max_length)
+    for kind, low, high in (("right", min_right, max_right), ("wrong", min_wrong, max_wrong)):
+        if low > high:
+            raise ValueError(
+                f"{function}: min_{kind} must not exceed max_{kind}; got {low:g} and {high:g}."
+            )
+    lengths = jnp.asarray(lengths, jnp.float32)
+    short = 0.5 * (1.0 + jnp.cos(jnp.pi * jnp.minimum(lengths / max_length, 1.0)))
+    right = min_right + (max_right - min_right) * short
+    wrong = max_wrong - (max_wrong - min_wrong) * short
+    reward = jnp.where(correct, right, wrong)
+    return reward if exceeded is None else jnp.where(lengths >= max_length, exceeded, reward)
+
+
+def cosine_length_rewards(
+    rewards: Array,
+    mask: Array,
+    *,
+    max_length: float,
+    min_right: float = 0.5,
+    max_right: float = 1.0,
+    min_wrong: float = -1.0,
+    max_wrong: float = -0.5,
+    exceeded: float | None = None,
+    where: Array | None = None,
+) -> Array:
+    """:func:`cosine_length_reward` of a batch; the form for a chain.
+
+        rewards > 0: right    otherwise: wrong
+
+    Args:
+      rewards, mask, max_length, where: See the module. Of the rewards only the sign counts.
+      min_right, max_right, min_wrong, max_wrong, exceeded: See :func:`cosine_length_reward`.
+
+    Returns:
+      Rewards ``[..., G]``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> mask = jnp.arange(8) < jnp.array([[4], [8], [4]])
+      >>> rewards = jnp.array([1.0, 1.0, 0.0])
+      >>> jr.rewards.cosine_length_rewards(rewards, mask, max_length=8).round(4).tolist()
+      [0.75, 0.5, -0.75]
+
+    References:
+      Demystifying long chain-of-thought reasoning (arXiv:2502.03373).
+    """
+    rewards, lengths = _lengths("cosine_length_rewards", rewards, mask, where)
+    shaped = cosine_length_reward(
+        rewards > 0,
+        lengths,
+        max_length=max_length,
+        min_right=min_right,
+        max_right=max_right,
+        min_wrong=min_wrong,
+        max_wrong=max_wrong,
+        exceeded=exceeded,
+    )
+    return _finish(rewards, shaped, where)
+
+
+def group_length_rewards(
+    rewards: Array, mask: Array, *, weight: float = 1.0, where: Array | None = None
+) -> Array:
+    """Rewards plus a bonus for the short responses of a group; the form for a chain.
+
+        lambda_i = 1/2 - (n_i - min n) / (max n - min n)
+        right: r_i + weight lambda_i        wrong: r_i + weight min(0, lambda_i)
+
+    A group of equal lengths gets no bonus.
+
+    Args:
+      rewards, mask, where: See the module. Above 0 is a right answer.
+      weight: Of the bonus, 0 or above.
+
+    Returns:
+      Rewards ``[..., G]``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> mask = jnp.arange(8) < jnp.array([[2], [8], [4], [2]])
+      >>> rewards = jnp.array([1.0, 1.0, 0.0, 0.0])
+      >>> jr.rewards.group_length_rewards(rewards, mask).round(4).tolist()
+      [1.5, 0.5, 0.0, 0.0]
+
+    References:
+      Kimi k1.5 (arXiv:2501.12599), section 2.3.3, which adds it with a weight of its own after a
+      warm-up without it; open-r1's `len_reward` is the bonus alone, of characters.
+    """
+    function = "group_length_rewards"
+    checks.check_non_negative(function, weight=weight)
+    rewards, lengths = _lengths(function, rewards, mask, where)
+    valid = jnp.ones(jnp.shape(rewards), bool) if where is None else where
+    shortest = jnp.min(jnp.where(valid, lengths, jnp.inf), axis=-1, keepdims=True, initial=jnp.inf)
+    longest = jnp.max(jnp.where(valid, lengths, -jnp.inf), axis=-1, keepdims=True, initial=-jnp.inf)
+    spread = longest - shortest
+    differ = valid & (spread > 0)
+    place = jnp.where(differ, lengths - shortest, 0.0) / jnp.where(spread > 0, spread, 1.0)
+    bonus = jnp.where(rewards > 0, 0.5 - place, jnp.minimum(0.0, 0.5 - place))
+    return _finish(rewards, rewards + jnp.where(differ, weight * bonus, 0.0), where)
+
+
+def budget_rewards(
+    rewards: Array,
+    mask: Array,
+    *,
+    budgets: Array,
+    form: Literal["exact", "max", "clip"] = "exact",
+    coef: float = 0.0003,
+    delta: float = 0.5,
+    where: Array | None = None,
+) -> Array:
+    """Rewards by the distance of a response's length to a budget; the form for a chain.
+
+        exact: r_i - coef |budget - n|
+        max:   r_i clip(coef (budget - n) + delta, 0, 1)
+        clip:  r_i [n <= budget]
+
+    A budget of 0 or below is none.
+
+    Args:
+      rewards, mask, where: See the module.
+      budgets: ``[..., G]``, the tokens that each prompt asks for.
+      form: "exact" for that length, "max" for at most that, softly, "clip" for a hard limit.
+      coef: Reward a token of distance, 0 or above; not of "clip".
+      delta: The factor of a response of just the budget, of "max".
+
+    Returns:
+      Rewards ``[..., G]``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> mask, budgets = jnp.arange(8) < jnp.array([[4], [8]]), jnp.array([6.0, 6.0])
+      >>> jr.rewards.budget_rewards(jnp.ones(2), mask, budgets=budgets, coef=0.1).tolist()
+      [0.8..., 0.8...]
+
+    References:
+      L1, length-controlled policy optimization (arXiv:2503.04697): "exact" and "max" with these
+      defaults; "clip" is of prime-rl.
+    """
+    function = "budget_rewards"
+    checks.check_option(function, "form", form, ("exact", "max", "clip"))
+    checks.check_non_negative(function, coef=coef)
+    rewards, lengths = _lengths(function, rewards, mask, where)
+    checks.check_shape(function, "budgets", budgets, jnp.shape(rewards))
+    budgets = masking.zero_masked(jnp.asarray(budgets, jnp.float32), where)
+    left = budgets - lengths
+    if form == "exact":
+        shaped = rewards - coef * jnp.abs(left)
+    elif form == "max":
+        shaped = rewards * jnp.clip(coef * left + delta, 0.0, 1.0)
+    else:
+        shaped = jnp.where(left < 0, 0.0, rewards)
+    return _finish(rewards, jnp.where(budgets > 0, shaped, rewards), where)
+
+
+def _lengths(
+    function: str, rewards: Array, mask: Array, where: Array | None
+) -> tuple[Array, Array]:
+    """Checks a batch; its rewards, zero where they are not read, and lengths ``[..., G]``."""
+    stats.check_group(function, rewards, where)
+    checks.check_mask(function, mask)
+    checks.check_shape(function, "mask", mask, (*jnp.shape(rewards), jnp.shape(mask)[-1]))
+    return masking.zero_masked(rewards, where), masking.lengths(mask)
+
+
+def _finish(rewards: Array, shaped: Array, where: Array | None) -> Array:
+    """Shaped rewards, where a NaN that a comparison would swallow stays one."""
     return masking.zero_masked(jnp.where(jnp.isnan(rewards), jnp.nan, shaped), where)

@@ -1,0 +1,263 @@
+r"""What a reply answers: text in, the text of its answer out, or None where it has none.
+
+Verifiers compare these texts, ``majority_vote`` and maj@k count them. :func:`answer_of` is the
+extractor of a reward. All of them read text alone, in linear time, so that no reply can hang them.
+"""
+
+import functools
+import re
+import string
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+Extract = Callable[[str], str | None]
+"""From a completion to its answer, or None."""
+
+R = TypeVar("R", bound=Callable)
+
+
+def extracts(extract: Extract) -> Callable[[R], R]:
+    """Decorator of a reward: how it reads the answer of a completion, for :func:`answer_of`."""
+
+    def mark(reward: R) -> R:
+        reward.answer = extract  # type: ignore[attr-defined]
+        return reward
+
+    return mark
+
+
+def answer_of(reward: Any) -> Extract | None:
+    r"""The function that extracts the answer which a reward grades, or None if it names none.
+
+    A reward names it by an attribute ``answer``, a function of the completion; the verifiers of
+    this package have it.
+
+    Example:
+      >>> from jaxrl_llm import rewards
+      >>> rewards.answer_of(rewards.boxed_math)(r"so \boxed{ \dfrac12 }")
+      '\\frac{1}{2}'
+    """
+    inner = reward.func if isinstance(reward, functools.partial) else reward
+    return getattr(inner, "answer", None)
+
+
+def after_thinking(text: str) -> str | None:
+    """What follows the last ``</think>``, or None where the thinking has not ended.
+
+    Example:
+      >>> from jaxrl_llm import rewards
+      >>> rewards.after_thinking("<think>two and two</think> 4")
+      ' 4'
+    """
+    _, end, answer = text.rpartition("</think>")
+    return answer if end else None
+
+
+def without_thinking(text: str) -> str:
+    """What follows the last ``</think>``; all of a text without one."""
+    return text.rpartition("</think>")[2]
+
+
+_BOXED = re.compile(r"\\boxed\s*\{")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+
+
+def boxed_answer(text: str) -> str | None:
+    r"""The content of the last ``\boxed{...}``, to the brace that closes it.
+
+    None where there is no box, or the last one is not closed: the reply was cut off in it.
+
+    Example:
+      >>> from jaxrl_llm import rewards
+      >>> rewards.boxed_answer(r"\boxed{1}, no: \boxed{\frac{1}{2}}.")
+      '\\frac{1}{2}'
+    """
+    opening = next(iter(deque(_BOXED.finditer(text), maxlen=1)), None)
+    if opening is None:
+        return None
+    depth = 1
+    for brace in _BRACE.finditer(text, opening.end()):
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)  # an escaped brace is a character
+        if not depth:
+            return text[opening.end() : brace.start()]
+    return None
+
+
+_STATED = re.compile(r"answer\s*:\s*([^\n]+)", re.IGNORECASE)
+_LONGEST = 300  # characters at the end of a reply in which its answer stands
+
+
+def final_answer(text: str) -> str | None:
+    r"""The rest of the line after the last "Answer:" of the last 300 characters, normalized.
+
+    Example:
+      >>> from jaxrl_llm import rewards
+      >>> rewards.final_answer("...\nAnswer: $1,234$ dollars")
+      '1234'
+
+    References:
+      DAPO (arXiv:2503.14476), whose prompt asks for that line.
+    """
+    line = next(iter(deque(_STATED.finditer(text[-_LONGEST:]), maxlen=1)), None)
+    return None if line is None else normalize_math(line[1])
+
+
+# The rules of Minerva's appendix, in their order.
+_REPLACED = (
+    ("an ", ""),
+    ("a ", ""),
+    (".$", "$"),
+    ("\\$", ""),
+    ("\\ ", ""),
+    (" ", ""),
+    ("mbox", "text"),
+    (",\\text{and}", ","),
+    ("\\text{and}", ","),
+    ("\\text{m}", "\\text{}"),
+)
+_DROPPED = (
+    *("square", "ways", "integers", "dollars", "mph", "inches", "hours", "km", "units", "\\ldots"),
+    *("sue", "points", "feet", "minutes", "digits", "cents", "degrees", "cm", "gm", "pounds"),
+    *("meters", "meals", "edges", "students", "childrentickets", "multiples"),
+    *("\\text{s}", "\\text{.}", "\\text{\ns}", "\\text{}^2", "\\text{}^3", "\\text{\n}"),
+    *("\\text{}", "\\mathrm{th}", "^\\circ", "^{\\circ}", "\\;", ",\\!", "{,}", '"', "\\dots"),
+)
+_UNWRAPPED = (
+    (re.compile(r".*?\$(.*?)\$.*"), r"$\1$"),
+    (re.compile(r"\\text\{(.*?)\}"), r"\1"),
+    (re.compile(r"\\textbf\{(.*?)\}"), r"\1"),
+    (re.compile(r"\\overline\{(.*?)\}"), r"\1"),
+    (re.compile(r"\\boxed\{(.*)\}"), r"\1"),
+    (re.compile(r"frac([^{])(.)"), r"frac{\1}{\2}"),
+    (re.compile(r"sqrt([^{])"), r"sqrt{\1}"),
+)
+
+
+def normalize_math(text: str) -> str:
+    r"""A mathematical answer without units, words and LaTeX that do not change it.
+
+    What precedes the last "=" goes, as do spaces, dollar signs, units, ``\text`` and the commas of
+    an integer; ``\frac12`` and ``\sqrt2`` get their braces.
+
+    Example:
+      >>> from jaxrl_llm import rewards
+      >>> [rewards.normalize_math(x) for x in ("x = 1,000 dollars", r"\frac12", "5.00")]
+      ['1000', '\\frac{1}{2}', '5.00']
+
+    References:
+      Minerva (arXiv:2206.14858), appendix D.1, as in verl's and slime's DAPO reward.
+    """
+    text = text.rpartition("=")[2]
+    for old, new in _REPLACED:
+        text = text.replace(old, new)
+    for old in _DROPPED:
+        text = text.replace(old, "")
+    for pattern, new in _UNWRAPPED:
+        text = pattern.sub(new, text)
+    text = text.replace("$", "")
+    digits = text.replace(",", "")
+    return (digits if digits.isdigit() else text).strip()
+
+
+def boxed_text(text: str) -> str | None:
+    r""":func:`boxed_answer`, normalized, with ``\frac`` for its other sizes."""
+    content = boxed_answer(text)
+    if content is None:
+        return None
+    for old, new in (("\\dfrac", "\\frac"), ("\\tfrac", "\\frac"), ("\\left", ""), ("\\right", "")):
+        content = content.replace(old, new)
+    content = content.strip()
+    return normalize_math(content) if len(content) <= _LONGEST else content
+
+
+_NUMERAL = re.compile(r"-?\d[\d,]*(?:\.\d+)?(?:/\d+)?")
+
+
+def math_text(text: str) -> str | None:
+    """The box of a reply, or the line after "Answer:", or its last number, normalized.
+
+    It compares texts, not values: ``1/2`` and ``0.5`` are two answers.
+    """
+    answer = boxed_text(text)
+    answer = final_answer(text) if answer is None else answer
+    if answer is not None:
+        return answer
+    last = next(iter(deque(_NUMERAL.finditer(text), maxlen=1)), None)
+    return None if last is None else normalize_math(last[0])
+
+
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def normalize_words(text: str) -> str:
+    """Lower case, without ASCII punctuation, articles and superfluous spaces.
+
+    Example:
+      >>> from jaxrl_llm import rewards
+      >>> rewards.normalize_words("The Eiffel  Tower!")
+      'eiffel tower'
+
+    References:
+      SQuAD (arXiv:1606.05250), its evaluation script.
+    """
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def answer_words(text: str) -> str:
+    """The reply after its thinking, by :func:`normalize_words`."""
+    return normalize_words(without_thinking(text))
+
+
+LETTERS = string.ascii_uppercase[:10]
+# Runs are bounded, so that no run of spaces takes quadratic time.
+_OPEN = r"[\s(\[{*_$\"'`:=]{0,8}(?:\\(?:text|textbf|mathrm|mathbf)\s?\{\s?)?[(\[]?"
+_LETTER = (
+    r"([A-Z](?![A-Za-z0-9'])(?! [a-z])"  # a capital that stands alone,
+    r"|[A-Z](?=\s(?:is|because|since|as|and|with)\b)"  # that a reason follows,
+    r"|[a-z](?=[)\].,*]|\s{0,8}$))"  # or a small letter at the end
+)
+_STATEMENTS = tuple(
+    re.compile(pattern, re.MULTILINE)
+    for pattern in (
+        rf"(?i:\banswer\b)\s?(?i:is)?{_OPEN}(?i:(?:option|choice)\s)?{_OPEN}{_LETTER}",
+        rf"(?i:\b(?:option|choice)\b)\s?(?i:is)?{_OPEN}{_LETTER}",
+        r"\b([A-Z])\b[)\]}*\s]{0,8}(?i:is\s(?:the\s)?correct)",
+    )
+)
+_ALONE = re.compile(r"(?<![A-Za-z0-9'])([A-Z])(?![A-Za-z0-9'])(?! [a-z])")
+
+
+def choice_letter(text: str, letters: str = LETTERS) -> str | None:
+    r"""The letter of the option that a reply chooses, after its thinking.
+
+    The first of these that there is: a letter in the last box; the last "answer is X" or
+    "Answer: (X)"; the last "option X"; the last "X is correct"; the last capital that stands
+    alone. A capital before a small word ("A cat") is a word.
+
+    Args:
+      text: The reply.
+      letters: Those of the options, capitals.
+
+    Example:
+      >>> from jaxrl_llm import rewards
+      >>> rewards.choice_letter("Option A is too small. The answer is (C).", "ABCD")
+      'C'
+
+    References:
+      GPQA (arXiv:2311.12022) has four options. slime's rule takes the first match and letters
+      within words ("choice because" is B there).
+    """
+    text = without_thinking(text)
+    box = boxed_answer(text)
+    if box is not None:
+        inner = re.sub(r"\\(?:text|textbf|mathrm|mathbf)\b|[\s{}()\[\].$]", "", box).upper()
+        if len(inner) == 1 and inner in letters:
+            return inner
+    for pattern in (*_STATEMENTS, _ALONE):
+        named = (match[1].upper() for match in pattern.finditer(text))
+        last = next(iter(deque((x for x in named if x in letters), maxlen=1)), None)
+        if last is not None:
+            return last
+    return None

@@ -1,0 +1,155 @@
+"""Rewards made of rewards: a weighted sum of several, and a vote for questions without answers.
+
+Both pickle where their parts do, so that `VerifierPool` and `math_verify_pool` take them.
+"""
+
+import hashlib
+import inspect
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from jaxrl_llm.rewards.answers import Extract, answer_of
+from jaxrl_llm.rewards.scoring import Reward, RewardError, name_of
+
+
+class weighted_sum:  # noqa: N801 (used as a function: `reward = weighted_sum({...})`)
+    """Several rewards of one completion, added up with weights.
+
+        reward = sum of weight_n part_n
+
+    It returns a mapping: "reward", and each part by its name, without its weight. What a part's
+    mapping holds besides "reward" is passed on under its own name, such as ``answer_ids``.
+
+    Args:
+      parts: From a name to a reward and its weight. The parts are called one after another; one
+        that scores whole batches, such as a `VerifierPool`, cannot be a part: put the sum into the
+        pool.
+
+    Raises:
+      ValueError: If there are no parts, one is named "reward", or a weight is not finite or 0.
+      TypeError: If a part is not a reward of one completion.
+
+    Example:
+      >>> from jaxrl_llm import rewards
+      >>> reward = rewards.weighted_sum(
+      ...     {"right": (rewards.last_integer, 1.0), "format": (rewards.think_format, 0.2)}
+      ... )
+      >>> reward("2 + 2 =", "<think></think> 4", {"answer": "4"})
+      {'reward': 1.2, 'right': 1.0, 'format': 1.0}
+    """
+
+    def __init__(self, parts: Mapping[str, tuple[Reward, float]]):
+        if not parts:
+            raise ValueError("weighted_sum: there are no parts.")
+        for name, (part, weight) in parts.items():
+            if name == "reward":
+                raise ValueError("weighted_sum: no part may have the name 'reward' of the sum.")
+            if not math.isfinite(weight) or not weight:
+                raise ValueError(
+                    f"weighted_sum: the weight of {name!r} must be finite and not 0, got {weight}."
+                )
+            if not callable(part) or hasattr(part, "score_batch"):
+                raise TypeError(
+                    f"weighted_sum: {name!r} must be a reward of one completion, got "
+                    f"{name_of(part)}; put the sum into a VerifierPool, not a pool into the sum."
+                )
+        self.parts = dict(parts)
+        self.__qualname__ = " + ".join(
+            f"{weight:g} {name}" if weight != 1 else name
+            for name, (_, weight) in self.parts.items()
+        )
+
+    def __repr__(self) -> str:
+        return f"weighted_sum({self.__qualname__})"
+
+    @property
+    def answer(self) -> Extract | None:
+        """The extractor of the first part that has one; see :func:`answer_of`."""
+        return next((x for part, _ in self.parts.values() if (x := answer_of(part))), None)
+
+    def __call__(
+        self, prompt: str, completion: str, metadata: Mapping[str, Any]
+    ) -> dict[str, float]:
+        """All parts of one completion, and their sum."""
+        values: dict[str, float] = {"reward": 0.0}
+        more: dict[str, float] = {}
+        for name, (part, weight) in self.parts.items():
+            value: Any = part(prompt, completion, metadata)
+            if inspect.isawaitable(value):
+                if inspect.iscoroutine(value):
+                    value.close()
+                raise TypeError(f"weighted_sum: the part {name!r} is async, which no sum awaits.")
+            if isinstance(value, Mapping):
+                if "reward" not in value:
+                    raise RewardError(
+                        f"weighted_sum: the part {name!r} returns a mapping without an entry "
+                        "'reward'"
+                    )
+                more |= {key: x for key, x in value.items() if key != "reward"}
+                value = value["reward"]
+            values[name] = float(value)
+            values["reward"] += weight * values[name]
+        return {**values, **{key: x for key, x in more.items() if key not in values}}
+
+
+class majority_vote:  # noqa: N801 (used as a function: `reward = majority_vote(boxed_math)`)
+    """The answer of a completion as a vote, for questions whose answer nobody knows.
+
+        answer_ids = a number for each answer, -1 for none
+        reward     = the verifier's where metadata has "answer", else 0
+
+    ``recipes.ttrl_majority`` trains on agreement alone: the reward is only shown, so that held-out
+    questions with answers tell how well that goes.
+
+    Args:
+      verifier: Grades the questions whose answers are known, and names by its attribute ``answer``
+        how an answer is extracted; see :func:`answer_of`. None for no grades.
+      answer: Extracts it instead, from a completion to a text or None.
+
+    Raises:
+      ValueError: If neither says how an answer is extracted.
+
+    Example:
+      >>> from jaxrl_llm import rewards
+      >>> vote = rewards.majority_vote(rewards.dapo_math)
+      >>> first, second = (vote("", f"Answer: {x}", {}) for x in ("1,000", "$1000$"))
+      >>> first == second, first["reward"], vote("", "I do not know", {})["answer_ids"]
+      (True, 0.0, -1.0)
+
+    References:
+      TTRL (arXiv:2504.16084). Two answers of one group get one number with a probability of 2^-23.
+    """
+
+    def __init__(self, verifier: Reward | None = None, *, answer: Extract | None = None):
+        extract = answer_of(verifier) if answer is None else answer
+        if extract is None:
+            what = "there is no verifier" if verifier is None else f"{name_of(verifier)} names none"
+            raise ValueError(
+                f"majority_vote: answer must say how the answer of a completion is extracted; "
+                f"{what}."
+            )
+        if hasattr(verifier, "score_batch"):
+            raise TypeError(
+                f"majority_vote: the verifier must grade one completion, got {name_of(verifier)}; "
+                "put the vote into a VerifierPool, not a pool into the vote."
+            )
+        self.verifier, self.answer = verifier, extract
+        self.__qualname__ = f"majority_vote({name_of(verifier or extract)})"
+
+    def __repr__(self) -> str:
+        return self.__qualname__
+
+    def __call__(
+        self, prompt: str, completion: str, metadata: Mapping[str, Any]
+    ) -> dict[str, float]:
+        """The reward and the vote of one completion."""
+        text, reward = self.answer(completion), 0.0
+        if self.verifier is not None and metadata.get("answer") is not None:
+            value: Any = self.verifier(prompt, completion, metadata)
+            reward = float(value["reward"] if isinstance(value, Mapping) else value)
+        if text is None:
+            return {"reward": reward, "answer_ids": -1.0}
+        # A component is float32, which holds integers below 2^24 exactly.
+        digest = hashlib.blake2b(text.encode(errors="replace"), digest_size=4).digest()
+        return {"reward": reward, "answer_ids": float(int.from_bytes(digest) % 2**23)}

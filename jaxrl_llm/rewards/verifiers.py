@@ -1,0 +1,261 @@
+r"""Verifiers of text: DAPO's math rule, F1, exact match, multiple choice, the format of thinking.
+
+All have one form, `(prompt, completion, metadata)`; ``metadata["answer"]`` is what is right. Each
+is one pass over the text and needs no deadline. They raise RewardError for a row that they cannot
+grade, such as one without an answer.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from jaxrl_llm.rewards.answers import (
+    LETTERS,
+    answer_words,
+    choice_letter,
+    extracts,
+    final_answer,
+    normalize_math,
+    normalize_words,
+)
+from jaxrl_llm.rewards.scoring import RewardError
+
+
+@extracts(final_answer)
+def dapo_math(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
+    r"""One if the line after the last "Answer:" equals the answer after normalization, else -1.
+
+        reward = 1 if normalize(line) = normalize(answer) else -1
+
+    Only the last 300 characters are read. An answer of an integer value, such as 18.0, is that
+    integer.
+
+    Args:
+      prompt: Not read.
+      completion: The reply, which is asked to end in "Answer: ...".
+      metadata: Has "answer", a number or a text.
+
+    Returns:
+      1.0 or -1.0, the scale of `overlong_rewards`. A method defined for rewards of 0 and 1 alone
+      refuses it.
+
+    Raises:
+      RewardError: If metadata has no "answer".
+
+    Example:
+      >>> from jaxrl_llm import rewards
+      >>> rewards.dapo_math("", "so x = 18.\nAnswer: $18$", {"answer": "18"})
+      1.0
+
+    References:
+      DAPO (arXiv:2503.14476), with the normalization of Minerva (arXiv:2206.14858). slime cuts the
+      answer to an integer; verl takes a box where there is no such line.
+    """
+    del prompt
+    right = {_integer(normalize_math(x)) for x in _answers("dapo_math", metadata)}
+    return 1.0 if final_answer(completion) in right else -1.0
+
+
+def _integer(text: str) -> str:
+    """An integer for a number of an integer value; any other text as it is."""
+    try:
+        number = float(text)
+    except ValueError:
+        return text
+    return str(int(number)) if number.is_integer() else text
+
+
+_CLOSED = ("yes", "no", "noanswer")
+
+
+@extracts(answer_words)
+def f1(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
+    """F1 of the words of the reply and of the answer; of several answers, of the nearest.
+
+        F1 = 2 common / (words of the reply + words of the answer)
+
+    Words are compared in lower case, without punctuation and articles; what precedes ``</think>``
+    is not read. Where either is "yes", "no" or "noanswer", they must be equal.
+
+    Args:
+      prompt: Not read.
+      completion: The reply.
+      metadata: Has "answer": a text, or a list of texts any of which is right.
+
+    Returns:
+      F1 in [0, 1]; 1.0 for two texts without words.
+
+    Raises:
+      RewardError: If metadata has no "answer", or an empty list.
+
+    Example:
+      >>> from jaxrl_llm import rewards
+      >>> round(rewards.f1("", "the Eiffel Tower, Paris", {"answer": "Eiffel Tower"}), 3)
+      0.8
+
+    References:
+      SQuAD (arXiv:1606.05250); yes and no as HotpotQA (arXiv:1809.09600) and slime.
+    """
+    del prompt
+    reply = answer_words(completion)
+    return max(_f1(reply, normalize_words(x)) for x in _answers("f1", metadata))
+
+
+def _f1(reply: str, answer: str) -> float:
+    if reply == answer:
+        return 1.0
+    if reply in _CLOSED or answer in _CLOSED:
+        return 0.0
+    ours, theirs = Counter(reply.split()), Counter(answer.split())
+    return 2.0 * (ours & theirs).total() / (ours.total() + theirs.total())
+
+
+@extracts(answer_words)
+def exact_match(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
+    """One if the words of the reply are those of an answer, as :func:`f1` reads them, else zero.
+
+    Args:
+      prompt, completion, metadata: As of :func:`f1`.
+
+    Returns:
+      1.0 or 0.0.
+
+    Raises:
+      RewardError: As :func:`f1`.
+
+    Example:
+      >>> from jaxrl_llm import rewards
+      >>> rewards.exact_match("", "The Eiffel tower.", {"answer": ["Eiffel Tower", "La Tour"]})
+      1.0
+
+    References:
+      SQuAD (arXiv:1606.05250).
+    """
+    del prompt
+    reply = answer_words(completion)
+    return float(any(reply == normalize_words(x) for x in _answers("exact_match", metadata)))
+
+
+@extracts(choice_letter)
+def multiple_choice(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
+    """One if the reply chooses the right option, else zero.
+
+        reward = 1[choice_letter(completion) = letter of the answer]
+
+    A reply that names no letter but the text of one option alone has chosen that.
+
+    Args:
+      prompt: Not read.
+      completion: The reply; see :func:`choice_letter`.
+      metadata: "answer" is the letter of the right option, its place from 0, or its text; the
+        latter needs "choices", the texts of the options. Without "choices" there are ten letters.
+
+    Returns:
+      1.0 or 0.0.
+
+    Raises:
+      RewardError: If metadata has no "answer", or one that is no option.
+
+    Example:
+      >>> from jaxrl_llm import rewards
+      >>> rewards.multiple_choice("", "So the answer is (B).", {"answer": "B"})
+      1.0
+      >>> rewards.multiple_choice("", "Lyon", {"answer": 1, "choices": ["Paris", "Lyon"]})
+      1.0
+
+    References:
+      GPQA (arXiv:2311.12022). slime also scores one where the text of the right option occurs
+      anywhere, beside those of the others.
+    """
+    del prompt
+    choices = metadata.get("choices")
+    choices = list(choices.values() if isinstance(choices, Mapping) else choices or ())
+    letters = LETTERS[: len(choices)] if choices else LETTERS
+    if len(choices) > len(LETTERS):
+        raise RewardError(
+            f"multiple_choice: there are at most {len(LETTERS)} options, got {len(choices)}"
+        )
+    named = [normalize_words(str(choice)) for choice in choices]
+    wanted = _right_letter(metadata.get("answer"), letters, named)
+    letter = choice_letter(completion, letters)
+    if letter is None and named:
+        reply = f" {answer_words(completion)} "
+        present = [
+            x for x, name in zip(letters, named, strict=True) if name and f" {name} " in reply
+        ]
+        letter = present[0] if len(present) == 1 else None
+    return float(letter == wanted)
+
+
+def _right_letter(answer: Any, letters: str, choices: list[str]) -> str:
+    if isinstance(answer, str) and len(answer.strip()) == 1 and answer.strip().upper() in letters:
+        return answer.strip().upper()
+    if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(letters):
+        return letters[answer]
+    if isinstance(answer, str) and choices.count(normalize_words(answer)) == 1:
+        return letters[choices.index(normalize_words(answer))]
+    options = f"the options {', '.join(letters)}" + (" or their texts" if choices else "")
+    raise RewardError(
+        f"multiple_choice: metadata['answer'] must be one of {options}, got {answer!r}"
+    )
+
+
+def think_format(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
+    """One if the reply begins with one ``<think>`` part that ends, else zero.
+
+    Args:
+      prompt, metadata: Not read.
+      completion: The reply.
+
+    Returns:
+      1.0 or 0.0.
+
+    Example:
+      >>> from jaxrl_llm import rewards
+      >>> [rewards.think_format("", x, {}) for x in ("<think>2</think> 4", "<think>2", "4")]
+      [1.0, 0.0, 0.0]
+
+    References:
+      DeepSeek-R1 (arXiv:2501.12948), as TRL's `think_format_reward`.
+    """
+    del prompt, metadata
+    rest = completion.removeprefix("<think>")
+    opens = rest != completion and "<think>" not in rest
+    return float(opens and "</think>" in rest)
+
+
+def word_repetition(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
+    """The share of repeated runs of three words, from 0 to 1; give it a negative weight.
+
+        1 - distinct / all runs of three words
+
+    `repetition_rewards` is the same of tokens, for a recipe's chain.
+
+    Args:
+      prompt, metadata: Not read.
+      completion: The reply; its words are compared in lower case.
+
+    Returns:
+      The share, 0.0 for fewer than three words.
+
+    Example:
+      >>> from jaxrl_llm import rewards
+      >>> rewards.word_repetition("", "no no no no no", {})
+      0.6666666666666667
+
+    References:
+      Demystifying long chain-of-thought reasoning (arXiv:2502.03373), appendix C.2, as in open-r1.
+    """
+    del prompt, metadata
+    words = completion.lower().split()
+    runs = list(zip(words, words[1:], words[2:], strict=False))
+    return 1.0 - len(set(runs)) / len(runs) if runs else 0.0
+
+
+def _answers(function: str, metadata: Mapping[str, Any]) -> list[str]:
+    """The texts of ``metadata["answer"]``, any of which is right."""
+    answer = metadata.get("answer")
+    answers = answer if isinstance(answer, list | tuple) else [answer]
+    if not answers or any(x is None or isinstance(x, bool | Mapping) for x in answers):
+        raise RewardError(f"{function}: metadata['answer'] must be a text, got {answer!r}")
+    return [str(x) for x in answers]

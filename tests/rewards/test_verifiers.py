@@ -1,0 +1,292 @@
+import pickle
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import rewards
+from jaxrl_llm.rewards import RewardError, answer_of, score
+
+R = rewards
+
+
+@pytest.mark.parametrize(
+    ("text", "box"),
+    [
+        (r"\boxed{4}", "4"),
+        (r"\boxed {4}", "4"),
+        (r"\boxed{1} \boxed{2}", "2"),
+        (r"\boxed{\frac{1}{\sqrt{2}}} then", r"\frac{1}{\sqrt{2}}"),
+        (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+        (r"\boxed{\{1}", r"\{1"),
+        (r"\boxed{}", ""),
+        (r"\boxed{1} \boxed{\frac{2}{3}", None),
+        (r"\boxed 4", None),
+        ("4", None),
+    ],
+)
+def test_the_last_box_ends_at_its_brace(text, box):
+    assert R.boxed_answer(text) == box
+
+
+@pytest.mark.parametrize(
+    ("text", "letter"),
+    [
+        ("The answer is (C).", "C"),
+        ("Answer: b", "B"),
+        ("**Answer: D**", "D"),
+        ("Answer: $C$", "C"),
+        (r"Final Answer: \text{B}", "B"),
+        ("answer is\n\nC", "C"),
+        ("Answer: option B", "B"),
+        ("The answer is C because heat rises", "C"),
+        ("The answer is C. Option A is wrong because", "C"),
+        ("correct option: (d)", "D"),
+        ("B) 42", "B"),
+        ("A cat sat. B", "B"),
+        (r"The answer is \boxed{\text{(A)}}, not B", "A"),
+        ("<think>Answer: A</think>Answer: B", "B"),
+        ("the answer is a mystery", None),
+        ("Answer: E", None),
+        ("CAB", None),
+        ("", None),
+    ],
+)
+def test_the_letter_of_a_choice(text, letter):
+    assert R.choice_letter(text, "ABCD") == letter
+
+
+@pytest.mark.parametrize(
+    ("reward", "text", "metadata", "value"),
+    [
+        (R.dapo_math, "Answer: 18", {"answer": 18.0}, 1.0),
+        (R.dapo_math, "Answer: 18", {"answer": "1,018"}, -1.0),
+        (R.dapo_math, "Answer: 1/2", {"answer": "1/2"}, 1.0),
+        (R.dapo_math, "Answer: 3", {"answer": "3.7"}, -1.0),
+        (R.dapo_math, "Answer: 18" + "\n" * 300, {"answer": 18}, -1.0),
+        (R.f1, "<think>Paris</think> Rome", {"answer": "Paris"}, 0.0),
+        (R.f1, "Rome Italy", {"answer": ["Paris", "Rome"]}, 2 / 3),
+        (R.f1, "the", {"answer": "a"}, 1.0),
+        (R.exact_match, "the Rome.", {"answer": ["Paris", "rome"]}, 1.0),
+        (R.exact_match, "Rome Italy", {"answer": "Rome"}, 0.0),
+        (R.multiple_choice, "Answer: B", {"answer": 1}, 1.0),
+        (R.multiple_choice, "Answer: B", {"answer": " b "}, 1.0),
+        (R.multiple_choice, "Answer: B", {"answer": "Lyon", "choices": ["Paris", "Lyon"]}, 1.0),
+        (R.multiple_choice, "It is Lyon.", {"answer": "B", "choices": ["Paris", "Lyon"]}, 1.0),
+        (R.multiple_choice, "Lyon or Paris", {"answer": "B", "choices": ["Paris", "Lyon"]}, 0.0),
+        (R.multiple_choice, "Answer: E", {"answer": "A", "choices": {"a": "x", "b": "y"}}, 0.0),
+        (R.think_format, "<think></think>", {}, 1.0),
+        (R.word_repetition, "a b c a b c", {}, 0.25),
+    ],
+)
+def test_verifiers(reward, text, metadata, value):
+    assert reward("", text, metadata) == pytest.approx(value)
+    assert isinstance(reward("", text, metadata), float)
+    assert pickle.loads(pickle.dumps(reward))("", text, metadata) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("reward", "metadata", "message"),
+    [
+        (R.dapo_math, {}, "dapo_math: metadata['answer'] must be a text, got None"),
+        (R.f1, {"answer": []}, "f1: metadata['answer'] must be a text, got []"),
+        (R.exact_match, {"answer": True}, "exact_match: metadata['answer'] must be a text"),
+        (R.multiple_choice, {"answer": "Z"}, "must be one of the options A, B, C"),
+        (R.multiple_choice, {"answer": 2, "choices": ["x", "y"]}, "options A, B or their texts"),
+        (R.multiple_choice, {"answer": "x", "choices": ["x", "x"]}, "got 'x'"),
+        (R.multiple_choice, {"answer": 0, "choices": ["x"] * 11}, "at most 10 options, got 11"),
+    ],
+)
+def test_rows_that_cannot_be_graded_are_refused(reward, metadata, message):
+    with pytest.raises(RewardError) as caught:
+        reward("", "Answer: A", metadata)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("run", [" ", "(", "\\boxed{", "$", "answer ", "\\text{", "A ", "=", "{"])
+def test_no_text_takes_long(run):
+    text = "answer" + run * 20_000
+    start = time.perf_counter()
+    for extract in map(answer_of, (R.boxed_math, R.dapo_math, R.multiple_choice, R.f1)):
+        extract(text)
+    R.think_format("", text, {})
+    assert time.perf_counter() - start < 2.0
+
+
+def test_boxes_are_graded_as_mathematics():
+    pytest.importorskip("math_verify")
+    assert R.boxed_math("", r"5, so \boxed{0.5}", {"answer": r"\frac{1}{2}"}) == 1.0
+    assert R.boxed_math("", "0.5", {"answer": "0.5"}) == 0.0
+    assert R.reasoning_accuracy("", "<think>3</think> 0.5", {"answer": "1/2"}) == 1.0
+    assert R.reasoning_accuracy("", "<think>3 0.5", {"answer": "1/2"}) == 0.0
+    for reward in (R.boxed_math, R.reasoning_accuracy):
+        with pytest.raises(RewardError, match=f"{reward.__name__}: metadata"):
+            reward("", "no box", {"answer": ""})
+
+
+SUM = R.weighted_sum({"right": (R.dapo_math, 1.0), "format": (R.think_format, 0.25)})
+
+
+def test_a_weighted_sum_returns_its_parts():
+    text = "<think>1</think>\nAnswer: 4"
+    value = SUM("", text, {"answer": 4})
+    assert value == {"reward": 1.25, "right": 1.0, "format": 1.0}
+    assert repr(SUM) == "weighted_sum(right + 0.25 format)" and answer_of(SUM)(text) == "4"
+    assert pickle.loads(pickle.dumps(SUM))("", "4", {"answer": 4})["reward"] == -1.0
+    scores = score(SUM, ["q"] * 2, [text, "Answer: 4"], [{"answer": 4}] * 2)
+    np.testing.assert_allclose(scores.rewards, [1.25, 1.0])
+    assert sorted(scores.reward_components) == ["format", "reward", "right"]
+    vote = R.weighted_sum({"vote": (R.majority_vote(R.dapo_math), 2.0)})
+    assert sorted(vote("", text, {})) == ["answer_ids", "reward", "vote"]
+
+
+async def slow(prompt, completion, metadata):
+    return 1.0
+
+
+class Batched:
+    def __call__(self, prompt, completion, metadata):
+        return 1.0
+
+    def score_batch(self, prompts, completions, metadata):
+        return [1.0] * len(prompts)
+
+
+def unnamed(prompt, completion, metadata):
+    return {"right": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: R.weighted_sum({}), ValueError, "there are no parts"),
+        (lambda: R.weighted_sum({"reward": (R.f1, 1.0)}), ValueError, "the name 'reward'"),
+        (lambda: R.weighted_sum({"f": (R.f1, 0.0)}), ValueError, "the weight of 'f'"),
+        (lambda: R.weighted_sum({"f": (R.f1, np.nan)}), ValueError, "must be finite"),
+        (lambda: R.weighted_sum({"f": (Batched(), 1.0)}), TypeError, "a reward of one completion"),
+        (lambda: R.weighted_sum({"f": (slow, 1.0)})("", "", {}), TypeError, "'f' is async"),
+        (
+            lambda: R.weighted_sum({"f": (unnamed, 1.0)})("", "", {}),
+            RewardError,
+            "without an entry",
+        ),
+        (lambda: R.majority_vote(R.think_format), ValueError, "think_format names none"),
+        (lambda: R.majority_vote(), ValueError, "there is no verifier"),
+        (lambda: R.majority_vote(Batched(), answer=str), TypeError, "grade one completion"),
+    ],
+)
+def test_what_cannot_be_composed_is_refused(call, error, message):
+    with pytest.raises(error) as caught:
+        call()
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("verifier", "same", "other"),
+    [
+        (R.last_integer, ("so 1,000", "= 1000."), "1001"),
+        (R.dapo_math, ("Answer: 1,000", "answer: $1000$"), "Answer: 1001"),
+        (R.boxed_math, (r"\boxed{\dfrac12}", r"\boxed{\frac{1}{2}}"), r"\boxed{2}"),
+        (R.math_verify, (r"\boxed{7}", "Answer: 7"), "it is 8"),
+        (R.reasoning_accuracy, ("<think></think>7", r"</think>\boxed{7}"), "</think>8"),
+        (R.f1, ("the Rome!", "rome"), "Paris"),
+        (R.exact_match, ("the Rome!", "rome"), "Paris"),
+        (R.multiple_choice, ("Answer: A", "(A)"), "B"),
+        (SUM, ("Answer: 4", "Answer: $4$"), "Answer: 5"),
+    ],
+)
+def test_every_verifier_votes_without_answers(verifier, same, other):
+    vote = R.majority_vote(verifier)
+    ids = [vote("", text, {"answer": None})["answer_ids"] for text in (*same, other)]
+    assert ids[0] == ids[1] != ids[2] and all(0 <= x < 2**23 for x in ids)
+    scores = score(vote, ["q"] * 4, [*same, other, "<think>"], [{}] * 4)
+    answers = np.int32(scores.reward_components["answer_ids"])
+    if verifier not in (R.f1, R.exact_match):  # any text answers those
+        assert answers[3] == -1
+    trained = R.majority_rewards(jnp.zeros(4), answer_ids=jnp.array(answers))
+    assert trained.tolist()[:3] == [1.0, 1.0, 0.0] and not scores.rewards.any()
+    assert pickle.loads(pickle.dumps(vote))("", same[0], {})["answer_ids"] == ids[0]
+
+
+def test_a_vote_grades_where_the_answer_is_known():
+    vote = R.majority_vote(R.last_integer)
+    assert vote("", "4", {"answer": 4})["reward"] == 1.0
+    assert vote("", "5", {"answer": 4})["reward"] == 0.0
+    assert R.majority_vote(answer=str.strip)("", " x ", {"answer": "x"})["reward"] == 0.0
+
+
+def test_repetition_reads_runs_of_the_response_alone():
+    tokens = jnp.array([[1, 2, 9, 1, 2, 3], [1, 2, 1, 2, 1, 2]])
+    mask = jnp.array([[True, True, False, True, True, True], [True] * 6])
+    # The token of an environment parts two runs: 12 | 12 23, of which one is repeated.
+    out = jax.jit(lambda t, m: R.repetition_penalty(t, m, ngram=2))(tokens, mask)
+    np.testing.assert_allclose(out, [-1 / 3, -3 / 5], rtol=1e-6)
+    rng = np.random.default_rng(0)
+    tokens, lengths = rng.integers(0, 4, (3, 5, 40)), rng.integers(0, 41, (3, 5))
+    mask = np.arange(40) < lengths[..., None]
+    ours = R.repetition_penalty(jnp.array(tokens), jnp.array(mask), max_penalty=-2.0)
+    for place in np.ndindex(3, 5):
+        row = tokens[place][: lengths[place]].tolist()
+        runs = list(zip(row, row[1:], row[2:], strict=False))
+        wanted = -2.0 * (1 - len(set(runs)) / len(runs)) if runs else 0.0
+        assert ours[place] == pytest.approx(wanted, abs=1e-6)
+    where = jnp.array([[True, False]])
+    shaped = R.repetition_rewards(
+        jnp.array([[1.0, jnp.nan]]),
+        jnp.ones((1, 2, 4), int),
+        jnp.ones((1, 2, 4), bool),
+        where=where,
+    )
+    assert shaped.tolist() == [[0.5, 0.0]]
+
+
+def test_length_rewards_of_a_batch():
+    mask = jnp.arange(8) < jnp.array([[2, 8, 4, 6]]).T[None, :, 0, None]
+    r, where = jnp.array([[1.0, 1.0, 0.0, jnp.nan]]), jnp.array([[True, True, True, False]])
+    group = R.group_length_rewards(r, mask, weight=0.5, where=where)
+    np.testing.assert_allclose(group, [[1.25, 0.75, 0.0, 0.0]])
+    alone = R.group_length_rewards(jnp.ones((1, 4)), mask, where=jnp.zeros((1, 4), bool))
+    assert alone.tolist() == [[0.0] * 4]
+    cosine = R.cosine_length_rewards(r, mask, max_length=8, exceeded=-10.0, where=where)
+    np.testing.assert_allclose(
+        cosine[0], [0.75 + 0.25 * np.cos(np.pi / 4), -10.0, -0.75, 0.0], rtol=1e-6
+    )
+    budgets = jnp.array([[4.0, 4.0, 4.0, jnp.nan]])
+    out = R.budget_rewards(r, mask, budgets=budgets, form="max", coef=0.125, where=where)
+    np.testing.assert_allclose(out, [[0.75, 0.0, 0.0, 0.0]])
+    for function in (
+        R.group_length_rewards,
+        lambda r, m: R.cosine_length_rewards(r, m, max_length=8),
+    ):
+        assert jnp.isnan(function(r, mask)[0, 3])
+
+
+PAIR, TOKENS, MASK = jnp.ones(2), jnp.ones((2, 4), int), jnp.ones((2, 4), bool)
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "options", "message"),
+    [
+        (R.repetition_penalty, (TOKENS, MASK), {"max_penalty": 1.0}, "must be 0 or below; got 1"),
+        (R.repetition_penalty, (TOKENS * 1.0, MASK), {}, "tokens must be"),
+        (R.repetition_penalty, (TOKENS, MASK), {"ngram": 0}, "ngram must be above 0"),
+        (R.repetition_rewards, (PAIR, TOKENS, MASK[:1]), {}, "mask must have shape"),
+        (R.cosine_length_reward, (PAIR > 0, PAIR), {"max_length": 0}, "max_length must be above"),
+        (R.cosine_length_reward, (PAIR, PAIR), {"max_length": 4}, "correct must be bool"),
+        (
+            R.cosine_length_rewards,
+            (PAIR, MASK),
+            {"max_length": 4, "min_right": 2.0},
+            "min_right must not exceed max_right; got 2 and 1",
+        ),
+        (R.budget_rewards, (PAIR, MASK), {"budgets": jnp.ones(3)}, "budgets must have shape"),
+        (R.budget_rewards, (PAIR, MASK), {"budgets": PAIR, "form": "soft"}, "form"),
+        (R.group_length_rewards, (PAIR, MASK), {"weight": -1.0}, "weight"),
+    ],
+)
+def test_bad_shaping_is_refused(function, arguments, options, message):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        function(*arguments, **options)
+    assert message in str(caught.value) and function.__name__[:8] in str(caught.value)
