@@ -32,6 +32,8 @@ _NUMBER = re.compile(
 )
 _OPENS_A_NUMBER = "=≈(:[{"  # a minus set apart from its number is a sign after these only
 _MOST_DIGITS = 4000  # Python refuses to read longer ones
+_BARE = re.compile(r"[(\[].*,.*[)\]]|.*[\\^_].*", re.DOTALL)  # a tuple, an interval, LaTeX
+_ANCHORED = re.compile(r"\$|\\boxed|\\\(|\\\[")
 _NAMED = ("sqrt", "infinity")  # words that math-verify reads without a backslash
 
 
@@ -318,15 +320,16 @@ def _equals(function: str, reply: str | None, metadata: Mapping[str, Any]) -> fl
     # The package remarks that its time limits are off: here they are off on purpose.
     for name in ("math_verify.parser", "math_verify.grader"):
         logging.getLogger(name).addFilter(_FILTER)
-    answer = metadata.get("answer")
-    gold = None
+    answer, gold = metadata.get("answer"), None
     if answer is not None:
-        gold = package.parse(str(answer), parsing_timeout=None)
-        # Bare LaTeX without an anchor is read only between dollar signs.
-        words = (word.strip(".,;:!?'\"()[]{}") for word in str(answer).split())
+        text = str(answer).strip()
+        # The package reads bare LaTeX between dollar signs alone: of 2\pi it would take the 2.
+        words = (word.strip(".,;:!?'\"()[]{}") for word in text.split())
         prose = any(len(w) > 2 and w.isalpha() and w.lower() not in _NAMED for w in words)
-        if not gold and not prose:
-            gold = package.parse(f"${answer}$", parsing_timeout=None)
+        forms = [text] if prose else [text, f"${text}$"]
+        if _BARE.fullmatch(text) and not _ANCHORED.search(text):
+            forms.reverse()
+        gold = next((x for form in forms if (x := package.parse(form, parsing_timeout=None))), None)
     if not gold:
         raise RewardError(
             f"{function}: metadata['answer'] must be readable as mathematics, got {answer!r}; "

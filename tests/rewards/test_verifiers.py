@@ -270,7 +270,7 @@ PAIR, TOKENS, MASK = jnp.ones(2), jnp.ones((2, 4), int), jnp.ones((2, 4), bool)
     ("function", "arguments", "options", "message"),
     [
         (R.repetition_penalty, (TOKENS, MASK), {"max_penalty": 1.0}, "must be 0 or below; got 1"),
-        (R.repetition_penalty, (TOKENS * 1.0, MASK), {}, "tokens must be"),
+        (R.repetition_penalty, (TOKENS * 1.0, MASK), {}, "tokens must hold"),
         (R.repetition_penalty, (TOKENS, MASK), {"ngram": 0}, "ngram must be above 0"),
         (R.repetition_rewards, (PAIR, TOKENS, MASK[:1]), {}, "mask must have shape"),
         (R.cosine_length_reward, (PAIR > 0, PAIR), {"max_length": 0}, "max_length must be above"),
@@ -290,3 +290,14 @@ def test_bad_shaping_is_refused(function, arguments, options, message):
     with pytest.raises((TypeError, ValueError)) as caught:
         function(*arguments, **options)
     assert message in str(caught.value) and function.__name__[:8] in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "right", "wrong"),
+    [(r"2\pi", r"\boxed{2\pi}", r"\boxed{2}"), ("(1, 2)", r"\boxed{(1,2)}", r"\boxed{2}")],
+)
+def test_a_bare_answer_is_not_its_last_number(answer, right, wrong):
+    pytest.importorskip("math_verify")
+    for reward in (R.math_verify, R.boxed_math):
+        assert reward("", right, {"answer": answer}) == 1.0
+        assert reward("", wrong, {"answer": answer}) == 0.0
