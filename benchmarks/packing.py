@@ -107,7 +107,7 @@ def beside(model, lengths: np.ndarray, size, rounds: int, *, packing: str) -> di
     if not math.isclose(first, second, rel_tol=1e-4):
         raise ValueError(f"the gradients differ: their norms are {first} and {second}")
     cells = padded.mask.size
-    rows = cells if packed.packing is None else packed.packing.members.size
+    rows = cells if packed.packing is None else packed.packing[0].size
     return {
         "tokens": int(lengths.sum()),
         "longest": int(lengths.max()),

@@ -25,6 +25,7 @@ def measured(folder: Path = RESULTS) -> str:
         "quickstart_step": _quickstart,
         "training": _alone,
         "packing": _packing,
+        "tree_step": _tree,
         "checkpoint": _checkpoint,
     }
     found = pages.results(folder)
@@ -150,6 +151,21 @@ def _packing(result: Mapping[str, Any]) -> str:
     ]
     title = f"Packing, {result['device']} (`python -m benchmarks.packing`):"
     return pages.table(title, ("responses", "cells", "times faster"), rows)
+
+
+def _tree(result: Mapping[str, Any]) -> str:
+    work, ours = result["workload"], result["ours"]
+    rows = [
+        (form, f"{ours['cells'][name]:,}", spread(ours["seconds"][name]))
+        for form, name in (("a row each", "flattened"), ("trees", "tree"))
+    ]
+    title = (
+        f"A step on {work['prompts']} groups of {work['trees']} x {work['branches']} responses of "
+        f"{work['response_tokens']} tokens, those of a tree with the first half in common, takes "
+        f"{spread(ours['share'])} of the time of a row each, {result['device']} "
+        "(`python -m benchmarks.tree_step`):"
+    )
+    return pages.table(title, ("", "cells", "seconds"), rows)
 
 
 def _checkpoint(result: Mapping[str, Any]) -> str:

@@ -1,4 +1,8 @@
-"""Several responses to one prompt in a row: where each of them lies, and the way there and back."""
+"""Several responses to one prompt in a row: where each of them lies, and the way there and back.
+
+A :class:`Packing` puts them one after the other; in a :class:`Tree` the beginnings that they share
+lie once, so that a model reads each unique token once.
+"""
 
 from typing import NamedTuple
 
@@ -21,6 +25,26 @@ class Packing(NamedTuple):
 
     members: Array
     starts: Array
+
+
+class Tree(NamedTuple):
+    """R rows of S cells in which what responses to a prompt begin with in common lies once.
+
+    A cell is a node: a token after certain others. The nodes of a tree lie depth first, so those
+    that come after a node, its descendants, are a range of cells behind it.
+
+    Attributes:
+      sources: int32 ``[P, R, S]``, the token of a cell as ``g T + t``, of one of the responses that
+        share it, or -1 for none.
+      cells: int32 ``[P, G, T]``, the node of each token: its cell, counted over all rows of its
+        prompt. Behind the end of a response it means nothing.
+      ends: int32 ``[P, R, S]``, the place in its row behind the last descendant of a cell: cell i
+        sees cell j where ``j <= i < ends[j]``.
+    """
+
+    sources: Array
+    cells: Array
+    ends: Array
 
 
 def plan_packing(mask: np.ndarray, *, size: int | None = None, most: float = 1.0) -> Packing | None:
@@ -64,10 +88,7 @@ def plan_packing(mask: np.ndarray, *, size: int | None = None, most: float = 1.0
             f"plan_packing: a response of {lengths.max()} tokens does not fit into size {size}."
         )
     starts, rows = first_fit(lengths, size)
-    # The next of 1, 2, 3, 4, 6, 8, 12, ...: few shapes to compile.
-    power = 1 << (rows - 1).bit_length()
-    rounded = power * 3 // 4 if power > 2 and rows <= power * 3 // 4 else power
-    rows = min(rounded, G)
+    rows = min(_rounded(rows), G)
     if rows * size > most * G * T:
         return None
     members = np.full((P, rows * size), -1, np.int32)
@@ -76,13 +97,134 @@ def plan_packing(mask: np.ndarray, *, size: int | None = None, most: float = 1.0
     return Packing(members.reshape(P, rows, size), starts)
 
 
-def pack(packing: Packing | None, tree: ArrayTree) -> ArrayTree:
+def plan_tree(
+    tokens: np.ndarray,
+    mask: np.ndarray,
+    *,
+    same: np.ndarray | None = None,
+    least: float = 0.125,
+    size: int | None = None,
+    most: float = 1.0,
+) -> Tree | None:
+    """Rows in which each unique token of a group lies once, as far as that saves time.
+
+    Responses in the order of their tokens form a tree as long as each has a part of at least
+    ``least`` in common with the one before, and the tree at most ``size`` nodes. Trees are put into
+    rows like the responses of :func:`plan_packing`; without anything in common, they are the
+    responses. The plan depends on tokens and mask alone.
+
+    Args:
+      tokens: ``[P, G, T]`` integers on the host.
+      mask: bool ``[P, G, T]``. A response ends with its last True; what stands between is part of
+        it, since later tokens may attend to it.
+      same: ``[P, G, T, ...]``, what must be equal besides, where ``mask`` is True, such as the
+        words of a sampler's support; None for nothing.
+      least: The smallest share of a response that is worth sharing, in [0, 1].
+      size: Nodes of a tree, at most; 3 T by default, since attention within a row grows with its
+        length. A row has as many cells as the largest tree needs, in quarters of T, but at least T.
+      most: The largest share of the ``G * T`` cells that is worth it, above 0.
+
+    Returns:
+      Host arrays, or None if there would be more cells than ``most`` allows.
+
+    Raises:
+      ValueError: If ``size`` is below T.
+
+    Example:
+      >>> import numpy as np
+      >>> tree = plan_tree(np.array([[[5, 6, 7], [5, 6, 8], [9, 9, 9]]]), np.ones((1, 3, 3), bool))
+      >>> tree.cells.tolist(), tree.ends.tolist()
+      ([[[0, 1, 2], [0, 1, 3], [4, 5, 6]]], [[[4, 4, 3, 4], [3, 3, 3, 0]]])
+    """
+    name = "plan_tree"
+    checks.check_rank(name, 3, tokens=tokens, mask=mask)
+    checks.check_same_shape(name, tokens=tokens, mask=mask)
+    checks.check_integer(name, tokens=tokens)
+    checks.check_bool(name, mask=mask)
+    checks.check_share(name, least=least)
+    checks.check_positive(name, most=most)
+    P, G, T = mask.shape
+    size = 3 * T if size is None else size
+    if size < T:
+        raise ValueError(f"{name}: size must be at least the {T} tokens of a response; got {size}.")
+    lengths = np.max(np.where(mask, np.arange(1, T + 1), 0), axis=-1, initial=0)
+    paths = np.zeros((P, G, T), np.int32)  # the node of each token within its tree
+    sizes, roots = np.zeros((P, G), np.int64), np.zeros((P, G), np.int32)  # of trees; of members
+    ends: dict[tuple[int, int], np.ndarray] = {}
+    for p in range(P):
+        words = None
+        if same is not None:
+            words = np.where(mask[p].reshape(G, T, *(1,) * (same.ndim - 3)), same[p], 0)
+        trees = _grow(tokens[p], lengths[p], words, paths[p], least=least, size=size)
+        for i, (members, nodes, seen_to) in enumerate(trees):
+            roots[p, members], sizes[p, i], ends[p, i] = i, nodes, seen_to
+    quarter = -(-T // 4)
+    width = max(T, -(-int(sizes.max(initial=0)) // quarter) * quarter)
+    starts, rows = first_fit(sizes, width)
+    rows = min(_rounded(rows), G)
+    if rows * width > most * G * T:
+        return None
+    cells = np.take_along_axis(starts, roots, axis=1)[..., None] + paths
+    sources = np.full((P, rows * width), -1, np.int32)
+    p, g, t = np.nonzero(np.arange(T) < lengths[..., None])
+    order = np.argsort(mask[p, g, t], kind="stable")  # a token that trains is written last
+    p, g, t = p[order], g[order], t[order]
+    sources[p, cells[p, g, t]] = g * T + t
+    until = np.zeros((P, rows * width), np.int32)
+    for (p, i), seen_to in ends.items():
+        start = starts[p, i]
+        until[p, start : start + len(seen_to)] = start % width + seen_to
+    return Tree(sources.reshape(P, rows, width), cells, until.reshape(P, rows, width))
+
+
+def _grow(tokens, lengths, words, paths, *, least: float, size: int):
+    """Trees of the responses ``[G, T]`` to a prompt: their members, their nodes, the nodes' ends.
+
+    ``paths`` gets the node of each token.
+    """
+    rows = [tokens[g, :length].astype(">i8").tobytes() for g, length in enumerate(lengths)]
+    members: list[int] = []
+    nodes, ends = 0, np.zeros(0, np.int32)
+    for g in sorted(np.flatnonzero(lengths), key=lambda g: (rows[g], g)):
+        length, common = int(lengths[g]), 0
+        if members:
+            last = members[-1]
+            shorter = min(length, int(lengths[last]))
+            equal = tokens[g, :shorter] == tokens[last, :shorter]
+            if words is not None:
+                differ = words[g, :shorter] != words[last, :shorter]
+                equal &= ~differ.reshape(shorter, -1).any(axis=-1)
+            common = shorter if equal.all() else int(np.argmin(equal))
+            if common < max(1.0, least * length) or nodes + length - common > size:
+                ends[paths[last, : lengths[last]]] = nodes
+                yield members, nodes, ends[:nodes]
+                members, nodes, common = [], 0, 0
+            else:
+                ends[paths[last, common : lengths[last]]] = nodes
+                paths[g, :common] = paths[last, :common]
+        if not members:
+            ends = np.zeros(size, np.int32)
+        paths[g, common:length] = nodes + np.arange(length - common)
+        nodes += length - common
+        members.append(int(g))
+    if members:
+        ends[paths[members[-1], : lengths[members[-1]]]] = nodes
+        yield members, nodes, ends[:nodes]
+
+
+def pack(packing: Packing | Tree | None, tree: ArrayTree) -> ArrayTree:
     """Arrays ``[P, G, T, ...]`` in the cells of the rows, ``[P, R, S, ...]``; as they are for None.
 
-    A cell without a token gets 0 (False).
+    A cell without a token gets 0 (False). One that several responses share gets what one of them
+    has there, and where a mask is True for one of them, that one's.
     """
     if packing is None:
         return tree
+    if isinstance(packing, Tree):
+        sources = packing.sources
+        return jax.tree.map(
+            lambda x: _zero_masked(sources >= 0, _take(x, jnp.maximum(sources, 0))), tree
+        )
     members, starts = packing
     P, R, S = members.shape
     cells = jnp.arange(R * S, dtype=jnp.int32).reshape(R, S)
@@ -95,28 +237,45 @@ def pack(packing: Packing | None, tree: ArrayTree) -> ArrayTree:
     )
 
 
-def unpack(packing: Packing | None, tree: ArrayTree, mask: Array) -> ArrayTree:
+def unpack(packing: Packing | Tree | None, tree: ArrayTree, mask: Array) -> ArrayTree:
     """The inverse of :func:`pack`: ``[P, R, S, ...] -> [P, G, T, ...]``, 0 where ``mask`` is False.
+
+    All that share a cell get its value, and its gradient is the sum of theirs.
 
     The mask, bool ``[P, G, T]``, is True nowhere behind the end of a response in the plan.
     """
     if packing is None:
         return jax.tree.map(lambda x: _zero_masked(mask, x), tree)
-    index = packing.starts[..., None] + jnp.arange(mask.shape[-1], dtype=jnp.int32)
+    if isinstance(packing, Tree):
+        index = packing.cells
+    else:
+        index = packing.starts[..., None] + jnp.arange(mask.shape[-1], dtype=jnp.int32)
     return jax.tree.map(lambda x: _zero_masked(mask, _take(x, index)), tree)
 
 
-def check_packing(function: str, packing: Packing | None, groups: tuple[int, int]) -> None:
-    """Raises unless a packing (None is skipped) is one of ``groups = (P, G)``."""
+def check_packing(
+    function: str, packing: Packing | Tree | None, shape: tuple[int, int, int]
+) -> None:
+    """Raises unless a packing (None is skipped) is one of responses of ``shape = (P, G, T)``."""
     if packing is None:
         return
+    if isinstance(packing, Tree):
+        checks.check_integer(function, **{f"packing.{k}": x for k, x in packing._asdict().items()})
+        checks.check_rank(function, 3, sources=packing.sources)
+        checks.check_shape(function, "packing.cells", packing.cells, shape)
+        rows = (shape[0], *jnp.shape(packing.sources)[1:])
+        checks.check_shape(function, "packing.sources", packing.sources, rows)
+        checks.check_shape(function, "packing.ends", packing.ends, rows)
+        return
     if not isinstance(packing, Packing):
-        raise TypeError(f"{function}: packing must be a Packing; got {type(packing).__name__}.")
+        raise TypeError(
+            f"{function}: packing must be a Packing or a Tree; got {type(packing).__name__}."
+        )
     checks.check_integer(function, members=packing.members, starts=packing.starts)
     checks.check_rank(function, 3, members=packing.members)
-    shape = (groups[0], *jnp.shape(packing.members)[1:])
-    checks.check_shape(function, "packing.members", packing.members, shape)
-    checks.check_shape(function, "packing.starts", packing.starts, groups)
+    rows = (shape[0], *jnp.shape(packing.members)[1:])
+    checks.check_shape(function, "packing.members", packing.members, rows)
+    checks.check_shape(function, "packing.starts", packing.starts, shape[:2])
 
 
 def first_fit(lengths: np.ndarray, size: int) -> tuple[np.ndarray, int]:
@@ -130,6 +289,12 @@ def first_fit(lengths: np.ndarray, size: int) -> tuple[np.ndarray, int]:
         starts[every, member] = row * size + filled[every, row]
         filled[every, row] += length
     return starts, int((filled > 0).sum(axis=1).max(initial=1))
+
+
+def _rounded(rows: int) -> int:
+    """The next of 1, 2, 3, 4, 6, 8, 12, ...: few shapes to compile."""
+    power = 1 << (rows - 1).bit_length()
+    return power * 3 // 4 if power > 2 and rows <= power * 3 // 4 else power
 
 
 def _take(x: Array, index: Array) -> Array:

@@ -35,18 +35,23 @@ _LARGEST_MASK = 2**30
 IMPLEMENTATIONS = ("plain", "xla", "cudnn")
 
 
-def _visible(last: Array | None, key_mask: Array | None, segments, length: int) -> Array | None:
+def _visible(
+    last: Array | None, key_mask: Array | None, segments, ends: Array | None, length: int
+) -> Array | None:
     """Which of ``length`` keys each query sees: bool, broadcastable to ``[..., N, S]``."""
     masks = [] if last is None else [jnp.arange(length) <= last[..., None]]
     masks += [] if key_mask is None else [key_mask[..., None, :]]
     masks += [] if segments is None else [segments[0][..., None] == segments[1][..., None, :]]
+    masks += [] if ends is None or last is None else [last[..., None] < ends[..., None, :]]
     return functools.reduce(jnp.logical_and, masks) if masks else None
 
 
-def _attend_block(query: Array, kv: KV, last: Array | None, key_mask: Array | None, segments):
+def _attend_block(
+    query: Array, kv: KV, last: Array | None, key_mask: Array | None, segments, ends: Array | None
+) -> tuple[Array, Array]:
     """:func:`attend_set` with all scores at once."""
     scores = jnp.matmul(query, kv.keys, preferred_element_type=jnp.float32)
-    visible = _visible(last, key_mask, segments, scores.shape[-1])
+    visible = _visible(last, key_mask, segments, ends, scores.shape[-1])
     if visible is not None:
         scores = jnp.where(visible, scores, _MASKED)
     top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
@@ -65,6 +70,7 @@ def attend_set(
     last: Array | None = None,
     key_mask: Array | None = None,
     segments: tuple[Array, Array] | None = None,
+    ends: Array | None = None,
     blocks: int | None = None,
 ) -> tuple[Array, Array]:
     """Softmax attention to one set of keys, with its log-sum-exp.
@@ -79,6 +85,8 @@ def attend_set(
       key_mask: bool, broadcastable to ``[..., S]``: which keys exist.
       segments: Ids of the queries, broadcastable to ``[..., N]``, and of the keys, ``[..., S]``: a
         query sees the keys of its segment.
+      ends: int32, broadcastable to ``[..., S]``: the query that is the first not to see a key,
+        counted as in ``last``, which it needs.
       blocks: Into how many blocks the queries are split; chosen by the shapes where None.
 
     Returns:
@@ -94,7 +102,7 @@ def attend_set(
     else:
         blocks = min(blocks, count)
     if blocks == 1:
-        return _attend_block(query, kv, last, key_mask, segments)
+        return _attend_block(query, kv, last, key_mask, segments, ends)
     size = math.ceil(count / blocks)
 
     def split(x: Array, axis: int) -> Array:
@@ -113,7 +121,8 @@ def attend_set(
     @jax.checkpoint
     def block(inputs):
         rows, last, ids = inputs
-        return _attend_block(rows, kv, last, key_mask, None if ids is None else (ids, ids_of_keys))
+        pair = None if ids is None else (ids, ids_of_keys)
+        return _attend_block(rows, kv, last, key_mask, pair, ends)
 
     ids, ids_of_keys = (None, None) if segments is None else segments
     inputs = (split(query, -2), *(None if x is None else split(x, -1) for x in (last, ids)))
@@ -155,7 +164,9 @@ def merge_attention(
     return output, top + jnp.log(total)
 
 
-def _plain(query: Array, kv: KV, last: Array, key_mask, segments, prefix, prefix_mask) -> Array:
+def _plain(
+    query: Array, kv: KV, last: Array, key_mask, segments, ends, prefix, prefix_mask
+) -> Array:
     """:func:`attend` in plain products; the reference of the other forms."""
     P, G, T, heads, d = query.shape
     kv_heads = kv.keys.shape[-3]
@@ -167,9 +178,10 @@ def _plain(query: Array, kv: KV, last: Array, key_mask, segments, prefix, prefix
     last = jnp.tile(last, repeat)
     last = last if last.ndim == 1 else last[:, :, None]
     key_mask = None if key_mask is None else key_mask[:, :, None]
+    ends = None if ends is None else ends[:, :, None]
     if segments is not None:
         segments = jnp.tile(segments, repeat)[:, :, None], segments[:, :, None]
-    output, lse = attend_set(rows, kv, last=last, key_mask=key_mask, segments=segments)
+    output, lse = attend_set(rows, kv, last=last, key_mask=key_mask, segments=segments, ends=ends)
     if prefix is not None:
         rows = jnp.swapaxes(query, 1, 2).reshape(P, kv_heads, G * repeat * T, d)
         shared, shared_lse = attend_set(rows, prefix, key_mask=prefix_mask[:, None])
@@ -181,7 +193,7 @@ def _plain(query: Array, kv: KV, last: Array, key_mask, segments, prefix, prefix
 
 
 def _joint(
-    query, kv: KV, last: Array, key_mask, segments, prefix, prefix_mask, implementation: str
+    query, kv: KV, last: Array, key_mask, segments, ends, prefix, prefix_mask, implementation: str
 ):
     """:func:`attend` as one call of ``jax.nn.dot_product_attention``.
 
@@ -190,7 +202,7 @@ def _joint(
     """
     P, G, T, _, d = query.shape
     pair = None if segments is None else (segments, segments)
-    visible = _visible(last, key_mask, pair, kv.keys.shape[-1])
+    visible = _visible(last, key_mask, pair, ends, kv.keys.shape[-1])
     visible = jnp.broadcast_to(visible, (P, G, T, kv.keys.shape[-1]))
     keys, values = jnp.moveaxis(kv.keys, -1, 2), jnp.swapaxes(kv.values, 2, 3)
     if prefix is not None:
@@ -232,6 +244,7 @@ def attend(
     *,
     key_mask: Array | None = None,
     segments: Array | None = None,
+    ends: Array | None = None,
     prefix: KV | None = None,
     prefix_mask: Array | None = None,
     implementation: str | None = None,
@@ -245,6 +258,8 @@ def attend(
       key_mask: bool ``[P, G, S]``, which keys of a row exist.
       segments: int32 ``[P, G, T]``, where several responses lie in one row and the keys are
         those of the queries (S = T): a token sees keys of its segment only.
+      ends: int32 ``[P, G, T]``, where a row is a tree and the keys are those of the queries: token
+        i sees key j only where ``i < ends[j]``.
       prefix: Keys ``[P, Hk, d, Lp]`` and values ``[P, Hk, Lp, d]``, if any.
       prefix_mask: bool ``[P, Lp]``.
       implementation: ``"plain"``, or ``"xla"`` or ``"cudnn"`` of ``jax.nn.dot_product_attention``;
@@ -268,7 +283,9 @@ def attend(
         implementation = "cudnn" if takes and has_cudnn() else "plain"
     checks.check_option("attend", "implementation", implementation, IMPLEMENTATIONS)
     if implementation == "plain":
-        output = _plain(query, kv, last, key_mask, segments, prefix, prefix_mask)
+        output = _plain(query, kv, last, key_mask, segments, ends, prefix, prefix_mask)
     else:
-        output = _joint(query, kv, last, key_mask, segments, prefix, prefix_mask, implementation)
+        output = _joint(
+            query, kv, last, key_mask, segments, ends, prefix, prefix_mask, implementation
+        )
     return output.astype(query.dtype)

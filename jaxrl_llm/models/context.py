@@ -19,6 +19,9 @@ def check_context(tokens: Array, context: AttentionContext) -> None:
         raise ValueError(f"{name}: context.prefix needs context.prefix_mask.")
     if context.cache is not None and context.segments is not None:
         raise ValueError(f"{name}: context.segments has no meaning with context.cache.")
+    if context.ends is not None and (context.cache is not None or context.segments is not None):
+        other = "segments" if context.cache is None else "cache"
+        raise ValueError(f"{name}: context.ends has no meaning with context.{other}.")
     if context.cache is not None and context.prompt_mask is not None:
         raise ValueError(
             f"{name}: context.prefix_mask without context.prefix has no meaning with context.cache."
@@ -31,7 +34,7 @@ def check_context(tokens: Array, context: AttentionContext) -> None:
         P, G, T = context.mask.shape
         row = context.prompt_mask.shape[-1] + G * T
         checks.check_shape(name, "tokens of prompts and responses", tokens, (P, 1, row))
-    checks.check_same_shape(name, mask=context.mask, segments=context.segments)
+    checks.check_same_shape(name, mask=context.mask, segments=context.segments, ends=context.ends)
 
 
 def update_cache(cache: KV, new: KV, index: Array) -> KV:
@@ -105,6 +108,7 @@ def context_attention(
         last,
         key_mask=key_mask,
         segments=context.segments,
+        ends=context.ends,
         prefix=prefix,
         prefix_mask=context.prefix_mask,
     )
@@ -132,6 +136,7 @@ def _behind_prompts(query: Array, new: KV, context: AttentionContext, prompt_mas
         jnp.arange(T),
         key_mask=context.mask,
         segments=context.segments,
+        ends=context.ends,
         prefix=KV(prompts.keys[:, 0], prompts.values[:, 0]),
         prefix_mask=prompt_mask,
     )

@@ -43,8 +43,8 @@ class AttentionContext(NamedTuple):
       prefix: One :class:`KV` a layer, ``[P, Hk, d, Lp]`` and ``[P, Hk, Lp, d]``: computed once a
         prompt and shared by its G rollouts.
       prefix_mask: bool ``[P, Lp]``. Without a prefix, the prompts are in this call themselves: its
-        tokens are ``[P, 1, Lp + G T]``, each row a prompt and the responses to it, while ``mask``
-        and ``segments`` are those of the responses. See :attr:`Model.takes_prompts`.
+        tokens are ``[P, 1, Lp + G T]``, each row a prompt and the responses to it, while ``mask``,
+        ``segments`` and ``ends`` are those of the responses. See :attr:`Model.takes_prompts`.
       cache: One :class:`KV` a layer with leading axes ``[P, G]`` and C positions, into which the
         keys and values of this call are written.
       index: int32 ``[]``, or ``[P, G]`` where rows differ: where in the cache the first token of
@@ -52,6 +52,10 @@ class AttentionContext(NamedTuple):
       segments: int32 ``[P, G, T]``, where several responses to one prompt lie one after the other
         in a row: a token attends to the prefix and to the tokens before it in its segment. None
         where a row is one response, and always with a cache.
+      ends: int32 ``[P, G, T]``, where a row is a tree of responses, depth first, in which common
+        beginnings lie once: the place behind the last token that follows this one. Token i attends
+        to the prefix and to tokens ``j <= i < ends[j]``. None where rows are no trees, and always
+        with a cache or segments.
     """
 
     mask: Array
@@ -60,6 +64,7 @@ class AttentionContext(NamedTuple):
     cache: tuple[KV, ...] | None = None
     index: Array | None = None
     segments: Array | None = None
+    ends: Array | None = None
 
     @property
     def prompt_mask(self) -> Array | None:
@@ -81,6 +86,8 @@ class Model(NamedTuple):
       output_matrix: ``output_matrix(params) -> [V, D]``; the logits are ``hidden @ matrix.T``.
       reads_segments: Whether ``apply`` keeps the segments of a context apart. Without, responses
         are never packed.
+      reads_trees: Whether ``apply`` reads the ends of a context. Without, responses never share
+        cells.
       takes_prompts: Whether ``apply`` takes prompts in the rows of the responses to them, so that
         training makes one pass over the layers instead of two.
       sharding_rules: Which mesh axis ("fsdp" or "tensor") splits each axis of a parameter, by the
@@ -93,6 +100,7 @@ class Model(NamedTuple):
     apply: Callable[..., tuple[Array, tuple[KV, ...]]]
     output_matrix: Callable[[ArrayTree], Array]
     reads_segments: bool = False
+    reads_trees: bool = False
     takes_prompts: bool = False
     sharding_rules: ShardingRules = RULES
 

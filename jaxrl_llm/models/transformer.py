@@ -279,7 +279,15 @@ def make_model(config: ModelConfig) -> Model:
         table = params["embed"]["embedding"] if config.tied else params["head"]["kernel"]
         return table.astype(config.dtype)
 
-    return Model(config, init, apply, output_matrix, reads_segments=True, takes_prompts=True)
+    return Model(
+        config,
+        init,
+        apply,
+        output_matrix,
+        reads_segments=True,
+        reads_trees=True,
+        takes_prompts=True,
+    )
 
 
 def param_shapes(model: Model) -> ArrayTree:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core import Array, checks
-from jaxrl_llm.core.packing import Packing, check_packing
+from jaxrl_llm.core.packing import Packing, Tree, check_packing
 from jaxrl_llm.core.support import Support, check_support, in_support
 from jaxrl_llm.recipes.inputs import check_extra
 from jaxrl_llm.recipes.records import replace_fields
@@ -41,8 +41,9 @@ class Batch:
       support: The tokens that each one was drawn from, with leading axes ``[P, G, T]``. The policy
         that trains, the proximal one and the reference are renormalized over them, so that a
         sampler that truncates does not make ratios. None for the full vocabulary.
-      packing: How models see the responses, several in a row; no number changes but by rounding.
-        None for a row each.
+      packing: How models see the responses, several in a row, or with common beginnings once (a
+        :class:`~jaxrl_llm.core.packing.Tree`, whose ``cells`` are the node of each token); no
+        number changes but by rounding. None for a row each.
       reward_components: Rewards by name, float32 ``[P, G]`` each, for methods that read several;
         NaN where one does not apply.
       extras: Arrays that only some methods need, by name, with leading axis P; see
@@ -73,7 +74,7 @@ class Batch:
     behavior_logp: Array | None = None
     ref_logp: Array | None = None
     support: Support | None = None
-    packing: Packing | None = None
+    packing: Packing | Tree | None = None
     reward_components: Mapping[str, Array] | None = None
     extras: Mapping[str, Array] = dataclasses.field(default_factory=dict)
     advantages: Array | None = None
@@ -131,7 +132,7 @@ class Batch:
                 checks.check_shape(name, field, value, (p, g, t))
                 checks.check_float(name, **{field: value})
         check_support(name, self.support, (p, g, t))
-        check_packing(name, self.packing, (p, g))
+        check_packing(name, self.packing, (p, g, t))
         for column, value in (self.reward_components or {}).items():
             column = f"reward_components[{column!r}]"
             checks.check_shape(name, column, value, (p, g))

@@ -192,15 +192,18 @@ def check_packing(model: Model, params: ArrayTree) -> None:
     positions = jnp.broadcast_to(lengths[:, None, None] + jnp.arange(T), responses.shape)
     segments = jnp.broadcast_to(jnp.arange(G)[None, :, None], responses.shape).astype(jnp.int32)
     one_row = (P, 1, G * T)
-    if model.reads_segments:
-        context = AttentionContext(
-            jnp.ones(one_row, bool), prefix, prefix_mask, segments=segments.reshape(one_row)
-        )
+    rows = {"segments": segments} if model.reads_segments else {}
+    if model.reads_trees:
+        rows["ends"] = T * (segments + 1)  # each response is a tree of one branch
+    for name, row in rows.items():
+        context = AttentionContext(jnp.ones(one_row, bool), prefix, prefix_mask)
+        context = context._replace(**{name: row.reshape(one_row)})
         got, _ = _apply(
             model, params, responses.reshape(one_row), positions.reshape(one_row), context
         )
+        what = "packed responses" if name == "segments" else "the trees of a row"
         got = got.reshape(expected.shape)
-        _expect_equal("packing", model, got, expected, "packed responses differ from single rows")
+        _expect_equal("packing", model, got, expected, f"{what} differ from single rows")
     if model.takes_prompts:
         context = AttentionContext(jnp.ones(responses.shape, bool), prefix_mask=prefix_mask)
         tokens = jnp.concatenate([prompts[:, None], responses.reshape(one_row)], axis=-1)

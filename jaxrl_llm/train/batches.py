@@ -9,13 +9,14 @@ import numpy as np
 
 from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
-from jaxrl_llm.core.packing import plan_packing
+from jaxrl_llm.core.packing import Tree, plan_packing, plan_tree
+from jaxrl_llm.core.support import Support
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import keep_apart, spread_update
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.train.mesh import check_batch
 
-PACKING = ("auto", "always", "never")
+PACKING = ("auto", "always", "tree", "never")
 
 # Packed rows are used if they have at most this share of the cells and save at least so many, since
 # another shape has to be compiled.
@@ -175,13 +176,13 @@ def accumulate_gradients(
 def pack_batch(batch: Batch, packing: str, *, model: Model) -> tuple[Batch, dict[str, float]]:
     """The batch in as few rows as its responses need, if that saves enough.
 
-    The choice depends on the lengths alone, so a resumed run packs as before.
+    The choice depends on the responses alone, so a resumed run packs as before.
 
     Args:
       batch: On the host, not sharded.
       packing: "auto" packs where at most 0.8 of the cells remain, at least 4,096 cells are saved,
-        and the model can tell the responses of a row apart; "always" whatever is saved; "never"
-        leaves one row for each response.
+        and the model can tell the responses of a row apart; "always" whatever is saved; "tree" has
+        what responses begin with in common once; "never" leaves one row for each response.
       model: The model that is trained.
 
     Returns:
@@ -209,18 +210,28 @@ def pack_batch(batch: Batch, packing: str, *, model: Model) -> tuple[Batch, dict
     checks.check_option("pack_batch", "packing", packing, PACKING)
     mask = np.asarray(batch.mask)
     largest = min(_MAX_SHARE, 1 - _MIN_SAVED / mask.size) if model.reads_segments else 0.0
-    most = {"auto": largest, "always": 1.0, "never": 0.0}[packing]
+    most = {"auto": largest, "always": 1.0}.get(packing, 0.0)
     plan = plan_packing(mask, most=most) if most > 0 else None
-    cells = mask.size if plan is None else plan.members.size
+    if packing == "tree":
+        plan = plan_tree(np.asarray(batch.tokens), mask, same=_words(batch.support))
+    cells = mask.size if plan is None else plan[0].size
     # Up to the last token of the mask: cells in between are read.
     tokens = np.maximum.accumulate(mask[..., ::-1], axis=-1).sum()
+    if isinstance(plan, Tree):
+        tokens = (plan.sources >= 0).sum()
     numbers = {"padding": float(1 - tokens / cells), "packed": cells / mask.size}
     return batch.replace(packing=plan), numbers
 
 
-def check_reads_segments(function: str, model: Model) -> None:
-    """Raises ValueError unless a model can tell the responses of a row apart."""
-    if not model.reads_segments:
-        raise ValueError(
-            f'{function}: packing "always" needs a model whose reads_segments is True.'
-        )
+def _words(support: Support | None) -> np.ndarray | None:
+    """What two supports differ in."""
+    if support is None:
+        return None
+    return np.asarray(support.bits) if support.ids is None else np.sort(support.ids, axis=-1)
+
+
+def check_reads_rows(function: str, model: Model, packing: str) -> None:
+    """Raises ValueError unless a model can read the rows that ``packing`` makes in any case."""
+    for name, needed in (("always", "reads_segments"), ("tree", "reads_trees")):
+        if packing == name and not getattr(model, needed):
+            raise ValueError(f'{function}: packing "{name}" needs a model whose {needed} is True.')

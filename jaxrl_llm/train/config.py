@@ -250,7 +250,8 @@ class TrainConfig:
         number of the recipe's paper where the batch divides so, else 1.
       packing: Whether responses to one prompt share rows in a step, so that short ones do not cost
         what the longest does: "auto" where that leaves at most 80% of the cells and spares 4,096
-        of them or more, "always", or "never". Each of a few shapes is compiled when it first comes.
+        of them or more, "always", or "never". With "tree" they also share what they begin with: the
+        cost follows unique tokens. Each of a few shapes is compiled when it first comes.
       max_skipped: How many steps in a row end the run if their update is skipped because the loss
         or the gradient is non-finite; fewer are counted in metrics.jsonl as `skipped`.
       remat: What the backward pass keeps of a layer: "none" all (fast), "full" its input (small),
@@ -312,8 +313,10 @@ class TrainConfig:
         if not str(self.run_dir):
             raise ValueError("config: run_dir must not be empty.")
         checks.check_option(name, "packing", self.packing, PACKING)
-        if self.packing == "always" and self.sampling.group_size == 1:
-            raise ValueError('config: packing "always" has no effect with one rollout a prompt.')
+        if self.packing in ("always", "tree") and self.sampling.group_size == 1:
+            raise ValueError(
+                f'config: packing "{self.packing}" has no effect with one rollout a prompt.'
+            )
         checks.check_option(name, "reward_on_error", self.reward_on_error, ON_ERROR)
         checks.check_option(name, "remat", self.remat, ("none", "dots", "full"))
         checks.check_option(name, "dtype", self.dtype, ("float32", "bfloat16"))

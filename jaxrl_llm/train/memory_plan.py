@@ -32,7 +32,7 @@ from jaxrl_llm.recipes import EvolutionRecipe
 from jaxrl_llm.recipes.records import replace_fields
 from jaxrl_llm.rollout.sampler import BUCKETS
 from jaxrl_llm.rollout.sampling.options import DrawOptions, make_draw
-from jaxrl_llm.train.batches import check_reads_segments
+from jaxrl_llm.train.batches import check_reads_rows
 from jaxrl_llm.train.config import TrainConfig, find_recipe
 from jaxrl_llm.train.critic import init_critic
 from jaxrl_llm.train.evolution import moving_only
@@ -318,8 +318,7 @@ def load_inputs(config: TrainConfig) -> PlanInputs:
       ValueError: If model or questions are such that the run would not start.
     """
     model, params, tokenizer = abstract_model(config)
-    if config.packing == "always":
-        check_reads_segments("train", model)
+    check_reads_rows("train", model, config.packing)
     train, held_out, _ = load_questions(config, model, tokenizer)
     recipe: Any = find_recipe(config.recipe, config.sampling, num_prompts=len(train))
     if not recipe.forward_only:

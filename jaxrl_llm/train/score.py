@@ -10,7 +10,8 @@ import jax.numpy as jnp
 from jaxrl_llm import logprobs
 from jaxrl_llm.core import checks, masking
 from jaxrl_llm.core.axes import Array, ArrayTree
-from jaxrl_llm.core.packing import Packing, check_packing, pack, unpack
+from jaxrl_llm.core.compose import accepted
+from jaxrl_llm.core.packing import Packing, Tree, check_packing, pack, unpack
 from jaxrl_llm.core.support import Support
 from jaxrl_llm.models.protocol import AttentionContext, Model, prefill
 from jaxrl_llm.models.sharding import on_each_device, spreads_batch
@@ -28,7 +29,7 @@ def score(
     temperature: float | Array = 1.0,
     delta=None,
     remat: str = "none",
-    packing: Packing | None = None,
+    packing: Packing | Tree | None = None,
     shared_prefix_len: int = 0,
     chunk_size: int | None = None,
     support: Support | None = None,
@@ -50,7 +51,8 @@ def score(
     spread over devices this would save next to nothing, so each prompt reads those tokens itself.
 
     With a ``packing`` several responses of a prompt share a row, so that a short one does not cost
-    what the longest does.
+    what the longest does. In a :class:`~jaxrl_llm.core.packing.Tree` they also share what they
+    begin with: the model reads and projects each unique token once.
 
     The prompt's last token is the first input of each response. Tokens are attended to by position
     whatever ``mask`` is, since a token that an environment wrote is context though it is not
@@ -77,7 +79,7 @@ def score(
 
     Raises:
       ValueError: If the shapes do not fit together, ``shared_prefix_len`` is negative or not below
-        Lp, or there is a packing and the model does not read segments.
+        Lp, or there is a packing and the model does not read segments, or trees.
       TypeError: If a mask is not bool or tokens are not integers.
     """
     hidden = score_hidden(
@@ -106,7 +108,7 @@ def score_hidden(
     *,
     delta=None,
     remat: str = "none",
-    packing: Packing | None = None,
+    packing: Packing | Tree | None = None,
     shared_prefix_len: int = 0,
 ) -> Array:
     """Hidden states ``[P, G, T, D]`` from which each response token is predicted.
@@ -128,8 +130,11 @@ def score_hidden(
     start = jnp.argmax(last, axis=-1).astype(jnp.int32)
     positions = jnp.broadcast_to(start[:, None, None] + jnp.arange(T, dtype=jnp.int32), (P, G, T))
     inputs, positions = pack(packing, (inputs, positions))
-    segments = None if packing is None else packing.members
-    context = AttentionContext(jnp.ones(inputs.shape, bool), None, prefix_mask, segments=segments)
+    context = AttentionContext(jnp.ones(inputs.shape, bool), None, prefix_mask)
+    if isinstance(packing, Tree):
+        context = context._replace(ends=packing.ends)
+    elif packing is not None:
+        context = context._replace(segments=packing.members)
     if model.takes_prompts and (spreads_batch() or not shared_prefix_len):
         length = prompt_tokens.shape[1]
         places = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), prompt_tokens.shape)
@@ -166,14 +171,17 @@ def _check(
     checks.check_same_shape("score", tokens=tokens, mask=mask)
     checks.check_bool("score", prompt_mask=prompt_mask, mask=mask)
     checks.check_integer("score", prompt_tokens=prompt_tokens, tokens=tokens)
-    if packing is not None and not model.reads_segments:
+    if isinstance(packing, Tree):
+        if not model.reads_trees:
+            raise ValueError("score: a Tree needs a model whose reads_trees is True.")
+    elif packing is not None and not model.reads_segments:
         raise ValueError("score: packing needs a model whose reads_segments is True.")
     if prompt_tokens.shape[0] != tokens.shape[0]:
         raise ValueError(
             f"score: prompt_tokens {prompt_tokens.shape} and tokens {tokens.shape} must have the "
             "same number of prompts."
         )
-    check_packing("score", packing, tokens.shape[:2])
+    check_packing("score", packing, tokens.shape)
     checks.check_non_negative("score", shared_prefix_len=shared_prefix_len)
     if shared_prefix_len >= prompt_tokens.shape[1]:
         raise ValueError(
@@ -188,7 +196,7 @@ class Responses(NamedTuple):
     tokens: Array
     mask: Array
     support: Support | None = None
-    packing: Packing | None = None
+    packing: Packing | Tree | None = None
 
 
 class Scores(NamedTuple):
@@ -304,6 +312,10 @@ class Scorer:
             return {}
         tokens, mask, support, packing = responses
         tokens = _in_vocabulary(self.model, tokens)
+        reads_rows = any(set(accepted(function)) & set(rows) for function in functions.values())
+        if isinstance(packing, Tree) and reads_rows:
+            # Responses that share a token may have different numbers there.
+            hidden, packing = unpack(packing, hidden, mask), None
         arrays = (hidden, *pack(packing, (tokens, mask, dict(rows), support)))
 
         def statistics(arrays, shared):

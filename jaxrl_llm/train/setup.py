@@ -25,7 +25,7 @@ from jaxrl_llm.models.sharding import batch_shards
 from jaxrl_llm.rollout import make_engine, make_sampler
 from jaxrl_llm.rollout.sampler import count_shared_prefix, prompt_room
 from jaxrl_llm.train.algorithm import Algorithm
-from jaxrl_llm.train.batches import check_reads_segments
+from jaxrl_llm.train.batches import check_reads_rows
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.checkpoint.serialization import base_fingerprint, shapes_of, values_digest
 from jaxrl_llm.train.config import TrainConfig, find_prompts, find_recipe
@@ -236,8 +236,7 @@ def load_experiment(config: TrainConfig) -> tuple[Experiment, ArrayTree]:
     )
     model, params, tokenizer = load_model(config, mesh, frozen=config.lora.rank is not None)
     model, params = with_adapter(model, params, config.lora, mesh=mesh)
-    if config.packing == "always":
-        check_reads_segments("train", model)
+    check_reads_rows("train", model, config.packing)
     train, held_out, digest = load_questions(config, model, tokenizer)
     recipe = find_recipe(config.recipe, config.sampling, num_prompts=len(train))
     if not recipe.forward_only:

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from jaxrl_llm.core.packing import Packing, check_packing, pack, plan_packing, unpack
+from jaxrl_llm.core.packing import Packing, check_packing, pack, plan_packing, plan_tree, unpack
 
 
 def mask_of(lengths, size):
@@ -116,6 +116,70 @@ def test_on_a_mesh_no_token_leaves_its_device():
     np.testing.assert_allclose(slope(*arrays), np.where(mask[..., None], 2 * x, 0.0), rtol=1e-6)
 
 
+def test_common_beginnings_lie_once():
+    tokens = np.array([[[1, 2, 3, 4], [1, 2, 5, 0], [6, 7, 8, 9], [1, 2, 3, 4], [1, 2, 5, 6]]])
+    mask = mask_of([[4, 3, 2, 4, 4]], 4)
+    tree = plan_tree(tokens, mask, size=8)
+    # Three rows of the tree of 1 2 (3 4 | 5 (6)), and 6 7 alone.
+    assert tree.sources.shape == (1, 2, 6)
+    assert tree.cells[0].tolist()[0] == tree.cells[0].tolist()[3] == [0, 1, 2, 3]
+    assert tree.cells[0, 1, :3].tolist() == [0, 1, 4] and tree.cells[0, 4].tolist() == [0, 1, 4, 5]
+    assert tree.cells[0, 2, :2].tolist() == [6, 7]
+    assert tree.ends.tolist() == [[[6, 6, 4, 4, 6, 6], [2, 2, 0, 0, 0, 0]]]
+    assert pack(tree, tokens).tolist() == [[[1, 2, 3, 4, 5, 6], [6, 7, 0, 0, 0, 0]]]
+    # Nothing is shared where it is too little, where other things differ, or beyond the size.
+    assert (plan_tree(tokens, mask, least=0.7).sources >= 0).sum() == 4 + 4 + 2
+    same = np.zeros((*tokens.shape, 2))
+    same[0, 3, 1] = 1
+    assert (plan_tree(tokens, mask, size=8, same=same).sources >= 0).sum() == 4 + 3 + 4 + 2
+    assert (plan_tree(tokens, mask, size=4).sources >= 0).sum() == 4 + 4 + 2
+    assert plan_tree(tokens, mask, most=0.5) is None
+
+
+def test_a_shared_token_that_trains_for_one_alone_trains():
+    tokens, mask = np.array([[[1, 2, 3], [1, 2, 4]]]), np.ones((1, 2, 3), bool)
+    mask[0, 0, :2] = mask[0, 1, 0] = False
+    tree = plan_tree(tokens, mask)
+    assert tree.sources.tolist() == [[[3, 4, 2, 5]]]
+    assert pack(tree, mask).tolist() == [[[False, True, True, True]]]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    hnp.arrays(np.int64, (2, 5, 4), elements=st.integers(0, 1)),
+    hnp.arrays(np.int64, (2, 5), elements=st.integers(0, 4)),
+    st.sampled_from([0.0, 0.5]),
+    st.integers(4, 20),
+)
+def test_a_node_sees_what_its_token_comes_after(tokens, lengths, least, size):
+    mask = mask_of(lengths, 4)
+    tree = plan_tree(tokens, mask, least=least, size=size, most=9.0)
+    flat = pack(tree, tokens).reshape(2, -1)
+    width = tree.sources.shape[-1]
+    for p, g in np.ndindex(lengths.shape):
+        for t in range(lengths[p, g]):
+            row, i = divmod(tree.cells[p, g, t], width)
+            seen = [j for j in range(i + 1) if i < tree.ends[p, row, j]]
+            assert flat[p, row * width + np.array(seen)].tolist() == tokens[p, g, : t + 1].tolist()
+    unique = sum(
+        len({tuple(tokens[p, g, : t + 1]) for g in range(5) for t in range(lengths[p, g])})
+        for p in range(2)
+    )
+    count = (tree.sources >= 0).sum()
+    assert unique <= count <= lengths.sum()
+    if least == 0.0 and size == 20:
+        assert count == unique
+    np.testing.assert_array_equal(unpack(tree, pack(tree, tokens), mask), np.where(mask, tokens, 0))
+
+
+def test_the_gradient_of_a_shared_token_is_that_of_all():
+    tokens, mask = np.array([[[1, 2, 3], [1, 2, 4]]]), np.ones((1, 2, 3), bool)
+    tree = jax.tree.map(jnp.asarray, plan_tree(tokens, mask))
+    weights = jnp.arange(6.0).reshape(1, 2, 3)
+    slope = jax.grad(lambda x: jnp.sum(weights * unpack(tree, x, mask)))(jnp.zeros((1, 1, 4)))
+    assert slope.tolist() == [[[3.0, 5.0, 2.0, 5.0]]]
+
+
 def test_without_a_packing_arrays_stay_as_they_are():
     x, mask = jnp.arange(6).reshape(1, 2, 3), mask_of([[1, 2]], 3)
     assert pack(None, x) is x
@@ -124,6 +188,7 @@ def test_without_a_packing_arrays_stay_as_they_are():
 
 ONES = np.ones((1, 2, 3), bool)
 PACKING = plan_packing(ONES)
+TOKENS = np.zeros(ONES.shape, int)
 
 
 @pytest.mark.parametrize(
@@ -138,28 +203,40 @@ PACKING = plan_packing(ONES)
         ),
         (lambda: plan_packing(ONES, most=0.0), ValueError, "plan_packing: most must be above 0"),
         (
-            lambda: check_packing("f", PACKING, (1, 4)),
+            lambda: plan_tree(TOKENS, ONES, size=2),
+            ValueError,
+            "plan_tree: size must be at least the 3",
+        ),
+        (lambda: plan_tree(TOKENS, ONES, least=2.0), ValueError, "plan_tree: least must be"),
+        (lambda: plan_tree(1.0 * TOKENS, ONES), TypeError, "plan_tree: tokens must hold integers"),
+        (
+            lambda: check_packing("f", plan_tree(TOKENS, ONES), (1, 2, 4)),
+            ValueError,
+            r"f: packing.cells must have shape \(1, 2, 4\)",
+        ),
+        (
+            lambda: check_packing("f", PACKING, (1, 4, 3)),
             ValueError,
             r"f: packing.starts must have shape \(1, 4\)",
         ),
         (
-            lambda: check_packing("f", PACKING, (5, 2)),
+            lambda: check_packing("f", PACKING, (5, 2, 3)),
             ValueError,
             r"f: packing.members must have shape \(5, 2, 3\)",
         ),
         (
-            lambda: check_packing("f", Packing(PACKING.members * 1.0, PACKING.starts), (1, 2)),
+            lambda: check_packing("f", Packing(PACKING.members * 1.0, PACKING.starts), (1, 2, 3)),
             TypeError,
             "f: members must hold integers",
         ),
         (
-            lambda: check_packing("f", tuple(PACKING), (1, 2)),
+            lambda: check_packing("f", tuple(PACKING), (1, 2, 3)),
             TypeError,
-            "f: packing must be a Packing; got tuple",
+            "f: packing must be a Packing or a Tree; got tuple",
         ),
     ],
 )
 def test_bad_input_is_named(call, error, message):
-    check_packing("f", PACKING, (1, 2))
+    check_packing("f", PACKING, (1, 2, 3))
     with pytest.raises(error, match=message):
         call()

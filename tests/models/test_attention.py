@@ -174,12 +174,17 @@ def _segments(P, G, T):
 
 
 @pytest.mark.parametrize("implementation", ["plain", "xla"])
-@pytest.mark.parametrize("prefix", [False, True])
-def test_a_segment_attends_as_if_it_were_alone(implementation, prefix):
+@pytest.mark.parametrize(
+    ("prefix", "by"), [(False, "segments"), (True, "segments"), (True, "ends")]
+)
+def test_a_segment_attends_as_if_it_were_alone(implementation, prefix, by):
     G, T = 2, 6
     arrays, fixed = _arguments(G, T, (4, 2), prefix=prefix, cache=False)
     fixed = fixed | {"key_mask": None, "segments": _segments(2, G, T)}
-    output, gradients = _outputs_and_gradients(arrays, fixed, implementation, join=False)
+    same = fixed["segments"][..., None] == fixed["segments"][..., None, :]
+    ends = T - jnp.argmax(same[..., ::-1], axis=-1)  # a segment is a tree of one branch
+    rows = fixed if by == "segments" else fixed | {"segments": None, "ends": ends}
+    output, gradients = _outputs_and_gradients(arrays, rows, implementation, join=False)
     alone = jnp.zeros_like(output)
     total = jax.tree.map(jnp.zeros_like, gradients)
     for segment in (-1, 0, 1, 2):
@@ -254,6 +259,7 @@ def test_blocks_of_queries_change_nothing():
     kv = KV(*(jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((2, 3, 4, 7), (2, 3, 7, 4))))
     fixed = {"last": jnp.arange(10) % 7, "key_mask": jnp.arange(7) != 3}
     fixed["segments"] = jnp.arange(10) % 7 // 5, jnp.arange(7) // 5
+    fixed["ends"] = jnp.array([7, 2, 7, 7, 6, 7, 7])
 
     def compute(blocks):
         def loss(query, kv):

@@ -59,6 +59,14 @@ PREFIX_MASK = jnp.ones((P, LENGTH), bool)
             "context.segments has no meaning with context.cache",
         ),
         (
+            {"segments": MASK.astype(int), "ends": MASK.astype(int)},
+            "context.ends has no meaning with context.segments",
+        ),
+        (
+            {"cache": CACHE, "ends": MASK.astype(int)},
+            "context.ends has no meaning with context.cache",
+        ),
+        (
             {"cache": CACHE, "prefix_mask": PREFIX_MASK},
             "context.prefix_mask without context.prefix has no meaning with context.cache",
         ),

@@ -109,6 +109,11 @@ def other_remat(model):
             "packed responses differ",
         ),
         (
+            "packing",
+            changed_apply(lambda t, p, c, d: (t, p, c._replace(ends=None), d)),
+            "the trees of a row differ",
+        ),
+        (
             "sharding",
             lambda m: m._replace(sharding_rules=(("own/name", ("fsdp",)),)),
             "split no parameter in two",

@@ -49,6 +49,21 @@ def test_the_measured_padding_decides(lengths, packing, packed, padding, monkeyp
     batch.check()
 
 
+def test_a_tree_has_unique_tokens():
+    batch = batch_of([[8, 8, 8, 3]], 8)
+    tokens = np.array(batch.tokens)
+    tokens[0, 1], tokens[0, 2, :6] = tokens[0, 0], tokens[0, 0, :6]
+    batch = batch.replace(tokens=tokens)
+    tree, numbers = pack_batch(batch, "tree", model=model()[0])
+    tree.check()
+    assert (tree.packing.sources >= 0).sum() == 8 + 2 + 3
+    assert numbers == pytest.approx({"packed": 20 / 32, "padding": 1 - 13 / 20})
+    ids = np.zeros((*tokens.shape, 2), np.int32)
+    ids[0, 1, :, 0] = 1  # another support: another distribution
+    apart = pack_batch(batch.replace(support=Support(ids=ids)), "tree", model=model()[0])[0]
+    assert (apart.packing.sources >= 0).sum() == 8 + 2 + 8 + 3
+
+
 def test_what_saves_little_is_not_compiled_anew():
     mask = np.arange(64) < np.array([[64, 1, 1, 1]] * 32)[..., None]
     shape = mask.shape[:2]
@@ -73,6 +88,9 @@ def test_a_model_that_reads_no_segments_is_left_alone(tmp_path):
     given = (deaf, model()[1], ByteTokenizer())
     with pytest.raises(ValueError, match='train: packing "always" needs a model whose'):
         train(tiny_run(tmp_path, model=lambda: given, packing="always"))
+    given = (model()[0]._replace(reads_trees=False), model()[1], ByteTokenizer())
+    with pytest.raises(ValueError, match='train: packing "tree" needs a model whose reads_trees'):
+        train(tiny_run(tmp_path, model=lambda: given, packing="tree"))
 
 
 def test_bad_options_are_named():
@@ -163,11 +181,12 @@ def test_the_loop_packs_and_says_so(tmp_path):
     sampling = SamplingConfig(group_size=4, max_new_tokens=16)
     run = tiny_run(tmp_path / "packed", model=talkative, sampling=sampling, steps=2)
     lines = {}
-    for packing in ("always", "never"):
+    for packing in ("always", "tree", "never"):
         changed = dataclasses.replace(run, packing=packing, run_dir=str(tmp_path / packing))
         lines[packing] = train(changed).history
-    for packed_line, line in zip(lines["always"], lines["never"], strict=True):
-        assert packed_line["packed"] < 0.8 and line["packed"] == 1.0
-        assert packed_line["padding"] < line["padding"]
-        for name in ("loss", "grad_norm", "reward", "entropy", "sampler_gap"):
-            assert packed_line[name] == pytest.approx(line[name], rel=1e-4, abs=1e-6)
+    for *packed_lines, line in zip(*lines.values(), strict=True):
+        for packed_line in packed_lines:
+            assert packed_line["packed"] < 0.8 and line["packed"] == 1.0
+            assert packed_line["padding"] < line["padding"]
+            for name in ("loss", "grad_norm", "reward", "entropy", "sampler_gap"):
+                assert packed_line[name] == pytest.approx(line[name], rel=1e-4, abs=1e-6)

@@ -7,13 +7,14 @@ import pytest
 from helpers import make_batch
 
 import jaxrl_llm as jr
-from jaxrl_llm.core.packing import plan_packing
+from jaxrl_llm.core.packing import plan_packing, plan_tree
 from jaxrl_llm.models import AttentionContext
 from jaxrl_llm.models.sharding import on_mesh
 from jaxrl_llm.rollout.sampler import count_shared_prefix
 from jaxrl_llm.testing import tiny_model
 from jaxrl_llm.testing.model_checks import score_rows
 from jaxrl_llm.train import make_mesh, make_scorer, score
+from jaxrl_llm.train.score import Scorer
 
 
 def plain_score(model, params, batch, *, temperature):
@@ -156,6 +157,53 @@ def test_equals_packed_rows_in_value_and_gradient():
     expect_equal(gradient, want_gradient)
 
 
+def tree_batch():
+    """The packed batch, where responses begin alike, one of them twice, one with another mask."""
+    batch = packed_batch()
+    tokens, mask = np.array(batch.tokens), np.array(batch.mask)
+    tokens[0, 2:, :2] = tokens[0, 0, :2]
+    tokens[1, 3, :3] = tokens[1, 0, :3]
+    mask[1, 3, :3] = True, False, True
+    tree = plan_tree(tokens, mask, size=18)
+    assert (tree.sources >= 0).sum() < mask.sum() - 3
+    arrays = jax.tree.map(jnp.asarray, (tokens, mask, tree))
+    return batch.replace(tokens=arrays[0], mask=arrays[1], packing=arrays[2])
+
+
+@pytest.mark.parametrize("takes_prompts", [True, False])
+def test_a_tree_equals_a_row_each_in_value_and_gradient(takes_prompts):
+    model, params = tiny_model()
+    model = model._replace(takes_prompts=takes_prompts)
+    batch = tree_batch()
+    arrays = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
+    apart = weighted(lambda p: score(model, p, *arrays, temperature=0.7), batch)
+    options = {"temperature": 0.7, "remat": "full", "packing": batch.packing}
+    tree = weighted(lambda p: score(model, p, *arrays, **options), batch)
+    ((_, want), want_gradient), ((_, got), gradient) = apart(params), tree(params)
+    expect_equal(got, want)
+    expect_equal(gradient, want_gradient)
+    if takes_prompts:
+        mesh = make_mesh(data=2, fsdp=4)
+        on_devices = on_mesh(lambda p: score(model, p, *arrays, **options), mesh)
+        (_, got), gradient = weighted(on_devices, batch)(params)
+        expect_equal(got, want)
+        expect_equal(gradient, want_gradient)
+
+
+def test_statistics_of_a_tree_read_the_rows_of_each_response():
+    model, params = tiny_model()
+    batch = tree_batch()
+    batch = batch.replace(extras={"x": jnp.arange(batch.mask.size * 1.0).reshape(batch.mask.shape)})
+
+    def numbers(batch):
+        functions = {"top": lambda z, y: z.max(-1), "mine": lambda z, y, x: x + 0 * z[:, 0]}
+        return Scorer(model)(params, batch, functions).statistics
+
+    got, want = numbers(batch), numbers(batch.replace(packing=None))
+    expect_equal(got, want)
+    np.testing.assert_array_equal(got["mine"], jnp.where(batch.mask, batch.extras["x"], 0))
+
+
 PACKING = packed_batch().packing
 
 
@@ -172,6 +220,11 @@ PACKING = packed_batch().packing
             "score: packing needs a model whose reads_segments",
         ),
         (
+            {"reads_trees": False},
+            {"packing": tree_batch().packing},
+            "score: a Tree needs a model whose reads_trees",
+        ),
+        (
             {},
             {"packing": PACKING._replace(starts=PACKING.starts[:, :3])},
             r"score: packing.starts must have shape \(3, 4\)",
@@ -180,8 +233,8 @@ PACKING = packed_batch().packing
 )
 def test_bad_inputs_are_named(takes_prompts, changes, options, message):
     model, params = tiny_model()
-    reads = changes.get("reads_segments", True)
-    model = model._replace(takes_prompts=takes_prompts, reads_segments=reads)
+    reads = {name: changes.get(name, True) for name in ("reads_segments", "reads_trees")}
+    model = model._replace(takes_prompts=takes_prompts, **reads)
     batch, prompts = packed_batch(), changes.get("prompts", 3)
     arrays = (batch.prompt_tokens[:prompts], batch.prompt_mask[:prompts], batch.tokens, batch.mask)
     with pytest.raises(ValueError, match=message):
