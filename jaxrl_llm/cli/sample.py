@@ -125,7 +125,7 @@ def run(arguments: Sequence[str]) -> int:
     out = None if args.out is None else OutFile(args.out)
     options.use_compilation_cache()
     _print_status(f"Loading {args.model} ...", progress=True)
-    job = _load(args)
+    job = Job.load(args)
     return _talk(job, out) if prompts is None else _answer(job, prompts, out)
 
 
@@ -190,6 +190,43 @@ class Job:
         }
         settings |= {name: x for name in _DRAW if (x := getattr(args, name)) is not None}
         self.name = digest(settings)
+
+    @classmethod
+    def load(cls, args: Sample) -> "Job":
+        """The model of a name, or of a run, and how prompts are put to it."""
+        from jaxrl_llm.models.lora import with_adapter
+        from jaxrl_llm.train.setup import load_model
+
+        name, step, chat, system = args.model, None, not args.raw, args.system
+        choice = options.CheckpointChoice(name, args.step, args.best)
+        if options.is_run(name):
+            config, _ = options.load_target(name)
+            choice.check(config)
+            if not config.data.chat and system is not None:
+                raise UsageError(
+                    "--system has no effect: the run was trained without the chat template."
+                )
+            chat = config.data.chat and not args.raw
+            if chat and system is None:
+                system = config.data.system
+            if args.dtype is not None:
+                with options.usage_errors():
+                    config = dataclasses.replace(config, dtype=args.dtype)
+            model, params, tokenizer = load_model(config, None)
+            model, params = with_adapter(model, params, config.lora)
+            marks = {} if config.lora.rank is None else {"lora": repr(config.lora)}
+            checkpoints = Checkpoints(
+                Path(name) / "checkpoints", model=model, best=config.checkpoint.best, run=marks
+            )
+            params = checkpoints.restore_policy(params, step=choice.resolve(checkpoints))
+            step = checkpoints.last
+        else:
+            from jaxrl_llm import data, models
+
+            choice.check(None)
+            model, params = models.load_model(name, dtype=args.dtype or "float32")
+            tokenizer = data.load_tokenizer(name)
+        return cls(model, params, tokenizer, args=args, chat=chat, system=system, step=step)
 
     def groups(self, prompts: Sequence[PromptRow], done: set[tuple[int, int]]) -> list[Group]:
         """Prompts as groups, without the completions (index, sample) that are done."""
@@ -321,43 +358,6 @@ class Tally:
         if compiling is None:
             return f"[{text}, compilation included]"
         return f"[{text}{f', and {compiling:.1f} s to compile' if compiling >= 0.1 else ''}]"
-
-
-def _load(args: Sample) -> Job:
-    """The model of a name, or of a run, and how prompts are put to it."""
-    from jaxrl_llm.models.lora import with_adapter
-    from jaxrl_llm.train.setup import load_model
-
-    name, step, chat, system = args.model, None, not args.raw, args.system
-    choice = options.CheckpointChoice(name, args.step, args.best)
-    if options.is_run(name):
-        config, _ = options.load_target(name)
-        choice.check(config)
-        if not config.data.chat and system is not None:
-            raise UsageError(
-                "--system has no effect: the run was trained without the chat template."
-            )
-        chat = config.data.chat and not args.raw
-        if chat and system is None:
-            system = config.data.system
-        if args.dtype is not None:
-            with options.usage_errors():
-                config = dataclasses.replace(config, dtype=args.dtype)
-        model, params, tokenizer = load_model(config, None)
-        model, params = with_adapter(model, params, config.lora)
-        marks = {} if config.lora.rank is None else {"lora": repr(config.lora)}
-        checkpoints = Checkpoints(
-            Path(name) / "checkpoints", model=model, best=config.checkpoint.best, run=marks
-        )
-        params = checkpoints.restore_policy(params, step=choice.resolve(checkpoints))
-        step = checkpoints.last
-    else:
-        from jaxrl_llm import data, models
-
-        choice.check(None)
-        model, params = models.load_model(name, dtype=args.dtype or "float32")
-        tokenizer = data.load_tokenizer(name)
-    return Job(model, params, tokenizer, args=args, chat=chat, system=system, step=step)
 
 
 def _answer(job: Job, prompts: list[PromptRow], out: OutFile | None) -> int:

@@ -118,10 +118,6 @@ def icpo_bonus(step: Array, *, beta: float = 1.0, anneal: int = 400) -> Array:
     return 1.0 + beta * jnp.maximum(1.0 - jnp.asarray(step, jnp.float32) / anneal, 0.0)
 
 
-def _step_zero() -> Array:
-    return jnp.zeros((), jnp.int32)
-
-
 @dataclasses.dataclass(frozen=True)
 class _Scheduled:
     """The update half of :func:`scheduled`; a value, so that equal transforms compare equal."""
@@ -160,4 +156,5 @@ def scheduled(function: Callable, **options) -> Transform:
     References:
       None; the state behind the schedules here.
     """
-    return Transform(_step_zero, _Scheduled(bind(function, **options)))
+    first = bind(jnp.zeros, shape=(), dtype=jnp.int32)
+    return Transform(first, _Scheduled(bind(function, **options)))

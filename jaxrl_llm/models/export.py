@@ -15,7 +15,7 @@ import numpy as np
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.models.config import ARCHITECTURES, DTYPES, ModelConfig
-from jaxrl_llm.models.loading import Weight, parameter_table
+from jaxrl_llm.models.loading import parameter_table
 from jaxrl_llm.models.safetensors import INDEX, SINGLE
 
 # Bytes of one file of weights, as transformers cuts them.
@@ -71,8 +71,7 @@ def save_safetensors(
     checks.check_positive(name, file_bytes=file_bytes)
     settings = hf_config(config) | {"dtype": dtype, "torch_dtype": dtype}
     table = parameter_table(config)
-    leaves = dict(_leaves(params))
-    _check_params(leaves, table)
+    leaves = check_params(params, config)
     size = jnp.dtype(dtype).itemsize
     files: list[list[tuple[str, ...]]] = []
     used = 0
@@ -180,10 +179,13 @@ def _leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
         yield from _leaves(value, (*path, key))
 
 
-def _check_params(
-    leaves: Mapping[tuple[str, ...], Any], table: Mapping[tuple[str, ...], Weight]
-) -> None:
-    """Raises ValueError unless there is an array for each tensor, in shape, and no other."""
+def check_params(params: Any, config: ModelConfig) -> dict[tuple[str, ...], Any]:
+    """The arrays of a decoder's parameters by path.
+
+    Raises ValueError unless there is one for each tensor of the configuration, in shape, and no
+    other.
+    """
+    leaves, table = dict(_leaves(params)), parameter_table(config)
     for path, weight in table.items():
         shape = None if path not in leaves else tuple(getattr(leaves[path], "shape", ()))
         if shape != weight.shape:
@@ -197,6 +199,7 @@ def _check_params(
             f"save_safetensors: the decoder has no parameter {extra[0]} ({len(extra)} such); an "
             "adapter is merged first, by train.merge_lora"
         )
+    return leaves
 
 
 def save_tensors(tensors: dict[str, np.ndarray], path: Path) -> None:

@@ -158,18 +158,31 @@ def load_params(
         )
     table = parameter_table(config)
     check_source(source, table)
+
+    def read(weight: Weight, dtype: np.dtype, sharding: "Sharding | None") -> jax.Array:
+        slices: dict[tuple, np.ndarray] = {}
+
+        def part(index: Sequence[slice]) -> np.ndarray:
+            # Replicas ask for the same slice; it is read once.
+            bounds = [s.indices(n)[:2] for s, n in zip(index, weight.shape, strict=True)]
+            if (key := tuple(bounds)) not in slices:
+                cut = tuple(slice(a, b) for a, b in bounds)
+                values = source.read(weight.name, cut[::-1] if weight.transposed else cut)
+                values = values.T if weight.transposed else values
+                slices[key] = np.ascontiguousarray(values, dtype)
+            return slices[key]
+
+        if sharding is None:
+            return jnp.asarray(part([slice(None)] * len(weight.shape)))
+        return jax.make_array_from_callback(weight.shape, sharding, part)
+
     params: dict[str, Any] = {}
     for path, weight in table.items():
         kind = jnp.dtype(matrices if matrices and len(weight.shape) > 1 else dtype)
-        if shardings is None:
-            everything = tuple(slice(None) for _ in weight.shape)
-            array = jnp.asarray(_read(source, weight, everything, kind))
-        else:
-            sharding: Any = functools.reduce(operator.getitem, path, shardings)
-            array = _read_sharded(source, weight, kind, sharding)
+        sharding: Any = shardings and functools.reduce(operator.getitem, path, shardings)
         *modules, leaf = path
         node = functools.reduce(lambda tree, key: tree.setdefault(key, {}), modules, params)
-        node[leaf] = array
+        node[leaf] = read(weight, kind, sharding)
     return params
 
 
@@ -233,29 +246,3 @@ def read_config(path: Path, *, dtype: str = "float32") -> ModelConfig:
         return ModelConfig.from_hf(values, dtype=dtype)
     except ValueError as error:
         raise ValueError(f"{error} (in {path})") from error
-
-
-def _read(
-    source: TensorSource, weight: Weight, index: Sequence[slice], dtype: np.dtype
-) -> np.ndarray:
-    if weight.transposed:
-        part = source.read(weight.name, tuple(reversed(index))).T
-    else:
-        part = source.read(weight.name, index)
-    return np.ascontiguousarray(part, dtype)
-
-
-def _read_sharded(
-    source: TensorSource, weight: Weight, dtype: np.dtype, sharding: "Sharding"
-) -> jax.Array:
-    read: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
-
-    def part(index: Sequence[slice]) -> np.ndarray:
-        # Replicas ask for the same slice; it is read once.
-        bounds = [s.indices(n)[:2] for s, n in zip(index, weight.shape, strict=True)]
-        key = tuple(bounds)
-        if key not in read:
-            read[key] = _read(source, weight, [slice(a, b) for a, b in bounds], dtype)
-        return read[key]
-
-    return jax.make_array_from_callback(weight.shape, sharding, part)

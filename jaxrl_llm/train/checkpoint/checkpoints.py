@@ -182,6 +182,32 @@ class Checkpoints:
             if shutil.disk_usage(self.folder).free < size:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+        def finish(written: Any, notes: Mapping[str, Any]) -> OSError | None:
+            """Runs in a thread: ends the write, adds checksums, renames, deletes old checkpoints.
+
+            Returns the error if old ones could not be deleted.
+            """
+            written.result()
+            if jax.process_index() != 0:
+                return None
+            unfinished = self._unfinished(step)
+            record.write_record(unfinished, notes)
+            files.sync_all(unfinished)
+            self._set_aside(step)
+            unfinished.rename(self.path(step))
+            files.sync(self.folder)  # before older ones are deleted
+            try:
+                for damaged in list(self._passed):
+                    self._set_aside(damaged)
+                steps = [s for s in self.steps() if s <= step]  # later ones are not of this run
+                scores = self._read_scores(steps) if self.best is not None else {}
+                for old in superseded(steps, scores, keep=self.keep):
+                    # Under this name, what may be left of it is swept later.
+                    shutil.rmtree(self.path(old).rename(self._unfinished(old)))
+            except OSError as error:
+                return error
+            return None
+
         with self._failing_clearly(step, required), orbax() as ocp:
             items = {"state": to_arrays(state)}
             metadata = fingerprint(self.model, state) | self.run
@@ -192,38 +218,10 @@ class Checkpoints:
             written = ocp.save_checkpointables_async(
                 self._unfinished(step), items, custom_metadata=metadata
             )
-            notes = self._notes(step)
             pool = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-            finishing = pool.submit(self._finish, step, written, notes)
+            finishing = pool.submit(finish, written, self._notes(step))
             pool.shutdown(wait=False)
             self._pending, self.last = _Pending(step, finishing, required, self.last), step
-
-    def _finish(self, step: int, written: Any, notes: Mapping[str, Any]) -> OSError | None:
-        """Runs in a thread: ends the write, adds checksums, renames, and deletes old checkpoints.
-
-        Returns:
-          The error if old ones could not be deleted.
-        """
-        written.result()
-        if jax.process_index() != 0:
-            return None
-        unfinished = self._unfinished(step)
-        record.write_record(unfinished, notes)
-        files.sync_all(unfinished)
-        self._set_aside(step)
-        unfinished.rename(self.path(step))
-        files.sync(self.folder)  # before older ones are deleted
-        try:
-            for damaged in list(self._passed):
-                self._set_aside(damaged)
-            steps = [s for s in self.steps() if s <= step]  # later ones are not of this run
-            scores = self._read_scores(steps) if self.best is not None else {}
-            for old in superseded(steps, scores, keep=self.keep):
-                # Under this name, what may be left of it is swept later.
-                shutil.rmtree(self.path(old).rename(self._unfinished(old)))
-        except OSError as error:
-            return error
-        return None
 
     def _set_aside(self, step: int) -> None:
         """Renames a damaged checkpoint that was skipped."""

@@ -54,11 +54,21 @@ def read_last(
       ValueError: If the last complete one belongs to another run.
       CheckpointError: If none can be read, or one cannot be opened at the moment.
     """
+
+    def read(path: Path) -> ArrayTree:
+        """The content of a checkpoint, after checks that it is complete and of this run."""
+        # This reads all files, and one process is enough.
+        _attempt(lambda: record.check_record(path) if processes.is_first() else None)
+        with orbax(partial=partial) as ocp:
+            metadata = _attempt(lambda: ocp.metadata(path).custom_metadata or {})
+            _attempt(lambda: check_same_run(path, metadata, wanted))
+            return _attempt(lambda: ocp.load(path, jax.tree.map(abstract, like)))
+
     passed: list[str] = []
     for place in reversed(range(len(paths))):
         told = f"The checkpoint {str(paths[place])!r} cannot be read"
         try:
-            tree = _read(paths[place], like, wanted, partial=partial)
+            tree = read(paths[place])
         except Unreadable as error:
             if error.kind == "other run":
                 raise ValueError(error.why) from None
@@ -71,16 +81,6 @@ def read_last(
         return tree, place
     _warn_of(passed, "none is left")
     raise CheckpointError(f"There is no checkpoint that can be read in {str(paths[0].parent)!r}.")
-
-
-def _read(path: Path, like: ArrayTree, wanted: Mapping[str, Any], *, partial: bool) -> ArrayTree:
-    """The content of a checkpoint, after checks that it is complete and of this run."""
-    # This reads all files, and one process is enough.
-    _attempt(lambda: record.check_record(path) if processes.is_first() else None)
-    with orbax(partial=partial) as ocp:
-        metadata = _attempt(lambda: ocp.metadata(path).custom_metadata or {})
-        _attempt(lambda: check_same_run(path, metadata, wanted))
-        return _attempt(lambda: ocp.load(path, jax.tree.map(abstract, like)))
 
 
 def _attempt(function: Callable[[], T]) -> T:
