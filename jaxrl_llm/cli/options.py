@@ -24,6 +24,7 @@ from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, Recipe
 from jaxrl_llm.train import Checkpoints, TrainConfig
 
 T = TypeVar("T")
+_CRITIC = ("critic:optimizer-config", "critic:none")
 
 
 @contextlib.contextmanager
@@ -41,40 +42,33 @@ def parse(kind: type[T], arguments: Sequence[str], *, command: str, default=None
     A boolean of a configuration has two flags, ``--data.chat`` and ``--data.no-chat``, since the
     config file may set it either way. A boolean of a command is off by default and has one flag.
     """
-    of_config = command == "train"
+    of_config, words = command == "train", list(arguments)
+    if of_config:
+        # The words about the critic go after all others: tyro reads an optional record as a
+        # subcommand, critic:optimizer-config, which a --critic. option implies.
+        subcommands, of_critic, rest = [], [], []
+        each = iter(arguments)
+        for word in each:
+            if word in _CRITIC:
+                subcommands.append(word)
+            elif word.startswith("--critic."):
+                of_critic += [word] if "=" in word else [word, *filter(None, [next(each, None)])]
+            else:
+                rest.append(word)
+        words = [*rest, *(subcommands or _CRITIC[:1] * bool(of_critic)), *of_critic]
     registry = tyro.constructors.ConstructorRegistry()
     registry.primitive_rule(_by_name)
     with registry:
         try:
             return tyro.cli(
                 kind,
-                args=_critic_last(arguments) if of_config else list(arguments),
+                args=words,
                 prog=f"jaxrl-llm {command}",
                 config=() if of_config else (tyro.conf.FlagCreatePairsOff,),
                 **({} if default is None else {"default": default}),
             )
         except (ValueError, TypeError) as error:
             raise UsageError(str(error)) from error
-
-
-_CRITIC = ("critic:optimizer-config", "critic:none")
-
-
-def _critic_last(arguments: Sequence[str]) -> list[str]:
-    """The words about the critic after all others: tyro reads an optional record as a subcommand.
-
-    A ``--critic.`` option implies its subcommand, ``critic:optimizer-config``.
-    """
-    subcommands, options, rest = [], [], []
-    words = iter(arguments)
-    for word in words:
-        if word in _CRITIC:
-            subcommands.append(word)
-        elif word.startswith("--critic."):
-            options += [word] if "=" in word else [word, *[w for w in [next(words, None)] if w]]
-        else:
-            rest.append(word)
-    return [*rest, *(subcommands or _CRITIC[:1] * bool(options)), *options]
 
 
 def _by_name(info: tyro.constructors.PrimitiveTypeInfo):

@@ -126,7 +126,32 @@ def run(arguments: Sequence[str]) -> int:
     options.use_compilation_cache()
     _print_status(f"Loading {args.model} ...", progress=True)
     job = Job.load(args)
-    return _talk(job, out) if prompts is None else _answer(job, prompts, out)
+    if prompts is not None:
+        return _answer(job, prompts, out)
+    live = None
+    if args.n == 1 and not args.json and sys.stdout.isatty():
+        live = Live(job.tokenizer, args.stop)
+    generation, room = None, 0
+    _print_status("Each line is a prompt of its own. Ctrl-C ends an answer, Ctrl-D everything.")
+    for index, line in enumerate(typed_lines()):
+        prompts = [PromptRow(index, line, {})]
+        try:
+            groups = job.groups(prompts, set())
+        except UsageError as error:
+            _print_status(str(error))
+            continue
+        if generation is None or len(groups[0].prompt) > room:
+            # Twice the length, so that not every line that is longer compiles anew.
+            generation = job.generation(
+                longest=2 * len(groups[0].prompt), prompts=1, on_tokens=live
+            )
+            room = generation.engine.spec.prompt_length
+            _print_status("Compiling ...", progress=True)
+        sinks = [live or Printer([index], as_json=args.json), *([] if out is None else [out])]
+        tally = Tally(job, prompts, generation, sinks)
+        if not tally.run(groups, bar=False):
+            _print_status(tally.summary())
+    return 0
 
 
 class Timed(Generation):
@@ -398,34 +423,6 @@ def _answer(job: Job, prompts: list[PromptRow], out: OutFile | None) -> int:
         _print_status(f"Stopped: {done:,} of {len(prompts):,} prompts are done; {hint}.")
         return 130
     return int(bool(tally.failed))
-
-
-def _talk(job: Job, out: OutFile | None) -> int:
-    """Completions of lines as they are typed."""
-    args, live = job.args, None
-    if args.n == 1 and not args.json and sys.stdout.isatty():
-        live = Live(job.tokenizer, args.stop)
-    generation, room = None, 0
-    _print_status("Each line is a prompt of its own. Ctrl-C ends an answer, Ctrl-D everything.")
-    for index, line in enumerate(typed_lines()):
-        prompts = [PromptRow(index, line, {})]
-        try:
-            groups = job.groups(prompts, set())
-        except UsageError as error:
-            _print_status(str(error))
-            continue
-        if generation is None or len(groups[0].prompt) > room:
-            # Twice the length, so that not every line that is longer compiles anew.
-            generation = job.generation(
-                longest=2 * len(groups[0].prompt), prompts=1, on_tokens=live
-            )
-            room = generation.engine.spec.prompt_length
-            _print_status("Compiling ...", progress=True)
-        sinks = [live or Printer([index], as_json=args.json), *([] if out is None else [out])]
-        tally = Tally(job, prompts, generation, sinks)
-        if not tally.run(groups, bar=False):
-            _print_status(tally.summary())
-    return 0
 
 
 def _print_status(line: str, *, progress: bool = False) -> None:

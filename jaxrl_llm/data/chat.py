@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 
@@ -53,6 +54,35 @@ def render_chat(
         )
     except TemplateError as error:
         raise ValueError(f"render_chat: the chat template says: {error}") from error
+
+
+def load_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    """The chat template that a model's folder holds, in either place where transformers writes it.
+
+    Args:
+      folder: Of the tokenizer; its chat_template.jinja comes first.
+      settings: The content of its tokenizer_config.json, with one template or several by name.
+
+    Returns:
+      jinja2 source, or None.
+
+    Raises:
+      ValueError: If it is no text.
+    """
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        try:
+            return file.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"load_tokenizer: {file} is not UTF-8 ({error.reason})") from error
+    template = settings.get("chat_template")
+    if isinstance(template, list):
+        named = {x.get("name"): x for x in template if isinstance(x, Mapping)}
+        template = named["default"].get("template", "") if "default" in named else None
+    if template is not None and not isinstance(template, str):
+        path = folder / "tokenizer_config.json"
+        raise ValueError(f"load_tokenizer: `chat_template` of {path} must be a text")
+    return template
 
 
 @lru_cache(maxsize=16)

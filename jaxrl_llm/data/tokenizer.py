@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from jaxrl_llm.data.chat import render_chat
+from jaxrl_llm.data.chat import load_template, render_chat
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
@@ -168,7 +168,7 @@ class PretrainedTokenizer:
             eos_ids=ends,
             pad_id=backend.token_to_id(named.get("pad_token", "")),
             prefix_ids=prefix,
-            template=_template(folder, settings),
+            template=load_template(folder, settings),
             special_tokens=named,
         )
 
@@ -304,23 +304,6 @@ def _prefix(backend: "Backend") -> list[int]:
     plain = backend.encode("a", add_special_tokens=False).ids
     full = backend.encode("a", add_special_tokens=True).ids
     return full[: full.index(plain[0])] if plain and plain[0] in full else []
-
-
-def _template(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        try:
-            return file.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"load_tokenizer: {file} is not UTF-8 ({error.reason})") from error
-    template = settings.get("chat_template")
-    if isinstance(template, list):
-        named = {x.get("name"): x for x in template if isinstance(x, Mapping)}
-        template = named["default"].get("template", "") if "default" in named else None
-    if template is not None and not isinstance(template, str):
-        path = folder / "tokenizer_config.json"
-        raise ValueError(f"load_tokenizer: `chat_template` of {path} must be a text")
-    return template
 
 
 def _optional_json(path: Path) -> dict[str, Any]:

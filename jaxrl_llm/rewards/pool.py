@@ -273,7 +273,15 @@ class VerifierPool:
         if process.lost:
             process = self._start()
         for _ in range(2):
-            process = self._ready(process)
+            while (trouble := process.wait_ready()) is not None:
+                self._discard(process)
+                if process.unloadable or self._silence.seconds() > self.patience:
+                    raise RewardError(
+                        f"VerifierPool: a worker in place of another could not load "
+                        f"{self.__qualname__}: {trouble}."
+                    )
+                time.sleep(_RETRY_SECONDS)
+                process = self._start()
             outcomes = process.call(calls, self.deadline)
             kinds = {kind for kind, _ in outcomes}
             if kinds <= {"value", "raised", "refused"}:
@@ -285,19 +293,6 @@ class VerifierPool:
             if kinds != {"gone"}:
                 return process, outcomes
         return process, [("crashed", "lost its process twice")] * len(calls)
-
-    def _ready(self, process: Process) -> Process:
-        """The process once it has loaded the function, or another if it dies before."""
-        while (trouble := process.wait_ready()) is not None:
-            self._discard(process)
-            if process.unloadable or self._silence.seconds() > self.patience:
-                raise RewardError(
-                    f"VerifierPool: a worker in place of another could not load "
-                    f"{self.__qualname__}: {trouble}."
-                )
-            time.sleep(_RETRY_SECONDS)
-            process = self._start()
-        return process
 
     def _discard(self, process: Process) -> None:
         process.kill()

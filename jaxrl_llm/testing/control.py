@@ -83,11 +83,6 @@ def mlp(params: ArrayTree, x: Array) -> Array:
     return x
 
 
-@jax.jit
-def _actions(params: ArrayTree, observations: Array) -> Array:
-    return jnp.argmax(mlp(params, observations), axis=-1)
-
-
 def control_returns(params: ArrayTree, seed: int, *, name: str = "CartPole-v1") -> np.ndarray:
     """What each network of a population earns in one episode of a control task.
 
@@ -141,9 +136,11 @@ def control_returns(params: ArrayTree, seed: int, *, name: str = "CartPole-v1") 
                 f"got one of {inputs} and {outputs}."
             )
         observations, _ = environments.reset(seed=seed)
+        outputs_of = jax.jit(mlp)
         total, running = np.zeros(count, np.float32), np.ones(count, bool)
         while running.any():
-            actions = np.asarray(_actions(params, np.asarray(observations, np.float32)))
+            outputs = outputs_of(params, np.asarray(observations, np.float32))
+            actions = np.argmax(np.asarray(outputs), axis=-1)
             observations, rewards, terminated, truncated, _ = environments.step(actions)
             # An environment that has ended begins again; that is no longer the member's.
             total += np.where(running, rewards, 0.0).astype(np.float32)

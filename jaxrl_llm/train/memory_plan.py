@@ -839,25 +839,6 @@ def cache_bytes(
     return each * (prompts * prompt_length + slots * length) + recorded * slots * length
 
 
-def available_memory(devices: int = 1, *, root: str = "/") -> int | None:
-    """Bytes that one device has for a run; None if it does not tell.
-
-    On CPUs it is what the machine or the container has left, an equal share for each of the run's
-    ``devices`` there. The files of the operating system are below ``root``.
-    """
-    stats = jax.local_devices()[0].memory_stats()
-    if stats and "bytes_limit" in stats:
-        return stats["bytes_limit"]
-    if jax.default_backend() != "cpu":
-        return None
-    try:
-        lines = _numbers(Path(root, "proc/meminfo"))
-        left = min([lines["MemAvailable:"] * 1024, *_left_in_groups(Path(root))])
-    except (OSError, KeyError, ValueError):
-        return None
-    return left // max(min(devices, jax.local_device_count()), 1)
-
-
 # By version of control groups: where memory is limited, its limit, use, and the files in that use
 # that can be dropped.
 _GROUPS = (
@@ -866,25 +847,44 @@ _GROUPS = (
 )
 
 
-def _left_in_groups(root: Path) -> Iterator[int]:
-    """Bytes left under each limit of the process's control groups, such as a container's."""
-    try:
-        lines = Path(root, "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for _, names, path in (line.split(":", 2) for line in lines if line.count(":") > 1):
-        for kind, limit, used, droppable in _GROUPS:
-            if kind not in names.split(","):
-                continue
-            here = PurePosixPath(path.lstrip("/"))
-            for part in (here, *here.parents):  # in a container its group may be the first
-                folder = root / "sys/fs/cgroup" / kind / part
-                try:
-                    most, taken = (int((folder / name).read_text()) for name in (limit, used))
-                    taken -= _numbers(folder / "memory.stat").get(droppable, 0)
-                except (OSError, ValueError):  # not there, or "max": without a limit
+def available_memory(devices: int = 1, *, root: str = "/") -> int | None:
+    """Bytes that one device has for a run; None if it does not tell.
+
+    On CPUs it is what the machine or the container has left, an equal share for each of the run's
+    ``devices`` there. The files of the operating system are below ``root``.
+    """
+
+    def left_in_groups() -> Iterator[int]:
+        """Bytes left under each limit of the process's control groups, such as a container's."""
+        try:
+            lines = Path(root, "proc/self/cgroup").read_text().splitlines()
+        except OSError:
+            return
+        for _, names, path in (line.split(":", 2) for line in lines if line.count(":") > 1):
+            for kind, limit, used, droppable in _GROUPS:
+                if kind not in names.split(","):
                     continue
-                yield max(most - taken, 0)
+                here = PurePosixPath(path.lstrip("/"))
+                for part in (here, *here.parents):  # in a container its group may be the first
+                    folder = Path(root, "sys/fs/cgroup", kind, part)
+                    try:
+                        most, taken = (int((folder / name).read_text()) for name in (limit, used))
+                        taken -= _numbers(folder / "memory.stat").get(droppable, 0)
+                    except (OSError, ValueError):  # not there, or "max": without a limit
+                        continue
+                    yield max(most - taken, 0)
+
+    stats = jax.local_devices()[0].memory_stats()
+    if stats and "bytes_limit" in stats:
+        return stats["bytes_limit"]
+    if jax.default_backend() != "cpu":
+        return None
+    try:
+        lines = _numbers(Path(root, "proc/meminfo"))
+        left = min([lines["MemAvailable:"] * 1024, *left_in_groups()])
+    except (OSError, KeyError, ValueError):
+        return None
+    return left // max(min(devices, jax.local_device_count()), 1)
 
 
 def _numbers(path: Path) -> dict[str, int]:

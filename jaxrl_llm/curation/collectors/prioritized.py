@@ -7,7 +7,7 @@ from typing import Literal
 import jax
 import numpy as np
 
-from jaxrl_llm.core import Array, ArrayTree, call_with, checks
+from jaxrl_llm.core import ArrayTree, call_with, checks
 from jaxrl_llm.core.compose import stable_repr
 from jaxrl_llm.curation.collectors.protocol import (
     Collection,
@@ -45,8 +45,30 @@ class _Prioritized:
         return jax.tree.map(np.asarray, belief)
 
     def propose(self, state, key, collection: Collection, count: int):
-        first = len(collection.requests)
-        places = self._order(state, key, collection, first + count)[first:]
+        # The first prompts of the batch, the same for every count, less those asked for.
+        first, total, belief, pool = len(collection.requests), len(state.alpha), state, None
+        with on_host():
+            key = jax.random.wrap_key_data(np.asarray(jax.random.key_data(key)))
+            pool_key, rate_key, draw_key = jax.random.split(key, 3)
+            if self.candidates is not None:
+                size = min(total, self.candidates * collection.num_groups)
+                pool = np.asarray(candidate_pool(pool_key, num_prompts=total, size=size))
+                belief = PromptBelief(belief.alpha[pool], belief.beta[pool])
+            rates = thompson_rates(rate_key, belief) if self.thompson else belief_mean(belief)
+            context = {"rates": rates, "state": belief, "rollouts": collection.group_size}
+            scores = call_with(self.score, context=context)
+            checks.check_shape(repr(self), "the score's result", scores, rates.shape)
+            # A power of two, so that few shapes are compiled.
+            most = min(len(rates), 1 << (first + count - 1).bit_length())
+            if self.choose == "weight":
+                ids = draw_prompts(draw_key, scores, count=most)
+            else:
+                ids = select_top(scores, count=most)
+            ids = np.asarray(ids)
+        if not (ids := ids[ids >= 0]).size:
+            raise ValueError(f"{self!r}: the score is NaN for every prompt.")
+        ids = np.resize(ids, first + count)[first:]
+        places = ids if pool is None else pool[ids]
         return tuple(Request(collection.group_size, int(place)) for place in places), state
 
     def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
@@ -72,35 +94,6 @@ class _Prioritized:
                 prior=self.prior,
             )
         return decision, jax.tree.map(np.asarray, belief)
-
-    def _order(
-        self, belief: PromptBelief, key: Array, collection: Collection, count: int
-    ) -> np.ndarray:
-        """The first ``count`` prompts of a batch, the same for every count."""
-        total = len(belief.alpha)
-        with on_host():
-            key = jax.random.wrap_key_data(np.asarray(jax.random.key_data(key)))
-            pool_key, rate_key, draw_key = jax.random.split(key, 3)
-            pool = None
-            if self.candidates is not None:
-                size = min(total, self.candidates * collection.num_groups)
-                pool = np.asarray(candidate_pool(pool_key, num_prompts=total, size=size))
-                belief = PromptBelief(belief.alpha[pool], belief.beta[pool])
-            rates = thompson_rates(rate_key, belief) if self.thompson else belief_mean(belief)
-            context = {"rates": rates, "state": belief, "rollouts": collection.group_size}
-            scores = call_with(self.score, context=context)
-            checks.check_shape(repr(self), "the score's result", scores, rates.shape)
-            # A power of two, so that few shapes are compiled.
-            most = min(len(rates), 1 << (count - 1).bit_length())
-            if self.choose == "weight":
-                ids = draw_prompts(draw_key, scores, count=most)
-            else:
-                ids = select_top(scores, count=most)
-            ids = np.asarray(ids)
-        if not (ids := ids[ids >= 0]).size:
-            raise ValueError(f"{self!r}: the score is NaN for every prompt.")
-        ids = np.resize(ids, count)
-        return ids if pool is None else pool[ids]
 
     def __repr__(self) -> str:
         text = stable_repr(self.score)

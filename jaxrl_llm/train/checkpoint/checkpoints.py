@@ -403,7 +403,18 @@ def saved_on_error(
     try:
         yield
     except BaseException as error:
-        if not _all_processes_failed():
+        # Only together can processes save. After an error that all have, all come here; where one
+        # has failed alone, the others wait for it somewhere else.
+        alone = False
+        if jax.process_count() > 1:
+            from orbax.checkpoint import multihost
+
+            everyone = set(range(jax.process_count()))
+            try:
+                multihost.sync_global_processes("error", timeout=_WAIT, processes=everyone)
+            except Exception:
+                alone = True
+        if alone:
             if isinstance(error, jax.errors.JaxRuntimeError):
                 raise processes.ProcessError(
                     "The computation of all processes broke off; one of them has probably ended. "
@@ -430,21 +441,3 @@ def saved_on_error(
             warnings.warn(str(failed), stacklevel=2)
         raise
     checkpoints.wait()
-
-
-def _all_processes_failed() -> bool:
-    """Whether all processes reached this point; only then can they save a checkpoint.
-
-    They do after an error that all have. Where one has failed alone, the others wait for it
-    somewhere else.
-    """
-    if jax.process_count() == 1:
-        return True
-    from orbax.checkpoint import multihost
-
-    everyone = set(range(jax.process_count()))
-    try:
-        multihost.sync_global_processes("error", timeout=_WAIT, processes=everyone)
-    except Exception:
-        return False
-    return True
