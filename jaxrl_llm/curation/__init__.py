@@ -20,6 +20,8 @@ truncation_mask        selection: no response that was cut off (overlong filteri
 d3s_selection          selection: the most varied rollouts, their most telling tokens
 capo_selection         selection: no token whose step would be too large
 mpt_mask               advantage: 0 for tokens that a policy of low entropy has mastered
+hinted, ...            collectors: help where a group fails, by a policy (ladder, scaffold, ...)
+demonstrations         collectors: responses of the data beside those of the policy; mixed by share
 needs_hint, ...        hints: which prompts get one, how much of it, which rollouts change
 select_extremes, ...   curation: parts of a large group; resample_on_correct, mixed_subset
 survival_rates, ...    pruning: which partial rollouts go on; predictive_gate, length_cutoff
@@ -43,6 +45,18 @@ from jaxrl_llm.curation.budgets import (
     sqrt_allocation,
     xrpo_extra_rollouts,
 )
+from jaxrl_llm.curation.collectors.demonstrations import demonstrations, only_demonstrations
+from jaxrl_llm.curation.collectors.hint_policies import (
+    examples_in_prompt,
+    hint_share,
+    ladder,
+    parse_hints,
+    rethink,
+    scaffold,
+    self_hints,
+)
+from jaxrl_llm.curation.collectors.hinted import hinted, share_messages, tier_messages
+from jaxrl_llm.curation.collectors.mixed import mixed
 from jaxrl_llm.curation.collectors.prioritized import prioritized
 from jaxrl_llm.curation.collectors.protocol import (
     DEMONSTRATION,
@@ -69,6 +83,7 @@ from jaxrl_llm.curation.collectors.replayed import (
     stored_request,
 )
 from jaxrl_llm.curation.collectors.two_phase import two_phase
+from jaxrl_llm.curation.collectors.visits import hint_levels, in_epochs, prefixed
 from jaxrl_llm.curation.curvature import (
     CapoMoments,
     CapoScores,
@@ -243,12 +258,6 @@ from jaxrl_llm.curation.trees.pruning import (
 )
 
 __all__ = [
-    "DEMONSTRATION",
-    "HINTED",
-    "JUDGE",
-    "OWN",
-    "REPLAYED",
-    "Response",
     "BinScores",
     "Candidates",
     "CapoMoments",
@@ -256,8 +265,12 @@ __all__ = [
     "Collection",
     "Collector",
     "Compacted",
+    "DEMONSTRATION",
     "Decision",
+    "HINTED",
+    "JUDGE",
     "JudgeItems",
+    "OWN",
     "Operation",
     "Outcome",
     "Pairs",
@@ -265,12 +278,14 @@ __all__ = [
     "PooledGroups",
     "PromptBelief",
     "PromptGdroState",
+    "REPLAYED",
     "RateCalibration",
     "Replacement",
     "ReplayBuffer",
     "ReplaySample",
     "ReplayedState",
     "Request",
+    "Response",
     "Row",
     "ScoreBins",
     "SelectiveSample",
@@ -310,11 +325,13 @@ __all__ = [
     "d3s_selection",
     "dars_extra_rollouts",
     "dars_keep",
+    "demonstrations",
     "depth_prune",
     "difficulty_bins",
     "distilled_where",
     "draw_prompts",
     "edit_distance",
+    "examples_in_prompt",
     "exponential_weights",
     "fading_probs",
     "filtration_weights",
@@ -325,13 +342,18 @@ __all__ = [
     "guidance_stage",
     "gumbel_top",
     "hint_level",
+    "hint_levels",
+    "hint_share",
     "hint_slots",
+    "hinted",
     "icpo_bonus",
     "icpo_merge",
+    "in_epochs",
     "in_order",
     "informative_groups",
     "insight_scores",
     "judge_items",
+    "ladder",
     "learnability",
     "length_cutoff",
     "linear_recalibration",
@@ -340,6 +362,7 @@ __all__ = [
     "max_variance_subset",
     "minimal_hint",
     "mix_source_mask",
+    "mixed",
     "mixed_subset",
     "mpt_advantages",
     "mpt_mask",
@@ -347,6 +370,8 @@ __all__ = [
     "nearest_solved",
     "nearest_target",
     "needs_hint",
+    "only_demonstrations",
+    "parse_hints",
     "pass_history_init",
     "pass_history_rate",
     "pass_history_update",
@@ -354,6 +379,7 @@ __all__ = [
     "predictive_gate",
     "prefix_cuts",
     "prefix_length",
+    "prefixed",
     "prioritized",
     "prompt_gdro",
     "prs_keep_prob",
@@ -375,9 +401,11 @@ __all__ = [
     "replayed",
     "resample_on_correct",
     "resample_rollouts",
+    "rethink",
     "rollout_priority",
     "rouge_l",
     "round_to_budget",
+    "scaffold",
     "scaffold_slots",
     "scheduled",
     "score_bins_init",
@@ -385,8 +413,10 @@ __all__ = [
     "score_rates",
     "select_extremes",
     "select_top",
+    "self_hints",
     "shadow_price",
     "sized",
+    "share_messages",
     "splice",
     "split_points",
     "store_groups",
@@ -401,6 +431,7 @@ __all__ = [
     "systematic_survivors",
     "target_logits",
     "thompson_rates",
+    "tier_messages",
     "top_entropy_forks",
     "top_entropy_steps",
     "top_fraction_token_mask",

@@ -1,0 +1,260 @@
+"""Collectors that add responses of the data: demonstrations, answers of several teachers."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from jaxrl_llm.core import ArrayTree, checks
+from jaxrl_llm.curation.collectors.hint_policies import HintedPolicy, rows_of
+from jaxrl_llm.curation.collectors.hinted import (
+    GuidedGroup,
+    as_response,
+    hinted,
+    prompt_name,
+    read_column,
+)
+from jaxrl_llm.curation.collectors.protocol import (
+    DEMONSTRATION,
+    JUDGE,
+    Collection,
+    Collector,
+    Decision,
+    Request,
+    Response,
+    in_order,
+)
+from jaxrl_llm.curation.collectors.visits import in_epochs
+
+
+def demonstrations_of(function: str, row: Mapping[str, Any], column: str) -> list[str | np.ndarray]:
+    """The demonstrations of a prompt's row: texts or token ids, one or a list of several.
+
+    Raises:
+      ValueError: If there is none, or one is empty or neither of the two; it names the prompt.
+    """
+    value = read_column(function, row, column)
+    several = (
+        not isinstance(value, str) and len(value) and not isinstance(value[0], int | np.integer)
+    )
+    values = value if several else [value]
+    return [as_response(function, row, column, each) for each in values]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class _Demonstrations(HintedPolicy):
+    """Made by :func:`demonstrations`."""
+
+    count: int = 1
+    column: str = "demonstration"
+    when: str = "always"
+    probe: str | None = None
+    reward: float | None = None
+
+    name = "demonstrations"
+    sends_text = False
+
+    def first(self, group_size: int) -> int:
+        if self.when == "failed":
+            return group_size
+        if self.count >= group_size:
+            raise ValueError(
+                f"{self!r}: count must be below the group's size {group_size}; got {self.count}."
+            )
+        return group_size - self.count
+
+    def width(self, group_size: int) -> int:
+        if self.when == "always":
+            return group_size
+        return group_size + self.count * (1 if self.probe is None else 2)
+
+    def check(self, row: Mapping[str, Any]) -> None:
+        every = demonstrations_of(self.name, row, self.column)
+        if len(every) < self.count and self.when == "always":
+            raise ValueError(
+                f"{self.name}: prompt {prompt_name(row)} has {len(every)} of {self.column!r}; "
+                f"count is {self.count}."
+            )
+        if self.probe is None:
+            return
+        answer = read_column(self.name, row, self.probe)
+        if not isinstance(answer, str) or not all(isinstance(each, str) for each in every):
+            raise ValueError(
+                f"{self.name}: {self.column!r} and {self.probe!r} of prompt {prompt_name(row)} "
+                "must be texts, since the answer takes the place of the demonstration's."
+            )
+
+    def ask(self, group: GuidedGroup) -> Sequence[Request]:
+        if len(group.requests) > 1:
+            return ()
+        if self.when == "failed" and not self.failed(group.outcomes[0]):
+            return ()
+        chosen = demonstrations_of(self.name, group.row, self.column)[: self.count]
+        responses = tuple(Response(each, reward=self.reward) for each in chosen)
+        requests = [Request(len(chosen), responses=responses, sampled=False, role=DEMONSTRATION)]
+        if self.probe is not None:
+            probes = tuple(self._probe(group, str(each)) for each in chosen)
+            requests.append(Request(len(probes), responses=probes, sampled=False, role=JUDGE))
+        return requests
+
+    def _probe(self, group: GuidedGroup, text: str) -> Response:
+        """A demonstration up to its answer, then the reference answer, which alone counts."""
+        answer = group.row[self.probe]
+        place = text.rfind(answer)
+        before = text[:place] if place >= 0 else f"{text}\n"
+        context, tokens = list(group.encode(before)), list(group.encode(answer))
+        counts = np.arange(len(context) + len(tokens)) >= len(context)
+        return Response(np.int32(context + tokens), trains=counts, reward=0.0)
+
+    def members(self, group: GuidedGroup) -> Sequence[tuple[int, int]]:
+        return rows_of(group)
+
+
+def demonstrations(
+    *,
+    count: int = 1,
+    column: str = "demonstration",
+    when: Literal["always", "failed"] = "always",
+    probe: str | None = None,
+    reward: float | None = None,
+    threshold: float = 0.0,
+    metric: str | None = None,
+    source: Collector | None = None,
+) -> Collector:
+    """Adds responses of the data to each group, or to those in which no rollout is right.
+
+        row = G - count rollouts, count demonstrations           when "always"
+        row = G rollouts, at most count demonstrations, probes   when "failed", and all fail
+
+    A demonstration is a response without log-probabilities, of role ``DEMONSTRATION``; the batch
+    has it as ``steered``. A probe is a demonstration whose answer is replaced by the reference
+    answer, the only tokens in its mask: what the policy gives them tells how well it follows the
+    demonstration (:func:`~jaxrl_llm.curation.comprehension_score`); its role is ``JUDGE``, and it
+    must leave the batch before the advantages (:func:`~jaxrl_llm.curation.best_teachers`).
+
+    Args:
+      count: Demonstrations of a group.
+      column: The column with them: a text or token ids, or a list of several.
+      when: Which groups get them.
+      probe: The column with the reference answer, for probes; None for none.
+      reward: Of a demonstration; None for the reward of the run.
+      threshold: Greatest reward of a failure; only with ``when="failed"``.
+      metric: Name of the part of the reward that is compared with it.
+      source: The collector that proposes the prompts; None for :func:`in_order`.
+
+    Returns:
+      A collector; its state is that of ``source``.
+
+    Raises:
+      ValueError: If an option is unknown, out of its range or without effect; in a run, if a row
+        has no demonstration, or G leaves no room for it.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.curation.demonstrations(count=2)
+      hinted(demonstrations(count=2))
+
+    References:
+      LUFFY (arXiv:2504.14945): one of eight; AMPO (arXiv:2510.02227): of several teachers, where
+      all fail.
+    """
+    name = "demonstrations"
+    checks.check_count(name, count=count)
+    checks.check_option(name, "when", when, ("always", "failed"))
+    if when == "always":
+        unused = {"threshold": threshold or None, "metric": metric, "probe": probe}
+        checks.check_no_effect(name, "with when='always'", **unused)
+    policy = _Demonstrations(
+        count=int(count),
+        column=column,
+        when=when,
+        probe=probe,
+        reward=reward,
+        threshold=threshold,
+        metric=metric,
+    )
+    return hinted(policy, source=source)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class _OnlyDemonstrations:
+    """Made by :func:`only_demonstrations`."""
+
+    column: str
+    reward: float | None
+    source: Collector
+
+    def check_data(self, data: Sequence[Mapping[str, Any]]) -> None:
+        """Raises ValueError if a row has no demonstration."""
+        for row in data:
+            demonstrations_of("only_demonstrations", row, self.column)
+
+    def init(self, num_prompts: int) -> ArrayTree:
+        return self.source.init(num_prompts)
+
+    def propose(self, state, key, collection: Collection, count: int):
+        proposed, _ = self.source.propose(state, key, collection, count)
+        requests = []
+        for request in proposed:
+            if request.prompt is None:
+                raise ValueError(f"{self!r}: the source must name its prompts, as in_epochs does.")
+            row = collection.data[request.prompt]
+            every = demonstrations_of("only_demonstrations", row, self.column)
+            responses = tuple(Response(x, reward=self.reward) for x in every[: request.rollouts])
+            requests.append(
+                request._replace(
+                    rollouts=len(responses),
+                    responses=responses,
+                    sampled=False,
+                    role=DEMONSTRATION,
+                )
+            )
+        return tuple(requests), state
+
+    def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
+        decision, _ = in_order().observe((), collection)
+        if decision.rows is None:
+            return decision, state
+        return decision, self.source.observe(state, collection)[1]
+
+    def __repr__(self) -> str:
+        text = "" if self.column == "demonstration" else f"column={self.column!r}"
+        if self.source != in_epochs():
+            text += f"{', ' if text else ''}source={self.source!r}"
+        return f"only_demonstrations({text})"
+
+
+def only_demonstrations(
+    *,
+    column: str = "demonstration",
+    reward: float | None = None,
+    source: Collector | None = None,
+) -> Collector:
+    """Batches of demonstrations alone: nothing is sampled.
+
+    A group has as many members as its prompt has demonstrations, at most G; with one each, use a
+    group of 1.
+
+    Args:
+      column: The column with them: a text or token ids, or a list of several.
+      reward: Of each; None for the reward of the run.
+      source: A collector that names its prompts; None for :func:`in_epochs`.
+
+    Returns:
+      A collector; its state is that of ``source``.
+
+    Raises:
+      ValueError: In a run, if a row has no demonstration, or the source names no prompts.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.curation.only_demonstrations()
+      only_demonstrations()
+
+    References:
+      One-Token Rollout (arXiv:2509.26313), which trains on demonstrations token by token.
+    """
+    return _OnlyDemonstrations(
+        column=column, reward=reward, source=in_epochs() if source is None else source
+    )

@@ -1,0 +1,354 @@
+"""A collector that asks for plain groups first, and again with help where they fail.
+
+``hinted(policy)`` is the collector; a policy says, of one group at a time, what is asked for next
+and which rollouts make up its row. A policy is a value with
+
+    first(group_size)   -> rollouts of the plain group
+    ask(group)          -> further requests for it, none when it is complete
+    members(group)      -> its row, as (request, rollout)
+    check(row)          -> raises ValueError if the prompt's row of the data has not what it reads
+
+and the attributes ``sends_text`` and ``needs_slots`` of a collector; with ``width(group_size)`` if
+its rows may be larger than G. The policies of the field are in
+:mod:`~jaxrl_llm.curation.collectors.hint_policies`. What they put into the prompt are messages:
+functions ``row -> (message, ...)`` from the weakest help to the strongest.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from jaxrl_llm.core import ArrayTree, checks
+from jaxrl_llm.curation.collectors.protocol import (
+    Collection,
+    Collector,
+    Decision,
+    Outcome,
+    Request,
+    Row,
+    in_order,
+)
+
+HINT = "{question}\n\nHint: {hint}"
+BEGINNING = "{question}\n\nA solution begins with:\n{hint}"
+
+
+class GuidedGroup(NamedTuple):
+    """A group of a batch and what has come of it.
+
+    Attributes:
+      prompt: Place of its prompt in the data set.
+      data: Of each prompt, its ``text`` and the columns of its row.
+      encode: ``text -> tokens`` of a response.
+      place: Which group of the batch, from 0.
+      step: Which batch of the run, from 0.
+      group_size: G.
+      numbers: Its requests by their places in the batch, the plain one first.
+      requests: The same requests, all of which have finished.
+      outcomes: What came of them.
+    """
+
+    prompt: int
+    data: Sequence[Mapping[str, Any]]
+    encode: Callable[[str], Sequence[int]]
+    place: int
+    step: int
+    group_size: int
+    numbers: tuple[int, ...]
+    requests: tuple[Request, ...]
+    outcomes: tuple[Outcome, ...]
+
+    @property
+    def row(self) -> Mapping[str, Any]:
+        """The prompt's ``text`` and the columns of its row."""
+        return self.data[self.prompt]
+
+
+class HintPolicy(Protocol):
+    """Which help a group gets; see the module."""
+
+    sends_text: bool
+    needs_slots: bool
+
+    def first(self, group_size: int) -> int:
+        """Rollouts of the plain group."""
+        ...
+
+    def ask(self, group: GuidedGroup) -> Sequence[Request]:
+        """What is asked for next; ``extends`` and ``round`` are set by the collector."""
+        ...
+
+    def members(self, group: GuidedGroup) -> Sequence[tuple[int, int]]:
+        """The row of a group that asks for no more."""
+        ...
+
+    def check(self, row: Mapping[str, Any]) -> None:
+        """Raises ValueError if a row of the data has not what the policy reads."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Hinted:
+    """Made by :func:`hinted`."""
+
+    policy: HintPolicy
+    source: Collector
+
+    @property
+    def sends_text(self) -> bool:
+        return self.policy.sends_text
+
+    @property
+    def needs_slots(self) -> bool:
+        return self.policy.needs_slots
+
+    def width(self, group_size: int) -> int:
+        width = getattr(self.policy, "width", None)
+        return group_size if width is None else width(group_size)
+
+    def check_data(self, data: Sequence[Mapping[str, Any]]) -> None:
+        """Raises ValueError if a row has not what the policy reads."""
+        for row in data:
+            self.policy.check(row)
+
+    def init(self, num_prompts: int) -> ArrayTree:
+        return self.source.init(num_prompts)
+
+    def propose(self, state, key, collection: Collection, count: int):
+        first = self.policy.first(collection.group_size)
+        return self.source.propose(state, key, collection._replace(group_size=first), count)
+
+    def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
+        total, requests = collection.num_groups, collection.requests
+        if len(requests) < total:
+            return Decision(ask=total - len(requests)), state
+        if collection.waiting:
+            return Decision(), state
+        groups = [self._group(collection, p) for p in range(total)]
+        after = requests[-1].round + 1
+        asked = [
+            request._replace(extends=group.place, round=after)
+            for group in groups
+            for request in self.policy.ask(group)
+        ]
+        if asked:
+            return Decision(requests=tuple(asked)), state
+        plain = collection._replace(requests=requests[:total], outcomes=collection.outcomes[:total])
+        _, learned = self.source.observe(state, plain)
+        return Decision(rows=tuple(Row(tuple(self.policy.members(g))) for g in groups)), learned
+
+    def _group(self, collection: Collection, place: int) -> GuidedGroup:
+        asked = enumerate(collection.requests)
+        numbers = tuple(i for i, each in asked if i == place or each.extends == place)
+        outcomes = tuple(x for i in numbers if (x := collection.outcomes[i]) is not None)
+        return GuidedGroup(
+            prompt=int(outcomes[0].prompt),
+            data=collection.data,
+            encode=collection.encode,
+            place=place,
+            step=collection.step,
+            group_size=collection.group_size,
+            numbers=numbers,
+            requests=tuple(collection.requests[i] for i in numbers),
+            outcomes=outcomes,
+        )
+
+    def __repr__(self) -> str:
+        source = "" if self.source == in_order() else f", source={self.source!r}"
+        return f"hinted({self.policy!r}{source})"
+
+
+def hinted(policy: HintPolicy, *, source: Collector | None = None) -> Collector:
+    """Asks for plain groups, then again with help in the prompt where a policy says so.
+
+        plain groups -> rewards -> policy.ask -> hinted rollouts -> policy.ask ... -> policy.members
+
+    A round waits for the one before it, so that a batch does not depend on timing. The responses
+    train after the prompt that they were sampled from, unless the policy says otherwise.
+
+    Args:
+      policy: Such as :func:`~jaxrl_llm.curation.ladder`, :func:`~jaxrl_llm.curation.self_hints`,
+        :func:`~jaxrl_llm.curation.scaffold`, :func:`~jaxrl_llm.curation.hint_share`,
+        :func:`~jaxrl_llm.curation.examples_in_prompt`, :func:`~jaxrl_llm.curation.rethink` and
+        :func:`~jaxrl_llm.curation.repair`.
+      source: The collector that proposes the prompts; None for :func:`in_order`.
+
+    Returns:
+      A collector; its state is that of ``source``.
+
+    Raises:
+      TypeError: If ``policy`` is no policy.
+      ValueError: From its ``check_data``, if a row of the data has not what the policy reads.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.curation.hinted(jr.curation.ladder(jr.curation.tier_messages, plain=1))
+      hinted(ladder(tier_messages, plain=1))
+
+    References:
+      NuRL (arXiv:2509.25666), SAGE (arXiv:2602.03143), Scaf-GRPO (arXiv:2510.19807), GHPO
+      (arXiv:2507.10628), ADHint (arXiv:2512.13095), Cog-Rethinker (arXiv:2510.15979) and SCOPE
+      (arXiv:2602.24110), which differ in the policy.
+    """
+    if not all(callable(getattr(policy, name, None)) for name in ("first", "ask", "members")):
+        raise TypeError(f"hinted: policy must be a policy such as ladder; got {policy!r}.")
+    return _Hinted(policy, in_order() if source is None else source)
+
+
+# What a prompt's row holds
+
+
+def prompt_name(row: Mapping[str, Any]) -> str:
+    """The name of a prompt in messages: its id, or the beginning of its text."""
+    return repr(row.get("id") or str(row.get("text", ""))[:40])
+
+
+def read_column(function: str, row: Mapping[str, Any], column: str) -> Any:
+    """A column of a prompt's row.
+
+    Raises:
+      ValueError: If the row has none; it names the prompt.
+    """
+    value = row.get(column)
+    if value is None:
+        raise ValueError(f"{function}: prompt {prompt_name(row)} has no {column!r} in its row.")
+    return value
+
+
+def solution_of(function: str, row: Mapping[str, Any], column: str) -> str | np.ndarray:
+    """A solution of a prompt's row: a text, or token ids.
+
+    Raises:
+      ValueError: If it is missing, empty, or neither of the two; it names the prompt.
+    """
+    return as_response(function, row, column, read_column(function, row, column))
+
+
+def as_response(function: str, row: Mapping[str, Any], column: str, value: Any) -> str | np.ndarray:
+    """A text, or token ids as int32.
+
+    Raises:
+      ValueError: If the value is neither, or empty; it names the prompt.
+    """
+    what = f"{function}: {column!r} of prompt {prompt_name(row)}"
+    if isinstance(value, str):
+        if not value.strip():
+            raise ValueError(f"{what} is empty.")
+        return value
+    tokens = np.asarray(value)
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or not tokens.size:
+        raise ValueError(f"{what} must be a text or a list of token ids; got {value!r}.")
+    if (tokens < 0).any():
+        raise ValueError(f"{what} has a token id below 0.")
+    return tokens.astype(np.int32)
+
+
+def check_template(function: str, template: str, *names: str) -> None:
+    """Raises ValueError unless a template names these fields in braces, and no others."""
+    try:
+        template.format(**dict.fromkeys(names, ""))
+    except (KeyError, IndexError, ValueError) as error:
+        raise ValueError(
+            f"{function}: a template may have the fields {', '.join(names)} in braces; got "
+            f"{template!r}."
+        ) from error
+    if absent := [name for name in names if f"{{{name}}}" not in template]:
+        raise ValueError(f"{function}: the template {template!r} has no {{{absent[0]}}}.")
+
+
+def tier_messages(
+    row: Mapping[str, Any],
+    *,
+    column: str = "hints",
+    most: int | None = None,
+    template: str = HINT,
+) -> tuple[str, ...]:
+    """Messages with the hints of a prompt's row, weakest first.
+
+    A hint that is a list of parts gives a message for each number of its parts: the first, the
+    first two, and so on.
+
+    Args:
+      row: The prompt's ``text`` and columns.
+      column: The column with a list of hints.
+      most: How many messages at most; None for all.
+      template: With ``{question}`` and ``{hint}``.
+
+    Returns:
+      The messages; none for an empty list.
+
+    Raises:
+      ValueError: If the row has no such column, or it is no list of texts.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> row = {"text": "6 x 7?", "hints": ["multiply", ["6 x 7 is", "6 + 36"]]}
+      >>> jr.curation.tier_messages(row, template="{question} ({hint})")
+      ('6 x 7? (multiply)', '6 x 7? (6 x 7 is)', '6 x 7? (6 x 7 is 6 + 36)')
+
+    References:
+      The cumulative parts are those of Scaf-GRPO (arXiv:2510.19807).
+    """
+    function = "tier_messages"
+    check_template(function, template, "question", "hint")
+    if most is not None:
+        checks.check_positive(function, finite=True, most=most)
+    tiers = read_column(function, row, column)
+    hints: list[str] = []
+    for tier in [tiers] if isinstance(tiers, str) else tiers:
+        parts = list(tier) if isinstance(tier, list | tuple) else [tier]
+        if not all(isinstance(part, str) for part in parts):
+            raise ValueError(
+                f"{function}: {column!r} of prompt {prompt_name(row)} must be a list of texts; got "
+                f"{tier!r}."
+            )
+        hints += [" ".join(parts[: n + 1]) for n in range(len(parts))]
+    texts = (template.format(question=row["text"], hint=hint) for hint in hints[:most])
+    return tuple(texts)
+
+
+def share_messages(
+    row: Mapping[str, Any],
+    *,
+    column: str = "demonstration",
+    shares: tuple[float, ...] = (0.25, 0.5, 0.75),
+    template: str = BEGINNING,
+) -> tuple[str, ...]:
+    """Messages with ever more of a solution.
+
+        solution[: round(length share)], half to even, in characters
+
+    Args:
+      row: The prompt's ``text`` and columns.
+      column: The column with the solution, a text.
+      shares: Of the solution, each in [0, 1].
+      template: With ``{question}`` and ``{hint}``.
+
+    Returns:
+      One message a share.
+
+    Raises:
+      ValueError: If the row has no such column, or it is no text.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> row = {"text": "6 x 7?", "demonstration": "6 x 7 = 42"}
+      >>> jr.curation.share_messages(row, shares=(0.5,), template="{question} {hint}")
+      ('6 x 7? 6 x 7',)
+
+    References:
+      GHPO (arXiv:2507.10628), whose released code counts characters.
+    """
+    function = "share_messages"
+    check_template(function, template, "question", "hint")
+    for share in shares:
+        checks.check_share(function, shares=share)
+    solution = read_column(function, row, column)
+    if not isinstance(solution, str):
+        raise ValueError(
+            f"{function}: {column!r} of prompt {prompt_name(row)} must be a text; got {solution!r}."
+        )
+    lengths = [round(len(solution) * share) for share in shares]
+    return tuple(template.format(question=row["text"], hint=solution[:n]) for n in lengths)

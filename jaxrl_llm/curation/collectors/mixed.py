@@ -1,0 +1,150 @@
+"""A collector that divides a batch between several others by share."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxrl_llm.core import ArrayTree, checks
+from jaxrl_llm.curation.collectors.protocol import (
+    Collection,
+    Collector,
+    Decision,
+    Request,
+    Row,
+)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Mixed:
+    """Made by :func:`mixed`."""
+
+    sources: tuple[Collector, ...]
+    shares: tuple[float, ...]
+
+    def width(self, group_size: int) -> int:
+        widths = [getattr(source, "width", lambda size: size) for source in self.sources]
+        return max(width(group_size) for width in widths)
+
+    def check_data(self, data: Sequence[Any]) -> None:
+        """Raises ValueError if a row has not what a source reads."""
+        for source in self.sources:
+            getattr(source, "check_data", lambda data: None)(data)
+
+    def init(self, num_prompts: int) -> ArrayTree:
+        return tuple(source.init(num_prompts) for source in self.sources)
+
+    def groups(self, num_groups: int) -> list[int]:
+        """How many groups of a batch each source has: the largest remainders get what is left."""
+        exact = np.array(self.shares) / sum(self.shares) * num_groups
+        counts = np.floor(exact + 1e-9).astype(int)
+        left = num_groups - counts.sum()
+        counts[np.argsort(counts - exact, kind="stable")[:left]] += 1
+        return counts.tolist()
+
+    def propose(self, state, key, collection: Collection, count: int):
+        asks = [decision.ask for decision, _ in self._decisions(state, collection)]
+        # What is proposed beyond what is asked for only keeps a sampler busy.
+        asks[-1] += max(count - sum(asks), 0)
+        requests: list[Request] = []
+        for k, ask in enumerate(asks):
+            if number := min(ask, count - len(requests)):
+                part, _ = self._part(collection, k)
+                proposed, _ = self.sources[k].propose(state[k], key, part, number)
+                requests += [self._mark(request, k) for request in proposed]
+        return tuple(requests), state
+
+    def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
+        if collection.waiting:  # what a part asks for next must not depend on timing
+            return Decision(), state
+        decisions = self._decisions(state, collection)
+        if all(decision.rows is not None for decision, _ in decisions):
+            rows: list[Row] = []
+            for k, (decision, _) in enumerate(decisions):
+                _, numbers = self._part(collection, k)
+                for row in decision.rows or ():
+                    members = tuple((numbers[i], member) for i, member in row.members)
+                    rows.append(row._replace(members=members))
+            return Decision(rows=tuple(rows)), tuple(learned for _, learned in decisions)
+        requests: list[Request] = []
+        for k, (decision, _) in enumerate(decisions):
+            _, numbers = self._part(collection, k)
+            for request in decision.requests:
+                extends = None if request.extends is None else numbers[request.extends]
+                requests.append(self._mark(request, k)._replace(extends=extends))
+        ask = sum(decision.ask for decision, _ in decisions)
+        return Decision(ask=ask, requests=tuple(requests)), state
+
+    def _decisions(self, state, collection: Collection) -> list[tuple[Decision, ArrayTree]]:
+        """What each source decides on its part of the batch."""
+        decisions = []
+        for k, source in enumerate(self.sources):
+            part, _ = self._part(collection, k)
+            if part.num_groups:
+                decisions.append(source.observe(state[k], part))
+            else:
+                decisions.append((Decision(rows=()), state[k]))
+        return decisions
+
+    def _part(self, collection: Collection, k: int) -> tuple[Collection, list[int]]:
+        """The batch as a source sees it, and the numbers of its requests.
+
+        Which source a request is of stands in its round, beside the round that the source counts.
+        """
+        total = len(self.sources)
+        numbers = [i for i, each in enumerate(collection.requests) if each.round % total == k]
+        local = {number: i for i, number in enumerate(numbers)}
+        requests = []
+        for number in numbers:
+            request = collection.requests[number]
+            extends = None if request.extends is None else local[request.extends]
+            requests.append(request._replace(round=request.round // total, extends=extends))
+        part = collection._replace(
+            num_groups=self.groups(collection.num_groups)[k],
+            requests=tuple(requests),
+            outcomes=tuple(collection.outcomes[i] for i in numbers),
+        )
+        return part, numbers
+
+    def _mark(self, request: Request, k: int) -> Request:
+        return request._replace(round=request.round * len(self.sources) + k)
+
+    def __repr__(self) -> str:
+        pairs = zip(self.sources, self.shares, strict=True)
+        return f"mixed({', '.join(f'({source!r}, {share:g})' for source, share in pairs)})"
+
+
+def mixed(*parts: tuple[Collector, float]) -> Collector:
+    """A batch whose groups come from several collectors, by share.
+
+        P_k = P share_k / sum of shares, rounded by the largest remainders
+
+    The rows stand in the order of the parts. Prompts in the order of the data go to whichever part
+    asks next, so that each is used once.
+
+    Args:
+      *parts: A collector and its share, above 0, each.
+
+    Returns:
+      A collector; its state is a tuple of the parts' states.
+
+    Raises:
+      TypeError: If a part is no pair of a collector and a number.
+      ValueError: If there is no part, or a share is not above 0.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.curation.mixed((jr.curation.in_order(), 0.75), (jr.curation.prefixed(), 0.25))
+      mixed((in_order(), 0.75), (prefixed(cuts=3, low=0.4, high=0.8), 0.25))
+
+    References:
+      Batches of several sources, as where demonstrations join a part of the groups alone.
+    """
+    if not parts:
+        raise ValueError("mixed: there must be at least one part.")
+    for part in parts:
+        if not (isinstance(part, tuple) and len(part) == 2 and hasattr(part[0], "propose")):
+            raise TypeError(f"mixed: a part must be a collector and its share; got {part!r}.")
+        checks.check_positive("mixed", finite=True, share=part[1])
+    return _Mixed(tuple(source for source, _ in parts), tuple(float(x) for _, x in parts))

@@ -1,0 +1,357 @@
+"""Collectors that name their prompts, in shuffled epochs of a seed.
+
+:func:`in_order` takes the next prompts of the run, which are known only once they have been asked
+for. What a request holds may depend on the prompt: the level of its hint, a part of a right
+response. These collectors go through the data in an order of their seed and remember the place.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_llm.core import ArrayTree, checks
+from jaxrl_llm.core.compose import stable_repr
+from jaxrl_llm.curation.collectors.hinted import solution_of
+from jaxrl_llm.curation.collectors.protocol import (
+    HINTED,
+    Collection,
+    Collector,
+    Decision,
+    Request,
+    Response,
+    in_order,
+    on_host,
+)
+from jaxrl_llm.curation.hints import hint_level, prefix_cuts
+
+
+def next_visits(
+    visits: Mapping[str, np.ndarray], *, count: int, seed: int
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """The next entries of endless shuffled epochs, and the place after them.
+
+    Args:
+      visits: ``epoch``, ``index`` and ``size``, the entries of an epoch: int32 ``[]`` each.
+      count: How many.
+      seed: Of the order.
+
+    Returns:
+      int ``[count]``, from 0 to ``size`` - 1, and the visits after them.
+    """
+    epoch, index, size = (int(visits[name]) for name in ("epoch", "index", "size"))
+    parts = [np.zeros(0, np.int64)]
+    while count:
+        order = np.random.default_rng((seed, epoch)).permutation(size)
+        parts.append(order[index : index + count])
+        count, index = count - len(parts[-1]), index + len(parts[-1])
+        if index == size:
+            epoch, index = epoch + 1, 0
+    return np.concatenate(parts), _visits(size, epoch, index)
+
+
+def _visits(size: int, epoch: int = 0, index: int = 0) -> dict[str, np.ndarray]:
+    return {
+        name: np.asarray(value, np.int32)
+        for name, value in {"epoch": epoch, "index": index, "size": size}.items()
+    }
+
+
+def _proposed(collection: Collection) -> int:
+    """How many groups of a batch have been proposed."""
+    return sum(request.extends is None for request in collection.requests)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class _InEpochs:
+    """Made by :func:`in_epochs`."""
+
+    seed: int = 0
+
+    def init(self, num_prompts: int) -> ArrayTree:
+        return _visits(num_prompts)
+
+    def propose(self, state, key, collection: Collection, count: int):
+        del key
+        first = _proposed(collection)
+        entries, _ = next_visits(state, count=first + count, seed=self.seed)
+        return tuple(Request(collection.group_size, int(i)) for i in entries[first:]), state
+
+    def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
+        decision, _ = in_order().observe((), collection)
+        if decision.rows is None and (collection.waiting or not collection.requests):
+            return decision, state
+        _, after = next_visits(state, count=_proposed(collection), seed=self.seed)
+        return decision, after
+
+    def __repr__(self) -> str:
+        return "in_epochs()" if self.seed == 0 else f"in_epochs(seed={self.seed})"
+
+
+def in_epochs(*, seed: int = 0) -> Collector:
+    """Each prompt once an epoch, in an order of this collector's, which it remembers.
+
+    Unlike :func:`in_order` it names its prompts, for collectors whose requests depend on them.
+
+    Args:
+      seed: Of the order, not negative.
+
+    Returns:
+      A collector; its state is the place in the epochs.
+
+    Raises:
+      ValueError: If ``seed`` is negative.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> source, place = jr.curation.in_epochs(), jr.curation.Collection(2, 4)
+      >>> requests, _ = source.propose(source.init(3), None, place, 3)
+      >>> sorted(request.prompt for request in requests)
+      [0, 1, 2]
+
+    References:
+      Shuffled passes over the data, as in verl, TRL and tunix.
+    """
+    checks.check_non_negative("in_epochs", finite=True, seed=seed)
+    return _InEpochs(seed=int(seed))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class _HintLevels:
+    """Made by :func:`hint_levels`."""
+
+    messages: Callable[[Mapping[str, Any]], Sequence[str]]
+    low: float
+    high: float
+    max_level: int
+    threshold: float
+    source: Collector
+
+    sends_text = True
+
+    def check_data(self, data: Sequence[Mapping[str, Any]]) -> None:
+        """Raises ValueError if a row has not what the messages read."""
+        for row in data:
+            self.messages(row)
+
+    def init(self, num_prompts: int) -> ArrayTree:
+        return {
+            "level": np.zeros(num_prompts, np.int32),
+            "accuracy": np.full(num_prompts, np.nan, np.float32),
+            "source": self.source.init(num_prompts),
+        }
+
+    def propose(self, state, key, collection: Collection, count: int):
+        plain, _ = self.source.propose(state["source"], key, collection, count)
+        if not all(isinstance(request.prompt, int) for request in plain):
+            raise ValueError(f"{self!r}: the source must name its prompts, as in_epochs does.")
+        levels = self._levels(state, [request.prompt for request in plain])
+        requests = []
+        for request, level in zip(plain, levels, strict=True):
+            texts = self.messages(collection.data[request.prompt])
+            if level and texts:
+                text = texts[min(level, len(texts)) - 1]
+                request = request._replace(text=text, role=HINTED)
+            requests.append(request)
+        return tuple(requests), state
+
+    def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
+        decision, _ = in_order().observe((), collection)
+        if decision.rows is None:
+            return decision, state
+        outcomes = [outcome for outcome in collection.outcomes if outcome is not None]
+        level, accuracy = state["level"].copy(), state["accuracy"].copy()
+        before = self._levels(state, [int(outcome.prompt) for outcome in outcomes])
+        for used, outcome in zip(before, outcomes, strict=True):
+            if not (where := np.asarray(outcome.where)).any():
+                continue
+            level[outcome.prompt] = used
+            accuracy[outcome.prompt] = np.mean(outcome.rewards[where] > self.threshold)
+        _, source = self.source.observe(state["source"], collection)
+        return decision, {"level": level, "accuracy": accuracy, "source": source}
+
+    def _levels(self, state, prompts: list[int]) -> list[int]:
+        """The levels at which prompts are asked in this batch."""
+        with on_host():
+            levels = hint_level(
+                state["level"][prompts],
+                state["accuracy"][prompts],
+                low=self.low,
+                high=self.high,
+                max_level=self.max_level,
+            )
+        return np.asarray(levels).tolist()
+
+    def __repr__(self) -> str:
+        text = f"{stable_repr(self.messages)}, low={self.low:g}, high={self.high:g}"
+        if self.max_level != 3:
+            text += f", max_level={self.max_level}"
+        if self.threshold:
+            text += f", threshold={self.threshold:g}"
+        if self.source != in_epochs():
+            text += f", source={self.source!r}"
+        return f"hint_levels({text})"
+
+
+def hint_levels(
+    messages: Callable[[Mapping[str, Any]], Sequence[str]],
+    *,
+    low: float = 0.1,
+    high: float = 0.35,
+    max_level: int = 3,
+    threshold: float = 0.0,
+    source: Collector | None = None,
+) -> Collector:
+    """Each prompt with the hint of a level that moves with its accuracy at the last visit.
+
+        level + 1 where accuracy <= low, level - 1 where accuracy > high, 0 at the first visit
+
+    Args:
+      messages: ``row -> (message, ...)`` of the levels from 1; the last serves all above.
+      low, high, max_level: See :func:`~jaxrl_llm.curation.hint_level`.
+      threshold: Greatest reward of a failure.
+      source: A collector that names its prompts; None for :func:`in_epochs`.
+
+    Returns:
+      A collector; its state is the level and the accuracy of each prompt, and that of ``source``.
+
+    Raises:
+      TypeError: If ``messages`` is no function.
+      ValueError: If an option is out of its range, or the source names no prompts.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.curation.hint_levels(jr.curation.tier_messages)
+      hint_levels(tier_messages, low=0.1, high=0.35)
+
+    References:
+      SAGE-light (arXiv:2602.03143). Its released code writes new hints at each visit; here they
+      come from the data.
+    """
+    name = "hint_levels"
+    if not callable(messages):
+        raise TypeError(f"{name}: messages must be a function; got {messages!r}.")
+    checks.check_share(name, low=low, high=high)
+    checks.check_count(name, max_level=max_level)
+    if low > high:
+        raise ValueError(f"{name}: low must not be above high; got {low:g} and {high:g}.")
+    return _HintLevels(
+        messages=messages,
+        low=low,
+        high=high,
+        max_level=int(max_level),
+        threshold=threshold,
+        source=in_epochs() if source is None else source,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class _Prefixed:
+    """Made by :func:`prefixed`."""
+
+    column: str
+    cuts: int
+    low: float
+    high: float
+    seed: int
+
+    needs_slots = True
+
+    def check_data(self, data: Sequence[Mapping[str, Any]]) -> None:
+        """Raises ValueError if a row has no trace."""
+        for row in data:
+            if row.get(self.column) is not None:
+                solution_of("prefixed", row, self.column)
+        if not any(row.get(self.column) is not None for row in data):
+            raise ValueError(f"{self!r}: no prompt has {self.column!r} in its row.")
+
+    def init(self, num_prompts: int) -> ArrayTree:
+        return _visits(num_prompts * (self.cuts + 1))
+
+    def propose(self, state, key, collection: Collection, count: int):
+        del key
+        first, prompts = _proposed(collection), int(state["size"]) // (self.cuts + 1)
+        entries, _ = next_visits(state, count=first + count, seed=self.seed)
+        requests = []
+        for entry in entries[first:]:
+            cut, prompt = divmod(int(entry), prompts)
+            request = Request(collection.group_size, prompt)
+            prefix = self._prefix(collection, prompt, cut - 1) if cut else ()
+            if len(prefix):
+                begins = Response(np.int32(prefix), trains=np.zeros(len(prefix), bool))
+                request = request._replace(responses=(begins,) * request.rollouts, role=HINTED)
+            requests.append(request)
+        return tuple(requests), state
+
+    def _prefix(self, collection: Collection, prompt: int, cut: int) -> Sequence[int]:
+        """The tokens of a trace up to one of its cuts; none for a prompt without a trace."""
+        row = collection.data[prompt]
+        if row.get(self.column) is None:
+            return ()
+        trace = solution_of("prefixed", row, self.column)
+        tokens = collection.encode(trace) if isinstance(trace, str) else trace
+        with on_host():
+            key = jax.random.fold_in(jax.random.key(self.seed), prompt)
+            length = np.int32(len(tokens))
+            ends = prefix_cuts(key, length, cuts=self.cuts, low=self.low, high=self.high)
+        return tokens[: int(ends[cut])]
+
+    def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
+        decision, _ = in_order().observe((), collection)
+        if decision.rows is None:
+            return decision, state
+        return decision, next_visits(state, count=_proposed(collection), seed=self.seed)[1]
+
+    def __repr__(self) -> str:
+        text = f"cuts={self.cuts}, low={self.low:g}, high={self.high:g}"
+        if self.column != "demonstration":
+            text = f"column={self.column!r}, {text}"
+        return f"prefixed({text}{f', seed={self.seed}' if self.seed else ''})"
+
+
+def prefixed(
+    *,
+    column: str = "demonstration",
+    cuts: int = 3,
+    low: float = 0.4,
+    high: float = 0.8,
+    seed: int = 0,
+) -> Collector:
+    """The prompts, and each of them again with several beginnings of a right response.
+
+        epoch = N plain prompts and N cuts more that begin with trace[:h], h = floor(u length)
+        u uniform in [low, high), drawn once
+
+    Each is a prompt with a group and a baseline of its own. No token of a beginning is trained. A
+    prompt without a trace comes as often without a beginning.
+
+    Args:
+      column: The column with a right response, a text or token ids.
+      cuts: Beginnings of each trace.
+      low, high: Least and greatest share, see :func:`~jaxrl_llm.curation.prefix_cuts`.
+      seed: Of the cuts and of the order.
+
+    Returns:
+      A collector; its state is the place in the epochs.
+
+    Raises:
+      ValueError: If an option is out of its range; from its ``check_data``, if no prompt has a
+        trace, or one is neither a text nor token ids.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.curation.prefixed(cuts=2)
+      prefixed(cuts=2, low=0.4, high=0.8)
+
+    References:
+      PrefixRL (arXiv:2601.18795), PAPER reading.
+    """
+    name = "prefixed"
+    checks.check_count(name, cuts=cuts)
+    checks.check_share(name, low=low, high=high)
+    checks.check_non_negative(name, finite=True, seed=seed)
+    if low > high:
+        raise ValueError(f"{name}: low must not be above high; got {low:g} and {high:g}.")
+    return _Prefixed(column=column, cuts=int(cuts), low=low, high=high, seed=int(seed))

@@ -1,0 +1,536 @@
+"""Collectors with help: what is asked again, with which message, and what a row is made of."""
+
+import dataclasses
+import itertools
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm import curation
+from jaxrl_llm.curation import (
+    DEMONSTRATION,
+    HINTED,
+    JUDGE,
+    OWN,
+    Collection,
+    Outcome,
+    Response,
+)
+
+P, G, N = 3, 4, 7
+DATA = [
+    {
+        "text": f"question {i}",
+        "id": f"q{i}",
+        "answer": str(i),
+        "hints": [f"weak {i}", f"strong {i}"],
+        "demonstration": f"solution {i} is {i}",
+    }
+    for i in range(N)
+]
+HARD = {1, 4}  # prompts that no plain rollout solves
+
+
+def reward_of(request, prompt):
+    """Right where the prompt is easy, or a strong hint is in the message."""
+    solved = prompt not in HARD or "strong" in (request.text or "")
+    return [float(solved and j % 2 == 0) for j in range(request.rollouts)]
+
+
+def outcome_of(request, prompt, number, rewards=reward_of):
+    """Responses whose tokens are the numbers of request and rollout."""
+    responses = request.responses
+    if request.sampled:
+        begins = responses or (Response(np.zeros(0, np.int32)),) * request.rollouts
+        responses = tuple(
+            Response(np.int32([*encode(x.tokens), 100 * number + j]), np.zeros(1))
+            for j, x in enumerate(begins)
+        )
+    r = np.float32(rewards(request, prompt))
+    if not request.sampled:
+        r = np.float32(
+            [x if y.reward is None else y.reward for x, y in zip(r, responses, strict=True)]
+        )
+    n = len(r)
+    texts = tuple(f"text {number}.{j}" for j in range(n))
+    where, lengths = np.ones(n, bool), np.ones(n, np.int32)
+    return Outcome(prompt, r, where, lengths, ~where, {"right": r}, responses, texts)
+
+
+def encode(text):
+    return list(text.encode()) if isinstance(text, str) else list(text)
+
+
+def decode(tokens):
+    return bytes(int(x) for x in tokens).decode()
+
+
+def play(collector, *, state=None, step=0, rewards=reward_of, order=None, data=DATA, change=None):
+    """Plays a batch: requests, outcomes, rows, state. Outcomes come all at once, or in an order."""
+    state = collector.init(len(data)) if state is None else state
+    requests, outcomes, prompts, queue = [], [], [], []
+    cursor = itertools.count(step * P)
+    draw = None if order is None else np.random.default_rng(order)
+    for _ in range(200):
+        batch = Collection(P, G, step, tuple(requests), tuple(outcomes), data, 0, encode, decode)
+        decision, learned = collector.observe(state, batch)
+        if decision.rows is not None:
+            return requests, outcomes, decision.rows, learned
+        if decision.ask or decision.requests:
+            one_by_one = draw is not None
+            fresh = []
+            if decision.ask and not one_by_one:
+                fresh, state = collector.propose(state, None, batch, decision.ask)
+            for _ in range(decision.ask if one_by_one else 0):
+                asked = batch._replace(
+                    requests=(*requests, *fresh), outcomes=(*outcomes, *[None] * len(fresh))
+                )
+                one, state = collector.propose(state, None, asked, 1)
+                fresh += one
+            for request in (*fresh, *decision.requests):
+                prompt = request.prompt
+                if request.extends is not None:
+                    prompt = prompts[request.extends]
+                elif prompt is None:
+                    prompt = next(cursor) % len(data)
+                queue.append(len(requests))
+                requests.append(request)
+                prompts.append(prompt)
+                outcomes.append(None)
+        assert queue, "nothing is asked for"
+        done = queue if draw is None else [queue[draw.integers(len(queue))]]
+        for i in done:
+            outcomes[i] = outcome_of(requests[i], prompts[i], i, rewards)
+            outcomes[i] = change(requests[i], outcomes[i]) if change else outcomes[i]
+        queue = [i for i in queue if outcomes[i] is None]
+    raise AssertionError("the batch has no end")
+
+
+def rewards_of(row, outcomes):
+    return [float(outcomes[i].rewards[j]) for i, j in row.members]
+
+
+TIERS = jr.bind(curation.tier_messages, template="{question}: {hint}")
+NURL = curation.hinted(curation.ladder(jr.bind(TIERS, column="hints"), plain=1))
+
+
+# --- messages --------------------------------------------------------------------------------
+
+
+def test_tiers_are_cumulative_and_limited():
+    row = {"text": "q", "hints": [["a", "b"], "c"]}
+    assert TIERS(row) == ("q: a", "q: a b", "q: c")
+    assert TIERS(row, most=2) == ("q: a", "q: a b")
+    assert TIERS({"text": "{q}", "hints": ["{x}"]}) == ("{q}: {x}",)  # braces are only text
+    assert TIERS({"text": "q", "hints": []}) == ()
+
+
+def test_shares_of_a_solution_round_half_to_even():
+    row = {"text": "q", "demonstration": "x" * 101}
+    shown = curation.share_messages(row, template="{question}{hint}")
+    assert [len(text) - 1 for text in shown] == [25, 50, 76]
+
+
+# --- the ladder ------------------------------------------------------------------------------
+
+
+def test_nurl_samples_all_but_one_again_with_the_clue():
+    collector = curation.hinted(curation.ladder(jr.bind(TIERS, most=1), plain=1))
+    requests, outcomes, rows, _ = play(collector)
+    assert [r.rollouts for r in requests] == [G, G, G, G - 1]
+    assert requests[3].text == "question 1: weak 1" and requests[3].role == HINTED
+    assert requests[3].extends == 1 and not requests[3].train_as_prompt
+    assert rows[1].members == ((1, 0), (3, 0), (3, 1), (3, 2))
+    assert rows[0].members == tuple((0, j) for j in range(G))
+
+
+def test_a_ladder_stops_at_the_first_message_that_helps():
+    requests, outcomes, rows, _ = play(curation.hinted(curation.ladder(TIERS)), step=1)
+    # Prompts 3, 4 and 5, of which 4 is hard: weak, then strong.
+    assert [r.text for r in requests[3:]] == ["question 4: weak 4", "question 4: strong 4"]
+    assert [r.round for r in requests] == [0, 0, 0, 1, 2]
+    assert rows[1].members == tuple((4, j) for j in range(G))
+    assert rewards_of(rows[1], outcomes) == [1.0, 0.0, 1.0, 0.0]
+    weak = curation.hinted(curation.ladder(jr.bind(TIERS, most=1)))
+    requests, outcomes, rows, _ = play(weak, step=1)
+    assert rows[1].members == tuple((3, j) for j in range(G))  # also where it fails again
+    assert not any(rewards_of(rows[1], outcomes))
+
+
+def test_ghpo_compares_the_accuracy_and_not_the_format():
+    def formatted(request, outcome):
+        parts = {"accuracy": outcome.rewards, "format": np.ones_like(outcome.rewards)}
+        return outcome._replace(rewards=outcome.rewards + 0.5, reward_components=parts)
+
+    ladder = curation.ladder(curation.share_messages, metric="accuracy")
+    requests, *_ = play(curation.hinted(ladder), change=formatted)
+    texts = [request.text for request in requests[3:]]
+    assert [len(text.rpartition("\n")[2]) for text in texts] == [4, 8, 11]  # of 15 characters
+    requests, *_ = play(curation.hinted(curation.ladder(TIERS)), change=formatted)
+    assert len(requests) == 3  # the sum is above 0 for all
+    with pytest.raises(ValueError, match="has no part 'accuracy'; its parts are: right"):
+        play(curation.hinted(ladder))
+
+
+# --- hints of the model ----------------------------------------------------------------------
+
+
+def test_sage_asks_the_policy_for_its_hints():
+    written = json.dumps({"level_1": "weak", "level_2": "strong", "level_3": "last"})
+
+    def writes(request, outcome):
+        text = f"Here they are:\n```json\n{written}\n```"
+        return outcome._replace(texts=(text,)) if request.role == JUDGE else outcome
+
+    collector = curation.hinted(curation.self_hints(template="{question} {hint}"))
+    requests, outcomes, rows, _ = play(collector, change=writes)
+    assert [r.role for r in requests[3:]] == [JUDGE, HINTED, HINTED]
+    assert "question 1" in requests[3].text and "solution 1" in requests[3].text
+    assert requests[3].reward(["a", "b"]) == [0.0, 0.0]
+    assert [r.text for r in requests[4:]] == ["question 1 weak", "question 1 strong"]
+    assert rows[1].members == tuple((5, j) for j in range(G))
+
+
+def test_sage_asks_again_for_hints_that_cannot_be_read_and_gives_up():
+    requests, _, rows, _ = play(curation.hinted(curation.self_hints(attempts=2)))
+    assert [r.role for r in requests[3:]] == [JUDGE, JUDGE]
+    assert rows[1].members == tuple((1, j) for j in range(G))
+
+
+def test_hints_are_read_from_json():
+    assert curation.parse_hints('{"level_1": "a", "level_3": " c "}') == ("a", "c")
+    for text in ("", "level_1: a", "{level_1: a}", "[1]", '{"level_1": 3}', "} {"):
+        assert curation.parse_hints(text) == ()
+
+
+def test_levels_of_sage_light_move_with_accuracy():
+    collector = curation.hint_levels(TIERS)
+    data = DATA[: 2 * P]  # two batches an epoch
+    state, seen = collector.init(len(data)), {i: [] for i in range(len(data))}
+    for step in range(12):
+        requests, _, rows, state = play(collector, state=state, step=step, data=data)
+        assert all(len(row.members) == G for row in rows)
+        for request in requests:
+            seen[request.prompt].append(request.text)
+    weak, strong = "question 1: weak 1", "question 1: strong 1"
+    # Accuracy 0, 0, then 1/2 with the strong hint: up, up, down, up, down.
+    assert seen[1][:6] == [None, weak, strong, weak, strong, weak]
+    assert seen[0] == [None] * 6
+    assert state["level"][[0, 2, 3]].tolist() == [0, 0, 0]
+
+
+# --- scaffolds -------------------------------------------------------------------------------
+
+
+def test_scaf_grpo_swaps_the_success_of_least_help_for_the_first_rollout():
+    collector = curation.hinted(curation.scaffold(TIERS))
+    requests, outcomes, rows, _ = play(collector)
+    assert [(r.rollouts, r.round) for r in requests[3:]] == [(1, 1), (1, 1)]
+    assert rows[1].members == ((4, 0), (1, 1), (1, 2), (1, 3))
+    assert rewards_of(rows[1], outcomes) == [1.0, 0.0, 0.0, 0.0]
+    requests, _, rows, _ = play(collector, rewards=lambda request, prompt: [0.0] * request.rollouts)
+    assert rows[1].members == tuple((1, j) for j in range(G))
+
+
+def test_scaf_grpo_begins_after_its_warmup():
+    collector = curation.hinted(curation.scaffold(TIERS, warmup=2))
+    assert [len(play(collector, step=step)[0]) for step in (0, 1, 2)] == [3, 3, 5]
+
+
+@pytest.mark.parametrize(("after", "first"), [("plain", [(5, 0)]), ("both", [(5, 0), (4, 0)])])
+def test_scaf_grpo_may_train_the_success_after_the_plain_prompt(after, first):
+    requests, outcomes, rows, _ = play(curation.hinted(curation.scaffold(TIERS, after=after)))
+    again = requests[5]
+    assert not again.sampled and again.role == DEMONSTRATION and again.text is None
+    assert again.responses[0].tokens.tolist() == [400] and again.responses[0].reward == 1.0
+    assert again.responses[0].behavior_logp is None  # of another prompt
+    assert list(rows[1].members) == [*first, *((1, j) for j in range(len(first), G))]
+
+
+# --- a solution as the start of the response -------------------------------------------------
+
+
+def test_adhint_shows_more_of_the_solution_of_a_harder_prompt():
+    collector = curation.hinted(curation.hint_share(low=0.2, high=0.8, noise=0.0))
+    requests, _, rows, _ = play(collector)
+    assert [r.rollouts for r in requests] == [2] * 6
+    shown = [r.responses[0].tokens for r in requests[3:]]
+    # Mean rewards 1/2, 0, 1/2 of two rollouts: 0.5, 0.8, 0.5 of 15 characters.
+    assert [len(text) for text in shown] == [8, 12, 8]
+    assert shown[0] == "solution 0 is 0"[:8] and requests[3].responses[0].trains is None
+    assert rows[0].members == ((0, 0), (0, 1), (3, 0), (3, 1))
+    assert collector.needs_slots and not collector.sends_text
+
+
+def test_adhint_draws_its_noise_by_step_and_group():
+    collector = curation.hinted(curation.hint_share(high=0.5, noise=0.4))
+
+    def lengths(step):
+        requests = play(collector, step=step)[0][3:]
+        return [len(r.responses[0].tokens) if r.responses else 0 for r in requests]
+
+    assert lengths(0) == lengths(0) and lengths(0) != lengths(1)
+
+
+def test_a_solution_may_be_token_ids():
+    data = [row | {"demonstration": list(range(10))} for row in DATA]
+    collector = curation.hinted(curation.hint_share(low=0.5, high=0.5, noise=0.0))
+    requests, *_ = play(collector, data=data)
+    assert requests[3].responses[0].tokens.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_prefixes_are_prompts_of_their_own():
+    collector = curation.prefixed(cuts=2)
+    state, every = collector.init(N), []
+    for step in range(7):  # 21 requests: each prompt plain and with two cuts
+        requests, _, rows, state = play(collector, state=state, step=step)
+        every += requests
+        assert all(len(row.members) == G for row in rows)
+    lengths = {i: [] for i in range(N)}
+    for request in every:
+        n = len(request.responses[0].tokens) if request.responses else 0
+        lengths[request.prompt].append(n)
+        assert len(request.responses) == (G if n else 0)
+        if n:
+            assert not request.responses[0].trains.any() and request.role == HINTED
+    assert all(len(x) == 3 and sorted(x)[0] == 0 for x in lengths.values())
+    assert all(6 <= n < 12 for x in lengths.values() for n in sorted(x)[1:])
+    assert state["epoch"] == 1 and state["index"] == 0
+    again, _, _, _ = play(collector, state=state)
+    cuts = {(r.prompt, len(r.responses[0].tokens)) for r in every if r.responses}
+    assert all((r.prompt, len(r.responses[0].tokens)) in cuts for r in again if r.responses)
+
+
+# --- examples, second thoughts ---------------------------------------------------------------
+
+
+def test_icpo_shows_another_prompts_solution_and_trains_after_the_plain_prompt():
+    requests, _, rows, _ = play(curation.hinted(curation.examples_in_prompt(shots=2)))
+    assert [r.rollouts for r in requests] == [G - 1] * 3 + [1] * 3
+    for p, request in enumerate(requests[3:]):
+        assert request.train_as_prompt and request.role == HINTED
+        assert request.text.count("Answer: ") == 2 and f"solution {p}" not in request.text
+        assert request.text.endswith(f"Question: question {p}")
+        assert rows[p].members[-1] == (3 + p, 0) and len(rows[p].members) == G
+    other = curation.examples_in_prompt(examples=(("1 + 1", "2"),), shots=3)
+    assert "1 + 1" in play(curation.hinted(other))[0][3].text
+
+
+def test_cog_rethinker_decomposes_then_refines_and_distills_what_is_right():
+    def second(request, prompt):
+        right = "wrong" in (request.text or "") or prompt not in HARD
+        return [float(right and j < 2) for j in range(request.rollouts)]
+
+    collector = curation.hinted(curation.rethink())
+    requests, outcomes, rows, _ = play(collector, rewards=second)
+    assert [r.role for r in requests[3:]] == [HINTED, HINTED, DEMONSTRATION]
+    assert "smaller" in requests[3].text and "text 3.0" in requests[4].text
+    assert [x.tokens.tolist() for x in requests[5].responses] == [[400], [401]]
+    assert rows[1].members == (*((4, j) for j in range(G)), (5, 0), (5, 1))
+    assert collector.width(G) == 2 * G
+    plain = curation.hinted(curation.rethink(distill=False))
+    assert plain.width(G) == G and len(play(plain, rewards=second)[0]) == 5
+
+
+# --- demonstrations --------------------------------------------------------------------------
+
+
+def test_luffy_adds_a_demonstration_to_each_group():
+    requests, outcomes, rows, _ = play(curation.demonstrations())
+    assert [r.rollouts for r in requests] == [G - 1] * 3 + [1] * 3
+    assert [r.sampled for r in requests[3:]] == [False] * 3
+    assert requests[4].responses == (Response("solution 1 is 1"),)
+    assert rows[1].members == ((1, 0), (1, 1), (1, 2), (4, 0))
+
+
+def test_ampo_brings_the_answers_of_teachers_and_probes_where_a_group_fails():
+    teachers = [["I say 1 now", "it is 1", "dunno"]] * N
+    data = [row | {"demonstration": x} for row, x in zip(DATA, teachers, strict=True)]
+    collector = curation.demonstrations(count=3, when="failed", probe="answer", reward=1.0)
+    requests, outcomes, rows, _ = play(collector, data=data)
+    assert [(r.role, r.rollouts) for r in requests[3:]] == [(DEMONSTRATION, 3), (JUDGE, 3)]
+    first, second, third = requests[4].responses
+    assert decode(first.tokens) == "I say 1" and first.trains.tolist() == [False] * 6 + [True]
+    assert decode(second.tokens) == "it is 1" and decode(third.tokens) == "dunno\n1"
+    assert rows[1].members == (*((1, j) for j in range(G)), *itertools.product((3, 4), range(3)))
+    assert rows[0].members == tuple((0, j) for j in range(G)) and collector.width(G) == G + 6
+
+
+def test_demonstrations_alone_sample_nothing():
+    collector = curation.only_demonstrations()
+    requests, _, rows, state = play(collector)
+    assert all(not r.sampled and r.role == DEMONSTRATION for r in requests)
+    assert [len(row.members) for row in rows] == [1] * P
+    assert [r.responses[0].tokens for r in requests] == [
+        DATA[r.prompt]["demonstration"] for r in requests
+    ]
+    assert state["index"] == P
+
+
+# --- mixtures --------------------------------------------------------------------------------
+
+
+def test_a_mixture_divides_a_batch_by_share():
+    collector = curation.mixed((curation.in_order(), 0.5), (curation.demonstrations(), 0.5))
+    requests, outcomes, rows, _ = play(collector)
+    # Two groups of three for the first by the larger remainder, then one of three and its guide.
+    assert [r.rollouts for r in requests] == [G, G, G - 1, 1]
+    assert [[i for i, _ in row.members] for row in rows] == [[0] * 4, [1] * 4, [2, 2, 2, 3]]
+    assert sorted(x.prompt for x in outcomes[:3]) == [0, 1, 2]  # each prompt once
+
+
+def test_parts_of_a_mixture_count_their_rounds_and_requests():
+    inner = curation.mixed((curation.hinted(curation.ladder(TIERS)), 1), (NURL, 1))
+    collector = curation.mixed((curation.in_order(), 1), (inner, 2))
+    requests, _, rows, _ = play(collector, rewards=lambda request, prompt: [0.0] * request.rollouts)
+    assert [r.text for r in requests] == [
+        None, None, None, "question 1: weak 1", "question 2: weak 2",
+        "question 1: strong 1", "question 2: strong 2",
+    ]  # fmt: skip
+    assert [r.extends for r in requests] == [None, None, None, 1, 2, 1, 2]
+    assert [row.members[-1] for row in rows] == [(0, 3), (5, 3), (6, 2)]
+
+
+# --- laws ------------------------------------------------------------------------------------
+
+COLLECTORS = {
+    "ladder": curation.hinted(curation.ladder(TIERS)),
+    "nurl": NURL,
+    "self_hints": curation.hinted(curation.self_hints(parse=lambda text: (text, "strong"))),
+    "scaffold": curation.hinted(curation.scaffold(TIERS, after="both")),
+    "hint_share": curation.hinted(curation.hint_share()),
+    "examples": curation.hinted(curation.examples_in_prompt()),
+    "rethink": curation.hinted(curation.rethink()),
+    "levels": curation.hint_levels(TIERS),
+    "prefixed": curation.prefixed(),
+    "demonstrations": curation.demonstrations(),
+    "failed": curation.demonstrations(when="failed", probe="answer"),
+    "only": curation.only_demonstrations(),
+    "epochs": curation.in_epochs(seed=3),
+    "mixed": curation.mixed(
+        (curation.refill(curation.informative_groups, max_rounds=3), 0.5),
+        (curation.hinted(curation.ladder(TIERS)), 0.25),
+        (curation.prefixed(), 0.25),
+    ),
+}
+
+
+def as_value(x):
+    """Requests, rows and states as plain values that compare."""
+    if isinstance(x, dict):
+        return {k: as_value(v) for k, v in x.items()}
+    if isinstance(x, tuple | list):
+        return [as_value(v) for v in x]
+    return x.tolist() if isinstance(x, np.ndarray | np.generic) else x
+
+
+@pytest.mark.parametrize("name", COLLECTORS)
+def test_a_batch_does_not_depend_on_timing_and_resumes(name):
+    collector = COLLECTORS[name]
+    state, states = collector.init(N), []
+    for step in range(3):
+        states.append(state)
+        requests, _, rows, after = play(collector, state=state, step=step)
+        for order in (0, 1):
+            others = play(collector, state=state, step=step, order=order)
+            assert as_value(others[0]) == as_value(requests)
+            assert str(as_value(others[2:])) == str(as_value((rows, after)))  # NaN too
+        width = getattr(collector, "width", lambda size: size)(G)
+        assert len(rows) == P and all(1 <= len(row.members) <= width for row in rows)
+        every = [member for row in rows for member in row.members]
+        assert len(set(every)) == len(every)  # none twice
+        state = after
+    shapes = [np.shape(x) for x in jax.tree.leaves(states[0])]
+    assert [np.shape(x) for x in jax.tree.leaves(state)] == shapes
+
+
+@pytest.mark.parametrize("name", COLLECTORS)
+def test_collectors_are_values_that_print_themselves(name):
+    collector = COLLECTORS[name]
+    assert collector == dataclasses.replace(collector) and " at 0x" not in repr(collector)
+    hash(collector)
+    assert "Hint" not in repr(collector) and repr(collector)[0].islower()
+
+
+# --- bad input -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("collector", "column", "value", "message"),
+    [
+        (NURL, "hints", None, "prompt 'q2' has no 'hints' in its row"),
+        (NURL, "hints", [3], "must be a list of texts"),
+        (COLLECTORS["self_hints"], "demonstration", None, "prompt 'q2' has no 'demonstration'"),
+        (COLLECTORS["hint_share"], "demonstration", 3.5, "must be a text or a list of token ids"),
+        (COLLECTORS["hint_share"], "demonstration", [1, -2], "has a token id below 0"),
+        (COLLECTORS["examples"], "demonstration", [1, 2], "must be a text"),
+        (COLLECTORS["demonstrations"], "demonstration", "", "'q2' is empty"),
+        (COLLECTORS["failed"], "answer", None, "has no 'answer'"),
+        (COLLECTORS["failed"], "demonstration", [1, 2], "must be texts"),
+        (COLLECTORS["only"], "demonstration", None, "has no 'demonstration'"),
+        (COLLECTORS["mixed"], "hints", None, "prompt 'q2' has no 'hints'"),
+        (curation.demonstrations(count=2), "hints", None, "has 1 of 'demonstration'; count is 2"),
+    ],
+)
+def test_rows_without_what_a_collector_reads_are_named(collector, column, value, message):
+    data = [dict(row) for row in DATA]
+    data[2][column] = value
+    with pytest.raises(ValueError, match=message):
+        collector.check_data(data)
+
+
+def test_a_data_set_without_a_trace_is_refused():
+    bare = [{"text": "q", "id": "a"}] * 3
+    with pytest.raises(ValueError, match="no prompt has 'demonstration' in its row"):
+        curation.prefixed().check_data(bare)
+    curation.prefixed().check_data([*bare, DATA[0]])
+    requests, *_ = play(curation.prefixed(), data=bare)
+    assert all(not request.responses and request.role == OWN for request in requests)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: curation.hinted(curation.informative_groups), "policy must be a policy"),
+        (lambda: curation.ladder("hints"), "messages must be a function"),
+        (lambda: curation.ladder(TIERS, plain=-1), "plain"),
+        (lambda: curation.scaffold(TIERS, after="hints"), "after"),
+        (lambda: curation.self_hints(template="{question}"), "has no {hint}"),
+        (lambda: curation.self_hints(question="{question} {solution} {x}"), "may have the fields"),
+        (lambda: curation.hint_share(low=0.9, high=0.1), "low must not be above high"),
+        (lambda: curation.examples_in_prompt(count=0), "count must be an integer above 0"),
+        (lambda: curation.demonstrations(probe="answer"), "probe='answer' has no effect"),
+        (lambda: curation.hint_levels(TIERS, low=0.5), "low must not be above high"),
+        (lambda: curation.mixed(), "at least one part"),
+        (lambda: curation.mixed(curation.in_order()), "a collector and its share"),
+        (lambda: curation.mixed((curation.in_order(), 0)), "share"),
+    ],
+)
+def test_options_out_of_range_are_refused(make, message):
+    with pytest.raises((TypeError, ValueError)) as error:
+        make()
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "collector",
+    [
+        curation.hint_levels(TIERS, source=curation.in_order()),
+        curation.only_demonstrations(source=curation.in_order()),
+    ],
+)
+def test_a_source_that_names_no_prompts_is_refused(collector):
+    with pytest.raises(ValueError, match="must name its prompts, as in_epochs does"):
+        play(collector)
+
+
+def test_groups_without_room_are_refused():
+    for collector in (
+        curation.demonstrations(count=G),
+        curation.hinted(curation.examples_in_prompt(count=G)),
+    ):
+        with pytest.raises(ValueError, match="count must be below the group's size 4"):
+            play(collector)
