@@ -133,7 +133,7 @@ def collect(
         batch.
       RewardError: If the reward fails.
     """
-    start = Collection(num_groups, group_size, step, data=_Rows(questions), version=version)
+    start = Collection(num_groups, group_size, step, data=DataRows(questions), version=version)
     if limits is not None:
         encoder = limits.encoder
         start = start._replace(encode=encoder.response, decode=encoder.tokenizer.decode)
@@ -165,7 +165,7 @@ def collect(
     return book.assemble(decision.rows, learned, pad_id=pad_id, seconds=backend.seconds)
 
 
-class _Rows(Sequence):
+class DataRows(Sequence):
     """The rows of the data as a collector sees them."""
 
     def __init__(self, questions: Sequence[Question]):
@@ -176,7 +176,7 @@ class _Rows(Sequence):
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return _Rows(self._questions[index])
+            return DataRows(self._questions[index])
         prompt = self._questions[index].prompt
         return {**prompt.metadata, "text": prompt.text}
 

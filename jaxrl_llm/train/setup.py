@@ -23,6 +23,7 @@ from jaxrl_llm.models.lora import Adapted, describe_params, with_adapter
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import batch_shards
 from jaxrl_llm.rollout import make_engine, make_sampler
+from jaxrl_llm.rollout.collect import DataRows
 from jaxrl_llm.rollout.sampler import count_shared_prefix, prompt_room
 from jaxrl_llm.train.algorithm import Algorithm
 from jaxrl_llm.train.batches import check_reads_rows
@@ -242,6 +243,8 @@ def load_experiment(config: TrainConfig) -> tuple[Experiment, ArrayTree]:
     if not recipe.forward_only:
         check_fields(recipe, train)
     collector = getattr(recipe, "collector", None)
+    if (check_data := getattr(collector, "check_data", None)) is not None:
+        check_data(DataRows(train))
     sends_text = collector_needs(collector, "sends_text")
     shared_prefix_len = count_shared_prefix([q.tokens for q in (*train, *held_out)])
     shared_prefix_len = 0 if sends_text else shared_prefix_len

@@ -29,6 +29,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Request,
     Row,
     in_order,
+    sized,
 )
 
 HINT = "{question}\n\nHint: {hint}"
@@ -112,6 +113,11 @@ class _Hinted:
         """Raises ValueError if a row has not what the policy reads."""
         for row in data:
             self.policy.check(row)
+
+    def for_run(self, group_size: int, max_new_tokens: int) -> Collector:
+        first = self.policy.first(group_size)
+        source = sized(self.source, group_size=first, max_new_tokens=max_new_tokens)
+        return dataclasses.replace(self, source=source)
 
     def init(self, num_prompts: int) -> ArrayTree:
         return self.source.init(num_prompts)

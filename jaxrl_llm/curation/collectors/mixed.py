@@ -13,6 +13,8 @@ from jaxrl_llm.curation.collectors.protocol import (
     Decision,
     Request,
     Row,
+    sized,
+    width_of,
 )
 
 
@@ -24,13 +26,18 @@ class _Mixed:
     shares: tuple[float, ...]
 
     def width(self, group_size: int) -> int:
-        widths = [getattr(source, "width", lambda size: size) for source in self.sources]
-        return max(width(group_size) for width in widths)
+        return max(width_of(source, group_size) for source in self.sources)
 
     def check_data(self, data: Sequence[Any]) -> None:
         """Raises ValueError if a row has not what a source reads."""
         for source in self.sources:
             getattr(source, "check_data", lambda data: None)(data)
+
+    def for_run(self, group_size: int, max_new_tokens: int) -> Collector:
+        sources = tuple(
+            sized(x, group_size=group_size, max_new_tokens=max_new_tokens) for x in self.sources
+        )
+        return dataclasses.replace(self, sources=sources)
 
     def init(self, num_prompts: int) -> ArrayTree:
         return tuple(source.init(num_prompts) for source in self.sources)

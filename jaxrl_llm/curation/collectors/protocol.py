@@ -26,6 +26,9 @@ that is built of others has theirs (:func:`collector_needs`):
 - ``needs_slots = True``: responses that go on, a ``limit`` or a ``temperature``, which the
   whole-batch sampler cannot serve; the run decodes in slots.
 - ``varies_temperature = True``, ``records_entropy = True``: what the slots then do besides.
+
+One that reads columns of the data has ``check_data(data)``, which raises ValueError for a row that
+lacks them; a run calls it before it samples.
 """
 
 import contextlib
