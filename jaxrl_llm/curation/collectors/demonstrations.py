@@ -100,7 +100,7 @@ class _Demonstrations(HintedPolicy):
 
     def _probe(self, group: GuidedGroup, text: str) -> Response:
         """A demonstration up to its answer, then the reference answer, which alone counts."""
-        answer = group.row[self.probe]
+        answer = read_column(self.name, group.row, self.probe or "")
         place = text.rfind(answer)
         before = text[:place] if place >= 0 else f"{text}\n"
         context, tokens = list(group.encode(before)), list(group.encode(answer))

@@ -16,7 +16,7 @@ functions ``row -> (message, ...)`` from the weakest help to the strongest.
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -70,8 +70,8 @@ class GuidedGroup(NamedTuple):
 class HintPolicy(Protocol):
     """Which help a group gets; see the module."""
 
-    sends_text: bool
-    needs_slots: bool
+    sends_text: ClassVar[bool]
+    needs_slots: ClassVar[bool]
 
     def first(self, group_size: int) -> int:
         """Rollouts of the plain group."""

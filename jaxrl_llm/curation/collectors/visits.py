@@ -145,12 +145,13 @@ class _HintLevels:
 
     def propose(self, state, key, collection: Collection, count: int):
         plain, _ = self.source.propose(state["source"], key, collection, count)
-        if not all(isinstance(request.prompt, int) for request in plain):
+        prompts = [request.prompt for request in plain if request.prompt is not None]
+        if len(prompts) < len(plain):
             raise ValueError(f"{self!r}: the source must name its prompts, as in_epochs does.")
-        levels = self._levels(state, [request.prompt for request in plain])
+        levels = self._levels(state, prompts)
         requests = []
-        for request, level in zip(plain, levels, strict=True):
-            texts = self.messages(collection.data[request.prompt])
+        for request, prompt, level in zip(plain, prompts, levels, strict=True):
+            texts = self.messages(collection.data[prompt])
             if level and texts:
                 text = texts[min(level, len(texts)) - 1]
                 request = request._replace(text=text, role=HINTED)
