@@ -15,7 +15,7 @@ from jaxrl_llm.train.setup import load_experiment
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Evaluate:
-    """Mean reward on the held-out questions, greedy and sampled, with a 95% interval.
+    """Mean reward on the held-out questions, greedy and sampled, with 95% intervals; pass@k, maj@k.
 
     Attributes:
       target: The folder of a run, for its last checkpoint; or a config file, for its model as it
@@ -24,6 +24,8 @@ class Evaluate:
       best: The checkpoint that was saved as the best.
       limit: How many questions at most.
       samples: Completions of each question in the sampled evaluation.
+      k: Values of k for pass@k, and for maj@k if the reward tells its answers; at most the samples.
+      success: A completion is right where its reward is at least this.
       seed: Of the sampling; by default that of the config.
       json: Print one JSON object.
     """
@@ -33,12 +35,20 @@ class Evaluate:
     best: bool = False
     limit: int | None = None
     samples: int | None = None
+    k: tuple[int, ...] = ()
+    success: float | None = None
     seed: int | None = None
     json: bool = False
 
     def __post_init__(self):
         if self.seed is not None and self.seed < 0:
             raise ValueError(f"--seed must not be negative; got {self.seed}.")
+        if any(k < 1 for k in self.k):
+            raise ValueError(f"--k must be above 0; got {min(self.k)}.")
+        if len(set(self.k)) < len(self.k):
+            raise ValueError(f"--k names one twice: {' '.join(map(str, self.k))}.")
+        if self.success is not None and not self.k:
+            raise ValueError("--success has no effect without --k.")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -61,6 +71,12 @@ def run(arguments: Sequence[str]) -> int:
             samples=default.samples if args.samples is None else args.samples,
         )
     config = dataclasses.replace(config, evaluation=evaluation)
+    samples = evaluation.samples or config.sampling.group_size
+    if max(args.k, default=0) > samples:
+        raise UsageError(
+            f"--k {max(args.k)} needs as many completions of each question; there are {samples}, "
+            "which --samples changes."
+        )
     options.use_compilation_cache()
     experiment, params = load_experiment(config)
     if run_dir is not None:
@@ -70,11 +86,18 @@ def run(arguments: Sequence[str]) -> int:
         )
         params = checkpoints.restore_policy(params, step=choice.resolve(checkpoints))
     key = jax.random.key(config.seed if args.seed is None else args.seed)
-    results, _ = experiment.evaluate(params, key)
+    success = 1.0 if args.success is None else args.success
+    results, _ = experiment.evaluate(params, key, k=args.k, success=success)
     if args.json:
-        print(json.dumps({kind: value._asdict() for kind, value in results.items()}))
+        print(json.dumps({kind: value.record() for kind, value in results.items()}))
         return 0
     print(f"{len(experiment.held_out)} held-out questions, mean reward with 95% interval")
-    for kind, value in results.items():
+    rows = [*results.items(), *((x.name, x) for x in results["sampled"].at_k)]
+    for kind, value in rows:
         print(f"{kind:<8} {value}")
+    if args.k and not any(kind.startswith("maj@") for kind, _ in rows):
+        print("maj@k: the reward does not say how an answer is extracted (rewards.answer_of)")
+    for kind, value in results.items():
+        if value.failed:
+            print(f"{kind}: {value.failed} completions left out, on which the reward failed")
     return 0

@@ -13,13 +13,14 @@ import sys
 import tempfile
 import types
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import tyro
 
 from jaxrl_llm.cli import UsageError
+from jaxrl_llm.cli.rewards import find_reward
 from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, Recipe
 from jaxrl_llm.train import Checkpoints, TrainConfig
 
@@ -101,47 +102,6 @@ def _by_name(info: tyro.constructors.PrimitiveTypeInfo):
         is_instance=lambda x: True,
         str_from_instance=to_words,
     )
-
-
-def find_reward(name: str) -> Callable:
-    """The built-in reward of a name."""
-    from jaxrl_llm import rewards
-
-    kind, _, task = name.partition(":")
-    if kind == "last_integer" and not task:
-        return rewards.last_integer
-    if kind == "math_verify" and not task:
-        return _MathVerify()
-    if kind == "reasoning_gym" and task:
-        return rewards.reasoning_gym(task)
-    raise ValueError(
-        f"no reward {name!r}; there are last_integer, math_verify and reasoning_gym:TASK, and a "
-        "config file can use any function"
-    )
-
-
-class _MathVerify:
-    """`math_verify` in processes that start with the first batch, not while options are read."""
-
-    name = "math_verify"
-    patience = 600.0  # the pool's
-
-    def __init__(self):
-        if importlib.util.find_spec("math_verify") is None:
-            raise ValueError("math_verify needs its package: pip install 'jaxrl_llm[train]'")
-        self._pool: Any = None
-
-    def score_batch(self, prompts, completions, metadata) -> list[Any]:
-        """Values of a batch, from the pool."""
-        from jaxrl_llm import rewards
-
-        if self._pool is None:
-            self._pool = rewards.math_verify_pool()
-        return self._pool.score_batch(prompts, completions, metadata)
-
-    def __call__(self, prompt, completion, metadata) -> Any:
-        """The value of one completion."""
-        return self.score_batch([prompt], [completion], [metadata])[0]
 
 
 def split_config(path: str) -> tuple[str, str]:

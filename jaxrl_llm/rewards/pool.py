@@ -12,6 +12,7 @@ from typing import Any
 
 from jaxrl_llm.rewards import _worker
 from jaxrl_llm.rewards._process import Outcome, Process, sendable
+from jaxrl_llm.rewards.answers import answer_of
 from jaxrl_llm.rewards.scoring import (
     Failure,
     Reward,
@@ -130,6 +131,7 @@ class VerifierPool:
         self.workers, self.deadline, self.patience = workers, float(deadline), float(patience)
         self.failures, self._silence, self._concurrent = 0, _Silence(), False
         self.__qualname__ = function if isinstance(function, str) else name_of(function)
+        self.answer = answer_of(function)
         self._function = sendable(function)
         self._processes: set[Process] = set()
         self._idle: queue.SimpleQueue[Process] = queue.SimpleQueue()

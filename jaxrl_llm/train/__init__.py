@@ -3,6 +3,7 @@
 from jaxrl_llm.models.lora import Adapted, LoRAConfig, adapted_model, init_lora, merge_lora
 from jaxrl_llm.models.peft import save_adapter
 from jaxrl_llm.train.algorithm import Algorithm
+from jaxrl_llm.train.at_k import AtK, bootstrap, majority_at_k, pass_at_k
 from jaxrl_llm.train.batches import pack_batch
 from jaxrl_llm.train.checkpoint import CheckpointError, Checkpoints, restore, save
 from jaxrl_llm.train.config import (
@@ -38,6 +39,7 @@ __all__ = [
     "Adapted",
     "Algorithm",
     "AsyncConfig",
+    "AtK",
     "CheckpointConfig",
     "CheckpointError",
     "Checkpoints",
@@ -59,11 +61,13 @@ __all__ = [
     "accuracy",
     "adapted_model",
     "apply_gradients",
+    "bootstrap",
     "critic_values",
     "evaluate",
     "init_critic",
     "init_lora",
     "init_state",
+    "majority_at_k",
     "make_evolution_step",
     "make_gradients",
     "make_mesh",
@@ -73,6 +77,7 @@ __all__ = [
     "make_step",
     "merge_lora",
     "pack_batch",
+    "pass_at_k",
     "restore",
     "save",
     "save_adapter",

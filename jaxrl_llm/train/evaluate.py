@@ -1,4 +1,4 @@
-"""The mean reward on held-out questions with a 95% interval, greedy and sampled."""
+"""The mean reward on held-out questions with a 95% interval, greedy and sampled; pass@k, maj@k."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,8 +10,10 @@ import numpy as np
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.data.questions import Question
-from jaxrl_llm.rewards.scoring import OnError, check_answered
+from jaxrl_llm.rewards.answers import answer_of
+from jaxrl_llm.rewards.scoring import OnError, Scores, check_answered
 from jaxrl_llm.rollout.backends import texts_of
+from jaxrl_llm.train.at_k import AtK, at_k
 from jaxrl_llm.train.grading import Grader, sample_rows
 
 _Z = 1.959963984540054  # 97.5% quantile of the normal distribution
@@ -20,12 +22,22 @@ _Z = 1.959963984540054  # 97.5% quantile of the normal distribution
 class Accuracy(NamedTuple):
     """A mean reward and its 95% interval."""
 
-    mean: float  # over all completions
+    mean: float  # over all graded completions
     low: float
     high: float
-    questions: int
+    questions: int  # those with a graded completion
     samples: int  # completions of each question
     binary: bool = False  # whether every reward is 0 or 1, so that the mean is an accuracy
+    failed: int = 0  # completions without a reward, since its call failed: not in the mean
+    at_k: tuple[AtK, ...] = ()  # pass@k and maj@k, where they were asked for
+
+    def record(self) -> dict:
+        """A mapping for JSON; pass@k and maj@k by name, if there are any."""
+        values = self._replace(at_k=())._asdict() | {
+            x.name: {k: v for k, v in x._asdict().items() if k != "name"} for x in self.at_k
+        }
+        del values["at_k"]
+        return values
 
     def __str__(self) -> str:
         return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
@@ -64,7 +76,7 @@ def wilson(mean: float, n: float) -> tuple[float, float]:
     return max(0.0, min(low, mean)), min(1.0, max(high, mean))
 
 
-def accuracy(rewards: np.ndarray) -> Accuracy:
+def accuracy(rewards: np.ndarray, where: np.ndarray | None = None) -> Accuracy:
     """Mean reward of Q questions with S completions each, with a 95% interval.
 
     Completions of one question are alike, so they are not Q S independent trials. Rewards within
@@ -72,10 +84,18 @@ def accuracy(rewards: np.ndarray) -> Accuracy:
 
         n = p (1 - p) / Var(mean),   Var(mean) = var(means of questions) / Q,   Q <= n <= Q S
 
-    and other rewards the normal interval of the means of questions.
+    and other rewards the normal interval of the means of questions. Where completions are missing,
+    a question weighs as many as it has: N of all, N_q of one,
+
+        Var(mean) = Q / (Q - 1) sum of (N_q (mean_q - mean))^2 / N^2,   Q <= n <= N
 
     Args:
       rewards: float ``[Q, S]``.
+      where: bool ``[Q, S]``, True for completions that were graded; None for all. The others are
+        not read, and counted as ``failed``.
+
+    Raises:
+      ValueError: If there are no rewards.
 
     Example:
       >>> import numpy as np
@@ -83,19 +103,29 @@ def accuracy(rewards: np.ndarray) -> Accuracy:
       0.750 [0.301, 0.954]
     """
     checks.check_rank("accuracy", 2, rewards=rewards)
-    Q, S = rewards.shape
-    if not rewards.size:
-        raise ValueError(f"accuracy: there are no rewards; got shape {rewards.shape}.")
-    rewards = np.asarray(rewards, np.float64)
-    mean, means = float(rewards.mean()), rewards.mean(axis=1)
-    variance = float(means.var(ddof=1)) / Q if Q > 1 else 0.0
-    if rewards.min() >= 0 and rewards.max() <= 1:
+    S = rewards.shape[1]
+    where = np.ones(rewards.shape, bool) if where is None else np.asarray(where)
+    checks.check_bool("accuracy", where=where)
+    checks.check_same_shape("accuracy", rewards=rewards, where=where)
+    if not where.any():
+        raise ValueError(
+            f"accuracy: there are no rewards; got shape {rewards.shape}, of which "
+            f"{int(where.sum())} are graded."
+        )
+    graded = where.any(axis=-1)
+    failed, Q = int(where.size - where.sum()), int(graded.sum())
+    rewards, where = np.asarray(rewards, np.float64)[graded], where[graded]
+    values, sizes = rewards[where], where.sum(axis=-1)
+    N, mean = len(values), float(values.mean())
+    spread = np.where(where, rewards, 0.0).sum(axis=-1) - mean * sizes
+    variance = float((spread**2).sum()) / N**2 * Q / (Q - 1) if Q > 1 else 0.0
+    if values.min() >= 0 and values.max() <= 1:
         n = mean * (1 - mean) / variance if variance > 0 else float(Q)
-        low, high = wilson(mean, min(max(n, Q), Q * S))
+        low, high = wilson(mean, min(max(n, Q), N))
     else:
         half = _Z * math.sqrt(variance)
         low, high = mean - half, mean + half
-    return Accuracy(mean, low, high, Q, S, bool(np.isin(rewards, (0.0, 1.0)).all()))
+    return Accuracy(mean, low, high, Q, S, bool(np.isin(values, (0.0, 1.0)).all()), failed)
 
 
 def evaluate(
@@ -109,8 +139,10 @@ def evaluate(
     batch_size: int,
     deadline: float | None = None,
     on_error: OnError = "drop",
+    k: Sequence[int] = (),
+    success: float = 1.0,
 ) -> tuple[Accuracy, list[dict]]:
-    """Mean reward of a policy on questions.
+    """Mean reward of a policy on questions, and its pass@k and maj@k.
 
     Args:
       sampler: From ``rollout.make_sampler``; its group size is the number of completions.
@@ -122,18 +154,22 @@ def evaluate(
       batch_size: Questions sampled at one time; the last batch is filled up, so that every batch
         has one shape.
       deadline: Seconds that one call of the reward may take, as :func:`~jaxrl_llm.rewards.score`.
-      on_error: As there; a response whose call failed counts 0 here unless it is "raise".
+      on_error: As there; a response whose call failed is left out and counted, unless it is "zero".
+      k: Values of k for pass@k; also for maj@k where the reward returns ``answer_ids`` or says how
+        an answer is extracted (:func:`~jaxrl_llm.rewards.answer_of`). At most the group size.
+      success: A completion is right where its reward is at least this.
 
     Returns:
       The mean reward, and one record a completion: prompt, completion, reward, id.
 
     Raises:
       RewardError: If the reward fails, or every call of it.
+      ValueError: If there are no questions, or a k is above the group size.
     """
     checks.check_positive("evaluate", batch_size=batch_size)
     if not questions:
         raise ValueError("evaluate: there are no questions.")
-    rows, rewards, graded = [], [], []
+    rows, graded, answers = [], [], []
     for start in range(0, len(questions), batch_size):
         part = list(questions[start : start + batch_size])
         filled = part + [part[-1]] * (batch_size - len(part))
@@ -141,7 +177,31 @@ def evaluate(
         completions = texts_of(rollout, tokenizer.decode)[: len(part)]
         scores = Grader(reward, deadline, on_error)(part, completions)
         graded.append(scores)
-        rewards.append(scores.rewards.reshape(len(part), -1))
+        answers += _answers(reward, completions, scores) if k else []
         rows += sample_rows(part, completions, scores)
     check_answered(graded, " of the evaluation")
-    return accuracy(np.concatenate(rewards)), rows
+    rewards, failed = (
+        np.concatenate([getattr(x, name) for x in graded]).reshape(len(questions), -1)
+        for name in ("rewards", "failed")
+    )
+    result = accuracy(rewards, ~failed)
+    if k:
+        # A batch all of whose calls failed may tell no answers.
+        table = np.stack(answers) if len(answers) == len(questions) else None
+        result = result._replace(at_k=at_k(rewards >= success, k, answers=table, where=~failed))
+    return result, rows
+
+
+def _answers(reward, completions: Sequence[Sequence[str]], scores: Scores) -> list[np.ndarray]:
+    """The answers of each question as integers ``[S]``; empty if the reward does not tell them."""
+    if "answer_ids" in scores.reward_components:
+        ids = scores.reward_components["answer_ids"]
+        return list(ids.astype(np.int64).reshape(len(completions), -1))
+    extract = answer_of(reward)
+    if extract is None:
+        return []
+    numbered = []
+    for texts in completions:
+        ids: dict[str | None, int] = {None: -1}
+        numbered.append(np.array([ids.setdefault(extract(x), len(ids) - 1) for x in texts]))
+    return numbered

@@ -124,11 +124,15 @@ def collect_rollouts(
         known=collected.known,
     )
 
+    no_baseline = np.zeros(len(questions), bool)
+
     def greedy_rewards() -> np.ndarray:
         tokens = [question.tokens for question in questions]
         likely = experiment.samplers.baseline(params, key, tokens)
         texts = texts_of(likely, experiment.tokenizer.decode)
-        return experiment.grader(questions, texts).rewards
+        likely_scores = experiment.grader(questions, texts)
+        no_baseline[:] = likely_scores.failed
+        return likely_scores.rewards
 
     if not recipe.forward_only:
         batch = attach_fields(
@@ -142,6 +146,12 @@ def collect_rollouts(
             questions=questions,
             greedy=greedy_rewards,
         )
+    if no_baseline.any():
+        # A group without a baseline would train as if that were 0.
+        where = collected.where & ~no_baseline[:, None]
+        failures = collected.failures + int(no_baseline.sum())
+        collected = collected._replace(where=where, failures=failures)
+        batch = batch.replace(where=where)
     rows = []
     if number % config.samples_every == 0:
         present = rollout.mask.any(axis=-1).reshape(-1)

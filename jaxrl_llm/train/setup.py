@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -104,7 +104,13 @@ class Experiment:
         return Grader(config.reward, config.reward_deadline, config.reward_on_error)
 
     def evaluate(
-        self, params: ArrayTree, key: jax.Array, *, check: Callable[[], None] = lambda: None
+        self,
+        params: ArrayTree,
+        key: jax.Array,
+        *,
+        check: Callable[[], None] = lambda: None,
+        k: Sequence[int] = (),
+        success: float = 1.0,
     ) -> tuple[dict[str, Accuracy], list[dict]]:
         """Greedy and sampled accuracy on the held-out questions, and the greedy completions.
 
@@ -112,13 +118,15 @@ class Experiment:
           params: Parameters of the policy.
           key: That of the run's state; the same key gives the same evaluation.
           check: Called before each batch; what it raises ends the evaluation.
+          k, success: Of pass@k and maj@k of the sampled completions; see
+            :func:`~jaxrl_llm.train.evaluate`.
         """
         config, shards = self.config, batch_shards(self.mesh)
         # As many rows as a training batch has, but no more prompts than there are.
         enough = -(-len(self.held_out) // shards) * shards
         rows_of_batch = min(config.prompts_per_step * config.sampling.group_size, enough)
 
-        def run(sampler: Callable, batch_size: int) -> tuple[Accuracy, list[dict]]:
+        def run(sampler: Callable, batch_size: int, k=()) -> tuple[Accuracy, list[dict]]:
             def checked(params, key, prompts):
                 check()
                 return sampler(params, key, prompts)
@@ -133,10 +141,12 @@ class Experiment:
                 deadline=config.reward_deadline,
                 on_error=config.reward_on_error,
                 batch_size=batch_size,
+                k=k,
+                success=success,
             )
 
         greedy, rows = run(self.samplers.greedy, rows_of_batch)
-        sampled, _ = run(self.samplers.sampled, config.prompts_per_step)
+        sampled, _ = run(self.samplers.sampled, config.prompts_per_step, k)
         return {"greedy": greedy, "sampled": sampled}, rows
 
     def describe(self, params: ArrayTree) -> str:

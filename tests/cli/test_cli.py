@@ -9,7 +9,8 @@ import pytest
 
 from jaxrl_llm import rewards
 from jaxrl_llm.cli import COMMANDS, main, train
-from jaxrl_llm.cli.options import find_reward, load_config, load_target, parse_config
+from jaxrl_llm.cli.options import load_config, load_target, parse_config
+from jaxrl_llm.cli.rewards import find_reward
 from jaxrl_llm.data.questions import encode_prompts
 from jaxrl_llm.rewards import VerifierPool
 
@@ -105,6 +106,9 @@ def test_methods(capsys):
         (["evaluate", "."], "not a run of jaxrl-llm train"),
         (["evaluate", ""], "must not be empty"),
         (["evaluate", ".", "--seed", "-1"], "--seed must not be negative; got -1"),
+        (["evaluate", ".", "--k", "0"], "--k must be above 0; got 0"),
+        (["evaluate", ".", "--k", "2", "2"], "--k names one twice: 2 2"),
+        (["evaluate", ".", "--success", "0.5"], "--success has no effect without --k"),
         (["export", "", "new"], "must not be empty"),
     ],
 )
@@ -219,6 +223,17 @@ def test_train_evaluate_sample_and_resume(capsys, tmp_path, monkeypatch):
     assert code == 0 and json.loads(out) == after
     code, out, _ = run(capsys, "evaluate", path, "--samples", "2")
     assert code == 0 and re.search(r"^2 held-out .*\ngreedy +0\.\d{3} \[", out)
+    wide = ("--samples", "2", "--success", "0.5", "--k", "1", "2")
+    code, out, _ = run(capsys, "evaluate", path, *wide)
+    assert code == 0 and re.search(
+        r"^pass@2 +\d\.\d{3} \[.*\nmaj@k: the reward does not say", out, re.M
+    )
+    code, out, _ = run(capsys, "evaluate", path, *wide, "--json")
+    sampled = json.loads(out)["sampled"]
+    assert sampled["failed"] == 0 and sampled["pass@1"]["mean"] <= sampled["pass@2"]["mean"]
+    code, _, err = run(capsys, "evaluate", path, "--samples", "2", "--k", "3")
+    assert code == 2
+    one_sentence(err, "--k 3 needs as many completions of each question; there are 2")
     code, _, err = run(capsys, "evaluate", "run", "--step", "7")
     assert code == 1
     one_sentence(err, "no checkpoint of step 7", "there are 2")
@@ -350,8 +365,8 @@ def test_a_run_is_sampled_as_it_was_trained(capsys, tmp_path, monkeypatch):
 def test_options_start_no_processes(monkeypatch):
     started = []
 
-    def pool():
-        started.append(True)
+    def pool(reward):
+        started.append(reward)
         return VerifierPool("jaxrl_llm.rewards:last_integer", workers=1)
 
     monkeypatch.setattr(rewards, "math_verify_pool", pool)
@@ -359,7 +374,40 @@ def test_options_start_no_processes(monkeypatch):
     assert not started and isinstance(reward, rewards.BatchReward)
     for _ in range(2):
         assert rewards.score(reward, ["p"], ["4"], [{"answer": "4"}]).rewards.tolist() == [1.0]
-    assert reward("p", "5", {"answer": "4"}) == 0.0 and len(started) == 1
+    assert reward("p", "5", {"answer": "4"}) == 0.0 and started == [rewards.math_verify]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("dapo_math", "Answer: 4", 1.0),
+        ("multiple_choice", "Answer: D", 0.0),
+        ("word_repetition", "a a a a", 0.5),
+        ("majority_vote:dapo_math", "Answer: 4", 1.0),
+        ("last_integer+0.5*think_format", "<think></think> 4", 1.5),
+        ("2*last_integer + -1*word_repetition", "4 4 4 4", 1.5),
+    ],
+)
+def test_rewards_by_name(name, text, value):
+    reward = find_reward(name)("", text, {"answer": "A" if "choice" in name else "4"})
+    assert (reward if isinstance(reward, float) else reward["reward"]) == value
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("boxed_maths", "no reward 'boxed_maths'; there are last_integer"),
+        ("majority_vote:think_format", "think_format names none"),
+        ("f1+x*think_format", "the weight of think_format must be a number, got 'x'"),
+        ("f1+0.5*f1", "names f1 twice"),
+        ("f1+", "no reward ''"),
+        ("0*f1", "the weight of 'f1' must be finite and not 0"),
+    ],
+)
+def test_wrong_names_of_rewards(name, message):
+    with pytest.raises(ValueError) as caught:
+        find_reward(name)
+    assert message in str(caught.value)
 
 
 def test_ctrl_c_is_130_and_saves(capsys, tmp_path):

@@ -4,6 +4,7 @@ import pytest
 from tiny_run import low_bytes, prompts
 
 from jaxrl_llm.data.questions import encode_prompts
+from jaxrl_llm.rewards import FAILED, RewardError
 from jaxrl_llm.rollout import make_sampler
 from jaxrl_llm.testing import ByteTokenizer, tiny_model
 from jaxrl_llm.train import accuracy, evaluate, wilson
@@ -77,3 +78,63 @@ def test_evaluate_covers_each_question_once():
     assert sampler.compiled._cache_size() <= 1
     with pytest.raises(ValueError, match="evaluate: there are no questions"):
         evaluate(sampler, params, jax.random.key(0), [], **options)
+
+
+def test_failed_calls_are_left_out_and_counted():
+    rewards = np.array([[1.0, 0.0, 1.0], [0.0, 7.0, 1.0], [7.0, 7.0, 7.0], [1.0, 1.0, 1.0]])
+    where = rewards < 7
+    found = accuracy(rewards, where)
+    assert found.mean == pytest.approx(6 / 8) and found.binary
+    assert (found.questions, found.samples, found.failed) == (3, 3, 4)
+    # What is not read may be anything; the ratio estimator's variance in float64.
+    assert accuracy(np.where(where, rewards, np.nan), where) == found
+    sums, sizes = np.array([2.0, 1.0, 3.0]), np.array([3, 2, 3])
+    variance = ((sums - 0.75 * sizes) ** 2).sum() / 8**2 * 3 / 2
+    n = np.clip(0.75 * 0.25 / variance, 3, 8)
+    assert found[1:3] == pytest.approx(wilson(0.75, n))
+    with pytest.raises(ValueError, match="there are no rewards; got shape .* 0 are graded"):
+        accuracy(rewards, ~np.ones_like(where))
+
+
+class Flaky:
+    """Grades a completion by its first byte; fails on every third."""
+
+    calls = 0
+
+    def __init__(self, every=3):
+        self.every = every
+
+    def answer(self, text):
+        return text[:1] or None
+
+    def score_batch(self, prompts, completions, metadata):
+        values = []
+        for text in completions:
+            self.calls += 1
+            failed = self.calls % self.every == 0
+            values.append(FAILED if failed else float(text[:1] < "`"))
+        return values
+
+
+def test_evaluate_at_k_without_failed_calls():
+    model, params = tiny_model(num_layers=1)
+    tokenizer = ByteTokenizer()
+    sampler = make_sampler(model, max_new_tokens=4, group_size=2, stop_ids=tokenizer.eos_ids)
+    questions = encode_prompts(prompts(), tokenizer, room=20, chat=False)
+    options = {"tokenizer": tokenizer, "batch_size": 4, "k": (1, 2)}
+    key = jax.random.key(0)
+    with pytest.warns(match="failed on"):
+        found, rows = evaluate(sampler, params, key, questions, reward=Flaky(), **options)
+    graded = [row["reward"] for n, row in enumerate(rows) if (n + 1) % 3]
+    assert found.mean == pytest.approx(np.mean(graded)) and found.failed == 6
+    record = found.record()
+    assert list(record)[-4:] == ["pass@1", "maj@1", "pass@2", "maj@2"] and "at_k" not in record
+    assert record["pass@2"]["questions"] == 4  # of ten, those without a failed call
+    assert record["maj@1"]["mean"] == pytest.approx(record["pass@1"]["mean"])
+    plain, _ = evaluate(sampler, params, key, questions, reward=low_bytes, **options)
+    assert [x.name for x in plain.at_k] == ["pass@1", "pass@2"]  # it tells no answers
+    with pytest.raises(ValueError, match="pass_at_k: k must be an integer from 1 to the 2"):
+        evaluate(sampler, params, key, questions, reward=low_bytes, **options | {"k": (3,)})
+    every = pytest.raises(RewardError, match="failed on all 20 responses of the evaluation")
+    with every, pytest.warns():
+        evaluate(sampler, params, key, questions, reward=Flaky(every=1), **options)

@@ -608,6 +608,33 @@ def test_a_baseline_is_sampled_where_the_rollouts_are(experiment_and_params):
     np.testing.assert_array_equal(greedy, expected.batch.extras["greedy_rewards"])
 
 
+class NoBaseline:
+    """Grades rollouts; its call on the greedy response to the second prompt fails."""
+
+    def __call__(self, prompt, completion, metadata):
+        return low_bytes(prompt, completion, metadata)
+
+    def score_batch(self, prompts, completions, metadata):
+        values = [low_bytes(*row) for row in zip(prompts, completions, metadata, strict=True)]
+        if len(set(prompts)) == len(prompts):
+            values[1] = jr.rewards.FAILED
+        return values
+
+
+def test_a_group_whose_baseline_has_no_reward_takes_no_part(experiment_and_params):
+    experiment, params = experiment_and_params
+    config = dataclasses.replace(experiment.config, reward=NoBaseline())
+    failing = dataclasses.replace(experiment, config=config)
+    with pytest.warns(jr.rewards.VerifierWarning, match="failed on 1 of"):
+        found = collected(failing, params, jr.recipes.remax(), number=0, version=0)
+    others = np.arange(len(found.batch.where)) != 1
+    np.testing.assert_array_equal(found.batch.where.any(-1), others)
+    assert found.metrics["reward_failures"] == 1 and not found.metrics["no_signal"]
+    plain = collected(experiment, params, jr.recipes.remax(), number=0, version=0)
+    greedy = [x.batch.extras["greedy_rewards"] for x in (found, plain)]
+    np.testing.assert_array_equal(greedy[0][others], greedy[1][others])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

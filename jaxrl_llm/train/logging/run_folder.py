@@ -198,11 +198,13 @@ class RunFolder:
 
     def held_out(self, step: int, results: Mapping[str, Accuracy], rows: list[dict]) -> None:
         """Writes an evaluation, and shows it with some completions."""
-        values = {kind: accuracy._asdict() for kind, accuracy in results.items()}
+        values = {kind: accuracy.record() for kind, accuracy in results.items()}
         self._write({"step": step, "held_out": values})
         text = ", ".join(f"{kind} {accuracy}" for kind, accuracy in results.items())
         questions = next(iter(results.values())).questions
         what = "Accuracy" if all(x.binary for x in results.values()) else "Mean reward"
+        if failed := sum(accuracy.failed for accuracy in results.values()):
+            text += f"; {failed} responses are left out, since the reward failed on them"
         self.log(f"{what} on {questions} held-out questions after step {step}: {text}")
         if rows:
             self.log(samples_table(rows))
@@ -238,6 +240,7 @@ class RunFolder:
                 questions=value["questions"],
                 samples=value["samples"],
                 binary=value["binary"],
+                failed=value["failed"],
             )
             for kind, value in results.items()
         }

@@ -1,0 +1,89 @@
+"""Rewards by their names on the command line.
+
+NAME                    a verifier or format of the package, such as boxed_math
+reasoning_gym:TASK      the scorer of a reasoning-gym task
+majority_vote:NAME      the votes of a verifier, for questions without answers
+NAME+0.2*NAME           a weighted sum, such as dapo_math+0.2*think_format
+"""
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+from jaxrl_llm import rewards
+
+_VERIFIERS = ("last_integer", "dapo_math", "f1", "exact_match", "multiple_choice")
+_FORMATS = ("think_format", "word_repetition")
+_MATHEMATICS = ("math_verify", "boxed_math", "reasoning_accuracy")
+NAMES = (*_VERIFIERS, *_MATHEMATICS, *_FORMATS)
+
+
+def find_reward(name: str) -> Callable:
+    """The reward of a name, or of a sum of names.
+
+    Raises:
+      ValueError: If there is no such reward, or it needs a package that is not installed.
+
+    Example:
+      >>> from jaxrl_llm.cli.rewards import find_reward
+      >>> reward = find_reward("last_integer+0.5*think_format")
+      >>> reward("", "<think></think> 4", {"answer": "4"})
+      {'reward': 1.5, 'last_integer': 1.0, 'think_format': 1.0}
+    """
+    reward = _sum(name) if "+" in name or "*" in name else _one(name)
+    if not any(known in name for known in _MATHEMATICS):
+        return reward
+    if importlib.util.find_spec("math_verify") is None:
+        raise ValueError(f"{name} needs math-verify: pip install 'jaxrl_llm[train]'")
+    return _Pooled(name, reward)
+
+
+def _sum(name: str) -> Callable:
+    parts: dict[str, tuple[Callable, float]] = {}
+    for word in name.split("+"):
+        weight, _, part = (x.strip() for x in word.rpartition("*"))
+        if part in parts:
+            raise ValueError(f"the reward {name!r} names {part} twice")
+        try:
+            parts[part] = _one(part), float(weight or 1.0)
+        except ValueError as error:
+            if "float" not in str(error):
+                raise
+            raise ValueError(f"the weight of {part} must be a number, got {weight!r}") from None
+    return rewards.weighted_sum(parts)
+
+
+def _one(name: str) -> Callable:
+    kind, _, rest = name.partition(":")
+    if name in NAMES:
+        return getattr(rewards, name)
+    if kind == "majority_vote" and rest:
+        return rewards.majority_vote(_one(rest))
+    if kind == "reasoning_gym" and rest:
+        return rewards.reasoning_gym(rest)
+    raise ValueError(
+        f"no reward {name!r}; there are {', '.join(NAMES)}, reasoning_gym:TASK and "
+        "majority_vote:NAME, sums such as dapo_math+0.2*think_format, and a config file can use "
+        "any function"
+    )
+
+
+class _Pooled:
+    """A reward in processes that start with the first batch, not while options are read."""
+
+    patience = 600.0  # the pool's
+
+    def __init__(self, name: str, reward: Callable):
+        self.name, self.answer = name, rewards.answer_of(reward)
+        self._reward = reward
+        self._pool: Any = None
+
+    def score_batch(self, prompts, completions, metadata) -> list[Any]:
+        """Values of a batch, from the pool."""
+        if self._pool is None:
+            self._pool = rewards.math_verify_pool(self._reward)
+        return self._pool.score_batch(prompts, completions, metadata)
+
+    def __call__(self, prompt, completion, metadata) -> Any:
+        """The value of one completion."""
+        return self.score_batch([prompt], [completion], [metadata])[0]
