@@ -195,8 +195,8 @@ def evaluate(
 def _answers(reward, completions: Sequence[Sequence[str]], scores: Scores) -> list[np.ndarray]:
     """The answers of each question as integers ``[S]``; empty if the reward does not tell them."""
     if "answer_ids" in scores.reward_components:
-        ids = scores.reward_components["answer_ids"]
-        return list(ids.astype(np.int64).reshape(len(completions), -1))
+        votes = scores.reward_components["answer_ids"].astype(np.int64)
+        return list(votes.reshape(len(completions), -1))
     extract = answer_of(reward)
     if extract is None:
         return []
