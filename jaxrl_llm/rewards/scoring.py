@@ -256,11 +256,14 @@ def in_thread(
     return [calls.values[position] for position in range(len(prompts))]
 
 
-Value = float | int | bool | Mapping[str, float]
+Entry = float | int | bool | str | Sequence[float] | Sequence[Sequence[float]]
+"""What a reward may say under a name: a number, a text, a list of numbers or of equal lists."""
+
+Value = float | int | bool | Mapping[str, Entry]
 """What a reward returns for one completion."""
 
 Reward = Callable[[str, str, Mapping[str, Any]], Value | Awaitable[Value]]
-"""A reward: `(prompt, completion, metadata)` to a number, or to one number a name."""
+"""A reward: `(prompt, completion, metadata)` to a number, or to one entry a name."""
 
 _LARGEST = float(np.finfo(np.float32).max)
 
@@ -277,6 +280,8 @@ class Scores(NamedTuple):
       zeroed: bool [N], True for completions whose call failed and whose reward is 0 by
         `on_error="zero"`; None for none.
       error: The first failure, as in "raised KeyError: 'x' on prompt 1"; empty for none.
+      details: what else the reward says of each completion, N entries a name: texts, or lists of
+        numbers as float32 ``[n]`` or ``[n, m]``; None where the call failed.
     """
 
     rewards: np.ndarray
@@ -284,6 +289,7 @@ class Scores(NamedTuple):
     failed: np.ndarray
     zeroed: np.ndarray | None = None
     error: str = ""
+    details: Mapping[str, tuple[Any, ...]] = {}
 
     @property
     def unanswered(self) -> np.ndarray:
@@ -305,25 +311,37 @@ class Scores(NamedTuple):
         components = {name: values(x) for name, x in self.reward_components.items()}
         zeroed = None if self.zeroed is None else values(self.zeroed)
         failed = self.failed[rows] | absent
-        return Scores(values(self.rewards), components, failed, zeroed, self.error)
+        details = {
+            name: tuple(None if row < 0 else entries[row] for row in rows)
+            for name, entries in self.details.items()
+        }
+        return Scores(values(self.rewards), components, failed, zeroed, self.error, details)
 
 
 def join_scores(calls: Sequence[Scores]) -> Scores:
     """Scores of several batches as those of one.
 
-    A batch all of whose calls failed has no components; it counts zero in those of the others.
+    A batch all of whose calls failed has no names; it counts zero in those of the others, and has
+    None in their details.
 
     Raises:
-        RewardError: If batches differ in the names of their components.
+        RewardError: If batches differ in the names of their components or details.
     """
     answered = [call for call in calls if not call.unanswered.all()]
     names = answered[0].reward_components.keys() if answered else ()
+    spoken = answered[0].details.keys() if answered else ()
     for call in answered:
-        if call.reward_components.keys() != set(names):
+        if call.reward_components.keys() != set(names) or call.details.keys() != set(spoken):
             raise RewardError(
-                f"The reward gave the names {sorted(call.reward_components)} for one prompt and "
-                f"{sorted(names)} for another."
+                f"The reward gave the names {sorted({*call.reward_components, *call.details})} for "
+                f"one prompt and {sorted({*names, *spoken})} for another."
             )
+    details = {
+        name: tuple(
+            entry for call in calls for entry in call.details.get(name, (None,) * len(call.rewards))
+        )
+        for name in spoken
+    }
     components = {
         name: np.concatenate(
             [x.reward_components.get(name, np.zeros_like(x.rewards)) for x in calls]
@@ -336,7 +354,7 @@ def join_scores(calls: Sequence[Scores]) -> Scores:
     if any(call.zeroed is not None for call in calls):
         zeroed = np.concatenate([call.unanswered & ~call.failed for call in calls])
     error = next((call.error for call in calls if call.error), "")
-    return Scores(rewards, components, failed, zeroed, error)
+    return Scores(rewards, components, failed, zeroed, error, details)
 
 
 @runtime_checkable
@@ -371,8 +389,10 @@ def score(
 
     A reward that returns a mapping makes one component a name; its total is the entry "reward" if
     there is one, else the sum of the entries. An entry of NaN does not apply to that completion and
-    is left out of the sum. Results of an async reward are awaited together. A `BatchReward` such as
-    `VerifierPool` gets the batch in one call.
+    is left out of the sum. An entry that is a text or a list of numbers, such as the results of
+    unit tests or the rewards of turns, is no part of the sum; `Scores.details` has it. Results of
+    an async reward are awaited together. A `BatchReward` such as `VerifierPool` gets the batch in
+    one call.
 
     A call fails where an awaited result raises or outlasts the deadline, or where a verifier
     process hangs, raises or dies; the others go on, and a warning says how many failed and why. A
@@ -392,8 +412,9 @@ def score(
     Raises:
       RewardError: If a call raises or outlasts the deadline, other than above; if all calls of an
         async reward fail; if one raises `RewardError`, as for a row that cannot be graded; or if
-        one returns None, a text, an infinity, NaN for the total, or other names than the first
-        call. The message names the prompt.
+        one returns None, a text, an infinity, NaN for the total, other names than the first call,
+        or under one name what is a number in some calls and not in others. The message names the
+        prompt.
       ValueError: If the batch is empty, the lists differ in length, deadline is not positive, or
         on_error is unknown.
 
@@ -486,10 +507,10 @@ def _number(value: Any) -> float | None:
     return number if math.isnan(number) or abs(number) <= _LARGEST else None
 
 
-def _numbers(reward, value: Any, row: str) -> dict[str | None, float]:
-    """The entries of one value; a plain number is the one entry named None.
+def _entries(reward, value: Any, row: str) -> tuple[dict[str | None, float], dict[str, Any]]:
+    """The numbers and the details of one value; a plain number is the one entry named None.
 
-    They are finite, but for NaN in a mapping where one does not apply.
+    They are finite, but for NaN in a mapping where a number does not apply.
     """
     named = value if isinstance(value, Mapping) else {None: value}
     if isinstance(value, Mapping) and not (value and all(isinstance(name, str) for name in value)):
@@ -498,22 +519,48 @@ def _numbers(reward, value: Any, row: str) -> dict[str | None, float]:
             "needs at least one name and every name is a text."
         )
     numbers: dict[str | None, float] = {}
+    details: dict[str, Any] = {}
     for name, entry in named.items():
         number = _number(entry)
+        if name not in (None, "reward") and (detail := _detail(entry)) is not None:
+            details[name] = detail
+            continue
         if number is None or (math.isnan(number) and name in (None, "reward")):
             where = "" if name is None else f" as {name!r}"
+            kind = "" if name in (None, "reward") else ", a text or a list of such numbers"
             raise RewardError(
                 f"Reward {name_of(reward)} gave {_show(entry)}{where} for {row}, "
-                "where a finite number is needed."
+                f"where a finite number{kind} is needed."
             )
         numbers[name] = number
-    return numbers
+    return numbers, details
+
+
+def _detail(entry: Any) -> str | np.ndarray | None:
+    """A text as it is, a list of numbers as float32 ``[n]`` or ``[n, m]``; None for others."""
+    if isinstance(entry, str):
+        return entry
+    if not isinstance(entry, Sequence) and not getattr(entry, "shape", ()):
+        return None
+    try:
+        array = np.asarray(entry)
+    except (TypeError, ValueError):  # lists of different lengths
+        return None
+    if array.dtype.kind not in "biuf" or array.ndim not in (1, 2):
+        return None
+    array = array.astype(np.float32)
+    return array if np.isfinite(array).all() else None
 
 
 def _total(reward, numbers: Mapping[str | None, float], row: str) -> float:
     """The entry "reward", or the sum of the entries that apply."""
     if "reward" in numbers:
         return numbers["reward"]
+    if not numbers:
+        raise RewardError(
+            f"Reward {name_of(reward)} gave no number for {row}; an entry 'reward' must say what "
+            "the completion is worth."
+        )
     apply = [number for number in numbers.values() if not math.isnan(number)]
     if not apply:
         raise RewardError(
@@ -531,6 +578,7 @@ def _table(
 ) -> Scores:
     """Checks every value and lays them out by name; failed calls are zero in each."""
     components: dict[str | None, np.ndarray] = {}
+    details: dict[str, list[Any]] = {}
     rewards, error = np.zeros(len(values), np.float32), ""
     failed = np.array([isinstance(value, Failure) for value in values])
     for position, value in enumerate(values):
@@ -541,21 +589,30 @@ def _table(
                 raise RewardError(f"Reward {name_of(reward)} {clause}.") from value.error
             error = error or clause
             continue
-        numbers = _numbers(reward, value, row)
-        if not components:
+        numbers, said = _entries(reward, value, row)
+        if not components and not details:
             components = {name: np.zeros(len(values), np.float32) for name in numbers}
-        elif numbers.keys() != components.keys():
+            details = {name: [None] * len(values) for name in said}
+        elif numbers.keys() | said.keys() != components.keys() | details.keys():
             raise RewardError(
-                f"Reward {name_of(reward)} gave {_kind(numbers)} for {row} "
-                f"but {_kind(components)} before."
+                f"Reward {name_of(reward)} gave {_kind({**numbers, **said})} for {row} "
+                f"but {_kind({**components, **details})} before."
+            )
+        elif changed := numbers.keys() ^ components.keys():
+            raise RewardError(
+                f"Reward {name_of(reward)} gave a number as {min(map(str, changed))!r} for some "
+                f"completions, and a text or a list for others, of which one is {row}."
             )
         for name, number in numbers.items():
             components[name][position] = number
+        for name, detail in said.items():
+            details[name][position] = detail
         rewards[position] = _total(reward, numbers, row)
     named = {name: c for name, c in components.items() if name is not None}
-    if on_error == "zero":
-        return Scores(rewards, named, np.zeros_like(failed), failed, error)
-    return Scores(rewards, named, failed, None, error)
+    spoken = {name: tuple(entries) for name, entries in details.items()}
+    zeroed = failed if on_error == "zero" else None
+    dropped = failed if zeroed is None else np.zeros_like(failed)
+    return Scores(rewards, named, dropped, zeroed, error, spoken)
 
 
 def _kind(names: Mapping[str | None, Any]) -> str:

@@ -70,8 +70,9 @@ def sample_rows(
     scores: Scores,
     messages: Sequence[Sequence[str | None]] | None = None,
 ) -> list[dict]:
-    """One record a completion: id, prompt, text, reward, ``reward/NAME`` of each component.
+    """One record a completion: id, prompt, text, reward, ``reward/NAME`` of what the reward names.
 
+    Texts and lists of numbers among it are as the reward gave them, None where its call failed.
     ``messages`` are those in place of the question's own, or None for each.
     """
     messages = [[None] * len(group) for group in completions] if messages is None else messages
@@ -85,8 +86,13 @@ def sample_rows(
     return [
         {"id": prompt.id, "prompt": message, "completion": text}
         | {name: float(x[i]) for name, x in rewards.items()}
+        | {f"reward/{name}": _plain(x[i]) for name, x in scores.details.items()}
         for i, (prompt, text, message) in enumerate(texts)
     ]
+
+
+def _plain(detail: Any) -> Any:
+    return detail.tolist() if isinstance(detail, np.ndarray) else detail
 
 
 def spread_rows(rows: Sequence[T], groups: int, count: int) -> list[T]:

@@ -1,6 +1,7 @@
 import asyncio
 import contextlib
 import functools
+import pickle
 import threading
 import time
 import warnings
@@ -133,7 +134,23 @@ class Short:
     ("reward", "message"),
     [
         (lambda p, c, m: {"right": 1.0, "style": None}, "as 'style' for prompt 0"),
-        (lambda p, c, m: {"right": 1.0, "style": "x"}, "as 'style' for prompt 0"),
+        (lambda p, c, m: {"right": 1.0, "style": b"x"}, "as 'style' for prompt 0"),
+        (
+            lambda p, c, m: {"reward": "x"},
+            "as 'reward' for prompt 0 .* where a finite number is",
+        ),
+        (lambda p, c, m: {"style": "x"}, "gave no number for prompt 0 .*; an entry 'reward' must"),
+        (lambda p, c, m: {"r": 1.0, "t": [1.0, float("nan")]}, "as 't' for .* or a list of such"),
+        (lambda p, c, m: {"r": 1.0, "t": [[1.0], [1.0, 2.0]]}, "as 't' for prompt 0"),
+        (lambda p, c, m: {"r": 1.0, "t": ["a"]}, "as 't' for prompt 0"),
+        (
+            lambda p, c, m: {"r": 1.0, "t": 1.0 if c == "bb" else "text"},
+            "gave a number as 't' for some completions, and a text .* of which one is prompt 1",
+        ),
+        (
+            lambda p, c, m: {"r": 1.0} | ({} if c == "bb" else {"feedback": "text"}),
+            r"gave the names \['r'\] for prompt 1 .* but the names \['feedback', 'r'\] before",
+        ),
         (lambda p, c, m: {"right": 1.0, "style": float("inf")}, "as 'style' for prompt 0"),
         (lambda p, c, m: {"reward": float("nan"), "a": 1.0}, "nan as 'reward' for prompt 0"),
         (lambda p, c, m: {"a": float("nan"), "b": float("nan")}, "NaN in every entry for prompt 0"),
@@ -410,3 +427,48 @@ def test_taken_and_joined_scores_keep_what_does_not_apply_and_what_failed():
     np.testing.assert_array_equal(taken.reward_components["a"], [0, nan, 0])
     assert taken.failed.tolist() == [False, False, True]
     assert taken.zeroed.tolist() == [True, False, False] and taken.failures == 2
+
+
+def speaking(prompt, completion, metadata):
+    """A reward with a text, a list and a list of lists."""
+    return {
+        "reward": len(completion),
+        "feedback": f"not {completion}",
+        "turn_rewards": [0.5] * len(completion),
+        "test_passes": [[True, False]] * len(completion),
+    }
+
+
+def test_texts_and_lists_are_details_and_count_for_nothing():
+    scores = run(speaking)
+    assert scores.rewards.tolist() == [1, 2, 3] and set(scores.reward_components) == {"reward"}
+    assert scores.details["feedback"] == ("not a", "not bb", "not ccc")
+    assert [x.tolist() for x in scores.details["turn_rewards"]] == [[0.5], [0.5] * 2, [0.5] * 3]
+    assert scores.details["test_passes"][1].tolist() == [[1, 0], [1, 0]]
+    assert scores.details["test_passes"][1].dtype == np.float32
+    without = run(lambda *row: {k: x for k, x in speaking(*row).items() if k == "reward"})
+    assert without.rewards.tolist() == scores.rewards.tolist() and without.details == {}
+
+
+def test_details_survive_a_selection_a_union_and_a_pickle():
+    scores = pickle.loads(pickle.dumps(run(speaking)))  # as processes exchange them
+    taken = scores.take(np.array([2, -1, 0]))
+    assert taken.details["feedback"] == ("not ccc", None, "not a")
+    assert taken.failed.tolist() == [False, True, False]
+    failed = Scores(np.zeros(1, np.float32), {}, np.ones(1, bool))
+    joined = join_scores([failed, taken])
+    assert joined.details["feedback"] == (None, "not ccc", None, "not a")
+    other = Scores(np.zeros(1, np.float32), {"reward": np.zeros(1)}, np.zeros(1, bool))
+    with pytest.raises(RewardError, match=r"the names \['reward'\] for one prompt and .*feedback"):
+        join_scores([taken, other])
+
+
+def test_a_call_that_fails_has_no_details():
+    async def reward(prompt, completion, metadata):
+        if completion == "a":
+            raise KeyError("x")
+        return speaking(prompt, completion, metadata)
+
+    with pytest.warns(VerifierWarning):
+        scores = run(reward)
+    assert scores.details["feedback"] == (None, "not bb", "not ccc")
