@@ -25,6 +25,7 @@ demonstrations         collectors: responses of the data beside those of the pol
 needs_hint, ...        hints: which prompts get one, how much of it, which rollouts change
 select_extremes, ...   curation: parts of a large group; resample_on_correct, mixed_subset
 survival_rates, ...    pruning: which partial rollouts go on; predictive_gate, length_cutoff
+solution_messages      messages for a teacher that sees a right response, or feedback
 judge_items, ...       rollouts used again: by a judge, a swarm, a pool of successes
 branch_candidates      trees: where rollouts fork; lookahead_prune, depth_prune give up branches
 dars_extra_rollouts    budget: more rollouts for hard prompts
@@ -231,6 +232,7 @@ from jaxrl_llm.curation.subsets import (
     mpt_mask,
     top_fraction_token_mask,
 )
+from jaxrl_llm.curation.teachers import solution_messages
 from jaxrl_llm.curation.trees.forks import (
     Candidates,
     branch_candidates,
@@ -415,15 +417,16 @@ __all__ = [
     "select_top",
     "self_hints",
     "shadow_price",
-    "sized",
     "share_messages",
+    "sized",
+    "solution_messages",
     "splice",
     "split_points",
-    "store_groups",
-    "stored_request",
     "sqrt_allocation",
     "sqrt_lr",
     "ssb_sample",
+    "store_groups",
+    "stored_request",
     "suffix_match",
     "sum_pi_cubed",
     "survival_rates",

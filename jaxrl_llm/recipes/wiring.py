@@ -52,9 +52,11 @@ _COSTLY_TO_PREPARE = _COSTLY | {"old_logp"}
 STATUSES = ("experimental", "reproduced")
 
 # Where the numbers of the slot `computed` come from, in the order in which a step computes them.
-SOURCES = ("old_policy", "reference", "teacher", "controller", "batch", "policy")
+SOURCES = ("responses", "old_policy", "reference", "teacher", "controller", "batch", "policy")
 # Those that are statistics over the vocabulary, computed before the batch is prepared.
 BEFORE_PREPARE = ("old_policy", "reference", "teacher")
+# What the loop makes the prompts of a teacher of; no function reads it.
+TEACHER_TEXTS = "teacher_texts"
 
 
 class Computed(NamedTuple):
@@ -65,6 +67,13 @@ class Computed(NamedTuple):
       function: What computes it; see ``source``.
       source: One of
 
+        - ``"responses"``: ``function(texts, **context)`` on the host, before the batch goes to the
+          device: of P lists of G responses as text, an array with leading axis P. It names what
+          else it takes of ``rewards`` and ``where`` ``[P, G]``, ``prompts`` (P texts), ``metadata``
+          (P mappings), ``messages`` (P lists of G: what a collector sent in place of the prompt, or
+          None) and what the reward says, P lists of G each, such as ``feedback``. The
+          name ``"teacher_texts"`` is for P lists of G messages for the teacher, None for a response
+          without one: the loop makes ``has_teacher`` and the teacher's prompts of them.
         - ``"controller"``: a Transform ``rewards [P, G] -> scalar``, a coefficient with a state.
         - ``"batch"``: ``function(advantages, **context)``, an array with leading axis P or a
           scalar, computed on the full batch after the advantages. The name ``"update_scale"`` is
@@ -142,7 +151,7 @@ def readers(recipe) -> tuple[list[Reader], list[Reader]]:
     for entry in recipe.computed:
         if entry.source == "controller":
             prepare += transform_readers(_label(entry), entry.function)
-        else:
+        elif entry.source != "responses":  # these run on the host and read no array of the batch
             positional = ("advantages",) if entry.source == "batch" else ("logits", "targets")
             prepare.append(Reader(_label(entry), entry.function, positional))
     if recipe.critic is not None:
@@ -178,7 +187,8 @@ def required_fields(recipe) -> tuple[frozenset[str], frozenset[str]]:
     in_loss = before_loss | names_computed(recipe, ("policy",))
     if recipe.critic is not None:
         in_loss |= {"returns"}
-    known = set(EXTRAS) | set(recipe.inputs) | names_computed(recipe, BEFORE_PREPARE)
+    before = names_computed(recipe, ("responses", *BEFORE_PREPARE))
+    known = set(EXTRAS) | set(recipe.inputs) | before
 
     def names(functions: list[Reader], standard: frozenset[str], provided: set[str]):
         parameters = [p for reader in functions for p in unfilled(reader)]
@@ -339,7 +349,7 @@ def _check_names(recipe) -> None:
     if recipe.critic is not None:
         taken |= dict.fromkeys(_OF_CRITIC, "the critic")
     # A batch may hold what would otherwise be computed before it is prepared.
-    replaceable = names_computed(recipe, BEFORE_PREPARE)
+    replaceable = names_computed(recipe, ("responses", *BEFORE_PREPARE))
     entries = [(f"computed ({entry.source})", entry.name) for entry in recipe.computed]
     for slot, name in [*entries, *(("inputs", name) for name in recipe.inputs)]:
         before = taken.get(name)
@@ -353,7 +363,7 @@ def _check_names(recipe) -> None:
 
 def _offers(recipe) -> dict[str, set[str]]:
     """What each slot has besides the arrays that it passes by position, by the reader's slot."""
-    before = names_computed(recipe, BEFORE_PREPARE)
+    before = names_computed(recipe, ("responses", *BEFORE_PREPARE))
     extras = set(EXTRAS) | set(recipe.inputs) | before
     known = {*PREPARE_CONTEXT, *PREPARE_ONLY} | extras
     offers = {slot: set() for slot in ("weights", "correction")}
@@ -405,6 +415,8 @@ def _check_functions(recipe) -> None:
     if any(p.kind is p.VAR_KEYWORD for parameters in others for p in parameters):
         return
     read = {p.name for r in called for p in unfilled(r)} | {"update_scale"}
+    if names_computed(recipe, ("teacher",)):
+        read.add(TEACHER_TEXTS)
     for entry in recipe.computed:
         if entry.name not in read:
             raise ValueError(
@@ -502,7 +514,8 @@ def validate(recipe):
         ref_logp=logp,
         extras=shaped_extras(recipe, 2, 2, 3),
     )
-    unknown = recipe.inputs or names_computed(recipe, BEFORE_PREPARE) - set(EXTRAS)
+    before = names_computed(recipe, ("responses", *BEFORE_PREPARE)) - {TEACHER_TEXTS}
+    unknown = recipe.inputs or before - set(EXTRAS)
     if unknown or "reward_components" in recipe.required_fields:
         return recipe  # the shapes of these are known only with a batch
     for source in BEFORE_PREPARE:

@@ -1,8 +1,8 @@
 """Rewards of completions: any callable, verifiers in processes, those of the field, their shaping.
 
 A reward is any callable `(prompt, completion, metadata)` that returns a number or a mapping of
-names to numbers. `score` runs it over a batch, on the host, and refuses a non-finite value;
-NaN in a mapping says that a name does not apply.
+names to numbers, texts and lists of numbers. `score` runs it over a batch, on the host, and refuses
+a non-finite value; NaN in a mapping says that a name does not apply.
 
 Verifiers: `last_integer`, `math_verify`, `boxed_math`, `reasoning_accuracy`, `dapo_math`, `f1`,
 `exact_match`, `multiple_choice`, `reasoning_gym`; formats: `think_format`, `word_repetition`.
@@ -52,8 +52,10 @@ from jaxrl_llm.rewards.meta import (
     meta_rewards,
 )
 from jaxrl_llm.rewards.paraphrases import (
+    bleu,
     cross_paraphrase_reward,
     paraphrase_rewards,
+    paraphrase_similarity,
     sample_pair_mask,
 )
 from jaxrl_llm.rewards.pool import VerifierPool
@@ -68,6 +70,7 @@ from jaxrl_llm.rewards.scoring import (
     score,
 )
 from jaxrl_llm.rewards.shaping import fapo_reward, genrm_step_reward, steered_bonus
+from jaxrl_llm.rewards.turns import step_ends, turns_of_tokens
 from jaxrl_llm.rewards.verifiers import (
     dapo_math,
     exact_match,
@@ -95,6 +98,7 @@ __all__ = [
     "VerifierWarning",
     "after_thinking",
     "answer_of",
+    "bleu",
     "boxed_answer",
     "boxed_math",
     "budget_rewards",
@@ -128,6 +132,7 @@ __all__ = [
     "overlong_penalty",
     "overlong_rewards",
     "paraphrase_rewards",
+    "paraphrase_similarity",
     "reasoning_accuracy",
     "reasoning_gym",
     "repetition_penalty",
@@ -135,7 +140,9 @@ __all__ = [
     "sample_pair_mask",
     "score",
     "steered_bonus",
+    "step_ends",
     "think_format",
+    "turns_of_tokens",
     "weighted_sum",
     "word_repetition",
 ]

@@ -1,15 +1,108 @@
 """Rewards for agreeing with the rollouts of other paraphrases of a question.
 
 N paraphrases of a question have G rollouts each. ``similarity`` is floating point, of two decoded
-texts (BLEU in the paper); computing it, on the host, is up to the user. Its size is quadratic in
-N G because the method compares every pair. Rewards are float32. Every function raises TypeError for
+texts (:func:`bleu` in the paper), which are compared on the host. Its size is quadratic in N G
+because the method compares every pair. Rewards are float32. Every function raises TypeError for
 another dtype and ValueError where shapes disagree or a number is out of its range.
 """
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxrl_llm.core import Array, checks, masking, stats
+
+
+def bleu(candidate: str, reference: str, *, order: int = 2) -> float:
+    """BLEU of one text against another, in words between white space.
+
+        precision_n = n-grams of the candidate that the reference has (as often at most) / all
+        BLEU = min(1, exp(1 - words of reference / words of candidate)) (prod_n precision_n)^(1/N)
+
+    N is ``order``, or the words of the shorter text where they are fewer.
+
+    Args:
+      candidate: The text that is measured.
+      reference: The text that it is compared with.
+      order: Longest n-gram.
+
+    Returns:
+      From 0 to 1; 1 for equal texts that are not empty, 0 where one is.
+
+    Raises:
+      ValueError: If ``order`` is below 1.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.rewards.bleu("the capital is Paris", "the capital is Rome", order=1)
+      0.75
+      >>> jr.rewards.bleu("Paris", "Paris"), jr.rewards.bleu("", "Paris")
+      (1.0, 0.0)
+
+    References:
+      Papineni et al., BLEU (2002), of a sentence and without smoothing.
+    """
+    checks.check_positive("bleu", order=order)
+    words, others = candidate.split(), reference.split()
+    order = min(order, len(words), len(others))
+    if not order:
+        return 0.0
+    logs = 0.0
+    for n in range(1, order + 1):
+        grams, known = (
+            Counter(tuple(x[i : i + n]) for i in range(len(x) - n + 1)) for x in (words, others)
+        )
+        matches = (grams & known).total()
+        if not matches:
+            return 0.0
+        logs += float(np.log(matches / grams.total())) / order
+    return float(np.exp(min(0.0, 1 - len(others) / len(words)) + logs))
+
+
+def paraphrase_similarity(
+    texts: Sequence[Sequence[str]], *, metadata: Sequence[Mapping[str, Any]], order: int = 2
+) -> np.ndarray:
+    """Similarities of the responses of a batch to those of their question's paraphrases.
+
+        similarity[p, i, (m, j)] = bleu(text[p, i], text[m, j]),   m of the same question as p
+
+    The N paraphrases of a question are consecutive prompts, as :func:`jaxrl_llm.curation
+    .paraphrased` asks for them; N is the length of the column "paraphrases". For
+    ``Computed("similarity", ..., "responses")``.
+
+    Args:
+      texts: P lists of G responses.
+      metadata: The columns of P prompts.
+      order: Longest n-gram.
+
+    Returns:
+      float32 ``[P, G, N G]``, for :func:`paraphrase_rewards`. Those of a paraphrase to itself,
+      which nothing reads, are 0.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> rows = [{"paraphrases": ["a?", "b?"]}] * 2
+      >>> jr.rewards.paraphrase_similarity([["x", "y"], ["x", "x"]], metadata=rows)[0].tolist()
+      [[0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0]]
+
+    References:
+      Con-RAG, PS-GRPO (arXiv:2510.04392), which measures agreement by BLEU. PAPER reading.
+    """
+    count, group = len(metadata[0]["paraphrases"]), len(texts[0])
+    similarity = np.zeros((len(texts), group, count, group), np.float32)
+    for p, row in enumerate(texts):
+        first = p - p % count
+        for m in range(count):
+            if first + m == p:
+                continue
+            for i, candidate in enumerate(row):
+                for j, reference in enumerate(texts[first + m]):
+                    similarity[p, i, m, j] = bleu(candidate, reference, order=order)
+    return similarity.reshape(len(texts), group, count * group)
 
 
 def cross_paraphrase_reward(similarity: Array, *, pair_mask: Array | None = None) -> Array:

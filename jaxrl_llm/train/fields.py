@@ -5,29 +5,60 @@ where the recipe cannot be trained on what the run has.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from jaxrl_llm.core import call_with
 from jaxrl_llm.curation.collectors.protocol import DEMONSTRATION, HINTED
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.recipes.inputs import EXTRAS
+from jaxrl_llm.recipes.wiring import TEACHER_TEXTS
 from jaxrl_llm.rewards import Scores
+from jaxrl_llm.rewards.turns import turns_of_tokens
+
+T = TypeVar("T")
 
 _DTYPES = {"float": np.float32, "int": np.int32, "bool": np.bool_}
 # Parts of a reward that add up to 1 on paper may come out as the next float32 above it.
 _ROUNDING = 1e-6
 # What the loop knows without the reward or the data.
 _KNOWN = ("prompt_ids", "truncated", "greedy_rewards", "versions", "current_version", "roles")
+# What it makes of the steps of a response that the reward grades one by one.
+_TURNS = ("turn_rewards", "turn_where", "turn_ids", "test_passes", "test_where")
+# What it makes of the messages that a recipe computes for its teacher.
+_TAUGHT = ("teacher_prompt_tokens", "teacher_prompt_mask", "has_teacher")
+# Lengths that differ from batch to batch are rounded up, so that few shapes are compiled.
+_SHORTEST_PROMPT = 16
+
+
+class Texts(NamedTuple):
+    """The responses of a batch as text, and how text and tokens are turned into each other.
+
+    Attributes:
+      responses: P lists of G.
+      messages: The user's message of each, P lists of G; None where it is the question's.
+      encode: Tokens of a prompt with this message of the user.
+      decode: Text of token ids.
+      room: The most tokens of a prompt.
+    """
+
+    responses: Sequence[Sequence[str]]
+    messages: Sequence[Sequence[str | None]]
+    encode: Callable[[str], Sequence[int]]
+    decode: Callable[[list[int]], str]
+    room: int
 
 
 def host_fields(recipe: Recipe) -> frozenset[str]:
     """The extras that a batch must have before the train step computes the rest."""
     names = recipe.required_fields
     if recipe.computed_from("teacher"):
-        names |= {"teacher_prompt_tokens"}
-    return (names - recipe.step_fields) & (frozenset(EXTRAS) | frozenset(recipe.inputs))
+        names |= {"teacher_prompt_tokens", "teacher_prompt_mask"}
+    known = {*EXTRAS, *recipe.inputs, *recipe.computed_from("responses")}
+    return (names - recipe.step_fields) & known
 
 
 def reads_reward(recipe: Recipe) -> bool:
@@ -41,7 +72,12 @@ def reads_reward(recipe: Recipe) -> bool:
     if "reward_components" in recipe.required_fields:
         return True
     names = host_fields(recipe) - set(_KNOWN)
-    return any(name not in EXTRAS or EXTRAS[name].axes == "PG" for name in names)
+    return any(name in _TURNS or _axes(name) in (None, "PG") for name in names)
+
+
+def _axes(name: str) -> str | None:
+    """Axes of an extra, None for a name that only the recipe knows."""
+    return EXTRAS[name].axes if name in EXTRAS else None
 
 
 def check_fields(recipe: Recipe, questions: Sequence[Question]) -> None:
@@ -49,9 +85,11 @@ def check_fields(recipe: Recipe, questions: Sequence[Question]) -> None:
 
     Components of a reward are not known before it is called: the first batch checks them.
     """
-    for name in sorted(host_fields(recipe)):
-        axes = EXTRAS[name].axes if name in EXTRAS else None
-        if name in _KNOWN or axes in (None, "PG"):
+    made = set(recipe.computed_from("responses"))
+    made |= {*_KNOWN, *_TURNS, *(_TAUGHT if TEACHER_TEXTS in made else ())}
+    for name in sorted(host_fields(recipe) - made):
+        axes = _axes(name)
+        if axes in (None, "PG") and name not in _TAUGHT:
             continue
         if axes != "P":
             raise ValueError(
@@ -89,13 +127,16 @@ def attach_fields(
     step: int,
     indices: Sequence[int],
     questions: Sequence[Question],
+    texts: Texts,
     greedy: Callable[[], np.ndarray],
     roles: np.ndarray | None = None,
 ) -> Batch:
     """The batch with the extras and reward components that the recipe needs.
 
     One number a rollout comes from the reward's component of that name, one number a prompt from
-    the prompts' metadata. A name that only the recipe knows may come from either.
+    the prompts' metadata. A name that only the recipe knows may come from either. Turns and unit
+    tests are from lists that the reward gives, and what the recipe computes from "responses" from
+    their texts.
 
     Args:
       batch: P groups of G.
@@ -104,6 +145,7 @@ def attach_fields(
       rollout: What was sampled.
       step: Updates made when it is trained on: the version of the weights by then.
       indices: Places of the prompts in the data set.
+      texts: The responses as text.
       greedy: Grades the most likely response of each prompt: ``[P]``; called only if needed.
       roles: int ``[P, G]``, of each rollout; None for all own.
 
@@ -125,10 +167,15 @@ def attach_fields(
     if recipe.collector is not None and roles is not None:
         known["steered"] = lambda: np.isin(roles, (HINTED, DEMONSTRATION))
     extras = {}
+    made = _from_texts(batch, recipe, scores, questions, texts)
+    if turns := names & set(_TURNS):
+        made |= _from_turns(batch, recipe, turns, scores, questions, texts)
     for name in sorted(names):
         spec = EXTRAS.get(name)
         if name in known:
             value = np.asarray(known[name]())
+        elif name in made:
+            value = np.asarray(made[name])
         elif name in scores.reward_components and (spec is None or spec.axes == "PG"):
             if "reward" not in scores.reward_components:
                 raise ValueError(
@@ -159,10 +206,151 @@ def attach_fields(
     return batch.replace(extras={**batch.extras, **extras}).check() if extras else batch
 
 
+def _from_texts(
+    batch: Batch,
+    recipe: Recipe,
+    scores: Scores,
+    questions: Sequence[Question],
+    texts: Texts,
+) -> dict[str, np.ndarray]:
+    """What the recipe computes from the responses, and the prompts of its teacher."""
+    shape = batch.rewards.shape
+    details = {name: _groups(entries, shape) for name, entries in scores.details.items()}
+    context = details | {
+        "rewards": np.asarray(batch.rewards),
+        "where": np.asarray(batch.where),
+        "prompts": [question.prompt.text for question in questions],
+        "metadata": [question.prompt.metadata for question in questions],
+        "messages": texts.messages,
+    }
+    made = {
+        name: call_with(function, texts.responses, context=context)
+        for name, function in recipe.computed_from("responses").items()
+    }
+    if TEACHER_TEXTS not in made:
+        return made
+    messages = [message for row in made.pop(TEACHER_TEXTS) for message in row]
+    if len(messages) != math.prod(shape):
+        raise ValueError(
+            f"recipe {recipe.name!r}: {TEACHER_TEXTS} has {len(messages)} messages, where the "
+            f"batch has {shape[0]} x {shape[1]} responses."
+        )
+    group = shape[1]
+    prompts = [list(questions[i // group].tokens) for i in range(len(messages))]
+    taught = np.zeros(len(messages), bool)
+    for i, message in enumerate(messages):
+        # A prompt that the model has no room for teaches nothing.
+        if message is not None and len(tokens := list(texts.encode(message))) <= texts.room:
+            prompts[i], taught[i] = tokens, True
+    width = max(_SHORTEST_PROMPT, _power_of_two(max(map(len, prompts))))
+    lengths = np.array([len(tokens) for tokens in prompts])[:, None]
+    padded = np.array([tokens + [0] * (width - len(tokens)) for tokens in prompts], np.int32)
+    return made | {
+        "teacher_prompt_tokens": padded.reshape(*shape, width),
+        "teacher_prompt_mask": (np.arange(width) < lengths).reshape(*shape, width),
+        "has_teacher": taught.reshape(shape),
+    }
+
+
+def _groups(entries: Sequence[T], shape: tuple[int, ...]) -> list[list[T]]:
+    """``P G`` entries as P lists of G."""
+    return [list(entries[p * shape[1] : (p + 1) * shape[1]]) for p in range(shape[0])]
+
+
+def _power_of_two(count: int) -> int:
+    return 1 << max(count - 1, 0).bit_length()
+
+
+def _from_turns(
+    batch: Batch,
+    recipe: Recipe,
+    names: Collection[str],
+    scores: Scores,
+    questions: Sequence[Question],
+    texts: Texts,
+) -> dict[str, np.ndarray]:
+    """Rewards or unit tests of the steps of each response, padded, and the step of each token."""
+    shape = batch.rewards.shape
+    source = "test_passes" if {"test_passes", "test_where"} & set(names) else "turn_rewards"
+    if source not in scores.details:
+        raise ValueError(
+            f"recipe {recipe.name!r} needs {source!r} ({EXTRAS[source].about}); the reward returns "
+            "no mapping with a list under this name."
+        )
+    entries = _groups(scores.details[source], shape)
+    ends = _groups(scores.details.get("turn_ends", (None,) * math.prod(shape)), shape)
+    steps: dict[tuple[int, int], np.ndarray] = {}
+    turn_ids = np.full(batch.tokens.shape, -1, np.int32)
+    tokens, mask = np.asarray(batch.tokens), np.asarray(batch.mask)
+    for p, g in np.ndindex(*shape):
+        if (step := entries[p][g]) is None or not mask[p, g].any():
+            continue
+        response, prompt = texts.responses[p][g], questions[p].prompt
+        start = f"recipe {recipe.name!r}: {source!r} of a response to prompt "
+        start += f"{prompt.id or prompt.text[:40]!r}"
+        if isinstance(step, str):
+            raise ValueError(f"{start} is a text, where a list of numbers is needed.")
+        if source == "test_passes" and step.ndim == 1:
+            step = step[None]
+        if step.ndim != (2 if source == "test_passes" else 1):
+            raise ValueError(f"{start} has {step.ndim} axes; it takes one number a step.")
+        borders = [len(response)] if ends[p][g] is None else list(ends[p][g])
+        _check_ends(start, len(step), borders, len(response))
+        steps[p, g] = step
+        there = np.flatnonzero(mask[p, g])
+        trained = tokens[p, g, there].tolist()
+        # What a response begins with may be context, which does not train.
+        before = max(len(response) - len(texts.decode(trained)), 0)
+        borders = [max(end - before, 0) for end in borders]
+        turn_ids[p, g, there] = turns_of_tokens(trained, borders, decode=texts.decode)
+    return _padded_turns(shape, source, steps) | {"turn_ids": turn_ids}
+
+
+def _check_ends(start: str, count: int, ends: Sequence[float], length: int) -> None:
+    """Raises ValueError unless there is an end for each step, all inside of the response."""
+    if not count:
+        raise ValueError(f"{start} is empty; a response has at least one step.")
+    if len(ends) != count:
+        raise ValueError(
+            f"{start} has {count} steps, and 'turn_ends' {len(ends)}; the reward must return the "
+            "characters up to the end of each, as rewards.step_ends gives them."
+        )
+    borders = [0, *ends, length]
+    if any(b < a for a, b in zip(borders, borders[1:], strict=False)) or any(e % 1 for e in ends):
+        raise ValueError(
+            f"{start} has the 'turn_ends' {[f'{e:g}' for e in ends]}, which must be ascending "
+            f"integers up to the {length} characters of the response."
+        )
+
+
+def _padded_turns(
+    shape: tuple[int, int], source: str, steps: Mapping[tuple[int, int], np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Steps ``[k]`` or ``[k, u]`` of responses as arrays ``[P, G, K]`` or ``[P, G, K, U]``."""
+    turns = _power_of_two(max((len(step) for step in steps.values()), default=1))
+    turn_where = np.zeros((*shape, turns), bool)
+    if source == "turn_rewards":
+        rewards = np.zeros((*shape, turns), np.float32)
+        for place, step in steps.items():
+            rewards[place][: len(step)] = step
+            turn_where[place][: len(step)] = True
+        return {"turn_rewards": rewards, "turn_where": turn_where}
+    tests = _power_of_two(max((step.shape[1] for step in steps.values()), default=1))
+    passes = np.zeros((*shape, turns, tests), np.float32)
+    test_where = np.zeros((shape[0], tests), bool)
+    for place, step in steps.items():
+        passes[place][: len(step), : step.shape[1]] = step
+        turn_where[place][: len(step)] = True
+        test_where[place[0], : step.shape[1]] = True
+    return {"test_passes": passes, "test_where": test_where, "turn_where": turn_where}
+
+
 def _components(recipe: Recipe, scores: Scores, names, shape) -> dict[str, np.ndarray]:
     """Rewards by name ``[P, G]``, less what the recipe takes as something else."""
     rewards = scores.reward_components.items()
-    components = {k: np.float32(x).reshape(shape) for k, x in rewards if k not in names}
+    components = {
+        k: np.float32(x).reshape(shape) for k, x in rewards if k not in names and k not in EXTRAS
+    }
     if not components:
         # Without a single value it cannot be known which names there would have been.
         failed = f", or failed in all {scores.failures} calls" if scores.failures else ""

@@ -15,6 +15,7 @@ Shared arguments: ``experiment``, the run; ``state``, where it begins; ``questio
 
 import atexit
 import dataclasses
+import sys
 import threading
 import time
 from collections import deque
@@ -37,10 +38,11 @@ from jaxrl_llm.rewards.scoring import check_answered, name_of
 from jaxrl_llm.rollout import Rollout, trim
 from jaxrl_llm.rollout.backends import EngineBackend, SamplerBackend, texts_of
 from jaxrl_llm.rollout.collect import Collected, Limits, collect, mean_reward
+from jaxrl_llm.rollout.sampler import prompt_room
 from jaxrl_llm.rollout.types import FAILED
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.checkpoint.serialization import Extras
-from jaxrl_llm.train.fields import attach_fields
+from jaxrl_llm.train.fields import Texts, attach_fields
 from jaxrl_llm.train.grading import sample_rows, spread_rows
 from jaxrl_llm.train.mesh import replicated
 from jaxrl_llm.train.metrics import rollout_metrics
@@ -144,6 +146,7 @@ def collect_rollouts(
             indices=collected.places,
             roles=collected.roles,
             questions=questions,
+            texts=_texts(experiment, collected),
             greedy=greedy_rewards,
         )
     if no_baseline.any():
@@ -173,6 +176,18 @@ def collect_rollouts(
         rows=rows,
         seconds=seconds,
     )
+
+
+def _texts(experiment: Experiment, collected: Collected) -> Texts:
+    """The responses of a batch as text, and how the run reads and writes text."""
+    encoder = dataclasses.replace(experiment.encoder, room=sys.maxsize)
+
+    def encode(message: str) -> list[int]:
+        return encoder.prompt(message, "of the teacher")
+
+    longest = experiment.config.sampling.max_new_tokens
+    room = prompt_room("the teacher", experiment.model, longest)
+    return Texts(collected.texts, collected.messages, encode, experiment.tokenizer.decode, room)
 
 
 def _play_collector(

@@ -90,7 +90,7 @@ def test_presets_by_name_train(capsys, tmp_path):
     [
         ("ppo_max", 2, ["has a critic; set its optimizer", "--critic.learning-rate"]),
         ("gdpo", 1, ["keeps several rewards apart, but the reward returns one number"]),
-        ("trloo", 1, ["needs 'turn_ids'", "which this loop cannot bring"]),
+        ("trloo", 1, ["needs 'turn_rewards'", "no mapping with a list under this name"]),
         ("v05_baseline", 1, ["needs 'prior'", "has none in its metadata"]),
     ],
 )

@@ -11,16 +11,22 @@ from tiny_run import tiny_run
 import jaxrl_llm as jr
 from jaxrl_llm.data import Prompt
 from jaxrl_llm.data.questions import Question
-from jaxrl_llm.recipes import PRESETS, Batch, Recipe, catalog
+from jaxrl_llm.recipes import PRESETS, Batch, Computed, Recipe, catalog
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.train import train
-from jaxrl_llm.train.fields import attach_fields, check_fields, check_rewards, host_fields
+from jaxrl_llm.train.fields import (
+    Texts,
+    attach_fields,
+    check_fields,
+    check_rewards,
+    host_fields,
+)
 
 P, G, T = 2, 3, 4
 REWARDS = np.array([1, 0, 1, 0, 0, 1], np.float32)
 
 
-def needing(*names, inputs=()) -> Recipe:
+def needing(*names, inputs=(), computed=()) -> Recipe:
     """A recipe that cannot do without some entries of the context."""
 
     def advantage(rewards, **context):
@@ -34,7 +40,9 @@ def needing(*names, inputs=()) -> Recipe:
         ]
     )
     slots = {"advantage": jr.stateless(advantage), "surrogate": jr.surrogates.ppo_clip}
-    return Recipe(name="plain", inputs=inputs, **slots)
+    if any(entry.source == "teacher" for entry in computed):
+        slots["surrogate"] = jr.recipes.sdpo().surrogate
+    return Recipe(name="plain", inputs=inputs, computed=computed, **slots)
 
 
 def questions(**metadata):
@@ -47,10 +55,31 @@ def questions(**metadata):
     ]
 
 
-def bring(recipe, *, reward_components=(), failures=0, metadata=(), greedy=None, **rollout):
-    kept = np.ones((P, G, T), bool)
+RESPONSES = [["ab\nc", "a\nbc", "abc\n"], ["abcd", "\n\nab", "a"]]
+
+
+def encode(text):
+    return list(text.encode())
+
+
+def bring(
+    recipe,
+    *,
+    reward_components=(),
+    details=(),
+    failures=0,
+    metadata=(),
+    greedy=None,
+    room=1000,
+    **rollout,
+):
+    tokens = np.zeros((P, G, T), np.int32)
+    kept = np.zeros((P, G, T), bool)
+    for place in np.ndindex(P, G):
+        response = encode(RESPONSES[place[0]][place[1]])
+        tokens[place][: len(response)], kept[place][: len(response)] = response, True
     batch = Batch(
-        tokens=np.zeros((P, G, T), np.int32),
+        tokens=tokens,
         mask=kept,
         rewards=REWARDS.reshape(P, G),
         where=kept[..., 0],
@@ -61,13 +90,24 @@ def bring(recipe, *, reward_components=(), failures=0, metadata=(), greedy=None,
     return attach_fields(
         batch,
         recipe,
-        scores=Scores(REWARDS, reward_components, np.arange(P * G) < failures),
+        scores=Scores(
+            REWARDS,
+            reward_components,
+            np.arange(P * G) < failures,
+            details={
+                name: tuple(x if isinstance(x, str | None) else np.float32(x) for x in entries)
+                for name, entries in dict(details).items()
+            },
+        ),
         rollout=SimpleNamespace(
             finish=jnp.array([[0, 1, 1], [1, 0, 1]]), version=jnp.full((P, G, T), 6), **rollout
         ),
         step=7,
         indices=[9, 4],
         questions=questions(**dict(metadata)),
+        texts=Texts(
+            RESPONSES, [[None] * G] * P, encode, lambda tokens: bytes(tokens).decode(), room
+        ),
         greedy=greedy or (lambda: pytest.fail("nobody asked for greedy responses")),
     )
 
@@ -192,7 +232,7 @@ def test_what_is_nowhere_or_no_number_is_one_sentence(names, options, words):
         bring(recipe, **options)
 
 
-def test_presets_that_no_run_can_bring_what_they_need_are_refused():
+def test_a_run_brings_what_every_preset_needs():
     refused = {}
     for name in PRESETS:
         try:
@@ -200,20 +240,132 @@ def test_presets_that_no_run_can_bring_what_they_need_are_refused():
             check_fields(recipe, questions(prior=[0.5, 0.5]))
         except ValueError as error:
             refused[name] = str(error)
-    first = {
-        "ps_grpo": "similarity",
-        "sdpo": "teacher_prompt_tokens",
-        "srpo": "teacher_prompt_tokens",
-        "trloo": "turn_ids",
-        "verpo": "test_passes",
-    }
-    assert refused.keys() == first.keys()
-    for name, extra in first.items():
-        assert refused[name].startswith(f"recipe {name!r} needs {extra!r} (")
-        assert refused[name].endswith(
-            "which this loop cannot bring; call train.make_step with batches that hold it in "
-            "extras."
-        )
+    assert not refused
+    recipe = needing("hot_logp")
+    with pytest.raises(
+        ValueError,
+        match="recipe 'plain' needs 'hot_logp' .* which this loop cannot bring; call train.make_st",
+    ):
+        check_fields(recipe, questions())
+
+
+ENDS = [[3, 4], [2, 4], [4], [4], [2, 3, 4], [1]]
+
+
+def test_turns_come_from_lists_of_the_reward():
+    rewards = [[0.5] * len(ends) for ends in ENDS]
+    rewards[0] = [1.0, -1.0]
+    batch = bring(jr.recipes.trloo(), details={"turn_rewards": rewards, "turn_ends": ENDS})
+    assert set(batch.extras) == {"turn_rewards", "turn_where", "turn_ids"}
+    assert batch.extras["turn_rewards"].shape == (P, G, 4)  # three turns at most, a power of two
+    assert batch.extras["turn_rewards"][0, 0].tolist() == [1.0, -1.0, 0.0, 0.0]
+    counts = batch.extras["turn_where"].sum(-1).tolist()
+    assert counts == [[2, 2, 1], [1, 3, 1]]
+    assert batch.extras["turn_ids"].tolist() == [
+        [[0, 0, 0, 1], [0, 0, 1, 1], [0, 0, 0, 0]],
+        [[0, 0, 0, 0], [0, 0, 1, 2], [0, -1, -1, -1]],
+    ]
+    # Without ends a single number is for the full response.
+    batch = bring(jr.recipes.trloo(), details={"turn_rewards": [[0.5]] * 6})
+    assert batch.extras["turn_rewards"].tolist() == [[[0.5]] * G] * P
+    assert (batch.extras["turn_ids"] == np.where(batch.mask, 0, -1)).all()
+
+
+def test_unit_tests_of_one_attempt_or_of_several():
+    passes = [[1, 0, 1]] * 3 + [[1], [0], [1]]
+    batch = bring(jr.recipes.verpo(), details={"test_passes": passes})
+    extras = batch.extras
+    assert extras["test_passes"].dtype == bool and extras["test_passes"].shape == (P, G, 1, 4)
+    assert extras["test_where"].tolist() == [[True] * 3 + [False], [True] + [False] * 3]
+    assert extras["test_passes"][0, 0, 0].tolist() == [True, False, True, False]
+    several = [[[1, 0]] * len(ends) for ends in ENDS]
+    batch = bring(jr.recipes.verpo(), details={"test_passes": several, "turn_ends": ENDS})
+    assert batch.extras["turn_where"].sum(-1).tolist() == [[2, 2, 1], [1, 3, 1]]
+    # A call that failed has none, and takes no part.
+    batch = bring(jr.recipes.verpo(), details={"test_passes": [None, *passes[1:]]}, failures=1)
+    assert not batch.extras["turn_where"][0, 0].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "details", "words"),
+    [
+        ("trloo", {}, "needs 'turn_rewards' .*; the reward returns no mapping with a list under"),
+        ("verpo", {}, "needs 'test_passes' .*; the reward returns no mapping with a list under"),
+        ("trloo", {"turn_rewards": ["good"] * 6}, "'turn_rewards' of .* prompt 'q0' is a text"),
+        ("trloo", {"turn_rewards": [[[1.0]]] * 6}, "prompt 'q0' has 2 axes; it takes one number a"),
+        ("trloo", {"turn_rewards": [[]] * 6}, "is empty; a response has at least one step"),
+        ("trloo", {"turn_rewards": [[1.0, 2.0]] * 6}, "has 2 steps, and 'turn_ends' 1; the reward"),
+        (
+            "trloo",
+            {"turn_rewards": [[1.0, 2.0]] * 6, "turn_ends": [[3, 2]] * 6},
+            r"has the 'turn_ends' \['3', '2'\], which must be ascending integers up to the 4 char",
+        ),
+        ("trloo", {"turn_rewards": [[1.0]] * 6, "turn_ends": [[2.5]] * 6}, r"\['2.5'\], which"),
+        ("trloo", {"turn_rewards": [[1.0]] * 6, "turn_ends": [[9]] * 6}, r"\['9'\], which must"),
+        ("verpo", {"test_passes": [[0.5]] * 6}, "needs 0 and 1 in 'test_passes' .*; got 0.5"),
+    ],
+)
+def test_turns_that_cannot_be_read_are_one_sentence(name, details, words):
+    with pytest.raises(ValueError, match=f"recipe {name!r}:? .*{words}"):
+        bring(PRESETS[name](), details=details)
+
+
+def teacher_texts(extras):
+    """The prompts of the teacher as text, None for a rollout without one."""
+    tokens, mask = extras["teacher_prompt_tokens"], extras["teacher_prompt_mask"]
+    texts = np.full((P, G), None)
+    for place in np.argwhere(extras["has_teacher"]):
+        row = tuple(place)
+        texts[row] = bytes(tokens[row][mask[row]].tolist()).decode()
+    return texts.tolist()
+
+
+def test_a_teacher_reads_the_solution_of_a_sibling_or_feedback():
+    recipe = jr.recipes.sdpo()
+    extras = bring(recipe).extras
+    assert extras["teacher_prompt_tokens"].shape == (P, G, 128)  # a power of two
+    (a, b, c), (d, e, f) = teacher_texts(extras)
+    # Rewards are 1 0 1 and 0 0 1: the first right response that is not the rollout's.
+    assert all(x.startswith("q0\n\n") for x in (a, b, c)) and all("q1" in x for x in (d, e))
+    assert "abc\n" not in b and "ab\nc" in b and "ab\nc" in c and "abc" in a and f is None
+    assert "\na\n" in d and "\na\n" in e
+    # Feedback counts where there is no solution; an empty one says nothing.
+    feedback = ["no"] * 5 + ["you are right"]
+    told = teacher_texts(bring(recipe, details={"feedback": feedback}).extras)
+    assert "you are right" in told[1][2] and told[0] == [a, b, c] and told[1][:2] == [d, e]
+    silent = bring(recipe, details={"feedback": ["no"] * 5 + [" "]}).extras
+    assert teacher_texts(silent)[1][2] is None
+    # What the model has no room for teaches nothing; the prompt stands in its place.
+    narrow = bring(recipe, room=10).extras
+    assert not narrow["has_teacher"].any() and narrow["teacher_prompt_mask"].sum(-1).max() == 2
+    assert narrow["teacher_prompt_tokens"].shape == (P, G, 16)
+
+
+def test_srpo_has_the_prompts_of_sdpo_from_its_threshold_on():
+    extras = bring(jr.recipes.srpo()).extras
+    assert teacher_texts(extras) == teacher_texts(bring(jr.recipes.sdpo()).extras)
+    assert not bring(jr.recipes.srpo(correct_at=1.5)).extras["has_teacher"].any()
+
+
+def test_what_is_computed_of_the_responses():
+    def lengths(texts, *, rewards, metadata):
+        assert rewards.shape == (P, G) and metadata[0]["id"] == "q0"
+        return np.array([[float(len(text)) for text in row] for row in texts])
+
+    computed = (Computed("mine", lengths, "responses"),)
+    recipe = needing("mine", computed=computed)
+    check_fields(recipe, questions())
+    assert bring(recipe).extras["mine"].tolist() == [[4, 4, 4], [4, 4, 1]]
+    with pytest.raises(ValueError, match="no function reads computed 'unread' .responses."):
+        needing("mine", computed=(*computed, Computed("unread", lengths, "responses")))
+    few = needing("has_teacher", computed=jr.recipes.sdpo().computed).replace(
+        computed=(
+            Computed("teacher_texts", lambda texts: [["one"]], "responses"),
+            *jr.recipes.sdpo().computed[1:],
+        ),
+    )
+    with pytest.raises(ValueError, match="teacher_texts has 1 messages, where the batch has 2 x 3"):
+        bring(few)
 
 
 def test_metadata_that_is_missing_is_told_before_the_first_step():

@@ -260,8 +260,8 @@ def ps_grpo(
         A = (R - mean_group R) / (std_group R + 1e-6), in the rollouts of each paraphrase
         loss = mean over responses of the mean over tokens of token loss
 
-    The paraphrases of a question are consecutive prompts of the batch, which holds their
-    ``similarity``; see :func:`jaxrl_llm.rewards.paraphrase_rewards`.
+    The paraphrases are those of the data's column ``paraphrases``, one prompt of the batch each,
+    and they agree as far as ``rewards.bleu`` says; see :func:`jaxrl_llm.curation.paraphrased`.
 
     Args:
       agreement: Weight of the agreement.
@@ -274,6 +274,7 @@ def ps_grpo(
     shaped = stateless(rewards.paraphrase_rewards, agreement=agreement, accuracy=accuracy)
     return from_base(
         name="ps_grpo",
+        computed=(Computed("similarity", rewards.paraphrase_similarity, "responses"),),
         advantage=chain(shaped, stateless(advantages.grpo)),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         weights=aggregate.sequence_mean,

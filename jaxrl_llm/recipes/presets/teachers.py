@@ -6,7 +6,7 @@ from jaxrl_llm import advantages, aggregate, curation, regularizers, rewards, su
 from jaxrl_llm.core import Array, bind, chain, given, stateless
 from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.recipe import Recipe
-from jaxrl_llm.recipes.wiring import Computed
+from jaxrl_llm.recipes.wiring import TEACHER_TEXTS, Computed
 
 
 def no_advantages(rewards: Array) -> Array:
@@ -52,7 +52,12 @@ def otr(*, beta: float = -0.1, tau: float = 1.3, samples: int | None = None) -> 
 
 
 def sdpo(
-    *, alpha: float = 0.5, top: int = 100, is_clip: float | None = 2.0, teacher_rate: float = 0.05
+    *,
+    alpha: float = 0.5,
+    top: int = 100,
+    is_clip: float | None = 2.0,
+    teacher_rate: float = 0.05,
+    success: float = 0.5,
 ) -> Recipe:
     """Self-distillation policy optimization.
 
@@ -60,12 +65,12 @@ def sdpo(
         loss = mean over taught tokens of min(ratio, is_clip) divergence(student, teacher; alpha)
 
     The divergence is over the ``top`` most likely tokens of the policy at the start of the
-    step, and their tail. A batch holds ``has_teacher``, and the teacher's prompts as
-    ``teacher_prompt_tokens`` and ``teacher_prompt_mask``, or else ``teacher_logp`` of ``top_ids``;
-    a reward or a rule outside of the recipe decides which rollouts get one. Rollouts without a
-    teacher count nowhere.
+    step, and their tail. The teacher reads a right response of the group, or else the text that the
+    reward returns as ``feedback`` (``curation.solution_messages``). Rollouts without a teacher
+    count nowhere, and so do those whose teacher's prompt the model has no room for.
 
     Args:
+      success: Least reward of a right response.
       alpha: 0 for KL(teacher || student), 1 for KL(student || teacher), between for mixtures.
       top: Size of the support.
       is_clip: Cap of the ratio that weighs each token; None for no such weight.
@@ -85,12 +90,14 @@ def sdpo(
       reference is left out.
     """
     log_probs = given(surrogates.support_log_probs, support="top_ids")
+    messages = bind(curation.solution_messages, success=success)
     return from_base(
         name="sdpo",
         advantage=stateless(no_advantages),
         selection=surrogates.keep_taught,
         surrogate=bind(surrogates.sdpo, alpha=alpha, is_clip=is_clip),
         computed=(
+            Computed(TEACHER_TEXTS, messages, "responses"),
             Computed("student_logp", log_probs, "policy"),
             Computed("top_ids", bind(surrogates.top_tokens, count=top), "old_policy"),
             Computed("teacher_logp", log_probs, "teacher"),
@@ -118,10 +125,10 @@ def srpo(
         token loss = w sdpo where routed
         w = exp(-beta H_teacher) over its mean over the routed tokens
 
-    The advantages are over the full group. A batch holds what it does for :func:`sdpo`.
+    The advantages are over the full group. The teacher reads what it does in :func:`sdpo`.
 
     Args:
-      correct_at: Least reward of a correct rollout.
+      correct_at: Least reward of a correct rollout, which may teach its siblings.
       beta: How much more a confident teacher counts; 0 weighs all tokens equally.
       alpha, top, is_clip, teacher_rate: As in :func:`sdpo`.
 
@@ -130,6 +137,7 @@ def srpo(
       (arXiv:2604.02288), PAPER; the clip is ours.
     """
     weights = bind(surrogates.srpo_weights, beta=beta, correct_at=correct_at)
+    messages = bind(curation.solution_messages, success=correct_at)
     log_probs = given(surrogates.support_log_probs, support="top_ids")
     return from_base(
         name="srpo",
@@ -142,6 +150,7 @@ def srpo(
             is_clip=is_clip,
         ),
         computed=(
+            Computed(TEACHER_TEXTS, messages, "responses"),
             Computed("distillation_weights", weights, "batch"),
             Computed("student_logp", log_probs, "policy"),
             Computed("top_ids", bind(surrogates.top_tokens, count=top), "old_policy"),

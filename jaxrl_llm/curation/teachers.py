@@ -1,0 +1,100 @@
+"""Messages for a teacher that is the policy itself and sees more than the question.
+
+The teacher reads the same response after another prompt: with a right response of the group, or
+with what a grader said. These functions run on the host, where a batch is made, as
+``Computed("teacher_texts", function, "responses")``.
+"""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxrl_llm.core import checks
+
+_THINKING = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
+
+TEMPLATE = "{prompt}\n\n{solution}{feedback}Now answer the question at the top, correctly."
+SOLUTION = "A right answer to it is:\n\n{solution}\n\n"
+FEEDBACK = "An earlier attempt of yours was wrong. What was said of it:\n\n{feedback}\n\n"
+
+
+def solution_messages(
+    texts: Sequence[Sequence[str]],
+    *,
+    prompts: Sequence[str],
+    rewards: np.ndarray,
+    where: np.ndarray,
+    feedback: Sequence[Sequence[str | None]] | None = None,
+    success: float = 0.5,
+    feedback_with_solution: bool = False,
+    template: str = TEMPLATE,
+    solution_template: str = SOLUTION,
+    feedback_template: str = FEEDBACK,
+) -> list[list[str | None]]:
+    """The question with a right response of a sibling, or with feedback on the response.
+
+        solution of i = the first j != i of the group with reward_j >= success
+        feedback of i = what the reward says of i, where there is no solution
+        message of i  = None without either
+
+    Thinking (``<think> ... </think>``) is cut out of a solution.
+
+    Args:
+      texts: P lists of G responses.
+      prompts: P messages of the user.
+      rewards: ``[P, G]``.
+      where: bool ``[P, G]``, True for responses that take part; others teach nobody.
+      feedback: P lists of G texts, the entry "feedback" of the reward; None or an empty text says
+        nothing. None for a reward without.
+      success: Least reward of a right response.
+      feedback_with_solution: Whether feedback stands behind a solution as well.
+      template: Has ``{prompt}``, ``{solution}`` and ``{feedback}``; the next two have one of them.
+      solution_template: Of a solution.
+      feedback_template: Of feedback.
+
+    Returns:
+      P lists of G messages or None.
+
+    Raises:
+      ValueError: If shapes disagree.
+
+    Example:
+      >>> import numpy as np
+      >>> import jaxrl_llm as jr
+      >>> messages = jr.curation.solution_messages(
+      ...     [["<think>hm</think>4", "5"]], prompts=["2 + 2?"], rewards=np.array([[1.0, 0.0]]),
+      ...     where=np.ones((1, 2), bool), template="{prompt} {solution}{feedback}",
+      ...     solution_template="Right: {solution}")
+      >>> messages
+      [[None, '2 + 2? Right: 4']]
+
+    References:
+      SDPO (arXiv:2601.20802) and its released code (``success_reward_threshold`` 0.5, a response is
+      not its own solution, feedback only without a solution, the first solution of the group); the
+      words of the templates are ours. SRPO (arXiv:2604.02288) takes the same prompts.
+    """
+    rewards, where = np.asarray(rewards), np.asarray(where)
+    shape = (len(prompts), len(texts[0]) if len(texts) else 0)
+    checks.check_shape("solution_messages", "rewards", rewards, shape)
+    checks.check_shape("solution_messages", "where", where, shape)
+    messages: list[list[str | None]] = []
+    for p, (prompt, group) in enumerate(zip(prompts, texts, strict=True)):
+        right = np.flatnonzero(where[p] & (rewards[p] >= success))
+        row: list[str | None] = []
+        for g in range(len(group)):
+            others = [j for j in right if j != g]
+            said = (feedback[p][g] or "").strip() if feedback is not None else ""
+            said = said if feedback_with_solution or not others else ""
+            if not where[p, g] or not (others or said):
+                row.append(None)
+                continue
+            solution = _THINKING.sub("", group[others[0]]).strip() if others else None
+            parts = {"prompt": prompt, "solution": "", "feedback": ""}
+            if solution is not None:
+                parts["solution"] = solution_template.replace("{solution}", solution)
+            if said:
+                parts["feedback"] = feedback_template.replace("{feedback}", said)
+            row.append(re.sub(r"{(\w+)}", lambda m: parts[m[1]], template))  # noqa: B023
+        messages.append(row)
+    return messages
