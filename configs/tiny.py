@@ -37,8 +37,28 @@ def prompts():
     return PromptSet(rows, source="configs/tiny.py")
 
 
+def share(text):
+    return sum(c.isascii() and c.islower() for c in text) / max(len(text), 1)
+
+
 def lower_case(prompt, completion, metadata):
-    return sum(c.isascii() and c.islower() for c in completion) / max(len(completion), 1)
+    """The share of lower-case letters; the default recipe trains on the entry "reward" alone.
+
+    Other recipes read the rest: more rewards, an answer to vote for, a judge's verdict, a text for
+    a teacher, rewards and unit tests of the two halves.
+    """
+    reward, ends = share(completion), [len(completion) // 2, len(completion)]
+    halves = [completion[: ends[0]], completion[ends[0] :]]
+    return {
+        "reward": reward,
+        "varied": len(set(completion)) / max(len(completion), 1),
+        "answer_ids": ord(completion[0]) % 3 if completion else -1,
+        "flawed": len(set(completion)) < len(completion),
+        "feedback": f"{reward:.0%} of it are lower-case letters",
+        "turn_ends": ends,
+        "turn_rewards": [share(half) for half in halves],
+        "test_passes": [[half.isascii(), share(half) > 0.5] for half in halves],
+    }
 
 
 config = TrainConfig(

@@ -33,25 +33,46 @@ def _model():
 
 
 def _prompts() -> PromptSet:
-    return PromptSet((Prompt(f"q{n:02}", id=f"q{n:02}") for n in range(_PROMPTS)), source="tiny")
+    def columns(n: int) -> dict[str, Any]:
+        return {
+            "hints": ["digits", "use digits", "write 0123"],  # weakest first
+            "demonstration": "012345"[: 2 + n % 4],
+            "paraphrases": [f"Q{n:02}", f"{n:02}q"],
+            "difficulty": n / _PROMPTS,
+            "prior": 0.1 + 0.05 * n,
+        }
+
+    prompts = (Prompt(f"q{n:02}", metadata=columns(n), id=f"q{n:02}") for n in range(_PROMPTS))
+    return PromptSet(prompts, source="tiny")
 
 
-def _reward(prompt: str, completion: str, metadata) -> dict[str, float]:
-    """Components in [0, 1] and an answer; few rewards of a group are above a half.
+def _reward(prompt: str, completion: str, metadata) -> dict[str, Any]:
+    """Components in [0, 1], an answer, a judge's verdict, and what else a reward may say.
 
-    Those of two prompts in ten all have the same reward, so that their groups teach nothing.
+    Few rewards of a group are above a half. Those of two prompts in ten are all the same, so that
+    their groups teach nothing. A response has two turns, each with a reward and two unit tests.
     """
     low = sum(ord(c) < 64 for c in completion) if prompt[-1] not in "37" else 0
-    answer = ord(completion[0]) % 3 if completion else -1
-    short = 1.0 / (1 + len(completion))
-    return {"reward": min(low, 5) / 5, "short": short, "answer_ids": answer}
+    ends = [len(completion) // 2, len(completion)]
+    turns = [completion[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+    return {
+        "reward": min(low, 5) / 5,
+        "short": 1.0 / (1 + len(completion)),
+        "answer_ids": ord(completion[0]) % 3 if completion else -1,
+        "flawed": len(set(completion)) < len(completion),
+        "feedback": f"{low} of {len(completion)} are digits or signs",
+        "turn_ends": ends,
+        "turn_rewards": [sum(ord(c) < 64 for c in turn) / 3 for turn in turns],
+        "test_passes": [[any(c < "@" for c in x), any(c > "@" for c in x)] for x in turns],
+    }
 
 
 def assert_loop_runs_whole(recipe: str | Recipe | EvolutionRecipe, *, steps: int = 3) -> None:
     """Trains a tiny model with ``train`` and checks that the method acts in the loop.
 
     The model has random weights and one layer, the data set 10 prompts, a step 4 of them with 6
-    rollouts each, the reward is in [0, 1] with a second component. After the run the parameters
+    rollouts each, the reward is in [0, 1] with a second component, and both bring all that a preset
+    may read: hints, demonstrations, paraphrases, turns, unit tests. After the run the parameters
     have moved and the losses are finite; the KL of the last update is above 0 if the recipe reads
     it; a tracker of prompts has seen those that were drawn; the state of every controller, the
     critic and a reference that moves are not the first ones. All rewards of two prompts are equal:

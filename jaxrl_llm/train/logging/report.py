@@ -271,12 +271,15 @@ def completions(samples: Rows) -> str:
     if not steps:
         return ""
 
+    def entry(value: Any) -> str:
+        return number(value) if isinstance(value, int | float | None) else str(value)
+
     def card(row: Mapping[str, Any]) -> str:
         reward = row.get("reward")
         value = number(reward) if isinstance(reward, int | float | None) else text(reward)
         names = [name for name in row if name.startswith("reward/")]
-        numbers = (f"{name.partition('/')[2]} {number(row[name])}" for name in names)
-        components = f'<p class="soft">{text(", ".join(numbers))}</p>' if names else ""
+        entries = (f"{name.partition('/')[2]} {entry(row[name])}" for name in names)
+        components = f'<p class="soft">{text(", ".join(entries))}</p>' if names else ""
         name = f" <code>{text(row['id'])}</code>" if row.get("id") is not None else ""
         return (
             f'<div class="card"><h3>reward {value}{name}</h3>{components}<small>prompt</small>'
