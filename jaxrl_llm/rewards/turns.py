@@ -5,6 +5,7 @@ number of characters of the response up to the end of each step.
 """
 
 import bisect
+import itertools
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -72,6 +73,9 @@ def turns_of_tokens(
     Returns:
       int32 ``[t]``.
 
+    Raises:
+      ValueError: If the ends are not ascending.
+
     Example:
       >>> import jaxrl_llm as jr
       >>> tokens = list(b"ab cd e")
@@ -82,6 +86,8 @@ def turns_of_tokens(
       Dr. Kernel (arXiv:2602.05885) and VeRPO (arXiv:2601.03525), whose turns are messages of a
       conversation; in one response they are its steps.
     """
+    if any(b < a for a, b in itertools.pairwise(ends)):
+        raise ValueError(f"turns_of_tokens: ends must be ascending; got {list(ends)}.")
     tokens, places = list(tokens), range(len(tokens) + 1)
 
     def length(count: int) -> int:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxrl_llm as jr
 from jaxrl_llm.advantages import grpo
 from jaxrl_llm.core import chain, stateless
 from jaxrl_llm.rewards import cross_paraphrase_reward, paraphrase_rewards, sample_pair_mask
@@ -173,3 +174,29 @@ SQUARE = jnp.ones((2, 2, 2, 2))
 def test_bad_input(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_bleu_by_hand():
+    bleu = jr.rewards.bleu
+    # 3 of 4 words and 2 of 3 pairs are in the reference.
+    assert bleu("a b c d", "a b c x") == pytest.approx((3 / 4 * 2 / 3) ** 0.5)
+    # A word counts at most as often as the reference has it; a short candidate pays exp(1 - 3/2).
+    assert bleu("a a", "a b c", order=1) == pytest.approx(np.exp(-0.5) / 2)
+    assert bleu("a b c d", "a", order=4) == pytest.approx(1 / 4)  # as many orders as it has words
+    assert bleu("", "") == 0.0 and bleu("x", "x", order=4) == pytest.approx(1.0)
+    with pytest.raises(ValueError, match="bleu: order must be above 0"):
+        bleu("a", "b", order=0)
+
+
+def test_similarities_of_a_batch_are_of_the_paraphrases_of_a_question():
+    texts = [["a b", "c"], ["a b", "d"], ["c", "a"], ["x", "a"]]
+    rows = [{"paraphrases": ["one", "two"]}] * 4
+    similarity = jr.rewards.paraphrase_similarity(texts, metadata=rows)
+    assert similarity.shape == (4, 2, 4) and similarity.dtype == np.float32
+    expected = np.zeros((4, 2, 2, 2))
+    expected[0, 0, 1, 0] = expected[1, 0, 0, 0] = 1.0
+    expected[2, 1, 1, 1] = expected[3, 1, 0, 1] = 1.0
+    np.testing.assert_allclose(similarity.reshape(expected.shape), expected)
+    # Which is what the rewards of the batch read.
+    reward = jr.rewards.paraphrase_rewards(jnp.zeros((4, 2)), similarity=jnp.asarray(similarity))
+    assert reward.tolist() == [[0.5, 0], [0.5, 0], [0, 0.5], [0, 0.5]]

@@ -1,0 +1,62 @@
+"""What a teacher reads that is the policy itself."""
+
+import numpy as np
+import pytest
+
+import jaxrl_llm as jr
+
+TEMPLATES = {
+    "template": "{prompt}|{solution}{feedback}",
+    "solution_template": "S {solution}",
+    "feedback_template": "F {feedback}",
+}
+TEXTS = [["a", "<think>no\nyes</think>\nb", "c"], ["{x}", "e", "f"]]
+REWARDS = np.array([[0.0, 0.5, 1.0], [0.2, 0.0, 0.4]])
+WHERE = np.ones((2, 3), bool)
+
+
+def messages(**options):
+    options = {"rewards": REWARDS, "where": WHERE} | options
+    texts = options.pop("texts", TEXTS)
+    return jr.curation.solution_messages(texts, prompts=["p", "q"], **TEMPLATES, **options)
+
+
+def test_the_first_right_sibling_is_the_solution():
+    assert messages() == [["p|S b", "p|S c", "p|S b"], [None] * 3]
+    assert messages(success=0.6) == [["p|S c", "p|S c", None], [None] * 3]
+    assert messages(success=0.3)[1] == ["q|S f", "q|S f", None]
+
+
+def test_what_takes_no_part_neither_teaches_nor_learns():
+    where = np.array([[True, False, True], [True] * 3])
+    assert messages(where=where) == [["p|S c", None, None], [None] * 3]
+
+
+def test_feedback_stands_in_for_a_solution():
+    feedback = [["x", "y", "z"], [None, " ", "{prompt}"]]
+    assert messages(feedback=feedback) == [
+        ["p|S b", "p|S c", "p|S b"],
+        [None, None, "q|F {prompt}"],
+    ]
+    both = messages(feedback=feedback, feedback_with_solution=True)
+    assert both[0] == ["p|S bF x", "p|S cF y", "p|S bF z"] and both[1] == [
+        None,
+        None,
+        "q|F {prompt}",
+    ]
+
+
+def test_a_solution_with_braces_is_taken_as_it_is():
+    assert messages(success=0.2)[1] == ["q|S f", "q|S {x}", "q|S {x}"]
+
+
+def test_the_first_template_asks_the_question_again():
+    (first, *_), _ = jr.curation.solution_messages(
+        TEXTS, prompts=["What?", "q"], rewards=REWARDS, where=WHERE
+    )
+    assert first.startswith("What?\n\n") and "\n\nb\n\n" in first and "yes" not in first
+
+
+def test_shapes_that_disagree():
+    with pytest.raises(ValueError, match="solution_messages: rewards must have shape"):
+        messages(rewards=REWARDS[:1])
