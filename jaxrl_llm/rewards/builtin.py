@@ -182,12 +182,6 @@ class reasoning_gym:  # noqa: N801 (used as a function: `reward = reasoning_gym(
     def __init__(self, task: str, **options: Any):
         self.task, self.options = task, options
         self.__qualname__ = f"reasoning_gym({task!r})"
-        self._load()
-
-    def __reduce__(self):
-        return functools.partial(reasoning_gym, self.task, **self.options), ()
-
-    def _load(self) -> None:
         gym = _optional("reasoning_gym", "reasoning-gym", "reasoning_gym")
         try:
             self._dataset = gym.create_dataset(self.task, **self.options)
@@ -197,6 +191,9 @@ class reasoning_gym:  # noqa: N801 (used as a function: `reward = reasoning_gym(
                 f"made: {error}."
             ) from error
         self._extract = gym.utils.extract_answer
+
+    def __reduce__(self):
+        return functools.partial(reasoning_gym, self.task, **self.options), ()
 
     def __call__(self, prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
         """The task's score of one completion."""

@@ -52,17 +52,16 @@ def dapo_math(prompt: str, completion: str, metadata: Mapping[str, Any]) -> floa
       answer to an integer; verl takes a box where there is no such line.
     """
     del prompt
-    right = {_integer(normalize_math(x)) for x in _answers("dapo_math", metadata)}
+
+    def whole_number(text: str) -> str:
+        try:
+            number = float(text)
+        except ValueError:
+            return text
+        return str(int(number)) if number.is_integer() else text
+
+    right = {whole_number(normalize_math(x)) for x in _answers("dapo_math", metadata)}
     return 1.0 if final_answer(completion) in right else -1.0
-
-
-def _integer(text: str) -> str:
-    """An integer for a number of an integer value; any other text as it is."""
-    try:
-        number = float(text)
-    except ValueError:
-        return text
-    return str(int(number)) if number.is_integer() else text
 
 
 _CLOSED = ("yes", "no", "noanswer")
@@ -98,16 +97,16 @@ def f1(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:
     """
     del prompt
     reply = answer_words(completion)
-    return max(_f1(reply, normalize_words(x)) for x in _answers("f1", metadata))
 
+    def overlap(answer: str) -> float:
+        if reply == answer:
+            return 1.0
+        if reply in _CLOSED or answer in _CLOSED:
+            return 0.0
+        ours, theirs = Counter(reply.split()), Counter(answer.split())
+        return 2.0 * (ours & theirs).total() / (ours.total() + theirs.total())
 
-def _f1(reply: str, answer: str) -> float:
-    if reply == answer:
-        return 1.0
-    if reply in _CLOSED or answer in _CLOSED:
-        return 0.0
-    ours, theirs = Counter(reply.split()), Counter(answer.split())
-    return 2.0 * (ours & theirs).total() / (ours.total() + theirs.total())
+    return max(overlap(normalize_words(x)) for x in _answers("f1", metadata))
 
 
 @extracts(answer_words)
@@ -176,7 +175,19 @@ def multiple_choice(prompt: str, completion: str, metadata: Mapping[str, Any]) -
             f"multiple_choice: there are at most {len(LETTERS)} options, got {len(choices)}"
         )
     named = [normalize_words(str(choice)) for choice in choices]
-    wanted = _right_letter(metadata.get("answer"), letters, named)
+    answer = metadata.get("answer")
+    text = answer.strip().upper() if isinstance(answer, str) else ""
+    if len(text) == 1 and text in letters:
+        wanted = text
+    elif isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(letters):
+        wanted = letters[answer]
+    elif isinstance(answer, str) and named.count(normalize_words(answer)) == 1:
+        wanted = letters[named.index(normalize_words(answer))]
+    else:
+        options = f"the options {', '.join(letters)}" + (" or their texts" if named else "")
+        raise RewardError(
+            f"multiple_choice: metadata['answer'] must be one of {options}, got {answer!r}"
+        )
     letter = choice_letter(completion, letters)
     if letter is None and named:
         reply = f" {answer_words(completion)} "
@@ -185,19 +196,6 @@ def multiple_choice(prompt: str, completion: str, metadata: Mapping[str, Any]) -
         ]
         letter = present[0] if len(present) == 1 else None
     return float(letter == wanted)
-
-
-def _right_letter(answer: Any, letters: str, choices: list[str]) -> str:
-    if isinstance(answer, str) and len(answer.strip()) == 1 and answer.strip().upper() in letters:
-        return answer.strip().upper()
-    if isinstance(answer, int) and not isinstance(answer, bool) and 0 <= answer < len(letters):
-        return letters[answer]
-    if isinstance(answer, str) and choices.count(normalize_words(answer)) == 1:
-        return letters[choices.index(normalize_words(answer))]
-    options = f"the options {', '.join(letters)}" + (" or their texts" if choices else "")
-    raise RewardError(
-        f"multiple_choice: metadata['answer'] must be one of {options}, got {answer!r}"
-    )
 
 
 def think_format(prompt: str, completion: str, metadata: Mapping[str, Any]) -> float:

@@ -243,18 +243,24 @@ class SamplerBackend:
 
     def _round(self) -> dict[Asked, Rollout]:
         """Samples the next round; the groups that it completes."""
-        size = self._shape[0]
+        size, width = self._shape
         rows = [self._queue.popleft() for _ in range(min(size, len(self._queue)))]
         filled = rows + rows[:1] * (size - len(rows))
-        ids = np.array([self._requests_of(asked, row) for asked, row in filled])
+        ids = [list(asked.requests[row * width : (row + 1) * width]) for asked, row in filled]
+        ids = np.array([row + row[:1] * (width - len(row)) for row in ids])
         rollout = self._sample([self._prompt(asked) for asked, _ in filled], ids)
-        complete = []
+        complete = {}
         for i, (asked, _) in enumerate(rows):
             done = self._rows.setdefault(asked, [])
             done.append(jax.tree.map(lambda x, i=i: x[i : i + 1], rollout))
             if len(done) == self._num_rows(asked):
-                complete.append(asked)
-        return {asked: self._join_rows(asked) for asked in complete}
+                parts = [row._replace(prompt_tokens=None, prompt_mask=None) for row in done]
+                n = len(asked.requests)
+                joined = jax.tree.map(lambda *x, n=n: np.concatenate(x, axis=1)[:, :n], *parts)
+                prompt = {name: getattr(done[0], name) for name in ("prompt_tokens", "prompt_mask")}
+                complete[asked] = joined._replace(**prompt)
+                del self._rows[asked]
+        return complete
 
     def _graded(
         self, rollouts: dict[Asked, Rollout], texts: dict[Asked, list[str]]
@@ -296,19 +302,6 @@ class SamplerBackend:
 
     def _num_rows(self, asked: Asked) -> int:
         return -(-len(asked.requests) // self._shape[1])
-
-    def _requests_of(self, asked: Asked, row: int) -> list[int]:
-        """The numbers of a row; one that is not full repeats its first."""
-        size = self._shape[1]
-        requests = list(asked.requests[row * size : (row + 1) * size])
-        return requests + requests[:1] * (size - len(requests))
-
-    def _join_rows(self, asked: Asked) -> Rollout:
-        """The rows of a group as one."""
-        rows, size = self._rows.pop(asked), len(asked.requests)
-        responses = [row._replace(prompt_tokens=None, prompt_mask=None) for row in rows]
-        joined = jax.tree.map(lambda *x: np.concatenate(x, axis=1)[:, :size], *responses)
-        return joined._replace(prompt_tokens=rows[0].prompt_tokens, prompt_mask=rows[0].prompt_mask)
 
 
 class EngineBackend:
@@ -440,19 +433,20 @@ class EngineBackend:
     def _hand_over(self, asked: Asked, rollout: Rollout, entropy: np.ndarray | None) -> None:
         """Hands a group to the reward; every process holds all of them and grades its share."""
         texts = texts_of(rollout, self._decode)[0]
+
+        def score() -> Scores:
+            members, scores = ungraded(asked, rollout), None
+            if members:
+                chosen = [texts[i] for i in members]
+                if asked.request.reward is not None:
+                    scores = own_scores(asked, chosen)
+                else:
+                    scores = self._grade([self._questions[asked.question]], [chosen])
+            return all_scores(asked, members, scores)
+
         self._sampled[asked] = (rollout, texts, entropy)
         if sum(asked.requests) % jax.process_count() == jax.process_index():
-            self._grading[asked] = self._pool.submit(self._scores, asked, rollout, texts)
-
-    def _scores(self, asked: Asked, rollout: Rollout, texts: list[str]) -> Scores:
-        members, scores = ungraded(asked, rollout), None
-        if members:
-            chosen = [texts[i] for i in members]
-            if asked.request.reward is not None:
-                scores = own_scores(asked, chosen)
-            else:
-                scores = self._grade([self._questions[asked.question]], [chosen])
-        return all_scores(asked, members, scores)
+            self._grading[asked] = self._pool.submit(score)
 
     def close(self) -> None:
         """Drops what is queued, decoding or not graded yet."""

@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
 import numpy as np
 
-from jaxrl_llm.core import Array, ArrayTree, call_with, checks
+from jaxrl_llm.core import ArrayTree, call_with, checks
 from jaxrl_llm.core.compose import stable_repr
 from jaxrl_llm.curation.collectors.protocol import (
     OWN,
@@ -237,21 +238,39 @@ class _Replayed:
         return ReplayedState(buffer, self.source.init(num_prompts))
 
     def propose(self, state: ReplayedState, key, collection: Collection, count: int):
+        first, groups = len(collection.requests), collection.num_groups
         with on_host():
             key = jax.random.wrap_key_data(np.asarray(jax.random.key_data(key)))
-        drawn = self._drawn(state, key, collection)
-        first, groups = len(collection.requests), collection.num_groups
+            sample = replay_sample(
+                jax.random.fold_in(key, 0),
+                state.buffer._replace(items=()),
+                count=self.capacity,
+                weights=self._weights(state, collection),
+            )
+        # The places of this batch in the order in which they are drawn.
+        index = np.asarray(sample.index)
+        drawn = index[index >= 0].tolist()
         if self.replace is not None:
             after = self._fresh(state, collection)[0].rows is not None
             replay = [after] * count
         else:
-            start = groups - self._count(key, len(drawn), collection)
+            wanted = round((self.share or 0.0) * groups)
+            if self.draw == "each":
+                with on_host():
+                    key = jax.random.fold_in(key, 1)
+                    mask = mix_source_mask(key, prompts=groups, probability=self.share or 0.0)
+                wanted = int(np.count_nonzero(mask))
+            start = groups - min(wanted, len(drawn), groups - 1)  # one at least is fresh
             replay = [start <= i < groups for i in range(first, first + count)]
         used = sum(request.role == REPLAYED for request in collection.requests)
         places = iter(drawn[used:])
-        requests: list[Request | None] = [
-            self._stored(state, next(places), collection) if stored else None for stored in replay
-        ]
+        stored = partial(
+            stored_request,
+            state.buffer,
+            version=collection.version,
+            max_staleness=self.max_staleness,
+        )
+        requests: list[Request | None] = [stored(next(places)) if x else None for x in replay]
         part, _ = _part(collection)
         fresh, source = self.source.propose(state.source, key, part, requests.count(None))
         following = iter(fresh)
@@ -268,8 +287,10 @@ class _Replayed:
         stored = [i for i, request in enumerate(requests) if request.role == REPLAYED]
         kept = rows
         if self.replace is not None:
-            kept = self._informative(rows, collection)
-            missing = min(len(rows) - len(kept), self._available(state, collection)) - len(stored)
+            passing = _passing(self, "replace", self.replace, rows, collection)
+            kept = [r for r, passes in zip(rows, passing, strict=True) if passes and r.takes_part]
+            available = int(np.count_nonzero(self._weights(state, collection)))
+            missing = min(len(rows) - len(kept), available) - len(stored)
             if missing > 0:
                 return Decision(ask=missing), state
             # Rows that nothing takes the place of stay.
@@ -315,42 +336,6 @@ class _Replayed:
                 weights = np.asarray(call_with(self.priority, context=context), np.float32)
                 checks.check_shape(repr(self), "the priority's result", weights, able.shape)
         return np.where(np.asarray(able) & (weights > 0), weights, 0.0)
-
-    def _available(self, state, collection: Collection) -> int:
-        return int(np.count_nonzero(self._weights(state, collection)))
-
-    def _drawn(self, state, key: Array, collection: Collection) -> list[int]:
-        """The places of this batch in the order in which they are drawn."""
-        meta = state.buffer._replace(items=())
-        with on_host():
-            sample = replay_sample(
-                jax.random.fold_in(key, 0),
-                meta,
-                count=self.capacity,
-                weights=self._weights(state, collection),
-            )
-        index = np.asarray(sample.index)
-        return index[index >= 0].tolist()
-
-    def _count(self, key: Array, available: int, collection: Collection) -> int:
-        """How many groups of the batch are stored ones; one at least is fresh."""
-        groups, share = collection.num_groups, self.share or 0.0
-        wanted = round(share * groups)
-        if self.draw == "each":
-            with on_host():
-                key = jax.random.fold_in(key, 1)
-                mask = mix_source_mask(key, prompts=groups, probability=share)
-            wanted = int(np.count_nonzero(mask))
-        return min(wanted, available, groups - 1)
-
-    def _stored(self, state, place: int, collection: Collection) -> Request:
-        version, most = collection.version, self.max_staleness
-        return stored_request(state.buffer, place, version=version, max_staleness=most)
-
-    def _informative(self, rows: list[Row], collection: Collection) -> list[Row]:
-        """The rows that stay: they take part and pass the rule of ``replace``."""
-        keep = _passing(self, "replace", self.replace, rows, collection)
-        return [row for row, passes in zip(rows, keep, strict=True) if passes and row.takes_part]
 
     def _add(self, buffer: ReplayBuffer, rows: list[Row], collection: Collection) -> ReplayBuffer:
         """The buffer with the fresh groups of the batch."""
