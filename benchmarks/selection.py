@@ -3,7 +3,9 @@
 python -m benchmarks.selection --save
 
 Every rule is compiled and timed with what a step of it does: the draw or the ranking, and the
-update of what is believed of all prompts. The rules run in turn.
+update of what is believed of all prompts. ``step`` is what a training run does with the collector
+`prioritized(learnability)`: it proposes a batch and learns from its outcomes. The rules run in
+turn.
 """
 
 import functools
@@ -63,6 +65,32 @@ def rules(size) -> dict[str, Callable]:
     return {rule.__name__: jax.jit(rule) for rule in chosen}
 
 
+def collector_step(size, belief: curation.PromptBelief) -> Callable:
+    """A step of `prioritized(learnability)` on the host."""
+    collector = curation.prioritized(curation.learnability)
+    state = curation.PromptBelief(np.asarray(belief.alpha), np.asarray(belief.beta))
+    rewards = np.float32(np.arange(size["rollouts"]) % 2)
+    n, key = len(rewards), jax.random.key(0)
+
+    def outcome(prompt: int) -> curation.Outcome:
+        return curation.Outcome(
+            prompt=prompt,
+            rewards=rewards,
+            where=np.ones(n, bool),
+            lengths=np.ones(n, np.int32),
+            truncated=np.zeros(n, bool),
+            reward_components={},
+        )
+
+    def step():
+        empty = curation.Collection(size["selected"], n)
+        requests, _ = collector.propose(state, key, empty, size["selected"])
+        outcomes = tuple(outcome(request.prompt) for request in requests)
+        return collector.observe(state, empty._replace(requests=requests, outcomes=outcomes))[1]
+
+    return step
+
+
 def main(argv: list[str] | None = None) -> None:
     """Measure and print one JSON line last."""
     options = harness.parser(__doc__.splitlines()[0]).parse_args(argv)
@@ -80,7 +108,8 @@ def main(argv: list[str] | None = None) -> None:
     )
     key = jax.random.key(0)
     timed = {name: functools.partial(rule, key, belief) for name, rule in rules(size).items()}
-    seconds = in_turns(options.rounds, compiled=False, update=lambda: update(belief), **timed)
+    timed |= {"update": lambda: update(belief), "step": collector_step(size, belief)}
+    seconds = in_turns(options.rounds, compiled=False, **timed)
     result = {
         "name": "selection",
         "workload": {**size, "runs": options.rounds},

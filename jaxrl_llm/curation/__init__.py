@@ -44,9 +44,11 @@ from jaxrl_llm.curation.budgets import (
     rollout_priority,
     round_to_budget,
     sqrt_allocation,
+    v0_extra_rollouts,
     xrpo_extra_rollouts,
 )
 from jaxrl_llm.curation.collectors.demonstrations import demonstrations, only_demonstrations
+from jaxrl_llm.curation.collectors.gdro_memory import RolloutGdroState, rollout_gdro_memory
 from jaxrl_llm.curation.collectors.hint_policies import (
     examples_in_prompt,
     hint_share,
@@ -83,7 +85,13 @@ from jaxrl_llm.curation.collectors.replayed import (
     store_groups,
     stored_request,
 )
-from jaxrl_llm.curation.collectors.two_phase import two_phase
+from jaxrl_llm.curation.collectors.seeding import SolvedExamples, seeded_message, solved_examples
+from jaxrl_llm.curation.collectors.two_phase import (
+    Memory,
+    TwoPhaseState,
+    remembered_rates,
+    two_phase,
+)
 from jaxrl_llm.curation.collectors.visits import hint_levels, in_epochs, prefixed
 from jaxrl_llm.curation.curvature import (
     CapoMoments,
@@ -136,6 +144,12 @@ from jaxrl_llm.curation.mixing import (
     icpo_merge,
     mix_source_mask,
 )
+from jaxrl_llm.curation.prompts.arms import (
+    arm_scores_update,
+    choose_arms,
+    gdro_extra_rollouts,
+    shadow_price,
+)
 from jaxrl_llm.curation.prompts.beliefs import (
     PromptBelief,
     belief_init,
@@ -145,23 +159,19 @@ from jaxrl_llm.curation.prompts.beliefs import (
     thompson_rates,
     variance_reduction,
 )
-from jaxrl_llm.curation.prompts.robust import (
+from jaxrl_llm.curation.prompts.bins import (
     BinScores,
     PassHistory,
-    PromptGdroState,
-    arm_scores_update,
-    bin_advantage_weights,
     bin_means,
     bin_scores_update,
-    choose_arms,
     difficulty_bins,
     exponential_weights,
     pass_history_init,
     pass_history_rate,
     pass_history_update,
-    prompt_gdro,
-    shadow_price,
 )
+from jaxrl_llm.curation.prompts.embeddings import hashed_words
+from jaxrl_llm.curation.prompts.robust import PromptGdroState, bin_advantage_weights, prompt_gdro
 from jaxrl_llm.curation.prompts.selection import (
     candidate_pool,
     draw_prompts,
@@ -260,6 +270,23 @@ from jaxrl_llm.curation.trees.pruning import (
 )
 
 __all__ = [
+    "hashed_words",
+    "solved_examples",
+    "seeded_message",
+    "SolvedExamples",
+    "rollout_gdro_memory",
+    "RolloutGdroState",
+    "gdro_extra_rollouts",
+    "v0_extra_rollouts",
+    "remembered_rates",
+    "TwoPhaseState",
+    "Memory",
+    "DEMONSTRATION",
+    "HINTED",
+    "JUDGE",
+    "OWN",
+    "REPLAYED",
+    "Response",
     "BinScores",
     "Candidates",
     "CapoMoments",
@@ -267,12 +294,8 @@ __all__ = [
     "Collection",
     "Collector",
     "Compacted",
-    "DEMONSTRATION",
     "Decision",
-    "HINTED",
-    "JUDGE",
     "JudgeItems",
-    "OWN",
     "Operation",
     "Outcome",
     "Pairs",
@@ -280,14 +303,12 @@ __all__ = [
     "PooledGroups",
     "PromptBelief",
     "PromptGdroState",
-    "REPLAYED",
     "RateCalibration",
     "Replacement",
     "ReplayBuffer",
     "ReplaySample",
     "ReplayedState",
     "Request",
-    "Response",
     "Row",
     "ScoreBins",
     "SelectiveSample",

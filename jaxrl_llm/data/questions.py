@@ -55,6 +55,10 @@ class TextEncoder:
             )
         return tokens
 
+    def takes_text(self, text: str) -> bool:
+        """Whether a message is a prompt that there is room for."""
+        return 0 < len(self._encode(text)) <= self.room
+
     def response(self, text: str, *, ends: bool = False) -> list[int]:
         """A response, with the stop token if it ``ends``."""
         first = len(self.tokenizer.encode(""))

@@ -136,7 +136,10 @@ def collect(
     start = Collection(num_groups, group_size, step, data=DataRows(questions), version=version)
     if limits is not None:
         encoder = limits.encoder
-        start = start._replace(encode=encoder.response, decode=encoder.tokenizer.decode)
+        decode = encoder.tokenizer.decode
+        start = start._replace(
+            encode=encoder.response, decode=decode, takes_text=encoder.takes_text
+        )
     book = _Book(collector, state, key, questions, next_places, start, limits)
     try:
         while True:

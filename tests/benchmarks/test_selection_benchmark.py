@@ -12,7 +12,7 @@ def test_every_rule_is_timed(capsys):
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["name"] == "selection" and result["workload"]["prompts"] == 1000
     rules = {"learnability", "dots", "vade", "vade_without_candidates", "mopps", "insight"}
-    assert set(result["milliseconds"]) == rules | {"update"}
+    assert set(result["milliseconds"]) == rules | {"step", "update"}
     assert all(0 < t["min"] <= t["median"] <= t["max"] for t in result["milliseconds"].values())
 
 
@@ -21,7 +21,7 @@ def test_the_stored_result_holds_what_is_promised():
     (path,) = harness.RESULTS.glob("selection-cpu-2core*.json")
     result = json.loads(path.read_text())
     assert (result["workload"]["prompts"], result["workload"]["selected"]) == (1_000_000, 512)
-    for rule in ("learnability", "dots", "vade", "mopps", "insight"):
+    for rule in ("learnability", "dots", "vade", "mopps", "insight", "step"):
         assert result["milliseconds"][rule]["median"] < 20, rule
 
 

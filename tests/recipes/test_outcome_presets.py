@@ -84,7 +84,7 @@ def of_group(name, p, r):
         return np.array([a[[i in s for s in pairs]].mean() for i in range(n)])
     if name == "v05_baseline":
         q = PRIOR[p]
-        w = max(0.0, 1 - q * (1 - q) / n / (r.mean() - q) ** 2)
+        w = max(0.0, 1 - 0.25 / n / (r.mean() - q) ** 2)
         return r - w * r.mean() - (1 - w) * q
     return r - r.mean()  # drpo_len: of which the sign counts
 

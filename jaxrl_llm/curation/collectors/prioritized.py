@@ -1,6 +1,7 @@
 """A collector that chooses prompts by what is believed of their success rates."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Literal
 
@@ -49,21 +50,18 @@ class _Prioritized:
         first, total, belief, pool = len(collection.requests), len(state.alpha), state, None
         with on_host():
             key = jax.random.wrap_key_data(np.asarray(jax.random.key_data(key)))
-            pool_key, rate_key, draw_key = jax.random.split(key, 3)
+            pool_key, *keys = jax.random.split(key, 3)
             if self.candidates is not None:
                 size = min(total, self.candidates * collection.num_groups)
                 pool = np.asarray(candidate_pool(pool_key, num_prompts=total, size=size))
                 belief = PromptBelief(belief.alpha[pool], belief.beta[pool])
-            rates = thompson_rates(rate_key, belief) if self.thompson else belief_mean(belief)
-            context = {"rates": rates, "state": belief, "rollouts": collection.group_size}
-            scores = call_with(self.score, context=context)
-            checks.check_shape(repr(self), "the score's result", scores, rates.shape)
             # A power of two, so that few shapes are compiled.
-            most = min(len(rates), 1 << (first + count - 1).bit_length())
-            if self.choose == "weight":
-                ids = draw_prompts(draw_key, scores, count=most)
-            else:
-                ids = select_top(scores, count=most)
+            most = min(len(belief.alpha), 1 << (first + count - 1).bit_length())
+            options = (self, collection.group_size, most)
+            try:
+                ids = _compiled_order(*keys, belief, *options)
+            except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError):
+                ids = _ordered(*keys, belief, *options)  # a score in NumPy
             ids = np.asarray(ids)
         if not (ids := ids[ids >= 0]).size:
             raise ValueError(f"{self!r}: the score is NaN for every prompt.")
@@ -84,11 +82,11 @@ class _Prioritized:
                 f"{seen.rewards[row, member]:g}."
             )
         with on_host():
-            belief = belief_update(
+            belief = _learned(
                 state,
                 seen.prompt,
                 seen.rewards,
-                where=seen.where,
+                seen.where,
                 retain=self.retain,
                 retain_rest=self.retain_rest,
                 prior=self.prior,
@@ -101,6 +99,35 @@ class _Prioritized:
             if (value := getattr(self, field.name)) != field.default:
                 text += f", {field.name}={value!r}"
         return f"prioritized({text})"
+
+
+def _ordered(
+    rate_key: Array,
+    draw_key: Array,
+    belief: PromptBelief,
+    collector: _Prioritized,
+    rollouts: int,
+    count: int,
+) -> Array:
+    """The first ``count`` prompts of a belief by the collector's score."""
+    rates = thompson_rates(rate_key, belief) if collector.thompson else belief_mean(belief)
+    context = {"rates": rates, "state": belief, "rollouts": rollouts}
+    scores = call_with(collector.score, context=context)
+    checks.check_shape(repr(collector), "the score's result", scores, rates.shape)
+    if collector.choose == "weight":
+        return draw_prompts(draw_key, scores, count=count)
+    return select_top(scores, count=count)
+
+
+# Compiled: the data set may have a million prompts.
+_compiled_order = jax.jit(_ordered, static_argnums=(3, 4, 5))
+
+
+@functools.partial(jax.jit, static_argnames=("retain", "retain_rest", "prior"))
+def _learned(state, prompts, rewards, where, *, retain, retain_rest, prior) -> PromptBelief:
+    return belief_update(
+        state, prompts, rewards, where=where, retain=retain, retain_rest=retain_rest, prior=prior
+    )
 
 
 def prioritized(

@@ -162,6 +162,7 @@ class Collection(NamedTuple):
       version: Of the weights that sample.
       encode: ``text -> tokens`` of a response, without the token that ends it.
       decode: ``tokens -> text``.
+      takes_text: ``text -> bool``, whether a message is short enough for a prompt.
     """
 
     num_groups: int
@@ -173,6 +174,7 @@ class Collection(NamedTuple):
     version: int = 0
     encode: Callable[[str], Sequence[int]] = no_tokenizer
     decode: Callable[[Sequence[int]], str] = no_tokenizer
+    takes_text: Callable[[str], bool] = bool
 
     @property
     def waiting(self) -> int:

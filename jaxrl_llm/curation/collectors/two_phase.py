@@ -1,13 +1,18 @@
 """A collector that gives some prompts more rollouts than others, by what the first ones showed."""
 
 import dataclasses
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
+import jax
 import numpy as np
 
-from jaxrl_llm.core import ArrayTree, call_with, checks
+from jaxrl_llm.core import ArrayTree, accepted, call_with, checks
 from jaxrl_llm.core.compose import stable_repr
 from jaxrl_llm.curation.collectors.protocol import (
+    HINTED,
+    OWN,
     Collection,
     Collector,
     Decision,
@@ -17,6 +22,110 @@ from jaxrl_llm.curation.collectors.protocol import (
     on_host,
     sized,
 )
+from jaxrl_llm.curation.prompts.beliefs import (
+    PromptBelief,
+    belief_init,
+    belief_mean,
+    belief_update,
+)
+
+
+class Memory(Protocol):
+    """What an allocator remembers of the prompts from batch to batch.
+
+    ``read`` and ``learn`` name what they take of ``prompts`` (int ``[P]``, places in the data set),
+    ``rewards`` and ``where`` ``[P, max_rollouts]``, ``counts`` (int ``[P]``, rollouts of each),
+    ``texts`` (of each group, those of its rollouts), and of the Collection ``data``,
+    ``takes_text``, ``num_groups`` and ``group_size``.
+    """
+
+    def init(self, num_prompts: int) -> ArrayTree:
+        """The state before the first batch: arrays whose shapes do not change."""
+        ...
+
+    @property
+    def read(self) -> Callable[..., Mapping[str, Any]]:
+        """``(state, ...) -> mapping``: what the allocator may name besides."""
+        ...
+
+    @property
+    def learn(self) -> Callable[..., ArrayTree]:
+        """``(state, ...) -> state`` once a batch is complete."""
+        ...
+
+
+class TwoPhaseState(NamedTuple):
+    """State of a :func:`two_phase` with a memory.
+
+    Attributes:
+      source: Of the collector that proposes the prompts.
+      memory: Of the memory.
+    """
+
+    source: ArrayTree
+    memory: ArrayTree
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Rates:
+    """Made by :func:`remembered_rates`."""
+
+    prior: tuple[float, float]
+    retain: float
+
+    def init(self, num_prompts: int) -> PromptBelief:
+        return jax.tree.map(np.asarray, belief_init(num_prompts, prior=self.prior))
+
+    def read(self, state: PromptBelief, *, prompts: np.ndarray) -> dict[str, np.ndarray]:
+        return {"rates": np.asarray(belief_mean(state))[prompts]}
+
+    def learn(
+        self,
+        state: PromptBelief,
+        *,
+        prompts: np.ndarray,
+        rewards: np.ndarray,
+        where: np.ndarray,
+    ) -> PromptBelief:
+        learned = belief_update(
+            state, prompts, rewards, where=where, retain=self.retain, prior=self.prior
+        )
+        return jax.tree.map(np.asarray, learned)
+
+    def __repr__(self) -> str:
+        return f"remembered_rates(prior={self.prior}, retain={self.retain})"
+
+
+def remembered_rates(*, prior: tuple[float, float] = (1.0, 1.0), retain: float = 1.0) -> Memory:
+    """A memory of every prompt's success rate, which an allocator reads as ``rates`` ``[P]``.
+
+        rates = alpha / (alpha + beta)      before the batch
+
+    Args:
+      prior: Pseudo-counts of success and failure of a prompt never seen.
+      retain: See :func:`~jaxrl_llm.curation.belief_update`.
+
+    Returns:
+      A :class:`Memory` whose state is a PromptBelief ``[N]``.
+
+    Raises:
+      ValueError: If an option is out of its range.
+
+    Example:
+      >>> import numpy as np
+      >>> import jaxrl_llm as jr
+      >>> memory = jr.curation.remembered_rates()
+      >>> memory.read(memory.init(4), prompts=np.array([2]))["rates"].tolist()
+      [0.5]
+
+    References:
+      SPO (arXiv:2509.13232) tracks success rates so; V0 (arXiv:2602.03584) and V_0.5
+      (arXiv:2603.10848) predict them by a model of their own.
+    """
+    prior = (float(prior[0]), float(prior[1]))
+    belief_init(1, prior=prior)  # checks it
+    checks.check_share("remembered_rates", retain=retain)
+    return _Rates(prior=prior, retain=retain)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -28,22 +137,34 @@ class _TwoPhase:
     first: int | None
     rounds: int
     source: Collector
+    memory: Memory | None
+    text: Callable | None
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_TwoPhase":
         size = self.first or group_size
         source = sized(self.source, group_size=size, max_new_tokens=max_new_tokens)
         return dataclasses.replace(self, source=source)
 
+    @property
+    def sends_text(self) -> bool:
+        return self.text is not None
+
     def width(self, group_size: int) -> int:
         return max(self.max_rollouts, self.first or group_size)
 
     def init(self, num_prompts: int) -> ArrayTree:
-        return self.source.init(num_prompts)
+        source = self.source.init(num_prompts)
+        if self.memory is None:
+            return source
+        return TwoPhaseState(source, self.memory.init(num_prompts))
 
     def propose(self, state, key, collection: Collection, count: int):
         if self.first is not None:
             collection = collection._replace(group_size=self.first)
-        return self.source.propose(state, key, collection, count)
+        if self.memory is None:
+            return self.source.propose(state, key, collection, count)
+        requests, source = self.source.propose(state.source, key, collection, count)
+        return requests, state._replace(source=source)
 
     def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
         groups, requests = collection.num_groups, collection.requests
@@ -55,39 +176,76 @@ class _TwoPhase:
         for i, request in enumerate(requests):
             group = i if request.extends is None else request.extends
             members[group] += [(i, j) for j in range(request.rollouts)]
-        rounds = requests[-1].round
-        if rounds < self.rounds and (extra := self._extra(collection, members, rounds)).any():
-            more = enumerate(extra)
-            asked = (Request(int(n), extends=i, round=rounds + 1) for i, n in more if n)
-            return Decision(requests=tuple(asked)), state
-        _, learned = self.source.observe(state, collection)
+        context = self._context(collection, members)
+        if (done := requests[-1].round) < self.rounds:
+            memory = state.memory if self.memory is not None else None
+            if more := self._more(memory, collection, context, done):
+                return Decision(requests=more), state
+        source = state if self.memory is None else state.source
+        _, learned = self.source.observe(source, collection)
+        if self.memory is not None:
+            with on_host():
+                memory = call_with(self.memory.learn, state.memory, context=context)
+            learned = TwoPhaseState(learned, memory)
         return Decision(rows=tuple(Row(tuple(row)) for row in members)), learned
 
-    def _extra(self, collection: Collection, members, rounds: int) -> np.ndarray:
-        """How many more rollouts each group gets in the next round: int ``[P]``."""
+    def _context(self, collection: Collection, members) -> dict[str, Any]:
+        """What the groups have shown so far, as the functions of this collector name it."""
         most = self.width(collection.group_size)
         rewards = np.zeros((len(members), most), np.float32)
         where = np.zeros(rewards.shape, bool)
         for p, row in enumerate(members):
             for g, (i, j) in enumerate(row):
-                rewards[p, g], where[p, g] = (
-                    collection.outcomes[i].rewards[j],
-                    collection.outcomes[i].where[j],
-                )
-        counts = np.array([len(row) for row in members])
-        first = self.first or collection.group_size
-        left = collection.num_groups * collection.group_size - int(counts.sum())
-        context = {
+                outcome = collection.outcomes[i]
+                rewards[p, g], where[p, g] = outcome.rewards[j], outcome.where[j]
+        every = [[collection.outcomes[i] for i in dict.fromkeys(i for i, _ in m)] for m in members]
+        return {
+            "prompts": np.array([int(outcomes[0].prompt) for outcomes in every]),
             "rewards": rewards,
             "where": where,
             "accuracy": np.float32((rewards * where).sum(-1) / np.maximum(where.sum(-1), 1)),
-            "rollouts": first,
-            "max_rollouts": most,
-            "budget": max(left, 0) // (self.rounds - rounds),
+            "counts": np.array([len(row) for row in members]),
+            "texts": [
+                [text for outcome in outcomes for text in outcome.texts] for outcomes in every
+            ],
+            "data": collection.data,
+            "takes_text": collection.takes_text,
+            "num_groups": collection.num_groups,
+            "group_size": collection.group_size,
         }
+
+    def _more(
+        self, memory: ArrayTree, collection: Collection, context: dict[str, Any], done: int
+    ) -> tuple[Request, ...]:
+        """The requests of the next round."""
+        groups, counts = collection.num_groups, context["counts"]
+        left = groups * collection.group_size - int(counts.sum())
+        context = context | {
+            "rollouts": self.first or collection.group_size,
+            "max_rollouts": self.width(collection.group_size),
+            "budget": max(left, 0) // (self.rounds - done),
+        }
+        if self.memory is not None:
+            with on_host():
+                context |= call_with(self.memory.read, memory, context=context)
+        extra = self._extra(context | _columns(self, self.allocate, context))
+        texts: list[str | None] = [None] * groups
+        if self.text is not None:
+            texts = call_with(self.text, context=context | {"memory": memory})
+        return tuple(
+            Request(int(n), extends=p, round=done + 1, text=texts[p], role=_role(texts[p]))
+            for p, n in enumerate(extra)
+            if n
+        )
+
+    def _extra(self, context: dict[str, Any]) -> np.ndarray:
+        """How many more rollouts each group gets in the next round: int ``[P]``."""
+        counts, most = context["counts"], context["max_rollouts"]
         with on_host():
             extra = np.asarray(call_with(self.allocate, context=context))
-        if extra.shape != counts.shape or extra.dtype.kind not in "iu":
+        if extra.dtype == bool:
+            extra = extra & (counts < most)
+        if extra.shape != counts.shape or extra.dtype.kind not in "iub":
             raise ValueError(
                 f"{self!r}: the allocator must return {len(counts)} integers; got shape "
                 f"{extra.shape} of {extra.dtype}."
@@ -108,7 +266,34 @@ class _TwoPhase:
             text += f", rounds={self.rounds}"
         if self.source != in_order():
             text += f", source={self.source!r}"
+        for name in ("memory", "text"):
+            if (value := getattr(self, name)) is not None:
+                text += f", {name}={stable_repr(value)}"
         return f"two_phase({text})"
+
+
+def _role(text: str | None) -> int:
+    return OWN if text is None else HINTED
+
+
+def _columns(collector, function: Callable, context: dict[str, Any]) -> dict[str, np.ndarray]:
+    """Numbers of the prompts' rows ``[P]`` that a function names and nothing else brings."""
+    columns = {}
+    for name, parameter in accepted(function).items():
+        # `given` names a place that it fills from elsewhere with an underscore.
+        optional = parameter.default is not inspect.Parameter.empty or name.startswith("_")
+        if optional or name in context:
+            continue
+        rows = [context["data"][p] if len(context["data"]) else {} for p in context["prompts"]]
+        values = [row.get(name) for row in rows]
+        for prompt, value in zip(context["prompts"], values, strict=True):
+            if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+                raise ValueError(
+                    f"{collector!r} reads a number {name!r} of every prompt; prompt {prompt} of "
+                    f"the data has {value!r}."
+                )
+        columns[name] = np.asarray(values, np.float32)
+    return columns
 
 
 def two_phase(
@@ -118,6 +303,8 @@ def two_phase(
     first: int | None = None,
     rounds: int = 1,
     source: Collector | None = None,
+    memory: Memory | None = None,
+    text: Callable | None = None,
 ) -> Collector:
     """Asks for a few rollouts of each prompt, then for more of those that an allocator names.
 
@@ -127,23 +314,28 @@ def two_phase(
     masked. A round waits for the one before it.
 
     Args:
-      allocate: Integers ``[P]`` of rollouts that each group gets in the next round. It names what
-        it takes: ``rewards`` and ``where`` ``[P, max_rollouts]``, ``accuracy`` ``[P]`` (mean
-        reward), ``rollouts`` (of the first round), ``max_rollouts``, ``budget`` (what is left of
-        P G rollouts, divided by the rounds to come), such as
+      allocate: Integers ``[P]`` of rollouts that each group gets in the next round, or bools for
+        one more each. It names what it takes: ``rewards`` and ``where`` ``[P, max_rollouts]``,
+        ``accuracy`` ``[P]`` (mean reward), ``counts`` ``[P]`` (rollouts so far), ``rollouts`` (of
+        the first round), ``max_rollouts``, ``budget`` (what is left of P G rollouts, divided by
+        the rounds to come), what the memory reads, and columns of numbers of the data; such as
         :func:`~jaxrl_llm.curation.dars_extra_rollouts` and
         :func:`~jaxrl_llm.curation.xrpo_extra_rollouts`.
       max_rollouts: Most rollouts of a group.
       first: Rollouts of the first round; None for G.
       rounds: How often the allocator is asked; it ends earlier once it names no group.
       source: The collector that proposes the prompts; None for :func:`in_order`.
+      memory: What the allocator remembers, such as :func:`remembered_rates`; None for nothing.
+      text: The message of the further rollouts of each group, a list of P with None for the
+        prompt's own. It names what it takes of the allocator's context and ``memory``, the state.
 
     Returns:
-      A collector; its state is that of ``source``.
+      A collector; its state is that of ``source``, or a :class:`TwoPhaseState` with a memory.
 
     Raises:
       TypeError: If ``allocate`` is no function, or a number no integer.
-      ValueError: If a number is out of its range.
+      ValueError: If a number is out of its range; in a run, if an allocation is, or a prompt lacks
+        a column that the allocator names.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -151,8 +343,8 @@ def two_phase(
       two_phase(dars_extra_rollouts, max_rollouts=32)
 
     References:
-      DARS (arXiv:2508.13755), XRPO (arXiv:2510.06672) and V0 (arXiv:2602.03584), which differ in
-      the allocator.
+      DARS (arXiv:2508.13755), XRPO (arXiv:2510.06672), V0 (arXiv:2602.03584) and V_0.5
+      (arXiv:2603.10848), which differ in the allocator.
     """
     name = "two_phase"
     if not callable(allocate):
@@ -171,4 +363,6 @@ def two_phase(
         first=first,
         rounds=rounds,
         source=in_order() if source is None else source,
+        memory=memory,
+        text=text,
     )

@@ -37,6 +37,7 @@ Example:
   ['flawed']
 """
 
+from jaxrl_llm.recipes.presets.allocators import rollout_gdro, v0_budget, v05_baseline, xrpo
 from jaxrl_llm.recipes.presets.clipping import (
     cispo,
     clip_cov,
@@ -62,7 +63,6 @@ from jaxrl_llm.recipes.presets.curation import (
     llds,
     prompt_gdro,
     ps_grpo,
-    xrpo,
 )
 from jaxrl_llm.recipes.presets.curricula import insight, learnability, mopps, vade
 from jaxrl_llm.recipes.presets.grpo_family import (
@@ -76,7 +76,6 @@ from jaxrl_llm.recipes.presets.grpo_family import (
     opo,
     otb,
     ttrl_majority,
-    v05_baseline,
 )
 from jaxrl_llm.recipes.presets.off_policy import (
     areal,
@@ -107,6 +106,8 @@ from jaxrl_llm.recipes.presets.tracked import (
 )
 
 __all__ = [
+    "v0_budget",
+    "rollout_gdro",
     "ace",
     "adaptive_kl",
     "ampo",

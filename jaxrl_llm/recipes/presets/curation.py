@@ -163,34 +163,6 @@ def capo(
     )
 
 
-def xrpo(
-    *, bonus: float = 2.5, cap: float = 0.5, eps_low: float = 0.2, eps_high: float = 0.2
-) -> Recipe:
-    """The training half of XRPO: GRPO with novelty-guided sharpening of the advantages.
-
-        A+ = A + min(max(bonus (1 - eta), 0), cap A)        where A > 0
-        eta = exp(mean logp of the rollout - the group's mean of that)
-        loss = mean over sequences of the mean over tokens of token loss
-
-    The other half decides which prompts get more rollouts.
-
-    Args:
-      bonus: Advantage for a right rollout of vanishing probability.
-      cap: Greatest bonus, as a share of the advantage.
-
-    References:
-      XRPO (arXiv:2510.06672), PAPER; clip and weighting are GRPO's.
-    """
-    sharpen = stateless(advantages.novelty_sharpening, bonus=bonus, cap=cap)
-    return from_base(
-        name="xrpo",
-        advantage=chain(stateless(advantages.grpo), sharpen),
-        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
-        weights=aggregate.sequence_mean,
-        paper="arXiv:2510.06672",
-    )
-
-
 def fapo(*, lam: float = 1.0, eps_low: float = 0.2, eps_high: float = 0.28) -> Recipe:
     """Flawed positives help while right answers are rare, and are pushed down later.
 

@@ -307,37 +307,6 @@ def jspo(*, eps_low: float = 0.2, eps_high: float = 0.28) -> Recipe:
     )
 
 
-def v05_baseline(
-    *, var: str = "prior", scale: str = "none", eps_low: float = 0.2, eps_high: float = 0.2
-) -> Recipe:
-    """Clipped policy gradient with a baseline between a prior and the group mean.
-
-        w = max(0, 1 - (s2 / n) / (mean_group r - prior)^2)
-        A = r - w mean_group r - (1 - w) prior
-        loss = mean over sequences of the mean over tokens of token loss
-
-    The prior, in the batch as ``prior``, is the reward that a frozen value model expects of each
-    prompt; it counts where the rollouts do not contradict it, which matters with as few as four, or
-    one. Rewards lie in [0, 1]. :func:`jaxrl_llm.advantages.osla_continue` decides where more
-    rollouts pay.
-
-    Args:
-      var: Where s2 comes from: "prior", "sample" or "max".
-      scale: "none", or "group" for a division by the group's deviation.
-
-    References:
-      V_0.5 (arXiv:2603.10848), ABSTRACT: the equations, and all that is not the baseline, are ours.
-    """
-    return from_base(
-        name="v05_baseline",
-        advantage=stateless(advantages.v05_baseline, var=var, scale=scale),
-        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
-        weights=aggregate.sequence_mean,
-        paper="arXiv:2603.10848",
-        group_relative=scale == "group",
-    )
-
-
 def opo() -> Recipe:
     """On-policy policy gradient with the baseline of least variance, if gradients grow with length.
 

@@ -1,0 +1,195 @@
+"""GRPO on groups of different sizes: rollouts go where they are expected to teach most.
+
+Options that these presets share:
+
+    first: Rollouts of each prompt before any is allocated.
+    max_rollouts: Most rollouts of a prompt; a batch is as wide.
+    eps_low, eps_high: See the package.
+"""
+
+from typing import Literal
+
+from jaxrl_llm import advantages, aggregate, curation, surrogates
+from jaxrl_llm.core import bind, chain, checks, given, stateless
+from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.recipe import Recipe
+
+
+def v0_budget(
+    *,
+    first: int = 2,
+    max_rollouts: int = 32,
+    exact: bool = False,
+    prior: Literal["tracked", "data"] = "tracked",
+    retain: float = 0.9,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Rollouts by the expected signal of a group, from a success rate known beforehand.
+
+        P G rollouts in all, one by one to the greatest gain of b (1 - p) [1 - (1 - p)^(b - 1)]
+
+    Rewards lie in [0, 1].
+
+    Args:
+      exact: Whether the allocation is the best one: the greedy one, which is the paper's, starves
+        hard prompts.
+      prior: Where p comes from: "tracked", from the prompt's earlier rewards, or "data", the column
+        ``prior`` of the prompts, such as the predictions of a value model.
+      retain: Share of its past that the tracked rate of a prompt keeps at a visit.
+
+    References:
+      V0 (arXiv:2602.03584), PAPER, which predicts p by a frozen value model (``prior="data"``) and
+      allows up to 128 rollouts; here the batch would be as wide.
+    """
+    checks.check_option("v0_budget", "prior", prior, ("tracked", "data"))
+    allocate = bind(curation.v0_extra_rollouts, exact=exact)
+    return from_base(
+        name="v0_budget",
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        collector=curation.two_phase(
+            given(allocate, rates="prior") if prior == "data" else allocate,
+            first=first,
+            max_rollouts=max_rollouts,
+            memory=curation.remembered_rates(retain=retain) if prior == "tracked" else None,
+        ),
+        paper="arXiv:2602.03584",
+    )
+
+
+def v05_baseline(
+    *,
+    first: int = 4,
+    max_rollouts: int = 16,
+    cost: float = 1 / 1024,
+    var: str = "bound",
+    scale: str = "none",
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """A baseline between a prior and the group mean, and more rollouts while they pay.
+
+        w = max(0, 1 - (s2 / n) / (mean_group r - prior)^2)
+        A = r - w mean_group r - (1 - w) prior
+        one more rollout while the expected error of the baseline falls by more than cost
+        loss = mean over sequences of the mean over tokens of token loss
+
+    The prior is a column of the prompts, and in the batch as ``prior``: the reward that a frozen
+    value model expects of each. It counts where the rollouts do not contradict it. Rewards lie in
+    [0, 1].
+
+    Args:
+      cost: Price of a rollout, in squared units of reward; see
+        :func:`jaxrl_llm.advantages.osla_continue`.
+      var: Where s2 comes from: "bound" (1/4), "prior", "sample" or "max".
+      scale: "none", or "group" for a division by the group's deviation.
+
+    References:
+      V_0.5 (arXiv:2603.10848), NOTES: 4 to 16 rollouts and the cost, 1/256 for rewards of -1 and 1.
+      The weighting and the clip are ours.
+    """
+    goes_on = bind(advantages.osla_continue, cost=cost, least=first, most=max_rollouts, var=var)
+    return from_base(
+        name="v05_baseline",
+        advantage=stateless(advantages.v05_baseline, var=var, scale=scale),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        weights=aggregate.sequence_mean,
+        collector=curation.two_phase(
+            given(goes_on, mean="accuracy", count="counts", prior="prior"),
+            first=first,
+            max_rollouts=max_rollouts,
+            rounds=max_rollouts - first,
+        ),
+        paper="arXiv:2603.10848",
+        group_relative=scale == "group",
+    )
+
+
+def rollout_gdro(
+    *,
+    arms: tuple[int, ...] = tuple(range(2, 13)),
+    edges: tuple[float, ...] = (0.4, 0.75),
+    eta: float = 0.65,
+    explore: float = 0.01,
+    eps_low: float = 0.2,
+    eps_high: float = 0.28,
+) -> Recipe:
+    """A bandit for each bin of difficulty chooses the rollouts of its prompts, G on average.
+
+        arms of all bins: the most probable ones with P G rollouts in all
+        score of an arm <- score + rate of failure - price (rollouts - G)
+
+    Args:
+      arms: Numbers of rollouts to choose from, in ascending order. The paper has from 2 to three
+        times the mean of 4.
+      edges: Borders of the bins: ``curation.difficulty_bins``.
+      eta: Sharpness of the choice: ``curation.exponential_weights``.
+      explore: Share of the choice that is uniform.
+
+    References:
+      Rollout-GDRO (arXiv:2601.19280) and its released code, settings of three bins. See
+      ``curation.rollout_gdro_memory`` for what an arm gains.
+    """
+    allocate = bind(curation.gdro_extra_rollouts, arms=tuple(arms), eta=eta, explore=explore)
+    return from_base(
+        name="rollout_gdro",
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        collector=curation.two_phase(
+            allocate,
+            first=arms[0],
+            max_rollouts=arms[-1],
+            memory=curation.rollout_gdro_memory(arms=tuple(arms), edges=edges),
+        ),
+        paper="arXiv:2601.19280",
+    )
+
+
+def xrpo(
+    *,
+    first: int = 4,
+    max_rollouts: int = 32,
+    rounds: int = 2,
+    level: float = 0.05,
+    explore: float = 1.0,
+    examples: int = 2,
+    bonus: float = 2.5,
+    cap: float = 0.5,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Rollouts where a mean reward is least certain, solved examples, and novelty in advantages.
+
+        rounds of rollouts to the greatest rollout_priority, P G in all
+        a prompt that has only failed goes on after its nearest solved examples
+        A+ = A + min(max(bonus (1 - eta), 0), cap A)        where A > 0
+        eta = exp(mean logp of the rollout - the group's mean of that)
+        loss = mean over sequences of the mean over tokens of token loss
+
+    Args:
+      rounds: Rounds after the first.
+      level: 1 minus the confidence of the interval, in (0, 1).
+      explore: Weight of the exploration bonus in the priority.
+      examples: Solved examples of a message, ``curation.seeded_message``; 0 for none.
+      bonus: Advantage for a right rollout of vanishing probability.
+      cap: Greatest bonus, as a share of the advantage.
+
+    References:
+      XRPO (arXiv:2510.06672), PAPER, three rounds in all; its repository is not available, and clip
+      and weighting are GRPO's.
+    """
+    sharpen = stateless(advantages.novelty_sharpening, bonus=bonus, cap=cap)
+    return from_base(
+        name="xrpo",
+        advantage=chain(stateless(advantages.grpo), sharpen),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        weights=aggregate.sequence_mean,
+        collector=curation.two_phase(
+            bind(curation.xrpo_extra_rollouts, level=level, bonus=explore),
+            first=first,
+            max_rollouts=max_rollouts,
+            rounds=rounds,
+            memory=curation.solved_examples() if examples else None,
+            text=curation.seeded_message(count=examples) if examples else None,
+        ),
+        paper="arXiv:2510.06672",
+    )
