@@ -72,20 +72,13 @@ def collector_step(size, belief: curation.PromptBelief) -> Callable:
     rewards = np.float32(np.arange(size["rollouts"]) % 2)
     n, key = len(rewards), jax.random.key(0)
 
-    def outcome(prompt: int) -> curation.Outcome:
-        return curation.Outcome(
-            prompt=prompt,
-            rewards=rewards,
-            where=np.ones(n, bool),
-            lengths=np.ones(n, np.int32),
-            truncated=np.zeros(n, bool),
-            reward_components={},
-        )
+    ones = np.ones(n, np.int32)
+    some = curation.Outcome(0, rewards, ones.astype(bool), ones, ones < 0, {})
 
     def step():
         empty = curation.Collection(size["selected"], n)
         requests, _ = collector.propose(state, key, empty, size["selected"])
-        outcomes = tuple(outcome(request.prompt) for request in requests)
+        outcomes = tuple(some._replace(prompt=request.prompt) for request in requests)
         return collector.observe(state, empty._replace(requests=requests, outcomes=outcomes))[1]
 
     return step
