@@ -8,7 +8,7 @@ from typing import Literal
 import jax
 import numpy as np
 
-from jaxrl_llm.core import ArrayTree, call_with, checks
+from jaxrl_llm.core import Array, ArrayTree, call_with, checks
 from jaxrl_llm.core.compose import stable_repr
 from jaxrl_llm.curation.collectors.protocol import (
     Collection,
