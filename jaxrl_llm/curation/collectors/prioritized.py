@@ -50,18 +50,18 @@ class _Prioritized:
         first, total, belief, pool = len(collection.requests), len(state.alpha), state, None
         with on_host():
             key = jax.random.wrap_key_data(np.asarray(jax.random.key_data(key)))
-            pool_key, *keys = jax.random.split(key, 3)
+            pool_key, rate_key, draw_key = jax.random.split(key, 3)
             if self.candidates is not None:
                 size = min(total, self.candidates * collection.num_groups)
                 pool = np.asarray(candidate_pool(pool_key, num_prompts=total, size=size))
                 belief = PromptBelief(belief.alpha[pool], belief.beta[pool])
             # A power of two, so that few shapes are compiled.
             most = min(len(belief.alpha), 1 << (first + count - 1).bit_length())
-            options = (self, collection.group_size, most)
+            G = collection.group_size
             try:
-                ids = _compiled_order(*keys, belief, *options)
+                ids = _compiled_order(rate_key, draw_key, belief, self, G, most)
             except (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError):
-                ids = _ordered(*keys, belief, *options)  # a score in NumPy
+                ids = _ordered(rate_key, draw_key, belief, self, G, most)  # a score in NumPy
             ids = np.asarray(ids)
         if not (ids := ids[ids >= 0]).size:
             raise ValueError(f"{self!r}: the score is NaN for every prompt.")
