@@ -121,7 +121,7 @@ def plan_tree(
         words of a sampler's support; None for nothing.
       least: The smallest share of a response that is worth sharing, in [0, 1].
       size: Nodes of a tree, at most; 3 T by default, since attention within a row grows with its
-        length. A row has as many cells as the largest tree needs, in quarters of T, but at least T.
+        length. Of rows of T, 3 T / 2, 2 T, ... cells those are taken that leave the fewest empty.
       most: The largest share of the ``G * T`` cells that is worth it, above 0.
 
     Returns:
@@ -134,7 +134,7 @@ def plan_tree(
       >>> import numpy as np
       >>> tree = plan_tree(np.array([[[5, 6, 7], [5, 6, 8], [9, 9, 9]]]), np.ones((1, 3, 3), bool))
       >>> tree.cells.tolist(), tree.ends.tolist()
-      ([[[0, 1, 2], [0, 1, 3], [4, 5, 6]]], [[[4, 4, 3, 4], [3, 3, 3, 0]]])
+      ([[[0, 1, 2], [0, 1, 3], [4, 5, 6]]], [[[4, 4, 3, 4, 7, 7, 7]]])
     """
     name = "plan_tree"
     checks.check_rank(name, 3, tokens=tokens, mask=mask)
@@ -158,10 +158,14 @@ def plan_tree(
         trees = _grow(tokens[p], lengths[p], words, paths[p], least=least, size=size)
         for i, (members, nodes, seen_to) in enumerate(trees):
             roots[p, members], sizes[p, i], ends[p, i] = i, nodes, seen_to
-    quarter = -(-T // 4)
-    width = max(T, -(-int(sizes.max(initial=0)) // quarter) * quarter)
-    starts, rows = first_fit(sizes, width)
-    rows = min(_rounded(rows), G)
+    half, largest = -(-T // 2), int(sizes.max(initial=0))
+    plans = []
+    for width in range(T, max(size, largest) + half, half):
+        if width >= largest:
+            starts, rows = first_fit(sizes, width)
+            plans.append((min(_rounded(rows), G) * width, width, starts))
+    cells_of_all, width, starts = min(plans, key=lambda plan: plan[:2])
+    rows = cells_of_all // width
     if rows * width > most * G * T:
         return None
     cells = np.take_along_axis(starts, roots, axis=1)[..., None] + paths

@@ -120,28 +120,29 @@ def test_common_beginnings_lie_once():
     tokens = np.array([[[1, 2, 3, 4], [1, 2, 5, 0], [6, 7, 8, 9], [1, 2, 3, 4], [1, 2, 5, 6]]])
     mask = mask_of([[4, 3, 2, 4, 4]], 4)
     tree = plan_tree(tokens, mask, size=8)
-    # Three rows of the tree of 1 2 (3 4 | 5 (6)), and 6 7 alone.
-    assert tree.sources.shape == (1, 2, 6)
+    # The tree of 1 2 (3 4 | 5 (6)), and 6 7 alone.
+    assert tree.sources.shape == (1, 1, 8)
     assert tree.cells[0].tolist()[0] == tree.cells[0].tolist()[3] == [0, 1, 2, 3]
     assert tree.cells[0, 1, :3].tolist() == [0, 1, 4] and tree.cells[0, 4].tolist() == [0, 1, 4, 5]
     assert tree.cells[0, 2, :2].tolist() == [6, 7]
-    assert tree.ends.tolist() == [[[6, 6, 4, 4, 6, 6], [2, 2, 0, 0, 0, 0]]]
-    assert pack(tree, tokens).tolist() == [[[1, 2, 3, 4, 5, 6], [6, 7, 0, 0, 0, 0]]]
+    assert tree.ends.tolist() == [[[6, 6, 4, 4, 6, 6, 8, 8]]]
+    assert pack(tree, tokens).tolist() == [[[1, 2, 3, 4, 5, 6, 6, 7]]]
     # Nothing is shared where it is too little, where other things differ, or beyond the size.
     assert (plan_tree(tokens, mask, least=0.7).sources >= 0).sum() == 4 + 4 + 2
     same = np.zeros((*tokens.shape, 2))
     same[0, 3, 1] = 1
     assert (plan_tree(tokens, mask, size=8, same=same).sources >= 0).sum() == 4 + 3 + 4 + 2
     assert (plan_tree(tokens, mask, size=4).sources >= 0).sum() == 4 + 4 + 2
-    assert plan_tree(tokens, mask, most=0.5) is None
+    assert plan_tree(tokens, mask, size=8, most=0.4) is not None
+    assert plan_tree(tokens, mask, size=8, most=0.3) is None
 
 
 def test_a_shared_token_that_trains_for_one_alone_trains():
     tokens, mask = np.array([[[1, 2, 3], [1, 2, 4]]]), np.ones((1, 2, 3), bool)
     mask[0, 0, :2] = mask[0, 1, 0] = False
     tree = plan_tree(tokens, mask)
-    assert tree.sources.tolist() == [[[3, 4, 2, 5]]]
-    assert pack(tree, mask).tolist() == [[[False, True, True, True]]]
+    assert tree.sources.tolist() == [[[3, 4, 2, 5, -1]]]
+    assert pack(tree, mask).tolist() == [[[False, True, True, True, False]]]
 
 
 @settings(max_examples=60, deadline=None)
@@ -176,8 +177,8 @@ def test_the_gradient_of_a_shared_token_is_that_of_all():
     tokens, mask = np.array([[[1, 2, 3], [1, 2, 4]]]), np.ones((1, 2, 3), bool)
     tree = jax.tree.map(jnp.asarray, plan_tree(tokens, mask))
     weights = jnp.arange(6.0).reshape(1, 2, 3)
-    slope = jax.grad(lambda x: jnp.sum(weights * unpack(tree, x, mask)))(jnp.zeros((1, 1, 4)))
-    assert slope.tolist() == [[[3.0, 5.0, 2.0, 5.0]]]
+    slope = jax.grad(lambda x: jnp.sum(weights * unpack(tree, x, mask)))(jnp.zeros((1, 1, 5)))
+    assert slope.tolist() == [[[3.0, 5.0, 2.0, 5.0, 0.0]]]
 
 
 def test_without_a_packing_arrays_stay_as_they_are():

@@ -46,6 +46,7 @@ REQUIRED = {
     "srpo": "has_teacher teacher_entropy teacher_logp top_ids",
     "trloo": "turn_ids turn_rewards turn_where",
     "ttrl_majority": "answer_ids ref_logp",
+    "ettrl": "answer_ids old_entropy ref_logp",
     "ulorl": "old_entropy old_logp",
     "v05_baseline": "prior",
     "vcpo": "behavior_logp old_logp",

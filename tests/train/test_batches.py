@@ -57,7 +57,7 @@ def test_a_tree_has_unique_tokens():
     tree, numbers = pack_batch(batch, "tree", model=model()[0])
     tree.check()
     assert (tree.packing.sources >= 0).sum() == 8 + 2 + 3
-    assert numbers == pytest.approx({"packed": 20 / 32, "padding": 1 - 13 / 20})
+    assert numbers == pytest.approx({"packed": 16 / 32, "padding": 1 - 13 / 16})
     ids = np.zeros((*tokens.shape, 2), np.int32)
     ids[0, 1, :, 0] = 1  # another support: another distribution
     apart = pack_batch(batch.replace(support=Support(ids=ids)), "tree", model=model()[0])[0]

@@ -53,6 +53,35 @@ def top_entropy_forks(old_entropy: Array, mask: Array, *, count: int) -> Array:
     return jnp.where(there, order, -1).astype(jnp.int32)
 
 
+def segment_forks(lengths: Array, unfinished: Array) -> Array:
+    """Responses that paused fork at their end.
+
+        place = length where unfinished, else -1
+
+    Args:
+      lengths: ``[...]`` integers, tokens of each response.
+      unfinished: bool ``[...]``, True where the response paused and has not ended.
+
+    Returns:
+      int32 ``[..., 1]``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> jr.curation.segment_forks(jnp.array([4, 3]), jnp.array([True, False])).tolist()
+      [[4], [-1]]
+
+    References:
+      BranchGRPO (arXiv:2509.06040): all branches split at the same depth. Its depths are steps of
+      denoising; segments of a text are ours.
+    """
+    function = "segment_forks"
+    checks.check_integer(function, lengths=lengths)
+    checks.check_bool(function, unfinished=unfinished)
+    checks.check_same_shape(function, lengths=lengths, unfinished=unfinished)
+    return jnp.where(unfinished, lengths, -1).astype(jnp.int32)[..., None]
+
+
 class Candidates(NamedTuple):
     """The most probable tokens of each row.
 

@@ -130,9 +130,8 @@ def score_bins_update(
     place = _bin(state, masking.zero_masked(scores, where)).reshape(-1)
     right = valid & (masking.zero_masked(rewards, where) > 0)
     one, two = (x.reshape(-1).astype(jnp.float32) for x in (valid, right))
-    return ScoreBins(
-        (decay * state.count).at[place].add(one), (decay * state.right).at[place].add(two)
-    )
+    count, good = decay * jnp.asarray(state.count), decay * jnp.asarray(state.right)
+    return ScoreBins(count.at[place].add(one), good.at[place].add(two))
 
 
 def score_rates(state: ScoreBins, scores: Array) -> Array:
@@ -159,7 +158,7 @@ def score_rates(state: ScoreBins, scores: Array) -> Array:
     """
     checks.check_float("score_rates", scores=scores)
     place = _bin(state, jnp.asarray(scores, jnp.float32))
-    return (state.right[place] + 1.0) / (state.count[place] + 2.0)
+    return (jnp.asarray(state.right)[place] + 1.0) / (jnp.asarray(state.count)[place] + 2.0)
 
 
 def survival_rates(

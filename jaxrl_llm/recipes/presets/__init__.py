@@ -104,6 +104,7 @@ from jaxrl_llm.recipes.presets.tracked import (
     mssr,
     spo_tracker,
 )
+from jaxrl_llm.recipes.presets.trees import arrol, ettrl
 
 __all__ = [
     "v0_budget",
@@ -112,6 +113,7 @@ __all__ = [
     "adaptive_kl",
     "ampo",
     "areal",
+    "arrol",
     "brorl",
     "capo",
     "cispo",
@@ -124,6 +126,7 @@ __all__ = [
     "dispo",
     "dr_grpo",
     "drpo_len",
+    "ettrl",
     "fapo",
     "gbpo",
     "gdpo",

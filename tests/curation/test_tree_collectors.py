@@ -1,0 +1,298 @@
+"""Responses that fork and beginnings that end early: which requests, and which leaves."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm.curation import Collection, Outcome, Request, Response, forked, pruned
+from jaxrl_llm.curation.collectors.protocol import collector_needs, sized
+from jaxrl_llm.curation.collectors.trees import PAUSED
+
+P, G, T, N = 3, 6, 8, 10
+KEY = jax.random.key(3)
+
+
+def for_run(collector, size=G):
+    return sized(collector, group_size=size, max_new_tokens=T)
+
+
+def sample(request, place, member, number):
+    """A response: what it began with, then tokens that name their request; most end before T."""
+    begin = request.responses[member] if request.responses else None
+    start = 0 if begin is None else len(begin.tokens)
+    seed = 101 * place + 7 * member + 13 * (request.round + 1) + start
+    limit = T if request.limit is None else request.limit
+    length = max(start + 1, min(limit, start + 2 + seed % T))
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(0, 9, length).astype(np.int32)
+    entropy = rng.random(length).astype(np.float32)
+    logp = -rng.random(length).astype(np.float32)
+    if begin is not None:
+        tokens[:start], entropy[:start], logp[:start] = (
+            begin.tokens,
+            begin.entropy,
+            begin.model_logp,
+        )
+    ended = length < limit or not (request.pauses and limit < T)
+    version = np.full(length, 4, np.int32)
+    trains = np.ones(length, bool)
+    finish = 1 if ended else PAUSED
+    return Response(tokens, logp, logp, version, trains, entropy, finish)
+
+
+def outcome(request, place, number):
+    responses = tuple(sample(request, place, j, number) for j in range(request.rollouts))
+    finish = np.array([y.finish for y in responses])
+    rewards = np.array([y.tokens.sum() % 2 for y in responses], np.float32)
+    where = finish != PAUSED
+    lengths = np.array([len(y.tokens) for y in responses], np.int32)
+    return Outcome(place, rewards * where, where, lengths, ~where & False, {}, responses)
+
+
+def play(collector, state, *, step=0, order=None, one_by_one=False, size=G):
+    """A batch: decision, state and the collection, outcomes in some order of arrival."""
+    rng = np.random.default_rng(order)
+    collection = Collection(P, size, step=step)
+    while True:
+        decision, after = collector.observe(state, collection)
+        if decision.rows is not None:
+            return decision.rows, after, collection
+        requests = decision.requests
+        if decision.ask:
+            count = 1 if one_by_one else decision.ask
+            requests, state = collector.propose(state, KEY, collection, count)
+        if requests:
+            collection = collection._replace(
+                requests=collection.requests + tuple(requests),
+                outcomes=collection.outcomes + (None,) * len(requests),
+            )
+            continue
+        waiting = [i for i, x in enumerate(collection.outcomes) if x is None]
+        assert waiting, "nothing is asked for and nothing is sampled"
+        chosen = waiting if order is None else [rng.choice(waiting)]
+        outcomes = list(collection.outcomes)
+        for i in chosen:
+            request = collection.requests[i]
+            place = (i if i < P else request.extends) + P * step
+            outcomes[i] = outcome(request, place, i)
+        collection = collection._replace(outcomes=tuple(outcomes))
+
+
+def likely(old_logp, mask, unfinished):
+    mean = (old_logp * mask).sum(-1) / np.maximum(mask.sum(-1), 1)
+    return mean > np.median(mean)
+
+
+TOP = jr.curation.top_entropy_forks
+SEGMENTS = forked(jr.curation.segment_forks, forks=1, rounds=2, segment=2)
+COLLECTORS = {
+    "forked": forked(TOP, forks=1, branches=2),
+    "rounds": forked(TOP, forks=1, branches=1, rounds=2),
+    "segments": SEGMENTS,
+    "pruned": pruned(likely, limit=3),
+    "quality": pruned(jr.curation.quality_survivors(warmup=1), limit=3, first=8),
+}
+
+
+def assert_same(a, b):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("name", COLLECTORS)
+def test_the_laws_of_collectors(name):
+    collector = for_run(COLLECTORS[name])
+    state = collector.init(N)
+    for step in range(3):
+        rows, after, collection = play(collector, state, step=step)
+        for order in (0, 1):
+            other = play(collector, state, step=step, order=order, one_by_one=bool(order))
+            # The same requests, whatever the order in which they finish.
+            assert [r._replace(responses=()) for r in other[2].requests] == [
+                r._replace(responses=()) for r in collection.requests
+            ]
+            assert other[0] == rows
+            assert_same(other[1], after)
+        # Every response that ended is in the batch, and none twice.
+        members = [m for row in rows for m in row.members]
+        ended = [
+            (i, j)
+            for i, x in enumerate(collection.outcomes)
+            for j, y in enumerate(x.responses)
+            if y.finish != PAUSED
+        ]
+        assert sorted(members) == ended
+        assert all(0 < len(row.members) <= G + 2 * (name == "quality") for row in rows)
+        for p, row in enumerate(rows):
+            assert {i if i < P else collection.requests[i].extends for i, _ in row.members} == {p}
+        # The state is arrays of fixed shapes, as a checkpoint stores it.
+        shapes = [
+            jax.tree.map(lambda x: (np.shape(x), np.asarray(x).dtype), s) for s in (state, after)
+        ]
+        assert shapes[0] == shapes[1]
+        state = jax.tree.map(np.array, after)
+    if name == "quality":
+        assert np.any(state["rule"].head) and state["rule"].bins.count.sum() > 0
+
+
+def test_a_root_forks_before_its_tokens_of_most_entropy():
+    collector = for_run(forked(TOP, forks=1, branches=2))
+    _, _, collection = play(collector, collector.init(N))
+    assert [r.rollouts for r in collection.requests[:P]] == [2] * P  # two trees of three leaves
+    for p in range(P):
+        more = collection.requests[P + p]
+        assert (more.extends, more.round, more.rollouts) == (p, 1, 4)
+        roots = collection.outcomes[p].responses
+        for k, begin in enumerate(more.responses):
+            root = roots[k // 2]
+            place = int(np.argmax(root.entropy))
+            for field in ("tokens", "behavior_logp", "model_logp", "version", "entropy"):
+                np.testing.assert_array_equal(getattr(begin, field), getattr(root, field)[:place])
+
+
+def test_roots_without_a_complete_tree_do_not_fork():
+    collector = for_run(forked(TOP, forks=1, branches=2), 8)
+    rows, _, collection = play(collector, collector.init(N), size=8)
+    assert [r.rollouts for r in collection.requests] == [4] * P + [4] * P
+    assert [len(row.members) for row in rows] == [8] * P
+
+
+def test_a_segment_forks_at_its_end_and_inner_nodes_are_no_leaves():
+    collector = for_run(SEGMENTS, 4)
+    rows, _, collection = play(collector, collector.init(N), size=4)
+    assert [r.limit for r in collection.requests[:P]] == [2] * P
+    for i, request in enumerate(collection.requests[P:], P):
+        assert request.limit == (4 if request.round == 1 else None) and request.rollouts % 2 == 0
+        before = [
+            y
+            for j, r in enumerate(collection.requests[:i])
+            if r.round == request.round - 1 and (j if j < P else r.extends) == request.extends
+            for y in collection.outcomes[j].responses
+            if y.finish == PAUSED
+        ]
+        got = [tuple(y.tokens) for y in request.responses]
+        assert got == [tuple(y.tokens) for y in before for _ in range(2)]
+    finishes = {collection.outcomes[i].responses[j].finish for r in rows for i, j in r.members}
+    assert finishes == {1}
+
+
+def test_what_a_rule_drops_is_neither_sampled_on_nor_in_the_batch():
+    collector = for_run(pruned(likely, limit=3))
+    rows, _, collection = play(collector, collector.init(N))
+    assert [r.limit for r in collection.requests[:P]] == [3] * P
+    assert all(r.pauses for r in collection.requests[:P])
+    for p in range(P):
+        first = collection.outcomes[p].responses
+        mean = np.array([y.model_logp.mean() for y in first])
+        goes_on = [
+            y
+            for y, m in zip(first, mean, strict=True)
+            if m > np.median(mean) and y.finish == PAUSED
+        ]
+        more = [r for r in collection.requests[P:] if r.extends == p]
+        assert [tuple(y.tokens) for r in more for y in r.responses] == [
+            tuple(y.tokens) for y in goes_on
+        ]
+        ended = sum(y.finish != PAUSED for y in first)
+        assert len(rows[p].members) == ended + len(goes_on)
+
+
+def test_the_score_of_beginnings_learns_who_ends_well():
+    rule = jr.curation.quality_survivors(warmup=0, learning_rate=1.0)
+    state, rng = rule.init(), np.random.default_rng(0)
+    mask, unfinished = np.ones((8, 4), bool), np.ones(8, bool)
+    good = np.arange(8) < 4
+
+    def beginnings():
+        level = np.where(good, -0.2, -2.0)[:, None]
+        return (level + 0.1 * rng.normal(size=(8, 4))).astype(np.float32)
+
+    entropy = np.zeros((8, 4), np.float32)
+    for _ in range(30):
+        state = rule.learn(state, beginnings(), entropy, mask, good.astype(np.float32), good | True)
+    bins = state.bins
+    assert bins.count.sum() == 240
+    keys = jax.random.split(jax.random.key(0), 40)
+    kept = sum(
+        np.asarray(rule.keep(state, beginnings(), entropy, mask, unfinished, k, 0), int)
+        for k in keys
+    )
+    assert kept.sum() == 40 * 4
+    # Half of those that go on end well.
+    assert 60 <= kept[good].sum() <= 100
+    # Where most end well, the others go on more often.
+    mostly = np.arange(8) < 6
+    good = mostly
+    kept = sum(
+        np.asarray(rule.keep(state, beginnings(), entropy, mask, unfinished, k, 0), int)
+        for k in keys
+    )
+    assert kept[6:].mean() > 1.3 * kept[:6].mean()
+
+
+def test_what_the_slots_must_do_is_said():
+    collector = COLLECTORS["forked"]
+    assert collector_needs(collector, "needs_slots") and collector_needs(
+        collector, "records_entropy"
+    )
+    assert not collector_needs(SEGMENTS, "records_entropy")
+    assert collector_needs(COLLECTORS["quality"], "records_entropy")
+    assert not collector_needs(COLLECTORS["pruned"], "records_entropy")
+
+
+def nothing(lengths):
+    return jnp.full((*lengths.shape, 1), -1, jnp.int32)
+
+
+def test_a_rule_that_forks_nowhere_leaves_the_roots():
+    collector = for_run(forked(nothing, forks=1, branches=2))
+    rows, _, collection = play(collector, collector.init(N))
+    assert len(collection.requests) == P and [len(row.members) for row in rows] == [2] * P
+
+
+def test_bad_input_is_one_sentence():
+    with pytest.raises(TypeError, match="forked: rule must be a function; got 3"):
+        forked(3)
+    with pytest.raises(TypeError, match="forked: forks must be an integer; got 1.5"):
+        forked(TOP, forks=1.5)
+    with pytest.raises(ValueError, match="forked: branches must be above 0"):
+        forked(TOP, branches=0)
+    with pytest.raises(ValueError, match="a tree has 5 leaves, more than a group of 4"):
+        for_run(forked(TOP), 4)
+    with pytest.raises(TypeError, match="pruned: rule must be a function or a SurvivalRule; got 3"):
+        pruned(3)
+    with pytest.raises(ValueError, match="limit must be below the 8 tokens of a response"):
+        for_run(pruned(likely, limit=8))
+    with pytest.raises(ValueError, match="quality_survivors: share"):
+        jr.curation.quality_survivors(share=0.0)
+    beyond = lambda lengths: (lengths + 1)[..., None]  # noqa: E731
+    cases = {
+        "before token": forked(beyond, forks=1),
+        r"must return integers \(6, 2\); got shape \(6, 1\)": forked(beyond, forks=2),
+        "the rule drops all rollouts of group": pruned(lambda lengths: lengths < 0, limit=1),
+        "the rule must return bool": pruned(lambda lengths: lengths, limit=1),
+    }
+    for message, collector in cases.items():
+        collector = for_run(collector)
+        with pytest.raises(ValueError, match=message):
+            play(collector, collector.init(N))
+    with pytest.raises(ValueError, match="needs the sizes of a run"):
+        play(pruned(likely), pruned(likely).init(N))
+    blank = Response(np.array([1, 2], np.int32))
+    group = Outcome(
+        0, np.zeros(2), np.ones(2, bool), np.full(2, 2), np.zeros(2, bool), {}, (blank,) * 2
+    )
+    collection = Collection(1, G, requests=(Request(2),), outcomes=(group,))
+    with pytest.raises(ValueError, match="the rule reads old_entropy, which the responses do not"):
+        for_run(COLLECTORS["forked"]).observe((), collection)
+
+
+def test_they_print_what_differs():
+    assert repr(COLLECTORS["rounds"]) == "forked(top_entropy_forks, forks=1, branches=1, rounds=2)"
+    assert repr(SEGMENTS) == "forked(segment_forks, forks=1, branches=2, rounds=2, segment=2)"
+    assert repr(pruned(likely, limit=3, first=8)) == "pruned(likely, limit=3, first=8)"
+    assert dataclasses.replace(SEGMENTS) == SEGMENTS

@@ -1,0 +1,69 @@
+"""Whole runs on trees: unique tokens train as rows do, and what forks or is dropped is resumed."""
+
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from test_checkpoint import assert_same
+from tiny_run import tiny_run
+
+import jaxrl_llm as jr
+from jaxrl_llm.train import CheckpointConfig, SamplingConfig, train
+
+SAMPLING = SamplingConfig(group_size=6, max_new_tokens=8)
+
+
+def first_byte(prompt, completion, metadata):
+    return {"reward": float(ord(completion[:1] or "a") % 2), "answer_ids": len(completion) % 3}
+
+
+def before_the_last(lengths):
+    return np.maximum(lengths - 2, 0)[:, None]
+
+
+def run(folder, **changes):
+    options = {"reward": first_byte, "sampling": SAMPLING, "steps": 2} | changes
+    return tiny_run(folder, **options)
+
+
+def test_a_tree_of_the_loop_trains_as_flattened_rows(tmp_path):
+    recipe = jr.recipes.ettrl(forks=1, branches=2)
+    recipe = recipe.replace(collector=jr.curation.forked(before_the_last, forks=1, branches=2))
+    lines = {
+        packing: train(run(tmp_path / packing, recipe=recipe, packing=packing))
+        for packing in ("tree", "never")
+    }
+    tree, rows = lines["tree"].history, lines["never"].history
+    for a, b in zip(tree, rows, strict=True):
+        assert a["rollouts_sampled"] == b["rollouts_sampled"] == 4 * 6
+        assert a["tokens_continued"] == b["tokens_continued"] > 0
+        assert a["packed"] < 0.8 and b["packed"] == 1.0
+        for name in ("loss", "grad_norm", "reward", "entropy", "sampler_gap", "ref_kl"):
+            assert a.get(name) == pytest.approx(b.get(name), rel=1e-3, abs=1e-5)
+    for a, b in zip(*(jax.tree.leaves(x.state.params) for x in lines.values()), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_half_of_the_rollouts_end_early_and_a_resumed_run_is_the_same(tmp_path):
+    config = run(
+        tmp_path,
+        recipe=jr.recipes.arrol(warmup=1),
+        steps=3,
+        checkpoint=CheckpointConfig(every=1, keep=3),
+    )
+    whole = train(config)
+    state = whole.state.collector_state["rule"]
+    assert np.any(np.asarray(state.head)) and float(state.bins.count.sum()) > 0
+    first, *later = whole.history
+    # All go on in the first step; then about half of those that have not ended.
+    most = 2 * 4 * 6
+    assert first["rollouts_sampled"] <= most
+    assert all(x["rollouts_sampled"] < first["rollouts_sampled"] for x in later)
+    for step in (2, 3):
+        shutil.rmtree(tmp_path / "checkpoints" / f"step_{step:08d}")
+    again = train(config, resume=True)
+    assert_same(again.state, whole.state)
+    jax.tree.map(
+        np.testing.assert_array_equal, again.state.collector_state, whole.state.collector_state
+    )
