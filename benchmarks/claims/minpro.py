@@ -3,8 +3,9 @@
 Answers of ten words out of two, under a policy that sees the word before, and stale samplers whose
 logits differ by a normal error; rewards of 0 to 1 drawn at random for each answer, advantages of
 the sampler's exact value. For each draw the gradient of one answer has its mean and its variance
-over all answers computed exactly, with the weights of `minpro` (without an upper bound), with the
-product of all ratios so far, and with each token's own ratio alone (`cispo` without a bound). The
+over all answers computed exactly, with the weights of the recipe `minpro`, which end at 5, with the
+product of all ratios so far, and with each token's own ratio alone (the recipe `cispo`, with the
+same cap); the product has none. The
 bias is the distance from the policy gradient, all errors are relative to its length, and the
 numbers are ratios of medians over the draws, at an error of the logits of 0.5; 1 or above refutes
 the claim. They are the variance over that with the product, and the bias over that with the token's
@@ -30,7 +31,6 @@ WORDS, LENGTH = 2, 10
 ERRORS = (0.0, 0.125, 0.25, 0.5, 0.75, 1.0)
 ERROR = 0.5
 BATCH = 64
-UNBOUND = 1e6
 NAMES = {
     "minpro": "least prefix ratio",
     "product": "prefix product",
@@ -39,8 +39,7 @@ NAMES = {
     "none": "no weights",
 }
 
-_MINPRO = jr.bind(jr.surrogates.minpro, w_max=UNBOUND)
-_TOKEN = jr.bind(jr.surrogates.cispo, w_max=UNBOUND)
+_MINPRO, _TOKEN = jr.recipes.minpro().surrogate, jr.recipes.cispo().surrogate
 
 
 class Errors(NamedTuple):
