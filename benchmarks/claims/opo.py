@@ -6,8 +6,8 @@ its words and on its length, rising or falling. Many groups of eight give the va
 gradient over the squared length of its mean, so that what a baseline of its own rewards shrinks
 does not count. The number is that with `opo` over that with the group mean (`dr_grpo`), as a
 geometric mean over tasks; 1 or above refutes the claim. It is taken where long answers are right
-more often, where short ones are, and where the length does not matter. There both baselines
-estimate the same number, of which `opo` makes less use of a group, and it does not hold.
+more often, where short ones are, and where the length does not matter: there both baselines
+estimate the same number, and nothing can be gained.
 
 The assumption is measured as well: the correlation of an answer's length with the squared norm of
 its score. The exact optimal baseline (rewards weighted by that squared norm, over all answers),

@@ -14,7 +14,7 @@ gradient are compared too. Then `ess_lr_scale`, power 1: it must lower the varia
 mean, for the sum of four updates of errors 0, 0.25, 0.5 and 1, and with the baseline it must keep
 the variance of the update from exceeding that on policy, as it does without either.
 
-Three more numbers do not hold. A single update of mixed errors counts what the factor itself
+Three more numbers do not. A single update of mixed errors counts what the factor itself
 varies, which is more than it saves. Where all batches are as stale, the factor is nearly the same
 for all: a smaller learning rate, which changes nothing relative to the mean. And with baseline and
 factor together the update is so much shorter that it is farther from the policy gradient.
@@ -178,12 +178,12 @@ def run(*, seed: int = 0, quick: bool = False) -> harness.Claim:
     single = over(mixed["mean, scaled"], mixed["mean"], lambda x: x[:, 3] / x[:, 1])
     alike = over(found["mean, scaled"], found["mean"], relative)
     far = over(found["both"], found["mean"], distance)
-    for words, estimate in (
+    for what, estimate in (
         (f"{words}, with what the factor itself varies", single),
         (words.replace("mixed errors", when), alike),
         (f"distance from the policy gradient, {LABELS['both']} over {LABELS['mean']}, {when}", far),
     ):
-        measures.append(harness.Measure(words, estimate, "below", 1.0))
+        measures.append(harness.Measure(what, estimate, "below", 1.0))
     facts, series = {}, []
     for other in ("optimal, lengths", "both"):
         for what, statistic in (
