@@ -115,9 +115,9 @@ def evaluated(config: TrainConfig, params, votes: int) -> dict[str, tuple[float,
     """Held-out accuracy and that of the vote, with intervals."""
     experiment, _ = load_experiment(config)
     results, _ = experiment.evaluate(params, jax.random.key(config.seed), k=(votes,))
-    found = {way: results[way] for way in WAYS}
-    found["majority"] = next(x for x in results["sampled"].at_k if x.name == f"maj@{votes}")
-    return {name: (x.mean, x.low, x.high) for name, x in found.items()}
+    (majority,) = (x for x in results["sampled"].at_k if x.name == f"maj@{votes}")
+    found = [*((way, results[way]) for way in WAYS), ("majority", majority)]
+    return {name: (x.mean, x.low, x.high) for name, x in found}
 
 
 def tiny() -> TrainConfig:
