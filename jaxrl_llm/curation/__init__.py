@@ -60,6 +60,7 @@ from jaxrl_llm.curation.collectors.hint_policies import (
 )
 from jaxrl_llm.curation.collectors.hinted import hinted, share_messages, tier_messages
 from jaxrl_llm.curation.collectors.mixed import mixed
+from jaxrl_llm.curation.collectors.partial import PartialState, partial_rollouts
 from jaxrl_llm.curation.collectors.prioritized import prioritized
 from jaxrl_llm.curation.collectors.protocol import (
     DEMONSTRATION,
@@ -295,6 +296,7 @@ __all__ = [
     "Operation",
     "Outcome",
     "Pairs",
+    "PartialState",
     "PassHistory",
     "PooledGroups",
     "PromptBelief",
@@ -401,6 +403,7 @@ __all__ = [
     "needs_hint",
     "only_demonstrations",
     "parse_hints",
+    "partial_rollouts",
     "pass_history_init",
     "pass_history_rate",
     "pass_history_update",

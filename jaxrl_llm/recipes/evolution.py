@@ -8,11 +8,12 @@ import jax.numpy as jnp
 
 from jaxrl_llm import evolution
 from jaxrl_llm.core import Array, ArrayTree, bind, checks
+from jaxrl_llm.curation.collectors.protocol import Collector
 from jaxrl_llm.evolution.gradient import SCALES, Scale
 from jaxrl_llm.evolution.leaves import LeafClass
 from jaxrl_llm.recipes.recipe import AlgoState
 from jaxrl_llm.recipes.records import format_fields, name_of, replace_fields
-from jaxrl_llm.recipes.wiring import STATUSES
+from jaxrl_llm.recipes.wiring import STATUSES, check_collector
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -48,6 +49,7 @@ class EvolutionRecipe:
       tries: Responses of a member to a prompt, of which ``outcome`` makes one score.
       outcome: ``tries [..., S] -> [...]``: ``evolution.best_of`` for pass@k.
       chunk: How many draws of noise an update holds at a time; it changes nothing else.
+      collector: Which P prompts a step asks; None for each once an epoch. All are asked at once.
       paper: Reference.
       status: "experimental", or "reproduced" once a config reaches a published number.
 
@@ -89,6 +91,7 @@ class EvolutionRecipe:
     tries: int = 1
     outcome: Callable = evolution.best_of
     chunk: int = 64
+    collector: Collector | None = None
     paper: str = ""
     status: str = "experimental"
 
@@ -106,6 +109,7 @@ class EvolutionRecipe:
         for field in ("fitness", "outcome"):
             if not callable(getattr(self, field)):
                 raise TypeError(f"{name}: {field} must be a function.")
+        check_collector(name, self.collector)
         checks.check_positive(name, sigma=self.sigma, rank=self.rank, tries=self.tries)
         checks.check_positive(name, chunk=self.chunk)
         checks.check_non_negative(name, temperature=self.temperature, baseline=self.baseline)

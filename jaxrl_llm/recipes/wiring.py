@@ -284,12 +284,7 @@ def _check_kinds(recipe) -> None:
         )
     if not (recipe.critic is None or isinstance(recipe.critic, Critic)):
         raise TypeError(f"{name}: critic must be a Critic; got {recipe.critic!r}.")
-    collector, functions = recipe.collector, ("init", "propose", "observe")
-    if not (collector is None or all(callable(getattr(collector, f, None)) for f in functions)):
-        raise TypeError(
-            f"{name}: collector must have the functions init, propose and observe, as "
-            f"curation.refill has; got {collector!r}."
-        )
+    check_collector(name, recipe.collector)
     if not isinstance(recipe.inputs, tuple) or not all(isinstance(x, str) for x in recipe.inputs):
         raise TypeError(f"{name}: inputs must be a tuple of names; got {recipe.inputs!r}.")
     for field in ("epochs", "minibatches"):
@@ -314,6 +309,16 @@ def _check_kinds(recipe) -> None:
             )
         if entry.source != "controller" and not callable(entry.function):
             raise TypeError(f"{name}: {_label(entry)} must be a function; got {entry.function!r}.")
+
+
+def check_collector(name: str, collector: Any) -> None:
+    """Raises TypeError for what is neither None nor a collector."""
+    functions = ("init", "propose", "observe")
+    if not (collector is None or all(callable(getattr(collector, f, None)) for f in functions)):
+        raise TypeError(
+            f"{name}: collector must have the functions init, propose and observe, as "
+            f"curation.refill has; got {collector!r}."
+        )
 
 
 def _check_arguments(recipe: str, reader: Reader, offered: set[str]) -> None:

@@ -57,7 +57,7 @@ class Collected(NamedTuple):
       in_order: How many prompts it took in the order of the data.
       groups: How many groups were sampled.
       rollouts: How many rollouts were.
-      continued: How many tokens of them had been sampled before.
+      continued: How many tokens of the batch's own rollouts older weights sampled, before it.
       reward: Mean reward of all rollouts that were sampled.
       failures: How many calls of the reward failed.
       seconds: By "sample" and "reward".
@@ -404,11 +404,19 @@ class _Book:
             in_order=self._in_order,
             groups=sum(x.request.extends is None for x in self.asked if x.request.sampled),
             rollouts=sum(x.request.rollouts for x in self.asked if x.request.sampled),
-            continued=sum(len(y.tokens) for x in sampled for y in x.responses),
+            continued=sum(self._continued(each) for group in groups for each in group),
             reward=mean_reward([each.scores for each in graded]),
             failures=sum(_failures(self.finished[x]) for x in self.asked if x in self.finished),
             seconds=dict(seconds),
         )
+
+    def _continued(self, member: "_Member") -> int:
+        """How many tokens of an own rollout an earlier batch sampled."""
+        begin = member.begins
+        if begin is None or begin.version is None or member.asked.request.role != OWN:
+            return 0
+        version = np.asarray(begin.version)
+        return int(((version >= 0) & (version < self._start.version)).sum())
 
     def _member(self, request: int, index: int) -> "_Member":
         asked = self.asked[request]

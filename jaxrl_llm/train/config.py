@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.core import bind, checks
+from jaxrl_llm.curation.collectors.protocol import collector_needs
 from jaxrl_llm.models.lora import LoRAConfig
 from jaxrl_llm.models.quantize import check_quantization
 from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, EvolutionRecipe, Recipe
@@ -362,6 +363,11 @@ class TrainConfig:
                     )
             if self.sampling.slots is not None:
                 raise ValueError(f"sampling: slots has no effect with {recipe.name!r}.")
+            if collector_needs(recipe.collector, "needs_slots"):
+                raise ValueError(
+                    f"config: the collector of {recipe.name!r} decodes in slots, which a "
+                    f"population does not; got {recipe.collector!r}."
+                )
             if self.lora.rank is not None:
                 raise ValueError(
                     f"lora: {recipe.name!r} moves the weights of the model itself, by low-rank "

@@ -37,7 +37,7 @@ from jaxrl_llm.recipes import Batch, validate_batch
 from jaxrl_llm.rewards.scoring import check_answered, name_of
 from jaxrl_llm.rollout import Rollout, trim
 from jaxrl_llm.rollout.backends import EngineBackend, SamplerBackend, texts_of
-from jaxrl_llm.rollout.collect import Collected, Limits, collect, mean_reward
+from jaxrl_llm.rollout.collect import Collected, Limits, collect
 from jaxrl_llm.rollout.sampler import prompt_room
 from jaxrl_llm.rollout.types import FAILED
 from jaxrl_llm.train.checkpoint import Checkpoints
@@ -104,13 +104,9 @@ def collect_rollouts(
       RewardError: If the reward fails; it names the prompt.
     """
     config, recipe = experiment.config, experiment.recipe
-    if recipe.forward_only:
-        collected = _sample_population(experiment, params, key, cursor, version=version)
-    else:
-        key = jax.random.fold_in(key, number)
-        collected = _play_collector(
-            experiment, params, key, cursor, collector_state, number=number, version=version
-        )
+    collected = _play_collector(
+        experiment, params, key, cursor, collector_state, number=number, version=version
+    )
     check_answered([collected.scores], f" of step {number + 1}")
     start = time.perf_counter()
     begin, (_, cursor) = cursor, next_questions(experiment, cursor, collected.in_order)
@@ -200,9 +196,12 @@ def _play_collector(
     number: int,
     version: int,
 ) -> Collected:
-    """A batch as the recipe's collector asks for it, by the sampler or in slots."""
-    config, tokenizer = experiment.config, experiment.tokenizer
+    """A batch as the collector asks for it, by the sampler, in slots or by a population."""
+    config, tokenizer, recipe = experiment.config, experiment.tokenizer, experiment.recipe
     sampling = config.sampling
+    # The noise of a population is drawn from the run's key itself.
+    run_key, key = key, jax.random.fold_in(key, number)
+    group_size = sampling.group_size * (recipe.tries if recipe.forward_only else 1)
     backend: EngineBackend | SamplerBackend
     if experiment.samplers.engine is not None:
         backend = EngineBackend(
@@ -220,7 +219,15 @@ def _play_collector(
 
         def sample(prompts: list[list[int]], ids: np.ndarray) -> Rollout:
             sampler = experiment.samplers.rollouts
-            rollout = sampler(params, key, prompts, request_ids=ids, version=version)
+            if not recipe.forward_only:
+                rollout = sampler(params, key, prompts, request_ids=ids, version=version)
+            elif np.array_equal(ids.reshape(-1), np.arange(ids.size)):
+                rollout = sampler(params, run_key, prompts, version=version)
+            else:
+                raise ValueError(
+                    f"recipe {recipe.name!r} asks {len(prompts)} prompts once a step, "
+                    f"{group_size} rollouts each; {experiment.collector!r} asks for others."
+                )
             return processes.to_host(rollout)
 
         backend = SamplerBackend(
@@ -229,7 +236,7 @@ def _play_collector(
             decode=tokenizer.decode,
             grade=experiment.grader,
             num_groups=config.prompts_per_step,
-            group_size=sampling.group_size,
+            group_size=group_size,
         )
     return collect(
         experiment.collector,
@@ -239,47 +246,13 @@ def _play_collector(
         experiment.train,
         next_places=lambda count: next_questions(experiment, cursor, count)[0],
         num_groups=config.prompts_per_step,
-        group_size=sampling.group_size,
+        group_size=group_size,
         step=number,
         version=version,
         limits=Limits(
             experiment.encoder, sampling.max_new_tokens, experiment.model.config.vocab_size
         ),
         pad_id=tokenizer.pad_id,
-    )
-
-
-def _sample_population(
-    experiment: Experiment, params: ArrayTree, key: Array, cursor: Cursor, *, version: int
-) -> Collected:
-    """The rollouts of a population; its noise is drawn from the run's key itself."""
-    start, tokenizer = time.perf_counter(), experiment.tokenizer
-    places, _ = next_questions(experiment, cursor, experiment.config.prompts_per_step)
-    questions = [experiment.train[place] for place in places]
-    tokens = [question.tokens for question in questions]
-    rollout = experiment.samplers.rollouts(params, key, tokens, version=version)
-    rollout = processes.to_host(rollout)
-    texts = texts_of(rollout, tokenizer.decode)
-    sampled = time.perf_counter()
-    scores = experiment.grader(questions, texts)
-    return Collected(
-        rollout=rollout,
-        where=~scores.failed.reshape(rollout.finish.shape),
-        roles=np.zeros(rollout.finish.shape, np.int32),
-        known=None,
-        questions=questions,
-        places=places,
-        texts=texts,
-        messages=[[None] * len(group) for group in texts],
-        scores=scores,
-        state=(),
-        in_order=len(places),
-        groups=len(places),
-        rollouts=rollout.finish.size,
-        continued=0,
-        reward=mean_reward([scores]),
-        failures=scores.failures,
-        seconds={"sample": sampled - start, "reward": time.perf_counter() - sampled},
     )
 
 

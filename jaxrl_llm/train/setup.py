@@ -95,6 +95,7 @@ class Experiment:
             getattr(self.recipe, "collector", None) or in_order(),
             group_size=sampling.group_size,
             max_new_tokens=sampling.max_new_tokens,
+            num_groups=self.config.prompts_per_step,
         )
 
     @property

@@ -10,7 +10,8 @@ from test_checkpoint import assert_same
 from tiny_run import tiny_run
 
 import jaxrl_llm as jr
-from jaxrl_llm.curation import Request
+from jaxrl_llm.curation import Decision, Request, Response, Row
+from jaxrl_llm.curation.collectors.protocol import DEMONSTRATION, HINTED
 from jaxrl_llm.train import AsyncConfig, CheckpointConfig, SamplingConfig, TrainingError, train
 
 SLOTS = SamplingConfig(group_size=2, max_new_tokens=4, slots=4)
@@ -170,3 +171,193 @@ def test_a_slot_that_is_no_collector_is_refused():
     with pytest.raises(TypeError) as error:
         jr.recipes.dapo().replace(collector=jr.curation.informative_groups)
     assert "collector must have the functions init, propose and observe" in str(error.value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Guided:
+    """Two rollouts of a prompt, one with a hint and a demonstration; remembers the best ones."""
+
+    sends_text: bool = True
+
+    def width(self, group_size):
+        return group_size + 3
+
+    def init(self, num_prompts):
+        return {
+            "tokens": np.zeros((num_prompts, 4), np.int32),
+            "length": np.zeros(num_prompts, int),
+        }
+
+    def propose(self, state, key, collection, count):
+        return (Request(collection.group_size),) * count, state
+
+    def observe(self, state, collection):
+        asked, P = collection.requests, collection.num_groups
+        if len(asked) < P:
+            return Decision(ask=P - len(asked)), state
+        if collection.waiting:
+            return Decision(), state
+        if len(asked) == P:
+            more = []
+            for i, outcome in enumerate(collection.outcomes):
+                text = collection.data[outcome.prompt]["text"]
+                more.append(Request(1, extends=i, text=f"{text} low", role=HINTED))
+                demonstration = Response("!!", reward=1.0)
+                more.append(
+                    Request(
+                        1,
+                        extends=i,
+                        responses=(demonstration,),
+                        sampled=False,
+                        role=DEMONSTRATION,
+                    )
+                )
+            return Decision(requests=tuple(more)), state
+        tokens, length = state["tokens"].copy(), state["length"].copy()
+        rows = []
+        for i, outcome in enumerate(collection.outcomes[:P]):
+            best = outcome.responses[int(np.argmax(outcome.rewards))].tokens
+            tokens[outcome.prompt, : len(best)], length[outcome.prompt] = best, len(best)
+            members = [(i, 0), (i, 1), (P + 2 * i, 0), (P + 2 * i + 1, 0)]
+            rows.append(Row(tuple(members)))
+        return Decision(rows=tuple(rows)), {"tokens": tokens, "length": length}
+
+
+@pytest.fixture(scope="module", params=["rounds", "slots", "ahead"])
+def guided(request, tmp_path_factory):
+    changes = {
+        "rounds": {},
+        "slots": {"sampling": dataclasses.replace(SLOTS, prompt_length=20)},
+        "ahead": {"asynchrony": AsyncConfig(max_staleness=1)},
+    }[request.param]
+    config = tiny_run(
+        tmp_path_factory.mktemp(request.param),
+        recipe=jr.recipes.grpo().replace(name="guided", collector=Guided()),
+        steps=3,
+        checkpoint=CheckpointConfig(every=1, keep=3),
+        **changes,
+    )
+    return request.param, config, train(config)
+
+
+def test_hints_and_demonstrations_train_with_what_was_sampled(guided):
+    _, _, result = guided
+    for row in result.history:
+        assert row["rollouts/hinted"] == row["rollouts/demonstration"] == 4
+        assert row["groups_sampled"] == 4 and row["rollouts_sampled"] == 12
+        assert np.isfinite(row["loss"]) and row["grad_norm"] > 0 and row["skipped"] == 0
+        # Of tokens that nobody knows the log-probability of, the ratio is 1.
+        assert row["sampler_gap_max"] < (0.1 if row["staleness_max"] == 0 else 5)
+    assert (result.state.collector_state["length"] > 0).all()
+
+
+def test_a_run_with_mixed_requests_resumes_exactly(guided, tmp_path):
+    name, config, whole = guided
+    if name == "ahead":
+        pytest.skip("which weights sample depends on timing there")
+    shutil.copytree(config.run_dir, tmp_path / "run")
+    for step in (2, 3):
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step_{step:08d}")
+    again = train(dataclasses.replace(config, run_dir=str(tmp_path / "run")), resume=True)
+    assert_same(again.state, whole.state)
+    jax.tree.map(
+        np.testing.assert_array_equal, again.state.collector_state, whole.state.collector_state
+    )
+
+
+def test_room_for_texts_that_nobody_sends_has_no_effect(tmp_path):
+    sampling = dataclasses.replace(SLOTS, prompt_length=20)
+    with pytest.raises(ValueError, match="prompt_length has no effect with recipe 'dr_grpo'"):
+        train(tiny_run(tmp_path, sampling=sampling))
+
+
+def test_a_text_longer_than_the_room_is_one_sentence(tmp_path):
+    recipe = jr.recipes.grpo().replace(name="guided", collector=Guided())
+    sampling = dataclasses.replace(SLOTS, prompt_length=5)
+    with pytest.raises(ValueError, match="Prompt 'q.*has 7 tokens.*room for 5 before"):
+        train(tiny_run(tmp_path, recipe=recipe, sampling=sampling))
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_population_answers_the_prompts_that_a_collector_chooses(tmp_path, shared):
+    collector = jr.curation.prioritized(jr.curation.learnability)
+    recipe = jr.recipes.eggroll(sigma=0.05).replace(collector=collector)
+    if not shared:
+        recipe = recipe.replace(shared=False, fitness=jr.evolution.zscore)
+    config = tiny_run(
+        tmp_path,
+        recipe=recipe,
+        reward=first_is_low,
+        steps=3,
+        remat="full",
+        checkpoint=CheckpointConfig(every=1, keep=3),
+    )
+    whole = train(config)
+    belief = whole.state.collector_state
+    # Four prompts of two members in each of three steps.
+    assert (belief.alpha + belief.beta - 2).sum() == 4 * 2 * 3
+    assert whole.state.data_cursor == (0, 0)
+    for step in (2, 3):
+        shutil.rmtree(tmp_path / "checkpoints" / f"step_{step:08d}")
+    again = train(config, resume=True)
+    assert_same(again.state, whole.state)
+    jax.tree.map(np.testing.assert_array_equal, again.state.collector_state, belief)
+
+
+def test_a_population_answers_once(tmp_path):
+    refill = jr.curation.refill(jr.curation.informative_groups)
+    recipe = jr.recipes.eggroll(sigma=0.05).replace(collector=refill)
+    config = tiny_run(tmp_path, recipe=recipe, reward=never, remat="full")
+    with pytest.raises(ValueError, match="asks 4 prompts once a step, 2 rollouts each"):
+        train(config)
+
+
+def test_a_population_has_no_slots(tmp_path):
+    @dataclasses.dataclass(frozen=True)
+    class Slotted(LeastAsked):
+        needs_slots: bool = True
+
+    recipe = jr.recipes.eggroll(sigma=0.05).replace(collector=Slotted())
+    with pytest.raises(ValueError, match="decodes in slots, which a population does not"):
+        train(tiny_run(tmp_path, recipe=recipe, remat="full"))
+
+
+class EndsEarly(jr.testing.ByteTokenizer):
+    """Of the tokens a random model writes, one in three ends a response."""
+
+    eos_ids = (257, *range(86))
+
+
+def early_model():
+    return *jr.testing.tiny_model(num_layers=1), EndsEarly()
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_unfinished_responses_go_on_in_the_next_batch(tmp_path, staleness):
+    config = tiny_run(
+        tmp_path,
+        model=early_model,
+        recipe=jr.recipes.april(segments=4),
+        steps=4,
+        checkpoint=CheckpointConfig(every=1, keep=4),
+        asynchrony=AsyncConfig(max_staleness=staleness),
+    )
+    whole = train(config)
+    rows = whole.history
+    continued = [row.get("tokens_continued", 0) for row in rows]
+    assert continued[0] == 0 and max(continued) > 0
+    assert all(row["staleness_max"] > 0 for row, n in zip(rows, continued, strict=True) if n)
+    # Each prompt that was taken has trained or waits: 4 a step, and those that are left.
+    waiting = int((whole.state.collector_state.prompts >= 0).sum())
+    cursor = whole.state.data_cursor
+    assert cursor.epoch * 10 + cursor.index == 4 * 4 + waiting and waiting == 4
+    assert all(np.isfinite(row["loss"]) and row["skipped"] == 0 for row in rows)
+    if staleness:
+        return
+    for step in (2, 3, 4):
+        shutil.rmtree(tmp_path / "checkpoints" / f"step_{step:08d}")
+    again = train(config, resume=True)
+    assert_same(again.state, whole.state)
+    jax.tree.map(
+        np.testing.assert_array_equal, again.state.collector_state, whole.state.collector_state
+    )

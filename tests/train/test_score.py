@@ -383,3 +383,42 @@ def test_a_prompt_without_the_shared_prefix_is_named(tiny, prompts):
     )
     with pytest.raises(ValueError, match=rf"prompt {len(prompts) - 1} does not begin with the 6"):
         sample(params, jax.random.key(0), prompts)
+
+
+def split_context(batch, cuts):
+    """The same sequences with the prompt's tokens from ``cuts[p]`` on in front of each response."""
+    P, G, T = batch.tokens.shape
+    lengths = np.asarray(batch.prompt_mask).sum(-1)
+    extra = int((lengths - cuts).max())
+    tokens, mask = np.full((P, G, T + extra), 7, np.int32), np.zeros((P, G, T + extra), bool)
+    keep = np.asarray(batch.prompt_mask) & (np.arange(batch.prompt_mask.shape[1]) < cuts[:, None])
+    for p in range(P):
+        rest = np.asarray(batch.prompt_tokens)[p, cuts[p] : lengths[p]]
+        n = len(rest)
+        tokens[p, :, :n] = rest
+        tokens[p, :, n : n + T], mask[p, :, n : n + T] = batch.tokens[p], batch.mask[p]
+    return batch.replace(tokens=jnp.asarray(tokens), mask=jnp.asarray(mask), prompt_mask=keep)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("most", [1, 2, 4])
+def test_context_in_front_of_a_response_is_context_wherever_it_is_cut(most, packed):
+    model, params = tiny_model(num_layers=1)
+    batch = make_batch(prompts=4, group=3, prompt_length=6)
+    cuts = np.minimum(np.asarray(batch.prompt_mask).sum(-1), most)
+    cut = split_context(batch, cuts)
+    assert (cut.tokens.shape[-1] > batch.tokens.shape[-1]) and cut.mask.sum() == batch.mask.sum()
+    packing = plan_packing(np.asarray(cut.mask)) if packed else None
+    assert not packed or packing.members.shape[1] < 3
+    weights = jnp.asarray(np.random.default_rng(0).normal(size=batch.mask.sum()), jnp.float32)
+
+    def loss(params, each, packing=None):
+        arrays = (each.prompt_tokens, each.prompt_mask, each.tokens, each.mask)
+        logp, entropy = score(model, params, *arrays, packing=packing)
+        at = np.nonzero(np.asarray(each.mask))
+        return jnp.sum(weights * logp[at]) + jnp.sum(entropy[at]), logp[at]
+
+    (_, want), want_gradient = jax.value_and_grad(loss, has_aux=True)(params, batch)
+    (_, got), gradient = jax.value_and_grad(loss, has_aux=True)(params, cut, packing)
+    expect_equal(got, want)
+    expect_equal(gradient, want_gradient)

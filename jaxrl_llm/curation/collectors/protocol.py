@@ -13,7 +13,7 @@ is None while its group is sampled. The state that ``observe`` returns counts on
 the rows; until then it may be called any number of times. A collector whose groups may be larger
 than G has a fourth function, ``width(group_size)``, the most rollouts of a group: the width of the
 batch. One whose state depends on the sizes of a run has ``for_run(group_size, max_new_tokens)``,
-the collector that the run plays.
+the collector that the run plays; with P besides, ``for_batch(num_groups)`` after it.
 
 What every collector promises: the requests are the same however many are proposed at once; the rows
 depend on which groups finished and not on the order in which they did; the number of requests has a
@@ -46,6 +46,8 @@ from jaxrl_llm.core.compose import stable_repr
 # Roles of a rollout: sampled for this batch; the same with help in its prompt; written by another
 # policy; sampled for an earlier batch; an answer to a question about other rollouts.
 OWN, HINTED, DEMONSTRATION, REPLAYED, JUDGE = range(5)
+# The ``finish`` of a response that has not ended, as in rollout.types.
+UNFINISHED = 4
 
 
 class Response(NamedTuple):
@@ -245,10 +247,14 @@ class Collector(Protocol):
         ...
 
 
-def sized(collector: Collector, *, group_size: int, max_new_tokens: int) -> Collector:
-    """The collector with the sizes of a run: what its ``for_run`` returns, or the same one."""
+def sized(
+    collector: Collector, *, group_size: int, max_new_tokens: int, num_groups: int | None = None
+) -> Collector:
+    """The collector with the sizes of a run: what ``for_run`` returns, or the same one."""
     for_run = getattr(collector, "for_run", None)
-    return collector if for_run is None else for_run(group_size, max_new_tokens)
+    collector = collector if for_run is None else for_run(group_size, max_new_tokens)
+    for_batch = getattr(collector, "for_batch", None)
+    return collector if for_batch is None or num_groups is None else for_batch(num_groups)
 
 
 def width_of(collector: Collector, group_size: int) -> int:

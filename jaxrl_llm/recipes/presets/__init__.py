@@ -78,6 +78,7 @@ from jaxrl_llm.recipes.presets.grpo_family import (
     ttrl_majority,
 )
 from jaxrl_llm.recipes.presets.off_policy import (
+    april,
     areal,
     brorl,
     icepop,
@@ -112,6 +113,7 @@ __all__ = [
     "ace",
     "adaptive_kl",
     "ampo",
+    "april",
     "areal",
     "arrol",
     "brorl",

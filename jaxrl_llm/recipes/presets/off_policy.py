@@ -296,6 +296,8 @@ def ulorl(
     old: Literal["recomputed", "sampled"] = "recomputed",
     eps_low: float = 0.2,
     eps_high: float = 0.2,
+    segments: int | None = 8,
+    oversample: float = 2.0,
 ) -> Recipe:
     """PPO's clip without the tokens that a policy of low entropy has mastered.
 
@@ -311,11 +313,12 @@ def ulorl(
       old: "recomputed" for the policy at the start of the step, so that with one update a batch no
         token is clipped (pseudo on-policy importance sampling); "sampled" for ``behavior_logp``, as
         each segment was sampled (segment-aware importance sampling).
+      segments, oversample: See :func:`~jaxrl_llm.curation.partial_rollouts`; ``segments=None`` for
+        responses that are sampled in one step.
 
     References:
       UloRL (arXiv:2507.19766), PAPER. The paper trains on rewards of 0 and 1 with 1024 rollouts and
-      one update a step. ``rollout.Generation(segment=)`` samples a segment, by
-      ``rollout.resume_budget``.
+      one update a step.
     """
     checks.check_option("ulorl", "old", old, ("recomputed", "sampled"))
     surrogate = bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high)
@@ -325,5 +328,26 @@ def ulorl(
             stateless(advantages.grpo), stateless(curation.mpt_advantages, tau=tau, sigma=sigma)
         ),
         surrogate=surrogate if old == "recomputed" else given(surrogate, old_logp="behavior_logp"),
+        collector=None
+        if segments is None
+        else curation.partial_rollouts(segments=segments, oversample=oversample),
         paper="arXiv:2507.19766",
     )
+
+
+def april(
+    *, segments: int = 8, oversample: float = 2.0, max_staleness: int | None = None
+) -> Recipe:
+    """GRPO whose batch is complete with the first P groups; the others go on in the next.
+
+    Args:
+      segments, oversample, max_staleness: See :func:`~jaxrl_llm.curation.partial_rollouts`.
+
+    References:
+      APRIL (arXiv:2509.18521), which leaves the loss as it is: about 40% of its tokens were sampled
+      by older weights.
+    """
+    collector = curation.partial_rollouts(
+        segments=segments, oversample=oversample, max_staleness=max_staleness
+    )
+    return from_base(name="april", collector=collector, paper="arXiv:2509.18521")

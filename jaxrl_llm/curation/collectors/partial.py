@@ -1,0 +1,364 @@
+"""A collector whose responses advance in segments and go on in later batches."""
+
+import dataclasses
+import math
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from jaxrl_llm.core import ArrayTree, checks
+from jaxrl_llm.curation.collectors.protocol import (
+    UNFINISHED,
+    Collection,
+    Collector,
+    Decision,
+    Outcome,
+    Request,
+    Response,
+    Row,
+    in_order,
+    sized,
+)
+
+
+class PartialState(NamedTuple):
+    """State of :func:`partial_rollouts`: C groups of G rollouts of at most T tokens; 0 elsewhere.
+
+    Attributes:
+      prompts: int32 ``[C]``, places in the data set, in the order in which groups go on; -1 where
+        there is no group.
+      tokens: int32 ``[C, G, T]``.
+      behavior_logp: float32 ``[C, G, T]``, of the policies that sampled.
+      model_logp: float32 ``[C, G, T]``, of the plain models that sampled.
+      versions: int32 ``[C, G, T]``, of the weights that sampled each token.
+      lengths: int32 ``[C, G]``.
+      finish: int32 ``[C, G]``, why a rollout ended, or that it has not.
+      rewards: float32 ``[C, G]``, of those that ended; NaN where they are to be graded.
+      source: State of the collector of new groups.
+    """
+
+    prompts: np.ndarray
+    tokens: np.ndarray
+    behavior_logp: np.ndarray
+    model_logp: np.ndarray
+    versions: np.ndarray
+    lengths: np.ndarray
+    finish: np.ndarray
+    rewards: np.ndarray
+    source: ArrayTree
+
+
+class _Group(NamedTuple):
+    """A group under way: its first request, and its rollouts as (request, rollout) so far."""
+
+    first: int
+    members: tuple[tuple[int, int], ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class _Partial:
+    """Made by :func:`partial_rollouts`."""
+
+    segments: int = 8
+    oversample: float = 2.0
+    max_staleness: int | None = None
+    source: Collector = dataclasses.field(default_factory=in_order)
+    num_groups: int | None = None
+    group_size: int | None = None
+    max_new_tokens: int | None = None
+
+    needs_slots: ClassVar[bool] = True
+
+    def for_run(self, group_size: int, max_new_tokens: int) -> "_Partial":
+        source = sized(self.source, group_size=group_size, max_new_tokens=max_new_tokens)
+        return dataclasses.replace(
+            self, source=source, group_size=group_size, max_new_tokens=max_new_tokens
+        )
+
+    def for_batch(self, num_groups: int) -> "_Partial":
+        return dataclasses.replace(self, num_groups=num_groups)
+
+    def init(self, num_prompts: int) -> PartialState:
+        if self.num_groups is None or self.group_size is None or self.max_new_tokens is None:
+            raise ValueError(
+                f"{self!r}: the size of its state is unknown before for_run(group_size, "
+                "max_new_tokens) and for_batch(num_groups)."
+            )
+        groups = (self._in_flight(self.num_groups) - self.num_groups,)
+        rollouts = (*groups, self.group_size)
+        tokens = (*rollouts, self.max_new_tokens)
+        return PartialState(
+            prompts=np.full(groups, -1, np.int32),
+            tokens=np.zeros(tokens, np.int32),
+            behavior_logp=np.zeros(tokens, np.float32),
+            model_logp=np.zeros(tokens, np.float32),
+            versions=np.zeros(tokens, np.int32),
+            lengths=np.zeros(rollouts, np.int32),
+            finish=np.zeros(rollouts, np.int32),
+            rewards=np.zeros(rollouts, np.float32),
+            source=self.source.init(num_prompts),
+        )
+
+    def propose(self, state: PartialState, key, collection: Collection, count: int):
+        riding, _ = self._riding(state, collection)
+        first = len(collection.requests)
+        requests = riding[first : first + count]
+        if missing := count - len(requests):
+            part = collection._replace(
+                requests=collection.requests[len(riding) :],
+                outcomes=collection.outcomes[len(riding) :],
+            )
+            new, source = self.source.propose(state.source, key, part, missing)
+            for request in new:
+                if request != Request(self._size, request.prompt):
+                    raise ValueError(
+                        f"{self!r}: its source asks for {request!r}; only groups of G rollouts of "
+                        "the prompts themselves can go on in a later batch."
+                    )
+            requests += [self._begin(request) for request in new]
+            state = state._replace(source=source)
+        return tuple(requests), state
+
+    def observe(self, state: PartialState, collection: Collection) -> tuple[Decision, ArrayTree]:
+        target, asked = collection.num_groups, len(collection.requests)
+        riding, groups = self._riding(state, collection)
+        new = self._in_flight(target) - len(groups)
+        if asked < len(riding) + new:
+            return Decision(ask=len(riding) + new - asked), state
+        if collection.waiting:
+            return Decision(), state
+        whole = range(self._size)
+        groups += [_Group(i, tuple((i, j) for j in whole)) for i in range(len(riding), asked)[:new]]
+        groups = self._advanced(groups, collection, len(riding) + new)
+        done = [g for g in groups if not _unfinished(g, collection)]
+        if len(done) >= target:
+            rows = tuple(Row(group.members) for group in done[:target])
+            chosen = {group.first for group in done[:target]}
+            left = [group for group in groups if group.first not in chosen]
+            return Decision(rows=rows), self._stored(state, collection, done[:target], left)
+        again = [
+            self._continued(group, collection) for group in groups if _unfinished(group, collection)
+        ]
+        return Decision(requests=tuple(again)), state
+
+    @property
+    def _size(self) -> int:
+        return self.group_size or 0
+
+    @property
+    def _segment(self) -> int:
+        return -(-(self.max_new_tokens or 0) // self.segments)
+
+    def _in_flight(self, num_groups: int) -> int:
+        return math.ceil(num_groups * self.oversample)
+
+    def _begin(self, request: Request) -> Request:
+        return request._replace(limit=self._segment, pauses=True)
+
+    def _riding(
+        self, state: PartialState, collection: Collection
+    ) -> tuple[list[Request], list[_Group]]:
+        """The first requests of a batch, and the groups that go on with them."""
+        requests: list[Request] = []
+        groups = []
+        for c in np.flatnonzero(state.prompts >= 0):
+            prompt, first = int(state.prompts[c]), len(requests)
+            used = np.arange(state.tokens.shape[-1]) < state.lengths[c][:, None]
+            oldest = state.versions[c].min(where=used, initial=collection.step)
+            most = self.max_staleness
+            if most is not None and collection.step - oldest > most:
+                requests.append(self._begin(Request(self._size, prompt)))
+                groups.append(_Group(first, tuple((first, j) for j in range(self._size))))
+                continue
+            ended, open_ = [], []
+            for j in range(self._size):
+                goes_on = state.finish[c, j] == UNFINISHED
+                (open_ if goes_on else ended).append(_response(state, c, j))
+            members = []
+            if ended:
+                members += [(len(requests), j) for j in range(len(ended))]
+                requests.append(Request(len(ended), prompt, responses=tuple(ended), sampled=False))
+            if open_:
+                members += [(len(requests), j) for j in range(len(open_))]
+                requests.append(self._going_on(Request(len(open_), prompt), open_))
+            groups.append(_Group(first, tuple(members)))
+        return requests, groups
+
+    def _going_on(self, request: Request, beginnings: list[Response]) -> Request:
+        longest = max(len(response.tokens) for response in beginnings)
+        limit = min(longest + self._segment, self.max_new_tokens or 0)
+        begun = tuple(response._replace(reward=None) for response in beginnings)
+        return request._replace(rollouts=len(begun), responses=begun, limit=limit, pauses=True)
+
+    def _continued(self, group: _Group, collection: Collection) -> Request:
+        """The next segment of a group's unfinished rollouts."""
+        latest = max(request for request, _ in group.members)
+        request = Request(1, extends=group.first, round=collection.requests[latest].round + 1)
+        begun = [_response_of(at, collection) for at in _unfinished(group, collection)]
+        return self._going_on(request, begun)
+
+    def _advanced(self, groups: list[_Group], collection: Collection, first: int) -> list[_Group]:
+        """Groups with their rollouts as the requests from ``first`` on have left them."""
+        by_first = {group.first: group for group in groups}
+        for i, request in enumerate(collection.requests[first:], first):
+            group = by_first[request.extends]  # type: ignore[index]
+            places = _unfinished(group, collection)
+            moved = {place: (i, j) for j, place in enumerate(places)}
+            members = tuple(moved.get(place, place) for place in group.members)
+            by_first[group.first] = group._replace(members=members)
+        return list(by_first.values())
+
+    def _stored(
+        self,
+        state: PartialState,
+        collection: Collection,
+        done: list[_Group],
+        left: list[_Group],
+    ) -> PartialState:
+        """The state after a batch of the groups that are done, with those that are left."""
+        arrays = {
+            name: np.zeros_like(value)
+            for name, value in state._asdict().items()
+            if name not in ("source", "prompts")
+        }
+        prompts = np.full_like(state.prompts, -1)
+        for c, group in enumerate(left):
+            prompts[c] = collection.outcome(group.first).prompt
+            for j, place in enumerate(group.members):
+                response = _response_of(place, collection)
+                n = len(response.tokens)
+                arrays["tokens"][c, j, :n] = response.tokens
+                arrays["behavior_logp"][c, j, :n] = response.behavior_logp
+                arrays["model_logp"][c, j, :n] = response.model_logp
+                arrays["versions"][c, j, :n] = response.version
+                arrays["lengths"][c, j], arrays["finish"][c, j] = n, response.finish
+                # Components of a reward are not stored, so those rollouts are graded again.
+                components = collection.outcome(place[0]).reward_components
+                absent = response.reward is None or bool(components)
+                arrays["rewards"][c, j] = np.nan if absent else response.reward
+        outcomes = tuple(_outcome_of(group, collection) for group in done)
+        seen = collection._replace(
+            requests=tuple(Request(self._size, int(each.prompt)) for each in outcomes),
+            outcomes=outcomes,
+        )
+        _, source = self.source.observe(state.source, seen)
+        return PartialState(prompts=prompts, source=source, **arrays)
+
+    def __repr__(self) -> str:
+        text = f"segments={self.segments}, oversample={self.oversample}"
+        if self.max_staleness is not None:
+            text += f", max_staleness={self.max_staleness}"
+        if type(self.source) is not type(in_order()):
+            text += f", source={self.source!r}"
+        return f"partial_rollouts({text})"
+
+
+def _response(state: PartialState, group: int, member: int) -> Response:
+    cut = (group, member, slice(int(state.lengths[group, member])))
+    reward = float(state.rewards[group, member])
+    return Response(
+        tokens=state.tokens[cut],
+        behavior_logp=state.behavior_logp[cut],
+        model_logp=state.model_logp[cut],
+        version=state.versions[cut],
+        finish=int(state.finish[group, member]),
+        reward=None if math.isnan(reward) else reward,
+    )
+
+
+def _response_of(place: tuple[int, int], collection: Collection) -> Response:
+    return collection.outcome(place[0]).responses[place[1]]
+
+
+def _unfinished(group: _Group, collection: Collection) -> list[tuple[int, int]]:
+    """The rollouts of a group that have not ended."""
+    return [at for at in group.members if _response_of(at, collection).finish == UNFINISHED]
+
+
+def _outcome_of(group: _Group, collection: Collection) -> Outcome:
+    """One outcome of the members of several requests."""
+    members = [(collection.outcome(request), j) for request, j in group.members]
+    names = set.intersection(*(set(each.reward_components) for each, _ in members))
+
+    def joined(name: str) -> np.ndarray:
+        return np.array([getattr(each, name)[j] for each, j in members])
+
+    return Outcome(
+        prompt=members[0][0].prompt,
+        rewards=joined("rewards"),
+        where=joined("where"),
+        lengths=joined("lengths"),
+        truncated=joined("truncated"),
+        reward_components={
+            name: np.array([each.reward_components[name][j] for each, j in members])
+            for name in sorted(names)
+        },
+        responses=tuple(each.responses[j] for each, j in members),
+        texts=tuple(each.texts[j] for each, j in members),
+    )
+
+
+def partial_rollouts(
+    *,
+    segments: int = 8,
+    oversample: float = 2.0,
+    max_staleness: int | None = None,
+    source: Collector | None = None,
+) -> Collector:
+    """Starts more groups than a batch has, and lets the unfinished ones go on in the next.
+
+        in flight = ceil(oversample P) groups: first those of earlier batches, then new ones
+        a round   = a segment of T / segments tokens for every rollout that has not ended
+        batch     = the first P groups all of whose rollouts have ended; as many rounds as it takes
+        the others go on in the next batch, with their tokens, by the weights of that time
+
+    So no step waits for the longest response. Rounds are counted in tokens and not in time, so that
+    a batch depends on key, state and weights alone. Rollouts that ended are not sampled again and
+    have their rewards; unfinished ones are not graded. Each token has the version of the weights
+    that sampled it, and its log-probability under them, which a correction may read; without one
+    the ratio is to the policy at the start of the step.
+
+    Tokens that go on were drawn, as far as a batch knows, from the full vocabulary: their
+    log-probability is the tempered one, also where top-k, top-p or min-p truncates.
+
+    Args:
+      segments: Into how many a response of the longest length is divided.
+      oversample: Groups in flight, over P; above 1.
+      max_staleness: A group with a token that more updates are behind begins again; None for no
+        bound.
+      source: The collector that proposes the prompts of new groups; None for :func:`in_order`.
+
+    Returns:
+      A collector that decodes in slots; its state is a PartialState.
+
+    Raises:
+      TypeError: If ``segments`` or ``max_staleness`` is no integer.
+      ValueError: If an option is out of its range; in a run, if the source asks for other than G
+        rollouts of a prompt.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.curation.partial_rollouts(segments=4, max_staleness=2)
+      partial_rollouts(segments=4, oversample=2.0, max_staleness=2)
+
+    References:
+      APRIL (arXiv:2509.18521), which starts twice the groups (64 for 32), ends a round when enough
+      are complete, and stops the others in the middle of a token stream; here they stop at the end
+      of a segment. UloRL (arXiv:2507.19766), PAPER, which has 8 segments, one a step, and trains on
+      as many responses as have ended; here a step takes segments until P groups have.
+    """
+    name = "partial_rollouts"
+    numbers = {"segments": segments, "max_staleness": max_staleness}
+    for option, value in numbers.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise TypeError(f"{name}: {option} must be an integer; got {value!r}.")
+    checks.check_positive(name, segments=segments)
+    checks.check_non_negative(name, max_staleness=max_staleness)
+    if not 1 < oversample < math.inf:
+        raise ValueError(f"{name}: oversample must be above 1 and finite; got {oversample!r}.")
+    return _Partial(
+        segments=segments,
+        oversample=float(oversample),
+        max_staleness=max_staleness,
+        source=in_order() if source is None else source,
+    )
