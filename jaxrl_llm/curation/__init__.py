@@ -48,6 +48,7 @@ from jaxrl_llm.curation.budgets import (
     xrpo_extra_rollouts,
 )
 from jaxrl_llm.curation.collectors.demonstrations import demonstrations, only_demonstrations
+from jaxrl_llm.curation.collectors.downsampled import DownsampledState, downsampled
 from jaxrl_llm.curation.collectors.gdro_memory import RolloutGdroState, rollout_gdro_memory
 from jaxrl_llm.curation.collectors.hint_policies import (
     examples_in_prompt,
@@ -77,13 +78,11 @@ from jaxrl_llm.curation.collectors.protocol import (
     Row,
     in_order,
     refill,
-    sized,
 )
 from jaxrl_llm.curation.collectors.replayed import (
     ReplayedState,
     StoredGroups,
     replayed,
-    store_groups,
     stored_request,
 )
 from jaxrl_llm.curation.collectors.seeding import SolvedExamples, seeded_message, solved_examples
@@ -113,9 +112,11 @@ from jaxrl_llm.curation.downsampling import (
     Pairs,
     best_constrained,
     constrained_pairs,
+    contrasts,
     filtration_weights,
     first_rollouts,
     r_squared,
+    resample_groups,
     resample_on_correct,
     resample_rollouts,
     select_extremes,
@@ -216,6 +217,7 @@ from jaxrl_llm.curation.replay import (
     ReplaySample,
     SelectiveSample,
     Window,
+    advantage_sizes,
     fading_probs,
     recency_weights,
     replacements,
@@ -288,6 +290,7 @@ __all__ = [
     "Compacted",
     "DEMONSTRATION",
     "Decision",
+    "DownsampledState",
     "HINTED",
     "JUDGE",
     "JudgeItems",
@@ -323,6 +326,7 @@ __all__ = [
     "Window",
     "adaptive_rollouts",
     "adhint_ratio",
+    "advantage_sizes",
     "ampo_select",
     "apply_operations",
     "arm_scores_update",
@@ -349,6 +353,7 @@ __all__ = [
     "comprehension_score",
     "constrained_pairs",
     "continuation_mask",
+    "contrasts",
     "cumulative_advantage",
     "d3s_selection",
     "dars_extra_rollouts",
@@ -357,6 +362,7 @@ __all__ = [
     "depth_prune",
     "difficulty_bins",
     "distilled_where",
+    "downsampled",
     "draw_prompts",
     "edit_distance",
     "examples_in_prompt",
@@ -434,6 +440,7 @@ __all__ = [
     "replay_sample",
     "replay_scores",
     "replayed",
+    "resample_groups",
     "resample_on_correct",
     "resample_rollouts",
     "rethink",
@@ -454,7 +461,6 @@ __all__ = [
     "self_hints",
     "shadow_price",
     "share_messages",
-    "sized",
     "solution_messages",
     "solved_examples",
     "splice",
@@ -462,7 +468,6 @@ __all__ = [
     "sqrt_allocation",
     "sqrt_lr",
     "ssb_sample",
-    "store_groups",
     "stored_request",
     "suffix_match",
     "sum_pi_cubed",

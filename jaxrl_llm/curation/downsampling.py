@@ -175,6 +175,82 @@ def resample_rollouts(key: Array, weights: Array, *, count: int) -> Array:
     return drawn.astype(jnp.int32)
 
 
+def resample_groups(
+    key: Array,
+    rewards: Array,
+    *,
+    count: int,
+    rule: Literal["best", "best_random", "best_worst", "power"] = "best_worst",
+    where: Array | None = None,
+    power: float | None = None,
+) -> Array:
+    """How often each rollout of a group trains: as many draws as train, by their reliability.
+
+        times ~ multinomial(count, weights / sum of weights),   weights: filtration_weights
+
+    A group whose weights are all 0 is drawn evenly, and one without a rollout not at all.
+
+    Args:
+      key: Typed PRNG key.
+      rewards, where: See the module.
+      count: Draws of each group, at least 1.
+      rule, power: As of :func:`filtration_weights`.
+
+    Returns:
+      int32 ``[..., G]``.
+
+    Example:
+      >>> import jax
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> rewards = jnp.array([0.0, 1.0, 2.0, 3.0])
+      >>> times = jr.curation.resample_groups(jax.random.key(0), rewards, count=6)
+      >>> int(times.sum()), times[1:3].tolist()
+      (6, [0, 0])
+
+    References:
+      PF-PPO (arXiv:2409.06957), which draws over the batch; here each group has as many draws.
+    """
+    function = "resample_groups"
+    checks.check_positive(function, finite=True, count=count)
+    weights = filtration_weights(rewards, rule=rule, where=where, power=power)
+    valid = jnp.ones(jnp.shape(rewards), bool) if where is None else where
+    some = jnp.any(weights > 0, axis=-1, keepdims=True)
+    weights = jnp.where(some, weights, jnp.where(valid, 1.0, 0.0))
+    there = jnp.any(valid, axis=-1, keepdims=True)
+    logits = jnp.where(there, jnp.log(weights), 0.0)
+    size = jnp.shape(rewards)[-1]
+    drawn = jax.random.categorical(key, logits, shape=(count, *jnp.shape(rewards)[:-1]))
+    times = jnp.sum(jax.nn.one_hot(drawn, size, dtype=jnp.int32), axis=0)
+    return jnp.where(there, times, 0)
+
+
+def contrasts(rewards: Array, *, count: int, where: Array | None = None) -> Array:
+    """The better half of what trains from the top of a group, the other half from its bottom.
+
+        select_extremes(rewards, best=ceil(count / 2), worst=floor(count / 2))
+
+    Args:
+      rewards, where: See the module.
+      count: Rollouts of a group that train, at least 1.
+
+    Returns:
+      bool ``[..., G]``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> rewards = jnp.array([0.3, 0.9, 0.1, 0.5, 0.7, 0.2, 0.8, 0.4])
+      >>> jnp.flatnonzero(jr.curation.contrasts(rewards, count=4)).tolist()
+      [1, 2, 5, 6]
+
+    References:
+      Sol-RL (arXiv:2604.06916), NOTES; that an odd one is of the top is ours.
+    """
+    checks.check_positive("contrasts", finite=True, count=count)
+    return select_extremes(rewards, best=count - count // 2, worst=count // 2, where=where)
+
+
 def r_squared(rewards: Array, quality: Array, *, weights: Array | None = None) -> Array:
     """How much of the true quality a straight line in the reward explains.
 
@@ -281,8 +357,8 @@ def trace_penalty(
 def resample_on_correct(
     rewards: Array,
     *,
-    penalty: Array,
     count: int,
+    penalty: Array | None = None,
     min_wrong: int = 2,
     min_right: int = 2,
     where: Array | None = None,
@@ -300,8 +376,9 @@ def resample_on_correct(
 
     Args:
       rewards, where: See the module.
-      penalty: ``[..., G]``, floating point: :func:`trace_penalty`.
       count: Rollouts of a group that train, at least 1.
+      penalty: ``[..., G]``, floating point: :func:`trace_penalty`; None for equal ones, of which
+        the first stay.
       min_wrong: Least number of wrong ones, where there are so many; not negative.
       min_right: Least number of right ones; with ``min_wrong`` at most ``count``.
 
@@ -324,6 +401,7 @@ def resample_on_correct(
     """
     function = "resample_on_correct"
     stats.check_group(function, rewards, where)
+    penalty = jnp.zeros(jnp.shape(rewards)) if penalty is None else penalty
     checks.check_min_rank(function, 1, penalty=penalty)
     checks.check_float(function, penalty=penalty)
     checks.check_same_shape(function, rewards=rewards, penalty=penalty)

@@ -321,6 +321,34 @@ def replay_scores(advantages: Array, rewards: Array, *, where: Array | None = No
     return signal * std[..., 0]
 
 
+def advantage_sizes(advantages: Array, *, where: Array | None = None) -> Array:
+    """Scores of groups by the sizes of their advantages.
+
+        mean over i of |A_i|
+
+    Args:
+      advantages: ``[..., G]``, floating point.
+      where: ``[..., G]``. See the module.
+
+    Returns:
+      ``[...]`` float32, 0 for a group without a rollout.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> jr.curation.advantage_sizes(jnp.array([0.5, -1.5, 0.0, 2.0])).tolist()
+      1.0
+
+    References:
+      Skywork R1V2 (arXiv:2504.16656), selective sample buffer, ABSTRACT reading, for groups.
+    """
+    checks.check_min_rank("advantage_sizes", 1, advantages=advantages)
+    checks.check_float("advantage_sizes", advantages=advantages)
+    checks.check_bool("advantage_sizes", where=where)
+    checks.check_same_shape("advantage_sizes", advantages=advantages, where=where)
+    return masking.masked_mean(jnp.abs(masking.zero_masked(advantages, where)), where, axis=-1)
+
+
 def replay_priorities(scores: Array, *, power: float = 1.0, where: Array | None = None) -> Array:
     """Probabilities of a draw by score.
 

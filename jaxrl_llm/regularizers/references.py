@@ -107,16 +107,22 @@ def ema_reference(
 
 
 def reset_reference(
-    reference: ArrayTree, params: ArrayTree, step: int | Array, *, every: int
+    reference: ArrayTree,
+    params: ArrayTree,
+    step: int | Array,
+    *,
+    every: int,
+    times: int | None = None,
 ) -> ArrayTree:
     """Replaces a reference by the policy at every so manieth step.
 
-        reference = params if step > 0 and step % every == 0 else reference
+        reference = params if step > 0 and step % every == 0 and step <= times every else reference
 
     Args:
       reference, params: See the module.
       step: How many updates have been made; may be traced.
       every: Steps between resets, above 0.
+      times: How many resets there are; None for no end.
 
     Returns:
       A pytree like ``reference``.
@@ -132,9 +138,11 @@ def reset_reference(
       Liang et al., ReMix (arXiv:2507.06892), once; Liu et al., ProRL (arXiv:2505.24864),
       repeatedly.
     """
-    checks.check_positive("reset_reference", finite=True, every=every)
+    checks.check_positive("reset_reference", finite=True, every=every, times=times)
     _check_alike("reset_reference", "reference and params", reference, params)
     due = (jnp.asarray(step) > 0) & (jnp.asarray(step) % every == 0)
+    if times is not None:
+        due &= jnp.asarray(step) <= times * every
     return jax.tree.map(
         lambda old, new: jnp.where(due, jnp.asarray(new).astype(jnp.result_type(old)), old),
         reference,

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm.curation import sized
+from jaxrl_llm.curation.collectors.protocol import sized
 from jaxrl_llm.data import Prompt, PromptSet
 from jaxrl_llm.recipes import EvolutionRecipe, Recipe, catalog
 from jaxrl_llm.testing.model import tiny_model

@@ -16,8 +16,8 @@ import optax
 
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
-from jaxrl_llm.curation import Collector, in_order, sized
-from jaxrl_llm.curation.collectors.protocol import collector_needs
+from jaxrl_llm.curation import Collector, in_order
+from jaxrl_llm.curation.collectors.protocol import collector_needs, sized
 from jaxrl_llm.data.questions import Question, TextEncoder, encode_prompts
 from jaxrl_llm.models.lora import Adapted, describe_params, with_adapter
 from jaxrl_llm.models.protocol import Model

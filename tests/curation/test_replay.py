@@ -13,6 +13,7 @@ from scipy import stats
 from jaxrl_llm.advantages import grpo
 from jaxrl_llm.curation import (
     Window,
+    advantage_sizes,
     fading_probs,
     recency_weights,
     replacements,
@@ -352,3 +353,10 @@ BAD = {
 def test_bad_input(words):
     with pytest.raises((TypeError, ValueError), match=re.escape(words)):
         BAD[words]()
+
+
+def test_the_sizes_of_advantages_leave_out_what_is_masked():
+    advantages = np.array([[0.5, -1.5, np.nan, 2.0], [3.0, 0.0, 0.0, -1.0]], np.float32)
+    where = np.array([[True, True, False, True], [False] * 4])
+    got = advantage_sizes(advantages, where=where)
+    np.testing.assert_allclose(got, [4.0 / 3, 0.0], rtol=1e-6)

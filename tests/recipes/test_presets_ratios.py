@@ -177,12 +177,14 @@ def test_remix_lets_the_base_go():
     assert got == pytest.approx(change, rel=1e-3)
 
 
-def test_remix_resets_its_base():
-    recipe = jr.recipes.remix(reset_every=50)
+def test_remix_resets_its_base_once():
+    recipe = jr.recipes.remix(reset_at=50)
     old, new = {"w": jnp.zeros(2)}, {"w": jnp.ones(2)}
     assert recipe.reference(old, new, 49)["w"].tolist() == [0.0, 0.0]
     assert recipe.reference(old, new, 50)["w"].tolist() == [1.0, 1.0]
-    assert jr.recipes.remix().reference is None
+    assert recipe.reference(old, new, 100)["w"].tolist() == [0.0, 0.0]
+    assert jr.recipes.remix(reset_at=None).reference is None
+    assert recipe.collector.until == 50 and recipe.collector.max_staleness == 2
 
 
 @pytest.mark.parametrize(

@@ -83,8 +83,22 @@ def stored_request(
       version: Of the weights being trained.
       max_staleness: Greatest age in versions; None for no bound.
 
+    Returns:
+      A :class:`Request` of role ``REPLAYED``.
+
     Raises:
       ValueError: If the place is empty or its group too old.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> collector = jr.curation.replayed(capacity=2, share=0.5).for_run(4, 16)
+      >>> jr.curation.stored_request(collector.init(10).buffer, 0, version=3)
+      Traceback (most recent call last):
+      ...
+      ValueError: stored_request: place 0 of the buffer is empty.
+
+    References:
+      None; the bound is AReaL's (arXiv:2505.24298).
     """
     order, stored = buffer.order, int(buffer.versions[place])
     if order[place] < 0:

@@ -200,7 +200,10 @@ def remix(
     kl_coef: float = 1e-3,
     kl_estimator: str = "k3",
     entropy_coef: float = 0.0,
-    reset_every: int | None = None,
+    share: float = 0.4,
+    window: int = 2,
+    capacity: int = 256,
+    reset_at: int | None = 50,
 ) -> Recipe:
     """Off-policy PPO that ends as on-policy PPO.
 
@@ -210,34 +213,41 @@ def remix(
                      - entropy_coef entropy
         share from 1 to 0.5, see regularizers.remix_lambda
 
-    The base is the reference model. ``curation.mix_source_mask`` decides, where data are collected,
-    which rollouts come from a stored past policy. In its second half the method resets the base to
-    the policy and goes on with fresh data alone: ``reset_every`` does the first, and with fresh
-    data, whose sampler is the old policy, the loss is PPO's.
+    The base is the reference model. Each group of a batch is with a probability one that a policy
+    of the last few sampled. At a step the base becomes the policy, once, and from then on all data
+    are fresh: their sampler is the old policy, and the loss is PPO's. Each batch trains twice.
 
     Args:
       eps_low: Distance of the lower bound from c.
       eps_high: Distance of the upper bound from c.
       kl_coef: Weight of the two divergences.
       kl_estimator: How they are estimated, see :func:`jaxrl_llm.regularizers.kl_token`.
-      reset_every: Steps after which the base becomes the policy, and again after as many; None for
-        never. The paper resets it once, after 50 or 100 steps.
+      share: Probability of a group of a past policy.
+      window: How many versions of the weights its policy may be behind.
+      capacity: How many groups are stored; ``window`` times P are enough.
+      reset_at: The step after which the base becomes the policy and replay ends; None for never.
+        The paper has 50 or 100.
 
     References:
-      ReMix (arXiv:2507.06892), PAPER; the coefficients and the estimator are ours.
+      ReMix (arXiv:2507.06892), PAPER; the coefficients and the estimator are ours. The optimizer's
+      state stays, which the paper may reset.
     """
     penalty = bind(regularizers.kl_convex, coef=kl_coef, estimator=kl_estimator)
     bonus = (bind(regularizers.entropy_bonus, coef=entropy_coef),) if entropy_coef else ()
     reset = None
-    if reset_every is not None:
-        checks.check_positive("remix", reset_every=reset_every)
-        reset = bind(regularizers.reset_reference, every=reset_every)
+    if reset_at is not None:
+        checks.check_positive("remix", reset_at=reset_at)
+        reset = bind(regularizers.reset_reference, every=reset_at, times=1)
     return from_base(
         name="remix",
         computed=(Computed("kl_share", regularizers.remix_schedule(), "controller"),),
         surrogate=bind(surrogates.mix_ppg, eps_low=eps_low, eps_high=eps_high),
         regularizers=(given(penalty, share="kl_share"), *bonus),
         reference=reset,
+        collector=curation.replayed(
+            share=share, draw="each", capacity=capacity, max_staleness=window, until=reset_at
+        ),
+        epochs=2,
         paper="arXiv:2507.06892",
     )
 

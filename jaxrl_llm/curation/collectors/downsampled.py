@@ -1,0 +1,156 @@
+"""A collector that asks for more rollouts of a prompt than train, and chooses among them."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_llm.core import ArrayTree, call_with, checks
+from jaxrl_llm.core.compose import accepted, stable_repr
+from jaxrl_llm.curation.collectors.protocol import (
+    Collection,
+    Collector,
+    Decision,
+    Row,
+    in_order,
+    on_host,
+    sized,
+)
+
+
+class DownsampledState(NamedTuple):
+    """State of :func:`downsampled`.
+
+    Attributes:
+      key: uint32, data of the key of the batch under way, for a rule that draws; else ``()``.
+      source: State of the collector that proposes the prompts.
+    """
+
+    key: ArrayTree
+    source: ArrayTree
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class _Downsampled:
+    """Made by :func:`downsampled`."""
+
+    rule: Callable
+    oversample: int
+    source: Collector
+
+    def for_run(self, group_size: int, max_new_tokens: int) -> "_Downsampled":
+        size = self.oversample * group_size
+        source = sized(self.source, group_size=size, max_new_tokens=max_new_tokens)
+        return dataclasses.replace(self, source=source)
+
+    def width(self, group_size: int) -> int:
+        return group_size
+
+    def init(self, num_prompts: int) -> DownsampledState:
+        key: ArrayTree = ()
+        if self._draws:
+            key = np.zeros_like(jax.random.key_data(jax.random.key(0)))
+        return DownsampledState(key, self.source.init(num_prompts))
+
+    @property
+    def _draws(self) -> bool:
+        return "key" in accepted(self.rule)
+
+    def propose(self, state: DownsampledState, key, collection: Collection, count: int):
+        requests, source = self.source.propose(state.source, key, self._wide(collection), count)
+        data = np.asarray(jax.random.key_data(key)) if self._draws else ()
+        return requests, DownsampledState(data, source)
+
+    def observe(self, state: DownsampledState, collection: Collection):
+        decision, source = self.source.observe(state.source, self._wide(collection))
+        if decision.rows is None:
+            return decision, state
+        rows = self._chosen(state.key, decision.rows, collection)
+        return Decision(rows=tuple(rows)), DownsampledState(state.key, source)
+
+    def _wide(self, collection: Collection) -> Collection:
+        return collection._replace(group_size=self.oversample * collection.group_size)
+
+    def _chosen(self, data: ArrayTree, rows: tuple[Row, ...], collection) -> list[Row]:
+        """The rows with the rollouts that train; of one that loses all, no rollout does."""
+        most = collection.group_size
+        shape = (len(rows), max(len(row.members) for row in rows))
+        where = np.zeros(shape, bool)
+        context = {"rewards": np.zeros(shape, np.float32), "where": where, "count": most}
+        context["lengths"] = np.zeros(shape, np.int32)
+        context["truncated"] = np.zeros(shape, bool)
+        for p, row in enumerate(rows):
+            for g, (i, j) in enumerate(row.members):
+                outcome = collection.outcome(i)
+                for name in ("rewards", "where", "lengths", "truncated"):
+                    context[name][p, g] = getattr(outcome, name)[j]
+                for name, values in outcome.reward_components.items():
+                    if name not in context:
+                        context[name] = np.zeros(shape, np.float32)
+                    context[name][p, g] = values[j]
+        with on_host():
+            if self._draws:
+                context["key"] = jax.random.wrap_key_data(data)
+            times = np.asarray(call_with(self.rule, context=context))
+        checks.check_shape(repr(self), "the rule's result", times, shape)
+        if times.dtype.kind not in "biu":
+            raise ValueError(f"{self!r}: the rule must return bool or integers; got {times.dtype}.")
+        times = np.where(where, times, 0).astype(int)
+        chosen = []
+        for row, counts in zip(rows, times, strict=True):
+            if not 0 <= counts.sum() <= most or counts.min() < 0:
+                raise ValueError(
+                    f"{self!r}: the rule takes {counts.sum()} rollouts of a group; from 0 to "
+                    f"{most} train."
+                )
+            members = tuple(np.repeat(np.arange(len(counts)), counts).tolist())
+            if members:
+                chosen.append(row._replace(members=tuple(row.members[g] for g in members)))
+            else:
+                chosen.append(Row(row.members[:most], takes_part=False))
+        return chosen
+
+    def __repr__(self) -> str:
+        text = f"{stable_repr(self.rule)}, oversample={self.oversample}"
+        if self.source != in_order():
+            text += f", source={self.source!r}"
+        return f"downsampled({text})"
+
+
+def downsampled(rule: Callable, *, oversample: int = 2, source: Collector | None = None):
+    """Asks for ``oversample`` times G rollouts of each prompt, at most G of which train.
+
+        oversample G rollouts of P prompts -> rewards -> rule -> at most G of each
+
+    Args:
+      rule: ``rewards [P, oversample G] -> [P, oversample G]``, bool for what trains, or integers
+        for how often, such as :func:`~jaxrl_llm.curation.resample_on_correct` and
+        :func:`~jaxrl_llm.curation.resample_groups`. It names what it takes: ``rewards``, ``where``,
+        ``lengths``, ``truncated``, ``count`` (G), a reward component by its name, or ``key``.
+      oversample: At least 1.
+      source: The collector that proposes the prompts; None for :func:`in_order`.
+
+    Returns:
+      A collector; its state is a :class:`DownsampledState`.
+
+    Raises:
+      TypeError: If ``rule`` is no function.
+      ValueError: If ``oversample`` is no integer above 0; in a run, if the rule takes more than G
+        rollouts of a group.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.curation.downsampled(jr.curation.resample_on_correct)
+      downsampled(resample_on_correct, oversample=2)
+
+    References:
+      GRPO-RoC (arXiv:2508.20722), PF-PPO (arXiv:2409.06957) and Sol-RL (arXiv:2604.06916), which
+      differ in the rule.
+    """
+    if not callable(rule):
+        raise TypeError(f"downsampled: rule must be a function; got {rule!r}.")
+    checks.check_count("downsampled", oversample=oversample)
+    source = in_order() if source is None else source
+    return _Downsampled(rule=rule, oversample=int(oversample), source=source)

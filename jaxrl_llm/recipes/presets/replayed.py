@@ -1,0 +1,260 @@
+"""Rollouts that train again, and rollouts of which only a part trains.
+
+A stored rollout has the log-probabilities of the weights that sampled it: ``behavior_logp``. Shared
+options:
+
+    capacity: How many groups are stored.
+    max_staleness: Groups older than this many versions of the weights are not drawn; None for no
+      bound.
+    eps_low, eps_high: See the package.
+"""
+
+from typing import Literal
+
+from jaxrl_llm import corrections, curation, surrogates
+from jaxrl_llm.core import bind, given, stateless
+from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.presets.critics import ppo_max
+from jaxrl_llm.recipes.recipe import Recipe
+
+
+def rollout_replay(
+    *,
+    share: float = 0.5,
+    capacity: int = 512,
+    max_staleness: int | None = None,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Half of each batch are groups of the last batches, weighted for the policy that sampled them.
+
+        token loss = max(-A r, -A clip(r, (1 - eps_low) c, (1 + eps_high) c))
+        r = exp(logp - behavior_logp),   c = exp(old_logp - behavior_logp)
+
+    Args:
+      share: Share of stored groups, drawn evenly; of each prompt the last one is stored.
+
+    References:
+      DOTS (arXiv:2506.05316), rollout replay. The preset ``dots`` selects prompts besides.
+    """
+    return from_base(
+        name="rollout_replay",
+        surrogate=bind(surrogates.decoupled_ppo, eps_low=eps_low, eps_high=eps_high),
+        collector=curation.replayed(
+            share=share, capacity=capacity, unique=True, max_staleness=max_staleness
+        ),
+        paper="arXiv:2506.05316",
+    )
+
+
+def llm_replay(
+    *,
+    capacity: int = 64,
+    power: float = 1.0,
+    max_staleness: int | None = 8,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Stored groups take the places of those whose rewards agree, drawn by their scores.
+
+        score = sum |A| std r;   P(group) ~ score^power;   the best are stored
+        token loss = w max(-A ratio, -A clip(ratio, 1 - eps_low, 1 + eps_high)),  w = old / behavior
+
+    Args:
+      power: 0 draws evenly.
+
+    References:
+      TRL's GRPO with a replay buffer, where nothing bounds the age; prioritized experience replay
+      (arXiv:1511.05952). The weight is AReaL's (arXiv:2505.24298).
+    """
+    return from_base(
+        name="llm_replay",
+        surrogate=bind(surrogates.decoupled_ppo, eps_low=eps_low, eps_high=eps_high),
+        collector=curation.replayed(
+            replace=curation.informative_groups,
+            store=curation.informative_groups,
+            score=curation.replay_scores,
+            priority=bind(curation.replay_priorities, power=power),
+            evict="lowest",
+            capacity=capacity,
+            max_staleness=max_staleness,
+        ),
+        paper="arXiv:1511.05952",
+    )
+
+
+def ssb(
+    *,
+    capacity: int = 64,
+    power: float = 1.0,
+    max_staleness: int | None = None,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Groups with advantages are stored and take the places of those without any.
+
+        P(group) ~ (mean |A|)^power
+        token loss = max(-A q, -A clip(q, 1 - eps_low, 1 + eps_high)),  q = policy / behavior
+
+    Args:
+      power: 0 draws evenly.
+
+    References:
+      Skywork R1V2 (arXiv:2504.16656), ABSTRACT. That whole groups are stored is ours: it keeps
+      their baselines. VL-Rethinker's released code (arXiv:2504.08837) stores rollouts, and draws
+      fresh ones with replacement as well (:func:`jaxrl_llm.curation.ssb_sample`).
+    """
+    clip = bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high)
+    return from_base(
+        name="ssb",
+        surrogate=given(clip, old_logp="behavior_logp"),
+        collector=curation.replayed(
+            replace=curation.informative_groups,
+            store=curation.informative_groups,
+            score=curation.advantage_sizes,
+            priority=bind(curation.replay_priorities, power=power),
+            capacity=capacity,
+            max_staleness=max_staleness,
+        ),
+        paper="arXiv:2504.16656",
+    )
+
+
+def fading_replay(
+    *,
+    share: float = 0.5,
+    capacity: int = 512,
+    factor: float = 7.0,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Stored groups are drawn by age alone: the older, the less likely.
+
+        P(i-th oldest of L) ~ tanh(factor (i / L)^2)
+        token loss as of :func:`rollout_replay`
+
+    Args:
+      share: Share of stored groups in a batch.
+      factor: 1 forgets almost quadratically, 100 hardly.
+
+    References:
+      Symphony (arXiv:2512.10477), the rule of its buffer; its actor and critic for robots are
+      another matter, and the loss here is that of rollout replay.
+    """
+    return from_base(
+        name="fading_replay",
+        surrogate=bind(surrogates.decoupled_ppo, eps_low=eps_low, eps_high=eps_high),
+        collector=curation.replayed(
+            share=share, capacity=capacity, priority=bind(curation.fading_probs, factor=factor)
+        ),
+        paper="arXiv:2512.10477",
+    )
+
+
+def grpo_roc(
+    *,
+    oversample: int = 2,
+    min_wrong: int = 2,
+    min_right: int = 2,
+    eps_low: float = 0.2,
+    eps_high: float = 0.28,
+) -> Recipe:
+    """Of twice as many rollouts, clean right ones and the first wrong ones train.
+
+    The reward's component "penalty" says how untidy a trace is
+    (:func:`jaxrl_llm.curation.trace_penalty`); without it the first right ones train. Groups whose
+    rewards agree take no part.
+
+    Args:
+      oversample: Rollouts that are asked for, over G.
+      min_wrong: Least number of wrong ones, where there are so many; likewise ``min_right``.
+
+    References:
+      rStar2-Agent (arXiv:2508.20722), 16 of 32; see :func:`jaxrl_llm.curation.resample_on_correct`.
+    """
+    rule = bind(curation.resample_on_correct, min_wrong=min_wrong, min_right=min_right)
+    return from_base(
+        name="grpo_roc",
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        curation=stateless(curation.informative_groups),
+        collector=curation.downsampled(rule, oversample=oversample),
+        paper="arXiv:2508.20722",
+    )
+
+
+def sol_rl(
+    *, oversample: int = 4, cap: float = 2.0, eps_low: float = 0.2, eps_high: float = 0.2
+) -> Recipe:
+    """The best and the worst of many rollouts train, weighted for a sampler of low precision.
+
+        w = min(old / behavior, cap);   A of what trains
+
+    Args:
+      oversample: Rollouts that are asked for, over G; half of G are the best, half the worst.
+      cap: Greatest weight of a token.
+
+    References:
+      Sol-RL (arXiv:2604.06916), NOTES, for diffusion models: 24 of 96 seeds, which are sampled
+      again in full precision. A response of a language model is scored in full precision instead;
+      the sampler's precision is ``SamplingConfig(dtype=, quantization=)``.
+    """
+    weights = bind(corrections.importance_weights, cap=cap)
+    return from_base(
+        name="sol_rl",
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        correction=bind(corrections.rollout_correction, weights=weights),
+        collector=curation.downsampled(curation.contrasts, oversample=oversample),
+        paper="arXiv:2604.06916",
+    )
+
+
+def pf_ppo(
+    *,
+    rule: Literal["best", "best_random", "best_worst", "power"] = "best_worst",
+    oversample: int = 1,
+    kl_coef: float = 0.02,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """PPO on rollouts whose reward is reliable, some of them several times.
+
+        rollouts of a group ~ weights of the rule, with replacement
+        loss: ppo_max
+
+    Args:
+      rule: See :func:`jaxrl_llm.curation.filtration_weights`.
+      oversample: Rollouts that are asked for, over G.
+      kl_coef: As of ``ppo_max``.
+
+    References:
+      PF-PPO (arXiv:2409.06957), which draws over the batch; here each group has G draws.
+    """
+    collector = curation.downsampled(
+        bind(curation.resample_groups, rule=rule), oversample=oversample
+    )
+    recipe = ppo_max(kl_coef=kl_coef, eps_low=eps_low, eps_high=eps_high)
+    return recipe.replace(name="pf_ppo", collector=collector, paper="arXiv:2409.06957")
+
+
+def sapo_swarm(
+    *, share: float = 0.5, capacity: int = 64, eps_low: float = 0.2, eps_high: float = 0.28
+) -> Recipe:
+    """Half of each batch are groups of a pool, trained on as if the policy had sampled them.
+
+        ratio = exp(logp - old_logp),   old_logp of this policy, whichever wrote the rollout
+
+    Args:
+      share: Share of groups of the pool, whose rewards differ, drawn evenly.
+
+    References:
+      SAPO, swarm sampling policy optimization (arXiv:2509.08721), NOTES: 4 of 8 groups are those of
+      other trainers. Here the pool holds groups of this run's past.
+    """
+    return from_base(
+        name="sapo_swarm",
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        collector=curation.replayed(
+            share=share, capacity=capacity, store=curation.informative_groups
+        ),
+        paper="arXiv:2509.08721",
+    )

@@ -1,0 +1,105 @@
+"""More rollouts than train: what a rule chooses, however often."""
+
+import jax
+import numpy as np
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm.curation import Collection, Outcome, Row, downsampled
+
+P, G = 2, 4
+REWARDS = [[1, 1, 1, 1, 1, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0, 0]]
+PENALTY = [[0.5, 0.0, 1.0, 0.2, 0.1, 0, 0, 0], [1.0] * 8]
+
+
+def outcome(place):
+    size = len(REWARDS[place])
+    return Outcome(
+        prompt=place,
+        rewards=np.float32(REWARDS[place]),
+        where=np.ones(size, bool),
+        lengths=np.full(size, 3, np.int32),
+        truncated=np.zeros(size, bool),
+        reward_components={"penalty": np.float32(PENALTY[place])},
+    )
+
+
+def chosen(collector, seed=0, where=None):
+    """The rollouts of each row, after every prompt has finished."""
+    state, key = collector.init(10), jax.random.key(seed)
+    collection = Collection(P, G)
+    decision, _ = collector.observe(state, collection)
+    requests, state = collector.propose(state, key, collection, decision.ask)
+    assert [request.rollouts for request in requests] == [8, 8]
+    outcomes = [outcome(0), outcome(1)]
+    if where is not None:
+        outcomes[1] = outcomes[1]._replace(where=np.array(where))
+    halfway = collection._replace(requests=requests, outcomes=(None, outcomes[1]))
+    assert collector.observe(state, halfway)[0].rows is None
+    collection = collection._replace(requests=requests, outcomes=tuple(outcomes))
+    decision, _ = collector.observe(state, collection)
+    assert [row.members[0][0] for row in decision.rows] == [0, 1]
+    return decision.rows
+
+
+def members(row):
+    return [member for _, member in row.members]
+
+
+def test_clean_right_traces_and_the_first_wrong_ones():
+    rule = jr.bind(jr.curation.resample_on_correct, min_wrong=1, min_right=1)
+    rows = chosen(downsampled(rule))
+    # 5 right and 3 wrong of 8: half of them are 2 and 2, as 1.5 rounds to even.
+    assert [members(row) for row in rows] == [[1, 4, 5, 6], [0, 1, 2, 3]]
+    rows = chosen(downsampled(jr.curation.resample_on_correct))
+    assert members(rows[0]) == [1, 4, 5, 6]
+
+
+def test_the_best_and_the_worst_half():
+    rows = chosen(downsampled(jr.curation.contrasts))
+    assert [members(row) for row in rows] == [[0, 1, 5, 6], [0, 1, 2, 3]]
+
+
+def test_draws_with_replacement_come_from_the_key_of_the_batch():
+    collector = downsampled(jr.curation.resample_groups)
+    first, again, other = (chosen(collector, seed) for seed in (0, 0, 1))
+    assert first == again and first != other
+    for row in first:
+        assert len(row.members) == G
+    # Of equal rewards the last is the best and the first the worst.
+    assert set(members(first[0])) <= {4, 5} and set(members(first[1])) <= {0, 1}
+
+
+def test_what_has_no_reward_does_not_train():
+    rows = chosen(downsampled(jr.curation.contrasts), where=[False] * 2 + [True] * 6)
+    assert not {0, 1} & set(members(rows[1]))
+    rows = chosen(downsampled(jr.curation.resample_on_correct), where=[True] * 3 + [False] * 5)
+    assert rows[1] == Row(((1, 0), (1, 1), (1, 2), (1, 3)), takes_part=False)
+
+
+def test_the_draws_of_a_group_follow_the_weights():
+    rewards = np.tile(np.float32([0, 1, 2, 3]), (2000, 1))
+    times = jr.curation.resample_groups(jax.random.key(0), rewards, count=4, rule="best_random")
+    assert (np.asarray(times).sum(axis=-1) == 4).all()
+    np.testing.assert_allclose(times.mean(axis=0) / 4, np.array([1, 1, 1, 4]) / 7, atol=0.02)
+    none = jr.curation.resample_groups(
+        jax.random.key(0), np.zeros(3, np.float32), count=5, rule="power", where=np.zeros(3, bool)
+    )
+    assert none.tolist() == [0, 0, 0]
+    even = jr.curation.resample_groups(
+        jax.random.key(0), np.zeros((900, 3), np.float32), count=1, rule="power"
+    )
+    np.testing.assert_allclose(even.mean(axis=0), [1 / 3] * 3, atol=0.06)
+
+
+def test_bad_rules_are_refused():
+    with pytest.raises(TypeError, match="rule must be a function; got 3"):
+        downsampled(3)
+    with pytest.raises(ValueError, match="oversample must be an integer above 0; got 0"):
+        downsampled(len, oversample=0)
+    with pytest.raises(ValueError, match="takes 8 rollouts of a group; from 0 to 4 train"):
+        chosen(downsampled(lambda where: where))
+    with pytest.raises(ValueError, match="must return bool or integers; got float32"):
+        chosen(downsampled(lambda rewards: rewards))
+    with pytest.raises(ValueError, match="the rule's result"):
+        chosen(downsampled(lambda where: where[:1]))

@@ -1,0 +1,75 @@
+"""Whole runs that train on stored rollouts: resumed exactly, and weighed for what sampled them."""
+
+import dataclasses
+import shutil
+
+import numpy as np
+import pytest
+from test_checkpoint import assert_same
+from tiny_run import tiny_run
+
+import jaxrl_llm as jr
+from jaxrl_llm.train import CheckpointConfig, SamplingConfig, train
+
+SLOTS = SamplingConfig(group_size=2, max_new_tokens=4, slots=4)
+
+
+def recipe():
+    collector = jr.curation.replayed(
+        capacity=6,
+        share=0.5,
+        unique=True,
+        source=jr.curation.refill(jr.curation.informative_groups, max_rounds=3),
+    )
+    return jr.recipes.rollout_replay().replace(name="half", collector=collector)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    def run(name, **changes):
+        config = tiny_run(
+            tmp_path_factory.mktemp(name),
+            recipe=recipe(),
+            steps=4,
+            checkpoint=CheckpointConfig(every=1, keep=4),
+            **changes,
+        )
+        return config, train(config)
+
+    return {"rounds": run("rounds"), "slots": run("slots", sampling=SLOTS)}
+
+
+@pytest.mark.parametrize("name", ["rounds", "slots"])
+def test_half_of_a_batch_is_replayed_with_the_ratio_to_what_sampled_it(runs, name):
+    _, result = runs[name]
+    first, *later = result.history
+    # What was sampled for this batch has the logp of the weights that train.
+    assert "rollouts/replayed" not in first and first["sampler_gap_max"] < 1e-4
+    assert first["staleness_max"] == 0.0
+    for row in later:
+        assert row["rollouts/replayed"] == 4.0  # of 8
+        # The other half was sampled by weights of 1 to 3 updates ago.
+        assert row["sampler_gap_max"] > 1e-3 and row["sampler_ess"] < 0.99999
+        assert 1.0 <= row["staleness_max"] <= row["step"] - 1
+    buffer = result.state.collector_state.buffer
+    assert int(buffer.added) == 4 + 3 * 2
+    filled = buffer.order >= 0
+    assert len(set(buffer.prompt_ids[filled].tolist())) == filled.sum()
+    assert (buffer.items.lengths[filled] > 0).all()
+    assert (buffer.items.rewards[filled].std(axis=-1) > 0).all()
+
+
+@pytest.mark.parametrize("name", ["rounds", "slots"])
+def test_a_run_with_a_buffer_resumes_exactly(runs, name, tmp_path):
+    config, whole = runs[name]
+    shutil.copytree(config.run_dir, tmp_path / "run")
+    for step in (3, 4):
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step_{step:08d}")
+    again = train(dataclasses.replace(config, run_dir=str(tmp_path / "run")), resume=True)
+    assert_same(again.state, whole.state)
+    for old, new in zip(
+        whole.state.collector_state.buffer.items,
+        again.state.collector_state.buffer.items,
+        strict=True,
+    ):
+        np.testing.assert_array_equal(old, new)
