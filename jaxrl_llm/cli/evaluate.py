@@ -96,7 +96,7 @@ def run(arguments: Sequence[str]) -> int:
     for kind, value in rows:
         print(f"{kind:<8} {value}")
     if args.k and not any(kind.startswith("maj@") for kind, _ in rows):
-        print("maj@k: the reward does not say how an answer is extracted (rewards.answer_of)")
+        print("maj@k: the reward does not name how an answer is extracted (rewards.answer_of)")
     for kind, value in results.items():
         if value.failed:
             print(f"{kind}: {value.failed} completions left out, on which the reward failed")

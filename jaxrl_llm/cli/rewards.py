@@ -39,18 +39,18 @@ def find_reward(name: str) -> Callable:
 
 
 def _sum(name: str) -> Callable:
-    parts: dict[str, tuple[Callable, float]] = {}
+    terms: dict[str, tuple[Callable, float]] = {}
     for word in name.split("+"):
-        weight, _, part = (x.strip() for x in word.rpartition("*"))
-        if part in parts:
-            raise ValueError(f"the reward {name!r} names {part} twice")
+        weight, _, term = (x.strip() for x in word.rpartition("*"))
+        if term in terms:
+            raise ValueError(f"the reward {name!r} names {term} twice")
         try:
-            parts[part] = _one(part), float(weight or 1.0)
+            terms[term] = _one(term), float(weight or 1.0)
         except ValueError as error:
             if "float" not in str(error):
                 raise
-            raise ValueError(f"the weight of {part} must be a number, got {weight!r}") from None
-    return rewards.weighted_sum(parts)
+            raise ValueError(f"the weight of {term} must be a number, got {weight!r}") from None
+    return rewards.weighted_sum(terms)
 
 
 def _one(name: str) -> Callable:

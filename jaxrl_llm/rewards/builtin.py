@@ -268,8 +268,8 @@ def boxed_math(prompt: str, completion: str, metadata: Mapping[str, Any]) -> flo
       0.0
 
     References:
-      slime's `math` and TRL's `accuracy_reward` grade boxes too; slime compares with sympy rules of
-      its own, TRL takes another formula where there is no box.
+      slime's `math` and TRL's `accuracy_reward` grade boxes too; slime compares by
+      other rules, TRL takes another formula where there is no box.
     """
     del prompt
     box = boxed_answer(completion)

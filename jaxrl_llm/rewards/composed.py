@@ -1,6 +1,6 @@
 """Rewards made of rewards: a weighted sum of several, and a vote for questions without answers.
 
-Both pickle where their parts do, so that `VerifierPool` and `math_verify_pool` take them.
+Both pickle where what they are made of does, so that `VerifierPool` and `math_verify_pool` take them.
 """
 
 import hashlib
@@ -18,17 +18,17 @@ class weighted_sum:  # noqa: N801 (used as a function: `reward = weighted_sum({.
 
         reward = sum of weight_n part_n
 
-    It returns a mapping: "reward", and each part by its name, without its weight. What a part's
-    mapping holds besides "reward" is passed on under its own name, such as ``answer_ids``.
+    It returns a mapping: "reward", and each term by its name, without its weight. What a term's
+    mapping holds besides "reward" is passed on under that name, such as ``answer_ids``.
 
     Args:
-      parts: From a name to a reward and its weight. The parts are called one after another; one
-        that scores whole batches, such as a `VerifierPool`, cannot be a part: put the sum into the
+      terms: From a name to a reward and its weight. The terms are called one after another; one
+        that scores batches, such as a `VerifierPool`, cannot be a term: put the sum into the
         pool.
 
     Raises:
-      ValueError: If there are no parts, one is named "reward", or a weight is not finite or 0.
-      TypeError: If a part is not a reward of one completion.
+      ValueError: If there are no terms, one is named "reward", or a weight is not finite or 0.
+      TypeError: If a term is not a reward of one completion.
 
     Example:
       >>> from jaxrl_llm import rewards
@@ -39,25 +39,25 @@ class weighted_sum:  # noqa: N801 (used as a function: `reward = weighted_sum({.
       {'reward': 1.2, 'right': 1.0, 'format': 1.0}
     """
 
-    def __init__(self, parts: Mapping[str, tuple[Reward, float]]):
-        if not parts:
-            raise ValueError("weighted_sum: there are no parts.")
-        for name, (part, weight) in parts.items():
+    def __init__(self, terms: Mapping[str, tuple[Reward, float]]):
+        if not terms:
+            raise ValueError("weighted_sum: there are no terms.")
+        for name, (term, weight) in terms.items():
             if name == "reward":
-                raise ValueError("weighted_sum: no part may have the name 'reward' of the sum.")
+                raise ValueError("weighted_sum: no term may have the name 'reward' of the sum.")
             if not math.isfinite(weight) or not weight:
                 raise ValueError(
                     f"weighted_sum: the weight of {name!r} must be finite and not 0, got {weight}."
                 )
-            if not callable(part) or hasattr(part, "score_batch"):
+            if not callable(term) or hasattr(term, "score_batch"):
                 raise TypeError(
                     f"weighted_sum: {name!r} must be a reward of one completion, got "
-                    f"{name_of(part)}; put the sum into a VerifierPool, not a pool into the sum."
+                    f"{name_of(term)}; put the sum into a VerifierPool, not a pool into the sum."
                 )
-        self.parts = dict(parts)
+        self.terms = dict(terms)
         self.__qualname__ = " + ".join(
             f"{weight:g} {name}" if weight != 1 else name
-            for name, (_, weight) in self.parts.items()
+            for name, (_, weight) in self.terms.items()
         )
 
     def __repr__(self) -> str:
@@ -65,25 +65,25 @@ class weighted_sum:  # noqa: N801 (used as a function: `reward = weighted_sum({.
 
     @property
     def answer(self) -> Extract | None:
-        """The extractor of the first part that has one; see :func:`answer_of`."""
-        return next((x for part, _ in self.parts.values() if (x := answer_of(part))), None)
+        """The extractor of the first term that has one; see :func:`answer_of`."""
+        return next((x for term, _ in self.terms.values() if (x := answer_of(term))), None)
 
     def __call__(
         self, prompt: str, completion: str, metadata: Mapping[str, Any]
     ) -> dict[str, float]:
-        """All parts of one completion, and their sum."""
+        """All terms of one completion, and their sum."""
         values: dict[str, float] = {"reward": 0.0}
         more: dict[str, float] = {}
-        for name, (part, weight) in self.parts.items():
-            value: Any = part(prompt, completion, metadata)
+        for name, (term, weight) in self.terms.items():
+            value: Any = term(prompt, completion, metadata)
             if inspect.isawaitable(value):
                 if inspect.iscoroutine(value):
                     value.close()
-                raise TypeError(f"weighted_sum: the part {name!r} is async, which no sum awaits.")
+                raise TypeError(f"weighted_sum: the term {name!r} is async, which no sum awaits.")
             if isinstance(value, Mapping):
                 if "reward" not in value:
                     raise RewardError(
-                        f"weighted_sum: the part {name!r} returns a mapping without an entry "
+                        f"weighted_sum: the term {name!r} returns a mapping without an entry "
                         "'reward'"
                     )
                 more |= {key: x for key, x in value.items() if key != "reward"}

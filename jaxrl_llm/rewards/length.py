@@ -345,7 +345,7 @@ def group_length_rewards(
       [1.5, 0.5, 0.0, 0.0]
 
     References:
-      Kimi k1.5 (arXiv:2501.12599), section 2.3.3, which adds it with a weight of its own after a
+      Kimi k1.5 (arXiv:2501.12599), section 2.3.3, which adds it with a weight, after a
       warm-up without it; open-r1's `len_reward` is the bonus alone, of characters.
     """
     function = "group_length_rewards"

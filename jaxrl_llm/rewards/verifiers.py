@@ -164,7 +164,7 @@ def multiple_choice(prompt: str, completion: str, metadata: Mapping[str, Any]) -
 
     References:
       GPQA (arXiv:2311.12022). slime also scores one where the text of the right option occurs
-      anywhere, beside those of the others.
+      anywhere, also among the others.
     """
     del prompt
     choices = metadata.get("choices")

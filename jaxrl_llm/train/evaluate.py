@@ -155,7 +155,7 @@ def evaluate(
         has one shape.
       deadline: Seconds that one call of the reward may take, as :func:`~jaxrl_llm.rewards.score`.
       on_error: As there; a response whose call failed is left out and counted, unless it is "zero".
-      k: Values of k for pass@k; also for maj@k where the reward returns ``answer_ids`` or says how
+      k: Values of k for pass@k; also for maj@k where the reward returns ``answer_ids`` or names how
         an answer is extracted (:func:`~jaxrl_llm.rewards.answer_of`). At most the group size.
       success: A completion is right where its reward is at least this.
 

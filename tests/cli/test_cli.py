@@ -226,7 +226,7 @@ def test_train_evaluate_sample_and_resume(capsys, tmp_path, monkeypatch):
     wide = ("--samples", "2", "--success", "0.5", "--k", "1", "2")
     code, out, _ = run(capsys, "evaluate", path, *wide)
     assert code == 0 and re.search(
-        r"^pass@2 +\d\.\d{3} \[.*\nmaj@k: the reward does not say", out, re.M
+        r"^pass@2 +\d\.\d{3} \[.*\nmaj@k: the reward does not name", out, re.M
     )
     code, out, _ = run(capsys, "evaluate", path, *wide, "--json")
     sampled = json.loads(out)["sampled"]

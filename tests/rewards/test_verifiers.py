@@ -129,7 +129,7 @@ def test_boxes_are_graded_as_mathematics():
 SUM = R.weighted_sum({"right": (R.dapo_math, 1.0), "format": (R.think_format, 0.25)})
 
 
-def test_a_weighted_sum_returns_its_parts():
+def test_a_weighted_sum_returns_its_terms():
     text = "<think>1</think>\nAnswer: 4"
     value = SUM("", text, {"answer": 4})
     assert value == {"reward": 1.25, "right": 1.0, "format": 1.0}
@@ -161,7 +161,7 @@ def unnamed(prompt, completion, metadata):
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: R.weighted_sum({}), ValueError, "there are no parts"),
+        (lambda: R.weighted_sum({}), ValueError, "there are no terms"),
         (lambda: R.weighted_sum({"reward": (R.f1, 1.0)}), ValueError, "the name 'reward'"),
         (lambda: R.weighted_sum({"f": (R.f1, 0.0)}), ValueError, "the weight of 'f'"),
         (lambda: R.weighted_sum({"f": (R.f1, np.nan)}), ValueError, "must be finite"),

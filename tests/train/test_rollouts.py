@@ -608,6 +608,23 @@ def test_a_baseline_is_sampled_where_the_rollouts_are(experiment_and_params):
     np.testing.assert_array_equal(greedy, expected.batch.extras["greedy_rewards"])
 
 
+def first_byte(text):
+    return text[:1] or None
+
+
+def test_votes_of_any_extractor_train_questions_without_answers(experiment_and_params):
+    experiment, params = experiment_and_params
+    vote = jr.rewards.majority_vote(answer=first_byte)
+    config = dataclasses.replace(experiment.config, reward=vote)
+    experiment = dataclasses.replace(experiment, config=config)
+    assert all(question.prompt.answer is None for question in experiment.train)
+    batch = collected(experiment, params, jr.recipes.ttrl_majority(), number=0, version=0).batch
+    answers = batch.extras["answer_ids"]
+    shaped = jr.rewards.majority_rewards(batch.rewards, answer_ids=answers, where=batch.where)
+    assert answers.dtype == np.int32 and not np.any(batch.rewards)
+    np.testing.assert_array_equal(np.any(np.asarray(shaped) > 0, -1), np.any(answers >= 0, -1))
+
+
 class NoBaseline:
     """Grades rollouts; its call on the greedy response to the second prompt fails."""
 
