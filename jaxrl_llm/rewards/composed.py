@@ -1,6 +1,6 @@
 """Rewards made of rewards: a weighted sum of several, and a vote for questions without answers.
 
-Both pickle where what they are made of does, so that `VerifierPool` and `math_verify_pool` take them.
+Both pickle where the rewards in them do, so that `VerifierPool` and `math_verify_pool` take them.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from jaxrl_llm.rewards.scoring import Reward, RewardError, name_of
 class weighted_sum:  # noqa: N801 (used as a function: `reward = weighted_sum({...})`)
     """Several rewards of one completion, added up with weights.
 
-        reward = sum of weight_n part_n
+        reward = sum of weight_n term_n
 
     It returns a mapping: "reward", and each term by its name, without its weight. What a term's
     mapping holds besides "reward" is passed on under that name, such as ``answer_ids``.
