@@ -60,6 +60,7 @@ from jaxrl_llm.curation.collectors.hint_policies import (
     self_hints,
 )
 from jaxrl_llm.curation.collectors.hinted import hinted, share_messages, tier_messages
+from jaxrl_llm.curation.collectors.messages import budgeted, paraphrased, told_budgets
 from jaxrl_llm.curation.collectors.mixed import mixed
 from jaxrl_llm.curation.collectors.partial import PartialState, partial_rollouts
 from jaxrl_llm.curation.collectors.prioritized import prioritized
@@ -342,6 +343,7 @@ __all__ = [
     "bin_scores_update",
     "branch_candidates",
     "branch_capacity",
+    "budgeted",
     "calibrate_rates",
     "candidate_pool",
     "cap_items",
@@ -408,6 +410,7 @@ __all__ = [
     "nearest_target",
     "needs_hint",
     "only_demonstrations",
+    "paraphrased",
     "parse_hints",
     "partial_rollouts",
     "pass_history_init",
@@ -477,6 +480,7 @@ __all__ = [
     "target_logits",
     "thompson_rates",
     "tier_messages",
+    "told_budgets",
     "top_entropy_forks",
     "top_entropy_steps",
     "top_fraction_token_mask",

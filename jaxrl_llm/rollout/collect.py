@@ -268,6 +268,8 @@ class _Book:
             else:
                 place = next(places) if request.prompt is None else int(request.prompt)
             numbers = tuple(range(number, number + request.rollouts))
+            if callable(request.text):
+                request = request._replace(text=request.text(self._start.data[place]))
             prompt = None if request.text is None else self._encode(place, request.text)
             responses = self._responses(request, place)
             content = _content(request, responses)

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl_llm.curation.collectors.messages import SeveralMessages
 from jaxrl_llm.curation.collectors.protocol import sized
 from jaxrl_llm.data import Prompt, PromptSet
 from jaxrl_llm.recipes import EvolutionRecipe, Recipe, catalog
@@ -167,7 +168,9 @@ def _check_collector(collector, result, name: str) -> None:
     if any(row.get("tokens_continued") for row in result.history):
         return
     whole_epoch = _PER_STEP * len(result.history) >= _PROMPTS
-    if whole_epoch and not remembers:
+    # One that sends several messages drops nothing.
+    drops = not isinstance(collector, SeveralMessages)
+    if whole_epoch and not remembers and drops:
         _require(
             asked > _PER_STEP * _GROUP * len(result.history),
             f"{name}: its collector asked for no more rollouts though the rewards of groups agree",

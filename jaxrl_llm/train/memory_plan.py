@@ -39,7 +39,7 @@ from jaxrl_llm.train.evolution import moving_only
 from jaxrl_llm.train.fields import check_fields
 from jaxrl_llm.train.mesh import MeshConfig, check_batch, load_meshes
 from jaxrl_llm.train.optimizer import make_optimizer
-from jaxrl_llm.train.setup import load_questions
+from jaxrl_llm.train.setup import encode_questions, load_prompts
 from jaxrl_llm.train.state import device_bytes
 
 # Of a device's memory, what the formulas may fill: compilers and fragments take the rest.
@@ -319,7 +319,8 @@ def load_inputs(config: TrainConfig) -> PlanInputs:
     """
     model, params, tokenizer = abstract_model(config)
     check_reads_rows("train", model, config.packing)
-    train, held_out, _ = load_questions(config, model, tokenizer)
+    prompts, others, _ = load_prompts(config)
+    train, held_out = encode_questions(config, model, tokenizer, prompts, others)
     recipe: Any = find_recipe(config.recipe, config.sampling, num_prompts=len(train))
     if not recipe.forward_only:
         check_fields(recipe, train)

@@ -17,7 +17,7 @@ import optax
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.curation import Collector, in_order
-from jaxrl_llm.curation.collectors.protocol import collector_needs, sized
+from jaxrl_llm.curation.collectors.protocol import collector_needs, collector_parts, sized
 from jaxrl_llm.data.questions import Question, TextEncoder, encode_prompts
 from jaxrl_llm.models.lora import Adapted, describe_params, with_adapter
 from jaxrl_llm.models.protocol import Model
@@ -195,16 +195,14 @@ def load_model(config: TrainConfig, mesh, *, frozen=False) -> tuple[Model, Array
     return model, params, tokenizer
 
 
-def load_questions(config: TrainConfig, model: Model, tokenizer) -> tuple[list, list, str]:
-    """The questions to train on and those held out, as tokens, and a digest of all of them.
+def load_prompts(config: TrainConfig) -> tuple[Sequence, Sequence, str]:
+    """The prompts to train on and those held out, and a digest of all of them.
 
     Raises:
-      ValueError: If there are none for the training or for an evaluation, or the model's context
-        has no room for one.
+      ValueError: If there are none for the training or for an evaluation.
     """
     from jaxrl_llm import data
 
-    room = prompt_room("sampling", model, config.sampling.max_new_tokens)
     prompts, held_out = find_prompts(config.data.prompts), ()
     if config.data.evaluation is not None:
         held_out = find_prompts(config.data.evaluation)
@@ -224,16 +222,39 @@ def load_questions(config: TrainConfig, model: Model, tokenizer) -> tuple[list, 
     digest = hashlib.sha256(json.dumps([*texts, config.data.seed]).encode()).hexdigest()
     if config.evaluation.limit is not None:
         held_out = held_out[: config.evaluation.limit]
-    train, held_out = (
-        encode_prompts(each, tokenizer, room=room, chat=config.data.chat, system=config.data.system)
-        for each in (prompts, held_out)
-    )
     if config.evaluation.enabled and not held_out:
         raise ValueError(
             "evaluation: there are no held-out questions; set data.held_out or data.evaluation, or "
             "turn the evaluation off."
         )
-    return train, held_out, digest
+    return prompts, held_out, digest
+
+
+def encode_questions(
+    config: TrainConfig, model: Model, tokenizer, *parts: Sequence
+) -> list[list[Question]]:
+    """Prompts, such as those to train on and those held out, with their tokens.
+
+    Raises:
+      ValueError: If the model's context has no room for one.
+    """
+    room = prompt_room("sampling", model, config.sampling.max_new_tokens)
+    chat, system = config.data.chat, config.data.system
+    return [encode_prompts(x, tokenizer, room=room, chat=chat, system=system) for x in parts]
+
+
+def check_data(config: TrainConfig, recipe: Any, prompts: Sequence) -> None:
+    """Raises ValueError if the data lacks what a recipe or its collector reads of each prompt."""
+    if recipe.forward_only:
+        return
+    rows = [Question(prompt, []) for prompt in prompts]
+    check_fields(recipe, rows)
+    sizes = {"group_size": config.sampling.group_size, "num_groups": config.prompts_per_step}
+    for part in collector_parts(recipe.collector):
+        if hasattr(part, "check_data"):
+            part.check_data(DataRows(rows))
+        if hasattr(part, "check_sizes"):
+            part.check_sizes(DataRows(rows), **sizes)
 
 
 def load_experiment(config: TrainConfig) -> tuple[Experiment, ArrayTree]:
@@ -246,16 +267,14 @@ def load_experiment(config: TrainConfig) -> tuple[Experiment, ArrayTree]:
     mesh, sampler_mesh = load_meshes(
         config.mesh, config.asynchrony, config.prompts_per_step, config.microbatches
     )
+    prompts, others, digest = load_prompts(config)
+    recipe = find_recipe(config.recipe, config.sampling, num_prompts=len(prompts))
+    check_data(config, recipe, prompts)
     model, params, tokenizer = load_model(config, mesh, frozen=config.lora.rank is not None)
     model, params = with_adapter(model, params, config.lora, mesh=mesh)
     check_reads_rows("train", model, config.packing)
-    train, held_out, digest = load_questions(config, model, tokenizer)
-    recipe = find_recipe(config.recipe, config.sampling, num_prompts=len(train))
-    if not recipe.forward_only:
-        check_fields(recipe, train)
+    train, held_out = encode_questions(config, model, tokenizer, prompts, others)
     collector = getattr(recipe, "collector", None)
-    if (check_data := getattr(collector, "check_data", None)) is not None:
-        check_data(DataRows(train))
     sends_text = collector_needs(collector, "sends_text")
     shared_prefix_len = count_shared_prefix([q.tokens for q in (*train, *held_out)])
     shared_prefix_len = 0 if sends_text else shared_prefix_len

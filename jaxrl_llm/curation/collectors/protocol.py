@@ -88,7 +88,8 @@ class Request(NamedTuple):
       extends: An earlier request, by its place in the batch, whose prompt is asked for again.
       round: Which round of the collector it is of.
       text: The user's message in place of the prompt's own: with a hint, a paraphrase, examples, or
-        a question about other rollouts. None for the prompt's own.
+        a question about other rollouts; or a function of the prompt's row of ``Collection.data``,
+        for a prompt that is not known yet. None for the prompt's own.
       train_as_prompt: Whether the responses to ``text`` train as responses to the prompt's own
         message.
       responses: One a rollout, or none: what they begin with if they are ``sampled``, else what
@@ -108,7 +109,7 @@ class Request(NamedTuple):
     prompt: int | None = None
     extends: int | None = None
     round: int = 0
-    text: str | None = None
+    text: str | Callable[[Mapping[str, Any]], str] | None = None
     train_as_prompt: bool = False
     responses: tuple[Response, ...] = ()
     sampled: bool = True
@@ -270,12 +271,21 @@ def collector_needs(collector: Any, name: str) -> bool:
       >>> collector_needs(in_order(), "sends_text")
       False
     """
-    if getattr(collector, name, False):
-        return True
+    return any(getattr(each, name, False) for each in collector_parts(collector))
+
+
+def collector_parts(collector: Any) -> Iterator[Any]:
+    """A collector and those that it is built of.
+
+    Example:
+      >>> list(collector_parts(in_order()))
+      [in_order()]
+    """
+    yield collector
     inner = vars(collector).values() if hasattr(collector, "__dict__") else ()
-    several = [y for x in inner for y in (x if isinstance(x, tuple | list) else (x,))]
-    parts = [x for x in several if all(hasattr(x, f) for f in ("init", "propose", "observe"))]
-    return any(collector_needs(each, name) for each in parts)
+    for part in [y for x in inner for y in (x if isinstance(x, tuple | list) else (x,))]:
+        if all(hasattr(part, f) for f in ("init", "propose", "observe")):
+            yield from collector_parts(part)
 
 
 def stack_outcomes(outcomes: Sequence[Outcome | None], *, rows: int) -> Outcome:

@@ -190,6 +190,7 @@ def fapo(*, lam: float = 1.0, eps_low: float = 0.2, eps_high: float = 0.28) -> R
 def hbpo(
     *,
     length: float,
+    budgets: tuple[int, ...] | None = None,
     intra_weight: float = 1.0,
     floor: float | None = None,
     eps_low: float = 0.2,
@@ -201,10 +202,12 @@ def hbpo(
         A = (R - mean R) / (std R + 1e-6) + intra_weight (mean of R at this budget - its ideal)
 
     A reward of the batch above 0 means right, 0 wrong, below 0 no answer that could be read. The
-    groups are split into rollouts that were told different ``budgets``.
+    groups are split into rollouts that are told different budgets (``curation.budgeted``).
 
     Args:
       length: The limit in tokens, 4096 in the paper; a longer right answer counts as wrong.
+      budgets: What the parts of a group are told; None for the paper's shares of ``length``, an
+        eighth, a quarter, a half and five eighths.
       intra_weight: Weight of the comparison with the ideal: 1 is the paper, 2 the released code.
       floor: Least reward of a right answer; None for none.
 
@@ -212,8 +215,14 @@ def hbpo(
       HBPO (arXiv:2507.15844), and the reward and advantage of the released code. The clip and the
       weighting are the defaults of the trainer that it is built on.
     """
+    if budgets is None:
+        shares = (1 / 8, 1 / 4, 1 / 2, 5 / 8)
+        budgets = tuple(sorted({max(round(share * length), 1) for share in shares}))
+    told = bind(curation.told_budgets, budgets=tuple(budgets), unlimited=float(length))
     return from_base(
         name="hbpo",
+        collector=curation.budgeted(budgets),
+        computed=(Computed("budgets", told, "responses"),),
         advantage=chain(
             stateless(rewards.hbpo_rewards, max_length=length, floor=floor),
             stateless(advantages.hbpo, max_length=length, intra_weight=intra_weight),
@@ -246,6 +255,7 @@ def ps_grpo(
     shaped = stateless(rewards.paraphrase_rewards, agreement=agreement, accuracy=accuracy)
     return from_base(
         name="ps_grpo",
+        collector=curation.paraphrased(),
         computed=(Computed("similarity", rewards.paraphrase_similarity, "responses"),),
         advantage=chain(shaped, stateless(advantages.grpo)),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),

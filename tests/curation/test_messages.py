@@ -1,0 +1,136 @@
+"""Collectors that send a question in several messages."""
+
+import jax
+import numpy as np
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm.curation import Collection, Outcome
+from jaxrl_llm.curation.collectors.messages import budget_message
+
+DATA = [{"text": f"q{n}", "paraphrases": [f"a{n}", f"b{n}", f"c{n}"]} for n in range(8)]
+KEY = jax.random.key(0)
+
+
+def outcome(prompt, rollouts):
+    ones = np.ones(rollouts, bool)
+    rewards = np.full(rollouts, prompt / 10, np.float32)
+    return Outcome(prompt, rewards, ones, ones.astype(np.int32), ~ones, {})
+
+
+def play(collector, order, *, groups=6, rollouts=5, one_by_one=False):
+    """Requests and rows of a batch whose outcomes arrive in an order of their places."""
+    state = collector.init(len(DATA))
+    collection = Collection(groups, rollouts, data=DATA)
+    decision, _ = collector.observe(state, collection)
+    requests = ()
+    for count in [1] * decision.ask if one_by_one else [decision.ask]:
+        seen = collection._replace(requests=requests, outcomes=(None,) * len(requests))
+        more, state = collector.propose(state, KEY, seen, count)
+        requests += more
+    outcomes = [None] * len(requests)
+    for place in order(len(requests)):
+        assert (
+            collector.observe(
+                state, collection._replace(requests=requests, outcomes=tuple(outcomes))
+            )[0]
+            == jr.curation.Decision()
+        )
+        outcomes[place] = outcome(place // 3, requests[place].rollouts)
+    collection = collection._replace(requests=requests, outcomes=tuple(outcomes))
+    decision, state = collector.observe(state, collection)
+    return requests, decision.rows, state
+
+
+def backwards(count):
+    return range(count - 1, -1, -1)
+
+
+def test_each_paraphrase_is_a_row():
+    requests, rows, _ = play(jr.curation.paraphrased(), range)
+    assert [r.rollouts for r in requests] == [5] * 6
+    assert [r.extends for r in requests] == [None, 0, 0, None, 3, 3]
+    assert [r.text(DATA[4]) for r in requests] == ["a4", "b4", "c4"] * 2
+    assert [row.members for row in rows] == [tuple((i, g) for g in range(5)) for i in range(6)]
+
+
+def test_each_budget_gets_a_part_of_the_group():
+    collector = jr.curation.budgeted((2, 4, 8), template="{prompt} in {budget}")
+    requests, rows, _ = play(collector, range, groups=2)
+    assert [r.rollouts for r in requests] == [2, 2, 1] * 2
+    assert [r.extends for r in requests] == [None, 0, 0, None, 3, 3]
+    assert [r.text(DATA[1]) for r in requests[:3]] == ["q1 in 2", "q1 in 4", "q1 in 8"]
+    assert rows[1].members == ((3, 0), (3, 1), (4, 0), (4, 1), (5, 0)) and len(rows) == 2
+
+
+@pytest.mark.parametrize("source", [None, jr.curation.prioritized(jr.curation.learnability)])
+@pytest.mark.parametrize("make", [jr.curation.paraphrased, jr.curation.budgeted])
+def test_neither_how_many_are_proposed_nor_the_order_of_outcomes_matters(make, source):
+    options = {} if make is jr.curation.paraphrased else {"budgets": (1, 2, 3)}
+    collector = make(**options, source=source)
+    expected = play(collector, range)
+    for order, one_by_one in ((backwards, False), (range, True)):
+        requests, rows, state = play(collector, order, one_by_one=one_by_one)
+        assert requests == expected[0] and rows == expected[1]
+        jax.tree.map(np.testing.assert_array_equal, state, expected[2])
+    assert len({r.prompt for r in expected[0]} - {None}) == (0 if source is None else 6 // 3) or (
+        make is jr.curation.budgeted
+    )
+
+
+def test_told_budgets_are_those_of_the_messages():
+    sent = [budget_message("q{budget}", b) for b in (2, 4)]
+    told = jr.curation.told_budgets(
+        [["x"] * 4],
+        prompts=["q{budget}"],
+        messages=[[sent[1], sent[0], None, "else"]],
+        budgets=(2, 4),
+        unlimited=9,
+    )
+    assert told.tolist() == [[4, 2, 9, 9]] and told.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: jr.curation.budgeted(()), ValueError, "must ascend from at least 1; got ()"),
+        (lambda: jr.curation.budgeted((4, 2)), ValueError, "must ascend from at least 1"),
+        (lambda: jr.curation.budgeted((0, 2)), ValueError, "must ascend from at least 1"),
+        (lambda: jr.curation.budgeted((1.5,)), TypeError, "budgets must be integers"),
+        (lambda: jr.curation.budgeted((1,), template="{prompt}"), ValueError, "must have {prompt}"),
+        (lambda: jr.curation.paraphrased(source="x"), TypeError, "source must be a collector"),
+        (
+            lambda: jr.curation.paraphrased().check_data([{"text": "q"}]),
+            ValueError,
+            "prompt 'q' has None in its column 'paraphrases', where a list of at least two texts",
+        ),
+        (
+            lambda: jr.curation.paraphrased().check_data(
+                [DATA[0], {"id": "x", "paraphrases": ["1", "2"]}]
+            ),
+            ValueError,
+            "prompt 'x' has 2 paraphrases, those before it 3",
+        ),
+        (
+            lambda: jr.curation.paraphrased().check_sizes(DATA, group_size=4, num_groups=8),
+            ValueError,
+            "a batch of 8 prompts does not hold all 3 paraphrases",
+        ),
+        (
+            lambda: jr.curation.budgeted((1, 2, 3)).check_sizes(DATA, group_size=2, num_groups=8),
+            ValueError,
+            "a group of 2 rollouts is less than one for each of the 3 budgets",
+        ),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(call, error, words):
+    with pytest.raises(error) as caught:
+        call()
+    assert words in str(caught.value)
+
+
+def test_they_print_what_differs():
+    source = jr.curation.prioritized(jr.curation.learnability)
+    assert repr(jr.curation.paraphrased(source=source)) == f"paraphrased(source={source!r})"
+    text = "budgeted((1, 2), template='{prompt} {budget}')"
+    assert repr(jr.curation.budgeted((1, 2), template="{prompt} {budget}")) == text
