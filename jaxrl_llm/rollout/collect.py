@@ -7,7 +7,7 @@ order of requests: a batch is the same whatever :mod:`backend <jaxrl_llm.rollout
 import hashlib
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -268,9 +268,10 @@ class _Book:
             else:
                 place = next(places) if request.prompt is None else int(request.prompt)
             numbers = tuple(range(number, number + request.rollouts))
-            if callable(request.text):
-                request = request._replace(text=request.text(self._start.data[place]))
-            prompt = None if request.text is None else self._encode(place, request.text)
+            text = request.text
+            text = text(self._start.data[place]) if callable(text) else text
+            request = request._replace(text=text)
+            prompt = None if text is None else self._encode(place, text)
             responses = self._responses(request, place)
             content = _content(request, responses)
             resolved.append(Asked(place, numbers, request, prompt, responses, content))
@@ -400,7 +401,10 @@ class _Book:
             questions=[self._questions[place] for place in places],
             places=places,
             texts=[[x.done.texts[x.index] for x in g] + [""] * (G - len(g)) for g in groups],
-            messages=[[x.asked.request.text for x in g] + [None] * (G - len(g)) for g in groups],
+            messages=[
+                [cast("str | None", x.asked.request.text) for x in g] + [None] * (G - len(g))
+                for g in groups
+            ],
             scores=scores,
             state=state,
             in_order=self._in_order,
