@@ -83,6 +83,7 @@ from jaxrl_llm.advantages.exploration import (
     rank_baseline_update,
     rank_bonus,
     rank_growth,
+    rank_shaping,
     signal_temperature,
     token_grpo,
 )
@@ -226,6 +227,7 @@ __all__ = [
     "rank_baseline_update",
     "rank_bonus",
     "rank_growth",
+    "rank_shaping",
     "reinforce_pp",
     "reinforce_pp_baseline",
     "remax",

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, checks, masking, stats
+from jaxrl_llm.core import Array, Transform, checks, masking, stats
 
 _FLOOR = 1e-8
 
@@ -410,8 +410,12 @@ def rank_baseline_init() -> RankBaseline:
     References:
       VERL (arXiv:2509.23808).
     """
-    zero = jnp.zeros((), jnp.float32)
-    return RankBaseline(zero, zero, zero, jnp.zeros((), jnp.int32))
+
+    # A buffer each: a train step donates its state.
+    def zero() -> Array:
+        return jnp.zeros((), jnp.float32)
+
+    return RankBaseline(zero(), zero(), zero(), jnp.zeros((), jnp.int32))
 
 
 def rank_baseline_update(
@@ -550,3 +554,52 @@ def bounded_bonus(
         jnp.maximum(masking.zero_masked(bonus, spoken), 0.0), jnp.abs(advantages) / cap
     )
     return advantages + added
+
+
+def rank_shaping(
+    *, gain: float = 2.0, weight: float = 1.0, cap: float = 2.0, rate: float = 0.3
+) -> Transform:
+    """More advantage for responses whose hidden states spread, and spread faster, than usual.
+
+        A' = bounded_bonus(A, rank_bonus(growth, averages));   averages follow the batches
+
+    Args:
+      gain, weight: Of :func:`rank_bonus`.
+      cap: Of :func:`bounded_bonus`.
+      rate: Of :func:`rank_baseline_update`.
+
+    Returns:
+      A Transform of advantages ``[P, G]``; its state is :class:`RankBaseline`. It reads ``mask``,
+      ``where`` and ``hidden_rank`` ``[P, G, 3]``, the parts of :class:`RankGrowth`, which the train
+      step computes. The first batch gets no bonus.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> shaping = jr.advantages.rank_shaping()
+      >>> batch = {"mask": jnp.ones((1, 2, 1), bool), "where": jnp.ones((1, 2), bool)}
+      >>> ranks = jnp.array([[[2.0, 0.1, 0.0], [4.0, 0.1, 0.0]]])
+      >>> out, state = shaping.update(
+      ...     jnp.array([[1.0, -1.0]]), shaping.init(), hidden_rank=ranks, **batch)
+      >>> out.tolist(), float(state.rank)
+      ([[1.0, -1.0]], 3.0)
+      >>> out, _ = shaping.update(jnp.array([[1.0, -1.0]]), state, hidden_rank=ranks, **batch)
+      >>> out.round(3).tolist()
+      [[1.0, -0.83...]]
+
+    References:
+      VERL (arXiv:2509.23808); the released code, which adds the bonus to the last token alone.
+    """
+    name = "rank_shaping"
+    checks.check_non_negative(name, finite=True, gain=gain, weight=weight)
+    checks.check_share(name, zero=False, rate=rate)
+    if not cap >= 1.0:
+        raise ValueError(f"{name}: cap must be at least 1; got {cap}.")
+
+    def update(advantages, state, *, mask, where, hidden_rank):
+        growth = RankGrowth(hidden_rank[..., 0], hidden_rank[..., 1], hidden_rank[..., -1])
+        bonus = rank_bonus(growth, state, gain=gain, weight=weight)
+        shaped = bounded_bonus(advantages, mask, bonus=bonus, where=where, cap=cap)
+        return shaped, rank_baseline_update(state, growth, where=where, rate=rate)
+
+    return Transform(rank_baseline_init, update)

@@ -36,6 +36,7 @@ EXTRAS: dict[str, Extra] = {
     "steered": Extra("PG", "bool", "sampled with help, or by another policy"),
     "has_teacher": Extra("PG", "bool", "whether the teacher reads a different prompt"),
     "similarity": Extra("PGH", "float", "to the rollouts of the same question's paraphrases"),
+    "hidden_rank": Extra("PGN", "float", "RankGrowth of the last hidden states, old policy"),
     "grad_sq_norms": Extra("PG", "float", "squared norm of the score of the response"),
     "median_advantages": Extra("PG", "float", "rewards minus their group median, scaled"),
     "truncated": Extra("PG", "bool", "ended by its length and not by a stop token"),

@@ -148,7 +148,8 @@ class Recipe:
     @property
     def step_fields(self) -> frozenset[str]:
         """Which of ``required_fields`` the train step computes; the batch holds the others."""
-        names = set(self.computed_from(*wiring.BEFORE_PREPARE)) | {"old_entropy", "hidden_sq"}
+        names = set(self.computed_from(*wiring.BEFORE_PREPARE))
+        names |= {"old_entropy", "hidden_sq", "hidden_rank"}
         if self.critic is not None:
             names |= {"values", "old_values"}
         return frozenset(names | {"old_logp", "ref_logp", "entropy"})

@@ -52,7 +52,7 @@ from jaxrl_llm.train.critic import CriticState, average, critic_values
 from jaxrl_llm.train.mesh import check_batch, place_batch
 from jaxrl_llm.train.metrics import batch_metrics, rejection_metrics
 from jaxrl_llm.train.optimizer import apply_if_finite, keep, stays_finite
-from jaxrl_llm.train.score import Scorer
+from jaxrl_llm.train.score import HIDDEN_STATISTICS, Scorer
 from jaxrl_llm.train.state import TrainState
 
 # Set the numbers that a recipe draws, and the order of minibatches, apart from those of the sampler
@@ -292,7 +292,8 @@ def score_batch(
       it, of the policy at the start of the step. A recipe that does not read ``behavior_logp``
       takes that in its place if older weights may have sampled (``stale``): its ratio is then that
       of the policy to what sampled.
-    - ``old_entropy``, ``hidden_sq`` and statistics with source "old_policy": of the same policy.
+    - ``old_entropy``, ``hidden_sq``, ``hidden_rank`` and statistics with source "old_policy": of
+      the same policy.
     - ``ref_logp`` and statistics with source "reference": of a reference that moves, see
       :func:`score_reference` for a frozen one.
     - Statistics with source "teacher": of the policy, or of the reference that moves, after the
@@ -335,10 +336,10 @@ def score_batch(
         batch = batch.replace(old_logp=batch.behavior_logp)
     old_logp = (score_old or "old_logp" in needs) and batch.old_logp is None
     entropy = "old_entropy" in needs and "old_entropy" not in batch.extras
-    hidden_sq = "hidden_sq" in needs and "hidden_sq" not in batch.extras
+    of_hidden = tuple(x for x in HIDDEN_STATISTICS if x in needs and x not in batch.extras)
     statistics = absent("old_policy")
-    if old_logp or entropy or hidden_sq or statistics:
-        scores = scored(lambda part: scorer(state.policy, part, statistics, hidden_sq=hidden_sq))
+    if old_logp or entropy or of_hidden or statistics:
+        scores = scored(lambda part: scorer(state.policy, part, statistics, of_hidden=of_hidden))
         if old_logp:
             batch = batch.replace(old_logp=scores.logp)
         computed = scores.statistics | ({"old_entropy": scores.entropy} if entropy else {})

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm import logprobs
+from jaxrl_llm.advantages import rank_growth
 from jaxrl_llm.core import checks, masking
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.compose import accepted
@@ -16,6 +17,10 @@ from jaxrl_llm.core.support import Support
 from jaxrl_llm.models.protocol import AttentionContext, Model, prefill
 from jaxrl_llm.models.sharding import on_each_device, spreads_batch
 from jaxrl_llm.recipes import Batch
+
+# Numbers of the last hidden states, by the names of extras: the squared norm of each token's, and
+# the effective rank of each response's with its growth.
+HIDDEN_STATISTICS = ("hidden_sq", "hidden_rank")
 
 
 def score(
@@ -223,7 +228,7 @@ class Scorer:
         batch: Batch,
         statistics: Mapping[str, Callable] | None = None,
         *,
-        hidden_sq: bool = False,
+        of_hidden: tuple[str, ...] = (),
     ) -> Scores:
         """Scores of the responses of a batch.
 
@@ -231,7 +236,7 @@ class Scorer:
           params: Of the policy.
           batch: Prompts, responses, and the extras that the statistics name.
           statistics: Functions of the logits by name, see ``logprobs.vocabulary_statistics``.
-          hidden_sq: Whether the squared norm of the last hidden state is one of the statistics.
+          of_hidden: Which of ``HIDDEN_STATISTICS`` are among the statistics.
         """
         hidden = score_hidden(
             self.model,
@@ -245,10 +250,14 @@ class Scorer:
             shared_prefix_len=self.shared_prefix_len,
         )
         scores = self._of_hidden(params, hidden, batch, statistics or {}, batch.packing)
-        if hidden_sq:
+        if "hidden_sq" in of_hidden:
             squares = jnp.sum(hidden.astype(jnp.float32) ** 2, axis=-1)
             squares = unpack(batch.packing, squares, batch.mask)
             scores = scores._replace(statistics=scores.statistics | {"hidden_sq": squares})
+        if "hidden_rank" in of_hidden:
+            growth = rank_growth(unpack(batch.packing, hidden, batch.mask), batch.mask)
+            ranks = {"hidden_rank": jnp.stack(growth, axis=-1)}
+            scores = scores._replace(statistics=scores.statistics | ranks)
         return scores
 
     def teacher(

@@ -303,3 +303,23 @@ def test_the_baseline_starts_at_the_first_mean_and_moves():
 def test_bad_input_is_one_sentence(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+def test_rank_shaping_is_the_bounded_bonus_against_the_batches_before():
+    rng = np.random.default_rng(0)
+    shaping = adv.rank_shaping(rate=0.5, cap=2.0)
+    mask, where = jnp.ones((2, 3, 4), bool), jnp.ones((2, 3), bool).at[1, 2].set(False)
+    advantages, state = jnp.asarray(rng.normal(size=(2, 3)), jnp.float32), shaping.init()
+    baseline = adv.rank_baseline_init()
+    for step in range(3):
+        ranks = jnp.asarray(rng.random((2, 3, 3)), jnp.float32)
+        growth = adv.RankGrowth(*jnp.moveaxis(ranks, -1, 0))
+        out, state = shaping.update(advantages, state, mask=mask, where=where, hidden_rank=ranks)
+        bonus = adv.rank_bonus(growth, baseline)
+        want = adv.bounded_bonus(advantages, mask, bonus=bonus, where=where, cap=2.0)
+        np.testing.assert_array_equal(out, want)
+        assert bool(jnp.any(out > advantages)) == (step > 0)
+        baseline = adv.rank_baseline_update(baseline, growth, where=where, rate=0.5)
+        jax.tree.map(np.testing.assert_array_equal, state, baseline)
+    with pytest.raises(ValueError, match="rank_shaping: cap must be at least 1; got 0.5"):
+        adv.rank_shaping(cap=0.5)

@@ -53,6 +53,7 @@ REQUIRED = {
     "trloo": "turn_ids turn_rewards turn_where",
     "ttrl_majority": "answer_ids ref_logp",
     "ettrl": "answer_ids old_entropy ref_logp",
+    "verl_erank": "hidden_rank",
     "ulorl": "old_entropy old_logp",
     "v05_baseline": "prior",
     "vcpo": "behavior_logp old_logp",

@@ -65,6 +65,7 @@ from jaxrl_llm.recipes.presets.curation import (
     ps_grpo,
 )
 from jaxrl_llm.recipes.presets.curricula import insight, learnability, mopps, vade
+from jaxrl_llm.recipes.presets.exploration import verl_erank
 from jaxrl_llm.recipes.presets.grpo_family import (
     ace,
     dapo,
@@ -197,6 +198,7 @@ __all__ = [
     "v0_budget",
     "vade",
     "vcpo",
+    "verl_erank",
     "verpo",
     "vespo",
     "xrpo",
