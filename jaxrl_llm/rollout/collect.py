@@ -249,7 +249,17 @@ class _Book:
         """Enters the outcomes of requests that have finished; whether there is a new one."""
         done = [asked for asked in self._open if asked in self.finished]
         for asked in done:
-            self.outcomes[self._open.pop(asked)] = _outcome(asked, self.finished[asked])
+            group, size = self.finished[asked], range(len(asked.requests))
+            self.outcomes[self._open.pop(asked)] = Outcome(
+                prompt=asked.question,
+                rewards=np.asarray(group.scores.rewards, np.float32),
+                where=~group.scores.failed,
+                lengths=group.rollout.mask[0].sum(axis=-1, dtype=np.int32),
+                truncated=group.rollout.finish[0] == LENGTH,
+                reward_components=group.scores.reward_components,
+                responses=tuple(_response(asked, group, i) for i in size),
+                texts=tuple(group.texts),
+            )
         self.waiting -= len(done)
         return bool(done)
 
@@ -377,7 +387,15 @@ class _Book:
     ) -> Collected:
         """The batch of these rows."""
         G = self._width
-        groups = [[self._member(*each) for each in row.members] for row in rows]
+
+        def member(request: int, index: int) -> _Member:
+            asked = self.asked[request]
+            context = asked.prompt
+            if context is None or asked.request.train_as_prompt:
+                context = tuple(self._questions[asked.question].tokens)
+            return _Member(asked, self.finished[asked], index, context)
+
+        groups = [[member(*each) for each in row.members] for row in rows]
         places = [self.asked[row.members[0][0]].question for row in rows]
         where, roles = np.zeros((len(rows), G), bool), np.zeros((len(rows), G), np.int32)
         for p, (row, group) in enumerate(zip(rows, groups, strict=True)):
@@ -392,6 +410,12 @@ class _Book:
         scores = _join_scores(groups, G)
         sampled = [x for x in self.asked if x.request.sampled and x.request.role != JUDGE]
         graded = [self.finished[x] for x in sampled or self.asked if x in self.finished]
+        # What is unfinished was not graded.
+        failures = [
+            x.scores.unanswered & (x.rollout.finish[0] != UNFINISHED)
+            for x in map(self.finished.get, self.asked)
+            if x is not None
+        ]
         rollout, known = _join_rollouts(groups, G, pad_id)
         return Collected(
             rollout=rollout,
@@ -412,7 +436,7 @@ class _Book:
             rollouts=sum(x.request.rollouts for x in self.asked if x.request.sampled),
             continued=sum(self._continued(each) for group in groups for each in group),
             reward=mean_reward([each.scores for each in graded]),
-            failures=sum(_failures(self.finished[x]) for x in self.asked if x in self.finished),
+            failures=sum(int(failed.sum()) for failed in failures),
             seconds=dict(seconds),
         )
 
@@ -423,13 +447,6 @@ class _Book:
             return 0
         version = np.asarray(begin.version)
         return int(((version >= 0) & (version < self._start.version)).sum())
-
-    def _member(self, request: int, index: int) -> "_Member":
-        asked = self.asked[request]
-        context = asked.prompt
-        if context is None or asked.request.train_as_prompt:
-            context = tuple(self._questions[asked.question].tokens)
-        return _Member(asked, self.finished[asked], index, context)
 
 
 class _Member(NamedTuple):
@@ -492,26 +509,6 @@ def mean_reward(scores: Sequence[Scores]) -> float:
     """Mean reward of all rollouts that have one; NaN if none has."""
     rewards = np.concatenate([each.rewards[~each.failed] for each in scores])
     return float(rewards.mean()) if rewards.size else float("nan")
-
-
-def _failures(done: Graded) -> int:
-    """How many calls of the reward failed for a group; what is unfinished was not graded."""
-    return int((done.scores.unanswered & (done.rollout.finish[0] != UNFINISHED)).sum())
-
-
-def _outcome(asked: Asked, done: Graded) -> Outcome:
-    rollout, scores = done.rollout, done.scores
-    size = range(len(asked.requests))
-    return Outcome(
-        prompt=asked.question,
-        rewards=np.asarray(scores.rewards, np.float32),
-        where=~scores.failed,
-        lengths=rollout.mask[0].sum(axis=-1, dtype=np.int32),
-        truncated=rollout.finish[0] == LENGTH,
-        reward_components=scores.reward_components,
-        responses=tuple(_response(asked, done, i) for i in size),
-        texts=tuple(done.texts),
-    )
 
 
 def _response(asked: Asked, done: Graded, index: int) -> Response:

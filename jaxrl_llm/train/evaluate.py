@@ -177,7 +177,7 @@ def evaluate(
         completions = texts_of(rollout, tokenizer.decode)[: len(part)]
         scores = Grader(reward, deadline, on_error)(part, completions)
         graded.append(scores)
-        answers += _answers(reward, completions, scores) if k else []
+        answers += answer_ids(reward, completions, scores) if k else []
         rows += sample_rows(part, completions, scores)
     check_answered(graded, " of the evaluation")
     rewards, failed = (
@@ -192,8 +192,18 @@ def evaluate(
     return result, rows
 
 
-def _answers(reward, completions: Sequence[Sequence[str]], scores: Scores) -> list[np.ndarray]:
-    """The answers of each question as integers ``[S]``; empty if the reward does not tell them."""
+def answer_ids(reward, completions: Sequence[Sequence[str]], scores: Scores) -> list[np.ndarray]:
+    """The answers of each question as integers, such as for :func:`majority_at_k`.
+
+    Args:
+      reward: Returns ``answer_ids``, or says how an answer is extracted
+        (:func:`~jaxrl_llm.rewards.answer_of`).
+      completions: S texts of each question.
+      scores: What the reward gave for them.
+
+    Returns:
+      int ``[S]`` of each question, below 0 without an answer; empty if the reward does not tell.
+    """
     if "answer_ids" in scores.reward_components:
         votes = scores.reward_components["answer_ids"].astype(np.int64)
         return list(votes.reshape(len(completions), -1))

@@ -86,13 +86,12 @@ def sample_rows(
     return [
         {"id": prompt.id, "prompt": message, "completion": text}
         | {name: float(x[i]) for name, x in rewards.items()}
-        | {f"reward/{name}": _plain(x[i]) for name, x in scores.details.items()}
+        | {
+            f"reward/{name}": x[i].tolist() if isinstance(x[i], np.ndarray) else x[i]
+            for name, x in scores.details.items()
+        }
         for i, (prompt, text, message) in enumerate(texts)
     ]
-
-
-def _plain(detail: Any) -> Any:
-    return detail.tolist() if isinstance(detail, np.ndarray) else detail
 
 
 def spread_rows(rows: Sequence[T], groups: int, count: int) -> list[T]:

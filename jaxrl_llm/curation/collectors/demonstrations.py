@@ -94,18 +94,17 @@ class _Demonstrations(HintedPolicy):
         responses = tuple(Response(each, reward=self.reward) for each in chosen)
         requests = [Request(len(chosen), responses=responses, sampled=False, role=DEMONSTRATION)]
         if self.probe is not None:
-            probes = tuple(self._probe(group, str(each)) for each in chosen)
-            requests.append(Request(len(probes), responses=probes, sampled=False, role=JUDGE))
+            answer, probes = read_column(self.name, group.row, self.probe), []
+            for text in map(str, chosen):
+                # A demonstration up to its answer, then the reference answer, which alone counts.
+                place = text.rfind(answer)
+                before = text[:place] if place >= 0 else f"{text}\n"
+                context, tokens = list(group.encode(before)), list(group.encode(answer))
+                counts = np.arange(len(context) + len(tokens)) >= len(context)
+                probes.append(Response(np.int32(context + tokens), trains=counts, reward=0.0))
+            request = Request(len(probes), responses=tuple(probes), sampled=False, role=JUDGE)
+            requests.append(request)
         return requests
-
-    def _probe(self, group: GuidedGroup, text: str) -> Response:
-        """A demonstration up to its answer, then the reference answer, which alone counts."""
-        answer = read_column(self.name, group.row, self.probe or "")
-        place = text.rfind(answer)
-        before = text[:place] if place >= 0 else f"{text}\n"
-        context, tokens = list(group.encode(before)), list(group.encode(answer))
-        counts = np.arange(len(context) + len(tokens)) >= len(context)
-        return Response(np.int32(context + tokens), trains=counts, reward=0.0)
 
     def members(self, group: GuidedGroup) -> Sequence[tuple[int, int]]:
         return rows_of(group)

@@ -388,8 +388,16 @@ class _Refill:
         most = target * self.max_rounds
         if not asked:
             return Decision(ask=min(math.ceil(target * self.oversample), most)), state
-        keep = self._kept(collection)
-        passed = [i for i, passes in enumerate(keep) if passes]
+        # A multiple of P rows, so that the rule meets few shapes.
+        arrays = stack_outcomes(collection.outcomes, rows=-(-asked // target) * target)
+        keep = np.zeros_like(arrays.where)
+        if arrays.where.any():
+            with on_host():
+                keep = call_with(self.rule, arrays.rewards, context=arrays._asdict())
+            checks.check_shape(repr(self), "the rule's result", keep, arrays.rewards.shape)
+            checks.check_bool(repr(self), rule=keep)
+        passes = (np.asarray(keep) & arrays.where).any(axis=-1)[:asked]
+        passed = np.flatnonzero(passes).tolist()
         # The first P in the order of requests, whichever finished first.
         waits = collection.outcomes[: passed[target - 1]] if len(passed) >= target else (None,)
         if None not in waits:
@@ -416,21 +424,6 @@ class _Refill:
             requests=collection.requests[:count], outcomes=collection.outcomes[:count]
         )
         return Decision(rows=tuple(rows)), self.source.observe(state, seen)[1]
-
-    def _kept(self, collection: Collection) -> np.ndarray:
-        """Which requests have finished and pass the rule: bool ``[n]``."""
-        outcomes = collection.outcomes
-        # A multiple of P rows, so that the rule meets few shapes.
-        rows = -(-len(outcomes) // collection.num_groups) * collection.num_groups
-        arrays = stack_outcomes(outcomes, rows=rows)
-        rewards, where = arrays.rewards, arrays.where
-        if not where.any():
-            return np.zeros(len(outcomes), bool)
-        with on_host():
-            keep = call_with(self.rule, rewards, context=arrays._asdict())
-        checks.check_shape(repr(self), "the rule's result", keep, rewards.shape)
-        checks.check_bool(repr(self), rule=keep)
-        return (np.asarray(keep) & where).any(axis=-1)[: len(outcomes)]
 
     def __repr__(self) -> str:
         text = stable_repr(self.rule)

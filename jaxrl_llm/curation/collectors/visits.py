@@ -279,25 +279,21 @@ class _Prefixed:
         for entry in entries[first:]:
             cut, prompt = divmod(int(entry), prompts)
             request = Request(collection.group_size, prompt)
-            prefix = self._prefix(collection, prompt, cut - 1) if cut else ()
+            prefix, row = (), collection.data[prompt] if cut else {}
+            if row.get(self.column) is not None:
+                # The tokens of its trace up to one of the cuts.
+                trace = solution_of("prefixed", row, self.column)
+                tokens = collection.encode(trace) if isinstance(trace, str) else trace
+                with on_host():
+                    key = jax.random.fold_in(jax.random.key(self.seed), prompt)
+                    length = np.int32(len(tokens))
+                    ends = prefix_cuts(key, length, cuts=self.cuts, low=self.low, high=self.high)
+                prefix = tokens[: int(ends[cut - 1])]
             if len(prefix):
                 begins = Response(np.int32(prefix), trains=np.zeros(len(prefix), bool))
                 request = request._replace(responses=(begins,) * request.rollouts, role=HINTED)
             requests.append(request)
         return tuple(requests), state
-
-    def _prefix(self, collection: Collection, prompt: int, cut: int) -> Sequence[int]:
-        """The tokens of a trace up to one of its cuts; none for a prompt without a trace."""
-        row = collection.data[prompt]
-        if row.get(self.column) is None:
-            return ()
-        trace = solution_of("prefixed", row, self.column)
-        tokens = collection.encode(trace) if isinstance(trace, str) else trace
-        with on_host():
-            key = jax.random.fold_in(jax.random.key(self.seed), prompt)
-            length = np.int32(len(tokens))
-            ends = prefix_cuts(key, length, cuts=self.cuts, low=self.low, high=self.high)
-        return tokens[: int(ends[cut])]
 
     def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
         decision, _ = in_order().observe((), collection)

@@ -63,6 +63,30 @@ class Engine:
     row_bytes: int
     functions: dict[str, Any]
 
+    @classmethod
+    def build(cls, model: Model, spec: EngineSpec, mesh: jax.sharding.Mesh | None) -> "Engine":
+        """The engine of a spec; on a mesh, slots are spread by rows, keys and values by heads too.
+
+        :func:`make_engine` checks options and makes the spec of them.
+        """
+        shapes, shardings = jax.eval_shape(lambda: _init_slots(model, spec)), None
+        if mesh is not None:
+            shardings = jax.tree.map(lambda x: batch_sharding(mesh), shapes)
+            prefix, cache = jax.tree.map(
+                lambda x: kv_sharding(x.shape, mesh), (shapes.prompts.prefix, shapes.cache)
+            )
+            prompts = shardings.prompts._replace(prefix=prefix)
+            shardings = shardings._replace(prompts=prompts, cache=cache)
+        return cls(
+            model=model,
+            spec=spec,
+            row_counts=tuple(sorted({1, min(spec.shard_rows, _ROWS_READ)})),
+            # On a mesh, slots would have to move from device to device.
+            small_grid=smaller_grid(spec.rows, spec.width) if spec.shards == 1 else None,
+            row_bytes=memory.row_bytes(shapes, shardings),
+            functions=_compile(model, spec, shardings),
+        )
+
     def init(self) -> Slots:
         """Empty slots on the device."""
         if not memory.has_room(self.spec.rows, self.row_bytes, shards=self.spec.shards):
@@ -264,7 +288,7 @@ def make_engine(
         shards=shards,
         draw=make_draw(name, options, vocab_size=vocab_size),
     )
-    return _build_engine(model, spec, mesh)
+    return Engine.build(model, spec, mesh)
 
 
 def _init_slots(model: Model, spec: EngineSpec) -> Slots:
@@ -276,27 +300,6 @@ def _init_slots(model: Model, spec: EngineSpec) -> Slots:
         spec.max_new_tokens,
         blank=spec.draw.blank,
         settings=spec.draw.settings,
-    )
-
-
-def _build_engine(model: Model, spec: EngineSpec, mesh: jax.sharding.Mesh | None) -> Engine:
-    """The engine; on a mesh, slots are spread by rows, and keys and values also by their heads."""
-    shapes, shardings = jax.eval_shape(lambda: _init_slots(model, spec)), None
-    if mesh is not None:
-        shardings = jax.tree.map(lambda x: batch_sharding(mesh), shapes)
-        prefix, cache = jax.tree.map(
-            lambda x: kv_sharding(x.shape, mesh), (shapes.prompts.prefix, shapes.cache)
-        )
-        prompts = shardings.prompts._replace(prefix=prefix)
-        shardings = shardings._replace(prompts=prompts, cache=cache)
-    return Engine(
-        model=model,
-        spec=spec,
-        row_counts=tuple(sorted({1, min(spec.shard_rows, _ROWS_READ)})),
-        # On a mesh, slots would have to move from device to device.
-        small_grid=smaller_grid(spec.rows, spec.width) if spec.shards == 1 else None,
-        row_bytes=memory.row_bytes(shapes, shardings),
-        functions=_compile(model, spec, shardings),
     )
 
 

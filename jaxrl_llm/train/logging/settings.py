@@ -29,7 +29,7 @@ def settings(config: Any) -> dict[str, Any]:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if field.name == "recipe":
-            flat |= _recipe_settings(value, length=config.sampling.max_new_tokens)
+            flat |= recipe_settings(value, length=config.sampling.max_new_tokens)
         elif dataclasses.is_dataclass(value):
             flat |= {f"{field.name}.{k}": v for k, v in settings(value).items()}
         else:
@@ -37,10 +37,19 @@ def settings(config: Any) -> dict[str, Any]:
     return flat
 
 
-def _recipe_settings(recipe: Any, *, length: int) -> dict[str, Any]:
+def recipe_settings(recipe: Any, *, length: int) -> dict[str, Any]:
     """A recipe by its name, in which slots it differs from the preset of that name, and its slots.
 
     Slots that hold nothing are left out.
+
+    Args:
+      recipe: A recipe, or the name of a preset.
+      length: Tokens of the longest response, for presets that depend on it.
+
+    Example:
+      >>> from jaxrl_llm.train.logging.settings import recipe_settings
+      >>> recipe_settings("rloo", length=8)["recipe"]
+      'rloo'
     """
     name = recipe if isinstance(recipe, str) else recipe.name
     flat, presets = {"recipe": name}, []
