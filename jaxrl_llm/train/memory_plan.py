@@ -24,6 +24,7 @@ from jaxrl_llm import logprobs
 from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.kernels.vocabulary import block_words
+from jaxrl_llm.curation.collectors.protocol import collector_needs, in_order, width_of
 from jaxrl_llm.models.lora import Adapted, trainable, with_adapter
 from jaxrl_llm.models.protocol import Model, cast_params
 from jaxrl_llm.models.quantize import RoundedWeights
@@ -39,7 +40,7 @@ from jaxrl_llm.train.evolution import moving_only
 from jaxrl_llm.train.fields import check_fields
 from jaxrl_llm.train.mesh import MeshConfig, check_batch, load_meshes
 from jaxrl_llm.train.optimizer import make_optimizer
-from jaxrl_llm.train.setup import encode_questions, load_prompts
+from jaxrl_llm.train.setup import encode_questions, load_prompts, text_room
 from jaxrl_llm.train.state import device_bytes
 
 # Of a device's memory, what the formulas may fill: compilers and fragments take the rest.
@@ -325,6 +326,7 @@ def load_inputs(config: TrainConfig) -> PlanInputs:
     if not recipe.forward_only:
         check_fields(recipe, train)
     longest = max(len(question.tokens) for question in [*train, *held_out])
+    longest = text_room(config, recipe, model, longest)
     longest = next((size for size in BUCKETS if size >= longest), longest)
     return PlanInputs(model, params, longest, len(held_out))
 
@@ -400,6 +402,19 @@ class _Run(NamedTuple):
     def shards(self) -> int:
         """Over how many devices a batch is spread."""
         return self.mesh["data"] * self.mesh["fsdp"]
+
+    @property
+    def group_size(self) -> int:
+        """Rollouts of a group of a batch: G, or those that the collector makes of it."""
+        collector = getattr(self.recipe, "collector", None) or in_order()
+        return width_of(collector, self.config.sampling.group_size)
+
+    @property
+    def length(self) -> int:
+        """Tokens of a row of a batch: T, and what a collector's text puts before a response."""
+        sends_text = collector_needs(getattr(self.recipe, "collector", None), "sends_text")
+        before = self.inputs.longest_prompt if sends_text else 0
+        return self.config.sampling.max_new_tokens + before
 
     @property
     def itemsize(self) -> int:
@@ -511,16 +526,16 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
             shape,
             BatchShape(
                 prompts,
-                config.sampling.group_size,
+                run.group_size,
                 run.inputs.longest_prompt,
-                config.sampling.max_new_tokens,
+                run.length,
             ),
             remat=config.remat,
             itemsize=run.itemsize if accelerator else 4,
             adapter=config.lora.rank is not None,
             split=run.mesh["tensor"],
         )
-    tokens = config.prompts_per_step * config.sampling.group_size * config.sampling.max_new_tokens
+    tokens = config.prompts_per_step * run.group_size * run.length
     sizes["logits"] = logits_bytes(
         shape.vocab_size,
         -(-tokens // config.microbatches),

@@ -257,6 +257,24 @@ def check_data(config: TrainConfig, recipe: Any, prompts: Sequence) -> None:
             part.check_sizes(DataRows(rows), **sizes)
 
 
+def text_room(config: TrainConfig, recipe: Any, model: Model, longest: int) -> int:
+    """Tokens that a prompt of a run may have whose data has prompts of up to ``longest``.
+
+    Raises:
+      ValueError: If ``sampling.prompt_length`` has no effect.
+    """
+    wanted = config.sampling.prompt_length
+    if collector_needs(getattr(recipe, "collector", None), "sends_text"):
+        room = prompt_room("sampling", model, config.sampling.max_new_tokens)
+        return max(longest, min(room, wanted or longest + _TEXT_ROOM))
+    if wanted is not None:
+        raise ValueError(
+            f"sampling: prompt_length has no effect with recipe {recipe.name!r}, whose collector "
+            "sends no text."
+        )
+    return longest
+
+
 def load_experiment(config: TrainConfig) -> tuple[Experiment, ArrayTree]:
     """Everything that a run needs, loaded and checked against each other, and the parameters.
 
@@ -278,15 +296,7 @@ def load_experiment(config: TrainConfig) -> tuple[Experiment, ArrayTree]:
     sends_text = collector_needs(collector, "sends_text")
     shared_prefix_len = count_shared_prefix([q.tokens for q in (*train, *held_out)])
     shared_prefix_len = 0 if sends_text else shared_prefix_len
-    longest = max(len(q.tokens) for q in train)
-    if config.sampling.prompt_length is not None and not sends_text:
-        raise ValueError(
-            f"sampling: prompt_length has no effect with recipe {recipe.name!r}, whose collector "
-            "sends no text."
-        )
-    if sends_text:
-        room = prompt_room("sampling", model, config.sampling.max_new_tokens)
-        longest = max(longest, min(room, config.sampling.prompt_length or longest + _TEXT_ROOM))
+    longest = text_room(config, recipe, model, max(len(q.tokens) for q in train))
     encoder = TextEncoder(tokenizer, longest, config.data.chat, config.data.system)
     experiment = Experiment(
         config=config,

@@ -463,6 +463,36 @@ def options(error):
     return [line.strip() for line in str(error.value).splitlines() if line.startswith("  --")]
 
 
+@dataclasses.dataclass(frozen=True)
+class Wide:
+    """A collector of wider groups, some of which have a text of their own."""
+
+    sends_text: bool = False
+    init, propose, observe = (lambda *x: None,) * 3
+
+    def width(self, group_size):
+        return 3 * group_size
+
+
+def test_a_plan_counts_the_rollouts_and_texts_of_a_collector(plans):
+    config, inputs, _ = plans
+
+    def step(collector, **sampling):
+        recipe = jr.recipes.grpo().replace(collector=collector)
+        sampling = dataclasses.replace(config.sampling, **sampling)
+        changed = dataclasses.replace(config, recipe=recipe, sampling=sampling)
+        return load_inputs(changed), make_plan(changed, load_inputs(changed)).step
+
+    (_, plain), (_, wide) = step(None), step(Wide())
+    assert wide["gradients"] == plain["gradients"]
+    # A prompt has 16 tokens and 2 or 6 responses of 4: 24 or 40 in all.
+    assert 1.6 < wide["activations"] / plain["activations"] < 1.8
+    told, texts = step(Wide(sends_text=True), prompt_length=20)
+    assert told.longest_prompt == 24 and inputs.longest_prompt == 16
+    # 24 and 6 times 28.
+    assert texts["activations"] > 4 * wide["activations"]
+
+
 def test_what_fits_and_which_option_helps(plans):
     config = dataclasses.replace(plans[0], sampling=SamplingConfig(group_size=4, max_new_tokens=64))
     peak = make_plan(config, load_inputs(config), accelerator=True).peak

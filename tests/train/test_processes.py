@@ -158,6 +158,28 @@ def test_four_processes_with_slots_train_as_one(tmp_path, alone):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("slots", [None, "8"])
+def test_two_processes_refill_as_one(tmp_path, slots):
+    """What a group's rewards decide is decided alike in all processes."""
+    words = ["--mesh.data", "2", "--mesh.fsdp", "1", "--mesh.tensor", "1", "--recipe", "dapo"]
+    words += [] if slots is None else ["--sampling.slots", slots]
+    alone = dataclasses.replace(
+        config, mesh=MeshConfig(), recipe="dapo", run_dir=str(tmp_path / "alone")
+    )
+    if slots is not None:
+        sampling = dataclasses.replace(config.sampling, slots=int(slots))
+        alone = dataclasses.replace(alone, sampling=sampling)
+    one = train(alone)
+    asked = [row["groups_sampled"] for row in one.history]
+    assert max(asked) > config.prompts_per_step
+    with Pod(tmp_path / "run", 2, 1, *words) as pod:
+        assert pod.codes() == [0, 0], pod.text()
+    rows = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    assert [row["groups_sampled"] for row in rows if "reward" in row] == asked
+    assert_same_run(tmp_path / "run", one)
+
+
+@pytest.mark.slow
 def test_a_reward_that_fails_in_one_process_fails_in_all(tmp_path):
     with Pod(tmp_path / "run", 2, 1, "--mesh.tensor", "1", mpi=True, BROKEN="1") as pod:
         codes = pod.codes()
