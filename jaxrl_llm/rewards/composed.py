@@ -81,14 +81,8 @@ class weighted_sum:  # noqa: N801 (used as a function: `reward = weighted_sum({.
                     value.close()
                 raise TypeError(f"weighted_sum: the term {name!r} is async, which no sum awaits.")
             if isinstance(value, Mapping):
-                if "reward" not in value:
-                    raise RewardError(
-                        f"weighted_sum: the term {name!r} returns a mapping without an entry "
-                        "'reward'"
-                    )
                 more |= {key: x for key, x in value.items() if key != "reward"}
-                value = value["reward"]
-            values[name] = float(value)
+            values[name] = _number("weighted_sum", name, value)
             values["reward"] += weight * values[name]
         return {**values, **{key: x for key, x in more.items() if key not in values}}
 
@@ -147,9 +141,18 @@ class majority_vote:  # noqa: N801 (used as a function: `reward = majority_vote(
         text, reward = self.answer(completion), 0.0
         if self.verifier is not None and metadata.get("answer") is not None:
             value: Any = self.verifier(prompt, completion, metadata)
-            reward = float(value["reward"] if isinstance(value, Mapping) else value)
+            reward = _number("majority_vote", name_of(self.verifier), value)
         if text is None:
             return {"reward": reward, "answer_ids": -1.0}
         # A component is float32, which holds integers below 2^24 exactly.
         digest = hashlib.blake2b(text.encode(errors="replace"), digest_size=4).digest()
         return {"reward": reward, "answer_ids": float(int.from_bytes(digest) % 2**23)}
+
+
+def _number(function: str, name: str, value: Any) -> float:
+    """The number that a reward returned, or the entry "reward" of its mapping."""
+    if not isinstance(value, Mapping):
+        return float(value)
+    if "reward" not in value:
+        raise RewardError(f"{function}: {name!r} returns a mapping without an entry 'reward'")
+    return float(value["reward"])

@@ -175,6 +175,11 @@ def unnamed(prompt, completion, metadata):
         (lambda: R.majority_vote(R.think_format), ValueError, "think_format names none"),
         (lambda: R.majority_vote(), ValueError, "there is no verifier"),
         (lambda: R.majority_vote(Batched(), answer=str), TypeError, "grade one completion"),
+        (
+            lambda: R.majority_vote(unnamed, answer=str)("", "", {"answer": "x"}),
+            RewardError,
+            "majority_vote: 'unnamed' returns a mapping without an entry 'reward'",
+        ),
     ],
 )
 def test_what_cannot_be_composed_is_refused(call, error, message):
