@@ -4,6 +4,7 @@ import os
 import datasets
 import pytest
 
+import jaxrl_llm as jr
 from jaxrl_llm.data import from_file, from_hub
 
 ROWS = [
@@ -98,6 +99,19 @@ def test_what_is_wrong_with_a_file_is_told_in_one_line(tmp_path, name, content, 
     with pytest.raises(ValueError, match=f"from_file: .*{told}") as caught:
         from_file(tmp_path / name)
     assert "\n" not in str(caught.value)
+
+
+def test_columns_of_lists_and_numbers_are_metadata(tmp_path):
+    columns = {"hints": ["a", "b"], "paraphrases": ["p", "q"], "difficulty": 0.25, "prior": 1}
+    lines = [{"prompt": "x", "answer": "1", **columns}, {"prompt": "y", "answer": "2"}]
+    (tmp_path / "f.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    first, second = from_file(tmp_path / "f.jsonl")
+    assert {name: first.metadata[name] for name in columns} == columns
+    # A row without a column has None there, which whoever reads it refuses by the row's name.
+    assert {name: second.metadata[name] for name in columns} == dict.fromkeys(columns)
+    data = [{**prompt.metadata, "text": prompt.text} for prompt in (first, second)]
+    with pytest.raises(ValueError, match="prompt 'f.jsonl:1' has None in its column 'paraphrases'"):
+        jr.curation.paraphrased().check_data(data)
 
 
 def nested(depth, text="deep"):
