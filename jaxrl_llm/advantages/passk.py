@@ -206,46 +206,74 @@ def pkpo(
     where: Array | None = None,
     k: int = 4,
     loo: bool = False,
-    threshold: float = 0.5,
+    threshold: float | None = 0.5,
 ) -> Array:
-    """Each right answer counts by the chance that k - 1 others would all be wrong.
+    """Each answer counts by how far it is above the best of k - 1 others, on average.
 
-        w_i = right_i C(n - c, k - 1) / C(n - 1, k - 1)
-        A_i = w_i                     loo=True:  A_i = w_i - (sum(w) - w_i) / (n - 1)
+        A_i = mean over sets J of k - 1 others of  max(0, r_i - max of r over J)
+        right or wrong:  A_i = right_i C(n - c, k - 1) / C(n - 1, k - 1)
+        loo=True:        A_i - mean of A over the others
 
-    The mean over the group of ``w_i grad log pi_i`` has exactly the gradient of pass@k, over k, as
-    its expectation: an answer counts where it makes the group pass, so it needs no baseline. With
-    ``loo`` the advantages add up to 0; since the weights of the others depend on rollout i too, the
-    estimate is then biased for k above 1. ``k=1`` with it is :func:`rloo`.
+    The mean over the group of ``A_i grad log pi_i`` has exactly the gradient of the expected
+    maximum of k rewards (pass@k for rewards of 0 and 1), over k, as its expectation: an answer
+    counts where it makes the group better, so it needs no baseline. With ``loo`` the advantages add
+    up to 0; since the weights of the others depend on rollout i too, the estimate is then biased
+    for k above 1. ``k=1`` with it is :func:`rloo`.
 
-    A group with no right answer, or with fewer than k - 1 wrong ones, gets 0. A group smaller than
-    k counts as if k were its size, so the only rollout of a group gets 1 if right, 0 if wrong.
+    A group smaller than k counts as if k were its size; where k is 1, A_i is the reward. With right
+    and wrong answers, a group with no right one, or with fewer than k - 1 wrong ones, gets 0.
 
     Args:
-      rewards, where, k, threshold: See the module.
+      rewards, where, k: See the module.
       loo: Whether the mean weight of the others is subtracted.
+      threshold: See the module; None takes rewards as they are, of any size.
 
     Returns:
-      Advantages ``[..., G]`` in [0, 1], or [-1, 1] with ``loo``.
+      Advantages ``[..., G]``; with a threshold in [0, 1], or [-1, 1] with ``loo``.
 
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
       >>> jr.advantages.pkpo(jnp.array([1.0, 1.0, 0.0, 0.0]), k=2).round(4).tolist()
       [0.666..., 0.666..., 0.0, 0.0]
+      >>> jr.advantages.pkpo(jnp.array([0.0, 0.5, 2.0]), k=2, threshold=None).tolist()
+      [0.0, 0.25, 1.75]
 
     References:
-      PKPO (arXiv:2505.15201) for right and wrong answers, after the ``pkpo`` of the authors of
-      MaxRL (arXiv:2602.02710) with ``loo=True``. The paper's form for other rewards was not read.
+      PKPO (arXiv:2505.15201): n / k times its estimator with the baseline of k - 1 samples, the one
+      that it recommends. ``loo=True`` is the ``pkpo`` of the authors of MaxRL (arXiv:2602.02710).
     """
     _check_whole("pkpo", "k", k)
-    x = _count("pkpo", rewards, where, threshold)
     checks.check_option("pkpo", "loo", loo, (False, True))
-    weights = x.right * _comb_ratio(x.wrong, x.total - 1, k - 1)
+    if threshold is None:
+        stats.check_group("pkpo", rewards, where)
+        total = stats.group_count(rewards, where)
+        above = _above_others(masking.zero_masked(rewards, where), where, total, k)
+        weights = masking.zero_masked(above, where)
+    else:
+        x = _count("pkpo", rewards, where, threshold)
+        total = x.total
+        weights = x.right * _comb_ratio(x.wrong, total - 1, k - 1)
     if loo:
         others = jnp.sum(weights, axis=-1, keepdims=True) - weights
-        weights = weights - others / jnp.maximum(x.total - 1, 1.0)
+        weights = weights - others / jnp.maximum(total - 1, 1.0)
     return masking.zero_masked(weights, where)
+
+
+def _above_others(rewards: Array, where: Array | None, total: Array, k: int) -> Array:
+    """Mean over sets J of k - 1 others of ``max(0, r_i - max of r over J)``, ``[..., G]``."""
+    valid = jnp.ones(jnp.shape(rewards), bool) if where is None else where
+    rewards = jnp.asarray(rewards, jnp.float32)
+    order = jnp.argsort(jnp.where(valid, rewards, jnp.inf), axis=-1)
+    ascending = jnp.take_along_axis(rewards, order, axis=-1)
+    # A step from one reward to the next counts by the chance that J lies below it.
+    below = jnp.arange(1, rewards.shape[-1], dtype=jnp.float32)
+    chance = _comb_ratio(below[..., None], total[..., None, :] - 1, k - 1)[..., 0]
+    steps = jnp.diff(ascending, axis=-1) * jnp.where(below < total, chance, 0.0)
+    above = jnp.cumsum(jnp.pad(steps, [(0, 0)] * (steps.ndim - 1) + [(1, 0)]), axis=-1)
+    rank = jnp.argsort(order, axis=-1)
+    alone = (total <= 1) | (k == 1)
+    return jnp.where(alone, rewards, jnp.take_along_axis(above, rank, axis=-1))
 
 
 @traits(reward_range=(0.0, math.inf))

@@ -489,8 +489,9 @@ def step_scale(kl: float | Array, *, max_kl: float = 0.5) -> Array:
       (0.25, 1.0)
 
     References:
-      Maity, SAFE (arXiv:2602.04651) takes the divergence of a preview of the step. As
-      ``Computed("update_scale", given(step_scale, kl="last_kl"), "batch")`` it takes the last one.
+      Maity, SAFE (arXiv:2602.04651) takes the divergence of a preview of the step; its released
+      trainer never calls it, so the preset has none. As ``Computed("update_scale",
+      given(step_scale, kl="last_kl"), "batch")`` it takes the last one.
     """
     checks.check_rank("step_scale", 0, kl=kl)
     checks.check_positive("step_scale", finite=True, max_kl=max_kl)

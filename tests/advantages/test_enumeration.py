@@ -67,6 +67,19 @@ def test_pkpo_is_the_gradient_of_pass_at_k_over_k(values, k):
     np.testing.assert_allclose(expectation(lambda r: pkpo(r, k=k), values), want, atol=1e-6)
 
 
+@pytest.mark.parametrize("k", [1, 2, 3, 4])
+def test_pkpo_is_the_gradient_of_the_expected_maximum_over_k(k):
+    levels = np.asarray(LEVELS, np.float64)
+    order = np.argsort(levels)
+
+    def best(p):
+        powers = np.diff(np.cumsum(p[order]) ** k, prepend=0.0)
+        return np.sum(powers * levels[order]) / k
+
+    got = expectation(lambda r: pkpo(r, k=k, threshold=None), LEVELS)
+    np.testing.assert_allclose(got, gradient(best), atol=1e-6)
+
+
 def test_the_further_leave_one_out_of_pkpo_is_biased_above_k_1():
     values, p = BINARY[1], right(BINARY[1])
     for k in (1, 2, 3):

@@ -58,6 +58,40 @@ def ref_pkpo(r, k, loo):
     return w - (w.sum() - w) / (n - 1) if loo and n > 1 else w
 
 
+def ref_maximum(r, k):
+    n, k = len(r), min(k, len(r))
+    others = [[j for j in range(n) if j != i] for i in range(n)]
+    draws = [list(itertools.combinations(js, k - 1)) for js in others]
+    if k == 1:
+        return np.array(r, np.float64)
+    return np.array(
+        [np.mean([max(0.0, r[i] - max(r[list(d)])) for d in draws[i]]) for i in range(n)]
+    )
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 5, 7])
+@pytest.mark.parametrize("loo", [False, True])
+def test_pkpo_of_rewards_of_any_size(k, loo):
+    rng = np.random.default_rng(k)
+    rewards = rng.normal(size=(4, 6)).round(1)  # some are equal
+    where = rng.random((4, 6)) < 0.8
+    where[2] = np.arange(6) == 3
+    where[3] = False
+    got = pkpo(
+        jnp.where(where, jnp.float32(rewards), jnp.nan), where=where, k=k, loo=loo, threshold=None
+    )
+    for row, mask, values in zip(rewards, where, np.asarray(got), strict=True):
+        w = ref_maximum(row[mask], k) if mask.any() else np.zeros(0)
+        if loo and len(w) > 1:
+            w = w - (w.sum() - w) / (len(w) - 1)
+        np.testing.assert_allclose(values[mask], w, atol=1e-5)
+        assert not values[~mask].any()
+    binary = jnp.float32(rng.random((5, 6)) < 0.5)
+    np.testing.assert_allclose(
+        pkpo(binary, k=k, loo=loo, threshold=None), pkpo(binary, k=k, loo=loo), atol=1e-6
+    )
+
+
 def test_log_comb():
     n, k = np.meshgrid(np.arange(-1, 20), np.arange(-2, 22))
     got = np.asarray(log_comb(jnp.asarray(n), jnp.asarray(k)))

@@ -17,6 +17,16 @@ def passk(function, **options):
     return Ours(advantage(function, **options))
 
 
+def best_of(k):
+    """The paper's estimate is for a sum over the group, ours for a mean and over k."""
+
+    def run(a):
+        values = advantages.pkpo(a["rewards"], k=k, threshold=None)
+        return {"weights": values * k / a["rewards"].shape[-1]}
+
+    return Ours(run)
+
+
 def maclaurin(order):
     """The authors' weights are for a sum over the group, ours for a mean."""
 
@@ -67,6 +77,7 @@ TABLES = {
     }
     | {f"pkpo_k{k}": passk(advantages.pkpo, k=k, loo=True) for k in (1, 2, 3)}
     | {f"maclaurin_{order}": maclaurin(order) for order in (1, 2, 4)},
+    "pkpo": {f"k{k}": best_of(k) for k in (2, 3, 4)},
     "dars": {
         f"schedule_{name}_{most}" + "_std" * scaled: dars(
             max_rollouts=most, schedule=schedule, scaled=scaled

@@ -195,6 +195,7 @@ _ROWS = (
     ("pf_ppo", "PF-PPO 6b93abf", "curation.filtration_weights",
         "defaults; rule='best_random' or 'power'"),
     ("pkpo", "maxrl c0698eb", "advantages.pkpo", "k=1 or 2 or 3; loo=True"),
+    ("pkpo", "pkpo 1b0928e", "advantages.pkpo", "k=2 or 3; threshold=None"),
     ("ppo_clip", "AReaL 1.0.4", "surrogates.ppo_clip", "defaults"),
     ("ppo_clip", "MOSS-RLHF 4865d82", "surrogates.ppo_clip", "defaults"),
     ("ppo_clip", "rlax 0.1.9", "surrogates.ppo_clip", "defaults"),

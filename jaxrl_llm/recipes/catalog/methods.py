@@ -174,7 +174,7 @@ METHODS = (
         preset="learnability", confidence="ABSTRACT"),
     Method("spo_sampling", "SPO, prompts drawn by the uncertainty of their outcome", "2509.13232",
         "curation", ("advantages.uncertainty_sampling_weights", "curation.draw_prompts",
-        "curation.prioritized")),
+        "curation.prioritized"), preset="spo_tracker"),
     Method("prompt_gdro", "Prompt-GDRO, an adversary weighs bins of prompts by difficulty",
         "2601.19280", "curation", ("curation.bin_advantage_weights", "curation.bin_means",
         "curation.bin_scores_update", "curation.difficulty_bins", "curation.exponential_weights",

@@ -161,7 +161,8 @@ def safe(
     References:
       Maity, SAFE (arXiv:2602.04651). In the released code the penalty has no gradient; the critic
       sees the full response, here the part before each token; rewards are divided by a running
-      deviation; and a slow copy of the critic (rate 0.05) is computed and not used.
+      deviation; a slow copy of the critic (rate 0.05) is computed and not used, and so is the scale
+      of a step by its previewed divergence (``regularizers.step_scale``).
     """
     checks.check_positive("safe", alpha=alpha, value_eps=value_eps, huber=huber)
     controller = regularizers.safe_controller(

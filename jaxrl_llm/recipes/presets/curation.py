@@ -3,7 +3,7 @@
 from typing import Literal
 
 from jaxrl_llm import advantages, aggregate, curation, regularizers, rewards, surrogates
-from jaxrl_llm.core import bind, chain, stateless
+from jaxrl_llm.core import bind, chain, checks, stateless
 from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
@@ -163,10 +163,20 @@ def capo(
     )
 
 
-def fapo(*, lam: float = 1.0, eps_low: float = 0.2, eps_high: float = 0.28) -> Recipe:
+def fapo(
+    *,
+    lam: float = 1.0,
+    length: float | None = None,
+    buffer_share: float = 0.5,
+    overlong_factor: float = 1.0,
+    eps_low: float = 0.2,
+    eps_high: float = 0.28,
+    dual_clip: float | None = 10.0,
+) -> Recipe:
     """Flawed positives help while right answers are rare, and are pushed down later.
 
         R = 1 for a right answer, 1 - lam for a right one with a flaw, -1 for a wrong one
+        R += overlong_penalty                     which falls over the last tokens of the budget
         A = (R - mean_group R) / (std_group R + 1e-6)
 
     An answer is right if its reward is above 0. The flaws are a judge's verdict, in the batch as
@@ -174,15 +184,35 @@ def fapo(*, lam: float = 1.0, eps_low: float = 0.2, eps_high: float = 0.28) -> R
 
     Args:
       lam: What a flaw costs.
+      length: The generation budget in tokens; None for no penalty of long responses. A run by the
+        preset's name has its own.
+      buffer_share: Share of the budget over which the penalty grows, in (0, 1].
+      overlong_factor: The greatest penalty.
 
     References:
       Flawed-aware policy optimization (arXiv:2510.22543) and its released script (verl-recipe),
-      which adds an overlong penalty, see ``rewards.overlong_rewards``.
+      with a buffer of 4096 of 8192 tokens and verl's dual clip at 10.
     """
+    chained = [stateless(rewards.fapo_reward, lam=lam)]
+    if length is None:
+        changed = {"buffer_share": buffer_share != 0.5, "overlong_factor": overlong_factor != 1.0}
+        for name in (name for name, is_changed in changed.items() if is_changed):
+            raise ValueError(f"fapo: {name} has no effect without length.")
+    else:
+        checks.check_share("fapo", zero=False, buffer_share=buffer_share)
+        penalized = bind(
+            rewards.overlong_rewards,
+            max_length=length,
+            buffer=buffer_share * length,
+            factor=overlong_factor,
+        )
+        chained.append(stateless(penalized))
     return from_base(
         name="fapo",
-        advantage=chain(stateless(rewards.fapo_reward, lam=lam), stateless(advantages.grpo)),
-        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        advantage=chain(*chained, stateless(advantages.grpo)),
+        surrogate=bind(
+            surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip
+        ),
         paper="arXiv:2510.22543",
     )
 

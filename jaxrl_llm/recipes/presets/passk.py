@@ -60,25 +60,26 @@ def pkpo(
     *,
     k: int = 4,
     loo: bool = False,
-    threshold: float = 0.5,
+    threshold: float | None = None,
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """Policy gradient of the probability that one of k answers is right.
+    """Policy gradient of the expected best of k rewards.
 
-        A = right C(n - c, k - 1) / C(n - 1, k - 1)        c right of n rollouts
+        A_i = mean over sets J of k - 1 others of the group of  max(0, r_i - max of r over J)
         loss = mean over sequences of the sum over tokens of token loss
 
-    On the policy that sampled, the expectation of the gradient is exactly that of -pass@k, over k.
-    Only right answers train, unless ``loo`` is set.
+    On the policy that sampled, the expectation of the gradient is exactly that of minus the
+    expected maximum, over k; with rewards of 0 and 1 that is pass@k, and only right answers train,
+    unless ``loo`` is set.
 
     Args:
       k: How many answers a prompt may have, at least 1.
       loo: Whether the mean weight of the others is subtracted, which is biased for k above 1.
-      threshold: A reward above it is right, in units of reward.
+      threshold: A reward above it counts as 1, others as 0; None for rewards as they are.
 
     References:
-      PKPO (arXiv:2505.15201) for right and wrong answers. The sum over tokens is what makes the
+      PKPO (arXiv:2505.15201), n / k times its estimator. The sum over tokens is what makes the
       estimate unbiased; the implementation by the authors of MaxRL has ``loo=True`` and verl's mean
       over tokens.
     """
