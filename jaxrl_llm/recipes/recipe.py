@@ -305,12 +305,30 @@ class Recipe:
                 batch = _with_scalar(self, batch, name, value)
             else:
                 batch = batch.replace(extras={**batch.extras, name: value})
+        batch = self.measure(batch, batch.old_logp)
         if self.critic is not None:
             returns = call_with(self.critic.returns, rewards, context=context())
             wiring.check_output(self.name, "the critic's returns", returns, batch.mask.shape)
             batch = batch.replace(extras={**batch.extras, "returns": returns})
         batch = self.weigh(batch)
         return batch.check(), AlgoState(advantage, curation, controllers, state.last_kl)
+
+    def measure(self, batch: Batch, logp: Array | None) -> Batch:
+        """The batch with what is computed from "update", for a policy of these log-probabilities.
+
+        ``prepare`` calls it for the old policy and the train step before each optimizer step.
+        Without ``old_logp`` the policy is the old one.
+        """
+        for name, function in self.computed_from("update").items():
+            old_logp = batch.old_logp
+            if logp is None or old_logp is None:
+                logp = old_logp = jnp.zeros(batch.mask.shape, jnp.float32)
+            value = function(jax.lax.stop_gradient(logp), old_logp, batch.mask)
+            if jnp.ndim(value) == 0:
+                batch = _with_scalar(self, batch, name, value)
+            else:
+                batch = batch.replace(extras={**batch.extras, name: value})
+        return batch
 
     def weigh(self, batch: Batch) -> Batch:
         """The batch with the weights of the loss, and of the critic's, from its final mask.

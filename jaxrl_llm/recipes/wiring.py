@@ -52,7 +52,16 @@ _COSTLY_TO_PREPARE = _COSTLY | {"old_logp"}
 STATUSES = ("experimental", "reproduced")
 
 # Where the numbers of the slot `computed` come from, in the order in which a step computes them.
-SOURCES = ("responses", "old_policy", "reference", "teacher", "controller", "batch", "policy")
+SOURCES = (
+    "responses",
+    "old_policy",
+    "reference",
+    "teacher",
+    "controller",
+    "batch",
+    "update",
+    "policy",
+)
 # Those that are statistics over the vocabulary, computed before the batch is prepared.
 BEFORE_PREPARE = ("old_policy", "reference", "teacher")
 # What the loop makes the prompts of a teacher of; no function reads it.
@@ -78,6 +87,9 @@ class Computed(NamedTuple):
         - ``"batch"``: ``function(advantages, **context)``, an array with leading axis P or a
           scalar, computed on the full batch after the advantages. The name ``"update_scale"`` is
           a scalar by which the train step multiplies the optimizer's update.
+        - ``"update"``: ``function(logp, old_logp, mask)``, an array with leading axis P or a
+          scalar, of the policy before each optimizer step and all its rows, without a gradient.
+          Before the first step of a batch the two policies are one.
         - ``"policy"``: a vocabulary statistic ``function(logits [N, V], targets [N]) -> [N, ...]``
           of the policy being trained, with the extras that it names, row by row; computed in chunks
           of tokens and differentiated.
@@ -107,6 +119,9 @@ class Reader(NamedTuple):
     function: Callable
     positional: tuple[str, ...]
 
+
+# What is computed from these sources gets by position; the others, of the vocabulary, logits.
+_PLACES = {"batch": ("advantages",), "update": ("logp", "old_logp", "mask")}
 
 # What the plain functions get, in this order and by position.
 POSITIONAL = {
@@ -152,7 +167,7 @@ def readers(recipe) -> tuple[list[Reader], list[Reader]]:
         if entry.source == "controller":
             prepare += transform_readers(_label(entry), entry.function)
         elif entry.source != "responses":  # these run on the host and read no array of the batch
-            positional = ("advantages",) if entry.source == "batch" else ("logits", "targets")
+            positional = _PLACES.get(entry.source, ("logits", "targets"))
             prepare.append(Reader(_label(entry), entry.function, positional))
     if recipe.critic is not None:
         prepare.append(Reader("critic's returns", recipe.critic.returns, ("rewards",)))
@@ -183,7 +198,7 @@ def required_fields(recipe) -> tuple[frozenset[str], frozenset[str]]:
     Of the standard inputs, those that a function names; of the extras, those without a default.
     """
     prepare, loss = readers(recipe)
-    before_loss = names_computed(recipe, ("controller", "batch"))
+    before_loss = names_computed(recipe, ("controller", "batch", "update"))
     in_loss = before_loss | names_computed(recipe, ("policy",))
     if recipe.critic is not None:
         in_loss |= {"returns"}
@@ -381,6 +396,7 @@ def _offers(recipe) -> dict[str, set[str]]:
         offers[_label(entry)] = set(known)
         known.add(entry.name)
     offers["critic's returns"] = known
+    offers |= {_label(entry): set() for entry in by_source["update"]}
     # Row by row, so only what has a value a token.
     of_tokens = {name for name, x in EXTRAS.items() if x.axes.startswith("PGT")}
     of_tokens |= set(recipe.inputs)
@@ -392,7 +408,11 @@ def _offers(recipe) -> dict[str, set[str]]:
         "policy": of_tokens | before | batch,
     }
     offers |= {_label(entry): rows[source] for source in rows for entry in by_source[source]}
-    loss = extras | set(LOSS_CONTEXT) | names_computed(recipe, ("controller", "batch", "policy"))
+    loss = (
+        extras
+        | set(LOSS_CONTEXT)
+        | names_computed(recipe, ("controller", "batch", "update", "policy"))
+    )
     return offers | {"surrogate": loss, "regularizer": loss}
 
 

@@ -51,6 +51,7 @@ from jaxrl_llm.surrogates.covariance import (
 )
 from jaxrl_llm.surrogates.decoupled import decoupled_ppo, mix_ppg
 from jaxrl_llm.surrogates.decoupled_length import (
+    drpo_kl_coef,
     drpo_len,
     kl_barrier,
     kl_from_old,
@@ -115,6 +116,7 @@ __all__ = [
     "distillation_divergence",
     "dppo_kl",
     "dppo_tv",
+    "drpo_kl_coef",
     "drpo_len",
     "entropy_weights",
     "gbpo",

@@ -160,8 +160,8 @@ def kl_from_old(
       [-1.0, -0.0]
 
     References:
-      DRPO (arXiv:2510.04474), where the term is averaged over all tokens of the batch; in a Recipe
-      it is weighed like the surrogate, by sequences and groups. For the other direction see
+      DRPO (arXiv:2510.04474), where the term is averaged over all tokens: in a Recipe, by the
+      coefficient of :func:`drpo_kl_coef`. For the other direction see
       :func:`jaxrl_llm.regularizers.kl_to_reference`.
     """
     checks.check_option("kl_from_old", "estimator", estimator, ("k1", "k3"))
@@ -180,8 +180,7 @@ def kl_barrier(kl: Array, *, beta: float = 1e3, delta: float = 1e-4) -> Array:
         coef = max(beta (kl - delta), 0)
 
     Times the divergence it is a squared hinge with a stopped factor: the constraint ``kl <= delta``
-    as a penalty. As a controller of a recipe it reads the last update: ``Computed("kl_coef",
-    stateless(given(kl_barrier, kl="last_kl")), "controller")``.
+    as a penalty.
 
     Args:
       kl: Measured divergence, in nats a token, floating point, of any shape.
@@ -198,12 +197,57 @@ def kl_barrier(kl: Array, *, beta: float = 1e3, delta: float = 1e-4) -> Array:
       [0.0, 1.0]
 
     References:
-      DRPO (arXiv:2510.04474), where it is computed at every update from the divergence of that same
-      minibatch; as a controller it lags by one update, so that the loss adds up over microbatches.
+      DRPO (arXiv:2510.04474), at every update from the divergence of its minibatch.
     """
     checks.check_float("kl_barrier", kl=kl)
     checks.check_non_negative("kl_barrier", beta=beta, delta=delta)
     return jnp.maximum(beta * (jnp.asarray(kl, jnp.float32) - delta), 0.0)
+
+
+def drpo_kl_coef(
+    logp: Array,
+    old_logp: Array,
+    mask: Array,
+    *,
+    beta: float = 1e3,
+    delta: float = 1e-4,
+    estimator: str = "k1",
+) -> Array:
+    """DRPO's coefficient of :func:`kl_from_old`, at every optimizer step from its own rows.
+
+        kl = mean over all tokens of the estimate
+        coef_i = kl_barrier(kl) groups members_i tokens_i / all tokens
+
+    The second factor makes a mean over tokens of what ``aggregate.group_mean`` weighs; ``members``
+    are the responses of the group of i. Before the first step kl is 0, and so is the coefficient.
+
+    Args:
+      logp, old_logp, mask: See the package; here ``[P, G, T]``.
+      beta: As in :func:`kl_barrier`.
+      delta: As in :func:`kl_barrier`.
+      estimator: As in :func:`kl_from_old`.
+
+    Returns:
+      ``[P, G, 1]`` float32.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> old_logp, mask = -jnp.ones((1, 2, 2)), jnp.array([[[True, True], [True, False]]])
+      >>> jr.surrogates.drpo_kl_coef(old_logp - 0.0011, old_logp, mask)[0, :, 0].round(3).tolist()
+      [1.33..., 0.66...]
+
+    References:
+      DRPO (arXiv:2510.04474), and the authors' code.
+    """
+    checks.check_rank("drpo_kl_coef", 3, logp=logp, old_logp=old_logp, mask=mask)
+    each = kl_from_old(logp, old_logp, mask, estimator=estimator)
+    lengths = masking.lengths(mask)
+    total = jnp.maximum(jnp.sum(lengths), 1.0)
+    members = jnp.sum(lengths > 0, axis=-1, keepdims=True)
+    groups = jnp.sum(members > 0)
+    coef = kl_barrier(jnp.sum(each) / total, beta=beta, delta=delta)
+    return (coef * groups * members * lengths / total)[..., None]
 
 
 def log_mean_exp(x: Array, where: Array) -> Array:

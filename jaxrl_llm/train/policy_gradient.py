@@ -399,10 +399,16 @@ def _policy_gradients(
 ) -> Gradients:
     """The gradient of the recipe's loss in the parameters that the optimizer moves."""
     statistics = recipe.computed_from("policy")
+    measured = bool(recipe.computed_from("update")) and batch.old_logp is not None
+    if measured and microbatches > 1:  # of all rows, and so before the first of them
+        policy = merge_adapter(base, params)
+        before = map_microbatches(lambda part: scorer(policy, part).logp, batch, microbatches)
+        batch, measured = recipe.measure(batch, before), False
 
     def loss(params: ArrayTree, part: Batch):
         scores = scorer(merge_adapter(base, params), part, statistics)
         logp, entropy, computed = scores
+        part = recipe.measure(part, logp) if measured else part
         value = recipe.loss(logp, part, entropy=entropy, statistics=computed)
         return value, (logp, entropy)
 

@@ -346,7 +346,7 @@ def test_what_prepare_names_is_known_before_it_runs():
     assert loose(computed=(of("a", measured),)).reads_last_kl
     barrier = jr.stateless(jr.given(jr.bind(jr.surrogates.kl_barrier, beta=1.0), kl="last_kl"))
     assert loose(computed=(of("a", barrier, "controller"),)).reads_last_kl
-    expected = {"drpo_len", "mssr"}
+    expected = {"mssr"}
     for name in ("drpo_len", "mssr", "grpo", "adaptive_kl", "ppo_max"):
         options = {"drpo_len": {"length": 8}, "mssr": {"num_prompts": 4}}.get(name, {})
         assert getattr(jr.recipes, name)(**options).reads_last_kl == (name in expected)

@@ -178,10 +178,45 @@ def test_gap_to_the_sampler_is_of_the_policy_before_its_first_update():
         np.testing.assert_allclose(metrics["sampler_ess"], 1.0, atol=1e-4)
 
 
+def test_the_kl_term_of_drpo_is_that_of_each_update():
+    """None in the first; then the coefficient follows the rows of the update, in any parts."""
+    batch, options = make_batch(prompts=4), {"length": 5, "kl_estimator": "k3"}
+    recipe = jr.recipes.drpo_len(**options)
+    free = jr.recipes.drpo_len(**options, beta=0.0)
+    sgd = optax.sgd(0.01)
+    once = [run(r, batch, optimizer=sgd)[0].params for r in (recipe, free)]
+    jax.tree.map(np.testing.assert_array_equal, *once)
+    twice = [run(r, batch, optimizer=sgd, epochs=2)[0].params for r in (recipe, free)]
+    assert distance(*twice) > 1e-4
+    parts = run(recipe, batch, optimizer=sgd, epochs=2, microbatches=2)[0].params
+    assert distance(parts, twice[0]) < 1e-5 < distance(twice[0], once[0])
+    # By hand, in float64: the divergence is a mean over tokens, its coefficient that of the hinge.
+    model, params = tiny_model()
+    old_logp = make_scorer(model)(params, batch)
+    recipe = jr.recipes.drpo_len(length=5)
+    ready, _ = recipe.prepare(batch.replace(old_logp=old_logp), recipe.init())
+    logp = old_logp + 0.01 * (jnp.sin(jnp.arange(old_logp.size)) - 0.5).reshape(old_logp.shape)
+    # A first step has no such term.
+    loss = recipe.loss(logp, recipe.measure(ready, logp)) - recipe.loss(logp, ready)
+    moved = np.float64(old_logp - logp)[np.asarray(ready.mask)].mean()
+    np.testing.assert_allclose(loss, max(1e3 * (moved - 1e-4), 0) * moved, rtol=1e-3)
+    assert moved > 1e-4
+
+
+def distance(a, b):
+    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    return max(float(jnp.abs(x - y).max()) for x, y in pairs)
+
+
 @pytest.mark.parametrize("options", [{}, {"epochs": 2}, {"minibatches": 2}])
 def test_the_kl_of_an_update_is_measured_after_it(options):
     """Also where there is one: a method that reads it would otherwise see 0 for ever."""
+    barrier = jr.stateless(jr.given(jr.bind(jr.surrogates.kl_barrier), kl="last_kl"))
+    term = jr.given(jr.surrogates.kl_from_old, coef="kl_coef")
     recipe, batch = jr.recipes.drpo_len(length=5), make_batch(prompts=4)
+    recipe = recipe.replace(
+        computed=(jr.recipes.Computed("kl_coef", barrier, "controller"),), regularizers=(term,)
+    )
     model, params = tiny_model()
     before = make_scorer(model)(params, batch)
     state, *_ = run(recipe, batch, optimizer=optax.sgd(1.0), **options)

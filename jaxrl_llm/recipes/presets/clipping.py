@@ -356,12 +356,12 @@ def drpo_len(
         s = mean over tokens of logp
         J = sum over right of w s - tau log(mean over wrong of exp(s / tau))
         w = softmax over right of (1 - tokens / length) / lam
-        loss = -mean over groups of J + kl_coef KL(old || policy)
-        kl_coef = max(beta (kl - delta), 0)        kl of the last update
+        loss = -mean over groups of J + max(beta (kl - delta), 0) kl
+        kl = mean over all tokens of the minibatch of old_logp - logp
 
     A long right answer is raised less than a short one and never lowered. An answer is right if its
-    reward is above the group's mean, so rewards are 0 and 1. Only the KL term, whose coefficient
-    follows the last update's divergence, holds the policy within a batch.
+    reward is above the group's mean, so rewards are 0 and 1. Only the KL term holds the policy
+    within a batch; it is 0 in its first update, where nothing has moved.
 
     Args:
       lam: Temperature of the shares of right answers; the smaller, the more shortness counts.
@@ -371,17 +371,14 @@ def drpo_len(
       kl_estimator: "k1" or "k3".
 
     References:
-      DRPO (arXiv:2510.04474), defaults of the authors' scripts, four minibatches among them. There
-      the coefficient is that of the same minibatch and the KL a mean over its tokens; here it lags
-      by one update and the KL weighs every answer of a group equally, so that the loss adds up over
-      microbatches.
+      DRPO (arXiv:2510.04474), defaults of the authors' scripts, four minibatches among them.
     """
-    barrier = given(bind(surrogates.kl_barrier, beta=beta, delta=delta), kl="last_kl")
+    barrier = bind(surrogates.drpo_kl_coef, beta=beta, delta=delta, estimator=kl_estimator)
     kl = given(bind(surrogates.kl_from_old, estimator=kl_estimator), coef="kl_coef")
     return from_base(
         name="drpo_len",
         advantage=stateless(advantages.dr_grpo),
-        computed=(Computed("kl_coef", stateless(barrier), "controller"),),
+        computed=(Computed("kl_coef", barrier, "update"),),
         surrogate=bind(surrogates.drpo_len, length=length, lam=lam, tau=tau),
         weights=aggregate.group_mean,
         regularizers=(kl,),

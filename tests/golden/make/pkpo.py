@@ -29,7 +29,7 @@ def main():
     spec = importlib.util.spec_from_file_location("pkpo_core", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    writer.inputs("rewards", cases())
+    writer.inputs("best_of", cases())
 
     def run(k):
         def compute(case, a):
@@ -40,7 +40,7 @@ def main():
 
     place = f"{path.relative_to(root)}: sloo_minus_one"
     for k in (2, 3, 4):
-        writer.add(f"k{k}", ["pkpo"], place, run(k), inputs="rewards", arguments={"K": k})
+        writer.add(f"k{k}", ["pkpo"], place, run(k), inputs="best_of", arguments={"K": k})
     writer.save()
 
 
