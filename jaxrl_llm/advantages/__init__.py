@@ -61,6 +61,7 @@ from jaxrl_llm.advantages.baselines import (
 from jaxrl_llm.advantages.batch import (
     RunningMoments,
     batch_normalize,
+    center,
     clip,
     reinforce_pp,
     reinforce_pp_baseline,
@@ -175,6 +176,7 @@ __all__ = [
     "beta_tracker_update",
     "beta_tracker_value",
     "bounded_bonus",
+    "center",
     "clip",
     "dcpo_distribution",
     "density_weights",

@@ -83,6 +83,32 @@ def clip(x: Array, *, bound: float) -> Array:
     return jnp.clip(jnp.asarray(x, jnp.float32), -bound, bound)
 
 
+def center(x: Array, *, where: Array | None = None) -> Array:
+    """Rewards minus their mean over the batch.
+
+        y_i = x_i - mean x
+
+    Args:
+      x: ``[..., G]``, floating point.
+      where: See the module.
+
+    Returns:
+      ``[..., G]``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> jr.advantages.center(jnp.array([[1.0, 0.0], [0.0, 3.0]])).tolist()
+      [[0.0, -1.0], [-1.0, 2.0]]
+
+    References:
+      CGPO (arXiv:2409.20370), its CRPG; REINFORCE with the batch as its baseline.
+    """
+    stats.check_group("center", x, where)
+    x = masking.zero_masked(x, where)
+    return masking.zero_masked(x - masking.masked_mean(x, where), where)
+
+
 def batch_normalize(x: Array, *, where: Array | None = None, eps: float = 1e-8) -> Array:
     """Shifts and scales one value a rollout to mean 0 and deviation 1 over the batch.
 

@@ -60,6 +60,7 @@ from jaxrl_llm.curation.collectors.hint_policies import (
     self_hints,
 )
 from jaxrl_llm.curation.collectors.hinted import hinted, share_messages, tier_messages
+from jaxrl_llm.curation.collectors.judged import judge_message, judged, refine_message
 from jaxrl_llm.curation.collectors.messages import budgeted, paraphrased, told_budgets
 from jaxrl_llm.curation.collectors.mixed import mixed
 from jaxrl_llm.curation.collectors.partial import PartialState, partial_rollouts
@@ -392,6 +393,8 @@ __all__ = [
     "informative_groups",
     "insight_scores",
     "judge_items",
+    "judge_message",
+    "judged",
     "ladder",
     "learnability",
     "length_cutoff",
@@ -431,6 +434,7 @@ __all__ = [
     "r_squared",
     "recency_weights",
     "refill",
+    "refine_message",
     "regret_matching",
     "regret_update",
     "remembered_rates",

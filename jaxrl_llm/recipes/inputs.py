@@ -31,6 +31,7 @@ EXTRAS: dict[str, Extra] = {
     "teacher_prompt_mask": Extra("PGL", "bool", "their tokens that exist"),
     # Of a rollout.
     "flawed": Extra("PG", "bool", "whether a judge calls the reasoning flawed"),
+    "satisfied": Extra("PG", "bool", "whether all judges agree"),
     "answer_ids": Extra("PG", "int", "its answer: equal numbers for equal ones, below 0 for none"),
     "budgets": Extra("PG", "float", "token budget in the rollout's prompt"),
     "steered": Extra("PG", "bool", "sampled with help, or by another policy"),

@@ -49,6 +49,7 @@ from jaxrl_llm.rewards.meta import (
     Prediction,
     calibrated_rewards,
     constrained_rewards,
+    crpg_rewards,
     meta_rewards,
 )
 from jaxrl_llm.rewards.paraphrases import (
@@ -105,6 +106,7 @@ __all__ = [
     "calibrated_rewards",
     "choice_letter",
     "constrained_rewards",
+    "crpg_rewards",
     "cosine_length_reward",
     "cosine_length_rewards",
     "cross_paraphrase_reward",

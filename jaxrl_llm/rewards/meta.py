@@ -181,3 +181,60 @@ def constrained_rewards(
     distance = masking.zero_masked(log_ratio, where)
     near = jnp.maximum(1.0 - distance / budget, 0.0) if soft else distance <= budget
     return masking.zero_masked(rewards, where) * jnp.where(satisfied, near, 0.0)
+
+
+def crpg_rewards(
+    rewards: Array,
+    *,
+    satisfied: Array,
+    baseline: Array,
+    old_logp: Array,
+    ref_logp: Array,
+    mask: Array,
+    budget: float,
+    where: Array | None = None,
+) -> Array:
+    """Calibrated rewards of rollouts that satisfy all judges, less the nearer they are to a budget.
+
+        r_i = [satisfied_i] sigmoid(rewards_i - baseline) max(0, 1 - d_i / budget)
+        d_i = sum over t of old_logp[i, t] - ref_logp[i, t]
+
+    It is :func:`constrained_rewards` of :func:`calibrated_rewards`.
+
+    Args:
+      rewards: ``[..., G]``, floating point.
+      satisfied: bool ``[..., G]``, True where all judges agree.
+      baseline: ``[...]``, floating point, the reward of a reference answer of each prompt.
+      old_logp: ``[..., G, T]``, floating point, of the policy.
+      ref_logp: ``[..., G, T]``, floating point, of the reference.
+      mask: bool ``[..., G, T]``, True for the tokens of the response.
+      budget: In nats, above 0.
+      where: bool ``[..., G]``, True for rollouts that take part; the others get 0.
+
+    Returns:
+      Rewards ``[..., G]``, float32.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> logp, mask = jnp.zeros((2, 1)), jnp.ones((2, 1), bool)
+      >>> jr.rewards.crpg_rewards(
+      ...     jnp.array([2.0, 2.0]), satisfied=jnp.array([True, False]), baseline=jnp.array(2.0),
+      ...     old_logp=logp, ref_logp=logp, mask=mask, budget=5.0).tolist()
+      [0.5, 0.0]
+
+    References:
+      CGPO (arXiv:2409.20370), CRPG, a third party's code that cites its equations.
+    """
+    function = "crpg_rewards"
+    checks.check_mask(function, mask)
+    checks.check_float(function, old_logp=old_logp, ref_logp=ref_logp)
+    checks.check_same_shape(function, old_logp=old_logp, ref_logp=ref_logp, mask=mask)
+    gap = masking.zero_masked(old_logp, mask) - masking.zero_masked(ref_logp, mask)
+    return constrained_rewards(
+        calibrated_rewards(rewards, baseline=baseline, where=where),
+        satisfied=satisfied,
+        log_ratio=jnp.sum(gap, axis=-1),
+        budget=budget,
+        where=where,
+    )

@@ -615,7 +615,9 @@ def _join_rollouts(
 def _join_scores(groups: list[list[_Member]], size: int) -> Scores:
     """Scores ``[P * G]`` of groups of at most G members; the rest counts as failed."""
     calls = list({id(each.done): each.done for group in groups for each in group}.values())
-    names = {name for done in calls if done.by_run for name in done.scores.reward_components}
+    graded = [done.scores for done in calls if done.by_run]
+    names = {name for scores in graded for name in scores.reward_components}
+    spoken = {name for scores in graded for name in scores.details}
     sizes = [len(done.texts) for done in calls]
     first = dict(zip(map(id, calls), np.cumsum([0, *sizes[:-1]]), strict=True))
     rows = np.full((len(groups), size), -1)
@@ -623,10 +625,13 @@ def _join_scores(groups: list[list[_Member]], size: int) -> Scores:
         rows[p, : len(group)] = [first[id(each.done)] + each.index for each in group]
 
     def scores(done: Graded) -> Scores:
-        """With NaN in the components of the run's reward where it did not grade."""
-        if done.by_run or not names:
+        """With NaN, or None, for what the run's reward names besides where it did not grade."""
+        if done.by_run:
             return done.scores
         absent = np.full(len(done.texts), np.nan, np.float32)
-        return done.scores._replace(reward_components=dict.fromkeys(names, absent))
+        return done.scores._replace(
+            reward_components=dict.fromkeys(names, absent),
+            details=dict.fromkeys(spoken, (None,) * len(done.texts)),
+        )
 
     return join_scores([scores(done) for done in calls]).take(rows.reshape(-1))

@@ -61,6 +61,7 @@ def _reward(prompt: str, completion: str, metadata) -> dict[str, Any]:
         "short": 1.0 / (1 + len(completion)),
         "answer_ids": ord(completion[0]) % 3 if completion else -1,
         "flawed": len(set(completion)) < len(completion),
+        "satisfied": low % 2 == 0,
         "feedback": f"{low} of {len(completion)} are digits or signs",
         "turn_ends": ends,
         "turn_rewards": [sum(ord(c) < 64 for c in turn) / 3 for turn in turns],

@@ -17,6 +17,7 @@ REQUIRED = {
     "capo": "hidden_sq old_logp sum_pi_cubed sum_pi_sq",
     "clip_cov": "old_logp",
     "d3s": "old_entropy",
+    "cgpo": "greedy_rewards old_logp ref_logp satisfied",
     "dcpo_distribution": "cold_logp hot_logp old_logp",
     "dcpo_dynamic_clip": "prompt_ids",
     "fading_replay": "behavior_logp",
@@ -64,7 +65,8 @@ REQUIRED = {
 # Those that come with the data, the sampler or the rewards; the train step computes the others.
 WITH_THE_BATCH = """
     answer_ids behavior_logp budgets flawed greedy_rewards has_teacher prior prompt_ids
-    reward_components similarity steered test_passes test_where turn_ids turn_rewards turn_where
+    reward_components satisfied similarity steered test_passes test_where turn_ids turn_rewards
+    turn_where
 """
 
 
@@ -82,9 +84,10 @@ def test_what_a_preset_requires(name):
         (
             "group_relative",
             False,
-            "adaptive_kl mssr otr ppo_max reinforce_pp remax safe sdpo spo_tracker v05_baseline",
+            "adaptive_kl cgpo mssr otr pf_ppo ppo_max reinforce_pp remax safe sdpo spo_tracker "
+            "v05_baseline",
         ),
-        ("uses_ratio", False, "gpg opo otr remax rloo vcpo"),
+        ("uses_ratio", False, "cgpo gpg opo otr remax rloo vcpo"),
         ("draws", True, "clip_cov icpo mc_grpo"),
     ],
 )

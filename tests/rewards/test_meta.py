@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import rewards as rw
+from jaxrl_llm.advantages import center
 
 REWARDS, LENGTHS = jnp.array([1.0, 1.0, 0.0, 0.0]), jnp.array([100, 200, 50, 60])
 NONE = {"notions": jnp.zeros((1, 1), int), "notion_where": jnp.zeros((1, 1), bool)}
@@ -116,3 +117,22 @@ def test_dropped_rollouts_have_no_reward(junk):
 def test_bad_input_is_one_sentence(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+def test_crpg_rewards_of_the_entry():
+    """r = (1, 2, -1, 0), J = (1, 0, 1, 1), d = (1, 0, 2, 6), a budget of 5."""
+    mask = np.ones((4, 2), bool)
+    ref = np.zeros((4, 2), np.float32)
+    logp = np.float32([[0.5, 0.5], [0.0, 0.0], [3.0, -1.0], [6.0, 0.0]])
+    got = rw.crpg_rewards(
+        np.float32([1, 2, -1, 0]),
+        satisfied=np.array([True, False, True, True]),
+        baseline=np.float32(0),
+        old_logp=logp,
+        ref_logp=ref,
+        mask=mask,
+        budget=5.0,
+    )
+    np.testing.assert_allclose(got, [0.584847, 0.0, 0.161365, 0.0], atol=1e-6)
+    centered = center(got)
+    np.testing.assert_allclose(centered, [0.398294, -0.186553, -0.025188, -0.186553], atol=1e-6)

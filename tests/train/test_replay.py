@@ -14,6 +14,12 @@ from jaxrl_llm.train import CheckpointConfig, SamplingConfig, train
 SLOTS = SamplingConfig(group_size=2, max_new_tokens=4, slots=4)
 
 
+def reward(prompt, completion, metadata):
+    """A number and a text, which a stored rollout does not have again."""
+    low = sum(ord(c) < 64 for c in completion) / 4
+    return {"reward": low, "short": 1.0 / (1 + len(completion)), "feedback": f"{low:.2f}"}
+
+
 def recipe():
     collector = jr.curation.replayed(
         capacity=6,
@@ -30,6 +36,7 @@ def runs(tmp_path_factory):
         config = tiny_run(
             tmp_path_factory.mktemp(name),
             recipe=recipe(),
+            reward=reward,
             steps=4,
             checkpoint=CheckpointConfig(every=1, keep=4),
             **changes,

@@ -100,6 +100,7 @@ from jaxrl_llm.recipes.presets.reinforce_family import (
     verpo,
 )
 from jaxrl_llm.recipes.presets.replayed import (
+    cgpo,
     fading_replay,
     grpo_roc,
     llm_replay,
@@ -107,6 +108,7 @@ from jaxrl_llm.recipes.presets.replayed import (
     rollout_replay,
     sapo_swarm,
     sol_rl,
+    spark,
     ssb,
 )
 from jaxrl_llm.recipes.presets.teachers import ampo, icpo, luffy_shaping, otr, sdpo, srpo
@@ -127,6 +129,7 @@ __all__ = [
     "arrol",
     "brorl",
     "capo",
+    "cgpo",
     "cispo",
     "clip_cov",
     "d3s",
@@ -188,6 +191,7 @@ __all__ = [
     "sapo_swarm",
     "sdpo",
     "sol_rl",
+    "spark",
     "spo_tracker",
     "srpo",
     "ssb",

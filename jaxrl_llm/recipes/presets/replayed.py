@@ -11,8 +11,8 @@ options:
 
 from typing import Literal
 
-from jaxrl_llm import corrections, curation, surrogates
-from jaxrl_llm.core import bind, given, stateless
+from jaxrl_llm import advantages, corrections, curation, regularizers, rewards, surrogates
+from jaxrl_llm.core import bind, chain, given, stateless
 from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.presets.critics import ppo_max
 from jaxrl_llm.recipes.recipe import Recipe
@@ -257,4 +257,61 @@ def sapo_swarm(
             share=share, capacity=capacity, store=curation.informative_groups
         ),
         paper="arXiv:2509.08721",
+    )
+
+
+def spark(
+    *,
+    judges: float = 0.25,
+    refines: float = 0.25,
+    point: float = 0.3,
+    kl_coef: float = 0.0,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Rollouts with known rewards become tasks of judging and of refining, and train as well.
+
+    Rewards are above 0 for right answers and at most 0 for wrong ones.
+
+    Args:
+      judges: Share of a batch's groups that judge; likewise ``refines``.
+      point: See :func:`jaxrl_llm.curation.judged`.
+
+    References:
+      SPARK (arXiv:2509.22624); the penalty is ours.
+    """
+    penalty = (bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else ()
+    return from_base(
+        name="spark",
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        regularizers=penalty,
+        collector=curation.judged(judges=judges, refines=refines, point=point),
+        paper="arXiv:2509.22624",
+    )
+
+
+def cgpo(*, budget: float = 5.0) -> Recipe:
+    """Rewards count where all judges agree and the policy is near the reference (CRPG).
+
+        d = log pi(y) - log pi_ref(y);   r = sigmoid(reward - reward of the most likely response)
+        A = R - mean R over the batch,   R = [satisfied] r max(0, 1 - d / budget)
+        loss = mean over tokens of -A logp
+
+    The reward's component "satisfied" is 1 where all judges agree, else 0.
+
+    Args:
+      budget: Divergence of a response in nats from which its reward is 0.
+
+    References:
+      CGPO (arXiv:2409.20370), by way of a third party's code that cites its equations. The baseline
+      is the reward of an answer of the data there. Its other two optimizers are
+      :func:`jaxrl_llm.curation.constrained_pairs` and :func:`jaxrl_llm.curation.best_constrained`.
+    """
+    judged = given(bind(rewards.crpg_rewards, budget=budget), baseline="greedy_rewards")
+    return from_base(
+        name="cgpo",
+        advantage=chain(stateless(judged), stateless(advantages.center)),
+        surrogate=surrogates.reinforce,
+        group_relative=False,
+        paper="arXiv:2409.20370",
     )

@@ -1,0 +1,107 @@
+"""Tasks of judging and refining: which there are, their messages, their rewards."""
+
+import jax
+import numpy as np
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm.curation import JUDGE, Collection, Outcome, judged
+
+P, G = 8, 2
+DATA = [{"text": f"question {i}"} for i in range(10)]
+
+
+def outcome(place, rewards):
+    size = len(rewards)
+    return Outcome(
+        prompt=place,
+        rewards=np.float32(rewards),
+        where=np.ones(size, bool),
+        lengths=np.full(size, 3, np.int32),
+        truncated=np.zeros(size, bool),
+        reward_components={},
+        texts=tuple(f"answer {place}.{g}" for g in range(size)),
+    )
+
+
+def play(collector, rewards, together=True):
+    """All requests of a batch whose questions have these rewards, and the rows."""
+    state, key = collector.init(10), jax.random.key(0)
+    collection = Collection(P, G, data=DATA)
+    for _ in range(2):
+        decision, _ = collector.observe(state, collection)
+        for count in [decision.ask] if together else [1] * decision.ask:
+            more, state = collector.propose(state, key, collection, count)
+            collection = collection._replace(
+                requests=collection.requests + more,
+                outcomes=collection.outcomes + (None,) * len(more),
+            )
+        assert collector.observe(state, collection)[0].rows is None
+        done = [
+            outcome(i, rewards[i]) if i < len(rewards) else outcome(0, [0.0, 1.0])
+            for i in range(len(collection.requests))
+        ]
+        collection = collection._replace(outcomes=tuple(done))
+    decision, state = collector.observe(state, collection)
+    return collection.requests, decision.rows, state
+
+
+RIGHT, WRONG, MIXED = [1.0, 1.0], [0.0, 0.0], [0.0, 1.0]
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_half_of_a_batch_judges_and_refines(together):
+    requests, rows, state = play(judged(point=0.0), [MIXED, MIXED, MIXED, RIGHT], together)
+    assert len(rows) == P and [row.members[0] for row in rows] == [(i, 0) for i in range(P)]
+    assert [request.role for request in requests].count(JUDGE) == 2
+    assert [request.text is not None for request in requests] == [False] * 4 + [True] * 4
+    for request in requests[6:]:
+        # The wrong one of the group; the run's reward grades what comes of it.
+        expected = f"question {request.prompt}\n\nAnswer:\nanswer {request.prompt}.0\n\n"
+        assert request.text.startswith(expected) and request.reward is None
+        assert request.prompt < 3
+    assert (int(state["judged"]), int(state["refined"])) == (2, 2)
+    assert len({(r.prompt, r.role) for r in requests[4:]}) == 4
+
+
+def test_the_right_verdict_has_the_reward():
+    requests, _, _ = play(judged(judges=0.5, refines=0.0), [RIGHT, WRONG, RIGHT, WRONG])
+    for request in requests[4:]:
+        right = request.prompt % 2 == 0
+        assert request.text.endswith("Is this answer right? Reply yes or no.")
+        texts = ["Yes.", "no", "yes or no? yes", "perhaps", "YES, no"]
+        yes = [1.0, 0.0, 1.0, 0.0, 0.0]
+        no = [0.0, 1.0, 0.0, 0.0, 1.0]
+        assert request.reward(texts) == (yes if right else no)
+
+
+def test_two_answers_are_compared():
+    requests, _, _ = play(judged(judges=0.5, refines=0.0, point=0.0), [MIXED] * 4)
+    orders = set()
+    for request in requests[4:]:
+        first_is_right = f"answer {request.prompt}.1\n\nAnswer:" in request.text
+        orders.add(first_is_right)
+        assert request.reward(["First", "the second"]) == [first_is_right, not first_is_right]
+    assert len(orders) == 2
+
+
+def test_further_questions_take_the_places_of_tasks_that_there_are_not():
+    requests, _, state = play(judged(), [RIGHT] * 4)
+    assert [request.role for request in requests].count(JUDGE) == 2
+    assert [request.text is None for request in requests] == [True] * 4 + [False] * 2 + [True] * 2
+    assert int(state["refined"]) == 0
+    assert requests[-1].prompt is None and requests[-1].rollouts == G
+
+
+def test_messages_of_a_user_and_bad_options():
+    def message(question, answers):
+        return f"{question}: {len(answers)}"
+
+    requests, _, _ = play(judged(judge=message, refine=message), [WRONG] * 4)
+    assert {request.text for request in requests[4:]} <= {f"question {i}: 1" for i in range(4)}
+    with pytest.raises(ValueError, match=r"judges \+ refines must be below 1; got 0.5 \+ 0.5"):
+        judged(judges=0.5, refines=0.5)
+    with pytest.raises(TypeError, match="judge must be a function; got 'x'"):
+        judged(judge="x")
+    assert repr(judged(point=0.5)) == "judged(judges=0.25, refines=0.25, point=0.5)"
+    assert jr.recipes.spark().collector == judged()
