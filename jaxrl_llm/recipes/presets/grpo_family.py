@@ -361,7 +361,8 @@ def ttrl_majority(*, kl_coef: float = 0.001, eps_low: float = 0.2, eps_high: flo
         r = 1 for the most common answer of the group, else 0;   A = grpo(r)
 
     The reward returns the answer of a rollout as ``answer_ids``, such as
-    ``rewards.last_integer_vote``; its own number is not read. Questions need no answer.
+    ``rewards.majority_vote(verifier)``; the number of the verifier is not read. Questions need no
+    answer.
 
     References:
       TTRL (arXiv:2504.16084). The released code votes with 64 rollouts and trains on the first 32
