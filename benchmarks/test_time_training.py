@@ -106,8 +106,10 @@ def adapt(
         for name, (mean, low, high) in found.items():
             figures[f"{name}_{when}"] = round(mean, 4)
             figures[f"{name}_{when}_interval"] = [round(low, 4), round(high, 4)]
-    gain = figures["greedy_after"] - figures["greedy_before"]
-    figures |= {"greedy_gain": round(gain, 4), "steps": int(result.state.step)}
+    for way in WAYS:
+        gain = figures[f"{way}_after"] - figures[f"{way}_before"]
+        figures[f"{way}_gain"] = round(gain, 4)
+    figures["steps"] = int(result.state.step)
     return figures | {"minutes": round((time.perf_counter() - start) / 60, 2)}
 
 
