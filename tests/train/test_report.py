@@ -173,6 +173,13 @@ def test_what_a_model_writes_stays_text():
     assert "<i>" in found.text and page.count("<i>") == 0
 
 
+def test_texts_and_lists_of_a_reward_stand_with_its_numbers():
+    said = {"reward/feedback": "<u>too long</u>", "reward/turn_rewards": [0.5, 1.0]}
+    found = page_of([row(1)], [sample(1, **said, **{"reward/short": 0.25})])
+    assert "feedback <u>too long</u>" in found.text and "turn_rewards [0.5, 1.0]" in found.text
+    assert "short 0.25" in found.text and "u" not in found.tags
+
+
 def test_nothing_is_loaded_from_anywhere():
     page = render("r", [row(1), evaluated(1, 0.5)], [sample(1)], [START])
     assert not re.search(r"https?:|url\(|@import|<link|<script|<img|<iframe", page)
