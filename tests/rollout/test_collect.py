@@ -8,13 +8,22 @@ import numpy as np
 import pytest
 
 import jaxrl_llm as jr
-from jaxrl_llm.curation import Decision, Request, Row, in_order, prioritized, refill, two_phase
+from jaxrl_llm.curation import (
+    Decision,
+    Request,
+    Response,
+    Row,
+    in_order,
+    prioritized,
+    refill,
+    two_phase,
+)
 from jaxrl_llm.data import Prompt
-from jaxrl_llm.data.questions import Question
+from jaxrl_llm.data.questions import Question, TextEncoder
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rollout import Rollout
 from jaxrl_llm.rollout.backends import EngineBackend, Graded, SamplerBackend
-from jaxrl_llm.rollout.collect import collect
+from jaxrl_llm.rollout.collect import Limits, _content, collect
 
 P, G, N = 3, 4, 50
 KEY = jax.random.key(0)
@@ -73,7 +82,7 @@ class Shuffled:
         self.closed = True
 
 
-def play(collector, backend, *, state=None, step=0, first=0, key=KEY):
+def play(collector, backend, *, state=None, step=0, first=0, key=KEY, limits=None):
     state = collector.init(N) if state is None else state
     return collect(
         collector,
@@ -85,6 +94,7 @@ def play(collector, backend, *, state=None, step=0, first=0, key=KEY):
         num_groups=P,
         group_size=G,
         step=step,
+        limits=limits,
     )
 
 
@@ -546,3 +556,54 @@ def test_groups_of_any_size_are_sampled_in_rows(tiny, sizes):
         tokens = np.asarray(one.tokens).reshape(12, -1)[:n]
         np.testing.assert_array_equal(done[each].rollout.tokens[0], tokens)
         assert len(done[each].texts) == len(done[each].scores.rewards) == n
+
+
+@dataclasses.dataclass(frozen=True)
+class Demonstrated:
+    """Refills with complete responses and texts, which are sampled ahead like any other."""
+
+    sends_text: bool = True
+
+    def init(self, num_prompts):
+        return ()
+
+    def propose(self, state, key, collection, count):
+        first = len(collection.requests)
+        requests = []
+        for i in range(first, first + count):
+            tokens = np.int32([i, i])
+            stored = (Response(tokens, behavior_logp=-np.ones(2), reward=float(i % 2)),) * G
+            kinds = (
+                Request(G, i),
+                Request(G, i, text=f"prompt {i} again"),
+                Request(G, i, responses=stored, sampled=False),
+            )
+            requests.append(kinds[i % 3])
+        return tuple(requests), state
+
+    def observe(self, state, collection):
+        return refill(jr.curation.informative_groups, max_rounds=9).observe(state, collection)
+
+
+@pytest.mark.parametrize("spare", [0, 1, 4, 2 * P])
+def test_requests_with_arrays_are_sampled_ahead_once(spare):
+    limits = Limits(TextEncoder(jr.testing.ByteTokenizer(), 30, chat=False), 2, 259)
+    backend, collector = Shuffled(spare, spare=spare), Demonstrated()
+    batch = play(collector, backend, limits=limits)
+    assert batch.places == [1, 4, 6]
+    numbers = [number for each in backend.seen for number in each.requests]
+    assert len(numbers) == len(set(numbers))
+    (text,) = [each for each in backend.seen if each.question == 4]
+    assert bytes(text.prompt) == b"prompt 4 again"
+    (stored,) = [each for each in backend.seen if each.question == 2]
+    assert stored.responses[0].tokens.tolist() == [2, 2] and stored.prompt is None
+
+
+def test_requests_that_differ_in_an_array_are_not_the_same():
+    def content(tokens):
+        request = Request(1, 0, responses=(Response(tokens),), sampled=False)
+        return _content(request, request.responses)
+
+    assert content(np.int32([1, 2])) == content(np.int32([1, 2]))
+    assert content(np.int32([1, 2])) != content(np.int32([1, 3]))
+    assert _content(Request(2, 3), ()) == b"" != _content(Request(2, 3, limit=4), ())

@@ -27,8 +27,8 @@ from jaxrl_llm.train import (
 )
 from jaxrl_llm.train.batches import Passes
 from jaxrl_llm.train.mesh import place_batch
-from jaxrl_llm.train.policy_gradient import order_key, prepare_key
-from jaxrl_llm.train.score import score_hidden
+from jaxrl_llm.train.policy_gradient import order_key, prepare_key, score_batch
+from jaxrl_llm.train.score import Scorer, score_hidden
 
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-2))
 
@@ -662,3 +662,30 @@ def test_what_a_correction_rejects_is_reported_of_all_that_was_sampled():
     }
     _, metrics, _ = run(jr.recipes.rloo(), batch)
     assert not [name for name in metrics if name.startswith("rejected")]
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_tokens_of_unknown_behavior_have_ratio_one(stale):
+    """Whatever stands in behavior_logp there, nothing reads it."""
+    model, params = tiny_model(num_layers=1)
+    batch = make_batch(prompts=4)
+    known = jnp.asarray(np.random.default_rng(0).random(batch.mask.shape) < 0.5)
+    behavior = jnp.where(known, -5.0, 1e4)
+    batch = batch.replace(behavior_logp=behavior, extras={"behavior_known": known})
+    recipe = jr.recipes.rollout_correction() if not stale else jr.recipes.grpo()
+    optimizer = optax.sgd(0.1)
+    state = init_state(params, optimizer, recipe, key=jax.random.key(0))
+    scorer = Scorer(model)
+    scored = score_batch(batch, recipe, scorer, state=state, stale=stale)
+    logp = scorer(params, batch).logp
+    np.testing.assert_allclose(
+        np.where(batch.mask, scored.behavior_logp, 0),
+        np.where(batch.mask, np.where(known, -5.0, logp), 0),
+        atol=1e-5,
+    )
+    if stale:
+        np.testing.assert_array_equal(scored.old_logp, scored.behavior_logp)
+        return
+    prepared, _ = recipe.prepare(scored, state.algo_state)
+    unknown = np.asarray(batch.mask & ~known)
+    np.testing.assert_allclose(np.asarray(prepared.correction)[unknown], 1.0, atol=1e-5)

@@ -372,6 +372,10 @@ class _Refill:
     oversample: float
     max_rounds: int
     source: Collector
+    # What the rule said of the outcomes of this batch, so that each is asked once: by identity.
+    judged: dict[int, tuple[Outcome, bool]] = dataclasses.field(
+        default_factory=dict, init=False, compare=False
+    )
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Refill":
         source = sized(self.source, group_size=group_size, max_new_tokens=max_new_tokens)
@@ -387,17 +391,9 @@ class _Refill:
         target, asked = collection.num_groups, len(collection.requests)
         most = target * self.max_rounds
         if not asked:
+            self.judged.clear()
             return Decision(ask=min(math.ceil(target * self.oversample), most)), state
-        # A multiple of P rows, so that the rule meets few shapes.
-        arrays = stack_outcomes(collection.outcomes, rows=-(-asked // target) * target)
-        keep = np.zeros_like(arrays.where)
-        if arrays.where.any():
-            with on_host():
-                keep = call_with(self.rule, arrays.rewards, context=arrays._asdict())
-            checks.check_shape(repr(self), "the rule's result", keep, arrays.rewards.shape)
-            checks.check_bool(repr(self), rule=keep)
-        passes = (np.asarray(keep) & arrays.where).any(axis=-1)[:asked]
-        passed = np.flatnonzero(passes).tolist()
+        passed = self._passed(collection)
         # The first P in the order of requests, whichever finished first.
         waits = collection.outcomes[: passed[target - 1]] if len(passed) >= target else (None,)
         if None not in waits:
@@ -411,12 +407,30 @@ class _Refill:
             return Decision(), state
         return self._complete(state, collection, passed)
 
+    def _passed(self, collection: Collection) -> list[int]:
+        """The requests that have finished and pass the rule."""
+        finished = [(i, x) for i, x in enumerate(collection.outcomes) if x is not None]
+        new = [x for _, x in finished if id(x) not in self.judged]
+        # A multiple of P rows, so that the rule meets few shapes.
+        rows = -(-len(new) // collection.num_groups) * collection.num_groups
+        arrays = stack_outcomes(new, rows=rows)
+        keep = np.zeros_like(arrays.where)
+        if arrays.where.any():
+            with on_host():
+                keep = call_with(self.rule, arrays.rewards, context=arrays._asdict())
+            checks.check_shape(repr(self), "the rule's result", keep, arrays.rewards.shape)
+            checks.check_bool(repr(self), rule=keep)
+        passes = (np.asarray(keep) & arrays.where).any(axis=-1).tolist()
+        pairs = zip(new, passes[: len(new)], strict=True)
+        self.judged.update({id(outcome): (outcome, verdict) for outcome, verdict in pairs})
+        return [i for i, outcome in finished if self.judged[id(outcome)][1]]
+
     def _complete(self, state, collection, passed: list[int]):
-        sizes = [request.rollouts for request in collection.requests]
-        dropped = [i for i in range(len(sizes)) if i not in set(passed)]
+        self.judged.clear()
+        sizes, whole = [request.rollouts for request in collection.requests], set(passed)
+        dropped = [i for i in range(len(sizes)) if i not in whole]
         filler = dropped[: collection.num_groups - len(passed)]
-        chosen = sorted(passed + filler)
-        rows = [_full_row(i, sizes[i], takes_part=i not in set(filler)) for i in chosen]
+        rows = [_full_row(i, sizes[i], takes_part=i in whole) for i in sorted(passed + filler)]
         # The source learns from the groups up to the last of the batch: which of those behind it
         # have finished depends on timing.
         count = passed[-1] + 1 if not filler else len(sizes)
@@ -453,8 +467,9 @@ def refill(
 
     Args:
       rule: ``rewards [n, G] -> keep [n, G]``, bool, such as
-        :func:`~jaxrl_llm.curation.informative_groups`; a group passes if any rollout is kept. Of
-        ``where``, ``reward_components``, ``lengths`` and ``truncated`` it receives what it names.
+        :func:`~jaxrl_llm.curation.informative_groups`; a group passes if any rollout is kept,
+        whatever the other groups are. Of ``where``, ``reward_components``, ``lengths`` and
+        ``truncated`` it receives what it names.
       oversample: Groups of the first requests, over P; at least 1 and at most ``max_rounds``.
       max_rounds: Bound of all requests, over P.
       source: The collector that proposes the groups; None for :func:`in_order`.
