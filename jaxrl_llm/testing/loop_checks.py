@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from jaxrl_llm.curation.collectors.messages import SeveralMessages
-from jaxrl_llm.curation.collectors.protocol import sized
+from jaxrl_llm.curation.collectors.protocol import collector_needs, sized
 from jaxrl_llm.data import Prompt, PromptSet
 from jaxrl_llm.recipes import EvolutionRecipe, Recipe, catalog
 from jaxrl_llm.testing.model import tiny_model
@@ -166,8 +166,8 @@ def _check_collector(collector, result, name: str) -> None:
     if remembers:
         _require(_differ(state, first), f"{name}: the state of its collector did not move")
     asked = sum(row["rollouts_sampled"] for row in result.history)
-    if any(row.get("tokens_continued") for row in result.history):
-        return
+    if collector_needs(collector, "needs_slots"):
+        return  # it changes how rollouts are sampled, and not how many
     whole_epoch = _PER_STEP * len(result.history) >= _PROMPTS
     # One that sends several messages drops nothing.
     drops = not isinstance(collector, SeveralMessages)

@@ -37,7 +37,6 @@ def test_a_tree_of_the_loop_trains_as_flattened_rows(tmp_path):
     tree, rows = lines["tree"].history, lines["never"].history
     for a, b in zip(tree, rows, strict=True):
         assert a["rollouts_sampled"] == b["rollouts_sampled"] == 4 * 6
-        assert a["tokens_continued"] == b["tokens_continued"] > 0
         assert a["packed"] < 0.8 and b["packed"] == 1.0
         for name in ("loss", "grad_norm", "reward", "entropy", "sampler_gap", "ref_kl"):
             assert a.get(name) == pytest.approx(b.get(name), rel=1e-3, abs=1e-5)
