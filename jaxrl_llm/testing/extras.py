@@ -62,6 +62,7 @@ def make_extras(batch: Batch, *, seed: int = 0, heads: int = 1) -> dict[str, Arr
         "test_where": np.ones((p, _TESTS), bool),
         "teacher_prompt_mask": np.broadcast_to(np.arange(7) < 5, (p, g, 7)),
         "flawed": rng.random((p, g)) < 0.3,
+        "satisfied": np.arange(p * g).reshape(p, g) % 3 > 0,
         "steered": rng.random((p, g)) < 0.3,
         "has_teacher": rng.random((p, g)) < 0.7,
         "truncated": rng.random((p, g)) < 0.2,

@@ -35,7 +35,7 @@ def rollout_replay(
       share: Share of stored groups, drawn evenly; of each prompt the last one is stored.
 
     References:
-      DOTS (arXiv:2506.05316), rollout replay. The preset ``dots`` selects prompts besides.
+      DOTS (arXiv:2506.05316), rollout replay; its selection of prompts is not here.
     """
     return from_base(
         name="rollout_replay",
