@@ -53,9 +53,23 @@ class Process:
         self.input: Any = self.process.stdin
         self.ready = self.unloadable = self.lost = self.concurrent = False
         self.started = time.monotonic()
-        threading.Thread(
-            target=_forward, args=(self.process.stdout, self.messages), daemon=True
-        ).start()
+        stream: Any = self.process.stdout
+        messages = self.messages
+
+        def forward() -> None:
+            """Queues each message of the worker, and None when there are no more."""
+            try:
+                while True:
+                    messages.put(_worker.read_message(stream))
+            except BaseException as error:
+                if not isinstance(error, EOFError | OSError | ValueError):
+                    what = f"gave a value that cannot be read, for {type(error).__name__}: {error}"
+                    messages.put((None, "unreadable", what))
+                messages.put(None)
+            finally:
+                stream.close()
+
+        threading.Thread(target=forward, daemon=True).start()
         self._send((list(sys.path), function), _START_SECONDS)
 
     def _send(self, message: Any, seconds: float) -> bool:
@@ -136,20 +150,6 @@ class Process:
             self.input.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(_END_SECONDS)
-
-
-def _forward(stream, messages: queue.SimpleQueue) -> None:
-    """Puts each message of a worker into its queue, and None when there are no more."""
-    try:
-        while True:
-            messages.put(_worker.read_message(stream))
-    except BaseException as error:
-        if not isinstance(error, EOFError | OSError | ValueError):
-            what = f"gave a value that cannot be read, for {type(error).__name__}: {error}"
-            messages.put((None, "unreadable", what))
-        messages.put(None)
-    finally:
-        stream.close()
 
 
 def sendable(function: Callable | str) -> str | bytes:

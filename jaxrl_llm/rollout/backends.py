@@ -233,34 +233,31 @@ class SamplerBackend:
         start = time.perf_counter()
         rollouts = {asked: complete_rollout(asked, self._prompt(asked)) for asked in self._complete}
         self._complete.clear()
-        rollouts |= self._round() if self._queue else {}
+        if self._queue:
+            size, width = self._shape
+            rows = [self._queue.popleft() for _ in range(min(size, len(self._queue)))]
+            filled = rows + rows[:1] * (size - len(rows))
+            ids = [list(asked.requests[row * width : (row + 1) * width]) for asked, row in filled]
+            ids = np.array([row + row[:1] * (width - len(row)) for row in ids])
+            rollout = self._sample([self._prompt(asked) for asked, _ in filled], ids)
+            for i, (asked, _) in enumerate(rows):
+                done = self._rows.setdefault(asked, [])
+                done.append(jax.tree.map(lambda x, i=i: x[i : i + 1], rollout))
+                if len(done) == self._num_rows(asked):
+                    parts = [row._replace(prompt_tokens=None, prompt_mask=None) for row in done]
+                    n = len(asked.requests)
+                    joined = jax.tree.map(lambda *x, n=n: np.concatenate(x, axis=1)[:, :n], *parts)
+                    prompt = (done[0].prompt_tokens, done[0].prompt_mask)
+                    rollouts[asked] = joined._replace(
+                        prompt_tokens=prompt[0], prompt_mask=prompt[1]
+                    )
+                    del self._rows[asked]
         texts = {asked: texts_of(rollout, self._decode)[0] for asked, rollout in rollouts.items()}
         sampled = time.perf_counter()
         graded = self._graded(rollouts, texts)
         self.seconds["sample"] += sampled - start
         self.seconds["reward"] += time.perf_counter() - sampled
         return graded
-
-    def _round(self) -> dict[Asked, Rollout]:
-        """Samples the next round; the groups that it completes."""
-        size, width = self._shape
-        rows = [self._queue.popleft() for _ in range(min(size, len(self._queue)))]
-        filled = rows + rows[:1] * (size - len(rows))
-        ids = [list(asked.requests[row * width : (row + 1) * width]) for asked, row in filled]
-        ids = np.array([row + row[:1] * (width - len(row)) for row in ids])
-        rollout = self._sample([self._prompt(asked) for asked, _ in filled], ids)
-        complete = {}
-        for i, (asked, _) in enumerate(rows):
-            done = self._rows.setdefault(asked, [])
-            done.append(jax.tree.map(lambda x, i=i: x[i : i + 1], rollout))
-            if len(done) == self._num_rows(asked):
-                parts = [row._replace(prompt_tokens=None, prompt_mask=None) for row in done]
-                n = len(asked.requests)
-                joined = jax.tree.map(lambda *x, n=n: np.concatenate(x, axis=1)[:, :n], *parts)
-                prompt = {name: getattr(done[0], name) for name in ("prompt_tokens", "prompt_mask")}
-                complete[asked] = joined._replace(**prompt)
-                del self._rows[asked]
-        return complete
 
     def _graded(
         self, rollouts: dict[Asked, Rollout], texts: dict[Asked, list[str]]

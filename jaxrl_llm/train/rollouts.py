@@ -432,8 +432,22 @@ class AsyncRollouts:
 
     def _run(self) -> None:
         """The thread: batch after batch, as soon as each may start."""
+        config = self._experiment.config
+        most = config.asynchrony.max_staleness
+
+        def may_go_on() -> bool:
+            return self._stopped or may_start(self._number, self._weights[0], max_staleness=most)
+
+        def admitted() -> tuple[int, ArrayTree] | None:
+            """The newest weights, once the next batch may start; None if there is none to come."""
+            if self._number >= config.steps:
+                return None
+            with self._changed:
+                self._changed.wait_for(may_go_on)
+                return None if self._stopped else self._weights
+
         try:
-            while (weights := self._admitted()) is not None:
+            while (weights := admitted()) is not None:
                 version, params = weights
                 self._collect(version, params)
                 del weights, params  # nothing holds old weights while it waits for new ones
@@ -458,19 +472,6 @@ class AsyncRollouts:
             self._number, self._cursor = batch.number + 1, batch.cursor
             self._collector_state = batch.collector_state
             self._changed.notify_all()
-
-    def _admitted(self) -> tuple[int, ArrayTree] | None:
-        """The newest weights, once the next batch may start; None if there is none to come."""
-        if self._number >= self._experiment.config.steps:
-            return None
-        most = self._experiment.config.asynchrony.max_staleness
-
-        def may_go_on() -> bool:
-            return self._stopped or may_start(self._number, self._weights[0], max_staleness=most)
-
-        with self._changed:
-            self._changed.wait_for(may_go_on)
-            return None if self._stopped else self._weights
 
 
 def make_rollouts(

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -67,18 +67,12 @@ class _Downsampled:
         decision, source = self.source.observe(state.source, self._wide(collection))
         if decision.rows is None:
             return decision, state
-        rows = self._chosen(state.key, decision.rows, collection)
-        return Decision(rows=tuple(rows)), DownsampledState(state.key, source)
-
-    def _wide(self, collection: Collection) -> Collection:
-        return collection._replace(group_size=self.oversample * collection.group_size)
-
-    def _chosen(self, data: ArrayTree, rows: tuple[Row, ...], collection) -> list[Row]:
-        """The rows with the rollouts that train; of one that loses all, no rollout does."""
+        rows = decision.rows
         most = collection.group_size
         shape = (len(rows), max(len(row.members) for row in rows))
         where = np.zeros(shape, bool)
-        context = {"rewards": np.zeros(shape, np.float32), "where": where, "count": most}
+        context: dict[str, Any] = {"rewards": np.zeros(shape, np.float32), "where": where}
+        context["count"] = most
         context["lengths"] = np.zeros(shape, np.int32)
         context["truncated"] = np.zeros(shape, bool)
         for p, row in enumerate(rows):
@@ -92,7 +86,7 @@ class _Downsampled:
                     context[name][p, g] = values[j]
         with on_host():
             if self._draws:
-                context["key"] = jax.random.wrap_key_data(data)
+                context["key"] = jax.random.wrap_key_data(state.key)
             times = np.asarray(call_with(self.rule, context=context))
         checks.check_shape(repr(self), "the rule's result", times, shape)
         if times.dtype.kind not in "biu":
@@ -108,9 +102,12 @@ class _Downsampled:
             members = tuple(np.repeat(np.arange(len(counts)), counts).tolist())
             if members:
                 chosen.append(row._replace(members=tuple(row.members[g] for g in members)))
-            else:
+            else:  # of a group that loses all, no rollout trains
                 chosen.append(Row(row.members[:most], takes_part=False))
-        return chosen
+        return Decision(rows=tuple(chosen)), DownsampledState(state.key, source)
+
+    def _wide(self, collection: Collection) -> Collection:
+        return collection._replace(group_size=self.oversample * collection.group_size)
 
     def __repr__(self) -> str:
         text = f"{stable_repr(self.rule)}, oversample={self.oversample}"

@@ -129,16 +129,26 @@ class _Partial:
             return Decision(), state
         whole = range(self._size)
         groups += [_Group(i, tuple((i, j) for j in whole)) for i in range(len(riding), asked)[:new]]
-        groups = self._advanced(groups, collection, len(riding) + new)
+        # Each group with its rollouts as the later requests have left them.
+        by_first = {group.first: group for group in groups}
+        for i in range(len(riding) + new, asked):
+            group = by_first[collection.requests[i].extends]  # type: ignore[index]
+            moved = {at: (i, j) for j, at in enumerate(_unfinished(group, collection))}
+            members = tuple(moved.get(place, place) for place in group.members)
+            by_first[group.first] = group._replace(members=members)
+        groups = list(by_first.values())
         done = [g for g in groups if not _unfinished(g, collection)]
         if len(done) >= target:
             rows = tuple(Row(group.members) for group in done[:target])
             chosen = {group.first for group in done[:target]}
             left = [group for group in groups if group.first not in chosen]
             return Decision(rows=rows), self._stored(state, collection, done[:target], left)
-        again = [
-            self._continued(group, collection) for group in groups if _unfinished(group, collection)
-        ]
+        again = []
+        for group in groups:
+            if begun := [_response_of(at, collection) for at in _unfinished(group, collection)]:
+                latest = max(request for request, _ in group.members)
+                number = collection.requests[latest].round + 1
+                again.append(self._going_on(Request(1, extends=group.first, round=number), begun))
         return Decision(requests=tuple(again)), state
 
     @property
@@ -172,8 +182,16 @@ class _Partial:
                 continue
             ended, open_ = [], []
             for j in range(self._size):
-                goes_on = state.finish[c, j] == UNFINISHED
-                (open_ if goes_on else ended).append(_response(state, c, j))
+                cut, reward = (c, j, slice(int(state.lengths[c, j]))), float(state.rewards[c, j])
+                response = Response(
+                    tokens=state.tokens[cut],
+                    behavior_logp=state.behavior_logp[cut],
+                    model_logp=state.model_logp[cut],
+                    version=state.versions[cut],
+                    finish=int(state.finish[c, j]),
+                    reward=None if math.isnan(reward) else reward,
+                )
+                (open_ if response.finish == UNFINISHED else ended).append(response)
             members = []
             if ended:
                 members += [(len(requests), j) for j in range(len(ended))]
@@ -189,24 +207,6 @@ class _Partial:
         limit = min(longest + self._segment, self.max_new_tokens or 0)
         begun = tuple(response._replace(reward=None) for response in beginnings)
         return request._replace(rollouts=len(begun), responses=begun, limit=limit, pauses=True)
-
-    def _continued(self, group: _Group, collection: Collection) -> Request:
-        """The next segment of a group's unfinished rollouts."""
-        latest = max(request for request, _ in group.members)
-        request = Request(1, extends=group.first, round=collection.requests[latest].round + 1)
-        begun = [_response_of(at, collection) for at in _unfinished(group, collection)]
-        return self._going_on(request, begun)
-
-    def _advanced(self, groups: list[_Group], collection: Collection, first: int) -> list[_Group]:
-        """Groups with their rollouts as the requests from ``first`` on have left them."""
-        by_first = {group.first: group for group in groups}
-        for i, request in enumerate(collection.requests[first:], first):
-            group = by_first[request.extends]  # type: ignore[index]
-            places = _unfinished(group, collection)
-            moved = {place: (i, j) for j, place in enumerate(places)}
-            members = tuple(moved.get(place, place) for place in group.members)
-            by_first[group.first] = group._replace(members=members)
-        return list(by_first.values())
 
     def _stored(
         self,
@@ -251,19 +251,6 @@ class _Partial:
         if type(self.source) is not type(in_order()):
             text += f", source={self.source!r}"
         return f"partial_rollouts({text})"
-
-
-def _response(state: PartialState, group: int, member: int) -> Response:
-    cut = (group, member, slice(int(state.lengths[group, member])))
-    reward = float(state.rewards[group, member])
-    return Response(
-        tokens=state.tokens[cut],
-        behavior_logp=state.behavior_logp[cut],
-        model_logp=state.model_logp[cut],
-        version=state.versions[cut],
-        finish=int(state.finish[group, member]),
-        reward=None if math.isnan(reward) else reward,
-    )
 
 
 def _response_of(place: tuple[int, int], collection: Collection) -> Response:

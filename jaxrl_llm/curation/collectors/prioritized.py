@@ -1,7 +1,6 @@
 """A collector that chooses prompts by what is believed of their success rates."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Literal
 
@@ -82,11 +81,11 @@ class _Prioritized:
                 f"{seen.rewards[row, member]:g}."
             )
         with on_host():
-            belief = _learned(
+            belief = _compiled_update(
                 state,
                 seen.prompt,
                 seen.rewards,
-                seen.where,
+                where=seen.where,
                 retain=self.retain,
                 retain_rest=self.retain_rest,
                 prior=self.prior,
@@ -123,11 +122,7 @@ def _ordered(
 _compiled_order = jax.jit(_ordered, static_argnums=(3, 4, 5))
 
 
-@functools.partial(jax.jit, static_argnames=("retain", "retain_rest", "prior"))
-def _learned(state, prompts, rewards, where, *, retain, retain_rest, prior) -> PromptBelief:
-    return belief_update(
-        state, prompts, rewards, where=where, retain=retain, retain_rest=retain_rest, prior=prior
-    )
+_compiled_update = jax.jit(belief_update, static_argnames=("retain", "retain_rest", "prior"))
 
 
 def prioritized(

@@ -133,29 +133,26 @@ class _SeededMessage:
         corpus = np.stack(
             [self.embed(data[q]["text"]) if q >= 0 else absent for q in memory.prompts]
         )
-        return [
-            self._seeded(int(prompt), corpus, memory, data, takes_text) if fails else None
-            for prompt, fails in zip(prompts, failed, strict=True)
-        ]
 
-    def _seeded(self, prompt: int, corpus, memory: SolvedExamples, data, takes_text) -> str | None:
-        others = (memory.prompts >= 0) & (memory.prompts != prompt)
-        question = data[prompt]["text"]
-        nearest = nearest_solved(
-            self.embed(question),
-            corpus,
-            count=min(self.count, len(corpus)),
-            where=others,
-            threshold=self.threshold,
-        )
-        shown = ""
-        for row in (int(row) for row in np.asarray(nearest) if row >= 0):
-            solution = bytes(memory.texts[row, : memory.lengths[row]]).decode(errors="ignore")
-            text = data[memory.prompts[row]]["text"]
-            longer = f"{shown}Problem: {text}\nSolution: {solution}\n\n"
-            if takes_text(_message(question, longer)):
-                shown = longer
-        return _message(question, shown) if shown else None
+        def message(prompt: int) -> str | None:
+            question, shown = data[prompt]["text"], ""
+            nearest = nearest_solved(
+                self.embed(question),
+                corpus,
+                count=min(self.count, len(corpus)),
+                where=known & (memory.prompts != prompt),
+                threshold=self.threshold,
+            )
+            for row in (int(row) for row in np.asarray(nearest) if row >= 0):
+                solution = bytes(memory.texts[row, : memory.lengths[row]]).decode(errors="ignore")
+                text = data[memory.prompts[row]]["text"]
+                longer = f"{shown}Problem: {text}\nSolution: {solution}\n\n"
+                if takes_text(_message(question, longer)):
+                    shown = longer
+            return _message(question, shown) if shown else None
+
+        pairs = zip(prompts, failed, strict=True)
+        return [message(int(prompt)) if fails else None for prompt, fails in pairs]
 
     def __repr__(self) -> str:
         text = f"count={self.count}"

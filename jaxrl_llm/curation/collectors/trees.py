@@ -111,7 +111,10 @@ def _arrays(collection: Collection, places: list[int], size: int, length: int, n
     out["mask"] = np.zeros((size, length), bool)
     out["lengths"] = np.zeros(size, np.int32)
     out["unfinished"] = np.zeros(size, bool)
-    begun = [y for i in places for y in _begun(collection.requests[i])]
+    # How many tokens each response began with.
+    begun = []
+    for request in (collection.requests[i] for i in places):
+        begun += [len(y.tokens) for y in request.responses] or [0] * request.rollouts
     for row, (response, start) in enumerate(zip(responses, begun, strict=True)):
         n = len(response.tokens)
         for name in names:
@@ -120,11 +123,6 @@ def _arrays(collection: Collection, places: list[int], size: int, length: int, n
         out["lengths"][row] = n
         out["unfinished"][row] = response.finish == PAUSED
     return out
-
-
-def _begun(request: Request) -> list[int]:
-    """How many tokens each response of a request began with."""
-    return [len(y.tokens) for y in request.responses] or [0] * request.rollouts
 
 
 def _finished_members(collection: Collection) -> list[list[tuple[int, int]]]:
@@ -398,7 +396,18 @@ class _Pruned:
         rule, members = state["rule"], _finished_members(collection)
         if isinstance(self.rule, SurvivalRule):
             for group, row in enumerate(members):
-                rule = self._learned(state["rule"], rule, collection, group, row)
+                # From the rewards of those that ended, early or not.
+                alive = self._survivors(state["rule"], collection, group)
+                rewards = np.zeros(len(collection.outcome(group).responses), np.float32)
+                where = np.zeros(rewards.shape, bool)
+                for i, j in row:
+                    place, outcome = j if i == group else alive[j], collection.outcome(i)
+                    rewards[place], where[place] = outcome.rewards[j], outcome.where[j]
+                with on_host():
+                    context = self._context(collection, group)
+                    context |= {"rewards": rewards, "where": where}
+                    rule = call_with(self.rule.learn, rule, context=context)
+                rule = jax.tree.map(np.asarray, rule)
         _, source = self.source.observe(state["source"], collection)
         rows = tuple(Row(tuple(row)) for row in members)
         return Decision(rows=rows), {"rule": rule, "source": source}
@@ -428,19 +437,6 @@ class _Pruned:
         if not (keep | ~unfinished).any():
             raise ValueError(f"{self!r}: the rule drops all rollouts of group {group}.")
         return np.flatnonzero(keep & unfinished).tolist()
-
-    def _learned(self, before, state, collection: Collection, group: int, row) -> ArrayTree:
-        """The state after the rewards of those that ended, early or not."""
-        alive = self._survivors(before, collection, group)
-        rewards = np.zeros(len(collection.outcome(group).responses), np.float32)
-        where = np.zeros(rewards.shape, bool)
-        for i, j in row:
-            place, outcome = j if i == group else alive[j], collection.outcome(i)
-            rewards[place], where[place] = outcome.rewards[j], outcome.where[j]
-        with on_host():
-            context = self._context(collection, group) | {"rewards": rewards, "where": where}
-            state = call_with(self.rule.learn, state, context=context)
-        return jax.tree.map(np.asarray, state)
 
     def __repr__(self) -> str:
         text = stable_repr(self.rule)

@@ -176,7 +176,26 @@ class _TwoPhase:
         for i, request in enumerate(requests):
             group = i if request.extends is None else request.extends
             members[group] += [(i, j) for j in range(request.rollouts)]
-        context = self._context(collection, members)
+        # What the groups have shown so far, as the functions of this collector name it.
+        shape = (groups, self.width(collection.group_size))
+        rewards, where = np.zeros(shape, np.float32), np.zeros(shape, bool)
+        for p, row in enumerate(members):
+            for g, (i, j) in enumerate(row):
+                outcome = collection.outcome(i)
+                rewards[p, g], where[p, g] = outcome.rewards[j], outcome.where[j]
+        every = [[collection.outcome(i) for i in dict.fromkeys(i for i, _ in m)] for m in members]
+        context = {
+            "prompts": np.array([int(outcomes[0].prompt) for outcomes in every]),
+            "rewards": rewards,
+            "where": where,
+            "accuracy": np.float32((rewards * where).sum(-1) / np.maximum(where.sum(-1), 1)),
+            "counts": np.array([len(row) for row in members]),
+            "texts": [[text for outcome in x for text in outcome.texts] for x in every],
+            "data": collection.data,
+            "takes_text": collection.takes_text,
+            "num_groups": groups,
+            "group_size": collection.group_size,
+        }
         if (done := requests[-1].round) < self.rounds:
             memory = state.memory if self.memory is not None else None
             if more := self._more(memory, collection, context, done):
@@ -188,31 +207,6 @@ class _TwoPhase:
                 memory = call_with(self.memory.learn, state.memory, context=context)
             learned = TwoPhaseState(learned, memory)
         return Decision(rows=tuple(Row(tuple(row)) for row in members)), learned
-
-    def _context(self, collection: Collection, members) -> dict[str, Any]:
-        """What the groups have shown so far, as the functions of this collector name it."""
-        most = self.width(collection.group_size)
-        rewards = np.zeros((len(members), most), np.float32)
-        where = np.zeros(rewards.shape, bool)
-        for p, row in enumerate(members):
-            for g, (i, j) in enumerate(row):
-                outcome = collection.outcomes[i]
-                rewards[p, g], where[p, g] = outcome.rewards[j], outcome.where[j]
-        every = [[collection.outcomes[i] for i in dict.fromkeys(i for i, _ in m)] for m in members]
-        return {
-            "prompts": np.array([int(outcomes[0].prompt) for outcomes in every]),
-            "rewards": rewards,
-            "where": where,
-            "accuracy": np.float32((rewards * where).sum(-1) / np.maximum(where.sum(-1), 1)),
-            "counts": np.array([len(row) for row in members]),
-            "texts": [
-                [text for outcome in outcomes for text in outcome.texts] for outcomes in every
-            ],
-            "data": collection.data,
-            "takes_text": collection.takes_text,
-            "num_groups": collection.num_groups,
-            "group_size": collection.group_size,
-        }
 
     def _more(
         self, memory: ArrayTree, collection: Collection, context: dict[str, Any], done: int
@@ -228,21 +222,9 @@ class _TwoPhase:
         if self.memory is not None:
             with on_host():
                 context |= call_with(self.memory.read, memory, context=context)
-        extra = self._extra(context | _columns(self, self.allocate, context))
-        texts: list[str | None] = [None] * groups
-        if self.text is not None:
-            texts = call_with(self.text, context=context | {"memory": memory})
-        return tuple(
-            Request(int(n), extends=p, round=done + 1, text=texts[p], role=_role(texts[p]))
-            for p, n in enumerate(extra)
-            if n
-        )
-
-    def _extra(self, context: dict[str, Any]) -> np.ndarray:
-        """How many more rollouts each group gets in the next round: int ``[P]``."""
-        counts, most = context["counts"], context["max_rollouts"]
+        columns, most = _columns(self, self.allocate, context), context["max_rollouts"]
         with on_host():
-            extra = np.asarray(call_with(self.allocate, context=context))
+            extra = np.asarray(call_with(self.allocate, context=context | columns))
         if extra.dtype == bool:
             extra = extra & (counts < most)
         if extra.shape != counts.shape or extra.dtype.kind not in "iub":
@@ -256,7 +238,15 @@ class _TwoPhase:
                 f"{self!r}: the allocator gives group {p}, which has {counts[p]} rollouts, "
                 f"{extra[p]} more; from 0 to {most - counts[p]} are left to max_rollouts {most}."
             )
-        return extra
+        texts: list[str | None] = [None] * groups
+        if self.text is not None:
+            texts = call_with(self.text, context=context | {"memory": memory})
+        roles = [OWN if text is None else HINTED for text in texts]
+        return tuple(
+            Request(int(n), extends=p, round=done + 1, text=texts[p], role=roles[p])
+            for p, n in enumerate(extra)
+            if n
+        )
 
     def __repr__(self) -> str:
         text = f"{stable_repr(self.allocate)}, max_rollouts={self.max_rollouts}"
@@ -270,10 +260,6 @@ class _TwoPhase:
             if (value := getattr(self, name)) is not None:
                 text += f", {name}={stable_repr(value)}"
         return f"two_phase({text})"
-
-
-def _role(text: str | None) -> int:
-    return OWN if text is None else HINTED
 
 
 def _columns(collector, function: Callable, context: dict[str, Any]) -> dict[str, np.ndarray]:
