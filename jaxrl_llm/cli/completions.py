@@ -46,7 +46,30 @@ def read_prompts(texts: Sequence[str], file: Path | None) -> list[PromptRow] | N
     if texts:
         rows, source = [(text, {}) for text in texts], "the command line"
     elif file is not None:
-        rows, source = _rows_of(file), f"The file {str(file)!r}"
+        source, rows = f"The file {str(file)!r}", []
+        try:
+            lines = enumerate(file.read_text(encoding="utf-8").split("\n"), 1)
+        except UnicodeDecodeError as error:
+            raise UsageError(f"{source} cannot be read: it is not UTF-8.") from error
+        except OSError as error:
+            raise UsageError(f"{source} cannot be read: {error.strerror}.") from error
+        for number, line in lines:
+            where, row = f"Line {number} of {str(file)!r}", {"prompt": line}
+            if not line.strip():
+                continue
+            if file.suffix.lower() == ".jsonl":
+                try:
+                    row = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    raise UsageError(f"{where} is not JSON: {error}.") from error
+            prompt = row.pop("prompt", None) if isinstance(row, dict) else None
+            if not isinstance(prompt, str) or not prompt.strip():
+                raise UsageError(f"{where} must be a JSON object whose field 'prompt' is a text.")
+            if both := sorted(set(row) & set(FIELDS)):
+                raise UsageError(
+                    f"{where} has a field {both[0]!r}, which its completions have too."
+                )
+            rows.append((prompt, row))
     elif sys.stdin.isatty():
         return None
     else:
@@ -59,33 +82,6 @@ def read_prompts(texts: Sequence[str], file: Path | None) -> list[PromptRow] | N
 def _lines(text: str) -> list[str]:
     # Not splitlines, for which half a dozen other characters end a line too.
     return [line for line in text.split("\n") if line.strip()]
-
-
-def _rows_of(file: Path) -> list[tuple[str, dict[str, Any]]]:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"The file {str(file)!r} cannot be read: it is not UTF-8.") from error
-    except OSError as error:
-        raise UsageError(f"The file {str(file)!r} cannot be read: {error.strerror}.") from error
-    if file.suffix.lower() != ".jsonl":
-        return [(line, {}) for line in _lines(text)]
-    rows = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        where = f"Line {number} of {str(file)!r}"
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise UsageError(f"{where} is not JSON: {error}.") from error
-        prompt = row.pop("prompt", None) if isinstance(row, dict) else None
-        if not isinstance(prompt, str) or not prompt.strip():
-            raise UsageError(f"{where} must be a JSON object whose field 'prompt' is a text.")
-        if both := sorted(set(row) & set(FIELDS)):
-            raise UsageError(f"{where} has a field {both[0]!r}, which its completions have too.")
-        rows.append((prompt, row))
-    return rows
 
 
 def typed_lines() -> Iterator[str]:

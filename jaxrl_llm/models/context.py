@@ -94,7 +94,32 @@ def context_attention(
       or ``new``.
     """
     if context.prompt_mask is not None:
-        return _behind_prompts(query, new, context, context.prompt_mask), new
+        # Rows of a prompt and the responses to it, [P, 1, Lp + G T].
+        (P, G, T), length = context.mask.shape, context.prompt_mask.shape[-1]
+
+        def responses(x: Array, axis: int) -> Array:
+            """``[P, 1, ..., Lp + G T, ...]`` as ``[P, G, ..., T, ...]``."""
+            x = jax.lax.slice_in_dim(x[:, 0], length, None, axis=axis)
+            axis += x.ndim
+            x = x.reshape(*x.shape[:axis], G, T, *x.shape[axis + 1 :])
+            return jnp.moveaxis(x, axis, 1)
+
+        prompts = KV(new.keys[..., :length], new.values[..., :length, :])
+        before = attend(
+            query[:, :, :length], prompts, jnp.arange(length), key_mask=context.prompt_mask[:, None]
+        )
+        after = attend(
+            responses(query, -3),
+            KV(responses(new.keys, -1), responses(new.values, -2)),
+            jnp.arange(T),
+            key_mask=context.mask,
+            segments=context.segments,
+            ends=context.ends,
+            prefix=KV(prompts.keys[:, 0], prompts.values[:, 0]),
+            prefix_mask=context.prompt_mask,
+        )
+        after = after.reshape(P, 1, G * T, *after.shape[3:])
+        return jnp.concatenate([before, after], axis=2), new
     last = jnp.arange(query.shape[2])
     if context.cache is None:
         kv, key_mask = new, context.mask
@@ -113,32 +138,3 @@ def context_attention(
         prefix_mask=context.prefix_mask,
     )
     return output, kv
-
-
-def _behind_prompts(query: Array, new: KV, context: AttentionContext, prompt_mask: Array) -> Array:
-    """Attention in rows of a prompt and the responses to it, ``[P, 1, Lp + G T]``."""
-    (P, G, T), length = context.mask.shape, prompt_mask.shape[-1]
-
-    def responses(x: Array, axis: int) -> Array:
-        """``[P, 1, ..., Lp + G T, ...]`` as ``[P, G, ..., T, ...]``."""
-        x = jax.lax.slice_in_dim(x[:, 0], length, None, axis=axis)
-        axis += x.ndim
-        x = x.reshape(*x.shape[:axis], G, T, *x.shape[axis + 1 :])
-        return jnp.moveaxis(x, axis, 1)
-
-    prompts = KV(new.keys[..., :length], new.values[..., :length, :])
-    before = attend(
-        query[:, :, :length], prompts, jnp.arange(length), key_mask=prompt_mask[:, None]
-    )
-    after = attend(
-        responses(query, -3),
-        KV(responses(new.keys, -1), responses(new.values, -2)),
-        jnp.arange(T),
-        key_mask=context.mask,
-        segments=context.segments,
-        ends=context.ends,
-        prefix=KV(prompts.keys[:, 0], prompts.values[:, 0]),
-        prefix_mask=prompt_mask,
-    )
-    after = after.reshape(P, 1, G * T, *after.shape[3:])
-    return jnp.concatenate([before, after], axis=2)

@@ -131,24 +131,24 @@ def _last_integer(text: str) -> int | None:
     digits = text[last.start() : last.start("fraction")].replace(",", "").lstrip("0") or "0"
     if len(digits) > _MOST_DIGITS:
         return None
-    return -int(digits) if _is_negative(text, last.start()) else int(digits)
+    before = text[max(0, last.start() - 40) : last.start()].rpartition("\n")[2]
 
+    def is_negative() -> bool:
+        """Whether the characters before the number make it negative."""
+        sign = before.rstrip(" \t")
+        if not sign or sign[-1] not in _MINUS:
+            return False
+        left = sign[:-1].rstrip(" \t")
+        if len(sign) < len(before):  # "- 4"
+            return bool(left) and left[-1] in _OPENS_A_NUMBER
+        if not left:
+            return True
+        if left[-1].isdigit():  # "5 -3" subtracts
+            return False
+        touches = len(left) == len(sign) - 1  # "is -4" and "a) -4", but "step-4" and "(2)-3"
+        return not (touches and (left[-1].isalpha() or left[-1] in ")]}"))
 
-def _is_negative(text: str, start: int) -> bool:
-    """Whether the characters before a number make it negative."""
-    before = text[max(0, start - 40) : start].rpartition("\n")[2]
-    sign = before.rstrip(" \t")
-    if not sign or sign[-1] not in _MINUS:
-        return False
-    left = sign[:-1].rstrip(" \t")
-    if len(sign) < len(before):  # "- 4"
-        return bool(left) and left[-1] in _OPENS_A_NUMBER
-    if not left:
-        return True
-    if left[-1].isdigit():  # "5 -3" subtracts
-        return False
-    touches = len(left) == len(sign) - 1  # "is -4" and "a) -4", but "step-4" and "(2)-3"
-    return not (touches and (left[-1].isalpha() or left[-1] in ")]}"))
+    return -int(digits) if is_negative() else int(digits)
 
 
 class reasoning_gym:  # noqa: N801 (used as a function: `reward = reasoning_gym("chain_sum")`)

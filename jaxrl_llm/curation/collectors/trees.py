@@ -188,46 +188,48 @@ class _Forked:
     def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
         if (missing := collection.num_groups - len(collection.requests)) > 0:
             return Decision(ask=missing), state
-        asked, last = _go_on(collection, self.rounds, lambda p, i: self._more(collection, i))
+
+        def more(group: int, before: list[int]) -> Request | None:
+            """The forks of the responses of a round."""
+            if self.length is None:
+                raise ValueError(f"{self!r} needs the sizes of a run, for_run(...).")
+            responses = [y for i in before for y in collection.outcome(i).responses]
+            names = [name for name in _STATISTICS if name in accepted(self.rule)]
+            arrays = _arrays(collection, before, collection.group_size, self.length, names)
+            with on_host():
+                context = arrays | {"count": self.forks}
+                places = np.asarray(call_with(self.rule, context=context))
+            shape = (collection.group_size, self.forks)
+            if places.shape != shape or places.dtype.kind not in "iu":
+                raise ValueError(
+                    f"{self!r}: the rule must return integers {shape}; got shape {places.shape} of "
+                    f"{places.dtype}."
+                )
+            number = collection.requests[before[0]].round
+            # Roots beyond the complete trees do not fork.
+            forking = responses if number else responses[: collection.group_size // self._leaves]
+            begins = []
+            for row, response in enumerate(forking):
+                n = len(response.tokens)
+                for place in places[row]:
+                    if place < 0:
+                        continue
+                    if place > n or (place == n and response.finish != PAUSED):
+                        raise ValueError(
+                            f"{self!r}: the rule forks a response of {n} tokens before token "
+                            f"{place}."
+                        )
+                    begins += [beginning(response, int(place))] * self.branches
+            if not begins:
+                return None
+            return self._limited(Request(len(begins), responses=tuple(begins)), number + 1)
+
+        asked, last = _go_on(collection, self.rounds, more)
         if asked or not last or collection.waiting:
             return Decision(requests=tuple(asked)), state
         _, learned = self.source.observe(state, collection)
         rows = tuple(Row(tuple(members)) for members in _finished_members(collection))
         return Decision(rows=rows), learned
-
-    def _more(self, collection: Collection, before: list[int]) -> Request | None:
-        """The forks of the responses of a round."""
-        if self.length is None:
-            raise ValueError(f"{self!r} needs the sizes of a run, for_run(...).")
-        responses = [y for i in before for y in collection.outcome(i).responses]
-        names = [name for name in _STATISTICS if name in accepted(self.rule)]
-        arrays = _arrays(collection, before, collection.group_size, self.length, names)
-        with on_host():
-            context = arrays | {"count": self.forks}
-            places = np.asarray(call_with(self.rule, context=context))
-        shape = (collection.group_size, self.forks)
-        if places.shape != shape or places.dtype.kind not in "iu":
-            raise ValueError(
-                f"{self!r}: the rule must return integers {shape}; got shape {places.shape} of "
-                f"{places.dtype}."
-            )
-        number = collection.requests[before[0]].round
-        # Roots beyond the complete trees do not fork.
-        forking = responses if number else responses[: collection.group_size // self._leaves]
-        begins = []
-        for row, response in enumerate(forking):
-            n = len(response.tokens)
-            for place in places[row]:
-                if place < 0:
-                    continue
-                if place > n or (place == n and response.finish != PAUSED):
-                    raise ValueError(
-                        f"{self!r}: the rule forks a response of {n} tokens before token {place}."
-                    )
-                begins += [beginning(response, int(place))] * self.branches
-        if not begins:
-            return None
-        return self._limited(Request(len(begins), responses=tuple(begins)), number + 1)
 
     def __repr__(self) -> str:
         text = f"{stable_repr(self.rule)}, forks={self.forks}, branches={self.branches}"
