@@ -248,8 +248,19 @@ def pkpo(
     if threshold is None:
         stats.check_group("pkpo", rewards, where)
         total = stats.group_count(rewards, where)
-        above = _above_others(masking.zero_masked(rewards, where), where, total, k)
-        weights = masking.zero_masked(above, where)
+        valid = jnp.ones(jnp.shape(rewards), bool) if where is None else where
+        rewards = jnp.asarray(masking.zero_masked(rewards, where), jnp.float32)
+        # The mean over sets J of k - 1 others of max(0, r_i - max of r over J): a step from one
+        # reward to the next counts by the chance that J lies below it.
+        order = jnp.argsort(jnp.where(valid, rewards, jnp.inf), axis=-1)
+        ascending = jnp.take_along_axis(rewards, order, axis=-1)
+        below = jnp.arange(1, rewards.shape[-1], dtype=jnp.float32)
+        chance = _comb_ratio(below[..., None], total[..., None, :] - 1, k - 1)[..., 0]
+        steps = jnp.diff(ascending, axis=-1) * jnp.where(below < total, chance, 0.0)
+        above = jnp.cumsum(jnp.pad(steps, [(0, 0)] * (steps.ndim - 1) + [(1, 0)]), axis=-1)
+        above = jnp.take_along_axis(above, jnp.argsort(order, axis=-1), axis=-1)
+        weights = jnp.where((total <= 1) | (k == 1), rewards, above)
+        weights = masking.zero_masked(weights, where)
     else:
         x = _count("pkpo", rewards, where, threshold)
         total = x.total
@@ -258,22 +269,6 @@ def pkpo(
         others = jnp.sum(weights, axis=-1, keepdims=True) - weights
         weights = weights - others / jnp.maximum(total - 1, 1.0)
     return masking.zero_masked(weights, where)
-
-
-def _above_others(rewards: Array, where: Array | None, total: Array, k: int) -> Array:
-    """Mean over sets J of k - 1 others of ``max(0, r_i - max of r over J)``, ``[..., G]``."""
-    valid = jnp.ones(jnp.shape(rewards), bool) if where is None else where
-    rewards = jnp.asarray(rewards, jnp.float32)
-    order = jnp.argsort(jnp.where(valid, rewards, jnp.inf), axis=-1)
-    ascending = jnp.take_along_axis(rewards, order, axis=-1)
-    # A step from one reward to the next counts by the chance that J lies below it.
-    below = jnp.arange(1, rewards.shape[-1], dtype=jnp.float32)
-    chance = _comb_ratio(below[..., None], total[..., None, :] - 1, k - 1)[..., 0]
-    steps = jnp.diff(ascending, axis=-1) * jnp.where(below < total, chance, 0.0)
-    above = jnp.cumsum(jnp.pad(steps, [(0, 0)] * (steps.ndim - 1) + [(1, 0)]), axis=-1)
-    rank = jnp.argsort(order, axis=-1)
-    alone = (total <= 1) | (k == 1)
-    return jnp.where(alone, rewards, jnp.take_along_axis(above, rank, axis=-1))
 
 
 @traits(reward_range=(0.0, math.inf))

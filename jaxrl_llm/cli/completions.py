@@ -73,15 +73,12 @@ def read_prompts(texts: Sequence[str], file: Path | None) -> list[PromptRow] | N
     elif sys.stdin.isatty():
         return None
     else:
-        rows, source = [(line, {}) for line in _lines(sys.stdin.read())], "Standard input"
+        # Not splitlines, for which half a dozen other characters end a line too.
+        lines, source = sys.stdin.read().split("\n"), "Standard input"
+        rows = [(line, {}) for line in lines if line.strip()]
     if not rows:
         raise UsageError(f"{source} holds no prompt.")
     return [PromptRow(i, text, fields) for i, (text, fields) in enumerate(rows)]
-
-
-def _lines(text: str) -> list[str]:
-    # Not splitlines, for which half a dozen other characters end a line too.
-    return [line for line in text.split("\n") if line.strip()]
 
 
 def typed_lines() -> Iterator[str]:

@@ -55,6 +55,38 @@ class RopeScaling:
     high_freq_factor: float
     original_max_length: int
 
+    @classmethod
+    def from_hf(cls, rope: Mapping[str, Any]) -> "RopeScaling | None":
+        """The scaling in the rope settings of a config.json; None if they ask for none.
+
+        Raises:
+          ValueError: If they ask for another kind of scaling, or lack a number.
+        """
+        kind = rope.get("rope_type") or rope.get("type") or "default"
+        if kind == "default":
+            return None
+        if kind != "llama3":
+            raise ValueError(
+                f"ModelConfig.from_hf: rope type {kind!r} is not supported, only 'default' and "
+                "'llama3'"
+            )
+        names = (
+            "factor",
+            "low_freq_factor",
+            "high_freq_factor",
+            "original_max_position_embeddings",
+        )
+        missing = [name for name in names if rope.get(name) is None]
+        if missing:
+            raise ValueError(f"ModelConfig.from_hf: llama3 rope scaling lacks `{missing[0]}`")
+        factor, low, high, length = (_number(rope, name, 1.0) for name in names)
+        return cls(
+            factor=factor,
+            low_freq_factor=low,
+            high_freq_factor=high,
+            original_max_length=int(length),
+        )
+
     def __post_init__(self) -> None:
         for name in ("factor", "low_freq_factor", "high_freq_factor", "original_max_length"):
             value = getattr(self, name)
@@ -179,7 +211,19 @@ class ModelConfig:
         _refuse_unsupported(config, architecture)
         width = _size(config, "hidden_size")
         num_heads = _size(config, "num_attention_heads")
-        theta, scaling = _rope(config)
+        # Either way in which transformers has written them.
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        if not isinstance(rope, Mapping):
+            raise ValueError(
+                f"ModelConfig.from_hf: the rope settings must be an object, got {rope!r}"
+            )
+        theta = _number(rope if rope.get("rope_theta") else config, "rope_theta", 10000.0)
+        partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
+        if partial != 1.0:
+            raise ValueError(
+                f"ModelConfig.from_hf: `partial_rotary_factor` {partial} is not supported, only 1"
+            )
+        scaling = RopeScaling.from_hf(rope)
         head_dim = 128 if architecture == "qwen3" else width // num_heads
         return cls(
             architecture=architecture,
@@ -267,34 +311,3 @@ def _refuse_unsupported(config: Mapping[str, Any], architecture: str) -> None:
             f"ModelConfig.from_hf: sliding-window attention is not supported, and "
             f"`sliding_window` {window} is shorter than the context of {limit} tokens"
         )
-
-
-def _rope(config: Mapping[str, Any]) -> tuple[float, RopeScaling | None]:
-    """The base and the scaling, from either way transformers has written them."""
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    if not isinstance(rope, Mapping):
-        raise ValueError(f"ModelConfig.from_hf: the rope settings must be an object, got {rope!r}")
-    theta = _number(rope if rope.get("rope_theta") else config, "rope_theta", 10000.0)
-    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
-    if partial != 1.0:
-        raise ValueError(
-            f"ModelConfig.from_hf: `partial_rotary_factor` {partial} is not supported, only 1"
-        )
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "default":
-        return theta, None
-    if kind != "llama3":
-        raise ValueError(
-            f"ModelConfig.from_hf: rope type {kind!r} is not supported, only 'default' and 'llama3'"
-        )
-    names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-    missing = [name for name in names if rope.get(name) is None]
-    if missing:
-        raise ValueError(f"ModelConfig.from_hf: llama3 rope scaling lacks `{missing[0]}`")
-    factor, low, high, length = (_number(rope, name, 1.0) for name in names)
-    return theta, RopeScaling(
-        factor=factor,
-        low_freq_factor=low,
-        high_freq_factor=high,
-        original_max_length=int(length),
-    )

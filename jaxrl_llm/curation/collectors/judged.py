@@ -10,7 +10,7 @@ from typing import ClassVar
 import jax
 import numpy as np
 
-from jaxrl_llm.core import Array, ArrayTree, checks
+from jaxrl_llm.core import ArrayTree, checks
 from jaxrl_llm.core.compose import stable_repr
 from jaxrl_llm.curation.collectors.protocol import (
     JUDGE,
@@ -121,12 +121,38 @@ class _Judged:
 
     def propose(self, state, key, collection: Collection, count: int):
         plain = Request(collection.group_size)
-        questions = self._counts(collection)[0]
+        questions, judges, refines = self._counts(collection)
         first = len(collection.requests)
-        tasks: list[Request] = []
-        if first + count > questions and None not in collection.outcomes[:questions]:
-            tasks = self._tasks(key, collection)
         following = [i - questions for i in range(first, first + count)]
+        if first + count <= questions or None in collection.outcomes[:questions]:
+            return (plain,) * count, state
+        # Tasks of judging, then of refining, each made of one group of questions.
+        tasks: list[Request] = []
+        outcomes = [collection.outcome(i) for i in range(questions)]
+        groups = stack_outcomes(outcomes, rows=questions)
+        with on_host():
+            key = jax.random.wrap_key_data(np.asarray(jax.random.key_data(key)))
+            draw, *caps = jax.random.split(key, 3)
+            items = judge_items(draw, groups.rewards, where=groups.where, point=self.point)
+            items = jax.tree.map(np.asarray, items)
+            judged = np.asarray(cap_items(caps[0], items.kind != NONE, count=judges))
+            refined = np.asarray(cap_items(caps[1], items.reflect >= 0, count=refines))
+        for flags, is_judge in ((judged, True), (refined, False)):
+            for p in np.flatnonzero(flags):
+                shown = [items.first[p], items.second[p]] if is_judge else [items.reflect[p]]
+                answers = [outcomes[p].texts[g] for g in shown if g >= 0]
+                place = int(outcomes[p].prompt)
+                message = self.judge if is_judge else self.refine
+                request = Request(
+                    collection.group_size,
+                    place,
+                    text=message(str(collection.data[place]["text"]), answers),
+                )
+                if is_judge:
+                    kind = POINT if len(answers) == 1 else POINT + 1
+                    reward = _Verdict(_VERDICTS[kind], int(items.label[p]))
+                    request = request._replace(role=JUDGE, reward=reward)
+                tasks.append(request)
         return tuple(tasks[i] if 0 <= i < len(tasks) else plain for i in following), state
 
     def observe(self, state, collection: Collection):
@@ -148,37 +174,6 @@ class _Judged:
             "refined": np.int32(state["refined"] + refined),
         }
         return Decision(rows=tuple(rows)), jax.tree.map(np.asarray, state)
-
-    def _tasks(self, key: Array, collection: Collection) -> list[Request]:
-        """Tasks of judging, then of refining, each made of one group of questions."""
-        questions, judges, refines = self._counts(collection)
-        outcomes = [collection.outcome(i) for i in range(questions)]
-        groups = stack_outcomes(outcomes, rows=questions)
-        with on_host():
-            key = jax.random.wrap_key_data(np.asarray(jax.random.key_data(key)))
-            draw, *caps = jax.random.split(key, 3)
-            items = judge_items(draw, groups.rewards, where=groups.where, point=self.point)
-            items = jax.tree.map(np.asarray, items)
-            judged = np.asarray(cap_items(caps[0], items.kind != NONE, count=judges))
-            refined = np.asarray(cap_items(caps[1], items.reflect >= 0, count=refines))
-        tasks = []
-        for flags, is_judge in ((judged, True), (refined, False)):
-            for p in np.flatnonzero(flags):
-                shown = [items.first[p], items.second[p]] if is_judge else [items.reflect[p]]
-                answers = [outcomes[p].texts[g] for g in shown if g >= 0]
-                place = int(outcomes[p].prompt)
-                message = self.judge if is_judge else self.refine
-                request = Request(
-                    collection.group_size,
-                    place,
-                    text=message(str(collection.data[place]["text"]), answers),
-                )
-                if is_judge:
-                    kind = POINT if len(answers) == 1 else POINT + 1
-                    reward = _Verdict(_VERDICTS[kind], int(items.label[p]))
-                    request = request._replace(role=JUDGE, reward=reward)
-                tasks.append(request)
-        return tasks
 
     def __repr__(self) -> str:
         text = f"judges={self.judges}, refines={self.refines}"
