@@ -25,7 +25,7 @@ def columns(n):
     """What some methods read of a question: help, other words for it, how hard it is."""
     return {
         "hints": ["use letters", "use lower-case letters", "write: abcdef"],  # weakest first
-        "demonstration": "abcdefgh"[: 4 + n % 5],
+        "demonstration": "abcdefgh"[: 3 + n % 5],
         "paraphrases": [f"please write {n}", f"{n}: write"],
         "difficulty": n / 20,
         "prior": 0.1 + 0.02 * n,
@@ -33,7 +33,11 @@ def columns(n):
 
 
 def prompts():
-    rows = (Prompt(f"write {n}", metadata=columns(n), id=str(n)) for n in range(20))
+    every = (columns(n) for n in range(20))
+    rows = (
+        Prompt(f"write {n}", row["demonstration"][-1], metadata=row, id=str(n))
+        for n, row in enumerate(every)
+    )
     return PromptSet(rows, source="configs/tiny.py")
 
 
@@ -54,6 +58,7 @@ def lower_case(prompt, completion, metadata):
         "varied": len(set(completion)) / max(len(completion), 1),
         "answer_ids": ord(completion[0]) % 3 if completion else -1,
         "flawed": len(set(completion)) < len(completion),
+        "right_steps": 0,
         "feedback": f"{reward:.0%} of it are lower-case letters",
         "turn_ends": ends,
         "turn_rewards": [share(half) for half in halves],

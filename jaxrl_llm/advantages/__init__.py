@@ -91,6 +91,7 @@ from jaxrl_llm.advantages.exploration import (
 from jaxrl_llm.advantages.group import dr_grpo, gpg, grpo, grpo_split, hbpo, informative_share, rloo
 from jaxrl_llm.advantages.hinted import (
     adhint,
+    grpo_imitating,
     hint_consistency,
     hint_preservation,
 )
@@ -196,6 +197,7 @@ __all__ = [
     "gpg",
     "grpo",
     "grpo_passk",
+    "grpo_imitating",
     "grpo_split",
     "hbpo",
     "hint_consistency",

@@ -68,6 +68,40 @@ def adhint(
     return masking.zero_masked(base * factor, where)
 
 
+def grpo_imitating(rewards: Array, *, imitated: Array, where: Array | None = None) -> Array:
+    """:func:`~jaxrl_llm.advantages.grpo` among the rollouts that are not imitated; 0 for the rest.
+
+    Args:
+      rewards: ``[..., G]``, floating point.
+      imitated: bool ``[..., G]``, True for responses whose likelihood is raised by another term
+        (:func:`~jaxrl_llm.regularizers.imitation`).
+      where: bool ``[..., G]``, True for rollouts that take part; None keeps all.
+
+    Returns:
+      Advantages ``[..., G]``, float32.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> rewards, imitated = jnp.array([1.0, 0.0, 1.0]), jnp.array([False, False, True])
+      >>> jr.advantages.grpo_imitating(rewards, imitated=imitated).round(3).tolist()
+      [0.707..., -0.707..., 0.0]
+
+    References:
+      Cog-Rethinker (arXiv:2510.15979), ABSTRACT reading.
+    """
+    function = "grpo_imitating"
+    stats.check_group(function, rewards, where)
+    checks.check_min_rank(function, 1, imitated=imitated)
+    checks.check_bool(function, imitated=imitated)
+    checks.check_same_shape(function, rewards=rewards, imitated=imitated)
+    sampled = ~imitated if where is None else where & ~imitated
+    centered = rewards - stats.group_mean(rewards, sampled)
+    scaled = centered / (stats.group_std(rewards, sampled, ddof=1) + 1e-6)
+    scaled = jnp.where(stats.group_is_constant(rewards, sampled), 0.0, scaled)
+    return masking.zero_masked(scaled, sampled)
+
+
 @traits(token_values=True)
 def hint_consistency(
     advantages: Array, mask: Array, *, hint_mask: Array, old_entropy: Array

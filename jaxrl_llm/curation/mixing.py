@@ -14,6 +14,9 @@ import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks, masking, stats
 
+# The roles OWN, DEMONSTRATION and JUDGE of a request.
+_OWN_TEACHER_PROBE = (0, 2, 4)
+
 
 def mix_source_mask(key: Array, *, prompts: int, probability: float | Array = 0.4) -> Array:
     """Draws which prompts take their rollouts from a stored past policy.
@@ -164,6 +167,72 @@ def ampo_select(
     teachers = jnp.argsort(ranked, axis=-1, stable=True)[..., :k_max]
     rollouts = jnp.argsort(~wrong, axis=-1, stable=True)[..., :k_max]
     return Replacement(*(jnp.where(used, x, -1).astype(jnp.int32) for x in (rollouts, teachers)))
+
+
+def best_teachers(
+    rewards: Array,
+    *,
+    roles: Array,
+    mask: Array,
+    old_logp: Array,
+    where: Array | None = None,
+    k_max: int = 2,
+) -> Array:
+    """:func:`ampo_select` for a batch that holds the answers of teachers and their probes.
+
+        score of a teacher = mean over its probe's mask of exp(old_logp)
+        where no rollout of the policy is right, the k_max answers of the highest scores stay, each
+        in the place of a wrong rollout; all other answers and all probes leave
+
+    The first demonstration of a row belongs to the first probe, and so on
+    (:func:`~jaxrl_llm.curation.demonstrations`).
+
+    Args:
+      rewards, where: See the module.
+      roles: Integers ``[..., G]``: ``OWN``, ``DEMONSTRATION`` and, for probes, ``JUDGE``.
+      mask: bool ``[..., G, T]``; of a probe, the tokens of the reference answer.
+      old_logp: ``[..., G, T]`` log-probabilities (nats) under the policy at the start of the step.
+      k_max: Most answers that stay, from 1 to G.
+
+    Returns:
+      bool ``[..., G]``, for the slot ``curation``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> roles = jnp.array([0, 0, 2, 2, 4, 4])
+      >>> logp = jnp.log(jnp.array([[0.5], [0.5], [0.5], [0.5], [0.1], [0.9]]))
+      >>> jr.curation.best_teachers(
+      ...     jnp.zeros(6), roles=roles, mask=jnp.ones((6, 1), bool), old_logp=logp, k_max=1
+      ... ).tolist()  # the second teacher in the place of the first rollout
+      [False, True, False, True, False, False]
+
+    References:
+      AMPO (arXiv:2510.02227) and its released code, which picks the wrong rollouts at random.
+    """
+    function = "best_teachers"
+    stats.check_group(function, rewards, where)
+    checks.check_integer(function, roles=roles)
+    checks.check_same_shape(function, rewards=rewards, roles=roles)
+    valid = jnp.ones(jnp.shape(rewards), bool) if where is None else where
+    own, teacher, probe = (valid & (jnp.asarray(roles) == role) for role in _OWN_TEACHER_PROBE)
+    scores = comprehension_score(old_logp, mask & probe[..., None])
+    size = jnp.shape(rewards)[-1]
+    first = jnp.argsort(~probe, axis=-1, stable=True)
+    chosen = ampo_select(
+        rewards,
+        jnp.take_along_axis(scores, first, axis=-1),
+        k_max=k_max,
+        where=own,
+        available=jnp.arange(size) < jnp.sum(teacher, axis=-1, keepdims=True),
+    )
+    places = jnp.argsort(~teacher, axis=-1, stable=True)
+    answers = jnp.take_along_axis(places, jnp.maximum(chosen.teachers, 0), axis=-1)
+    answers = jnp.where(chosen.teachers < 0, -1, answers)
+    enters, leaves = (
+        jnp.any(x[..., None] == jnp.arange(size), axis=-2) for x in (answers, chosen.rollouts)
+    )
+    return (own & ~leaves) | enters
 
 
 def icpo_merge(

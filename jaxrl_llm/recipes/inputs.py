@@ -42,6 +42,7 @@ EXTRAS: dict[str, Extra] = {
     "median_advantages": Extra("PG", "float", "rewards minus their group median, scaled"),
     "truncated": Extra("PG", "bool", "ended by its length and not by a stop token"),
     "roles": Extra("PG", "int", "what each rollout is to the batch, as in curation.Request"),
+    "imitated": Extra("PG", "bool", "a demonstration"),
     # Of a turn.
     "turn_rewards": Extra("PGK", "float", "reward of each turn"),
     "turn_where": Extra("PGK", "bool", "turns that exist"),
@@ -56,6 +57,7 @@ EXTRAS: dict[str, Extra] = {
     "hot_logp": Extra("PGT", "float", "the same at a temperature above the sampler's"),
     "cold_logp": Extra("PGT", "float", "the same at one below"),
     "behavior_known": Extra("PGT", "bool", "whether behavior_logp is known"),
+    "hint_mask": Extra("PGT", "bool", "tokens of a response that the policy did not write"),
     "versions": Extra("PGT", "int", "weights that drew the token; -1 unknown"),
     "values": Extra("PGT", "float", "critic's value of the state before the token"),
     "old_values": Extra("PGTC", "float", "the same, of each head"),

@@ -28,7 +28,7 @@ from jaxrl_llm.regularizers.controllers import (
     adaptive_kl_update,
     fixed,
 )
-from jaxrl_llm.regularizers.displacement import chunk_ids_from_mask, llds
+from jaxrl_llm.regularizers.displacement import chunk_ids_from_mask, imitation, llds
 from jaxrl_llm.regularizers.entropy import (
     EntropyControl,
     entropy_bonus,
@@ -90,6 +90,7 @@ __all__ = [
     "entropy_history_update",
     "epo_phase_weight",
     "fixed",
+    "imitation",
     "k1",
     "k2",
     "k3",

@@ -115,3 +115,34 @@ def llds(
         total = jnp.where(ids > 0, sums[flat].reshape(ids.shape), 0.0).reshape(jnp.shape(mask))
     gate = (total > 0) & (masking.spread("llds", "advantages", advantages, mask) >= 0) & valid
     return _inputs.scaled(coef, jnp.where(gate & (lost > 0), lost, 0.0))
+
+
+def imitation(logp: Array, mask: Array, *, imitated: Array, coef: float = 0.1) -> Array:
+    """The negative log-likelihood of the responses that are imitated: fine-tuning next to a policy.
+
+        loss[t] = -coef logp[t] where imitated, else 0
+
+    Args:
+      logp: ``[..., T]`` log-probabilities (nats) under the policy being trained.
+      mask, coef: See the package.
+      imitated: bool ``[...]``, one a response.
+
+    Returns:
+      Token loss ``[..., T]``, float32, 0 where masked.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> logp, mask = jnp.full((2, 1), -2.0), jnp.ones((2, 1), bool)
+      >>> jr.regularizers.imitation(logp, mask, imitated=jnp.array([True, False])).ravel()
+      Array([ 0.2, -0. ], dtype=float32)
+
+    References:
+      Cog-Rethinker (arXiv:2510.15979), ABSTRACT reading; the coefficient is ours.
+    """
+    checks.check_non_negative("imitation", finite=True, coef=coef)
+    checks.check_mask("imitation", mask)
+    checks.check_bool("imitation", imitated=imitated)
+    checks.check_shape("imitation", "imitated", imitated, jnp.shape(mask)[:-1])
+    _inputs.check_tokens("imitation", mask, logp=logp)
+    return masking.zero_masked(_inputs.scaled(-coef, logp), mask & imitated[..., None])

@@ -43,7 +43,11 @@ def _prompts() -> PromptSet:
             "prior": 0.1 + 0.05 * n,
         }
 
-    prompts = (Prompt(f"q{n:02}", metadata=columns(n), id=f"q{n:02}") for n in range(_PROMPTS))
+    def prompt(n: int) -> Prompt:
+        row = columns(n)
+        return Prompt(f"q{n:02}", row["demonstration"][-1], metadata=row, id=f"q{n:02}")
+
+    prompts = (prompt(n) for n in range(_PROMPTS))
     return PromptSet(prompts, source="tiny")
 
 
@@ -62,6 +66,7 @@ def _reward(prompt: str, completion: str, metadata) -> dict[str, Any]:
         "answer_ids": ord(completion[0]) % 3 if completion else -1,
         "flawed": len(set(completion)) < len(completion),
         "satisfied": low % 2 == 0,
+        "right_steps": 0,
         "feedback": f"{low} of {len(completion)} are digits or signs",
         "turn_ends": ends,
         "turn_rewards": [sum(ord(c) < 64 for c in turn) / 3 for turn in turns],
@@ -171,11 +176,21 @@ def _check_collector(collector, result, name: str) -> None:
     whole_epoch = _PER_STEP * len(result.history) >= _PROMPTS
     # One that sends several messages drops nothing.
     drops = not isinstance(collector, SeveralMessages)
-    if whole_epoch and not remembers and drops:
+    if whole_epoch and not remembers and drops and _asks_again(collector, len(result.history)):
         _require(
             asked > _PER_STEP * _GROUP * len(result.history),
             f"{name}: its collector asked for no more rollouts though the rewards of groups agree",
         )
+
+
+def _asks_again(collector, steps: int) -> bool:
+    """Whether a collector asks for more where the rewards of a group agree, and from the start."""
+    if (policy := getattr(collector, "policy", None)) is None:
+        return True
+    # One that helps every group divides the G rollouts between those with help and those without,
+    # and what the data bring is not sampled.
+    samples = policy.sends_text or policy.needs_slots
+    return samples and policy.first(_GROUP) == _GROUP and getattr(policy, "warmup", 0) < steps
 
 
 def _require(condition: bool, message: str) -> None:

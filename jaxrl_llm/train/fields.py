@@ -25,7 +25,16 @@ _DTYPES = {"float": np.float32, "int": np.int32, "bool": np.bool_}
 # Parts of a reward that add up to 1 on paper may come out as the next float32 above it.
 _ROUNDING = 1e-6
 # What the loop knows without the reward or the data.
-_KNOWN = ("prompt_ids", "truncated", "greedy_rewards", "versions", "current_version", "roles")
+_KNOWN = (
+    "prompt_ids",
+    "truncated",
+    "greedy_rewards",
+    "versions",
+    "current_version",
+    "roles",
+    "imitated",
+    "hint_mask",
+)
 # What it makes of the steps of a response that the reward grades one by one.
 _TURNS = ("turn_rewards", "turn_where", "turn_ids", "test_passes", "test_where")
 # What it makes of the messages that a recipe computes for its teacher.
@@ -162,6 +171,8 @@ def attach_fields(
         "versions": lambda: rollout.version,
         "current_version": lambda: np.full(shape[0], step),
         "greedy_rewards": greedy,
+        "hint_mask": lambda: np.asarray(rollout.mask) & (np.asarray(rollout.version) < 0),
+        "imitated": lambda: np.isin(np.zeros(shape) if roles is None else roles, DEMONSTRATION),
         "roles": lambda: np.zeros(shape, np.int32) if roles is None else roles,
     }
     if recipe.collector is not None and roles is not None:

@@ -73,7 +73,8 @@ def modules_in(recipe: Recipe) -> set[str]:
     """Modules of all functions in the slots of a recipe."""
     left, found = [r.function for part in wiring.readers(recipe) for r in part], set()
     if recipe.collector is not None:
-        found |= {type(recipe.collector).__module__}
+        parts = (recipe.collector, getattr(recipe.collector, "policy", None))
+        found |= {type(part).__module__ for part in parts}
     while left:
         function = left.pop()
         options = [value for _, value in getattr(function, "options", ())]

@@ -11,11 +11,13 @@ CORRECTION = jr.corrections.rollout_correction
 REQUIRED = {
     "ace": "old_logp ref_logp",
     "adaptive_kl": "old_logp old_values ref_logp values",
-    "ampo": "entropy steered",
+    "adhint": "hint_mask old_entropy steered",
+    "ampo": "entropy old_logp roles steered",
     "areal": "behavior_logp old_logp",
     "brorl": "behavior_logp old_logp ref_logp",
     "capo": "hidden_sq old_logp sum_pi_cubed sum_pi_sq",
     "clip_cov": "old_logp",
+    "cog_rethinker": "imitated",
     "d3s": "old_entropy",
     "cgpo": "greedy_rewards old_logp ref_logp satisfied",
     "dcpo_distribution": "cold_logp hot_logp old_logp",
@@ -46,6 +48,7 @@ REQUIRED = {
     "rollout_replay": "behavior_logp",
     "rover": "old_mean_log_probs",
     "safe": "entropy old_entropy old_logp old_values ref_logp values",
+    "scope": "hint_mask",
     "sdpo": "has_teacher teacher_logp top_ids",
     "sol_rl": "behavior_logp old_logp",
     "spo_tracker": "prompt_ids",
@@ -64,9 +67,9 @@ REQUIRED = {
 }
 # Those that come with the data, the sampler or the rewards; the train step computes the others.
 WITH_THE_BATCH = """
-    answer_ids behavior_logp budgets flawed greedy_rewards has_teacher prior prompt_ids
-    reward_components satisfied similarity steered test_passes test_where turn_ids turn_rewards
-    turn_where
+    answer_ids behavior_logp budgets flawed greedy_rewards has_teacher hint_mask imitated
+    prior prompt_ids reward_components roles satisfied similarity steered test_passes
+    test_where turn_ids turn_rewards turn_where
 """
 
 
@@ -87,7 +90,7 @@ def test_what_a_preset_requires(name):
             "adaptive_kl cgpo mssr otr pf_ppo ppo_max reinforce_pp remax safe sdpo spo_tracker "
             "v05_baseline",
         ),
-        ("uses_ratio", False, "cgpo gpg opo otr remax rloo vcpo"),
+        ("uses_ratio", False, "cgpo gpg opo otr prefix_rl remax rloo vcpo"),
         ("draws", True, "clip_cov icpo mc_grpo"),
     ],
 )

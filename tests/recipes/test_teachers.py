@@ -142,15 +142,23 @@ def test_luffy():
 
 
 def test_ampo():
-    logp, batch = make(steered=STEERED)
     entropy = np.random.default_rng(6).uniform(0.5, 2, (P, G, T)).astype(np.float32)
-    recipe = jr.recipes.ampo(length=5, dual_clip=1.1, entropy_coef=0.02)
+    # Of the second group all rollouts fail: the answer of a teacher takes the place of the second,
+    # and the probe leaves. In the first group one is right.
+    roles = np.array([[0, 0, 0, 0], [2, 0, 0, 4]])
+    steered = roles == 2
+    logp, batch = make(roles=roles, steered=steered)
+    batch = batch.replace(rewards=jnp.array([REWARDS[0], [1.0, 0.0, 0.0, 0.0]]))
+    recipe = jr.recipes.ampo(length=5, dual_clip=1.1, entropy_coef=0.02, k_max=1)
+    ready, _ = recipe.prepare(batch, recipe.init())
+    where = np.array([[True] * 4, [True, False, True, False]])
+    assert ready.where.tolist() == where.tolist()
     got = loss_of(recipe, logp, batch, entropy=entropy)
-    x, old, r = double(logp, batch.old_logp, REWARDS)
-    own = np.array([row[~s].mean() for row, s in zip(r, STEERED, strict=True)])
-    a = (r - own[:, None])[..., None]
-    token = np.where(STEERED[..., None], shaped(x, a), clip(np.exp(x - old), a, dual=1.1))
-    expected = ((token - 0.02 * entropy) * MASK).sum() / (P * G * 5)
+    x, old, r = double(logp, batch.old_logp, batch.rewards)
+    a = (r - np.array([r[0].mean(), 0.0])[:, None])[..., None]
+    token = np.where(steered[..., None], shaped(x, a), clip(np.exp(x - old), a, dual=1.1))
+    mask = MASK & where[..., None]
+    expected = ((token - 0.02 * entropy) * mask).sum() / (mask.any(-1).sum() * 5)
     np.testing.assert_allclose(got, expected, rtol=1e-5)
 
 
@@ -356,3 +364,97 @@ def test_a_teacher_who_sees_the_same_prompt_teaches_nothing(name):
         *map(jax.tree.leaves, (params, state.params, state.reference)), strict=True
     ):
         np.testing.assert_allclose(teacher, old + 0.05 * (new - old), rtol=1e-4, atol=1e-6)
+
+
+# --- hints, prefixes and repairs ---------------------------------------------------------------
+
+
+def standardized(r, eps=1e-6):
+    return ((r - r.mean(-1, keepdims=True)) / (r.std(-1, ddof=1, keepdims=True) + eps))[..., None]
+
+
+@pytest.mark.parametrize(
+    ("name", "eps", "high"),
+    [("nurl", 1e-6, 1.2), ("sage", 1e-6, 1.28), ("scaf_grpo", 1e-6, 1.2), ("ghpo", 1e-4, 1.2)],
+)
+def test_what_changes_the_groups_alone_trains_as_grpo(name, eps, high):
+    logp, batch = make()
+    got = loss_of(getattr(jr.recipes, name)(), logp, batch)
+    x, old, r = double(logp, batch.old_logp, REWARDS)
+    expected = clip(np.exp(x - old), standardized(r, eps), high=high)[MASK].mean()
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+
+
+def test_prefix_rl_is_reinforce_with_the_mean_of_the_group():
+    logp, batch = make()
+    x, r = double(logp, REWARDS)
+    expected = (-(r - r.mean(-1, keepdims=True))[..., None] * x)[MASK].mean()
+    np.testing.assert_allclose(loss_of(jr.recipes.prefix_rl(), logp, batch), expected, rtol=1e-5)
+
+
+def test_adhint_weighs_both_kinds_and_spares_its_hints():
+    hint = np.zeros((P, G, T), bool)
+    hint[STEERED, 0] = True
+    entropy = np.random.default_rng(3).uniform(0.2, 2, (P, G, T)).astype(np.float32)
+    logp, batch = make(steered=STEERED, hint_mask=hint, old_entropy=entropy)
+    got = loss_of(jr.recipes.adhint(kappa=0.5), logp, batch)
+    x, old, r, h = double(logp, batch.old_logp, REWARDS, entropy)
+    a = standardized(r)[..., 0]
+    helped = [row[s].mean() - row[~s].mean() for row, s in zip(r, STEERED, strict=True)]
+    sign = np.where(STEERED, -1, 1) * np.sign(a)
+    a = np.repeat((a * np.exp(0.5 * np.array(helped)[:, None] * sign))[..., None], T, -1)
+    after = np.where(MASK & ~hint, h, 0).sum(-1) / np.maximum((MASK & ~hint).sum(-1), 1)
+    ratio = np.minimum(h, after[..., None]) / np.maximum(h, after[..., None])
+    a = np.where(hint, np.maximum(ratio * a, 0), a)
+    np.testing.assert_allclose(got, clip(np.exp(x - old), a)[MASK].mean(), rtol=1e-5)
+
+
+def test_scope_shapes_the_continuation_alone():
+    foreign = np.zeros((P, G, T), bool)
+    foreign[0, 0, 1:] = True
+    logp, batch = make(hint_mask=foreign)
+    x, old, r = double(logp, batch.old_logp, REWARDS)
+    a = standardized(r)
+    expected = np.where(foreign, shaped(x, a), clip(np.exp(x - old), a))[MASK].mean()
+    np.testing.assert_allclose(loss_of(jr.recipes.scope(), logp, batch), expected, rtol=1e-5)
+
+
+def test_cog_rethinker_imitates_what_is_right_after_help():
+    logp, batch = make(imitated=STEERED)
+    got = loss_of(jr.recipes.cog_rethinker(imitation=0.3), logp, batch)
+    x, old, r = double(logp, batch.old_logp, REWARDS)
+    total = 0.0
+    for p in range(P):
+        own = ~STEERED[p]
+        a = np.zeros(G)
+        a[own] = (r[p, own] - r[p, own].mean()) / (r[p, own].std(ddof=1) + 1e-6)
+        token = clip(np.exp(x - old)[p], a[:, None], high=1.28)
+        token = np.where(STEERED[p][:, None], -0.3 * x[p], token)
+        total += token[MASK[p]].sum()
+    np.testing.assert_allclose(got, total / MASK.sum(), rtol=1e-5)
+    plain = jr.recipes.cog_rethinker(imitation=0.0)
+    assert not plain.regularizers and not plain.required_fields
+    assert plain.collector.width(G) == G
+
+
+def test_options_reach_the_collector():
+    assert "plain=2" in repr(jr.recipes.nurl(plain=2).collector)
+    assert "hint_levels" in repr(jr.recipes.sage(light=True).collector)
+    assert "metric='accuracy'" in repr(jr.recipes.ghpo(metric="accuracy").collector)
+    assert "after='both'" in repr(jr.recipes.scaf_grpo(after="both").collector)
+    with pytest.raises(ValueError, match="attempts=2 has no effect with light=True"):
+        jr.recipes.sage(light=True, attempts=2)
+
+
+def test_the_best_teacher_is_the_one_whose_reasoning_leads_to_the_answer():
+    roles = jnp.array([[0, 0, 2, 2, 4, 4], [0, 0, 0, 0, 0, 0]])
+    mask = jnp.ones((2, 6, 2), bool).at[0, 4, 0].set(False)
+    prob = jnp.full((2, 6, 2), 0.1).at[0, 4].set(jnp.array([0.99, 0.5])).at[0, 5].set(0.4)
+    rewards = jnp.array([[0.0, 0.0, 1.0, 1.0, 0.0, 0.0], [0.0] * 6])
+    inputs = {"roles": roles, "mask": mask, "old_logp": jnp.log(prob)}
+    where = jr.curation.best_teachers(rewards, **inputs, k_max=1)
+    assert where.astype(int).tolist() == [[0, 1, 1, 0, 0, 0], [1] * 6]
+    both = jr.curation.best_teachers(rewards, **inputs)
+    assert both[0].astype(int).tolist() == [0, 0, 1, 1, 0, 0]
+    solved = jr.curation.best_teachers(rewards.at[0, 1].set(1.0), **inputs)
+    assert solved[0].astype(int).tolist() == [1, 1, 0, 0, 0, 0]

@@ -14,9 +14,11 @@ repair                if a rollout is wrong      its right steps              it
 
 Options that policies share:
 
-    messages: ``row -> (message, ...)``, from the weakest help to the strongest.
-    threshold: Greatest reward of a failure.
-    metric: Name of the part of the reward that is compared; None for the reward.
+- ``messages``: ``row -> (message, ...)``, from the weakest help to the strongest.
+- ``threshold``: Greatest reward of a failure.
+- ``metric``: Name of the part of the reward that is compared; None for the reward.
+
+A wrong kind of thing raises TypeError, an option that is unknown or out of its range ValueError.
 """
 
 import dataclasses
@@ -50,6 +52,7 @@ from jaxrl_llm.curation.collectors.protocol import (
 from jaxrl_llm.curation.hints import (
     adhint_ratio,
     distilled_where,
+    first_bad_step,
     hint_slots,
     minimal_hint,
     needs_hint,
@@ -60,10 +63,8 @@ from jaxrl_llm.curation.hints import (
 Messages = Callable[[Mapping[str, Any]], Sequence[str]]
 
 ASK_FOR_HINTS = (
-    "Write three hints for the question below, each one more detailed than the one before it, for "
-    "a student who cannot solve it. Do not give the answer away.\n\n"
-    "Question:\n{question}\n\nSolution:\n{solution}\n\n"
-    'Answer with a JSON object that has the keys "level_1", "level_2" and "level_3".'
+    "{question}\n\nSolution: {solution}\n\nWrite three hints, each more detailed, none with the "
+    "answer, as JSON with the keys level_1, level_2 and level_3."
 )
 DECOMPOSE = (
     "{question}\n\nDivide this problem into smaller problems, solve each of them, and put the "
@@ -73,6 +74,7 @@ REFINE = (
     "{question}\n\nThis solution is wrong:\n{answer}\n\nExplain what is wrong with it, and solve "
     "the problem."
 )
+FINISH = "{question}\n\nThis is a solution:\n{solution}\n\nWrite it in words of yours."
 EXAMPLE = "Question: {question}\nAnswer: {solution}"
 
 
@@ -725,4 +727,226 @@ def rethink(
     _check_policy("rethink", threshold, metric)
     return _Rethink(
         decompose=decompose, refine=refine, distill=distill, threshold=threshold, metric=metric
+    )
+
+
+# The right steps of a wrong rollout, continued
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class _Repair(HintedPolicy):
+    """Made by :func:`repair`."""
+
+    judge: Callable[[str, Sequence[str]], Sequence[float]] | None = None
+    teacher: Callable[[str, str], str] | None = None
+    steps: str = "right_steps"
+    separator: str = "\n\n"
+    score: float = 0.5
+    least: int = 0
+    most: int = 1
+    column: str = "demonstration"
+
+    name = "repair"
+    needs_slots = True
+
+    def check(self, row: Mapping[str, Any]) -> None:
+        if self.teacher is None and not isinstance(read_column(self.name, row, self.column), str):
+            raise ValueError(
+                f"{self.name}: {self.column!r} of prompt {prompt_name(row)} must be a text."
+            )
+
+    def ask(self, group: GuidedGroup) -> Sequence[Request]:
+        judged, plain = of_role(group, JUDGE), group.outcomes[0]
+        if of_role(group, DEMONSTRATION):
+            return ()
+        if judged:
+            # What was continued with the solution in the prompt trains after the plain one.
+            new = zip(self._chosen(group), (x for _, x in judged if self._right(x)), strict=False)
+            done = [self._continued(plain.responses[i], n, outcome) for (i, n), outcome in new]
+            return [Request(1, responses=(x,), sampled=False, role=DEMONSTRATION) for x in done]
+        requests = []
+        for i, length in self._chosen(group):
+            begins = _part(plain.responses[i], length)
+            if self.teacher is None:
+                text = FINISH.format(question=group.row["text"], solution=group.row[self.column])
+                responses = (begins,) if length else ()
+                requests.append(Request(1, text=text, responses=responses, role=JUDGE))
+                continue
+            beginning = group.decode([int(x) for x in begins.tokens])
+            end = group.encode(self.teacher(group.row["text"], beginning), ends=True)
+            response = _joined(begins, np.int32(end))
+            requests.append(Request(1, responses=(response,), sampled=False, role=DEMONSTRATION))
+        return requests
+
+    def _right(self, outcome: Outcome) -> bool:
+        return bool(outcome.where[0] and self.rewards(outcome)[0] > self.threshold)
+
+    def _continued(self, wrong: Response, length: int, outcome: Outcome) -> Response:
+        new = outcome.responses[0]
+        reward = None if self.metric else float(outcome.rewards[0])
+        joined = _joined(_part(wrong, length), new.tokens[length:])
+        return joined._replace(finish=new.finish, reward=reward)
+
+    def _chosen(self, group: GuidedGroup) -> list[tuple[int, int]]:
+        """The rollouts that are repaired, with how many of their tokens stay.
+
+        Once their continuations are known, those whose continuation is right.
+        """
+        plain = group.outcomes[0]
+        wrong = np.flatnonzero(plain.where & (self.rewards(plain) <= self.threshold))
+        places = []
+        for i in wrong:
+            parts = plain.texts[i].split(self.separator)
+            right = self._right_steps(group, int(i), parts)
+            if self.least <= right < len(parts):
+                before = self.separator.join(parts[:right]) + (self.separator if right else "")
+                places.append((-right, int(i), len(before)))
+        best = sorted(places)[: self.most]
+        chosen = [(i, _tokens_within(group, plain.responses[i], n)) for _, i, n in best]
+        if judged := of_role(group, JUDGE):
+            pairs = zip(chosen, judged, strict=True)
+            chosen = [place for place, (_, outcome) in pairs if self._right(outcome)]
+        return chosen
+
+    def _right_steps(self, group: GuidedGroup, i: int, parts: list[str]) -> int:
+        """How many steps of a rollout there are before its first wrong one."""
+        if self.judge is not None:
+            scores = np.asarray(self.judge(group.row["text"], parts), np.float32)
+            if scores.shape != (len(parts),):
+                raise ValueError(
+                    f"{self!r}: the judge must return {len(parts)} scores; got shape "
+                    f"{scores.shape}."
+                )
+            with on_host():
+                return int(first_bad_step(scores, threshold=self.score))
+        known = group.outcomes[0].reward_components
+        if self.steps not in known:
+            raise ValueError(
+                f"{self!r}: the reward must return a mapping with {self.steps!r}, how many steps "
+                "come before the first wrong one, or the policy have a judge."
+            )
+        return max(int(known[self.steps][i]), 0) if np.isfinite(known[self.steps][i]) else 0
+
+    def members(self, group: GuidedGroup) -> Sequence[tuple[int, int]]:
+        row = [(group.numbers[0], member) for member in range(group.group_size)]
+        pairs = zip(self._chosen(group), of_role(group, DEMONSTRATION), strict=False)
+        for (i, _), (number, outcome) in pairs:
+            if self._right(outcome):
+                row[i] = (number, 0)
+        return row
+
+
+def _part(response: Response, length: int) -> Response:
+    """The first tokens of a response, with what is known of them."""
+
+    def first(x: np.ndarray | None) -> np.ndarray | None:
+        return None if x is None else x[:length]
+
+    return Response(
+        np.asarray(response.tokens[:length], np.int32),
+        behavior_logp=first(response.behavior_logp),
+        model_logp=first(response.model_logp),
+        version=first(response.version),
+        trains=first(response.trains),
+        entropy=first(response.entropy),
+    )
+
+
+def _joined(first: Response, tokens: np.ndarray) -> Response:
+    """A response and tokens of another writer after it, of which nothing is known."""
+    n, m = len(first.tokens), len(tokens)
+
+    def known(name: str, absent: Any, dtype: Any) -> np.ndarray:
+        x = getattr(first, name)
+        x = np.full(n, absent, dtype) if x is None else x
+        return np.concatenate([np.asarray(x, dtype), np.full(m, absent, dtype)])
+
+    return Response(
+        np.concatenate([first.tokens, tokens]).astype(np.int32),
+        behavior_logp=known("behavior_logp", np.nan, np.float32),
+        model_logp=known("model_logp", np.nan, np.float32),
+        version=known("version", -1, np.int32),
+    )
+
+
+def _tokens_within(group: GuidedGroup, response: Response, characters: int) -> int:
+    """How many first tokens of a response are at most so many characters."""
+    low, high = 0, len(response.tokens)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if len(group.decode([int(x) for x in response.tokens[:middle]])) <= characters:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def repair(
+    *,
+    judge: Callable[[str, Sequence[str]], Sequence[float]] | None = None,
+    teacher: Callable[[str, str], str] | None = None,
+    steps: str = "right_steps",
+    separator: str = "\n\n",
+    score: float = 0.5,
+    least: int = 0,
+    most: int = 1,
+    column: str = "demonstration",
+    threshold: float = 0.0,
+    metric: str | None = None,
+) -> HintPolicy:
+    """A wrong rollout stays up to its first wrong step, another writes the rest; if it is right.
+
+        repaired = tokens before the first wrong step + continuation, in the place of the rollout
+
+    What the policy wrote has its log-probabilities; the continuation has none and version -1. The
+    continuation is the teacher's, or the policy's with the solution in its prompt.
+
+    Args:
+      judge: ``(question, steps) -> scores``, of a process reward model; None to read ``steps``. It
+        is called several times with the same arguments and must answer alike.
+      teacher: ``(question, beginning) -> continuation``; None for the policy itself.
+      steps: The part of the reward that counts the steps before the first wrong one.
+      separator: Between steps.
+      score: Least score of a right step; only with a judge.
+      least: Right steps of a rollout that is repaired at least.
+      most: Repairs of a group, those with the most right steps.
+      column: The column with the solution that the policy sees.
+      threshold, metric: See the module.
+
+    Returns:
+      A policy for :func:`~jaxrl_llm.curation.hinted`.
+
+    Raises:
+      TypeError: If ``judge`` or ``teacher`` is no function.
+      ValueError: If a number is out of its range; in a run, if the reward has no such part.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.curation.repair(most=2)
+      repair(most=2)
+
+    References:
+      SCOPE (arXiv:2602.24110), ABSTRACT reading: which rollouts are repaired and how many is ours,
+      and so is a policy that continues with the solution in its prompt.
+    """
+    name = "repair"
+    for option, function in {"judge": judge, "teacher": teacher}.items():
+        if function is not None and not callable(function):
+            raise TypeError(f"{name}: {option} must be a function; got {function!r}.")
+    checks.check_non_negative(name, finite=True, least=least)
+    checks.check_positive(name, finite=True, most=most)
+    if not separator:
+        raise ValueError(f"{name}: separator must not be empty.")
+    _check_policy(name, threshold, metric)
+    return _Repair(
+        judge=judge,
+        teacher=teacher,
+        steps=steps,
+        separator=separator,
+        score=score,
+        least=int(least),
+        most=int(most),
+        column=column,
+        threshold=threshold,
+        metric=metric,
     )

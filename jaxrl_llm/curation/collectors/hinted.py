@@ -42,7 +42,8 @@ class GuidedGroup(NamedTuple):
     Attributes:
       prompt: Place of its prompt in the data set.
       data: Of each prompt, its ``text`` and the columns of its row.
-      encode: ``text -> tokens`` of a response.
+      encode: ``encode(text, ends=False) -> tokens`` of a response.
+      decode: ``tokens -> text``.
       place: Which group of the batch, from 0.
       step: Which batch of the run, from 0.
       group_size: G.
@@ -53,7 +54,8 @@ class GuidedGroup(NamedTuple):
 
     prompt: int
     data: Sequence[Mapping[str, Any]]
-    encode: Callable[[str], Sequence[int]]
+    encode: Callable[..., Sequence[int]]
+    decode: Callable[[Sequence[int]], str]
     place: int
     step: int
     group_size: int
@@ -153,6 +155,7 @@ class _Hinted:
             prompt=int(outcomes[0].prompt),
             data=collection.data,
             encode=collection.encode,
+            decode=collection.decode,
             place=place,
             step=collection.step,
             group_size=collection.group_size,

@@ -163,7 +163,8 @@ class Collection(NamedTuple):
       data: Of each prompt of the data set, its ``text`` and the columns of its row: hints,
         demonstrations, paraphrases, difficulty.
       version: Of the weights that sample.
-      encode: ``text -> tokens`` of a response, without the token that ends it.
+      encode: ``encode(text, ends=False) -> tokens`` of a response, with the token that ends it if
+        ``ends``.
       decode: ``tokens -> text``.
       takes_text: ``text -> bool``, whether a message is short enough for a prompt.
     """
@@ -175,7 +176,7 @@ class Collection(NamedTuple):
     outcomes: tuple[Outcome | None, ...] = ()
     data: Sequence[Mapping[str, Any]] = ()
     version: int = 0
-    encode: Callable[[str], Sequence[int]] = no_tokenizer
+    encode: Callable[..., Sequence[int]] = no_tokenizer
     decode: Callable[[Sequence[int]], str] = no_tokenizer
     takes_text: Callable[[str], bool] = bool
 

@@ -20,8 +20,8 @@ def otr(*, beta: float = -0.1, tau: float = 1.3, samples: int | None = None) -> 
         loss = mean over tokens of -(q[x] log p[x] + beta sum_{a != x} q[a] log p[a])
         q = softmax(logits / tau), a constant;  p = softmax(logits)
 
-    The "rollouts" of a batch are demonstrations, one a group or more; their rewards count for
-    nothing. Train at temperature 1.
+    Nothing is sampled: the "rollouts" of a batch are the prompts' demonstrations, one a group or
+    more; their rewards count for nothing. Train at temperature 1.
 
     Args:
       beta: Reward of a token other than the data's.
@@ -46,6 +46,7 @@ def otr(*, beta: float = -0.1, tau: float = 1.3, samples: int | None = None) -> 
         advantage=stateless(no_advantages),
         surrogate=surrogates.otr,
         computed=(*seeds, Computed("one_token_loss", loss, "policy")),
+        collector=curation.only_demonstrations(reward=1.0),
         paper="arXiv:2509.26313",
         group_relative=False,
     )
@@ -162,17 +163,26 @@ def srpo(
     )
 
 
-def luffy_shaping(*, length: float, gamma: float = 0.1, entropy_coef: float = 1e-3) -> Recipe:
+def luffy_shaping(
+    *,
+    length: float,
+    gamma: float = 0.1,
+    entropy_coef: float = 1e-3,
+    guided: int = 1,
+    column: str = "demonstration",
+) -> Recipe:
     """Learning under off-policy guidance: the ratio, and a shaped likelihood for guided rollouts.
 
         A = r - mean_group r
         token loss = -A ratio for the policy's rollouts, -A x / (x + gamma), x = exp(logp), for
         guided loss = sum over tokens of (token loss - entropy_coef entropy), over rollouts * length
 
-    There is no clip. A batch holds ``steered``, True for the rollouts of the guide.
+    There is no clip. The guide's rollouts are demonstrations of the data, graded as the others.
 
     Args:
       gamma: The likelihood at which a guided token is pushed most.
+      guided: Rollouts of the guide in a group.
+      column: The column of the data with them, a response or a list of several.
 
     References:
       Yan et al., LUFFY (arXiv:2504.14945), with the settings of the released scripts, in which
@@ -185,6 +195,7 @@ def luffy_shaping(*, length: float, gamma: float = 0.1, entropy_coef: float = 1e
         surrogate=bind(surrogates.luffy_shaping, gamma=gamma),
         weights=bind(aggregate.fixed_length, length=length),
         regularizers=(bonus,) if entropy_coef else (),
+        collector=curation.demonstrations(count=guided, column=column),
         paper="arXiv:2504.14945",
     )
 
@@ -197,18 +208,28 @@ def ampo(
     eps_high: float = 0.2,
     dual_clip: float | None = 10.0,
     entropy_coef: float = 1e-3,
+    teachers: int = 4,
+    k_max: int = 2,
+    column: str = "demonstration",
+    answer: str = "answer",
 ) -> Recipe:
     """Adaptive multi-guidance policy optimization.
 
+        where no rollout is right, k_max answers of teachers take the place of as many
         A = r - mean over the group's rollouts of the policy of r
         token loss = -A x / (x + gamma), x = exp(logp), for the answers of teachers
         loss = sum over tokens of (token loss - entropy_coef entropy), over rollouts * length
 
-    A batch holds ``steered``, True for the answers of teachers. ``curation.ampo_select`` decides,
-    where data are collected, which rollouts they replace; their reward is at least 1.
+    Rewards are at most 1, that of a teacher's answer is 1. Of the prompt's answers those are taken
+    after which the policy gives the reference answer the greatest probability; to know it, a row
+    of a failed group holds each teacher's answer twice (``curation.demonstrations``).
 
     Args:
       gamma: The likelihood at which a teacher's token is pushed most.
+      teachers: Answers of teachers that are compared.
+      k_max: Answers that a group takes at most.
+      column: The column of the data with the answers of teachers, texts.
+      answer: The column with the reference answer.
 
     References:
       Yuan et al., AMPO (arXiv:2510.02227), with the settings of the released scripts, in which
@@ -221,8 +242,12 @@ def ampo(
         surrogate=bind(
             surrogates.ampo, gamma=gamma, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip
         ),
-        weights=bind(aggregate.fixed_length, length=length),
+        weights=bind(aggregate.sequence_sum_norm, length=length),
         regularizers=(bonus,) if entropy_coef else (),
+        curation=stateless(curation.best_teachers, k_max=k_max),
+        collector=curation.demonstrations(
+            count=teachers, column=column, when="failed", probe=answer, reward=1.0
+        ),
         paper="arXiv:2510.02227",
     )
 
@@ -237,6 +262,9 @@ def icpo(
     eps_high: float = 0.2,
     dual_clip: float | None = 3.0,
     kl_coef: float = 1e-3,
+    steered: int = 1,
+    shots: int = 1,
+    examples: tuple[tuple[str, str], ...] | None = None,
 ) -> Recipe:
     """In-context steered policy optimization.
 
@@ -245,9 +273,13 @@ def icpo(
         token loss = -A x / (x + gamma), x = exp(logp), for steered rollouts
         loss = mean over tokens of (token loss + kl_coef KL)
 
-    A batch holds ``steered``: 1 of 8 rollouts of a group in the paper.
+    A steered rollout sees other questions with their solutions, and trains after the plain prompt.
 
     Args:
+      steered: Steered rollouts of a group; 1 of 8 in the paper.
+      shots: Examples in a prompt.
+      examples: Pairs of question and solution to draw from; None for the other prompts of the data
+        and their ``demonstration``. The paper's are of another data set.
       delta: Least reward of a steered rollout that takes part.
       bonus: What is added to the factor of its reward at the first step.
       anneal: Steps over which the bonus falls to 0.
@@ -271,5 +303,8 @@ def icpo(
             surrogates.icpo, gamma=gamma, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip
         ),
         regularizers=(penalty,) if kl_coef else (),
+        collector=curation.hinted(
+            curation.examples_in_prompt(count=steered, shots=shots, examples=examples)
+        ),
         paper="arXiv:2510.26519",
     )
