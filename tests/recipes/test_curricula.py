@@ -104,3 +104,17 @@ def test_the_majority_stands_in_for_the_label():
     got = recipe.prepare(batch, recipe.init())[0].advantages
     np.testing.assert_allclose(got, jr.advantages.grpo(jnp.asarray(rewards)), atol=1e-6)
     assert "answer_ids" in recipe.required_fields
+
+
+@pytest.mark.parametrize("name", ["v0_budget", "rollout_gdro"])
+def test_presets_that_allocate_rollouts_have_the_loss_of_grpo(name):
+    case = make_case()
+    ours = getattr(jr.recipes, name)(eps_high=0.3)
+    plain = jr.recipes.dapo(dynamic_sampling=False).replace(
+        surrogate=jr.bind(jr.surrogates.ppo_clip, eps_low=0.2, eps_high=0.3)
+    )
+    losses = []
+    for recipe in (ours, plain):
+        batch, _ = recipe.prepare(case.batch, recipe.init())
+        losses.append(float(recipe.loss(case.logp, batch)))
+    assert losses[0] == losses[1] and ours.collector.width(8) > 8

@@ -12,6 +12,18 @@ from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.recipe import Recipe
 
 
+def _on_chosen_prompts(
+    name: str, paper: str, collector: curation.Collector, eps_low: float, eps_high: float
+) -> Recipe:
+    """GRPO's clip on the prompts that a collector chooses."""
+    return from_base(
+        name=name,
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        collector=collector,
+        paper=paper,
+    )
+
+
 def vade(
     *,
     retain: float = 0.2,
@@ -39,12 +51,7 @@ def vade(
         retain=retain,
         retain_rest=retain_rest,
     )
-    return from_base(
-        name="vade",
-        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
-        collector=collector,
-        paper="arXiv:2511.18902",
-    )
+    return _on_chosen_prompts("vade", "arXiv:2511.18902", collector, eps_low, eps_high)
 
 
 def mopps(
@@ -73,12 +80,7 @@ def mopps(
         candidates=candidates,
         retain=retain,
     )
-    return from_base(
-        name="mopps",
-        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
-        collector=collector,
-        paper="arXiv:2507.04632",
-    )
+    return _on_chosen_prompts("mopps", "arXiv:2507.04632", collector, eps_low, eps_high)
 
 
 def insight(
@@ -105,12 +107,7 @@ def insight(
         choose="top",
         candidates=candidates,
     )
-    return from_base(
-        name="insight",
-        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
-        collector=collector,
-        paper="arXiv:2603.01907",
-    )
+    return _on_chosen_prompts("insight", "arXiv:2603.01907", collector, eps_low, eps_high)
 
 
 def learnability(
@@ -125,8 +122,5 @@ def learnability(
     References:
       A common baseline of curricula, ABSTRACT; the forgetting is ours.
     """
-    return from_base(
-        name="learnability",
-        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
-        collector=curation.prioritized(bind(curation.learnability, power=power), retain=retain),
-    )
+    collector = curation.prioritized(bind(curation.learnability, power=power), retain=retain)
+    return _on_chosen_prompts("learnability", "", collector, eps_low, eps_high)
