@@ -281,7 +281,17 @@ class _Book:
             text = request.text
             text = text(self._start.data[place]) if callable(text) else text
             request = request._replace(text=text)
-            prompt = None if text is None else self._encode(place, text)
+            prompt = None
+            if text is not None:
+                if self._limits is None or not collector_needs(self.collector, "sends_text"):
+                    raise ValueError(
+                        f"collector {self.collector!r} sends a text; its attribute sends_text must "
+                        "be True, so that prompts have room for it."
+                    )
+                if (prompt := self._texts.get((place, text))) is None:
+                    name = f"{self._name(place)}, with the text of collector {self.collector!r},"
+                    prompt = tuple(self._limits.encoder.prompt(text, name))
+                    self._texts[place, text] = prompt
             responses = self._responses(request, place)
             content = _content(request, responses)
             resolved.append(Asked(place, numbers, request, prompt, responses, content))
@@ -291,18 +301,6 @@ class _Book:
     def _name(self, place: int) -> str:
         prompt = self._questions[place].prompt
         return repr(prompt.id or prompt.text[:40])
-
-    def _encode(self, place: int, text: str) -> tuple[int, ...]:
-        """The tokens of a message for a prompt."""
-        if self._limits is None or not collector_needs(self.collector, "sends_text"):
-            raise ValueError(
-                f"collector {self.collector!r} sends a text; its attribute sends_text must be "
-                "True, so that prompts have room for it."
-            )
-        if (place, text) not in self._texts:
-            name = f"{self._name(place)}, with the text of collector {self.collector!r},"
-            self._texts[place, text] = tuple(self._limits.encoder.prompt(text, name))
-        return self._texts[place, text]
 
     def _responses(self, request: Request, place: int) -> tuple[Response, ...]:
         """The responses of a request as arrays; raises ValueError for what cannot be used."""
@@ -434,19 +432,13 @@ class _Book:
             in_order=self._in_order,
             groups=sum(x.request.extends is None for x in self.asked if x.request.sampled),
             rollouts=sum(x.request.rollouts for x in self.asked if x.request.sampled),
-            continued=sum(self._continued(each) for group in groups for each in group),
+            continued=sum(
+                each.continued(self._start.version) for group in groups for each in group
+            ),
             reward=mean_reward([each.scores for each in graded]),
             failures=sum(int(failed.sum()) for failed in failures),
             seconds=dict(seconds),
         )
-
-    def _continued(self, member: "_Member") -> int:
-        """How many tokens of an own rollout an earlier batch sampled."""
-        begin = member.begins
-        if begin is None or begin.version is None or member.asked.request.role != OWN:
-            return 0
-        version = np.asarray(begin.version)
-        return int(((version >= 0) & (version < self._start.version)).sum())
 
 
 class _Member(NamedTuple):
@@ -461,6 +453,14 @@ class _Member(NamedTuple):
     def begins(self) -> Response | None:
         """What the request brought of it."""
         return self.asked.responses[self.index] if self.asked.responses else None
+
+    def continued(self, version: int) -> int:
+        """How many tokens of an own rollout weights before a version sampled."""
+        begin = self.begins
+        if begin is None or begin.version is None or self.asked.request.role != OWN:
+            return 0
+        versions = np.asarray(begin.version)
+        return int(((versions >= 0) & (versions < version)).sum())
 
 
 def _problems(request: Request, limits: Limits | None) -> list[str]:
