@@ -335,6 +335,81 @@ def test_cog_rethinker_decomposes_then_refines_and_distills_what_is_right():
     assert plain.width(G) == G and len(play(plain, rewards=second)[0]) == 5
 
 
+# --- repairs ---------------------------------------------------------------------------------
+
+
+def stepwise(request, outcome):
+    """Responses of three steps, of which the j-th rollout has j right ones; a repair is right."""
+    n = len(outcome.rewards)
+    if request.role == OWN:
+        tokens = np.int32(list(b"a;b;c"))
+        responses = tuple(
+            Response(tokens, np.full(5, -float(j)), version=tokens * 0) for j in range(n)
+        )
+        parts = {"right_steps": np.float32(np.arange(n) % 3)}
+        return outcome._replace(
+            responses=responses, texts=("a;b;c",) * n, reward_components=parts,
+            rewards=np.zeros(n, np.float32),
+        )  # fmt: skip
+    if request.role == JUDGE:
+        begin = request.responses[0].tokens if request.responses else np.zeros(0, np.int32)
+        new = Response(np.int32([*begin, 120, 121]), np.zeros(len(begin) + 2))
+        return outcome._replace(responses=(new,), rewards=np.ones(1, np.float32))
+    return outcome
+
+
+def test_scope_continues_the_right_steps_and_trains_after_the_plain_prompt():
+    collector = curation.hinted(curation.repair(separator=";"))
+    requests, _, rows, _ = play(collector, change=stepwise)
+    judge, last = requests[3], requests[6]
+    assert judge.role == JUDGE and "solution 0 is 0" in judge.text
+    assert decode(judge.responses[0].tokens) == "a;b;"  # of the third, which has two right steps
+    assert last.role == DEMONSTRATION and not last.sampled and last.text is None
+    (repaired,) = last.responses
+    assert decode(repaired.tokens) == "a;b;xy" and repaired.reward == 1.0
+    assert repaired.version.tolist() == [0] * 4 + [-1] * 2
+    assert repaired.behavior_logp[:4].tolist() == [-2.0] * 4
+    assert np.isnan(repaired.behavior_logp[4:]).all()
+    assert rows[0].members == ((0, 0), (0, 1), (6, 0), (0, 3))
+
+
+def test_scope_may_have_a_judge_and_a_teacher():
+    def judge(question, steps):
+        return [0.9, 0.2, 0.8]
+
+    def teacher(question, beginning):
+        return f"({question} after {beginning})"
+
+    def encode_ends(text, ends=False):
+        return encode(text) + [0] * ends
+
+    policy = curation.repair(judge=judge, teacher=teacher, separator=";", most=2)
+    data = DATA
+    batch, learned = Collection(1, G, data=data, encode=encode_ends, decode=decode), None
+    collector = curation.hinted(policy)
+    requests, _ = collector.propose((), None, batch, 1)
+    outcome = stepwise(requests[0], outcome_of(requests[0], 0, 0))
+    batch = batch._replace(requests=requests, outcomes=(outcome,))
+    decision, learned = collector.observe((), batch)
+    texts = [decode(r.responses[0].tokens) for r in decision.requests]
+    assert texts == ["a;(question 0 after a;)\0"] * 2
+    right, wrong = (
+        outcome_of(r, 0, i, rewards=lambda *_, x=x: [x])
+        for i, (r, x) in enumerate(zip(decision.requests, (0.0, 1.0), strict=True), 1)
+    )
+    batch = batch._replace(
+        requests=(*requests, *decision.requests), outcomes=(outcome, right, wrong)
+    )
+    decision, _ = collector.observe((), batch)
+    # The second repair alone is right, and takes the place of the second rollout.
+    assert decision.rows[0].members == ((0, 0), (2, 0), (0, 2), (0, 3))
+
+
+def test_scope_needs_to_know_the_first_wrong_step():
+    with pytest.raises(ValueError, match="a mapping with 'right_steps'"):
+        play(curation.hinted(curation.repair()))
+
+
 # --- demonstrations --------------------------------------------------------------------------
 
 
