@@ -10,7 +10,6 @@ import numpy as np
 from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.packing import Tree, plan_packing, plan_tree
-from jaxrl_llm.core.support import Support
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import keep_apart, spread_update
 from jaxrl_llm.recipes import Batch
@@ -213,7 +212,10 @@ def pack_batch(batch: Batch, packing: str, *, model: Model) -> tuple[Batch, dict
     most = {"auto": largest, "always": 1.0}.get(packing, 0.0)
     plan = plan_packing(mask, most=most) if most > 0 else None
     if packing == "tree":
-        plan = plan_tree(np.asarray(batch.tokens), mask, same=_words(batch.support))
+        same = None
+        if (sets := batch.support) is not None:  # what two of them differ in
+            same = np.asarray(sets.bits) if sets.ids is None else np.sort(sets.ids, axis=-1)
+        plan = plan_tree(np.asarray(batch.tokens), mask, same=same)
     cells = mask.size if plan is None else plan[0].size
     # Up to the last token of the mask: cells in between are read.
     tokens = np.maximum.accumulate(mask[..., ::-1], axis=-1).sum()
@@ -221,13 +223,6 @@ def pack_batch(batch: Batch, packing: str, *, model: Model) -> tuple[Batch, dict
         tokens = (plan.sources >= 0).sum()
     numbers = {"padding": float(1 - tokens / cells), "packed": cells / mask.size}
     return batch.replace(packing=plan), numbers
-
-
-def _words(support: Support | None) -> np.ndarray | None:
-    """What two supports differ in."""
-    if support is None:
-        return None
-    return np.asarray(support.bits) if support.ids is None else np.sort(support.ids, axis=-1)
 
 
 def check_reads_rows(function: str, model: Model, packing: str) -> None:

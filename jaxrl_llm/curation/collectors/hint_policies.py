@@ -571,25 +571,22 @@ class _ExamplesInPrompt(HintedPolicy):
         if len(group.requests) > 1:
             return ()
         draw = np.random.default_rng((self.seed, group.step, group.place))
+        # Examples, none of which is the group's prompt.
+        others, rows = len(group.data) - 1, group.data
         requests = []
         for _ in range(self.count):
-            shown = [
-                EXAMPLE.format(question=question, solution=solution)
-                for question, solution in self._draw(draw, group)
-            ]
+            if self.examples is not None:
+                most = min(self.shots, len(self.examples))
+                places = draw.choice(len(self.examples), most, replace=False)
+                drawn = [self.examples[i] for i in places]
+            else:
+                places = draw.choice(others, min(self.shots, others), replace=False)
+                places = places + (places >= group.prompt)
+                drawn = [(rows[i]["text"], rows[i][self.column]) for i in places]
+            shown = [EXAMPLE.format(question=q, solution=solution) for q, solution in drawn]
             text = "\n\n".join([*shown, f"Question: {group.row['text']}"])
             requests.append(Request(1, text=text, train_as_prompt=True, role=HINTED))
         return requests
-
-    def _draw(self, draw: np.random.Generator, group: GuidedGroup) -> list[tuple[str, str]]:
-        """Examples, none of which is the group's prompt."""
-        if self.examples is not None:
-            most = min(self.shots, len(self.examples))
-            return [self.examples[i] for i in draw.choice(len(self.examples), most, replace=False)]
-        others, rows = len(group.data) - 1, group.data
-        places = draw.choice(others, min(self.shots, others), replace=False)
-        places = places + (places >= group.prompt)
-        return [(rows[i]["text"], rows[i][self.column]) for i in places]
 
     def members(self, group: GuidedGroup) -> Sequence[tuple[int, int]]:
         return rows_of(group)
@@ -762,7 +759,13 @@ class _Repair(HintedPolicy):
         if judged:
             # What was continued with the solution in the prompt trains after the plain one.
             new = zip(self._chosen(group), (x for _, x in judged if self._right(x)), strict=False)
-            done = [self._continued(plain.responses[i], n, outcome) for (i, n), outcome in new]
+            done = []
+            for (i, length), outcome in new:
+                end, reward = outcome.responses[0], float(outcome.rewards[0])
+                joined = _joined(_part(plain.responses[i], length), end.tokens[length:])
+                done.append(
+                    joined._replace(finish=end.finish, reward=None if self.metric else reward)
+                )
             return [Request(1, responses=(x,), sampled=False, role=DEMONSTRATION) for x in done]
         requests = []
         for i, length in self._chosen(group):
@@ -780,12 +783,6 @@ class _Repair(HintedPolicy):
 
     def _right(self, outcome: Outcome) -> bool:
         return bool(outcome.where[0] and self.rewards(outcome)[0] > self.threshold)
-
-    def _continued(self, wrong: Response, length: int, outcome: Outcome) -> Response:
-        new = outcome.responses[0]
-        reward = None if self.metric else float(outcome.rewards[0])
-        joined = _joined(_part(wrong, length), new.tokens[length:])
-        return joined._replace(finish=new.finish, reward=reward)
 
     def _chosen(self, group: GuidedGroup) -> list[tuple[int, int]]:
         """The rollouts that are repaired, with how many of their tokens stay.

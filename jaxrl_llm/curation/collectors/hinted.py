@@ -134,7 +134,25 @@ class _Hinted:
             return Decision(ask=total - len(requests)), state
         if collection.waiting:
             return Decision(), state
-        groups = [self._group(collection, p) for p in range(total)]
+
+        def group(place: int) -> GuidedGroup:
+            asked = enumerate(requests)
+            numbers = tuple(i for i, each in asked if i == place or each.extends == place)
+            outcomes = tuple(x for i in numbers if (x := collection.outcomes[i]) is not None)
+            return GuidedGroup(
+                prompt=int(outcomes[0].prompt),
+                data=collection.data,
+                encode=collection.encode,
+                decode=collection.decode,
+                place=place,
+                step=collection.step,
+                group_size=collection.group_size,
+                numbers=numbers,
+                requests=tuple(requests[i] for i in numbers),
+                outcomes=outcomes,
+            )
+
+        groups = [group(place) for place in range(total)]
         after = requests[-1].round + 1
         asked = [
             request._replace(extends=group.place, round=after)
@@ -146,23 +164,6 @@ class _Hinted:
         plain = collection._replace(requests=requests[:total], outcomes=collection.outcomes[:total])
         _, learned = self.source.observe(state, plain)
         return Decision(rows=tuple(Row(tuple(self.policy.members(g))) for g in groups)), learned
-
-    def _group(self, collection: Collection, place: int) -> GuidedGroup:
-        asked = enumerate(collection.requests)
-        numbers = tuple(i for i, each in asked if i == place or each.extends == place)
-        outcomes = tuple(x for i in numbers if (x := collection.outcomes[i]) is not None)
-        return GuidedGroup(
-            prompt=int(outcomes[0].prompt),
-            data=collection.data,
-            encode=collection.encode,
-            decode=collection.decode,
-            place=place,
-            step=collection.step,
-            group_size=collection.group_size,
-            numbers=numbers,
-            requests=tuple(collection.requests[i] for i in numbers),
-            outcomes=outcomes,
-        )
 
     def __repr__(self) -> str:
         source = "" if self.source == in_order() else f", source={self.source!r}"
