@@ -270,7 +270,21 @@ def check_recipe(recipe) -> None:
     """Raises TypeError or ValueError unless the slots hold what they should and work together."""
     _check_kinds(recipe)
     checks.check_option(f"Recipe {recipe.name!r}", "status", recipe.status, STATUSES)
-    _check_names(recipe)
+    # One name for two things would leave one of them without effect.
+    taken = dict.fromkeys(_RESERVED, "the batch or the step")
+    if recipe.critic is not None:
+        taken |= dict.fromkeys(_OF_CRITIC, "the critic")
+    # A batch may hold what would otherwise be computed before it is prepared.
+    replaceable = names_computed(recipe, ("responses", *BEFORE_PREPARE))
+    entries = [(f"computed ({entry.source})", entry.name) for entry in recipe.computed]
+    for slot, name in [*entries, *(("inputs", name) for name in recipe.inputs)]:
+        before = taken.get(name)
+        if before is not None and (slot != "inputs" or name not in replaceable):
+            raise ValueError(
+                f"Recipe {recipe.name!r}: {slot} has the name {name!r}, which already comes from "
+                f"{before}; choose another name."
+            )
+        taken[name] = slot
     _check_functions(recipe)
     _check_meaning(recipe)
 
@@ -361,24 +375,6 @@ def _check_arguments(recipe: str, reader: Reader, offered: set[str]) -> None:
                 f"{what} needs {parameter.name!r}, which its slot does not have; it has "
                 f"{', '.join(known)}. {hint}."
             )
-
-
-def _check_names(recipe) -> None:
-    """Raises ValueError if one name would stand for two things, one of them without effect."""
-    taken = dict.fromkeys(_RESERVED, "the batch or the step")
-    if recipe.critic is not None:
-        taken |= dict.fromkeys(_OF_CRITIC, "the critic")
-    # A batch may hold what would otherwise be computed before it is prepared.
-    replaceable = names_computed(recipe, ("responses", *BEFORE_PREPARE))
-    entries = [(f"computed ({entry.source})", entry.name) for entry in recipe.computed]
-    for slot, name in [*entries, *(("inputs", name) for name in recipe.inputs)]:
-        before = taken.get(name)
-        if before is not None and (slot != "inputs" or name not in replaceable):
-            raise ValueError(
-                f"Recipe {recipe.name!r}: {slot} has the name {name!r}, which already comes from "
-                f"{before}; choose another name."
-            )
-        taken[name] = slot
 
 
 def _offers(recipe) -> dict[str, set[str]]:

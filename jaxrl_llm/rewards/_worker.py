@@ -116,7 +116,7 @@ def main() -> None:
             try:
                 value = function(*arguments)
                 if inspect.isawaitable(value):
-                    value = asyncio.run(_wait(value))
+                    value = asyncio.run(asyncio.wait_for(value, timeout=None))
             except BaseException as error:
                 answer(index, *_failure(error))
             else:
@@ -135,10 +135,6 @@ def _failure(error: BaseException) -> tuple[str, str]:
     # By name: this file imports nothing of the package.
     refused = any(kind.__name__ == "RewardError" for kind in type(error).__mro__)
     return ("refused" if refused else "raised"), _explain(error)
-
-
-async def _wait(value):
-    return await value
 
 
 async def _gather(function, calls, deadline: float, answer) -> None:

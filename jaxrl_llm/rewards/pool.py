@@ -34,12 +34,6 @@ def _clause(kind: str, payload: str) -> str:
     return f"raised {payload}" if kind == "raised" else payload
 
 
-def _kill_all(processes: set[Process]) -> None:
-    for process in list(processes):
-        process.kill()
-    processes.clear()
-
-
 class _Silence:
     """Seconds since the last value, on a clock that stops between calls; entered to make one."""
 
@@ -136,8 +130,14 @@ class VerifierPool:
         self._processes: set[Process] = set()
         self._idle: queue.SimpleQueue[Process] = queue.SimpleQueue()
         self._lock = threading.Lock()
+
+        def kill_all(processes: set[Process]) -> None:
+            for process in list(processes):
+                process.kill()
+            processes.clear()
+
         # Also runs when the interpreter ends, so no worker outlives a script that forgot close().
-        self._finalizer = weakref.finalize(self, _kill_all, self._processes)
+        self._finalizer = weakref.finalize(self, kill_all, self._processes)
         if os.environ.get(_worker.LOADING):
             # A worker imports the module of its function, and that module makes this pool: it must
             # not start workers in turn.

@@ -4,6 +4,7 @@ Shared arguments: ``recipe``, the method; ``questions``, P of them. Every functi
 where the recipe cannot be trained on what the run has.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple, TypeVar
@@ -246,8 +247,8 @@ def _from_texts(
             f"recipe {recipe.name!r}: {TEACHER_TEXTS} has {len(messages)} messages, where the "
             f"batch has {shape[0]} x {shape[1]} responses."
         )
-    group = shape[1]
-    prompts = [list(questions[i // group].tokens) for i in range(len(messages))]
+    P, G = shape
+    prompts = [list(questions[i // G].tokens) for i in range(len(messages))]
     taught = np.zeros(len(messages), bool)
     for i, message in enumerate(messages):
         # A prompt that the model has no room for teaches nothing.
@@ -257,8 +258,8 @@ def _from_texts(
     lengths = np.array([len(tokens) for tokens in prompts])[:, None]
     padded = np.array([tokens + [0] * (width - len(tokens)) for tokens in prompts], np.int32)
     return made | {
-        "teacher_prompt_tokens": padded.reshape(*shape, width),
-        "teacher_prompt_mask": (np.arange(width) < lengths).reshape(*shape, width),
+        "teacher_prompt_tokens": padded.reshape(P, G, width),
+        "teacher_prompt_mask": (np.arange(width) < lengths).reshape(P, G, width),
         "has_teacher": taught.reshape(shape),
     }
 
@@ -293,7 +294,7 @@ def _from_turns(
     steps: dict[tuple[int, int], np.ndarray] = {}
     turn_ids = np.full(batch.tokens.shape, -1, np.int32)
     tokens, mask = np.asarray(batch.tokens), np.asarray(batch.mask)
-    for p, g in np.ndindex(*shape):
+    for p, g in np.ndindex(shape):
         if (step := entries[p][g]) is None or not mask[p, g].any():
             continue
         response, prompt = texts.responses[p][g], questions[p].prompt
@@ -306,7 +307,19 @@ def _from_turns(
         if step.ndim != (2 if source == "test_passes" else 1):
             raise ValueError(f"{start} has {step.ndim} axes; it takes one number a step.")
         borders = [len(response)] if ends[p][g] is None else list(ends[p][g])
-        _check_ends(start, len(step), borders, len(response))
+        if not len(step):
+            raise ValueError(f"{start} is empty; a response has at least one step.")
+        if len(borders) != len(step):
+            raise ValueError(
+                f"{start} has {len(step)} steps, and 'turn_ends' {len(borders)}; the reward must "
+                "return the characters up to the end of each, as rewards.step_ends gives them."
+            )
+        in_order = all(a <= b for a, b in itertools.pairwise([0, *borders, len(response)]))
+        if not in_order or any(end % 1 for end in borders):
+            raise ValueError(
+                f"{start} has the 'turn_ends' {[f'{e:g}' for e in borders]}, which must be "
+                f"ascending integers up to the {len(response)} characters of the response."
+            )
         steps[p, g] = step
         there = np.flatnonzero(mask[p, g])
         trained = tokens[p, g, there].tolist()
@@ -315,23 +328,6 @@ def _from_turns(
         borders = [max(end - before, 0) for end in borders]
         turn_ids[p, g, there] = turns_of_tokens(trained, borders, decode=texts.decode)
     return _padded_turns(shape, source, steps) | {"turn_ids": turn_ids}
-
-
-def _check_ends(start: str, count: int, ends: Sequence[float], length: int) -> None:
-    """Raises ValueError unless there is an end for each step, all inside of the response."""
-    if not count:
-        raise ValueError(f"{start} is empty; a response has at least one step.")
-    if len(ends) != count:
-        raise ValueError(
-            f"{start} has {count} steps, and 'turn_ends' {len(ends)}; the reward must return the "
-            "characters up to the end of each, as rewards.step_ends gives them."
-        )
-    borders = [0, *ends, length]
-    if any(b < a for a, b in zip(borders, borders[1:], strict=False)) or any(e % 1 for e in ends):
-        raise ValueError(
-            f"{start} has the 'turn_ends' {[f'{e:g}' for e in ends]}, which must be ascending "
-            f"integers up to the {length} characters of the response."
-        )
 
 
 def _padded_turns(

@@ -249,12 +249,15 @@ def check_data(config: TrainConfig, recipe: Any, prompts: Sequence) -> None:
         return
     rows = [Question(prompt, []) for prompt in prompts]
     check_fields(recipe, rows)
-    sizes = {"group_size": config.sampling.group_size, "num_groups": config.prompts_per_step}
     for part in collector_parts(recipe.collector):
         if hasattr(part, "check_data"):
             part.check_data(DataRows(rows))
         if hasattr(part, "check_sizes"):
-            part.check_sizes(DataRows(rows), **sizes)
+            part.check_sizes(
+                DataRows(rows),
+                group_size=config.sampling.group_size,
+                num_groups=config.prompts_per_step,
+            )
 
 
 def text_room(config: TrainConfig, recipe: Any, model: Model, longest: int) -> int:
@@ -307,7 +310,7 @@ def load_experiment(config: TrainConfig) -> tuple[Experiment, ArrayTree]:
         recipe=recipe,
         train=train,
         held_out=held_out,
-        samplers=_make_samplers(
+        samplers=make_samplers(
             config,
             recipe,
             model,
@@ -324,7 +327,7 @@ def load_experiment(config: TrainConfig) -> tuple[Experiment, ArrayTree]:
     return experiment, params
 
 
-def _make_samplers(
+def make_samplers(
     config: TrainConfig,
     recipe: Any,
     model: Model,

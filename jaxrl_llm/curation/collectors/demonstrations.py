@@ -162,8 +162,9 @@ def demonstrations(
     checks.check_count(name, count=count)
     checks.check_option(name, "when", when, ("always", "failed"))
     if when == "always":
-        unused = {"threshold": threshold or None, "metric": metric, "probe": probe}
-        checks.check_no_effect(name, "with when='always'", **unused)
+        checks.check_no_effect(
+            name, "with when='always'", threshold=threshold or None, metric=metric, probe=probe
+        )
     policy = _Demonstrations(
         count=int(count),
         column=column,
