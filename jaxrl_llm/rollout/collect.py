@@ -349,8 +349,34 @@ class _Book:
                     f"{start} prompt {request.prompt}; the data set has prompts 0 to "
                     f"{len(self._questions) - 1}."
                 )
-            for problem in _problems(request, self._limits):
-                raise ValueError(f"{start} request {i} {problem}.")
+            wrong, n = [], len(request.responses)
+            if n not in (0, request.rollouts):
+                wrong.append(f"with {n} responses for {request.rollouts} rollouts")
+            if not request.sampled and not n:
+                wrong.append("of complete responses, but brings none")
+            if not request.sampled and (
+                request.limit is not None or request.temperature is not None
+            ):
+                wrong.append(
+                    "of complete responses, for which limit and temperature have no effect"
+                )
+            if request.train_as_prompt and request.text is None:
+                wrong.append("with train_as_prompt, which has no effect without a text")
+            if request.pauses and request.limit is None:
+                wrong.append("that pauses, which has no effect without a limit")
+            T = request.limit if self._limits is None else self._limits.max_new_tokens
+            if request.limit is not None and not 1 <= request.limit <= T:  # type: ignore[operator]
+                wrong.append(f"with limit {request.limit}; it must be from 1 to max_new_tokens {T}")
+            if request.temperature is not None and not 0 <= request.temperature < float("inf"):
+                wrong.append(
+                    f"with temperature {request.temperature}; it must be finite and at least 0"
+                )
+            if request.role not in _ROLES:
+                wrong.append(
+                    f"with role {request.role}; roles are {_ROLES.start} to {_ROLES.stop - 1}"
+                )
+            if wrong:
+                raise ValueError(f"{start} request {i} {wrong[0]}.")
             if request.extends is None:
                 continue
             if request.prompt is not None or not 0 <= request.extends < i:
@@ -393,7 +419,7 @@ class _Book:
                 context = tuple(self._questions[asked.question].tokens)
             return _Member(asked, self.finished[asked], index, context)
 
-        groups = [[member(*each) for each in row.members] for row in rows]
+        groups = [[member(i, j) for i, j in row.members] for row in rows]
         places = [self.asked[row.members[0][0]].question for row in rows]
         where, roles = np.zeros((len(rows), G), bool), np.zeros((len(rows), G), np.int32)
         for p, (row, group) in enumerate(zip(rows, groups, strict=True)):
@@ -461,29 +487,6 @@ class _Member(NamedTuple):
             return 0
         versions = np.asarray(begin.version)
         return int(((versions >= 0) & (versions < version)).sum())
-
-
-def _problems(request: Request, limits: Limits | None) -> list[str]:
-    """What is wrong with the options of a request."""
-    wrong, n = [], len(request.responses)
-    if n not in (0, request.rollouts):
-        wrong.append(f"with {n} responses for {request.rollouts} rollouts")
-    if not request.sampled and not n:
-        wrong.append("of complete responses, but brings none")
-    if not request.sampled and (request.limit is not None or request.temperature is not None):
-        wrong.append("of complete responses, for which limit and temperature have no effect")
-    if request.train_as_prompt and request.text is None:
-        wrong.append("with train_as_prompt, which has no effect without a text")
-    if request.pauses and request.limit is None:
-        wrong.append("that pauses, which has no effect without a limit")
-    T = request.limit if limits is None else limits.max_new_tokens
-    if request.limit is not None and not 1 <= request.limit <= T:  # type: ignore[operator]
-        wrong.append(f"with limit {request.limit}; it must be from 1 to max_new_tokens {T}")
-    if request.temperature is not None and not 0 <= request.temperature < float("inf"):
-        wrong.append(f"with temperature {request.temperature}; it must be finite and at least 0")
-    if request.role not in _ROLES:
-        wrong.append(f"with role {request.role}; roles are {_ROLES.start} to {_ROLES.stop - 1}")
-    return wrong
 
 
 def _content(request: Request, responses: tuple[Response, ...]) -> bytes:

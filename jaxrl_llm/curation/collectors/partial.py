@@ -4,6 +4,7 @@ import dataclasses
 import math
 from typing import ClassVar, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxrl_llm.core import ArrayTree, checks
@@ -216,33 +217,29 @@ class _Partial:
         left: list[_Group],
     ) -> PartialState:
         """The state after a batch of the groups that are done, with those that are left."""
-        arrays = {
-            name: np.zeros_like(value)
-            for name, value in state._asdict().items()
-            if name not in ("source", "prompts")
-        }
+        stored = jax.tree.map(np.zeros_like, state._replace(source=()))
         prompts = np.full_like(state.prompts, -1)
         for c, group in enumerate(left):
             prompts[c] = collection.outcome(group.first).prompt
             for j, place in enumerate(group.members):
                 response = _response_of(place, collection)
                 n = len(response.tokens)
-                arrays["tokens"][c, j, :n] = response.tokens
-                arrays["behavior_logp"][c, j, :n] = response.behavior_logp
-                arrays["model_logp"][c, j, :n] = response.model_logp
-                arrays["versions"][c, j, :n] = response.version
-                arrays["lengths"][c, j], arrays["finish"][c, j] = n, response.finish
+                stored.tokens[c, j, :n] = response.tokens
+                stored.behavior_logp[c, j, :n] = response.behavior_logp
+                stored.model_logp[c, j, :n] = response.model_logp
+                stored.versions[c, j, :n] = response.version
+                stored.lengths[c, j], stored.finish[c, j] = n, response.finish
                 # Components of a reward are not stored, so those rollouts are graded again.
                 components = collection.outcome(place[0]).reward_components
                 absent = response.reward is None or bool(components)
-                arrays["rewards"][c, j] = np.nan if absent else response.reward
+                stored.rewards[c, j] = np.nan if absent else response.reward
         outcomes = tuple(_outcome_of(group, collection) for group in done)
         seen = collection._replace(
             requests=tuple(Request(self._size, int(each.prompt)) for each in outcomes),
             outcomes=outcomes,
         )
         _, source = self.source.observe(state.source, seen)
-        return PartialState(prompts=prompts, source=source, **arrays)
+        return stored._replace(prompts=prompts, source=source)
 
     def __repr__(self) -> str:
         text = f"segments={self.segments}, oversample={self.oversample}"

@@ -57,10 +57,20 @@ def beginning(response: Response, length: int) -> Response:
       >>> beginning(whole, 2).behavior_logp.tolist()
       [-0.1, -0.2]
     """
-    arrays = ("tokens", "behavior_logp", "model_logp", "version", "trains", "entropy")
-    cut = {name: getattr(response, name) for name in arrays}
-    cut = {name: None if x is None else x[:length] for name, x in cut.items()}
-    return response._replace(**cut, finish=PAUSED, reward=None)
+
+    def cut(x: np.ndarray | None) -> np.ndarray | None:
+        return None if x is None else x[:length]
+
+    return response._replace(
+        tokens=response.tokens[:length],
+        behavior_logp=cut(response.behavior_logp),
+        model_logp=cut(response.model_logp),
+        version=cut(response.version),
+        trains=cut(response.trains),
+        entropy=cut(response.entropy),
+        finish=PAUSED,
+        reward=None,
+    )
 
 
 def _go_on(collection: Collection, rounds: int, more: Callable) -> tuple[list[Request], bool]:

@@ -193,11 +193,13 @@ def fapo(
       Flawed-aware policy optimization (arXiv:2510.22543) and its released script (verl-recipe),
       with a buffer of 4096 of 8192 tokens and verl's dual clip at 10.
     """
-    chained = [stateless(rewards.fapo_reward, lam=lam)]
+    reward = stateless(rewards.fapo_reward, lam=lam)
+    grpo = stateless(advantages.grpo)
     if length is None:
         changed = {"buffer_share": buffer_share != 0.5, "overlong_factor": overlong_factor != 1.0}
         for name in (name for name, is_changed in changed.items() if is_changed):
             raise ValueError(f"fapo: {name} has no effect without length.")
+        advantage = chain(reward, grpo)
     else:
         checks.check_share("fapo", zero=False, buffer_share=buffer_share)
         penalized = bind(
@@ -206,10 +208,10 @@ def fapo(
             buffer=buffer_share * length,
             factor=overlong_factor,
         )
-        chained.append(stateless(penalized))
+        advantage = chain(reward, stateless(penalized), grpo)
     return from_base(
         name="fapo",
-        advantage=chain(*chained, stateless(advantages.grpo)),
+        advantage=advantage,
         surrogate=bind(
             surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip
         ),

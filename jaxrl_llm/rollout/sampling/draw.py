@@ -212,16 +212,12 @@ def draw_rows(logits: Array, uniform: Array, options: RowOptions) -> Drawn:
             if ids is None
             else Support(ids=jnp.where(in_support, ids, -1))
         )
-    return Drawn(tokens, behavior_logp, model_logp, log_kept, _entropy(filtered), support)
-
-
-def _entropy(logits: Array) -> Array:
-    """Entropy of ``softmax(logits)``, in nats: ``[...]``."""
-    shifted = logits - jnp.max(logits, axis=-1, keepdims=True)
+    shifted = filtered - jnp.max(filtered, axis=-1, keepdims=True)
     weights = jnp.exp(shifted)
     total = jnp.sum(weights, axis=-1)
     shifted = jnp.where(weights > 0, shifted, 0.0)
-    return jnp.log(total) - jnp.sum(weights * shifted, axis=-1) / total
+    entropy = jnp.log(total) - jnp.sum(weights * shifted, axis=-1) / total
+    return Drawn(tokens, behavior_logp, model_logp, log_kept, entropy, support)
 
 
 def _at(values: Array, index: Array) -> Array:
