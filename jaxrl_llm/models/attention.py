@@ -164,10 +164,10 @@ def merge_attention(
     return output, top + jnp.log(total)
 
 
-def _plain(
+def plain_attention(
     query: Array, kv: KV, last: Array, key_mask, segments, ends, prefix, prefix_mask
 ) -> Array:
-    """:func:`attend` in plain products; the reference of the other forms."""
+    """:func:`attend`, whose arguments it takes, in plain products: the reference of other forms."""
     P, G, T, heads, d = query.shape
     kv_heads = kv.keys.shape[-3]
     repeat = heads // kv_heads
@@ -192,10 +192,18 @@ def _plain(
     return output.reshape(P, G, T, heads, d)
 
 
-def _joint(
-    query, kv: KV, last: Array, key_mask, segments, ends, prefix, prefix_mask, implementation: str
-):
-    """:func:`attend` as one call of ``jax.nn.dot_product_attention``.
+def fused_attention(
+    query: Array,
+    kv: KV,
+    last: Array,
+    key_mask,
+    segments,
+    ends,
+    prefix,
+    prefix_mask,
+    implementation: str,
+) -> Array:
+    """:func:`attend`, whose arguments it takes, by one call of ``jax.nn.dot_product_attention``.
 
     Its residual has the dtype of the model and no gradient, too little for a merge. So the keys of
     the prefix are put before those of each rollout.
@@ -283,9 +291,9 @@ def attend(
         implementation = "cudnn" if takes and has_cudnn() else "plain"
     checks.check_option("attend", "implementation", implementation, IMPLEMENTATIONS)
     if implementation == "plain":
-        output = _plain(query, kv, last, key_mask, segments, ends, prefix, prefix_mask)
+        output = plain_attention(query, kv, last, key_mask, segments, ends, prefix, prefix_mask)
     else:
-        output = _joint(
+        output = fused_attention(
             query, kv, last, key_mask, segments, ends, prefix, prefix_mask, implementation
         )
     return output.astype(query.dtype)

@@ -176,21 +176,17 @@ def _check_collector(collector, result, name: str) -> None:
     whole_epoch = _PER_STEP * len(result.history) >= _PROMPTS
     # One that sends several messages drops nothing.
     drops = not isinstance(collector, SeveralMessages)
-    if whole_epoch and not remembers and drops and _asks_again(collector, len(result.history)):
+    if (policy := getattr(collector, "policy", None)) is not None:
+        # One that helps every group divides the G rollouts between those with help and those
+        # without, and what the data bring is not sampled.
+        samples = policy.sends_text or policy.needs_slots
+        from_start = getattr(policy, "warmup", 0) < len(result.history)
+        drops = drops and samples and policy.first(_GROUP) == _GROUP and from_start
+    if whole_epoch and not remembers and drops:
         _require(
             asked > _PER_STEP * _GROUP * len(result.history),
             f"{name}: its collector asked for no more rollouts though the rewards of groups agree",
         )
-
-
-def _asks_again(collector, steps: int) -> bool:
-    """Whether a collector asks for more where the rewards of a group agree, and from the start."""
-    if (policy := getattr(collector, "policy", None)) is None:
-        return True
-    # One that helps every group divides the G rollouts between those with help and those without,
-    # and what the data bring is not sampled.
-    samples = policy.sends_text or policy.needs_slots
-    return samples and policy.first(_GROUP) == _GROUP and getattr(policy, "warmup", 0) < steps
 
 
 def _require(condition: bool, message: str) -> None:
