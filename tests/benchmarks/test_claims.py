@@ -16,7 +16,19 @@ def _saved(name):
     return json.loads((harness.RESULTS / f"{name}.json").read_text())
 
 
-SLOW = ("ace", "otb", "pkpo", "rover", "spo_tracker", "v05_baseline", "vcpo")
+SLOW = (
+    "ace",
+    "insight",
+    "mopps",
+    "otb",
+    "pkpo",
+    "rover",
+    "spo_sampling",
+    "spo_tracker",
+    "v05_baseline",
+    "vade",
+    "vcpo",
+)
 
 
 @pytest.mark.parametrize(
