@@ -43,8 +43,8 @@ class Batch(NamedTuple):
 
     def responses(self) -> list[list[Response]]:
         """Of each row."""
-        outcomes = self.collection.outcomes
-        return [[outcomes[i].responses[j] for i, j in row] for row in self.members]
+        outcome = self.collection.outcome
+        return [[outcome(i).responses[j] for i, j in row] for row in self.members]
 
 
 class Run:
