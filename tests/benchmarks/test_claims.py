@@ -25,6 +25,7 @@ SLOW = (
     "rover",
     "spo_sampling",
     "spo_tracker",
+    "ttrl_majority",
     "v05_baseline",
     "vade",
     "vcpo",

@@ -15,6 +15,7 @@ def test_questions_have_no_answers():
         assert prompt.text in {x.text for x in held_out} and prompt.id
 
 
+@pytest.mark.slow
 def test_a_small_run(capsys):
     result = benchmark.main(
         ["--tiny", "--seeds", "0", "--half", "1", "--steps", "2", "--votes", "4", "--prompts", "2"]
