@@ -10,8 +10,16 @@ import jaxrl_llm as jr
 from jaxrl_llm.curation import Collection, Outcome, Request, Response, Row
 from jaxrl_llm.curation.collectors.protocol import UNFINISHED, sized, width_of
 
-# Rewards and responses of a request's rollouts.
-Answer = Callable[[np.random.Generator, Request, int], tuple[np.ndarray, tuple[Response, ...]]]
+
+class Answers(NamedTuple):
+    """Rewards of a request's rollouts; where a collector reads them, responses and components."""
+
+    rewards: np.ndarray
+    responses: tuple[Response, ...] = ()
+    components: Mapping[str, np.ndarray] = {}
+
+
+Answer = Callable[[np.random.Generator, Request, int], Answers]
 
 
 class Batch(NamedTuple):
@@ -101,11 +109,12 @@ class Run:
             if not self.order:
                 self.order = self.shuffle.permutation(self.prompts).tolist()
             prompt = self.order.pop()
-        responses = request.responses
-        rewards = np.array([x.reward if x.reward is not None else 0.0 for x in responses])
         if request.sampled:
             generator = np.random.default_rng((self.seed, 2, self.step, number))
-            rewards, responses = answer(generator, request, prompt)
+            rewards, responses, components = answer(generator, request, prompt)
+        else:
+            responses, components = request.responses, {}
+            rewards = np.array([x.reward for x in responses], np.float32)
         paused = np.array([x.finish == UNFINISHED for x in responses])
         where = ~paused if len(responses) else np.ones(request.rollouts, bool)
         return Outcome(
@@ -114,7 +123,7 @@ class Run:
             where=where,
             lengths=np.array([len(x.tokens) for x in responses] or [1] * len(where), np.int32),
             truncated=np.zeros(len(where), bool),
-            reward_components={},
+            reward_components=components,
             responses=tuple(responses),
         )
 
@@ -135,6 +144,6 @@ def by_rates(rates: np.ndarray) -> Answer:
     """Right with the rate of the prompt ``[N]``, wrong otherwise."""
 
     def answer(generator, request, prompt):
-        return (generator.random(request.rollouts) < rates[prompt]).astype(np.float32), ()
+        return Answers((generator.random(request.rollouts) < rates[prompt]).astype(np.float32))
 
     return answer

@@ -18,15 +18,21 @@ def _saved(name):
 
 SLOW = (
     "ace",
+    "dapo_sampling",
+    "ghpo",
     "insight",
     "mopps",
+    "nurl",
     "otb",
     "pkpo",
+    "prompt_gdro",
+    "rollout_replay",
     "rover",
     "spo_sampling",
     "spo_tracker",
-    "ttrl_majority",
+    "ssb",
     "v05_baseline",
+    "v05_budget",
     "vade",
     "vcpo",
 )

@@ -1,0 +1,68 @@
+"""Trainings of `_bandit` by several collectors over the same seeds, and measures of them."""
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from benchmarks.claims import _bandit, harness
+
+STEPS = 100
+
+
+def runs(
+    ways: Mapping[str, Callable[[int], _bandit.Curve]], *, seed: int, quick: bool
+) -> dict[str, list[_bandit.Curve]]:
+    """Of each way, ``way(seed)`` for several seeds."""
+    seeds = [1000 * seed + i for i in range(2 if quick else 6)]
+    return {name: [way(each) for each in seeds] for name, way in ways.items()}
+
+
+def less(found, name: str, other: str, what: Callable[[_bandit.Curve], float]) -> harness.Estimate:
+    """Paired by seed."""
+    pair = (np.array([what(curve) for curve in found[each]]) for each in (name, other))
+    return harness.mean(np.subtract(*pair), "seeds")
+
+
+def over(found, name: str, other: str, what: Callable[[_bandit.Curve], float]) -> harness.Estimate:
+    """Ratio of means."""
+    pair = (np.array([what(curve) for curve in found[each]]) for each in (name, other))
+    return harness.bootstrap(harness.ratio_of_means, *pair, what="seeds")
+
+
+def cost_over(found, name: str, other: str, what: str) -> harness.Estimate:
+    """Rollouts or updates to the accuracy of ``other`` after three quarters of its updates."""
+    place = 3 * STEPS // 4
+    pair = [
+        np.array([_bandit.cost(x, y.accuracy[place], what) for x, y in zip(*curves, strict=True)])
+        for curves in ((found[name], found[other]), (found[other], found[other]))
+    ]
+    return harness.bootstrap(harness.ratio_of_means, *pair, what="seeds")
+
+
+def last(curve: _bandit.Curve) -> float:
+    return float(curve.accuracy[-1])
+
+
+def informative(curve: _bandit.Curve) -> float:
+    return float(curve.informative.mean())
+
+
+def facts(found) -> dict[str, float]:
+    words = {}
+    for name, curves in found.items():
+        words[f"accuracy after {STEPS} updates, {name}"] = np.mean([last(x) for x in curves])
+        words[f"share of informative groups, {name}"] = np.mean([informative(x) for x in curves])
+        words[f"rollouts, {name}"] = np.mean([x.sampled[-1] for x in curves])
+    return words
+
+
+def plot(found) -> harness.Plot:
+    """Accuracy by rollouts."""
+    series = []
+    for name, curves in found.items():
+        places = np.arange(4, STEPS, 5)
+        centers = [harness.mean([x.accuracy[i] for x in curves], "seeds") for i in places]
+        value, low, high, _ = zip(*centers, strict=True)
+        sampled = np.mean([x.sampled[places] for x in curves], axis=0)
+        series.append(harness.Series(name, sampled, value, low, high))
+    return harness.Plot("rollouts sampled", "accuracy", series)
