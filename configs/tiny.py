@@ -48,8 +48,8 @@ def share(text):
 def lower_case(prompt, completion, metadata):
     """The share of lower-case letters; the default recipe trains on the entry "reward" alone.
 
-    Other recipes read the rest: more rewards, an answer to vote for, a judge's verdict, a text for
-    a teacher, rewards and unit tests of the two halves.
+    Other recipes read the rest: more rewards, an answer to vote for, judges' verdicts, a text for a
+    teacher, rewards and unit tests of the two halves.
     """
     reward, ends = share(completion), [len(completion) // 2, len(completion)]
     halves = [completion[: ends[0]], completion[ends[0] :]]
@@ -58,6 +58,7 @@ def lower_case(prompt, completion, metadata):
         "varied": len(set(completion)) / max(len(completion), 1),
         "answer_ids": ord(completion[0]) % 3 if completion else -1,
         "flawed": len(set(completion)) < len(completion),
+        "satisfied": completion.isascii(),
         "right_steps": 0,
         "feedback": f"{reward:.0%} of it are lower-case letters",
         "turn_ends": ends,
