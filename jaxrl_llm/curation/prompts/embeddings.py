@@ -9,7 +9,6 @@ import numpy as np
 from jaxrl_llm.core import checks
 
 
-@functools.lru_cache(maxsize=65536)
 def hashed_words(text: str, *, size: int = 256) -> np.ndarray:
     """A text as the counts of its words, hashed to a fixed length and scaled to norm 1.
 
@@ -38,6 +37,11 @@ def hashed_words(text: str, *, size: int = 256) -> np.ndarray:
       Weinberger et al. (arXiv:0902.2206), feature hashing with signs.
     """
     checks.check_count("hashed_words", size=size)
+    return _hashed_words(text, size)
+
+
+@functools.lru_cache(maxsize=65536)
+def _hashed_words(text: str, size: int) -> np.ndarray:
     vector = np.zeros(size, np.float32)
     for word in re.findall(r"\w+|[^\w\s]", text.lower()):
         code = zlib.crc32(word.encode())
