@@ -6,9 +6,9 @@ prompts in shuffled order, over all batches and over the last third; 0 or below 
 The third number is the same over all batches less that of the score without its factor of
 information, difficulty alone, which the paper holds to be too little.
 
-The third does not hold here. The factor draws the choice to prompts of which little is known, and
-of those many are all right or all wrong; with 96 batches and three visits a prompt by chance, what
-it learns does not pay back.
+The third does not hold here, in 96 batches with three visits a prompt by chance. A likely reason,
+not tested: the factor prefers prompts of which little is known, and many of those are all right or
+all wrong.
 """
 
 import jax.numpy as jnp

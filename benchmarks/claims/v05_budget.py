@@ -6,9 +6,9 @@ another, up to 16, while they pay. Measured is the squared error of the fused ba
 (`shrinkage_baseline`) over that of groups of a fixed size with as many rollouts on average,
 interpolated between sizes; 1 or above refutes the claim.
 
-It does not hold with the bad prior. Prompts that by luck agree with it stop early with the wrong
-baseline, and those that disagree by luck go on; an error of the prior that is as large as that of
-four rollouts is not told from chance by them. With the good prior nearly all stop at four.
+It holds with neither. A likely reason for the bad prior, not tested: four rollouts cannot tell an
+error of that size from chance, so prompts that agree with it by luck stop early with a wrong
+baseline. With the good prior nearly all stop at four.
 """
 
 import jax.numpy as jnp

@@ -6,9 +6,9 @@ prompts in shuffled order, over all batches and over the last third; 0 or below 
 That the forgetting is what follows the policy is the third number: the last third against the same
 collector that forgets nothing.
 
-The third does not hold here. The rates only rise, and slowly, while a prompt that is asked for
-forgets four fifths of what was known of it: the belief follows the last group, of eight rollouts,
-and its noise. It would pay where rates jump, which these do not.
+The third does not hold here, where rates only rise, and slowly. A likely reason, not tested: a
+prompt that is asked for forgets four fifths of what was known of it, so that its belief follows the
+noise of the last eight rollouts.
 """
 
 import jaxrl_llm as jr
