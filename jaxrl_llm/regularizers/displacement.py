@@ -134,8 +134,9 @@ def imitation(logp: Array, mask: Array, *, imitated: Array, coef: float = 0.1) -
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
       >>> logp, mask = jnp.full((2, 1), -2.0), jnp.ones((2, 1), bool)
-      >>> jr.regularizers.imitation(logp, mask, imitated=jnp.array([True, False])).ravel()
-      Array([ 0.2, -0. ], dtype=float32)
+      >>> loss = jr.regularizers.imitation(logp, mask, imitated=jnp.array([True, False]))
+      >>> jnp.abs(loss).ravel()
+      Array([0.2, 0. ], dtype=float32)
 
     References:
       Cog-Rethinker (arXiv:2510.15979), ABSTRACT reading; the coefficient is ours.

@@ -74,5 +74,9 @@ def make_extras(batch: Batch, *, seed: int = 0, heads: int = 1) -> dict[str, Arr
     # others: of equal votes the first wins, which is not what a permutation leaves.
     ints["answer_ids"] = rng.permuted(np.broadcast_to(np.arange(g) == 0, (p, g)), axis=1)
     floats["hidden_rank"] = rng.uniform(1.0, 4.0, (p, g, 3))
+    # The policy wrote all of it: what help changes is tested with the presets that take it.
+    ints["roles"] = np.zeros((p, g))
+    bools["imitated"] = np.zeros((p, g), bool)
+    bools["hint_mask"] = np.zeros(mask.shape, bool)
     kinds = ((floats, jnp.float32), (ints, jnp.int32), (bools, jnp.bool_))
     return {name: jnp.asarray(x, dtype) for group, dtype in kinds for name, x in group.items()}

@@ -162,9 +162,9 @@ def test_rewards_by_name_reach_the_method(tmp_path):
     [
         (jr.recipes.fapo(), lambda p, c, m: 1.0, "recipe 'fapo' needs 'flawed'"),
         (
-            jr.recipes.luffy_shaping(length=4),
+            jr.recipes.trloo(),
             lambda p, c, m: {"reward": 1.0, "other": 0.0},
-            "recipe 'luffy_shaping' needs 'steered'",
+            "recipe 'trloo' needs 'turn_",
         ),
         (jr.recipes.gdpo(), lambda p, c, m: 1.0, "recipe 'gdpo' keeps several rewards apart"),
     ],
@@ -247,12 +247,13 @@ def test_a_prior_comes_with_the_prompts(tmp_path):
     for prior in (0.0, 1.0):
         config = tiny_run(tmp_path / str(prior), recipe="v05_baseline", steps=1)
         rows.append(train(dataclasses.replace(config, data=with_prior(prior))).history[0])
-    assert rows[0]["reward"] == rows[1]["reward"] and rows[0]["loss"] != rows[1]["loss"]
+    # The prior moves the baseline, and with it how many rollouts a prompt gets.
+    assert rows[0]["loss"] != rows[1]["loss"]
 
 
 REFUSED = {
-    "sdpo": r"recipe 'sdpo' needs 'teacher_prompt_tokens' \(prompts the teacher sees, right padded",
-    "trloo": r"recipe 'trloo' needs 'turn_ids' \(turn of each token",
+    "luffy_shaping": r"demonstrations: prompt 'q0\d' has no 'demonstration' in its row",
+    "nurl": r"prompt 'q0\d' has no 'hints'",
     "v05_baseline": r"needs 'prior' \(.*\); prompt 'q0\d' has none in its metadata",
 }
 

@@ -405,10 +405,14 @@ def split_context(batch, cuts):
 def test_context_in_front_of_a_response_is_context_wherever_it_is_cut(most, packed):
     model, params = tiny_model(num_layers=1)
     batch = make_batch(prompts=4, group=3, prompt_length=6)
+    # All but one of a group are short, so that several lie in a row.
+    short = np.arange(batch.mask.shape[-1]) < np.array([[99], [1], [1]])
+    batch = batch.replace(mask=batch.mask & jnp.asarray(short))
     cuts = np.minimum(np.asarray(batch.prompt_mask).sum(-1), most)
     cut = split_context(batch, cuts)
     assert (cut.tokens.shape[-1] > batch.tokens.shape[-1]) and cut.mask.sum() == batch.mask.sum()
-    packing = plan_packing(np.asarray(cut.mask)) if packed else None
+    size = 2 * cut.mask.shape[-1]
+    packing = plan_packing(np.asarray(cut.mask), size=size) if packed else None
     assert not packed or packing.members.shape[1] < 3
     weights = jnp.asarray(np.random.default_rng(0).normal(size=batch.mask.sum()), jnp.float32)
 

@@ -32,7 +32,7 @@ Example:
   >>> import jaxrl_llm as jr
   >>> recipe = jr.recipes.fapo(eps_high=0.3)
   >>> recipe.surrogate
-  ppo_clip(eps_high=0.3, eps_low=0.2)
+  ppo_clip(dual_clip=10.0, eps_high=0.3, eps_low=0.2)
   >>> sorted(recipe.required_fields - recipe.step_fields)
   ['flawed']
 """
