@@ -74,6 +74,7 @@ def check_train_step(recipe: Recipe, *, sizes: Sequence[tuple[int, int, int]] = 
     key = prepare_key(jax.random.key(0), 0) if recipe.draws else None
     prepared, _ = jax.jit(recipe.prepare)(batch, recipe.init(), key=key)
     scored = way.score(params, batch)
+    prepared = recipe.measure(prepared, scored.logp)
     loss_and_grad = compiled(recipe).loss_and_grad
     grads = loss_and_grad(scored.logp, scored.entropy, scored.statistics, prepared)[1]
     scale = prepared.extras["update_scale"][0, 0, 0] if "update_scale" in prepared.extras else 1.0

@@ -473,11 +473,12 @@ def test_a_model_that_mixes_up_the_responses_of_a_row_is_caught(monkeypatch):
     def careless(params, batch, *, statistics):
         return scored(params, batch, statistics=statistics)
 
-    def without(*parts, segments):
-        return AttentionContext(*parts)
+    class Whole(AttentionContext):
+        def _replace(self, **kwargs):
+            return super()._replace(**{k: x for k, x in kwargs.items() if k != "segments"})
 
     monkeypatch.setattr(model_checks, "score_batch", careless)
-    monkeypatch.setattr(sys.modules["jaxrl_llm.train.score"], "AttentionContext", without)
+    monkeypatch.setattr(sys.modules["jaxrl_llm.train.score"], "AttentionContext", Whole)
     with pytest.raises(AssertionError, match="layout 'packed'"):
         CHECKS["layouts"](plain())
 
