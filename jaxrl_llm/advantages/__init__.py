@@ -71,24 +71,26 @@ from jaxrl_llm.advantages.batch import (
     update_moments,
     whiten,
 )
-from jaxrl_llm.advantages.exploration import (
+from jaxrl_llm.advantages.entropy import (
     EntropySignal,
     EntropyStats,
+    entropy_reshaping,
+    entropy_signal,
+    signal_temperature,
+    token_grpo,
+)
+from jaxrl_llm.advantages.group import dr_grpo, gpg, grpo, grpo_split, hbpo, informative_share, rloo
+from jaxrl_llm.advantages.hidden_rank import (
     RankBaseline,
     RankGrowth,
     bounded_bonus,
     effective_rank,
-    entropy_reshaping,
-    entropy_signal,
     rank_baseline_init,
     rank_baseline_update,
     rank_bonus,
     rank_growth,
     rank_shaping,
-    signal_temperature,
-    token_grpo,
 )
-from jaxrl_llm.advantages.group import dr_grpo, gpg, grpo, grpo_split, hbpo, informative_share, rloo
 from jaxrl_llm.advantages.hinted import (
     adhint,
     grpo_imitating,

@@ -50,17 +50,11 @@ from jaxrl_llm.curation.budgets import (
 from jaxrl_llm.curation.collectors.demonstrations import demonstrations, only_demonstrations
 from jaxrl_llm.curation.collectors.downsampled import DownsampledState, downsampled
 from jaxrl_llm.curation.collectors.gdro_memory import RolloutGdroState, rollout_gdro_memory
-from jaxrl_llm.curation.collectors.hint_policies import (
-    examples_in_prompt,
-    hint_share,
-    ladder,
-    parse_hints,
-    repair,
-    rethink,
-    scaffold,
-    self_hints,
-)
-from jaxrl_llm.curation.collectors.hinted import hinted, share_messages, tier_messages
+from jaxrl_llm.curation.collectors.hints.hinted import hinted, share_messages, tier_messages
+from jaxrl_llm.curation.collectors.hints.ladders import ladder, parse_hints, rethink, self_hints
+from jaxrl_llm.curation.collectors.hints.repair import repair
+from jaxrl_llm.curation.collectors.hints.scaffold import scaffold
+from jaxrl_llm.curation.collectors.hints.steered import examples_in_prompt, hint_share
 from jaxrl_llm.curation.collectors.judged import judge_message, judged, refine_message
 from jaxrl_llm.curation.collectors.messages import budgeted, paraphrased, told_budgets
 from jaxrl_llm.curation.collectors.mixed import mixed
@@ -89,10 +83,10 @@ from jaxrl_llm.curation.collectors.replayed import (
     stored_request,
 )
 from jaxrl_llm.curation.collectors.seeding import SolvedExamples, seeded_message, solved_examples
-from jaxrl_llm.curation.collectors.trees import (
+from jaxrl_llm.curation.collectors.trees.forked import forked
+from jaxrl_llm.curation.collectors.trees.pruned import (
     QualityState,
     SurvivalRule,
-    forked,
     pruned,
     quality_survivors,
 )
@@ -157,6 +151,16 @@ from jaxrl_llm.curation.mixing import (
     icpo_merge,
     mix_source_mask,
 )
+from jaxrl_llm.curation.priorities import (
+    SelectiveSample,
+    advantage_sizes,
+    fading_probs,
+    recency_weights,
+    replay_importance,
+    replay_priorities,
+    replay_scores,
+    ssb_sample,
+)
 from jaxrl_llm.curation.prompts.arms import (
     arm_scores_update,
     choose_arms,
@@ -219,21 +223,11 @@ from jaxrl_llm.curation.recycling import (
 from jaxrl_llm.curation.replay import (
     ReplayBuffer,
     ReplaySample,
-    SelectiveSample,
-    Window,
-    advantage_sizes,
-    fading_probs,
-    recency_weights,
     replacements,
     replay_add,
     replay_fresh,
-    replay_importance,
     replay_init,
-    replay_priorities,
     replay_sample,
-    replay_scores,
-    ssb_sample,
-    window_push,
 )
 from jaxrl_llm.curation.schedules import (
     icpo_bonus,
@@ -283,6 +277,7 @@ from jaxrl_llm.curation.trees.pruning import (
     survival_rates,
     systematic_survivors,
 )
+from jaxrl_llm.curation.windows import Window, window_push
 
 __all__ = [
     "BinScores",

@@ -7,14 +7,14 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxrl_llm.core import ArrayTree, checks
-from jaxrl_llm.curation.collectors.hint_policies import HintedPolicy, rows_of
-from jaxrl_llm.curation.collectors.hinted import (
+from jaxrl_llm.curation.collectors.hints.hinted import (
     GuidedGroup,
     as_response,
     hinted,
     prompt_name,
     read_column,
 )
+from jaxrl_llm.curation.collectors.hints.policies import HintedPolicy, rows_of
 from jaxrl_llm.curation.collectors.protocol import (
     DEMONSTRATION,
     JUDGE,

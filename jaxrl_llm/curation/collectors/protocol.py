@@ -79,6 +79,36 @@ class Response(NamedTuple):
     reward: float | None = None
 
 
+def beginning(response: Response, length: int) -> Response:
+    """The first tokens of a response, with their numbers, for a request that goes on from them.
+
+    Args:
+      response: Of an outcome.
+      length: How many, from 0 to all.
+
+    Example:
+      >>> import numpy as np
+      >>> import jaxrl_llm as jr
+      >>> whole = jr.curation.Response(np.array([5, 6, 7]), np.array([-0.1, -0.2, -0.3]))
+      >>> beginning(whole, 2).behavior_logp.tolist()
+      [-0.1, -0.2]
+    """
+
+    def cut(x: np.ndarray | None) -> np.ndarray | None:
+        return None if x is None else x[:length]
+
+    return response._replace(
+        tokens=response.tokens[:length],
+        behavior_logp=cut(response.behavior_logp),
+        model_logp=cut(response.model_logp),
+        version=cut(response.version),
+        trains=cut(response.trains),
+        entropy=cut(response.entropy),
+        finish=UNFINISHED,
+        reward=None,
+    )
+
+
 class Request(NamedTuple):
     """A group that is asked for.
 

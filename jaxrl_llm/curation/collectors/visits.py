@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxrl_llm.core import ArrayTree, checks
 from jaxrl_llm.core.compose import stable_repr
-from jaxrl_llm.curation.collectors.hinted import solution_of
+from jaxrl_llm.curation.collectors.hints.hinted import solution_of
 from jaxrl_llm.curation.collectors.protocol import (
     HINTED,
     Collection,

@@ -9,8 +9,7 @@ import pytest
 
 import jaxrl_llm as jr
 from jaxrl_llm.curation import Collection, Outcome, Request, Response, forked, pruned
-from jaxrl_llm.curation.collectors.protocol import collector_needs, sized
-from jaxrl_llm.curation.collectors.trees import PAUSED
+from jaxrl_llm.curation.collectors.protocol import UNFINISHED, collector_needs, sized
 
 P, G, T, N = 3, 6, 8, 10
 KEY = jax.random.key(3)
@@ -40,7 +39,7 @@ def sample(request, place, member, number):
     ended = length < limit or not (request.pauses and limit < T)
     version = np.full(length, 4, np.int32)
     trains = np.ones(length, bool)
-    finish = 1 if ended else PAUSED
+    finish = 1 if ended else UNFINISHED
     return Response(tokens, logp, logp, version, trains, entropy, finish)
 
 
@@ -48,7 +47,7 @@ def outcome(request, place, number):
     responses = tuple(sample(request, place, j, number) for j in range(request.rollouts))
     finish = np.array([y.finish for y in responses])
     rewards = np.array([y.tokens.sum() % 2 for y in responses], np.float32)
-    where = finish != PAUSED
+    where = finish != UNFINISHED
     lengths = np.array([len(y.tokens) for y in responses], np.int32)
     return Outcome(place, rewards * where, where, lengths, ~where & False, {}, responses)
 
@@ -123,7 +122,7 @@ def test_the_laws_of_collectors(name):
             (i, j)
             for i, x in enumerate(collection.outcomes)
             for j, y in enumerate(x.responses)
-            if y.finish != PAUSED
+            if y.finish != UNFINISHED
         ]
         assert sorted(members) == ended
         assert all(0 < len(row.members) <= G + 2 * (name == "quality") for row in rows)
@@ -172,7 +171,7 @@ def test_a_segment_forks_at_its_end_and_inner_nodes_are_no_leaves():
             for j, r in enumerate(collection.requests[:i])
             if r.round == request.round - 1 and (j if j < P else r.extends) == request.extends
             for y in collection.outcomes[j].responses
-            if y.finish == PAUSED
+            if y.finish == UNFINISHED
         ]
         got = [tuple(y.tokens) for y in request.responses]
         assert got == [tuple(y.tokens) for y in before for _ in range(2)]
@@ -191,13 +190,13 @@ def test_what_a_rule_drops_is_neither_sampled_on_nor_in_the_batch():
         goes_on = [
             y
             for y, m in zip(first, mean, strict=True)
-            if m > np.median(mean) and y.finish == PAUSED
+            if m > np.median(mean) and y.finish == UNFINISHED
         ]
         more = [r for r in collection.requests[P:] if r.extends == p]
         assert [tuple(y.tokens) for r in more for y in r.responses] == [
             tuple(y.tokens) for y in goes_on
         ]
-        ended = sum(y.finish != PAUSED for y in first)
+        ended = sum(y.finish != UNFINISHED for y in first)
         assert len(rows[p].members) == ended + len(goes_on)
 
 

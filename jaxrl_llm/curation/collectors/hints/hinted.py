@@ -10,7 +10,7 @@ and which rollouts make up its row. A policy is a value with
 
 and the attributes ``sends_text`` and ``needs_slots`` of a collector; with ``width(group_size)`` if
 its rows may be larger than G. The policies of the field are in
-:mod:`~jaxrl_llm.curation.collectors.hint_policies`. What they put into the prompt are messages:
+:mod:`~jaxrl_llm.curation.collectors.hints.policies`. What they put into the prompt are messages:
 functions ``row -> (message, ...)`` from the weakest help to the strongest.
 """
 
@@ -227,6 +227,20 @@ def read_column(function: str, row: Mapping[str, Any], column: str) -> Any:
     return value
 
 
+def text_of(function: str, row: Mapping[str, Any], column: str) -> str:
+    """A column of a prompt's row that is a text.
+
+    Raises:
+      ValueError: If the row has none, or it is no text; it names the prompt.
+    """
+    value = read_column(function, row, column)
+    if not isinstance(value, str):
+        raise ValueError(
+            f"{function}: {column!r} of prompt {prompt_name(row)} must be a text; got {value!r}."
+        )
+    return value
+
+
 def solution_of(function: str, row: Mapping[str, Any], column: str) -> str | np.ndarray:
     """A solution of a prompt's row: a text, or token ids.
 
@@ -355,10 +369,6 @@ def share_messages(
     check_template(function, template, "question", "hint")
     for share in shares:
         checks.check_share(function, shares=share)
-    solution = read_column(function, row, column)
-    if not isinstance(solution, str):
-        raise ValueError(
-            f"{function}: {column!r} of prompt {prompt_name(row)} must be a text; got {solution!r}."
-        )
+    solution = text_of(function, row, column)
     lengths = [round(len(solution) * share) for share in shares]
     return tuple(template.format(question=row["text"], hint=solution[:n]) for n in lengths)

@@ -1,0 +1,227 @@
+"""A policy that puts wrong rollouts right: their right steps, continued by another.
+
+``threshold`` and ``metric`` are those of :mod:`~jaxrl_llm.curation.collectors.hints.policies`.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxrl_llm.core import checks
+from jaxrl_llm.curation.collectors.hints.hinted import GuidedGroup, HintPolicy, text_of
+from jaxrl_llm.curation.collectors.hints.policies import HintedPolicy, check_policy, of_role
+from jaxrl_llm.curation.collectors.protocol import (
+    DEMONSTRATION,
+    JUDGE,
+    Outcome,
+    Request,
+    Response,
+    beginning,
+    on_host,
+)
+from jaxrl_llm.curation.hints import first_bad_step
+
+FINISH = "{question}\n\nThis is a solution:\n{solution}\n\nWrite it in words of yours."
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class _Repair(HintedPolicy):
+    """Made by :func:`repair`."""
+
+    judge: Callable[[str, Sequence[str]], Sequence[float]] | None = None
+    teacher: Callable[[str, str], str] | None = None
+    steps: str = "right_steps"
+    separator: str = "\n\n"
+    score: float = 0.5
+    least: int = 0
+    most: int = 1
+    column: str = "demonstration"
+
+    name = "repair"
+    needs_slots = True
+
+    def check(self, row: Mapping[str, Any]) -> None:
+        if self.teacher is None:
+            text_of(self.name, row, self.column)
+
+    def ask(self, group: GuidedGroup) -> Sequence[Request]:
+        judged, plain = of_role(group, JUDGE), group.outcomes[0]
+        if of_role(group, DEMONSTRATION):
+            return ()
+        if judged:
+            # What was continued with the solution in the prompt trains after the plain one.
+            new = zip(self._chosen(group), (x for _, x in judged if self._right(x)), strict=False)
+            done = []
+            for (i, length), outcome in new:
+                end, reward = outcome.responses[0], float(outcome.rewards[0])
+                joined = _joined(beginning(plain.responses[i], length), end.tokens[length:])
+                done.append(
+                    joined._replace(finish=end.finish, reward=None if self.metric else reward)
+                )
+            return [Request(1, responses=(x,), sampled=False, role=DEMONSTRATION) for x in done]
+        requests = []
+        for i, length in self._chosen(group):
+            begins = beginning(plain.responses[i], length)
+            if self.teacher is None:
+                text = FINISH.format(question=group.row["text"], solution=group.row[self.column])
+                responses = (begins,) if length else ()
+                requests.append(Request(1, text=text, responses=responses, role=JUDGE))
+                continue
+            shown = group.decode([int(x) for x in begins.tokens])
+            end = group.encode(self.teacher(group.row["text"], shown), ends=True)
+            response = _joined(begins, np.int32(end))
+            requests.append(Request(1, responses=(response,), sampled=False, role=DEMONSTRATION))
+        return requests
+
+    def _right(self, outcome: Outcome) -> bool:
+        return bool(outcome.where[0] and self.rewards(outcome)[0] > self.threshold)
+
+    def _chosen(self, group: GuidedGroup) -> list[tuple[int, int]]:
+        """The rollouts that are repaired, with how many of their tokens stay.
+
+        Once their continuations are known, those whose continuation is right.
+        """
+        plain = group.outcomes[0]
+        wrong = np.flatnonzero(plain.where & (self.rewards(plain) <= self.threshold))
+        places = []
+        for i in wrong:
+            parts = plain.texts[i].split(self.separator)
+            right = self._right_steps(group, int(i), parts)
+            if self.least <= right < len(parts):
+                before = self.separator.join(parts[:right]) + (self.separator if right else "")
+                places.append((-right, int(i), len(before)))
+        best = sorted(places)[: self.most]
+        chosen = [(i, _tokens_within(group, plain.responses[i], n)) for _, i, n in best]
+        if judged := of_role(group, JUDGE):
+            pairs = zip(chosen, judged, strict=True)
+            chosen = [place for place, (_, outcome) in pairs if self._right(outcome)]
+        return chosen
+
+    def _right_steps(self, group: GuidedGroup, i: int, parts: list[str]) -> int:
+        """How many steps of a rollout there are before its first wrong one."""
+        if self.judge is not None:
+            scores = np.asarray(self.judge(group.row["text"], parts), np.float32)
+            if scores.shape != (len(parts),):
+                raise ValueError(
+                    f"{self!r}: the judge must return {len(parts)} scores; got shape "
+                    f"{scores.shape}."
+                )
+            with on_host():
+                return int(first_bad_step(scores, threshold=self.score))
+        known = group.outcomes[0].reward_components
+        if self.steps not in known:
+            raise ValueError(
+                f"{self!r}: the reward must return a mapping with {self.steps!r}, how many steps "
+                "come before the first wrong one, or the policy have a judge."
+            )
+        return max(int(known[self.steps][i]), 0) if np.isfinite(known[self.steps][i]) else 0
+
+    def members(self, group: GuidedGroup) -> Sequence[tuple[int, int]]:
+        row = [(group.numbers[0], member) for member in range(group.group_size)]
+        pairs = zip(self._chosen(group), of_role(group, DEMONSTRATION), strict=False)
+        for (i, _), (number, outcome) in pairs:
+            if self._right(outcome):
+                row[i] = (number, 0)
+        return row
+
+
+def _joined(first: Response, tokens: np.ndarray) -> Response:
+    """A response and tokens of another writer after it, of which nothing is known."""
+    n, m = len(first.tokens), len(tokens)
+
+    def known(name: str, absent: Any, dtype: Any) -> np.ndarray:
+        x = getattr(first, name)
+        x = np.full(n, absent, dtype) if x is None else x
+        return np.concatenate([np.asarray(x, dtype), np.full(m, absent, dtype)])
+
+    return Response(
+        np.concatenate([first.tokens, tokens]).astype(np.int32),
+        behavior_logp=known("behavior_logp", np.nan, np.float32),
+        model_logp=known("model_logp", np.nan, np.float32),
+        version=known("version", -1, np.int32),
+    )
+
+
+def _tokens_within(group: GuidedGroup, response: Response, characters: int) -> int:
+    """How many first tokens of a response are at most so many characters."""
+    low, high = 0, len(response.tokens)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if len(group.decode([int(x) for x in response.tokens[:middle]])) <= characters:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def repair(
+    *,
+    judge: Callable[[str, Sequence[str]], Sequence[float]] | None = None,
+    teacher: Callable[[str, str], str] | None = None,
+    steps: str = "right_steps",
+    separator: str = "\n\n",
+    score: float = 0.5,
+    least: int = 0,
+    most: int = 1,
+    column: str = "demonstration",
+    threshold: float = 0.0,
+    metric: str | None = None,
+) -> HintPolicy:
+    """A wrong rollout stays up to its first wrong step, another writes the rest; if it is right.
+
+        repaired = tokens before the first wrong step + continuation, in the place of the rollout
+
+    What the policy wrote has its log-probabilities; the continuation has none and version -1. The
+    continuation is the teacher's, or the policy's with the solution in its prompt.
+
+    Args:
+      judge: ``(question, steps) -> scores``, of a process reward model; None to read ``steps``. It
+        is called several times with the same arguments and must answer alike.
+      teacher: ``(question, beginning) -> continuation``; None for the policy itself.
+      steps: The part of the reward that counts the steps before the first wrong one.
+      separator: Between steps.
+      score: Least score of a right step; only with a judge.
+      least: Right steps of a rollout that is repaired at least.
+      most: Repairs of a group, those with the most right steps.
+      column: The column with the solution that the policy sees.
+      threshold, metric: See the module.
+
+    Returns:
+      A policy for :func:`~jaxrl_llm.curation.hinted`.
+
+    Raises:
+      TypeError: If ``judge`` or ``teacher`` is no function.
+      ValueError: If a number is out of its range; in a run, if the reward has no such part.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.curation.repair(most=2)
+      repair(most=2)
+
+    References:
+      SCOPE (arXiv:2602.24110), ABSTRACT reading: which rollouts are repaired and how many is ours,
+      and so is a policy that continues with the solution in its prompt.
+    """
+    name = "repair"
+    for option, function in {"judge": judge, "teacher": teacher}.items():
+        if function is not None and not callable(function):
+            raise TypeError(f"{name}: {option} must be a function; got {function!r}.")
+    checks.check_non_negative(name, finite=True, least=least)
+    checks.check_positive(name, finite=True, most=most)
+    if not separator:
+        raise ValueError(f"{name}: separator must not be empty.")
+    check_policy(name, threshold, metric)
+    return _Repair(
+        judge=judge,
+        teacher=teacher,
+        steps=steps,
+        separator=separator,
+        score=score,
+        least=int(least),
+        most=int(most),
+        column=column,
+        threshold=threshold,
+        metric=metric,
+    )

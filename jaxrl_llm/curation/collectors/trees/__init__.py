@@ -1,0 +1,1 @@
+"""Collectors that go on from beginnings of responses: some fork, and some end early."""

@@ -1,0 +1,202 @@
+"""A collector whose responses fork: leaves of trees, in rounds."""
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxrl_llm.core import ArrayTree, call_with
+from jaxrl_llm.core.compose import accepted, stable_repr
+from jaxrl_llm.curation.collectors.protocol import (
+    UNFINISHED,
+    Collection,
+    Collector,
+    Decision,
+    Request,
+    Row,
+    beginning,
+    in_order,
+    on_host,
+    sized,
+)
+from jaxrl_llm.curation.collectors.trees.rounds import (
+    STATISTICS,
+    check_counts,
+    finished_members,
+    go_on,
+    rule_arrays,
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class _Forked:
+    """Made by :func:`forked`."""
+
+    rule: Callable
+    forks: int
+    branches: int
+    rounds: int
+    segment: int | None
+    source: Collector
+    length: int | None = None
+    needs_slots = True
+
+    @property
+    def records_entropy(self) -> bool:
+        return "old_entropy" in accepted(self.rule)
+
+    def for_run(self, group_size: int, max_new_tokens: int) -> "_Forked":
+        if group_size < self._leaves:
+            raise ValueError(
+                f"{self!r}: a tree has {self._leaves} leaves, more than a group of {group_size}."
+            )
+        source = sized(self.source, group_size=group_size, max_new_tokens=max_new_tokens)
+        segment = self.segment
+        if segment is not None:
+            # The last round samples to the end of a response.
+            segment = min(segment, max(1, max_new_tokens // (self.rounds + 1)))
+        return dataclasses.replace(self, source=source, length=max_new_tokens, segment=segment)
+
+    @property
+    def _leaves(self) -> int:
+        """Leaves of a tree, at most."""
+        if self.segment is not None:
+            return (self.forks * self.branches) ** self.rounds
+        return sum((self.forks * self.branches) ** r for r in range(self.rounds + 1))
+
+    def init(self, num_prompts: int) -> ArrayTree:
+        return self.source.init(num_prompts)
+
+    def propose(self, state, key, collection: Collection, count: int):
+        trees, rest = divmod(collection.group_size, self._leaves)
+        size = collection._replace(group_size=trees + (rest if self.segment is None else 0))
+        requests, state = self.source.propose(state, key, size, count)
+        return tuple(self._limited(x, 0) for x in requests), state
+
+    def _limited(self, request: Request, number: int) -> Request:
+        if self.segment is None or number == self.rounds:
+            return request
+        return request._replace(limit=self.segment * (number + 1), pauses=True)
+
+    def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
+        if (missing := collection.num_groups - len(collection.requests)) > 0:
+            return Decision(ask=missing), state
+
+        def more(group: int, before: list[int]) -> Request | None:
+            """The forks of the responses of a round."""
+            if self.length is None:
+                raise ValueError(f"{self!r} needs the sizes of a run, for_run(...).")
+            responses = [y for i in before for y in collection.outcome(i).responses]
+            names = [name for name in STATISTICS if name in accepted(self.rule)]
+            arrays = rule_arrays(collection, before, collection.group_size, self.length, names)
+            with on_host():
+                context = arrays | {"count": self.forks}
+                places = np.asarray(call_with(self.rule, context=context))
+            shape = (collection.group_size, self.forks)
+            if places.shape != shape or places.dtype.kind not in "iu":
+                raise ValueError(
+                    f"{self!r}: the rule must return integers {shape}; got shape {places.shape} of "
+                    f"{places.dtype}."
+                )
+            number = collection.requests[before[0]].round
+            # Roots beyond the complete trees do not fork.
+            forking = responses if number else responses[: collection.group_size // self._leaves]
+            begins = []
+            for row, response in enumerate(forking):
+                n = len(response.tokens)
+                for place in places[row]:
+                    if place < 0:
+                        continue
+                    if place > n or (place == n and response.finish != UNFINISHED):
+                        raise ValueError(
+                            f"{self!r}: the rule forks a response of {n} tokens before token "
+                            f"{place}."
+                        )
+                    begins += [beginning(response, int(place))] * self.branches
+            if not begins:
+                return None
+            return self._limited(Request(len(begins), responses=tuple(begins)), number + 1)
+
+        asked, last = go_on(collection, self.rounds, more)
+        if asked or not last or collection.waiting:
+            return Decision(requests=tuple(asked)), state
+        _, learned = self.source.observe(state, collection)
+        rows = tuple(Row(tuple(members)) for members in finished_members(collection))
+        return Decision(rows=rows), learned
+
+    def __repr__(self) -> str:
+        text = f"{stable_repr(self.rule)}, forks={self.forks}, branches={self.branches}"
+        if self.rounds != 1:
+            text += f", rounds={self.rounds}"
+        if self.segment is not None:
+            text += f", segment={self.segment}"
+        if self.source != in_order():
+            text += f", source={self.source!r}"
+        return f"forked({text})"
+
+
+def forked(
+    rule: Callable,
+    *,
+    forks: int = 2,
+    branches: int = 2,
+    rounds: int = 1,
+    segment: int | None = None,
+    source: Collector | None = None,
+) -> Collector:
+    """Asks for a few responses of each prompt, then for branches of them at tokens of a rule.
+
+        round 0: roots;   round r: at each fork of a response of round r - 1, `branches` more
+
+    A branch has the tokens before the fork in common with its parent and samples the rest. The
+    group are the leaves: all responses that ended. Without a ``segment`` responses are complete
+    before they fork, and a root has ``1 + forks branches + ...`` leaves, ``(forks branches)^r`` for
+    round r. With one, a response pauses after ``segment`` tokens in each round but the last, so
+    that it can fork at its end: ``(forks branches)^rounds`` leaves. A group of G has as many trees
+    as it has room for; without a segment, roots that do not fork fill it.
+
+    ``packing="tree"`` trains on the unique tokens of such a group.
+
+    Args:
+      rule: int32 ``[n, forks]``: the places of tokens before which each response forks, -1 for
+        none. It names what it takes of the responses of the last round: ``mask`` bool ``[n, T]``
+        (True for the tokens that they sampled themselves), ``old_entropy``, ``old_logp`` and
+        ``behavior_logp`` ``[n, T]``, ``lengths`` and ``unfinished`` (whether they paused) ``[n]``,
+        ``count`` (= forks). Such as :func:`~jaxrl_llm.curation.top_entropy_forks` and, with a
+        segment, :func:`~jaxrl_llm.curation.segment_forks`.
+      forks: Of a response, at most.
+      branches: Of a fork.
+      rounds: How often responses fork.
+      segment: Tokens after which responses pause in each round but the last; at most
+        ``max_new_tokens / (rounds + 1)``.
+      source: The collector that proposes the prompts; None for :func:`in_order`.
+
+    Returns:
+      A collector; its state is that of ``source``.
+
+    Raises:
+      TypeError: If ``rule`` is no function, or a number no integer.
+      ValueError: If a number is not above 0.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.curation.forked(jr.curation.top_entropy_forks)
+      forked(top_entropy_forks, forks=2, branches=2)
+
+    References:
+      ETTRL (arXiv:2508.11356): 12 roots, 2 forks of 2 branches, 60 leaves. BranchGRPO
+      (arXiv:2509.06040) for segments.
+    """
+    name = "forked"
+    if not callable(rule):
+        raise TypeError(f"{name}: rule must be a function; got {rule!r}.")
+    options = {"forks": forks, "branches": branches, "rounds": rounds, "segment": segment}
+    check_counts(name, options)
+    return _Forked(
+        rule=rule,
+        forks=forks,
+        branches=branches,
+        rounds=rounds,
+        segment=segment,
+        source=in_order() if source is None else source,
+    )

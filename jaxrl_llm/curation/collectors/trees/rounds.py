@@ -1,0 +1,98 @@
+"""What collectors of trees share: rounds of requests that go on from beginnings of responses.
+
+A round of a group waits for the round before of the same group, and its requests stand behind those
+of the groups before it, so that they do not depend on timing. What a response begins with is not
+sampled again, and keeps the numbers of its first sampling.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from jaxrl_llm.core import checks
+from jaxrl_llm.curation.collectors.protocol import UNFINISHED, Collection, Request
+
+# What a rule may name of the responses of a group, as arrays [n, T].
+STATISTICS = {"old_entropy": "entropy", "old_logp": "model_logp", "behavior_logp": "behavior_logp"}
+
+
+def go_on(collection: Collection, rounds: int, more: Callable) -> tuple[list[Request], bool]:
+    """The requests that can be asked for now, and whether they are the last.
+
+    ``more(group, requests)`` is the next request of a group after those of the round before, by
+    their places, or None.
+    """
+    groups, requests = collection.num_groups, collection.requests
+    number, group = 1, -1
+    if len(requests) > groups:
+        number, group = requests[-1].round, group_of(requests, len(requests) - 1)
+    asked: list[Request] = []
+    while True:
+        group += 1
+        if group == groups:
+            number, group = number + 1, 0
+        if number > rounds:
+            return asked, True
+        before = [
+            i
+            for i, request in enumerate(requests)
+            if request.round == number - 1 and group_of(requests, i) == group
+        ]
+        # A request that is about to be asked for has not finished either.
+        waits = any(x.extends == group and x.round == number - 1 for x in asked)
+        if waits or any(collection.outcomes[i] is None for i in before):
+            return asked, False
+        if before and (request := more(group, before)) is not None:
+            asked.append(request._replace(extends=group, round=number))
+
+
+def group_of(requests: Sequence[Request], place: int) -> int:
+    """The group of a request: the first ones are of one each."""
+    extends = requests[place].extends
+    return place if extends is None else extends
+
+
+def rule_arrays(collection: Collection, places: list[int], size: int, length: int, names) -> dict:
+    """The responses of finished requests as arrays of ``size`` rows, for a rule.
+
+    Tokens that were not sampled in these requests have mask False.
+    """
+    responses = [y for i in places for y in collection.outcome(i).responses]
+    if missing := [n for n in names if any(getattr(y, STATISTICS[n]) is None for y in responses)]:
+        raise ValueError(f"the rule reads {missing[0]}, which the responses do not have.")
+    out = {name: np.zeros((size, length), np.float32) for name in names}
+    out["mask"] = np.zeros((size, length), bool)
+    out["lengths"] = np.zeros(size, np.int32)
+    out["unfinished"] = np.zeros(size, bool)
+    # How many tokens each response began with.
+    begun = []
+    for request in (collection.requests[i] for i in places):
+        begun += [len(y.tokens) for y in request.responses] or [0] * request.rollouts
+    for row, (response, start) in enumerate(zip(responses, begun, strict=True)):
+        n = len(response.tokens)
+        for name in names:
+            out[name][row, :n] = getattr(response, STATISTICS[name])
+        out["mask"][row, start:n] = True
+        out["lengths"][row] = n
+        out["unfinished"][row] = response.finish == UNFINISHED
+    return out
+
+
+def finished_members(collection: Collection) -> list[list[tuple[int, int]]]:
+    """The finished responses of each group, in the order in which they were asked for."""
+    members: list[list[tuple[int, int]]] = [[] for _ in range(collection.num_groups)]
+    for i in range(len(collection.requests)):
+        for j, response in enumerate(collection.outcome(i).responses):
+            if response.finish != UNFINISHED:
+                members[group_of(collection.requests, i)].append((i, j))
+    return members
+
+
+def check_counts(name: str, options: dict[str, int | None]) -> None:
+    """Raises unless the options that are not None are integers above 0."""
+    for option, value in options.items():
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name}: {option} must be an integer; got {value!r}.")
+        checks.check_positive(name, **{option: value})

@@ -1,0 +1,144 @@
+"""Scores of replayed groups and probabilities of a draw by them."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxrl_llm.advantages import grpo
+from jaxrl_llm.curation import (
+    advantage_sizes,
+    fading_probs,
+    recency_weights,
+    replay_importance,
+    replay_priorities,
+    replay_scores,
+    ssb_sample,
+)
+
+KEY = jax.random.key(0)
+KEYS = jax.random.split(jax.random.key(1), 3000)
+
+
+def test_scores_of_groups():
+    rewards = jnp.array([[1.0, 0.0, 1.0, 0.0], [0.1, 0.1, 0.1, 0.1], [1.0, 0.0, jnp.nan, 9.0]])
+    where = jnp.array([[True] * 4, [True] * 4, [True, True, False, False]])
+    advantages = jnp.where(where, jnp.array([1.0, -1.0, 1.0, -1.0]), jnp.inf)
+    std = rewards[0].std(ddof=1)
+    scores = replay_scores(advantages, rewards, where=where)
+    np.testing.assert_allclose(scores, [4 * std, 0.0, 2 * np.sqrt(0.5)], rtol=1e-6)
+    assert scores[1] == 0
+    # As the paper of the entry has it, where the deviation is 1.
+    unit = jnp.array([1.0, -1.0, 1.0, -1.0]) * np.sqrt(0.75)
+    np.testing.assert_allclose(replay_scores(advantages[0], unit), 4.0, rtol=1e-6)
+    assert replay_scores(grpo(rewards[1]), rewards[1]) == 0
+
+
+def test_priorities_and_their_undoing():
+    scores, where = jnp.array([1.0, 4.0, jnp.nan, 9.0]), jnp.array([True, True, False, True])
+    np.testing.assert_allclose(
+        replay_priorities(scores, power=0.5, where=where), [1 / 6, 2 / 6, 0, 3 / 6], rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        replay_priorities(scores, power=0.0, where=where), [1 / 3, 1 / 3, 0, 1 / 3], rtol=1e-6
+    )
+    huge = replay_priorities(jnp.array([1e30, 1e30]), power=2.0)
+    np.testing.assert_allclose(huge, 0.5)
+    assert not replay_priorities(jnp.zeros(3)).any()
+    probs = replay_priorities(scores, where=where)
+    weights = replay_importance(probs, where=where)
+    # At a power of 1 every item counts alike in expectation.
+    np.testing.assert_allclose((weights * probs)[where], probs[0], rtol=1e-6)
+    assert weights[2] == 0 and weights.max() == 1
+    flat = replay_importance(probs, power=0.0, where=where)
+    assert flat.tolist() == [1, 1, 0, 1]
+
+
+def test_recency():
+    out = recency_weights(
+        jnp.array([4, 2, 9, -50]), version=4, scale=2.0, where=jnp.array([True, True, True, False])
+    )
+    np.testing.assert_allclose(out, [1.0, np.exp(-1), 1.0, 0.0], rtol=1e-6)
+
+
+def test_fading_worked_numbers():
+    expected = [0, 0.088971, 0.263279, 0.321820, 0.325930]
+    np.testing.assert_allclose(fading_probs(jnp.arange(5)), expected, atol=1e-6)
+    order = jnp.array([12, -1, 3, 40, 7, 9])
+    shuffled = np.array(expected)[[3, 0, 0, 4, 1, 2]] * [1, 0, 1, 1, 1, 1]
+    np.testing.assert_allclose(fading_probs(order), shuffled, atol=1e-6)
+    x = np.arange(6) / 6
+    sharp = np.tanh(70 * x**30 + 0.02 * x**2)
+    np.testing.assert_allclose(
+        fading_probs(jnp.arange(6), form="sharp"), sharp / sharp.sum(), rtol=1e-5
+    )
+    assert fading_probs(jnp.array([-1, 5])).tolist() == [0.0, 1.0]
+    assert not fading_probs(jnp.full(3, -1)).any()
+    for factor in (0.01, 7.0, 100.0):
+        probs = fading_probs(jnp.arange(20), factor=factor)
+        assert (jnp.diff(probs) >= 0).all() and probs[0] == 0
+        np.testing.assert_allclose(probs.sum(), 1.0, rtol=1e-5)
+
+
+def test_selective_samples_are_fresh_first_and_by_advantage():
+    advantages = jnp.array([0.5, -1.5, 0.0, 2.0, jnp.nan])
+    where = jnp.array([True, True, True, True, False])
+    stored = jnp.array([1.0, 0.0, -3.0, jnp.inf])
+    stored_where = jnp.array([True, True, True, False])
+    draw = jax.jit(jax.vmap(lambda key: ssb_sample(
+        key, advantages, stored, count=5, where=where, stored_where=stored_where
+    )))  # fmt: skip
+    sample = draw(KEYS)
+    assert (np.asarray(sample.stored) == [False, False, False, True, True]).all()
+    fresh = np.bincount(np.asarray(sample.index[:, 0]), minlength=4)
+    assert fresh[2] == 0
+    expected = np.array([0.125, 0.375, 0.5]) * len(KEYS)
+    assert stats.chisquare(fresh[[0, 1, 3]], expected).pvalue > 0.01
+    old = np.bincount(np.asarray(sample.index[:, 4]), minlength=3)
+    assert (
+        old[1] == 0
+        and stats.chisquare(old[[0, 2]], [len(KEYS) / 4, 3 * len(KEYS) / 4]).pvalue > 0.01
+    )
+
+
+def test_selective_samples_without_an_advantage():
+    none, some = jnp.zeros(3), jnp.array([0.0, -1.0])
+    assert ssb_sample(KEY, none, none, count=2).index.tolist() == [-1, -1]
+    only_old = ssb_sample(KEY, none, some, count=2)
+    assert only_old.index.tolist() == [1, 1] and only_old.stored.all()
+    only_new = ssb_sample(KEY, some, none, count=3)
+    assert only_new.index.tolist() == [1, -1, -1] and not only_new.stored.any()
+    even = jax.vmap(lambda key: ssb_sample(
+        key, jnp.array([1.0, 100.0]), none, count=1, power=0.0
+    ).index[0])(KEYS[:500])  # fmt: skip
+    assert 150 < int(even.sum()) < 350
+
+
+def test_the_sizes_of_advantages_leave_out_what_is_masked():
+    advantages = np.array([[0.5, -1.5, np.nan, 2.0], [3.0, 0.0, 0.0, -1.0]], np.float32)
+    where = np.array([[True, True, False, True], [False] * 4])
+    got = advantage_sizes(advantages, where=where)
+    np.testing.assert_allclose(got, [4.0 / 3, 0.0], rtol=1e-6)
+
+
+IDS, TWO = jnp.zeros(2, int), jnp.zeros(2)
+BAD = {
+    "replay_scores: these must have one shape": lambda: replay_scores(TWO, jnp.zeros(3)),
+    "replay_priorities: power must not be negative": lambda: replay_priorities(TWO, power=-1.0),
+    "replay_importance: power must be in [0, 1]": lambda: replay_importance(TWO, power=2.0),
+    "recency_weights: scale must be above 0": lambda: recency_weights(IDS, version=1, scale=0.0),
+    "fading_probs: form must be one of 'smooth', 'sharp'": lambda: fading_probs(IDS, form="linear"),
+    "fading_probs: order must hold integers": lambda: fading_probs(TWO),
+    "ssb_sample: count must be an integer above 0; got 0": lambda: ssb_sample(
+        KEY, TWO, TWO, count=0
+    ),
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_bad_input(words):
+    with pytest.raises((TypeError, ValueError), match=re.escape(words)):
+        BAD[words]()
