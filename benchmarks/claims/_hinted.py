@@ -4,6 +4,8 @@ The logits of 128 success rates are normal with mean -5 and deviation 1.5, so th
 eight are wrong throughout. A hint, or a share of a solution, adds to the logit.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 import jaxrl_llm as jr
@@ -12,17 +14,16 @@ from benchmarks.claims import _simulated, harness
 PROMPTS, GROUPS, SIZE, STEPS = 128, 16, 8, 24
 SOLUTION = "x" * 100
 CLUE = "clue"
-DATA = [{"text": "q", "hints": [CLUE], "demonstration": SOLUTION}] * PROMPTS
 
 
 def policy(seed: int, *, clue: float, solution: float) -> _simulated.Answer:
-    """``clue`` logits for the hint, ``solution`` for all of the solution."""
+    """``clue`` logits for each clue, ``solution`` for all of the solution."""
     logits = np.random.default_rng((seed, 0)).normal(-5.0, 1.5, PROMPTS)
 
     def answer(generator, request, prompt):
         text = request.text or ""
         shown = min(text.count("x"), 100) / 100
-        z = logits[prompt] + clue * (CLUE in text) + solution * shown
+        z = logits[prompt] + clue * text.count(CLUE) + solution * shown
         right = generator.random(request.rollouts) < 1 / (1 + np.exp(-z))
         responses = (jr.curation.Response(np.zeros(1, np.int32), np.zeros(1)),) * request.rollouts
         return _simulated.Answers(right.astype(np.float32), responses)
@@ -30,17 +31,27 @@ def policy(seed: int, *, clue: float, solution: float) -> _simulated.Answer:
     return answer
 
 
-def measure(name: str, collector, *, seed: int, quick: bool, **helps: float) -> harness.Claim:
+def measure(
+    name: str,
+    collector,
+    *,
+    seed: int,
+    quick: bool,
+    clue: float,
+    solution: float,
+    hints: Sequence[str | Sequence[str]] = (CLUE,),
+) -> harness.Claim:
     """The collector against none, and against asking for other prompts."""
+    data = [{"text": "q", "hints": list(hints), "demonstration": SOLUTION}] * PROMPTS
     refill = jr.curation.refill(jr.curation.informative_groups, max_rounds=50)
     found: dict[str, np.ndarray] = {}
     for label, each in ((name, collector), ("no hints", None), ("refill", refill)):
         rows = []
         for i in range(3 if quick else 8):
             run = _simulated.Run(
-                each, prompts=PROMPTS, groups=GROUPS, size=SIZE, seed=1000 * seed + i, data=DATA
+                each, prompts=PROMPTS, groups=GROUPS, size=SIZE, seed=1000 * seed + i, data=data
             )
-            answer = policy(1000 * seed + i, **helps)
+            answer = policy(1000 * seed + i, clue=clue, solution=solution)
             batches = [run.batch(answer) for _ in range(STEPS)]
             groups = sum(batch.informative.sum() for batch in batches)
             distinct = {p for b in batches for p in b.prompts[b.informative].tolist()}
