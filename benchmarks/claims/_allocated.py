@@ -30,7 +30,7 @@ def rates(seed: int) -> np.ndarray:
     return np.random.default_rng((seed, 0)).beta(0.4, 0.4, PROMPTS)
 
 
-def play(collector, seed: int) -> dict[str, float]:
+def play(collector, seed: int, steps: int) -> dict[str, float]:
     """Means over the batches of a run."""
     p = rates(seed)
     data = [{"text": "", "prior": float(x)} for x in p]
@@ -38,7 +38,7 @@ def play(collector, seed: int) -> dict[str, float]:
         collector, prompts=PROMPTS, groups=GROUPS, size=SIZE, seed=seed, tokens=1, data=data
     )
     rows = []
-    for _ in range(STEPS):
+    for _ in range(steps):
         batch = run.batch(_simulated.by_rates(p))
         advantages = jr.advantages.dr_grpo(jnp.asarray(batch.rewards), where=batch.where)
         count = batch.where.sum(-1)
@@ -55,12 +55,12 @@ def play(collector, seed: int) -> dict[str, float]:
     return {name: float(np.mean([row[name] for row in rows])) for name in WORDS}
 
 
-def runs(collectors: Mapping, *, seed: int, quick: bool) -> Results:
+def runs(collectors: Mapping, *, seed: int, quick: bool, steps: int = STEPS) -> Results:
     """`play` of each collector over the same seeds."""
     seeds = [1000 * seed + i for i in range(3 if quick else 16)]
     results = {}
     for name, collector in collectors.items():
-        plays = [play(collector, each) for each in seeds]
+        plays = [play(collector, each, steps) for each in seeds]
         results[name] = {what: np.array([x[what] for x in plays]) for what in WORDS}
     return results
 

@@ -288,8 +288,9 @@ def ssb_sample(
     References:
       Skywork R1V2 (arXiv:2504.16656), selective sample buffer, ABSTRACT reading: it stores
       non-zero advantages and draws by priority. The draw is that of VL-Rethinker's released code
-      (arXiv:2504.08837), whose batch is half of the fresh rollouts, with up to 10% of right ones
-      without an advantage.
+      (arXiv:2504.08837), whose batch is half of the fresh rollouts. It stores the fresh ones before
+      it draws from the store, and of more than fit the batch it draws from a random half; the right
+      ones without an advantage that it adds have a weight of 0.
     """
     name = "ssb_sample"
     checks.check_count(name, count=count)

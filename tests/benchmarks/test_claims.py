@@ -26,15 +26,19 @@ SLOW = (
     "otb",
     "pkpo",
     "prompt_gdro",
+    "rollout_gdro",
     "rollout_replay",
     "rover",
+    "scaf_grpo",
     "spo_sampling",
     "spo_tracker",
     "ssb",
     "v05_baseline",
     "v05_budget",
+    "v0_budget",
     "vade",
     "vcpo",
+    "xrpo",
 )
 
 

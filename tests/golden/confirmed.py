@@ -76,8 +76,8 @@ def changed(function: Callable, values: Mapping[str, Any]) -> dict[str, str]:
     return found
 
 
-def calls(run: Callable, inputs: Mapping) -> list[tuple[str, dict[str, str]]]:
-    """The functions of the catalog that ``run`` calls, but not those that they call themselves."""
+def calls(ours: golden_data.Ours, inputs: Mapping) -> list[tuple[str, dict[str, str]]]:
+    """The functions of the catalog that ours calls, but not those that they call themselves."""
     known, found = functions(), []
 
     def note(frame, event, _):
@@ -96,7 +96,10 @@ def calls(run: Callable, inputs: Mapping) -> list[tuple[str, dict[str, str]]]:
     before = sys.getprofile()
     sys.setprofile(note)
     try:
-        jax.eval_shape(lambda a: run(a), arrays)
+        if ours.host:
+            ours.run(inputs)
+        else:
+            jax.eval_shape(lambda a: ours.run(a), arrays)
     finally:
         sys.setprofile(before)
     return found
@@ -110,7 +113,7 @@ def confirmed() -> dict[str, tuple[catalog.Confirmed, ...]]:
         manifest = golden_data.load(name)
         for entry in manifest.entries.values():
             inputs = manifest.inputs[entry["inputs"]][entry["cases"][0]]
-            made = calls(table[entry["name"]].run, inputs)
+            made = calls(table[entry["name"]], inputs)
             for key in entry["keys"]:
                 own = [call for call in made if call[0] in rows[key]]
                 others = [call for call in made if not call[0].startswith(WEIGHTS)]

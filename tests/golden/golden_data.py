@@ -41,10 +41,12 @@ class Ours:
     Attributes:
       run: From the inputs of a case (jax arrays) to outputs of the entry's names; is jitted.
       differences: By case.
+      host: The function is not jitted and gets NumPy arrays.
     """
 
     run: Callable[[Mapping], Mapping]
     differences: Mapping[str, Difference] = dataclasses.field(default_factory=dict)
+    host: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,6 +141,8 @@ def run(ours: Ours, inputs: Arrays, case: str) -> Arrays:
     import jax
     import jax.numpy as jnp
 
+    if ours.host:
+        return {name: np.asarray(x) for name, x in ours.run(inputs).items()}
     if ours.run not in _compiled:
         _compiled[ours.run] = jax.jit(ours.run)
     kind = jnp.bfloat16 if case == BFLOAT16 else jnp.float32

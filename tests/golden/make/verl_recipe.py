@@ -164,7 +164,7 @@ def main():
     writer.inputs("tracker", tracker_cases())
     writer.add(
         "spo",
-        ["spo_tracker"],
+        ["spo_tracker", "spo_sampling"],
         f"{SPO}: RayPPOTrainer.fit",
         spo(root / SPO),
         inputs="tracker",
