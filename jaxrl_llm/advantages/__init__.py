@@ -41,6 +41,7 @@ jspo                         minus the others of the group, drawn to the other g
 token_grpo                   minus the group's mean over tokens, over their deviation
 adhint                       over a group with and without hints, by how much the hint helped
 depth_advantages             nodes of a tree among those of their depth; node_rewards before
+branch_advantages            both of them for the tokens of responses that fork
 hint_consistency, ...        then: hint tokens by the policy's certainty; hint_preservation
 entropy_reshaping            then: more for certain answers, less for uncertain ones
 bounded_bonus                then: a bonus for hidden states of growing rank
@@ -157,6 +158,7 @@ from jaxrl_llm.advantages.tracker import (
     window_kl_discount,
 )
 from jaxrl_llm.advantages.trees import (
+    branch_advantages,
     depth_advantages,
     node_rewards,
 )
@@ -179,6 +181,7 @@ __all__ = [
     "beta_tracker_update",
     "beta_tracker_value",
     "bounded_bonus",
+    "branch_advantages",
     "center",
     "clip",
     "dcpo_distribution",

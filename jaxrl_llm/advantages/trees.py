@@ -13,7 +13,8 @@ ValueError for a wrong shape or an option out of range.
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, checks, masking
+from jaxrl_llm.core import Array, checks, masking, stats
+from jaxrl_llm.core.branches import branches
 
 
 def node_rewards(
@@ -141,6 +142,101 @@ def depth_advantages(
     std = jnp.sqrt(total(centered**2) / jnp.maximum(count - 1.0, 1.0))
     known = valid & (count > 1) & (std >= 1e-6)
     return jnp.where(known, jnp.clip(centered / (std + 1e-8), -bound, bound), 0.0)
+
+
+def branch_advantages(
+    rewards: Array,
+    node_ids: Array,
+    mask: Array,
+    *,
+    where: Array | None = None,
+    old_logp: Array | None = None,
+    alpha: float | None = None,
+    bound: float = 5.0,
+    max_depth: int | None = None,
+) -> Array:
+    """The advantage of the node of each token, of a group whose responses fork.
+
+        R(node) = mean reward of the responses that have it;   A = R standardized at its depth
+
+    A node is what one rollout sampled until it paused or ended. The prompt is the root of a group,
+    so that all its nodes of one depth are compared. Without forks it is GRPO with ``eps=1e-8``.
+
+    Args:
+      rewards: ``[..., G]``, floating point.
+      node_ids: ``[..., G, T]`` integers, the rollout that sampled each token: equal where tokens
+        are shared; below 0 for none.
+      mask: bool ``[..., G, T]``.
+      where: bool ``[..., G]``, True for responses that take part. None for all.
+      old_logp: ``[..., G, T]``; with it a node's reward is that of its children, weighted by
+        ``softmax(alpha mean old_logp)``. None for the plain mean.
+      alpha: Sharpness of these weights, not negative; only with ``old_logp``. None means 1.
+      bound: Greatest size, above 0.
+      max_depth: The greatest depth of a node; None for floor(log2(G)).
+
+    Returns:
+      ``[..., G, T]`` float32; 0 where masked, and where a depth has one node.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> ids = jnp.array([[0, 2], [0, 3], [1, 4], [1, 5]])
+      >>> rewards, mask = jnp.array([1.0, 0.0, 1.0, 1.0]), jnp.ones((4, 2), bool)
+      >>> jr.advantages.branch_advantages(rewards, ids, mask).round(2).tolist()
+      [[-0.71..., 0.5], [-0.71..., -1.5], [0.71..., 0.5], [0.71..., 0.5]]
+
+    References:
+      BranchGRPO (arXiv:2509.06040): :func:`node_rewards` and :func:`depth_advantages`. There a
+      depth is a step of denoising, and the weights are those of an edge's summed log-density.
+    """
+    function = "branch_advantages"
+    stats.check_group(function, rewards, where)
+    checks.check_shape(function, "node_ids", node_ids, (*jnp.shape(rewards), jnp.shape(mask)[-1]))
+    checks.check_float(function, old_logp=old_logp)
+    checks.check_same_shape(function, mask=mask, old_logp=old_logp)
+    mask = jnp.asarray(mask) if where is None else mask & jnp.asarray(where)[..., None]
+    tree = branches(function, node_ids, mask, max_depth=max_depth)
+    G, D = tree.nodes.shape[-2:]
+    lead = jnp.shape(rewards)[:-1]
+
+    def flat(x: Array) -> Array:
+        return jnp.broadcast_to(x, (*lead, G, D)).reshape(-1, G * D)
+
+    depth = jnp.arange(D)
+    above = jnp.concatenate([jnp.full_like(tree.first[..., :1], -1), tree.first[..., :-1]], axis=-1)
+    parents = jnp.where(above >= 0, above * D + depth - 1, -1)
+    arrays = {
+        "parents": flat(parents),
+        "rewards": flat(masking.zero_masked(rewards, where)[..., None]),
+        "where": flat(tree.nodes),
+    }
+    if old_logp is not None:
+        at = tree.depth[..., None, :] == depth[:, None]
+        total = jnp.sum(jnp.where(at, masking.zero_masked(old_logp, mask)[..., None, :], 0.0), -1)
+        arrays["edge_logp"] = flat(total / jnp.maximum(jnp.sum(at, axis=-1), 1))
+    depths = jnp.tile(depth, G)
+
+    def credit(x: dict[str, Array]) -> Array:
+        values = node_rewards(
+            x["parents"],
+            depths,
+            x["rewards"],
+            max_depth=D - 1,
+            where=x["where"],
+            edge_logp=x.get("edge_logp"),
+            alpha=alpha,
+        )
+        return depth_advantages(
+            values,
+            depths,
+            jnp.zeros_like(depths),
+            trees=1,
+            max_depth=D - 1,
+            where=x["where"],
+            bound=bound,
+        )
+
+    return tree.of_tokens(jax.vmap(credit)(arrays).reshape(*lead, G, D))
 
 
 def _check(function, ids, depth, values, name, where, max_depth) -> None:

@@ -220,15 +220,20 @@ def pack(packing: Packing | Tree | None, tree: ArrayTree) -> ArrayTree:
     """Arrays ``[P, G, T, ...]`` in the cells of the rows, ``[P, R, S, ...]``; as they are for None.
 
     A cell without a token gets 0 (False). One that several responses share gets what one of them
-    has there, and where a mask is True for one of them, that one's.
+    has there, one that trained when the plan was made if any did; a mask is True where it is for
+    any of them, also if tokens have left it since.
     """
     if packing is None:
         return tree
     if isinstance(packing, Tree):
         sources = packing.sources
-        return jax.tree.map(
-            lambda x: _zero_masked(sources >= 0, _take(x, jnp.maximum(sources, 0))), tree
-        )
+
+        def take(x: Array) -> Array:
+            if jnp.result_type(x) == jnp.bool_ and jnp.shape(x) == packing.cells.shape:
+                return _any_of(packing, x)
+            return _zero_masked(sources >= 0, _take(x, jnp.maximum(sources, 0)))
+
+        return jax.tree.map(take, tree)
     members, starts = packing
     P, R, S = members.shape
     cells = jnp.arange(R * S, dtype=jnp.int32).reshape(R, S)
@@ -239,6 +244,15 @@ def pack(packing: Packing | Tree | None, tree: ArrayTree) -> ArrayTree:
         lambda x: _zero_masked(members >= 0, _take(x, member * x.shape[2] + place)),
         tree,
     )
+
+
+def _any_of(tree: Tree, mask: Array) -> Array:
+    """A mask ``[P, G, T]`` in the cells of a tree: whether it is True for any that share one."""
+    P, R, S = tree.sources.shape
+    none = jnp.zeros((P, R * S), bool)
+    either = jax.vmap(lambda cells, index, x: cells.at[index].max(x))
+    cells = either(none, tree.cells.reshape(P, -1), jnp.reshape(mask, (P, -1)))
+    return cells.reshape(P, R, S)
 
 
 def unpack(packing: Packing | Tree | None, tree: ArrayTree, mask: Array) -> ArrayTree:

@@ -83,7 +83,9 @@ from jaxrl_llm.curation.collectors.replayed import (
     stored_request,
 )
 from jaxrl_llm.curation.collectors.seeding import SolvedExamples, seeded_message, solved_examples
+from jaxrl_llm.curation.collectors.trees.branched import branched
 from jaxrl_llm.curation.collectors.trees.forked import forked
+from jaxrl_llm.curation.collectors.trees.lookahead import lookahead
 from jaxrl_llm.curation.collectors.trees.pruned import (
     QualityState,
     SurvivalRule,
@@ -251,6 +253,7 @@ from jaxrl_llm.curation.subsets import (
     top_fraction_token_mask,
 )
 from jaxrl_llm.curation.teachers import solution_messages
+from jaxrl_llm.curation.trees.edges import branch_tokens
 from jaxrl_llm.curation.trees.forks import (
     Candidates,
     branch_candidates,
@@ -341,6 +344,8 @@ __all__ = [
     "bin_means",
     "bin_scores_update",
     "branch_candidates",
+    "branch_tokens",
+    "branched",
     "branch_capacity",
     "budgeted",
     "calibrate_rates",
@@ -398,6 +403,7 @@ __all__ = [
     "length_cutoff",
     "linear_recalibration",
     "linear_schedule",
+    "lookahead",
     "lookahead_prune",
     "max_variance_subset",
     "minimal_hint",

@@ -59,6 +59,7 @@ EXTRAS: dict[str, Extra] = {
     "behavior_known": Extra("PGT", "bool", "whether behavior_logp is known"),
     "hint_mask": Extra("PGT", "bool", "tokens of a response that the policy did not write"),
     "versions": Extra("PGT", "int", "weights that drew the token; -1 unknown"),
+    "node_ids": Extra("PGT", "int", "rollout that drew the token, one number where they fork"),
     "values": Extra("PGT", "float", "critic's value of the state before the token"),
     "old_values": Extra("PGTC", "float", "the same, of each head"),
     "returns": Extra("PGT", "float", "what the critic is to predict"),

@@ -60,6 +60,8 @@ class Graded(NamedTuple):
       texts: n.
       scores: ``[n]``; what is unfinished counts as failed.
       entropy: float32 ``[1, n, T]`` of the distributions that were drawn from, where recorded.
+      runner_up: int32 and float32 ``[1, n, T]``, the second tokens and their log-probabilities,
+        where recorded.
       by_run: Whether the run's reward graded any of it.
     """
 
@@ -67,6 +69,7 @@ class Graded(NamedTuple):
     texts: list[str]
     scores: Scores
     entropy: np.ndarray | None = None
+    runner_up: tuple[np.ndarray, np.ndarray] | None = None
     by_run: bool = True
 
 
@@ -102,7 +105,7 @@ def tokens_of(response: Response, blank: Tokens | None = None) -> Tokens:
     def known(x: np.ndarray | None) -> np.ndarray:
         return np.zeros(n, np.float32) if x is None else np.nan_to_num(np.float32(x))
 
-    support = entropy = None
+    support = entropy = runner_up = runner_up_logp = None
     if blank is not None and blank.support is not None:
         # An empty set stands for the full vocabulary.
         ids, bits = blank.support
@@ -112,6 +115,11 @@ def tokens_of(response: Response, blank: Tokens | None = None) -> Tokens:
         )
     if blank is not None and blank.entropy is not None:
         entropy = known(response.entropy)
+    if blank is not None and blank.runner_up is not None:
+        runner_up_logp = known(response.runner_up_logp)
+        runner_up = np.zeros(n, np.int32)
+        if response.runner_up is not None:
+            runner_up = np.asarray(response.runner_up, np.int32)
     return Tokens(
         tokens=np.asarray(response.tokens, np.int32),
         behavior_logp=known(response.behavior_logp),
@@ -122,6 +130,8 @@ def tokens_of(response: Response, blank: Tokens | None = None) -> Tokens:
         else np.asarray(response.version, np.int32),
         entropy=entropy,
         support=support,
+        runner_up=runner_up,
+        runner_up_logp=runner_up_logp,
     )
 
 
@@ -301,6 +311,13 @@ class SamplerBackend:
         return -(-len(asked.requests) // self._shape[1])
 
 
+class _Recorded(NamedTuple):
+    """What slots record of each token besides, as in :class:`Graded`."""
+
+    entropy: np.ndarray | None = None
+    runner_up: tuple[np.ndarray, np.ndarray] | None = None
+
+
 class EngineBackend:
     """An engine's slots: groups are graded as they finish, while others decode.
 
@@ -338,7 +355,7 @@ class EngineBackend:
         self._width, self._pad_id = max_new_tokens, pad_id
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="rewards")
         # In the order in which they finished, which is the same in all processes.
-        self._sampled: dict[Asked, tuple[Rollout, list[str], np.ndarray | None]] = {}
+        self._sampled: dict[Asked, tuple[Rollout, list[str], _Recorded]] = {}
         self._grading: dict[Asked, Future] = {}
         self.seconds = {"sample": 0.0, "reward": 0.0}
 
@@ -348,7 +365,7 @@ class EngineBackend:
             question, request = self._questions[each.question], each.request
             prompt = question.tokens if each.prompt is None else list(each.prompt)
             if not request.sampled:
-                self._hand_over(each, complete_rollout(each, prompt), None)
+                self._hand_over(each, complete_rollout(each, prompt), _Recorded())
                 continue
             blank = self._generation.engine.spec.draw.blank
             begun = zip(each.requests, each.responses, strict=False)
@@ -396,9 +413,11 @@ class EngineBackend:
         graded = {}
         for asked in [asked for asked in self._sampled if asked in scores]:
             self._grading.pop(asked, None)
-            rollout, texts, entropy = self._sampled.pop(asked)
+            rollout, texts, recorded = self._sampled.pop(asked)
             by_run = asked.request.reward is None and bool(ungraded(asked, rollout))
-            graded[asked] = Graded(rollout, texts, scores[asked], entropy, by_run)
+            graded[asked] = Graded(
+                rollout, texts, scores[asked], recorded.entropy, recorded.runner_up, by_run
+            )
         return graded
 
     def _decode_group(self) -> bool:
@@ -419,15 +438,23 @@ class EngineBackend:
         if asked.request.pauses:
             paused = (rollout.finish[0] == LENGTH) & (lengths < self._width)
             rollout = rollout._replace(finish=np.where(paused, UNFINISHED, rollout.finish))
-        entropy = None
-        if done.completions[0].out.entropy is not None:
-            entropy = np.zeros(rollout.mask.shape, np.float32)
-            for i, completion in enumerate(done.completions):
-                entropy[0, i, : len(completion)] = completion.out.entropy
-        self._hand_over(asked, rollout, entropy)
+
+        def recorded(name: str) -> np.ndarray | None:
+            """What the slots recorded of each token besides, ``[1, n, T]``."""
+            outputs = [getattr(each.out, name) for each in done.completions]
+            if outputs[0] is None:
+                return None
+            array = np.zeros(rollout.mask.shape, outputs[0].dtype)
+            for i, values in enumerate(outputs):
+                array[0, i, : len(values)] = values
+            return array
+
+        second, logp = recorded("runner_up"), recorded("runner_up_logp")
+        pair = None if second is None or logp is None else (second, logp)
+        self._hand_over(asked, rollout, _Recorded(recorded("entropy"), pair))
         return True
 
-    def _hand_over(self, asked: Asked, rollout: Rollout, entropy: np.ndarray | None) -> None:
+    def _hand_over(self, asked: Asked, rollout: Rollout, recorded: "_Recorded") -> None:
         """Hands a group to the reward; every process holds all of them and grades its share."""
         texts = texts_of(rollout, self._decode)[0]
 
@@ -441,7 +468,7 @@ class EngineBackend:
                     scores = self._grade([self._questions[asked.question]], [chosen])
             return all_scores(asked, members, scores)
 
-        self._sampled[asked] = (rollout, texts, entropy)
+        self._sampled[asked] = (rollout, texts, recorded)
         if sum(asked.requests) % jax.process_count() == jax.process_index():
             self._grading[asked] = self._pool.submit(score)
 

@@ -34,6 +34,17 @@ from jaxrl_llm.rollout.sampler import BUCKETS
 from jaxrl_llm.rollout.types import CANCELLED, LENGTH, STOP, UNFINISHED, Rollout
 
 _ROLES = range(OWN, JUDGE + 1)
+# What a response may say of each of its tokens.
+_OF_TOKENS = (
+    "behavior_logp",
+    "model_logp",
+    "version",
+    "trains",
+    "entropy",
+    "nodes",
+    "runner_up",
+    "runner_up_logp",
+)
 
 
 class Collected(NamedTuple):
@@ -48,6 +59,8 @@ class Collected(NamedTuple):
       roles: int32 ``[P, G]``, of each rollout.
       known: bool ``[P, G, T]``, whether ``behavior_logp`` is known; None if it is for every token
         that trains.
+      nodes: int32 ``[P, G, T]``, the rollout that sampled each token, by its number in the batch;
+        -1 for none. Responses that fork have the number of a token in common.
       questions: P, of the rows.
       places: Places of these questions in the data set.
       texts: P groups of G.
@@ -67,6 +80,7 @@ class Collected(NamedTuple):
     where: np.ndarray
     roles: np.ndarray
     known: np.ndarray | None
+    nodes: np.ndarray
     questions: list[Question]
     places: list[int]
     texts: list[list[str]]
@@ -138,7 +152,10 @@ def collect(
         encoder = limits.encoder
         decode = encoder.tokenizer.decode
         start = start._replace(
-            encode=encoder.response, decode=decode, takes_text=encoder.takes_text
+            encode=encoder.response,
+            decode=decode,
+            takes_text=encoder.takes_text,
+            stop_ids=tuple(encoder.tokenizer.eos_ids),
         )
     book = _Book(collector, state, key, questions, next_places, start, limits)
     try:
@@ -329,7 +346,7 @@ class _Book:
                 raise ValueError(f"{start} is to go on, but brings its reward.")
             if not request.sampled and response.finish not in (LENGTH, STOP, CANCELLED):
                 raise ValueError(f"{start} is not sampled, but its finish is {response.finish}.")
-            for name in ("behavior_logp", "model_logp", "version", "trains", "entropy"):
+            for name in _OF_TOKENS:
                 x = getattr(response, name)
                 if x is not None and np.shape(x) != (n,):
                     raise ValueError(f"{start} has {n} tokens, and {name} of shape {np.shape(x)}.")
@@ -440,12 +457,13 @@ class _Book:
             for x in map(self.finished.get, self.asked)
             if x is not None
         ]
-        rollout, known = _join_rollouts(groups, G, pad_id)
+        rollout, known, nodes = _join_rollouts(groups, G, pad_id)
         return Collected(
             rollout=rollout,
             where=where & ~scores.failed.reshape(where.shape),
             roles=roles,
             known=known,
+            nodes=nodes,
             questions=[self._questions[place] for place in places],
             places=places,
             texts=[[x.done.texts[x.index] for x in g] + [""] * (G - len(g)) for g in groups],
@@ -535,9 +553,21 @@ def _response(asked: Asked, done: Graded, index: int) -> Response:
         version=rollout.version[0, index, :n].astype(np.int32),
         trains=trains,
         entropy=None if done.entropy is None else done.entropy[0, index, :n],
+        nodes=_nodes(asked, index, n),
+        runner_up=None if done.runner_up is None else done.runner_up[0][0, index, :n],
+        runner_up_logp=None if done.runner_up is None else done.runner_up[1][0, index, :n],
         finish=int(rollout.finish[0, index]),
         reward=None if done.scores.failed[index] else float(done.scores.rewards[index]),
     )
+
+
+def _nodes(asked: Asked, index: int, length: int) -> np.ndarray:
+    """Which rollout of the batch sampled each token of a response; -1 for none."""
+    begin = asked.responses[index] if asked.responses else None
+    first = 0 if begin is None else len(begin.tokens)
+    nodes = np.full(length, asked.requests[index] if asked.request.sampled else -1, np.int32)
+    nodes[:first] = -1 if begin is None or begin.nodes is None else begin.nodes
+    return nodes
 
 
 def _bucket(size: int) -> int:
@@ -547,8 +577,11 @@ def _bucket(size: int) -> int:
 
 def _join_rollouts(
     groups: list[list[_Member]], size: int, pad_id: int
-) -> tuple[Rollout, np.ndarray | None]:
-    """P groups of at most G members as arrays ``[P, G]``, the rest padding, and what is known."""
+) -> tuple[Rollout, np.ndarray | None, np.ndarray]:
+    """P groups of at most G members as arrays ``[P, G]``, what is known of them, and their nodes.
+
+    The rest is padding.
+    """
     members = [each for group in groups for each in group]
     prefixes = [os.path.commonprefix([each.context for each in group]) for group in groups]
     before = max(
@@ -564,6 +597,7 @@ def _join_rollouts(
     support = next((x.done.rollout.support for x in members if x.done.rollout.support), None)
     shape = (len(groups), size, T)
     present, known = np.zeros(shape, bool), np.ones(shape, bool)
+    nodes = np.full(shape, -1, np.int32)
     out = {
         name: np.zeros(shape, getattr(members[0].done.rollout, name).dtype)
         for name in ("tokens", "mask", "behavior_logp", "model_logp", "log_kept", "version")
@@ -587,6 +621,8 @@ def _join_rollouts(
                     if to is not None and value is not None:
                         to[p, g, first:end] = value[0, i]
             finish[p, g] = rollout.finish[0, i]
+            n = int(rollout.mask[0, i].sum())
+            nodes[p, g, first : first + n] = _nodes(each.asked, i, n)
             present[p, g, :end] = np.append(np.ones(first, bool), rollout.mask[0, i])
             out["tokens"][p, g, :first] = rest
             if (begin := each.begins) is not None:
@@ -612,7 +648,7 @@ def _join_rollouts(
         version=out["version"],
         support=support,
     )
-    return rollout, None if known[out["mask"]].all() else known
+    return rollout, None if known[out["mask"]].all() else known, nodes
 
 
 def _join_scores(groups: list[list[_Member]], size: int) -> Scores:

@@ -55,7 +55,9 @@ class Requests(NamedTuple):
 class Tokens(NamedTuple):
     """Sampled tokens ``[R, W, T]``, named as in :class:`~jaxrl_llm.rollout.Rollout`.
 
-    ``entropy`` is float32 of the distribution sampled from, in nats, or None.
+    ``entropy`` is float32 of the distribution sampled from, in nats, or None. ``runner_up`` is the
+    most likely token of the plain model but the sampled one, int32, and ``runner_up_logp`` its
+    log-probability, float32; or None.
     """
 
     tokens: Array
@@ -65,6 +67,8 @@ class Tokens(NamedTuple):
     version: Array
     entropy: Array | None = None
     support: Any = None
+    runner_up: Array | None = None
+    runner_up_logp: Array | None = None
 
 
 class Slots(NamedTuple):

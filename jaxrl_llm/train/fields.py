@@ -35,6 +35,7 @@ _KNOWN = (
     "roles",
     "imitated",
     "hint_mask",
+    "node_ids",
 )
 # What it makes of the steps of a response that the reward grades one by one.
 _TURNS = ("turn_rewards", "turn_where", "turn_ids", "test_passes", "test_where")
@@ -140,6 +141,7 @@ def attach_fields(
     texts: Texts,
     greedy: Callable[[], np.ndarray],
     roles: np.ndarray | None = None,
+    nodes: np.ndarray | None = None,
 ) -> Batch:
     """The batch with the extras and reward components that the recipe needs.
 
@@ -158,6 +160,8 @@ def attach_fields(
       texts: The responses as text.
       greedy: Grades the most likely response of each prompt: ``[P]``; called only if needed.
       roles: int ``[P, G]``, of each rollout; None for all own.
+      nodes: int ``[P, G, T']``, T' at least T, which rollout drew each token; None for a number of
+        each row.
 
     Raises:
       ValueError: Also if a component of the reward would be added to the reward that is trained on.
@@ -175,6 +179,7 @@ def attach_fields(
         "hint_mask": lambda: np.asarray(rollout.mask) & (np.asarray(rollout.version) < 0),
         "imitated": lambda: np.isin(np.zeros(shape) if roles is None else roles, DEMONSTRATION),
         "roles": lambda: np.zeros(shape, np.int32) if roles is None else roles,
+        "node_ids": lambda: _nodes(np.asarray(batch.mask), nodes),
     }
     if recipe.collector is not None and roles is not None:
         known["steered"] = lambda: np.isin(roles, (HINTED, DEMONSTRATION))
@@ -216,6 +221,14 @@ def attach_fields(
                 f"recipe {recipe.name!r} needs {what} in {name!r} ({spec.about}); got {wrong[0]:g}."
             )
     return batch.replace(extras={**batch.extras, **extras}).check() if extras else batch
+
+
+def _nodes(mask: np.ndarray, nodes: np.ndarray | None) -> np.ndarray:
+    """Which rollout drew each token ``[P, G, T]``."""
+    if nodes is not None:
+        return nodes[..., : mask.shape[-1]]
+    rows = np.arange(mask.shape[0] * mask.shape[1]).reshape(*mask.shape[:2], 1)
+    return np.broadcast_to(rows, mask.shape)
 
 
 def _from_texts(

@@ -141,6 +141,7 @@ def collect_rollouts(
             step=number,
             indices=collected.places,
             roles=collected.roles,
+            nodes=collected.nodes,
             questions=questions,
             texts=_texts(experiment, collected),
             greedy=greedy_rewards,

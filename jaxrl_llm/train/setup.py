@@ -401,6 +401,7 @@ def make_samplers(
             pad_id=tokenizer.pad_id,
             vary=("temperature",) if collector_needs(collector, "varies_temperature") else (),
             entropy=collector_needs(collector, "records_entropy"),
+            runner_up=collector_needs(collector, "records_runner_up"),
         )
     return Samplers(rollouts, baseline, greedy, sampled, engine)
 

@@ -5,10 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.advantages import depth_advantages, grpo, node_rewards
+from jaxrl_llm.advantages import branch_advantages, depth_advantages, grpo, node_rewards
 
 rewards_of = jax.jit(node_rewards, static_argnames=("max_depth", "alpha"))
 advantages_of = jax.jit(depth_advantages, static_argnames=("trees", "max_depth", "bound"))
+branch_of = jax.jit(branch_advantages, static_argnames=("alpha", "max_depth"))
 # A root, two children, four leaves.
 PARENTS, DEPTH = jnp.array([-1, 0, 0, 1, 1, 2, 2]), jnp.array([0, 1, 1, 2, 2, 2, 2])
 LEAVES = jnp.array([9.0, 9.0, 9.0, 1.0, 0.0, 1.0, 1.0])
@@ -73,6 +74,91 @@ def test_rewards_equal_a_walk_over_the_tree(seed):
             if len(rows) > 1 and x.std(ddof=1) >= 1e-6:
                 z = np.clip((x - x.mean()) / (x.std(ddof=1) + 1e-8), -1.2, 1.2)
             np.testing.assert_allclose(advantages[rows], z, atol=1e-4)
+
+
+def forked_rows(seed, G=6, T=9):
+    """Rows that share stretches, of different lengths and depths, and the stretches of each."""
+    rng = np.random.default_rng(seed)
+    number, rows = iter(range(100)), []
+
+    def grow(path, leaves, depth):
+        path = [*path, (next(number), int(rng.integers(1, 4)))]
+        if leaves == 1 or depth == 2:
+            rows.append(path)
+            return
+        left = int(rng.integers(1, leaves))
+        grow(path, left, depth + 1), grow(path, leaves - left, depth + 1)
+
+    while len(rows) < G:
+        grow([], int(rng.integers(1, G - len(rows) + 1)), 0)
+    rows = [rows[i] for i in rng.permutation(len(rows))[:G]]
+    ids, mask = np.full((G, T), 55, np.int32), np.zeros((G, T), bool)
+    for g, path in enumerate(rows):
+        tokens = [n for n, size in path for _ in range(size)]
+        ids[g, : len(tokens)], mask[g, : len(tokens)] = tokens, True
+    return ids, mask, rows, rng
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tokens_have_the_advantage_of_their_node(seed):
+    ids, mask, paths, rng = forked_rows(seed)
+    rewards = rng.normal(size=6).astype(np.float32)
+    where = np.arange(6) != 3
+    old_logp = rng.normal(size=mask.shape).astype(np.float32)
+    junk = np.where(where, rewards, np.nan)
+    logp = np.where(mask, old_logp, np.inf)
+    ours = branch_of(junk, ids, mask, where=where)
+    weighted = branch_of(junk, ids, mask, where=where, old_logp=logp, alpha=2.0)
+    present = [g for g in range(6) if where[g]]
+
+    def below(node):
+        return [g for g in present if node in [n for n, _ in paths[g]]]
+
+    def value(node, depth):
+        """Of a node, from its children up."""
+        rows = below(node)
+        children = {paths[g][depth + 1][0] for g in rows if len(paths[g]) > depth + 1}
+        if not children:
+            return np.float64(rewards[rows[0]])
+        mean = [
+            np.float64(old_logp[below(c)[0]][ids[below(c)[0]] == c]).mean()
+            for c in sorted(children)
+        ]
+        w = np.exp(2.0 * np.array(mean))
+        return sum(w / w.sum() * [value(c, depth + 1) for c in sorted(children)])
+
+    for depth in range(3):
+        nodes = sorted({paths[g][depth][0] for g in present if len(paths[g]) > depth})
+        plainly = np.array([np.float64(rewards[below(n)]).mean() for n in nodes])
+        for got, r in ((ours, plainly), (weighted, np.array([value(n, depth) for n in nodes]))):
+            a = np.zeros(len(nodes))
+            if len(nodes) > 1:
+                a = (r - r.mean()) / (r.std(ddof=1) + 1e-8)
+            for node, expected in zip(nodes, a, strict=True):
+                tokens = mask & (ids == node) & where[:, None]
+                np.testing.assert_allclose(np.asarray(got)[tokens], expected, atol=1e-4)
+    assert not np.asarray(ours)[~(mask & where[:, None])].any()
+
+
+def test_members_in_another_order_and_chains():
+    ids, mask, _, rng = forked_rows(1)
+    rewards = rng.normal(size=6).astype(np.float32)
+    order = rng.permutation(6)
+    ours = branch_of(rewards, ids, mask)
+    np.testing.assert_allclose(
+        branch_of(rewards[order], ids[order], mask[order]), np.asarray(ours)[order], atol=1e-6
+    )
+    alone = np.broadcast_to(np.arange(6)[:, None], (6, 9))
+    unknown = np.full((6, 9), -1)
+    flat = np.broadcast_to(grpo(rewards, eps=1e-8)[:, None], (6, 9)) * mask
+    for names in (alone, unknown):
+        np.testing.assert_allclose(branch_of(rewards, names, mask), flat, atol=1e-5)
+    batch = branch_of(np.stack([rewards, rewards]), np.stack([ids, alone]), np.stack([mask] * 2))
+    np.testing.assert_allclose(batch, np.stack([ours, flat]), atol=1e-5)
+    with pytest.raises(ValueError, match="alpha=2.0 has no effect without edge_logp"):
+        branch_advantages(rewards, ids, mask, alpha=2.0)
+    with pytest.raises(ValueError, match=r"branch_advantages: .*node_ids"):
+        branch_advantages(rewards, ids[:, :4], mask)
 
 
 def test_chains_are_grpo_at_every_depth():

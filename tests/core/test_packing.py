@@ -137,6 +137,16 @@ def test_common_beginnings_lie_once():
     assert plan_tree(tokens, mask, size=8, most=0.3) is None
 
 
+def test_a_shared_token_trains_if_it_is_left_for_any_that_share_it():
+    tokens = np.array([[[5, 6, 7], [5, 6, 8], [5, 9, 9]]])
+    tree = plan_tree(tokens, np.ones((1, 3, 3), bool))
+    for row in range(3):
+        left = np.zeros((1, 3, 3), bool)
+        left[0, row, :2] = True
+        cells = np.asarray(pack(tree, jnp.asarray(left)))[0].reshape(-1)
+        assert set(np.flatnonzero(cells)) == set(np.asarray(tree.cells)[0, row, :2].tolist())
+
+
 def test_a_shared_token_that_trains_for_one_alone_trains():
     tokens, mask = np.array([[[1, 2, 3], [1, 2, 4]]]), np.ones((1, 2, 3), bool)
     mask[0, 0, :2] = mask[0, 1, 0] = False

@@ -17,7 +17,7 @@ from jaxrl_llm.curation.collectors.protocol import UNFINISHED, sized
 from jaxrl_llm.recipes import Batch
 
 P, G, T = 3, 4, 5
-PLAIN = ("spark", "april", "arrol", "pf_ppo")
+PLAIN = ("spark", "april", "arrol", "pf_ppo", "latr")
 
 
 def make_batch() -> tuple[np.ndarray, Batch]:

@@ -14,6 +14,7 @@ REQUIRED = {
     "adhint": "hint_mask old_entropy steered",
     "ampo": "entropy old_logp roles steered",
     "areal": "behavior_logp old_logp",
+    "branch_grpo": "node_ids",
     "brorl": "behavior_logp old_logp ref_logp",
     "capo": "hidden_sq old_logp sum_pi_cubed sum_pi_sq",
     "clip_cov": "old_logp",
@@ -68,7 +69,7 @@ REQUIRED = {
 # Those that come with the data, the sampler or the rewards; the train step computes the others.
 WITH_THE_BATCH = """
     answer_ids behavior_logp budgets flawed greedy_rewards has_teacher hint_mask imitated
-    prior prompt_ids reward_components roles satisfied similarity steered test_passes
+    node_ids prior prompt_ids reward_components roles satisfied similarity steered test_passes
     test_where turn_ids turn_rewards turn_where
 """
 

@@ -109,6 +109,19 @@ def test_tokens_of_the_prompt_and_the_response_so_far_are_penalized():
         np.testing.assert_allclose(out.behavior_logp[r, w], expected, atol=1e-5)
 
 
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.0}, {"top_k": 3}, {"temperature": 2.0}])
+def test_the_runner_up_is_the_most_likely_other_token_of_the_plain_model(options):
+    out = make(runner_up=True, **options).next_token(LOGITS, UNIFORM, slots())
+    logp = np.asarray(jax.nn.log_softmax(LOGITS))
+    for place in np.ndindex(R, W):
+        order = np.argsort(-LOGITS[place])
+        second = order[1] if out.tokens[place] == order[0] else order[0]
+        assert out.runner_up[place] == second and out.runner_up.dtype == jnp.int32
+        np.testing.assert_allclose(out.runner_up_logp[place], logp[place][second], atol=1e-5)
+    if not options:
+        assert make().next_token(LOGITS, UNIFORM, slots()).runner_up is None
+
+
 def test_allowed_tokens_are_the_support():
     allowed = np.arange(V) % 2 == 0
     made = make(allowed=allowed, entropy=True)

@@ -27,16 +27,22 @@ def run(folder, **changes):
     return tiny_run(folder, **options)
 
 
-def test_a_tree_of_the_loop_trains_as_flattened_rows(tmp_path):
-    recipe = jr.recipes.ettrl(forks=1, branches=2)
-    recipe = recipe.replace(collector=jr.curation.forked(before_the_last, forks=1, branches=2))
+FORKED = jr.recipes.ettrl(forks=1, branches=2).replace(
+    collector=jr.curation.forked(before_the_last, forks=1, branches=2)
+)
+
+
+@pytest.mark.parametrize(
+    "recipe", [FORKED, jr.recipes.branch_grpo(splits=(6,))], ids=lambda recipe: recipe.name
+)
+def test_a_tree_of_the_loop_trains_as_flattened_rows(tmp_path, recipe):
     lines = {
         packing: train(run(tmp_path / packing, recipe=recipe, packing=packing))
         for packing in ("tree", "never")
     }
     tree, rows = lines["tree"].history, lines["never"].history
     for a, b in zip(tree, rows, strict=True):
-        assert a["rollouts_sampled"] == b["rollouts_sampled"] == 4 * 6
+        assert a["rollouts_sampled"] == b["rollouts_sampled"]
         assert a["packed"] < 0.8 and b["packed"] == 1.0
         for name in ("loss", "grad_norm", "reward", "entropy", "sampler_gap", "ref_kl"):
             assert a.get(name) == pytest.approx(b.get(name), rel=1e-3, abs=1e-5)
@@ -66,3 +72,14 @@ def test_half_of_the_rollouts_end_early_and_a_resumed_run_is_the_same(tmp_path):
     jax.tree.map(
         np.testing.assert_array_equal, again.state.collector_state, whole.state.collector_state
     )
+
+
+def test_a_greedy_tree_branches_in_the_loop(tmp_path):
+    recipe = jr.recipes.latr(
+        min_prob=0.0, max_gap=1.0, ages=(2,), limit=4, starts=(0, 1), shares=(1.0, 0.5)
+    )
+    first, second = train(run(tmp_path, recipe=recipe)).history
+    # Six leaves of a tree; then three, and three that are sampled plainly.
+    assert first["rollouts_sampled"] > 4 * 6 and second["rollouts_sampled"] > 4 * 6
+    for line in (first, second):
+        assert np.isfinite(line["loss"]) and line["grad_norm"] > 0

@@ -25,7 +25,8 @@ that is built of others has theirs (:func:`collector_needs`):
 - ``sends_text = True``: requests with a ``text``. Prompts then get room for it.
 - ``needs_slots = True``: responses that go on, a ``limit`` or a ``temperature``, which the
   whole-batch sampler cannot serve; the run decodes in slots.
-- ``varies_temperature = True``, ``records_entropy = True``: what the slots then do besides.
+- ``varies_temperature = True``, ``records_entropy = True``, ``records_runner_up = True``: what the
+  slots then do besides.
 
 One that reads columns of the data has ``check_data(data)``, which raises ValueError for a row that
 lacks them; a run calls it before it samples.
@@ -67,6 +68,11 @@ class Response(NamedTuple):
       finish: Why it ended, as in :class:`~jaxrl_llm.rollout.Rollout`; of a beginning it means
         nothing.
       reward: Its reward; None to have it graded. A beginning has none.
+      nodes: int32 ``[t]``, the rollout of this batch that sampled each token, by its number; -1 or
+        None where there is none. Responses that fork have the number of a token in common.
+      runner_up: int32 ``[t]``, the most likely token of the plain model but the sampled one; None
+        where the sampler does not record it.
+      runner_up_logp: float32 ``[t]``, its log-probability.
     """
 
     tokens: np.ndarray | str
@@ -77,6 +83,9 @@ class Response(NamedTuple):
     entropy: np.ndarray | None = None
     finish: int = 1
     reward: float | None = None
+    nodes: np.ndarray | None = None
+    runner_up: np.ndarray | None = None
+    runner_up_logp: np.ndarray | None = None
 
 
 def beginning(response: Response, length: int) -> Response:
@@ -104,6 +113,9 @@ def beginning(response: Response, length: int) -> Response:
         version=cut(response.version),
         trains=cut(response.trains),
         entropy=cut(response.entropy),
+        nodes=cut(response.nodes),
+        runner_up=cut(response.runner_up),
+        runner_up_logp=cut(response.runner_up_logp),
         finish=UNFINISHED,
         reward=None,
     )
@@ -193,6 +205,7 @@ class Collection(NamedTuple):
       data: Of each prompt of the data set, its ``text`` and the columns of its row: hints,
         demonstrations, paraphrases, difficulty.
       version: Of the weights that sample.
+      stop_ids: Tokens that end a response.
       encode: ``encode(text, ends=False) -> tokens`` of a response, with the token that ends it if
         ``ends``.
       decode: ``tokens -> text``.
@@ -206,6 +219,7 @@ class Collection(NamedTuple):
     outcomes: tuple[Outcome | None, ...] = ()
     data: Sequence[Mapping[str, Any]] = ()
     version: int = 0
+    stop_ids: tuple[int, ...] = ()
     encode: Callable[..., Sequence[int]] = no_tokenizer
     decode: Callable[[Sequence[int]], str] = no_tokenizer
     takes_text: Callable[[str], bool] = bool

@@ -128,7 +128,7 @@ from jaxrl_llm.recipes.presets.tracked import (
     mssr,
     spo_tracker,
 )
-from jaxrl_llm.recipes.presets.trees import arrol, ettrl
+from jaxrl_llm.recipes.presets.trees import arrol, branch_grpo, ettrl, latr
 
 __all__ = [
     "ace",
@@ -138,6 +138,7 @@ __all__ = [
     "april",
     "areal",
     "arrol",
+    "branch_grpo",
     "brorl",
     "capo",
     "cgpo",
@@ -171,6 +172,7 @@ __all__ = [
     "insight",
     "jspo",
     "kl_cov",
+    "latr",
     "learnability",
     "llds",
     "llm_replay",

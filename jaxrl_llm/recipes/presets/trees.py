@@ -4,8 +4,10 @@ Option that these presets share: ``eps_low``, ``eps_high``, see the package. ``p
 run trains on the unique tokens of responses that fork.
 """
 
+from typing import Any, Literal
+
 from jaxrl_llm import advantages, curation, regularizers, rewards, surrogates
-from jaxrl_llm.core import bind, chain, stateless
+from jaxrl_llm.core import bind, chain, checks, stateless
 from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.recipe import Recipe
 
@@ -86,4 +88,109 @@ def arrol(
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         collector=curation.pruned(rule, limit=limit, first=first),
         paper="arXiv:2603.24840",
+    )
+
+
+def latr(
+    *,
+    min_prob: float = 0.25,
+    max_gap: float = 0.15,
+    ages: tuple[int, ...] = (20, 30, 50),
+    max_distance: float | None = 0.4,
+    min_suffix: float | None = None,
+    min_overlap: float | None = None,
+    segment: int | None = None,
+    limit: int | None = None,
+    starts: tuple[int, ...] = (0, 100, 200, 300),
+    shares: tuple[float, ...] = (1.0, 0.75, 0.5, 0.25),
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Rollouts of a tree that branches at uncertain tokens and ends branches that turn out alike.
+
+    The advantage is that of GRPO over the leaves and what was sampled plainly. The options are
+    those of ``curation.lookahead``.
+
+    References:
+      LATR (arXiv:2510.24302), the released class; its script for mathematics has ``min_prob=0.15,
+      max_gap=0.25, max_distance=None, min_suffix=0.2, min_overlap=0.5``. Rounds of segments are
+      ours, see ``curation.lookahead``.
+    """
+    return from_base(
+        name="latr",
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        collector=curation.lookahead(
+            min_prob=min_prob,
+            max_gap=max_gap,
+            ages=ages,
+            max_distance=max_distance,
+            min_suffix=min_suffix,
+            min_overlap=min_overlap,
+            segment=segment,
+            limit=limit,
+            starts=starts,
+            shares=shares,
+        ),
+        paper="arXiv:2510.24302",
+    )
+
+
+def branch_grpo(
+    *,
+    splits: int | tuple[int, ...] | None = None,
+    branches: int = 2,
+    prune: Literal["width", "depth"] | None = "width",
+    ratio: float | None = None,
+    keep: Literal["best", "extremes"] | None = None,
+    window: tuple[int, ...] | None = None,
+    interval: int | None = None,
+    stop: int | None = None,
+    alpha: float | None = None,
+    bound: float = 5.0,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Trees whose branches split at scheduled depths; advantages by depth; pruned nodes rest.
+
+        R(node) = mean reward of its leaves;   A = R standardized among the nodes of its depth
+        each node trains once, with its A, less what is pruned
+
+    Args:
+      splits: See ``curation.branched``; None for as many as a group has room for.
+      branches: Of a split.
+      prune: "width" for a share of the leaves, "depth" for a window of depths, None for nothing.
+      ratio: Share of the leaves that train, with "width"; None for 0.5.
+      keep: Which of them: the "best" of each last split, or the "extremes" of a group (None).
+      window: Depths that do not train, with "depth"; None for the last of two splits, 1.
+      interval: Steps after which the window slides up by one; None for a fixed one.
+      stop: Depth that the window does not pass.
+      alpha: Weight of a child's log-probability in its parent's reward; None for the plain mean.
+      bound: Of the advantages.
+
+    References:
+      BranchGRPO (arXiv:2509.06040), the released code: splits at 0, 3, 6, 9 of 20 steps of
+      denoising, share 0.5, bound 5, a clip of 1e-3. Segments of a text in their place are ours, and
+      so is the clip of 0.2; a diffusion policy's steps and their noise are not part of this.
+    """
+    if prune != "width":
+        checks.check_no_effect("branch_grpo", f"with prune={prune!r}", ratio=ratio, keep=keep)
+    if prune != "depth":
+        because = f"with prune={prune!r}"
+        checks.check_no_effect("branch_grpo", because, window=window, interval=interval, stop=stop)
+    checks.check_option("branch_grpo", "prune", prune, ("width", "depth", None))
+    options: dict[str, Any] = {}
+    if prune == "width":
+        options = {"ratio": 0.5 if ratio is None else ratio, "keep": keep}
+    elif prune == "depth":
+        options = {"window": window or (1,), "interval": interval, "stop": stop}
+    if interval is None:
+        options["current_version"] = None
+    credit = {"old_logp": None} if alpha is None else {"alpha": alpha}
+    return from_base(
+        name="branch_grpo",
+        advantage=stateless(bind(advantages.branch_advantages, bound=bound, **credit)),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        selection=bind(curation.branch_tokens, **options),
+        collector=curation.branched(splits=splits, branches=branches),
+        paper="arXiv:2509.06040",
     )

@@ -204,6 +204,7 @@ def make_engine(
     min_new_tokens: int = 0,
     vary: Sequence[str] = (),
     entropy: bool = False,
+    runner_up: bool = False,
 ) -> Engine:
     """Builds an engine of ``rows * width`` slots.
 
@@ -226,7 +227,7 @@ def make_engine(
         and values over ``tensor`` where it divides their heads.
       stop_ids, temperature, top_k, top_p, min_p, order, repetition_penalty, allowed: See
         :class:`~jaxrl_llm.rollout.DrawOptions`.
-      min_new_tokens, vary, entropy: Likewise.
+      min_new_tokens, vary, entropy, runner_up: Likewise.
 
     Returns:
       The engine; :class:`~jaxrl_llm.rollout.Generation` runs it.
@@ -274,6 +275,7 @@ def make_engine(
         min_new_tokens=min_new_tokens,
         vary=vary,
         entropy=entropy,
+        runner_up=runner_up,
     )
     spec = EngineSpec(
         vocab_size=vocab_size,

@@ -154,7 +154,7 @@ def check_group(group: Group, spec: EngineSpec, *, known: Container[int], num_de
         if jax.tree.structure(partial.out) != outputs:
             raise ValueError(
                 f"{start}: the tokens of request {request} were sampled with other outputs "
-                "(entropy, support) than this engine has."
+                "(entropy, runner-up, support) than this engine has."
             )
 
 

@@ -66,7 +66,8 @@ class Drawn(NamedTuple):
     truncation applied; ``model_logp`` is non-finite where a logit of the row is. ``entropy`` is
     float32 of the distribution really sampled, in nats. ``support`` holds the tokens that could
     have been drawn, as ids where ``top_k`` bounds their number, else as bits; it is None where no
-    option truncates.
+    option truncates. ``runner_up`` is the most likely token of the plain model but the drawn one,
+    with its log-probability ``runner_up_logp``.
     """
 
     tokens: Array
@@ -75,6 +76,8 @@ class Drawn(NamedTuple):
     log_kept: Array
     entropy: Array
     support: Support | None
+    runner_up: Array
+    runner_up_logp: Array
 
 
 class RowOptions(NamedTuple):
@@ -217,7 +220,19 @@ def draw_rows(logits: Array, uniform: Array, options: RowOptions) -> Drawn:
     total = jnp.sum(weights, axis=-1)
     shifted = jnp.where(weights > 0, shifted, 0.0)
     entropy = jnp.log(total) - jnp.sum(weights * shifted, axis=-1) / total
-    return Drawn(tokens, behavior_logp, model_logp, log_kept, entropy, support)
+    others = jnp.where(jnp.arange(size) == tokens[..., None], -jnp.inf, plain)
+    runner_up = jnp.argmax(others, axis=-1).astype(jnp.int32)
+    runner_up_logp = _at(others, runner_up) - _at(plain, tokens) + model_logp
+    return Drawn(
+        tokens,
+        behavior_logp,
+        model_logp,
+        log_kept,
+        entropy,
+        support,
+        runner_up,
+        runner_up_logp,
+    )
 
 
 def _at(values: Array, index: Array) -> Array:

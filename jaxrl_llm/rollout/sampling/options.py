@@ -47,6 +47,7 @@ class DrawOptions:
         if it is not None, is also the most that a request may set, so that drawing stays cheap and
         the recorded support small.
       entropy: Record the entropy of the distribution that each token was drawn from.
+      runner_up: Record the most likely token of the plain model but the drawn one.
     """
 
     stop_ids: Sequence[int] = ()
@@ -60,6 +61,7 @@ class DrawOptions:
     min_new_tokens: int = 0
     vary: Sequence[str] = ()
     entropy: bool = False
+    runner_up: bool = False
 
     def uses(self, option: str) -> bool:
         """Whether an option is on, or may be turned on by a request."""
@@ -194,6 +196,8 @@ def make_draw(function: str, options: DrawOptions, *, vocab_size: int) -> Draw:
             version=jnp.zeros_like(drawn.tokens),  # The decode loop writes the version.
             entropy=drawn.entropy if options.entropy else None,
             support=drawn.support,
+            runner_up=drawn.runner_up if options.runner_up else None,
+            runner_up_logp=drawn.runner_up_logp if options.runner_up else None,
         )
 
     def next_token(logits: Array, uniform: Array, slots: Slots) -> Tokens:

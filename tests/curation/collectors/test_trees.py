@@ -179,6 +179,40 @@ def test_a_segment_forks_at_its_end_and_inner_nodes_are_no_leaves():
     assert finishes == {1}
 
 
+def test_branches_split_at_scheduled_depths():
+    cases = {
+        (4, 2): ([2, [4]], [2, 4]),  # at 0 into two, at 4 of 8 tokens each into two
+        (6, 2): ([3, [4]], [3, 6]),  # there is room for three
+        (8, None): ([2, [2, 4]], None),
+        (4, (2, 5)): ([1, [2, 5]], None),
+    }
+    for (size, splits), ((roots, ends), _) in cases.items():
+        collector = for_run(jr.curation.branched(splits=splits), size)
+        rows, _, collection = play(collector, collector.init(N), size=size)
+        assert [(r.rollouts, r.limit) for r in collection.requests[:P]] == [(roots, ends[0])] * P
+        for p, row in enumerate(rows):
+            rounds = [r for r in collection.requests if r.extends == p]
+            assert [r.limit for r in rounds] == [*ends[1:], None][: len(rounds)]
+            assert len(row.members) <= size
+            for request in rounds:
+                begun = [tuple(y.tokens) for y in request.responses]
+                assert begun[::2] == begun[1::2]
+    assert for_run(jr.curation.branched(), 3) == jr.curation.in_order()
+    with pytest.raises(ValueError, match="a tree has 16 leaves, more than a group of 6"):
+        for_run(jr.curation.branched(splits=4))
+    with pytest.raises(ValueError, match="8 tokens cannot split at 9 places"):
+        for_run(jr.curation.branched(splits=9), 4096)
+    with pytest.raises(ValueError, match="branches must be at least 2"):
+        jr.curation.branched(branches=1)
+    with pytest.raises(ValueError, match="splits must rise"):
+        jr.curation.branched(splits=(3, 3))
+    with pytest.raises(ValueError, match="segment must have 2 rising lengths, one a round"):
+        forked(jr.curation.segment_forks, rounds=2, segment=(3,))
+    with pytest.raises(ValueError, match="needs the sizes of a run"):
+        jr.curation.branched().observe((), Collection(1, 4))
+    assert repr(jr.curation.branched(splits=3, branches=3)) == "branched(splits=3, branches=3)"
+
+
 def test_what_a_rule_drops_is_neither_sampled_on_nor_in_the_batch():
     collector = for_run(pruned(likely, limit=3))
     rows, _, collection = play(collector, collector.init(N))

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+import jaxrl_llm as jr
 from jaxrl_llm import curation
 
 quick = settings(max_examples=30, deadline=None, database=None, derandomize=True)
@@ -141,6 +142,52 @@ def test_branches_like_their_parents_are_dropped():
     assert not prune(tokens, parents, birth, 4, ages=(4,), **options).any()
     strict = prune(tokens, parents, birth, 5, ages=(4,), max_distance=0.25, eos_id=0)
     assert not strict.any()  # the share must be below the threshold
+
+
+# Two nodes, of which the first has three leaves and the second two; the last row ended early.
+NODES = jnp.array([[0, 0, 3], [0, 0, 4], [0, 0, 5], [1, 1, 6], [1, 1, 7], [2, 9, 9]])
+THERE = jnp.array([[True] * 3] * 5 + [[True, False, False]])
+VALUES = jnp.array([[1, 1, 3.0], [1, 1, -1], [1, 1, 2], [0, 0, 0.5], [0, 0, -2], [4, 9, 9]])
+
+
+@pytest.mark.parametrize(
+    ("options", "leaves", "inner"),
+    [
+        ({}, [0, 1, 2, 3, 4, 5], True),
+        ({"ratio": 0.5}, [5, 1, 4], True),  # of six leaves the best and two of the worst
+        ({"ratio": 0.5, "keep": "best"}, [0, 3, 5], True),
+        ({"window": (1,)}, [5], True),
+        ({"window": (0,)}, [0, 1, 2, 3, 4], False),
+        ({"window": (2,), "interval": 10}, [5], True),
+    ],
+)
+def test_each_node_trains_once_less_what_is_pruned(options, leaves, inner):
+    step = jnp.array(12) if "interval" in options else None
+    made = jax.jit(lambda a, m, n: curation.branch_tokens(a, m, n, step, **options))
+    keep = np.asarray(made(VALUES, THERE, NODES))
+    expected = np.zeros((6, 3), bool)
+    expected[[0, 3], :2] = inner
+    for row in leaves:
+        expected[row, 0 if row == 5 else 2] = True
+    assert keep.tolist() == expected.tolist()
+    # Groups do not mix.
+    two = (
+        made(jnp.stack([VALUES, VALUES]), jnp.stack([THERE, THERE]), jnp.stack([NODES, NODES]))
+        if step is None
+        else None
+    )
+    assert two is None or np.array_equal(two, np.stack([keep, keep]))
+
+
+def test_bad_prunings_are_named():
+    with pytest.raises(ValueError, match="keep='best' has no effect without ratio"):
+        curation.branch_tokens(VALUES, THERE, NODES, keep="best")
+    with pytest.raises(ValueError, match="stop=1 has no effect without window"):
+        curation.branch_tokens(VALUES, THERE, NODES, stop=1)
+    with pytest.raises(ValueError, match="interval needs current_version"):
+        curation.branch_tokens(VALUES, THERE, NODES, window=(1,), interval=3)
+    with pytest.raises(ValueError, match="keep has no effect with prune='depth'|no effect"):
+        jr.recipes.branch_grpo(prune="depth", keep="best")
 
 
 def test_the_share_of_tree_rollouts_falls():

@@ -1,7 +1,7 @@
 """A collector whose responses fork: leaves of trees, in rounds."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -36,7 +36,7 @@ class _Forked:
     forks: int
     branches: int
     rounds: int
-    segment: int | None
+    segment: int | tuple[int, ...] | None
     source: Collector
     length: int | None = None
     needs_slots = True
@@ -52,7 +52,11 @@ class _Forked:
             )
         source = sized(self.source, group_size=group_size, max_new_tokens=max_new_tokens)
         segment = self.segment
-        if segment is not None:
+        if isinstance(segment, tuple) and segment[-1] >= max_new_tokens:
+            raise ValueError(
+                f"{self!r}: segment must end below the {max_new_tokens} tokens of a response."
+            )
+        if isinstance(segment, int):
             # The last round samples to the end of a response.
             segment = min(segment, max(1, max_new_tokens // (self.rounds + 1)))
         return dataclasses.replace(self, source=source, length=max_new_tokens, segment=segment)
@@ -76,13 +80,15 @@ class _Forked:
     def _limited(self, request: Request, number: int) -> Request:
         if self.segment is None or number == self.rounds:
             return request
-        return request._replace(limit=self.segment * (number + 1), pauses=True)
+        ends = self.segment
+        limit = ends[number] if isinstance(ends, tuple) else ends * (number + 1)
+        return request._replace(limit=limit, pauses=True)
 
     def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
         if (missing := collection.num_groups - len(collection.requests)) > 0:
             return Decision(ask=missing), state
 
-        def more(group: int, before: list[int]) -> Request | None:
+        def more(group: int, before: list[int]) -> tuple[Request, ...]:
             """The forks of the responses of a round."""
             if self.length is None:
                 raise ValueError(f"{self!r} needs the sizes of a run, for_run(...).")
@@ -114,8 +120,8 @@ class _Forked:
                         )
                     begins += [beginning(response, int(place))] * self.branches
             if not begins:
-                return None
-            return self._limited(Request(len(begins), responses=tuple(begins)), number + 1)
+                return ()
+            return (self._limited(Request(len(begins), responses=tuple(begins)), number + 1),)
 
         asked, last = go_on(collection, self.rounds, more)
         if asked or not last or collection.waiting:
@@ -141,7 +147,7 @@ def forked(
     forks: int = 2,
     branches: int = 2,
     rounds: int = 1,
-    segment: int | None = None,
+    segment: int | Sequence[int] | None = None,
     source: Collector | None = None,
 ) -> Collector:
     """Asks for a few responses of each prompt, then for branches of them at tokens of a rule.
@@ -167,8 +173,9 @@ def forked(
       forks: Of a response, at most.
       branches: Of a fork.
       rounds: How often responses fork.
-      segment: Tokens after which responses pause in each round but the last; at most
-        ``max_new_tokens / (rounds + 1)``.
+      segment: Tokens after which responses pause in each round but the last, at most
+        ``max_new_tokens / (rounds + 1)``; or the lengths at which they pause, rising, one of each
+        of these rounds.
       source: The collector that proposes the prompts; None for :func:`in_order`.
 
     Returns:
@@ -190,7 +197,16 @@ def forked(
     name = "forked"
     if not callable(rule):
         raise TypeError(f"{name}: rule must be a function; got {rule!r}.")
-    options = {"forks": forks, "branches": branches, "rounds": rounds, "segment": segment}
+    options: dict[str, int | None] = {"forks": forks, "branches": branches, "rounds": rounds}
+    if isinstance(segment, Sequence):
+        segment = tuple(segment)
+        check_counts(name, {f"segment[{i}]": x for i, x in enumerate(segment)})
+        if len(segment) != rounds or list(segment) != sorted(set(segment)):
+            raise ValueError(
+                f"{name}: segment must have {rounds} rising lengths, one a round; got {segment}."
+            )
+    else:
+        options["segment"] = segment
     check_counts(name, options)
     return _Forked(
         rule=rule,

@@ -107,11 +107,11 @@ class _Pruned:
         if (missing := collection.num_groups - len(collection.requests)) > 0:
             return Decision(ask=missing), state
 
-        def more(group: int, before: list[int]) -> Request | None:
+        def more(group: int, before: list[int]) -> tuple[Request, ...]:
             alive = self._survivors(state["rule"], collection, group)
             responses = collection.outcome(group).responses
             begins = tuple(beginning(responses[j], len(responses[j].tokens)) for j in alive)
-            return Request(len(begins), responses=begins) if begins else None
+            return (Request(len(begins), responses=begins),) if begins else ()
 
         asked, last = go_on(collection, 1, more)
         if asked or not last or collection.waiting:

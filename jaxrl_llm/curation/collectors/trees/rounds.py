@@ -16,11 +16,21 @@ from jaxrl_llm.curation.collectors.protocol import UNFINISHED, Collection, Reque
 STATISTICS = {"old_entropy": "entropy", "old_logp": "model_logp", "behavior_logp": "behavior_logp"}
 
 
-def go_on(collection: Collection, rounds: int, more: Callable) -> tuple[list[Request], bool]:
+def go_on(
+    collection: Collection,
+    rounds: int,
+    more: Callable[[int, list[int]], Sequence[Request]],
+    grows: Callable[[Request], bool] | None = None,
+) -> tuple[list[Request], bool]:
     """The requests that can be asked for now, and whether they are the last.
 
-    ``more(group, requests)`` is the next request of a group after those of the round before, by
-    their places, or None.
+    Args:
+      collection: With the first request of every group.
+      rounds: After the first one, at most.
+      more: ``more(group, places)`` are the next requests of a group after those of the round
+        before, by their places.
+      grows: Whether the next round of a group waits for a request and goes on from it; None for
+        all.
     """
     groups, requests = collection.num_groups, collection.requests
     number, group = 1, -1
@@ -36,14 +46,19 @@ def go_on(collection: Collection, rounds: int, more: Callable) -> tuple[list[Req
         before = [
             i
             for i, request in enumerate(requests)
-            if request.round == number - 1 and group_of(requests, i) == group
+            if request.round == number - 1
+            and group_of(requests, i) == group
+            and (grows is None or grows(request))
         ]
         # A request that is about to be asked for has not finished either.
-        waits = any(x.extends == group and x.round == number - 1 for x in asked)
+        waits = any(
+            x.extends == group and x.round == number - 1 and (grows is None or grows(x))
+            for x in asked
+        )
         if waits or any(collection.outcomes[i] is None for i in before):
             return asked, False
-        if before and (request := more(group, before)) is not None:
-            asked.append(request._replace(extends=group, round=number))
+        new = more(group, before) if before else ()
+        asked += [request._replace(extends=group, round=number) for request in new]
 
 
 def group_of(requests: Sequence[Request], place: int) -> int:

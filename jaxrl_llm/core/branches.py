@@ -1,0 +1,77 @@
+"""The nodes of responses that fork, from the numbers of the rollouts that sampled their tokens."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.core import checks
+from jaxrl_llm.core.axes import Array
+
+
+class Branches(NamedTuple):
+    """Nodes of the G responses of each group; those of depth d are the d-th stretches of the rows.
+
+    Attributes:
+      depth: int32 ``[..., G, T]``, the depth of each token; -1 where it is masked.
+      first: int32 ``[..., G, D]``, of the node of each row at each depth the first row that has it;
+        -1 where the row has none.
+      nodes: bool ``[..., G, D]``, True for the first row of each node.
+      leaves: bool ``[..., G, D]``, True for those of them that no other node follows.
+    """
+
+    depth: Array
+    first: Array
+    nodes: Array
+    leaves: Array
+
+    def of_tokens(self, values: Array, *, fill: float | bool = 0.0) -> Array:
+        """Values of nodes ``[..., G, D]`` as values of their tokens ``[..., G, T]``."""
+        values = jnp.take_along_axis(values, jnp.maximum(self.first, 0), axis=-2)
+        values = jnp.take_along_axis(values, jnp.maximum(self.depth, 0), axis=-1)
+        return jnp.where(self.depth >= 0, values, fill)
+
+
+def branches(function: str, node_ids: Array, mask: Array, *, max_depth: int | None) -> Branches:
+    """The nodes of groups of responses.
+
+    A node is a stretch of tokens that one rollout sampled; a response that paused and went on has
+    several, and rows that share tokens have their number in common.
+
+    Args:
+      function: Named in messages.
+      node_ids: ``[..., G, T]`` integers, the number of the rollout that sampled each token; below 0
+        for none, which is a stretch that no other row shares.
+      mask: bool ``[..., G, T]``.
+      max_depth: The greatest depth; later stretches belong to it. None for floor(log2(G)), as of
+        trees whose branches split in two.
+    """
+    checks.check_min_rank(function, 2, node_ids=node_ids)
+    checks.check_integer(function, node_ids=node_ids)
+    checks.check_bool(function, mask=mask)
+    checks.check_same_shape(function, node_ids=node_ids, mask=mask)
+    checks.check_non_negative(function, finite=True, max_depth=max_depth)
+    G, T = jnp.shape(mask)[-2:]
+    if max_depth is None:
+        max_depth = max(G, 1).bit_length() - 1
+    rows = jnp.arange(G, dtype=jnp.int32)
+    ids = jnp.where(jnp.asarray(node_ids) < 0, -1 - rows[:, None], node_ids)
+    # The token of the mask before each one.
+    places = jnp.where(mask, jnp.arange(T), -1)
+    before = jax.lax.cummax(places, axis=places.ndim - 1)
+    before = jnp.concatenate([jnp.full_like(before[..., :1], -1), before[..., :-1]], axis=-1)
+    last = jnp.take_along_axis(ids, jnp.maximum(before, 0), axis=-1)
+    starts = mask & ((before < 0) | (ids != last))
+    depth = jnp.minimum(jnp.cumsum(starts, axis=-1) - 1, max_depth)
+    depth = jnp.where(mask, depth, -1).astype(jnp.int32)
+    at = depth[..., None, :] == jnp.arange(max_depth + 1)[:, None]  # [..., G, D, T]
+    there = jnp.any(at, axis=-1)
+    least = jnp.iinfo(jnp.int32).min
+    stretch = jnp.max(jnp.where(at, ids[..., None, :], least), axis=-1, initial=least)
+    # same[g, h]: whether rows g and h have one node.
+    same = (stretch[..., :, None, :] == stretch[..., None, :, :]) & there[..., None, :, :]
+    first = jnp.where(there, jnp.argmax(same, axis=-2), -1).astype(jnp.int32)
+    nodes = there & (first == rows[:, None])
+    follows = jnp.concatenate([there[..., 1:], jnp.zeros_like(there[..., :1])], axis=-1)
+    inner = jnp.any(same & follows[..., None, :, :], axis=-2)
+    return Branches(depth, first, nodes, nodes & ~inner)

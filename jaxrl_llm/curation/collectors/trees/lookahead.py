@@ -1,0 +1,444 @@
+"""A collector whose responses branch at uncertain tokens and lose the branches that turn out alike.
+
+The tree of a group grows greedily, a segment of tokens a round. It is a function of what has
+finished: each round is entered once, and what it gave is remembered by identity.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_llm.core import ArrayTree, checks
+from jaxrl_llm.curation.collectors.protocol import (
+    UNFINISHED,
+    Collection,
+    Collector,
+    Decision,
+    Outcome,
+    Request,
+    Response,
+    Row,
+    beginning,
+    in_order,
+    on_host,
+    sized,
+)
+from jaxrl_llm.curation.collectors.trees.rounds import go_on, group_of
+from jaxrl_llm.curation.trees.forks import edit_distance, rouge_l, suffix_match, tree_rollouts
+
+# ``finish`` of a response that ended with a stop token, as in ``rollout.STOP``.
+_STOPPED = 1
+
+
+class _Branch(NamedTuple):
+    """A row of a tree.
+
+    Attributes:
+      parent: The row that it left, by its number; -1 for the root.
+      birth: The place of the token at which they differ.
+      response: Its tokens so far.
+      seen: How many of them may no longer branch.
+    """
+
+    parent: int
+    birth: int
+    response: Response
+    seen: int
+
+
+class _Tree(NamedTuple):
+    """The rows of a group after a round.
+
+    Attributes:
+      rows: By number, in the order of their birth.
+      goes_on: Those whose next tokens the next round samples, in its order.
+      length: Tokens up to which it has grown.
+      complete: Whether it grows no further.
+      source: What it is of: the outcome of the round, and the tree before it.
+    """
+
+    rows: dict[int, _Branch]
+    goes_on: tuple[int, ...]
+    length: int
+    complete: bool
+    source: tuple[Outcome, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class _Lookahead:
+    """Made by :func:`lookahead`."""
+
+    min_prob: float
+    max_gap: float
+    ages: tuple[int, ...]
+    max_distance: float | None
+    min_suffix: float | None
+    min_overlap: float | None
+    segment: int | None
+    limit: int | None
+    starts: tuple[int, ...]
+    shares: tuple[float, ...]
+    source: Collector
+    length: int | None = None
+    # The last tree of each group and round, by both.
+    grown: dict[tuple[int, int], _Tree] = dataclasses.field(
+        default_factory=dict, init=False, compare=False
+    )
+    needs_slots = True
+    varies_temperature = True
+    records_runner_up = True
+
+    def for_run(self, group_size: int, max_new_tokens: int) -> "_Lookahead":
+        source = sized(self.source, group_size=group_size, max_new_tokens=max_new_tokens)
+        limit = max(1, max_new_tokens // 2) if self.limit is None else self.limit
+        if limit > max(max_new_tokens - 1, 1):
+            raise ValueError(
+                f"{self!r}: limit must be below the {max_new_tokens} tokens of a response."
+            )
+        ages = tuple(sorted({min(age, limit) for age in self.ages}))
+        segment = min(ages[-1] if self.segment is None else self.segment, limit)
+        return dataclasses.replace(
+            self, source=source, length=max_new_tokens, limit=limit, ages=ages, segment=segment
+        )
+
+    def init(self, num_prompts: int) -> ArrayTree:
+        return self.source.init(num_prompts)
+
+    def _leaves(self, collection: Collection) -> int:
+        """How many rollouts of a group come from its tree."""
+        return _count(collection.step, collection.group_size, self.starts, self.shares)
+
+    def propose(self, state, key, collection: Collection, count: int):
+        if self.length is None:
+            raise ValueError(f"{self!r} needs the sizes of a run, for_run(...).")
+        if not self._leaves(collection):
+            return self.source.propose(state, key, collection, count)
+        size = collection._replace(group_size=1)
+        requests, state = self.source.propose(state, key, size, count)
+        return tuple(self._greedy(x, self.segment or 1) for x in requests), state
+
+    @staticmethod
+    def _greedy(request: Request, limit: int) -> Request:
+        return request._replace(temperature=0.0, limit=limit, pauses=True)
+
+    def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
+        groups, requests = collection.num_groups, collection.requests
+        if (missing := groups - len(requests)) > 0:
+            return Decision(ask=missing), state
+        leaves = self._leaves(collection)
+        plain = collection.group_size - leaves
+        if leaves and plain and len(requests) == groups:
+            return Decision(requests=tuple(Request(plain, extends=g) for g in range(groups))), state
+
+        def more(group: int, before: list[int]) -> tuple[Request, ...]:
+            tree = self._tree(collection, group, requests[before[0]].round)
+            if tree.complete:
+                return self._endings(tree, leaves)
+            begins = tuple(_unsure(tree.rows[row].response) for row in tree.goes_on)
+            limit = min(tree.length + (self.segment or 1), self.limit or 1)
+            return (self._greedy(Request(len(begins), responses=begins), limit),)
+
+        rounds = 1 + math.ceil((self.limit or 1) / (self.segment or 1))
+        asked, last = go_on(collection, rounds, more, _grows)
+        if asked or not last or collection.waiting:
+            return Decision(requests=tuple(asked)), state
+        self.grown.clear()
+        _, learned = self.source.observe(state, collection)
+        members: list[list[tuple[int, int]]] = [[] for _ in range(groups)]
+        for i, request in enumerate(requests):
+            if not _grows(request):
+                members[group_of(requests, i)] += [(i, j) for j in range(request.rollouts)]
+        return Decision(rows=tuple(Row(tuple(row)) for row in members)), learned
+
+    def _tree(self, collection: Collection, group: int, number: int) -> _Tree:
+        """The tree of a group after a round."""
+        requests = enumerate(collection.requests)
+        place = group
+        if number:
+            place = next(
+                i for i, x in requests if (x.extends, x.round) == (group, number) and _grows(x)
+            )
+        outcome = collection.outcome(place)
+        before = self._tree(collection, group, number - 1) if number else None
+        tree = self.grown.get((group, number))
+        if tree is None or tree.source[0] is not outcome or tree.source[1] is not before:
+            tree = self._grow(collection, outcome, before)
+            self.grown[group, number] = tree
+        return tree
+
+    def _grow(self, collection: Collection, outcome: Outcome, before: _Tree | None) -> _Tree:
+        """The tree after the tokens of a round: branches leave, and those that are alike end."""
+        leaves = self._leaves(collection)
+        if before is None:
+            rows, goes_on, length = {0: _Branch(-1, 0, outcome.responses[0], 0)}, (0,), 0
+        else:
+            rows, goes_on, length = dict(before.rows), before.goes_on, before.length
+            for number, response in zip(goes_on, outcome.responses, strict=True):
+                rows[number] = rows[number]._replace(response=response)
+        end = min(length + (self.segment or 1), self.limit or 1)
+        fresh = max(rows) + 1
+        for place, alike, number in self._events(rows, goes_on):
+            if number not in rows:
+                continue  # it ended before
+            if alike:
+                ended = {number}
+                for row, branch in rows.items():  # children stand behind their parents
+                    ended |= {row} if branch.parent in ended else set()
+                rows = {row: branch for row, branch in rows.items() if row not in ended}
+            elif len(rows) < leaves:
+                response = _other(rows[number].response, place, collection.stop_ids)
+                rows[fresh] = _Branch(number, place, response, place + 1)
+                fresh += 1
+        # What goes on from here has been looked at; a new branch has not been sampled.
+        for number in goes_on:
+            if number in rows:
+                rows[number] = rows[number]._replace(seen=len(rows[number].response.tokens))
+        open_rows = tuple(n for n, x in rows.items() if x.response.finish == UNFINISHED)
+        old = all(
+            x.parent < 0 or x.response.finish != UNFINISHED or x.seen >= x.birth + self.ages[-1]
+            for x in rows.values()
+        )
+        full = len(rows) == leaves and old
+        complete = full or not open_rows or end >= (self.limit or 1)
+        return _Tree(rows, open_rows, end, complete, (outcome, before))
+
+    def _events(
+        self, rows: dict[int, _Branch], goes_on: tuple[int, ...]
+    ) -> list[tuple[int, bool, int]]:
+        """Places where rows may branch, and where branches are alike, as (place, alike, row).
+
+        At one place rows branch first, in their order.
+        """
+        events = []
+        for number in goes_on:
+            branch = rows[number]
+            response = branch.response
+            if response.runner_up_logp is None or response.model_logp is None:
+                raise ValueError(f"{self!r} reads runner_up_logp, which the responses do not have.")
+            first, second = np.exp(response.model_logp), np.exp(response.runner_up_logp)
+            splits = (second > self.min_prob) & (first - second < self.max_gap)
+            places = np.flatnonzero(splits[branch.seen :]) + branch.seen
+            events += [(int(place), False, number) for place in places]
+        for age in self.ages:
+            due = []
+            for number, branch in rows.items():
+                end = branch.birth + age
+                if branch.parent < 0:
+                    continue
+                parent = rows[branch.parent]
+                # Compared in the round in which both have come that far.
+                new = min(branch.seen, parent.seen) < end
+                if new and all(_reaches(x.response, end) for x in (branch, parent)):
+                    due.append((number, branch.birth, end))
+            if not due:
+                continue
+            windows = np.zeros((2, len(rows), age), np.int32)
+            for i, (number, start, end) in enumerate(due):
+                windows[0, i] = rows[number].response.tokens[start:end]
+                windows[1, i] = rows[rows[number].parent].response.tokens[start:end]
+            alike = self._alike(*windows)
+            events += [(end - 1, True, n) for (n, _, end), x in zip(due, alike, strict=False) if x]
+        return sorted(events)
+
+    def _alike(self, mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+        """Which pairs of stretches ``[n, age]`` are too much alike: bool ``[n]``."""
+        # A power of two, so that few shapes are compiled.
+        more = (1 << (len(mine) - 1).bit_length()) - len(mine)
+        mine, theirs = (np.pad(x, ((0, more), (0, 0))) for x in (mine, theirs))
+        alike = np.zeros(len(mine), bool)
+        with on_host():
+            if self.max_distance is not None:
+                distance = np.asarray(_distance(mine, theirs))
+                alike |= distance < self.max_distance * mine.shape[-1]
+            if self.min_suffix is not None:
+                alike |= np.asarray(_suffix(mine, theirs)) > self.min_suffix
+            if self.min_overlap is not None:
+                alike |= np.asarray(_overlap(mine, theirs)) > self.min_overlap
+        return alike
+
+    def _endings(self, tree: _Tree, leaves: int) -> tuple[Request, ...]:
+        """The rows of a tree that grows no further, each sampled to its end."""
+        root = tree.rows[0].response
+        # Where the root has ended, what is missing begins with the prompt.
+        copied = root if root.finish == UNFINISHED else beginning(root, 0)
+        begins = [tree.rows[number].response for number in tree.goes_on]
+        begins += [copied] * (leaves - len(tree.rows))
+        ended = [x.response for x in tree.rows.values() if x.response.finish != UNFINISHED]
+        requests = []
+        if begins:
+            responses = tuple(map(_unsure, begins))
+            requests.append(Request(len(begins), responses=responses))
+        if ended:
+            responses = tuple(_unsure(x)._replace(reward=None) for x in ended)
+            requests.append(Request(len(ended), responses=responses, sampled=False))
+        return tuple(requests)
+
+    def __repr__(self) -> str:
+        text = []
+        for name, default in _DEFAULTS.items():
+            if (value := getattr(self, name)) != default:
+                text.append(f"{name}={value!r}")
+        if self.source != in_order():
+            text.append(f"source={self.source!r}")
+        return f"lookahead({', '.join(text)})"
+
+
+@functools.lru_cache(maxsize=8)
+def _count(step: int, group_size: int, starts: tuple[int, ...], shares: tuple[float, ...]) -> int:
+    """How many rollouts of a group come from its tree."""
+    with on_host():
+        counts = tree_rollouts(np.int32(step), group_size=group_size, starts=starts, shares=shares)
+    return int(counts)
+
+
+_distance, _suffix, _overlap = map(jax.jit, (edit_distance, suffix_match, rouge_l))
+
+
+def _grows(request: Request) -> bool:
+    """Whether a request is of a tree that grows."""
+    return request.temperature == 0.0 and request.pauses
+
+
+def _unsure(response: Response) -> Response:
+    """The response without the log-probabilities of the greedy policy that wrote it."""
+    return response._replace(behavior_logp=None)
+
+
+def _reaches(response: Response, end: int) -> bool:
+    """Whether a response has tokens up to a place, none of which ends it."""
+    return len(response.tokens) - (response.finish == _STOPPED) >= end
+
+
+def _other(response: Response, place: int, stop_ids: tuple[int, ...]) -> Response:
+    """The beginning of a response with the second token in place of the one at a place."""
+    start = beginning(response, place)
+
+    def add(name: str, value) -> np.ndarray | None:
+        x = getattr(start, name)
+        return None if x is None else np.append(x, np.asarray(value, x.dtype))
+
+    token, logp = response.runner_up[place], response.runner_up_logp[place]  # type: ignore[index]
+    version = None if response.version is None else response.version[place]
+    return start._replace(
+        tokens=add("tokens", token),
+        behavior_logp=None,
+        model_logp=add("model_logp", logp),
+        version=add("version", version),
+        trains=add("trains", True),
+        entropy=None,
+        nodes=add("nodes", -1),
+        runner_up=add("runner_up", 0),
+        runner_up_logp=add("runner_up_logp", -np.inf),
+        finish=_STOPPED if int(token) in stop_ids else UNFINISHED,
+    )
+
+
+_DEFAULTS = {
+    "min_prob": 0.25,
+    "max_gap": 0.15,
+    "ages": (20, 30, 50),
+    "max_distance": 0.4,
+    "min_suffix": None,
+    "min_overlap": None,
+    "segment": None,
+    "limit": None,
+    "starts": (0, 100, 200, 300),
+    "shares": (1.0, 0.75, 0.5, 0.25),
+}
+
+
+def lookahead(
+    *,
+    min_prob: float = 0.25,
+    max_gap: float = 0.15,
+    ages: tuple[int, ...] = (20, 30, 50),
+    max_distance: float | None = 0.4,
+    min_suffix: float | None = None,
+    min_overlap: float | None = None,
+    segment: int | None = None,
+    limit: int | None = None,
+    starts: tuple[int, ...] = (0, 100, 200, 300),
+    shares: tuple[float, ...] = (1.0, 0.75, 0.5, 0.25),
+    source: Collector | None = None,
+) -> Collector:
+    """Grows a greedy tree that branches at uncertain tokens; its leaves then sample to their ends.
+
+        a row branches where p_2 > min_prob and p_1 - p_2 < max_gap; the branch takes the second
+        a branch ends where its r tokens and its parent's are alike, r in ages
+        round(share G) leaves; share = that of the last start <= step; the others sample plainly
+
+    A tree grows until it has all its leaves and each is older than the last of ``ages``, or until
+    ``limit`` tokens. Missing leaves are copies of the root, which sample on independently. The
+    tokens of a tree are not drawn from the policy, so their ``behavior_logp`` is not known. What
+    ended while the tree grew is graded again as a leaf.
+
+    Tokens are sampled a segment a round: a branch of a segment catches up in the next one, and the
+    bound on leaves counts those of earlier segments first. With ``segment=1`` all rows advance
+    together.
+
+    Args:
+      min_prob: Least probability of the second token.
+      max_gap: Greatest distance of the first two probabilities.
+      ages: Tokens after which a branch is compared; at most ``limit`` in a run.
+      max_distance: Edit distance over r below which two rows are alike; None for no such rule.
+      min_suffix: Common suffix above which they are, see
+        :func:`~jaxrl_llm.curation.suffix_match`; None likewise.
+      min_overlap: :func:`~jaxrl_llm.curation.rouge_l` above which they are; None likewise.
+      segment: Tokens of a round; None for the last of ``ages``.
+      limit: Tokens up to which a tree grows, below those of a response; None for half of them.
+      starts: Steps of the run, rising from 0.
+      shares: Share of a group that comes from its tree from each of them on.
+      source: The collector that proposes the prompts; None for :func:`in_order`.
+
+    Returns:
+      A collector; its state is that of ``source``.
+
+    Raises:
+      TypeError: If a number of tokens is no integer.
+      ValueError: If a number is out of its range, or no rule compares.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.curation.lookahead(ages=(8,), max_distance=0.5)
+      lookahead(ages=(8,), max_distance=0.5)
+
+    References:
+      LATR (arXiv:2510.24302), the released code, with two candidates and ``sample_nk="none"``. It
+      advances by a token, leaves the tree when 98% of all groups' leaves are there, has no limit
+      unless it is set, and copies a root also where that has ended; here what is missing then
+      begins with the prompt.
+    """
+    name = "lookahead"
+    ages, starts, shares = tuple(ages), tuple(starts), tuple(shares)
+    numbers = {"segment": segment, "limit": limit} | {f"ages[{i}]": x for i, x in enumerate(ages)}
+    for option, value in numbers.items():
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name}: {option} must be an integer; got {value!r}.")
+        checks.check_positive(name, **{option: value})
+    if not ages:
+        raise ValueError(f"{name}: ages must name at least one.")
+    checks.check_share(name, min_prob=min_prob, max_gap=max_gap)
+    rules = {"max_distance": max_distance, "min_suffix": min_suffix, "min_overlap": min_overlap}
+    checks.check_share(name, **rules)
+    if all(x is None for x in rules.values()):
+        raise ValueError(f"{name}: one of the three rules must be on; all are None.")
+    _count(0, 1, starts, shares)
+    return _Lookahead(
+        min_prob=min_prob,
+        max_gap=max_gap,
+        ages=ages,
+        max_distance=max_distance,
+        min_suffix=min_suffix,
+        min_overlap=min_overlap,
+        segment=segment,
+        limit=limit,
+        starts=starts,
+        shares=shares,
+        source=in_order() if source is None else source,
+    )

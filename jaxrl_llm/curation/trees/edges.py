@@ -1,0 +1,104 @@
+"""Which tokens of responses that fork train."""
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+
+from jaxrl_llm.core import Array, checks
+from jaxrl_llm.core.branches import branches
+from jaxrl_llm.curation.trees.forks import depth_prune, width_prune
+
+
+def branch_tokens(
+    advantages: Array,
+    mask: Array,
+    node_ids: Array,
+    current_version: Array | None = None,
+    *,
+    ratio: float | None = None,
+    keep: str | None = None,
+    window: Sequence[int] | None = None,
+    interval: int | None = None,
+    stop: int | None = None,
+    max_depth: int | None = None,
+) -> Array:
+    """The tokens that train: each node once, less those that are pruned.
+
+        keep = first row of the node  and  not pruned
+
+    With ``ratio``, leaves are pruned by :func:`width_prune`, with ``window`` depths by
+    :func:`depth_prune`. What is pruned still counts in rewards and in the statistics of a depth.
+
+    Args:
+      advantages: ``[..., G, T]``, floating point, equal for all tokens of a node.
+      mask: bool ``[..., G, T]``.
+      node_ids: ``[..., G, T]`` integers, the rollout that sampled each token; below 0 for none.
+      current_version: ``[...]`` integers, the training step; needed with ``interval``.
+      ratio: Share of the leaves that train; None for all.
+      keep: "extremes" of the leaves of a group, or the "best" of those of a last split; only with
+        ``ratio``. None means "extremes".
+      window: Depths that do not train; None for none.
+      interval: Steps after which the window slides up by one; None for a fixed one.
+      stop: Depth that the window does not pass; None for 0.
+      max_depth: The greatest depth of a node; None for floor(log2(G)).
+
+    Returns:
+      bool ``[..., G, T]``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> ids, mask = jnp.array([[0, 1], [0, 2]]), jnp.ones((2, 2), bool)
+      >>> jr.curation.branch_tokens(jnp.zeros((2, 2)), mask, ids).tolist()
+      [[True, True], [False, True]]
+
+    References:
+      BranchGRPO (arXiv:2509.06040), the released code. There edges end at nodes of steps of
+      denoising; here at those of a text.
+    """
+    function = "branch_tokens"
+    checks.check_float(function, advantages=advantages)
+    checks.check_same_shape(function, advantages=advantages, mask=mask)
+    if ratio is None:
+        checks.check_no_effect(function, "without ratio", keep=keep)
+    if window is None:
+        checks.check_no_effect(function, "without window", interval=interval, stop=stop)
+    tree = branches(function, node_ids, mask, max_depth=max_depth)
+    trains = tree.nodes
+    depth = jnp.arange(trains.shape[-1])
+    if window is not None:
+        step: Array | int = 0
+        if interval is not None:
+            if current_version is None:
+                raise ValueError(f"{function}: interval needs current_version.")
+            checks.check_shape(
+                function, "current_version", current_version, jnp.shape(advantages)[:-2]
+            )
+            step = jnp.asarray(current_version)[..., None]
+        inside = depth_prune(depth, window=window, step=step, interval=interval, stop=stop or 0)
+        trains &= jnp.broadcast_to(inside[..., None, :], trains.shape)
+    if ratio is not None:
+        at = tree.depth[..., None, :] == depth[:, None]
+        values = jnp.max(jnp.where(at, advantages[..., None, :], -jnp.inf), axis=-1)
+        # A response has one leaf.
+        is_leaf = jnp.any(tree.leaves, axis=-1)
+        leaf = jnp.max(jnp.where(tree.leaves, values, -jnp.inf), axis=-1)
+        leaf = jnp.where(is_leaf, leaf, 0.0)
+        keep = "extremes" if keep is None else keep
+        if keep == "best":
+            above = jnp.roll(tree.first, 1, axis=-1).at[..., 0].set(-1)
+            # The parent's first row and depth; leaves of depth 0 are of one branch.
+            parent = jnp.max(
+                jnp.where(tree.leaves, jnp.where(above < 0, 0, above * depth.size + depth), 0), -1
+            )
+            of_one = (parent[..., None] == parent[..., None, :]) & is_leaf[..., None, :]
+            G = of_one.shape[-1]
+            wide = jnp.broadcast_to(leaf[..., None, :], (*leaf.shape[:-1], G, G))
+            kept = jnp.any(width_prune(wide, ratio=ratio, keep=keep, where=of_one), axis=-2)
+        else:
+            kept = width_prune(leaf, ratio=ratio, keep=keep, where=is_leaf)
+        trains &= ~tree.leaves | kept[..., None]
+    rows = jnp.arange(trains.shape[-2])[:, None]
+    depth_of = jnp.maximum(tree.depth, 0)
+    own = jnp.take_along_axis(tree.first, depth_of, axis=-1) == rows
+    return tree.of_tokens(trains, fill=False) & own & mask

@@ -1,0 +1,276 @@
+"""Trees that look ahead: against rows that advance token by token under the pure rules."""
+
+import hashlib
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm.curation import Collection, Outcome, Response, lookahead
+from jaxrl_llm.curation.collectors.protocol import UNFINISHED, collector_needs, sized
+
+P, G, T, V, STOP = 3, 6, 14, 6, 5
+RULES = {"min_prob": 0.2, "max_gap": 0.2, "ages": (3, 4), "max_distance": 0.5, "limit": 10}
+STEPWISE = lookahead(**RULES, segment=1)
+ROUNDS = lookahead(**RULES, starts=(0, 1, 2), shares=(1.0, 0.5, 0.0))
+COPIES = lookahead(min_prob=0.9, ages=(2,), limit=4)
+
+
+@cache
+def probs(prompt, prefix):
+    """Of the next token: a model that forgets all but two tokens, so that branches meet again."""
+    text = f"{prompt} {prefix[-2:]} {len(prefix) // 5}"
+    seed = int(hashlib.blake2b(text.encode(), digest_size=4).hexdigest(), 16)
+    logits = 1.5 * np.random.default_rng(seed).normal(size=V)
+    logits[STOP] -= 1.0 if len(prefix) > 4 else 9.0
+    return np.float32(np.exp(logits) / np.exp(logits).sum())
+
+
+def sample(request, prompt, member, seed):
+    """Greedy or drawn tokens, with their runners-up."""
+    begin = request.responses[member] if request.responses else Response(np.zeros(0, np.int32))
+    tokens, limit = begin.tokens.tolist(), request.limit or T
+    assert STOP not in tokens and len(tokens) < limit
+    first = len(tokens)
+    rng, recorded = np.random.default_rng([seed, member]), []
+    while len(tokens) < limit and (not tokens or tokens[-1] != STOP):
+        p = probs(prompt, tuple(tokens))
+        token = int(p.argmax()) if request.temperature == 0.0 else int(rng.integers(V))
+        other = np.where(np.arange(V) == token, -1.0, p)
+        recorded.append((np.log(p[token]), other.argmax(), np.log(other.max())))
+        tokens.append(token)
+    logp, second, second_logp = map(np.array, zip(*recorded, strict=True))
+
+    def joined(name, new, dtype, fill):
+        old = getattr(begin, name)
+        return np.append(np.full(first, fill) if old is None else old, new).astype(dtype)
+
+    n = len(tokens) - first
+    finish = 1 if tokens[-1] == STOP else UNFINISHED if request.pauses else 0
+    return Response(
+        np.int32(tokens),
+        behavior_logp=joined("behavior_logp", np.zeros(n), np.float32, np.nan),
+        model_logp=joined("model_logp", logp, np.float32, np.nan),
+        version=joined("version", np.full(n, 4), np.int32, -1),
+        finish=finish,
+        nodes=joined("nodes", np.full(n, 1000 * seed + member), np.int32, -1),
+        runner_up=joined("runner_up", second, np.int32, 0),
+        runner_up_logp=joined("runner_up_logp", second_logp, np.float32, np.nan),
+    )
+
+
+def play(collector, state=(), *, step=0, order=None, one_by_one=False):
+    """A batch: decision, state and the collection, outcomes in some order of arrival."""
+    rng = np.random.default_rng(order)
+    collection = Collection(P, G, step=step, stop_ids=(STOP,))
+    while True:
+        decision, after = collector.observe(state, collection)
+        if decision.rows is not None:
+            return decision.rows, after, collection
+        requests = decision.requests
+        if decision.ask:
+            count = 1 if one_by_one else decision.ask
+            requests, state = collector.propose(state, jax.random.key(0), collection, count)
+        if requests:
+            collection = collection._replace(
+                requests=collection.requests + tuple(requests),
+                outcomes=collection.outcomes + (None,) * len(requests),
+            )
+            continue
+        waiting = [i for i, x in enumerate(collection.outcomes) if x is None]
+        assert waiting, "nothing is asked for and nothing is sampled"
+        outcomes = list(collection.outcomes)
+        for i in waiting if order is None else [rng.choice(waiting)]:
+            request = collection.requests[i]
+            place = i if request.extends is None else request.extends
+            if request.sampled:
+                responses = tuple(sample(request, place, j, i) for j in range(request.rollouts))
+            else:
+                responses = request.responses
+            finish = np.array([y.finish for y in responses])
+            where = finish != UNFINISHED
+            lengths = np.array([len(y.tokens) for y in responses])
+            zeros = np.zeros(len(where), np.float32)
+            outcomes[i] = Outcome(place, zeros, where, lengths, where & False, {}, responses)
+        collection = collection._replace(outcomes=tuple(outcomes))
+
+
+prune = jax.jit(
+    jr.curation.lookahead_prune, static_argnames=("ages", "max_distance", "min_suffix", "eos_id")
+)
+candidates = jax.jit(
+    partial(jr.curation.branch_candidates, candidates=2),
+    static_argnames=("min_prob", "max_gap"),
+)
+
+
+def step_by_step(prompt, leaves, *, min_prob, max_gap, ages, limit, **rules):
+    """The tree of a prompt, one token of all rows at a time, by the pure rules."""
+    rows, parents, birth = [[]], [-1], [0]
+    for step in range(limit):
+        done = np.array([STOP in row for row in rows] + [True] * (16 - len(rows)))
+        p = np.zeros((16, V), np.float32)
+        for i, row in enumerate(rows):
+            p[i] = probs(prompt, tuple(row))
+        out = candidates(p, min_prob=min_prob, max_gap=max_gap, done=done)
+        keep = jr.curation.branch_capacity(
+            out.keep[: len(rows)], jnp.zeros(len(rows), int), capacity=leaves
+        )
+        tokens, new = np.asarray(out.tokens), []
+        for i in range(len(rows)):
+            if keep[i, 1]:
+                new.append((rows[i] + [int(tokens[i, 1])], i))
+        for i, row in enumerate(rows):
+            row.append(STOP if done[i] else int(tokens[i, 0]))
+        rows, birth = rows + [x for x, _ in new], birth + [step] * len(new)
+        parents += [i for _, i in new]
+        size = 16 - len(rows)
+        padded = np.array([x + [0] * (limit - len(x)) for x in rows] + [[0] * limit] * size)
+        drop = prune(
+            padded,
+            np.array(parents + [-1] * size),
+            np.array(birth + [0] * size),
+            step + 1,
+            ages=ages,
+            eos_id=STOP,
+            **rules,
+        )
+        gone = set(np.flatnonzero(drop).tolist())
+        for i, parent in enumerate(parents):
+            gone |= {i} if parent in gone else set()
+        left = [i for i in range(len(rows)) if i not in gone]
+        new_place = {old: i for i, old in enumerate(left)} | {-1: -1}
+        parents = [new_place[parents[i]] for i in left]
+        rows, birth = [rows[i] for i in left], [birth[i] for i in left]
+        ended = [STOP in row for row in rows]
+        old = [
+            b < 0 or e or step + 1 >= s + max(ages)
+            for b, e, s in zip(parents, ended, birth, strict=True)
+        ]
+        if all(ended) or (len(rows) == leaves and all(old)):
+            break
+    return [tuple(row[: row.index(STOP) + 1] if STOP in row else row) for row in rows]
+
+
+@pytest.mark.parametrize(
+    "rules", [{"max_distance": 0.5}, {"max_distance": None, "min_suffix": 0.4}]
+)
+def test_rounds_of_one_token_are_the_papers_tree(rules):
+    options = {**RULES, "max_distance": None} | rules
+    collector = sized(lookahead(**options, segment=1), group_size=G, max_new_tokens=T)
+    rows, _, collection = play(collector)
+    pruned = 0
+    for p, row in enumerate(rows):
+        expected = step_by_step(p, G, **options)
+        endings = [r for r in collection.requests[P:] if r.extends == p and r.temperature is None]
+        leaves = [tuple(y.tokens.tolist()) for r in endings for y in r.responses]
+        assert len(row.members) == G == len(leaves)
+        # What is missing are copies of the root.
+        for leaf in expected:
+            leaves.remove(leaf)
+        assert all(leaf in (expected[0], ()) for leaf in leaves)
+        greedy = [r for r in collection.requests if r.extends == p and r.temperature == 0.0]
+        sizes = [r.rollouts for r in greedy]
+        pruned += any(b < a for a, b in zip(sizes, sizes[1:], strict=False))
+    assert pruned  # some rows were dropped, and others have branched
+    assert any(len(set(leaves)) > 2 for leaves in [step_by_step(p, G, **options) for p in range(P)])
+
+
+@pytest.mark.parametrize("collector", [STEPWISE, ROUNDS, COPIES], ids=["step", "rounds", "copies"])
+def test_the_laws_of_collectors(collector):
+    collector = sized(collector, group_size=G, max_new_tokens=T)
+    for step in range(3):
+        rows, state, collection = play(collector, step=step)
+        assert state == ()
+        for order in (0, 1):
+            other = play(collector, step=step, order=order, one_by_one=bool(order))
+            short = [r._replace(responses=()) for r in collection.requests]
+            assert [r._replace(responses=()) for r in other[2].requests] == short
+            assert other[0] == rows
+        for p, row in enumerate(rows):
+            assert len(row.members) == G == len(set(row.members))
+            for i, j in row.members:
+                response = collection.outcomes[i].responses[j]
+                assert (i if i < P else collection.requests[i].extends) == p
+                assert (
+                    response.finish != UNFINISHED
+                    and response.tokens[-1] == STOP
+                    or len(response.tokens) == T
+                )
+        assert len(collection.requests) <= P * 14
+
+
+def test_the_share_of_a_tree_falls_and_the_rest_is_sampled_plainly():
+    collector = sized(ROUNDS, group_size=G, max_new_tokens=T)
+    for step, leaves in ((0, 6), (1, 3), (2, 0)):
+        _, _, collection = play(collector, step=step)
+        first = collection.requests[:P]
+        if leaves:
+            assert {(r.rollouts, r.temperature, r.limit, r.pauses) for r in first} == {
+                (1, 0.0, 4, True)
+            }
+        else:
+            assert {(r.rollouts, r.temperature, r.limit) for r in first} == {(6, None, None)}
+            assert len(collection.requests) == P
+        plain = [r for r in collection.requests[P:] if r.sampled and not r.responses]
+        assert [(r.rollouts, r.extends) for r in plain] == (
+            [(3, p) for p in range(P)] if leaves == 3 else []
+        )
+
+
+def test_tokens_of_a_tree_have_no_log_probability_of_the_sampler():
+    collector = sized(ROUNDS, group_size=G, max_new_tokens=T)
+    rows, _, collection = play(collector)
+    shared = 0
+    for row in rows:
+        for i, j in row.members:
+            request = collection.requests[i]
+            response = collection.outcomes[i].responses[j]
+            n = len(request.responses[j].tokens)
+            assert request.responses[j].behavior_logp is None
+            assert np.isfinite(response.model_logp).all()  # of the second token too
+            if request.sampled:
+                assert np.isfinite(response.behavior_logp[n:]).all()
+        nodes = [collection.outcomes[i].responses[j].nodes for i, j in row.members]
+        shared += len({int(x[0]) for x in nodes}) < G
+    assert shared == P  # one rollout sampled the first token of many
+
+
+def test_it_says_what_slots_must_do_and_prints_what_differs():
+    for name in ("needs_slots", "varies_temperature", "records_runner_up"):
+        assert collector_needs(STEPWISE, name)
+    assert not collector_needs(STEPWISE, "records_entropy")
+    assert repr(lookahead()) == "lookahead()"
+    assert repr(COPIES) == "lookahead(min_prob=0.9, ages=(2,), limit=4)"
+    assert jr.recipes.latr().collector == lookahead()
+
+
+def test_bad_input_is_one_sentence():
+    cases = {
+        "ages.0. must be above 0": {"ages": (0,)},
+        "ages must name at least one": {"ages": ()},
+        r"max_gap must be in \[0, 1\]": {"max_gap": 2.0},
+        "one of the three rules must be on": {"max_distance": None},
+        "starts must rise and match shares": {"starts": (0, 5)},
+    }
+    for message, options in cases.items():
+        with pytest.raises(ValueError, match=message):
+            lookahead(**options)
+    with pytest.raises(TypeError, match="segment must be an integer; got 1.5"):
+        lookahead(segment=1.5)
+    with pytest.raises(ValueError, match="limit must be below the 14 tokens"):
+        sized(lookahead(limit=14), group_size=G, max_new_tokens=T)
+    with pytest.raises(ValueError, match="needs the sizes of a run"):
+        lookahead().propose((), jax.random.key(0), Collection(P, G), 1)
+    blank = Response(np.int32([1, 2]), finish=UNFINISHED)
+    group = Outcome(
+        0, np.zeros(1), np.ones(1, bool), np.full(1, 2), np.zeros(1, bool), {}, (blank,)
+    )
+    collector = sized(STEPWISE, group_size=G, max_new_tokens=T)
+    start = Collection(1, G, stop_ids=(STOP,))
+    requests, _ = collector.propose((), jax.random.key(0), start, 1)
+    with pytest.raises(ValueError, match="reads runner_up_logp, which the responses do not have"):
+        collector.observe((), start._replace(requests=requests, outcomes=(group,)))
