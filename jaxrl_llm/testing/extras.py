@@ -76,6 +76,9 @@ def make_extras(batch: Batch, *, seed: int = 0, heads: int = 1) -> dict[str, Arr
     floats["hidden_rank"] = rng.uniform(1.0, 4.0, (p, g, 3))
     # The policy wrote all of it: what help changes is tested with the presets that take it.
     ints["roles"] = np.zeros((p, g))
+    # Two stretches a row, none of which another one shares: their tokens differ.
+    rows = np.arange(p * g).reshape(p, g, 1)
+    ints["node_ids"] = 2 * rows + (np.arange(mask.shape[-1]) > 1)
     bools["imitated"] = np.zeros((p, g), bool)
     bools["hint_mask"] = np.zeros(mask.shape, bool)
     kinds = ((floats, jnp.float32), (ints, jnp.int32), (bools, jnp.bool_))
