@@ -249,10 +249,9 @@ def pack(packing: Packing | Tree | None, tree: ArrayTree) -> ArrayTree:
 def _any_of(tree: Tree, mask: Array) -> Array:
     """A mask ``[P, G, T]`` in the cells of a tree: whether it is True for any that share one."""
     P, R, S = tree.sources.shape
-    none = jnp.zeros((P, R * S), bool)
-    either = jax.vmap(lambda cells, index, x: cells.at[index].max(x))
-    cells = either(none, tree.cells.reshape(P, -1), jnp.reshape(mask, (P, -1)))
-    return cells.reshape(P, R, S)
+    count = jax.vmap(lambda cells, index, x: cells.at[index].add(x.astype(jnp.int32)))
+    none, index = jnp.zeros((P, R * S), jnp.int32), jnp.reshape(tree.cells, (P, -1))
+    return (count(none, index, jnp.reshape(mask, (P, -1))) > 0).reshape(P, R, S)
 
 
 def unpack(packing: Packing | Tree | None, tree: ArrayTree, mask: Array) -> ArrayTree:
