@@ -438,10 +438,11 @@ class EngineBackend:
         if asked.request.pauses:
             paused = (rollout.finish[0] == LENGTH) & (lengths < self._width)
             rollout = rollout._replace(finish=np.where(paused, UNFINISHED, rollout.finish))
+        completions = done.completions
 
         def recorded(name: str) -> np.ndarray | None:
             """What the slots recorded of each token besides, ``[1, n, T]``."""
-            outputs = [getattr(each.out, name) for each in done.completions]
+            outputs = [getattr(each.out, name) for each in completions]
             if outputs[0] is None:
                 return None
             array = np.zeros(rollout.mask.shape, outputs[0].dtype)

@@ -1,6 +1,7 @@
 """Which tokens of responses that fork train."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import jax.numpy as jnp
 
@@ -16,7 +17,7 @@ def branch_tokens(
     current_version: Array | None = None,
     *,
     ratio: float | None = None,
-    keep: str | None = None,
+    keep: Literal["best", "extremes"] | None = None,
     window: Sequence[int] | None = None,
     interval: int | None = None,
     stop: int | None = None,
