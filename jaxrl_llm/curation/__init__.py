@@ -59,6 +59,7 @@ from jaxrl_llm.curation.collectors.judged import judge_message, judged, refine_m
 from jaxrl_llm.curation.collectors.messages import budgeted, paraphrased, told_budgets
 from jaxrl_llm.curation.collectors.mixed import mixed
 from jaxrl_llm.curation.collectors.partial import PartialState, partial_rollouts
+from jaxrl_llm.curation.collectors.predicted import predict_message, predicted
 from jaxrl_llm.curation.collectors.prioritized import prioritized
 from jaxrl_llm.curation.collectors.protocol import (
     DEMONSTRATION,
@@ -83,6 +84,7 @@ from jaxrl_llm.curation.collectors.replayed import (
     stored_request,
 )
 from jaxrl_llm.curation.collectors.seeding import SolvedExamples, seeded_message, solved_examples
+from jaxrl_llm.curation.collectors.swarm import Swarm, SwarmGroup, shared, shared_folder
 from jaxrl_llm.curation.collectors.trees.branched import branched
 from jaxrl_llm.curation.collectors.trees.forked import forked
 from jaxrl_llm.curation.collectors.trees.lookahead import lookahead
@@ -283,6 +285,10 @@ from jaxrl_llm.curation.trees.pruning import (
 from jaxrl_llm.curation.windows import Window, window_push
 
 __all__ = [
+    "Swarm",
+    "SwarmGroup",
+    "shared",
+    "shared_folder",
     "BinScores",
     "Candidates",
     "CapoMoments",
@@ -424,6 +430,8 @@ __all__ = [
     "pass_history_rate",
     "pass_history_update",
     "pooled_groups",
+    "predict_message",
+    "predicted",
     "predictive_gate",
     "prefix_cuts",
     "prefix_length",

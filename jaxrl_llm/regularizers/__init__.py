@@ -18,6 +18,7 @@ option is outside the range that its entry states or has no effect with the othe
 from jaxrl_llm.regularizers.bands import (
     EntropyHistory,
     entropy_band,
+    entropy_history,
     entropy_history_init,
     entropy_history_update,
     epo_phase_weight,
@@ -86,6 +87,7 @@ __all__ = [
     "entropy_bonus",
     "entropy_controller",
     "entropy_from_logits",
+    "entropy_history",
     "entropy_history_init",
     "entropy_history_update",
     "epo_phase_weight",

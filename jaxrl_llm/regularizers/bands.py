@@ -7,11 +7,12 @@ Shared arguments:
 All raise TypeError for a wrong dtype and ValueError for a wrong shape or an option out of range.
 """
 
+import dataclasses
 from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, checks, masking
+from jaxrl_llm.core import Array, Transform, bind, checks, masking
 
 
 class EntropyHistory(NamedTuple):
@@ -93,6 +94,46 @@ def entropy_history_update(
     return EntropyHistory(state.total + sums / jnp.maximum(tokens, 1.0), state.steps + there)
 
 
+@dataclasses.dataclass(frozen=True)
+class _History:
+    """The update half of :func:`entropy_history`."""
+
+    def __call__(self, rewards, state, *, old_entropy, mask, where=None, **context):
+        tokens = mask if where is None else mask & where[..., None]
+        turn_ids = jnp.zeros(jnp.shape(mask), jnp.int32)
+        state = entropy_history_update(state, old_entropy, tokens, turn_ids=turn_ids)
+        return state.mean[0], state
+
+
+def entropy_history() -> Transform:
+    """A controller whose value is the mean entropy of the steps so far, this one included.
+
+        value = mean over steps of the mean entropy of their tokens
+
+    Each step counts the same, whatever its tokens. A response is one turn.
+
+    Returns:
+      A Transform ``rewards -> history``, a float32 scalar, for a recipe's ``computed``
+      "controller"; its state is an :class:`EntropyHistory` of one turn. It reads ``old_entropy``,
+      ``mask`` and, if there, ``where`` of the global batch.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> history = jr.regularizers.entropy_history()
+      >>> state, mask = history.init(), jnp.ones((1, 1, 2), bool)
+      >>> for entropy in (1.0, 2.0):
+      ...     value, state = history.update(
+      ...         jnp.ones((1, 1)), state, old_entropy=jnp.full((1, 1, 2), entropy), mask=mask)
+      >>> float(value)
+      1.5
+
+    References:
+      EPO (arXiv:2509.22576).
+    """
+    return Transform(bind(entropy_history_init, turns=1), _History())
+
+
 def epo_phase_weight(progress: float | Array) -> Array:
     """The weight of the band over the training: falling slowly, then fast.
 
@@ -126,8 +167,8 @@ def entropy_band(
     entropy: Array,
     mask: Array,
     *,
-    turn_ids: Array,
     history: Array,
+    turn_ids: Array | None = None,
     coef: float = 1e-3,
     low: float = 0.0,
     high: float = 2.0,
@@ -144,13 +185,15 @@ def entropy_band(
 
     Args:
       entropy: ``[..., T]`` entropy (nats) under the policy being trained.
-      mask, turn_ids: See the module.
-      history: ``[S]``, floating point: ``EntropyHistory.mean``.
+      mask: See the module.
+      history: ``[S]``, floating point: ``EntropyHistory.mean``. Without ``turn_ids`` one that
+        broadcasts to ``[..., T]``, such as the value of :func:`entropy_history`.
+      turn_ids: See the module; None where a response is one turn.
       coef: Worth of a nat, in units of the policy loss, not negative.
       low: The band begins at this share of the history, not negative.
       high: And ends at this one, not below ``low``.
       alpha: Size of the penalty, not negative.
-      weight: ``[]``, such as :func:`epo_phase_weight`.
+      weight: ``[]``, such as :func:`epo_phase_weight`, or one that broadcasts.
       from_turn: First turn that is penalized; the released code starts at half of the turns.
       form: "indicator" is the released form, whose gradient is 0: it changes the loss that is
         reported and not the update. "hinge" is 0 inside the band and has a gradient outside.
@@ -172,18 +215,32 @@ def entropy_band(
     """
     function = "entropy_band"
     masking.check_tokens(function, mask, entropy=entropy)
-    checks.check_integer(function, turn_ids=turn_ids)
-    checks.check_same_shape(function, mask=mask, turn_ids=turn_ids)
-    checks.check_rank(function, 1, history=history)
     checks.check_float(function, history=history)
     checks.check_non_negative(function, finite=True, coef=coef, low=low, alpha=alpha)
     checks.check_option(function, "form", form, ("hinge", "indicator"))
     if not low <= high:
         raise ValueError(f"{function}: low must not be above high; got {low:g} and {high:g}.")
-    turns = jnp.shape(history)[0]
-    turn = jnp.asarray(turn_ids)
-    mean = jnp.asarray(history, jnp.float32)[jnp.clip(turn, 0, turns - 1)]
-    known = mask & (turn >= from_turn) & (turn >= 0) & (turn < turns) & (mean > 0)
+    mean = jnp.asarray(history, jnp.float32)
+    if turn_ids is None:
+        checks.check_no_effect(function, "without turn_ids", from_turn=from_turn or None)
+        shape = jnp.shape(history)
+        if (
+            len(shape) > jnp.ndim(mask)
+            or jnp.broadcast_shapes(shape, jnp.shape(mask)) != mask.shape
+        ):
+            raise ValueError(
+                f"{function}: history must broadcast to mask {jnp.shape(mask)} without turn_ids; "
+                f"got {shape}."
+            )
+        known = mask & (mean > 0)
+    else:
+        checks.check_integer(function, turn_ids=turn_ids)
+        checks.check_same_shape(function, mask=mask, turn_ids=turn_ids)
+        checks.check_rank(function, 1, history=history)
+        turns = jnp.shape(history)[0]
+        turn = jnp.asarray(turn_ids)
+        mean = mean[jnp.clip(turn, 0, turns - 1)]
+        known = mask & (turn >= from_turn) & (turn >= 0) & (turn < turns) & (mean > 0)
     mean = jnp.where(known, mean, 1.0)
     entropy = masking.zero_masked(entropy, mask)
     if form == "indicator":

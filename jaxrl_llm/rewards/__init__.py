@@ -52,6 +52,11 @@ from jaxrl_llm.rewards.meta import (
     crpg_rewards,
     meta_rewards,
 )
+from jaxrl_llm.rewards.meta_answers import (
+    MetaAnswer,
+    meta_answer_rewards,
+    parse_meta_answer,
+)
 from jaxrl_llm.rewards.paraphrases import (
     bleu,
     cross_paraphrase_reward,
@@ -91,6 +96,7 @@ __all__ = [
     "Extract",
     "FAILED",
     "Majority",
+    "MetaAnswer",
     "Prediction",
     "Reward",
     "RewardError",
@@ -127,12 +133,14 @@ __all__ = [
     "majority_vote",
     "math_verify",
     "math_verify_pool",
+    "meta_answer_rewards",
     "meta_rewards",
     "multiple_choice",
     "normalize_math",
     "normalize_words",
     "overlong_penalty",
     "overlong_rewards",
+    "parse_meta_answer",
     "paraphrase_rewards",
     "paraphrase_similarity",
     "reasoning_accuracy",

@@ -411,6 +411,12 @@ class _Book:
             start = f"{who}: row {p}"
             if not 1 <= len(row.members) <= G:
                 raise ValueError(f"{start} has {len(row.members)} members; a group has 1 to {G}.")
+            rewards = (0.0,) * len(row.members) if row.rewards is None else row.rewards
+            if len(rewards) != len(row.members) or not np.isfinite(rewards).all():
+                raise ValueError(
+                    f"{start} has the rewards {rewards} for {len(row.members)} members; it takes a "
+                    "finite one for each."
+                )
             for request, member in row.members:
                 if not 0 <= request < len(self.asked) or self.outcomes[request] is None:
                     raise ValueError(f"{start} names request {request}, which has not finished.")
@@ -449,6 +455,10 @@ class _Book:
                     "share a row; a text must begin as the prompt does."
                 )
         scores = _join_scores(groups, G)
+        for p, row in enumerate(rows):
+            if row.rewards is not None:
+                cells = slice(p * G, p * G + len(row.rewards))
+                scores.rewards[cells], scores.failed[cells] = row.rewards, False
         sampled = [x for x in self.asked if x.request.sampled and x.request.role != JUDGE]
         graded = [self.finished[x] for x in sampled or self.asked if x in self.finished]
         # What is unfinished was not graded.

@@ -65,6 +65,10 @@ REQUIRED = {
     "verpo": "test_passes test_where turn_ids turn_where",
     "vespo": "behavior_logp",
     "xrpo": "old_logp",
+    "m2po": "behavior_logp old_logp",
+    "dppo_tv": "behavior_logp",
+    "dppo_kl": "behavior_logp",
+    "epo": "entropy old_entropy",
 }
 # Those that come with the data, the sampler or the rewards; the train step computes the others.
 WITH_THE_BATCH = """
@@ -155,6 +159,12 @@ def test_presets_without_a_group_or_a_ratio_and_those_that_draw(trait, value, na
         (lambda: jr.recipes.luspo(eps_low=-0.1), "luspo: eps_low must not be negative"),
         (lambda: jr.recipes.gmpo(eps_high=-0.1), "gmpo: eps_high must not be negative"),
         (lambda: jr.recipes.dispo(eps_pos=(0.1, -0.1)), "dispo: eps_pos"),
+        (lambda: jr.recipes.dppo_tv(delta_low=-1.0), "dppo_tv: delta_low must not be negative"),
+        (lambda: jr.recipes.dppo_kl(w_max=0.0), "dppo_kl: w_max must be above 0"),
+        (lambda: jr.recipes.m2po(threshold=0.0), "m2_mask: threshold must be above 0"),
+        (lambda: jr.recipes.epo(form="soft"), "entropy_band: form must be one of"),
+        (lambda: jr.recipes.epo(low=3.0), "entropy_band: low must not be above high; got 3 and 2"),
+        (lambda: jr.recipes.epo(steps=0), "steps must be above 0"),
         (lambda: jr.recipes.minpro(w_min=6.0), "minpro: w_min must not be above w_max"),
         (lambda: jr.recipes.clip_cov(ratio=0.0), "clip_cov_selection: ratio must be above 0"),
         (

@@ -187,9 +187,62 @@ def test_remix_resets_its_base_once():
     assert recipe.collector.until == 50 and recipe.collector.max_staleness == 2
 
 
+def near_the_sampler(old, behavior, trains):
+    """The tokens that M2PO leaves: the most, nearest first, whose mean square is below 0.04."""
+    square = np.where(trains, (old - behavior) ** 2, np.inf)
+    in_order = np.sort(square[trains])
+    below = np.cumsum(in_order) / np.arange(1, len(in_order) + 1) < 0.04
+    return square <= in_order[below.sum() - 1]
+
+
+def binary(name, p, q):
+    """How far the probability of a token has moved."""
+    if name == "dppo_tv":
+        return np.abs(p - q)
+    return q * np.log(q / p) + (1 - q) * np.log((1 - q) / (1 - p))
+
+
+@pytest.mark.parametrize("name", ["dppo_tv", "dppo_kl", "m2po"])
+def test_the_gradient_of_presets_off_policy_is_a_weighted_policy_gradient(name):
+    most = 0.05
+    options = {"delta_low": most, "delta_high": most} if name == "dppo_tv" else {}
+    recipe, logp, batch, ready = prepared(name, **options)
+    x, old, behavior = (np.float64(v) for v in (logp, batch.old_logp, batch.behavior_logp))
+    trains = np.asarray(batch.mask & batch.where[..., None])
+    weights = np.exp(x - behavior)
+    if name == "m2po":
+        kept = near_the_sampler(old, behavior, trains)
+        assert 0.3 < kept[trains].mean() < 0.9
+    else:
+        weights = np.minimum(weights, 20.0)
+        moved = binary(name, np.exp(x), np.exp(behavior))
+    expected = np.zeros((P, G, T))
+    for p in range(P):
+        members = np.flatnonzero(batch.where[p])
+        r = np.asarray(batch.rewards[p], float)[members]
+        for g, a in zip(members, standardized(name, r), strict=True):
+            if name == "m2po":
+                keep = kept[p, g]
+            else:
+                away = x[p, g] > behavior[p, g] if a > 0 else x[p, g] < behavior[p, g]
+                keep = ~(away & (moved[p, g] > most))
+            expected[p, g] = np.where(trains[p, g] & keep, -weights[p, g] * a, 0.0) / trains.sum()
+    grad = np.asarray(jax.grad(recipe.loss)(jnp.asarray(logp), ready))
+    np.testing.assert_allclose(grad, expected, rtol=1e-4, atol=1e-6)
+    dropped = trains & (expected == 0) & (np.asarray(ready.advantages)[..., None] != 0)
+    assert dropped.any()
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [
+        ("dppo_tv", {"delta_low": 0.01}),
+        ("dppo_tv", {"delta_high": 0.01}),
+        ("dppo_tv", {"w_max": 0.5}),
+        ("dppo_kl", {"delta_low": 0.5}),
+        ("dppo_kl", {"delta_high": 0.001}),
+        ("dppo_kl", {"w_max": 0.5}),
+        ("m2po", {"threshold": 1.0}),
         ("luspo", {"eps_low": 0.3}),
         ("luspo", {"eps_high": 0.3}),
         ("gmpo", {"eps_low": 0.05}),

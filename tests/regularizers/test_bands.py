@@ -105,3 +105,38 @@ def test_a_history_is_the_mean_over_the_steps_in_which_a_turn_occurred():
 def test_bad_input_is_one_sentence(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+def test_a_history_of_one_turn_is_a_controller():
+    history = reg.entropy_history()
+    state, mask = history.init(), jnp.array([[[True, True, False]], [[True, False, False]]])
+    values = []
+    for h in (1.0, 3.0, 2.0):
+        entropy = jnp.full((2, 1, 3), h).at[1].add(0.3)
+        value, state = history.update(jnp.ones((2, 1)), state, old_entropy=entropy, mask=mask)
+        values.append(float(value))
+    np.testing.assert_allclose(values, [1.1, 2.1, 2.1], rtol=1e-6)
+    # A batch without tokens is no step, and groups that take no part do not count.
+    where = jnp.array([[True], [False]])
+    entropy = jnp.full((2, 1, 3), 6.0).at[1].set(jnp.nan)
+    for there, after in ((where & False, 2.1), (where, (6.3 + 6.0) / 4)):
+        value, state = history.update(
+            jnp.ones((2, 1)), state, old_entropy=entropy, mask=mask, where=there
+        )
+        np.testing.assert_allclose(value, after, rtol=1e-6)
+
+
+def test_without_turns_the_band_is_that_of_one_turn():
+    turns = jnp.zeros_like(BAND["turn_ids"])
+    options = {name: x for name, x in BAND.items() if name not in ("turn_ids", "history")}
+    one = reg.entropy_band(
+        ENTROPY, MASK, turn_ids=turns, history=jnp.array([0.7]), form="hinge", **options
+    )
+    history = jnp.full((1,) * ENTROPY.ndim, 0.7)
+    np.testing.assert_array_equal(
+        reg.entropy_band(ENTROPY, MASK, history=history, form="hinge", **options), one
+    )
+    with pytest.raises(ValueError, match="from_turn=1 has no effect without turn_ids"):
+        reg.entropy_band(ENTROPY, MASK, history=history, from_turn=1)
+    with pytest.raises(ValueError, match="history must broadcast to mask"):
+        reg.entropy_band(ENTROPY, MASK, history=jnp.ones((7, *ENTROPY.shape)))

@@ -244,10 +244,13 @@ class Row(NamedTuple):
       members: Its rollouts as ``(request, rollout)``, both from 0, all of one prompt; at most G, or
         the collector's ``width``.
       takes_part: False for a row that only fills the batch: nothing of it trains.
+      rewards: Of its members, in place of those that they have: what is only known once other
+        groups have finished. None for those that they have.
     """
 
     members: tuple[tuple[int, int], ...]
     takes_part: bool = True
+    rewards: tuple[float, ...] | None = None
 
 
 class Decision(NamedTuple):

@@ -42,6 +42,8 @@ from jaxrl_llm.recipes.presets.clipping import (
     cispo,
     clip_cov,
     dispo,
+    dppo_kl,
+    dppo_tv,
     drpo_len,
     gbpo,
     gmpo,
@@ -65,7 +67,7 @@ from jaxrl_llm.recipes.presets.curation import (
     ps_grpo,
 )
 from jaxrl_llm.recipes.presets.curricula import insight, learnability, mopps, vade
-from jaxrl_llm.recipes.presets.exploration import verl_erank
+from jaxrl_llm.recipes.presets.exploration import epo, verl_erank
 from jaxrl_llm.recipes.presets.grpo_family import (
     ace,
     dapo,
@@ -93,6 +95,7 @@ from jaxrl_llm.recipes.presets.off_policy import (
     areal,
     brorl,
     icepop,
+    m2po,
     remix,
     rollout_correction,
     ulorl,
@@ -114,6 +117,7 @@ from jaxrl_llm.recipes.presets.replayed import (
     fading_replay,
     grpo_roc,
     llm_replay,
+    masa,
     pf_ppo,
     rollout_replay,
     sapo_swarm,
@@ -151,8 +155,11 @@ __all__ = [
     "dcpo_distribution",
     "dcpo_dynamic_clip",
     "dispo",
+    "dppo_kl",
+    "dppo_tv",
     "dr_grpo",
     "drpo_len",
+    "epo",
     "ettrl",
     "fading_replay",
     "fapo",
@@ -178,6 +185,8 @@ __all__ = [
     "llm_replay",
     "luffy_shaping",
     "luspo",
+    "m2po",
+    "masa",
     "maxrl",
     "mc_grpo",
     "minpro",

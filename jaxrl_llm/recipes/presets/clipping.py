@@ -143,6 +143,50 @@ def minpro(*, w_min: float = 0.0, w_max: float = 5.0, cap_one: bool = False) -> 
     )
 
 
+def dppo_tv(*, delta_low: float = 0.15, delta_high: float = 0.15, w_max: float = 20.0) -> Recipe:
+    """Divergence proximal policy optimization: a bound on the change of a token's probability.
+
+        r = exp(logp - behavior_logp)
+        token loss = -stop_gradient(min(r, w_max)) A logp,   0 where the probability has risen by
+        more than delta_high (A > 0), or fallen by more than delta_low (A <= 0)
+
+    The ratio is to the policy that sampled.
+
+    Args:
+      delta_low: Greatest loss of probability.
+      delta_high: Greatest gain of probability.
+      w_max: Greatest ratio that counts.
+
+    References:
+      DPPO (arXiv:2602.04879), Binary-TV; verl's formula and bounds.
+    """
+    surrogate = bind(surrogates.dppo_tv, delta_low=delta_low, delta_high=delta_high, w_max=w_max)
+    return from_base(
+        name="dppo_tv",
+        surrogate=given(surrogate, old_logp="behavior_logp"),
+        paper="arXiv:2602.04879",
+    )
+
+
+def dppo_kl(*, delta_low: float = 0.05, delta_high: float = 0.05, w_max: float = 20.0) -> Recipe:
+    """:func:`dppo_tv` with a bound on the divergence of a token's probability.
+
+    Args:
+      delta_low: Greatest divergence where A is not positive.
+      delta_high: Greatest divergence where A is positive.
+      w_max: Greatest ratio that counts.
+
+    References:
+      DPPO (arXiv:2602.04879), Binary-KL; verl's formula and bounds.
+    """
+    surrogate = bind(surrogates.dppo_kl, delta_low=delta_low, delta_high=delta_high, w_max=w_max)
+    return from_base(
+        name="dppo_kl",
+        surrogate=given(surrogate, old_logp="behavior_logp"),
+        paper="arXiv:2602.04879",
+    )
+
+
 def sapo(*, tau_pos: float = 1.0, tau_neg: float = 1.05) -> Recipe:
     """Soft adaptive policy optimization (Qwen).
 

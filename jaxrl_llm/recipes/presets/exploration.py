@@ -1,9 +1,12 @@
-"""GRPO whose advantages reward exploration."""
+"""GRPO that rewards exploration, in its advantages or by its entropy."""
 
-from jaxrl_llm import advantages, surrogates
-from jaxrl_llm.core import bind, chain, stateless
+from typing import Literal
+
+from jaxrl_llm import advantages, curation, regularizers, surrogates
+from jaxrl_llm.core import Array, bind, chain, given, stateless
 from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.recipe import Recipe
+from jaxrl_llm.recipes.wiring import Computed
 
 
 def verl_erank(
@@ -36,4 +39,59 @@ def verl_erank(
         advantage=chain(stateless(advantages.grpo), shaping),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         paper="arXiv:2509.23808",
+    )
+
+
+def _phase(step: Array, *, steps: int) -> Array:
+    """The weight of EPO's band at a step."""
+    return regularizers.epo_phase_weight(curation.training_progress(step, steps=steps))
+
+
+def epo(
+    *,
+    coef: float = 0.001,
+    low: float = 0.0,
+    high: float = 2.0,
+    alpha: float = 0.1,
+    steps: int = 150,
+    form: Literal["hinge", "indicator"] = "indicator",
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """An entropy bonus, less a penalty of tokens outside a band around the entropy so far.
+
+        loss = mean over tokens of (clipped loss - coef (H - w P))
+        P = alpha [not low h < H < high h],   h = mean of the steps' entropies, this one included
+        w falls over ``steps``
+
+    Args:
+      coef: Worth of a nat, in units of the policy loss.
+      low: The band begins at this share of the history.
+      high: And ends at this one.
+      alpha: Size of the penalty.
+      steps: Updates over which its weight falls.
+      form: "indicator", whose gradient is 0, so that what acts is the bonus; "hinge" has one.
+
+    References:
+      EPO (arXiv:2509.22576) and its released code, for agents of several turns with a history for
+      each; here a response is one turn. "hinge" is ours. ``alpha`` is that of ALFWorld.
+    """
+    band = bind(
+        regularizers.entropy_band,
+        turn_ids=None,
+        coef=coef,
+        low=low,
+        high=high,
+        alpha=alpha,
+        form=form,
+    )
+    return from_base(
+        name="epo",
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        computed=(
+            Computed("entropy_history", regularizers.entropy_history(), "controller"),
+            Computed("band_weight", curation.scheduled(_phase, steps=steps), "controller"),
+        ),
+        regularizers=(given(band, history="entropy_history", weight="band_weight"),),
+        paper="arXiv:2509.22576",
     )

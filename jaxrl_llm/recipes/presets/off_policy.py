@@ -133,6 +133,33 @@ def areal(
     )
 
 
+def m2po(*, threshold: float = 0.04) -> Recipe:
+    """No clip; tokens are left out until the rest is near the policy that sampled them.
+
+        r = exp(logp - behavior_logp);   loss = sum of -keep r A over the number of tokens
+        keep = the most tokens, nearest first, whose mean square of log(old / behavior) is below
+        the threshold
+
+    Args:
+      threshold: Of the mean square, above 0.
+
+    References:
+      M2PO (arXiv:2510.01161), by way of AReaL's page of it. The mask is of the policy at the start
+      of the step.
+    """
+    return from_base(
+        name="m2po",
+        surrogate=bind(surrogates.ppo_clip, eps_low=1.0, eps_high=1e6),  # never clipped
+        correction=bind(
+            corrections.rollout_correction,
+            weights=bind(corrections.importance_weights, cap=None),
+            reject=(bind(corrections.m2_mask, threshold=threshold),),
+            keep_denominator=True,
+        ),
+        paper="arXiv:2510.01161",
+    )
+
+
 def vespo(
     *, k_pos: float = 2.0, lambda_pos: float = 3.0, k_neg: float = 3.0, lambda_neg: float = 2.0
 ) -> Recipe:

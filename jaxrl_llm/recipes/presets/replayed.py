@@ -12,7 +12,7 @@ options:
 from typing import Literal
 
 from jaxrl_llm import advantages, corrections, curation, regularizers, rewards, surrogates
-from jaxrl_llm.core import bind, chain, given, stateless
+from jaxrl_llm.core import bind, chain, checks, given, stateless
 from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.presets.critics import ppo_max
 from jaxrl_llm.recipes.recipe import Recipe
@@ -237,25 +237,41 @@ def pf_ppo(
 
 
 def sapo_swarm(
-    *, share: float = 0.5, capacity: int = 64, eps_low: float = 0.2, eps_high: float = 0.28
+    *,
+    swarm: curation.Swarm | None = None,
+    share: float = 0.5,
+    capacity: int | None = None,
+    eps_low: float = 0.2,
+    eps_high: float = 0.28,
 ) -> Recipe:
-    """Half of each batch are groups of a pool, trained on as if the policy had sampled them.
+    """Half of each batch are groups of other trainers, trained on as if the policy wrote them.
 
         ratio = exp(logp - old_logp),   old_logp of this policy, whichever wrote the rollout
 
     Args:
-      share: Share of groups of the pool, whose rewards differ, drawn evenly.
+      swarm: What the trainers share their groups through, such as
+        ``curation.shared_folder("runs/swarm", node="first")``. None for a trainer that is alone: in
+        place of others' it draws groups of this run's past, from a pool of ``capacity``.
+      share: Share of groups of others, whose rewards differ, drawn evenly.
+      capacity: Of the pool without a swarm; None for 64.
 
     References:
       SAPO, swarm sampling policy optimization (arXiv:2509.08721), NOTES: 4 of 8 groups are those of
-      other trainers. Here the pool holds groups of this run's past.
+      other trainers. A trainer that is alone has none there.
     """
+    if swarm is not None:
+        checks.check_no_effect("sapo_swarm", "with a swarm", capacity=capacity)
+        collector = curation.shared(swarm, share=share)
+    else:
+        collector = curation.replayed(
+            share=share,
+            capacity=64 if capacity is None else capacity,
+            store=curation.informative_groups,
+        )
     return from_base(
         name="sapo_swarm",
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
-        collector=curation.replayed(
-            share=share, capacity=capacity, store=curation.informative_groups
-        ),
+        collector=collector,
         paper="arXiv:2509.08721",
     )
 
@@ -287,6 +303,47 @@ def spark(
         regularizers=penalty,
         collector=curation.judged(judges=judges, refines=refines, point=point),
         paper="arXiv:2509.22624",
+    )
+
+
+def masa(
+    *,
+    efficient: bool = False,
+    base: float = 0.01,
+    inclusive: bool = False,
+    eps_low: float = 0.2,
+    eps_high: float = 0.28,
+    dual_clip: float | None = 10.0,
+) -> Recipe:
+    """The policy also predicts its solutions of each question, and is rewarded for being right.
+
+        reward of a prediction = (length + base^|predicted - true pass rate| + notions) / 3
+
+    Half of a batch's groups are predictions, so ``prompts_per_step`` is twice the questions.
+    Rewards of solutions are above 0 for right ones.
+
+    Args:
+      efficient: Whether predictions come first, and questions that they call hopeless or mastered
+        are not solved, and solutions end at twice the predicted length.
+      base, inclusive: See :func:`jaxrl_llm.rewards.meta_rewards`.
+
+    References:
+      MASA (arXiv:2510.03259) and its released code, 128 questions, 16 solutions and 16 predictions
+      each. The efficient form (NOTES) also imitates the best predictions with true numbers in them,
+      which is not here.
+    """
+    return from_base(
+        name="masa",
+        surrogate=bind(
+            surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip
+        ),
+        collector=curation.predicted(
+            rewards.parse_meta_answer,
+            bind(rewards.meta_answer_rewards, base=base, inclusive=inclusive),
+            gate=curation.predictive_gate if efficient else None,
+            cutoff=curation.length_cutoff if efficient else None,
+        ),
+        paper="arXiv:2510.03259",
     )
 
 

@@ -1,0 +1,133 @@
+"""Predictions of solutions: their rewards, their gate and their cutoff."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm.curation import JUDGE, OWN, Collection, Outcome, predicted
+from jaxrl_llm.curation.collectors.protocol import collector_needs, sized
+
+G, T = 2, 16
+DATA = [{"text": f"question {i}"} for i in range(10)]
+PARSE, REWARD = jr.rewards.parse_meta_answer, jr.rewards.meta_answer_rewards
+GATE, CUTOFF = jr.curation.predictive_gate, jr.curation.length_cutoff
+
+
+def answers(*pairs):
+    return tuple(f'{{"pass_rate": {rate}, "solution_length": {n}}}' for rate, n in pairs)
+
+
+def outcome(place, rewards=(0.0, 0.0), texts=("", ""), lengths=(3, 9), where=(True, True)):
+    return Outcome(
+        prompt=place,
+        rewards=np.float32(rewards),
+        where=np.array(where),
+        lengths=np.array(lengths, np.int32),
+        truncated=np.zeros(G, bool),
+        reward_components={},
+        texts=texts,
+    )
+
+
+def play(collector, groups, said, solved, *, together=True):
+    """The batch of a question a number: what is predicted of it, and the rewards it gets."""
+    collector = sized(collector, group_size=G, max_new_tokens=T)
+    state, key = collector.init(10), jax.random.key(0)
+    collection = Collection(groups, G, data=DATA)
+    for _ in range(4):
+        decision, learned = collector.observe(state, collection)
+        if decision.rows is not None:
+            return collection.requests, decision.rows, learned
+        for count in [decision.ask] if together else [1] * decision.ask:
+            more, state = collector.propose(state, key, collection, count)
+            collection = collection._replace(
+                requests=collection.requests + more,
+                outcomes=collection.outcomes + (None,) * len(more),
+            )
+        assert collector.observe(state, collection)[0].rows is None
+        places, finished = [], []
+        for request in collection.requests:
+            new = sum(each.extends is None for each in collection.requests[: len(places)])
+            place = new if request.extends is None else places[request.extends]
+            places.append(place)
+            texts = {"texts": said[place]} if request.role == JUDGE else {}
+            finished.append(outcome(place, **(texts or solved[place])))
+        collection = collection._replace(outcomes=tuple(finished))
+    raise AssertionError("a batch without an end")
+
+
+RIGHT = {"rewards": (1.0, 1.0)}
+HALF = {"rewards": (1.0, 0.0)}
+SAID = {0: answers((8, 5), (4, 20)), 1: answers((4, 6), (0, 3)), 2: ("no", "")}
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_half_of_a_batch_predicts_the_other_half(together):
+    solved = {0: RIGHT, 1: HALF, 2: RIGHT}
+    requests, rows, state = play(predicted(PARSE, REWARD), 5, SAID, solved, together=together)
+    assert [request.role for request in requests] == [OWN] * 3 + [JUDGE] * 2
+    assert [request.extends for request in requests] == [None] * 3 + [0, 1]
+    assert [row.members for row in rows] == [((i, 0), (i, 1)) for i in range(5)]
+    assert [row.rewards for row in rows[:3]] == [None] * 3
+    # Right solutions of 3 and 9 tokens; a pass rate of 1, then off by a half.
+    assert rows[3].rewards == pytest.approx((2 / 3, 0.1 / 3))
+    # One right solution: no length lies between; exact, then off by a half.
+    assert rows[4].rewards == pytest.approx((1 / 3, 0.1 / 3))
+    counts = {name: int(value) for name, value in state.items()}
+    assert counts == {"predictions": 4, "parsed": 4, "gated": 0}
+    assert requests[3].text(DATA[0]).startswith("question 0\n\nDo not solve this.")
+
+
+def test_predictions_of_a_question_without_grades_do_not_train():
+    none = {"rewards": (0.0, 0.0), "where": (False, False)}
+    _, rows, _ = play(predicted(PARSE, REWARD), 2, SAID, {0: none})
+    assert [row.takes_part for row in rows] == [True, False]
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_the_efficient_form_drops_and_cuts_by_what_is_predicted(together):
+    said = {
+        0: answers((8, 3), (8, 3)),  # all agree that it is mastered
+        1: answers((8, 3), (0, 5)),  # they differ
+        2: ("", "no"),  # nothing is known
+        3: answers((0, 2), (0, -1)),  # hopeless
+        4: answers((4, 100), (5, 100)),
+    }
+    collector = predicted(PARSE, REWARD, gate=GATE, cutoff=CUTOFF)
+    requests, rows, state = play(
+        collector, 11, said, dict.fromkeys(range(6), HALF), together=together
+    )
+    assert [request.role for request in requests] == [JUDGE] * 5 + [OWN] * 4
+    assert [request.extends for request in requests[5:]] == [1, 2, 4, None]
+    assert [request.limit for request in requests[5:]] == [8, None, None, None]
+    assert len(rows) == 11 and [row.takes_part for row in rows] == [
+        *(False, True, True, False, True),
+        *(True, True, True, True),
+        *(False, False),
+    ]
+    assert rows[1].rewards == pytest.approx((0.1 / 3, 0.1 / 3)) and rows[2].rewards == (0, 0)
+    assert int(state["gated"]) == 2 and int(state["parsed"]) == 8
+
+
+def test_gate_and_cutoff_are_options_of_their_own():
+    said = {0: answers((8, 3), (8, 3))}
+    requests, rows, _ = play(predicted(PARSE, REWARD, gate=GATE), 2, said, {0: RIGHT})
+    assert len(requests) == 1 and not any(row.takes_part for row in rows)
+    requests, rows, _ = play(predicted(PARSE, REWARD, cutoff=CUTOFF), 2, said, {0: RIGHT})
+    assert [request.limit for request in requests] == [None, 6]
+
+
+def test_what_a_run_is_told():
+    plain, cut = predicted(PARSE, REWARD), predicted(PARSE, REWARD, cutoff=CUTOFF)
+    assert collector_needs(plain, "sends_text") and not collector_needs(plain, "needs_slots")
+    assert collector_needs(cut, "needs_slots")
+    assert repr(cut) == ("predicted(parse_meta_answer, meta_answer_rewards, cutoff=length_cutoff)")
+    with pytest.raises(TypeError, match="predicted: gate must be a function; got 3"):
+        predicted(PARSE, REWARD, gate=3)
+    with pytest.raises(ValueError, match="prompts_per_step must be at least 2, got 1"):
+        plain.check_sizes(DATA, group_size=G, num_groups=1)
+    short = predicted(PARSE, REWARD, message=dataclasses.astuple)
+    assert "message=" in repr(short)

@@ -1,0 +1,250 @@
+"""Groups of other trainers: the folder, which of them are drawn, what is shared."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm.curation import (
+    DEMONSTRATION,
+    OWN,
+    Collection,
+    Outcome,
+    SwarmGroup,
+    shared,
+    shared_folder,
+)
+from jaxrl_llm.curation.collectors.protocol import sized
+
+P, G, T = 4, 2, 6
+DATA = [{"text": f"q{i}"} for i in range(10)]
+
+
+def group(question, texts=("ab", "c"), rewards=(1.0, 0.0), ended=None):
+    return SwarmGroup(question, texts, rewards, ended or (True,) * len(texts))
+
+
+# The folder
+
+
+def test_what_one_puts_the_others_get(tmp_path):
+    a, b, c = (shared_folder(str(tmp_path / "new"), node=node) for node in "abc")
+    assert a.get() == ()
+    first = [group("q1"), group("q\n\u2028é", ended=(True, False))]
+    a.put(first, step=0)
+    b.put([group("q2")], step=7)
+    a.put([group("q3")], step=1)
+    assert c.get() == (*first, group("q3"), group("q2"))
+    assert a.get() == (group("q2"),) and b.get() == (*first, group("q3"))
+    a.put([group("q4")], step=1)  # a run that is resumed does a batch again
+    assert b.get() == (*first, group("q4"))
+    a.put([], step=2)
+    assert b.get() == (*first, group("q4"))
+
+
+def test_a_node_has_a_bounded_number_of_files(tmp_path):
+    a, b = (shared_folder(str(tmp_path), node=node, keep=2) for node in "ab")
+    for step in range(5):
+        a.put([group(f"q{step}")], step=step)
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        "a.00000003.json",
+        "a.00000004.json",
+    ]
+    assert [each.question for each in b.get()] == ["q3", "q4"]
+    last = shared_folder(str(tmp_path), node="b", keep=1).get()
+    assert [each.question for each in last] == ["q4"]
+
+
+GOOD = {"question": "q1", "texts": ["a", "b"], "rewards": [1, 0.5], "ended": [True, False]}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps({"format": 1, "groups": [GOOD]})[:-9],  # half of a file
+        "",
+        "\x00",
+        "[" * 100_000,
+        "[]",
+        json.dumps({"format": 2, "groups": [GOOD]}),
+        json.dumps({"format": 1, "groups": [{**GOOD, "rewards": [1]}]}),
+        json.dumps({"format": 1, "groups": [{**GOOD, "rewards": [1, True]}]}),
+        json.dumps({"format": 1, "groups": [{**GOOD, "rewards": [1, float("nan")]}]}),
+        json.dumps({"format": 1, "groups": [{**GOOD, "texts": "ab"}, {**GOOD, "texts": [1, 2]}]}),
+        json.dumps({"format": 1, "groups": [{**GOOD, "texts": [], "rewards": [], "ended": []}]}),
+        json.dumps({"format": 1, "groups": [{**GOOD, "ended": [1, 0]}]}),
+        json.dumps({"format": 1, "groups": [{**GOOD, "question": None}]}),
+        json.dumps({"format": 1, "groups": [GOOD] * 5000}),
+    ],
+)
+def test_a_file_that_is_none_of_ours_is_passed_over(tmp_path, text):
+    a, b = (shared_folder(str(tmp_path), node=node) for node in "ab")
+    a.put([group("q3")], step=1)
+    (tmp_path / "a.00000000.json").write_text(text)
+    assert b.get() == (group("q3"),)
+
+
+def test_a_file_of_the_format_is_read_and_others_are_not(tmp_path):
+    b, text = shared_folder(str(tmp_path), node="b"), json.dumps({"format": 1, "groups": [GOOD]})
+    for name in ("a.00000001.json.tmp", "a.1.json", "x y.00000001.json", ".a.00000001.json"):
+        (tmp_path / name).write_text(text)
+    (tmp_path / "a.00000003.json").mkdir()
+    assert b.get() == ()
+    (tmp_path / "a.00000002.json").write_text(text)
+    assert b.get() == (SwarmGroup("q1", ("a", "b"), (1.0, 0.5), (True, False)),)
+
+
+def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    a, b = (shared_folder(str(tmp_path), node=node) for node in "ab")
+    a.put([group("q1")], step=0)
+
+    def full(*args):
+        raise OSError("no space left")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(OSError, match="no space left"):
+        a.put([group("q2")], step=0)
+    assert b.get() == (group("q1"),) and len(list(tmp_path.iterdir())) == 1
+
+
+# The collector
+
+
+@dataclasses.dataclass
+class Memory:
+    """A swarm in memory; ``given`` is what the others have put there."""
+
+    given: list
+    put_there: dict = dataclasses.field(default_factory=dict)
+
+    def put(self, groups, *, step):
+        self.put_there[step] = list(groups)
+
+    def get(self):
+        return list(self.given)
+
+
+def encode(text, ends=False):
+    return [*text.encode(), *([0] if ends else [])]
+
+
+def play(swarm, *, share=0.5, seed=0, step=0, state=None, together=True, where=(True, True)):
+    """A batch of four groups; requests, rows, state."""
+    collector = sized(shared(swarm, share=share), group_size=G, max_new_tokens=T)
+    state = collector.init(10) if state is None else state
+    collection = Collection(P, G, step, data=DATA, encode=encode)
+    decision, _ = collector.observe(state, collection)
+    for count in [decision.ask] if together else [1] * decision.ask:
+        key = jax.random.key(seed)
+        more, state = collector.propose(state, key, collection, count)
+        collection = collection._replace(
+            requests=collection.requests + more, outcomes=(None,) * len(collection.requests + more)
+        )
+    assert collector.observe(state, collection)[0] == jr.curation.Decision()
+    outcomes = [
+        Outcome(
+            prompt=i if request.prompt is None else request.prompt,
+            rewards=np.float32([0.0, 1.0]),
+            where=np.array(where),
+            lengths=np.array([2, T]),
+            truncated=np.array([False, True]),
+            reward_components={},
+            texts=(f"{i}", f"{i}!"),
+        )
+        for i, request in enumerate(collection.requests)
+    ]
+    decision, state = collector.observe(state, collection._replace(outcomes=tuple(outcomes)))
+    return collection.requests, decision.rows, state
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_half_of_a_batch_are_groups_of_others(together):
+    swarm = Memory([group("q7"), group("q5", ("x", "yz"), ended=(False, True)), group("q7")])
+    requests, rows, state = play(swarm, together=together)
+    assert [request.role for request in requests] == [OWN] * 2 + [DEMONSTRATION] * 2
+    assert [row.members for row in rows] == [((i, 0), (i, 1)) for i in range(4)]
+    tokens = {7: [[97, 98, 0], [99, 0]], 5: [[120], [121, 122, 0]]}
+    finish = {7: [1, 1], 5: [0, 1]}
+    for request in requests[2:]:
+        assert not request.sampled and request.rollouts == 2
+        assert [x.tokens.tolist() for x in request.responses] == tokens[request.prompt]
+        assert [x.finish for x in request.responses] == finish[request.prompt]
+        assert {(x.reward, x.behavior_logp, x.version) for x in request.responses} == {(None,) * 3}
+    # What is sampled is shared; what is drawn is not.
+    assert swarm.put_there == {
+        0: [SwarmGroup(f"q{i}", (f"{i}", f"{i}!"), (0.0, 1.0), (True, False)) for i in range(2)]
+    }
+    assert (int(state["shared"]), int(state["drawn"])) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        group("q1", rewards=(0.5, 0.5)),  # nothing to learn
+        group("unknown"),
+        group("q1", ("a", "b", "c"), (1.0, 0.0, 0.0)),  # more than G
+        group("q1", ("a", "abcdef")),  # seven tokens with the one that ends it
+        group("q1", ("a", ""), ended=(True, False)),  # no token
+    ],
+)
+def test_what_cannot_train_is_not_drawn(bad):
+    for seed in range(3):
+        requests, _, _ = play(Memory([bad, group("q8")]), seed=seed)
+        assert [request.prompt for request in requests] == [None] * 3 + [8]
+    long = group("q1", ("a", "abcdef"), ended=(True, False))  # as many as fit
+    assert [request.prompt for request in play(Memory([long]))[0]] == [None] * 3 + [1]
+
+
+def test_a_trainer_that_is_alone_trains_on_its_groups():
+    requests, rows, state = play(Memory([]), where=(True, False))
+    assert [request.role for request in requests] == [OWN] * 4 and len(rows) == 4
+    assert (int(state["shared"]), int(state["drawn"])) == (4, 0)
+    swarm = Memory([])
+    play(swarm, where=(False, False))  # no grade, nothing to share
+    assert swarm.put_there == {0: []}
+    swarm = Memory([])
+    play(swarm, where=(True, False))
+    assert swarm.put_there[0][0] == SwarmGroup("q0", ("0",), (0.0,), (True,))
+
+
+def test_at_least_one_group_is_of_this_trainer():
+    swarm = Memory([group(f"q{i}") for i in range(8)])
+    requests, _, _ = play(swarm, share=0.99)
+    assert [request.role for request in requests] == [OWN] + [DEMONSTRATION] * 3
+    assert len({request.prompt for request in requests}) == 4
+
+
+def test_each_group_is_drawn_as_often_and_by_the_key_alone():
+    swarm, draws, counts = Memory([group(f"q{i}") for i in range(5)]), 200, np.zeros(5)
+    for seed in range(draws):
+        requests, _, _ = play(swarm, seed=seed)
+        places = [request.prompt for request in requests[2:]]
+        assert len(set(places)) == 2
+        counts[places] += 1
+    sigma = np.sqrt(draws * 0.4 * 0.6)
+    assert (np.abs(counts - 0.4 * draws) < 4 * sigma).all()
+    first, second = (play(swarm, seed=3)[0][2:] for _ in range(2))
+    assert [x.prompt for x in first] == [x.prompt for x in second]
+
+
+def test_bad_options():
+    with pytest.raises(TypeError, match="swarm must have put and get; got 'here'"):
+        shared("here")
+    with pytest.raises(ValueError, match="share must be above 0 and below 1; got 1"):
+        shared(Memory([]), share=1)
+    for node in ("", "a/b", "a.b", 3):
+        with pytest.raises(ValueError, match="node must have 1 to 64 letters"):
+            shared_folder("x", node=node)
+    with pytest.raises(TypeError, match="path must be a text"):
+        shared_folder(3, node="a")
+    with pytest.raises(ValueError, match="shared_folder: keep"):
+        shared_folder("x", node="a", keep=0)
+    folder = shared_folder("x", node="a", keep=3)
+    with pytest.raises(ValueError, match="capacity=3 has no effect with a swarm"):
+        jr.recipes.sapo_swarm(swarm=folder, capacity=3)
+    assert repr(jr.recipes.sapo_swarm(swarm=folder).collector) == (
+        "shared(shared_folder('x', node='a', keep=3), share=0.5)"
+    )
