@@ -115,60 +115,10 @@ COLLECTORS = {
     "refill_bounded": refill(jr.curation.informative_groups, max_rounds=1),
     "refill_nothing": refill(lambda rewards: np.zeros(rewards.shape, bool), max_rounds=2),
     "prioritized": prioritized(jr.curation.learnability),
-    "thompson": prioritized(jr.curation.vade_information_gain, choose="top", thompson=True),
-    "candidates": prioritized(jr.curation.learnability, candidates=4, choose="top", thompson=True),
-    "refill_prioritized": refill(
-        jr.curation.informative_groups, source=prioritized(jr.curation.learnability)
-    ),
     "two_phase": two_phase(more_where_mixed, max_rollouts=6, first=2),
     "three_rounds": two_phase(one_more_each, max_rollouts=5, first=2, rounds=2),
-    "refill_prioritized_oversampled": refill(
-        jr.curation.informative_groups,
-        oversample=3.0,
-        source=prioritized(jr.curation.learnability),
-    ),
     "refill_by_length": refill(lambda rewards, lengths: lengths > 1),
 }
-
-
-@pytest.mark.parametrize("name", COLLECTORS)
-def test_a_batch_does_not_depend_on_timing(name):
-    collector = COLLECTORS[name]
-    backends = [Shuffled(seed) for seed in range(5)]
-    backends += [Shuffled(7, at_once=True), Shuffled(8, spare=P), Shuffled(9, spare=2 * P)]
-    batches = [play(collector, backend) for backend in backends]
-    for backend, batch in zip(backends, batches, strict=True):
-        jax.tree.map(np.testing.assert_array_equal, batch.rollout, batches[0].rollout)
-        np.testing.assert_array_equal(batch.where, batches[0].where)
-        assert (batch.places, batch.texts) == (batches[0].places, batches[0].texts)
-        assert (batch.in_order, batch.groups) == (batches[0].in_order, batches[0].groups)
-        jax.tree.map(np.testing.assert_array_equal, batch.state, batches[0].state)
-        assert len(backend.seen) == len(set(backend.seen))  # none twice
-        numbers = [number for each in backend.seen for number in each.requests]
-        assert len(numbers) == len(set(numbers)) and backend.closed
-
-
-@pytest.mark.parametrize("name", COLLECTORS)
-def test_the_groups_of_a_batch_are_in_the_order_of_their_requests(name):
-    batch = play(COLLECTORS[name], Shuffled(0))
-    width = getattr(COLLECTORS[name], "width", lambda size: size)(G)
-    assert batch.rollout.tokens.shape == (P, width, 2) and batch.where.shape == (P, width)
-    assert (np.diff(batch.rollout.tokens[:, 0, 0]) > 0).all()
-    numbers = [group[where] for group, where in zip(batch.rollout.tokens, batch.where, strict=True)]
-    assert all((np.diff(group[:, 0]) > 0).all() for group in numbers)
-
-
-@pytest.mark.parametrize("name", COLLECTORS)
-def test_proposals_are_the_same_one_by_one_and_at_once(name):
-    collector = COLLECTORS[name]
-    empty = jr.curation.Collection(P, G)
-    at_once, _ = collector.propose(collector.init(N), KEY, empty, 4)
-    state, one_by_one = collector.init(N), ()
-    for _ in range(4):
-        collection = empty._replace(requests=one_by_one, outcomes=(None,) * len(one_by_one))
-        new, state = collector.propose(state, KEY, collection, 1)
-        one_by_one += new
-    assert one_by_one == at_once
 
 
 @pytest.mark.parametrize(

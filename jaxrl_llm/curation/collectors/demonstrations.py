@@ -51,9 +51,14 @@ class _Demonstrations(HintedPolicy):
     when: str = "always"
     probe: str | None = None
     reward: float | None = None
+    max_new_tokens: int | None = dataclasses.field(default=None, repr=False)  # of the run
 
     name = "demonstrations"
     sends_text = False
+
+    def for_run(self, group_size: int, max_new_tokens: int) -> "_Demonstrations":
+        del group_size
+        return dataclasses.replace(self, max_new_tokens=max_new_tokens)
 
     def first(self, group_size: int) -> int:
         if self.when == "failed":
@@ -100,6 +105,10 @@ class _Demonstrations(HintedPolicy):
                 place = text.rfind(answer)
                 before = text[:place] if place >= 0 else f"{text}\n"
                 context, tokens = list(group.encode(before)), list(group.encode(answer))
+                if (most := self.max_new_tokens) is not None:
+                    tokens = tokens[:most]
+                    # What comes right before the answer stays.
+                    context = context[max(len(context) + len(tokens) - most, 0) :]
                 counts = np.arange(len(context) + len(tokens)) >= len(context)
                 probes.append(Response(np.int32(context + tokens), trains=counts, reward=0.0))
             request = Request(len(probes), responses=tuple(probes), sampled=False, role=JUDGE)
@@ -130,7 +139,8 @@ def demonstrations(
     has it as ``steered``. A probe is a demonstration whose answer is replaced by the reference
     answer, the only tokens in its mask: what the policy gives them tells how well it follows the
     demonstration (:func:`~jaxrl_llm.curation.comprehension_score`); its role is ``JUDGE``, and it
-    must leave the batch before the advantages (:func:`~jaxrl_llm.curation.best_teachers`).
+    must leave the batch before the advantages (:func:`~jaxrl_llm.curation.best_teachers`). One that
+    is longer than a response may be loses its first tokens.
 
     Args:
       count: Demonstrations of a group.

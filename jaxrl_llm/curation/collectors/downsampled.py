@@ -40,6 +40,8 @@ class _Downsampled:
     oversample: int
     source: Collector
 
+    asks_again = True
+
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Downsampled":
         size = self.oversample * group_size
         source = sized(self.source, group_size=size, max_new_tokens=max_new_tokens)
@@ -116,7 +118,9 @@ class _Downsampled:
         return f"downsampled({text})"
 
 
-def downsampled(rule: Callable, *, oversample: int = 2, source: Collector | None = None):
+def downsampled(
+    rule: Callable, *, oversample: int = 2, source: Collector | None = None
+) -> Collector:
     """Asks for ``oversample`` times G rollouts of each prompt, at most G of which train.
 
         oversample G rollouts of P prompts -> rewards -> rule -> at most G of each

@@ -105,6 +105,7 @@ class _Judged:
     refine: Callable
 
     sends_text: ClassVar[bool] = True
+    asks_again: ClassVar[bool] = True
 
     def width(self, group_size: int) -> int:
         return group_size

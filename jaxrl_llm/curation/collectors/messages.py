@@ -14,6 +14,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Request,
     Row,
     in_order,
+    prompt_source,
 )
 
 BUDGET_TEMPLATE = "{prompt}\n\nAnswer within {budget} tokens."
@@ -45,6 +46,7 @@ class SeveralMessages:
     source: Collector
 
     sends_text = True
+    asks_again = True
 
     def init(self, num_prompts: int) -> ArrayTree:
         """That of the source."""
@@ -203,7 +205,7 @@ def paraphrased(*, source: Collector | None = None) -> Collector:
     References:
       Con-RAG, PS-GRPO (arXiv:2510.04392): six paraphrases of four rollouts. PAPER reading.
     """
-    return _Paraphrased(_checked("paraphrased", source))
+    return _Paraphrased(prompt_source("paraphrased", source))
 
 
 def budgeted(
@@ -249,14 +251,7 @@ def budgeted(
         raise ValueError(f"{name}: budgets must ascend from at least 1; got {budgets}.")
     if "{prompt}" not in template or "{budget}" not in template:
         raise ValueError(f"{name}: template must have {{prompt}} and {{budget}}; got {template!r}.")
-    return _Budgeted(_checked(name, source), budgets, template)
-
-
-def _checked(name: str, source: Collector | None) -> Collector:
-    source = in_order() if source is None else source
-    if not all(callable(getattr(source, f, None)) for f in ("init", "propose", "observe")):
-        raise TypeError(f"{name}: source must be a collector; got {source!r}.")
-    return source
+    return _Budgeted(prompt_source(name, source), budgets, template)
 
 
 def budget_message(prompt: str, budget: int, *, template: str = BUDGET_TEMPLATE) -> str:

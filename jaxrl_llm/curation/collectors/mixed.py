@@ -25,6 +25,8 @@ class _Mixed:
     sources: tuple[Collector, ...]
     shares: tuple[float, ...]
 
+    asks_again = True
+
     def width(self, group_size: int) -> int:
         return max(width_of(source, group_size) for source in self.sources)
 
@@ -73,6 +75,7 @@ class _Mixed:
                 for row in decision.rows or ():
                     members = tuple((numbers[i], member) for i, member in row.members)
                     rows.append(row._replace(members=members))
+            rows.sort(key=lambda row: _asked(collection, row.members[0][0]))
             return Decision(rows=tuple(rows)), tuple(learned for _, learned in decisions)
         requests: list[Request] = []
         for k, (decision, _) in enumerate(decisions):
@@ -120,6 +123,12 @@ class _Mixed:
     def __repr__(self) -> str:
         pairs = zip(self.sources, self.shares, strict=True)
         return f"mixed({', '.join(f'({source!r}, {share:g})' for source, share in pairs)})"
+
+
+def _asked(collection: Collection, request: int) -> int:
+    """The request that first asked for the prompt of another."""
+    extends = collection.requests[request].extends
+    return request if extends is None else _asked(collection, extends)
 
 
 def mixed(*parts: tuple[Collector, float]) -> Collector:

@@ -18,6 +18,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Response,
     Row,
     in_order,
+    prompt_source,
     sized,
 )
 
@@ -69,6 +70,7 @@ class _Partial:
     max_new_tokens: int | None = None
 
     needs_slots: ClassVar[bool] = True
+    asks_again: ClassVar[bool] = True
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Partial":
         source = sized(self.source, group_size=group_size, max_new_tokens=max_new_tokens)
@@ -344,5 +346,5 @@ def partial_rollouts(
         segments=segments,
         oversample=float(oversample),
         max_staleness=max_staleness,
-        source=in_order() if source is None else source,
+        source=prompt_source(name, source),
     )

@@ -27,6 +27,8 @@ that is built of others has theirs (:func:`collector_needs`):
   whole-batch sampler cannot serve; the run decodes in slots.
 - ``varies_temperature = True``, ``records_entropy = True``, ``records_runner_up = True``: what the
   slots then do besides.
+- ``asks_again = True``: it asks for more once groups have finished, or chooses among their
+  rollouts, so that it cannot be the source of a collector that takes only prompts of it.
 
 One that reads columns of the data has ``check_data(data)``, which raises ValueError for a row that
 lacks them; a run calls it before it samples.
@@ -412,6 +414,24 @@ def in_order() -> Collector:
     return _InOrder()
 
 
+def prompt_source(name: str, source: Collector | None) -> Collector:
+    """A source that another collector asks for prompts alone; :func:`in_order` for None.
+
+    Raises:
+      TypeError: If it is no collector.
+      ValueError: If it asks for more once groups have finished, or chooses among their rollouts.
+    """
+    source = in_order() if source is None else source
+    if not all(callable(getattr(source, f, None)) for f in ("init", "propose", "observe")):
+        raise TypeError(f"{name}: source must be a collector; got {source!r}.")
+    if collector_needs(source, "asks_again"):
+        raise ValueError(
+            f"{name}: source must ask for each group once, as in_order and prioritized do; "
+            f"{source!r} also decides what becomes of groups that have finished."
+        )
+    return source
+
+
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Refill:
     """Made by :func:`refill`."""
@@ -420,6 +440,9 @@ class _Refill:
     oversample: float
     max_rounds: int
     source: Collector
+
+    asks_again = True
+
     # What the rule said of the outcomes of this batch, so that each is asked once: by identity.
     judged: dict[int, tuple[Outcome, bool]] = dataclasses.field(
         default_factory=dict, init=False, compare=False
@@ -527,7 +550,8 @@ def refill(
 
     Raises:
       TypeError: If the rule is no function, or ``max_rounds`` no integer.
-      ValueError: If ``max_rounds`` is below 1 or ``oversample`` out of its range.
+      ValueError: If ``max_rounds`` is below 1 or ``oversample`` out of its range, or the source
+        asks for more once groups have finished.
 
     Example:
       >>> import jaxrl_llm as jr
@@ -547,7 +571,7 @@ def refill(
         raise ValueError(
             f"refill: oversample must be from 1 to max_rounds {max_rounds}; got {oversample!r}."
         )
-    return _Refill(rule, float(oversample), max_rounds, in_order() if source is None else source)
+    return _Refill(rule, float(oversample), max_rounds, prompt_source("refill", source))
 
 
 @contextlib.contextmanager

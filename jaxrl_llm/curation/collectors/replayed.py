@@ -219,6 +219,8 @@ class _Replayed:
     group_size: int | None = None
     max_new_tokens: int | None = None
 
+    asks_again = True
+
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Replayed":
         source = sized(self.source, group_size=group_size, max_new_tokens=max_new_tokens)
         size = width_of(source, group_size)
@@ -284,7 +286,9 @@ class _Replayed:
             version=collection.version,
             max_staleness=self.max_staleness,
         )
-        requests: list[Request | None] = [stored(next(places)) if x else None for x in replay]
+        # Beyond what is asked for, more may be proposed than there are.
+        taken = [next(places, None) if each else None for each in replay]
+        requests = [None if place is None else stored(place) for place in taken]
         part, _ = _part(collection)
         fresh, source = self.source.propose(state.source, key, part, requests.count(None))
         following = iter(fresh)

@@ -20,6 +20,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Row,
     in_order,
     on_host,
+    prompt_source,
     sized,
 )
 from jaxrl_llm.curation.prompts.beliefs import (
@@ -139,6 +140,8 @@ class _TwoPhase:
     source: Collector
     memory: Memory | None
     text: Callable | None
+
+    asks_again = True
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_TwoPhase":
         size = self.first or group_size
@@ -348,7 +351,7 @@ def two_phase(
         max_rollouts=max_rollouts,
         first=first,
         rounds=rounds,
-        source=in_order() if source is None else source,
+        source=prompt_source(name, source),
         memory=memory,
         text=text,
     )

@@ -29,6 +29,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Request,
     Row,
     in_order,
+    prompt_source,
     sized,
 )
 
@@ -99,6 +100,8 @@ class _Hinted:
     policy: HintPolicy
     source: Collector
 
+    asks_again = True
+
     @property
     def sends_text(self) -> bool:
         return self.policy.sends_text
@@ -119,7 +122,9 @@ class _Hinted:
     def for_run(self, group_size: int, max_new_tokens: int) -> Collector:
         first = self.policy.first(group_size)
         source = sized(self.source, group_size=first, max_new_tokens=max_new_tokens)
-        return dataclasses.replace(self, source=source)
+        for_run = getattr(self.policy, "for_run", None)
+        policy = self.policy if for_run is None else for_run(group_size, max_new_tokens)
+        return dataclasses.replace(self, policy=policy, source=source)
 
     def init(self, num_prompts: int) -> ArrayTree:
         return self.source.init(num_prompts)
@@ -204,7 +209,7 @@ def hinted(policy: HintPolicy, *, source: Collector | None = None) -> Collector:
     """
     if not all(callable(getattr(policy, name, None)) for name in ("first", "ask", "members")):
         raise TypeError(f"hinted: policy must be a policy such as ladder; got {policy!r}.")
-    return _Hinted(policy, in_order() if source is None else source)
+    return _Hinted(policy, prompt_source("hinted", source))
 
 
 # What a prompt's row holds

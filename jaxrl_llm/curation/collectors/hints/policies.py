@@ -76,6 +76,8 @@ class HintedPolicy:
         first, options = [], []
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
+            if not field.repr:
+                continue
             if field.default is dataclasses.MISSING:
                 first.append(stable_repr(value))
             elif value != field.default:

@@ -17,6 +17,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     beginning,
     in_order,
     on_host,
+    prompt_source,
     sized,
 )
 from jaxrl_llm.curation.collectors.trees.rounds import (
@@ -40,6 +41,7 @@ class _Forked:
     source: Collector
     length: int | None = None
     needs_slots = True
+    asks_again = True
 
     @property
     def records_entropy(self) -> bool:
@@ -214,5 +216,5 @@ def forked(
         branches=branches,
         rounds=rounds,
         segment=segment,
-        source=in_order() if source is None else source,
+        source=prompt_source(name, source),
     )

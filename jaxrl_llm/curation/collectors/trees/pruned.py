@@ -19,6 +19,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     beginning,
     in_order,
     on_host,
+    prompt_source,
     sized,
 )
 from jaxrl_llm.curation.collectors.trees.rounds import (
@@ -58,6 +59,11 @@ class SurvivalRule(NamedTuple):
     keep: Callable
     learn: Callable
 
+    def __repr__(self) -> str:
+        rule = getattr(self.init, "__self__", None)
+        names = f"{stable_repr(self.init)}, {stable_repr(self.keep)}, {stable_repr(self.learn)}"
+        return f"SurvivalRule({names})" if rule is None else repr(rule)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class _Pruned:
@@ -69,6 +75,7 @@ class _Pruned:
     source: Collector
     length: int | None = None
     needs_slots = True
+    asks_again = True
 
     @property
     def records_entropy(self) -> bool:
@@ -213,9 +220,7 @@ def pruned(
     if not callable(rule) and not isinstance(rule, SurvivalRule):
         raise TypeError(f"{name}: rule must be a function or a SurvivalRule; got {rule!r}.")
     check_counts(name, {"limit": limit, "first": first})
-    return _Pruned(
-        rule=rule, limit=limit, first=first, source=in_order() if source is None else source
-    )
+    return _Pruned(rule=rule, limit=limit, first=first, source=prompt_source(name, source))
 
 
 class QualityState(NamedTuple):
@@ -230,7 +235,7 @@ class QualityState(NamedTuple):
     bins: ScoreBins
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class _QualityRule:
     """The functions of :func:`quality_survivors`."""
 
@@ -243,6 +248,12 @@ class _QualityRule:
     def init(self) -> QualityState:
         bins = jax.tree.map(np.asarray, score_bins_init(bins=self.num_bins))
         return QualityState(np.zeros(5, np.float32), bins)
+
+    def __repr__(self) -> str:
+        return (
+            f"quality_survivors(share={self.share}, balance={self.balance}, warmup={self.warmup}, "
+            f"bins={self.num_bins}, learning_rate={self.learning_rate})"
+        )
 
     def keep(self, state, old_logp, old_entropy, mask, unfinished, key, step):
         if step < self.warmup:

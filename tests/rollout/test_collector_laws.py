@@ -1,0 +1,373 @@
+"""What holds for every collector, played on rollouts of numbers that arrive in any order."""
+
+import dataclasses
+import inspect
+import re
+
+import jax
+import numpy as np
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm import curation
+from jaxrl_llm.curation import Collection, Collector, informative_groups, learnability
+from jaxrl_llm.curation.collectors.hints.hinted import HintPolicy
+from jaxrl_llm.curation.collectors.protocol import sized
+from jaxrl_llm.curation.collectors.trees.pruned import SurvivalRule
+from jaxrl_llm.curation.collectors.two_phase import Memory
+from jaxrl_llm.data import Prompt
+from jaxrl_llm.data.questions import Question, TextEncoder
+from jaxrl_llm.rewards import Scores
+from jaxrl_llm.rollout import Rollout
+from jaxrl_llm.rollout.backends import (
+    Graded,
+    all_scores,
+    complete_rollout,
+    own_scores,
+    texts_of,
+    ungraded,
+)
+from jaxrl_llm.rollout.collect import Limits, collect
+from jaxrl_llm.rollout.types import LENGTH, STOP, UNFINISHED
+
+P, G, T, N, STEPS = 4, 6, 8, 11, 2
+KEY = jax.random.key(0)
+TOKENIZER = jr.testing.ByteTokenizer()
+LIMITS = Limits(TextEncoder(TOKENIZER, 400, chat=False), T, TOKENIZER.vocab_size)
+HARD = {1, 4, 9}  # prompts that no rollout solves without strong help
+
+
+def question(n):
+    columns = {
+        "hints": [f"weak {n}", f"strong {n}"],
+        "demonstration": "abcdefg"[: 3 + n % 3],
+        "answer": "c",
+        "paraphrases": [f"please: {n}", f"problem {n}"],
+        "prior": 0.1 + 0.05 * n,
+    }
+    prompt = Prompt(f"problem {n:02}", "c", metadata=columns, id=str(n))
+    return Question(prompt, list(prompt.text.encode()))
+
+
+QUESTIONS = [question(n) for n in range(N)]
+
+
+def sampled(asked, step):
+    """Rollouts that depend on the step and their numbers alone; some pause, some end by length."""
+    request, n = asked.request, len(asked.requests)
+    most = request.limit or T
+    shape = (1, n, T)
+    numbers = {name: np.zeros(shape, np.float32) for name in ("behavior_logp", "model_logp")}
+    tokens, version = np.zeros(shape, np.int32), np.full(shape, -1, np.int32)
+    mask, entropy = np.zeros(shape, bool), np.zeros(shape, np.float32)
+    finish = np.zeros((1, n), np.int32)
+    for i, number in enumerate(asked.requests):
+        random = np.random.default_rng((step, number))
+        start = len(asked.responses[i].tokens) if asked.responses else 0
+        end = min(most, start + random.integers(1, T + 1))
+        tokens[0, i, :end] = random.integers(97, 123, end)
+        for x in (*numbers.values(), entropy):
+            x[0, i, :end] = random.random(end)
+        version[0, i, :end], mask[0, i, :end] = step, True
+        if start:
+            tokens[0, i, :start] = asked.responses[i].tokens
+        paused = UNFINISHED if request.pauses and most < T else LENGTH
+        finish[0, i] = paused if end == most else STOP
+    prompt = asked.prompt or QUESTIONS[asked.question].tokens
+    rollout = Rollout(
+        prompt_tokens=np.int32([prompt]),
+        prompt_mask=np.ones((1, len(prompt)), bool),
+        tokens=tokens,
+        mask=mask,
+        behavior_logp=-numbers["behavior_logp"],
+        model_logp=-numbers["model_logp"],
+        log_kept=0 * numbers["model_logp"],
+        finish=finish,
+        version=version,
+    )
+    return rollout, entropy
+
+
+def by_sum(asked, texts):
+    """1 for every second text; hard prompts need strong help."""
+    hopeless = asked.question in HARD and "strong" not in (asked.request.text or "")
+    return [0.0 if hopeless else float(sum(text.encode()) % 2) for text in texts]
+
+
+def graded(asked, step, reward):
+    if asked.request.sampled:
+        rollout, entropy = sampled(asked, step)
+    else:
+        prompt = asked.prompt or QUESTIONS[asked.question].tokens
+        rollout, entropy = complete_rollout(asked, prompt), None
+    texts, scores = texts_of(rollout, TOKENIZER.decode)[0], None
+    if members := ungraded(asked, rollout):
+        chosen = [texts[i] for i in members]
+        if asked.request.reward is not None:
+            scores = own_scores(asked, chosen)
+        else:
+            rewards = np.float32(reward(asked, chosen))
+            parts = {"right": rewards.copy(), "right_steps": 0 * rewards}
+            scores = Scores(rewards, parts, np.zeros(len(chosen), bool))
+    by_run = asked.request.reward is None and bool(members)
+    return Graded(rollout, texts, all_scores(asked, members, scores), entropy, by_run)
+
+
+class Stopped(Exception):
+    """In place of what ends a process."""
+
+
+class Imagined:
+    """Finishes one queued group at a time in an order of its own, or all of them at once."""
+
+    def __init__(self, step, *, order=None, spare=0, stop=None, reward=by_sum):
+        self.step, self.most_spare, self.stop, self.reward = step, spare, stop, reward
+        self.random = None if order is None else np.random.default_rng(order)
+        self.queue, self.seen, self.waits = [], [], 0
+        self.seconds = {"sample": 0.0, "reward": 0.0}
+
+    def submit(self, asked):
+        self.queue += asked
+        self.seen += asked
+        assert len(self.seen) < 60 * P, "the number of requests has no bound"
+
+    def spare(self):
+        return max(self.most_spare - len(self.queue), 0)
+
+    def wait(self):
+        if self.waits == self.stop:
+            raise Stopped
+        self.waits += 1
+        places = range(len(self.queue))
+        if self.random is not None:
+            places = [self.random.integers(len(self.queue))]
+        done = [self.queue[i] for i in places]
+        self.queue = [each for each in self.queue if each not in done]
+        return {each: graded(each, self.step, self.reward) for each in done}
+
+    def close(self):
+        """Nothing to close."""
+
+
+@dataclasses.dataclass
+class Watched:
+    """A collector that proposes all at once, or one by one, and remembers what it decided on."""
+
+    inner: Collector
+    one_by_one: bool = False
+    collection: Collection = Collection(P, G)
+    rows: tuple = ()
+
+    def __getattr__(self, name):
+        if name == "inner":  # while it is copied
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+    def __repr__(self):
+        return repr(self.inner)
+
+    def propose(self, state, key, collection, count):
+        if not self.one_by_one:
+            return self.inner.propose(state, key, collection, count)
+        requests = ()
+        for _ in range(count):
+            asked = collection._replace(
+                requests=collection.requests + requests,
+                outcomes=collection.outcomes + (None,) * len(requests),
+            )
+            new, state = self.inner.propose(state, key, asked, 1)
+            requests += new
+        return requests, state
+
+    def observe(self, state, collection):
+        decision, state = self.inner.observe(state, collection)
+        if decision.rows is not None:
+            self.collection, self.rows = collection, decision.rows
+        return decision, state
+
+
+def play(collector, state, step, first, backend):
+    return collect(
+        collector,
+        state,
+        jax.random.fold_in(KEY, step),
+        backend,
+        QUESTIONS,
+        next_places=lambda count: [(first + i) % N for i in range(count)],
+        num_groups=P,
+        group_size=G,
+        step=step,
+        version=step,
+        limits=LIMITS,
+    )
+
+
+def more_where_mixed(accuracy, counts, max_rollouts):
+    return np.where((accuracy > 0) & (accuracy < 1), np.minimum(3, max_rollouts - counts), 0)
+
+
+def one_more_each(rewards, budget):
+    return np.full(len(rewards), int(budget >= len(rewards)))
+
+
+def nothing(rewards):
+    return np.zeros(rewards.shape, bool)
+
+
+def long_ones(rewards, lengths):
+    return lengths > 4
+
+
+def likely(old_logp, mask, unfinished):
+    mean = (old_logp * mask).sum(-1) / np.maximum(mask.sum(-1), 1)
+    return mean >= np.median(mean)
+
+
+def two_hints(text):
+    return (text, "strong")
+
+
+TIERS = jr.bind(curation.tier_messages, template="{question}: {hint}")
+BY_RATE = curation.prioritized(learnability)
+LADDER = curation.hinted(curation.ladder(TIERS))
+
+COLLECTORS = {
+    "in order": curation.in_order(),
+    "refill": curation.refill(informative_groups),
+    "refill at once": curation.refill(informative_groups, oversample=2.5, source=BY_RATE),
+    "refill bounded": curation.refill(informative_groups, max_rounds=1),
+    "refill nothing": curation.refill(nothing, max_rounds=2),
+    "refill by length": curation.refill(long_ones),
+    "by rate": BY_RATE,
+    "thompson": curation.prioritized(
+        curation.vade_information_gain, choose="top", thompson=True, candidates=2
+    ),
+    "partial": curation.partial_rollouts(segments=3),
+    "partial, fresh": curation.partial_rollouts(segments=2, max_staleness=1, source=BY_RATE),
+    "budgeted": curation.budgeted((2, 4, 8)),
+    "paraphrased": curation.paraphrased(source=BY_RATE),
+    "two phases": curation.two_phase(more_where_mixed, max_rollouts=9, first=2, source=BY_RATE),
+    "three rounds": curation.two_phase(
+        one_more_each, max_rollouts=5, first=2, rounds=2, memory=curation.remembered_rates()
+    ),
+    "rollout_gdro": jr.recipes.rollout_gdro(arms=(2, 4, 6)).collector,
+    "xrpo": jr.recipes.xrpo(first=2, max_rollouts=8).collector,
+    "forked": curation.forked(curation.top_entropy_forks, forks=1, branches=2),
+    "segments": curation.forked(curation.segment_forks, forks=1, rounds=2, segment=2),
+    "pruned": curation.pruned(likely, limit=3),
+    "quality": curation.pruned(curation.quality_survivors(warmup=1), limit=3, first=8),
+    "ladder": LADDER,
+    "clue": curation.hinted(curation.ladder(TIERS, plain=1), source=BY_RATE),
+    "self_hints": curation.hinted(curation.self_hints(parse=two_hints)),
+    "scaffold": curation.hinted(curation.scaffold(TIERS, after="both")),
+    "hint_share": curation.hinted(curation.hint_share()),
+    "examples": curation.hinted(curation.examples_in_prompt()),
+    "rethink": curation.hinted(curation.rethink()),
+    "repair": curation.hinted(curation.repair()),
+    "levels": curation.hint_levels(TIERS),
+    "prefixed": curation.prefixed(),
+    "demonstrations": curation.demonstrations(),
+    "probes": curation.demonstrations(when="failed", probe="answer"),
+    "only": curation.only_demonstrations(),
+    "epochs": curation.in_epochs(seed=3),
+    "mixed": curation.mixed(
+        (curation.refill(informative_groups, max_rounds=3), 0.5), (LADDER, 0.25), (BY_RATE, 0.25)
+    ),
+    "replayed": curation.replayed(capacity=5, share=0.5),
+    "replayed, each": curation.replayed(capacity=5, share=0.5, draw="each", source=BY_RATE),
+    "replaced": curation.replayed(capacity=5, replace=informative_groups, max_staleness=2),
+    "downsampled": curation.downsampled(curation.resample_on_correct),
+    "drawn": curation.downsampled(curation.resample_groups, source=BY_RATE),
+    "judged": curation.judged(),
+}
+# A rule that draws with replacement may take a rollout twice.
+WITH_REPLACEMENT = {"drawn"}
+
+
+def test_every_collector_is_listed():
+    made = (Collector, HintPolicy, Memory, SurvivalRule)
+    names = {
+        name
+        for name in curation.__all__
+        if inspect.isfunction(function := getattr(curation, name))
+        and inspect.signature(function).return_annotation in made
+    }
+    assert {"in_order", "judged", "ladder", "remembered_rates", "quality_survivors"} <= names
+    called = {each for x in COLLECTORS.values() for each in re.findall(r"\w+(?=\()", repr(x))}
+    assert sorted(names - called) == []
+
+
+def assert_same(a, b):
+    """Two batches are equal, what remembers them included.
+
+    How long they took is not, nor the mean of the groups that happened to finish.
+    """
+    for name in a._fields:
+        x, y = getattr(a, name), getattr(b, name)
+        if name == "questions":
+            assert [each.prompt.id for each in x] == [each.prompt.id for each in y]
+        elif name not in ("seconds", "reward", "failures"):
+            jax.tree.map(np.testing.assert_array_equal, x, y)
+
+
+def shapes(state):
+    return jax.tree.map(lambda x: (np.shape(x), np.asarray(x).dtype), state)
+
+
+@pytest.mark.parametrize("name", COLLECTORS)
+def test_the_laws_of_collectors(name):
+    collector = sized(COLLECTORS[name], group_size=G, max_new_tokens=T, num_groups=P)
+    state, first = collector.init(N), 0
+    for step in range(STEPS):
+        watched = Watched(collector)
+        batch = play(watched, state, step, first, backend := Imagined(step))
+        requests, outcomes = watched.collection.requests, watched.collection.outcomes
+        # No request is lost and none is sampled twice.
+        numbers = [number for asked in backend.seen for number in asked.requests]
+        assert numbers == list(range(sum(request.rollouts for request in requests)))
+        members = [member for row in watched.rows for member in row.members]
+        assert all(outcomes[i] is not None for i, _ in members)
+        assert len(set(members)) == len(members) or name in WITH_REPLACEMENT
+        # The order of the groups is that of their requests.
+        roots = [row.members[0][0] for row in watched.rows]
+        roots = [i if requests[i].extends is None else requests[i].extends for i in roots]
+        assert roots == sorted(roots) and len(roots) == P
+        # Neither the order of arrival nor how many are proposed at once changes anything.
+        one_by_one = Watched(collector, one_by_one=True)
+        assert_same(play(one_by_one, state, step, first, Imagined(step, order=step)), batch)
+        # A batch that was stopped in the middle is collected again as it was, from a saved state,
+        # also where rows that a round does not need sample what may be asked for next.
+        with pytest.raises(Stopped):
+            play(collector, state, step, first, Imagined(step, order=5, stop=1))
+        saved = jax.tree.map(np.array, state)
+        ahead = Imagined(step, order=7, spare=2 * P)
+        assert_same(play(collector, saved, step, first, ahead), batch)
+        # A checkpoint has arrays of fixed shapes.
+        assert shapes(batch.state) == shapes(collector.init(N))
+        state, first = batch.state, first + batch.in_order
+
+
+@pytest.mark.parametrize("name", COLLECTORS)
+def test_a_batch_ends_where_all_rewards_agree(name):
+    collector = sized(COLLECTORS[name], group_size=G, max_new_tokens=T, num_groups=P)
+    state, first = collector.init(N), 0
+    for step, value in enumerate((0.0, 1.0)):
+        backend = Imagined(step, reward=lambda asked, texts, value=value: [value] * len(texts))
+        batch = play(collector, state, step, first, backend)
+        assert len(batch.places) == P
+        state, first = batch.state, first + batch.in_order
+
+
+@pytest.mark.parametrize("name", ["refill", "two phases", "forked", "ladder", "mixed", "judged"])
+def test_what_decides_on_groups_is_no_source_of_prompts(name):
+    source = COLLECTORS[name]
+    for make in (
+        lambda: curation.refill(informative_groups, source=source),
+        lambda: curation.two_phase(one_more_each, max_rollouts=5, source=source),
+        lambda: curation.hinted(curation.rethink(), source=source),
+        lambda: curation.forked(curation.top_entropy_forks, source=source),
+        lambda: curation.partial_rollouts(source=source),
+        lambda: curation.budgeted((2, 4), source=source),
+    ):
+        with pytest.raises(ValueError, match="source must ask for each group once, as in_order"):
+            make()
