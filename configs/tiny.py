@@ -4,7 +4,14 @@ Command: jaxrl-llm train configs/tiny.py
 Hardware: one CPU core, less than a minute. No download.
 Expected: the mean reward (share of bytes that are lower-case letters) goes from about 0.1 to above
 0.8 in 30 steps, on held-out prompts as well.
+
+Any method trains with --recipe NAME. Its rewards rarely agree within a group, and no group fails
+wholly; with those of configs/tiny.py:hard most do, so that methods act that drop such groups, or
+help them: jaxrl-llm train configs/tiny.py:hard --recipe scaf_grpo. Evolution strategies have no
+backward pass: --recipe eggroll --remat full.
 """
+
+import dataclasses
 
 from jaxrl_llm.data import Prompt, PromptSet
 from jaxrl_llm.testing import ByteTokenizer, tiny_model
@@ -80,3 +87,12 @@ config = TrainConfig(
     remat="none",
     run_dir="runs/tiny",
 )
+
+
+def mostly_wrong(prompt, completion, metadata):
+    """As lower_case, but 1 where more than a quarter of the letters are right, and else 0."""
+    values = lower_case(prompt, completion, metadata)
+    return values | {"reward": float(values["reward"] > 0.25)}
+
+
+hard = dataclasses.replace(config, reward=mostly_wrong, run_dir="runs/tiny_hard")

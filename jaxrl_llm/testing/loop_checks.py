@@ -1,5 +1,6 @@
 """The training loop runs a complete method by its name, and its state moves."""
 
+import dataclasses
 import math
 import tempfile
 from typing import Any
@@ -22,11 +23,9 @@ from jaxrl_llm.train import (
     TrainConfig,
     train,
 )
+from jaxrl_llm.train.config import find_prompts
 
 _PROMPTS = 10  # of the data set; a number that no other axis of a state has
-_PER_STEP = 4
-_GROUP = 6  # above the k of the methods of pass@k
-_LENGTH = 6
 
 
 def _model():
@@ -74,19 +73,33 @@ def _reward(prompt: str, completion: str, metadata) -> dict[str, Any]:
     }
 
 
-def assert_loop_runs_whole(recipe: str | Recipe | EvolutionRecipe, *, steps: int = 3) -> None:
+_CONFIG = TrainConfig(
+    model=_model,
+    data=DataConfig(prompts=_prompts, chat=False),
+    reward=_reward,
+    sampling=SamplingConfig(group_size=6, max_new_tokens=6),  # G above the k of pass@k
+    optimizer=OptimizerConfig(learning_rate=1e-2),
+    prompts_per_step=4,
+)
+
+
+def assert_loop_runs_whole(
+    recipe: str | Recipe | EvolutionRecipe, *, config: TrainConfig | None = None, steps: int = 3
+) -> None:
     """Trains a tiny model with ``train`` and checks that the method acts in the loop.
 
-    The model has random weights and one layer, the data set 10 prompts, a step 4 of them with 6
-    rollouts each, the reward is in [0, 1] with a second component, and both bring all that a preset
-    may read: hints, demonstrations, paraphrases, turns, unit tests. After the run the parameters
-    have moved and the losses are finite; the KL of the last update is above 0 if the recipe reads
-    it; a tracker of prompts has seen those that were drawn; the state of every controller, the
-    critic and a reference that moves are not the first ones. All rewards of two prompts are equal:
-    a collector that refills has asked for others, and what a collector remembers has moved.
+    After the run the parameters have moved and the losses are finite; the KL of the last update is
+    above 0 if the recipe reads it; a tracker of prompts has seen those that were drawn; the state
+    of every controller, the critic and a reference that moves are not the first ones. What a
+    collector remembers has moved; one that asks again where rewards agree, or helps where they are
+    all low, has asked for others if the run took an epoch.
 
     Args:
       recipe: The name of a preset, or a recipe.
+      config: Model, data, reward and sizes. By default the model has random weights and one layer,
+        the data set 10 prompts, a step 4 of them with 6 rollouts each; the reward is in [0, 1] with
+        a second component, two prompts in ten have equal rewards, and data and reward bring all
+        that a preset may read: hints, demonstrations, paraphrases, turns, unit tests.
       steps: How many steps to train.
 
     Raises:
@@ -97,27 +110,21 @@ def assert_loop_runs_whole(recipe: str | Recipe | EvolutionRecipe, *, steps: int
       >>> import jaxrl_llm as jr
       >>> jr.testing.assert_loop_runs_whole("rloo", steps=1)
     """
-    made: Any = (
-        catalog.preset(recipe, length=_LENGTH, num_prompts=_PROMPTS)
-        if isinstance(recipe, str)
-        else recipe
-    )
-    rate = OptimizerConfig(learning_rate=1e-2)
+    config = _CONFIG if config is None else config
+    num_prompts = len(find_prompts(config.data.prompts))
+    made: Any = recipe
+    if isinstance(recipe, str):
+        length = config.sampling.max_new_tokens
+        made = catalog.preset(recipe, length=length, num_prompts=num_prompts)
     with tempfile.TemporaryDirectory() as folder:
-        config = TrainConfig(
+        config = dataclasses.replace(
+            config,
             run_dir=folder,
-            model=_model,
-            data=DataConfig(prompts=_prompts, chat=False),
-            reward=_reward,
             recipe=recipe,
-            sampling=SamplingConfig(group_size=_GROUP, max_new_tokens=_LENGTH),
-            optimizer=rate,
             checkpoint=CheckpointConfig(every=0),
             evaluation=EvaluationConfig(enabled=False),
             steps=steps,
-            prompts_per_step=_PER_STEP,
             remat="full" if made.forward_only else "none",
-            critic=None if made.critic is None else rate,
         )
         result = train(config)
     state, name = result.state, f"recipe {made.name!r}"
@@ -126,16 +133,20 @@ def assert_loop_runs_whole(recipe: str | Recipe | EvolutionRecipe, *, steps: int
         loss = row.get("loss", 0.0)
         _require(math.isfinite(loss), f"{name}: the loss of step {row['step']} is {loss}")
         _require(row.get("skipped", 0) == 0, f"{name}: step {row['step']} was skipped")
-    _require(_differ(state.params, _model()[1]), f"{name}: the parameters did not move")
+    params = config.model()[1]  # type: ignore[operator]
+    _require(_differ(state.params, params), f"{name}: the parameters did not move")
     if not made.forward_only:
-        _check_memory(made, state, name, steps)
+        _check_memory(made, state, name, config, params, num_prompts)
         if made.collector is not None:
-            _check_collector(made.collector, result, name)
+            _check_collector(made.collector, result, name, config, num_prompts)
 
 
-def _check_memory(recipe: Recipe, state, name: str, steps: int) -> None:
+def _check_memory(
+    recipe: Recipe, state, name: str, config: TrainConfig, params: Any, num_prompts: int
+) -> None:
     """Raises AssertionError unless all that the recipe remembers has moved."""
     algo, first = state.algo_state, recipe.init()
+    steps, batch = config.steps, config.prompts_per_step
     if recipe.reads_last_kl:
         # A policy that did not move differs from itself by rounding.
         kl = float(algo.last_kl)
@@ -145,10 +156,10 @@ def _check_memory(recipe: Recipe, state, name: str, steps: int) -> None:
         seen = [
             np.count_nonzero(np.asarray(a) != np.asarray(b))
             for a, b in zip(new, old, strict=True)
-            if np.shape(a)[:1] == (_PROMPTS,)
+            if np.shape(a)[:1] == (num_prompts,)
         ]
         # A collector may draw a prompt again before others.
-        drawn = min(_PROMPTS, steps * _PER_STEP) if recipe.collector is None else _PER_STEP
+        drawn = min(num_prompts, steps * batch) if recipe.collector is None else batch
         most = max(seen, default=drawn)
         _require(most >= drawn, f"{name}: {slot} saw {most} of {drawn} prompts")
         _require(not new or _differ(new, old), f"{name}: the state of its {slot} did not move")
@@ -157,36 +168,37 @@ def _check_memory(recipe: Recipe, state, name: str, steps: int) -> None:
         _require(moved, f"{name}: the state of its controller {key!r} did not move")
     if recipe.critic is not None:
         body = state.critic.params["model"]
-        _require(_differ(body, _model()[1]), f"{name}: the critic did not move")
+        _require(_differ(body, params), f"{name}: the critic did not move")
     every = dict(getattr(recipe.reference, "options", ())).get("every", 0)
     if recipe.reference is not None and every <= steps:
-        _require(_differ(state.reference, _model()[1]), f"{name}: the reference did not move")
+        _require(_differ(state.reference, params), f"{name}: the reference did not move")
 
 
-def _check_collector(collector, result, name: str) -> None:
+def _check_collector(collector, result, name: str, config: TrainConfig, num_prompts: int) -> None:
     """Raises AssertionError unless a collector asked for what it drops, or learned."""
-    collector = sized(collector, group_size=_GROUP, max_new_tokens=_LENGTH, num_groups=_PER_STEP)
-    first, state = collector.init(_PROMPTS), result.state.collector_state
+    size, batch, steps = config.sampling.group_size, config.prompts_per_step, config.steps
+    length = config.sampling.max_new_tokens
+    collector = sized(collector, group_size=size, max_new_tokens=length, num_groups=batch)
+    first, state = collector.init(num_prompts), result.state.collector_state
     remembers = bool(jax.tree.leaves(first))
     if remembers:
         _require(_differ(state, first), f"{name}: the state of its collector did not move")
     asked = sum(row["rollouts_sampled"] for row in result.history)
     if collector_needs(collector, "needs_slots"):
         return  # it changes how rollouts are sampled, and not how many
-    whole_epoch = _PER_STEP * len(result.history) >= _PROMPTS
     # One that sends several messages drops nothing.
     drops = not isinstance(collector, SeveralMessages)
     if (policy := getattr(collector, "policy", None)) is not None:
         # One that helps every group divides the G rollouts between those with help and those
         # without, and what the data bring is not sampled.
         samples = policy.sends_text or policy.needs_slots
-        from_start = getattr(policy, "warmup", 0) < len(result.history)
-        drops = drops and samples and policy.first(_GROUP) == _GROUP and from_start
-    if whole_epoch and not remembers and drops:
+        from_start = getattr(policy, "warmup", 0) < steps
+        drops = drops and samples and policy.first(size) == size and from_start
+    if batch * steps >= num_prompts and not remembers and drops:
         # An allocator may send less than a group of rollouts at first.
-        first_size = getattr(collector, "first", None) or _GROUP
+        first_size = getattr(collector, "first", None) or size
         _require(
-            asked > _PER_STEP * first_size * len(result.history),
+            asked > batch * first_size * steps,
             f"{name}: its collector asked for no more rollouts though the rewards of groups agree",
         )
 

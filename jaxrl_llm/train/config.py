@@ -76,8 +76,9 @@ class SamplingConfig:
       slots: How many rollouts decode at a time. Rewards then begin with the first group that is
         finished, and the last long responses decode in fewer slots; the rollouts are the same. None
         decodes all rollouts of a step in one program, which is quickest where lengths are alike.
-      prompt_length: Room for prompts that a collector writes, in tokens; None for 1,024 more than
-        the longest of the data, at most what the context leaves.
+      prompt_length: Room for prompts that a collector or a teacher reads, in tokens; None for 1,024
+        more than the longest of the data, a teacher's with a response, at most what the context
+        leaves.
     """
 
     group_size: int = 8
@@ -236,7 +237,7 @@ class TrainConfig:
         temperature of the recipe; that of `sampling` is for the evaluation.
       sampling: How rollouts are sampled.
       optimizer: The optimizer of the policy.
-      critic: The optimizer of the critic, for a recipe that has one.
+      critic: The optimizer of the critic, for a recipe that has one; None: as the policy's.
       lora: Whether an adapter moves and the parameters themselves are frozen.
       mesh: Over which devices.
       asynchrony: Whether sampling goes on while a step trains.
@@ -383,13 +384,16 @@ class TrainConfig:
         recipe.check_passes(self.passes.epochs, self.passes.minibatches)
         self.passes.check(name, self.prompts_per_step, self.mesh.shards)
         recipe.check_staleness(self.asynchrony.max_staleness)
-        if recipe.critic is not None and self.critic is None:
-            raise ValueError(
-                f"config: recipe {recipe.name!r} has a critic; set its optimizer with "
-                "critic=OptimizerConfig(...), or --critic.learning-rate on the command line."
-            )
         if recipe.critic is None and self.critic is not None:
             raise ValueError(f"config: critic has no effect: recipe {recipe.name!r} has none.")
+
+    @property
+    def critic_optimizer(self) -> OptimizerConfig | None:
+        """That of the critic: its own, else as the policy's; None for a recipe without one."""
+        recipe = find_recipe(self.recipe, self.sampling)
+        if recipe.forward_only or recipe.critic is None:
+            return None
+        return self.optimizer if self.critic is None else self.critic
 
     @property
     def passes(self) -> Passes:

@@ -37,10 +37,15 @@ from jaxrl_llm.train.batches import check_reads_rows
 from jaxrl_llm.train.config import TrainConfig, find_recipe
 from jaxrl_llm.train.critic import init_critic
 from jaxrl_llm.train.evolution import moving_only
-from jaxrl_llm.train.fields import check_fields
 from jaxrl_llm.train.mesh import MeshConfig, check_batch, load_meshes
 from jaxrl_llm.train.optimizer import make_optimizer
-from jaxrl_llm.train.setup import encode_questions, load_prompts, text_room
+from jaxrl_llm.train.setup import (
+    check_data,
+    encode_questions,
+    load_prompts,
+    teacher_room,
+    text_room,
+)
 from jaxrl_llm.train.state import device_bytes
 
 # Of a device's memory, what the formulas may fill: compilers and fragments take the rest.
@@ -323,8 +328,7 @@ def load_inputs(config: TrainConfig) -> PlanInputs:
     prompts, others, _ = load_prompts(config)
     train, held_out = encode_questions(config, model, tokenizer, prompts, others)
     recipe: Any = find_recipe(config.recipe, config.sampling, num_prompts=len(train))
-    if not recipe.forward_only:
-        check_fields(recipe, train)
+    check_data(config, recipe, prompts)
     longest = max(len(question.tokens) for question in [*train, *held_out])
     longest = text_room(config, recipe, model, longest)
     longest = next((size for size in BUCKETS if size >= longest), longest)
@@ -498,10 +502,10 @@ def _state_bytes(run: _Run) -> dict[str, int]:
         sizes["reference"] = run.bytes_of(run.trained)
     elif recipe.uses_reference and base is run.params:  # an adapter's reference is its base
         sizes["reference"] = run.bytes_of(run.params)
-    if recipe.critic is not None and config.critic is not None:
+    if recipe.critic is not None and (of_critic := config.critic_optimizer) is not None:
         heads, key = recipe.critic.heads, jax.random.key(0)
         critic = jax.eval_shape(lambda p: init_critic(run.model, p, heads=heads, key=key), base)
-        moments = jax.eval_shape(make_optimizer(config.critic).init, critic)
+        moments = jax.eval_shape(make_optimizer(of_critic).init, critic)
         copies = 1 if recipe.critic.target_rate is None else 2
         sizes["critic"] = copies * run.bytes_of(critic) + run.bytes_of(moments, spec=update_spec)
     return sizes
@@ -535,6 +539,9 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
             adapter=config.lora.rank is not None,
             split=run.mesh["tensor"],
         )
+        if recipe.computed_from("teacher"):
+            taught = _teacher_bytes(run, prompts * run.group_size, accelerator)
+            sizes["activations"] = max(sizes["activations"], taught)
     tokens = config.prompts_per_step * run.group_size * run.length
     sizes["logits"] = logits_bytes(
         shape.vocab_size,
@@ -564,6 +571,18 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
         sizes["weights gathered"] = gathered
     required = ("gradients", "gradients of the critic", "activations", "logits")
     return {name: size for name, size in sizes.items() if size or name in required}
+
+
+def _teacher_bytes(run: _Run, rows: int, accelerator: bool) -> int:
+    """Of a teacher that scores rows, each with a prompt: a layer, and keys and values of all."""
+    shape, itemsize = run.model.config, run.itemsize if accelerator else 4
+    room = teacher_room(run.config, run.model, run.inputs.longest_prompt)
+    batch = BatchShape(rows, 1, 1 << (room - 1).bit_length(), run.length)
+    layer = dataclasses.replace(shape, num_layers=1)
+    split = run.mesh["tensor"]
+    keys = max(shape.num_kv_heads // split, 1) * shape.head_dim
+    cache = 2 * itemsize * (shape.num_layers - 1) * rows * batch.prompt_length * keys
+    return cache + activation_bytes(layer, batch, remat="none", itemsize=itemsize, split=split)
 
 
 def _gradient_bytes(run: _Run, trained: ArrayTree) -> int:

@@ -38,7 +38,6 @@ from jaxrl_llm.rewards.scoring import check_answered, name_of
 from jaxrl_llm.rollout import Rollout, trim
 from jaxrl_llm.rollout.backends import EngineBackend, SamplerBackend, texts_of
 from jaxrl_llm.rollout.collect import Collected, Limits, collect
-from jaxrl_llm.rollout.sampler import prompt_room
 from jaxrl_llm.rollout.types import FAILED
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.checkpoint.serialization import Extras
@@ -46,7 +45,7 @@ from jaxrl_llm.train.fields import Texts, attach_fields
 from jaxrl_llm.train.grading import sample_rows, spread_rows
 from jaxrl_llm.train.mesh import replicated
 from jaxrl_llm.train.metrics import rollout_metrics
-from jaxrl_llm.train.setup import Experiment
+from jaxrl_llm.train.setup import Experiment, teacher_room
 from jaxrl_llm.train.state import TrainState
 
 # Seconds for which a run that ends early waits for the batch under way, which no step will use; the
@@ -182,8 +181,7 @@ def _texts(experiment: Experiment, collected: Collected) -> Texts:
     def encode(message: str) -> list[int]:
         return encoder.prompt(message, "of the teacher")
 
-    longest = experiment.config.sampling.max_new_tokens
-    room = prompt_room("the teacher", experiment.model, longest)
+    room = teacher_room(experiment.config, experiment.model, experiment.encoder.room)
     return Texts(collected.texts, collected.messages, encode, experiment.tokenizer.decode, room)
 
 

@@ -270,12 +270,23 @@ def text_room(config: TrainConfig, recipe: Any, model: Model, longest: int) -> i
     if collector_needs(getattr(recipe, "collector", None), "sends_text"):
         room = prompt_room("sampling", model, config.sampling.max_new_tokens)
         return max(longest, min(room, wanted or longest + _TEXT_ROOM))
-    if wanted is not None:
+    if wanted is not None and (recipe.forward_only or not recipe.computed_from("teacher")):
         raise ValueError(
             f"sampling: prompt_length has no effect with recipe {recipe.name!r}, whose collector "
-            "sends no text."
+            "sends no text and which has no teacher."
         )
     return longest
+
+
+def teacher_room(config: TrainConfig, model: Model, longest: int) -> int:
+    """Tokens that the prompt of a teacher may have, which shows a response and a text besides.
+
+    ``longest`` is that of the longest prompt.
+    """
+    sampling = config.sampling
+    room = prompt_room("the teacher", model, sampling.max_new_tokens)
+    wanted = sampling.prompt_length or longest + sampling.max_new_tokens + _TEXT_ROOM
+    return min(room, wanted)
 
 
 def load_experiment(config: TrainConfig) -> tuple[Experiment, ArrayTree]:
@@ -451,7 +462,8 @@ def init_experiment(
     frozen = recipe.reference is None and recipe.uses_reference
     reference = base if frozen else None
     optimizer = moving_only(recipe, make_optimizer(config.optimizer))
-    critic_optimizer = make_optimizer(config.critic) if config.critic is not None else None
+    of_critic = config.critic_optimizer
+    critic_optimizer = make_optimizer(of_critic) if of_critic is not None else None
     algorithm = make_algorithm(experiment, optimizer, critic_optimizer, reference)
     fingerprint = {"questions": experiment.questions, "seed": config.seed}
     fingerprint |= base_fingerprint(params, config.lora)

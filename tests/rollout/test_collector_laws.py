@@ -60,14 +60,17 @@ def sampled(asked, step):
     numbers = {name: np.zeros(shape, np.float32) for name in ("behavior_logp", "model_logp")}
     tokens, version = np.zeros(shape, np.int32), np.full(shape, -1, np.int32)
     mask, entropy = np.zeros(shape, bool), np.zeros(shape, np.float32)
+    second, second_logp = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
     finish = np.zeros((1, n), np.int32)
     for i, number in enumerate(asked.requests):
         random = np.random.default_rng((step, number))
         start = len(asked.responses[i].tokens) if asked.responses else 0
         end = min(most, start + random.integers(1, T + 1))
         tokens[0, i, :end] = random.integers(97, 123, end)
+        second[0, i, :end] = random.integers(97, 123, end)
         for x in (*numbers.values(), entropy):
             x[0, i, :end] = random.random(end)
+        second_logp[0, i, :end] = -numbers["model_logp"][0, i, :end] - 0.1
         version[0, i, :end], mask[0, i, :end] = step, True
         if start:
             tokens[0, i, :start] = asked.responses[i].tokens
@@ -85,7 +88,7 @@ def sampled(asked, step):
         finish=finish,
         version=version,
     )
-    return rollout, entropy
+    return rollout, entropy, (second, second_logp)
 
 
 def by_sum(asked, texts):
@@ -96,10 +99,10 @@ def by_sum(asked, texts):
 
 def graded(asked, step, reward):
     if asked.request.sampled:
-        rollout, entropy = sampled(asked, step)
+        rollout, entropy, second = sampled(asked, step)
     else:
         prompt = asked.prompt or QUESTIONS[asked.question].tokens
-        rollout, entropy = complete_rollout(asked, prompt), None
+        rollout, entropy, second = complete_rollout(asked, prompt), None, None
     texts, scores = texts_of(rollout, TOKENIZER.decode)[0], None
     if members := ungraded(asked, rollout):
         chosen = [texts[i] for i in members]
@@ -110,7 +113,8 @@ def graded(asked, step, reward):
             parts = {"right": rewards.copy(), "right_steps": 0 * rewards}
             scores = Scores(rewards, parts, np.zeros(len(chosen), bool))
     by_run = asked.request.reward is None and bool(members)
-    return Graded(rollout, texts, all_scores(asked, members, scores), entropy, by_run)
+    scores = all_scores(asked, members, scores)
+    return Graded(rollout, texts, scores, entropy, second, by_run)
 
 
 class Stopped(Exception):
@@ -254,6 +258,8 @@ COLLECTORS = {
     "xrpo": jr.recipes.xrpo(first=2, max_rollouts=8).collector,
     "forked": curation.forked(curation.top_entropy_forks, forks=1, branches=2),
     "segments": curation.forked(curation.segment_forks, forks=1, rounds=2, segment=2),
+    "branched": curation.branched(source=BY_RATE),
+    "lookahead": curation.lookahead(ages=(2,), max_distance=0.5),
     "pruned": curation.pruned(likely, limit=3),
     "quality": curation.pruned(curation.quality_survivors(warmup=1), limit=3, first=8),
     "ladder": LADDER,

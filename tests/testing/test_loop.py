@@ -1,15 +1,18 @@
 """The training loop runs each preset that the catalog calls whole, and the check can fail."""
 
 import dataclasses
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jaxrl_llm as jr
+from jaxrl_llm.cli.options import load_config
 from jaxrl_llm.recipes import Computed, catalog
 from jaxrl_llm.testing import assert_loop_runs_whole
 
+ROOT = Path(__file__).parents[2]
 WHOLE = [method.preset for method in catalog.CATALOG if method.whole]
 # One that reads the last update's KL and remembers prompts; the others with -m slow.
 ALWAYS = ("mssr",)
@@ -20,6 +23,15 @@ ALWAYS = ("mssr",)
     [pytest.param(n, marks=[] if n in ALWAYS else [pytest.mark.slow]) for n in sorted(WHOLE)],
 )
 def test_the_loop_runs_a_preset_whole(name):
+    # As the command does: a collector acts where groups fail or agree.
+    collector = catalog.preset(name, length=8, num_prompts=20).collector
+    which = "config" if collector is None else "hard"
+    assert_loop_runs_whole(name, config=load_config(ROOT / "configs" / "tiny.py", name=which))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["scaf_grpo", "spo_tracker"])
+def test_what_a_preset_reads_is_in_the_default_run(name):
     assert_loop_runs_whole(name)
 
 

@@ -158,7 +158,6 @@ def test_a_value_of_another_type_is_refused(kind, options, message):
         ),
         ({"recipe": "rloo", "epochs": 2}, "without a ratio to old_logp.* got epochs 2"),
         ({"recipe": "grpos"}, "recipe must be one of .* Did you mean 'grpo'"),
-        ({"recipe": "ppo_max"}, "recipe 'ppo_max' has a critic; set its optimizer with critic=Opt"),
         ({"critic": OptimizerConfig()}, "config: critic has no effect: recipe 'dr_grpo' has none"),
         ({"minibatches": 3}, "config: 4 prompts do not split into 3 minibatches"),
         (

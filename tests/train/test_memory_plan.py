@@ -493,6 +493,25 @@ def test_a_plan_counts_the_rollouts_and_texts_of_a_collector(plans):
     assert texts["activations"] > 4 * wide["activations"]
 
 
+def test_a_plan_counts_the_prompts_of_a_teacher(plans):
+    config, inputs, _ = plans
+
+    def activations(name, room=None):
+        sampling = dataclasses.replace(config.sampling, prompt_length=room)
+        changed = dataclasses.replace(config, recipe=name, sampling=sampling, remat="full")
+        return make_plan(changed, load_inputs(changed)).step["activations"]
+
+    # Eight responses of 4 tokens, each after a prompt of its own, that of the data and more.
+    shape, batch = inputs.model.config, BatchShape(8, 1, 64, 4)
+    assert shape.num_layers == 1
+    assert activations("sdpo", 60) == activation_bytes(shape, batch, remat="none")
+    assert activations("sdpo", 16) < activations("sdpo", 60) < activations("sdpo")
+    batch = batch._replace(prompt_length=256)  # what the context leaves, in a power of two
+    assert activations("sdpo") == activation_bytes(shape, batch, remat="none")
+    with pytest.raises(ValueError, match="sends no text and which has no teacher"):
+        activations("grpo", 60)
+
+
 def test_what_fits_and_which_option_helps(plans):
     config = dataclasses.replace(plans[0], sampling=SamplingConfig(group_size=4, max_new_tokens=64))
     peak = make_plan(config, load_inputs(config), accelerator=True).peak

@@ -9,6 +9,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     Collector,
     Decision,
     in_order,
+    prompt_source,
     sized,
 )
 from jaxrl_llm.curation.collectors.trees.forked import forked
@@ -24,6 +25,7 @@ class _Branched:
     branches: int
     source: Collector
     needs_slots = True
+    asks_again = True
 
     def for_run(self, group_size: int, max_new_tokens: int) -> Collector:
         splits, branches = self.splits, self.branches
@@ -125,6 +127,4 @@ def branched(
     check_counts(name, counts)
     if branches < 2:
         raise ValueError(f"{name}: branches must be at least 2; got {branches}.")
-    return _Branched(
-        splits=splits, branches=branches, source=in_order() if source is None else source
-    )
+    return _Branched(splits=splits, branches=branches, source=prompt_source(name, source))

@@ -25,6 +25,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     beginning,
     in_order,
     on_host,
+    prompt_source,
     sized,
 )
 from jaxrl_llm.curation.collectors.trees.rounds import go_on, group_of
@@ -89,6 +90,7 @@ class _Lookahead:
         default_factory=dict, init=False, compare=False
     )
     needs_slots = True
+    asks_again = True
     varies_temperature = True
     records_runner_up = True
 
@@ -440,5 +442,5 @@ def lookahead(
         limit=limit,
         starts=starts,
         shares=shares,
-        source=in_order() if source is None else source,
+        source=prompt_source(name, source),
     )
