@@ -1,0 +1,115 @@
+"""What a collector, its data or its reward does wrong in a run: one sentence, and a checkpoint."""
+
+import dataclasses
+import itertools
+
+import numpy as np
+import pytest
+from test_resumed_collectors import first_is_low
+from tiny_run import CONFIG, tiny_run
+
+import jaxrl_llm as jr
+from jaxrl_llm import curation
+from jaxrl_llm.data import Prompt, PromptSet
+from jaxrl_llm.rewards import RewardError
+from jaxrl_llm.train import train
+
+BATCH = 4 * 2  # rollouts of a step
+
+
+def prompts():
+    """Demonstrations of a tokenizer with more tokens."""
+    rows = (Prompt(f"q{n}", metadata={"demonstration": [65, 70000]}, id=f"q{n}") for n in range(10))
+    return PromptSet(rows, source="tiny")
+
+
+def allocation(then):
+    """Nobody gets more rollouts in the first step; then what ``then`` says."""
+    called = itertools.count()
+    return lambda counts: np.asarray(then if next(called) else [0] * 4)
+
+
+def right_at_first():
+    """Every rollout of the first step is right, and none after it."""
+    called = itertools.count()
+    return lambda prompt, completion, metadata: float(next(called) < BATCH)
+
+
+def named_at_first():
+    """A mapping in the first step and for some calls of the second."""
+    called = itertools.count()
+
+    def reward(prompt, completion, metadata):
+        mean = first_is_low(prompt, completion, metadata)
+        return {"reward": mean, "short": 1.0} if next(called) < BATCH + 3 else mean
+
+    return reward
+
+
+@dataclasses.dataclass(frozen=True)
+class TooOld:
+    """Asks for a stored group without regard to its age."""
+
+    inner: object = curation.replayed(capacity=8, share=0.5)
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def for_run(self, group_size, max_new_tokens):
+        return TooOld(self.inner.for_run(group_size, max_new_tokens))
+
+    def propose(self, state, key, collection, count):
+        if collection.step:
+            options = {"version": collection.version, "max_staleness": 0}
+            return (curation.stored_request(state.buffer, 0, **options),) * count, state
+        return self.inner.propose(state, key, collection, count)
+
+
+def more(then):
+    return curation.two_phase(allocation(then), max_rollouts=4)
+
+
+def long_message(row):
+    return (row["text"] + 5000 * "!",)
+
+
+CASES = {
+    "negative": (more([0, -1, 0, 0]), None, "gives group 1, which has 2 rollouts, -1 more"),
+    "not integers": (more([0.5] * 4), None, "must return 4 integers; got shape .* of float64"),
+    "too many": (more([0, 0, 0, 3]), None, "3 more; from 0 to 2 are left to max_rollouts 4"),
+    "long hint": (
+        curation.hinted(curation.ladder(long_message)),
+        right_at_first(),
+        r"Prompt 'q\d', with the text of collector hinted.* has 5002 tokens, but .* room for",
+    ),
+    "other tokenizer": (
+        curation.demonstrations(when="failed"),
+        right_at_first(),
+        r"response to prompt 'q\d' holds token 70000, outside the vocabulary of",
+    ),
+    "too old": (TooOld(), None, "by version 0 of the weights, 1 before version 1; max_staleness"),
+    "some calls": (
+        None,
+        named_at_first(),
+        r"a plain number for .* but the names \['reward', 'short'\] before",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] if n != "negative" else []) for n in CASES]
+)
+def test_a_run_ends_with_a_sentence_and_its_state(tmp_path, name):
+    collector, reward, message = CASES[name]
+    config = tiny_run(
+        tmp_path,
+        recipe=jr.recipes.grpo().replace(name="wrong", collector=collector),
+        data=dataclasses.replace(CONFIG.data, prompts=prompts),
+        reward=reward or first_is_low,
+        steps=3,
+    )
+    with pytest.raises((ValueError, RewardError), match=message) as error:
+        train(config)
+    assert "\n" not in str(error.value)
+    saved = [path.name for path in (tmp_path / "checkpoints").iterdir()]
+    assert saved == ["step_00000001"]
