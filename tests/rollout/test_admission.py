@@ -190,3 +190,28 @@ def test_order_keeps_siblings_together_and_falls(requests):
 def test_bad_input(call, error, words):
     with pytest.raises(error, match=words):
         call()
+
+
+def test_slots_reserve_so_much_that_the_rule_admits_whatever_has_one():
+    """Rows hold a prompt of L tokens, and each of their slots a response of T."""
+    rng, (rows, width, prompt, longest) = np.random.default_rng(0), (3, 4, 20, 50)
+    capacity = rows * prompt + rows * width * longest
+    most = 0
+    for _ in range(50):
+        free = rng.random((rows, width)) < 0.4
+        history = rng.integers(1, longest + 1, 30)
+        generated = np.where(free, 0, rng.integers(0, longest, (rows, width)))
+        remaining = predict_remaining(
+            history, generated.reshape(-1), max_new_tokens=longest, quantile=1.0
+        )
+        used = generated + 1
+        used[:, 0] += rng.integers(1, prompt + 1, rows)  # a prompt lies once in its row
+        used, free = used.reshape(-1), free.reshape(-1)
+        waiting = int(free.sum())
+        running = (used[~free], remaining[~free])
+        started = admit(
+            *running, used[free], remaining[free], capacity=capacity + 1, free_slots=waiting
+        )
+        assert started == waiting
+        most = max(most, int(future_peak(used, remaining)))
+    assert 0.5 * capacity < most <= capacity

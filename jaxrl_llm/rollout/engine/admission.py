@@ -1,7 +1,8 @@
 """Admission by the expected peak of a cache: pure rules for the host, NumPy in and NumPy out.
 
 They are for a cache that requests share, where a response takes room as it grows. The engine's
-slots reserve room for the longest response, so there a free slot is enough.
+slots reserve room for the longest response: R rows of W slots hold ``R L + R W T`` tokens, which
+the peak never exceeds, so that :func:`admit` refuses no request for which there is a slot.
 
 ``used`` are int ``[..., N]``, tokens held now: those of the prompt, those sampled, and one for the
 next. ``remaining`` are int ``[..., N]``, how many more are expected (:func:`predict_remaining`).
