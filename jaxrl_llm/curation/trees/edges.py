@@ -28,7 +28,8 @@ def branch_tokens(
         keep = first row of the node  and  not pruned
 
     With ``ratio``, leaves are pruned by :func:`width_prune`, with ``window`` depths by
-    :func:`depth_prune`. What is pruned still counts in rewards and in the statistics of a depth.
+    :func:`depth_prune`. What is pruned still counts in rewards and in the statistics of a depth. Of
+    equal advantages the lower number counts as the greater.
 
     Args:
       advantages: ``[..., G, T]``, floating point, equal for all tokens of a node.
@@ -45,6 +46,10 @@ def branch_tokens(
 
     Returns:
       bool ``[..., G, T]``.
+
+    Raises:
+      TypeError: If an argument has a wrong dtype.
+      ValueError: If a shape is wrong, or an option out of range or without effect.
 
     Example:
       >>> import jax.numpy as jnp
@@ -85,6 +90,11 @@ def branch_tokens(
         is_leaf = jnp.any(tree.leaves, axis=-1)
         leaf = jnp.max(jnp.where(tree.leaves, values, -jnp.inf), axis=-1)
         leaf = jnp.where(is_leaf, leaf, 0.0)
+        # In the order of their numbers, which breaks ties alike in any order of the members.
+        last = jnp.max(jnp.where(mask, jnp.arange(mask.shape[-1]), 0), axis=-1, keepdims=True)
+        numbers = jnp.take_along_axis(jnp.asarray(node_ids), last, axis=-1)[..., 0]
+        order = jnp.argsort(numbers, axis=-1, stable=True)
+        leaf, there = (jnp.take_along_axis(x, order, axis=-1) for x in (leaf, is_leaf))
         keep = "extremes" if keep is None else keep
         if keep == "best":
             above = jnp.roll(tree.first, 1, axis=-1).at[..., 0].set(-1)
@@ -92,12 +102,14 @@ def branch_tokens(
             parent = jnp.max(
                 jnp.where(tree.leaves, jnp.where(above < 0, 0, above * depth.size + depth), 0), -1
             )
-            of_one = (parent[..., None] == parent[..., None, :]) & is_leaf[..., None, :]
+            parent = jnp.take_along_axis(parent, order, axis=-1)
+            of_one = (parent[..., None] == parent[..., None, :]) & there[..., None, :]
             G = of_one.shape[-1]
             wide = jnp.broadcast_to(leaf[..., None, :], (*leaf.shape[:-1], G, G))
             kept = jnp.any(width_prune(wide, ratio=ratio, keep=keep, where=of_one), axis=-2)
         else:
-            kept = width_prune(leaf, ratio=ratio, keep=keep, where=is_leaf)
+            kept = width_prune(leaf, ratio=ratio, keep=keep, where=there)
+        kept = jnp.take_along_axis(kept, jnp.argsort(order, axis=-1), axis=-1)
         trains &= ~tree.leaves | kept[..., None]
     rows = jnp.arange(trains.shape[-2])[:, None]
     depth_of = jnp.maximum(tree.depth, 0)
