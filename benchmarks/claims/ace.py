@@ -29,7 +29,9 @@ PAPER = "2602.21420"
 PROMPTS, ANSWERS, GROUP, STEPS = 64, 32, 8, 200
 # The shortcut is answer 0; where it is wrong, answer 1 is right.
 RIGHT = (np.arange(PROMPTS) >= PROMPTS * 3 // 4).astype(int)
-OWN_RATE, SHARED_RATE = 0.2, 2.0
+# Of a prompt's own logits, and of the shared one, as a multiple of it.
+RATES = tuple(0.2 * 2.0**power for power in range(-6, 5))
+SHARED = 10.0
 DRAWS = tuple(2**power for power in range(9))
 
 
@@ -59,7 +61,7 @@ def chance_of_right(params):
 
 
 @functools.partial(jax.jit, static_argnames="method")
-def train(keys, *, method: str):
+def train(keys, rate, *, method: str):
     """Probability of the right answer ``[seeds, prompts]`` before and after, for each key."""
 
     def step(params, key, reference):
@@ -76,8 +78,9 @@ def train(keys, *, method: str):
             return jnp.mean(jnp.sum(advantages[..., None] * taken(log_policy(params)), axis=0))
 
         slope = jax.grad(objective)(params)
-        own = params["own"] + OWN_RATE * slope["own"]
-        return {"own": own, "shared": params["shared"] + SHARED_RATE / PROMPTS * slope["shared"]}
+        own = params["own"] + rate * slope["own"]
+        shared = params["shared"] + SHARED * rate / PROMPTS * slope["shared"]
+        return {"own": own, "shared": shared}
 
     def one(key):
         first, second = jax.random.split(key)
