@@ -8,11 +8,11 @@ computed exactly from the probability of the right answer.
 
 Each method has the learning rate of its highest pass@32 on a third of the seeds, and the others
 count. The number is pass@32 with `ace` on the advantages of `grpo` less that with `grpo` alone; 0
-or below refutes the claim. So it does for pass@1, and for the comparison with wrong answers weighted
-by the factor 1 + log 2 that `ace` gives where policy and reference agree, so that what counts is the
-confidence and not the weight. Then pass@256 is compared with that of the policy before the training,
-which to keep in full would be the claim by word. The last two are pass@32 and pass@1 at one learning
-rate of 0.2 for both, where the policy has become sure of the shortcut.
+or below refutes the claim. So it does for pass@1, and for the comparison with wrong answers
+weighted by the factor 1 + log 2 that `ace` gives where policy and reference agree, so that what
+counts is the confidence and not the weight. Then pass@256 is compared with that of the policy
+before the training, which to keep in full would be the claim by word. The last two are pass@32 and
+pass@1 at one learning rate of 0.2 for both, where the policy has become sure of the shortcut.
 """
 
 import functools

@@ -19,6 +19,7 @@ def _saved(name):
 SLOW = (
     "ace",
     "dapo_sampling",
+    "drpo_len",
     "ghpo",
     "insight",
     "mopps",
