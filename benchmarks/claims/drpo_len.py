@@ -12,8 +12,9 @@ prompts are trained, of which each needs its own number of tokens (2 to 12 of 16
 be right more often than not; the policy has a logit of stopping for each prompt and place, and
 starts with long answers. Both ways are compared where the exact mean length first falls to ten
 tokens, each at the strength (`lam`, or the factor of the penalty) and the learning rate that keep
-most accuracy on a third of the seeds; the others count. The last number is the accuracy with
-`drpo_len` less that with `grpo` and its penalty; 0 or below refutes that decoupling keeps accuracy.
+most accuracy on a third of the seeds; the others count. The least penalty of the grid is the best
+one. The last number is the accuracy with `drpo_len` less that with `grpo` and its penalty; 0 or
+below refutes that decoupling keeps accuracy.
 """
 
 import functools

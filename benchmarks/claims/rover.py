@@ -3,13 +3,12 @@
 A tree of four choices at four levels, of whose 256 leaves 24 are right, with a logit for each
 choice at each node. Both methods get the same rollouts, a batch of 32 a step, and make four updates
 of each: `rover` with rewards minus their mean, and `ppo_clip` with the advantages of `grpo`. They
-are compared where the exact success rate first reaches 0.9, so at equal success, for each of ten
-learning rates from 1/32 to 16. Diversity is the exponential of the entropy over the right leaves,
-computed exactly: how many right answers the policy has in effect. The number is that with `rover`
-over that with `grpo`, as a geometric mean over trees, each method at the learning rate that gives
-it most diversity on a third of the trees, of those with which three trees of four get there in 200
-steps; the others count, and 1 or below refutes the claim. The distinct right leaves in 64 answers
-are compared as well, and one learning rate for both.
+are compared where the exact success rate first reaches 0.9, so at equal success, for each of
+several learning rates. Diversity is the exponential of the entropy over the right leaves, computed
+exactly: how many right answers the policy has in effect. The number is that with `rover` over that
+with `grpo`, as a geometric mean over trees, each method at the learning rate that gives it most
+diversity on other trees; 1 or below refutes the claim. The distinct right leaves in 64 answers are
+compared as well, and one learning rate for both.
 
 Last, without sampling: the softmax of the uniform policy's exact values, at the temperature of that
 success, against gradient ascent on the exact success. This is what the idea promises, nearly all
@@ -32,7 +31,7 @@ ROLLOUTS, UPDATES = 32, 4
 SUCCESS = 0.9
 STEPS = 200
 DRAWN = 64
-RATES = tuple(2.0**power for power in range(-5, 5))
+RATES = (0.25, 0.5, 1.0, 2.0, 4.0)
 LEAVES = BRANCHES**DEPTH
 
 # The node at which a leaf's path makes each choice, over all levels, and the choice.
