@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -61,7 +61,7 @@ def seconds_of(run: Callable[[], Any]) -> float:
 
 
 def in_turns(
-    rounds: int, *, compiled: bool = False, **runs: Callable[[], Any]
+    rounds: int, runs: Mapping[str, Callable[[], Any]], *, compiled: bool = False
 ) -> dict[str, list[float]]:
     """Seconds of each function, run in turns; a call before, that compiles, is not counted."""
     for run in () if compiled else runs.values():
@@ -125,7 +125,7 @@ def against_products(model, params, size, rounds: int) -> dict[str, Any]:
         generation.submit(*groups_of(prompts, size["width"]))
         return [c.out.tokens for done in generation for c in done.completions]
 
-    seconds = in_turns(rounds, products=many_products, engine=generate)
+    seconds = in_turns(rounds, {"products": many_products, "engine": generate})
     total = slots * new
     flops = 2 * slots * sum(x.size for x in matrices)
     return {
@@ -183,7 +183,7 @@ def skewed(model, params, size, rounds: int) -> dict[str, Any]:
             raise ValueError("a request did not get the tokens that it asked for")
         return None
 
-    seconds = in_turns(rounds, compiled=True, static=static, slots=slots)
+    seconds = in_turns(rounds, {"static": static, "slots": slots}, compiled=True)
     total = int(lengths.sum())
     return {
         "tokens": total,
@@ -219,7 +219,7 @@ def long_prompt(model, params, size, rounds: int) -> dict[str, Any]:
             generation.stop()
 
         prefill[f"rollouts_{width}"] = run
-    seconds = in_turns(rounds, **prefill)
+    seconds = in_turns(rounds, prefill)
     return {
         "prompt_cache_bytes": {f"rollouts_{w}": n for w, n in cache.items()},
         "prompt_cache_ratio": cache[8] / cache[1],

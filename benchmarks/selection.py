@@ -102,7 +102,7 @@ def main(argv: list[str] | None = None) -> None:
     key = jax.random.key(0)
     timed = {name: functools.partial(rule, key, belief) for name, rule in rules(size).items()}
     timed |= {"update": lambda: update(belief), "step": collector_step(size, belief)}
-    seconds = in_turns(options.rounds, compiled=False, **timed)
+    seconds = in_turns(options.rounds, timed)
     result = {
         "name": "selection",
         "workload": {**size, "runs": options.rounds},

@@ -7,18 +7,13 @@ The rows of the tree hold each unique token once. On a small random model in flo
 rematerialized; both steps make the same update.
 """
 
-import math
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 
 import jaxrl_llm as jr
 from benchmarks import harness
-from benchmarks.engine import in_turns
-from benchmarks.packing import batch_of, network
+from benchmarks.packing import batch_of, network, step_seconds
 from benchmarks.worker import jax_device_name, package_versions
 
 SIZES = {
@@ -47,27 +42,9 @@ def forked_batch(size) -> jr.recipes.Batch:
 def compare(size, rounds: int) -> dict[str, Any]:
     """A step of the flattened rows and of the trees, in turns."""
     model, flattened = network(size), forked_batch(size)
-    recipe = jr.recipes.dr_grpo(length=size["response_tokens"])
-    optimizer = optax.adamw(1e-6)
-    step = jr.train.make_step(model, recipe, optimizer, donate=False)
-    params = model.init(jax.random.key(0))
-    state = jr.train.init_state(params, optimizer, recipe, key=jax.random.key(0))
     tree, numbers = jr.train.pack_batch(flattened, "tree", model=model)
-    norms = {}
-
-    def run(name: str, batch):
-        batch = jax.tree.map(jnp.asarray, batch)
-
-        def once():
-            norms[name] = step(state, batch)[1]["grad_norm"]
-            return norms[name]
-
-        return once
-
-    seconds = in_turns(rounds, flattened=run("flattened", flattened), tree=run("tree", tree))
-    first, second = (float(norms[name]) for name in ("flattened", "tree"))
-    if not math.isclose(first, second, rel_tol=1e-4):
-        raise ValueError(f"the gradients differ: their norms are {first} and {second}")
+    batches = {"flattened": flattened, "tree": tree}
+    seconds = step_seconds(model, size["response_tokens"], batches, rounds)
     cells = flattened.mask.size
     shares = [t / f for f, t in zip(seconds["flattened"], seconds["tree"], strict=True)]
     return {

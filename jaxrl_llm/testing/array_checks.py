@@ -4,6 +4,7 @@ Each raises AssertionError with its name, the recipe and the number that differs
 """
 
 import warnings
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,7 @@ from jaxrl_llm.train.mesh import make_mesh
 
 # Sizes of the axes data, fsdp and tensor; those that need more devices than there are get left out.
 MESHES = ((8, 1, 1), (1, 8, 1), (1, 1, 8), (4, 2, 1), (2, 1, 4), (2, 2, 2))
+UNEVEN = ((4, 2, 1), (2, 1, 4))
 
 
 def check_microbatches(recipe: Recipe) -> None:
@@ -51,7 +53,7 @@ def check_microbatches(recipe: Recipe) -> None:
         expect_close_loss("check_microbatches", recipe, f"loss {where}", total, full.loss)
 
 
-def meshes(sizes=MESHES) -> list[jax.sharding.Mesh]:
+def meshes(sizes: Sequence[tuple[int, int, int]]) -> list[jax.sharding.Mesh]:
     """The meshes of these sizes for which there are devices; warns if there are none."""
     devices = jax.devices()
     available = [
@@ -68,11 +70,15 @@ def meshes(sizes=MESHES) -> list[jax.sharding.Mesh]:
     return available
 
 
-def check_devices(recipe: Recipe) -> None:
-    """Loss and gradient on one device are those on eight, split over prompts in several ways."""
+def check_devices(recipe: Recipe, *, sizes: Sequence[tuple[int, int, int]] = UNEVEN) -> None:
+    """Loss and gradient on one device are those on eight, split over prompts in several ways.
+
+    The meshes of ``sizes`` are :data:`MESHES` or some of them. The two of the default have no two
+    axes alike, so that a function that takes one axis, or their product, for another one fails.
+    """
     case = make_case(recipe=recipe)
     want = evaluate(recipe, case)
-    for mesh in meshes():
+    for mesh in meshes(sizes):
         with jax.set_mesh(mesh):  # a function may read the mesh around it
             got = evaluate(recipe, jax.device_put(case, batch_sharding(mesh)))
         where = f"on the mesh {dict(mesh.shape)}"

@@ -135,6 +135,10 @@ def assert_loop_runs_whole(
         _require(row.get("skipped", 0) == 0, f"{name}: step {row['step']} was skipped")
     params = config.model()[1]  # type: ignore[operator]
     _require(_differ(state.params, params), f"{name}: the parameters did not move")
+    finite = all(
+        np.isfinite(np.asarray(x, np.float64)).all() for x in jax.tree.leaves(state.params)
+    )
+    _require(finite, f"{name}: a parameter is not finite")
     if not made.forward_only:
         _check_memory(made, state, name, config, params, num_prompts)
         if made.collector is not None:

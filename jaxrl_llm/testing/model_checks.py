@@ -106,7 +106,7 @@ def layout(function: Callable, recipe: Recipe) -> Layout:
     return compiled_layout(bind(function, statistics=tuple(recipe.computed_from("policy").items())))
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=16)  # the seven of recipes without statistics, and of one with
 def compiled_layout(function: Callable) -> Layout:
     """The compiled forms of a function of parameters and a batch."""
 
@@ -267,14 +267,19 @@ def check_rollouts(recipe: Recipe) -> None:
         expect_policy_gradient("check_rollouts", recipe, case, 1e-3)
 
 
+@functools.lru_cache(maxsize=8)
+def bfloat16_scores(statistics: tuple[tuple[str, Callable], ...]) -> Callable[[Batch], Scores]:
+    """``batch -> Scores`` of a bfloat16 model, compiled for all recipes with these statistics."""
+    network, params = tiny_model(num_layers=1, dtype="bfloat16")
+    scorer = Scorer(network)
+    score = jax.jit(lambda params, batch: scorer(params, batch, dict(statistics)))
+    return lambda batch: score(params, batch)
+
+
 def check_model_precision(recipe: Recipe) -> None:
     """A bfloat16 model goes in; loss, advantages and weights are float32."""
-    network, params = tiny_model(num_layers=1, dtype="bfloat16")
     batch = model_case(recipe).batch
-    statistics = recipe.computed_from("policy")
-    scored = jax.jit(lambda params, batch: Scorer(network)(params, batch, statistics))(
-        params, batch
-    )
+    scored = bfloat16_scores(tuple(recipe.computed_from("policy").items()))(batch)
     case = Case(batch, scored.logp, scored.entropy, scored.statistics)
     prepared, loss, *_ = evaluate(recipe, case)
     values = {

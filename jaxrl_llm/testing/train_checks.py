@@ -66,8 +66,8 @@ def _descended(recipe: Recipe, *, microbatches: int = 1, mesh=None, rows=False) 
 def check_train_step(recipe: Recipe, *, sizes: Sequence[tuple[int, int, int]] = ((2, 2, 2),)):
     """One train step is the gradient of the loss: in 2 and 4 microbatches, packed, and on a mesh.
 
-    At a temperature other than 1; the expected gradient is put together by hand. The mesh, one of
-    ``sizes``, has all three axes at once; :func:`check_devices` takes them one by one.
+    At a temperature other than 1; the expected gradient is put together by hand. The 2 microbatches
+    are those on the mesh, which has all three axes at once; with too few devices, those on one.
     """
     params, batch = model()[1], model_case(recipe).batch
     way = layout(bind(score_batch, temperature=TEMPERATURE), recipe)
@@ -79,14 +79,15 @@ def check_train_step(recipe: Recipe, *, sizes: Sequence[tuple[int, int, int]] = 
     grads = loss_and_grad(scored.logp, scored.entropy, scored.statistics, prepared)[1]
     scale = prepared.extras["update_scale"][0, 0, 0] if "update_scale" in prepared.extras else 1.0
     want = jax.tree.map(lambda x: scale * x, way.pull(params, batch, grads))
-    updates = {
-        "in 2 microbatches": _descended(recipe, microbatches=2),
-        "packed in rows, in 4 microbatches": _descended(recipe, microbatches=4, rows=True),
-    }
+    updates = {}
     for mesh in meshes(sizes):
         count = min(2, cases.P // batch_shards(mesh))
-        where = f"on the mesh {dict(mesh.shape)}"
+        where = f"on the mesh {dict(mesh.shape)}, in {count} microbatches"
         updates[where] = _descended(recipe, mesh=mesh, microbatches=count)
+    if not updates:
+        updates["in 2 microbatches"] = _descended(recipe, microbatches=2)
+    rows = _descended(recipe, microbatches=4, rows=True)
+    updates["packed in rows, in 4 microbatches"] = rows
     for where, got in updates.items():
         expect_close("check_train_step", recipe, f"the update {where}", got, want, tolerance=1e-4)
 

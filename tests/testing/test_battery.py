@@ -119,10 +119,22 @@ def test_a_train_step_takes_every_slot():
     assert_recipe_ok(everything, only=["train_step"])
 
 
+@pytest.mark.parametrize("recipe", [preset("grpo"), COMPOSED["corrected"]], ids=lambda x: x.name)
+def test_every_mesh_gives_the_same(recipe):
+    array_checks.check_devices(recipe, sizes=array_checks.MESHES)
+
+
 @pytest.mark.slow
 def test_a_train_step_on_other_meshes():
     sizes = ((1, 8, 1), (1, 1, 8), (4, 2, 1))
     train_checks.check_train_step(preset("grpo"), sizes=sizes)
+
+
+def test_a_train_step_on_one_device(monkeypatch):
+    monkeypatch.setattr(train_checks, "meshes", lambda sizes: [])
+    train_checks.check_train_step(preset("grpo"))
+    with pytest.raises(AssertionError, match="the update in 2 microbatches"):
+        train_checks.check_train_step(plain(surrogate=part_mean))
 
 
 # Every slot's functions with those of the other slots, on the cheap checks of arrays.
@@ -433,12 +445,15 @@ def test_every_check_has_a_mutant():
 def test_model_precision_is_caught(monkeypatch):
     """No recipe can make its loss bfloat16, so the mutant is a scorer that does not cast."""
 
-    def low(self, *args):
-        scores = real(self, *args)
-        return scores._replace(logp=scores.logp.astype(jnp.bfloat16))
+    def low(statistics):
+        def score(batch):
+            scores = real(statistics)(batch)
+            return scores._replace(logp=scores.logp.astype(jnp.bfloat16))
 
-    real = model_checks.Scorer.__call__
-    monkeypatch.setattr(model_checks.Scorer, "__call__", low)
+        return score
+
+    real = model_checks.bfloat16_scores
+    monkeypatch.setattr(model_checks, "bfloat16_scores", low)
     with pytest.raises(AssertionError, match="logp is bfloat16"):
         CHECKS["model_precision"](plain())
 
