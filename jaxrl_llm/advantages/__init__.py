@@ -163,8 +163,11 @@ from jaxrl_llm.advantages.trees import (
     node_rewards,
 )
 from jaxrl_llm.advantages.turns import trloo, turn_returns, turns_to_tokens
+from jaxrl_llm.advantages.visits import Recalled, Visits, last_visit
 
 __all__ = [
+    "Recalled",
+    "Visits",
     "BetaTracker",
     "EntropySignal",
     "EntropyStats",
@@ -210,6 +213,7 @@ __all__ = [
     "informative_share",
     "jspo",
     "kl_forgetting",
+    "last_visit",
     "kl_shaped_rewards",
     "log_comb",
     "maclaurin",

@@ -159,8 +159,8 @@ def spo_tracker(
 
     References:
       Xu and Ding, SPO (arXiv:2509.13232). In the released code the shift compares the stored last
-      response under the policy after this update and after the last visit's; here the caller
-      measures it when the batch is made, one update earlier, with 0 at a first visit.
+      response under the policy after this update and after the last visit's; in the paper, and in
+      :func:`last_visit`, which measures it, before them.
     """
     name = "spo_tracker"
     tracker.check_tracker(name, num_prompts, prior)

@@ -85,6 +85,7 @@ from jaxrl_llm.curation.collectors.replayed import (
 )
 from jaxrl_llm.curation.collectors.seeding import SolvedExamples, seeded_message, solved_examples
 from jaxrl_llm.curation.collectors.swarm import Swarm, SwarmGroup, shared, shared_folder
+from jaxrl_llm.curation.collectors.tempered import TemperedState, entropy_temperature
 from jaxrl_llm.curation.collectors.trees.branched import branched
 from jaxrl_llm.curation.collectors.trees.forked import forked
 from jaxrl_llm.curation.collectors.trees.lookahead import lookahead
@@ -329,6 +330,7 @@ __all__ = [
     "SolvedExamples",
     "Spliced",
     "StoredGroups",
+    "TemperedState",
     "SurvivalRule",
     "TwoPhaseState",
     "Window",
@@ -376,6 +378,7 @@ __all__ = [
     "distilled_where",
     "downsampled",
     "draw_prompts",
+    "entropy_temperature",
     "edit_distance",
     "examples_in_prompt",
     "exponential_weights",

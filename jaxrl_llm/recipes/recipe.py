@@ -23,7 +23,7 @@ class AlgoState(NamedTuple):
     Attributes:
       advantage: State of the advantage Transform.
       curation: State of the curation Transform; ``()`` without one.
-      controllers: State of each computed controller, by its name.
+      controllers: State of each computed controller and memory of visits, by its name.
       last_kl: float32 ``[]``, KL of the policy of the last update from the one before it, as the
         train step measured it; 0 before the first.
     """
@@ -217,7 +217,7 @@ class Recipe:
 
     def init(self) -> AlgoState:
         """The first state of the recipe's Transforms."""
-        controllers = self.computed_from("controller")
+        controllers = self.computed_from("controller", "last_visit")
         return AlgoState(
             advantage=self.advantage.init(),
             curation=() if self.curation is None else self.curation.init(),
@@ -259,7 +259,7 @@ class Recipe:
         def context() -> dict:
             return wiring.context(batch, wiring.PREPARE_CONTEXT) | step
 
-        controllers = {}
+        controllers = dict(state.controllers)  # those of visits move before the batch is prepared
         for name, transform in self.computed_from("controller").items():
             old = state.controllers[name]
             value, controllers[name] = call_with(transform.update, rewards, old, context=context())

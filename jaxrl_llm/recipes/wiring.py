@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core import Transform, accepted, checks, functions_of, parts_of, traits_of
+from jaxrl_llm.curation.collectors.protocol import collector_parts
 from jaxrl_llm.recipes.batch import Batch
 from jaxrl_llm.recipes.critic import Critic
 from jaxrl_llm.recipes.inputs import EXTRAS, shaped_extras
@@ -57,13 +58,16 @@ SOURCES = (
     "old_policy",
     "reference",
     "teacher",
+    "last_visit",
     "controller",
     "batch",
     "update",
     "policy",
 )
-# Those that are statistics over the vocabulary, computed before the batch is prepared.
-BEFORE_PREPARE = ("old_policy", "reference", "teacher")
+# Those that are statistics over the vocabulary, computed before the batch is prepared; and all that
+# the train step computes by then.
+STATISTICS = ("old_policy", "reference", "teacher")
+BEFORE_PREPARE = (*STATISTICS, "last_visit")
 # What the loop makes the prompts of a teacher of; no function reads it.
 TEACHER_TEXTS = "teacher_texts"
 
@@ -97,10 +101,14 @@ class Computed(NamedTuple):
         - ``"reference"``: the same of the reference model.
         - ``"teacher"``: the same of the teacher, which is the policy (or ``Recipe.reference``)
           after the extras ``teacher_prompt_tokens`` instead of the prompt.
+        - ``"last_visit"``: a memory of responses, see ``advantages.last_visit``, with ``init()``,
+          ``recall(state, **fields)`` and ``update(logp, state, recalled)``, an array ``[P]``, where
+          ``logp`` is what the policy at the start of the step makes of the recalled responses to
+          the batch's prompts.
     """
 
     name: str
-    function: Callable | Transform
+    function: Any
     source: str
 
 
@@ -166,6 +174,8 @@ def readers(recipe) -> tuple[list[Reader], list[Reader]]:
     for entry in recipe.computed:
         if entry.source == "controller":
             prepare += transform_readers(_label(entry), entry.function)
+        elif entry.source == "last_visit":
+            prepare.append(Reader(_label(entry), entry.function.recall, ("state",)))
         elif entry.source != "responses":  # these run on the host and read no array of the batch
             positional = _PLACES.get(entry.source, ("logits", "targets"))
             prepare.append(Reader(_label(entry), entry.function, positional))
@@ -336,18 +346,34 @@ def _check_kinds(recipe) -> None:
                 f"{name}: {_label(entry)} must be a Transform; got {entry.function!r}. "
                 "Lift a function with jaxrl_llm.stateless(function, **options)."
             )
-        if entry.source != "controller" and not callable(entry.function):
+        if entry.source == "last_visit":
+            functions = [getattr(entry.function, x, None) for x in ("init", "recall", "update")]
+            if not all(map(callable, functions)):
+                raise TypeError(
+                    f"{name}: {_label(entry)} must have the functions init, recall and update, as "
+                    f"advantages.last_visit has; got {entry.function!r}."
+                )
+        elif entry.source != "controller" and not callable(entry.function):
             raise TypeError(f"{name}: {_label(entry)} must be a function; got {entry.function!r}.")
 
 
 def check_collector(name: str, collector: Any) -> None:
-    """Raises TypeError for what is neither None nor a collector."""
+    """Raises TypeError for what is neither None nor a collector.
+
+    ValueError if one that it is built of would have to follow the training.
+    """
     functions = ("init", "propose", "observe")
     if not (collector is None or all(callable(getattr(collector, f, None)) for f in functions)):
         raise TypeError(
             f"{name}: collector must have the functions init, propose and observe, as "
             f"curation.refill has; got {collector!r}."
         )
+    for part in collector_parts(collector):
+        if part is not collector and getattr(part, "follows", None) is not None:
+            raise ValueError(
+                f"{name}: {part!r} follows what training learns, so it cannot be a part of another "
+                f"collector; got {collector!r}."
+            )
 
 
 def _check_arguments(recipe: str, reader: Reader, offered: set[str]) -> None:
@@ -393,6 +419,8 @@ def _offers(recipe) -> dict[str, set[str]]:
         known.add(entry.name)
     offers["critic's returns"] = known
     offers |= {_label(entry): set() for entry in by_source["update"]}
+    fields = {"tokens", "mask", "where", "prompt_ids"}
+    offers |= {_label(entry): fields for entry in by_source["last_visit"]}
     # Row by row, so only what has a value a token.
     of_tokens = {name for name, x in EXTRAS.items() if x.axes.startswith("PGT")}
     of_tokens |= set(recipe.inputs)
@@ -539,7 +567,7 @@ def validate(recipe):
     unknown = recipe.inputs or before - set(EXTRAS)
     if unknown or "reward_components" in recipe.required_fields:
         return recipe  # the shapes of these are known only with a batch
-    for source in BEFORE_PREPARE:
+    for source in STATISTICS:
         statistic_shapes(recipe, batch, source)
     if recipe.reference is not None:
         weights = {"w": shaped(1)}

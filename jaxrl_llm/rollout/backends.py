@@ -25,6 +25,7 @@ from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rollout.engine.engine import Engine
 from jaxrl_llm.rollout.engine.generation import Generation
 from jaxrl_llm.rollout.engine.requests import Completion, FinishedGroup, Group, to_rollout
+from jaxrl_llm.rollout.sampling.options import ENTROPY_STATS
 from jaxrl_llm.rollout.slots import Tokens
 from jaxrl_llm.rollout.types import LENGTH, UNFINISHED, Rollout
 
@@ -226,7 +227,8 @@ class SamplerBackend:
                 self._complete.append(each)
                 continue
             request = each.request
-            if each.responses or request.limit is not None or request.temperature is not None:
+            drawn = (request.limit, request.temperature, request.entropy_stats)
+            if each.responses or any(x is not None for x in drawn):
                 raise ValueError(
                     "a collector asks for responses that go on, a limit or a temperature, which "
                     "the whole-batch sampler cannot serve; its attribute needs_slots must be True, "
@@ -374,14 +376,16 @@ class EngineBackend:
                 for number, response in begun
                 if len(response.tokens)
             }
-            temperature = request.temperature
+            settings = {} if request.temperature is None else {"temperature": request.temperature}
+            if request.entropy_stats is not None:
+                settings |= dict(zip(ENTROPY_STATS, request.entropy_stats, strict=True))
             self._generation.submit(
                 Group(
                     id=each,
                     prompt=prompt,
                     requests=each.requests,
                     max_new_tokens=request.limit,
-                    settings={} if temperature is None else {"temperature": temperature},
+                    settings=settings,
                     partial=partial,
                 )
             )

@@ -371,12 +371,15 @@ class _Book:
                 wrong.append(f"with {n} responses for {request.rollouts} rollouts")
             if not request.sampled and not n:
                 wrong.append("of complete responses, but brings none")
-            if not request.sampled and (
-                request.limit is not None or request.temperature is not None
-            ):
+            drawn = (request.limit, request.temperature, request.entropy_stats)
+            if not request.sampled and any(x is not None for x in drawn):
                 wrong.append(
-                    "of complete responses, for which limit and temperature have no effect"
+                    "of complete responses, for which limit, temperature and entropy_stats have no "
+                    "effect"
                 )
+            stats = request.entropy_stats
+            if stats is not None and not (len(stats) == 4 and np.isfinite(stats).all()):
+                wrong.append(f"with entropy_stats {stats}; they must be four finite numbers")
             if request.train_as_prompt and request.text is None:
                 wrong.append("with train_as_prompt, which has no effect without a text")
             if request.pauses and request.limit is None:
@@ -521,7 +524,8 @@ def _content(request: Request, responses: tuple[Response, ...]) -> bytes:
     """A digest of all of a request but prompt, rollouts and reward; empty for a plain one."""
     options = (request.text, request.sampled, request.limit, request.pauses, request.temperature)
     options = (*options, request.train_as_prompt, request.role, request.reward is None)
-    if options == (None, True, None, False, None, False, OWN, True) and not responses:
+    options = (*options, request.entropy_stats)
+    if options == (None, True, None, False, None, False, OWN, True, None) and not responses:
         return b""
     digest = hashlib.blake2b(repr(options).encode(), digest_size=16)
     for response in responses:

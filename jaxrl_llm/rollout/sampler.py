@@ -21,7 +21,7 @@ from jaxrl_llm.models.protocol import Model, cast_params, prefill
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards
 from jaxrl_llm.rollout._inputs import check_ids, check_sizes, check_spread, check_tokens
 from jaxrl_llm.rollout.decode import decode as decode_slots
-from jaxrl_llm.rollout.sampling.options import Draw, DrawOptions, make_draw
+from jaxrl_llm.rollout.sampling.options import ENTROPY_STATS, Draw, DrawOptions, make_draw
 from jaxrl_llm.rollout.slots import Prompts, Requests, init_slots, join_rollout, start
 from jaxrl_llm.rollout.types import Rollout
 
@@ -125,6 +125,7 @@ def make_sampler(
     buckets: Sequence[int] = BUCKETS,
     shared_prefix_len: int = 0,
     mesh: jax.sharding.Mesh | None = None,
+    entropy_tau: float | None = None,
 ) -> Callable[..., Rollout]:
     """Builds a compiled sampler of ``group_size`` responses a prompt.
 
@@ -140,11 +141,13 @@ def make_sampler(
       shared_prefix_len: How many first tokens all prompts share, such as those of a chat template.
         They are computed once for all prompts, each of which is longer.
       mesh: Spreads the prompts over its axes ``data`` and ``fsdp``, which must divide P.
+      entropy_tau: See :class:`~jaxrl_llm.rollout.DrawOptions`; None is off and costs nothing.
 
     Returns:
-      ``sample(params, key, prompts, *, request_ids=None, version=0) -> Rollout``. ``prompts`` are P
-      lists of token ids; ``request_ids`` int ``[P, G]`` name the requests (default: their index),
-      and a request has the same response in any batch; ``version`` is recorded. The key is
+      ``sample(params, key, prompts, *, request_ids=None, version=0, entropy_stats=None) ->
+      Rollout``. ``prompts`` are P lists of token ids; ``request_ids`` int ``[P, G]`` name the
+      requests (default: their index), and a request has the same response in any batch; ``version``
+      is recorded; ``entropy_stats`` are the four numbers that ``entropy_tau`` reads. The key is
       consumed.
 
     Raises:
@@ -169,6 +172,7 @@ def make_sampler(
         top_p=top_p,
         min_p=min_p,
         order=order,
+        entropy_tau=entropy_tau,
     )
     draw = make_draw(name, options, vocab_size=model.config.vocab_size)
     room = prompt_room(name, model, max_new_tokens)
@@ -183,7 +187,13 @@ def make_sampler(
     decode = jax.jit(_make_decode(model, draw, spec))
 
     def sample(
-        params: ArrayTree, key: Array, prompts, *, request_ids=None, version: int = 0
+        params: ArrayTree,
+        key: Array,
+        prompts,
+        *,
+        request_ids=None,
+        version: int = 0,
+        entropy_stats=None,
     ) -> Rollout:
         tokens, mask = prompt_spec.pad(prompts)
         if request_ids is None:
@@ -196,7 +206,14 @@ def make_sampler(
             tokens, mask, request_ids = processes.place(
                 (tokens, mask, request_ids), batch_sharding(mesh)
             )
-        return decode(params, key, tokens, mask, request_ids, np.int32(version))
+        if entropy_stats is None:
+            return decode(params, key, tokens, mask, request_ids, np.int32(version))
+        if entropy_tau is None:
+            raise ValueError("sample: entropy_stats has no effect without entropy_tau.")
+        stats = np.asarray(entropy_stats, np.float32)
+        checks.check_shape("sample", "entropy_stats", stats, (len(ENTROPY_STATS),))
+        settings = dict(zip(ENTROPY_STATS, stats, strict=True))
+        return decode(params, key, tokens, mask, request_ids, np.int32(version), settings)
 
     sample.compiled = decode  # type: ignore[attr-defined]
     return sample
@@ -205,14 +222,25 @@ def make_sampler(
 def _make_decode(model: Model, draw: Draw, spec: SamplerSpec) -> Callable[..., Rollout]:
     """The compiled part of the sampler: prefill, then a token a step until all rows have ended."""
 
-    def decode(params, key, prompt_tokens, prompt_mask, request_ids, version) -> Rollout:
+    def decode(
+        params, key, prompt_tokens, prompt_mask, request_ids, version, settings=None
+    ) -> Rollout:
         (rows, prompt_length), T = prompt_tokens.shape, spec.max_new_tokens
         grid = (rows, spec.group_size)
         params = cast_params(model, params)
         length = jnp.sum(prompt_mask, axis=-1, dtype=jnp.int32)
-        slots = init_slots(model, rows, spec.group_size, prompt_length, T, blank=draw.blank)
+        slots = init_slots(
+            model,
+            rows,
+            spec.group_size,
+            prompt_length,
+            T,
+            blank=draw.blank,
+            settings=draw.settings,
+        )
         all_slots = jnp.ones(grid, bool)
-        requests = Requests(request_ids, jnp.full(grid, T), slots.requests.settings)
+        chosen = {k: jnp.full(grid, x) for k, x in (settings or {}).items()}
+        requests = Requests(request_ids, jnp.full(grid, T), slots.requests.settings | chosen)
         slots = start(slots, all_slots, requests)
         prefix_mask = jnp.arange(prompt_length) < length[:, None] - 1
         prefix = prefill(

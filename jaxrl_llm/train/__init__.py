@@ -30,6 +30,7 @@ from jaxrl_llm.train.policy_gradient import (
     make_scorer,
     make_step,
     score_batch,
+    score_visits,
 )
 from jaxrl_llm.train.score import Scorer, score
 from jaxrl_llm.train.state import TrainState, init_state
@@ -83,6 +84,7 @@ __all__ = [
     "save_adapter",
     "score",
     "score_batch",
+    "score_visits",
     "train",
     "wilson",
     "write_report",

@@ -1,5 +1,6 @@
 """The policy-gradient update, in the order of a paper.
 
+    batch, algo_state = score_visits(batch)    the policy's shift since the prompts' last visits
     batch = score_batch(batch)                 old_logp, ref_logp, the teacher's, the critic's
     batch, algo_state = recipe.prepare(batch)  advantages, corrections, weights: full batch
     for epoch, minibatch:                      disjoint sets of full groups, in random order
@@ -7,8 +8,8 @@
         params = apply_if_finite(optimizer, gradients)
     last_kl = KL(old || new)                   for the recipes that read it
 
-:func:`make_step` compiles all of it. :func:`score_batch`, :func:`make_gradients` and
-:func:`apply_gradients` are its steps, for a loop that you write.
+:func:`make_step` compiles all of it. :func:`score_visits`, :func:`score_batch`,
+:func:`make_gradients` and :func:`apply_gradients` are its steps, for a loop that you write.
 
 Shared arguments:
 
@@ -38,7 +39,7 @@ from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.lora import merge_adapter
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import batch_shards, on_mesh
-from jaxrl_llm.recipes import Batch, Recipe
+from jaxrl_llm.recipes import AlgoState, Batch, Recipe
 from jaxrl_llm.recipes.critic import Critic
 from jaxrl_llm.train.algorithm import Algorithm, CompiledStep, Step
 from jaxrl_llm.train.batches import (
@@ -161,6 +162,9 @@ def make_step(
 
     def prepare(state: TrainState, batch: Batch, key: Array | None):
         passes.check("make_step", batch.tokens.shape[0], batch_shards(mesh))
+        batch, algo_state = score_visits(
+            batch, recipe, scorer, state=state, microbatches=microbatches
+        )
         batch = score_batch(
             batch,
             recipe,
@@ -172,7 +176,7 @@ def make_step(
             critic_model=critic_model,
         )
         drawn = prepare_key(key, state.step) if recipe.draws else None
-        return recipe.prepare(batch, state.algo_state, key=drawn)
+        return recipe.prepare(batch, algo_state, key=drawn)
 
     def step(state: TrainState, batch: Batch, key: Array | None, base: ArrayTree):
         state = state._replace(base=base)
@@ -366,6 +370,46 @@ def score_batch(
         values = scored(lambda part: critic_values(body, params, part))
         batch = with_extras({"old_values": values, "values": recipe.critic.combine(values)})
     return batch
+
+
+def score_visits(
+    batch: Batch, recipe: Recipe, scorer: Scorer, *, state: TrainState, microbatches: int = 1
+) -> tuple[Batch, AlgoState]:
+    """The batch with what is computed from the last visits to its prompts, and the state after it.
+
+    The policy at the start of the step scores the responses that the recipe recalls, over the full
+    vocabulary. What the batch already brings stays as it is, and then nothing is remembered.
+
+    Args:
+      batch, recipe, scorer, microbatches: See the module.
+      state: The state before the update.
+
+    Raises:
+      ValueError: If the batch has no ``prompt_ids``.
+    """
+    algo_state, extras = state.algo_state, dict(batch.extras)
+    for name, memory in recipe.computed_from("last_visit").items():
+        if name in batch.extras:
+            continue
+        if "prompt_ids" not in batch.extras:
+            raise ValueError(f"Recipe {recipe.name!r}: the batch has no prompt_ids in its extras.")
+        visits = algo_state.controllers[name]
+        recalled = memory.recall(
+            visits,
+            prompt_ids=batch.extras["prompt_ids"],
+            tokens=batch.tokens,
+            mask=batch.mask,
+            where=batch.where,
+        )
+        responses = batch.replace(
+            tokens=recalled.tokens, mask=recalled.mask, support=None, packing=None
+        )
+        logp = map_microbatches(
+            lambda part: scorer(state.policy, part).logp, responses, microbatches
+        )
+        extras[name], visits = memory.update(jax.lax.stop_gradient(logp), visits, recalled)
+        algo_state = algo_state._replace(controllers={**algo_state.controllers, name: visits})
+    return batch.replace(extras=extras), algo_state
 
 
 def score_reference(

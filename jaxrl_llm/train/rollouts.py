@@ -77,6 +77,14 @@ def next_questions(experiment: Experiment, cursor: Cursor, count: int) -> tuple[
     return take(cursor, count, size=len(experiment.train), seed=experiment.config.data.seed)
 
 
+def learned_of(experiment: Experiment, state: TrainState) -> ArrayTree | None:
+    """What the recipe's collector follows of a state, on the host; None for one that does not."""
+    follows = getattr(experiment.collector, "follows", None)
+    if follows is None:
+        return None
+    return jax.tree.map(np.array, processes.to_host(follows(state.algo_state)))
+
+
 def collect_rollouts(
     experiment: Experiment,
     params: ArrayTree,
@@ -86,6 +94,7 @@ def collect_rollouts(
     *,
     number: int,
     version: int,
+    learned: ArrayTree | None = None,
 ) -> RolloutBatch:
     """Samples and grades a batch; it depends on the key, its number, the weights and the states.
 
@@ -97,12 +106,16 @@ def collect_rollouts(
       collector_state: State of the recipe's collector.
       number: Which batch it is, from 0.
       version: Of the weights.
+      learned: What the collector follows, from :func:`learned_of` of the same state.
 
     Raises:
       ValueError: If something in it cannot be trained on; it names the prompt.
       RewardError: If the reward fails; it names the prompt.
     """
     config, recipe = experiment.config, experiment.recipe
+    follow = getattr(experiment.collector, "follow", None)
+    if learned is not None and follow is not None:
+        collector_state = follow(collector_state, learned)
     collected = _play_collector(
         experiment, params, key, cursor, collector_state, number=number, version=version
     )
@@ -340,6 +353,7 @@ class SyncRollouts:
             state.collector_state,
             number=number,
             version=number,
+            learned=learned_of(self._experiment, state),
         )
 
     def publish(self, state: TrainState) -> None:
@@ -409,8 +423,9 @@ class AsyncRollouts:
         """Hands the weights after a step to the sampler, and drops what the step trained on."""
         version = int(state.step)
         params = merge_adapter(self._base, self._copy(state.params))
+        learned = learned_of(self._experiment, state)
         with self._changed:
-            self._weights = (version, params)
+            self._weights = (version, params, learned)
             self._finished = deque(self._from(version))
             self._changed.notify_all()
 
@@ -437,7 +452,7 @@ class AsyncRollouts:
         def may_go_on() -> bool:
             return self._stopped or may_start(self._number, self._weights[0], max_staleness=most)
 
-        def admitted() -> tuple[int, ArrayTree] | None:
+        def admitted() -> tuple[int, ArrayTree, ArrayTree | None] | None:
             """The newest weights, once the next batch may start; None if there is none to come."""
             if self._number >= config.steps:
                 return None
@@ -447,15 +462,14 @@ class AsyncRollouts:
 
         try:
             while (weights := admitted()) is not None:
-                version, params = weights
-                self._collect(version, params)
-                del weights, params  # nothing holds old weights while it waits for new ones
+                self._collect(*weights)
+                del weights  # nothing holds old weights while it waits for new ones
         except BaseException as error:
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
 
-    def _collect(self, version: int, params: ArrayTree) -> None:
+    def _collect(self, version: int, params: ArrayTree, learned: ArrayTree | None) -> None:
         """The next batch, by weights of a version."""
         batch = collect_rollouts(
             self._experiment,
@@ -465,6 +479,7 @@ class AsyncRollouts:
             self._collector_state,
             number=self._number,
             version=version,
+            learned=learned,
         )
         with self._changed:
             self._finished.append(batch)

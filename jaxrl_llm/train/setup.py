@@ -17,7 +17,12 @@ import optax
 from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.curation import Collector, in_order
-from jaxrl_llm.curation.collectors.protocol import collector_needs, collector_parts, sized
+from jaxrl_llm.curation.collectors.protocol import (
+    collector_needs,
+    collector_parts,
+    entropy_tau_of,
+    sized,
+)
 from jaxrl_llm.data.questions import Question, TextEncoder, encode_prompts
 from jaxrl_llm.models.lora import Adapted, describe_params, with_adapter
 from jaxrl_llm.models.protocol import Model
@@ -413,6 +418,8 @@ def make_samplers(
             vary=("temperature",) if collector_needs(collector, "varies_temperature") else (),
             entropy=collector_needs(collector, "records_entropy"),
             runner_up=collector_needs(collector, "records_runner_up"),
+            model_entropy=collector_needs(collector, "records_model_entropy"),
+            entropy_tau=entropy_tau_of(collector),
         )
     return Samplers(rollouts, baseline, greedy, sampled, engine)
 

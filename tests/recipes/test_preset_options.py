@@ -52,7 +52,7 @@ REQUIRED = {
     "scope": "hint_mask",
     "sdpo": "has_teacher teacher_logp top_ids",
     "sol_rl": "behavior_logp old_logp",
-    "spo_tracker": "prompt_ids",
+    "spo_tracker": "policy_shift prompt_ids",
     "srpo": "has_teacher teacher_entropy teacher_logp top_ids",
     "ssb": "behavior_logp",
     "trloo": "turn_ids turn_rewards turn_where",

@@ -19,7 +19,11 @@ NAMES = (
     "verpo",
     "xrpo",
 )
-MAKE = {"mssr": {"num_prompts": 5}, "spo_tracker": {"num_prompts": 5}, "hbpo": {"length": T}}
+MAKE = {
+    "mssr": {"num_prompts": 5},
+    "spo_tracker": {"num_prompts": 5, "length": T},
+    "hbpo": {"length": T},
+}
 # Lower and upper bound of the ratio, the dual clip, and how the loss is averaged.
 LOSS = {
     "ace": (0.8, 1.28, 10.0, "token"),
@@ -102,7 +106,8 @@ def after_one_visit(batch, rho, prior):
     rates = []
     for p in range(P):
         r = np.asarray(batch.rewards[p], float)[members(batch, p)]
-        alpha, beta = rho * prior + r.sum(), rho * prior + (1 - r).sum()
+        retained = prior * np.broadcast_to(rho, P)[p]
+        alpha, beta = retained + r.sum(), retained + (1 - r).sum()
         rates.append(alpha / (alpha + beta))
     return rates
 
@@ -186,7 +191,9 @@ def token_advantages(name, batch) -> np.ndarray:
         turns = np.asarray(batch.extras["turn_ids"])
         return np.take_along_axis(globals()[name](batch), turns, -1)
     if name == "spo_tracker":
-        return normalized(batch, after_one_visit(batch, 0.875, 0.5), 1)[..., None] * spread
+        shift = np.asarray(batch.extras["policy_shift"], float)
+        rho = np.clip(2.0 ** (-shift / 0.06), 0.875, 0.96)
+        return normalized(batch, after_one_visit(batch, rho, 0.5), 1)[..., None] * spread
     if name == "mssr":
         # No KL was measured before the first step: the middle of the two factors.
         a = normalized(batch, after_one_visit(batch, 0.9175, 4.0), 0)[..., None] * spread
@@ -271,8 +278,7 @@ def test_the_gradient_is_the_derivative(name):
         ("mssr", {"entropy": "policy"}),
         ("mssr", {"kl_coef": 0.0}),
         ("mssr", {"dual_clip": 1.01}),
-        ("spo_tracker", {"rho": 0.5}),
-        ("spo_tracker", {"rho": None}),
+        ("spo_tracker", {"rho": 0.5, "length": None}),
         ("spo_tracker", {"dual_clip": 1.01}),
         ("trloo", {"gamma": 0.5}),
         ("trloo", {"eps_low": 0.01}),
@@ -326,7 +332,7 @@ def test_temperatures_reach_the_statistics_of_the_old_policy():
 
 @pytest.mark.parametrize("name", ["spo_tracker", "mssr"])
 def test_one_rollout_a_prompt_is_enough(name):
-    recipe = PRESETS[name](num_prompts=2)
+    recipe = catalog.preset(name, length=4, num_prompts=2)
     recipe.check_group_size(1)
     assert "prompt_ids" in recipe.required_fields
 

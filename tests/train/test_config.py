@@ -315,7 +315,7 @@ def test_a_critic_has_an_optimizer():
 def test_a_preset_by_name_knows_the_size_of_the_data():
     sampling = SamplingConfig(max_new_tokens=33)
     tracked = find_recipe("spo_tracker", sampling, num_prompts=7)
-    assert tracked == jr.recipes.spo_tracker(num_prompts=7)
+    assert tracked == jr.recipes.spo_tracker(num_prompts=7, length=sampling.max_new_tokens)
     shapes = {np.shape(x) for x in tracked.init().advantage}
     assert (7,) in shapes
     # One rollout a prompt is enough for it, also before the data are read.

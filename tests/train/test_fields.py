@@ -371,7 +371,8 @@ def test_what_is_computed_of_the_responses():
 def test_metadata_that_is_missing_is_told_before_the_first_step():
     with pytest.raises(ValueError, match="'v05_baseline' needs 'prior' .* prompt 'q1' has None"):
         check_fields(jr.recipes.v05_baseline(), questions(prior=[0.5, None]))
-    adapts = jr.recipes.spo_tracker(num_prompts=P, rho=None)
+    track = jr.advantages.spo_tracker(num_prompts=P, rho=None)
+    adapts = jr.recipes.spo_tracker(num_prompts=P, rho=0.5).replace(advantage=track)
     with pytest.raises(ValueError, match="'spo_tracker' needs 'policy_shift'.*'q0' has none in"):
         check_fields(adapts, questions())
 
@@ -394,7 +395,7 @@ QUESTIONS = [Question(Prompt("What?", id="a"), [1]), Question(Prompt("Who?"), [1
 
 
 def recipe_of(name):
-    return PRESETS[name](**({"num_prompts": 2} if name in ("spo_tracker", "mssr") else {}))
+    return catalog.preset(name, length=4, num_prompts=2)
 
 
 @pytest.mark.parametrize("name", ["spo_tracker", "mssr", "v05_baseline"])

@@ -12,6 +12,7 @@ from tiny_run import prompts as tiny_prompts
 
 import jaxrl_llm as jr
 from jaxrl_llm.data import PromptSet
+from jaxrl_llm.recipes import catalog
 from jaxrl_llm.train import (
     AsyncConfig,
     CheckpointConfig,
@@ -90,7 +91,8 @@ def check_memory(name, result):
         tracker = algo.advantage if name == "spo_tracker" else algo.advantage[0]
         counts = [x for x in jax.tree.leaves(tracker) if x.shape == (10,)]
         assert counts, tracker  # one of each prompt of the data set, as many as it has
-        fresh = jax.tree.leaves(jr.recipes.PRESETS[name](num_prompts=10).advantage.init())
+        recipe = catalog.preset(name, length=4, num_prompts=10)
+        fresh = jax.tree.leaves(recipe.advantage.init())
         moved = [np.asarray(a != b) for a, b in zip(jax.tree.leaves(tracker), fresh, strict=True)]
         seen = max(x.sum() for x in moved if x.shape == (10,))
         if name == "mssr":

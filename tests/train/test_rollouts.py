@@ -121,24 +121,29 @@ class Fake(SimpleNamespace):
     """A batch that says which weights it was made with."""
 
 
-def ahead(monkeypatch, most, make, pending=(), steps=40, start=0):
+def ahead(monkeypatch, most, make, pending=(), steps=40, start=0, follows=None):
     """Batches from ``make(number, version, params)``."""
 
-    def fake(experiment, params, key, cursor, collector_state, *, number, version):
+    def fake(experiment, params, key, cursor, collector_state, *, number, version, learned):
         assert cursor == number
         make(number, version, params)
-        return Fake(number=number, cursor=number + 1, version=version, collector_state=())
+        fields = {"number": number, "cursor": number + 1, "version": version, "learned": learned}
+        return Fake(**fields, collector_state=())
 
     monkeypatch.setattr(rollouts_module, "collect_rollouts", fake)
     config = SimpleNamespace(steps=steps, asynchrony=AsyncConfig(max_staleness=most))
     return AsyncRollouts(
-        SimpleNamespace(config=config, sampler_mesh=None), state_of(start), pending
+        SimpleNamespace(
+            config=config, sampler_mesh=None, collector=SimpleNamespace(follows=follows)
+        ),
+        state_of(start),
+        pending,
     )
 
 
 def state_of(step):
-    params = {"w": jnp.full(2, float(step))}
-    return TrainState(params, (), (), jax.random.key(0), jnp.int32(step), step)
+    params, algo_state = {"w": jnp.full(2, float(step))}, {"rates": jnp.full(3, float(step))}
+    return TrainState(params, (), algo_state, jax.random.key(0), jnp.int32(step), step)
 
 
 @pytest.mark.parametrize("most", [0, 1, 2, 3])
@@ -178,6 +183,18 @@ def test_the_sampler_keeps_its_weights_when_a_step_gives_them_away(monkeypatch):
         released.set()
         rollouts.next()
     assert found == [[0.0, 0.0]]
+
+
+def test_a_collector_follows_the_state_that_came_with_the_weights(monkeypatch):
+    options = {"steps": 3, "follows": lambda algo_state: algo_state["rates"]}
+    with ahead(monkeypatch, 1, lambda number, version, params: None, **options) as rollouts:
+        for step in range(3):
+            batch = rollouts.next()
+            assert batch.learned.tolist() == [float(batch.version)] * 3
+            state = state_of(step + 1)
+            rollouts.publish(state)
+            state.algo_state["rates"].delete()  # as donation does
+    assert batch.number == 2
 
 
 def test_an_error_is_raised_behind_the_batches_before_it(monkeypatch):

@@ -39,6 +39,16 @@ class _Prioritized:
     prior: tuple[float, float] = (1.0, 1.0)
     retain: float = 1.0
     retain_rest: float = 1.0
+    follows: Callable | None = None
+
+    def follow(self, state: PromptBelief, learned: ArrayTree) -> PromptBelief:
+        """The belief that training has come to, in place of the one of the collector."""
+        if np.shape(learned.alpha) != np.shape(state.alpha):
+            raise ValueError(
+                f"{self!r}: it follows a belief about {len(learned.alpha)} prompts; the data set "
+                f"has {len(state.alpha)}."
+            )
+        return PromptBelief(np.asarray(learned.alpha), np.asarray(learned.beta))
 
     def init(self, num_prompts: int) -> PromptBelief:
         belief = belief_init(num_prompts, prior=self.prior)
@@ -96,7 +106,7 @@ class _Prioritized:
         text = stable_repr(self.score)
         for field in dataclasses.fields(self)[1:]:
             if (value := getattr(self, field.name)) != field.default:
-                text += f", {field.name}={value!r}"
+                text += f", {field.name}={stable_repr(value)}"
         return f"prioritized({text})"
 
 
@@ -134,6 +144,7 @@ def prioritized(
     prior: tuple[float, float] = (1.0, 1.0),
     retain: float = 1.0,
     retain_rest: float = 1.0,
+    follows: Callable | None = None,
 ) -> Collector:
     """Asks for the prompts of the greatest score, or draws them with their score as the weight.
 
@@ -156,12 +167,15 @@ def prioritized(
       prior: Pseudo-counts of success and failure of a prompt never seen.
       retain: See :func:`~jaxrl_llm.curation.belief_update`, as for the next.
       retain_rest: The same for prompts that were not asked for.
+      follows: ``algo_state -> belief``, of the recipe's state a NamedTuple with ``alpha`` and
+        ``beta`` ``[N]``. A run then begins each batch with that of the newest weights in place of
+        the belief above, which counts only where a collector is played without training.
 
     Returns:
       A collector; its state is a PromptBelief ``[N]``.
 
     Raises:
-      TypeError: If ``score`` is no function.
+      TypeError: If ``score`` or ``follows`` is no function.
       ValueError: If an option is out of its range; in a run, if a reward is outside [0, 1] or the
         score has another shape than ``[M]`` or is NaN for every prompt.
 
@@ -177,6 +191,8 @@ def prioritized(
     name = "prioritized"
     if not callable(score):
         raise TypeError(f"{name}: score must be a function; got {score!r}.")
+    if not (follows is None or callable(follows)):
+        raise TypeError(f"{name}: follows must be a function; got {follows!r}.")
     checks.check_option(name, "choose", choose, ("weight", "top"))
     checks.check_share(name, retain=retain, retain_rest=retain_rest)
     if candidates is not None:
@@ -191,4 +207,5 @@ def prioritized(
         prior=prior,
         retain=retain,
         retain_rest=retain_rest,
+        follows=follows,
     )

@@ -25,10 +25,15 @@ that is built of others has theirs (:func:`collector_needs`):
 - ``sends_text = True``: requests with a ``text``. Prompts then get room for it.
 - ``needs_slots = True``: responses that go on, a ``limit`` or a ``temperature``, which the
   whole-batch sampler cannot serve; the run decodes in slots.
-- ``varies_temperature = True``, ``records_entropy = True``, ``records_runner_up = True``: what the
-  slots then do besides.
+- ``varies_temperature = True``, ``records_entropy = True``, ``records_model_entropy = True``,
+  ``records_runner_up = True``: what the slots then do besides.
 - ``asks_again = True``: it asks for more once groups have finished, or chooses among their
   rollouts, so that it cannot be the source of a collector that takes only prompts of it.
+- ``entropy_tau``, a number: how far their temperature follows the entropy.
+
+One that follows what training learns has ``follows(algo_state)``, which selects it from the
+recipe's state, and ``follow(state, learned)``; a run calls them before each batch, with the state
+that came with the newest weights. It is not a part of another collector.
 
 One that reads columns of the data has ``check_data(data)``, which raises ValueError for a row that
 lacks them; a run calls it before it samples.
@@ -65,8 +70,9 @@ class Response(NamedTuple):
       model_logp: float32 ``[t]``, of the plain model that sampled; NaN or None likewise.
       version: int32 ``[t]``, of the weights that sampled each token; -1 or None likewise.
       trains: bool ``[t]``, False for tokens that are only context; None for all True.
-      entropy: float32 ``[t]``, of the distribution that each token was drawn from; None where the
-        sampler does not record it.
+      entropy: float32 ``[t]``, of the distribution that each token was drawn from, or, where a
+        collector says ``records_model_entropy``, of the plain model; None where the sampler records
+        none.
       finish: Why it ended, as in :class:`~jaxrl_llm.rollout.Rollout`; of a beginning it means
         nothing.
       reward: Its reward; None to have it graded. A beginning has none.
@@ -144,6 +150,8 @@ class Request(NamedTuple):
       pauses: Whether responses that reach ``limit``, below that of the run, are unfinished and not
         graded, so that a later request may go on from them.
       temperature: Of the sampler; None for the run's.
+      entropy_stats: By which that temperature follows the entropy of the next token, for a
+        collector with ``entropy_tau``: pivot, scale, high and low of ``advantages.EntropyStats``.
       role: What its rollouts are to the batch: ``OWN``, ``HINTED``, ``DEMONSTRATION``, ``REPLAYED``
         or ``JUDGE``.
       reward: ``texts -> rewards [n]`` in place of the run's reward, as for a judge.
@@ -162,6 +170,7 @@ class Request(NamedTuple):
     temperature: float | None = None
     role: int = OWN
     reward: Callable[[Sequence[str]], Sequence[float]] | None = None
+    entropy_stats: tuple[float, float, float, float] | None = None
 
 
 class Outcome(NamedTuple):
@@ -322,6 +331,19 @@ def collector_needs(collector: Any, name: str) -> bool:
       False
     """
     return any(getattr(each, name, False) for each in collector_parts(collector))
+
+
+def entropy_tau_of(collector: Any) -> float | None:
+    """How far the temperature follows the entropy of the next token; None if it does not.
+
+    Raises:
+      ValueError: If a collector is built of two that say so.
+    """
+    taus = [getattr(part, "entropy_tau", None) for part in collector_parts(collector)]
+    taus = [tau for tau in taus if tau is not None]
+    if len(taus) > 1:
+        raise ValueError(f"collector {collector!r}: one entropy_tau is possible, not {taus}.")
+    return taus[0] if taus else None
 
 
 def collector_parts(collector: Any) -> Iterator[Any]:

@@ -216,9 +216,9 @@ METHODS = (
     # Methods that remember, turns, budgets.
     Method("spo_tracker", "SPO, single-stream policy optimization", "2509.13232", "advantage",
         ("advantages.beta_tracker_init", "advantages.beta_tracker_update",
-        "advantages.beta_tracker_value", "advantages.kl_forgetting", "advantages.spo",
-        "advantages.spo_tracker", "advantages.uncertainty_sampling_weights"),
-        preset="spo_tracker", missing="forgetting that follows the shift of the policy"),
+        "advantages.beta_tracker_value", "advantages.kl_forgetting", "advantages.last_visit",
+        "advantages.spo", "advantages.spo_tracker", "advantages.uncertainty_sampling_weights"),
+        preset="spo_tracker"),
     Method("mssr", "MSSR, stabilized single rollouts", "2512.18215", "advantage",
         ("advantages.entropy_shaping", "advantages.mssr_tracker",
         "advantages.sampled_entropy_shaping", "advantages.window_kl_discount"), preset="mssr"),
@@ -354,8 +354,8 @@ METHODS = (
     # Exploration, and trees of rollouts.
     Method("hapo", "HAPO, the clip and the advantage of a token by its entropy", "2509.16591",
         "surrogate", ("advantages.entropy_signal", "advantages.signal_temperature",
-        "advantages.token_grpo", "surrogates.hapo"), preset="hapo",
-        missing="a sampling temperature that follows the entropy"),
+        "advantages.token_grpo", "curation.entropy_temperature", "surrogates.hapo"),
+        preset="hapo"),
     Method("ettrl", "ETTRL, votes of trees that fork where entropy is high", "2508.11356",
         "advantage", ("advantages.clip", "advantages.entropy_reshaping",
         "curation.forked", "curation.top_entropy_forks",

@@ -4,8 +4,8 @@
 averaged over sequences, empty rows left out; TRL, and verl up to 0.8, count those too.
 """
 
-from jaxrl_llm import advantages, aggregate, surrogates
-from jaxrl_llm.core import Array, bind, given, stateless
+from jaxrl_llm import advantages, aggregate, curation, surrogates
+from jaxrl_llm.core import Array, bind, checks, given, stateless
 from jaxrl_llm.recipes.presets.base import from_base, refilled
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
@@ -243,27 +243,35 @@ def hapo(
     quantile: float = 0.8,
     alpha: float = 1.0,
     beta: float = 1.0,
+    tau: float = 0.05,
     eps_low: float = 0.2,
     eps_high: float = 0.28,
     dual_clip: float | None = 10.0,
 ) -> Recipe:
-    """A clip and an advantage of each token by its entropy, and a group mean over tokens.
+    """Temperature, clip and advantage of each token by its entropy, and a group mean over tokens.
 
         h = entropy of the token, normalized over the batch to [-1, 1]: advantages.entropy_signal
         A = (r - mean) / std over the tokens of the group: advantages.token_grpo
         token loss = surrogates.hapo
+        sampling temperature = base (1 + tau h), h by the statistics of the last batch
 
-    The signal is taken once, from the policy at the start of the step.
+    The signal is taken once, from the policy at the start of the step. Rollouts decode in slots:
+    ``curation.entropy_temperature``. The policy trains at the base temperature, also its ratio.
 
     Args:
       quantile: Share of tokens that count as certain.
       alpha: How far the signal moves the bounds of the clip.
       beta: How far it moves the advantage.
+      tau: How far it moves the sampling temperature; 0 for a constant one.
 
     References:
-      HAPO (arXiv:2509.16591). The released code takes the signal anew in each microbatch, and
-      samples at a temperature that follows the entropy (``advantages.signal_temperature``).
+      HAPO (arXiv:2509.16591), and the released code with its 16 minibatches; its scripts have
+      ``eps_high=0.2``, the paper a tau of 0.1. The code takes the signal anew in each microbatch.
+      By the sign of its signal, its temperature rises also where the policy is certain; ours falls
+      there, as the paper says.
     """
+    checks.check_share("hapo", one=False, tau=tau)
+    measure = bind(_entropy_stats, quantile=quantile)
     surrogate = bind(
         surrogates.hapo,
         alpha=alpha,
@@ -277,8 +285,14 @@ def hapo(
         advantage=stateless(advantages.token_grpo),
         computed=(Computed("entropy_signal", bind(_entropy_signal, quantile=quantile), "batch"),),
         surrogate=given(surrogate, signal="entropy_signal"),
+        collector=curation.entropy_temperature(measure, tau=tau) if tau else None,
+        minibatches=16,
         paper="arXiv:2509.16591",
     )
+
+
+def _entropy_stats(entropy: Array, mask: Array, *, quantile: float) -> advantages.EntropyStats:
+    return advantages.entropy_signal(entropy, mask, quantile=quantile).stats
 
 
 def _entropy_signal(

@@ -8,14 +8,15 @@ from typing import Literal
 from jaxrl_llm import advantages, aggregate, curation, regularizers, surrogates
 from jaxrl_llm.core import bind, chain, checks, given, stateless
 from jaxrl_llm.recipes.presets.base import from_base
-from jaxrl_llm.recipes.recipe import Recipe
+from jaxrl_llm.recipes.recipe import AlgoState, Recipe
 from jaxrl_llm.recipes.wiring import Computed
 
 
 def spo_tracker(
     *,
     num_prompts: int,
-    rho: float | None = 0.875,
+    length: int | None = None,
+    rho: float | None = None,
     eps_low: float = 0.2,
     eps_high: float = 0.28,
     dual_clip: float | None = 10.0,
@@ -25,42 +26,62 @@ def spo_tracker(
 
         v = the tracked success rate of the prompt, before this batch
         A = (r - v - mean(r - v)) / std(r - v)              over the batch
+        D = mean |logp at the prompt's last visit - logp now| of its last response
+        rho = clip(2^(-D / 0.06), 0.875, 0.96), the share of the past that the tracker keeps
 
     One rollout a prompt is enough, and several are allowed. Rewards lie in [0, 1]. Prompts are
     drawn by ``advantages.uncertainty_sampling_weights`` of their success rates.
 
+    The last response to each prompt is remembered, and each step scores those of its prompts again
+    under the policy that it starts from: ``advantages.last_visit``.
+
     Args:
+      length: The longest response, in tokens; with less, the first tokens of one are remembered.
+      rho: Share of a prompt's past that a visit leaves; None for one that adapts.
       prioritized: Whether prompts are drawn so; else each comes once an epoch.
-      rho: Share of a prompt's past that a visit leaves; None for one that adapts to
-        ``policy_shift``, which the batch then holds.
 
     Example:
       >>> import jaxrl_llm as jr
-      >>> sorted(jr.recipes.spo_tracker(num_prompts=100, rho=None).required_fields)
-      ['policy_shift', 'prompt_ids']
+      >>> jr.recipes.spo_tracker(num_prompts=100, length=64).computed[0].function
+      _LastVisit(num_prompts=100, length=64)
 
     References:
       Xu and Ding, SPO (arXiv:2509.13232), and the setting of the released script, whose rho adapts.
-      Its tracker starts from 8 rollouts a prompt: ``advantages.beta_tracker_init``. The belief that
-      prompts are drawn by is the collector's; it forgets toward its prior, the tracker toward
-      nothing.
+      There the shift is measured after the update of the visit, in the paper before it, as here.
+      Its tracker starts from 8 rollouts a prompt: ``advantages.beta_tracker_init``.
     """
-    weights = advantages.uncertainty_sampling_weights
-    retain = 0.875 if rho is None else rho
+    name = "spo_tracker"
+    memory = ()
+    if rho is not None:
+        checks.check_no_effect(name, f"with rho={rho!r}", length=length)
+    elif length is None:
+        raise ValueError(
+            f"{name}: rho adapts to responses that are remembered; give length, the tokens of the "
+            "longest one, or a constant rho."
+        )
+    else:
+        visits = advantages.last_visit(num_prompts=num_prompts, length=length)
+        memory = (Computed("policy_shift", visits, "last_visit"),)
+    weights = given(advantages.uncertainty_sampling_weights, values="rates")
     return from_base(
-        name="spo_tracker",
+        name=name,
         advantage=advantages.spo_tracker(num_prompts=num_prompts, rho=rho),
+        computed=memory,
         surrogate=bind(
             surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip
         ),
         paper="arXiv:2509.13232",
         collector=curation.prioritized(
-            given(weights, values="rates"), prior=(0.5, 0.5), retain=retain
+            weights, prior=(0.5, 0.5), retain=0.875 if rho is None else rho, follows=_tracked_rates
         )
         if prioritized
         else None,
         group_relative=False,
     )
+
+
+def _tracked_rates(algo_state: AlgoState) -> advantages.BetaTracker:
+    return algo_state.advantage
 
 
 def mssr(

@@ -205,6 +205,8 @@ def make_engine(
     vary: Sequence[str] = (),
     entropy: bool = False,
     runner_up: bool = False,
+    model_entropy: bool = False,
+    entropy_tau: float | None = None,
 ) -> Engine:
     """Builds an engine of ``rows * width`` slots.
 
@@ -227,7 +229,7 @@ def make_engine(
         and values over ``tensor`` where it divides their heads.
       stop_ids, temperature, top_k, top_p, min_p, order, repetition_penalty, allowed: See
         :class:`~jaxrl_llm.rollout.DrawOptions`.
-      min_new_tokens, vary, entropy, runner_up: Likewise.
+      min_new_tokens, vary, entropy, runner_up, model_entropy, entropy_tau: Likewise.
 
     Returns:
       The engine; :class:`~jaxrl_llm.rollout.Generation` runs it.
@@ -276,6 +278,8 @@ def make_engine(
         vary=vary,
         entropy=entropy,
         runner_up=runner_up,
+        model_entropy=model_entropy,
+        entropy_tau=entropy_tau,
     )
     spec = EngineSpec(
         vocab_size=vocab_size,

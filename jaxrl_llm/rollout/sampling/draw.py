@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from jaxrl_llm.advantages.entropy import EntropyStats, signal_temperature
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array
 from jaxrl_llm.core.kernels.largest import largest
@@ -94,6 +95,8 @@ class RowOptions(NamedTuple):
     allowed: Any = None
     stop_ids: Sequence[int] = ()
     too_short: Array | None = None
+    entropy_tau: float | None = None
+    entropy_stats: EntropyStats | None = None
 
 
 def draw_tokens(
@@ -111,6 +114,8 @@ def draw_tokens(
     allowed: Array | None = None,
     stop_ids: Sequence[int] = (),
     too_short: Array | None = None,
+    entropy_tau: float | None = None,
+    entropy_stats: EntropyStats | None = None,
 ) -> Drawn:
     """Draws one token a row: penalty, allowed tokens, temperature, filters, draw.
 
@@ -131,6 +136,9 @@ def draw_tokens(
         also one whose ``top_k`` is off.
       seen, repetition_penalty: ``seen`` and ``penalty`` of :func:`penalize_repetition`.
       allowed, stop_ids, too_short: See :func:`only_allowed`.
+      entropy_tau, entropy_stats: ``tau`` and ``stats`` of
+        :func:`~jaxrl_llm.advantages.signal_temperature`, by which the temperature of each row
+        follows the entropy of the plain model; four numbers, or ``[...]`` each.
 
     Returns:
       A :class:`Drawn`.
@@ -161,6 +169,8 @@ def draw_tokens(
         allowed=allowed,
         stop_ids=stop_ids,
         too_short=too_short,
+        entropy_tau=entropy_tau,
+        entropy_stats=entropy_stats,
     )
     return draw_rows(logits, uniform, options)
 
@@ -174,12 +184,20 @@ def draw_rows(logits: Array, uniform: Array, options: RowOptions) -> Drawn:
         raise ValueError(f"{name}: seen and repetition_penalty go together; one of them is None.")
     if options.too_short is None and len(options.stop_ids):
         raise ValueError(f"{name}: stop_ids has no effect without too_short.")
+    if (options.entropy_tau is None) != (options.entropy_stats is None):
+        raise ValueError(f"{name}: entropy_tau and entropy_stats go together; one of them is None.")
     plain = penalized = jnp.asarray(logits, jnp.float32)
     if options.repetition_penalty is not None and options.seen is not None:
         penalized = penalize_repetition(plain, options.seen, penalty=options.repetition_penalty)
     candidates = only_allowed(
         penalized, allowed=options.allowed, stop_ids=options.stop_ids, too_short=options.too_short
     )
+    temperature = options.temperature
+    if options.entropy_tau is not None and options.entropy_stats is not None:
+        factor = signal_temperature(
+            entropy_of(plain), EntropyStats(*options.entropy_stats), tau=options.entropy_tau
+        )
+        temperature = temperature * factor
     size = plain.shape[-1]
     top_k, top_p, min_p = (
         None if is_off(option, value := getattr(options, option), size) else value
@@ -196,7 +214,7 @@ def draw_rows(logits: Array, uniform: Array, options: RowOptions) -> Drawn:
         top_k = None if is_number(top_k) else top_k
     filtered = filter_logits(
         candidates,
-        temperature=options.temperature,
+        temperature=temperature,
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
@@ -205,7 +223,7 @@ def draw_rows(logits: Array, uniform: Array, options: RowOptions) -> Drawn:
     index = sample_from(filtered, uniform)
     tokens = index if ids is None else _at(ids, index)
     behavior_logp, model_logp, log_kept = _logprobs(
-        plain, penalized, filtered, tokens, index, options.temperature
+        plain, penalized, filtered, tokens, index, temperature
     )
     support = None
     if truncates:
@@ -215,11 +233,6 @@ def draw_rows(logits: Array, uniform: Array, options: RowOptions) -> Drawn:
             if ids is None
             else Support(ids=jnp.where(in_support, ids, -1))
         )
-    shifted = filtered - jnp.max(filtered, axis=-1, keepdims=True)
-    weights = jnp.exp(shifted)
-    total = jnp.sum(weights, axis=-1)
-    shifted = jnp.where(weights > 0, shifted, 0.0)
-    entropy = jnp.log(total) - jnp.sum(weights * shifted, axis=-1) / total
     others = jnp.where(jnp.arange(size) == tokens[..., None], -jnp.inf, plain)
     runner_up = jnp.argmax(others, axis=-1).astype(jnp.int32)
     runner_up_logp = _at(others, runner_up) - _at(plain, tokens) + model_logp
@@ -228,11 +241,20 @@ def draw_rows(logits: Array, uniform: Array, options: RowOptions) -> Drawn:
         behavior_logp,
         model_logp,
         log_kept,
-        entropy,
+        entropy_of(filtered),
         support,
         runner_up,
         runner_up_logp,
     )
+
+
+def entropy_of(logits: Array) -> Array:
+    """Entropy (nats) of ``softmax(logits)``, float32 ``[...]``; tokens at -inf have none."""
+    shifted = logits - jnp.max(logits, axis=-1, keepdims=True)
+    weights = jnp.exp(shifted)
+    total = jnp.sum(weights, axis=-1)
+    shifted = jnp.where(weights > 0, shifted, 0.0)
+    return jnp.log(total) - jnp.sum(weights * shifted, axis=-1) / total
 
 
 def _at(values: Array, index: Array) -> Array:

@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxrl_llm.advantages.entropy import EntropyStats
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array
 from jaxrl_llm.rollout._inputs import check_ids
-from jaxrl_llm.rollout.sampling.draw import Drawn, RowOptions, draw_rows
+from jaxrl_llm.rollout.sampling.draw import Drawn, RowOptions, draw_rows, entropy_of
 from jaxrl_llm.rollout.sampling.filters import GREEDY_BELOW, MAX_TEMPERATURE
 from jaxrl_llm.rollout.sampling.penalties import seen_tokens
 from jaxrl_llm.rollout.slots import Slots, Tokens
@@ -27,6 +28,8 @@ _PER_REQUEST = {
     "repetition_penalty": 1.0,
     "min_new_tokens": 0.0,
 }
+# What requests set of a temperature that follows the entropy; without, it is the base temperature.
+ENTROPY_STATS = tuple(f"entropy_{name}" for name in EntropyStats._fields)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,6 +50,11 @@ class DrawOptions:
         if it is not None, is also the most that a request may set, so that drawing stays cheap and
         the recorded support small.
       entropy: Record the entropy of the distribution that each token was drawn from.
+      model_entropy: Record in its place that of the plain model, at temperature 1.
+      entropy_tau: The temperature of a token follows the plain model's entropy, with this strength
+        in (0, 1): see :func:`~jaxrl_llm.advantages.signal_temperature`, with ``temperature`` as the
+        base. Its statistics are settings of the requests: ``entropy_pivot``, ``entropy_scale``,
+        ``entropy_high`` and ``entropy_low``; without them the temperature is the base.
       runner_up: Record the most likely token of the plain model but the drawn one.
     """
 
@@ -61,6 +69,8 @@ class DrawOptions:
     min_new_tokens: int = 0
     vary: Sequence[str] = ()
     entropy: bool = False
+    model_entropy: bool = False
+    entropy_tau: float | None = None
     runner_up: bool = False
 
     def uses(self, option: str) -> bool:
@@ -99,6 +109,12 @@ class DrawOptions:
         enabled = [k for k in filters if getattr(self, k) is not None]
         if self.temperature < GREEDY_BELOW and enabled and "temperature" not in self.vary:
             raise ValueError(f"{function}: {', '.join(enabled)} has no effect at temperature 0.")
+        if self.entropy and self.model_entropy:
+            raise ValueError(f"{function}: entropy and model_entropy exclude each other.")
+        if self.entropy_tau is not None:
+            checks.check_share(function, zero=False, one=False, entropy_tau=self.entropy_tau)
+            if self.temperature < GREEDY_BELOW and "temperature" not in self.vary:
+                raise ValueError(f"{function}: entropy_tau has no effect at temperature 0.")
         checks.check_option(function, "order", self.order, ("hf", "vllm"))
         if self.order != "hf" and "min_p" not in (*enabled, *self.vary):
             raise ValueError(f"{function}: order={self.order!r} has no effect without min_p.")
@@ -119,13 +135,14 @@ class DrawOptions:
             "top_p": 1,
             "min_p": 1,
             "min_new_tokens": 2**31,
-        }
+        } | dict.fromkeys(ENTROPY_STATS, float(np.finfo(np.float32).max))
         # Where top_k is bounded it is never off.
         above_zero = ("top_p", "repetition_penalty") + (("top_k",) if self.top_k else ())
         for option, value in settings.items():
             if isinstance(value, bool) or not isinstance(value, Real):
                 raise TypeError(f"{start} sets {option} to {value!r}; it must be a number.")
-            if not 0 <= value <= most[option] or (value == 0 and option in above_zero):
+            low_end = -most[option] if option == "entropy_pivot" else 0  # a log-entropy
+            if not low_end <= value <= most[option] or (value == 0 and option in above_zero):
                 low = "above 0" if option in above_zero else "at least 0"
                 raise ValueError(
                     f"{start} sets {option} to {value:g}; it must be {low} and at most "
@@ -164,6 +181,8 @@ def make_draw(function: str, options: DrawOptions, *, vocab_size: int) -> Draw:
         name: _PER_REQUEST[name] if (x := getattr(options, name)) is None else float(x)
         for name in options.vary
     }
+    if options.entropy_tau is not None:
+        settings |= dict.fromkeys(ENTROPY_STATS, 0.0)
     fixed = RowOptions(
         temperature=options.temperature,
         top_k=options.top_k,
@@ -174,27 +193,34 @@ def make_draw(function: str, options: DrawOptions, *, vocab_size: int) -> Draw:
         repetition_penalty=options.repetition_penalty,
         allowed=options.allowed,
         stop_ids=tuple(options.stop_ids) if options.uses("min_new_tokens") else (),
+        entropy_tau=options.entropy_tau,
     )
+    not_of_rows = ("min_new_tokens", *ENTROPY_STATS)
 
     def merge(settings: Mapping[str, Array], length: Array, seen: Array | None) -> RowOptions:
         """The options of each row, with the settings of its request."""
         rows = fixed._replace(
-            seen=seen, **{k: x for k, x in settings.items() if k != "min_new_tokens"}
+            seen=seen, **{k: x for k, x in settings.items() if k not in not_of_rows}
         )
+        if options.entropy_tau is not None:
+            rows = rows._replace(entropy_stats=EntropyStats(*(settings[k] for k in ENTROPY_STATS)))
         if not options.uses("min_new_tokens"):
             return rows
         return rows._replace(
             too_short=length < settings.get("min_new_tokens", options.min_new_tokens)
         )
 
-    def record(drawn: Drawn) -> Tokens:
+    def record(drawn: Drawn, logits: Array) -> Tokens:
+        entropy = drawn.entropy if options.entropy else None
+        if options.model_entropy:
+            entropy = entropy_of(jnp.asarray(logits, jnp.float32))
         return Tokens(
             tokens=drawn.tokens,
             behavior_logp=drawn.behavior_logp,
             model_logp=drawn.model_logp,
             log_kept=drawn.log_kept,
             version=jnp.zeros_like(drawn.tokens),  # The decode loop writes the version.
-            entropy=drawn.entropy if options.entropy else None,
+            entropy=entropy,
             support=drawn.support,
             runner_up=drawn.runner_up if options.runner_up else None,
             runner_up_logp=drawn.runner_up_logp if options.runner_up else None,
@@ -206,12 +232,13 @@ def make_draw(function: str, options: DrawOptions, *, vocab_size: int) -> Draw:
         if rows.top_p is not None:
             # An idle slot must not cost the search for all the tokens that it would keep.
             rows = rows._replace(top_p=jnp.where(slots.active, rows.top_p, 1.0))
-        return record(draw_rows(logits, uniform, rows))
+        return record(draw_rows(logits, uniform, rows), logits)
 
     def blank() -> Tokens:
         seen = jnp.zeros(-(-vocab_size // 32), jnp.uint32) if penalizes else None
         rows = merge({k: jnp.zeros(()) for k in settings}, jnp.zeros((), jnp.int32), seen)
-        return record(draw_rows(jnp.zeros(vocab_size), jnp.zeros(()), rows))
+        logits = jnp.zeros(vocab_size)
+        return record(draw_rows(logits, jnp.zeros(()), rows), logits)
 
     check = partial(options.check_request, vocab_size=vocab_size)
     return Draw(next_token, jax.eval_shape(blank), settings, check)

@@ -1,0 +1,134 @@
+"""HAPO in the loop: statistics of a batch set the sampling temperature of the next."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_run import CONFIG, tiny_run
+
+import jaxrl_llm as jr
+from jaxrl_llm.curation.collectors.protocol import Collection, Outcome, Request, Response, Row
+from jaxrl_llm.train import CheckpointConfig, make_scorer, train
+from jaxrl_llm.train.rollouts import collect_rollouts
+from jaxrl_llm.train.score import Scorer
+from jaxrl_llm.train.setup import init_experiment
+
+
+def stats_of(entropy, mask):
+    return jr.advantages.entropy_signal(entropy, mask, quantile=0.8).stats
+
+
+COLLECTOR = jr.curation.entropy_temperature(stats_of, tau=0.3)
+
+
+def collection(responses, **changes):
+    """A finished group of these responses."""
+    n = len(responses)
+    outcome = Outcome(
+        prompt=0,
+        rewards=np.zeros(n, np.float32),
+        where=np.ones(n, bool),
+        lengths=np.full(n, 1),
+        truncated=np.zeros(n, bool),
+        reward_components={},
+        responses=responses,
+    )
+    requests = (Request(n),)
+    return Collection(1, n, requests=requests, outcomes=(outcome,))._replace(**changes)
+
+
+def test_the_statistics_are_those_of_the_sampled_tokens_that_train():
+    state = COLLECTOR.init(3)
+    (request,), state = COLLECTOR.propose(state, jax.random.key(0), Collection(1, 2), 1)
+    assert request.entropy_stats == (0.0,) * 4
+    tokens = np.zeros(3, np.int32)
+    responses = (
+        Response(tokens, entropy=np.float32([0.1, 0.2, 0.4])),
+        Response(
+            np.zeros(6, np.int32),
+            entropy=np.float32([9.0, 9.0, 0.8, 1.6, np.nan, 0.4]),
+            trains=np.array([False, True, True, True, True, True]),
+            version=np.array([0, -1, 0, 0, 0, -1]),
+        ),
+        Response(tokens),  # of which nothing is known
+    )
+    decision, after = COLLECTOR.observe(state, collection(responses))
+    assert decision.rows == (Row(((0, 0), (0, 1), (0, 2))),)
+    want = stats_of(jnp.array([0.1, 0.2, 0.4, 0.8, 1.6]), jnp.ones(5, bool))
+    np.testing.assert_allclose(after.stats, np.stack(want), rtol=1e-6)
+    np.testing.assert_allclose(after.stats[:2], [np.log(0.8), 1.200566], rtol=1e-5)
+    (request,), _ = COLLECTOR.propose(after, jax.random.key(0), Collection(1, 2), 1)
+    assert request.entropy_stats == tuple(map(float, after.stats))
+    # Without a number the old ones stay; what a source brings complete is not sampled.
+    _, same = COLLECTOR.observe(after, collection(responses[2:]))
+    np.testing.assert_array_equal(same.stats, after.stats)
+    waiting = collection(responses, outcomes=(None,))
+    assert COLLECTOR.observe(after, waiting)[0].rows is None
+
+
+CHANGES = {"recipe": jr.recipes.hapo(tau=0.4), "steps": 3, "checkpoint": CheckpointConfig(every=1)}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hapo")
+    config = tiny_run(folder, **CHANGES)
+    return config, train(config)
+
+
+def test_a_batch_is_sampled_at_the_temperatures_of_the_one_before(run, tmp_path):
+    config, result = run
+    experiment, *_, first = init_experiment(config, tmp_path, resume=False)
+    rollouts = collect_rollouts(
+        experiment,
+        first.policy,
+        first.key,
+        first.data_cursor,
+        first.collector_state,
+        number=0,
+        version=0,
+    )
+    batch = jax.tree.map(jnp.asarray, rollouts.batch)
+    score = make_scorer(experiment.model)
+    # The first batch has no statistics: it is sampled at the temperature that trains.
+    logp, mask = np.asarray(score(first.policy, batch)), np.asarray(batch.mask)
+    np.testing.assert_allclose(logp[mask], batch.behavior_logp[mask], rtol=1e-3, atol=1e-3)
+    # What the sampler's entropies give is what a trainer's do.
+    scorer = Scorer(experiment.model)
+    entropy = scorer(first.policy, batch).entropy
+    want = stats_of(entropy, batch.mask)
+    np.testing.assert_allclose(rollouts.collector_state.stats, np.stack(want), rtol=2e-3)
+    again = collect_rollouts(
+        experiment,
+        first.policy,
+        first.key,
+        rollouts.cursor,
+        rollouts.collector_state,
+        number=1,
+        version=1,
+    )
+    batch = jax.tree.map(jnp.asarray, again.batch)
+    mask = np.asarray(batch.mask)
+    entropy = np.asarray(scorer(first.policy, batch).entropy)
+    temperature = jr.advantages.signal_temperature(jnp.asarray(entropy), want, tau=0.4)
+    assert np.ptp(np.asarray(temperature)[mask]) > 0.2
+    away = np.abs(np.asarray(score(first.policy, batch)) - np.asarray(batch.behavior_logp))
+    hot = np.abs(np.asarray(temperature) - 1.0) > 0.05
+    assert away[mask & hot].max() > 0.01
+    np.testing.assert_allclose(away[mask & ~hot], 0.0, atol=0.5)
+    state = result.state.collector_state
+    assert state.stats[1] > 0 and np.isfinite(state.stats).all()
+
+
+def test_a_saved_and_resumed_run_is_the_same(run, tmp_path):
+    config, whole = run
+    import shutil
+
+    folder = tmp_path / "again"
+    shutil.copytree(whole.run_dir, folder)
+    shutil.rmtree(folder / "checkpoints" / "step_00000003")
+    again = train(tiny_run(folder, **CHANGES), resume=True)
+    state, same = whole.state, again.state
+    for name in ("params", "opt_state", "algo_state", "collector_state"):
+        jax.tree.map(np.testing.assert_array_equal, getattr(same, name), getattr(state, name))
+    assert CONFIG.steps and config.steps == int(same.step)
