@@ -58,7 +58,10 @@ def describe(method: catalog.Method) -> str:
         lines.append(f"paper       https://arxiv.org/abs/{method.arxiv}")
     lines += [f"kind        {method.kind}", f"confidence  {method.confidence}"]
     if method.preset:
-        lines.append(f"trains      {'whole' if method.whole else f'without {method.missing}'}")
+        trains = "whole" if method.whole else f"without {method.missing}"
+        lines += textwrap.wrap(f"trains      {trains}", _WIDTH)
+    elif method.missing:
+        lines += textwrap.wrap(f"trains      not: it needs {method.missing}", _WIDTH)
     lines += ["", "functions"]
     for path in method.functions:
         lines += _signature(f"jr.{path}", operator.attrgetter(path)(jaxrl_llm))

@@ -26,6 +26,9 @@ needs_hint, ...        hints: which prompts get one, how much of it, which rollo
 select_extremes, ...   curation: parts of a large group; resample_on_correct, mixed_subset
 survival_rates, ...    pruning: which partial rollouts go on; predictive_gate, length_cutoff
 solution_messages      messages for a teacher that sees a right response, or feedback
+pooled                 collectors: fewer rollouts of what succeeds, stored successes of what fails
+targeted               collectors: prompts near a target rate, predicted from a few references
+experienced            collectors: a library of experiences in the prompt, which the policy edits
 judge_items, ...       rollouts used again: by a judge, a swarm, a pool of successes
 branch_candidates      trees: where rollouts fork; lookahead_prune, depth_prune give up branches
 dars_extra_rollouts    budget: more rollouts for hard prompts
@@ -49,6 +52,14 @@ from jaxrl_llm.curation.budgets import (
 )
 from jaxrl_llm.curation.collectors.demonstrations import demonstrations, only_demonstrations
 from jaxrl_llm.curation.collectors.downsampled import DownsampledState, downsampled
+from jaxrl_llm.curation.collectors.experiences import (
+    Experiences,
+    experience_message,
+    experience_texts,
+    experienced,
+    parse_operations,
+    review_message,
+)
 from jaxrl_llm.curation.collectors.gdro_memory import RolloutGdroState, rollout_gdro_memory
 from jaxrl_llm.curation.collectors.hints.hinted import hinted, share_messages, tier_messages
 from jaxrl_llm.curation.collectors.hints.ladders import ladder, parse_hints, rethink, self_hints
@@ -59,6 +70,7 @@ from jaxrl_llm.curation.collectors.judged import judge_message, judged, refine_m
 from jaxrl_llm.curation.collectors.messages import budgeted, paraphrased, told_budgets
 from jaxrl_llm.curation.collectors.mixed import mixed
 from jaxrl_llm.curation.collectors.partial import PartialState, partial_rollouts
+from jaxrl_llm.curation.collectors.pooled import PooledState, pooled
 from jaxrl_llm.curation.collectors.predicted import predict_message, predicted
 from jaxrl_llm.curation.collectors.prioritized import prioritized
 from jaxrl_llm.curation.collectors.protocol import (
@@ -85,6 +97,7 @@ from jaxrl_llm.curation.collectors.replayed import (
 )
 from jaxrl_llm.curation.collectors.seeding import SolvedExamples, seeded_message, solved_examples
 from jaxrl_llm.curation.collectors.swarm import Swarm, SwarmGroup, shared, shared_folder
+from jaxrl_llm.curation.collectors.targeted import TargetedState, targeted
 from jaxrl_llm.curation.collectors.tempered import TemperedState, entropy_temperature
 from jaxrl_llm.curation.collectors.trees.branched import branched
 from jaxrl_llm.curation.collectors.trees.forked import forked
@@ -237,6 +250,7 @@ from jaxrl_llm.curation.replay import (
 from jaxrl_llm.curation.schedules import (
     icpo_bonus,
     linear_schedule,
+    no_update,
     scheduled,
     sqrt_lr,
     training_progress,
@@ -286,10 +300,6 @@ from jaxrl_llm.curation.trees.pruning import (
 from jaxrl_llm.curation.windows import Window, window_push
 
 __all__ = [
-    "Swarm",
-    "SwarmGroup",
-    "shared",
-    "shared_folder",
     "BinScores",
     "Candidates",
     "CapoMoments",
@@ -300,6 +310,7 @@ __all__ = [
     "DEMONSTRATION",
     "Decision",
     "DownsampledState",
+    "Experiences",
     "HINTED",
     "JUDGE",
     "JudgeItems",
@@ -311,6 +322,7 @@ __all__ = [
     "PartialState",
     "PassHistory",
     "PooledGroups",
+    "PooledState",
     "PromptBelief",
     "PromptGdroState",
     "QualityState",
@@ -332,6 +344,9 @@ __all__ = [
     "StoredGroups",
     "TemperedState",
     "SurvivalRule",
+    "Swarm",
+    "SwarmGroup",
+    "TargetedState",
     "TwoPhaseState",
     "Window",
     "adaptive_rollouts",
@@ -352,9 +367,9 @@ __all__ = [
     "bin_means",
     "bin_scores_update",
     "branch_candidates",
+    "branch_capacity",
     "branch_tokens",
     "branched",
-    "branch_capacity",
     "budgeted",
     "calibrate_rates",
     "candidate_pool",
@@ -381,6 +396,9 @@ __all__ = [
     "entropy_temperature",
     "edit_distance",
     "examples_in_prompt",
+    "experience_message",
+    "experience_texts",
+    "experienced",
     "exponential_weights",
     "fading_probs",
     "filtration_weights",
@@ -425,13 +443,16 @@ __all__ = [
     "nearest_solved",
     "nearest_target",
     "needs_hint",
+    "no_update",
     "only_demonstrations",
     "paraphrased",
     "parse_hints",
+    "parse_operations",
     "partial_rollouts",
     "pass_history_init",
     "pass_history_rate",
     "pass_history_update",
+    "pooled",
     "pooled_groups",
     "predict_message",
     "predicted",
@@ -467,6 +488,7 @@ __all__ = [
     "resample_on_correct",
     "resample_rollouts",
     "rethink",
+    "review_message",
     "rollout_gdro_memory",
     "rollout_priority",
     "rouge_l",
@@ -484,6 +506,8 @@ __all__ = [
     "self_hints",
     "shadow_price",
     "share_messages",
+    "shared",
+    "shared_folder",
     "solution_messages",
     "solved_examples",
     "splice",
@@ -498,6 +522,7 @@ __all__ = [
     "swarm_groups",
     "systematic_survivors",
     "target_logits",
+    "targeted",
     "thompson_rates",
     "tier_messages",
     "told_budgets",

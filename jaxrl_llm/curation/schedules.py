@@ -66,6 +66,33 @@ def training_progress(step: Array, *, steps: int) -> Array:
     return jnp.clip(jnp.asarray(step, jnp.float32) / steps, 0.0, 1.0)
 
 
+def no_update(advantages: Array) -> Array:
+    """The scale of an update that leaves the parameters as they are: 0.
+
+        params + 0 * update
+
+    For ``Computed("update_scale", no_update, "batch")`` of a method that learns outside of the
+    weights, such as :func:`experienced`.
+
+    Args:
+      advantages: Not read.
+
+    Returns:
+      ``[]``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> float(jr.curation.no_update(jnp.ones((2, 4))))
+      0.0
+
+    References:
+      Training-free GRPO (arXiv:2510.08191).
+    """
+    del advantages
+    return jnp.zeros((), jnp.float32)
+
+
 def sqrt_lr(lr: float, *, old_size: float, new_size: float) -> float:
     """The learning rate for another number of rollouts a step.
 

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl_llm.curation import no_update
 from jaxrl_llm.curation.collectors.messages import SeveralMessages
 from jaxrl_llm.curation.collectors.protocol import collector_needs, sized
 from jaxrl_llm.data import Prompt, PromptSet
@@ -88,11 +89,12 @@ def assert_loop_runs_whole(
 ) -> None:
     """Trains a tiny model with ``train`` and checks that the method acts in the loop.
 
-    After the run the parameters have moved and the losses are finite; the KL of the last update is
-    above 0 if the recipe reads it; a tracker of prompts has seen those that were drawn; the state
-    of every controller, the critic and a reference that moves are not the first ones. What a
-    collector remembers has moved; one that asks again where rewards agree, or helps where they are
-    all low, has asked for others if the run took an epoch.
+    After the run the parameters have moved (or have not, with ``curation.no_update``) and the
+    losses are finite; the KL of the last update is above 0 if the recipe reads it; a tracker of
+    prompts has seen those that were drawn; the state of every controller, the critic and a
+    reference that moves are not the first ones. What a collector remembers has moved; one that asks
+    again where rewards agree, or helps where they are all low, has asked for others if the run took
+    an epoch.
 
     Args:
       recipe: The name of a preset, or a recipe.
@@ -134,7 +136,11 @@ def assert_loop_runs_whole(
         _require(math.isfinite(loss), f"{name}: the loss of step {row['step']} is {loss}")
         _require(row.get("skipped", 0) == 0, f"{name}: step {row['step']} was skipped")
     params = config.model()[1]  # type: ignore[operator]
-    _require(_differ(state.params, params), f"{name}: the parameters did not move")
+    moved = _differ(state.params, params)
+    if made.forward_only or ("update_scale", no_update) not in made.computed_from("batch").items():
+        _require(moved, f"{name}: the parameters did not move")
+    else:
+        _require(not moved, f"{name}: the parameters moved")
     finite = all(
         np.isfinite(np.asarray(x, np.float64)).all() for x in jax.tree.leaves(state.params)
     )

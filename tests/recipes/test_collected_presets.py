@@ -17,7 +17,7 @@ from jaxrl_llm.curation.collectors.protocol import UNFINISHED, sized
 from jaxrl_llm.recipes import Batch
 
 P, G, T = 3, 4, 5
-PLAIN = ("spark", "april", "arrol", "pf_ppo", "latr")
+PLAIN = ("spark", "april", "arrol", "pf_ppo", "latr", "training_free_grpo")
 
 
 def make_batch() -> tuple[np.ndarray, Batch]:
@@ -98,6 +98,7 @@ def kl(row):
 
 TOKEN_LOSS = dict.fromkeys((*PLAIN, "verl_erank"), plain) | {
     "rollout_replay": replay,
+    "dots": replay,
     "fading_replay": replay,
     "llm_replay": lambda row, a: np.exp(row.old - row.mu) * plain(row, a),
     "ssb": lambda row, a: clipped(np.exp(row.x - row.mu), a),
@@ -204,6 +205,56 @@ def test_the_loss_is_the_papers(name):
         with_bonus = reference(name, logp, batch, seen=every.mean(0))
         assert abs(with_bonus - expected) > 1e-3
         assert float(recipe.loss(jnp.asarray(logp), ready)) == pytest.approx(with_bonus, rel=1e-5)
+
+
+def test_training_free_grpo_makes_no_update():
+    _, batch = make_batch()
+    recipe = jr.recipes.training_free_grpo()
+    ready, _ = recipe.prepare(batch, recipe.init())
+    assert not np.asarray(ready.extras["update_scale"]).any()
+
+
+def test_mpo_compares_the_best_and_the_worst_of_each_group():
+    logp, batch = make_batch()
+    recipe = jr.recipes.mpo(beta=0.3)
+    ready, _ = recipe.prepare(batch, recipe.init())
+    rows = {row.place: row for row in rollouts(logp, batch)}
+    # The only success of the last group has no token; the second group agrees.
+    groups = ([((0, 0), (0, 1)), ((0, 0), (0, 2))], [((2, 2), (2, 0))])
+    implicit = {at: 0.3 * (row.old - row.ref).sum() for at, row in rows.items()}
+    middles = [np.mean([implicit[w] + implicit[l] for w, l in pairs]) / 2 for pairs in groups]  # noqa: E741
+    center, total = np.mean(middles), 0.0
+    for pairs in groups:
+        for places in pairs:
+            w, l = (0.3 * (rows[at].x - rows[at].ref).sum() for at in places)  # noqa: E741
+            classes = np.logaddexp(0, center - w) + np.logaddexp(0, l - center)
+            likelihood = rows[places[0]].x.mean()
+            total += (0.8 * np.logaddexp(0, l - w) + 0.2 * classes - likelihood) / len(pairs)
+    got = float(recipe.loss(jnp.asarray(logp), ready))
+    assert got == pytest.approx(total / len(groups), rel=1e-5)
+
+
+def test_dart_trains_on_the_least_certain_steps():
+    logp, batch = make_batch()
+    turn_ids = jnp.broadcast_to(jnp.arange(T) // 2, (P, G, T))
+    batch = batch.replace(extras={**batch.extras, "turn_ids": turn_ids})
+    recipe = jr.recipes.dart(keep=0.5)
+    ready, _ = recipe.prepare(batch, recipe.init())
+    rows = rollouts(logp, batch)
+    advantages = normalized(rows, [row.reward for row in rows])
+    losses = []
+    for p in range(P):
+        group = [(row, a) for row, a in zip(rows, advantages, strict=True) if row.place[0] == p]
+        cuts = [(row, a, slice(t, t + 2)) for row, a in group for t in range(0, len(row.x), 2)]
+        entropy = [row.entropy[cut].mean() for row, _, cut in cuts]
+        least = sorted(entropy, reverse=True)[len(cuts) // 2 - 1]
+        for (row, a, cut), certain in zip(cuts, entropy, strict=True):
+            if certain >= least:
+                loss = np.minimum(plain(row, a, high=1.28), np.inf if a >= 0 else -10 * a)
+                every = np.minimum(np.exp(row.old - row.mu), 1.0) * loss + 0.1 * kl(row)
+                losses.append(every[cut])
+    got = float(recipe.loss(jnp.asarray(logp), ready))
+    assert got == pytest.approx(np.concatenate(losses).mean(), rel=1e-5)
 
 
 def test_ettrl_may_clip_in_place_of_reshaping():

@@ -214,6 +214,7 @@ class _Replayed:
     evict: Literal["oldest", "lowest"] = "oldest"
     unique: bool = False
     max_staleness: int | None = None
+    start: int = 0
     until: int | None = None
     source: Collector = dataclasses.field(default_factory=in_order)
     group_size: int | None = None
@@ -339,7 +340,8 @@ class _Replayed:
         """What each place is drawn by, 0 for those that cannot be: float32 ``[C]``."""
         buffer = state.buffer
         weights = np.ones(self.capacity, np.float32)
-        if self.until is not None and collection.step >= self.until:
+        ended = self.until is not None and collection.step >= self.until
+        if ended or collection.step < self.start:
             return np.zeros_like(weights)
         with on_host():
             able = replay_fresh(buffer, version=collection.version, max_lag=self.max_staleness)
@@ -465,6 +467,7 @@ def replayed(
     evict: Literal["oldest", "lowest"] = "oldest",
     unique: bool = False,
     max_staleness: int | None = None,
+    start: int = 0,
     until: int | None = None,
     source: Collector | None = None,
 ) -> Collector:
@@ -493,7 +496,8 @@ def replayed(
       evict: What a full buffer loses: its "oldest" groups, or those of the "lowest" score.
       unique: Whether a prompt has at most one group in the buffer, its last one.
       max_staleness: Groups that are older than this many versions of the weights are not drawn.
-      until: The step from which on no group is replayed.
+      start: The step from which on groups are replayed; they are stored before.
+      until: The step from which on no group is replayed, above ``start``.
       source: The collector of fresh groups; None for :func:`in_order`.
 
     Returns:
@@ -530,7 +534,10 @@ def replayed(
     if evict == "lowest" and score is None:
         raise ValueError(f"{name}: evict='lowest' needs a score.")
     checks.check_non_negative(name, max_staleness=max_staleness)
+    checks.check_non_negative(name, start=start)
     checks.check_positive(name, until=until)
+    if until is not None and until <= start:
+        raise ValueError(f"{name}: until must be above start {start}; got {until}.")
     return _Replayed(
         capacity=capacity,
         share=None if share is None else float(share),
@@ -542,6 +549,7 @@ def replayed(
         evict=evict,
         unique=unique,
         max_staleness=max_staleness,
+        start=start,
         until=until,
         source=in_order() if source is None else source,
     )

@@ -46,7 +46,7 @@ class Method:
       functions: Public functions, as paths below ``jaxrl_llm``.
       preset: Key in ``PRESETS``, or None.
       missing: What the method asks for and a training run by the preset's name does not do; ""
-        where nothing is missing.
+        where nothing is missing. Without a preset, what a run would need for one.
       verified_against: Our checks of its numbers, in addition to what peers confirmed.
       confidence: CODE (formula read in released code), PAPER, NOTES or ABSTRACT.
     """

@@ -67,6 +67,7 @@ from jaxrl_llm.recipes.presets.curation import (
     ps_grpo,
 )
 from jaxrl_llm.recipes.presets.curricula import insight, learnability, mopps, vade
+from jaxrl_llm.recipes.presets.experiences import training_free_grpo
 from jaxrl_llm.recipes.presets.exploration import epo, verl_erank
 from jaxrl_llm.recipes.presets.grpo_family import (
     ace,
@@ -103,6 +104,7 @@ from jaxrl_llm.recipes.presets.off_policy import (
     vespo,
 )
 from jaxrl_llm.recipes.presets.passk import grpo_passk, maxrl, passk_training, pkpo
+from jaxrl_llm.recipes.presets.preferences import mpo
 from jaxrl_llm.recipes.presets.reinforce_family import (
     gpg,
     reinforce_pp,
@@ -114,6 +116,8 @@ from jaxrl_llm.recipes.presets.reinforce_family import (
 )
 from jaxrl_llm.recipes.presets.replayed import (
     cgpo,
+    dart,
+    dots,
     fading_replay,
     grpo_roc,
     llm_replay,
@@ -152,9 +156,11 @@ __all__ = [
     "d3s",
     "dapo",
     "dars",
+    "dart",
     "dcpo_distribution",
     "dcpo_dynamic_clip",
     "dispo",
+    "dots",
     "dppo_kl",
     "dppo_tv",
     "dr_grpo",
@@ -191,6 +197,7 @@ __all__ = [
     "mc_grpo",
     "minpro",
     "mopps",
+    "mpo",
     "mssr",
     "nurl",
     "opo",
@@ -224,6 +231,7 @@ __all__ = [
     "spo_tracker",
     "srpo",
     "ssb",
+    "training_free_grpo",
     "trloo",
     "ttrl_majority",
     "ulorl",

@@ -9,7 +9,10 @@ options:
     eps_low, eps_high: See the package.
 """
 
+from collections.abc import Callable
 from typing import Literal
+
+import numpy as np
 
 from jaxrl_llm import advantages, corrections, curation, regularizers, rewards, surrogates
 from jaxrl_llm.core import bind, chain, checks, given, stateless
@@ -35,7 +38,7 @@ def rollout_replay(
       share: Share of stored groups, drawn evenly; of each prompt the last one is stored.
 
     References:
-      DOTS (arXiv:2506.05316), rollout replay; its selection of prompts is not here.
+      DOTS (arXiv:2506.05316), rollout replay; with its selection of prompts it is :func:`dots`.
     """
     return from_base(
         name="rollout_replay",
@@ -44,6 +47,55 @@ def rollout_replay(
             share=share, capacity=capacity, unique=True, max_staleness=max_staleness
         ),
         paper="arXiv:2506.05316",
+    )
+
+
+def dots(
+    *,
+    references: int = 256,
+    every: int = 2,
+    target: float = 0.5,
+    temperature: float = 1e-3,
+    embed: Callable[[str], np.ndarray] = curation.hashed_words,
+    predict: Callable | None = None,
+    share: float = 0.5,
+    capacity: int = 512,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Prompts near a target rate, predicted from a few references, and half of a batch replayed.
+
+        rate_i = attention of prompt i to references with rollouts, then a line through them
+        prompts ~ softmax(-|rate - target| / temperature)
+        token loss as of :func:`rollout_replay`
+
+    Rewards lie in [0, 1].
+
+    Args:
+      references: Prompts that are rolled out only to predict the others.
+      every: Steps that share the references; the first ones are without stored groups.
+      target: Success rate that is wanted, in [0, 1].
+      temperature: 0.001 almost sorts by the distance to it.
+      embed: ``text -> [D]``; the paper has a language model.
+      predict: Rates from embeddings, such as the paper's trained adapter; see
+        :func:`jaxrl_llm.curation.targeted`.
+      share: Share of stored groups.
+
+    References:
+      DOTS (arXiv:2506.05316), which trains its adapter beforehand; the defaults have none.
+    """
+    replay = curation.replayed(share=share, capacity=capacity, unique=True, start=every)
+    collector = curation.targeted(
+        references=references,
+        every=every,
+        target=target,
+        temperature=temperature,
+        embed=embed,
+        predict=predict,
+        source=replay,
+    )
+    return rollout_replay(eps_low=eps_low, eps_high=eps_high).replace(
+        name="dots", collector=collector
     )
 
 
@@ -344,6 +396,56 @@ def masa(
             cutoff=curation.length_cutoff if efficient else None,
         ),
         paper="arXiv:2510.03259",
+    )
+
+
+def dart(
+    *,
+    capacity: int = 1024,
+    low: int = 1,
+    high: int | None = None,
+    threshold: float = 0.6,
+    keep: float = 0.8,
+    turns: int = 32,
+    cap: float = 1.0,
+    kl_coef: float = 0.1,
+    eps_low: float = 0.2,
+    eps_high: float = 0.28,
+    dual_clip: float | None = 10.0,
+) -> Recipe:
+    """Few rollouts of what succeeds, a stored success where all fail, the least certain steps.
+
+        rollouts of a prompt = high below a success rate of threshold, then int(9 / rate - 7)
+        trained: steps whose mean entropy is among the greatest keep of their group
+        token loss = min(old / behavior, cap) clip loss + kl_coef KL
+
+    The reward says where a step ends ("turn_ends", "turn_rewards"). Rewards are above 0 for right
+    answers and at most 0 for wrong ones.
+
+    Args:
+      capacity: Prompts of which a success is stored.
+      low: Least rollouts of a prompt; likewise ``high``, None for G.
+      threshold: Success rate from which a prompt gets fewer.
+      keep: Share of the steps that train.
+      turns: Most steps of a rollout.
+      cap: Greatest weight of a token for what sampled it.
+
+    References:
+      DART (arXiv:2509.23866), for agents that see a screen; the selection of steps is NOTES, since
+      the released code has it commented out. See :func:`jaxrl_llm.curation.pooled`.
+    """
+    weights = bind(corrections.importance_weights, cap=cap)
+    penalty = (bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else ()
+    return from_base(
+        name="dart",
+        surrogate=bind(
+            surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high, dual_clip=dual_clip
+        ),
+        regularizers=penalty,
+        correction=bind(corrections.rollout_correction, weights=weights),
+        selection=bind(curation.top_entropy_steps, turns=turns, keep=keep),
+        collector=curation.pooled(capacity=capacity, low=low, high=high, threshold=threshold),
+        paper="arXiv:2509.23866",
     )
 
 

@@ -1,0 +1,32 @@
+"""Methods that learn outside of the weights."""
+
+from jaxrl_llm import curation
+from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.recipe import Recipe
+from jaxrl_llm.recipes.wiring import Computed
+
+
+def training_free_grpo(*, capacity: int = 32, length: int = 512, limit: int = 2) -> Recipe:
+    """A library of experiences in the prompt, which the policy edits; the parameters stay.
+
+        library <- operations of the policy on it, for each group whose rewards differ
+        params <- params + 0 update
+
+    The library is the state of the collector: :func:`jaxrl_llm.curation.experience_texts` reads
+    it. Evaluations ask without it.
+
+    Args:
+      capacity: Most experiences; the oldest give way.
+      length: Bytes of an experience.
+      limit: Most operations for a group.
+
+    References:
+      Training-free GRPO (arXiv:2510.08191); see :func:`jaxrl_llm.curation.experienced`. The loop
+      makes a backward pass that it has no use for.
+    """
+    return from_base(
+        name="training_free_grpo",
+        computed=(Computed("update_scale", curation.no_update, "batch"),),
+        collector=curation.experienced(capacity=capacity, length=length, limit=limit),
+        paper="arXiv:2510.08191",
+    )

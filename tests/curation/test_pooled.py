@@ -1,0 +1,168 @@
+"""A pool of successes: how many rollouts a prompt gets, and what takes the place of a failure."""
+
+import jax
+import numpy as np
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm.curation import OWN, REPLAYED, Collection, Outcome, Response, pooled
+from jaxrl_llm.curation.collectors.protocol import sized
+
+P, G, T, N = 3, 8, 4, 6
+
+
+def started(**options):
+    collector = sized(pooled(**options), group_size=G, max_new_tokens=T, num_groups=P)
+    return collector, collector.init(N)
+
+
+def outcome(request, place, number, step, rewards):
+    if request.responses:
+        responses, rewards = request.responses, np.float32([1.0])
+        assert responses[0].reward is None
+    else:
+        size = request.rollouts
+        logp = np.full(2, -0.5, np.float32)
+        responses = tuple(
+            Response(np.array([1000 * step + 10 * number + j] * 2), logp, logp, np.full(2, step))
+            for j in range(size)
+        )
+        rewards = np.float32(rewards(step, place))[:size]
+    return Outcome(
+        prompt=place,
+        rewards=rewards,
+        where=np.ones(len(rewards), bool),
+        lengths=np.full(len(rewards), 2, np.int32),
+        truncated=np.zeros(len(rewards), bool),
+        reward_components={},
+        responses=responses,
+    )
+
+
+def ask(collection, requests):
+    return collection._replace(
+        requests=collection.requests + tuple(requests),
+        outcomes=collection.outcomes + (None,) * len(requests),
+    )
+
+
+def play(collector, state, step, rewards, *, together=True, order=0):
+    collection = Collection(P, G, step, version=step)
+    for _ in range(40):
+        decision, learned = collector.observe(state, collection)
+        if decision.rows is not None:
+            return collection, decision.rows, learned
+        for count in [decision.ask] if together else [1] * decision.ask:
+            more, state = collector.propose(state, jax.random.key(step), collection, count)
+            collection = ask(collection, more)
+        collection = ask(collection, decision.requests)
+        if decision.ask or decision.requests:
+            continue
+        waits = [i for i, done in enumerate(collection.outcomes) if done is None]
+        i, done = waits[order % len(waits)], list(collection.outcomes)
+        request = collection.requests[i]
+        first = request if request.extends is None else collection.requests[request.extends]
+        done[i] = outcome(request, first.prompt, i, step, rewards)
+        collection = collection._replace(outcomes=tuple(done))
+    raise AssertionError("a batch without an end")
+
+
+def by_prompt(*rates):
+    """Rewards of which the first ones of each prompt are 1."""
+    return lambda step, place: np.arange(G) < round(rates[place % len(rates)] * G)
+
+
+def test_prompts_that_succeed_get_fewer_rollouts():
+    collector, state = started()
+    rates = (0.5, 0.75, 1.0, 0.625, 0.875, 0.0)
+    sizes = {}
+    for step in range(4):
+        batch, rows, state = play(collector, state, step, by_prompt(*rates))
+        for i, request in enumerate(batch.requests[:P]):
+            sizes.setdefault(request.prompt, []).append(request.rollouts)
+            mean = batch.outcomes[i].rewards.mean()
+            assert rows[i].takes_part == (0 < mean < 1)
+    # int(9 / rate - 7) from 0.6 on, else 8; a prompt never seen has 8.
+    assert sizes == {0: [8, 8], 1: [8, 5], 2: [8, 2], 3: [8, 7], 4: [8, 3], 5: [8, 8]}
+    assert len(state.recent) == N and (state.count > 8).all()
+
+
+def fails_later(step, place):
+    return np.arange(G) == 2 if step < 2 else np.zeros(G)
+
+
+def test_a_stored_success_takes_the_place_of_the_first_failure():
+    collector, state = started()
+    for step in range(2):
+        batch, _, state = play(collector, state, step, fails_later)
+        assert [r.role for r in batch.requests] == [OWN] * P
+    assert sorted(state.pool.prompt_ids.tolist()[:N]) == list(range(N))
+    batch, rows, after = play(collector, state, 2, fails_later)
+    assert [r.role for r in batch.requests] == [OWN] * P + [REPLAYED] * P
+    for p, row in enumerate(rows):
+        assert row.members == ((P + p, 0), *((p, j) for j in range(1, G))) and row.takes_part
+        stored = batch.requests[P + p]
+        assert stored.extends == p and not stored.sampled and stored.rollouts == 1
+        (response,) = stored.responses
+        assert response.tokens[0] % 10 == 2 and response.version[0] in (0, 1)
+        np.testing.assert_array_equal(response.behavior_logp, np.float32([-0.5, -0.5]))
+    # A success of the pool is neither stored again nor counted.
+    assert int(after.pool.added) == int(state.pool.added) == N
+    assert after.count.sum() - state.count.sum() == P * G
+
+
+def test_a_failure_without_a_stored_success_does_not_train():
+    collector, state = started()
+    batch, rows, _ = play(collector, state, 0, lambda step, place: np.zeros(G))
+    assert len(batch.requests) == P and not any(row.takes_part for row in rows)
+
+
+def test_an_old_success_stays_out():
+    collector, state = started(max_staleness=1)
+    for step in range(2):
+        *_, state = play(collector, state, step, fails_later)
+    batch, rows, _ = play(collector, state, 2, fails_later)
+    ages = {r.prompt: 2 for r in batch.requests[:P]}
+    for r in batch.requests[:P]:
+        place = state.pool.prompt_ids.tolist().index(r.prompt)
+        ages[r.prompt] = 2 - int(state.pool.versions[place])
+    replayed = [batch.requests[r.extends].prompt for r in batch.requests[P:]]
+    assert replayed == [prompt for prompt, age in ages.items() if age <= 1]
+    assert [row.takes_part for row in rows] == [age <= 1 for age in ages.values()]
+
+
+def test_a_batch_does_not_depend_on_timing_or_on_how_many_are_proposed():
+    def rewards(step, place):
+        return (np.arange(G) + place + step) % 4 == 0 if (step + place) % 3 else np.zeros(G)
+
+    def play_all(**options):
+        collector, state = started(capacity=4)
+        batches = []
+        for step in range(5):
+            batch, rows, state = play(collector, state, step, rewards, **options)
+            batches.append((rows, [r._replace(responses=()) for r in batch.requests]))
+        return batches, state
+
+    first, state = play_all()
+    assert any(r.role == REPLAYED for _, requests in first for r in requests)
+    for options in ({"together": False}, {"order": 1}, {"order": -1}):
+        again, other = play_all(**options)
+        assert again == first
+        jax.tree.map(np.testing.assert_array_equal, state, other)
+    for rows, requests in first:
+        members = [member for row in rows for member in row.members]
+        assert len(rows) == P and len(set(members)) == len(members) and len(requests) <= 2 * P
+
+
+def test_what_cannot_be_is_said():
+    for name, value in {"capacity": 0, "low": 0, "threshold": 0.0, "max_accuracy": 0.0}.items():
+        with pytest.raises(ValueError, match=f"pooled: {name}"):
+            pooled(**{name: value})
+    with pytest.raises(ValueError, match="high must not be below low; got 2 and 3"):
+        pooled(low=3, high=2)
+    with pytest.raises(ValueError, match="low is above the 2 rollouts of a group"):
+        sized(pooled(low=3), group_size=2, max_new_tokens=T)
+    collector, state = started(source=jr.curation.in_order())
+    with pytest.raises(ValueError, match="the source must name its prompts"):
+        collector.propose(state, jax.random.key(0), Collection(P, G), 1)
+    assert repr(pooled(high=4, threshold=0.5)) == "pooled(capacity=1024, high=4, threshold=0.5)"

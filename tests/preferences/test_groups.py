@@ -1,0 +1,121 @@
+"""Losses of pairs on groups: which rollouts pair, float64 values and gradients, the center."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxrl_llm as jr
+from jaxrl_llm import preferences
+from jaxrl_llm.core import bind
+
+P, G, T = 3, 4, 5
+LENGTHS = np.array([[5, 2, 3, 1], [4, 4, 1, 2], [5, 0, 2, 3]])
+MASK = np.arange(T) < LENGTHS[..., None]
+ADVANTAGES = np.float32([[0.5, -1, 1, 1], [0, 0, 0, 0], [0.25, 9, -0.5, -0.5]])
+# The best and the worst of each group; one without a token is neither.
+PAIRS = [[(2, 1), (3, 1)], [], [(0, 2), (0, 3)]]
+
+
+def arrays():
+    rng = np.random.default_rng(5)
+    return rng.normal(-1.5, 0.7, (2, P, G, T)).astype(np.float32)
+
+
+def softplus(x):
+    return np.logaddexp(0.0, x)
+
+
+def expected(logp, ref, center=0.0, weights=(0.8, 0.2, 1.0), beta=0.1):
+    logp, ref = np.float64(logp), np.float64(ref)
+    losses = np.zeros(P)
+    for p, pairs in enumerate(PAIRS):
+        for pair in pairs:
+            w, l = ((logp[p, g] - ref[p, g])[MASK[p, g]].sum() * beta for g in pair)  # noqa: E741
+            likelihood = logp[p, pair[0]][MASK[p, pair[0]]].mean()
+            classes = softplus(center - w) + softplus(l - center)
+            losses[p] += np.dot(weights, (softplus(l - w), classes, -likelihood)) / len(pairs)
+    return losses
+
+
+@pytest.mark.parametrize("center", [None, 0.3])
+def test_the_loss_of_a_group_is_that_of_its_best_and_worst(center):
+    logp, ref = arrays()
+    loss = preferences.paired(logp, None, ADVANTAGES, MASK, ref_logp=ref, center=center)
+    value = expected(logp, ref, center or 0.0)
+    np.testing.assert_allclose(loss, np.where(MASK, value[:, None, None], 0.0), rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("loss", "weights"), [(preferences.dpo, (1, 0, 0)), (preferences.bco, (0, 1, 0))]
+)
+def test_any_loss_of_pairs_serves(loss, weights):
+    logp, ref = arrays()
+    surrogate = bind(preferences.paired, loss=bind(loss, beta=0.5))
+    got = surrogate(logp, None, ADVANTAGES, MASK, ref_logp=ref)
+    np.testing.assert_allclose(
+        got[:, 0, 0], expected(logp, ref, weights=weights, beta=0.5), rtol=2e-5
+    )
+
+
+def test_only_the_pair_has_a_gradient_and_junk_changes_nothing():
+    logp, ref = arrays()
+
+    def total(x, y):
+        loss = preferences.paired(x, None, ADVANTAGES, MASK, ref_logp=y)
+        return jnp.sum(loss * jr.aggregate.group_mean(MASK))
+
+    gradient, of_reference = jax.jit(jax.grad(total, argnums=(0, 1)))(logp, ref)
+    pairs = np.zeros((P, G, T), bool)
+    for p, members in enumerate(PAIRS):
+        pairs[p, sorted({g for pair in members for g in pair})] = True
+    assert ((np.asarray(gradient) != 0) == (pairs & MASK)).all()
+    assert not np.asarray(of_reference).any()
+    step = 1e-3
+    for place in [(0, 2, 1), (0, 1, 0), (2, 2, 1)]:
+        up, down = np.float64(logp), np.float64(logp)
+        up[place] += step
+        down[place] -= step
+        slope = (expected(up, ref) - expected(down, ref)).sum() / (2 * step) / P
+        np.testing.assert_allclose(gradient[place], slope, rtol=1e-4)
+    junk = np.where(MASK, logp, np.nan)
+    assert float(total(junk, np.where(MASK, ref, np.inf))) == float(total(logp, ref))
+    assert np.isfinite(np.asarray(jax.grad(total)(junk, ref))).all()
+
+
+def test_the_center_is_the_mean_of_all_pairs():
+    transform = preferences.running_center(beta=0.5)
+    state, middles = transform.init(), []
+    for seed in range(3):
+        old, ref = np.random.default_rng(seed).normal(-1, 1, (2, P, G, T)).astype(np.float32)
+        rewards = np.random.default_rng(seed).integers(0, 2, (P, G)).astype(np.float32)
+        where = np.ones((P, G), bool)
+        rewards[0], where[1, 1] = 1.0, False
+        x = 0.5 * np.where(MASK, np.float64(old) - ref, 0.0).sum(-1)
+        for p in range(P):
+            able = [g for g in range(G) if where[p, g] and LENGTHS[p, g]]
+            right = [x[p, g] for g in able if rewards[p, g]]
+            wrong = [x[p, g] for g in able if not rewards[p, g]]
+            if right and wrong:
+                middles.append((np.mean(right) + np.mean(wrong)) / 2)
+        context = {"where": where, "old_logp": old, "ref_logp": ref, "mask": MASK}
+        center, state = transform.update(rewards, state, **context)
+        np.testing.assert_allclose(center, np.mean(middles), rtol=1e-4)
+        assert float(state.count) == len(middles)
+    assert len(middles) > 3
+
+
+def test_what_cannot_be_is_said():
+    logp, ref = arrays()
+    with pytest.raises(ValueError, match="center has no effect on dpo"):
+        preferences.paired(
+            logp, None, ADVANTAGES, MASK, ref_logp=ref, center=0.1, loss=preferences.dpo
+        )
+    with pytest.raises(ValueError, match="paired: .*advantages"):
+        preferences.paired(logp, None, ADVANTAGES[0], MASK, ref_logp=ref)
+    with pytest.raises(ValueError, match="running_center: beta"):
+        preferences.running_center(beta=0.0)
+    unknown = ADVANTAGES.copy()
+    unknown[0, 0] = np.nan
+    loss = preferences.paired(logp, None, unknown, MASK, ref_logp=ref)
+    assert np.isnan(loss[0, 0, 0]) and np.isfinite(loss[1:]).all()

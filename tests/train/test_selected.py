@@ -1,0 +1,76 @@
+"""Whole runs of collectors that choose prompts, pool successes or keep a library: they resume."""
+
+import dataclasses
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from test_checkpoint import assert_same
+from tiny_run import tiny_run
+
+import jaxrl_llm as jr
+from jaxrl_llm.train import CheckpointConfig, train
+
+
+def low(prompt, completion, metadata):
+    """0 or 1; of two steps."""
+    ends = [len(completion) // 2, len(completion)]
+    reward = float(completion[:1] < "@")
+    return {"reward": reward, "turn_ends": ends, "turn_rewards": [0.0, reward]}
+
+
+RECIPES = {
+    "dots": lambda: jr.recipes.dots(references=3, capacity=8),
+    "dart": lambda: jr.recipes.dart(capacity=8),
+    "training_free_grpo": lambda: jr.recipes.training_free_grpo(capacity=4, length=32),
+    "mpo": jr.recipes.mpo,
+}
+
+
+@pytest.fixture(scope="module", params=RECIPES)
+def whole(request, tmp_path_factory):
+    recipe = RECIPES[request.param]()
+    config = tiny_run(
+        tmp_path_factory.mktemp(request.param),
+        recipe=recipe,
+        reward=low,
+        steps=3,
+        checkpoint=CheckpointConfig(every=1, keep=3),
+    )
+    return request.param, config, train(config)
+
+
+def test_a_run_resumes_exactly(whole, tmp_path):
+    _, config, result = whole
+    shutil.copytree(config.run_dir, tmp_path / "run")
+    for step in (2, 3):
+        shutil.rmtree(tmp_path / "run" / "checkpoints" / f"step_{step:08d}")
+    again = train(dataclasses.replace(config, run_dir=str(tmp_path / "run")), resume=True)
+    assert_same(again.state, result.state)
+    jax.tree.map(
+        np.testing.assert_array_equal, again.state.collector_state, result.state.collector_state
+    )
+
+
+def test_what_a_run_remembers_is_what_its_method_says(whole):
+    name, config, result = whole
+    state, history = result.state.collector_state, result.history
+    asked = [row["groups_sampled"] for row in history]
+    if name == "dots":
+        # Three references at the first and the third step; then two of four groups are stored.
+        assert asked == [7, 4, 5] and history[2]["rollouts/replayed"] == 4
+        assert int(state.drawn_at) == 2 and sorted(state.order) == list(range(10))
+    elif name == "dart":
+        assert state.count.sum() == sum(row["rollouts_sampled"] for row in history) == 24
+        assert (state.pool.order >= 0).any()
+    elif name == "training_free_grpo":
+        library = jr.curation.experience_texts(state)
+        reviews = sum(asked) - 12
+        assert int(state.reviews) == reviews > 0 and 0 < len(library) <= 4
+        first = config.model()[1]
+        jax.tree.map(np.testing.assert_array_equal, result.state.params, first)
+        assert "rollouts/hinted" not in history[0] and history[-1]["rollouts/hinted"] == 8
+    else:
+        center = result.state.algo_state.controllers["center"]
+        assert float(center.count) > 0 and float(center.mean) != 0.0
