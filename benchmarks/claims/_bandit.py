@@ -121,7 +121,7 @@ def train(
     """Plain gradient steps with advantages of `grpo`.
 
     Args:
-      weigh: A Transform after the advantage that reads prompt_ids, rewards and where.
+      weigh: A Transform after the advantage that reads prompt_ids, rewards and where, and learns.
     """
     task = make_task(seed)
     params = np.zeros(WIDTH, np.float32)
@@ -145,9 +145,9 @@ def train(
                 answers[p, g] = response.tokens[0]
                 behavior[p, g] = np.asarray(response.behavior_logp)[0]
         advantages = jr.advantages.grpo(jnp.asarray(batch.rewards), where=jnp.asarray(batch.where))
+        ids = jnp.asarray(batch.prompts)
+        fields = {"prompt_ids": ids, "rewards": batch.rewards, "where": batch.where}
         if weigh is not None:
-            ids = jnp.asarray(batch.prompts)
-            fields = {"prompt_ids": ids, "rewards": batch.rewards, "where": batch.where}
             advantages, state = weigh.update(advantages, state, **fields)
         of = batch.prompts
         step_of = gradient(
@@ -155,6 +155,8 @@ def train(
             loss=loss,
         )  # fmt: skip
         params = params - rate * np.asarray(step_of)
+        if weigh is not None:
+            state = weigh.learn(state, **fields)
         accuracy.append(success(params, task).mean())
         sampled.append(batch.sampled)
         informative.append(batch.informative.mean())

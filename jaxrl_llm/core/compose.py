@@ -220,10 +220,13 @@ class Transform(NamedTuple):
       init: ``init() -> state``; a pytree of arrays, checkpointed with the train state.
       update: ``update(x, state, **context) -> (x, state)``. It takes what it needs of the context
         by keyword and ignores the rest.
+      learn: ``learn(state, **context) -> state``, called after the optimizer step that used ``x``,
+        with what only that shows, such as the losses; None for a state that only ``update`` moves.
     """
 
     init: Callable[[], ArrayTree]
     update: Callable[..., tuple[Any, ArrayTree]]
+    learn: Callable[..., ArrayTree] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -282,6 +285,19 @@ class _ChainUpdate:
             x, new = call_with(transform.update, x, old, context=context)
             states.append(new)
         return x, tuple(states)
+
+
+@dataclasses.dataclass(frozen=True)
+class _ChainLearn:
+    """The learn third of :func:`chain`, for one in which a transform learns."""
+
+    transforms: tuple[Transform, ...]
+
+    def __call__(self, state, **context):
+        pairs = zip(self.transforms, state, strict=True)
+        return tuple(
+            x if t.learn is None else call_with(t.learn, x, context=context) for t, x in pairs
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -376,4 +392,6 @@ def chain(*transforms: Transform) -> Transform:
       >>> both.update(jnp.array([1.0, 0.0]), both.init())[0].tolist()
       [-0.5, 0.5]
     """
-    return Transform(_ChainInit(transforms), _ChainUpdate(transforms))
+    learns = any(transform.learn is not None for transform in transforms)
+    learn = _ChainLearn(transforms) if learns else None
+    return Transform(_ChainInit(transforms), _ChainUpdate(transforms), learn)

@@ -118,6 +118,9 @@ from jaxrl_llm.curation.collectors.visits import hint_levels, in_epochs, prefixe
 from jaxrl_llm.curation.curvature import (
     CapoMoments,
     CapoScores,
+    CapoSums,
+    capo_adam,
+    capo_bounds,
     capo_mask,
     capo_scores,
     capo_selection,
@@ -206,7 +209,12 @@ from jaxrl_llm.curation.prompts.bins import (
     pass_history_update,
 )
 from jaxrl_llm.curation.prompts.embeddings import hashed_words
-from jaxrl_llm.curation.prompts.robust import PromptGdroState, bin_advantage_weights, prompt_gdro
+from jaxrl_llm.curation.prompts.robust import (
+    PromptGdroState,
+    bin_advantage_weights,
+    clipped_losses,
+    prompt_gdro,
+)
 from jaxrl_llm.curation.prompts.selection import (
     candidate_pool,
     draw_prompts,
@@ -304,6 +312,7 @@ __all__ = [
     "Candidates",
     "CapoMoments",
     "CapoScores",
+    "CapoSums",
     "Collection",
     "Collector",
     "Compacted",
@@ -374,10 +383,13 @@ __all__ = [
     "calibrate_rates",
     "candidate_pool",
     "cap_items",
+    "capo_adam",
+    "capo_bounds",
     "capo_mask",
     "capo_scores",
     "capo_selection",
     "choose_arms",
+    "clipped_losses",
     "compact_groups",
     "comprehension_score",
     "constrained_pairs",

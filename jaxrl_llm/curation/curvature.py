@@ -15,6 +15,8 @@ distribution and its advantage.
   its range or without effect, raise ValueError.
 """
 
+import dataclasses
+import math
 from typing import Literal, NamedTuple
 
 import jax
@@ -23,6 +25,9 @@ import jax.numpy as jnp
 from jaxrl_llm.core import Array, checks, masking
 
 Fisher = Literal["sample", "full"]
+
+# Tokens whose matrices [top, D] are in memory together.
+_AT_ONCE = 16
 
 
 class CapoScores(NamedTuple):
@@ -48,6 +53,18 @@ class CapoMoments(NamedTuple):
 
     mu: Array
     nu: Array
+    count: Array
+
+
+class CapoSums(NamedTuple):
+    """What :func:`capo_adam` adds up over the tokens of an update.
+
+    Attributes:
+      total: ``[V, D]``, the gradients of the tokens left.
+      count: ``[V]``, how many of them have the token among their most likely ones.
+    """
+
+    total: Array
     count: Array
 
 
@@ -150,31 +167,32 @@ def capo_scores(
         tokens = probs.shape[-1]
         places = jnp.broadcast_to(jnp.arange(tokens), probs.shape) if support is None else support
         places = jnp.where(mask[..., None], places, 0)
-        slope, spread = adam(hidden, probs, actions, advantages, places, moments, betas, eps)
+        scores = jax.nn.one_hot(actions, tokens) - probs
+        slope, spread = adam(hidden, probs, scores, advantages, places, moments, betas, eps)
         scores = _scores(advantages, lr, slope, spread, fisher)
     return CapoScores(*(masking.zero_masked(x, mask) for x in scores))
 
 
-def adam(hidden, probs, actions, advantages, places, moments: CapoMoments, betas, eps):
-    """``v.u`` and ``Var_pi(u)`` of the Adam step of each token."""
+def adam(hidden, probs, v, advantages, places, moments: CapoMoments, betas, eps, batch=None):
+    """``v.u`` and ``Var_pi(u)`` of the Adam step of each token, ``batch`` of them at a time."""
     mu, nu = (jnp.asarray(x, jnp.float32) for x in moments[:2])
     count = jnp.asarray(moments.count, jnp.float32) + 1.0
-    first, second = (1.0 - beta**count for beta in betas)
+    # 1 - beta^count, of which float32 would lose most digits where beta is close to 1.
+    logs = (math.log(beta) if beta else -math.inf for beta in betas)
+    first, second = (-jnp.expm1(count * log) for log in logs)
 
     def one(token):
-        h, pi, action, advantage, rows = token
-        v = jax.nn.one_hot(action, pi.shape[-1]) - pi
-        gradient = advantage * v[:, None] * h
+        h, pi, score, advantage, rows = token
+        gradient = advantage * score[:, None] * h
         m = betas[0] * mu[rows] + (1.0 - betas[0]) * gradient
         n = betas[1] * nu[rows] + (1.0 - betas[1]) * gradient**2
         u = (m / first / (jnp.sqrt(n / second) + eps)) @ h
         mean = jnp.sum(pi * u)
-        return jnp.sum(v * u), jnp.sum(pi * u**2) - mean**2
+        return jnp.sum(score * u), jnp.sum(pi * u**2) - mean**2
 
-    shape = jnp.shape(actions)
-    flat = [x.reshape(-1, *x.shape[len(shape) :]) for x in (hidden, probs, actions)]
-    flat += [advantages.reshape(-1), places.reshape(-1, places.shape[-1])]
-    slope, spread = jax.lax.map(one, tuple(flat))
+    shape = jnp.shape(advantages)
+    flat = [x.reshape(-1, *x.shape[len(shape) :]) for x in (hidden, probs, v, advantages, places)]
+    slope, spread = jax.lax.map(one, tuple(flat), batch_size=batch)
     return slope.reshape(shape), spread.reshape(shape)
 
 
@@ -214,6 +232,150 @@ def capo_mask(
     far = (jnp.abs(rise) >= tau_h) if symmetric else (rise < 0) | (rise >= tau_h)
     # A NaN compares as not too far: it stays, and is seen.
     return mask & ~(scores.policy >= tau_f) & ~far
+
+
+@dataclasses.dataclass(frozen=True)
+class _CapoAdam:
+    """Made by :func:`capo_adam`."""
+
+    tau_h: float
+    tau_f: float
+    symmetric: bool
+    lr: float | None
+    top: int
+    betas: tuple[float, float]
+    eps: float
+
+    @property
+    def reads_rate(self) -> bool:
+        return self.lr is None
+
+    def init(self, vocab_size: int, width: int) -> CapoMoments:
+        zeros = jnp.zeros((vocab_size, width), jnp.float32)
+        return CapoMoments(zeros, jnp.zeros_like(zeros), jnp.zeros((), jnp.int32))
+
+    def zeros(self, vocab_size: int, width: int) -> CapoSums:
+        return CapoSums(jnp.zeros((vocab_size, width), jnp.float32), jnp.zeros(vocab_size))
+
+    def __call__(self, state, hidden, logits, targets, *, advantages, mask, learning_rate=None):
+        rate = learning_rate if self.lr is None else self.lr
+        hidden = masking.zero_masked(hidden.astype(jnp.float32), mask[..., None])
+        advantages = masking.zero_masked(advantages, mask)
+        top, places = jax.lax.top_k(logits, min(self.top, logits.shape[-1]))
+        probs = masking.zero_masked(jax.nn.softmax(top.astype(jnp.float32)), mask[..., None])
+        v = (places == targets[..., None]) - probs
+        slope, spread = adam(
+            hidden, probs, v, advantages, places, state, self.betas, self.eps, batch=_AT_ONCE
+        )
+        changes = _scores(advantages, rate, slope, spread, "sample")
+        scores = CapoScores(*(masking.zero_masked(x, mask) for x in changes))
+        bounds = {"tau_h": self.tau_h, "tau_f": self.tau_f}
+        keep = capo_mask(scores, mask, symmetric=self.symmetric, **bounds)
+        row = jnp.arange(len(targets))[:, None]
+        weights = jnp.zeros(logits.shape, jnp.float32)
+        weights = weights.at[row, places].add((keep * advantages)[:, None] * v)
+        total = jnp.einsum("nv,nd->vd", weights, hidden, precision=jax.lax.Precision.HIGHEST)
+        count = jnp.zeros(logits.shape[-1]).at[places].add(keep[:, None].astype(jnp.float32))
+        return jnp.stack(scores, axis=-1), CapoSums(total, count)
+
+    def learn(self, state: CapoMoments, sums: CapoSums) -> CapoMoments:
+        seen = (sums.count > 0)[:, None]
+        mean = sums.total / jnp.maximum(sums.count, 1.0)[:, None]
+
+        def moved(old, new, beta):
+            return jnp.where(seen, beta * old + (1.0 - beta) * new, old)
+
+        mu = moved(state.mu, mean, self.betas[0])
+        return CapoMoments(mu, moved(state.nu, mean**2, self.betas[1]), state.count + 1)
+
+
+def capo_adam(
+    *,
+    tau_h: float = 0.01,
+    tau_f: float = 1e-4,
+    symmetric: bool = True,
+    lr: float | None = None,
+    top: int = 50,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+) -> _CapoAdam:
+    """CAPO's curvature along the step of an Adam that models the optimizer, for a recipe.
+
+        m_H, m_F   as in capo_scores, on the ``top`` most likely tokens, at the rate of the step
+        g_j        mean of A v_j h over the tokens left that have j among their most likely ones
+        mu_j       b1 mu_j + (1 - b1) g_j,   nu_j  b2 nu_j + (1 - b2) g_j^2;   j of no token stays
+
+    The moments are those of the gradient of the last layer alone, token by token as large as ``A v
+    h``. They are not those of the run's optimizer, which may be another one or move an adapter.
+
+    Args:
+      tau_h, tau_f, symmetric: See the module; the tokens out of bounds enter no mean.
+      lr: Learning rate of the scores; None for that of the update.
+      top: How many tokens a distribution is cut to.
+      betas: Adam's decay rates.
+      eps: Adam's epsilon.
+
+    Returns:
+      A rule for ``Computed(name, rule, "optimizer")``: its array ``[..., 2]`` holds m_H and m_F.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> rule = jr.curation.capo_adam(lr=0.01, tau_h=1.0, tau_f=1.0)
+      >>> state = rule.init(3, 2)
+      >>> effects, sums = rule(
+      ...     state, jnp.ones((1, 2)), jnp.zeros((1, 3)), jnp.array([0]),
+      ...     advantages=jnp.ones(1), mask=jnp.ones(1, bool))
+      >>> rule.learn(state, sums).mu.round(3).tolist()
+      [[0.067..., 0.067...], [-0.033..., -0.033...], [-0.033..., -0.033...]]
+
+    References:
+      CAPO (arXiv:2510.00819), and its released trainer in the recipe of its main result. Before the
+      first update, at a rate of 0, that trainer takes plain ascent.
+    """
+    function = "capo_adam"
+    checks.check_positive(function, finite=True, tau_h=tau_h, tau_f=tau_f, eps=eps)
+    checks.check_non_negative(function, finite=True, lr=lr)
+    checks.check_count(function, top=top)
+    for beta in betas:
+        checks.check_share(function, betas=beta)
+    return _CapoAdam(tau_h, tau_f, symmetric, lr, top, tuple(betas), eps)
+
+
+def capo_bounds(
+    advantages: Array,
+    mask: Array,
+    *,
+    step_effects: Array,
+    tau_h: float = 0.01,
+    tau_f: float = 1e-4,
+    symmetric: bool = True,
+) -> Array:
+    """CAPO as the selection of a recipe that brings the effects of each token's step.
+
+    Args:
+      advantages: Not read.
+      mask, tau_h, tau_f, symmetric: As in :func:`capo_mask`.
+      step_effects: ``[..., T, 2]``: m_H and m_F, such as those of :func:`capo_adam`.
+
+    Returns:
+      bool ``[..., T]``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> effects = jnp.array([[[0.02, 0.0], [0.005, 0.0]]])
+      >>> mask = jnp.ones((1, 2), bool)
+      >>> jr.curation.capo_bounds(jnp.ones(1), mask, step_effects=effects).tolist()
+      [[False, True]]
+
+    References:
+      CAPO (arXiv:2510.00819).
+    """
+    del advantages
+    checks.check_shape("capo_bounds", "step_effects", step_effects, (*jnp.shape(mask), 2))
+    scores = CapoScores(step_effects[..., 0], step_effects[..., 1])
+    return capo_mask(scores, mask, tau_h=tau_h, tau_f=tau_f, symmetric=symmetric)
 
 
 def capo_selection(

@@ -180,7 +180,7 @@ class EvolutionRecipe:
                 f"none may be older; got max_staleness {max_staleness}."
             )
 
-    def init(self) -> AlgoState:
+    def init(self, output_shape: tuple[int, int] | None = None) -> AlgoState:
         """The state of the method: there is none."""
         return AlgoState((), (), {}, jnp.zeros((), jnp.float32))
 

@@ -26,12 +26,14 @@ class AlgoState(NamedTuple):
       controllers: State of each computed controller and memory of visits, by its name.
       last_kl: float32 ``[]``, KL of the policy of the last update from the one before it, as the
         train step measured it; 0 before the first.
+      rules: State of each rule of the optimizer's step, by its name.
     """
 
     advantage: ArrayTree
     curation: ArrayTree
     controllers: dict[str, ArrayTree]
     last_kl: Array
+    rules: dict[str, ArrayTree] = {}  # noqa: RUF012  a default that nothing changes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
@@ -148,7 +150,7 @@ class Recipe:
     @property
     def step_fields(self) -> frozenset[str]:
         """Which of ``required_fields`` the train step computes; the batch holds the others."""
-        names = set(self.computed_from(*wiring.BEFORE_PREPARE))
+        names = set(self.computed_from(*wiring.BEFORE_PREPARE, "optimizer"))
         names |= {"old_entropy", "hidden_sq", "hidden_rank"}
         if self.critic is not None:
             names |= {"values", "old_values"}
@@ -163,6 +165,11 @@ class Recipe:
     def reads_last_kl(self) -> bool:
         """Whether ``prepare`` reads the KL of the update before it."""
         return wiring.prepare_names(self, "last_kl")
+
+    @property
+    def learns(self) -> bool:
+        """Whether a Transform moves its state by what only an update shows."""
+        return bool(wiring.learners(self))
 
     @property
     def uses_reference(self) -> bool:
@@ -215,14 +222,21 @@ class Recipe:
                 "or a recipe such as rollout_correction."
             )
 
-    def init(self) -> AlgoState:
-        """The first state of the recipe's Transforms."""
+    def init(self, output_shape: tuple[int, int] | None = None) -> AlgoState:
+        """The first state of the recipe's Transforms.
+
+        Args:
+          output_shape: ``(V, D)`` of the model's output matrix, for a recipe with numbers computed
+            from "optimizer"; None if its batches bring those.
+        """
         controllers = self.computed_from("controller", "last_visit")
+        rules = {} if output_shape is None else self.computed_from("optimizer")
         return AlgoState(
             advantage=self.advantage.init(),
             curation=() if self.curation is None else self.curation.init(),
             controllers={name: transform.init() for name, transform in controllers.items()},
             last_kl=jnp.zeros((), jnp.float32),
+            rules={name: rule.init(*output_shape) for name, rule in rules.items()},
         )
 
     def prepare(
@@ -311,7 +325,9 @@ class Recipe:
             wiring.check_output(self.name, "the critic's returns", returns, batch.mask.shape)
             batch = batch.replace(extras={**batch.extras, "returns": returns})
         batch = self.weigh(batch)
-        return batch.check(), AlgoState(advantage, curation, controllers, state.last_kl)
+        return batch.check(), AlgoState(
+            advantage, curation, controllers, state.last_kl, state.rules
+        )
 
     def measure(self, batch: Batch, logp: Array | None) -> Batch:
         """The batch with what is computed from "update", for a policy of these log-probabilities.
@@ -329,6 +345,34 @@ class Recipe:
             else:
                 batch = batch.replace(extras={**batch.extras, name: value})
         return batch
+
+    def learn(self, batch: Batch, algo_state: AlgoState, *, logp: Array) -> AlgoState:
+        """The state after the update that a prepared batch was for, for a recipe that ``learns``.
+
+        The train step calls it where the update was made.
+
+        Args:
+          batch: As ``prepare`` returned it, all prompts of the update.
+          algo_state: That ``prepare`` returned with it.
+          logp: ``[P, G, T]``, each row by the policy before the first optimizer step that took it.
+        """
+        context = wiring.context(batch, wiring.LEARN_CONTEXT)
+        old_logp = logp if batch.old_logp is None else batch.old_logp
+        context |= {"logp": logp, "old_logp": old_logp}
+
+        def learned(transform: Transform | None, state: ArrayTree) -> ArrayTree:
+            if transform is None or transform.learn is None:
+                return state
+            return call_with(transform.learn, state, context=context)
+
+        controllers = self.computed_from("controller")
+        return AlgoState(
+            learned(self.advantage, algo_state.advantage),
+            learned(self.curation, algo_state.curation),
+            {name: learned(controllers.get(name), x) for name, x in algo_state.controllers.items()},
+            algo_state.last_kl,
+            algo_state.rules,
+        )
 
     def weigh(self, batch: Batch) -> Batch:
         """The batch with the weights of the loss, and of the critic's, from its final mask.

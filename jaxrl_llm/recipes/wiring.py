@@ -46,6 +46,8 @@ LOSS_CONTEXT = (
     "rewards",
     "advantages",
 )
+# What `learn` of a Transform is offered, after the update.
+LEARN_CONTEXT = (*PREPARE_CONTEXT, "advantages")
 # Inputs that cost a pass of a model, or that only some samplers return. Where a batch is prepared,
 # old_logp is one of them; in the loss, the policy being trained replaces it.
 _COSTLY = frozenset({"ref_logp", "behavior_logp", "entropy", "reward_components"})
@@ -60,6 +62,7 @@ SOURCES = (
     "teacher",
     "last_visit",
     "controller",
+    "optimizer",
     "batch",
     "update",
     "policy",
@@ -68,6 +71,8 @@ SOURCES = (
 # the train step computes by then.
 STATISTICS = ("old_policy", "reference", "teacher")
 BEFORE_PREPARE = (*STATISTICS, "last_visit")
+# And those that a batch may bring instead.
+COMPUTED_BEFORE = ("responses", *BEFORE_PREPARE, "optimizer")
 # What the loop makes the prompts of a teacher of; no function reads it.
 TEACHER_TEXTS = "teacher_texts"
 
@@ -88,6 +93,12 @@ class Computed(NamedTuple):
           name ``"teacher_texts"`` is for P lists of G messages for the teacher, None for a response
           without one: the loop makes ``has_teacher`` and the teacher's prompts of them.
         - ``"controller"``: a Transform ``rewards [P, G] -> scalar``, a coefficient with a state.
+        - ``"optimizer"``: a rule of the step that each token alone would make, for the selection:
+          ``function(state, hidden [N, D], logits [N, V], targets [N], *, advantages, mask,
+          learning_rate) -> (values [N, ...], sums)`` of the policy at the start of the step, in
+          chunks of tokens. Their sums are added to ``zeros(V, D)``; ``init(V, D)`` is the first
+          state, which ``learn(state, sums)`` moves once a batch; ``reads_rate`` is whether it
+          reads the learning rate of the update.
         - ``"batch"``: ``function(advantages, **context)``, an array with leading axis P or a
           scalar, computed on the full batch after the advantages. The name ``"update_scale"`` is
           a scalar by which the train step multiplies the optimizer's update.
@@ -157,12 +168,23 @@ def transform_readers(slot: str, transform: Transform | None) -> list[Reader]:
     return [Reader(slot, transform.update, ("rewards", "state"))]
 
 
+def learners(recipe) -> list[Reader]:
+    """What learns of an update that was made: the ``learn`` of Transforms, parts of a chain too."""
+    transforms = [recipe.advantage, recipe.curation, *recipe.computed_from("controller").values()]
+    found = []
+    for transform in (t for t in transforms if t is not None):
+        for part in parts_of(transform) or (transform,):
+            if part.learn is not None:
+                found.append(Reader("learn", part.learn, ("state",)))
+    return found
+
+
 def _label(entry: Computed) -> str:
     return f"computed {entry.name!r} ({entry.source})"
 
 
 def readers(recipe) -> tuple[list[Reader], list[Reader]]:
-    """The functions that ``prepare`` calls or that run for it, and those of the loss."""
+    """The functions that ``prepare`` calls or that run for it, and those of the loss and after."""
     plain = {
         slot: Reader(slot, function, positional)
         for slot, positional in POSITIONAL.items()
@@ -176,13 +198,13 @@ def readers(recipe) -> tuple[list[Reader], list[Reader]]:
             prepare += transform_readers(_label(entry), entry.function)
         elif entry.source == "last_visit":
             prepare.append(Reader(_label(entry), entry.function.recall, ("state",)))
-        elif entry.source != "responses":  # these run on the host and read no array of the batch
+        elif entry.source not in ("responses", "optimizer"):  # these read no array of the batch
             positional = _PLACES.get(entry.source, ("logits", "targets"))
             prepare.append(Reader(_label(entry), entry.function, positional))
     if recipe.critic is not None:
         prepare.append(Reader("critic's returns", recipe.critic.returns, ("rewards",)))
     loss = [plain["surrogate"]] + [Reader("regularizer", f, ()) for f in recipe.regularizers]
-    return prepare, loss
+    return prepare, loss + learners(recipe)
 
 
 def unfilled(reader: Reader) -> list[inspect.Parameter]:
@@ -212,7 +234,7 @@ def required_fields(recipe) -> tuple[frozenset[str], frozenset[str]]:
     in_loss = before_loss | names_computed(recipe, ("policy",))
     if recipe.critic is not None:
         in_loss |= {"returns"}
-    before = names_computed(recipe, ("responses", *BEFORE_PREPARE))
+    before = names_computed(recipe, COMPUTED_BEFORE)
     known = set(EXTRAS) | set(recipe.inputs) | before
 
     def names(functions: list[Reader], standard: frozenset[str], provided: set[str]):
@@ -285,7 +307,7 @@ def check_recipe(recipe) -> None:
     if recipe.critic is not None:
         taken |= dict.fromkeys(_OF_CRITIC, "the critic")
     # A batch may hold what would otherwise be computed before it is prepared.
-    replaceable = names_computed(recipe, ("responses", *BEFORE_PREPARE))
+    replaceable = names_computed(recipe, COMPUTED_BEFORE)
     entries = [(f"computed ({entry.source})", entry.name) for entry in recipe.computed]
     for slot, name in [*entries, *(("inputs", name) for name in recipe.inputs)]:
         before = taken.get(name)
@@ -405,7 +427,7 @@ def _check_arguments(recipe: str, reader: Reader, offered: set[str]) -> None:
 
 def _offers(recipe) -> dict[str, set[str]]:
     """What each slot has besides the arrays that it passes by position, by the reader's slot."""
-    before = names_computed(recipe, ("responses", *BEFORE_PREPARE))
+    before = names_computed(recipe, COMPUTED_BEFORE)
     extras = set(EXTRAS) | set(recipe.inputs) | before
     known = {*PREPARE_CONTEXT, *PREPARE_ONLY} | extras
     offers = {slot: set() for slot in ("weights", "correction")}
@@ -437,7 +459,8 @@ def _offers(recipe) -> dict[str, set[str]]:
         | set(LOSS_CONTEXT)
         | names_computed(recipe, ("controller", "batch", "update", "policy"))
     )
-    return offers | {"surrogate": loss, "regularizer": loss}
+    learn = (known | loss) - {*PREPARE_ONLY, "entropy"}
+    return offers | {"surrogate": loss, "regularizer": loss, "learn": learn}
 
 
 def _check_functions(recipe) -> None:
@@ -563,7 +586,7 @@ def validate(recipe):
         ref_logp=logp,
         extras=shaped_extras(recipe, 2, 2, 3),
     )
-    before = names_computed(recipe, ("responses", *BEFORE_PREPARE)) - {TEACHER_TEXTS}
+    before = names_computed(recipe, COMPUTED_BEFORE) - {TEACHER_TEXTS}
     unknown = recipe.inputs or before - set(EXTRAS)
     if unknown or "reward_components" in recipe.required_fields:
         return recipe  # the shapes of these are known only with a batch

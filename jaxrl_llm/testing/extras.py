@@ -38,6 +38,7 @@ def make_extras(batch: Batch, *, seed: int = 0, heads: int = 1) -> dict[str, Arr
         "sum_pi_sq": np.exp(2 * np.minimum(old_logp, 0)) + rng.uniform(0, 0.1, mask.shape),
         "sum_pi_cubed": np.exp(3 * np.minimum(old_logp, 0)) + rng.uniform(0, 0.01, mask.shape),
         "hidden_sq": rng.uniform(20.0, 40.0, mask.shape),
+        "step_effects": rng.normal(0, 1, (*mask.shape, 2)) * np.array([5e-3, 5e-5]),
         "old_entropy": rng.uniform(0.5, 2.0, mask.shape),
         "old_mean_log_probs": -rng.uniform(3, 6, mask.shape),
         "hot_logp": near(old_logp),

@@ -26,6 +26,7 @@ from jaxrl_llm.train.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.train.policy_gradient import (
     Gradients,
     apply_gradients,
+    apply_rules,
     make_gradients,
     make_scorer,
     make_step,
@@ -62,6 +63,7 @@ __all__ = [
     "accuracy",
     "adapted_model",
     "apply_gradients",
+    "apply_rules",
     "bootstrap",
     "critic_values",
     "evaluate",

@@ -107,7 +107,8 @@ def run_passes(
 ) -> tuple[Any, tuple[dict[str, Array], Array | None]]:
     """``update(carry, minibatch) -> (carry, (metrics, logp))`` for every optimizer step of a batch.
 
-    The log-probabilities are handed on where there is one step alone.
+    The log-probabilities are None, or those of all groups in the order of the batch, each from the
+    first step that took it.
     """
     if passes.updates == 1:
         return update(carry, batch)
@@ -116,8 +117,12 @@ def run_passes(
         part = batch if rows is None else jax.tree.map(lambda x: keep_apart(x[rows]), batch)
         return update(carry, part)
 
-    carry, (history, _) = jax.lax.scan(one, carry, order, length=passes.updates)
-    return carry, (summarize_updates(history, passes.minibatches), None)
+    carry, (history, logp) = jax.lax.scan(one, carry, order, length=passes.updates)
+    if logp is not None:
+        logp = logp[: passes.minibatches].reshape(-1, *logp.shape[2:])
+        if order is not None:
+            logp = jnp.zeros_like(logp).at[order[: passes.minibatches].reshape(-1)].set(logp)
+    return carry, (summarize_updates(history, passes.minibatches), logp)
 
 
 def split_microbatches(batch: ArrayTree, microbatches: int) -> ArrayTree:

@@ -430,6 +430,11 @@ class _Run(NamedTuple):
         """Sizes that activations are counted from and the model's configuration lacks."""
         return tuple(name for name in _SIZES if not hasattr(self.model.config, name))
 
+    @property
+    def output_shape(self) -> tuple[int, int]:
+        base = self.params.base if isinstance(self.params, Adapted) else self.params
+        return jax.eval_shape(self.model.output_matrix, base).shape
+
     def bytes_of(self, tree: ArrayTree, *, spec: Callable = param_spec) -> int:
         """Bytes of parameters, gradients or moments on one device."""
         return tree_bytes(tree, self.mesh, spec=spec, rules=self.model.sharding_rules)
@@ -508,7 +513,16 @@ def _state_bytes(run: _Run) -> dict[str, int]:
         moments = jax.eval_shape(make_optimizer(of_critic).init, critic)
         copies = 1 if recipe.critic.target_rate is None else 2
         sizes["critic"] = copies * run.bytes_of(critic) + run.bytes_of(moments, spec=update_spec)
+    if states := [
+        jax.eval_shape(lambda rule=rule: rule.init(*run.output_shape)) for rule in _rules(recipe)
+    ]:
+        sizes["moments of the last layer"] = device_bytes(states)
     return sizes
+
+
+def _rules(recipe) -> list:
+    """The rules of the optimizer's step; an evolution strategy has none."""
+    return [] if recipe.forward_only else list(recipe.computed_from("optimizer").values())
 
 
 def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
@@ -550,6 +564,9 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
         mesh=run.mesh,
         statistics=bool(recipe.computed_from("policy", "old_policy", "reference", "teacher")),
     )
+    if rules := _rules(recipe):  # the sums so far, and with those of a chunk
+        sums = [jax.eval_shape(lambda rule=rule: rule.zeros(*run.output_shape)) for rule in rules]
+        sizes["sums of the last layer"] = 2 * device_bytes(sums)
     # The batch's sets of tokens, and the copies that a step makes of them: where they are scored
     # their rows are laid out anew, and so they are to be split.
     _, each = _recorded_bytes(run, config.sampling.temperature)

@@ -94,12 +94,22 @@ def learning_rate(config: OptimizerConfig, opt_state: ArrayTree) -> float:
       >>> learning_rate(config, state)
       0.375
     """
-    schedule, kind = make_schedule(config), optax.ScaleByScheduleState
+    schedule = make_schedule(config)
     if not callable(schedule):
         return schedule
+    return float(schedule(max(int(_updates(opt_state)) - 1, 0)))
+
+
+def next_rate(schedule: float | optax.Schedule, opt_state: ArrayTree) -> float | Array:
+    """The step size of the update to come, of a schedule and the state of its optimizer."""
+    return schedule(_updates(opt_state)) if callable(schedule) else schedule
+
+
+def _updates(opt_state: ArrayTree) -> Array:
+    """How many updates a schedule has counted."""
+    kind = optax.ScaleByScheduleState
     nodes = jax.tree.leaves(opt_state, is_leaf=lambda x: isinstance(x, kind))
-    count = next(int(node.count) for node in nodes if isinstance(node, kind))
-    return float(schedule(max(count - 1, 0)))
+    return next(node.count for node in nodes if isinstance(node, kind))
 
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformation:

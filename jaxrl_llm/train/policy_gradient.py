@@ -2,11 +2,13 @@
 
     batch, algo_state = score_visits(batch)    the policy's shift since the prompts' last visits
     batch = score_batch(batch)                 old_logp, ref_logp, the teacher's, the critic's
+    batch = apply_rules(batch)                 the step that each token alone would make
     batch, algo_state = recipe.prepare(batch)  advantages, corrections, weights: full batch
     for epoch, minibatch:                      disjoint sets of full groups, in random order
         gradients = accumulate_gradients(loss, microbatches)
         params = apply_if_finite(optimizer, gradients)
     last_kl = KL(old || new)                   for the recipes that read it
+    algo_state = recipe.learn(batch)           for the recipes whose state moves by the losses
 
 :func:`make_step` compiles all of it. :func:`score_visits`, :func:`score_batch`,
 :func:`make_gradients` and :func:`apply_gradients` are its steps, for a loop that you write.
@@ -34,7 +36,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxrl_llm import diagnostics
-from jaxrl_llm.core import checks
+from jaxrl_llm.core import checks, masking
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.lora import merge_adapter
 from jaxrl_llm.models.protocol import Model
@@ -45,14 +47,16 @@ from jaxrl_llm.train.algorithm import Algorithm, CompiledStep, Step
 from jaxrl_llm.train.batches import (
     Passes,
     accumulate_gradients,
+    join_microbatches,
     map_microbatches,
     pack_batch,
     run_passes,
+    split_microbatches,
 )
 from jaxrl_llm.train.critic import CriticState, average, critic_values
 from jaxrl_llm.train.mesh import check_batch, place_batch
 from jaxrl_llm.train.metrics import batch_metrics, rejection_metrics
-from jaxrl_llm.train.optimizer import apply_if_finite, keep, stays_finite
+from jaxrl_llm.train.optimizer import apply_if_finite, keep, next_rate, stays_finite
 from jaxrl_llm.train.score import HIDDEN_STATISTICS, Scorer
 from jaxrl_llm.train.state import TrainState
 
@@ -87,6 +91,7 @@ def make_step(
     stale: bool = False,
     critic_optimizer: optax.GradientTransformation | None = None,
     critic_model: Model | None = None,
+    learning_rate: float | optax.Schedule | None = None,
 ) -> Step:
     """A compiled function that makes one batch of rollouts into an update of the state.
 
@@ -120,6 +125,7 @@ def make_step(
       microbatches: See the module; a minibatch takes its share of them.
       donate: Reuse the memory of the state that comes in, which then cannot be used again.
       stale: Whether older weights may have sampled a batch; see :func:`score_batch`.
+      learning_rate: That of the optimizer, a number or its schedule, for a recipe that reads it.
 
     Returns:
       ``step(state, batch) -> (state, metrics)``; metrics are float32 scalars: ``loss``,
@@ -159,6 +165,7 @@ def make_step(
         raise ValueError(f"make_step: recipe {recipe.name!r} has {has} critic_optimizer.")
     scorer = Scorer(model, temperature, chunk_size, remat, shared_prefix_len)
     passes = Passes(epochs, minibatches, microbatches)
+    hands_logp = passes.updates == 1 or recipe.learns
 
     def prepare(state: TrainState, batch: Batch, key: Array | None):
         passes.check("make_step", batch.tokens.shape[0], batch_shards(mesh))
@@ -176,7 +183,17 @@ def make_step(
             critic_model=critic_model,
         )
         drawn = prepare_key(key, state.step) if recipe.draws else None
-        return recipe.prepare(batch, algo_state, key=drawn)
+        batch, rules = apply_rules(
+            batch,
+            recipe,
+            scorer,
+            state=state._replace(algo_state=algo_state),
+            key=drawn,
+            learning_rate=learning_rate,
+            microbatches=microbatches,
+        )
+        batch, algo_state = recipe.prepare(batch, algo_state, key=drawn)
+        return batch, algo_state._replace(rules=rules)
 
     def step(state: TrainState, batch: Batch, key: Array | None, base: ArrayTree):
         state = state._replace(base=base)
@@ -198,17 +215,20 @@ def make_step(
                 optimizer, carry, loss, grads, scale=scale, finite=finite
             )
             metrics |= batch_metrics(recipe, logp, entropy, part)
-            return carry, (metrics, logp if passes.updates == 1 else None)
+            return carry, (metrics, logp if hands_logp else None)
 
         before = (state.params, state.opt_state)
         (params, opt_state), (metrics, logp) = run_passes(passes, update, before, batch, order)
         state = state._replace(params=params, opt_state=opt_state)
         applied = metrics["skipped"] < passes.updates
         if recipe.reads_last_kl:
-            old_logp = batch.old_logp if logp is None else logp
+            old_logp = logp if passes.updates == 1 else batch.old_logp
             algo_state = algo_state._replace(
                 last_kl=measure_last_kl(scorer, state, batch, old_logp, microbatches)
             )
+        if recipe.learns:
+            learned = recipe.learn(batch, algo_state, logp=logp)
+            algo_state = keep(stays_finite(algo_state, learned), learned, algo_state)
         algo_state = keep(applied, algo_state, state.algo_state)
         if recipe.reference is not None:
             reference = recipe.reference(state.reference, params, state.step + 1)
@@ -412,6 +432,68 @@ def score_visits(
     return batch.replace(extras=extras), algo_state
 
 
+def apply_rules(
+    batch: Batch,
+    recipe: Recipe,
+    scorer: Scorer,
+    *,
+    state: TrainState,
+    key: Array | None = None,
+    learning_rate: float | optax.Schedule | None = None,
+    microbatches: int = 1,
+) -> tuple[Batch, dict[str, ArrayTree]]:
+    """The batch with what is computed from "optimizer", and the next states of these rules.
+
+    They read the advantages, which are prepared for them before the selection reads their numbers.
+
+    Args:
+      batch, recipe, scorer, microbatches: See the module; ``score_batch`` comes before.
+      state: The state before the update.
+      key: Of ``recipe.prepare``.
+      learning_rate: See :func:`make_step`.
+
+    Raises:
+      ValueError: If the state has none of the rules', or a rule reads the learning rate and there
+        is none.
+    """
+    states = dict(state.algo_state.rules)
+    every = recipe.computed_from("optimizer")
+    rules = {name: rule for name, rule in every.items() if name not in batch.extras}
+    if not rules:
+        return batch, states
+    if absent := [name for name in rules if name not in states]:
+        raise ValueError(
+            f"recipe {recipe.name!r} computes {', '.join(absent)} of the output matrix; give "
+            "init_state its output_shape."
+        )
+    if learning_rate is None and any(rule.reads_rate for rule in rules.values()):
+        raise ValueError(
+            f"recipe {recipe.name!r} reads the learning rate of the update; give make_step the "
+            "learning_rate, a number or the optimizer's schedule."
+        )
+    rate = None if learning_rate is None else next_rate(learning_rate, state.opt_state)
+    others = tuple(entry for entry in recipe.computed if entry.source != "optimizer")
+    unselected = recipe.replace(selection=None, computed=others)
+    prepared, _ = unselected.prepare(batch, state.algo_state, key=key)
+    mask, extras = prepared.mask, dict(batch.extras)
+    advantages = masking.spread("apply_rules", "advantages", prepared.advantages, mask)
+    parts = split_microbatches((batch.replace(mask=mask), advantages), microbatches)
+    for name, rule in rules.items():
+        old = states[name]
+
+        def add(total, part, rule=rule, old=old):
+            part, advantages = part
+            effects, sums = scorer.step_effects(
+                state.policy, part, rule, old, advantages=advantages, rate=rate
+            )
+            return jax.tree.map(jnp.add, total, sums), effects
+
+        zeros = rule.zeros(*scorer.model.output_matrix(state.policy).shape)
+        sums, effects = jax.lax.scan(add, zeros, parts)
+        extras[name], states[name] = join_microbatches(effects), rule.learn(old, sums)
+    return batch.replace(extras=extras), states
+
+
 def score_reference(
     batch: Batch, recipe: Recipe, scorer: Scorer, params: ArrayTree, *, microbatches: int = 1
 ) -> Batch:
@@ -562,6 +644,7 @@ class StepOptions(NamedTuple):
     packing: str
     stale: bool
     mesh: jax.sharding.Mesh | None
+    learning_rate: float | optax.Schedule | None = None
 
 
 def make_policy_gradient(
@@ -596,6 +679,7 @@ def make_policy_gradient(
         shared_prefix_len=options.shared_prefix_len,
         stale=options.stale,
         critic_optimizer=critic_optimizer,
+        learning_rate=options.learning_rate,
     )
     scorer = Scorer(model, options.temperature, shared_prefix_len=options.shared_prefix_len)
 

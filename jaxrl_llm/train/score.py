@@ -12,8 +12,9 @@ from jaxrl_llm.advantages import rank_growth
 from jaxrl_llm.core import checks, masking
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.compose import accepted
+from jaxrl_llm.core.kernels.vocabulary import scaled_logits
 from jaxrl_llm.core.packing import Packing, Tree, check_packing, pack, unpack
-from jaxrl_llm.core.support import Support
+from jaxrl_llm.core.support import Support, keep_mask
 from jaxrl_llm.models.protocol import AttentionContext, Model, prefill
 from jaxrl_llm.models.sharding import on_each_device, spreads_batch
 from jaxrl_llm.recipes import Batch
@@ -21,6 +22,9 @@ from jaxrl_llm.recipes import Batch
 # Numbers of the last hidden states, by the names of extras: the squared norm of each token's, and
 # the effective rank of each response's with its growth.
 HIDDEN_STATISTICS = ("hidden_sq", "hidden_rank")
+
+# Tokens whose logits are in memory where a rule of the optimizer's step is computed.
+_STEPS_AT_ONCE = 64
 
 
 def score(
@@ -238,17 +242,7 @@ class Scorer:
           statistics: Functions of the logits by name, see ``logprobs.vocabulary_statistics``.
           of_hidden: Which of ``HIDDEN_STATISTICS`` are among the statistics.
         """
-        hidden = score_hidden(
-            self.model,
-            params,
-            batch.prompt_tokens,
-            batch.prompt_mask,
-            batch.tokens,
-            batch.mask,
-            remat=self.remat,
-            packing=batch.packing,
-            shared_prefix_len=self.shared_prefix_len,
-        )
+        hidden = self._hidden(params, batch)
         scores = self._of_hidden(params, hidden, batch, statistics or {}, batch.packing)
         if "hidden_sq" in of_hidden:
             squares = jnp.sum(hidden.astype(jnp.float32) ** 2, axis=-1)
@@ -283,6 +277,74 @@ class Scorer:
         hidden = hidden.reshape(P, G, T, -1)
         scores = self._of_hidden(params, hidden, batch, statistics, None)
         return jax.tree.map(jax.lax.stop_gradient, scores.statistics)
+
+    def step_effects(
+        self, params: ArrayTree, batch: Batch, rule, state: ArrayTree, *, advantages: Array, rate
+    ) -> tuple[Array, ArrayTree]:
+        """What the step that each token alone would make does, by a rule of the optimizer's step.
+
+        Args:
+          params: Of the policy at the start of the step.
+          batch: Prompts and responses.
+          rule: The function of a ``Computed`` from "optimizer".
+          state: Its state.
+          advantages: ``[P, G, T]``.
+          rate: The learning rate of the update.
+
+        Returns:
+          The rule's values ``[P, G, T, ...]``, and its sums over the batch.
+        """
+        hidden = unpack(batch.packing, self._hidden(params, batch), batch.mask)
+        tokens = _in_vocabulary(self.model, batch.tokens)
+        arrays = (hidden, tokens, batch.mask, advantages, batch.support)
+        wide = jnp.promote_types(hidden.dtype, jnp.float32)
+        temperature = jnp.asarray(self.temperature, wide)
+        shared = (self.model.output_matrix(params), temperature, state, rate)
+
+        def of_rows(arrays, shared):
+            matrix, temperature, state, rate = shared
+            lead = arrays[1].shape
+            flat = jax.tree.map(lambda x: x.reshape(-1, *x.shape[len(lead) :]), arrays)
+            size = min(self.chunk_size or _STEPS_AT_ONCE, len(flat[1]))
+            count = -(-len(flat[1]) // size)
+
+            def split(x):
+                x = jnp.pad(x, [(0, count * size - len(x))] + [(0, 0)] * (x.ndim - 1))
+                return x.reshape(count, size, *x.shape[1:])
+
+            def chunk(total, arrays):
+                h, targets, mask, values, support = arrays
+                logits = scaled_logits(h, matrix, temperature)
+                if support is not None:
+                    logits = jnp.where(keep_mask(support, len(matrix)), logits, -jnp.inf)
+                logits = jnp.where(mask[:, None], logits, 0.0)
+                h = h.astype(jnp.float32) / temperature  # what the matrix meets, by the logits
+                context = {"advantages": values, "mask": mask, "learning_rate": rate}
+                effects, sums = rule(state, h, logits, targets, **context)
+                return jax.tree.map(jnp.add, total, sums), effects
+
+            zeros = rule.zeros(*matrix.shape)
+            total, effects = jax.lax.scan(chunk, zeros, jax.tree.map(split, flat))
+            effects = effects.reshape(-1, *effects.shape[2:])[: len(flat[1])]
+            # With an axis of devices, over which they are added.
+            total = jax.tree.map(lambda x: x[None], total)
+            return effects.reshape(*lead, *effects.shape[1:]), total
+
+        effects, sums = on_each_device(of_rows, arrays, shared)
+        return effects, jax.tree.map(lambda x: jnp.sum(x, axis=0), sums)
+
+    def _hidden(self, params: ArrayTree, batch: Batch) -> Array:
+        return score_hidden(
+            self.model,
+            params,
+            batch.prompt_tokens,
+            batch.prompt_mask,
+            batch.tokens,
+            batch.mask,
+            remat=self.remat,
+            packing=batch.packing,
+            shared_prefix_len=self.shared_prefix_len,
+        )
 
     def _of_hidden(self, params, hidden, batch: Batch, statistics, packing) -> Scores:
         responses = Responses(batch.tokens, batch.mask, batch.support, packing)

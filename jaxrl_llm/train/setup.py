@@ -41,7 +41,7 @@ from jaxrl_llm.train.evolution import make_evolution, make_population, moving_on
 from jaxrl_llm.train.fields import check_fields
 from jaxrl_llm.train.grading import Grader
 from jaxrl_llm.train.mesh import load_meshes
-from jaxrl_llm.train.optimizer import make_optimizer
+from jaxrl_llm.train.optimizer import make_optimizer, make_schedule
 from jaxrl_llm.train.policy_gradient import StepOptions, make_policy_gradient
 from jaxrl_llm.train.state import TrainState, init_state
 
@@ -442,6 +442,7 @@ def make_algorithm(
         packing=config.packing,
         stale=config.asynchrony.max_staleness > 0,
         mesh=experiment.mesh,
+        learning_rate=make_schedule(config.optimizer),
     )
     return make_policy_gradient(
         experiment.model,
@@ -500,6 +501,7 @@ def init_experiment(
         copy=shared and not resume,
         critic=critic,
         critic_optimizer=critic_optimizer,
+        output_shape=jax.eval_shape(experiment.model.output_matrix, base).shape,
     )
     collector_state = experiment.collector.init(len(experiment.train))
     state = state._replace(collector_state=jax.tree.map(np.asarray, collector_state))

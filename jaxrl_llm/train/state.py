@@ -87,6 +87,7 @@ def init_state(
     critic: ArrayTree | None = None,
     critic_optimizer: optax.GradientTransformation | None = None,
     reference: ArrayTree | None = None,
+    output_shape: tuple[int, int] | None = None,
 ) -> TrainState:
     """The state before the first step.
 
@@ -100,6 +101,8 @@ def init_state(
       key: A typed key, ``jax.random.key(seed)``.
       data_cursor: Where the prompt order starts, integers only.
       mesh: Small leaves are replicated over it.
+      output_shape: ``(V, D)`` of the model's output matrix, for a recipe with numbers computed from
+        "optimizer", such as capo.
       copy: Copy the parameters and those of the critic, since a step gives away (donates) those of
         its state; False spares the memory where no other code holds them.
 
@@ -112,7 +115,7 @@ def init_state(
         raise TypeError("init_state: key must be a typed key, made by jax.random.key(seed).")
     base = params.base if isinstance(params, Adapted) else ()
     params = trainable(params)
-    rest = (recipe.init(), key, jnp.zeros((), jnp.int32))
+    rest = (recipe.init(output_shape), key, jnp.zeros((), jnp.int32))
     if recipe.critic is None and (critic is not None or critic_optimizer is not None):
         raise ValueError(f"init_state: recipe {recipe.name!r} has no critic, but one is passed.")
     if recipe.critic is not None and (critic is None or critic_optimizer is None):
@@ -195,6 +198,7 @@ def abstract_state(
     critic: ArrayTree | None = None,
     critic_optimizer: optax.GradientTransformation | None = None,
     reference: ArrayTree | None = None,
+    output_shape: tuple[int, int] | None = None,
 ) -> TrainState:
     """The state before the first step, without its arrays: of ``jax.ShapeDtypeStruct``.
 
@@ -219,6 +223,7 @@ def abstract_state(
             critic=critic,
             critic_optimizer=critic_optimizer,
             reference=reference,
+            output_shape=output_shape,
         ),
         params,
         critic,

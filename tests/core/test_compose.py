@@ -324,3 +324,17 @@ def test_pipe_hands_each_function_what_it_names():
 def test_traits_of_a_pipe():
     both = pipe(advantages.maxrl, advantages.terminal_rewards)
     assert traits_of(both).reward_range == (0.0, float("inf")) and traits_of(both).token_values
+
+
+def test_a_chain_learns_where_its_transforms_do():
+    def update(x, state):
+        return x, state
+
+    def learn(state, *, losses):
+        return state + losses.sum()
+
+    counts = Transform(lambda: jnp.zeros(()), update, learn)
+    both = chain(stateless(jnp.negative), counts)
+    assert both.learn(both.init(), losses=jnp.ones(3), logp=None) == ((), 3.0)
+    assert chain(stateless(jnp.negative)).learn is None
+    assert both == chain(stateless(jnp.negative), counts)

@@ -65,6 +65,24 @@ def capo(adam=False):
     return Ours(run)
 
 
+def capo_path(a):
+    rule = curation.capo_adam(top=3)
+    state, rows = rule.init(5, 4), []
+    mask, rate = a["mask"].reshape(-1), a["lr"]
+    for step in range(len(rate)):
+        hidden, logits = (a[k][step].reshape(72, -1) for k in ("hidden", "logits"))
+        values = jnp.repeat(a["advantages"][step].reshape(-1), 6)
+        context = {"advantages": values, "mask": mask, "learning_rate": rate[step]}
+        actions = a["actions"][step].reshape(-1)
+        effects, sums = rule(state, hidden, logits, actions, **context)
+        state = rule.learn(state, sums)
+        keep = curation.capo_bounds(values, mask, step_effects=effects)
+        columns = {"objective": effects[:, 0], "policy": effects[:, 1], "keep": keep}
+        row = {name: x.reshape(3, 4, 6) for name, x in columns.items()}
+        rows.append(row | {"mu": state.mu, "nu": state.nu})
+    return {name: jnp.stack([row[name] for row in rows]) for name in rows[0]}
+
+
 def keep(symmetric):
     def run(a):
         scores = curation.CapoScores(a["objective"], a["policy"])
@@ -145,6 +163,7 @@ TABLES = {
     "stable_pg": {
         "ascent": capo(),
         "adam": capo(adam=True),
+        "path": Ours(capo_path),
         "keep_symmetric": keep(True),
         "keep_rising": keep(False),
     },

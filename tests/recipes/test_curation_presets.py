@@ -11,7 +11,13 @@ from jaxrl_llm.recipes import Batch, catalog
 P, G, T = 4, 4, 5
 NAMES = ("fapo", "d3s", "dars", "capo", "brorl", "ps_grpo")
 OPTIONS = {
-    "capo": {"hidden_sq": 30.0, "lr": 0.005, "tau_h": 0.05, "tau_f": 0.0025},
+    "capo": {
+        "direction": "ascent",
+        "hidden_sq": 30.0,
+        "lr": 0.005,
+        "tau_h": 0.05,
+        "tau_f": 0.0025,
+    },
     "brorl": {"kl_coef": 0.05, "cap": 1.2},
     "ps_grpo": {"agreement": 2.0, "accuracy": 0.5},
     "d3s": {"steps": 4},
@@ -83,7 +89,8 @@ def advantages_of(name, batch):
         if name in ("dars", "brorl") and agree:
             where[p] = False
         elif not agree:
-            std = 1.0 if name in ("dars", "brorl") else kept.std(ddof=1) + 1e-6
+            eps = 1e-4 if name == "capo" else 1e-6
+            std = 1.0 if name in ("dars", "brorl") else kept.std(ddof=1) + eps
             out[p][where[p]] = (kept - kept.mean()) / std
     if name == "brorl":
         every = out[where]
@@ -187,16 +194,21 @@ def test_d3s_relaxes_as_training_goes_on():
     assert kept == sorted(kept) and kept[0] < kept[3] < kept[4] == kept[5]
 
 
-def test_prompt_gdro_weighs_the_advantages_of_grpo_by_what_failed_before():
+def test_prompt_gdro_weighs_the_advantages_of_grpo_by_what_was_lost_before():
     logp, batch = make_batch()
     ids = jnp.array([3, 0, 5, 9])
     batch = batch.replace(extras={"prompt_ids": ids})
     recipe = jr.recipes.prompt_gdro(num_prompts=10, edges=(0.5,), eta=2.0, kl_coef=0.0)
     robust = jr.curation.prompt_gdro(num_prompts=10, edges=(0.5,), eta=2.0)
     state, parts = recipe.init(), robust.init()
-    plain = jr.advantages.grpo(batch.rewards, where=batch.where)
-    context = {"prompt_ids": ids, "rewards": batch.rewards, "where": batch.where}
-    for seen in range(3):
+    first, solved = (
+        batch.rewards,
+        np.array([[1, 1, 1, 1], [0, 1, 0, 1], [1, 1, 0, 0], [1, 1, 1, 1]]),
+    )
+    for seen in range(4):
+        batch = batch.replace(rewards=first * solved[seen, :, None])
+        plain = jr.advantages.grpo(batch.rewards, where=batch.where)
+        context = {"prompt_ids": ids, "rewards": batch.rewards, "where": batch.where}
         ready, state = recipe.prepare(batch, state)
         expected, parts = robust.update(plain, parts, **context)
         expected = jnp.where(batch.where, expected, 0.0)
@@ -205,6 +217,12 @@ def test_prompt_gdro_weighs_the_advantages_of_grpo_by_what_failed_before():
         each = [losses(logp, batch, p, g, ready.advantages, 1.28) for p, g in np.argwhere(rows)]
         mean = np.concatenate(each).mean()
         assert float(recipe.loss(logp, ready)) == pytest.approx(mean, rel=5e-6), seen
+        state = recipe.learn(ready, state, logp=logp)
+        after = {"logp": logp, "old_logp": batch.old_logp, "mask": ready.mask}
+        parts = robust.learn(parts, advantages=ready.advantages, **context, **after)
+        for a, b in zip(jax.tree.leaves(state.advantage), jax.tree.leaves(parts), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert not np.allclose(ready.advantages, jnp.where(batch.where, plain, 0.0))
     flat = jr.recipes.prompt_gdro(num_prompts=10, eta=0.0)
     ready, _ = flat.prepare(batch, flat.prepare(batch, flat.init())[1])
     np.testing.assert_allclose(ready.advantages, jnp.where(batch.where, plain, 0.0), rtol=1e-6)

@@ -61,6 +61,8 @@ RUNS = {
     "ppo_max": {"recipe": "ppo_max", "critic": CRITIC},
     "moving reference": {"recipe": moving_reference()},
     "controller": {"recipe": "adaptive_kl", "critic": CRITIC, "epochs": 2},
+    "capo": {"recipe": "capo", "optimizer": OptimizerConfig(learning_rate=1e-5)},
+    "prompt_gdro": {"recipe": "prompt_gdro"},
 }
 
 
@@ -108,6 +110,12 @@ def check_memory(name, result):
         body = state.critic.params["model"]
         assert distance(body, first) > 0 and distance(body, state.params) > 0
         assert state.critic.target == () == state.reference
+    elif name == "capo":
+        moments = algo.rules["step_effects"]
+        assert int(moments.count) == 2 and moments.mu.shape == (259, 32)
+        assert all(np.abs(x).max() > 0 for x in moments[:2])
+    elif name == "prompt_gdro":
+        assert int(algo.advantage[1].history.count.sum()) == 8  # two batches of four
     elif name == "moving reference":
         assert 0 < distance(state.reference, first) < distance(state.params, first)
         assert state.critic == ()

@@ -241,6 +241,10 @@ def test_what_a_plan_counts(plans):
     assert parts.step["activations"] == whole.step["activations"] / 2
     assert plan(remat="full").step["activations"] >= whole.step["activations"]  # of one layer
     assert plan(recipe="grpo").state["reference"] == 4 * numbers
+    table = 4 * 259 * 32  # two moments of the output matrix, and a count
+    capo = plan(recipe="capo")
+    assert capo.state["moments of the last layer"] == 2 * table + 4
+    assert capo.step["sums of the last layer"] == 2 * (table + 4 * 259)
     half = plan(optimizer=OptimizerConfig(moment_dtype="bfloat16"))
     assert half.state["optimizer"] == 6 * numbers + 4
     spread = plan(mesh=MeshConfig(fsdp=2), prompts_per_step=4)

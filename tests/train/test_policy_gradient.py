@@ -689,3 +689,104 @@ def test_tokens_of_unknown_behavior_have_ratio_one(stale):
     prepared, _ = recipe.prepare(scored, state.algo_state)
     unknown = np.asarray(batch.mask & ~known)
     np.testing.assert_allclose(np.asarray(prepared.correction)[unknown], 1.0, atol=1e-5)
+
+
+def test_a_state_learns_of_the_update_by_the_policy_before_each_minibatch():
+    batch, recipe = make_batch(prompts=4, rewards=jnp.eye(4)[:, :3]), jr.recipes.dr_grpo(length=5)
+
+    def update(advantages, state):
+        return 2 * advantages, state
+
+    def learn(state, *, logp, old_logp, advantages, mask):
+        return {"gap": logp - old_logp, "advantages": advantages, "tokens": mask.sum()}
+
+    def first():
+        zeros = jnp.zeros(batch.mask.shape)
+        return {"gap": zeros, "advantages": zeros[..., 0], "tokens": jnp.int32(0)}
+
+    memory = jr.core.Transform(first, update, learn)
+    recipe = recipe.replace(advantage=jr.chain(recipe.advantage, memory))
+    assert recipe.learns and not jr.recipes.dr_grpo(length=5).learns
+    state, _, _ = run(recipe, batch, minibatches=2, microbatches=2, epochs=2)
+    _, learned = state.algo_state.advantage
+    order = Passes(2, 2).order(order_key(jax.random.key(0), 0), 4)
+    moved = np.abs(learned["gap"]).max(axis=(1, 2))
+    assert (moved[np.asarray(order[0])] < 1e-5).all() and (moved[np.asarray(order[1])] > 1e-4).all()
+    plain = jr.recipes.dr_grpo(length=5).prepare(batch, jr.recipes.dr_grpo(length=5).init())[0]
+    assert_close(learned["advantages"], 2 * plain.advantages)
+    assert int(learned["tokens"]) == int(batch.mask.sum())
+    skipped = batch.replace(rewards=batch.rewards.at[0].set(jnp.nan))
+    state, metrics, _ = run(recipe, skipped)
+    assert metrics["skipped"] == 1 and int(state.algo_state.advantage[1]["tokens"]) == 0
+
+
+def capo_run(schedule, batch, *, mesh=None, **options):
+    network, params = tiny_model()
+    recipe = jr.recipes.capo(tau_h=0.05, tau_f=3e-4)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule))
+    if mesh is not None:
+        params = shard(params, param_shardings(params, mesh))
+    shape = network.output_matrix(params).shape
+    state = init_state(
+        params, optimizer, recipe, key=jax.random.key(0), mesh=mesh, output_shape=shape
+    )
+    step = make_step(
+        network, recipe, optimizer, mesh=mesh, donate=False, learning_rate=schedule, **options
+    )
+    return recipe, state, step
+
+
+def test_capo_takes_adams_curvature_at_the_rate_of_each_update():
+    """Its scores, the tokens left and the moments, by the rule on all tokens at once."""
+    batch = make_batch(prompts=4, length=4)
+    schedule = optax.linear_schedule(2e-3, 1e-3, 2)
+    recipe, state, step = capo_run(schedule, batch, microbatches=2, temperature=0.7)
+    network, rule = tiny_model()[0], recipe.computed_from("optimizer")["step_effects"]
+    moments = rule.init(*network.output_matrix(state.params).shape)
+    inputs = (batch.prompt_tokens, batch.prompt_mask, batch.tokens, batch.mask)
+    for made in range(2):
+        hidden = score_hidden(network, state.params, *inputs).reshape(-1, 32)
+        logits = hidden @ network.output_matrix(state.params).T / 0.7
+        advantages = recipe.advantage.update(batch.rewards, (), where=batch.where)[0]
+        effects, sums = rule(
+            moments,
+            hidden / 0.7,
+            logits,
+            batch.tokens.reshape(-1),
+            advantages=jnp.repeat(advantages.reshape(-1), 4),
+            mask=batch.mask.reshape(-1),
+            learning_rate=schedule(made),
+        )
+        moments = rule.learn(moments, sums)
+        prepared = step.prepared(state, batch)
+        assert_close(prepared.extras["step_effects"].reshape(-1, 2), effects, atol=1e-6)
+        low = (np.abs(effects[:, 0]) < 0.05) & (effects[:, 1] < 3e-4)
+        np.testing.assert_array_equal(prepared.mask, batch.mask & low.reshape(batch.mask.shape))
+        assert 0 < prepared.mask.sum() < batch.mask.sum()
+        state, metrics = step(state, batch)
+        assert metrics["skipped"] == 0 and metrics["tokens"] == prepared.mask.sum()
+        assert_close(state.algo_state.rules["step_effects"], moments)
+
+
+def test_capo_on_a_mesh_and_in_packed_rows():
+    batch, results = make_batch(prompts=8, length=4), []
+    rows, _ = jr.train.pack_batch(jax.tree.map(np.asarray, batch), "always", model=tiny_model()[0])
+    for data, mesh in ((batch, None), (rows, None), (batch, make_mesh(data=4, fsdp=2))):
+        _, state, step = capo_run(1e-3, batch, mesh=mesh)
+        state, _ = step(state, place_batch(data, mesh))
+        results.append(state.algo_state.rules["step_effects"])
+    assert float(jnp.abs(results[0].mu).max()) > 1e-3 and int(results[0].count) == 1
+    assert_close(results[0], results[1])
+    assert_close(results[0], jax.tree.map(np.asarray, results[2]))
+
+
+def test_what_a_rule_of_the_optimizer_needs_is_named():
+    (network, params), batch = tiny_model(), make_batch(prompts=2)
+    recipe, optimizer = jr.recipes.capo(), optax.adamw(1e-3)
+    state = init_state(params, optimizer, recipe, key=jax.random.key(0))
+    with pytest.raises(ValueError, match="'capo' computes step_effects .* output_shape"):
+        make_step(network, recipe, optimizer, learning_rate=1e-3)(state, batch)
+    shape = network.output_matrix(params).shape
+    state = init_state(params, optimizer, recipe, key=jax.random.key(0), output_shape=shape)
+    with pytest.raises(ValueError, match="'capo' reads the learning rate"):
+        make_step(network, recipe, optimizer)(state, batch)

@@ -1,4 +1,4 @@
-"""Prompt-GDRO: an adversary sets the weights of bins of prompts, by how much they fail.
+"""Prompt-GDRO: an adversary sets the weights of bins of prompts, by how much they lose.
 
 Bins are those of :mod:`jaxrl_llm.curation.prompts.bins`, int32; -1 means none. ``where`` (bool,
 True = takes part) excludes entries, which may hold anything.
@@ -8,7 +8,7 @@ not match or an option out of its range.
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 
@@ -24,6 +24,8 @@ from jaxrl_llm.curation.prompts.bins import (
     pass_history_rate,
     pass_history_update,
 )
+
+Signal = Literal["loss", "failure"]
 
 
 def bin_advantage_weights(
@@ -101,24 +103,30 @@ class _GdroInit:
 
 
 @dataclasses.dataclass(frozen=True)
-class _GdroUpdate:
+class _Gdro:
+    """The options of :func:`prompt_gdro`, and how a batch is weighed."""
+
     edges: tuple[float, ...]
     hysteresis: float
     extremes: bool
+    signal: Signal
+    eps_low: float
+    eps_high: float
     eta: float
     explore: float
     rate: float
     most: float
     correct: float
 
-    def __call__(self, advantages, state, *, prompt_ids, rewards, where=None, **context):
+    def bins(self, state, prompt_ids, rewards, where):
+        """The bin ``[P]`` of each prompt of a batch, -1 for none; and which rollouts take part."""
         name = "prompt_gdro"
         stats.check_group(name, rewards, where)
         checks.check_rank(name, 2, rewards=rewards)
         checks.check_integer(name, prompt_ids=prompt_ids)
         checks.check_shape(name, "prompt_ids", prompt_ids, jnp.shape(rewards)[:1])
-        size = state.bins.shape[0]
-        known = (prompt_ids >= 0) & (prompt_ids < size)
+        valid = jnp.ones(jnp.shape(rewards), bool) if where is None else where
+        known = (prompt_ids >= 0) & (prompt_ids < state.bins.shape[0])
         at = jnp.where(known, prompt_ids, 0)
         bins = difficulty_bins(
             pass_history_rate(state.history)[at],
@@ -127,30 +135,118 @@ class _GdroUpdate:
             hysteresis=self.hysteresis,
             extremes=self.extremes,
         )
-        valid = jnp.ones(jnp.shape(rewards), bool) if where is None else where
-        visited = known & jnp.any(valid, axis=-1)
-        bins = jnp.where(visited, bins, -1)
-        each = jnp.broadcast_to(bins[:, None], rewards.shape)
-        failure, present = bin_means(
-            1.0 - masking.zero_masked(rewards, valid),
-            each,
-            num_bins=len(self.edges) + 1,
-            by_share=True,
-            where=valid,
-        )
+        return jnp.where(known & jnp.any(valid, axis=-1), bins, -1), valid
+
+    def means(self, values, bins, valid):
+        """Means ``[Nb]`` over the sequences of each bin, over its share, and which are present."""
+        each = jnp.broadcast_to(bins[:, None], jnp.shape(values))
+        return bin_means(values, each, num_bins=len(self.edges) + 1, by_share=True, where=valid)
+
+    def factors(self, state, bins, valid):
+        """What the advantages of each sequence ``[P, G]`` are multiplied by."""
+        _, present = self.means(jnp.zeros(valid.shape), bins, valid)
         weights = exponential_weights(
             state.adversary.scores, eta=self.eta, explore=self.explore, present=present
         )
-        factor = bin_advantage_weights(weights, each, most=self.most, where=valid)
-        # One value a sequence, or one a token.
-        factor = factor.reshape(factor.shape + (1,) * (jnp.ndim(advantages) - 2))
-        hit = jnp.any((masking.zero_masked(rewards, valid) > self.correct) & valid, axis=-1)
-        next_state = PromptGdroState(
+        each = jnp.broadcast_to(bins[:, None], valid.shape)
+        return bin_advantage_weights(weights, each, most=self.most, where=valid)
+
+
+def _of_tokens(factors: Array, values: Array) -> Array:
+    """One factor a sequence, with an axis of tokens where the values have one."""
+    return factors.reshape(factors.shape + (1,) * (jnp.ndim(values) - 2))
+
+
+@dataclasses.dataclass(frozen=True)
+class _GdroUpdate:
+    options: _Gdro
+
+    def __call__(self, advantages, state, *, prompt_ids, rewards, where=None, **context):
+        bins, valid = self.options.bins(state, prompt_ids, rewards, where)
+        factors = self.options.factors(state, bins, valid)
+        return advantages * _of_tokens(factors, advantages), state
+
+
+@dataclasses.dataclass(frozen=True)
+class _GdroLearn:
+    options: _Gdro
+
+    def __call__(
+        self,
+        state,
+        *,
+        prompt_ids,
+        rewards,
+        where=None,
+        mask=None,
+        logp=None,
+        old_logp=None,
+        advantages=None,
+        **context,
+    ):
+        options = self.options
+        bins, valid = options.bins(state, prompt_ids, rewards, where)
+        rewards = masking.zero_masked(rewards, valid)
+        if options.signal == "failure":
+            signal = 1.0 - rewards
+        else:
+            plain = advantages / _of_tokens(options.factors(state, bins, valid), advantages)
+            low, high = options.eps_low, options.eps_high
+            signal = clipped_losses(logp, old_logp, plain, mask, eps_low=low, eps_high=high)
+        means, present = options.means(signal, bins, valid)
+        size = state.bins.shape[0]
+        hit = jnp.any((rewards > options.correct) & valid, axis=-1)
+        visited = jnp.any(valid, axis=-1)
+        return PromptGdroState(
             pass_history_update(state.history, prompt_ids, hit, where=visited),
-            state.bins.at[jnp.where(bins >= 0, at, size)].set(bins, mode="drop"),
-            bin_scores_update(state.adversary, failure, present, rate=self.rate),
+            state.bins.at[jnp.where(bins >= 0, prompt_ids, size)].set(bins, mode="drop"),
+            bin_scores_update(state.adversary, means, present, rate=options.rate),
         )
-        return advantages * factor, next_state
+
+
+def clipped_losses(
+    logp: Array,
+    old_logp: Array,
+    advantages: Array,
+    mask: Array,
+    *,
+    eps_low: float = 0.2,
+    eps_high: float = 0.28,
+) -> Array:
+    """Mean over the tokens of each sequence of PPO's clipped loss.
+
+        mean_t max(-A ratio, -A clip(ratio, 1 - eps_low, 1 + eps_high)),  ratio = exp(logp - old)
+
+    Args:
+      logp: ``[..., T]``, nats, of the policy before the update that takes the sequence.
+      old_logp: ``[..., T]``, of the policy at the start of the step.
+      advantages: ``[...]``, or ``[..., T]``.
+      mask: bool ``[..., T]``.
+      eps_low: Clip below 1.
+      eps_high: Clip above 1.
+
+    Returns:
+      ``[...]`` float32; 0 for a sequence without tokens.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> logp, old_logp = jnp.log(jnp.array([[0.75, 0.5]])), jnp.log(jnp.array([[0.5, 0.5]]))
+      >>> advantages, mask = jnp.array([1.0]), jnp.ones((1, 2), bool)
+      >>> jr.curation.clipped_losses(logp, old_logp, advantages, mask, eps_high=0.25).tolist()
+      [-1.125]
+
+    References:
+      Prompt-GDRO (arXiv:2601.19280), the loss of its bins, in its released code.
+    """
+    name = "clipped_losses"
+    masking.check_tokens(name, mask, logp=logp, old_logp=old_logp)
+    checks.check_non_negative(name, eps_low=eps_low, eps_high=eps_high)
+    values = masking.spread(name, "advantages", advantages, mask)
+    ratio = jnp.exp(jnp.clip(masking.zero_masked(logp - old_logp, mask), -20.0, 20.0))
+    bounded = jnp.clip(ratio, 1.0 - eps_low, 1.0 + eps_high)
+    losses = jnp.maximum(-values * ratio, -values * bounded)
+    return masking.masked_mean(losses, mask, axis=-1)
 
 
 def prompt_gdro(
@@ -160,20 +256,29 @@ def prompt_gdro(
     window: int = 50,
     hysteresis: float = 0.03,
     extremes: bool = False,
+    signal: Signal = "loss",
+    eps_low: float = 0.2,
+    eps_high: float = 0.28,
     eta: float = 0.65,
     explore: float = 0.01,
     rate: float = 0.12,
     most: float = 15.0,
     correct: float = 0.5,
 ) -> Transform:
-    """Advantages with weights of an adversary, which raises the bins that fail most.
+    """Advantages with weights of an adversary, which raises the bins of the greatest loss.
 
         bin of a prompt       difficulty_bins of its last `window` groups
         weight of the batch   exponential_weights of the bins' scores, of mean 1, up to `most`
-        afterwards            score <- moving average of the bin's mean 1 - reward, over its share
+        after the update      score <- moving average of the bin's mean loss, over its share
 
-    A batch has the weights of the state before it. Reads ``prompt_ids [P]``, ``rewards [P, G]`` and
-    ``where`` from the batch; put it after an advantage with :func:`jaxrl_llm.chain`.
+    A batch has the weights of the state before it. The loss of a sequence is :func:`clipped_losses`
+    of its advantage without the weight, for the policy before the minibatch that takes it. With
+    centered advantages it is 0 on average at a ratio of 1, so that the scores move by what the
+    earlier minibatches of the same batch did.
+
+    Reads ``prompt_ids [P]``, ``rewards [P, G]`` and ``where`` from the batch, and after the update
+    ``logp``, ``old_logp``, ``advantages`` and ``mask`` too. Put it after an advantage with
+    :func:`jaxrl_llm.chain`, as the last one.
 
     Args:
       num_prompts: N, the prompts of the dataset.
@@ -181,6 +286,9 @@ def prompt_gdro(
       window: Groups of a prompt that are remembered.
       hysteresis: As in :func:`difficulty_bins`.
       extremes: Whether prompts of rate 0 or 1 have a bin; where not, their weight is 1.
+      signal: "loss", or "failure" for the mean of 1 - reward.
+      eps_low: As in :func:`clipped_losses`.
+      eps_high: As in :func:`clipped_losses`.
       eta: As in :func:`exponential_weights`.
       explore: As in :func:`exponential_weights`.
       rate: As in :func:`bin_scores_update`.
@@ -188,31 +296,48 @@ def prompt_gdro(
       correct: A reward above it counts as a right answer.
 
     Returns:
-      A Transform ``advantages [P, G] or [P, G, T] -> the same`` with :class:`PromptGdroState`.
+      A Transform ``advantages [P, G] or [P, G, T] -> the same`` with :class:`PromptGdroState`,
+      which moves in ``learn``.
 
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
-      >>> robust = jr.curation.prompt_gdro(num_prompts=4, extremes=True)
+      >>> robust = jr.curation.prompt_gdro(num_prompts=4, extremes=True, signal="failure")
       >>> rewards, ids = jnp.array([[1.0, 0.0]]), jnp.array([2])
       >>> out, state = robust.update(
       ...     jnp.array([[0.5, -0.5]]), robust.init(), prompt_ids=ids, rewards=rewards)
+      >>> state = robust.learn(state, prompt_ids=ids, rewards=rewards)
       >>> out.tolist(), state.adversary.scores.tolist()
       ([[0.5, -0.5]], [0.5, 0.0, 0.0])
 
     References:
-      Prompt-GDRO (arXiv:2601.19280). The paper's score is the mean clipped loss of the bin, which
-      with centered advantages is close to 0 at a ratio of 1; the failure rate instead is ours.
-      :func:`bin_means` and :func:`bin_scores_update` take losses as well.
+      Prompt-GDRO (arXiv:2601.19280), and its released code, where prompts of rate 0 or 1 are one
+      more bin. "failure" is ours.
     """
     name = "prompt_gdro"
     pass_history_init(num_prompts, window)
     difficulty_bins(jnp.zeros(1), edges=edges, last=jnp.zeros(1, jnp.int32), hysteresis=hysteresis)
-    checks.check_non_negative(name, finite=True, eta=eta)
+    checks.check_option(name, "signal", signal, ("loss", "failure"))
+    if signal == "failure":
+        changed = {"eps_low": eps_low != 0.2, "eps_high": eps_high != 0.28}
+        for option in (option for option, is_changed in changed.items() if is_changed):
+            raise ValueError(f'{name}: {option} has no effect with signal "failure".')
+    checks.check_non_negative(name, finite=True, eta=eta, eps_low=eps_low, eps_high=eps_high)
     checks.check_share(name, explore=explore)
     checks.check_share(name, zero=False, rate=rate)
     checks.check_positive(name, most=most)
-    return Transform(
-        _GdroInit(num_prompts, window, len(edges) + 1),
-        _GdroUpdate(edges, hysteresis, extremes, eta, explore, rate, most, correct),
+    options = _Gdro(
+        edges=edges,
+        hysteresis=hysteresis,
+        extremes=extremes,
+        signal=signal,
+        eps_low=eps_low,
+        eps_high=eps_high,
+        eta=eta,
+        explore=explore,
+        rate=rate,
+        most=most,
+        correct=correct,
     )
+    first = _GdroInit(num_prompts, window, len(edges) + 1)
+    return Transform(first, _GdroUpdate(options), _GdroLearn(options))

@@ -35,6 +35,8 @@ _ROWS = (
         "defaults; beyond_cap='clamp' or 'mask'; cap=1.1"),
     ("branch_grpo", "BranchGRPO 19fbb9f", "advantages.depth_advantages", "max_depth=2; trees=2"),
     ("branch_grpo", "BranchGRPO 19fbb9f", "advantages.node_rewards", "max_depth=2"),
+    ("capo", "stable-pg-llm 933fe01", "curation.capo_adam", "top=3"),
+    ("capo", "stable-pg-llm 933fe01", "curation.capo_bounds", "defaults"),
     ("capo", "stable-pg-llm 933fe01", "curation.capo_mask",
         "symmetric=False; tau_f=0.0001; tau_h=0.01"),
     ("capo", "stable-pg-llm 933fe01", "curation.capo_scores", "lr=0.01"),

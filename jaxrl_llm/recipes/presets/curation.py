@@ -53,7 +53,7 @@ def prompt_gdro(
     eps_high: float = 0.28,
     kl_coef: float = 0.001,
 ) -> Recipe:
-    """GRPO with weights of an adversary, which raises the bins of prompts that fail most.
+    """GRPO with weights of an adversary, which raises the bins of prompts of the greatest loss.
 
         A = grpo(rewards) times the weight of the prompt's bin
         loss = mean over tokens of (clipped loss + kl_coef k3(logp, ref_logp))
@@ -66,13 +66,15 @@ def prompt_gdro(
 
     References:
       Prompt-GDRO (arXiv:2601.19280), and the settings of the released script for three bins, four
-      minibatches among them. The adversary's score is the failure rate; theirs is the mean loss.
+      minibatches among them: the loss of a bin is that of the policy before each of them.
     """
     return from_base(
         name="prompt_gdro",
         advantage=chain(
             stateless(advantages.grpo),
-            curation.prompt_gdro(num_prompts=num_prompts, edges=edges, eta=eta),
+            curation.prompt_gdro(
+                num_prompts=num_prompts, edges=edges, eta=eta, eps_low=eps_low, eps_high=eps_high
+            ),
         ),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         regularizers=(bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else (),
@@ -117,7 +119,8 @@ def dars(
 
 def capo(
     *,
-    lr: float = 1.5e-5,
+    direction: Literal["adam", "ascent"] = "adam",
+    lr: float | None = None,
     hidden_sq: float | None = None,
     tau_h: float = 0.01,
     tau_f: float = 1e-4,
@@ -127,38 +130,53 @@ def capo(
 ) -> Recipe:
     """GRPO without the tokens whose curvature makes a large step dangerous.
 
-        u = A |h|^2 (onehot - pi), what a step of plain ascent on one token adds to its logits
+        u = what Adam's step on one token alone adds to its logits
         m_F = lr^2 / 2 ((onehot - pi).u)^2;  m_H = lr A (onehot - pi).u + lr^2 / 2 * curvature
         train on the tokens with m_F < tau_f and |m_H| < tau_h
         loss = mean over responses of the mean over the tokens left of token loss
 
-    It is made for a large learning rate, and to reject few tokens. The two sums over the vocabulary
-    that the scores take are computed with the old log-probabilities.
+    It is made for a large learning rate, 1.5e-5 with a warmup and a decay, and to reject few
+    tokens. The state of :func:`jaxrl_llm.curation.capo_adam` takes two float32 matrices of the
+    output matrix's shape on each device.
 
     Args:
-      lr: Learning rate of the optimizer, as the scores see it.
-      hidden_sq: |h|^2, one number for all tokens; None takes that of each token, which the
-        train step computes.
+      direction: "adam"; or "ascent", A |h|^2 (onehot - pi), from two sums over the vocabulary.
+      lr: Learning rate as the scores see it; None for that of the update, with "adam".
+      hidden_sq: |h|^2 with "ascent", one number for all tokens; None takes that of each token,
+        which the train step computes.
       tau_h: Bound of the change of the objective.
       tau_f: Bound of the change of the policy.
       symmetric: Whether a step that lowers the objective by less than ``tau_h`` trains.
 
     References:
-      CAPO (arXiv:2510.00819). The released trainer takes Adam's direction: see
-      ``curation.capo_scores``. Bounds are those of its GRPO base; 5e-4 and 1e-3 go with Dr. GRPO.
+      CAPO (arXiv:2510.00819) and its released trainer, in the recipe of its main result. There a
+      response of which no token is left counts in the mean. Bounds are those of its GRPO base; 5e-4
+      and 1e-3 go with Dr. GRPO.
     """
-    selection = bind(curation.capo_selection, lr=lr, tau_h=tau_h, tau_f=tau_f, symmetric=symmetric)
-    if hidden_sq is not None:
-        selection = bind(selection, hidden_sq=hidden_sq)
+    checks.check_option("capo", "direction", direction, ("adam", "ascent"))
+    bounds = {"tau_h": tau_h, "tau_f": tau_f, "symmetric": symmetric}
+    if direction == "adam":
+        checks.check_no_effect("capo", 'with direction "adam"', hidden_sq=hidden_sq)
+        selection = bind(curation.capo_bounds, **bounds)
+        rule = curation.capo_adam(lr=lr, **bounds)
+        computed = (Computed("step_effects", rule, "optimizer"),)
+    else:
+        if lr is None:
+            raise ValueError('capo: direction "ascent" takes lr, the learning rate.')
+        selection = bind(curation.capo_selection, lr=lr, **bounds)
+        if hidden_sq is not None:
+            selection = bind(selection, hidden_sq=hidden_sq)
+        computed = (
+            Computed("sum_pi_sq", advantages.sum_pi_squared, "old_policy"),
+            Computed("sum_pi_cubed", curation.sum_pi_cubed, "old_policy"),
+        )
     return from_base(
         name="capo",
+        advantage=stateless(advantages.grpo, eps=1e-4),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         weights=aggregate.sequence_mean,
         selection=selection,
-        computed=(
-            Computed("sum_pi_sq", advantages.sum_pi_squared, "old_policy"),
-            Computed("sum_pi_cubed", curation.sum_pi_cubed, "old_policy"),
-        ),
+        computed=computed,
         paper="arXiv:2510.00819",
     )
 

@@ -151,11 +151,13 @@ def test_factors_of_advantages_have_mean_one_up_to_the_cap():
 
 
 def run_gdro(batches, **options):
-    robust = prompt_gdro(num_prompts=6, edges=EDGES, **options)
+    robust = prompt_gdro(num_prompts=6, edges=EDGES, signal="failure", **options)
     state, factors = robust.init(), []
     for ids, rewards, where in batches:
         context = {"prompt_ids": ids, "rewards": rewards, "where": where}
-        out, state = robust.update(jnp.ones(rewards.shape), state, **context)
+        out, same = robust.update(jnp.ones(rewards.shape), state, **context)
+        assert same is state
+        state = robust.learn(state, **context)
         factors.append(out)
     return factors, state
 
@@ -185,6 +187,39 @@ def test_the_transform_is_its_parts_and_weighs_by_what_came_before():
     np.testing.assert_allclose(state.adversary.scores, adversary.scores, rtol=1e-6)
     np.testing.assert_array_equal(state.bins, last)
     assert not np.allclose(factors[-1], 1.0) and np.allclose(factors[0], 1.0)
+
+
+def test_the_scores_of_bins_by_hand():
+    """Ratios of 1.5 for the first prompt: its losses are -1.28 and 1.5; the other's -1 and 1."""
+    robust = prompt_gdro(num_prompts=2, edges=(0.5,), extremes=True, eta=2.0, explore=0.0)
+    rewards, ids, mask = (
+        jnp.array([[1.0, 0.0], [0.0, 0.0]]),
+        jnp.arange(2),
+        jnp.ones((2, 2, 1), bool),
+    )
+    plain = jnp.array([[1.0, -1.0], [1.0, -1.0]])
+    logp = jnp.log(jnp.array([1.5, 1.0]))[:, None, None] * jnp.ones((2, 2, 1))
+    batch = {"prompt_ids": ids, "rewards": rewards, "where": rewards >= 0}
+    of_update = {"logp": logp, "old_logp": jnp.zeros((2, 2, 1)), "mask": mask}
+
+    def step(state):
+        advantages, same = robust.update(plain, state, **batch)
+        assert same is state
+        return advantages, robust.learn(state, advantages=advantages, **batch, **of_update)
+
+    advantages, state = step(robust.init())
+    np.testing.assert_array_equal(advantages, plain)
+    np.testing.assert_allclose(state.adversary.scores, [0.055, 0.0], atol=1e-6)  # 0.22 over 4
+    advantages, state = step(state)  # the first prompt, which was solved, is in the upper bin now
+    assert state.bins.tolist() == [1, 0]
+    # A mean of 0.11 over a share of a half; that of the lower bin is 0.
+    np.testing.assert_allclose(state.adversary.scores, [0.0484, 0.22], atol=1e-6)
+    weights = np.exp(2 * np.array([0.22, 0.0484]))
+    factors = weights / weights.mean()
+    advantages, state = step(state)
+    np.testing.assert_allclose(advantages, plain * factors[:, None], rtol=1e-5)
+    # The losses are those of the advantages without the weights.
+    np.testing.assert_allclose(state.adversary.scores, [0.042592, 0.22], atol=1e-6)
 
 
 def test_eta_zero_is_plain_grpo_and_tokens_take_the_factor_of_their_sequence():
@@ -274,6 +309,12 @@ BAD = {
         jnp.zeros((2, 2)), INTS, ZEROS, arms=(1, 2), price=0.0, mean_rollouts=1.0
     ),
     "shadow_price: rate must be above 0": lambda: shadow_price(0, 1, mean_rollouts=1, rate=0.0),
+    'prompt_gdro: eps_low has no effect with signal "failure"': lambda: prompt_gdro(
+        num_prompts=2, signal="failure", eps_low=0.1
+    ),
+    "prompt_gdro: signal must be one of 'loss', 'failure'": lambda: prompt_gdro(
+        num_prompts=2, signal="rate"
+    ),
     "prompt_gdro: explore must be in [0, 1]": lambda: prompt_gdro(num_prompts=2, explore=2.0),
     "prompt_gdro: prompt_ids must have shape (2,)": lambda: prompt_gdro(num_prompts=2).update(
         jnp.zeros((2, 3)),

@@ -1,6 +1,6 @@
 """Writes tests/golden/estimators/stable_pg.*: luckeciano/stable-pg-llm's curvatures of tokens.
 
-Its lookup of Adam's moments by token is a compiled extension, here replaced by indexing.
+In the cases of single scores, indexing replaces its lookup of Adam's moments by token.
 
     python tests/golden/make/stable_pg.py CHECKOUT COMMIT
 """
@@ -20,7 +20,8 @@ METHODS = (
     "_compute_and_log_hessian_coefficient",
     "_compute_and_log_fisher_curvature",
 )
-WIDTH, VOCABULARY = 4, 5
+WIDTH, VOCABULARY, TOP = 4, 5, 3
+LEVELS = ("token", "sentence", "global")
 
 
 def hidden_cases():
@@ -85,6 +86,75 @@ def scores(root, lr, adam):
     return compute
 
 
+def path_cases():
+    """Updates one after the other; the first has a learning rate of 0, as a warmup begins."""
+    rng = np.random.default_rng(30)
+    steps = 4
+    arrays = {
+        "hidden": rng.normal(size=(steps, 3, 4, 6, WIDTH)),
+        "logits": 2 * rng.normal(size=(steps, 3, 4, 6, VOCABULARY)),
+        "advantages": rng.normal(size=(steps, 3, 4)),
+        "lr": np.array([0.0, 0.002, 0.004, 0.003]),
+    }
+    arrays = {name: x.astype(np.float32) for name, x in arrays.items()}
+    actions = rng.integers(0, VOCABULARY, (steps, 3, 4, 6)).astype(np.int32)
+    return {"warmup": arrays | {"actions": actions, "mask": RAGGED}}
+
+
+def path(root):
+    """Token scores, the tokens left and Adam's moments of every update."""
+    numbers = take(root / TRAINER, *METHODS, "_compute_entropy", DEFAULT_STATS={})
+    gradient_of, norm_of, hessian, fisher, likely = numbers
+    bounds = take(root / TRAINER, "_compute_hessian_token_mask", "_compute_fisher_token_mask")
+    (totals,) = take(root / TRAINER, "_sparsify_global_gradients")
+    (densify,) = take(root / "src/open_r1/sparse_grad_ops.py", "densify_gradient_dict")
+    operations = SimpleNamespace(densify_gradient_dict=densify)
+    given = {"sparse_grad_ops": operations, "SparseSGDModel": object}
+    (model,) = take(root / ADAM, "SparseAdamModel", Dict=dict, Hashable=object, List=list, **given)
+
+    def compute(case, a):
+        adam, cpu, rows = model(), torch.device("cpu"), []
+        for step, lr in enumerate(a["lr"]):
+            trainer = SimpleNamespace(
+                accelerator=SimpleNamespace(gather=lambda x: x, device=cpu),
+                lr_scheduler=SimpleNamespace(get_last_lr=lambda lr=lr: [float(lr)]),
+                _accumulate_stats=lambda **_: None,
+                _gather_masked_tensor_across_processes=lambda x, _: x,
+                hessian_token_mask_tau=0.01,
+                fisher_token_mask_tau=1e-4,
+                hessian_symmetric_clipping=True,
+                **{f"{k}_{n}_lambda": 0.0 for k in ("hessian", "fisher") for n in LEVELS},
+            )
+            hidden = torch.from_numpy(a["hidden"][step].reshape(12, 6, WIDTH))
+            logits = torch.from_numpy(a["logits"][step].reshape(12, 6, VOCABULARY))
+            actions = torch.from_numpy(a["actions"][step].reshape(12, 6, 1).astype(np.int64))
+            advantages = torch.from_numpy(a["advantages"][step].reshape(12))
+            mask = torch.from_numpy(a["mask"].reshape(12, 6).astype(np.int64))
+            _, probs, ids = likely(trainer, logits, k=TOP)
+            chosen = (actions == ids).float()
+            rows_of = (trainer, hidden, chosen, probs, advantages, mask)
+            gradients = gradient_of(trainer, hidden, probs, chosen, advantages, mask, ids)
+            move = adam.compute_effective_token_gradients(gradients.clone(), ids, cpu)
+            norms = norm_of(trainer, gradients, move, None, None, "token")
+            _, rise = hessian(*rows_of, move, norms, "token", "train")
+            _, kl = fisher(*rows_of, move, "token", mode="train")
+            left = mask * bounds[0](trainer, {"token": rise}, torch.ones_like(mask), {})
+            left = left * bounds[1](trainer, {"token": kl}, torch.ones_like(mask), {})
+            sums = totals(trainer, gradients, WIDTH, ids, left, hidden.dtype)
+            adam.update_effective_gradient_moments({k: x / n for k, (x, n) in sums.items()})
+            row = {"objective": array(rise * mask), "policy": array(kl * mask)}
+            row["keep"] = left.numpy() > 0
+            row = {name: x.reshape(3, 4, 6) for name, x in row.items()}
+            for name, moments in (("mu", adam.m), ("nu", adam.v)):
+                row[name] = np.zeros((VOCABULARY, WIDTH), np.float32)
+                for token, values in moments.items():
+                    row[name][token] = values.numpy()
+            rows.append(row)
+        return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+    return compute
+
+
 def masks(root, symmetric):
     names = ("_compute_hessian_token_mask", "_compute_fisher_token_mask")
     hessian, fisher = take(root / TRAINER, *names)
@@ -115,6 +185,15 @@ def main():
             inputs="hidden",
             arguments={"granularity": "token", "lr": 0.01},
         )
+    writer.inputs("path", path_cases())
+    writer.add(
+        "path",
+        ["capo"],
+        f"{TRAINER}: {METHODS[2]}, {METHODS[3]}, _sparsify_global_gradients; {ADAM}",
+        path(root),
+        inputs="path",
+        arguments={"hessian_token_mask_tau": 0.01, "fisher_token_mask_tau": 1e-4, "top_k": TOP},
+    )
     rng = np.random.default_rng(29)
     random = {
         "objective": 0.01 * rng.normal(size=(12, 6)).astype(np.float32),
