@@ -3,12 +3,14 @@
 python -m benchmarks.refill --save
 
 The quickstart's model, questions and reward at its first weights, from which about half of the
-groups have rewards that all agree. Three ways collect the same batches of informative groups, in
+groups have rewards that all agree. Replies may have ``--max-new-tokens``: at the quickstart's 16
+nearly all are as long as they may be, and there is nothing for slots to gain. Three ways collect the same batches of informative groups, in
 turns:
 
 - ``barrier``: the sampler makes P groups; once all are graded, P more, until P are informative.
 - ``rounds``: ``refill`` on the sampler, whose empty rows sample what may be asked for next.
-- ``slots``: ``refill`` on the engine, which takes a new group while others decode.
+- ``slots``: ``refill`` on the engine, which takes a new group while others decode, and begins with
+  1.5 P groups.
 
 ``tokens`` are those sampled for an informative group, over those of the groups up to the last that
 the batch needs: what no way avoids that learns of rewards once a group has finished.
@@ -36,6 +38,8 @@ from jaxrl_llm.train.setup import Experiment, load_experiment
 
 CONFIG = "configs/quickstart.py"
 REFILL = jr.curation.refill(jr.curation.informative_groups, max_rounds=10)
+# The same batch, whose first requests are as many as half a batch more.
+OVERSAMPLED = jr.curation.refill(jr.curation.informative_groups, max_rounds=10, oversample=1.5)
 
 
 @dataclasses.dataclass
@@ -126,16 +130,17 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batches", type=int, default=8)
     parser.add_argument("--slots", type=int, default=64)
+    parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--tiny", action="store_true", help="configs/tiny.py instead, for tests")
     parser.add_argument("--save", action="store_true", help="write benchmarks/results")
     options = parser.parse_args(argv)
     source = "configs/tiny.py" if options.tiny else CONFIG
-    config = load_config(source, slots=options.slots)
+    config = load_config(source, slots=options.slots, max_new_tokens=options.max_new_tokens)
     experiment, params = load_experiment(config)
     ways = {
         "barrier": Way(experiment, Barrier(), slots=False),
         "rounds": Way(experiment, REFILL, slots=False),
-        "slots": Way(experiment, REFILL, slots=True),
+        "slots": Way(experiment, OVERSAMPLED, slots=True),
     }
     rows: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
     for number in range(-1, options.batches):
@@ -156,6 +161,7 @@ def main(argv: list[str] | None = None) -> None:
             "groups": groups,
             "group_size": config.sampling.group_size,
             "slots": options.slots,
+            "max_new_tokens": options.max_new_tokens,
             "batches": options.batches,
             "informative": round(float(np.mean([row["informative"] for row in rows["slots"]])), 3),
         },
@@ -184,7 +190,7 @@ def main(argv: list[str] | None = None) -> None:
     harness.finish(result, to_file=options.save)
 
 
-def load_config(source: str, *, slots: int) -> TrainConfig:
+def load_config(source: str, *, slots: int, max_new_tokens: int) -> TrainConfig:
     """The configuration of a file, with a collector and slots, and without an evaluation."""
     from jaxrl_llm.cli.options import load_config as load
 
@@ -194,7 +200,7 @@ def load_config(source: str, *, slots: int) -> TrainConfig:
         recipe=(
             config.recipe if not isinstance(config.recipe, str) else jr.recipes.dr_grpo(length=8)
         ),
-        sampling=dataclasses.replace(config.sampling, slots=slots),
+        sampling=dataclasses.replace(config.sampling, slots=slots, max_new_tokens=max_new_tokens),
         evaluation=EvaluationConfig(enabled=False),
     )
 
