@@ -133,6 +133,9 @@ def parse_hints(text: str, *, levels: int = 3) -> tuple[str, ...]:
     Returns:
       The hints, weakest first, less those that are empty.
 
+    Raises:
+      ValueError: If ``levels`` is not above 0.
+
     Example:
       >>> import jaxrl_llm as jr
       >>> jr.curation.parse_hints('Here: {"level_1": "add", "level_2": "6 + 36"}')
@@ -141,6 +144,7 @@ def parse_hints(text: str, *, levels: int = 3) -> tuple[str, ...]:
     References:
       The format is that of SAGE (arXiv:2602.03143), whose code also reads JSON with comments.
     """
+    checks.check_positive("parse_hints", levels=levels)
     start, end = text.find("{"), text.rfind("}")
     if not 0 <= start < end:
         return ()
