@@ -4,8 +4,8 @@ python -m benchmarks.refill --save
 
 The quickstart's model, questions and reward at its first weights, from which about half of the
 groups have rewards that all agree. Replies may have ``--max-new-tokens``: at the quickstart's 16
-nearly all are as long as they may be, and there is nothing for slots to gain. Three ways collect the same batches of informative groups, in
-turns:
+nearly all are as long as they may be, and there is nothing for slots to gain. Three ways collect
+the same batches of informative groups, in turns:
 
 - ``barrier``: the sampler makes P groups; once all are graded, P more, until P are informative.
 - ``rounds``: ``refill`` on the sampler, whose empty rows sample what may be asked for next.
