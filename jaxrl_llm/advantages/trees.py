@@ -182,8 +182,8 @@ def branch_advantages(
       >>> import jaxrl_llm as jr
       >>> ids = jnp.array([[0, 2], [0, 3], [1, 4], [1, 5]])
       >>> rewards, mask = jnp.array([1.0, 0.0, 1.0, 1.0]), jnp.ones((4, 2), bool)
-      >>> jr.advantages.branch_advantages(rewards, ids, mask).round(2).tolist()
-      [[-0.71..., 0.5], [-0.71..., -1.5], [0.71..., 0.5], [0.71..., 0.5]]
+      >>> (100 * jr.advantages.branch_advantages(rewards, ids, mask)).round().tolist()
+      [[-71.0, 50.0], [-71.0, -150.0], [71.0, 50.0], [71.0, 50.0]]
 
     References:
       BranchGRPO (arXiv:2509.06040): :func:`node_rewards` and :func:`depth_advantages`. There a

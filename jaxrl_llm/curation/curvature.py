@@ -326,8 +326,8 @@ def capo_adam(
       >>> effects, sums = rule(
       ...     state, jnp.ones((1, 2)), jnp.zeros((1, 3)), jnp.array([0]),
       ...     advantages=jnp.ones(1), mask=jnp.ones(1, bool))
-      >>> rule.learn(state, sums).mu.round(3).tolist()
-      [[0.067..., 0.067...], [-0.033..., -0.033...], [-0.033..., -0.033...]]
+      >>> (1000 * rule.learn(state, sums).mu).round().tolist()
+      [[67.0, 67.0], [-33.0, -33.0], [-33.0, -33.0]]
 
     References:
       CAPO (arXiv:2510.00819), and its released trainer in the recipe of its main result. Before the
