@@ -236,7 +236,7 @@ def branch_advantages(
             bound=bound,
         )
 
-    return tree.of_tokens(jax.vmap(credit)(arrays).reshape(*lead, G, D))
+    return tree.of_tokens(jax.vmap(credit)(arrays).reshape((*lead, G, D)))
 
 
 def _check(function, ids, depth, values, name, where, max_depth) -> None:

@@ -269,8 +269,7 @@ class _CapoAdam:
         )
         changes = _scores(advantages, rate, slope, spread, "sample")
         scores = CapoScores(*(masking.zero_masked(x, mask) for x in changes))
-        bounds = {"tau_h": self.tau_h, "tau_f": self.tau_f}
-        keep = capo_mask(scores, mask, symmetric=self.symmetric, **bounds)
+        keep = capo_mask(scores, mask, tau_h=self.tau_h, tau_f=self.tau_f, symmetric=self.symmetric)
         row = jnp.arange(len(targets))[:, None]
         weights = jnp.zeros(logits.shape, jnp.float32)
         weights = weights.at[row, places].add((keep * advantages)[:, None] * v)

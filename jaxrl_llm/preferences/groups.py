@@ -82,7 +82,7 @@ def paired(
             raise ValueError(f"{function}: center has no effect on {stable_repr(loss)}.")
         extra["center"] = jax.lax.stop_gradient(jnp.asarray(center, jnp.float32).reshape(-1)[0])
     best, worst = best_and_worst(advantages, jnp.any(mask, axis=-1))
-    sums = [jnp.sum(masking.zero_masked(x, mask), axis=-1) for x in (logp, ref_logp)]
+    policy, ref = (jnp.sum(masking.zero_masked(x, mask), axis=-1) for x in (logp, ref_logp))
     lengths = jnp.maximum(masking.lengths(mask), 1.0)
     size = jnp.shape(lengths)[-1]
 
@@ -90,10 +90,16 @@ def paired(
         """Of each rollout ``[..., G]`` as of pairs ``[..., G, G]``."""
         return jnp.repeat(jnp.expand_dims(x, axis), size, axis)
 
-    arrays = [spread(x, axis) for x in sums for axis in (-1, -2)]
     extra["lengths"] = spread(lengths, -1)
     shares = best[..., :, None] * worst[..., None, :]
-    losses = call_with(loss, *arrays, context=extra | {"where": shares > 0})
+    losses = call_with(
+        loss,
+        spread(policy, -1),
+        spread(policy, -2),
+        spread(ref, -1),
+        spread(ref, -2),
+        context=extra | {"where": shares > 0},
+    )
     value = jnp.sum(shares * losses, axis=(-1, -2))
     # A NaN advantage has no order and must reach the loss.
     unknown = jnp.any(jnp.isnan(masking.zero_masked(advantages, jnp.any(mask, axis=-1))), axis=-1)

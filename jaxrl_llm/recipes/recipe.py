@@ -230,13 +230,17 @@ class Recipe:
             from "optimizer"; None if its batches bring those.
         """
         controllers = self.computed_from("controller", "last_visit")
-        rules = {} if output_shape is None else self.computed_from("optimizer")
+        rules: dict[str, ArrayTree] = {}
+        if output_shape is not None:
+            vocab_size, width = output_shape
+            computed = self.computed_from("optimizer")
+            rules = {name: rule.init(vocab_size, width) for name, rule in computed.items()}
         return AlgoState(
             advantage=self.advantage.init(),
             curation=() if self.curation is None else self.curation.init(),
             controllers={name: transform.init() for name, transform in controllers.items()},
             last_kl=jnp.zeros((), jnp.float32),
-            rules={name: rule.init(*output_shape) for name, rule in rules.items()},
+            rules=rules,
         )
 
     def prepare(

@@ -395,7 +395,7 @@ class AsyncRollouts:
     def prepare(self) -> None:
         """Samples and grades the first batch in the caller's thread; before it is entered."""
         if not self._finished:
-            self._collect(*self._weights)
+            self._collect(self._weights)
 
     def __enter__(self) -> "AsyncRollouts":
         self._thread.start()
@@ -462,15 +462,16 @@ class AsyncRollouts:
 
         try:
             while (weights := admitted()) is not None:
-                self._collect(*weights)
+                self._collect(weights)
                 del weights  # nothing holds old weights while it waits for new ones
         except BaseException as error:
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
 
-    def _collect(self, version: int, params: ArrayTree, learned: ArrayTree | None) -> None:
-        """The next batch, by weights of a version."""
+    def _collect(self, weights: tuple[int, ArrayTree, ArrayTree | None]) -> None:
+        """The next batch, by weights of a version and what the collector follows of it."""
+        version, params, learned = weights
         batch = collect_rollouts(
             self._experiment,
             params,

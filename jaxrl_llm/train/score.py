@@ -319,8 +319,9 @@ class Scorer:
                     logits = jnp.where(keep_mask(support, len(matrix)), logits, -jnp.inf)
                 logits = jnp.where(mask[:, None], logits, 0.0)
                 h = h.astype(jnp.float32) / temperature  # what the matrix meets, by the logits
-                context = {"advantages": values, "mask": mask, "learning_rate": rate}
-                effects, sums = rule(state, h, logits, targets, **context)
+                effects, sums = rule(
+                    state, h, logits, targets, advantages=values, mask=mask, learning_rate=rate
+                )
                 return jax.tree.map(jnp.add, total, sums), effects
 
             zeros = rule.zeros(*matrix.shape)
@@ -328,7 +329,7 @@ class Scorer:
             effects = effects.reshape(-1, *effects.shape[2:])[: len(flat[1])]
             # With an axis of devices, over which they are added.
             total = jax.tree.map(lambda x: x[None], total)
-            return effects.reshape(*lead, *effects.shape[1:]), total
+            return effects.reshape((*lead, *effects.shape[1:])), total
 
         effects, sums = on_each_device(of_rows, arrays, shared)
         return effects, jax.tree.map(lambda x: jnp.sum(x, axis=0), sums)

@@ -154,16 +154,17 @@ def capo(
       and 1e-3 go with Dr. GRPO.
     """
     checks.check_option("capo", "direction", direction, ("adam", "ascent"))
-    bounds = {"tau_h": tau_h, "tau_f": tau_f, "symmetric": symmetric}
     if direction == "adam":
         checks.check_no_effect("capo", 'with direction "adam"', hidden_sq=hidden_sq)
-        selection = bind(curation.capo_bounds, **bounds)
-        rule = curation.capo_adam(lr=lr, **bounds)
+        selection = bind(curation.capo_bounds, tau_h=tau_h, tau_f=tau_f, symmetric=symmetric)
+        rule = curation.capo_adam(lr=lr, tau_h=tau_h, tau_f=tau_f, symmetric=symmetric)
         computed = (Computed("step_effects", rule, "optimizer"),)
     else:
         if lr is None:
             raise ValueError('capo: direction "ascent" takes lr, the learning rate.')
-        selection = bind(curation.capo_selection, lr=lr, **bounds)
+        selection = bind(
+            curation.capo_selection, lr=lr, tau_h=tau_h, tau_f=tau_f, symmetric=symmetric
+        )
         if hidden_sq is not None:
             selection = bind(selection, hidden_sq=hidden_sq)
         computed = (

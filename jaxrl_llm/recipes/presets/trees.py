@@ -4,7 +4,7 @@ Option that these presets share: ``eps_low``, ``eps_high``, see the package. ``p
 run trains on the unique tokens of responses that fork.
 """
 
-from typing import Any, Literal
+from typing import Literal
 
 from jaxrl_llm import advantages, curation, regularizers, rewards, surrogates
 from jaxrl_llm.core import bind, chain, checks, stateless
@@ -178,19 +178,19 @@ def branch_grpo(
         because = f"with prune={prune!r}"
         checks.check_no_effect("branch_grpo", because, window=window, interval=interval, stop=stop)
     checks.check_option("branch_grpo", "prune", prune, ("width", "depth", None))
-    options: dict[str, Any] = {}
+    selection, credit = curation.branch_tokens, bind(advantages.branch_advantages, bound=bound)
     if prune == "width":
-        options = {"ratio": 0.5 if ratio is None else ratio, "keep": keep}
+        selection = bind(selection, ratio=0.5 if ratio is None else ratio, keep=keep)
     elif prune == "depth":
-        options = {"window": window or (1,), "interval": interval, "stop": stop}
+        selection = bind(selection, window=window or (1,), interval=interval, stop=stop)
     if interval is None:
-        options["current_version"] = None
-    credit = {"old_logp": None} if alpha is None else {"alpha": alpha}
+        selection = bind(selection, current_version=None)
+    credit = bind(credit, old_logp=None) if alpha is None else bind(credit, alpha=alpha)
     return from_base(
         name="branch_grpo",
-        advantage=stateless(bind(advantages.branch_advantages, bound=bound, **credit)),
+        advantage=stateless(credit),
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
-        selection=bind(curation.branch_tokens, **options),
+        selection=selection,
         collector=curation.branched(splits=splits, branches=branches),
         paper="arXiv:2509.06040",
     )

@@ -238,11 +238,11 @@ class _Lookahead:
                     due.append((number, branch.birth, end))
             if not due:
                 continue
-            windows = np.zeros((2, len(rows), age), np.int32)
+            mine, theirs = np.zeros((2, len(rows), age), np.int32)
             for i, (number, start, end) in enumerate(due):
-                windows[0, i] = rows[number].response.tokens[start:end]
-                windows[1, i] = rows[rows[number].parent].response.tokens[start:end]
-            alike = self._alike(*windows)
+                mine[i] = rows[number].response.tokens[start:end]
+                theirs[i] = rows[rows[number].parent].response.tokens[start:end]
+            alike = self._alike(mine, theirs)
             events += [(end - 1, True, n) for (n, _, end), x in zip(due, alike, strict=False) if x]
         return sorted(events)
 
@@ -426,9 +426,10 @@ def lookahead(
     if not ages:
         raise ValueError(f"{name}: ages must name at least one.")
     checks.check_share(name, min_prob=min_prob, max_gap=max_gap)
-    rules = {"max_distance": max_distance, "min_suffix": min_suffix, "min_overlap": min_overlap}
-    checks.check_share(name, **rules)
-    if all(x is None for x in rules.values()):
+    checks.check_share(
+        name, max_distance=max_distance, min_suffix=min_suffix, min_overlap=min_overlap
+    )
+    if all(x is None for x in (max_distance, min_suffix, min_overlap)):
         raise ValueError(f"{name}: one of the three rules must be on; all are None.")
     _count(0, 1, starts, shares)
     return _Lookahead(
