@@ -4,7 +4,7 @@ import dataclasses
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -85,8 +85,35 @@ class _SharedFolder:
         """The last ``keep`` files of every other node; what is no such file is passed over."""
         files = self._files()
         nodes = sorted(node for node in files if node != self.node)[:_MOST_NODES]
-        last = [file for node in nodes for _, file in files[node][-self.keep :]]
-        return tuple(group for file in last for group in _read(file))
+        groups: list[SwarmGroup] = []
+        for file in [file for node in nodes for _, file in files[node][-self.keep :]]:
+            try:
+                if file.stat().st_size > _MOST_BYTES:
+                    continue
+                record = json.loads(file.read_text(encoding="utf-8"))
+                if record["format"] != _FORMAT or len(record["groups"]) > _MOST_GROUPS:
+                    continue
+                read = []
+                for row in record["groups"]:
+                    texts, rewards, ended = (
+                        tuple(row[name]) for name in ("texts", "rewards", "ended")
+                    )
+                    good = (
+                        isinstance(row["question"], str)
+                        and len(texts) == len(rewards) == len(ended) > 0
+                        and all(isinstance(text, str) for text in texts)
+                        and all(type(r) in (int, float) and math.isfinite(r) for r in rewards)
+                        and all(isinstance(flag, bool) for flag in ended)
+                    )
+                    if not good:
+                        raise ValueError("not a group")
+                    rewards = tuple(map(float, rewards))
+                    read.append(SwarmGroup(row["question"], texts, rewards, ended))
+            except (OSError, ValueError, KeyError, TypeError, RecursionError):
+                # Another trainer may have removed it, or been killed by a full disk.
+                continue
+            groups += read  # of a whole file, or none
+        return tuple(groups)
 
     def _files(self) -> dict[str, list[tuple[int, Path]]]:
         """Of each node, its files in the order of their steps."""
@@ -100,35 +127,6 @@ class _SharedFolder:
     def __repr__(self) -> str:
         keep = "" if self.keep == 8 else f", keep={self.keep}"
         return f"shared_folder({self.path!r}, node={self.node!r}{keep})"
-
-
-def _read(file: Path) -> tuple[SwarmGroup, ...]:
-    """The groups of a file; none if it is not one that ``put`` wrote."""
-    try:
-        if file.stat().st_size > _MOST_BYTES:
-            return ()
-        record = json.loads(file.read_text(encoding="utf-8"))
-        if record["format"] != _FORMAT or len(record["groups"]) > _MOST_GROUPS:
-            return ()
-        return tuple(_group(row) for row in record["groups"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        # Another trainer may have removed it, or been killed by a full disk.
-        return ()
-
-
-def _group(row: Mapping[str, Any]) -> SwarmGroup:
-    """A group of a file; ValueError for what is none."""
-    texts, rewards, ended = (tuple(row[name]) for name in ("texts", "rewards", "ended"))
-    good = (
-        isinstance(row["question"], str)
-        and len(texts) == len(rewards) == len(ended) > 0
-        and all(isinstance(text, str) for text in texts)
-        and all(type(r) in (int, float) and math.isfinite(r) for r in rewards)
-        and all(isinstance(flag, bool) for flag in ended)
-    )
-    if not good:
-        raise ValueError("not a group")
-    return SwarmGroup(row["question"], texts, tuple(map(float, rewards)), ended)
 
 
 def shared_folder(path: str, *, node: str, keep: int = 8) -> Swarm:
@@ -204,14 +202,21 @@ class _Shared:
 
     def _draw(self, key, collection: Collection) -> list[Request]:
         """The groups of others that train in this batch: evenly drawn of those that can."""
-        data = np.asarray(jax.random.key_data(key))
-        seed = (collection.step, data.tobytes())
+        key_data = np.asarray(jax.random.key_data(key))
+        seed = (collection.step, key_data.tobytes())
         if self.pool.get("seed") == seed:
             return self.pool["drawn"]
         if "groups" not in self.pool:
             self.pool["groups"] = processes.from_first(lambda: tuple(self.swarm.get()))
         wanted = min(round(self.share * collection.num_groups), collection.num_groups - 1)
-        places = self._places(collection.data)
+        # The place of each question is the same for all batches of a data set.
+        data = collection.data
+        name = (len(data), *(str(data[i]["text"]) for i in ((0, -1) if len(data) else ())))
+        if self.pool.get("name") != name:
+            texts = [str(row["text"]) for row in data]
+            first = {text: i for i, text in reversed(list(enumerate(texts)))}
+            self.pool.update(name=name, places=first)
+        places = self.pool["places"]
         known = [
             group
             for group in self.pool["groups"]
@@ -219,53 +224,42 @@ class _Shared:
             and len(group.texts) <= collection.group_size
             and min(group.rewards) < max(group.rewards)
         ]
-        drawn: list[Request] = []
+        order: list[int] = []
         if known:
             # A power of two, so that few shapes are compiled.
             there = np.arange(1 << (len(known) - 1).bit_length()) < len(known)
             with on_host():
-                order = swarm_groups(
-                    jax.random.wrap_key_data(data),
+                chosen = swarm_groups(
+                    jax.random.wrap_key_data(key_data),
                     there,
                     local=np.zeros_like(there),
                     count=0,
                     foreign=len(there),
                 )
-            for i in np.asarray(order.index)[np.asarray(order.where)].tolist():
-                if len(drawn) == wanted:
+            order = np.asarray(chosen.index)[np.asarray(chosen.where)].tolist()
+        drawn: list[Request] = []
+        for i in order:
+            if len(drawn) == wanted:
+                break
+            responses: list[Response] = []
+            for text, ended in zip(known[i].texts, known[i].ended, strict=True):
+                tokens = np.asarray(collection.encode(text, ends=ended), np.int32)
+                if not 1 <= len(tokens) <= (self.max_new_tokens or len(tokens)):
+                    responses = []  # one response that is too long or empty spoils its group
                     break
-                responses = self._responses(known[i], collection)
-                if responses:
-                    drawn.append(
-                        Request(
-                            rollouts=len(responses),
-                            prompt=places[known[i].question],
-                            responses=responses,
-                            sampled=False,
-                            role=DEMONSTRATION,
-                        )
+                responses.append(Response(tokens, finish=_ENDED if ended else _CUT))
+            if responses:
+                drawn.append(
+                    Request(
+                        rollouts=len(responses),
+                        prompt=places[known[i].question],
+                        responses=tuple(responses),
+                        sampled=False,
+                        role=DEMONSTRATION,
                     )
+                )
         self.pool.update(seed=seed, drawn=drawn)
         return drawn
-
-    def _responses(self, group: SwarmGroup, collection: Collection) -> tuple[Response, ...]:
-        """A group in tokens of this trainer; none if one of its responses is too long or empty."""
-        responses = []
-        for text, ended in zip(group.texts, group.ended, strict=True):
-            tokens = np.asarray(collection.encode(text, ends=ended), np.int32)
-            if not 1 <= len(tokens) <= (self.max_new_tokens or len(tokens)):
-                return ()
-            responses.append(Response(tokens, finish=_ENDED if ended else _CUT))
-        return tuple(responses)
-
-    def _places(self, data: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-        """The place of each question; made once for a data set."""
-        name = (len(data), *(str(data[i]["text"]) for i in ((0, -1) if len(data) else ())))
-        if self.pool.get("name") != name:
-            texts = [str(row["text"]) for row in data]
-            places = {text: i for i, text in reversed(list(enumerate(texts)))}
-            self.pool.update(name=name, places=places)
-        return self.pool["places"]
 
     def observe(self, state, collection: Collection):
         requests, groups = collection.requests, collection.num_groups
@@ -277,7 +271,18 @@ class _Shared:
         if collection.waiting:
             return Decision(), state
         own = [i for i, request in enumerate(requests) if request.sampled]
-        shared = [group for i in own if (group := _to_share(collection, i)).texts]
+        shared = []
+        for outcome in map(collection.outcome, own):
+            # A response without a reward is not shared, nor a group that has no other.
+            if graded := np.flatnonzero(outcome.where).tolist():
+                shared.append(
+                    SwarmGroup(
+                        question=str(collection.data[int(outcome.prompt)]["text"]),
+                        texts=tuple(outcome.texts[g] for g in graded),
+                        rewards=tuple(float(outcome.rewards[g]) for g in graded),
+                        ended=tuple(not outcome.truncated[g] for g in graded),
+                    )
+                )
         if processes.is_first():
             self.swarm.put(shared, step=collection.step)
         state = {
@@ -292,18 +297,6 @@ class _Shared:
 
     def __repr__(self) -> str:
         return f"shared({self.swarm!r}, share={self.share})"
-
-
-def _to_share(collection: Collection, request: int) -> SwarmGroup:
-    """A group of this trainer, without responses that have no reward."""
-    outcome = collection.outcome(request)
-    graded = np.flatnonzero(outcome.where).tolist()
-    return SwarmGroup(
-        question=str(collection.data[int(outcome.prompt)]["text"]),
-        texts=tuple(outcome.texts[g] for g in graded),
-        rewards=tuple(float(outcome.rewards[g]) for g in graded),
-        ended=tuple(not outcome.truncated[g] for g in graded),
-    )
 
 
 def shared(swarm: Swarm, *, share: float = 0.5) -> Collector:

@@ -106,8 +106,17 @@ class _Targeted:
             part = self._part(collection, leading)
             more, source = self.source.propose(state.source, source_key, part, missing)
             state = state._replace(source=source)
+            # The steps of a round take its prompts in turns, so that no step has the nearest ones.
+            mine = np.arange(total) % self.every == collection.step % self.every
+            order = np.concatenate([state.order[mine], state.order[~mine]])
             used = sum(_takes_next(request) for request in part.requests)
-            requests += self._filled(more, state.order, collection.step, used)
+            for request in more:
+                if _takes_next(request):
+                    if request.prompt is not None:
+                        self._check(request)
+                    request = request._replace(prompt=int(order[used % total]))
+                    used += 1
+                requests.append(request)
         return tuple(requests), state
 
     def observe(self, state: TargetedState, collection: Collection):
@@ -154,22 +163,6 @@ class _Targeted:
                 "the source must take them in the order of the data."
             )
 
-    def _filled(self, requests, order: Array, step: int, used: int) -> list[Request]:
-        """Requests of the source, with the next chosen prompts in place of the next of the data."""
-        # The steps of a round take its prompts in turns, so that no step has the nearest ones.
-        turn = step % self.every
-        mine = np.arange(len(order)) % self.every == turn
-        order = np.concatenate([order[mine], order[~mine]])
-        filled = []
-        for request in requests:
-            if _takes_next(request):
-                if request.prompt is not None:
-                    self._check(request)
-                place = int(order[used % len(order)])
-                request, used = request._replace(prompt=place), used + 1
-            filled.append(request)
-        return filled
-
     def _drawn(self, state: TargetedState, key, collection: Collection, leading: int):
         """The state with the prompts of a round, drawn by what its references tell."""
         outcomes = [collection.outcome(i) for i in range(leading)]
@@ -183,22 +176,6 @@ class _Targeted:
         where = seen.where.any(axis=-1)
         rewards = np.where(seen.where, seen.rewards, 0.0).sum(axis=-1)
         reference_rates = np.float32(rewards / np.maximum(seen.where.sum(axis=-1), 1))
-        embeddings = self._embeddings(collection)
-        predict = _attend if self.predict is None else self.predict
-        rates = predict(embeddings, embeddings[seen.prompt], reference_rates, where=where)
-        checks.check_shape(repr(self), "the result of predict", rates, state.rates.shape)
-        rates = linear_recalibration(
-            jnp.asarray(rates, jnp.float32), seen.prompt, reference_rates, where=where
-        )
-        if not np.isfinite(np.asarray(rates)).all():
-            raise ValueError(f"{self!r}: a predicted rate is not finite.")
-        logits = target_logits(rates, target=self.target, temperature=self.temperature)
-        order = np.asarray(gumbel_top(key, logits, count=len(state.order)))
-        drawn_at = np.array(collection.step, np.int32)
-        return state._replace(order=order, rates=np.asarray(rates), drawn_at=drawn_at)
-
-    def _embeddings(self, collection: Collection) -> np.ndarray:
-        """Of every prompt, float32 ``[N, D]``."""
         texts = tuple(str(row["text"]) for row in collection.data)
         if texts not in self.embedded:
             rows = [np.asarray(self.embed(text), np.float32) for text in texts]
@@ -210,7 +187,27 @@ class _Targeted:
                     )
             self.embedded.clear()
             self.embedded[texts] = np.stack(rows)
-        return self.embedded[texts]
+        queries = self.embedded[texts]
+        references = queries[seen.prompt]
+        if self.predict is None:
+            # Attention is between embeddings scaled as a layer norm would, to norm sqrt(D).
+            root = np.sqrt(queries.shape[-1], dtype=np.float32)
+            queries, references = (
+                x * root / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12)
+                for x in (queries, references)
+            )
+        predict = attention_rates if self.predict is None else self.predict
+        rates = predict(queries, references, reference_rates, where=where)
+        checks.check_shape(repr(self), "the result of predict", rates, state.rates.shape)
+        rates = linear_recalibration(
+            jnp.asarray(rates, jnp.float32), seen.prompt, reference_rates, where=where
+        )
+        if not np.isfinite(np.asarray(rates)).all():
+            raise ValueError(f"{self!r}: a predicted rate is not finite.")
+        logits = target_logits(rates, target=self.target, temperature=self.temperature)
+        order = np.asarray(gumbel_top(key, logits, count=len(state.order)))
+        drawn_at = np.array(collection.step, np.int32)
+        return state._replace(order=order, rates=np.asarray(rates), drawn_at=drawn_at)
 
     def __repr__(self) -> str:
         text = f"references={self.references}, every={self.every}"
@@ -229,16 +226,6 @@ class _Targeted:
 def _takes_next(request: Request) -> bool:
     """Whether a request of the source is for a prompt that is chosen here."""
     return request.extends is None and request.role != REPLAYED
-
-
-def _attend(queries, references, reference_rates, *, where):
-    """Attention between embeddings that are scaled as a layer norm would, to norm sqrt(D)."""
-
-    def scaled(x: np.ndarray) -> np.ndarray:
-        norm = np.linalg.norm(x, axis=-1, keepdims=True)
-        return x * np.sqrt(x.shape[-1], dtype=np.float32) / np.maximum(norm, 1e-12)
-
-    return attention_rates(scaled(queries), scaled(references), reference_rates, where=where)
 
 
 def targeted(

@@ -13,7 +13,6 @@ from jaxrl_llm.curation.collectors.protocol import (
     Collection,
     Collector,
     Request,
-    Response,
     in_order,
     on_host,
     sized,
@@ -68,12 +67,27 @@ class _EntropyTemperature:
         decision, source = self.source.observe(state.source, collection)
         requests = self._tempered(decision.requests, state)
         learned = TemperedState(state.stats, source)
-        if decision.rows is not None:
-            members = [member for row in decision.rows for member in row.members]
-            responses = [collection.outcome(i).responses[j] for i, j in members]
-            entropy = np.concatenate([np.zeros(0, np.float32), *map(_sampled_entropy, responses)])
-            if entropy.size:
-                learned = learned._replace(stats=self._stats(entropy))
+        # Only tokens that were sampled and train have a part in the statistics.
+        entropies = [np.zeros(0, np.float32)]
+        for i, j in (member for row in decision.rows or () for member in row.members):
+            response = collection.outcome(i).responses[j]
+            if response.entropy is None:
+                continue
+            entropy = np.asarray(response.entropy, np.float32)
+            there = np.isfinite(entropy)
+            if response.trains is not None:
+                there &= np.asarray(response.trains, bool)
+            if response.version is not None:
+                there &= np.asarray(response.version) >= 0
+            entropies.append(entropy[there])
+        entropy = np.concatenate(entropies)
+        if entropy.size:
+            # A power of two, so that few shapes are compiled.
+            size = 1 << (entropy.size - 1).bit_length()
+            padded = np.pad(entropy, (0, size - entropy.size))
+            with on_host():
+                stats = _measure(padded, np.arange(size) < entropy.size, measure=self.measure)
+            learned = learned._replace(stats=np.stack([np.float32(x) for x in stats]))
         return decision._replace(requests=requests), learned
 
     def _tempered(self, requests, state: TemperedState) -> tuple[Request, ...]:
@@ -82,14 +96,6 @@ class _EntropyTemperature:
             each._replace(entropy_stats=(pivot, scale, high, low)) if each.sampled else each
             for each in requests
         )
-
-    def _stats(self, entropy: np.ndarray) -> np.ndarray:
-        # A power of two, so that few shapes are compiled.
-        size = 1 << (entropy.size - 1).bit_length()
-        padded = np.pad(entropy, (0, size - entropy.size))
-        with on_host():
-            stats = _measure(padded, np.arange(size) < entropy.size, measure=self.measure)
-        return np.stack([np.float32(x) for x in stats])
 
     def __repr__(self) -> str:
         text = f"{stable_repr(self.measure)}, tau={self.entropy_tau:g}"
@@ -101,19 +107,6 @@ def _call(entropy: Array, mask: Array, *, measure: Callable):
 
 
 _measure = jax.jit(_call, static_argnames="measure")
-
-
-def _sampled_entropy(response: Response) -> np.ndarray:
-    """The entropies ``[n]`` of the tokens of a response that were sampled and train."""
-    if response.entropy is None:
-        return np.zeros(0, np.float32)
-    entropy = np.asarray(response.entropy, np.float32)
-    there = np.isfinite(entropy)
-    if response.trains is not None:
-        there &= np.asarray(response.trains, bool)
-    if response.version is not None:
-        there &= np.asarray(response.version) >= 0
-    return entropy[there]
 
 
 def entropy_temperature(
