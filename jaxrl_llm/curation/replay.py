@@ -141,10 +141,18 @@ def replay_add(
         new &= ~jnp.any(jnp.triu(same, 1), axis=-1)
         order = jnp.where(jnp.any((buffer.prompt_ids[:, None] == prompt_ids) & new, -1), -1, order)
     scores = masking.zero_masked(jnp.zeros(size) if scores is None else scores, new)
+    # The places that the new items take, empty ones first; ``capacity`` for none.
     if evict == "oldest":
-        place = _oldest_places(order, new)
+        rank = jnp.cumsum(new) - 1
+        spare = jnp.maximum(jnp.sum(new) - capacity, 0)
+        place = jnp.argsort(order, stable=True)[jnp.clip(rank - spare, 0, capacity - 1)]
+        place = jnp.where(new & (rank >= spare), place, capacity)
     else:
-        place = _lowest_places(order, buffer.scores, scores, new)
+        held = jnp.where(order >= 0, buffer.scores, -jnp.inf)
+        best = jnp.argsort(jnp.where(new, -scores, jnp.inf), stable=True)
+        rank = jnp.zeros(size, jnp.int32).at[best].set(jnp.arange(size, dtype=jnp.int32))
+        place = jnp.lexsort((order, held))[jnp.minimum(rank, capacity - 1)]
+        place = jnp.where(new & (rank < capacity) & (scores > held[place]), place, capacity)
 
     def put(old: Array, values: Array) -> Array:
         return jnp.asarray(old).at[place].set(jnp.asarray(values).astype(old.dtype), mode="drop")
@@ -171,26 +179,6 @@ def _check_items(function: str, stored: ArrayTree, items: ArrayTree, size: int) 
             raise ValueError(
                 f"{function}: items must have shape {(size, *old.shape[1:])}; got {jnp.shape(new)}."
             )
-
-
-def _oldest_places(order: Array, new: Array) -> Array:
-    """The places that new items take, empty and oldest ones first; C for none."""
-    (capacity,) = order.shape
-    rank = jnp.cumsum(new) - 1
-    spare = jnp.maximum(jnp.sum(new) - capacity, 0)
-    place = jnp.argsort(order, stable=True)[jnp.clip(rank - spare, 0, capacity - 1)]
-    return jnp.where(new & (rank >= spare), place, capacity)
-
-
-def _lowest_places(order: Array, stored: Array, scores: Array, new: Array) -> Array:
-    """The places that new items take, empty ones and the lowest scores first; C for none."""
-    (capacity,), (size,) = order.shape, new.shape
-    held = jnp.where(order >= 0, stored, -jnp.inf)
-    places = jnp.lexsort((order, held))
-    best = jnp.argsort(jnp.where(new, -scores, jnp.inf), stable=True)
-    standing = jnp.zeros(size, jnp.int32).at[best].set(jnp.arange(size, dtype=jnp.int32))
-    place = places[jnp.minimum(standing, capacity - 1)]
-    return jnp.where(new & (standing < capacity) & (scores > held[place]), place, capacity)
 
 
 def replay_fresh(

@@ -85,8 +85,18 @@ def parse_meta_answer(text: str, *, scale: int = 8) -> MetaAnswer:
         words = []
     words = [word for word in words if word]
     rate, length = _integer(record.get("pass_rate")), _integer(record.get("solution_length"))
-    notions = tuple(dict.fromkeys(_singular(word) for word in words))
-    return MetaAnswer(length, rate / scale, notions)
+    notions: dict[str, None] = {}
+    for word in words:  # a regular English plural as its singular
+        lower = word.lower()
+        singular = word[:-1] if lower.endswith("s") else word
+        if lower == "series" or lower.endswith("ss"):
+            singular = word
+        elif lower.endswith("ies"):
+            singular = word[:-3] + "y"
+        elif lower.endswith(("ches", "shes", "xes", "zes", "oes")):
+            singular = word[:-2]
+        notions[singular] = None
+    return MetaAnswer(length, rate / scale, tuple(notions))
 
 
 def meta_answer_rewards(
@@ -159,15 +169,3 @@ def _integer(value: Any) -> float:
     """The number, or NaN for what is no integer."""
     exact = isinstance(value, int) and not isinstance(value, bool)
     return float(value) if exact and abs(value) < 2**31 else math.nan
-
-
-def _singular(word: str) -> str:
-    """A regular English plural as a singular."""
-    lower = word.lower()
-    if lower == "series" or lower.endswith("ss"):
-        return word
-    if lower.endswith("ies"):
-        return word[:-3] + "y"
-    if lower.endswith(("ches", "shes", "xes", "zes", "oes")):
-        return word[:-2]
-    return word[:-1] if lower.endswith("s") else word

@@ -170,6 +170,8 @@ def attach_fields(
     shape, names = batch.rewards.shape, host_fields(recipe)
     if "reward_components" in recipe.required_fields:
         batch = batch.replace(reward_components=_components(recipe, scores, names, shape))
+    # Which rollout drew each token, where no tree says so.
+    drawn = np.broadcast_to(np.arange(math.prod(shape)).reshape(*shape, 1), batch.mask.shape)
     known = {
         "prompt_ids": lambda: np.asarray(indices),
         "truncated": lambda: np.asarray(rollout.finish) == 0,
@@ -179,7 +181,7 @@ def attach_fields(
         "hint_mask": lambda: np.asarray(rollout.mask) & (np.asarray(rollout.version) < 0),
         "imitated": lambda: np.isin(np.zeros(shape) if roles is None else roles, DEMONSTRATION),
         "roles": lambda: np.zeros(shape, np.int32) if roles is None else roles,
-        "node_ids": lambda: _nodes(np.asarray(batch.mask), nodes),
+        "node_ids": lambda: drawn if nodes is None else nodes[..., : batch.mask.shape[-1]],
     }
     if recipe.collector is not None and roles is not None:
         known["steered"] = lambda: np.isin(roles, (HINTED, DEMONSTRATION))
@@ -221,14 +223,6 @@ def attach_fields(
                 f"recipe {recipe.name!r} needs {what} in {name!r} ({spec.about}); got {wrong[0]:g}."
             )
     return batch.replace(extras={**batch.extras, **extras}).check() if extras else batch
-
-
-def _nodes(mask: np.ndarray, nodes: np.ndarray | None) -> np.ndarray:
-    """Which rollout drew each token ``[P, G, T]``."""
-    if nodes is not None:
-        return nodes[..., : mask.shape[-1]]
-    rows = np.arange(mask.shape[0] * mask.shape[1]).reshape(*mask.shape[:2], 1)
-    return np.broadcast_to(rows, mask.shape)
 
 
 def _from_texts(

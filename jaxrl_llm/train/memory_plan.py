@@ -540,21 +540,24 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
         sizes["gradients of the critic"] = _gradient_bytes(run, run.inputs.params)
     if not run.unknown_sizes:
         prompts = -(-config.prompts_per_step // (config.microbatches * run.shards))
+        itemsize, split = run.itemsize if accelerator else 4, run.mesh["tensor"]
         sizes["activations"] = activation_bytes(
             shape,
-            BatchShape(
-                prompts,
-                run.group_size,
-                run.inputs.longest_prompt,
-                run.length,
-            ),
+            BatchShape(prompts, run.group_size, run.inputs.longest_prompt, run.length),
             remat=config.remat,
-            itemsize=run.itemsize if accelerator else 4,
+            itemsize=itemsize,
             adapter=config.lora.rank is not None,
-            split=run.mesh["tensor"],
+            split=split,
         )
         if recipe.computed_from("teacher"):
-            taught = _teacher_bytes(run, prompts * run.group_size, accelerator)
+            # It scores rows, each with a prompt: a layer, and keys and values of the others.
+            room = teacher_room(config, run.model, run.inputs.longest_prompt)
+            rows, width = prompts * run.group_size, 1 << (room - 1).bit_length()
+            batch = BatchShape(rows, 1, width, run.length)
+            layer = dataclasses.replace(shape, num_layers=1)
+            taught = activation_bytes(layer, batch, remat="none", itemsize=itemsize, split=split)
+            keys = max(shape.num_kv_heads // split, 1) * shape.head_dim
+            taught += 2 * itemsize * (shape.num_layers - 1) * rows * width * keys
             sizes["activations"] = max(sizes["activations"], taught)
     tokens = config.prompts_per_step * run.group_size * run.length
     sizes["logits"] = logits_bytes(
@@ -588,18 +591,6 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
         sizes["weights gathered"] = gathered
     required = ("gradients", "gradients of the critic", "activations", "logits")
     return {name: size for name, size in sizes.items() if size or name in required}
-
-
-def _teacher_bytes(run: _Run, rows: int, accelerator: bool) -> int:
-    """Of a teacher that scores rows, each with a prompt: a layer, and keys and values of all."""
-    shape, itemsize = run.model.config, run.itemsize if accelerator else 4
-    room = teacher_room(run.config, run.model, run.inputs.longest_prompt)
-    batch = BatchShape(rows, 1, 1 << (room - 1).bit_length(), run.length)
-    layer = dataclasses.replace(shape, num_layers=1)
-    split = run.mesh["tensor"]
-    keys = max(shape.num_kv_heads // split, 1) * shape.head_dim
-    cache = 2 * itemsize * (shape.num_layers - 1) * rows * batch.prompt_length * keys
-    return cache + activation_bytes(layer, batch, remat="none", itemsize=itemsize, split=split)
 
 
 def _gradient_bytes(run: _Run, trained: ArrayTree) -> int:

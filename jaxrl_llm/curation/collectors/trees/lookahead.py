@@ -138,11 +138,24 @@ class _Lookahead:
 
         def more(group: int, before: list[int]) -> tuple[Request, ...]:
             tree = self._tree(collection, group, requests[before[0]].round)
-            if tree.complete:
-                return self._endings(tree, leaves)
-            begins = tuple(_unsure(tree.rows[row].response) for row in tree.goes_on)
-            limit = min(tree.length + (self.segment or 1), self.limit or 1)
-            return (self._greedy(Request(len(begins), responses=begins), limit),)
+            begins = [_unsure(tree.rows[row].response) for row in tree.goes_on]
+            if not tree.complete:
+                limit = min(tree.length + (self.segment or 1), self.limit or 1)
+                request = Request(len(begins), responses=tuple(begins))
+                return (self._greedy(request, limit),)
+            # It grows no further: each of its rows is sampled to its end. Where the root has
+            # ended, what is missing begins with the prompt.
+            root = tree.rows[0].response
+            copied = root if root.finish == UNFINISHED else beginning(root, 0)
+            begins += [_unsure(copied)] * (leaves - len(tree.rows))
+            ended = [x.response for x in tree.rows.values() if x.response.finish != UNFINISHED]
+            endings = []
+            if begins:
+                endings.append(Request(len(begins), responses=tuple(begins)))
+            if ended:
+                responses = tuple(_unsure(x)._replace(reward=None) for x in ended)
+                endings.append(Request(len(ended), responses=responses, sampled=False))
+            return tuple(endings)
 
         rounds = 1 + math.ceil((self.limit or 1) / (self.segment or 1))
         asked, last = go_on(collection, rounds, more, _grows)
@@ -157,7 +170,7 @@ class _Lookahead:
         return Decision(rows=tuple(Row(tuple(row)) for row in members)), learned
 
     def _tree(self, collection: Collection, group: int, number: int) -> _Tree:
-        """The tree of a group after a round."""
+        """The tree of a group after a round: branches leave, and those that are alike end."""
         requests = enumerate(collection.requests)
         place = group
         if number:
@@ -167,38 +180,33 @@ class _Lookahead:
         outcome = collection.outcome(place)
         before = self._tree(collection, group, number - 1) if number else None
         tree = self.grown.get((group, number))
-        if tree is None or tree.source[0] is not outcome or tree.source[1] is not before:
-            tree = self._grow(collection, outcome, before)
-            self.grown[group, number] = tree
-        return tree
-
-    def _grow(self, collection: Collection, outcome: Outcome, before: _Tree | None) -> _Tree:
-        """The tree after the tokens of a round: branches leave, and those that are alike end."""
+        if tree is not None and tree.source[0] is outcome and tree.source[1] is before:
+            return tree
         leaves = self._leaves(collection)
         if before is None:
             rows, goes_on, length = {0: _Branch(-1, 0, outcome.responses[0], 0)}, (0,), 0
         else:
             rows, goes_on, length = dict(before.rows), before.goes_on, before.length
-            for number, response in zip(goes_on, outcome.responses, strict=True):
-                rows[number] = rows[number]._replace(response=response)
+            for row, response in zip(goes_on, outcome.responses, strict=True):
+                rows[row] = rows[row]._replace(response=response)
         end = min(length + (self.segment or 1), self.limit or 1)
         fresh = max(rows) + 1
-        for place, alike, number in self._events(rows, goes_on):
-            if number not in rows:
+        for at, alike, row in self._events(rows, goes_on):
+            if row not in rows:
                 continue  # it ended before
             if alike:
-                ended = {number}
-                for row, branch in rows.items():  # children stand behind their parents
-                    ended |= {row} if branch.parent in ended else set()
-                rows = {row: branch for row, branch in rows.items() if row not in ended}
+                ended = {row}
+                for child, branch in rows.items():  # children stand behind their parents
+                    ended |= {child} if branch.parent in ended else set()
+                rows = {n: branch for n, branch in rows.items() if n not in ended}
             elif len(rows) < leaves:
-                response = _other(rows[number].response, place, collection.stop_ids)
-                rows[fresh] = _Branch(number, place, response, place + 1)
+                response = _other(rows[row].response, at, collection.stop_ids)
+                rows[fresh] = _Branch(row, at, response, at + 1)
                 fresh += 1
         # What goes on from here has been looked at; a new branch has not been sampled.
-        for number in goes_on:
-            if number in rows:
-                rows[number] = rows[number]._replace(seen=len(rows[number].response.tokens))
+        for row in goes_on:
+            if row in rows:
+                rows[row] = rows[row]._replace(seen=len(rows[row].response.tokens))
         open_rows = tuple(n for n, x in rows.items() if x.response.finish == UNFINISHED)
         old = all(
             x.parent < 0 or x.response.finish != UNFINISHED or x.seen >= x.birth + self.ages[-1]
@@ -206,7 +214,9 @@ class _Lookahead:
         )
         full = len(rows) == leaves and old
         complete = full or not open_rows or end >= (self.limit or 1)
-        return _Tree(rows, open_rows, end, complete, (outcome, before))
+        tree = _Tree(rows, open_rows, end, complete, (outcome, before))
+        self.grown[group, number] = tree
+        return tree
 
     def _events(
         self, rows: dict[int, _Branch], goes_on: tuple[int, ...]
@@ -231,53 +241,29 @@ class _Lookahead:
                 end = branch.birth + age
                 if branch.parent < 0:
                     continue
-                parent = rows[branch.parent]
-                # Compared in the round in which both have come that far.
-                new = min(branch.seen, parent.seen) < end
-                if new and all(_reaches(x.response, end) for x in (branch, parent)):
+                # Compared in the round in which both have come that far, a last stop token apart.
+                pair = branch, rows[branch.parent]
+                reached = [len(x.response.tokens) - (x.response.finish == _STOPPED) for x in pair]
+                if min(x.seen for x in pair) < end <= min(reached):
                     due.append((number, branch.birth, end))
             if not due:
                 continue
-            mine, theirs = np.zeros((2, len(rows), age), np.int32)
+            # Stretches of tokens; their number is a power of two, so that few shapes are compiled.
+            room = 1 << (len(rows) - 1).bit_length()
+            mine, theirs = np.zeros((2, room, age), np.int32)
             for i, (number, start, end) in enumerate(due):
                 mine[i] = rows[number].response.tokens[start:end]
                 theirs[i] = rows[rows[number].parent].response.tokens[start:end]
-            alike = self._alike(mine, theirs)
+            alike = np.zeros(room, bool)
+            with on_host():
+                if self.max_distance is not None:
+                    alike |= np.asarray(_distance(mine, theirs)) < self.max_distance * age
+                if self.min_suffix is not None:
+                    alike |= np.asarray(_suffix(mine, theirs)) > self.min_suffix
+                if self.min_overlap is not None:
+                    alike |= np.asarray(_overlap(mine, theirs)) > self.min_overlap
             events += [(end - 1, True, n) for (n, _, end), x in zip(due, alike, strict=False) if x]
         return sorted(events)
-
-    def _alike(self, mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-        """Which pairs of stretches ``[n, age]`` are too much alike: bool ``[n]``."""
-        # A power of two, so that few shapes are compiled.
-        more = (1 << (len(mine) - 1).bit_length()) - len(mine)
-        mine, theirs = (np.pad(x, ((0, more), (0, 0))) for x in (mine, theirs))
-        alike = np.zeros(len(mine), bool)
-        with on_host():
-            if self.max_distance is not None:
-                distance = np.asarray(_distance(mine, theirs))
-                alike |= distance < self.max_distance * mine.shape[-1]
-            if self.min_suffix is not None:
-                alike |= np.asarray(_suffix(mine, theirs)) > self.min_suffix
-            if self.min_overlap is not None:
-                alike |= np.asarray(_overlap(mine, theirs)) > self.min_overlap
-        return alike
-
-    def _endings(self, tree: _Tree, leaves: int) -> tuple[Request, ...]:
-        """The rows of a tree that grows no further, each sampled to its end."""
-        root = tree.rows[0].response
-        # Where the root has ended, what is missing begins with the prompt.
-        copied = root if root.finish == UNFINISHED else beginning(root, 0)
-        begins = [tree.rows[number].response for number in tree.goes_on]
-        begins += [copied] * (leaves - len(tree.rows))
-        ended = [x.response for x in tree.rows.values() if x.response.finish != UNFINISHED]
-        requests = []
-        if begins:
-            responses = tuple(map(_unsure, begins))
-            requests.append(Request(len(begins), responses=responses))
-        if ended:
-            responses = tuple(_unsure(x)._replace(reward=None) for x in ended)
-            requests.append(Request(len(ended), responses=responses, sampled=False))
-        return tuple(requests)
 
     def __repr__(self) -> str:
         text = []
@@ -308,11 +294,6 @@ def _grows(request: Request) -> bool:
 def _unsure(response: Response) -> Response:
     """The response without the log-probabilities of the greedy policy that wrote it."""
     return response._replace(behavior_logp=None)
-
-
-def _reaches(response: Response, end: int) -> bool:
-    """Whether a response has tokens up to a place, none of which ends it."""
-    return len(response.tokens) - (response.finish == _STOPPED) >= end
 
 
 def _other(response: Response, place: int, stop_ids: tuple[int, ...]) -> Response:
