@@ -75,7 +75,9 @@ def play(collector, *, state=None, step=0, rewards=reward_of, order=None, data=D
     cursor = itertools.count(step * P)
     draw = None if order is None else np.random.default_rng(order)
     for _ in range(200):
-        batch = Collection(P, G, step, tuple(requests), tuple(outcomes), data, 0, encode, decode)
+        batch = Collection(
+            P, G, step, tuple(requests), tuple(outcomes), data, encode=encode, decode=decode
+        )
         decision, learned = collector.observe(state, batch)
         if decision.rows is not None:
             return requests, outcomes, decision.rows, learned
