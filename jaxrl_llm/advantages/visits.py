@@ -76,7 +76,10 @@ class _LastVisit:
         size, last = self.num_prompts, tokens.shape[1] - 1
         there = where & jnp.any(mask, axis=-1)
         newest = (last - jnp.argmax(there[:, ::-1], axis=-1))[:, None, None]
-        now = [self._fit(jnp.take_along_axis(x, newest, axis=1)) for x in (tokens, mask)]
+        now = []  # the first L tokens, padded where there are fewer
+        for x in (tokens, mask):
+            x = jnp.take_along_axis(x, newest, axis=1)[..., : self.length]
+            now.append(jnp.pad(x, [(0, 0), (0, 0), (0, self.length - x.shape[-1])]))
         rows = tracker.rows_of(prompt_ids, size, there.any(axis=-1))
         # Of several rows of a prompt the last one, whatever the order in which they are written.
         index = jnp.arange(len(rows))
@@ -103,11 +106,6 @@ class _LastVisit:
             mask=state.mask.at[now].set(mask, mode="drop"),
             logp=state.logp.at[now].set(masking.zero_masked(logp[:, 1], mask), mode="drop"),
         )
-
-    def _fit(self, x: Array) -> Array:
-        """The first L of the last axis, padded where there are fewer."""
-        x = x[..., : self.length]
-        return jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, self.length - x.shape[-1])])
 
 
 def last_visit(*, num_prompts: int, length: int) -> _LastVisit:

@@ -230,7 +230,11 @@ def pack(packing: Packing | Tree | None, tree: ArrayTree) -> ArrayTree:
 
         def take(x: Array) -> Array:
             if jnp.result_type(x) == jnp.bool_ and jnp.shape(x) == packing.cells.shape:
-                return _any_of(packing, x)
+                # How many of those that share a cell are True, and then whether any is.
+                P, R, S = sources.shape
+                count = jax.vmap(lambda cells, index, m: cells.at[index].add(m.astype(jnp.int32)))
+                none, index = jnp.zeros((P, R * S), jnp.int32), jnp.reshape(packing.cells, (P, -1))
+                return (count(none, index, jnp.reshape(x, (P, -1))) > 0).reshape(P, R, S)
             return _zero_masked(sources >= 0, _take(x, jnp.maximum(sources, 0)))
 
         return jax.tree.map(take, tree)
@@ -244,14 +248,6 @@ def pack(packing: Packing | Tree | None, tree: ArrayTree) -> ArrayTree:
         lambda x: _zero_masked(members >= 0, _take(x, member * x.shape[2] + place)),
         tree,
     )
-
-
-def _any_of(tree: Tree, mask: Array) -> Array:
-    """A mask ``[P, G, T]`` in the cells of a tree: whether it is True for any that share one."""
-    P, R, S = tree.sources.shape
-    count = jax.vmap(lambda cells, index, x: cells.at[index].add(x.astype(jnp.int32)))
-    none, index = jnp.zeros((P, R * S), jnp.int32), jnp.reshape(tree.cells, (P, -1))
-    return (count(none, index, jnp.reshape(mask, (P, -1))) > 0).reshape(P, R, S)
 
 
 def unpack(packing: Packing | Tree | None, tree: ArrayTree, mask: Array) -> ArrayTree:

@@ -13,6 +13,7 @@ import numpy as np
 
 from jaxrl_llm.core import Array, checks
 from jaxrl_llm.core.compose import stable_repr
+from jaxrl_llm.curation.collectors.hints.policies import no_reward
 from jaxrl_llm.curation.collectors.protocol import (
     HINTED,
     JUDGE,
@@ -199,11 +200,6 @@ class _WithExperiences:
         return text
 
 
-def _unrewarded(texts: Sequence[str]) -> list[float]:
-    """The reward of replies that do not train."""
-    return [0.0] * len(texts)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
 class _Experienced:
     """Made by :func:`experienced`."""
@@ -246,32 +242,37 @@ class _Experienced:
         if collection.waiting:
             return Decision(), state
         library = experience_texts(state)
-        reviews = self._reviews(library, collection)
-        if len(requests) == P and reviews:
-            return Decision(requests=reviews), state
+        if len(requests) == P:
+            # A question to the policy about each group whose rewards differ.
+            groups = stack_outcomes(collection.outcomes, rows=P)
+            with on_host():
+                differ = informative_groups(groups.rewards, where=groups.where)
+            reviews = []
+            for p in map(int, np.flatnonzero(np.asarray(differ).any(axis=-1))):
+                if text := self._review_text(library, collection, p):
+                    place = int(collection.outcome(p).prompt)
+                    reviews.append(
+                        Request(1, place, round=1, text=text, role=JUDGE, reward=no_reward)
+                    )
+            if reviews:
+                return Decision(requests=tuple(reviews)), state
         replies = [collection.outcome(i).texts[0] for i in range(P, len(requests))]
         operations = [
             each for text in replies for each in parse_operations(text, library, limit=self.limit)
         ]
         part = collection._replace(requests=requests[:P], outcomes=collection.outcomes[:P])
         _, source = self.source.observe(state.source, part)
-        after = self._stored(apply_operations(library, operations).values(), state, source)
-        after = after._replace(reviews=np.asarray(state.reviews + len(replies), np.int32))
+        texts, lengths = np.zeros_like(state.texts), np.zeros_like(state.lengths)
+        newest = list(apply_operations(library, operations).values())[-self.capacity :]
+        for i, text in enumerate(newest):
+            encoded = text.encode(errors="replace")[: self.length]
+            # Without the part of a character that the cut may have left at the end.
+            encoded = encoded.decode(errors="ignore").encode()
+            texts[i, : len(encoded)] = np.frombuffer(encoded, np.uint8)
+            lengths[i] = len(encoded)
+        reviewed = np.asarray(state.reviews + len(replies), np.int32)
         rows = [Row(tuple((i, j) for j in range(requests[i].rollouts))) for i in range(P)]
-        return Decision(rows=tuple(rows)), after
-
-    def _reviews(self, library: dict[str, str], collection: Collection) -> tuple[Request, ...]:
-        """A question to the policy about each group whose rewards differ."""
-        P = collection.num_groups
-        groups = stack_outcomes(collection.outcomes[:P], rows=P)
-        with on_host():
-            differ = np.asarray(informative_groups(groups.rewards, where=groups.where)).any(axis=-1)
-        asked = []
-        for p in np.flatnonzero(differ):
-            place = int(collection.outcome(int(p)).prompt)
-            if text := self._review_text(library, collection, int(p)):
-                asked.append(Request(1, place, round=1, text=text, role=JUDGE, reward=_unrewarded))
-        return tuple(asked)
+        return Decision(rows=tuple(rows)), Experiences(texts, lengths, reviewed, source)
 
     def _review_text(self, library: dict[str, str], collection: Collection, p: int) -> str | None:
         """The longest message about a group that there is room for, or None.
@@ -298,16 +299,6 @@ class _Experienced:
             if not names:
                 return None
             names = names[(len(names) + 1) // 2 :]
-
-    def _stored(self, library, state: Experiences, source) -> Experiences:
-        """The last C texts of a library as arrays."""
-        texts, lengths = np.zeros_like(state.texts), np.zeros_like(state.lengths)
-        for i, text in enumerate(list(library)[-self.capacity :]):
-            encoded = text.encode(errors="replace")[: self.length]
-            encoded = encoded.decode(errors="ignore").encode()
-            texts[i, : len(encoded)] = np.frombuffer(encoded, np.uint8)
-            lengths[i] = len(encoded)
-        return state._replace(texts=texts, lengths=lengths, source=source)
 
     def __repr__(self) -> str:
         defaults = {"capacity": 32, "length": 512, "limit": 2, "message": experience_message}

@@ -11,7 +11,6 @@ from jaxrl_llm.curation.collectors.protocol import (
     Collection,
     Collector,
     Decision,
-    Request,
     Row,
     on_host,
     sized,
@@ -83,7 +82,14 @@ class _Pooled:
         prompts = [request.prompt for request in requests if request.prompt is not None]
         if len(prompts) < len(requests):
             raise ValueError(f"{self!r}: the source must name its prompts, as in_epochs does.")
-        sizes = self._sizes(state, np.array(prompts, np.int32))
+        at, high = np.array(prompts, np.int32), state.recent.shape[-1]
+        seen = np.minimum(state.count[at], high)
+        rates = state.recent[at].sum(axis=-1) / np.maximum(seen, 1)
+        with on_host():
+            sizes = adaptive_rollouts(
+                np.float32(rates), low=self.low, high=high, threshold=self.threshold
+            )
+        sizes = np.where(seen > 0, np.asarray(sizes), high)
         return tuple(
             request._replace(rollouts=int(size))
             for request, size in zip(requests, sizes, strict=True)
@@ -98,7 +104,13 @@ class _Pooled:
         part = collection._replace(requests=requests[:P], outcomes=collection.outcomes[:P])
         outcomes = [collection.outcome(i) for i in range(P)]
         groups = stack_outcomes(outcomes, rows=P)
-        places = self._places(state.pool, groups.prompt, collection.version)
+        # Where in the pool the success of each prompt is, -1 for none.
+        pool = state.pool
+        usable = pool.order >= 0
+        if self.max_staleness is not None:
+            usable &= collection.version - pool.versions <= self.max_staleness
+        same = (pool.prompt_ids == np.asarray(groups.prompt)[:, None]) & usable
+        places = np.where(same.any(axis=-1), same.argmax(axis=-1), -1)
         with on_host():
             # The rollouts of a batch are of one age, so that the first one gives way.
             judged = pooled_groups(
@@ -112,7 +124,14 @@ class _Pooled:
         replace, keep = np.asarray(judged.replace), np.asarray(judged.keep)
         failed = np.flatnonzero(replace >= 0)
         if len(requests) == P and len(failed):
-            stored = (self._stored(state, collection, p, places[p]) for p in failed)
+            stored = []
+            for p in failed:
+                request = stored_request(pool, int(places[p]), version=collection.version)
+                # A success is graded again.
+                responses = tuple(each._replace(reward=None) for each in request.responses)
+                stored.append(
+                    request._replace(responses=responses, prompt=None, extends=int(p), round=1)
+                )
             return Decision(requests=tuple(stored)), state
         rows = []
         for p in range(P):
@@ -122,31 +141,6 @@ class _Pooled:
             rows.append(Row(tuple(members), takes_part=bool(keep[p])))
         _, source = self.source.observe(state.source, part)
         return Decision(rows=tuple(rows)), self._learned(state, part, source)
-
-    def _sizes(self, state: PooledState, prompts: np.ndarray) -> np.ndarray:
-        """How many rollouts each of these prompts gets."""
-        high = state.recent.shape[-1]
-        seen = np.minimum(state.count[prompts], high)
-        rates = state.recent[prompts].sum(axis=-1) / np.maximum(seen, 1)
-        with on_host():
-            sizes = adaptive_rollouts(
-                np.float32(rates), low=self.low, high=high, threshold=self.threshold
-            )
-        return np.where(seen > 0, np.asarray(sizes), high)
-
-    def _places(self, pool: ReplayBuffer, prompts: np.ndarray, version: int) -> np.ndarray:
-        """Where in the pool the success of each prompt is, -1 for none: int ``[P]``."""
-        usable = pool.order >= 0
-        if self.max_staleness is not None:
-            usable &= version - pool.versions <= self.max_staleness
-        same = (pool.prompt_ids == prompts[:, None]) & usable
-        return np.where(same.any(axis=-1), same.argmax(axis=-1), -1)
-
-    def _stored(self, state: PooledState, collection: Collection, p: int, place: int) -> Request:
-        """The stored success of a group's prompt, which is graded again."""
-        request = stored_request(state.pool, int(place), version=collection.version)
-        responses = tuple(each._replace(reward=None) for each in request.responses)
-        return request._replace(responses=responses, prompt=None, extends=int(p), round=1)
 
     def _learned(self, state: PooledState, part: Collection, source: ArrayTree) -> PooledState:
         """The state with the rewards and the successes of a batch."""

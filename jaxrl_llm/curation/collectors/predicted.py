@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxrl_llm.core import ArrayTree, checks
 from jaxrl_llm.core.compose import stable_repr
+from jaxrl_llm.curation.collectors.hints.policies import no_reward
 from jaxrl_llm.curation.collectors.protocol import (
     JUDGE,
     Collection,
@@ -48,11 +49,6 @@ def predict_message(prompt: str, *, template: str = PREDICT_TEMPLATE) -> str:
       MASA (arXiv:2510.03259), the keys of the released code; the words are ours.
     """
     return template.format(prompt=prompt)
-
-
-def _later(texts: Sequence[str]) -> list[float]:
-    """Rewards that the rows of the batch replace."""
-    return [0.0] * len(texts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +104,8 @@ class _Predicted:
         del key
         size, groups = collection.group_size, collection.num_groups
         plain, tasks = Request(size), groups // 2
-        task = Request(size, text=_Task(self.message), role=JUDGE, reward=_later)
+        # What predictions earn is known once there are solutions: observe puts it into their rows.
+        task = Request(size, text=_Task(self.message), role=JUDGE, reward=no_reward)
         first = len(collection.requests)
         places = range(first, first + count)
         if not self._first:
@@ -164,12 +161,32 @@ class _Predicted:
                 return Decision(ask=missing), state
         # The request that solves the question of each task.
         solutions = {i: tasks + n if self._first else i for n, i in enumerate(solved)}
-        rows = {i: _row(i, request) for i, request in enumerate(requests)}
+        rows = {
+            i: Row(tuple((i, j) for j in range(request.rollouts)))
+            for i, request in enumerate(requests)
+        }
         parsed = 0
         for i in range(tasks):
             answers = self._answers(collection.outcome(offset + i))
             parsed += sum(not math.isnan(each.rate) for each in answers)
-            rows[offset + i] = self._graded(collection, offset + i, solutions.get(i), answers)
+            row = rows[offset + i]
+            if i not in solutions:
+                rows[offset + i] = row._replace(takes_part=False)
+                continue
+            solution = collection.outcome(solutions[i])
+            with on_host():
+                rewards = self.reward(
+                    answers,
+                    problem=str(collection.data[int(solution.prompt)]["text"]),
+                    texts=solution.texts,
+                    rewards=solution.rewards,
+                    lengths=solution.lengths,
+                    where=solution.where,
+                )
+            checks.check_shape(repr(self), "the reward's result", rewards, (len(answers),))
+            rows[offset + i] = row._replace(
+                takes_part=bool(solution.where.any()), rewards=tuple(map(float, rewards))
+            )
         fillers = [rows[i]._replace(takes_part=False) for i in range(tasks) if i not in solutions]
         state = {
             "predictions": np.int32(state["predictions"] + tasks * collection.group_size),
@@ -179,26 +196,6 @@ class _Predicted:
         state = {name: np.asarray(value) for name, value in state.items()}
         return Decision(rows=(*rows.values(), *fillers)), state
 
-    def _graded(self, collection: Collection, task: int, solution: int | None, answers) -> Row:
-        """The predictions of a question, rewarded by its solutions."""
-        row = _row(task, collection.requests[task])
-        if solution is None:
-            return row._replace(takes_part=False)
-        outcome = collection.outcome(solution)
-        with on_host():
-            rewards = self.reward(
-                answers,
-                problem=str(collection.data[int(outcome.prompt)]["text"]),
-                texts=outcome.texts,
-                rewards=outcome.rewards,
-                lengths=outcome.lengths,
-                where=outcome.where,
-            )
-        checks.check_shape(repr(self), "the reward's result", rewards, (len(answers),))
-        return row._replace(
-            takes_part=bool(outcome.where.any()), rewards=tuple(map(float, rewards))
-        )
-
     def __repr__(self) -> str:
         text = f"{stable_repr(self.parse)}, {stable_repr(self.reward)}"
         if self.message is not predict_message:
@@ -207,10 +204,6 @@ class _Predicted:
             if (value := getattr(self, name)) is not None:
                 text += f", {name}={stable_repr(value)}"
         return f"predicted({text})"
-
-
-def _row(place: int, request: Request) -> Row:
-    return Row(tuple((place, j) for j in range(request.rollouts)))
 
 
 def predicted(

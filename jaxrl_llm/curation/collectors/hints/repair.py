@@ -88,35 +88,43 @@ class _Repair(HintedPolicy):
         places = []
         for i in wrong:
             parts = plain.texts[i].split(self.separator)
-            right = self._right_steps(group, int(i), parts)
+            # How many steps there are before the first wrong one.
+            if self.judge is not None:
+                scores = np.asarray(self.judge(group.row["text"], parts), np.float32)
+                if scores.shape != (len(parts),):
+                    raise ValueError(
+                        f"{self!r}: the judge must return {len(parts)} scores; got shape "
+                        f"{scores.shape}."
+                    )
+                with on_host():
+                    right = int(first_bad_step(scores, threshold=self.score))
+            elif self.steps in plain.reward_components:
+                known = plain.reward_components[self.steps][i]
+                right = max(int(known), 0) if np.isfinite(known) else 0
+            else:
+                raise ValueError(
+                    f"{self!r}: the reward must return a mapping with {self.steps!r}, how many "
+                    "steps come before the first wrong one, or the policy have a judge."
+                )
             if self.least <= right < len(parts):
                 before = self.separator.join(parts[:right]) + (self.separator if right else "")
                 places.append((-right, int(i), len(before)))
-        best = sorted(places)[: self.most]
-        chosen = [(i, _tokens_within(group, plain.responses[i], n)) for _, i, n in best]
+        chosen = []
+        for _, i, characters in sorted(places)[: self.most]:
+            # Halving finds how many first tokens are at most so many characters.
+            tokens = [int(x) for x in plain.responses[i].tokens]
+            low, high = 0, len(tokens)
+            while low < high:
+                middle = (low + high + 1) // 2
+                if len(group.decode(tokens[:middle])) <= characters:
+                    low = middle
+                else:
+                    high = middle - 1
+            chosen.append((i, low))
         if judged := of_role(group, JUDGE):
             pairs = zip(chosen, judged, strict=True)
             chosen = [place for place, (_, outcome) in pairs if self._right(outcome)]
         return chosen
-
-    def _right_steps(self, group: GuidedGroup, i: int, parts: list[str]) -> int:
-        """How many steps of a rollout there are before its first wrong one."""
-        if self.judge is not None:
-            scores = np.asarray(self.judge(group.row["text"], parts), np.float32)
-            if scores.shape != (len(parts),):
-                raise ValueError(
-                    f"{self!r}: the judge must return {len(parts)} scores; got shape "
-                    f"{scores.shape}."
-                )
-            with on_host():
-                return int(first_bad_step(scores, threshold=self.score))
-        known = group.outcomes[0].reward_components
-        if self.steps not in known:
-            raise ValueError(
-                f"{self!r}: the reward must return a mapping with {self.steps!r}, how many steps "
-                "come before the first wrong one, or the policy have a judge."
-            )
-        return max(int(known[self.steps][i]), 0) if np.isfinite(known[self.steps][i]) else 0
 
     def members(self, group: GuidedGroup) -> Sequence[tuple[int, int]]:
         row = [(group.numbers[0], member) for member in range(group.group_size)]
@@ -142,18 +150,6 @@ def _joined(first: Response, tokens: np.ndarray) -> Response:
         model_logp=known("model_logp", np.nan, np.float32),
         version=known("version", -1, np.int32),
     )
-
-
-def _tokens_within(group: GuidedGroup, response: Response, characters: int) -> int:
-    """How many first tokens of a response are at most so many characters."""
-    low, high = 0, len(response.tokens)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if len(group.decode([int(x) for x in response.tokens[:middle]])) <= characters:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def repair(
