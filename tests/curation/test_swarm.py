@@ -73,6 +73,7 @@ GOOD = {"question": "q1", "texts": ["a", "b"], "rewards": [1, 0.5], "ended": [Tr
         json.dumps({"format": 1, "groups": [{**GOOD, "rewards": [1]}]}),
         json.dumps({"format": 1, "groups": [{**GOOD, "rewards": [1, True]}]}),
         json.dumps({"format": 1, "groups": [{**GOOD, "rewards": [1, float("nan")]}]}),
+        json.dumps({"format": 1, "groups": [{**GOOD, "rewards": [1, 10**400]}]}),
         json.dumps({"format": 1, "groups": [{**GOOD, "texts": "ab"}, {**GOOD, "texts": [1, 2]}]}),
         json.dumps({"format": 1, "groups": [{**GOOD, "texts": [], "rewards": [], "ended": []}]}),
         json.dumps({"format": 1, "groups": [{**GOOD, "ended": [1, 0]}]}),

@@ -10,7 +10,13 @@ import pytest
 
 import jaxrl_llm as jr
 from jaxrl_llm import curation
-from jaxrl_llm.curation import Collection, Collector, informative_groups, learnability
+from jaxrl_llm.curation import (
+    Collection,
+    Collector,
+    SwarmGroup,
+    informative_groups,
+    learnability,
+)
 from jaxrl_llm.curation.collectors.hints.hinted import HintPolicy
 from jaxrl_llm.curation.collectors.protocol import sized
 from jaxrl_llm.curation.collectors.trees.pruned import SurvivalRule
@@ -231,6 +237,20 @@ def two_hints(text):
     return (text, "strong")
 
 
+class FixedSwarm:
+    """Groups of others, always the same."""
+
+    def get(self):
+        texts = ("abc", "de")
+        return [SwarmGroup(f"problem {n:02}", texts, (1.0, 0.0), (True, False)) for n in range(4)]
+
+    def put(self, groups, *, step):
+        """Kept by nobody."""
+
+    def __repr__(self):
+        return "FixedSwarm()"
+
+
 TIERS = jr.bind(curation.tier_messages, template="{question}: {hint}")
 BY_RATE = curation.prioritized(learnability)
 LADDER = curation.hinted(curation.ladder(TIERS))
@@ -285,6 +305,13 @@ COLLECTORS = {
     "downsampled": curation.downsampled(curation.resample_on_correct),
     "drawn": curation.downsampled(curation.resample_groups, source=BY_RATE),
     "judged": curation.judged(),
+    "targeted": curation.targeted(references=3, every=1),
+    "pooled": curation.pooled(capacity=4),
+    "predicted": jr.recipes.masa().collector,
+    "predicted first": jr.recipes.masa(efficient=True).collector,
+    "experienced": curation.experienced(capacity=3, length=8),
+    "shared": curation.shared(FixedSwarm()),
+    "entropy_temperature": jr.recipes.hapo().collector,
 }
 # A rule that draws with replacement may take a rollout twice.
 WITH_REPLACEMENT = {"drawn"}
@@ -334,10 +361,12 @@ def test_the_laws_of_collectors(name):
         members = [member for row in watched.rows for member in row.members]
         assert all(outcomes[i] is not None for i, _ in members)
         assert len(set(members)) == len(members) or name in WITH_REPLACEMENT
-        # The order of the groups is that of their requests.
-        roots = [row.members[0][0] for row in watched.rows]
-        roots = [i if requests[i].extends is None else requests[i].extends for i in roots]
-        assert roots == sorted(roots) and len(roots) == P
+        # The order of the groups is that of their requests, or, where requests to one prompt are
+        # groups of their own, of the prompts that they extend.
+        firsts = [row.members[0][0] for row in watched.rows]
+        roots = [i if requests[i].extends is None else requests[i].extends for i in firsts]
+        assert len(firsts) == P
+        assert firsts == sorted(firsts) or roots == sorted(roots)
         # Neither the order of arrival nor how many are proposed at once changes anything.
         one_by_one = Watched(collector, one_by_one=True)
         assert_same(play(one_by_one, state, step, first, Imagined(step, order=step)), batch)

@@ -109,7 +109,7 @@ class _SharedFolder:
                         raise ValueError("not a group")
                     rewards = tuple(map(float, rewards))
                     read.append(SwarmGroup(row["question"], texts, rewards, ended))
-            except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
                 # Another trainer may have removed it, or been killed by a full disk.
                 continue
             groups += read  # of a whole file, or none
