@@ -35,9 +35,7 @@ def rematerialized(function: Callable, policy: Callable) -> Callable:
     if jax.default_backend() != "cpu":
         return jax.checkpoint(function, policy=policy)
 
-    @jax.custom_vjp
-    def run(*args):
-        return function(*args)
+    run = jax.custom_vjp(function)
 
     def forward(*args):
         return jax.vjp(jax.checkpoint(function, policy=policy, prevent_cse=False), *args)
