@@ -77,7 +77,8 @@ def modules_in(recipe: Recipe) -> set[str]:
         found |= {type(part).__module__ for part in parts}
     while left:
         function = left.pop()
-        options = [value for _, value in getattr(function, "options", ())]
+        options = getattr(function, "options", ())
+        options = [value for _, value in options] if isinstance(options, tuple) else []
         options += [y for x in options if isinstance(x, tuple) for y in x]
         left += [getattr(function, "function", None), *options]
         left = [x for x in left if callable(x)]

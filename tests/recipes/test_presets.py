@@ -170,6 +170,7 @@ def test_presets_state_the_optimizer_steps_of_their_papers():
         "clip_cov": 8,
         "dapo": 16,
         "drpo_len": 4,
+        "hapo": 16,
         "gspo": 4,
         "kl_cov": 8,
         "llds": 2,
