@@ -282,7 +282,10 @@ ONE = Response("a")
         (Request(1, 1, text="x" * 41), "has 41 tokens, but the model's context leaves room for 40"),
         (Request(2, 1, responses=(ONE,)), "with 1 responses for 2 rollouts"),
         (Request(1, 1, sampled=False), "of complete responses, but brings none"),
-        (Request(1, 1, sampled=False, responses=(ONE,), limit=3), "limit, temperature and entropy_stats have no"),
+        (
+            Request(1, 1, sampled=False, responses=(ONE,), limit=3),
+            "limit, temperature and entropy_stats have no",
+        ),
         (Request(1, 1, train_as_prompt=True), "train_as_prompt, which has no effect without a"),
         (Request(1, 1, pauses=True), "pauses, which has no effect without a limit"),
         (Request(1, 1, limit=7), "with limit 7; it must be from 1 to max_new_tokens 6"),
