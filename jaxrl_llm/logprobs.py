@@ -102,6 +102,7 @@ def vocabulary_statistics(
     chunk_size: int = 256,
     rows: Mapping[str, Array] | None = None,
     support: Support | None = None,
+    teacher: tuple[Array, Array] | None = None,
 ) -> dict[str, Array]:
     """Statistics of each token's distribution over the vocabulary, in chunks of tokens.
 
@@ -118,6 +119,8 @@ def vocabulary_statistics(
         rows that it names.
       chunk_size: Tokens whose logits exist at one time.
       rows: Arrays ``[..., T, ...]`` that functions may name.
+      teacher: Hidden states ``[..., T, D']`` and output matrix ``[V, D']`` of another model, whose
+        logits, at the same temperature and support, functions may name as ``teacher_logits``.
 
     Returns:
       Arrays ``[..., T, ...]`` by name.
@@ -140,16 +143,28 @@ def vocabulary_statistics(
     checks.check_positive(name, temperature=temperature, chunk_size=chunk_size)
     lead = targets.shape
     temperature = jnp.asarray(temperature, jnp.promote_types(hidden.dtype, jnp.float32))
-    selected = _rows_of(name, functions, rows or {}, lead, mask)
+    rows = dict(rows or {})
+    if teacher is not None:
+        checks.check_shape(name, "teacher", teacher[0], (*lead, teacher[1].shape[-1]))
+        rows["teacher_logits"] = jnp.asarray(teacher[0])
+    selected = _rows_of(name, functions, rows, lead, mask)
 
     @jax.checkpoint
     def chunk(carry, arrays):
         h, target, keep, chunk_rows, chunk_support = arrays
-        logits = scaled_logits(h, output_matrix, temperature)
-        if chunk_support is not None:
-            logits = jnp.where(keep_mask(chunk_support, len(output_matrix)), logits, -jnp.inf)
-        # A masked token gets gradient 0, even where the logits are non-finite.
-        logits = jnp.where(keep[:, None], logits, 0.0)
+        kept = None if chunk_support is None else keep_mask(chunk_support, len(output_matrix))
+
+        def logits_of(h: Array, matrix: Array) -> Array:
+            logits = scaled_logits(h, matrix, temperature)
+            if kept is not None:
+                logits = jnp.where(kept, logits, -jnp.inf)
+            # A masked token gets gradient 0, even where the logits are non-finite.
+            return jnp.where(keep[:, None], logits, 0.0)
+
+        logits = logits_of(h, output_matrix)
+        if teacher is not None and "teacher_logits" in chunk_rows:
+            logits_there = logits_of(chunk_rows["teacher_logits"], teacher[1])
+            chunk_rows = chunk_rows | {"teacher_logits": logits_there}
         values = {k: call_with(f, logits, target, context=chunk_rows) for k, f in functions.items()}
         for key, value in values.items():
             if jnp.shape(value)[:1] != target.shape:

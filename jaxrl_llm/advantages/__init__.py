@@ -19,6 +19,10 @@ gpg                          minus the group mean, made up for groups that carry
 otb                          minus a baseline of the position, weighted by the gradient before it
 reinforce_pp                 returns of tokens, whitened over the batch
 gae                          from a critic's values
+turn_gae, poad, pdppo        from those at turns, or with a discount between turns; hae of subgoals
+egae                         from those of responses that were cut off
+vtrace, n_step_returns       from those of another policy; retrace_returns, corrected_td_errors
+segment_advantages, pav      from rollouts that go on from each segment of a response
 gdpo                         several rewards, each normalized in its group, then over the batch
 gdpo_token                   the same, in the end over the tokens of the batch
 grpo_passk                   the lead of the best rollout over the second
@@ -30,6 +34,11 @@ spo, spo_tracker             minus a tracked success rate, over the deviation of
 mssr_tracker                 the same with one factor of forgetting for the batch
 smooth_standardization       standardized over this visit and over all visits to the prompt
 trloo                        leave one out at each turn
+mc_turns                     returns of turns minus those of the other rollouts
+turn_grpo                    over all turns of the group
+ui_s1                        returns of turns up to where they leave an expert's path
+gigpo, hgpo                  among the turns from the same state, or history of states
+salt                         then: averaged where rollouts share a turn
 verpo                        the outcome, and unit tests by their difficulty, for each attempt
 hbpo                         over the group, and against the ideal of the token budget
 ospo                         agents of one moment as the group
@@ -42,12 +51,21 @@ token_grpo                   minus the group's mean over tokens, over their devi
 adhint                       over a group with and without hints, by how much the hint helped
 depth_advantages             nodes of a tree among those of their depth; node_rewards before
 branch_advantages            both of them for the tokens of responses that fork
+sibling_advantages           nodes of a tree among those of their parent
+spo_tree                     the same for the tokens of responses that fork; whiten_segments after
+portool                      the outcome, and turns that fork among their siblings
+polychromic                  sets of rollouts, by their reward and diversity
+oprl, two_level              the outcome, and turns by an implicit process reward
+m_grpo                       calls of all rollouts of a query as one group
+shared_prefix_advantages     then: the mean of the responses that share a token
 hint_consistency, ...        then: hint tokens by the policy's certainty; hint_preservation
 entropy_reshaping            then: more for certain answers, less for uncertain ones
 bounded_bonus                then: a bonus for hidden states of growing rank
+teacher_advantages, ...      then: what a teacher gives its tokens more; prefix_weighted
 ===========================  =======================================================================
 """
 
+from jaxrl_llm.advantages.agents import m_grpo
 from jaxrl_llm.advantages.baselines import (
     jspo,
     mc_grpo,
@@ -72,6 +90,11 @@ from jaxrl_llm.advantages.batch import (
     update_moments,
     whiten,
 )
+from jaxrl_llm.advantages.distillation import (
+    prefix_weighted,
+    span_advantages,
+    teacher_advantages,
+)
 from jaxrl_llm.advantages.entropy import (
     EntropySignal,
     EntropyStats,
@@ -92,12 +115,19 @@ from jaxrl_llm.advantages.hidden_rank import (
     rank_growth,
     rank_shaping,
 )
+from jaxrl_llm.advantages.hierarchy import (
+    Hierarchy,
+    TokenCredit,
+    hae,
+    hae_tokens,
+)
 from jaxrl_llm.advantages.hinted import (
     adhint,
     grpo_imitating,
     hint_consistency,
     hint_preservation,
 )
+from jaxrl_llm.advantages.implicit import implicit_turn_rewards, oprl, two_level
 from jaxrl_llm.advantages.modulators import (
     SampledEntropy,
     ace,
@@ -107,6 +137,13 @@ from jaxrl_llm.advantages.modulators import (
     sampled_entropy,
     sampled_entropy_shaping,
     temperature_logp,
+)
+from jaxrl_llm.advantages.off_policy_returns import (
+    corrected_td_errors,
+    n_step_returns,
+    retrace_returns,
+    vtrace,
+    vtrace_returns,
 )
 from jaxrl_llm.advantages.ospo import fleet_fairness, fleet_grpo, ospo
 from jaxrl_llm.advantages.otb import otb, otb_token, sum_pi_squared
@@ -141,6 +178,13 @@ from jaxrl_llm.advantages.reward_components import (
     sum_components,
     verpo,
 )
+from jaxrl_llm.advantages.segments import (
+    best_of_value,
+    pav,
+    segment_advantages,
+    whiten_uncertain,
+)
+from jaxrl_llm.advantages.sets import polychromic, set_advantages, set_scores
 from jaxrl_llm.advantages.shrinkage import (
     osla_continue,
     positive_part,
@@ -148,6 +192,8 @@ from jaxrl_llm.advantages.shrinkage import (
     v05_baseline,
 )
 from jaxrl_llm.advantages.single_rollout import MssrTracker, mssr_tracker, spo, spo_tracker
+from jaxrl_llm.advantages.states import gigpo, hgpo, salt, similar_states
+from jaxrl_llm.advantages.tool_trees import fork_advantages, portool, step_rewards, turn_nodes
 from jaxrl_llm.advantages.tracker import (
     BetaTracker,
     beta_tracker_init,
@@ -161,25 +207,62 @@ from jaxrl_llm.advantages.trees import (
     branch_advantages,
     depth_advantages,
     node_rewards,
+    shared_prefix_advantages,
+    sibling_advantages,
+    spo_tree,
+    whiten_segments,
 )
-from jaxrl_llm.advantages.turns import trloo, turn_returns, turns_to_tokens
+from jaxrl_llm.advantages.turn_critics import (
+    egae,
+    pdppo,
+    pdppo_returns,
+    poad,
+    poad_returns,
+    turn_borders,
+    turn_end_rewards,
+    turn_ends,
+    turn_gae,
+    turn_gae_returns,
+    turn_starts,
+    turn_sums,
+)
+from jaxrl_llm.advantages.turn_rewards import (
+    gate_turn_rewards,
+    gated_rewards,
+    geometric_rewards,
+    info_gain_rewards,
+    place_turn_rewards,
+    token_totals,
+)
+from jaxrl_llm.advantages.turns import (
+    equal_turns,
+    mc_turns,
+    trloo,
+    turn_grpo,
+    turn_returns,
+    turns_to_tokens,
+    ui_s1,
+)
 from jaxrl_llm.advantages.visits import Recalled, Visits, last_visit
 
 __all__ = [
-    "Recalled",
-    "Visits",
     "BetaTracker",
     "EntropySignal",
     "EntropyStats",
+    "Hierarchy",
     "MssrTracker",
     "PromptStats",
     "RankBaseline",
     "RankGrowth",
+    "Recalled",
     "RunningMoments",
     "SampledEntropy",
+    "TokenCredit",
+    "Visits",
     "ace",
     "adhint",
     "batch_normalize",
+    "best_of_value",
     "beta_tracker_init",
     "beta_tracker_update",
     "beta_tracker_value",
@@ -187,53 +270,79 @@ __all__ = [
     "branch_advantages",
     "center",
     "clip",
+    "corrected_td_errors",
     "dcpo_distribution",
     "density_weights",
     "depth_advantages",
     "dr_grpo",
     "effective_rank",
+    "egae",
     "entropy_reshaping",
     "entropy_shaping",
     "entropy_signal",
+    "equal_turns",
     "fleet_fairness",
     "fleet_grpo",
+    "fork_advantages",
     "gae",
     "gae_returns",
     "gate_rewards",
+    "gate_turn_rewards",
+    "gated_rewards",
     "gdpo",
     "gdpo_token",
+    "geometric_rewards",
+    "gigpo",
     "gpg",
     "grpo",
-    "grpo_passk",
     "grpo_imitating",
+    "grpo_passk",
     "grpo_split",
+    "hae",
+    "hae_tokens",
     "hbpo",
+    "hgpo",
     "hint_consistency",
     "hint_preservation",
+    "implicit_turn_rewards",
+    "info_gain_rewards",
     "informative_share",
     "jspo",
     "kl_forgetting",
-    "last_visit",
     "kl_shaped_rewards",
+    "last_visit",
     "log_comb",
+    "m_grpo",
     "maclaurin",
     "maclaurin_weights",
     "maxrl",
     "mc_grpo",
     "mc_grpo_keep",
     "mc_grpo_pivot",
+    "mc_turns",
     "mssr_tracker",
+    "n_step_returns",
     "node_rewards",
     "novelty_sharpening",
     "opo",
     "opob",
+    "oprl",
     "osla_continue",
     "ospo",
     "otb",
     "otb_token",
     "passk_training",
+    "pav",
+    "pdppo",
+    "pdppo_returns",
     "pkpo",
+    "place_turn_rewards",
+    "poad",
+    "poad_returns",
+    "polychromic",
+    "portool",
     "positive_part",
+    "prefix_weighted",
     "prompt_stats_init",
     "prompt_stats_update",
     "rank_baseline_init",
@@ -245,32 +354,60 @@ __all__ = [
     "reinforce_pp_baseline",
     "remax",
     "remax_token",
+    "retrace_returns",
     "reward_to_go",
     "rloo",
+    "salt",
     "sampled_entropy",
     "sampled_entropy_shaping",
     "scale_scores",
     "score_deviation",
     "score_scaler",
+    "segment_advantages",
+    "set_advantages",
+    "set_scores",
+    "shared_prefix_advantages",
     "shrinkage_baseline",
+    "sibling_advantages",
     "signal_temperature",
+    "similar_states",
     "smooth_advantage",
     "smooth_standardization",
+    "span_advantages",
     "spo",
     "spo_tracker",
+    "spo_tree",
+    "step_rewards",
     "sum_components",
     "sum_pi_squared",
+    "teacher_advantages",
     "temperature_logp",
     "terminal_rewards",
     "token_grpo",
+    "token_totals",
     "trloo",
+    "turn_borders",
+    "turn_end_rewards",
+    "turn_ends",
+    "turn_gae",
+    "turn_gae_returns",
+    "turn_grpo",
+    "turn_nodes",
     "turn_returns",
+    "turn_starts",
+    "turn_sums",
     "turns_to_tokens",
+    "two_level",
+    "ui_s1",
     "uncertainty_sampling_weights",
     "update_moments",
     "v05_baseline",
     "vcpo_advantage",
     "verpo",
+    "vtrace",
+    "vtrace_returns",
     "whiten",
+    "whiten_segments",
+    "whiten_uncertain",
     "window_kl_discount",
 ]

@@ -6,6 +6,8 @@
 - ``old_logp``, ``ref_logp``: ``[..., G, T]`` log-probabilities (nats) of sampler and reference.
 - ``gamma``: discount for an unmasked token, in [0, 1]: a number, or an array with the mask's axes,
   each full or 1.
+- Turns are an axis like tokens: :func:`gae` of turn rewards, turn values and ``turn_where`` is that
+  of turns.
 - Results are float32 in the mask's shape, 0 where masked.
 - A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError.
 """
@@ -68,10 +70,12 @@ def kl_shaped_rewards(
 
     A penalty in the reward is credited to the tokens before it, unlike one in the loss. With k1 the
     rewards of a rollout add up to ``r_i - kl_coef log(old / reference)`` of the full rollout. In a
-    chain it stands before :func:`reward_to_go`, :func:`remax_token` or :func:`otb_token`.
+    chain it stands before :func:`reward_to_go`, :func:`remax_token` or :func:`otb_token`. Rewards
+    of tokens, such as those of :func:`turn_end_rewards`, stay where they are.
 
     Args:
-      rewards, mask, old_logp, ref_logp: See the module.
+      rewards: ``[..., G]``, one a rollout, or ``[..., G, T]``, one a token.
+      mask, old_logp, ref_logp: See the module.
       kl_coef: Penalty for a nat, in units of reward: a number, or an array with the mask's axes,
         each full or 1, such as ``[P, 1, 1]`` from a controller.
       estimator: "k1", "k2", "k3" or "abs". The difference is clamped to +-20 first.
@@ -92,9 +96,9 @@ def kl_shaped_rewards(
       Ziegler et al. (arXiv:1909.08593); Zheng et al., PPO-max (arXiv:2307.04964). verl clamps only
       inside k3, MOSS-RLHF (k1) not at all.
     """
-    _inputs.check_tokens(
-        "kl_shaped_rewards", rewards, mask, None, old_logp=old_logp, ref_logp=ref_logp
-    )
+    of_tokens = jnp.ndim(rewards) == jnp.ndim(mask) > 0
+    check = _inputs.check_token_rewards if of_tokens else _inputs.check_tokens
+    check("kl_shaped_rewards", rewards, mask, None, old_logp=old_logp, ref_logp=ref_logp)
     checks.check_option("kl_shaped_rewards", "estimator", estimator, kl.ESTIMATORS)
     return _shaped("kl_shaped_rewards", rewards, mask, old_logp, ref_logp, kl_coef, estimator)
 
@@ -155,7 +159,9 @@ def _shaped(function, rewards, mask, old_logp, ref_logp, kl_coef, estimator) -> 
     coef = jnp.asarray(kl_coef, jnp.float32)
     d = masking.safe_log_ratio(old_logp, ref_logp, mask, clamp=masking.LOG_RATIO_CLAMP)
     penalty = coef * kl.estimate(d, estimator)
-    return terminal_rewards(rewards, mask) - masking.zero_masked(penalty, mask)
+    of_tokens = jnp.ndim(rewards) == jnp.ndim(mask)
+    placed = masking.zero_masked(rewards, mask) if of_tokens else terminal_rewards(rewards, mask)
+    return placed - masking.zero_masked(penalty, mask)
 
 
 def recur_back(factors: Array, terms: Array) -> Array:
@@ -251,22 +257,69 @@ def gae_returns(
 
 
 def _estimate(function, token_rewards, values, mask, gamma, lam, bootstrap_value) -> Array:
+    values, following = check_values(
+        function, token_rewards, values, mask, bootstrap_value, gamma=gamma, lam=lam
+    )
+    rewards = masking.zero_masked(token_rewards, mask)
+    return errors_back(rewards, values, following, mask, gamma=gamma, trace=lam)
+
+
+def check_values(
+    function: str,
+    token_rewards: Array,
+    values: Array,
+    mask: Array,
+    bootstrap_value: Array | None = None,
+    *,
+    gamma: float | Array,
+    lam: float | Array,
+) -> tuple[Array, Array]:
+    """Checks what a recursion over values takes; the values, 0 where masked, and the next ones.
+
+    ``gamma`` and ``lam`` are numbers in [0, 1], or arrays of them with the mask's axes.
+    """
     if values is None:
         raise ValueError(f"{function}: values is None; it takes a critic's value of each token.")
     _inputs.check_token_rewards(function, token_rewards, mask, None, values=values)
     checks.check_share(function, gamma=gamma, lam=lam)
     _inputs.check_coefficients(function, mask, gamma=gamma, lam=lam)
-    values = masking.zero_masked(values, mask)
-    # The value at a token or, where it is masked, at the next unmasked one.
-    at_or_after = recur_back(jnp.where(mask, 0.0, 1.0), values)
-    end = jnp.zeros((*jnp.shape(values)[:-1], 1), jnp.float32)
-    following = jnp.concatenate([at_or_after[..., 1:], end], axis=-1)[..., : values.shape[-1]]
     if bootstrap_value is not None:
         checks.check_float(function, bootstrap_value=bootstrap_value)
         checks.check_shape(function, "bootstrap_value", bootstrap_value, jnp.shape(mask)[:-1])
-        after = jnp.asarray(bootstrap_value, jnp.float32)[..., None]
-        following = jnp.where(masking.last_token(mask), after, following)
-    rewards = masking.zero_masked(token_rewards, mask)
-    delta = masking.zero_masked(rewards + gamma * following - values, mask)
-    factors = jnp.where(mask, jnp.asarray(gamma * lam, jnp.float32), 1.0)
+    values = masking.zero_masked(values, mask)
+    return values, next_unmasked(values, mask, bootstrap_value)
+
+
+def next_unmasked(x: Array, mask: Array, last: Array | None = None) -> Array:
+    """``x`` at the next unmasked token; after the last one ``last [...]``, or 0.
+
+    ``x`` is 0 where masked.
+    """
+    at_or_after = recur_back(jnp.where(mask, 0.0, 1.0), x)
+    end = jnp.zeros((*jnp.shape(x)[:-1], 1), jnp.float32)
+    following = jnp.concatenate([at_or_after[..., 1:], end], axis=-1)[..., : x.shape[-1]]
+    if last is None:
+        return following
+    after = jnp.asarray(last, jnp.float32)[..., None]
+    return jnp.where(masking.last_token(mask), after, following)
+
+
+def errors_back(
+    rewards: Array,
+    values: Array,
+    following: Array,
+    mask: Array,
+    *,
+    gamma: float | Array,
+    trace: float | Array,
+    weight: float | Array = 1.0,
+) -> Array:
+    """The recursion that all estimates from values share.
+
+        e[t] = weight[t] (R[t] + gamma[t] following[t] - V[t]) + gamma[t] trace[t] e[next]
+
+    Rewards and values are 0 where masked, and so is the result.
+    """
+    delta = masking.zero_masked(weight * (rewards + gamma * following - values), mask)
+    factors = jnp.where(mask, jnp.asarray(gamma * trace, jnp.float32), 1.0)
     return masking.zero_masked(recur_back(factors, delta), mask)

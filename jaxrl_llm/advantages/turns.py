@@ -1,9 +1,12 @@
 """Advantages of turns: several answers of one rollout, each with its reward.
 
+- ``rewards``: floating point ``[..., G, K]``, one a turn, unless said otherwise.
 - ``turn_where``: bool in the shape of ``rewards``, True for turns that happened; None for all.
 - ``where``: bool ``[..., G]``, True for rollouts that take part; None for all. What is dropped
   counts in no mean, gets 0 and may hold anything.
 - ``gamma``: discount for a turn, in [0, 1].
+- ``scale``: "group" divides by the sample deviation plus ``eps``, "none" does not divide.
+- ``eps``: above 0, in units of reward; only with ``scale="group"``. None means 1e-6.
 - Results are float32.
 - A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError.
 """
@@ -13,19 +16,29 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jaxrl_llm.advantages import group, returns
-from jaxrl_llm.core import Array, checks, masking, traits
+from jaxrl_llm.core import Array, checks, masking, segments, traits
 
 
-def turn_returns(rewards: Array, *, turn_where: Array | None = None, gamma: float = 1.0) -> Array:
-    """The discounted sum of the rewards from each turn on.
+def turn_returns(
+    rewards: Array,
+    *,
+    turn_where: Array | None = None,
+    gamma: float = 1.0,
+    matches: Array | None = None,
+) -> Array:
+    """The discounted sum of the rewards from each turn on, up to where it leaves the expert's path.
 
         R_k = sum over j >= k of gamma^(j - k) r_j
+        with matches:  R_k = r_k + gamma R_(k+1)  if turns k and k + 1 match, else r_k
 
-    Turns that did not happen earn nothing; in between others they still cost a discount.
+    Turns that did not happen earn nothing; in between others they still cost a discount. A turn
+    that deviates from the expert earns its reward alone, and the turns before it see neither that
+    reward nor what follows.
 
     Args:
       turn_where, gamma: See the module.
       rewards: ``[..., K]``, floating point, one a turn.
+      matches: bool ``[..., K]``, True for turns that do what the expert did; None for all.
 
     Returns:
       ``[..., K]``, in units of reward.
@@ -37,16 +50,22 @@ def turn_returns(rewards: Array, *, turn_where: Array | None = None, gamma: floa
       [0.75, 1.5, 1.0]
 
     References:
-      Dr. Kernel (arXiv:2602.05885), and its released code.
+      Dr. Kernel (arXiv:2602.05885), and its released code; with ``matches`` that of UI-S1
+      (arXiv:2509.11543).
     """
     name = "turn_returns"
     checks.check_min_rank(name, 1, rewards=rewards)
     checks.check_float(name, rewards=rewards)
-    checks.check_bool(name, turn_where=turn_where)
-    checks.check_same_shape(name, rewards=rewards, turn_where=turn_where)
+    checks.check_bool(name, turn_where=turn_where, matches=matches)
+    checks.check_same_shape(name, rewards=rewards, turn_where=turn_where, matches=matches)
     checks.check_share(name, gamma=gamma)
     rewards = masking.zero_masked(rewards, turn_where)
     discounts = jnp.broadcast_to(jnp.asarray(gamma, jnp.float32), rewards.shape)
+    if matches is not None:
+        # What did not happen deviates from nothing.
+        matches = matches if turn_where is None else matches | ~turn_where
+        later = jnp.concatenate([matches[..., 1:], jnp.ones_like(matches[..., :1])], axis=-1)
+        discounts = jnp.where(matches & later, discounts, 0.0)
     return masking.zero_masked(returns.recur_back(discounts, rewards), turn_where)
 
 
@@ -89,6 +108,160 @@ def trloo(
     across = None if taken is None else jnp.swapaxes(taken, -1, -2)
     advantages = group.rloo(jnp.swapaxes(to_come, -1, -2), where=across, singleton=singleton)
     return jnp.swapaxes(advantages, -1, -2)
+
+
+def mc_turns(
+    rewards: Array,
+    *,
+    turn_where: Array | None = None,
+    where: Array | None = None,
+    gamma: float = 1.0,
+    baseline: Literal["turn", "group", "none"] = "turn",
+) -> Array:
+    """Monte-Carlo returns of turns minus a baseline.
+
+        A[i, k] = R[i, k] - b
+        baseline="turn":   b = mean over rollouts of R[., k], of those that have a turn k
+        baseline="group":  b = mean over all turns of the group
+        baseline="none":   b = 0
+
+    R is :func:`turn_returns`. :func:`trloo` leaves the rollout out of its own baseline. What has
+    nothing to compare with gets 0, except without a baseline. With one turn it is
+    :func:`dr_grpo`. Follow it with :func:`turns_to_tokens`.
+
+    Args:
+      rewards, turn_where, where, gamma: See the module.
+      baseline: What is subtracted: "turn", "group" or "none".
+
+    Returns:
+      Advantages ``[..., G, K]``, in units of reward.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> jr.advantages.mc_turns(jnp.array([[0.0, 3.0], [0.0, 1.0], [3.0, 2.0]])).tolist()
+      [[0.0, 1.0], [-2.0, -1.0], [2.0, 0.0]]
+
+    References:
+      Sutton and Barto, Reinforcement Learning, chapter 13.4.
+    """
+    taken = check_turns("mc_turns", rewards, turn_where, where)
+    checks.check_option("mc_turns", "baseline", baseline, ("turn", "group", "none"))
+    to_come = turn_returns(rewards, turn_where=taken, gamma=gamma)
+    if baseline == "none":
+        return to_come
+    if baseline == "group":
+        return _over_group(to_come, taken, "none", None)
+    return _over_rollouts(to_come, taken, "none", None)
+
+
+def turn_grpo(
+    rewards: Array,
+    *,
+    turn_where: Array | None = None,
+    where: Array | None = None,
+    gamma: float = 1.0,
+    scale: Literal["group", "none"] = "group",
+    eps: float | None = None,
+) -> Array:
+    """Rewards of turns, standardized over all turns of the group, and then summed from each on.
+
+        a[i, k] = (r[i, k] - mean) / (std + eps)       over every turn of every rollout, ddof 1
+        A[i, k] = sum over j >= k of gamma^(j - k) a[i, j]
+
+    A long rollout counts more in the mean than a short one. ``gamma=0`` leaves ``a``; with one turn
+    it is :func:`grpo`. A group with a single turn, or with equal rewards of all turns, gets 0.
+
+    Args:
+      rewards, turn_where, where, gamma, scale, eps: See the module.
+
+    Returns:
+      Advantages ``[..., G, K]``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> rewards = jnp.array([[0.2, 0.3, 1.0], [0.1, -0.1, 0.0]])
+      >>> jr.advantages.turn_grpo(rewards).round(3).tolist()
+      [[1.90..., 2.03..., 1.90...], [-1.90..., -1.52..., -0.63...]]
+
+    References:
+      IGPO (arXiv:2510.14967), PAPER. The released code sums first, takes the mean at each position
+      of a token and does not divide. With ``gamma=0`` after :func:`geometric_rewards` it is our
+      reading of EAPO (arXiv:2511.07327).
+    """
+    taken = check_turns("turn_grpo", rewards, turn_where, where)
+    checks.check_option("turn_grpo", "scale", scale, ("group", "none"))
+    return turn_returns(_over_group(rewards, taken, scale, eps), turn_where=taken, gamma=gamma)
+
+
+def ui_s1(
+    rewards: Array,
+    *,
+    matches: Array,
+    turn_where: Array | None = None,
+    where: Array | None = None,
+    gamma: float = 0.5,
+    step_weight: float = 1.0,
+    episode_weight: float = 1.0,
+    scale: Literal["group", "none"] = "group",
+    eps: float | None = None,
+    episode: Literal["turns", "rollouts"] = "turns",
+    singleton: Literal["zero", "raw"] = "zero",
+) -> Array:
+    """Returns that end where the policy deviates from an expert, plus a part of the episode.
+
+        step[i, k] = (R[i, k] - mean over rollouts of R[., k]) / (std + eps)
+        episode[i, k] = (x - mean) / (std + eps)
+            episode="turns":     x = r[i, k], over all turns of the group
+            episode="rollouts":  x = sum over turns of r[i], over the rollouts
+        A = episode_weight episode + step_weight step
+
+    R is :func:`turn_returns` with ``matches``. Turns are compared by their place, since rollouts
+    follow one recorded path. A turn that only one rollout reached has step 0.
+
+    Args:
+      rewards, turn_where, where, gamma, scale, eps: See the module.
+      matches: bool ``[..., G, K]``, True for turns that do what the expert did.
+      step_weight: Weight of the first part, not negative.
+      episode_weight: Weight of the second part, not negative.
+      episode: What the second part compares: "turns" or "rollouts".
+      singleton: What the episode is where there is nothing to compare with: "zero" for 0, "raw" for
+        x.
+
+    Returns:
+      Advantages ``[..., G, K]``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> rewards = jnp.array([[1.0, 1.0], [1.0, 0.1]])
+      >>> matches = jnp.array([[True, True], [True, False]])
+      >>> jr.advantages.ui_s1(rewards, matches=matches, scale="none").round(3).tolist()
+      [[0.475..., 0.675...], [-0.025..., -1.125]]
+
+    References:
+      UI-S1 (arXiv:2509.11543), the released code, whose score of an episode is the reward of each
+      step ("turns") and whose singleton is "raw"; "rollouts" is the abstract's.
+    """
+    function = "ui_s1"
+    taken = check_turns(function, rewards, turn_where, where)
+    checks.check_bool(function, matches=matches)
+    checks.check_same_shape(function, rewards=rewards, matches=matches)
+    checks.check_option(function, "scale", scale, ("group", "none"))
+    checks.check_option(function, "episode", episode, ("turns", "rollouts"))
+    checks.check_non_negative(
+        function, finite=True, step_weight=step_weight, episode_weight=episode_weight
+    )
+    to_come = turn_returns(rewards, turn_where=taken, gamma=gamma, matches=matches)
+    step = _over_rollouts(to_come, taken, scale, eps)
+    if episode == "turns":
+        credit = _over_group(rewards, taken, scale, eps, singleton)
+    else:
+        total = masking.masked_sum(rewards, taken, axis=-1)
+        credit = group.grpo(total, where=where, scale=scale, eps=eps, singleton=singleton)
+        credit = masking.zero_masked(jnp.broadcast_to(credit[..., None], step.shape), taken)
+    return episode_weight * credit + step_weight * step
 
 
 @traits(token_values=True)
@@ -136,6 +309,65 @@ def turns_to_tokens(advantages: Array, mask: Array, *, turn_ids: Array) -> Array
     known = mask & (turn_ids >= 0) & (turn_ids < turns)
     spread = jnp.take_along_axis(advantages, jnp.where(known, turn_ids, 0), axis=-1)
     return jnp.where(mask & (turn_ids >= turns), jnp.nan, masking.zero_masked(spread, known))
+
+
+@traits(token_values=True)
+def equal_turns(advantages: Array, mask: Array, *, turn_ids: Array) -> Array:
+    """Token advantages over the length of their turn, so that every turn counts once.
+
+        A'[i, t] = A[i, t] n / (m n_t)
+
+    n_t is how many tokens the turn of t has, n and m how many tokens and turns the full batch has.
+    Under ``aggregate.token_mean`` the loss is then the mean over turns of their mean over tokens,
+    as if each turn were a sequence.
+
+    Args:
+      advantages: ``[..., G, T]``, floating point.
+      mask: bool ``[..., G, T]``, True for the response tokens that are trained.
+      turn_ids: integer ``[..., G, T]``, the turn of each token, from 0; below 0 for none.
+
+    Returns:
+      Advantages ``[..., G, T]``; 0 where masked and for tokens of no turn.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> turn_ids, mask = jnp.array([[0, 0, 0, 1]]), jnp.ones((1, 4), bool)
+      >>> jr.advantages.equal_turns(jnp.ones((1, 4)), mask, turn_ids=turn_ids).round(2).tolist()
+      [[0.66..., 0.66..., 0.66..., 2.0]]
+
+    References:
+      EAPO (arXiv:2511.07327), where each round of an agent is a sample.
+    """
+    function = "equal_turns"
+    masking.check_tokens(function, mask, advantages=advantages)
+    checks.check_integer(function, turn_ids=turn_ids)
+    checks.check_same_shape(function, mask=mask, turn_ids=turn_ids)
+    known = mask & (turn_ids >= 0)
+    labels = segments.dense_labels((turn_ids,), known)
+    length = jnp.maximum(segments.over_label(known.astype(jnp.float32), labels), 1.0)
+    share = masking.zero_masked(1.0 / length, known)
+    tokens, turns = jnp.sum(known, dtype=jnp.float32), jnp.sum(share)
+    scale = share * tokens / jnp.maximum(turns, 1.0)
+    return masking.zero_masked(advantages, known) * scale
+
+
+def _over_group(
+    x: Array, taken: Array | None, scale, eps, singleton: Literal["zero", "raw"] = "zero"
+) -> Array:
+    """:func:`grpo` over all turns of each group."""
+    joint = (*jnp.shape(x)[:-2], jnp.shape(x)[-2] * jnp.shape(x)[-1])
+    valid = None if taken is None else jnp.reshape(taken, joint)
+    values = jnp.reshape(x, joint)
+    values = group.grpo(values, where=valid, scale=scale, eps=eps, singleton=singleton)
+    return jnp.reshape(values, jnp.shape(x))
+
+
+def _over_rollouts(x: Array, taken: Array | None, scale, eps) -> Array:
+    """:func:`grpo` over the rollouts that have a turn, turn by turn."""
+    valid = None if taken is None else jnp.swapaxes(taken, -1, -2)
+    values = group.grpo(jnp.swapaxes(x, -1, -2), where=valid, scale=scale, eps=eps)
+    return jnp.swapaxes(values, -1, -2)
 
 
 def check_turns(function: str, rewards: Array, turn_where, where) -> Array | None:

@@ -1,4 +1,4 @@
-"""Layer 5: the command line, ``jaxrl-llm train|evaluate|sample|export|report|methods``.
+"""Layer 5: the command line, ``jaxrl-llm train|evaluate|sample|pairs|serve|...``.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage (unknown option, a config that does not fit together),
 130 after Ctrl-C. After SIGTERM ``train`` saves and exits 0, the others die of it. An error is one
@@ -16,7 +16,10 @@ COMMANDS = {
     "train": "train a model as a config file says",
     "evaluate": "measure a run, or the model of a config, on its held-out questions",
     "sample": "write completions of prompts",
+    "pairs": "sample right and wrong answers and write them as pairs to learn from",
+    "serve": "answer requests for tokens and chats over HTTP",
     "export": "write the model of a run as a Hugging Face folder",
+    "merge": "average or merge models into a Hugging Face folder",
     "report": "write a page about a run, also about one under way",
     "methods": "list the methods this package holds",
 }

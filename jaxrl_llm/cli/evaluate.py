@@ -8,9 +8,11 @@ import jax
 import tyro
 
 from jaxrl_llm.cli import UsageError, options
+from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.train import Checkpoints
 from jaxrl_llm.train.checkpoint.serialization import base_fingerprint
-from jaxrl_llm.train.setup import load_experiment
+from jaxrl_llm.train.pairs import evaluate_pairs, make_score
+from jaxrl_llm.train.setup import load_experiment, load_reference
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,6 +72,11 @@ def run(arguments: Sequence[str]) -> int:
             limit=default.limit if args.limit is None else args.limit,
             samples=default.samples if args.samples is None else args.samples,
         )
+    if not config.samples_held_out and (args.samples or args.k or args.seed is not None):
+        raise UsageError(
+            f"--samples, --k and --seed have no effect: {args.target!r} has no reward, and its "
+            "evaluation compares the responses of the data."
+        )
     config = dataclasses.replace(config, evaluation=evaluation)
     samples = evaluation.samples or config.sampling.group_size
     if max(args.k, default=0) > samples:
@@ -78,21 +85,35 @@ def run(arguments: Sequence[str]) -> int:
             "which --samples changes."
         )
     options.use_compilation_cache()
-    experiment, params = load_experiment(config)
+    experiment, params = load_experiment(config, trains=False)
+    collector_state: ArrayTree = ()
+    start = params
     if run_dir is not None:
         marks = base_fingerprint(params, config.lora)
         checkpoints = Checkpoints(
             run_dir / "checkpoints", model=experiment.model, best=config.checkpoint.best, run=marks
         )
         params = checkpoints.restore_policy(params, step=choice.resolve(checkpoints))
+        if hasattr(experiment.collector, "evaluation_text"):
+            first = experiment.collector.init(len(experiment.train))
+            collector_state = checkpoints.restore_collector(first, step=checkpoints.last)
     key = jax.random.key(config.seed if args.seed is None else args.seed)
     success = 1.0 if args.success is None else args.success
-    results, _ = experiment.evaluate(params, key, k=args.k, success=success)
+    results = {}
+    if config.samples_held_out:
+        results, _ = experiment.evaluate(
+            params, key, collector_state=collector_state, k=args.k, success=success
+        )
+    if config.offline:
+        reference = load_reference(config, experiment.model, start, experiment.mesh)
+        results["pairs"] = evaluate_pairs(experiment, make_score(experiment, params, reference))
     if args.json:
         print(json.dumps({kind: value.record() for kind, value in results.items()}))
         return 0
-    print(f"{len(experiment.held_out)} held-out questions, mean reward with 95% interval")
-    rows = [*results.items(), *((x.name, x) for x in results["sampled"].at_k)]
+    what = "mean reward" if config.samples_held_out else "share of pairs in the right order"
+    print(f"{len(experiment.held_out)} held-out questions, {what} with 95% interval")
+    at_k = results["sampled"].at_k if "sampled" in results else ()
+    rows = [*results.items(), *((x.name, x) for x in at_k)]
     for kind, value in rows:
         print(f"{kind:<8} {value}")
     if args.k and not any(kind.startswith("maj@") for kind, _ in rows):

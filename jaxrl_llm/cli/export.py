@@ -1,8 +1,9 @@
 """``jaxrl-llm export``."""
 
+import contextlib
 import dataclasses
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -10,10 +11,12 @@ import jax
 import tyro
 
 from jaxrl_llm.cli import UsageError, options
-from jaxrl_llm.models.lora import Adapted, merge_lora, with_adapter
+from jaxrl_llm.models.heads import merge_headed
+from jaxrl_llm.models.lora import Adapted, merge_lora
 from jaxrl_llm.train import Checkpoints, TrainConfig, save_adapter
 from jaxrl_llm.train.checkpoint.serialization import abstract, base_fingerprint
-from jaxrl_llm.train.setup import load_model
+from jaxrl_llm.train.config import find_recipe
+from jaxrl_llm.train.setup import load_model, with_trained
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,51 +44,89 @@ class Export:
 
 def run(arguments: Sequence[str]) -> int:
     """Runs the command; returns its exit code."""
-    from jaxrl_llm import data, models
+    from jaxrl_llm import models
 
     args = options.parse(Export, arguments, command="export")
     config, run_dir = options.load_target(args.run)
     if run_dir is None:
         raise UsageError(f"{args.run!r} is a config file; give the folder of a run.")
-    folder = Path(args.folder)
-    if folder.exists():
-        raise UsageError(f"{args.folder!r} exists already; name a folder that does not.")
+    check_new(args.folder)
     choice = options.CheckpointChoice(args.run, args.step, args.best)
     choice.check(config)
     if args.adapter and config.lora.rank is None:
         raise UsageError(f"--adapter has no effect: the run {args.run!r} has no adapter.")
     if args.adapter and args.dtype != "float32":
         raise UsageError("--dtype has no effect with --adapter, which is float32.")
-    model_config, step, params, tokenizer = _trained(
+    recipe = find_recipe(config.recipe, config.sampling)
+    if args.adapter and recipe.head:
+        raise UsageError("--adapter has no effect: PEFT's format has no place for a head.")
+    model_config, step, params, tokenizer = load_trained(
         run_dir, config, choice, merge=not args.adapter
     )
-    unfinished = folder.with_name(f"{folder.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
     left_out = ""
-    try:
+    with new_folder(args.folder) as unfinished:
         if args.adapter:
             name = config.model if isinstance(config.model, str) else ""
             save_adapter(params, unfinished, lora=config.lora, config=model_config, base=name)
         else:
-            models.save_safetensors(params, unfinished, config=model_config, dtype=args.dtype)
-            try:
-                data.save_tokenizer(tokenizer, unfinished)
-            except TypeError:
-                kind = type(tokenizer).__name__
-                left_out = f" Its {kind} has no files, so there are none of the tokenizer."
-        unfinished.rename(folder)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
-    what = "adapter" if args.adapter else "model"
+            models.save_safetensors(
+                params,
+                unfinished,
+                config=model_config,
+                dtype=args.dtype,
+                head=recipe.head,
+                pad_id=_pad_id(tokenizer, model_config) if recipe.head else None,
+            )
+            left_out = save_tokenizer(tokenizer, unfinished)
+    what = "adapter" if args.adapter else "reward model" if recipe.head else "model"
     print(f"The {what} after step {step} is in {args.folder}, as {args.dtype}.{left_out}")
     return 0
 
 
-def _trained(run_dir: Path, config: TrainConfig, choice: options.CheckpointChoice, *, merge: bool):
+def _pad_id(tokenizer, config) -> int | None:
+    """The padding of a reward model; None where it is the token that ends a response."""
+    pad_id = int(tokenizer.pad_id)
+    return pad_id if pad_id != tokenizer.eos_ids[0] and pad_id < config.vocab_size else None
+
+
+def check_new(folder: str) -> None:
+    """Raises UsageError if a folder to write exists."""
+    if Path(folder).exists():
+        raise UsageError(f"{folder!r} exists already; name a folder that does not.")
+
+
+@contextlib.contextmanager
+def new_folder(folder: str) -> Iterator[Path]:
+    """A folder to write to, which gets its name once it is complete, and goes if that fails."""
+    target = Path(folder)
+    unfinished = target.with_name(f"{target.name}.unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        yield unfinished
+        unfinished.rename(target)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+def save_tokenizer(tokenizer, folder: Path) -> str:
+    """Writes the files of a tokenizer; returns a sentence if it has none, else nothing."""
+    from jaxrl_llm import data
+
+    try:
+        data.save_tokenizer(tokenizer, folder)
+    except TypeError:
+        return f" Its {type(tokenizer).__name__} has no files, so there are none of the tokenizer."
+    return ""
+
+
+def load_trained(
+    run_dir: Path, config: TrainConfig, choice: options.CheckpointChoice, *, merge: bool
+):
     """The model's configuration, the step, the parameters or adapter after it, the tokenizer."""
     model, params, tokenizer = load_model(config, None)
-    with_delta, policy = with_adapter(model, params, config.lora)
+    recipe = find_recipe(config.recipe, config.sampling)
+    with_delta, policy = with_trained(config, recipe, model, params)
     marks, best = base_fingerprint(policy, config.lora), config.checkpoint.best
     checkpoints = Checkpoints(run_dir / "checkpoints", model=with_delta, best=best, run=marks)
     step = choice.resolve(checkpoints)
@@ -94,7 +135,10 @@ def _trained(run_dir: Path, config: TrainConfig, choice: options.CheckpointChoic
         trained = policy.adapter
         if merge:
             # Into the weights as they were loaded: the policy's base may have been rounded.
-            trained = merge_lora(Adapted(params, trained), config.lora)
+            if recipe.head:
+                trained = merge_headed(Adapted({"model": params}, trained), config.lora)
+            else:
+                trained = merge_lora(Adapted(params, trained), config.lora)
     else:
         like = jax.tree.map(abstract, policy)
         del params, policy  # before the checkpoint is read, so that one model is in memory

@@ -5,6 +5,7 @@ Words that are wrong, or contradict each other, raise UsageError.
 
 import atexit
 import contextlib
+import dataclasses
 import hashlib
 import importlib.util
 import json
@@ -13,7 +14,7 @@ import sys
 import tempfile
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -221,6 +222,59 @@ class CheckpointChoice(NamedTuple):
         if best is None:
             raise UsageError(f"The run {self.target!r} has no checkpoint yet that was rated.")
         return best
+
+
+class Policy(NamedTuple):
+    """A model with its parameters and tokenizer; of a run, its configuration and step too."""
+
+    model: Any
+    params: Any
+    tokenizer: Any
+    config: TrainConfig | None = None
+    step: int | None = None
+
+
+def load_policy(
+    choice: CheckpointChoice,
+    *,
+    dtype: str | None = None,
+    check: Callable[[TrainConfig], None] = lambda config: None,
+) -> Policy:
+    """The model of a name, or of a run after the chosen checkpoint.
+
+    ``dtype`` None is float32, or that of the run. ``check`` may raise UsageError for the
+    configuration of a run, before anything is loaded.
+    """
+    name = choice.target
+    if not is_run(name):
+        from jaxrl_llm import data, models
+
+        choice.check(None)
+        model, params = models.load_model(name, dtype=dtype or "float32")
+        return Policy(model, params, data.load_tokenizer(name))
+    from jaxrl_llm.models.lora import with_adapter
+    from jaxrl_llm.train.config import find_recipe
+    from jaxrl_llm.train.setup import load_model
+
+    config, _ = load_target(name)
+    choice.check(config)
+    if find_recipe(config.recipe, config.sampling).head:
+        raise UsageError(
+            f"The run {name!r} trained a reward model, which writes no text; export it and score "
+            "with train.reward_model."
+        )
+    check(config)
+    if dtype is not None:
+        with usage_errors():
+            config = dataclasses.replace(config, dtype=dtype)
+    model, params, tokenizer = load_model(config, None)
+    model, params = with_adapter(model, params, config.lora)
+    marks = {} if config.lora.rank is None else {"lora": repr(config.lora)}
+    checkpoints = Checkpoints(
+        Path(name) / "checkpoints", model=model, best=config.checkpoint.best, run=marks
+    )
+    params = checkpoints.restore_policy(params, step=choice.resolve(checkpoints))
+    return Policy(model, params, tokenizer, config, checkpoints.last)
 
 
 def use_compilation_cache() -> None:

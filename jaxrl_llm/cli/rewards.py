@@ -14,8 +14,9 @@ from jaxrl_llm import rewards
 
 _VERIFIERS = ("last_integer", "dapo_math", "f1", "exact_match", "multiple_choice")
 _FORMATS = ("think_format", "word_repetition")
+_PROGRAMS = ("code_stdio", "code_asserts")
 _MATHEMATICS = ("math_verify", "boxed_math", "reasoning_accuracy")
-NAMES = (*_VERIFIERS, *_MATHEMATICS, *_FORMATS)
+NAMES = (*_VERIFIERS, *_MATHEMATICS, *_PROGRAMS, *_FORMATS)
 
 
 def find_reward(name: str) -> Callable:

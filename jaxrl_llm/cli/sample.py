@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import jax
@@ -25,13 +24,14 @@ from jaxrl_llm.cli.completions import (
     typed_lines,
 )
 from jaxrl_llm.core.runtime.interrupt import deferred_interrupt
+from jaxrl_llm.data.prompts import Prompt
 from jaxrl_llm.data.questions import encode_prompts
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.rollout import FinishedGroup, Generation, Group, make_engine
 from jaxrl_llm.rollout.engine.requests import has_ended
 from jaxrl_llm.rollout.sampler import BUCKETS
 from jaxrl_llm.rollout.types import FAILED
-from jaxrl_llm.train import Checkpoints
+from jaxrl_llm.train import TrainConfig
 
 # The request of a completion, which names its random numbers, is sample * MOST_PROMPTS + index: it
 # does not depend on n, so a larger n only adds completions.
@@ -219,45 +219,35 @@ class Job:
     @classmethod
     def load(cls, args: Sample) -> "Job":
         """The model of a name, or of a run, and how prompts are put to it."""
-        from jaxrl_llm.models.lora import with_adapter
-        from jaxrl_llm.train.setup import load_model
+        chat, system = not args.raw, args.system
+        choice = options.CheckpointChoice(args.model, args.step, args.best)
 
-        name, step, chat, system = args.model, None, not args.raw, args.system
-        choice = options.CheckpointChoice(name, args.step, args.best)
-        if options.is_run(name):
-            config, _ = options.load_target(name)
-            choice.check(config)
+        def check(config: TrainConfig) -> None:
             if not config.data.chat and system is not None:
                 raise UsageError(
                     "--system has no effect: the run was trained without the chat template."
                 )
-            chat = config.data.chat and not args.raw
-            if chat and system is None:
-                system = config.data.system
-            if args.dtype is not None:
-                with options.usage_errors():
-                    config = dataclasses.replace(config, dtype=args.dtype)
-            model, params, tokenizer = load_model(config, None)
-            model, params = with_adapter(model, params, config.lora)
-            marks = {} if config.lora.rank is None else {"lora": repr(config.lora)}
-            checkpoints = Checkpoints(
-                Path(name) / "checkpoints", model=model, best=config.checkpoint.best, run=marks
-            )
-            params = checkpoints.restore_policy(params, step=choice.resolve(checkpoints))
-            step = checkpoints.last
-        else:
-            from jaxrl_llm import data, models
 
-            choice.check(None)
-            model, params = models.load_model(name, dtype=args.dtype or "float32")
-            tokenizer = data.load_tokenizer(name)
-        return cls(model, params, tokenizer, args=args, chat=chat, system=system, step=step)
+        policy = options.load_policy(choice, dtype=args.dtype, check=check)
+        if policy.config is not None:
+            data = policy.config.data
+            chat = data.chat and chat
+            system = data.system if chat and system is None else system
+        return cls(
+            policy.model,
+            policy.params,
+            policy.tokenizer,
+            args=args,
+            chat=chat,
+            system=system,
+            step=policy.step,
+        )
 
     def groups(self, prompts: Sequence[PromptRow], done: set[tuple[int, int]]) -> list[Group]:
         """Prompts as groups, without the completions (index, sample) that are done."""
         if prompts[-1].index >= MOST_PROMPTS:
             raise UsageError(f"There are more than {MOST_PROMPTS:,} prompts; give fewer at a time.")
-        texts = [SimpleNamespace(text=each.text, id="") for each in prompts]
+        texts = [Prompt(each.text) for each in prompts]
         with options.usage_errors():
             questions = encode_prompts(
                 texts, self.tokenizer, room=self._room, chat=self._chat, system=self._system

@@ -14,6 +14,7 @@ import tyro
 import jaxrl_llm
 from jaxrl_llm.cli import UsageError, options
 from jaxrl_llm.core.runtime import processes
+from jaxrl_llm.core.runtime.locks import InUseError
 from jaxrl_llm.train import DistributedConfig, TrainConfig, train
 
 
@@ -73,9 +74,12 @@ def run(arguments: Sequence[str]) -> int:
         sys.stdout.flush()
 
     log = print_line if processes.is_first() else None
-    result = train(
-        args.run, resume=args.resume, allow_changed=args.allow_changed, log=log, files=files
-    )
+    try:
+        result = train(
+            args.run, resume=args.resume, allow_changed=args.allow_changed, log=log, files=files
+        )
+    except InUseError as error:
+        raise UsageError(str(error)) from error
     if log is not None:
         for kind, after in result.after.items():
             before = result.before.get(kind)

@@ -1,6 +1,6 @@
 """Layer 0: the vocabulary that every method is written in; nothing here knows about RL."""
 
-from jaxrl_llm.core import checks, kl, masking, stats, trees
+from jaxrl_llm.core import checks, kl, masking, segments, stats, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.compose import (
     Bound,
@@ -34,6 +34,7 @@ __all__ = [
     "masking",
     "parts_of",
     "pipe",
+    "segments",
     "stateless",
     "stats",
     "traits",

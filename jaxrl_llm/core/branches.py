@@ -2,10 +2,9 @@
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import checks
+from jaxrl_llm.core import checks, masking
 from jaxrl_llm.core.axes import Array
 
 
@@ -51,15 +50,12 @@ def branches(function: str, node_ids: Array, mask: Array, *, max_depth: int | No
     checks.check_bool(function, mask=mask)
     checks.check_same_shape(function, node_ids=node_ids, mask=mask)
     checks.check_non_negative(function, finite=True, max_depth=max_depth)
-    G, T = jnp.shape(mask)[-2:]
+    G = jnp.shape(mask)[-2]
     if max_depth is None:
         max_depth = max(G, 1).bit_length() - 1
     rows = jnp.arange(G, dtype=jnp.int32)
     ids = jnp.where(jnp.asarray(node_ids) < 0, -1 - rows[:, None], node_ids)
-    # The token of the mask before each one.
-    places = jnp.where(mask, jnp.arange(T), -1)
-    before = jax.lax.cummax(places, axis=places.ndim - 1)
-    before = jnp.concatenate([jnp.full_like(before[..., :1], -1), before[..., :-1]], axis=-1)
+    before = masking.previous_token(mask)
     last = jnp.take_along_axis(ids, jnp.maximum(before, 0), axis=-1)
     starts = mask & ((before < 0) | (ids != last))
     depth = jnp.minimum(jnp.cumsum(starts, axis=-1) - 1, max_depth)
@@ -75,3 +71,46 @@ def branches(function: str, node_ids: Array, mask: Array, *, max_depth: int | No
     follows = jnp.concatenate([there[..., 1:], jnp.zeros_like(there[..., :1])], axis=-1)
     inner = jnp.any(same & follows[..., None, :, :], axis=-2)
     return Branches(depth, first, nodes, nodes & ~inner)
+
+
+def sampled_here(
+    function: str,
+    advantages: Array,
+    mask: Array,
+    node_ids: Array,
+    *,
+    old_logp: Array | None,
+    max_prob: float | None,
+) -> Array:
+    """The tokens ``[..., G, T]`` of nonzero advantage, each in the first response that has it.
+
+    With ``max_prob``, those alone that the old policy samples with less than this probability.
+
+    Args:
+      function: Named in messages.
+      advantages: ``[..., G, T]``, floating point.
+      mask: bool ``[..., G, T]``.
+      node_ids: ``[..., G, T]`` integers, as of :func:`branches`.
+      old_logp: ``[..., G, T]``, floating point; only with ``max_prob``.
+      max_prob: In (0, 1], or None.
+    """
+    checks.check_min_rank(function, 2, mask=mask)
+    checks.check_mask(function, mask)
+    checks.check_integer(function, node_ids=node_ids)
+    checks.check_float(function, advantages=advantages, old_logp=old_logp)
+    checks.check_same_shape(
+        function, advantages=advantages, mask=mask, node_ids=node_ids, old_logp=old_logp
+    )
+    checks.check_share(function, zero=False, max_prob=max_prob)
+    if max_prob is not None and old_logp is None:
+        raise ValueError(f"{function}: max_prob needs old_logp.")
+    keep = jnp.asarray(mask) & (masking.zero_masked(advantages, mask) != 0)
+    ids = jnp.asarray(node_ids)
+    G = ids.shape[-2]
+    # earlier[g, h]: whether row h comes before row g.
+    earlier = jnp.tril(jnp.ones((G, G), bool), -1)[:, :, None]
+    same = (ids[..., :, None, :] == ids[..., None, :, :]) & (ids[..., :, None, :] >= 0)
+    keep &= ~jnp.any(same & earlier & keep[..., None, :, :], axis=-2)
+    if max_prob is not None:
+        keep &= masking.unlikely(old_logp, mask, max_prob)
+    return keep

@@ -130,6 +130,12 @@ def check_arrays(function: str, arrays: Mapping[str, typing.Any], **masks) -> No
     _check_same_shape(function, {**arrays, **masks})
 
 
+def check_alike(function: str, arrays: Mapping[str, typing.Any], **masks) -> None:
+    """As :func:`check_arrays`, of scalars as well."""
+    _check_dtype(function, "be floating point", jnp.floating, arrays)
+    _check_same_shape(function, {**arrays, **masks})
+
+
 def check_mask(function: str, mask) -> None:
     """Raises TypeError unless ``mask`` is a bool array, not None."""
     if mask is None:

@@ -21,6 +21,11 @@ def zero_masked(x: Array, mask: Array | None) -> Array:
     return x if mask is None else jnp.where(mask, x, 0.0)
 
 
+def unlikely(logp: Array, mask: Array, probability: float) -> Array:
+    """Unmasked tokens that are sampled with less than a probability."""
+    return mask & (jnp.exp(zero_masked(logp, mask)) < probability)
+
+
 # Entries from which a sum over the last axis is worth a product on CPUs.
 _LONG = 128
 
@@ -148,6 +153,13 @@ def spread(function: str, name: str, x: Array, mask: Array) -> Array:
     x = jnp.asarray(x, jnp.float32)
     # Masked even when one value serves a sequence: an empty sequence's value may be anything.
     return zero_masked(x if shape == target else x[..., None], mask)
+
+
+def previous_token(mask: Array) -> Array:
+    """The place of the last unmasked token before each one, -1 where there is none."""
+    places = jnp.where(mask, jnp.arange(jnp.shape(mask)[-1]), -1)
+    last = jax.lax.cummax(places, axis=places.ndim - 1)
+    return jnp.concatenate([jnp.full_like(last[..., :1], -1), last[..., :-1]], axis=-1)
 
 
 def last_token(mask: Array) -> Array:

@@ -40,11 +40,16 @@ class Tree(NamedTuple):
         prompt. Behind the end of a response it means nothing.
       ends: int32 ``[P, R, S]``, the place in its row behind the last descendant of a cell: cell i
         sees cell j where ``j <= i < ends[j]``.
+      parents: int32 ``[P, G, T]``, of responses that are trees themselves (:func:`row_trees`): the
+        token that each one comes after, -1 for the prompt. None where it is the one before it.
+      depths: int32 ``[P, G, T]``, how many tokens of the response each of theirs comes after.
     """
 
     sources: Array
     cells: Array
     ends: Array
+    parents: Array | None = None
+    depths: Array | None = None
 
 
 def plan_packing(mask: np.ndarray, *, size: int | None = None, most: float = 1.0) -> Packing | None:
@@ -181,6 +186,60 @@ def plan_tree(
     return Tree(sources.reshape(P, rows, width), cells, until.reshape(P, rows, width))
 
 
+def row_trees(ends: np.ndarray) -> Tree:
+    """Responses that are trees themselves: some of their tokens, later ones do not come after.
+
+        token t comes after token s where s < t < ends[s]
+
+    Such is an episode in which what stood before is rewritten: what was written first has its end
+    where the rewritten text begins. Each response has a row of its own.
+
+    Args:
+      ends: ``[P, G, T]`` integers on the host, each above its own place; those of the tokens that
+        come after a token are no larger than its own.
+
+    Returns:
+      Host arrays.
+
+    Raises:
+      ValueError: If ``ends`` are not those of trees, depth first.
+
+    Example:
+      >>> import numpy as np
+      >>> tree = row_trees(np.array([[[5, 3, 3, 5, 5]]]))
+      >>> tree.parents.tolist(), tree.depths.tolist()
+      ([[[-1, 0, 1, 0, 3]]], [[[0, 1, 2, 1, 2]]])
+    """
+    name = "row_trees"
+    checks.check_rank(name, 3, ends=ends)
+    checks.check_integer(name, ends=ends)
+    P, G, T = ends.shape
+    flat = np.asarray(ends).reshape(-1, T)
+    depths = np.tile(np.arange(T, dtype=np.int32), (P * G, 1))
+    parents = depths - 1
+    for i in np.flatnonzero((flat < T).any(axis=-1)):
+        row, parent, depth = flat[i], parents[i], depths[i]
+        path: list[int] = []
+        for t, end in enumerate(row.tolist()):
+            while path and row[path[-1]] <= t:
+                path.pop()
+            if end <= t or (path and end > row[path[-1]]):
+                raise ValueError(
+                    f"{name}: token {t} has the end {end}; it must be above its place and at most "
+                    "that of the token before it."
+                )
+            parent[t], depth[t] = path[-1] if path else -1, len(path)
+            path.append(t)
+    places = np.broadcast_to(np.arange(G * T, dtype=np.int32).reshape(G, T), ends.shape)
+    return Tree(
+        sources=places,
+        cells=places,
+        ends=np.asarray(ends, np.int32),
+        parents=parents.reshape(ends.shape),
+        depths=depths.reshape(ends.shape),
+    )
+
+
 def _grow(tokens, lengths, words, paths, *, least: float, size: int):
     """Trees of the responses ``[G, T]`` to a prompt: their members, their nodes, the nodes' ends.
 
@@ -279,6 +338,9 @@ def check_packing(
         rows = (shape[0], *jnp.shape(packing.sources)[1:])
         checks.check_shape(function, "packing.sources", packing.sources, rows)
         checks.check_shape(function, "packing.ends", packing.ends, rows)
+        for name in ("parents", "depths"):
+            if (value := getattr(packing, name)) is not None:
+                checks.check_shape(function, f"packing.{name}", value, shape)
         return
     if not isinstance(packing, Packing):
         raise TypeError(

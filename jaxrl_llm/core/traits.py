@@ -29,6 +29,10 @@ class Traits:
         ``-advantages * logp``.
       takes_correction: Whether an importance weight can correct a surrogate. It cannot where the
         loss is one number of a full group, or is over data that no policy sampled.
+      orders_responses: Whether a surrogate puts the responses of a group in the order of their
+        advantages, as losses of preferences do.
+      reads_head: Whether a surrogate is of the values of a head, one a token, and not of
+        log-probabilities: the model that trains is then a reward model.
       reward_range: The least and the greatest reward that an advantage is defined for.
     """
 
@@ -38,6 +42,8 @@ class Traits:
     token_advantages: bool = False
     policy_gradient: bool = True
     takes_correction: bool = True
+    orders_responses: bool = False
+    reads_head: bool = False
     reward_range: tuple[float, float] = (-math.inf, math.inf)
 
     @property
@@ -87,7 +93,9 @@ def traits(**changes: Any) -> Callable[[Callable], Callable]:
       >>> traits_of(traits(level="sequence")(token_mean)).level, traits_of(token_mean).level
       ('sequence', 'token')
     """
-    dataclasses.replace(Traits(), **changes)  # an unknown name is an error here
+    for name in changes:
+        if name not in Traits.__dataclass_fields__:
+            raise TypeError(f"traits: there is no field {name!r}.")
 
     def decorate(function: Callable) -> Callable:
         stated = dataclasses.replace(traits_of(function), **changes)

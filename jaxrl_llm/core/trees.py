@@ -1,6 +1,6 @@
 """Small helpers over pytrees: paths, casts, norms."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,38 @@ def cast(tree: ArrayTree, dtype) -> ArrayTree:
         return x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
     return jax.tree.map(one, tree)
+
+
+def zip_leaves(f: Callable[[list], Array], trees: Sequence[ArrayTree]) -> ArrayTree:
+    """``f`` of the leaves that trees of one structure have at each place."""
+    return jax.tree.map(lambda *leaves: f(list(leaves)), *trees)
+
+
+def is_floating(x) -> bool:
+    """Whether a leaf is floating point."""
+    return jnp.issubdtype(jnp.result_type(x), jnp.floating)
+
+
+def check_alike(function: str, what: str, first: ArrayTree, other: ArrayTree) -> None:
+    """Raises ValueError unless two trees have one structure and leaves of the same shapes."""
+    if jax.tree.structure(first) != jax.tree.structure(other):
+        one, two = (
+            [path_str(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+            for tree in (first, other)
+        )
+        apart = [(path, "the first") for path in one if path not in set(two)]
+        apart += [(path, "another") for path in two if path not in set(one)]
+        why = "their containers differ"
+        if apart:
+            why = f"{apart[0][0]!r} is in {apart[0][1]} alone"
+        raise ValueError(f"{function}: {what} must have one structure; {why}.")
+    paths = jax.tree_util.tree_leaves_with_path(first)
+    for (path, x), y in zip(paths, jax.tree.leaves(other), strict=True):
+        if jnp.shape(x) != jnp.shape(y):
+            raise ValueError(
+                f"{function}: {what} must have leaves of the same shapes; {path_str(path)} has "
+                f"{jnp.shape(x)} and {jnp.shape(y)}."
+            )
 
 
 def norm(tree: ArrayTree) -> Array:

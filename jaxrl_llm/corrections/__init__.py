@@ -21,7 +21,7 @@ differ, or an option is outside the range that its entry states or has no effect
 :func:`masked_importance_weights`) and the rules (:func:`rejection_mask`, :func:`veto_mask`,
 :func:`m2_mask`). Those that need advantages or versions stand in the ``selection`` slot
 (:func:`off_policy_sequence_mask`, :func:`staleness_mask`), and :func:`ess_lr_scale` among the
-``computed`` entries.
+``computed`` entries. :func:`sequential_factor` follows updates of one turn after the other.
 """
 
 from jaxrl_llm.corrections.rejection import (
@@ -32,6 +32,7 @@ from jaxrl_llm.corrections.rejection import (
 )
 from jaxrl_llm.corrections.rollout import rollout_correction, sequence_rollout_correction
 from jaxrl_llm.corrections.sample_size import ess, ess_lr_scale
+from jaxrl_llm.corrections.sequential import sequential_factor, turn_order
 from jaxrl_llm.corrections.staleness import (
     loglinear_prox,
     staleness_capacity,
@@ -51,8 +52,10 @@ __all__ = [
     "rejection_mask",
     "rollout_correction",
     "sequence_rollout_correction",
+    "sequential_factor",
     "staleness_capacity",
     "staleness_mask",
+    "turn_order",
     "version_lags",
     "veto_mask",
 ]

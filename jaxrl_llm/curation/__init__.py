@@ -22,21 +22,31 @@ capo_selection         selection: no token whose step would be too large
 mpt_mask               advantage: 0 for tokens that a policy of low entropy has mastered
 hinted, ...            collectors: help where a group fails, by a policy (ladder, scaffold, ...)
 demonstrations         collectors: responses of the data beside those of the policy; mixed by share
+offline_pairs, ...     collectors: pairs, triples, lists and labels of the data; nothing is sampled
+few_shot_pairs         collectors: pairs of the data behind other pairs of the same user
 needs_hint, ...        hints: which prompts get one, how much of it, which rollouts change
+select_pairs           pairs of a group for losses of preferences; mean_win_rate, win_rate_matrix
+right_over_wrong       pairs of a right and a wrong response, as a verifier tells them
+sample_few_shot        rows of the same user as examples; structured_score, stage_mask of plans
 select_extremes, ...   curation: parts of a large group; resample_on_correct, mixed_subset
 survival_rates, ...    pruning: which partial rollouts go on; predictive_gate, length_cutoff
 solution_messages      messages for a teacher that sees a right response, or feedback
+answer_texts           reference answers, and what stands before them
 pooled                 collectors: fewer rollouts of what succeeds, stored successes of what fails
 targeted               collectors: prompts near a target rate, predicted from a few references
 experienced            collectors: a library of experiences in the prompt, which the policy edits
 judge_items, ...       rollouts used again: by a judge, a swarm, a pool of successes
+valued                 collectors: prefixes, by rollouts that go on from them; line_starts
 branch_candidates      trees: where rollouts fork; lookahead_prune, depth_prune give up branches
+entropy_branches       trees: which agents branch after a tool's answer
+role_loss_mask         turns: whose tokens train; downsample_turns, patch_decision
 dars_extra_rollouts    budget: more rollouts for hard prompts
 rollout_priority       budget: the prompt whose mean reward would become better known
 greedy_allocate        budget: one by one, to the greatest gain; best_allocate: exactly
 =====================  =============================================================================
 """
 
+from jaxrl_llm.curation.agents import Calls, align_calls, entropy_branches, top_k_entropy
 from jaxrl_llm.curation.budgets import (
     best_allocate,
     cumulative_advantage,
@@ -50,7 +60,7 @@ from jaxrl_llm.curation.budgets import (
     v0_extra_rollouts,
     xrpo_extra_rollouts,
 )
-from jaxrl_llm.curation.collectors.demonstrations import demonstrations, only_demonstrations
+from jaxrl_llm.curation.collectors.demonstrations import demonstrations
 from jaxrl_llm.curation.collectors.downsampled import DownsampledState, downsampled
 from jaxrl_llm.curation.collectors.experiences import (
     Experiences,
@@ -69,7 +79,16 @@ from jaxrl_llm.curation.collectors.hints.steered import examples_in_prompt, hint
 from jaxrl_llm.curation.collectors.judged import judge_message, judged, refine_message
 from jaxrl_llm.curation.collectors.messages import budgeted, paraphrased, told_budgets
 from jaxrl_llm.curation.collectors.mixed import mixed
-from jaxrl_llm.curation.collectors.partial import PartialState, partial_rollouts
+from jaxrl_llm.curation.collectors.offline import (
+    few_shot_pairs,
+    offline_labels,
+    offline_lists,
+    offline_pairs,
+    offline_steps,
+    offline_triples,
+    only_demonstrations,
+)
+from jaxrl_llm.curation.collectors.partial import PartialState, partial_rollouts, windowed
 from jaxrl_llm.curation.collectors.pooled import PooledState, pooled
 from jaxrl_llm.curation.collectors.predicted import predict_message, predicted
 from jaxrl_llm.curation.collectors.prioritized import prioritized
@@ -108,13 +127,18 @@ from jaxrl_llm.curation.collectors.trees.pruned import (
     pruned,
     quality_survivors,
 )
+from jaxrl_llm.curation.collectors.trees.turns import turn_branched
+from jaxrl_llm.curation.collectors.trees.uncertain import entropy_branched
+from jaxrl_llm.curation.collectors.trees.valued import (
+    valued,
+)
 from jaxrl_llm.curation.collectors.two_phase import (
     Memory,
     TwoPhaseState,
     remembered_rates,
     two_phase,
 )
-from jaxrl_llm.curation.collectors.visits import hint_levels, in_epochs, prefixed
+from jaxrl_llm.curation.collectors.visits import hint_levels, in_epochs, prefixed, staged
 from jaxrl_llm.curation.curvature import (
     CapoMoments,
     CapoScores,
@@ -140,13 +164,17 @@ from jaxrl_llm.curation.downsampling import (
     select_extremes,
     trace_penalty,
 )
+from jaxrl_llm.curation.few_shot import FewShot, sample_few_shot
 from jaxrl_llm.curation.groups import (
     Compacted,
     compact_groups,
+    ended_tokens,
     informative_groups,
     prs_keep_prob,
     prs_where,
+    spread_groups,
     truncation_mask,
+    window_tokens,
 )
 from jaxrl_llm.curation.hints import (
     Spliced,
@@ -172,6 +200,15 @@ from jaxrl_llm.curation.mixing import (
     icpo_merge,
     mix_source_mask,
 )
+from jaxrl_llm.curation.pairs import (
+    SelectedPairs,
+    mean_win_rate,
+    missing_eos_penalty,
+    right_over_wrong,
+    select_pairs,
+    win_rate_matrix,
+)
+from jaxrl_llm.curation.plans import stage_mask, structured_score
 from jaxrl_llm.curation.priorities import (
     SelectiveSample,
     advantage_sizes,
@@ -208,7 +245,7 @@ from jaxrl_llm.curation.prompts.bins import (
     pass_history_rate,
     pass_history_update,
 )
-from jaxrl_llm.curation.prompts.embeddings import hashed_words
+from jaxrl_llm.curation.prompts.embeddings import hashed_responses, hashed_words
 from jaxrl_llm.curation.prompts.robust import (
     PromptGdroState,
     bin_advantage_weights,
@@ -265,10 +302,13 @@ from jaxrl_llm.curation.schedules import (
 )
 from jaxrl_llm.curation.strategies import (
     Operation,
+    StrategyPair,
     apply_operations,
+    k_means,
     nearest_centroid,
     regret_matching,
     regret_update,
+    strategy_pair,
 )
 from jaxrl_llm.curation.subsets import (
     d3s_selection,
@@ -277,8 +317,8 @@ from jaxrl_llm.curation.subsets import (
     mpt_mask,
     top_fraction_token_mask,
 )
-from jaxrl_llm.curation.teachers import solution_messages
-from jaxrl_llm.curation.trees.edges import branch_tokens
+from jaxrl_llm.curation.teachers import answer_texts, solution_messages
+from jaxrl_llm.curation.trees.edges import branch_tokens, segment_tokens
 from jaxrl_llm.curation.trees.forks import (
     Candidates,
     branch_candidates,
@@ -294,6 +334,12 @@ from jaxrl_llm.curation.trees.forks import (
     tree_rollouts,
     width_prune,
 )
+from jaxrl_llm.curation.trees.prefixes import (
+    line_starts,
+    spo_cutpoints,
+    stretch_starts,
+    uncertain_tokens,
+)
 from jaxrl_llm.curation.trees.pruning import (
     ScoreBins,
     length_cutoff,
@@ -305,10 +351,19 @@ from jaxrl_llm.curation.trees.pruning import (
     survival_rates,
     systematic_survivors,
 )
+from jaxrl_llm.curation.turns import (
+    ROLES,
+    PatchDecision,
+    downsample_mask,
+    downsample_turns,
+    patch_decision,
+    role_loss_mask,
+)
 from jaxrl_llm.curation.windows import Window, window_push
 
 __all__ = [
     "BinScores",
+    "Calls",
     "Candidates",
     "CapoMoments",
     "CapoScores",
@@ -320,6 +375,7 @@ __all__ = [
     "Decision",
     "DownsampledState",
     "Experiences",
+    "FewShot",
     "HINTED",
     "JUDGE",
     "JudgeItems",
@@ -330,12 +386,14 @@ __all__ = [
     "Pairs",
     "PartialState",
     "PassHistory",
+    "PatchDecision",
     "PooledGroups",
     "PooledState",
     "PromptBelief",
     "PromptGdroState",
     "QualityState",
     "REPLAYED",
+    "ROLES",
     "RateCalibration",
     "Replacement",
     "ReplayBuffer",
@@ -346,22 +404,26 @@ __all__ = [
     "RolloutGdroState",
     "Row",
     "ScoreBins",
+    "SelectedPairs",
     "SelectiveSample",
     "SharedGroups",
     "SolvedExamples",
     "Spliced",
     "StoredGroups",
-    "TemperedState",
+    "StrategyPair",
     "SurvivalRule",
     "Swarm",
     "SwarmGroup",
     "TargetedState",
+    "TemperedState",
     "TwoPhaseState",
     "Window",
     "adaptive_rollouts",
     "adhint_ratio",
     "advantage_sizes",
+    "align_calls",
     "ampo_select",
+    "answer_texts",
     "apply_operations",
     "arm_scores_update",
     "attention_rates",
@@ -403,16 +465,22 @@ __all__ = [
     "depth_prune",
     "difficulty_bins",
     "distilled_where",
+    "downsample_mask",
+    "downsample_turns",
     "downsampled",
     "draw_prompts",
-    "entropy_temperature",
     "edit_distance",
+    "ended_tokens",
+    "entropy_branched",
+    "entropy_branches",
+    "entropy_temperature",
     "examples_in_prompt",
     "experience_message",
     "experience_texts",
     "experienced",
     "exponential_weights",
     "fading_probs",
+    "few_shot_pairs",
     "filtration_weights",
     "first_bad_step",
     "first_rollouts",
@@ -422,6 +490,7 @@ __all__ = [
     "grpo_signal_utility",
     "guidance_stage",
     "gumbel_top",
+    "hashed_responses",
     "hashed_words",
     "hint_level",
     "hint_levels",
@@ -437,15 +506,19 @@ __all__ = [
     "judge_items",
     "judge_message",
     "judged",
+    "k_means",
     "ladder",
     "learnability",
     "length_cutoff",
+    "line_starts",
     "linear_recalibration",
     "linear_schedule",
     "lookahead",
     "lookahead_prune",
     "max_variance_subset",
+    "mean_win_rate",
     "minimal_hint",
+    "missing_eos_penalty",
     "mix_source_mask",
     "mixed",
     "mixed_subset",
@@ -456,6 +529,11 @@ __all__ = [
     "nearest_target",
     "needs_hint",
     "no_update",
+    "offline_labels",
+    "offline_lists",
+    "offline_pairs",
+    "offline_steps",
+    "offline_triples",
     "only_demonstrations",
     "paraphrased",
     "parse_hints",
@@ -464,6 +542,7 @@ __all__ = [
     "pass_history_init",
     "pass_history_rate",
     "pass_history_update",
+    "patch_decision",
     "pooled",
     "pooled_groups",
     "predict_message",
@@ -501,10 +580,13 @@ __all__ = [
     "resample_rollouts",
     "rethink",
     "review_message",
+    "right_over_wrong",
+    "role_loss_mask",
     "rollout_gdro_memory",
     "rollout_priority",
     "rouge_l",
     "round_to_budget",
+    "sample_few_shot",
     "scaffold",
     "scaffold_slots",
     "scheduled",
@@ -513,7 +595,9 @@ __all__ = [
     "score_rates",
     "seeded_message",
     "segment_forks",
+    "segment_tokens",
     "select_extremes",
+    "select_pairs",
     "select_top",
     "self_hints",
     "shadow_price",
@@ -524,10 +608,17 @@ __all__ = [
     "solved_examples",
     "splice",
     "split_points",
+    "spo_cutpoints",
+    "spread_groups",
     "sqrt_allocation",
     "sqrt_lr",
     "ssb_sample",
+    "stage_mask",
+    "staged",
     "stored_request",
+    "strategy_pair",
+    "stretch_starts",
+    "structured_score",
     "suffix_match",
     "sum_pi_cubed",
     "survival_rates",
@@ -541,16 +632,23 @@ __all__ = [
     "top_entropy_forks",
     "top_entropy_steps",
     "top_fraction_token_mask",
+    "top_k_entropy",
     "trace_penalty",
     "training_progress",
     "tree_rollouts",
     "truncation_mask",
+    "turn_branched",
     "two_phase",
+    "uncertain_tokens",
     "v0_extra_rollouts",
     "vade_information_gain",
+    "valued",
     "variance_reduction",
     "width_prune",
+    "win_rate_matrix",
     "window_push",
+    "window_tokens",
+    "windowed",
     "within_band",
     "xrpo_extra_rollouts",
 ]

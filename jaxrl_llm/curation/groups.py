@@ -82,6 +82,45 @@ def informative_groups(
     return valid & keep
 
 
+def spread_groups(
+    rewards: Array,
+    *,
+    where: Array | None = None,
+    threshold: float = 0.3,
+    keep_singletons: bool = True,
+) -> Array:
+    """The groups whose rewards vary enough.
+
+        keep_g = std(r) > threshold,  ddof 0
+
+    Args:
+      where: As in the module; a group without one is dropped.
+      rewards: ``[..., G]``, floating point.
+      threshold: Deviation that is too small, in units of reward, not negative.
+      keep_singletons: Whether a group of one takes part.
+
+    Returns:
+      bool ``[..., G]``: ``where``, less the groups that are dropped.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> rewards = jnp.array([[1.0, 0.9], [1.0, 0.0]])
+      >>> jr.curation.spread_groups(rewards)[:, 0].tolist()
+      [False, True]
+
+    References:
+      UI-S1 (arXiv:2509.11543), the released code, on the returns of first steps.
+    """
+    stats.check_group("spread_groups", rewards, where)
+    checks.check_non_negative("spread_groups", finite=True, threshold=threshold)
+    valid = jnp.ones(jnp.shape(rewards), bool) if where is None else where
+    keep = stats.group_std(rewards, where, ddof=0) > threshold
+    if keep_singletons:
+        keep |= stats.group_count(rewards, where) == 1
+    return valid & keep
+
+
 class Compacted(NamedTuple):
     """Groups moved to the front, at a static size.
 
@@ -173,6 +212,79 @@ def truncation_mask(advantages: Array, mask: Array, *, truncated: Array) -> Arra
     checks.check_bool("truncation_mask", truncated=truncated)
     checks.check_shape("truncation_mask", "truncated", truncated, jnp.shape(mask)[:-1])
     return mask & ~truncated[..., None]
+
+
+def window_tokens(mask: Array, *, unfinished: Array, versions: Array, drop_tail: int = 0) -> Array:
+    """What a batch sampled of responses that go on from batch to batch.
+
+        keep = version of the token is the newest of the batch
+               and not (unfinished and one of the last drop_tail tokens)
+
+    Each token trains once, in the batch that sampled it; in a chain the weights follow. The
+    estimates of the last tokens of what goes on hang on the value that stands for the rest.
+
+    Args:
+      mask: bool ``[..., T]``, True = keep.
+      unfinished: bool ``[...]``, True where the response goes on in a later batch.
+      versions: ``[..., T]`` integers, of the weights that sampled each token.
+      drop_tail: Tokens, not negative.
+
+    Returns:
+      bool ``[..., T]``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> mask, versions = jnp.ones((1, 4), bool), jnp.array([[3, 4, 4, 4]])
+      >>> jr.curation.window_tokens(
+      ...     mask, unfinished=jnp.array([True]), versions=versions, drop_tail=1).tolist()
+      [[False, True, True, False]]
+
+    References:
+      T-PPO (arXiv:2506.15050), PAPER, from a note on it; the tail is our reading.
+    """
+    checks.check_non_negative("window_tokens", drop_tail=drop_tail)
+    newest = _newest("window_tokens", mask, unfinished, versions)
+    left = jnp.cumsum(jnp.asarray(mask)[..., ::-1], axis=-1)[..., ::-1]
+    return newest & ~(jnp.asarray(unfinished)[..., None] & (left <= drop_tail))
+
+
+def ended_tokens(mask: Array, *, unfinished: Array, versions: Array) -> Array:
+    """All tokens of the responses that ended in this batch, whose returns are known.
+
+    A critic that is trained on them alone, once each, needs no bootstrap.
+
+    Args:
+      mask, unfinished, versions: As in :func:`window_tokens`.
+
+    Returns:
+      bool ``[..., T]``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> versions = jnp.array([[3, 4], [3, 4], [2, 3]])
+      >>> jr.curation.ended_tokens(jnp.ones((3, 2), bool), versions=versions,
+      ...     unfinished=jnp.array([False, True, False])).tolist()
+      [[True, True], [False, False], [False, False]]
+
+    References:
+      T-PPO (arXiv:2506.15050), PAPER, from a note on it.
+    """
+    newest = _newest("ended_tokens", mask, unfinished, versions)
+    now = jnp.any(newest, axis=-1) & ~jnp.asarray(unfinished)
+    return mask & now[..., None]
+
+
+def _newest(function: str, mask: Array, unfinished: Array, versions: Array) -> Array:
+    checks.check_mask(function, mask)
+    checks.check_bool(function, unfinished=unfinished)
+    checks.check_shape(function, "unfinished", unfinished, jnp.shape(mask)[:-1])
+    checks.check_integer(function, versions=versions)
+    checks.check_same_shape(function, mask=mask, versions=versions)
+    least = jnp.iinfo(jnp.int32).min
+    known = jnp.where(mask, versions, least)
+    return mask & (known == jnp.max(known, initial=least))
 
 
 def prs_keep_prob(

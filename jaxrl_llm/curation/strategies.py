@@ -11,9 +11,10 @@ All raise TypeError for a wrong dtype and ValueError for a wrong shape or an opt
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, checks
+from jaxrl_llm.core import Array, checks, masking
 
 _KINDS = ("add", "update", "delete")
 
@@ -100,7 +101,7 @@ def nearest_centroid(embeddings: Array, centroids: Array) -> Array:
       [1, 0]
 
     References:
-      LSPO (arXiv:2502.04686), ABSTRACT reading; the clusters come from k-means.
+      LSPO (arXiv:2502.04686), ABSTRACT reading; the clusters are those of :func:`k_means`.
     """
     function = "nearest_centroid"
     checks.check_min_rank(function, 1, embeddings=embeddings)
@@ -111,6 +112,125 @@ def nearest_centroid(embeddings: Array, centroids: Array) -> Array:
     x, c = (jnp.asarray(a, jnp.float32) for a in (embeddings, centroids))
     distance = jnp.sum((x[..., None, :] - c) ** 2, axis=-1)
     return jnp.argmin(distance, axis=-1).astype(jnp.int32)
+
+
+def k_means(
+    embeddings: Array, key: Array, *, clusters: int, rounds: int = 20, where: Array | None = None
+) -> Array:
+    """The centers of clusters of utterances: k-means by Lloyd's rounds.
+
+    The first centers are drawn one by one, each with a chance that grows with the squared distance
+    from those before (k-means++). A cluster that loses all its points keeps its center.
+
+    Args:
+      embeddings: ``[N, D]``, floating point.
+      key: A typed key.
+      clusters: K, at least 1.
+      rounds: At least 1.
+      where: bool ``[N]``, True for the utterances that there are; None for all.
+
+    Returns:
+      ``[K, D]`` float32.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> x = jnp.array([[0.0], [1.0], [9.0], [10.0]])
+      >>> jnp.sort(jr.curation.k_means(x, jax.random.key(0), clusters=2)[:, 0]).tolist()
+      [0.5, 9.5]
+
+    References:
+      Lloyd (1982); Arthur and Vassilvitskii (2007) for the first centers. LSPO (arXiv:2502.04686)
+      clusters utterances by k-means, ABSTRACT reading.
+    """
+    function = "k_means"
+    checks.check_rank(function, 2, embeddings=embeddings)
+    checks.check_float(function, embeddings=embeddings)
+    checks.check_bool(function, where=where)
+    checks.check_count(function, clusters=clusters, rounds=rounds)
+    size = jnp.shape(embeddings)[0]
+    valid = jnp.ones(size, bool) if where is None else jnp.asarray(where)
+    checks.check_shape(function, "where", valid, (size,))
+    x = masking.zero_masked(embeddings, valid[:, None])
+
+    def gaps(centers: Array) -> Array:
+        return jnp.sum((x[:, None] - centers) ** 2, axis=-1)
+
+    keys = jax.random.split(key, clusters)
+    weights = valid.astype(jnp.float32)
+    centers = jnp.zeros((clusters, x.shape[1]), jnp.float32)
+    for k in range(clusters):
+        # Where all points are centers already, any of them again.
+        weights = jnp.where(jnp.any(weights > 0), weights, valid.astype(jnp.float32))
+        drawn = jax.random.categorical(keys[k], jnp.log(weights))
+        centers = centers.at[k].set(x[drawn])
+        weights = jnp.where(valid, jnp.min(gaps(centers[: k + 1]), axis=-1), 0.0)
+
+    def one(_, centers: Array) -> Array:
+        nearest = jnp.where(valid, jnp.argmin(gaps(centers), axis=-1), clusters)
+        total = jax.ops.segment_sum(x, nearest, clusters + 1)[:clusters]
+        count = jax.ops.segment_sum(jnp.ones(size), nearest, clusters + 1)[:clusters, None]
+        return jnp.where(count > 0, total / jnp.maximum(count, 1.0), centers)
+
+    return jax.lax.fori_loop(0, rounds, one, centers)
+
+
+class StrategyPair(NamedTuple):
+    """What :func:`strategy_pair` returns.
+
+    Attributes:
+      chosen: int32 ``[...]``, the candidate of the strategy of the greatest value.
+      rejected: int32 ``[...]``, that of the least.
+      where: bool ``[...]``, False where all candidates have one value.
+    """
+
+    chosen: Array
+    rejected: Array
+    where: Array
+
+
+def strategy_pair(strategies: Array, values: Array, *, where: Array | None = None) -> StrategyPair:
+    """A preference pair among candidate utterances of a state, by the value of their strategies.
+
+        chosen = argmax over c of values[strategy of c],   rejected = argmin
+
+    ``preferences.dpo`` then teaches the language model to speak as the solved policy acts.
+
+    Args:
+      strategies: integers ``[..., C]``, the strategy of each candidate, from 0.
+      values: ``[..., A]``, floating point, of each strategy: its probability in the solution of the
+        game, or what it earns.
+      where: bool ``[..., C]``, True for the candidates that there are; None for all.
+
+    Returns:
+      :class:`StrategyPair`; of equal values the first.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> pair = jr.curation.strategy_pair(jnp.array([2, 0, 1]), jnp.array([0.5, 0.1, 0.4]))
+      >>> int(pair.chosen), int(pair.rejected), bool(pair.where)
+      (1, 2, True)
+
+    References:
+      LSPO (arXiv:2502.04686), ABSTRACT reading.
+    """
+    function = "strategy_pair"
+    checks.check_min_rank(function, 1, strategies=strategies, values=values)
+    checks.check_integer(function, strategies=strategies)
+    checks.check_float(function, values=values)
+    checks.check_bool(function, where=where)
+    checks.check_same_shape(function, strategies=strategies, where=where)
+    lead = jnp.shape(strategies)[:-1]
+    checks.check_shape(function, "values", values, (*lead, jnp.shape(values)[-1]))
+    valid = jnp.ones(jnp.shape(strategies), bool) if where is None else jnp.asarray(where)
+    each = jnp.take_along_axis(
+        jnp.asarray(values, jnp.float32), jnp.where(valid, strategies, 0), axis=-1
+    )
+    best, worst = jnp.where(valid, each, -jnp.inf), jnp.where(valid, each, jnp.inf)
+    differ = jnp.max(best, axis=-1) > jnp.min(worst, axis=-1)
+    chosen, rejected = jnp.argmax(best, axis=-1), jnp.argmin(worst, axis=-1)
+    return StrategyPair(chosen.astype(jnp.int32), rejected.astype(jnp.int32), differ)
 
 
 def regret_matching(regrets: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Messages for a teacher that is the policy itself and sees more than the question.
+"""What the policy reads besides its rollouts: as its own teacher, and of reference answers.
 
 The teacher reads the same response after another prompt: with a right response of the group, or
 with what a grader said. These functions run on the host, where a batch is made, as
@@ -6,7 +6,7 @@ with what a grader said. These functions run on the host, where a batch is made,
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -17,6 +17,7 @@ _THINKING = re.compile(r"<think>.*?</think>\s*", re.DOTALL)
 TEMPLATE = "{prompt}\n\n{solution}{feedback}Now answer the question at the top, correctly."
 SOLUTION = "A right answer to it is:\n\n{solution}\n\n"
 FEEDBACK = "An earlier attempt of yours was wrong. What was said of it:\n\n{feedback}\n\n"
+BEFORE_ANSWER = "<think>\nNow there's enough information to answer\n</think>\n<answer>\n"
 
 
 def solution_messages(
@@ -98,3 +99,43 @@ def solution_messages(
             row.append(re.sub(r"{(\w+)}", lambda m: parts[m[1]], template))  # noqa: B023
         messages.append(row)
     return messages
+
+
+def answer_texts(
+    texts: Sequence[Sequence[str]], *, metadata: Sequence[Mapping], before: str = BEFORE_ANSWER
+) -> list[tuple[str, str]]:
+    """The reference answer of each prompt, and what stands before it in a response.
+
+    As ``Computed("answer_texts", function, "responses")`` it is what the policy reads after each
+    turn, so that a turn earns what it tells about the answer.
+
+    Args:
+      texts: P lists of G responses.
+      metadata: P mappings with the text "answer".
+      before: What a response says before it answers, such as the end of its thinking.
+
+    Returns:
+      P pairs of ``before`` and an answer.
+
+    Raises:
+      ValueError: If a prompt has no answer.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.curation.answer_texts([["a", "b"]], metadata=[{"answer": "4"}], before="Answer: ")
+      [('Answer: ', '4')]
+
+    References:
+      IGPO (arXiv:2510.14967) and its released code, with its words: there the prompt ends with
+      ``<think>``, which begins ``before`` here. What closes the answer there is not scored and is
+      left out.
+    """
+    del texts
+    for row in metadata:
+        answer = row.get("answer")
+        if not isinstance(answer, str) or not answer:
+            raise ValueError(
+                f"answer_texts: prompt {row.get('id')!r} has the answer {answer!r}, where a text "
+                "is needed."
+            )
+    return [(before, row["answer"]) for row in metadata]

@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING
 from jaxrl_llm.core.runtime.lazy import lazy
 
 if TYPE_CHECKING:
+    from jaxrl_llm.data.alignment import align_spans, token_ends
     from jaxrl_llm.data.order import Cursor, take
+    from jaxrl_llm.data.package_renderer import PackageRenderer
     from jaxrl_llm.data.prompts import Prompt, PromptSet, split_distinct
     from jaxrl_llm.data.questions import Question, encode_prompts
+    from jaxrl_llm.data.rendering import Renderer, make_renderer
     from jaxrl_llm.data.sources import from_file, from_hub, from_reasoning_gym
     from jaxrl_llm.data.tokenizer import Tokenizer, load_tokenizer, save_tokenizer
 
 _HOMES = {
+    "align_spans": "alignment",
+    "token_ends": "alignment",
     "Cursor": "order",
     "take": "order",
     "Prompt": "prompts",
@@ -25,6 +30,9 @@ _HOMES = {
     "from_file": "sources",
     "from_hub": "sources",
     "from_reasoning_gym": "sources",
+    "PackageRenderer": "package_renderer",
+    "Renderer": "rendering",
+    "make_renderer": "rendering",
     "split_distinct": "prompts",
     "Tokenizer": "tokenizer",
     "load_tokenizer": "tokenizer",
@@ -33,18 +41,23 @@ _HOMES = {
 
 __all__ = [
     "Cursor",
+    "PackageRenderer",
     "Prompt",
     "PromptSet",
     "Question",
+    "Renderer",
     "Tokenizer",
+    "align_spans",
     "encode_prompts",
     "from_file",
     "from_hub",
     "from_reasoning_gym",
     "load_tokenizer",
+    "make_renderer",
     "save_tokenizer",
     "split_distinct",
     "take",
+    "token_ends",
 ]
 
 # What is heavy loads where it is used.

@@ -13,6 +13,7 @@ def render_chat(
     messages: Sequence[Mapping[str, Any]],
     *,
     add_generation_prompt: bool = True,
+    tools: Sequence[Mapping[str, Any]] | None = None,
     special_tokens: Mapping[str, str] | None = None,
 ) -> str:
     r"""The text of a conversation by the chat template of a model, special tokens spelled out.
@@ -23,6 +24,7 @@ def render_chat(
       template: jinja2 source.
       messages: Mappings with "role" and "content".
       add_generation_prompt: Ends with the opening of the assistant's turn.
+      tools: Specifications as in OpenAI's API; many templates do not read them.
       special_tokens: Names the template may use, such as `bos_token`.
 
     Raises:
@@ -48,7 +50,7 @@ def render_chat(
         return _compile(template).render(
             **(special_tokens or {}),
             messages=[dict(message) for message in messages],
-            tools=None,
+            tools=[dict(tool) for tool in tools] if tools else None,
             documents=None,
             add_generation_prompt=add_generation_prompt,
         )

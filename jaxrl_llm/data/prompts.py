@@ -1,7 +1,8 @@
 """Prompts, sets of them, and the split that keeps evaluation apart from training."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
@@ -15,16 +16,23 @@ class Prompt:
       answer: The right answer as a text, where there is one.
       metadata: What a reward may read. "answer" and "id" are added to it.
       id: Names the prompt in messages and tables.
+      messages: The conversation of which the text is the last message; None where it is the first.
     """
 
     text: str
     answer: str | None = None
     metadata: dict[str, Any] = field(default_factory=dict, hash=False)
     id: str = ""
+    messages: Sequence[Mapping[str, Any]] | None = field(default=None, hash=False)
 
     def __post_init__(self):
         metadata = {**self.metadata, "answer": self.answer, "id": self.id}
         object.__setattr__(self, "metadata", metadata)
+
+    @property
+    def content(self) -> str:
+        """What tells it from other prompts: the text, with the messages before it if it has any."""
+        return self.text if self.messages is None else json.dumps(list(self.messages), default=str)
 
 
 class PromptSet(Sequence[Prompt]):
@@ -77,7 +85,11 @@ class PromptSet(Sequence[Prompt]):
 
 
 def split_distinct(
-    prompts: Iterable[Prompt], *, held_out: float = 0.2, seed: int = 0
+    prompts: Iterable[Prompt],
+    *,
+    held_out: float = 0.2,
+    seed: int = 0,
+    keep_repeats: bool = False,
 ) -> tuple[PromptSet, PromptSet]:
     """Splits the distinct texts, so that no question of the one set is in the other.
 
@@ -88,10 +100,11 @@ def split_distinct(
     is split almost alike.
 
     Args:
-      prompts: A `PromptSet` or any prompts; repeats of a text are dropped.
+      prompts: A `PromptSet` or any prompts; repeats of a text are dropped, unless kept.
       held_out: Share of the distinct texts to hold out, above 0 and below 1; at least one text
         goes to each side.
       seed: Another seed holds out other texts.
+      keep_repeats: Keep all prompts of a text, which differ in their metadata, on one side.
 
     Returns:
       `(train, held_out)`.
@@ -109,9 +122,11 @@ def split_distinct(
     if not 0 < held_out < 1:
         raise ValueError(f"split_distinct: held_out must be between 0 and 1, got {held_out!r}.")
     source = getattr(prompts, "source", "prompts")
-    distinct: dict[str, Prompt] = {}
+    distinct: dict[str, list[Prompt]] = {}
     for prompt in prompts:
-        distinct.setdefault(prompt.text, prompt)
+        same = distinct.setdefault(prompt.content, [])
+        if keep_repeats or not same:
+            same.append(prompt)
     if len(distinct) < 2:
         raise ValueError(
             f"split_distinct: {source} has {len(distinct)} distinct text, two are needed to part."
@@ -122,7 +137,6 @@ def split_distinct(
 
     count = min(max(round(held_out * len(distinct)), 1), len(distinct) - 1)
     out = set(sorted(distinct, key=rank)[:count])
-    return (
-        PromptSet((p for t, p in distinct.items() if t not in out), source=source),
-        PromptSet((p for t, p in distinct.items() if t in out), source=f"held-out {source}"),
-    )
+    train = [x for text, same in distinct.items() if text not in out for x in same]
+    others = [x for text, same in distinct.items() if text in out for x in same]
+    return PromptSet(train, source=source), PromptSet(others, source=f"held-out {source}")

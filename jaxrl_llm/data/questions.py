@@ -1,12 +1,10 @@
 """Questions: prompts with their token ids."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-# Stands for the user's message while the template is rendered: of the private use area, so that no
-# template holds or changes it.
-_PLACE = "\ue000\ue001\ue000"
+from jaxrl_llm.data.rendering import encode_chat
 
 
 class Question(NamedTuple):
@@ -45,7 +43,24 @@ class TextEncoder:
         Raises:
           ValueError: If it is longer than ``room`` or has no token.
         """
-        tokens = self._encode(text)
+        return self._fits(self._encode(text), name)
+
+    def conversation(self, messages: Sequence[Mapping[str, Any]], name: str) -> list[int]:
+        """The prompt of a conversation that ends with the user's message, in the chat template.
+
+        The system message of the run stands before one that has none. Raises as :meth:`prompt`, and
+        ValueError without a chat template.
+        """
+        if not self.chat:
+            raise ValueError(
+                f"Prompt {name} is a list of messages, which needs the chat template (chat=True)."
+            )
+        start = self._system if messages[0]["role"] != "system" else []
+        return self._fits(
+            encode_chat(self.tokenizer, self.tokenizer.chat, [*start, *messages]), name
+        )
+
+    def _fits(self, tokens: list[int], name: str) -> list[int]:
         if not tokens:
             raise ValueError(f"Prompt {name} has no tokens.")
         if len(tokens) > self.room:
@@ -66,26 +81,14 @@ class TextEncoder:
         return tokens + list(self.tokenizer.eos_ids[:1]) if ends else tokens
 
     def _encode(self, text: str) -> list[int]:
-        tokenizer = self.tokenizer
-        literal = list(tokenizer.encode(text, allow_special=False))
         if not self.chat:
-            return literal
-        if literal == list(tokenizer.encode(text)):
-            return list(tokenizer.encode(self._render(text)))
-        # In three pieces only where needed: a tokenizer may merge characters across their borders.
-        before, place, after = self._render(_PLACE).partition(_PLACE)
-        if not place or _PLACE in after:
-            raise ValueError(
-                f"The question {text[:40]!r} spells a special token, and the chat template does "
-                "not take the user's message as it is, so the two cannot be told apart; leave it "
-                "out."
-            )
-        first = len(tokenizer.encode(""))  # what the tokenizer puts before every text
-        return [*tokenizer.encode(before), *literal[first:], *tokenizer.encode(after)[first:]]
+            return list(self.tokenizer.encode(text, allow_special=False))
+        messages = [*self._system, {"role": "user", "content": text}]
+        return encode_chat(self.tokenizer, self.tokenizer.chat, messages)
 
-    def _render(self, content: str) -> str:
-        start = [{"role": "system", "content": self.system}] if self.system is not None else []
-        return self.tokenizer.chat([*start, {"role": "user", "content": content}])
+    @property
+    def _system(self) -> list[dict[str, str]]:
+        return [] if self.system is None else [{"role": "system", "content": self.system}]
 
 
 def encode_prompts(
@@ -101,7 +104,11 @@ def encode_prompts(
       ValueError: If a prompt is longer than ``room`` or has no token; it names the prompt.
     """
     encoder = TextEncoder(tokenizer, room, chat, system)
-    return [
-        Question(prompt, encoder.prompt(prompt.text, repr(prompt.id or prompt.text[:40])))
-        for prompt in prompts
-    ]
+    questions = []
+    for prompt in prompts:
+        name, messages = repr(prompt.id or prompt.text[:40]), prompt.messages
+        tokens = (
+            encoder.conversation(messages, name) if messages else encoder.prompt(prompt.text, name)
+        )
+        questions.append(Question(prompt, tokens))
+    return questions

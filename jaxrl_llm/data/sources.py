@@ -2,7 +2,9 @@
 
 Each function returns a `PromptSet`. Of a table every row is a prompt: ``prompt_field`` names the
 field with the user's message, and ``answer_field`` the one with the right answer, which becomes a
-text, or None if there is none. Every other field is metadata; "id" names the prompt, or else its
+text, or None if there is none. A prompt may be a list of messages that ends with the user's; then
+``chosen``, ``rejected`` and ``completion`` may be messages of the assistant, or without a prompt
+complete conversations. Every other field is metadata; "id" names the prompt, or else its
 source and row do. Empty and malformed data, a missing field and an unknown name raise ValueError; a
 package that is not installed ImportError.
 """
@@ -17,6 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from jaxrl_llm.data.conversations import is_conversation, plain_row
 from jaxrl_llm.data.prompts import Prompt, PromptSet
 
 _READERS = {".jsonl": "json", ".json": "json", ".parquet": "parquet"}
@@ -85,13 +88,18 @@ def from_reasoning_gym(task: str, *, size: int, seed: int = 0, **options: Any) -
 
 
 def from_file(
-    path: str | Path, *, prompt_field: str = "prompt", answer_field: str | None = "answer"
+    path: str | Path,
+    *,
+    prompt_field: str = "prompt",
+    answer_field: str | None = "answer",
+    needs_answer: bool = True,
 ) -> PromptSet:
     """Prompts of a JSON-lines, JSON or Parquet file, one a row.
 
     Args:
       path: A file that ends in .jsonl, .json or .parquet. Nothing is cached or downloaded.
       prompt_field, answer_field: See the module.
+      needs_answer: Whether a file without the answer's field is refused.
 
     Raises:
       FileNotFoundError: If there is no such file.
@@ -140,6 +148,8 @@ def from_file(
             reader, data_files=str(path), split="train", cache_dir=folder, keep_in_memory=True
         )
         rows, fields = list(table), list(table.features or ())
+    if not needs_answer and answer_field not in fields:
+        answer_field = None
     return _from_rows(rows, fields, "from_file", str(path), path.name, prompt_field, answer_field)
 
 
@@ -190,13 +200,18 @@ def _from_rows(
 ) -> PromptSet:
     if not rows:
         raise ValueError(_EMPTY.format(function, source))
+    implicit = prompt_field not in fields and all(
+        is_conversation(rows[0].get(name)) for name in ("chosen", "rejected")
+    )
     for name in filter(None, (prompt_field, answer_field)):
-        if name not in fields:
+        if name not in fields and not (implicit and name == prompt_field):
             raise ValueError(
                 f"{function}: {source} has no field {name!r}; its fields are {', '.join(fields)}."
             )
 
     def prompt(position: int, row: Mapping[str, Any]) -> Prompt:
+        name = f"{function}: row {position} of {source}"
+        row, messages = plain_row(row, prompt_field, name, implicit=implicit)
         text = row[prompt_field]
         if not isinstance(text, str) or not text.strip():
             raise ValueError(
@@ -212,9 +227,8 @@ def _from_rows(
             answer = json.dumps(answer, default=str)
         others = {k: v for k, v in row.items() if k not in (prompt_field, answer_field)}
         identity = row.get("id")
-        return Prompt(
-            text, answer, others, f"{label}:{position}" if identity is None else str(identity)
-        )
+        identity = f"{label}:{position}" if identity is None else str(identity)
+        return Prompt(text, answer, others, identity, messages)
 
     return PromptSet((prompt(n, row) for n, row in enumerate(rows)), source=source)
 

@@ -40,9 +40,13 @@ class Tokenizer(Protocol):
         ...
 
     def chat(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
-        """Text of a conversation."""
+        """Text of a conversation; ``tools`` is passed only where there are some."""
         ...
 
 
@@ -219,7 +223,11 @@ class PretrainedTokenizer:
         return self._backend.decode(numbers, skip_special_tokens=skip_special)
 
     def chat(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         """Text of a conversation in the format of the model, by :func:`render_chat`.
 
@@ -231,6 +239,7 @@ class PretrainedTokenizer:
             self.template,
             messages,
             add_generation_prompt=add_generation_prompt,
+            tools=tools,
             special_tokens=self.special_tokens,
         )
 

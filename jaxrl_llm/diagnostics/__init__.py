@@ -10,6 +10,7 @@ return float32 scalars. Pass the global batch: shares and maxima of microbatches
 """
 
 from jaxrl_llm.diagnostics.batch import GroupSpread, group_spread, mean_entropy
+from jaxrl_llm.diagnostics.calibration import PairCalibration, pair_calibration
 from jaxrl_llm.diagnostics.exploration import (
     MassBalance,
     mass_balance,
@@ -26,6 +27,7 @@ from jaxrl_llm.diagnostics.mismatch import (
     rejection_metrics,
     weight_metrics,
 )
+from jaxrl_llm.diagnostics.preferences import PairOrder, pair_order, response_scores
 from jaxrl_llm.diagnostics.ratio import (
     RatioRange,
     approx_kl,
@@ -39,6 +41,8 @@ __all__ = [
     "MassBalance",
     "Mismatch",
     "MismatchMetrics",
+    "PairCalibration",
+    "PairOrder",
     "RatioRange",
     "RejectionMetrics",
     "WeightMetrics",
@@ -51,8 +55,11 @@ __all__ = [
     "mean_entropy",
     "mismatch",
     "mismatch_metrics",
+    "pair_calibration",
+    "pair_order",
     "ratio_range",
     "rejection_metrics",
+    "response_scores",
     "unsampled_second_moment",
     "weight_metrics",
 ]

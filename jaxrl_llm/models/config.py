@@ -12,7 +12,11 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
+# Denoisers of the same layers: bidirectional, or causal over blocks. By class and by model_type.
+DENOISERS = {"A2DQwen3LMHeadModel": "a2d-qwen3", "SDARForCausalLM": "sdar"}
 DTYPES = ("float32", "bfloat16", "float16")
+# What a head reads, and the class of transformers that has it: the last token, or every one.
+HEADS = {"response": "ForSequenceClassification", "step": "ForTokenClassification"}
 
 # What a config.json leaves out means what the class that wrote it would have filled in.
 _MAX_LENGTH = {"llama": 2048, "qwen2": 32768, "qwen3": 32768}
@@ -120,9 +124,15 @@ class ModelConfig:
       quantization: Rounds both operands of the linear layers to 8 bits: "fp8" or "int8", see
         `quantized_matmul`; None does not. Attention, embedding, head and low-rank deltas stay in
         `dtype`.
+      causal: A token sees those before it alone. False for a masked-diffusion model, whose tokens
+        see all others.
+      block_length: With `causal=False`, the tokens of a block: a token sees its block and those
+        before it, counted by positions from 0. None for one block of any length.
+      mask_id: The id that stands for a hidden token; None for a model without.
 
     Raises:
-      ValueError: If a size is not positive, the heads do not group, or a name is unknown.
+      ValueError: If a size is not positive, the heads do not group, a name is unknown, there are
+        blocks in a causal model, or the mask id is outside the vocabulary.
 
     Example:
       >>> config = ModelConfig(architecture="llama", vocab_size=256, width=32, num_layers=2,
@@ -149,6 +159,9 @@ class ModelConfig:
     qk_norm: bool = False
     dtype: str = "float32"
     quantization: str | None = None
+    causal: bool = True
+    block_length: int | None = None
+    mask_id: int | None = None
 
     def __post_init__(self) -> None:
         known = tuple(ARCHITECTURES.values())
@@ -173,6 +186,16 @@ class ModelConfig:
             )
         if self.head_dim % 2:
             raise ValueError(f"ModelConfig: `head_dim` must be even, got {self.head_dim}")
+        if self.block_length is not None and (self.causal or self.block_length < 1):
+            raise ValueError(
+                f"ModelConfig: `block_length` {self.block_length} must be positive, and has no "
+                "effect with `causal` True"
+            )
+        if self.mask_id is not None and not 0 <= self.mask_id < self.vocab_size:
+            raise ValueError(
+                f"ModelConfig: `mask_id` {self.mask_id} is outside the vocabulary of "
+                f"{self.vocab_size}"
+            )
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any], *, dtype: str = "float32") -> "ModelConfig":
@@ -200,14 +223,14 @@ class ModelConfig:
         names = config.get("architectures")
         name = names[0] if isinstance(names, list | tuple) and names else None
         if name is None:
-            by_type = {kind: name for name, kind in ARCHITECTURES.items()}
+            by_type = {kind: name for name, kind in (ARCHITECTURES | DENOISERS).items()}
             name = by_type.get(str(config.get("model_type")), config.get("model_type"))
-        if not isinstance(name, str) or name not in ARCHITECTURES:
+        if not isinstance(name, str) or name not in ARCHITECTURES | DENOISERS:
             raise ValueError(
                 f"ModelConfig.from_hf: unknown architecture {name!r}; known: "
-                f"{', '.join(ARCHITECTURES)}"
+                f"{', '.join(ARCHITECTURES | DENOISERS)}"
             )
-        architecture = ARCHITECTURES[name]
+        architecture = ARCHITECTURES.get(name, "qwen3")
         _refuse_unsupported(config, architecture)
         width = _size(config, "hidden_size")
         num_heads = _size(config, "num_attention_heads")
@@ -243,7 +266,17 @@ class ModelConfig:
             mlp_bias=_flag(config, "mlp_bias"),
             qk_norm=architecture == "qwen3",
             dtype=dtype,
+            causal=name not in DENOISERS,
+            block_length=_size(config, "block_size") if name == "SDARForCausalLM" else None,
+            mask_id=None if config.get("mask_token_id") is None else _mask_id(config),
         )
+
+
+def _mask_id(config: Mapping[str, Any]) -> int:
+    value = config["mask_token_id"]
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"ModelConfig.from_hf: `mask_token_id` must be an integer, got {value!r}")
+    return value
 
 
 def _size(config: Mapping[str, Any], name: str, default: int | None = None) -> int:

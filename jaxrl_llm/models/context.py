@@ -37,6 +37,36 @@ def check_context(tokens: Array, context: AttentionContext) -> None:
     checks.check_same_shape(name, mask=context.mask, segments=context.segments, ends=context.ends)
 
 
+def look_ahead(
+    positions: Array, context: AttentionContext, block_length: int | None
+) -> AttentionContext:
+    """The context of a model that is not causal.
+
+    Args:
+      positions: int32 ``[P, G, T]``, of tokens that follow each other without gaps.
+      context: Of the call.
+      block_length: Tokens of a block; None for one block of any length.
+
+    Raises:
+      ValueError: If the context is one of a causal model: prompts that do not see the responses to
+        them, segments, trees; or keys of a cache, which without blocks see nothing behind them.
+    """
+    name, T = "Model.apply", positions.shape[-1]
+    for field in ("segments", "ends", "prompt_mask"):
+        if getattr(context, field) is not None:
+            what = "prefix_mask without context.prefix" if field == "prompt_mask" else field
+            raise ValueError(f"{name}: context.{what} needs a causal model.")
+    if block_length is None:
+        if context.prefix is not None or context.cache is not None:
+            what = "cache" if context.prefix is None else "prefix"
+            raise ValueError(
+                f"{name}: context.{what} has keys that do not depend on what follows; without "
+                "block_length those of a model that is not causal do."
+            )
+        return context._replace(ahead=jnp.full(T, T - 1))
+    return context._replace(ahead=block_length - 1 - positions % block_length)
+
+
 def update_cache(cache: KV, new: KV, index: Array) -> KV:
     """The cache of a layer with the keys and values of one call written into it.
 
@@ -120,7 +150,10 @@ def context_attention(
         )
         after = after.reshape(P, 1, G * T, *after.shape[3:])
         return jnp.concatenate([before, after], axis=2), new
-    last = jnp.arange(query.shape[2])
+    T = query.shape[2]
+    last = jnp.arange(T)
+    if context.ahead is not None:
+        last = jnp.minimum(last + context.ahead, T - 1)
     if context.cache is None:
         kv, key_mask = new, context.mask
     else:

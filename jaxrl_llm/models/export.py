@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import ArrayTree
-from jaxrl_llm.models.config import ARCHITECTURES, DTYPES, ModelConfig
+from jaxrl_llm.models.config import ARCHITECTURES, DENOISERS, DTYPES, HEADS, ModelConfig
 from jaxrl_llm.models.loading import parameter_table
 from jaxrl_llm.models.safetensors import INDEX, SINGLE
 
@@ -35,6 +35,8 @@ def save_safetensors(
     config: ModelConfig,
     dtype: str = "float32",
     file_bytes: int = _FILE_BYTES,
+    head: str | None = None,
+    pad_id: int | None = None,
 ) -> None:
     """Writes config.json and weights under the names of Hugging Face.
 
@@ -51,6 +53,11 @@ def save_safetensors(
       config: Of the decoder.
       dtype: Of the stored weights.
       file_bytes: Size of a file, at most.
+      head: For a reward model, whose parameters are those of :func:`~jaxrl_llm.models.with_head`,
+        what its head reads: "response" (its last token) or "step" (the last one of each). They are
+        a sequence or a token classifier of transformers with one label.
+      pad_id: For a reward model, the token behind the shorter rows of a batch, which no response
+        ends with: transformers reads the last token that is another one. None for rows alone.
 
     Raises:
       ValueError: If the parameters are not those of the configuration, transformers has no class
@@ -70,8 +77,19 @@ def save_safetensors(
     checks.check_option(name, "dtype", dtype, DTYPES)
     checks.check_positive(name, file_bytes=file_bytes)
     settings = hf_config(config) | {"dtype": dtype, "torch_dtype": dtype}
-    table = parameter_table(config)
-    leaves = check_params(params, config)
+    if head is not None:
+        checks.check_option(name, "head", head, HEADS)
+        settings |= _of_head(settings, head)
+        params = _scorer_params(params, head)
+    if pad_id is not None:
+        if head is None or not 0 <= pad_id < config.vocab_size:
+            raise ValueError(
+                f"{name}: pad_id is of a reward model and below its {config.vocab_size} tokens; "
+                f"got {pad_id} with head {head!r}."
+            )
+        settings["pad_token_id"] = pad_id
+    table = parameter_table(config, head=head)
+    leaves = check_params(params, config, head=head)
     size = jnp.dtype(dtype).itemsize
     files: list[list[tuple[str, ...]]] = []
     used = 0
@@ -157,6 +175,13 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
     }
     if config.mlp_bias:
         values["mlp_bias"] = True
+    if not config.causal:
+        name = "A2DQwen3LMHeadModel" if config.block_length is None else "SDARForCausalLM"
+        values |= {"architectures": [name], "model_type": DENOISERS[name]}
+    if config.block_length is not None:
+        values["block_size"] = config.block_length
+    if config.mask_id is not None:
+        values["mask_token_id"] = config.mask_id
     try:
         read = dataclasses.asdict(ModelConfig.from_hf(values))
     except ValueError as error:
@@ -170,6 +195,22 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
     return values
 
 
+def _of_head(settings: Mapping[str, Any], head: str) -> dict[str, Any]:
+    """What config.json says of a head of one number."""
+    classes = [x.replace("ForCausalLM", HEADS[head]) for x in settings["architectures"]]
+    label = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    return {"architectures": classes, "num_labels": 1} | label
+
+
+def _scorer_params(params: Any, head: str) -> dict[str, Any]:
+    """The parameters of body and head in one tree, without the output matrix."""
+    body = {name: x for name, x in params["model"].items() if name != "head"}
+    score = dict(params["head"])
+    if head == "step":
+        score.setdefault("bias", jnp.zeros((1,), jnp.float32))
+    return body | {"score": score}
+
+
 def _leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """The arrays of nested dicts with their paths."""
     if not isinstance(tree, Mapping):
@@ -179,13 +220,15 @@ def _leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, 
         yield from _leaves(value, (*path, key))
 
 
-def check_params(params: Any, config: ModelConfig) -> dict[tuple[str, ...], Any]:
+def check_params(
+    params: Any, config: ModelConfig, *, head: str | None = None
+) -> dict[tuple[str, ...], Any]:
     """The arrays of a decoder's parameters by path.
 
     Raises ValueError unless there is one for each tensor of the configuration, in shape, and no
     other.
     """
-    leaves, table = dict(_leaves(params)), parameter_table(config)
+    leaves, table = dict(_leaves(params)), parameter_table(config, head=head)
     for path, weight in table.items():
         shape = None if path not in leaves else tuple(getattr(leaves[path], "shape", ()))
         if shape != weight.shape:

@@ -57,8 +57,13 @@ class Weight(NamedTuple):
     transposed: bool
 
 
-def parameter_table(config: ModelConfig) -> dict[tuple[str, ...], Weight]:
+def parameter_table(
+    config: ModelConfig, *, head: str | None = None
+) -> dict[tuple[str, ...], Weight]:
     """Maps the path of every parameter to the tensor that holds it.
+
+    ``head`` is one of ``config.HEADS``: a head of one number takes the place of the output matrix,
+    under the path "score".
 
     Example:
       >>> config = ModelConfig(architecture="llama", vocab_size=16, width=8, num_layers=1,
@@ -73,7 +78,11 @@ def parameter_table(config: ModelConfig) -> dict[tuple[str, ...], Weight]:
         ("embed", "embedding"): Weight("model.embed_tokens.weight", vocabulary, False),
         ("norm", "scale"): Weight("model.norm.weight", (width,), False),
     }
-    if not config.tied:
+    if head is not None:
+        table["score", "kernel"] = Weight("score.weight", (width, 1), True)
+        if head == "step":
+            table["score", "bias"] = Weight("score.bias", (1,), False)
+    elif not config.tied:
         table["head", "kernel"] = Weight("lm_head.weight", vocabulary, False)
     linears: dict[tuple[str, ...], tuple[str, int, int, bool]] = {
         ("attention", "q"): ("self_attn.q_proj", width, queries, config.attention_bias),
@@ -135,6 +144,7 @@ def load_params(
     dtype: str = "float32",
     matrices: str | None = None,
     shardings: Mapping[str, Any] | None = None,
+    head: str | None = None,
 ) -> dict[str, Any]:
     """Reads all parameters.
 
@@ -144,6 +154,7 @@ def load_params(
       dtype, matrices: See the module.
       shardings: A tree like the parameters, of shardings. Every process reads only the slices
         of its devices. None puts the arrays on the default device.
+      head: See :func:`parameter_table`.
 
     Returns:
       The parameter tree, kernels as [in, out].
@@ -156,7 +167,7 @@ def load_params(
             f"load_model: the configuration asks for {config.num_layers} layers, but {source.path} "
             f"holds {count} tensors"
         )
-    table = parameter_table(config)
+    table = parameter_table(config, head=head)
     check_source(source, table)
 
     def read(weight: Weight, dtype: np.dtype, sharding: "Sharding | None") -> jax.Array:

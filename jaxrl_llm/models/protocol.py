@@ -56,6 +56,9 @@ class AttentionContext(NamedTuple):
         beginnings lie once: the place behind the last token that follows this one. Token i attends
         to the prefix and to tokens ``j <= i < ends[j]``. None where rows are no trees, and always
         with a cache or segments.
+      ahead: int32 ``[T]`` or ``[P, G, T]``: how many of the tokens behind it each token of this
+        call sees. None where a token sees those before it alone. A model that is not causal sets
+        it.
     """
 
     mask: Array
@@ -65,6 +68,7 @@ class AttentionContext(NamedTuple):
     index: Array | None = None
     segments: Array | None = None
     ends: Array | None = None
+    ahead: Array | None = None
 
     @property
     def prompt_mask(self) -> Array | None:
@@ -93,6 +97,9 @@ class Model(NamedTuple):
       sharding_rules: Which mesh axis ("fsdp" or "tensor") splits each axis of a parameter, by the
         end of the parameter's path, such as ``(("up/kernel", ("fsdp", "tensor")),)``; parameters
         that no rule names are replicated. Those of the built-in decoder by default.
+      values: ``values(params, hidden) -> float32 [..., C]``, of a model with a head in the place of
+        its output matrix, such as a reward model (:func:`~jaxrl_llm.models.with_head`); None for a
+        language model.
     """
 
     config: Any
@@ -103,6 +110,7 @@ class Model(NamedTuple):
     reads_trees: bool = False
     takes_prompts: bool = False
     sharding_rules: ShardingRules = RULES
+    values: Callable[[ArrayTree, Array], Array] | None = None
 
 
 def prefill(

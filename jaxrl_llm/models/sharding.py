@@ -10,7 +10,6 @@ such as ``layers/0/mlp/up/kernel``, and ``shape`` its shape; trees may hold shap
 arrays.
 """
 
-import contextlib
 import contextvars
 import functools
 import math
@@ -180,16 +179,16 @@ def on_mesh(function: Callable, mesh: Mesh | None, rules: ShardingRules = RULES)
     if mesh is None:
         return function
 
-    @contextlib.contextmanager
-    def traced():
+    @functools.wraps(function)
+    def traced(*args, **kwargs):
         token = _traced_rules.set(rules)
         try:
             with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-                yield
+                return function(*args, **kwargs)
         finally:
             _traced_rules.reset(token)
 
-    return traced()(function)
+    return traced
 
 
 def _batch_axes() -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The built-in decoder: Llama, SmolLM2, Qwen2 and Qwen3 as one flax.nnx module.
+"""The built-in decoder: Llama, SmolLM2, Qwen2 and Qwen3 as one flax.nnx module, causal or not.
 
 The module exists only inside this file. :func:`make_model` splits it at the boundary, so everything
 else sees pure functions of a plain dict of arrays.
@@ -13,7 +13,7 @@ from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.kernels.barriers import once
 from jaxrl_llm.core.kernels.products import project
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.context import check_context, context_attention
+from jaxrl_llm.models.context import check_context, context_attention, look_ahead
 from jaxrl_llm.models.delta import check_delta, delta_of, over_axes, row_embedding, row_product
 from jaxrl_llm.models.norms import rms_norm
 from jaxrl_llm.models.protocol import KV, AttentionContext, Model
@@ -215,6 +215,8 @@ class Decoder(nnx.Module):
 
     def __call__(self, tokens, positions, context: AttentionContext, delta=None, remat="none"):
         """Tokens ``[P, G, T]`` -> hidden states ``[P, G, T, D]``, and one KV a layer."""
+        if not self.config.causal:
+            context = look_ahead(positions, context, self.config.block_length)
         x = keep_apart(self.embed(tokens, delta_of(delta, "embed")))
         rotary = once(lambda p: rotary_tables(p, self.config), positions, after=x)
         layer_deltas = delta_of(delta, "layers")
@@ -284,9 +286,9 @@ def make_model(config: ModelConfig) -> Model:
         init,
         apply,
         output_matrix,
-        reads_segments=True,
-        reads_trees=True,
-        takes_prompts=True,
+        reads_segments=config.causal,
+        reads_trees=config.causal,
+        takes_prompts=config.causal,
     )
 
 

@@ -1,4 +1,8 @@
-"""Pairs of the best and the worst rollouts of each group, for the losses of pairs.
+"""Losses of preferences as surrogates: of the pairs of a group, of its list, of single responses.
+
+A surrogate sums the log-probabilities over the tokens of each response, hands a loss the arrays
+that it names, and repeats the loss over the tokens. With ``aggregate.group_mean`` the loss of a
+batch is the mean over groups, with ``aggregate.sequence_mean`` that over responses.
 
 Several rollouts may be the best of their group, or the worst: with rewards 0 and 1 all right ones
 and all wrong ones. A group whose rollouts are all equal has no pair. All raise TypeError for a
@@ -6,7 +10,7 @@ wrong dtype and ValueError for a wrong shape or an option out of range.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,24 +25,36 @@ from jaxrl_llm.core import (
     traits,
 )
 from jaxrl_llm.core.compose import stable_repr
-from jaxrl_llm.preferences.pairwise import mpo
+from jaxrl_llm.preferences.anchored import mpo
+from jaxrl_llm.preferences.iterated import nash_md
+from jaxrl_llm.preferences.token_weights import desensitized_logp
 
 
-@traits(takes_correction=False, policy_gradient=False, level="sequence")
+@traits(takes_correction=False, policy_gradient=False, level="sequence", orders_responses=True)
 def paired(
     logp: Array,
     old_logp: Array | None,
     advantages: Array,
     mask: Array,
     *,
-    ref_logp: Array,
+    ref_logp: Array | None,
+    behavior_logp: Array | None = None,
+    win_rates: Array | None = None,
     center: float | Array | None = None,
+    margins: Array | None = None,
+    alignment: Array | None = None,
+    from_reference: Array | None = None,
+    gold: bool = False,
+    excess: float = 1.0,
+    reference: Literal["fixed", "behavior"] = "fixed",
     loss: Callable = mpo,
 ) -> Array:
     """A loss of pairs as a surrogate: of each group, the best rollouts against the worst.
 
         loss[i, t] = mean over w and l of loss(w, l)        at every token of the group
         w, l = the rollouts of the greatest and of the least advantage
+        from_reference:  w, l = each of the policy with each of the reference, the better one first
+        gold:            the best is a third response, and w, l are of the others
 
     The log-probabilities are summed over the tokens of a rollout. A group without a pair has loss 0
     and counts in a mean: :func:`jaxrl_llm.curation.informative_groups` leaves it out.
@@ -48,10 +64,24 @@ def paired(
       logp: ``[..., G, T]``, floating point, log-probabilities (nats) of tokens under the policy.
       old_logp: Not used; the reference takes its place.
       mask: bool ``[..., G, T]``, True for tokens that count.
-      ref_logp: ``[..., G, T]``, like ``logp`` under the reference.
+      ref_logp: ``[..., G, T]``, like ``logp`` under the reference; None for a loss without one.
       advantages: ``[..., G]``, one value a rollout, of which the order counts.
+      behavior_logp: ``[..., G, T]``, under the policy that sampled: the ``previous`` policy of a
+        loss that names it, such as :func:`inpo`.
+      win_rates: ``[..., G]``, of each rollout, for a loss that names them, such as :func:`sppo`.
       center: ``[]`` or an array of one value, for a loss that names it; None for the loss's own.
-      loss: A loss of :mod:`jaxrl_llm.preferences`, such as ``bind(preferences.dpo, beta=0.5)``.
+      margins: ``[...]``, of each group, the ``margin`` of a loss that names it.
+      alignment: ``[..., G]``, not negative: a pair counts with the product of its two, such as
+        :func:`alignment_weights`.
+      from_reference: bool ``[..., G]``, True for responses that the reference sampled; a loss that
+        names ``policy_chosen`` gets whether the policy sampled the chosen response.
+      gold: Whether the best response of a group is the ``target`` of a loss that names it, such as
+        :func:`tpo`; of several the first.
+      excess: In [0, 1], what a token counts that the other response of its pair is too short for,
+        as in :func:`desensitized_logp`.
+      reference: "behavior" takes the policy that sampled for the reference; ``ref_logp`` is None.
+      loss: A loss of pairs, such as ``bind(preferences.dpo, beta=0.5)``; it gets the arrays that it
+        names.
 
     Returns:
       Token loss ``[..., G, T]``, float32, 0 where masked.
@@ -75,36 +105,286 @@ def paired(
     checks.check_min_rank(function, 2, logp=logp)
     checks.check_float(function, advantages=advantages)
     checks.check_shape(function, "advantages", advantages, jnp.shape(logp)[:-1])
-    masking.check_tokens(function, mask, logp=logp, ref_logp=ref_logp)
+    masking.check_tokens(function, mask, logp=logp, ref_logp=ref_logp, behavior_logp=behavior_logp)
+    checks.check_option(function, "reference", reference, ("fixed", "behavior"))
+    if reference == "behavior":
+        if ref_logp is not None or behavior_logp is None:
+            raise ValueError(
+                f"{function}: reference='behavior' takes behavior_logp, and ref_logp must be None."
+            )
+        ref_logp = behavior_logp
     extra: dict[str, Array] = {}
     if center is not None:
-        if "center" not in accepted(loss):
-            raise ValueError(f"{function}: center has no effect on {stable_repr(loss)}.")
-        extra["center"] = jax.lax.stop_gradient(jnp.asarray(center, jnp.float32).reshape(-1)[0])
-    best, worst = best_and_worst(advantages, jnp.any(mask, axis=-1))
-    policy, ref = (jnp.sum(masking.zero_masked(x, mask), axis=-1) for x in (logp, ref_logp))
-    lengths = jnp.maximum(masking.lengths(mask), 1.0)
+        extra["center"] = _scalar(function, "center", center, loss)
+    there, lengths = jnp.any(mask, axis=-1), jnp.maximum(masking.lengths(mask), 1.0)
     size = jnp.shape(lengths)[-1]
 
     def spread(x: Array, axis: int) -> Array:
         """Of each rollout ``[..., G]`` as of pairs ``[..., G, G]``."""
         return jnp.repeat(jnp.expand_dims(x, axis), size, axis)
 
-    extra["lengths"] = spread(lengths, -1)
-    shares = best[..., :, None] * worst[..., None, :]
-    losses = call_with(
-        loss,
-        spread(policy, -1),
-        spread(policy, -2),
-        spread(ref, -1),
-        spread(ref, -2),
-        context=extra | {"where": shares > 0},
-    )
+    def sums(x: Array) -> Array:
+        """Of the first response of each pair ``[..., G, G]``."""
+        if excess == 1.0:
+            return spread(_sums(x, mask), -1)
+        tokens, taken = (jnp.repeat(y[..., None, :], size, -2) for y in (x, mask))
+        return desensitized_logp(tokens, taken, spread(lengths, -2), alpha=excess)
+
+    checks.check_share(function, excess=excess)
+    others = there
+    if gold:
+        _check_named(function, "gold", "target_logp", loss)
+        values = jax.lax.stop_gradient(jnp.where(there, advantages, -jnp.inf))
+        first = jnp.arange(size) == jnp.argmax(values, axis=-1)[..., None]
+        others = there & ~first
+        for name, x in (("target_logp", _sums(logp, mask)), ("target_lengths", lengths)):
+            target = jnp.sum(jnp.where(first, x, 0.0), axis=-1)
+            extra[name] = jnp.broadcast_to(target[..., None, None], (*jnp.shape(x), size))
+    shares = _pairs(function, advantages, others, from_reference)
+    of_tokens = {"logp": logp, "ref_logp": ref_logp, "previous_logp": behavior_logp}
+    named = {name: sums(x) for name, x in of_tokens.items() if x is not None}
+    named["lengths"] = spread(lengths, -1)
+    for name, x in (("win_rates", win_rates), ("alignment", alignment)):
+        if x is not None:
+            checks.check_alike(function, {name: x, "advantages": advantages})
+    if win_rates is not None:
+        named["win_rate"] = spread(win_rates, -1)
+    for name, x in named.items():
+        extra |= {f"chosen_{name}": x, f"rejected_{name}": jnp.swapaxes(x, -1, -2)}
+    if margins is not None:
+        _check_named(function, "margins", "margin", loss)
+        checks.check_shape(function, "margins", margins, jnp.shape(shares)[:-2])
+        extra["margin"] = jnp.broadcast_to(margins[..., None, None], jnp.shape(shares))
+    if from_reference is not None:
+        extra["policy_chosen"] = spread(~jnp.asarray(from_reference), -1)
+    losses = _call(function, loss, extra | {"where": shares > 0})
+    if alignment is not None:
+        weights = jax.lax.stop_gradient(masking.zero_masked(alignment, there))
+        losses = losses * weights[..., :, None] * weights[..., None, :]
     value = jnp.sum(shares * losses, axis=(-1, -2))
     # A NaN advantage has no order and must reach the loss.
-    unknown = jnp.any(jnp.isnan(masking.zero_masked(advantages, jnp.any(mask, axis=-1))), axis=-1)
+    unknown = jnp.any(jnp.isnan(masking.zero_masked(advantages, there)), axis=-1)
     value = jnp.where(unknown, jnp.nan, value)
     return masking.zero_masked(jnp.broadcast_to(value[..., None, None], jnp.shape(mask)), mask)
+
+
+@traits(takes_correction=False, policy_gradient=False, level="sequence", orders_responses=True)
+def listed(
+    logp: Array,
+    old_logp: Array | None,
+    advantages: Array,
+    mask: Array,
+    *,
+    rewards: Array,
+    ref_logp: Array | None,
+    behavior_logp: Array | None,
+    beta: float = 0.1,
+    loss: Callable,
+) -> Array:
+    """A loss of the list of a group as a surrogate, over all of its responses at once.
+
+        loss[i, t] = loss(scores, labels)        at every token of the group
+        scores = beta (logp - ref_logp), summed over each response;   labels = rewards
+
+    Args:
+      logp: ``[..., G, T]``, floating point, log-probabilities (nats) of tokens under the policy.
+      old_logp: ``[..., G, T]``, under the policy before the step, for a loss that names it; None is
+        the policy itself.
+      advantages: Not used; the rewards take their place.
+      mask: bool ``[..., G, T]``, True for tokens that count.
+      rewards: ``[..., G]``, of which a loss takes the order or the values.
+      ref_logp: ``[..., G, T]``, under the reference; None for a loss without one.
+      behavior_logp: ``[..., G, T]``, under the policy that sampled; None likewise.
+      beta: Scale of the scores, above 0.
+      loss: A loss of lists, such as :func:`lipo_lambda`, :func:`p3o` or :func:`brain`; of
+        ``scores``, ``labels``, ``logp``, ``old_logp``, ``ref_logp``, ``behavior_logp``, ``rewards``
+        and ``where``, all ``[..., G]``, it gets those that it names.
+
+    Returns:
+      Token loss ``[..., G, T]``, float32, 0 where masked.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> logp = jnp.full((2, 3), -1.0)
+      >>> loss = jr.preferences.listed(
+      ...     logp, None, jnp.zeros(2), jnp.ones((2, 3), bool), rewards=jnp.array([1.0, 0.0]),
+      ...     ref_logp=logp, behavior_logp=None, loss=jr.preferences.plackett_luce)
+      >>> loss[:, 0].round(4).tolist()
+      [0.693..., 0.693...]
+
+    References:
+      Liu et al., LiPO (arXiv:2402.01878).
+    """
+    function = "listed"
+    del advantages
+    checks.check_min_rank(function, 2, logp=logp)
+    old_logp = jax.lax.stop_gradient(logp) if old_logp is None else old_logp
+    tokens = {"logp": logp, "old_logp": old_logp}
+    tokens |= {"ref_logp": ref_logp, "behavior_logp": behavior_logp}
+    checks.check_mask(function, mask)
+    checks.check_arrays(function, tokens, mask=mask)
+    checks.check_float(function, rewards=rewards)
+    checks.check_shape(function, "rewards", rewards, jnp.shape(logp)[:-1])
+    checks.check_positive(function, finite=True, beta=beta)
+    where = jnp.any(mask, axis=-1)
+    context = {name: _sums(x, mask) for name, x in tokens.items() if x is not None}
+    rewards = masking.zero_masked(rewards, where)
+    context |= {"rewards": rewards, "labels": rewards, "where": where}
+    if ref_logp is not None:
+        ratio = masking.safe_log_ratio(logp, jax.lax.stop_gradient(ref_logp), mask)
+        context["scores"] = beta * jnp.sum(ratio, axis=-1)
+    value = _call(function, loss, context)
+    return masking.zero_masked(jnp.broadcast_to(value[..., None, None], jnp.shape(mask)), mask)
+
+
+@traits(takes_correction=False, policy_gradient=False, level="sequence", orders_responses=True)
+def single(
+    logp: Array,
+    old_logp: Array | None,
+    advantages: Array,
+    mask: Array,
+    *,
+    rewards: Array,
+    ref_logp: Array | None,
+    kl: float | Array | None = None,
+    center: float | Array | None = None,
+    loss: Callable,
+) -> Array:
+    """A loss of single responses as a surrogate: each is desirable or not.
+
+        loss[i, t] = loss(response i, desirable[i])        at every token of the response
+        desirable = rewards > 0
+
+    Args:
+      logp: ``[..., G, T]``, floating point, log-probabilities (nats) of tokens under the policy.
+      old_logp, advantages: Not used; the reference and the rewards take their places.
+      mask: bool ``[..., G, T]``, True for tokens that count.
+      rewards: ``[..., G]``, of which the sign counts.
+      ref_logp: ``[..., G, T]``, under the reference; None for a loss without one.
+      kl: ``[]`` or an array of one value, for a loss that names it, such as :func:`kto`.
+      center: Likewise, as for :func:`bco_unpaired`.
+      loss: A loss of responses; of ``logp``, ``ref_logp``, ``chosen_logp`` (the same as ``logp``),
+        ``chosen_lengths``, ``desirable`` and ``where``, all ``[..., G]``, it gets those that it
+        names.
+
+    Returns:
+      Token loss ``[..., G, T]``, float32, 0 where masked.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> logp = jnp.full((2, 3), -1.0)
+      >>> loss = jr.preferences.single(
+      ...     logp, None, jnp.zeros(2), jnp.ones((2, 3), bool), rewards=jnp.array([1.0, 0.0]),
+      ...     ref_logp=logp, kl=0.0, loss=jr.preferences.kto)
+      >>> loss[:, 0].tolist()
+      [0.5, 0.5]
+
+    References:
+      Ethayarajh et al., KTO (arXiv:2402.01306).
+    """
+    function = "single"
+    del old_logp, advantages
+    checks.check_min_rank(function, 2, logp=logp)
+    masking.check_tokens(function, mask, logp=logp, ref_logp=ref_logp)
+    checks.check_float(function, rewards=rewards)
+    checks.check_shape(function, "rewards", rewards, jnp.shape(logp)[:-1])
+    where = jnp.any(mask, axis=-1)
+    policy = _sums(logp, mask)
+    context = {"logp": policy, "chosen_logp": policy, "where": where}
+    context["desirable"] = masking.zero_masked(rewards, where) > 0
+    context["chosen_lengths"] = jnp.maximum(masking.lengths(mask), 1.0)
+    for name, x in (("kl", kl), ("center", center)):
+        if x is not None:
+            context[name] = _scalar(function, name, x, loss)
+    if ref_logp is not None:
+        context["ref_logp"] = _sums(ref_logp, mask)
+    value = _call(function, loss, context)
+    return masking.zero_masked(jnp.broadcast_to(value[..., None], jnp.shape(mask)), mask)
+
+
+@traits(takes_correction=False, policy_gradient=False, level="sequence", has_ratio=False)
+def played(
+    logp: Array,
+    old_logp: Array | None,
+    advantages: Array,
+    mask: Array,
+    *,
+    win_rates: Array,
+    ref_logp: Array,
+    beta: float = 0.1,
+) -> Array:
+    """Nash mirror descent as a surrogate: each response by how often it wins.
+
+        loss[i, t] = nash_md(response i, win_rates[i])        at every token of the response
+
+    Args:
+      logp: ``[..., G, T]``, floating point, log-probabilities (nats) of tokens under the policy.
+      old_logp, advantages: Not used; the win rates take their places.
+      mask: bool ``[..., G, T]``, True for tokens that count.
+      win_rates: ``[..., G]``, such as :func:`mixture_win_rates`.
+      ref_logp: ``[..., G, T]``, under the reference.
+      beta: As in :func:`nash_md`.
+
+    Returns:
+      Token loss ``[..., G, T]``, float32, 0 where masked.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> logp, mask = jnp.full((1, 2), -1.0), jnp.ones((1, 2), bool)
+      >>> jr.preferences.played(
+      ...     logp, None, jnp.zeros(1), mask, win_rates=jnp.array([1.0]), ref_logp=logp).tolist()
+      [[1.0, 1.0]]
+
+    References:
+      Munos et al., Nash-MD (arXiv:2312.00886).
+    """
+    del old_logp, advantages
+    value = nash_md(logp, ref_logp, mask, win_rates, beta=beta)
+    return masking.zero_masked(jnp.broadcast_to(value[..., None], jnp.shape(mask)), mask)
+
+
+def _pairs(function: str, values: Array, where: Array, from_reference: Array | None) -> Array:
+    """Shares ``[..., G, G]`` of the pairs of a group, the better response first."""
+    if from_reference is None:
+        best, worst = best_and_worst(values, where)
+        return best[..., :, None] * worst[..., None, :]
+    checks.check_bool(function, from_reference=from_reference)
+    checks.check_same_shape(function, advantages=values, from_reference=from_reference)
+    values, other = masking.zero_masked(values, where), jnp.asarray(from_reference)
+    taken = values[..., :, None] > values[..., None, :]
+    taken &= (
+        where[..., :, None] & where[..., None, :] & (other[..., :, None] != other[..., None, :])
+    )
+    number = jnp.sum(taken, axis=(-1, -2), keepdims=True, dtype=jnp.float32)
+    return taken / jnp.maximum(number, 1.0)
+
+
+def _sums(logp: Array, mask: Array) -> Array:
+    """Of responses, from those of tokens."""
+    return jnp.sum(masking.zero_masked(logp, mask), axis=-1)
+
+
+def _scalar(function: str, name: str, x: float | Array, loss: Callable) -> Array:
+    """A number that a loss names, without a gradient."""
+    _check_named(function, name, name, loss)
+    return jax.lax.stop_gradient(jnp.asarray(x, jnp.float32).reshape(-1)[0])
+
+
+def _check_named(function: str, option: str, name: str, loss: Callable) -> None:
+    """Raises ValueError for an option that makes what a loss does not name."""
+    if name not in accepted(loss):
+        raise ValueError(f"{function}: {option} has no effect on {stable_repr(loss)}.")
+
+
+def _call(function: str, loss: Callable, context: dict[str, Array]) -> Array:
+    """The loss, with what it names; ValueError for what it cannot do without and is not there."""
+    needed = [name for name, p in accepted(loss).items() if p.default is p.empty]
+    if absent := [name for name in needed if name not in context]:
+        raise ValueError(f"{function}: {stable_repr(loss)} needs {', '.join(absent)}.")
+    return call_with(loss, context=context)
 
 
 def best_and_worst(values: Array, where: Array) -> tuple[Array, Array]:
@@ -127,6 +407,115 @@ def best_and_worst(values: Array, where: Array) -> tuple[Array, Array]:
         return x / jnp.maximum(jnp.sum(x, axis=-1, keepdims=True, dtype=jnp.float32), 1.0)
 
     return share(best), share(worst)
+
+
+def trajectory_dpo(
+    logp: Array,
+    ref_logp: Array,
+    mask: Array,
+    rewards: Array,
+    *,
+    where: Array | None = None,
+    beta: float = 0.05,
+    turn_ids: Array | None = None,
+    pairs: Array | None = None,
+) -> Array:
+    """DPO of all pairs of rollouts of one prompt, the loss of an implicit process reward model.
+
+        q_i = sum over tokens of (logp - ref_logp);   with turn_ids:  / number of turns
+        loss = mean over pairs with r_i > r_j of the batch of -log sigmoid(beta (q_i - q_j))
+
+    The gradient stops at ``ref_logp``.
+
+    Args:
+      logp: ``[..., G, T]``, floating point, log-probabilities (nats) of the model being trained.
+      ref_logp: ``[..., G, T]``, of the policy that sampled.
+      mask: bool ``[..., G, T]``, True for sampled tokens.
+      rewards: ``[..., G]``, floating point.
+      where: bool ``[..., G]``, True for rollouts that take part; None for all.
+      beta: Above 0.
+      turn_ids: integers ``[..., G, T]``, the turn of each token, below 0 for none, for a mean over
+        the turns of a rollout; None for the sum.
+      pairs: ``[]``, how many pairs the mean is over: :func:`count_pairs` of a batch of which these
+        groups are a part; None for their own.
+
+    Returns:
+      ``[]`` float32; 0 without a pair.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> logp, mask = jnp.zeros((2, 3)), jnp.ones((2, 3), bool)
+      >>> float(jr.preferences.trajectory_dpo(logp, logp, mask, jnp.array([1.0, 0.0])))
+      0.693...
+
+    References:
+      OPRL or iStar (arXiv:2509.19199); the released code has the mean over turns.
+    """
+    function = "trajectory_dpo"
+    masking.check_tokens(function, mask, logp=logp, ref_logp=ref_logp)
+    checks.check_min_rank(function, 2, logp=logp)
+    checks.check_float(function, rewards=rewards)
+    checks.check_bool(function, where=where)
+    checks.check_shape(function, "rewards", rewards, jnp.shape(logp)[:-1])
+    checks.check_same_shape(function, rewards=rewards, where=where)
+    checks.check_integer(function, turn_ids=turn_ids)
+    checks.check_same_shape(function, mask=mask, turn_ids=turn_ids)
+    checks.check_positive(function, finite=True, beta=beta)
+    valid = jnp.ones(jnp.shape(rewards), bool) if where is None else jnp.asarray(where)
+    valid &= jnp.any(mask, axis=-1)
+    taken = mask & valid[..., None]
+    ratio = masking.safe_log_ratio(logp, jax.lax.stop_gradient(ref_logp), taken)
+    q = jnp.sum(ratio, axis=-1)
+    if turn_ids is not None:
+        # Each turn is counted at its first token.
+        ids = jnp.where(taken & (jnp.asarray(turn_ids) >= 0), turn_ids, -1)
+        before = jax.lax.cummax(ids, axis=ids.ndim - 1)
+        before = jnp.concatenate([jnp.full_like(ids[..., :1], -1), before[..., :-1]], axis=-1)
+        q = q / jnp.maximum(jnp.sum(ids > before, axis=-1), 1)
+    ordered = _ordered(rewards, valid)
+    losses = jax.nn.softplus(beta * (q[..., None, :] - q[..., :, None]))
+    if pairs is None:
+        return masking.masked_mean(losses, ordered)
+    return masking.masked_sum(losses, ordered) / jnp.maximum(pairs, 1)
+
+
+def count_pairs(rewards: Array, mask: Array, *, where: Array | None = None) -> Array:
+    """How many pairs of rollouts of one prompt differ in their rewards.
+
+    Args:
+      rewards: ``[..., G]``, floating point.
+      mask: bool ``[..., G, T]``; a rollout without a token makes no pair.
+      where: bool ``[..., G]``, True for rollouts that take part; None for all.
+
+    Returns:
+      int32 ``[]``, over all groups.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> rewards = jnp.array([[1.0, 0.0, 0.0], [1.0, 1.0, 1.0]])
+      >>> int(jr.preferences.count_pairs(rewards, jnp.ones((2, 3, 4), bool)))
+      2
+
+    References:
+      Of :func:`trajectory_dpo`.
+    """
+    function = "count_pairs"
+    checks.check_float(function, rewards=rewards)
+    checks.check_bool(function, mask=mask, where=where)
+    checks.check_min_rank(function, 2, mask=mask)
+    checks.check_shape(function, "rewards", rewards, jnp.shape(mask)[:-1])
+    checks.check_same_shape(function, rewards=rewards, where=where)
+    there = jnp.any(mask, axis=-1)
+    return jnp.sum(_ordered(rewards, there if where is None else there & where), dtype=jnp.int32)
+
+
+def _ordered(rewards: Array, valid: Array) -> Array:
+    """Bool ``[..., G, G]``, whether the first of a pair has the higher reward."""
+    rewards = masking.zero_masked(rewards, valid)
+    higher = rewards[..., :, None] > rewards[..., None, :]
+    return higher & valid[..., :, None] & valid[..., None, :]
 
 
 class RunningCenter(NamedTuple):

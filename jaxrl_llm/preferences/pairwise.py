@@ -1,12 +1,13 @@
-"""Losses of pairs: a response that is preferred and one that is not.
+"""Losses of the difference between two responses: one that is preferred and one that is not.
 
-Shared arguments:
-  ``chosen_logp``, ``rejected_logp``: ``[...]``, floating point, log-probability (nats) of the
-    complete response under the policy being trained, summed over its tokens.
-  ``chosen_ref_logp``, ``rejected_ref_logp``: ``[...]``, likewise under the reference.
-  ``where``: bool ``[...]``, True for the pairs that there are; the others are not read and get 0.
-    None keeps all.
-  ``beta``: Above 0; the implicit reward of a response is ``beta (logp - ref_logp)``.
+    h = g(log-ratio of the chosen) - g(log-ratio of the rejected),   log-ratio = logp - ref_logp
+
+Of a policy equal to its reference h is 0. What the losses share is described in the package.
+Two options are of h:
+  ``divergence``: which regularizer the policy is the optimum of, by its g: "reverse_kl" (g(x) = x),
+    "forward_kl" (1 - exp(-x)), "js" (log 2 + log sigmoid(x)) or "alpha"
+    ((exp((alpha - 1) x) - 1) / (alpha - 1), the exponent at most 80).
+  ``alpha``: That of the divergence "alpha", None for 0.5; 1 is the reverse KL and 0 the forward KL.
 
 The losses are one number a pair, to be averaged over the pairs. The gradient stops at the
 reference. All raise TypeError for a wrong dtype and ValueError for a wrong shape or an option out
@@ -17,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks, masking
+from jaxrl_llm.preferences import scores
 
 
 def dpo(
@@ -26,14 +28,33 @@ def dpo(
     rejected_ref_logp: Array,
     *,
     beta: float = 0.1,
+    label_smoothing: float = 0.0,
+    robust: bool = False,
+    margin: float | Array = 0.0,
+    divergence: str = "reverse_kl",
+    alpha: float | None = None,
+    per_token: bool = False,
+    chosen_lengths: Array | None = None,
+    rejected_lengths: Array | None = None,
     where: Array | None = None,
 ) -> Array:
     """Direct preference optimization: the chosen response is likelier than the rejected one.
 
-        loss = -log sigmoid(x_w - x_l),   x = beta (logp - ref_logp)
+        z = beta h - margin
+        loss = -(1 - e) log sigmoid(z) - e log sigmoid(-z),   e = label_smoothing
+        robust:  loss = (-(1 - e) log sigmoid(z) + e log sigmoid(-z)) / (1 - 2 e)
+
+    With ``label_smoothing`` it is the conservative DPO. The robust one is unbiased where a share e
+    of the labels is flipped, and may be negative. With ``per_token`` it is TRL's
+    ``sigmoid_norm``. With a ``margin`` it is DPO with an offset.
 
     Args:
-      chosen_logp, rejected_logp, chosen_ref_logp, rejected_ref_logp, where, beta: See the module.
+      chosen_logp, rejected_logp, chosen_ref_logp, rejected_ref_logp, where: See the package.
+      chosen_lengths, rejected_lengths, per_token, beta, label_smoothing: See the package.
+      divergence, alpha: See the module.
+      robust: Corrects for wrong labels, the share of which is ``label_smoothing``.
+      margin: A number or ``[...]``, by how much the reward of the chosen response is to exceed that
+        of the other, such as the difference of their grades.
 
     Returns:
       ``[...]`` float32.
@@ -41,147 +62,284 @@ def dpo(
     Example:
       >>> import jax.numpy as jnp
       >>> import jaxrl_llm as jr
-      >>> zero = jnp.zeros(1)
-      >>> jr.preferences.dpo(zero, zero, zero, zero).round(4).tolist()
-      [0.693...]
+      >>> logp = jnp.array([[-10.0], [-14.0], [-11.0], [-13.0]])
+      >>> jr.preferences.dpo(*logp).round(4).tolist()
+      [0.598...]
 
     References:
-      Rafailov et al., DPO (arXiv:2305.18290).
+      Rafailov et al., DPO (arXiv:2305.18290); Chowdhury et al., robust DPO (arXiv:2403.00409); Wang
+      et al., f-divergences (arXiv:2309.16240), alpha as in TRL; Amini et al., the offset
+      (arXiv:2402.10571).
     """
-    chosen, rejected, _ = _implicit(
-        "dpo", chosen_logp, rejected_logp, chosen_ref_logp, rejected_ref_logp, beta, where
-    )
-    return masking.zero_masked(jax.nn.softplus(rejected - chosen), where)
-
-
-def bco(
-    chosen_logp: Array,
-    rejected_logp: Array,
-    chosen_ref_logp: Array,
-    rejected_ref_logp: Array,
-    *,
-    beta: float = 0.1,
-    center: float | Array = 0.0,
-    where: Array | None = None,
-) -> Array:
-    """Binary classification of the two responses, one by one.
-
-        loss = -log sigmoid(x_w - d) - log sigmoid(-(x_l - d)),   x = beta (logp - ref_logp)
-
-    Args:
-      chosen_logp, rejected_logp, chosen_ref_logp, rejected_ref_logp, where, beta: See the module.
-      center: ``[]``, d: a running mean of the implicit rewards; the gradient stops at it.
-
-    Returns:
-      ``[...]`` float32.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> import jaxrl_llm as jr
-      >>> zero = jnp.zeros(1)
-      >>> jr.preferences.bco(zero, zero, zero, zero).round(4).tolist()
-      [1.386...]
-
-    References:
-      Jung et al., binary classifier optimization (arXiv:2404.04656), as a loss of pairs; TRL's has
-      ``center=0``.
-    """
-    chosen, rejected, _ = _implicit(
-        "bco", chosen_logp, rejected_logp, chosen_ref_logp, rejected_ref_logp, beta, where
-    )
-    checks.check_rank("bco", 0, center=center)
-    d = jax.lax.stop_gradient(jnp.asarray(center, jnp.float32))
-    loss = jax.nn.softplus(d - chosen) + jax.nn.softplus(rejected - d)
-    return masking.zero_masked(loss, where)
-
-
-def mpo(
-    chosen_logp: Array,
-    rejected_logp: Array,
-    chosen_ref_logp: Array,
-    rejected_ref_logp: Array,
-    *,
-    lengths: Array,
-    beta: float = 0.1,
-    preference: float = 0.8,
-    quality: float = 0.2,
-    likelihood: float = 1.0,
-    center: float | Array = 0.0,
-    where: Array | None = None,
-) -> Array:
-    """Mixed preference optimization: preference, quality and likelihood of the chosen response.
-
-        loss = preference dpo + quality bco - likelihood chosen_logp / lengths
-
-    With ``preference=1``, ``quality=0`` and ``likelihood=5`` it is CGPO's CODPO, on the pairs of
-    ``curation.constrained_pairs``.
-
-    Args:
-      chosen_logp, rejected_logp, chosen_ref_logp, rejected_ref_logp, where, beta: See the module.
-      lengths: ``[...]``, numbers, tokens of the chosen response, at least 1.
-      preference: Weight of :func:`dpo`, not negative.
-      quality: Weight of :func:`bco`, not negative.
-      likelihood: Weight of the mean negative log-likelihood a token, not negative.
-      center: As in :func:`bco`.
-
-    Returns:
-      ``[...]`` float32.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> import jaxrl_llm as jr
-      >>> zero, lengths = jnp.zeros(1), jnp.array([4])
-      >>> jr.preferences.mpo(zero, zero, zero, zero, lengths=lengths).round(4).tolist()
-      [0.831...]
-
-    References:
-      Wang et al., MPO (arXiv:2411.10442), with the weights of TRL's documentation; used with GRPO
-      by Skywork R1V2 (arXiv:2504.16656). CODPO: CGPO (arXiv:2409.20370). TRL and the paper average
-      the likelihood over the tokens of a batch, here it is over those of a response.
-    """
-    function = "mpo"
-    chosen, rejected, valid = _implicit(
-        function, chosen_logp, rejected_logp, chosen_ref_logp, rejected_ref_logp, beta, where
-    )
-    checks.check_same_shape(function, chosen_logp=chosen_logp, lengths=lengths)
-    checks.check_non_negative(
-        function, finite=True, preference=preference, quality=quality, likelihood=likelihood
-    )
-    checks.check_rank(function, 0, center=center)
-    d = jax.lax.stop_gradient(jnp.asarray(center, jnp.float32))
-    tokens = jnp.where(valid, jnp.asarray(lengths, jnp.float32), 1.0)
-    loss = (
-        preference * jax.nn.softplus(rejected - chosen)
-        + quality * (jax.nn.softplus(d - chosen) + jax.nn.softplus(rejected - d))
-        - likelihood * masking.zero_masked(chosen_logp, where) / tokens
-    )
-    return masking.zero_masked(loss, where)
-
-
-def _implicit(
-    function, chosen_logp, rejected_logp, chosen_ref_logp, rejected_ref_logp, beta, where
-) -> tuple[Array, Array, Array]:
-    """Checks the shared arguments; returns both implicit rewards and which pairs there are."""
-    checks.check_float(
+    function = "dpo"
+    h = _difference(
         function,
-        chosen_logp=chosen_logp,
-        rejected_logp=rejected_logp,
-        chosen_ref_logp=chosen_ref_logp,
-        rejected_ref_logp=rejected_ref_logp,
-    )
-    checks.check_bool(function, where=where)
-    checks.check_same_shape(
-        function,
-        chosen_logp=chosen_logp,
-        rejected_logp=rejected_logp,
-        chosen_ref_logp=chosen_ref_logp,
-        rejected_ref_logp=rejected_ref_logp,
-        where=where,
+        chosen_logp,
+        rejected_logp,
+        chosen_ref_logp,
+        rejected_ref_logp,
+        divergence,
+        alpha,
+        where,
+        per_token,
+        chosen_lengths,
+        rejected_lengths,
     )
     checks.check_positive(function, finite=True, beta=beta)
+    scores.check_smoothing(function, label_smoothing)
+    checks.check_option(function, "robust", robust, (True, False))
+    z = beta * h - scores.per_pair(function, "margin", margin, h, where)
+    if not robust:
+        return masking.zero_masked(scores.logistic(z, label_smoothing), where)
+    if label_smoothing == 0:
+        raise ValueError("dpo: robust=True has no effect with label_smoothing=0; leave it out.")
+    loss = scores.logistic(z) - label_smoothing / (1 - 2 * label_smoothing) * z
+    return masking.zero_masked(loss, where)
 
-    def reward(logp: Array, ref_logp: Array) -> Array:
-        return beta * masking.safe_log_ratio(logp, jax.lax.stop_gradient(ref_logp), where)
 
-    valid = jnp.ones(jnp.shape(chosen_logp), bool) if where is None else jnp.asarray(where)
-    return reward(chosen_logp, chosen_ref_logp), reward(rejected_logp, rejected_ref_logp), valid
+def ipo(
+    chosen_logp: Array,
+    rejected_logp: Array,
+    chosen_ref_logp: Array,
+    rejected_ref_logp: Array,
+    *,
+    beta: float = 0.1,
+    divergence: str = "reverse_kl",
+    alpha: float | None = None,
+    per_token: bool = False,
+    chosen_lengths: Array | None = None,
+    rejected_lengths: Array | None = None,
+    where: Array | None = None,
+) -> Array:
+    """Identity preference optimization: the difference is to reach a margin, and not to exceed it.
+
+        loss = (h - 1 / (2 beta))^2
+
+    Args:
+      chosen_logp, rejected_logp, chosen_ref_logp, rejected_ref_logp, where: See the package.
+      chosen_lengths, rejected_lengths, per_token: See the package.
+      divergence, alpha: See the module.
+      beta: tau of the paper, above 0.
+
+    Returns:
+      ``[...]`` float32.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> logp = jnp.array([[-10.0], [-14.0], [-11.0], [-13.0]])
+      >>> jr.preferences.ipo(*logp).round(4).tolist()
+      [9.0]
+
+    References:
+      Azar et al., IPO (arXiv:2310.12036), of sums; TRL has ``per_token``.
+    """
+    function = "ipo"
+    h = _difference(
+        function,
+        chosen_logp,
+        rejected_logp,
+        chosen_ref_logp,
+        rejected_ref_logp,
+        divergence,
+        alpha,
+        where,
+        per_token,
+        chosen_lengths,
+        rejected_lengths,
+    )
+    checks.check_positive(function, finite=True, beta=beta)
+    return masking.zero_masked(scores.square_to_target(h, 0.5 / beta), where)
+
+
+def hinge(
+    chosen_logp: Array,
+    rejected_logp: Array,
+    chosen_ref_logp: Array,
+    rejected_ref_logp: Array,
+    *,
+    beta: float = 0.1,
+    margin: float = 1.0,
+    divergence: str = "reverse_kl",
+    alpha: float | None = None,
+    where: Array | None = None,
+) -> Array:
+    """The hinge of the difference: no gradient once the margin is met.
+
+        loss = max(0, margin - beta h)
+
+    :func:`slic` is the form without a reference.
+
+    Args:
+      chosen_logp, rejected_logp, chosen_ref_logp, rejected_ref_logp, where, beta: See the package.
+      divergence, alpha: See the module.
+      margin: Above 0.
+
+    Returns:
+      ``[...]`` float32.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> logp = jnp.array([[-10.0], [-14.0], [-11.0], [-13.0]])
+      >>> jr.preferences.hinge(*logp, beta=0.25).tolist()
+      [0.5]
+
+    References:
+      Liu et al. (arXiv:2309.06657), who name it SLiC-norm; TRL's ``hinge``.
+    """
+    function = "hinge"
+    h = _difference(
+        function,
+        chosen_logp,
+        rejected_logp,
+        chosen_ref_logp,
+        rejected_ref_logp,
+        divergence,
+        alpha,
+        where,
+    )
+    checks.check_positive(function, finite=True, beta=beta, margin=margin)
+    return masking.zero_masked(jax.nn.relu(margin - beta * h), where)
+
+
+def exo_pair(
+    chosen_logp: Array,
+    rejected_logp: Array,
+    chosen_ref_logp: Array,
+    rejected_ref_logp: Array,
+    *,
+    beta: float = 0.1,
+    label_smoothing: float = 1e-3,
+    divergence: str = "reverse_kl",
+    alpha: float | None = None,
+    where: Array | None = None,
+) -> Array:
+    """Efficient exact optimization of a pair: the reverse KL to smoothed labels.
+
+        q = sigmoid(beta h)
+        loss = q log(q / (1 - e)) + (1 - q) log((1 - q) / e),   e = label_smoothing
+
+    DPO is the forward KL.
+
+    Args:
+      chosen_logp, rejected_logp, chosen_ref_logp, rejected_ref_logp, where, beta: See the package.
+      divergence, alpha: See the module.
+      label_smoothing: In (0, 0.5).
+
+    Returns:
+      ``[...]`` float32, not negative.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> zero = jnp.zeros(1)
+      >>> jr.preferences.exo_pair(zero, zero, zero, zero).round(4).tolist()
+      [2.7...]
+
+    References:
+      Ji et al., EXO (arXiv:2402.00856), equation 16.
+    """
+    function = "exo_pair"
+    h = _difference(
+        function,
+        chosen_logp,
+        rejected_logp,
+        chosen_ref_logp,
+        rejected_ref_logp,
+        divergence,
+        alpha,
+        where,
+    )
+    checks.check_positive(function, beta=beta, label_smoothing=label_smoothing)
+    scores.check_smoothing(function, label_smoothing)
+    z = beta * h
+    q, log_q, log_rest = jax.nn.sigmoid(z), -jax.nn.softplus(-z), -jax.nn.softplus(z)
+    loss = q * (log_q - jnp.log1p(-label_smoothing))
+    loss += jax.nn.sigmoid(-z) * (log_rest - jnp.log(label_smoothing))
+    return masking.zero_masked(loss, where)
+
+
+def discopop(
+    chosen_logp: Array,
+    rejected_logp: Array,
+    chosen_ref_logp: Array,
+    rejected_ref_logp: Array,
+    *,
+    beta: float = 0.1,
+    tau: float = 0.05,
+    divergence: str = "reverse_kl",
+    alpha: float | None = None,
+    where: Array | None = None,
+) -> Array:
+    """Discovered preference optimization: a logistic loss that turns into an exponential one.
+
+        z = beta h,   m = sigmoid(z / tau)
+        loss = -(1 - m) log sigmoid(z) + m exp(-z)
+
+    It is not convex.
+
+    Args:
+      chosen_logp, rejected_logp, chosen_ref_logp, rejected_ref_logp, where, beta: See the package.
+      divergence, alpha: See the module.
+      tau: Temperature of the blend, in (0, 1].
+
+    Returns:
+      ``[...]`` float32.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> zero = jnp.zeros(1)
+      >>> jr.preferences.discopop(zero, zero, zero, zero).round(4).tolist()
+      [0.846...]
+
+    References:
+      Lu et al., DiscoPOP (arXiv:2406.08414), equation 5.
+    """
+    function = "discopop"
+    h = _difference(
+        function,
+        chosen_logp,
+        rejected_logp,
+        chosen_ref_logp,
+        rejected_ref_logp,
+        divergence,
+        alpha,
+        where,
+    )
+    checks.check_positive(function, finite=True, beta=beta)
+    checks.check_share(function, zero=False, tau=tau)
+    z = beta * h
+    # As one exponential, since the two factors of its product may be 0 and infinite.
+    exponential = jnp.exp(-jax.nn.softplus(-z / tau) - z)
+    loss = jax.nn.sigmoid(-z / tau) * jax.nn.softplus(-z) + exponential
+    return masking.zero_masked(loss, where)
+
+
+def _difference(
+    function,
+    chosen_logp,
+    rejected_logp,
+    chosen_ref_logp,
+    rejected_ref_logp,
+    divergence,
+    alpha,
+    where,
+    per_token=False,
+    chosen_lengths=None,
+    rejected_lengths=None,
+) -> Array:
+    """Checks the arrays of pairs; returns h."""
+    chosen, rejected = scores.log_ratios(
+        function, chosen_logp, rejected_logp, chosen_ref_logp, rejected_ref_logp, where
+    )
+    scores.check_divergence(function, divergence, alpha)
+    chosen = scores.divergence_score(chosen, divergence, alpha)
+    rejected = scores.divergence_score(rejected, divergence, alpha)
+    checks.check_option(function, "per_token", per_token, (True, False))
+    if per_token:
+        chosen, rejected = scores.both_per_token(
+            function, chosen, rejected, chosen_lengths, rejected_lengths, where
+        )
+    return chosen - rejected

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core import Array, checks
-from jaxrl_llm.core.packing import Packing, Tree, check_packing
+from jaxrl_llm.core.packing import Packing, Tree, check_packing, row_trees
 from jaxrl_llm.core.support import Support, check_support, in_support
 from jaxrl_llm.recipes.inputs import check_extra
 from jaxrl_llm.recipes.records import replace_fields
@@ -101,6 +101,7 @@ class Batch:
             # Like what a train step computes: tempered, over the support.
             behavior_logp=rollout.behavior_logp,
             support=rollout.support,
+            packing=None if rollout.ends is None else row_trees(rollout.ends),
         )
 
     def replace(self, **changes) -> "Batch":

@@ -28,7 +28,8 @@ class Critic:
       loss: ``(values, old_values, returns, mask) -> token loss [..., T]``.
       heads: C, independent predictions, each trained on the same returns.
       combine: ``[..., C] -> [...]``, the one value that the advantages use.
-      weights: ``mask -> weights [..., T]``.
+      weights: ``(mask, **context) -> weights [..., T]``: 0 where nothing is learned, as at all
+        tokens but the first of a turn.
       target_rate: If set, ``old_values`` come from an average of the critic's parameters that
         moves by this share every step, and not from the critic itself.
 

@@ -98,11 +98,17 @@ class EvolutionRecipe:
     # What a training run asks of every method.
     forward_only: ClassVar[bool] = True  # no gradient of the model, one update a batch
     critic: ClassVar[Any] = None
+    second_model: ClassVar[Any] = None
     reference: ClassVar[Any] = None
     required_fields: ClassVar[frozenset[str]] = frozenset()
     reads_last_kl: ClassVar[bool] = False
     uses_reference: ClassVar[bool] = False
+    head: ClassVar[None] = None
+    likelihood: ClassVar[None] = None
+    has_teacher: ClassVar[bool] = False
+    learns_from_model: ClassVar[bool] = False
     reads_behavior: ClassVar[bool] = False
+    sampled_by: ClassVar[str] = "policy"
 
     def __post_init__(self):
         name = f"EvolutionRecipe {self.name!r}"
@@ -131,6 +137,11 @@ class EvolutionRecipe:
     def __repr__(self) -> str:
         """The fields that differ from their defaults, functions by their names."""
         return f"EvolutionRecipe({format_fields(self)})"
+
+    def computed_from(self, *sources: str) -> dict[str, Any]:
+        """Nothing: it computes no numbers beyond its scores."""
+        del sources
+        return {}
 
     def replace(self, **changes) -> "EvolutionRecipe":
         """A copy with some fields changed, checked anew; TypeError if a name is not a field."""

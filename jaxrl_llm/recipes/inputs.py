@@ -29,6 +29,8 @@ EXTRAS: dict[str, Extra] = {
     "test_where": Extra("PU", "bool", "unit tests that exist"),
     "teacher_prompt_tokens": Extra("PGL", "int", "prompts the teacher sees, right padded"),
     "teacher_prompt_mask": Extra("PGL", "bool", "their tokens that exist"),
+    "ground_truth": Extra("PL", "int", "what stands before a reference answer, and the answer"),
+    "ground_truth_mask": Extra("PL", "bool", "tokens of the answer"),
     # Of a rollout.
     "flawed": Extra("PG", "bool", "whether a judge calls the reasoning flawed"),
     "satisfied": Extra("PG", "bool", "whether all judges agree"),
@@ -38,16 +40,40 @@ EXTRAS: dict[str, Extra] = {
     "has_teacher": Extra("PG", "bool", "whether the teacher reads a different prompt"),
     "similarity": Extra("PGH", "float", "to the rollouts of the same question's paraphrases"),
     "hidden_rank": Extra("PGN", "float", "RankGrowth of the last hidden states, old policy"),
+    "embeddings": Extra("PGD", "float", "of each response, by a frozen encoder"),
     "grad_sq_norms": Extra("PG", "float", "squared norm of the score of the response"),
     "median_advantages": Extra("PG", "float", "rewards minus their group median, scaled"),
     "truncated": Extra("PG", "bool", "ended by its length and not by a stop token"),
+    "unfinished": Extra("PG", "bool", "goes on in a later batch"),
     "roles": Extra("PG", "int", "what each rollout is to the batch, as in curation.Request"),
     "imitated": Extra("PG", "bool", "a demonstration"),
+    "kl_logp": Extra("PG", "float", "logp of the response after the prompt of another row"),
+    "kl_ref_logp": Extra("PG", "float", "the same under the reference"),
+    # Of the masks of a likelihood, J draws of them.
+    "masked": Extra("PGTJ", "bool", "tokens that a draw hides from the denoiser"),
+    "masked_prompt": Extra("PGLJ", "bool", "tokens of the prompt that a draw hides"),
+    "written": Extra("PGT", "bool", "tokens of the response, whatever trains"),
+    "noise": Extra("PGJ", "float", "level of a draw, see diffusion.Draws"),
+    "old_draw_logp": Extra("PGTJ", "float", "1[masked] logp / t of each draw, old policy"),
     # Of a turn.
     "turn_rewards": Extra("PGK", "float", "reward of each turn"),
+    "turn_formats": Extra("PGK", "float", "what the form of each turn earns"),
     "turn_where": Extra("PGK", "bool", "turns that exist"),
     "turn_ids": Extra("PGT", "int", "turn of each token"),
+    "state_ids": Extra("PGK", "int", "what the turn observes: equal numbers for equal states"),
+    "next_state_ids": Extra("PGK", "int", "what it leads to, in the same numbers"),
+    "action_ids": Extra("PGK", "int", "the text of the turn: equal numbers for equal texts"),
+    "step_rewards": Extra("PGK", "float", "what a step earns for its format or tools, apart"),
+    "expert_match": Extra("PGK", "bool", "whether the turn did what the expert did"),
+    "won": Extra("PGK", "bool", "whether the turn won the episode"),
+    "answer_logp": Extra(
+        "PGA", "float", "mean logp of the reference answer before the first turn and after each"
+    ),
     "test_passes": Extra("PGKU", "bool", "unit tests that a turn's program passes"),
+    # Of a segment of a response.
+    "prefix_values": Extra("PGK", "float", "mean reward of rollouts that go on from before it"),
+    "segment_where": Extra("PGK", "bool", "segments that exist"),
+    "segment_ids": Extra("PGT", "int", "segment of each token; -1 for none"),
     # Of a token.
     "sum_pi_sq": Extra("PGT", "float", "sum of squared probabilities under the old policy"),
     "sum_pi_cubed": Extra("PGT", "float", "sum of cubed probabilities under the old policy"),
@@ -61,15 +87,19 @@ EXTRAS: dict[str, Extra] = {
     "hint_mask": Extra("PGT", "bool", "tokens of a response that the policy did not write"),
     "versions": Extra("PGT", "int", "weights that drew the token; -1 unknown"),
     "node_ids": Extra("PGT", "int", "rollout that drew the token, one number where they fork"),
+    "prm_logp": Extra("PGT", "float", "log-probability under a process reward model"),
     "values": Extra("PGT", "float", "critic's value of the state before the token"),
     "old_values": Extra("PGTC", "float", "the same, of each head"),
     "returns": Extra("PGT", "float", "what the critic is to predict"),
     "chunk_ids": Extra("PGT", "int", "action of each token, from 1; 0 outside"),
     "selected": Extra("PGT", "bool", "tokens a covariance rule picked"),
-    "top_ids": Extra("PGTS", "int", "most likely tokens under the old policy"),
+    "top_ids": Extra("PGTS", "int", "most likely tokens under the old policy or the teacher"),
     "teacher_logp": Extra("PGTS", "float", "the teacher's log-probabilities of those"),
     "teacher_token_logp": Extra("PGT", "float", "the teacher's log-probability of the token"),
     "teacher_entropy": Extra("PGT", "float", "the teacher's entropy"),
+    "teacher_hidden": Extra("PGTD", "float", "the teacher's last hidden states"),
+    "teacher_span_logp": Extra("PGT", "float", "the teacher's log-probability of the token's span"),
+    "span_ids": Extra("PGT", "int", "span of each token's text in both tokenizations; -1 for none"),
 }
 
 _KINDS = {"float": jnp.floating, "int": jnp.integer, "bool": jnp.bool_}
@@ -100,7 +130,7 @@ def shaped_extras(recipe, prompts: int, group: int, length: int) -> dict[str, ja
     """Shapes and dtypes of all extras that the recipe needs, for a dry run."""
     dtypes = {"float": jnp.float32, "int": jnp.int32, "bool": jnp.bool_}
     heads = 1 if recipe.critic is None else recipe.critic.heads
-    sizes = {"P": prompts, "G": group, "T": length, "H": group, "C": heads}
+    sizes = {"P": prompts, "G": group, "T": length, "H": group, "C": heads, "A": 3}
     return {
         name: jax.ShapeDtypeStruct([sizes.get(a, 2) for a in EXTRAS[name].axes], dtypes[kind])
         for name, kind in (

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +10,13 @@ import jax.numpy as jnp
 from jaxrl_llm import aggregate
 from jaxrl_llm.core import Array, ArrayTree, Transform, call_with, checks, masking, traits_of
 from jaxrl_llm.curation import Collector
+from jaxrl_llm.diffusion import Likelihood
 from jaxrl_llm.recipes import wiring
 from jaxrl_llm.recipes.batch import Batch
 from jaxrl_llm.recipes.critic import Critic
+from jaxrl_llm.recipes.prm import ProcessRewardModel
 from jaxrl_llm.recipes.records import format_fields, name_of, replace_fields
+from jaxrl_llm.recipes.turn_updates import TurnUpdates
 from jaxrl_llm.recipes.wiring import Computed
 
 
@@ -70,8 +73,15 @@ class Recipe:
       computed: Numbers that the method needs beyond the batch, each a :class:`Computed`. Later
         functions name them; see also ``core.given``.
       critic: A value model that is trained with the policy; see :class:`Critic`.
+      prm: A process reward model that is trained with the policy, in place of a critic;
+        see :class:`ProcessRewardModel`.
+      likelihood: For a model that denoises, the estimate that stands where log-probabilities do;
+        see :class:`jaxrl_llm.diffusion.Likelihood`. None for a causal model.
       reference: ``(reference, params, step) -> reference``, how the reference model moves after
-        each step; None for a frozen one.
+        each step; None for a frozen one. One with ``init`` moves the policy as well, see
+        :mod:`jaxrl_llm.regularizers.references`.
+      sampled_by: "policy", or "reference" where a reference that moves samples the rollouts.
+      turn_updates: If set, each turn of a batch is an optimizer step; see :class:`TurnUpdates`.
       inputs: Names of further extras that the batch holds.
       epochs: How many times the method passes over a batch; what a run uses unless its config has
         another number.
@@ -110,7 +120,11 @@ class Recipe:
     collector: Collector | None = None
     computed: tuple[Computed, ...] = ()
     critic: Critic | None = None
+    prm: ProcessRewardModel | None = None
+    likelihood: Likelihood | None = None
     reference: Callable | None = None
+    sampled_by: Literal["policy", "reference"] = "policy"
+    turn_updates: TurnUpdates | None = None
     inputs: tuple[str, ...] = ()
     epochs: int = 1
     minibatches: int = 1
@@ -148,12 +162,23 @@ class Recipe:
         return wiring.required_fields(self)[1]
 
     @property
+    def second_model(self) -> Critic | ProcessRewardModel | None:
+        """The critic or the process reward model, of which a recipe has one at most."""
+        return self.critic or self.prm
+
+    @property
     def step_fields(self) -> frozenset[str]:
         """Which of ``required_fields`` the train step computes; the batch holds the others."""
         names = set(self.computed_from(*wiring.BEFORE_PREPARE, "optimizer"))
-        names |= {"old_entropy", "hidden_sq", "hidden_rank"}
+        names |= {"old_entropy", "hidden_sq", "hidden_rank", "kl_logp", "kl_ref_logp"}
+        if wiring.ANSWER_TEXTS in self.computed_from("responses"):
+            names |= {"answer_logp"}
         if self.critic is not None:
             names |= {"values", "old_values"}
+        if self.prm is not None:
+            names |= {"prm_logp"}
+        if self.likelihood is not None:
+            names |= {"old_draw_logp"}
         return frozenset(names | {"old_logp", "ref_logp", "entropy"})
 
     @property
@@ -177,6 +202,29 @@ class Recipe:
         return "ref_logp" in self.required_fields or bool(self.computed_from("reference"))
 
     @property
+    def reads_teacher_logits(self) -> bool:
+        """Whether a statistic of the policy reads all logits of the teacher."""
+        return wiring.reads_teacher_logits(self)
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether numbers of a teacher enter, another model or the policy after another prompt."""
+        spans = "teacher_span_logp" in self.required_fields
+        return bool(self.computed_from("teacher")) or self.reads_teacher_logits or spans
+
+    @property
+    def teacher_top(self) -> int:
+        """How many of the teacher's most probable tokens are read at each position."""
+        function = self.computed_from("teacher").get("top_ids")
+        return dict(getattr(function, "options", ())).get("count", 0)
+
+    @property
+    def learns_from_model(self) -> bool:
+        """Whether the teacher is another model, not the policy after a prompt of its own."""
+        itself = wiring.TEACHER_TEXTS in self.computed_from("responses")
+        return self.has_teacher and not itself
+
+    @property
     def uses_ratio(self) -> bool:
         """Whether the surrogate compares the policy with ``old_logp``.
 
@@ -184,6 +232,17 @@ class Recipe:
         policy that sampled, so that a batch serves one optimizer step.
         """
         return traits_of(self.surrogate).has_ratio
+
+    @property
+    def head(self) -> str | None:
+        """What the head of a reward model reads, "response" or "step"; None for a policy.
+
+        It is one number of each response, or of each of its steps.
+        """
+        surrogate = traits_of(self.surrogate)
+        if not surrogate.reads_head:
+            return None
+        return "response" if surrogate.level == "sequence" else "step"
 
     @property
     def reads_behavior(self) -> bool:
@@ -205,16 +264,42 @@ class Recipe:
             )
 
     def check_passes(self, epochs: int, minibatches: int) -> None:
-        """Raises ValueError if a batch serves several optimizer steps and there is no ratio."""
+        """Raises ValueError if a batch serves several optimizer steps and there is no ratio.
+
+        Also where each of its turns is a step already.
+        """
+        if epochs * minibatches > 1 and self.turn_updates is not None:
+            raise ValueError(
+                f"recipe {self.name!r} makes an optimizer step of each turn of a batch; got epochs "
+                f"{epochs} and minibatches {minibatches}; use 1 and 1."
+            )
         if epochs * minibatches > 1 and not self.uses_ratio:
             raise ValueError(
                 f"recipe {self.name!r} has a surrogate without a ratio to old_logp, so the "
                 f"optimizer steps on one batch would be biased from the second on; got epochs "
                 f"{epochs} and minibatches {minibatches}; use 1 and 1."
             )
+        if epochs * minibatches > 1 and self.likelihood and self.likelihood.reads_advantages:
+            raise ValueError(
+                f"recipe {self.name!r} has a likelihood that depends on the advantages, and "
+                "old_logp is scored without them, so the ratios of several optimizer steps on one "
+                f"batch would be wrong; got epochs {epochs} and minibatches {minibatches}; use 1 "
+                "and 1."
+            )
 
     def check_staleness(self, max_staleness: int) -> None:
         """Raises ValueError if older weights may sample and nothing in it corrects for that."""
+        if max_staleness > 0 and self.likelihood is not None:
+            raise ValueError(
+                f"recipe {self.name!r} estimates likelihoods of the weights that train, which "
+                f"nothing compares with older weights (max_staleness {max_staleness}); use 0."
+            )
+        if max_staleness > 0 and self.turn_updates is not None:
+            raise ValueError(
+                f"recipe {self.name!r} takes the ratio of each turn to the policy just before its "
+                f"step, so rollouts of older weights (max_staleness {max_staleness}) would bias "
+                "it; use 0."
+            )
         if max_staleness > 0 and not self.uses_ratio and not self.reads_behavior:
             raise ValueError(
                 f"recipe {self.name!r} has no correction and a surrogate without a ratio, so "
@@ -281,7 +366,11 @@ class Recipe:
         for name, transform in self.computed_from("controller").items():
             old = state.controllers[name]
             value, controllers[name] = call_with(transform.update, rewards, old, context=context())
-            batch = _with_scalar(self, batch, name, value)
+            if jnp.ndim(value) == 0:
+                batch = _with_scalar(self, batch, name, value)
+            else:
+                wiring.check_output(self.name, f"computed {name!r}", value, (), batch.mask.shape)
+                batch = batch.replace(extras={**batch.extras, name: value})
 
         curation = state.curation
         where = batch.where
@@ -385,9 +474,10 @@ class Recipe:
         each, so that the weights of every optimizer step add up as those of a batch do. Raises
         ValueError if a weighting returns a wrong shape, TypeError if it is not floating point.
         """
-        batch = batch.replace(weights=_weights(self, self.weights, batch))
+        context = wiring.context(batch, wiring.PREPARE_CONTEXT)
+        batch = batch.replace(weights=_weights(self, self.weights, batch, context))
         if self.critic is not None:
-            weights = _weights(self, self.critic.weights, batch)
+            weights = _weights(self, self.critic.weights, batch, context)
             batch = batch.replace(extras={**batch.extras, "critic_weights": weights})
         return batch
 
@@ -469,9 +559,9 @@ def _without(recipe, slot: str, batch: Batch, keep: Array) -> Batch:
     return batch.replace(mask=mask, correction=correction)
 
 
-def _weights(recipe, function, batch: Batch) -> Array:
+def _weights(recipe, function, batch: Batch, context: Mapping[str, Any]) -> Array:
     """Weights ``[P, G, T]`` of a weighting, 0 where masked."""
-    weights = function(batch.mask)
+    weights = call_with(function, batch.mask, context=context)
     wiring.check_output(recipe.name, "weights", weights, batch.mask.shape)
     checks.check_float(f"Recipe {recipe.name!r}", weights=weights)
     return masking.zero_masked(weights, batch.mask)

@@ -14,11 +14,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxrl_llm.core import Transform, accepted, checks, functions_of, parts_of, traits_of
-from jaxrl_llm.curation.collectors.protocol import collector_parts
+from jaxrl_llm.curation.collectors.protocol import collector_needs, collector_parts
+from jaxrl_llm.diffusion import Likelihood
 from jaxrl_llm.recipes.batch import Batch
 from jaxrl_llm.recipes.critic import Critic
 from jaxrl_llm.recipes.inputs import EXTRAS, shaped_extras
+from jaxrl_llm.recipes.prm import ProcessRewardModel
 from jaxrl_llm.recipes.records import name_of
+from jaxrl_llm.recipes.turn_updates import TurnUpdates
 
 # What `prepare` offers to its slots, and `loss` to the surrogate and the regularizers, by keyword;
 # the batch's extras and what the recipe computes come on top.
@@ -73,8 +76,12 @@ STATISTICS = ("old_policy", "reference", "teacher")
 BEFORE_PREPARE = (*STATISTICS, "last_visit")
 # And those that a batch may bring instead.
 COMPUTED_BEFORE = ("responses", *BEFORE_PREPARE, "optimizer")
+# What a statistic of the policy names to read all of the teacher's logits.
+TEACHER_LOGITS = "teacher_logits"
 # What the loop makes the prompts of a teacher of; no function reads it.
 TEACHER_TEXTS = "teacher_texts"
+# And what it makes the reference answers of, whose log-probabilities the train step computes.
+ANSWER_TEXTS = "answer_texts"
 
 
 class Computed(NamedTuple):
@@ -91,8 +98,11 @@ class Computed(NamedTuple):
           (P mappings), ``messages`` (P lists of G: what a collector sent in place of the prompt, or
           None) and what the reward says, P lists of G each, such as ``feedback``. The
           name ``"teacher_texts"`` is for P lists of G messages for the teacher, None for a response
-          without one: the loop makes ``has_teacher`` and the teacher's prompts of them.
-        - ``"controller"``: a Transform ``rewards [P, G] -> scalar``, a coefficient with a state.
+          without one: the loop makes ``has_teacher`` and the teacher's prompts of them. The name
+          ``"answer_texts"`` is for P pairs of texts, what stands before a reference answer and the
+          answer: the train step makes ``answer_logp`` of them.
+        - ``"controller"``: a Transform ``rewards [P, G] -> scalar``, a coefficient with a state; or
+          one of each token, ``[P, G, T]``.
         - ``"optimizer"``: a rule of the step that each token alone would make, for the selection:
           ``function(state, hidden [N, D], logits [N, V], targets [N], *, advantages, mask,
           learning_rate) -> (values [N, ...], sums)`` of the policy at the start of the step, in
@@ -110,8 +120,9 @@ class Computed(NamedTuple):
           of tokens and differentiated.
         - ``"old_policy"``: the same of the policy at the start of the step, without a gradient.
         - ``"reference"``: the same of the reference model.
-        - ``"teacher"``: the same of the teacher, which is the policy (or ``Recipe.reference``)
-          after the extras ``teacher_prompt_tokens`` instead of the prompt.
+        - ``"teacher"``: the same of the teacher: of another model; or of the policy (or
+          ``Recipe.reference``) after the extras ``teacher_prompt_tokens`` instead of the prompt.
+          A statistic of the policy that names ``teacher_logits`` gets the teacher's logits.
         - ``"last_visit"``: a memory of responses, see ``advantages.last_visit``, with ``init()``,
           ``recall(state, **fields)`` and ``update(logp, state, recalled)``, an array ``[P]``, where
           ``logp`` is what the policy at the start of the step makes of the recalled responses to
@@ -123,6 +134,10 @@ class Computed(NamedTuple):
     source: str
 
 
+# The draws of a likelihood, as a batch holds them.
+DRAWN = ("masked", "masked_prompt", "noise", "written")
+# What a denoiser makes of each of them, as the surrogate reads it: 1[masked] logp / t.
+DRAW_LOGP = "draw_logp"
 # Names that mean something else already.
 _RESERVED = frozenset({*PREPARE_CONTEXT, *PREPARE_ONLY, *LOSS_CONTEXT})
 _OF_CRITIC = frozenset({"values", "old_values", "returns", "critic_weights"})
@@ -203,6 +218,7 @@ def readers(recipe) -> tuple[list[Reader], list[Reader]]:
             prepare.append(Reader(_label(entry), entry.function, positional))
     if recipe.critic is not None:
         prepare.append(Reader("critic's returns", recipe.critic.returns, ("rewards",)))
+        prepare.append(Reader("critic's weights", recipe.critic.weights, ("mask",)))
     loss = [plain["surrogate"]] + [Reader("regularizer", f, ()) for f in recipe.regularizers]
     return prepare, loss + learners(recipe)
 
@@ -247,7 +263,19 @@ def required_fields(recipe) -> tuple[frozenset[str], frozenset[str]]:
         first |= {"old_logp", "behavior_logp"}
     if recipe.critic is not None:
         first |= {"values", "old_values"}
+    if recipe.prm is not None:
+        first |= {"prm_logp", "old_logp"}
+    if recipe.turn_updates is not None:
+        first |= {"turn_ids", "turn_where"}
+    if recipe.likelihood is not None:
+        first |= set(DRAWN)
     return first, first | frozenset(names(loss, _COSTLY & {*LOSS_CONTEXT}, in_loss))
+
+
+def reads_teacher_logits(recipe) -> bool:
+    """Whether a statistic of the policy names the logits of the teacher."""
+    statistics = recipe.computed_from("policy").values()
+    return any(TEACHER_LOGITS in accepted(function) for function in statistics)
 
 
 def prepare_names(recipe, name: str) -> bool:
@@ -275,7 +303,8 @@ def statistic_shapes(recipe, batch, source: str = "policy") -> dict[str, jax.Sha
     def rows(function):
         names = [q.name for q in unfilled(Reader("", function, ("logits", "targets")))]
         arrays = {n: extras[n] for n in names if n in extras}
-        return {n: jax.ShapeDtypeStruct((2, *x.shape[3:]), x.dtype) for n, x in arrays.items()}
+        shapes = {n: jax.ShapeDtypeStruct((2, *x.shape[3:]), x.dtype) for n, x in arrays.items()}
+        return shapes | ({TEACHER_LOGITS: logits} if TEACHER_LOGITS in names else {})
 
     logits = jax.ShapeDtypeStruct((2, 7), "float32")
     targets = jax.ShapeDtypeStruct((2,), "int32")
@@ -306,6 +335,8 @@ def check_recipe(recipe) -> None:
     taken = dict.fromkeys(_RESERVED, "the batch or the step")
     if recipe.critic is not None:
         taken |= dict.fromkeys(_OF_CRITIC, "the critic")
+    if recipe.prm is not None:
+        taken |= {"prm_logp": "the process reward model"}
     # A batch may hold what would otherwise be computed before it is prepared.
     replaceable = names_computed(recipe, COMPUTED_BEFORE)
     entries = [(f"computed ({entry.source})", entry.name) for entry in recipe.computed]
@@ -343,8 +374,19 @@ def _check_kinds(recipe) -> None:
             f"{name}: regularizers must be a tuple of functions, such as (term,); "
             f"got {recipe.regularizers!r}."
         )
+    if not (recipe.turn_updates is None or isinstance(recipe.turn_updates, TurnUpdates)):
+        raise TypeError(f"{name}: turn_updates must be a TurnUpdates; got {recipe.turn_updates!r}.")
     if not (recipe.critic is None or isinstance(recipe.critic, Critic)):
         raise TypeError(f"{name}: critic must be a Critic; got {recipe.critic!r}.")
+    model = recipe.prm
+    if not (model is None or isinstance(model, ProcessRewardModel)):
+        raise TypeError(f"{name}: prm must be a ProcessRewardModel; got {model!r}.")
+    if not (recipe.likelihood is None or isinstance(recipe.likelihood, Likelihood)):
+        raise TypeError(
+            f"{name}: likelihood must be a diffusion.Likelihood; got {recipe.likelihood!r}."
+        )
+    if model is not None and recipe.critic is not None:
+        raise ValueError(f"{name}: a recipe has a critic or a process reward model, and not both.")
     check_collector(name, recipe.collector)
     if not isinstance(recipe.inputs, tuple) or not all(isinstance(x, str) for x in recipe.inputs):
         raise TypeError(f"{name}: inputs must be a tuple of names; got {recipe.inputs!r}.")
@@ -430,7 +472,7 @@ def _offers(recipe) -> dict[str, set[str]]:
     before = names_computed(recipe, COMPUTED_BEFORE)
     extras = set(EXTRAS) | set(recipe.inputs) | before
     known = {*PREPARE_CONTEXT, *PREPARE_ONLY} | extras
-    offers = {slot: set() for slot in ("weights", "correction")}
+    offers = {"correction": set()}
     by_source = {s: [e for e in recipe.computed if e.source == s] for s in SOURCES}
     for entry in by_source["controller"]:  # each sees those before it
         offers[_label(entry)] = set(known)
@@ -440,6 +482,7 @@ def _offers(recipe) -> dict[str, set[str]]:
         offers[_label(entry)] = set(known)
         known.add(entry.name)
     offers["critic's returns"] = known
+    offers |= {slot: known - {*PREPARE_ONLY} for slot in ("weights", "critic's weights")}
     offers |= {_label(entry): set() for entry in by_source["update"]}
     fields = {"tokens", "mask", "where", "prompt_ids"}
     offers |= {_label(entry): fields for entry in by_source["last_visit"]}
@@ -451,7 +494,7 @@ def _offers(recipe) -> dict[str, set[str]]:
         "old_policy": of_tokens,
         "reference": of_tokens | old_policy,
         "teacher": of_tokens | old_policy,
-        "policy": of_tokens | before | batch,
+        "policy": of_tokens | before | batch | {TEACHER_LOGITS},
     }
     offers |= {_label(entry): rows[source] for source in rows for entry in by_source[source]}
     loss = (
@@ -459,6 +502,8 @@ def _offers(recipe) -> dict[str, set[str]]:
         | set(LOSS_CONTEXT)
         | names_computed(recipe, ("controller", "batch", "update", "policy"))
     )
+    if recipe.likelihood is not None:
+        loss |= {DRAW_LOGP}
     learn = (known | loss) - {*PREPARE_ONLY, "entropy"}
     return offers | {"surrogate": loss, "regularizer": loss, "learn": learn}
 
@@ -479,16 +524,21 @@ def _check_functions(recipe) -> None:
         for slot, function, arguments in (
             ("loss", critic.loss, ("values", "old_values", "returns", "mask")),
             ("combine", critic.combine, ("values",)),
-            ("weights", critic.weights, ("mask",)),
         ):
             _check_arguments(recipe.name, Reader(f"critic's {slot}", function, arguments), set())
+    if recipe.prm is not None:
+        arrays = ("logp", "old_logp", "mask", "rewards")
+        loss = Reader("loss of the prm", recipe.prm.loss, arrays)
+        _check_arguments(recipe.name, loss, {*EXTRAS, *recipe.inputs, "where", "pairs"})
     controllers = {_label(entry) for entry in recipe.computed if entry.source == "controller"}
     others = [accepted(r.function).values() for r in called if r.slot not in controllers]
     if any(p.kind is p.VAR_KEYWORD for parameters in others for p in parameters):
         return
     read = {p.name for r in called for p in unfilled(r)} | {"update_scale"}
-    if names_computed(recipe, ("teacher",)):
+    if recipe.has_teacher:
         read.add(TEACHER_TEXTS)
+    if "answer_logp" in read:
+        read.add(ANSWER_TEXTS)
     for entry in recipe.computed:
         if entry.name not in read:
             raise ValueError(
@@ -497,11 +547,39 @@ def _check_functions(recipe) -> None:
             )
 
 
+def _check_likelihood(recipe) -> None:
+    """Raises ValueError if a recipe with a likelihood reads what only a causal model has."""
+    name = f"Recipe {recipe.name!r} has a likelihood of a model that denoises, and"
+    for slot in ("correction", "critic", "prm", "turn_updates"):
+        if getattr(recipe, slot) is not None:
+            raise ValueError(f"{name} a {slot}, which reads the tokens one after the other.")
+    if recipe.has_teacher:
+        raise ValueError(
+            f"{name} a teacher, which scores each token after those before it; leave one of them "
+            "out."
+        )
+    causal = {"behavior_logp", "hidden_sq", "hidden_rank", "kl_logp", "kl_ref_logp", "answer_logp"}
+    if names := sorted(causal & recipe.required_fields):
+        raise ValueError(f"{name} reads {names[0]}, which only a causal model has.")
+    scored = sorted({"old_logp", "ref_logp"} & recipe.required_fields)
+    if scored and recipe.likelihood.reads_advantages:
+        raise ValueError(
+            f"{name} reads {scored[0]}, of another bound than the policy's, which "
+            f"{recipe.likelihood.estimate!r} makes of the advantages; take another likelihood, "
+            "such as diffusion.elbo_likelihood()."
+        )
+    for entry in recipe.computed:
+        if entry.source in (*BEFORE_PREPARE, "optimizer", "policy"):
+            raise ValueError(f"{name} {_label(entry)}, of the vocabulary after the tokens before.")
+
+
 def _check_meaning(recipe) -> None:
     """Raises ValueError if two slots together would mean what neither does.
 
     Such as a function of tokens behind a surrogate of sequences.
     """
+    if recipe.likelihood is not None:
+        _check_likelihood(recipe)
     reader = Reader("surrogate", recipe.surrogate, POSITIONAL["surrogate"])
     if recipe.correction is not None and "behavior_logp" in {p.name for p in unfilled(reader)}:
         raise ValueError(
@@ -515,12 +593,21 @@ def _check_meaning(recipe) -> None:
             f"was sampled, so correction {name_of(recipe.correction)} has nothing to correct; "
             "leave it out."
         )
-    used = recipe.uses_reference or names_computed(recipe, ("teacher",))
+    if recipe.head:
+        _check_head(recipe)
+    used = recipe.uses_reference or recipe.has_teacher
     if recipe.reference is not None and not used:
         raise ValueError(
             f"Recipe {recipe.name!r}: reference {name_of(recipe.reference)} moves a model that "
             "nothing uses: no function names ref_logp, and nothing is computed from the reference "
             "or the teacher."
+        )
+    options = ("policy", "reference")
+    checks.check_option(f"Recipe {recipe.name!r}", "sampled_by", recipe.sampled_by, options)
+    if recipe.sampled_by == "reference" and recipe.reference is None:
+        raise ValueError(
+            f"Recipe {recipe.name!r}: sampled_by='reference' needs a reference that moves; set "
+            "Recipe(reference=...)."
         )
     if recipe.critic is None:
         functions = [r.function for r in readers(recipe)[0]]
@@ -555,6 +642,25 @@ def _check_meaning(recipe) -> None:
             )
 
 
+def _check_head(recipe) -> None:
+    """Raises ValueError if what trains a head samples, or reads what only a policy has."""
+    what = f"Recipe {recipe.name!r}: surrogate {name_of(recipe.surrogate)} trains a reward model"
+    if not collector_needs(recipe.collector, "offline"):
+        raise ValueError(
+            f"{what}, which writes no responses: the collector must take them from the data, as "
+            f"curation.offline_pairs() does; got {recipe.collector!r}."
+        )
+    of_policy = (*BEFORE_PREPARE, "optimizer", "policy", "update")
+    for slot, value in (
+        ("a critic or a process reward model", recipe.second_model),
+        ("regularizers", recipe.regularizers),
+        ("a reference", recipe.uses_reference),
+        ("numbers computed from a policy", names_computed(recipe, of_policy)),
+    ):
+        if value:
+            raise ValueError(f"{what}, which has no log-probabilities; it cannot have {slot}.")
+
+
 def validate(recipe):
     """The recipe, after a dry run on shapes: an option out of its range raises here.
 
@@ -568,6 +674,8 @@ def validate(recipe):
             name: jnp.zeros(x.shape, x.dtype)
             for name, x in statistic_shapes(recipe, prepared).items()
         }
+        if recipe.likelihood is not None:
+            statistics[DRAW_LOGP] = jnp.zeros((*logp.shape, 2), jnp.float32)
         return recipe.loss(logp, prepared, entropy=logp, statistics=statistics)
 
     def shaped(*shape, dtype="float32"):
@@ -586,7 +694,7 @@ def validate(recipe):
         ref_logp=logp,
         extras=shaped_extras(recipe, 2, 2, 3),
     )
-    before = names_computed(recipe, COMPUTED_BEFORE) - {TEACHER_TEXTS}
+    before = names_computed(recipe, COMPUTED_BEFORE) - {TEACHER_TEXTS, ANSWER_TEXTS}
     unknown = recipe.inputs or before - set(EXTRAS)
     if unknown or "reward_components" in recipe.required_fields:
         return recipe  # the shapes of these are known only with a batch
@@ -594,6 +702,8 @@ def validate(recipe):
         statistic_shapes(recipe, batch, source)
     if recipe.reference is not None:
         weights = {"w": shaped(1)}
-        jax.eval_shape(recipe.reference, weights, weights, shaped(dtype="int32"))
+        init = getattr(recipe.reference, "init", None)
+        start = weights if init is None else init(weights)
+        jax.eval_shape(recipe.reference, start, weights, shaped(dtype="int32"))
     jax.eval_shape(run, batch, logp)
     return recipe

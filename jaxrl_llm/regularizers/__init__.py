@@ -48,7 +48,13 @@ from jaxrl_llm.regularizers.kl import (
     remix_lambda,
     remix_schedule,
 )
-from jaxrl_llm.regularizers.references import ema_reference, reset_reference, soup
+from jaxrl_llm.regularizers.references import (
+    Iterates,
+    ema_reference,
+    extrapolated,
+    random_reference,
+    reset_reference,
+)
 from jaxrl_llm.regularizers.safe import (
     AsymmetricControl,
     AsymmetricState,
@@ -67,6 +73,7 @@ from jaxrl_llm.regularizers.safe import (
 )
 
 __all__ = [
+    "Iterates",
     "AsymmetricControl",
     "AsymmetricState",
     "EntropyControl",
@@ -83,6 +90,7 @@ __all__ = [
     "asymmetric_step",
     "chunk_ids_from_mask",
     "ema_reference",
+    "extrapolated",
     "entropy_band",
     "entropy_bonus",
     "entropy_controller",
@@ -105,10 +113,10 @@ __all__ = [
     "pid_step",
     "remix_lambda",
     "remix_schedule",
+    "random_reference",
     "reset_reference",
     "safe_controller",
     "safe_init",
     "safe_step",
-    "soup",
     "step_scale",
 ]

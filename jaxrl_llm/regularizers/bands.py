@@ -96,7 +96,7 @@ def entropy_history_update(
 
 @dataclasses.dataclass(frozen=True)
 class _History:
-    """The update half of :func:`entropy_history`."""
+    """The update half of :func:`entropy_history` of one turn."""
 
     def __call__(self, rewards, state, *, old_entropy, mask, where=None, **context):
         tokens = mask if where is None else mask & where[..., None]
@@ -105,17 +105,38 @@ class _History:
         return state.mean[0], state
 
 
-def entropy_history() -> Transform:
+@dataclasses.dataclass(frozen=True)
+class _Histories:
+    """The same of several turns."""
+
+    def __call__(self, rewards, state, *, old_entropy, mask, turn_ids, where=None, **context):
+        tokens = mask if where is None else mask & where[..., None]
+        state = entropy_history_update(state, old_entropy, tokens, turn_ids=turn_ids)
+        turns = state.total.shape[0]
+        of_tokens = state.mean[jnp.clip(turn_ids, 0, turns - 1)]
+        return masking.zero_masked(of_tokens, (turn_ids >= 0) & (turn_ids < turns)), state
+
+
+def entropy_history(*, turns: int = 1) -> Transform:
     """A controller whose value is the mean entropy of the steps so far, this one included.
 
-        value = mean over steps of the mean entropy of their tokens
+        value of a token = mean over the steps in which its turn occurred
+                           of the mean entropy of the tokens of that turn
 
-    Each step counts the same, whatever its tokens. A response is one turn.
+    Each step counts the same, whatever its tokens.
+
+    Args:
+      turns: The most turns with a history; later ones have the value 0. With 1 a response is one
+        turn.
 
     Returns:
-      A Transform ``rewards -> history``, a float32 scalar, for a recipe's ``computed``
-      "controller"; its state is an :class:`EntropyHistory` of one turn. It reads ``old_entropy``,
-      ``mask`` and, if there, ``where`` of the global batch.
+      A Transform ``rewards -> history`` for a recipe's ``computed`` "controller": a float32 scalar
+      with one turn and ``[..., T]`` with several. Its state is an :class:`EntropyHistory`. It reads
+      ``old_entropy``, ``mask``, with several turns ``turn_ids``, and, if there, ``where`` of the
+      global batch.
+
+    Raises:
+      ValueError: If ``turns`` is below 1.
 
     Example:
       >>> import jax.numpy as jnp
@@ -131,7 +152,9 @@ def entropy_history() -> Transform:
     References:
       EPO (arXiv:2509.22576).
     """
-    return Transform(bind(entropy_history_init, turns=1), _History())
+    checks.check_positive("entropy_history", finite=True, turns=turns)
+    init = bind(entropy_history_init, turns=turns)
+    return Transform(init, _History() if turns == 1 else _Histories())
 
 
 def epo_phase_weight(progress: float | Array) -> Array:

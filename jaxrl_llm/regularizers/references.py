@@ -1,65 +1,20 @@
-"""Reference policies that are not the first checkpoint: soups, moving averages, resets.
+"""Reference policies that are not the first checkpoint: moving averages, resets, earlier policies.
 
 ``reference`` and ``params`` are pytrees of parameters of one structure and of leaves of one shape
 each; otherwise ValueError is raised. A rule works leaf by leaf, in float32 where it computes, and
 returns a pytree in the dtypes of the ``reference``.
+
+A rule with ``init(params) -> state`` moves the policy as well: it is called as
+``rule(state, params, step) -> (state, params)``, and its state is :class:`Iterates`.
 """
 
-import numbers
-from collections.abc import Sequence
+import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, ArrayTree, checks
-
-
-def soup(trees: Sequence[ArrayTree], weights: Sequence[float] | Array | None = None) -> ArrayTree:
-    """Weighted average of the parameters of several models of one architecture.
-
-        soup = sum_i weights[i] * trees[i]
-
-    A leaf that is not floating point is taken from the first tree.
-
-    Args:
-      trees: Pytrees of one structure with leaves of one shape each.
-      weights: One number a tree, adding up to 1; None for equal ones.
-
-    Returns:
-      A pytree in the dtypes of the first.
-
-    Example:
-      >>> import jax.numpy as jnp
-      >>> import jaxrl_llm as jr
-      >>> trees = {"w": jnp.array([2.0, 4.0])}, {"w": jnp.array([0.0, 2.0])}
-      >>> jr.regularizers.soup(trees)
-      {'w': Array([1., 3.], dtype=float32)}
-
-    References:
-      Chegini et al., SALSA (arXiv:2411.01798), ABSTRACT reading: the average of two independently
-      fine-tuned models is the reference of the KL term; the equal weights are ours.
-    """
-    trees = tuple(trees)
-    if not trees:
-        raise ValueError("soup: there must be at least one tree; got none.")
-    count = len(trees)
-    weights = [1.0 / count] * count if weights is None else weights
-    if len(weights) != count:
-        raise ValueError(f"soup: {count} trees need {count} weights; got {len(weights)}.")
-    if all(isinstance(w, numbers.Real) for w in weights) and abs(sum(weights) - 1.0) > 1e-6:
-        raise ValueError(f"soup: the weights must add up to 1; got {sum(weights):g}.")
-    for tree in trees[1:]:
-        _check_alike("soup", "the trees", trees[0], tree)
-
-    def mix(*leaves):
-        if not _floating(leaves[0]):
-            return leaves[0]
-        total = jnp.float32(0)
-        for weight, leaf in zip(weights, leaves, strict=True):
-            total = total + weight * jnp.asarray(leaf, jnp.float32)
-        return total.astype(jnp.result_type(leaves[0]))
-
-    return jax.tree.map(mix, *trees)
+from jaxrl_llm.core import Array, ArrayTree, checks, trees
 
 
 def ema_reference(
@@ -95,10 +50,10 @@ def ema_reference(
       average of SAFE's target critic is the same with 0.05.
     """
     checks.check_share("ema_reference", rate=rate)
-    _check_alike("ema_reference", "reference and params", reference, params)
+    trees.check_alike("ema_reference", "reference and params", reference, params)
 
     def mix(old, new):
-        if not _floating(old):
+        if not trees.is_floating(old):
             return new
         start = jnp.asarray(old, jnp.float32)
         return (start + rate * (jnp.asarray(new, jnp.float32) - start)).astype(jnp.result_type(old))
@@ -139,7 +94,7 @@ def reset_reference(
       repeatedly.
     """
     checks.check_positive("reset_reference", finite=True, every=every, times=times)
-    _check_alike("reset_reference", "reference and params", reference, params)
+    trees.check_alike("reset_reference", "reference and params", reference, params)
     due = (jnp.asarray(step) > 0) & (jnp.asarray(step) % every == 0)
     if times is not None:
         due &= jnp.asarray(step) <= times * every
@@ -150,22 +105,127 @@ def reset_reference(
     )
 
 
-def _floating(x) -> bool:
-    return jnp.issubdtype(jnp.result_type(x), jnp.floating)
+def random_reference(
+    reference: ArrayTree,
+    params: ArrayTree,
+    step: int | Array,
+    *,
+    every: int,
+    seed: int = 0,
+) -> ArrayTree:
+    """A reference drawn evenly from the policies with which the iterations so far began.
+
+        iteration k begins at step k every:   reference = params with probability 1 / (k + 1)
+
+    So in iteration k it is the first policy or any of the k that later iterations began with, each
+    with probability 1 / (k + 1), and one copy of the parameters is stored.
+
+    Args:
+      reference, params: See the module.
+      step: How many updates have been made; may be traced.
+      every: Steps of an iteration, above 0.
+      seed: Of the draws.
+
+    Returns:
+      A pytree like ``reference``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> old, new = {"w": jnp.zeros(1)}, {"w": jnp.ones(1)}
+      >>> jr.regularizers.random_reference(old, new, 1, every=2)["w"].item()
+      0.0
+
+    References:
+      Zhang et al., SePPO (arXiv:2410.05255), which stores all of them and draws anew for each
+      iteration (``preferences.sample_reference``); the distribution in each is the same.
+    """
+    checks.check_positive("random_reference", finite=True, every=every)
+    trees.check_alike("random_reference", "reference and params", reference, params)
+    step = jnp.asarray(step)
+    iteration = step // every
+    draw = jax.random.uniform(jax.random.fold_in(jax.random.key(seed), iteration))
+    due = (step > 0) & (step % every == 0) & (draw * (iteration + 1) < 1.0)
+    return jax.tree.map(
+        lambda old, new: jnp.where(due, jnp.asarray(new).astype(jnp.result_type(old)), old),
+        reference,
+        params,
+    )
 
 
-def _check_alike(function: str, what: str, first: ArrayTree, other: ArrayTree) -> None:
-    """Raises ValueError unless two trees have one structure and leaves of the same shapes."""
-    structures = jax.tree.structure(first), jax.tree.structure(other)
-    if structures[0] != structures[1]:
-        raise ValueError(
-            f"{function}: {what} must have one structure; got {structures[0]} and {structures[1]}."
-        )
-    paths = jax.tree_util.tree_leaves_with_path(first)
-    for (path, x), y in zip(paths, jax.tree.leaves(other), strict=True):
-        if jnp.shape(x) != jnp.shape(y):
-            raise ValueError(
-                f"{function}: {what} must have leaves of the same shapes; "
-                f"{jax.tree_util.keystr(path, simple=True, separator='/')} has {jnp.shape(x)} and "
-                f"{jnp.shape(y)}."
-            )
+class Iterates(NamedTuple):
+    """State of :func:`extrapolated`.
+
+    Attributes:
+      reference: Parameters of the reference.
+      previous: Parameters of the policy at the end of the last iteration.
+    """
+
+    reference: ArrayTree
+    previous: ArrayTree
+
+
+@dataclasses.dataclass(frozen=True)
+class _Extrapolated:
+    """Made by :func:`extrapolated`."""
+
+    every: int
+    alpha: float
+
+    def init(self, params: ArrayTree) -> Iterates:
+        return Iterates(params, params)
+
+    def __call__(
+        self, state: Iterates, params: ArrayTree, step: int | Array
+    ) -> tuple[Iterates, ArrayTree]:
+        due = (jnp.asarray(step) > 0) & (jnp.asarray(step) % self.every == 0)
+
+        def beyond(new, old):
+            if not trees.is_floating(new):
+                return new
+            x, y = jnp.asarray(new, jnp.float32), jnp.asarray(old, jnp.float32)
+            return (x + self.alpha * (x - y)).astype(jnp.result_type(new))
+
+        def choose(new: ArrayTree, old: ArrayTree) -> ArrayTree:
+            return jax.tree.map(lambda x, y: jnp.where(due, x.astype(y.dtype), y), new, old)
+
+        further = jax.tree.map(beyond, params, state.previous)
+        state = Iterates(choose(further, state.reference), choose(params, state.previous))
+        return state, choose(further, params)
+
+    def __repr__(self) -> str:
+        return f"extrapolated(every={self.every}, alpha={self.alpha:g})"
+
+
+def extrapolated(*, every: int, alpha: float = 0.3) -> _Extrapolated:
+    """Ends an iteration at every so manieth step, and begins the next one beyond its policy.
+
+        anchor = params + alpha (params - previous)
+        previous = params;   reference = params = anchor
+
+    So the next iteration samples from the anchor, trains from it and has it as the reference. With
+    ``alpha=0`` it is :func:`reset_reference`. Of an adapter each factor is extrapolated by itself.
+
+    Args:
+      every: Steps of an iteration, above 0.
+      alpha: How far beyond, in [0, 1).
+
+    Returns:
+      A rule for ``Recipe.reference`` that moves the policy as well; see the module.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> rule = jr.regularizers.extrapolated(every=2, alpha=0.5)
+      >>> state = rule.init({"w": jnp.array([1.0, 2.0])})
+      >>> state, params = rule(state, {"w": jnp.array([1.5, 1.0])}, 2)
+      >>> params["w"].tolist(), state.previous["w"].tolist()
+      ([1.75, 0.5], [1.5, 1.0])
+
+    References:
+      He et al., accelerated preference optimization (arXiv:2410.06293), ABSTRACT reading;
+      ``models.extrapolate`` is the step alone.
+    """
+    checks.check_positive("extrapolated", finite=True, every=every)
+    checks.check_share("extrapolated", one=False, alpha=alpha)
+    return _Extrapolated(every, float(alpha))

@@ -6,14 +6,17 @@ a non-finite value; NaN in a mapping says that a name does not apply.
 
 Verifiers: `last_integer`, `math_verify`, `boxed_math`, `reasoning_accuracy`, `dapo_math`, `f1`,
 `exact_match`, `multiple_choice`, `reasoning_gym`; formats: `think_format`, `word_repetition`.
+Of programs, in a sandbox (`run_python`): `code_stdio`, `code_asserts`.
+Of what a judge writes: `verdict`, `rating`.
 `weighted_sum` adds several up, `majority_vote` votes where there is no answer.
 
 The functions of arrays shape rewards afterwards. Those that take `rewards` first stand at the head
 of a recipe's advantage chain: `fapo_reward`, `steered_bonus`, `paraphrase_rewards`,
 `overlong_rewards`, `cosine_length_rewards`, `group_length_rewards`, `budget_rewards`,
-`hbpo_rewards`, `repetition_rewards`.
+`hbpo_rewards`, `repetition_rewards`, `progress_rewards`.
 """
 
+from jaxrl_llm.rewards.agents import call_rewards
 from jaxrl_llm.rewards.answers import (
     Extract,
     after_thinking,
@@ -34,6 +37,7 @@ from jaxrl_llm.rewards.builtin import (
     reasoning_accuracy,
     reasoning_gym,
 )
+from jaxrl_llm.rewards.code import code_asserts, code_stdio, from_code_block
 from jaxrl_llm.rewards.composed import majority_vote, weighted_sum
 from jaxrl_llm.rewards.length import (
     budget_rewards,
@@ -65,7 +69,14 @@ from jaxrl_llm.rewards.paraphrases import (
     sample_pair_mask,
 )
 from jaxrl_llm.rewards.pool import VerifierPool
+from jaxrl_llm.rewards.progress import progress_rewards
 from jaxrl_llm.rewards.repetition import repetition_penalty, repetition_rewards
+from jaxrl_llm.rewards.sandbox import (
+    SandboxError,
+    SandboxResult,
+    check_sandbox,
+    run_python,
+)
 from jaxrl_llm.rewards.scoring import (
     FAILED,
     BatchReward,
@@ -77,6 +88,7 @@ from jaxrl_llm.rewards.scoring import (
 )
 from jaxrl_llm.rewards.shaping import fapo_reward, genrm_step_reward, steered_bonus
 from jaxrl_llm.rewards.turns import step_ends, turns_of_tokens
+from jaxrl_llm.rewards.verdicts import rating, verdict
 from jaxrl_llm.rewards.verifiers import (
     dapo_math,
     exact_match,
@@ -100,6 +112,8 @@ __all__ = [
     "Prediction",
     "Reward",
     "RewardError",
+    "SandboxError",
+    "SandboxResult",
     "Scores",
     "VerifierPool",
     "VerifierWarning",
@@ -110,18 +124,23 @@ __all__ = [
     "boxed_math",
     "budget_rewards",
     "calibrated_rewards",
+    "call_rewards",
+    "check_sandbox",
     "choice_letter",
+    "code_asserts",
+    "code_stdio",
     "constrained_rewards",
-    "crpg_rewards",
     "cosine_length_reward",
     "cosine_length_rewards",
     "cross_paraphrase_reward",
+    "crpg_rewards",
     "dapo_math",
     "exact_match",
     "extracts",
     "f1",
     "fapo_reward",
     "final_answer",
+    "from_code_block",
     "genrm_step_reward",
     "group_length_rewards",
     "hbpo_reward",
@@ -140,19 +159,23 @@ __all__ = [
     "normalize_words",
     "overlong_penalty",
     "overlong_rewards",
-    "parse_meta_answer",
     "paraphrase_rewards",
     "paraphrase_similarity",
+    "parse_meta_answer",
+    "progress_rewards",
+    "rating",
     "reasoning_accuracy",
     "reasoning_gym",
     "repetition_penalty",
     "repetition_rewards",
+    "run_python",
     "sample_pair_mask",
     "score",
     "steered_bonus",
     "step_ends",
     "think_format",
     "turns_of_tokens",
+    "verdict",
     "weighted_sum",
     "word_repetition",
 ]

@@ -10,21 +10,23 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Protocol
 
 import jax
 import numpy as np
 
+from jaxrl_llm.core import trees
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.core.support import Support
-from jaxrl_llm.curation.collectors.protocol import Request, Response
+from jaxrl_llm.curation.collectors.protocol import Request, Response, TurnStart
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rollout.engine.engine import Engine
 from jaxrl_llm.rollout.engine.generation import Generation
 from jaxrl_llm.rollout.engine.requests import Completion, FinishedGroup, Group, to_rollout
+from jaxrl_llm.rollout.episodes import Episodes
 from jaxrl_llm.rollout.sampling.options import ENTROPY_STATS
 from jaxrl_llm.rollout.slots import Tokens
 from jaxrl_llm.rollout.types import LENGTH, UNFINISHED, Rollout
@@ -64,6 +66,9 @@ class Graded(NamedTuple):
       runner_up: int32 and float32 ``[1, n, T]``, the second tokens and their log-probabilities,
         where recorded.
       by_run: Whether the run's reward graded any of it.
+      sampled: bool ``[1, n, T]``, the tokens of episodes that the policy sampled; None where it
+        sampled all.
+      turn_starts: Where the turns of episodes begin, n of them.
     """
 
     rollout: Rollout
@@ -72,6 +77,8 @@ class Graded(NamedTuple):
     entropy: np.ndarray | None = None
     runner_up: tuple[np.ndarray, np.ndarray] | None = None
     by_run: bool = True
+    sampled: np.ndarray | None = None
+    turn_starts: tuple[tuple[TurnStart, ...], ...] | None = None
 
 
 class Backend(Protocol):
@@ -182,6 +189,12 @@ def all_scores(asked: Asked, members: list[int], scores: Scores | None) -> Score
             scores.rewards[i], scores.failed[i] = response.reward, False
             for values in scores.reward_components.values():
                 values[i] = np.nan
+    if any(response.turn_rewards is not None for response in asked.responses):
+        steps = {
+            name: tuple(getattr(response, name) for response in asked.responses)
+            for name in ("turn_rewards", "turn_ends")
+        }
+        scores = scores._replace(details={**scores.details, **steps})
     return scores
 
 
@@ -258,7 +271,9 @@ class SamplerBackend:
                 if len(done) == self._num_rows(asked):
                     parts = [row._replace(prompt_tokens=None, prompt_mask=None) for row in done]
                     n = len(asked.requests)
-                    joined = jax.tree.map(lambda *x, n=n: np.concatenate(x, axis=1)[:, :n], *parts)
+                    joined = trees.zip_leaves(
+                        lambda x, n=n: np.concatenate(x, axis=1)[:, :n], parts
+                    )
                     prompt = (done[0].prompt_tokens, done[0].prompt_mask)
                     rollouts[asked] = joined._replace(
                         prompt_tokens=prompt[0], prompt_mask=prompt[1]
@@ -318,6 +333,8 @@ class _Recorded(NamedTuple):
 
     entropy: np.ndarray | None = None
     runner_up: tuple[np.ndarray, np.ndarray] | None = None
+    sampled: np.ndarray | None = None
+    turn_starts: tuple[tuple[TurnStart, ...], ...] | None = None
 
 
 class EngineBackend:
@@ -336,6 +353,7 @@ class EngineBackend:
       grade: Rewards of groups of texts, by this process alone.
       max_new_tokens: T.
       pad_id: Fills ``tokens`` after the end of a response.
+      episodes: Plays an environment; its rewards are then those of the run.
     """
 
     def __init__(
@@ -350,7 +368,9 @@ class EngineBackend:
         grade: Grade,
         max_new_tokens: int,
         pad_id: int,
+        episodes: Episodes | None = None,
     ):
+        self._episodes = episodes
         self._generation = Generation(engine, params, key=key, version=version)
         self._finished = iter(self._generation)
         self._questions, self._decode, self._grade = questions, decode, grade
@@ -370,12 +390,25 @@ class EngineBackend:
                 self._hand_over(each, complete_rollout(each, prompt), _Recorded())
                 continue
             blank = self._generation.engine.spec.draw.blank
-            begun = zip(each.requests, each.responses, strict=False)
+            begun = list(zip(each.requests, each.responses, strict=False))
             partial = {
                 number: Completion(number, tokens_of(response, blank), UNFINISHED)
                 for number, response in begun
                 if len(response.tokens)
             }
+            left: dict[int, int] = {}
+            if self._episodes is not None and request.pauses:
+                raise ValueError(
+                    "a collector asks for episodes that pause; an environment plays to its end."
+                )
+            if self._episodes is not None:
+                for number, response in begun:
+                    if len(response.tokens):
+                        read = self._episodes.begin(number, response)
+                        begun_with = partial[number]
+                        out = jax.tree.map(lambda x, read=read: x[read], begun_with.out)
+                        partial[number] = replace(begun_with, out=out)
+                        left[number] = len(begun_with) - len(read)
             settings = {} if request.temperature is None else {"temperature": request.temperature}
             if request.entropy_stats is not None:
                 settings |= dict(zip(ENTROPY_STATS, request.entropy_stats, strict=True))
@@ -387,6 +420,9 @@ class EngineBackend:
                     max_new_tokens=request.limit,
                     settings=settings,
                     partial=partial,
+                    follow=None if self._episodes is None else self._episodes.follow(each.question),
+                    turn_limit=None if self._episodes is None else self._episodes.turn_tokens,
+                    left=left,
                 )
             )
 
@@ -420,7 +456,14 @@ class EngineBackend:
             rollout, texts, recorded = self._sampled.pop(asked)
             by_run = asked.request.reward is None and bool(ungraded(asked, rollout))
             graded[asked] = Graded(
-                rollout, texts, scores[asked], recorded.entropy, recorded.runner_up, by_run
+                rollout,
+                texts,
+                scores[asked],
+                recorded.entropy,
+                recorded.runner_up,
+                by_run,
+                recorded.sampled,
+                recorded.turn_starts,
             )
         return graded
 
@@ -432,12 +475,30 @@ class EngineBackend:
             return False
         asked, question = done.id, self._questions[done.id.question]
         name = question.prompt.id or question.prompt.text[:40]
+        scores = sampled = starts = ends = None
+        if self._episodes is not None:
+            plays = [self._episodes.take(completion) for completion in done.completions]
+            scores = self._episodes.scores([each.episode for each in plays])
+            starts = tuple(each.starts for each in plays)
+            sampled = np.zeros((1, len(plays), self._width), bool)
+            if any(each.ends is not None for each in plays):
+                ends = np.full(sampled.shape, self._width, np.int32)
+            for i, each in enumerate(plays):
+                sampled[0, i, : len(each.sampled)] = each.sampled
+                if ends is not None and each.ends is not None:
+                    ends[0, i, : len(each.ends)] = each.ends
+            pairs = zip(done.completions, plays, strict=True)
+            done = done._replace(
+                completions=tuple(
+                    replace(c, out=each.out, finish=each.episode.finish) for c, each in pairs
+                )
+            )
         rollout = to_rollout(
             [done._replace(group=done.group._replace(id=name))],
             max_new_tokens=self._width,
             prompt_width=self._generation.engine.spec.prompt_length,
             pad_id=self._pad_id,
-        )
+        )._replace(ends=ends)
         lengths = rollout.mask[0].sum(axis=-1)
         if asked.request.pauses:
             paused = (rollout.finish[0] == LENGTH) & (lengths < self._width)
@@ -456,12 +517,23 @@ class EngineBackend:
 
         second, logp = recorded("runner_up"), recorded("runner_up_logp")
         pair = None if second is None or logp is None else (second, logp)
-        self._hand_over(asked, rollout, _Recorded(recorded("entropy"), pair))
+        record = _Recorded(recorded("entropy"), pair, sampled, starts)
+        self._hand_over(asked, rollout, record, scores)
         return True
 
-    def _hand_over(self, asked: Asked, rollout: Rollout, recorded: "_Recorded") -> None:
-        """Hands a group to the reward; every process holds all of them and grades its share."""
+    def _hand_over(
+        self, asked: Asked, rollout: Rollout, recorded: _Recorded, scores: Scores | None = None
+    ) -> None:
+        """Hands a group to the reward; every process holds all of them and grades its share.
+
+        ``scores`` are those of episodes.
+        """
         texts = texts_of(rollout, self._decode)[0]
+        if scores is not None:
+            self._sampled[asked] = (rollout, texts, recorded)
+            self._grading[asked] = Future()
+            self._grading[asked].set_result(scores)
+            return
 
         def score() -> Scores:
             members, scores = ungraded(asked, rollout), None
@@ -482,6 +554,8 @@ class EngineBackend:
         # Where one call failed the others may too, each after its deadline.
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._generation.stop()
+        if self._episodes is not None:
+            self._episodes.close()
 
 
 def texts_of(rollout: Rollout, decode: Callable[[list[int]], str]) -> list[list[str]]:

@@ -30,6 +30,7 @@ from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rewards.scoring import join_scores
 from jaxrl_llm.rollout._inputs import check_tokens
 from jaxrl_llm.rollout.backends import Asked, Backend, Graded
+from jaxrl_llm.rollout.episodes import Episodes
 from jaxrl_llm.rollout.sampler import BUCKETS
 from jaxrl_llm.rollout.types import CANCELLED, LENGTH, STOP, UNFINISHED, Rollout
 
@@ -44,7 +45,22 @@ _OF_TOKENS = (
     "nodes",
     "runner_up",
     "runner_up_logp",
+    "ends",
 )
+
+
+class Segments(NamedTuple):
+    """Segments of responses, and the values of what stands before them; K is a power of two.
+
+    Attributes:
+      ids: int32 ``[P, G, T]``, the segment of each token; -1 for none.
+      where: bool ``[P, G, K]``, segments that exist.
+      values: float32 ``[P, G, K]``, 0 elsewhere.
+    """
+
+    ids: np.ndarray
+    where: np.ndarray
+    values: np.ndarray
 
 
 class Collected(NamedTuple):
@@ -61,6 +77,7 @@ class Collected(NamedTuple):
         that trains.
       nodes: int32 ``[P, G, T]``, the rollout that sampled each token, by its number in the batch;
         -1 for none. Responses that fork have the number of a token in common.
+      segments: Of the responses, where the collector values prefixes; else None.
       questions: P, of the rows.
       places: Places of these questions in the data set.
       texts: P groups of G.
@@ -81,6 +98,7 @@ class Collected(NamedTuple):
     roles: np.ndarray
     known: np.ndarray | None
     nodes: np.ndarray
+    segments: Segments | None
     questions: list[Question]
     places: list[int]
     texts: list[list[str]]
@@ -103,11 +121,13 @@ class Limits(NamedTuple):
       encoder: Encodes texts, with the room that prompts have.
       max_new_tokens: T, of the longest response.
       vocab_size: Tokens lie below it.
+      episodes: Plays an environment, whose prompts are its first observations.
     """
 
     encoder: TextEncoder
     max_new_tokens: int
     vocab_size: int
+    episodes: Episodes | None = None
 
 
 def collect(
@@ -309,11 +329,30 @@ class _Book:
                     name = f"{self._name(place)}, with the text of collector {self.collector!r},"
                     prompt = tuple(self._limits.encoder.prompt(text, name))
                     self._texts[place, text] = prompt
+            if self._limits is not None and self._limits.episodes is not None:
+                prompt = self._first_observation(request, place)
             responses = self._responses(request, place)
             content = _content(request, responses)
             resolved.append(Asked(place, numbers, request, prompt, responses, content))
             number += request.rollouts
         return resolved
+
+    def _first_observation(self, request: Request, place: int) -> tuple[int, ...]:
+        """The prompt of an episode; raises ValueError where there is no room for it."""
+        start = f"collector {self.collector!r} asks for"
+        if request.text is not None or not request.sampled:
+            raise ValueError(
+                f"{start} a text or complete responses, which an environment cannot take."
+            )
+        name, limits = self._name(place), cast("Limits", self._limits)
+        episodes, room = cast("Episodes", limits.episodes), limits.encoder.room
+        prompt = episodes.start(place, self._start.data[place], name).prompt
+        if len(prompt) > room:
+            raise ValueError(
+                f"environment: the first observation of prompt {name} is {len(prompt)} tokens, and "
+                f"prompts have room for {room}; sampling.prompt_length sets it."
+            )
+        return prompt
 
     def _name(self, place: int) -> str:
         prompt = self._questions[place].prompt
@@ -420,6 +459,11 @@ class _Book:
                     f"{start} has the rewards {rewards} for {len(row.members)} members; it takes a "
                     "finite one for each."
                 )
+            if row.segments is not None and len(row.segments) != len(row.members):
+                raise ValueError(
+                    f"{start} has segments of {len(row.segments)} members; it has "
+                    f"{len(row.members)}."
+                )
             for request, member in row.members:
                 if not 0 <= request < len(self.asked) or self.outcomes[request] is None:
                     raise ValueError(f"{start} names request {request}, which has not finished.")
@@ -477,6 +521,7 @@ class _Book:
             roles=roles,
             known=known,
             nodes=nodes,
+            segments=_join_segments(rows, groups, rollout.tokens.shape),
             questions=[self._questions[place] for place in places],
             places=places,
             texts=[[x.done.texts[x.index] for x in g] + [""] * (G - len(g)) for g in groups],
@@ -529,7 +574,7 @@ def _content(request: Request, responses: tuple[Response, ...]) -> bytes:
         return b""
     digest = hashlib.blake2b(repr(options).encode(), digest_size=16)
     for response in responses:
-        for x in response:
+        for x in response._replace(turn_starts=None):
             digest.update(b"|" if x is None else np.asarray(x).tobytes())
             digest.update(str(np.shape(x)).encode())
     return digest.digest()
@@ -554,11 +599,13 @@ def _response(asked: Asked, done: Graded, index: int) -> Response:
     behavior_logp = rollout.tempered_logp[0, index, :n].astype(np.float32)
     model_logp = rollout.model_logp[0, index, :n].astype(np.float32)
     trains = None
+    if done.sampled is not None:
+        trains = done.sampled[0, index, :n]
     if begin is not None:
         first = len(begin.tokens)
         for x, values in ((begin.behavior_logp, behavior_logp), (begin.model_logp, model_logp)):
             values[:first] = np.nan if x is None else x
-        if begin.trains is not None:
+        if begin.trains is not None and done.sampled is None:
             trains = np.append(begin.trains, np.ones(n - first, bool)).astype(bool)
     return Response(
         tokens=rollout.tokens[0, index, :n].astype(np.int32),
@@ -567,21 +614,23 @@ def _response(asked: Asked, done: Graded, index: int) -> Response:
         version=rollout.version[0, index, :n].astype(np.int32),
         trains=trains,
         entropy=None if done.entropy is None else done.entropy[0, index, :n],
-        nodes=_nodes(asked, index, n),
+        nodes=_nodes(asked, done, index, n),
         runner_up=None if done.runner_up is None else done.runner_up[0][0, index, :n],
         runner_up_logp=None if done.runner_up is None else done.runner_up[1][0, index, :n],
+        ends=None if rollout.ends is None else rollout.ends[0, index, :n],
+        turn_starts=None if done.turn_starts is None else done.turn_starts[index],
         finish=int(rollout.finish[0, index]),
         reward=None if done.scores.failed[index] else float(done.scores.rewards[index]),
     )
 
 
-def _nodes(asked: Asked, index: int, length: int) -> np.ndarray:
+def _nodes(asked: Asked, done: Graded, index: int, length: int) -> np.ndarray:
     """Which rollout of the batch sampled each token of a response; -1 for none."""
     begin = asked.responses[index] if asked.responses else None
     first = 0 if begin is None else len(begin.tokens)
     nodes = np.full(length, asked.requests[index] if asked.request.sampled else -1, np.int32)
     nodes[:first] = -1 if begin is None or begin.nodes is None else begin.nodes
-    return nodes
+    return nodes if done.sampled is None else np.where(done.sampled[0, index, :length], nodes, -1)
 
 
 def _bucket(size: int) -> int:
@@ -604,10 +653,12 @@ def _join_rollouts(
         for each in group
     )
     plain = all(each.asked.prompt is None for each in members)
+    sampled = any(each.asked.request.sampled for each in members)
     width = max(each.done.rollout.prompt_tokens.shape[1] for each in members)
-    if not plain:
+    if not (plain and sampled):
         width = _bucket(max(map(len, prefixes)))
-    T = _bucket(before) + max(each.done.rollout.tokens.shape[2] for each in members)
+    T = max(each.done.rollout.tokens.shape[2] for each in members)
+    T = _bucket(before) + (T if sampled else _bucket(T))
     support = next((x.done.rollout.support for x in members if x.done.rollout.support), None)
     shape = (len(groups), size, T)
     present, known = np.zeros(shape, bool), np.ones(shape, bool)
@@ -623,6 +674,9 @@ def _join_rollouts(
                 for x, fill in zip(support, (-1, 0), strict=True)
             )
         )
+    ends = None
+    if any(each.done.rollout.ends is not None for each in members):
+        ends = np.full(shape, T, np.int32)
     finish = np.full(shape[:2], LENGTH, np.int32)
     for p, (group, prefix) in enumerate(zip(groups, prefixes, strict=True)):
         for g, each in enumerate(group):
@@ -634,9 +688,13 @@ def _join_rollouts(
                 for to, value in zip(support, rollout.support, strict=True):
                     if to is not None and value is not None:
                         to[p, g, first:end] = value[0, i]
+            if ends is not None and rollout.ends is not None:
+                ends[p, g, first:end] = np.minimum(rollout.ends[0, i] + first, T)
             finish[p, g] = rollout.finish[0, i]
             n = int(rollout.mask[0, i].sum())
-            nodes[p, g, first : first + n] = _nodes(each.asked, i, n)
+            nodes[p, g, first : first + n] = _nodes(each.asked, each.done, i, n)
+            if each.done.sampled is not None:
+                out["mask"][p, g, first:end] &= each.done.sampled[0, i]
             present[p, g, :end] = np.append(np.ones(first, bool), rollout.mask[0, i])
             out["tokens"][p, g, :first] = rest
             if (begin := each.begins) is not None:
@@ -661,8 +719,31 @@ def _join_rollouts(
         finish=finish,
         version=out["version"],
         support=support,
+        ends=ends,
     )
     return rollout, None if known[out["mask"]].all() else known, nodes
+
+
+def _join_segments(
+    rows: Sequence[Row], groups: list[list[_Member]], shape: tuple[int, ...]
+) -> Segments | None:
+    """The segments of rows as arrays; None where no row has any."""
+    if all(row.segments is None for row in rows):
+        return None
+    most = max(len(each) for row in rows for each in row.segments or ((),))
+    wide = (*shape[:2], 1 << max(most - 1, 0).bit_length())
+    ids = np.full(shape, -1, np.int32)
+    where, values = np.zeros(wide, bool), np.zeros(wide, np.float32)
+    for p, (row, group) in enumerate(zip(rows, groups, strict=True)):
+        prefix = os.path.commonprefix([each.context for each in group])
+        for g, segments in enumerate(row.segments or ()):
+            # What is left of the prompt stands before the response.
+            first = len(group[g].context) - len(prefix)
+            end = first + int(group[g].done.rollout.mask[0, group[g].index].sum())
+            for k, (start, value) in enumerate(segments):
+                ids[p, g, first + start : end] = k
+                where[p, g, k], values[p, g, k] = True, value
+    return Segments(ids, where, values)
 
 
 def _join_scores(groups: list[list[_Member]], size: int) -> Scores:
@@ -670,7 +751,7 @@ def _join_scores(groups: list[list[_Member]], size: int) -> Scores:
     calls = list({id(each.done): each.done for group in groups for each in group}.values())
     graded = [done.scores for done in calls if done.by_run]
     names = {name for scores in graded for name in scores.reward_components}
-    spoken = {name for scores in graded for name in scores.details}
+    spoken = {name for done in calls for name in done.scores.details}
     sizes = [len(done.texts) for done in calls]
     first = dict(zip(map(id, calls), np.cumsum([0, *sizes[:-1]]), strict=True))
     rows = np.full((len(groups), size), -1)
@@ -681,10 +762,10 @@ def _join_scores(groups: list[list[_Member]], size: int) -> Scores:
         """With NaN, or None, for what the run's reward names besides where it did not grade."""
         if done.by_run:
             return done.scores
-        absent = np.full(len(done.texts), np.nan, np.float32)
+        absent, unsaid = np.full(len(done.texts), np.nan, np.float32), (None,) * len(done.texts)
         return done.scores._replace(
             reward_components=dict.fromkeys(names, absent),
-            details=dict.fromkeys(spoken, (None,) * len(done.texts)),
+            details={name: done.scores.details.get(name, unsaid) for name in spoken},
         )
 
     return join_scores([scores(done) for done in calls]).take(rows.reshape(-1))

@@ -110,6 +110,63 @@ def fill_responses(
     return slots._replace(cache=jax.lax.fori_loop(0, count, fill_row, slots.cache))
 
 
+def fill_extended(
+    model: Model,
+    params: ArrayTree,
+    slots: Slots,
+    index: Array,
+    first: Array,
+    longest: Array,
+    *,
+    block: int,
+    deltas=None,
+) -> Slots:
+    """Computes the keys and values of tokens that were added to responses; the rest stay.
+
+    Args:
+      model, params, slots, deltas: See the module.
+      index: int32 ``[S, k]``, the slots by their numbers within each shard, row by row.
+      first: int32 ``[S, k]``, from which token on.
+      longest: int32 scalar, the most tokens of one of them.
+      block: Tokens a pass.
+    """
+    width, T = slots.length.shape[1], slots.out.tokens.shape[-1]
+    block = min(block, T)
+
+    def of_slot(x: Array) -> Array:
+        return take_rows(x.reshape(-1, *x.shape[2:]), index)[:, None]
+
+    rows = jnp.minimum(index // width, slots.length.shape[0] // index.shape[0])
+    tokens, ends, delta = _prompts_of(slots, rows, deltas)
+    prefix = jax.tree.map(lambda x: take_rows(x, rows), slots.prompts.prefix)
+    prefix_mask = jnp.arange(tokens.shape[-1]) < ends[:, None]
+    last = jnp.take_along_axis(tokens, ends[:, None], axis=-1)
+    responses = of_slot(slots.out.tokens)
+    inputs = jnp.concatenate([last[:, None], responses[..., :-1]], axis=-1)
+    start = first.reshape(-1, 1)
+
+    def read(i: Array, cache: tuple[KV, ...]) -> tuple[KV, ...]:
+        # The last block ends with the cache; tokens read twice give the same keys and values.
+        # What is read beyond the last token is junk, which decoding overwrites before reading it.
+        begin = jnp.minimum(start + i * block, T - block)
+        places = begin[..., None] + jnp.arange(block, dtype=jnp.int32)
+        taken = jnp.take_along_axis(inputs, places, axis=-1)
+        positions = ends[:, None, None] + places
+        context = AttentionContext(
+            jnp.ones(taken.shape, bool), prefix, prefix_mask, cache=cache, index=begin
+        )
+        return model.apply(params, taken, positions, context, delta=delta)[1]
+
+    cache = jax.tree.map(of_slot, slots.cache)
+    cache = jax.lax.fori_loop(0, -(-longest // block), read, cache)
+
+    def put(x: Array, new: Array) -> Array:
+        flat = x.reshape(-1, *x.shape[2:])
+        return put_rows(flat, index, new[:, 0]).reshape(x.shape)
+
+    return slots._replace(cache=jax.tree.map(put, slots.cache, cache))
+
+
 def fill_all(
     model: Model, params: ArrayTree, slots: Slots, count: int, *, block: int, deltas=None
 ) -> Slots:
@@ -240,7 +297,8 @@ def decode(
         logits = jnp.einsum(
             "rwd,vd->rwv", hidden[:, :, 0], matrix, preferred_element_type=jnp.float32
         )
-        drawn = draw(logits, uniform(keys, length - prompt_tokens), slots)
+        place = length + slots.requests.skipped - prompt_tokens
+        drawn = draw(logits, uniform(keys, place), slots)
         drawn = drawn._replace(version=jnp.broadcast_to(version, active.shape))
         return n + 1, advance(slots._replace(cache=cache), drawn, stops)
 

@@ -15,6 +15,7 @@ import numpy as np
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
+from jaxrl_llm.models.denoising import check_causal
 from jaxrl_llm.models.protocol import Model, cast_params
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards
 from jaxrl_llm.rollout._inputs import check_ids, check_sizes, check_spread
@@ -23,7 +24,6 @@ from jaxrl_llm.rollout.decode import decode as decode_slots
 from jaxrl_llm.rollout.sampler import BUCKETS, PromptSpec, pad_rows, prompt_room
 from jaxrl_llm.rollout.sampling.options import Draw, DrawOptions, make_draw
 from jaxrl_llm.rollout.slots import (
-    Requests,
     Slots,
     init_slots,
     join_rollout,
@@ -115,6 +115,7 @@ def make_population_sampler(
       prompts have in common once is ours.
     """
     name = "make_population_sampler"
+    check_causal(name, model)
     check_sizes(name, max_new_tokens=max_new_tokens, tries=tries)
     checks.check_non_negative(name, shared_prefix_len=shared_prefix_len)
     if tries > 1 and temperature == 0:
@@ -199,7 +200,8 @@ def _make_decode(model: Model, draw: Draw, T: int, stop_ids: tuple[int, ...], pa
         lengths = jnp.full(R, c, jnp.int32)
         slots = put_prompts(slots, all_slots[:, 0], requests.prefix, lengths, requests.member)
         limit = requests.length + T
-        slots = start(slots, all_slots, Requests(requests.request, limit, slots.requests.settings))
+        new = slots.requests._replace(id=requests.request, limit=limit)
+        slots = start(slots, all_slots, new)
         if c > 1:
             rows = jnp.arange(R, dtype=jnp.int32)[None]
             slots = fill_prompts(model, params, slots, rows, block=c, deltas=deltas)

@@ -17,12 +17,13 @@ import numpy as np
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime import processes
+from jaxrl_llm.models.denoising import check_causal
 from jaxrl_llm.models.protocol import Model, cast_params, prefill
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards
 from jaxrl_llm.rollout._inputs import check_ids, check_sizes, check_spread, check_tokens
 from jaxrl_llm.rollout.decode import decode as decode_slots
 from jaxrl_llm.rollout.sampling.options import ENTROPY_STATS, Draw, DrawOptions, make_draw
-from jaxrl_llm.rollout.slots import Prompts, Requests, init_slots, join_rollout, start
+from jaxrl_llm.rollout.slots import Prompts, init_slots, join_rollout, start
 from jaxrl_llm.rollout.types import Rollout
 
 # Prompt widths: powers of two and the numbers halfway between, so padding is at most a third.
@@ -163,6 +164,7 @@ def make_sampler(
       (2, 2, 4)
     """
     name = "make_sampler"
+    check_causal(name, model)
     check_sizes(name, max_new_tokens=max_new_tokens, group_size=group_size)
     checks.check_non_negative(name, shared_prefix_len=shared_prefix_len)
     options = DrawOptions(
@@ -240,7 +242,9 @@ def _make_decode(model: Model, draw: Draw, spec: SamplerSpec) -> Callable[..., R
         )
         all_slots = jnp.ones(grid, bool)
         chosen = {k: jnp.full(grid, x) for k, x in (settings or {}).items()}
-        requests = Requests(request_ids, jnp.full(grid, T), slots.requests.settings | chosen)
+        requests = slots.requests._replace(
+            id=request_ids, limit=jnp.full(grid, T), settings=slots.requests.settings | chosen
+        )
         slots = start(slots, all_slots, requests)
         prefix_mask = jnp.arange(prompt_length) < length[:, None] - 1
         prefix = prefill(

@@ -44,11 +44,14 @@ class Requests(NamedTuple):
     Attributes:
       id: int32, names the stream of random numbers.
       limit: int32, the longest response, at most T.
+      skipped: int32, how many random numbers of the stream were used for tokens that are not in the
+        slot any more.
       settings: By name, the draw options that may differ between requests.
     """
 
     id: Array
     limit: Array
+    skipped: Array
     settings: dict[str, Array]
 
 
@@ -148,7 +151,7 @@ def init_slots(
     return Slots(
         prompts=prompts,
         cache=empty_cache(model, grid, max_new_tokens),
-        requests=Requests(zeros(), zeros(), defaults),
+        requests=Requests(zeros(), zeros(), zeros(), defaults),
         active=jnp.zeros(grid, bool),
         length=zeros(),
         finish=zeros(),
@@ -170,6 +173,16 @@ def put_prompts(slots: Slots, where: Array, tokens: Array, length: Array, adapte
         adapter=jnp.where(where, adapter, old.adapter),
     )
     return slots._replace(prompts=prompts)
+
+
+def copy_prompts(slots: Slots, source: Array, target: Array) -> Slots:
+    """Copies the keys and values of prompts from rows to other rows that hold the same prompt.
+
+    ``source`` and ``target`` are int32 ``[S, k]``; targets beyond a shard's end are dropped.
+    """
+    prompts = slots.prompts
+    prefix = jax.tree.map(lambda x: put_rows(x, target, take_rows(x, source)), prompts.prefix)
+    return slots._replace(prompts=prompts._replace(prefix=prefix))
 
 
 def start(slots: Slots, where: Array, requests: Requests) -> Slots:
@@ -194,6 +207,73 @@ def resume(slots: Slots, where: Array, out: Tokens, length: Array) -> Slots:
         ),
         length=jnp.where(where, length, slots.length),
     )
+
+
+def extend(
+    slots: Slots, where: Array, tokens: Array, count: Array, limit: Array, keep: Array
+) -> Slots:
+    """Adds known tokens, which nothing sampled, to responses that have ended; they then go on.
+
+    ``decode.fill_extended`` then computes their keys and values. Of each response its first
+    ``keep``, int32 ``[R, W]``, tokens stay. ``tokens`` are int32 ``[R, W, n]``, of which the first
+    ``count [R, W]`` are added with version -1 and zeros for what else is recorded; ``limit`` int32
+    ``[R, W]`` is the longest response from here on. There is room for the tokens and one more.
+    """
+    places = jnp.arange(tokens.shape[-1])
+    added = where[..., None] & (places < count[..., None])
+    index = jnp.where(added, keep[..., None] + places, slots.out.tokens.shape[-1])
+    skipped = slots.requests.skipped + jnp.where(where, slots.length - keep, 0)
+    limit = jnp.where(where, limit, slots.requests.limit)
+
+    @jax.vmap
+    @jax.vmap
+    def put(buffer: Array, new: Array, index: Array) -> Array:
+        return buffer.at[index].set(new.astype(buffer.dtype), mode="drop")
+
+    blank = jax.tree.map(lambda x: jnp.zeros((*index.shape, *x.shape[3:]), x.dtype), slots.out)
+    blank = blank._replace(tokens=tokens, version=jnp.full(index.shape, -1, jnp.int32))
+    if blank.support is not None and blank.support.ids is not None:
+        # An empty set stands for the full vocabulary.
+        ids = jnp.full_like(blank.support.ids, -1)
+        blank = blank._replace(support=blank.support._replace(ids=ids))
+    return slots._replace(
+        out=jax.tree.map(lambda x, new: put(x, new, index), slots.out, blank),
+        requests=slots.requests._replace(limit=limit, skipped=skipped),
+        length=jnp.where(where, keep + count, slots.length),
+        active=slots.active | where,
+        finish=jnp.where(where, UNFINISHED, slots.finish),
+    )
+
+
+def take_slot(slots: Slots, index: Array) -> Slots:
+    """One slot with its prompt, keys and values, as slots of one row and column a shard.
+
+    ``index`` is int32 ``[S, 2]``, row and column within each of S shards.
+    """
+    width = slots.active.shape[1]
+    row, slot = index[:, :1], index[:, :1] * width + index[:, 1:]
+
+    def of_slot(x: Array) -> Array:
+        return take_rows(x.reshape(-1, *x.shape[2:]), slot)[:, None]
+
+    prompts = jax.tree.map(lambda x: take_rows(x, row), slots.prompts)
+    return Slots(prompts, *jax.tree.map(of_slot, tuple(slots)[1:]))
+
+
+def put_slot(slots: Slots, index: Array, taken: Slots) -> Slots:
+    """Puts what :func:`take_slot` took into a slot, with its prompt; the inverse.
+
+    ``index`` is int32 ``[S, 2]``; shards in which nothing is put have a row beyond their end.
+    """
+    width = slots.active.shape[1]
+    row, slot = index[:, :1], index[:, :1] * width + index[:, 1:]
+
+    def of_slot(x: Array, new: Array) -> Array:
+        flat = x.reshape(-1, *x.shape[2:])
+        return put_rows(flat, slot, new.reshape(-1, *new.shape[2:])).reshape(x.shape)
+
+    prompts = jax.tree.map(lambda x, new: put_rows(x, row, new), slots.prompts, taken.prompts)
+    return Slots(prompts, *jax.tree.map(of_slot, tuple(slots)[1:], tuple(taken)[1:]))
 
 
 def advance(slots: Slots, drawn: Tokens, stops: Array) -> Slots:

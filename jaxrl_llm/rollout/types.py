@@ -1,5 +1,6 @@
 """``Rollout``: what a sampler hands on, as one pytree."""
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -39,6 +40,9 @@ class Rollout(NamedTuple):
       version: int32 ``[P, G, T]``, of the weights that sampled each token; 0 in the padding.
       support: The tokens that each one was drawn from, with leading axes ``[P, G, T]``; None where
         nothing truncates. Its padding has no meaning.
+      ends: int32 ``[P, G, T]``, of each token the place behind the last one that was sampled after
+        it: later ones do not read it, because what the policy saw was rewritten; see
+        :func:`~jaxrl_llm.core.packing.row_trees`. None where all tokens read those before them.
     """
 
     prompt_tokens: Array
@@ -51,6 +55,7 @@ class Rollout(NamedTuple):
     finish: Array
     version: Array
     support: Support | None = None
+    ends: Array | None = None
 
     @property
     def tempered_logp(self) -> Array:
@@ -58,11 +63,17 @@ class Rollout(NamedTuple):
         return self.behavior_logp + self.log_kept
 
 
-def trim(rollout: Rollout, *, parts: int = 4) -> Rollout:
+def trim(rollout: Rollout, *, parts: int = 4, least: int = 0) -> Rollout:
     """A rollout ``[P, G, T']`` without the last columns that no response reaches.
 
     Training on it costs less and has the same result. The width is rounded up to a multiple of
     ``T / parts``, so that at most ``parts`` shapes are compiled.
+
+    Args:
+      rollout: Of T' columns.
+      parts: How many widths there are.
+      least: Cells that must be saved, or nothing is: compiling a step anew takes longer than many
+        steps with a few empty cells.
 
     Example:
       >>> import jax
@@ -79,6 +90,8 @@ def trim(rollout: Rollout, *, parts: int = 4) -> Rollout:
     used = int(np.flatnonzero(np.asarray(rollout.mask).any(axis=(0, 1)))[-1:].sum()) + 1
     step = -(-size // parts)
     width = min(size, -(-used // step) * step)
+    if (size - width) * math.prod(rollout.tokens.shape[:2]) < least:
+        return rollout
     unchanged = {"prompt_tokens", "prompt_mask", "finish"}
     return rollout._replace(
         **{

@@ -23,6 +23,43 @@ from jaxrl_llm.surrogates import _inputs
 from jaxrl_llm.surrogates.divergence import Rest, taught, token_divergence
 
 
+@traits(takes_correction=False, policy_gradient=False)
+def gkd(
+    logp: Array, old_logp: Array | None, advantages: Array, mask: Array, *, divergence: Array
+) -> Array:
+    """Generalized knowledge distillation: the divergence from the teacher at each token.
+
+        loss[t] = divergence[t]
+
+    The gradient flows through the divergence alone, and not through what was sampled, so the
+    responses may come from the policy, from the teacher or from the data.
+
+    Args:
+      logp, mask: See the package; ``logp`` gives the shape alone.
+      old_logp, advantages: Checked and not used: all surrogates are called alike.
+      divergence: ``[..., T]``, the statistic :func:`teacher_divergence`.
+
+    Returns:
+      Token loss ``[..., T]``, float32, 0 where masked.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> s, t = jnp.log(jnp.array([[[0.7, 0.2, 0.1]], [[0.5, 0.3, 0.2]]]))
+      >>> divergence = jr.surrogates.teacher_divergence(s, teacher_logits=t, alpha=1.0)
+      >>> jr.surrogates.gkd(jnp.array([-0.3567]), None, 0.0, jnp.ones(1, bool),
+      ...                   divergence=divergence).round(4)
+      Array([0.0851], dtype=float32)
+
+    References:
+      Agarwal et al., GKD (arXiv:2306.13649).
+    """
+    _inputs.prepare("gkd", logp, old_logp, advantages, mask)
+    checks.check_float("gkd", divergence=divergence)
+    checks.check_same_shape("gkd", logp=logp, divergence=divergence)
+    return masking.zero_masked(jnp.asarray(divergence, jnp.float32), mask)
+
+
 @traits(policy_gradient=False)
 def sdpo(
     logp: Array,

@@ -77,6 +77,95 @@ def support_log_probs(logits: Array, targets: Array | None = None, *, support: A
     return (chosen - top[..., None]) - log_total[..., None]
 
 
+def top_log_probs(logits: Array, targets: Array | None = None, *, count: int) -> Array:
+    """Log-probabilities of the :func:`top_tokens` of the same logits, as a teacher sends them.
+
+    Args:
+      logits, targets: See the package.
+      count: How many, S, above 0; capped at V.
+
+    Returns:
+      ``[..., S]`` float32, in nats, the greatest first.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> jr.surrogates.top_log_probs(jnp.log(jnp.array([0.1, 0.6, 0.3])), count=2).round(4)
+      Array([-0.5108, -1.204 ], dtype=float32)
+
+    References:
+      The servers of teachers in TRL's ServerDistillationTrainer and vLLM's prompt_logprobs.
+    """
+    return support_log_probs(logits, support=top_tokens(logits, count=count))
+
+
+def target_log_probs(logits: Array, targets: Array) -> Array:
+    """Log-probability of each token, the statistic ``teacher_token_logp`` of a teacher.
+
+        out = logits[target] - logsumexp(logits)
+
+    Args:
+      logits, targets: See the package.
+
+    Returns:
+      ``[...]`` float32, in nats.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> jr.surrogates.target_log_probs(jnp.zeros((1, 4)), jnp.array([2])).round(4)  # log 1/4
+      Array([-1.3863], dtype=float32)
+
+    References:
+      On-policy distillation, such as MiniLLM (arXiv:2306.08543).
+    """
+    checks.check_integer("target_log_probs", targets=targets)
+    return support_log_probs(logits, support=targets[..., None])[..., 0]
+
+
+def teacher_divergence(
+    logits: Array, targets: Array | None = None, *, teacher_logits: Array, alpha: float = 0.5
+) -> Array:
+    """Divergence from a teacher over the full vocabulary, the statistic of :func:`gkd`.
+
+        out = distillation_divergence(log softmax(logits), log softmax(teacher_logits); alpha)
+
+    As a statistic of a Recipe from "policy" it is computed in chunks of tokens: of neither model do
+    the logits of all tokens exist.
+
+    Args:
+      logits, targets: See the package.
+      teacher_logits: ``[..., V]`` of the teacher after the same tokens; the gradient stops at it.
+      alpha: 0 for KL(teacher || student), 1 for KL(student || teacher), between for mixtures.
+
+    Returns:
+      ``[...]`` float32, in nats.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> s, t = jnp.log(jnp.array([[0.7, 0.2, 0.1], [0.5, 0.3, 0.2]]))
+      >>> divergence = jr.surrogates.teacher_divergence
+      >>> [divergence(s, teacher_logits=t, alpha=alpha).round(4).item() for alpha in (0, 0.5, 1)]
+      [0.092..., 0.021..., 0.085...]
+
+    References:
+      Agarwal et al., GKD (arXiv:2306.13649); ``alpha`` is the ``beta`` of TRL's GKD and
+      distillation trainers.
+    """
+    name = "teacher_divergence"
+    checks.check_min_rank(name, 1, logits=logits)
+    checks.check_float(name, logits=logits, teacher_logits=teacher_logits)
+    checks.check_same_shape(name, logits=logits, teacher_logits=teacher_logits)
+
+    def log_probs(x: Array) -> Array:
+        x = jnp.asarray(x, jnp.float32)
+        top, log_total = log_normalizer(x)
+        return (x - top[..., None]) - log_total[..., None]
+
+    return distillation_divergence(log_probs(logits), log_probs(teacher_logits), alpha=alpha)
+
+
 def add_tail(log_probs: Array) -> Array:
     """Appends the log-probability of everything outside the support.
 

@@ -20,7 +20,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core import Array, checks, masking, traits
+from jaxrl_llm.core import Array, checks, masking, segments, traits
 from jaxrl_llm.surrogates import _inputs
 
 # verl's cap: a sequence ratio above e^10 counts as e^10 and has no gradient.
@@ -144,6 +144,64 @@ def gspo_token(
     ratio = jnp.exp(_capped(log_s[..., None] + zero))
     loss = _inputs.clipped_loss(ratio, x.advantages, eps_low, eps_high)
     return x.finish(_inputs.dual_clipped("gspo_token", loss, x.advantages, dual_clip))
+
+
+def gspo_turns(
+    logp: Array,
+    old_logp: Array | None,
+    advantages: Array,
+    mask: Array,
+    *,
+    turn_ids: Array,
+    eps_low: float = 3e-4,
+    eps_high: float = 4e-4,
+    dual_clip: float | None = None,
+) -> Array:
+    """The ratio of a turn in value, the token's log-probability in gradient.
+
+        s_k = exp(mean over the tokens of turn k of logp - old_logp)
+        s[t] = stop_gradient(s_k) * exp(logp[t] - stop_gradient(logp[t]))          k the turn of t
+        loss[t] = max(-A[t] s[t], -A[t] clip(s[t], 1 - eps_low, 1 + eps_high))
+        dual clip, where A[t] < 0 only:  loss[t] = min(loss[t], -A[t] dual_clip)
+
+    With one advantage a turn, and equal weights of its tokens, value and gradient are those of
+    :func:`gspo` with turns as sequences. A weighting by tokens counts a turn by its length;
+    ``advantages.equal_turns`` makes up for that. A rollout of one turn is :func:`gspo_token`.
+
+    Args:
+      logp, old_logp, mask, eps_low, eps_high, dual_clip: See the package.
+      advantages: ``[..., T]``, or ``[...]`` for one value a sequence.
+      turn_ids: integers ``[..., T]``, the turn of each token, from 0; below 0 for none, which has
+        loss 0.
+
+    Returns:
+      Token loss ``[..., T]``, float32, 0 where masked.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> logp, mask = jnp.array([0.2, -0.1, 0.05]), jnp.ones(3, bool)
+      >>> jr.surrogates.gspo_turns(
+      ...     logp, jnp.zeros(3), jnp.array(-1.0), mask, turn_ids=jnp.array([0, 0, 1])).tolist()
+      [1.051..., 1.051..., 1.051...]
+
+    References:
+      EAPO, IterResearch (arXiv:2511.07327), whose rounds are samples of their own, with the ratio
+      of GSPO (arXiv:2507.18071).
+    """
+    checks.check_non_negative("gspo_turns", eps_low=eps_low, eps_high=eps_high)
+    checks.check_integer("gspo_turns", turn_ids=turn_ids)
+    checks.check_same_shape("gspo_turns", mask=mask, turn_ids=turn_ids)
+    x = _inputs.prepare("gspo_turns", logp, old_logp, advantages, mask)
+    known = mask & (turn_ids >= 0)
+    labels = segments.dense_labels((turn_ids,), known)
+    length = segments.over_label(known.astype(jnp.float32), labels)
+    log_s = segments.over_label(x.log_ratio, labels) / jnp.maximum(length, 1.0)
+    zero = x.logp - jax.lax.stop_gradient(x.logp)  # 0 in value, the gradient of logp
+    ratio = jnp.exp(_capped(jax.lax.stop_gradient(log_s) + zero))
+    loss = _inputs.clipped_loss(ratio, x.advantages, eps_low, eps_high)
+    loss = _inputs.dual_clipped("gspo_turns", loss, x.advantages, dual_clip)
+    return x.finish(masking.zero_masked(loss, known))
 
 
 @traits(policy_gradient=False, level="sequence")

@@ -1,4 +1,4 @@
-"""For tests: a tiny model, a byte tokenizer, checks of recipes and of models, black boxes."""
+"""For tests: a tiny model, a byte tokenizer, checks of recipes, models, environments."""
 
 from jaxrl_llm.core.runtime.lazy import lazy
 
@@ -11,6 +11,7 @@ _HOMES = {
     "assert_loop_runs_whole": "loop_checks",
     "assert_model_ok": "protocol_checks",
     "assert_recipe_ok": "battery",
+    "check_env": "env_checks",
     "control_returns": "control",
     "evolve": "blackbox",
     "make_case": "cases",

@@ -3,8 +3,9 @@
 Each raises AssertionError with its name, the recipe and the number that differs.
 """
 
+import functools
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +29,8 @@ from jaxrl_llm.train.mesh import make_mesh
 
 # Sizes of the axes data, fsdp and tensor; those that need more devices than there are get left out.
 MESHES = ((8, 1, 1), (1, 8, 1), (1, 1, 8), (4, 2, 1), (2, 1, 4), (2, 2, 2))
-UNEVEN = ((4, 2, 1), (2, 1, 4))
+# No axis has as many devices as the batch is split over, nor has the mesh.
+CROSSED = ((2, 2, 2),)
 
 
 def check_microbatches(recipe: Recipe) -> None:
@@ -40,14 +42,14 @@ def check_microbatches(recipe: Recipe) -> None:
     case = make_case(recipe=recipe)
     full = evaluate(recipe, case)
     part_loss = compiled(recipe).loss_and_grad
+    arrays = (case.logp, case.entropy, case.statistics, full.batch)
+    arrays, full_grads = jax.tree.map(np.asarray, (arrays, full.grads))
     for count in (2, 4):
         total, where = 0.0, f"in {count} microbatches"
         for i in range(count):
-            inputs = (case.logp, case.entropy, case.statistics, full.batch)
-            part = jax.tree.map(lambda x, i=i, count=count: x[i::count], inputs)
+            part, want = jax.tree.map(lambda x, i=i, n=count: x[i::n], (arrays, full_grads))
             logp, entropy, statistics, batch = part
             loss, grads = part_loss(logp, entropy, statistics, batch)
-            want = jax.tree.map(lambda x, i=i, count=count: x[i::count], full.grads)
             expect_close("check_microbatches", recipe, f"gradient {where}", grads, want)
             total += loss
         expect_close_loss("check_microbatches", recipe, f"loss {where}", total, full.loss)
@@ -70,11 +72,12 @@ def meshes(sizes: Sequence[tuple[int, int, int]]) -> list[jax.sharding.Mesh]:
     return available
 
 
-def check_devices(recipe: Recipe, *, sizes: Sequence[tuple[int, int, int]] = UNEVEN) -> None:
+def check_devices(recipe: Recipe, *, sizes: Sequence[tuple[int, int, int]] = CROSSED) -> None:
     """Loss and gradient on one device are those on eight, split over prompts in several ways.
 
-    The meshes of ``sizes`` are :data:`MESHES` or some of them. The two of the default have no two
-    axes alike, so that a function that takes one axis, or their product, for another one fails.
+    The meshes of ``sizes`` are :data:`MESHES` or some of them. In that of the default four parts
+    are computed on eight devices with two on each axis, so that a function fails that takes one
+    axis, or all devices, for the split of the batch.
     """
     case = make_case(recipe=recipe)
     want = evaluate(recipe, case)
@@ -248,6 +251,23 @@ def check_precision(recipe: Recipe) -> None:
     expect_close(name, recipe, "gradient", got.grads, want.grads, tolerance=2**-7)
 
 
+@functools.lru_cache(maxsize=4)
+def _penalties(recipe: Recipe) -> Callable:
+    """``(logp, values, mask, weights) -> (distance to the reference, gradient of all terms)``."""
+
+    def terms(logp, values, mask, weights, called):
+        losses = [call_with(term, context={**values, "logp": logp}) for term in called]
+        return sum((jnp.sum(jnp.where(mask, x, 0) * weights) for x in losses), 0.0)
+
+    @jax.jit
+    def penalties(logp, values, mask, weights):
+        distances = [term for term in recipe.regularizers if "ref_logp" in accepted(term)]
+        gradient = jax.grad(terms)(logp, values, mask, weights, recipe.regularizers)
+        return terms(logp, values, mask, weights, distances), gradient
+
+    return penalties
+
+
 def expect_policy_gradient(check: str, recipe: Recipe, case: Case, tolerance: float) -> None:
     """Raises unless the gradient is that of the plain policy gradient, plus the regularizers'.
 
@@ -264,20 +284,14 @@ def expect_policy_gradient(check: str, recipe: Recipe, case: Case, tolerance: fl
         weights = weights * prepared.correction
     advantages = advantages if advantages.ndim == 3 else advantages[..., None]
 
-    def terms(logp, only=""):
-        values = wiring.context(prepared, wiring.LOSS_CONTEXT) | dict(case.statistics)
-        values |= {"logp": logp, "entropy": case.entropy, "old_logp": case.logp}
-        called = [t for t in recipe.regularizers if not only or only in accepted(t)]
-        losses = [call_with(t, context=values) for t in called]
-        weighted = (jnp.sum(jnp.where(prepared.mask, x, 0) * prepared.weights) for x in losses)
-        return sum(weighted, 0.0)
-
     want = -weights * advantages
     if recipe.regularizers:
-        want = want + jax.jit(jax.grad(terms))(case.logp)
-        distance = float(jax.jit(terms, static_argnames="only")(case.logp, only="ref_logp"))
+        values = wiring.context(prepared, wiring.LOSS_CONTEXT) | dict(case.statistics)
+        values |= {"entropy": case.entropy, "old_logp": case.logp}
+        distance, gradient = _penalties(recipe)(case.logp, values, prepared.mask, prepared.weights)
         if abs(distance) > tolerance:
             fail(check, recipe, f"the distance to an equal reference is {distance:.2g}, not 0.")
+        want = want + gradient
     expect_close(check, recipe, "on policy, the gradient", grad, want, tolerance=tolerance)
 
 

@@ -25,12 +25,17 @@ CHECKS: dict[str, Callable[[Recipe], None]] = {
 }
 
 
+# Of packed rows and of a sampler with a log-probability for each token.
+_CAUSAL = ("layouts", "rollouts", "model_precision")
+
+
 def assert_recipe_ok(recipe: Recipe, *, only: Sequence[str] | None = None) -> None:
     """Runs the battery on a recipe; a method that passes can be trained at any size.
 
     The checks run on batches of 8 prompts, 4 rollouts and 6 tokens, and on a model of one layer.
     Those on meshes need 8 devices, which a CPU gives with ``JAX_NUM_CPU_DEVICES=8``; with fewer
-    they are left out with a warning.
+    they are left out with a warning. Of a recipe with a likelihood, checks of what only a causal
+    model has are left out.
 
     Args:
       recipe: A Recipe.
@@ -47,6 +52,8 @@ def assert_recipe_ok(recipe: Recipe, *, only: Sequence[str] | None = None) -> No
     keys = tuple(CHECKS if only is None else only)
     for key in keys:
         core_checks.check_option("assert_recipe_ok", "only", key, CHECKS)
+    if recipe.likelihood is not None:
+        keys = tuple(key for key in keys if key not in _CAUSAL)
     # Accelerators round the inputs of a float32 product; the checks compare to float32.
     with jax.default_matmul_precision("highest"):
         for key in keys:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxrl_llm.core import Array, ArrayTree
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.recipes.inputs import EXTRAS
-from jaxrl_llm.recipes.wiring import statistic_shapes
+from jaxrl_llm.recipes.wiring import DRAW_LOGP, statistic_shapes
 from jaxrl_llm.testing.extras import G, P, T, make_extras
 
 # Of what a recipe draws while it prepares a batch.
@@ -80,6 +80,9 @@ def make_case(seed: int = 0, *, vocab_size: int = 259, recipe: Recipe | None = N
         "correct": jnp.asarray(rewards > 0.5, jnp.float32),
         "format": jnp.asarray(rng.uniform(0.0, 1.0, (P, G)), jnp.float32),
     }
+    of_plans = np.random.default_rng(seed + 2).uniform(0.0, 1.0, (3, P, G))
+    names = ("task", "grounding", "history")
+    components |= {k: jnp.float32(x) for k, x in zip(names, of_plans, strict=True)}
     batch = batch.replace(
         reward_components=components, extras=make_extras(batch, seed=seed, heads=heads)
     )
@@ -90,10 +93,15 @@ def make_case(seed: int = 0, *, vocab_size: int = 259, recipe: Recipe | None = N
 def made_up_statistics(recipe: Recipe, batch: Batch, seed: int = 0) -> dict[str, Array]:
     """Numbers such as log-probabilities for the statistics of a recipe."""
     rng = np.random.default_rng(seed + 1)
-    return {
+    statistics = {
         name: jnp.asarray(-rng.uniform(1.5, 4.0, shape.shape), shape.dtype)
         for name, shape in statistic_shapes(recipe, batch).items()
     }
+    if "old_draw_logp" in recipe.required_fields:
+        old = np.asarray(batch.extras["old_draw_logp"])
+        moved = np.where(old == 0, 0.0, old + rng.normal(0.0, 0.3, old.shape))
+        statistics[DRAW_LOGP] = jnp.asarray(moved, jnp.float32)
+    return statistics
 
 
 class Compiled(NamedTuple):

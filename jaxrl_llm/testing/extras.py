@@ -7,7 +7,8 @@ from jaxrl_llm.core import Array
 from jaxrl_llm.recipes import Batch
 
 P, G, T = 8, 4, 6
-_TURNS, _TESTS, _SUPPORT = 3, 3, 3
+_TURNS, _TESTS, _SUPPORT, _DRAWS = 3, 3, 3, 2
+_WIDTH = 32  # of the tiny model, whose output matrix makes logits of a teacher's hidden states
 
 
 def make_extras(batch: Batch, *, seed: int = 0, heads: int = 1) -> dict[str, Array]:
@@ -77,10 +78,36 @@ def make_extras(batch: Batch, *, seed: int = 0, heads: int = 1) -> dict[str, Arr
     floats["hidden_rank"] = rng.uniform(1.0, 4.0, (p, g, 3))
     # The policy wrote all of it: what help changes is tested with the presets that take it.
     ints["roles"] = np.zeros((p, g))
+    ints["span_ids"] = np.broadcast_to(np.arange(mask.shape[-1]), mask.shape)  # a token each
     # Two stretches a row, none of which another one shares: their tokens differ.
     rows = np.arange(p * g).reshape(p, g, 1)
     ints["node_ids"] = 2 * rows + (np.arange(mask.shape[-1]) > 1)
+    bools["unfinished"] = np.arange(p * g).reshape(p, g) % 4 == 1
+    floats["prefix_values"] = rng.uniform(0, 1, (p, g, _TURNS))
+    ints["segment_ids"], bools["segment_where"] = turn_ids, bools["turn_where"]
+    floats["embeddings"] = rng.normal(0.0, 1.0, (p, g, 5))
+    floats["turn_formats"] = rng.uniform(0, 0.2, (p, g, _TURNS))
+    floats["prm_logp"] = near(old_logp)
+    floats["kl_logp"] = -rng.uniform(5, 9, (p, g))
+    floats["kl_ref_logp"] = floats["kl_logp"] - 1.0
     bools["imitated"] = np.zeros((p, g), bool)
     bools["hint_mask"] = np.zeros(mask.shape, bool)
+    bools["written"] = mask
+    bools["masked"] = mask[..., None] & (rng.random((*mask.shape, _DRAWS)) < 0.7)
+    bools["masked_prompt"] = np.zeros((p, g, batch.prompt_mask.shape[-1], _DRAWS), bool)
+    floats["noise"] = np.full((p, g, _DRAWS), 0.7)
+    floats["old_draw_logp"] = bools["masked"] * near(old_logp)[..., None] / 0.7
+    shape = (p, g, _TURNS)
+    ints["state_ids"] = rng.integers(0, 3, shape)
+    ints["next_state_ids"] = rng.integers(0, 3, shape)
+    ints["action_ids"] = rng.integers(0, 2, shape)
+    floats["step_rewards"] = rng.uniform(0, 1, shape)
+    floats["answer_logp"] = -rng.uniform(0.1, 3.0, (p, g, _TURNS + 1))
+    bools["expert_match"] = rng.random(shape) < 0.7
+    ints["ground_truth"] = rng.integers(0, 100, (p, 4))
+    bools["ground_truth_mask"] = np.broadcast_to(np.arange(4) % 3 > 0, (p, 4))
+    bools["won"] = rng.random(shape) < 0.3
+    floats["teacher_span_logp"] = near(old_logp)
+    floats["teacher_hidden"] = rng.normal(0.0, 1.0, (*mask.shape, _WIDTH))
     kinds = ((floats, jnp.float32), (ints, jnp.int32), (bools, jnp.bool_))
     return {name: jnp.asarray(x, dtype) for group, dtype in kinds for name, x in group.items()}

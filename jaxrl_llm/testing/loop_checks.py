@@ -33,6 +33,10 @@ def _model():
     return *tiny_model(num_layers=1), ByteTokenizer()
 
 
+def _denoiser():
+    return *tiny_model(num_layers=1, causal=False, vocab_size=260, mask_id=259), ByteTokenizer()
+
+
 def _prompts() -> PromptSet:
     def columns(n: int) -> dict[str, Any]:
         return {
@@ -41,6 +45,7 @@ def _prompts() -> PromptSet:
             "paraphrases": [f"Q{n:02}", f"{n:02}q"],
             "difficulty": n / _PROMPTS,
             "prior": 0.1 + 0.05 * n,
+            "stage": n // 4,
         }
 
     def prompt(n: int) -> Prompt:
@@ -63,6 +68,9 @@ def _reward(prompt: str, completion: str, metadata) -> dict[str, Any]:
     return {
         "reward": min(low, 5) / 5,
         "short": 1.0 / (1 + len(completion)),
+        "task": low / (1 + len(completion)),
+        "grounding": min(low, 5) / 5,
+        "history": len(set(completion)) / (1 + len(completion)),
         "answer_ids": ord(completion[0]) % 3 if completion else -1,
         "flawed": len(set(completion)) < len(completion),
         "satisfied": low % 2 == 0,
@@ -72,6 +80,10 @@ def _reward(prompt: str, completion: str, metadata) -> dict[str, Any]:
         "turn_rewards": [sum(ord(c) < 64 for c in turn) / 3 for turn in turns],
         "test_passes": [[any(c < "@" for c in x), any(c > "@" for c in x)] for x in turns],
     }
+
+
+def _teacher():
+    return *tiny_model(seed=1), ByteTokenizer()
 
 
 _CONFIG = TrainConfig(
@@ -112,16 +124,20 @@ def assert_loop_runs_whole(
       >>> import jaxrl_llm as jr
       >>> jr.testing.assert_loop_runs_whole("rloo", steps=1)
     """
-    config = _CONFIG if config is None else config
+    default, config = config is None, _CONFIG if config is None else config
     num_prompts = len(find_prompts(config.data.prompts))
     made: Any = recipe
     if isinstance(recipe, str):
         length = config.sampling.max_new_tokens
         made = catalog.preset(recipe, length=length, num_prompts=num_prompts)
+    if default and made.likelihood is not None:
+        config = dataclasses.replace(config, model=_denoiser)
     optimizer = config.optimizer
-    if not made.forward_only and made.computed_from("optimizer"):
+    if made.computed_from("optimizer"):
         # Bounds of what a step does leave no token at the usual rate of a tiny run.
         optimizer = dataclasses.replace(optimizer, learning_rate=1e-5)
+    if made.learns_from_model and config.teacher is None:
+        config = dataclasses.replace(config, recipe=recipe, teacher=_teacher)
     with tempfile.TemporaryDirectory() as folder:
         config = dataclasses.replace(
             config,
@@ -141,8 +157,8 @@ def assert_loop_runs_whole(
         _require(math.isfinite(loss), f"{name}: the loss of step {row['step']} is {loss}")
         _require(row.get("skipped", 0) == 0, f"{name}: step {row['step']} was skipped")
     params = config.model()[1]  # type: ignore[operator]
-    moved = _differ(state.params, params)
-    if made.forward_only or ("update_scale", no_update) not in made.computed_from("batch").items():
+    moved = _differ(state.params["model"] if made.head else state.params, params)
+    if ("update_scale", no_update) not in made.computed_from("batch").items():
         _require(moved, f"{name}: the parameters did not move")
     else:
         _require(not moved, f"{name}: the parameters moved")
@@ -184,12 +200,13 @@ def _check_memory(
     for key, value in algo.rules.items():
         moved = all(np.any(np.asarray(x) != 0) for x in jax.tree.leaves(value))
         _require(moved, f"{name}: the state of its rule {key!r} did not move")
-    if recipe.critic is not None:
+    if recipe.second_model is not None:
         body = state.critic.params["model"]
-        _require(_differ(body, params), f"{name}: the critic did not move")
-    every = dict(getattr(recipe.reference, "options", ())).get("every", 0)
-    if recipe.reference is not None and every <= steps:
-        _require(_differ(state.reference, params), f"{name}: the reference did not move")
+        _require(_differ(body, params), f"{name}: the critic or process reward model did not move")
+    rule = recipe.reference
+    every = dict(getattr(rule, "options", ())).get("every", getattr(rule, "every", 0))
+    if rule is not None and every <= steps:
+        _require(_differ(state.reference_policy, params), f"{name}: the reference did not move")
 
 
 def _check_collector(collector, result, name: str, config: TrainConfig, num_prompts: int) -> None:

@@ -53,7 +53,14 @@ def score_batch(
 
     ``statistics`` are pairs of a name and a function, those of a recipe.
     """
-    return Scorer(model()[0], temperature)(params, batch, dict(statistics))
+    network = model()[0]
+    scorer = Scorer(network, temperature, teacher_matrix=_teacher_matrix(network, params))
+    return scorer(params, batch, dict(statistics))
+
+
+def _teacher_matrix(network: Model, params: ArrayTree) -> Array:
+    """That of a policy which is its own teacher: a constant."""
+    return jax.lax.stop_gradient(network.output_matrix(params))
 
 
 def score_rows(
@@ -80,8 +87,11 @@ def score_rows(
     hidden = jnp.take_along_axis(hidden, before[..., None], axis=2)
     matrix = network.output_matrix(params)
     rows = {k: x for k, x in batch.extras.items() if x.shape[:3] == batch.mask.shape}
+    teacher = None
+    if "teacher_hidden" in batch.extras:
+        teacher = (batch.extras["teacher_hidden"], _teacher_matrix(network, params))
     values = logprobs.vocabulary_statistics(
-        dict(statistics), hidden, matrix, batch.tokens, mask=batch.mask, rows=rows
+        dict(statistics), hidden, matrix, batch.tokens, mask=batch.mask, rows=rows, teacher=teacher
     )
     logp, entropy = logprobs.token_logprobs(hidden, matrix, batch.tokens, mask=batch.mask)
     return Scores(logp, entropy, values)
@@ -194,7 +204,7 @@ def check_layouts(recipe: Recipe) -> None:
     }
     for name, (function, batch) in layouts.items():
         way = layout(function, recipe)
-        prepared, _ = functions.prepare(batch, recipe.init())
+        prepared, _ = functions.prepare(batch.replace(packing=None), recipe.init())
         loss, grads = functions.loss_and_grad(*way.score(params, batch), prepared)
         results[name] = (loss, way.pull(params, batch, grads))
     want_loss, want = results.pop("shared")
@@ -271,7 +281,7 @@ def check_rollouts(recipe: Recipe) -> None:
 def bfloat16_scores(statistics: tuple[tuple[str, Callable], ...]) -> Callable[[Batch], Scores]:
     """``batch -> Scores`` of a bfloat16 model, compiled for all recipes with these statistics."""
     network, params = tiny_model(num_layers=1, dtype="bfloat16")
-    scorer = Scorer(network)
+    scorer = Scorer(network, teacher_matrix=_teacher_matrix(network, params))
     score = jax.jit(lambda params, batch: scorer(params, batch, dict(statistics)))
     return lambda batch: score(params, batch)
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 _SPECIAL = {256: "<bos>", 257: "<eos>", 258: "<pad>"}
 _IDS = {text: i for i, text in _SPECIAL.items()}
@@ -60,16 +61,22 @@ class ByteTokenizer:
         return data.decode(errors="replace")
 
     def chat(
-        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> str:
         r"""Messages as one text: ``<bos>role``, a new line, the content, ``<eos>``.
 
         Each message has "role" and "content"; with ``add_generation_prompt`` the text ends with the
-        opening of the assistant's message.
+        opening of the assistant's message. The names of ``tools`` come before, as a message.
 
         Example:
           >>> ByteTokenizer().chat([{"role": "user", "content": "2+2?"}])
           '<bos>user\n2+2?<eos><bos>assistant\n'
         """
-        text = "".join(f"<bos>{m['role']}\n{m['content']}<eos>" for m in messages)
+        names = " ".join(tool["function"]["name"] for tool in tools or ())
+        text = f"<bos>tools\n{names}<eos>" if tools else ""
+        text += "".join(f"<bos>{m['role']}\n{m['content']}<eos>" for m in messages)
         return text + ("<bos>assistant\n" if add_generation_prompt else "")

@@ -12,14 +12,15 @@ import numpy as np
 import optax
 
 from jaxrl_llm.core import ArrayTree, bind
-from jaxrl_llm.models import param_shardings
+from jaxrl_llm.models import Model, param_shardings
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards, shard
-from jaxrl_llm.recipes import Recipe
+from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.testing import cases
 from jaxrl_llm.testing.array_checks import meshes
 from jaxrl_llm.testing.cases import compiled, expect_close, fail, make_case
+from jaxrl_llm.testing.model import tiny_model
 from jaxrl_llm.testing.model_checks import layout, model, model_case, packed, score_batch
-from jaxrl_llm.train import TrainState, init_critic, init_state, make_step
+from jaxrl_llm.train import TrainState, draw_masks, init_critic, init_state, make_step
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.policy_gradient import prepare_key
 
@@ -27,17 +28,28 @@ from jaxrl_llm.train.policy_gradient import prepare_key
 TEMPERATURE = 0.7
 
 
+def _model_and_batch(recipe: Recipe) -> tuple[tuple[Model, ArrayTree], Batch]:
+    """A model that the recipe trains, and a batch for it."""
+    if recipe.likelihood is None:
+        return model(), model_case(recipe).batch
+    network = tiny_model(num_layers=1, causal=False, vocab_size=260, mask_id=259)
+    batch = make_case(recipe=recipe).batch.replace(old_logp=None, behavior_logp=None)
+    draws = draw_masks(recipe.likelihood, jax.random.key(3), batch)
+    extras = {k: v for k, v in batch.extras.items() if k != "old_draw_logp"}
+    return network, batch.replace(extras={**extras, **draws})
+
+
 def _descended(recipe: Recipe, *, microbatches: int = 1, mesh=None, rows=False) -> ArrayTree:
     """What one step of plain gradient descent subtracts: the gradient, as training applies it."""
-    (network, params), batch = model(), model_case(recipe).batch
+    (network, params), batch = _model_and_batch(recipe)
     batch = packed(batch) if rows else batch
     optimizer = optax.sgd(1.0)
     if mesh is not None:
         params = shard(params, param_shardings(params, mesh))
         batch = jax.device_put(batch, batch_sharding(mesh))
     critic, critic_optimizer = None, None
-    if recipe.critic is not None:
-        heads = recipe.critic.heads
+    if recipe.second_model is not None:
+        heads = recipe.second_model.heads
         critic = init_critic(network, params, heads=heads, key=jax.random.key(1))
         critic_optimizer = optax.sgd(1e-2)
     state = init_state(
@@ -63,31 +75,49 @@ def _descended(recipe: Recipe, *, microbatches: int = 1, mesh=None, rows=False) 
     return jax.tree.map(lambda a, b: np.asarray(b) - np.asarray(a), after.params, params)
 
 
-def check_train_step(recipe: Recipe, *, sizes: Sequence[tuple[int, int, int]] = ((2, 2, 2),)):
-    """One train step is the gradient of the loss: in 2 and 4 microbatches, packed, and on a mesh.
+def check_train_step(
+    recipe: Recipe,
+    *,
+    sizes: Sequence[tuple[int, int, int]] = ((2, 2, 2),),
+    microbatches: int = 2,
+    rows: bool = True,
+) -> None:
+    """One train step is the gradient of the loss: in microbatches, packed in rows, and on a mesh.
 
-    At a temperature other than 1; the expected gradient is put together by hand. The 2 microbatches
-    are those on the mesh, which has all three axes at once; with too few devices, those on one.
+    At a temperature other than 1; the expected gradient is put together by hand. The mesh of the
+    default has all three axes at once; with too few devices, the step is that of one. Without
+    ``rows``, responses are padded. Of a recipe that updates turn by turn, it is the step that all
+    turns at once would make.
     """
+    if recipe.likelihood is not None:
+        return _check_denoising_step(recipe, sizes)
+    recipe = recipe.replace(turn_updates=None)
     params, batch = model()[1], model_case(recipe).batch
-    way = layout(bind(score_batch, temperature=TEMPERATURE), recipe)
-    key = prepare_key(jax.random.key(0), 0) if recipe.draws else None
-    prepared, _ = jax.jit(recipe.prepare)(batch, recipe.init(), key=key)
+    way, functions = layout(bind(score_batch, temperature=TEMPERATURE), recipe), compiled(recipe)
+    if recipe.draws:
+        key = prepare_key(jax.random.key(0), 0)
+        prepared, _ = jax.jit(recipe.prepare)(batch, recipe.init(), key=key)
+    else:
+        prepared, _ = functions.prepare(batch, recipe.init())
     scored = way.score(params, batch)
     prepared = recipe.measure(prepared, scored.logp)
-    loss_and_grad = compiled(recipe).loss_and_grad
-    grads = loss_and_grad(scored.logp, scored.entropy, scored.statistics, prepared)[1]
+    grads = functions.loss_and_grad(scored.logp, scored.entropy, scored.statistics, prepared)[1]
     scale = prepared.extras["update_scale"][0, 0, 0] if "update_scale" in prepared.extras else 1.0
     want = jax.tree.map(lambda x: scale * x, way.pull(params, batch, grads))
-    updates = {}
+    for mesh in meshes(sizes) or [None]:
+        count = microbatches if mesh is None else min(microbatches, cases.P // batch_shards(mesh))
+        where = f"in {count} microbatches" + (", packed in rows" if rows else "")
+        where += "" if mesh is None else f", on the mesh {dict(mesh.shape)}"
+        got = _descended(recipe, mesh=mesh, microbatches=count, rows=rows)
+        expect_close("check_train_step", recipe, f"the update {where}", got, want, tolerance=1e-4)
+
+
+def _check_denoising_step(recipe: Recipe, sizes: Sequence[tuple[int, int, int]]) -> None:
+    """One step is the same in one piece, in microbatches and on a mesh: all see the same masks."""
+    want = _descended(recipe)
+    updates = {"in 4 microbatches": _descended(recipe, microbatches=4)}
     for mesh in meshes(sizes):
-        count = min(2, cases.P // batch_shards(mesh))
-        where = f"on the mesh {dict(mesh.shape)}, in {count} microbatches"
-        updates[where] = _descended(recipe, mesh=mesh, microbatches=count)
-    if not updates:
-        updates["in 2 microbatches"] = _descended(recipe, microbatches=2)
-    rows = _descended(recipe, microbatches=4, rows=True)
-    updates["packed in rows, in 4 microbatches"] = rows
+        updates[f"on the mesh {dict(mesh.shape)}"] = _descended(recipe, mesh=mesh)
     for where, got in updates.items():
         expect_close("check_train_step", recipe, f"the update {where}", got, want, tolerance=1e-4)
 

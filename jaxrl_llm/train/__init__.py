@@ -16,12 +16,14 @@ from jaxrl_llm.train.config import (
     TrainConfig,
 )
 from jaxrl_llm.train.critic import CriticState, critic_values, init_critic
+from jaxrl_llm.train.denoising import DenoisingScorer, draw_masks
 from jaxrl_llm.train.evaluate import Accuracy, accuracy, evaluate, wilson
 from jaxrl_llm.train.evolution import make_evolution_step, make_population
 from jaxrl_llm.train.logging.report import write_report
 from jaxrl_llm.train.logging.run_folder import TrainingError
 from jaxrl_llm.train.loop import Result, train
 from jaxrl_llm.train.mesh import DistributedConfig, MeshConfig, make_mesh
+from jaxrl_llm.train.model_rewards import judge, reward_model
 from jaxrl_llm.train.optimizer import OptimizerConfig, make_optimizer
 from jaxrl_llm.train.policy_gradient import (
     Gradients,
@@ -47,6 +49,7 @@ __all__ = [
     "Checkpoints",
     "CriticState",
     "DataConfig",
+    "DenoisingScorer",
     "DistributedConfig",
     "EvaluationConfig",
     "Gradients",
@@ -66,10 +69,12 @@ __all__ = [
     "apply_rules",
     "bootstrap",
     "critic_values",
+    "draw_masks",
     "evaluate",
     "init_critic",
     "init_lora",
     "init_state",
+    "judge",
     "majority_at_k",
     "make_evolution_step",
     "make_gradients",
@@ -82,6 +87,7 @@ __all__ = [
     "pack_batch",
     "pass_at_k",
     "restore",
+    "reward_model",
     "save",
     "save_adapter",
     "score",

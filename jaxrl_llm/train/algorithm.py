@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxrl_llm.core.axes import Array
+from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime.heap import trim_after_compiling
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.train.state import TrainState
@@ -51,15 +51,25 @@ class CompiledStep:
     step: they stay outside of what is donated.
 
     Args:
-      step: ``step(state, batch, key, base) -> (state, metrics)``, on a state without key, cursor
-        and base.
-      prepare: ``prepare(state, batch, key) -> (batch, algo_state)``.
+      step: ``step(state, batch, key, base, teacher) -> (state, metrics)``, on a state without key,
+        cursor and base.
+      prepare: ``prepare(state, batch, key, teacher) -> (batch, algo_state)``.
       donate: Whether the memory of the state that comes in is reused.
       takes_key: Whether the two functions draw random numbers; if not, their key is None.
+      teacher: Parameters of a frozen teacher, which no state holds.
     """
 
-    def __init__(self, step: Callable, prepare: Callable, *, donate: bool, takes_key: bool):
+    def __init__(
+        self,
+        step: Callable,
+        prepare: Callable,
+        *,
+        donate: bool,
+        takes_key: bool,
+        teacher: ArrayTree = (),
+    ):
         trim_after_compiling()
+        self._teacher = teacher
         self._step, self._prepare = step, prepare
         self._donate, self._takes_key = donate, takes_key
         self.compiled: Callable | None = None  # made on the first call, which brings the shardings
@@ -69,7 +79,7 @@ class CompiledStep:
         inner, key = self._split(state)
         if self.compiled is None:
             self.compiled = self._jit(inner)
-        new, metrics = self.compiled(inner, batch, key, state.base)
+        new, metrics = self.compiled(inner, batch, key, state.base, self._teacher)
         new = new._replace(
             key=state.key,
             data_cursor=state.data_cursor,
@@ -81,13 +91,13 @@ class CompiledStep:
     def lower(self, state: TrainState, batch: Batch) -> jax.stages.Lowered:
         """The program for arrays of these shapes and shardings, of which none need exist."""
         inner, key = self._split(state)
-        return self._jit(inner).lower(inner, batch, key, state.base)
+        return self._jit(inner).lower(inner, batch, key, state.base, self._teacher)
 
     def prepared(self, state: TrainState, batch: Batch) -> Batch:
         """The batch with all that the step computes of it before its update."""
         _, key = self._split(state)
         state = state._replace(data_cursor=(), collector_state=())
-        return jax.jit(self._prepare)(state, batch, key)[0]
+        return jax.jit(self._prepare)(state, batch, key, self._teacher)[0]
 
     def _split(self, state: TrainState) -> tuple[TrainState, Array | None]:
         inner = state._replace(key=(), data_cursor=(), base=(), collector_state=())

@@ -10,16 +10,18 @@ import numpy as np
 from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.packing import Tree, plan_packing, plan_tree
+from jaxrl_llm.corrections import sequential_factor, turn_order
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import keep_apart, spread_update
 from jaxrl_llm.recipes import Batch
+from jaxrl_llm.recipes.turn_updates import TurnUpdates
 from jaxrl_llm.train.mesh import check_batch
 
 PACKING = ("auto", "always", "tree", "never")
 
 # Packed rows are used if they have at most this share of the cells and save at least so many, since
 # another shape has to be compiled.
-_MAX_SHARE, _MIN_SAVED = 0.8, 4096
+_MAX_SHARE, MIN_SAVED = 0.8, 4096
 
 
 class Passes(NamedTuple):
@@ -80,7 +82,8 @@ _BEFORE_UPDATE = ("sampler_gap", "sampler_gap_max", "sampler_kl", "sampler_ess",
 def summarize_updates(history: dict[str, Array], minibatches: int) -> dict[str, Array]:
     """Metrics ``[updates]`` of the optimizer steps of one batch as metrics of the batch.
 
-    - Of the rollouts and of the policy's entropy: the mean over the first pass; ``tokens`` its sum.
+    - Of the rollouts and of the policy's entropy: the mean over the first pass; ``tokens`` and
+      ``pairs`` their sum.
     - ``sampler_*`` and ``ref_kl``: of the first minibatch, before any update of the batch.
     - ``approx_kl``: of the last one; ``ratio_max``: the greatest; ``skipped``: the sum.
     - The rest, such as ``loss``, ``grad_norm`` and ``clip_fraction``: the mean over all.
@@ -93,6 +96,7 @@ def summarize_updates(history: dict[str, Array], minibatches: int) -> dict[str, 
             return x[0]
         rules = {
             "tokens": lambda x: jnp.sum(x[:minibatches]),
+            "pairs": lambda x: jnp.sum(x[:minibatches]),
             "approx_kl": lambda x: x[-1],
             "ratio_max": jnp.max,
             "skipped": jnp.sum,
@@ -125,6 +129,52 @@ def run_passes(
     return carry, (summarize_updates(history, passes.minibatches), logp)
 
 
+def run_turns(
+    turns: TurnUpdates,
+    update: Callable,
+    logp_of: Callable,
+    carry: Any,
+    batch: Batch,
+    key: Array | None,
+) -> tuple[Any, tuple[dict[str, Array], Array]]:
+    """An optimizer step for each turn of a batch, in the order of ``turns``.
+
+    Args:
+      turns: See :class:`~jaxrl_llm.recipes.turn_updates.TurnUpdates`.
+      update: ``update(carry, part, logp, there) -> (carry, (metrics, _))``, without a step where
+        ``there`` is False; ``logp`` are the log-probabilities before it.
+      logp_of: ``logp_of(carry) -> [P, G, T]``, the log-probabilities of all tokens.
+      carry: Parameters and the optimizer's state.
+      batch: Prepared.
+      key: Of a random order, else None.
+
+    Returns:
+      The carry, the metrics of the batch, and the log-probabilities before the first step.
+    """
+    turn_ids, count = batch.extras["turn_ids"], batch.extras["turn_where"].shape[-1]
+    advantages = jnp.asarray(batch.advantages)
+
+    def one(state, turn):
+        carry, before, factor = state
+        mask = batch.mask & (turn_ids == turn)
+        there = jnp.any(mask)
+        spread = factor if advantages.ndim == factor.ndim else factor[..., None]
+        part = batch.replace(mask=mask, advantages=advantages * spread)
+        carry, (metrics, _) = update(carry, part, before, there)
+        metrics = metrics | {"skipped": jnp.where(there, metrics["skipped"], 0.0)}
+        logp = logp_of(carry)
+        factor = sequential_factor(
+            factor, logp, before, mask, eps_low=turns.eps_low, eps_high=turns.eps_high
+        )
+        return (carry, logp, factor), metrics
+
+    first = logp_of(carry)
+    start = carry, first, jnp.ones(batch.where.shape, jnp.float32)
+    order = turn_order(count, order=turns.order, key=key)
+    (carry, _, _), history = jax.lax.scan(one, start, order)
+    return carry, (summarize_updates(history, count), first)
+
+
 def split_microbatches(batch: ArrayTree, microbatches: int) -> ArrayTree:
     """``[P, ...] -> [M, P / M, ...]``: prompt ``i`` goes to microbatch ``i % M``.
 
@@ -138,6 +188,28 @@ def split_microbatches(batch: ArrayTree, microbatches: int) -> ArrayTree:
 def join_microbatches(batches: ArrayTree) -> ArrayTree:
     """The inverse of :func:`split_microbatches`."""
     return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:]), batches)
+
+
+def trained_first(mask: Array, microbatches: int) -> Array:
+    """Of every M neighbors ``[P / M, M]``, an order with those first that have a token to train on.
+
+    :func:`split_microbatches` gives each microbatch one of every M neighbors, so the last ones are
+    without such a token if there are few, and :func:`accumulate_gradients` passes over them.
+    Neighbors are on one device of a mesh.
+    """
+    trains = jnp.any(mask, axis=tuple(range(1, mask.ndim))).reshape(-1, microbatches)
+    return jnp.argsort(~trains, axis=1, stable=True)
+
+
+def reorder(batch: ArrayTree, order: Array) -> ArrayTree:
+    """``[P, ...]`` with the neighbors in an order ``[P / M, M]``."""
+
+    def of_leaf(x: Array) -> Array:
+        neighbors = x.reshape(*order.shape, *x.shape[1:])
+        index = order.reshape(*order.shape, *(1,) * (x.ndim - 1))
+        return jnp.take_along_axis(neighbors, index, axis=1).reshape(x.shape)
+
+    return jax.tree.map(of_leaf, batch)
 
 
 def map_microbatches(function: Callable, batch: Batch, microbatches: int) -> ArrayTree:
@@ -158,7 +230,8 @@ def accumulate_gradients(
       loss: ``(params, batch) -> (value, aux)``.
       params: What is differentiated.
       batch: ``[P, ...]``.
-      microbatches: Sets of full groups that are in memory one after the other.
+      microbatches: Sets of full groups that are in memory one after the other. Those in which no
+        token trains cost next to nothing, and the groups are ordered such that there are many.
     """
     grad = jax.value_and_grad(loss, has_aux=True)
     if microbatches == 1:
@@ -166,15 +239,25 @@ def accumulate_gradients(
         return value, aux, trees.cast(spread_update(grads), jnp.float32)
 
     def add(total, part):
-        (value, aux), grads = grad(params, part)
-        grads = spread_update(grads)
-        added = jax.tree.map(lambda a, g: a + g.astype(jnp.float32), total[1], grads)
-        return (total[0] + value, added), aux
+        def trained(total):
+            (value, aux), grads = grad(params, part)
+            added = jax.tree.map(
+                lambda a, g: a + g.astype(jnp.float32), total[1], spread_update(grads)
+            )
+            return (total[0] + value, added), aux
+
+        def untrained(total):
+            aux = jax.eval_shape(trained, total)[1]
+            return total, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), aux)
+
+        return jax.lax.cond(jnp.any(part.mask), trained, untrained, total)
 
     zeros = jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), params)
     start = (jnp.float32(0), spread_update(zeros))
-    (value, grads), aux = jax.lax.scan(add, start, split_microbatches(batch, microbatches))
-    return value, join_microbatches(aux), grads
+    order = trained_first(batch.mask, microbatches)
+    parts = split_microbatches(reorder(batch, order), microbatches)
+    (value, grads), aux = jax.lax.scan(add, start, parts)
+    return value, reorder(join_microbatches(aux), jnp.argsort(order, axis=1)), grads
 
 
 def pack_batch(batch: Batch, packing: str, *, model: Model) -> tuple[Batch, dict[str, float]]:
@@ -186,7 +269,8 @@ def pack_batch(batch: Batch, packing: str, *, model: Model) -> tuple[Batch, dict
       batch: On the host, not sharded.
       packing: "auto" packs where at most 0.8 of the cells remain, at least 4,096 cells are saved,
         and the model can tell the responses of a row apart; "always" whatever is saved; "tree" has
-        what responses begin with in common once; "never" leaves one row for each response.
+        what responses begin with in common once; "never" leaves one row for each response. A batch
+        that has a packing, as one with a response that is rewritten on its way, stays as it is.
       model: The model that is trained.
 
     Returns:
@@ -213,10 +297,12 @@ def pack_batch(batch: Batch, packing: str, *, model: Model) -> tuple[Batch, dict
     """
     checks.check_option("pack_batch", "packing", packing, PACKING)
     mask = np.asarray(batch.mask)
-    largest = min(_MAX_SHARE, 1 - _MIN_SAVED / mask.size) if model.reads_segments else 0.0
+    largest = min(_MAX_SHARE, 1 - MIN_SAVED / mask.size) if model.reads_segments else 0.0
     most = {"auto": largest, "always": 1.0}.get(packing, 0.0)
     plan = plan_packing(mask, most=most) if most > 0 else None
-    if packing == "tree":
+    if batch.packing is not None:
+        plan = batch.packing
+    elif packing == "tree":
         same = None
         if (sets := batch.support) is not None:  # what two of them differ in
             same = np.asarray(sets.bits) if sets.ids is None else np.sort(sets.ids, axis=-1)
@@ -224,7 +310,7 @@ def pack_batch(batch: Batch, packing: str, *, model: Model) -> tuple[Batch, dict
     cells = mask.size if plan is None else plan[0].size
     # Up to the last token of the mask: cells in between are read.
     tokens = np.maximum.accumulate(mask[..., ::-1], axis=-1).sum()
-    if isinstance(plan, Tree):
+    if isinstance(plan, Tree) and plan.parents is None:
         tokens = (plan.sources >= 0).sum()
     numbers = {"padding": float(1 - tokens / cells), "packed": cells / mask.size}
     return batch.replace(packing=plan), numbers

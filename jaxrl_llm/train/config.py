@@ -1,6 +1,6 @@
 """The configuration of a run: frozen records whose every option has an effect or is refused."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,13 @@ from jaxrl_llm.recipes import EVOLUTION_PRESETS, PRESETS, EvolutionRecipe, Recip
 from jaxrl_llm.recipes.catalog import preset
 from jaxrl_llm.rewards import BatchReward
 from jaxrl_llm.rewards.scoring import ON_ERROR, OnError
+from jaxrl_llm.rollout.denoising import DenoisingOptions
+from jaxrl_llm.rollout.episodes import EpisodeOptions
 from jaxrl_llm.train.batches import PACKING, Passes
 from jaxrl_llm.train.logging.sinks import SINKS
 from jaxrl_llm.train.mesh import AsyncConfig, MeshConfig, check_batch
 from jaxrl_llm.train.optimizer import OptimizerConfig
+from jaxrl_llm.train.teachers import AlignedTeacher, TokenTeacher
 
 PromptSource = Callable[[], Any]
 """Returns a ``data.PromptSet``; usually a ``bind`` of one of the functions of ``data``."""
@@ -76,6 +79,7 @@ class SamplingConfig:
       slots: How many rollouts decode at a time. Rewards then begin with the first group that is
         finished, and the last long responses decode in fewer slots; the rollouts are the same. None
         decodes all rollouts of a step in one program, which is quickest where lengths are alike.
+      denoising: Of a model that denoises: its steps, its blocks, and which tokens stay.
       prompt_length: Room for prompts that a collector or a teacher reads, in tokens; None for 1,024
         more than the longest of the data, a teacher's with a response, at most what the context
         leaves.
@@ -89,6 +93,7 @@ class SamplingConfig:
     min_p: float | None = None
     slots: int | None = None
     prompt_length: int | None = None
+    denoising: DenoisingOptions = field(default_factory=DenoisingOptions)
 
     def __post_init__(self):
         name = "sampling"
@@ -103,9 +108,19 @@ class SamplingConfig:
                     f"sampling: {option} must be below 1; got {value:g}. None turns it off."
                 )
         checks.check_positive(name, slots=self.slots, prompt_length=self.prompt_length)
+        self.denoising.schedule(self.max_new_tokens)
 
-    def grid(self, prompts: int) -> tuple[int, int]:
-        """Rows and width of the slots for a batch: a row for each prompt, as far as slots go.
+    def grid(self, prompts: int, *, prompt_length: int | None = None) -> tuple[int, int]:
+        """Rows and width of the slots for a batch.
+
+        A row has one prompt, and is free for the next once all of its responses have ended. So rows
+        are narrow where prompts are short: as narrow as the keys and values of the prompts take up
+        to half the memory of those of the responses. With ``prompt_length`` None a row has all the
+        slots of a prompt.
+
+        Args:
+          prompts: Of a batch.
+          prompt_length: Tokens of the longest prompt.
 
         Raises:
           ValueError: If there are none, or they make no such grid.
@@ -119,7 +134,12 @@ class SamplingConfig:
                 f"sampling: slots must be below the {prompts} prompts of a step, or a multiple of "
                 f"them up to its {size} rollouts; got {slots}."
             )
-        return rows, slots // rows
+        width = slots // rows
+        if prompt_length is not None:
+            enough = 2 * prompt_length / self.max_new_tokens
+            divisors = [w for w in range(1, width + 1) if width % w == 0]
+            width = next((w for w in divisors if w >= enough), width)
+        return slots // width, width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,8 +153,8 @@ class CheckpointConfig:
       every: Steps between two checkpoints; 0 for the last one only.
       keep: How many of the last stay.
       best: Keep one more, the best by this metric: "reward" of the step's batch; or
-        "greedy" or "sampled", the mean reward on held-out questions, which are then to be evaluated
-        at each checkpoint.
+        "greedy" or "sampled", the mean reward on held-out questions, or "pairs", the accuracy on
+        held-out pairs of the data; they are then to be evaluated at each checkpoint.
     """
 
     every: int = 50
@@ -147,7 +167,7 @@ class CheckpointConfig:
         checks.check_non_negative(name, every=self.every)
         checks.check_positive(name, keep=self.keep)
         if self.best is not None:
-            checks.check_option(name, "best", self.best, ("reward", "greedy", "sampled"))
+            checks.check_option(name, "best", self.best, ("reward", "greedy", "sampled", "pairs"))
             if not self.every:
                 raise ValueError(f"{name}: best has no effect where only the last step is saved.")
 
@@ -229,15 +249,34 @@ class TrainConfig:
     Attributes:
       model: A name or path of a pretrained model; or a function that returns
         `(model, params, tokenizer)`.
+      reference: The model that a recipe reads as its reference, of the policy's architecture: a
+        name or path, or a function like that of `model`, such as the average of two models
+        (SALSA) or the policy before an earlier run. None is the policy before its first step. A
+        moving reference starts from it.
+      reference_logp: A file for what the reference gives for the responses of the data, `.npz`:
+        where there is none it is computed before the first step and written, and else read, so that
+        neither steps nor memory have the reference. One of another reference or other data is
+        refused. None computes it anew in every step.
+      teacher: The model that a recipe of distillation learns from, with the policy's tokenizer: a
+        name or path, or a function like that of `model`; or what scores tokens on the host, see
+        `train.teachers`: the address of a token server (http://...), a file of stored scores
+        (.npz), or a `TokenTeacher`. For `span_distillation` the tokenizer may be another one.
       data: The questions.
       reward: `(prompt, completion, metadata) -> number or mapping`, sync or async, or a
-        `VerifierPool`.
+        `VerifierPool`. None where an environment gives the rewards, or the data have them, as with
+        `curation.offline_pairs`; with those, a reward is of the evaluation alone.
+      environment: A task of several turns, an `environments.Env` that gets each row of the data; it
+        decodes in slots. None where a response is one turn.
+      episodes: How an environment is played; `sampling.max_new_tokens` is the longest episode,
+        observations included, and `sampling.prompt_length` the longest first observation, 512 if
+        it is None.
       recipe: The method: a `Recipe`, an `EvolutionRecipe`, or the name of a preset with its
         defaults. Of an evolution recipe, `sampling.group_size` members answer a prompt, at the
         temperature of the recipe; that of `sampling` is for the evaluation.
       sampling: How rollouts are sampled.
       optimizer: The optimizer of the policy.
-      critic: The optimizer of the critic, for a recipe that has one; None: as the policy's.
+      critic: The optimizer of the critic or the process reward model, for a recipe that has one;
+        None: as the policy's.
       lora: Whether an adapter moves and the parameters themselves are frozen.
       mesh: Over which devices.
       asynchrony: Whether sampling goes on while a step trains.
@@ -276,7 +315,12 @@ class TrainConfig:
 
     model: str | Callable
     data: DataConfig
-    reward: Callable
+    reference: str | Callable | None = None
+    reference_logp: str | None = None
+    teacher: str | Callable | TokenTeacher | AlignedTeacher | None = None
+    reward: Callable | None = None
+    environment: Any = None
+    episodes: EpisodeOptions = field(default_factory=EpisodeOptions)
     recipe: Recipe | EvolutionRecipe | str = "dr_grpo"
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -331,8 +375,7 @@ class TrainConfig:
                 )
         if not self.run_dir.strip():
             raise ValueError(f"config: run_dir must name a folder; got {self.run_dir!r}.")
-        if not callable(self.reward):
-            raise TypeError(f"config: reward must be callable; got {self.reward!r}.")
+        self._check_environment()
         has_deadline = isinstance(self.reward, BatchReward) and hasattr(self.reward, "patience")
         if self.reward_deadline is not None and has_deadline:
             raise ValueError(
@@ -340,6 +383,15 @@ class TrainConfig:
                 "VerifierPool; set the deadline there."
             )
         self.checkpoint.check_evaluated(self.evaluation)
+        kinds = ("greedy", "sampled") if self.samples_held_out else ()
+        kinds += ("pairs",) if self.offline else ()
+        if self.checkpoint.best in ("greedy", "sampled", "pairs") and (
+            self.checkpoint.best not in kinds
+        ):
+            raise ValueError(
+                f"checkpoint: best={self.checkpoint.best!r} is not in the evaluation of this run, "
+                f"which has {', '.join(kinds)}."
+            )
         if self.data.evaluation is not None and not self.evaluation.enabled:
             raise ValueError("data: evaluation has no effect if the evaluation is not enabled.")
         if max(self.report.profile, default=0) > self.steps:
@@ -347,13 +399,46 @@ class TrainConfig:
             raise ValueError(f"report: profile names step {last}, but there are {self.steps}.")
         check_batch(name, self.prompts_per_step, self.microbatches, self.mesh.shards)
         self._check_recipe(name)
+        if self.offline and self.sampling.slots is not None:
+            raise ValueError("sampling: slots has no effect where the data have the responses.")
+        if self.offline and not self.samples_held_out and self.evaluation.samples is not None:
+            raise ValueError("evaluation: samples has no effect without a reward that grades them.")
+
+    def _check_environment(self) -> None:
+        """Raises unless either a reward or an environment says what is right."""
+        env = self.environment
+        if env is None:
+            if not callable(self.reward) and not (self.reward is None and self.offline):
+                raise TypeError(f"config: reward must be callable; got {self.reward!r}.")
+            if self.episodes != EpisodeOptions():
+                raise ValueError("config: episodes has no effect without an environment.")
+            return
+        if not all(callable(getattr(env, name, None)) for name in ("reset", "step")):
+            raise TypeError(f"config: environment must have reset and step; got {env!r}.")
+        if not isinstance(getattr(env, "tools", None), Sequence):
+            raise TypeError(f"config: environment must have a sequence `tools`; got {env!r}.")
+        if self.reward is not None:
+            raise ValueError("config: reward has no effect with an environment, which gives it.")
+        if self.reward_deadline is not None:
+            raise ValueError(
+                "config: reward_deadline has no effect with an environment; set episodes.seconds."
+            )
+        if self.reward_on_error != "drop":
+            raise ValueError(
+                "config: reward_on_error has no effect with an environment: an episode that fails "
+                "takes no part in its batch."
+            )
 
     def _check_recipe(self, name: str) -> None:
         """Raises ValueError for options that the recipe does not use or allow."""
         recipe = find_recipe(self.recipe, self.sampling)
         recipe.check_group_size(self.sampling.group_size)
+        if recipe.head:
+            self._check_head(name, recipe)
         if self.sampling.slots is not None:
             self.sampling.grid(self.prompts_per_step)
+        if recipe.forward_only and self.environment is not None:
+            raise ValueError(f"config: {recipe.name!r} plays no environment: it has no slots.")
         if recipe.forward_only:
             nothing = {"remat": "full", "packing": "auto", "microbatches": 1}
             for option, default in nothing.items():
@@ -384,14 +469,90 @@ class TrainConfig:
         recipe.check_passes(self.passes.epochs, self.passes.minibatches)
         self.passes.check(name, self.prompts_per_step, self.mesh.shards)
         recipe.check_staleness(self.asynchrony.max_staleness)
-        if recipe.critic is None and self.critic is not None:
+        if recipe.second_model is None and self.critic is not None:
             raise ValueError(f"config: critic has no effect: recipe {recipe.name!r} has none.")
+        if self.reference is not None and not recipe.uses_reference:
+            raise ValueError(f"config: reference has no effect: recipe {recipe.name!r} reads none.")
+        self._check_teacher(recipe)
+        moves = getattr(recipe, "reference", None) is not None
+        if self.reference_logp is not None:
+            self._check_stored_reference(recipe, moves)
+        if self.reference is not None and moves and self.lora.rank is not None:
+            raise ValueError(
+                f"config: reference has no effect on {recipe.name!r} with an adapter: its "
+                "reference moves, and is an adapter as well."
+            )
+
+    def _check_stored_reference(self, recipe: "AnyRecipe", moves: bool) -> None:
+        """Raises ValueError unless a frozen reference reads responses that the data have."""
+        because = None
+        if "ref_logp" not in recipe.required_fields:
+            because = f"recipe {recipe.name!r} reads none"
+        elif moves:
+            because = f"the reference of recipe {recipe.name!r} moves"
+        elif recipe.likelihood is not None:
+            because = f"the likelihood of recipe {recipe.name!r} is of the masks of a batch"
+        elif not self.offline:
+            because = f"recipe {recipe.name!r} samples its responses"
+        elif collector_needs(recipe.collector, "sends_text"):
+            because = f"the prompts of recipe {recipe.name!r} are made anew for each batch"
+        if because is not None:
+            raise ValueError(f"config: reference_logp has no effect: {because}.")
+        if Path(str(self.reference_logp)).suffix != ".npz":
+            raise ValueError(
+                f"config: reference_logp must end in .npz; got {self.reference_logp!r}."
+            )
+
+    def _check_teacher(self, recipe: Any) -> None:
+        """Raises ValueError unless there is a teacher just where a recipe learns from one."""
+        learns = recipe.learns_from_model
+        if self.teacher is None:
+            if learns:
+                raise ValueError(
+                    f"config: recipe {recipe.name!r} learns from a teacher, and there is none; set "
+                    "teacher to a model, the address of a token server or stored scores."
+                )
+            return
+        if not learns:
+            what = "is its own teacher" if recipe.has_teacher else "learns from none"
+            raise ValueError(f"config: teacher has no effect: recipe {recipe.name!r} {what}.")
+        if not (isinstance(self.teacher, str) or callable(self.teacher)) and not any(
+            hasattr(self.teacher, name) for name in ("score", "spans")
+        ):
+            raise TypeError(
+                "config: teacher must be a name, a function that returns (model, params, "
+                f"tokenizer), or have a method score; got {self.teacher!r}."
+            )
+
+    def _check_head(self, name: str, recipe: "AnyRecipe") -> None:
+        """Raises ValueError for options that a reward model has no use for."""
+        what = f"has no effect: recipe {recipe.name!r} trains a reward model, which writes no text"
+        unused = {"reward": self.reward, "environment": self.environment}
+        for option, value in unused.items():
+            if value is not None:
+                raise ValueError(f"{name}: {option} {what}.")
+        if self.sampling.temperature != 1.0:
+            raise ValueError(f"sampling: temperature {what}.")
+
+    @property
+    def offline(self) -> bool:
+        """Whether the data have the responses that are trained on, and their rewards."""
+        recipe = find_recipe(self.recipe, self.sampling)
+        return collector_needs(getattr(recipe, "collector", None), "offline")
+
+    @property
+    def samples_held_out(self) -> bool:
+        """Whether an evaluation samples answers to the held-out questions, which a reward grades.
+
+        Where there is none, the data have pairs, and it compares their likelihoods.
+        """
+        return self.reward is not None or self.environment is not None
 
     @property
     def critic_optimizer(self) -> OptimizerConfig | None:
         """That of the critic: its own, else as the policy's; None for a recipe without one."""
         recipe = find_recipe(self.recipe, self.sampling)
-        if recipe.forward_only or recipe.critic is None:
+        if recipe.second_model is None:
             return None
         return self.optimizer if self.critic is None else self.critic
 
@@ -441,7 +602,7 @@ def find_prompts(source: PromptSource | str):
     if kind == "gym" and name:
         return bind(data.from_reasoning_gym, task=name, size=1000)()
     if Path(source).suffix in (".jsonl", ".json", ".parquet"):
-        return data.from_file(source)
+        return data.from_file(source, needs_answer=False)
     raise ValueError(
         f"data: {source!r} is neither a .jsonl, .json or .parquet file nor gym:TASK; other sources "
         "are functions in the config file."

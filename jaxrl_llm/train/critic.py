@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.packing import pack, unpack
+from jaxrl_llm.models.heads import apply_head, init_head
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.recipes import Batch
 from jaxrl_llm.train.score import score_hidden
@@ -27,14 +28,14 @@ def init_critic(model: Model, params: ArrayTree, *, heads: int = 1, key: Array) 
     Args:
       model: The body; the same kind of model as the policy, of any size.
       params: Its parameters; they are copied.
-      heads: C, predictions a token.
+      heads: C, predictions a token; 0 for a process reward model, which has none.
       key: For the head, which starts small, so that first values are near 0 and heads differ.
 
     Returns:
-      ``{"model": ..., "head": {"kernel": [D, C], "bias": [C]}}``.
+      ``{"model": ..., "head": {"kernel": [D, C], "bias": [C]}}``, without heads the model alone.
 
     Raises:
-      ValueError: If ``heads`` is not positive.
+      ValueError: If ``heads`` is negative.
 
     Example:
       >>> import jax
@@ -44,11 +45,11 @@ def init_critic(model: Model, params: ArrayTree, *, heads: int = 1, key: Array) 
       >>> critic["head"]["bias"].shape
       (2,)
     """
-    checks.check_positive("init_critic", heads=heads)
-    width = model.output_matrix(params).shape[-1]
-    kernel = jax.random.normal(key, (width, heads), jnp.float32) * (0.02 / width**0.5)
-    head = {"kernel": kernel, "bias": jnp.zeros((heads,), jnp.float32)}
-    return {"model": jax.tree.map(jnp.copy, trees.cast(params, jnp.float32)), "head": head}
+    checks.check_non_negative("init_critic", heads=heads)
+    body = jax.tree.map(jnp.copy, trees.cast(params, jnp.float32))
+    if not heads:
+        return {"model": body}
+    return {"model": body, "head": init_head(key, model.output_matrix(params).shape[-1], heads)}
 
 
 def critic_values(model: Model, params: ArrayTree, batch: Batch, *, remat: str = "none") -> Array:
@@ -68,8 +69,7 @@ def critic_values(model: Model, params: ArrayTree, batch: Batch, *, remat: str =
         packing=batch.packing,
     )
     mask = pack(batch.packing, batch.mask)
-    hidden = jnp.where(mask[..., None], hidden, 0).astype(jnp.float32)
-    values = hidden @ params["head"]["kernel"] + params["head"]["bias"]
+    values = apply_head(params["head"], jnp.where(mask[..., None], hidden, 0))
     return unpack(batch.packing, values, batch.mask)
 
 

@@ -9,10 +9,14 @@ import numpy as np
 
 from jaxrl_llm.core import checks
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.curation.collectors.protocol import Request
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.rewards.answers import answer_of
 from jaxrl_llm.rewards.scoring import OnError, Scores, check_answered
-from jaxrl_llm.rollout.backends import texts_of
+from jaxrl_llm.rollout.backends import Asked, EngineBackend, Graded, texts_of
+from jaxrl_llm.rollout.collect import DataRows
+from jaxrl_llm.rollout.engine.engine import Engine
+from jaxrl_llm.rollout.episodes import Episodes
 from jaxrl_llm.train.at_k import AtK, at_k
 from jaxrl_llm.train.grading import Grader, sample_rows
 
@@ -30,6 +34,9 @@ class Accuracy(NamedTuple):
     binary: bool = False  # whether every reward is 0 or 1, so that the mean is an accuracy
     failed: int = 0  # completions without a reward, since its call failed: not in the mean
     at_k: tuple[AtK, ...] = ()  # pass@k and maj@k, where they were asked for
+    # Of the pairs of a reward model, see diagnostics.pair_calibration; else None.
+    calibration_error: float | None = None
+    brier: float | None = None
 
     def record(self) -> dict:
         """A mapping for JSON; pass@k and maj@k by name, if there are any."""
@@ -37,10 +44,13 @@ class Accuracy(NamedTuple):
             x.name: {k: v for k, v in x._asdict().items() if k != "name"} for x in self.at_k
         }
         del values["at_k"]
-        return values
+        return {name: value for name, value in values.items() if value is not None}
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        text = f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        if self.calibration_error is None:
+            return text
+        return f"{text}, calibration error {self.calibration_error:.3f}, Brier {self.brier:.3f}"
 
 
 def wilson(mean: float, n: float) -> tuple[float, float]:
@@ -190,6 +200,79 @@ def evaluate(
         table = np.stack(answers) if len(answers) == len(questions) else None
         result = result._replace(at_k=at_k(rewards >= success, k, answers=table, where=~failed))
     return result, rows
+
+
+def play_tasks(
+    engine: Engine,
+    params: ArrayTree,
+    key: Array,
+    tasks: Sequence[Question],
+    episodes: Episodes,
+    *,
+    decode: Callable[[list[int]], str],
+    samples: int,
+    temperature: float | None,
+    max_new_tokens: int,
+    pad_id: int,
+    k: Sequence[int] = (),
+    success: float = 1.0,
+) -> tuple[Accuracy, list[dict]]:
+    """Mean return of a policy on the tasks of an environment, and its pass@k.
+
+    Args:
+      engine: Whose slots decode; its temperature may vary.
+      params: Parameters of the policy.
+      key: A typed key; the same key gives the same evaluation.
+      tasks: From :func:`~jaxrl_llm.data.encode_prompts`.
+      episodes: Plays the environment.
+      decode: Text of token ids.
+      samples: Episodes of each task.
+      temperature: Of the sampling; None for the engine's.
+      max_new_tokens, pad_id: Of the engine.
+      k, success: As of :func:`evaluate`.
+
+    Returns:
+      The mean return, and one record an episode: prompt, completion, reward, id.
+
+    Raises:
+      RewardError: If every episode fails.
+    """
+    backend = EngineBackend(
+        engine,
+        params,
+        key,
+        tasks,
+        version=0,
+        decode=decode,
+        grade=lambda *_: Scores(np.zeros(0, np.float32), {}, np.zeros(0, bool)),
+        max_new_tokens=max_new_tokens,
+        pad_id=pad_id,
+        episodes=episodes,
+    )
+    asked, data = [], DataRows(tasks)
+    for i in range(len(tasks)):
+        prompt = episodes.start(i, data[i], repr(tasks[i].prompt.id or i)).prompt
+        numbers = tuple(range(i * samples, (i + 1) * samples))
+        asked.append(Asked(i, numbers, Request(samples, temperature=temperature), prompt))
+    graded: dict[Asked, Graded] = {}
+    try:
+        backend.submit(asked)
+        while len(graded) < len(asked):
+            graded |= backend.wait()
+    finally:
+        backend.close()
+    groups = [graded[each] for each in asked]
+    check_answered([group.scores for group in groups], " of the evaluation")
+    rewards = np.stack([group.scores.rewards for group in groups])
+    failed = np.stack([group.scores.failed for group in groups])
+    result = accuracy(rewards, ~failed)
+    if k:
+        result = result._replace(at_k=at_k(rewards >= success, k, where=~failed))
+    return result, [
+        row
+        for task, group in zip(tasks, groups, strict=True)
+        for row in sample_rows([task], [group.texts], group.scores._replace(details={}))
+    ]
 
 
 def answer_ids(reward, completions: Sequence[Sequence[str]], scores: Scores) -> list[np.ndarray]:

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 
 from jaxrl_llm import diagnostics, evolution
-from jaxrl_llm.core import masking
+from jaxrl_llm.core import masking, trees
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards, on_mesh
@@ -77,12 +77,14 @@ def make_evolution_step(
       EGGROLL (arXiv:2511.16652), sec. 4.
     """
 
-    def prepare(state: TrainState, batch: Batch, key: Array | None) -> tuple[Batch, ArrayTree]:
-        del key
+    def prepare(
+        state: TrainState, batch: Batch, key: Array | None, teacher: ArrayTree
+    ) -> tuple[Batch, ArrayTree]:
+        del key, teacher
         return batch, state.algo_state
 
-    def step(state: TrainState, batch: Batch, key: Array, base: ArrayTree):
-        del base
+    def step(state: TrainState, batch: Batch, key: Array, base: ArrayTree, teacher: ArrayTree):
+        del base, teacher
         classes = recipe.classes(state.params)
         fitness, missing = recipe.shape(batch.rewards, where=batch.where)
         grads = recipe.gradient(state.params, classes, key, state.step, fitness)
@@ -232,7 +234,7 @@ def _members_in_turn(
     def join(rollouts: Sequence[Rollout], *, axis: int) -> Rollout:
         """Responses along a group (axis 1) or along prompts (axis 0), without their prompts."""
         rollouts = [each._replace(prompt_tokens=None, prompt_mask=None) for each in rollouts]
-        return jax.tree.map(lambda *x: jnp.concatenate(x, axis=axis), *rollouts)
+        return trees.zip_leaves(lambda x: jnp.concatenate(x, axis=axis), rollouts)
 
     def population(params: ArrayTree, key: Array, prompts, *, version: int = 0) -> Rollout:
         members = recipe.population(len(prompts), group_size)

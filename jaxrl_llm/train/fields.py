@@ -12,13 +12,21 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from jaxrl_llm.core import call_with
-from jaxrl_llm.curation.collectors.protocol import DEMONSTRATION, HINTED
+from jaxrl_llm.curation.collectors.protocol import (
+    DEMONSTRATION,
+    HINTED,
+    UNFINISHED,
+    collector_needs,
+)
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.recipes import Batch, Recipe
 from jaxrl_llm.recipes.inputs import EXTRAS
-from jaxrl_llm.recipes.wiring import TEACHER_TEXTS
+from jaxrl_llm.recipes.wiring import ANSWER_TEXTS, DRAWN, TEACHER_TEXTS
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rewards.turns import turns_of_tokens
+from jaxrl_llm.rollout.collect import Segments
+from jaxrl_llm.rollout.episodes import EPISODES
+from jaxrl_llm.train.episode_fields import episode_fields
 
 T = TypeVar("T")
 
@@ -29,6 +37,7 @@ _ROUNDING = 1e-6
 _KNOWN = (
     "prompt_ids",
     "truncated",
+    "unfinished",
     "greedy_rewards",
     "versions",
     "current_version",
@@ -39,10 +48,16 @@ _KNOWN = (
 )
 # What it makes of the steps of a response that the reward grades one by one.
 _TURNS = ("turn_rewards", "turn_where", "turn_ids", "test_passes", "test_where")
+# What it has of a collector that values prefixes.
+_PREFIXES = ("prefix_values", "segment_where", "segment_ids")
+# What a teacher with another tokenizer says.
+_SPANS = ("teacher_span_logp", "span_ids")
 # What it makes of the messages that a recipe computes for its teacher.
 _TAUGHT = ("teacher_prompt_tokens", "teacher_prompt_mask", "has_teacher")
+# And of the reference answers.
+_ANSWERED = ("ground_truth", "ground_truth_mask")
 # Lengths that differ from batch to batch are rounded up, so that few shapes are compiled.
-_SHORTEST_PROMPT = 16
+_SHORTEST_ROW = 16
 
 
 class Texts(NamedTuple):
@@ -54,6 +69,8 @@ class Texts(NamedTuple):
       encode: Tokens of a prompt with this message of the user.
       decode: Text of token ids.
       room: The most tokens of a prompt.
+      write: Tokens of a text that stands in a response.
+      context: The most tokens of a prompt and a reference answer together.
     """
 
     responses: Sequence[Sequence[str]]
@@ -61,13 +78,17 @@ class Texts(NamedTuple):
     encode: Callable[[str], Sequence[int]]
     decode: Callable[[list[int]], str]
     room: int
+    write: Callable[[str], Sequence[int]]
+    context: int
 
 
 def host_fields(recipe: Recipe) -> frozenset[str]:
     """The extras that a batch must have before the train step computes the rest."""
     names = recipe.required_fields
-    if recipe.computed_from("teacher"):
+    if recipe.has_teacher and not recipe.learns_from_model:
         names |= {"teacher_prompt_tokens", "teacher_prompt_mask"}
+    if ANSWER_TEXTS in recipe.computed_from("responses"):
+        names |= {*_ANSWERED, "turn_ids", "turn_where"}
     known = {*EXTRAS, *recipe.inputs, *recipe.computed_from("responses")}
     return (names - recipe.step_fields) & known
 
@@ -82,7 +103,7 @@ def reads_reward(recipe: Recipe) -> bool:
     """
     if "reward_components" in recipe.required_fields:
         return True
-    names = host_fields(recipe) - set(_KNOWN)
+    names = host_fields(recipe) - {*_KNOWN, *_PREFIXES}
     return any(name in _TURNS or _axes(name) in (None, "PG") for name in names)
 
 
@@ -91,15 +112,46 @@ def _axes(name: str) -> str | None:
     return EXTRAS[name].axes if name in EXTRAS else None
 
 
-def check_fields(recipe: Recipe, questions: Sequence[Question]) -> None:
+def needs_environment(recipe: Recipe) -> bool:
+    """Whether a recipe reads what only an environment says of a turn, or branches after turns.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> needs_environment(jr.recipes.trloo())
+      False
+    """
+    names = host_fields(recipe) - {*_TURNS, *_PREFIXES}
+    asks = collector_needs(recipe.collector, "needs_environment")
+    return asks or any(_axes(name) == "PGK" for name in names)
+
+
+def check_fields(
+    recipe: Recipe, questions: Sequence[Question], *, environment: bool = False
+) -> None:
     """Raises ValueError if a recipe needs arrays that no training run on these questions has.
 
-    Components of a reward are not known before it is called: the first batch checks them.
+    Components of a reward, and what an environment says of a turn, are not known before they are
+    called: the first batch checks them.
     """
+    if not environment and collector_needs(recipe.collector, "needs_environment"):
+        raise ValueError(
+            f"the collector of recipe {recipe.name!r} branches after the turns of an environment; "
+            f"set config.environment. It is {recipe.collector!r}."
+        )
     made = set(recipe.computed_from("responses"))
-    made |= {*_KNOWN, *_TURNS, *(_TAUGHT if TEACHER_TEXTS in made else ())}
+    made |= {*_KNOWN, *_TURNS, *_SPANS, *DRAWN, *(_TAUGHT if TEACHER_TEXTS in made else ())}
+    made |= {*(_ANSWERED if ANSWER_TEXTS in made else ())}
+    if collector_needs(recipe.collector, "values_prefixes"):
+        made |= {*_PREFIXES}
     for name in sorted(host_fields(recipe) - made):
         axes = _axes(name)
+        if environment and axes == "PGK":
+            continue
+        if axes == "PGK" and name not in _PREFIXES:
+            raise ValueError(
+                f"recipe {recipe.name!r} needs {name!r} ({EXTRAS[name].about}), which an "
+                "environment brings; set config.environment."
+            )
         if axes in (None, "PG") and name not in _TAUGHT:
             continue
         if axes != "P":
@@ -142,6 +194,8 @@ def attach_fields(
     greedy: Callable[[], np.ndarray],
     roles: np.ndarray | None = None,
     nodes: np.ndarray | None = None,
+    segments: Segments | None = None,
+    draws: Mapping[str, np.ndarray] | None = None,
 ) -> Batch:
     """The batch with the extras and reward components that the recipe needs.
 
@@ -162,6 +216,8 @@ def attach_fields(
       roles: int ``[P, G]``, of each rollout; None for all own.
       nodes: int ``[P, G, T']``, T' at least T, which rollout drew each token; None for a number of
         each row.
+      segments: Of the responses, where the collector values prefixes.
+      draws: Of the recipe's likelihood, see :func:`draw_masks`.
 
     Raises:
       ValueError: Also if a component of the reward would be added to the reward that is trained on.
@@ -171,10 +227,11 @@ def attach_fields(
     if "reward_components" in recipe.required_fields:
         batch = batch.replace(reward_components=_components(recipe, scores, names, shape))
     # Which rollout drew each token, where no tree says so.
-    drawn = np.broadcast_to(np.arange(math.prod(shape)).reshape(*shape, 1), batch.mask.shape)
+    drawn = np.broadcast_to(np.arange(math.prod(shape)).reshape((*shape, 1)), batch.mask.shape)
     known = {
         "prompt_ids": lambda: np.asarray(indices),
         "truncated": lambda: np.asarray(rollout.finish) == 0,
+        "unfinished": lambda: np.asarray(rollout.finish) == UNFINISHED,
         "versions": lambda: rollout.version,
         "current_version": lambda: np.full(shape[0], step),
         "greedy_rewards": greedy,
@@ -185,11 +242,17 @@ def attach_fields(
     }
     if recipe.collector is not None and roles is not None:
         known["steered"] = lambda: np.isin(roles, (HINTED, DEMONSTRATION))
+    if segments is not None:
+        known["prefix_values"] = lambda: segments.values
+        known["segment_where"] = lambda: segments.where
+        known["segment_ids"] = lambda: segments.ids[..., : batch.mask.shape[-1]]
     extras = {}
-    made = _from_texts(batch, recipe, scores, questions, texts)
-    if turns := names & set(_TURNS):
+    made = _from_texts(batch, recipe, scores, questions, texts) | dict(draws or {})
+    if EPISODES in scores.details:
+        made |= episode_fields(batch, names, scores)
+    elif turns := names & set(_TURNS):
         made |= _from_turns(batch, recipe, turns, scores, questions, texts)
-    for name in sorted(names):
+    for name in sorted(names - set(_SPANS)):
         spec = EXTRAS.get(name)
         if name in known:
             value = np.asarray(known[name]())
@@ -232,7 +295,7 @@ def _from_texts(
     questions: Sequence[Question],
     texts: Texts,
 ) -> dict[str, np.ndarray]:
-    """What the recipe computes from the responses, and the prompts of its teacher."""
+    """What the recipe computes from the responses, the prompts of its teacher, the answers."""
     shape = batch.rewards.shape
     details = {name: _groups(entries, shape) for name, entries in scores.details.items()}
     context = details | {
@@ -246,6 +309,8 @@ def _from_texts(
         name: call_with(function, texts.responses, context=context)
         for name, function in recipe.computed_from("responses").items()
     }
+    if ANSWER_TEXTS in made:
+        made |= _answers(recipe, made.pop(ANSWER_TEXTS), questions, texts)
     if TEACHER_TEXTS not in made:
         return made
     messages = [message for row in made.pop(TEACHER_TEXTS) for message in row]
@@ -261,7 +326,7 @@ def _from_texts(
         # A prompt that the model has no room for teaches nothing.
         if message is not None and len(tokens := list(texts.encode(message))) <= texts.room:
             prompts[i], taught[i] = tokens, True
-    width = max(_SHORTEST_PROMPT, _power_of_two(max(map(len, prompts))))
+    width = max(_SHORTEST_ROW, _power_of_two(max(map(len, prompts))))
     lengths = np.array([len(tokens) for tokens in prompts])[:, None]
     padded = np.array([tokens + [0] * (width - len(tokens)) for tokens in prompts], np.int32)
     return made | {
@@ -269,6 +334,38 @@ def _from_texts(
         "teacher_prompt_mask": (np.arange(width) < lengths).reshape(P, G, width),
         "has_teacher": taught.reshape(shape),
     }
+
+
+def _answers(
+    recipe: Recipe,
+    pairs: Sequence[tuple[str, str]],
+    questions: Sequence[Question],
+    texts: Texts,
+) -> dict[str, np.ndarray]:
+    """Tokens of the reference answers behind what stands before them, ``[P, L]``."""
+    if len(pairs) != len(questions):
+        raise ValueError(
+            f"recipe {recipe.name!r}: {ANSWER_TEXTS} has {len(pairs)} pairs, where the batch has "
+            f"{len(questions)} prompts."
+        )
+    every = [(list(texts.write(before)), list(texts.write(answer))) for before, answer in pairs]
+    width = max(_SHORTEST_ROW, _power_of_two(max(len(a) + len(b) for a, b in every)))
+    tokens, mask = np.zeros((len(every), width), np.int32), np.zeros((len(every), width), bool)
+    for row, answered, question, (before, answer) in zip(
+        tokens, mask, questions, every, strict=True
+    ):
+        end, prompt = len(before) + len(answer), question.prompt
+        name = f"prompt {prompt.id or prompt.text[:40]!r}"
+        if not answer:
+            raise ValueError(f"recipe {recipe.name!r}: the answer of {name} has no token.")
+        if len(question.tokens) + end > texts.context:
+            raise ValueError(
+                f"recipe {recipe.name!r}: {name} has {len(question.tokens)} tokens and its answer "
+                f"{end}, and the model's context leaves room for {texts.context} of both before "
+                "and after a response."
+            )
+        row[:end], answered[len(before) : end] = before + answer, True
+    return {"ground_truth": tokens, "ground_truth_mask": mask}
 
 
 def _groups(entries: Sequence[T], shape: tuple[int, ...]) -> list[list[T]]:

@@ -13,6 +13,7 @@ from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.data.questions import Question
 from jaxrl_llm.rewards import Scores
 from jaxrl_llm.rewards.scoring import OnError, grade, join_scores
+from jaxrl_llm.rollout.episodes import EPISODES
 
 T = TypeVar("T")
 
@@ -72,7 +73,8 @@ def sample_rows(
 ) -> list[dict]:
     """One record a completion: id, prompt, text, reward, ``reward/NAME`` of what the reward names.
 
-    Texts and lists of numbers among it are as the reward gave them, None where its call failed.
+    Texts and lists of numbers among it are as the reward gave them, None where its call failed. Of
+    an episode it has ``end`` and ``turn_rewards``, and the ``error`` of one that failed.
     ``messages`` are those in place of the question's own, or None for each.
     """
     messages = [[None] * len(group) for group in completions] if messages is None else messages
@@ -83,13 +85,23 @@ def sample_rows(
     ]
     rewards = {"reward": scores.rewards}
     rewards |= {f"reward/{name}": x for name, x in scores.reward_components.items()}
+    none = [None] * len(texts)
+    ends = [
+        {}
+        if each is None
+        else {"end": each.end, "turn_rewards": [turn.reward for turn in each.turns]}
+        | ({"error": each.error} if each.error else {})
+        for each in scores.details.get(EPISODES, none)
+    ]
     return [
         {"id": prompt.id, "prompt": message, "completion": text}
         | {name: float(x[i]) for name, x in rewards.items()}
         | {
             f"reward/{name}": x[i].tolist() if isinstance(x[i], np.ndarray) else x[i]
             for name, x in scores.details.items()
+            if name != EPISODES
         }
+        | ends[i]
         for i, (prompt, text, message) in enumerate(texts)
     ]
 

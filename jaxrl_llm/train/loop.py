@@ -78,6 +78,7 @@ def train(
         checkpoint that it resumes, or has other settings than the run that it resumes.
       CheckpointError: If a checkpoint cannot be written, or none of those there can be read on
         resume.
+      InUseError: If a process under way has the run folder.
       TrainingError: If the run folder is taken, too many updates in a row are skipped, or a file of
         results cannot be written by the end of the run.
       RewardError: If the reward fails; it names the prompt.

@@ -25,12 +25,14 @@ from jaxrl_llm.core import checks, trees
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.kernels.vocabulary import block_words
 from jaxrl_llm.curation.collectors.protocol import collector_needs, in_order, width_of
-from jaxrl_llm.models.lora import Adapted, trainable, with_adapter
+from jaxrl_llm.models.denoising import is_causal
+from jaxrl_llm.models.lora import Adapted, trainable
 from jaxrl_llm.models.protocol import Model, cast_params
 from jaxrl_llm.models.quantize import RoundedWeights
 from jaxrl_llm.models.sharding import AXES, RULES, ShardingRules, param_spec, update_spec
 from jaxrl_llm.recipes import EvolutionRecipe
 from jaxrl_llm.recipes.records import replace_fields
+from jaxrl_llm.rollout.denoising import cells_at_once
 from jaxrl_llm.rollout.sampler import BUCKETS
 from jaxrl_llm.rollout.sampling.options import DrawOptions, make_draw
 from jaxrl_llm.train.batches import check_reads_rows
@@ -42,11 +44,14 @@ from jaxrl_llm.train.optimizer import make_optimizer
 from jaxrl_llm.train.setup import (
     check_data,
     encode_questions,
+    holds_reference,
     load_prompts,
     teacher_room,
     text_room,
+    with_trained,
 )
 from jaxrl_llm.train.state import device_bytes
+from jaxrl_llm.train.teachers import AlignedTeacher, TokenTeacher, from_name
 
 # Of a device's memory, what the formulas may fill: compilers and fragments take the rest.
 _SHARE = 0.95
@@ -67,6 +72,8 @@ class PlanInputs(NamedTuple):
     params: ArrayTree  # shapes of its parameters
     longest_prompt: int  # tokens, as the sampler pads it
     num_held_out: int  # questions
+    teacher: ArrayTree | None = None  # shapes of the parameters of another model that teaches
+    teacher_state: int = 0  # bytes of a hidden state of it
 
 
 class Plan(NamedTuple):
@@ -332,7 +339,23 @@ def load_inputs(config: TrainConfig) -> PlanInputs:
     longest = max(len(question.tokens) for question in [*train, *held_out])
     longest = text_room(config, recipe, model, longest)
     longest = next((size for size in BUCKETS if size >= longest), longest)
-    return PlanInputs(model, params, longest, len(held_out))
+    return PlanInputs(model, params, longest, len(held_out), *_abstract_teacher(config))
+
+
+def _abstract_teacher(config: TrainConfig) -> tuple[ArrayTree | None, int]:
+    """Shapes of the parameters of a teacher on the devices, and bytes of a hidden state of it.
+
+    None and 0 without one.
+    """
+    teacher = config.teacher
+    teacher = from_name(teacher) if isinstance(teacher, str) else teacher
+    if teacher is None or isinstance(teacher, TokenTeacher | AlignedTeacher):
+        return None, 0
+    model, params, _ = abstract_model(dataclasses.replace(config, model=teacher, quantization=None))
+    if isinstance(teacher, str):  # its matrices are read as they are multiplied
+        params = jax.eval_shape(lambda p: cast_params(model, p), params)
+    width = jax.eval_shape(model.output_matrix, params).shape[-1]
+    return params, width * jnp.dtype(model.config.dtype).itemsize
 
 
 def lay_out(config: TrainConfig, *, elsewhere: bool = False) -> TrainConfig:
@@ -410,13 +433,13 @@ class _Run(NamedTuple):
     @property
     def group_size(self) -> int:
         """Rollouts of a group of a batch: G, or those that the collector makes of it."""
-        collector = getattr(self.recipe, "collector", None) or in_order()
+        collector = self.recipe.collector or in_order()
         return width_of(collector, self.config.sampling.group_size)
 
     @property
     def length(self) -> int:
         """Tokens of a row of a batch: T, and what a collector's text puts before a response."""
-        sends_text = collector_needs(getattr(self.recipe, "collector", None), "sends_text")
+        sends_text = collector_needs(self.recipe.collector, "sends_text")
         before = self.inputs.longest_prompt if sends_text else 0
         return self.config.sampling.max_new_tokens + before
 
@@ -442,7 +465,9 @@ class _Run(NamedTuple):
 
 def _make_run(config: TrainConfig, inputs: PlanInputs) -> _Run:
     recipe, mesh = find_recipe(config.recipe, config.sampling), dataclasses.asdict(config.mesh)
-    params = jax.eval_shape(lambda p: with_adapter(inputs.model, p, config.lora)[1], inputs.params)
+    params = jax.eval_shape(
+        lambda p: with_trained(config, recipe, inputs.model, p)[1], inputs.params
+    )
     return _Run(config, inputs, recipe, params, trainable(params), mesh)
 
 
@@ -504,25 +529,25 @@ def _state_bytes(run: _Run) -> dict[str, int]:
         "optimizer": run.bytes_of(optimizer, spec=spec),
     }
     if recipe.reference is not None:
-        sizes["reference"] = run.bytes_of(run.trained)
-    elif recipe.uses_reference and base is run.params:  # an adapter's reference is its base
-        sizes["reference"] = run.bytes_of(run.params)
-    if recipe.critic is not None and (of_critic := config.critic_optimizer) is not None:
-        heads, key = recipe.critic.heads, jax.random.key(0)
+        init = getattr(recipe.reference, "init", None)
+        sizes["reference"] = run.bytes_of(run.trained if init is None else init(run.trained))
+    # An adapter's reference is its base, unless another model is named.
+    elif holds_reference(config, recipe) and (config.reference is not None or base is run.params):
+        sizes["reference"] = run.bytes_of(base)
+    if run.inputs.teacher is not None:
+        sizes["teacher"] = run.bytes_of(run.inputs.teacher)
+    if recipe.second_model is not None and (of_critic := config.critic_optimizer) is not None:
+        heads, key = recipe.second_model.heads, jax.random.key(0)
         critic = jax.eval_shape(lambda p: init_critic(run.model, p, heads=heads, key=key), base)
         moments = jax.eval_shape(make_optimizer(of_critic).init, critic)
-        copies = 1 if recipe.critic.target_rate is None else 2
+        copies = 1 if recipe.second_model.target_rate is None else 2
         sizes["critic"] = copies * run.bytes_of(critic) + run.bytes_of(moments, spec=update_spec)
     if states := [
-        jax.eval_shape(lambda rule=rule: rule.init(*run.output_shape)) for rule in _rules(recipe)
+        jax.eval_shape(lambda rule=rule: rule.init(*run.output_shape))
+        for rule in recipe.computed_from("optimizer").values()
     ]:
         sizes["moments of the last layer"] = device_bytes(states)
     return sizes
-
-
-def _rules(recipe) -> list:
-    """The rules of the optimizer's step; an evolution strategy has none."""
-    return [] if recipe.forward_only else list(recipe.computed_from("optimizer").values())
 
 
 def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
@@ -536,20 +561,23 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
         noise = 4 * min(recipe.chunk, members) * _drawn(recipe, run.trained)
         return {"gradients": run.bytes_of(run.trained), "noise of an update": noise}
     sizes = {"gradients": _gradient_bytes(run, run.trained)}
-    if recipe.critic is not None:  # all of a model, whatever of the policy moves
+    if recipe.second_model is not None:  # all of a model, whatever of the policy moves
         sizes["gradients of the critic"] = _gradient_bytes(run, run.inputs.params)
     if not run.unknown_sizes:
         prompts = -(-config.prompts_per_step // (config.microbatches * run.shards))
         itemsize, split = run.itemsize if accelerator else 4, run.mesh["tensor"]
+        batch = BatchShape(prompts, run.group_size, run.inputs.longest_prompt, run.length)
+        if not is_causal(run.model):  # each response has a prompt of its own
+            batch = batch._replace(prompts=prompts * run.group_size, group_size=1)
         sizes["activations"] = activation_bytes(
             shape,
-            BatchShape(prompts, run.group_size, run.inputs.longest_prompt, run.length),
+            batch,
             remat=config.remat,
             itemsize=itemsize,
             adapter=config.lora.rank is not None,
             split=split,
         )
-        if recipe.computed_from("teacher"):
+        if recipe.has_teacher and not recipe.learns_from_model:
             # It scores rows, each with a prompt: a layer, and keys and values of the others.
             room = teacher_room(config, run.model, run.inputs.longest_prompt)
             rows, width = prompts * run.group_size, 1 << (room - 1).bit_length()
@@ -567,7 +595,8 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
         mesh=run.mesh,
         statistics=bool(recipe.computed_from("policy", "old_policy", "reference", "teacher")),
     )
-    if rules := _rules(recipe):  # the sums so far, and with those of a chunk
+    if rules := recipe.computed_from("optimizer").values():
+        # The sums so far, and with those of a chunk.
         sums = [jax.eval_shape(lambda rule=rule: rule.zeros(*run.output_shape)) for rule in rules]
         sizes["sums of the last layer"] = 2 * device_bytes(sums)
     # The batch's sets of tokens, and the copies that a step makes of them: where they are scored
@@ -575,7 +604,10 @@ def _step_bytes(run: _Run, accelerator: bool) -> dict[str, int]:
     _, each = _recorded_bytes(run, config.sampling.temperature)
     support, parts = each * tokens // run.shards, config.microbatches
     sizes["support of tokens"] = 2 * support if parts == 1 else 3 * support + support // parts
-    if run.itemsize < 4 and (config.lora.rank is None or recipe.critic is not None):
+    if recipe.reads_teacher_logits and run.inputs.teacher_state:
+        states = tokens // run.shards * run.inputs.teacher_state
+        sizes["hidden states of the teacher"] = states if parts == 1 else 2 * states
+    if run.itemsize < 4 and (config.lora.rank is None or recipe.second_model is not None):
         matrices = jax.tree.map(lambda x: x if x.ndim > 1 else None, run.inputs.params)
         sizes["weights as multiplied"] = run.bytes_of(matrices) * run.itemsize // 4
     if run.mesh["fsdp"] > 1:  # of other devices: two layers and what is no layer, or everything
@@ -611,12 +643,12 @@ def _sampling_bytes(run: _Run) -> dict[str, int]:
     sampling, evaluation = run.config.sampling, run.config.evaluation
     prompts, group_size, recipe = run.config.prompts_per_step, sampling.group_size, run.recipe
     shapes = []
-    if evaluation.enabled:
+    if evaluation.enabled and run.config.samples_held_out:
         greedy = min(prompts * group_size, max(run.inputs.num_held_out, 1))
         answers = prompts * (evaluation.samples or group_size)
         shapes.append(_decode_shape(run, greedy, greedy, 0.0))
         shapes.append(_decode_shape(run, prompts, answers, sampling.temperature))
-    if run.config.asynchrony.sampler_devices is None:
+    if run.config.asynchrony.sampler_devices is None and not run.config.offline:
         shapes.append(_rollout_shape(run))
     if not shapes:
         return {}
@@ -647,12 +679,18 @@ def _rollout_shape(run: _Run) -> DecodeShape:
         return _decode_shape(run, count, count, run.recipe.temperature)
     rows, width = prompts, sampling.group_size
     if sampling.slots is not None:
-        rows, width = sampling.grid(prompts)
+        rows, width = sampling.grid(prompts, prompt_length=run.inputs.longest_prompt)
     return _decode_shape(run, rows, rows * width, sampling.temperature)
 
 
 def _decode_shape(run: _Run, rows: int, slots: int, temperature: float) -> DecodeShape:
     recorded, support = _recorded_bytes(run, temperature)
+    if not is_causal(
+        run.model
+    ):  # logits of some cells at a time, scaled, normalized and drawn from
+        length, size = run.config.sampling.max_new_tokens, run.model.config.vocab_size
+        block, _ = run.config.sampling.denoising.schedule(length)
+        return DecodeShape(rows, slots, recorded, 4 * cells_at_once(slots, block, size))
     # The logits of the model, those that are drawn from and, with a filter over all of them, sorted
     # and summed copies.
     everywhere = 8 * support >= run.model.config.vocab_size

@@ -2,14 +2,17 @@
 
 import inspect
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm import corrections, diagnostics
+from jaxrl_llm import corrections, diagnostics, preferences
 from jaxrl_llm.core import Array, masking, traits_of
 from jaxrl_llm.recipes import Batch, Recipe
+from jaxrl_llm.rollout.episodes import EPISODES
+from jaxrl_llm.train.episode_fields import episode_metrics
 
 # By the numbers of curation.collectors.protocol.
 _ROLES = ("own", "hinted", "demonstration", "replayed", "judge")
@@ -25,6 +28,9 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
     - ``approx_kl``, ``ratio_max``, ``clip_fraction``, ``dual_clip_fraction``: against ``old_logp``,
       where the batch has it; the fractions for surrogates that clip so.
     - ``ref_kl``: an estimate of KL(policy || reference), where the batch has ``ref_logp``.
+    - ``pair_accuracy``, ``pair_margin``, ``pair_chosen``, ``pair_rejected``, ``pairs``: of a
+      surrogate that orders responses, :func:`~jaxrl_llm.diagnostics.pair_order` of its implicit
+      rewards, in nats, or of the rewards of a head.
     - ``sampler_gap``, ``sampler_gap_max``, ``sampler_kl``, ``sampler_ess``: mean and greatest
       ``|logp - behavior_logp|``, an estimate of KL(behavior || policy) and effective sample size,
       where the batch has ``behavior_logp``. Both are over the batch's support, so these show older
@@ -46,13 +52,19 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
         "tokens": jnp.sum(batch.mask, dtype=jnp.float32),
         "entropy": diagnostics.mean_entropy(entropy, batch.mask),
     }
-    if batch.old_logp is not None:
+    if batch.old_logp is not None and not recipe.head:
         old_logp = batch.old_logp
         metrics["approx_kl"] = diagnostics.approx_kl(logp, old_logp, batch.mask, estimator="k3")
         metrics["ratio_max"] = diagnostics.ratio_range(logp, old_logp, batch.mask).greatest
         metrics |= clip_metrics(recipe.surrogate, logp, batch)
     if batch.ref_logp is not None:
         metrics["ref_kl"] = diagnostics.approx_kl(logp, batch.ref_logp, batch.mask, estimator="k3")
+    if traits_of(recipe.surrogate).orders_responses:
+        ref_logp = batch.ref_logp if recipe.uses_reference else None
+        scored = scored_items(recipe, logp, ref_logp, batch)
+        order = diagnostics.pair_order(scored.scores, scored.rewards, where=scored.where)
+        metrics |= {f"pair_{name}": value for name, value in order._asdict().items()}
+        metrics["pairs"] = metrics.pop("pair_pairs")
     if batch.behavior_logp is not None:
         gap = diagnostics.mismatch(logp, batch.behavior_logp, batch.mask)
         metrics["sampler_gap"], metrics["sampler_gap_max"] = gap.mean_abs, gap.max_abs
@@ -61,6 +73,46 @@ def batch_metrics(recipe: Recipe, logp: Array, entropy: Array, batch: Batch) -> 
             logp, batch.behavior_logp, batch.mask
         )
     return jax.tree.map(lambda x: jax.lax.stop_gradient(jnp.asarray(x, jnp.float32)), metrics)
+
+
+class ScoredItems(NamedTuple):
+    """What a method puts in order, N items to a prompt: responses, or the steps of them.
+
+    Attributes:
+      scores: float32 ``[P, N]``, by what is trained.
+      rewards: ``[P, N]``, by the data.
+      where: bool ``[P, N]``, items that there are.
+    """
+
+    scores: Array
+    rewards: Array
+    where: Array
+
+
+def scored_items(recipe: Recipe, logp: Array, ref_logp: Array | None, batch: Batch) -> ScoredItems:
+    """Responses by their likelihood, or by a reward model; steps by a process reward model.
+
+    Args:
+      recipe: The method, whose surrogate orders responses.
+      logp: ``[P, G, T]``, of the policy, or the values of a head.
+      ref_logp: ``[P, G, T]``, of the reference, or None.
+      batch: With the extras that the method reads of the data.
+    """
+    present = batch.where & jnp.any(batch.mask, axis=-1)
+    if recipe.head is None:
+        scores = diagnostics.response_scores(logp, ref_logp, batch.mask)
+        return ScoredItems(scores, batch.rewards, present)
+    if recipe.head == "response":
+        scores = preferences.last_token_value(logp, batch.mask)
+        return ScoredItems(scores, batch.rewards, present)
+    labels, there = batch.extras["turn_rewards"], batch.extras["turn_where"]
+    ids, steps = batch.extras["turn_ids"], labels.shape[-1]
+    scores = preferences.step_values(logp, ids, batch.mask, steps=steps)
+    # A step that begins and ends within a token has no value.
+    read = preferences.step_values(jnp.ones_like(logp), ids, batch.mask, steps=steps) > 0
+    flat = (labels.shape[0], -1)
+    there = there & read & present[..., None]
+    return ScoredItems(scores.reshape(flat), labels.reshape(flat), there.reshape(flat))
 
 
 def rejection_metrics(recipe: Recipe, batch: Batch, mask: Array) -> dict[str, Array]:
@@ -107,6 +159,7 @@ def rollout_metrics(collected, rollout, *, ages: np.ndarray) -> dict[str, float]
       any; ``tokens_continued``: tokens of responses that went on, sampled before this batch, where
       there are any.
     - ``no_signal``: 1 for a batch in which no rollout takes part, which makes no update.
+    - Of episodes, those of :func:`~jaxrl_llm.train.episode_fields.episode_metrics`.
     """
     where, scores = collected.where, collected.scores
     present = where.reshape(-1) if where.any() else np.ones(where.size, bool)
@@ -128,6 +181,8 @@ def rollout_metrics(collected, rollout, *, ages: np.ndarray) -> dict[str, float]
     values["groups_sampled"] = float(collected.groups)
     values["rollouts_sampled"] = float(collected.rollouts)
     values["no_signal"] = float(not where.any())
+    if EPISODES in scores.details:
+        values |= episode_metrics(scores, where)
     return values | {"sampled_reward": collected.reward}
 
 

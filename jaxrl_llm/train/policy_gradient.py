@@ -4,7 +4,8 @@
     batch = score_batch(batch)                 old_logp, ref_logp, the teacher's, the critic's
     batch = apply_rules(batch)                 the step that each token alone would make
     batch, algo_state = recipe.prepare(batch)  advantages, corrections, weights: full batch
-    for epoch, minibatch:                      disjoint sets of full groups, in random order
+    for epoch, minibatch:                      disjoint sets of full groups, in random order;
+                                               or, with turn_updates, each turn of all groups
         gradients = accumulate_gradients(loss, microbatches)
         params = apply_if_finite(optimizer, gradients)
     last_kl = KL(old || new)                   for the recipes that read it
@@ -26,8 +27,10 @@ Shared arguments:
   them once for all prompts.
 - ``critic_optimizer``: for a recipe with a critic, the one passed to ``init_state``.
 - ``critic_model``: the critic's body, if it is another model than the policy.
+- ``teacher``: another model that the policy learns from, if the recipe has one.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -38,11 +41,17 @@ import optax
 from jaxrl_llm import diagnostics
 from jaxrl_llm.core import checks, masking
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.core.packing import Tree
+from jaxrl_llm.models.denoising import check_causal
 from jaxrl_llm.models.lora import merge_adapter
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import batch_shards, on_mesh
+from jaxrl_llm.preferences.groups import count_pairs
 from jaxrl_llm.recipes import AlgoState, Batch, Recipe
 from jaxrl_llm.recipes.critic import Critic
+from jaxrl_llm.recipes.prm import ProcessRewardModel
+from jaxrl_llm.recipes.wiring import DRAW_LOGP
+from jaxrl_llm.regularizers import Iterates
 from jaxrl_llm.train.algorithm import Algorithm, CompiledStep, Step
 from jaxrl_llm.train.batches import (
     Passes,
@@ -51,9 +60,11 @@ from jaxrl_llm.train.batches import (
     map_microbatches,
     pack_batch,
     run_passes,
+    run_turns,
     split_microbatches,
 )
 from jaxrl_llm.train.critic import CriticState, average, critic_values
+from jaxrl_llm.train.denoising import PolicyScorer, scorer_of
 from jaxrl_llm.train.mesh import check_batch, place_batch
 from jaxrl_llm.train.metrics import batch_metrics, rejection_metrics
 from jaxrl_llm.train.optimizer import apply_if_finite, keep, next_rate, stays_finite
@@ -63,6 +74,13 @@ from jaxrl_llm.train.state import TrainState
 # Set the numbers that a recipe draws, and the order of minibatches, apart from those of the sampler
 # in the same step.
 _PREPARE, _ORDER = 0x70726570, 0x6F726472
+
+
+class Teacher(NamedTuple):
+    """A frozen model that the policy learns from, with the policy's vocabulary."""
+
+    model: Model
+    params: ArrayTree
 
 
 class Gradients(NamedTuple):
@@ -92,6 +110,7 @@ def make_step(
     critic_optimizer: optax.GradientTransformation | None = None,
     critic_model: Model | None = None,
     learning_rate: float | optax.Schedule | None = None,
+    teacher: Teacher | None = None,
 ) -> Step:
     """A compiled function that makes one batch of rollouts into an update of the state.
 
@@ -119,7 +138,8 @@ def make_step(
     Args:
       model, recipe, optimizer, temperature, mesh, remat, chunk_size, shared_prefix_len: See the
         module.
-      critic_optimizer, critic_model: See the module.
+      critic_optimizer, critic_model, teacher: See the module. The teacher's parameters are in no
+        state; it reads the prompts of the batch.
       epochs: Passes over a batch.
       minibatches: Optimizer steps of a pass; divides P.
       microbatches: See the module; a minibatch takes its share of them.
@@ -160,14 +180,24 @@ def make_step(
     checks.check_positive("make_step", microbatches=microbatches, temperature=temperature)
     checks.check_non_negative("make_step", shared_prefix_len=shared_prefix_len)
     recipe.check_passes(epochs, minibatches)
-    if (recipe.critic is None) != (critic_optimizer is None):
+    if (recipe.second_model is None) != (critic_optimizer is None):
         has = "a critic but no" if critic_optimizer is None else "no critic but a"
         raise ValueError(f"make_step: recipe {recipe.name!r} has {has} critic_optimizer.")
-    scorer = Scorer(model, temperature, chunk_size, remat, shared_prefix_len)
+    scorer = scorer_of(
+        recipe,
+        model,
+        temperature=temperature,
+        chunk_size=chunk_size,
+        remat=remat,
+        shared_prefix_len=shared_prefix_len,
+    )
     passes = Passes(epochs, minibatches, microbatches)
     hands_logp = passes.updates == 1 or recipe.learns
+    turns = recipe.turn_updates
+    if teacher is not None:
+        check_teacher("make_step", recipe, model, teacher.model)
 
-    def prepare(state: TrainState, batch: Batch, key: Array | None):
+    def prepare(state: TrainState, batch: Batch, key: Array | None, weights: ArrayTree):
         passes.check("make_step", batch.tokens.shape[0], batch_shards(mesh))
         batch, algo_state = score_visits(
             batch, recipe, scorer, state=state, microbatches=microbatches
@@ -181,6 +211,7 @@ def make_step(
             score_old=passes.updates > 1,
             stale=stale,
             critic_model=critic_model,
+            teacher=None if teacher is None else teacher._replace(params=weights),
         )
         drawn = prepare_key(key, state.step) if recipe.draws else None
         batch, rules = apply_rules(
@@ -195,34 +226,73 @@ def make_step(
         batch, algo_state = recipe.prepare(batch, algo_state, key=drawn)
         return batch, algo_state._replace(rules=rules)
 
-    def step(state: TrainState, batch: Batch, key: Array | None, base: ArrayTree):
+    def step(
+        state: TrainState, batch: Batch, key: Array | None, base: ArrayTree, weights: ArrayTree
+    ):
         state = state._replace(base=base)
+        trained = scorer
+        if recipe.reads_teacher_logits:
+            other = None if teacher is None else teacher._replace(params=weights)
+            of_teacher, known = teacher_of(recipe, scorer, state, other)
+            matrix = jax.lax.stop_gradient(of_teacher.model.output_matrix(known))
+            trained = dataclasses.replace(scorer, teacher_matrix=matrix)  # a constant of the step
         sampled = batch.mask & batch.where[..., None]
-        batch, algo_state = prepare(state, batch, key)
+        of_model: dict[str, Array] = {}
+        if recipe.prm is not None and critic_optimizer is not None:
+            batch = batch.replace(
+                old_logp=old_logp_of(
+                    batch, recipe, scorer, state=state, microbatches=microbatches, stale=stale
+                )
+            )
+            critic, of_model = update_prm(
+                recipe.prm,
+                state.critic,
+                batch,
+                scorer=dataclasses.replace(scorer, model=critic_model or model),
+                optimizer=critic_optimizer,
+                microbatches=microbatches,
+            )
+            state = state._replace(critic=critic)
+        batch, algo_state = prepare(state, batch, key, weights)
         finite = stays_finite(state.algo_state, algo_state)
         order = None
         if minibatches > 1:
             order = passes.order(order_key(key, state.step), batch.tokens.shape[0])
 
-        def update(carry, part: Batch):
-            part = recipe.weigh(part) if minibatches > 1 else part
+        def update(carry, part: Batch, there: Array | bool = True):
+            part = recipe.weigh(part) if minibatches > 1 or turns is not None else part
             loss, grads, logp, entropy = _policy_gradients(
-                scorer, recipe, base, carry[0], part, passes.accumulated
+                trained, recipe, base, carry[0], part, passes.accumulated
             )
             scaled = "update_scale" in recipe.computed_from("batch")
             scale = part.extras["update_scale"][0, 0, 0] if scaled else None
             carry, metrics = apply_if_finite(
-                optimizer, carry, loss, grads, scale=scale, finite=finite
+                optimizer, carry, loss, grads, scale=scale, finite=finite & there
             )
             metrics |= batch_metrics(recipe, logp, entropy, part)
             return carry, (metrics, logp if hands_logp else None)
 
         before = (state.params, state.opt_state)
-        (params, opt_state), (metrics, logp) = run_passes(passes, update, before, batch, order)
+        updates = passes.updates
+        if turns is None:
+            after, (metrics, logp) = run_passes(passes, update, before, batch, order)
+        else:
+
+            def logp_of(carry) -> Array:
+                policy = merge_adapter(base, carry[0])
+                return map_microbatches(lambda x: scorer(policy, x).logp, batch, microbatches)
+
+            def update_turn(carry, part: Batch, logp: Array, there: Array):
+                return update(carry, part.replace(old_logp=logp), there)
+
+            drawn = None if turns.order != "random" else order_key(key, state.step)
+            updates = batch.extras["turn_where"].shape[-1]
+            after, (metrics, logp) = run_turns(turns, update_turn, logp_of, before, batch, drawn)
+        params, opt_state = after
         state = state._replace(params=params, opt_state=opt_state)
-        applied = metrics["skipped"] < passes.updates
+        applied = metrics["skipped"] < updates
         if recipe.reads_last_kl:
-            old_logp = logp if passes.updates == 1 else batch.old_logp
+            old_logp = logp if updates == 1 or turns is not None else batch.old_logp
             algo_state = algo_state._replace(
                 last_kl=measure_last_kl(scorer, state, batch, old_logp, microbatches)
             )
@@ -232,6 +302,9 @@ def make_step(
         algo_state = keep(applied, algo_state, state.algo_state)
         if recipe.reference is not None:
             reference = recipe.reference(state.reference, params, state.step + 1)
+            if isinstance(state.reference, Iterates):
+                reference, params = reference
+                state = state._replace(params=keep(applied, params, state.params))
             state = state._replace(reference=keep(applied, reference, state.reference))
         if recipe.critic is not None and critic_optimizer is not None:
             critic, critic_metrics = update_critic(
@@ -245,18 +318,58 @@ def make_step(
                 optimizer=critic_optimizer,
                 remat=remat,
             )
-            state = state._replace(critic=critic)
-            metrics |= {f"critic_{name}": value for name, value in critic_metrics.items()}
+            state, of_model = state._replace(critic=critic), critic_metrics
+        metrics |= {f"critic_{name}": value for name, value in of_model.items()}
         metrics |= rejection_metrics(recipe, batch, sampled)
         return state._replace(algo_state=algo_state, step=state.step + 1, base=()), metrics
 
-    takes_key = recipe.draws or minibatches > 1
+    random_turns = turns is not None and turns.order == "random"
+    takes_key = recipe.draws or minibatches > 1 or random_turns
     step = on_mesh(step, mesh, model.sharding_rules)
-    return CompiledStep(step, on_mesh(prepare, mesh), donate=donate, takes_key=takes_key)
+    return CompiledStep(
+        step,
+        on_mesh(prepare, mesh),
+        donate=donate,
+        takes_key=takes_key,
+        teacher=() if teacher is None else teacher.params,
+    )
+
+
+def check_teacher(function: str, recipe: Recipe, model: Model, teacher: Model) -> None:
+    """Raises ValueError if a recipe learns from no other model, or not from this one."""
+    if not recipe.learns_from_model:
+        what = "is its own teacher" if recipe.has_teacher else "learns from none"
+        raise ValueError(f"{function}: teacher has no effect: recipe {recipe.name!r} {what}.")
+    check_causal(function, teacher, what="the teacher")
+    sizes = teacher.config.vocab_size, model.config.vocab_size
+    if sizes[0] != sizes[1]:
+        raise ValueError(
+            f"{function}: the teacher has {sizes[0]:,} tokens in its vocabulary and the policy "
+            f"{sizes[1]:,}; a teacher with another tokenizer teaches spans of text, as "
+            "train.teachers.AlignedTeacher."
+        )
+    if recipe.teacher_top > sizes[0]:
+        raise ValueError(
+            f"{function}: recipe {recipe.name!r} reads {recipe.teacher_top} most probable "
+            f"tokens of the teacher, whose vocabulary has {sizes[0]:,}."
+        )
+
+
+def teacher_of(
+    recipe: Recipe, scorer: Scorer, state: TrainState, teacher: Teacher | None
+) -> tuple[Scorer, ArrayTree]:
+    """The scorer and the parameters of a recipe's teacher.
+
+    That is another model, or the reference that moves, or the policy itself.
+    """
+    if teacher is not None:
+        return dataclasses.replace(scorer, model=teacher.model, remat="none"), teacher.params
+    moving = recipe.reference is not None
+    return scorer, state.reference_policy if moving else state.policy
 
 
 def measure_last_kl(
-    scorer: Scorer, state: TrainState, batch: Batch, old_logp: Array, microbatches: int
+    scorer: PolicyScorer, state: TrainState, batch: Batch, old_logp: Array, microbatches: int
 ) -> Array:
     """KL(old || new) of the update just made, in nats a token; the last one where non-finite."""
     logp = map_microbatches(lambda part: scorer(state.policy, part).logp, batch, microbatches)
@@ -294,16 +407,55 @@ def update_critic(
     return CriticState(params, opt_state, target), metrics
 
 
+def update_prm(
+    rule: ProcessRewardModel,
+    state: CriticState,
+    batch: Batch,
+    *,
+    scorer: PolicyScorer,
+    optimizer: optax.GradientTransformation,
+    microbatches: int,
+) -> tuple[CriticState, dict[str, Array]]:
+    """The process reward model after an optimizer step on a batch with ``old_logp``."""
+    pairs = count_pairs(batch.rewards, batch.mask, where=batch.where)
+
+    def loss(params: ArrayTree, part: Batch):
+        return rule.total_loss(scorer(params["model"], part).logp, part, pairs), ()
+
+    value, _, grads = accumulate_gradients(loss, state.params, batch, microbatches)
+    carry = (state.params, state.opt_state)
+    (params, opt_state), metrics = apply_if_finite(optimizer, carry, value, grads)
+    return CriticState(params, opt_state, ()), metrics
+
+
+def old_logp_of(
+    batch: Batch,
+    recipe: Recipe,
+    scorer: PolicyScorer,
+    *,
+    state: TrainState,
+    microbatches: int,
+    stale: bool,
+) -> Array:
+    """Log-probabilities of the proximal policy, see :func:`score_batch`."""
+    if batch.old_logp is not None:
+        return batch.old_logp
+    if stale and not recipe.reads_behavior and batch.behavior_logp is not None:
+        return batch.behavior_logp
+    return map_microbatches(lambda part: scorer(state.policy, part).logp, batch, microbatches)
+
+
 def score_batch(
     batch: Batch,
     recipe: Recipe,
-    scorer: Scorer,
+    scorer: PolicyScorer,
     *,
     state: TrainState,
     microbatches: int = 1,
     score_old: bool = False,
     stale: bool = False,
     critic_model: Model | None = None,
+    teacher: Teacher | None = None,
 ) -> Batch:
     """A batch with every number that a model gives before the update.
 
@@ -318,14 +470,18 @@ def score_batch(
       of the policy to what sampled.
     - ``old_entropy``, ``hidden_sq``, ``hidden_rank`` and statistics with source "old_policy": of
       the same policy.
+    - ``old_draw_logp``: of the same policy, where a likelihood is estimated.
     - ``ref_logp`` and statistics with source "reference": of a reference that moves, see
       :func:`score_reference` for a frozen one.
-    - Statistics with source "teacher": of the policy, or of the reference that moves, after the
-      teacher's prompt.
+    - Statistics with source "teacher" and, for a recipe that reads its logits, ``teacher_hidden``:
+      of another model; or of the policy, or the reference that moves, after the teacher's prompt.
+    - ``answer_logp``: of the policy at the start of the step, after each turn.
+    - ``kl_logp``: of the policy at the start of the step, after the prompt of the row before.
     - ``old_values`` and ``values``: of the critic.
+    - ``prm_logp``: of the process reward model, which has learned from the batch.
 
     Args:
-      batch, recipe, scorer, microbatches, critic_model: See the module.
+      batch, recipe, scorer, microbatches, critic_model, teacher: See the module.
       state: The state before the update.
       score_old: Whether ``old_logp`` is needed whatever the recipe reads.
       stale: Whether older weights may have sampled the batch.
@@ -334,8 +490,8 @@ def score_batch(
       The batch, as ``recipe.prepare`` takes it.
 
     Raises:
-      ValueError: If the recipe has a teacher and the batch brings neither its prompt nor what is
-        computed from it.
+      ValueError: If the recipe has a teacher, or reads reference answers, and the batch brings
+        neither its prompt, or theirs, nor what is computed from it.
     """
     needs = recipe.required_fields
 
@@ -362,38 +518,85 @@ def score_batch(
     entropy = "old_entropy" in needs and "old_entropy" not in batch.extras
     of_hidden = tuple(x for x in HIDDEN_STATISTICS if x in needs and x not in batch.extras)
     statistics = absent("old_policy")
-    if old_logp or entropy or of_hidden or statistics:
+    each_draw = "old_draw_logp" in needs and "old_draw_logp" not in batch.extras
+    if old_logp or entropy or of_hidden or statistics or each_draw:
         scores = scored(lambda part: scorer(state.policy, part, statistics, of_hidden=of_hidden))
         if old_logp:
             batch = batch.replace(old_logp=scores.logp)
-        computed = scores.statistics | ({"old_entropy": scores.entropy} if entropy else {})
+        of_policy = scores.statistics
+        if each_draw:
+            of_policy = {"old_draw_logp": jax.lax.stop_gradient(of_policy[DRAW_LOGP])}
+        computed = of_policy | ({"old_entropy": scores.entropy} if entropy else {})
         batch = with_extras(computed)
 
     moving = recipe.reference is not None
     if moving:
-        reference = state.with_base(state.reference)
+        reference = state.reference_policy
         batch = score_reference(batch, recipe, scorer, reference, microbatches=microbatches)
 
-    teacher = absent("teacher")
-    if teacher and "teacher_prompt_tokens" not in batch.extras:
+    taught = absent("teacher")
+    states = recipe.reads_teacher_logits and "teacher_hidden" not in batch.extras
+    itself = teacher is None
+    if (taught or states) and itself and "teacher_prompt_tokens" not in batch.extras:
+        names = ", ".join([*taught, *(["teacher_hidden"] if states else [])])
         raise ValueError(
             f"Recipe {recipe.name!r}: the batch has no teacher_prompt_tokens and "
-            f"teacher_prompt_mask in its extras, and no {', '.join(teacher)} computed from them."
+            f"teacher_prompt_mask in its extras, and no {names} computed from them; nor is there "
+            "another model as the teacher."
         )
-    if teacher:
-        params = state.with_base(state.reference) if moving else state.policy
-        batch = with_extras(scored(lambda part: scorer.teacher(params, part, teacher)))
+    if taught or states:
+        reader, params = teacher_of(recipe, scorer, state, teacher)
+        values = scored(lambda part: reader.teacher(params, part, taught, states=states))
+        batch = with_extras(values)
+
+    if "answer_logp" in needs and "answer_logp" not in batch.extras:
+        sources = {"ground_truth", "ground_truth_mask", "turn_ids", "turn_where"}
+        if missing := sorted(sources - set(batch.extras)):
+            raise ValueError(
+                f"Recipe {recipe.name!r}: the batch has no {' and no '.join(missing)} in its "
+                "extras, and no answer_logp computed from them."
+            )
+        batch = with_extras(
+            {"answer_logp": scored(lambda part: scorer.answers(state.policy, part))}
+        )
+
+    if "kl_logp" in needs and "kl_logp" not in batch.extras:
+        batch = with_extras({"kl_logp": mismatched(scorer, state.policy, batch, microbatches)})
 
     if recipe.critic is not None and "old_values" not in batch.extras:
         critic, body = state.critic, critic_model or scorer.model
         params = critic.params if recipe.critic.target_rate is None else critic.target
         values = scored(lambda part: critic_values(body, params, part))
         batch = with_extras({"old_values": values, "values": recipe.critic.combine(values)})
+    if recipe.prm is not None and "prm_logp" not in batch.extras:
+        reader = dataclasses.replace(scorer, model=critic_model or scorer.model)
+        logp = scored(lambda part: reader(state.critic.params["model"], part).logp)
+        batch = with_extras({"prm_logp": logp})
     return batch
 
 
+def mismatched(scorer: PolicyScorer, params: ArrayTree, batch: Batch, microbatches: int) -> Array:
+    """Log-probabilities ``[P, G]`` of responses after the prompt of the row before, summed.
+
+    The first row takes the prompt of the last. They estimate the divergence of a policy where it
+    has not been trained. Raises ValueError for a batch of one prompt.
+    """
+    if batch.prompt_tokens.shape[0] < 2:
+        raise ValueError(
+            "score_batch: kl_logp is of responses after another row's prompt, so a batch needs at "
+            f"least 2 prompts; got {batch.prompt_tokens.shape[0]}."
+        )
+    others = batch.replace(
+        prompt_tokens=jnp.roll(batch.prompt_tokens, 1, axis=0),
+        prompt_mask=jnp.roll(batch.prompt_mask, 1, axis=0),
+        packing=None,
+    )
+    logp = map_microbatches(lambda part: scorer(params, part).logp, others, microbatches)
+    return jax.lax.stop_gradient(jnp.sum(masking.zero_masked(logp, batch.mask), axis=-1))
+
+
 def score_visits(
-    batch: Batch, recipe: Recipe, scorer: Scorer, *, state: TrainState, microbatches: int = 1
+    batch: Batch, recipe: Recipe, scorer: PolicyScorer, *, state: TrainState, microbatches: int = 1
 ) -> tuple[Batch, AlgoState]:
     """The batch with what is computed from the last visits to its prompts, and the state after it.
 
@@ -411,6 +614,11 @@ def score_visits(
     for name, memory in recipe.computed_from("last_visit").items():
         if name in batch.extras:
             continue
+        if isinstance(batch.packing, Tree) and batch.packing.parents is not None:
+            raise ValueError(
+                f"Recipe {recipe.name!r}: {name!r} recalls responses, and not how turns of theirs "
+                "are rewritten, by the chat template or the environment."
+            )
         if "prompt_ids" not in batch.extras:
             raise ValueError(f"Recipe {recipe.name!r}: the batch has no prompt_ids in its extras.")
         visits = algo_state.controllers[name]
@@ -435,7 +643,7 @@ def score_visits(
 def apply_rules(
     batch: Batch,
     recipe: Recipe,
-    scorer: Scorer,
+    scorer: PolicyScorer,
     *,
     state: TrainState,
     key: Array | None = None,
@@ -495,13 +703,16 @@ def apply_rules(
 
 
 def score_reference(
-    batch: Batch, recipe: Recipe, scorer: Scorer, params: ArrayTree, *, microbatches: int = 1
+    batch: Batch, recipe: Recipe, scorer: PolicyScorer, params: ArrayTree, *, microbatches: int = 1
 ) -> Batch:
-    """The batch with ``ref_logp`` and statistics with source "reference", as the recipe reads them.
+    """The batch with ``ref_logp``, ``kl_ref_logp`` and statistics with source "reference".
 
-    ``params`` are those of the reference.
+    Those that the recipe reads; ``params`` are those of the reference.
     """
     functions = recipe.computed_from("reference")
+    if "kl_ref_logp" in recipe.required_fields and "kl_ref_logp" not in batch.extras:
+        kl_ref_logp = mismatched(scorer, params, batch, microbatches)
+        batch = batch.replace(extras={**batch.extras, "kl_ref_logp": kl_ref_logp})
     statistics = {name: f for name, f in functions.items() if name not in batch.extras}
     ref_logp = "ref_logp" in recipe.required_fields and batch.ref_logp is None
     if not ref_logp and not statistics:
@@ -516,7 +727,7 @@ def score_reference(
 
 
 def _policy_gradients(
-    scorer: Scorer,
+    scorer: PolicyScorer,
     recipe: Recipe,
     base: ArrayTree,
     params: ArrayTree,
@@ -562,6 +773,7 @@ def make_gradients(
     chunk_size: int | None = None,
     shared_prefix_len: int = 0,
     mesh: jax.sharding.Mesh | None = None,
+    teacher: Teacher | None = None,
 ) -> Callable[[TrainState, Batch], Gradients]:
     """A compiled ``gradients(state, batch) -> Gradients`` of the recipe's loss on a prepared batch.
 
@@ -580,14 +792,26 @@ def make_gradients(
       (1, 0.0)
     """
     checks.check_positive("make_gradients", microbatches=microbatches, temperature=temperature)
-    scorer = Scorer(model, temperature, chunk_size, remat, shared_prefix_len)
+    scorer = scorer_of(
+        recipe,
+        model,
+        temperature=temperature,
+        chunk_size=chunk_size,
+        remat=remat,
+        shared_prefix_len=shared_prefix_len,
+    )
 
-    def gradients(params: ArrayTree, base: ArrayTree, batch: Batch) -> Gradients:
+    def gradients(params: ArrayTree, base: ArrayTree, batch: Batch, weights) -> Gradients:
         check_batch("make_gradients", batch.tokens.shape[0], microbatches, batch_shards(mesh))
-        return _policy_gradients(scorer, recipe, base, params, batch, microbatches)
+        trained = scorer
+        if teacher is not None and recipe.reads_teacher_logits:
+            matrix = jax.lax.stop_gradient(teacher.model.output_matrix(weights))
+            trained = dataclasses.replace(scorer, teacher_matrix=matrix)
+        return _policy_gradients(trained, recipe, base, params, batch, microbatches)
 
     compiled = jax.jit(on_mesh(gradients, mesh, model.sharding_rules))
-    return lambda state, batch: compiled(state.params, state.base, batch)
+    weights = None if teacher is None else teacher.params
+    return lambda state, batch: compiled(state.params, state.base, batch, weights)
 
 
 _apply = jax.jit(apply_if_finite, static_argnums=0)
@@ -627,7 +851,12 @@ def make_scorer(
     checks.check_positive("make_scorer", microbatches=microbatches, temperature=temperature)
     checks.check_non_negative("make_scorer", shared_prefix_len=shared_prefix_len)
     scorer = Scorer(model, temperature, chunk_size, "none", shared_prefix_len)
+    return _logp_of(scorer, microbatches, mesh)
 
+
+def _logp_of(
+    scorer: PolicyScorer, microbatches: int, mesh: jax.sharding.Mesh | None
+) -> Callable[[ArrayTree, Batch], Array]:
     def score(params: ArrayTree, batch: Batch) -> Array:
         return map_microbatches(lambda part: scorer(params, part).logp, batch, microbatches)
 
@@ -656,11 +885,12 @@ def make_policy_gradient(
     options: StepOptions,
     critic_optimizer: optax.GradientTransformation | None = None,
     reference: ArrayTree | None = None,
+    teacher: Teacher | None = None,
 ) -> Algorithm:
     """The algorithm of a run that trains by policy gradients.
 
     Args:
-      model, recipe, optimizer, critic_optimizer: See the module.
+      model, recipe, optimizer, critic_optimizer, teacher: See the module.
       sampler: Of rollouts, see ``rollout.make_sampler``.
       options: Of the updates.
       reference: Parameters of a frozen reference, for a recipe that reads it.
@@ -680,20 +910,20 @@ def make_policy_gradient(
         stale=options.stale,
         critic_optimizer=critic_optimizer,
         learning_rate=options.learning_rate,
+        teacher=teacher,
     )
-    scorer = Scorer(model, options.temperature, shared_prefix_len=options.shared_prefix_len)
+    scorer = scorer_of(
+        recipe,
+        model,
+        temperature=options.temperature,
+        shared_prefix_len=options.shared_prefix_len,
+    )
 
     def score_frozen(params: ArrayTree, batch: Batch) -> Batch:
         return score_reference(batch, recipe, scorer, params, microbatches=passes.microbatches)
 
     scored = jax.jit(on_mesh(score_frozen, mesh))
-    logp_of = make_scorer(
-        model,
-        microbatches=passes.microbatches,
-        temperature=options.temperature,
-        shared_prefix_len=options.shared_prefix_len,
-        mesh=mesh,
-    )
+    logp_of = _logp_of(scorer, passes.microbatches, mesh)
 
     def score(batch: Batch) -> tuple[Batch, dict[str, float]]:
         batch, metrics = pack_batch(batch, options.packing, model=model)

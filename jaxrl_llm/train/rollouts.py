@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.core.packing import Tree
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.core.support import Support
 from jaxrl_llm.data import Cursor, take
@@ -39,14 +40,18 @@ from jaxrl_llm.rollout import Rollout, trim
 from jaxrl_llm.rollout.backends import EngineBackend, SamplerBackend, texts_of
 from jaxrl_llm.rollout.collect import Collected, Limits, collect
 from jaxrl_llm.rollout.types import FAILED
+from jaxrl_llm.train.batches import MIN_SAVED
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.checkpoint.serialization import Extras
+from jaxrl_llm.train.denoising import check_unmasked, draw_masks
 from jaxrl_llm.train.fields import Texts, attach_fields
 from jaxrl_llm.train.grading import sample_rows, spread_rows
 from jaxrl_llm.train.mesh import replicated
 from jaxrl_llm.train.metrics import rollout_metrics
+from jaxrl_llm.train.policy_gradient import Teacher
 from jaxrl_llm.train.setup import Experiment, teacher_room
 from jaxrl_llm.train.state import TrainState
+from jaxrl_llm.train.teachers import host_scores
 
 # Seconds for which a run that ends early waits for the batch under way, which no step will use; the
 # shorter one after a second Ctrl-C.
@@ -54,6 +59,8 @@ _PATIENCE, _AT_ONCE = 5.0, 1.0
 _THREAD = "rollouts"
 # Makes the collector's key of that of the batch; above every number of a request.
 _COLLECTOR = 2**32 - 1
+# And that of the masks of a likelihood.
+_MASKS = 2**32 - 2
 
 
 class RolloutBatch(NamedTuple):
@@ -123,7 +130,11 @@ def collect_rollouts(
     start = time.perf_counter()
     begin, (_, cursor) = cursor, next_questions(experiment, cursor, collected.in_order)
     questions, scores = collected.questions, collected.scores
-    rollout = trim(collected.rollout)
+    if recipe.likelihood is None:
+        rollout = trim(collected.rollout, least=MIN_SAVED)
+    else:  # a denoiser sees all cells of a response, also those behind its end
+        collected = with_width(collected, config.sampling.max_new_tokens)
+        rollout = collected.rollout
     batch = to_batch(
         rollout,
         scores.rewards,
@@ -133,6 +144,26 @@ def collect_rollouts(
         drop_failed=recipe.forward_only,
         known=collected.known,
     )
+    known = batch.extras.get("behavior_known")
+    nobody = known is not None and not known[batch.mask].any() and not recipe.reads_behavior
+    if nobody or recipe.likelihood is not None:
+        # Nobody sampled any of it, or step by step, so there is nothing to compare the policy with.
+        extras = {k: v for k, v in batch.extras.items() if k != "behavior_known"}
+        batch = batch.replace(behavior_logp=None, extras=extras)
+
+    if experiment.references is not None:
+        batch = experiment.references.attach(batch)
+    if experiment.teacher is not None and not isinstance(experiment.teacher, Teacher):
+        said = host_scores(
+            experiment.teacher,
+            recipe,
+            batch,
+            questions,
+            collected.messages,
+            encoder=dataclasses.replace(experiment.encoder, room=sys.maxsize),
+            vocab_size=experiment.model.config.vocab_size,
+        )
+        batch = batch.replace(extras={**batch.extras, **said})
 
     no_baseline = np.zeros(len(questions), bool)
 
@@ -144,6 +175,13 @@ def collect_rollouts(
         no_baseline[:] = likely_scores.failed
         return likely_scores.rewards
 
+    draws = None
+    if recipe.likelihood is not None:
+        names = [q.prompt.id or q.prompt.text[:40] for q in questions]
+        check_unmasked(batch, experiment.model, names)
+        drawn = jax.random.fold_in(jax.random.fold_in(key, number), _MASKS)
+        drawn = jax.random.wrap_key_data(processes.to_host(jax.random.key_data(drawn)))
+        draws = processes.to_host(draw_masks(recipe.likelihood, drawn, batch))
     if not recipe.forward_only:
         batch = attach_fields(
             batch,
@@ -154,9 +192,11 @@ def collect_rollouts(
             indices=collected.places,
             roles=collected.roles,
             nodes=collected.nodes,
+            segments=collected.segments,
             questions=questions,
-            texts=_texts(experiment, collected),
+            texts=texts_of_batch(experiment, collected),
             greedy=greedy_rewards,
+            draws=draws,
         )
     if no_baseline.any():
         # A group without a baseline would train as if that were 0.
@@ -187,7 +227,23 @@ def collect_rollouts(
     )
 
 
-def _texts(experiment: Experiment, collected: Collected) -> Texts:
+def with_width(collected: Collected, length: int) -> Collected:
+    """What was collected with so many cells a response, whatever the longest one has."""
+
+    def resize(x: np.ndarray) -> np.ndarray:
+        x = np.asarray(x)[:, :, :length]
+        return np.pad(x, [(0, 0), (0, 0), (0, length - x.shape[2]), *[(0, 0)] * (x.ndim - 3)])
+
+    unchanged = {"prompt_tokens", "prompt_mask", "finish"}
+    resized = {
+        name: value if name in unchanged else jax.tree.map(resize, value)
+        for name, value in collected.rollout._asdict().items()
+    }
+    known = None if collected.known is None else resize(collected.known)
+    return collected._replace(rollout=Rollout._make(resized.values()), known=known)
+
+
+def texts_of_batch(experiment: Experiment, collected: Collected) -> Texts:
     """The responses of a batch as text, and how the run reads and writes text."""
     encoder = dataclasses.replace(experiment.encoder, room=sys.maxsize)
 
@@ -195,7 +251,15 @@ def _texts(experiment: Experiment, collected: Collected) -> Texts:
         return encoder.prompt(message, "of the teacher")
 
     room = teacher_room(experiment.config, experiment.model, experiment.encoder.room)
-    return Texts(collected.texts, collected.messages, encode, experiment.tokenizer.decode, room)
+    return Texts(
+        collected.texts,
+        collected.messages,
+        encode,
+        experiment.tokenizer.decode,
+        room,
+        write=encoder.response,
+        context=experiment.model.config.max_length - experiment.config.sampling.max_new_tokens,
+    )
 
 
 def _play_collector(
@@ -215,6 +279,9 @@ def _play_collector(
     run_key, key = key, jax.random.fold_in(key, number)
     group_size = sampling.group_size * (recipe.tries if recipe.forward_only else 1)
     backend: EngineBackend | SamplerBackend
+    episodes = None
+    if config.environment is not None:
+        episodes = experiment.episodes((number,))
     if experiment.samplers.engine is not None:
         backend = EngineBackend(
             experiment.samplers.engine,
@@ -226,6 +293,7 @@ def _play_collector(
             grade=experiment.grader.local,
             max_new_tokens=sampling.max_new_tokens,
             pad_id=tokenizer.pad_id,
+            episodes=episodes,
         )
     else:
 
@@ -262,7 +330,10 @@ def _play_collector(
         step=number,
         version=version,
         limits=Limits(
-            experiment.encoder, sampling.max_new_tokens, experiment.model.config.vocab_size
+            experiment.encoder,
+            sampling.max_new_tokens,
+            experiment.model.config.vocab_size,
+            episodes,
         ),
         pad_id=tokenizer.pad_id,
     )
@@ -322,6 +393,12 @@ def may_start(number: int, version: int, *, max_staleness: int) -> bool:
     return number <= version + max_staleness
 
 
+def sampling_params(experiment: Experiment, state: TrainState) -> ArrayTree:
+    """Parameters that sample, of the kind of ``state.params``."""
+    by_policy = experiment.recipe.sampled_by == "policy"
+    return state.params if by_policy else state.reference_params
+
+
 class SyncRollouts:
     """Batches that are sampled when they are asked for, by the weights that they train."""
 
@@ -347,7 +424,7 @@ class SyncRollouts:
             return prepared
         return collect_rollouts(
             self._experiment,
-            state.policy,
+            state.with_base(sampling_params(self._experiment, state)),
             state.key,
             state.data_cursor,
             state.collector_state,
@@ -422,7 +499,7 @@ class AsyncRollouts:
     def publish(self, state: TrainState) -> None:
         """Hands the weights after a step to the sampler, and drops what the step trained on."""
         version = int(state.step)
-        params = merge_adapter(self._base, self._copy(state.params))
+        params = merge_adapter(self._base, self._copy(sampling_params(self._experiment, state)))
         learned = learned_of(self._experiment, state)
         with self._changed:
             self._weights = (version, params, learned)
@@ -537,6 +614,8 @@ def unpack_pending(
     leaves = [arrays.pop(f"collector_state/{i}") for i in range(structure.num_leaves)]
     if "support" in arrays:
         arrays["support"] = Support(**arrays["support"])
+    if "packing" in arrays:
+        arrays["packing"] = Tree(**arrays["packing"])
     return RolloutBatch(
         number=notes["number"],
         version=notes["version"],
@@ -591,9 +670,10 @@ def restore_pending(
 
 
 def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
-    """Fields that are not None, a support as the dict that it is read back as."""
+    """Fields that are not None; support and packing as the dicts that they are read back as."""
     plain = {
-        k: _without_none(x._asdict()) if isinstance(x, Support) else x for k, x in fields.items()
+        k: _without_none(x._asdict()) if isinstance(x, Support | Tree) else x
+        for k, x in fields.items()
     }
     return {name: x for name, x in plain.items() if x is not None}
 
@@ -603,7 +683,7 @@ def _conditions(experiment: Experiment) -> dict[str, str]:
     config = experiment.config
     return {
         "recipe": repr(experiment.recipe),
-        "reward": name_of(config.reward),
+        "reward": name_of(config.reward or config.environment),
         "sampling": repr(config.sampling),
         "prompts": repr((config.prompts_per_step, len(experiment.train))),
     }

@@ -17,11 +17,13 @@ from jaxrl_llm.recipes import Batch
 from jaxrl_llm.train.algorithm import Algorithm
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.checkpoint.checkpoints import saved_on_error
+from jaxrl_llm.train.evaluate import Accuracy
 from jaxrl_llm.train.fields import reads_reward
 from jaxrl_llm.train.logging.run_folder import RunFolder, TrainingError
 from jaxrl_llm.train.logging.settings import settings, surroundings
-from jaxrl_llm.train.metrics import host_metrics
+from jaxrl_llm.train.metrics import ScoredItems, host_metrics, scored_items
 from jaxrl_llm.train.optimizer import learning_rate
+from jaxrl_llm.train.pairs import evaluate_pairs
 from jaxrl_llm.train.profile import Clock, Meter
 from jaxrl_llm.train.rollouts import (
     RolloutBatch,
@@ -197,14 +199,31 @@ class Run:
         if not folder.accuracy_at(step):  # a run that is resumed may have it
             try:
                 with self.clock("evaluate"):
-                    accuracy, rows = self.experiment.evaluate(
-                        self.state.policy, self.state.key, check=raise_if_stopped
-                    )
+                    accuracy, rows = self._measure(raise_if_stopped)
             except _Stopped:
                 return
             folder.held_out(step, accuracy, rows[: self.config.samples_shown])
         means = {kind: accuracy.mean for kind, accuracy in folder.accuracy_at(step).items()}
         self.checkpoints.set_score(step, means)
+
+    def _measure(self, check: Callable[[], None]) -> tuple[dict[str, Accuracy], list[dict]]:
+        """The accuracy on held-out questions, and on held-out pairs where the data have them."""
+        state, results, rows = self.state, {}, []
+        if self.config.samples_held_out:
+            results, rows = self.experiment.evaluate(
+                state.policy, state.key, collector_state=state.collector_state, check=check
+            )
+        if self.config.offline:
+
+            def score(batch: Batch) -> ScoredItems:
+                scored, _ = self.algorithm.score(batch)
+                prepared, logp = self.algorithm.inspect(state, scored)
+                recipe = self.experiment.recipe
+                ref_logp = prepared.ref_logp if recipe.uses_reference else None
+                return scored_items(recipe, logp, ref_logp, scored)
+
+            results["pairs"] = evaluate_pairs(self.experiment, score, check=check)
+        return results, rows
 
     def _check_signal(self, step: int, rollouts: RolloutBatch) -> None:
         """Says that a step made no update, and ends the run after too many in a row.

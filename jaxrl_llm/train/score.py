@@ -15,6 +15,7 @@ from jaxrl_llm.core.compose import accepted
 from jaxrl_llm.core.kernels.vocabulary import scaled_logits
 from jaxrl_llm.core.packing import Packing, Tree, check_packing, pack, unpack
 from jaxrl_llm.core.support import Support, keep_mask
+from jaxrl_llm.models.denoising import check_causal
 from jaxrl_llm.models.protocol import AttentionContext, Model, prefill
 from jaxrl_llm.models.sharding import on_each_device, spreads_batch
 from jaxrl_llm.recipes import Batch
@@ -119,12 +120,14 @@ def score_hidden(
     remat: str = "none",
     packing: Packing | Tree | None = None,
     shared_prefix_len: int = 0,
+    after: bool = False,
 ) -> Array:
     """Hidden states ``[P, G, T, D]`` from which each response token is predicted.
 
     The state of token t has seen the prompt and the tokens before t: the output matrix makes its
     log-probability of it, and a critic's head the value of the state before t. With a ``packing``
-    they are those of its cells, ``[P, R, S, D]``. Arguments and errors are those of :func:`score`.
+    they are those of its cells, ``[P, R, S, D]``. With ``after`` the state of token t has seen that
+    token too, as a reward model reads it. Other arguments and errors are those of :func:`score`.
     """
     _check(model, prompt_tokens, prompt_mask, tokens, mask, packing, shared_prefix_len)
     P, G, T = tokens.shape
@@ -135,9 +138,16 @@ def score_hidden(
     prefix_mask = prompt_mask & ~last
     first = jnp.sum(jnp.where(last, prompt_tokens, 0), axis=-1, dtype=tokens.dtype)
     first = jnp.broadcast_to(first[:, None, None], (P, G, 1))
-    inputs = jnp.concatenate([first, tokens[..., :-1]], axis=-1)
-    start = jnp.argmax(last, axis=-1).astype(jnp.int32)
-    positions = jnp.broadcast_to(start[:, None, None] + jnp.arange(T, dtype=jnp.int32), (P, G, T))
+    start = jnp.argmax(last, axis=-1).astype(jnp.int32)[:, None, None]
+    if isinstance(packing, Tree) and packing.parents is not None:
+        before = jnp.take_along_axis(tokens, jnp.maximum(packing.parents, 0), axis=-1)
+        inputs = jnp.where(packing.parents < 0, first, before)
+        positions = start + packing.depths
+    else:
+        inputs = jnp.concatenate([first, tokens[..., :-1]], axis=-1)
+        positions = jnp.broadcast_to(start + jnp.arange(T, dtype=jnp.int32), (P, G, T))
+    if after:  # the prompt's last token is one of its prefix
+        inputs, positions, prefix_mask = tokens, positions + 1, prompt_mask
     inputs, positions = pack(packing, (inputs, positions))
     context = AttentionContext(jnp.ones(inputs.shape, bool), None, prefix_mask)
     if isinstance(packing, Tree):
@@ -174,6 +184,7 @@ def _check(
     model: Model, prompt_tokens, prompt_mask, tokens, mask, packing, shared_prefix_len
 ) -> None:
     """The errors of :func:`score`."""
+    check_causal("score", model)
     checks.check_rank("score", 2, prompt_tokens=prompt_tokens, prompt_mask=prompt_mask)
     checks.check_rank("score", 3, tokens=tokens, mask=mask)
     checks.check_same_shape("score", prompt_tokens=prompt_tokens, prompt_mask=prompt_mask)
@@ -225,6 +236,8 @@ class Scorer:
     chunk_size: int | None = None
     remat: str = "none"
     shared_prefix_len: int = 0
+    # The output matrix of a teacher, for statistics that read its logits; traced in a step.
+    teacher_matrix: Array | None = None
 
     def __call__(
         self,
@@ -241,7 +254,13 @@ class Scorer:
           batch: Prompts, responses, and the extras that the statistics name.
           statistics: Functions of the logits by name, see ``logprobs.vocabulary_statistics``.
           of_hidden: Which of ``HIDDEN_STATISTICS`` are among the statistics.
+
+        Of a model with a head, the values of its first head after each token take the place of
+        log-probabilities, and the entropy is 0.
         """
+        if self.model.values is not None:
+            values = self.values(params, batch)[..., 0]
+            return Scores(values, jnp.zeros_like(values), {})
         hidden = self._hidden(params, batch)
         scores = self._of_hidden(params, hidden, batch, statistics or {}, batch.packing)
         if "hidden_sq" in of_hidden:
@@ -254,29 +273,104 @@ class Scorer:
             scores = scores._replace(statistics=scores.statistics | ranks)
         return scores
 
+    def values(self, params: ArrayTree, batch: Batch) -> Array:
+        """Values ``[P, G, T, C]`` of a model with a head, after each token; 0 where masked."""
+        if self.model.values is None:
+            raise ValueError("score: the model has no head, so it has no values.")
+        hidden = self._hidden(params, batch, after=True)
+        values = unpack(batch.packing, self.model.values(params, hidden), batch.mask)
+        return masking.zero_masked(values, batch.mask[..., None])
+
     def teacher(
-        self, params: ArrayTree, batch: Batch, statistics: Mapping[str, Callable]
+        self,
+        params: ArrayTree,
+        batch: Batch,
+        statistics: Mapping[str, Callable],
+        *,
+        states: bool = False,
     ) -> dict[str, Array]:
-        """Vocabulary statistics of the teacher, which reads a separate prompt for each response.
+        """Vocabulary statistics of the teacher.
+
+        It reads the prompts of the batch; or a separate one for each response, where the extras
+        have ``teacher_prompt_tokens`` and ``teacher_prompt_mask`` ``[P, G, L]``.
 
         Args:
           params: Of the teacher.
-          batch: With ``teacher_prompt_tokens`` and ``teacher_prompt_mask`` ``[P, G, L]`` in its
-            extras.
+          batch: Prompts and responses.
           statistics: Functions of the logits by name.
+          states: Whether its hidden states ``[P, G, T, D]`` are wanted as ``teacher_hidden``.
         """
         P, G, T = batch.tokens.shape
-        hidden = score_hidden(
-            self.model,
-            params,
-            batch.extras["teacher_prompt_tokens"].reshape(P * G, -1),
-            batch.extras["teacher_prompt_mask"].reshape(P * G, -1),
-            batch.tokens.reshape(P * G, 1, T),
-            batch.mask.reshape(P * G, 1, T),
-        )
-        hidden = hidden.reshape(P, G, T, -1)
-        scores = self._of_hidden(params, hidden, batch, statistics, None)
-        return jax.tree.map(jax.lax.stop_gradient, scores.statistics)
+        packing = None
+        if "teacher_prompt_tokens" in batch.extras:
+            hidden = score_hidden(
+                self.model,
+                params,
+                batch.extras["teacher_prompt_tokens"].reshape(P * G, -1),
+                batch.extras["teacher_prompt_mask"].reshape(P * G, -1),
+                batch.tokens.reshape(P * G, 1, T),
+                batch.mask.reshape(P * G, 1, T),
+            )
+            hidden = hidden.reshape(P, G, T, -1)
+        else:
+            hidden, packing = self._hidden(params, batch), batch.packing
+        values = {}
+        if statistics:
+            values = self._of_hidden(params, hidden, batch, statistics, packing).statistics
+        if states:
+            values = values | {"teacher_hidden": unpack(packing, hidden, batch.mask)}
+        return jax.tree.map(jax.lax.stop_gradient, values)
+
+    def answers(self, params: ArrayTree, batch: Batch) -> Array:
+        """Mean log-probability of the reference answer before the first turn and after each.
+
+            context of k = prompt, response up to where turn k begins, what stands before the answer
+            answer_logp[k] = mean over tokens of the answer of log pi(token | context of k, answer)
+
+        So the answer of the environment to a turn counts as a part of it. After its last turn a
+        response is read to its end. One k is in memory at a time.
+
+        Args:
+          params: Of the policy at the start of the step.
+          batch: With ``ground_truth`` and ``ground_truth_mask`` ``[P, L]``, ``turn_ids`` and
+            ``turn_where`` ``[P, G, K]`` in its extras.
+
+        Returns:
+          float32 ``[P, G, K + 1]``.
+        """
+        if isinstance(batch.packing, Tree) and batch.packing.parents is not None:
+            raise ValueError(
+                "score: the answer after each turn is not computed where turns before are "
+                "rewritten, by the chat template or the environment."
+            )
+        P, G, T = batch.tokens.shape
+        extras, turn_ids = batch.extras, batch.extras["turn_ids"]
+        K, L = extras["turn_where"].shape[-1], extras["ground_truth_mask"].shape[-1]
+        answer = jnp.broadcast_to(extras["ground_truth"][:, None], (P, G, L))
+        mask = jnp.broadcast_to(extras["ground_truth_mask"][:, None], (P, G, L))
+        written = jnp.max(jnp.where(turn_ids >= 0, jnp.arange(1, T + 1), 0), axis=-1)
+        tokens = jnp.pad(batch.tokens, [(0, 0), (0, 0), (0, L)])
+
+        def after(turns: Array) -> Array:
+            begun = turn_ids >= turns
+            cut = jnp.where(jnp.any(begun, axis=-1), jnp.argmax(begun, axis=-1), written)[..., None]
+            place = jnp.arange(T + L) - cut
+            forced = jnp.take_along_axis(answer, jnp.clip(place, 0, L - 1), axis=-1)
+            hidden = score_hidden(
+                self.model,
+                params,
+                batch.prompt_tokens,
+                batch.prompt_mask,
+                jnp.where(place < 0, tokens, forced),
+                (place >= 0) & (place < L),
+                shared_prefix_len=self.shared_prefix_len,
+            )
+            hidden = jnp.take_along_axis(hidden, (cut + jnp.arange(L))[..., None], axis=2)
+            logp, _ = self.project(params, hidden, Responses(answer, mask))
+            return masking.masked_mean(logp, mask, axis=-1)
+
+        values = jax.lax.map(after, jnp.arange(K + 1))
+        return jax.lax.stop_gradient(jnp.moveaxis(values, 0, -1))
 
     def step_effects(
         self, params: ArrayTree, batch: Batch, rule, state: ArrayTree, *, advantages: Array, rate
@@ -334,7 +428,7 @@ class Scorer:
         effects, sums = on_each_device(of_rows, arrays, shared)
         return effects, jax.tree.map(lambda x: jnp.sum(x, axis=0), sums)
 
-    def _hidden(self, params: ArrayTree, batch: Batch) -> Array:
+    def _hidden(self, params: ArrayTree, batch: Batch, *, after: bool = False) -> Array:
         return score_hidden(
             self.model,
             params,
@@ -345,6 +439,7 @@ class Scorer:
             remat=self.remat,
             packing=batch.packing,
             shared_prefix_len=self.shared_prefix_len,
+            after=after,
         )
 
     def _of_hidden(self, params, hidden, batch: Batch, statistics, packing) -> Scores:
@@ -384,15 +479,20 @@ class Scorer:
             return {}
         tokens, mask, support, packing = responses
         tokens = _in_vocabulary(self.model, tokens)
-        reads_rows = any(set(accepted(function)) & set(rows) for function in functions.values())
-        if isinstance(packing, Tree) and reads_rows:
+        named = {name for function in functions.values() for name in accepted(function)}
+        taught = "teacher_logits" in named
+        if taught and (self.teacher_matrix is None or "teacher_hidden" not in rows):
+            raise ValueError("score: a statistic reads teacher_logits, and there is no teacher.")
+        named |= {"teacher_hidden"} if taught else set()
+        if isinstance(packing, Tree) and named & set(rows):
             # Responses that share a token may have different numbers there.
             hidden, packing = unpack(packing, hidden, mask), None
         arrays = (hidden, *pack(packing, (tokens, mask, dict(rows), support)))
 
         def statistics(arrays, shared):
             hidden, tokens, mask, rows, support = arrays
-            matrix, temperature = shared
+            matrix, temperature, of_teacher = shared
+            teacher = (rows["teacher_hidden"], of_teacher) if taught else None
             return logprobs.vocabulary_statistics(
                 functions,
                 hidden,
@@ -402,10 +502,15 @@ class Scorer:
                 mask=mask,
                 rows=rows,
                 support=support,
+                teacher=teacher,
                 **self._chunks,
             )
 
-        shared = (self.model.output_matrix(params), self.temperature)
+        shared = (
+            self.model.output_matrix(params),
+            self.temperature,
+            self.teacher_matrix if taught else None,
+        )
         return unpack(packing, on_each_device(statistics, arrays, shared), mask)
 
     @property

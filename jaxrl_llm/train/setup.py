@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,31 +22,61 @@ from jaxrl_llm.curation.collectors.protocol import (
     collector_parts,
     entropy_tau_of,
     sized,
+    width_of,
 )
 from jaxrl_llm.data.questions import Question, TextEncoder, encode_prompts
+from jaxrl_llm.data.rendering import make_renderer
+from jaxrl_llm.models.denoising import is_causal
+from jaxrl_llm.models.heads import with_head, with_vocabulary, without_output
 from jaxrl_llm.models.lora import Adapted, describe_params, with_adapter
 from jaxrl_llm.models.protocol import Model
 from jaxrl_llm.models.sharding import batch_shards
-from jaxrl_llm.rollout import make_engine, make_sampler
-from jaxrl_llm.rollout.collect import DataRows
+from jaxrl_llm.rollout import (
+    DenoisingOptions,
+    make_denoising_sampler,
+    make_engine,
+    make_sampler,
+)
+from jaxrl_llm.rollout.collect import DataRows, Limits
+from jaxrl_llm.rollout.episodes import Episodes
 from jaxrl_llm.rollout.sampler import count_shared_prefix, prompt_room
 from jaxrl_llm.train.algorithm import Algorithm
 from jaxrl_llm.train.batches import check_reads_rows
 from jaxrl_llm.train.checkpoint import Checkpoints
 from jaxrl_llm.train.checkpoint.serialization import base_fingerprint, shapes_of, values_digest
-from jaxrl_llm.train.config import TrainConfig, find_prompts, find_recipe
+from jaxrl_llm.train.config import SamplingConfig, TrainConfig, find_prompts, find_recipe
 from jaxrl_llm.train.critic import init_critic
-from jaxrl_llm.train.evaluate import Accuracy, evaluate
+from jaxrl_llm.train.evaluate import Accuracy, evaluate, play_tasks
 from jaxrl_llm.train.evolution import make_evolution, make_population, moving_only
 from jaxrl_llm.train.fields import check_fields
 from jaxrl_llm.train.grading import Grader
-from jaxrl_llm.train.mesh import load_meshes
+from jaxrl_llm.train.mesh import load_meshes, place_batch
+from jaxrl_llm.train.offline import OfflineRows, ReferenceLogp, offline_batches, reference_logp
 from jaxrl_llm.train.optimizer import make_optimizer, make_schedule
-from jaxrl_llm.train.policy_gradient import StepOptions, make_policy_gradient
+from jaxrl_llm.train.policy_gradient import (
+    StepOptions,
+    Teacher,
+    check_teacher,
+    make_policy_gradient,
+    make_scorer,
+)
 from jaxrl_llm.train.state import TrainState, init_state
+from jaxrl_llm.train.teachers import (
+    AlignedTeacher,
+    ModelTeacher,
+    StoredTeacher,
+    TokenTeacher,
+    check_host_teacher,
+    from_name,
+    tokenizer_digest,
+)
 
+# Sets the numbers of a head apart from those of the sampler.
+_HEAD = 0x637269
 # Tokens that a collector's text may be longer than the longest prompt, unless the run says more.
 _TEXT_ROOM = 1024
+# Tokens that the first observation of an environment may have, unless the run says more.
+_OBSERVATION_ROOM = 512
 
 
 class Samplers(NamedTuple):
@@ -77,6 +107,8 @@ class Experiment:
       shared_prefix_len: How many first tokens all prompts share; they are computed once a batch. 0
         where a collector sends texts.
       encoder: Encodes what a collector sends.
+      references: What a frozen reference gives for responses of the data, where it is stored.
+      teacher: A ``policy_gradient.Teacher`` on the devices, a teacher on the host, or None.
     """
 
     config: TrainConfig
@@ -91,13 +123,15 @@ class Experiment:
     questions: str
     shared_prefix_len: int
     encoder: TextEncoder
+    references: ReferenceLogp | None = None
+    teacher: Any = None
 
     @property
     def collector(self) -> Collector:
         """That of the recipe, or the one that takes each prompt in the order of the data."""
         sampling = self.config.sampling
         return sized(
-            getattr(self.recipe, "collector", None) or in_order(),
+            self.recipe.collector or in_order(),
             group_size=sampling.group_size,
             max_new_tokens=sampling.max_new_tokens,
             num_groups=self.config.prompts_per_step,
@@ -109,11 +143,23 @@ class Experiment:
         config = self.config
         return Grader(config.reward, config.reward_deadline, config.reward_on_error)
 
+    def sampler(self, group_size: int) -> Callable:
+        """A sampler of this many responses a prompt, as the run samples."""
+        return policy_sampler(
+            self.config.sampling,
+            self.model,
+            self.tokenizer,
+            self.mesh,
+            group_size=group_size,
+            shared_prefix_len=self.shared_prefix_len,
+        )
+
     def evaluate(
         self,
         params: ArrayTree,
         key: jax.Array,
         *,
+        collector_state: ArrayTree = (),
         check: Callable[[], None] = lambda: None,
         k: Sequence[int] = (),
         success: float = 1.0,
@@ -123,13 +169,28 @@ class Experiment:
         Args:
           params: Parameters of the policy.
           key: That of the run's state; the same key gives the same evaluation.
+          collector_state: Of the recipe's collector, for one with ``evaluation_text(state,
+            takes_text)``: the message of a held-out row, or None for its text alone.
           check: Called before each batch; what it raises ends the evaluation.
           k, success: Of pass@k and maj@k of the sampled completions; see
             :func:`~jaxrl_llm.train.evaluate`.
         """
+        if self.config.environment is not None:
+            return self._evaluate_episodes(params, key, check=check, k=k, success=success)
         config, shards = self.config, batch_shards(self.mesh)
+        questions, message = self.held_out, None
+        if config.offline:  # several rows of one prompt are one question
+            questions = list({x.prompt.content: x for x in questions}.values())
+        if hasattr(self.collector, "evaluation_text"):
+            message = self.collector.evaluation_text(collector_state, self.encoder.takes_text)
+        if message is not None:
+            rows_of_data = DataRows(questions)
+            questions = [
+                question._replace(tokens=self.encoder.prompt(message(row), "of an evaluation"))
+                for question, row in zip(questions, rows_of_data, strict=True)
+            ]
         # As many rows as a training batch has, but no more prompts than there are.
-        enough = -(-len(self.held_out) // shards) * shards
+        enough = -(-len(questions) // shards) * shards
         rows_of_batch = min(config.prompts_per_step * config.sampling.group_size, enough)
 
         def run(sampler: Callable, batch_size: int, k=()) -> tuple[Accuracy, list[dict]]:
@@ -141,7 +202,7 @@ class Experiment:
                 checked,
                 params,
                 jax.random.fold_in(key, 0x7FFFFFFF),
-                self.held_out,
+                questions,
                 reward=config.reward,
                 tokenizer=self.tokenizer,
                 deadline=config.reward_deadline,
@@ -155,6 +216,57 @@ class Experiment:
         sampled, _ = run(self.samplers.sampled, config.prompts_per_step, k)
         return {"greedy": greedy, "sampled": sampled}, rows
 
+    def offline_batches(self, questions: Sequence[Question]) -> Iterator[OfflineRows]:
+        """Batches of the size of a step that have every one of some rows of responses."""
+        config = self.config
+        return offline_batches(
+            self.collector,
+            questions,
+            num_groups=config.prompts_per_step,
+            group_size=config.sampling.group_size,
+            limits=Limits(
+                self.encoder, config.sampling.max_new_tokens, self.model.config.vocab_size
+            ),
+            pad_id=self.tokenizer.pad_id,
+        )
+
+    def episodes(self, seed: Sequence[int]) -> Episodes:
+        """The player of the run's environment; the integers seed its episodes."""
+        config = self.config
+        return Episodes(
+            config.environment,
+            make_renderer(self.tokenizer, chat=config.data.chat, system=config.data.system),
+            decode=self.tokenizer.decode,
+            seed=(config.seed, *seed),
+            max_new_tokens=config.sampling.max_new_tokens,
+            options=config.episodes,
+        )
+
+    def _evaluate_episodes(
+        self, params: ArrayTree, key: jax.Array, *, check, k: Sequence[int], success: float
+    ) -> tuple[dict[str, Accuracy], list[dict]]:
+        """The same where an environment is played: mean returns of held-out tasks."""
+        sampling, results, rows = self.config.sampling, {}, []
+        samples = self.config.evaluation.samples or sampling.group_size
+        for name, size, temperature in (("greedy", 1, 0.0), ("sampled", samples, None)):
+            check()
+            result, records = play_tasks(
+                self.samplers.engine,
+                params,
+                jax.random.fold_in(key, 0x7FFFFFFF),
+                self.held_out,
+                self.episodes((0x7FFFFFFF,)),
+                decode=self.tokenizer.decode,
+                samples=size,
+                temperature=temperature,
+                max_new_tokens=sampling.max_new_tokens,
+                pad_id=self.tokenizer.pad_id,
+                k=k if name == "sampled" else (),
+                success=success,
+            )
+            results[name], rows = result, rows or records
+        return results, rows
+
     def describe(self, params: ArrayTree) -> str:
         """One line about the run."""
         config, devices = self.config, 1 if self.mesh is None else self.mesh.size
@@ -164,6 +276,10 @@ class Experiment:
             sampling = config.asynchrony.sampler_devices
             used += f" and {sampling} more that sample" if sampling else ""
             used += f", rollouts at most {most} update(s) behind"
+        rollouts = f"{config.sampling.group_size} rollouts"
+        if config.offline:
+            width = width_of(self.collector, config.sampling.group_size)
+            rollouts = f"{width} response{'s' if width > 1 else ''} of the data"
         # How many optimizer steps a batch serves, where that is not plainly one.
         steps = ""
         if not self.recipe.forward_only:
@@ -173,8 +289,7 @@ class Experiment:
                 steps += f", not in the {paper} minibatches of its paper, which do not divide it"
         return (
             f"{name}, {describe_params(params)}, {used}; {self.recipe.name}, "
-            f"{config.prompts_per_step} prompts x {config.sampling.group_size} rollouts a step"
-            f"{steps}; "
+            f"{config.prompts_per_step} prompts x {rollouts} a step{steps}; "
             f"{len(self.train)} questions to train on, {len(self.held_out)} held out"
         )
 
@@ -192,12 +307,175 @@ def load_model(config: TrainConfig, mesh, *, frozen=False) -> tuple[Model, Array
         model = models.make_model(shape)
         return model, params, data.load_tokenizer(config.model)
     model, params, tokenizer = config.model()
-    params = trees.cast(params, jnp.float32)
-    if mesh is not None:
-        from jaxrl_llm.models.sharding import param_shardings, shard
+    return model, _placed(model, params, mesh), tokenizer
 
-        params = shard(params, param_shardings(params, mesh, model.sharding_rules))
-    return model, params, tokenizer
+
+def with_trained(
+    config: TrainConfig, recipe: Any, model: Model, params: ArrayTree, *, mesh=None
+) -> tuple[Model, ArrayTree]:
+    """Model and parameters with the adapter and the head that a run trains; as they are if none."""
+    if recipe.head and isinstance(config.model, str):
+        model, params = without_output(model, params)
+    model, params = with_adapter(model, params, config.lora, mesh=mesh)
+    if not recipe.head:
+        return model, params
+    key = jax.random.fold_in(jax.random.key(config.seed), _HEAD)
+    return with_head(model, params, key=key, mesh=mesh)
+
+
+def load_reference(config: TrainConfig, model: Model, params: ArrayTree, mesh) -> ArrayTree:
+    """The parameters of the reference that a run starts from: its own, or ``params``.
+
+    Raises:
+      ValueError: If the model of ``config.reference`` has other parameters than the policy.
+    """
+    params = params.base if isinstance(params, Adapted) else params
+    if config.reference is None:
+        return params
+    if isinstance(config.reference, str):
+        from jaxrl_llm import models
+
+        _, reference = models.load_model(config.reference, mesh=mesh)
+    else:
+        reference = _placed(model, config.reference()[1], mesh)
+    trees.check_alike("config", "the parameters of model and reference", params, reference)
+    return reference
+
+
+def holds_reference(config: TrainConfig, recipe: Any) -> bool:
+    """Whether a run keeps the parameters of a reference besides the policy's.
+
+    One whose log-probabilities are stored is needed only for what depends on the other rows of a
+    batch, and for other statistics of it.
+    """
+    if not recipe.uses_reference or config.reference_logp is None:
+        return recipe.uses_reference
+    return "kl_ref_logp" in recipe.required_fields or bool(recipe.computed_from("reference"))
+
+
+def score_data(experiment: Experiment, reference: ArrayTree) -> ReferenceLogp:
+    """What a reference gives for all responses of the data, from the file of the run or computed.
+
+    Raises:
+      ValueError: If the file is of another reference or other data.
+    """
+    config, model, mesh = experiment.config, experiment.model, experiment.mesh
+    scorer = make_scorer(
+        model,
+        microbatches=config.microbatches,
+        temperature=config.sampling.temperature,
+        shared_prefix_len=experiment.shared_prefix_len,
+        mesh=mesh,
+    )
+    about = {
+        "reference model": f"{values_digest(reference)} {model.config!r}",
+        "temperature": config.sampling.temperature,
+    }
+    questions = [*experiment.train, *experiment.held_out]
+    return reference_logp(
+        Path(str(config.reference_logp)),
+        lambda: experiment.offline_batches(questions),
+        lambda batch: scorer(reference, place_batch(batch, mesh)),
+        about=about,
+        questions=questions,
+    )
+
+
+def load_teacher(
+    config: TrainConfig, recipe: Any, model: Model, tokenizer, questions, mesh, *, longest: int
+) -> Any:
+    """The teacher of a run: on the devices a ``Teacher``, else one on the host; None without one.
+
+    Args:
+      config: Names it.
+      recipe, model, tokenizer: Of the policy.
+      questions: All of the run, for which stored scores are checked.
+      mesh: Over which devices.
+      longest: Tokens of the longest prompt.
+
+    Raises:
+      ValueError: If the recipe does not read what it says, it has another tokenizer or too short a
+        context, or its stored scores are of another tokenizer or data set.
+    """
+    teacher = config.teacher
+    if teacher is None:
+        return None
+    teacher = from_name(teacher) if isinstance(teacher, str) else teacher
+    if isinstance(teacher, TokenTeacher | AlignedTeacher):
+        check_host_teacher(recipe, teacher)
+        _check_on_host(config, teacher, questions)
+        if isinstance(teacher, StoredTeacher):
+            teacher.check(tokenizer, questions)
+        return teacher
+    if isinstance(teacher, str):
+        from jaxrl_llm import data, models
+
+        other, params = models.load_model(teacher, mesh=mesh, matrices=config.dtype)
+        other = models.make_model(dataclasses.replace(other.config, dtype=config.dtype))
+        theirs = data.load_tokenizer(teacher)
+    else:
+        other, params, theirs = teacher()
+        params = _placed(other, params, mesh)
+    if "teacher_span_logp" in recipe.required_fields:
+        aligned = AlignedTeacher(ModelTeacher(other, params), theirs)
+        _check_on_host(config, aligned, questions)
+        return aligned
+    same_tokens = tokenizer_digest(theirs) == tokenizer_digest(tokenizer)
+    if same_tokens and other.config.vocab_size > model.config.vocab_size:
+        other = with_vocabulary(other, model.config.vocab_size)
+    check_teacher("config", recipe, model, other)
+    needed = longest + config.sampling.max_new_tokens
+    if needed > other.config.max_length:
+        raise ValueError(
+            f"config: prompts and responses may have {needed} tokens together, and the teacher's "
+            f"context {other.config.max_length}."
+        )
+    if not same_tokens:
+        raise ValueError(
+            f"config: the teacher has another tokenizer than the policy, and recipe "
+            f"{recipe.name!r} compares tokens; take span_distillation."
+        )
+    return Teacher(other, params)
+
+
+def _check_on_host(config: TrainConfig, teacher: Any, questions: Sequence[Question]) -> None:
+    """Raises ValueError if a run samples or writes prompts in a way that a teacher does not read.
+
+    It scores all tokens of its vocabulary at temperature 1; one with another tokenizer reads the
+    text of a prompt.
+    """
+    sampling = config.sampling
+    if sampling.temperature != 1.0:
+        raise ValueError(
+            f"config: {teacher!r} scores at temperature 1; sampling.temperature is "
+            f"{sampling.temperature:g}."
+        )
+    for name in ("top_k", "top_p", "min_p"):
+        if (value := getattr(sampling, name)) is not None:
+            raise ValueError(
+                f"config: {teacher!r} scores all tokens of its vocabulary; sampling.{name} is "
+                f"{value:g}."
+            )
+    if not isinstance(teacher, AlignedTeacher):
+        return
+    if config.environment is not None:
+        raise ValueError(f"config: {teacher!r} reads the prompts of the data, not an environment.")
+    several = next((x.prompt for x in questions if x.prompt.messages is not None), None)
+    if several is not None:
+        raise ValueError(
+            f"data: prompt {several.id or several.text[:40]!r} is a conversation, and {teacher!r} "
+            "reads the text of a prompt alone."
+        )
+
+
+def _placed(model: Model, params: ArrayTree, mesh) -> ArrayTree:
+    """Parameters in float32, on the mesh if there is one."""
+    params = trees.cast(params, jnp.float32)
+    if mesh is None:
+        return params
+    from jaxrl_llm.models.sharding import param_shardings, shard
+
+    return shard(params, param_shardings(params, mesh, model.sharding_rules))
 
 
 def load_prompts(config: TrainConfig) -> tuple[Sequence, Sequence, str]:
@@ -211,19 +489,24 @@ def load_prompts(config: TrainConfig) -> tuple[Sequence, Sequence, str]:
     prompts, held_out = find_prompts(config.data.prompts), ()
     if config.data.evaluation is not None:
         held_out = find_prompts(config.data.evaluation)
-        known = {prompt.text for prompt in prompts}
-        if both := sum(prompt.text in known for prompt in held_out):
+        known = {prompt.content for prompt in prompts}
+        if both := sum(prompt.content in known for prompt in held_out):
             warnings.warn(
                 f"data: {both} of the {len(held_out)} evaluation prompts are also trained on.",
                 stacklevel=2,
             )
     elif config.data.held_out and config.evaluation.enabled:
         prompts, held_out = data.split_distinct(
-            prompts, held_out=config.data.held_out, seed=config.data.seed
+            prompts,
+            held_out=config.data.held_out,
+            seed=config.data.seed,
+            keep_repeats=config.offline,
         )
     if len(prompts) == 0:
         raise ValueError("data: there are no prompts to train on.")
-    texts = [[prompt.text for prompt in part] for part in (prompts, held_out)]
+    texts = [[prompt.content for prompt in part] for part in (prompts, held_out)]
+    if config.offline:
+        texts += [[repr(prompt.metadata) for prompt in prompts]]
     digest = hashlib.sha256(json.dumps([*texts, config.data.seed]).encode()).hexdigest()
     if config.evaluation.limit is not None:
         held_out = held_out[: config.evaluation.limit]
@@ -250,10 +533,18 @@ def encode_questions(
 
 def check_data(config: TrainConfig, recipe: Any, prompts: Sequence) -> None:
     """Raises ValueError if the data lacks what a recipe or its collector reads of each prompt."""
+    other_text = collector_needs(recipe.collector, "sends_text")
+    other_text = other_text or recipe.computed_from("responses")
+    several = next((prompt for prompt in prompts if prompt.messages is not None), None)
+    if several is not None and (other_text or config.environment is not None):
+        raise ValueError(
+            f"data: prompt {several.id or several.text[:40]!r} is a conversation, and recipe "
+            f"{recipe.name!r} or the environment reads the text of a prompt alone."
+        )
     if recipe.forward_only:
         return
     rows = [Question(prompt, []) for prompt in prompts]
-    check_fields(recipe, rows)
+    check_fields(recipe, rows, environment=config.environment is not None)
     for part in collector_parts(recipe.collector):
         if hasattr(part, "check_data"):
             part.check_data(DataRows(rows))
@@ -272,10 +563,14 @@ def text_room(config: TrainConfig, recipe: Any, model: Model, longest: int) -> i
       ValueError: If ``sampling.prompt_length`` has no effect.
     """
     wanted = config.sampling.prompt_length
-    if collector_needs(getattr(recipe, "collector", None), "sends_text"):
+    if config.environment is not None:
+        room = prompt_room("sampling", model, config.sampling.max_new_tokens)
+        return min(room, wanted or _OBSERVATION_ROOM)
+    if collector_needs(recipe.collector, "sends_text"):
         room = prompt_room("sampling", model, config.sampling.max_new_tokens)
         return max(longest, min(room, wanted or longest + _TEXT_ROOM))
-    if wanted is not None and (recipe.forward_only or not recipe.computed_from("teacher")):
+    prompts = recipe.has_teacher and not recipe.learns_from_model
+    if wanted is not None and not prompts:
         raise ValueError(
             f"sampling: prompt_length has no effect with recipe {recipe.name!r}, whose collector "
             "sends no text and which has no teacher."
@@ -294,13 +589,21 @@ def teacher_room(config: TrainConfig, model: Model, longest: int) -> int:
     return min(room, wanted)
 
 
-def load_experiment(config: TrainConfig) -> tuple[Experiment, ArrayTree]:
+def load_experiment(config: TrainConfig, *, trains: bool = True) -> tuple[Experiment, ArrayTree]:
     """Everything that a run needs, loaded and checked against each other, and the parameters.
+
+    Args:
+      config: Of the run.
+      trains: Whether it trains; if not, there is no teacher.
 
     Raises:
       ValueError: If it does not fit together: a mesh that the devices or the batch do not divide, a
         prompt that is longer than the context, no held-out questions for an evaluation.
     """
+    if config.environment is not None and jax.process_count() > 1:
+        raise ValueError(
+            f"config: an environment is played by one process; there are {jax.process_count()}."
+        )
     mesh, sampler_mesh = load_meshes(
         config.mesh, config.asynchrony, config.prompts_per_step, config.microbatches
     )
@@ -308,13 +611,14 @@ def load_experiment(config: TrainConfig) -> tuple[Experiment, ArrayTree]:
     recipe = find_recipe(config.recipe, config.sampling, num_prompts=len(prompts))
     check_data(config, recipe, prompts)
     model, params, tokenizer = load_model(config, mesh, frozen=config.lora.rank is not None)
-    model, params = with_adapter(model, params, config.lora, mesh=mesh)
+    model, params = with_trained(config, recipe, model, params, mesh=mesh)
     check_reads_rows("train", model, config.packing)
     train, held_out = encode_questions(config, model, tokenizer, prompts, others)
-    collector = getattr(recipe, "collector", None)
+    collector = recipe.collector
     sends_text = collector_needs(collector, "sends_text")
     shared_prefix_len = count_shared_prefix([q.tokens for q in (*train, *held_out)])
-    shared_prefix_len = 0 if sends_text else shared_prefix_len
+    if sends_text or config.environment or not is_causal(model):
+        shared_prefix_len = 0
     longest = text_room(config, recipe, model, max(len(q.tokens) for q in train))
     encoder = TextEncoder(tokenizer, longest, config.data.chat, config.data.system)
     experiment = Experiment(
@@ -339,8 +643,48 @@ def load_experiment(config: TrainConfig) -> tuple[Experiment, ArrayTree]:
         questions=digest,
         shared_prefix_len=shared_prefix_len,
         encoder=encoder,
+        teacher=load_teacher(config, recipe, model, tokenizer, train, mesh, longest=longest)
+        if trains
+        else None,
     )
     return experiment, params
+
+
+def policy_sampler(
+    sampling: SamplingConfig,
+    model: Model,
+    tokenizer,
+    mesh,
+    *,
+    group_size: int,
+    greedy: bool = False,
+    shared_prefix_len: int = 0,
+) -> Callable:
+    """A sampler of ``group_size`` responses a prompt, as a run samples, or the most likely ones."""
+    if not is_causal(model):
+        return make_denoising_sampler(
+            model,
+            group_size=group_size,
+            mesh=mesh,
+            temperature=0.0 if greedy else sampling.temperature,
+            options=sampling.denoising,
+            max_new_tokens=sampling.max_new_tokens,
+            stop_ids=tokenizer.eos_ids,
+            pad_id=tokenizer.pad_id,
+        )
+    return make_sampler(
+        model,
+        group_size=group_size,
+        mesh=mesh,
+        temperature=0.0 if greedy else sampling.temperature,
+        top_k=None if greedy else sampling.top_k,
+        top_p=None if greedy else sampling.top_p,
+        min_p=None if greedy else sampling.min_p,
+        max_new_tokens=sampling.max_new_tokens,
+        stop_ids=tokenizer.eos_ids,
+        pad_id=tokenizer.pad_id,
+        shared_prefix_len=shared_prefix_len,
+    )
 
 
 def make_samplers(
@@ -356,19 +700,16 @@ def make_samplers(
 ) -> Samplers:
     """The samplers of a run, whose longest training prompt has ``longest`` tokens."""
     sampling, group_size = config.sampling, config.sampling.group_size
+    _check_denoising(config, recipe, model)
 
     def sampler(where, size: int, *, greedy: bool = False) -> Callable:
-        return make_sampler(
+        return policy_sampler(
+            sampling,
             model,
+            tokenizer,
+            where,
             group_size=size,
-            mesh=where,
-            temperature=0.0 if greedy else sampling.temperature,
-            top_k=None if greedy else sampling.top_k,
-            top_p=None if greedy else sampling.top_p,
-            min_p=None if greedy else sampling.min_p,
-            max_new_tokens=sampling.max_new_tokens,
-            stop_ids=tokenizer.eos_ids,
-            pad_id=tokenizer.pad_id,
+            greedy=greedy,
             shared_prefix_len=shared_prefix_len,
         )
 
@@ -397,11 +738,12 @@ def make_samplers(
     else:
         rollouts = sampler(mesh, group_size)
         sampled = rollouts if samples == group_size else sampler(mesh, samples)
-    engine, collector = None, getattr(recipe, "collector", None)
-    if sampling.slots is not None or collector_needs(collector, "needs_slots"):
+    engine, collector = None, recipe.collector
+    plays = config.environment is not None
+    if sampling.slots is not None or plays or collector_needs(collector, "needs_slots"):
         every = config.prompts_per_step * group_size
         slotted = sampling if sampling.slots else dataclasses.replace(sampling, slots=every)
-        rows, width = slotted.grid(config.prompts_per_step)
+        rows, width = slotted.grid(config.prompts_per_step, prompt_length=longest)
         engine = make_engine(
             model,
             mesh=mesh if sampler_mesh is None else sampler_mesh,
@@ -415,13 +757,46 @@ def make_samplers(
             max_new_tokens=sampling.max_new_tokens,
             stop_ids=tokenizer.eos_ids,
             pad_id=tokenizer.pad_id,
-            vary=("temperature",) if collector_needs(collector, "varies_temperature") else (),
+            # An evaluation of episodes decodes greedily in the same slots.
+            vary=(
+                ("temperature",)
+                if plays or collector_needs(collector, "varies_temperature")
+                else ()
+            ),
             entropy=collector_needs(collector, "records_entropy"),
             runner_up=collector_needs(collector, "records_runner_up"),
             model_entropy=collector_needs(collector, "records_model_entropy"),
             entropy_tau=entropy_tau_of(collector),
         )
     return Samplers(rollouts, baseline, greedy, sampled, engine)
+
+
+def _check_denoising(config: TrainConfig, recipe: Any, model: Model) -> None:
+    """Raises ValueError for what the model of a run, causal or not, cannot do."""
+    sampling = config.sampling
+    if is_causal(model):
+        if sampling.denoising != DenoisingOptions():
+            raise ValueError(
+                f"sampling: denoising has no effect with a causal model; got {sampling.denoising}."
+            )
+        return
+    for name in ("top_k", "top_p", "min_p", "slots"):
+        if getattr(sampling, name) is not None:
+            raise ValueError(f"sampling: {name} has no effect with a model that denoises.")
+    collector = recipe.collector
+    if config.environment is not None or collector_needs(collector, "needs_slots"):
+        raise ValueError(
+            "config: a model that denoises uncovers a response of one length, and an environment "
+            "or this collector needs one that goes on."
+        )
+    if config.offline and config.evaluation.enabled:
+        raise ValueError(
+            "evaluation: the pairs of the data are not evaluated with a model that denoises; turn "
+            "the evaluation off."
+        )
+    if recipe.forward_only or config.asynchrony.max_staleness:
+        what = "an evolution recipe" if recipe.forward_only else "rollouts ahead of their step"
+        raise ValueError(f"config: a model that denoises does not train by {what}.")
 
 
 def make_algorithm(
@@ -452,6 +827,7 @@ def make_algorithm(
         options=options,
         critic_optimizer=critic_optimizer,
         reference=reference,
+        teacher=experiment.teacher if isinstance(experiment.teacher, Teacher) else None,
     )
 
 
@@ -468,15 +844,27 @@ def init_experiment(
     recipe = experiment.recipe
     base = params.base if isinstance(params, Adapted) else params
     frozen = recipe.reference is None and recipe.uses_reference
-    reference = base if frozen else None
+    start = None
+    if recipe.uses_reference:
+        start = load_reference(config, experiment.model, params, experiment.mesh)
+    reference = start if frozen else None
+    fingerprint = {"questions": experiment.questions, "seed": config.seed}
+    fingerprint |= base_fingerprint(params, config.lora)
+    # It is loaded anew, also by a resumed run.
+    if frozen and (reference is not base or "base" not in fingerprint):
+        fingerprint["reference"] = values_digest(reference)
+    if config.reference_logp is not None:
+        experiment = dataclasses.replace(experiment, references=score_data(experiment, reference))
+    if not holds_reference(config, recipe):
+        reference = start = None
     optimizer = moving_only(recipe, make_optimizer(config.optimizer))
     of_critic = config.critic_optimizer
     critic_optimizer = make_optimizer(of_critic) if of_critic is not None else None
     algorithm = make_algorithm(experiment, optimizer, critic_optimizer, reference)
-    fingerprint = {"questions": experiment.questions, "seed": config.seed}
-    fingerprint |= base_fingerprint(params, config.lora)
-    if frozen and "base" not in fingerprint:  # it is loaded anew, also by a resumed run
-        fingerprint["reference"] = values_digest(reference)
+    if isinstance(experiment.teacher, Teacher):
+        fingerprint["teacher"] = values_digest(experiment.teacher.params)
+    elif isinstance(experiment.teacher, StoredTeacher):
+        fingerprint["teacher"] = experiment.teacher.digest
     checkpoints = Checkpoints(
         folder,
         model=experiment.model,
@@ -485,9 +873,10 @@ def init_experiment(
         best=config.checkpoint.best,
     )
     critic = None
-    if recipe.critic is not None:
-        key = jax.random.fold_in(jax.random.key(config.seed), 0x637269)
-        critic = init_critic(experiment.model, base, heads=recipe.critic.heads, key=key)
+    if recipe.second_model is not None:
+        key = jax.random.fold_in(jax.random.key(config.seed), _HEAD)
+        heads = recipe.second_model.heads
+        critic = init_critic(experiment.model, base, heads=heads, key=key)
     # A model that comes from a function may still be used by the code that made it.
     shared = reference is not None or not isinstance(config.model, str)
     state = init_state(
@@ -502,6 +891,7 @@ def init_experiment(
         critic=critic,
         critic_optimizer=critic_optimizer,
         output_shape=jax.eval_shape(experiment.model.output_matrix, base).shape,
+        reference=None if frozen or config.reference is None else start,
     )
     collector_state = experiment.collector.init(len(experiment.train))
     state = state._replace(collector_state=jax.tree.map(np.asarray, collector_state))

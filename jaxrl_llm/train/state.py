@@ -31,6 +31,7 @@ from jaxrl_llm.models.sharding import (
     update_shardings,
 )
 from jaxrl_llm.recipes import Batch, Recipe
+from jaxrl_llm.regularizers import Iterates
 from jaxrl_llm.train.critic import CriticState
 from jaxrl_llm.train.mesh import replicated
 
@@ -46,8 +47,10 @@ class TrainState(NamedTuple):
         step)``.
       step: int32 ``[]``, updates made so far.
       data_cursor: Where the prompt order stands: Python integers, which stay on the host.
-      critic: A :class:`~jaxrl_llm.train.CriticState`, or ``()`` for a recipe without a critic.
-      reference: A reference that moves, of the kind of ``params``, or ``()``.
+      critic: A :class:`~jaxrl_llm.train.CriticState`, of a critic or a process reward model, or
+        ``()`` for a recipe without.
+      reference: A reference that moves, of the kind of ``params``, or what its rule remembers;
+        ``()`` without.
       base: Frozen parameters below an adapter, or ``()``: handed on from step to step
         by reference, and no part of a checkpoint.
       collector_state: State of the recipe's collector: NumPy arrays, which stay on the host.
@@ -68,6 +71,17 @@ class TrainState(NamedTuple):
     def policy(self) -> ArrayTree:
         """Parameters as the model takes them: ``params``, with their base if there is one."""
         return self.with_base(self.params)
+
+    @property
+    def reference_params(self) -> ArrayTree:
+        """Parameters of a reference that moves, of the kind of ``params``."""
+        state = self.reference
+        return state.reference if isinstance(state, Iterates) else state
+
+    @property
+    def reference_policy(self) -> ArrayTree:
+        """The same as the model takes them."""
+        return self.with_base(self.reference_params)
 
     def with_base(self, params: ArrayTree) -> ArrayTree:
         """Parameters of the kind of ``params``, as the model takes them."""
@@ -116,12 +130,12 @@ def init_state(
     base = params.base if isinstance(params, Adapted) else ()
     params = trainable(params)
     rest = (recipe.init(output_shape), key, jnp.zeros((), jnp.int32))
-    if recipe.critic is None and (critic is not None or critic_optimizer is not None):
+    if recipe.second_model is None and (critic is not None or critic_optimizer is not None):
         raise ValueError(f"init_state: recipe {recipe.name!r} has no critic, but one is passed.")
-    if recipe.critic is not None and (critic is None or critic_optimizer is None):
+    if recipe.second_model is not None and (critic is None or critic_optimizer is None):
         raise ValueError(
             f"init_state: recipe {recipe.name!r} has a critic; give critic="
-            f"init_critic(model, params, heads={recipe.critic.heads}, key=...) and its "
+            f"init_critic(model, params, heads={recipe.second_model.heads}, key=...) and its "
             "critic_optimizer."
         )
     if mesh is not None:
@@ -137,12 +151,13 @@ def init_state(
     critic_state, anchor = (), ()
     if critic is not None and critic_optimizer is not None:
         critic_opt = _optimizer_state(critic_optimizer, critic, recipe, mesh, rules)
-        target = () if recipe.critic.target_rate is None else jax.tree.map(jnp.copy, critic)
+        target = () if recipe.second_model.target_rate is None else jax.tree.map(jnp.copy, critic)
         copied = jax.tree.map(jnp.copy, critic) if copy else critic
         critic_state = CriticState(copied, critic_opt, target)
     if recipe.reference is not None:
         start = params if reference is None else trainable(reference)
-        anchor = jax.tree.map(jnp.copy, start)
+        init = getattr(recipe.reference, "init", None)
+        anchor = jax.tree.map(jnp.copy, start if init is None else init(start))
     elif reference is not None:
         raise ValueError(
             f"init_state: recipe {recipe.name!r} keeps its reference frozen, so it is no part of "

@@ -6,11 +6,14 @@ import os
 from pathlib import Path
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file such that it holds the old text or the new one, never a part."""
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Writes a file such that it holds the old content or the new one, never a part."""
     unfinished = path.with_name(f"{path.name}.tmp")
     try:
-        unfinished.write_text(text)
+        if isinstance(content, bytes):
+            unfinished.write_bytes(content)
+        else:
+            unfinished.write_text(content)
         sync(unfinished)  # the new name may reach the disk before the text does
         os.replace(unfinished, path)
     except OSError:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from jaxrl_llm.core import ArrayTree, checks
+from jaxrl_llm.core import checks
 from jaxrl_llm.curation.collectors.hints.hinted import (
     GuidedGroup,
     as_response,
@@ -18,14 +18,10 @@ from jaxrl_llm.curation.collectors.hints.policies import HintedPolicy, rows_of
 from jaxrl_llm.curation.collectors.protocol import (
     DEMONSTRATION,
     JUDGE,
-    Collection,
     Collector,
-    Decision,
     Request,
     Response,
-    in_order,
 )
-from jaxrl_llm.curation.collectors.visits import in_epochs
 
 
 def demonstrations_of(function: str, row: Mapping[str, Any], column: str) -> list[str | np.ndarray]:
@@ -185,86 +181,3 @@ def demonstrations(
         metric=metric,
     )
     return hinted(policy, source=source)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
-class _OnlyDemonstrations:
-    """Made by :func:`only_demonstrations`."""
-
-    column: str
-    reward: float | None
-    source: Collector
-
-    def check_data(self, data: Sequence[Mapping[str, Any]]) -> None:
-        """Raises ValueError if a row has no demonstration."""
-        for row in data:
-            demonstrations_of("only_demonstrations", row, self.column)
-
-    def init(self, num_prompts: int) -> ArrayTree:
-        return self.source.init(num_prompts)
-
-    def propose(self, state, key, collection: Collection, count: int):
-        proposed, _ = self.source.propose(state, key, collection, count)
-        requests = []
-        for request in proposed:
-            if request.prompt is None:
-                raise ValueError(f"{self!r}: the source must name its prompts, as in_epochs does.")
-            row = collection.data[request.prompt]
-            every = demonstrations_of("only_demonstrations", row, self.column)
-            responses = tuple(Response(x, reward=self.reward) for x in every[: request.rollouts])
-            requests.append(
-                request._replace(
-                    rollouts=len(responses),
-                    responses=responses,
-                    sampled=False,
-                    role=DEMONSTRATION,
-                )
-            )
-        return tuple(requests), state
-
-    def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
-        decision, _ = in_order().observe((), collection)
-        if decision.rows is None:
-            return decision, state
-        return decision, self.source.observe(state, collection)[1]
-
-    def __repr__(self) -> str:
-        text = "" if self.column == "demonstration" else f"column={self.column!r}"
-        if self.source != in_epochs():
-            text += f"{', ' if text else ''}source={self.source!r}"
-        return f"only_demonstrations({text})"
-
-
-def only_demonstrations(
-    *,
-    column: str = "demonstration",
-    reward: float | None = None,
-    source: Collector | None = None,
-) -> Collector:
-    """Batches of demonstrations alone: nothing is sampled.
-
-    A group has as many members as its prompt has demonstrations, at most G; with one each, use a
-    group of 1.
-
-    Args:
-      column: The column with them: a text or token ids, or a list of several.
-      reward: Of each; None for the reward of the run.
-      source: A collector that names its prompts; None for :func:`in_epochs`.
-
-    Returns:
-      A collector; its state is that of ``source``.
-
-    Raises:
-      ValueError: In a run, if a row has no demonstration, or the source names no prompts.
-
-    Example:
-      >>> import jaxrl_llm as jr
-      >>> jr.curation.only_demonstrations()
-      only_demonstrations()
-
-    References:
-      One-Token Rollout (arXiv:2509.26313), which trains on demonstrations token by token.
-    """
-    return _OnlyDemonstrations(
-        column=column, reward=reward, source=in_epochs() if source is None else source
-    )

@@ -230,10 +230,16 @@ class _Experienced:
 
     def propose(self, state: Experiences, key, collection: Collection, count: int):
         requests, source = self.source.propose(state.source, key, collection, count)
-        if library := tuple(experience_texts(state).values()):
-            text = _WithExperiences(self.message, library, collection.takes_text)
+        if text := self.evaluation_text(state, collection.takes_text):
             requests = tuple(each._replace(text=text, role=HINTED) for each in requests)
         return tuple(requests), state._replace(source=source)
+
+    def evaluation_text(
+        self, state: Experiences, takes_text: Callable[[str], bool]
+    ) -> Callable[[Mapping[str, Any]], str] | None:
+        """The message of a row, for an evaluation as well; None while there is no experience."""
+        library = tuple(experience_texts(state).values())
+        return _WithExperiences(self.message, library, takes_text) if library else None
 
     def observe(self, state: Experiences, collection: Collection):
         P, requests = collection.num_groups, collection.requests

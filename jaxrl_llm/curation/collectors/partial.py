@@ -252,6 +252,46 @@ class _Partial:
         return f"partial_rollouts({text})"
 
 
+class _Windowed(_Partial):
+    """Made by :func:`windowed`: room for P groups that go on."""
+
+    def observe(self, state: PartialState, collection: Collection) -> tuple[Decision, ArrayTree]:
+        riding, groups = self._riding(state, collection)
+        asked, target = len(collection.requests), collection.num_groups
+        wanted = len(riding) + target - len(groups)
+        if asked < wanted:
+            return Decision(ask=wanted - asked), state
+        if collection.waiting:
+            return Decision(), state
+        new = range(len(riding), asked)
+        groups += [_Group(i, tuple((i, j) for j in range(self._size))) for i in new]
+        rows = tuple(_row_so_far(group, collection) for group in groups)
+        unfinished = [bool(_unfinished(group, collection)) for group in groups]
+        done, left = (
+            [g for g, goes_on in zip(groups, unfinished, strict=True) if goes_on is wanted]
+            for wanted in (False, True)
+        )
+        return Decision(rows=rows), self._stored(state, collection, done, left)
+
+    def __repr__(self) -> str:
+        source = "" if self.source == in_order() else f", source={self.source!r}"
+        return f"windowed(segments={self.segments}{source})"
+
+
+def _row_so_far(group: _Group, collection: Collection) -> Row:
+    """A group with a reward of 0 for what has not ended, without what could not be graded."""
+    members, rewards = [], []
+    for request, j in group.members:
+        outcome = collection.outcome(request)
+        unfinished = outcome.responses[j].finish == UNFINISHED
+        if unfinished or outcome.where[j]:
+            members.append((request, j))
+            rewards.append(0.0 if unfinished else float(outcome.rewards[j]))
+    if not members:
+        return Row(group.members, takes_part=False)
+    return Row(tuple(members), rewards=tuple(rewards))
+
+
 def _response_of(place: tuple[int, int], collection: Collection) -> Response:
     return collection.outcome(place[0]).responses[place[1]]
 
@@ -348,3 +388,40 @@ def partial_rollouts(
         max_staleness=max_staleness,
         source=prompt_source(name, source),
     )
+
+
+def windowed(*, segments: int = 2, source: Collector | None = None) -> Collector:
+    """Every batch samples a window of each response, and trains on it before the response ends.
+
+        a batch = P groups; each response that has not ended goes on by T / segments tokens
+        a group all of whose responses have ended makes room for a new one in the next batch
+
+    So a step takes the time of a window. The batch has ``unfinished`` and ``versions``:
+    ``curation.window_tokens`` are those that were sampled for it. A response that has not ended has
+    the reward 0 and is not graded. A response that ended before the others of its group stays in
+    the batch, and none of its tokens is new.
+
+    Args:
+      segments: Into how many windows a response of the longest length is divided.
+      source: The collector that proposes the prompts of new groups; None for :func:`in_order`.
+
+    Returns:
+      A collector that decodes in slots; its state is a PartialState.
+
+    Raises:
+      TypeError: If ``segments`` is no integer.
+      ValueError: If it is not above 0.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.curation.windowed()
+      windowed(segments=2)
+
+    References:
+      T-PPO (arXiv:2506.15050), PAPER, from a note on it: windows of 8k tokens of 24k.
+    """
+    if isinstance(segments, bool) or not isinstance(segments, int):
+        raise TypeError(f"windowed: segments must be an integer; got {segments!r}.")
+    checks.check_positive("windowed", segments=segments)
+    # Of twice P groups in flight, P are stored.
+    return _Windowed(segments=segments, oversample=2.0, source=prompt_source("windowed", source))

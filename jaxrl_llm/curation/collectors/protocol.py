@@ -27,6 +27,9 @@ that is built of others has theirs (:func:`collector_needs`):
   whole-batch sampler cannot serve; the run decodes in slots.
 - ``varies_temperature = True``, ``records_entropy = True``, ``records_model_entropy = True``,
   ``records_runner_up = True``: what the slots then do besides.
+- ``values_prefixes = True``: its rows have segments, whose prefixes it values.
+- ``offline = True``: the data have all responses and their rewards. Nothing is sampled, so a run
+  needs no reward, and the evaluation compares the responses of held-out rows.
 - ``asks_again = True``: it asks for more once groups have finished, or chooses among their
   rollouts, so that it cannot be the source of a collector that takes only prompts of it.
 - ``entropy_tau``, a number: how far their temperature follows the entropy.
@@ -58,6 +61,18 @@ OWN, HINTED, DEMONSTRATION, REPLAYED, JUDGE = range(5)
 UNFINISHED = 4
 
 
+class TurnStart(NamedTuple):
+    """Where a later turn of an episode begins.
+
+    Attributes:
+      length: How many tokens of the response stand before it.
+      play: What the run needs to go on from there; of this batch alone.
+    """
+
+    length: int
+    play: Any = None
+
+
 class Response(NamedTuple):
     """A response, or the beginning of one, of t tokens.
 
@@ -81,6 +96,13 @@ class Response(NamedTuple):
       runner_up: int32 ``[t]``, the most likely token of the plain model but the sampled one; None
         where the sampler does not record it.
       runner_up_logp: float32 ``[t]``, its log-probability.
+      ends: int32 ``[t]``, as in :class:`~jaxrl_llm.rollout.Rollout`: where tokens are no longer
+        read, because what the policy saw was rewritten; None where all are.
+      turn_starts: Of an episode, where its second turn begins and those after it: where a request
+        may go on from. None where a response is one turn.
+      turn_rewards: float32 ``[k]``, of the steps of a complete response that brings its reward;
+        None where they have none.
+      turn_ends: ``[k]``, the characters of the response up to the end of each step.
     """
 
     tokens: np.ndarray | str
@@ -94,6 +116,10 @@ class Response(NamedTuple):
     nodes: np.ndarray | None = None
     runner_up: np.ndarray | None = None
     runner_up_logp: np.ndarray | None = None
+    ends: np.ndarray | None = None
+    turn_starts: tuple[TurnStart, ...] | None = None
+    turn_rewards: np.ndarray | None = None
+    turn_ends: np.ndarray | None = None
 
 
 def beginning(response: Response, length: int) -> Response:
@@ -114,6 +140,7 @@ def beginning(response: Response, length: int) -> Response:
     def cut(x: np.ndarray | None) -> np.ndarray | None:
         return None if x is None else x[:length]
 
+    starts = response.turn_starts
     return response._replace(
         tokens=response.tokens[:length],
         behavior_logp=cut(response.behavior_logp),
@@ -124,6 +151,8 @@ def beginning(response: Response, length: int) -> Response:
         nodes=cut(response.nodes),
         runner_up=cut(response.runner_up),
         runner_up_logp=cut(response.runner_up_logp),
+        ends=cut(response.ends),
+        turn_starts=starts and tuple(start for start in starts if start.length <= length),
         finish=UNFINISHED,
         reward=None,
     )
@@ -257,11 +286,14 @@ class Row(NamedTuple):
       takes_part: False for a row that only fills the batch: nothing of it trains.
       rewards: Of its members, in place of those that they have: what is only known once other
         groups have finished. None for those that they have.
+      segments: Of each member, the segments of its response as (first token, value): the value of
+        what stands before. None where nothing is valued.
     """
 
     members: tuple[tuple[int, int], ...]
     takes_part: bool = True
     rewards: tuple[float, ...] | None = None
+    segments: tuple[tuple[tuple[int, float], ...], ...] | None = None
 
 
 class Decision(NamedTuple):

@@ -55,9 +55,9 @@ class _Targeted:
     embed: Callable
     predict: Callable | None
     source: Collector
-    # The embeddings of the last data set, by its texts.
+    # The embeddings of the last data set, by its texts; a run makes a copy for each batch.
     embedded: dict[tuple[str, ...], np.ndarray] = dataclasses.field(
-        default_factory=dict, init=False, compare=False
+        default_factory=dict, compare=False
     )
 
     def for_run(self, group_size: int, max_new_tokens: int) -> "_Targeted":

@@ -7,7 +7,7 @@ from typing import ClassVar, NamedTuple
 import jax
 import numpy as np
 
-from jaxrl_llm.core import Array, ArrayTree, checks
+from jaxrl_llm.core import ArrayTree, checks
 from jaxrl_llm.core.compose import stable_repr
 from jaxrl_llm.curation.collectors.protocol import (
     Collection,
@@ -102,11 +102,9 @@ class _EntropyTemperature:
         return f"entropy_temperature({text}, source={self.source!r})"
 
 
-def _call(entropy: Array, mask: Array, *, measure: Callable):
-    return tuple(measure(entropy, mask))
-
-
-_measure = jax.jit(_call, static_argnames="measure")
+_measure = jax.jit(
+    lambda entropy, mask, *, measure: tuple(measure(entropy, mask)), static_argnames="measure"
+)
 
 
 def entropy_temperature(

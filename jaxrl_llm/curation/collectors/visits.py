@@ -26,6 +26,7 @@ from jaxrl_llm.curation.collectors.protocol import (
     on_host,
 )
 from jaxrl_llm.curation.hints import hint_level, prefix_cuts
+from jaxrl_llm.curation.plans import stage_mask
 
 
 def next_visits(
@@ -116,6 +117,105 @@ def in_epochs(*, seed: int = 0) -> Collector:
     """
     checks.check_non_negative("in_epochs", finite=True, seed=seed)
     return _InEpochs(seed=int(seed))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class _Staged:
+    """Made by :func:`staged`."""
+
+    boundaries: tuple[int, ...]
+    column: str = "stage"
+    seed: int = 0
+
+    def check_data(self, data: Sequence[Mapping[str, Any]]) -> None:
+        """Raises ValueError if a row has no stage, or none is open in the first step."""
+        for row in data:
+            stage, name = row.get(self.column), row.get("id") or row["text"][:40]
+            if isinstance(stage, bool) or not isinstance(stage, int) or stage < 0:
+                raise ValueError(
+                    f"staged: {self.column!r} of prompt {name!r} must be an integer from 0 on; got "
+                    f"{stage!r}."
+                )
+            if stage > len(self.boundaries):
+                raise ValueError(
+                    f"staged: {self.column!r} of prompt {name!r} is {stage}, which never opens: "
+                    f"boundaries {self.boundaries} open stages up to {len(self.boundaries)}."
+                )
+        self._open(data, 0)
+
+    def init(self, num_prompts: int) -> ArrayTree:
+        return _visits(num_prompts)
+
+    def _open(self, data: Sequence[Mapping[str, Any]], step: int) -> np.ndarray:
+        """Bool, the prompts that take part."""
+        stages = np.array([row[self.column] for row in data], np.int32)
+        with on_host():
+            there = np.asarray(stage_mask(stages, step, boundaries=self.boundaries))
+        if not there.any():
+            raise ValueError(f"staged: no {self.column!r} of a prompt is open at step {step}.")
+        return there
+
+    def _next(self, visits, collection: Collection, count: int) -> tuple[list[int], ArrayTree]:
+        """The next prompts that take part, and the place after them."""
+        epoch, index, size = (int(visits[name]) for name in ("epoch", "index", "size"))
+        there, places = self._open(collection.data, collection.step), []
+        while len(places) < count:
+            order = np.random.default_rng((self.seed, epoch)).permutation(size)
+            taken = index + np.flatnonzero(there[order[index:]])[: count - len(places)]
+            places += order[taken].tolist()
+            if len(places) < count or taken[-1] + 1 == size:
+                epoch, index = epoch + 1, 0
+            else:
+                index = int(taken[-1]) + 1
+        return places, _visits(size, epoch, index)
+
+    def propose(self, state, key, collection: Collection, count: int):
+        del key
+        first = _proposed(collection)
+        places, _ = self._next(state, collection, first + count)
+        return tuple(Request(collection.group_size, place) for place in places[first:]), state
+
+    def observe(self, state, collection: Collection) -> tuple[Decision, ArrayTree]:
+        decision, _ = in_order().observe((), collection)
+        if decision.rows is None and (collection.waiting or not collection.requests):
+            return decision, state
+        return decision, self._next(state, collection, _proposed(collection))[1]
+
+    def __repr__(self) -> str:
+        seed = "" if self.seed == 0 else f", seed={self.seed}"
+        return f"staged({self.boundaries}, column={self.column!r}{seed})"
+
+
+def staged(boundaries: Sequence[int], *, column: str = "stage", seed: int = 0) -> Collector:
+    """Prompts of the stages that are open so far, from easy to hard, in shuffled epochs.
+
+        a prompt takes part if stage <= number of boundaries that are at most the step
+
+    Args:
+      boundaries: Steps at which the next stage opens, increasing.
+      column: The column with the stage of each prompt, an integer from 0 on, such as by the length
+        of its plan.
+      seed: Of the order, not negative.
+
+    Returns:
+      A collector; its state is the place in the epochs.
+
+    Raises:
+      ValueError: If the boundaries do not increase or ``seed`` is negative; in a run, if a row has
+        no stage, has one that never opens, or none is open.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.curation.staged((100, 200))
+      staged((100, 200), column='stage')
+
+    References:
+      Structured preference optimization (arXiv:2502.20742), which trains from easy to hard; see
+      :func:`~jaxrl_llm.curation.stage_mask`. Confidence: ABSTRACT.
+    """
+    checks.check_non_negative("staged", seed=seed)
+    stage_mask(np.zeros(0, np.int32), 0, boundaries=boundaries)
+    return _Staged(boundaries=tuple(boundaries), column=column, seed=seed)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, repr=False)

@@ -3,6 +3,7 @@
 import functools
 import re
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -38,6 +39,33 @@ def hashed_words(text: str, *, size: int = 256) -> np.ndarray:
     """
     checks.check_count("hashed_words", size=size)
     return _hashed_words(text, size)
+
+
+def hashed_responses(texts: Sequence[Sequence[str]], *, size: int = 256) -> np.ndarray:
+    """:func:`hashed_words` of each response of a batch.
+
+    For ``Computed("embeddings", hashed_responses, "responses")``.
+
+    Args:
+      texts: P lists of G responses.
+      size: D, above 0.
+
+    Returns:
+      ``[P, G, D]`` float32; all 0 for a response without words.
+
+    Raises:
+      ValueError: If ``size`` is not a positive integer.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.curation.hashed_responses([["a b", "c"]], size=8).shape
+      (1, 2, 8)
+
+    References:
+      As :func:`hashed_words`.
+    """
+    checks.check_count("hashed_responses", size=size)
+    return np.stack([[_hashed_words(text, size) for text in group] for group in texts])
 
 
 @functools.lru_cache(maxsize=65536)

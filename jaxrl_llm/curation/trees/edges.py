@@ -6,7 +6,7 @@ from typing import Literal
 import jax.numpy as jnp
 
 from jaxrl_llm.core import Array, checks
-from jaxrl_llm.core.branches import branches
+from jaxrl_llm.core.branches import branches, sampled_here
 from jaxrl_llm.curation.trees.forks import depth_prune, width_prune
 
 
@@ -115,3 +115,47 @@ def branch_tokens(
     depth_of = jnp.maximum(tree.depth, 0)
     own = jnp.take_along_axis(tree.first, depth_of, axis=-1) == rows
     return tree.of_tokens(trains, fill=False) & own & mask
+
+
+def segment_tokens(
+    advantages: Array,
+    mask: Array,
+    node_ids: Array,
+    old_logp: Array | None = None,
+    *,
+    max_prob: float | None = 0.9,
+) -> Array:
+    """The tokens that train: uncertain ones, of segments that differ from their siblings, once.
+
+        keep = A != 0  and  exp(old_logp) < max_prob  and  the first response that has the token
+
+    Args:
+      advantages: ``[..., G, T]``, floating point.
+      mask: bool ``[..., G, T]``.
+      node_ids: ``[..., G, T]`` integers, the rollout that sampled each token; below 0 for none.
+      old_logp: ``[..., G, T]``, floating point, log-probabilities (nats) under the old policy; only
+        with ``max_prob``.
+      max_prob: In (0, 1]; None for tokens of any probability.
+
+    Returns:
+      bool ``[..., G, T]``.
+
+    Raises:
+      TypeError: If an argument has a wrong dtype.
+      ValueError: If a shape is wrong, or ``max_prob`` is out of its range or has no ``old_logp``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> ids, mask = jnp.array([[0, 1], [0, 2]]), jnp.ones((2, 2), bool)
+      >>> advantages, old_logp = jnp.array([[0.5, 0.25], [0.5, 0.0]]), jnp.full((2, 2), -1.0)
+      >>> jr.curation.segment_tokens(advantages, mask, ids, old_logp).tolist()
+      [[True, True], [False, False]]
+
+    References:
+      SPO-tree (arXiv:2505.23564), the released code: each segment is a sample, and those of
+      advantage 0 are left out.
+    """
+    return sampled_here(
+        "segment_tokens", advantages, mask, node_ids, old_logp=old_logp, max_prob=max_prob
+    )

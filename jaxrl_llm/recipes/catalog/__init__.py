@@ -5,6 +5,7 @@
 
 import dataclasses
 import difflib
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 
@@ -66,9 +67,15 @@ def preset(name: str, *, length: float, num_prompts: int = 1) -> Recipe | Evolut
       >>> catalog.preset("dr_grpo", length=16).weights
       fixed_length(length=16)
     """
-    every = {**PRESETS, **EVOLUTION_PRESETS}
-    checks.check_option("preset", "name", name, every)
-    make, known = every[name], {"length": length, "num_prompts": num_prompts}
+    checks.check_option("preset", "name", name, {**PRESETS, **EVOLUTION_PRESETS})
+    return _made(name, length, num_prompts)
+
+
+@functools.lru_cache(maxsize=256, typed=True)
+def _made(name: str, length: float, num_prompts: int) -> Recipe | EvolutionRecipe:
+    """A preset once, since a configuration asks for it often and each has a dry run."""
+    make = {**PRESETS, **EVOLUTION_PRESETS}[name]
+    known = {"length": length, "num_prompts": num_prompts}
     return make(**{k: v for k, v in known.items() if k in inspect.signature(make).parameters})
 
 

@@ -16,6 +16,7 @@ KINDS = (
     "diagnostic",
     "rollout",
     "evolution",
+    "diffusion",
 )
 
 

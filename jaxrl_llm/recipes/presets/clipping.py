@@ -4,6 +4,8 @@
 averaged over sequences, empty rows left out; TRL, and verl up to 0.8, count those too.
 """
 
+from collections.abc import Callable
+
 from jaxrl_llm import advantages, aggregate, curation, surrogates
 from jaxrl_llm.core import Array, bind, checks, given, stateless
 from jaxrl_llm.recipes.presets.base import from_base, refilled
@@ -161,11 +163,7 @@ def dppo_tv(*, delta_low: float = 0.15, delta_high: float = 0.15, w_max: float =
       DPPO (arXiv:2602.04879), Binary-TV; verl's formula and bounds.
     """
     surrogate = bind(surrogates.dppo_tv, delta_low=delta_low, delta_high=delta_high, w_max=w_max)
-    return from_base(
-        name="dppo_tv",
-        surrogate=given(surrogate, old_logp="behavior_logp"),
-        paper="arXiv:2602.04879",
-    )
+    return _dppo("dppo_tv", surrogate)
 
 
 def dppo_kl(*, delta_low: float = 0.05, delta_high: float = 0.05, w_max: float = 20.0) -> Recipe:
@@ -180,11 +178,12 @@ def dppo_kl(*, delta_low: float = 0.05, delta_high: float = 0.05, w_max: float =
       DPPO (arXiv:2602.04879), Binary-KL; verl's formula and bounds.
     """
     surrogate = bind(surrogates.dppo_kl, delta_low=delta_low, delta_high=delta_high, w_max=w_max)
-    return from_base(
-        name="dppo_kl",
-        surrogate=given(surrogate, old_logp="behavior_logp"),
-        paper="arXiv:2602.04879",
-    )
+    return _dppo("dppo_kl", surrogate)
+
+
+def _dppo(name: str, surrogate: Callable) -> Recipe:
+    surrogate = given(surrogate, old_logp="behavior_logp")
+    return from_base(name=name, surrogate=surrogate, paper="arXiv:2602.04879")
 
 
 def sapo(*, tau_pos: float = 1.0, tau_neg: float = 1.05) -> Recipe:
@@ -223,19 +222,16 @@ def gbpo(*, eps_low: float = 0.2, eps_high: float = 0.2) -> Recipe:
     References:
       Bounded Ratio Reinforcement Learning (arXiv:2604.18578), PAPER; the weighting is our reading.
     """
+    # The rewards, in place of the advantages that an entry computed from the batch gets.
+    median = given(surrogates.median_advantage, rewards="rewards")
     return from_base(
         name="gbpo",
         advantage=stateless(advantages.grpo, ddof=0),
-        computed=(Computed("median_advantages", _median_advantages, "batch"),),
+        computed=(Computed("median_advantages", median, "batch"),),
         surrogate=bind(surrogates.gbpo, eps_low=eps_low, eps_high=eps_high),
         weights=aggregate.sequence_mean,
         paper="arXiv:2604.18578",
     )
-
-
-def _median_advantages(advantages: Array, *, rewards: Array, where: Array) -> Array:
-    del advantages  # which every entry computed from the batch gets
-    return surrogates.median_advantage(rewards, where=where)
 
 
 def hapo(

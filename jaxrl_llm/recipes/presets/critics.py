@@ -7,12 +7,55 @@ Options that they share:
     lam: How far the estimate trusts rewards over values, in [0, 1].
 """
 
-from jaxrl_llm import advantages, regularizers, surrogates
-from jaxrl_llm.core import bind, chain, checks, given, pipe, stateless
+from collections.abc import Callable, Sequence
+
+from jaxrl_llm import advantages, aggregate, curation, regularizers, surrogates
+from jaxrl_llm.core import Transform, bind, chain, checks, given, pipe, stateless
 from jaxrl_llm.recipes.critic import Critic
 from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
+
+
+def ppo(
+    *,
+    name: str,
+    paper: str,
+    token_rewards: Callable,
+    credit: Callable,
+    returns: Callable,
+    value_eps: float,
+    eps_low: float,
+    eps_high: float,
+    after: Sequence[Transform] = (),
+    computed: Sequence[Computed] = (),
+) -> Recipe:
+    """What presets of PPO share: advantages and targets of a critic from rewards of tokens.
+
+    Args:
+      name, paper: Of the preset.
+      token_rewards: From the batch.
+      credit, returns: From these rewards and the values: advantages, and what the critic learns.
+      after: Of the advantages, such as whitening.
+      computed: As of a recipe.
+    """
+    checks.check_positive(name, value_eps=value_eps)
+    return from_base(
+        name=name,
+        computed=tuple(computed),
+        advantage=chain(stateless(token_rewards), stateless(credit), *after),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        critic=Critic(
+            returns=pipe(token_rewards, returns), loss=bind(surrogates.value_loss, eps=value_eps)
+        ),
+        paper=paper,
+        group_relative=False,
+    )
+
+
+def whitened(whiten: bool) -> list[Transform]:
+    """Advantages shifted and scaled over the tokens of the batch, or left as they are."""
+    return [stateless(advantages.whiten)] if whiten else []
 
 
 def adaptive_kl(
@@ -42,24 +85,18 @@ def adaptive_kl(
       Ziegler et al. (arXiv:1909.08593); the controller and its numbers are verl's, with the mean
       over tokens where the paper sums over a response (target 6, beta 0.1 there).
     """
-    checks.check_positive("adaptive_kl", value_eps=value_eps)
     controller = regularizers.adaptive_kl(initial=initial, target=target, horizon=horizon)
-    token_rewards = given(advantages.kl_shaped_rewards, kl_coef="kl_coef")
-    return from_base(
+    return ppo(
         name="adaptive_kl",
-        computed=(Computed("kl_coef", controller, "controller"),),
-        advantage=chain(
-            stateless(token_rewards),
-            stateless(advantages.gae, gamma=gamma, lam=lam),
-            stateless(advantages.whiten),
-        ),
-        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
-        critic=Critic(
-            returns=pipe(token_rewards, bind(advantages.gae_returns, gamma=gamma, lam=lam)),
-            loss=bind(surrogates.value_loss, eps=value_eps),
-        ),
         paper="arXiv:1909.08593",
-        group_relative=False,
+        token_rewards=given(advantages.kl_shaped_rewards, kl_coef="kl_coef"),
+        credit=bind(advantages.gae, gamma=gamma, lam=lam),
+        returns=bind(advantages.gae_returns, gamma=gamma, lam=lam),
+        after=whitened(True),
+        computed=(Computed("kl_coef", controller, "controller"),),
+        value_eps=value_eps,
+        eps_low=eps_low,
+        eps_high=eps_high,
     )
 
 
@@ -103,26 +140,23 @@ def ppo_max(
       pretraining loss, the entropy term (its weight is 0 there), and the clip of the gradient's
       norm, which is the optimizer's.
     """
-    checks.check_positive("ppo_max", value_eps=value_eps)
     scaled = bind(advantages.scale_scores, clip=score_clip)
     shaped = bind(advantages.kl_shaped_rewards, kl_coef=kl_coef)
     token_rewards = pipe(scaled, shaped if kl_coef else advantages.terminal_rewards)
-    after = [stateless(advantages.whiten)] if whiten else []
+    after = whitened(whiten)
     if advantage_clip is not None:
         after.append(stateless(advantages.clip, bound=advantage_clip))
-    return from_base(
+    return ppo(
         name="ppo_max",
-        advantage=chain(
-            stateless(token_rewards), stateless(advantages.gae, gamma=gamma, lam=lam), *after
-        ),
-        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
-        computed=(Computed("score_std", advantages.score_deviation(), "controller"),),
-        critic=Critic(
-            returns=pipe(token_rewards, bind(advantages.gae_returns, gamma=gamma, lam=lam)),
-            loss=bind(surrogates.value_loss, eps=value_eps),
-        ),
         paper="arXiv:2307.04964",
-        group_relative=False,
+        token_rewards=token_rewards,
+        credit=bind(advantages.gae, gamma=gamma, lam=lam),
+        returns=bind(advantages.gae_returns, gamma=gamma, lam=lam),
+        after=after,
+        computed=(Computed("score_std", advantages.score_deviation(), "controller"),),
+        value_eps=value_eps,
+        eps_low=eps_low,
+        eps_high=eps_high,
     )
 
 
@@ -188,5 +222,103 @@ def safe(
             target_rate=target_rate,
         ),
         paper="arXiv:2602.04651",
+        group_relative=False,
+    )
+
+
+def vtrace(
+    *,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    clip_rho: float | None = 1.0,
+    clip_trace: float | None = 1.0,
+    clip_advantage: float | None = 1.0,
+    entropy_coef: float = 0.0,
+    value_eps: float = 0.2,
+) -> Recipe:
+    """An actor and a critic that learn from samples of older weights, or of another sampler.
+
+        rho = exp(old_logp - behavior_logp)
+        A[t] = min(rho, clip_advantage) (R + gamma vs[next] - V),   token loss = -A[t] logp[t]
+        critic: its clipped squared error from vs, the V-trace targets
+
+    Args:
+      clip_rho: Bound of rho in front of an error of the critic; None for none.
+      clip_trace: Bound of rho in the products of later tokens; None for none.
+      clip_advantage: Bound of rho in front of an advantage; None for none.
+
+    References:
+      Espeholt et al., IMPALA (arXiv:1802.01561); lambda as in rlax. Its critic's error has no clip.
+    """
+    checks.check_positive("vtrace", value_eps=value_eps)
+    checks.check_non_negative("vtrace", entropy_coef=entropy_coef)
+    targets = bind(
+        advantages.vtrace_returns, gamma=gamma, lam=lam, clip_rho=clip_rho, clip_trace=clip_trace
+    )
+    credit = bind(
+        advantages.vtrace,
+        gamma=gamma,
+        lam=lam,
+        clip_rho=clip_rho,
+        clip_trace=clip_trace,
+        clip_advantage=clip_advantage,
+    )
+    bonus = (bind(regularizers.entropy_bonus, coef=entropy_coef),) if entropy_coef else ()
+    return from_base(
+        name="vtrace",
+        advantage=chain(stateless(advantages.terminal_rewards), stateless(credit)),
+        surrogate=surrogates.reinforce,
+        regularizers=bonus,
+        critic=Critic(
+            returns=pipe(advantages.terminal_rewards, targets),
+            loss=bind(surrogates.value_loss, eps=value_eps),
+        ),
+        paper="arXiv:1802.01561",
+        group_relative=False,
+    )
+
+
+def t_ppo(
+    *,
+    windows: int = 2,
+    gamma: float = 1.0,
+    lam: float = 0.95,
+    drop_tail: int = 0,
+    value_eps: float = 0.2,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """PPO that trains on windows of responses before they end.
+
+        A = egae(R, V): after its last token what has not ended is worth what it was before
+        the loss is of the tokens that this batch sampled, each once
+        critic: full returns (lam 1) of the responses that ended in this batch, and no others
+
+    Args:
+      windows: Of a response of the longest length.
+      drop_tail: Last tokens of what has not ended that do not train.
+
+    References:
+      T-PPO (arXiv:2506.15050), PAPER, from a note on it: windows of 8k of 24k tokens, so three;
+      the tail is our reading. A group makes room for another when all of its responses have ended.
+    """
+    checks.check_positive("t_ppo", value_eps=value_eps)
+    return from_base(
+        name="t_ppo",
+        advantage=chain(
+            stateless(advantages.terminal_rewards),
+            stateless(advantages.egae, gamma=gamma, lam=lam),
+        ),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        weights=pipe(bind(curation.window_tokens, drop_tail=drop_tail), aggregate.token_mean),
+        critic=Critic(
+            returns=pipe(
+                advantages.terminal_rewards, bind(advantages.gae_returns, gamma=gamma, lam=1.0)
+            ),
+            loss=bind(surrogates.value_loss, eps=value_eps),
+            weights=pipe(curation.ended_tokens, aggregate.token_mean),
+        ),
+        collector=curation.windowed(segments=windows),
+        paper="arXiv:2506.15050",
         group_relative=False,
     )

@@ -53,15 +53,17 @@ def epo(
     low: float = 0.0,
     high: float = 2.0,
     alpha: float = 0.1,
+    turns: int = 50,
     steps: int = 150,
     form: Literal["hinge", "indicator"] = "indicator",
     eps_low: float = 0.2,
     eps_high: float = 0.2,
 ) -> Recipe:
-    """An entropy bonus, less a penalty of tokens outside a band around the entropy so far.
+    """An entropy bonus, less a penalty of tokens outside a band around the history of their turn.
 
         loss = mean over tokens of (clipped loss - coef (H - w P))
-        P = alpha [not low h < H < high h],   h = mean of the steps' entropies, this one included
+        P = alpha [not low h < H < high h]
+        h = mean over the steps so far, this one included, of the mean entropy of the token's turn
         w falls over ``steps``
 
     Args:
@@ -69,12 +71,15 @@ def epo(
       low: The band begins at this share of the history.
       high: And ends at this one.
       alpha: Size of the penalty.
+      turns: The most turns with a history; later ones have no penalty. With 1 a response is one
+        turn and the batch needs none.
       steps: Updates over which its weight falls.
       form: "indicator", whose gradient is 0, so that what acts is the bonus; "hinge" has one.
 
     References:
-      EPO (arXiv:2509.22576) and its released code, for agents of several turns with a history for
-      each; here a response is one turn. "hinge" is ours. ``alpha`` is that of ALFWorld.
+      EPO (arXiv:2509.22576) and its released code, which penalizes in batches that have a turn in
+      the second half of the most; here all turns are alike. It counts a turn that did not occur as
+      entropy 0; here it is no step of its history. "hinge" is ours. ``alpha`` is that of ALFWorld.
     """
     band = bind(
         regularizers.entropy_band,
@@ -89,7 +94,7 @@ def epo(
         name="epo",
         surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
         computed=(
-            Computed("entropy_history", regularizers.entropy_history(), "controller"),
+            Computed("entropy_history", regularizers.entropy_history(turns=turns), "controller"),
             Computed("band_weight", curation.scheduled(_phase, steps=steps), "controller"),
         ),
         regularizers=(given(band, history="entropy_history", weight="band_weight"),),

@@ -1,10 +1,596 @@
-"""Losses of preferences on pairs of the policy's rollouts."""
+"""Losses of preferences: on pairs of the data, or of the policy's rollouts."""
+
+from collections.abc import Callable
+from typing import Literal
+
+import jax.numpy as jnp
 
 from jaxrl_llm import advantages, aggregate, curation, preferences
-from jaxrl_llm.core import bind, stateless
+from jaxrl_llm.core import Array, accepted, bind, checks, masking, stateless
+from jaxrl_llm.curation import Collector
+from jaxrl_llm.preferences.groups import best_and_worst
 from jaxrl_llm.recipes.presets.base import from_base
 from jaxrl_llm.recipes.recipe import Recipe
 from jaxrl_llm.recipes.wiring import Computed
+
+
+def with_loss(
+    name: str,
+    surrogate: Callable,
+    *,
+    reads: tuple[str, ...],
+    paper: str,
+    collector: Collector | None = None,
+    computed: tuple[Computed, ...] = (),
+) -> Recipe:
+    """A recipe of a loss of preferences; ``reads`` names the log-probabilities besides ``logp``."""
+    if "ref_logp" in accepted(surrogate) and "ref_logp" not in reads:
+        surrogate = bind(surrogate, ref_logp=None)
+    if "behavior_logp" in accepted(surrogate) and "behavior_logp" not in reads:
+        surrogate = bind(surrogate, behavior_logp=None)
+    single = getattr(surrogate, "function", None) is preferences.single
+    return from_base(
+        name=name,
+        advantage=stateless(advantages.dr_grpo),
+        surrogate=surrogate,
+        weights=aggregate.sequence_mean if single else aggregate.group_mean,
+        curation=None if single else stateless(curation.informative_groups),
+        collector=collector,
+        computed=computed,
+        group_relative=not single,
+        paper=paper,
+    )
+
+
+def pairwise(
+    loss: Callable = preferences.dpo,
+    *,
+    offline: bool = True,
+    name: str | None = None,
+    paper: str = "",
+) -> Recipe:
+    """Any loss of pairs, such as hinge, bco, sft or one of your own.
+
+        loss = mean over pairs of loss(chosen, rejected)
+
+    Args:
+      loss: A loss of pairs of :mod:`jaxrl_llm.preferences`, with its options bound.
+      offline: Pairs from the columns "chosen" and "rejected" of the data; else of each group that
+        the policy samples, the best rollouts against the worst.
+      name: Of the recipe; None for that of the loss.
+      paper: Its reference.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.recipes.pairwise(jr.bind(jr.preferences.hinge, beta=0.05)).name
+      'hinge'
+
+    References:
+      The losses of TRL's DPO trainer (arXiv:2305.18290).
+    """
+    function = getattr(loss, "function", loss)
+    return with_loss(
+        name or function.__name__,
+        bind(preferences.paired, loss=loss),
+        reads=("ref_logp",) if "chosen_ref_logp" in accepted(loss) else (),
+        paper=paper,
+        collector=curation.offline_pairs() if offline else None,
+    )
+
+
+def dpo(*, beta: float = 0.1, label_smoothing: float = 0.0) -> Recipe:
+    """Direct preference optimization.
+
+        loss = -log sigmoid(x_w - x_l),   x = beta (sum of logp - sum of ref_logp)
+
+    Args:
+      beta: Scale of the implicit rewards.
+      label_smoothing: Share of the pairs taken to be the wrong way around (cDPO).
+
+    References:
+      Rafailov et al., DPO (arXiv:2305.18290).
+    """
+    loss = bind(preferences.dpo, beta=beta, label_smoothing=label_smoothing)
+    return pairwise(loss, paper="arXiv:2305.18290")
+
+
+def online_dpo(*, beta: float = 0.1) -> Recipe:
+    """DPO on samples of the policy: of each group, the best rollouts against the worst.
+
+    Args:
+      beta: Scale of the implicit rewards.
+
+    References:
+      Guo et al., direct language model alignment from online AI feedback (arXiv:2402.04792), who
+      compare two samples.
+    """
+    return pairwise(
+        bind(preferences.dpo, beta=beta), offline=False, name="online_dpo", paper="arXiv:2402.04792"
+    )
+
+
+def ipo(*, beta: float = 0.1, per_token: bool = True) -> Recipe:
+    """Identity preference optimization: the log-ratios differ by a fixed margin.
+
+        loss = (h_w - h_l - 1 / (2 beta))^2,   h = mean (or sum) of logp - ref_logp
+
+    Args:
+      beta: The greater, the smaller the margin.
+      per_token: Means over the tokens, as in TRL; False takes the sums of the paper.
+
+    References:
+      Azar et al. (arXiv:2310.12036).
+    """
+    return pairwise(bind(preferences.ipo, beta=beta, per_token=per_token), paper="arXiv:2310.12036")
+
+
+def slic(*, margin: float = 1.0, likelihood: float = 1.0, per_token: bool = True) -> Recipe:
+    """Sequence likelihood calibration: a margin of likelihoods, and the chosen response's own.
+
+        loss = max(0, margin - (a_w - a_l)) - likelihood a_w,   a = mean (or sum) of logp
+
+    Args:
+      margin: Between the two.
+      likelihood: Weight of the likelihood of the chosen response.
+      per_token: Means over the tokens; False takes sums.
+
+    References:
+      Zhao et al., SLiC-HF (arXiv:2305.10425), whose likelihood is of the supervised target.
+    """
+    loss = bind(preferences.slic, margin=margin, likelihood=likelihood, per_token=per_token)
+    return pairwise(loss, paper="arXiv:2305.10425")
+
+
+def orpo(*, beta: float = 0.1) -> Recipe:
+    """Odds ratio preference optimization: likelihood and odds of the chosen response, no reference.
+
+        loss = -a_w - beta log sigmoid(log odds(a_w) - log odds(a_l)),   a = mean of logp
+
+    Args:
+      beta: Weight of the odds.
+
+    References:
+      Hong et al. (arXiv:2403.07691). The likelihood is over the response, TRL's over the prompt
+      as well.
+    """
+    return pairwise(bind(preferences.orpo, beta=beta), paper="arXiv:2403.07691")
+
+
+def simpo(*, beta: float = 2.0, gamma: float = 1.0) -> Recipe:
+    """Simple preference optimization: mean log-probabilities by a margin, no reference.
+
+        loss = -log sigmoid(beta (a_w - a_l) - gamma),   a = mean of logp
+
+    Args:
+      beta: Scale of the means.
+      gamma: Margin.
+
+    References:
+      Meng et al. (arXiv:2405.14734).
+    """
+    return pairwise(bind(preferences.simpo, beta=beta, gamma=gamma), paper="arXiv:2405.14734")
+
+
+def cpo(*, beta: float = 0.1, likelihood: float = 1.0) -> Recipe:
+    """Contrastive preference optimization: DPO without a reference, and the likelihood.
+
+        loss = -log sigmoid(beta (sum of logp_w - sum of logp_l)) - likelihood a_w
+
+    Args:
+      beta: Scale of the sums.
+      likelihood: Weight of the mean log-probability of the chosen response.
+
+    References:
+      Xu et al. (arXiv:2401.08417).
+    """
+    return pairwise(
+        bind(preferences.cpo, beta=beta, likelihood=likelihood), paper="arXiv:2401.08417"
+    )
+
+
+def exo_pair(*, beta: float = 0.1, label_smoothing: float = 1e-3) -> Recipe:
+    """Efficient exact optimization: the reverse KL of the policy's preference to the labels.
+
+        loss = KL((q, 1 - q) || (1 - e, e)),   q = sigmoid(x_w - x_l),   e = label_smoothing
+
+    Args:
+      beta: Scale of the implicit rewards.
+      label_smoothing: In (0, 0.5).
+
+    References:
+      Ji et al., EXO (arXiv:2402.00856).
+    """
+    loss = bind(preferences.exo_pair, beta=beta, label_smoothing=label_smoothing)
+    return pairwise(loss, paper="arXiv:2402.00856")
+
+
+def discopop(*, beta: float = 0.1, tau: float = 0.05) -> Recipe:
+    """DiscoPOP: DPO's loss, which turns into an exponential one where the pair is in order.
+
+        z = x_w - x_l,   m = sigmoid(z / tau)
+        loss = -(1 - m) log sigmoid(z) + m exp(-z)
+
+    Args:
+      beta: Scale of the implicit rewards.
+      tau: Temperature of the blend.
+
+    References:
+      Lu et al. (arXiv:2406.08414).
+    """
+    return pairwise(bind(preferences.discopop, beta=beta, tau=tau), paper="arXiv:2406.08414")
+
+
+def nca(*, beta: float = 0.1) -> Recipe:
+    """Noise contrastive alignment of pairs: the likelihood of the chosen response does not fall.
+
+        loss = -log sigmoid(x_w) - log sigmoid(-x_w) / 2 - log sigmoid(-x_l) / 2
+
+    Args:
+      beta: Scale of the implicit rewards.
+
+    References:
+      Chen et al. (arXiv:2402.05369).
+    """
+    return pairwise(bind(preferences.nca_pair, beta=beta), name="nca", paper="arXiv:2402.05369")
+
+
+def apo(*, beta: float = 0.1, variant: Literal["zero", "down"] = "zero") -> Recipe:
+    """Anchored preference optimization: both likelihoods, and not only their difference.
+
+        zero:  loss = 1 - sigmoid(x_w) + sigmoid(x_l)
+        down:  loss = sigmoid(x_w) + 1 - sigmoid(x_w - x_l)
+
+    Args:
+      beta: Scale of the implicit rewards.
+      variant: "zero" where the chosen responses are better than the policy's own, "down" where
+        they are worse.
+
+    References:
+      D'Oosterlinck et al. (arXiv:2408.06266).
+    """
+    checks.check_option("apo", "variant", variant, ("zero", "down"))
+    function = preferences.apo_zero if variant == "zero" else preferences.apo_down
+    return pairwise(bind(function, beta=beta), name="apo", paper="arXiv:2408.06266")
+
+
+def aot(*, beta: float = 0.1, label_smoothing: float = 0.0) -> Recipe:
+    """Alignment by optimal transport: the margins of all pairs above those of the reference.
+
+        a = logp_w - logp_l,   b = ref_logp_w - ref_logp_l
+        loss = -log sigmoid(beta (a of rank k - b of rank k))
+
+    The ranks are over the pairs of the batch, by the policy before the step.
+
+    Args:
+      beta: Scale of the margins.
+      label_smoothing: As in :func:`dpo`.
+
+    References:
+      Melnyk et al. (arXiv:2406.05882), of pairs.
+    """
+    loss = bind(preferences.dpo, beta=beta, label_smoothing=label_smoothing)
+    return with_loss(
+        "aot",
+        bind(preferences.paired, loss=loss),
+        reads=("ref_logp",),
+        paper="arXiv:2406.05882",
+        collector=curation.offline_pairs(),
+        computed=(Computed("margins", bind(transported_margins, beta=beta), "batch"),),
+    )
+
+
+def transported_margins(
+    advantages: Array, *, old_logp: Array, ref_logp: Array, mask: Array, beta: float
+) -> Array:
+    """Margins ``[P]`` of the pairs of a batch for :func:`aot`; a group has the mean of several."""
+    best, worst = best_and_worst(advantages, jnp.any(mask, axis=-1))
+
+    def sums(tokens: Array, shares: Array) -> Array:
+        return jnp.sum(shares * jnp.sum(masking.zero_masked(tokens, mask), axis=-1), axis=-1)
+
+    return preferences.aot_margins(
+        sums(old_logp, best),
+        sums(old_logp, worst),
+        sums(ref_logp, best),
+        sums(ref_logp, worst),
+        beta=beta,
+        where=jnp.any(best > 0, axis=-1),
+    )
+
+
+def ld_dpo(*, beta: float = 0.1, alpha: float = 0.5) -> Recipe:
+    """Length-desensitized DPO: what is longer than the other response counts less.
+
+        x = beta (logp - ref_logp), summed over the first min(l_w, l_l) tokens
+            + alpha times the sum over those behind them
+
+    Any recipe of pairs has the same with ``bind(recipe.surrogate, excess=alpha)`` as its surrogate.
+
+    Args:
+      beta: Scale of the implicit rewards.
+      alpha: In [0, 1]; 1 is :func:`dpo`.
+
+    References:
+      Liu et al. (arXiv:2409.06411), who tune alpha from 0.3 to 0.6 by model.
+    """
+    loss = bind(preferences.dpo, beta=beta)
+    return with_loss(
+        "ld_dpo",
+        bind(preferences.paired, loss=loss, excess=alpha),
+        reads=("ref_logp",),
+        paper="arXiv:2409.06411",
+        collector=curation.offline_pairs(),
+    )
+
+
+def wpo(*, beta: float = 0.1) -> Recipe:
+    """Weighted preference optimization: DPO, in which likely pairs count more.
+
+        loss = -w_w w_l log sigmoid(x_w - x_l)
+        w = exp(mean over tokens of (logp - log sum of pi^2)), by the policy before the step
+
+    Args:
+      beta: Scale of the implicit rewards.
+
+    References:
+      Zhou et al. (arXiv:2406.11827), with the sampled alignment, as in TRL.
+    """
+    return with_loss(
+        "wpo",
+        bind(preferences.paired, loss=bind(preferences.dpo, beta=beta)),
+        reads=("ref_logp",),
+        paper="arXiv:2406.11827",
+        collector=curation.offline_pairs(),
+        computed=(
+            Computed("sum_pi_sq", advantages.sum_pi_squared, "old_policy"),
+            Computed("alignment", alignment, "batch"),
+        ),
+    )
+
+
+def alignment(advantages: Array, *, old_logp: Array, sum_pi_sq: Array, mask: Array) -> Array:
+    """Weights ``[P, G]`` of responses for :func:`wpo`."""
+    del advantages
+    return preferences.alignment_weights(old_logp, sum_pi_sq, mask)
+
+
+def tpo(
+    *,
+    beta: float = 0.01,
+    gamma: float = 0.0,
+    likelihood: float = 1.0,
+    per_token: bool = False,
+    columns: tuple[str, str, str] = ("chosen", "rejected", "reference"),
+) -> Recipe:
+    """Triple preference optimization: a pair, and the likelihood of a gold response.
+
+        loss = -log sigmoid(beta (sum of logp_w - sum of logp_l) - gamma) - likelihood a_gold
+
+    a is the mean of logp. The gold response is the column "reference" of the data.
+
+    Args:
+      beta: Scale of the sums.
+      gamma: Margin.
+      likelihood: Weight of the likelihood of the gold response.
+      per_token: Means in place of the sums: with ``gamma=0.5`` it is TPO-L.
+      columns: Names of the columns with the chosen, the rejected and the gold response.
+
+    References:
+      Saeidi et al. (arXiv:2405.16681), with TRL's defaults.
+    """
+    loss = bind(preferences.tpo, beta=beta, gamma=gamma, likelihood=likelihood, per_token=per_token)
+    chosen, rejected, gold = columns
+    return with_loss(
+        "tpo",
+        bind(preferences.paired, loss=loss, gold=True),
+        reads=(),
+        paper="arXiv:2405.16681",
+        collector=curation.offline_triples(chosen=chosen, rejected=rejected, gold=gold),
+    )
+
+
+def fspo(*, beta: float = 0.01, shots: int = 4, user: str = "user") -> Recipe:
+    """Few-shot preference optimization: IPO with other pairs of the same user in the prompt.
+
+        loss = (h_w - h_l - 1 / (2 beta))^2,   h = sum of logp - ref_logp after the examples
+
+    The examples are of the columns "user", "chosen" and "rejected" of the data; see
+    :func:`jaxrl_llm.curation.few_shot_pairs`. The paper first trains on the chosen responses in the
+    same format, and that model is the reference.
+
+    Args:
+      beta: The greater, the smaller the margin.
+      shots: The most examples; 0 is :func:`ipo` of sums.
+      user: The column with the user.
+
+    References:
+      Singh et al. (arXiv:2502.19312). The paper's chain, which first describes the user, is left
+      out.
+    """
+    return with_loss(
+        "fspo",
+        bind(preferences.paired, loss=bind(preferences.ipo, beta=beta)),
+        reads=("ref_logp",),
+        paper="arXiv:2502.19312",
+        collector=curation.few_shot_pairs(shots=shots, user=user),
+    )
+
+
+def kto(
+    *, beta: float = 0.1, desirable_weight: float = 1.0, undesirable_weight: float = 1.0
+) -> Recipe:
+    """Kahneman-Tversky optimization: responses that are good or bad, one by one.
+
+        desirable:    loss = w_d (1 - sigmoid(x - z)),   x = beta (sum of logp - sum of ref_logp)
+        undesirable:  loss = w_u (1 - sigmoid(z - x))
+        z = beta max(0, mean of logp - ref_logp of responses after another row's prompt)
+
+    The responses are the columns "chosen" and "rejected" of the data, each on its own;
+    ``replace(collector=curation.offline_labels())`` reads "completion" and "label" instead.
+
+    Args:
+      beta: Scale of the implicit rewards.
+      desirable_weight: Weight of the good responses.
+      undesirable_weight: Weight of the bad ones.
+
+    References:
+      Ethayarajh et al. (arXiv:2402.01306).
+    """
+    loss = bind(
+        preferences.kto,
+        beta=beta,
+        desirable_weight=desirable_weight,
+        undesirable_weight=undesirable_weight,
+    )
+    return with_loss(
+        "kto",
+        bind(preferences.single, loss=loss),
+        reads=("ref_logp",),
+        paper="arXiv:2402.01306",
+        collector=curation.offline_pairs(),
+        computed=(Computed("kl", divergence, "batch"),),
+    )
+
+
+def bco(
+    *, beta: float = 0.1, desirable_weight: float = 1.0, undesirable_weight: float = 1.0
+) -> Recipe:
+    """Binary classifier optimization: good responses above the mean reward so far, bad ones below.
+
+        good:  loss = -w_d log sigmoid(x - d)
+        bad:   loss = -w_u log sigmoid(d - x)
+        d = mean of x over all responses so far, before each update
+
+    The data are as of :func:`kto`.
+
+    Args:
+      beta: Scale of the implicit rewards.
+      desirable_weight: Weight of the good responses.
+      undesirable_weight: Weight of the bad ones.
+
+    References:
+      Jung et al. (arXiv:2404.04656). The paper weighs bad responses by how their prompts differ
+      from those of the good ones; pairs have the same prompts, and a weight of 1. Labels do not,
+      and theirs is left out, as is TRL's default.
+    """
+    loss = bind(
+        preferences.bco_unpaired,
+        beta=beta,
+        desirable_weight=desirable_weight,
+        undesirable_weight=undesirable_weight,
+    )
+    center = preferences.running_reward(beta=beta)
+    return with_loss(
+        "bco",
+        bind(preferences.single, loss=loss),
+        reads=("ref_logp",),
+        paper="arXiv:2404.04656",
+        collector=curation.offline_pairs(),
+        computed=(Computed("center", center, "controller"),),
+    )
+
+
+def divergence(advantages: Array, *, kl_logp: Array, kl_ref_logp: Array, where: Array) -> Array:
+    """The divergence that KTO compares with, of the responses that take part."""
+    del advantages
+    return preferences.kto_kl(kl_logp, kl_ref_logp, where=where)
+
+
+def listwise(
+    loss: Callable = preferences.lipo_lambda,
+    *,
+    beta: float = 0.05,
+    size: int = 8,
+    offline: bool = True,
+    name: str | None = None,
+    paper: str = "",
+) -> Recipe:
+    """Any loss of lists: lipo_lambda, plackett_luce, list_softmax, pair_logistic, pair_hinge.
+
+        loss = mean over prompts of loss(beta (logp - ref_logp), rewards)
+
+    Args:
+      loss: A loss of lists of :mod:`jaxrl_llm.preferences`, with its options bound.
+      beta: Scale of the implicit rewards.
+      size: The most responses of a row of the data.
+      offline: Lists from the columns "responses" and "rewards" of the data; else the groups that
+        the policy samples.
+      name: Of the recipe; None for that of the loss.
+      paper: Its reference.
+
+    References:
+      Liu et al., LiPO (arXiv:2402.01878).
+    """
+    function = getattr(loss, "function", loss)
+    return with_loss(
+        name or function.__name__,
+        bind(preferences.listed, beta=beta, loss=loss),
+        reads=("ref_logp",),
+        paper=paper,
+        collector=curation.offline_lists(size) if offline else None,
+    )
+
+
+def lipo_lambda(*, beta: float = 0.05, size: int = 8) -> Recipe:
+    """LiPO: ranked lists, each pair by how much it changes the discounted gain.
+
+    Args:
+      beta, size: As in :func:`listwise`.
+
+    References:
+      Liu et al. (arXiv:2402.01878).
+    """
+    return listwise(beta=beta, size=size, paper="arXiv:2402.01878")
+
+
+def plackett_luce(*, beta: float = 0.1, size: int = 8) -> Recipe:
+    """DPO of rankings: the likelihood of the order of a list under the implicit rewards.
+
+    Args:
+      beta, size: As in :func:`listwise`.
+
+    References:
+      Rafailov et al., DPO (arXiv:2305.18290), appendix A.3.
+    """
+    return listwise(preferences.plackett_luce, beta=beta, size=size, paper="arXiv:2305.18290")
+
+
+def p3o(*, eps: float = 0.2, kl_coef: float = 0.01, clip: str = "joint") -> Recipe:
+    """Pairwise PPO on the policy's samples: a clipped policy gradient on differences of rewards.
+
+        loss = mean over pairs of max(c d, c clip(d, -eps, eps)) / 2
+        d = change of logp_1 - logp_2 since sampling,   c = -(q_1 - q_2) R_1 R_2
+        q = reward - kl_coef (sum of logp - sum of ref_logp)
+
+    Args:
+      eps: Half the width of the box.
+      kl_coef: Penalty for each nat from the reference; 0 for none.
+      clip: "joint", or "separate" for each ratio.
+
+    References:
+      Wu et al. (arXiv:2310.00212) and the first author's fork of trlx; two responses a prompt.
+    """
+    loss = bind(preferences.p3o, eps=eps, kl_coef=kl_coef, clip=clip)
+    reads = ("ref_logp",) if kl_coef else ()
+    surrogate = bind(preferences.listed, loss=loss)
+    return with_loss("p3o", surrogate, reads=reads, paper="arXiv:2310.00212")
+
+
+def brain(*, temperature: float = 1.0) -> Recipe:
+    """BRAIn: the posterior of good responses, distilled from the policy's weighted samples.
+
+        loss = KL(softmax(ref_logp + r / temperature - behavior_logp)
+                  || softmax(logp - behavior_logp)) over a group
+
+    Args:
+      temperature: Of the reward.
+
+    References:
+      Pandey et al. (arXiv:2402.02479), with the reference as the prior.
+    """
+    loss = bind(preferences.brain, temperature=temperature)
+    surrogate, reads = bind(preferences.listed, loss=loss), ("ref_logp", "behavior_logp")
+    return with_loss("brain", surrogate, reads=reads, paper="arXiv:2402.02479")
 
 
 def mpo(
@@ -44,7 +630,7 @@ def mpo(
         name="mpo",
         advantage=stateless(advantages.dr_grpo),
         computed=(Computed("center", preferences.running_center(beta=beta), "controller"),),
-        surrogate=bind(preferences.paired, loss=loss),
+        surrogate=bind(preferences.paired, behavior_logp=None, loss=loss),
         weights=aggregate.group_mean,
         curation=stateless(curation.informative_groups),
         paper="arXiv:2504.16656",

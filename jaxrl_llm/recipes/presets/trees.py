@@ -194,3 +194,57 @@ def branch_grpo(
         collector=curation.branched(splits=splits, branches=branches),
         paper="arXiv:2509.06040",
     )
+
+
+def spo_tree(
+    *,
+    levels: int = 3,
+    branches: int | tuple[int, ...] | None = None,
+    segment: int = 30,
+    scale: Literal["std"] | None = None,
+    max_prob: float | None = 0.9,
+    whiten: bool = True,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Segments of a tree, each by its value minus that of the segment before; uncertain tokens.
+
+        V(node) = reward of a leaf, else mean over its children of V;   A = V(node) - V(parent)
+        A' = A to mean 0 and variance 1 over the tokens that train
+        loss = mean over tokens with A != 0 and exp(old_logp) < max_prob, each once, of token loss
+
+    The group is the leaves of one tree: 216 for 6, 6 and 6 branches.
+
+    Args:
+      levels: How often a response splits, at its first token first.
+      branches: Of each split, one number or one for each; None for as wide a tree as a group has
+        room for.
+      segment: Tokens of each segment but the last.
+      scale: "std" to divide A by the deviation of the parent's children, None for no division.
+      max_prob: Tokens that the old policy samples with this probability or more do not train; None
+        for all tokens.
+      whiten: Whether advantages are whitened.
+
+    References:
+      Guo et al., SPO (arXiv:2505.23564), the released code: 6-6-6, segments of 30 tokens for GSM8K,
+      600 for MATH; "rloo" is no scale, "grpo" is "std". There each segment is a sample, of which
+      batches of 128 are drawn and whitened one by one; here all of a batch take one step.
+    """
+    if isinstance(branches, tuple) and len(branches) != levels:
+        raise ValueError(
+            f"spo_tree: branches must have one number for each of {levels} levels; got {branches}."
+        )
+    segments = bind(advantages.spo_tree, scale=scale, max_depth=levels - 1)
+    whitened = bind(advantages.whiten_segments, max_prob=max_prob)
+    selection = bind(curation.segment_tokens, max_prob=max_prob)
+    if max_prob is None:
+        whitened, selection = bind(whitened, old_logp=None), bind(selection, old_logp=None)
+    credit, scaled = stateless(segments), stateless(whitened)
+    return from_base(
+        name="spo_tree",
+        advantage=chain(credit, scaled) if whiten else chain(credit),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        selection=selection,
+        collector=curation.branched(splits=levels, branches=branches, segment=segment),
+        paper="arXiv:2505.23564",
+    )

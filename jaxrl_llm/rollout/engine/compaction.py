@@ -75,15 +75,19 @@ def plan_chunk(
     scheduler: Scheduler, small_grid: tuple[int, int] | None
 ) -> tuple[int, Compaction | None]:
     """The number of active slots at which the next chunk ends early, and its compaction."""
-    active = len(scheduler.slots)
+    slots_in_use = scheduler.active
+    active = len(slots_in_use)
+    # That many free slots are worth a refill, or the next turns of their responses.
+    some = active - max(1, active // 4)
     if scheduler.has_waiting:
-        return active - max(1, active // 4), None  # That many free slots are worth a refill.
+        return some, None
+    turns = any(scheduler.groups[r].group.follow for r in slots_in_use)
     if small_grid is None:
-        return 0, None
+        return some if turns else 0, None
     slots = small_grid[0] * small_grid[1]
     if active > slots:
-        return slots, None
-    return 0, compact_slots(scheduler.slots.values(), small_grid)
+        return some if turns else slots, None
+    return some if turns else 0, compact_slots(slots_in_use.values(), small_grid)
 
 
 def decode_compacted(

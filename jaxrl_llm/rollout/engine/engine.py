@@ -5,9 +5,11 @@ host side is a :class:`~jaxrl_llm.rollout.Generation`, which fills slots and col
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -15,21 +17,25 @@ import numpy as np
 
 from jaxrl_llm.core.axes import ArrayTree
 from jaxrl_llm.core.runtime import processes
+from jaxrl_llm.models.denoising import check_causal
 from jaxrl_llm.models.protocol import Model, cast_params
 from jaxrl_llm.models.sharding import batch_sharding, batch_shards, kv_sharding
 from jaxrl_llm.rollout import slots as slot_functions
 from jaxrl_llm.rollout._inputs import check_sizes, check_spread
 from jaxrl_llm.rollout.decode import decode as decode_slots
+from jaxrl_llm.rollout.decode import fill_extended as fill_extended_slots
 from jaxrl_llm.rollout.decode import fill_prompts as fill_prompt_slots
 from jaxrl_llm.rollout.decode import fill_responses as fill_response_slots
 from jaxrl_llm.rollout.engine import memory
 from jaxrl_llm.rollout.engine.compaction import compact_slots, decode_compacted, smaller_grid
 from jaxrl_llm.rollout.engine.request_arrays import (
+    added_arrays,
     partial_arrays,
     prompt_arrays,
     request_arrays,
     row_arrays,
     slot_array,
+    turn_arrays,
 )
 from jaxrl_llm.rollout.engine.scheduler import SlotIndex
 from jaxrl_llm.rollout.engine.spec import EngineSpec
@@ -38,6 +44,8 @@ from jaxrl_llm.rollout.slots import Slots, Tokens
 
 # Prompts read in one call: enough to keep a device busy, few enough to have similar lengths.
 _ROWS_READ = 8
+# Added tokens read in one pass: most observations are short.
+_ADDED_BLOCKS = (8, 16, 32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,14 +112,28 @@ class Engine:
             return processes.to_host(arrays)
 
     def fill(
-        self, params: ArrayTree, slots: Slots, deltas, rows: list[int], resumed: list[SlotIndex]
+        self,
+        params: ArrayTree,
+        slots: Slots,
+        deltas,
+        rows: list[int],
+        resumed: list[SlotIndex],
+        copies: Mapping[int, int] = MappingProxyType({}),
     ) -> Slots:
         """Computes the keys and values of the prompts of rows, then of resumed responses.
 
         A call takes as long as its longest prompt, so rows of similar lengths should be neighbors.
+        ``copies`` are rows that hold the same prompt as another row of their device, which they
+        name.
         """
         for array in row_arrays(self.spec, rows, self.row_counts) if rows else ():
             slots = self.call("fill_prompts", params, slots, array, deltas)
+        for array in row_arrays(self.spec, copies, self.row_counts) if copies else ():
+            size = self.spec.shard_rows
+            source = np.zeros_like(array)
+            for s, k in np.argwhere(array < size).tolist():
+                source[s, k] = copies[s * size + array[s, k]] % size
+            slots = self.call("copy_prompts", slots, source, array)
         if resumed:
             where = np.zeros(self.spec.grid, bool)
             where[tuple(np.array(resumed).T)] = True
@@ -119,6 +141,29 @@ class Engine:
             (array,) = row_arrays(self.spec, np.flatnonzero(where.any(axis=1)).tolist(), (size,))
             count = np.int32((array < size).sum(axis=1).max())
             slots = self.call("fill_responses", params, slots, array, count, where, deltas)
+        return slots
+
+    def extend(
+        self,
+        params: ArrayTree,
+        slots: Slots,
+        deltas,
+        turns: Mapping[SlotIndex, tuple[Sequence[int], int]],
+        lengths: Mapping[SlotIndex, int],
+    ) -> Slots:
+        """Adds tokens to responses that have ended, and reads them; nothing else is read again.
+
+        Args:
+          params, slots, deltas: Of the run.
+          turns: By slot, the tokens and the longest response from here on.
+          lengths: By slot, the tokens before them; others leave the response.
+        """
+        slots = self.call("extend", slots, *turn_arrays(self.spec, turns, lengths))
+        added = {slot: (lengths[slot], len(tokens)) for slot, (tokens, _) in turns.items()}
+        for index, first, longest in added_arrays(self.spec, added):
+            block = next((n for n in _ADDED_BLOCKS if n >= longest), _ADDED_BLOCKS[-1])
+            name = f"fill_extended_{block}"
+            slots = self.call(name, params, slots, index, first, longest, deltas)
         return slots
 
     def outputs(self, slots: Slots, indices: list[SlotIndex]) -> list[Tokens]:
@@ -150,12 +195,17 @@ class Engine:
         return sum(f._cache_size() for f in self.functions.values())
 
     def warm_up(
-        self, params: ArrayTree, *, resumed: bool = False, deltas: ArrayTree | None = None
+        self,
+        params: ArrayTree,
+        *,
+        resumed: bool = False,
+        turns: bool = False,
+        deltas: ArrayTree | None = None,
     ) -> None:
         """Compiles every program that :class:`~jaxrl_llm.rollout.Generation` may call.
 
         ``params`` and ``deltas`` are like those to come; ``resumed`` also compiles what resumes
-        responses, after a stop or new weights.
+        responses, after a stop or new weights, and ``turns`` what adds short observations.
         """
         call, spec, zero = self.call, self.spec, np.int32(0)
         params = cast_params(self.model, params)
@@ -164,12 +214,21 @@ class Engine:
         for count in self.row_counts:
             (rows,) = row_arrays(spec, [], (count,))
             slots = call("fill_prompts", params, slots, rows, deltas)
+            slots = call("copy_prompts", slots, np.zeros_like(rows), rows)
         slots = call("clear_cache", slots, none)
         slots = call("start", slots, *request_arrays(spec, [], segment=None))
         if resumed:
             slots = call("resume", slots, *partial_arrays(spec, {}))
             (rows,) = row_arrays(spec, [], (spec.shard_rows,))
             slots = call("fill_responses", params, slots, rows, zero, none, deltas)
+        if turns:
+            most = min(_ADDED_BLOCKS[-1], spec.max_new_tokens)
+            for count, n in itertools.product((1, 2), (*_ADDED_BLOCKS, most)):
+                tokens = [spec.pad_id] * min(n, most)
+                ends = {divmod(i, spec.width): (tokens, 1) for i in range(count)}
+                slots = self.extend(params, slots, deltas, ends, dict.fromkeys(ends, 0))
+            slots = call("end_slots", slots, ~none, zero)
+            slots = call("put_slot", slots, slot, call("take_slot", slots, slot))
         key, one = jax.random.key(0), np.int32(1)
         slots = call("decode", params, slots, key, zero, one, zero, deltas, None)
         if self.small_grid is not None:
@@ -253,6 +312,7 @@ def make_engine(
       None; ours. Slots as in MaxText's engine, all decoding in one program as in Tunix.
     """
     name = "make_engine"
+    check_causal(name, model)
     check_sizes(name, rows=rows, width=width, chunk=chunk, block=block)
     check_sizes(name, prompt_length=prompt_length, max_new_tokens=max_new_tokens)
     context, vocab_size = model.config.max_length, model.config.vocab_size
@@ -323,6 +383,11 @@ def _compile(model: Model, spec: EngineSpec, shardings: Slots | None) -> dict[st
             model, params, slots, rows, count, where, block=spec.block, deltas=deltas
         )
 
+    def fill_extended(params, slots, index, first, longest, deltas, *, block):
+        return fill_extended_slots(
+            model, params, slots, index, first, longest, block=block, deltas=deltas
+        )
+
     def decode(params, slots, key, version, steps, leave_at, deltas, compaction=None):
         def run(slots):
             return decode_slots(
@@ -346,12 +411,17 @@ def _compile(model: Model, spec: EngineSpec, shardings: Slots | None) -> dict[st
     # On a mesh, every array of the slots has a fixed sharding, whatever the compiler would prefer.
     compiled = jax.jit if shardings is None else partial(jax.jit, out_shardings=shardings)
     first, second = partial(compiled, donate_argnums=0), partial(compiled, donate_argnums=1)
-    names = ("put_prompts", "start", "resume", "end_slots", "copy_slot", "clear_cache")
+    names = ("put_prompts", "copy_prompts", "start", "resume", "extend", "end_slots")
+    names += ("copy_slot", "put_slot", "clear_cache")
     # Each partial is a new function, so engines do not share compiled programs.
-    return {name: first(partial(getattr(slot_functions, name))) for name in names} | {
+    functions = {name: first(partial(getattr(slot_functions, name))) for name in names}
+    for block in _ADDED_BLOCKS:
+        functions[f"fill_extended_{block}"] = second(partial(fill_extended, block=block))
+    return functions | {
         "init": compiled(init),
         "fill_prompts": second(fill_prompts),
         "fill_responses": second(fill_responses),
+        "take_slot": jax.jit(slot_functions.take_slot),
         "decode": second(decode),
         "take_tokens": jax.jit(take_tokens),
     }

@@ -7,7 +7,8 @@ has lost them.
 
 from collections import ChainMap, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ import numpy as np
 from jaxrl_llm.core.axes import Array, ArrayTree
 from jaxrl_llm.core.runtime.interrupt import deferred_interrupt
 from jaxrl_llm.models.protocol import cast_params
-from jaxrl_llm.rollout._inputs import check_ids, check_sizes
+from jaxrl_llm.rollout._inputs import check_ids, check_sizes, check_tokens
 from jaxrl_llm.rollout.decode import count_deltas
 from jaxrl_llm.rollout.engine.compaction import plan_chunk
 from jaxrl_llm.rollout.engine.engine import Engine
@@ -30,14 +31,38 @@ from jaxrl_llm.rollout.engine.requests import (
     Completion,
     FinishedGroup,
     Group,
+    NextTurn,
     check_group,
     empty_completion,
     limits_of,
     slice_tokens,
 )
 from jaxrl_llm.rollout.engine.scheduler import Scheduler, SlotIndex
-from jaxrl_llm.rollout.slots import Tokens
+from jaxrl_llm.rollout.slots import Slots, Tokens
 from jaxrl_llm.rollout.types import CANCELLED, LENGTH, STOP, UNFINISHED
+
+# Seconds in which an answer counts as quick. Others decode only once it has come, so that what
+# decodes together, and with it how numbers are rounded, does not depend on which of them is first.
+_PATIENCE = 0.05
+
+
+@dataclass(eq=False)
+class Turn:
+    """A response between two of its turns.
+
+    Attributes:
+      completion: The response so far.
+      next: What comes after the turn.
+      waited: Whether others have decoded since the turn ended.
+      away: Whether it has left its slot.
+      slots: What was in its slot, if others use it now.
+    """
+
+    completion: Completion
+    next: Future
+    waited: bool = False
+    away: bool = False
+    slots: Slots | None = None
 
 
 class Generation:
@@ -47,6 +72,11 @@ class Generation:
     otherwise in the order of submission. Between two chunks of decoding, finished responses leave,
     and free slots take the next siblings of their row's prompt, or a new prompt where a row is
     empty.
+
+    A group with ``follow`` has responses of several turns. When a turn ends, by a stop token or by
+    the group's ``turn_limit``, ``follow`` is asked for the tokens that come next, while others
+    decode; the response reads these and goes on in its slot, where its keys and values are. If
+    others wait for a slot and the answer takes long, the response leaves its slot and comes back.
 
     Iteration ends when nothing is left to decode; then, and at any time before, more may be
     submitted. If it stops early, or by Ctrl-C, nothing is lost: iterate on, or take the rest with
@@ -110,14 +140,38 @@ class Generation:
         self.segment = segment
         self._monitor = StopStringMonitor(stop_strings, decode_text, on_tokens)
         self.slots = engine.init()
+        self._turns: dict[int, Turn] = {}
         self._scheduler = self._new_scheduler()
         self._nonfinite = self._no_slots()
         self._half_filled = False
 
     @property
     def decoding(self) -> tuple[int, ...]:
-        """The requests that are in slots."""
-        return tuple(self._scheduler.slots)
+        """The requests that decode in slots."""
+        return tuple(self._scheduler.active)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether anything is left to decode."""
+        return self._scheduler.has_work
+
+    @property
+    def watching(self) -> bool:
+        """Whether ``on_tokens`` is called; off, tokens stay on the device until a response ends.
+
+        It may change between two steps. Tokens of a step without it are not reported later.
+        """
+        return self._monitor.watching
+
+    @watching.setter
+    def watching(self, value: bool) -> None:
+        self._monitor.watching = value
+
+    def take_finished(self) -> list[FinishedGroup]:
+        """The finished groups that were not handed out; unlike iteration, it decodes nothing."""
+        finished = list(self._scheduler.finished)
+        self._scheduler.finished.clear()
+        return finished
 
     @deferred_interrupt()
     def submit(self, *groups: Group) -> None:
@@ -132,6 +186,8 @@ class Generation:
         known: ChainMap[int, Any] = ChainMap({}, self._scheduler.groups)
         for group in groups:
             check_group(group, spec, known=known, num_deltas=self._num_deltas)
+            if group.follow is not None and self.segment is not None:
+                raise ValueError(f"submit: group {group.id!r} has turns, which no segment may cut.")
             known.update(dict.fromkeys(group.requests))
         self._scheduler.submit((group, limits_of(group, spec.max_new_tokens)) for group in groups)
 
@@ -144,9 +200,13 @@ class Generation:
 
     def step(self) -> None:
         """One round: fills free slots, decodes a chunk, collects what has finished."""
+        if fresh := [turn.next for turn in self._turns.values() if not turn.waited]:
+            wait(fresh, timeout=_PATIENCE)
+        if self._turns and not (self._scheduler.active or self._scheduler.has_waiting):
+            wait([turn.next for turn in self._turns.values()], return_when=FIRST_COMPLETED)
         self.admit()
         with deferred_interrupt():
-            if self._scheduler.slots:
+            if self._scheduler.active:
                 engine = self.engine
                 leave_at, compaction = plan_chunk(self._scheduler, engine.small_grid)
                 self.slots = engine.call(
@@ -165,26 +225,108 @@ class Generation:
 
     @deferred_interrupt()
     def admit(self) -> None:
-        """Assigns empty rows to waiting groups and free slots to waiting siblings."""
+        """Goes on with responses whose turns came, and assigns free rows and slots to waiting ones.
+
+        Raises what ``follow`` raised; the response then waits as before.
+        """
         self._check_slots()
+        follows = self._end_turns()
         started, engine = self._scheduler.start_requests(), self.engine
-        if not started:
+        if not started and not follows:
             return
         self._half_filled = True
-        where, requests = request_arrays(engine.spec, started, segment=self.segment)
-        if (nonfinite := where & self._nonfinite).any():
+        # What comes back brings its prompt with it.
+        back = {each.slot[0] for each in started if each.back is not None}
+        fresh = [each for each in started if each.back is None]
+        where, requests = request_arrays(engine.spec, fresh, segment=self.segment)
+        stale = where.copy()
+        for each in started:
+            stale[each.slot] = True
+        if (nonfinite := stale & self._nonfinite).any():
             self.slots = engine.call("clear_cache", self.slots, nonfinite)
         new_rows = {each.slot[0]: each.group.group for each in started if each.new_row}
+        new_rows = {row: group for row, group in new_rows.items() if row not in back}
         if new_rows:
             rows, tokens, length, adapter = prompt_arrays(engine.spec, new_rows)
             self.slots = engine.call("put_prompts", self.slots, rows, tokens, length, adapter)
-        self.slots = engine.call("start", self.slots, where, requests)
+        for each in started:
+            if each.back is not None:
+                index = slot_array(engine.spec, each.slot)
+                self.slots = engine.call("put_slot", self.slots, index, each.back)
+        if fresh:
+            self.slots = engine.call("start", self.slots, where, requests)
         partial = {each.slot: each.group.partial.get(each.request) for each in started}
         resumed = {slot: completion for slot, completion in partial.items() if completion}
         if resumed:
             where, out, length = partial_arrays(engine.spec, resumed)
             self.slots = engine.call("resume", self.slots, where, out, length)
         self._fill(list(new_rows), list(resumed))
+        self._extend(follows)
+
+    def _end_turns(self) -> dict[int, NextTurn]:
+        """What comes after the turns of responses whose answers are there, by request.
+
+        Responses that nothing comes after end. Where others wait for a slot, those whose answer
+        takes long leave theirs.
+        """
+        scheduler, follows = self._scheduler, {}
+        for request, turn in list(self._turns.items()):
+            if not turn.next.done():
+                if turn.waited and not turn.away and scheduler.has_waiting:
+                    index = slot_array(self.engine.spec, scheduler.slots[request])
+                    taken = self.engine.call("take_slot", self.slots, index)
+                    turn.slots, turn.away = self.engine.fetch(taken), True
+                    scheduler.leave(request)
+                turn.waited = True
+                continue
+            following = turn.next.result()
+            if following is None:
+                del self._turns[request]
+                scheduler.end(request, turn.completion)
+                continue
+            self._check_turn(request, turn.completion, following)
+            follows[request] = following
+            if turn.away:
+                turn.away = False
+                scheduler.come_back(request, turn.slots)
+        return follows
+
+    def _check_turn(self, request: int, completion: Completion, following: NextTurn) -> None:
+        group = self._scheduler.groups[request]
+        start = f"follow: what comes after {len(completion)} tokens of request {request}"
+        check_tokens(start, following.tokens, self.engine.spec.vocab_size)
+        if following.keep is not None and not 0 <= following.keep <= len(completion):
+            raise ValueError(f"{start} stands after {following.keep} of them.")
+        most = group.limits[request] - len(completion) - 1
+        if not 1 <= len(following.tokens) <= most:
+            raise ValueError(
+                f"{start} has {len(following.tokens)} tokens; there is room for 1 to {most} and "
+                "one to sample."
+            )
+
+    def _extend(self, follows: dict[int, NextTurn]) -> None:
+        """Adds what comes after turns to the responses that are in slots; the others wait."""
+        scheduler, turns, lengths = self._scheduler, {}, {}
+        for request, following in follows.items():
+            if request not in scheduler.slots:
+                continue
+            slot, group = scheduler.slots[request], scheduler.groups[request]
+            length = len(self._turns.pop(request).completion)
+            if following.keep is not None:
+                group.cut(request, length - following.keep)
+                length = following.keep
+            end = length + len(following.tokens)
+            if group.group.turn_limit is not None:
+                limit = min(group.limits[request], end + group.group.turn_limit)
+            else:
+                limit = group.limits[request]
+            turns[slot], lengths[slot] = (following.tokens, limit), length
+            scheduler.lengths[request] = end
+            scheduler.between.discard(request)
+        if turns:
+            self._half_filled = True
+            self.slots = self.engine.extend(self.params, self.slots, self.deltas, turns, lengths)
+            self._half_filled = False
 
     @deferred_interrupt()
     def update(self, params: ArrayTree, *, version: int, deltas: ArrayTree | None = None) -> None:
@@ -205,6 +347,13 @@ class Generation:
         self._check_slots()
         self.params, self.version = cast_params(self.engine.model, params), version
         scheduler = self._scheduler
+        # Those that have left their slots are read again when they come back.
+        for request, turn in self._turns.items():
+            if request not in scheduler.slots:
+                partial = replace(turn.completion, finish=UNFINISHED)
+                scheduler.groups[request].partial[request] = partial
+                turn.slots = None
+                scheduler.back.pop(request, None)
         rows = [row for row, group in enumerate(scheduler.rows) if group]
         self._half_filled = bool(rows)
         self._fill(
@@ -212,11 +361,20 @@ class Generation:
         )
 
     def _fill(self, rows: list[int], resumed: list[SlotIndex]) -> None:
-        """Reads the prompts of rows and the tokens of resumed responses."""
-        groups = self._scheduler.rows
+        """Reads the prompts of rows and the tokens of resumed responses.
+
+        A prompt that several rows of a device hold is read once and copied.
+        """
+        groups, size = self._scheduler.rows, self.engine.spec.shard_rows
         lengths = {row: len(group.group.prompt) for row, group in enumerate(groups) if group}
-        rows = sorted(rows, key=lambda row: lengths[row])
-        self.slots = self.engine.fill(self.params, self.slots, self.deltas, rows, resumed)
+        first: dict[tuple[int, int], int] = {}
+        copies, new = {}, set(rows)
+        for row in sorted(lengths, key=lambda row: (row in new, lengths[row], row)):
+            source = first.setdefault((row // size, id(groups[row])), row)
+            if row in new and source != row:
+                copies[row] = source
+        rows = sorted(new - set(copies), key=lambda row: (lengths[row], row))
+        self.slots = self.engine.fill(self.params, self.slots, self.deltas, rows, resumed, copies)
         self._half_filled = False
 
     @deferred_interrupt()
@@ -230,8 +388,12 @@ class Generation:
         scheduler, where = self._scheduler, self._no_slots()
         groups = {request: scheduler.group_of(request) for request in requests}
         for request, group in groups.items():
-            if request in scheduler.slots:
+            if request in scheduler.active:
                 where[scheduler.slots[request]] = True
+            elif request in self._turns:
+                turn = self._turns.pop(request)
+                turn.next.cancel()
+                scheduler.end(request, replace(turn.completion, finish=CANCELLED))
             else:
                 empty = empty_completion(request, self.engine.spec.draw.blank)
                 partial = group.partial.get(request) or empty
@@ -252,7 +414,7 @@ class Generation:
         """
         self._check_slots()
         scheduler, spec = self._scheduler, self.engine.spec
-        if request not in scheduler.slots:
+        if request not in scheduler.active:
             raise KeyError(f"fork: request {request} is not decoding.")
         if new in scheduler.groups or not 0 <= new < 2**31:
             raise ValueError(
@@ -271,10 +433,11 @@ class Generation:
 
         Groups carry their tokens so far: submit them again, here or elsewhere, and they go on from
         there. They come in the order in which they started. After an error of the device, the
-        tokens in slots are lost, and groups go on from what they were submitted with.
+        tokens in slots are lost, and groups go on from what they were submitted with. Groups of
+        several turns begin again.
         """
         with deferred_interrupt():
-            if self._scheduler.slots and not self._lost():
+            if self._scheduler.active and not self._lost():
                 try:
                     self._end_slots(~self._no_slots(), UNFINISHED)
                     self._collect()
@@ -282,19 +445,23 @@ class Generation:
                     self._half_filled = True
         self._monitor.report()
         # Last, so that an interrupted stop() can be called again.
+        for turn in self._turns.values():
+            turn.next.cancel()
+        self._turns = {}
         groups, self._scheduler = self._scheduler.unfinished(), self._new_scheduler()
         return groups
 
     def _collect(self) -> None:
         """Takes finished responses out of their slots, and finished groups out of their rows."""
         scheduler, slots = self._scheduler, self.slots
-        if scheduler.slots:
+        if scheduler.active:
             state = (slots.active, slots.length, slots.finish, slots.nonfinite)
             active, length, finish, self._nonfinite = self.engine.fetch(state)
             stopped, all_tokens = self._no_slots(), self._monitor.needs_tokens
-            read = {r: i for r, i in scheduler.slots.items() if all_tokens or not active[i]}
+            decoded = scheduler.active
+            read = {r: i for r, i in decoded.items() if all_tokens or not active[i]}
             outputs = dict(zip(read, self.engine.outputs(slots, list(read.values())), strict=True))
-            for request, slot in list(scheduler.slots.items()):
+            for request, slot in decoded.items():
                 n, reason = int(length[slot]), None if active[slot] else int(finish[slot])
                 if request not in outputs:
                     scheduler.lengths[request] = n
@@ -304,12 +471,17 @@ class Generation:
                 stop = self._monitor.stop_length(out, start, n)
                 if stop is not None:
                     n, reason = stop, STOP
-                elif reason == LENGTH and n < group.limits[request]:
+                elif reason == LENGTH and n < group.limits[request] and not group.group.follow:
                     reason = UNFINISHED  # The end of its segment.
                 scheduler.lengths[request] = n
                 self._monitor.add(group.group.id, request, out, start, n)
                 if reason is not None:
-                    scheduler.end(request, Completion(request, slice_tokens(out, 0, n), reason))
+                    done = Completion(request, slice_tokens(out, 0, n), reason)
+                    if group.group.follow is not None and reason in (STOP, LENGTH):
+                        self._turns[request] = Turn(done, group.group.follow(done))
+                        scheduler.between.add(request)
+                    else:
+                        scheduler.end(request, done)
                 stopped[slot] = stop is not None
             self._end_slots(stopped & active, STOP)
         scheduler.free_rows()
@@ -340,7 +512,7 @@ class Generation:
 class StopStringMonitor:
     """Searches new tokens for stop strings and reports them to a callback; see :class:`Generation`.
 
-    ``needs_tokens`` is whether it needs the tokens of all slots after each chunk.
+    ``watching`` is whether there is a callback that wants them.
     """
 
     def __init__(
@@ -358,7 +530,12 @@ class StopStringMonitor:
         self._stop_strings, self._decode_text = tuple(stop_strings), decode_text
         self._on_tokens = on_tokens
         self._pending: deque[tuple[Any, int, int, Tokens]] = deque()
-        self.needs_tokens = bool(stop_strings) or on_tokens is not None
+        self.watching = on_tokens is not None
+
+    @property
+    def needs_tokens(self) -> bool:
+        """Whether it needs the tokens of all slots after each chunk."""
+        return bool(self._stop_strings) or self.watching
 
     def stop_length(self, out: Tokens, start: int, length: int) -> int | None:
         """The length with the first stop string, or None; the first ``start`` tokens have none."""
@@ -374,7 +551,7 @@ class StopStringMonitor:
 
     def add(self, group: Any, request: int, out: Tokens, start: int, length: int) -> None:
         """Adds the tokens from ``start`` to ``length`` to the next report."""
-        if self._on_tokens is not None and length > start:
+        if self.watching and length > start:
             self._pending.append((group, request, start, slice_tokens(out, start, length)))
 
     def report(self) -> None:

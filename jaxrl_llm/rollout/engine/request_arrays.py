@@ -12,6 +12,9 @@ from jaxrl_llm.rollout.engine.scheduler import SlotIndex, StartedRequest
 from jaxrl_llm.rollout.engine.spec import EngineSpec
 from jaxrl_llm.rollout.slots import Requests, Tokens
 
+# The narrowest array of added tokens, and how many slots read theirs in one call.
+_FEWEST, _SLOTS_READ = 16, 8
+
 
 def resume_budget(length, *, max_new_tokens, segment: int | None = None) -> np.ndarray:
     """How many tokens a response may add when it starts or goes on.
@@ -68,16 +71,19 @@ def request_arrays(
     ``segment`` is the most tokens that a response adds from here on.
     """
     where, limit = np.zeros(spec.grid, bool), np.ones(spec.grid, np.int32)
-    ids = np.zeros(spec.grid, np.int32)
+    ids, skipped = np.zeros(spec.grid, np.int32), np.zeros(spec.grid, np.int32)
     settings = {k: np.full(spec.grid, v, np.float32) for k, v in spec.draw.settings.items()}
     most = np.array([each.group.limits[each.request] for each in started], np.int64)
     length = np.array([len(each.group.partial.get(each.request, ())) for each in started], np.int64)
     ends = length + resume_budget(length, max_new_tokens=most, segment=segment)
-    for (slot, request, group, _), end in zip(started, ends, strict=True):
-        where[slot], ids[slot], limit[slot] = True, request, end
-        for option, value in group.group.settings.items():
+    for each, begun, end in zip(started, length.tolist(), ends.tolist(), strict=True):
+        slot, turn = each.slot, each.group.group.turn_limit
+        end = end if turn is None else min(end, begun + turn)
+        where[slot], ids[slot], limit[slot] = True, each.request, end
+        skipped[slot] = each.group.left[each.request]
+        for option, value in each.group.group.settings.items():
             settings[option][slot] = value
-    return where, Requests(ids, limit, settings)
+    return where, Requests(ids, limit, skipped, settings)
 
 
 def partial_arrays(
@@ -93,6 +99,53 @@ def partial_arrays(
         for buffer, new in zip(jax.tree.leaves(out), jax.tree.leaves(each.out), strict=True):
             buffer[slot][: len(each)] = new
     return where, out, length
+
+
+def turn_arrays(
+    spec: EngineSpec,
+    turns: Mapping[SlotIndex, tuple[Sequence[int], int]],
+    lengths: Mapping[SlotIndex, int],
+) -> tuple[np.ndarray, ...]:
+    """Tokens and limits by slot: ``(where, tokens, count, limit, keep)`` of ``slots.extend``.
+
+    The width of ``tokens`` is a power of two, so that few shapes are compiled.
+    """
+    longest = max(len(tokens) for tokens, _ in turns.values())
+    width = min(1 << max(longest - 1, _FEWEST - 1).bit_length(), spec.max_new_tokens)
+    where, count = np.zeros(spec.grid, bool), np.zeros(spec.grid, np.int32)
+    limit, keep = np.ones(spec.grid, np.int32), np.zeros(spec.grid, np.int32)
+    array = np.full((*spec.grid, width), spec.pad_id, np.int32)
+    for slot, (tokens, most) in turns.items():
+        where[slot], count[slot], limit[slot] = True, len(tokens), most
+        array[slot][: len(tokens)], keep[slot] = tokens, lengths[slot]
+    return where, array, count, limit, keep
+
+
+def added_arrays(
+    spec: EngineSpec, added: Mapping[SlotIndex, tuple[int, int]]
+) -> list[tuple[np.ndarray, np.ndarray, np.int32]]:
+    """Places and lengths of added tokens by slot: ``(index, first, longest)`` of ``fill_extended``.
+
+    Slots with as many tokens stand in one call.
+    """
+    size = spec.shard_rows * spec.width
+    shards: list[list[tuple[int, int, int]]] = [[] for _ in range(spec.shards)]
+    for (row, column), (first, count) in sorted(added.items(), key=lambda each: each[1][1]):
+        number = (row % spec.shard_rows) * spec.width + column
+        shards[row // spec.shard_rows].append((number, first, count))
+    arrays = []
+    for start in range(0, max(map(len, shards)), _SLOTS_READ):
+        taken = [shard[start : start + _SLOTS_READ] for shard in shards]
+        longest = max(map(len, taken))
+        width = 1 if longest == 1 else _SLOTS_READ
+        index = np.full((spec.shards, width), size, np.int32)
+        first = np.zeros((spec.shards, width), np.int32)
+        for s, shard in enumerate(taken):
+            for i, (number, begin, _) in enumerate(shard):
+                index[s, i], first[s, i] = number, begin
+        most = max(count for shard in taken for _, _, count in shard)
+        arrays.append((index, first, np.int32(most)))
+    return arrays
 
 
 def row_arrays(spec: EngineSpec, rows: Iterable[int], sizes: Sequence[int]) -> list[np.ndarray]:

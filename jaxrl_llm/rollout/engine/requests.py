@@ -1,6 +1,7 @@
 """Groups of requests and their completions as host data: checked, and joined to a batch."""
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, NamedTuple
@@ -37,6 +38,23 @@ class Completion:
         return len(self.out.tokens)
 
 
+class NextTurn(NamedTuple):
+    """What stands between two turns of a response.
+
+    Attributes:
+      tokens: Token ids that the policy reads and did not sample; at least one.
+      keep: After how many tokens of the response they stand; the others leave it. None for all.
+    """
+
+    tokens: Sequence[int]
+    keep: int | None = None
+
+
+Follow = Callable[[Completion], Future]
+"""Called with a response where a turn of it has ended; gives a :class:`NextTurn`, or None where the
+response has ended with it."""
+
+
 class Group(NamedTuple):
     """The responses requested for one prompt.
 
@@ -51,6 +69,9 @@ class Group(NamedTuple):
       settings: Draw options of this group, of those that the engine lets vary.
       adapter: Which low-rank delta is added to the weights.
       partial: Responses that have begun, or ended, before: by request.
+      follow: What comes after each turn of a response, for responses of several turns.
+      turn_limit: The most tokens of a turn; None for no such limit.
+      left: How many tokens have left partial responses between turns, by request.
     """
 
     id: Any
@@ -61,6 +82,9 @@ class Group(NamedTuple):
     settings: Mapping[str, float] = {}
     adapter: int = 0
     partial: Mapping[int, Completion] = {}
+    follow: Follow | None = None
+    turn_limit: int | None = None
+    left: Mapping[int, int] = {}
 
 
 class FinishedGroup(NamedTuple):
@@ -92,7 +116,7 @@ def slice_tokens(out: Tokens, start: int, end: int) -> Tokens:
 
 
 def limits_of(group: Group, most: int) -> dict[int, int]:
-    """The longest response by request, where a slot holds ``most`` tokens."""
+    """The longest response by request, tokens that leave it included; a slot holds ``most``."""
     limit = most if group.max_new_tokens is None else group.max_new_tokens
     limits = limit if isinstance(limit, Sequence) else (limit,) * len(group.requests)
     return dict(zip(group.requests, limits, strict=True))
@@ -134,11 +158,15 @@ def check_group(group: Group, spec: EngineSpec, *, known: Container[int], num_de
                 f"max_new_tokens {spec.max_new_tokens}."
             )
         partial = group.partial.get(request)
-        if partial is not None and len(partial) > limit - (not has_ended(partial)):
+        begun = 0 if partial is None else len(partial) + group.left.get(request, 0)
+        if partial is not None and begun > limit - (not has_ended(partial)):
             raise ValueError(
-                f"{start}: request {request} has {len(partial)} tokens already, and {limit} at "
-                "most."
+                f"{start}: request {request} has {begun} tokens already, and {limit} at most."
             )
+    if group.turn_limit is not None and (group.follow is None or group.turn_limit < 1):
+        raise ValueError(
+            f"{start} has turn_limit {group.turn_limit}; it must be above 0, and needs `follow`."
+        )
     if group.expected is not None and not group.expected >= 0:
         raise ValueError(f"{start} expects {group.expected} tokens; it must be 0 or more.")
     if unknown := set(group.settings) - set(spec.draw.settings):

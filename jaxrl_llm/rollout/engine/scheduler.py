@@ -21,6 +21,7 @@ import numpy as np
 from jaxrl_llm.core import checks
 from jaxrl_llm.rollout._inputs import counts, numbers
 from jaxrl_llm.rollout.engine.requests import Completion, FinishedGroup, Group, has_ended
+from jaxrl_llm.rollout.slots import Slots
 
 SlotIndex = tuple[int, int]
 """Row and column of a slot."""
@@ -32,22 +33,25 @@ class OpenGroup:
     Attributes:
       group: The submitted group, with its forks.
       limits: The longest response, by request.
+      left: How many tokens have left the response between turns, by request.
       expected: Expected length of a response; infinite if some have begun before.
       partial: Responses that go on from their last token, by request.
       done: Responses that have ended, by request.
       waiting: Requests without a slot, in order.
+      away: How many requests have left their slot between two turns.
       running: How many requests are in slots.
       number: Its place in the order in which groups started; infinite before.
     """
 
     def __init__(self, group: Group, limits: dict[int, int]):
-        self.group, self.limits = group, dict(limits)
+        self.group, self.left = group, dict.fromkeys(group.requests, 0) | dict(group.left)
+        self.limits = {request: limit - self.left[request] for request, limit in limits.items()}
         expected = max(limits.values()) if group.expected is None else group.expected
         self.expected = math.inf if group.partial else float(expected)
         self.partial = {r: c for r, c in group.partial.items() if not has_ended(c)}
         self.done = {r: c for r, c in group.partial.items() if has_ended(c)}
         self.waiting = deque(r for r in group.requests if r not in self.done)
-        self.running = 0
+        self.running = self.away = 0
         self.number = math.inf
 
     @property
@@ -57,11 +61,16 @@ class OpenGroup:
 
     def fork(self, request: int, new: int) -> None:
         """Adds a running request with the limit of another one."""
-        self.limits[new] = self.limits[request]
+        self.limits[new], self.left[new] = self.limits[request], self.left[request]
         requests = (*self.group.requests, new)
-        limits = tuple(self.limits[r] for r in requests)
+        limits = tuple(self.limits[r] + self.left[r] for r in requests)
         self.group = self.group._replace(requests=requests, max_new_tokens=limits)
         self.running += 1
+
+    def cut(self, request: int, count: int) -> None:
+        """Tokens leave a response between two turns; it may have as many fewer from here on."""
+        self.left[request] += count
+        self.limits[request] -= count
 
     def finished(self) -> FinishedGroup:
         """The group with its completions."""
@@ -70,16 +79,22 @@ class OpenGroup:
 
     def unfinished(self) -> Group:
         """The group with its responses so far, to be submitted again."""
+        if self.group.follow is not None:
+            return self.group  # What comes after a turn cannot be asked for twice: it begins again.
         return self.group._replace(partial={**self.partial, **self.done})
 
 
 class StartedRequest(NamedTuple):
-    """A request that starts, its slot and group, and whether its row must read the prompt."""
+    """A request that starts or comes back, its slot and group, and whether its row is new.
+
+    ``back`` are its slot's contents if it comes back: they bring the prompt.
+    """
 
     slot: SlotIndex
     request: int
     group: OpenGroup
     new_row: bool
+    back: Slots | None = None
 
 
 class Scheduler:
@@ -95,6 +110,8 @@ class Scheduler:
       slots: The slot of each request that is in one.
       lengths: The tokens of each request in a slot that the host knows of.
       busy: bool ``[R, W]``, the slots in use.
+      between: Requests in slots that wait for what comes after a turn.
+      back: What was in the slots of requests that left them between two turns and may go on.
     """
 
     def __init__(self, rows: int, width: int, shards: int = 1):
@@ -107,12 +124,19 @@ class Scheduler:
         self.slots: dict[int, SlotIndex] = {}
         self.lengths: dict[int, int] = {}
         self.busy = np.zeros((rows, width), bool)
-        self._started = 0
+        self.between: set[int] = set()
+        self.back: dict[int, Slots] = {}
+        self._started = self._away = 0
 
     @property
     def has_work(self) -> bool:
         """Whether anything is left to decode."""
-        return bool(self.queue) or any(each is not None for each in self.rows)
+        return bool(self.queue or self._away) or any(each is not None for each in self.rows)
+
+    @property
+    def active(self) -> dict[int, SlotIndex]:
+        """The slots of requests that decode."""
+        return {r: slot for r, slot in self.slots.items() if r not in self.between}
 
     @property
     def has_waiting(self) -> bool:
@@ -152,17 +176,42 @@ class Scheduler:
             group = groups[i]
             if new_row:
                 self.rows[row] = group
-                if group.number == math.inf:
+                if group in self.queue:
                     self.queue.remove(group)
+                if group.number == math.inf:
                     group.number, self._started = self._started, self._started + 1
             request = group.waiting.popleft()
             group.running += 1
-            self._occupy((row, column), request, len(group.partial.get(request, ())))
-            started.append(StartedRequest((row, column), request, group, new_row))
+            back = self.back.pop(request, None)
+            partial = group.partial.get(request, ())
+            length = len(partial) if back is None else int(back.length.max())
+            self._occupy((row, column), request, length)
+            started.append(StartedRequest((row, column), request, group, new_row, back))
         return started
 
     def _occupy(self, slot: SlotIndex, request: int, length: int) -> None:
         self.slots[request], self.lengths[request], self.busy[slot] = slot, length, True
+
+    def leave(self, request: int) -> None:
+        """Takes a request between two turns out of its slot, which others may use."""
+        group = self.groups[request]
+        self.between.discard(request)
+        self.busy[self.slots.pop(request)] = False
+        del self.lengths[request]
+        group.running -= 1
+        group.away += 1
+        self._away += 1
+
+    def come_back(self, request: int, slots: Slots | None) -> None:
+        """A request that has left its slot may go on, with what was in its slot."""
+        group = self.groups[request]
+        group.away -= 1
+        self._away -= 1
+        group.waiting.appendleft(request)
+        if slots is not None:
+            self.back[request] = slots
+        if group not in self.queue and all(each is not group for each in self.rows):
+            self.queue.insert(0, group)
 
     def slot_for_fork(self, request: int) -> SlotIndex | None:
         """A free slot for a fork of a request: in its row, else in an empty row of its shard."""
@@ -191,18 +240,22 @@ class Scheduler:
         """Takes a request that has ended, or is paused, out of its slot or the queue."""
         group = self.groups[request]
         if request in self.slots:
+            self.between.discard(request)
             self.busy[self.slots.pop(request)] = False
             del self.lengths[request]
             group.running -= 1
         elif request in group.waiting:
             group.waiting.remove(request)
+        elif group.away:
+            group.away -= 1
+            self._away -= 1
         else:
             self.paused.remove(group)
         group.partial.pop(request, None)
         (group.done if has_ended(completion) else group.partial)[request] = completion
-        if group.waiting or group.running:
+        if group.waiting or group.running or group.away:
             return
-        if group.number == math.inf:
+        if group in self.queue:
             self.queue.remove(group)
         if group.complete:
             self.finished.append(group.finished())
@@ -224,7 +277,10 @@ class Scheduler:
             done.group._replace(partial={c.request: c for c in done.completions})
             for done in self.finished
         ]
-        started = sorted([*self.paused, *self.groups_in_rows()], key=lambda each: each.number)
+        open_groups = {id(each): each for each in (*self.paused, *self.groups.values())}
+        waiting = {id(each) for each in self.queue}
+        started = [each for number, each in open_groups.items() if number not in waiting]
+        started.sort(key=lambda each: each.number)
         return groups + [each.unfinished() for each in (*started, *self.queue)]
 
 

@@ -227,7 +227,13 @@ def make_draw(function: str, options: DrawOptions, *, vocab_size: int) -> Draw:
         )
 
     def next_token(logits: Array, uniform: Array, slots: Slots) -> Tokens:
-        seen = _seen(slots, vocab_size) if penalizes else None
+        seen = None
+        if penalizes:  # at each token, which costs no more than carrying it along
+            prompts, out = slots.prompts, slots.out.tokens
+            in_prompt = jnp.arange(prompts.tokens.shape[-1]) < prompts.length[:, None]
+            in_response = jnp.arange(out.shape[-1]) < slots.length[..., None]
+            before = seen_tokens(prompts.tokens, in_prompt, vocab_size=vocab_size)
+            seen = before[:, None] | seen_tokens(out, in_response, vocab_size=vocab_size)
         rows = merge(slots.requests.settings, slots.length, seen)
         if rows.top_p is not None:
             # An idle slot must not cost the search for all the tokens that it would keep.
@@ -242,15 +248,3 @@ def make_draw(function: str, options: DrawOptions, *, vocab_size: int) -> Draw:
 
     check = partial(options.check_request, vocab_size=vocab_size)
     return Draw(next_token, jax.eval_shape(blank), settings, check)
-
-
-def _seen(slots: Slots, vocab_size: int) -> Array:
-    """The tokens of each slot's prompt and response: uint32 ``[R, W, ceil(V / 32)]``.
-
-    Computed for each token, which costs no more than carrying it along.
-    """
-    prompts, out = slots.prompts, slots.out.tokens
-    in_prompt = jnp.arange(prompts.tokens.shape[-1]) < prompts.length[:, None]
-    in_response = jnp.arange(out.shape[-1]) < slots.length[..., None]
-    before = seen_tokens(prompts.tokens, in_prompt, vocab_size=vocab_size)
-    return before[:, None] | seen_tokens(out, in_response, vocab_size=vocab_size)

@@ -338,6 +338,10 @@ class Checkpoints:
         trained = self.restore_params(trainable(params), step=step)
         return params._replace(adapter=trained) if isinstance(params, Adapted) else trained
 
+    def restore_collector(self, like: ArrayTree, *, step: int | None = None) -> ArrayTree:
+        """The state of the recipe's collector; arguments as of :meth:`restore`."""
+        return self._load({"collector_state": like}, {}, step, partial=True)["collector_state"]
+
     def _load(self, like: ArrayTree, wanted: dict, step: int | None, *, partial=False) -> ArrayTree:
         steps = processes.from_first(self.steps)
         if step is not None:

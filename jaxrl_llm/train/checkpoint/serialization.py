@@ -75,7 +75,7 @@ def check_same_run(path: Path, metadata: Mapping[str, Any], wanted: Mapping[str,
       ValueError: If an entry of the fingerprint is missing.
     """
     for key, value in wanted.items():
-        if key not in metadata and key == "reference":
+        if key not in metadata and key in ("reference", "teacher"):
             continue  # of a run that had none
         if key not in metadata:
             raise ValueError("it does not say which model it belongs to")
@@ -91,6 +91,8 @@ def check_same_run(path: Path, metadata: Mapping[str, Any], wanted: Mapping[str,
                 "base": "is of an adapter of another model: the frozen parameters differ",
                 "reference": "was made with another reference: the parameters of the model that "
                 "the run loads differ",
+                "teacher": "was made with another teacher: the parameters or scores that the run "
+                "loads differ",
             }.get(key, f"was made with {key} {metadata[key]!r}, this run has {value!r}")
             raise OtherRun(f"The checkpoint {str(path)!r} {what}.")
 

@@ -12,6 +12,7 @@ import jax
 
 from jaxrl_llm.core.runtime import processes
 from jaxrl_llm.core.runtime.files import reason, write_whole
+from jaxrl_llm.core.runtime.locks import FolderLock
 from jaxrl_llm.train.checkpoint import CheckpointError
 from jaxrl_llm.train.checkpoint.checkpoints import left_in, steps_in
 from jaxrl_llm.train.evaluate import Accuracy
@@ -39,8 +40,9 @@ class RunFolder:
 
     ``metrics.jsonl`` and ``samples.jsonl`` have the numbers and some completions of each step,
     ``sessions.jsonl`` a line when the run is started or resumed and one when it ends;
-    ``reward.png`` and ``checkpoints`` are in the same folder. Lines that cannot be written, as on a
-    full disk, stay in memory and are written once they can be, at the latest when the run ends.
+    ``reward.png`` and ``checkpoints`` are in the same folder, which no second run takes until this
+    one has ended. Lines that cannot be written, as on a full disk, stay in memory and are written
+    once they can be, at the latest when the run ends.
 
     Args:
       path: The folder; made if there is none.
@@ -55,6 +57,7 @@ class RunFolder:
     Raises:
       CheckpointError: If the folder cannot be written.
       ImportError: If the package of a sink is not installed.
+      InUseError: If a process under way has the folder.
       TrainingError: If it holds checkpoints of a run and this one does not resume it.
     """
 
@@ -77,6 +80,7 @@ class RunFolder:
         self.sessions = JsonLines(self.path / "sessions.jsonl")
         self.checkpoints = self.path / "checkpoints"
         self._last_rows: list[Mapping] = []
+        self._lock: FolderLock | None = None
 
         def make() -> bool:
             """Makes the folder; whether there is something to resume from."""
@@ -85,7 +89,8 @@ class RunFolder:
                 self.path.mkdir(parents=True, exist_ok=True)
                 probe = self.path / ".writable"
                 probe.write_text("")
-                probe.unlink()
+                probe.unlink(missing_ok=True)  # of two that start at one time, the other may
+                self._lock = FolderLock(self.path)
             except OSError as error:
                 raise CheckpointError(
                     f"The run folder {str(self.path)!r} cannot be written: {error.strerror}."
@@ -115,8 +120,16 @@ class RunFolder:
                     "system."
                 )
 
-        self.resumes = processes.from_first(make)
-        processes.together(check_shared)
+        try:
+            self.resumes = processes.from_first(make)
+            processes.together(check_shared)
+        except BaseException:
+            self._release()
+            raise
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
 
     def check_unchanged(self, settings: Mapping[str, Any]) -> None:
         """Raises ValueError if the run that is resumed had other settings, which it names.
@@ -140,8 +153,14 @@ class RunFolder:
         return self
 
     def __exit__(self, kind, error, trace) -> None:
-        if self._sinks is None:
-            return
+        try:
+            if self._sinks is not None:
+                self._close(self._sinks, kind, error)
+        finally:
+            self._release()
+
+    def _close(self, sinks: Sinks, kind, error) -> None:
+        """Writes what is left, how the run ended, and the report."""
         if not self._ended:
             for lines in (self.metrics, self.samples):
                 with _optional(lines.path):
@@ -149,7 +168,7 @@ class RunFolder:
         if error is not None:
             self._note_end(f"{kind.__name__}: {error}" if str(error) else kind.__name__)
         if kind is None or issubclass(kind, Exception):  # a second Ctrl-C should end at once
-            self._sinks.close()
+            sinks.close()
             path = self.path / "report.html"
             with _optional(path):
                 write_report(self.path, path)
@@ -241,6 +260,8 @@ class RunFolder:
                 samples=value["samples"],
                 binary=value["binary"],
                 failed=value["failed"],
+                calibration_error=value.get("calibration_error"),
+                brier=value.get("brier"),
             )
             for kind, value in results.items()
         }

@@ -93,6 +93,7 @@ def _plain(value: Any) -> Any:
 _FREE = (
     "steps", "run_dir", "samples_shown", "samples_every", "max_skipped", "reward_deadline",
     "microbatches", "remat", "packing", "mesh", "checkpoint", "evaluation", "report",
+    "reference_logp",
 )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ class _Forked:
 
     rule: Callable
     forks: int
-    branches: int
+    branches: int | tuple[int, ...]
     rounds: int
     segment: int | tuple[int, ...] | None
     source: Collector
@@ -66,9 +66,14 @@ class _Forked:
     @property
     def _leaves(self) -> int:
         """Leaves of a tree, at most."""
-        if self.segment is not None:
-            return (self.forks * self.branches) ** self.rounds
-        return sum((self.forks * self.branches) ** r for r in range(self.rounds + 1))
+        sizes = [1]
+        for number in range(self.rounds):
+            sizes.append(sizes[-1] * self.forks * self._branches(number))
+        return sum(sizes) if self.segment is None else sizes[-1]
+
+    def _branches(self, number: int) -> int:
+        """Of a fork of a response of round ``number``."""
+        return self.branches[number] if isinstance(self.branches, tuple) else self.branches
 
     def init(self, num_prompts: int) -> ArrayTree:
         return self.source.init(num_prompts)
@@ -120,7 +125,7 @@ class _Forked:
                             f"{self!r}: the rule forks a response of {n} tokens before token "
                             f"{place}."
                         )
-                    begins += [beginning(response, int(place))] * self.branches
+                    begins += [beginning(response, int(place))] * self._branches(number)
             if not begins:
                 return ()
             return (self._limited(Request(len(begins), responses=tuple(begins)), number + 1),)
@@ -147,7 +152,7 @@ def forked(
     rule: Callable,
     *,
     forks: int = 2,
-    branches: int = 2,
+    branches: int | Sequence[int] = 2,
     rounds: int = 1,
     segment: int | Sequence[int] | None = None,
     source: Collector | None = None,
@@ -173,7 +178,7 @@ def forked(
         ``count`` (= forks). Such as :func:`~jaxrl_llm.curation.top_entropy_forks` and, with a
         segment, :func:`~jaxrl_llm.curation.segment_forks`.
       forks: Of a response, at most.
-      branches: Of a fork.
+      branches: Of a fork; or as many numbers as there are rounds.
       rounds: How often responses fork.
       segment: Tokens after which responses pause in each round but the last, at most
         ``max_new_tokens / (rounds + 1)``; or the lengths at which they pause, rising, one of each
@@ -199,7 +204,16 @@ def forked(
     name = "forked"
     if not callable(rule):
         raise TypeError(f"{name}: rule must be a function; got {rule!r}.")
-    options: dict[str, int | None] = {"forks": forks, "branches": branches, "rounds": rounds}
+    options: dict[str, int | None] = {"forks": forks, "rounds": rounds}
+    if isinstance(branches, Sequence):
+        branches = tuple(branches)
+        check_counts(name, {f"branches[{i}]": x for i, x in enumerate(branches)})
+        if len(branches) != rounds:
+            raise ValueError(
+                f"{name}: branches must be one number, or {rounds}, one a round; got {branches}."
+            )
+    else:
+        options["branches"] = branches
     if isinstance(segment, Sequence):
         segment = tuple(segment)
         check_counts(name, {f"segment[{i}]": x for i, x in enumerate(segment)})

@@ -23,12 +23,11 @@ from jaxrl_llm.curation.collectors.protocol import (
     Response,
     Row,
     beginning,
-    in_order,
     on_host,
     prompt_source,
     sized,
 )
-from jaxrl_llm.curation.collectors.trees.rounds import go_on, group_of
+from jaxrl_llm.curation.collectors.trees.rounds import call_repr, go_on, group_of
 from jaxrl_llm.curation.trees.forks import edit_distance, rouge_l, suffix_match, tree_rollouts
 
 # ``finish`` of a response that ended with a stop token, as in ``rollout.STOP``.
@@ -266,13 +265,7 @@ class _Lookahead:
         return sorted(events)
 
     def __repr__(self) -> str:
-        text = []
-        for name, default in _DEFAULTS.items():
-            if (value := getattr(self, name)) != default:
-                text.append(f"{name}={value!r}")
-        if self.source != in_order():
-            text.append(f"source={self.source!r}")
-        return f"lookahead({', '.join(text)})"
+        return call_repr(lookahead, self)
 
 
 @functools.lru_cache(maxsize=8)
@@ -318,20 +311,6 @@ def _other(response: Response, place: int, stop_ids: tuple[int, ...]) -> Respons
         runner_up_logp=add("runner_up_logp", -np.inf),
         finish=_STOPPED if int(token) in stop_ids else UNFINISHED,
     )
-
-
-_DEFAULTS = {
-    "min_prob": 0.25,
-    "max_gap": 0.15,
-    "ages": (20, 30, 50),
-    "max_distance": 0.4,
-    "min_suffix": None,
-    "min_overlap": None,
-    "segment": None,
-    "limit": None,
-    "starts": (0, 100, 200, 300),
-    "shares": (1.0, 0.75, 0.5, 0.25),
-}
 
 
 def lookahead(

@@ -7,10 +7,20 @@ sampled again, and keeps the numbers of its first sampling.
 
 from collections.abc import Callable, Sequence
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxrl_llm.core import checks
-from jaxrl_llm.curation.collectors.protocol import UNFINISHED, Collection, Request
+from jaxrl_llm.curation.agents import entropy_branches
+from jaxrl_llm.curation.collectors.protocol import (
+    UNFINISHED,
+    Collection,
+    Collector,
+    Request,
+    in_order,
+    on_host,
+)
 
 # What a rule may name of the responses of a group, as arrays [n, T].
 STATISTICS = {"old_entropy": "entropy", "old_logp": "model_logp", "behavior_logp": "behavior_logp"}
@@ -101,6 +111,67 @@ def finished_members(collection: Collection) -> list[list[tuple[int, int]]]:
             if response.finish != UNFINISHED:
                 members[group_of(collection.requests, i)].append((i, j))
     return members
+
+
+def call_repr(factory: Callable, made: Collector) -> str:
+    """A collector as a call of the function that made it, without options at their defaults.
+
+    Args:
+      factory: Whose options are keyword-only, with defaults, and fields of what it makes.
+      made: By it.
+    """
+    defaults = {**(factory.__kwdefaults__ or {}), "source": in_order()}
+    values = {name: getattr(made, name) for name in defaults}
+    text = [f"{name}={value!r}" for name, value in values.items() if value != defaults[name]]
+    return f"{factory.__name__}({', '.join(text)})"
+
+
+def branch_counts(
+    collection: Collection,
+    group: int,
+    number: int,
+    first: np.ndarray,
+    now: np.ndarray,
+    *,
+    slots: int,
+    branches: int,
+    prob: float,
+    weight: float,
+    where: np.ndarray | None = None,
+) -> np.ndarray:
+    """How many branches rows get that have become more uncertain than they began.
+
+    Args:
+      collection: Of the batch; the draws depend on its step, the group and the round.
+      group, number: Of the round.
+      first, now: float32 ``[n]``, entropies of the rows.
+      slots: Branches that there is room for.
+      branches, prob, weight: See ``curation.entropy_branches``.
+      where: bool ``[n]``, rows that may branch; None for all.
+    """
+    with on_host():
+        key = jax.random.fold_in(jax.random.key(collection.step), group)
+        draws = jax.random.uniform(jax.random.fold_in(key, number), (len(first), branches))
+        taken = entropy_branches(
+            jnp.asarray(first),
+            jnp.asarray(now),
+            draws,
+            slots=slots,
+            prob=prob,
+            weight=weight,
+            where=None if where is None else jnp.asarray(where),
+        )
+        return np.asarray(taken).sum(axis=-1)
+
+
+def check_branching(
+    name: str, counts: dict[str, int | None], *, prob: float, weight: float, scale: float
+) -> None:
+    """Raises unless the options of a collector that branches by entropy are in their ranges."""
+    check_counts(name, counts)
+    checks.check_share(name, prob=prob)
+    checks.check_non_negative(name, finite=True, weight=weight)
+    checks.check_positive(name, finite=True, scale=scale)
 
 
 def check_counts(name: str, options: dict[str, int | None]) -> None:

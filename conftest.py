@@ -1,9 +1,11 @@
-"""Settings of every test: eight fake CPU devices, fast and cached compilation, no network."""
+"""Settings of tests and doctests: eight fake devices, fast and cached compilation, no network."""
 
+import functools
 import gc
 import os
 import socket
 import tempfile
+import threading
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -16,6 +18,7 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_CACHE))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # quicker to lower
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("MPLBACKEND", "Agg")
 for _name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "PIP_NO_INDEX"):
@@ -29,6 +32,22 @@ if os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1") == "1":
         os.environ["XLA_FLAGS"] = f"{_FLAGS} {_QUICK}".strip()
 
 import pytest  # noqa: E402
+from jax._src.interpreters import mlir  # noqa: E402
+
+_make_context = getattr(mlir, "make_ir_context", None)
+_contexts = threading.local()
+
+
+def _context_of_this_thread():
+    """One MLIR context for a hundred programs: of its own, each would cost 3 ms and 1 MB more."""
+    _contexts.uses = getattr(_contexts, "uses", 0) + 1
+    if _contexts.uses % 100 == 1:  # what a program named stays in its context
+        _contexts.context = _make_context()
+    return _contexts.context
+
+
+if _make_context is not None and version("jax").startswith("0.10."):
+    mlir.make_ir_context = _context_of_this_thread
 
 _LOCAL = {"localhost", "127.0.0.1", "::1", "0.0.0.0"}
 _connect = socket.socket.connect
@@ -43,9 +62,78 @@ def _connect_locally(self, address):
 
 @pytest.fixture(autouse=True, scope="session")
 def no_network():
+    """Every test runs without other machines."""
     socket.socket.connect = _connect_locally
     yield
     socket.socket.connect = _connect
+
+
+@pytest.fixture
+def optimized():
+    """Programs as users get them, for tests whose programs run longer than they compile."""
+    import jax
+
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", before)
+
+
+def _shared(function):
+    """The function, whose results for equal options are the same object where there is no mesh."""
+    cached = functools.lru_cache(maxsize=64, typed=True)(function)
+
+    @functools.wraps(function)
+    def call(*args, **options):
+        if options.get("mesh") is not None:  # a step has the shardings of its first state
+            return function(*args, **options)
+        try:
+            hash((args, *options.values()))
+        except TypeError:
+            return function(*args, **options)
+        return cached(*args, **options)
+
+    return call
+
+
+@functools.cache
+def _shared_parts():
+    from jaxrl_llm.testing import model
+    from jaxrl_llm.train import policy_gradient, setup
+
+    names = {
+        model: ["make_model"],
+        setup: ["make_sampler", "make_engine", "make_schedule", "make_optimizer"],
+        policy_gradient: ["make_step"],
+    }
+    parts = ((module, name) for module, each in names.items() for name in each)
+    return [(module, name, _shared(getattr(module, name))) for module, name in parts]
+
+
+@pytest.fixture(scope="module")
+def shared_programs():
+    """Runs of one process share the sampler, engine and train step of equal models and options.
+
+    They are functions of their arrays alone; a second run need not trace and load them again.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for part in _shared_parts():
+            patch.setattr(*part)
+        yield
+
+
+@pytest.fixture
+def without_plots(monkeypatch):
+    """Runs without reward.png, which takes longer than their few steps."""
+    name = "jaxrl_llm.train.logging.run_folder.plot_reward"
+    monkeypatch.setattr(name, lambda *args, **options: None)
+
+
+def pytest_collection_finish():
+    """The garbage collector looks at less and more rarely: tracing makes very many objects."""
+    gc.collect()
+    gc.freeze()  # what collection made stays
+    gc.set_threshold(50_000, 20, 50)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -60,7 +148,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 # Linux gives a process 65,530 mappings, of which every compiled program takes some three. Without
 # one more, XLA ends the process.
-_MANY_MAPPINGS, _TOO_MANY = 8_000, 35_000
+_MANY_MAPPINGS, _TOO_MANY = 25_000, 40_000
 _MAPPINGS = Path("/proc/self/maps")
 _looked = 0.0
 

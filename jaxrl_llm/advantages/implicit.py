@@ -1,0 +1,179 @@
+"""Rewards of turns from a process reward model that is trained as a policy, and their credit.
+
+- ``turn_where``: bool ``[..., G, K]``, True for turns that happened; None for all.
+- ``where``: bool ``[..., G]``, True for rollouts that take part; None for all. What is dropped
+  counts in no mean, gets 0 and may hold anything.
+- ``turn_ids``: integers ``[..., G, T]``, the turn of each token, from 0; below 0 for none.
+- Results are float32.
+- A wrong dtype raises TypeError; shapes that do not match and a bad option raise ValueError.
+"""
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from jaxrl_llm.advantages import group
+from jaxrl_llm.advantages.turns import check_turns
+from jaxrl_llm.core import Array, checks, masking
+
+
+def implicit_turn_rewards(
+    prm_logp: Array,
+    old_logp: Array,
+    mask: Array,
+    *,
+    turn_ids: Array,
+    turns: int,
+    beta: float = 0.05,
+) -> Array:
+    """The reward of each turn: how much likelier a process reward model finds it than the policy.
+
+        r_k = beta * sum over tokens t of turn k of (prm_logp - old_logp)
+
+    Over all turns they add up to the log-ratio of the rollout times beta. Without a gradient.
+
+    Args:
+      prm_logp: ``[..., T]``, floating point, log-probabilities (nats) under the reward model.
+      old_logp: ``[..., T]``, under the policy that sampled, its reference.
+      mask: bool ``[..., T]``, True for sampled tokens.
+      turn_ids: See the module.
+      turns: K.
+      beta: Above 0.
+
+    Returns:
+      ``[..., K]``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> prm, old = jnp.array([-1.0, -2.0, -1.5]), jnp.array([-1.5, -2.5, -0.5])
+      >>> mask, turn_ids = jnp.ones(3, bool), jnp.array([0, 0, 1])
+      >>> jr.advantages.implicit_turn_rewards(
+      ...     prm, old, mask, turn_ids=turn_ids, turns=2, beta=0.5).tolist()
+      [0.5, -0.5]
+
+    References:
+      OPRL or iStar (arXiv:2509.19199), and its released code.
+    """
+    function = "implicit_turn_rewards"
+    masking.check_tokens(function, mask, prm_logp=prm_logp, old_logp=old_logp)
+    checks.check_integer(function, turn_ids=turn_ids)
+    checks.check_same_shape(function, mask=mask, turn_ids=turn_ids)
+    checks.check_count(function, turns=turns)
+    checks.check_positive(function, finite=True, beta=beta)
+    ratio = jax.lax.stop_gradient(masking.safe_log_ratio(prm_logp, old_logp, mask))
+    at = (jnp.asarray(turn_ids)[..., None, :] == jnp.arange(turns)[:, None]) & mask[..., None, :]
+    return beta * jnp.sum(jnp.where(at, ratio[..., None, :], 0.0), axis=-1)
+
+
+def two_level(
+    rewards: Array,
+    *,
+    turn_rewards: Array,
+    turn_where: Array | None = None,
+    where: Array | None = None,
+    alpha: float = 1.0,
+    base: Literal["rloo", "grpo", "center"] = "rloo",
+) -> Array:
+    """An advantage of the rollout plus one of the turn, each within the group.
+
+        A[i, k] = base(R)_i + alpha base(r)[i, k]
+
+    The second is over all turns of all rollouts of the group. With ``alpha=0`` it is the base
+    algorithm.
+
+    Args:
+      rewards: ``[..., G]``, floating point, one a rollout, which counts once however many turns.
+      turn_rewards: ``[..., G, K]``, floating point: those of :func:`implicit_turn_rewards`.
+      turn_where, where: See the module.
+      alpha: Weight of the turns, not negative.
+      base: "rloo" for :func:`rloo`, "grpo" for :func:`grpo`, "center" for :func:`dr_grpo`.
+
+    Returns:
+      ``[..., G, K]``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> turns = jnp.array([[0.5, 0.0], [0.0, 0.0]])
+      >>> jr.advantages.two_level(jnp.array([1.0, 0.0]), turn_rewards=turns, base="center").tolist()
+      [[0.875, 0.375], [-0.625, -0.625]]
+
+    References:
+      OPRL or iStar (arXiv:2509.19199): "rloo" and alpha 1. The released code takes the mean of the
+      turns over the first one of each rollout, so that they are not centered; the paper, and this,
+      over all. A group of one gets 0, there its reward.
+    """
+    function = "two_level"
+    taken = check_turns(function, turn_rewards, turn_where, where)
+    checks.check_float(function, rewards=rewards)
+    checks.check_shape(function, "rewards", rewards, jnp.shape(turn_rewards)[:-1])
+    checks.check_option(function, "base", base, ("rloo", "grpo", "center"))
+    checks.check_non_negative(function, finite=True, alpha=alpha)
+    rule = {"rloo": group.rloo, "grpo": group.grpo, "center": group.dr_grpo}[base]
+    shape = jnp.shape(turn_rewards)
+    flat = (*shape[:-2], shape[-2] * shape[-1])
+    turns = rule(
+        jnp.reshape(turn_rewards, flat), where=None if taken is None else taken.reshape(flat)
+    )
+    advantages = rule(rewards, where=where)[..., None] + alpha * turns.reshape(shape)
+    return masking.zero_masked(advantages, taken)
+
+
+def oprl(
+    rewards: Array,
+    *,
+    prm_logp: Array,
+    old_logp: Array,
+    mask: Array,
+    turn_ids: Array,
+    turn_where: Array,
+    where: Array | None = None,
+    beta: float = 0.05,
+    alpha: float = 1.0,
+    base: Literal["rloo", "grpo", "center"] = "rloo",
+) -> Array:
+    """:func:`two_level` with the rewards of turns of :func:`implicit_turn_rewards`.
+
+    Follow it with :func:`turns_to_tokens`.
+
+    Args:
+      rewards: ``[..., G]``, floating point, one a rollout.
+      prm_logp, old_logp: ``[..., G, T]``, see :func:`implicit_turn_rewards`.
+      mask: bool ``[..., G, T]``, True for sampled tokens.
+      turn_ids, turn_where, where: See the module.
+      beta: Above 0.
+      alpha, base: See :func:`two_level`.
+
+    Returns:
+      ``[..., G, K]``.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> import jaxrl_llm as jr
+      >>> logp, mask = jnp.full((2, 2), -1.0), jnp.ones((2, 2), bool)
+      >>> jr.advantages.oprl(
+      ...     jnp.array([1.0, 0.0]), prm_logp=logp, old_logp=logp, mask=mask,
+      ...     turn_ids=jnp.array([[0, 1], [0, 1]]), turn_where=mask).tolist()
+      [[1.0, 1.0], [-1.0, -1.0]]
+
+    References:
+      OPRL or iStar (arXiv:2509.19199).
+    """
+    turn_rewards = implicit_turn_rewards(
+        prm_logp,
+        old_logp,
+        mask,
+        turn_ids=turn_ids,
+        turns=jnp.shape(turn_where)[-1],
+        beta=beta,
+    )
+    return two_level(
+        rewards,
+        turn_rewards=turn_rewards,
+        turn_where=turn_where,
+        where=where,
+        alpha=alpha,
+        base=base,
+    )

@@ -1,0 +1,155 @@
+"""``jaxrl-llm pairs``."""
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import jax
+import tyro
+
+from jaxrl_llm.cli import UsageError, options
+from jaxrl_llm.core.runtime import processes
+from jaxrl_llm.core.runtime.files import write_whole
+from jaxrl_llm.train import Checkpoints, TrainConfig
+from jaxrl_llm.train.checkpoint.serialization import base_fingerprint
+from jaxrl_llm.train.sampled_pairs import SampledPairs, pair_row, sample_pairs
+from jaxrl_llm.train.setup import Experiment, load_experiment
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """Pairs of right and wrong answers that a model samples, for losses of preferences.
+
+    The prompts are those that the config trains on, never its held-out questions; sampling and
+    reward are as there. A row of the file has "prompt", "chosen", "rejected" and the other fields
+    of the prompt: the data of `--recipe dpo` and its relatives. A prompt without a right or without
+    a wrong answer has no row; answers that reach the longest length take no part.
+
+    Attributes:
+      target: A config file, for its model as it is before training; or the folder of a run, for its
+        last checkpoint.
+      out: The file to write, ending in .jsonl; it must not exist yet.
+      samples: Answers sampled of each prompt.
+      pairs: The most pairs of a prompt.
+      prefer: Which right answers are chosen: the shortest of a prompt, or any in turn.
+      success: An answer is right where its reward is at least this.
+      limit: How many prompts at most.
+      seed: Of the sampling; by default that of the config.
+      step: Which checkpoint of the run; by default the last.
+      best: The checkpoint that was saved as the best.
+    """
+
+    target: tyro.conf.Positional[str]
+    out: Path
+    samples: int = 16
+    pairs: int = 1
+    prefer: Literal["short", "any"] = "short"
+    success: float = 1.0
+    limit: int | None = None
+    seed: int | None = None
+    step: int | None = None
+    best: bool = False
+
+    def __post_init__(self):
+        if self.samples < 2:
+            raise ValueError(f"--samples must be at least 2; got {self.samples}.")
+        for name, value in (("pairs", self.pairs), ("limit", self.limit)):
+            if value is not None and value < 1:
+                raise ValueError(f"--{name} must be at least 1; got {value}.")
+        if self.pairs >= self.samples:
+            raise ValueError(
+                f"--pairs {self.pairs} needs more --samples than that; there are {self.samples}."
+            )
+        if self.seed is not None and self.seed < 0:
+            raise ValueError(f"--seed must not be negative; got {self.seed}.")
+        if self.out.suffix != ".jsonl":
+            raise ValueError(f"--out must end in .jsonl; got {str(self.out)!r}.")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    args = options.parse(Pairs, arguments, command="pairs")
+    if args.out.exists():
+        raise UsageError(f"{str(args.out)!r} exists already; name a file that does not.")
+    config, run_dir = options.load_target(args.target)
+    choice = options.CheckpointChoice(args.target, args.step, args.best)
+    choice.check(None if run_dir is None else config)
+    _check_graded(args.target, config)
+    options.use_compilation_cache()
+    experiment, params = load_experiment(config, trains=False)
+    _check_rows(args.target, experiment)
+    if run_dir is not None:
+        marks = base_fingerprint(params, config.lora)
+        checkpoints = Checkpoints(
+            run_dir / "checkpoints", model=experiment.model, best=config.checkpoint.best, run=marks
+        )
+        params = checkpoints.restore_policy(params, step=choice.resolve(checkpoints))
+    from tqdm import tqdm
+
+    key = jax.random.key(config.seed if args.seed is None else args.seed)
+    total = len({question.prompt.content for question in experiment.train})
+    total = min(total, args.limit or total)
+    hidden = None if processes.is_first() else True  # None: where stderr is no terminal
+    with tqdm(total=total, unit="prompt", dynamic_ncols=True, disable=hidden) as bar:
+        sampled = sample_pairs(
+            experiment,
+            params,
+            key,
+            samples=args.samples,
+            pairs=args.pairs,
+            success=args.success,
+            prefer=args.prefer,
+            limit=args.limit,
+            on_batch=bar.update,
+        )
+    if processes.is_first():
+        for line in summary(sampled, config.sampling.max_new_tokens):
+            print(line)
+    if not sampled.rows:
+        raise UsageError("no prompt has both a right and a wrong answer, so no file is written.")
+    text = "".join(json.dumps(row) + "\n" for row in sampled.rows)
+
+    def write() -> None:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(args.out, text)
+
+    processes.from_first(write)
+    if processes.is_first():
+        print(f"{args.out} holds {len(sampled.rows):,} pairs.")
+    return 0
+
+
+def summary(sampled: SampledPairs, max_new_tokens: int) -> list[str]:
+    """What was sampled, and of how many prompts there is no pair, and why."""
+    absent = sampled.no_right + sampled.no_wrong
+    lines = [
+        f"{sampled.responses:,} answers to {sampled.prompts:,} prompts; "
+        f"{sampled.unended:,} of them reached {max_new_tokens} tokens and take no part.",
+        f"{sampled.prompts - absent:,} prompts have a right and a wrong answer, "
+        f"{sampled.no_right:,} no right one, {sampled.no_wrong:,} right ones alone.",
+    ]
+    if sampled.failed:
+        lines.append(f"The reward failed on {sampled.failed:,} answers, which take no part.")
+    return lines
+
+
+def _check_graded(target: str, config: TrainConfig) -> None:
+    """Raises UsageError unless a reward grades one answer at a time."""
+    if config.environment is not None:
+        raise UsageError(f"{target!r} plays an environment; pairs are of answers of one turn.")
+    if config.reward is None:
+        raise UsageError(f"{target!r} has no reward, which tells right answers from wrong ones.")
+
+
+def _check_rows(target: str, experiment: Experiment) -> None:
+    """Raises UsageError if a field of a prompt is none that JSON has, before hours of sampling."""
+    for question in experiment.train:
+        try:
+            json.dumps(pair_row(question.prompt, "", ""))
+        except (TypeError, ValueError) as error:
+            name = question.prompt.id or question.prompt.text[:40]
+            raise UsageError(
+                f"a field of prompt {name!r} of {target!r} cannot be written as JSON ({error})."
+            ) from error

@@ -1,0 +1,235 @@
+"""``jaxrl-llm serve``: a model behind HTTP, tokens in and tokens out."""
+
+import asyncio
+import dataclasses
+import ipaddress
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Literal
+
+import jax
+import tyro
+
+from jaxrl_llm.cli import UsageError, options
+from jaxrl_llm.rollout import make_engine
+
+KEY_VARIABLE = "JAXRL_LLM_KEY"
+DrawOption = Literal[
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "min_new_tokens"
+]
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Serve:
+    """Token ids and chats over HTTP, many requests at a time, on this machine alone by default.
+
+    POST /inference/v1/generate takes token ids, POST /v1/chat/completions messages; GET /v1/models
+    and GET /health tell what is served. POST /weights takes new weights, with a key.
+
+    Attributes:
+      model: The name or path of a model, or the folder of a run for its last checkpoint.
+      host: Where to listen; any but this machine's loopback needs a key.
+      port: 0 takes a free one, which is printed.
+      key: Clients send it as "Authorization: Bearer KEY". Better in the environment, as
+        JAXRL_LLM_KEY: others on this machine can read command lines.
+      name: Of the model, in requests; by default the word that named it here.
+      slots: Responses sampled at one time, at most.
+      width: Slots that share a prompt: responses of one request, up to its n, decode side by side.
+      prompt_length: The longest prompt, in tokens; by default what the responses leave of the
+        model's context, at most 1024.
+      max_new_tokens: The longest response, in tokens.
+      vary: Draw options that requests may set; one that none sets still costs time.
+      top_k: Keep the k most likely tokens; requests may ask for fewer, which makes drawing cheap.
+      seed: Of the sampling; by default 0.
+      step: Which checkpoint of a run; by default the last.
+      best: The checkpoint of a run that was saved as the best.
+      dtype: Of the model; by default float32, or that of the run.
+      max_waiting: Requests that wait or decode at one time; further ones are turned away.
+      max_body: The most bytes of a request.
+    """
+
+    model: tyro.conf.Positional[str]
+    host: str = "127.0.0.1"
+    port: int = 8000
+    key: str | None = None
+    name: str | None = None
+    slots: int = 16
+    width: int = 1
+    prompt_length: int | None = None
+    max_new_tokens: int = 512
+    vary: tuple[DrawOption, ...] = ("temperature", "top_k", "top_p", "min_p")
+    top_k: int | None = None
+    seed: int | None = None
+    step: int | None = None
+    best: bool = False
+    dtype: Literal["float32", "bfloat16"] | None = None
+    max_waiting: int = 1024
+    max_body: int = 2**24
+
+    def __post_init__(self):
+        sizes = ("slots", "width", "prompt_length", "max_new_tokens", "max_waiting", "max_body")
+        for name in sizes:
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"--{name.replace('_', '-')} must be at least 1; got {value}.")
+        if self.slots % self.width:
+            raise ValueError(f"--width {self.width} must divide --slots {self.slots}.")
+        if not 0 <= self.port < 2**16:
+            raise ValueError(f"--port must be from 0 to 65535; got {self.port}.")
+        if self.seed is not None and self.seed < 0:
+            raise ValueError(f"--seed must not be negative; got {self.seed}.")
+        if self.key == "":
+            raise ValueError("--key must not be empty.")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Runs the command; returns its exit code."""
+    args = options.parse(Serve, arguments, command="serve")
+    key = args.key or os.environ.get(KEY_VARIABLE) or None
+    if key is None and not _is_loopback(args.host):
+        raise UsageError(
+            f"--host {args.host} lets other machines in, which needs a key: set {KEY_VARIABLE}, or "
+            "--key."
+        )
+    try:
+        from jaxrl_llm.serve import make_app
+    except ImportError as error:
+        raise UsageError(f"Install the extra: pip install 'jaxrl_llm[serve]' ({error}).") from error
+    from jaxrl_llm.data import make_renderer
+
+    # Bound first: a port in use must not cost the loading of a model.
+    listener = _listen(args.host, args.port)
+    options.use_compilation_cache()
+    _print(f"Loading {args.model} ...")
+    choice = options.CheckpointChoice(args.model, args.step, args.best)
+    policy = options.load_policy(choice, dtype=args.dtype)
+    try:
+        renderer = make_renderer(policy.tokenizer)
+    except ValueError as error:
+        renderer = None
+        _print(f"No chat completions: {error}.")
+    stop_ids = (*policy.tokenizer.eos_ids, *(renderer.stop_ids if renderer else ()))
+    server = _start(args, policy, tuple(dict.fromkeys(stop_ids)))
+
+    def load_params(path: str):
+        choice = options.CheckpointChoice(path, None, False)
+        try:
+            return options.load_policy(choice, dtype=args.dtype).params
+        except UsageError as error:
+            raise ValueError(str(error)) from error
+
+    app = make_app(
+        server,
+        policy.tokenizer,
+        name=args.name or args.model,
+        renderer=renderer,
+        key=key,
+        load_params=load_params,
+        max_body=args.max_body,
+        # With a key, a page in a browser cannot ask in its user's name.
+        hosts=tuple(dict.fromkeys((*_LOOPBACK, args.host))) if key is None else (),
+    )
+    host, port = listener.getsockname()[:2]
+    host = f"[{host}]" if ":" in host else host
+    _print(f"Serving {args.name or args.model} at http://{host}:{port} (Ctrl-C ends)")
+    return _serve(app, server, listener)
+
+
+def _start(args: Serve, policy: options.Policy, stop_ids: tuple[int, ...]):
+    """The token server of a policy, everything compiled."""
+    from jaxrl_llm.serve import TokenServer
+
+    context, length = policy.model.config.max_length, args.prompt_length
+    room = context - args.max_new_tokens
+    if room < (length or 1):
+        wanted = "a prompt" if length is None else f"--prompt-length {length}"
+        raise UsageError(
+            f"--max-new-tokens {args.max_new_tokens} leaves no room for {wanted} in the model's "
+            f"context of {context}."
+        )
+    with options.usage_errors("make_engine: "):
+        engine = make_engine(
+            policy.model,
+            rows=args.slots // args.width,
+            width=args.width,
+            prompt_length=length or min(room, 1024),
+            max_new_tokens=args.max_new_tokens,
+            stop_ids=stop_ids,
+            pad_id=policy.tokenizer.pad_id,
+            top_k=args.top_k,
+            vary=args.vary,
+        )
+    _print("Compiling ...")
+    try:
+        engine.warm_up(policy.params, resumed=True)
+        return TokenServer(
+            engine,
+            policy.params,
+            key=jax.random.key(args.seed or 0),
+            decode_text=policy.tokenizer.decode,
+            max_waiting=args.max_waiting,
+        )
+    except MemoryError as error:
+        raise UsageError(f"{error} Give fewer --slots or --max-new-tokens.") from error
+
+
+def _serve(app, server, listener: socket.socket) -> int:
+    """Serves until a signal: what decodes then ends as it is, and its clients get that."""
+    import uvicorn
+
+    class HttpServer(uvicorn.Server):
+        def handle_exit(self, sig: int, frame) -> None:
+            server.close(wait=False)
+            super().handle_exit(sig, frame)
+
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        ws="none",
+        timeout_graceful_shutdown=5,
+    )
+    code = 0
+    try:
+        asyncio.run(HttpServer(config).serve(sockets=[listener]))
+    except KeyboardInterrupt:  # uvicorn raises the signal again once it has ended
+        code = 128 + signal.SIGINT
+    finally:
+        server.close()
+        listener.close()
+    _print("Stopped.")
+    return code
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    listener = None
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(128)
+    except OSError as error:
+        if listener is not None:
+            listener.close()
+        raise UsageError(f"Cannot listen at {host}:{port}: {error.strerror}.") from error
+    return listener
+
+
+def _print(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,117 @@
+"""Rows of preferences in conversational form: lists of messages in place of texts.
+
+A prompt may be a list of messages that ends with the user's; a response is then one message of the
+assistant. Where there is no prompt, ``chosen`` and ``rejected`` are complete conversations, and
+what they begin with alike is the prompt.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+RESPONSES = ("chosen", "rejected", "completion")
+Messages = Sequence[Mapping[str, Any]]
+
+
+def is_conversation(value: Any) -> bool:
+    """Whether a value is a list of messages with a role and a content.
+
+    Example:
+      >>> is_conversation([{"role": "user", "content": "hi"}]), is_conversation("hi")
+      (True, False)
+    """
+    if not isinstance(value, Sequence) or isinstance(value, str) or not len(value):
+        return False
+    return all(isinstance(x, Mapping) and {"role", "content"} <= set(x) for x in value)
+
+
+def common_prompt(row: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """The messages that two complete conversations begin with alike.
+
+    Args:
+      row: With ``chosen`` and ``rejected``.
+      name: What errors call the row.
+
+    Raises:
+      ValueError: If one of them is no conversation, or they have none in common.
+
+    Example:
+      >>> turns = [{"role": "user", "content": "2+2?"}]
+      >>> row = {"chosen": [*turns, {"role": "assistant", "content": "4"}],
+      ...        "rejected": [*turns, {"role": "assistant", "content": "5"}]}
+      >>> common_prompt(row, "row 0") == turns
+      True
+    """
+    for column in ("chosen", "rejected"):
+        if not is_conversation(row.get(column)):
+            raise ValueError(
+                f"{name} has no prompt, so its {column!r} must be a list of messages; got "
+                f"{row.get(column)!r:.80}."
+            )
+    same = []
+    for one, other in zip(row["chosen"][:-1], row["rejected"][:-1], strict=False):
+        if one != other:
+            break
+        same.append(one)
+    if not same:
+        raise ValueError(
+            f"{name}: 'chosen' and 'rejected' have no messages in common to be the prompt."
+        )
+    return same
+
+
+def as_text(value: Messages, prompt: Messages, column: str, name: str) -> str:
+    """The text of a response, which follows the messages of a prompt or begins with them.
+
+    Raises:
+      ValueError: If it is not one message of the assistant.
+
+    Example:
+      >>> as_text([{"role": "assistant", "content": "4"}], [], "chosen", "row 0")
+      '4'
+    """
+    rest = list(value)
+    if len(rest) > len(prompt) and rest[: len(prompt)] == list(prompt):
+        rest = rest[len(prompt) :]
+    if len(rest) != 1 or rest[0]["role"] != "assistant" or not isinstance(rest[0]["content"], str):
+        roles = [message["role"] for message in rest]
+        raise ValueError(
+            f"{name}: {column!r} must be one message of the assistant after the prompt; got the "
+            f"roles {roles}."
+        )
+    return rest[0]["content"]
+
+
+def plain_row(
+    row: Mapping[str, Any], prompt_field: str, name: str, *, implicit: bool = False
+) -> tuple[dict[str, Any], Messages | None]:
+    """A row with texts in place of messages, and the conversation of its prompt if it has several.
+
+    Args:
+      row: Of a table.
+      prompt_field: The column of the prompt.
+      name: What errors call the row.
+      implicit: Whether the prompt is what ``chosen`` and ``rejected`` begin with alike.
+
+    Raises:
+      ValueError: If the prompt does not end with a text of the user, or a response is not one
+        message of the assistant.
+
+    Example:
+      >>> user = {"role": "user", "content": "2+2?"}
+      >>> plain_row({"prompt": [user]}, "prompt", "row 0")
+      ({'prompt': '2+2?'}, None)
+    """
+    row = dict(row)
+    if implicit:
+        row[prompt_field] = common_prompt(row, name)
+    messages = row[prompt_field]
+    if not is_conversation(messages):
+        return row, None
+    role, content = messages[-1]["role"], messages[-1]["content"]
+    if role != "user" or not isinstance(content, str) or not content.strip():
+        raise ValueError(f"{name}: the prompt must end with a text of the user; got role {role!r}.")
+    row[prompt_field] = content
+    for column in RESPONSES:
+        if is_conversation(row.get(column)):
+            row[column] = as_text(row[column], messages, column, name)
+    return row, messages if len(messages) > 1 else None

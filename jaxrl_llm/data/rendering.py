@@ -1,0 +1,407 @@
+r"""Conversations of several turns as token ids, and the turns of a policy parsed.
+
+    tokens = renderer.prompt(messages, tools)           # ... <|im_start|>assistant\n
+    turn   = what the policy samples                    # ... <|im_end|>
+    tokens = tokens + turn + renderer.follow(answer, stopped=True)
+                                                        # \n<|im_start|>tool ... assistant\n
+Token ids are only ever appended: nothing before them is rendered or tokenized again, so that a
+policy is trained on the ids that it sampled. The text between turns comes from the model's chat
+template, rendered on a short conversation that stands for what was before. Once per renderer it is
+compared, on several conversations, with what the template writes of each at once. Where a
+template rewrites earlier turns, such as one that drops their reasoning, ``rewrites`` is True, and
+``rewritten(conversation)`` tells whether it does so with a conversation.
+
+A special token that is spelled in a message is encoded as plain text: an observation cannot imitate
+the end of a turn.
+"""
+
+import inspect
+import json
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, Protocol
+
+from jaxrl_llm.data.messages import Message, Parsed, ToolSpec
+from jaxrl_llm.data.parsing import MARKUP, parse_turn
+from jaxrl_llm.data.tokenizer import Tokenizer
+
+
+class Renderer(Protocol):
+    """What episodes need to turn messages into tokens and turns into actions.
+
+    Attributes:
+      stop_ids: Tokens that end a turn of the policy; the first is the one to write.
+    """
+
+    stop_ids: tuple[int, ...]
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether earlier turns are written otherwise later on, at least sometimes."""
+        ...
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
+        """The tokens of a conversation, with the opening of the assistant's turn."""
+        ...
+
+    def follow(self, messages: Sequence[Message], *, stopped: bool) -> list[int]:
+        """The tokens between a turn of the policy and its next one.
+
+        Args:
+          messages: The answer to the turn, of role "tool" or "user".
+          stopped: Whether the turn ended with its stop token; else the tokens begin with it.
+        """
+        ...
+
+    def turn(self, text: str) -> list[int]:
+        """The tokens of a turn that says a text, up to the token that ends it."""
+        ...
+
+    def parse(self, tokens: Sequence[int]) -> Parsed:
+        """A turn of the policy, its stop token included if it has one."""
+        ...
+
+    def message(self, tokens: Sequence[int]) -> Message:
+        """A turn of the policy as a message, for a new branch's prompt."""
+        ...
+
+    def rewritten(self, conversation: Sequence[Message]) -> bool:
+        """Whether the template writes a conversation otherwise than by appending to it."""
+        ...
+
+
+def make_renderer(
+    tokenizer: Tokenizer, *, chat: bool = True, system: str | None = None
+) -> Renderer:
+    r"""The renderer of a model.
+
+    Tools go into the prompt as the chat template writes them; where it does not read them, or there
+    is none, a section at the end of the system message lists them, to be called by
+    ``<tool_call>{...}</tool_call>``. Messages of role "tool" become messages of the user between
+    ``<tool_response>`` tags where the template has no such role. A model that writes its calls in
+    another form than :mod:`jaxrl_llm.data.parsing` reads needs :class:`data.PackageRenderer`.
+
+    Args:
+      tokenizer: A ``data.Tokenizer``.
+      chat: By its chat template. Else messages are lines of text, and a turn ends with EOS.
+      system: A system message before every conversation.
+
+    Raises:
+      ValueError: If there is no chat template, or it does not write messages as they are.
+
+    Example:
+      >>> from jaxrl_llm.testing import ByteTokenizer
+      >>> tokenizer = ByteTokenizer()
+      >>> renderer = make_renderer(tokenizer)
+      >>> tokens = renderer.prompt([{"role": "user", "content": "2+2?"}])
+      >>> tokenizer.decode(tokens, skip_special=False)
+      '<bos>user\n2+2?<eos><bos>assistant\n'
+      >>> tokens = renderer.follow([{"role": "user", "content": "Sure?"}], stopped=True)
+      >>> tokenizer.decode(tokens, skip_special=False)
+      '<bos>user\nSure?<eos><bos>assistant\n'
+    """
+    return ChatRenderer(tokenizer, system) if chat else TextRenderer(tokenizer, system)
+
+
+class TurnReader:
+    """What renderers do with the tokens of a turn and the start of a conversation."""
+
+    stop_ids: tuple[int, ...]
+
+    def __init__(self, tokenizer: Tokenizer, system: str | None, end: int) -> None:
+        self._tokenizer, self._system = tokenizer, system
+        self.stop_ids = tuple(dict.fromkeys((end, *tokenizer.eos_ids)))
+        self._thinking = False
+
+    def turn(self, text: str) -> list[int]:
+        """See :class:`Renderer`."""
+        return [*encode_inside(self._tokenizer, text, allow_special=False), self.stop_ids[0]]
+
+    def parse(self, tokens: Sequence[int]) -> Parsed:
+        """See :class:`Renderer`."""
+        complete = len(tokens) > 0 and int(tokens[-1]) in self.stop_ids
+        return parse_turn(self._text(tokens), complete=complete, thinking=self._thinking)
+
+    def message(self, tokens: Sequence[int]) -> Message:
+        """See :class:`Renderer`."""
+        return {"role": "assistant", "content": self._text(tokens)}
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        ids = [int(i) for i in tokens]
+        ids = ids[:-1] if ids and ids[-1] in self.stop_ids else ids
+        plain = self._tokenizer.decode(ids)
+        spelled = self._tokenizer.decode(ids, skip_special=False)
+        return spelled if any(m in spelled and m not in plain for m in MARKUP) else plain
+
+    def _begin(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[Message]:
+        """The conversation with the system message, which ends with ``tools``."""
+        start = [m["content"] for m in messages[:1] if m["role"] == "system"]
+        if start and self._system is not None:
+            raise ValueError("prompt: the renderer and the conversation have a system message each")
+        rest = list(messages[len(start) :])
+        start += [] if self._system is None else [self._system]
+        if tools:  # for templates that do not read them
+            lines = [json.dumps(as_openai(tool)["function"], ensure_ascii=False) for tool in tools]
+            call = '<tool_call>{"name": <its name>, "arguments": <a JSON object>}</tool_call>'
+            lines = ["You can call these tools:", *lines, "To call one, write", call]
+            start.append("\n".join(lines))
+        text = "\n\n".join(start)
+        return [{"role": "system", "content": text}, *rest] if start or tools else rest
+
+
+class TextRenderer(TurnReader):
+    r"""Conversations as plain text: a line for each message, EOS after each turn of the policy.
+
+    See :func:`make_renderer`; it has no template that could rewrite a turn.
+    """
+
+    rewrites = False
+
+    def __init__(self, tokenizer: Tokenizer, system: str | None = None) -> None:
+        super().__init__(tokenizer, system, tokenizer.eos_ids[0])
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
+        """See :class:`Renderer`."""
+        conversation = self._begin(checked_messages(messages, "prompt"), tools)
+        return [*self._tokenizer.encode(""), *self._lines(conversation)]
+
+    def follow(self, messages: Sequence[Message], *, stopped: bool) -> list[int]:
+        """See :class:`Renderer`."""
+        tokens = self._lines(checked_messages(messages, "follow", answers=True))
+        return tokens if stopped else [self.stop_ids[0], *tokens]
+
+    def rewritten(self, conversation: Sequence[Message]) -> bool:
+        """Never."""
+        return False
+
+    def _lines(self, messages: Sequence[Message]) -> list[int]:
+        tokens: list[int] = []
+        for message in messages:
+            turn = message["role"] == "assistant"
+            text = message["content"] + ("" if turn else "\n")
+            tokens += encode_inside(self._tokenizer, text, allow_special=False)
+            tokens += [self.stop_ids[0]] if turn else []
+        return tokens
+
+
+# They stand for the content of a message while a template is rendered: of the private use area, so
+# that no template holds or changes them.
+_PLACE, _TURN = "\ue000\ue001\ue000", "\ue000\ue002\ue000"
+_BEFORE: tuple[Message, ...] = (
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": _TURN},
+)
+
+
+class ChatRenderer(TurnReader):
+    """Conversations by the model's chat template; see :func:`make_renderer`."""
+
+    def __init__(self, tokenizer: Tokenizer, system: str | None = None) -> None:
+        super().__init__(tokenizer, system, tokenizer.eos_ids[0])
+        self._has_tool_role = True
+        last = self._after([], opening=False)
+        self._has_tool_role = self._takes({"role": "tool", "content": _PLACE})
+        # What the template puts after the policy's text up to the token that ends its turn. Where
+        # it puts none, the policy ends with EOS, which then stays.
+        ids = encode_inside(tokenizer, last)
+        ends = [n for n, i in enumerate(ids) if i in self.stop_ids or self._is_special(i)]
+        self._close = ids[: ends[0] + 1] if ends else []
+        if self._close:
+            self.stop_ids = tuple(dict.fromkeys((self._close[-1], *self.stop_ids)))
+        self._thinking = self._render(_BEFORE[:1]).rstrip().endswith("<think>")
+
+    @cached_property
+    def rewrites(self) -> bool:
+        """Whether the template writes one of a few conversations otherwise than by appending."""
+        user, tool = ({"role": role, "content": "And now?"} for role in ("user", "tool"))
+        call = '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>'
+        call, reply, thought = (
+            {"role": "assistant", "content": text}
+            for text in (call, "Yes.", "<think>\nHm.\n</think>\n\nYes.")
+        )
+        conversations = (
+            [user, reply, user, reply, user],
+            [user, call, tool, reply, user, call, tool, tool, reply, user],
+            [user, thought, user],
+            [user, thought, tool, thought, tool],
+        )
+        return any(self._appended(c) != self._render(self._take(c)) for c in conversations)
+
+    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> list[int]:
+        """See :class:`Renderer`."""
+        conversation = checked_messages(messages, "prompt")
+        specs = [as_openai(tool) for tool in tools] if tools and self._reads_tools else None
+        conversation = self._take(self._begin(conversation, () if specs else tools))
+        return encode_chat(self._tokenizer, lambda m: self._render(m, tools=specs), conversation)
+
+    def follow(self, messages: Sequence[Message], *, stopped: bool) -> list[int]:
+        """See :class:`Renderer`."""
+        answers = self._take(checked_messages(messages, "follow", answers=True))
+        tokens = encode_chat(self._tokenizer, self._render, [*_BEFORE, *answers], after=_TURN)
+        closed = len(self._close)
+        if tokens[:closed] != self._close:
+            raise ValueError("follow: the chat template ends a turn otherwise if messages follow")
+        if stopped:
+            return tokens[closed:]
+        return tokens if closed else [self.stop_ids[0], *tokens]
+
+    def turn(self, text: str) -> list[int]:
+        """See :class:`Renderer`."""
+        said = encode_inside(self._tokenizer, text, allow_special=False)
+        return [*said, *(self._close or self.stop_ids[:1])]
+
+    def rewritten(self, conversation: Sequence[Message]) -> bool:
+        """Whether the template writes a conversation otherwise than by appending to it.
+
+        White space does not count: many templates trim messages.
+
+        Args:
+          conversation: Messages, the policy's turns among them as :meth:`message` has them; the
+            last is an answer to the policy.
+        """
+        checked = self._begin(checked_messages(conversation, "rewritten"), ())
+        text = self._render(self._take(checked))
+        return "".join(self._appended(checked).split()) != "".join(text.split())
+
+    def _appended(self, conversation: Sequence[Message]) -> str:
+        """The text of a conversation as :meth:`prompt` and :meth:`follow` make it."""
+        turns = [n for n, m in enumerate(conversation) if m["role"] == "assistant"]
+        text = self._render(self._take(conversation[: turns[0]] if turns else conversation))
+        for turn, following in zip(turns, [*turns[1:], len(conversation)], strict=True):
+            answers = self._take(conversation[turn + 1 : following])
+            text += conversation[turn]["content"] + self._after(answers)
+        return text
+
+    def _after(self, messages: Sequence[Message], *, opening: bool = True) -> str:
+        """What the template writes after a turn of the policy."""
+        text = self._render([*_BEFORE, *messages], opening=opening)
+        _, place, after = text.partition(_TURN)
+        if not place or _TURN in after:
+            raise ValueError(
+                "make_renderer: the chat template does not write the assistant's message as it is"
+            )
+        return after
+
+    @cached_property
+    def _reads_tools(self) -> bool:
+        if "tools" not in inspect.signature(self._tokenizer.chat).parameters:
+            return False
+        spec = as_openai(ToolSpec(_PLACE, "", {"type": "object", "properties": {}}))
+        return _PLACE in self._render(_BEFORE[:1], tools=[spec])
+
+    def _takes(self, message: Message) -> bool:
+        try:
+            return _PLACE in self._after([message])
+        except ValueError:
+            return False
+
+    def _take(self, messages: Sequence[Message]) -> list[Message]:
+        """Messages of roles that the template has; answers of tools in a row are one message."""
+        if self._has_tool_role:
+            return list(messages)
+        taken: list[Message] = []
+        for before, message in zip([None, *messages], messages, strict=False):
+            if message["role"] != "tool":
+                taken.append(message)
+                continue
+            text = f"<tool_response>\n{message['content']}\n</tool_response>"
+            if before is not None and before["role"] == "tool":
+                text = f"{taken.pop()['content']}\n{text}"
+            taken.append({"role": "user", "content": text})
+        return taken
+
+    def _is_special(self, token: int) -> bool:
+        return not self._tokenizer.decode([token]) and bool(
+            self._tokenizer.decode([token], skip_special=False)
+        )
+
+    def _render(
+        self, messages: Sequence[Message], *, opening: bool = True, tools: Any = None
+    ) -> str:
+        chat = self._tokenizer.chat
+        if tools:
+            return chat(messages, add_generation_prompt=opening, tools=tools)
+        return chat(messages, add_generation_prompt=opening)
+
+
+def encode_chat(
+    tokenizer: Tokenizer,
+    render: Callable[[Sequence[Message]], str],
+    messages: Sequence[Message],
+    *,
+    after: str | None = None,
+) -> list[int]:
+    """The tokens of a rendered conversation; messages that spell special tokens are plain text.
+
+    Args:
+      tokenizer: A ``data.Tokenizer``.
+      render: The chat template: messages to text.
+      messages: The conversation.
+      after: Only what follows this text.
+
+    Raises:
+      ValueError: If a message spells a special token and the template does not write it once.
+    """
+    text = render(messages)
+    at = 0 if after is None else text.index(after) + len(after)
+    pieces: list[tuple[str, bool]] = []  # texts, and whether special tokens may be spelled in them
+    for number, message in enumerate(messages):
+        content = message["content"]
+        if tokenizer.encode(content) == tokenizer.encode(content, allow_special=False):
+            continue
+        # The rest of the text, rendered with another content, shows where this one stands.
+        place = _PLACE
+        while place in text:
+            place += "\ue000"
+        other = [*messages[:number], {**message, "content": place}, *messages[number + 1 :]]
+        head, *tails = render(other).split(place)
+        tail = tails[0] if len(tails) == 1 else None
+        if tail is None or not (text.startswith(head) and text.endswith(tail)):
+            raise ValueError(
+                f"The message {content[:40]!r} spells a special token, and the chat template does "
+                "not write it once and as it is, so the two cannot be told apart; leave it out."
+            )
+        end = len(text) - len(tail)
+        pieces += [(text[at : len(head)], True), (text[len(head) : end], False)]
+        at = end
+    pieces.append((text[at:], True))
+    tokens = list(tokenizer.encode(pieces.pop(0)[0])) if after is None else []
+    for piece, special in pieces:
+        tokens += encode_inside(tokenizer, piece, allow_special=special)
+    return tokens
+
+
+def encode_inside(tokenizer: Tokenizer, text: str, *, allow_special: bool = True) -> list[int]:
+    """The tokens of a text that stands within another: without BOS at its start."""
+    prefix = list(tokenizer.encode(""))
+    if not allow_special:
+        return list(tokenizer.encode(text, allow_special=False))[len(prefix) :]
+    # A text that begins with BOS itself gets no other.
+    start = tokenizer.decode(prefix, skip_special=False)
+    return list(tokenizer.encode(start + text))[len(prefix) :]
+
+
+def as_openai(tool: ToolSpec) -> dict[str, Any]:
+    """A tool as OpenAI's API and chat templates take it."""
+    parameters = dict(tool.parameters)
+    function = {"name": tool.name, "description": tool.description, "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def checked_messages(
+    messages: Sequence[Message], name: str, *, answers: bool = False
+) -> list[Message]:
+    """Messages with a role and a text; ``answers`` are of role "tool" or "user"."""
+    for number, message in enumerate(messages):
+        role, content = message.get("role"), message.get("content")
+        if not isinstance(role, str) or not isinstance(content, str):
+            raise ValueError(
+                f"{name}: message {number} must have a role and a text for its content, got "
+                f"{dict(message)!r}"
+            )
+        if answers and role not in ("tool", "user"):
+            raise ValueError(
+                f"{name}: message {number} must be of role 'tool' or 'user', got {role!r}: an "
+                "environment does not speak for the policy"
+            )
+    return list(messages)

@@ -1,0 +1,121 @@
+"""Environment classes written for TRL's ``environment_factory``."""
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from jaxrl_llm.data.messages import Message, Parsed, ToolCall, ToolSpec
+from jaxrl_llm.environments.protocol import Observation
+from jaxrl_llm.environments.replay import Replay
+from jaxrl_llm.environments.tools import tool
+
+
+@dataclass(frozen=True)
+class TRLEnv(Replay):
+    """A class with ``reset``, methods that are tools, and ``get_reward``, as TRL's trainers take.
+
+    ``reset`` is called with the columns of the row that it names, all of them if it takes any, and
+    with ``prompt``, the row's text as messages; the text that it returns is put behind the row's.
+    The public methods are the tools; async ones answer in the order of the calls, where TRL puts
+    them last. The first turn without a call ends the episode, and ``get_reward`` scores it. TRL
+    knows no seed: a ``reset`` that names one gets it, and a class that draws otherwise is reported
+    by :class:`Replay` where an episode is forked or resumed.
+
+    Attributes:
+      factory: The class, or a function that makes an instance.
+      call_turns: Turns whose calls are made, at most: TRL's ``max_tool_calling_iterations``. The
+        next turn is the last and is rewarded, with calls or without. With None, an episode that a
+        cap of the loop cuts off has no reward.
+      live: See :class:`Replay`.
+
+    Raises:
+      ValueError: If the class lacks ``reset`` or ``get_reward``.
+
+    References:
+      TRL, https://github.com/huggingface/trl, ``GRPOTrainer(environment_factory=)``.
+    """
+
+    factory: Callable[[], Any]
+    call_turns: int | None = None
+
+    def start(self, task: Mapping[str, Any], seed: int) -> tuple["_Class", Observation]:
+        """A fresh instance, reset with the row."""
+        instance = self.factory()
+        for name in ("reset", "get_reward"):
+            if not callable(getattr(instance, name, None)):
+                raise ValueError(f"TRLEnv: {type(instance).__name__} has no method {name!r}.")
+        prompt = [{"role": "user", "content": task.get("text", "")}]
+        columns, named = {"seed": seed, "prompt": prompt, **task}, inspect.signature(instance.reset)
+        if not any(p.kind is p.VAR_KEYWORD for p in named.parameters.values()):
+            columns = {name: columns[name] for name in named.parameters if name in columns}
+        words = _result(instance.reset(**columns)) or ""
+        message = {"role": "user", "content": task.get("text", "") + words}
+        return _Class(instance, self.call_turns), Observation([message])
+
+    @property
+    def tools(self) -> Sequence[ToolSpec]:
+        """The public methods, from their types and docstrings."""
+        specs = (tool(method) for method in _methods(self.factory()))
+        return tuple(spec._replace(function=None) for spec in specs)
+
+
+@dataclass
+class _Class:
+    """An instance in an episode."""
+
+    instance: Any
+    call_turns: int | None
+    taken: int = 0
+
+    def step(self, action: Parsed) -> Observation:
+        """Makes the calls of a turn, in order, or scores the episode."""
+        asks = bool(action.calls) or action.error is not None
+        if not asks or self.taken == self.call_turns:
+            reward = float(_result(self.instance.get_reward()))
+            return Observation((), reward, done=not asks, stopped=asks)
+        self.taken += 1
+        messages = [_message(call.name, self._call(call)) for call in action.calls]
+        if action.error is not None:
+            messages.append(_message("unknown", {"error": action.error}))
+        return Observation(messages)
+
+    def _call(self, call: ToolCall) -> Any:
+        known = {method.__name__: method for method in _methods(self.instance)}
+        try:
+            if call.name not in known:
+                raise ValueError(f"Tool {call.name} not found.")
+            return known[call.name](**call.arguments)
+        except Exception as error:  # what TRL shows, too
+            return {"error": str(error)}
+
+    def close(self) -> None:
+        """Closes the instance where it can be closed."""
+        getattr(self.instance, "close", lambda: None)()
+
+
+def _methods(instance: Any) -> list[Callable]:
+    def synchronous(method: Callable) -> Callable:
+        @functools.wraps(method)
+        def call(**arguments):
+            return _result(method(**arguments))
+
+        return call
+
+    names = [name for name, _ in inspect.getmembers(type(instance), inspect.isfunction)]
+    hidden = ("reset", "get_reward")
+    return [
+        synchronous(getattr(instance, name))
+        for name in names
+        if name not in hidden and not name.startswith("_")
+    ]
+
+
+def _message(name: str, result: Any) -> Message:
+    return {"role": "tool", "name": name, "content": str(result)}
+
+
+def _result(value: Any) -> Any:
+    return asyncio.run(value) if inspect.iscoroutine(value) else value

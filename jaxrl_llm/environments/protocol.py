@@ -1,0 +1,71 @@
+"""The protocol of a multi-turn task: ``reset`` and ``step`` over a state that is a value.
+
+    state, observation = env.reset(task, seed)
+    state, observation = env.step(state, action)      # until observation.done or .stopped
+
+A state is a value, so it can be forked, saved and replayed; nothing else is remembered between two
+calls. One seed serves all rollouts of a group. Where the state lives in another process, such as a
+game's, the value is the list of actions so far, which can be taken again from the seed.
+"""
+
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from jaxrl_llm.data.messages import Message, Parsed, ToolSpec
+
+S = TypeVar("S")
+
+
+class Observation(NamedTuple):
+    """What the policy sees next, and what its last action earned.
+
+    Attributes:
+      messages: Of role "tool", "user" or, at reset, "system"; never "assistant".
+      reward: Of the action just taken.
+      done: Whether the task has ended.
+      stopped: Whether it was cut off without having ended.
+      state: Names the state for credit assignment: equal for equal states. None for the messages.
+      info: Finite numbers by name, for metrics and for methods that read them of each turn.
+      instead: What stands in the history in place of the action just taken, such as an expert's;
+        None for the action itself. The action trains in any case.
+    """
+
+    messages: Sequence[Message]
+    reward: float = 0.0
+    done: bool = False
+    stopped: bool = False
+    state: str | None = None
+    info: Mapping[str, float] = {}
+    instead: str | None = None
+
+
+class Env(Protocol[S]):
+    """A multi-turn task."""
+
+    @property
+    def tools(self) -> Sequence[ToolSpec]:
+        """What the policy may call; their specifications go into the prompt."""
+        ...
+
+    def reset(self, task: Mapping[str, Any], seed: int) -> tuple[S, Observation]:
+        """The first state of a task.
+
+        Args:
+          task: The row of the data set, its ``text`` included.
+          seed: Of everything random in it; the same for all rollouts of a group.
+        """
+        ...
+
+    def step(
+        self, state: S, action: Parsed
+    ) -> tuple[S, Observation] | Awaitable[tuple[S, Observation]]:
+        """The state after a turn of the policy, and what it sees; it may be async."""
+        ...
+
+
+class BatchEnv(Env[S], Protocol):
+    """An environment that also steps many episodes at once, on arrays, inside ``jax.jit``."""
+
+    def step_batch(self, states: Any, actions: Any, active: Any) -> tuple[Any, Any, Any, Any]:
+        """``(states, observations, rewards, done)`` with a leading axis of episodes."""
+        ...

@@ -1,0 +1,230 @@
+"""Environments whose state lives outside of Python: in a game's interpreter, a server, a simulator.
+
+The state that the policy's episode carries is what was done: task, seed, and the actions so far. A
+step goes to the live instance that stands there; where there is none, after a fork or a resume, a
+fresh one is started from task and seed, takes the actions again, and must observe what was observed
+before::
+
+    class Countdown(Replay):
+        def start(self, task, seed):
+            instance = connect(seed)                    # has step(action) and close()
+            return instance, Observation([{"role": "user", "content": instance.text}])
+"""
+
+import contextlib
+import hashlib
+import json
+import pickle
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from jaxrl_llm.data.messages import Parsed, ToolSpec
+from jaxrl_llm.environments.protocol import Observation
+
+
+class Instance(Protocol):
+    """A live instance of an environment, at one place of one episode."""
+
+    def step(self, action: Parsed) -> Observation:
+        """Takes an action; the instance has changed."""
+        ...
+
+    def close(self) -> None:
+        """Ends it; called once."""
+        ...
+
+
+class ReplayState(NamedTuple):
+    """The state of a :class:`Replay`: everything that leads to it.
+
+    Attributes:
+      task: The row of the data set.
+      seed: Of the episode.
+      actions: Taken so far.
+      seen: A fingerprint of the observation of ``reset``, then of each action's.
+      ended: Whether the last observation was done or stopped.
+    """
+
+    task: Mapping[str, Any]
+    seed: int
+    actions: tuple[Parsed, ...]
+    seen: tuple[str, ...]
+    ended: bool
+
+
+@dataclass(frozen=True)
+class Replay:
+    """The base of environments with live instances: a subclass writes ``start``.
+
+    Threads may step different episodes at once.
+
+    Attributes:
+      live: Instances that wait for their next action, at most. Those that waited longest are closed
+        first; their episodes go on with fresh ones, each of which takes all actions again. With at
+        least as many as there are episodes at once, nothing is taken twice.
+
+    Raises:
+      ValueError: If ``live`` is below 0, or an episode that has ended is stepped.
+      RuntimeError: If actions taken again lead to another observation.
+
+    Example:
+      >>> from jaxrl_llm.environments import Observation, Parsed, Replay
+      >>> class Counter:
+      ...     total = 0
+      ...     def step(self, action):
+      ...         self.total += int(action.text)
+      ...         message = {"role": "user", "content": str(self.total)}
+      ...         return Observation([message], done=self.total >= 3)
+      ...     def close(self):
+      ...         pass
+      >>> class Counting(Replay):
+      ...     def start(self, task, seed):
+      ...         return Counter(), Observation([{"role": "user", "content": "count to 3"}])
+      >>> env = Counting()
+      >>> state, _ = env.reset({}, seed=0)
+      >>> state, _ = env.step(state, Parsed("1"))
+      >>> for text in "12":  # two ways on from one state
+      ...     _, observation = env.step(state, Parsed(text))
+      ...     print(observation.messages[0]["content"], observation.done)
+      2 False
+      3 True
+    """
+
+    live: int = field(default=256, kw_only=True)
+
+    def __post_init__(self):
+        if self.live < 0:
+            raise ValueError(f"{self._name}: live must be at least 0, got {self.live}.")
+        waiting = _Waiting(self.live)
+        object.__setattr__(self, "_waiting", waiting)
+        # Runs when the environment is collected and when Python ends.
+        object.__setattr__(self, "_finalizer", weakref.finalize(self, waiting.close))
+
+    def __getstate__(self):
+        hidden = ("_waiting", "_finalizer")
+        return {name: value for name, value in vars(self).items() if name not in hidden}
+
+    def __setstate__(self, fields):
+        vars(self).update(fields)
+        Replay.__post_init__(self)
+
+    @property
+    def tools(self) -> Sequence[ToolSpec]:
+        """What the policy may call."""
+        return ()
+
+    @property
+    def _instances(self) -> "_Waiting":
+        return vars(self)["_waiting"]  # no field: what is no option is neither compared nor printed
+
+    @property
+    def _name(self) -> str:
+        return type(self).__name__
+
+    def start(self, task: Mapping[str, Any], seed: int) -> tuple[Instance, Observation]:
+        """A fresh instance at the beginning of an episode; a function of task and seed alone."""
+        raise NotImplementedError(f"{self._name}.start: to be written by the subclass.")
+
+    def reset(self, task: Mapping[str, Any], seed: int) -> tuple[ReplayState, Observation]:
+        """The first state of an episode."""
+        instance, observation = self.start(task, seed)
+        return self._after(ReplayState(task, seed, (), (), False), (), instance, observation)
+
+    def step(self, state: ReplayState, action: Parsed) -> tuple[ReplayState, Observation]:
+        """The state after an action; ``state`` is what it was."""
+        if state.ended:
+            raise ValueError(
+                f"{self._name}.step: the episode has ended after {len(state.actions)} actions."
+            )
+        instance = self._instances.take(_key(state)) or self._restart(state)
+        with _closed_on_error(instance):
+            observation = instance.step(action)
+        return self._after(state, (action,), instance, observation)
+
+    def close(self) -> None:
+        """Closes the instances that wait. Every state goes on, with fresh ones."""
+        self._instances.close()
+
+    def _after(self, state, actions, instance, observation) -> tuple[ReplayState, Observation]:
+        """The state after an observation, at which the instance waits unless that was the last."""
+        after = ReplayState(
+            state.task,
+            state.seed,
+            state.actions + actions,
+            (*state.seen, _fingerprint(observation)),
+            observation.done or observation.stopped,
+        )
+        if after.ended:
+            instance.close()
+        else:
+            self._instances.put(_key(after), instance)
+        return after, observation
+
+    def _restart(self, state: ReplayState) -> Instance:
+        """A fresh instance that has taken the actions of a state."""
+        instance, observation = self.start(state.task, state.seed)
+        with _closed_on_error(instance):
+            for k, expected in enumerate(state.seen):
+                if k:
+                    observation = instance.step(state.actions[k - 1])
+                if _fingerprint(observation) != expected:
+                    after = f"after action {k} of {len(state.actions)}" if k else "at reset"
+                    raise RuntimeError(
+                        f"{self._name}: seed {state.seed} and the same actions led elsewhere "
+                        f"{after}, to {list(observation.messages)!r}; the environment depends on "
+                        "more than task, seed and actions."
+                    )
+        return instance
+
+
+class _Waiting:
+    """Instances by the state at which they stand, the longest wait first; several may share one."""
+
+    def __init__(self, most: int):
+        self._most, self._lock = most, threading.Lock()
+        self._waiting: list[tuple[bytes, Instance]] = []
+
+    def take(self, key: bytes) -> Instance | None:
+        with self._lock:
+            for i, (other, instance) in enumerate(self._waiting):
+                if other == key:
+                    del self._waiting[i]
+                    return instance
+        return None
+
+    def put(self, key: bytes, instance: Instance) -> None:
+        with self._lock:
+            self._waiting.append((key, instance))
+            excess = len(self._waiting) - self._most
+            closing = [self._waiting.pop(0) for _ in range(excess)]
+        for _, old in closing:
+            old.close()
+
+    def close(self) -> None:
+        with self._lock:
+            closing, self._waiting = self._waiting, []
+        for _, instance in closing:
+            instance.close()
+
+
+@contextlib.contextmanager
+def _closed_on_error(instance: Instance):
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(Exception):  # the first error is the one to report
+            instance.close()
+        raise
+
+
+def _key(state: ReplayState) -> bytes:
+    return pickle.dumps((state.task, state.seed, state.actions))
+
+
+def _fingerprint(observation: Observation) -> str:
+    messages = [dict(message) for message in observation.messages]
+    values = (messages, float(observation.reward), observation.done, observation.stopped)
+    return hashlib.sha256(json.dumps(values, default=repr).encode()).hexdigest()[:16]

@@ -1,0 +1,52 @@
+"""What environments in text share: messages to the policy, and lenient reading of its replies."""
+
+import re
+from collections.abc import Iterable
+
+from jaxrl_llm.data.messages import Message
+
+_NUMBER = re.compile(r"-?\d+")
+
+
+def user(text: str) -> list[Message]:
+    r"""A message of role "user", without empty lines and spaces at the ends of lines.
+
+    Example:
+      >>> user("  A room.  \n\n\n A door.")
+      [{'role': 'user', 'content': 'A room.\nA door.'}]
+    """
+    lines = (line.strip() for line in text.splitlines())
+    return [{"role": "user", "content": "\n".join(line for line in lines if line)}]
+
+
+def choice(reply: str, options: Iterable[str]) -> str | None:
+    """The option that a reply names, in any case; of several the last; None for none.
+
+    Example:
+      >>> choice("Go NORTH!", ["go north", "go east"])
+      'go north'
+      >>> choice("not north, so I go east.", ["go north", "north", "east", "go east"])
+      'go east'
+      >>> choice("northern lights", ["north"])
+    """
+    reply, best, named = " ".join(reply.lower().split()), (0, 0), None
+    for option in options:
+        words = re.escape(" ".join(option.lower().split()))
+        for match in re.finditer(rf"(?<!\w){words}(?!\w)", reply):
+            # Of two that end at one place, the longer holds the other.
+            place = (match.end(), match.end() - match.start())
+            if place > best:
+                best, named = place, option
+    return named
+
+
+def last_number(reply: str) -> int | None:
+    """The last integer in a reply, None for none.
+
+    Example:
+      >>> last_number("not 3, but -4.")
+      -4
+    """
+    # Some hundred digits are no answer to anything, and more than 4,300 no integer to Python.
+    numbers = [number for number in _NUMBER.findall(reply) if len(number) < 100]
+    return int(numbers[-1]) if numbers else None

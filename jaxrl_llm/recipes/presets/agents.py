@@ -1,0 +1,196 @@
+"""Methods for agents: turns that are updated in order, that fork, or that a model rewards.
+
+But for ``arpo``, the batch holds ``turn_ids`` and ``turn_where``. Options that these presets share:
+``kl_coef``, ``eps_low``, ``eps_high``, see the package.
+"""
+
+from typing import Literal
+
+from jaxrl_llm import advantages, aggregate, curation, preferences, regularizers, surrogates
+from jaxrl_llm.core import bind, chain, checks, stateless
+from jaxrl_llm.corrections.sequential import Order
+from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.prm import ProcessRewardModel
+from jaxrl_llm.recipes.recipe import Recipe
+from jaxrl_llm.recipes.turn_updates import TurnUpdates
+
+
+def arpo(
+    *,
+    credit: Literal["soft", "hard"] = "soft",
+    first: int | None = None,
+    segment: int | None = None,
+    prob: float = 0.5,
+    weight: float = 0.2,
+    tokens: int = 20,
+    scale: float = 11.9,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Rollouts branch where entropy has risen; shared tokens have the mean of what follows.
+
+        "soft": A = grpo(r) of each rollout;   "hard": its mean over the rollouts with the token
+
+    With the loss's weights, a mean over tokens, both have the same gradient where the ratio is the
+    same for all copies of a token.
+
+    Args:
+      credit: "soft" or "hard".
+      segment: Tokens after which the response to a task of one turn may branch; None for branches
+        after the answers of an environment.
+      first, prob, weight, tokens, scale: See ``curation.turn_branched``.
+
+    References:
+      ARPO (arXiv:2507.19849): the released code has 8 rollouts of 16 at first, and credits softly.
+      "hard" is PAPER, and ``segment`` ours.
+    """
+    checks.check_option("arpo", "credit", credit, ("soft", "hard"))
+    advantage = stateless(advantages.grpo)
+    if credit == "hard":
+        advantage = chain(advantage, stateless(advantages.shared_prefix_advantages))
+    collector = curation.turn_branched(
+        first=first, prob=prob, weight=weight, tokens=tokens, scale=scale
+    )
+    if segment is not None:
+        collector = curation.entropy_branched(
+            first=first, segment=segment, prob=prob, weight=weight, tokens=tokens, scale=scale
+        )
+    return from_base(
+        name="arpo",
+        advantage=advantage,
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        collector=collector,
+        paper="arXiv:2507.19849",
+    )
+
+
+def portool(
+    *,
+    gamma: float = 0.95,
+    trajectory_weight: float = 1.0,
+    fork_weight: float = 1.0,
+    scale: Literal["std"] | None = None,
+    first: int | None = None,
+    prob: float = 0.5,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """The advantage of the rollout, plus that of each turn among those that fork with it.
+
+        R(turn) = mean over the rollouts with it of gamma^(turns to come) r, plus its form
+        A = trajectory_weight grpo(r) + fork_weight (R(turn) - mean over its siblings of R)
+
+    Half of a group is played from its beginning; any turn behind an answer of the environment may
+    fork. The batch holds ``node_ids``, which say what rollouts have in common, and may hold
+    ``turn_formats``.
+
+    Args:
+      gamma: Discount for a turn, in [0, 1].
+      trajectory_weight, fork_weight: Not negative.
+      scale: "std" to divide the second by the deviation of the siblings, None for no division.
+      first: Rollouts before any fork; None for half of the group.
+      prob: That a turn forks.
+
+    References:
+      PORTool (arXiv:2510.26020), ABSTRACT reading: gamma 0.95, both weights 1. Its clip is not
+      known. There each unfinished rollout proposes forks after each turn, of which some stay; here
+      turns of ended rollouts fork at random.
+    """
+    credit = bind(
+        advantages.portool,
+        gamma=gamma,
+        trajectory_weight=trajectory_weight,
+        fork_weight=fork_weight,
+        scale=scale,
+    )
+    return from_base(
+        name="portool",
+        advantage=chain(stateless(credit), stateless(advantages.turns_to_tokens)),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        collector=curation.turn_branched(first=first, prob=prob, weight=0.0),
+        paper="arXiv:2510.26020",
+    )
+
+
+def oprl(
+    *,
+    beta: float = 0.05,
+    alpha: float = 1.0,
+    base: Literal["rloo", "grpo", "center"] = "rloo",
+    combine: Literal["mean", "sum"] = "mean",
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """The advantage of the rollout, plus that of each turn by an implicit process reward.
+
+        r[i, k] = beta * sum over tokens of turn k of (prm_logp - old_logp)
+        A[i, k] = base(r)_i + alpha base(r[i, k] over all turns of the group)
+
+    ``prm_logp`` are those of a process reward model, which begins as the policy and takes a step on
+    ``preferences.trajectory_dpo`` of the same rollouts first; ``config.critic`` is its optimizer.
+
+    Args:
+      beta: Scale of the process reward, above 0.
+      alpha: Weight of the turns, not negative.
+      base: "rloo", "grpo" or "center".
+      combine: What the reward model learns by of a rollout, the "mean" or the "sum" of its turns.
+
+    References:
+      OPRL or iStar (arXiv:2509.19199), and its released code: beta 0.05, alpha 1, "rloo". The paper
+      has a ratio of the step, the code of the token, as here; the paper sums over turns. The reward
+      model takes one step a batch, there as many as it has minibatches, at twice the policy's rate.
+    """
+    checks.check_option("oprl", "combine", combine, ("mean", "sum"))
+    credit = bind(advantages.oprl, beta=beta, alpha=alpha, base=base)
+    loss = bind(preferences.trajectory_dpo, beta=beta)
+    loss = loss if combine == "mean" else bind(loss, turn_ids=None)
+    return from_base(
+        name="oprl",
+        prm=ProcessRewardModel(loss=loss),
+        advantage=chain(stateless(credit), stateless(advantages.turns_to_tokens)),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        paper="arXiv:2509.19199",
+    )
+
+
+def seeupo(
+    *,
+    order: Order = "backward",
+    factor_eps: float = 0.2,
+    bound: float = 3.0,
+    kl_coef: float = 0.002,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Turns are updated one after the other, the last one first.
+
+        a = r - mean_group r;   A = clip((a - mean a) / std a, -bound, bound)
+        for each turn k from the last to the first, an optimizer step on its tokens with
+            old_logp of the policy now,  A_k = A factor,  and the ratio of the turn (GSPO)
+            factor = clip(factor ratio, 1 - factor_eps, 1 + factor_eps)   of the turns before
+
+    With one turn it is GSPO with advantages normalized over the batch.
+
+    Args:
+      order: "backward", "forward" or "random".
+      factor_eps: How far the factor goes from 1, in [0, 1].
+      bound: Of the advantages.
+
+    References:
+      SeeUPO (arXiv:2602.06554), and its released code: both bounds 0.2, advantages within 3, a KL
+      of 0.002. A group of one has its reward, as there. Its mean over sequences counts those
+      without the turn, ours does not.
+    """
+    return from_base(
+        name="seeupo",
+        advantage=chain(
+            stateless(advantages.dr_grpo, singleton="raw"),
+            stateless(advantages.batch_normalize),
+            stateless(advantages.clip, bound=bound),
+        ),
+        surrogate=bind(surrogates.gspo, eps_low=eps_low, eps_high=eps_high),
+        weights=aggregate.sequence_mean,
+        regularizers=(bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else (),
+        turn_updates=TurnUpdates(order=order, eps_low=factor_eps, eps_high=factor_eps),
+        paper="arXiv:2602.06554",
+    )

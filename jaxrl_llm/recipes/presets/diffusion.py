@@ -1,0 +1,193 @@
+"""Methods of masked-diffusion models: an estimate of the likelihood stands where it stands.
+
+They train a model with ``causal=False``. The masks of a batch serve all of its updates, the old
+policy and the reference.
+"""
+
+from jaxrl_llm import advantages, aggregate, diffusion, regularizers, surrogates
+from jaxrl_llm.core import bind, stateless
+from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.recipe import Recipe
+
+
+def diffu_grpo(
+    *, p: float = 0.15, eps: float = 0.5, kl_coef: float = 0.04, epochs: int = 1
+) -> Recipe:
+    """GRPO on the log-probabilities of one step of denoising.
+
+    Advantages are rewards minus the mean of their group; the mean is over all tokens.
+
+    Args:
+      p: Share of the prompt that is hidden.
+      eps: Clip of a token's ratio.
+      kl_coef: Weight of k3 to the reference.
+      epochs: Optimizer steps of a batch; the paper has 12, each with other masks.
+
+    References:
+      Zhao et al., d1 (arXiv:2504.12216).
+    """
+    return from_base(
+        name="diffu_grpo",
+        advantage=stateless(advantages.dr_grpo),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps, eps_high=eps),
+        regularizers=(_kl(kl_coef),) if kl_coef else (),
+        likelihood=diffusion.mean_field_likelihood(p=p),
+        epochs=epochs,
+        paper="arXiv:2504.12216",
+    )
+
+
+def coupled_grpo(*, pairs: int = 1, eps: float = 0.5, kl_coef: float = 0.01) -> Recipe:
+    """GRPO on log-probabilities of pairs of complementary masks, so that each token is seen twice.
+
+    Advantages are rewards minus the mean of the others of their group.
+
+    Args:
+      pairs: Of masks; two forwards each, and one with all hidden.
+      eps: Clip of a token's ratio.
+      kl_coef: Weight of k3 to the reference.
+
+    References:
+      Gong et al., DiffuCoder (arXiv:2506.20639).
+    """
+    return from_base(
+        name="coupled_grpo",
+        advantage=stateless(advantages.rloo),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps, eps_high=eps),
+        regularizers=(_kl(kl_coef),) if kl_coef else (),
+        likelihood=diffusion.coupled_likelihood(pairs=pairs),
+        paper="arXiv:2506.20639",
+    )
+
+
+def espo(*, samples: int = 1, eps: float = 0.2, kl_coef: float = 3e-3) -> Recipe:
+    """One ratio of lower bounds a response, to the power 1 / L, and k2 of them to the reference.
+
+    Advantages are rewards minus the mean of their group.
+
+    Args:
+      samples: Of masks, each with its complement: two forwards.
+      eps: Clip of the ratio.
+      kl_coef: Weight of the penalty.
+
+    References:
+      Ou et al., ESPO (arXiv:2512.03759).
+    """
+    penalty = bind(diffusion.elbo_kl, coef=kl_coef)
+    return from_base(
+        name="espo",
+        advantage=stateless(advantages.dr_grpo),
+        surrogate=bind(surrogates.gspo, eps_low=eps, eps_high=eps),
+        weights=aggregate.sequence_mean,
+        regularizers=(penalty,) if kl_coef else (),
+        likelihood=diffusion.elbo_likelihood(
+            samples=samples, draws="stratified", masks="complementary"
+        ),
+        paper="arXiv:2512.03759",
+    )
+
+
+def elbo_grpo(*, samples: int = 4, eps: float = 0.2, masks: str = "exact") -> Recipe:
+    """A clipped ratio of lower bounds a response, by the draws of LLaDA and VRPO.
+
+    Args:
+      samples: Forwards of a response.
+      eps: Clip of the ratio.
+      masks: As of :func:`jaxrl_llm.diffusion.elbo_likelihood`.
+
+    References:
+      Nie et al., LLaDA (arXiv:2502.09992); Zhu et al., VRPO (arXiv:2505.19223), who compare pairs:
+      ``dpo().replace(likelihood=...)``.
+    """
+    return from_base(
+        name="elbo_grpo",
+        surrogate=bind(surrogates.gspo, eps_low=eps, eps_high=eps),
+        weights=aggregate.sequence_mean,
+        likelihood=diffusion.elbo_likelihood(samples=samples, masks=masks),
+        paper="arXiv:2502.09992",
+    )
+
+
+def gdpo_elbo(*, samples: int = 2, eps: float = 0.2) -> Recipe:
+    """A clipped ratio of lower bounds by quadrature over the noise level.
+
+    Args:
+      samples: Levels, with a forward each.
+      eps: Clip of the ratio.
+
+    References:
+      Rojas et al., GDPO (arXiv:2510.08554).
+    """
+    recipe = elbo_grpo(samples=samples, eps=eps, masks="quadrature")
+    return recipe.replace(name="gdpo_elbo", paper="arXiv:2510.08554")
+
+
+def spg(
+    *, samples: int = 2, block: int | None = None, beta: float = 1.5, mix: float = 0.5
+) -> Recipe:
+    """Policy gradient on the lower bound of good responses and an upper one of bad.
+
+    Advantages are rewards minus the mean of their group.
+
+    Args:
+      samples: Forwards of a response.
+      block: Tokens of a block of the sampler; None masks over all of a response.
+      beta, mix: Power of the upper bound, and its weight.
+
+    References:
+      Wang et al., SPG (arXiv:2510.09541).
+    """
+    return from_base(
+        name="spg",
+        advantage=stateless(advantages.dr_grpo),
+        surrogate=surrogates.reinforce,
+        likelihood=diffusion.sandwiched_likelihood(
+            samples=samples, block=block, beta=beta, mix=mix
+        ),
+        paper="arXiv:2510.09541",
+    )
+
+
+def wd1(*, scale: float = 1.0, p: float = 0.15) -> Recipe:
+    """Weighted likelihood of one step of denoising: no ratio, no old policy.
+
+    The loss is that of the paper over the size of a group.
+
+    Args:
+      scale: Of advantages, which are rewards minus the mean of their group, in the weights.
+      p: Share of the prompt that is hidden.
+
+    References:
+      Tang et al., wd1 (arXiv:2507.08838).
+    """
+    return from_base(
+        name="wd1",
+        advantage=stateless(advantages.dr_grpo),
+        surrogate=bind(diffusion.wd1, scale=scale),
+        weights=aggregate.sequence_sum,
+        likelihood=diffusion.mean_field_likelihood(p=p),
+        paper="arXiv:2507.08838",
+    )
+
+
+def bgpo(*, samples: int = 16, cap: float | None = None) -> Recipe:
+    """A lower bound of the ratio of lower bounds that is a sum over forwards.
+
+    Args:
+      samples: Forwards of a response.
+      cap: Greatest log-ratio of a draw that counts for a bad response; None for none.
+
+    References:
+      Lin et al., BGPO (arXiv:2510.11683); confidence PAPER.
+    """
+    return from_base(
+        name="bgpo",
+        surrogate=bind(diffusion.bgpo, cap=cap),
+        weights=aggregate.sequence_mean,
+        likelihood=diffusion.elbo_likelihood(samples=samples, masks="independent"),
+        paper="arXiv:2510.11683",
+    )
+
+
+def _kl(coef: float):
+    return bind(regularizers.kl_to_reference, estimator="k3", coef=coef)

@@ -1,0 +1,203 @@
+"""Learning from another model: its distributions, or what it makes of the policy's tokens.
+
+The teacher is ``TrainConfig.teacher``. The rewards of a run are what it reports and evaluates; of
+these methods only ``minillm`` trains on them as well.
+"""
+
+from jaxrl_llm import advantages, aggregate, curation, surrogates
+from jaxrl_llm.core import Array, bind, chain, given, masking, stateless
+from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.presets.teachers import no_advantages
+from jaxrl_llm.recipes.recipe import Recipe
+from jaxrl_llm.recipes.wiring import Computed
+from jaxrl_llm.surrogates.divergence import Rest
+
+# The teacher's log-probability of the token that the policy drew.
+_OF_TOKENS = Computed("teacher_token_logp", surrogates.target_log_probs, "teacher")
+
+
+def gkd(
+    *,
+    beta: float = 0.5,
+    top: int | None = None,
+    rest: Rest = "tail",
+    demonstrations: int = 0,
+    offline: bool = False,
+    column: str = "demonstration",
+) -> Recipe:
+    """Generalized knowledge distillation.
+
+        loss = mean over tokens of the divergence between policy and teacher; beta
+        beta = 0: KL(teacher || policy);  1: KL(policy || teacher);  between: Jensen-Shannon
+
+    The responses are the policy's, or of the data. Neither model's logits exist for more than a
+    chunk of tokens. With ``top`` the divergence is over that many tokens, the teacher's most
+    probable ones, which is what a server of tokens and stored logits have.
+
+    Args:
+      beta: Of the divergence; 0.5 is the Jensen-Shannon divergence, symmetric.
+      top: Size of the support; None for the full vocabulary.
+      rest: The other tokens are one event ("tail"), or nothing after the support's probabilities
+        were made to add up to 1 ("renormalize").
+      demonstrations: How many responses of each group are of the data (1 - lambda of the paper is
+        this number over the size of the group).
+      offline: Nothing is sampled: all responses are of the data.
+      column: Of the data, with the responses.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.recipes.gkd(beta=1.0, top=20).surrogate
+      sdpo(alpha=1.0, is_clip=None, rest='tail')
+
+    References:
+      Agarwal et al., on-policy distillation of language models (arXiv:2306.13649); the options are
+      those of TRL's GKD, distillation and server-distillation trainers, see docs/distillation.md.
+    """
+    if offline and demonstrations:
+        raise ValueError("gkd: demonstrations has no effect where all responses are of the data.")
+    if column != "demonstration" and not (offline or demonstrations):
+        raise ValueError("gkd: column has no effect where no response is of the data.")
+    if top is None:
+        if rest != "tail":
+            raise ValueError("gkd: rest has no effect without top.")
+        divergence = bind(surrogates.teacher_divergence, alpha=beta)
+        surrogate, computed = surrogates.gkd, (Computed("divergence", divergence, "policy"),)
+    else:
+        log_probs = given(surrogates.support_log_probs, support="top_ids")
+        surrogate = bind(surrogates.sdpo, alpha=beta, rest=rest, is_clip=None)
+        computed = (
+            Computed("student_logp", log_probs, "policy"),
+            Computed("top_ids", bind(surrogates.top_tokens, count=top), "teacher"),
+            Computed("teacher_logp", bind(surrogates.top_log_probs, count=top), "teacher"),
+        )
+    collector = None
+    if offline:
+        collector = curation.only_demonstrations(column=column, reward=0.0)
+    elif demonstrations:
+        collector = curation.demonstrations(count=demonstrations, column=column, reward=0.0)
+    return from_base(
+        name="gkd",
+        advantage=stateless(no_advantages),
+        surrogate=surrogate,
+        computed=computed,
+        collector=collector,
+        paper="arXiv:2306.13649",
+        group_relative=False,
+    )
+
+
+def on_policy_distillation(
+    *, coef: float = 1.0, discount: float = 0.0, gamma: float | None = None
+) -> Recipe:
+    """The reverse KL to a teacher by policy gradient, from the sampled tokens alone.
+
+        A[t] = coef (teacher_token_logp[t] - old_logp[t])
+        loss = mean over tokens of -A[t] times the clipped ratio
+
+    On policy its gradient is, in expectation, that of KL(policy || teacher) of the next token. The
+    teacher says one number a token.
+
+    Args:
+      coef: Weight of the teacher.
+      discount: Of later tokens' log-ratios, which count for a token as well; 0 for none.
+      gamma: What the first token counts more than the last (IW-OPD); None for no such weight.
+
+    References:
+      Reverse KL as the reward: MiniLLM (arXiv:2306.08543); with ``gamma``, on the position bias of
+      on-policy distillation (arXiv:2606.22600), 0.5 in TRL.
+    """
+    teacher = bind(advantages.teacher_advantages, coef=coef, discount=discount)
+    advantage = chain(stateless(no_advantages), stateless(teacher))
+    if gamma is not None:
+        weights = stateless(bind(advantages.prefix_weighted, gamma=gamma))
+        advantage = chain(stateless(no_advantages), stateless(teacher), weights)
+    return from_base(
+        name="on_policy_distillation",
+        advantage=advantage,
+        computed=(_OF_TOKENS,),
+        paper="arXiv:2306.08543",
+        group_relative=False,
+    )
+
+
+def iw_opd(*, gamma: float = 0.5) -> Recipe:
+    """Importance-weighted on-policy distillation: early tokens count more.
+
+        A[t] = w[t] (teacher_token_logp[t] - old_logp[t])
+        w[t] = 1 + gamma (1 - share of the |log-ratio| of the response that lies before t)
+
+    Args:
+      gamma: What the first token counts more than the last.
+
+    References:
+      On the Position Bias of On-Policy Distillation (arXiv:2606.22600), as in TRL 1.16.
+    """
+    recipe = on_policy_distillation(gamma=gamma)
+    return recipe.replace(name="iw_opd", paper="arXiv:2606.22600")
+
+
+def minillm(
+    *, coef: float = 1.0, discount: float = 1.0, single_step: float = 1.0, rewards: bool = True
+) -> Recipe:
+    """Reverse KL of the full response: its part of the next token exactly, the rest by samples.
+
+        A[t] = A_grpo + coef (mean over u >= t of teacher_token_logp[u] - old_logp[u]), discounted
+        token loss = clipped policy-gradient loss + single_step KL(policy || teacher)[t]
+
+    Args:
+      coef: Weight of the teacher in the advantages.
+      discount: Of later tokens; 0 leaves the present one alone.
+      single_step: Weight of the exact divergence of the next token.
+      rewards: Whether the task's rewards count too, by GRPO's advantage, as in TRL; the paper has
+        none.
+
+    References:
+      Gu et al., MiniLLM (arXiv:2306.08543) in the form of TRL 1.13's trainer. The paper also mixes
+      the teacher into the sampler and adds a loss on texts of the pretraining; both are left out.
+    """
+    first = advantages.grpo if rewards else no_advantages
+    teacher = bind(
+        advantages.teacher_advantages, coef=coef, discount=discount, normalize=discount > 0
+    )
+    divergence = bind(surrogates.teacher_divergence, alpha=1.0)
+    return from_base(
+        name="minillm",
+        advantage=chain(stateless(first), stateless(teacher)),
+        computed=(
+            _OF_TOKENS,
+            *([Computed("divergence", divergence, "policy")] if single_step else []),
+        ),
+        regularizers=(bind(next_token_divergence, coef=single_step),) if single_step else (),
+        paper="arXiv:2306.08543",
+        group_relative=rewards,
+    )
+
+
+def next_token_divergence(*, divergence: Array, mask: Array, coef: float = 1.0) -> Array:
+    """``coef divergence[t]``, the exact part of a divergence beside a policy gradient of it."""
+    return coef * masking.zero_masked(divergence, mask)
+
+
+def span_distillation(*, coef: float = 1.0) -> Recipe:
+    """On-policy distillation from a teacher with another tokenizer.
+
+        A[t] = coef (log-probability of t's span under the teacher - sum of old_logp over the span)
+        span = the shortest stretch of text at whose end both tokenizers end a token
+
+    The teacher is a ``train.teachers.AlignedTeacher``, which reads the text of prompt and response.
+
+    Args:
+      coef: Weight of the teacher.
+
+    References:
+      Spans as in TRL's GOLD trainer (Universal Logit Distillation, arXiv:2402.12030), which
+      compares sorted distributions; one number for each span is ours.
+    """
+    teacher = bind(advantages.span_advantages, coef=coef)
+    return from_base(
+        name="span_distillation",
+        advantage=chain(stateless(no_advantages), stateless(teacher)),
+        paper="arXiv:2402.12030",
+        group_relative=False,
+        weights=aggregate.token_mean,
+    )

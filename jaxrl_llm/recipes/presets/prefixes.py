@@ -1,0 +1,132 @@
+"""Methods that value prefixes of responses by rollouts that go on from them; no critic.
+
+Options that they share:
+
+    rollouts: From each prefix (``curation.valued``).
+    segments: Of a response, at most; None for as many as it has.
+    eps_low, eps_high: See the package.
+"""
+
+from jaxrl_llm import advantages, curation, surrogates
+from jaxrl_llm.core import bind, chain, given, stateless
+from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.recipe import Recipe
+
+# One value a segment on its tokens.
+_SPREAD = given(advantages.turns_to_tokens, turn_ids="segment_ids")
+
+
+def vineppo(
+    *,
+    rollouts: int = 9,
+    step_length: int | None = None,
+    segments: int | None = None,
+    whiten: bool = True,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """PPO whose values are mean rewards of rollouts from the beginning of each line.
+
+        V_k = mean reward of `rollouts` responses that go on from what stands before line k
+        A_k = V_(k+1) - V_k, of the last line r - V_k;   on its tokens, whitened
+
+    Args:
+      step_length: Tokens of a step, in place of lines; None for lines.
+      whiten: Whether advantages are shifted and scaled over the tokens of the batch.
+
+    References:
+      VinePPO (arXiv:2410.01679), the released code: 9 rollouts; its KL penalty of 1e-4 is left out
+      here. Steps end at tokens with a line break, so no text is tokenized again; rollouts of equal
+      prefixes of a group are shared.
+    """
+    rule = curation.line_starts
+    if step_length is not None:
+        rule = bind(curation.stretch_starts, length=step_length)
+    return from_base(
+        name="vineppo",
+        advantage=chain(
+            stateless(advantages.segment_advantages),
+            stateless(_SPREAD),
+            *([stateless(advantages.whiten)] if whiten else []),
+        ),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        collector=curation.valued(rule, rollouts=rollouts, segments=segments),
+        paper="arXiv:2410.01679",
+        group_relative=False,
+    )
+
+
+def spo_chain(
+    *,
+    rho: float = 0.9,
+    interval: int = 5,
+    rollouts: int = 9,
+    segments: int | None = None,
+    whiten: bool = True,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Segments of a fixed number of uncertain tokens, which alone train.
+
+        uncertain = old probability < rho;   a segment begins at every interval-th of them
+        A_k = V_(k+1) - V_k, of the last segment r - V_k;   V as in :func:`vineppo`
+        loss = mean over uncertain tokens, A whitened over them
+
+    Args:
+      rho: Probability from which a token counts as certain.
+      interval: Uncertain tokens of a segment.
+      whiten: Whether advantages are shifted and scaled over the uncertain tokens of the batch.
+
+    References:
+      SPO-chain (arXiv:2505.23564), the released code; it clamps log-ratios to +-10, here to +-20.
+    """
+    credit, spread = stateless(advantages.segment_advantages), stateless(_SPREAD)
+    scaled = stateless(advantages.whiten_uncertain, rho=rho)
+    rule = bind(curation.spo_cutpoints, rho=rho, interval=interval)
+    return from_base(
+        name="spo_chain",
+        advantage=chain(credit, spread, scaled) if whiten else chain(credit, spread),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        selection=bind(curation.uncertain_tokens, rho=rho),
+        collector=curation.valued(rule, rollouts=rollouts, segments=segments),
+        paper="arXiv:2505.23564",
+        group_relative=False,
+    )
+
+
+def pav(
+    *,
+    alpha: float = 5.0,
+    k: int = 4,
+    baseline: bool = True,
+    rollouts: int = 9,
+    segments: int | None = None,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Rewarding progress: what a line adds to the value of the policy, and to that of a prover.
+
+        A_k = V_(k+1) - V_k + alpha (mu_(k+1) - mu_k),   mu = 1 - (1 - V)^k
+        the prover is the best of k rollouts of the policy;  V as in :func:`vineppo`
+
+    Rewards are in [0, 1].
+
+    Args:
+      alpha: Weight of the progress.
+      k: Tries of the prover.
+      baseline: Whether V_k is subtracted.
+
+    References:
+      Setlur et al., PAV (arXiv:2410.08146), ABSTRACT: there a verifier is trained to predict the
+      progress; here it is measured by rollouts, as in the baseline of this name in the released
+      code of SPO (arXiv:2505.23564), which has weight 5 and four tries.
+    """
+    credit = bind(advantages.pav, alpha=alpha, k=k, baseline=baseline)
+    return from_base(
+        name="pav",
+        advantage=chain(stateless(credit), stateless(_SPREAD)),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        collector=curation.valued(curation.line_starts, rollouts=rollouts, segments=segments),
+        paper="arXiv:2410.08146",
+        group_relative=False,
+    )

@@ -1,0 +1,278 @@
+"""Preferences between the policy's samples, or with those of an earlier or a mixed policy."""
+
+from collections.abc import Callable, Mapping
+
+import jax.numpy as jnp
+
+from jaxrl_llm import advantages, aggregate, curation, preferences, regularizers
+from jaxrl_llm.core import Array, bind, checks, given, masking, stateless
+from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.presets.preferences import online_dpo, with_loss
+from jaxrl_llm.recipes.recipe import Recipe
+from jaxrl_llm.recipes.wiring import Computed
+
+
+def sppo(*, beta: float = 1e-3) -> Recipe:
+    """Self-play preference optimization: log-ratios regressed to win rates.
+
+        loss = mean over both of (logp - ref_logp - (win rate - 1/2) / beta)^2 / 2
+
+    The win rate of a rollout is its mean probability of beating those of its group, by a
+    Bradley-Terry model of the rewards. The reference is the policy that sampled.
+
+    Args:
+      beta: 1 / eta, the size of a step.
+
+    References:
+      Wu et al. (arXiv:2405.00675). The paper samples all pairs of an iteration beforehand; here an
+      iteration is a step.
+    """
+    return with_loss(
+        "sppo",
+        bind(preferences.paired, reference="behavior", loss=bind(preferences.sppo, beta=beta)),
+        reads=("behavior_logp",),
+        paper="arXiv:2405.00675",
+        computed=(Computed("win_rates", win_rates, "batch"),),
+    )
+
+
+def inpo(*, eta: float = 0.0075, ratio: float = 1 / 3) -> Recipe:
+    """Iterative Nash policy optimization: towards the equilibrium of preferences, by self-play.
+
+        loss = (h - 1 / (2 eta))^2
+        h = of w minus of l: logp - ratio ref_logp - (1 - ratio) behavior_logp
+
+    Args:
+      eta: Size of a step of mirror descent.
+      ratio: tau / eta, the weight of the fixed reference against the policy that sampled.
+
+    References:
+      Zhang et al. (arXiv:2407.00617).
+    """
+    loss = bind(preferences.inpo, eta=eta, ratio=ratio)
+    surrogate, reads = bind(preferences.paired, loss=loss), ("ref_logp", "behavior_logp")
+    return with_loss("inpo", surrogate, reads=reads, paper="arXiv:2407.00617")
+
+
+def win_rates(advantages: Array, *, rewards: Array, where: Array) -> Array:
+    """Mean probabilities ``[P, G]`` of beating a rollout of the group, by Bradley and Terry."""
+    del advantages
+    return curation.mean_win_rate(curation.win_rate_matrix(rewards), where=where)
+
+
+def nash_md(*, beta: float = 0.1, mixture: float = 0.5) -> Recipe:
+    """Nash mirror descent: win against a mixture of policy and reference, and stay near it.
+
+        loss = -(p - 1/2) sum of logp + beta sum of sg(logp - ref_logp) logp
+        p = win rate against policy^(1 - mixture) ref^mixture
+
+    The opponents of a rollout are the others of its group, weighted by
+    :func:`jaxrl_llm.preferences.mixture_win_rates` as if the mixture had sampled them; who wins is
+    by a Bradley-Terry model of the rewards.
+
+    Args:
+      beta: Weight of the penalty.
+      mixture: Weight of the reference in the opponent.
+
+    References:
+      Munos et al. (arXiv:2312.00886). The paper and TRL sample the opponent from distributions of
+      tokens that are mixed.
+    """
+    rates = Computed("win_rates", bind(against_mixture, mixture=mixture), "batch")
+    return from_base(
+        name="nash_md",
+        advantage=stateless(advantages.dr_grpo),
+        surrogate=bind(preferences.played, beta=beta),
+        weights=aggregate.sequence_mean,
+        computed=(rates,),
+        paper="arXiv:2312.00886",
+    )
+
+
+def against_mixture(
+    advantages: Array,
+    *,
+    rewards: Array,
+    where: Array,
+    mask: Array,
+    old_logp: Array,
+    ref_logp: Array,
+    mixture: float,
+) -> Array:
+    """Win rates ``[P, G]`` for :func:`nash_md`."""
+    del advantages
+    logp, ref = (jnp.sum(masking.zero_masked(x, mask), axis=-1) for x in (old_logp, ref_logp))
+    wins = curation.win_rate_matrix(masking.zero_masked(rewards, where))
+    return preferences.mixture_win_rates(wins, logp, ref, mixture=mixture, where=where)
+
+
+def xpo(*, beta: float = 0.1, alpha: float = 1e-5, column: str = "reference_response") -> Recipe:
+    """Exploratory preference optimization: DPO, and away from what the reference writes.
+
+        loss = -log sigmoid(x_w - x_l) + alpha (sum of logp of the response of the reference)
+
+    A pair is a rollout of the policy and a response of the reference, both graded. Since the
+    reference is frozen, its responses are sampled once, before the run: a column of the data with
+    one or several, the first of which joins each group.
+
+    Args:
+      beta: Scale of the implicit rewards.
+      alpha: Optimism.
+      column: With the responses of the reference.
+
+    References:
+      Xie et al. (arXiv:2405.21046), as in TRL, which samples the reference anew in each step; one
+      response of each is a group of 2.
+    """
+    loss = bind(preferences.xpo, alpha=alpha, loss=bind(preferences.dpo, beta=beta))
+    return with_loss(
+        "xpo",
+        given(bind(preferences.paired, loss=loss), from_reference="steered"),
+        reads=("ref_logp",),
+        paper="arXiv:2405.21046",
+        collector=curation.demonstrations(column=column),
+    )
+
+
+def accelerated_po(*, beta: float = 0.1, alpha: float = 0.3, every: int = 100) -> Recipe:
+    """Accelerated preference optimization: iterations of online DPO, each begun a step beyond.
+
+        loss = as of online_dpo, against the policy that the iteration began with
+        every so many steps: policy = reference = params + alpha (params - previous params)
+
+    Args:
+      beta: Scale of the implicit rewards.
+      alpha: How far beyond, in [0, 1).
+      every: Steps of an iteration.
+
+    References:
+      He et al. (arXiv:2410.06293), ABSTRACT reading. An iteration of the paper samples its pairs
+      beforehand; here its policy samples as it learns.
+    """
+    return online_dpo(beta=beta).replace(
+        name="accelerated_po",
+        reference=regularizers.extrapolated(every=every, alpha=alpha),
+        paper="arXiv:2410.06293",
+    )
+
+
+def seppo(
+    *, beta: float = 0.1, every: int = 30, column: str = "demonstration", seed: int = 0
+) -> Recipe:
+    """Semi-policy preference optimization: responses of the data against samples of a past policy.
+
+        loss = -log sigmoid(x_w - s x_l),   s = 1 where logp_w >= ref_logp_w, else -1
+        w = a response of the data,   l = a sample of the reference
+        reference = the policy at the beginning of one of the iterations so far, drawn at random
+
+    Where the reference predicts the response of the data better than the policy does, its sample is
+    learned instead of pushed away. The data have no rejected responses, and rewards are not read.
+
+    Args:
+      beta: Scale of the implicit rewards.
+      every: Steps of an iteration.
+      column: With a response of each row.
+      seed: Of the draws of the reference.
+
+    References:
+      Zhang et al. (arXiv:2410.05255), who train diffusion models; of language models it is ours,
+      and so are ties. Confidence: PAPER.
+    """
+    return with_loss(
+        "seppo",
+        bind(preferences.paired, loss=bind(preferences.seppo, beta=beta)),
+        reads=("ref_logp",),
+        paper="arXiv:2410.05255",
+        collector=curation.demonstrations(column=column),
+    ).replace(
+        advantage=stateless(data_first),
+        curation=None,
+        reference=bind(regularizers.random_reference, every=every, seed=seed),
+        sampled_by="reference",
+    )
+
+
+def data_first(rewards: Array, *, steered: Array) -> Array:
+    """1 for responses of the data and 0 for samples ``[P, G]``."""
+    return jnp.where(steered, 1.0, jnp.zeros_like(rewards))
+
+
+def vlm_spo(
+    *,
+    beta: float = 0.1,
+    min_gap: float = 0.1,
+    task_weight: float = 1 / 3,
+    grounding_weight: float = 1 / 3,
+    history_weight: float = 1 / 3,
+    boundaries: tuple[int, ...] = (100, 200),
+) -> Recipe:
+    """Structured preference optimization of plans: DPO by a score of three criteria, easy first.
+
+        score = task_weight task + grounding_weight grounding + history_weight history
+        loss = as of online_dpo, of the greatest score of a group against the least
+
+    The reward returns a mapping with "task", "grounding" and "history", as a judge grades a chain
+    of reasoning; the data have a column "stage", from 0 for the easiest.
+
+    Args:
+      beta: Scale of the implicit rewards.
+      min_gap: The least gap between the scores of a pair; other groups leave the batch.
+      task_weight: Likewise ``grounding_weight`` and ``history_weight``, not negative.
+      grounding_weight: See ``task_weight``.
+      history_weight: See ``task_weight``.
+      boundaries: Steps at which the next stage opens.
+
+    References:
+      Structured preference optimization (arXiv:2502.20742), ABSTRACT: weights, gap and stages are
+      ours, and so is that the pairs are sampled by the policy as it learns.
+    """
+    checks.check_non_negative("vlm_spo", finite=True, min_gap=min_gap)
+    score = bind(
+        plan_scores,
+        task_weight=task_weight,
+        grounding_weight=grounding_weight,
+        history_weight=history_weight,
+    )
+    apart = bind(groups_apart, score=score, min_gap=min_gap)
+    return online_dpo(beta=beta).replace(
+        name="vlm_spo",
+        advantage=stateless(given(score, rewards="reward_components")),
+        curation=stateless(given(apart, rewards="reward_components")),
+        collector=curation.staged(boundaries),
+        paper="arXiv:2502.20742",
+    )
+
+
+def plan_scores(
+    rewards: Mapping[str, Array],
+    *,
+    where: Array,
+    task_weight: float,
+    grounding_weight: float,
+    history_weight: float,
+) -> Array:
+    """Scores ``[P, G]`` of the criteria of :func:`vlm_spo`, 0 where masked."""
+    names = ("task", "grounding", "history")
+    if absent := [name for name in names if name not in rewards]:
+        raise ValueError(
+            f"vlm_spo: the reward must return {', '.join(map(repr, names))}; it has no "
+            f"{', '.join(map(repr, absent))}."
+        )
+    task, grounding, history = (masking.zero_masked(rewards[name], where) for name in names)
+    return curation.structured_score(
+        task,
+        grounding,
+        history,
+        task_weight=task_weight,
+        grounding_weight=grounding_weight,
+        history_weight=history_weight,
+    )
+
+
+def groups_apart(
+    rewards: Mapping[str, Array], *, where: Array, score: Callable, min_gap: float
+) -> Array:
+    """The groups ``[P, G]`` whose best and worst scores differ enough to be a pair."""
+    values = score(rewards, where=where)
+    pairs = curation.select_pairs(values, where=where, min_gap=min_gap)
+    return where & jnp.any(pairs.where, axis=-1, keepdims=True)

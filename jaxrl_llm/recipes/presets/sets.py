@@ -1,0 +1,90 @@
+"""Methods that score a rollout with others: sets that differ, failures by the successes.
+
+Options that these presets share: ``kl_coef``, ``eps_low``, ``eps_high``, see the package.
+"""
+
+from typing import Literal
+
+from jaxrl_llm import advantages, curation, regularizers, rewards, surrogates
+from jaxrl_llm.core import bind, chain, stateless
+from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.recipe import Recipe
+from jaxrl_llm.recipes.wiring import Computed
+
+
+def polychromic(
+    *,
+    size: int = 4,
+    sets: Literal["all", "disjoint"] = "all",
+    kl_coef: float = 0.01,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Sets of rollouts are good if they are right in different ways.
+
+        f(set) = mean reward * (distinct answers / n)
+        A_i = mean of f over the sets with i - mean of f over all sets
+
+    The reward is not negative and returns the answer, or the kind of solution, of a rollout as
+    ``answer_ids``.
+
+    Args:
+      size: n, members of a set.
+      sets: "all" sets of a group, or "disjoint" ones of neighbors.
+
+    References:
+      Polychromic objectives (arXiv:2509.25424), PAPER: states from which several rollouts start;
+      here the prompt. A set of 4, disjoint ones, a window of 5 actions and a KL of 0.01 are those
+      of an unofficial implementation; a critic, which it has for the other actions, is left out.
+    """
+    return from_base(
+        name="polychromic",
+        advantage=stateless(advantages.polychromic, size=size, sets=sets),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        regularizers=(bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else (),
+        paper="arXiv:2509.25424",
+    )
+
+
+def srpo_vla(
+    *,
+    threshold: float = 0.5,
+    cap: float = 0.6,
+    steepness: float = 10.0,
+    offset: float = 0.5,
+    radius: float | None = 0.5,
+    eps_low: float = 0.2,
+    eps_high: float = 0.28,
+) -> Recipe:
+    """Failures are rewarded by how near they came to the successes of their group.
+
+        r = 1 for a success, else cap sigmoid(steepness (offset - n)),   A = grpo(r)
+        n = distance to the nearest cluster of successes, from 0 to 1 over the group's failures
+
+    Distances are between embeddings of the responses (``curation.hashed_responses``), or those that
+    the batch brings as ``embeddings``.
+
+    Args:
+      threshold: A reward above it is a success.
+      cap: Bound of a failure's reward.
+      steepness, offset, radius: See ``rewards.progress_rewards``.
+
+    References:
+      Fei et al., SRPO for robots (arXiv:2511.15605), the released code (siiRL): embeddings of
+      videos by V-JEPA 2, a task of the batch in place of a group. Words in their place are ours.
+    """
+    progress = bind(
+        rewards.progress_rewards,
+        threshold=threshold,
+        cap=cap,
+        steepness=steepness,
+        offset=offset,
+        radius=radius,
+    )
+    return from_base(
+        name="srpo_vla",
+        advantage=chain(stateless(progress), stateless(advantages.grpo)),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        computed=(Computed("embeddings", curation.hashed_responses, "responses"),),
+        paper="arXiv:2511.15605",
+    )

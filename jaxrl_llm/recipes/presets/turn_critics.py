@@ -1,0 +1,205 @@
+"""PPO with a critic for rollouts of several turns.
+
+The batch has ``turn_ids``, ``turn_rewards`` and ``turn_where``; the rewards of the rollouts are not
+read. What an environment wrote is stepped over: it is no token of the mask, its values are not read
+and it costs no discount.
+
+Options that they share:
+
+    gamma: Discount, in [0, 1]; for a token, or for a turn where the estimate is of turns.
+    lam: How far the estimate trusts rewards over values, in [0, 1].
+    value_eps: Greatest change of a value that is rewarded in one step.
+    whiten: Whether advantages are shifted and scaled over the tokens of the batch.
+"""
+
+from collections.abc import Callable
+
+from jaxrl_llm import advantages, aggregate, surrogates
+from jaxrl_llm.advantages.turn_critics import Combine
+from jaxrl_llm.core import bind, chain, checks, given, pipe, stateless
+from jaxrl_llm.recipes.critic import Critic
+from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.presets.critics import ppo, whitened
+from jaxrl_llm.recipes.recipe import Recipe
+
+
+def _of_turns(function: Callable) -> Callable:
+    """The function with the rewards of turns in the place of those of rollouts."""
+    return given(function, turn_rewards="turn_rewards", turn_where="turn_where")
+
+
+def _ppo_of_turns(
+    *,
+    name: str,
+    paper: str,
+    credit: Callable,
+    returns: Callable,
+    trained: Callable,
+    whiten: bool,
+    value_eps: float,
+    eps_low: float,
+    eps_high: float,
+) -> Recipe:
+    """PPO of turns; its critic learns ``returns`` at the tokens of ``trained``."""
+    checks.check_positive(name, value_eps=value_eps)
+    return from_base(
+        name=name,
+        advantage=chain(
+            stateless(_of_turns(credit)),
+            stateless(advantages.turns_to_tokens),
+            *whitened(whiten),
+        ),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        critic=Critic(
+            returns=_of_turns(returns),
+            loss=bind(surrogates.value_loss, eps=value_eps),
+            weights=pipe(trained, aggregate.token_mean),
+        ),
+        paper=paper,
+        group_relative=False,
+    )
+
+
+def gae_token(
+    *,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    kl_coef: float = 0.0,
+    whiten: bool = True,
+    value_eps: float = 0.2,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Advantages of tokens, with the reward of each turn on its last token.
+
+        R[t] = r_k at the last token of turn k, minus kl_coef (old_logp - ref_logp) at every token
+        A = gae(R, V; gamma, lam), whitened;   returns = gae + V
+
+    Args:
+      kl_coef: Penalty for a nat of divergence from the reference, in units of reward; 0 leaves it
+        out, and with it the reference model.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> sorted(jr.recipes.gae_token().required_fields)
+      ['old_values', 'turn_ids', 'turn_rewards', 'turn_where', 'values']
+
+    References:
+      Schulman et al., GAE (arXiv:1506.02438), stepping over observations as in the released code of
+      2510.01132; its penalty is 0.01.
+    """
+    checks.check_non_negative("gae_token", kl_coef=kl_coef)
+    token_rewards = _of_turns(advantages.turn_end_rewards)
+    if kl_coef:
+        penalized = bind(advantages.kl_shaped_rewards, kl_coef=kl_coef)
+        token_rewards = pipe(token_rewards, penalized)
+    return ppo(
+        name="gae_token",
+        paper="arXiv:1506.02438",
+        token_rewards=token_rewards,
+        credit=bind(advantages.gae, gamma=gamma, lam=lam),
+        returns=bind(advantages.gae_returns, gamma=gamma, lam=lam),
+        after=whitened(whiten),
+        value_eps=value_eps,
+        eps_low=eps_low,
+        eps_high=eps_high,
+    )
+
+
+def gae_turn(
+    *,
+    gamma: float = 1.0,
+    lam: float = 1.0,
+    whiten: bool = True,
+    value_eps: float = 0.2,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Advantages of turns; the critic is read and trained at the first token of each.
+
+        A_k = turn_gae(r, V; gamma, lam), for every token of the turn, whitened
+        critic: mean over turns of its clipped squared error from A_k + V_k
+
+    References:
+      Schulman et al., GAE (arXiv:1506.02438), a step of which is a turn. One ratio a token.
+    """
+    return _ppo_of_turns(
+        name="gae_turn",
+        paper="arXiv:1506.02438",
+        credit=bind(advantages.turn_gae, gamma=gamma, lam=lam),
+        returns=bind(advantages.turn_gae_returns, gamma=gamma, lam=lam),
+        trained=advantages.turn_starts,
+        whiten=whiten,
+        value_eps=value_eps,
+        eps_low=eps_low,
+        eps_high=eps_high,
+    )
+
+
+def poad(
+    *,
+    gamma: float = 0.95,
+    intra_gamma: float = 1.0,
+    lam: float = 0.95,
+    whiten: bool = True,
+    value_eps: float = 0.2,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Advantages of tokens with a discount between turns and none within one.
+
+        A = gae(R, V) with the discount gamma at the last token of a turn, intra_gamma elsewhere
+
+    Args:
+      intra_gamma: Discount within a turn; ``gamma`` gives plain GAE (the paper's NTPO).
+
+    References:
+      POAD (arXiv:2405.15821), the released code, which standardizes over non-zero entries, has an
+      entropy bonus of 0.01 and skips an update whose KL is above 0.02.
+    """
+    return ppo(
+        name="poad",
+        paper="arXiv:2405.15821",
+        token_rewards=_of_turns(advantages.turn_end_rewards),
+        credit=bind(advantages.poad, gamma=gamma, intra_gamma=intra_gamma, lam=lam),
+        returns=bind(advantages.poad_returns, gamma=gamma, intra_gamma=intra_gamma, lam=lam),
+        after=whitened(whiten),
+        value_eps=value_eps,
+        eps_low=eps_low,
+        eps_high=eps_high,
+    )
+
+
+def pdppo(
+    *,
+    gamma: float = 0.99,
+    lam: float = 0.95,
+    combine: Combine = "max",
+    whiten: bool = False,
+    value_eps: float = 0.2,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Advantages of turns by two values: before the action, and before the environment answers.
+
+        A_k = max(turn_gae(r, V)_k, r_k + W_k - V_k),   V at the first and W at the last token
+        critic: at the first token A + V of turn_gae, at the last gamma times that of the next turn
+
+    Args:
+      combine: "max" of the two advantages, their "mean", or "before" for the first alone.
+
+    References:
+      PDPPO (arXiv:2504.05150), ABSTRACT; the greater of both is from memory. Both values are reads
+      of one critic here, and separate networks there.
+    """
+    return _ppo_of_turns(
+        name="pdppo",
+        paper="arXiv:2504.05150",
+        credit=bind(advantages.pdppo, gamma=gamma, lam=lam, combine=combine),
+        returns=bind(advantages.pdppo_returns, gamma=gamma, lam=lam),
+        trained=advantages.turn_borders,
+        whiten=whiten,
+        value_eps=value_eps,
+        eps_low=eps_low,
+        eps_high=eps_high,
+    )

@@ -1,0 +1,420 @@
+"""Methods of episodes with several turns: credit by turn, state and step.
+
+The batch holds ``turn_rewards``, ``turn_where`` and ``turn_ids``, as an environment's episodes have
+them; the rewards of the rollouts are the sums of the turn rewards. Options that they share:
+
+    gamma: Discount for a turn, in [0, 1].
+    scale: "group" divides by a standard deviation, "none" does not.
+"""
+
+from typing import Literal
+
+from jaxrl_llm import advantages, curation, regularizers, surrogates
+from jaxrl_llm.core import bind, chain, checks, given, pipe, stateless
+from jaxrl_llm.curation.teachers import BEFORE_ANSWER
+from jaxrl_llm.recipes.critic import Critic
+from jaxrl_llm.recipes.presets.base import from_base
+from jaxrl_llm.recipes.recipe import Recipe
+from jaxrl_llm.recipes.wiring import ANSWER_TEXTS, Computed
+
+
+def mc_return(
+    *,
+    gamma: float = 1.0,
+    baseline: Literal["turn", "group", "none"] = "turn",
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Monte-Carlo returns of turns minus a baseline.
+
+        A[i, k] = sum over j >= k of gamma^(j - k) r[i, j] - b
+
+    Args:
+      baseline: b: the mean return at the same "turn", over all turns of the "group", or "none".
+
+    References:
+      Sutton and Barto, Reinforcement Learning, chapter 13.4. With a critic for a baseline it is
+      ``gae`` with lam 1.
+    """
+    credit = bind(advantages.mc_turns, gamma=gamma, baseline=baseline)
+    return from_base(
+        name="mc_return",
+        advantage=chain(
+            stateless(given(credit, rewards="turn_rewards", turn_where="turn_where")),
+            stateless(advantages.turns_to_tokens),
+        ),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+    )
+
+
+def gigpo(
+    *,
+    gamma: float = 0.95,
+    omega: float = 1.0,
+    scale: Literal["group", "none"] = "none",
+    episode: Literal["rollouts", "turns"] = "rollouts",
+    kl_coef: float = 0.01,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """GRPO over episodes, plus the same among all turns of a group that start from one state.
+
+        A[i, k] = episode_i + omega (R[i, k] - mean of R over the turns from the same state)
+
+    The batch holds ``state_ids``. See ``advantages.gigpo``.
+
+    Args:
+      omega: Weight of the step.
+      episode: What the mean of the episode counts: "rollouts" (the paper) or "turns" (the code).
+
+    References:
+      Feng et al., GiGPO (arXiv:2505.10978), and the settings of the released scripts. There a step
+      is a row of its own with a history of a few steps, and an invalid action costs 0.1, which here
+      is the environment's reward.
+    """
+    credit = bind(advantages.gigpo, gamma=gamma, omega=omega, scale=scale, episode=episode)
+    return _with_states("gigpo", credit, kl_coef, eps_low, eps_high, "arXiv:2505.10978")
+
+
+def hgpo(
+    *,
+    history: int = 2,
+    alpha: float = 1.0,
+    gamma: float = 0.95,
+    scale: Literal["group", "none"] = "group",
+    episode: Literal["turns", "rollouts"] | None = None,
+    kl_coef: float = 0.01,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Returns among the turns from the same state with the same history, averaged over lengths.
+
+    The batch holds ``state_ids``. See ``advantages.hgpo``.
+
+    Args:
+      history: How many states before that of the turn are compared at most.
+      alpha: How much more a longer history counts.
+      episode: Adds the advantage of the episode as one more level; None for none.
+
+    References:
+      HGPO (arXiv:2602.22817), the recipe in verl-agent. There the agent sees the last ``history``
+      steps and no more; here it sees all of them.
+    """
+    credit = bind(
+        advantages.hgpo, history=history, alpha=alpha, gamma=gamma, scale=scale, episode=episode
+    )
+    return _with_states("hgpo", credit, kl_coef, eps_low, eps_high, "arXiv:2602.22817")
+
+
+def salt(
+    *,
+    base: Literal["grpo", "rloo"] = "grpo",
+    history: int = 1,
+    include_next_state: bool = True,
+    count: Literal["rollout", "turn"] = "rollout",
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """The advantages of a group's rollouts, averaged at the turns that rollouts share.
+
+    The batch holds ``state_ids``, ``next_state_ids`` and ``action_ids``. See ``advantages.salt``.
+
+    Args:
+      base: The advantage of a rollout.
+      history: How many turns before must be shared too.
+      include_next_state: Whether a shared turn leads to the same state.
+      count: What the mean counts: each "rollout" once, or each "turn".
+
+    References:
+      SALT (arXiv:2510.20022), ABSTRACT reading; see ``advantages.salt``.
+    """
+    checks.check_option("salt", "base", base, ("grpo", "rloo"))
+    shared = bind(
+        advantages.salt, history=history, include_next_state=include_next_state, count=count
+    )
+    return from_base(
+        name="salt",
+        advantage=chain(
+            stateless(advantages.grpo if base == "grpo" else advantages.rloo),
+            stateless(given(shared, turn_where="turn_where")),
+            stateless(advantages.turns_to_tokens),
+        ),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        paper="arXiv:2510.20022",
+    )
+
+
+def ui_s1(
+    *,
+    gamma: float = 0.5,
+    step_weight: float = 1.0,
+    episode_weight: float = 1.0,
+    scale: Literal["group", "none"] = "group",
+    episode: Literal["turns", "rollouts"] = "turns",
+    threshold: float | None = 0.3,
+    kl_coef: float = 1e-4,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Along recorded episodes of an expert: returns that end where the policy deviates from them.
+
+    The batch holds ``expert_match``, whether a turn did what the expert did. See
+    ``advantages.ui_s1``; the environment continues from the expert's action after a deviation
+    (``curation.patch_decision``).
+
+    Args:
+      step_weight: Weight of the returns, compared turn by turn.
+      episode_weight: Weight of the part of the episode.
+      episode: What the latter compares: rewards of "turns" (the code) or sums of "rollouts".
+      threshold: Deviation of the rewards of a group below which another group is asked for in its
+        place, up to 10 times the batch; None for never.
+
+    References:
+      UI-S1 (arXiv:2509.11543), and the settings of the released script, whose threshold is on the
+      returns of first steps; here it is on the rewards of rollouts.
+    """
+    credit = bind(
+        advantages.ui_s1,
+        gamma=gamma,
+        step_weight=step_weight,
+        episode_weight=episode_weight,
+        scale=scale,
+        episode=episode,
+    )
+    collector = None
+    if threshold is not None:
+        collector = curation.refill(bind(curation.spread_groups, threshold=threshold))
+    credit = given(credit, rewards="turn_rewards", turn_where="turn_where", matches="expert_match")
+    return from_base(
+        name="ui_s1",
+        advantage=chain(stateless(credit), stateless(advantages.turns_to_tokens)),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        regularizers=_penalty(kl_coef),
+        collector=collector,
+        paper="arXiv:2509.11543",
+    )
+
+
+def eapo(
+    *,
+    gamma: float = 0.99,
+    multiple: int | None = None,
+    eps_low: float = 3e-4,
+    eps_high: float = 4e-4,
+) -> Recipe:
+    """The outcome at every turn, discounted to the end, compared over all turns of the group.
+
+        r[i, k] = gamma^(turns after k) R_i;   A = (r - mean) / (std + eps) over all turns
+        loss = mean over turns of the clipped loss with one ratio a turn
+
+    Args:
+      gamma: Discount for a turn, in [0, 1].
+      multiple: Turns are dropped at random down to a multiple of this; None for no such bound.
+
+    References:
+      EAPO, IterResearch (arXiv:2511.07327), ABSTRACT reading. The clip is that of GSPO. There turns
+      are rows of a batch that devices divide, which takes a multiple; here rollouts are the rows.
+    """
+    selection = None
+    if multiple is not None:
+        checks.check_count("eapo", multiple=multiple)
+        selection = bind(curation.downsample_turns, multiple=multiple)
+    return from_base(
+        name="eapo",
+        advantage=chain(
+            stateless(advantages.geometric_rewards, gamma=gamma),
+            stateless(given(bind(advantages.turn_grpo, gamma=0.0), turn_where="turn_where")),
+            stateless(advantages.turns_to_tokens),
+            stateless(advantages.equal_turns),
+        ),
+        surrogate=bind(surrogates.gspo_turns, eps_low=eps_low, eps_high=eps_high),
+        selection=selection,
+        paper="arXiv:2511.07327",
+    )
+
+
+def gated_reward(
+    *,
+    threshold: float = 0.0,
+    weight: float = 1.0,
+    gamma: float = 1.0,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Rewards of steps count only in rollouts whose outcome passed; then returns of turns.
+
+        r[i, k] = turn_rewards[i, k] + weight 1[R_i > threshold] step_rewards[i, k]
+        A[i, k] = return from k on - its mean over the rollouts of the group
+
+    The batch holds ``step_rewards``, what the environment reports of each turn by that name.
+
+    Args:
+      threshold: The outcome that does not pass, and all below.
+      weight: Of the step rewards.
+
+    References:
+      G-RA (arXiv:2508.10548), PAPER; returns of turns after the gate are ours.
+    """
+    gate = bind(advantages.gate_turn_rewards, threshold=threshold, weight=weight)
+    credit = bind(advantages.mc_turns, gamma=gamma)
+    return from_base(
+        name="gated_reward",
+        advantage=chain(
+            stateless(given(gate, turn_rewards="turn_rewards", turn_where="turn_where")),
+            stateless(given(credit, turn_where="turn_where")),
+            stateless(advantages.turns_to_tokens),
+        ),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        paper="arXiv:2508.10548",
+    )
+
+
+def practitioner_recipe(
+    *,
+    estimator: Literal["rloo", "grpo", "ppo"] = "rloo",
+    dense: bool = True,
+    max_total: float | None = None,
+    kl_coef: float | None = None,
+    lam: float | None = None,
+    value_eps: float | None = None,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Rewards at the ends of turns, as shares of what an episode can earn, and a KL in the reward.
+
+        reward of the last token of turn k = turn_rewards_k / N, see advantages.place_turn_rewards
+        reward of a token, less kl_coef log(old / reference)
+        rloo, grpo: the advantage of the sum over tokens;   ppo: gae over tokens, with a critic
+
+    With ``dense`` the batch holds ``won``, at which turn an episode was won.
+
+    Args:
+      estimator: "rloo", which survives dense rewards without a bias, "grpo" or "ppo".
+      dense: Whether turns are rewarded; else the last turn gets the sum.
+      max_total: How many rewards an episode can earn; only with ``dense``. None means 1.
+      kl_coef: Reward for a nat. None means 0.01, and 0.001 with "rloo"; 0 leaves it out.
+      lam: How far gae trusts rewards over values; only with "ppo". None means 1.
+      value_eps: Greatest change of a value that is rewarded in one step; only with "ppo". None
+        means 0.5.
+
+    References:
+      A Practitioner's Guide to multi-turn agentic RL (arXiv:2510.01132), and the settings of the
+      released recipes. A short supervised warm-up and easy tasks before hard ones are the run's.
+    """
+    checks.check_option("practitioner_recipe", "estimator", estimator, ("rloo", "grpo", "ppo"))
+    if estimator != "ppo":
+        because = f"with estimator={estimator!r}"
+        checks.check_no_effect("practitioner_recipe", because, lam=lam, value_eps=value_eps)
+    if dense:
+        placed = bind(advantages.place_turn_rewards, max_total=max_total)
+        placed = given(placed, turn_rewards="turn_rewards", turn_where="turn_where", won="won")
+    else:
+        checks.check_no_effect("practitioner_recipe", "without dense", max_total=max_total)
+        placed = bind(advantages.place_turn_rewards, mode="single", turn_rewards=None, won=None)
+    coef = (0.001 if estimator == "rloo" else 0.01) if kl_coef is None else kl_coef
+    token_rewards = placed
+    if coef:
+        token_rewards = pipe(placed, bind(advantages.kl_shaped_rewards, kl_coef=coef))
+    surrogate = bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high)
+    if estimator != "ppo":
+        credit = advantages.rloo if estimator == "rloo" else advantages.grpo
+        return from_base(
+            name="practitioner_recipe",
+            advantage=chain(
+                stateless(token_rewards), stateless(advantages.token_totals), stateless(credit)
+            ),
+            surrogate=surrogate,
+            paper="arXiv:2510.01132",
+        )
+    value_eps, lam = 0.5 if value_eps is None else value_eps, 1.0 if lam is None else lam
+    checks.check_positive("practitioner_recipe", value_eps=value_eps)
+    return from_base(
+        name="practitioner_recipe",
+        advantage=chain(
+            stateless(token_rewards),
+            stateless(advantages.gae, lam=lam),
+            stateless(advantages.whiten),
+        ),
+        surrogate=surrogate,
+        critic=Critic(
+            returns=pipe(token_rewards, bind(advantages.gae_returns, lam=lam)),
+            loss=bind(surrogates.value_loss, eps=value_eps),
+        ),
+        paper="arXiv:2510.01132",
+        group_relative=False,
+    )
+
+
+def mua_rl(*, kl_coef: float = 0.001, eps_low: float = 0.2, eps_high: float = 0.2) -> Recipe:
+    """GRPO on episodes with a simulated user, learning only from what the agent wrote.
+
+    An episode's mask is that of ``curation.role_loss_mask``: calls of tools, messages and the ends
+    of turns train; the user, the tools and headers do not. The reward is 1 where the state of the
+    environment and the information that was asked for are right at the end, else 0.
+
+    References:
+      MUA-RL (arXiv:2508.18669), the mask and settings of the released code; the reward is that of
+      the abstract.
+    """
+    return from_base(
+        name="mua_rl",
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        regularizers=_penalty(kl_coef),
+        paper="arXiv:2508.18669",
+    )
+
+
+def igpo(
+    *,
+    gamma: float = 1.0,
+    before: str = BEFORE_ANSWER,
+    kl_coef: float = 0.001,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+) -> Recipe:
+    """Turns earn what they add to the probability of the reference answer, the last the outcome.
+
+        r[i, k] = P_k - P_(k-1), the last R_i;   a = (r - mean) / (std + eps) over all turns
+        A[i, k] = sum over j >= k of gamma^(j - k) a[i, j]
+
+    P_k is that of the prompt's ``answer`` under the policy at the start of the step, which reads
+    the response up to where turn k + 1 begins, what the environment wrote included.
+
+    Args:
+      before: What stands between that and the answer; it ends where the answer begins.
+
+    References:
+      IGPO (arXiv:2510.14967): the rewards of the released code, the advantage of the paper; see
+      ``advantages.turn_grpo``. The outcome there is the F1 of words.
+    """
+    return from_base(
+        name="igpo",
+        advantage=chain(
+            stateless(given(advantages.info_gain_rewards, turn_where="turn_where")),
+            stateless(given(bind(advantages.turn_grpo, gamma=gamma), turn_where="turn_where")),
+            stateless(advantages.turns_to_tokens),
+        ),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        computed=(Computed(ANSWER_TEXTS, bind(curation.answer_texts, before=before), "responses"),),
+        regularizers=_penalty(kl_coef),
+        paper="arXiv:2510.14967",
+    )
+
+
+def _with_states(name, credit, kl_coef, eps_low, eps_high, paper) -> Recipe:
+    """A recipe whose advantage compares turns by their states."""
+    return from_base(
+        name=name,
+        advantage=chain(
+            stateless(given(credit, turn_where="turn_where")),
+            stateless(advantages.turns_to_tokens),
+        ),
+        surrogate=bind(surrogates.ppo_clip, eps_low=eps_low, eps_high=eps_high),
+        regularizers=_penalty(kl_coef),
+        paper=paper,
+    )
+
+
+def _penalty(kl_coef: float) -> tuple:
+    """The KL to the reference, or nothing with a weight of 0."""
+    return (bind(regularizers.kl_to_reference, coef=kl_coef),) if kl_coef else ()

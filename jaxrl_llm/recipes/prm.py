@@ -1,0 +1,49 @@
+"""``ProcessRewardModel``: a second model of a recipe, trained as a policy on its rollouts."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import ClassVar
+
+from jaxrl_llm.core import Array
+from jaxrl_llm.core.compose import call_with
+from jaxrl_llm.recipes.records import format_fields
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, repr=False)
+class ProcessRewardModel:
+    """An implicit process reward model: a second model with a separate optimizer, and no head.
+
+        for each batch:  its optimizer step on ``loss``, then
+                         prm_logp[t] = log prm(token t | tokens before it)  goes into the batch
+
+    So the rewards of turns come from the model that has learned from their outcomes. It begins as
+    the policy does, and its state is that of a critic (``TrainState.critic``).
+
+    Attributes:
+      loss: ``(logp, old_logp, mask, rewards, *, pairs, **context) -> []``, such as
+        ``preferences.trajectory_dpo``, of some groups of the batch; ``pairs`` is how many pairs the
+        batch has, so that the losses of microbatches add up.
+
+    Raises:
+      TypeError: If the loss is no function.
+    """
+
+    loss: Callable
+    # As of a critic.
+    heads: ClassVar[int] = 0
+    target_rate: ClassVar[None] = None
+
+    def __post_init__(self):
+        if not callable(self.loss):
+            raise TypeError(f"ProcessRewardModel: loss must be a function; got {self.loss!r}.")
+
+    def __repr__(self) -> str:
+        """The function by its name."""
+        return f"ProcessRewardModel({format_fields(self)})"
+
+    def total_loss(self, logp: Array, batch, pairs: Array) -> Array:
+        """The loss of some groups of a batch with ``old_logp``."""
+        context = {**batch.extras, "where": batch.where, "pairs": pairs}
+        return call_with(
+            self.loss, logp, batch.old_logp, batch.mask, batch.rewards, context=context
+        )

@@ -1,0 +1,264 @@
+"""Verifiers of programs: what a reply's code prints, and what its functions return.
+
+Both run the code of the last fenced block in the sandbox, and grade it outside of that process:
+the code sees the inputs of a test, never what is expected. Whatever goes wrong in the code, also
+at a limit, is a failed test. Where the sandbox cannot run they raise `SandboxError`, which ends a
+run.
+
+    reward = 1[every test passes], or the share of tests that pass with partial=True
+    test_passes = whether each test passes, for `verpo`
+
+One call takes up to `seconds` a test, so it belongs into a `VerifierPool` with a deadline above
+that: ``VerifierPool(rewards.code_stdio, workers=8, deadline=60.0)``.
+
+Args that both share:
+  prompt: Not read.
+  completion: The reply; see :func:`from_code_block`. One without a block fails every test.
+  metadata: The row of the data, with its tests.
+  seconds, memory, processes: Limits of :func:`run_python`, of each run.
+  partial: The reward is the share of tests that pass.
+"""
+
+import ast
+import json
+import os
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxrl_llm.rewards.answers import without_thinking
+from jaxrl_llm.rewards.sandbox import LONGEST_CODE, Limits, Program, run_programs, run_python
+from jaxrl_llm.rewards.scoring import RewardError
+
+_CALLS = Path(__file__).with_name("_calls.py").read_text(encoding="utf-8")
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})[ \t]*([^\s`]*)[^`]*$")
+_PYTHON = ("", "python", "python3", "py", "py3")
+_MEMORY = 512 * 2**20
+_LEAST_OUTPUT = 64 * 2**10
+
+
+def from_code_block(text: str) -> str | None:
+    r"""The code of the last fenced block of Python, after the thinking.
+
+    A block without a language counts as Python; blocks of other languages are passed over.
+
+    Args:
+      text: The reply.
+
+    Returns:
+      The lines of the block; None where there is none, or the last one is not closed: the reply
+      was cut off in it.
+
+    Example:
+      >>> from jaxrl_llm import rewards
+      >>> rewards.from_code_block("So:\n```python\nprint(4)\n```\nIt prints 4.")
+      'print(4)\n'
+    """
+    block: str | None = None
+    lines: list[str] = []
+    fence, language = "", ""
+    for line in without_thinking(text).splitlines(keepends=True):
+        match = _FENCE.match(line.rstrip())
+        if not fence:
+            if match:
+                fence, language, lines = match[1], match[2].lower(), []
+        elif match and match[1].startswith(fence) and not match[2]:
+            if language in _PYTHON:
+                block = "".join(lines)
+            fence = ""
+        else:
+            lines.append(line)
+    return None if fence and language in _PYTHON else block
+
+
+def code_stdio(
+    prompt: str,
+    completion: str,
+    metadata: Mapping[str, Any],
+    *,
+    seconds: float = 5.0,
+    memory: int = _MEMORY,
+    processes: int = 16,
+    partial: bool = False,
+) -> dict[str, Any]:
+    r"""Whether a program prints what each test expects of its input.
+
+        passes_n = 1[exit status 0, and the words printed = the words expected]
+
+    Words are what stands between white space. Each test is a fresh process.
+
+    Args:
+      prompt, completion, seconds, memory, processes, partial: As above.
+      metadata: "tests" is a list of mappings with "input" and "output", or a mapping with the lists
+        "inputs" and "outputs"; either may be written as JSON.
+
+    Returns:
+      ``{"reward": ..., "test_passes": [...]}``.
+
+    Raises:
+      RewardError: If there are no such tests, or one expects no output, which a program that does
+        nothing would pass.
+      SandboxError: If the sandbox cannot run here.
+
+    Example:
+      >>> from jaxrl_llm import rewards
+      >>> tests = [{"input": "2", "output": "4"}, {"input": "3", "output": "9"}]
+      >>> reply = "```python\nprint(2 * int(input()))\n```"
+      >>> try:
+      ...     passes = rewards.code_stdio("", reply, {"tests": tests})["test_passes"]
+      ... except rewards.SandboxError:  # no bubblewrap here
+      ...     passes = [True, False]
+      >>> passes
+      [True, False]
+
+    References:
+      APPS (arXiv:2105.09938) and CodeContests (arXiv:2203.07814) are graded so.
+    """
+    del prompt
+    tests = _stdio_tests(metadata)
+    code = from_code_block(completion)
+
+    def passes(stdin: str, expected: str) -> bool:
+        if code is None:
+            return False
+        output = max(_LEAST_OUTPUT, 4 * len(expected))
+        result = run_python(
+            code, stdin=stdin, seconds=seconds, memory=memory, output=output, processes=processes
+        )
+        right = result.stdout.split() == expected.split()
+        return result.ended == "exit" and result.exit_code == 0 and right
+
+    return _graded([passes(stdin, expected) for stdin, expected in tests], partial=partial)
+
+
+def code_asserts(
+    prompt: str,
+    completion: str,
+    metadata: Mapping[str, Any],
+    *,
+    seconds: float = 5.0,
+    memory: int = _MEMORY,
+    processes: int = 16,
+    partial: bool = False,
+) -> dict[str, Any]:
+    r"""Whether assertions about a reply's functions hold.
+
+        passes_n = 1[test n ran to its end without an exception]
+
+    Tests run in one sandbox and the code in another, which answers calls of what it defines. Names
+    that tests read, and neither they nor Python define, are the candidate's. Results come back as
+    plain data: None, numbers, texts, bytes, ranges, lists, tuples, sets and mappings; iterators
+    come as their items. Any other object stays in the candidate's process, where tests call it and
+    read its attributes; a test that compares it fails. Arguments are passed by value, so that a
+    test does not see what the code changes in them.
+
+    Args:
+      prompt, completion, seconds, memory, processes, partial: As above; one run has all tests, and
+        those that come after a limit fail.
+      metadata: "tests" is a list of texts, each of them assertions, or one text; one that defines
+        ``check`` (as HumanEval's) is called with the candidate. "setup" is code before them, and
+        "entry_point" names the function that tests may call ``candidate``.
+
+    Returns:
+      ``{"reward": ..., "test_passes": [...]}``.
+
+    Raises:
+      RewardError: If there are no such tests, or one is no Python.
+      SandboxError: If the sandbox cannot run here.
+
+    Example:
+      >>> from jaxrl_llm import rewards
+      >>> reply = "```python\ndef double(x):\n    return x + x\n```"
+      >>> tests = ["assert double(2) == 4", "assert double(3) == 9"]
+      >>> try:
+      ...     passes = rewards.code_asserts("", reply, {"tests": tests})["test_passes"]
+      ... except rewards.SandboxError:  # no bubblewrap here
+      ...     passes = [True, False]
+      >>> passes
+      [True, False]
+
+    References:
+      HumanEval (arXiv:2107.03374) and MBPP (arXiv:2108.07732), whose harnesses run the tests in the
+      candidate's process.
+    """
+    del prompt
+    job = _assert_tests(metadata)
+    tests: Sequence[str] = job["tests"]
+    code = from_code_block(completion)
+    if code is None or len(code) > LONGEST_CODE:
+        return _graded([False] * len(tests), partial=partial)
+    nonce = secrets.token_hex(16)
+    (asked, ask), (answered, answer) = os.pipe(), os.pipe()
+    grader = Program(
+        f"{_CALLS}\ngrade({nonce!r}, 3, 4)\n", stdin=json.dumps(job), descriptors=(ask, answered)
+    )
+    candidate = Program(
+        f"{_CALLS}\nserve('/tmp/solution.py', 3, 4)\n",
+        files={"solution.py": code},
+        descriptors=(asked, answer),
+    )
+    limits = Limits(seconds, memory, _LEAST_OUTPUT, processes)
+    printed = run_programs([grader, candidate], limits)[0].stdout
+    verdicts = [line.removeprefix(f"{nonce} ") for line in printed.splitlines() if nonce in line]
+    return _graded(
+        [verdict == "1" for verdict in [*verdicts, *["0"] * len(tests)][: len(tests)]],
+        partial=partial,
+    )
+
+
+def _graded(passes: list[bool], *, partial: bool) -> dict[str, Any]:
+    reward = sum(passes) / len(passes) if partial else float(all(passes))
+    return {"reward": reward, "test_passes": passes}
+
+
+def _stdio_tests(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Inputs and outputs of ``metadata["tests"]``."""
+    tests = metadata.get("tests")
+    if isinstance(tests, str):
+        try:
+            tests = json.loads(tests)
+        except ValueError:
+            tests = None
+    if isinstance(tests, Mapping) and {"inputs", "outputs"} <= tests.keys():
+        inputs, outputs = tests["inputs"], tests["outputs"]
+        if len(inputs) == len(outputs):
+            tests = [{"input": a, "output": b} for a, b in zip(inputs, outputs, strict=True)]
+    if not (
+        isinstance(tests, Sequence)
+        and tests
+        and all(isinstance(test, Mapping) for test in tests)
+        and all(isinstance(test.get(name), str) for test in tests for name in ("input", "output"))
+    ):
+        raise RewardError(
+            "code_stdio: metadata['tests'] must be a list of mappings with the texts 'input' and "
+            f"'output', got {str(metadata.get('tests'))[:100]!r}"
+        )
+    if any(not test["output"].split() for test in tests):
+        raise RewardError(
+            "code_stdio: a test expects no output, which a program that does nothing would pass"
+        )
+    return [(test["input"], test["output"]) for test in tests]
+
+
+def _assert_tests(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """The setup, tests and entry point of a row, as `grade` reads them."""
+    tests, setup = metadata.get("tests"), metadata.get("setup") or ""
+    entry_point = metadata.get("entry_point") or ""
+    tests = [tests] if isinstance(tests, str) else tests
+    if not (isinstance(tests, Sequence) and tests and all(isinstance(x, str) for x in tests)):
+        raise RewardError(
+            "code_asserts: metadata['tests'] must be a text or a list of texts, got "
+            f"{str(tests)[:100]!r}"
+        )
+    for text in (setup, *tests):
+        try:
+            ast.parse(text)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            raise RewardError(f"code_asserts: {text[:100]!r} is not Python: {error}") from error
+    if len(tests) == 1 and re.search(r"^def check\(", tests[0], re.MULTILINE):
+        if not entry_point:
+            raise RewardError("code_asserts: tests that define check need an 'entry_point'")
+        setup, tests = f"{setup}\n{tests[0]}", ["check(candidate)"]
+    return {"setup": setup, "tests": list(tests), "entry_point": entry_point}

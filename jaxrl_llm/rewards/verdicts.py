@@ -1,0 +1,77 @@
+r"""What the text of a judge says: which of two words, or a number.
+
+Both read the text after the last ``</think>``, and return None where it does not say.
+"""
+
+import math
+import re
+
+from jaxrl_llm.rewards.answers import without_thinking
+
+_RATING = re.compile(r"(?<![\w.])(-?\d+(?:\.\d+)?)(?:\s*(?:/|out of)\s*\d+(?:\.\d+)?)?")
+
+
+def verdict(text: str, *, words: tuple[str, str] = ("no", "yes")) -> float | None:
+    """0 or 1, by which of two words comes last.
+
+    Args:
+      text: Of the judge; words count in any case, and not within other words.
+      words: That for 0 and that for 1.
+
+    Returns:
+      0.0, 1.0, or None where neither word is there.
+
+    Raises:
+      ValueError: If the words are not two that differ.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.rewards.verdict("No, wait. Yes."), jr.rewards.verdict("I know nothing")
+      (1.0, None)
+      >>> jr.rewards.verdict("The second is better", words=("first", "second"))
+      1.0
+
+    References:
+      Zheng et al. (arXiv:2306.05685), a model as a judge; GenRM (arXiv:2408.15240) asks for yes or
+      no.
+    """
+    if len(words) != 2 or not all(words) or words[0].lower() == words[1].lower():
+        raise ValueError(f"verdict: words must be two that differ; got {words!r}.")
+    read, last = without_thinking(text).lower(), [-1, -1]
+    for i, word in enumerate(words):
+        for match in re.finditer(rf"(?<!\w){re.escape(word.lower())}(?!\w)", read):
+            last[i] = match.start()
+    return None if max(last) < 0 else float(last[1] > last[0])
+
+
+def rating(text: str, *, low: float = 0.0, high: float = 10.0) -> float | None:
+    """The last number of a text on the scale of a judge, as a number in [0, 1].
+
+        reward = (number - low) / (high - low)
+
+    Args:
+      text: Of the judge; of "7/10" and "7 out of 10" the number is 7.
+      low: The worst rating.
+      high: The best, above ``low``.
+
+    Returns:
+      A number in [0, 1]; None where there is none, or one outside of the scale.
+
+    Raises:
+      ValueError: If the scale is empty.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> jr.rewards.rating("Two flaws. Rating: 7/10"), jr.rewards.rating("Rating: 70")
+      (0.7, None)
+
+    References:
+      Zheng et al. (arXiv:2306.05685), grading of a single answer.
+    """
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise ValueError(f"rating: low must be below high; got {low:g} and {high:g}.")
+    numbers = _RATING.findall(without_thinking(text))
+    if not numbers:
+        return None
+    share = (float(numbers[-1]) - low) / (high - low)
+    return share if 0 <= share <= 1 else None

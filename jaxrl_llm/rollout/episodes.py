@@ -1,0 +1,577 @@
+"""Episodes: an environment played by the responses of an engine's slots.
+
+    prompt   reset(task, seed) -> messages -> tokens
+    turn     sampled tokens -> parsed -> step(state, action) -> messages -> tokens, ...
+
+The tokens of an episode are those that were sampled and, between them, those of the observations.
+What was sampled trains as it was sampled. Where the chat template writes earlier turns otherwise
+later on (drops their reasoning), or the environment puts another text in place of a turn, the
+response goes on from the last token that is the same: it is a tree of tokens, in which what was
+left is not read by what comes after it (``Rollout.ends``).
+
+Environments step in threads while other
+episodes decode; a step that raises, or that takes longer than its deadline, ends its episode alone.
+
+An episode ends with one of :data:`ENDS`: "done" by the environment; "stopped" where that cut it
+off; "length" in the middle of a turn that reached the longest response; "context" where no tokens
+are left for the next observation and an answer to it; "turns" after as many as there may be;
+"env_error" and "env_timeout" where the environment failed: such an episode has no reward.
+"""
+
+import asyncio
+import contextlib
+import inspect
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_llm.core import checks
+from jaxrl_llm.curation.collectors.protocol import Response, TurnStart
+from jaxrl_llm.data.messages import Message
+from jaxrl_llm.environments.protocol import Env, Observation
+from jaxrl_llm.rewards.scoring import Scores
+from jaxrl_llm.rollout.engine.requests import Completion, NextTurn, slice_tokens
+from jaxrl_llm.rollout.slots import Tokens
+from jaxrl_llm.rollout.types import CANCELLED, LENGTH, STOP
+
+ENDS = ("done", "stopped", "length", "context", "turns", "env_error", "env_timeout")
+_FAILED = ("env_error", "env_timeout")
+# The name under which the details of scores hold episodes.
+EPISODES = "episodes"
+# Times a deadline is checked before it passes.
+_CHECKS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeOptions:
+    """How episodes are played.
+
+    Attributes:
+      max_turns: The most turns of the policy.
+      turn_tokens: The most tokens of a turn; a turn that reaches them ends there, and the
+        environment sees that it is incomplete. None for no limit but that of the episode.
+      seconds: The most that one ``reset`` or ``step`` may take.
+      workers: How many step at one time.
+    """
+
+    max_turns: int = 16
+    turn_tokens: int | None = None
+    seconds: float = 30.0
+    workers: int = 16
+
+    def __post_init__(self):
+        checks.check_numbers("episodes", self)
+        checks.check_positive("episodes", max_turns=self.max_turns, turn_tokens=self.turn_tokens)
+        checks.check_positive("episodes", seconds=self.seconds, workers=self.workers)
+
+
+class Turn(NamedTuple):
+    """A turn of the policy.
+
+    Attributes:
+      tokens: How many it sampled.
+      text: They as text.
+      reward: That the environment gave for it.
+      state: Names what the policy saw before it.
+      next_state: Names what it led to.
+      info: What the environment says of it, numbers by name.
+    """
+
+    tokens: int
+    text: str
+    reward: float = 0.0
+    state: str = ""
+    next_state: str = ""
+    info: Mapping[str, float] = {}
+
+
+class Episode(NamedTuple):
+    """An episode that has ended.
+
+    Attributes:
+      turns: Of the policy.
+      end: One of :data:`ENDS`.
+      error: What failed; empty where nothing did.
+    """
+
+    turns: tuple[Turn, ...]
+    end: str
+    error: str = ""
+
+    @property
+    def reward(self) -> float:
+        """The sum of the rewards of its turns."""
+        return math.fsum(turn.reward for turn in self.turns)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the environment failed, so that it has no reward."""
+        return self.end in _FAILED
+
+    @property
+    def finish(self) -> int:
+        """As of a response: STOP, LENGTH or CANCELLED."""
+        if self.end == "done":
+            return STOP
+        return CANCELLED if self.failed else LENGTH
+
+
+class Start(NamedTuple):
+    """The beginning of the episodes of a group: state, what the policy sees, and its tokens."""
+
+    state: Any
+    name: str
+    prompt: tuple[int, ...]
+    messages: tuple[Message, ...]
+
+
+class _Left(NamedTuple):
+    """Tokens that later ones do not read: their places, and where those begin."""
+
+    places: np.ndarray
+    out: Tokens
+    end: int
+
+
+class _Point(NamedTuple):
+    """Where a turn of an episode begins: the state, and what was before it."""
+
+    state: Any
+    name: str
+    prompt: tuple[int, ...]
+    messages: tuple[Message, ...]
+    turns: tuple[Turn, ...] = ()
+    sampled: tuple[np.ndarray, ...] = ()
+    starts: tuple[TurnStart, ...] = ()
+    places: tuple[int, ...] = ()
+    left: tuple[_Left, ...] = ()
+
+
+class _Play:
+    """An episode under way from a point on: the state, and which of its tokens were sampled.
+
+    ``places`` are of the tokens that the policy reads; those of ``left`` are read no more.
+    """
+
+    def __init__(self, point: _Point):
+        self.state, self.name = point.state, point.name
+        self.prompt, self.messages = point.prompt, list(point.messages)
+        self.turns, self.sampled = list(point.turns), list(point.sampled)
+        self.starts, self.length = list(point.starts), sum(map(len, point.sampled))
+        self.places, self.left = list(point.places), list(point.left)
+        self.end: str | None = None
+        self.error = ""
+
+    def point(self) -> _Point:
+        """Here, where a turn begins."""
+        return _Point(
+            self.state,
+            self.name,
+            self.prompt,
+            tuple(self.messages),
+            tuple(self.turns),
+            tuple(self.sampled),
+            tuple(self.starts),
+            tuple(self.places),
+            tuple(self.left),
+        )
+
+    def add(self, count: int, *, sampled: bool) -> None:
+        """Tokens that come after those that the policy reads."""
+        self.sampled.append(np.full(count, sampled))
+        self.places += range(self.length, self.length + count)
+        self.length += count
+
+    def cut(self, keep: int, out: Tokens) -> None:
+        """What stands behind ``keep`` tokens of those that the policy reads is read no more."""
+        if keep < len(self.places):
+            lost = slice_tokens(out, keep, len(self.places))
+            self.left.append(_Left(np.array(self.places[keep:]), lost, self.length))
+            del self.places[keep:]
+
+    def tokens(self, out: Tokens) -> tuple[Tokens, np.ndarray | None]:
+        """All tokens in the order of time, from those that the policy reads, and their ends."""
+        if not self.left:
+            return out, None
+        ends = np.full(self.length, self.length, np.int32)
+        pieces = [(np.array(self.places), out)]
+        for each in self.left:
+            ends[each.places] = each.end
+            pieces.append((each.places, each.out))
+
+        def join(*parts: np.ndarray) -> np.ndarray:
+            whole = np.zeros((self.length, *parts[0].shape[1:]), parts[0].dtype)
+            for (places, _), part in zip(pieces, parts, strict=True):
+                whole[places] = part
+            return whole
+
+        return jax.tree.map(join, *(piece for _, piece in pieces)), ends
+
+
+class Taken(NamedTuple):
+    """An episode that has ended, and its response in the order of time.
+
+    Attributes:
+      episode: The episode.
+      out: Its tokens.
+      sampled: bool ``[t]``, which of them the policy sampled.
+      ends: int32 ``[t]``, see ``Rollout.ends``; None where nothing was rewritten.
+      starts: Where its turns begin, but the first.
+    """
+
+    episode: Episode
+    out: Tokens
+    sampled: np.ndarray
+    ends: np.ndarray | None
+    starts: tuple[TurnStart, ...]
+
+
+class Episodes:
+    """Plays the episodes of a batch.
+
+    Args:
+      env: The environment.
+      renderer: From ``data.make_renderer``.
+      decode: Text of token ids.
+      seed: Integers that name the run and the batch: with the task's place they seed its episodes,
+        which are the same for all rollouts of a group.
+      max_new_tokens: The longest episode, observations included.
+      options: See :class:`EpisodeOptions`.
+    """
+
+    def __init__(
+        self,
+        env: Env,
+        renderer: Any,
+        *,
+        decode: Callable[[list[int]], str],
+        seed: Sequence[int],
+        max_new_tokens: int,
+        options: EpisodeOptions = EpisodeOptions(),  # noqa: B008 (frozen)
+    ):
+        self._env, self._renderer, self._decode = env, renderer, decode
+        self._seed, self._most, self.options = tuple(seed), max_new_tokens, options
+        self._workers = Workers(options.workers, options.seconds)
+        self._starts: dict[int, Start] = {}
+        self._plays: dict[int, _Play] = {}
+        self._begins: dict[int, _Point] = {}
+
+    @property
+    def turn_tokens(self) -> int | None:
+        """The most tokens of a turn."""
+        return self.options.turn_tokens
+
+    def start(self, place: int, task: Mapping[str, Any], name: str) -> Start:
+        """The beginning of the episodes of a task; each task is reset once.
+
+        Args:
+          place: Of the task in the data set.
+          task: Its row.
+          name: What errors call it.
+
+        Raises:
+          RuntimeError: If the environment fails.
+        """
+        if place not in self._starts:
+            seed = int(np.random.SeedSequence((*self._seed, place)).generate_state(1)[0])
+            done = self._workers.run(lambda: _await(self._env.reset(task, seed))).result()
+            if isinstance(done, BaseException):
+                raise RuntimeError(
+                    f"environment: reset of prompt {name} failed: {_said(done)}."
+                ) from done
+            if wrong := _wrong(done):
+                raise RuntimeError(f"environment: reset of prompt {name} gives {wrong}.")
+            state, observation = done
+            if observation.done or observation.stopped:
+                raise RuntimeError(f"environment: prompt {name} has ended before its first turn.")
+            prompt = self._renderer.prompt(observation.messages, tuple(self._env.tools))
+            messages = tuple(observation.messages)
+            self._starts[place] = Start(state, _name(observation), tuple(prompt), messages)
+        return self._starts[place]
+
+    def follow(self, place: int) -> Callable[[Completion], Future]:
+        """What a generation asks after each turn of the responses to a task that has started."""
+
+        def follow(completion: Completion) -> Future:
+            play = self._plays.get(completion.request)
+            if play is None or len(completion) <= len(play.places):  # it begins, or begins again
+                start = self._starts[place]
+                first = _Point(start.state, start.name, start.prompt, start.messages)
+                point = self._begins.get(completion.request, first)
+                play = self._plays[completion.request] = _Play(point)
+            return self._after_turn(play, completion)
+
+        return follow
+
+    def begin(self, request: int, response: Response) -> np.ndarray:
+        """An episode that goes on where a turn of another one begins.
+
+        Returns:
+          The places of the tokens of the response that the policy reads.
+
+        Raises:
+          ValueError: If no turn begins behind the tokens of the response.
+        """
+        n = len(response.tokens)
+        starts = [start for start in response.turn_starts or () if start.length == n]
+        if not starts:
+            raise ValueError(
+                f"a collector asks for an episode that goes on after {n} tokens of another one, "
+                "where no turn begins."
+            )
+        self._begins[request] = starts[0].play
+        return np.array(starts[0].play.places, int)
+
+    def _after_turn(self, play: _Play, completion: Completion) -> Future:
+        tokens = completion.tokens[len(play.places) :].tolist()
+        play.add(len(tokens), sampled=True)
+        text, stopped = self._decode(tokens), completion.finish == STOP
+        following: Future = Future()
+        if not stopped and play.length >= self._most:
+            play.turns.append(Turn(len(tokens), text, state=play.name, next_state=play.name))
+            play.end = "length"
+            following.set_result(None)
+            return following
+        action = self._renderer.parse(tokens)
+        answer = self._workers.run(lambda: _await(self._env.step(play.state, action)))
+
+        def enter(answer: Future) -> None:
+            try:
+                result = self._enter(play, completion, tokens, text, answer.result())
+                following.set_result(result)
+            except InvalidStateError:
+                pass  # cancelled
+            except BaseException as error:
+                following.set_exception(error)
+
+        answer.add_done_callback(enter)
+        return following
+
+    def _enter(
+        self, play: _Play, completion: Completion, tokens: list[int], text: str, result: Any
+    ) -> NextTurn | None:
+        """Records a turn, and the tokens that come next; None where the episode has ended."""
+        turn = Turn(len(tokens), text, state=play.name, next_state=play.name)
+        wrong = None if isinstance(result, BaseException) else _wrong(result)
+        if isinstance(result, BaseException) or wrong:
+            play.turns.append(turn)
+            play.end = "env_timeout" if isinstance(result, DeadlineError) else "env_error"
+            play.error = f"step gives {wrong}" if wrong else f"step failed: {_said(result)}"
+            return None
+        play.state, observation = result
+        play.name = _name(observation)
+        info = {name: float(value) for name, value in observation.info.items()}
+        play.turns.append(
+            turn._replace(reward=float(observation.reward), next_state=play.name, info=info)
+        )
+        if observation.done or observation.stopped:
+            play.end = "done" if observation.done else "stopped"
+        elif len(play.turns) >= self.options.max_turns:
+            play.end = "turns"
+        if play.end is not None:
+            return None
+        keep, added = self._next(play, completion, tokens, observation)
+        if play.length + len(added) >= self._most:
+            play.end = "context"
+            return None
+        play.cut(keep, completion.out)
+        play.add(len(added), sampled=False)
+        play.starts.append(TurnStart(play.length, play.point()))
+        return NextTurn(added, keep)
+
+    def _next(
+        self, play: _Play, completion: Completion, tokens: list[int], observation: Observation
+    ) -> tuple[int, list[int]]:
+        """How many tokens of a response the policy goes on reading, and what comes after them."""
+        renderer, keep = self._renderer, len(completion)
+        turn, stopped = renderer.message(tokens), completion.finish == STOP
+        added: list[int] = []
+        if observation.instead is not None:
+            keep -= len(tokens)
+            turn = {"role": "assistant", "content": observation.instead}
+            added, stopped = renderer.turn(observation.instead), True
+        play.messages += [turn, *observation.messages]
+        if renderer.rewrites and renderer.rewritten(play.messages):
+            begun = [*play.prompt, *completion.tokens[:keep].tolist()]
+            whole = renderer.prompt(play.messages, tuple(self._env.tools))
+            pairs = enumerate(zip(begun, whole, strict=False))
+            same = next((n for n, (a, b) in pairs if a != b), min(len(begun), len(whole)))
+            # A template that opens a turn otherwise than it writes it later changes the prompt.
+            if same >= len(play.prompt):
+                return same - len(play.prompt), whole[same:]
+        return keep, added + renderer.follow(observation.messages, stopped=stopped)
+
+    def take(self, completion: Completion) -> Taken:
+        """The episode of a response that has ended."""
+        play = self._plays.pop(completion.request)
+        if play.end is None:
+            raise ValueError(f"Episodes: that of request {completion.request} has not ended.")
+        episode = Episode(tuple(play.turns), play.end, play.error)
+        out, ends = play.tokens(completion.out)
+        return Taken(episode, out, np.concatenate(play.sampled), ends, tuple(play.starts))
+
+    def scores(self, episodes: Sequence[Episode]) -> Scores:
+        """The rewards of episodes, which are their details under "episodes"."""
+        failed = np.array([episode.failed for episode in episodes], bool)
+        rewards = [0.0 if episode.failed else episode.reward for episode in episodes]
+        errors = [episode.error for episode in episodes if episode.failed]
+        return Scores(
+            np.array(rewards, np.float32),
+            {},
+            failed,
+            error=errors[0] if errors else "",
+            details={EPISODES: tuple(episodes)},
+        )
+
+    def close(self) -> None:
+        """Ends the threads; those in a step that hangs are left behind."""
+        self._workers.close()
+
+
+class DeadlineError(RuntimeError):
+    """A step of an environment took longer than it may."""
+
+
+@dataclass(eq=False)
+class _Job:
+    call: Callable[[], Any]
+    done: Future
+    begun: float = math.inf
+
+
+class Workers:
+    """Threads that run calls, each with a deadline; a thread whose call hangs is replaced.
+
+    Args:
+      count: How many.
+      seconds: The most that a call may take from when it begins.
+    """
+
+    def __init__(self, count: int, seconds: float):
+        self._count, self._seconds = count, seconds
+        self._queue: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._running: dict[int, _Job] = {}
+        self._idle = self._threads = 0
+        self._lock, self._closed = threading.Lock(), threading.Event()
+        self._watch: threading.Thread | None = None
+
+    def run(self, call: Callable[[], Any]) -> Future:
+        """A future of what the call returns or raises: an exception is a result as well."""
+        job = _Job(call, Future())
+        with self._lock:
+            if self._threads < self._count:
+                self._begin_thread()
+            if self._watch is None:
+                self._watch = threading.Thread(target=self._end_late, daemon=True)
+                self._watch.start()
+        self._queue.put(job)
+        return job.done
+
+    def close(self) -> None:
+        """Ends threads once their calls return."""
+        self._closed.set()
+        for _ in range(self._threads):
+            self._queue.put(None)
+
+    def _begin_thread(self) -> None:
+        self._threads += 1
+        threading.Thread(target=self._work, name="environment", daemon=True).start()
+
+    def _work(self) -> None:
+        me = threading.get_ident()
+        while (job := self._queue.get()) is not None:
+            job.begun = time.monotonic()
+            with self._lock:
+                self._running[me] = job
+            try:
+                result = job.call()
+            except BaseException as error:
+                result = error
+            with self._lock:
+                replaced = self._running.pop(me, None) is None
+            _set(job.done, result)
+            if replaced:  # by another thread, when its call was late
+                return
+
+    def _end_late(self) -> None:
+        while not self._closed.wait(self._seconds / _CHECKS):
+            now = time.monotonic()
+            with self._lock:
+                late = {i: x for i, x in self._running.items() if now - x.begun > self._seconds}
+                for thread in late:
+                    del self._running[thread]
+                    self._threads -= 1
+                    self._begin_thread()
+            for job in late.values():
+                _set(job.done, DeadlineError(f"it took longer than {self._seconds:g} s"))
+
+
+def _set(future: Future, result: Any) -> None:
+    """Sets a result unless there is one."""
+    with contextlib.suppress(InvalidStateError):
+        future.set_result(result)
+
+
+def _await(result: Any) -> Any:
+    """A result, or that of an awaitable."""
+    if not inspect.isawaitable(result):
+        return result
+
+    async def wait():
+        return await result
+
+    return asyncio.run(wait())
+
+
+def _said(error: BaseException) -> str:
+    if isinstance(error, DeadlineError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
+
+
+def _name(observation: Observation) -> str:
+    """Names a state: as the environment does, or by its messages."""
+    if observation.state is not None:
+        return observation.state
+    return repr([(m["role"], m["content"]) for m in observation.messages])
+
+
+def _wrong(result: Any) -> str | None:
+    """What is wrong with a state and an observation; None where nothing is."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        return f"{type(result).__name__}, where a state and an Observation are needed"
+    observation = result[1]
+    if not isinstance(observation, Observation):
+        return f"{type(observation).__name__}, where an Observation is needed"
+    if not isinstance(observation.messages, Sequence) or isinstance(observation.messages, str):
+        return f"messages {observation.messages!r}, which are no sequence"
+    if not (observation.instead is None or isinstance(observation.instead, str)):
+        return f"instead {observation.instead!r}, which is no text"
+    if not isinstance(observation.info, Mapping):
+        return f"info {observation.info!r}, which is no mapping"
+    for message in observation.messages:
+        if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
+            return f"the message {message!r}, which has no role and content"
+        if not isinstance(message["content"], str):
+            return f"a message with content {message['content']!r}, which is no text"
+        if message["role"] not in ("tool", "user", "system"):
+            return f"a message of role {message['role']!r}; it may be tool, user or system"
+    numbers = {"reward": observation.reward, **observation.info}
+    for name, value in numbers.items():
+        try:
+            finite = math.isfinite(value)
+        except (TypeError, ValueError, OverflowError):
+            finite = False
+        if not finite:
+            return f"{name} {value!r}, which is no finite number"
+    if not observation.messages and not (observation.done or observation.stopped):
+        return "no messages, and has not ended"
+    return None

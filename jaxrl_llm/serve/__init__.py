@@ -1,0 +1,16 @@
+"""Layer 5: an engine behind HTTP, tokens in and tokens out; needs the extra ``serve``."""
+
+from jaxrl_llm.core.runtime.lazy import lazy
+
+_HOMES = {
+    "make_app": "app",
+    "Reply": "server",
+    "RequestError": "requests",
+    "SampleRequest": "requests",
+    "TokenServer": "server",
+}
+
+__all__ = sorted(_HOMES)
+
+# What is heavy loads where it is used.
+__getattr__, __dir__ = lazy(__name__, _HOMES)

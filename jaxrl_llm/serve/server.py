@@ -1,0 +1,414 @@
+"""``TokenServer``: one thread that owns a generation and decodes for many callers.
+
+Callers stand in other threads. They leave commands in a queue, and the thread carries them out
+between two chunks of decoding.
+"""
+
+import contextlib
+import itertools
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.rollout import Completion, Engine, Generation, Group
+from jaxrl_llm.rollout._inputs import check_ids
+from jaxrl_llm.rollout.engine.requests import empty_completion, slice_tokens
+from jaxrl_llm.rollout.slots import Tokens
+from jaxrl_llm.rollout.types import CANCELLED, STOP
+from jaxrl_llm.serve.requests import RequestError, SampleRequest
+from jaxrl_llm.train.teachers import ModelTeacher, TokenScores
+
+# Requests without a seed count from here, so that they do not meet small seeds.
+_FIRST_NUMBER, _NUMBERS = 2**30, 2**31
+
+
+class Reply(NamedTuple):
+    """What came of a request.
+
+    Attributes:
+      completions: One a choice; ``request`` is the number whose stream of random numbers it used.
+      version: Of the oldest weights that sampled one of its tokens.
+    """
+
+    completions: tuple[Completion, ...]
+    version: int
+
+
+OnTokens = Callable[[int, Tokens], None]
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A request in the server; ``reply`` resolves to a :class:`Reply`, or to the server's error.
+
+    Attributes:
+      request: What was asked.
+      on_tokens: ``on_tokens(choice, out)``, called in the server's thread with new tokens.
+      reply: The reply to come.
+      numbers: The number of the request of each choice, once it runs.
+      tokens: The tokens so far of each choice, if the ticket is watched.
+      ends: The lengths of choices that a stop of the request itself has ended.
+    """
+
+    request: SampleRequest
+    on_tokens: OnTokens | None = None
+    reply: Future = field(default_factory=Future)
+    numbers: tuple[int, ...] = ()
+    tokens: dict[int, list[int]] = field(default_factory=dict)
+    ends: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def watched(self) -> bool:
+        """Whether its tokens are needed while it decodes."""
+        return bool(self.request.stop_ids or self.request.stops or self.on_tokens)
+
+
+class _Update(NamedTuple):
+    params: ArrayTree
+    version: int
+    at_once: bool
+    done: Future
+
+
+class TokenServer:
+    """Serves requests with one engine, on weights that may change.
+
+    Each request is one group of a :class:`~jaxrl_llm.rollout.Generation`, so many decode at once,
+    and what a request gets does not depend on the others, but for rounding: response i of a request
+    with seed s is that of request number s + i under the server's key.
+
+    Args:
+      engine: From :func:`~jaxrl_llm.rollout.make_engine`; ``vary`` names what requests may set.
+      params: Parameters of its model.
+      key: Typed key of all requests.
+      version: Of these parameters.
+      decode_text: ``decode_text(ids) -> str``, needed for requests that end with a text.
+      max_waiting: The most requests that decode or wait at one time; more raise RequestError.
+
+    Example:
+      >>> import jax
+      >>> import jaxrl_llm as jr
+      >>> from jaxrl_llm.serve import SampleRequest, TokenServer
+      >>> model, params = jr.testing.tiny_model()
+      >>> engine = jr.rollout.make_engine(
+      ...     model, rows=2, width=1, prompt_length=8, max_new_tokens=4)
+      >>> with TokenServer(engine, params, key=jax.random.key(0)) as server:
+      ...     ticket = server.submit(SampleRequest([1, 2, 3], choices=2, max_tokens=3))
+      ...     reply = ticket.reply.result()
+      ...     [len(completion) for completion in reply.completions], reply.version
+      ([3, 3], 0)
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        params: ArrayTree,
+        *,
+        key: Array,
+        version: int = 0,
+        decode_text: Callable[[list[int]], str] | None = None,
+        max_waiting: int = 1024,
+    ):
+        self.engine, self._key, self._decode_text = engine, key, decode_text
+        self._max_waiting = max_waiting
+        self._shapes = _shapes(params)
+        self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._waiting: deque[Ticket] = deque()
+        self._running: dict[int, Ticket] = {}  # by the id of its group
+        self._updates: deque[_Update] = deque()
+        self._ids, self._unseeded = itertools.count(), itertools.count()
+        self._open, self._ended, self._lock = 0, False, threading.Lock()
+        self._closing, self._error = False, ""
+        self._generation = self._new_generation(params, version)
+        self._teacher, self._scoring = ModelTeacher(engine.model, (), rows=1), threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="token-server", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> "TokenServer":
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+    @property
+    def version(self) -> int:
+        """Of the weights in use."""
+        return self._version
+
+    @property
+    def open_requests(self) -> int:
+        """How many requests decode or wait."""
+        return self._open
+
+    @property
+    def failure(self) -> str:
+        """Why nothing is served any more; empty while the server runs."""
+        return self._error or ("the server has been closed" if self._closing else "")
+
+    def submit(self, request: SampleRequest, *, on_tokens: OnTokens | None = None) -> Ticket:
+        """Puts a request into the queue; its ticket resolves when all its choices have ended.
+
+        Raises:
+          RequestError: If too many requests wait, or the server has closed.
+        """
+        ticket = Ticket(request, on_tokens)
+        ticket.reply.set_running_or_notify_cancel()  # From here on only the server resolves it.
+        with self._lock:
+            if self._ended or self._closing:
+                raise RequestError(f"Nothing is served: {self.failure}.", 503)
+            if self._open >= self._max_waiting:
+                raise RequestError(f"{self._open:,} requests wait already; ask again later.", 503)
+            self._open += 1
+            self._commands.put(lambda: self._waiting.append(ticket))
+        return ticket
+
+    def score_prompt(self, prompt: Sequence[int], top: int) -> TokenScores:
+        """Log-probabilities of the tokens of a prompt but the first, and the best of each place.
+
+        Under the weights in use, at temperature 1, without filters; in the caller's thread.
+        """
+        params = self._generation.params
+        if len(prompt) < 2:
+            empty = np.zeros((0, top))
+            return TokenScores(np.zeros(0), empty, empty)
+        with self._scoring:
+            teacher = self._teacher
+            teacher.params = params
+            try:
+                return teacher.score([prompt[:1]], [prompt[1:]], top=top)[0]
+            finally:
+                teacher.params = ()  # so that no weights outlive their update here
+
+    def cancel(self, ticket: Ticket) -> None:
+        """Ends a request as it is; nothing happens if it has ended."""
+        self._commands.put(lambda: self._cancel(ticket))
+
+    def update(self, params: ArrayTree, *, version: int, at_once: bool = False) -> None:
+        """New weights; returns when they are in use.
+
+        Requests that came before are answered with the old weights, later ones with the new. With
+        ``at_once``, what decodes goes on with the new weights instead, and each of its tokens
+        records the version that sampled it.
+
+        Raises:
+          ValueError: If the parameters differ from those before in names or shapes, or ``version``
+            is out of range.
+          RuntimeError: If the server has closed, or fails.
+        """
+        if _shapes(params) != self._shapes:
+            raise ValueError("update: the parameters have other names or shapes than before.")
+        check_ids("update", version=version)
+        update = _Update(params, version, at_once, Future())
+        with self._lock:
+            if self._ended or self._closing:
+                raise RuntimeError(f"update: {self.failure}.")
+            self._commands.put(lambda: self._updates.append(update))
+        update.done.result()
+
+    def close(self, *, wait: bool = True) -> None:
+        """Ends the thread after its chunk; what decodes or waits ends as it is, cancelled.
+
+        A handler of a signal may call it with ``wait=False``.
+        """
+        self._closing = True
+        self._commands.put(lambda: None)
+        if wait:
+            self._thread.join()
+
+    # What follows runs in the server's thread alone.
+
+    def _new_generation(self, params: ArrayTree, version: int) -> Generation:
+        self._version = version
+        return Generation(
+            self.engine, params, key=self._key, version=version, on_tokens=self._watch
+        )
+
+    def _run(self) -> None:
+        while not (self._closing or self._error):
+            try:
+                self._take_commands()
+                self._advance()
+            except Exception as error:
+                self._recover(error)
+        self._end()
+
+    def _take_commands(self) -> None:
+        """Carries out what callers left; waits for it where there is nothing else to do."""
+        block = not (self._generation.has_work or self._waiting or self._updates)
+        while True:
+            try:
+                command = self._commands.get(block=block)
+            except Empty:
+                return
+            command()
+            block = False
+
+    def _advance(self) -> None:
+        """New weights, new requests, one chunk of decoding, and replies."""
+        generation = self._generation
+        while self._updates and (self._updates[0].at_once or not self._running):
+            update = self._updates[0]
+            generation.update(update.params, version=update.version)
+            self._version = update.version
+            self._updates.popleft().done.set_result(None)
+        if not self._updates:
+            self._start()
+        if generation.has_work:
+            generation.watching = any(ticket.watched for ticket in self._running.values())
+            generation.step()
+        self._settle()
+
+    def _start(self) -> None:
+        """Submits what waits, in order; a number that decodes already waits for its turn."""
+        used = {number for ticket in self._running.values() for number in ticket.numbers}
+        for _ in range(len(self._waiting)):
+            ticket = self._waiting.popleft()
+            request = ticket.request
+            if request.seed is None:
+                free = (_FIRST_NUMBER + i % (_NUMBERS - _FIRST_NUMBER) for i in self._unseeded)
+                numbers = tuple(
+                    itertools.islice((n for n in free if n not in used), request.choices)
+                )
+            else:
+                numbers = tuple(range(request.seed, request.seed + request.choices))
+            if used.isdisjoint(numbers):
+                self._submit(ticket, numbers)
+            else:
+                self._waiting.append(ticket)
+            used.update(numbers)  # Also of those that wait: they stay in order.
+
+    def _submit(self, ticket: Ticket, numbers: tuple[int, ...]) -> None:
+        request, name = ticket.request, next(self._ids)
+        # Nothing is expected of a length, so groups start in the order in which they came.
+        group = Group(
+            name,
+            request.prompt,
+            numbers,
+            max_new_tokens=request.max_tokens,
+            expected=0.0,
+            settings=request.settings,
+        )
+        try:
+            self._generation.submit(group)
+        except (TypeError, ValueError) as error:
+            self._resolve(ticket, RequestError(str(error)))
+            return
+        ticket.numbers, self._running[name] = numbers, ticket
+
+    def _watch(self, name: int, number: int, start: int, out: Tokens) -> None:
+        """New tokens of a request: ends it at one of its stops, and passes them to its listener."""
+        ticket = self._running.get(name)
+        if ticket is None or not ticket.watched:
+            return
+        choice = ticket.numbers.index(number)
+        if choice in ticket.ends:
+            return
+        try:
+            tokens = ticket.tokens.setdefault(choice, [])
+            tokens += out.tokens.tolist()
+            length = self._stop_length(ticket.request, tokens, start)
+            if length is not None:
+                ticket.ends[choice], out = length, slice_tokens(out, 0, length - start)
+                self._cancel_number(number)
+            if ticket.on_tokens is not None:
+                ticket.on_tokens(choice, out)
+        except Exception as error:  # of the caller's functions: only this request fails
+            del self._running[name]
+            self._resolve(ticket, error)
+            for each in ticket.numbers:
+                self._cancel_number(each)
+
+    def _stop_length(self, request: SampleRequest, tokens: list[int], start: int) -> int | None:
+        """The length at which a stop of the request ends a response, or None."""
+        decode = self._decode_text
+
+        def has_text(n: int) -> bool:
+            text = decode(tokens[:n]) if decode is not None else ""
+            return any(stop in text for stop in request.stops)
+
+        texts = bool(request.stops) and has_text(len(tokens))
+        ends = range(start + 1, len(tokens) + 1)
+        return next(
+            (n for n in ends if tokens[n - 1] in request.stop_ids or (texts and has_text(n))), None
+        )
+
+    def _cancel_number(self, number: int) -> None:
+        with contextlib.suppress(KeyError):  # It has ended.
+            self._generation.cancel(number)
+
+    def _cancel(self, ticket: Ticket) -> None:
+        if ticket in self._waiting:
+            self._waiting.remove(ticket)
+            blank = empty_completion(-1, self.engine.spec.draw.blank)
+            empty = (replace(blank, finish=CANCELLED),) * ticket.request.choices
+            self._resolve(ticket, Reply(empty, self._version))
+        elif not ticket.reply.done():
+            for number in ticket.numbers:
+                self._cancel_number(number)
+
+    def _settle(self) -> None:
+        """Replies to requests whose choices have all ended."""
+        for done in self._generation.take_finished():
+            ticket = self._running.pop(done.id, None)
+            if ticket is None:
+                continue
+            ends = ticket.ends  # by stops of the request itself
+            completions = tuple(
+                each
+                if choice not in ends
+                else Completion(each.request, slice_tokens(each.out, 0, ends[choice]), STOP)
+                for choice, each in enumerate(done.completions)
+            )
+            versions = [int(each.out.version.min()) for each in completions if len(each)]
+            self._resolve(ticket, Reply(completions, min(versions, default=self._version)))
+
+    def _resolve(self, ticket: Ticket, result: Reply | Exception) -> None:
+        with self._lock:
+            self._open -= 1
+        if isinstance(result, Reply):
+            ticket.reply.set_result(result)
+        else:
+            ticket.reply.set_exception(result)
+
+    def _recover(self, error: Exception) -> None:
+        """After an error of the engine: what ran has failed, and the slots are made anew."""
+        text = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        message = f"the engine failed: {text}"
+        for name in list(self._running):
+            self._resolve(self._running.pop(name), RequestError(f"{message}.", 500))
+        while self._updates:
+            self._updates.popleft().done.set_exception(RuntimeError(f"update: {message}."))
+        before, self._generation.slots = self._generation, None
+        try:
+            self._generation = self._new_generation(before.params, before.version)
+        except Exception:
+            self._error = message
+
+    def _end(self) -> None:
+        with self._lock:
+            self._ended = True
+        # Nobody can leave a command that is heard from here on.
+        while not self._commands.empty():
+            self._commands.get()()
+        for ticket in [*self._waiting, *self._running.values()]:
+            if self._error:
+                self._resolve(ticket, RequestError(f"Nothing is served: {self._error}.", 503))
+            else:
+                self._cancel(ticket)
+        if not self._error:
+            self._settle()
+        for update in self._updates:
+            update.done.set_exception(RuntimeError(f"update: {self.failure}."))
+
+
+def _shapes(params: ArrayTree) -> tuple[Any, ...]:
+    leaves, structure = jax.tree.flatten(params)
+    return structure, [np.shape(x) for x in leaves]

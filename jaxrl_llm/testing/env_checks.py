@@ -1,0 +1,154 @@
+"""Checks of an environment: whether it is as :class:`jaxrl_llm.environments.Env` promises."""
+
+import asyncio
+import contextlib
+import inspect
+import json
+import math
+import numbers
+import pickle
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from jaxrl_llm.environments import Env, Observation, Parsed
+
+_ROLES = ("tool", "user", "system")
+
+
+def check_env(
+    env: Env,
+    tasks: Iterable[Mapping[str, Any]],
+    actions: Sequence[str | Parsed],
+    *,
+    seeds: Sequence[int] = (0, 1),
+    turns: int = 8,
+) -> None:
+    """Raises AssertionError unless an environment obeys the laws that episodes rely on.
+
+    - ``reset`` gives the same observation for the same task and seed, and has not ended.
+    - ``step`` leaves its argument as it was: a state can be stepped again, with another action and
+      with the same, and so can a pickled copy of it.
+    - Messages have text, and a role of tool or user; of system at ``reset`` alone.
+    - Rewards and ``info`` are finite; ``reset`` earns nothing. ``done`` and ``stopped`` are bool,
+      not both True; ``state`` and ``instead`` are texts or None, the latter at ``reset``.
+    - What has ended stays so: another step raises ValueError, or ends as well.
+    - Tools have names that differ, and a JSON schema of type "object".
+
+    Args:
+      env: The environment; ``step`` may be async.
+      tasks: Rows to begin with.
+      actions: Replies, as texts or parsed; an episode takes them in order, again from the first
+        where it lasts longer, and tries each other one at every state.
+      seeds: Seeds for each row.
+      turns: Of an episode, at most.
+
+    Raises:
+      AssertionError: At the first law that is broken; it names the task, the seed and the turn.
+      ValueError: If there is no action or no task.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> env = jr.environments.NumberGuess()
+      >>> jr.testing.check_env(env, [{"text": "play"}], ["4", "no idea"])
+    """
+    tasks, replies = list(tasks), [a if isinstance(a, Parsed) else Parsed(a) for a in actions]
+    if not tasks or not replies:
+        raise ValueError("check_env: tasks and actions must not be empty.")
+    names = [tool.name for tool in env.tools]
+    _expect(len(set(names)) == len(names), "tools", f"two have one name: {names}")
+    for tool in env.tools:
+        try:
+            kind = json.loads(json.dumps(dict(tool.parameters))).get("type")
+        except (TypeError, ValueError) as error:
+            kind = f"none: {error}"
+        _expect(kind == "object", "tools", f"the schema of {tool.name!r} has type {kind!r}")
+    for i, task in enumerate(tasks):
+        for seed in seeds:
+            _check_episode(env, task, seed, replies, turns, f"task {i}, seed {seed}")
+
+
+def _check_episode(env: Env, task, seed: int, replies: list[Parsed], turns: int, place: str):
+    state, first = env.reset(task, seed)
+    _check_observation(first, f"{place}, reset", reset=True)
+    _, again = env.reset(task, seed)
+    _expect(_same(first, again), f"{place}, reset", "the same task and seed observe another thing")
+    for k in range(turns):
+        action, where = replies[k % len(replies)], f"{place}, turn {k}"
+        try:
+            copy = pickle.dumps(state)
+        except Exception as error:
+            raise AssertionError(
+                f"check_env: {where}: the state cannot be pickled: {error}"
+            ) from error
+        after, seen = _step(env, state, action)
+        _check_observation(seen, where, reset=False)
+        for other in replies:
+            _step(env, state, other)
+        _expect(
+            _same(seen, _step(env, state, action)[1]),
+            where,
+            "the same state and action observe another thing the second time: step changes its "
+            "argument, or something outside of the state",
+        )
+        _expect(
+            _same(seen, _step(env, pickle.loads(copy), action)[1]),
+            where,
+            "a pickled copy of the state observes another thing",
+        )
+        state = after
+        if seen.done or seen.stopped:
+            with contextlib.suppress(ValueError):  # a refusal of the step
+                _, seen = _step(env, state, action)
+            ended = seen.done or seen.stopped
+            _expect(ended, where, "an episode that has ended goes on")
+            return
+
+
+def _check_observation(observation: Observation, place: str, *, reset: bool) -> None:
+    """One observation, of ``reset`` or of ``step``."""
+    roles = _ROLES if reset else _ROLES[:2]
+    for message in observation.messages:
+        role, content = message.get("role"), message.get("content")
+        _expect(role in roles, place, f"a message has the role {role!r}, not one of {roles}")
+        _expect(isinstance(content, str), place, f"a message's content is {content!r}, not a text")
+    ended = (observation.done, observation.stopped)
+    _expect(
+        all(isinstance(x, bool) for x in ended), place, f"done and stopped are {ended}, not bool"
+    )
+    _expect(ended != (True, True), place, "an episode is both done and stopped")
+    if reset:
+        _expect(ended == (False, False), place, "an episode has ended before its first turn")
+        _expect(observation.reward == 0, place, f"reset earns {observation.reward!r}")
+    elif not any(ended):
+        _expect(bool(observation.messages), place, "an episode goes on without a message")
+    for name, value in {"reward": observation.reward, **observation.info}.items():
+        finite = isinstance(value, numbers.Real) and math.isfinite(value)
+        _expect(finite, place, f"{name} is {value!r}, not a finite number")
+    other = observation.instead
+    _expect(
+        other is None or (isinstance(other, str) and not reset),
+        place,
+        f"instead is {other!r}, which is no text in place of an action",
+    )
+    name = observation.state
+    _expect(name is None or isinstance(name, str), place, f"state is {name!r}, not a text or None")
+
+
+def _step(env: Env, state: Any, action: Parsed) -> tuple[Any, Observation]:
+    result: Any = env.step(state, action)
+    if not inspect.isawaitable(result):
+        return result
+
+    async def resolve():
+        return await result
+
+    return asyncio.run(resolve())
+
+
+def _same(a: Observation, b: Observation) -> bool:
+    return a._replace(messages=list(a.messages)) == b._replace(messages=list(b.messages))
+
+
+def _expect(law: bool, place: str, message: str) -> None:
+    if not law:
+        raise AssertionError(f"check_env: {place}: {message}.")

@@ -1,0 +1,230 @@
+"""How a model that denoises is scored: the likelihood of a recipe on the masks of a batch.
+
+:class:`DenoisingScorer` stands where :class:`~jaxrl_llm.train.score.Scorer` stands, so that a train
+step, a reference and a metric do not know which one it is. The masks are extras of the batch,
+``masked``, ``masked_prompt``, ``noise`` and ``written``: whatever scores it sees the same ones.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm import logprobs
+from jaxrl_llm.core import masking
+from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.diffusion import Draws, Likelihood
+from jaxrl_llm.models.denoising import denoise, is_causal, mask_id_of
+from jaxrl_llm.models.protocol import Model
+from jaxrl_llm.recipes import Batch, Recipe
+from jaxrl_llm.recipes.wiring import DRAW_LOGP, DRAWN
+from jaxrl_llm.train.score import Scorer, Scores
+
+
+def draw_masks(likelihood: Likelihood, key: Array, batch: Batch) -> dict[str, Array]:
+    """The draws of a likelihood for a batch, as its extras; they have the axis P first.
+
+    Args:
+      likelihood: Of the recipe.
+      key: Typed key of the batch.
+      batch: ``[P, G, T]``, where T are all cells of a response, those behind its end too.
+
+    Example:
+      >>> import jax
+      >>> import jaxrl_llm as jr
+      >>> batch = jr.testing.make_case().batch
+      >>> draws = jr.train.draw_masks(
+      ...     jr.diffusion.elbo_likelihood(samples=4), jax.random.key(0), batch)
+      >>> batch = batch.replace(extras={**batch.extras, **draws})
+      >>> draws["masked"].shape == (*batch.mask.shape, 4)
+      True
+    """
+    valid = jnp.asarray(batch.mask)
+    prompt = jnp.asarray(batch.prompt_mask)[:, None]
+    prompt = jnp.broadcast_to(prompt, (*valid.shape[:2], prompt.shape[-1]))
+    draws = likelihood.draw(key, valid, prompt)
+    return {
+        "masked": jnp.moveaxis(draws.masked, 0, -1),
+        "masked_prompt": jnp.moveaxis(draws.prompt, 0, -1),
+        "noise": jnp.moveaxis(draws.t, 0, -1),
+        "written": valid,
+    }
+
+
+# As of logprobs, where a run does not set it.
+_CHUNK_SIZE = 64
+
+
+def check_unmasked(batch: Batch, model: Model, names: Sequence[str]) -> None:
+    """Raises ValueError if a prompt or a response of a host batch holds the mask id.
+
+    ``names`` are those of its prompts.
+    """
+    mask_id = mask_id_of("a batch", model)
+    tokens, mask = np.asarray(batch.tokens), np.asarray(batch.mask)
+    in_prompt = (np.asarray(batch.prompt_tokens) == mask_id) & np.asarray(batch.prompt_mask)
+    in_response = (tokens == mask_id) & mask
+    for what, wrong in (("prompt", in_prompt), ("a response to prompt", in_response)):
+        rows = wrong.reshape(len(names), -1).any(axis=-1)
+        if rows.any():
+            name = names[int(np.argmax(rows))]
+            raise ValueError(
+                f"{what} {name!r} holds the mask id {mask_id}, which stands for no token."
+            )
+
+
+@dataclass(frozen=True)
+class DenoisingScorer:
+    """A model that denoises and how it is scored; see the module.
+
+    In each draw the tokens that it hides, and all cells behind the end of a response, hold the mask
+    id: the denoiser does not see how long the response is. One draw is in memory at a time, also
+    where the gradient is taken. With ``each_draw`` the statistics hold what each draw makes of a
+    token, ``draw_logp`` ``[P, G, T, J]``.
+    """
+
+    model: Model
+    likelihood: Likelihood
+    temperature: float | Array = 1.0
+    chunk_size: int | None = None
+    remat: str = "none"
+    each_draw: bool = False
+
+    def __call__(
+        self,
+        params: ArrayTree,
+        batch: Batch,
+        statistics: Mapping[str, Callable] | None = None,
+        *,
+        of_hidden: tuple[str, ...] = (),
+    ) -> Scores:
+        """Estimates ``[P, G, T]`` of the responses of a batch with draws in its extras.
+
+        The entropy is the mean over the draws that hide a token, 0 where none does. There are no
+        other statistics.
+        """
+        del statistics, of_hidden
+        extras = batch.extras
+        if absent := [name for name in DRAWN if name not in extras]:
+            raise ValueError(
+                f"score: the batch has no {absent[0]} in its extras; draw its masks with "
+                "train.draw_masks."
+            )
+        masked, t, prompt = (
+            jnp.moveaxis(extras[name], -1, 0) for name in ("masked", "noise", "masked_prompt")
+        )
+        draws = Draws(masked, t, prompt)
+
+        @jax.checkpoint
+        def one(draw: tuple[Array, Array]) -> tuple[Array, Array]:
+            masked, prompt = draw
+            return self._of_draw(params, batch, masked, prompt)
+
+        logp, entropy = jax.lax.map(one, (draws.masked, draws.prompt))
+        seen = jnp.sum(draws.masked, axis=0)
+        entropy = jnp.sum(entropy, axis=0) / jnp.maximum(seen, 1)
+        tokens = self.likelihood.estimate(
+            logp, draws, extras["written"], advantages=_of_rows(self.likelihood, batch)
+        )
+        each = masking.zero_masked(logp, masked) / jnp.where(masked, t[..., None], 1.0)
+        return Scores(
+            masking.zero_masked(tokens, batch.mask),
+            masking.zero_masked(entropy, batch.mask),
+            {DRAW_LOGP: jnp.moveaxis(each, 0, -1)} if self.each_draw else {},
+        )
+
+    def _of_draw(
+        self, params: ArrayTree, batch: Batch, masked: Array, prompt: Array
+    ) -> tuple[Array, Array]:
+        """Log-probability and entropy of the tokens ``[P, G, T]`` that one draw hides."""
+        mask_id = mask_id_of("score", self.model)
+        tokens = jnp.where(masked | ~batch.extras["written"], mask_id, batch.tokens)
+        prompts = jnp.where(prompt, mask_id, batch.prompt_tokens[:, None])
+        hidden = denoise(self.model, params, prompts, batch.prompt_mask, tokens, remat=self.remat)
+        targets = jnp.where(masked, batch.tokens, 0)
+        matrix = self.model.output_matrix(params)
+        logp, entropy = logprobs.token_logprobs(
+            hidden,
+            matrix,
+            targets,
+            temperature=self.temperature,
+            mask=masked,
+            chunk_size=self.chunk_size or _CHUNK_SIZE,
+        )
+        return _without(hidden, matrix, targets, mask_id, masked, logp, entropy, self.temperature)
+
+
+def _of_rows(likelihood: Likelihood, batch: Batch) -> Array | None:
+    """Advantages of responses ``[P, G]``; None where there are none yet, or none are read."""
+    if batch.advantages is None or not likelihood.reads_advantages:
+        return None
+    if batch.advantages.ndim == batch.mask.ndim:
+        raise ValueError(
+            f"score: {likelihood.estimate!r} reads one advantage a response; those of the recipe "
+            f"are of tokens, {batch.advantages.shape}."
+        )
+    return batch.advantages
+
+
+def _without(
+    hidden: Array,
+    matrix: Array,
+    targets: Array,
+    mask_id: int,
+    masked: Array,
+    logp: Array,
+    entropy: Array,
+    temperature: float | Array,
+) -> tuple[Array, Array]:
+    """Log-probability and entropy where the mask id, of probability q, is never drawn.
+
+    log p - log(1 - q),   (H + q log q) / (1 - q) + log(1 - q)
+    """
+    apart = (matrix[mask_id] - matrix[targets]).astype(jnp.float32)
+    gap = jnp.sum(hidden.astype(jnp.float32) * apart, axis=-1) / temperature
+    log_q = jnp.where(masked, logp + gap, -1.0)
+    rest = jnp.log1p(-jnp.exp(jnp.minimum(log_q, -1e-6)))
+    q = jnp.exp(log_q)
+    entropy = (entropy + q * log_q) / jnp.exp(rest) + rest
+    return jnp.where(masked, logp - rest, 0.0), jnp.where(masked, entropy, 0.0)
+
+
+# Either; the checks of a recipe see to it that a likelihood meets no method of Scorer alone.
+PolicyScorer = Any
+
+
+def scorer_of(
+    recipe: Recipe,
+    model: Model,
+    *,
+    temperature: float = 1.0,
+    chunk_size: int | None = None,
+    remat: str = "none",
+    shared_prefix_len: int = 0,
+) -> PolicyScorer:
+    """What scores the policy of a recipe: its log-probabilities, or the recipe's likelihood.
+
+    Raises:
+      ValueError: If a recipe with a likelihood meets a causal model, or one without a model that
+        denoises, or such a model is to share what prompts begin with.
+    """
+    name = f"recipe {recipe.name!r}"
+    if recipe.likelihood is None:
+        if not is_causal(model):
+            raise ValueError(
+                f"{name} reads the log-probability of each token after those before it, which a "
+                "model with causal=False does not have; give it a likelihood, such as "
+                "diffusion.mean_field_likelihood()."
+            )
+        return Scorer(model, temperature, chunk_size, remat, shared_prefix_len)
+    mask_id_of(f"{name} with a likelihood", model)
+    if shared_prefix_len:
+        raise ValueError(
+            f"{name}: the prompts of a model that denoises depend on the responses, so they share "
+            f"nothing; use shared_prefix_len 0 instead of {shared_prefix_len}."
+        )
+    each_draw = "old_draw_logp" in recipe.required_fields
+    return DenoisingScorer(model, recipe.likelihood, temperature, chunk_size, remat, each_draw)

@@ -1,0 +1,86 @@
+"""What a batch of episodes brings of their turns, by the names of ``Batch.extras``."""
+
+from collections.abc import Collection
+
+import numpy as np
+
+from jaxrl_llm.recipes import Batch
+from jaxrl_llm.recipes.inputs import EXTRAS
+from jaxrl_llm.rewards import Scores
+from jaxrl_llm.rollout.episodes import ENDS, EPISODES, Episode
+
+
+def episode_fields(batch: Batch, names: Collection[str], scores: Scores) -> dict[str, np.ndarray]:
+    """Arrays ``[P, G, K]`` of the turns of episodes, and ``turn_ids [P, G, T]`` of their tokens.
+
+    Turns are padded to a power of two. States and actions have equal numbers where they are equal
+    in the batch, -1 where there is no turn. Another name of a turn is taken from what the
+    environment says of each (``Observation.info``).
+
+    Args:
+      batch: P groups of G.
+      names: Of the extras that the recipe needs.
+      scores: ``[P * G]``, with the episodes among their details.
+
+    Raises:
+      ValueError: If the environment says nothing of a name.
+    """
+    P, G, T = batch.mask.shape
+    episodes: list[Episode | None] = list(scores.details[EPISODES])
+    turns = [() if episode is None else episode.turns for episode in episodes]
+    K = 1 << max(max(map(len, turns)) - 1, 0).bit_length()
+
+    def of_turns(values, dtype, fill=0) -> np.ndarray:
+        array = np.full((P * G, K), fill, dtype)
+        for row, each in zip(array, turns, strict=True):
+            row[: len(each)] = [values(turn) for turn in each]
+        return array.reshape(P, G, K)
+
+    states: dict[str, int] = {}
+    actions: dict[str, int] = {}
+    made = {
+        "turn_rewards": of_turns(lambda turn: turn.reward, np.float32),
+        "turn_where": of_turns(lambda turn: True, bool),
+        "state_ids": of_turns(lambda x: states.setdefault(x.state, len(states)), np.int32, -1),
+        "next_state_ids": of_turns(
+            lambda x: states.setdefault(x.next_state, len(states)), np.int32, -1
+        ),
+        "action_ids": of_turns(lambda x: actions.setdefault(x.text, len(actions)), np.int32, -1),
+    }
+    turn_ids, mask = np.full((P * G, T), -1, np.int32), np.asarray(batch.mask).reshape(P * G, T)
+    for row, sampled, each in zip(turn_ids, mask, turns, strict=True):
+        numbers = np.repeat(np.arange(len(each)), [turn.tokens for turn in each])
+        places = np.flatnonzero(sampled)
+        row[places] = numbers[: len(places)]
+    made["turn_ids"] = turn_ids.reshape(P, G, T)
+    for name in sorted(set(names) - set(made)):
+        if name not in EXTRAS or EXTRAS[name].axes != "PGK":
+            continue
+        if absent := [turn for each in turns for turn in each if name not in turn.info]:
+            raise ValueError(
+                f"the recipe needs {name!r} ({EXTRAS[name].about}) of each turn, and the info of "
+                f"the environment has {sorted(absent[0].info) or 'nothing'} for the turn "
+                f"{absent[0].text[:40]!r}."
+            )
+        made[name] = of_turns(lambda turn, name=name: turn.info[name], np.float32)
+    return {name: array for name, array in made.items() if name in names}
+
+
+def episode_metrics(scores: Scores, where: np.ndarray) -> dict[str, float]:
+    """Means over the episodes that take part: ``turns``, ``end/NAME`` and ``info/NAME``.
+
+    ``end/NAME`` are shares of all episodes, failed ones included; ``info/NAME`` means over turns.
+    """
+    episodes = [each for each in scores.details[EPISODES] if each is not None]
+    taken = zip(scores.details[EPISODES], where.reshape(-1), strict=True)
+    taken = [each for each, there in taken if there and each is not None] or episodes
+    if not episodes:
+        return {}
+    values = {"turns": float(np.mean([len(each.turns) for each in taken]))}
+    ends = [each.end for each in episodes]
+    values |= {f"end/{name}": ends.count(name) / len(ends) for name in ENDS if name in ends}
+    info: dict[str, list[float]] = {}
+    for turn in (turn for each in taken for turn in each.turns):
+        for name, value in turn.info.items():
+            info.setdefault(name, []).append(value)
+    return values | {f"info/{name}": float(np.mean(x)) for name, x in sorted(info.items())}

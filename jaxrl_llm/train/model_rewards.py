@@ -1,0 +1,363 @@
+"""Rewards that a model gives: the values of a reward model, the verdicts of a judge.
+
+Both read text, so that the policy may have another tokenizer: prompt and completion are encoded by
+the tokenizer of the model that scores. They are loaded at the first call and score on the device,
+in batches of similar lengths.
+
+Shared arguments:
+  ``model``: A folder or repository with weights, such as ``jaxrl-llm export`` writes.
+  ``tokenizer``: A ``data.Tokenizer``; None for that of the folder.
+  ``chat``, ``system``: How a prompt becomes tokens, as in ``DataConfig``.
+  ``batch_size``: Texts that are read at a time.
+  ``dtype``: Of the matrix products.
+"""
+
+import functools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_llm import rewards
+from jaxrl_llm.core import checks
+from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.curation import judge_message
+from jaxrl_llm.data.questions import TextEncoder
+from jaxrl_llm.models.heads import head_of, load_reward_model
+from jaxrl_llm.models.protocol import Model
+from jaxrl_llm.recipes import Batch
+from jaxrl_llm.rewards.scoring import Failure
+from jaxrl_llm.rollout.backends import texts_of
+from jaxrl_llm.rollout.sampler import make_sampler, pad_rows, prompt_room
+from jaxrl_llm.train.score import Scorer
+
+_SHORTEST = 16  # a row of the device; longer ones are powers of two, so that few are compiled
+_REDUCE = {"min": np.min, "mean": np.mean, "last": lambda x: x[-1], "product": np.prod}
+
+
+class _Loaded(NamedTuple):
+    """A model that is loaded, and how it reads text."""
+
+    model: Model
+    params: ArrayTree
+    encoder: TextEncoder
+
+
+class reward_model:  # noqa: N801 (used as a function: `reward = reward_model("models/rm")`)
+    """The reward of a completion by a reward model: of all of it, or of its steps.
+
+        reward = r(prompt, completion, stop token), the head's value at the last token
+        of steps: p_k = sigmoid(z at the end of step k),   reward = min_k p_k
+
+    That of steps returns a mapping with ``turn_rewards`` and ``turn_ends`` besides, which recipes
+    with rewards of turns read. A completion that does not fit into the model's context has no
+    reward.
+
+    Args:
+      model, tokenizer, chat, system, batch_size, dtype: See the module. Chat and system are those
+        that the reward model was trained with.
+      separator: What stands between two steps, of a model of steps; None for an empty line.
+      reduce: "min", "mean", "last" or "product" of the steps; None for "min".
+
+    Raises:
+      ValueError: If the model has no head, is the folder of a run, or an option has no effect; at
+        the first call, if the tokenizer has more tokens than the model.
+
+    Example:
+      >>> import tempfile
+      >>> import jax
+      >>> import jaxrl_llm as jr
+      >>> model, params = jr.testing.tiny_model(num_layers=1)
+      >>> _, scorer = jr.models.with_head(model, params, key=jax.random.key(0))
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     jr.models.save_safetensors(scorer, folder, config=model.config, head="response")
+      ...     reward = jr.train.reward_model(folder, tokenizer=jr.testing.ByteTokenizer())
+      ...     scores = jr.rewards.score(reward, ["2 + 2 ="] * 2, ["4", "five"])
+      >>> scores.rewards.shape
+      (2,)
+
+    References:
+      Ouyang et al., InstructGPT (arXiv:2203.02155); Lightman et al. (arXiv:2305.20050), whose
+      score of a solution is the product of its steps; Math-Shepherd (arXiv:2312.08935) has the
+      least.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        tokenizer: Any = None,
+        chat: bool = True,
+        system: str | None = None,
+        separator: str | None = None,
+        reduce: Literal["min", "mean", "last", "product"] | None = None,
+        batch_size: int = 32,
+        dtype: str = "float32",
+    ):
+        name = "reward_model"
+        checks.check_count(name, batch_size=batch_size)
+        self.model, self.tokenizer, self.batch_size = str(model), tokenizer, batch_size
+        self.chat, self.system, self.dtype = chat, system, dtype
+        self.__qualname__ = f"{name}({self.model!r})"
+        if (Path(model) / "run.json").is_file() or (Path(model) / "checkpoints").is_dir():
+            raise ValueError(
+                f"{name}: {self.model!r} is the folder of a run; write its model first: jaxrl-llm "
+                f"export {self.model} FOLDER."
+            )
+        self.head = head_of(model)
+        if self.head is None:
+            raise ValueError(
+                f"{name}: {self.model!r} is a language model without a head; a run with recipe "
+                "reward_model trains one, and `jaxrl-llm export` writes it."
+            )
+        if self.head == "response":
+            why = "with a reward model of responses"
+            checks.check_no_effect(name, why, separator=separator, reduce=reduce)
+        self.separator = "\n\n" if separator is None else separator
+        self.reduce = "min" if reduce is None else reduce
+        checks.check_option(name, "reduce", self.reduce, _REDUCE)
+        if not self.separator:
+            raise ValueError(f"{name}: separator must not be empty.")
+
+    def __repr__(self) -> str:
+        return self.__qualname__
+
+    @functools.cached_property
+    def _loaded(self) -> _Loaded:
+        model, params = load_reward_model(self.model, dtype=self.dtype)
+        return _Loaded(model, params, _encoder("reward_model", self, model))
+
+    @functools.cached_property
+    def _values(self) -> Callable[[ArrayTree, Batch], jax.Array]:
+        return jax.jit(Scorer(self._loaded.model).values)
+
+    def __call__(self, prompt: str, completion: str, metadata: Mapping[str, Any]) -> Any:
+        """The reward of one completion."""
+        return self.score_batch([prompt], [completion], [metadata])[0]
+
+    def score_batch(
+        self,
+        prompts: Sequence[str],
+        completions: Sequence[str],
+        metadata: Sequence[Mapping[str, Any]],
+    ) -> list[Any]:
+        """The rewards of completions; a ``Failure`` for one that is too long."""
+        del metadata
+        model, params, encoder = self._loaded
+        out: list[Any] = [None] * len(prompts)
+        rows: dict[int, tuple[list[int], list[int]]] = {}
+        for i, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+            tokens = (
+                encoder.prompt(prompt, repr(prompt[:40])),
+                encoder.response(completion, ends=True),
+            )
+            length, most = len(tokens[0]) + len(tokens[1]), model.config.max_length
+            if length > most:
+                out[i] = Failure(f"needs {length} tokens of a context of {most}")
+            elif not tokens[1]:
+                out[i] = Failure("has no tokens")
+            else:
+                rows[i] = tokens
+        order = sorted(rows, key=lambda i: len(rows[i][0]) + len(rows[i][1]))
+        for start in range(0, len(order), self.batch_size):
+            part = order[start : start + self.batch_size]
+            filled = [rows[i] for i in part]
+            filled += filled[-1:] * (self.batch_size - len(part))
+            values = np.asarray(self._values(params, _batch(filled)))[: len(part), 0, :, 0]
+            for i, row in zip(part, values, strict=True):
+                out[i] = self._reward(completions[i], rows[i][1], row)
+        return out
+
+    def _reward(self, completion: str, tokens: list[int], values: np.ndarray) -> Any:
+        """The reward of one completion, from the values at its tokens."""
+        if self.head == "response":
+            return float(values[len(tokens) - 1])
+        ends = rewards.step_ends(completion, separator=self.separator)
+        decode = self._loaded.encoder.tokenizer.decode
+        steps = rewards.turns_of_tokens(tokens, ends, decode=decode)
+        steps = np.where(steps < 0, len(ends), steps)
+        # A step that begins and ends within a token is read where the one before it is.
+        last = np.searchsorted(steps, np.arange(len(ends)), side="right") - 1
+        z = values[np.maximum(last, 0)].astype(np.float64)
+        p = 1.0 / (1.0 + np.exp(-np.clip(z, -500, 500)))
+        reward = float(_REDUCE[self.reduce](p))
+        return {"reward": reward, "turn_rewards": p.tolist(), "turn_ends": ends}
+
+
+class judge:  # noqa: N801 (used as a function: `reward = judge("models/judge")`)
+    """The reward of a completion by what a language model writes about it.
+
+        reward = parse(the judge's most likely text)             of each completion alone
+        compare: mean over its comparisons of 1[it is preferred]
+
+    With ``compare`` each completion of a prompt is compared with the next one and the one before
+    it, in both orders, so that the place in the message does not count; an illegible verdict counts
+    one half. Without, a completion with an illegible verdict has no reward.
+
+    Args:
+      model, tokenizer, chat, system, batch_size, dtype: See the module.
+      compare: Whether completions of one prompt are compared.
+      message: ``(prompt, completions) -> text``, what is asked about one completion or two.
+      parse: ``text -> number or None``, such as ``rewards.rating``; with ``compare`` 0 for the
+        first, 1 for the second. None reads the words that the default message asks for: "yes" or
+        "no", "first" or "second".
+      max_new_tokens: Of the judge's text.
+
+    Raises:
+      TypeError: If message or parse is no function.
+      ValueError: If the model has a head in place of words.
+
+    Example:
+      >>> import tempfile
+      >>> import jaxrl_llm as jr
+      >>> model, params = jr.testing.tiny_model(num_layers=1)
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     jr.models.save_safetensors(params, folder, config=model.config)
+      ...     reward = jr.train.judge(
+      ...         folder, tokenizer=jr.testing.ByteTokenizer(), max_new_tokens=4, compare=True)
+      ...     scores = jr.rewards.score(reward, ["2 + 2 ="] * 2, ["4", "five"])
+      >>> scores.rewards.tolist()
+      [0.5, 0.5]
+
+    References:
+      Zheng et al. (arXiv:2306.05685), who ask in both orders; generative verifiers
+      (arXiv:2408.15240).
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        compare: bool = False,
+        message: Callable[[str, Sequence[str]], str] = judge_message,
+        parse: Callable[[str], float | None] | None = None,
+        tokenizer: Any = None,
+        chat: bool = True,
+        system: str | None = None,
+        max_new_tokens: int = 64,
+        batch_size: int = 32,
+        dtype: str = "float32",
+    ):
+        name = "judge"
+        checks.check_count(name, batch_size=batch_size, max_new_tokens=max_new_tokens)
+        words = ("first", "second") if compare else ("no", "yes")
+        parse = functools.partial(rewards.verdict, words=words) if parse is None else parse
+        for option, function in {"message": message, "parse": parse}.items():
+            if not callable(function):
+                raise TypeError(f"{name}: {option} must be a function; got {function!r}.")
+        if head_of(model) is not None:
+            raise ValueError(
+                f"{name}: {str(model)!r} is a reward model, which writes nothing; use reward_model."
+            )
+        self.model, self.compare, self.message, self.parse = str(model), compare, message, parse
+        self.tokenizer, self.chat, self.system = tokenizer, chat, system
+        self.max_new_tokens, self.batch_size, self.dtype = max_new_tokens, batch_size, dtype
+        self.__qualname__ = f"{name}({self.model!r})"
+
+    def __repr__(self) -> str:
+        return self.__qualname__
+
+    @functools.cached_property
+    def _loaded(self) -> _Loaded:
+        from jaxrl_llm import models
+
+        model, params = models.load_model(self.model, dtype=self.dtype)
+        return _Loaded(model, params, _encoder("judge", self, model))
+
+    @functools.cached_property
+    def _sample(self) -> Callable[..., Any]:
+        tokenizer = self._loaded.encoder.tokenizer
+        return make_sampler(
+            self._loaded.model,
+            max_new_tokens=self.max_new_tokens,
+            group_size=1,
+            stop_ids=tokenizer.eos_ids,
+            temperature=0.0,
+            pad_id=tokenizer.pad_id,
+        )
+
+    def score_batch(
+        self,
+        prompts: Sequence[str],
+        completions: Sequence[str],
+        metadata: Sequence[Mapping[str, Any]],
+    ) -> list[Any]:
+        """The rewards of completions; a ``Failure`` for one that is not judged."""
+        del metadata
+        if not self.compare:
+            asked = [self.message(p, [c]) for p, c in zip(prompts, completions, strict=True)]
+            verdicts = [None if text is None else self.parse(text) for text in self.write(asked)]
+            return [Failure("is not judged") if v is None else float(v) for v in verdicts]
+        groups: dict[str, list[int]] = {}
+        for i, prompt in enumerate(prompts):
+            groups.setdefault(prompt, []).append(i)
+        pairs = []
+        for members in groups.values():
+            following = [*members[1:], members[0]]
+            # Of two there is one comparison, of one none.
+            count = len(members) if len(members) > 2 else len(members) - 1
+            for i, j in list(zip(members, following, strict=True))[:count]:
+                pairs += [(i, j), (j, i)]
+        texts = self.write(
+            [self.message(prompts[i], [completions[i], completions[j]]) for i, j in pairs]
+        )
+        wins: list[list[float]] = [[] for _ in prompts]
+        for (i, j), text in zip(pairs, texts, strict=True):
+            second = None if text is None else self.parse(text)
+            second = 0.5 if second is None else float(second)
+            wins[i].append(1.0 - second)
+            wins[j].append(second)
+        return [Failure("has none to compare with") if not w else float(np.mean(w)) for w in wins]
+
+    def write(self, messages: Sequence[str]) -> list[str | None]:
+        """What the judge writes about each message; None for one that is too long."""
+        model, params, encoder = self._loaded
+        room = prompt_room("judge", model, self.max_new_tokens)
+        every = [encoder.prompt(message, "of a judge") for message in messages]
+        out: list[str | None] = [None] * len(every)
+        order = [i for i in np.argsort([len(x) for x in every]) if len(every[i]) <= room]
+        for start in range(0, len(order), self.batch_size):
+            part = order[start : start + self.batch_size]
+            filled = [every[i] for i in part] + [every[part[-1]]] * (self.batch_size - len(part))
+            rollout = self._sample(params, jax.random.key(0), filled)
+            for i, texts in zip(part, texts_of(rollout, encoder.tokenizer.decode), strict=False):
+                out[i] = texts[0]
+        return out
+
+
+def _encoder(name: str, reward: reward_model | judge, model: Model) -> TextEncoder:
+    """How a model reads text; ValueError if its tokenizer has more tokens than it."""
+    from jaxrl_llm import data
+
+    tokenizer = reward.tokenizer
+    tokenizer = data.load_tokenizer(reward.model) if tokenizer is None else tokenizer
+    if tokenizer.vocab_size > model.config.vocab_size:
+        raise ValueError(
+            f"{name}: the tokenizer has {tokenizer.vocab_size} tokens, and the model "
+            f"{reward.model!r} a vocabulary of {model.config.vocab_size}."
+        )
+    return TextEncoder(tokenizer, sys.maxsize, reward.chat, reward.system)
+
+
+def _batch(rows: Sequence[tuple[list[int], list[int]]]) -> Batch:
+    """Prompts and responses as a batch ``[N, 1, T]``, padded to widths of few kinds."""
+    prompts, responses = [prompt for prompt, _ in rows], [response for _, response in rows]
+
+    def padded(texts: Sequence[list[int]]) -> tuple[np.ndarray, np.ndarray]:
+        longest = max(map(len, texts))
+        width = max(_SHORTEST, 1 << (longest - 1).bit_length())
+        lengths = np.array([len(x) for x in texts])[:, None]
+        return pad_rows(texts, width), np.arange(width) < lengths
+
+    (prompt_tokens, prompt_mask), (tokens, mask) = padded(prompts), padded(responses)
+    return Batch(
+        tokens=tokens[:, None],
+        mask=mask[:, None],
+        rewards=np.zeros((len(rows), 1), np.float32),
+        where=np.ones((len(rows), 1), bool),
+        prompt_tokens=prompt_tokens,
+        prompt_mask=prompt_mask,
+    )

@@ -1,0 +1,234 @@
+"""Responses of the data in batches, and their log-probabilities under a frozen reference in a file.
+
+The reference of a run on responses of the data gives the same numbers in every epoch. With
+``config.reference_logp`` the first run computes them once and writes them to a file, which later
+ones read: no step runs the reference, and a run does not hold its parameters. An entry is named by
+the tokens of prompt and response, so the order, the split and the batches of a run are free.
+"""
+
+import dataclasses
+import hashlib
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_llm.core.axes import Array
+from jaxrl_llm.core.runtime import processes
+from jaxrl_llm.core.runtime.files import reason, write_whole
+from jaxrl_llm.curation import Collector, in_epochs
+from jaxrl_llm.curation.collectors.protocol import collector_parts
+from jaxrl_llm.data.questions import Question
+from jaxrl_llm.recipes import Batch, validate_batch
+from jaxrl_llm.rollout.backends import SamplerBackend
+from jaxrl_llm.rollout.collect import Collected, Limits, collect
+
+_FORMAT = 1
+
+
+class OfflineRows(NamedTuple):
+    """A batch of responses of the data: places of its rows, the rows on the host, their texts."""
+
+    places: list[int]
+    batch: Batch
+    collected: Collected
+
+
+def offline_batches(
+    collector: Collector,
+    questions: Sequence[Question],
+    *,
+    num_groups: int,
+    group_size: int,
+    limits: Limits,
+    pad_id: int,
+) -> Iterator[OfflineRows]:
+    """Batches of one size that have every row of the data; the last one has some of them twice.
+
+    Args:
+      collector: One with a part that is ``offline``.
+      questions: The rows.
+      num_groups, group_size: Of a batch.
+      limits, pad_id: See :func:`~jaxrl_llm.rollout.collect.collect`.
+    """
+    parts = collector_parts(collector)
+    offline = next(part for part in parts if getattr(part, "offline", False))
+    every = dataclasses.replace(offline, source=in_epochs())
+    backend = SamplerBackend(
+        _unavailable,
+        questions,
+        decode=limits.encoder.tokenizer.decode,
+        grade=_unavailable,
+        num_groups=num_groups,
+        group_size=group_size,
+    )
+    state, seen = every.init(len(questions)), set()
+    while len(seen) < len(questions):
+        collected = collect(
+            every,
+            state,
+            jax.random.key(0),
+            backend,
+            questions,
+            next_places=lambda count: [],
+            num_groups=num_groups,
+            group_size=group_size,
+            step=0,
+            limits=limits,
+            pad_id=pad_id,
+        )
+        state = collected.state
+        rewards = collected.scores.rewards.reshape(collected.where.shape)
+        batch = Batch.from_rollout(collected.rollout, rewards, where=collected.where)
+        ids = [x.prompt.id or x.prompt.text[:40] for x in collected.questions]
+        batch = validate_batch(batch, vocab_size=limits.vocab_size, prompt_ids=ids)
+        seen.update(collected.places)
+        yield OfflineRows(collected.places, batch, collected)
+
+
+def _unavailable(*args):
+    raise ValueError("An offline collector has all responses and rewards; nothing is sampled.")
+
+
+class ReferenceLogp:
+    """Log-probabilities of responses under one reference, by their tokens.
+
+    Args:
+      about: What they depend on besides the tokens, by name.
+      values: float32 ``[T]`` of each response, by :func:`response_names`.
+    """
+
+    def __init__(self, about: Mapping[str, Any], values: Mapping[bytes, np.ndarray]):
+        self.about, self._values = dict(about), dict(values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def absent(self, batch: Batch) -> list[tuple[int, int]]:
+        """The responses of a host batch that are not here, by row and member."""
+        return [place for place, name in response_names(batch).items() if name not in self._values]
+
+    def attach(self, batch: Batch) -> Batch:
+        """The host batch with ``ref_logp``.
+
+        Raises:
+          ValueError: If a response is not here.
+        """
+        ref_logp = np.zeros(batch.tokens.shape, np.float32)
+        mask = np.asarray(batch.mask)
+        for place, name in response_names(batch).items():
+            if name not in self._values:
+                raise ValueError(
+                    f"reference_logp: the response {place[1]} of row {place[0]} of a batch is not "
+                    "among the responses that were scored."
+                )
+            ref_logp[place][mask[place]] = self._values[name]
+        return batch.replace(ref_logp=ref_logp)
+
+    def save(self, path: Path) -> None:
+        """Writes the file, complete or not at all."""
+        names = sorted(self._values)
+        rows = [self._values[name] for name in names]
+        data = hashlib.sha256(b"".join(names)).hexdigest()[:16]
+        header = json.dumps({"format": _FORMAT, **self.about, "data": data})
+        buffer = io.BytesIO()
+        np.savez(
+            buffer,
+            header=np.array(header),
+            names=np.frombuffer(b"".join(names), np.uint8).reshape(len(names), -1),
+            lengths=np.array([len(row) for row in rows], np.int64),
+            logp=np.concatenate(rows),
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, buffer.getvalue())
+
+    @classmethod
+    def load(cls, path: Path) -> "ReferenceLogp":
+        """Reads the file.
+
+        Raises:
+          ValueError: If it is not one that :meth:`save` wrote.
+        """
+        try:
+            with np.load(io.BytesIO(path.read_bytes()), allow_pickle=False) as file:
+                about = json.loads(str(file["header"]))
+                names, lengths, logp = file["names"], file["lengths"], file["logp"]
+            if about.pop("format") != _FORMAT or lengths.sum() != len(logp):
+                raise ValueError("it is of another version of this package")
+        except Exception as error:  # zip files fail in many ways
+            raise ValueError(
+                f"reference_logp: {str(path)!r} is not a file of log-probabilities "
+                f"({reason(error)}); name another one."
+            ) from error
+        rows = np.split(logp, np.cumsum(lengths)[:-1])
+        values = {name.tobytes(): row for name, row in zip(names, rows, strict=True)}
+        del about["data"]
+        return cls(about, values)
+
+
+def response_names(batch: Batch) -> dict[tuple[int, int], bytes]:
+    """A digest of the tokens of prompt and response, of each response that takes part.
+
+    By row and member of a host batch.
+    """
+    tokens, mask = np.asarray(batch.tokens, np.int32), np.asarray(batch.mask)
+    prompts, prompt_mask = np.asarray(batch.prompt_tokens, np.int32), np.asarray(batch.prompt_mask)
+    names = {}
+    for p, g in np.argwhere(np.asarray(batch.where) & mask.any(axis=-1)).tolist():
+        prompt = prompts[p][prompt_mask[p]]
+        text = f"{prompt.size} ".encode() + prompt.tobytes() + tokens[p, g][mask[p, g]].tobytes()
+        names[p, g] = hashlib.sha256(text).digest()[:16]
+    return names
+
+
+def reference_logp(
+    path: Path,
+    batches: Callable[[], Iterator[OfflineRows]],
+    score: Callable[[Batch], Array],
+    *,
+    about: Mapping[str, Any],
+    questions: Sequence[Question],
+) -> ReferenceLogp:
+    """The log-probabilities in a file, if it is of this run; where there is no file, it is written.
+
+    Args:
+      path: The file.
+      batches: The responses of the run, as often as it is called.
+      score: Log-probabilities ``[P, G, T]`` of a host batch under the reference.
+      about: What they depend on besides the tokens, by the names that errors call them.
+      questions: The rows of the batches.
+
+    Raises:
+      ValueError: If the file is of another reference, or lacks responses of the run.
+    """
+    if not processes.from_first(path.exists):
+        values: dict[bytes, np.ndarray] = {}
+        for rows in batches():
+            logp, mask = processes.to_host(score(rows.batch)), np.asarray(rows.batch.mask)
+            names = response_names(rows.batch)
+            values |= {name: np.asarray(logp[at])[mask[at]] for at, name in names.items()}
+        table = ReferenceLogp(about, values)
+        processes.from_first(lambda: table.save(path))
+        return table
+    table = ReferenceLogp.load(path)
+    for name, value in about.items():
+        if table.about.get(name) != value:
+            raise ValueError(
+                f"reference_logp: {str(path)!r} is of another {name}: {table.about.get(name)}, "
+                f"where this run has {value}; name another file."
+            )
+    absent = {}
+    for rows in batches():
+        absent |= {(rows.places[p], g): None for p, g in table.absent(rows.batch)}
+    if absent:
+        prompt = questions[min(absent)[0]].prompt
+        raise ValueError(
+            f"reference_logp: {str(path)!r} is of other data: {len(absent)} of the responses of "
+            f"this run are not in it, the first to prompt {prompt.id or prompt.text[:40]!r}; rows, "
+            "tokenizer and chat template must be those that it was made of. Name another file."
+        )
+    return table

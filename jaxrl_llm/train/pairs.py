@@ -1,0 +1,126 @@
+"""How a policy, or a reward model, orders held-out responses of the data."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from jaxrl_llm import diagnostics
+from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.core.runtime import processes
+from jaxrl_llm.curation.collectors.protocol import width_of
+from jaxrl_llm.recipes import Batch
+from jaxrl_llm.train.evaluate import Accuracy, accuracy
+from jaxrl_llm.train.fields import attach_fields
+from jaxrl_llm.train.mesh import place_batch
+from jaxrl_llm.train.metrics import ScoredItems, scored_items
+from jaxrl_llm.train.policy_gradient import make_scorer
+from jaxrl_llm.train.rollouts import texts_of_batch
+from jaxrl_llm.train.setup import Experiment
+
+Score = Callable[[Batch], ScoredItems]
+"""What is put in order of a host batch: implicit rewards, or those of a reward model."""
+
+
+def make_score(experiment: Experiment, params: ArrayTree, reference: ArrayTree) -> Score:
+    """Implicit rewards under a policy, against a frozen reference for a recipe that reads one.
+
+    Of a recipe that trains a reward model, its rewards.
+
+    Args:
+      experiment: The run.
+      params: Parameters of the policy.
+      reference: Those of the reference.
+    """
+    config, mesh = experiment.config, experiment.mesh
+    scorer = make_scorer(
+        experiment.model,
+        microbatches=config.microbatches,
+        temperature=config.sampling.temperature,
+        shared_prefix_len=experiment.shared_prefix_len,
+        mesh=mesh,
+    )
+
+    def score(batch: Batch) -> ScoredItems:
+        batch = place_batch(batch, mesh)
+        recipe = experiment.recipe
+        ref_logp = scorer(reference, batch) if recipe.uses_reference else None
+        return scored_items(recipe, scorer(params, batch), ref_logp, batch)
+
+    return score
+
+
+def evaluate_pairs(
+    experiment: Experiment, score: Score, *, check: Callable[[], None] = lambda: None
+) -> Accuracy:
+    """The share of pairs of held-out responses that the rewards order as the data do.
+
+    A tie counts one half, as in :func:`~jaxrl_llm.diagnostics.pair_order`: an untrained policy that
+    is its own reference has 0.5. A row weighs the same however many pairs it has; for the interval,
+    rows of one prompt are alike, as completions of one question are.
+    Of a reward model the result has the calibration too
+    (:func:`~jaxrl_llm.diagnostics.pair_calibration`), in which each pair weighs the same; of a
+    process reward model a pair is two steps of a row.
+
+    Args:
+      experiment: A run whose collector is ``offline``.
+      score: See :func:`make_score`.
+      check: Called before each batch; what it raises ends the evaluation.
+
+    Raises:
+      ValueError: If the responses of no row differ in their rewards.
+    """
+    rows: dict[int, ScoredItems] = {}
+    check()
+    for places, batch, collected in experiment.offline_batches(experiment.held_out):
+        if experiment.references is not None:
+            batch = experiment.references.attach(batch)
+        if experiment.recipe.head is not None:  # the labels of steps
+            batch = attach_fields(
+                batch,
+                experiment.recipe,
+                scores=collected.scores,
+                rollout=collected.rollout,
+                step=0,
+                indices=places,
+                questions=collected.questions,
+                texts=texts_of_batch(experiment, collected),
+                greedy=_unavailable,
+            )
+        items = ScoredItems(*map(np.asarray, processes.to_host(tuple(score(batch)))))
+        for p, place in enumerate(places):
+            rows.setdefault(place, ScoredItems(*(x[p] for x in items)))
+        check()
+    of_prompt: dict[str, list[float]] = {}
+    for place, items in sorted(rows.items()):
+        order = diagnostics.pair_order(items.scores, items.rewards, where=items.where)
+        if float(order.pairs) > 0:
+            content = experiment.held_out[place].prompt.content
+            of_prompt.setdefault(content, []).append(float(order.accuracy))
+    if not of_prompt:
+        raise ValueError(
+            "evaluation: no held-out row has two responses of different rewards; turn the "
+            "evaluation off, or pass evaluation prompts with pairs."
+        )
+    sizes = np.array([len(each) for each in of_prompt.values()])
+    where = np.arange(sizes.max()) < sizes[:, None]
+    values = np.zeros(where.shape)
+    values[where] = np.concatenate(list(of_prompt.values()))
+    group_size = experiment.config.sampling.group_size
+    width = width_of(experiment.collector, group_size)
+    result = accuracy(values, where)._replace(samples=width, failed=0)
+    if not experiment.recipe.head:
+        return result
+    pairs = np.concatenate([_pairs(x) for x in rows.values()])
+    seen = diagnostics.pair_calibration(pairs[:, 0], pairs[:, 1])
+    return result._replace(calibration_error=float(seen.error), brier=float(seen.brier))
+
+
+def _pairs(items: ScoredItems) -> np.ndarray:
+    """Scores ``[n, 2]`` of the better and of the worse item of each pair of a row."""
+    scores, rewards = items.scores[items.where], items.rewards[items.where]
+    better, worse = np.nonzero(rewards[:, None] > rewards[None, :])
+    return np.stack([scores[better], scores[worse]], axis=-1)
+
+
+def _unavailable() -> np.ndarray:
+    raise ValueError("A reward model samples no greedy responses.")

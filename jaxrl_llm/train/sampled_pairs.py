@@ -1,0 +1,133 @@
+"""Pairs of a policy's responses, sampled and graded: the data of losses of preferences."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxrl_llm.core.axes import Array, ArrayTree
+from jaxrl_llm.core.runtime import processes
+from jaxrl_llm.curation import right_over_wrong
+from jaxrl_llm.data.prompts import Prompt
+from jaxrl_llm.models.sharding import batch_shards
+from jaxrl_llm.rewards.scoring import check_answered
+from jaxrl_llm.rollout.backends import texts_of
+from jaxrl_llm.rollout.types import STOP
+from jaxrl_llm.train.setup import Experiment
+
+# Responses that are sampled at one time, unless one prompt has more.
+_AT_ONCE = 64
+
+
+class SampledPairs(NamedTuple):
+    """What :func:`sample_pairs` returns.
+
+    Attributes:
+      rows: ``{"id", "prompt", "chosen", "rejected"}`` of each pair, with the answer and the other
+        fields of the prompt, as :func:`~jaxrl_llm.data.from_file` reads them.
+      prompts: How many prompts were sampled.
+      no_right: How many of them have no right response that ended.
+      no_wrong: How many have right ones alone.
+      responses: How many responses were sampled.
+      unended: How many of them reached the longest length.
+      failed: How many calls of the reward failed.
+    """
+
+    rows: list[dict[str, Any]]
+    prompts: int
+    no_right: int
+    no_wrong: int
+    responses: int
+    unended: int
+    failed: int
+
+
+def sample_pairs(
+    experiment: Experiment,
+    params: ArrayTree,
+    key: Array,
+    *,
+    samples: int,
+    pairs: int = 1,
+    success: float = 1.0,
+    prefer: Literal["short", "any"] = "short",
+    limit: int | None = None,
+    on_batch: Callable[[int], Any] = lambda prompts: None,
+) -> SampledPairs:
+    """Right responses of a policy over its wrong ones, for the prompts that a run trains on.
+
+    Of responses with one text the first takes part. One that did not end takes none: as data it
+    would be followed by the stop token.
+
+    Args:
+      experiment: A run with a reward; its held-out questions are not sampled.
+      params: Parameters of the policy.
+      key: A typed key; the same key gives the same pairs.
+      samples: Responses of each prompt.
+      pairs: The most pairs of a prompt.
+      success: The least reward of a right response.
+      prefer: "short" chooses the shortest right response, "any" each of them in turn.
+      limit: How many prompts at most.
+      on_batch: Told of each batch how many prompts it has.
+
+    Raises:
+      RewardError: If the reward fails, or every call of it.
+    """
+    distinct = {question.prompt.content: question for question in experiment.train}
+    questions = list(distinct.values())[:limit]
+    tokenizer, sampling = experiment.tokenizer, experiment.config.sampling
+    shards = batch_shards(experiment.mesh)
+    size = -(-max(_AT_ONCE // samples, 1) // shards) * shards
+    sampler = experiment.sampler(samples)
+
+    def encodes(text: str) -> bool:
+        tokens = experiment.encoder.response(text, ends=True)
+        return bool(text.strip()) and len(tokens) <= sampling.max_new_tokens
+
+    rows, graded = [], []
+    no_right = no_wrong = unended = 0
+    for start in range(0, len(questions), size):
+        part = questions[start : start + size]
+        filled = part + [part[-1]] * (size - len(part))
+        rollout = sampler(params, jax.random.fold_in(key, start), [q.tokens for q in filled])
+        texts = texts_of(rollout, tokenizer.decode)[: len(part)]
+        scores = experiment.grader(part, texts)
+        graded.append(scores)
+        lengths, finish = processes.to_host((rollout.mask.sum(axis=-1), rollout.finish))
+        ended, shape = finish[: len(part)] == STOP, (len(part), samples)
+        first = np.array([[row.index(x) == i for i, x in enumerate(row)] for row in texts])
+        where = ended & first & ~scores.failed.reshape(shape)
+        where &= np.array([[encodes(text) for text in row] for row in texts])
+        rewards = np.where(where, scores.rewards.reshape(shape), 0.0).astype(np.float32)
+        right = (where & (rewards >= success)).any(axis=-1)
+        wrong = (where & (rewards < success)).any(axis=-1)
+        selected = right_over_wrong(
+            rewards,
+            pairs=pairs,
+            success=success,
+            lengths=lengths[: len(part)] if prefer == "short" else None,
+            where=where,
+        )
+        indices, there = np.asarray(selected.indices), np.asarray(selected.where)
+        for p, m in np.argwhere(there):
+            chosen, rejected = (texts[p][i] for i in indices[p, m])
+            rows.append(pair_row(part[p].prompt, chosen, rejected))
+        no_right += int((~right).sum())
+        no_wrong += int((right & ~wrong).sum())
+        unended += int((~ended).sum())
+        on_batch(len(part))
+    check_answered(graded, " that were sampled for pairs")
+    failed = sum(int(scores.failed.sum()) for scores in graded)
+    responses = len(questions) * samples
+    return SampledPairs(rows, len(questions), no_right, no_wrong, responses, unended, failed)
+
+
+def pair_row(prompt: Prompt, chosen: str, rejected: str) -> dict[str, Any]:
+    """A row of the data with a pair, and the other fields of its prompt."""
+    messages: str | Sequence = prompt.text if prompt.messages is None else list(prompt.messages)
+    row = {"id": prompt.id, "prompt": messages, "chosen": chosen, "rejected": rejected}
+    others = {k: v for k, v in prompt.metadata.items() if k not in row}
+    if others["answer"] is None:
+        del others["answer"]
+    return row | others

@@ -1,0 +1,525 @@
+"""Teachers that score tokens on the host: a model, a token server, a file, another tokenizer.
+
+A run's teacher is a model on its devices wherever that is possible (``TrainConfig.teacher`` names
+it); these are for the others. ``score(prompts, responses, top=K)`` takes token ids and returns
+:class:`TokenScores` of each response, at temperature 1.
+"""
+
+import hashlib
+import io
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm import surrogates
+from jaxrl_llm.core import bind, checks
+from jaxrl_llm.core.axes import ArrayTree
+from jaxrl_llm.core.packing import Tree
+from jaxrl_llm.core.runtime import processes
+from jaxrl_llm.data.alignment import align_spans, token_ends
+from jaxrl_llm.data.questions import Question, TextEncoder
+from jaxrl_llm.models.denoising import check_causal
+from jaxrl_llm.models.protocol import Model
+from jaxrl_llm.recipes import Batch, Recipe
+from jaxrl_llm.train.score import Responses, Scorer, score_hidden
+
+Tokens = Sequence[Sequence[int]]
+# What a teacher on the host can say, by the names of a recipe's statistics.
+_KNOWN = ("teacher_token_logp", "top_ids", "teacher_logp")
+_FORMAT = 1
+# Of a tokenizer's digest: a text that most cut differently.
+_PROBE = "The quick brown fox — 12,345 + 6.7 = naïve\n\tdef f(x): return {'a': [x]}  你好"
+
+
+class TokenScores(NamedTuple):
+    """A teacher's numbers of one response of n tokens.
+
+    Attributes:
+      logp: float32 ``[n]``, log-probability (nats) of each token.
+      top_ids: int32 ``[n, K]``, the most probable tokens at each position, the best first.
+      top_logp: float32 ``[n, K]``, their log-probabilities.
+    """
+
+    logp: np.ndarray
+    top_ids: np.ndarray
+    top_logp: np.ndarray
+
+
+@runtime_checkable
+class TokenTeacher(Protocol):
+    """A teacher on the host."""
+
+    def score(self, prompts: Tokens, responses: Tokens, *, top: int = 0) -> list[TokenScores]:
+        """Scores of responses after their prompts, with the ``top`` best tokens of each place."""
+        ...
+
+
+def _width(rows: Tokens) -> int:
+    return max(16, 1 << (max(map(len, rows)) - 1).bit_length())
+
+
+class ModelTeacher:
+    """A model of ours as a teacher on the host: for stored scores, and for other tokenizers.
+
+    Args:
+      model, params: The model.
+      rows: Sequences that are scored at a time.
+
+    Raises:
+      ValueError: If the model denoises; in a call, for a text that is longer than its context.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> from jaxrl_llm.train.teachers import ModelTeacher
+      >>> teacher = ModelTeacher(*jr.testing.tiny_model())
+      >>> (scores,) = teacher.score([[1, 2]], [[3, 4, 5]], top=2)
+      >>> scores.logp.shape, scores.top_ids.shape
+      ((3,), (3, 2))
+    """
+
+    def __init__(self, model: Model, params: ArrayTree, *, rows: int = 8):
+        checks.check_positive("ModelTeacher", rows=rows)
+        check_causal("ModelTeacher", model, what="the teacher")
+        self.model, self.params, self._rows = model, params, rows
+        self._compiled = jax.jit(self._scores, static_argnames="top")
+
+    def __repr__(self) -> str:
+        return "ModelTeacher()"
+
+    def score(self, prompts: Tokens, responses: Tokens, *, top: int = 0) -> list[TokenScores]:
+        """See :class:`TokenTeacher`."""
+        size = self.model.config.vocab_size
+        if top > size:
+            raise ValueError(f"ModelTeacher: top {top} is above the {size} tokens it has.")
+        context = self.model.config.max_length
+        lengths = (len(x) + len(y) for x, y in zip(prompts, responses, strict=True))
+        if (longest := max(lengths, default=0)) > context:
+            raise ValueError(
+                f"ModelTeacher: a prompt and its response have {longest} tokens, and the teacher's "
+                f"context {context}."
+            )
+        scores: list[TokenScores] = []
+        for first in range(0, len(responses), self._rows):
+            before, after = (list(x[first : first + self._rows]) for x in (prompts, responses))
+            count = len(after)
+            before += [[0]] * (self._rows - count)
+            after += [[0]] * (self._rows - count)
+            read, read_mask = _padded(before, _width(before))
+            tokens, mask = _padded(after, _width(after))
+            logp, ids, top_logp = jax.device_get(
+                self._compiled(self.params, read, read_mask, tokens, mask, top=top)
+            )
+            scores += [
+                TokenScores(logp[i, :n], ids[i, :n], top_logp[i, :n])
+                for i, n in enumerate(map(len, after[:count]))
+            ]
+        return scores
+
+    def _scores(self, params, prompts, prompt_mask, tokens, mask, *, top: int):
+        tokens, mask = tokens[:, None], mask[:, None]
+        hidden = score_hidden(self.model, params, prompts, prompt_mask, tokens, mask)
+        scorer, responses = Scorer(self.model), Responses(tokens, mask)
+        logp, _ = scorer.project(params, hidden, responses)
+        shape = (*tokens.shape, top)
+        ids, best = jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
+        if top:
+            functions = {
+                "ids": bind(surrogates.top_tokens, count=top),
+                "logp": bind(surrogates.top_log_probs, count=top),
+            }
+            of_top = scorer.project_statistics(params, hidden, responses, functions, {})
+            ids, best = of_top["ids"], of_top["logp"]
+        return logp[:, 0], ids[:, 0], best[:, 0]
+
+
+def _padded(rows: Tokens, width: int) -> tuple[np.ndarray, np.ndarray]:
+    tokens, mask = np.zeros((len(rows), width), np.int32), np.zeros((len(rows), width), bool)
+    for i, row in enumerate(rows):
+        tokens[i, : len(row)], mask[i, : len(row)] = row, True
+    return tokens, mask
+
+
+class ServerTeacher:
+    """A token server as the teacher: ``jaxrl-llm serve`` of another model, or vLLM.
+
+    It asks ``POST /inference/v1/generate`` for ``prompt_logprobs`` of prompt and response together.
+
+    Args:
+      url: Of the server, such as ``http://localhost:8000``.
+      model: Its name there; None for the one that it serves.
+      key: That clients of it send.
+      timeout: Seconds that a request may take.
+      parallel: Requests at one time.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        model: str | None = None,
+        key: str | None = None,
+        timeout: float = 120.0,
+        parallel: int = 16,
+    ):
+        checks.check_positive("ServerTeacher", timeout=timeout, parallel=parallel)
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"ServerTeacher: url begins with http:// or https://; got {url!r}.")
+        self.url, self._model, self._key = url.rstrip("/"), model, key
+        self._timeout, self._parallel = timeout, parallel
+        self._fewest: int | None = None  # tokens that a request must sample
+
+    def __repr__(self) -> str:
+        return f"ServerTeacher({self.url!r})"
+
+    def score(self, prompts: Tokens, responses: Tokens, *, top: int = 0) -> list[TokenScores]:
+        """See :class:`TokenTeacher`."""
+        if self._fewest is None:
+            try:
+                card = self._ask("/v1/models")["data"][0]
+                self._model = self._model or card["id"]
+            except (KeyError, IndexError, TypeError) as error:
+                raise ValueError(f"The server at {self.url} names no model.") from error
+            self._fewest = 0 if card.get("owned_by") == "jaxrl_llm" else 1
+
+        def each(pair) -> TokenScores:
+            prompt, response = pair
+            return self._score(list(map(int, prompt)), list(map(int, response)), top)
+
+        with ThreadPoolExecutor(self._parallel) as pool:
+            return list(pool.map(each, zip(prompts, responses, strict=True)))
+
+    def _score(self, prompt: list[int], response: list[int], top: int) -> TokenScores:
+        params = {"max_tokens": self._fewest, "prompt_logprobs": top}
+        body = {"model": self._model, "token_ids": prompt + response, "sampling_params": params}
+        entries = self._ask("/inference/v1/generate", body).get("prompt_logprobs")
+        if not isinstance(entries, list) or len(entries) != len(prompt) + len(response):
+            raise ValueError(f"The teacher at {self.url} returned no prompt_logprobs.")
+        logp, ids, best = [], [], []
+        for token, entry in zip(response, entries[len(prompt) :], strict=True):
+            numbers = {int(k): float(_logprob(x)) for k, x in entry.items()}
+            if token not in numbers or len(numbers) < top:
+                raise ValueError(
+                    f"The teacher at {self.url} returned {len(numbers)} log-probabilities of a "
+                    f"token, where the token's and the {top} best were asked for."
+                )
+            order = sorted(numbers, key=lambda k: -numbers[k])[:top]
+            logp.append(numbers[token])
+            ids.append(order)
+            best.append([numbers[k] for k in order])
+        shape = (len(response), top)
+        return TokenScores(
+            np.float32(logp), np.int32(ids).reshape(shape), np.float32(best).reshape(shape)
+        )
+
+    def _ask(self, route: str, body: Any = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {self._key}"
+        request = urllib.request.Request(self.url + route, data=data, headers=headers)
+        try:
+            with urllib.request.urlopen(request, timeout=self._timeout) as reply:
+                return json.load(reply)
+        except urllib.error.HTTPError as error:
+            text = error.read().decode(errors="replace")[:300]
+            raise ValueError(f"The teacher at {self.url} refused {route}: {text}") from error
+        except (OSError, ValueError) as error:
+            raise ValueError(f"The teacher at {self.url} does not answer: {error}.") from error
+
+
+def _logprob(entry: Any) -> float:
+    return entry["logprob"] if isinstance(entry, dict) else entry
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """A digest of how a tokenizer cuts and what its ids mean, the same wherever it was loaded.
+
+    Example:
+      >>> import jaxrl_llm as jr
+      >>> from jaxrl_llm.train.teachers import tokenizer_digest
+      >>> len(tokenizer_digest(jr.testing.ByteTokenizer()))
+      16
+    """
+    size = tokenizer.vocab_size
+    ids = range(0, size, max(size // 512, 1))
+    facts = [size, list(tokenizer.eos_ids), list(map(int, tokenizer.encode(_PROBE)))]
+    facts += [tokenizer.decode([i], skip_special=False) for i in ids]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+
+def _row_key(prompt: Sequence[int], response: Sequence[int] = ()) -> str:
+    sha = hashlib.sha256()
+    for part in (prompt, response):
+        sha.update(np.asarray(part, np.int64).tobytes() + b"/")
+    return sha.hexdigest()[:24]
+
+
+def write_scores(
+    path: str | Path,
+    teacher: TokenTeacher,
+    prompts: Tokens,
+    responses: Tokens,
+    *,
+    top: int,
+    tokenizer: Any,
+) -> None:
+    """Stores a teacher's scores of responses, for :class:`StoredTeacher`.
+
+    Args:
+      path: A file that ends with .npz.
+      teacher: Whose scores.
+      prompts, responses: Token ids, as the run has them.
+      top: How many tokens of each position are stored.
+      tokenizer: Of the ids; the file has its digest.
+    """
+    checks.check_positive("write_scores", top=top)
+    scores = teacher.score(prompts, responses, top=top)
+    pairs = list(zip(prompts, responses, strict=True))
+    np.savez(
+        path,
+        format=_FORMAT,
+        tokenizer=tokenizer_digest(tokenizer),
+        prompts=sorted({_row_key(prompt) for prompt, _ in pairs}),
+        keys=[_row_key(prompt, response) for prompt, response in pairs],
+        starts=np.cumsum([0, *(len(x.logp) for x in scores)]),
+        logp=np.concatenate([x.logp for x in scores]),
+        top_ids=np.concatenate([x.top_ids for x in scores]),
+        top_logp=np.concatenate([x.top_logp for x in scores]),
+    )
+
+
+class StoredTeacher:
+    """Scores that a teacher gave before, from a file of :func:`write_scores`.
+
+    Attributes:
+      path: The file.
+      digest: Of what is in it.
+
+    Raises:
+      ValueError: If it is no such file.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = str(path)
+        try:
+            data = Path(path).read_bytes()
+            with np.load(io.BytesIO(data), allow_pickle=False) as file:
+                self._file = dict(file)
+            stored = int(self._file["format"])
+        except Exception as error:  # zip files fail in many ways
+            raise ValueError(f"StoredTeacher: {self.path!r} has no scores of a teacher.") from error
+        if stored != _FORMAT:
+            raise ValueError(f"StoredTeacher: {self.path!r} has format {stored}, not {_FORMAT}.")
+        self.digest = hashlib.sha256(data).hexdigest()[:16]
+        self._rows = {key: i for i, key in enumerate(self._file["keys"].tolist())}
+
+    def __repr__(self) -> str:
+        return f"StoredTeacher({self.path!r})"
+
+    def check(self, tokenizer: Any, questions: Sequence[Question]) -> None:
+        """Raises ValueError if the scores are of another tokenizer or data set."""
+        if str(self._file["tokenizer"]) != tokenizer_digest(tokenizer):
+            raise ValueError(f"{self!r} is of another tokenizer than the run's.")
+        known = set(self._file["prompts"].tolist())
+        for question in questions:
+            if _row_key(question.tokens) not in known:
+                prompt = question.prompt
+                raise ValueError(
+                    f"{self!r} is of another data set: it has no response to prompt "
+                    f"{prompt.id or prompt.text[:40]!r}."
+                )
+
+    def score(self, prompts: Tokens, responses: Tokens, *, top: int = 0) -> list[TokenScores]:
+        """See :class:`TokenTeacher`."""
+        stored = self._file["top_ids"].shape[-1]
+        if top > stored:
+            raise ValueError(f"{self!r} has the {stored} best tokens of each place, not {top}.")
+        scores = []
+        for prompt, response in zip(prompts, responses, strict=True):
+            row = self._rows.get(_row_key(prompt, response))
+            if row is None:
+                raise ValueError(
+                    f"{self!r} has no scores of a response of {len(response)} tokens; responses "
+                    "that are sampled need a teacher that runs."
+                )
+            starts = self._file["starts"]
+            cut = slice(starts[row], starts[row + 1])
+            ids, best = (self._file[x][cut, :top] for x in ("top_ids", "top_logp"))
+            scores.append(TokenScores(self._file["logp"][cut], ids, best))
+        return scores
+
+
+class AlignedTeacher:
+    """A teacher with another tokenizer, for ``recipes.span_distillation``.
+
+    It reads the text of prompt and response in its own tokens and chat template, and says of each
+    span of text at whose ends both tokenizers end a token how probable it is.
+
+    Args:
+      teacher: A teacher of its own tokens.
+      tokenizer: Of these tokens.
+    """
+
+    def __init__(self, teacher: TokenTeacher, tokenizer: Any):
+        self.teacher, self.tokenizer = teacher, tokenizer
+
+    def __repr__(self) -> str:
+        return f"AlignedTeacher({self.teacher!r})"
+
+    def spans(
+        self, texts: Sequence[str], responses: Tokens, *, encoder: TextEncoder
+    ) -> list[tuple[np.ndarray, np.ndarray]]:
+        """The span of each token of each response, and the teacher's log-probability of it.
+
+        Args:
+          texts: The user's messages.
+          responses: Token ids of the policy's tokenizer.
+          encoder: How the policy reads and writes text.
+
+        Returns:
+          ``(span_ids, span_logp)``, int32 and float32 ``[n]``; -1 and 0 for tokens without a span.
+        """
+        ours, theirs = encoder.tokenizer, self.tokenizer
+        there = TextEncoder(theirs, 1 << 30, encoder.chat, encoder.system)
+        cut, rows, prompts, stops = [], [], [], set(ours.eos_ids)
+        for text, response in zip(texts, responses, strict=True):
+            tokens = [int(x) for x in response]
+            ends = bool(tokens) and tokens[-1] in stops
+            body = tokens[:-1] if ends else tokens
+            written = there.response(ours.decode(body), ends=ends)
+            prompts.append(there.prompt(text, "of the teacher"))
+            # One token at least: an empty response is scored and no span reads it.
+            rows.append(written or list(theirs.eos_ids[:1]))
+            cut.append((body, ends, written))
+        scores = self.teacher.score(prompts, rows)
+        out = []
+        for (body, ends, written), score in zip(cut, scores, strict=True):
+            theirs_body = written[:-1] if ends else written
+            ids, other = align_spans(
+                token_ends(body, ours.decode), token_ends(theirs_body, theirs.decode)
+            )
+            if ends:  # one span of the two stop tokens
+                last = max(int(ids.max(initial=-1)), int(other.max(initial=-1))) + 1
+                ids, other = (np.append(x, np.int32(last)) for x in (ids, other))
+            sums = np.zeros(int(max(ids.max(initial=-1), other.max(initial=-1))) + 2, np.float32)
+            np.add.at(sums, other, score.logp[: len(other)])
+            sums[-1] = 0.0
+            out.append((ids, np.float32(sums[ids])))
+        return out
+
+
+def check_host_teacher(recipe: Recipe, teacher: Any) -> None:
+    """Raises ValueError if a recipe reads what its teacher on the host does not say."""
+    if isinstance(teacher, AlignedTeacher) != ("teacher_span_logp" in recipe.required_fields):
+        if isinstance(teacher, AlignedTeacher):
+            raise ValueError(
+                f"config: recipe {recipe.name!r} compares tokens, and a teacher with another "
+                "tokenizer has other tokens; take span_distillation."
+            )
+        raise ValueError(
+            f"config: recipe {recipe.name!r} compares spans of text, which a "
+            "train.teachers.AlignedTeacher scores."
+        )
+    if recipe.reads_teacher_logits:
+        raise ValueError(
+            f"config: recipe {recipe.name!r} reads all logits of its teacher, which {teacher!r} "
+            "does not have; take the most probable ones, such as recipes.gkd(top=20)."
+        )
+    if unknown := sorted(set(recipe.computed_from("teacher")) - set(_KNOWN)):
+        raise ValueError(
+            f"config: recipe {recipe.name!r} reads {', '.join(unknown)} of its teacher, and "
+            f"{teacher!r} has {', '.join(_KNOWN)} alone."
+        )
+
+
+def host_scores(
+    teacher: Any,
+    recipe: Recipe,
+    batch: Batch,
+    questions: Sequence[Question],
+    messages: Sequence[Sequence[str | None]],
+    *,
+    encoder: TextEncoder,
+    vocab_size: int,
+) -> dict[str, np.ndarray]:
+    """The extras of a batch that a teacher on the host says.
+
+    Args:
+      teacher, recipe: Of the run.
+      batch: Host arrays, P groups of G.
+      questions: P of them.
+      messages: What a collector sent in place of the prompt, or None.
+      encoder: How the policy reads and writes text.
+      vocab_size: Tokens of the policy.
+
+    Raises:
+      ValueError: If it does not read such prompts or responses, or names a token that the policy
+        does not have.
+    """
+    tokens, mask = np.asarray(batch.tokens), np.asarray(batch.mask)
+    where = np.asarray(batch.where) & mask.any(axis=-1)
+    if any(message is not None for row in messages for message in row):
+        raise ValueError(
+            f"config: {teacher!r} reads the prompts of the data, and the collector of recipe "
+            f"{recipe.name!r} sends others."
+        )
+    if isinstance(batch.packing, Tree) and batch.packing.parents is not None:
+        raise ValueError(
+            f"config: {teacher!r} reads a response in one piece, and the chat template or the "
+            "environment rewrites the turns before; take a teacher on the devices."
+        )
+    # Processes would be told other numbers by a server; a model on a mesh computes with all.
+    computes = isinstance(getattr(teacher, "teacher", teacher), ModelTeacher)
+    places = [tuple(x) for x in np.argwhere(where)]
+    lengths = [int(np.flatnonzero(mask[place]).max()) + 1 for place in places]
+    rows = [tokens[place][:n].tolist() for place, n in zip(places, lengths, strict=True)]
+    if isinstance(teacher, AlignedTeacher):
+        texts = [questions[p].prompt.text for p, _ in places]
+        ids, logp = np.full(mask.shape, -1, np.int32), np.zeros(mask.shape, np.float32)
+
+        def spans():
+            return teacher.spans(texts, rows, encoder=encoder) if rows else []
+
+        every = spans() if computes else processes.from_first(spans)
+        for place, n, (span_ids, span_logp) in zip(places, lengths, every, strict=True):
+            ids[place][:n], logp[place][:n] = span_ids, span_logp
+        return {"span_ids": ids, "teacher_span_logp": logp}
+    top, names = recipe.teacher_top, recipe.computed_from("teacher")
+    # Those of the batch: an environment's are not the questions'.
+    read, read_mask = np.asarray(batch.prompt_tokens), np.asarray(batch.prompt_mask)
+    prompts = [read[p][read_mask[p]].tolist() for p, _ in places]
+
+    def score():
+        return teacher.score(prompts, rows, top=top) if rows else []
+
+    every = score() if computes else processes.from_first(score)
+    values = {
+        "teacher_token_logp": np.zeros(mask.shape, np.float32),
+        "top_ids": np.broadcast_to(np.arange(top, dtype=np.int32), (*mask.shape, top)).copy(),
+        "teacher_logp": np.full((*mask.shape, top), -np.log(top + 1.0), np.float32),
+    }
+    for place, n, scores in zip(places, lengths, every, strict=True):
+        if (highest := int(scores.top_ids.max(initial=0))) >= vocab_size:
+            raise ValueError(
+                f"config: {teacher!r} names token {highest:,}, and the policy has {vocab_size:,} "
+                "tokens: they have other tokenizers."
+            )
+        values["teacher_token_logp"][place][:n] = scores.logp
+        values["top_ids"][place][:n] = scores.top_ids
+        values["teacher_logp"][place][:n] = scores.top_logp
+    return {name: x for name, x in values.items() if name in names}
+
+
+def from_name(teacher: str) -> Callable | TokenTeacher | str:
+    """What a name stands for: the address of a server, a file of scores, or else a model."""
+    if teacher.startswith(("http://", "https://")):
+        return ServerTeacher(teacher)
+    return StoredTeacher(teacher) if teacher.endswith(".npz") else teacher
